@@ -1,0 +1,23 @@
+"""Errors that users see: what was wrong and what to do about it. The command line prints them and exits with code 2."""
+
+from __future__ import annotations
+
+
+class DraftgaugeError(ValueError):
+    """Something the user can put right: a bad argument, file, model pair or folder."""
+
+
+class MissingLibraryError(DraftgaugeError):
+    """An optional library that a chosen option needs is not installed."""
+
+
+class TraceError(DraftgaugeError):
+    """A trace that cannot be read, belongs to another run, or lacks what was asked of it."""
+
+
+class PromptError(DraftgaugeError):
+    """A prompt file, or a line of one, that cannot be used."""
+
+
+class ModelError(DraftgaugeError):
+    """A model that cannot be loaded, or a draft and target that do not fit together."""

@@ -1,0 +1,61 @@
+"""Checkpoints that describe themselves: tensors in safetensors, everything else in JSON, replaced atomically."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors.torch import load_file, save_file
+from torch import Tensor, nn
+
+LATEST = "latest.json"
+
+
+def save_checkpoint(folder: Path, model: nn.Module, optimizers: Sequence[torch.optim.Optimizer], state: dict[str, Any]) -> Path:
+    """Write weights, optimiser states and a JSON state; the newest finished checkpoint is the one that counts."""
+    folder.mkdir(parents=True, exist_ok=True)
+    place = folder / f"step-{state['step']:07d}"
+    shutil.rmtree(place, ignore_errors=True)
+    place.mkdir()
+    # Tied weights share storage, which safetensors refuses: each storage is written once, as parameters() lists it.
+    save_file({name: p.detach().contiguous() for name, p in model.named_parameters()}, place / "weights.safetensors")
+    tensors: dict[str, Tensor] = {}
+    for n, optimizer in enumerate(optimizers):
+        for index, values in optimizer.state_dict()["state"].items():
+            tensors |= {f"{n}.{index}.{key}": torch.as_tensor(value).contiguous() for key, value in values.items()}
+    save_file(tensors, place / "optimizers.safetensors")
+    (place / "state.json").write_text(json.dumps(state, indent=1))
+    temporary = folder / (LATEST + ".tmp")
+    temporary.write_text(json.dumps({"checkpoint": place.name}))
+    os.replace(temporary, folder / LATEST)
+    for old in folder.glob("step-*"):
+        if old != place:
+            shutil.rmtree(old, ignore_errors=True)
+    return place
+
+
+def load_checkpoint(folder: Path, model: nn.Module, optimizers: Sequence[torch.optim.Optimizer]) -> dict[str, Any] | None:
+    """Restore the newest checkpoint of the folder in place and return its JSON state, or None if there is none."""
+    if not (folder / LATEST).exists():
+        return None
+    place = folder / json.loads((folder / LATEST).read_text())["checkpoint"]
+    weights = load_file(place / "weights.safetensors")
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            parameter.copy_(weights[name])
+    tensors = load_file(place / "optimizers.safetensors")
+    for n, optimizer in enumerate(optimizers):
+        current = optimizer.state_dict()
+        current["state"] = {}
+        for key, value in tensors.items():
+            owner, index, name = key.split(".", 2)
+            if int(owner) == n:
+                current["state"].setdefault(int(index), {})[name] = value
+        optimizer.load_state_dict(current)
+    state: dict[str, Any] = json.loads((place / "state.json").read_text())
+    return state

@@ -1,0 +1,200 @@
+"""One training loop: windows of tokens in, a loss function, warm-up, a constant rate, a linear decay, checkpoints.
+
+Training may go through phases with windows of different lengths (short ones first: attention is quadratic), under one
+schedule and with the same number of tokens a step throughout.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor, nn
+
+from draftgauge.training.checkpoints import load_checkpoint, save_checkpoint
+
+LossFunction = Callable[[Tensor], Tensor]
+
+
+@dataclass(frozen=True)
+class Plan:
+    """How long and how fast to train; a step accumulates micro-batches until it has seen ``step_tokens``."""
+
+    tokens: int
+    step_tokens: int = 8192
+    micro_tokens: int = 4096
+    learning_rate: float = 8e-3
+    embedding_rate: float = 4e-3
+    weight_decay: float = 0.05
+    warmup_steps: int = 60
+    decay_share: float = 0.4
+    clip: float = 1.0
+    checkpoint_every: int = 100
+    seed: int = 0
+
+    @property
+    def steps(self) -> int:
+        """Optimiser steps in all."""
+        return max(1, self.tokens // self.step_tokens)
+
+    def rate(self, step: int) -> float:
+        """The factor of the learning rate at a step: linear warm-up, constant, linear decay to 2%."""
+        steps = self.steps
+        decay_from = steps * (1 - self.decay_share)
+        decay = 1.0 if step < decay_from else 1 - 0.98 * (step - decay_from) / max(1.0, steps - decay_from)
+        return min(1.0, (step + 1) / self.warmup_steps) * decay
+
+
+def optimizers_for(model: nn.Module, plan: Plan) -> list[torch.optim.Optimizer]:
+    """Muon for the matrices of the blocks (where this torch has it), AdamW for embeddings and norms."""
+    matrices = [p for n, p in model.named_parameters() if p.ndim == 2 and "embed" not in n and "lm_head" not in n]
+    if not hasattr(torch.optim, "Muon"):
+        return [torch.optim.AdamW(model.parameters(), lr=plan.embedding_rate, betas=(0.9, 0.95), weight_decay=plan.weight_decay)]
+    chosen = {id(p) for p in matrices}
+    others = [p for p in model.parameters() if id(p) not in chosen]
+    return [
+        torch.optim.Muon(matrices, lr=plan.learning_rate, weight_decay=plan.weight_decay, adjust_lr_fn="match_rms_adamw"),
+        torch.optim.AdamW(others, lr=plan.embedding_rate, betas=(0.9, 0.95), weight_decay=0.0),
+    ]
+
+
+def autocast_dtype(device: torch.device) -> torch.dtype | None:
+    """bfloat16 where the hardware multiplies it natively, else None (train in float32)."""
+    if device.type == "cuda":
+        return torch.bfloat16 if torch.cuda.is_bf16_supported() else None
+    supported = getattr(torch.cpu, "_is_avx512_bf16_supported", lambda: False)()
+    return torch.bfloat16 if supported else None
+
+
+def compiled(function: Callable[..., Any]) -> Callable[..., Any]:
+    """``torch.compile`` of the function, or the function itself where no compiler can be had (said once)."""
+    fast = torch.compile(function)
+    state = {"fast": True}
+
+    def call(*arguments: Any) -> Any:
+        if state["fast"]:
+            try:
+                return fast(*arguments)
+            except Exception as error:  # the compiler's own failures have no common base class
+                state["fast"] = False
+                print(f"torch.compile does not work here ({type(error).__name__}); training goes on without it")
+        return function(*arguments)
+
+    return call
+
+
+@dataclass(frozen=True)
+class Phase:
+    """A stretch of training: its windows of token ids ``[windows, length]`` and its share of all steps."""
+
+    windows: NDArray[np.uint16]
+    share: float
+
+
+class Batches:
+    """The micro-batches of every step, decided by seed and step alone, so that a resumed run sees what it would have seen."""
+
+    def __init__(self, phases: Sequence[Phase], plan: Plan) -> None:
+        self.phases, self.plan = phases, plan
+        total = sum(phase.share for phase in phases)
+        ends = np.cumsum([phase.share / total for phase in phases]) * plan.steps
+        self.ends = [round(end) for end in ends]
+        self._order: dict[tuple[int, int], NDArray[np.int64]] = {}
+
+    def _window(self, phase: int, index: int) -> int:
+        epoch, place = divmod(index, len(self.phases[phase].windows))
+        if (phase, epoch) not in self._order:
+            rng = np.random.default_rng((self.plan.seed, phase, epoch))
+            self._order[phase, epoch] = rng.permutation(len(self.phases[phase].windows))
+        return int(self._order[phase, epoch][place])
+
+    def step(self, step: int) -> list[NDArray[np.int64]]:
+        """Token ids ``[micro-batch, length]``, one array for each micro-batch of the step."""
+        number = next(n for n, end in enumerate(self.ends) if step < end)
+        windows = self.phases[number].windows
+        per_step = self.plan.step_tokens // windows.shape[1]
+        first = (step - (self.ends[number - 1] if number else 0)) * per_step
+        rows = np.array([self._window(number, first + i) for i in range(per_step)])
+        return [windows[part].astype(np.int64) for part in np.array_split(rows, self.plan.step_tokens // self.plan.micro_tokens)]
+
+
+class Progress:
+    """The running figures of a training: loss, tokens a second, time left; written to ``log.jsonl``."""
+
+    def __init__(self, folder: Path, plan: Plan, report: Callable[[dict[str, float]], None]) -> None:
+        folder.mkdir(parents=True, exist_ok=True)
+        self.log, self.plan, self.report = folder / "log.jsonl", plan, report
+        self.losses: list[Tensor] = []
+        self.since, self.steps = time.monotonic(), 0
+
+    def add(self, losses: list[Tensor]) -> None:
+        self.losses += losses
+        self.steps += 1
+
+    def flush(self, step: int, state: dict[str, Any]) -> None:
+        """Update the state with the steps since the last flush, write and report them."""
+        now = time.monotonic()
+        seconds, self.since = now - self.since, now
+        speed = self.steps * self.plan.step_tokens / seconds
+        state |= {"step": step, "tokens": step * self.plan.step_tokens, "seconds": state["seconds"] + seconds}
+        state["loss"] = float(torch.stack(self.losses).mean())
+        self.losses.clear()
+        self.steps = 0
+        row = {"step": step, "steps": self.plan.steps, "loss": state["loss"], "tokens_per_second": speed}
+        row["seconds_left"] = (self.plan.steps - step) * self.plan.step_tokens / speed
+        with self.log.open("a") as log:
+            log.write(json.dumps({k: round(v, 4) for k, v in row.items()}) + "\n")
+        self.report(row)
+
+
+def train(
+    model: nn.Module,
+    loss_function: LossFunction,
+    phases: Sequence[Phase],
+    plan: Plan,
+    folder: Path,
+    report: Callable[[dict[str, float]], None] = lambda row: None,
+) -> dict[str, Any]:
+    """Train ``model`` in place and return the last state; an interrupted run goes on from its newest checkpoint.
+
+    Args:
+        model: what is optimised (its ``parameters()``).
+        loss_function: maps token ids ``[micro-batch, length]`` (int64, on the model's device) to a scalar.
+        phases: the windows to train on, one phase after the other.
+        plan: tokens, rates and batch.
+        folder: for checkpoints and ``log.jsonl``.
+        report: told ``{"step", "steps", "loss", "tokens_per_second", "seconds_left"}`` every ten steps.
+    """
+    device = next(model.parameters()).device
+    optimizers = optimizers_for(model, plan)
+    groups = [group for optimizer in optimizers for group in optimizer.param_groups]
+    base = [group["lr"] for group in groups]
+    state = load_checkpoint(folder, model, optimizers) or {"step": 0, "tokens": 0, "seconds": 0.0, "loss": math.nan}
+    batches, progress = Batches(phases, plan), Progress(folder, plan, report)
+    for step in range(state["step"], plan.steps):
+        for group, rate in zip(groups, base, strict=True):
+            group["lr"] = rate * plan.rate(step)
+        losses, parts = [], batches.step(step)
+        for part in parts:
+            loss = loss_function(torch.from_numpy(part).to(device))
+            (loss / len(parts)).backward()
+            losses.append(loss.detach())
+        nn.utils.clip_grad_norm_(model.parameters(), plan.clip)
+        for optimizer in optimizers:
+            optimizer.step()
+            optimizer.zero_grad(set_to_none=True)
+        progress.add(losses)
+        last = step + 1 == plan.steps
+        if last or (step + 1) % 10 == 0:
+            progress.flush(step + 1, state)
+        if last or (step + 1) % plan.checkpoint_every == 0:
+            save_checkpoint(folder, model, optimizers, state | {"plan": asdict(plan)})
+    return state

@@ -1,0 +1,50 @@
+"""Questions answered by the target itself: the text on which its drafts are asked to agree with it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import torch
+from transformers import PreTrainedTokenizerFast, Qwen3ForCausalLM
+
+from draftgauge.training.reference.tokenizer import END
+
+
+@torch.inference_mode()
+def answers(
+    target: Qwen3ForCausalLM,
+    tokenizer: PreTrainedTokenizerFast,
+    questions: Sequence[str],
+    new_tokens: int = 160,
+    batch: int = 48,
+    report: Callable[[int, int], None] = lambda done, total: None,
+) -> list[str]:
+    """Questions with the target's greedy answers, rendered by the chat template and closed by the end-of-text token.
+
+    Args:
+        target: the trained target.
+        tokenizer: of the pair.
+        questions: user messages.
+        new_tokens: longest answer.
+        batch: questions answered together; similar lengths are grouped, which saves padding.
+        report: told how many questions of how many are answered.
+    """
+    rendered = [tokenizer.apply_chat_template([{"role": "user", "content": q}], tokenize=False, add_generation_prompt=True) for q in questions]
+    rendered.sort(key=len)
+    found: list[str] = []
+    for start in range(0, len(rendered), batch):
+        part = rendered[start : start + batch]
+        encoded = tokenizer(part, return_tensors="pt", padding=True, padding_side="left").to(target.device)
+        output = target.generate(
+            input_ids=encoded.input_ids,
+            attention_mask=encoded.attention_mask,
+            max_new_tokens=new_tokens,
+            do_sample=False,
+            pad_token_id=tokenizer.pad_token_id,
+        )
+        for prompt, row in zip(part, output[:, encoded.input_ids.shape[1] :].tolist(), strict=True):
+            ended = tokenizer.eos_token_id in row
+            row = row[: row.index(tokenizer.eos_token_id)] if ended else row
+            found.append(prompt + tokenizer.decode(row, skip_special_tokens=False) + END)
+        report(min(start + batch, len(rendered)), len(rendered))
+    return found
