@@ -1,0 +1,169 @@
+"""Prompt files: JSON Lines, one prompt a line."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Collection
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from draftgauge.core.errors import PromptError
+
+
+@dataclass(frozen=True)
+class Message:
+    """One message of a conversation: ``role`` is "system", "user" or "assistant"."""
+
+    role: str
+    content: str
+
+
+@dataclass(frozen=True)
+class Prompt:
+    """One prompt: either ``text`` or ``messages``.
+
+    Attributes:
+        index: place in its file, counted from 0 over the prompts (blank lines do not count, filters do not change it).
+        identifier: ``id`` or ``question_id`` of the line, else the index as text.
+        task: ``task`` of the line, else its ``category``, else the file's name without its ending.
+        split: "train", "validation", "test" or "" where the line names none.
+        text: the prompt as it is; "" where there are messages.
+        messages: a conversation for the model's chat template; empty where there is text.
+        reference: an answer to compare with, the first one if the line has several; None where it has none.
+    """
+
+    index: int
+    identifier: str
+    task: str
+    split: str
+    text: str = ""
+    messages: tuple[Message, ...] = ()
+    reference: str | None = None
+
+
+def read_prompts(path: Path, limit: int | None = None, tasks: Collection[str] | None = None, split: str | None = None) -> list[Prompt]:
+    """Read a prompt file.
+
+    Each line is an object with ``prompt`` (text), ``turns`` (list of texts as in MT-bench, of which the first is taken) or
+    ``messages`` (list of ``{"role", "content"}``), and optionally ``task`` or ``category``, ``id`` or ``question_id``,
+    ``split`` and ``reference``. Blank lines are skipped.
+
+    Args:
+        path: the file, UTF-8.
+        limit: take the first ones only, after ``tasks`` and ``split``.
+        tasks: take these tasks only.
+        split: take this split only.
+
+    Raises:
+        PromptError: if the file is missing, empty, or a line is not as above (file and line are named), or nothing is left.
+    """
+    prompts = _read_all(path)
+    for name in tasks or ():
+        if all(prompt.task != name for prompt in prompts):
+            raise PromptError(f"{path} has no task {name!r}; it has {_listed(prompt.task for prompt in prompts)}")
+    wanted = [p for p in prompts if (not tasks or p.task in tasks) and (split is None or p.split == split)]
+    if not wanted:
+        raise PromptError(f"{path} has no such prompts with split {split!r}; its splits: {_listed(p.split or '(none)' for p in prompts)}")
+    if limit is not None and limit < 1:
+        raise PromptError(f"the limit of prompts is {limit}, must be at least 1")
+    return wanted[:limit]
+
+
+def _read_all(path: Path) -> list[Prompt]:
+    try:
+        content = path.read_bytes()
+    except FileNotFoundError as error:
+        raise PromptError(f"there is no prompt file {path}; give a JSON Lines file, one prompt a line") from error
+    except OSError as error:
+        raise PromptError(f"cannot read the prompt file {path}: {error.strerror}") from error
+    prompts: list[Prompt] = []
+    # Not str.splitlines: it also splits at U+2028 and others, which JSON allows inside a string.
+    for number, line in enumerate(content.removeprefix(b"\xef\xbb\xbf").split(b"\n"), start=1):
+        if line.strip():
+            prompts.append(_parse(line, len(prompts), path.stem, f"{path}, line {number}"))
+    if not prompts:
+        raise PromptError(f'{path} holds no prompts; write one JSON object a line, e.g. {{"prompt": "..."}}')
+    return prompts
+
+
+def _parse(line: bytes, index: int, stem: str, where: str) -> Prompt:
+    try:
+        entry = json.loads(line.decode())
+    except UnicodeDecodeError as error:
+        raise PromptError(f"{where}: not UTF-8 ({error.reason} at byte {error.start})") from error
+    except json.JSONDecodeError as error:
+        raise PromptError(f"{where}: not JSON ({error.msg} at column {error.colno})") from error
+    if not isinstance(entry, dict):
+        raise PromptError(f"{where}: must be a JSON object, not {_kind(entry)}")
+    text, messages = _content(entry, where)
+    return Prompt(
+        index=index,
+        identifier=_identifier(entry, index, where),
+        task=_optional_text(entry, "task", where) or _optional_text(entry, "category", where) or stem,
+        split=_optional_text(entry, "split", where) or "",
+        text=text,
+        messages=messages,
+        reference=_reference(entry, where),
+    )
+
+
+def _content(entry: dict[str, Any], where: str) -> tuple[str, tuple[Message, ...]]:
+    given = [key for key in ("prompt", "turns", "messages") if key in entry]
+    if len(given) != 1:
+        found = f"has {' and '.join(given)}" if given else f"has only {_listed(entry)}"
+        raise PromptError(f"{where}: needs exactly one of prompt, turns and messages; it {found}")
+    if given == ["messages"]:
+        return "", _messages(entry["messages"], where)
+    text = entry.get("prompt")
+    if given == ["turns"]:
+        turns = entry["turns"]
+        if not isinstance(turns, list) or not turns:
+            raise PromptError(f"{where}: turns must be a list of texts with at least one, not {_kind(turns)}")
+        text = turns[0]
+    if not isinstance(text, str) or not text.strip():
+        raise PromptError(f"{where}: {given[0]} must hold text, not {_kind(text)}")
+    return text, ()
+
+
+def _messages(entries: Any, where: str) -> tuple[Message, ...]:
+    if not isinstance(entries, list) or not entries:
+        raise PromptError(f"{where}: messages must be a list with at least one message, not {_kind(entries)}")
+    for number, entry in enumerate(entries, start=1):
+        if not isinstance(entry, dict) or not all(isinstance(entry.get(key), str) for key in ("role", "content")):
+            raise PromptError(f"{where}: message {number} must be an object with the texts role and content")
+    return tuple(Message(entry["role"], entry["content"]) for entry in entries)
+
+
+def _identifier(entry: dict[str, Any], index: int, where: str) -> str:
+    value = entry.get("id", entry.get("question_id", index))
+    if isinstance(value, bool) or not isinstance(value, str | int):
+        raise PromptError(f"{where}: the id must be text or an integer, not {_kind(value)}")
+    return str(value)
+
+
+def _reference(entry: dict[str, Any], where: str) -> str | None:
+    value = entry.get("reference")
+    first = value[0] if isinstance(value, list) and value else value
+    if first is None or first == []:
+        return None
+    if not isinstance(first, str):
+        raise PromptError(f"{where}: reference must be text or a list of texts, not {_kind(value)}")
+    return first
+
+
+def _optional_text(entry: dict[str, Any], key: str, where: str) -> str | None:
+    value = entry.get(key)
+    if value is not None and not isinstance(value, str):
+        raise PromptError(f"{where}: {key} must be text, not {_kind(value)}")
+    return value
+
+
+def _kind(value: Any) -> str:
+    if isinstance(value, str):
+        return "text" if value.strip() else "empty text"
+    return {dict: "an object", list: "a list" if value else "an empty list", type(None): "null"}.get(type(value), f"{value!r}")
+
+
+def _listed(names: Any) -> str:
+    return ", ".join(dict.fromkeys(names)) or "nothing"

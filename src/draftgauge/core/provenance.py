@@ -1,0 +1,160 @@
+"""How an artefact was made: the machine, the versions, the command; and measurements written with it."""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import platform
+import shlex
+import subprocess
+import sys
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from draftgauge.core.errors import DraftgaugeError
+from draftgauge.core.files import atomic_write_text
+
+PACKAGES = ("draftgauge", "torch", "transformers", "tokenizers", "safetensors", "bitsandbytes", "numpy", "pyarrow")
+
+Scalar = str | int | float | bool | None
+
+
+@dataclass(frozen=True)
+class Measurement:
+    """What a verb measured.
+
+    Attributes:
+        command: the command line that measured it.
+        created: date and time in UTC, ISO 8601.
+        environment: of the machine that ran it, see :func:`environment`.
+        rows: flat objects; a figure that was not a finite number is None.
+    """
+
+    command: str
+    created: str
+    environment: Mapping[str, Any]
+    rows: tuple[Mapping[str, Scalar], ...]
+
+
+def write_measurement(path: Path, command: str, rows: Iterable[Mapping[str, Any]]) -> None:
+    """Write measured rows as JSON, with the command, the date and the environment, atomically.
+
+    Args:
+        path: the file; its folder exists.
+        command: see :func:`command_line`.
+        rows: flat objects of text, numbers (NumPy's too), booleans and None. NaN and infinities become null, as JSON has none.
+
+    Raises:
+        DraftgaugeError: if the file cannot be written.
+        TypeError: if a row holds anything else.
+    """
+    document = {
+        "command": command,
+        "created": timestamp(),
+        "environment": environment(),
+        "rows": [{key: _scalar(value, key) for key, value in row.items()} for row in rows],
+    }
+    atomic_write_text(path, json.dumps(document, indent=1, allow_nan=False) + "\n")
+
+
+def read_measurement(path: Path) -> Measurement:
+    """Read what :func:`write_measurement` wrote.
+
+    Raises:
+        DraftgaugeError: if the file cannot be read or is no measurement.
+    """
+    try:
+        document = json.loads(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise DraftgaugeError(f"cannot read the measurement {path}: {error.strerror}") from error
+    except ValueError as error:
+        raise DraftgaugeError(f"{path} is not JSON: {error}") from error
+    kinds = {"command": str, "created": str, "environment": dict, "rows": list}
+    off = [key for key, kind in kinds.items() if not isinstance(document, dict) or not isinstance(document.get(key), kind)]
+    if off or not all(isinstance(row, dict) for row in document["rows"]):
+        raise DraftgaugeError(f"{path} is not a measurement of draftgauge: {', '.join(off or ['rows'])} missing or of the wrong type")
+    return Measurement(document["command"], document["created"], document["environment"], tuple(document["rows"]))
+
+
+def environment() -> dict[str, Any]:
+    """The machine and the versions, as plain JSON values.
+
+    Libraries are not imported for it: ``threads`` and ``gpu`` are known only where torch is in use already, and None elsewhere.
+    """
+    torch = sys.modules.get("torch")
+    gpu = torch is not None and torch.cuda.is_available()
+    return {
+        "python": platform.python_version(),
+        "platform": platform.platform(),
+        "cpu": _cpu_model(),
+        "cores": len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count(),
+        "threads": torch.get_num_threads() if torch is not None else None,
+        "memory_gib": _memory_gib(),
+        "gpu": torch.cuda.get_device_name() if torch is not None and gpu else None,
+        "versions": _versions(),
+        "revision": git_revision(Path(__file__).resolve().parents[3]),
+    }
+
+
+def git_revision(checkout: Path) -> str | None:
+    """The commit of a source checkout, with ``-dirty`` where files differ from it; None where ``checkout`` is none."""
+    if not (checkout / ".git").exists():
+        return None
+    command = ["git", "-C", str(checkout), "describe", "--always", "--dirty", "--abbrev=40", "--exclude=*"]
+    try:
+        return subprocess.run(command, capture_output=True, text=True, check=True, timeout=30).stdout.strip()
+    except (OSError, subprocess.SubprocessError):  # no git here, or no commit yet
+        return None
+
+
+def timestamp() -> str:
+    """Now, in UTC, ISO 8601 to the second."""
+    return datetime.now(UTC).isoformat(timespec="seconds")
+
+
+def command_line() -> str:
+    """The running command as it would be typed."""
+    return shlex.join([Path(sys.argv[0]).name, *sys.argv[1:]])
+
+
+def _versions() -> dict[str, str]:
+    versions = {}
+    for package in PACKAGES:
+        try:
+            versions[package] = metadata.version(package)
+        except metadata.PackageNotFoundError:
+            continue
+    return versions
+
+
+def _cpu_model() -> str:
+    try:
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+    except OSError:  # not Linux
+        return platform.processor() or platform.machine()
+    models = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
+    return models[0] if models else platform.machine()  # ARM names none
+
+
+def _memory_gib() -> float | None:
+    if "SC_PHYS_PAGES" not in getattr(os, "sysconf_names", {}):
+        return None
+    return round(os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") / 2**30, 1)
+
+
+def _scalar(value: Any, key: str) -> Scalar:
+    plain = value.item() if isinstance(value, np.generic) else value
+    if isinstance(plain, Path):
+        return str(plain)
+    if plain is not None and not isinstance(plain, str | int | float | bool):
+        raise TypeError(f"rows are flat: {key} is {type(plain).__name__}")
+    if isinstance(plain, float) and not math.isfinite(plain):
+        return None
+    return plain

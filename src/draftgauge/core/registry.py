@@ -1,0 +1,116 @@
+"""Names that users type, and the factories behind them: ``fixed``, ``fixed:4``, ``confidence:threshold=0.4,gamma_max=16``."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Iterator
+from typing import Any, Generic, TypeVar
+
+from draftgauge.core.config import convert, type_name
+from draftgauge.core.errors import DraftgaugeError
+
+T = TypeVar("T")
+Factory = TypeVar("Factory", bound=Callable[..., Any])
+
+
+class Registry(Generic[T]):
+    """Named factories of one kind of thing.
+
+    A *spec* is ``name`` or ``name:key=value,key=value``. The first value may stand without its key (``fixed:4``); a piece
+    without ``=`` after a keyed one continues its value (``bandit:arms=1,2,4``). Values are converted by the annotations of
+    the factory's parameters, which are all the parameters a spec can set.
+    """
+
+    def __init__(self, kind: str) -> None:
+        """``kind`` is the word for one of the things in messages, e.g. "policy"."""
+        self.kind = kind
+        self._factories: dict[str, Callable[..., T]] = {}
+
+    def register(self, name: str) -> Callable[[Factory], Factory]:
+        """Decorator of a function or class with annotated parameters that makes a ``T``."""
+
+        def add(factory: Factory) -> Factory:
+            assert name not in self._factories, f"{self.kind} {name} is registered twice"
+            self._factories[name] = factory
+            return factory
+
+        return add
+
+    def __contains__(self, name: object) -> bool:
+        return name in self._factories
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._factories)
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """What is registered, in that order."""
+        return tuple(self._factories)
+
+    def create(self, spec: str, **defaults: Any) -> T:
+        """Make what a spec names.
+
+        Args:
+            spec: see the class.
+            defaults: values for parameters that the spec leaves out, taken by the factories that have such a parameter.
+
+        Raises:
+            DraftgaugeError: for an unknown name or parameter, a missing one, a value of the wrong type; and whatever the
+                factory itself refuses.
+        """
+        name, arguments = self.parse(spec)
+        parameters = self._parameters(name)
+        given = {key: value for key, value in defaults.items() if key in parameters} | arguments
+        missing = [key for key, parameter in parameters.items() if parameter.default is parameter.empty and key not in given]
+        if missing:
+            raise DraftgaugeError(f"{self.kind} {name} needs {', '.join(missing)}: {self.usage(name)}")
+        return self._factories[name](**given)
+
+    def parse(self, spec: str) -> tuple[str, dict[str, Any]]:
+        """A spec's name and its converted arguments.
+
+        Raises:
+            DraftgaugeError: as :meth:`create`, except for missing parameters.
+        """
+        name, colon, rest = spec.partition(":")
+        if name not in self._factories:
+            raise DraftgaugeError(f"unknown {self.kind} {name!r}; known: {', '.join(self._factories)}")
+        if colon and not rest:
+            raise DraftgaugeError(f"{spec!r}: nothing follows the colon; {self.usage(name)}")
+        parameters = self._parameters(name)
+        arguments: dict[str, Any] = {}
+        for key, text in _split(rest, next(iter(parameters), "")):
+            if key not in parameters:
+                shown = f"{self.kind} {name} has no parameter {key!r}" if parameters else f"{self.kind} {name} takes no parameters"
+                raise DraftgaugeError(f"{shown}: {self.usage(name)}")
+            if key in arguments:
+                raise DraftgaugeError(f"{spec!r} gives {key} twice")
+            arguments[key] = convert(text, parameters[key].annotation, f"{self.kind} {name}: {key}")
+        return name, arguments
+
+    def usage(self, name: str) -> str:
+        """How a spec of this name is written, e.g. ``write fixed:gamma=<int>``; optional parameters are in brackets."""
+        parts = []
+        for key, parameter in self._parameters(name).items():
+            shown = f"{key}=<{type_name(parameter.annotation)}>"
+            parts.append(shown if parameter.default is parameter.empty else f"[{shown}, by default {parameter.default}]")
+        return f"write {name}:{','.join(parts)}" if parts else f"write {name}"
+
+    def _parameters(self, name: str) -> dict[str, inspect.Parameter]:
+        return dict(inspect.signature(self._factories[name], eval_str=True).parameters)
+
+
+def _split(rest: str, first: str) -> Iterator[tuple[str, str]]:
+    """``4,window=8`` -> (first, "4"), ("window", "8")."""
+    if not rest:
+        return
+    pairs: list[tuple[str, str]] = []
+    for piece in rest.split(","):
+        key, equals, value = piece.partition("=")
+        if equals:
+            pairs.append((key.strip(), value.strip()))
+        elif pairs:
+            pairs[-1] = (pairs[-1][0], f"{pairs[-1][1]},{piece.strip()}")
+        else:
+            pairs.append((first, piece.strip()))
+    yield from pairs

@@ -1,0 +1,79 @@
+"""Traces put together in memory: from records, and from other traces."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from draftgauge.core.errors import TraceError
+from draftgauge.traces.record import PromptRecord
+from draftgauge.traces.trace import Trace
+
+COLUMNS = ("token", "target_entropy", "drafted", "accepted", "draft_token", "confidence", "entropy", "margin")
+"""The arrays of a trace with one row a position."""
+
+
+def make_trace(records: Sequence[PromptRecord], max_new_tokens: int, compression: str = "none") -> Trace:
+    """A trace in memory from records, in the order given.
+
+    Args:
+        records: valid records of one run, at least one, all of the same ``gamma_max``.
+        max_new_tokens: the run's limit of output tokens.
+        compression: of the target, by name.
+
+    Raises:
+        TraceError: if a record is not valid, is longer than the limit, or they do not fit together.
+    """
+    if not records:
+        raise TraceError("a trace needs at least one prompt")
+    widths = {record.gamma_max for record in records}
+    if len(widths) > 1:
+        raise TraceError(f"the records were made with different gamma_max: {sorted(widths)}")
+    for record in records:
+        record.validate()
+        if record.info.output_tokens > max_new_tokens:
+            raise TraceError(f"prompt {record.info.index}: {record.info.output_tokens} output tokens, the limit is {max_new_tokens}")
+    return Trace(
+        prompts=tuple(record.info for record in records),
+        offsets=offsets_of([record.info.output_tokens for record in records]),
+        gamma_max=widths.pop(),
+        max_new_tokens=max_new_tokens,
+        compression=compression,
+        **{name: np.concatenate([getattr(record, name) for record in records]) for name in COLUMNS},
+    )
+
+
+def offsets_of(lengths: Sequence[int] | NDArray[np.int64]) -> NDArray[np.int64]:
+    """``[prompts + 1]`` first row of each prompt, then the number of rows."""
+    return np.concatenate([np.zeros(1, np.int64), np.cumsum(lengths, dtype=np.int64)])
+
+
+def remaining_rows(offsets: NDArray[np.int64]) -> NDArray[np.int64]:
+    """``[P]`` rows from each row to the end of its prompt, itself included."""
+    ends = np.repeat(offsets[1:], np.diff(offsets))
+    rest: NDArray[np.int64] = ends - np.arange(offsets[-1])
+    return rest
+
+
+def select(trace: Trace, keep: ArrayLike) -> Trace:
+    """The prompts for which ``keep`` (``[prompts]`` bool) is true, in their order.
+
+    Raises:
+        TraceError: if ``keep`` does not have one value a prompt.
+    """
+    mask = np.asarray(keep, np.bool_)
+    if mask.shape != (len(trace.prompts),):
+        raise TraceError(f"the selection has shape {list(mask.shape)}, the trace has {len(trace.prompts)} prompts")
+    return take(trace, np.flatnonzero(mask))
+
+
+def take(trace: Trace, order: NDArray[np.int64]) -> Trace:
+    """The prompts at the places ``order`` (``[n]``), in that order; a place may come more than once."""
+    lengths = np.diff(trace.offsets)[order]
+    offsets = offsets_of(lengths)
+    rows = np.arange(offsets[-1]) + np.repeat(trace.offsets[:-1][order] - offsets[:-1], lengths)
+    columns = {name: getattr(trace, name)[rows] for name in COLUMNS}
+    return replace(trace, prompts=tuple(trace.prompts[i] for i in order), offsets=offsets, **columns)

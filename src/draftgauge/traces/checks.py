@@ -1,0 +1,82 @@
+"""What must hold for recorded rows, whether they come from a recorder or from a file."""
+
+from __future__ import annotations
+
+from typing import Any, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from draftgauge.core.errors import TraceError
+
+# float32 softmax over a large vocabulary may sum to slightly more than 1.
+TOLERANCE = 1e-4
+
+
+class Rows(Protocol):
+    """The columns that one prompt's record and a whole trace share: ``[P]`` and ``[P, G]`` arrays."""
+
+    @property
+    def token(self) -> NDArray[np.int32]: ...
+    @property
+    def target_entropy(self) -> NDArray[np.float32]: ...
+    @property
+    def accepted(self) -> NDArray[np.int16]: ...
+    @property
+    def draft_token(self) -> NDArray[np.int32]: ...
+    @property
+    def confidence(self) -> NDArray[np.float32]: ...
+    @property
+    def entropy(self) -> NDArray[np.float32]: ...
+    @property
+    def margin(self) -> NDArray[np.float32]: ...
+
+
+def accepted_lengths(
+    token: NDArray[np.int32], draft_token: NDArray[np.int32], remaining: NDArray[np.int64] | None = None
+) -> NDArray[np.int16]:
+    """How many drafted tokens of each position equal the greedy continuation, before the first that does not.
+
+    Args:
+        token: ``[P]`` greedy tokens; ``d_1`` drafted from row ``p`` is compared with ``token[p]``, ``d_2`` with ``token[p + 1]``, ...
+        draft_token: ``[P, G]``, -1 where nothing was drafted.
+        remaining: ``[P]`` rows from each row to the end of its own prompt, itself included; by default all rows are one prompt.
+
+    Returns:
+        ``[P]`` int16; tokens past the recorded output count as rejected.
+    """
+    rows, gamma_max = draft_token.shape
+    left = np.arange(rows, 0, -1) if remaining is None else remaining
+    padded = np.concatenate([token, np.zeros(gamma_max, np.int32)])
+    continuation = np.lib.stride_tricks.sliding_window_view(padded, gamma_max)[:rows]
+    matches = (draft_token == continuation) & (np.arange(gamma_max) < left[:, None])
+    lengths: NDArray[np.int16] = np.logical_and.accumulate(matches, axis=1).sum(axis=1, dtype=np.int16)
+    return lengths
+
+
+def check_rows(rows: Rows, remaining: NDArray[np.int64] | None = None, where: str = "the record") -> None:
+    """Raise :class:`TraceError` naming the first column whose values cannot be, and the row.
+
+    Args:
+        rows: a record or a trace; the shapes must agree already.
+        remaining: as in :func:`accepted_lengths`.
+        where: what the rows belong to, for the message.
+    """
+    _refuse(rows.token < 0, where, "token", "must be 0 or more")
+    drafted = rows.draft_token >= 0
+    gapped = drafted[:, 1:] & ~drafted[:, :-1]
+    _refuse(gapped, where, "draft_token", "has tokens after its padding (-1)")
+    _refuse(~(rows.target_entropy >= -TOLERANCE) | np.isinf(rows.target_entropy), where, "target_entropy", "must be bits, 0 or more")
+    for name, highest in (("confidence", 1.0), ("entropy", np.inf), ("margin", 1.0)):
+        values: NDArray[np.float32] = getattr(rows, name)
+        _refuse(np.isnan(values) == drafted, where, name, "must be a number for each drafted token and NaN for the others")
+        outside = (values < -TOLERANCE) | (values > highest + TOLERANCE) | np.isinf(values)
+        _refuse(outside, where, name, f"must lie in 0..{highest:g}")
+    expected = accepted_lengths(rows.token, rows.draft_token, remaining)
+    _refuse(rows.accepted != expected, where, "accepted", "differs from the drafted tokens that equal the greedy continuation")
+
+
+def _refuse(bad: NDArray[np.bool_], where: str, column: str, problem: str) -> None:
+    if bad.any():
+        row: Any = np.argwhere(bad)[0][0]
+        raise TraceError(f"{where}: {column} {problem} (row {int(row)})")

@@ -1,0 +1,144 @@
+"""What the parts of a step cost on one machine, measured, for one pair, compression and device."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from itertools import pairwise
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+from draftgauge.core.config import from_mapping, to_mapping
+from draftgauge.core.errors import TraceError
+from draftgauge.core.files import atomic_write_text
+
+CostTable = tuple[tuple[float, ...], ...]
+
+TABLES = ("verify", "verify_low", "verify_high", "draft", "draft_low", "draft_high")
+
+
+@dataclass(frozen=True)
+class CostCurve:
+    """Measured seconds of the parts of a step, by context length.
+
+    ``C`` is the number of measured context lengths, ``G`` is ``gamma_max``. Each table has its medians and its lower and
+    upper quartiles, all ``[C, columns]``.
+
+    Attributes:
+        contexts: ``[C]`` context lengths in tokens, increasing.
+        verify: ``[C, G + 1]``; column ``k - 1`` is the target's pass over ``k`` tokens with rollback.
+        draft: ``[C, G + 1]``; column ``n`` is proposing ``n`` tokens (column 0 is 0).
+        overhead: seconds a step spends outside drafting and verifying (accepting, committing, the policy).
+        plain: ``[C]`` seconds of one step of plain decoding.
+        compression, device, dtype: what was measured on.
+        signals: seconds that each distribution looked at adds, for policies that look at signals: those of the drafted tokens
+            and the target's own, ``gamma + 1`` a step.
+    """
+
+    contexts: tuple[int, ...]
+    verify: CostTable
+    verify_low: CostTable
+    verify_high: CostTable
+    draft: CostTable
+    draft_low: CostTable
+    draft_high: CostTable
+    overhead: float
+    plain: tuple[float, ...]
+    compression: str
+    device: str
+    dtype: str
+    signals: float = 0.0
+
+    @property
+    def gamma_max(self) -> int:
+        """The longest draft measured."""
+        return len(self.draft[0]) - 1
+
+    def step_seconds(
+        self, gamma: NDArray[np.int64] | int, context: NDArray[np.int64] | int, needs_signals: bool = False
+    ) -> NDArray[np.float64]:
+        """Modelled seconds of steps that draft ``gamma`` tokens at a context length, interpolated linearly.
+
+        Args:
+            gamma: draft lengths, 0..gamma_max, any shape.
+            context: context lengths in tokens, broadcast against ``gamma``; beyond the measured range the nearest counts.
+            needs_signals: whether the policy looks at signals.
+
+        Raises:
+            TraceError: if a draft length was not measured.
+        """
+        gamma_, context_ = np.broadcast_arrays(np.asarray(gamma, np.int64), np.asarray(context, np.float64))
+        if gamma_.size and (int(gamma_.max()) > self.gamma_max or int(gamma_.min()) < 0):
+            asked = int(gamma_.min()) if int(gamma_.min()) < 0 else int(gamma_.max())
+            raise TraceError(
+                f"the cost curve was measured for gamma 0..{self.gamma_max}, asked for {asked}: profile with a larger gamma_max"
+            )
+        table = np.asarray(self.draft) + np.asarray(self.verify) + self.overhead
+        nodes = np.asarray(self.contexts, np.float64)
+        place = np.interp(context_, nodes, np.arange(len(nodes)))  # clamped to the ends
+        below = np.floor(place).astype(np.int64)
+        above = np.minimum(below + 1, len(nodes) - 1)
+        share = place - below
+        seconds: NDArray[np.float64] = (1 - share) * table[below, gamma_] + share * table[above, gamma_]
+        return seconds + self.signals * (gamma_ + 1) if needs_signals else seconds
+
+    def cost_ratio(self) -> float:
+        """Seconds of one more drafted token over those of verifying one token, at the median context: the dial of the best gamma."""
+        row = len(self.contexts) // 2
+        lengths, seconds = np.arange(1, self.gamma_max + 1), self.draft[row][1:]
+        per_token = float(np.polyfit(lengths, seconds, 1)[0]) if self.gamma_max > 1 else seconds[0]
+        return per_token / self.verify[row][0]
+
+    def validate(self) -> None:
+        """Raise :class:`TraceError` naming the first field whose shape or values cannot be."""
+        contexts, columns = len(self.contexts), self.gamma_max + 1 if self.draft else 0
+        if contexts < 1 or self.contexts[0] < 0 or any(later <= earlier for earlier, later in pairwise(self.contexts)):
+            raise TraceError(f"contexts must be increasing lengths, at least one, not {list(self.contexts)}")
+        if columns < 2:
+            raise TraceError("draft must have the columns 0..gamma_max, with gamma_max at least 1")
+        for name in TABLES:
+            table = getattr(self, name)
+            if len(table) != contexts or any(len(row) != columns for row in table):
+                raise TraceError(f"{name} must have {contexts} rows (contexts) of {columns} columns (gamma_max + 1)")
+        if len(self.plain) != contexts:
+            raise TraceError(f"plain must have {contexts} values (contexts), not {len(self.plain)}")
+        positive = {name: np.asarray(getattr(self, name)) for name in (*TABLES, "plain")}
+        for name in TABLES[3:]:
+            positive[name] = positive[name][:, 1:]  # proposing nothing takes no time
+        for name, seconds in positive.items():
+            if not (np.isfinite(seconds) & (seconds > 0)).all():
+                raise TraceError(f"{name} must be seconds greater than 0")
+        for name in ("overhead", "signals"):
+            if not (np.isfinite(getattr(self, name)) and getattr(self, name) >= 0):
+                raise TraceError(f"{name} must be seconds, 0 or more, not {getattr(self, name)}")
+        for name in ("verify", "draft"):
+            low, middle, high = (np.asarray(getattr(self, name + end)) for end in ("_low", "", "_high"))
+            if not ((low <= middle) & (middle <= high)).all():
+                raise TraceError(f"{name} must lie between {name}_low and {name}_high")
+
+    def save(self, path: Path) -> None:
+        """Write as JSON, atomically.
+
+        Raises:
+            DraftgaugeError: if the file cannot be written.
+        """
+        atomic_write_text(path, json.dumps(to_mapping(self), indent=1) + "\n")
+
+    @classmethod
+    def load(cls, path: Path) -> CostCurve:
+        """Read what :meth:`save` wrote.
+
+        Raises:
+            TraceError: if the file is missing or is not a cost curve that could have been measured.
+        """
+        again = "run `draftgauge profile` again"
+        try:
+            curve = from_mapping(cls, json.loads(path.read_text(encoding="utf-8")), "cost curve")
+            curve.validate()
+        except OSError as error:
+            raise TraceError(f"cannot read the cost curve {path} ({error.strerror}); {again}") from error
+        except ValueError as error:  # not JSON, or as from_mapping and validate
+            raise TraceError(f"{path} is not a cost curve: {error}; {again}") from error
+        return curve

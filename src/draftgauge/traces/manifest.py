@@ -1,0 +1,151 @@
+"""What a run recorded and how: the file beside the shards of a trace."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from draftgauge.core.config import from_mapping, to_mapping
+from draftgauge.core.errors import DraftgaugeError, TraceError
+from draftgauge.core.files import atomic_write_text
+from draftgauge.traces.schema import SCHEMA_VERSION
+
+MANIFEST_NAME = "manifest.json"
+COSTS_NAME = "costs.json"
+
+
+@dataclass(frozen=True)
+class ModelEntry:
+    """A model of the run.
+
+    Attributes:
+        source: as it was asked for: a name, hub id or path.
+        fingerprint: of its weights and configuration, wherever they lie.
+        compression: of its weights, by name ("none", "fp16", "bf16", "int8", "nf4").
+        family: ``model_type`` of its configuration.
+        engine: "lean" or "modules".
+        dtype: of its activations, e.g. "float32".
+    """
+
+    source: str
+    fingerprint: str
+    compression: str
+    family: str
+    engine: str
+    dtype: str
+
+
+@dataclass(frozen=True)
+class PromptsEntry:
+    """The prompts of the run.
+
+    Attributes:
+        path: of the file, as it was given.
+        sha256: of its content.
+        count: prompts to record; once the run is complete, prompts recorded.
+        tasks: their tasks.
+    """
+
+    path: str
+    sha256: str
+    count: int
+    tasks: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class Manifest:
+    """One run of recording.
+
+    Attributes:
+        draftgauge: version that recorded it.
+        command: that started it.
+        created: when, UTC, ISO 8601.
+        environment: see :func:`draftgauge.core.provenance.environment`.
+        target: the model whose greedy output is recorded.
+        draft: the drafter's model; None for a drafter without one.
+        drafter: by name or spec, e.g. "language_model".
+        device: e.g. "cpu" or "cuda".
+        gamma_max: longest draft recorded.
+        max_new_tokens: limit of output tokens.
+        seed: of whatever was random; greedy recording draws nothing.
+        prompts: what was recorded from.
+        complete: whether all prompts are recorded.
+        schema_version: of the shards.
+    """
+
+    draftgauge: str
+    command: str
+    created: str
+    environment: Mapping[str, Any]
+    target: ModelEntry
+    draft: ModelEntry | None
+    drafter: str
+    device: str
+    gamma_max: int
+    max_new_tokens: int
+    seed: int
+    prompts: PromptsEntry
+    complete: bool = False
+    schema_version: int = SCHEMA_VERSION
+
+    def identity(self) -> dict[str, Any]:
+        """What makes rows comparable: two runs that agree in it would record the same rows for the same prompt."""
+        identity: dict[str, Any] = {
+            "schema_version": self.schema_version,
+            "drafter": self.drafter,
+            "gamma_max": self.gamma_max,
+            "max_new_tokens": self.max_new_tokens,
+            "prompts.sha256": self.prompts.sha256,
+        }
+        for role, model in (("target", self.target), ("draft", self.draft)):
+            for name in ("fingerprint", "compression", "dtype"):
+                identity[f"{role}.{name}"] = None if model is None else getattr(model, name)
+        return identity
+
+    def fingerprint(self) -> str:
+        """SHA-256 of :meth:`identity`, in hexadecimal; date, command and machine do not change it."""
+        return hashlib.sha256(json.dumps(self.identity(), sort_keys=True).encode()).hexdigest()
+
+    def differences(self, other: Manifest) -> list[str]:
+        """The parts of :meth:`identity` that differ, as ``name: here, there``."""
+        theirs = other.identity()
+        return [f"{name}: {value!r}, not {theirs[name]!r}" for name, value in self.identity().items() if value != theirs[name]]
+
+    def save(self, folder: Path) -> None:
+        """Write ``manifest.json`` into a folder that exists, atomically.
+
+        Raises:
+            DraftgaugeError: if it cannot be written.
+        """
+        atomic_write_text(folder / MANIFEST_NAME, json.dumps(to_mapping(self), indent=1) + "\n")
+
+    @classmethod
+    def load(cls, folder: Path) -> Manifest:
+        """Read ``manifest.json`` of a run folder.
+
+        Raises:
+            TraceError: if it is missing or not a manifest of this version.
+        """
+        path = folder / MANIFEST_NAME
+        try:
+            values = json.loads(path.read_text(encoding="utf-8"))
+        except FileNotFoundError as error:
+            raise TraceError(f"{folder} holds no trace (no {MANIFEST_NAME}); record one with `draftgauge profile`") from error
+        except OSError as error:
+            raise TraceError(f"cannot read {path}: {error.strerror}") from error
+        except ValueError as error:
+            raise TraceError(f"{path} is damaged ({error}); move the folder away and record the trace again") from error
+        if not isinstance(values, dict):
+            raise TraceError(f"{path} is damaged (not a JSON object); move the folder away and record the trace again")
+        version = values.get("schema_version")
+        if version != SCHEMA_VERSION:
+            advice = "read it with the draftgauge that wrote it, or record it again"
+            raise TraceError(f"{path} has schema version {version}, this draftgauge reads {SCHEMA_VERSION}: {advice}")
+        try:
+            return from_mapping(cls, values, str(path))
+        except DraftgaugeError as error:
+            raise TraceError(str(error)) from error

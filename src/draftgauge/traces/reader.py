@@ -1,0 +1,140 @@
+"""Reading traces: run folders into arrays, everything checked."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow.compute as pc
+from numpy.typing import NDArray
+
+from draftgauge.core.errors import TraceError
+from draftgauge.traces.build import offsets_of, remaining_rows, select, take
+from draftgauge.traces.checks import check_rows
+from draftgauge.traces.manifest import MANIFEST_NAME, Manifest
+from draftgauge.traces.schema import SIGNALS, to_padded
+from draftgauge.traces.shards import DamagedShardError, Shard, list_lengths, read_shard, shard_paths
+from draftgauge.traces.trace import PromptInfo, Trace
+
+
+def find_runs(folder: Path) -> list[Path]:
+    """The run folders at a place: the folder itself if it has a manifest, else its sub-folders that have one, by name.
+
+    Raises:
+        TraceError: if there is none.
+    """
+    if (folder / MANIFEST_NAME).is_file():
+        return [folder]
+    if not folder.is_dir():
+        raise TraceError(f"there is no folder {folder}; record a trace with `draftgauge profile`")
+    runs = sorted(child for child in folder.iterdir() if (child / MANIFEST_NAME).is_file())
+    if not runs:
+        raise TraceError(f"{folder} holds no trace (no {MANIFEST_NAME}, nor in its sub-folders); record one with `draftgauge profile`")
+    return runs
+
+
+def read_trace(folder: Path, tasks: Collection[str] | None = None, split: str | None = None, allow_incomplete: bool = False) -> Trace:
+    """Read a run folder.
+
+    Args:
+        folder: with ``manifest.json`` and the shards.
+        tasks: take the prompts of these tasks only.
+        split: take the prompts of this split only.
+        allow_incomplete: read what an interrupted run has recorded so far.
+
+    Returns:
+        The trace, its prompts by index.
+
+    Raises:
+        TraceError: if the folder holds no trace, an incomplete or damaged one, values that cannot be, or nothing of what was asked.
+    """
+    manifest = Manifest.load(folder)
+    shards = _read_shards(folder, manifest)
+    prompts = tuple(prompt for shard in shards for prompt in shard.prompts)
+    _check_prompts(folder, manifest, prompts, allow_incomplete)
+    trace = Trace(
+        prompts=prompts,
+        offsets=offsets_of([prompt.output_tokens for prompt in prompts]),
+        gamma_max=manifest.gamma_max,
+        max_new_tokens=manifest.max_new_tokens,
+        compression=manifest.target.compression,
+        **_columns(shards, manifest.gamma_max),
+    )
+    check_rows(trace, remaining_rows(trace.offsets), str(folder))
+    ordered = take(trace, np.argsort([prompt.index for prompt in prompts]))
+    return select(ordered, _chosen(ordered.prompts, tasks, split, folder))
+
+
+def read_texts(folder: Path, prompt_index: int) -> list[str]:
+    """The decoded pieces of one prompt's output, one a position.
+
+    Raises:
+        TraceError: if the folder holds no such prompt.
+    """
+    fingerprint = Manifest.load(folder).fingerprint()
+    for path in shard_paths(folder):
+        shard = read_shard(path, fingerprint)
+        if any(prompt.index == prompt_index for prompt in shard.prompts):
+            pieces: list[str] = shard.table.filter(pc.equal(shard.table["prompt_index"], prompt_index))["text"].to_pylist()
+            return pieces
+    raise TraceError(f"{folder} holds no prompt {prompt_index}")
+
+
+def _read_shards(folder: Path, manifest: Manifest) -> list[Shard]:
+    try:
+        return [read_shard(path, manifest.fingerprint()) for path in shard_paths(folder)]
+    except DamagedShardError as error:
+        raise TraceError(f"{error}; {_again(manifest)} to record its prompts anew") from error
+
+
+def _check_prompts(folder: Path, manifest: Manifest, prompts: Sequence[PromptInfo], allow_incomplete: bool) -> None:
+    indices, counts = np.unique([prompt.index for prompt in prompts], return_counts=True)
+    if (counts > 1).any():
+        raise TraceError(f"{folder} holds prompt {int(indices[counts > 1][0])} more than once; record the trace again into another folder")
+    if not allow_incomplete and (not manifest.complete or len(prompts) < manifest.prompts.count):
+        raise TraceError(
+            f"{folder} is incomplete: {len(prompts)} of {manifest.prompts.count} prompts are recorded; {_again(manifest)} to finish"
+        )
+    if not prompts:
+        raise TraceError(f"{folder} holds no recorded prompts yet; {_again(manifest)}")
+    longest = max(prompts, key=lambda prompt: prompt.output_tokens)
+    if longest.output_tokens > manifest.max_new_tokens:
+        raise TraceError(f"{folder}: prompt {longest.index} has more output tokens than max_new_tokens ({manifest.max_new_tokens})")
+
+
+def _again(manifest: Manifest) -> str:
+    return f"run `{manifest.command}` again"
+
+
+def _columns(shards: Sequence[Shard], gamma_max: int) -> dict[str, NDArray[Any]]:
+    """The arrays of all shards, one after the other."""
+    parts = [_shard_columns(shard, gamma_max) for shard in shards]
+    return {name: np.concatenate([part[name] for part in parts]) for name in parts[0]}
+
+
+def _shard_columns(shard: Shard, gamma_max: int) -> dict[str, NDArray[Any]]:
+    table = shard.table
+    columns: dict[str, NDArray[Any]] = {name: table[name].to_numpy() for name in ("token", "target_entropy", "accepted")}
+    columns["drafted"] = list_lengths(table, "draft_token").astype(np.int16)
+    try:
+        columns["draft_token"] = to_padded(table["draft_token"].chunk(0), gamma_max, -1, np.int32)
+        for name in SIGNALS:
+            columns[name] = to_padded(table[name].chunk(0), gamma_max, np.nan, np.float32)
+    except TraceError as error:
+        raise TraceError(f"{shard.path} {error}") from error
+    return columns
+
+
+def _chosen(prompts: Sequence[PromptInfo], tasks: Collection[str] | None, split: str | None, folder: Path) -> NDArray[np.bool_]:
+    known_tasks, known_splits = {prompt.task for prompt in prompts}, {prompt.split for prompt in prompts}
+    for task in tasks or ():
+        if task not in known_tasks:
+            raise TraceError(f"{folder} holds no task {task!r}; it has {', '.join(sorted(known_tasks))}")
+    if split is not None and split not in known_splits:
+        raise TraceError(f"{folder} holds no split {split!r}; it has {', '.join(sorted(name or '(none)' for name in known_splits))}")
+    keep = np.asarray([(not tasks or p.task in tasks) and (split is None or p.split == split) for p in prompts], np.bool_)
+    if not keep.any():
+        raise TraceError(f"{folder} holds no prompts of {', '.join(sorted(tasks or ()))} in the split {split!r}")
+    return keep

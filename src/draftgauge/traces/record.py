@@ -1,0 +1,148 @@
+"""What a recorder hands to the trace writer: one prompt with all its positions."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TypeVar
+
+import numpy as np
+from numpy.typing import NDArray
+
+from draftgauge.core.errors import TraceError
+from draftgauge.traces.checks import accepted_lengths, check_rows
+from draftgauge.traces.trace import PromptInfo
+
+FINISHES = ("length", "stop")
+Number = TypeVar("Number", np.int32, np.float32)
+
+
+@dataclass(frozen=True)
+class PromptRecord:
+    """One prompt, recorded densely: ``N`` output positions, up to ``G`` tokens drafted from each.
+
+    The columns mean what they mean in :class:`~draftgauge.traces.trace.Trace`.
+
+    Attributes:
+        info: the prompt; ``info.output_tokens`` is ``N``.
+        token: ``[N]`` int32, the target's greedy output.
+        text: ``N`` decoded pieces; joined they are the output's text.
+        target_entropy: ``[N]`` float32, bits.
+        draft_token: ``[N, G]`` int32, -1 where nothing was drafted.
+        confidence: ``[N, G]`` float32, NaN where nothing was drafted.
+        entropy: ``[N, G]`` float32 bits, NaN likewise.
+        margin: ``[N, G]`` float32, NaN likewise.
+        accepted: ``[N]`` int16; :func:`~draftgauge.traces.checks.accepted_lengths` gives it from the tokens.
+    """
+
+    info: PromptInfo
+    token: NDArray[np.int32]
+    text: Sequence[str]
+    target_entropy: NDArray[np.float32]
+    draft_token: NDArray[np.int32]
+    confidence: NDArray[np.float32]
+    entropy: NDArray[np.float32]
+    margin: NDArray[np.float32]
+    accepted: NDArray[np.int16]
+
+    @property
+    def gamma_max(self) -> int:
+        """Columns of the drafts, ``G``."""
+        return int(self.draft_token.shape[1])
+
+    @property
+    def drafted(self) -> NDArray[np.int16]:
+        """``[N]`` tokens drafted from each position."""
+        counts: NDArray[np.int16] = (self.draft_token >= 0).sum(axis=1, dtype=np.int16)
+        return counts
+
+    def validate(self) -> None:
+        """Raise :class:`TraceError` naming the first thing that is off: a shape, a dtype, a value."""
+        where, length = f"prompt {self.info.index}", self.info.output_tokens
+        if length < 1:
+            raise TraceError(f"{where}: output_tokens is {length}, a recorded prompt has at least one output token")
+        if self.info.finish not in FINISHES:
+            raise TraceError(f"{where}: finish is {self.info.finish!r}, must be one of {', '.join(FINISHES)}")
+        if len(self.text) != length:
+            raise TraceError(f"{where}: text has {len(self.text)} pieces for {length} output tokens")
+        if self.draft_token.ndim != 2 or self.gamma_max < 1:
+            raise TraceError(f"{where}: draft_token has shape {list(self.draft_token.shape)}, expected [{length}, gamma_max >= 1]")
+        for name, dtype, shape in self._layout(length):
+            column = getattr(self, name)
+            if column.shape != shape:
+                raise TraceError(f"{where}: {name} has shape {list(column.shape)}, expected {list(shape)}")
+            if column.dtype != dtype:
+                raise TraceError(f"{where}: {name} is {column.dtype}, expected {np.dtype(dtype)}")
+        check_rows(self, where=where)
+
+    def _layout(self, length: int) -> list[tuple[str, type[np.generic], tuple[int, ...]]]:
+        flat, wide = (length,), (length, self.gamma_max)
+        return [
+            ("token", np.int32, flat),
+            ("target_entropy", np.float32, flat),
+            ("accepted", np.int16, flat),
+            ("draft_token", np.int32, wide),
+            ("confidence", np.float32, wide),
+            ("entropy", np.float32, wide),
+            ("margin", np.float32, wide),
+        ]
+
+
+def make_record(
+    info: PromptInfo,
+    token: Sequence[int],
+    drafts: Sequence[Sequence[int]],
+    gamma_max: int,
+    confidence: Sequence[Sequence[float]] | None = None,
+    entropy: Sequence[Sequence[float]] | None = None,
+    margin: Sequence[Sequence[float]] | None = None,
+    target_entropy: Sequence[float] | None = None,
+    text: Sequence[str] | None = None,
+) -> PromptRecord:
+    """A record from ragged lists: pads them and counts the accepted tokens.
+
+    Args:
+        info: the prompt.
+        token: ``N`` greedy tokens.
+        drafts: ``N`` lists of 0..gamma_max drafted tokens.
+        gamma_max: width of the padded columns.
+        confidence, entropy, margin: as ragged as ``drafts``; by default those of a drafter that is certain (1, 0, 1).
+        target_entropy: ``N`` values, by default 0.
+        text: ``N`` pieces, by default ``"<token> "``.
+
+    Raises:
+        TraceError: if the lists do not fit together.
+    """
+    if len(token) != len(drafts):
+        raise TraceError(f"prompt {info.index}: {len(drafts)} drafts for {len(token)} tokens; every position has one, possibly empty")
+    tokens = np.asarray(token, np.int32)
+    draft_token = pad_ragged(drafts, gamma_max, -1, np.int32)
+    certain = [[1.0] * len(draft) for draft in drafts]
+    unsure = [[0.0] * len(draft) for draft in drafts]
+    record = PromptRecord(
+        info=info,
+        token=tokens,
+        text=[f"{t} " for t in token] if text is None else list(text),
+        target_entropy=np.zeros(len(tokens), np.float32) if target_entropy is None else np.asarray(target_entropy, np.float32),
+        draft_token=draft_token,
+        confidence=pad_ragged(certain if confidence is None else confidence, gamma_max, np.nan, np.float32),
+        entropy=pad_ragged(unsure if entropy is None else entropy, gamma_max, np.nan, np.float32),
+        margin=pad_ragged(certain if margin is None else margin, gamma_max, np.nan, np.float32),
+        accepted=accepted_lengths(tokens, draft_token),
+    )
+    record.validate()
+    return record
+
+
+def pad_ragged(rows: Sequence[Sequence[float]], width: int, fill: float, dtype: type[Number]) -> NDArray[Number]:
+    """``[len(rows), width]`` with the rows to the left and ``fill`` behind them.
+
+    Raises:
+        TraceError: if a row is longer than ``width``.
+    """
+    lengths = np.fromiter((len(row) for row in rows), np.int64, len(rows))
+    if lengths.size and int(lengths.max()) > width:
+        raise TraceError(f"a draft of {int(lengths.max())} tokens does not fit gamma_max {width}")
+    padded = np.full((len(rows), width), fill, dtype)
+    padded[np.arange(width) < lengths[:, None]] = np.asarray([value for row in rows for value in row], dtype)
+    return padded

@@ -1,0 +1,151 @@
+"""Writing a trace shard by shard, so that a run killed at any moment goes on where it stopped."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from types import TracebackType
+from typing import Self
+
+from draftgauge.core.errors import TraceError
+from draftgauge.core.files import remove_temporaries, require_writable
+from draftgauge.traces.manifest import MANIFEST_NAME, Manifest
+from draftgauge.traces.record import PromptRecord
+from draftgauge.traces.shards import DamagedShardError, read_shard, shard_number, shard_paths, write_shard
+
+
+def _warn(message: str) -> None:
+    warnings.warn(message, stacklevel=2)
+
+
+class TraceWriter:
+    """Records prompts into a run folder; use it as a context manager.
+
+    Every ``shard_prompts`` prompts become one file that is either whole or not there. Leaving the context writes what is
+    still in memory, also after an error or Ctrl-C. Leaving it without an error, with as many prompts recorded as the
+    manifest names, marks the trace complete.
+
+    Opening a folder that holds the same run (equal fingerprints) continues it: ``done`` says what need not be recorded
+    again, and more prompts of the same file may be added. Damaged shards are named to ``on_warning`` and removed, so that
+    their prompts are recorded again.
+
+    Attributes:
+        folder: the run's folder.
+        manifest: as it stands in the folder; that of a continued run keeps the command and date of its start.
+    """
+
+    def __init__(self, folder: Path, manifest: Manifest, shard_prompts: int = 8, on_warning: Callable[[str], None] = _warn) -> None:
+        """Open a new or an interrupted run.
+
+        Args:
+            folder: created if need be.
+            manifest: of the run that wants to record; its ``prompts.count`` says how many prompts that is.
+            shard_prompts: prompts a shard, at least 1.
+            on_warning: told of damaged shards; by default a Python warning.
+
+        Raises:
+            TraceError: if the folder holds another run, or shards without their manifest; nothing in it is changed.
+            DraftgaugeError: if the folder cannot be written to.
+        """
+        assert shard_prompts > 0, shard_prompts
+        self.folder = folder
+        self._shard_prompts = shard_prompts
+        self._wanted = manifest.prompts.count
+        self._fingerprint = manifest.fingerprint()
+        self._tasks: dict[int, str] = {}  # prompt index -> task, of the prompts in shards
+        self._pending: list[PromptRecord] = []
+        require_writable(folder)
+        if (folder / MANIFEST_NAME).exists():
+            self.manifest = self._matching(manifest)
+            remove_temporaries(folder)
+            self._remove_damaged(on_warning)
+        else:
+            self._refuse_orphans()
+            remove_temporaries(folder)
+            self._save(replace(manifest, complete=False))
+
+    @property
+    def done(self) -> set[int]:
+        """Indices of the prompts that are in whole shards."""
+        return set(self._tasks)
+
+    def add(self, record: PromptRecord) -> None:
+        """Record one prompt.
+
+        Raises:
+            TraceError: if the record is not valid, does not fit the manifest, or the prompt is recorded already.
+            DraftgaugeError: if its shard cannot be written; earlier shards are whole.
+        """
+        record.validate()
+        where = f"prompt {record.info.index}"
+        if record.gamma_max != self.manifest.gamma_max:
+            raise TraceError(f"{where}: drafts of up to {record.gamma_max} tokens, the run's gamma_max is {self.manifest.gamma_max}")
+        if record.info.output_tokens > self.manifest.max_new_tokens:
+            raise TraceError(f"{where}: {record.info.output_tokens} output tokens, the run's limit is {self.manifest.max_new_tokens}")
+        if record.info.index in self._tasks or any(record.info.index == pending.info.index for pending in self._pending):
+            raise TraceError(f"{where} is recorded already in {self.folder}")
+        self._pending.append(record)
+        if len(self._pending) >= self._shard_prompts:
+            self._flush()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None) -> None:
+        self._flush()
+        if error is None and not self.manifest.complete and len(self._tasks) >= self._wanted:
+            tasks = tuple(dict.fromkeys(task for _, task in sorted(self._tasks.items())))
+            prompts = replace(self.manifest.prompts, count=len(self._tasks), tasks=tasks)
+            self._save(replace(self.manifest, complete=True, prompts=prompts))
+
+    def _matching(self, manifest: Manifest) -> Manifest:
+        found = Manifest.load(self.folder)
+        if found.fingerprint() != self._fingerprint:
+            listed = "; ".join(found.differences(manifest))
+            raise TraceError(f"{self.folder} holds the trace of another run ({listed}); choose another folder")
+        return found
+
+    def _refuse_orphans(self) -> None:
+        if shard_paths(self.folder):
+            raise TraceError(f"{self.folder} holds shards of a trace without their {MANIFEST_NAME}; choose another folder")
+
+    def _remove_damaged(self, on_warning: Callable[[str], None]) -> None:
+        damaged: list[Path] = []
+        for path in shard_paths(self.folder):
+            try:
+                prompts = read_shard(path, self._fingerprint).prompts
+            except DamagedShardError as error:
+                on_warning(f"{error}; it is removed and its prompts are recorded again")
+                damaged.append(path)
+                continue
+            doubled = [prompt.index for prompt in prompts if prompt.index in self._tasks]
+            if doubled:
+                raise TraceError(f"{path} holds prompt {doubled[0]}, as an earlier shard does; remove {path.name} and run again")
+            self._tasks.update((prompt.index, prompt.task) for prompt in prompts)
+        if damaged:
+            self._mark_incomplete()
+        for path in damaged:
+            path.unlink()
+
+    def _flush(self) -> None:
+        # Taken out first: an interrupt between the rename and the bookkeeping must not lead to writing them twice.
+        records, self._pending = self._pending, []
+        if not records:
+            return
+        self._mark_incomplete()
+        number = max(map(shard_number, shard_paths(self.folder)), default=-1) + 1
+        write_shard(self.folder, number, records, self._fingerprint)
+        self._tasks.update((record.info.index, record.info.task) for record in records)
+
+    def _mark_incomplete(self) -> None:
+        """Before the folder changes: a kill must not leave a trace that is called complete and is not."""
+        prompts = replace(self.manifest.prompts, count=max(self.manifest.prompts.count, self._wanted))
+        incomplete = replace(self.manifest, complete=False, prompts=prompts)
+        if incomplete != self.manifest:
+            self._save(incomplete)
+
+    def _save(self, manifest: Manifest) -> None:
+        manifest.save(self.folder)
+        self.manifest = manifest

@@ -1,0 +1,91 @@
+from __future__ import annotations
+
+import errno
+import os
+from pathlib import Path
+
+import pytest
+
+from draftgauge.core.errors import DraftgaugeError
+from draftgauge.core.files import TEMPORARY_SUFFIX, atomic_write_bytes, atomic_write_text, file_sha256, remove_temporaries, require_writable
+
+
+def test_write_replaces_and_leaves_nothing_else(tmp_path: Path) -> None:
+    path = tmp_path / "a.json"
+    atomic_write_text(path, "one")
+    atomic_write_text(path, "zwölf")
+    assert path.read_bytes() == "zwölf".encode()
+    assert list(tmp_path.iterdir()) == [path]
+
+
+@pytest.mark.parametrize("step", ["fsync", "replace"])
+def test_full_disk_keeps_the_old_file_and_says_how_to_go_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, step: str) -> None:
+    path = tmp_path / "a.bin"
+    atomic_write_bytes(path, b"old")
+
+    def full(*_: object) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(*((os, "fsync") if step == "fsync" else (Path, "replace")), full)
+    with pytest.raises(DraftgaugeError, match=r"no space left on the disk while writing .*a\.bin.*run the same command again"):
+        atomic_write_bytes(path, b"new")
+    monkeypatch.undo()
+    assert path.read_bytes() == b"old"
+    assert list(tmp_path.iterdir()) == [path]
+
+
+def test_interrupt_leaves_no_temporary(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def interrupt(_: int) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(os, "fsync", interrupt)
+    with pytest.raises(KeyboardInterrupt):
+        atomic_write_bytes(tmp_path / "a", b"new")
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_missing_folder_is_the_users_error(tmp_path: Path) -> None:
+    with pytest.raises(DraftgaugeError, match=r"cannot write .*No such file"):
+        atomic_write_text(tmp_path / "absent" / "a", "x")
+
+
+def test_leftovers_are_removed_and_nothing_else(tmp_path: Path) -> None:
+    keep = tmp_path / "a.parquet"
+    keep.write_text("x")
+    leftover = tmp_path / f".a.parquet.123{TEMPORARY_SUFFIX}"
+    leftover.write_text("half")
+    assert remove_temporaries(tmp_path) == [leftover]
+    assert list(tmp_path.iterdir()) == [keep]
+
+
+def test_require_writable_creates(tmp_path: Path) -> None:
+    require_writable(tmp_path / "a" / "b")
+    assert (tmp_path / "a" / "b").is_dir()
+
+
+def test_a_file_in_the_way_is_named(tmp_path: Path) -> None:
+    (tmp_path / "a").write_text("x")
+    for folder in (tmp_path / "a", tmp_path / "a" / "b" / "c"):
+        with pytest.raises(DraftgaugeError, match=r"/a is a file where a folder is needed"):
+            require_writable(folder)
+
+
+def test_a_folder_that_cannot_be_created_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def denied(*_: object, **__: object) -> None:
+        raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
+
+    monkeypatch.setattr(Path, "mkdir", denied)
+    with pytest.raises(DraftgaugeError, match=r"cannot write .*new: Permission denied"):
+        require_writable(tmp_path / "new")
+
+
+@pytest.mark.skipif(os.name == "nt" or os.geteuid() == 0, reason="permissions do not bind the superuser")
+def test_a_read_only_folder_is_named(tmp_path: Path) -> None:
+    tmp_path.chmod(0o500)
+    with pytest.raises(DraftgaugeError, match="cannot be written to"):
+        require_writable(tmp_path)
+
+
+def test_sha256(tmp_path: Path) -> None:
+    (tmp_path / "a").write_bytes(b"abc")
+    assert file_sha256(tmp_path / "a") == "ba7816bf8f01cfea414140de5dae2223b00361a396177a9cb410ff61f20015ad"

@@ -1,0 +1,106 @@
+from __future__ import annotations
+
+import json
+from collections import Counter
+from pathlib import Path
+
+import pytest
+
+from draftgauge.core.errors import PromptError
+from draftgauge.core.prompts import Message, Prompt, read_prompts
+
+SHARED = Path(__file__).resolve().parents[3] / "shared" / "prompts"
+
+
+def write(path: Path, *entries: object) -> Path:
+    path.write_text("\n".join(entry if isinstance(entry, str) else json.dumps(entry) for entry in entries), encoding="utf-8")
+    return path
+
+
+def test_all_three_forms(tmp_path: Path) -> None:
+    path = write(
+        tmp_path / "mixed.jsonl",
+        {"prompt": "a", "id": "x1", "task": "code", "category": "other", "split": "test", "reference": "r"},
+        "",
+        {"turns": ["b", "later"], "question_id": 7, "category": "chat", "reference": ["r1", "r2"]},
+        {"messages": [{"role": "system", "content": "s"}, {"role": "user", "content": "c"}]},
+    )
+    assert read_prompts(path) == [
+        Prompt(0, "x1", "code", "test", text="a", reference="r"),
+        Prompt(1, "7", "chat", "", text="b", reference="r1"),
+        Prompt(2, "2", "mixed", "", messages=(Message("system", "s"), Message("user", "c"))),
+    ]
+
+
+def test_selection_keeps_the_index(tmp_path: Path) -> None:
+    splits = ["train", "test"] * 4
+    path = write(tmp_path / "p.jsonl", *({"prompt": f"{i}", "task": "ab"[i // 4], "split": split} for i, split in enumerate(splits)))
+    assert [p.index for p in read_prompts(path, tasks=["b"], split="test")] == [5, 7]
+    assert [p.index for p in read_prompts(path, limit=1, split="test")] == [1]
+    with pytest.raises(PromptError, match="has no task 'c'; it has a, b"):
+        read_prompts(path, tasks=["c"])
+    with pytest.raises(PromptError, match="split 'dev'; its splits: train, test"):
+        read_prompts(path, split="dev")
+    with pytest.raises(PromptError, match="limit of prompts is 0"):
+        read_prompts(path, limit=0)
+
+
+def test_line_separators_inside_a_text_and_a_byte_order_mark(tmp_path: Path) -> None:
+    path = tmp_path / "p.jsonl"
+    path.write_bytes(b"\xef\xbb\xbf" + '{"prompt": "a\u2028b"}\r\n'.encode())
+    assert [p.text for p in read_prompts(path)] == ["a\u2028b"]
+
+
+@pytest.mark.parametrize(
+    ("line", "message"),
+    [
+        ('{"prompt": ', "not JSON"),
+        ('["a"]', "must be a JSON object, not a list"),
+        ({"question": "a"}, "needs exactly one of prompt, turns and messages; it has only question"),
+        ({}, "it has only nothing"),
+        ({"prompt": "a", "turns": ["b"]}, "it has prompt and turns"),
+        ({"prompt": 5}, "prompt must hold text, not 5"),
+        ({"prompt": " "}, "prompt must hold text, not empty text"),
+        ({"turns": []}, "turns must be a list of texts with at least one, not an empty list"),
+        ({"turns": "a"}, "turns must be a list of texts with at least one, not text"),
+        ({"turns": [None]}, "turns must hold text, not null"),
+        ({"messages": []}, "messages must be a list with at least one message, not an empty list"),
+        ({"messages": [{"role": "user"}]}, "message 1 must be an object with the texts role and content"),
+        ({"prompt": "a", "task": 3}, "task must be text, not 3"),
+        ({"prompt": "a", "split": []}, "split must be text, not an empty list"),
+        ({"prompt": "a", "id": True}, "the id must be text or an integer, not True"),
+        ({"prompt": "a", "reference": {}}, "reference must be text or a list of texts, not an object"),
+    ],
+)
+def test_a_bad_line_is_named(tmp_path: Path, line: object, message: str) -> None:
+    path = write(tmp_path / "p.jsonl", {"prompt": "fine"}, "", line)
+    with pytest.raises(PromptError, match=rf"p\.jsonl, line 3: .*{message}"):
+        read_prompts(path)
+
+
+def test_not_utf8_is_named(tmp_path: Path) -> None:
+    path = tmp_path / "p.jsonl"
+    path.write_bytes(b'{"prompt": "\xff"}')
+    with pytest.raises(PromptError, match=r"p\.jsonl, line 1: not UTF-8"):
+        read_prompts(path)
+
+
+def test_missing_and_empty_files(tmp_path: Path) -> None:
+    with pytest.raises(PromptError, match=r"there is no prompt file .*p\.jsonl"):
+        read_prompts(tmp_path / "p.jsonl")
+    with pytest.raises(PromptError, match="cannot read the prompt file"):
+        read_prompts(tmp_path)
+    for content in ("", "\n \n"):
+        path = write(tmp_path / "p.jsonl", content)
+        with pytest.raises(PromptError, match=r"p\.jsonl holds no prompts"):
+            read_prompts(path)
+
+
+@pytest.mark.skipif(not SHARED.is_dir(), reason=f"no prompt files at {SHARED}")
+def test_public_prompt_files_are_read() -> None:
+    for name in ("code", "math", "summarization"):
+        prompts = read_prompts(SHARED / f"{name}.jsonl")
+        assert Counter(p.task for p in prompts) == {name: 80}
+        assert all(p.text and p.reference for p in prompts)
+    chat = read_prompts(SHARED / "chat.jsonl", limit=3)
+    assert [(p.identifier, p.task) for p in chat] == [("81", "writing"), ("82", "writing"), ("83", "writing")]

@@ -1,0 +1,101 @@
+"""Random traces for tests: consistent in every respect, without a model."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+
+from draftgauge.core.errors import TraceError
+from draftgauge.traces.build import COLUMNS, make_trace
+from draftgauge.traces.checks import accepted_lengths
+from draftgauge.traces.manifest import Manifest, ModelEntry, PromptsEntry
+from draftgauge.traces.record import PromptRecord
+from draftgauge.traces.trace import PromptInfo, Trace
+
+TASKS = ("code", "math", "chat", "summarization")
+SPLITS = ("train", "validation", "test")
+
+
+def synthetic_record(
+    rng: np.random.Generator, index: int, length: int, gamma_max: int, max_new_tokens: int, vocabulary: int = 50
+) -> PromptRecord:
+    """One prompt whose drafts agree with the output with a probability that wanders along the text.
+
+    Some drafts are short or empty, as where a drafter ends the text or has no more to propose.
+    """
+    token = rng.integers(0, vocabulary, length).astype(np.int32)
+    easy = 1 / (1 + np.exp(-np.cumsum(rng.normal(0, 0.5, length)) - 1.0))  # [N] chance that a drafted token is right
+    continuation = np.concatenate([token, rng.integers(0, vocabulary, gamma_max)])
+    ahead = np.lib.stride_tricks.sliding_window_view(continuation, gamma_max)[:length]  # [N, G]
+    right = rng.random((length, gamma_max)) < easy[:, None]
+    draft_token = np.where(right, ahead, rng.integers(0, vocabulary, (length, gamma_max))).astype(np.int32)
+    drafted = np.where(rng.random(length) < 0.2, rng.integers(0, gamma_max + 1, length), gamma_max)
+    present = np.arange(gamma_max) < drafted[:, None]
+    draft_token[~present] = -1
+    confidence = np.clip(easy[:, None] + rng.normal(0, 0.2, (length, gamma_max)), 0.05, 0.999)
+    margin = confidence * rng.random((length, gamma_max))
+    signals = [np.where(present, values, np.nan).astype(np.float32) for values in (confidence, -np.log2(confidence), margin)]
+    info = PromptInfo(
+        index=index,
+        identifier=f"p{index}",
+        task=TASKS[index % len(TASKS)],
+        split=SPLITS[index // len(TASKS) % len(SPLITS)],
+        prompt_tokens=int(rng.integers(1, 400)),
+        output_tokens=length,
+        finish="length" if length == max_new_tokens else "stop",
+    )
+    return PromptRecord(
+        info=info,
+        token=token,
+        text=[f"t{t} " for t in token],
+        target_entropy=rng.exponential(1.0, length).astype(np.float32),
+        draft_token=draft_token,
+        confidence=signals[0],
+        entropy=signals[1],
+        margin=signals[2],
+        accepted=accepted_lengths(token, draft_token),
+    )
+
+
+def synthetic_records(seed: int, prompts: int, length: int, gamma_max: int) -> list[PromptRecord]:
+    """Prompts of 1 to ``length`` output tokens; the first has exactly ``length``."""
+    if min(prompts, length, gamma_max) < 1:
+        raise TraceError("prompts, length and gamma_max must be at least 1")
+    rng = np.random.default_rng(seed)
+    lengths = [length, *(int(n) for n in rng.integers(1, length + 1, prompts - 1))]
+    return [synthetic_record(rng, index, n, gamma_max, max_new_tokens=length) for index, n in enumerate(lengths)]
+
+
+def synthetic_trace(seed: int, prompts: int, length: int, gamma_max: int, compression: str = "none") -> Trace:
+    """A whole trace of :func:`synthetic_records`, with ``max_new_tokens`` = ``length``."""
+    return make_trace(synthetic_records(seed, prompts, length, gamma_max), max_new_tokens=length, compression=compression)
+
+
+def synthetic_manifest(count: int, gamma_max: int, max_new_tokens: int, **changes: Any) -> Manifest:
+    """The manifest of a run that would record ``count`` such prompts; ``changes`` replace its fields."""
+    manifest = Manifest(
+        draftgauge="0.1.0",
+        command="draftgauge profile --out here",
+        created="2026-01-02T03:04:05+00:00",
+        environment={"python": "3.11.7"},
+        target=ModelEntry("target", "t" * 8, "none", "qwen3", "lean", "float32"),
+        draft=ModelEntry("draft", "d" * 8, "none", "qwen3", "lean", "float32"),
+        drafter="language_model",
+        device="cpu",
+        gamma_max=gamma_max,
+        max_new_tokens=max_new_tokens,
+        seed=0,
+        prompts=PromptsEntry("prompts.jsonl", "a" * 64, count, TASKS),
+    )
+    return replace(manifest, **changes)
+
+
+def same_rows(one: Trace, other: Trace) -> bool:
+    """Whether two traces hold the same prompts and, byte for byte, the same rows."""
+    arrays = ("offsets", *COLUMNS)
+    return one.prompts == other.prompts and all(
+        getattr(one, name).dtype == getattr(other, name).dtype and getattr(one, name).tobytes() == getattr(other, name).tobytes()
+        for name in arrays
+    )

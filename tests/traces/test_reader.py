@@ -1,0 +1,142 @@
+from __future__ import annotations
+
+import shutil
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from draftgauge.core.errors import TraceError
+from draftgauge.traces.build import make_trace
+from draftgauge.traces.manifest import Manifest
+from draftgauge.traces.reader import find_runs, read_texts, read_trace
+from draftgauge.traces.record import PromptRecord
+from draftgauge.traces.shards import shard_paths, write_shard
+from draftgauge.traces.writer import TraceWriter
+from synthetic import same_rows, synthetic_manifest, synthetic_records
+
+GAMMA, LENGTH = 4, 10
+RECORDS = synthetic_records(1, 9, LENGTH, GAMMA)
+MANIFEST = synthetic_manifest(len(RECORDS), GAMMA, LENGTH)
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> Path:
+    with TraceWriter(tmp_path / "run", MANIFEST, shard_prompts=4) as writer:
+        for record in reversed(RECORDS):
+            writer.add(record)
+    return tmp_path / "run"
+
+
+def test_prompts_come_by_index_whatever_the_shards(run: Path) -> None:
+    trace = read_trace(run)
+    assert same_rows(trace, make_trace(RECORDS, LENGTH))
+    assert (trace.gamma_max, trace.max_new_tokens, trace.compression) == (GAMMA, LENGTH, "none")
+    assert all(getattr(trace, name).flags.writeable for name in ("token", "confidence"))
+
+
+def test_tasks_and_split_choose_prompts(run: Path) -> None:
+    assert [p.index for p in read_trace(run, tasks=["code", "chat"]).prompts] == [0, 2, 4, 6, 8]
+    assert [p.index for p in read_trace(run, tasks=["code"], split="validation").prompts] == [4]
+    expected = make_trace([r for r in RECORDS if r.info.split == "train"], LENGTH)
+    assert same_rows(read_trace(run, split="train"), expected)
+    with pytest.raises(TraceError, match="holds no task 'poetry'; it has chat, code, math, summarization"):
+        read_trace(run, tasks=["poetry"])
+    with pytest.raises(TraceError, match="holds no split 'dev'; it has test, train, validation"):
+        read_trace(run, split="dev")
+    with pytest.raises(TraceError, match="no prompts of chat in the split 'test'"):
+        read_trace(run, tasks=["chat"], split="test")
+
+
+def test_texts(run: Path) -> None:
+    assert read_texts(run, 3) == list(RECORDS[3].text)
+    with pytest.raises(TraceError, match="holds no prompt 77"):
+        read_texts(run, 77)
+
+
+def test_find_runs(run: Path, tmp_path: Path) -> None:
+    assert find_runs(run) == [run]
+    shutil.copytree(run, tmp_path / "int8")
+    (tmp_path / "other").mkdir()
+    assert find_runs(tmp_path) == [tmp_path / "int8", run]
+    with pytest.raises(TraceError, match="holds no trace"):
+        find_runs(tmp_path / "other")
+    with pytest.raises(TraceError, match="there is no folder"):
+        find_runs(tmp_path / "absent")
+
+
+def test_a_lost_shard_is_noticed(run: Path) -> None:
+    shard_paths(run)[0].unlink()
+    with pytest.raises(TraceError, match=r"is incomplete: 5 of 9 prompts are recorded; run `draftgauge profile --out here` again"):
+        read_trace(run)
+    assert len(read_trace(run, allow_incomplete=True).prompts) == 5
+
+
+def test_a_run_without_prompts_yet(tmp_path: Path) -> None:
+    MANIFEST.save(tmp_path)
+    with pytest.raises(TraceError, match="holds no recorded prompts yet"):
+        read_trace(tmp_path, allow_incomplete=True)
+
+
+def test_a_doubled_prompt_is_refused(run: Path) -> None:
+    write_shard(run, 7, [RECORDS[2]], MANIFEST.fingerprint())
+    with pytest.raises(TraceError, match="holds prompt 2 more than once"):
+        read_trace(run)
+    with pytest.raises(TraceError, match=r"positions-00007\.parquet holds prompt 2, as an earlier shard does"):
+        TraceWriter(run, MANIFEST)
+
+
+def test_a_shard_of_another_run_is_refused(run: Path) -> None:
+    write_shard(run, 7, synthetic_records(5, 1, LENGTH, GAMMA), "another")
+    with pytest.raises(TraceError, match=r"positions-00007\.parquet belongs to another run"):
+        read_trace(run)
+
+
+def broken(name: str, at: tuple[int, ...], value: float) -> dict[str, Any]:
+    column = getattr(RECORDS[0], name).copy()
+    column[at] = value
+    return {name: column}
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        (broken("accepted", (LENGTH - 1,), 3), "accepted differs from the drafted tokens"),
+        (broken("confidence", (0, 0), 2.0), r"confidence must lie in 0..1"),
+        (broken("target_entropy", (2,), np.inf), "target_entropy must be bits"),
+        ({"info": replace(RECORDS[0].info, output_tokens=LENGTH - 1)}, "."),
+    ],
+)
+def test_values_that_cannot_be_are_refused(tmp_path: Path, changes: dict[str, Any], message: str) -> None:
+    record: PromptRecord = replace(RECORDS[0], **changes)
+    manifest = synthetic_manifest(1, GAMMA, LENGTH, complete=True)
+    manifest.save(tmp_path)
+    if "info" in changes:
+        with pytest.raises(ValueError, match=message):
+            write_shard(tmp_path, 0, [record], manifest.fingerprint())
+        return
+    write_shard(tmp_path, 0, [record], manifest.fingerprint())
+    with pytest.raises(TraceError, match=message):
+        read_trace(tmp_path)
+
+
+def test_drafts_and_outputs_longer_than_the_manifest_says_are_refused(tmp_path: Path) -> None:
+    for manifest, message in (
+        (synthetic_manifest(1, 2, LENGTH, complete=True), "has a draft of 4 tokens, longer than gamma_max 2"),
+        (synthetic_manifest(1, GAMMA, 5, complete=True), r"prompt 0 has more output tokens than max_new_tokens \(5\)"),
+    ):
+        manifest.save(tmp_path)
+        write_shard(tmp_path, 0, RECORDS[:1], manifest.fingerprint())
+        with pytest.raises(TraceError, match=message):
+            read_trace(tmp_path)
+
+
+def test_a_folder_without_manifest(tmp_path: Path) -> None:
+    with pytest.raises(TraceError, match=r"holds no trace \(no manifest\.json\)"):
+        read_trace(tmp_path)
+
+
+def test_manifest_of_the_run(run: Path) -> None:
+    assert Manifest.load(run).prompts.tasks == ("code", "math", "chat", "summarization")

@@ -1,0 +1,134 @@
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+
+from draftgauge.core.errors import TraceError
+from draftgauge.traces.build import make_trace, remaining_rows, select, take
+from draftgauge.traces.checks import accepted_lengths
+from draftgauge.traces.record import PromptRecord, make_record
+from draftgauge.traces.trace import PromptInfo, Trace
+from synthetic import synthetic_record, synthetic_trace
+
+
+def info(length: int, index: int = 0) -> PromptInfo:
+    return PromptInfo(index, str(index), "code", "test", 5, length, "stop")
+
+
+def accepted_one_by_one(token: list[int], drafts: list[list[int]]) -> list[int]:
+    counts = []
+    for position, draft in enumerate(drafts):
+        count = 0
+        while count < len(draft) and position + count < len(token) and draft[count] == token[position + count]:
+            count += 1
+        counts.append(count)
+    return counts
+
+
+def test_accepted_is_the_matching_prefix_up_to_the_end_of_the_output() -> None:
+    record = make_record(info(4), [7, 8, 9, 7], [[7, 8, 9, 7], [8, 1, 7], [], [7, 7]], gamma_max=4)
+    assert record.accepted.tolist() == [4, 1, 0, 1]
+    assert record.drafted.tolist() == [4, 3, 0, 2]
+
+
+def test_accepted_equals_counting_one_by_one() -> None:
+    rng = np.random.default_rng(0)
+    for length in (1, 2, 5, 30):
+        token = [int(t) for t in rng.integers(0, 2, length)]
+        drafts = [[int(t) for t in rng.integers(0, 2, rng.integers(0, 6))] for _ in range(length)]
+        assert make_record(info(length), token, drafts, 6).accepted.tolist() == accepted_one_by_one(token, drafts)
+
+
+def test_acceptance_does_not_run_into_the_next_prompt() -> None:
+    token = np.asarray([1, 1, 1], np.int32)
+    draft = np.full((3, 3), 1, np.int32)
+    remaining = remaining_rows(np.asarray([0, 1, 3]))
+    assert remaining.tolist() == [1, 2, 1]
+    assert accepted_lengths(token, draft, remaining).tolist() == [1, 2, 1]
+
+
+def good() -> PromptRecord:
+    return synthetic_record(np.random.default_rng(1), 3, 12, 4, 12)
+
+
+def changed(name: str, at: tuple[int, ...], value: float) -> dict[str, Any]:
+    column = getattr(good(), name).copy()
+    column[at] = value
+    return {name: column}
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"info": replace(good().info, output_tokens=11)}, "text has 12 pieces for 11 output tokens"),
+        ({"info": replace(good().info, output_tokens=0)}, "output_tokens is 0"),
+        ({"info": replace(good().info, finish="eos")}, "finish is 'eos', must be one of length, stop"),
+        ({"text": ["x"]}, "text has 1 pieces for 12 output tokens"),
+        ({"token": good().token[:5]}, r"token has shape \[5\], expected \[12\]"),
+        ({"token": good().token.astype(np.int64)}, "token is int64, expected int32"),
+        ({"margin": good().margin[:, :2]}, r"margin has shape \[12, 2\], expected \[12, 4\]"),
+        ({"draft_token": good().draft_token[:, 0]}, r"draft_token has shape \[12\]"),
+        (changed("token", (2,), -1), r"token must be 0 or more \(row 2\)"),
+        (changed("draft_token", (5, 1), -1), r"draft_token has tokens after its padding \(-1\) \(row 5\)"),
+        (changed("target_entropy", (0,), np.nan), "target_entropy must be bits"),
+        (changed("target_entropy", (1,), -0.5), "target_entropy must be bits"),
+        (changed("confidence", (4, 0), 1.5), r"confidence must lie in 0..1 \(row 4\)"),
+        (changed("entropy", (4, 0), -1), r"entropy must lie in 0..inf \(row 4\)"),
+        (changed("margin", (4, 0), np.nan), r"margin must be a number for each drafted token and NaN for the others \(row 4\)"),
+        (changed("accepted", (11,), 4), r"accepted differs from the drafted tokens that equal the greedy continuation \(row 11\)"),
+    ],
+)
+def test_what_is_off_is_named(changes: dict[str, Any], message: str) -> None:
+    good().validate()
+    with pytest.raises(TraceError, match=f"prompt 3: {message}"):
+        replace(good(), **changes).validate()
+
+
+def test_ragged_lists_that_do_not_fit_are_refused() -> None:
+    with pytest.raises(TraceError, match="1 drafts for 2 tokens"):
+        make_record(info(2), [1, 2], [[1]], 2)
+    with pytest.raises(TraceError, match="a draft of 3 tokens does not fit gamma_max 2"):
+        make_record(info(1), [1], [[1, 2, 3]], 2)
+    with pytest.raises(TraceError, match="confidence must be a number for each drafted token"):
+        make_record(info(1), [1], [[1, 2]], 2, confidence=[[0.5]])
+
+
+def test_make_trace_refuses_records_that_do_not_fit() -> None:
+    record = make_record(info(2), [1, 2], [[1], []], 2)
+    with pytest.raises(TraceError, match="at least one prompt"):
+        make_trace([], 4)
+    with pytest.raises(TraceError, match="2 output tokens, the limit is 1"):
+        make_trace([record], 1)
+    with pytest.raises(TraceError, match=r"different gamma_max: \[2, 3\]"):
+        make_trace([record, make_record(info(1, 1), [1], [[1]], 3)], 4)
+
+
+def rows_of(trace: Trace, place: int) -> list[list[int]]:
+    return trace.draft_token[trace.offsets[place] : trace.offsets[place + 1]].tolist()
+
+
+def test_select_and_take_keep_prompts_whole() -> None:
+    trace = synthetic_trace(2, prompts=5, length=9, gamma_max=3)
+    keep = [True, False, False, True, True]
+    chosen = select(trace, keep)
+    assert [p.index for p in chosen.prompts] == [0, 3, 4]
+    assert [rows_of(chosen, i) for i in range(3)] == [rows_of(trace, i) for i in (0, 3, 4)]
+    assert chosen.positions == sum(p.output_tokens for p in chosen.prompts) == len(chosen.token)
+    twice = take(trace, np.asarray([4, 0, 4]))
+    assert [rows_of(twice, i) for i in range(3)] == [rows_of(trace, i) for i in (4, 0, 4)]
+    assert select(trace, [False] * 5).positions == 0
+    with pytest.raises(TraceError, match=r"shape \[2\], the trace has 5 prompts"):
+        select(trace, [True, False])
+
+
+def test_synthetic_traces_are_varied_and_repeatable() -> None:
+    trace = synthetic_trace(0, prompts=12, length=40, gamma_max=8)
+    again = synthetic_trace(0, prompts=12, length=40, gamma_max=8)
+    np.testing.assert_array_equal(trace.draft_token, again.draft_token)
+    assert (trace.accepted <= trace.drafted).all()
+    assert (trace.accepted <= remaining_rows(trace.offsets)).all()
+    assert set(np.unique(trace.accepted)) >= {0, 4, 8}
+    assert (trace.drafted == 0).any()

@@ -1,0 +1,254 @@
+from __future__ import annotations
+
+import errno
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Iterable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from draftgauge.core.errors import DraftgaugeError, TraceError
+from draftgauge.traces.build import make_trace
+from draftgauge.traces.manifest import Manifest
+from draftgauge.traces.reader import read_trace
+from draftgauge.traces.record import PromptRecord
+from draftgauge.traces.shards import shard_paths
+from draftgauge.traces.writer import TraceWriter
+from synthetic import same_rows, synthetic_manifest, synthetic_records
+
+GAMMA, LENGTH = 4, 12
+RECORDS = synthetic_records(0, 7, LENGTH, GAMMA)
+MANIFEST = synthetic_manifest(len(RECORDS), GAMMA, LENGTH)
+WHOLE = make_trace(RECORDS, LENGTH)
+
+
+def record_run(folder: Path, records: Iterable[PromptRecord] = RECORDS, manifest: Manifest = MANIFEST) -> list[str]:
+    """Record what is not there yet, as a recorder does; returns the warnings."""
+    warned: list[str] = []
+    with TraceWriter(folder, manifest, shard_prompts=2, on_warning=warned.append) as writer:
+        done = writer.done
+        for record in records:
+            if record.info.index not in done:
+                writer.add(record)
+    return warned
+
+
+def interrupted_run(folder: Path, records: Iterable[PromptRecord], shard_prompts: int = 8) -> None:
+    """Record some prompts, then Ctrl-C."""
+    with TraceWriter(folder, MANIFEST, shard_prompts, on_warning=lambda _: None) as writer:
+        for record in records:
+            writer.add(record)
+        raise KeyboardInterrupt
+
+
+def contents(folder: Path) -> dict[str, bytes]:
+    return {path.name: path.read_bytes() for path in folder.iterdir()}
+
+
+class KilledError(BaseException):
+    """The process is gone: nothing after it reaches the disk."""
+
+
+def kill_at(patch: pytest.MonkeyPatch, moment: int) -> None:
+    """From the given file operation on, every one fails, those that would clean up too: what a kill leaves behind."""
+    calls = iter(range(10**6))
+
+    def guarded(owner: Any, name: str) -> None:
+        original = getattr(owner, name)
+
+        def operation(*args: Any, **kwargs: Any) -> Any:
+            if next(calls) >= moment:
+                raise KilledError
+            return original(*args, **kwargs)
+
+        patch.setattr(owner, name, operation)
+
+    for owner, name in ((Path, "open"), (os, "fsync"), (Path, "replace"), (Path, "unlink"), (Path, "mkdir")):
+        guarded(owner, name)
+
+
+def killed_run(folder: Path, moment: int) -> bool:
+    """Record until the kill; whether it came before the end."""
+    with pytest.MonkeyPatch.context() as patch:
+        kill_at(patch, moment)
+        try:
+            record_run(folder)
+        except KilledError:
+            return True
+    return False
+
+
+def test_killed_at_any_moment_nothing_is_lost_or_doubled(tmp_path: Path) -> None:
+    """At every file operation of a run, and once more while it is resumed."""
+    for moment in range(100):
+        folder = tmp_path / f"run{moment}"
+        if not killed_run(folder, moment):
+            break
+        killed_run(folder, moment // 2 + 3)
+        before = shard_paths(folder) if folder.exists() else []
+        assert record_run(folder) == []
+        assert same_rows(read_trace(folder), WHOLE)
+        assert set(before) <= set(folder.iterdir())
+        assert {path.suffix for path in folder.iterdir()} == {".json", ".parquet"}
+    assert 24 <= moment < 99  # 4 shards and 2 manifests are written, each in 4 operations
+
+
+@pytest.mark.skipif(not hasattr(signal, "SIGKILL"), reason="this system has no SIGKILL")
+def test_sigkill_then_resume_equals_an_uninterrupted_run(tmp_path: Path) -> None:
+    code = f"""
+import sys, time
+sys.path.insert(0, {str(Path(__file__).parents[1])!r})
+from pathlib import Path
+from synthetic import *
+from draftgauge.traces.writer import TraceWriter
+with TraceWriter(Path({str(tmp_path / "run")!r}), synthetic_manifest(7, {GAMMA}, {LENGTH}), shard_prompts=2) as writer:
+    for record in synthetic_records(0, 7, {LENGTH}, {GAMMA})[:5]:
+        writer.add(record)
+    print("written", flush=True)
+    time.sleep(60)
+"""
+    with subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        assert process.stdout.readline() == "written\n"
+        process.kill()
+    with TraceWriter(tmp_path / "run", MANIFEST, shard_prompts=2) as writer:
+        assert writer.done == {0, 1, 2, 3}
+    assert record_run(tmp_path / "run") == []
+    assert same_rows(read_trace(tmp_path / "run"), WHOLE)
+
+
+def test_interrupt_writes_what_is_in_memory(tmp_path: Path) -> None:
+    with pytest.raises(KeyboardInterrupt):
+        interrupted_run(tmp_path, RECORDS[:3])
+    assert Manifest.load(tmp_path).complete is False
+    assert same_rows(read_trace(tmp_path, allow_incomplete=True), make_trace(RECORDS[:3], LENGTH))
+    assert record_run(tmp_path) == []
+    assert same_rows(read_trace(tmp_path), WHOLE)
+
+
+def test_full_disk_keeps_earlier_shards(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(KeyboardInterrupt):
+        interrupted_run(tmp_path, RECORDS[:2])
+
+    def full(_: int) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(os, "fsync", full)
+    with pytest.raises(DraftgaugeError, match=r"no space left .*run the same command again"):
+        record_run(tmp_path)
+    monkeypatch.undo()
+    assert sorted(contents(tmp_path)) == ["manifest.json", "positions-00000.parquet"]
+    assert record_run(tmp_path) == []
+    assert same_rows(read_trace(tmp_path), WHOLE)
+
+
+@pytest.mark.parametrize("damage", ["truncated", "empty", "flipped"])
+def test_a_damaged_shard_is_named_removed_and_recorded_again(tmp_path: Path, damage: str) -> None:
+    record_run(tmp_path)
+    path = shard_paths(tmp_path)[1]
+    content = bytearray(path.read_bytes())
+    if damage == "flipped":
+        content[100] ^= 0xFF
+    path.write_bytes({"truncated": content[: len(content) // 2], "empty": b"", "flipped": content}[damage])
+    with pytest.raises(TraceError, match=r"positions-00001\.parquet is truncated or damaged .*run `draftgauge profile --out here` again"):
+        read_trace(tmp_path)
+    (warning,) = record_run(tmp_path)
+    assert "positions-00001.parquet is truncated or damaged" in warning
+    assert "recorded again" in warning
+    assert not path.exists()
+    assert same_rows(read_trace(tmp_path), WHOLE)
+
+
+def test_a_complete_trace_with_a_damaged_shard_is_no_longer_complete(tmp_path: Path) -> None:
+    record_run(tmp_path)
+    shard_paths(tmp_path)[0].write_bytes(b"PAR1")
+    with pytest.raises(KeyboardInterrupt):
+        interrupted_run(tmp_path, [])
+    with pytest.raises(TraceError, match="is incomplete: 5 of 7 prompts"):
+        read_trace(tmp_path)
+
+
+def test_damage_is_a_python_warning_by_default(tmp_path: Path) -> None:
+    record_run(tmp_path)
+    shard_paths(tmp_path)[0].write_bytes(b"")
+    with pytest.warns(UserWarning, match=r"positions-00000\.parquet"):
+        TraceWriter(tmp_path, MANIFEST)
+
+
+def test_another_run_is_refused_and_left_alone(tmp_path: Path) -> None:
+    record_run(tmp_path)
+    leftover = tmp_path / ".positions-00009.parquet.1.draftgauge-tmp"
+    leftover.write_bytes(b"half")
+    before = contents(tmp_path)
+    other = replace(MANIFEST, gamma_max=8, target=replace(MANIFEST.target, compression="int8"))
+    message = "another run .*gamma_max: 4, not 8; target.compression: 'none', not 'int8'.*choose another folder"
+    with pytest.raises(TraceError, match=message):
+        TraceWriter(tmp_path, other)
+    assert contents(tmp_path) == before
+
+
+def test_shards_without_manifest_or_of_another_run_are_not_removed(tmp_path: Path) -> None:
+    other = tmp_path / "other"
+    record_run(other, manifest=replace(MANIFEST, drafter="prompt_lookup"))
+    (other / "manifest.json").unlink()
+    before = contents(other)
+    with pytest.raises(TraceError, match=r"shards of a trace without their manifest\.json; choose another folder"):
+        TraceWriter(other, MANIFEST)
+    assert contents(other) == before
+    MANIFEST.save(other)
+    with pytest.raises(TraceError, match=r"positions-00000\.parquet belongs to another run"):
+        TraceWriter(other, MANIFEST)
+    assert len(shard_paths(other)) == 4
+
+
+def test_reopening_a_complete_run_changes_nothing(tmp_path: Path) -> None:
+    record_run(tmp_path)
+    before = contents(tmp_path)
+    assert record_run(tmp_path, manifest=replace(MANIFEST, created="later", command="another")) == []
+    assert contents(tmp_path) == before
+
+
+def test_a_run_is_extended_by_more_prompts_of_the_same_file(tmp_path: Path) -> None:
+    fewer = replace(MANIFEST, prompts=replace(MANIFEST.prompts, count=3))
+    record_run(tmp_path, RECORDS[:3], fewer)
+    first = Manifest.load(tmp_path)
+    assert (first.complete, first.prompts.count, first.prompts.tasks) == (True, 3, ("code", "math", "chat"))
+    with pytest.raises(KeyboardInterrupt):
+        interrupted_run(tmp_path, RECORDS[5:6])
+    with pytest.raises(TraceError, match="is incomplete: 4 of 7 prompts"):
+        read_trace(tmp_path)
+    record_run(tmp_path)
+    assert Manifest.load(tmp_path).prompts.count == 7
+    assert same_rows(read_trace(tmp_path), WHOLE)
+
+
+def test_leaving_early_without_an_error_does_not_complete(tmp_path: Path) -> None:
+    record_run(tmp_path, RECORDS[:6])
+    assert Manifest.load(tmp_path).complete is False
+
+
+def test_what_does_not_fit_the_run_is_refused(tmp_path: Path) -> None:
+    with TraceWriter(tmp_path, MANIFEST, shard_prompts=2) as writer:
+        for record in RECORDS[:3]:
+            writer.add(record)
+        for index in (0, 2):  # in a shard, and in memory
+            with pytest.raises(TraceError, match=f"prompt {index} is recorded already"):
+                writer.add(RECORDS[index])
+        with pytest.raises(TraceError, match="drafts of up to 5 tokens, the run's gamma_max is 4"):
+            writer.add(synthetic_records(0, 1, LENGTH, 5)[0])
+        with pytest.raises(TraceError, match="13 output tokens, the run's limit is 12"):
+            writer.add(synthetic_records(0, 1, 13, GAMMA)[0])
+        with pytest.raises(TraceError, match="prompt 4: text has 0 pieces"):
+            writer.add(replace(RECORDS[4], text=[]))
+    assert same_rows(read_trace(tmp_path, allow_incomplete=True), make_trace(RECORDS[:3], LENGTH))
+
+
+def test_unwritable_folder(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("x")
+    with pytest.raises(DraftgaugeError, match="is a file where a folder is needed"):
+        TraceWriter(tmp_path / "file" / "run", MANIFEST)
