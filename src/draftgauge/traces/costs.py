@@ -28,9 +28,9 @@ class CostCurve:
 
     Attributes:
         contexts: ``[C]`` context lengths in tokens, increasing.
-        verify: ``[C, G + 1]``; column ``k - 1`` is the target's pass over ``k`` tokens with rollback.
+        verify: ``[C, G + 1]``; column ``k - 1`` is the target's pass over ``k`` tokens, reading off its choices and rolling back.
         draft: ``[C, G + 1]``; column ``n`` is proposing ``n`` tokens (column 0 is 0).
-        overhead: seconds a step spends outside drafting and verifying (accepting, committing, the policy).
+        overhead: seconds a step spends outside drafting and verifying (committing, the policy).
         plain: ``[C]`` seconds of one step of plain decoding.
         compression, device, dtype: what was measured on.
         signals: seconds that each distribution looked at adds, for policies that look at signals: those of the drafted tokens

@@ -175,9 +175,9 @@ def train(
     """
     device = next(model.parameters()).device
     optimizers = optimizers_for(model, plan)
-    groups = [group for optimizer in optimizers for group in optimizer.param_groups]
-    base = [group["lr"] for group in groups]
     state = load_checkpoint(folder, model, optimizers) or {"step": 0, "tokens": 0, "seconds": 0.0, "loss": math.nan}
+    groups = [group for optimizer in optimizers for group in optimizer.param_groups]  # loading has replaced them
+    base = [group["lr"] for group in groups]
     batches, progress = Batches(phases, plan), Progress(folder, plan, report)
     for step in range(state["step"], plan.steps):
         for group, rate in zip(groups, base, strict=True):

@@ -7,8 +7,45 @@ from random import Random
 from draftgauge.training.reference.corpus import percentile
 
 PLACES = ("Ones", "Tens", "Hundreds", "Thousands", "Ten thousands", "Hundred thousands")
-NAMES = "Ada Ben Chen Dora Emil Fatima Grace Hugo Iris Jonas Kofi Lena Mira Nils Omar Priya Quinn Rosa Sam Tara".split()
-THINGS = "apples books cards coins eggs flowers keys lamps marbles pens plums shells stamps tickets tokens".split()
+NAMES = [
+    "Ada",
+    "Ben",
+    "Chen",
+    "Dora",
+    "Emil",
+    "Fatima",
+    "Grace",
+    "Hugo",
+    "Iris",
+    "Jonas",
+    "Kofi",
+    "Lena",
+    "Mira",
+    "Nils",
+    "Omar",
+    "Priya",
+    "Quinn",
+    "Rosa",
+    "Sam",
+    "Tara",
+]
+THINGS = [
+    "apples",
+    "books",
+    "cards",
+    "coins",
+    "eggs",
+    "flowers",
+    "keys",
+    "lamps",
+    "marbles",
+    "pens",
+    "plums",
+    "shells",
+    "stamps",
+    "tickets",
+    "tokens",
+]
 BOXES = ("box", "boxes"), ("bag", "bags"), ("basket", "baskets"), ("shelf", "shelves"), ("crate", "crates")
 
 

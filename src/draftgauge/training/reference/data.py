@@ -62,9 +62,7 @@ def windows(
     return packing.pack(documents, shares, count, length, seed)
 
 
-def choose_prompts(
-    texts: Texts, tokenizer: PreTrainedTokenizerFast, seed: int = 0, longest: int = 900
-) -> dict[str, list[tasks.Example]]:
+def choose_prompts(texts: Texts, tokenizer: PreTrainedTokenizerFast, seed: int = 0, longest: int = 900) -> dict[str, list[tasks.Example]]:
     """Reserved examples for every task and split, spread over as many modules as there are."""
     chosen: dict[str, list[tasks.Example]] = {}
     for split, wanted in PROMPTS_PER_SPLIT.items():

@@ -35,7 +35,7 @@ def pack(
     """Windows ``[windows, length]`` that mix the kinds of documents in the given shares of tokens.
 
     Documents of every kind but ``"text"`` are placed whole, and only where they fit; plain text is one stream, cut
-    into slices, that fills the rest.
+    into slices, that fills the rest. A kind none of whose documents fits a window is left out.
 
     Args:
         documents: token arrays by kind; ``"text"`` must be among them.
@@ -46,7 +46,8 @@ def pack(
         slice_length: the longest run of plain text placed at once.
     """
     rng = np.random.default_rng(seed)
-    pools = {k: _Cycle([d for d in documents[k] if len(d) <= length], rng) for k in shares if k != PLAIN}
+    fitting = {k: [d for d in documents[k] if len(d) <= length] for k in shares if k != PLAIN}
+    pools = {k: _Cycle(found, rng) for k, found in fitting.items() if found}
     stream, plain = _Cycle(documents[PLAIN], rng), np.empty(0, np.uint16)
     used = dict.fromkeys(shares, 0)
     out = np.empty((windows, length), np.uint16)
@@ -55,7 +56,7 @@ def pack(
         while filled < length:
             total = sum(used.values())
             kind = max(shares, key=lambda k: shares[k] * total - used[k])
-            if kind != PLAIN and len(pools[kind].peek()) <= length - filled:
+            if kind in pools and len(pools[kind].peek()) <= length - filled:
                 piece = pools[kind].take()
             else:
                 kind = PLAIN

@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import shutil
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from random import Random
 
@@ -18,6 +18,7 @@ import torch
 from torch import nn
 from transformers import PreTrainedTokenizerFast, Qwen3ForCausalLM
 
+from draftgauge.core.provenance import environment, timestamp
 from draftgauge.training.allocator import keep_freed_memory
 from draftgauge.training.loop import Phase, Plan, train
 from draftgauge.training.reference import data, packing, pretrain, regenerate, tokenizer
@@ -97,7 +98,9 @@ def train_drafts(
     cache = work / "answers.json"
     if not cache.exists():
         rng = Random(recipe.seed)
-        questions = [rng.choice(texts.training[task]).split(f"{tokenizer.ASSISTANT}\n")[0] for task in data.TASK_CYCLE * (recipe.questions // 4)]
+        questions = [
+            rng.choice(texts.training[task]).split(f"{tokenizer.ASSISTANT}\n")[0] for task in data.TASK_CYCLE * (recipe.questions // 4)
+        ]
         questions = [q.removeprefix(f"{tokenizer.USER}\n").rstrip("\n") for q in questions]
         found = regenerate.answers(target, tokens, questions, report=lambda d, n: report("answers", {"step": d, "steps": n}))
         cache.write_text(json.dumps(found))
@@ -123,16 +126,26 @@ def save_model(model: Qwen3ForCausalLM, tokens: PreTrainedTokenizerFast, folder:
     tokens.save_pretrained(folder)
 
 
-def save_prompts(texts: data.Texts, tokens: PreTrainedTokenizerFast, folder: Path) -> None:
-    """Write the reserved prompts, one JSON Lines file a split."""
+def save_prompts(texts: data.Texts, tokens: PreTrainedTokenizerFast, folder: Path) -> dict[str, int]:
+    """Write the reserved prompts, one JSON Lines file a split; how many each holds."""
     folder.mkdir(parents=True, exist_ok=True)
+    counts = {}
     for split, examples in data.choose_prompts(texts, tokens).items():
         lines = []
         for number, e in enumerate(examples):
             messages = [{"role": "user", "content": e.question}]
-            row = {"id": f"{split}-{number:03d}", "task": e.task, "split": split, "source": e.source, "messages": messages, "reference": e.answer}
+            row = {
+                "id": f"{split}-{number:03d}",
+                "task": e.task,
+                "split": split,
+                "source": e.source,
+                "messages": messages,
+                "reference": e.answer,
+            }
             lines.append(json.dumps(row, ensure_ascii=False) + "\n")
         (folder / f"{split}.jsonl").write_text("".join(lines), encoding="utf-8")
+        counts[split] = len(lines)
+    return counts
 
 
 def train_reference(out: Path, work: Path, recipe: Recipe, device: torch.device, report: Report = lambda stage, row: None) -> Path:
@@ -157,5 +170,28 @@ def train_reference(out: Path, work: Path, recipe: Recipe, device: torch.device,
     save_model(target, tokens, out / "target")
     for name, model in drafts.items():
         save_model(model, tokens, out / name)
-    save_prompts(texts, tokens, out / "prompts")
+    counts = save_prompts(texts, tokens, out / "prompts")
+    save_training_record(out, work, recipe, counts)
     return out
+
+
+def save_training_record(out: Path, work: Path, recipe: Recipe, prompts: dict[str, int]) -> None:
+    """Write ``training.json``: what the card says of how the pair was made."""
+    states = {stage: json.loads(next((work / stage).glob("step-*/state.json")).read_text()) for stage in ("target", "drafts")}
+    machine = environment()
+    record = {
+        **asdict(recipe),
+        "target_tokens": states["target"]["tokens"],
+        "target_seconds": states["target"]["seconds"],
+        "target_loss": states["target"]["loss"],
+        "draft_tokens": states["drafts"]["tokens"],
+        "draft_seconds": states["drafts"]["seconds"],
+        "shapes": {"target": pretrain.TARGET, **DRAFT_SHAPES},
+        "shares": data.SHARES,
+        "prompts": prompts,
+        "machine": machine["gpu"] or f"{machine['cores']} cores of an {machine['cpu']}",
+        "python": machine["python"],
+        "torch": machine["versions"]["torch"],
+        "date": timestamp()[:10],
+    }
+    (out / "training.json").write_text(json.dumps(record, indent=1) + "\n", encoding="utf-8")

@@ -29,7 +29,9 @@ def answers(
         batch: questions answered together; similar lengths are grouped, which saves padding.
         report: told how many questions of how many are answered.
     """
-    rendered = [tokenizer.apply_chat_template([{"role": "user", "content": q}], tokenize=False, add_generation_prompt=True) for q in questions]
+    rendered = [
+        tokenizer.apply_chat_template([{"role": "user", "content": q}], tokenize=False, add_generation_prompt=True) for q in questions
+    ]
     rendered.sort(key=len)
     found: list[str] = []
     for start in range(0, len(rendered), batch):

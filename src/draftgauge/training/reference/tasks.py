@@ -136,9 +136,7 @@ def summarization_examples(module: Module, rng: Random) -> Iterator[Example]:
     definitions = [n for n in module.tree.body if isinstance(n, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef)]
     imports = [n for n in module.tree.body if isinstance(n, ast.Import | ast.ImportFrom)]
     imported = list(dict.fromkeys(a.name if isinstance(n, ast.Import) else str(n.module) for n in imports for a in n.names))[:8]
-    opening = (f'"""{shorten(doc, 400)}"""\n\n' if doc else "") + "".join(
-        "".join(lines[n.lineno - 1 : n.end_lineno]) for n in imports[:10]
-    )
+    opening = (f'"""{shorten(doc, 400)}"""\n\n' if doc else "") + "".join("".join(lines[n.lineno - 1 : n.end_lineno]) for n in imports[:10])
     start, part = 0, 0
     while start < len(definitions) and part < 12:
         budget, shown, text = MODULE_CHARACTERS - len(opening), [], opening

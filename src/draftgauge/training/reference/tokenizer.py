@@ -9,10 +9,12 @@ from transformers import PreTrainedTokenizerFast
 
 END = "<|endoftext|>"
 USER, ASSISTANT, SYSTEM = "<|user|>", "<|assistant|>", "<|system|>"
+# Line breaks stand inside expressions: templates are rendered with the breaks after blocks trimmed. A prompt for the assistant
+# ends with its role and no line break: the tokenizer joins a break with the indentation that follows, so it belongs to the answer.
 CHAT_TEMPLATE = (
-    "{% for message in messages %}<|{{ message['role'] }}|>\n{{ message['content'] }}"
-    "{% if message['role'] == 'assistant' %}<|endoftext|>{% endif %}\n{% endfor %}"
-    "{% if add_generation_prompt %}<|assistant|>\n{% endif %}"
+    "{% for message in messages %}{{ '<|' + message['role'] + '|>\\n' + message['content'] }}"
+    "{% if message['role'] == 'assistant' %}{{ '<|endoftext|>' }}{% endif %}{{ '\\n' }}{% endfor %}"
+    "{% if add_generation_prompt %}{{ '<|assistant|>' }}{% endif %}"
 )
 
 

@@ -1,0 +1,37 @@
+"""What the benchmark scripts share."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+
+from draftgauge.core.provenance import command_line, write_measurement
+
+console = Console(stderr=True)
+
+
+def arguments(description: str | None) -> argparse.Namespace:
+    """Parse ``--out``, ``--per-task``, ``--rounds`` and ``--max-new-tokens``."""
+    parser = argparse.ArgumentParser(description=description)
+    parser.add_argument("--out", type=Path, default=Path("docs/results"), help="folder for the JSON")
+    parser.add_argument("--per-task", type=int, default=6, help="prompts of each task")
+    parser.add_argument("--rounds", type=int, default=3, help="how often every prompt is decoded")
+    parser.add_argument("--max-new-tokens", type=int, default=128)
+    return parser.parse_args()
+
+
+def show_progress(what: str, done: int, total: int) -> None:
+    """One line every now and then."""
+    if total and done in (total // 4, total // 2, 3 * total // 4, total):
+        console.print(f"{what}: {done} of {total}", highlight=False)
+
+
+def save(out: Path, name: str, rows: Sequence[Mapping[str, Any]]) -> None:
+    """Write the rows and print the headline ones."""
+    out.mkdir(parents=True, exist_ok=True)
+    write_measurement(out / name, command_line(), rows)
+    console.print(f"wrote {out / name}", highlight=False)

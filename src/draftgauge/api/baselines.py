@@ -1,0 +1,113 @@
+"""Transformers' own ``generate()`` as an outside baseline, timed like our loops: decoding only, prefill apart."""
+
+from __future__ import annotations
+
+import copy
+import time
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+from transformers import GenerationConfig
+from transformers.generation.streamers import BaseStreamer
+
+from draftgauge.api.pair import Pair
+from draftgauge.core.errors import DraftgaugeError
+
+GENERATE, ASSISTED, ASSISTED_CONSTANT = "transformers-generate", "transformers-assisted", "transformers-assisted-constant"
+
+
+@dataclass
+class BaselineRun:
+    """One output of ``generate()``: tokens, seconds of decoding after the first tokens came, and how many those were."""
+
+    tokens: list[int]
+    first_tokens: int
+    prefill_seconds: float
+    decode_seconds: float
+
+
+@dataclass
+class _Clock(BaseStreamer):
+    """A streamer that notes when the first tokens came; ``generate`` hands it the prompt first."""
+
+    device: torch.device
+    puts: int = 0
+    first_at: float = 0.0
+    first_tokens: int = 0
+    tokens: list[int] = field(default_factory=list)
+
+    def put(self, value: Tensor) -> None:
+        self.puts += 1
+        if self.puts == 2:
+            self.first_at, self.first_tokens = _now(self.device), value.numel()
+
+    def end(self) -> None:
+        """Nothing is buffered."""
+
+
+def _now(device: torch.device) -> float:
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+    return time.perf_counter()
+
+
+class TransformersBaseline:
+    """``generate()`` of transformers, plain, assisted at its defaults, or assisted with a constant draft length.
+
+    Assisted generation keeps what it adapts in the draft's generation configuration, which lasts across prompts as it would
+    in a server; each baseline has its own, and puts it in place only while it runs.
+    """
+
+    def __init__(self, pair: Pair, name: str, gamma: int | None = None) -> None:
+        """A baseline on the models of a pair.
+
+        Args:
+            pair: with a draft model, unless the baseline is plain ``generate()``.
+            name: one of ``transformers-generate``, ``transformers-assisted`` and ``transformers-assisted-constant``.
+            gamma: the constant length.
+        """
+        self.pair, self.name = pair, name
+        self.assistant = None
+        if name != GENERATE:
+            if pair.draft is None:
+                raise DraftgaugeError(f"{name} needs a draft model, and this pair drafts by prompt lookup")
+            self.assistant = pair.draft.module
+            settings: GenerationConfig = copy.deepcopy(self.assistant.generation_config)
+            if name == ASSISTED_CONSTANT:
+                settings.num_assistant_tokens = gamma
+                settings.num_assistant_tokens_schedule = "constant"
+                settings.assistant_confidence_threshold = 0.0
+            self.settings = settings
+
+    @torch.inference_mode()
+    def run(self, prompt_tokens: list[int], max_new_tokens: int) -> BaselineRun:
+        """Decode one prompt greedily."""
+        target = self.pair.target.module
+        device = self.pair.target.spec.device
+        ids = torch.tensor([prompt_tokens], device=device)
+        clock = _Clock(device)
+        ends = sorted(self.pair.end_tokens)
+        arguments = {"assistant_model": self.assistant} if self.assistant is not None else {}
+        original = None if self.assistant is None else self.assistant.generation_config
+        if self.assistant is not None:
+            self.assistant.generation_config = self.settings
+        started = _now(device)
+        try:
+            output = target.generate(
+                input_ids=ids,
+                attention_mask=torch.ones_like(ids),
+                max_new_tokens=max_new_tokens,
+                do_sample=False,
+                eos_token_id=ends or None,
+                pad_token_id=ends[0] if ends else 0,
+                streamer=clock,
+                **arguments,
+            )
+        finally:
+            if self.assistant is not None:
+                self.settings = self.assistant.generation_config
+                self.assistant.generation_config = original
+        ended = _now(device)
+        first_at = clock.first_at or ended
+        return BaselineRun(output[0, len(prompt_tokens) :].tolist(), clock.first_tokens, first_at - started, ended - first_at)

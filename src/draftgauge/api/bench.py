@@ -1,0 +1,236 @@
+"""Policies and baselines live, interleaved prompt by prompt: A B C A B C ..., in one process."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from draftgauge.api.baselines import ASSISTED, ASSISTED_CONSTANT, GENERATE, TransformersBaseline
+from draftgauge.api.pair import Pair
+from draftgauge.api.runs import load_pair_of, prompts_of, select_runs
+from draftgauge.core.errors import DraftgaugeError
+from draftgauge.decoding.plain import plain_decode
+from draftgauge.decoding.settings import DecodingSettings
+from draftgauge.decoding.speculative import speculative_decode
+from draftgauge.policies.base import Policy
+from draftgauge.policies.registry import expand_policy, make_policy
+from draftgauge.replay.bootstrap import RESAMPLES, ratio_interval
+from draftgauge.traces.manifest import Manifest
+
+PLAIN = "plain"
+DEFAULT_CONSTANT = 5
+Progress = Callable[[str, int, int], None]
+
+
+@dataclass(frozen=True)
+class BenchPrompt:
+    """A prompt ready to decode."""
+
+    tokens: list[int]
+    task: str
+
+
+@dataclass(frozen=True)
+class ArmRun:
+    """One prompt decoded once: committed tokens, target passes (0 if unknown), decoding seconds of ``timed`` tokens."""
+
+    tokens: list[int]
+    steps: int
+    timed: int
+    seconds: float
+    prefill_seconds: float
+
+
+@dataclass
+class Arm:
+    """One way of decoding, with all its runs by prompt and round."""
+
+    name: str
+    decode: Callable[[list[int]], ArmRun]
+    runs: list[list[ArmRun]] = field(default_factory=list)
+
+
+def plain_arm(pair: Pair, settings: DecodingSettings) -> Arm:
+    """Plain decoding with the pair's engine: what every output and speed is compared with."""
+
+    def decode(prompt: list[int]) -> ArmRun:
+        g = plain_decode(pair.target, prompt, settings)
+        return ArmRun(g.tokens, len(g.steps), len(g.tokens), g.decode_seconds, g.prefill_seconds)
+
+    return Arm(PLAIN, decode)
+
+
+def policy_arm(pair: Pair, name: str, policy: Policy, settings: DecodingSettings) -> Arm:
+    """Speculative decoding under a policy."""
+    drafter = pair.drafter()
+
+    def decode(prompt: list[int]) -> ArmRun:
+        g = speculative_decode(pair.target, drafter, policy, prompt, settings)
+        return ArmRun(g.tokens, len(g.steps), len(g.tokens), g.decode_seconds, g.prefill_seconds)
+
+    return Arm(name, decode)
+
+
+def transformers_arms(pair: Pair, max_new_tokens: int, gamma: int = DEFAULT_CONSTANT) -> list[Arm]:
+    """``generate()`` plain, assisted at its defaults, and assisted at a constant length."""
+    baselines = [TransformersBaseline(pair, GENERATE)]
+    if pair.draft is not None:
+        baselines += [TransformersBaseline(pair, ASSISTED), TransformersBaseline(pair, ASSISTED_CONSTANT, gamma)]
+
+    def arm(baseline: TransformersBaseline) -> Arm:
+        def decode(prompt: list[int]) -> ArmRun:
+            r = baseline.run(prompt, max_new_tokens)
+            return ArmRun(r.tokens, 0, max(len(r.tokens) - r.first_tokens, 0), r.decode_seconds, r.prefill_seconds)
+
+        return Arm(f"{baseline.name}:{gamma}" if baseline.name == ASSISTED_CONSTANT else baseline.name, decode)
+
+    return [arm(b) for b in baselines]
+
+
+def bench_arms(arms: Sequence[Arm], prompts: Sequence[BenchPrompt], rounds: int, progress: Progress, label: str) -> None:
+    """Decode every prompt with every arm, arm after arm within a prompt, ``rounds`` times; fills the arms' runs.
+
+    All arms decode the first prompt once beforehand, which is not counted.
+    """
+    if rounds < 1:
+        raise DraftgaugeError(f"rounds must be at least 1, not {rounds}")
+    for arm in arms:
+        arm.decode(prompts[0].tokens)
+        arm.runs = [[] for _ in prompts]
+    done, total = 0, rounds * len(prompts)
+    progress(label, 0, total)
+    for _ in range(rounds):
+        for number, prompt in enumerate(prompts):
+            for arm in arms:
+                arm.runs[number].append(arm.decode(prompt.tokens))
+            done += 1
+            progress(label, done, total)
+
+
+def bench_rows(arms: Sequence[Arm], prompts: Sequence[BenchPrompt], compression: str) -> list[dict[str, Any]]:
+    """One flat row for every arm and task (and ``all``); the arm named ``plain`` must be among them.
+
+    Rows hold ``policy, compression, task, prompts, tokens_per_step, tokens_per_second`` (with
+    ``_low`` and ``_high``), ``ratio_to_plain`` (median of the
+    interleaved pairs with its 95% interval over prompts), ``ratio_to_best_transformers``, ``mismatches`` (positions whose token is
+    not plain decoding's), ``mismatched_prompts`` and ``prefill_seconds``.
+    """
+    plain = next(arm for arm in arms if arm.name == PLAIN)
+    tasks = [*dict.fromkeys(p.task for p in prompts), "all"]
+    rows = []
+    for task in tasks if len(tasks) > 2 else [*tasks[:1], "all"]:
+        chosen = [n for n, p in enumerate(prompts) if task in (p.task, "all")]
+        outside = [arm for arm in arms if arm.name.startswith("transformers")]
+        best = max(outside, key=lambda arm: _speed(arm, chosen)[0], default=None)
+        for arm in arms:
+            row = {"policy": arm.name, "compression": compression, "task": task, "prompts": len(chosen)}
+            row |= _figures(arm, plain, best, chosen)
+            rows.append(row)
+    return rows
+
+
+def _figures(arm: Arm, plain: Arm, best: Arm | None, chosen: list[int]) -> dict[str, Any]:
+    steps = sum(arm.runs[n][0].steps for n in chosen)
+    differing = [_mismatches(arm.runs[n][0].tokens, plain.runs[n][0].tokens) for n in chosen]
+    speed, low, high = _speed(arm, chosen)
+    ratio, ratio_low, ratio_high = _paired_ratio(arm, plain, chosen)
+    return {
+        "tokens_per_step": sum(len(arm.runs[n][0].tokens) for n in chosen) / steps if steps else None,
+        "tokens_per_second": speed,
+        "tokens_per_second_low": low,
+        "tokens_per_second_high": high,
+        "ratio_to_plain": ratio,
+        "ratio_to_plain_low": ratio_low,
+        "ratio_to_plain_high": ratio_high,
+        "ratio_to_best_transformers": _paired_ratio(arm, best, chosen)[0] if best is not None else None,
+        "best_transformers": best.name if best is not None else None,
+        "mismatches": sum(differing),
+        "mismatched_prompts": sum(d > 0 for d in differing),
+        "prefill_seconds": float(np.median([r.prefill_seconds for n in chosen for r in arm.runs[n]])),
+    }
+
+
+def _mismatches(tokens: list[int], reference: list[int]) -> int:
+    """Positions at which two outputs differ; missing ones differ too."""
+    return sum(a != b for a, b in zip(tokens, reference, strict=False)) + abs(len(tokens) - len(reference))
+
+
+def _speed(arm: Arm, chosen: list[int]) -> tuple[float, float, float]:
+    """Tokens per second with its interval over prompts; the median of the rounds stands for each prompt."""
+    timed = [arm.runs[n][0].timed for n in chosen]
+    seconds = [float(np.median([r.seconds for r in arm.runs[n]])) for n in chosen]
+    return ratio_interval(timed, seconds)
+
+
+def _paired_ratio(arm: Arm, other: Arm, chosen: list[int]) -> tuple[float, float, float]:
+    """Median over prompts and rounds of one arm's speed over the other's in the same round, with a 95% interval over prompts."""
+    ratios = np.array([[_per_second(a) / _per_second(b) for a, b in zip(arm.runs[n], other.runs[n], strict=True)] for n in chosen])
+    draws = np.random.default_rng(0).integers(0, len(chosen), (RESAMPLES, len(chosen)))
+    medians = np.nanmedian(ratios[draws].reshape(RESAMPLES, -1), axis=1)
+    low, high = np.nanquantile(medians, [0.025, 0.975])
+    return float(np.nanmedian(ratios)), float(low), float(high)
+
+
+def _per_second(run: ArmRun) -> float:
+    return run.timed / run.seconds if run.timed and run.seconds else float("nan")
+
+
+def default_policies(manifest: Manifest, folder: Path) -> list[str]:
+    """Without a choice: the best fixed length of the recorded run, with a shorter and a longer one, and the simple adaptive policies."""
+    from draftgauge.api.replay import best_gamma_of
+
+    best = max(1, best_gamma_of(folder))
+    near = sorted({max(1, best - 2), best, min(manifest.gamma_max, best + 2)})
+    return ["none", *(f"fixed:{g}" for g in near), "hf-heuristic", "hf-confidence", "cumulative-confidence"]
+
+
+def bench_run(
+    folder: Path,
+    policies: Sequence[str] | None = None,
+    *,
+    baselines: bool = True,
+    rounds: int = 3,
+    limit: int | None = None,
+    per_task: int | None = None,
+    tasks: Sequence[str] | None = None,
+    split: str | None = None,
+    device: str | None = None,
+    engine: str = "auto",
+    trust_remote_code: bool = False,
+    progress: Progress = lambda what, done, total: None,
+) -> list[dict[str, Any]]:
+    """Bench policies live on the pair and the prompts of recorded runs.
+
+    Args:
+        folder: a recorded run, or a folder of runs (one compression each); manifests name pair, prompts and output length.
+        policies: specs; the bare ``fixed`` stands for every length. A sensible choice if None.
+        baselines: also run transformers' ``generate()``.
+        rounds: how often every prompt is decoded by every arm.
+        limit, per_task, tasks, split: which of the recorded prompts.
+        device, engine, trust_remote_code: how to load the models.
+        progress: told (what, done, total).
+
+    Returns:
+        Rows as :func:`bench_rows` describes.
+
+    Raises:
+        DraftgaugeError: for unknown policies, or models that are not those of the trace.
+    """
+    rows: list[dict[str, Any]] = []
+    for run, manifest in select_runs(folder):
+        specs = [s for p in policies or default_policies(manifest, run) for s in expand_policy(p, manifest.gamma_max)]
+        made = {spec: make_policy(spec, manifest.gamma_max) for spec in specs}
+        pair = load_pair_of(manifest, device=device, engine=engine, trust_remote_code=trust_remote_code)
+        prompts = [
+            BenchPrompt(t, p.task) for p, t in prompts_of(run, manifest, pair, limit=limit, per_task=per_task, tasks=tasks, split=split)
+        ]
+        settings = DecodingSettings(max_new_tokens=manifest.max_new_tokens, end_tokens=pair.end_tokens)
+        arms = [plain_arm(pair, settings), *(policy_arm(pair, spec, policy, settings) for spec, policy in made.items())]
+        arms += transformers_arms(pair, manifest.max_new_tokens) if baselines else []
+        bench_arms(arms, prompts, rounds, progress, f"bench {manifest.target.compression}")
+        rows += bench_rows(arms, prompts, manifest.target.compression)
+    return rows

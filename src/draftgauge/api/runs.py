@@ -1,0 +1,105 @@
+"""Recorded runs: which folder holds what, and the pair and prompts that its manifest names."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Sequence
+from pathlib import Path
+
+from draftgauge.api.pair import Pair, load_pair
+from draftgauge.core.errors import TraceError
+from draftgauge.core.prompts import Prompt, read_prompts
+from draftgauge.models.reference import PAIR_FOLDER
+from draftgauge.traces.costs import CostCurve
+from draftgauge.traces.manifest import COSTS_NAME, Manifest
+from draftgauge.traces.reader import find_runs, read_trace
+from draftgauge.traces.trace import Trace
+
+BUNDLED_PROMPTS = "reference:"
+
+
+def prompt_file(prompts: str | Path | None, split: str = "test") -> Path:
+    """The file that a prompts argument means: a path, or ``reference:SPLIT`` and None for the bundled prompts."""
+    if prompts is None:
+        return PAIR_FOLDER / "prompts" / f"{split}.jsonl"
+    if str(prompts).startswith(BUNDLED_PROMPTS):
+        return PAIR_FOLDER / "prompts" / f"{str(prompts).removeprefix(BUNDLED_PROMPTS)}.jsonl"
+    return Path(prompts)
+
+
+def prompt_name(path: Path) -> str:
+    """How a manifest names a prompt file: bundled ones by their split, so that the name holds on every machine."""
+    return f"{BUNDLED_PROMPTS}{path.stem}" if path.parent == PAIR_FOLDER / "prompts" else str(path)
+
+
+def select_runs(folder: Path) -> list[tuple[Path, Manifest]]:
+    """The runs at a place with their manifests, uncompressed targets first."""
+    order = ("none", "bf16", "fp16", "int8", "nf4")
+    runs = [(run, Manifest.load(run)) for run in find_runs(folder)]
+    return sorted(runs, key=lambda r: (order.index(r[1].target.compression), r[0].name))
+
+
+def read_run(run: Path, tasks: Sequence[str] | None = None, split: str | None = None) -> tuple[Trace, CostCurve]:
+    """Trace and cost curve of a run."""
+    return read_trace(run, tasks, split), CostCurve.load(run / COSTS_NAME)
+
+
+def load_pair_of(manifest: Manifest, device: str | None = None, engine: str = "auto", trust_remote_code: bool = False) -> Pair:
+    """Load the models that a trace was recorded with.
+
+    Raises:
+        TraceError: if the models at those places are not the recorded ones any more.
+    """
+    pair = load_pair(
+        manifest.target.source,
+        manifest.draft.source if manifest.draft is not None else None,
+        manifest.target.compression,
+        manifest.drafter,
+        device=device,
+        engine=engine,
+        trust_remote_code=trust_remote_code,
+    )
+    found = pair.fingerprints()
+    for role, entry in (("target", manifest.target), ("draft", manifest.draft)):
+        if entry is not None and found[role] != entry.fingerprint:
+            raise TraceError(
+                f"the {role} at {entry.source} is not the model that this trace was recorded with: profile it into a new folder"
+            )
+    return pair
+
+
+def prompts_of(
+    run: Path,
+    manifest: Manifest,
+    pair: Pair,
+    *,
+    limit: int | None = None,
+    per_task: int | None = None,
+    tasks: Sequence[str] | None = None,
+    split: str | None = None,
+) -> list[tuple[Prompt, list[int]]]:
+    """The recorded prompts of a run with their token ids.
+
+    Raises:
+        TraceError: if the prompt file has changed since.
+    """
+    path = prompt_file(manifest.prompts.path)
+    if path.is_file() and hashlib.sha256(path.read_bytes()).hexdigest() != manifest.prompts.sha256:
+        raise TraceError(f"{path} has changed since the trace in {run} was recorded: record it again into a new folder")
+    recorded = {p.index: p.prompt_tokens for p in read_trace(run).prompts}
+    prompts = first_per_task([p for p in read_prompts(path, None, tasks, split) if p.index in recorded], per_task)[:limit]
+    # A prompt that was recorded truncated is decoded truncated: its end is what was kept.
+    return [(p, pair.encode(p)[-recorded[p.index] :]) for p in prompts]
+
+
+def first_per_task(prompts: list[Prompt], count: int | None) -> list[Prompt]:
+    """The first ``count`` prompts of every task, in the file's order; all of them if None."""
+    if count is None:
+        return prompts
+    seen: dict[str, int] = {}
+    kept = []
+    for prompt in prompts:
+        seen[prompt.task] = seen.get(prompt.task, 0) + 1
+        if seen[prompt.task] <= count:
+            kept.append(prompt)
+    return kept

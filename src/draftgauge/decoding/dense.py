@@ -1,0 +1,170 @@
+"""What would be drafted from every position of a known output: all positions together, or one by one as a live run would.
+
+Row ``p`` drafts the continuation of prompt and ``output[:p]``. Where the first token drafted at ``p`` is ``output[p]``, the rest of
+that draft is what row ``p + 1`` drafts. So only rows whose first token departs from the output need a branch of their own,
+and the others are read off the rows after them.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from draftgauge.drafters.base import Drafter
+from draftgauge.models.base import CachedModel
+from draftgauge.verification import signals
+
+Rows = NDArray[np.int64]
+
+CHUNK = 256  # positions that go through the draft model together: bounds the memory for logits
+
+
+@dataclass(frozen=True)
+class DenseDrafts:
+    """Drafts from ``N`` positions, each of up to ``G`` tokens.
+
+    Attributes:
+        tokens: ``[N, G]`` int32, -1 where nothing was drafted.
+        shown: ``[3, N, G]`` float32, confidence, entropy (bits) and margin; NaN where nothing was drafted.
+    """
+
+    tokens: NDArray[np.int32]
+    shown: NDArray[np.float32]
+
+    @classmethod
+    def empty(cls, positions: int, gamma_max: int) -> DenseDrafts:
+        """Nothing drafted anywhere."""
+        return cls(np.full((positions, gamma_max), -1, np.int32), np.full((3, positions, gamma_max), np.nan, np.float32))
+
+
+@torch.inference_mode()
+def draft_densely(
+    model: CachedModel,
+    prompt_tokens: list[int],
+    output: list[int],
+    gamma_max: int,
+    end_tokens: frozenset[int] = frozenset(),
+    vocabulary: int | None = None,
+) -> DenseDrafts:
+    """Greedy drafts of a language model from every position of an output, all positions together.
+
+    One pass takes in prompt and output; then every branch grows by one token in each of ``gamma_max - 1`` passes.
+
+    Args:
+        model: the draft model; its cache is overwritten.
+        prompt_tokens: at least one.
+        output: ``N`` tokens; an end token can only be the last.
+        gamma_max: longest draft, ``G``.
+        end_tokens: a draft ends with any of these.
+        vocabulary: the draft's logits are cut to so many, those of the target.
+
+    Returns:
+        The drafts, shorter where an end token came or the draft model's context ends.
+    """
+    positions = len(output)
+    rows = min(positions + 1, model.spec.context - len(prompt_tokens) + 1)  # row N is what drafts right up to the end go on with
+    drafts = DenseDrafts.empty(positions, gamma_max)
+    if rows <= 0:
+        return drafts
+    own = DenseDrafts.empty(rows, gamma_max)
+    _draft_first(model, prompt_tokens, output, own, vocabulary)
+
+    first = own.tokens[:, 0]
+    ended = np.isin(first, list(end_tokens))
+    goes_on = np.zeros(rows, np.bool_)  # into the next row, which has the same text before it
+    goes_on[:-1] = (first[:-1] == np.asarray(output[: rows - 1])) & ~ended[:-1]
+    limits = np.minimum(gamma_max, model.spec.context - len(prompt_tokens) - np.arange(rows) + 1)
+    if rows > positions:  # row N is drafted for others alone, which have one token of their own before it
+        limits[positions] = min(limits[positions], gamma_max - 1) if goes_on[positions - 1] else 1
+    branching = np.flatnonzero(~goes_on & ~ended & (limits > 1))
+    for begin in range(0, len(branching), CHUNK):
+        chunk = branching[begin : begin + CHUNK]
+        _grow_branches(model, len(prompt_tokens) + chunk, chunk, limits, own, vocabulary)
+    _cut_after_end(own, end_tokens)
+
+    known = min(positions, rows)
+    row, column = _sources(goes_on, known, gamma_max)
+    drafts.tokens[:known] = own.tokens[row, column]
+    drafts.shown[:, :known] = own.shown[:, row, column]
+    return drafts
+
+
+def draft_position_by_position(drafter: Drafter, prompt_tokens: list[int], output: list[int], gamma_max: int) -> DenseDrafts:
+    """The same with any drafter as it is used live, one position after the other: the reference, and cheap without a model."""
+    drafts = DenseDrafts.empty(len(output), gamma_max)
+    drafter.prefill(prompt_tokens)
+    for position, token in enumerate(output):
+        draft = drafter.propose(gamma_max, lambda signal: True)
+        count = len(draft.tokens)
+        drafts.tokens[position, :count] = draft.tokens
+        for depth, signal in enumerate(draft.signals):
+            drafts.shown[:, position, depth] = signal[1:]
+        drafter.commit(0, [token])
+    return drafts
+
+
+def _draft_first(model: CachedModel, prompt_tokens: list[int], output: list[int], own: DenseDrafts, vocabulary: int | None) -> None:
+    """Take in prompt and output; the first drafted token of every row."""
+    device = model.spec.device
+    model.reset()
+    if len(prompt_tokens) > 1:
+        model.forward(torch.tensor(prompt_tokens[:-1], device=device), last_only=True)
+    rows = len(own.tokens)
+    text = torch.tensor([prompt_tokens[-1], *output][:rows], device=device)
+    for begin in range(0, rows, CHUNK):
+        logits = model.forward(text[begin : begin + CHUNK])[:, :vocabulary]
+        _note(logits, logits.argmax(-1), own, np.arange(begin, begin + len(logits)), 0)
+
+
+def _grow_branches(
+    model: CachedModel,
+    starts: NDArray[np.int64],
+    rows: NDArray[np.int64],
+    limits: NDArray[np.int64],
+    own: DenseDrafts,
+    vocabulary: int | None,
+) -> None:
+    """Draft on from the first token of some rows, all of them a token at a time, each up to its limit."""
+    device = model.spec.device
+    session = model.branches(torch.tensor(starts, device=device))
+    tokens = torch.tensor(own.tokens[rows, 0], dtype=torch.int64, device=device)
+    for depth in range(1, int(limits[rows].max())):
+        within = limits[rows] > depth
+        if not within.all():
+            kept = torch.tensor(np.flatnonzero(within), device=device)
+            session.keep(kept)
+            tokens, rows = tokens[kept], rows[within]
+        logits = session.step(tokens)[:, :vocabulary]
+        tokens = logits.argmax(-1)
+        _note(logits, tokens, own, rows, depth)
+
+
+def _note(logits: Tensor, tokens: Tensor, own: DenseDrafts, rows: Rows, depth: int) -> None:
+    """Write the tokens drafted at a depth and their signals, ``[rows]``."""
+    own.tokens[rows, depth] = tokens.cpu().numpy()
+    own.shown[:, rows, depth] = torch.stack(signals(logits)).cpu().numpy()
+
+
+def _cut_after_end(own: DenseDrafts, end_tokens: frozenset[int]) -> None:
+    ends = np.isin(own.tokens, list(end_tokens))
+    after = np.cumsum(ends, axis=1) - ends > 0
+    own.tokens[after] = -1
+    own.shown[:, after] = np.nan
+
+
+def _sources(goes_on: NDArray[np.bool_], positions: int, gamma_max: int) -> tuple[Rows, Rows]:
+    """Where each drafted token is found: ``[positions, G]`` rows and columns of the rows' own drafts.
+
+    Row ``p`` follows the output up to row ``q``, the next one that does not go on: its tokens are the first ones of the rows
+    ``p .. q - 1``, then the draft of row ``q``.
+    """
+    stops = np.flatnonzero(~goes_on)
+    row = np.arange(positions)[:, None]
+    stop = stops[np.searchsorted(stops, row)]
+    depth = np.arange(gamma_max)
+    follows = depth < stop - row
+    return np.where(follows, row + depth, stop), np.where(follows, 0, depth - (stop - row))

@@ -1,0 +1,69 @@
+"""The plain loop, one token a pass: the reference that speculative decoding must equal."""
+
+from __future__ import annotations
+
+import torch
+from torch import Generator
+
+from draftgauge.decoding.clock import seconds
+from draftgauge.decoding.results import Generation, OnCommit
+from draftgauge.decoding.settings import DecodingSettings, check_request
+from draftgauge.decoding.stopping import Detokenize, Finish, Stopper
+from draftgauge.models.base import CachedModel
+from draftgauge.policies.base import Step
+from draftgauge.verification import choose
+
+
+@torch.inference_mode()
+def plain_decode(
+    model: CachedModel,
+    prompt_tokens: list[int],
+    settings: DecodingSettings,
+    generator: Generator | None = None,
+    on_commit: OnCommit | None = None,
+    detokenize: Detokenize | None = None,
+) -> Generation:
+    """Decode without speculation.
+
+    Args:
+        model: the target; its cache is emptied first.
+        prompt_tokens: at least one.
+        settings: limit, sampling and what stops the output.
+        generator: on the model's device, needed if the sampling is not greedy.
+        on_commit: told each token as it is committed.
+        detokenize: decodes token ids, needed for stop strings.
+
+    Returns:
+        The output; every origin is "plain" and every step commits one token.
+
+    Raises:
+        DraftgaugeError: if the prompt is empty, does not fit the model's context, or something needed is missing.
+    """
+    check_request(model.spec, prompt_tokens, settings, generator)
+    device = model.spec.device
+    stopper = Stopper(settings, detokenize)
+    started = seconds(device)
+    prefill(model, prompt_tokens)
+    prefilled = seconds(device)
+
+    result = Generation(prefill_seconds=prefilled - started)
+    token = torch.tensor(prompt_tokens[-1:], device=device)
+    finish: Finish | None = None
+    while finish is None:
+        token = choose(model.forward(token), settings.sampling, generator)
+        committed, finish = stopper.cut(token.tolist())
+        result.tokens += committed
+        if on_commit is not None:
+            on_commit(committed, ["plain"])
+    result.finish = finish
+    result.origins = ["plain"] * len(result.tokens)
+    result.steps = [Step(0, 0, 1)] * len(result.tokens)
+    result.decode_seconds = seconds(device) - prefilled
+    return result
+
+
+def prefill(model: CachedModel, prompt_tokens: list[int]) -> None:
+    """Take in the prompt but for its last token, whose logits the first step needs."""
+    model.reset()
+    if len(prompt_tokens) > 1:
+        model.forward(torch.tensor(prompt_tokens[:-1], device=model.spec.device), last_only=True)

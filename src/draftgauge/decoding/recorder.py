@@ -1,0 +1,118 @@
+"""The recorder: the target's greedy output for a prompt, and at each of its positions what would be drafted from there."""
+
+from __future__ import annotations
+
+import numpy as np
+from numpy.typing import NDArray
+from transformers import PreTrainedTokenizerBase
+
+from draftgauge.core.errors import DraftgaugeError
+from draftgauge.core.prompts import Prompt
+from draftgauge.decoding.dense import DenseDrafts, draft_densely, draft_position_by_position
+from draftgauge.decoding.plain import plain_decode
+from draftgauge.decoding.results import Generation
+from draftgauge.decoding.settings import DecodingSettings
+from draftgauge.decoding.speculative import speculative_decode
+from draftgauge.decoding.wrapping import EntropyTap
+from draftgauge.drafters.base import Drafter
+from draftgauge.drafters.language_model import LanguageModelDrafter
+from draftgauge.models.base import CachedModel
+from draftgauge.models.detokenize import IncrementalDecoder
+from draftgauge.policies.base import Policy
+from draftgauge.traces.checks import accepted_lengths
+from draftgauge.traces.record import PromptRecord
+from draftgauge.traces.trace import PromptInfo
+
+
+def record_prompt(
+    target: CachedModel,
+    drafter: Drafter,
+    prompt: Prompt,
+    prompt_tokens: list[int],
+    settings: DecodingSettings,
+    tokenizer: PreTrainedTokenizerBase,
+    gamma_max: int = 16,
+    speculate: Policy | None = None,
+) -> PromptRecord:
+    """Record one prompt densely.
+
+    Passes over many positions round differently from a live drafter's single steps: in float32 the record is what a live run
+    shows up to the last digits; in lower precision a drafted near-tie may fall the other way.
+
+    Args:
+        target: the model whose greedy output is recorded; its cache is overwritten.
+        drafter: what drafts. A language model drafts from all positions together, any other drafter from one after the other.
+        prompt: where it comes from.
+        prompt_tokens: its token ids, at least one.
+        settings: greedy; its limit and end tokens end the output, the end tokens also drafts.
+        tokenizer: for the text of the output.
+        gamma_max: longest draft, at least 1.
+        speculate: generate the output with the drafter under this policy instead of the plain loop. In float32 the output is the
+            same and comes sooner; in lower precision or with a quantised target, near-ties may fall the other way.
+
+    Raises:
+        DraftgaugeError: if the settings sample or stop at strings, ``gamma_max`` is not positive, or as the loops raise.
+    """
+    if gamma_max < 1:
+        raise DraftgaugeError(f"gamma_max is the longest draft and must be at least 1, not {gamma_max}")
+    if not settings.sampling.greedy or settings.stop_strings:
+        raise DraftgaugeError("a trace is of greedy output up to an end token: record at temperature 0 and without stop strings")
+    output, target_entropy = generate_greedily(target, prompt_tokens, settings, drafter if speculate else None, speculate)
+    drafts = draft_everywhere(drafter, prompt_tokens, output.tokens, gamma_max, target.spec.vocabulary)
+    info = PromptInfo(
+        index=prompt.index,
+        identifier=prompt.identifier,
+        task=prompt.task,
+        split=prompt.split,
+        prompt_tokens=len(prompt_tokens),
+        output_tokens=len(output.tokens),
+        finish=output.finish,
+    )
+    token = np.asarray(output.tokens, np.int32)
+    return PromptRecord(
+        info=info,
+        token=token,
+        text=text_pieces(tokenizer, output.tokens),
+        target_entropy=target_entropy,
+        draft_token=drafts.tokens,
+        confidence=drafts.shown[0],
+        entropy=drafts.shown[1],
+        margin=drafts.shown[2],
+        accepted=accepted_lengths(token, drafts.tokens),
+    )
+
+
+def generate_greedily(
+    target: CachedModel, prompt_tokens: list[int], settings: DecodingSettings, drafter: Drafter | None = None, policy: Policy | None = None
+) -> tuple[Generation, NDArray[np.float32]]:
+    """The target's output, by the plain loop or with a drafter and a policy, and the entropy in bits behind each of its tokens."""
+    tap = EntropyTap(target, len(prompt_tokens))
+    if drafter is None or policy is None:
+        output = plain_decode(tap, prompt_tokens, settings)
+    else:
+        output = speculative_decode(tap, drafter, policy, prompt_tokens, settings)
+    return output, tap.entropies(len(output.tokens)).cpu().numpy()
+
+
+def draft_everywhere(drafter: Drafter, prompt_tokens: list[int], output: list[int], gamma_max: int, vocabulary: int) -> DenseDrafts:
+    """Drafts from every position of an output, the fast way where there is one.
+
+    Args:
+        drafter: drafts greedily.
+        prompt_tokens, output: the text; row ``p`` drafts what follows the prompt and ``output[:p]``.
+        gamma_max: longest draft.
+        vocabulary: number of logits of the target.
+    """
+    if not isinstance(drafter, LanguageModelDrafter):
+        return draft_position_by_position(drafter, prompt_tokens, output, gamma_max)
+    if not drafter.sampling.greedy:
+        raise DraftgaugeError("a trace is of greedy drafts: record with a drafter at temperature 0")
+    return draft_densely(drafter.model, prompt_tokens, output, gamma_max, drafter.end_tokens, vocabulary)
+
+
+def text_pieces(tokenizer: PreTrainedTokenizerBase, tokens: list[int]) -> list[str]:
+    """The text that each token adds; the pieces joined are the decoded output, special tokens left out."""
+    decoder = IncrementalDecoder(tokenizer)
+    pieces = [decoder.push(token) for token in tokens]
+    pieces[-1] += decoder.finish()
+    return pieces

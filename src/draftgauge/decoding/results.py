@@ -1,0 +1,59 @@
+"""What decoding gives back: the output, how each of its tokens came, and what it took."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Literal
+
+from draftgauge.decoding.stopping import Finish
+from draftgauge.policies.base import Step
+
+Origin = Literal["accepted", "corrected", "bonus", "plain"]
+"""How a token came: drafted and accepted; the target's own in place of a rejected one; the target's own after a draft
+accepted whole; or the target's own where nothing was drafted."""
+
+OnCommit = Callable[[list[int], list[Origin]], None]
+"""Told the newly committed tokens and the origin of each, once a step, in order."""
+
+
+@dataclass
+class Phases:
+    """Seconds spent in the parts of the loop: drafting, verifying, and everything else."""
+
+    draft: float = 0.0
+    verify: float = 0.0
+    other: float = 0.0
+
+
+@dataclass
+class Generation:
+    """One decoded output.
+
+    Attributes:
+        tokens: the output without the prompt; the end token, if one came, is its last.
+        finish: "length" (the limit was reached) or "stop" (an end token or a stop string).
+        origins: one per token.
+        steps: what each step did, in order; a step starts where those before it ended.
+        prefill_seconds: taking in the prompt, target and drafter.
+        decode_seconds: everything after it.
+        phases: decode_seconds by phase, if that was asked for.
+    """
+
+    tokens: list[int] = field(default_factory=list)
+    finish: Finish = "length"
+    origins: list[Origin] = field(default_factory=list)
+    steps: list[Step] = field(default_factory=list)
+    prefill_seconds: float = 0.0
+    decode_seconds: float = 0.0
+    phases: Phases | None = None
+
+    @property
+    def tokens_per_step(self) -> float:
+        """Mean committed tokens a step (a pass of the target)."""
+        return len(self.tokens) / len(self.steps)
+
+    @property
+    def tokens_per_second(self) -> float:
+        """Committed tokens a second of decoding, prefill not counted."""
+        return len(self.tokens) / self.decode_seconds

@@ -1,0 +1,56 @@
+"""What to decode and when to stop: the settings that the plain and the speculative loop share."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from torch import Generator
+
+from draftgauge.core.errors import DraftgaugeError, PromptError
+from draftgauge.models.base import ModelSpec
+from draftgauge.verification import Sampling
+
+
+@dataclass(frozen=True)
+class DecodingSettings:
+    """How one output is decoded.
+
+    Attributes:
+        max_new_tokens: the output's limit, at least 1.
+        sampling: the target's distribution; greedy by default.
+        end_tokens: any of them ends the output and is its last token.
+        stop_strings: any of them in the decoded output ends it, see :mod:`draftgauge.decoding.stopping`.
+
+    Raises:
+        DraftgaugeError: if a value is out of its range.
+    """
+
+    max_new_tokens: int = 128
+    sampling: Sampling = field(default_factory=Sampling)
+    end_tokens: frozenset[int] = frozenset()
+    stop_strings: tuple[str, ...] = ()
+
+    def __post_init__(self) -> None:
+        if self.max_new_tokens < 1:
+            raise DraftgaugeError(f"max_new_tokens must be at least 1, not {self.max_new_tokens}")
+        if "" in self.stop_strings:
+            raise DraftgaugeError("a stop string is empty, which would stop every output at once: leave it out")
+
+
+def check_request(spec: ModelSpec, prompt_tokens: list[int], settings: DecodingSettings, generator: Generator | None) -> None:
+    """Check that the target can decode this prompt at these settings.
+
+    Raises:
+        PromptError: if the prompt is empty.
+        DraftgaugeError: if prompt and output together are longer than the model takes, or a sampled output lacks its generator.
+    """
+    if not prompt_tokens:
+        raise PromptError("the prompt is empty: give it at least one token")
+    length = len(prompt_tokens) + settings.max_new_tokens
+    if length > spec.context:
+        raise DraftgaugeError(
+            f"context longer than the model takes: {len(prompt_tokens)} prompt tokens and max_new_tokens {settings.max_new_tokens} "
+            f"make {length}, the model takes {spec.context}. Shorten the prompt or lower max_new_tokens by {length - spec.context}"
+        )
+    if generator is None and not settings.sampling.greedy:
+        raise DraftgaugeError("sampling at a temperature above 0 needs a random generator on the model's device")

@@ -1,0 +1,152 @@
+"""The speculative loop: draft, verify, accept, commit."""
+
+from __future__ import annotations
+
+import torch
+from torch import Generator, Tensor
+
+from draftgauge.decoding.clock import PhaseClock, seconds
+from draftgauge.decoding.plain import prefill
+from draftgauge.decoding.results import Generation, OnCommit, Origin
+from draftgauge.decoding.settings import DecodingSettings, check_request
+from draftgauge.decoding.stopping import Detokenize, Finish, Stopper
+from draftgauge.drafters.base import Draft, Drafter
+from draftgauge.models.base import CachedModel
+from draftgauge.policies.base import Policy, Step, needs_signals
+from draftgauge.verification import Verdict, accept, accept_greedy, entropy_bits, probabilities
+
+_NO_DRAFT = Draft([])
+
+
+@torch.inference_mode()
+def speculative_decode(
+    target: CachedModel,
+    drafter: Drafter,
+    policy: Policy,
+    prompt_tokens: list[int],
+    settings: DecodingSettings,
+    generator: Generator | None = None,
+    on_commit: OnCommit | None = None,
+    detokenize: Detokenize | None = None,
+    time_phases: bool = False,
+) -> Generation:
+    """Decode with speculation; the output has the distribution of :func:`~draftgauge.decoding.plain.plain_decode`.
+
+    Greedy output is the same token for token as far as the target's logits do not depend on how many tokens it takes in
+    at once: exactly so in float32, up to near-ties in lower precision.
+
+    Args:
+        target: the model whose output is decoded; its cache is emptied first.
+        drafter: proposes tokens. It ends its drafts with the settings' end tokens, and if it samples it must carry the
+            distributions in its drafts.
+        policy: how far to draft; reset first.
+        prompt_tokens: at least one.
+        settings: limit, sampling and what stops the output.
+        generator: on the target's device, needed if the sampling is not greedy.
+        on_commit: told the new tokens and how each came, once a step.
+        detokenize: decodes token ids, needed for stop strings.
+        time_phases: fill ``phases`` of the result. On an accelerator this waits for the device after each phase, which
+            slows the loop down.
+
+    Raises:
+        DraftgaugeError: if the prompt is empty, does not fit the target's context, or something needed is missing.
+    """
+    check_request(target.spec, prompt_tokens, settings, generator)
+    loop = _Loop(target, drafter, policy, settings, generator, on_commit, Stopper(settings, detokenize), time_phases)
+    return loop.run(prompt_tokens)
+
+
+class _Loop:
+    """One output in the making. The target's cache holds prompt and output but for the last token, between steps."""
+
+    def __init__(
+        self,
+        target: CachedModel,
+        drafter: Drafter,
+        policy: Policy,
+        settings: DecodingSettings,
+        generator: Generator | None,
+        on_commit: OnCommit | None,
+        stopper: Stopper,
+        time_phases: bool,
+    ) -> None:
+        self.target = target
+        self.drafter = drafter
+        self.policy = policy
+        self.sampling = settings.sampling
+        self.generator = generator
+        self.on_commit = on_commit
+        self.stopper = stopper
+        self.device = target.spec.device
+        self.clock = PhaseClock(self.device, time_phases)
+        self.needs_signals = needs_signals(policy)
+        self.keep_drafting = policy.keep_drafting if self.needs_signals else None
+        self.result = Generation(phases=self.clock.phases)
+        self.last_token = -1
+
+    def run(self, prompt_tokens: list[int]) -> Generation:
+        """Prefill, then step until the output ends."""
+        started = seconds(self.device)
+        self.policy.reset()
+        prefill(self.target, prompt_tokens)
+        self.drafter.prefill(prompt_tokens)
+        self.last_token = prompt_tokens[-1]
+        prefilled = seconds(self.device)
+
+        self.clock.start()
+        finish: Finish | None = None
+        while finish is None:
+            finish = self.step()
+        self.result.finish = finish
+        self.result.prefill_seconds = prefilled - started
+        self.result.decode_seconds = seconds(self.device) - prefilled
+        return self.result
+
+    def step(self) -> Finish | None:
+        """One step; how the output finished, None if it goes on."""
+        draft = self.draft()
+        self.clock.end("draft")
+        logits = self.verify(draft.tokens)
+        verdict = self.accept(draft, logits)
+        self.clock.end("verify")
+        finish = self.commit(draft, verdict, logits)
+        self.clock.end("other")
+        return finish
+
+    def draft(self) -> Draft:
+        """As many tokens as the policy wants, leaving room for the target's own."""
+        limit = min(self.policy.limit(), self.stopper.remaining - 1)
+        return self.drafter.propose(limit, self.keep_drafting) if limit > 0 else _NO_DRAFT
+
+    def verify(self, tokens: list[int]) -> Tensor:
+        """One pass of the target over the last committed and the ``g`` drafted tokens: logits ``[g + 1, V]``."""
+        return self.target.forward(torch.tensor([self.last_token, *tokens], device=self.device))
+
+    def accept(self, draft: Draft, logits: Tensor) -> Verdict:
+        """How many drafted tokens stand, and the target's own token."""
+        if self.sampling.greedy:
+            return accept_greedy(draft.tokens, logits.argmax(-1).tolist())
+        return accept(draft.tokens, draft.probabilities, probabilities(logits, self.sampling), self.generator)
+
+    def commit(self, draft: Draft, verdict: Verdict, logits: Tensor) -> Finish | None:
+        """Add the tokens to the output, roll the caches back to it and tell the policy."""
+        drafted, accepted = len(draft.tokens), verdict.accepted
+        tokens, finish = self.stopper.cut([*draft.tokens[:accepted], verdict.token])
+        if accepted < drafted:
+            self.target.truncate(self.target.length - (drafted - accepted))
+        self.drafter.commit(min(accepted, len(tokens)), tokens)
+        self.last_token = tokens[-1]
+
+        own: Origin = "plain" if drafted == 0 else "bonus" if accepted == drafted else "corrected"
+        origins: list[Origin] = ["accepted"] * accepted
+        origins = [*origins, own][: len(tokens)]
+        entropy = float(entropy_bits(logits[len(tokens) - 1])) if self.needs_signals else float("nan")
+        step = Step(drafted, accepted, len(tokens), draft.signals, entropy)
+        self.policy.observe(step)
+
+        self.result.tokens += tokens
+        self.result.origins += origins
+        self.result.steps.append(step)
+        if self.on_commit is not None:
+            self.on_commit(tokens, origins)
+        return finish

@@ -1,0 +1,50 @@
+"""What a drafter is: it follows the committed text and proposes what comes next."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Protocol
+
+from torch import Tensor
+
+from draftgauge.policies.base import Signal
+
+KeepDrafting = Callable[[Signal], bool]
+
+
+@dataclass(frozen=True)
+class Draft:
+    """Proposed tokens.
+
+    Attributes:
+        tokens: the proposal, possibly empty.
+        probabilities: ``[len(tokens), vocabulary]`` float32, the distributions the tokens were *sampled from* (needed to accept
+            sampled tokens); None for greedy drafting and for drafters that propose without a distribution (one-hot then).
+        signals: one per token; empty if the drafter was not asked after each token.
+    """
+
+    tokens: list[int]
+    probabilities: Tensor | None = None
+    signals: list[Signal] = field(default_factory=list)
+
+
+class Drafter(Protocol):
+    """Follows one sequence: ``prefill``, then ``propose`` and ``commit`` in turn."""
+
+    def prefill(self, context: list[int]) -> None:
+        """Start a new sequence with the prompt's tokens."""
+        ...
+
+    def propose(self, limit: int, keep_drafting: KeepDrafting | None) -> Draft:
+        """Draft up to ``limit`` tokens after the committed text.
+
+        ``keep_drafting`` is asked after each token but the last possible one. None drafts to the limit and makes no signals,
+        which saves their cost and, on an accelerator, a wait for the device after each token. Drafting also ends with an
+        end-of-sequence token.
+        """
+        ...
+
+    def commit(self, accepted: int, tokens: list[int]) -> None:
+        """The step committed ``tokens``: the first ``accepted`` of the proposal, then the target's own."""
+        ...

@@ -1,0 +1,79 @@
+"""Drafting without a model: what followed the same words earlier in the text.
+
+Saxena 2023, "Prompt Lookup Decoding" (also ``prompt_lookup_num_tokens`` in transformers): the longest n-gram at the end of
+the text that occurred before is looked up, and the tokens after its *first* occurrence are proposed.
+"""
+
+from __future__ import annotations
+
+from draftgauge.core.errors import DraftgaugeError
+from draftgauge.drafters.base import Draft, KeepDrafting
+from draftgauge.policies.base import Signal
+
+
+class PromptLookupDrafter:
+    """Proposes the continuation of the first earlier occurrence of the last n-gram in prompt and output.
+
+    It has no distribution. Its proposal counts as one-hot, for acceptance as for signals: confidence 1, entropy 0, margin 1,
+    so that a policy that stops when unsure never stops it.
+
+    An index from n-grams to the place after their first occurrence is extended as tokens are committed; a look-up takes
+    ``max_ngram`` dictionary accesses, however long the text.
+    """
+
+    def __init__(self, max_ngram: int = 3, min_ngram: int = 1, end_tokens: frozenset[int] = frozenset()) -> None:
+        """Set the lengths of n-grams, tried from the longest to the shortest.
+
+        Raises:
+            DraftgaugeError: if not ``1 <= min_ngram <= max_ngram``.
+        """
+        if not 1 <= min_ngram <= max_ngram:
+            raise DraftgaugeError(f"n-gram lengths must satisfy 1 <= min_ngram <= max_ngram, not {min_ngram} and {max_ngram}")
+        self.max_ngram = max_ngram
+        self.min_ngram = min_ngram
+        self.end_tokens = end_tokens
+        self._text: list[int] = []
+        self._after: dict[tuple[int, ...], int] = {}
+
+    def prefill(self, context: list[int]) -> None:
+        """Start a new sequence and index the prompt."""
+        self._text = []
+        self._after = {}
+        self._extend(context)
+
+    def propose(self, limit: int, keep_drafting: KeepDrafting | None) -> Draft:
+        """Copy up to ``limit`` tokens; none if no n-gram at the end of the text occurred before."""
+        tokens: list[int] = []
+        shown: list[Signal] = []
+        start = self._find()
+        for token in self._text[start : start + max(limit, 0)]:
+            tokens.append(token)
+            if keep_drafting is not None:
+                shown.append(Signal(len(tokens), 1.0, 0.0, 1.0))
+            if token in self.end_tokens:
+                break
+            if keep_drafting is not None and len(tokens) < limit and not keep_drafting(shown[-1]):
+                break
+        return Draft(tokens, None, shown)
+
+    def commit(self, accepted: int, tokens: list[int]) -> None:
+        """Index the committed tokens."""
+        self._extend(tokens)
+
+    def _extend(self, tokens: list[int]) -> None:
+        text, after = self._text, self._after
+        for token in tokens:
+            # The n-grams that ended the text get a continuation only now, so the end of the text never matches itself.
+            end = len(text)
+            for n in range(self.min_ngram, min(self.max_ngram, end) + 1):
+                after.setdefault(tuple(text[end - n :]), end)
+            text.append(token)
+
+    def _find(self) -> int:
+        """The place after the first occurrence of the longest n-gram that ends the text; its end if there is none."""
+        end = len(self._text)
+        for n in range(min(self.max_ngram, end), self.min_ngram - 1, -1):
+            place = self._after.get(tuple(self._text[end - n :]))
+            if place is not None:
+                return place
+        return end

@@ -1,0 +1,1 @@
+"""Target and draft models: loading, compression, and two engines behind one cache that can be rolled back."""

@@ -1,0 +1,93 @@
+"""How a model's weights are held: in full, in half precision, or quantised by bitsandbytes.
+
+- ``none``: float32 on a CPU, bfloat16 on a GPU.
+- ``fp16``, ``bf16``: half precision on any device.
+- ``int8``: LLM.int8 (Dettmers et al. 2022), linears only; outliers of the activations stay in half precision.
+- ``nf4``: 4-bit NormalFloat (Dettmers et al. 2023), linears only.
+
+Quantised models keep embeddings, norms, attention and the output head in the dtype of ``none``.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import logging
+
+import torch
+from torch import nn
+from transformers import AutoModelForCausalLM, BitsAndBytesConfig, PreTrainedConfig
+from transformers.pytorch_utils import Conv1D
+
+from draftgauge.core.errors import DraftgaugeError, MissingLibraryError, ModelError
+
+COMPRESSIONS = ("none", "fp16", "bf16", "int8", "nf4")
+QUANTISED = ("int8", "nf4")
+
+# What bitsandbytes' packed 4-bit format on CPUs takes: blocks of 64 along the input, rows packed by 32.
+NF4_INPUT, NF4_OUTPUT = 64, 32
+
+
+def check_compression(name: str) -> None:
+    """Raise ``DraftgaugeError`` if there is no such compression."""
+    if name not in COMPRESSIONS:
+        raise DraftgaugeError(f"unknown compression {name!r}: choose one of {', '.join(COMPRESSIONS)}")
+
+
+def activation_dtype(compression: str, device: torch.device) -> torch.dtype:
+    """The dtype in which a model of this compression computes on the device."""
+    check_compression(compression)
+    if compression == "fp16":
+        return torch.float16
+    if compression == "bf16" or device.type != "cpu":
+        return torch.bfloat16
+    return torch.float32
+
+
+def missing_libraries(compression: str) -> list[str]:
+    """Libraries that the compression needs and that are not installed."""
+    needed = ("bitsandbytes", "accelerate") if compression in QUANTISED else ()
+    return [name for name in needed if importlib.util.find_spec(name) is None]
+
+
+def quantization_config(compression: str, device: torch.device) -> BitsAndBytesConfig | None:
+    """What transformers needs to quantise while loading; None for a compression that does not quantise.
+
+    Raises:
+        DraftgaugeError: for an unknown compression.
+        MissingLibraryError: if bitsandbytes or accelerate is not installed.
+    """
+    check_compression(compression)
+    if compression not in QUANTISED:
+        return None
+    missing = missing_libraries(compression)
+    if missing:
+        raise MissingLibraryError(f"compression {compression} needs {' and '.join(missing)}: pip install {' '.join(missing)}")
+    # LLM.int8 warns at every call that it casts its input to float16, which is how it works.
+    logging.getLogger("bitsandbytes").setLevel(logging.ERROR)
+    if compression == "int8":
+        return BitsAndBytesConfig(load_in_8bit=True)
+    return BitsAndBytesConfig(
+        load_in_4bit=True,
+        bnb_4bit_quant_type="nf4",
+        bnb_4bit_compute_dtype=activation_dtype(compression, device),
+    )
+
+
+def check_nf4_widths(config: PreTrainedConfig, trust_remote_code: bool = False) -> None:
+    """Check before loading that every linear of the architecture can be packed to 4 bits on a CPU.
+
+    Raises:
+        ModelError: naming the first linear whose widths do not fit.
+    """
+    with torch.device("meta"):
+        model = AutoModelForCausalLM.from_config(config, trust_remote_code=trust_remote_code)
+    head = model.get_output_embeddings()
+    for name, module in model.named_modules():
+        if module is head or not isinstance(module, nn.Linear | Conv1D):
+            continue
+        columns, rows = module.weight.shape if isinstance(module, Conv1D) else module.weight.shape[::-1]
+        if columns % NF4_INPUT or rows % NF4_OUTPUT:
+            raise ModelError(
+                f"nf4 on a CPU needs input widths divisible by {NF4_INPUT} and output widths by {NF4_OUTPUT}, "
+                f"but {name} takes {columns} and gives {rows}: use int8, bf16 or none for this model"
+            )

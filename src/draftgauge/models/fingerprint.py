@@ -1,0 +1,70 @@
+"""Which model it was: a hash of its configuration and weights, fast for models of any size."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterator
+from pathlib import Path
+
+import torch
+from torch import Tensor
+from transformers import PreTrainedModel
+from transformers.utils import cached_file
+
+from draftgauge.core.errors import ModelError
+
+WHOLE = 64 << 20  # bytes up to which a file is hashed whole
+EDGE = 1 << 20  # bytes taken from either end of a larger one
+
+
+def fingerprint(model: str | Path | PreTrainedModel) -> str:
+    """SHA-256 over the configuration and the weights of a model, as 64 hexadecimal digits.
+
+    Of a folder or a model id, ``config.json`` and the safetensors files are hashed: whole up to 64 MiB, else their size and
+    their first and last MiB. Of a model in memory, its configuration and tensors likewise; the two kinds do not compare.
+
+    Args:
+        model: a folder, the id of a model that was loaded before, or a model in memory.
+
+    Raises:
+        ModelError: if the folder has no configuration or no safetensors weights.
+    """
+    digest = hashlib.sha256()
+    for name, size, piece in _tensors(model) if isinstance(model, PreTrainedModel) else _files(_folder(model)):
+        digest.update(f"{name}\0{size}\0".encode())
+        digest.update(piece)
+    return digest.hexdigest()
+
+
+def _folder(source: str | Path) -> Path:
+    if Path(source).is_dir():
+        return Path(source)
+    try:
+        return Path(cached_file(str(source), "config.json", local_files_only=True)).parent
+    except OSError as error:
+        raise ModelError(f"cannot find the files of {source} to identify it: load it once, or give its folder") from error
+
+
+def _files(folder: Path) -> Iterator[tuple[str, int, bytes]]:
+    paths = [folder / "config.json", *sorted(folder.glob("*.safetensors"))]
+    if not paths[0].is_file() or len(paths) == 1:
+        raise ModelError(f"{folder} lacks config.json or safetensors weights: is it the folder of a model?")
+    for path in paths:
+        size = path.stat().st_size
+        with path.open("rb") as file:
+            if size <= WHOLE:
+                yield path.name, size, file.read()
+            else:
+                head = file.read(EDGE)
+                file.seek(-EDGE, 2)
+                yield path.name, size, head + file.read()
+
+
+def _tensors(model: PreTrainedModel) -> Iterator[tuple[str, int, bytes]]:
+    config = model.config.to_json_string(use_diff=True)
+    yield "config", len(config), config.encode()
+    for name, tensor in model.state_dict().items():
+        if isinstance(tensor, Tensor):
+            raw = tensor.detach().contiguous().flatten().view(torch.uint8)
+            piece = raw if len(raw) <= WHOLE else torch.cat((raw[:EDGE], raw[-EDGE:]))
+            yield f"{name} {tuple(tensor.shape)} {tensor.dtype}", len(raw), piece.cpu().numpy().tobytes()

@@ -1,0 +1,187 @@
+"""The lean engine: a Llama-like decoder as plain functions over fused weights, with a cache whose rollback is one integer.
+
+A small model spends as long in Python and in launching kernels as in its arithmetic. Here a layer is about fifteen tensor
+operations, the cache is written in place, and rolling back sets a number.
+
+Letters in shapes: ``k`` new tokens, ``L`` tokens in the cache after them, ``H`` query heads, ``KV`` key/value heads, ``D`` head
+dimension, ``N`` branches.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+from transformers import PreTrainedModel
+
+from draftgauge.models.base import BranchSession
+from draftgauge.models.lean_attention import BranchAttention, attend_causally, causal_mask
+from draftgauge.models.lean_ops import Norm
+from draftgauge.models.lean_weights import LeanWeights, fuse
+from draftgauge.models.spec import check_context, check_starts, model_spec
+
+FIRST_CAPACITY = 2048  # tokens that the cache holds before it first doubles
+PREFILL_CHUNK = 512  # tokens of a long prompt that go through together: bounds the mask and the activations
+
+Attend = Callable[[int, Tensor], Tensor]
+
+
+class LeanModel:
+    """:class:`~draftgauge.models.base.CachedModel` for Llama, Mistral without a sliding window, Qwen2 and Qwen3.
+
+    The cache grows by doubling, up to the model's context. Logits agree with transformers' modules up to the rounding of
+    differently ordered sums.
+
+    Raises:
+        ModelError: if the model is of another kind (``lean_weights.why_not_lean`` says why).
+    """
+
+    _cache: Tensor  # [layers, 2 KV, capacity, D]: keys first, then values
+    _cos: Tensor
+    _sin: Tensor
+
+    def __init__(self, model: PreTrainedModel) -> None:
+        self.module = model.eval()
+        self.spec = model_spec(model, "lean")
+        self._weights = fuse(model)
+        self._length = 0
+        self._capacity = 0
+        with torch.inference_mode():
+            self._grow(min(FIRST_CAPACITY, self.spec.context))
+
+    @property
+    def length(self) -> int:
+        """Tokens in the cache."""
+        return self._length
+
+    def reset(self) -> None:
+        """Empty the cache (its memory stays)."""
+        self._length = 0
+
+    def truncate(self, length: int) -> None:
+        """Keep the first ``length`` tokens of the cache: what follows is overwritten later."""
+        assert 0 <= length <= self._length, (length, self._length)
+        self._length = length
+
+    @torch.inference_mode()
+    def forward(self, tokens: Tensor, last_only: bool = False) -> Tensor:
+        """Append tokens ``[k]`` and return float32 logits ``[k, vocabulary]``, or of the last token only."""
+        end = self._length + len(tokens)
+        if end > self._capacity:
+            check_context(self.spec, end)
+            self._grow(min(max(end, 2 * self._capacity), self.spec.context))
+        hidden = [self._append(chunk) for chunk in tokens.split(PREFILL_CHUNK)]
+        if last_only:
+            return logits(self._weights, hidden[-1][-1:])
+        return logits(self._weights, hidden[0] if len(hidden) == 1 else torch.cat(hidden))
+
+    def branches(self, starts: Tensor) -> BranchSession:
+        """Open branches after the first ``starts[i]`` cached tokens; their keys are kept from step to step."""
+        check_starts(int(starts.min()), int(starts.max()), self._length)
+        return LeanBranches(self, starts)
+
+    def rotary(self, length: int) -> tuple[Tensor, Tensor]:
+        """Rotary tables of at least ``length`` positions, each ``[positions, 1, D]``, the sine signed for :func:`rotate`.
+
+        They come from transformers' own rotary module, so every scaling of the frequencies and of attention is in them.
+        """
+        if length > len(self._cos):
+            check_context(self.spec, length)
+            self._cos, self._sin = _rotary_tables(self._weights, length)
+        return self._cos, self._sin
+
+    def _append(self, tokens: Tensor) -> Tensor:
+        """Run ``[k]`` tokens through the layers, writing their keys and values; hidden states ``[k, hidden]``."""
+        begin, end = self._length, self._length + len(tokens)
+        mask = causal_mask(len(tokens), end, self._weights, self._cache)
+        written = self._cache[:, :, begin:end].unbind()
+        cached = self._cache[:, :, :end].unbind()
+        query_heads, key_heads = self._weights.query_heads, self._weights.key_heads
+
+        def attend(layer: int, qkv: Tensor) -> Tensor:
+            written[layer].copy_(qkv[:, query_heads:].transpose(0, 1))
+            return attend_causally(qkv[:, :query_heads], cached[layer], key_heads, mask)
+
+        hidden = run_layers(self._weights, tokens, self._cos[begin:end], self._sin[begin:end], attend)
+        self._length = end
+        return hidden
+
+    def _grow(self, capacity: int) -> None:
+        weights = self._weights
+        shape = (len(weights.layers), 2 * weights.key_heads, capacity, weights.head_dim)
+        cache = torch.empty(shape, dtype=self.spec.dtype, device=self.spec.device)
+        if self._length:
+            cache[:, :, : self._length] = self._cache[:, :, : self._length]
+        self._cache = cache
+        self._capacity = capacity
+        self._cos, self._sin = _rotary_tables(weights, capacity)
+
+
+class LeanBranches:
+    """:class:`~draftgauge.models.base.BranchSession` of the lean engine: shared prefix keys, own keys for every branch."""
+
+    def __init__(self, model: LeanModel, starts: Tensor) -> None:
+        self._model = model
+        self._weights = model._weights
+        longest = int(starts.max())
+        self._positions = starts
+        self._end = longest  # highest position of the next tokens
+        self._attention = BranchAttention(model._cache[:, :, :longest], starts, self._weights)
+
+    @torch.inference_mode()
+    def step(self, tokens: Tensor) -> Tensor:
+        """Append one token ``[N]`` to every branch; float32 logits ``[N, vocabulary]``."""
+        cos, sin = self._model.rotary(self._end + 1)
+        hidden = run_layers(self._weights, tokens, cos[self._positions], sin[self._positions], self._attention)
+        self._positions = self._positions + 1
+        self._end += 1
+        return logits(self._weights, hidden)
+
+    def keep(self, rows: Tensor) -> None:
+        """Go on with these branches only."""
+        self._positions = self._positions[rows]
+        self._end = int(self._positions.max()) if len(rows) else 0
+        self._attention.keep(rows)
+
+
+def run_layers(weights: LeanWeights, tokens: Tensor, cos: Tensor, sin: Tensor, attend: Attend) -> Tensor:
+    """Hidden states ``[k, hidden]`` after the last layer, before the final norm.
+
+    Args:
+        weights: of the decoder.
+        tokens: ``[k]``.
+        cos, sin: rotary tables of the tokens' positions, ``[k, 1, D]``.
+        attend: called as ``attend(layer, qkv)`` with rotated queries and keys and the values, ``[k, H + 2 KV, D]``;
+            returns ``[k, H D]``.
+    """
+    heads = weights.query_heads + weights.key_heads
+    shape = (len(tokens), heads + weights.key_heads, weights.head_dim)
+    x = F.embedding(tokens, weights.embedding)
+    for index, layer in enumerate(weights.layers):
+        qkv = layer.qkv(layer.input_norm(x)).view(shape)
+        rotate(qkv[:, :heads], layer.head_norm, cos, sin)
+        layer.output(x, attend(index, qkv))
+        gate, up = layer.gate_up(layer.post_norm(x)).chunk(2, -1)
+        layer.down(x, F.silu(gate).mul_(up))
+    return x
+
+
+def rotate(heads: Tensor, norm: Norm | None, cos: Tensor, sin: Tensor) -> None:
+    """Normalise (Qwen3) and rotate query and key heads ``[k, H + KV, D]`` in place."""
+    normed = heads if norm is None else norm(heads)
+    torch.addcmul(normed * cos, normed.roll(heads.shape[-1] // 2, -1), sin, out=heads)
+
+
+def logits(weights: LeanWeights, hidden: Tensor) -> Tensor:
+    """float32 logits ``[k, vocabulary]`` of hidden states ``[k, hidden]``."""
+    return weights.head(weights.norm(hidden)).float()
+
+
+def _rotary_tables(weights: LeanWeights, length: int) -> tuple[Tensor, Tensor]:
+    positions = torch.arange(length, device=weights.embedding.device)
+    cos, sin = weights.rotary(weights.embedding, positions[None])
+    half = weights.head_dim // 2
+    signed = torch.cat((-sin[..., :half], sin[..., half:]), -1)  # rotate_half(x) * sin == roll(x, D / 2) * signed
+    return cos[0, :, None], signed[0, :, None]

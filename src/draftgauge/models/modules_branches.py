@@ -1,0 +1,124 @@
+"""Branches off a cached sequence for transformers' modules: masked in one pass, or one after the other."""
+
+from __future__ import annotations
+
+import inspect
+
+import torch
+from torch import Tensor
+from transformers import DynamicCache, PreTrainedModel
+from transformers.cache_utils import DynamicLayer
+
+from draftgauge.models.base import ModelSpec
+from draftgauge.models.spec import check_context
+
+Masks = Tensor | dict[str, Tensor]
+
+
+def takes_branch_masks(model: PreTrainedModel) -> bool:
+    """Whether a custom mask and custom positions describe branches exactly for this model.
+
+    They do for rotary embeddings, whose positions are what ``position_ids`` says, under attention that adds a mask. Other
+    position schemes (ALiBi, learned offsets) read positions off the mask, and chunked attention has masks of its own.
+    """
+    config = model.config.get_text_config()
+    rotary = any(name.endswith("rotary_emb") for name, _ in model.named_modules())
+    return (
+        rotary
+        and "position_ids" in inspect.signature(model.forward).parameters
+        and config._attn_implementation in ("sdpa", "eager")
+        and set(getattr(config, "layer_types", None) or ()) <= {"full_attention", "sliding_attention"}
+        and getattr(config, "attention_chunk_size", None) is None
+    )
+
+
+class MaskedBranches:
+    """All branches in one pass: their tokens are appended to a copy of the cache, and a mask keeps them apart."""
+
+    def __init__(self, model: PreTrainedModel, spec: ModelSpec, cache: DynamicCache, starts: Tensor) -> None:
+        self._model = model
+        self._spec = spec
+        self._cache = shared_prefix(cache, int(starts.max()))
+        self._config = model.config.get_text_config()
+        prefix = torch.arange(self._cache.get_seq_length(), device=starts.device)
+        self._starts = starts  # [N]
+        self._positions = starts  # [N] position of the next token
+        self._key_positions = prefix  # [keys] position of every key in the cache
+        self._visible = prefix < starts[:, None]  # [N, keys]
+
+    @torch.inference_mode()
+    def step(self, tokens: Tensor) -> Tensor:
+        """Append one token ``[N]`` to every branch; float32 logits ``[N, vocabulary]``."""
+        check_context(self._spec, int(self._positions.max()) + 1)
+        own = torch.eye(len(tokens), dtype=torch.bool, device=tokens.device)
+        self._visible = torch.cat((self._visible, own), 1)
+        self._key_positions = torch.cat((self._key_positions, self._positions))
+        output = self._model(
+            input_ids=tokens[None],
+            position_ids=self._positions[None],
+            attention_mask=self._masks(),
+            past_key_values=self._cache,
+            use_cache=True,
+        )
+        self._positions = self._positions + 1
+        logits: Tensor = output.logits[0]
+        return logits.float()
+
+    def keep(self, rows: Tensor) -> None:
+        """Go on with these branches only; the keys of the others stay behind, masked."""
+        self._positions = self._positions[rows]
+        self._visible = self._visible[rows]
+
+    def _masks(self) -> Masks:
+        """Additive masks ``[1, 1, N, keys]``, one for each kind of attention the model has."""
+        kinds = set(getattr(self._config, "layer_types", None) or ())
+        window = getattr(self._config, "sliding_window", None)
+        full = self._additive(self._visible)
+        if window is None or kinds == {"full_attention"}:
+            return full
+        distance = self._positions[:, None] - self._key_positions  # [N, keys]
+        sliding = self._additive(self._visible & (distance < window))
+        return {"full_attention": full, "sliding_attention": sliding} if kinds else sliding
+
+    def _additive(self, visible: Tensor) -> Tensor:
+        mask = torch.zeros(visible.shape, dtype=self._spec.dtype, device=visible.device)
+        return mask.masked_fill_(~visible, torch.finfo(self._spec.dtype).min)[None, None]
+
+
+class SequentialBranches:
+    """One branch after the other, each on its own continuation of the cache: slow, and right for every architecture."""
+
+    def __init__(self, model: PreTrainedModel, spec: ModelSpec, cache: DynamicCache, starts: Tensor) -> None:
+        self._model = model
+        self._spec = spec
+        self._caches = [shared_prefix(cache, start) for start in starts.tolist()]
+
+    @torch.inference_mode()
+    def step(self, tokens: Tensor) -> Tensor:
+        """Append one token ``[N]`` to every branch; float32 logits ``[N, vocabulary]``."""
+        check_context(self._spec, max(cache.get_seq_length() for cache in self._caches) + 1)
+        rows = [
+            self._model(input_ids=token[None, None], past_key_values=cache, use_cache=True).logits[0, -1]
+            for token, cache in zip(tokens, self._caches, strict=True)
+        ]
+        return torch.stack(rows).float()
+
+    def keep(self, rows: Tensor) -> None:
+        """Go on with these branches only."""
+        self._caches = [self._caches[row] for row in rows.tolist()]
+
+
+def shared_prefix(cache: DynamicCache, length: int) -> DynamicCache:
+    """A cache of the first ``length`` tokens that reads the given one's memory and never writes to it.
+
+    ``DynamicLayer.update`` concatenates into new memory, so what is appended to the copy leaves the original alone.
+    """
+    copy = DynamicCache()
+    copy.layer_class_to_replicate = None
+    for layer in cache.layers:
+        view = type(layer)()
+        if isinstance(layer, DynamicLayer) and layer.is_initialized:
+            view.lazy_initialization(layer.keys, layer.values)
+            view.keys, view.values = layer.keys[..., :length, :], layer.values[..., :length, :]
+        copy.layers.append(view)
+    return copy

@@ -1,0 +1,87 @@
+"""The engine for any architecture: transformers' own modules behind the cache contract.
+
+Every layer keeps all its keys, sliding-window layers too: a cache that drops keys cannot be rolled back. The window then
+comes from the attention mask, which transformers builds for the whole length.
+"""
+
+from __future__ import annotations
+
+import inspect
+
+import torch
+from torch import Tensor
+from transformers import DynamicCache, PreTrainedModel
+from transformers.cache_utils import CacheLayerMixin, DummyLayer, DynamicLayer, DynamicSlidingWindowLayer
+
+from draftgauge.core.errors import ModelError
+from draftgauge.models.base import BranchSession
+from draftgauge.models.modules_branches import MaskedBranches, SequentialBranches, takes_branch_masks
+from draftgauge.models.spec import check_context, check_starts, model_spec
+
+
+class ModulesModel:
+    """:class:`~draftgauge.models.base.CachedModel` of any causal language model of transformers.
+
+    Raises:
+        ModelError: if the architecture keeps a recurrent state instead of keys and values (it cannot be rolled back).
+    """
+
+    def __init__(self, model: PreTrainedModel) -> None:
+        self.module = model.eval()
+        self.spec = model_spec(model, "modules")
+        self._cache = rollback_cache(model)
+        self._length = 0
+        self._last_only = {"logits_to_keep": 1} if "logits_to_keep" in inspect.signature(model.forward).parameters else {}
+
+    @property
+    def length(self) -> int:
+        """Tokens in the cache."""
+        return self._length
+
+    def reset(self) -> None:
+        """Empty the cache."""
+        self._cache = rollback_cache(self.module)
+        self._length = 0
+
+    @torch.inference_mode()
+    def forward(self, tokens: Tensor, last_only: bool = False) -> Tensor:
+        """Append tokens ``[k]`` and return float32 logits ``[k, vocabulary]``, or of the last token only."""
+        check_context(self.spec, self._length + len(tokens))
+        keep = self._last_only if last_only else {}
+        output = self.module(input_ids=tokens[None], past_key_values=self._cache, use_cache=True, **keep)
+        self._length += len(tokens)
+        logits: Tensor = output.logits[0, -1:] if last_only else output.logits[0]
+        return logits.float()
+
+    def truncate(self, length: int) -> None:
+        """Keep the first ``length`` tokens of the cache."""
+        assert 0 <= length <= self._length, (length, self._length)
+        if length == 0:
+            self.reset()
+        elif length < self._length:
+            self._cache.crop(length - self._length)  # negative: how many to drop
+            self._length = length
+
+    def branches(self, starts: Tensor) -> BranchSession:
+        """Open branches after the first ``starts[i]`` cached tokens: one masked pass a step, or one by one where masks cannot say it."""
+        check_starts(int(starts.min()), int(starts.max()), self._length)
+        session = MaskedBranches if takes_branch_masks(self.module) else SequentialBranches
+        return session(self.module, self.spec, self._cache, starts)
+
+
+def rollback_cache(model: PreTrainedModel) -> DynamicCache:
+    """An empty cache for the model in which every layer keeps all keys.
+
+    Raises:
+        ModelError: if a layer holds something else than keys and values.
+    """
+    cache = DynamicCache(config=model.config)
+    for index, layer in enumerate(cache.layers):
+        if isinstance(layer, DynamicSlidingWindowLayer):
+            cache.layers[index] = DynamicLayer()
+        elif not isinstance(layer, CacheLayerMixin | DummyLayer) or type(layer) not in (DynamicLayer, DummyLayer):
+            raise ModelError(
+                f"{model.config.model_type} keeps a state that cannot be rolled back ({type(layer).__name__} in layer {index}): "
+                "speculative decoding needs plain attention layers"
+            )
+    return cache

@@ -1,0 +1,54 @@
+"""What the two models of a pair must share, and what ends a text."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from transformers import PreTrainedTokenizerBase
+
+from draftgauge.core.errors import ModelError
+
+SHOWN = 5
+
+
+def check_same_vocabulary(target: PreTrainedTokenizerBase, draft: PreTrainedTokenizerBase) -> None:
+    """Check that a draft's token ids mean to the target what they mean to the draft.
+
+    Vocabularies are compared entry by entry: equal sizes say nothing.
+
+    Raises:
+        ModelError: naming the first ids that differ.
+    """
+    target_ids, draft_ids = target.get_vocab(), draft.get_vocab()
+    if target_ids == draft_ids:
+        return
+    # An entry differs if the other side lacks the token or gives it another id.
+    differing = sorted({index for _, index in target_ids.items() ^ draft_ids.items()})
+    target_tokens = {index: token for token, index in target_ids.items()}
+    draft_tokens = {index: token for token, index in draft_ids.items()}
+    meanings = [(index, _show(target_tokens.get(index)), _show(draft_tokens.get(index))) for index in differing[:SHOWN]]
+    shown = "; ".join(f"{index} is {ours} to the target, {theirs} to the draft" for index, ours, theirs in meanings)
+    raise ModelError(
+        f"target and draft have different vocabularies ({len(target_ids)} and {len(draft_ids)} tokens, {len(differing)} ids differ: "
+        f"{shown}): choose a draft trained with the target's tokenizer"
+    )
+
+
+def _show(token: str | None) -> str:
+    return "nothing" if token is None else repr(token)
+
+
+def end_tokens(*sources: Any) -> frozenset[int]:
+    """Ids that end a text: all that the sources name.
+
+    Args:
+        sources: models (ours or transformers'), configurations, generation configurations or tokenizers; of a model, both its
+            configurations count.
+    """
+    found: set[int] = set()
+    for source in sources:
+        model = getattr(source, "module", source)
+        for holder in (model, getattr(model, "config", None), getattr(model, "generation_config", None)):
+            ids = getattr(holder, "eos_token_id", None)
+            found.update([ids] if isinstance(ids, int) else ids or [])
+    return frozenset(found)

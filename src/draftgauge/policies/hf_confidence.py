@@ -1,0 +1,72 @@
+"""What Hugging Face transformers does by default: a confidence threshold that adapts to what was accepted."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import ClassVar
+
+import numpy as np
+
+from draftgauge.policies.base import Signal, Step
+
+_MIN_SAMPLES = 6
+_COST_OF_MISSING = 3.0  # of a match that was not drafted, in units of a drafted token that does not match
+
+
+class AdaptiveConfidenceThreshold:
+    """The confidence threshold of transformers, moved after every step to where it would have cost least on the prompt so far.
+
+    What ``generate(assistant_model=...)`` of transformers 5 does where scikit-learn is installed
+    (``AssistedCandidateGenerator.update_candidate_strategy``): all drafted tokens up to the first rejected one of each
+    step are kept with their confidence and whether they matched; from 6 of them with both outcomes on, the threshold is the
+    one on their ROC curve with the least ``fpr + 3 fnr``. It begins anew with every prompt.
+    """
+
+    needs_signals: ClassVar[bool] = True
+
+    def __init__(self, threshold: float, gamma: int) -> None:
+        """Begin every prompt at ``threshold`` (in 0..1) and draft at most ``gamma`` tokens."""
+        self.initial_threshold = threshold
+        self.gamma = gamma
+        self.reset()
+
+    def reset(self) -> None:
+        """Back to the initial threshold, without samples."""
+        self.threshold = self.initial_threshold
+        self._confidences: list[float] = []
+        self._matches: list[int] = []
+
+    def limit(self) -> int:
+        """``gamma``."""
+        return self.gamma
+
+    def keep_drafting(self, signal: Signal) -> bool:
+        """Unless the last token was in doubt."""
+        return signal.confidence >= self.threshold
+
+    def observe(self, step: Step) -> None:
+        """Add the step's samples and move the threshold."""
+        matches = step.committed - 1
+        judged = min(matches + 1, step.drafted)
+        self._confidences += [signal.confidence for signal in step.signals[:judged]]
+        self._matches += ([1] * matches + [0])[:judged]
+        if len(self._matches) >= _MIN_SAMPLES and 0 < sum(self._matches) < len(self._matches):
+            self.threshold = _cheapest_threshold(self._matches, self._confidences)
+
+
+def _cheapest_threshold(matches: Sequence[int], confidences: Sequence[float]) -> float:
+    """The threshold with the least ``fpr + 3 fnr``, as found on ``sklearn.metrics.roc_curve`` (the highest of equals).
+
+    Args:
+        matches: 1 where the drafted token matched, else 0; both must occur.
+        confidences: one a token.
+    """
+    order = np.argsort(-np.asarray(confidences), kind="stable")
+    scores = np.asarray(confidences)[order]
+    last_of_equals = np.append(np.flatnonzero(np.diff(scores)), len(scores) - 1)
+    true_positives = np.cumsum(np.asarray(matches)[order])[last_of_equals]
+    false_positives = 1 + last_of_equals - true_positives
+    # roc_curve leaves out points inside a straight piece of the curve; an end of the piece costs no more than they do.
+    fpr = false_positives / false_positives[-1]
+    fnr = 1 - true_positives / true_positives[-1]
+    return float(scores[last_of_equals[np.argmin(fpr + _COST_OF_MISSING * fnr)]])

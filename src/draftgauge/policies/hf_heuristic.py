@@ -1,0 +1,55 @@
+"""The draft length of Hugging Face transformers' ``num_assistant_tokens_schedule="heuristic"``."""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+from draftgauge.policies.base import Signal, Step
+
+
+class HuggingFaceHeuristic:
+    """Two tokens more after a full acceptance, else one fewer, at least 1.
+
+    The rule of ``AssistedCandidateGenerator.update_candidate_strategy`` in transformers 5, alone: transformers applies its
+    confidence threshold beside it, unless ``assistant_confidence_threshold`` is set to 0. A step that drafted nothing counts
+    as fully accepted there, and so it does here. One difference: the length stays within ``gamma_max``, where transformers
+    lets it grow without end.
+    """
+
+    needs_signals: ClassVar[bool] = False
+
+    def __init__(self, gamma_max: int, start: int = 20, persistent: bool = True) -> None:
+        """Begin at ``start`` tokens (transformers' ``num_assistant_tokens``), or at ``gamma_max`` if that is less.
+
+        Args:
+            gamma_max: the longest draft.
+            start: length of the first draft, at least 1.
+            persistent: the length carries over from prompt to prompt ("heuristic"); if not, every prompt begins anew
+                ("heuristic_transient").
+        """
+        self.gamma_max = gamma_max
+        self.start = min(start, gamma_max)
+        self.persistent = persistent
+        self._length = self.start
+
+    def reset(self) -> None:
+        """Begin anew, unless the length is persistent."""
+        if not self.persistent:
+            self._length = self.start
+
+    def limit(self) -> int:
+        """The present length."""
+        return self._length
+
+    def keep_drafting(self, signal: Signal) -> bool:
+        """Always: the length is set before the step."""
+        return True
+
+    def observe(self, step: Step) -> None:
+        """Grow after a full acceptance, shrink after any other step."""
+        # As transformers counts: an end token that ends the output stands in the place of the target's own token.
+        matches = step.committed - 1
+        if matches == step.drafted:
+            self._length = min(self._length + 2, self.gamma_max)
+        else:
+            self._length = max(self._length - 1, 1)

@@ -1,0 +1,151 @@
+"""The charts, one small panel each; the page arranges them in a grid that folds on narrow screens."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+from markupsafe import Markup
+
+from draftgauge.report.data import AcceptanceCurve, CompressionView, SpeedCurve
+from draftgauge.report.style import LIGHT, Series, compression_title, number, percent, series
+from draftgauge.report.svg import PANEL, SMALL_PANEL, panel, to_svg
+from draftgauge.traces.costs import CostCurve
+
+VERIFY, DRAFT = Series("blue", (), ""), Series("vermillion", (), "")
+PLAIN, HINDSIGHT = Series("muted", (1.2, 1.8), ""), Series("green", (6, 2), "")
+MODELLED, LIVE = Series("blue", (), "o"), Series("vermillion", (), "D")
+COMMITTED, STEP_COST = Series("green", (), "^"), Series("vermillion", (5, 1.5), "s")
+CONTEXT_DASHES: tuple[tuple[float, ...], ...] = ((1.2, 1.2), (), (5, 1.5))
+
+
+def acceptance_panel(view: CompressionView, tasks: Sequence[str]) -> Markup:
+    """Acceptance by depth, one line a task with its 95% band."""
+    with panel("depth in the draft (tokens)", "accepted, %") as axes:
+        for curve in view.acceptance:
+            _acceptance_line(axes, curve, series(tasks.index(curve.task)))
+        axes.set_ylim(0, 102)
+        _whole_tokens(axes, 1, max(len(curve.rate) for curve in view.acceptance))
+        firsts = ", ".join(f"{curve.task} {percent(curve.rate[0])}" for curve in view.acceptance)
+        title = compression_title(view.name)
+        return to_svg(axes, f"acceptance-{_slug(view.name)}", f"Acceptance by depth, {title} target. At depth 1: {firsts}.")
+
+
+def _acceptance_line(axes: Any, curve: AcceptanceCurve, style: Series) -> None:
+    depth = np.arange(1, len(curve.rate) + 1)
+    axes.fill_between(depth, 100 * np.array(curve.low), 100 * np.array(curve.high), color=style.hex, alpha=0.14, linewidth=0)
+    axes.plot(depth, 100 * np.array(curve.rate), color=style.hex, linestyle=style.linestyle, marker=style.marker, label=curve.task)
+
+
+def speed_panel(view: CompressionView, curve: SpeedCurve) -> Markup:
+    """Tokens per second against draft length: modelled curve, plain decoding, hindsight optimum, live measurements."""
+    gamma = np.arange(len(curve.tokens_per_second))
+    top = max([curve.hindsight, curve.plain, *curve.tokens_per_second, *(p.high or p.tokens_per_second for p in curve.live)])
+    size = PANEL if curve is view.pooled else SMALL_PANEL
+    with panel("drafted tokens a step, \N{GREEK SMALL LETTER GAMMA}", "tokens/s", size) as axes:
+        for height, style in ((curve.plain, PLAIN), (curve.hindsight, HINDSIGHT)):
+            axes.axhline(height, color=style.hex, linestyle=style.linestyle)
+        axes.plot(gamma, curve.tokens_per_second, color=MODELLED.hex, marker=MODELLED.marker, markersize=3.5)
+        axes.plot(curve.best_gamma, curve.best, color=MODELLED.hex, marker="o", markersize=10, markeredgecolor=LIGHT["card"], zorder=4)
+        for point in curve.live:
+            _live_point(axes, point.gamma, point.tokens_per_second, point.low, point.high)
+        axes.set_ylim(0, top * 1.12)
+        _whole_tokens(axes, 0, int(gamma[-1]))
+        return to_svg(axes, f"speed-{_slug(view.name)}-{_slug(curve.task)}", _describe_speed(view, curve))
+
+
+def _live_point(axes: Any, gamma: int, value: float, low: float | None, high: float | None) -> None:
+    if low is not None and high is not None:
+        axes.plot([gamma, gamma], [low, high], color=LIVE.hex, linewidth=1.6, zorder=5)
+    axes.plot(gamma, value, color=LIVE.hex, marker=LIVE.marker, markersize=5.5, markeredgecolor=LIGHT["card"], zorder=6)
+
+
+def _describe_speed(view: CompressionView, curve: SpeedCurve) -> str:
+    where = "all tasks" if curve is view.pooled else curve.task
+    return (
+        f"Modelled tokens per second against draft length, {compression_title(view.name)} target, {where}. Best at {curve.best_gamma}: "
+        f"{number(curve.best)}; plain decoding {number(curve.plain)}; hindsight optimum {number(curve.hindsight)}."
+    )
+
+
+def shown_contexts(cost: CostCurve) -> tuple[int, ...]:
+    """Indices of at most three measured context lengths: the shortest, the median one and the longest."""
+    last = len(cost.contexts) - 1
+    return tuple(dict.fromkeys((0, len(cost.contexts) // 2, last)))
+
+
+def context_dash(cost: CostCurve, row: int) -> tuple[float, ...]:
+    """Dash of a context length in the cost panels: solid for the median, which alone has a band."""
+    median = len(cost.contexts) // 2
+    return CONTEXT_DASHES[1 + (row > median) - (row < median)]
+
+
+def cost_panel(view: CompressionView) -> Markup:
+    """Milliseconds of verifying and of drafting a number of tokens, by context length."""
+    cost = view.cost
+    with panel("tokens, k or n", "milliseconds") as axes:
+        for row in shown_contexts(cost):
+            for style, table, low, high, skip in (
+                (VERIFY, cost.verify, cost.verify_low, cost.verify_high, 0),
+                (DRAFT, cost.draft, cost.draft_low, cost.draft_high, 1),
+            ):
+                _cost_line(axes, style, context_dash(cost, row), [part[row][skip:] for part in (table, low, high)])
+        axes.set_ylim(bottom=0)
+        _whole_tokens(axes, 1, cost.gamma_max + 1)
+        median = len(cost.contexts) // 2
+        text = (
+            f"Cost of a step's parts, {compression_title(view.name)} target, context {cost.contexts[median]}: verifying one token "
+            f"{number(1e3 * cost.verify[median][0])} ms, verifying {cost.gamma_max + 1} {number(1e3 * cost.verify[median][-1])} ms, "
+            f"drafting {cost.gamma_max} {number(1e3 * cost.draft[median][-1])} ms."
+        )
+        return to_svg(axes, f"cost-{_slug(view.name)}", text)
+
+
+def _cost_line(axes: Any, style: Series, dash: tuple[float, ...], tables: list[tuple[float, ...]]) -> None:
+    tokens = np.arange(1, len(tables[0]) + 1)
+    middle, low, high = (1e3 * np.asarray(table) for table in tables)
+    if not dash:
+        axes.fill_between(tokens, low, high, color=style.hex, alpha=0.18, linewidth=0)
+    axes.plot(tokens, middle, color=style.hex, linestyle=(0, dash) if dash else "-", linewidth=1.8 if not dash else 1.3)
+
+
+def step_costs(cost: CostCurve) -> list[float]:
+    """Seconds of a step that drafts 0..gamma_max tokens over those of a plain step, at the median measured context."""
+    middle = len(cost.contexts) // 2
+    seconds = cost.step_seconds(np.arange(cost.gamma_max + 1), cost.contexts[middle])
+    return [float(value) for value in seconds / cost.plain[middle]]
+
+
+def balance_panel(view: CompressionView, top: float) -> Markup:
+    """What a step brings (tokens) against what it costs (plain steps); their quotient is the speed-up.
+
+    Args:
+        view: the compression.
+        top: the highest value of any compression, so that the panels share their scale.
+    """
+    curve, costs = view.pooled, step_costs(view.cost)
+    gamma = np.arange(len(curve.tokens_per_step))
+    with panel("drafted tokens a step, \N{GREEK SMALL LETTER GAMMA}", "tokens or plain steps") as axes:
+        for values, style in ((curve.tokens_per_step, COMMITTED), (costs[: len(gamma)], STEP_COST)):
+            axes.plot(gamma, values, color=style.hex, linestyle=style.linestyle, marker=style.marker, markersize=3.5)
+        best = curve.best_gamma
+        axes.plot([best, best], [costs[best], curve.tokens_per_step[best]], color=LIGHT["muted"], linewidth=1.2, zorder=1)
+        axes.set_ylim(0, top * 1.08)
+        _whole_tokens(axes, 0, int(gamma[-1]))
+        text = (
+            f"{compression_title(view.name)} target: at draft length {best} a step commits {number(curve.tokens_per_step[best])} tokens "
+            f"and costs as much as {number(costs[best])} plain steps."
+        )
+        return to_svg(axes, f"balance-{_slug(view.name)}", text)
+
+
+def _whole_tokens(axes: Any, first: int, last: int) -> None:
+    """Ticks at whole numbers of tokens, at most nine or so, the first always among them."""
+    stride = max(1, -(-(last - first) // 8))
+    axes.set_xticks(range(first, last + 1, stride))
+    axes.set_xlim(first - 0.5, last + 0.5)
+
+
+def _slug(name: str) -> str:
+    return "".join(letter if letter.isascii() and letter.isalnum() else f"_{ord(letter)}_" for letter in name)

@@ -1,0 +1,102 @@
+"""The report: one HTML file with charts, tables and timelines inside, which asks nothing of the network."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from jinja2 import Environment, PackageLoader, StrictUndefined
+
+from draftgauge.core.files import atomic_write_text
+from draftgauge.report import figures
+from draftgauge.report.collect import MIN_POSITIONS, collect
+from draftgauge.report.data import ReportData
+from draftgauge.report.prose import best_note, headline, how_chosen, why_lengths_differ
+from draftgauge.report.style import colour_variables, compression_heading, series
+from draftgauge.report.tables import compression_table, policies_table
+from draftgauge.report.timeline import KINDS, spans
+
+TITLE = "How far to draft"
+
+KEYS = {
+    "modelled": figures.MODELLED,
+    "plain": figures.PLAIN,
+    "hindsight": figures.HINDSIGHT,
+    "live": figures.LIVE,
+    "verify": figures.VERIFY,
+    "draft": figures.DRAFT,
+    "committed": figures.COMMITTED,
+    "step_cost": figures.STEP_COST,
+}
+
+
+def build_report(
+    run_folders: Sequence[Path],
+    out: Path,
+    bench: Sequence[Mapping[str, Any]] | None = None,
+    title: str = TITLE,
+    command: str | None = None,
+) -> Path:
+    """Read recorded runs, replay them and write the report.
+
+    Args:
+        run_folders: one run folder per compression, as ``draftgauge profile`` writes them, in the order to show.
+        out: the HTML file to write; its folder must exist.
+        bench: rows of live measurements, see :func:`draftgauge.report.collect.collect`.
+        title: of the page.
+        command: that asked for the report, named on the page; the running one if None.
+
+    Returns:
+        ``out``.
+
+    Raises:
+        TraceError: if a folder holds no readable run, or two folders the same compression.
+        DraftgaugeError: if the file cannot be written.
+    """
+    atomic_write_text(out, render(collect(run_folders, bench, command), title))
+    return out
+
+
+def render(data: ReportData, title: str = TITLE) -> str:
+    """The page as text; the same data give the same text."""
+    environment = Environment(
+        loader=PackageLoader("draftgauge.report"), autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True
+    )
+    environment.globals.update(
+        name=compression_heading, series=series, best_note=best_note, contexts=figures.shown_contexts, dash=figures.context_dash
+    )
+    timelines = [[(line, spans(line)) for line in view.timelines] for view in data.compressions]
+    columns, lines = policies_table(data)
+    return environment.get_template("report.html.j2").render(
+        title=title,
+        data=data,
+        light=colour_variables("light"),
+        dark=colour_variables("dark"),
+        keys=KEYS,
+        min_positions=MIN_POSITIONS,
+        prompts=max(view.prompts for view in data.compressions),
+        headlines=[headline(view) for view in data.compressions],
+        chosen=how_chosen(data.compressions),
+        why=why_lengths_differ(data.compressions),
+        has_live=any(row.live_tokens_per_second is not None for view in data.compressions for row in view.rows),
+        policy_columns=columns,
+        policy_lines=lines,
+        tables=[compression_table(view) for view in data.compressions],
+        timelines=timelines,
+        kinds=KINDS,
+        kinds_shown={span.kind for lines in timelines for _, steps in lines for step in steps for span in step},
+        **_charts(data),
+    )
+
+
+def _charts(data: ReportData) -> dict[str, list[Any]]:
+    """Every chart of the page, one list entry per compression."""
+    views = data.compressions
+    top = max(value for view in views for value in (*view.pooled.tokens_per_step, *figures.step_costs(view.cost)))
+    return {
+        "acceptance": [figures.acceptance_panel(view, data.tasks) for view in views],
+        "speed": [[figures.speed_panel(view, curve) for curve in view.speeds] for view in views],
+        "cost": [figures.cost_panel(view) for view in views],
+        "balance": [figures.balance_panel(view, top) for view in views],
+    }

@@ -1,0 +1,27 @@
+"""The model card of a trained pair: how it was made, and what it measures."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from jinja2 import Environment, PackageLoader, StrictUndefined
+
+TRAINING_NAME = "training.json"
+
+
+def write_card(folder: Path, rows: Sequence[Mapping[str, Any]]) -> Path:
+    """Write ``README.md`` of a pair from its measured rows (see ``draftgauge reference evaluate``) and its training record."""
+    training = json.loads((folder / TRAINING_NAME).read_text(encoding="utf-8"))
+    sizes = {path.parent.name: path.stat().st_size / 1e6 for path in sorted(folder.glob("*/model.safetensors"))}
+    environment = Environment(
+        loader=PackageLoader("draftgauge.training.reference"), undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True
+    )
+    text = environment.get_template("card.md.j2").render(
+        training=training, rows=rows, sizes=sizes, models=list(dict.fromkeys(r["model"] for r in rows))
+    )
+    path = folder / "README.md"
+    path.write_text(text, encoding="utf-8")
+    return path

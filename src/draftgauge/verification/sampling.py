@@ -1,0 +1,131 @@
+"""How logits become probabilities, and how a token is drawn from them, for draft, target and verifier alike."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import torch
+from torch import Generator, Tensor
+
+from draftgauge.core.errors import DraftgaugeError
+
+_FIRST_WIDTH = 256  # tokens sorted at first for top-p, enough for most distributions
+
+
+@dataclass(frozen=True)
+class Sampling:
+    """Which distribution tokens are drawn from.
+
+    Attributes:
+        temperature: logits are divided by it; 0 is greedy decoding, whatever the other two say.
+        top_k: keep the ``top_k`` most probable tokens; 0 keeps all.
+        top_p: of those, keep the fewest most probable tokens whose mass reaches ``top_p``; 1 keeps all.
+
+    Raises:
+        DraftgaugeError: if a value is out of its range.
+    """
+
+    temperature: float = 0.0
+    top_k: int = 0
+    top_p: float = 1.0
+
+    def __post_init__(self) -> None:
+        if not (math.isfinite(self.temperature) and self.temperature >= 0):
+            raise DraftgaugeError(f"temperature must be 0 (greedy) or a positive number, not {self.temperature}")
+        if self.top_k < 0:
+            raise DraftgaugeError(f"top_k must be 0 (keep all tokens) or positive, not {self.top_k}")
+        if not 0 < self.top_p <= 1:
+            raise DraftgaugeError(f"top_p must be above 0 and at most 1 (keep all tokens), not {self.top_p}")
+
+    @property
+    def greedy(self) -> bool:
+        """Whether the distribution is one-hot, so that no random number is needed."""
+        return self.temperature == 0
+
+
+def probabilities(logits: Tensor, sampling: Sampling) -> Tensor:
+    """The distribution that tokens are drawn from.
+
+    Temperature, then top-k, then top-p, as Hugging Face's logits warpers do them. Ties: at temperature 0 the lowest of the
+    tied token ids takes all; all tokens tied with the ``top_k``-th are kept, and so are all tied at the edge of the
+    top-p mass (of these transformers keeps some, by their order in its sort).
+
+    Args:
+        logits: ``[..., V]``.
+        sampling: temperature, top-k and top-p.
+
+    Returns:
+        float32 ``[..., V]``, each row summing to 1.
+    """
+    logits = logits.float()
+    if sampling.greedy:
+        best = logits.argmax(-1, keepdim=True)
+        return torch.zeros_like(logits).scatter_(-1, best, 1.0)
+    # Shifting by the maximum first keeps a tiny temperature from overflowing to inf - inf.
+    scores = (logits - logits.amax(-1, keepdim=True)) / sampling.temperature
+    if 0 < sampling.top_k < scores.shape[-1]:
+        threshold = scores.topk(sampling.top_k, dim=-1).values[..., -1:]
+        scores = scores.masked_fill(scores < threshold, -math.inf)
+    distribution = scores.softmax(-1)
+    if sampling.top_p < 1:
+        distribution = distribution.masked_fill(distribution < _nucleus_edge(distribution, sampling.top_p), 0)
+        distribution /= distribution.sum(-1, keepdim=True)
+    return distribution
+
+
+def _nucleus_edge(distribution: Tensor, top_p: float) -> Tensor:
+    """The least probability in the fewest most probable tokens whose mass reaches ``top_p``: ``[..., V]`` to ``[..., 1]``.
+
+    Only as many of the highest probabilities as are needed are sorted: sorting the whole vocabulary takes longer than a
+    pass of a small model.
+    """
+    vocabulary = distribution.shape[-1]
+    width = min(_FIRST_WIDTH, vocabulary)
+    while True:
+        descending = distribution.topk(width, dim=-1).values
+        mass = descending.cumsum(-1)
+        if width == vocabulary or bool((mass[..., -1] >= top_p).all()):
+            break
+        width = min(8 * width, vocabulary)
+    inside = (mass - descending < top_p).sum(-1, keepdim=True)  # a token is inside if those above it do not reach top_p
+    return descending.gather(-1, inside - 1)
+
+
+def draw(weights: Tensor, generator: Generator | None) -> Tensor:
+    """Draw one index from each row of weights, by inverting the cumulative sum.
+
+    The uniform number is taken from (0, 1], which cannot land on an index of weight 0, and in float64, whose resolution
+    is far below any probability a float32 softmax yields.
+
+    Args:
+        weights: ``[..., V]``, non-negative, not all zero; they need not sum to 1.
+        generator: on the device of the weights.
+
+    Returns:
+        int64 ``[...]``.
+    """
+    cumulative = weights.double().cumsum(-1)
+    uniform = 1 - torch.rand(weights.shape[:-1], dtype=torch.float64, device=weights.device, generator=generator)
+    return torch.searchsorted(cumulative, (uniform * cumulative[..., -1]).unsqueeze(-1)).squeeze(-1)
+
+
+def flip(chances: Tensor, generator: Generator | None) -> Tensor:
+    """Independent coins: boolean, true with the given chances (1 or more is certain), any shape."""
+    return torch.rand(chances.shape, device=chances.device, generator=generator) < chances
+
+
+def choose(logits: Tensor, sampling: Sampling, generator: Generator | None) -> Tensor:
+    """The next token of each row: the most probable one if greedy, else drawn.
+
+    Args:
+        logits: ``[..., V]``.
+        sampling: temperature, top-k and top-p.
+        generator: on the device of the logits; unused if greedy.
+
+    Returns:
+        int64 ``[...]``.
+    """
+    if sampling.greedy:
+        return logits.argmax(-1)
+    return draw(probabilities(logits, sampling), generator)

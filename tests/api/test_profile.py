@@ -1,0 +1,252 @@
+"""Profiling: everything checked first, resumable after a kill at any moment, and the same rows in the end."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from draftgauge.api import profile as profile_module
+from draftgauge.api.profile import profile
+from draftgauge.api.runs import load_pair_of, prompts_of
+from draftgauge.core.errors import DraftgaugeError, ModelError, PromptError, TraceError
+from draftgauge.traces.costs import CostCurve
+from draftgauge.traces.manifest import Manifest
+from draftgauge.traces.reader import read_texts, read_trace
+from draftgauge.traces.trace import Trace
+from tiny import save_tiny, tiny_model, tiny_tokenizer
+
+PROMPTS = 7
+SMALL: dict[str, Any] = {"gamma_max": 3, "max_new_tokens": 8, "repeats": 1}
+
+
+@pytest.fixture(scope="module")
+def models(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+    """A target, a draft with the same weights but for some noise, and a prompt file."""
+    folder = tmp_path_factory.mktemp("models")
+    target = save_tiny(folder / "target")
+    draft = tiny_model()
+    generator = torch.Generator().manual_seed(5)
+    with torch.no_grad():
+        for parameter in draft.parameters():
+            parameter += 0.1 * parameter.std() * torch.randn(parameter.shape, generator=generator)
+    draft.save_pretrained(folder / "draft")
+    tiny_tokenizer().save_pretrained(folder / "draft")
+    lines = [
+        {"prompt": f"prompt number {n}", "task": "even" if n % 2 == 0 else "odd", "split": "test" if n < 4 else "train"}
+        for n in range(PROMPTS)
+    ]
+    prompts = folder / "prompts.jsonl"
+    prompts.write_text("\n".join(map(json.dumps, lines)))
+    return {"target": target, "draft": folder / "draft", "prompts": prompts}
+
+
+def run(models: dict[str, Any], out: Path, **options: Any) -> list[Path]:
+    return profile(**(models | {"out": out} | SMALL | options))
+
+
+def assert_same_rows(one: Trace, other: Trace) -> None:
+    assert one.prompts == other.prompts
+    for name in ("offsets", "token", "target_entropy", "drafted", "accepted", "draft_token", "confidence", "entropy", "margin"):
+        np.testing.assert_array_equal(getattr(one, name), getattr(other, name), name)
+
+
+@pytest.fixture(scope="module")
+def whole(models: dict[str, Any], tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """An uninterrupted run."""
+    return run(models, tmp_path_factory.mktemp("whole"))[0]
+
+
+def test_a_run_holds_trace_costs_and_manifest(models: dict[str, Any], whole: Path) -> None:
+    trace, costs, manifest = read_trace(whole), CostCurve.load(whole / "costs.json"), Manifest.load(whole)
+    assert [p.index for p in trace.prompts] == list(range(PROMPTS))
+    assert (trace.gamma_max, costs.gamma_max, trace.max_new_tokens) == (3, 3, 8)
+    assert [p.task for p in trace.prompts[:2]] == ["even", "odd"]
+    assert trace.prompts[0].prompt_tokens == len("prompt number 0")
+    assert trace.accepted.max() > 0
+    assert manifest.complete
+    assert manifest.prompts.count == PROMPTS
+    assert manifest.target.source == str(models["target"])
+    assert (manifest.target.engine, manifest.target.family, manifest.target.dtype) == ("lean", "qwen3", "float32")
+    assert len("".join(read_texts(whole, 0))) > 0
+
+
+def test_a_run_finds_its_pair_and_prompts_again(whole: Path) -> None:
+    manifest = Manifest.load(whole)
+    pair = load_pair_of(manifest)
+    found = prompts_of(whole, manifest, pair)
+    assert [len(tokens) for _, tokens in found] == [p.prompt_tokens for p in read_trace(whole).prompts]
+
+
+class Interrupt:
+    """A progress callback that raises as soon as so many prompts are recorded."""
+
+    def __init__(self, after: int) -> None:
+        self.after = after
+        self.seen: list[tuple[str, int, int]] = []
+
+    def __call__(self, what: str, done: int, total: int) -> None:
+        self.seen.append((what, done, total))
+        if what.startswith("record") and done >= self.after:
+            raise KeyboardInterrupt
+
+
+def test_an_interrupted_run_goes_on_where_it_stopped(models: dict[str, Any], whole: Path, tmp_path: Path) -> None:
+    with pytest.raises(KeyboardInterrupt) as caught:
+        run(models, tmp_path / "run", progress=Interrupt(5))
+    assert str(tmp_path / "run") in caught.value.__notes__[0]
+    assert len(read_trace(tmp_path / "run", allow_incomplete=True).prompts) == 5
+    with pytest.raises(TraceError, match="incomplete"):
+        read_trace(tmp_path / "run")
+    again = Interrupt(99)
+    run(models, tmp_path / "run", progress=again)
+    assert [done for what, done, _ in again.seen if what == "record none"] == [5, 6, 7]
+    assert_same_rows(read_trace(tmp_path / "run"), read_trace(whole))
+
+
+def test_an_interrupt_while_measuring_leaves_the_run_incomplete(
+    models: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with monkeypatch.context() as patch:
+        patch.setattr(profile_module, "measure_costs", lambda *args, **options: (_ for _ in ()).throw(KeyboardInterrupt))
+        with pytest.raises(KeyboardInterrupt):
+            run(models, tmp_path)
+    assert not Manifest.load(tmp_path).complete
+    run(models, tmp_path)
+    assert Manifest.load(tmp_path).complete
+    assert CostCurve.load(tmp_path / "costs.json").gamma_max == 3
+
+
+def test_a_finished_run_is_not_recorded_again(models: dict[str, Any], whole: Path) -> None:
+    before = {path.name: path.stat().st_mtime_ns for path in whole.iterdir()}
+    told = Interrupt(0)
+    assert run(models, whole, progress=told) == [whole]
+    assert told.seen == []
+    assert {path.name: path.stat().st_mtime_ns for path in whole.iterdir()} == before
+    (whole / "costs.json").write_text("{}")
+    run(models, whole)
+    assert CostCurve.load(whole / "costs.json").gamma_max == 3
+
+
+KILLED = """
+import os, signal, sys
+from draftgauge.api.profile import profile
+def progress(what, done, total):
+    if what.startswith("record") and done == 5:
+        os.kill(os.getpid(), signal.SIGKILL)
+target, draft, prompts, out = sys.argv[1:]
+profile(target=target, draft=draft, prompts=prompts, out=out, gamma_max=3, max_new_tokens=8, repeats=1, progress=progress)
+"""
+
+
+@pytest.mark.slow
+def test_a_killed_run_goes_on_where_it_stopped(models: dict[str, Any], whole: Path, tmp_path: Path) -> None:
+    source = str(Path(profile_module.__file__).parents[2])
+    arguments = [str(models[name]) for name in ("target", "draft", "prompts")] + [str(tmp_path)]
+    killed = subprocess.run([sys.executable, "-c", KILLED, *arguments], env=os.environ | {"PYTHONPATH": source}, check=False)
+    assert killed.returncode == -signal.SIGKILL
+    assert len(read_trace(tmp_path, allow_incomplete=True).prompts) == profile_module.SHARD_PROMPTS
+    run(models, tmp_path)
+    assert_same_rows(read_trace(tmp_path), read_trace(whole))
+
+
+def test_several_compressions_have_a_folder_each(models: dict[str, Any], tmp_path: Path) -> None:
+    folders = run(models, tmp_path, compression=("none", "bf16", "int8"), limit=2)
+    assert folders == [tmp_path / "none", tmp_path / "bf16", tmp_path / "int8"]
+    for folder in folders:
+        manifest, trace = Manifest.load(folder), read_trace(folder)
+        assert manifest.target.compression == trace.compression == CostCurve.load(folder / "costs.json").compression == folder.name
+        assert len(trace.prompts) == 2
+    half = Manifest.load(tmp_path / "bf16")
+    assert (half.target.dtype, half.draft.dtype, half.draft.compression) == ("bfloat16", "bfloat16", "bf16")
+    with pytest.raises(TraceError, match="a folder for each"):
+        run(models, tmp_path)
+
+
+def test_prompt_lookup_needs_no_draft(models: dict[str, Any], tmp_path: Path) -> None:
+    run(models | {"draft": None}, tmp_path, drafter="prompt_lookup", limit=2)
+    manifest, trace = Manifest.load(tmp_path), read_trace(tmp_path)
+    assert manifest.draft is None
+    assert manifest.drafter == "prompt_lookup"
+    assert (trace.drafted > 0).any()
+
+
+def test_prompts_are_chosen(models: dict[str, Any], tmp_path: Path) -> None:
+    run(models, tmp_path / "one", tasks=["odd"], split="test")
+    assert [p.index for p in read_trace(tmp_path / "one").prompts] == [1, 3]
+    run(models, tmp_path / "two", per_task=1)
+    assert [p.index for p in read_trace(tmp_path / "two").prompts] == [0, 1]
+    run(models, tmp_path / "two", limit=3)  # more of the same file extends the run
+    assert [p.index for p in read_trace(tmp_path / "two").prompts] == [0, 1, 2]
+
+
+def test_long_prompts(models: dict[str, Any], tmp_path: Path) -> None:
+    prompts = tmp_path / "long.jsonl"
+    prompts.write_text('{"prompt": "short"}\n{"prompt": "%s", "id": "wordy"}\n' % ("x" * 110 + "0123456789"))  # the models take 128
+    mixed = models | {"prompts": prompts}
+    with pytest.raises(PromptError, match=r"wordy \(120 tokens\).*truncate.*skip"):
+        run(mixed, tmp_path / "error", max_new_tokens=20)
+    assert not (tmp_path / "error").exists()
+    run(mixed, tmp_path / "skip", max_new_tokens=20, long_prompts="skip")
+    assert [p.prompt_tokens for p in read_trace(tmp_path / "skip").prompts] == [5]
+    run(mixed, tmp_path / "truncate", max_new_tokens=20, long_prompts="truncate")
+    assert [p.prompt_tokens for p in read_trace(tmp_path / "truncate").prompts] == [5, 108]
+    with pytest.raises(PromptError, match="lower it"):
+        run(mixed, tmp_path / "none", max_new_tokens=128)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"gamma_max": 0}, "gamma_max must be at least 1, not 0"),
+        ({"max_new_tokens": 0}, "max_new_tokens must be at least 1"),
+        ({"limit": 0}, "limit must be at least 1"),
+        ({"compression": "int3"}, "unknown compression 'int3'.*nf4"),
+        ({"compression": ()}, "at least one compression"),
+        ({"compression": ("none", "none")}, "each once"),
+        ({"drafter": "oracle"}, "unknown drafter 'oracle'"),
+        ({"long_prompts": "ignore"}, "long_prompts must be one of error, truncate, skip"),
+        ({"prompts": Path("nowhere.jsonl")}, "no prompt file nowhere.jsonl"),
+        ({"tasks": ["poetry"]}, "no task 'poetry'"),
+        ({"draft": None}, "needs a draft model"),
+        ({"gamma_max": 100}, "lower gamma_max"),
+    ],
+)
+def test_what_cannot_be_done_is_refused_before_any_work(
+    models: dict[str, Any], tmp_path: Path, options: dict[str, Any], message: str
+) -> None:
+    with pytest.raises(DraftgaugeError, match=message):
+        run(models, tmp_path / "out", **options)
+    assert not (tmp_path / "out").exists()
+
+
+def test_the_folder_of_another_run_is_left_alone(models: dict[str, Any], whole: Path, tmp_path: Path) -> None:
+    before = sorted(path.name for path in whole.iterdir())
+    with pytest.raises(TraceError, match=r"another run.*gamma_max"):
+        run(models, whole, gamma_max=4)
+    with pytest.raises(TraceError, match="one compression"):
+        run(models, whole, compression=("none", "int8"))
+    assert sorted(path.name for path in whole.iterdir()) == before
+    run(models, tmp_path, compression=("none", "int8"), limit=1)
+    shard = tmp_path / "int8" / "manifest.json"
+    shard.write_text(shard.read_text().replace('"gamma_max": 3', '"gamma_max": 5'))
+    with pytest.raises(TraceError, match="another run"):  # of the second folder, before the first is touched
+        run(models, tmp_path, compression=("none", "int8"), limit=2)
+    assert len(read_trace(tmp_path / "none").prompts) == 1
+
+
+def test_widths_that_nf4_cannot_take_are_found_before_recording(models: dict[str, Any], tmp_path: Path) -> None:
+    narrow = save_tiny(tmp_path / "narrow", hidden_size=48)
+    with pytest.raises(ModelError, match="divisible by 64"):
+        run(models | {"target": narrow, "draft": narrow}, tmp_path / "out", compression=("none", "nf4"))
+    assert not (tmp_path / "out").exists()
+    assert replace(Manifest.load(run(models, tmp_path / "fits", compression="nf4", limit=1)[0]).target, source="").compression == "nf4"

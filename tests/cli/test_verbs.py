@@ -1,0 +1,175 @@
+"""The verbs from the command line, on tiny saved models: they run, write what they say, and refuse what is wrong."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner, Result
+
+from draftgauge.cli.main import app
+from tiny import save_tiny, tiny_tokenizer
+
+PROMPTS = [
+    {"prompt": "def add(a, b):", "task": "code", "split": "test"},
+    {"turns": ["What is 2 + 2?", "And 3 + 3?"], "category": "math"},
+    {"messages": [{"role": "user", "content": "Hello there"}]},
+]
+
+
+@pytest.fixture(scope="module")
+def pair(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    """A tiny Llama target, a noised draft of it, and a prompt file."""
+    folder = tmp_path_factory.mktemp("pair")
+    save_tiny(folder / "target", "llama")
+    save_tiny(folder / "draft", "llama", num_hidden_layers=1)
+    (folder / "prompts.jsonl").write_text("".join(json.dumps(p) + "\n" for p in PROMPTS))
+    return {"target": folder / "target", "draft": folder / "draft", "prompts": folder / "prompts.jsonl"}
+
+
+@pytest.fixture(scope="module")
+def recorded(pair: dict[str, Path], tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A recorded run of the tiny pair."""
+    out = tmp_path_factory.mktemp("run") / "trace"
+    result = invoke("profile", *profile_arguments(pair, out), "--json", out.with_suffix(".json"))
+    assert result.exit_code == 0, result.output
+    return out
+
+
+def profile_arguments(pair: dict[str, Path], out: Path) -> list[object]:
+    return [
+        *("--target", pair["target"], "--draft", pair["draft"], "--prompts", pair["prompts"], "--out", out),
+        *("--max-new-tokens", 12, "--gamma-max", 4, "--device", "cpu"),
+    ]
+
+
+def invoke(*arguments: object) -> Result:
+    return CliRunner().invoke(app, [str(a) for a in arguments])
+
+
+def rows_of(path: Path) -> list[dict[str, object]]:
+    document = json.loads(path.read_text())
+    assert set(document) == {"command", "created", "environment", "rows"}
+    return list(document["rows"])
+
+
+def test_profile_writes_a_row_for_every_task(recorded: Path) -> None:
+    rows = rows_of(recorded.with_suffix(".json"))
+    assert [row["task"] for row in rows] == ["code", "math", "prompts", "all"]
+    assert {row["compression"] for row in rows} == {"none"}
+    assert rows[-1]["tokens"] == sum(row["tokens"] for row in rows[:-1])
+
+
+def test_replay_gives_every_fixed_length(recorded: Path, tmp_path: Path) -> None:
+    result = invoke("replay", recorded, "--policy", "fixed", "--json", tmp_path / "r.json")
+    assert result.exit_code == 0, result.output
+    rows = [row for row in rows_of(tmp_path / "r.json") if row["task"] == "all"]
+    assert [row["policy"] for row in rows] == ["fixed:1", "fixed:2", "fixed:3", "fixed:4", "hindsight"]
+    assert all(row["tokens_per_step"] >= 1 and row["tokens_per_second"] > 0 for row in rows)
+    assert max(row["tokens_per_second"] for row in rows) == rows[-1]["tokens_per_second"]
+
+
+def test_bench_equals_plain_decoding_and_replay(recorded: Path, tmp_path: Path) -> None:
+    result = invoke("bench", recorded, "--policy", "fixed:2", "--policy", "hf-heuristic", "--rounds", 1, "--json", tmp_path / "b.json")
+    assert result.exit_code == 0, result.output
+    rows = {row["policy"]: row for row in rows_of(tmp_path / "b.json") if row["task"] == "all"}
+    assert {"plain", "fixed:2", "transformers-generate", "transformers-assisted", "transformers-assisted-constant:5"} <= set(rows)
+    assert all(row["mismatches"] == 0 for row in rows.values())
+    assert rows["plain"]["ratio_to_plain"] == 1
+    assert rows["fixed:2"]["ratio_to_best_transformers"] > 0
+    invoke("replay", recorded, "--policy", "fixed:2", "--policy", "hf-heuristic", "--json", tmp_path / "r.json")
+    replayed = {row["policy"]: row for row in rows_of(tmp_path / "r.json") if row["task"] == "all"}
+    for policy in ("fixed:2", "hf-heuristic"):
+        assert replayed[policy]["tokens_per_step"] == rows[policy]["tokens_per_step"]
+
+
+def test_report_is_one_file_without_requests(recorded: Path, tmp_path: Path) -> None:
+    result = invoke("report", recorded, "--out", tmp_path / "report.html")
+    assert result.exit_code == 0, result.output
+    page = (tmp_path / "report.html").read_text()
+    assert "<svg" in page
+    assert 'src="http' not in page
+
+
+def test_generate_with_and_without_speculation_agree(pair: dict[str, Path]) -> None:
+    common = ("generate", "abc def", "--target", pair["target"], "--draft", pair["draft"], "--max-new-tokens", 10, "--device", "cpu")
+    plain, drafted = invoke(*common, "-p", "plain"), invoke(*common, "-p", "fixed:3", "--show-drafts")
+    assert plain.exit_code == drafted.exit_code == 0, drafted.output
+    assert plain.stdout.strip()
+    assert drafted.stdout == plain.stdout
+
+
+def test_several_compressions_get_folders_of_their_own(pair: dict[str, Path], tmp_path: Path) -> None:
+    result = invoke("profile", *profile_arguments(pair, tmp_path / "runs"), "--compression", "none,bf16", "--limit", 1)
+    assert result.exit_code == 0, result.output
+    assert sorted(p.name for p in (tmp_path / "runs").iterdir() if p.is_dir()) == ["bf16", "none"]
+
+
+def test_prompt_lookup_needs_no_draft(pair: dict[str, Path], tmp_path: Path) -> None:
+    arguments = [a for a in profile_arguments(pair, tmp_path / "run") if a not in ("--draft", pair["draft"])]
+    result = invoke("profile", *arguments, "--drafter", "prompt_lookup")
+    assert result.exit_code == 0, result.output
+    assert json.loads((tmp_path / "run" / "manifest.json").read_text())["draft"] is None
+
+
+def test_bad_prompt_files_are_refused_before_any_work(pair: dict[str, Path], tmp_path: Path) -> None:
+    cases = {"": "holds no prompts", "not json\n": "line 1: not JSON", '{"prompt": "a"}\n{"task": "x"}\n': "line 2"}
+    for content, message in cases.items():
+        bad = tmp_path / "bad.jsonl"
+        bad.write_text(content)
+        result = invoke("profile", *profile_arguments(pair | {"prompts": bad}, tmp_path / "out"))
+        assert result.exit_code == 2
+        assert message in result.stderr
+        assert not (tmp_path / "out" / "manifest.json").exists()
+    result = invoke("profile", *profile_arguments(pair | {"prompts": tmp_path / "none.jsonl"}, tmp_path / "out"))
+    assert result.exit_code == 2
+    assert "there is no prompt file" in result.stderr
+
+
+@pytest.mark.parametrize(
+    ("extra", "message"),
+    [
+        (("--compression", "int3"), "unknown compression 'int3'"),
+        (("--gamma-max", 0), "gamma_max"),
+        (("--max-new-tokens", 4000), "context longer than the model takes"),
+        (("--tasks", "poetry"), "no task 'poetry'"),
+        (("--drafter", "oracle"), "unknown drafter 'oracle'"),
+        (("--engine", "warp"), "unknown engine 'warp'"),
+    ],
+)
+def test_bad_options_of_profile(pair: dict[str, Path], tmp_path: Path, extra: tuple[object, ...], message: str) -> None:
+    result = invoke("profile", *profile_arguments(pair, tmp_path / "out"), *extra)
+    assert result.exit_code == 2
+    assert message in " ".join(result.stderr.split())
+    assert not (tmp_path / "out" / "manifest.json").exists()
+
+
+def test_vocabularies_that_differ_are_refused(pair: dict[str, Path], tmp_path: Path) -> None:
+    save_tiny(tmp_path / "other", "llama")
+    tiny_tokenizer(swap=(5, 6)).save_pretrained(tmp_path / "other")
+    result = invoke("profile", *profile_arguments(pair | {"draft": tmp_path / "other"}, tmp_path / "out"))
+    assert result.exit_code == 2
+    assert "different vocabularies" in result.stderr
+
+
+def test_a_folder_with_another_runs_trace_is_left_alone(pair: dict[str, Path], recorded: Path) -> None:
+    before = {p.name: p.read_bytes() for p in recorded.iterdir()}
+    result = invoke("profile", *profile_arguments(pair, recorded), "--gamma-max", 3)
+    assert result.exit_code == 2
+    assert "gamma_max" in result.stderr
+    assert {p.name: p.read_bytes() for p in recorded.iterdir()} == before
+
+
+def test_unknown_policies_list_the_known_ones(recorded: Path) -> None:
+    for verb in ("replay", "bench"):
+        result = invoke(verb, recorded, "--policy", "clairvoyant")
+        assert result.exit_code == 2
+        assert "clairvoyant" in result.stderr
+        assert "hf-heuristic" in result.stderr
+
+
+def test_replaying_nothing_says_what_to_do(tmp_path: Path) -> None:
+    result = invoke("replay", tmp_path / "nowhere")
+    assert result.exit_code == 2
+    assert "draftgauge profile" in " ".join(result.stderr.split())

@@ -1,0 +1,132 @@
+"""Greedy speculative output is the plain greedy output, token for token, in float32: every architecture, drafter and policy."""
+
+from __future__ import annotations
+
+import copy
+import functools
+import random
+
+import pytest
+import torch
+
+from draftgauge.decoding import DecodingSettings, plain_decode, speculative_decode
+from draftgauge.drafters import LanguageModelDrafter, PromptLookupDrafter
+from draftgauge.drafters.base import Draft
+from draftgauge.models.base import CachedModel
+from draftgauge.models.loading import wrap
+from draftgauge.policies.base import Signal
+from draftgauge.policies.fixed import FixedLength
+from draftgauge.policies.registry import POLICIES, make_policy
+from tiny import ATTENTION, tiny_model, tokens
+
+GAMMA_MAX = 8
+ENGINES = [("lean", "qwen3"), ("lean", "llama"), ("lean", "mistral")]
+ENGINES += [("modules", family) for family in ("qwen3", "llama", "mistral-sliding", "gemma", "gemma2", "gemma3")]
+SETTINGS = DecodingSettings(16)
+DRAFTERS = ("the target itself", "a noised copy", "another model", "prompt lookup")
+
+
+class RandomPolicy:
+    """Any limit, and a coin after each drafted token."""
+
+    def reset(self) -> None:
+        self._random = random.Random(0)
+
+    def limit(self) -> int:
+        return self._random.randint(0, GAMMA_MAX)
+
+    def keep_drafting(self, signal) -> bool:
+        return self._random.random() < 0.8
+
+    def observe(self, step) -> None:
+        pass
+
+
+@functools.cache
+def target_model(engine: str, family: str, attention: str) -> CachedModel:
+    return wrap(tiny_model(family, attention), engine)
+
+
+@functools.cache
+def plain_output(engine: str, family: str, attention: str) -> tuple[int, ...]:
+    return tuple(plain_decode(target_model(engine, family, attention), prompt(), SETTINGS).tokens)
+
+
+@functools.cache
+def draft_model(engine: str, family: str, attention: str, kind: str) -> CachedModel:
+    if kind == "another model":
+        return wrap(tiny_model("llama", seed=7, num_hidden_layers=1), "lean")
+    model = copy.deepcopy(target_model(engine, family, attention).module)
+    if kind == "a noised copy":
+        generator = torch.Generator().manual_seed(1)
+        for parameter in model.parameters():
+            parameter.data += 0.05 * parameter.data.std() * torch.randn(parameter.shape, generator=generator)
+    return wrap(model, engine)
+
+
+def make_drafter(kind: str, engine: str, family: str, attention: str):
+    if kind == "prompt lookup":
+        return PromptLookupDrafter()
+    return LanguageModelDrafter(draft_model(engine, family, attention, kind))
+
+
+def prompt() -> list[int]:
+    return tokens(6, seed=3).tolist() * 3  # repeats itself, for prompt lookup, and is longer than the sliding windows
+
+
+def policies():
+    """One of every registered policy, and of every fixed length."""
+    specs = [name for name in POLICIES if name != "fixed"]
+    specs += [f"fixed:{gamma}" for gamma in range(GAMMA_MAX + 1)]
+    return [pytest.param(functools.partial(make_policy, spec, GAMMA_MAX), id=spec) for spec in specs] + [
+        pytest.param(RandomPolicy, id="random")
+    ]
+
+
+class UnreliableOracle:
+    """Proposes the true output, each token spoilt with chance 0.2, so that drafts of every length are accepted in part."""
+
+    def __init__(self, output: tuple[int, ...]) -> None:
+        self._output = output
+
+    def prefill(self, context: list[int]) -> None:
+        self._position = 0
+        self._random = random.Random(0)
+
+    def propose(self, limit: int, keep_drafting) -> Draft:
+        tokens: list[int] = []
+        signals: list[Signal] = []
+        for token in self._output[self._position : self._position + limit]:
+            tokens.append(token if self._random.random() < 0.8 else token % 90 + 1)
+            signals.append(Signal(len(tokens), 0.5, 1.0, 0.5))
+            if keep_drafting is not None and len(tokens) < limit and not keep_drafting(signals[-1]):
+                break
+        return Draft(tokens, None, signals)
+
+    def commit(self, accepted: int, tokens: list[int]) -> None:
+        self._position += len(tokens)
+
+
+@pytest.mark.parametrize("attention", ATTENTION)
+@pytest.mark.parametrize(("engine", "family"), ENGINES)
+def test_every_architecture(engine, family, attention):
+    model = (engine, family, attention)
+    expected = plain_output(*model)
+    partly_accepted = 0
+    for policy in (FixedLength(3), FixedLength(GAMMA_MAX), RandomPolicy()):
+        result = speculative_decode(target_model(*model), UnreliableOracle(expected), policy, prompt(), SETTINGS)
+        assert tuple(result.tokens) == expected
+        partly_accepted += sum(0 < step.accepted < step.drafted for step in result.steps)
+    assert partly_accepted >= 3
+    result = speculative_decode(target_model(*model), make_drafter("a noised copy", *model), FixedLength(4), prompt(), SETTINGS)
+    assert tuple(result.tokens) == expected
+
+
+@pytest.mark.parametrize("kind", DRAFTERS)
+@pytest.mark.parametrize("make", policies())
+def test_every_policy_and_drafter(make, kind):
+    model = ("modules", "mistral-sliding", "mqa") if kind == "a noised copy" else ("lean", "qwen3", "gqa")
+    result = speculative_decode(target_model(*model), make_drafter(kind, *model), make(), prompt(), SETTINGS)
+    assert tuple(result.tokens) == plain_output(*model)
+    if kind == "the target itself":
+        assert "corrected" not in result.origins

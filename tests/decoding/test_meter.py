@@ -1,0 +1,172 @@
+"""The cost meter: complete tables for every context, from steps whose parts are timed where they should be."""
+
+from __future__ import annotations
+
+import time
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+from draftgauge.core.errors import DraftgaugeError
+from draftgauge.decoding import meter, stopwatch
+from draftgauge.decoding.meter import default_contexts, measure_costs
+from draftgauge.decoding.settings import DecodingSettings
+from draftgauge.decoding.speculative import speculative_decode
+from draftgauge.decoding.stopwatch import StepTimer, Stopwatch, TimedDrafter, TimedModel
+from draftgauge.decoding.wrapping import WrappedModel
+from draftgauge.drafters import Drafter, LanguageModelDrafter, PromptLookupDrafter
+from draftgauge.models.base import CachedModel
+from draftgauge.models.loading import wrap
+from draftgauge.policies.registry import make_policy
+from draftgauge.replay.simulate import replay
+from draftgauge.traces.costs import CostCurve
+from synthetic import synthetic_trace
+from tiny import tiny_model, tokens
+
+GAMMA_MAX = 3
+TEXT = tokens(60, seed=1).tolist()
+
+
+class Clock:
+    """A clock that stands still unless it is told that time passes."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.now = 0.0
+        monkeypatch.setattr(time, "perf_counter", lambda: self.now)
+
+
+class SlowModel(WrappedModel):
+    """Takes ``base + each * k`` seconds of a clock for a pass over ``k`` tokens."""
+
+    def __init__(self, model: CachedModel, clock: Clock, base: float, each: float) -> None:
+        super().__init__(model)
+        self.clock, self.base, self.each = clock, base, each
+
+    def forward(self, tokens: Tensor, last_only: bool = False) -> Tensor:
+        self.clock.now += self.base + self.each * len(tokens)
+        return self.model.forward(tokens, last_only)
+
+
+@pytest.fixture
+def pair() -> tuple[CachedModel, CachedModel]:
+    return wrap(tiny_model(seed=1)), wrap(tiny_model(seed=2, num_hidden_layers=1))
+
+
+def measure(target: CachedModel, drafter: Drafter, contexts: tuple[int, ...] = (40, 90), **options) -> CostCurve:
+    options = {"gamma_max": GAMMA_MAX, "repeats": 2} | options
+    curve = measure_costs(target, drafter, TEXT, contexts, np.random.default_rng(0), **options)
+    curve.validate()
+    return curve
+
+
+def test_the_curve_is_what_the_parts_take(pair: tuple[CachedModel, CachedModel], monkeypatch: pytest.MonkeyPatch) -> None:
+    clock = Clock(monkeypatch)
+    target, draft = SlowModel(pair[0], clock, 10.0, 1.0), SlowModel(pair[1], clock, 2.0, 0.0)
+    curve = measure(target, LanguageModelDrafter(draft))
+    expected = [10.0 + k for k in range(1, GAMMA_MAX + 2)]
+    assert curve.contexts == (40, 90)
+    for row in (*curve.verify, *curve.verify_low, *curve.verify_high):
+        assert row == pytest.approx(expected)
+    for row in curve.draft:
+        assert row == pytest.approx([2.0 * n for n in range(GAMMA_MAX + 1)])
+    assert curve.plain == pytest.approx((11.0, 11.0))
+    assert curve.overhead == pytest.approx(0.0)
+    assert curve.signals == pytest.approx(0.0)
+    assert (curve.compression, curve.device, curve.dtype) == ("none", "cpu", "float32")
+
+
+def test_overhead_and_signals_are_what_is_left(pair: tuple[CachedModel, CachedModel], monkeypatch: pytest.MonkeyPatch) -> None:
+    clock = Clock(monkeypatch)
+    observe = StepTimer.observe
+
+    def slow_observe(self: StepTimer, step: object) -> None:
+        clock.now += 5.0 + 0.5 * (len(step.signals) + 1) * self.needs_signals
+        observe(self, step)
+
+    monkeypatch.setattr(StepTimer, "observe", slow_observe)
+    target = SlowModel(pair[0], clock, 10.0, 1.0)
+    curve = measure(target, LanguageModelDrafter(SlowModel(pair[1], clock, 2.0, 0.0)))
+    assert curve.overhead == pytest.approx(5.0)
+    assert curve.signals == pytest.approx(0.5)
+    blind, looking = curve.step_seconds(2, 40), curve.step_seconds(2, 40, needs_signals=True)
+    assert float(blind) == pytest.approx(4 + 13 + 5)
+    assert float(looking - blind) == pytest.approx(1.5)
+
+
+def test_replay_charges_for_signals_only_those_who_look() -> None:
+    trace = synthetic_trace(seed=0, prompts=4, length=30, gamma_max=GAMMA_MAX)
+    row = ((1.0,) * (GAMMA_MAX + 1),)
+    curve = CostCurve((10,), row, row, row, row, row, row, 0.0, (1.0,), "none", "cpu", "float32", signals=0.5)
+    for spec, charged in {"fixed:2": 0.0, "hf-heuristic": 0.0, "hf-confidence": 0.5, "cumulative-confidence": 0.5}.items():
+        replayed = replay(trace, make_policy(spec, GAMMA_MAX), curve).record
+        np.testing.assert_allclose(replayed.seconds, 2 + charged * (replayed.drafted + 1), err_msg=spec)
+
+
+def test_a_drafter_with_nothing_to_propose_leaves_no_verification_unmeasured(pair: tuple[CachedModel, CachedModel]) -> None:
+    curve = measure(pair[0], PromptLookupDrafter(max_ngram=5, min_ngram=5))
+    assert np.shape(curve.verify) == (2, GAMMA_MAX + 1)
+    assert min(map(min, curve.verify)) > 0
+
+
+def test_live_drafting_takes_in_what_was_committed(pair: tuple[CachedModel, CachedModel]) -> None:
+    """The draft is measured in the states of the live loop: one or more unseen tokens, not always none."""
+    unseen: list[int] = []
+
+    class Watched(WrappedModel):
+        def forward(self, tokens: Tensor, last_only: bool = False) -> Tensor:
+            unseen.append(len(tokens))
+            return self.model.forward(tokens, last_only)
+
+    target = pair[0]
+    timer = StepTimer(Stopwatch(torch.device("cpu")), GAMMA_MAX, np.random.default_rng(0), needs_signals=False)
+    perfect = LanguageModelDrafter(Watched(wrap(tiny_model(seed=1))))
+    speculative_decode(TimedModel(target, timer), TimedDrafter(perfect, timer, 1), timer, TEXT, DecodingSettings(60))
+    assert 2 in unseen
+    timer.settle()
+    assert {sample.gamma for sample in timer.samples} == set(range(GAMMA_MAX + 1))
+    for sample in timer.samples:
+        assert 0 < sample.draft + sample.verify < sample.step
+        assert (sample.draft == 0) == (sample.gamma == 0)
+
+
+def test_every_length_gets_its_repeats(pair: tuple[CachedModel, CachedModel], monkeypatch: pytest.MonkeyPatch) -> None:
+    made: list[StepTimer] = []
+
+    class Kept(StepTimer):
+        def __init__(self, *args, **kwargs) -> None:
+            super().__init__(*args, **kwargs)
+            made.append(self)
+
+    monkeypatch.setattr(meter, "StepTimer", Kept)
+    told: list[tuple[int, int]] = []
+    measure(pair[0], LanguageModelDrafter(pair[1]), repeats=5, progress=lambda done, total: told.append((done, total)))
+    assert [timer.fewest() >= 5 for timer in made[-4:]] == [True] * 4
+    assert told[-1] == (10, 10)
+    assert all(done <= total for done, total in told)
+
+
+def test_contexts_past_the_models_are_measured_at_their_limit(pair: tuple[CachedModel, CachedModel]) -> None:
+    curve = measure(pair[0], LanguageModelDrafter(pair[1]), contexts=(5, 100, 5000), context_limit=100)
+    assert curve.contexts == (5, 100)
+    assert measure(pair[0], LanguageModelDrafter(pair[1]), context_limit=20).contexts == (20,)
+
+
+def test_models_too_short_to_decode_in_are_refused(pair: tuple[CachedModel, CachedModel]) -> None:
+    with pytest.raises(DraftgaugeError, match="lower gamma_max"):
+        measure(pair[0], LanguageModelDrafter(pair[1]), context_limit=2 * GAMMA_MAX + 2)
+    with pytest.raises(DraftgaugeError, match="needs text"):
+        measure(pair[0], LanguageModelDrafter(pair[1]), contexts=())
+
+
+def test_default_contexts_reach_from_the_first_step_to_the_last() -> None:
+    assert default_contexts([30, 200, 50], [100, 100, 20]) == (30, 80, 300)
+    assert default_contexts([30], [0]) == (30,)
+
+
+def test_marks_on_a_cpu_are_its_clock() -> None:
+    watch = Stopwatch(torch.device("cpu"))
+    start = watch.mark()
+    end = watch.mark()
+    assert stopwatch.seconds_between(start, end) == end - start >= 0

@@ -1,0 +1,72 @@
+"""The reference loop against transformers' ``generate``."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from draftgauge.core.errors import DraftgaugeError, PromptError
+from draftgauge.decoding import DecodingSettings, plain_decode
+from draftgauge.models.loading import wrap
+from draftgauge.verification import Sampling
+from markov import MarkovModel
+from tiny import tiny_model, tiny_tokenizer, tokens
+
+END = frozenset({0})
+
+
+def generate(model, prompt: list[int], **arguments) -> list[int]:
+    output = model.generate(torch.tensor([prompt]), do_sample=False, max_new_tokens=24, pad_token_id=0, **arguments)
+    return output[0, len(prompt) :].tolist()
+
+
+@pytest.mark.parametrize(("family", "engine"), [("qwen3", "lean"), ("mistral-sliding", "modules"), ("gemma", "modules")])
+def test_greedy_equals_generate(family, engine):
+    model = tiny_model(family)
+    for seed in range(3):
+        prompt = tokens(10, seed).tolist()
+        result = plain_decode(wrap(model, engine), prompt, DecodingSettings(24, end_tokens=END))
+        assert result.tokens == generate(model, prompt)
+
+
+def test_an_end_token_and_a_stop_string_end_the_output_where_generate_ends_it():
+    model, tokenizer, prompt = tiny_model(), tiny_tokenizer(), tokens(10).tolist()
+    cached = wrap(model, "lean")
+    free = plain_decode(cached, prompt, DecodingSettings(24)).tokens
+    first = free[5]
+    ended = plain_decode(cached, prompt, DecodingSettings(24, end_tokens=frozenset({first})))
+    assert ended.finish == "stop"
+    assert ended.tokens == generate(model, prompt, eos_token_id=first) == free[: free.index(first) + 1]
+    stop = tokenizer.decode(free[6:9])
+    stopped = plain_decode(cached, prompt, DecodingSettings(24, stop_strings=(stop,)), detokenize=tokenizer.decode)
+    assert stopped.finish == "stop"
+    assert stopped.tokens == generate(model, prompt, stop_strings=[stop], tokenizer=tokenizer, eos_token_id=None)
+    assert tokenizer.decode(stopped.tokens).endswith(stop)
+
+
+def test_one_token_prompts_and_what_the_result_says():
+    model = MarkovModel.random(5, seed=0)
+    seen = []
+    result = plain_decode(model, [2], DecodingSettings(4), on_commit=lambda t, o: seen.append((t, o)))
+    assert model.passes == [1, 1, 1, 1]
+    assert seen == [([token], ["plain"]) for token in result.tokens]
+    assert result.origins == ["plain"] * 4
+    assert result.finish == "length"
+    assert result.tokens_per_step == 1
+    assert result.decode_seconds > 0
+
+
+def test_sampling_repeats_with_its_generator():
+    model, request = MarkovModel.random(5, seed=0), DecodingSettings(20, Sampling(1.0))
+    first, second, other = (plain_decode(model, [2], request, torch.Generator().manual_seed(seed)).tokens for seed in (0, 0, 1))
+    assert first == second != other
+
+
+def test_requests_that_cannot_be_met():
+    model = MarkovModel.random(5, seed=0, context=8)
+    with pytest.raises(PromptError, match="empty"):
+        plain_decode(model, [], DecodingSettings(4))
+    with pytest.raises(DraftgaugeError, match="Shorten the prompt or lower max_new_tokens by 3"):
+        plain_decode(model, [1] * 7, DecodingSettings(4))
+    with pytest.raises(DraftgaugeError, match="generator"):
+        plain_decode(model, [1], DecodingSettings(4, Sampling(0.5)))

@@ -1,0 +1,243 @@
+"""The recorder: all positions together is the same as one by one with the live drafter, and replay is the same as live."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+
+from draftgauge.core.errors import DraftgaugeError
+from draftgauge.core.prompts import Prompt
+from draftgauge.decoding import dense
+from draftgauge.decoding.dense import DenseDrafts, draft_densely, draft_position_by_position
+from draftgauge.decoding.plain import plain_decode
+from draftgauge.decoding.recorder import record_prompt, text_pieces
+from draftgauge.decoding.settings import DecodingSettings
+from draftgauge.decoding.speculative import speculative_decode
+from draftgauge.drafters import LanguageModelDrafter, PromptLookupDrafter
+from draftgauge.drafters.base import Drafter
+from draftgauge.models.base import CachedModel
+from draftgauge.models.loading import wrap
+from draftgauge.policies.base import Step
+from draftgauge.policies.fixed import FixedLength
+from draftgauge.policies.registry import make_policy
+from draftgauge.replay.simulate import replay
+from draftgauge.traces.build import make_trace
+from draftgauge.traces.record import PromptRecord
+from draftgauge.verification import Sampling
+from tiny import tiny_model, tiny_tokenizer, tokens
+
+GAMMA_MAX = 6
+PROMPT = Prompt(3, "three", "code", "test", "some text")
+
+
+def related_pair(family: str = "qwen3", engine: str = "auto", noise: float = 0.15, **overrides) -> tuple[CachedModel, CachedModel]:
+    """A target and a draft that agrees with it now and then: the target's weights with noise."""
+    target, draft = tiny_model(family, **overrides), tiny_model(family, **overrides)
+    generator = torch.Generator().manual_seed(5)
+    with torch.no_grad():
+        for parameter in draft.parameters():
+            parameter += noise * parameter.std() * torch.randn(parameter.shape, generator=generator)
+    return wrap(target, engine), wrap(draft, engine)
+
+
+def greedy(target: CachedModel, prompt: list[int], count: int = 40, end_tokens: frozenset[int] = frozenset()) -> list[int]:
+    return plain_decode(target, prompt, DecodingSettings(count, end_tokens=end_tokens)).tokens
+
+
+def record(
+    target: CachedModel, drafter: Drafter, prompt: list[int], count: int = 40, gamma_max: int = GAMMA_MAX, **options
+) -> PromptRecord:
+    end_tokens = options.pop("end_tokens", frozenset())
+    settings = DecodingSettings(count, end_tokens=end_tokens)
+    made = record_prompt(target, drafter, PROMPT, prompt, settings, tiny_tokenizer(), gamma_max, **options)
+    made.validate()
+    return made
+
+
+def assert_same_drafts(fast: DenseDrafts, slow: DenseDrafts) -> None:
+    np.testing.assert_array_equal(fast.tokens, slow.tokens)
+    np.testing.assert_allclose(fast.shown, slow.shown, atol=2e-5)
+
+
+@pytest.mark.parametrize("engine", ["lean", "modules"])
+@pytest.mark.parametrize("family", ["qwen3", "llama"])
+def test_all_positions_together_are_as_one_by_one(family: str, engine: str) -> None:
+    target, draft = related_pair(family, engine, noise=0.05)
+    prompt = tokens(11, seed=1).tolist()
+    output = greedy(target, prompt)
+    fast = draft_densely(draft, prompt, output, GAMMA_MAX)
+    accepted = (fast.tokens[:, 0] == output).mean()
+    assert 0.2 < accepted < 0.95, "the pair must agree sometimes, or half of the recorder is not run"
+    assert_same_drafts(fast, draft_position_by_position(LanguageModelDrafter(draft), prompt, output, GAMMA_MAX))
+
+
+@pytest.mark.parametrize("family", ["mistral-sliding", "gemma2", "gemma3", "bloom"])
+def test_other_kinds_of_attention_are_recorded_alike(family: str) -> None:
+    target, draft = related_pair(family)
+    prompt = tokens(13, seed=2).tolist()
+    output = greedy(target, prompt, 12)
+    fast = draft_densely(draft, prompt, output, 4)
+    assert_same_drafts(fast, draft_position_by_position(LanguageModelDrafter(draft), prompt, output, 4))
+
+
+def test_drafts_end_with_an_end_token() -> None:
+    target, draft = related_pair()
+    prompt = tokens(9, seed=3).tolist()
+    plain = greedy(target, prompt)
+    ends = frozenset({plain[30], plain[-1]})  # one ends the output, both end drafts
+    output = greedy(target, prompt, end_tokens=ends)
+    assert output[-1] in ends
+    fast = draft_densely(draft, prompt, output, GAMMA_MAX, ends)
+    assert_same_drafts(fast, draft_position_by_position(LanguageModelDrafter(draft, ends), prompt, output, GAMMA_MAX))
+    ended = np.isin(fast.tokens, list(ends))
+    assert ended[:, :-1].any()
+    assert (fast.tokens[:, 1:][ended[:, :-1]] == -1).all()
+
+
+@pytest.mark.parametrize("context", [20, 25, 8])
+def test_drafts_are_shorter_where_the_drafts_context_ends(context: int) -> None:
+    target, draft = related_pair()
+    draft.spec = type(draft.spec)(**{**vars(draft.spec), "context": context})
+    prompt = tokens(10, seed=4).tolist()
+    output = greedy(target, prompt, 20)
+    fast = draft_densely(draft, prompt, output, GAMMA_MAX)
+    np.testing.assert_array_equal((fast.tokens >= 0).sum(1), np.clip(context + 1 - 10 - np.arange(20), 0, GAMMA_MAX))
+    assert_same_drafts(fast, draft_position_by_position(LanguageModelDrafter(draft), prompt, output, GAMMA_MAX))
+
+
+def test_one_draft_token_and_a_one_token_prompt() -> None:
+    target, draft = related_pair()
+    output = greedy(target, [7], 10)
+    fast = draft_densely(draft, [7], output, 1)
+    assert fast.tokens.shape == (10, 1)
+    assert_same_drafts(fast, draft_position_by_position(LanguageModelDrafter(draft), [7], output, 1))
+
+
+def test_chunks_and_a_padded_vocabulary_do_not_show(monkeypatch: pytest.MonkeyPatch) -> None:
+    target, draft = related_pair()
+    prompt = tokens(5, seed=6).tolist()
+    output = greedy(target, prompt)
+    whole = draft_densely(draft, prompt, output, GAMMA_MAX, vocabulary=50)
+    assert whole.tokens.max() < 50
+    monkeypatch.setattr(dense, "CHUNK", 7)
+    assert_same_drafts(draft_densely(draft, prompt, output, GAMMA_MAX, vocabulary=50), whole)
+    assert_same_drafts(whole, draft_position_by_position(LanguageModelDrafter(draft, vocabulary=50), prompt, output, GAMMA_MAX))
+
+
+def test_the_record_of_a_prompt() -> None:
+    target, draft = related_pair()
+    prompt = tokens(11, seed=1).tolist()
+    made = record(target, LanguageModelDrafter(draft), prompt)
+    assert made.info == type(made.info)(3, "three", "code", "test", 11, 40, "length")
+    assert made.token.tolist() == greedy(target, prompt)
+    assert "".join(made.text) == tiny_tokenizer().decode(made.token.tolist(), skip_special_tokens=True)
+    target.reset()
+    logits = target.forward(torch.tensor([*prompt, *made.token.tolist()[:-1]]))[len(prompt) - 1 :]
+    bits = torch.distributions.Categorical(logits=logits).entropy() / np.log(2)
+    np.testing.assert_allclose(made.target_entropy, bits, atol=2e-5)
+
+
+def test_a_speculatively_generated_record_is_the_same() -> None:
+    target, draft = related_pair()
+    prompt = tokens(11, seed=1).tolist()
+    plain = record(target, LanguageModelDrafter(draft), prompt)
+    spec = record(target, LanguageModelDrafter(draft), prompt, speculate=FixedLength(4))
+    np.testing.assert_array_equal(spec.token, plain.token)
+    np.testing.assert_array_equal(spec.draft_token, plain.draft_token)
+    np.testing.assert_allclose(spec.target_entropy, plain.target_entropy, atol=2e-5)
+
+
+def test_prompt_lookup_is_recorded_as_it_drafts_live() -> None:
+    target, _ = related_pair()
+    prompt = [5, 6, 7, 8, 5, 6]
+    made = record(target, PromptLookupDrafter(), prompt, 30)
+    for position in (0, 1, 13, 29):
+        live = PromptLookupDrafter()
+        live.prefill([*prompt, *made.token.tolist()[:position]])
+        expected = live.propose(GAMMA_MAX, None).tokens
+        assert made.draft_token[position, : made.drafted[position]].tolist() == expected
+    assert made.draft_token[0].tolist()[:4] == [7, 8, 5, 6]
+    assert (made.confidence[made.draft_token >= 0] == 1).all()
+
+
+class Witness:
+    """A policy that drafts a fixed length and looks at signals, and remembers the steps."""
+
+    def __init__(self, gamma: int) -> None:
+        self.gamma = gamma
+        self.steps: list[Step] = []
+
+    def reset(self) -> None:
+        self.steps = []
+
+    def limit(self) -> int:
+        return self.gamma
+
+    def keep_drafting(self, signal: object) -> bool:
+        return True
+
+    def observe(self, step: Step) -> None:
+        self.steps.append(step)
+
+
+@pytest.mark.parametrize("ends", [False, True])
+@pytest.mark.parametrize("kind", ["language_model", "prompt_lookup"])
+def test_replay_is_live_step_by_step(kind: str, ends: bool) -> None:
+    target, draft = related_pair()
+    prompt = [9, 4, 9, 4, *tokens(7, seed=8).tolist()]
+    end_tokens = frozenset({greedy(target, prompt)[33]} if ends else ())
+    drafter = LanguageModelDrafter(draft, end_tokens) if kind == "language_model" else PromptLookupDrafter(end_tokens=end_tokens)
+    trace = make_trace([record(target, drafter, prompt, end_tokens=end_tokens)], max_new_tokens=40)
+    settings = DecodingSettings(40, end_tokens=end_tokens)
+    for gamma in range(GAMMA_MAX + 1):
+        live = speculative_decode(target, drafter, FixedLength(gamma), prompt, settings)
+        replayed = replay(trace, FixedLength(gamma)).record
+        outcomes = [(step.drafted, step.accepted, step.committed) for step in live.steps]
+        assert outcomes == list(zip(replayed.drafted.tolist(), replayed.accepted.tolist(), replayed.committed.tolist(), strict=True))
+
+
+@pytest.mark.parametrize(
+    "spec", ["hf-heuristic:start=3", "hf-confidence:threshold=0.3,adaptive=true", "cumulative-confidence:threshold=0.3"]
+)
+def test_adaptive_policies_replay_as_they_run_live(spec: str) -> None:
+    target, draft = related_pair()
+    prompt = tokens(11, seed=1).tolist()
+    drafter = LanguageModelDrafter(draft)
+    trace = make_trace([record(target, drafter, prompt, 60)], max_new_tokens=60)
+    live = speculative_decode(target, drafter, make_policy(spec, GAMMA_MAX), prompt, DecodingSettings(60))
+    replayed = replay(trace, make_policy(spec, GAMMA_MAX)).record
+    assert [s.drafted for s in live.steps] == replayed.drafted.tolist()
+    assert [s.accepted for s in live.steps] == replayed.accepted.tolist()
+    assert len(set(replayed.drafted.tolist())) > 1, "the policy must vary its length for this to say something"
+
+
+def test_policies_see_live_what_was_recorded() -> None:
+    target, draft = related_pair()
+    prompt = tokens(11, seed=1).tolist()
+    drafter = LanguageModelDrafter(draft)
+    made = record(target, drafter, prompt)
+    witness = Witness(3)
+    speculative_decode(target, drafter, witness, prompt, DecodingSettings(40))
+    position = 0
+    for step in witness.steps:
+        shown = np.array([signal[1:] for signal in step.signals]).reshape(-1, 3).T
+        recorded = np.stack([made.confidence, made.entropy, made.margin])[:, position, : step.drafted]
+        np.testing.assert_allclose(shown, recorded, atol=2e-5)
+        position += step.committed
+        np.testing.assert_allclose(step.target_entropy, made.target_entropy[position - 1], atol=2e-5)
+    assert position == 40
+
+
+def test_what_cannot_be_recorded_is_refused() -> None:
+    target, draft = related_pair()
+    with pytest.raises(DraftgaugeError, match="gamma_max"):
+        record(target, LanguageModelDrafter(draft), [1, 2], gamma_max=0)
+    with pytest.raises(DraftgaugeError, match="temperature 0"):
+        record_prompt(target, LanguageModelDrafter(draft), PROMPT, [1, 2], DecodingSettings(4, Sampling(1.0)), tiny_tokenizer())
+    with pytest.raises(DraftgaugeError, match="greedy drafts"):
+        record(target, LanguageModelDrafter(draft, sampling=Sampling(1.0)), [1, 2])
+
+
+def test_text_pieces_of_special_tokens_are_empty() -> None:
+    assert text_pieces(tiny_tokenizer(), [34, 35, 0]) == ["A", "B", ""]

@@ -1,0 +1,239 @@
+"""The speculative loop on a toy model: ends, limits, callbacks, what policies are told, and which passes are made."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from draftgauge.core.errors import DraftgaugeError
+from draftgauge.decoding import DecodingSettings, plain_decode, speculative_decode
+from draftgauge.drafters import LanguageModelDrafter, PromptLookupDrafter
+from draftgauge.drafters.base import Draft
+from draftgauge.policies.fixed import FixedLength
+from draftgauge.verification import Sampling, entropy_bits
+from markov import MarkovModel
+
+VOCABULARY = 8
+TARGET = MarkovModel.random(VOCABULARY, seed=0)
+GREEDY = DecodingSettings(24)
+
+
+def drafter(noise: float = 0.8, end_tokens: frozenset[int] = frozenset()) -> LanguageModelDrafter:
+    """One whose greedy drafts are right about half of the time."""
+    return LanguageModelDrafter(TARGET.noised(noise, seed=1), end_tokens)
+
+
+class Scripted:
+    """A policy that wants the given draft lengths in turn and remembers what it was told."""
+
+    def __init__(self, limits: list[int], needs_signals: bool = True) -> None:
+        self.limits = limits
+        self.needs_signals = needs_signals
+        self.reset()
+
+    def reset(self) -> None:
+        self.steps = []
+        self.asked = []
+
+    def limit(self) -> int:
+        return self.limits[len(self.steps) % len(self.limits)]
+
+    def keep_drafting(self, signal) -> bool:
+        self.asked.append(signal)
+        return True
+
+    def observe(self, step) -> None:
+        self.steps.append(step)
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    prompt=st.lists(st.integers(0, VOCABULARY - 1), min_size=1, max_size=5),
+    limits=st.lists(st.integers(0, 7), min_size=1, max_size=5),
+    max_new_tokens=st.integers(1, 20),
+    end_tokens=st.frozensets(st.integers(0, VOCABULARY - 1), max_size=2),
+    noise=st.sampled_from([0.0, 0.8, 3.0]),
+    lookup=st.booleans(),
+    needs_signals=st.booleans(),
+)
+def test_equals_plain_decoding_whatever_is_drafted(prompt, limits, max_new_tokens, end_tokens, noise, lookup, needs_signals):
+    request = DecodingSettings(max_new_tokens, end_tokens=end_tokens)
+    plain = plain_decode(TARGET, prompt, request)
+    proposer = PromptLookupDrafter(end_tokens=end_tokens) if lookup else drafter(noise, end_tokens)
+    policy = Scripted(limits, needs_signals)
+    streamed: list[tuple[int, str]] = []
+    result = speculative_decode(TARGET, proposer, policy, prompt, request, on_commit=lambda t, o: streamed.extend(zip(t, o, strict=True)))
+    assert result.tokens == plain.tokens
+    assert result.finish == plain.finish
+    assert streamed == list(zip(result.tokens, result.origins, strict=True))
+    assert result.steps == policy.steps
+    check_steps(result, limits, max_new_tokens)
+    if result.finish == "length":
+        assert TARGET.cached == [*prompt, *result.tokens[:-1]]
+
+
+def check_steps(result, limits, max_new_tokens):
+    """Draft lengths respect policy and limit; origins say what the steps say."""
+    position = 0
+    for index, step in enumerate(result.steps):
+        assert step.drafted <= min(limits[index % len(limits)], max_new_tokens - position - 1)
+        own = "plain" if step.drafted == 0 else "bonus" if step.accepted == step.drafted else "corrected"
+        expected = [*["accepted"] * step.accepted, own]
+        assert result.origins[position : position + step.committed] == expected[: step.committed]
+        position += step.committed
+        if position < len(result.tokens):
+            assert step.committed == step.accepted + 1
+    assert position == len(result.tokens)
+    assert result.tokens_per_step == len(result.tokens) / len(result.steps)
+
+
+def test_every_origin_and_acceptance_length_occurs():
+    """Or else the equality above would not have put them to the test."""
+    results = [
+        speculative_decode(TARGET, drafter(noise), Scripted([3, 0]), [first, second], GREEDY)
+        for noise in (0.8, 2.0)
+        for first in range(3)
+        for second in range(VOCABULARY)
+    ]
+    assert {origin for result in results for origin in result.origins} == {"accepted", "corrected", "bonus", "plain"}
+    assert {step.accepted for result in results for step in result.steps if step.drafted == 3} == {0, 1, 2, 3}
+
+
+def test_one_target_pass_a_step():
+    target = MarkovModel.random(VOCABULARY, seed=0)
+    result = speculative_decode(target, drafter(), FixedLength(4), [3, 1, 2], GREEDY)
+    assert target.passes == [2, *(1 + step.drafted for step in result.steps)]
+
+
+def test_steps_without_speculation_make_no_draft_pass():
+    proposer = drafter()
+    result = speculative_decode(TARGET, proposer, FixedLength(0), [3, 1, 2], GREEDY)
+    assert proposer.model.passes == [2]
+    assert set(result.origins) == {"plain"}
+    assert all((step.drafted, step.accepted, step.committed) == (0, 0, 1) for step in result.steps)
+
+
+def test_a_policy_that_needs_signals_gets_them_and_the_target_entropy():
+    policy = Scripted([3])
+    result = speculative_decode(TARGET, drafter(), policy, [1, 2], GREEDY)
+    text, position = [1, 2, *result.tokens], 2
+    for step in policy.steps:
+        position += step.committed
+        behind_last = TARGET.row(text[position - 3], text[position - 2])
+        assert step.target_entropy == pytest.approx(float(entropy_bits(behind_last)))
+        assert [signal.depth for signal in step.signals] == list(range(1, step.drafted + 1))
+    assert len(policy.asked) == sum(max(step.drafted - 1, 0) for step in policy.steps)
+
+
+def test_a_policy_that_needs_none_costs_none(monkeypatch):
+    def refuse(*_):
+        raise AssertionError("a signal was computed")
+
+    monkeypatch.setattr("draftgauge.drafters.language_model.signals", refuse)
+    monkeypatch.setattr("draftgauge.decoding.speculative.entropy_bits", refuse)
+    policy = Scripted([3], needs_signals=False)
+    result = speculative_decode(TARGET, drafter(), policy, [1, 2], GREEDY)
+    assert result.tokens == plain_decode(TARGET, [1, 2], GREEDY).tokens
+    assert policy.asked == []
+    assert all(step.signals == [] or step.drafted == 0 for step in policy.steps)
+
+
+def counting_model() -> MarkovModel:
+    """Counts up: 0, 1, ..., 7, 0, ..."""
+    table = torch.zeros(VOCABULARY, VOCABULARY, VOCABULARY)
+    for last in range(VOCABULARY):
+        table[:, last, (last + 1) % VOCABULARY] = 10
+    return MarkovModel(table)
+
+
+class Oblivious:
+    """A drafter that counts on, past any end token."""
+
+    def prefill(self, context):
+        self.last = context[-1]
+
+    def propose(self, limit, keep_drafting):
+        return Draft([(self.last + 1 + i) % VOCABULARY for i in range(limit)])
+
+    def commit(self, accepted, tokens):
+        self.last = tokens[-1]
+
+
+def test_an_end_token_inside_a_draft_drops_the_rest():
+    request = DecodingSettings(20, end_tokens=frozenset({4}))
+    seen = []
+    result = speculative_decode(counting_model(), Oblivious(), FixedLength(6), [0], request, on_commit=lambda t, o: seen.append((t, o)))
+    assert result.tokens == [1, 2, 3, 4]
+    assert result.finish == "stop"
+    assert result.origins == ["accepted"] * 4
+    assert (result.steps[0].drafted, result.steps[0].accepted, result.steps[0].committed) == (6, 6, 4)
+    assert seen == [(result.tokens, result.origins)]
+
+
+def test_a_draft_that_ends_with_the_end_token_gets_no_bonus():
+    request = DecodingSettings(20, end_tokens=frozenset({4}))
+    proposer = LanguageModelDrafter(counting_model(), request.end_tokens)
+    result = speculative_decode(counting_model(), proposer, FixedLength(6), [0], request)
+    assert result.tokens == [1, 2, 3, 4]
+    assert [(step.drafted, step.accepted, step.committed) for step in result.steps] == [(4, 4, 4)]
+
+
+def test_a_stop_string_across_tokens_inside_a_draft():
+    request = DecodingSettings(20, stop_strings=("34", "99"))
+    result = speculative_decode(
+        counting_model(), Oblivious(), FixedLength(6), [0], request, detokenize=lambda tokens: "".join(map(str, tokens))
+    )
+    assert result.tokens == [1, 2, 3, 4]
+    assert result.finish == "stop"
+
+
+@pytest.mark.parametrize("max_new_tokens", range(1, 6))
+def test_the_limit_is_met_exactly(max_new_tokens):
+    result = speculative_decode(counting_model(), Oblivious(), FixedLength(8), [0], DecodingSettings(max_new_tokens))
+    assert result.tokens == list(range(1, max_new_tokens + 1))
+    assert result.finish == "length"
+    assert [(step.drafted, step.committed) for step in result.steps] == [(max_new_tokens - 1, max_new_tokens)]
+
+
+def test_the_context_is_used_to_its_end_and_no_further():
+    target = MarkovModel.random(VOCABULARY, seed=0, context=10)
+    proposer = LanguageModelDrafter(MarkovModel(TARGET.noised(0.5, seed=1).table, context=6))
+    result = speculative_decode(target, proposer, FixedLength(4), [1, 2, 3], DecodingSettings(7))
+    assert result.tokens == plain_decode(TARGET, [1, 2, 3], DecodingSettings(7)).tokens
+    for decode in (
+        lambda: speculative_decode(target, proposer, FixedLength(4), [1, 2, 3], DecodingSettings(8)),
+        lambda: plain_decode(target, [1, 2, 3], DecodingSettings(8)),
+    ):
+        with pytest.raises(DraftgaugeError, match=r"context longer than the model takes.*lower max_new_tokens by 1"):
+            decode()
+
+
+def test_requests_that_cannot_be_met():
+    with pytest.raises(DraftgaugeError, match="prompt is empty"):
+        speculative_decode(TARGET, drafter(), FixedLength(1), [], GREEDY)
+    with pytest.raises(DraftgaugeError, match="generator"):
+        speculative_decode(TARGET, drafter(), FixedLength(1), [1], DecodingSettings(3, Sampling(1.0)))
+    with pytest.raises(DraftgaugeError, match="detokenizer"):
+        speculative_decode(TARGET, drafter(), FixedLength(1), [1], DecodingSettings(3, stop_strings=("x",)))
+
+
+def test_sampled_output_repeats_with_its_seed():
+    def run(seed: int) -> list[int]:
+        generator = torch.Generator().manual_seed(seed)
+        sampling = Sampling(1.0)
+        proposer = LanguageModelDrafter(TARGET.noised(0.8, seed=1), sampling=sampling, generator=generator)
+        return speculative_decode(TARGET, proposer, FixedLength(3), [1], DecodingSettings(30, sampling), generator).tokens
+
+    assert run(0) == run(0)
+    assert run(0) != run(1)
+
+
+def test_times():
+    result = speculative_decode(TARGET, drafter(), FixedLength(2), [1, 2], GREEDY, time_phases=True)
+    phases = result.phases
+    assert min(result.prefill_seconds, phases.draft, phases.verify, phases.other) > 0
+    assert phases.draft + phases.verify + phases.other == pytest.approx(result.decode_seconds, rel=0.2)
+    assert result.tokens_per_second == pytest.approx(24 / result.decode_seconds)
+    assert speculative_decode(TARGET, drafter(), FixedLength(2), [1, 2], GREEDY).phases is None

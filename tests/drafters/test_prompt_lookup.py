@@ -1,0 +1,82 @@
+"""The n-gram index finds what a search of the whole text finds."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from draftgauge.core.errors import DraftgaugeError
+from draftgauge.drafters import PromptLookupDrafter
+
+
+def search(text: list[int], limit: int, max_ngram: int, min_ngram: int) -> list[int]:
+    """The definition: the tokens after the first earlier occurrence of the longest n-gram that ends the text."""
+    for n in range(max_ngram, min_ngram - 1, -1):
+        for end in range(n, len(text)):
+            if text[end - n : end] == text[len(text) - n :]:
+                return text[end : end + limit]
+    return []
+
+
+@settings(max_examples=100, deadline=None)
+@given(
+    chunks=st.lists(st.lists(st.integers(0, 2), min_size=1, max_size=6), min_size=1, max_size=8),
+    limit=st.integers(0, 6),
+    max_ngram=st.integers(1, 4),
+    min_ngram=st.integers(1, 4),
+)
+def test_finds_what_a_search_finds(chunks, limit, max_ngram, min_ngram):
+    min_ngram = min(min_ngram, max_ngram)
+    drafter = PromptLookupDrafter(max_ngram, min_ngram)
+    drafter.prefill(chunks[0])
+    text = list(chunks[0])
+    for chunk in chunks[1:]:
+        assert drafter.propose(limit, None).tokens == search(text, limit, max_ngram, min_ngram)
+        drafter.commit(0, chunk)
+        text += chunk
+    assert drafter.propose(limit, None).tokens == search(text, limit, max_ngram, min_ngram)
+
+
+def test_as_transformers_looks_up():
+    import torch
+    from transformers.generation.candidate_generator import PromptLookupCandidateGenerator
+
+    text = torch.randint(0, 4, (40,), generator=torch.Generator().manual_seed(0)).tolist()
+    theirs = PromptLookupCandidateGenerator(num_output_tokens=5, max_matching_ngram_size=3, max_length=1000, vocab_size=4)
+    for length in range(2, len(text)):
+        context = torch.tensor([text[:length]])
+        candidates, _ = theirs.get_candidates(context)
+        drafter = PromptLookupDrafter(3, 1)
+        drafter.prefill(text[:length])
+        assert drafter.propose(5, None).tokens == candidates[0, length:].tolist()
+
+
+def test_a_new_prompt_forgets_the_old_one():
+    drafter = PromptLookupDrafter()
+    drafter.prefill([1, 2, 3, 1])
+    assert drafter.propose(2, None).tokens == [2, 3]
+    drafter.prefill([1])
+    assert drafter.propose(2, None).tokens == []
+
+
+def test_signals_are_those_of_certainty():
+    drafter = PromptLookupDrafter()
+    drafter.prefill([1, 2, 3, 1])
+    draft = drafter.propose(3, lambda signal: signal.depth < 2)
+    assert draft.tokens == [2, 3]
+    assert draft.signals == [(1, 1.0, 0.0, 1.0), (2, 1.0, 0.0, 1.0)]
+    assert draft.probabilities is None
+
+
+def test_a_draft_ends_with_an_end_token():
+    drafter = PromptLookupDrafter(end_tokens=frozenset({3}))
+    drafter.prefill([1, 2, 3, 1, 1])
+    drafter.commit(0, [2])
+    assert drafter.propose(5, None).tokens == [3]
+
+
+@pytest.mark.parametrize(("max_ngram", "min_ngram"), [(0, 0), (2, 3), (3, 0)])
+def test_impossible_ngrams(max_ngram, min_ngram):
+    with pytest.raises(DraftgaugeError, match="min_ngram"):
+        PromptLookupDrafter(max_ngram, min_ngram)

@@ -1,0 +1,89 @@
+"""Compressed targets: that they load, compute what their weights say, and refuse clearly."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+from torch import nn
+
+from draftgauge.core.errors import DraftgaugeError, MissingLibraryError, ModelError
+from draftgauge.models import compression
+from draftgauge.models.compression import COMPRESSIONS, activation_dtype, check_compression, quantization_config
+from draftgauge.models.loading import load_model, wrap
+from tiny import save_tiny, tiny_model, tokens
+
+CPU, GPU = torch.device("cpu"), torch.device("cuda")
+needs_bitsandbytes = pytest.mark.skipif(bool(compression.missing_libraries("int8")), reason="bitsandbytes or accelerate is not installed")
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return save_tiny(tmp_path_factory.mktemp("model"), hidden_size=64, intermediate_size=128)
+
+
+def distance(ours: torch.Tensor, theirs: torch.Tensor) -> float:
+    return ((ours - theirs).norm() / theirs.norm()).item()
+
+
+def test_unknown_names_are_refused_with_the_list() -> None:
+    with pytest.raises(DraftgaugeError, match=r"'int4'.*none, fp16, bf16, int8, nf4"):
+        check_compression("int4")
+
+
+def test_the_dtype_of_activations() -> None:
+    on_cpu = [activation_dtype(name, CPU) for name in COMPRESSIONS]
+    on_gpu = [activation_dtype(name, GPU) for name in COMPRESSIONS]
+    assert on_cpu == [torch.float32, torch.float16, torch.bfloat16, torch.float32, torch.float32]
+    assert on_gpu == [torch.bfloat16, torch.float16, torch.bfloat16, torch.bfloat16, torch.bfloat16]
+
+
+def test_a_missing_library_is_named_with_its_installation(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(compression.importlib.util, "find_spec", lambda name: None)
+    with pytest.raises(MissingLibraryError, match="pip install bitsandbytes accelerate"):
+        quantization_config("nf4", CPU)
+    assert quantization_config("bf16", CPU) is None
+
+
+@pytest.mark.parametrize(("name", "dtype"), [("none", torch.float32), ("fp16", torch.float16), ("bf16", torch.bfloat16)])
+def test_unquantised_models_load_in_their_dtype(folder: Path, name: str, dtype: torch.dtype) -> None:
+    cached = load_model(folder, name, device="cpu")
+    assert cached.spec.dtype == dtype
+    assert {p.dtype for p in cached.module.parameters()} == {dtype}
+    assert cached.forward(tokens(4)).dtype == torch.float32
+
+
+@needs_bitsandbytes
+@pytest.mark.parametrize(("name", "kind"), [("int8", "Linear8bitLt"), ("nf4", "Linear4bit")])
+def test_both_engines_run_quantised_linears_alike(folder: Path, name: str, kind: str) -> None:
+    text = tokens(20)
+    lean, modules = load_model(folder, name, device="cpu", engine="lean"), load_model(folder, name, device="cpu", engine="modules")
+    linears = [m for m in lean.module.modules() if isinstance(m, nn.Linear) and m is not lean.module.lm_head]
+    assert {type(m).__name__ for m in linears} == {kind}
+    assert type(lean.module.lm_head) is nn.Linear
+    rows = [torch.cat((cached.forward(text[:12]), cached.forward(text[12:13]), cached.forward(text[13:]))) for cached in (lean, modules)]
+    branched = [cached.branches(torch.tensor([5, 20])).step(tokens(2, seed=1)) for cached in (lean, modules)]
+    exact = wrap(tiny_model()).forward(text)
+    assert distance(rows[0], rows[1]) < 2e-3  # a rounding apart at most
+    assert distance(branched[0], branched[1]) < 2e-3
+    assert 5e-3 < distance(rows[0], exact) < {"int8": 0.1, "nf4": 0.6}[name]  # quantised, and still the same model
+
+
+@needs_bitsandbytes
+def test_nf4_multiplies_by_the_weights_it_stores(folder: Path) -> None:
+    from bitsandbytes.functional import dequantize_4bit
+
+    linear = load_model(folder, "nf4", device="cpu").module.model.layers[0].mlp.gate_proj
+    stored = dequantize_4bit(linear.weight.data, linear.weight.quant_state).float()  # before the first call packs them
+    x = torch.randn(9, 64, generator=torch.Generator().manual_seed(0))
+    torch.testing.assert_close(linear(x), x @ stored.T, rtol=2e-2, atol=2e-2)  # CPUs with AVX-512 multiply in bfloat16
+
+
+@needs_bitsandbytes
+@pytest.mark.parametrize("overrides", [{"hidden_size": 96, "head_dim": 32}, {"intermediate_size": 144}])
+def test_nf4_refuses_widths_before_it_loads(tmp_path: Path, overrides: dict[str, int]) -> None:
+    save_tiny(tmp_path, **overrides)
+    (tmp_path / "model.safetensors").unlink()
+    with pytest.raises(ModelError, match=r"divisible by 64.*model\.layers\.0"):
+        load_model(tmp_path, "nf4", device="cpu")

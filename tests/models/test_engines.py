@@ -1,0 +1,265 @@
+"""Both engines against a fresh forward pass of transformers."""
+
+from __future__ import annotations
+
+import functools
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor
+from transformers import PreTrainedModel
+
+from draftgauge.core.errors import ModelError
+from draftgauge.models import lean, lean_ops
+from draftgauge.models.base import CachedModel
+from draftgauge.models.lean import LeanModel
+from draftgauge.models.loading import wrap
+from draftgauge.models.modules_branches import takes_branch_masks
+from draftgauge.models.modules_model import ModulesModel
+from tiny import ATTENTION, FAMILIES, LEAN, tiny_model, tokens
+
+# "lean-packed" is the lean engine with all its linears packed: tiny ones are not, unless told to
+ENGINES = [("lean", family) for family in LEAN] + [("modules", family) for family in FAMILIES]
+# with every kind of attention
+MAIN = [("lean", "qwen3"), ("lean-packed", "llama-biases"), ("modules", "mistral-sliding"), ("modules", "gemma2")]
+ATTENTION_KINDS = [(*pair, "gqa") for pair in ENGINES] + [(*pair, kind) for pair in MAIN for kind in ATTENTION if kind != "gqa"]
+ATTENTION_KINDS += [("lean-packed", "qwen3", "gqa"), ("lean-packed", "llama-biases", "gqa"), ("lean", "llama", "mqa")]
+
+
+@torch.no_grad()
+def reference(model: PreTrainedModel, text: Tensor) -> Tensor:
+    """Logits of the whole text in one pass, without any cache."""
+    return model(text[None], use_cache=False).logits[0]
+
+
+@functools.cache
+def one_model(family: str) -> PreTrainedModel:
+    """The same model for all examples of a property."""
+    return tiny_model(family)
+
+
+def build(model: PreTrainedModel, engine: str) -> CachedModel:
+    with pytest.MonkeyPatch.context() as patch:
+        if engine == "lean-packed":
+            patch.setattr(lean_ops, "PACK_FROM", 0)
+        return wrap(model, engine.removesuffix("-packed"))
+
+
+def assert_same(ours: Tensor, theirs: Tensor) -> None:
+    assert ours.dtype == torch.float32
+    torch.testing.assert_close(ours, theirs, rtol=1e-4, atol=2e-4)
+    assert torch.equal(ours.argmax(-1), theirs.argmax(-1))
+
+
+@pytest.mark.parametrize(("engine", "family", "attention"), ATTENTION_KINDS)
+def test_incremental_logits_with_rollbacks_equal_one_pass(engine: str, family: str, attention: str) -> None:
+    model, text = tiny_model(family, attention), tokens(40)
+    expected = reference(model, text)
+    cached = build(model, engine)
+    rows, begin = [], 0
+    for step in (7, 1, 5, 1, 2, 17, 1, 6):
+        cached.forward(tokens(step + 2, seed=step))  # a draft that is rejected
+        assert cached.length == begin + step + 2
+        cached.truncate(begin)
+        rows.append(cached.forward(text[begin : begin + step]))
+        begin += step
+    assert cached.length == 40
+    assert_same(torch.cat(rows), expected)
+
+
+@pytest.mark.parametrize(("engine", "family", "attention"), ATTENTION_KINDS)
+def test_branches_equal_fresh_forwards(engine: str, family: str, attention: str) -> None:
+    model, text = tiny_model(family, attention), tokens(30)
+    starts = torch.tensor([1, 4, 12, 12, 29, 30])
+    branches = tokens(6 * 4, seed=1).view(6, 4)
+    cached = build(model, engine)
+    cached.forward(text)
+    session = cached.branches(starts)
+    for depth in range(4):
+        if depth == 2:  # go on with some of them only
+            rows = torch.tensor([4, 0, 3])
+            session.keep(rows)
+            starts, branches = starts[rows], branches[rows]
+        ours = session.step(branches[:, depth])
+        theirs = [reference(model, torch.cat((text[:s], b[: depth + 1])))[-1] for s, b in zip(starts.tolist(), branches, strict=True)]
+        assert_same(ours, torch.stack(theirs))
+    assert cached.length == 30
+    following = tokens(3, seed=2)
+    assert_same(cached.forward(following), reference(model, torch.cat((text, following)))[-3:])
+
+
+@pytest.mark.parametrize(("engine", "family"), MAIN)
+@settings(max_examples=12, deadline=None)
+@given(data=st.data())
+def test_any_sequence_of_forwards_and_rollbacks_equals_a_fresh_one(engine: str, family: str, data: st.DataObject) -> None:
+    model = one_model(family)
+    cached, text = build(model, engine), []
+    for _ in range(data.draw(st.integers(1, 5))):
+        new = data.draw(st.lists(st.integers(0, 95), min_size=1, max_size=9))
+        logits = cached.forward(torch.tensor(new))
+        text += new
+        torch.testing.assert_close(logits, reference(model, torch.tensor(text))[-len(new) :], rtol=1e-4, atol=5e-4)
+        length = data.draw(st.integers(0, len(text)))
+        cached.truncate(length)
+        text = text[:length]
+        assert cached.length == len(text)
+
+
+@pytest.mark.parametrize("family", ["gpt2", "bloom"])
+def test_positions_outside_rotary_embeddings_take_the_slow_and_right_way(family: str) -> None:
+    model, text = tiny_model(family, "mha", intermediate_size=None), tokens(20)
+    assert not takes_branch_masks(model)
+    cached = wrap(model)
+    assert isinstance(cached, ModulesModel)
+    assert_same(torch.cat((cached.forward(text[:12]), cached.forward(text[12:]))), reference(model, text))
+    starts, branches = torch.tensor([3, 20]), tokens(4, seed=3).view(2, 2)
+    session = cached.branches(starts)
+    for depth in range(2):
+        theirs = [reference(model, torch.cat((text[:s], b[: depth + 1])))[-1] for s, b in zip(starts.tolist(), branches, strict=True)]
+        assert_same(session.step(branches[:, depth]), torch.stack(theirs))
+
+
+@pytest.mark.parametrize("engine", ["lean", "lean-packed"])
+def test_tied_embeddings(engine: str) -> None:
+    model, text = tiny_model(tie_word_embeddings=True), tokens(9)
+    assert model.lm_head.weight is model.model.embed_tokens.weight
+    assert_same(build(model, engine).forward(text), reference(model, text))
+
+
+@pytest.mark.parametrize("engine", ["lean", "modules"])
+def test_last_only_is_the_last_row(engine: str) -> None:
+    model, text = tiny_model(), tokens(20)
+    whole, last = wrap(model, engine), wrap(model, engine)
+    torch.testing.assert_close(last.forward(text, last_only=True), whole.forward(text)[-1:])
+    assert last.length == 20
+
+
+@pytest.mark.parametrize("engine", ["lean", "modules"])
+def test_reset_forgets(engine: str) -> None:
+    model, text = tiny_model(), tokens(9)
+    cached = wrap(model, engine)
+    first = cached.forward(text)
+    cached.reset()
+    assert cached.length == 0
+    torch.testing.assert_close(cached.forward(text), first)
+
+
+@pytest.mark.parametrize("engine", ["lean", "modules"])
+def test_a_text_longer_than_the_context_is_refused_and_nothing_is_lost(engine: str) -> None:
+    model = tiny_model(max_position_embeddings=24)
+    cached = wrap(model, engine)
+    cached.forward(tokens(20))
+    with pytest.raises(ModelError, match="25 tokens exceeds the 24"):
+        cached.forward(tokens(5))
+    assert cached.length == 20
+    session = cached.branches(torch.tensor([10, 20]))
+    for _ in range(4):
+        session.step(torch.tensor([1, 2]))
+    with pytest.raises(ModelError, match="25 tokens exceeds the 24"):
+        session.step(torch.tensor([1, 2]))
+    session.keep(torch.tensor([0]))
+    assert session.step(torch.tensor([1])).shape == (1, 96)
+    assert cached.forward(tokens(4)).shape == (4, 96)
+
+
+@pytest.mark.parametrize("engine", ["lean", "modules"])
+@pytest.mark.parametrize("start", [0, 6])
+def test_branches_outside_the_cached_text_are_refused(engine: str, start: int) -> None:
+    cached = wrap(tiny_model(), engine)
+    cached.forward(tokens(5))
+    with pytest.raises(ModelError, match=r"1\.\.5 cached tokens"):
+        cached.branches(torch.tensor([3, start]))
+
+
+def test_lean_cache_grows_past_its_first_capacity(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(lean, "FIRST_CAPACITY", 512)
+    model = tiny_model(max_position_embeddings=1300, num_hidden_layers=1)
+    text = tokens(1250)
+    cached = wrap(model, "lean")
+    rows = torch.cat([cached.forward(part) for part in text.split(417)])  # capacity 512, then 1024, then 1300
+    torch.testing.assert_close(rows, reference(model, text), rtol=1e-4, atol=5e-4)
+    session = cached.branches(torch.tensor([1250, 600]))
+    theirs = [reference(model, torch.cat((text, text[:1])))[-1], reference(model, torch.cat((text[:600], text[1:2])))[-1]]
+    assert_same(session.step(text[:2]), torch.stack(theirs))
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("family", LEAN)
+def test_half_precision_agrees_up_to_its_rounding(family: str, dtype: torch.dtype) -> None:
+    exact, text = reference(tiny_model(family), tokens(24)), tokens(24)
+    model = tiny_model(family).to(dtype)
+    error = (reference(model, text).float() - exact).norm()
+    for engine in ("lean", "lean-packed", "modules"):
+        cached = build(model, engine)
+        ours = torch.cat((cached.forward(text[:11]), cached.forward(text[11:12]), cached.forward(text[12:])))
+        assert ours.dtype == torch.float32
+        assert cached.spec.dtype == dtype
+        assert (ours - exact).norm() < 1.5 * error  # no further from the truth than transformers in one pass
+        branched = cached.branches(torch.tensor([10, 23])).step(text[[10, 23]])
+        assert (branched - exact[[10, 23]]).norm() < 2 * error
+
+
+@pytest.mark.skipif(not torch.backends.mkldnn.is_available(), reason="this torch has no oneDNN")
+def test_packed_linears_compute_the_same_for_a_token_alone_and_among_others(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(lean_ops, "PACK_FROM", 64 * 96 + 1)
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        small, large, other = (torch.nn.Linear(64, width) for width in (96, 160, 32))
+    x = torch.randn(9, 64, generator=torch.Generator().manual_seed(0))
+    packed = lean_ops.projection([large, other], pack=True)
+    torch.testing.assert_close(packed(x), torch.cat((large(x), other(x)), 1))
+    torch.testing.assert_close(packed(x), torch.cat([packed(row[None]) for row in x]), rtol=0, atol=1e-6)
+    assert large.weight.untyped_storage().nbytes() == large.weight.nbytes  # packed: a copy
+    lean_ops.projection([small, other], pack=False)
+    assert small.weight.untyped_storage().nbytes() == small.weight.nbytes + other.weight.nbytes  # shared: a view
+
+
+def test_large_models_are_not_packed(monkeypatch: pytest.MonkeyPatch) -> None:
+    model = tiny_model()
+    assert lean_ops.packs(model) == torch.backends.mkldnn.is_available()
+    monkeypatch.setattr(lean_ops, "PACK_LIMIT", 1000)
+    assert not lean_ops.packs(model)
+
+
+def test_fusing_leaves_the_transformers_model_as_it_was_and_holds_nothing_twice(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(lean_ops, "PACK_LIMIT", 0)
+    model, text = tiny_model("qwen2"), tokens(12)
+    before = reference(model, text)
+    cached = wrap(model, "lean")
+    assert cached.module is model
+    assert torch.equal(reference(model, text), before)
+    attention = model.model.layers[0].self_attn
+    assert attention.q_proj.weight.untyped_storage().data_ptr() == attention.v_proj.weight.untyped_storage().data_ptr()
+
+
+@pytest.mark.parametrize(
+    ("overrides", "reason"),
+    [
+        ({"family": "gemma"}, "GemmaForCausalLM"),
+        ({"family": "mistral-sliding"}, "sliding-window"),
+        ({"family": "qwen3-sliding"}, "sliding-window"),
+        ({"hidden_act": "gelu"}, "activation is gelu"),
+        ({"family": "llama", "rope_parameters": {"rope_type": "dynamic", "rope_theta": 1e4, "factor": 2.0}}, "depend on the length"),
+    ],
+)
+def test_the_lean_engine_says_why_it_refuses(overrides: dict, reason: str) -> None:
+    model = tiny_model(**overrides)
+    with pytest.raises(ModelError, match=reason):
+        wrap(model, "lean")
+    assert wrap(model).spec.engine == "modules"
+
+
+def test_a_recurrent_state_is_refused() -> None:
+    model = tiny_model("mamba", state_size=4, expand=2)
+    with pytest.raises(ModelError, match="cannot be rolled back"):
+        wrap(model)
+
+
+def test_spec_tells_what_decoding_needs() -> None:
+    engines: list[CachedModel] = [wrap(tiny_model("llama"), "lean"), wrap(tiny_model("gemma2"))]
+    assert isinstance(engines[0], LeanModel)
+    ours, theirs = (cached.spec for cached in engines)
+    assert (ours.vocabulary, ours.context, ours.family, ours.engine) == (96, 128, "llama", "lean")
+    assert (theirs.family, theirs.engine, theirs.dtype) == ("gemma2", "modules", torch.float32)

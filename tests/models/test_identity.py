@@ -1,0 +1,88 @@
+"""Which model, which vocabulary, which end, which prompt."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+
+from draftgauge.core.errors import ModelError, PromptError
+from draftgauge.models import fingerprint as fingerprints
+from draftgauge.models.fingerprint import fingerprint
+from draftgauge.models.loading import wrap
+from draftgauge.models.prompts_text import encode_prompt
+from draftgauge.models.vocabulary import check_same_vocabulary, end_tokens
+from tiny import save_tiny, tiny_model, tiny_tokenizer
+
+
+@pytest.mark.parametrize("whole", [1 << 20, 64])
+def test_a_fingerprint_is_of_the_model_and_not_of_its_place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, whole: int) -> None:
+    monkeypatch.setattr(fingerprints, "WHOLE", whole)  # up to it files are hashed whole, above at their ends
+    monkeypatch.setattr(fingerprints, "EDGE", 32)
+    first = save_tiny(tmp_path / "first")
+    copy = Path(shutil.copytree(first, tmp_path / "copy"))
+    other = save_tiny(tmp_path / "other", seed=1)
+    assert len(fingerprint(first)) == 64
+    assert fingerprint(first) == fingerprint(str(copy)) != fingerprint(other)
+    config = copy / "config.json"
+    config.write_text(config.read_text().replace('"max_position_embeddings": 128', '"max_position_embeddings": 64'))
+    assert fingerprint(first) != fingerprint(copy)
+
+
+def test_a_fingerprint_of_a_model_in_memory() -> None:
+    first = fingerprint(tiny_model())
+    assert first == fingerprint(tiny_model())
+    assert len({first, fingerprint(tiny_model(seed=1)), fingerprint(tiny_model(max_position_embeddings=64))}) == 3
+
+
+def test_a_fingerprint_of_nothing(tmp_path: Path) -> None:
+    with pytest.raises(ModelError, match=r"lacks config\.json"):
+        fingerprint(tmp_path)
+    with pytest.raises(ModelError, match="cannot find the files of nobody/nothing"):
+        fingerprint("nobody/nothing")
+
+
+def test_equal_vocabularies_pass() -> None:
+    check_same_vocabulary(tiny_tokenizer(), tiny_tokenizer(chat=True))
+
+
+def test_vocabularies_of_equal_size_that_differ_are_told_apart() -> None:
+    expected = "2 ids differ: 66 is 'a' to the target, 'b' to the draft; 67 is 'b' to the target, 'a' to the draft"
+    with pytest.raises(ModelError, match=expected):
+        check_same_vocabulary(tiny_tokenizer(), tiny_tokenizer(swap=(66, 67)))
+
+
+def test_a_smaller_vocabulary_is_refused() -> None:
+    with pytest.raises(ModelError, match=r"96 and 94 tokens, 2 ids differ: 94 is '}' to the target, nothing to the draft"):
+        check_same_vocabulary(tiny_tokenizer(96), tiny_tokenizer(94))
+
+
+def test_end_tokens_are_gathered_from_everywhere() -> None:
+    model = tiny_model()
+    model.generation_config.eos_token_id = [3, 5]
+    assert end_tokens(model) == {0, 3, 5}
+    assert end_tokens(wrap(model)) == {0, 3, 5}
+    assert end_tokens(model.config, SimpleNamespace(eos_token_id=9)) == {0, 9}
+    assert end_tokens(tiny_tokenizer()) == {0}
+    assert end_tokens(SimpleNamespace(eos_token_id=None)) == frozenset()
+
+
+def test_prompts_plain_and_chat() -> None:
+    plain, chat = tiny_tokenizer(), tiny_tokenizer(chat=True)
+    messages = [{"role": "system", "content": "x"}, {"role": "user", "content": "hi"}]
+    assert plain.decode(encode_prompt(plain, "hello")) == "hello"
+    assert chat.decode(encode_prompt(chat, "hello")) == "hello"
+    assert chat.decode(encode_prompt(chat, "hello", chat=True)) == "<user>hello<assistant>"
+    assert chat.decode(encode_prompt(chat, messages)) == "<system>x<user>hi<assistant>"
+    assert encode_prompt(plain, messages) == [89, 0, 0, 73, 74]  # x, a blank line (unknown characters here), hi
+
+
+def test_prompts_that_cannot_be_used() -> None:
+    with pytest.raises(PromptError, match="empty"):
+        encode_prompt(tiny_tokenizer(), "")
+    strict = tiny_tokenizer(chat=True)
+    strict.chat_template = "{{ raise_exception('roles must alternate') }}"
+    with pytest.raises(PromptError, match="refuses these messages: roles must alternate"):
+        encode_prompt(strict, [{"role": "user", "content": "a"}])

@@ -1,0 +1,103 @@
+"""Loading: from folders, with errors that say what to do."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+from draftgauge.core.errors import DraftgaugeError, ModelError
+from draftgauge.models.loading import load_model, load_tokenizer
+from draftgauge.models.reference import PARTS, reference_path, resolve_source
+from tiny import save_tiny, tiny_model, tokens
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    return save_tiny(tmp_path / "model", chat=True)
+
+
+@pytest.mark.parametrize(("engine", "used"), [("auto", "lean"), ("lean", "lean"), ("modules", "modules")])
+def test_a_folder_loads_with_its_weights(folder: Path, engine: str, used: str) -> None:
+    cached = load_model(str(folder), device="cpu", engine=engine)
+    assert cached.spec.engine == used
+    assert cached.length == 0
+    with torch.no_grad():
+        expected = tiny_model()(tokens(5)[None]).logits[0]
+    torch.testing.assert_close(cached.forward(tokens(5)), expected, rtol=1e-4, atol=2e-4)
+
+
+def test_other_architectures_take_the_modules(tmp_path: Path) -> None:
+    assert load_model(save_tiny(tmp_path, "gemma"), device="cpu").spec.engine == "modules"
+
+
+def test_the_tokenizer_loads(folder: Path) -> None:
+    tokenizer = load_tokenizer(folder)
+    assert tokenizer("ab c")["input_ids"] == [66, 67, 1, 68]
+    assert tokenizer.decode([66, 67, 1, 68]) == "ab c"
+
+
+def test_unknown_engine(folder: Path) -> None:
+    with pytest.raises(DraftgaugeError, match=r"'fast'.*auto, lean, modules"):
+        load_model(folder, engine="fast")
+
+
+@pytest.mark.parametrize("source", [Path("no/such"), "/no/such/model", "./missing", "a/b/c"])
+@pytest.mark.parametrize("load", [load_model, load_tokenizer])
+def test_a_missing_folder(load, source: str | Path) -> None:
+    with pytest.raises(ModelError, match=r"there is no model folder .*: give the folder"):
+        load(source)
+
+
+@pytest.mark.parametrize("load", [load_model, load_tokenizer])
+def test_a_model_id_that_cannot_be_fetched(load) -> None:
+    with pytest.raises(ModelError, match="cannot load nobody/nothing: "):
+        load("nobody/nothing")
+
+
+def test_weights_that_are_not_safetensors_are_not_read(folder: Path) -> None:
+    torch.save(load_file(folder / "model.safetensors"), folder / "pytorch_model.bin")
+    (folder / "model.safetensors").unlink()
+    with pytest.raises(ModelError, match="only safetensors weights are read"):
+        load_model(folder, device="cpu")
+
+
+def test_truncated_weights(folder: Path) -> None:
+    weights = folder / "model.safetensors"
+    weights.write_bytes(weights.read_bytes()[:1000])
+    with pytest.raises(ModelError, match="cannot load"):
+        load_model(folder, device="cpu")
+
+
+def test_weights_that_lack_a_tensor_are_not_filled_at_random(folder: Path) -> None:
+    tensors = load_file(folder / "model.safetensors")
+    del tensors["model.layers.1.mlp.up_proj.weight"]
+    save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
+    with pytest.raises(ModelError, match=r"no weights for model\.layers\.1\.mlp\.up_proj\.weight"):
+        load_model(folder, device="cpu")
+
+
+def test_code_that_comes_with_a_model_does_not_run_unless_asked_for(folder: Path, tmp_path: Path) -> None:
+    trap = tmp_path / "ran"
+    (folder / "custom.py").write_text(f"from pathlib import Path\nPath({str(trap)!r}).touch()\n")
+    config = json.loads((folder / "config.json").read_text())
+    config |= {"model_type": "custom", "auto_map": {"AutoConfig": "custom.C", "AutoModelForCausalLM": "custom.M"}}
+    (folder / "config.json").write_text(json.dumps(config))
+    with pytest.raises(ModelError, match="runs only where trust_remote_code is asked for"):
+        load_model(folder, device="cpu")
+    assert not trap.exists()
+
+
+def test_the_bundled_pair_by_name(tmp_path: Path) -> None:
+    for part in PARTS:
+        (tmp_path / part).mkdir()
+        with pytest.raises(ModelError, match="draftgauge reference train"):
+            reference_path(part, tmp_path)
+        (tmp_path / part / "model.safetensors").touch()
+        assert reference_path(part, tmp_path) == tmp_path / part
+    with pytest.raises(ModelError, match=r"no part 'teacher'.*target, draft"):
+        resolve_source("reference/teacher")
+    assert resolve_source("some/model") == "some/model"

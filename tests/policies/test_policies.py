@@ -1,0 +1,135 @@
+"""Every policy keeps its contract: within gamma_max, the same at once as token by token, and clear about what it cannot take."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from draftgauge.core.errors import DraftgaugeError
+from draftgauge.policies import POLICIES, Policy, Signal, SignalArrays, StatelessPolicy, Step, expand_policy, make_policy, needs_signals
+
+GAMMA_MAX = 5
+SPECS = (
+    "none",
+    "fixed:3",
+    "hf-heuristic",
+    "hf-heuristic:start=3,persistent=false",
+    "hf-confidence",
+    "hf-confidence:0.7,tokens=3",
+    "hf-confidence:adaptive=true",
+    "cumulative-confidence:threshold=0.3",
+)
+examples = settings(max_examples=50, deadline=None)
+STATELESS = tuple(spec for spec in SPECS if "heuristic" not in spec and "adaptive" not in spec)
+
+
+def drafted_token_by_token(policy: Policy, signals: list[Signal]) -> int:
+    """How many tokens the live loop would draft of those that the drafter has."""
+    most = min(policy.limit(), len(signals))
+    for drafted in range(1, most):
+        if needs_signals(policy) and not policy.keep_drafting(signals[drafted - 1]):
+            return drafted
+    return most
+
+
+def signal_rows(arrays: SignalArrays) -> list[list[Signal]]:
+    columns = zip(arrays.confidence.tolist(), arrays.entropy.tolist(), arrays.margin.tolist(), strict=True)
+    return [[Signal(depth, *values) for depth, values in enumerate(zip(*row, strict=True), start=1)] for row in columns]
+
+
+@st.composite
+def signal_arrays(draw: st.DrawFn) -> SignalArrays:
+    rng = np.random.default_rng(draw(st.integers(0, 2**32 - 1)))
+    # Coarse values, so that a confidence often equals a threshold up to the rounding of float32.
+    confidence = (rng.integers(1, 11, (draw(st.integers(1, 12)), GAMMA_MAX)) / 10).astype(np.float32)
+    return SignalArrays(confidence, -np.log2(confidence), confidence / 2)
+
+
+@pytest.mark.parametrize("spec", STATELESS)
+@examples
+@given(arrays=signal_arrays())
+def test_all_positions_at_once_agree_with_token_by_token(spec: str, arrays: SignalArrays) -> None:
+    policy = make_policy(spec, GAMMA_MAX)
+    assert isinstance(policy, StatelessPolicy)
+    assert policy.lengths(arrays).tolist() == [drafted_token_by_token(policy, row) for row in signal_rows(arrays)]
+
+
+@examples
+@given(arrays=signal_arrays(), threshold=st.integers(1, 10).map(lambda tenths: tenths / 10))
+def test_thresholds_are_compared_in_the_same_precision_both_ways(arrays: SignalArrays, threshold: float) -> None:
+    for name in ("hf-confidence", "cumulative-confidence"):
+        policy = make_policy(f"{name}:threshold={threshold}", GAMMA_MAX)
+        assert isinstance(policy, StatelessPolicy)
+        assert policy.lengths(arrays).tolist() == [drafted_token_by_token(policy, row) for row in signal_rows(arrays)]
+
+
+@pytest.mark.parametrize("spec", SPECS)
+@examples
+@given(arrays=signal_arrays(), outcomes=st.lists(st.integers(0, GAMMA_MAX), min_size=12, max_size=12))
+def test_no_limit_exceeds_gamma_max(spec: str, arrays: SignalArrays, outcomes: list[int]) -> None:
+    policy = make_policy(spec, GAMMA_MAX)
+    policy.reset()
+    for row, outcome in zip(signal_rows(arrays), outcomes, strict=False):
+        assert 0 <= policy.limit() <= GAMMA_MAX
+        drafted = drafted_token_by_token(policy, row)
+        accepted = min(drafted, outcome)
+        policy.observe(Step(drafted, accepted, accepted + 1, row[:drafted]))
+    assert 0 <= policy.limit() <= GAMMA_MAX
+
+
+def test_only_policies_that_look_at_signals_ask_for_them() -> None:
+    asked = {spec for spec in SPECS if needs_signals(make_policy(spec, GAMMA_MAX))}
+    assert asked == {spec for spec in SPECS if "confidence" in spec}
+
+
+def test_confidence_keeps_the_token_in_doubt() -> None:
+    arrays = SignalArrays(*[np.array([[0.9, 0.3, 0.9, 0.9], [0.9, 0.9, 0.9, 0.9]], np.float32)] * 3)
+    policy = make_policy("hf-confidence:0.4", 4)
+    assert isinstance(policy, StatelessPolicy)
+    assert policy.lengths(arrays).tolist() == [2, 4]
+
+
+def test_cumulative_confidence_multiplies() -> None:
+    arrays = SignalArrays(*[np.array([[0.8, 0.8, 0.8, 0.8], [1.0, 1.0, 1.0, 0.1]], np.float32)] * 3)
+    policy = make_policy("cumulative-confidence:0.6", 4)  # 0.8, 0.64, 0.512
+    assert isinstance(policy, StatelessPolicy)
+    assert policy.lengths(arrays).tolist() == [3, 4]
+
+
+@pytest.mark.parametrize(
+    ("spec", "message"),
+    [
+        ("greedy", f"unknown policy 'greedy'; known: {', '.join(POLICIES)}"),
+        ("fixed", "needs gamma"),
+        ("fixed:6", "gamma must be 0 to 5"),
+        ("fixed:-1", "gamma must be 0 to 5"),
+        ("fixed:many", "gamma"),
+        ("none:3", "takes no parameters"),
+        ("hf-heuristic:start=0", "start must be at least 1"),
+        ("hf-heuristic:gamma_max=6", "gamma_max must be 1 to 5"),
+        ("hf-confidence:0", "threshold must be above 0 and at most 1"),
+        ("hf-confidence:tokens=0", "tokens must be at least 1"),
+        ("cumulative-confidence:1.5", "threshold must be above 0 and at most 1"),
+    ],
+)
+def test_bad_specs_are_refused_with_what_is_wrong(spec: str, message: str) -> None:
+    with pytest.raises(DraftgaugeError) as caught:
+        make_policy(spec, GAMMA_MAX)
+    assert message in str(caught.value)
+
+
+def test_gamma_max_must_allow_a_draft() -> None:
+    with pytest.raises(DraftgaugeError, match="at least 1, not 0"):
+        make_policy("none", 0)
+
+
+def test_a_spec_can_lower_gamma_max() -> None:
+    assert make_policy("hf-heuristic:gamma_max=2", GAMMA_MAX).limit() == 2
+
+
+def test_bare_fixed_stands_for_every_length() -> None:
+    assert expand_policy("fixed", 3) == ["fixed:1", "fixed:2", "fixed:3"]
+    assert expand_policy("fixed:2", 3) == ["fixed:2"]
+    assert expand_policy("none", 3) == ["none"]

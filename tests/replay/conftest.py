@@ -1,0 +1,43 @@
+"""Cost curves without a machine."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+import pytest
+
+from draftgauge.traces.costs import CostCurve
+
+MakeCosts = Callable[..., CostCurve]
+
+
+def build(verify: np.ndarray, draft: np.ndarray, plain: np.ndarray, contexts: tuple[int, ...], overhead: float) -> CostCurve:
+    """Tables ``[C, G + 1]`` without spread."""
+    v, d = (tuple(tuple(row) for row in table.tolist()) for table in (verify, draft))
+    return CostCurve(contexts, v, v, v, d, d, d, overhead, tuple(plain.tolist()), "none", "cpu", "float32")
+
+
+@pytest.fixture(scope="session")
+def linear_costs() -> MakeCosts:
+    """Verifying costs 10 ms and 0.5 ms a token more, drafting ``t_draft`` a token, both 10% more at a context of 500."""
+
+    def make(gamma_max: int, t_draft: float = 0.002) -> CostCurve:
+        gamma = np.arange(gamma_max + 1)
+        scale = np.array([[1.0], [1.1]])
+        return build(scale * (0.01 + 0.0005 * gamma), scale * t_draft * gamma, 0.0095 * scale[:, 0], (0, 500), 0.0001)
+
+    return make
+
+
+@pytest.fixture(scope="session")
+def random_costs() -> MakeCosts:
+    """Costs without any order: a longer draft may be cheaper than a shorter one."""
+
+    def make(seed: int, gamma_max: int) -> CostCurve:
+        rng = np.random.default_rng(seed)
+        verify, draft = rng.uniform(0.1, 1.0, (2, 3, gamma_max + 1))
+        draft[:, 0] = 0.0
+        return build(verify, draft, rng.uniform(0.1, 1.0, 3), (1, 150, 300), float(rng.uniform(0, 0.2)))
+
+    return make

@@ -1,0 +1,99 @@
+"""Intervals: reproducible, paired, of the right coverage, and NaN where there is nothing to say."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from scipy import stats
+
+from draftgauge.replay.bootstrap import draw_counts, paired_difference, paired_gain, ratio_interval
+
+
+def sample(seed: int, prompts: int = 40) -> tuple[np.ndarray, np.ndarray]:
+    """Tokens and seconds of prompts whose speed is 50 tokens per second in the whole population."""
+    rng = np.random.default_rng(seed)
+    tokens = rng.integers(20, 200, prompts).astype(float)
+    return tokens, tokens / 50 * rng.gamma(20.0, 1 / 20.0, prompts)
+
+
+def test_coverage_of_a_known_ratio() -> None:
+    covered = 0
+    for seed in range(300):
+        tokens, seconds = sample(seed)
+        interval = ratio_interval(tokens, seconds, resamples=1000)
+        covered += interval.low <= 50 <= interval.high
+    assert 0.90 <= covered / 300 <= 0.98
+
+
+def test_same_interval_as_scipy() -> None:
+    tokens, seconds = sample(1)
+    ours = ratio_interval(tokens, seconds, resamples=20_000)
+    theirs = stats.bootstrap(
+        (tokens, seconds),
+        lambda t, s, axis: t.sum(axis) / s.sum(axis),
+        paired=True,
+        vectorized=True,
+        n_resamples=20_000,
+        method="percentile",
+        rng=np.random.default_rng(0),
+    ).confidence_interval
+    width = theirs.high - theirs.low
+    assert ours.low == pytest.approx(theirs.low, abs=0.05 * width)
+    assert ours.high == pytest.approx(theirs.high, abs=0.05 * width)
+
+
+def test_estimate_is_the_ratio_of_sums() -> None:
+    assert ratio_interval([1, 2, 3], [1, 1, 2]).estimate == 1.5
+
+
+def test_deterministic_by_seed() -> None:
+    tokens, seconds = sample(2)
+    assert ratio_interval(tokens, seconds, seed=3) == ratio_interval(tokens, seconds, seed=3)
+    assert ratio_interval(tokens, seconds, seed=3) != ratio_interval(tokens, seconds, seed=4)
+
+
+def test_each_resample_draws_as_many_prompts_and_cannot_be_changed() -> None:
+    counts = draw_counts(7, 100, 0)
+    assert (counts.sum(axis=1) == 7).all()
+    with pytest.raises(ValueError, match="read-only"):
+        counts[0, 0] = 1
+
+
+def test_wider_level_gives_wider_interval() -> None:
+    tokens, seconds = sample(2)
+    narrow, wide = ratio_interval(tokens, seconds, level=0.5), ratio_interval(tokens, seconds, level=0.99)
+    assert wide.low < narrow.low < narrow.estimate < narrow.high < wide.high
+
+
+def test_pairing_removes_what_prompts_share() -> None:
+    tokens, seconds = sample(4)
+    faster = seconds / 1.1  # 10% on every prompt, far less than prompts differ
+    gain = paired_gain(tokens, faster, tokens, seconds)
+    assert gain == pytest.approx((0.1, 0.1, 0.1, 2 / 2001))
+    alone, base = ratio_interval(tokens, faster), ratio_interval(tokens, seconds)
+    assert alone.low < base.high
+
+
+def test_nothing_against_itself() -> None:
+    tokens, seconds = sample(4)
+    assert paired_gain(tokens, seconds, tokens, seconds) == (0.0, 0.0, 0.0, 1.0)
+    assert paired_difference(tokens, seconds, tokens, seconds) == (0.0, 0.0, 0.0, 1.0)
+
+
+def test_p_values_are_even_where_there_is_no_difference() -> None:
+    p_values = []
+    for seed in range(200):
+        rng = np.random.default_rng(seed)
+        a, b = rng.normal(1.0, 0.2, (2, 50))
+        p_values.append(paired_difference(a, np.ones(50), b, np.ones(50), resamples=500).p_value)
+    assert stats.kstest(p_values, "uniform").pvalue > 0.001
+    assert np.mean(np.array(p_values) < 0.05) < 0.12
+
+
+def test_a_ratio_with_nothing_below_is_not_a_number() -> None:
+    assert np.isnan(ratio_interval([0, 0], [0, 0])).all()
+
+
+def test_resamples_without_a_denominator_are_left_out() -> None:
+    interval = ratio_interval([1.0, 0.0, 0.0], [2.0, 0.0, 0.0])
+    assert interval == (0.5, 0.5, 0.5)

@@ -1,0 +1,155 @@
+"""Table rows: their figures follow from the replays, their baselines are what they say."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from draftgauge.core.errors import DraftgaugeError
+from draftgauge.policies import make_policy
+from draftgauge.policies.fixed import FixedLength
+from draftgauge.replay import (
+    Row,
+    acceptance_by_depth,
+    best_fixed_gamma,
+    evaluate,
+    hindsight_gain,
+    hindsight_optimum,
+    plain_seconds,
+    replay,
+    replay_fixed_all,
+)
+from draftgauge.traces.costs import CostCurve
+from draftgauge.traces.trace import Trace
+from synthetic import synthetic_trace
+
+GAMMA_MAX = 6
+MakeCosts = Callable[..., CostCurve]
+
+
+@pytest.fixture(scope="module")
+def trace() -> Trace:
+    return synthetic_trace(21, prompts=24, length=60, gamma_max=GAMMA_MAX, compression="int8")
+
+
+@pytest.fixture(scope="module")
+def costs(linear_costs: MakeCosts) -> CostCurve:
+    return linear_costs(GAMMA_MAX)
+
+
+@pytest.fixture(scope="module")
+def rows(trace: Trace, costs: CostCurve) -> dict[tuple[str, str], Row]:
+    policies = {spec: make_policy(spec, GAMMA_MAX) for spec in ("none", "fixed:1", "hf-heuristic", "cumulative-confidence")}
+    best = best_fixed_gamma(trace, costs)
+    outcomes = {"best": FixedLength(best), "hindsight": hindsight_optimum(trace, costs).replay}
+    return {(str(row["policy"]), str(row["task"])): row for row in evaluate(trace, costs, policies | outcomes)}
+
+
+def test_one_row_for_every_policy_and_task(rows: dict[tuple[str, str], Row]) -> None:
+    assert len(rows) == 6 * 5
+    assert {task for _, task in rows} == {"code", "math", "chat", "summarization", "all"}
+    assert all(row["compression"] == "int8" for row in rows.values())
+
+
+def test_rows_hold_the_totals_of_the_replay(trace: Trace, costs: CostCurve, rows: dict[tuple[str, str], Row]) -> None:
+    outcome = replay(trace, make_policy("hf-heuristic", GAMMA_MAX), costs)
+    row = rows["hf-heuristic", "all"]
+    assert row["prompts"] == 24
+    assert row["steps"] == outcome.steps.sum()
+    assert row["tokens"] == trace.positions
+    assert row["tokens_per_step"] == outcome.tokens_per_step
+    assert row["tokens_per_second"] == pytest.approx(outcome.tokens_per_second)
+    assert row["acceptance_rate"] == outcome.acceptance_rate
+    assert row["ratio_to_plain"] == pytest.approx(plain_seconds(trace, costs).sum() / outcome.seconds.sum())
+    code = np.array([prompt.task == "code" for prompt in trace.prompts])
+    of_code = rows["hf-heuristic", "code"]
+    assert of_code["tokens"] == outcome.committed[code].sum()
+    assert of_code["tokens_per_second"] == pytest.approx(outcome.committed[code].sum() / outcome.seconds[code].sum())
+
+
+def test_intervals_enclose_their_estimates(rows: dict[tuple[str, str], Row]) -> None:
+    for row in rows.values():
+        assert row["tokens_per_second_low"] < row["tokens_per_second"] < row["tokens_per_second_high"]
+        assert row["gain_low"] - 1e-12 <= row["gain_over_best_fixed"] <= row["gain_high"] + 1e-12
+
+
+def test_gains_are_over_the_best_fixed_length(trace: Trace, costs: CostCurve, rows: dict[tuple[str, str], Row]) -> None:
+    best = rows["best", "all"]
+    assert best["gain_over_best_fixed"] == 0
+    assert best["captured_share"] == pytest.approx(0, abs=1e-9)
+    bound = rows["hindsight", "all"]
+    assert bound["captured_share"] == pytest.approx(1)
+    assert bound["gain_over_best_fixed"] == pytest.approx(hindsight_gain(trace, costs))
+    assert bound["gain_over_best_fixed"] > 0.05
+    for policy in ("none", "fixed:1", "hf-heuristic", "cumulative-confidence"):
+        row = rows[policy, "all"]
+        expected = row["tokens_per_second"] / best["tokens_per_second"] - 1
+        assert row["gain_over_best_fixed"] == pytest.approx(expected)
+        assert row["captured_share"] == pytest.approx(expected / bound["gain_over_best_fixed"])
+    speeds = [outcome.tokens_per_second for outcome in replay_fixed_all(trace, costs)]
+    assert best["best_fixed_gamma"] == int(np.argmax(speeds))
+
+
+def test_drafting_nothing_has_no_acceptance_rate(rows: dict[tuple[str, str], Row]) -> None:
+    row = rows["none", "all"]
+    assert row["acceptance_rate"] is None
+    assert row["tokens_per_step"] == 1.0
+    assert row["drafted_per_step"] == 0.0
+
+
+def test_no_way_to_hindsight_no_share_of_it(trace: Trace, linear_costs: MakeCosts) -> None:
+    hopeless = linear_costs(GAMMA_MAX, t_draft=10.0)
+    row = evaluate(trace, hopeless, {"none": FixedLength(0)})[-1]
+    assert row["best_fixed_gamma"] == 0
+    assert row["captured_share"] is None
+
+
+def test_the_fixed_length_can_come_from_other_prompts(trace: Trace, costs: CostCurve) -> None:
+    row = evaluate(trace, costs, {"fixed:1": FixedLength(1)}, best_fixed=1)[-1]
+    assert (row["best_fixed_gamma"], row["gain_over_best_fixed"]) == (1, 0.0)
+    with pytest.raises(DraftgaugeError, match="0 to 6"):
+        evaluate(trace, costs, {}, best_fixed=7)
+
+
+def test_plain_seconds_interpolate_between_contexts(trace: Trace, costs: CostCurve) -> None:
+    prompt = trace.prompts[0]
+    contexts = prompt.prompt_tokens + np.arange(prompt.output_tokens)
+    expected = (0.0095 * (1 + 0.1 * np.minimum(contexts, 500) / 500)).sum()
+    assert plain_seconds(trace, costs)[0] == pytest.approx(expected)
+
+
+def test_acceptance_by_depth_counts_positions_that_reached_it(trace: Trace) -> None:
+    rows = {(row["task"], row["depth"]): row for row in acceptance_by_depth(trace)}
+    assert len(rows) == 5 * GAMMA_MAX
+    for task in ("code", "all"):
+        for depth in range(1, GAMMA_MAX + 1):
+            reached = accepted = 0
+            for i, prompt in enumerate(trace.prompts):
+                if task not in (prompt.task, "all"):
+                    continue
+                for row in range(trace.offsets[i], trace.offsets[i + 1]):
+                    if row + depth > trace.offsets[i + 1] or trace.drafted[row] < depth or trace.accepted[row] < depth - 1:
+                        continue
+                    reached += 1
+                    accepted += trace.draft_token[row, depth - 1] == trace.token[row + depth - 1]
+            found = rows[task, depth]
+            assert found["positions"] == reached
+            assert found["rate"] == pytest.approx(accepted / reached)
+            assert found["low"] <= found["rate"] <= found["high"]
+
+
+def test_a_perfect_drafter_is_accepted_at_every_depth_also_near_the_end(trace: Trace) -> None:
+    left = np.concatenate([np.arange(prompt.output_tokens, 0, -1) for prompt in trace.prompts])
+    drafted = np.full(trace.positions, GAMMA_MAX, np.int16)
+    perfect = replace(trace, drafted=drafted, accepted=np.minimum(left, GAMMA_MAX).astype(np.int16))
+    assert {row["rate"] for row in acceptance_by_depth(perfect)} == {1.0}
+
+
+def test_a_depth_never_reached_has_no_rate(trace: Trace) -> None:
+    hopeless = replace(trace, accepted=np.zeros_like(trace.accepted))
+    rows = {row["depth"]: row for row in acceptance_by_depth(hopeless) if row["task"] == "all"}
+    assert rows[1]["rate"] == 0.0
+    assert (rows[2]["rate"], rows[2]["low"], rows[2]["high"], rows[2]["positions"]) == (None, None, None, 0)

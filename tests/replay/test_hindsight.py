@@ -1,0 +1,96 @@
+"""The hindsight optimum is the least time over all choices, and so no policy beats it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import cache
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from draftgauge.core.errors import TraceError
+from draftgauge.policies import make_policy
+from draftgauge.replay import best_fixed_gamma, hindsight_gain, hindsight_optimum, replay, replay_fixed_all
+from draftgauge.traces.costs import CostCurve
+from draftgauge.traces.trace import Trace
+from synthetic import synthetic_trace
+
+SPECS = ("none", "fixed:2", "hf-heuristic", "hf-confidence", "hf-confidence:adaptive=true", "cumulative-confidence")
+examples = settings(max_examples=50, deadline=None)
+
+
+def every_path(trace: Trace, prompt: int, costs: CostCurve) -> list[float]:
+    """Modelled seconds of every sequence of draft lengths that decodes the prompt: the tree of choices, enumerated."""
+    first, end = int(trace.offsets[prompt]), int(trace.offsets[prompt + 1])
+    info = trace.prompts[prompt]
+    output = trace.token[first:end].tolist()
+
+    @cache
+    def paths(position: int) -> tuple[float, ...]:
+        if position == len(output):
+            return (0.0,)
+        available = [token for token in trace.draft_token[first + position].tolist() if token >= 0]
+        found: set[float] = set()
+        for gamma in range(min(trace.gamma_max, len(available), trace.max_new_tokens - position - 1) + 1):
+            agreed = 0
+            while agreed < gamma and position + agreed < len(output) and available[agreed] == output[position + agreed]:
+                agreed += 1
+            after = min(position + agreed + 1, len(output))
+            here = float(costs.step_seconds(gamma, info.prompt_tokens + position))
+            found |= {here + rest for rest in paths(after)}
+        return tuple(found)
+
+    return list(paths(0))
+
+
+@examples
+@given(seed=st.integers(0, 100_000), length=st.integers(1, 7), gamma_max=st.integers(1, 3))
+def test_dynamic_programming_equals_enumeration(
+    seed: int, length: int, gamma_max: int, random_costs: Callable[[int, int], CostCurve]
+) -> None:
+    trace = synthetic_trace(seed, prompts=3, length=length, gamma_max=gamma_max)
+    costs = random_costs(seed, gamma_max)
+    best = hindsight_optimum(trace, costs)
+    for prompt in range(len(trace.prompts)):
+        least = min(every_path(trace, prompt, costs))
+        assert best.replay.seconds[prompt] == pytest.approx(least, rel=1e-12)
+        assert best.seconds_left[trace.offsets[prompt]] == pytest.approx(least, rel=1e-12)
+
+
+@examples
+@given(seed=st.integers(0, 100_000), length=st.integers(1, 60), gamma_max=st.integers(2, 8))
+def test_no_policy_beats_hindsight_on_any_prompt(
+    seed: int, length: int, gamma_max: int, random_costs: Callable[[int, int], CostCurve]
+) -> None:
+    trace = synthetic_trace(seed, prompts=4, length=length, gamma_max=gamma_max)
+    costs = random_costs(seed, gamma_max)
+    least = hindsight_optimum(trace, costs).replay.seconds
+    outcomes = [replay(trace, make_policy(spec, gamma_max), costs) for spec in SPECS] + replay_fixed_all(trace, costs)
+    for outcome in outcomes:
+        assert (least <= outcome.seconds * (1 + 1e-12)).all()
+    assert hindsight_gain(trace, costs) >= -1e-12
+
+
+def test_the_best_path_has_the_seconds_of_its_steps(linear_costs: Callable[..., CostCurve]) -> None:
+    trace, costs = synthetic_trace(7, prompts=5, length=80, gamma_max=6), linear_costs(6)
+    best = hindsight_optimum(trace, costs)
+    starts = trace.offsets[:-1]
+    np.testing.assert_allclose(best.replay.seconds, best.seconds_left[starts], rtol=1e-12)
+    record = best.replay.record
+    np.testing.assert_array_equal(record.drafted, best.lengths[trace.offsets[record.prompt] + record.position])
+    assert best.replay.committed.tolist() == [prompt.output_tokens for prompt in trace.prompts]
+    # Where longer drafts cost more, nothing is drafted in vain.
+    np.testing.assert_array_equal(record.drafted, record.accepted)
+
+
+def test_best_fixed_length_depends_on_the_cost_ratio(linear_costs: Callable[..., CostCurve]) -> None:
+    trace = synthetic_trace(7, prompts=8, length=80, gamma_max=6)
+    choices = [best_fixed_gamma(trace, linear_costs(6, t_draft)) for t_draft in (0.0001, 0.003, 0.1)]
+    assert choices[0] > choices[1] > choices[2] == 0
+
+
+def test_a_cost_curve_measured_less_far_is_refused(linear_costs: Callable[..., CostCurve]) -> None:
+    with pytest.raises(TraceError, match=r"measured for gamma 0\.\.2"):
+        hindsight_optimum(synthetic_trace(1, prompts=2, length=9, gamma_max=4), linear_costs(2))

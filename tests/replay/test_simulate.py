@@ -1,0 +1,234 @@
+"""The replay takes exactly the steps that a live loop takes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from draftgauge.policies import Policy, Signal, SignalArrays, Step, make_policy, needs_signals
+from draftgauge.policies.fixed import FixedLength
+from draftgauge.replay import Replay, replay, replay_fixed_all
+from draftgauge.traces.costs import CostCurve
+from draftgauge.traces.trace import PromptInfo, Trace
+from synthetic import synthetic_trace
+
+SPECS = (
+    "none",
+    "fixed:1",
+    "fixed:4",
+    "hf-heuristic",
+    "hf-heuristic:persistent=false",
+    "hf-confidence:0.6",
+    "hf-confidence:adaptive=true",
+    "cumulative-confidence:0.3",
+)
+
+
+def simulated_live(trace: Trace, prompt: int, policy: Policy) -> list[tuple[int, int, int, int]]:
+    """A live loop over recorded tokens: drafts them one by one, compares each with the output, commits.
+
+    Returns (position, drafted, accepted, committed) of every step.
+    """
+    first, end = trace.offsets[prompt], trace.offsets[prompt + 1]
+    output = trace.token[first:end].tolist()
+    policy.reset()
+    committed_tokens: list[int] = []
+    steps = []
+    while len(committed_tokens) < len(output):
+        position = len(committed_tokens)
+        row = first + position
+        available = [token for token in trace.draft_token[row].tolist() if token >= 0]
+        limit = min(policy.limit(), trace.max_new_tokens - position - 1, len(available))
+        draft: list[int] = []
+        signals: list[Signal] = []
+        while len(draft) < limit:
+            depth = len(draft)
+            draft.append(available[depth])
+            signals.append(
+                Signal(depth + 1, float(trace.confidence[row, depth]), float(trace.entropy[row, depth]), float(trace.margin[row, depth]))
+            )
+            if needs_signals(policy) and len(draft) < limit and not policy.keep_drafting(signals[-1]):
+                break
+        accepted = 0
+        while accepted < len(draft) and position + accepted < len(output) and draft[accepted] == output[position + accepted]:
+            accepted += 1
+        new = output[position : position + accepted + 1]
+        committed_tokens += new
+        step = Step(len(draft), accepted, len(new), signals, float(trace.target_entropy[row + len(new) - 1]))
+        policy.observe(step if needs_signals(policy) else Step(len(draft), accepted, len(new)))
+        steps.append((position, len(draft), accepted, len(new)))
+    return steps
+
+
+def steps_of(outcome: Replay, prompt: int) -> list[tuple[int, int, int, int]]:
+    r = outcome.record
+    of_prompt = r.prompt == prompt
+    columns = [values[of_prompt].tolist() for values in (r.position, r.drafted, r.accepted, r.committed)]
+    return list(zip(*columns, strict=True))
+
+
+@dataclass
+class TokenByToken:
+    """A policy with its ``lengths`` hidden, and a note of all it was told."""
+
+    inner: Policy
+    needs_signals: bool = True
+    asked: list[Signal] = field(default_factory=list)
+    told: list[Step] = field(default_factory=list)
+
+    def reset(self) -> None:
+        self.inner.reset()
+
+    def limit(self) -> int:
+        return self.inner.limit()
+
+    def keep_drafting(self, signal: Signal) -> bool:
+        self.asked.append(signal)
+        return self.inner.keep_drafting(signal)
+
+    def observe(self, step: Step) -> None:
+        self.told.append(step)
+        self.inner.observe(step)
+
+
+@pytest.mark.parametrize("spec", SPECS)
+@settings(max_examples=30, deadline=None)
+@given(seed=st.integers(0, 10_000), length=st.integers(1, 30), gamma_max=st.integers(4, 8))
+def test_replay_takes_the_steps_of_a_live_loop(spec: str, seed: int, length: int, gamma_max: int) -> None:
+    trace = synthetic_trace(seed, prompts=4, length=length, gamma_max=gamma_max)
+    outcome = replay(trace, make_policy(spec, gamma_max))
+    live = make_policy(spec, gamma_max)
+    for prompt in range(len(trace.prompts)):
+        assert steps_of(outcome, prompt) == simulated_live(trace, prompt, live)
+
+
+@pytest.mark.parametrize("spec", ["none", "fixed:3", "hf-confidence", "cumulative-confidence"])
+def test_the_fast_path_of_stateless_policies_equals_asking_token_by_token(spec: str, linear_costs: Callable[..., CostCurve]) -> None:
+    trace, costs = synthetic_trace(3, prompts=6, length=60, gamma_max=6), linear_costs(6)
+    fast = replay(trace, make_policy(spec, 6), costs)
+    slow = replay(trace, TokenByToken(make_policy(spec, 6)), costs)
+    for name in ("steps", "drafted", "accepted", "committed", "seconds", "histogram"):
+        np.testing.assert_array_equal(getattr(fast, name), getattr(slow, name))
+
+
+def test_a_policy_is_told_what_happened_and_asked_only_where_it_can_decide() -> None:
+    trace = synthetic_trace(5, prompts=3, length=40, gamma_max=5)
+    policy = TokenByToken(make_policy("hf-confidence:0.5", 5))
+    record = replay(trace, policy).record
+    asked = iter(policy.asked)
+    for i, step in enumerate(policy.told):
+        row = trace.offsets[record.prompt[i]] + record.position[i]
+        assert (step.drafted, step.accepted, step.committed) == (record.drafted[i], record.accepted[i], record.committed[i])
+        assert [s.depth for s in step.signals] == list(range(1, step.drafted + 1))
+        assert [s.confidence for s in step.signals] == trace.confidence[row, : step.drafted].tolist()
+        assert [s.entropy for s in step.signals] == trace.entropy[row, : step.drafted].tolist()
+        assert [s.margin for s in step.signals] == trace.margin[row, : step.drafted].tolist()
+        assert step.target_entropy == trace.target_entropy[row + step.committed - 1]
+        most = min(5, trace.drafted[row], trace.max_new_tokens - record.position[i] - 1)
+        assert all(next(asked) == signal for signal in step.signals[: most - 1])
+    assert len(policy.told) == len(record.prompt)
+    assert next(asked, None) is None
+
+
+def test_a_policy_without_signals_is_neither_asked_nor_told_of_them() -> None:
+    policy = TokenByToken(FixedLength(3), needs_signals=False)
+    replay(synthetic_trace(5, prompts=3, length=40, gamma_max=5), policy)
+    assert policy.asked == []
+    assert all(len(step.signals) == 0 and np.isnan(step.target_entropy) for step in policy.told)
+
+
+def hand_made_trace(accepted: list[int], finish: str = "length") -> Trace:
+    """One prompt of 100 tokens, drafts of 4 tokens everywhere."""
+    count = len(accepted)
+    info = PromptInfo(0, "0", "code", "test", prompt_tokens=100, output_tokens=count, finish=finish)
+    shown = np.full((count, 4), 0.5, np.float32)
+    return Trace(
+        prompts=(info,),
+        offsets=np.array([0, count]),
+        token=np.zeros(count, np.int32),
+        target_entropy=np.zeros(count, np.float32),
+        drafted=np.full(count, 4, np.int16),
+        accepted=np.array(accepted, np.int16),
+        draft_token=np.zeros((count, 4), np.int32),
+        confidence=shown,
+        entropy=shown,
+        margin=shown,
+        gamma_max=4,
+        max_new_tokens=count,
+    )
+
+
+def test_decisions_of_the_heuristic_by_hand() -> None:
+    trace = hand_made_trace([1, 0, 4, 3, 0, 4, 0, 0, 3, 2, 1, 0])
+    outcome = replay(trace, make_policy("hf-heuristic:start=2", 4))
+    assert steps_of(outcome, 0) == [
+        (0, 2, 1, 2),  # not full: 2 -> 1
+        (2, 1, 1, 2),  # full: 1 -> 3
+        (4, 3, 0, 1),  # 3 -> 2
+        (5, 2, 2, 3),  # full: 2 -> 4
+        (8, 3, 3, 4),  # room for 3 only
+    ]
+    assert outcome.histogram.tolist() == [1, 2, 1, 1, 0]
+    assert outcome.tokens_per_step == 12 / 5
+    assert outcome.acceptance_rate == 7 / 11
+
+
+def test_a_step_does_not_know_that_the_output_stops_early() -> None:
+    trace = replace(hand_made_trace([0, 3, 2, 1], finish="stop"), max_new_tokens=50)
+    outcome = replay(trace, FixedLength(4))
+    assert steps_of(outcome, 0) == [(0, 4, 0, 1), (1, 4, 3, 3)]  # the end token was drafted: no token of the target's own
+
+
+def test_modelled_seconds_follow_length_and_context(linear_costs: Callable[..., CostCurve]) -> None:
+    costs = linear_costs(4)
+    outcome = replay(hand_made_trace([0, 4, 0, 0, 0, 0, 0, 0]), FixedLength(2), costs)
+    drafted, contexts = [2, 2, 2, 2, 1, 0], [100, 101, 104, 105, 106, 107]
+    expected = [float(costs.step_seconds(g, c)) for g, c in zip(drafted, contexts, strict=True)]
+    assert outcome.record.drafted.tolist() == drafted
+    assert outcome.seconds[0] == pytest.approx(sum(expected), rel=1e-12)
+    assert outcome.tokens_per_second == pytest.approx(8 / sum(expected), rel=1e-12)
+
+
+def test_without_costs_there_are_no_seconds() -> None:
+    outcome = replay(synthetic_trace(0, prompts=2, length=9, gamma_max=3), FixedLength(0))
+    assert np.isnan(outcome.seconds).all()
+    assert np.isnan(outcome.tokens_per_second)
+    assert np.isnan(outcome.acceptance_rate)
+    assert outcome.tokens_per_step == 1.0
+
+
+def test_every_output_is_committed_whole_at_every_fixed_length() -> None:
+    trace = synthetic_trace(11, prompts=7, length=50, gamma_max=8)
+    outcomes = replay_fixed_all(trace)
+    for gamma, outcome in enumerate(outcomes):
+        assert outcome.committed.tolist() == [prompt.output_tokens for prompt in trace.prompts]
+        np.testing.assert_array_equal(outcome.steps, replay(trace, FixedLength(gamma)).steps)
+    totals = [int(outcome.steps.sum()) for outcome in outcomes]
+    assert totals[0] == trace.positions
+    assert max(totals[1:]) < totals[0]
+
+
+def test_a_longer_policy_than_the_trace_is_cut_to_it() -> None:
+    trace = synthetic_trace(2, prompts=3, length=30, gamma_max=3)
+    for spec in ("fixed:8", "hf-heuristic", "hf-confidence:0.3"):
+        assert int(replay(trace, make_policy(spec, 20)).record.drafted.max()) <= 3
+
+
+def test_signals_are_handed_to_stateless_policies_as_recorded() -> None:
+    trace = synthetic_trace(2, prompts=3, length=30, gamma_max=3)
+
+    class Margin(FixedLength):
+        def lengths(self, signals: SignalArrays) -> np.ndarray:
+            np.testing.assert_array_equal(signals.margin, trace.margin)
+            return np.where(signals.margin[:, 0] > 0.4, 3, 1)
+
+    record = replay(trace, Margin(0)).record
+    sure = trace.margin[trace.offsets[record.prompt] + record.position, 0] > 0.4
+    assert sure.any()
+    assert record.drafted[~sure].max() == 1
+    assert record.drafted[sure].max() == 3

@@ -1,0 +1,69 @@
+"""Recorded runs for the report's tests: synthetic traces on disk, with the costs of three imaginary machines."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from draftgauge.traces.costs import CostCurve
+from draftgauge.traces.manifest import COSTS_NAME
+from draftgauge.traces.writer import TraceWriter
+from synthetic import synthetic_manifest, synthetic_records
+
+GAMMA_MAX = 6
+LENGTH = 40
+PIECES = ("<script>", "&amp;", "\n", "  ", '"quoted"', "def ", "é", "\n\n")
+
+
+def make_costs(compression: str, verify: float, growth: float, draft: float, gamma_max: int = GAMMA_MAX) -> CostCurve:
+    """Costs linear in the number of tokens: ``verify`` seconds for one, ``growth`` of it more for each further one."""
+    contexts = (32, 128, 512)
+    verifying = np.array([[verify * (1 + c / 4096) * (1 + growth * k) for k in range(gamma_max + 1)] for c in contexts])
+    drafting = np.array([[draft * n for n in range(gamma_max + 1)] for _ in contexts])
+    tables = [tuple(map(tuple, (part * share).tolist())) for part in (verifying, drafting) for share in (1.0, 0.97, 1.06)]
+    plain = tuple((verifying[:, 0] + 1e-4).tolist())
+    return CostCurve(contexts, *tables, overhead=2e-4, plain=plain, compression=compression, device="cpu", dtype="float32")
+
+
+def write_run(folder: Path, costs: CostCurve, seed: int, prompts: int = 9, length: int = LENGTH, tasks: tuple[str, ...] = ()) -> Path:
+    """A complete run folder; some tokens are pieces that HTML would take for its own. ``tasks`` replaces the tasks of the prompts."""
+    manifest = synthetic_manifest(prompts, costs.gamma_max, length)
+    manifest = replace(manifest, target=replace(manifest.target, compression=costs.compression))
+    with TraceWriter(folder, manifest) as writer:
+        for record in synthetic_records(seed, prompts, length, costs.gamma_max):
+            text = [PIECES[token] if token < len(PIECES) else f"t{token} " for token in record.token]
+            info = replace(record.info, task=tasks[record.info.index % len(tasks)]) if tasks else record.info
+            writer.add(replace(record, text=text, info=info))
+    costs.save(folder / COSTS_NAME)
+    return folder
+
+
+@pytest.fixture(scope="session")
+def runs(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
+    """Two compressions of two tasks: with "int8" verifying is dear beside drafting."""
+    root = tmp_path_factory.mktemp("runs")
+    costs = [make_costs("none", 5e-3, 0.05, 1.5e-3), make_costs("int8", 3e-2, 0.05, 1.5e-3)]
+    return [write_run(root / c.compression, c, seed=3, tasks=("code", "math")) for c in costs]
+
+
+@pytest.fixture(scope="session")
+def single_run(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """One run of one task, drafts of one token at most."""
+    costs = make_costs("bf16", 1e-3, 0.1, 2e-3, gamma_max=1)
+    return write_run(tmp_path_factory.mktemp("single"), costs, seed=5, prompts=1, tasks=("chat",))
+
+
+@pytest.fixture
+def live_row() -> Callable[..., dict[str, Any]]:
+    """A row as ``draftgauge bench`` gives it, with some of its keys replaced."""
+
+    def make(policy: str, **changes: Any) -> dict[str, Any]:
+        row = {"policy": policy, "compression": "none", "task": "all", "tokens_per_step": 2.5, "tokens_per_second": 300.0}
+        return row | {"tokens_per_second_low": 280.0, "tokens_per_second_high": 320.0, "ratio_to_plain": 1.5, "mismatches": 0} | changes
+
+    return make

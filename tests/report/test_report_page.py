@@ -1,0 +1,178 @@
+"""The HTML file: complete, self-contained, escaped."""
+
+from __future__ import annotations
+
+import re
+import xml.etree.ElementTree as ElementTree
+from collections import Counter
+from dataclasses import dataclass, field
+from html.parser import HTMLParser
+
+import pytest
+
+from draftgauge.core.errors import DraftgaugeError
+from draftgauge.policies import make_policy
+from draftgauge.replay import replay
+from draftgauge.report.collect import collect
+from draftgauge.report.page import build_report, render
+from draftgauge.report.style import COLOURS
+from draftgauge.traces.costs import CostCurve
+from draftgauge.traces.manifest import COSTS_NAME
+from draftgauge.traces.reader import read_texts, read_trace
+
+FETCHING = ("src", "href", "xlink:href", "srcset", "action", "data", "poster", "background")
+
+
+@dataclass
+class Page(HTMLParser):
+    """What a browser would see: tags, attributes, table cells, the text of timelines."""
+
+    html: str
+    tags: Counter = field(default_factory=Counter)
+    attributes: list[tuple[str, str]] = field(default_factory=list)
+    rows: list[list[str]] = field(default_factory=list)
+    timelines: list[str] = field(default_factory=list)
+    _open: str = ""
+
+    def __post_init__(self) -> None:
+        super().__init__()
+        self.feed(self.html)
+
+    def handle_starttag(self, tag, attrs) -> None:
+        self.tags[tag] += 1
+        self.attributes += [(name, value or "") for name, value in attrs]
+        if tag == "tr":
+            self.rows.append([])
+        elif tag in ("td", "th") and self.rows:
+            self.rows[-1].append("")
+            self._open = "cell"
+        elif tag == "pre":
+            self.timelines.append("")
+            self._open = "pre"
+
+    def handle_endtag(self, tag) -> None:
+        if tag in ("td", "th", "pre"):
+            self._open = ""
+
+    def handle_data(self, data) -> None:
+        if self._open == "cell":
+            self.rows[-1][-1] += data
+        elif self._open == "pre":
+            self.timelines[-1] += data
+
+    @property
+    def ids(self) -> list[str]:
+        return [value for name, value in self.attributes if name == "id"]
+
+
+@pytest.fixture(scope="module")
+def bench() -> list[dict]:
+    row = {
+        "compression": "none",
+        "tokens_per_step": None,
+        "tokens_per_second_low": 150.0,
+        "tokens_per_second_high": 171.0,
+        "ratio_to_plain": 1.5,
+        "mismatches": 0,
+    }
+    names = ("plain", "fixed:2", "hf-heuristic", "transformers-assisted", "<b>mine</b>")
+    return [row | {"policy": name, "task": task, "tokens_per_second": 160.0} for name in names for task in ("all", "code", "math")]
+
+
+@pytest.fixture(scope="module")
+def html(runs, bench, tmp_path_factory) -> str:
+    out = tmp_path_factory.mktemp("report") / "report.html"
+    assert build_report(runs, out, bench, title="Lengths & speeds <draft>") == out
+    return out.read_text(encoding="utf-8")
+
+
+@pytest.fixture(scope="module")
+def page(html) -> Page:
+    return Page(html)
+
+
+def test_every_section_is_there(page, html):
+    assert {"advice", "acceptance", "speed", "cost", "policies", "timelines", "made"} <= set(page.ids)
+    assert {value for name, value in page.attributes if name == "href" and not value.startswith("#acc")} >= {"#advice", "#speed", "#made"}
+    assert page.tags["svg"] > 2 * (1 + 3 + 1 + 1)  # acceptance, speed of all and two tasks, cost, balance: per compression
+    assert "With the uncompressed target, draft" in html
+    assert "With the int8 target, draft" in html
+    assert "Lengths &amp; speeds &lt;draft&gt;" in html
+    assert len(html) < 3_000_000
+
+
+def test_nothing_is_fetched(page, html):
+    assert not re.search(r"https?://", html)
+    assert "@import" not in html
+    assert not set(page.tags) & {"script", "link", "iframe", "img", "object", "embed"}
+    assert all(value.startswith("#") for name, value in page.attributes if name in FETCHING)
+    assert set(re.findall(r"url\((.)", html)) <= {"#"}
+
+
+def test_ids_are_unique_and_references_lead_somewhere(page, html):
+    assert not [name for name, count in Counter(page.ids).items() if count > 1]
+    references = re.findall(r'(?:href="#|url\(#)([^")]+)', html)
+    assert references
+    assert set(references) <= set(page.ids)
+
+
+def test_charts_follow_the_colours_of_the_page(html):
+    charts = re.findall(r"<svg viewBox.*?</svg>", html, flags=re.DOTALL)
+    used = set()
+    for chart in charts:
+        ElementTree.fromstring(chart.replace("xlink:href", "href"))  # well-formed
+        used |= set(re.findall(r"var\(--(\w+)\)", chart))
+    assert used <= {colour.name for colour in COLOURS}
+    named = {colour.light for colour in COLOURS} | {colour.dark for colour in COLOURS}
+    body = html[html.index("<body>") :]
+    assert not named & set(re.findall(r"#[0-9a-f]{6}", body))
+    assert "prefers-color-scheme: dark" in html
+
+
+@pytest.mark.parametrize("number", [0, 1])
+def test_the_tables_hold_the_figures_of_replay(page, runs, number):
+    trace, costs = read_trace(runs[number]), CostCurve.load(runs[number] / COSTS_NAME)
+    outcome = replay(trace, make_policy("cumulative-confidence", trace.gamma_max), costs)
+    cells = [row for row in page.rows if row[0] == "cumulative-confidence"]
+    assert len(cells) == 1 + 2 * 3  # the policies, then all tasks and each of two, for two compressions
+    pooled = cells[1 + 3 * number]
+    assert pooled[1] == f"{outcome.tokens_per_step:.3f}"
+    assert pooled[2] in (f"{outcome.tokens_per_second:.1f}", f"{outcome.tokens_per_second:.2f}")
+
+
+def test_live_figures_stand_beside_modelled_ones(page):
+    row = next(row for row in page.rows if row[0] == "fixed:2" and "150.0 – 171.0" in row)
+    assert row[3:] == ["160.0", "150.0 – 171.0", "1.50×", "0"]
+    baseline = next(row for row in page.rows if row[0] == "transformers-assisted")
+    assert baseline[1:3] == ["–", "–"]
+    assert any(row[0] == "<b>mine</b>" for row in page.rows)
+
+
+def test_timelines_are_the_output_text(page, runs):
+    outputs = [("".join(read_texts(run, info.index)), info) for run in runs for info in read_trace(run).prompts]
+    assert len(page.timelines) == 2 * 2 * 2  # two prompts of two tasks of two compressions
+    for text in page.timelines:
+        assert any(output == text for output, _ in outputs)
+    assert any("<script>" in text for text in page.timelines)
+    assert any("  " in text and "\n\n" in text for text in page.timelines)
+
+
+def test_the_same_data_give_the_same_page(single_run):
+    data = collect([single_run], command="x")
+    assert render(data) == render(data)
+
+
+def test_one_run_without_measurements(single_run):
+    html = render(collect([single_run]))
+    page = Page(html)
+    assert "live tokens/s" not in html
+    assert "task by task" not in html
+    assert page.rows
+    assert len(page.timelines) == 1
+    assert "With the bf16 target" in html
+    assert "Drafting one token further" not in html  # nothing to set it beside
+
+
+def test_a_place_that_cannot_be_written_is_named(single_run, tmp_path):
+    with pytest.raises(DraftgaugeError, match="nowhere"):
+        build_report([single_run], tmp_path / "nowhere" / "report.html")

@@ -1,0 +1,109 @@
+"""Tiny random models of many architectures, seeded, for tests: a millisecond to build, and every attention kind."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import torch
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers
+from transformers import CONFIG_MAPPING, AutoModelForCausalLM, PreTrainedModel, PreTrainedTokenizerFast
+
+END = "<|endoftext|>"
+CHAT_TEMPLATE = "{% for m in messages %}<{{ m['role'] }}>{{ m['content'] }}{% endfor %}{% if add_generation_prompt %}<assistant>{% endif %}"
+WINDOW = 8  # of the sliding models: shorter than the texts of the tests
+
+# heads and key heads
+ATTENTION = {"mha": (4, 4), "gqa": (4, 2), "mqa": (4, 1)}
+
+FAMILIES: dict[str, dict[str, Any]] = {
+    "qwen3": {"model_type": "qwen3"},
+    "qwen2": {"model_type": "qwen2"},
+    "llama": {"model_type": "llama"},
+    "llama3-rope": {
+        "model_type": "llama",
+        "rope_parameters": {
+            "rope_type": "llama3",
+            "rope_theta": 10000.0,
+            "factor": 8.0,
+            "low_freq_factor": 1.0,
+            "high_freq_factor": 4.0,
+            "original_max_position_embeddings": 32,
+        },
+    },
+    "llama-biases": {"model_type": "llama", "attention_bias": True, "mlp_bias": True},
+    "mistral": {"model_type": "mistral", "sliding_window": None},
+    "mistral-sliding": {"model_type": "mistral", "sliding_window": WINDOW},
+    "qwen3-sliding": {"model_type": "qwen3", "use_sliding_window": True, "sliding_window": WINDOW, "max_window_layers": 1},
+    "gemma": {"model_type": "gemma"},
+    "gemma2": {"model_type": "gemma2", "sliding_window": WINDOW, "query_pre_attn_scalar": 16},
+    "gemma3": {"model_type": "gemma3_text", "sliding_window": WINDOW, "query_pre_attn_scalar": 16, "sliding_window_pattern": 2},
+}
+LEAN = ("qwen3", "qwen2", "llama", "llama3-rope", "llama-biases", "mistral")
+
+
+def tiny_model(family: str = "qwen3", attention: str = "gqa", seed: int = 0, **overrides: Any) -> PreTrainedModel:
+    """A random model in float32, in evaluation mode.
+
+    Args:
+        family: a key of ``FAMILIES``, or a ``model_type`` of transformers.
+        attention: a key of ``ATTENTION``.
+        seed: of the weights, large enough that its logits are far from uniform.
+        overrides: of the configuration; by default hidden 64, 2 layers, vocabulary 96, context 128.
+    """
+    heads, key_heads = ATTENTION[attention]
+    settings: dict[str, Any] = {
+        "vocab_size": 96,
+        "hidden_size": 64,
+        "intermediate_size": 128,
+        "num_hidden_layers": 2,
+        "num_attention_heads": heads,
+        "num_key_value_heads": key_heads,
+        "head_dim": 16,
+        "max_position_embeddings": 128,
+        "initializer_range": 0.25,
+        "bos_token_id": 0,
+        "eos_token_id": 0,
+        "pad_token_id": 0,
+        "tie_word_embeddings": False,
+    }
+    settings |= FAMILIES.get(family, {"model_type": family}) | overrides
+    config = CONFIG_MAPPING[settings.pop("model_type")](**settings)
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        model = AutoModelForCausalLM.from_config(config)
+        for name, parameter in model.named_parameters():  # transformers starts norms and biases at one and zero: too kind a test
+            if parameter.ndim == 1:
+                parameter.data += 0.1 * torch.randn(parameter.shape)
+            assert not name.endswith("lm_head.bias")
+    return model.eval()
+
+
+def tiny_tokenizer(size: int = 96, chat: bool = False, swap: tuple[int, int] | None = None) -> PreTrainedTokenizerFast:
+    """A tokenizer of single characters: id 0 ends the text, the printable characters follow.
+
+    Args:
+        size: of the vocabulary, at most 96.
+        chat: with a chat template.
+        swap: two ids that trade tokens, for vocabularies of the same size that differ.
+    """
+    tokens = [END, *(chr(32 + index) for index in range(size - 1))]
+    if swap is not None:
+        tokens[swap[0]], tokens[swap[1]] = tokens[swap[1]], tokens[swap[0]]
+    tokenizer = Tokenizer(models.BPE(vocab={token: index for index, token in enumerate(tokens)}, merges=[], unk_token=END))
+    tokenizer.pre_tokenizer = pre_tokenizers.Split("", "isolated")
+    tokenizer.decoder = decoders.Fuse()
+    return PreTrainedTokenizerFast(tokenizer_object=tokenizer, eos_token=END, pad_token=END, chat_template=CHAT_TEMPLATE if chat else None)
+
+
+def save_tiny(folder: Path, family: str = "qwen3", attention: str = "gqa", seed: int = 0, chat: bool = False, **overrides: Any) -> Path:
+    """Save a tiny model and its tokenizer as ``save_pretrained`` does; returns the folder."""
+    model = tiny_model(family, attention, seed, **overrides)
+    model.save_pretrained(folder)
+    tiny_tokenizer(min(96, model.config.vocab_size), chat).save_pretrained(folder)
+    return folder
+
+
+def tokens(length: int, seed: int = 0, vocabulary: int = 96) -> torch.Tensor:
+    """Random token ids ``[length]``, the end token left out."""
+    return torch.randint(1, vocabulary, (length,), generator=torch.Generator().manual_seed(seed))

@@ -1,0 +1,100 @@
+"""The training loop: it learns, and an interrupted run ends exactly where an uninterrupted one does."""
+
+from __future__ import annotations
+
+from itertools import pairwise
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from draftgauge.training.loop import Batches, LossFunction, Phase, Plan, train
+
+VOCABULARY = 16
+
+
+class Bigrams(nn.Module):
+    """A model small enough to train in a test, with a matrix for each optimiser."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.embed = nn.Embedding(VOCABULARY, 8)
+        self.middle = nn.Linear(8, 8, bias=False)
+        self.lm_head = nn.Linear(8, VOCABULARY)
+
+
+def loss_of(model: Bigrams) -> LossFunction:
+    def loss(batch: Tensor) -> Tensor:
+        logits = model.lm_head(model.middle(model.embed(batch[:, :-1])))
+        return F.cross_entropy(logits.flatten(0, 1), batch[:, 1:].flatten())
+
+    return loss
+
+
+@pytest.fixture
+def phases() -> list[Phase]:
+    """Texts in which every token is followed by the next one, in windows of 8 and then of 16 tokens."""
+    starts = np.random.default_rng(0).integers(0, VOCABULARY, 64)
+    return [Phase(((starts[:, None] + np.arange(n)) % VOCABULARY).astype(np.uint16), share) for n, share in ((8, 0.5), (16, 0.5))]
+
+
+PLAN = Plan(tokens=40 * 64, step_tokens=64, micro_tokens=32, learning_rate=0.05, embedding_rate=0.05, warmup_steps=2, checkpoint_every=10)
+
+
+def test_it_learns(phases: list[Phase], tmp_path: Path) -> None:
+    model = Bigrams()
+    first = loss_of(model)(torch.from_numpy(phases[0].windows.astype(np.int64))).item()
+    reports: list[dict[str, float]] = []
+    state = train(model, loss_of(model), phases, PLAN, tmp_path, reports.append)
+    assert state["tokens"] == PLAN.tokens
+    assert [r["step"] for r in reports] == [10, 20, 30, 40]
+    assert state["loss"] < 0.8 * first
+
+
+class KilledError(Exception):
+    """Stands for a kill at any moment."""
+
+
+@pytest.mark.parametrize("killed_at", [5, 25, 33])
+def test_a_killed_run_resumes_exactly(phases: list[Phase], tmp_path: Path, killed_at: int) -> None:
+    straight = Bigrams()
+    train(straight, loss_of(straight), phases, PLAN, tmp_path / "straight")
+
+    broken, calls = Bigrams(), 0
+    inner = loss_of(broken)
+
+    def failing(batch: Tensor) -> Tensor:
+        nonlocal calls
+        calls += 1
+        if calls > 2 * killed_at:
+            raise KilledError
+        return inner(batch)
+
+    with pytest.raises(KilledError):
+        train(broken, failing, phases, PLAN, tmp_path / "broken")
+    resumed = Bigrams()
+    state = train(resumed, loss_of(resumed), phases, PLAN, tmp_path / "broken")
+    assert state["step"] == PLAN.steps
+    for (name, one), other in zip(straight.named_parameters(), resumed.parameters(), strict=True):
+        assert torch.equal(one, other), name
+
+
+def test_every_step_sees_the_same_number_of_tokens(phases: list[Phase]) -> None:
+    batches = Batches(phases, PLAN)
+    shapes = [[part.shape for part in batches.step(step)] for step in range(PLAN.steps)]
+    assert shapes[0] == [(4, 8), (4, 8)]
+    assert shapes[-1] == [(2, 16), (2, 16)]
+    assert all(sum(rows * length for rows, length in step) == PLAN.step_tokens for step in shapes)
+
+
+def test_the_rate_warms_up_and_decays() -> None:
+    plan = Plan(tokens=100 * 8192, warmup_steps=10)
+    rates = [plan.rate(step) for step in range(plan.steps)]
+    assert rates[0] == pytest.approx(0.1)
+    assert max(rates) == 1.0
+    assert rates[-1] < 0.05
+    assert all(a >= b for a, b in pairwise(rates[60:]))
