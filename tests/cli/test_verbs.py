@@ -132,7 +132,8 @@ def test_bad_prompt_files_are_refused_before_any_work(pair: dict[str, Path], tmp
     [
         (("--compression", "int3"), "unknown compression 'int3'"),
         (("--gamma-max", 0), "gamma_max"),
-        (("--max-new-tokens", 4000), "context longer than the model takes"),
+        (("--max-new-tokens", 4000), "the models take 128 tokens"),
+        (("--max-new-tokens", 120), "lower max_new_tokens, or choose long_prompts"),
         (("--tasks", "poetry"), "no task 'poetry'"),
         (("--drafter", "oracle"), "unknown drafter 'oracle'"),
         (("--engine", "warp"), "unknown engine 'warp'"),

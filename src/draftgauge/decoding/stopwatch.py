@@ -18,6 +18,8 @@ from draftgauge.policies.base import Signal, Step
 
 Mark = float | torch.cuda.Event
 
+IDLE_STEPS = 2  # that draft nothing, counted in every round of lengths
+
 
 class Stopwatch:
     """Marks moments: on a GPU by events in its stream, which wait for nothing; elsewhere by the clock."""
@@ -45,8 +47,14 @@ def seconds_between(start: Mark, end: Mark) -> float:
 
 
 class Sample(NamedTuple):
-    """Seconds of one step: drafting ``gamma`` tokens, verifying them (the target's pass over ``gamma + 1``, reading its choices off
-    the logits, rolling back), and the step as a whole."""
+    """Seconds of one step.
+
+    Attributes:
+        gamma: tokens drafted.
+        draft: proposing them.
+        verify: the target's pass over ``gamma + 1`` tokens, reading its choices off the logits, rolling back.
+        step: all of it, the loop included.
+    """
 
     gamma: int
     draft: float
@@ -57,8 +65,9 @@ class Sample(NamedTuple):
 class StepTimer:
     """Collects the marks of every step while the loop runs, and makes samples of them afterwards.
 
-    It is the loop's policy: it asks for the draft lengths ``1 .. gamma_max`` and 0 in random order, over and over, so that whatever
-    disturbs the machine falls on all of them alike, and every length meets the states that the others leave behind.
+    It is the loop's policy: it asks for the draft lengths in random order, over and over, so that whatever disturbs the machine
+    falls on all of them alike, and every length meets the states that the others leave behind. Only steps that draft nothing come
+    in runs, as where one does not speculate, and the first of a run is not counted: it would find the draft in the caches.
     """
 
     def __init__(self, stopwatch: Stopwatch, gamma_max: int, rng: np.random.Generator, needs_signals: bool) -> None:
@@ -81,6 +90,7 @@ class StepTimer:
         self._ended: dict[str, Mark] = {}
         self._steps: list[_Marks] = []
         self._last: Mark | None = None
+        self._drafted_before = True
 
     def reset(self) -> None:
         """A new output begins; its first step, just after the prefill, is not counted."""
@@ -89,7 +99,8 @@ class StepTimer:
     def limit(self) -> int:
         """The next length."""
         if not self._lengths:
-            self._lengths = self._rng.permutation(self._gamma_max + 1).tolist()
+            shuffled = self._rng.permutation(self._gamma_max + 1).tolist()
+            self._lengths = [length for length in shuffled for _ in range(1 if length else 1 + IDLE_STEPS)]
         self._asked = self._lengths.pop()
         return self._asked
 
@@ -109,9 +120,11 @@ class StepTimer:
         """The step ends."""
         now = self._stopwatch.mark()
         # Near the end of the output the loop drafts fewer tokens than asked for; so it does where a draft ends early.
-        if self._last is not None and step.drafted == self._asked:
+        counts = step.drafted == self._asked and (step.drafted > 0 or not self._drafted_before)
+        if self._last is not None and counts:
             self._steps.append(_Marks(step.drafted, self._begun, self._ended, self._last, now))
         self._begun, self._ended, self._last = {}, {}, now
+        self._drafted_before = step.drafted > 0
 
     def settle(self) -> None:
         """Make samples of the steps so far, once the device has done its work."""

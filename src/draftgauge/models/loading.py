@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import torch
 from safetensors import SafetensorError
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
+from transformers.utils import logging
 
 from draftgauge.core.errors import DraftgaugeError, ModelError
 from draftgauge.models.base import CachedModel
@@ -22,6 +25,7 @@ from draftgauge.models.vocabulary import check_same_vocabulary, end_tokens
 __all__ = ["ENGINES", "check_same_vocabulary", "end_tokens", "fingerprint", "load_model", "load_tokenizer", "wrap"]
 
 ENGINES = ("auto", "lean", "modules")
+SMALL_BYTES = 1 << 28
 
 
 def load_model(
@@ -55,17 +59,18 @@ def load_model(
     config = _from_pretrained(AutoConfig, path, trust_remote_code=trust_remote_code)
     if compression == "nf4" and place.type == "cpu":
         check_nf4_widths(config, trust_remote_code)
-    model, report = _from_pretrained(
-        AutoModelForCausalLM,
-        path,
-        config=config,
-        dtype=activation_dtype(compression, place),
-        quantization_config=quantisation,
-        device_map={"": place} if quantisation is not None else None,  # quantised weights are made where they stay
-        trust_remote_code=trust_remote_code,
-        use_safetensors=True,
-        output_loading_info=True,
-    )
+    with _bars_only_for_large(path):
+        model, report = _from_pretrained(
+            AutoModelForCausalLM,
+            path,
+            config=config,
+            dtype=activation_dtype(compression, place),
+            quantization_config=quantisation,
+            device_map={"": place} if quantisation is not None else None,  # quantised weights are made where they stay
+            trust_remote_code=trust_remote_code,
+            use_safetensors=True,
+            output_loading_info=True,
+        )
     if report["missing_keys"]:
         names = ", ".join(sorted(report["missing_keys"])[:3])
         raise ModelError(f"{source} holds no weights for {names}: it is not the checkpoint of a {type(model).__name__}")
@@ -91,6 +96,20 @@ def load_tokenizer(source: str | Path, trust_remote_code: bool = False, part: st
     """
     tokenizer: PreTrainedTokenizerBase = _from_pretrained(AutoTokenizer, resolve_source(source, part), trust_remote_code=trust_remote_code)
     return tokenizer
+
+
+@contextmanager
+def _bars_only_for_large(source: str | Path) -> Iterator[None]:
+    """Keep transformers' progress bars off while a small model on disk is loaded, which takes no time to watch."""
+    small = Path(source).is_dir() and sum(file.stat().st_size for file in Path(source).glob("*.safetensors")) < SMALL_BYTES
+    if not small or not logging.is_progress_bar_enabled():
+        yield
+        return
+    logging.disable_progress_bar()
+    try:
+        yield
+    finally:
+        logging.enable_progress_bar()
 
 
 def _check_engine(engine: str) -> None:

@@ -71,7 +71,7 @@ def choose_prompts(texts: Texts, tokenizer: PreTrainedTokenizerFast, seed: int =
             pool = list(texts.reserved[task, split])
             Random(f"{seed}{task}{split}").shuffle(pool)
             rank: dict[str, int] = {}
-            order = []
+            order: list[tuple[int, int, tasks.Example]] = []
             for example in pool:
                 module = example.source.rsplit(".", 1)[0]
                 rank[module] = rank.get(module, 0) + 1

@@ -139,7 +139,8 @@ def summarization_examples(module: Module, rng: Random) -> Iterator[Example]:
     opening = (f'"""{shorten(doc, 400)}"""\n\n' if doc else "") + "".join("".join(lines[n.lineno - 1 : n.end_lineno]) for n in imports[:10])
     start, part = 0, 0
     while start < len(definitions) and part < 12:
-        budget, shown, text = MODULE_CHARACTERS - len(opening), [], opening
+        budget, text = MODULE_CHARACTERS - len(opening), opening
+        shown: list[str] = []
         for node in definitions[start:]:
             chunk = lines[node.lineno - 1 : node.end_lineno]
             while chunk and sum(map(len, chunk)) > budget:
