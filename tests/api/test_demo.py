@@ -1,0 +1,108 @@
+"""The whole path on a tiny pair: folders, rows and report of the demo; benches that notice changed inputs."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from draftgauge.api.bench import bench_run, transformers_arms
+from draftgauge.api.demo import demo
+from draftgauge.api.pair import load_pair
+from draftgauge.api.profile import profile
+from draftgauge.api.replay import replay_rows
+from draftgauge.core.errors import DraftgaugeError, TraceError
+from draftgauge.policies.base import Signal, Step
+from tiny import save_tiny
+
+TASKS = ("code", "math")
+
+
+@pytest.fixture
+def inputs(tmp_path: Path) -> dict[str, Path]:
+    lines = [json.dumps({"prompt": f"{task} number {n}", "task": task}) for task in TASKS for n in range(2)]
+    (tmp_path / "prompts.jsonl").write_text("\n".join(lines))
+    target = save_tiny(tmp_path / "target", "qwen3", num_hidden_layers=2)
+    return {"target": target, "draft": save_tiny(tmp_path / "draft", "qwen3", num_hidden_layers=1), "prompts": tmp_path / "prompts.jsonl"}
+
+
+def recorded(inputs: dict[str, Path], out: Path) -> Path:
+    profile(**inputs, out=out, gamma_max=4, max_new_tokens=10, repeats=2, device="cpu")
+    return out
+
+
+def test_demo_gives_modelled_and_live_figures(inputs: dict[str, Path], tmp_path: Path) -> None:
+    report, rows = demo(
+        tmp_path / "demo",
+        compressions=("none", "bf16"),
+        target=str(inputs["target"]),
+        draft=str(inputs["draft"]),
+        prompts=inputs["prompts"],
+        per_task=1,
+        max_new_tokens=10,
+        gamma_max=4,
+        rounds=1,
+    )
+    assert report.read_text().lower().startswith("<!doctype html>")
+    keys = {"compression", "task", "policy", "tokens_per_step", "modelled_tokens_per_second", "live_tokens_per_second", "mismatches"}
+    summaries = [row for row in rows if "best_fixed_gamma" in row]
+    assert [row["compression"] for row in summaries] == ["none", "bf16"]
+    assert all(row["hindsight_gain"] >= 0 for row in summaries)
+    policies = [row for row in rows if "policy" in row]
+    assert {row["task"] for row in policies} == {*TASKS, "all"}
+    for row in policies:
+        assert keys <= set(row)
+        if row["compression"] == "none":
+            assert row["mismatches"] == 0
+            assert row["tokens_per_step"] == pytest.approx(row["live_tokens_per_step"])
+
+
+def test_bench_refuses_what_was_not_recorded(inputs: dict[str, Path], tmp_path: Path) -> None:
+    run = recorded(inputs, tmp_path / "run")
+    with pytest.raises(DraftgaugeError, match="rounds"):
+        bench_run(run, ["none"], rounds=0, device="cpu")
+    inputs["prompts"].write_text(json.dumps({"prompt": "another", "task": "code"}))
+    with pytest.raises(TraceError, match="has changed since"):
+        bench_run(run, ["none"], device="cpu")
+    save_tiny(inputs["draft"], "qwen3", num_hidden_layers=1, seed=5)
+    with pytest.raises(TraceError, match="not the model that this trace was recorded with"):
+        bench_run(run, ["none"], device="cpu")
+
+
+def test_transformers_baselines_decode_the_same_tokens(inputs: dict[str, Path]) -> None:
+    pair = load_pair(inputs["target"], inputs["draft"], device="cpu")
+    arms = transformers_arms(pair, 12)
+    outputs = [arm.decode([5, 6, 7]) for arm in arms]
+    assert [arm.name for arm in arms] == ["transformers-generate", "transformers-assisted", "transformers-assisted-constant:5"]
+    assert outputs[0].tokens == outputs[1].tokens == outputs[2].tokens
+    assert all(0 < run.timed < len(run.tokens) for run in outputs)
+    assert pair.draft is not None
+    assert pair.draft.module.generation_config.num_assistant_tokens in (None, 20)
+
+
+class Alternating:
+    """A policy of a user's own: two tokens, then none, and so on."""
+
+    def __init__(self) -> None:
+        self.next = 2
+
+    def reset(self) -> None:
+        self.next = 2
+
+    def limit(self) -> int:
+        return self.next
+
+    def keep_drafting(self, signal: Signal) -> bool:
+        return True
+
+    def observe(self, step: Step) -> None:
+        self.next = 2 - self.next
+
+
+def test_policies_of_ones_own_are_replayed(inputs: dict[str, Path], tmp_path: Path) -> None:
+    run = recorded(inputs, tmp_path / "run")
+    rows = replay_rows(run, objects={"alternating": Alternating()})
+    assert {row["policy"] for row in rows} == {"alternating", "hindsight"}
+    with pytest.raises(DraftgaugeError, match="two policies are named"):
+        replay_rows(run, ["none"], objects={"none": Alternating()})

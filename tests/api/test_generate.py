@@ -1,0 +1,64 @@
+"""Generating through the Python API: settings reach the loop, streams equal results, sampling is seeded."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from draftgauge.api.generate import generate
+from draftgauge.api.pair import Pair, load_pair
+from draftgauge.core.errors import DraftgaugeError, ModelError, PromptError
+from tiny import save_tiny
+
+
+@pytest.fixture(scope="module")
+def pair(tmp_path_factory: pytest.TempPathFactory) -> Pair:
+    folder = tmp_path_factory.mktemp("pair")
+    return load_pair(save_tiny(folder / "t", "qwen3", chat=True), save_tiny(folder / "d", "qwen3", seed=1), device="cpu")
+
+
+def test_greedy_output_does_not_depend_on_the_policy(pair: Pair) -> None:
+    plain, _ = generate(pair, "hello", None, max_new_tokens=20)
+    for policy in ("none", "fixed:3", "hf-heuristic", "cumulative-confidence"):
+        text, how = generate(pair, "hello", policy, max_new_tokens=20)
+        assert text == plain
+        assert len(how.origins) == len(how.tokens)
+
+
+def test_the_stream_is_the_result(pair: Pair) -> None:
+    pieces: list[tuple[str, str]] = []
+    text, how = generate(pair, "hello", "fixed:2", max_new_tokens=20, on_text=lambda piece, origin: pieces.append((piece, origin)))
+    assert "".join(piece for piece, _ in pieces) == text
+    assert {origin for _, origin in pieces} <= set(how.origins)
+
+
+def test_sampling_is_decided_by_the_seed(pair: Pair) -> None:
+    options = {"max_new_tokens": 24, "temperature": 1.0, "top_p": 0.95}
+    one, same, other = (generate(pair, "hello", "fixed:2", seed=seed, **options)[0] for seed in (1, 1, 2))
+    assert one == same
+    assert one != other
+
+
+def test_stop_strings_end_the_output(pair: Pair) -> None:
+    text, _ = generate(pair, "hello", None, max_new_tokens=30)
+    stopped, how = generate(pair, "hello", "fixed:4", max_new_tokens=30, stop=(text[4:6],))
+    assert how.finish == "stop"
+    assert stopped.endswith(text[4:6])
+    assert text.startswith(stopped)
+
+
+def test_the_chat_template_is_used_where_there_is_one(pair: Pair) -> None:
+    assert generate(pair, "hello", None, max_new_tokens=8)[0] == generate(pair, "hello", None, chat=True, max_new_tokens=8)[0]
+    assert generate(pair, "hello", None, chat=False, max_new_tokens=8)[0] != generate(pair, "hello", None, max_new_tokens=8)[0]
+
+
+def test_bad_requests(pair: Pair, tmp_path: Path) -> None:
+    with pytest.raises(PromptError, match="empty"):
+        generate(pair, "  ")
+    with pytest.raises(DraftgaugeError, match="context longer than the model takes"):
+        generate(pair, "hello", max_new_tokens=4000)
+    with pytest.raises(DraftgaugeError, match="unknown drafter"):
+        load_pair("reference", "reference", drafter="oracle")
+    with pytest.raises(ModelError, match="no model folder"):
+        load_pair(tmp_path / "nothing", "reference")
