@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from jinja2 import Environment, PackageLoader, StrictUndefined
+from jinja2 import Environment, PackageLoader
 
 TRAINING_NAME = "training.json"
 
@@ -16,12 +16,16 @@ def write_card(folder: Path, rows: Sequence[Mapping[str, Any]]) -> Path:
     """Write ``README.md`` of a pair from its measured rows (see ``draftgauge reference evaluate``) and its training record."""
     training = json.loads((folder / TRAINING_NAME).read_text(encoding="utf-8"))
     sizes = {path.parent.name: path.stat().st_size / 1e6 for path in sorted(folder.glob("*/model.safetensors"))}
-    environment = Environment(
-        loader=PackageLoader("draftgauge.training.reference"), undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True
-    )
+    environment = Environment(loader=PackageLoader("draftgauge.training.reference"), trim_blocks=True, lstrip_blocks=True)
+    environment.globals["shown"] = _shown
     text = environment.get_template("card.md.j2").render(
         training=training, rows=rows, sizes=sizes, models=list(dict.fromkeys(r["model"] for r in rows))
     )
     path = folder / "README.md"
     path.write_text(text, encoding="utf-8")
     return path
+
+
+def _shown(value: Any, digits: int) -> str:
+    """A figure, or nothing where a row has none."""
+    return f"{value:.{digits}f}" if isinstance(value, float) else ""

@@ -8,8 +8,11 @@ from __future__ import annotations
 
 import json
 import shutil
+import tempfile
 from collections.abc import Callable
+from concurrent.futures import ProcessPoolExecutor
 from dataclasses import asdict, dataclass, replace
+from multiprocessing import get_context
 from pathlib import Path
 from random import Random
 
@@ -40,10 +43,10 @@ class Recipe:
         short, long: window lengths of the two phases of the target's training.
     """
 
-    target_tokens: int = 30_000_000
+    target_tokens: int = 16_384_000
     draft_tokens: int = 6_000_000
     vocabulary: int = 4096
-    questions: int = 1920
+    questions: int = 1440
     seed: int = 0
     short: int = 512
     long: int = 1024
@@ -97,13 +100,8 @@ def train_drafts(
     target = target.eval().requires_grad_(False)
     cache = work / "answers.json"
     if not cache.exists():
-        rng = Random(recipe.seed)
-        questions = [
-            rng.choice(texts.training[task]).split(f"{tokenizer.ASSISTANT}\n")[0] for task in data.TASK_CYCLE * (recipe.questions // 4)
-        ]
-        questions = [q.removeprefix(f"{tokenizer.USER}\n").rstrip("\n") for q in questions]
-        found = regenerate.answers(target, tokens, questions, report=lambda d, n: report("answers", {"step": d, "steps": n}))
-        cache.write_text(json.dumps(found))
+        questions = training_questions(texts, recipe)
+        cache.write_text(json.dumps(_answered_apart(target, tokens, questions, work, report)))
     mixed = data.Texts({packing.PLAIN: texts.training[packing.PLAIN], "answers": json.loads(cache.read_text())}, {})
     count = max(8, int(recipe.draft_tokens * 0.6 / recipe.short))
     first = data.windows(texts, tokens, count, recipe.short, recipe.seed + 3)
@@ -115,6 +113,29 @@ def train_drafts(
     plan = Plan(recipe.draft_tokens, learning_rate=1e-2, embedding_rate=6e-3, seed=recipe.seed)
     train(drafts, loss, [Phase(first, 0.6), Phase(second, 0.4)], plan, work / "drafts", lambda row: report("drafts", row))
     return {name: model for name, model in drafts.items() if isinstance(model, Qwen3ForCausalLM)}
+
+
+def training_questions(texts: data.Texts, recipe: Recipe) -> list[str]:
+    """Questions of the training text, tasks in turn."""
+    rng = Random(recipe.seed)
+    rendered = [rng.choice(texts.training[task]) for task in data.TASK_CYCLE * (recipe.questions // len(data.TASK_CYCLE))]
+    return [text.split(f"{tokenizer.ASSISTANT}\n")[0].removeprefix(f"{tokenizer.USER}\n").rstrip("\n") for text in rendered]
+
+
+def _answered_apart(
+    target: Qwen3ForCausalLM, tokens: PreTrainedTokenizerFast, questions: list[str], work: Path, report: Report
+) -> list[str]:
+    """The target's answers, found by a process of its own.
+
+    Generating and compiling in one process does not go well: compiled after ``generate``, the target once taught its drafts a
+    flat distribution.
+    """
+    with tempfile.TemporaryDirectory(dir=work) as scratch:
+        target.save_pretrained(scratch)
+        tokens.save_pretrained(scratch)
+        report("answers", {})
+        with ProcessPoolExecutor(1, get_context("spawn")) as pool:
+            return pool.submit(regenerate.answers_of, Path(scratch), questions, str(target.device)).result()
 
 
 def save_model(model: Qwen3ForCausalLM, tokens: PreTrainedTokenizerFast, folder: Path) -> None:

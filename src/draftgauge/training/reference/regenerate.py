@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
+from pathlib import Path
 
 import torch
 from transformers import PreTrainedTokenizerFast, Qwen3ForCausalLM
@@ -17,7 +18,6 @@ def answers(
     questions: Sequence[str],
     new_tokens: int = 160,
     batch: int = 48,
-    report: Callable[[int, int], None] = lambda done, total: None,
 ) -> list[str]:
     """Questions with the target's greedy answers, rendered by the chat template and closed by the end-of-text token.
 
@@ -27,7 +27,6 @@ def answers(
         questions: user messages.
         new_tokens: longest answer.
         batch: questions answered together; similar lengths are grouped, which saves padding.
-        report: told how many questions of how many are answered.
     """
     rendered = [
         tokenizer.apply_chat_template([{"role": "user", "content": q}], tokenize=False, add_generation_prompt=True) for q in questions
@@ -48,5 +47,10 @@ def answers(
             ended = tokenizer.eos_token_id in row
             row = row[: row.index(tokenizer.eos_token_id)] if ended else row
             found.append(prompt + tokenizer.decode(row, skip_special_tokens=False) + END)
-        report(min(start + batch, len(rendered)), len(rendered))
     return found
+
+
+def answers_of(folder: Path, questions: Sequence[str], device: str) -> list[str]:
+    """:func:`answers` of a saved target; for a process of its own."""
+    target = Qwen3ForCausalLM.from_pretrained(folder, dtype=torch.float32).to(device).eval()
+    return answers(target, PreTrainedTokenizerFast.from_pretrained(folder), questions)
