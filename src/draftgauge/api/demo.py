@@ -25,10 +25,10 @@ def demo(
     target: str = "reference",
     draft: str = "reference",
     prompts: Path | str | None = None,
-    per_task: int = 3,
-    max_new_tokens: int = 96,
+    per_task: int = 4,
+    max_new_tokens: int = 128,
     gamma_max: int = 16,
-    rounds: int = 2,
+    rounds: int = 1,
     progress: Progress = lambda what, done, total: None,
 ) -> tuple[Path, list[dict[str, Any]]]:
     """Record, replay and bench a pair and write the report.

@@ -67,6 +67,11 @@ class Pair:
         return {"target": target, "draft": None if draft is None else fingerprint(resolve_source(draft, "draft"))}
 
 
+def draft_compression(compression: str) -> str:
+    """How the draft is held beside a target of this compression: in the same half precision, never quantised."""
+    return compression if compression in ("fp16", "bf16") else "none"
+
+
 def load_pair(
     target: str | Path = "reference",
     draft: str | Path | None = "reference",
@@ -99,7 +104,7 @@ def load_pair(
     draft_model = None
     if draft_source is not None:
         check_same_vocabulary(tokenizer, load_tokenizer(draft_source, trust_remote_code, part="draft"))
-        draft_model = load_model(draft_source, compression if compression in ("fp16", "bf16") else "none", part="draft", **common)
+        draft_model = load_model(draft_source, draft_compression(compression), part="draft", **common)
     elif drafter == "language_model":
         raise DraftgaugeError("drafter language_model needs a draft model: name one, or choose prompt_lookup")
     target_model = load_model(target, compression, part="target", **common)

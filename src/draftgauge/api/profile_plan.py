@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from transformers import AutoConfig
 
-from draftgauge.api.pair import DRAFTERS, Pair
+from draftgauge.api.pair import DRAFTERS, Pair, draft_compression
 from draftgauge.api.runs import first_per_task, prompt_file, prompt_name
 from draftgauge.core.errors import DraftgaugeError, PromptError, TraceError
 from draftgauge.core.files import file_sha256
@@ -167,8 +167,3 @@ def _for_compression(manifest: Manifest, compression: str, device: torch.device)
 
     drafts: Any = manifest.draft and compressed(manifest.draft, draft_compression(compression))
     return replace(manifest, target=compressed(manifest.target, compression), draft=drafts)
-
-
-def draft_compression(compression: str) -> str:
-    """How the draft is held beside a target: in the target's half precision, and never quantised."""
-    return compression if compression in ("fp16", "bf16") else "none"

@@ -45,7 +45,7 @@ def bench(
                 progress=advance,
             )
         columns = {
-            "compression": "compression",
+            "compression": "target",
             "policy": "policy",
             "tokens_per_step": "tokens/step",
             "tokens_per_second": "tokens/s",

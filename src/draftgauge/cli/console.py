@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import typer
+from rich import box
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 from rich.table import Table
@@ -15,7 +16,8 @@ from rich.table import Table
 from draftgauge.core.errors import DraftgaugeError
 from draftgauge.core.provenance import command_line, write_measurement
 
-console = Console()
+# Into a file or a pipe tables may be wide; 80 columns would cut their headings.
+console = Console() if Console().is_terminal else Console(width=132)
 errors = Console(stderr=True)
 EXIT_USAGE = 2
 EXIT_INTERRUPTED = 130
@@ -73,7 +75,7 @@ def save_json(path: Path | None, rows: Iterable[Mapping[str, Any]]) -> None:
 
 def show_table(title: str, rows: Iterable[Mapping[str, Any]], columns: Mapping[str, str]) -> None:
     """Print rows; ``columns`` maps keys to headings, and missing or empty values are left blank."""
-    table = Table(title=title, title_justify="left", header_style="bold")
+    table = Table(title=title, title_justify="left", header_style="bold", box=box.SIMPLE_HEAD, pad_edge=False)
     found = list(rows)
     for key, heading in columns.items():
         numeric = all(isinstance(row.get(key), int | float | None) for row in found)

@@ -15,9 +15,9 @@ from draftgauge.cli.console import console, friendly_errors, progress, save_json
 def demo(
     out: Annotated[Path, typer.Option(help="Folder for the runs and the report.")] = Path("demo"),
     compression: o.Compression = "none,int8,nf4",
-    per_task: Annotated[int, typer.Option(help="Prompts of each task.")] = 3,
-    max_new_tokens: o.MaxNewTokens = 96,
-    rounds: Annotated[int, typer.Option(help="Rounds of the live bench.")] = 2,
+    per_task: Annotated[int, typer.Option(help="Prompts of each task.")] = 4,
+    max_new_tokens: o.MaxNewTokens = 128,
+    rounds: Annotated[int, typer.Option(help="Rounds of the live bench.")] = 1,
     json: o.Json = None,
 ) -> None:
     """Profile, replay, bench and report the bundled pair at several compressions."""
@@ -35,7 +35,7 @@ def demo(
                 progress=advance,
             )
         columns = {
-            "compression": "compression",
+            "compression": "target",
             "policy": "policy",
             "tokens_per_step": "tokens/step",
             "modelled_tokens_per_second": "modelled tokens/s",
@@ -45,7 +45,7 @@ def demo(
         }
         show_table("All tasks together", (row for row in rows if row.get("task") == "all"), columns)
         summary = {
-            "compression": "compression",
+            "compression": "target",
             "best_fixed_gamma": "best gamma",
             "cost_ratio": "draft / verify cost",
             "hindsight_gain": "hindsight over best",

@@ -61,7 +61,7 @@ def profile(
             )
         rows = profile_rows(folders)
         columns = {
-            "compression": "compression",
+            "compression": "target",
             "task": "task",
             "prompts": "prompts",
             "tokens": "tokens",

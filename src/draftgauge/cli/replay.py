@@ -24,7 +24,7 @@ def replay(
     with friendly_errors():
         rows = replay_rows(folder, policy, tasks=o.listed(tasks) or None, split=split)
         columns = {
-            "compression": "compression",
+            "compression": "target",
             "policy": "policy",
             "tokens_per_step": "tokens/step",
             "tokens_per_second": "modelled tokens/s",

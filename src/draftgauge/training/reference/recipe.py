@@ -41,16 +41,19 @@ class Recipe:
         questions: training questions that the target answers for its drafts.
         seed: of everything random.
         short, long: window lengths of the two phases of the target's training.
+        long_share: of the target's tokens in long windows.
+        draft_text_share: of the drafts' tokens that are training text; in the others the target's answers prevail.
     """
 
     target_tokens: int = 16_384_000
-    draft_tokens: int = 6_000_000
+    draft_tokens: int = 11_500_000
     vocabulary: int = 4096
-    questions: int = 1440
+    questions: int = 3840
     seed: int = 0
     short: int = 512
     long: int = 1024
     long_share: float = 0.26
+    draft_text_share: float = 0.3
 
     def scaled(self, factor: float) -> Recipe:
         """The same recipe with ``factor`` times the tokens and questions."""
@@ -81,7 +84,7 @@ def train_target(
     model = pretrain.build(pretrain.TARGET, len(tokens), tokens.eos_token_id, recipe.seed).to(device)
     phases = []
     for number, (length, share) in enumerate(((recipe.short, 1 - recipe.long_share), (recipe.long, recipe.long_share)), start=1):
-        count = max(8, int(recipe.target_tokens * share / length))
+        count = _windows(recipe.target_tokens * share, length)
         phases.append(Phase(data.windows(texts, tokens, count, length, recipe.seed + number), share))
     plan = Plan(recipe.target_tokens, seed=recipe.seed)
     train(model, pretrain.language_model_loss(model), phases, plan, work / "target", lambda row: report("target", row))
@@ -103,16 +106,22 @@ def train_drafts(
         questions = training_questions(texts, recipe)
         cache.write_text(json.dumps(_answered_apart(target, tokens, questions, work, report)))
     mixed = data.Texts({packing.PLAIN: texts.training[packing.PLAIN], "answers": json.loads(cache.read_text())}, {})
-    count = max(8, int(recipe.draft_tokens * 0.6 / recipe.short))
-    first = data.windows(texts, tokens, count, recipe.short, recipe.seed + 3)
-    second = data.windows(mixed, tokens, count, recipe.short * 2, recipe.seed + 4, {packing.PLAIN: 0.25, "answers": 0.75})
+    apart, answered = recipe.draft_text_share, 1 - recipe.draft_text_share
+    first = data.windows(texts, tokens, _windows(recipe.draft_tokens * apart, recipe.short), recipe.short, recipe.seed + 3)
+    shares = {packing.PLAIN: 0.2, "answers": 0.8}
+    second = data.windows(mixed, tokens, _windows(recipe.draft_tokens * answered, recipe.long), recipe.long, recipe.seed + 4, shares)
     drafts = nn.ModuleDict(
         {name: pretrain.build(shape, len(tokens), tokens.eos_token_id, recipe.seed + 5) for name, shape in DRAFT_SHAPES.items()}
     ).to(target.device)
     loss = pretrain.distillation_loss(target, list(drafts.values()))
     plan = Plan(recipe.draft_tokens, learning_rate=1e-2, embedding_rate=6e-3, seed=recipe.seed)
-    train(drafts, loss, [Phase(first, 0.6), Phase(second, 0.4)], plan, work / "drafts", lambda row: report("drafts", row))
+    phases = [Phase(first, apart), Phase(second, answered)]
+    train(drafts, loss, phases, plan, work / "drafts", lambda row: report("drafts", row))
     return {name: model for name, model in drafts.items() if isinstance(model, Qwen3ForCausalLM)}
+
+
+def _windows(tokens: float, length: int) -> int:
+    return max(8, int(tokens / length))
 
 
 def training_questions(texts: data.Texts, recipe: Recipe) -> list[str]:
