@@ -47,7 +47,7 @@ def test_demo_gives_modelled_and_live_figures(inputs: dict[str, Path], tmp_path:
     assert report.read_text().lower().startswith("<!doctype html>")
     keys = {"compression", "task", "policy", "tokens_per_step", "modelled_tokens_per_second", "live_tokens_per_second", "mismatches"}
     summaries = [row for row in rows if "best_fixed_gamma" in row]
-    assert [row["compression"] for row in summaries] == ["none", "bf16"]
+    assert [(row["compression"], row["task"]) for row in summaries] == [(c, t) for c in ("none", "bf16") for t in (*TASKS, "all")]
     assert all(row["hindsight_gain"] >= 0 for row in summaries)
     policies = [row for row in rows if "policy" in row]
     assert {row["task"] for row in policies} == {*TASKS, "all"}

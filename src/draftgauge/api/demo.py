@@ -10,12 +10,14 @@ from draftgauge.api.bench import Progress, bench_run
 from draftgauge.api.profile import profile
 from draftgauge.api.replay import replay_rows
 from draftgauge.api.runs import read_run, select_runs
-from draftgauge.replay.evaluate import best_fixed_gamma, hindsight_gain
+from draftgauge.api.summary import profile_rows
+from draftgauge.replay.evaluate import best_fixed_gamma
 from draftgauge.report.page import build_report
 
 COMPRESSIONS = ("none", "int8", "nf4")
 ADAPTIVE = ("hf-heuristic", "hf-confidence", "cumulative-confidence")
 PLAIN_POLICY = "none"
+SUMMARY = ("compression", "task", "best_fixed_gamma", "hindsight_gain", "cost_ratio")
 
 
 def demo(
@@ -46,8 +48,8 @@ def demo(
 
     Returns:
         The report's path, and rows. A row of a policy has ``compression, task, policy, tokens_per_step,
-        modelled_tokens_per_second, live_tokens_per_second, mismatches``; a row of a compression has ``compression,
-        best_fixed_gamma, hindsight_gain, cost_ratio``.
+        modelled_tokens_per_second, live_tokens_per_second, mismatches``; a row that sums up a compression has
+        ``compression, task, best_fixed_gamma, hindsight_gain, cost_ratio``, one for each task and one for ``all``.
     """
     runs = out / "runs"
     profile(
@@ -63,21 +65,14 @@ def demo(
     )
     rows: list[dict[str, Any]] = []
     live: list[dict[str, Any]] = []
-    for run, manifest in select_runs(runs):
+    for run, _ in select_runs(runs):
         trace, costs = read_run(run)
         best = best_fixed_gamma(trace, costs)
         policies = list(dict.fromkeys([PLAIN_POLICY, f"fixed:{max(best, 1)}", *ADAPTIVE]))
         measured = bench_run(run, policies, baselines=False, rounds=rounds, progress=progress)
         live += measured
         rows += _joined(replay_rows(run, policies), measured)
-        rows.append(
-            {
-                "compression": manifest.target.compression,
-                "best_fixed_gamma": best,
-                "hindsight_gain": hindsight_gain(trace, costs),
-                "cost_ratio": costs.cost_ratio(),
-            }
-        )
+        rows += [{key: row[key] for key in SUMMARY} for row in profile_rows([run])]
     return build_report([run for run, _ in select_runs(runs)], out / "report.html", live), rows
 
 

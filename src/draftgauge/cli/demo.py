@@ -43,9 +43,10 @@ def demo(
             "ratio_to_plain": "x plain",
             "mismatches": "mismatches",
         }
-        show_table("All tasks together", (row for row in rows if row.get("task") == "all"), columns)
+        show_table("All tasks together", (row for row in rows if row["task"] == "all" and "policy" in row), columns)
         summary = {
             "compression": "target",
+            "task": "task",
             "best_fixed_gamma": "best gamma",
             "cost_ratio": "draft / verify cost",
             "hindsight_gain": "hindsight over best",

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 
@@ -115,7 +115,7 @@ def why_lengths_differ(views: Sequence[CompressionView]) -> str:
     told = "; ".join(f"{percent(marginal[v.name])} with the {compression_title(v.name)} target" for v in views)
     opening = f"Drafting one token further, with its verification, lengthens a step by this share of a plain step: {told}. "
     if len({view.pooled.best_gamma for view in views}) == 1:
-        return opening + "The best fixed length is the same for all of them."
+        return opening + "The best fixed length is the same for all of them." + _task_by_task(views, marginal)
     by_cost = sorted(views, key=lambda view: marginal[view.name])
     if all(cheaper.pooled.best_gamma >= dearer.pooled.best_gamma for cheaper, dearer in pairwise(by_cost)):
         cheap, dear = (compression_title(view.name) for view in (by_cost[0], by_cost[-1]))
@@ -124,6 +124,20 @@ def why_lengths_differ(views: Sequence[CompressionView]) -> str:
             f"often rejected; where it is dear ({dear}), only tokens that are likely to be accepted do."
         )
     return opening + "The best lengths do not follow that order alone: acceptance differs between these targets too."
+
+
+def _task_by_task(views: Sequence[CompressionView], marginal: Mapping[str, float]) -> str:
+    """For targets with one best length over all prompts: whether the tasks by themselves follow the cost; empty if they do not."""
+    cheap, dear = (choose(views, key=lambda view: marginal[view.name]) for choose in (min, max))
+    lengths = {curve.task: curve.best_gamma for curve in dear.speeds[1:]}
+    pairs = [(curve.best_gamma, lengths[curve.task]) for curve in cheap.speeds[1:] if curve.task in lengths]
+    longer = sum(here > there for here, there in pairs)
+    if not longer or any(here < there for here, there in pairs):
+        return ""
+    return (
+        f" Task by task it is not: where another token is cheap ({compression_title(cheap.name)}), longer drafts are best in {longer} of "
+        f"{len(pairs)} tasks than where it is dear ({compression_title(dear.name)})."
+    )
 
 
 def how_chosen(views: Sequence[CompressionView]) -> str:
