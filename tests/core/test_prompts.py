@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from draftgauge.core.errors import PromptError
-from draftgauge.core.prompts import Message, Prompt, read_prompts
+from draftgauge.core.prompts import Message, Prompt, prompts_sha256, read_prompts
 
 SHARED = Path(__file__).resolve().parents[3] / "shared" / "prompts"
 
@@ -88,7 +88,7 @@ def test_not_utf8_is_named(tmp_path: Path) -> None:
 def test_missing_and_empty_files(tmp_path: Path) -> None:
     with pytest.raises(PromptError, match=r"there is no prompt file .*p\.jsonl"):
         read_prompts(tmp_path / "p.jsonl")
-    with pytest.raises(PromptError, match="cannot read the prompt file"):
+    with pytest.raises(PromptError, match=r"holds no \*\.jsonl file"):
         read_prompts(tmp_path)
     for content in ("", "\n \n"):
         path = write(tmp_path / "p.jsonl", content)
@@ -104,3 +104,13 @@ def test_public_prompt_files_are_read() -> None:
         assert all(p.text and p.reference for p in prompts)
     chat = read_prompts(SHARED / "chat.jsonl", limit=3)
     assert [(p.identifier, p.task) for p in chat] == [("81", "writing"), ("82", "writing"), ("83", "writing")]
+
+
+def test_a_folder_stands_for_its_files_in_order(tmp_path: Path) -> None:
+    write(tmp_path / "b.jsonl", '{"prompt": "second"}\n')
+    write(tmp_path / "a.jsonl", '{"prompt": "first", "id": "x"}\n')
+    prompts = read_prompts(tmp_path)
+    assert [(p.index, p.identifier, p.task, p.text) for p in prompts] == [(0, "x", "a", "first"), (1, "1", "b", "second")]
+    before = prompts_sha256(tmp_path)
+    write(tmp_path / "b.jsonl", '{"prompt": "another"}\n')
+    assert prompts_sha256(tmp_path) != before

@@ -13,8 +13,7 @@ from transformers import AutoConfig
 from draftgauge.api.pair import DRAFTERS, Pair, draft_compression
 from draftgauge.api.runs import first_per_task, prompt_file, prompt_name
 from draftgauge.core.errors import DraftgaugeError, PromptError, TraceError
-from draftgauge.core.files import file_sha256
-from draftgauge.core.prompts import Prompt, read_prompts
+from draftgauge.core.prompts import Prompt, prompts_sha256, read_prompts
 from draftgauge.core.provenance import command_line, environment, timestamp
 from draftgauge.models.compression import activation_dtype, check_nf4_widths, quantization_config
 from draftgauge.models.reference import resolve_source
@@ -147,7 +146,9 @@ def make_manifests(pair: Pair, prompts: Sequence[Prompt], path: Path, request: R
         gamma_max=request.gamma_max,
         max_new_tokens=request.max_new_tokens,
         seed=request.seed,
-        prompts=PromptsEntry(prompt_name(path), file_sha256(path), len(prompts), tuple(dict.fromkeys(prompt.task for prompt in prompts))),
+        prompts=PromptsEntry(
+            prompt_name(path), prompts_sha256(path), len(prompts), tuple(dict.fromkeys(prompt.task for prompt in prompts))
+        ),
     )
     return {compression: _for_compression(first, compression, device) for compression in request.compressions}
 

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import hashlib
+from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 
 from draftgauge.api.pair import Pair, load_pair
 from draftgauge.core.errors import TraceError
-from draftgauge.core.prompts import Prompt, read_prompts
+from draftgauge.core.prompts import Prompt, prompts_sha256, read_prompts
 from draftgauge.models.reference import PAIR_FOLDER
 from draftgauge.traces.costs import CostCurve
 from draftgauge.traces.manifest import COSTS_NAME, Manifest
@@ -16,12 +16,15 @@ from draftgauge.traces.reader import find_runs, read_trace
 from draftgauge.traces.trace import Trace
 
 BUNDLED_PROMPTS = "reference:"
+ALL_SPLITS = "all"
 
 
 def prompt_file(prompts: str | Path | None, split: str = "test") -> Path:
-    """The file that a prompts argument means: a path, or ``reference:SPLIT`` and None for the bundled prompts."""
+    """What a prompts argument means: a path, ``reference:SPLIT`` and None for bundled prompts, ``reference:all`` for all of them."""
     if prompts is None:
         return PAIR_FOLDER / "prompts" / f"{split}.jsonl"
+    if str(prompts) == f"{BUNDLED_PROMPTS}{ALL_SPLITS}":
+        return PAIR_FOLDER / "prompts"
     if str(prompts).startswith(BUNDLED_PROMPTS):
         return PAIR_FOLDER / "prompts" / f"{str(prompts).removeprefix(BUNDLED_PROMPTS)}.jsonl"
     return Path(prompts)
@@ -29,6 +32,8 @@ def prompt_file(prompts: str | Path | None, split: str = "test") -> Path:
 
 def prompt_name(path: Path) -> str:
     """How a manifest names a prompt file: bundled ones by their split, so that the name holds on every machine."""
+    if path == PAIR_FOLDER / "prompts":
+        return f"{BUNDLED_PROMPTS}{ALL_SPLITS}"
     return f"{BUNDLED_PROMPTS}{path.stem}" if path.parent == PAIR_FOLDER / "prompts" else str(path)
 
 
@@ -84,7 +89,7 @@ def prompts_of(
         TraceError: if the prompt file has changed since.
     """
     path = prompt_file(manifest.prompts.path)
-    if path.is_file() and hashlib.sha256(path.read_bytes()).hexdigest() != manifest.prompts.sha256:
+    if path.exists() and prompts_sha256(path) != manifest.prompts.sha256:
         raise TraceError(f"{path} has changed since the trace in {run} was recorded: record it again into a new folder")
     recorded = {p.index: p.prompt_tokens for p in read_trace(run).prompts}
     prompts = first_per_task([p for p in read_prompts(path, None, tasks, split) if p.index in recorded], per_task)[:limit]
@@ -93,13 +98,13 @@ def prompts_of(
 
 
 def first_per_task(prompts: list[Prompt], count: int | None) -> list[Prompt]:
-    """The first ``count`` prompts of every task, in the file's order; all of them if None."""
+    """The first ``count`` prompts of every task in every split, in the file's order; all of them if None."""
     if count is None:
         return prompts
-    seen: dict[str, int] = {}
+    seen: Counter[tuple[str, str]] = Counter()
     kept = []
     for prompt in prompts:
-        seen[prompt.task] = seen.get(prompt.task, 0) + 1
-        if seen[prompt.task] <= count:
+        seen[prompt.task, prompt.split] += 1
+        if seen[prompt.task, prompt.split] <= count:
             kept.append(prompt)
     return kept

@@ -1,7 +1,8 @@
-"""Prompt files: JSON Lines, one prompt a line."""
+"""Prompt files: JSON Lines, one prompt a line; a folder stands for all of its files."""
 
 from __future__ import annotations
 
+import hashlib
 import json
 from collections.abc import Collection
 from dataclasses import dataclass
@@ -50,7 +51,7 @@ def read_prompts(path: Path, limit: int | None = None, tasks: Collection[str] | 
     ``split`` and ``reference``. Blank lines are skipped.
 
     Args:
-        path: the file, UTF-8.
+        path: the file, UTF-8, or a folder: its ``*.jsonl`` files one after the other, in the order of their names.
         limit: take the first ones only, after ``tasks`` and ``split``.
         tasks: take these tasks only.
         split: take this split only.
@@ -70,18 +71,38 @@ def read_prompts(path: Path, limit: int | None = None, tasks: Collection[str] | 
     return wanted[:limit]
 
 
-def _read_all(path: Path) -> list[Prompt]:
+def prompts_sha256(path: Path) -> str:
+    """Hash of what :func:`read_prompts` reads at a path: of the file's content, or of all files of the folder joined.
+
+    Raises:
+        PromptError: if there is nothing to read.
+    """
+    return hashlib.sha256(b"".join(_content_of(file) for file in _files(path))).hexdigest()
+
+
+def _files(path: Path) -> list[Path]:
+    files = sorted(path.glob("*.jsonl")) if path.is_dir() else [path]
+    if not files:
+        raise PromptError(f"the folder {path} holds no *.jsonl file; give JSON Lines, one prompt a line")
+    return files
+
+
+def _content_of(path: Path) -> bytes:
     try:
-        content = path.read_bytes()
+        return path.read_bytes()
     except FileNotFoundError as error:
         raise PromptError(f"there is no prompt file {path}; give a JSON Lines file, one prompt a line") from error
     except OSError as error:
         raise PromptError(f"cannot read the prompt file {path}: {error.strerror}") from error
+
+
+def _read_all(path: Path) -> list[Prompt]:
     prompts: list[Prompt] = []
-    # Not str.splitlines: it also splits at U+2028 and others, which JSON allows inside a string.
-    for number, line in enumerate(content.removeprefix(b"\xef\xbb\xbf").split(b"\n"), start=1):
-        if line.strip():
-            prompts.append(_parse(line, len(prompts), path.stem, f"{path}, line {number}"))
+    for file in _files(path):
+        # Not str.splitlines: it also splits at U+2028 and others, which JSON allows inside a string.
+        for number, line in enumerate(_content_of(file).removeprefix(b"\xef\xbb\xbf").split(b"\n"), start=1):
+            if line.strip():
+                prompts.append(_parse(line, len(prompts), file.stem, f"{file}, line {number}"))
     if not prompts:
         raise PromptError(f'{path} holds no prompts; write one JSON object a line, e.g. {{"prompt": "..."}}')
     return prompts

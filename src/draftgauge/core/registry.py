@@ -47,6 +47,10 @@ class Registry(Generic[T]):
         """What is registered, in that order."""
         return tuple(self._factories)
 
+    def takes(self, name: str, parameter: str) -> bool:
+        """Whether the factory of a registered name has such a parameter."""
+        return parameter in self._parameters(name)
+
     def create(self, spec: str, **defaults: Any) -> T:
         """Make what a spec names.
 

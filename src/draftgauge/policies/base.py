@@ -74,6 +74,36 @@ class Policy(Protocol):
         ...
 
 
+class StepCosts(Protocol):
+    """What policies that weigh cost must know; :class:`~draftgauge.traces.costs.CostCurve` is one."""
+
+    @property
+    def gamma_max(self) -> int:
+        """The longest draft whose cost is known."""
+        ...
+
+    @property
+    def contexts(self) -> tuple[int, ...]:
+        """Context lengths in tokens at which costs were measured, increasing."""
+        ...
+
+    def step_seconds(
+        self, gamma: NDArray[np.int64] | int, context: NDArray[np.int64] | int, needs_signals: bool = False
+    ) -> NDArray[np.float64]:
+        """Seconds of a step that drafts ``gamma`` tokens at a context length."""
+        ...
+
+
+def seconds_by_length(costs: StepCosts, gamma_max: int, needs_signals: bool = False) -> NDArray[np.float64]:
+    """``[gamma_max + 1]`` seconds of a step that drafts 0, 1, ... tokens, at the middle one of the measured context lengths.
+
+    A policy is not told the length of the context. How the cost of one more token compares with that of a step moves slowly
+    with it, so one context stands for all.
+    """
+    middle = costs.contexts[len(costs.contexts) // 2]
+    return costs.step_seconds(np.arange(gamma_max + 1), middle, needs_signals)
+
+
 def needs_signals(policy: Policy) -> bool:
     """Whether the policy looks at signals: its ``needs_signals``, true where it does not say."""
     return bool(getattr(policy, "needs_signals", True))

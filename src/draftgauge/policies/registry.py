@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 from draftgauge.core.errors import DraftgaugeError
 from draftgauge.core.registry import Registry
-from draftgauge.policies.base import Policy
+from draftgauge.policies.base import Policy, StepCosts
 from draftgauge.policies.confidence import ConfidenceThreshold, CumulativeConfidence
+from draftgauge.policies.fitted import FITTED_SUFFIX, fitted_policy, load_fitted
 from draftgauge.policies.fixed import FixedLength
 from draftgauge.policies.hf_confidence import AdaptiveConfidenceThreshold
 from draftgauge.policies.hf_heuristic import HuggingFaceHeuristic
@@ -14,26 +17,32 @@ POLICIES: Registry[Policy] = Registry("policy")
 """Factories whose parameters are those of a spec; each takes ``gamma_max``, which the caller knows, by that name."""
 
 
-def make_policy(spec: str, gamma_max: int) -> Policy:
-    """A new policy from its spec, e.g. ``none``, ``fixed:4``, ``hf-confidence:threshold=0.4,adaptive=true``.
+def make_policy(spec: str, gamma_max: int, costs: StepCosts | None = None) -> Policy:
+    """A new policy from its spec, e.g. ``none``, ``fixed:4``, ``hf-confidence:threshold=0.4,adaptive=true``, or from a fitted file.
 
     Policies hold state, some of it across prompts: make a new one for every run and replay.
 
     Args:
-        spec: a name in :data:`POLICIES`, then its parameters.
+        spec: a name in :data:`POLICIES`, then its parameters; or the path of a file that ``draftgauge fit`` wrote (ending ``.json``).
         gamma_max: the longest draft possible; no policy's ``limit`` exceeds it. A spec may set a lower one
             (``hf-heuristic:gamma_max=8``).
+        costs: of the pair on this machine, for the policies that weigh cost.
 
     Raises:
-        DraftgaugeError: for an unknown policy (naming the known ones), a parameter it does not have or cannot take.
+        DraftgaugeError: for an unknown policy (naming the known ones), a parameter it does not have or cannot take, or a policy
+            that weighs cost without a cost curve.
     """
     if gamma_max < 1:
         raise DraftgaugeError(f"gamma_max is the longest draft and must be at least 1, not {gamma_max}")
-    _, arguments = POLICIES.parse(spec)
+    if spec.endswith(FITTED_SUFFIX):
+        return fitted_policy(load_fitted(Path(spec)), gamma_max, costs)
+    name, arguments = POLICIES.parse(spec)
     lower = arguments.get("gamma_max", gamma_max)
     if not 1 <= lower <= gamma_max:
         raise DraftgaugeError(f"policy {spec}: gamma_max must be 1 to {gamma_max}, the longest draft here, not {lower}")
-    return POLICIES.create(spec, gamma_max=gamma_max)
+    if costs is None and POLICIES.takes(name, "costs"):
+        raise DraftgaugeError(f"policy {name} weighs the cost of a step: give the pair's cost curve (`draftgauge profile` measures it)")
+    return POLICIES.create(spec, gamma_max=gamma_max, costs=costs)
 
 
 def expand_policy(spec: str, gamma_max: int) -> list[str]:

@@ -1,0 +1,109 @@
+"""Policies that were fitted, as numbers in a JSON file: what ``draftgauge fit`` writes and ``--policy FILE`` reads."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from draftgauge.core.config import from_mapping, to_mapping
+from draftgauge.core.errors import DraftgaugeError
+from draftgauge.core.files import atomic_write_text
+from draftgauge.policies.base import Policy, StepCosts
+
+FITTED_SUFFIX = ".json"
+FORMAT = "draftgauge-policy"
+VERSION = 1
+
+Build = Callable[[Mapping[str, Any], int, StepCosts | None], Policy]
+"""Makes a policy from ``parameters``, the longest draft possible and the cost curve (None where there is none)."""
+
+FITTED: dict[str, Build] = {}
+"""The kinds of fitted policies, by name."""
+
+
+@dataclass(frozen=True)
+class FittedPolicy:
+    """A fitted policy as it lies on disk.
+
+    Attributes:
+        policy: its kind, a name in :data:`FITTED`.
+        gamma_max: longest draft that it was fitted for.
+        signals: the vocabulary of signals that its numbers refer to, in order.
+        parameters: its numbers, whatever its kind needs; JSON only.
+        made: how: command, trace, compression, splits, scores, for the reader.
+        trained_on: identifiers of the prompts it was fitted on, as ``task/identifier``.
+    """
+
+    policy: str
+    gamma_max: int
+    signals: tuple[str, ...]
+    parameters: Mapping[str, Any]
+    made: Mapping[str, Any] = field(default_factory=dict)
+    trained_on: tuple[str, ...] = ()
+    format: str = FORMAT
+    version: int = VERSION
+
+
+def register_fitted(policy: str) -> Callable[[Build], Build]:
+    """Decorator of the function that makes a kind of fitted policy from its numbers."""
+
+    def add(build: Build) -> Build:
+        assert policy not in FITTED, f"fitted policy {policy} is registered twice"
+        FITTED[policy] = build
+        return build
+
+    return add
+
+
+def fitted_policy(fitted: FittedPolicy, gamma_max: int, costs: StepCosts | None) -> Policy:
+    """A new policy from its numbers.
+
+    Raises:
+        DraftgaugeError: if it was fitted for another ``gamma_max``, or needs a cost curve and there is none.
+    """
+    if fitted.gamma_max != gamma_max:
+        raise DraftgaugeError(
+            f"policy {fitted.policy} was fitted for gamma_max {fitted.gamma_max}, "
+            f"the longest draft here is {gamma_max}: fit it on this trace"
+        )
+    return FITTED[fitted.policy](fitted.parameters, gamma_max, costs)
+
+
+def save_fitted(fitted: FittedPolicy, path: Path) -> None:
+    """Write a fitted policy, atomically.
+
+    Raises:
+        DraftgaugeError: if the name does not end in ``.json``, or the file cannot be written.
+    """
+    if path.suffix != FITTED_SUFFIX:
+        raise DraftgaugeError(f"a fitted policy is a {FITTED_SUFFIX} file, not {path.name}: name it so")
+    atomic_write_text(path, json.dumps(to_mapping(fitted), indent=1) + "\n")
+
+
+def load_fitted(path: Path) -> FittedPolicy:
+    """Read a fitted policy.
+
+    Raises:
+        DraftgaugeError: if the file is missing, is none, is of another version, or names a policy or signals that are not known.
+    """
+    again = "`draftgauge fit` writes them"
+    try:
+        entry = json.loads(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise DraftgaugeError(f"cannot read the fitted policy {path} ({error.strerror}); {again}") from error
+    except ValueError as error:
+        raise DraftgaugeError(f"{path} is not a fitted policy (not JSON: {error}); {again}") from error
+    if not isinstance(entry, dict) or entry.get("format") != FORMAT:
+        raise DraftgaugeError(f"{path} is not a fitted policy (its format is not {FORMAT!r}); {again}")
+    if entry.get("version") != VERSION:
+        raise DraftgaugeError(f"{path} is a fitted policy of version {entry.get('version')}, this draftgauge reads {VERSION}: fit it again")
+    try:
+        fitted = from_mapping(FittedPolicy, entry, "fitted policy")
+    except ValueError as error:
+        raise DraftgaugeError(f"{path} is not a fitted policy ({error}); {again}") from error
+    if fitted.policy not in FITTED:
+        raise DraftgaugeError(f"{path} is of policy {fitted.policy!r}, which this draftgauge does not know; known: {', '.join(FITTED)}")
+    return fitted
