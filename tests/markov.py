@@ -9,7 +9,8 @@ from collections.abc import Callable, Hashable
 import torch
 from torch import Tensor
 
-from draftgauge.drafters import language_model
+from draftgauge.decoding import sampled
+from draftgauge.drafters import growing
 from draftgauge.models.base import ModelSpec
 from draftgauge.verification import Sampling, acceptance, probabilities, sampling
 
@@ -23,6 +24,7 @@ class MarkovModel:
     def __init__(self, table: Tensor, context: int = 1000) -> None:
         self.table = table
         self.spec = ModelSpec(table.shape[-1], context, torch.device("cpu"), torch.float32, "markov", "table")
+        self.module = None  # there is no transformers model behind it
         self.cached: list[int] = []
         self.passes: list[int] = []
 
@@ -61,6 +63,26 @@ class MarkovModel:
         assert 0 <= length <= len(self.cached)
         del self.cached[length:]
 
+    def branches(self, starts: Tensor) -> MarkovBranches:
+        assert all(1 <= start <= len(self.cached) for start in starts.tolist())
+        return MarkovBranches(self, [self.cached[:start] for start in starts.tolist()])
+
+
+class MarkovBranches:
+    """Branches of a :class:`MarkovModel`, each with its text."""
+
+    def __init__(self, model: MarkovModel, texts: list[list[int]]) -> None:
+        self.model = model
+        self.texts = texts
+
+    def step(self, tokens: Tensor) -> Tensor:
+        self.texts = [[*text, token] for text, token in zip(self.texts, tokens.tolist(), strict=True)]
+        assert max(map(len, self.texts)) <= self.model.spec.context
+        return torch.stack([self.model.row(text[-2], text[-1]) for text in self.texts])
+
+    def keep(self, rows: Tensor) -> None:
+        self.texts = [self.texts[row] for row in rows.tolist()]
+
 
 Law = dict[Hashable, float]
 
@@ -72,7 +94,7 @@ class Enumerator:
     """
 
     def __init__(self, monkeypatch) -> None:
-        for module in (sampling, acceptance, language_model):
+        for module in (sampling, acceptance, growing, sampled):
             monkeypatch.setattr(module, "draw", self._draw)
         for module in (sampling, acceptance):
             monkeypatch.setattr(module, "flip", self._flip)

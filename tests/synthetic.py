@@ -37,14 +37,16 @@ def synthetic_record(
     confidence = np.clip(easy[:, None] + rng.normal(0, 0.2, (length, gamma_max)), 0.05, 0.999)
     margin = confidence * rng.random((length, gamma_max))
     signals = [np.where(present, values, np.nan).astype(np.float32) for values in (confidence, -np.log2(confidence), margin)]
+    prompt_tokens = int(rng.integers(1, 400))
     info = PromptInfo(
         index=index,
         identifier=f"p{index}",
         task=TASKS[index % len(TASKS)],
         split=SPLITS[index // len(TASKS) % len(SPLITS)],
-        prompt_tokens=int(rng.integers(1, 400)),
+        prompt_tokens=prompt_tokens,
         output_tokens=length,
         finish="length" if length == max_new_tokens else "stop",
+        prompt_token=tuple(np.random.default_rng(index).integers(0, vocabulary, prompt_tokens).tolist()),
     )
     return PromptRecord(
         info=info,
@@ -71,6 +73,33 @@ def synthetic_records(seed: int, prompts: int, length: int, gamma_max: int) -> l
 def synthetic_trace(seed: int, prompts: int, length: int, gamma_max: int, compression: str = "none") -> Trace:
     """A whole trace of :func:`synthetic_records`, with ``max_new_tokens`` = ``length``."""
     return make_trace(synthetic_records(seed, prompts, length, gamma_max), max_new_tokens=length, compression=compression)
+
+
+def sampled_record(rng: np.random.Generator, record: PromptRecord, vocabulary: int = 50) -> PromptRecord:
+    """The record as if of sampled decoding: its drafts are refused ones, and the chances are any."""
+    drafted = record.drafted > 0
+    draft_token = record.draft_token.copy()
+    draft_token[drafted, 0] = (record.token[drafted] + 1) % vocabulary  # what was refused is not what the output has
+    survival = np.minimum(1, rng.exponential(0.8, len(record.token)))
+    chances = [np.where(drafted, values, np.nan).astype(np.float32) for values in (rng.random(len(drafted)), survival)]
+    return replace(
+        record,
+        draft_token=draft_token,
+        accepted=accepted_lengths(record.token, draft_token),
+        acceptance=chances[0],
+        survival=chances[1],
+    )
+
+
+def sampled_records(seed: int, prompts: int, length: int, gamma_max: int) -> list[PromptRecord]:
+    """As :func:`synthetic_records`, of sampled decoding."""
+    rng = np.random.default_rng([seed, 1])
+    return [sampled_record(rng, record) for record in synthetic_records(seed, prompts, length, gamma_max)]
+
+
+def sampled_trace(seed: int, prompts: int, length: int, gamma_max: int) -> Trace:
+    """A whole trace of :func:`sampled_records`."""
+    return make_trace(sampled_records(seed, prompts, length, gamma_max), max_new_tokens=length)
 
 
 def synthetic_manifest(count: int, gamma_max: int, max_new_tokens: int, **changes: Any) -> Manifest:

@@ -93,7 +93,7 @@ class UnreliableOracle:
         self._position = 0
         self._random = random.Random(0)
 
-    def propose(self, limit: int, keep_drafting) -> Draft:
+    def propose(self, limit: int, keep_drafting, confidence_only: bool = False) -> Draft:
         tokens: list[int] = []
         signals: list[Signal] = []
         for token in self._output[self._position : self._position + limit]:

@@ -82,7 +82,7 @@ def test_overhead_and_signals_are_what_is_left(pair: tuple[CachedModel, CachedMo
     observe = StepTimer.observe
 
     def slow_observe(self: StepTimer, step: object) -> None:
-        clock.now += 5.0 + 0.5 * (len(step.signals) + 1) * self.needs_signals
+        clock.now += 5.0 + {"none": 0.0, "confidence": 0.125 * len(step.signals), "all": 0.5 * (len(step.signals) + 1)}[self.needs_signals]
         observe(self, step)
 
     monkeypatch.setattr(StepTimer, "observe", slow_observe)
@@ -90,9 +90,11 @@ def test_overhead_and_signals_are_what_is_left(pair: tuple[CachedModel, CachedMo
     curve = measure(target, LanguageModelDrafter(SlowModel(pair[1], clock, 2.0, 0.0)))
     assert curve.overhead == pytest.approx(5.0)
     assert curve.signals == pytest.approx(0.5)
+    assert curve.confidence == pytest.approx(0.125)
     blind, looking = curve.step_seconds(2, 40), curve.step_seconds(2, 40, needs_signals=True)
     assert float(blind) == pytest.approx(4 + 13 + 5)
     assert float(looking - blind) == pytest.approx(1.5)
+    assert float(curve.step_seconds(2, 40, "confidence") - blind) == pytest.approx(0.25)
 
 
 def test_replay_charges_for_signals_only_those_who_look() -> None:
@@ -120,7 +122,7 @@ def test_live_drafting_takes_in_what_was_committed(pair: tuple[CachedModel, Cach
             return self.model.forward(tokens, last_only)
 
     target = pair[0]
-    timer = StepTimer(Stopwatch(torch.device("cpu")), GAMMA_MAX, np.random.default_rng(0), needs_signals=False)
+    timer = StepTimer(Stopwatch(torch.device("cpu")), GAMMA_MAX, np.random.default_rng(0), needs_signals="none")
     perfect = LanguageModelDrafter(Watched(wrap(tiny_model(seed=1))))
     speculative_decode(TimedModel(target, timer), TimedDrafter(perfect, timer, 1), timer, TEXT, DecodingSettings(60))
     assert 2 in unseen

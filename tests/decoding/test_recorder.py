@@ -129,7 +129,7 @@ def test_the_record_of_a_prompt() -> None:
     target, draft = related_pair()
     prompt = tokens(11, seed=1).tolist()
     made = record(target, LanguageModelDrafter(draft), prompt)
-    assert made.info == type(made.info)(3, "three", "code", "test", 11, 40, "length")
+    assert made.info == type(made.info)(3, "three", "code", "test", 11, 40, "length", tuple(prompt))
     assert made.token.tolist() == greedy(target, prompt)
     assert "".join(made.text) == tiny_tokenizer().decode(made.token.tolist(), skip_special_tokens=True)
     target.reset()
@@ -221,7 +221,7 @@ def test_policies_see_live_what_was_recorded() -> None:
     speculative_decode(target, drafter, witness, prompt, DecodingSettings(40))
     position = 0
     for step in witness.steps:
-        shown = np.array([signal[1:] for signal in step.signals]).reshape(-1, 3).T
+        shown = np.array([signal[1:4] for signal in step.signals]).reshape(-1, 3).T
         recorded = np.stack([made.confidence, made.entropy, made.margin])[:, position, : step.drafted]
         np.testing.assert_allclose(shown, recorded, atol=2e-5)
         position += step.committed
@@ -233,8 +233,11 @@ def test_what_cannot_be_recorded_is_refused() -> None:
     target, draft = related_pair()
     with pytest.raises(DraftgaugeError, match="gamma_max"):
         record(target, LanguageModelDrafter(draft), [1, 2], gamma_max=0)
-    with pytest.raises(DraftgaugeError, match="temperature 0"):
-        record_prompt(target, LanguageModelDrafter(draft), PROMPT, [1, 2], DecodingSettings(4, Sampling(1.0)), tiny_tokenizer())
+    with pytest.raises(DraftgaugeError, match="stop strings"):
+        record_prompt(target, LanguageModelDrafter(draft), PROMPT, [1, 2], DecodingSettings(4, stop_strings=("x",)), tiny_tokenizer())
+    for drafter, generator in ((LanguageModelDrafter(draft), None), (PromptLookupDrafter(), torch.Generator())):
+        with pytest.raises(DraftgaugeError, match=r"needs a draft model .* and a random generator"):
+            record_prompt(target, drafter, PROMPT, [1, 2], DecodingSettings(4, Sampling(1.0)), tiny_tokenizer(), generator=generator)
     with pytest.raises(DraftgaugeError, match="greedy drafts"):
         record(target, LanguageModelDrafter(draft, sampling=Sampling(1.0)), [1, 2])
 

@@ -131,7 +131,7 @@ def test_a_policy_that_needs_none_costs_none(monkeypatch):
     def refuse(*_):
         raise AssertionError("a signal was computed")
 
-    monkeypatch.setattr("draftgauge.drafters.language_model.signals", refuse)
+    monkeypatch.setattr("draftgauge.drafters.growing.signals", refuse)
     monkeypatch.setattr("draftgauge.decoding.speculative.entropy_bits", refuse)
     policy = Scripted([3], needs_signals=False)
     result = speculative_decode(TARGET, drafter(), policy, [1, 2], GREEDY)
@@ -154,7 +154,7 @@ class Oblivious:
     def prefill(self, context):
         self.last = context[-1]
 
-    def propose(self, limit, keep_drafting):
+    def propose(self, limit, keep_drafting, confidence_only=False):
         return Draft([(self.last + 1 + i) % VOCABULARY for i in range(limit)])
 
     def commit(self, accepted, tokens):

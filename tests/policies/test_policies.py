@@ -9,8 +9,10 @@ from hypothesis import strategies as st
 
 from draftgauge.core.errors import DraftgaugeError
 from draftgauge.policies import POLICIES, Policy, Signal, SignalArrays, StatelessPolicy, Step, expand_policy, make_policy, needs_signals
+from linear_costs import LinearCosts
 
 GAMMA_MAX = 5
+COSTS = LinearCosts()
 SPECS = (
     "none",
     "fixed:3",
@@ -20,9 +22,21 @@ SPECS = (
     "hf-confidence:0.7,tokens=3",
     "hf-confidence:adaptive=true",
     "cumulative-confidence:threshold=0.3",
+    "svip",
+    "svip:threshold=0.5,scale=0.2,tokens=4",
+    "adaedl",
+    "specdec++",
+    "specdec++:threshold=0.3,minimum=1",
+    "speckv",
+    "speckv:reading=two",
+    "speckv:reading=two,compression=nf4",
+    "sglang-adaptive:warm_up=1,every=1",
+    "sglang-throughput:window=2,every=1",
+    "vllm:refit=2,warm_up=1",
+    "bandit:arms=0,2,9,epsilon=0.5",
 )
 examples = settings(max_examples=50, deadline=None)
-STATELESS = tuple(spec for spec in SPECS if "heuristic" not in spec and "adaptive" not in spec)
+STATELESS = tuple(spec for spec in SPECS if isinstance(make_policy(spec, GAMMA_MAX, COSTS), StatelessPolicy))
 
 
 def drafted_token_by_token(policy: Policy, signals: list[Signal]) -> int:
@@ -51,9 +65,14 @@ def signal_arrays(draw: st.DrawFn) -> SignalArrays:
 @examples
 @given(arrays=signal_arrays())
 def test_all_positions_at_once_agree_with_token_by_token(spec: str, arrays: SignalArrays) -> None:
-    policy = make_policy(spec, GAMMA_MAX)
+    policy = make_policy(spec, GAMMA_MAX, COSTS)
     assert isinstance(policy, StatelessPolicy)
     assert policy.lengths(arrays).tolist() == [drafted_token_by_token(policy, row) for row in signal_rows(arrays)]
+
+
+def test_policies_that_depend_on_the_step_alone_can_decide_at_once() -> None:
+    known = {spec.partition(":")[0] for spec in STATELESS}
+    assert known == {"none", "fixed", "hf-confidence", "cumulative-confidence", "svip", "specdec++", "speckv"}
 
 
 @examples
@@ -69,7 +88,7 @@ def test_thresholds_are_compared_in_the_same_precision_both_ways(arrays: SignalA
 @examples
 @given(arrays=signal_arrays(), outcomes=st.lists(st.integers(0, GAMMA_MAX), min_size=12, max_size=12))
 def test_no_limit_exceeds_gamma_max(spec: str, arrays: SignalArrays, outcomes: list[int]) -> None:
-    policy = make_policy(spec, GAMMA_MAX)
+    policy = make_policy(spec, GAMMA_MAX, COSTS)
     policy.reset()
     for row, outcome in zip(signal_rows(arrays), outcomes, strict=False):
         assert 0 <= policy.limit() <= GAMMA_MAX
@@ -80,8 +99,8 @@ def test_no_limit_exceeds_gamma_max(spec: str, arrays: SignalArrays, outcomes: l
 
 
 def test_only_policies_that_look_at_signals_ask_for_them() -> None:
-    asked = {spec for spec in SPECS if needs_signals(make_policy(spec, GAMMA_MAX))}
-    assert asked == {spec for spec in SPECS if "confidence" in spec}
+    asked = {spec.partition(":")[0] for spec in SPECS if needs_signals(make_policy(spec, GAMMA_MAX, COSTS))}
+    assert asked == {"hf-confidence", "cumulative-confidence", "svip", "adaedl", "specdec++", "speckv", "vllm"}
 
 
 def test_confidence_keeps_the_token_in_doubt() -> None:
@@ -112,12 +131,40 @@ def test_cumulative_confidence_multiplies() -> None:
         ("hf-confidence:0", "threshold must be above 0 and at most 1"),
         ("hf-confidence:tokens=0", "tokens must be at least 1"),
         ("cumulative-confidence:1.5", "threshold must be above 0 and at most 1"),
+        ("svip:0", "threshold must be above 0"),
+        ("svip:scale=-1", "scale must be above 0"),
+        ("svip:tokens=0", "tokens must be at least 1"),
+        ("adaedl:threshold=1.5", "threshold must be 0 to 1"),
+        ("adaedl:factor=0", "factor must be above 0"),
+        ("adaedl:lambda=1", "no parameter 'lambda'"),
+        ("specdec++:threshold=-0.1", "threshold must be 0 to 1"),
+        ("specdec++:minimum=0", "minimum must be at least 1"),
+        ("speckv:reading=both", "reading must be 'previous' or 'two'"),
+        ("speckv:compression=int3", "compression must be 'none' or"),
+        ("sglang-adaptive:candidates=0,3", "lengths of at least 1, not 0"),
+        ("sglang-adaptive:smoothing=2", "smoothing must be 0 to 1"),
+        ("sglang-adaptive:every=0", "every must be at least 1"),
+        ("sglang-throughput:window=0", "window must be at least 1"),
+        ("sglang-throughput:hysteresis=-1", "hysteresis must be 0 to 1"),
+        ("vllm:refit=0", "refit must be at least 1"),
+        ("vllm:warm_up=-1", "warm_up must be at least 0"),
+        ("vllm:costs=3", "no parameter 'costs'"),
+        ("bandit:epsilon=1.1", "epsilon must be 0 to 1"),
+        ("bandit:arms=-1,2", "lengths of at least 0, not -1"),
+        ("bandit:arms=", "at least one draft length"),
+        ("bandit:seed=-1", "seed must be at least 0"),
     ],
 )
 def test_bad_specs_are_refused_with_what_is_wrong(spec: str, message: str) -> None:
     with pytest.raises(DraftgaugeError) as caught:
-        make_policy(spec, GAMMA_MAX)
+        make_policy(spec, GAMMA_MAX, COSTS)
     assert message in str(caught.value)
+
+
+@pytest.mark.parametrize("name", ["sglang-throughput", "vllm", "bandit"])
+def test_policies_that_weigh_cost_need_a_cost_curve(name: str) -> None:
+    with pytest.raises(DraftgaugeError, match="give the pair's cost curve"):
+        make_policy(name, GAMMA_MAX)
 
 
 def test_gamma_max_must_allow_a_draft() -> None:

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from draftgauge.replay.bootstrap import draw_counts, paired_difference, paired_gain, ratio_interval
+from draftgauge.replay.bootstrap import draw_counts, holm, paired_difference, paired_gain, paired_share, ratio_interval
 
 
 def sample(seed: int, prompts: int = 40) -> tuple[np.ndarray, np.ndarray]:
@@ -97,3 +97,34 @@ def test_a_ratio_with_nothing_below_is_not_a_number() -> None:
 def test_resamples_without_a_denominator_are_left_out() -> None:
     interval = ratio_interval([1.0, 0.0, 0.0], [2.0, 0.0, 0.0])
     assert interval == (0.5, 0.5, 0.5)
+
+
+def test_holm_on_a_case_worked_by_hand() -> None:
+    # Sorted: .005 x 4, .01 x 3, .03 x 2 and then .04 x 1, which may not fall below the one before it.
+    assert holm([0.01, 0.04, 0.03, 0.005]) == pytest.approx([0.03, 0.06, 0.06, 0.02])
+    assert holm([0.4, 0.9]) == pytest.approx([0.8, 0.9])
+    assert holm([0.7, 0.8]) == pytest.approx([1.0, 1.0])
+    adjusted = holm([float("nan"), 0.02])
+    assert np.isnan(adjusted[0])
+    assert adjusted[1] == 0.02
+    assert holm([]) == []
+
+
+def test_the_share_of_the_way_from_one_speed_to_another() -> None:
+    tokens = np.array([10.0, 20.0, 30.0])
+    base, top = tokens / 10, tokens / 20  # 10 and 20 tokens per second
+    share = paired_share(tokens / 15, base, top, tokens)
+    assert share == pytest.approx((0.5, 0.5, 0.5))
+    assert paired_share(base, base, top, tokens).estimate == 0
+    assert paired_share(top, base, top, tokens).estimate == 1
+    assert paired_share(tokens / 5, base, top, tokens).estimate == pytest.approx(-0.5)
+    assert np.isnan(paired_share(base, base, base * (1 + 1e-12), tokens).estimate)
+
+
+def test_the_interval_of_a_share_covers_it() -> None:
+    covered = 0
+    for seed in range(200):
+        tokens, seconds = sample(seed)
+        share = paired_share(seconds, tokens / 40, tokens / 60, tokens, resamples=500)  # 50 lies half-way
+        covered += share.low <= 0.5 <= share.high
+    assert 0.88 <= covered / 200 <= 0.99

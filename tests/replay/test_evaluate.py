@@ -18,6 +18,7 @@ from draftgauge.replay import (
     evaluate,
     hindsight_gain,
     hindsight_optimum,
+    holm,
     plain_seconds,
     replay,
     replay_fixed_all,
@@ -73,24 +74,41 @@ def test_rows_hold_the_totals_of_the_replay(trace: Trace, costs: CostCurve, rows
 def test_intervals_enclose_their_estimates(rows: dict[tuple[str, str], Row]) -> None:
     for row in rows.values():
         assert row["tokens_per_second_low"] < row["tokens_per_second"] < row["tokens_per_second_high"]
-        assert row["gain_low"] - 1e-12 <= row["gain_over_best_fixed"] <= row["gain_high"] + 1e-12
+        assert row["gain_low"] - 1e-12 <= row["gain"] <= row["gain_high"] + 1e-12
 
 
 def test_gains_are_over_the_best_fixed_length(trace: Trace, costs: CostCurve, rows: dict[tuple[str, str], Row]) -> None:
     best = rows["best", "all"]
-    assert best["gain_over_best_fixed"] == 0
-    assert best["captured_share"] == pytest.approx(0, abs=1e-9)
+    assert best["gain"] == 0
+    assert best["captured"] == pytest.approx(0, abs=1e-9)
     bound = rows["hindsight", "all"]
-    assert bound["captured_share"] == pytest.approx(1)
-    assert bound["gain_over_best_fixed"] == pytest.approx(hindsight_gain(trace, costs))
-    assert bound["gain_over_best_fixed"] > 0.05
+    assert bound["captured"] == pytest.approx(1)
+    assert bound["gain"] == pytest.approx(hindsight_gain(trace, costs))
+    assert bound["gain"] > 0.05
     for policy in ("none", "fixed:1", "hf-heuristic", "cumulative-confidence"):
         row = rows[policy, "all"]
         expected = row["tokens_per_second"] / best["tokens_per_second"] - 1
-        assert row["gain_over_best_fixed"] == pytest.approx(expected)
-        assert row["captured_share"] == pytest.approx(expected / bound["gain_over_best_fixed"])
+        assert row["gain"] == pytest.approx(expected)
+        assert row["captured"] == pytest.approx(expected / bound["gain"])
     speeds = [outcome.tokens_per_second for outcome in replay_fixed_all(trace, costs)]
     assert best["best_fixed_gamma"] == int(np.argmax(speeds))
+
+
+def test_p_values_are_adjusted_within_a_task_for_what_is_compared(trace: Trace, costs: CostCurve) -> None:
+    policies = {spec: make_policy(spec, GAMMA_MAX) for spec in ("fixed:1", "hf-heuristic", "cumulative-confidence")}
+    rows = evaluate(trace, costs, policies, references=["fixed:1"], split="test", resamples=500)
+    assert {row["split"] for row in rows} == {"test"}
+    for task in ("code", "all"):
+        fixed, *compared = [row for row in rows if row["task"] == task]
+        assert fixed["p_holm"] is None
+        assert [row["p_holm"] for row in compared] == pytest.approx(holm([row["p_value"] for row in compared]))
+
+
+def test_the_captured_share_has_an_interval(rows: dict[tuple[str, str], Row]) -> None:
+    row = rows["cumulative-confidence", "all"]
+    assert row["captured_low"] < row["captured"] < row["captured_high"]
+    bound = rows["hindsight", "all"]
+    assert (bound["captured_low"], bound["captured_high"]) == pytest.approx((1, 1))
 
 
 def test_drafting_nothing_has_no_acceptance_rate(rows: dict[tuple[str, str], Row]) -> None:
@@ -104,12 +122,12 @@ def test_no_way_to_hindsight_no_share_of_it(trace: Trace, linear_costs: MakeCost
     hopeless = linear_costs(GAMMA_MAX, t_draft=10.0)
     row = evaluate(trace, hopeless, {"none": FixedLength(0)})[-1]
     assert row["best_fixed_gamma"] == 0
-    assert row["captured_share"] is None
+    assert row["captured"] is None
 
 
 def test_the_fixed_length_can_come_from_other_prompts(trace: Trace, costs: CostCurve) -> None:
     row = evaluate(trace, costs, {"fixed:1": FixedLength(1)}, best_fixed=1)[-1]
-    assert (row["best_fixed_gamma"], row["gain_over_best_fixed"]) == (1, 0.0)
+    assert (row["best_fixed_gamma"], row["gain"]) == (1, 0.0)
     with pytest.raises(DraftgaugeError, match="0 to 6"):
         evaluate(trace, costs, {}, best_fixed=7)
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -10,12 +10,15 @@ from typing import Any
 import numpy as np
 
 from draftgauge.api.baselines import ASSISTED, ASSISTED_CONSTANT, GENERATE, TransformersBaseline
-from draftgauge.api.pair import Pair
+from draftgauge.api.pair import Pair, choose_drafter, load_pair
+from draftgauge.api.profile_plan import Request, choose_prompts, encode_prompts
 from draftgauge.api.runs import load_pair_of, prompts_of, select_runs
 from draftgauge.core.errors import DraftgaugeError
 from draftgauge.decoding.plain import plain_decode
 from draftgauge.decoding.settings import DecodingSettings
 from draftgauge.decoding.speculative import speculative_decode
+from draftgauge.drafters.reuse import read_description
+from draftgauge.models.reference import REFERENCE
 from draftgauge.policies.base import Policy
 from draftgauge.policies.registry import expand_policy, make_policy
 from draftgauge.replay.bootstrap import RESAMPLES, ratio_interval
@@ -23,6 +26,8 @@ from draftgauge.traces.manifest import Manifest
 
 PLAIN = "plain"
 DEFAULT_CONSTANT = 5
+ADAPTIVE = ("hf-heuristic", "hf-confidence", "cumulative-confidence")
+UNMEASURED = ("none", "fixed:2", "fixed:4", "fixed:6", *ADAPTIVE)  # without a recorded run of this drafter
 Progress = Callable[[str, int, int], None]
 
 
@@ -185,13 +190,14 @@ def default_policies(manifest: Manifest, folder: Path) -> list[str]:
 
     best = max(1, best_gamma_of(folder))
     near = sorted({max(1, best - 2), best, min(manifest.gamma_max, best + 2)})
-    return ["none", *(f"fixed:{g}" for g in near), "hf-heuristic", "hf-confidence", "cumulative-confidence"]
+    return ["none", *(f"fixed:{g}" for g in near), *ADAPTIVE]
 
 
 def bench_run(
     folder: Path,
     policies: Sequence[str] | None = None,
     *,
+    drafter: str | Path | None = None,
     baselines: bool = True,
     rounds: int = 3,
     limit: int | None = None,
@@ -208,6 +214,7 @@ def bench_run(
     Args:
         folder: a recorded run, or a folder of runs (one compression each); manifests name pair, prompts and output length.
         policies: specs; the bare ``fixed`` stands for every length. A sensible choice if None.
+        drafter: what drafts in place of the recorded drafter: ``prompt_lookup``, or the folder of a drafter trained for the target.
         baselines: also run transformers' ``generate()``.
         rounds: how often every prompt is decoded by every arm.
         limit, per_task, tasks, split: which of the recorded prompts.
@@ -218,19 +225,90 @@ def bench_run(
         Rows as :func:`bench_rows` describes.
 
     Raises:
-        DraftgaugeError: for unknown policies, or models that are not those of the trace.
+        DraftgaugeError: for unknown policies, models that are not those of the trace, or a trace of sampled decoding.
     """
     rows: list[dict[str, Any]] = []
     for run, manifest in select_runs(folder):
-        specs = [s for p in policies or default_policies(manifest, run) for s in expand_policy(p, manifest.gamma_max)]
-        made = {spec: make_policy(spec, manifest.gamma_max) for spec in specs}
-        pair = load_pair_of(manifest, device=device, engine=engine, trust_remote_code=trust_remote_code)
+        if manifest.temperature > 0:
+            raise DraftgaugeError(
+                f"{run} holds a trace of sampled decoding (temperature {manifest.temperature:g}), and bench decodes greedily, to compare "
+                "outputs token by token: name a run recorded at temperature 0, or `draftgauge replay` this one"
+            )
+        chosen = policies or (default_policies(manifest, run) if drafter is None else UNMEASURED)
+        made = _made(chosen, manifest.gamma_max)
+        pair = load_pair_of(manifest, device, engine, trust_remote_code, drafter)
         prompts = [
             BenchPrompt(t, p.task) for p, t in prompts_of(run, manifest, pair, limit=limit, per_task=per_task, tasks=tasks, split=split)
         ]
-        settings = DecodingSettings(max_new_tokens=manifest.max_new_tokens, end_tokens=pair.end_tokens)
-        arms = [plain_arm(pair, settings), *(policy_arm(pair, spec, policy, settings) for spec, policy in made.items())]
-        arms += transformers_arms(pair, manifest.max_new_tokens) if baselines else []
-        bench_arms(arms, prompts, rounds, progress, f"bench {manifest.target.compression}")
-        rows += bench_rows(arms, prompts, manifest.target.compression)
+        rows += _bench(pair, prompts, made, manifest.max_new_tokens, baselines, rounds, progress)
     return rows
+
+
+def bench_pair(
+    policies: Sequence[str] | None = None,
+    *,
+    target: str | Path | None = None,
+    draft: str | Path | None = REFERENCE,
+    drafter: str | Path = "language_model",
+    compression: str = "none",
+    prompts: str | Path | None = None,
+    max_new_tokens: int = 128,
+    gamma_max: int = 16,
+    baselines: bool = True,
+    rounds: int = 3,
+    limit: int | None = None,
+    per_task: int | None = None,
+    tasks: Sequence[str] | None = None,
+    split: str | None = None,
+    device: str | None = None,
+    engine: str = "auto",
+    trust_remote_code: bool = False,
+    progress: Progress = lambda what, done, total: None,
+) -> list[dict[str, Any]]:
+    """Bench policies live on a pair of which nothing has been recorded.
+
+    Args:
+        policies: as of :func:`bench_run`.
+        target: a folder, a model id of the hub, or ``reference``; if None that of a trained drafter, else ``reference``.
+        draft, drafter, compression: see :func:`~draftgauge.api.pair.load_pair`.
+        prompts: a prompt file, ``reference:SPLIT``, or the bundled test prompts.
+        max_new_tokens: limit of each output.
+        gamma_max: the longest draft a policy may ask for.
+        baselines, rounds, limit, per_task, tasks, split, device, engine, trust_remote_code, progress: as of :func:`bench_run`.
+
+    Returns:
+        Rows as :func:`bench_rows` describes.
+
+    Raises:
+        DraftgaugeError: for unknown policies, or prompts or models that cannot be used.
+    """
+    kind, source = choose_drafter(drafter, draft)
+    request = Request((compression,), kind, gamma_max, max_new_tokens, limit, per_task, "error", 1, 0)
+    made = _made(policies or UNMEASURED, gamma_max)
+    path, chosen = choose_prompts(prompts, request, tasks, split)
+    if target is None:
+        target = str(read_description(Path(source))["config"]["target_source"]) if kind == "reuse" and source else REFERENCE
+    pair = load_pair(target, source, compression, kind, device, engine, trust_remote_code)
+    encoded = [BenchPrompt(tokens, prompt.task) for prompt, tokens in encode_prompts(pair, chosen, path, request)]
+    return _bench(pair, encoded, made, max_new_tokens, baselines, rounds, progress)
+
+
+def _made(policies: Sequence[str], gamma_max: int) -> dict[str, Policy]:
+    specs = [spec for policy in policies for spec in expand_policy(policy, gamma_max)]
+    return {spec: make_policy(spec, gamma_max) for spec in specs}
+
+
+def _bench(
+    pair: Pair,
+    prompts: Sequence[BenchPrompt],
+    policies: Mapping[str, Policy],
+    max_new_tokens: int,
+    baselines: bool,
+    rounds: int,
+    progress: Progress,
+) -> list[dict[str, Any]]:
+    settings = DecodingSettings(max_new_tokens=max_new_tokens, end_tokens=pair.end_tokens)
+    arms = [plain_arm(pair, settings), *(policy_arm(pair, spec, policy, settings) for spec, policy in policies.items())]
+    arms += transformers_arms(pair, max_new_tokens) if baselines else []
+    bench_arms(arms, prompts, rounds, progress, f"bench {pair.compression}")
+    return bench_rows(arms, prompts, pair.compression)

@@ -5,7 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from draftgauge.api.pair import Pair, load_pair
+from torch import Generator
+
+from draftgauge.api.pair import Pair, choose_drafter, load_pair
 from draftgauge.api.profile_plan import (
     EncodedPrompt,
     Request,
@@ -17,15 +19,14 @@ from draftgauge.api.profile_plan import (
     run_folders,
 )
 from draftgauge.core.errors import TraceError
-from draftgauge.core.seeds import generator
+from draftgauge.core.seeds import derive_seed, generator
 from draftgauge.decoding.meter import default_contexts, measure_costs, measured_span
 from draftgauge.decoding.recorder import record_prompt
 from draftgauge.decoding.settings import DecodingSettings
-from draftgauge.drafters import LanguageModelDrafter, PromptLookupDrafter
-from draftgauge.drafters.base import Drafter
 from draftgauge.traces.costs import CostCurve
 from draftgauge.traces.manifest import COSTS_NAME, Manifest
 from draftgauge.traces.writer import TraceWriter
+from draftgauge.verification import Sampling
 
 SHARD_PROMPTS = 4  # a kill loses what was recorded of one shard
 
@@ -45,12 +46,15 @@ def profile(
     per_task: int | None = None,
     tasks: Sequence[str] | None = None,
     split: str | None = None,
-    drafter: str = "language_model",
+    drafter: str | Path = "language_model",
     long_prompts: str = "error",
     device: str | None = None,
     engine: str = "auto",
     seed: int = 0,
     repeats: int = 10,
+    temperature: float = 0.0,
+    top_k: int = 0,
+    top_p: float = 1.0,
     trust_remote_code: bool = False,
     progress: Progress = lambda what, done, total: None,
 ) -> list[Path]:
@@ -68,12 +72,14 @@ def profile(
         gamma_max: longest draft.
         max_new_tokens: limit of the output of each prompt, in tokens.
         limit, per_task, tasks, split: which prompts of the file.
-        drafter: ``language_model`` or ``prompt_lookup``.
+        drafter: ``language_model``, ``prompt_lookup``, or the folder of a trained drafter.
         long_prompts: what to do with prompts that do not fit the models: ``error``, ``truncate`` (keep the end) or ``skip``.
         device: a GPU where there is one, else the CPU.
         engine: ``auto``, ``lean`` or ``modules``.
-        seed: for the order of the cost measurements; recording draws nothing at random.
+        seed: for the order of the cost measurements, and of what is drawn at a temperature above 0.
         repeats: measurements of the cost of every draft length.
+        temperature, top_k, top_p: at a temperature above 0 output and drafts are drawn from these distributions, and chances of
+            acceptance are recorded in place of outcomes (:mod:`draftgauge.traces.sampled`).
         trust_remote_code: run Python code that comes with the models.
         progress: told (what, done, total).
 
@@ -84,12 +90,14 @@ def profile(
         DraftgaugeError: for arguments, prompts, models or folders that cannot be used, before any work is done.
     """
     names = (compression,) if isinstance(compression, str) else tuple(compression)
-    request = Request(names, drafter, gamma_max, max_new_tokens, limit, per_task, long_prompts, repeats, seed)
+    sampling = Sampling(temperature, top_k, top_p)
+    kind, source = choose_drafter(drafter, draft)
+    request = Request(names, kind, gamma_max, max_new_tokens, limit, per_task, long_prompts, repeats, seed, sampling)
     folders = run_folders(Path(out), names)
     path, chosen = choose_prompts(prompts, request, tasks, split)
 
     def load(name: str) -> Pair:
-        return load_pair(target, draft, name, drafter, device, engine, trust_remote_code)
+        return load_pair(target, source, name, kind, device, engine, trust_remote_code)
 
     pair = load(names[0])
     check_widths(pair, names, trust_remote_code)
@@ -129,14 +137,16 @@ def _has_costs(folder: Path, manifest: Manifest) -> bool:
 
 def _record_run(pair: Pair, writer: TraceWriter, encoded: Sequence[EncodedPrompt], request: Request, progress: Progress) -> None:
     """Record the prompts that are missing, then measure; the run is complete only with both."""
-    settings = DecodingSettings(request.max_new_tokens, end_tokens=pair.end_tokens)
-    drafter = pair.drafter()
+    settings = DecodingSettings(request.max_new_tokens, request.sampling, pair.end_tokens)
     missing = _missing(writer, encoded)
     with writer:
         done, label = len(encoded) - len(missing), f"record {pair.compression}"
         progress(label, done, len(encoded))
         for prompt, tokens in missing:
-            writer.add(record_prompt(pair.target, drafter, prompt, tokens, settings, pair.tokenizer, request.gamma_max))
+            drawing = _generator(pair, request, "record", prompt.index)  # of its own, so that a run may stop and go on anywhere
+            drafter = pair.drafter(request.sampling, drawing)
+            record = record_prompt(pair.target, drafter, prompt, tokens, settings, pair.tokenizer, request.gamma_max, generator=drawing)
+            writer.add(record)
             done += 1
             progress(label, done, len(encoded))
         if missing or not _has_costs(writer.folder, writer.manifest):
@@ -147,9 +157,10 @@ def _measure(pair: Pair, encoded: Sequence[EncodedPrompt], request: Request, pro
     """The cost curve at the context lengths of these prompts."""
     lengths = [len(tokens) for _, tokens in encoded]
     label = f"cost curve {pair.compression}"
+    drawing = _generator(pair, request, "costs")
     return measure_costs(
         pair.target,
-        _tireless_drafter(pair),
+        pair.drafter(request.sampling, drawing, end_tokens=frozenset()),  # one that no end token stops
         text=[token for _, tokens in encoded for token in tokens],
         contexts=default_contexts(lengths, [request.max_new_tokens] * len(lengths)),
         rng=generator(request.seed, "costs", pair.compression),
@@ -157,12 +168,14 @@ def _measure(pair: Pair, encoded: Sequence[EncodedPrompt], request: Request, pro
         repeats=request.repeats,
         compression=pair.compression,
         context_limit=context_limit(pair),
+        sampling=request.sampling,
+        generator=drawing,
         progress=lambda done, total: progress(label, done, total),
     )
 
 
-def _tireless_drafter(pair: Pair) -> Drafter:
-    """The pair's drafter, but one that no end token stops."""
-    if pair.draft is None:
-        return PromptLookupDrafter()
-    return LanguageModelDrafter(pair.draft, vocabulary=pair.target.spec.vocabulary)
+def _generator(pair: Pair, request: Request, *labels: str | int) -> Generator | None:
+    """What is drawn for one purpose; None for greedy decoding, which draws nothing."""
+    if request.sampling.greedy:
+        return None
+    return Generator(pair.target.spec.device).manual_seed(derive_seed(request.seed, *labels))

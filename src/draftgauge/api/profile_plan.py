@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +18,8 @@ from draftgauge.core.provenance import command_line, environment, timestamp
 from draftgauge.models.compression import activation_dtype, check_nf4_widths, quantization_config
 from draftgauge.models.reference import resolve_source
 from draftgauge.traces.manifest import MANIFEST_NAME, Manifest, ModelEntry, PromptsEntry
+from draftgauge.traces.schema import GREEDY_VERSION, SAMPLED_VERSION
+from draftgauge.verification import Sampling
 
 LONG_PROMPTS = ("error", "truncate", "skip")
 SHOWN = 5
@@ -42,6 +44,7 @@ class Request:
     long_prompts: str
     repeats: int
     seed: int
+    sampling: Sampling = field(default_factory=Sampling)
 
     def __post_init__(self) -> None:
         counts = {name: getattr(self, name) for name in ("gamma_max", "max_new_tokens", "limit", "per_task", "repeats")}
@@ -52,8 +55,12 @@ class Request:
             raise DraftgaugeError(f"name at least one compression, and each once, not {', '.join(self.compressions) or 'none at all'}")
         for compression in self.compressions:
             quantization_config(compression, torch.device("cpu"))
-        if self.drafter not in DRAFTERS:
-            raise DraftgaugeError(f"unknown drafter {self.drafter!r}: choose one of {', '.join(DRAFTERS)}")
+        assert self.drafter in DRAFTERS, self.drafter
+        if not self.sampling.greedy and self.drafter != "language_model":
+            raise DraftgaugeError(
+                f"at a temperature above 0 a trace is recorded with the drafter language_model, not {self.drafter}: "
+                "only there the draft from one position tells of the next ones"
+            )
         if self.long_prompts not in LONG_PROMPTS:
             raise DraftgaugeError(f"long_prompts must be one of {', '.join(LONG_PROMPTS)}, not {self.long_prompts!r}")
 
@@ -140,7 +147,7 @@ def make_manifests(pair: Pair, prompts: Sequence[Prompt], path: Path, request: R
         created=timestamp(),
         environment=machine,
         target=_entry(pair, "target", fingerprints),
-        draft=None if pair.draft is None else _entry(pair, "draft", fingerprints),
+        draft=None if pair.sources["draft"] is None else _entry(pair, "draft", fingerprints),
         drafter=request.drafter,
         device=str(device),
         gamma_max=request.gamma_max,
@@ -149,16 +156,22 @@ def make_manifests(pair: Pair, prompts: Sequence[Prompt], path: Path, request: R
         prompts=PromptsEntry(
             prompt_name(path), prompts_sha256(path), len(prompts), tuple(dict.fromkeys(prompt.task for prompt in prompts))
         ),
+        schema_version=GREEDY_VERSION if request.sampling.greedy else SAMPLED_VERSION,
+        temperature=request.sampling.temperature,
+        top_k=request.sampling.top_k,
+        top_p=request.sampling.top_p,
     )
     return {compression: _for_compression(first, compression, device) for compression in request.compressions}
 
 
 def _entry(pair: Pair, role: str, fingerprints: dict[str, str | None]) -> ModelEntry:
-    model = pair.target if role == "target" else pair.draft
     source, fingerprint = pair.sources[role], fingerprints[role]
-    assert model is not None
     assert source is not None
     assert fingerprint is not None
+    if role == "draft" and pair.reuse is not None:
+        return ModelEntry(source, fingerprint, "none", f"reuse-{pair.reuse.net.config.design}", "modules", "float32")
+    model = pair.target if role == "target" else pair.draft
+    assert model is not None
     return ModelEntry(source, fingerprint, "none", model.spec.family, model.spec.engine, "float32")
 
 

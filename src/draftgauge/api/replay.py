@@ -2,20 +2,30 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import warnings
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from draftgauge.api.runs import read_run, select_runs
 from draftgauge.core.errors import DraftgaugeError
 from draftgauge.policies.base import Policy
+from draftgauge.policies.fitted import FITTED_SUFFIX, load_fitted
 from draftgauge.policies.registry import expand_policy, make_policy
-from draftgauge.replay.evaluate import best_fixed_gamma, evaluate
-from draftgauge.replay.hindsight import hindsight_optimum
+from draftgauge.replay.cost_sweep import cost_sweep
+from draftgauge.replay.evaluate import best_fixed_gamma, evaluate_design
 from draftgauge.replay.simulate import Replay
+from draftgauge.replay.splits import Design, design_of, prompt_keys
+from draftgauge.traces.costs import CostCurve
+from draftgauge.traces.manifest import Manifest
 
 DEFAULT_POLICIES = ("none", "fixed", "hf-heuristic", "hf-confidence", "cumulative-confidence")
-HINDSIGHT = "hindsight"
+
+Warn = Callable[[str], None]
+
+
+def _warn(message: str) -> None:
+    warnings.warn(message, stacklevel=3)
 
 
 def replay_rows(
@@ -24,38 +34,75 @@ def replay_rows(
     *,
     tasks: Sequence[str] | None = None,
     split: str | None = None,
+    sweep: Sequence[float] = (),
     objects: Mapping[str, Policy] | None = None,
+    on_warning: Warn = _warn,
 ) -> list[dict[str, Any]]:
     """Replay policies on recorded runs, beside plain decoding, the best fixed length and the hindsight optimum.
 
     Args:
         folder: a recorded run, or a folder of runs (one compression each).
         policies: specs; the bare ``fixed`` stands for every length. All simple policies if None.
-        tasks, split: which prompts.
+        tasks: take the prompts of these tasks only.
+        split: the prompts to evaluate on: train, validation, test or all. If None, test where the prompts name training and test
+            ones or a fitted policy was fitted on some of them, else all.
+        sweep: evaluate at these cost ratios instead of the measured one.
         objects: policies of your own by name, beside the named ones; with them and without ``policies``, only they run.
+        on_warning: told of prompts that a policy was fitted on, and of costs from another device; by default a Python warning.
 
     Returns:
         Rows as :func:`draftgauge.replay.evaluate.evaluate` describes; the policy ``hindsight`` is the optimum with all outcomes known.
 
     Raises:
-        DraftgaugeError: for an unknown policy.
+        DraftgaugeError: for an unknown policy, or one fitted for other draft lengths or signals.
         TraceError: if the folder holds no complete trace, or lacks what was asked for.
     """
+    specs = policies if policies is not None else () if objects else DEFAULT_POLICIES
+    trained_on = {spec: load_fitted(Path(spec)).trained_on for spec in specs if spec.endswith(FITTED_SUFFIX)}
     rows: list[dict[str, Any]] = []
     for run, manifest in select_runs(folder):
-        specs = policies if policies is not None else () if objects else DEFAULT_POLICIES
-        names = [name for spec in specs for name in expand_policy(spec, manifest.gamma_max)]
-        arms: dict[str, Policy | Replay] = {name: make_policy(name, manifest.gamma_max) for name in dict.fromkeys(names)}
-        for name, policy in (objects or {}).items():
-            if name in arms:
-                raise DraftgaugeError(f"two policies are named {name!r}: give your own another name")
-            arms[name] = policy
-        trace, costs = read_run(run, tasks, split)
-        arms[HINDSIGHT] = hindsight_optimum(trace, costs).replay
-        rows += [dict(row) for row in evaluate(trace, costs, arms)]
+        trace, costs = read_run(run, tasks)
+        design = design_of(trace, split, {key for keys in trained_on.values() for key in keys})
+        _check(run, manifest, costs, design, trained_on, on_warning)
+
+        def make(curve: CostCurve, gamma_max: int = trace.gamma_max) -> dict[str, Policy | Replay]:
+            return _arms(specs, objects or {}, gamma_max, curve)
+
+        found = cost_sweep(design, costs, make, sweep) if sweep else evaluate_design(design, costs, make)
+        rows += [dict(row) for row in found]
     return rows
 
 
 def best_gamma_of(run: Path) -> int:
-    """The best fixed length of one recorded run, 0 where not speculating is best."""
-    return best_fixed_gamma(*read_run(run))
+    """The best fixed length of one recorded run, 0 where not speculating is best; of its training prompts where it names any."""
+    trace, costs = read_run(run)
+    design = design_of(trace)
+    return best_fixed_gamma(design.train if design.train is not None else trace, costs)
+
+
+def _arms(specs: Sequence[str], objects: Mapping[str, Policy], gamma_max: int, costs: CostCurve) -> dict[str, Policy | Replay]:
+    names = dict.fromkeys(name for spec in specs for name in expand_policy(spec, gamma_max))
+    arms: dict[str, Policy | Replay] = {name: make_policy(name, gamma_max, costs) for name in names}
+    for name, policy in objects.items():
+        if name in arms:
+            raise DraftgaugeError(f"two policies are named {name!r}: give your own another name")
+        arms[name] = policy
+    return arms
+
+
+def _check(
+    run: Path, manifest: Manifest, costs: CostCurve, design: Design, trained_on: Mapping[str, Sequence[str]], on_warning: Warn
+) -> None:
+    """Warn of what makes figures other than they seem."""
+    if costs.device != manifest.device:
+        on_warning(
+            f"the costs in {run} were measured on {costs.device}, its trace on {manifest.device}: seconds are those of {costs.device}"
+        )
+    keys = prompt_keys(design.trace)
+    for spec, known in trained_on.items():
+        seen = len(set(known).intersection(keys))
+        if seen:
+            on_warning(
+                f"{spec} was fitted on {seen} of the {len(keys)} prompts that it is evaluated on ({run}, split {design.split!r}): "
+                f"what it gains there says little about other prompts"
+            )

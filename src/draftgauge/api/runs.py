@@ -49,8 +49,19 @@ def read_run(run: Path, tasks: Sequence[str] | None = None, split: str | None = 
     return read_trace(run, tasks, split), CostCurve.load(run / COSTS_NAME)
 
 
-def load_pair_of(manifest: Manifest, device: str | None = None, engine: str = "auto", trust_remote_code: bool = False) -> Pair:
-    """Load the models that a trace was recorded with.
+def load_pair_of(
+    manifest: Manifest,
+    device: str | None = None,
+    engine: str = "auto",
+    trust_remote_code: bool = False,
+    drafter: str | Path | None = None,
+) -> Pair:
+    """Load the models that a trace was recorded with, or its target with another drafter.
+
+    Args:
+        manifest: of the trace.
+        device, engine, trust_remote_code: how to load the models.
+        drafter: what drafts in place of the recorded drafter; see :func:`~draftgauge.api.pair.load_pair`.
 
     Raises:
         TraceError: if the models at those places are not the recorded ones any more.
@@ -59,13 +70,13 @@ def load_pair_of(manifest: Manifest, device: str | None = None, engine: str = "a
         manifest.target.source,
         manifest.draft.source if manifest.draft is not None else None,
         manifest.target.compression,
-        manifest.drafter,
+        manifest.drafter if drafter is None else drafter,
         device=device,
         engine=engine,
         trust_remote_code=trust_remote_code,
     )
     found = pair.fingerprints()
-    for role, entry in (("target", manifest.target), ("draft", manifest.draft)):
+    for role, entry in (("target", manifest.target), ("draft", manifest.draft if drafter is None else None)):
         if entry is not None and found[role] != entry.fingerprint:
             raise TraceError(
                 f"the {role} at {entry.source} is not the model that this trace was recorded with: profile it into a new folder"

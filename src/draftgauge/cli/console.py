@@ -38,6 +38,11 @@ def friendly_errors(resume: str = "") -> Iterator[None]:
         raise typer.Exit(EXIT_INTERRUPTED) from error
 
 
+def warn(message: str) -> None:
+    """Say what makes a result other than it seems, and go on."""
+    errors.print(f"[yellow]warning:[/] {_escaped(message)}", soft_wrap=True, highlight=False)
+
+
 def _escaped(text: str) -> str:
     return text.replace("[", r"\[")
 

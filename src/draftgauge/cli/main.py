@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from draftgauge.cli import bench, demo, generate, profile, reference, replay, report
+from draftgauge.cli import bench, demo, evaluate, fit, generate, profile, reference, replay, report, reproduce, study, train
 
 app = typer.Typer(
     name="draftgauge",
@@ -18,11 +18,16 @@ app = typer.Typer(
 )
 app.command("demo")(demo.demo)
 app.command("profile")(profile.profile)
+app.command("fit")(fit.fit)
 app.command("replay")(replay.replay)
 app.command("bench")(bench.bench)
 app.command("generate")(generate.generate)
 app.command("report")(report.report)
+app.command("train")(train.train)
+app.command("evaluate")(evaluate.evaluate)
+app.add_typer(study.app, name="study")
 app.add_typer(reference.app, name="reference")
+app.add_typer(reproduce.app, name="reproduce")
 
 
 def _version(value: bool) -> None:

@@ -9,7 +9,9 @@ import typer
 
 Target = Annotated[str, typer.Option(help="Target model: a Hugging Face id, a folder, or 'reference' (the bundled one).")]
 Draft = Annotated[str, typer.Option(help="Draft model: an id, a folder, 'reference' or 'reference/draft-small'.")]
-DrafterKind = Annotated[str, typer.Option(help="What proposes tokens: 'language_model' or 'prompt_lookup' (no draft model).")]
+DrafterKind = Annotated[
+    str, typer.Option(help="What proposes tokens: 'language_model', 'prompt_lookup' (no draft model), or the folder of a trained drafter.")
+]
 Compression = Annotated[str, typer.Option(help="Target compression: none, fp16, bf16, int8, nf4; several with commas.")]
 Prompts = Annotated[
     Path | None, typer.Option(help="JSON Lines with 'prompt', 'turns' or 'messages'; the bundled test prompts if left out.")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from typing import Any, Generic, TypeVar
 
 from draftgauge.core.config import convert, type_name
@@ -21,9 +21,13 @@ class Registry(Generic[T]):
     the factory's parameters, which are all the parameters a spec can set.
     """
 
-    def __init__(self, kind: str) -> None:
-        """``kind`` is the word for one of the things in messages, e.g. "policy"."""
+    def __init__(self, kind: str, supplied: Collection[str] = ()) -> None:
+        """``kind`` is the word for one of the things in messages, e.g. "policy".
+
+        ``supplied`` names parameters that only the caller of :meth:`create` gives, and no spec.
+        """
         self.kind = kind
+        self.supplied = frozenset(supplied)
         self._factories: dict[str, Callable[..., T]] = {}
 
     def register(self, name: str) -> Callable[[Factory], Factory]:
@@ -81,7 +85,7 @@ class Registry(Generic[T]):
             raise DraftgaugeError(f"unknown {self.kind} {name!r}; known: {', '.join(self._factories)}")
         if colon and not rest:
             raise DraftgaugeError(f"{spec!r}: nothing follows the colon; {self.usage(name)}")
-        parameters = self._parameters(name)
+        parameters = self._settable(name)
         arguments: dict[str, Any] = {}
         for key, text in _split(rest, next(iter(parameters), "")):
             if key not in parameters:
@@ -95,10 +99,13 @@ class Registry(Generic[T]):
     def usage(self, name: str) -> str:
         """How a spec of this name is written, e.g. ``write fixed:gamma=<int>``; optional parameters are in brackets."""
         parts = []
-        for key, parameter in self._parameters(name).items():
+        for key, parameter in self._settable(name).items():
             shown = f"{key}=<{type_name(parameter.annotation)}>"
             parts.append(shown if parameter.default is parameter.empty else f"[{shown}, by default {parameter.default}]")
         return f"write {name}:{','.join(parts)}" if parts else f"write {name}"
+
+    def _settable(self, name: str) -> dict[str, inspect.Parameter]:
+        return {key: parameter for key, parameter in self._parameters(name).items() if key not in self.supplied}
 
     def _parameters(self, name: str) -> dict[str, inspect.Parameter]:
         return dict(inspect.signature(self._factories[name], eval_str=True).parameters)

@@ -7,6 +7,7 @@ and the others are read off the rows after them.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
@@ -83,8 +84,8 @@ def draft_densely(
     branching = np.flatnonzero(~goes_on & ~ended & (limits > 1))
     for begin in range(0, len(branching), CHUNK):
         chunk = branching[begin : begin + CHUNK]
-        _grow_branches(model, len(prompt_tokens) + chunk, chunk, limits, own, vocabulary)
-    _cut_after_end(own, end_tokens)
+        grow_branches(model, len(prompt_tokens) + chunk, chunk, limits, own, vocabulary, lambda logits: logits.argmax(-1))
+    cut_after_end(own, end_tokens)
 
     known = min(positions, rows)
     row, column = _sources(goes_on, known, gamma_max)
@@ -94,7 +95,10 @@ def draft_densely(
 
 
 def draft_position_by_position(drafter: Drafter, prompt_tokens: list[int], output: list[int], gamma_max: int) -> DenseDrafts:
-    """The same with any drafter as it is used live, one position after the other: the reference, and cheap without a model."""
+    """The same with any drafter as it is used live, one position after the other: the reference, and cheap without a model.
+
+    A drafter that reads its target reads it as it stands: the target must have taken in prompt and output but for the last token.
+    """
     drafts = DenseDrafts.empty(len(output), gamma_max)
     drafter.prefill(prompt_tokens)
     for position, token in enumerate(output):
@@ -102,7 +106,7 @@ def draft_position_by_position(drafter: Drafter, prompt_tokens: list[int], outpu
         count = len(draft.tokens)
         drafts.tokens[position, :count] = draft.tokens
         for depth, signal in enumerate(draft.signals):
-            drafts.shown[:, position, depth] = signal[1:]
+            drafts.shown[:, position, depth] = signal[1:4]
         drafter.commit(0, [token])
     return drafts
 
@@ -117,18 +121,29 @@ def _draft_first(model: CachedModel, prompt_tokens: list[int], output: list[int]
     text = torch.tensor([prompt_tokens[-1], *output][:rows], device=device)
     for begin in range(0, rows, CHUNK):
         logits = model.forward(text[begin : begin + CHUNK])[:, :vocabulary]
-        _note(logits, logits.argmax(-1), own, np.arange(begin, begin + len(logits)), 0)
+        note(logits, logits.argmax(-1), own, np.arange(begin, begin + len(logits)), 0)
 
 
-def _grow_branches(
+def grow_branches(
     model: CachedModel,
     starts: NDArray[np.int64],
     rows: NDArray[np.int64],
     limits: NDArray[np.int64],
     own: DenseDrafts,
     vocabulary: int | None,
+    choose: Callable[[Tensor], Tensor],
 ) -> None:
-    """Draft on from the first token of some rows, all of them a token at a time, each up to its limit."""
+    """Draft on from the first token of some rows, all of them a token at a time, each up to its limit.
+
+    Args:
+        model: its cache holds the text.
+        starts: ``[n]`` tokens of the text before the first drafted token of each row.
+        rows: ``[n]`` their rows.
+        limits: longest draft of every row.
+        own: has the first tokens and is filled in.
+        vocabulary: number of logits that count.
+        choose: the next tokens ``[n]`` from logits ``[n, V]``.
+    """
     device = model.spec.device
     session = model.branches(torch.tensor(starts, device=device))
     tokens = torch.tensor(own.tokens[rows, 0], dtype=torch.int64, device=device)
@@ -139,17 +154,18 @@ def _grow_branches(
             session.keep(kept)
             tokens, rows = tokens[kept], rows[within]
         logits = session.step(tokens)[:, :vocabulary]
-        tokens = logits.argmax(-1)
-        _note(logits, tokens, own, rows, depth)
+        tokens = choose(logits)
+        note(logits, tokens, own, rows, depth)
 
 
-def _note(logits: Tensor, tokens: Tensor, own: DenseDrafts, rows: Rows, depth: int) -> None:
+def note(logits: Tensor, tokens: Tensor, own: DenseDrafts, rows: Rows, depth: int) -> None:
     """Write the tokens drafted at a depth and their signals, ``[rows]``."""
     own.tokens[rows, depth] = tokens.cpu().numpy()
     own.shown[:, rows, depth] = torch.stack(signals(logits)).cpu().numpy()
 
 
-def _cut_after_end(own: DenseDrafts, end_tokens: frozenset[int]) -> None:
+def cut_after_end(own: DenseDrafts, end_tokens: frozenset[int]) -> None:
+    """Forget what was drafted after an end token."""
     ends = np.isin(own.tokens, list(end_tokens))
     after = np.cumsum(ends, axis=1) - ends > 0
     own.tokens[after] = -1

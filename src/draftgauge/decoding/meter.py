@@ -9,9 +9,11 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
+from functools import partial
 
 import numpy as np
 from numpy.typing import NDArray
+from torch import Generator
 
 from draftgauge.core.errors import DraftgaugeError
 from draftgauge.decoding.plain import plain_decode
@@ -21,11 +23,14 @@ from draftgauge.decoding.speculative import speculative_decode
 from draftgauge.decoding.stopwatch import Sample, StepTimer, Stopwatch, TimedDrafter, TimedModel
 from draftgauge.drafters.base import Drafter
 from draftgauge.models.base import CachedModel
+from draftgauge.policies.base import SignalKind
 from draftgauge.traces.costs import CostCurve, CostTable
+from draftgauge.verification import Sampling
 
 SPAN = 64  # tokens decoded in one go: a context length is measured around its value, over that many tokens
 PLAIN_SPAN = 16
 QUARTILES = (25, 50, 75)
+KINDS: tuple[SignalKind, ...] = ("none", "confidence", "all")
 
 Seconds = NDArray[np.float64]
 
@@ -64,13 +69,15 @@ def measure_costs(
     repeats: int = 10,
     compression: str = "none",
     context_limit: int | None = None,
+    sampling: Sampling | None = None,
+    generator: Generator | None = None,
     progress: Callable[[int, int], None] = lambda done, total: None,
 ) -> CostCurve:
-    """Measure a cost curve by decoding greedily with the pair.
+    """Measure a cost curve by decoding with the pair, greedily or as it samples.
 
     Args:
         target: its cache is overwritten.
-        drafter: drafts greedily and knows no end tokens, so that it drafts as many tokens as asked.
+        drafter: knows no end tokens, so that it drafts as many tokens as asked.
         text: token ids of real text; the contexts are cut from it, repeated as often as needed.
         contexts: lengths in tokens; those past the limit are measured at the limit.
         rng: for the order of measurements and the places in the text.
@@ -78,6 +85,8 @@ def measure_costs(
         repeats: samples of every draft length at every context.
         compression: of the target, by name.
         context_limit: longest sequence that target and draft take, the target's by default.
+        sampling: of the target, greedy if None.
+        generator: on the target's device, needed to sample.
         progress: told (samples taken, samples wanted).
 
     Raises:
@@ -88,7 +97,8 @@ def measure_costs(
     limit = target.spec.context if context_limit is None else min(target.spec.context, context_limit)
     span = measured_span(gamma_max, limit)
     lengths = sorted({max(1, min(context, limit)) for context in contexts})
-    benches = [_Bench(target, drafter, text, length, limit, span, rng, gamma_max) for length in lengths]
+    decoding = (sampling or Sampling(), generator)
+    benches = [_Bench(target, drafter, text, length, limit, span, rng, gamma_max, *decoding) for length in lengths]
     for bench in benches:  # warmed up: once at every context, not counted
         bench.run_all()
         bench.forget()
@@ -114,6 +124,8 @@ class _Bench:
         span: int,
         rng: np.random.Generator,
         gamma_max: int,
+        sampling: Sampling,
+        generator: Generator | None,
     ) -> None:
         self.context = context
         self._target = target
@@ -122,22 +134,23 @@ class _Bench:
         self._start = min(max(1, context - span // 2), limit - span)
         self._rng = rng
         self._gamma_max = gamma_max
-        self._speculative = DecodingSettings(span)
-        self._plain = DecodingSettings(min(PLAIN_SPAN, span))
+        self._generator = generator
+        self._speculative = DecodingSettings(span, sampling)
+        self._plain = DecodingSettings(min(PLAIN_SPAN, span), sampling)
         self.forget()
 
     def forget(self) -> None:
         """Drop what was measured."""
         stopwatch = Stopwatch(self._target.spec.device)
-        self._timers = {looks: StepTimer(stopwatch, self._gamma_max, self._rng, looks) for looks in (False, True)}
+        self._timers = {looks: StepTimer(stopwatch, self._gamma_max, self._rng, looks) for looks in KINDS}
         self.plain: list[float] = []
 
     def fewest(self) -> int:
         """Samples of the draft length that has the fewest."""
         return min(timer.fewest() for timer in self._timers.values())
 
-    def samples(self, looks: bool = False) -> list[Sample]:
-        """Steps of a policy that looks at signals, or of one that does not."""
+    def samples(self, looks: SignalKind = "none") -> list[Sample]:
+        """Steps of a policy that looks at so much."""
         return self._timers[looks].samples
 
     def run_all(self) -> None:
@@ -146,15 +159,14 @@ class _Bench:
         prompt = self._text[places].tolist()
         runs: list[Callable[[], None]] = [
             lambda: self._run_plain(prompt),
-            lambda: self._run_speculative(prompt, self._timers[False]),
-            lambda: self._run_speculative(prompt, self._timers[True]),
+            *(partial(self._run_speculative, prompt, timer) for timer in self._timers.values()),
         ]
         for index in self._rng.permutation(len(runs)):
             runs[index]()
 
     def _run_speculative(self, prompt: list[int], timer: StepTimer) -> None:
         target, drafter = TimedModel(self._target, timer), TimedDrafter(self._drafter, timer, filler=prompt[0])
-        speculative_decode(target, drafter, timer, prompt, self._speculative)
+        speculative_decode(target, drafter, timer, prompt, self._speculative, self._generator)
         timer.settle()
 
     def _run_plain(self, prompt: list[int]) -> None:
@@ -163,7 +175,7 @@ class _Bench:
         def committed(tokens: list[int], origins: list[Origin]) -> None:
             moments.append(time.perf_counter())  # the loop has read the token, so the device is done with it
 
-        plain_decode(self._target, prompt, self._plain, on_commit=committed)
+        plain_decode(self._target, prompt, self._plain, self._generator, on_commit=committed)
         self.plain += np.diff(moments).tolist()
 
 
@@ -179,7 +191,8 @@ def _curve(benches: Sequence[_Bench], compression: str, target: CachedModel) -> 
         draft=_table(draft, 1),
         draft_high=_table(draft, 2),
         overhead=_overhead(benches),
-        signals=_signals(benches),
+        signals=_looking(benches, "all", 1),
+        confidence=_looking(benches, "confidence", 0),
         plain=tuple(float(np.median(bench.plain)) for bench in benches),
         compression=compression,
         device=str(target.spec.device),
@@ -204,7 +217,11 @@ def _overhead(benches: Sequence[_Bench]) -> float:
     return max(0.0, float(np.median(medians)))
 
 
-def _signals(benches: Sequence[_Bench]) -> float:
-    """What looking at one distribution adds to a step, the median over contexts and draft lengths."""
-    looking, blind = (np.array([_quartiles(bench.samples(looks), lambda s: s.step)[1] for bench in benches]) for looks in (True, False))
-    return max(0.0, float(np.median((looking - blind) / np.arange(1, looking.shape[1] + 1))))
+def _looking(benches: Sequence[_Bench], kind: SignalKind, own: int) -> float:
+    """What looking at one distribution adds to a step, the median over contexts and draft lengths.
+
+    Policies that look at all signals also look at ``own`` = 1 distribution of the target's, in every step.
+    """
+    steps = {looks: np.array([_quartiles(b.samples(looks), lambda s: s.step)[1] for b in benches]) for looks in ("none", kind)}
+    added = (steps[kind] - steps["none"]) / np.maximum(1, np.arange(steps[kind].shape[1]) + own)
+    return max(0.0, float(np.median(added[:, 1 - own :])))

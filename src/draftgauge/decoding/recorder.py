@@ -1,9 +1,10 @@
-"""The recorder: the target's greedy output for a prompt, and at each of its positions what would be drafted from there."""
+"""The recorder: the target's output for a prompt, greedy or drawn, and at each of its positions what would be drafted from there."""
 
 from __future__ import annotations
 
 import numpy as np
 from numpy.typing import NDArray
+from torch import Generator, Tensor
 from transformers import PreTrainedTokenizerBase
 
 from draftgauge.core.errors import DraftgaugeError
@@ -11,9 +12,10 @@ from draftgauge.core.prompts import Prompt
 from draftgauge.decoding.dense import DenseDrafts, draft_densely, draft_position_by_position
 from draftgauge.decoding.plain import plain_decode
 from draftgauge.decoding.results import Generation
+from draftgauge.decoding.sampled import draft_refused
 from draftgauge.decoding.settings import DecodingSettings
 from draftgauge.decoding.speculative import speculative_decode
-from draftgauge.decoding.wrapping import EntropyTap
+from draftgauge.decoding.wrapping import EntropyTap, LogitsTap
 from draftgauge.drafters.base import Drafter
 from draftgauge.drafters.language_model import LanguageModelDrafter
 from draftgauge.models.base import CachedModel
@@ -22,6 +24,7 @@ from draftgauge.policies.base import Policy
 from draftgauge.traces.checks import accepted_lengths
 from draftgauge.traces.record import PromptRecord
 from draftgauge.traces.trace import PromptInfo
+from draftgauge.verification import entropy_bits
 
 
 def record_prompt(
@@ -33,32 +36,47 @@ def record_prompt(
     tokenizer: PreTrainedTokenizerBase,
     gamma_max: int = 16,
     speculate: Policy | None = None,
+    generator: Generator | None = None,
 ) -> PromptRecord:
     """Record one prompt densely.
+
+    At a temperature above 0 the output is drawn once, and the record holds chances of acceptance in place of outcomes
+    (:mod:`draftgauge.traces.sampled`).
 
     Passes over many positions round differently from a live drafter's single steps: in float32 the record is what a live run
     shows up to the last digits; in lower precision a drafted near-tie may fall the other way.
 
     Args:
-        target: the model whose greedy output is recorded; its cache is overwritten.
-        drafter: what drafts. A language model drafts from all positions together, any other drafter from one after the other.
+        target: the model whose output is recorded; its cache is overwritten.
+        drafter: what drafts. A language model drafts from all positions together, any other drafter from one after the other; sampled
+            decoding is recorded with a language model alone, as its draft from one position tells of the next ones.
         prompt: where it comes from.
         prompt_tokens: its token ids, at least one.
-        settings: greedy; its limit and end tokens end the output, the end tokens also drafts.
+        settings: its limit and end tokens end the output, the end tokens also drafts.
         tokenizer: for the text of the output.
         gamma_max: longest draft, at least 1.
+        generator: on the target's device, needed at a temperature above 0.
         speculate: generate the output with the drafter under this policy instead of the plain loop. In float32 the output is the
             same and comes sooner; in lower precision or with a quantised target, near-ties may fall the other way.
 
     Raises:
-        DraftgaugeError: if the settings sample or stop at strings, ``gamma_max`` is not positive, or as the loops raise.
+        DraftgaugeError: if the settings stop at strings, ``gamma_max`` is not positive, sampling lacks its generator or a draft model,
+            or as the loops raise.
     """
     if gamma_max < 1:
         raise DraftgaugeError(f"gamma_max is the longest draft and must be at least 1, not {gamma_max}")
-    if not settings.sampling.greedy or settings.stop_strings:
-        raise DraftgaugeError("a trace is of greedy output up to an end token: record at temperature 0 and without stop strings")
-    output, target_entropy = generate_greedily(target, prompt_tokens, settings, drafter if speculate else None, speculate)
-    drafts = draft_everywhere(drafter, prompt_tokens, output.tokens, gamma_max, target.spec.vocabulary)
+    if settings.stop_strings:
+        raise DraftgaugeError("a trace is of output up to an end token: record without stop strings")
+    acceptance, survival = None, None
+    if settings.sampling.greedy:
+        output, target_entropy = generate_greedily(target, prompt_tokens, settings, drafter if speculate else None, speculate)
+        drafts = draft_everywhere(drafter, prompt_tokens, output.tokens, gamma_max, target.spec.vocabulary)
+    else:
+        if not isinstance(drafter, LanguageModelDrafter) or generator is None:
+            raise DraftgaugeError("recording at a temperature above 0 needs a draft model (drafter language_model) and a random generator")
+        output, logits = generate_sampled(target, prompt_tokens, settings, generator, drafter if speculate else None, speculate)
+        target_entropy = entropy_bits(logits).cpu().numpy()
+        drafts, acceptance, survival = draft_refused(drafter, prompt_tokens, output.tokens, logits, settings.sampling, gamma_max, generator)
     info = PromptInfo(
         index=prompt.index,
         identifier=prompt.identifier,
@@ -67,6 +85,7 @@ def record_prompt(
         prompt_tokens=len(prompt_tokens),
         output_tokens=len(output.tokens),
         finish=output.finish,
+        prompt_token=tuple(prompt_tokens),
     )
     token = np.asarray(output.tokens, np.int32)
     return PromptRecord(
@@ -79,6 +98,8 @@ def record_prompt(
         entropy=drafts.shown[1],
         margin=drafts.shown[2],
         accepted=accepted_lengths(token, drafts.tokens),
+        acceptance=acceptance,
+        survival=survival,
     )
 
 
@@ -94,11 +115,29 @@ def generate_greedily(
     return output, tap.entropies(len(output.tokens)).cpu().numpy()
 
 
+def generate_sampled(
+    target: CachedModel,
+    prompt_tokens: list[int],
+    settings: DecodingSettings,
+    generator: Generator,
+    drafter: Drafter | None = None,
+    policy: Policy | None = None,
+) -> tuple[Generation, Tensor]:
+    """An output drawn from the target, by the plain loop or with a drafter and a policy, and the logits ``[N, V]`` it was drawn from."""
+    tap = LogitsTap(target, len(prompt_tokens))
+    if drafter is None or policy is None:
+        output = plain_decode(tap, prompt_tokens, settings, generator)
+    else:
+        output = speculative_decode(tap, drafter, policy, prompt_tokens, settings, generator)
+    return output, tap.logits(len(output.tokens))
+
+
 def draft_everywhere(drafter: Drafter, prompt_tokens: list[int], output: list[int], gamma_max: int, vocabulary: int) -> DenseDrafts:
     """Drafts from every position of an output, the fast way where there is one.
 
     Args:
-        drafter: drafts greedily.
+        drafter: drafts greedily. One that reads its target finds there what the target has last decoded, which must be this text:
+            what stands at a position does not depend on what follows, so it is what a live step at that position would find.
         prompt_tokens, output: the text; row ``p`` drafts what follows the prompt and ``output[:p]``.
         gamma_max: longest draft.
         vocabulary: number of logits of the target.

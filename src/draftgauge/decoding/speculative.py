@@ -12,7 +12,7 @@ from draftgauge.decoding.settings import DecodingSettings, check_request
 from draftgauge.decoding.stopping import Detokenize, Finish, Stopper
 from draftgauge.drafters.base import Draft, Drafter
 from draftgauge.models.base import CachedModel
-from draftgauge.policies.base import Policy, Step, needs_signals
+from draftgauge.policies.base import Policy, Step, begin, signal_kind
 from draftgauge.verification import Verdict, accept, accept_greedy, entropy_bits, probabilities
 
 _NO_DRAFT = Draft([])
@@ -79,15 +79,15 @@ class _Loop:
         self.stopper = stopper
         self.device = target.spec.device
         self.clock = PhaseClock(self.device, time_phases)
-        self.needs_signals = needs_signals(policy)
-        self.keep_drafting = policy.keep_drafting if self.needs_signals else None
+        self.signals = signal_kind(policy)
+        self.keep_drafting = None if self.signals == "none" else policy.keep_drafting
         self.result = Generation(phases=self.clock.phases)
         self.last_token = -1
 
     def run(self, prompt_tokens: list[int]) -> Generation:
         """Prefill, then step until the output ends."""
         started = seconds(self.device)
-        self.policy.reset()
+        begin(self.policy, prompt_tokens)
         prefill(self.target, prompt_tokens)
         self.drafter.prefill(prompt_tokens)
         self.last_token = prompt_tokens[-1]
@@ -116,7 +116,7 @@ class _Loop:
     def draft(self) -> Draft:
         """As many tokens as the policy wants, leaving room for the target's own."""
         limit = min(self.policy.limit(), self.stopper.remaining - 1)
-        return self.drafter.propose(limit, self.keep_drafting) if limit > 0 else _NO_DRAFT
+        return self.drafter.propose(limit, self.keep_drafting, self.signals == "confidence") if limit > 0 else _NO_DRAFT
 
     def verify(self, tokens: list[int]) -> Tensor:
         """One pass of the target over the last committed and the ``g`` drafted tokens: logits ``[g + 1, V]``."""
@@ -140,8 +140,8 @@ class _Loop:
         own: Origin = "plain" if drafted == 0 else "bonus" if accepted == drafted else "corrected"
         origins: list[Origin] = ["accepted"] * accepted
         origins = [*origins, own][: len(tokens)]
-        entropy = float(entropy_bits(logits[len(tokens) - 1])) if self.needs_signals else float("nan")
-        step = Step(drafted, accepted, len(tokens), draft.signals, entropy)
+        entropy = float(entropy_bits(logits[len(tokens) - 1])) if self.signals == "all" else float("nan")
+        step = Step(drafted, accepted, len(tokens), draft.signals, entropy, tokens)
         self.policy.observe(step)
 
         self.result.tokens += tokens

@@ -14,7 +14,7 @@ from torch import Tensor
 from draftgauge.decoding.wrapping import WrappedModel
 from draftgauge.drafters.base import Draft, Drafter, KeepDrafting
 from draftgauge.models.base import CachedModel
-from draftgauge.policies.base import Signal, Step
+from draftgauge.policies.base import Signal, SignalKind, Step
 
 Mark = float | torch.cuda.Event
 
@@ -70,14 +70,14 @@ class StepTimer:
     in runs, as where one does not speculate, and the first of a run is not counted: it would find the draft in the caches.
     """
 
-    def __init__(self, stopwatch: Stopwatch, gamma_max: int, rng: np.random.Generator, needs_signals: bool) -> None:
+    def __init__(self, stopwatch: Stopwatch, gamma_max: int, rng: np.random.Generator, needs_signals: SignalKind) -> None:
         """Time steps on a stopwatch.
 
         Args:
             stopwatch: of the target's device.
             gamma_max: longest draft.
             rng: for the order of the lengths.
-            needs_signals: time steps as they are for a policy that looks at signals.
+            needs_signals: time steps as they are for a policy that looks at so much.
         """
         self.needs_signals = needs_signals
         self.samples: list[Sample] = []
@@ -183,12 +183,14 @@ class TimedDrafter:
         """Start a new sequence."""
         self._drafter.prefill(context)
 
-    def propose(self, limit: int, keep_drafting: KeepDrafting | None) -> Draft:
+    def propose(self, limit: int, keep_drafting: KeepDrafting | None, confidence_only: bool = False) -> Draft:
         """Draft exactly ``limit`` tokens."""
         self._timer.begin("draft")
-        draft = self._drafter.propose(limit, keep_drafting)
+        draft = self._drafter.propose(limit, keep_drafting, confidence_only)
         self._timer.end("draft")
         self._proposed = len(draft.tokens)
+        if self._proposed == limit:
+            return draft
         return Draft(draft.tokens + [self._filler] * (limit - self._proposed), None, draft.signals)
 
     def commit(self, accepted: int, tokens: list[int]) -> None:

@@ -42,6 +42,33 @@ class WrappedModel:
         return self.model.branches(starts)
 
 
+class LogitsTap(WrappedModel):
+    """Keeps the logits behind every token of one output, whichever loop decodes it: its length times the vocabulary, in float32."""
+
+    def __init__(self, model: CachedModel, prompt_tokens: int) -> None:
+        """Watch the decoding of a prompt of that many tokens."""
+        super().__init__(model)
+        self._first = prompt_tokens - 1  # the prompt's last token gives the first logits of the output
+        self._kept: list[Tensor] = []  # [V] each
+
+    def forward(self, tokens: Tensor, last_only: bool = False) -> Tensor:
+        """Append tokens and keep their logits, the prompt's aside."""
+        output = self.length >= self._first
+        logits = self.model.forward(tokens, last_only)
+        if output:
+            self._kept += logits.unbind()
+        return logits
+
+    def truncate(self, length: int) -> None:
+        """Roll back, forgetting what was kept past it."""
+        self.model.truncate(length)
+        del self._kept[max(length - self._first, 0) :]
+
+    def logits(self, tokens: int) -> Tensor:
+        """``[tokens, V]`` logits that gave the first tokens of the output."""
+        return torch.stack(self._kept[:tokens])
+
+
 class EntropyTap(WrappedModel):
     """Keeps the entropy of the logits behind every token of one output, whichever loop decodes it."""
 

@@ -36,12 +36,12 @@ class Drafter(Protocol):
         """Start a new sequence with the prompt's tokens."""
         ...
 
-    def propose(self, limit: int, keep_drafting: KeepDrafting | None) -> Draft:
+    def propose(self, limit: int, keep_drafting: KeepDrafting | None, confidence_only: bool = False) -> Draft:
         """Draft up to ``limit`` tokens after the committed text.
 
         ``keep_drafting`` is asked after each token but the last possible one. None drafts to the limit and makes no signals,
-        which saves their cost and, on an accelerator, a wait for the device after each token. Drafting also ends with an
-        end-of-sequence token.
+        which saves their cost and, on an accelerator, a wait for the device after each token. With ``confidence_only`` the
+        signals hold no entropy and margin (NaN), which spares most of their cost. Drafting also ends with an end-of-sequence token.
         """
         ...
 

@@ -6,9 +6,9 @@ import torch
 from torch import Generator, Tensor
 
 from draftgauge.drafters.base import Draft, KeepDrafting
+from draftgauge.drafters.growing import Growing
 from draftgauge.models.base import CachedModel
-from draftgauge.policies.base import Signal
-from draftgauge.verification import Sampling, draw, probabilities, signals
+from draftgauge.verification import Sampling
 
 
 class LanguageModelDrafter:
@@ -39,10 +39,8 @@ class LanguageModelDrafter:
         self.model = model
         self.end_tokens = end_tokens
         self.sampling = sampling or Sampling()
-        self._generator = generator
+        self._growing = Growing(model.spec.device, end_tokens, sampling, generator)
         self._vocabulary = vocabulary if vocabulary is not None and vocabulary < model.spec.vocabulary else None
-        # On the CPU reading a token is free; elsewhere it waits for the device, so end tokens are cut off afterwards.
-        self._reads_every_token = model.spec.device.type == "cpu"
         self._text: list[int] = []
 
     def prefill(self, context: list[int]) -> None:
@@ -52,28 +50,13 @@ class LanguageModelDrafter:
         if 1 < len(context) <= self.model.spec.context:
             self.model.forward(self._tensor(context[:-1]), last_only=True)
 
-    def propose(self, limit: int, keep_drafting: KeepDrafting | None) -> Draft:
+    def propose(self, limit: int, keep_drafting: KeepDrafting | None, confidence_only: bool = False) -> Draft:
         """Draft up to ``limit`` tokens, fewer where the draft's context ends: one forward pass for each."""
         limit = min(limit, self.model.spec.context - len(self._text) + 1)
         if limit <= 0:
             return Draft([])
-        chosen: list[Tensor] = []
-        rows: list[Tensor] = []
-        shown: list[Signal] = []
         logits = self._logits(self._tensor(self._text[self.model.length :]))
-        while True:
-            chosen.append(self._choose(logits, rows))
-            if keep_drafting is not None:
-                shown.append(_signal(len(chosen), logits))
-            if len(chosen) == limit:
-                break
-            if (self._reads_every_token or keep_drafting is not None) and int(chosen[-1]) in self.end_tokens:
-                break
-            if keep_drafting is not None and not keep_drafting(shown[-1]):
-                break
-            logits = self._logits(chosen[-1])
-        tokens = self._until_end(torch.cat(chosen).tolist())
-        return Draft(tokens, torch.cat(rows[: len(tokens)]) if rows else None, shown)
+        return self._growing.grow(logits, self._logits, limit, keep_drafting, confidence_only)
 
     def commit(self, accepted: int, tokens: list[int]) -> None:
         """Roll the cache back to the accepted part of the proposal and remember the committed tokens."""
@@ -87,23 +70,5 @@ class LanguageModelDrafter:
         logits = self.model.forward(tokens, last_only=True)
         return logits if self._vocabulary is None else logits[:, : self._vocabulary]
 
-    def _choose(self, logits: Tensor, rows: list[Tensor]) -> Tensor:
-        """The drafted token ``[1]``; the distribution it was drawn from is added to ``rows``."""
-        if self.sampling.greedy:
-            return logits.argmax(-1)
-        rows.append(probabilities(logits, self.sampling))
-        return draw(rows[-1], self._generator)
-
-    def _until_end(self, tokens: list[int]) -> list[int]:
-        for place, token in enumerate(tokens):
-            if token in self.end_tokens:
-                return tokens[: place + 1]
-        return tokens
-
     def _tensor(self, tokens: list[int]) -> Tensor:
         return torch.tensor(tokens, device=self.model.spec.device)
-
-
-def _signal(depth: int, logits: Tensor) -> Signal:
-    confidence, entropy, margin = torch.cat(signals(logits)).tolist()
-    return Signal(depth, confidence, entropy, margin)

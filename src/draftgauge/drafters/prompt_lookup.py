@@ -41,7 +41,7 @@ class PromptLookupDrafter:
         self._after = {}
         self._extend(context)
 
-    def propose(self, limit: int, keep_drafting: KeepDrafting | None) -> Draft:
+    def propose(self, limit: int, keep_drafting: KeepDrafting | None, confidence_only: bool = False) -> Draft:
         """Copy up to ``limit`` tokens; none if no n-gram at the end of the text occurred before."""
         tokens: list[int] = []
         shown: list[Signal] = []
@@ -49,7 +49,7 @@ class PromptLookupDrafter:
         for token in self._text[start : start + max(limit, 0)]:
             tokens.append(token)
             if keep_drafting is not None:
-                shown.append(Signal(len(tokens), 1.0, 0.0, 1.0))
+                shown.append(Signal(len(tokens), 1.0, 0.0, 1.0, token))
             if token in self.end_tokens:
                 break
             if keep_drafting is not None and len(tokens) < limit and not keep_drafting(shown[-1]):

@@ -9,7 +9,7 @@ dimension, ``N`` branches.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 
 import torch
 import torch.nn.functional as F
@@ -17,6 +17,7 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from draftgauge.models.base import BranchSession
+from draftgauge.models.hidden import HiddenStates
 from draftgauge.models.lean_attention import BranchAttention, attend_causally, causal_mask
 from draftgauge.models.lean_ops import Norm
 from draftgauge.models.lean_weights import LeanWeights, fuse
@@ -46,6 +47,7 @@ class LeanModel:
         self.module = model.eval()
         self.spec = model_spec(model, "lean")
         self._weights = fuse(model)
+        self.hidden: HiddenStates | None = None  # filled by every forward where there is one
         self._length = 0
         self._capacity = 0
         with torch.inference_mode():
@@ -82,6 +84,11 @@ class LeanModel:
         check_starts(int(starts.min()), int(starts.max()), self._length)
         return LeanBranches(self, starts)
 
+    def keys_values(self, layer: int) -> tuple[Tensor, Tensor]:
+        """Cached keys, rotated, and values of a decoder layer, each ``[KV, length, D]``: views, valid until the next ``forward``."""
+        keys, values = self._cache[layer, :, : self._length].split(self._weights.key_heads)
+        return keys, values
+
     def rotary(self, length: int) -> tuple[Tensor, Tensor]:
         """Rotary tables of at least ``length`` positions, each ``[positions, 1, D]``, the sine signed for :func:`rotate`.
 
@@ -104,7 +111,8 @@ class LeanModel:
             written[layer].copy_(qkv[:, query_heads:].transpose(0, 1))
             return attend_causally(qkv[:, :query_heads], cached[layer], key_heads, mask)
 
-        hidden = run_layers(self._weights, tokens, self._cos[begin:end], self._sin[begin:end], attend)
+        kept = self.hidden.places(begin, end) if self.hidden is not None else None
+        hidden = run_layers(self._weights, tokens, self._cos[begin:end], self._sin[begin:end], attend, kept)
         self._length = end
         return hidden
 
@@ -146,7 +154,9 @@ class LeanBranches:
         self._attention.keep(rows)
 
 
-def run_layers(weights: LeanWeights, tokens: Tensor, cos: Tensor, sin: Tensor, attend: Attend) -> Tensor:
+def run_layers(
+    weights: LeanWeights, tokens: Tensor, cos: Tensor, sin: Tensor, attend: Attend, kept: Mapping[int, Tensor] | None = None
+) -> Tensor:
     """Hidden states ``[k, hidden]`` after the last layer, before the final norm.
 
     Args:
@@ -155,6 +165,7 @@ def run_layers(weights: LeanWeights, tokens: Tensor, cos: Tensor, sin: Tensor, a
         cos, sin: rotary tables of the tokens' positions, ``[k, 1, D]``.
         attend: called as ``attend(layer, qkv)`` with rotated queries and keys and the values, ``[k, H + 2 KV, D]``;
             returns ``[k, H D]``.
+        kept: for layers whose output is asked for, where to write it, ``[k, hidden]``.
     """
     heads = weights.query_heads + weights.key_heads
     shape = (len(tokens), heads + weights.key_heads, weights.head_dim)
@@ -165,6 +176,8 @@ def run_layers(weights: LeanWeights, tokens: Tensor, cos: Tensor, sin: Tensor, a
         layer.output(x, attend(index, qkv))
         gate, up = layer.gate_up(layer.post_norm(x)).chunk(2, -1)
         layer.down(x, F.silu(gate).mul_(up))
+        if kept is not None and index in kept:
+            kept[index].copy_(x)
     return x
 
 

@@ -7,6 +7,7 @@ comes from the attention mask, which transformers builds for the whole length.
 from __future__ import annotations
 
 import inspect
+from contextlib import AbstractContextManager, nullcontext
 
 import torch
 from torch import Tensor
@@ -15,6 +16,7 @@ from transformers.cache_utils import CacheLayerMixin, DummyLayer, DynamicLayer, 
 
 from draftgauge.core.errors import ModelError
 from draftgauge.models.base import BranchSession
+from draftgauge.models.hidden import HiddenStates, watching
 from draftgauge.models.modules_branches import MaskedBranches, SequentialBranches, takes_branch_masks
 from draftgauge.models.spec import check_context, check_starts, model_spec
 
@@ -29,6 +31,7 @@ class ModulesModel:
     def __init__(self, model: PreTrainedModel) -> None:
         self.module = model.eval()
         self.spec = model_spec(model, "modules")
+        self.hidden: HiddenStates | None = None  # filled by every forward where there is one
         self._cache = rollback_cache(model)
         self._length = 0
         self._last_only = {"logits_to_keep": 1} if "logits_to_keep" in inspect.signature(model.forward).parameters else {}
@@ -48,7 +51,8 @@ class ModulesModel:
         """Append tokens ``[k]`` and return float32 logits ``[k, vocabulary]``, or of the last token only."""
         check_context(self.spec, self._length + len(tokens))
         keep = self._last_only if last_only else {}
-        output = self.module(input_ids=tokens[None], past_key_values=self._cache, use_cache=True, **keep)
+        with self._keeping_hidden(len(tokens)):
+            output = self.module(input_ids=tokens[None], past_key_values=self._cache, use_cache=True, **keep)
         self._length += len(tokens)
         logits: Tensor = output.logits[0, -1:] if last_only else output.logits[0]
         return logits.float()
@@ -62,11 +66,24 @@ class ModulesModel:
             self._cache.crop(length - self._length)  # negative: how many to drop
             self._length = length
 
+    def keys_values(self, layer: int) -> tuple[Tensor, Tensor]:
+        """Cached keys, rotated, and values of a decoder layer, each ``[KV, length, D]``: views, valid until the next ``forward``."""
+        assert self._length > 0
+        cached = self._cache.layers[layer]
+        return cached.keys[0], cached.values[0]
+
     def branches(self, starts: Tensor) -> BranchSession:
         """Open branches after the first ``starts[i]`` cached tokens: one masked pass a step, or one by one where masks cannot say it."""
         check_starts(int(starts.min()), int(starts.max()), self._length)
         session = MaskedBranches if takes_branch_masks(self.module) else SequentialBranches
         return session(self.module, self.spec, self._cache, starts)
+
+    def _keeping_hidden(self, count: int) -> AbstractContextManager[None]:
+        """While ``count`` tokens are taken in: the layers that are asked for leave their hidden states."""
+        if self.hidden is None:
+            return nullcontext()
+        places = self.hidden.places(self._length, self._length + count)
+        return watching(self.module, self.hidden.layers, lambda layer, states: places[layer].copy_(states[0]))
 
 
 def rollback_cache(model: PreTrainedModel) -> DynamicCache:

@@ -1,6 +1,17 @@
-"""How far to draft: policies decide from what is known at that moment, and only that."""
+"""How far to draft: what a policy is, the policies, and their names."""
 
-from draftgauge.policies.base import Policy, Signal, SignalArrays, StatelessPolicy, Step, needs_signals
+from draftgauge.policies.base import Policy, Signal, SignalArrays, StatelessPolicy, Step, needs_signals, signal_kind
 from draftgauge.policies.registry import POLICIES, expand_policy, make_policy
 
-__all__ = ["POLICIES", "Policy", "Signal", "SignalArrays", "StatelessPolicy", "Step", "expand_policy", "make_policy", "needs_signals"]
+__all__ = [
+    "POLICIES",
+    "Policy",
+    "Signal",
+    "SignalArrays",
+    "StatelessPolicy",
+    "Step",
+    "expand_policy",
+    "make_policy",
+    "needs_signals",
+    "signal_kind",
+]

@@ -8,10 +8,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import NamedTuple, Protocol, runtime_checkable
+from typing import Any, Literal, NamedTuple, Protocol, runtime_checkable
 
 import numpy as np
 from numpy.typing import NDArray
+
+SignalKind = Literal["none", "confidence", "all"]
+"""What a policy looks at: nothing, the confidence of drafted tokens (cheap), or all signals and the target's entropy."""
 
 
 class Signal(NamedTuple):
@@ -22,12 +25,16 @@ class Signal(NamedTuple):
         confidence: top-1 probability of the drafter's distribution (temperature 1), in 0..1.
         entropy: of that distribution, in bits.
         margin: top-1 minus top-2 probability, in 0..1.
+        token: the drafted token; -1 where it is not known.
+
+    Entropy and margin are NaN for policies that look at confidence alone.
     """
 
     depth: int
     confidence: float
     entropy: float
     margin: float
+    token: int = -1
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,6 +47,7 @@ class Step:
         committed: tokens added to the output: ``accepted + 1``, fewer where the output ended inside the step.
         signals: one per drafted token, in order.
         target_entropy: entropy in bits of the target's distribution behind the last committed token.
+        tokens: the committed tokens.
     """
 
     drafted: int
@@ -47,6 +55,7 @@ class Step:
     committed: int
     signals: Sequence[Signal] = ()
     target_entropy: float = float("nan")
+    tokens: Sequence[int] = ()
 
 
 @runtime_checkable
@@ -55,6 +64,8 @@ class Policy(Protocol):
 
     A policy that looks at no signal says so with the class attribute ``needs_signals = False``. The live loop then does not
     compute them: ``keep_drafting`` is not asked (it stands for "yes") and ``observe`` gets steps without signals and target entropy.
+    One that looks at confidences alone says ``needs_signals = "confidence"``, which spares the drafter entropy and margin, and the
+    loop the target's entropy.
     """
 
     def reset(self) -> None:
@@ -88,13 +99,13 @@ class StepCosts(Protocol):
         ...
 
     def step_seconds(
-        self, gamma: NDArray[np.int64] | int, context: NDArray[np.int64] | int, needs_signals: bool = False
+        self, gamma: NDArray[np.int64] | int, context: NDArray[np.int64] | int, needs_signals: bool | SignalKind = False
     ) -> NDArray[np.float64]:
         """Seconds of a step that drafts ``gamma`` tokens at a context length."""
         ...
 
 
-def seconds_by_length(costs: StepCosts, gamma_max: int, needs_signals: bool = False) -> NDArray[np.float64]:
+def seconds_by_length(costs: StepCosts, gamma_max: int, needs_signals: bool | SignalKind = False) -> NDArray[np.float64]:
     """``[gamma_max + 1]`` seconds of a step that drafts 0, 1, ... tokens, at the middle one of the measured context lengths.
 
     A policy is not told the length of the context. How the cost of one more token compares with that of a step moves slowly
@@ -104,9 +115,38 @@ def seconds_by_length(costs: StepCosts, gamma_max: int, needs_signals: bool = Fa
     return costs.step_seconds(np.arange(gamma_max + 1), middle, needs_signals)
 
 
+@runtime_checkable
+class ReadsText(Protocol):
+    """A policy that also reads the text: the prompt here, the output through ``Step.tokens``."""
+
+    def read(self, prompt_tokens: Sequence[int]) -> None:
+        """The prompt of the output that begins now, told after ``reset``."""
+        ...
+
+
+def begin(policy: Policy, prompt_tokens: Sequence[int]) -> None:
+    """A new output begins: reset the policy, and let it read the prompt if it reads text."""
+    policy.reset()
+    if isinstance(policy, ReadsText):
+        policy.read(prompt_tokens)
+
+
+def signal_kind(policy: Policy) -> SignalKind:
+    """What the policy looks at: its ``needs_signals``, "all" where it does not say."""
+    needs: bool | SignalKind = getattr(policy, "needs_signals", True)
+    if isinstance(needs, str):
+        return needs
+    return "all" if needs else "none"
+
+
 def needs_signals(policy: Policy) -> bool:
-    """Whether the policy looks at signals: its ``needs_signals``, true where it does not say."""
-    return bool(getattr(policy, "needs_signals", True))
+    """Whether the policy looks at signals at all."""
+    return signal_kind(policy) != "none"
+
+
+def decision_seconds(policy: Policy) -> float:
+    """Seconds that the policy itself takes for a drafted token: its ``decision_seconds``, 0 where it does not say."""
+    return float(getattr(policy, "decision_seconds", 0.0))
 
 
 @dataclass(frozen=True)
@@ -124,6 +164,41 @@ class StatelessPolicy(Policy, Protocol):
 
     def lengths(self, signals: SignalArrays) -> NDArray[np.int64]:
         """Draft length wanted at every position, ``[positions]``, before the end of the output caps it.
+
+        Must agree with ``limit`` and ``keep_drafting`` asked token by token.
+        """
+        ...
+
+
+@dataclass(frozen=True)
+class TextView:
+    """Everything that a policy could come to know on a trace, at all positions at once.
+
+    ``P`` positions, drafts of up to ``G`` tokens.
+
+    Attributes:
+        signals: ``[P, G]`` each.
+        draft_token: ``[P, G]``, -1 where nothing was drafted.
+        token: ``[P]`` the target's tokens.
+        offsets: ``[prompts + 1]``; prompt ``i`` owns the rows ``offsets[i]:offsets[i + 1]``.
+        prompt_tokens: of each prompt.
+        derived: what has been computed from this trace before, by name, to be used again.
+    """
+
+    signals: SignalArrays
+    draft_token: NDArray[np.int32]
+    token: NDArray[np.int32]
+    offsets: NDArray[np.int64]
+    prompt_tokens: Sequence[Sequence[int]]
+    derived: dict[str, Any]
+
+
+@runtime_checkable
+class TextPolicy(Policy, ReadsText, Protocol):
+    """A policy that depends on the text so far and the signals of the step, so that all positions can be decided at once."""
+
+    def text_lengths(self, view: TextView) -> NDArray[np.int64] | None:
+        """Draft length wanted at every position, ``[P]``; None while the policy learns as it goes, and must be asked in order.
 
         Must agree with ``limit`` and ``keep_drafting`` asked token by token.
         """

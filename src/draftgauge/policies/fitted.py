@@ -23,6 +23,8 @@ Build = Callable[[Mapping[str, Any], int, StepCosts | None], Policy]
 FITTED: dict[str, Build] = {}
 """The kinds of fitted policies, by name."""
 
+_SIGNALS: dict[str, tuple[str, ...]] = {}
+
 
 @dataclass(frozen=True)
 class FittedPolicy:
@@ -47,12 +49,19 @@ class FittedPolicy:
     version: int = VERSION
 
 
-def register_fitted(policy: str) -> Callable[[Build], Build]:
-    """Decorator of the function that makes a kind of fitted policy from its numbers."""
+def register_fitted(policy: str, signals: tuple[str, ...] | None = None) -> Callable[[Build], Build]:
+    """Decorator of the function that makes a kind of fitted policy from its numbers.
+
+    Args:
+        policy: its name.
+        signals: the vocabulary that its numbers must refer to; None for a kind that checks its own.
+    """
 
     def add(build: Build) -> Build:
         assert policy not in FITTED, f"fitted policy {policy} is registered twice"
         FITTED[policy] = build
+        if signals is not None:
+            _SIGNALS[policy] = signals
         return build
 
     return add
@@ -62,8 +71,14 @@ def fitted_policy(fitted: FittedPolicy, gamma_max: int, costs: StepCosts | None)
     """A new policy from its numbers.
 
     Raises:
-        DraftgaugeError: if it was fitted for another ``gamma_max``, or needs a cost curve and there is none.
+        DraftgaugeError: if it was fitted for another ``gamma_max`` or on other signals, or needs a cost curve and there is none.
     """
+    wanted = _SIGNALS.get(fitted.policy, fitted.signals)
+    if fitted.signals != wanted:
+        raise DraftgaugeError(
+            f"policy {fitted.policy} was fitted on the signals {', '.join(fitted.signals) or 'none'}; "
+            f"this draftgauge has {', '.join(wanted)}: fit it again"
+        )
     if fitted.gamma_max != gamma_max:
         raise DraftgaugeError(
             f"policy {fitted.policy} was fitted for gamma_max {fitted.gamma_max}, "

@@ -7,14 +7,16 @@ from pathlib import Path
 from draftgauge.core.errors import DraftgaugeError
 from draftgauge.core.registry import Registry
 from draftgauge.policies.base import Policy, StepCosts
+from draftgauge.policies.checks import check_threshold, check_tokens
 from draftgauge.policies.confidence import ConfidenceThreshold, CumulativeConfidence
+from draftgauge.policies.field import FIELD
 from draftgauge.policies.fitted import FITTED_SUFFIX, fitted_policy, load_fitted
 from draftgauge.policies.fixed import FixedLength
 from draftgauge.policies.hf_confidence import AdaptiveConfidenceThreshold
 from draftgauge.policies.hf_heuristic import HuggingFaceHeuristic
 
-POLICIES: Registry[Policy] = Registry("policy")
-"""Factories whose parameters are those of a spec; each takes ``gamma_max``, which the caller knows, by that name."""
+POLICIES: Registry[Policy] = Registry("policy", supplied=("costs",))
+"""Factories whose parameters are those of a spec; each takes ``gamma_max`` and ``costs``, which the caller knows, by these names."""
 
 
 def make_policy(spec: str, gamma_max: int, costs: StepCosts | None = None) -> Policy:
@@ -67,15 +69,15 @@ def fixed(gamma: int, gamma_max: int) -> Policy:
 @POLICIES.register("hf-heuristic")
 def hf_heuristic(start: int = 20, persistent: bool = True, *, gamma_max: int) -> Policy:
     """Transformers' heuristic schedule."""
-    _check_tokens("hf-heuristic", "start", start)
+    check_tokens("hf-heuristic", "start", start)
     return HuggingFaceHeuristic(gamma_max, start, persistent)
 
 
 @POLICIES.register("hf-confidence")
 def hf_confidence(threshold: float = 0.4, tokens: int = 20, adaptive: bool = False, *, gamma_max: int) -> Policy:
     """Transformers' confidence threshold; its default with ``adaptive``, which it does where scikit-learn is installed."""
-    _check_threshold("hf-confidence", threshold)
-    _check_tokens("hf-confidence", "tokens", tokens)
+    check_threshold("hf-confidence", threshold)
+    check_tokens("hf-confidence", "tokens", tokens)
     kind = AdaptiveConfidenceThreshold if adaptive else ConfidenceThreshold
     return kind(threshold, min(tokens, gamma_max))
 
@@ -83,15 +85,9 @@ def hf_confidence(threshold: float = 0.4, tokens: int = 20, adaptive: bool = Fal
 @POLICIES.register("cumulative-confidence")
 def cumulative_confidence(threshold: float = 0.4, *, gamma_max: int) -> Policy:
     """Draft on while the product of confidences reaches the threshold."""
-    _check_threshold("cumulative-confidence", threshold)
+    check_threshold("cumulative-confidence", threshold)
     return CumulativeConfidence(threshold, gamma_max)
 
 
-def _check_threshold(name: str, threshold: float) -> None:
-    if not 0 < threshold <= 1:
-        raise DraftgaugeError(f"policy {name}: threshold must be above 0 and at most 1, not {threshold}")
-
-
-def _check_tokens(name: str, key: str, tokens: int) -> None:
-    if tokens < 1:
-        raise DraftgaugeError(f"policy {name}: {key} must be at least 1, not {tokens}")
+for _name, _factory in FIELD.items():
+    POLICIES.register(_name)(_factory)

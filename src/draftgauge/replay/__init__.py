@@ -1,30 +1,51 @@
 """What would have happened otherwise: policies replayed on a recorded trace, exactly, without a model."""
 
 from draftgauge.replay.acceptance import acceptance_by_depth
-from draftgauge.replay.bootstrap import Comparison, Interval, paired_difference, paired_gain, ratio_interval
-from draftgauge.replay.evaluate import ALL_TASKS, Row, best_fixed_gamma, evaluate, hindsight_gain, plain_seconds, task_masks
+from draftgauge.replay.bootstrap import Comparison, Interval, holm, paired_difference, paired_gain, paired_share, ratio_interval
+from draftgauge.replay.cost_sweep import at_cost_ratio, cost_sweep
+from draftgauge.replay.evaluate import (
+    ALL_TASKS,
+    Row,
+    best_fixed_gamma,
+    evaluate,
+    evaluate_design,
+    hindsight_gain,
+    plain_seconds,
+    task_masks,
+)
 from draftgauge.replay.hindsight import Hindsight, hindsight_optimum
 from draftgauge.replay.simulate import Replay, StepRecord, replay, replay_fixed_all, replay_lengths
+from draftgauge.replay.splits import MIN_PROMPTS, Design, design_of, split_trace, splits_of
 
 __all__ = [
     "ALL_TASKS",
+    "MIN_PROMPTS",
     "Comparison",
+    "Design",
     "Hindsight",
     "Interval",
     "Replay",
     "Row",
     "StepRecord",
     "acceptance_by_depth",
+    "at_cost_ratio",
     "best_fixed_gamma",
+    "cost_sweep",
+    "design_of",
     "evaluate",
+    "evaluate_design",
     "hindsight_gain",
     "hindsight_optimum",
+    "holm",
     "paired_difference",
     "paired_gain",
+    "paired_share",
     "plain_seconds",
     "ratio_interval",
     "replay",
     "replay_fixed_all",
     "replay_lengths",
+    "split_trace",
+    "splits_of",
     "task_masks",
 ]

@@ -5,11 +5,13 @@ from __future__ import annotations
 import math
 
 import numpy as np
+from numpy.typing import NDArray
 
 from draftgauge.replay.bootstrap import RESAMPLES, ratio_interval
 from draftgauge.replay.evaluate import Row, task_masks
 from draftgauge.replay.simulate import prompt_of_rows, sum_by_prompt
 from draftgauge.traces.build import remaining_rows
+from draftgauge.traces.sampled import path_chances
 from draftgauge.traces.trace import Trace
 
 
@@ -21,15 +23,15 @@ def acceptance_by_depth(trace: Trace, *, resamples: int = RESAMPLES, seed: int =
 
     Returns:
         Rows with ``compression``, ``task``, ``depth`` (1..gamma_max), ``rate`` with ``low`` and ``high`` (95%, resampled by
-        prompt; None where nothing reached that depth) and ``positions``, how many did.
+        prompt; None where nothing reached that depth) and ``positions``, how many did. In a trace of sampled decoding rates are
+        means of chances, and so many positions reach a depth on average.
     """
     prompt, count = prompt_of_rows(trace), len(trace.prompts)
-    known = np.minimum(trace.drafted, remaining_rows(trace.offsets))  # [P] drafted tokens with a recorded token to compare with
-    reached, accepted = [], []  # by depth, each [prompts]
-    for depth in range(1, trace.gamma_max + 1):
-        here = (trace.accepted >= depth - 1) & (known >= depth)
-        reached.append(sum_by_prompt(prompt, here, count))
-        accepted.append(sum_by_prompt(prompt, here & (trace.accepted >= depth), count))
+    chances = path_chances(trace)
+    reach = np.nan_to_num(chances.reach)
+    both = reach * np.nan_to_num(chances.acceptance)
+    reached = [sum_by_prompt(prompt, column, count) for column in reach.T]  # by depth, each [prompts]
+    accepted = [sum_by_prompt(prompt, column, count) for column in both.T]
     rows: list[Row] = []
     for task, mask in task_masks(trace):
         for depth, (above, below) in enumerate(zip(accepted, reached, strict=True), start=1):
@@ -42,10 +44,15 @@ def acceptance_by_depth(trace: Trace, *, resamples: int = RESAMPLES, seed: int =
                     "rate": _defined(rate),
                     "low": _defined(low),
                     "high": _defined(high),
-                    "positions": int(below[mask].sum()),
+                    "positions": round(below[mask].sum()),
                 }
             )
     return rows
+
+
+def known_drafts(trace: Trace) -> NDArray[np.int64]:
+    """``[P]`` drafted tokens with a recorded token to compare with."""
+    return np.minimum(trace.drafted, remaining_rows(trace.offsets))
 
 
 def _defined(value: float) -> float | None:

@@ -7,6 +7,7 @@ With a fixed seed and number of prompts the same prompts are drawn, whatever the
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from functools import lru_cache
 from typing import NamedTuple
 
@@ -14,6 +15,8 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 RESAMPLES = 2000
+TEST_RESAMPLES = 10_000
+"""For p-values: the least one is 2 over this."""
 LEVEL = 0.95
 
 
@@ -97,12 +100,50 @@ def paired_difference(
     return _comparison(estimate - base, resampled - base_resampled, level)
 
 
+def paired_share(
+    seconds: ArrayLike,
+    base_seconds: ArrayLike,
+    top_seconds: ArrayLike,
+    tokens: ArrayLike,
+    *,
+    resamples: int = RESAMPLES,
+    seed: int = 0,
+    level: float = LEVEL,
+) -> Interval:
+    """Share of the way from one speed to another that a third one has gone, all of the same tokens.
+
+    Args:
+        seconds: ``[prompts]`` of the one that goes; 0 is as slow as the base, 1 as fast as the top, and below 0 slower than the base.
+        base_seconds, top_seconds: ``[prompts]`` of the ends of the way.
+        tokens: ``[prompts]``.
+        resamples, seed, level: as in :func:`ratio_interval`.
+
+    Returns:
+        NaN where there is no way to go: a way of rounding errors only is none.
+    """
+    parts = [_ratios(tokens, each, resamples, seed) for each in (seconds, base_seconds, top_seconds)]
+    speed, base, top = (np.concatenate([[estimate], resampled]) for estimate, resampled in parts)
+    way = top - base
+    none = np.isclose(top, base, rtol=1e-9, atol=0.0)
+    shares = np.divide(speed - base, way, out=np.full(len(way), np.nan), where=~none)
+    return Interval(float(shares[0]), *_ends(shares[1:], level))
+
+
+def holm(p_values: Sequence[float]) -> list[float]:
+    """Adjusted p-values that keep the chance of any false finding below the level (Holm 1979); NaN stays NaN and does not count."""
+    order = sorted((p, index) for index, p in enumerate(p_values) if p == p)
+    adjusted, running = [float("nan")] * len(p_values), 0.0
+    for rank, (p, index) in enumerate(order):
+        running = max(running, min(1.0, (len(order) - rank) * p))
+        adjusted[index] = running
+    return adjusted
+
+
 def _ratios(numerator: ArrayLike, denominator: ArrayLike, resamples: int, seed: int) -> tuple[float, NDArray[np.float64]]:
     """The ratio over all prompts and in every resample ``[resamples]``; NaN where the denominator is 0."""
     above, below = np.broadcast_arrays(np.asarray(numerator, np.float64), np.asarray(denominator, np.float64))
-    counts = draw_counts(len(above), resamples, seed)
-    sums = np.concatenate([[above.sum()], counts @ above])
-    totals = np.concatenate([[below.sum()], counts @ below])
+    both = np.stack([above, below], axis=1)
+    sums, totals = np.concatenate([both.sum(axis=0)[None], draw_counts(len(above), resamples, seed) @ both]).T
     ratios = np.divide(sums, totals, out=np.full(len(sums), np.nan), where=totals != 0)
     return float(ratios[0]), ratios[1:]
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass
 
 import numpy as np
@@ -11,16 +11,24 @@ from numpy.typing import NDArray
 
 from draftgauge.core.errors import DraftgaugeError
 from draftgauge.policies.base import Policy
-from draftgauge.replay.bootstrap import RESAMPLES, paired_gain, ratio_interval
+from draftgauge.policies.fixed import FixedLength
+from draftgauge.replay.bootstrap import TEST_RESAMPLES, holm, paired_gain, paired_share, ratio_interval
 from draftgauge.replay.hindsight import hindsight_optimum
 from draftgauge.replay.simulate import Replay, context_lengths, prompt_of_rows, replay, replay_fixed_all, sum_by_prompt
+from draftgauge.replay.splits import EVERYTHING, TRAIN, Design
 from draftgauge.traces.costs import CostCurve
 from draftgauge.traces.trace import Trace
 
 ALL_TASKS = "all"
 """The task name of figures over all prompts together."""
 
+SAME_PROMPTS = "same prompts"
+NOTHING, HINDSIGHT = "none", "hindsight"
+
 Row = dict[str, str | int | float | None]
+
+MakeArms = Callable[[CostCurve], Mapping[str, Policy | Replay]]
+"""New policies by name for a cost curve: those that weigh cost are to weigh that one."""
 
 
 @dataclass(frozen=True)
@@ -29,8 +37,17 @@ class _Baselines:
 
     plain_seconds: NDArray[np.float64]
     best_gamma: int
+    best_from: str
     best_fixed: Replay
     hindsight: Replay
+
+
+@dataclass(frozen=True)
+class _Resampling:
+    """How intervals are drawn."""
+
+    resamples: int
+    seed: int
 
 
 def evaluate(
@@ -39,28 +56,36 @@ def evaluate(
     policies: Mapping[str, Policy | Replay],
     *,
     best_fixed: int | None = None,
-    resamples: int = RESAMPLES,
+    references: Collection[str] = (),
+    split: str = EVERYTHING,
+    resamples: int = TEST_RESAMPLES,
     seed: int = 0,
 ) -> list[Row]:
     """One flat row for every policy on every task of a trace, and on all prompts together (task "all").
 
     Seconds are modelled from the cost curve; intervals are 95%, resampled by prompt. Keys of a row:
 
-    * ``policy``, ``compression``, ``task``, ``prompts``, ``steps``, ``tokens``;
+    * ``policy``, ``compression``, ``task``, ``split``, ``prompts``, ``steps``, ``tokens``;
     * ``tokens_per_step``, ``drafted_per_step``, ``acceptance_rate`` (None if nothing was drafted);
     * ``tokens_per_second`` with ``tokens_per_second_low`` and ``_high``;
     * ``ratio_to_plain``: over plain decoding as measured in the cost curve;
-    * ``gain_over_best_fixed`` with ``gain_low``, ``gain_high``, ``gain_p_value``: over the one fixed length
-      ``best_fixed_gamma``, the same for all tasks, minus 1;
-    * ``captured_share``: of the way from that length to the hindsight optimum; negative below it, None where there is no way.
+    * ``cost_ratio``: of the cost curve, a drafted token over a verification;
+    * ``gain`` with ``gain_low`` and ``gain_high``: over the one fixed length ``best_fixed_gamma`` (0, drafting nothing, is one
+      of them), the same for all tasks, minus 1; ``best_fixed_from`` says on which prompts it was chosen;
+    * ``p_value``: of no gain, two-sided, paired by prompt; ``p_holm``: adjusted for all policies compared on this task,
+      ``references`` aside, for which it is None;
+    * ``captured`` with ``captured_low`` and ``captured_high``: of the way from that length to the hindsight optimum; negative
+      below it, None where there is no way.
 
     Args:
-        trace: dense.
+        trace: dense; the prompts to evaluate on.
         costs: of the same pair, compression and device.
         policies: by the name in their rows; new ones, as some learn across prompts. A finished replay of this trace does as well.
-        best_fixed: the fixed length to compare with, chosen on other prompts. If None, the best one on these prompts, which
+        best_fixed: the fixed length to compare with, chosen on training prompts. If None, the best one on these prompts, which
             favours the fixed length.
-        resamples, seed: of the intervals.
+        references: names of those that are there to be compared with: fixed lengths and bounds.
+        split: name of the prompts, for the rows.
+        resamples, seed: of the intervals and p-values.
 
     Raises:
         DraftgaugeError: if ``best_fixed`` is not in 0..gamma_max.
@@ -68,13 +93,55 @@ def evaluate(
     """
     baselines = _baselines(trace, costs, best_fixed)
     masks = list(task_masks(trace))
+    ratio = costs.cost_ratio()
     rows: list[Row] = []
     for name, policy in policies.items():
         outcome = policy if isinstance(policy, Replay) else replay(trace, policy, costs)
         for task, mask in masks:
-            key: Row = {"policy": name, "compression": trace.compression, "task": task}
-            rows.append(key | _measures(outcome, baselines, mask, resamples, seed))
+            key: Row = {"policy": name, "compression": trace.compression, "task": task, "split": split, "cost_ratio": ratio}
+            rows.append(key | _measures(outcome, baselines, mask, _Resampling(resamples, seed)))
+    for task, _ in masks:
+        compared = [row for row in rows if row["task"] == task and row["policy"] not in references]
+        for row, adjusted in zip(compared, holm([figure(row, "p_value") for row in compared]), strict=True):
+            row["p_holm"] = adjusted
     return rows
+
+
+def evaluate_design(design: Design, costs: CostCurve, make: MakeArms, *, resamples: int = TEST_RESAMPLES, seed: int = 0) -> list[Row]:
+    """Policies beside drafting nothing, the best fixed length and the hindsight optimum, on the prompts of a design.
+
+    Args:
+        design: which prompts; the best fixed length is chosen on its training prompts where it has any.
+        costs: of the trace.
+        make: new policies by name.
+        resamples, seed: of the intervals.
+
+    Returns:
+        Rows as :func:`evaluate` describes: "none", the best fixed length, the policies, "hindsight". What they are compared with,
+        all fixed lengths and the optimum, has no ``p_holm``.
+    """
+    best = best_fixed_gamma(design.train if design.train is not None else design.trace, costs)
+    fixed = f"fixed:{best}" if best else NOTHING
+    arms: dict[str, Policy | Replay] = {NOTHING: FixedLength(0), fixed: FixedLength(best)}
+    arms |= make(costs)
+    arms[HINDSIGHT] = hindsight_optimum(design.trace, costs).replay
+    return evaluate(
+        design.trace,
+        costs,
+        arms,
+        best_fixed=None if design.train is None else best,
+        references={HINDSIGHT, *(name for name, policy in arms.items() if isinstance(policy, FixedLength))},
+        split=design.split,
+        resamples=resamples,
+        seed=seed,
+    )
+
+
+def figure(row: Mapping[str, object], key: str) -> float:
+    """A figure of a row, NaN where there is none."""
+    value = row[key]
+    assert value is None or isinstance(value, int | float), (key, value)
+    return math.nan if value is None else float(value)
 
 
 def best_fixed_gamma(trace: Trace, costs: CostCurve) -> int:
@@ -111,18 +178,20 @@ def _baselines(trace: Trace, costs: CostCurve, best_fixed: int | None) -> _Basel
         raise DraftgaugeError(f"the fixed length to compare with must be 0 to {trace.gamma_max}, the trace's gamma_max, not {best_fixed}")
     fixed = replay_fixed_all(trace, costs)
     gamma = _best_of(fixed) if best_fixed is None else best_fixed
-    return _Baselines(plain_seconds(trace, costs), gamma, fixed[gamma], hindsight_optimum(trace, costs).replay)
+    source = SAME_PROMPTS if best_fixed is None else TRAIN
+    return _Baselines(plain_seconds(trace, costs), gamma, source, fixed[gamma], hindsight_optimum(trace, costs).replay)
 
 
-def _measures(outcome: Replay, baselines: _Baselines, mask: NDArray[np.bool_], resamples: int, seed: int) -> Row:
+def _measures(outcome: Replay, baselines: _Baselines, mask: NDArray[np.bool_], how: _Resampling) -> Row:
     """The figures of a row, over the prompts in ``mask``."""
     tokens, seconds = outcome.committed[mask], outcome.seconds[mask]
-    steps, drafted = int(outcome.steps[mask].sum()), int(outcome.drafted[mask].sum())
-    speed = ratio_interval(tokens, seconds, resamples=resamples, seed=seed)
-    fixed = (baselines.best_fixed.committed[mask], baselines.best_fixed.seconds[mask])
-    gain = paired_gain(tokens, seconds, *fixed, resamples=resamples, seed=seed)
-    base = float(fixed[0].sum() / fixed[1].sum())
-    way = float(baselines.hindsight.committed[mask].sum() / baselines.hindsight.seconds[mask].sum()) - base
+    steps, drafted = outcome.steps[mask].sum().item(), outcome.drafted[mask].sum().item()  # whole numbers, or expectations
+    drawn = {"resamples": how.resamples, "seed": how.seed}
+    speed = ratio_interval(tokens, seconds, **drawn)
+    fixed, bound = baselines.best_fixed, baselines.hindsight
+    gain = paired_gain(tokens, seconds, fixed.committed[mask], fixed.seconds[mask], **drawn)
+    share = paired_share(seconds, fixed.seconds[mask], bound.seconds[mask], tokens, **drawn)
+    captured = share if not math.isnan(share.estimate) else (None, None, None)
     return {
         "prompts": int(mask.sum()),
         "steps": steps,
@@ -135,10 +204,13 @@ def _measures(outcome: Replay, baselines: _Baselines, mask: NDArray[np.bool_], r
         "tokens_per_second_high": speed.high,
         "ratio_to_plain": float(baselines.plain_seconds[mask].sum() / seconds.sum()),
         "best_fixed_gamma": baselines.best_gamma,
-        "gain_over_best_fixed": gain.estimate,
+        "best_fixed_from": baselines.best_from,
+        "gain": gain.estimate,
         "gain_low": gain.low,
         "gain_high": gain.high,
-        "gain_p_value": gain.p_value,
-        # A way of rounding errors only is none.
-        "captured_share": None if math.isclose(base + way, base, rel_tol=1e-9) else (speed.estimate - base) / way,
+        "p_value": gain.p_value,
+        "p_holm": None,
+        "captured": captured[0],
+        "captured_low": captured[1],
+        "captured_high": captured[2],
     }

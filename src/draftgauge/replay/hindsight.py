@@ -7,9 +7,10 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from draftgauge.replay.simulate import Replay, context_lengths, draft_caps, replay_lengths
+from draftgauge.replay.simulate import Replay, context_lengths, draft_caps, mean_of, replay_lengths
 from draftgauge.traces.build import remaining_rows
 from draftgauge.traces.costs import CostCurve
+from draftgauge.traces.sampled import draws
 from draftgauge.traces.trace import Trace
 
 
@@ -45,9 +46,16 @@ def hindsight_optimum(trace: Trace, costs: CostCurve) -> Hindsight:
     where ``g`` goes up to what a live step could draft there (:func:`~draftgauge.replay.simulate.draft_caps`). All prompts
     together, one position after the other; O(positions x gamma_max).
 
+    On a trace of sampled decoding the outcomes are coins: the mean of the optimum over draws of them, with the ``lengths`` and the
+    ``replay.record`` of the first draw, that of the trace's own rows.
+
     Raises:
         TraceError: if the cost curve was measured up to less than the trace's ``gamma_max``.
     """
+    if trace.sampled is not None:
+        optima = [hindsight_optimum(drawn, costs) for drawn in draws(trace)]
+        seconds = np.mean([optimum.seconds_left for optimum in optima], axis=0)
+        return Hindsight(optima[0].lengths, seconds, mean_of([optimum.replay for optimum in optima]))
     gammas = np.arange(trace.gamma_max + 1)
     caps, left, contexts = draft_caps(trace), remaining_rows(trace.offsets), context_lengths(trace)
     shortest = int(contexts.min())

@@ -2,23 +2,54 @@
 
 Greedy output does not depend on how far one drafts, and drafters start from the committed text at every step. So a dense
 trace holds the outcome of every step that any policy could take, and the replay is exact.
+
+A trace of sampled decoding holds chances in place of outcomes. There the replay is what decoding takes on average given the
+outputs: exact (:mod:`draftgauge.replay.expectation`) for policies that look at the step alone, and else the mean over walks drawn
+from those chances.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Iterator, Sequence
+from copy import deepcopy
+from dataclasses import dataclass, replace
+from itertools import count, islice
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from draftgauge.policies.base import Policy, Signal, SignalArrays, StatelessPolicy, Step, needs_signals
+from draftgauge.core.errors import TraceError
+from draftgauge.policies.base import (
+    Policy,
+    ReadsText,
+    Signal,
+    SignalArrays,
+    SignalKind,
+    StatelessPolicy,
+    Step,
+    TextPolicy,
+    TextView,
+    begin,
+    decision_seconds,
+    needs_signals,
+    signal_kind,
+)
+from draftgauge.replay.expectation import expected_steps, lengths_by_refusal
 from draftgauge.traces.build import remaining_rows
 from draftgauge.traces.costs import CostCurve
+from draftgauge.traces.sampled import drawn, draws
 from draftgauge.traces.trace import Trace
 
 Ints = NDArray[np.int64]
 Floats = NDArray[np.float64]
+
+
+class Price(NamedTuple):
+    """What deciding adds to the cost of a step: the signals looked at, and the policy's own seconds for each drafted token."""
+
+    signals: SignalKind = "none"
+    decision_seconds: float = 0.0
 
 
 @dataclass(frozen=True)
@@ -44,6 +75,8 @@ class StepRecord:
 class Replay:
     """What a policy did on a trace, by prompt (arrays ``[prompts]``, in the order of ``trace.prompts``) and in total.
 
+    On a trace of sampled decoding these are expectations, in float64, and ``record`` is one walk of those that they stand for.
+
     Attributes:
         steps: steps taken.
         drafted, accepted, committed: tokens.
@@ -52,12 +85,12 @@ class Replay:
         record: the single steps.
     """
 
-    steps: Ints
-    drafted: Ints
-    accepted: Ints
+    steps: Ints | Floats
+    drafted: Ints | Floats
+    accepted: Ints | Floats
     committed: Ints
     seconds: Floats
-    histogram: Ints
+    histogram: Ints | Floats
     record: StepRecord
 
     @property
@@ -73,7 +106,7 @@ class Replay:
     @property
     def acceptance_rate(self) -> float:
         """Accepted over drafted tokens; NaN if nothing was drafted."""
-        drafted = int(self.drafted.sum())
+        drafted = float(self.drafted.sum())
         return float(self.accepted.sum() / drafted) if drafted else float("nan")
 
 
@@ -88,13 +121,49 @@ def replay(trace: Trace, policy: Policy, costs: CostCurve | None = None) -> Repl
     Raises:
         TraceError: if the policy drafts longer than the cost curve was measured.
     """
-    if isinstance(policy, StatelessPolicy):
-        signals = SignalArrays(trace.confidence, trace.entropy, trace.margin)
-        return replay_lengths(trace, policy.lengths(signals), costs, needs_signals(policy))
+    price = Price(signal_kind(policy), decision_seconds(policy))
+    if trace.sampled is not None:
+        if isinstance(policy, StatelessPolicy) and not isinstance(policy, TextPolicy):
+            return _expected(trace, lengths_by_refusal(trace, policy), costs, price)
+        return mean_of([replay(walked, deepcopy(policy), costs) for walked in draws(trace)])
+    lengths = _lengths_at_once(trace, policy)
+    if lengths is not None:
+        return replay_lengths(trace, lengths, costs, price)
     caps = draft_caps(trace)
     steps = [step for prompt in range(len(trace.prompts)) for step in _prompt_steps(trace, prompt, caps, policy)]
     rows, drafted = np.array(steps, np.int64).reshape(-1, 2).T
-    return _tally(trace, rows, drafted, costs, needs_signals(policy))
+    return _tally(trace, rows, drafted, costs, price)
+
+
+def _lengths_at_once(trace: Trace, policy: Policy) -> Ints | None:
+    """The draft length that a policy wants at every position; None if it must be asked step by step."""
+    if isinstance(policy, TextPolicy):
+        return policy.text_lengths(text_view(trace))
+    return policy.lengths(_signal_arrays(trace)) if isinstance(policy, StatelessPolicy) else None
+
+
+def text_view(trace: Trace) -> TextView:
+    """A trace as policies that read text see it.
+
+    Raises:
+        TraceError: if the trace was recorded without the prompts' tokens.
+    """
+    _check_prompt_tokens(trace)
+    prompt_tokens = [prompt.prompt_token for prompt in trace.prompts]
+    return TextView(_signal_arrays(trace), trace.draft_token, trace.token, trace.offsets, prompt_tokens, trace.derived)
+
+
+def _signal_arrays(trace: Trace) -> SignalArrays:
+    return SignalArrays(trace.confidence, trace.entropy, trace.margin)
+
+
+def _check_prompt_tokens(trace: Trace) -> None:
+    lacking = sum(len(prompt.prompt_token) != prompt.prompt_tokens for prompt in trace.prompts)
+    if lacking:
+        raise TraceError(
+            f"the policy reads the text, and the trace lacks the prompt tokens of {lacking} of {len(trace.prompts)} prompts (traces of "
+            "earlier versions do): profile again into a new folder"
+        )
 
 
 def replay_fixed_all(trace: Trace, costs: CostCurve | None = None) -> list[Replay]:
@@ -102,11 +171,13 @@ def replay_fixed_all(trace: Trace, costs: CostCurve | None = None) -> list[Repla
     return [replay_lengths(trace, np.full(trace.positions, gamma), costs) for gamma in range(trace.gamma_max + 1)]
 
 
-def replay_lengths(trace: Trace, lengths: Ints, costs: CostCurve | None = None, looks: bool = False) -> Replay:
+def replay_lengths(trace: Trace, lengths: Ints, costs: CostCurve | None = None, price: Price | None = None) -> Replay:
     """Replay with the draft length wanted at every position, ``[positions]``, given beforehand.
 
-    ``looks`` says that the lengths were found by looking at signals, which costs time.
+    ``price`` is what finding the lengths costs; by default nothing.
     """
+    if trace.sampled is not None:
+        return _expected(trace, lengths[:, None], costs, price or Price())
     drafted = np.minimum(lengths, draft_caps(trace))
     committed = np.minimum(np.minimum(drafted, trace.accepted) + 1, remaining_rows(trace.offsets))
     next_row = (np.arange(trace.positions) + committed).tolist()
@@ -117,7 +188,33 @@ def replay_lengths(trace: Trace, lengths: Ints, costs: CostCurve | None = None, 
         rows.append(row)
         row = next_row[row]
     visited = np.array(rows, np.int64)
-    return _tally(trace, visited, drafted[visited], costs, looks)
+    return _tally(trace, visited, drafted[visited], costs, price or Price())
+
+
+def mean_of(outcomes: Sequence[Replay]) -> Replay:
+    """The mean of replays of the same outputs; ``record`` is that of the first."""
+    names = ("steps", "drafted", "accepted", "seconds", "histogram")
+    means: dict[str, Any] = {name: np.mean([getattr(outcome, name) for outcome in outcomes], axis=0) for name in names}
+    return replace(outcomes[0], **means)
+
+
+def _expected(trace: Trace, lengths: Ints, costs: CostCurve | None, price: Price) -> Replay:
+    """The expectation over all walks with draft lengths by position and refusal, ``[P, G + 1]``, or by position alone, ``[P, 1]``."""
+    steps = expected_steps(trace, lengths, _room(trace))
+    weight, prompt, count = steps.occupancy, prompt_of_rows(trace), len(trace.prompts)
+    seconds = np.full(trace.positions, np.nan)
+    if costs is not None:
+        each = costs.step_seconds(steps.drafted, context_lengths(trace)[:, None], price.signals)
+        seconds = (steps.accepted * (each + price.decision_seconds * steps.drafted)).sum(axis=1)
+    accepting = np.arange(trace.gamma_max + 1)
+    return replace(
+        replay_lengths(drawn(trace), lengths[:, -1], costs, price),
+        steps=sum_by_prompt(prompt, weight, count),
+        drafted=sum_by_prompt(prompt, weight * (steps.accepted * steps.drafted).sum(axis=1), count),
+        accepted=sum_by_prompt(prompt, weight * (steps.accepted @ accepting), count),
+        seconds=sum_by_prompt(prompt, weight * seconds, count),
+        histogram=weight @ steps.accepted,
+    )
 
 
 def draft_caps(trace: Trace) -> Ints:
@@ -126,7 +223,12 @@ def draft_caps(trace: Trace) -> Ints:
     A step leaves room for the target's own token under ``max_new_tokens``, and drafts no more than the drafter had to propose.
     That the output stops before the limit is not known to it.
     """
-    return np.minimum(trace.drafted, trace.max_new_tokens - 1 - positions_in_prompt(trace))
+    return np.minimum(trace.drafted, _room(trace))
+
+
+def _room(trace: Trace) -> Ints:
+    """``[positions]`` tokens that may be drafted there, leaving room for the target's own under ``max_new_tokens``."""
+    return trace.max_new_tokens - 1 - positions_in_prompt(trace)
 
 
 def positions_in_prompt(trace: Trace) -> Ints:
@@ -156,38 +258,40 @@ def _prompt_steps(trace: Trace, prompt: int, caps: Ints, policy: Policy) -> Iter
     first, end = trace.offsets[prompt : prompt + 2].tolist()
     limits, accepts = caps[first:end].tolist(), trace.accepted[first:end].tolist()
     looks = needs_signals(policy)
-    shown, entropies = _signals(trace, first, end) if looks else ([], [])
-    policy.reset()
+    shown = [values[first:end].tolist() for values in (trace.confidence, trace.entropy, trace.margin, trace.draft_token)] if looks else []
+    target_entropy = trace.target_entropy[first:end].tolist() if looks else []
+    tokens = trace.token[first:end].tolist()
+    if isinstance(policy, ReadsText):
+        _check_prompt_tokens(trace)
+    begin(policy, trace.prompts[prompt].prompt_token)
     position, length = 0, end - first
     while position < length:
         most = min(policy.limit(), limits[position])
-        signals = _draft(policy, shown[position], most) if looks else []
+        signals = _draft(policy, [values[position] for values in shown], most) if looks else []
         drafted = len(signals) if looks else most
         accepted = min(drafted, accepts[position])
         committed = min(accepted + 1, length - position)
-        entropy = entropies[position + committed - 1] if looks else float("nan")
-        policy.observe(Step(drafted, accepted, committed, signals, entropy))
+        known = target_entropy[position + committed - 1] if looks else float("nan")
+        policy.observe(Step(drafted, accepted, committed, signals, known, tokens[position : position + committed]))
         yield first + position, drafted
         position += committed
 
 
-def _signals(trace: Trace, first: int, end: int) -> tuple[list[list[list[float]]], list[float]]:
-    """Of some rows: confidence, entropy and margin by depth (``[rows][G][3]``), and the target's entropies ``[rows]``."""
-    stacked = np.stack([trace.confidence[first:end], trace.entropy[first:end], trace.margin[first:end]], axis=-1)
-    return stacked.tolist(), trace.target_entropy[first:end].tolist()
-
-
 def _draft(policy: Policy, shown: list[list[float]], most: int) -> list[Signal]:
-    """The signals of the tokens that a policy drafts; it is asked after each but the last possible one."""
+    """The signals of the tokens that a policy drafts; it is asked after each but the last possible one.
+
+    ``shown``: the fields of a signal after its depth, each ``[G]``.
+    """
     signals: list[Signal] = []
-    for depth in range(1, most + 1):
-        signals.append(Signal(depth, *shown[depth - 1]))
-        if depth < most and not policy.keep_drafting(signals[-1]):
+    keep_drafting = policy.keep_drafting
+    for signal in map(Signal._make, islice(zip(count(1), *shown, strict=False), most)):
+        signals.append(signal)
+        if signal.depth < most and not keep_drafting(signal):
             break
     return signals
 
 
-def _tally(trace: Trace, rows: Ints, drafted: Ints, costs: CostCurve | None, looks: bool) -> Replay:
+def _tally(trace: Trace, rows: Ints, drafted: Ints, costs: CostCurve | None, price: Price) -> Replay:
     """The outcome of the steps that start at ``rows`` (``[S]``) and draft so many tokens."""
     prompt = np.searchsorted(trace.offsets, rows, side="right") - 1
     position = rows - trace.offsets[prompt]
@@ -196,7 +300,7 @@ def _tally(trace: Trace, rows: Ints, drafted: Ints, costs: CostCurve | None, loo
     seconds = np.full(len(rows), np.nan)
     if costs is not None:
         prompt_tokens = np.array([p.prompt_tokens for p in trace.prompts], np.int64)
-        seconds = costs.step_seconds(drafted, prompt_tokens[prompt] + position, looks)
+        seconds = costs.step_seconds(drafted, prompt_tokens[prompt] + position, price.signals) + price.decision_seconds * drafted
     count = len(trace.prompts)
     return Replay(
         steps=np.bincount(prompt, minlength=count),

@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 
 from draftgauge.core.errors import TraceError
 from draftgauge.replay import ALL_TASKS, Replay, acceptance_by_depth, hindsight_optimum, plain_seconds, replay_fixed_all, task_masks
+from draftgauge.report.choosing import can_judge, choosing_view
 from draftgauge.report.data import AcceptanceCurve, CompressionView, LivePoint, ReportData, SpeedCurve, Timeline
 from draftgauge.report.live import LiveRow, live_rows
 from draftgauge.report.made import Facts, report_facts, run_facts, split_facts
@@ -43,7 +44,12 @@ class Run:
     live: tuple[LiveRow, ...]
 
 
-def collect(run_folders: Sequence[Path], bench_rows: Sequence[Mapping[str, Any]] | None = None, command: str | None = None) -> ReportData:
+def collect(
+    run_folders: Sequence[Path],
+    bench_rows: Sequence[Mapping[str, Any]] | None = None,
+    command: str | None = None,
+    policies: Sequence[str] | None = None,
+) -> ReportData:
     """Read and replay runs.
 
     Args:
@@ -52,10 +58,12 @@ def collect(run_folders: Sequence[Path], bench_rows: Sequence[Mapping[str, Any]]
             ``tokens_per_second_low``, ``tokens_per_second_high``, ``tokens_per_step`` and ``ratio_to_plain``. The task of all
             prompts together is ``all``, plain decoding is the policy ``plain``. Rows of compressions without a run are left out.
         command: that asked for the report; the running one if None.
+        policies: specs of policies to judge on test prompts, beside the standard ones. If None, the standard ones are judged
+            where the prompts name enough training and test ones.
 
     Raises:
-        TraceError: if a folder holds no readable run, or two folders the same compression.
-        DraftgaugeError: if a measurement lacks what all of them have.
+        TraceError: if a folder holds no readable run, two folders the same compression, or too few prompts to judge policies on.
+        DraftgaugeError: if a measurement lacks what all of them have, or a policy cannot be made.
     """
     if not run_folders:
         raise TraceError("a report needs at least one recorded run; record one with `draftgauge profile`")
@@ -68,7 +76,9 @@ def collect(run_folders: Sequence[Path], bench_rows: Sequence[Mapping[str, Any]]
     speeds = [_speeds(run) for run in runs]
     lengths = sorted({curves[0].best_draft for curves in speeds})
     views = tuple(_view(run, curves, lengths, facts) for run, curves, facts in zip(runs, speeds, own, strict=True))
-    return ReportData(views, report_facts(command) + shared)
+    chosen = [run for run in runs if policies is not None or can_judge(run.trace)]
+    judged = tuple(choosing_view(run.trace, run.cost, policies or (), _texts(run)) for run in chosen)
+    return ReportData(views, report_facts(command) + shared, judged)
 
 
 def _read(folder: Path, live: Sequence[LiveRow]) -> Run:

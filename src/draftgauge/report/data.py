@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
 from draftgauge.traces.costs import CostCurve
+
+if TYPE_CHECKING:
+    from draftgauge.report.choosing_data import ChoosingView
 
 Floats = tuple[float, ...]
 
@@ -123,11 +127,11 @@ class TimelineToken:
 
 @dataclass(frozen=True)
 class Timeline:
-    """One prompt's output, step by step, in a replay at a fixed draft length."""
+    """One prompt's output, step by step, in a replay at a fixed draft length, or (``gamma`` None) at one that changes."""
 
     task: str
     identifier: str
-    gamma: int
+    gamma: int | None
     steps: tuple[tuple[TimelineToken, ...], ...]
 
     @property
@@ -157,10 +161,11 @@ class CompressionView:
 
 @dataclass(frozen=True)
 class ReportData:
-    """One view per compression, in the order they are shown."""
+    """One view per compression, in the order they are shown; ``choosing`` of those whose policies were judged on test prompts."""
 
     compressions: tuple[CompressionView, ...]
     provenance: tuple[tuple[str, str], ...] = field(default=())
+    choosing: tuple[ChoosingView, ...] = ()
 
     @property
     def tasks(self) -> tuple[str, ...]:

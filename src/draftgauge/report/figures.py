@@ -29,7 +29,7 @@ def acceptance_panel(view: CompressionView, tasks: Sequence[str]) -> Markup:
         _whole_tokens(axes, 1, max(len(curve.rate) for curve in view.acceptance))
         firsts = ", ".join(f"{curve.task} {percent(curve.rate[0])}" for curve in view.acceptance)
         title = compression_title(view.name)
-        return to_svg(axes, f"acceptance-{_slug(view.name)}", f"Acceptance by depth, {title} target. At depth 1: {firsts}.")
+        return to_svg(axes, f"acceptance-{slug(view.name)}", f"Acceptance by depth, {title} target. At depth 1: {firsts}.")
 
 
 def _acceptance_line(axes: Any, curve: AcceptanceCurve, style: Series) -> None:
@@ -52,7 +52,7 @@ def speed_panel(view: CompressionView, curve: SpeedCurve) -> Markup:
             _live_point(axes, point.gamma, point.tokens_per_second, point.low, point.high)
         axes.set_ylim(0, top * 1.12)
         _whole_tokens(axes, 0, int(gamma[-1]))
-        return to_svg(axes, f"speed-{_slug(view.name)}-{_slug(curve.task)}", _describe_speed(view, curve))
+        return to_svg(axes, f"speed-{slug(view.name)}-{slug(curve.task)}", _describe_speed(view, curve))
 
 
 def _live_point(axes: Any, gamma: int, value: float, low: float | None, high: float | None) -> None:
@@ -99,7 +99,7 @@ def cost_panel(view: CompressionView) -> Markup:
             f"{number(1e3 * cost.verify[median][0])} ms, verifying {cost.gamma_max + 1} {number(1e3 * cost.verify[median][-1])} ms, "
             f"drafting {cost.gamma_max} {number(1e3 * cost.draft[median][-1])} ms."
         )
-        return to_svg(axes, f"cost-{_slug(view.name)}", text)
+        return to_svg(axes, f"cost-{slug(view.name)}", text)
 
 
 def _cost_line(axes: Any, style: Series, dash: tuple[float, ...], tables: list[tuple[float, ...]]) -> None:
@@ -137,7 +137,7 @@ def balance_panel(view: CompressionView, top: float) -> Markup:
             f"{compression_title(view.name)} target: at draft length {best} a step commits {number(curve.tokens_per_step[best])} tokens "
             f"and costs as much as {number(costs[best])} plain steps."
         )
-        return to_svg(axes, f"balance-{_slug(view.name)}", text)
+        return to_svg(axes, f"balance-{slug(view.name)}", text)
 
 
 def _whole_tokens(axes: Any, first: int, last: int) -> None:
@@ -147,5 +147,6 @@ def _whole_tokens(axes: Any, first: int, last: int) -> None:
     axes.set_xlim(first - 0.5, last + 0.5)
 
 
-def _slug(name: str) -> str:
+def slug(name: str) -> str:
+    """A name as part of an id."""
     return "".join(letter if letter.isascii() and letter.isalnum() else f"_{ord(letter)}_" for letter in name)

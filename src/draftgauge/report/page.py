@@ -9,7 +9,8 @@ from typing import Any
 from jinja2 import Environment, PackageLoader, StrictUndefined
 
 from draftgauge.core.files import atomic_write_text
-from draftgauge.report import figures
+from draftgauge.report import choosing_figures, figures
+from draftgauge.report.choosing_text import judged_lines, optimum_gains, verdict
 from draftgauge.report.collect import MIN_POSITIONS, collect
 from draftgauge.report.data import ReportData
 from draftgauge.report.prose import best_note, headline, how_chosen, why_lengths_differ
@@ -28,6 +29,9 @@ KEYS = {
     "draft": figures.DRAFT,
     "committed": figures.COMMITTED,
     "step_cost": figures.STEP_COST,
+    "fixed": choosing_figures.FIXED,
+    "accepted": choosing_figures.ACCEPTED,
+    "rejected": choosing_figures.REJECTED,
 }
 
 
@@ -37,6 +41,7 @@ def build_report(
     bench: Sequence[Mapping[str, Any]] | None = None,
     title: str = TITLE,
     command: str | None = None,
+    policies: Sequence[str] | None = None,
 ) -> Path:
     """Read recorded runs, replay them and write the report.
 
@@ -46,6 +51,7 @@ def build_report(
         bench: rows of live measurements, see :func:`draftgauge.report.collect.collect`.
         title: of the page.
         command: that asked for the report, named on the page; the running one if None.
+        policies: to judge on test prompts, see :func:`draftgauge.report.collect.collect`.
 
     Returns:
         ``out``.
@@ -54,7 +60,7 @@ def build_report(
         TraceError: if a folder holds no readable run, or two folders the same compression.
         DraftgaugeError: if the file cannot be written.
     """
-    atomic_write_text(out, render(collect(run_folders, bench, command), title))
+    atomic_write_text(out, render(collect(run_folders, bench, command, policies), title))
     return out
 
 
@@ -64,7 +70,14 @@ def render(data: ReportData, title: str = TITLE) -> str:
         loader=PackageLoader("draftgauge.report"), autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True
     )
     environment.globals.update(
-        name=compression_heading, series=series, best_note=best_note, contexts=figures.shown_contexts, dash=figures.context_dash
+        name=compression_heading,
+        series=series,
+        best_note=best_note,
+        contexts=figures.shown_contexts,
+        dash=figures.context_dash,
+        optimum=optimum_gains,
+        calibration_style=choosing_figures.calibration_style,
+        min_bin=choosing_figures.MIN_BIN,
     )
     timelines = [[(line, spans(line)) for line in view.timelines] for view in data.compressions]
     columns, lines = policies_table(data)
@@ -87,6 +100,7 @@ def render(data: ReportData, title: str = TITLE) -> str:
         kinds=KINDS,
         kinds_shown={span.kind for lines in timelines for _, steps in lines for step in steps for span in step},
         **_charts(data),
+        **_choosing(data),
     )
 
 
@@ -99,4 +113,18 @@ def _charts(data: ReportData) -> dict[str, list[Any]]:
         "speed": [[figures.speed_panel(view, curve) for curve in view.speeds] for view in views],
         "cost": [figures.cost_panel(view) for view in views],
         "balance": [figures.balance_panel(view, top) for view in views],
+    }
+
+
+def _choosing(data: ReportData) -> dict[str, list[Any]]:
+    """The tables, charts and texts of the judged policies, one list entry per compression that has them."""
+    views = data.choosing
+    return {
+        "judged": [judged_lines(view) for view in views],
+        "verdicts": [verdict(view) for view in views],
+        "gain": [choosing_figures.gain_panel(view) for view in views],
+        "captured": [choosing_figures.captured_panel(view) for view in views],
+        "lengths": [[(line, choosing_figures.lengths_panel(view, line)) for line in view.lengths.lines] for view in views],
+        "chosen_text": [spans(view.text) for view in views],
+        "calibration": [choosing_figures.calibration_panel(view) for view in views],
     }

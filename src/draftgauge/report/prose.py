@@ -57,17 +57,18 @@ def _advice(view: CompressionView, curve: SpeedCurve) -> str:
     if not _drafting_pays(curve):
         best = curve.best_draft
         return (
-            f"{target}, do not draft: the best length, {_tokens(best)}, reaches {ratio(curve.tokens_per_second[best] / curve.plain)} plain "
+            f"{target}, do not draft: the best length, {tokens(best)}, reaches {ratio(curve.tokens_per_second[best] / curve.plain)} plain "
             f"decoding{_measured(view, best)}. "
             f"Choosing the length perfectly at every step would reach {ratio(curve.hindsight / curve.plain)}."
         )
     return (
-        f"{target}, draft {_tokens(curve.best_gamma)}: {ratio(curve.speedup)} plain decoding{_measured(view, curve.best_gamma)}. "
+        f"{target}, draft {tokens(curve.best_gamma)}: {ratio(curve.speedup)} plain decoding{_measured(view, curve.best_gamma)}. "
         f"Choosing the length perfectly at every step would give another {percent(curve.hindsight_gain)}."
     )
 
 
-def _tokens(count: int) -> str:
+def tokens(count: int) -> str:
+    """A number of tokens in words."""
     return "1 token" if count == 1 else f"{count} tokens"
 
 
@@ -89,14 +90,14 @@ def _reason(view: CompressionView) -> str:
     growth = cost.verify[middle][gamma] / cost.verify[middle][0]
     return (
         f"One more drafted token costs {percent(cost.cost_ratio())} of verifying one token; verifying {gamma + 1} tokens at once costs "
-        f"{ratio(growth)} verifying one. Drafting {_tokens(gamma)}, a step commits {number(view.pooled.tokens_per_step[gamma])} on average."
+        f"{ratio(growth)} verifying one. Drafting {tokens(gamma)}, a step commits {number(view.pooled.tokens_per_step[gamma])} on average."
     )
 
 
 def _by_task(curves: Sequence[SpeedCurve]) -> tuple[tuple[str, str, str], ...]:
     if len(curves) < 2:
         return ()
-    return tuple((c.task, _tokens(c.best_gamma) if _drafting_pays(c) else "do not draft", ratio(_advised_speedup(c))) for c in curves)
+    return tuple((c.task, tokens(c.best_gamma) if _drafting_pays(c) else "do not draft", ratio(_advised_speedup(c))) for c in curves)
 
 
 def best_note(curve: SpeedCurve) -> str:

@@ -8,6 +8,7 @@ from typing import Any
 from draftgauge.policies import make_policy
 from draftgauge.policies.base import Policy
 from draftgauge.replay import Replay, evaluate
+from draftgauge.replay.bootstrap import RESAMPLES
 from draftgauge.report.data import SpeedCurve, TableRow
 from draftgauge.report.live import LiveRow, fixed_gamma, is_policy
 from draftgauge.traces.costs import CostCurve
@@ -43,7 +44,7 @@ def table_rows(
     shown = {curve.task: _shown_lengths(curve, by_task[curve.task], lengths) for curve in speeds}
     policies = _policies(trace, live)
     policies |= {f"fixed:{gamma}": fixed[gamma] for gamma in set().union(*shown.values())} | {HINDSIGHT: hindsight}
-    replayed = {(row["task"], row["policy"]): row for row in evaluate(trace, cost, policies)}
+    replayed = {(row["task"], row["policy"]): row for row in evaluate(trace, cost, policies, resamples=RESAMPLES)}
     rows: list[TableRow] = []
     for curve in speeds:
         here = by_task[curve.task]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -20,13 +20,13 @@ KINDS = {
 TOKENS_SHOWN = 160
 
 
-def replay_timeline(trace: Trace, prompt: int, gamma: int, texts: Sequence[str], limit: int = TOKENS_SHOWN) -> Timeline:
+def replay_timeline(trace: Trace, prompt: int, gamma: int | Mapping[int, int], texts: Sequence[str], limit: int = TOKENS_SHOWN) -> Timeline:
     """Walk one prompt of a trace in steps that draft ``gamma`` tokens.
 
     Args:
         trace: the dense trace.
         prompt: which of ``trace.prompts``.
-        gamma: drafted tokens a step, 0 for plain decoding.
+        gamma: drafted tokens a step, 0 for plain decoding; of every step by the position it begins at, where they differ.
         texts: decoded piece of every row of the trace, ``[P]``.
         limit: output tokens after which the walk stops, at the end of a step.
     """
@@ -36,10 +36,11 @@ def replay_timeline(trace: Trace, prompt: int, gamma: int, texts: Sequence[str],
     steps: list[tuple[TimelineToken, ...]] = []
     row = start
     while row < end and row - start < limit:
-        drafted = min(gamma, int(trace.drafted[row]), trace.max_new_tokens - (row - start) - 1)
+        wanted = gamma if isinstance(gamma, int) else gamma[row - start]
+        drafted = min(wanted, int(trace.drafted[row]), trace.max_new_tokens - (row - start) - 1)
         steps.append(_step(trace, row, end, drafted, texts, pieces))
         row += len(steps[-1])
-    return Timeline(info.task, info.identifier, gamma, tuple(steps))
+    return Timeline(info.task, info.identifier, gamma if isinstance(gamma, int) else None, tuple(steps))
 
 
 def _step(trace: Trace, row: int, end: int, drafted: int, texts: Sequence[str], pieces: dict[int, str]) -> tuple[TimelineToken, ...]:

@@ -4,23 +4,28 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from draftgauge.core.errors import TraceError
 from draftgauge.traces.record import PromptRecord
+from draftgauge.traces.sampled import take_rows, with_chances
 from draftgauge.traces.trace import Trace
 
 COLUMNS = ("token", "target_entropy", "drafted", "accepted", "draft_token", "confidence", "entropy", "margin")
 """The arrays of a trace with one row a position."""
+
+CHANCES = ("acceptance", "survival")
+"""The arrays of a record that only sampled decoding has."""
 
 
 def make_trace(records: Sequence[PromptRecord], max_new_tokens: int, compression: str = "none") -> Trace:
     """A trace in memory from records, in the order given.
 
     Args:
-        records: valid records of one run, at least one, all of the same ``gamma_max``.
+        records: valid records of one run, at least one, all of the same ``gamma_max``, all greedy or all sampled.
         max_new_tokens: the run's limit of output tokens.
         compression: of the target, by name.
 
@@ -36,14 +41,20 @@ def make_trace(records: Sequence[PromptRecord], max_new_tokens: int, compression
         record.validate()
         if record.info.output_tokens > max_new_tokens:
             raise TraceError(f"prompt {record.info.index}: {record.info.output_tokens} output tokens, the limit is {max_new_tokens}")
-    return Trace(
+    if len({record.sampled for record in records}) > 1:
+        raise TraceError("some of the records are of sampled decoding and some are greedy: a trace is one or the other")
+    columns: dict[str, Any] = {name: np.concatenate([getattr(record, name) for record in records]) for name in COLUMNS}
+    trace = Trace(
         prompts=tuple(record.info for record in records),
         offsets=offsets_of([record.info.output_tokens for record in records]),
         gamma_max=widths.pop(),
         max_new_tokens=max_new_tokens,
         compression=compression,
-        **{name: np.concatenate([getattr(record, name) for record in records]) for name in COLUMNS},
+        **columns,
     )
+    if not records[0].sampled:
+        return trace
+    return with_chances(trace, *(np.concatenate([getattr(record, name) for record in records]) for name in CHANCES))
 
 
 def offsets_of(lengths: Sequence[int] | NDArray[np.int64]) -> NDArray[np.int64]:
@@ -76,4 +87,5 @@ def take(trace: Trace, order: NDArray[np.int64]) -> Trace:
     offsets = offsets_of(lengths)
     rows = np.arange(offsets[-1]) + np.repeat(trace.offsets[:-1][order] - offsets[:-1], lengths)
     columns = {name: getattr(trace, name)[rows] for name in COLUMNS}
-    return replace(trace, prompts=tuple(trace.prompts[i] for i in order), offsets=offsets, **columns)
+    sampled = None if trace.sampled is None else take_rows(trace.sampled, rows)
+    return replace(trace, prompts=tuple(trace.prompts[i] for i in order), offsets=offsets, sampled=sampled, **columns)

@@ -6,6 +6,7 @@ import json
 from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
+from typing import Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -35,6 +36,7 @@ class CostCurve:
         compression, device, dtype: what was measured on.
         signals: seconds that each distribution looked at adds, for policies that look at signals: those of the drafted tokens
             and the target's own, ``gamma + 1`` a step.
+        confidence: seconds that each drafted token adds for policies that look at its confidence alone.
     """
 
     contexts: tuple[int, ...]
@@ -50,6 +52,7 @@ class CostCurve:
     device: str
     dtype: str
     signals: float = 0.0
+    confidence: float = 0.0
 
     @property
     def gamma_max(self) -> int:
@@ -57,14 +60,17 @@ class CostCurve:
         return len(self.draft[0]) - 1
 
     def step_seconds(
-        self, gamma: NDArray[np.int64] | int, context: NDArray[np.int64] | int, needs_signals: bool = False
+        self,
+        gamma: NDArray[np.int64] | int,
+        context: NDArray[np.int64] | int,
+        needs_signals: bool | Literal["none", "confidence", "all"] = False,
     ) -> NDArray[np.float64]:
         """Modelled seconds of steps that draft ``gamma`` tokens at a context length, interpolated linearly.
 
         Args:
             gamma: draft lengths, 0..gamma_max, any shape.
             context: context lengths in tokens, broadcast against ``gamma``; beyond the measured range the nearest counts.
-            needs_signals: whether the policy looks at signals.
+            needs_signals: whether the policy looks at signals, or what it looks at.
 
         Raises:
             TraceError: if a draft length was not measured.
@@ -82,7 +88,9 @@ class CostCurve:
         above = np.minimum(below + 1, len(nodes) - 1)
         share = place - below
         seconds: NDArray[np.float64] = (1 - share) * table[below, gamma_] + share * table[above, gamma_]
-        return seconds + self.signals * (gamma_ + 1) if needs_signals else seconds
+        if needs_signals == "confidence":
+            return seconds + self.confidence * gamma_
+        return seconds + self.signals * (gamma_ + 1) if needs_signals in (True, "all") else seconds
 
     def cost_ratio(self) -> float:
         """Seconds of one more drafted token over those of verifying one token, at the median context: the dial of the best gamma."""
@@ -110,7 +118,7 @@ class CostCurve:
         for name, seconds in positive.items():
             if not (np.isfinite(seconds) & (seconds > 0)).all():
                 raise TraceError(f"{name} must be seconds greater than 0")
-        for name in ("overhead", "signals"):
+        for name in ("overhead", "signals", "confidence"):
             if not (np.isfinite(getattr(self, name)) and getattr(self, name) >= 0):
                 raise TraceError(f"{name} must be seconds, 0 or more, not {getattr(self, name)}")
         for name in ("verify", "draft"):

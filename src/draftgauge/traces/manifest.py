@@ -12,7 +12,7 @@ from typing import Any
 from draftgauge.core.config import from_mapping, to_mapping
 from draftgauge.core.errors import DraftgaugeError, TraceError
 from draftgauge.core.files import atomic_write_text
-from draftgauge.traces.schema import SCHEMA_VERSION
+from draftgauge.traces.schema import GREEDY_VERSION, VERSIONS, unknown_version
 
 MANIFEST_NAME = "manifest.json"
 COSTS_NAME = "costs.json"
@@ -65,16 +65,17 @@ class Manifest:
         command: that started it.
         created: when, UTC, ISO 8601.
         environment: see :func:`draftgauge.core.provenance.environment`.
-        target: the model whose greedy output is recorded.
+        target: the model whose output is recorded.
         draft: the drafter's model; None for a drafter without one.
         drafter: by name or spec, e.g. "language_model".
         device: e.g. "cpu" or "cuda".
         gamma_max: longest draft recorded.
         max_new_tokens: limit of output tokens.
         seed: of whatever was random; greedy recording draws nothing.
+        temperature, top_k, top_p: that output and drafts were drawn with; temperature 0 is greedy decoding, whatever the other two.
         prompts: what was recorded from.
         complete: whether all prompts are recorded.
-        schema_version: of the shards.
+        schema_version: of the shards; it follows from the temperature.
     """
 
     draftgauge: str
@@ -90,7 +91,10 @@ class Manifest:
     seed: int
     prompts: PromptsEntry
     complete: bool = False
-    schema_version: int = SCHEMA_VERSION
+    schema_version: int = GREEDY_VERSION
+    temperature: float = 0.0
+    top_k: int = 0
+    top_p: float = 1.0
 
     def identity(self) -> dict[str, Any]:
         """What makes rows comparable: two runs that agree in it would record the same rows for the same prompt."""
@@ -104,6 +108,8 @@ class Manifest:
         for role, model in (("target", self.target), ("draft", self.draft)):
             for name in ("fingerprint", "compression", "dtype"):
                 identity[f"{role}.{name}"] = None if model is None else getattr(model, name)
+        if self.temperature > 0:  # greedy runs have none of it, as before there were others: their folders stay resumable
+            identity |= {name: getattr(self, name) for name in ("temperature", "top_k", "top_p", "seed")}
         return identity
 
     def fingerprint(self) -> str:
@@ -112,6 +118,8 @@ class Manifest:
 
     def differences(self, other: Manifest) -> list[str]:
         """The parts of :meth:`identity` that differ, as ``name: here, there``."""
+        if (self.temperature > 0) != (other.temperature > 0):
+            return [f"temperature: {self.temperature!r}, not {other.temperature!r}"]
         theirs = other.identity()
         return [f"{name}: {value!r}, not {theirs[name]!r}" for name, value in self.identity().items() if value != theirs[name]]
 
@@ -142,9 +150,8 @@ class Manifest:
         if not isinstance(values, dict):
             raise TraceError(f"{path} is damaged (not a JSON object); move the folder away and record the trace again")
         version = values.get("schema_version")
-        if version != SCHEMA_VERSION:
-            advice = "read it with the draftgauge that wrote it, or record it again"
-            raise TraceError(f"{path} has schema version {version}, this draftgauge reads {SCHEMA_VERSION}: {advice}")
+        if version not in VERSIONS:
+            raise TraceError(f"{path} {unknown_version(version)}")
         try:
             return from_mapping(cls, values, str(path))
         except DraftgaugeError as error:

@@ -11,9 +11,10 @@ import pyarrow.compute as pc
 from numpy.typing import NDArray
 
 from draftgauge.core.errors import TraceError
-from draftgauge.traces.build import offsets_of, remaining_rows, select, take
+from draftgauge.traces.build import CHANCES, COLUMNS, offsets_of, remaining_rows, select, take
 from draftgauge.traces.checks import check_rows
 from draftgauge.traces.manifest import MANIFEST_NAME, Manifest
+from draftgauge.traces.sampled import check_chances, with_chances
 from draftgauge.traces.schema import SIGNALS, to_padded
 from draftgauge.traces.shards import DamagedShardError, Shard, list_lengths, read_shard, shard_paths
 from draftgauge.traces.trace import PromptInfo, Trace
@@ -54,15 +55,20 @@ def read_trace(folder: Path, tasks: Collection[str] | None = None, split: str | 
     shards = _read_shards(folder, manifest)
     prompts = tuple(prompt for shard in shards for prompt in shard.prompts)
     _check_prompts(folder, manifest, prompts, allow_incomplete)
+    columns: dict[str, Any] = _columns(shards, manifest.gamma_max)
     trace = Trace(
         prompts=prompts,
         offsets=offsets_of([prompt.output_tokens for prompt in prompts]),
         gamma_max=manifest.gamma_max,
         max_new_tokens=manifest.max_new_tokens,
         compression=manifest.target.compression,
-        **_columns(shards, manifest.gamma_max),
+        **{name: columns[name] for name in COLUMNS},
     )
     check_rows(trace, remaining_rows(trace.offsets), str(folder))
+    if manifest.temperature > 0:
+        acceptance, survival = (columns[name] for name in CHANCES)
+        check_chances(acceptance, survival, trace.drafted > 0, str(folder))
+        trace = with_chances(trace, acceptance, survival)
     ordered = take(trace, np.argsort([prompt.index for prompt in prompts]))
     return select(ordered, _chosen(ordered.prompts, tasks, split, folder))
 
@@ -117,6 +123,7 @@ def _columns(shards: Sequence[Shard], gamma_max: int) -> dict[str, NDArray[Any]]
 def _shard_columns(shard: Shard, gamma_max: int) -> dict[str, NDArray[Any]]:
     table = shard.table
     columns: dict[str, NDArray[Any]] = {name: table[name].to_numpy() for name in ("token", "target_entropy", "accepted")}
+    columns |= {name: table[name].to_numpy() for name in CHANCES if name in table.column_names}
     columns["drafted"] = list_lengths(table, "draft_token").astype(np.int16)
     try:
         columns["draft_token"] = to_padded(table["draft_token"].chunk(0), gamma_max, -1, np.int32)

@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 
 from draftgauge.core.errors import TraceError
 from draftgauge.traces.checks import accepted_lengths, check_rows
+from draftgauge.traces.sampled import check_chances
 from draftgauge.traces.trace import PromptInfo
 
 FINISHES = ("length", "stop")
@@ -21,11 +22,12 @@ Number = TypeVar("Number", np.int32, np.float32)
 class PromptRecord:
     """One prompt, recorded densely: ``N`` output positions, up to ``G`` tokens drafted from each.
 
-    The columns mean what they mean in :class:`~draftgauge.traces.trace.Trace`.
+    The columns mean what they mean in :class:`~draftgauge.traces.trace.Trace`. In a record of sampled decoding, which is one with
+    ``acceptance`` and ``survival``, the drafts are the *refused* ones of :class:`~draftgauge.traces.trace.SampledDrafts`.
 
     Attributes:
         info: the prompt; ``info.output_tokens`` is ``N``.
-        token: ``[N]`` int32, the target's greedy output.
+        token: ``[N]`` int32, the target's output.
         text: ``N`` decoded pieces; joined they are the output's text.
         target_entropy: ``[N]`` float32, bits.
         draft_token: ``[N, G]`` int32, -1 where nothing was drafted.
@@ -33,6 +35,7 @@ class PromptRecord:
         entropy: ``[N, G]`` float32 bits, NaN likewise.
         margin: ``[N, G]`` float32, NaN likewise.
         accepted: ``[N]`` int16; :func:`~draftgauge.traces.checks.accepted_lengths` gives it from the tokens.
+        acceptance, survival: ``[N]`` float32, NaN where nothing was drafted; None for greedy decoding.
     """
 
     info: PromptInfo
@@ -44,6 +47,13 @@ class PromptRecord:
     entropy: NDArray[np.float32]
     margin: NDArray[np.float32]
     accepted: NDArray[np.int16]
+    acceptance: NDArray[np.float32] | None = None
+    survival: NDArray[np.float32] | None = None
+
+    @property
+    def sampled(self) -> bool:
+        """Whether the output was drawn."""
+        return self.acceptance is not None
 
     @property
     def gamma_max(self) -> int:
@@ -67,6 +77,8 @@ class PromptRecord:
             raise TraceError(f"{where}: text has {len(self.text)} pieces for {length} output tokens")
         if self.draft_token.ndim != 2 or self.gamma_max < 1:
             raise TraceError(f"{where}: draft_token has shape {list(self.draft_token.shape)}, expected [{length}, gamma_max >= 1]")
+        if (self.acceptance is None) != (self.survival is None):
+            raise TraceError(f"{where}: acceptance and survival belong together, and one of them is missing")
         for name, dtype, shape in self._layout(length):
             column = getattr(self, name)
             if column.shape != shape:
@@ -74,9 +86,12 @@ class PromptRecord:
             if column.dtype != dtype:
                 raise TraceError(f"{where}: {name} is {column.dtype}, expected {np.dtype(dtype)}")
         check_rows(self, where=where)
+        if self.acceptance is not None and self.survival is not None:
+            check_chances(self.acceptance, self.survival, self.drafted > 0, where)
 
     def _layout(self, length: int) -> list[tuple[str, type[np.generic], tuple[int, ...]]]:
         flat, wide = (length,), (length, self.gamma_max)
+        chances: list[tuple[str, type[np.generic], tuple[int, ...]]] = [("acceptance", np.float32, flat), ("survival", np.float32, flat)]
         return [
             ("token", np.int32, flat),
             ("target_entropy", np.float32, flat),
@@ -85,6 +100,7 @@ class PromptRecord:
             ("confidence", np.float32, wide),
             ("entropy", np.float32, wide),
             ("margin", np.float32, wide),
+            *(chances if self.sampled else []),
         ]
 
 

@@ -16,8 +16,12 @@ from draftgauge.core.errors import TraceError
 from draftgauge.traces.record import PromptRecord
 from draftgauge.traces.trace import PromptInfo
 
-SCHEMA_VERSION = 1
-"""Raised whenever a column changes its name, type or meaning."""
+GREEDY_VERSION = 1
+SAMPLED_VERSION = 2
+VERSIONS = (GREEDY_VERSION, SAMPLED_VERSION)
+"""Versions of the schema that are read and written: greedy decoding has the columns of 1, sampled decoding also those that 2 adds.
+
+A version is added whenever a column changes its name, type or meaning."""
 
 VERSION_KEY = b"draftgauge.schema_version"
 FINGERPRINT_KEY = b"draftgauge.fingerprint"
@@ -41,12 +45,20 @@ COLUMNS = pa.schema(
 )
 """One row a position; the lists hold one element a drafted token."""
 
+SAMPLED_ONLY = tuple(pa.field(name, pa.float32()) for name in ("acceptance", "survival"))
+"""What version 2 has besides: the chances of :class:`~draftgauge.traces.trace.SampledDrafts`. Its drafts are the refused ones."""
+
+
+def columns_of(version: int) -> pa.Schema:
+    """The columns of a schema version."""
+    return pa.schema([*COLUMNS, *SAMPLED_ONLY]) if version == SAMPLED_VERSION else COLUMNS
+
 
 def to_table(records: Sequence[PromptRecord], fingerprint: str) -> pa.Table:
     """The positions of some prompts, with the prompts and the run's fingerprint in the metadata.
 
     Args:
-        records: whole prompts, each valid.
+        records: whole prompts, each valid, all greedy or all of sampled decoding.
         fingerprint: of the run, see :meth:`~draftgauge.traces.manifest.Manifest.fingerprint`.
     """
     lengths = [record.info.output_tokens for record in records]
@@ -63,12 +75,15 @@ def to_table(records: Sequence[PromptRecord], fingerprint: str) -> pa.Table:
     }
     for name in SIGNALS:
         columns[name] = to_lists(np.concatenate([getattr(record, name) for record in records]), drafted)
+    version = SAMPLED_VERSION if records[0].sampled else GREEDY_VERSION
+    for field in SAMPLED_ONLY if version == SAMPLED_VERSION else ():
+        columns[field.name] = np.concatenate([getattr(record, field.name) for record in records])
     metadata = {
-        VERSION_KEY: str(SCHEMA_VERSION).encode(),
+        VERSION_KEY: str(version).encode(),
         FINGERPRINT_KEY: fingerprint.encode(),
         PROMPTS_KEY: json.dumps([asdict(record.info) for record in records]).encode(),
     }
-    schema = COLUMNS.with_metadata(metadata)
+    schema = columns_of(version).with_metadata(metadata)
     return pa.table([columns[name] for name in schema.names], schema=schema)
 
 
@@ -96,20 +111,26 @@ def to_padded(lists: pa.ListArray, width: int, fill: float, dtype: type[np.gener
 
 
 def check_schema(schema: pa.Schema) -> None:
-    """Raise :class:`TraceError` if a file's columns are not those of this version."""
+    """Raise :class:`TraceError` if a file's columns are not those of its version, or its version is unknown."""
     metadata = schema.metadata or {}
     version = metadata.get(VERSION_KEY)
     if version is None:
         raise TraceError("is a Parquet file, but not one of a trace (it names no schema version)")
-    if version != str(SCHEMA_VERSION).encode():
-        advice = "read it with the draftgauge that wrote it, or record it again"
-        raise TraceError(f"has schema version {version.decode(errors='replace')}, this draftgauge reads {SCHEMA_VERSION}: {advice}")
-    for field in COLUMNS:
+    known = {str(number).encode(): number for number in VERSIONS}
+    if version not in known:
+        raise TraceError(unknown_version(version.decode(errors="replace")))
+    for field in columns_of(known[version]):
         if field.name not in schema.names:
             raise TraceError(f"lacks the column {field.name}")
         found = schema.field(field.name).type
         if found != field.type:
             raise TraceError(f"column {field.name} is {found}, expected {field.type}")
+
+
+def unknown_version(version: object) -> str:
+    """What to say of a schema version that this draftgauge does not read."""
+    advice = "read it with the draftgauge that wrote it, or record it again"
+    return f"has schema version {version}, this draftgauge reads {' and '.join(map(str, VERSIONS))}: {advice}"
 
 
 def read_prompt_infos(schema: pa.Schema) -> list[PromptInfo]:

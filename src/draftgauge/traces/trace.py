@@ -2,12 +2,14 @@
 
 Position ``p`` of a prompt stands for the state in which ``p`` output tokens are committed. A step that starts there
 drafts ``d_1 .. d_g``; the target verifies them with ``g + 1`` positions and commits the accepted ones and one more of
-its own. Greedy output does not depend on the draft lengths, so any policy can be replayed exactly.
+its own. Greedy output does not depend on the draft lengths, so any policy can be replayed exactly; sampled output does not
+depend on them in law, so any policy can be replayed in expectation (:mod:`draftgauge.traces.sampled`).
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -25,6 +27,7 @@ class PromptInfo:
         prompt_tokens: length of the prompt.
         output_tokens: length of the recorded output, ``N``.
         finish: "length" (the limit was reached) or "stop" (an end token is the last of the output).
+        prompt_token: the prompt's token ids, for policies that read the text; empty in traces recorded before they were kept.
     """
 
     index: int
@@ -34,6 +37,33 @@ class PromptInfo:
     prompt_tokens: int
     output_tokens: int
     finish: str
+    prompt_token: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True)
+class SampledDrafts:
+    """What a trace of sampled decoding knows of the drafts from its positions, beside those that were drawn.
+
+    ``p`` and ``q`` are the distributions of target and draft at a position, after the prompt and the output before it; ``y``
+    is the output's token there. :mod:`draftgauge.traces.sampled` says how the two chances differ and what each is for.
+
+    Attributes:
+        acceptance: ``[P]`` the chance that a token drafted at the position is accepted, ``sum_v min(p(v), q(v))``.
+        survival: ``[P]`` the same chance once it is known that the output has ``y`` there, ``min(1, q(y) / p(y))``.
+        draft_token: ``[P, G]`` the *refused draft*: drafted from the position, its first token one that the target refused;
+            -1 where nothing was drafted.
+        confidence, entropy, margin: ``[P, G]`` its signals, NaN likewise. Those of its first token belong to the position,
+            whatever was drafted there.
+
+    Both chances are NaN where nothing could be drafted, as the text is longer than the draft model takes.
+    """
+
+    acceptance: NDArray[np.float32]
+    survival: NDArray[np.float32]
+    draft_token: NDArray[np.int32]
+    confidence: NDArray[np.float32]
+    entropy: NDArray[np.float32]
+    margin: NDArray[np.float32]
 
 
 @dataclass(frozen=True)
@@ -45,11 +75,11 @@ class Trace:
     Attributes:
         prompts: what was recorded, in the order of the rows.
         offsets: ``[prompts + 1]``; prompt ``i`` owns the rows ``offsets[i]:offsets[i + 1]``.
-        token: ``[P]`` the target's greedy token at the position.
+        token: ``[P]`` the target's token at the position.
         target_entropy: ``[P]`` bits, of the target's distribution that gave ``token``. A step that starts at position
             ``p`` may know it only for the rows before ``p``.
         drafted: ``[P]`` tokens drafted from the position: ``G``, fewer where the drafter ended the text or had no more to propose.
-        accepted: ``[P]`` how many of the drafted tokens equal the target's greedy continuation, 0..drafted. Tokens past the
+        accepted: ``[P]`` how many of the drafted tokens equal the target's continuation, 0..drafted. Tokens past the
             recorded output count as rejected.
         draft_token: ``[P, G]``, -1 where nothing was drafted.
         confidence: ``[P, G]`` top-1 probability, NaN where nothing was drafted.
@@ -58,6 +88,8 @@ class Trace:
         gamma_max: longest draft recorded.
         max_new_tokens: the limit of output tokens; a live step that starts at ``p`` drafts at most ``max_new_tokens - p - 1``.
         compression: of the target, by name.
+        sampled: only of sampled decoding: the chances behind the drafts. The output then is one drawn from the target, and the
+            columns above hold one draw of the drafts, which any policy may be walked over like a greedy trace.
     """
 
     prompts: tuple[PromptInfo, ...]
@@ -73,6 +105,9 @@ class Trace:
     gamma_max: int
     max_new_tokens: int
     compression: str = "none"
+    sampled: SampledDrafts | None = None
+    derived: dict[str, Any] = field(default_factory=dict, init=False, compare=False, repr=False)
+    """What was computed from the other columns, by name, so that it is computed once."""
 
     @property
     def positions(self) -> int:

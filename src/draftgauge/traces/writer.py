@@ -84,6 +84,10 @@ class TraceWriter:
             raise TraceError(f"{where}: drafts of up to {record.gamma_max} tokens, the run's gamma_max is {self.manifest.gamma_max}")
         if record.info.output_tokens > self.manifest.max_new_tokens:
             raise TraceError(f"{where}: {record.info.output_tokens} output tokens, the run's limit is {self.manifest.max_new_tokens}")
+        if record.sampled != (self.manifest.temperature > 0):
+            sampled, greedy = ("a record of sampled decoding", "a greedy run"), ("a greedy record", "a run of sampled decoding")
+            one, other = sampled if record.sampled else greedy
+            raise TraceError(f"{where}: {one} does not belong into {other}")
         if record.info.index in self._tasks or any(record.info.index == pending.info.index for pending in self._pending):
             raise TraceError(f"{where} is recorded already in {self.folder}")
         self._pending.append(record)

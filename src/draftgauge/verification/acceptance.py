@@ -79,13 +79,13 @@ def residual(target: Tensor, draft: Tensor) -> Tensor:
     """What the target has more of than the draft, ``norm(max(p - q, 0))``.
 
     Args:
-        target: ``[V]`` the target's distribution.
-        draft: ``[W]`` the draft's; a narrower one has no mass on the ids it lacks.
+        target: ``[..., V]`` the target's distribution.
+        draft: ``[..., W]`` the draft's; a narrower one has no mass on the ids it lacks.
 
     Returns:
-        ``[V]``, summing to 1. Where the two agree to the last bit nothing is left over (a rejection is then due to
+        ``[..., V]``, summing to 1. Where the two agree to the last bit nothing is left over (a rejection is then due to
         rounding alone) and it is the target's own distribution.
     """
     difference = (target - functional.pad(draft, (0, target.shape[-1] - draft.shape[-1]))).clamp_min(0)
-    mass = difference.sum()
+    mass = difference.sum(-1, keepdim=True)
     return torch.where(mass > 0, difference / mass, target)

@@ -22,6 +22,11 @@ def signals(logits: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     return top[:, 0], _bits(distribution), top[:, 0] - top[:, 1]
 
 
+def confidences(logits: Tensor) -> Tensor:
+    """Top-1 probability at temperature 1: ``[..., V]`` logits to float32 ``[...]``; the first of :func:`signals`, for less of their cost."""
+    return logits.float().softmax(-1).amax(-1)
+
+
 def entropy_bits(logits: Tensor) -> Tensor:
     """Entropy in bits at temperature 1: ``[..., V]`` logits to float32 ``[...]``."""
     return _bits(logits.float().softmax(-1))

@@ -1,0 +1,116 @@
+"""Fit a policy to recorded runs."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from draftgauge.api.runs import read_run, select_runs
+from draftgauge.core.errors import DraftgaugeError
+from draftgauge.core.provenance import command_line, timestamp
+from draftgauge.fitting.specdec import fit_specdec
+from draftgauge.fitting.speckv import fit_speckv
+from draftgauge.fitting.stopping import fit_stopping
+from draftgauge.policies.base import Policy
+from draftgauge.policies.fitted import FITTED_SUFFIX, FittedPolicy, fitted_policy, save_fitted
+from draftgauge.replay.evaluate import evaluate_design
+from draftgauge.replay.simulate import Replay
+from draftgauge.replay.splits import MIN_PROMPTS, TRAIN, VALIDATION, design_of, split_trace, splits_of
+from draftgauge.traces.costs import CostCurve
+from draftgauge.traces.manifest import Manifest
+from draftgauge.traces.trace import Trace
+
+FITTABLE = ("stopping", "specdec++", "speckv")
+
+
+def fit(
+    folder: Path,
+    policy: str,
+    out: Path,
+    *,
+    tasks: Sequence[str] | None = None,
+    compression: Sequence[str] | None = None,
+    horizon: int = 8,
+    online: bool = False,
+    seed: int = 0,
+) -> list[dict[str, Any]]:
+    """Fit a policy on the training prompts of recorded runs and write it to a file that ``--policy`` takes.
+
+    Training prompts are those that the prompt file names so; where it names none, 60% of them by a hash that stays the same (see
+    :func:`draftgauge.replay.splits.splits_of`), and ``replay`` evaluates on others.
+
+    Args:
+        folder: a recorded run, or a folder of runs; ``stopping`` and ``speckv`` learn from all of them together, ``specdec++``
+            from the first.
+        policy: ``stopping``, ``specdec++`` or ``speckv``.
+        out: the file to write, ending in ``.json``.
+        tasks: learn from the prompts of these tasks only.
+        compression: learn from the runs of these compressions only.
+        horizon: of ``stopping``: tokens to look ahead.
+        online: of ``stopping``: go on calibrating while running.
+        seed: of what is random in fitting ``specdec++`` and ``speckv``.
+
+    Returns:
+        One row for each run: what the fitted policy gains on the validation prompts (keys of
+        :func:`draftgauge.replay.evaluate.evaluate`), if there are enough of them, with ``trained_prompts``.
+
+    Raises:
+        DraftgaugeError: for a policy that is not fitted, or a file name that does not end in ``.json``; before anything is written.
+        TraceError: if a run lacks what is needed, or has fewer than 8 training prompts.
+    """
+    if policy not in FITTABLE:
+        raise DraftgaugeError(f"there is nothing to fit in policy {policy!r}; choose one of {', '.join(FITTABLE)}")
+    if out.suffix != FITTED_SUFFIX:
+        raise DraftgaugeError(f"--out is the {FITTED_SUFFIX} file to write, not {out}")
+    if horizon < 1:
+        raise DraftgaugeError(f"the horizon is tokens to look ahead and must be at least 1, not {horizon}")
+    runs = _runs(folder, tasks, compression)
+    train = [split_trace(trace, TRAIN) for _, trace, _ in runs]
+    curves = [costs for _, _, costs in runs]
+    if policy == "stopping":
+        fitted = fit_stopping(train, curves, horizon=horizon, online=online)
+    elif policy == "specdec++":
+        fitted = fit_specdec(train[0], seed=seed)
+    else:
+        fitted = fit_speckv(train, seed=seed)
+    fitted = replace(fitted, made=dict(fitted.made) | _made([manifest for manifest, _, _ in runs], train))
+    rows = [_validation_row(fitted, trace, costs) for _, trace, costs in runs]
+    save_fitted(fitted, out)
+    return rows
+
+
+def _runs(folder: Path, tasks: Sequence[str] | None, compression: Sequence[str] | None) -> list[tuple[Manifest, Trace, CostCurve]]:
+    found = select_runs(folder)
+    present = [manifest.target.compression for _, manifest in found]
+    for name in compression or ():
+        if name not in present:
+            raise DraftgaugeError(f"{folder} has no run of compression {name}; it has {', '.join(present)}")
+    return [(manifest, *read_run(run, tasks)) for run, manifest in found if not compression or manifest.target.compression in compression]
+
+
+def _made(manifests: Sequence[Manifest], train: Sequence[Trace]) -> dict[str, Any]:
+    return {
+        "command": command_line(),
+        "created": timestamp(),
+        "target": manifests[0].target.source,
+        "draft": None if manifests[0].draft is None else manifests[0].draft.source,
+        "compressions": [manifest.target.compression for manifest in manifests],
+        "prompts": manifests[0].prompts.path,
+        "training_prompts": len(train[0].prompts),
+        "training_positions": sum(trace.positions for trace in train),
+    }
+
+
+def _validation_row(fitted: FittedPolicy, trace: Trace, costs: CostCurve) -> dict[str, Any]:
+    known: dict[str, Any] = {"policy": fitted.policy, "compression": trace.compression, "trained_prompts": len(fitted.trained_on)}
+    if int((splits_of(trace) == VALIDATION).sum()) < MIN_PROMPTS:
+        return known | {"split": None}
+
+    def make(curve: CostCurve) -> dict[str, Policy | Replay]:
+        return {fitted.policy: fitted_policy(fitted, trace.gamma_max, curve)}
+
+    rows = evaluate_design(design_of(trace, VALIDATION), costs, make)
+    row = next(row for row in rows if row["policy"] == fitted.policy and row["task"] == "all")
+    return dict(row) | known

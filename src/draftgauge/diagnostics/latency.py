@@ -1,0 +1,79 @@
+"""What drafting costs: seconds a drafted token, and tokens a second end to end, beside plain decoding of the same prompts."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from draftgauge.decoding.plain import plain_decode
+from draftgauge.decoding.settings import DecodingSettings
+from draftgauge.decoding.speculative import speculative_decode
+from draftgauge.diagnostics.texts import HeldOutText
+from draftgauge.drafters.base import Drafter
+from draftgauge.models.base import CachedModel
+from draftgauge.policies.fixed import FixedLength
+
+ROUNDS = 2
+
+
+@dataclass(frozen=True)
+class Latency:
+    """Medians over prompts and rounds.
+
+    Attributes:
+        gamma: tokens drafted a step.
+        draft_ms: milliseconds a drafted token, what a step needs to begin with shared out among them.
+        verify_ms: milliseconds of the target's pass over a draft, and of accepting.
+        tokens_per_second: of decoding with drafts.
+        plain_tokens_per_second: of plain decoding.
+        ratio: of the two, prompt by prompt.
+    """
+
+    gamma: int
+    draft_ms: float
+    verify_ms: float
+    tokens_per_second: float
+    plain_tokens_per_second: float
+    ratio: float
+
+
+def measure_latency(
+    target: CachedModel,
+    drafter: Drafter,
+    texts: Sequence[HeldOutText],
+    gamma: int,
+    settings: DecodingSettings,
+    rounds: int = ROUNDS,
+) -> Latency:
+    """Decode some prompts plainly and with drafts in turn; the first one also beforehand, uncounted.
+
+    Args:
+        target: the target.
+        drafter: follows it.
+        texts: whose prompts to decode.
+        gamma: tokens drafted a step.
+        settings: of both ways of decoding.
+        rounds: how often.
+    """
+    policy = FixedLength(gamma)
+    rows = []
+    for number, text in enumerate([texts[0], *(text for _ in range(rounds) for text in texts)]):
+        plain = plain_decode(target, list(text.prompt), settings)
+        run = speculative_decode(target, drafter, policy, list(text.prompt), settings, time_phases=True)
+        drafted = sum(step.drafted for step in run.steps)
+        if number == 0 or drafted == 0 or run.phases is None:
+            continue
+        drafting = [step for step in run.steps if step.drafted]
+        rows.append(
+            (
+                1e3 * run.phases.draft / drafted,
+                1e3 * run.phases.verify / len(drafting),
+                run.tokens_per_second,
+                plain.tokens_per_second,
+                run.tokens_per_second / plain.tokens_per_second,
+            )
+        )
+    values = np.median(np.array(rows), axis=0) if rows else np.full(5, np.nan)
+    return Latency(gamma, *(float(value) for value in values))

@@ -1,0 +1,55 @@
+"""Held-out texts: prompts with the output that the target itself decodes greedily, on which a drafter is asked to agree with it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from draftgauge.decoding.plain import plain_decode
+from draftgauge.decoding.settings import DecodingSettings
+from draftgauge.models.base import CachedModel
+
+
+@dataclass(frozen=True)
+class HeldOutText:
+    """One prompt and the target's greedy output.
+
+    Attributes:
+        prompt: token ids, at least one.
+        output: token ids; the last one is an end token where the output ended by itself.
+        task: of the prompt.
+        seconds: that plain decoding took for the output, prefill left out.
+    """
+
+    prompt: tuple[int, ...]
+    output: tuple[int, ...]
+    task: str = ""
+    seconds: float = float("nan")
+
+    @property
+    def tokens(self) -> list[int]:
+        """Prompt and output."""
+        return [*self.prompt, *self.output]
+
+
+def greedy_texts(
+    target: CachedModel,
+    prompts: Sequence[tuple[str, list[int]]],
+    settings: DecodingSettings,
+    progress: Callable[[str, int, int], None] = lambda what, done, total: None,
+) -> list[HeldOutText]:
+    """Decode every prompt greedily, without speculation.
+
+    Args:
+        target: the model; its cache is overwritten.
+        prompts: (task, token ids) of each.
+        settings: limit and end tokens; greedy.
+        progress: told (what, done, total).
+    """
+    assert settings.sampling.greedy
+    texts = []
+    for number, (task, prompt) in enumerate(prompts, start=1):
+        result = plain_decode(target, prompt, settings)
+        texts.append(HeldOutText(tuple(prompt), tuple(result.tokens), task, result.decode_seconds))
+        progress("held-out texts", number, len(prompts))
+    return texts

@@ -1,0 +1,131 @@
+"""Accepted length with a draft tree: what KVShot calls HF MAT.
+
+The tree is EAGLE-2's (Li et al. 2024, arXiv 2406.16858, section 4): at each level the ``top_k`` nodes whose path is most probable are
+expanded, each into its ``top_k`` most probable tokens; of all nodes, the most probable ones are verified. On text that the target decoded
+greedily, the accepted path is the one that follows the text, so no pass of the target is needed to know it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+from transformers import PreTrainedModel
+
+from draftgauge.diagnostics.texts import HeldOutText
+from draftgauge.drafters.reuse.net import ChainState, ReuseNet
+from draftgauge.models.taps import Features, TapPlan, batch_features
+
+
+@dataclass(frozen=True)
+class TreeShape:
+    """How large a tree is drafted.
+
+    Attributes:
+        depth: levels of drafted tokens.
+        top_k: nodes expanded at each level, and children of each.
+        tokens: that the target verifies at once, the last committed one (the root) included.
+    """
+
+    depth: int = 8
+    top_k: int = 10
+    tokens: int = 60
+
+
+@dataclass(frozen=True)
+class TreeAcceptance:
+    """Tokens and steps of one text, decoded with draft trees; their quotient is the accepted length with the target's own token."""
+
+    tokens: int
+    steps: int
+
+
+@torch.inference_mode()
+def tree_acceptance(
+    net: ReuseNet, module: PreTrainedModel, texts: Sequence[HeldOutText], shape: TreeShape | None = None
+) -> list[TreeAcceptance]:
+    """Walk through every text in steps of a draft tree.
+
+    Args:
+        net: the drafter.
+        module: its target, as transformers has it.
+        texts: the target's own greedy outputs; prompts of at least two tokens.
+        shape: of the trees; depth 8, top-k 10, 60 tokens by default.
+    """
+    plan = TapPlan(net.config.hidden_layers, net.config.kv_layers)
+    return [_walk(net, module, plan, text, shape or TreeShape()) for text in texts]
+
+
+def _walk(net: ReuseNet, module: PreTrainedModel, plan: TapPlan, text: HeldOutText, shape: TreeShape) -> TreeAcceptance:
+    tokens = text.tokens
+    features = batch_features(module, torch.tensor([tokens], device=module.device), plan)
+    chain, anchors, steps = net.begin(), 0, 0
+    committed = len(text.prompt)
+    while committed < len(tokens):
+        logits, chain = _take_in(net, chain, tokens, features, anchors, committed - 1)
+        anchors = committed - 1
+        committed += _accepted(net, chain, logits, tokens[committed:], shape) + 1
+        steps += 1
+    return TreeAcceptance(len(text.output), steps)
+
+
+def _take_in(net: ReuseNet, chain: ChainState, tokens: list[int], features: Features, begin: int, end: int) -> tuple[Tensor, ChainState]:
+    """Give the drafter the anchors ``begin .. end - 1``, each with the token after it."""
+    following = torch.tensor(tokens[begin + 1 : end + 1], device=features.logits.device)
+    hidden = None if features.hidden is None else features.hidden[0, begin:end]
+    keys = None if features.keys is None else features.keys[0, :, :, begin:end]
+    values = None if features.values is None else features.values[0, :, :, begin:end]
+    return net.take_in(chain, following, hidden, keys, values)
+
+
+def _accepted(net: ReuseNet, chain: ChainState, logits: Tensor, future: list[int], shape: TreeShape) -> int:
+    """Length of the path of a tree that follows the text; the text's last token is the target's own at the latest."""
+    parents, drafted, scores = grow(net, chain, logits, shape)
+    kept = scores.argsort(descending=True, stable=True)[: shape.tokens - 1]  # a parent is more probable than its children, and earlier
+    children = {(int(parents[node]), int(drafted[node])): int(node) for node in kept}
+    node, length = -1, 0
+    for token in future[:-1]:
+        if (node, token) not in children:
+            break
+        node, length = children[node, token], length + 1
+    return length
+
+
+def grow(net: ReuseNet, chain: ChainState, logits: Tensor, shape: TreeShape) -> tuple[Tensor, Tensor, Tensor]:
+    """All candidates of one tree.
+
+    Args:
+        net: the drafter.
+        chain: after ``take_in``.
+        logits: ``[V_d]`` of the first drafted token.
+        shape: of the tree.
+
+    Returns:
+        for each candidate, level by level: the candidate before it (-1 for the root), its token in the target's vocabulary, and the
+        logarithm of its path's probability.
+    """
+    children = min(shape.top_k, logits.shape[-1])
+    scores, tokens = logits.log_softmax(-1).topk(children)
+    parents = torch.full_like(tokens, -1)
+    levels = [(parents, _target_ids(net, tokens), scores)]
+    first = 0  # index of the level's first candidate
+    frontier = torch.arange(children, device=tokens.device)  # candidates of the last level that are expanded
+    rows = torch.zeros_like(frontier)  # the branch of the chain that each continues
+    for _ in range(shape.depth - 1):
+        _, drafted, scores = levels[-1]
+        logits, chain = net.step_many(chain, rows, drafted[frontier])
+        more, tokens = logits.log_softmax(-1).topk(children)  # [branches, children]
+        scores = (scores[frontier, None] + more).flatten()
+        parents = (first + frontier).repeat_interleave(children)
+        first += len(drafted)
+        levels.append((parents, _target_ids(net, tokens.flatten()), scores))
+        frontier = scores.topk(min(shape.top_k, len(scores))).indices
+        rows = frontier // children
+    found = [torch.cat(columns).cpu() for columns in zip(*levels, strict=True)]
+    return found[0], found[1], found[2]
+
+
+def _target_ids(net: ReuseNet, tokens: Tensor) -> Tensor:
+    return tokens if net.d2t is None else net.d2t[tokens]

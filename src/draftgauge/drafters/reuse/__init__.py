@@ -1,0 +1,28 @@
+"""Drafters that reuse the target's hidden states, its KV cache, or both (KVShot, arXiv 2604.26412)."""
+
+from draftgauge.drafters.reuse.building import count_parameters, frequent_tokens, matched_widths, new_net, warm_start
+from draftgauge.drafters.reuse.chain import ChainState
+from draftgauge.drafters.reuse.config import DESIGNS, INJECTIONS, ReuseConfig, reuse_config
+from draftgauge.drafters.reuse.live import ReuseDrafter
+from draftgauge.drafters.reuse.net import ReuseNet
+from draftgauge.drafters.reuse.persistence import is_drafter, load_drafter, read_description, save_drafter, target_fingerprint
+
+__all__ = [
+    "DESIGNS",
+    "INJECTIONS",
+    "ChainState",
+    "ReuseConfig",
+    "ReuseDrafter",
+    "ReuseNet",
+    "count_parameters",
+    "frequent_tokens",
+    "is_drafter",
+    "load_drafter",
+    "matched_widths",
+    "new_net",
+    "read_description",
+    "reuse_config",
+    "save_drafter",
+    "target_fingerprint",
+    "warm_start",
+]

@@ -1,0 +1,68 @@
+"""The one attention of all designs: projections of what is read, heads with rotary embedding, joint attention, output."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from torch import Tensor, nn
+
+from draftgauge.drafters.reuse.joint import KeysValues, joint_attention
+from draftgauge.drafters.reuse.rotary import Tables, like, rotate
+
+
+class Heads(NamedTuple):
+    """Rotated queries ``[B, Q, R, D]``, rotated keys and values ``[B, KV, R, D]``."""
+
+    queries: Tensor
+    keys: Tensor
+    values: Tensor
+
+    def since(self, row: int) -> Heads:
+        """Of this row and those after it; a negative one counts from the end."""
+        return Heads(*(part[:, :, row:] for part in self))
+
+
+class Attention(nn.Module):
+    """Attention that reads the token's embedding, the drafter's state, or both side by side.
+
+    The linear of ``[embedding; state]`` is kept as two, one for each half: their sum is the same, and the half of the embedding does
+    not depend on the depth, so an unroll computes it once for a token and not once for every depth.
+    """
+
+    def __init__(self, hidden: int, query_heads: int, kv_heads: int, head_dim: int, reads_token: bool, reads_state: bool) -> None:
+        super().__init__()
+        self.query_heads, self.kv_heads = query_heads, kv_heads
+        width = (query_heads + 2 * kv_heads) * head_dim
+        self.from_token = nn.Linear(hidden, width, bias=False) if reads_token else None
+        self.from_state = nn.Linear(hidden, width, bias=False) if reads_state else None
+        self.output = nn.Linear(query_heads * head_dim, hidden, bias=False)
+
+    def token_part(self, normed: Tensor) -> Tensor:
+        """What the normalised embeddings ``[B, n, H]`` give to queries, keys and values, ``[B, n, width]``."""
+        assert self.from_token is not None
+        part: Tensor = self.from_token(normed)
+        return part
+
+    def heads(self, token_part: Tensor | None, state: Tensor | None, tables: Tables) -> Heads:
+        """Queries, keys and values of ``R`` rows.
+
+        Args:
+            token_part: of the rows' tokens ``[B, R, width]``, see :meth:`token_part`; None where only the state is read.
+            state: the normalised state ``[B, R, H]``.
+            tables: rotary tables of the rows' positions.
+        """
+        projected = token_part
+        if self.from_state is not None:
+            read = self.from_state(state)
+            projected = read if projected is None else projected + read
+        assert projected is not None
+        split = projected.unflatten(-1, (self.query_heads + 2 * self.kv_heads, -1)).transpose(1, 2)  # [B, heads, R, D]
+        rotated = rotate(split[:, : -self.kv_heads], like(tables, split))
+        return Heads(rotated[:, : self.query_heads], rotated[:, self.query_heads :], split[:, -self.kv_heads :])
+
+    def forward(self, queries: Tensor, shared: KeysValues | None, own: Sequence[KeysValues], causal: bool) -> Tensor:
+        """Attend (see :func:`joint_attention`) and project to ``[B, R, H]``."""
+        mixed = joint_attention(queries, shared, own, causal)
+        output: Tensor = self.output(mixed.transpose(1, 2).flatten(2))
+        return output

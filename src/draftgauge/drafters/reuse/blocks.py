@@ -1,0 +1,152 @@
+"""The one backbone block of all designs: what is reused differs, attention, SwiGLU and norms do not."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from draftgauge.drafters.reuse.attention import Attention, Heads
+from draftgauge.drafters.reuse.config import ReuseConfig
+from draftgauge.drafters.reuse.injection import Injection
+from draftgauge.drafters.reuse.joint import KeysValues
+from draftgauge.drafters.reuse.rotary import RotaryTables, Tables
+
+SELF_ATTENDING = ("hidden", "hybrid")
+
+
+class Memory(NamedTuple):
+    """What a block attends to. A value: extending it leaves the old one as it was, so chains can fork.
+
+    Attributes:
+        anchors: keys and values of depth 0 of all anchors ``[B, KV, L, D]`` (self-attention).
+        drafted: of this chain's depths 1, 2, ..., each ``[B, KV, R, D]`` (self-attention).
+        injected: of the target ``[B, KV', L, D]``.
+        chain: of this chain's depths 0, 1, ..., each ``[B, KV', R, D]`` (beside the injected ones).
+    """
+
+    anchors: KeysValues | None = None
+    drafted: tuple[KeysValues, ...] = ()
+    injected: KeysValues | None = None
+    chain: tuple[KeysValues, ...] = ()
+
+    def rows(self, index: Tensor) -> Memory:
+        """The memory of these rows (branches), in this order."""
+        drafted = tuple((keys[:, :, index], values[:, :, index]) for keys, values in self.drafted)
+        chain = tuple((keys[:, :, index], values[:, :, index]) for keys, values in self.chain)
+        return self._replace(drafted=drafted, chain=chain)
+
+
+class TokenParts(NamedTuple):
+    """What the two attentions make of token embeddings alone, ``[B, n, width]`` each."""
+
+    own: Tensor | None
+    chain: Tensor | None
+
+    def window(self, begin: int, end: int) -> TokenParts:
+        """Of some of the tokens."""
+        return TokenParts(*(None if part is None else part[:, begin:end] for part in self))
+
+
+class BlockHeads(NamedTuple):
+    """Heads of the two attentions for the same rows."""
+
+    own: Heads | None
+    chain: Heads | None
+
+    def since(self, row: int) -> BlockHeads:
+        """Of this row and those after it; a negative one counts from the end."""
+        return BlockHeads(*(None if part is None else part.since(row) for part in self))
+
+
+class SwiGLU(nn.Module):
+    """``down(silu(gate(x)) * up(x))``, gate and up in one linear."""
+
+    def __init__(self, hidden: int, intermediate: int) -> None:
+        super().__init__()
+        self.gate_up = nn.Linear(hidden, 2 * intermediate, bias=False)
+        self.down = nn.Linear(intermediate, hidden, bias=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """``[..., H]`` to ``[..., H]``."""
+        gate, up = self.gate_up(x).chunk(2, -1)
+        output: Tensor = self.down(F.silu(gate) * up)
+        return output
+
+
+class GatedDelta(nn.Module):
+    """``n + g * W_d (o - n)`` with ``g = sigmoid(W_g [n; o; o - n] + b_g)`` (KVShot, arXiv 2604.26412, hybrid)."""
+
+    def __init__(self, hidden: int) -> None:
+        super().__init__()
+        self.gate = nn.Linear(3 * hidden, hidden)
+        self.delta = nn.Linear(hidden, hidden, bias=False)
+
+    def openness(self, own: Tensor, cross: Tensor) -> Tensor:
+        """The gate ``g``, each entry in 0..1."""
+        return torch.sigmoid(self.gate(torch.cat((own, cross, cross - own), -1)))
+
+    def forward(self, own: Tensor, cross: Tensor) -> Tensor:
+        """Join the outputs of self-attention and cross-attention, ``[..., H]`` each."""
+        return own + self.openness(own, cross) * self.delta(cross - own)
+
+
+class Block(nn.Module):
+    """One drafter layer.
+
+    The self-attention (``hidden``, ``hybrid``) sees depth 0 of all anchors and its own chain; the chain attention (all others and
+    ``hybrid``) sees the injected keys of the target, where there are any, and its own chain. The first layer reads the token; layers
+    after it, and the first of the recurrent designs, read the state.
+    """
+
+    def __init__(self, config: ReuseConfig, layer: int) -> None:
+        super().__init__()
+        hidden, eps = config.hidden_size, config.rms_norm_eps
+        reads_token, reads_state = layer == 0, layer > 0 or config.reads_hidden
+        self.token_norm = nn.RMSNorm(hidden, eps) if reads_token else None
+        self.state_norm = nn.RMSNorm(hidden, eps) if reads_state else None
+        self.self_attention = self.chain_attention = self.injection = self.join = None
+        if config.design in SELF_ATTENDING:
+            self.self_attention = Attention(hidden, config.query_heads, config.kv_heads, config.head_dim, reads_token, reads_state)
+        if config.design != "hidden":
+            heads = config.chain_query_heads, config.chain_kv_heads
+            self.chain_attention = Attention(hidden, *heads, config.head_dim, reads_token, reads_state)
+        if config.reads_kv:
+            self.injection = Injection(config)
+        if config.design == "hybrid":
+            self.join = GatedDelta(hidden)
+        self.mlp_norm = nn.RMSNorm(hidden, eps)
+        self.mlp = SwiGLU(hidden, config.intermediate_size)
+
+    def token_parts(self, embedded: Tensor) -> TokenParts:
+        """What depends on the tokens ``[B, n, H]`` alone; nothing in the layers after the first."""
+        if self.token_norm is None:
+            return TokenParts(None, None)
+        normed = self.token_norm(embedded)
+        attentions = self.self_attention, self.chain_attention
+        return TokenParts(*(None if attention is None else attention.token_part(normed) for attention in attentions))
+
+    def heads(self, parts: TokenParts, stream: Tensor, tables: Tables) -> BlockHeads:
+        """Heads of the rows of ``stream`` ``[B, R, H]`` at the tables' positions."""
+        state = None if self.state_norm is None else self.state_norm(stream)
+        own = None if self.self_attention is None else self.self_attention.heads(parts.own, state, tables)
+        chain = None if self.chain_attention is None else self.chain_attention.heads(parts.chain, state, tables)
+        return BlockHeads(own, chain)
+
+    def inject(self, keys: Tensor, values: Tensor, begin: int, rotary: RotaryTables) -> KeysValues:
+        """The target's keys and values as this layer attends to them, see :class:`Injection`."""
+        assert self.injection is not None
+        pair: KeysValues = self.injection(keys, values, begin, rotary)
+        return pair
+
+    def forward(self, stream: Tensor, heads: BlockHeads, memory: Memory, causal: bool) -> Tensor:
+        """The residual stream ``[B, R, H]`` after this layer; ``memory`` already holds the rows' own keys."""
+        attended = []
+        if self.self_attention is not None and heads.own is not None:
+            attended.append(self.self_attention(heads.own.queries, memory.anchors, memory.drafted, causal))
+        if self.chain_attention is not None and heads.chain is not None:
+            attended.append(self.chain_attention(heads.chain.queries, memory.injected, memory.chain, causal))
+        stream = stream + (attended[0] if self.join is None else self.join(*attended))
+        return stream + self.mlp(self.mlp_norm(stream))

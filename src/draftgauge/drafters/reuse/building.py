@@ -1,0 +1,172 @@
+"""New drafters for a target: seeded random weights, matched widths, and starting from a trained ``hidden`` drafter."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from transformers import PreTrainedConfig, PreTrainedModel
+
+from draftgauge.core.errors import ModelError
+from draftgauge.core.seeds import derive_seed
+from draftgauge.drafters.reuse.config import ReuseConfig, reuse_config
+from draftgauge.drafters.reuse.net import ReuseNet
+
+WARM_DESIGNS = ("hybrid", "cross")
+
+
+def new_net(config: ReuseConfig, target_module: PreTrainedModel, seed: int, draft_tokens: Tensor | None = None) -> ReuseNet:
+    """A drafter for a target, in float32 on the target's device.
+
+    Linears start normally distributed with variance 1 / inputs, norms at one, the head at the target's rows. Weights are drawn by
+    name, so the parts that two designs share start the same for the same seed.
+
+    Args:
+        config: made for this target.
+        target_module: the target; on ``meta``, the drafter is too.
+        seed: of the weights.
+        draft_tokens: ``[V]`` target ids, ascending, where the configuration has a draft vocabulary.
+
+    Raises:
+        ModelError: if the configuration is of another target's shape, or the draft tokens do not fit it.
+    """
+    net = attach(config, target_module, draft_tokens)
+    if net.embedding.is_meta:
+        return net
+    head = target_module.get_output_embeddings().weight
+    with torch.no_grad():
+        for name, parameter in net.named_parameters():
+            if name == "head.weight":
+                parameter.copy_(head if net.d2t is None else head[net.d2t])
+            elif name.endswith(".bias"):
+                parameter.zero_()
+            elif parameter.ndim == 1:
+                parameter.fill_(1)
+            else:
+                parameter.copy_(_normal(name, parameter.shape, seed) * parameter.shape[1] ** -0.5)
+    return net
+
+
+def attach(config: ReuseConfig, target_module: PreTrainedModel, draft_tokens: Tensor | None) -> ReuseNet:
+    """A drafter around a target's embedding and rotary module, on its device; the weights are float32 and hold nothing yet.
+
+    Raises:
+        ModelError: if the configuration is of another target's shape, or the draft tokens do not fit it.
+    """
+    embedding = target_module.get_input_embeddings().weight
+    if embedding.shape != (config.vocabulary, config.hidden_size):
+        raise ModelError(
+            f"this drafter is for a target of {config.vocabulary} tokens and hidden size {config.hidden_size}, "
+            f"not {embedding.shape[0]} and {embedding.shape[1]}: choose the target that it was made for"
+        )
+    with torch.device("meta"):  # no time and no random numbers for weights that are overwritten
+        net = ReuseNet(config, embedding, target_module.get_decoder().rotary_emb, draft_tokens)
+    for module in net.modules():
+        for name, parameter in module.named_parameters(recurse=False):
+            setattr(module, name, nn.Parameter(torch.empty_like(parameter, dtype=torch.float32, device=embedding.device)))
+    return net
+
+
+def warm_start(net: ReuseNet, hidden_net: ReuseNet) -> list[str]:
+    """Start a ``hybrid`` or ``cross`` drafter from a trained ``hidden`` one: everything that both have, the rest as it is.
+
+    Returns:
+        The names of the parameters that were copied.
+
+    Raises:
+        ModelError: for other designs, another target or draft vocabulary, or parts of different shapes.
+    """
+    if net.config.design not in WARM_DESIGNS or hidden_net.config.design != "hidden":
+        raise ModelError(
+            f"a warm start takes a {' or '.join(WARM_DESIGNS)} drafter from a hidden one, not a {net.config.design} one "
+            f"from a {hidden_net.config.design} one"
+        )
+    if net.config.target_fingerprint != hidden_net.config.target_fingerprint:
+        raise ModelError("the hidden drafter was trained for another target: train one for this target first")
+    ours, theirs = dict(net.named_parameters()), dict(hidden_net.named_parameters())
+    shared = [name for name in theirs if name in ours]
+    for name in shared:
+        if ours[name].shape != theirs[name].shape:
+            raise ModelError(
+                f"{name} is {tuple(theirs[name].shape)} in the hidden drafter and {tuple(ours[name].shape)} here: train a hidden drafter "
+                f"with intermediate size {net.config.intermediate_size}, target layers {_listed(net.config.hidden_layers)} "
+                "and the same draft vocabulary"
+            )
+    if net.config.hidden_layers != hidden_net.config.hidden_layers:
+        raise ModelError(
+            f"the hidden drafter reads target layers {_listed(hidden_net.config.hidden_layers)}, this one "
+            f"{_listed(net.config.hidden_layers)}: choose the same"
+        )
+    if net.d2t is not None and not torch.equal(net.d2t, hidden_net.d2t):  # type: ignore[arg-type]
+        raise ModelError("the two drafters have different draft vocabularies: make both from the same token counts")
+    with torch.no_grad():
+        for name in shared:
+            ours[name].copy_(theirs[name])
+    return shared
+
+
+def frequent_tokens(counts: Tensor, size: int) -> Tensor:
+    """The ``size`` most frequent token ids of ``counts`` ``[vocabulary]``, ascending; of equally frequent ones the lower ids."""
+    return counts.argsort(descending=True, stable=True)[:size].sort().values
+
+
+def count_parameters(config: ReuseConfig) -> int:
+    """Trainable parameters of a drafter; the frozen embedding is none."""
+    with torch.device("meta"):
+        embedding = torch.empty(config.vocabulary, config.hidden_size)
+        net = ReuseNet(replace(config, draft_vocabulary=0), embedding, nn.Identity())
+    left_out = config.vocabulary - config.logits  # rows of the head
+    return sum(parameter.numel() for parameter in net.parameters()) - left_out * config.hidden_size
+
+
+def matched_widths(target_config: PreTrainedConfig, requests: Sequence[Mapping[str, Any]], tolerance: float = 0.02) -> list[ReuseConfig]:
+    """Configurations whose numbers of trainable parameters agree: the SwiGLU's width makes up for what a design spends elsewhere.
+
+    All are brought to the size of the largest at its own width (the target's, where a request names none) among the requests of
+    fewest layers: of the paper's rows that is ``hybrid``.
+
+    Args:
+        target_config: of the target.
+        requests: keyword arguments of :func:`reuse_config`, one mapping a drafter.
+        tolerance: greatest relative difference between any two.
+
+    Raises:
+        ModelError: if a design is too large even with a SwiGLU of width 1, or widths cannot be told apart finely enough.
+    """
+    natural = [reuse_config(target_config, **request) for request in requests]
+    least = min(config.layers for config in natural)
+    budget = max(count_parameters(config) for config in natural if config.layers == least)
+    matched = [_fit(config, budget) for config in natural]
+    counts = [count_parameters(config) for config in matched]
+    if max(counts) > (1 + tolerance) * min(counts):
+        raise ModelError(
+            f"the drafters cannot be brought within {tolerance:.1%} of each other: they have {_listed(counts)} parameters; "
+            "leave out the designs or layers that differ most"
+        )
+    return matched
+
+
+def _fit(config: ReuseConfig, budget: int) -> ReuseConfig:
+    """The configuration with the SwiGLU's width that comes closest to a number of parameters, in multiples that suit the hardware."""
+    multiple = max(1, config.hidden_size // 64)
+    slope = 3 * config.hidden_size * config.layers  # parameters a unit of width
+    fixed = count_parameters(config) - slope * config.intermediate_size
+    width = round((budget - fixed) / (slope * multiple)) * multiple
+    if width < 1:
+        raise ModelError(
+            f"{config.design} with {config.layers} layers has {fixed} parameters without its SwiGLU, of {budget} that all designs "
+            "are to have: leave it out, or compare it at equal width"
+        )
+    return replace(config, intermediate_size=width)
+
+
+def _normal(name: str, shape: torch.Size, seed: int) -> Tensor:
+    generator = torch.Generator().manual_seed(derive_seed(seed, "reuse", name))
+    return torch.randn(shape, generator=generator)
+
+
+def _listed(numbers: Sequence[int]) -> str:
+    return ", ".join(map(str, numbers))

@@ -1,0 +1,165 @@
+"""What a reuse drafter is made of: everything that its weights, and the target they belong to, leave open."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from transformers import PreTrainedConfig
+
+from draftgauge.core.errors import ModelError
+from draftgauge.models.tap_plan import tap_plan
+
+DESIGNS = ("hidden", "kv", "hybrid", "cross", "none")
+INJECTIONS = ("concat", "project", "project-rope")
+READS_HIDDEN = ("hidden", "hybrid", "cross")
+READS_KV = ("kv", "hybrid", "cross")
+RECURRENT = READS_HIDDEN  # their input is [token; own state], so they have one layer
+
+
+@dataclass(frozen=True)
+class ReuseConfig:
+    """A drafter that reuses the target's hidden states, its KV cache, both or neither (KVShot, arXiv 2604.26412).
+
+    Attributes:
+        design: one of ``DESIGNS``.
+        layers: drafter layers; more than one only for ``kv`` and ``none``.
+        injection: how the keys and values of several target layers enter, one of ``INJECTIONS``.
+        hidden_layers: target decoder layers whose hidden states are read, from 0; empty where none are.
+        kv_layers: target decoder layers whose keys and values are read, likewise.
+        hidden_size, query_heads, kv_heads, head_dim: the target's.
+        intermediate_size: width of the drafter's SwiGLU.
+        vocabulary: the target's number of logits.
+        draft_vocabulary: tokens that the drafter can propose; 0 for all.
+        rms_norm_eps: of every norm.
+        rope: the target's ``rope_parameters``.
+        rope_kind: which of the target's rotary embeddings, in families that have one for each kind of layer; else empty.
+        context: longest sequence of the target.
+        embedding_scale: what the family multiplies token embeddings by.
+        target_family: its ``model_type``.
+        target_fingerprint: which target it was trained for; see :func:`~draftgauge.drafters.reuse.persistence.target_fingerprint`.
+        target_source: where that target came from, for people.
+
+    Raises:
+        ModelError: for a design, injection or number that cannot be.
+    """
+
+    design: str
+    layers: int
+    injection: str
+    hidden_layers: tuple[int, ...]
+    kv_layers: tuple[int, ...]
+    hidden_size: int
+    query_heads: int
+    kv_heads: int
+    head_dim: int
+    intermediate_size: int
+    vocabulary: int
+    draft_vocabulary: int
+    rms_norm_eps: float
+    rope: Mapping[str, Any]
+    rope_kind: str
+    context: int
+    embedding_scale: float
+    target_family: str
+    target_fingerprint: str
+    target_source: str
+
+    def __post_init__(self) -> None:
+        _check_choice("design", self.design, DESIGNS)
+        _check_choice("injection", self.injection, INJECTIONS)
+        if self.layers < 1:
+            raise ModelError(f"a drafter has at least one layer, not {self.layers}")
+        if self.layers > 1 and self.design in RECURRENT:
+            raise ModelError(f"the {self.design} design has one layer, not {self.layers}: more layers are for kv and none")
+        if self.intermediate_size < 1:
+            raise ModelError(f"the intermediate size must be at least 1, not {self.intermediate_size}")
+        if not 0 <= self.draft_vocabulary <= self.vocabulary:
+            raise ModelError(f"a draft vocabulary of {self.draft_vocabulary} tokens is not within the target's {self.vocabulary}")
+
+    @property
+    def reads_hidden(self) -> bool:
+        """Whether it takes the target's hidden states, and with them its own state of the step before."""
+        return self.design in READS_HIDDEN
+
+    @property
+    def reads_kv(self) -> bool:
+        """Whether it attends to the target's keys and values."""
+        return self.design in READS_KV
+
+    @property
+    def logits(self) -> int:
+        """Number of logits: of the draft vocabulary, or of the target's."""
+        return self.draft_vocabulary or self.vocabulary
+
+    @property
+    def chain_kv_heads(self) -> int:
+        """Key/value heads of the attention over injected keys and the drafter's own chain."""
+        return self.kv_heads * (len(self.kv_layers) if self.reads_kv and self.injection == "concat" else 1)
+
+    @property
+    def chain_query_heads(self) -> int:
+        """Query heads of that attention: the target's number, or the next that spreads evenly over more key heads (``concat``)."""
+        return -(-self.query_heads // self.chain_kv_heads) * self.chain_kv_heads
+
+
+def reuse_config(
+    target_config: PreTrainedConfig,
+    design: str,
+    *,
+    layers: int = 1,
+    injection: str = "project-rope",
+    taps: Sequence[int] | None = None,
+    intermediate_size: int | None = None,
+    draft_vocabulary: int = 0,
+    target_fingerprint: str = "",
+    target_source: str = "",
+) -> ReuseConfig:
+    """The configuration of a drafter for a target.
+
+    Args:
+        target_config: of the target model.
+        design: one of ``DESIGNS``.
+        layers: of the drafter.
+        injection: one of ``INJECTIONS``.
+        taps: target layers to read, from 0; by default three, low, middle and high.
+        intermediate_size: width of the SwiGLU; the target's by default.
+        draft_vocabulary: number of tokens that the drafter can propose; 0 for all.
+        target_fingerprint: which target it is.
+        target_source: where it came from.
+
+    Raises:
+        ModelError: for what :class:`ReuseConfig` refuses, layers that the target has not, or a target that cannot be tapped.
+    """
+    _check_choice("design", design, DESIGNS)
+    text = target_config.get_text_config()
+    plan = tap_plan(text, design in READS_HIDDEN, design in READS_KV, taps)
+    rope = text.rope_parameters
+    return ReuseConfig(
+        design=design,
+        layers=layers,
+        injection=injection,
+        hidden_layers=plan.hidden_layers,
+        kv_layers=plan.kv_layers,
+        hidden_size=text.hidden_size,
+        query_heads=text.num_attention_heads,
+        kv_heads=text.num_key_value_heads,
+        head_dim=getattr(text, "head_dim", None) or text.hidden_size // text.num_attention_heads,
+        intermediate_size=text.intermediate_size if intermediate_size is None else intermediate_size,
+        vocabulary=text.vocab_size,
+        draft_vocabulary=draft_vocabulary,
+        rms_norm_eps=text.rms_norm_eps,
+        rope=rope,
+        rope_kind="" if "rope_type" in rope else "full_attention",  # keys and values are tapped in layers of this kind only
+        context=text.max_position_embeddings,
+        embedding_scale=text.hidden_size**0.5 if text.model_type.startswith("gemma") else 1.0,
+        target_family=text.model_type,
+        target_fingerprint=target_fingerprint,
+        target_source=target_source,
+    )
+
+
+def _check_choice(what: str, value: str, choices: Sequence[str]) -> None:
+    if value not in choices:
+        raise ModelError(f"unknown {what} {value!r}: choose one of {', '.join(choices)}")

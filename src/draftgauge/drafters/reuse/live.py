@@ -1,0 +1,99 @@
+"""A drafter that reads its target while the target decodes."""
+
+from __future__ import annotations
+
+import torch
+from torch import Generator, Tensor
+
+from draftgauge.drafters.base import Draft, KeepDrafting
+from draftgauge.drafters.growing import Growing
+from draftgauge.drafters.reuse.net import ReuseNet
+from draftgauge.models.base import CachedModel
+from draftgauge.models.taps import Taps
+from draftgauge.verification import Sampling
+
+
+class ReuseDrafter:
+    """Drafts with a :class:`~draftgauge.drafters.reuse.net.ReuseNet` from what the target's passes leave behind.
+
+    With ``n`` committed tokens the target's cache holds ``n - 1``, so its hidden states, keys and values are known up to position
+    ``n - 2``, the *anchor* of the next draft; the last committed token is the drafter's first input. Only anchors of committed
+    text enter the drafter's own cache, hence nothing of it is ever rolled back. A text of one token has no anchor, and nothing is
+    drafted from it.
+
+    The target may hold more than the committed text, as it does after it has decoded a whole output: what stands at a position
+    does not depend on what follows. So drafts can be had from every position of a known output, one after the other.
+    """
+
+    def __init__(
+        self,
+        net: ReuseNet,
+        target: CachedModel,
+        taps: Taps,
+        end_tokens: frozenset[int] = frozenset(),
+        sampling: Sampling | None = None,
+        generator: Generator | None = None,
+    ) -> None:
+        """Follow a target.
+
+        Args:
+            net: the trained network, on the target's device and in its dtype.
+            target: the model that verifies. It belongs to the loop: the drafter never runs it.
+            taps: of that model, with the layers of ``net.config``.
+            end_tokens: a draft ends with any of these.
+            sampling: how tokens are drafted, greedily if None. Sampled drafts carry their distributions.
+            generator: on the target's device; needed for sampled drafts.
+        """
+        self.net = net
+        self.target = target
+        self.taps = taps
+        self.sampling = sampling or Sampling()
+        self._growing = Growing(target.spec.device, end_tokens, sampling, generator, net.d2t, target.spec.vocabulary)
+        self._text: list[int] = []
+        self._taken = 0  # anchors that the network has taken in
+        self._chain = net.begin()  # after depth 0 of the last of them
+        self._first: Tensor | None = None  # [V] logits of the first drafted token
+
+    @torch.inference_mode()
+    def prefill(self, context: list[int]) -> None:
+        """Start a new sequence, whose tokens but the last the target has taken in."""
+        self._text = list(context)
+        self._taken = 0
+        self._chain = self.net.begin()
+        self._first = None
+        self._take_in()
+
+    @torch.inference_mode()
+    def propose(self, limit: int, keep_drafting: KeepDrafting | None, confidence_only: bool = False) -> Draft:
+        """Draft up to ``limit`` tokens, fewer where the target's context ends."""
+        limit = min(limit, self.target.spec.context - len(self._text) + 1)
+        self._take_in()
+        if limit <= 0 or self._first is None:
+            return Draft([])
+        chain = self._chain
+
+        def advance(token: Tensor) -> Tensor:
+            nonlocal chain
+            logits, chain = self.net.step(chain, token)
+            return logits[None]
+
+        return self._growing.grow(self._first[None], advance, limit, keep_drafting, confidence_only)
+
+    def commit(self, accepted: int, tokens: list[int]) -> None:
+        """Remember the committed tokens; the next ``propose`` takes in what the target has left behind of them."""
+        self._text += tokens
+
+    def _take_in(self) -> None:
+        """Take in the anchors that are new since the last time, with the token after each."""
+        begin, end = self._taken, len(self._text) - 1
+        if begin >= end:
+            return
+        assert self.target.length >= end, "the target has not taken in the committed text"
+        config, taps = self.net.config, self.taps
+        tokens = torch.tensor(self._text[begin + 1 :], device=self.target.spec.device)
+        hidden = taps.hidden(begin, end) if config.hidden_layers else None
+        slots = range(len(config.kv_layers))
+        keys = [taps.keys(slot, begin, end) for slot in slots] or None
+        values = [taps.values(slot, begin, end) for slot in slots] or None
+        self._first, self._chain = self.net.take_in(self._chain, tokens, hidden, keys, values)
+        self._taken = end

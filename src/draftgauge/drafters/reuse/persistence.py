@@ -1,0 +1,138 @@
+"""Drafters on disk: safetensors and JSON that say what they are and which target they belong to."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError
+from safetensors.torch import load, save
+from torch import Tensor
+from transformers import PreTrainedModel
+
+from draftgauge.core.config import from_mapping, to_mapping
+from draftgauge.core.errors import DraftgaugeError, ModelError
+from draftgauge.core.files import atomic_write_bytes, atomic_write_text, file_sha256, require_writable
+from draftgauge.drafters.reuse.building import attach
+from draftgauge.drafters.reuse.config import ReuseConfig
+from draftgauge.drafters.reuse.net import ReuseNet
+from draftgauge.models.base import CachedModel
+from draftgauge.models.fingerprint import fingerprint
+
+DESCRIPTION = "drafter.json"
+WEIGHTS = "drafter.safetensors"
+FORMAT = "draftgauge-reuse-drafter"
+VERSION = 1
+DRAFT_TOKENS = "d2t"  # among the weights, where there is a draft vocabulary
+
+
+def target_fingerprint(module: PreTrainedModel) -> str:
+    """Which target a model is, whatever it was compressed to: by the files it was loaded from, else by its weights in memory.
+
+    Raises:
+        ModelError: if it was loaded from files that are not there any more.
+    """
+    return fingerprint(module.config.name_or_path or module)
+
+
+def is_drafter(folder: str | Path) -> bool:
+    """Whether :func:`save_drafter` wrote this folder."""
+    return (Path(folder) / DESCRIPTION).is_file()
+
+
+def save_drafter(folder: Path, net: ReuseNet, extra: Mapping[str, Any]) -> None:
+    """Write a drafter: its trainable weights (the embedding is the target's), its configuration, and how it was made.
+
+    A kill leaves the former drafter or the new one; one whose two files do not belong together is refused when loaded.
+
+    Args:
+        folder: created if need be.
+        net: whose configuration names its target's fingerprint.
+        extra: JSON values to keep with it, such as the training plan.
+
+    Raises:
+        DraftgaugeError: if the folder cannot be written.
+    """
+    assert net.config.target_fingerprint, "a drafter that is kept must say which target it is for"
+    require_writable(folder)
+    weights = {name: parameter.detach().cpu().contiguous() for name, parameter in net.named_parameters()}
+    if net.d2t is not None:
+        weights[DRAFT_TOKENS] = net.d2t.cpu()
+    atomic_write_bytes(folder / WEIGHTS, save(weights))
+    description = {
+        "format": FORMAT,
+        "version": VERSION,
+        "config": to_mapping(net.config),
+        "weights_sha256": file_sha256(folder / WEIGHTS),
+        "parameters": sum(parameter.numel() for parameter in net.parameters()),
+        "extra": dict(extra),
+    }
+    atomic_write_text(folder / DESCRIPTION, json.dumps(description, indent=1) + "\n")
+
+
+def read_description(folder: Path) -> dict[str, Any]:
+    """What ``drafter.json`` says: format, version, config, weights_sha256, parameters, extra.
+
+    Raises:
+        ModelError: if the folder holds no drafter that this version reads.
+    """
+    path = folder / DESCRIPTION
+    try:
+        description = json.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError as error:
+        raise ModelError(f"{folder} holds no trained drafter ({DESCRIPTION} is missing): give the folder that training wrote") from error
+    except (OSError, ValueError) as error:
+        raise ModelError(f"cannot read {path}: {error}") from error
+    if not isinstance(description, dict) or description.get("format") != FORMAT or description.get("version") != VERSION:
+        raise ModelError(f"{path} does not describe a drafter of format {FORMAT}, version {VERSION}: use the draftgauge that wrote it")
+    return description
+
+
+def load_drafter(folder: str | Path, target: CachedModel, dtype: torch.dtype | None = None) -> ReuseNet:
+    """Load a drafter for a target, onto its device, ready to draft: in evaluation mode, its weights frozen.
+
+    Args:
+        folder: that :func:`save_drafter` wrote.
+        target: the model that it drafts for.
+        dtype: of its weights; by default that of the target's activations.
+
+    Raises:
+        ModelError: if the folder holds no drafter, its files are damaged, or it was trained for another target.
+    """
+    place = Path(folder)
+    description = read_description(place)
+    try:
+        config = from_mapping(ReuseConfig, description["config"], f"{place / DESCRIPTION}: config")
+    except DraftgaugeError as error:
+        raise ModelError(str(error)) from error
+    weights = _read_weights(place, description["weights_sha256"])
+    found = target_fingerprint(target.module)
+    if found != config.target_fingerprint:
+        raise ModelError(
+            f"the drafter in {place} was trained for another target ({config.target_source or config.target_family}, fingerprint "
+            f"{config.target_fingerprint[:12]}; this one has {found[:12]}): load that target, or train a drafter for this one"
+        )
+    net = attach(config, target.module, weights.pop(DRAFT_TOKENS, None))
+    net.load_state_dict(weights)
+    return _cast(net, dtype or target.spec.dtype).eval().requires_grad_(False)
+
+
+def _read_weights(place: Path, expected: str) -> dict[str, Tensor]:
+    path = place / WEIGHTS
+    if not path.is_file() or file_sha256(path) != expected:
+        raise ModelError(f"{path} is missing or not the one that {DESCRIPTION} describes: save or copy the drafter again")
+    try:
+        weights: dict[str, Tensor] = load(path.read_bytes())
+    except SafetensorError as error:
+        raise ModelError(f"cannot read {path}: {error}") from error
+    return weights
+
+
+def _cast(net: ReuseNet, dtype: torch.dtype) -> ReuseNet:
+    """The weights in another dtype; the embedding stays the target's own, uncopied."""
+    for parameter in net.parameters():
+        parameter.data = parameter.data.to(dtype)
+    return net

@@ -1,0 +1,246 @@
+"""Fit throughput-optimal stopping to dense traces; see :mod:`draftgauge.policies.stopping` for what is fitted."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+from sklearn.linear_model import LogisticRegression
+
+from draftgauge.core.errors import TraceError
+from draftgauge.policies.base import Signal, Step
+from draftgauge.policies.fitted import FittedPolicy
+from draftgauge.policies.stopping import (
+    AGREEMENTS,
+    ORDER,
+    SIGNALS,
+    STOPPING,
+    States,
+    StoppingNumbers,
+    ThroughputStopping,
+    agreement_class,
+    hazard_terms,
+    next_terms,
+    states,
+)
+from draftgauge.replay.simulate import draft_caps, replay, text_view
+from draftgauge.traces.costs import CostCurve
+from draftgauge.traces.trace import Trace
+
+Floats = NDArray[np.float64]
+
+REGULARISATION = 0.3
+"""``C`` of the logistic regressions, on standardised terms."""
+KEPT_STEPS = 512
+"""Steps of the fitting prompts that a fitted policy carries, to find its rate on any cost curve."""
+DIGITS = 4
+TIMED_DECISIONS = 20_000
+
+
+@dataclass(frozen=True)
+class Examples:
+    """One logistic regression's data, ``n`` examples.
+
+    Attributes:
+        terms: ``[n, K]``.
+        stood: ``[n]`` whether the token was accepted.
+    """
+
+    terms: Floats
+    stood: NDArray[np.bool_]
+
+
+def fit_stopping(
+    traces: Sequence[Trace],
+    costs: Sequence[CostCurve],
+    *,
+    horizon: int = 8,
+    online: bool = False,
+    made: Mapping[str, Any] | None = None,
+) -> FittedPolicy:
+    """Fit the two models of acceptance on all positions of some traces.
+
+    Every drafted token that was judged, that is, all up to the first rejected one of each position, is an example of the
+    hazard; every state before such a token is one of the chance of the next.
+
+    Args:
+        traces: dense, of the prompts to fit on, one for each pair or compression; of one ``gamma_max``.
+        costs: of each trace. They only say at which steps the rate is looked for; another curve may be given to the policy later.
+        horizon: tokens that the policy looks ahead; 1 for the one-step look-ahead.
+        online: whether the policy goes on calibrating while it runs.
+        made: how, for the reader of the file.
+
+    Raises:
+        TraceError: if there is nothing to learn from, the traces differ in ``gamma_max`` or lack the prompts' tokens.
+    """
+    gamma_max = _common_gamma_max(traces)
+    hazard = _join([hazard_examples(trace) for trace in traces])
+    following = _join([next_examples(trace) for trace in traces])
+    for name, examples in (("hazard", hazard), ("next token", following)):
+        if len(set(examples.stood.tolist())) < 2:
+            raise TraceError(f"the traces hold no accepted and rejected drafted tokens to fit the {name} on: record more prompts")
+    by_agreement, shared = _unfold(_regress(hazard), len(AGREEMENTS))
+    by_known, shared_next = _unfold(_regress(following), ORDER + 1)
+    numbers = StoppingNumbers(
+        hazard_by_agreement=by_agreement,
+        hazard=shared,
+        next_by_known=by_known,
+        next=shared_next,
+        onward=_onward(traces, gamma_max),
+        chances=(),
+        accepted=(),
+        horizon=horizon,
+        online=online,
+    )
+    numbers = _with_steps(numbers, traces, costs)
+    numbers = replace(numbers, decision_seconds=decision_time(numbers, costs[0], gamma_max))
+    prompts = dict.fromkeys(f"{prompt.task}/{prompt.identifier}" for trace in traces for prompt in trace.prompts)
+    return FittedPolicy(STOPPING, gamma_max, SIGNALS, asdict(numbers), dict(made or {}), tuple(prompts))
+
+
+def hazard_examples(trace: Trace) -> Examples:
+    """One example for each drafted token whose forerunners were all accepted."""
+    return _examples(trace, first=1)
+
+
+def next_examples(trace: Trace) -> Examples:
+    """One example for each state before such a token."""
+    return _examples(trace, first=0)
+
+
+def _examples(trace: Trace, first: int) -> Examples:
+    """Examples of tokens seen (``first`` 1: state ``d`` judges token ``d``) or yet to come (0: state ``d`` judges token ``d + 1``)."""
+    terms, stood = [], []
+    caps = draft_caps(trace)
+    for state in states(text_view(trace)):
+        token = state.depth + 1 - first
+        if not 1 <= token <= trace.gamma_max:
+            continue
+        judged = (trace.accepted >= token - 1) & (caps >= token)
+        rows = state.at(judged)
+        terms.append(hazard_design(rows) if first else next_design(rows))
+        stood.append(trace.accepted[judged] >= token)
+    return Examples(np.concatenate(terms), np.concatenate(stood))
+
+
+def hazard_design(state: States) -> Floats:
+    """``[n, 9 * 3 + 9]`` the hazard's terms, those by agreement spread over one block a class."""
+    return _design(hazard_terms(state), agreement_class(state.agreement), len(AGREEMENTS))
+
+
+def next_design(state: States) -> Floats:
+    """``[n, 5 * 4 + 11]`` the next token's terms, those by known ending spread over one block a length."""
+    return _design(next_terms(state), state.known, ORDER + 1)
+
+
+def _design(terms: tuple[list[Floats], list[Any]], classes: NDArray[np.int64], count: int) -> Floats:
+    own, shared = np.stack(terms[0], axis=1), terms[1]
+    spread = np.zeros((len(own), count, own.shape[1]))
+    spread[np.arange(len(own)), classes] = own
+    columns = [np.broadcast_to(np.asarray(value, np.float64), len(own)) for value in shared]
+    return np.concatenate([spread.reshape(len(own), -1), np.stack(columns, axis=1)], axis=1)
+
+
+def _regress(examples: Examples) -> Floats:
+    """Weights ``[K]`` on the terms as they are; the blocks of classes hold the constant."""
+    scale = examples.terms.std(axis=0)
+    scale[scale == 0] = 1.0
+    model = LogisticRegression(C=REGULARISATION, max_iter=500).fit(examples.terms / scale, examples.stood)
+    weights: Floats = model.coef_[0] / scale
+    return np.append(weights, model.intercept_)
+
+
+def _unfold(weights: Floats, classes: int) -> tuple[tuple[tuple[float, ...], ...], tuple[float, ...]]:
+    """Weights by class, the constant added to each, and the shared ones."""
+    shared = len(weights) - 1
+    width = {len(AGREEMENTS): 3, ORDER + 1: 4}[classes]
+    blocks = weights[: classes * width].reshape(classes, width).copy()
+    blocks[:, 0] += weights[-1]
+    return tuple(map(tuple, blocks.tolist())), tuple(weights[classes * width : shared].tolist())
+
+
+def _onward(traces: Sequence[Trace], gamma_max: int) -> tuple[float, ...]:
+    """How often token ``d + 1`` stood where ``d`` did, as smoothed by one of each outcome."""
+    reached, stood = np.ones(gamma_max) * 2, np.ones(gamma_max)
+    for trace in traces:
+        depth = np.arange(1, gamma_max + 1)
+        judged = (trace.accepted[:, None] >= depth - 1) & (draft_caps(trace)[:, None] >= depth)
+        reached += judged.sum(axis=0)
+        stood += (judged & (trace.accepted[:, None] >= depth)).sum(axis=0)
+    return tuple((stood / reached).tolist())
+
+
+def _with_steps(numbers: StoppingNumbers, traces: Sequence[Trace], costs: Sequence[CostCurve]) -> StoppingNumbers:
+    """Add chances and outcomes at steps: first at all positions, then at those that the policy so found would start a step from.
+
+    The rate that the policy reaches over whole outputs then scales the rate that it finds on these steps.
+    """
+    for round_ in range(2):
+        chances, accepted = [], []
+        for trace, curve in zip(traces, costs, strict=True):
+            rows = np.arange(trace.positions)
+            if round_:
+                record = replay(trace, ThroughputStopping(numbers, trace.gamma_max, curve)).record
+                rows = trace.offsets[record.prompt] + record.position
+            else:
+                rows = rows[:: max(1, len(rows) // KEPT_STEPS)]
+            chances.append(next_stand_chances(numbers, trace, curve)[rows])
+            accepted.append(trace.accepted[rows])
+        joined, outcomes = np.concatenate(chances), np.concatenate(accepted)
+        kept = np.linspace(0, len(joined) - 1, min(KEPT_STEPS, len(joined))).astype(np.int64)
+        rounded = tuple(tuple(row) for row in np.round(joined[kept], DIGITS).tolist())
+        numbers = replace(numbers, chances=rounded, accepted=tuple(outcomes[kept].tolist()))
+    policies = [ThroughputStopping(numbers, trace.gamma_max, curve) for trace, curve in zip(traces, costs, strict=True)]
+    scales = [replay(trace, p, curve).tokens_per_second / p.rate for trace, p, curve in zip(traces, policies, costs, strict=True)]
+    return replace(numbers, rate_scale=float(np.mean(scales)))
+
+
+def next_stand_chances(numbers: StoppingNumbers, trace: Trace, costs: CostCurve) -> Floats:
+    """``[P, gamma_max]`` ``S_j m_j`` at every position, ``j = 0 .. gamma_max - 1``."""
+    numbers = numbers if numbers.chances else replace(numbers, chances=((0.0,) * trace.gamma_max,), accepted=(0,))
+    policy = ThroughputStopping(numbers, trace.gamma_max, costs)
+    stand = np.ones(trace.positions)
+    found = []
+    for state in states(text_view(trace)):
+        if state.depth == trace.gamma_max:
+            break
+        if state.depth:
+            stand = stand * policy.hazards(state)
+        found.append(stand * policy.next_chances(state))
+    return np.stack(found, axis=1)
+
+
+def decision_time(numbers: StoppingNumbers, costs: CostCurve, gamma_max: int) -> float:
+    """Median seconds that the policy takes for a drafted token, its part of ``limit`` and ``observe`` included, on this machine."""
+    policy = ThroughputStopping(numbers, gamma_max, costs)
+    rng = np.random.default_rng(0)
+    length = 4
+    tokens = rng.integers(0, 64, (TIMED_DECISIONS // length, length)).tolist()
+    confidence = rng.random((len(tokens), length)).tolist()
+    policy.read(tokens[0])
+    taken = []
+    for drafted, sure in zip(tokens, confidence, strict=True):
+        signals = [Signal(depth + 1, sure[depth], 0.0, 0.0, drafted[depth]) for depth in range(length)]
+        step = Step(length, length - 1, length, signals, tokens=drafted)
+        begun = time.perf_counter()
+        policy.limit()
+        for signal in signals:
+            policy.keep_drafting(signal)
+        policy.observe(step)
+        taken.append((time.perf_counter() - begun) / length)
+    return float(np.median(taken))
+
+
+def _common_gamma_max(traces: Sequence[Trace]) -> int:
+    found = {trace.gamma_max for trace in traces}
+    if len(found) != 1:
+        raise TraceError(f"fit on traces of one gamma_max, not of {sorted(found) or 'none'}")
+    return found.pop()
+
+
+def _join(parts: Sequence[Examples]) -> Examples:
+    return Examples(np.concatenate([part.terms for part in parts]), np.concatenate([part.stood for part in parts]))

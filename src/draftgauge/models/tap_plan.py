@@ -1,0 +1,122 @@
+"""Which layers of a target are tapped, checked against its configuration before any weight is loaded."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from transformers import PreTrainedConfig
+
+from draftgauge.core.errors import ModelError
+from draftgauge.models.lean_weights import LENGTH_DEPENDENT_ROPE
+
+TAP_FAMILIES = ("qwen3", "qwen2", "llama", "mistral", "gemma", "gemma2", "gemma3_text")
+EAGLE_LAYERS = 7  # from so many on, layers 2, L // 2 and L - 3 are three
+TAPS = 3
+
+
+@dataclass(frozen=True)
+class TapPlan:
+    """Decoder layers to tap, counted from 0.
+
+    Attributes:
+        hidden_layers: whose output, the residual stream, is kept. transformers calls it ``hidden_states[layer + 1]``, but for the
+            last layer, where that one has gone through the final norm and this one has not.
+        kv_layers: whose cached keys and values are read.
+    """
+
+    hidden_layers: tuple[int, ...] = ()
+    kv_layers: tuple[int, ...] = ()
+
+
+def default_taps(layers: int) -> tuple[int, ...]:
+    """A low, a middle and a high layer of ``layers``: 2, L // 2 and L - 3 as in EAGLE-3 (arXiv 2503.01840), spread evenly where L < 7."""
+    if layers >= EAGLE_LAYERS:
+        return (2, layers // 2, layers - 3)
+    count = min(TAPS, layers)
+    return tuple((2 * place + 1) * layers // (2 * count) for place in range(count))
+
+
+def tap_plan(config: PreTrainedConfig, hidden: bool, kv: bool, layers: Sequence[int] | None = None) -> TapPlan:
+    """Plan the taps of a target.
+
+    Without a choice these are :func:`default_taps`; of a target that alternates full and sliding-window attention, keys and values
+    come from the full-attention layers nearest to them.
+
+    Args:
+        config: of the target.
+        hidden: tap hidden states.
+        kv: tap keys and values.
+        layers: which decoder layers, counted from 0.
+
+    Raises:
+        ModelError: if the family has no taps, a layer does not exist or comes twice, or a layer's KV says nothing beyond a window.
+    """
+    check_family(config)
+    chosen = default_taps(config.num_hidden_layers) if layers is None else tuple(layers)
+    _check_layers(config, chosen)
+    kv_layers = chosen if kv else ()
+    if kv and layers is None:
+        kv_layers = _nearest_full(config, chosen)
+    for layer in kv_layers:
+        if _slides(config, layer):
+            raise ModelError(
+                f"layer {layer} of this {config.model_type} attends within a window of {config.sliding_window} tokens, so its keys and "
+                f"values are not made for the whole text: {_full_attention_advice(config)}"
+            )
+    return TapPlan(chosen if hidden else (), kv_layers)
+
+
+def check_family(config: PreTrainedConfig) -> None:
+    """Check that a target of this configuration can be tapped.
+
+    Raises:
+        ModelError: saying what is missing.
+    """
+    if config.model_type not in TAP_FAMILIES:
+        raise ModelError(
+            f"targets of the family {config.model_type} have no taps: where its decoder layers keep their hidden states and keys is known "
+            f"for {', '.join(TAP_FAMILIES)} only. Draft with a small language model or prompt lookup instead"
+        )
+    kinds = [config.rope_parameters, *config.rope_parameters.values()]  # gemma3 has parameters for each kind of attention
+    changing = [kind["rope_type"] for kind in kinds if isinstance(kind, dict) and kind.get("rope_type") in LENGTH_DEPENDENT_ROPE]
+    if changing:
+        raise ModelError(
+            f"this {config.model_type} has rotary embeddings ({changing[0]}) that change with the length of the text, so keys that were "
+            "cached do not tell their position: choose a target with another kind of rotary embedding"
+        )
+
+
+def _check_layers(config: PreTrainedConfig, layers: tuple[int, ...]) -> None:
+    count = config.num_hidden_layers
+    if not layers or len(set(layers)) < len(layers):
+        raise ModelError(f"name at least one layer to tap, and each once, not {', '.join(map(str, layers)) or 'none at all'}")
+    missing = [layer for layer in layers if not 0 <= layer < count]
+    if missing:
+        raise ModelError(
+            f"there is no layer {', '.join(map(str, missing))} to tap: this {config.model_type} has {count}, counted from 0 to {count - 1}"
+        )
+
+
+def _slides(config: PreTrainedConfig, layer: int) -> bool:
+    kinds = getattr(config, "layer_types", None)
+    return kinds[layer] != "full_attention" if kinds is not None else getattr(config, "sliding_window", None) is not None
+
+
+def _nearest_full(config: PreTrainedConfig, layers: tuple[int, ...]) -> tuple[int, ...]:
+    """For each layer the nearest one with full attention that is not taken; the layers themselves where there is none at all."""
+    left = [layer for layer in range(config.num_hidden_layers) if not _slides(config, layer)]
+    if not left:
+        return layers
+    found = []
+    for layer in layers[: len(left)]:
+        found.append(min(left, key=lambda other: abs(other - layer)))
+        left.remove(found[-1])
+    return tuple(sorted(found))
+
+
+def _full_attention_advice(config: PreTrainedConfig) -> str:
+    full = [layer for layer in range(config.num_hidden_layers) if not _slides(config, layer)]
+    if not full:
+        return "choose a target with full attention, or a drafter that reuses hidden states"
+    return f"tap layers with full attention, {', '.join(map(str, full))}"

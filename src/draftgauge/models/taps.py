@@ -1,0 +1,164 @@
+"""Taps: what a drafter may reuse of its target, the hidden states and the KV cache of chosen layers.
+
+Live, they cost the target no second pass: hidden states are left behind by the passes that verify, and keys and values are views of
+the engine's own cache. For training, :func:`batch_features` gives the same of whole texts.
+
+Letters in shapes: ``B`` texts, ``T`` positions, ``S`` tapped layers, ``H`` hidden size, ``KV`` key/value heads, ``D`` head dimension.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+from transformers import DynamicCache, PreTrainedModel
+from transformers.cache_utils import DynamicLayer
+
+from draftgauge.core.errors import ModelError
+from draftgauge.models.base import CachedModel
+from draftgauge.models.hidden import HiddenStates, watching
+from draftgauge.models.lean import LeanModel
+from draftgauge.models.modules_model import ModulesModel, rollback_cache
+from draftgauge.models.tap_plan import TAP_FAMILIES, TapPlan, default_taps, tap_plan
+
+__all__ = ["TAP_FAMILIES", "Features", "TapPlan", "Taps", "attach_taps", "batch_features", "default_taps", "tap_plan"]
+
+
+class Taps:
+    """Hidden states and KV of the text that a model's cache holds, by position; made by :func:`attach_taps`.
+
+    Everything returned is a view, valid until the model's next ``forward``. Rolling the model back needs no word to its taps.
+    """
+
+    def __init__(self, model: LeanModel | ModulesModel, plan: TapPlan, store: HiddenStates | None) -> None:
+        self.plan = plan
+        self._model = model
+        self._store = store
+
+    @property
+    def length(self) -> int:
+        """Positions that can be read: those in the model's cache."""
+        return self._model.length
+
+    def hidden(self, begin: int, end: int) -> Tensor:
+        """``[end - begin, S, H]``, the residual stream after the plan's hidden layers at positions ``begin .. end - 1``."""
+        assert 0 <= begin <= end <= self.length, (begin, end, self.length)
+        assert self._store is not None, "the plan taps no hidden states"
+        assert self._store is self._model.hidden, "other taps have taken the place of these"
+        return self._store.rows(begin, end)
+
+    def keys(self, slot: int, begin: int, end: int) -> Tensor:
+        """``[KV, end - begin, D]``, the keys of the plan's KV layer number ``slot``, rotated at their positions, as cached."""
+        assert 0 <= begin <= end <= self.length, (begin, end, self.length)
+        return self._model.keys_values(self.plan.kv_layers[slot])[0][:, begin:end]
+
+    def values(self, slot: int, begin: int, end: int) -> Tensor:
+        """``[KV, end - begin, D]``, the values of the plan's KV layer number ``slot``."""
+        assert 0 <= begin <= end <= self.length, (begin, end, self.length)
+        return self._model.keys_values(self.plan.kv_layers[slot])[1][:, begin:end]
+
+
+def attach_taps(model: CachedModel, plan: TapPlan) -> Taps:
+    """Let every later ``forward`` of a model leave the hidden states of the plan behind, beside its cache.
+
+    The cache is emptied, so that states and cache hold the same positions. A model has one set of taps at a time: attaching
+    again replaces it, and a plan without hidden layers takes away what the last one kept.
+
+    Args:
+        model: of either engine, not wrapped.
+        plan: see :func:`tap_plan`.
+
+    Raises:
+        ModelError: if the plan does not fit the model, or the model is of neither engine.
+    """
+    if not isinstance(model, LeanModel | ModulesModel):
+        raise ModelError(f"taps are for the lean and the modules engine, not for a {type(model).__name__}: attach them to the model itself")
+    config = model.module.config
+    if plan.hidden_layers:
+        tap_plan(config, hidden=True, kv=False, layers=plan.hidden_layers)
+    if plan.kv_layers:
+        tap_plan(config, hidden=False, kv=True, layers=plan.kv_layers)
+    model.reset()
+    model.hidden = HiddenStates(plan.hidden_layers, config.hidden_size, model.spec) if plan.hidden_layers else None
+    return Taps(model, plan, model.hidden)
+
+
+@dataclass(frozen=True)
+class Features:
+    """What a target shows of some texts, for training; the same as live taps give position by position.
+
+    Attributes:
+        hidden: ``[B, T, S, H]``, None where not asked for; in the target's dtype, as the rest.
+        keys: ``[B, S, KV, T, D]``, rotated, as cached.
+        values: ``[B, S, KV, T, D]``.
+        logits: ``[B, T, V]``; row ``t`` predicts the token at ``t + 1``.
+    """
+
+    hidden: Tensor | None
+    keys: Tensor | None
+    values: Tensor | None
+    logits: Tensor
+
+    def to(self, *place: Any, **options: Any) -> Features:
+        """As ``Tensor.to``: to another device or dtype."""
+        return self._each(lambda part: part.to(*place, **options))
+
+    def rows(self, chosen: Tensor | slice) -> Features:
+        """Some of the texts."""
+        return self._each(lambda part: part[chosen])
+
+    def until(self, length: int) -> Features:
+        """The first positions of every text: views."""
+        return Features(
+            None if self.hidden is None else self.hidden[:, :length],
+            None if self.keys is None else self.keys[..., :length, :],
+            None if self.values is None else self.values[..., :length, :],
+            self.logits[:, :length],
+        )
+
+    def _each(self, change: Callable[[Tensor], Tensor]) -> Features:
+        hidden, keys, values = (None if part is None else change(part) for part in (self.hidden, self.keys, self.values))
+        return Features(hidden, keys, values, change(self.logits))
+
+
+@torch.no_grad()
+def batch_features(module: PreTrainedModel, tokens: Tensor, plan: TapPlan) -> Features:
+    """One pass of a target over whole texts, keeping what the plan taps.
+
+    Args:
+        module: the target, in evaluation mode.
+        tokens: ``[B, T]`` int64 on its device. Shorter texts may be padded on the right with any token: attention is causal,
+            so what stands before the padding does not see it.
+        plan: see :func:`tap_plan`.
+
+    Returns:
+        Features of all ``T`` positions, without gradients.
+    """
+    hidden: dict[int, Tensor] = {}
+    cache = _keeping_cache(module, plan.kv_layers) if plan.kv_layers else None
+    with watching(module, plan.hidden_layers, hidden.__setitem__):
+        logits: Tensor = module(input_ids=tokens, past_key_values=cache, use_cache=cache is not None).logits
+    kept = [cache.layers[layer] for layer in plan.kv_layers] if cache is not None else []
+    return Features(
+        hidden=torch.stack([hidden[layer] for layer in plan.hidden_layers], 2) if plan.hidden_layers else None,
+        keys=torch.stack([layer.keys for layer in kept], 1) if kept else None,
+        values=torch.stack([layer.values for layer in kept], 1) if kept else None,
+        logits=logits,
+    )
+
+
+class _PassingLayer(DynamicLayer):
+    """A cache layer that keeps nothing: enough for one pass over whole texts."""
+
+    def update(self, key_states: Tensor, value_states: Tensor, *args: Any, **kwargs: Any) -> tuple[Tensor, Tensor]:
+        return key_states, value_states
+
+
+def _keeping_cache(module: PreTrainedModel, layers: tuple[int, ...]) -> DynamicCache:
+    """An empty cache that keeps the keys and values of these layers only."""
+    cache = rollback_cache(module)
+    cache.layers = [layer if index in layers else _PassingLayer() for index, layer in enumerate(cache.layers)]
+    return cache

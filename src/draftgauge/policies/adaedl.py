@@ -1,0 +1,75 @@
+"""An entropy-based bound of the acceptance probability against a threshold that adapts: AdaEDL."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import ClassVar
+
+from draftgauge.policies.base import Signal, Step
+from draftgauge.policies.units import nats
+
+
+@dataclass(frozen=True)
+class AdaEDLSettings:
+    """The constants of AdaEDL, by default those of its section 3.1.
+
+    Attributes:
+        threshold: lambda at the beginning of a prompt. The paper sweeps 0.3 to 0.9 and fixes none; the default is the middle.
+        factor: of the entropy, "gamma" in the paper.
+        target: acceptance rate below which the threshold rises, "alpha".
+        step: by how much it would move at once, "epsilon".
+        rate_memory: weight of the past in the acceptance rate, "beta 1".
+        threshold_memory: weight of the past in the threshold, "beta 2".
+    """
+
+    threshold: float = 0.6
+    factor: float = 0.2
+    target: float = 0.9
+    step: float = 0.01
+    rate_memory: float = 0.5
+    threshold_memory: float = 0.9
+
+
+class AdaEDL:
+    """Stops after the first drafted token whose bound ``1 - sqrt(factor * H)`` is below lambda, which follows the acceptance rate.
+
+    Agrawal et al. 2024, "AdaEDL: Early Draft Stopping via an Entropy-based Lower Bound on Token Acceptance Probability"
+    (arXiv 2410.18351, section 3 and algorithm 1). After each step the acceptance rate is averaged exponentially, from 0 on;
+    lambda rises where it is below the target, and falls where it is not, unless everything that could be drafted was accepted. The
+    paper's bound is that of the token *about to be* drafted; here, as everywhere in this package, drafter and signal come in one pass, and
+    the token in doubt is verified too. ``H`` is in nats there; signals are in bits, and converted.
+    """
+
+    needs_signals: ClassVar[bool] = True
+
+    def __init__(self, gamma: int, settings: AdaEDLSettings = AdaEDLSettings()) -> None:
+        """Draft at most ``gamma`` tokens."""
+        self.gamma = gamma
+        self.settings = settings
+        self.reset()
+
+    def reset(self) -> None:
+        """Back to the first threshold."""
+        self.threshold = self.settings.threshold
+        self._rate = 0.0
+
+    def limit(self) -> int:
+        """``gamma``."""
+        return self.gamma
+
+    def keep_drafting(self, signal: Signal) -> bool:
+        """While the bound is not below the threshold."""
+        return 1.0 - math.sqrt(self.settings.factor * nats(signal.entropy)) >= self.threshold
+
+    def observe(self, step: Step) -> None:
+        """Move the threshold; a step that drafted nothing says nothing."""
+        if step.drafted == 0:
+            return
+        constants = self.settings
+        self._rate = constants.rate_memory * self._rate + (1 - constants.rate_memory) * step.accepted / step.drafted
+        if self._rate < constants.target:
+            move = constants.step
+        else:
+            move = 0.0 if step.accepted == self.gamma else -constants.step
+        self.threshold += (1 - constants.threshold_memory) * move

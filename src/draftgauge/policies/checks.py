@@ -1,0 +1,44 @@
+"""Checks of what a policy's spec can set, with one wording for all policies."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from draftgauge.core.errors import DraftgaugeError
+
+
+def check_threshold(name: str, threshold: float, key: str = "threshold") -> None:
+    """Raise ``DraftgaugeError`` unless a threshold is above 0 and at most 1."""
+    if not 0 < threshold <= 1:
+        raise DraftgaugeError(f"policy {name}: {key} must be above 0 and at most 1, not {threshold}")
+
+
+def check_share(name: str, key: str, value: float) -> None:
+    """Raise ``DraftgaugeError`` unless a value lies in 0..1."""
+    if not 0 <= value <= 1:
+        raise DraftgaugeError(f"policy {name}: {key} must be 0 to 1, not {value}")
+
+
+def check_positive(name: str, key: str, value: float) -> None:
+    """Raise ``DraftgaugeError`` unless a value is a number above 0."""
+    if not 0 < value < float("inf"):
+        raise DraftgaugeError(f"policy {name}: {key} must be above 0, not {value}")
+
+
+def check_tokens(name: str, key: str, tokens: int, least: int = 1) -> None:
+    """Raise ``DraftgaugeError`` unless a count is at least ``least``."""
+    if tokens < least:
+        raise DraftgaugeError(f"policy {name}: {key} must be at least {least}, not {tokens}")
+
+
+def check_lengths(name: str, key: str, lengths: Sequence[int], gamma_max: int, least: int = 1) -> tuple[int, ...]:
+    """The draft lengths to choose from, increasing; those above ``gamma_max`` stand for it.
+
+    Raises:
+        DraftgaugeError: if there is none, or one is below ``least``.
+    """
+    if not lengths:
+        raise DraftgaugeError(f"policy {name}: {key} must name at least one draft length")
+    if min(lengths) < least:
+        raise DraftgaugeError(f"policy {name}: {key} must be lengths of at least {least}, not {min(lengths)}")
+    return tuple(sorted({min(length, gamma_max) for length in lengths}))

@@ -1,0 +1,78 @@
+"""SGLang's adaptive number of speculative steps: a smoothed number of accepted tokens against thresholds with hysteresis."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import ClassVar
+
+from draftgauge.policies.base import Signal, Step
+
+
+@dataclass(frozen=True)
+class AdaptiveStepsSettings:
+    """The constants of SGLang's ``--speculative-adaptive-config``, with its defaults.
+
+    Attributes:
+        smoothing: weight of the newest step in the moving average, ``ema_alpha``.
+        warm_up: steps before the first decision, ``warmup_batches``.
+        every: steps between decisions, ``update_interval``.
+        down: added to the threshold for fewer tokens, ``down_hysteresis``; negative to be slow to shorten.
+        up: added to the threshold for more tokens, ``up_hysteresis``; positive to be slow to lengthen.
+    """
+
+    smoothing: float = 0.2
+    warm_up: int = 10
+    every: int = 5
+    down: float = -0.25
+    up: float = 0.0
+
+
+class AdaptiveSteps:
+    """Moves along candidate lengths with the exponential moving average of the number of accepted tokens.
+
+    SGLang, ``python/sglang/srt/speculative/adaptive_spec_params.py`` (``AdaptiveSpeculativeParams``; pull request 21599), for
+    one request: each step counts as a batch of one. The average begins at the first length minus 1. At a decision
+    the length is shortened while the average is at most the next shorter candidate - 0.5 + ``down``, then lengthened while it
+    exceeds the present candidate - 0.5 + ``up``. What is learned stays from prompt to prompt, as in a server.
+    """
+
+    needs_signals: ClassVar[bool] = False
+
+    def __init__(self, candidates: Sequence[int], start: int, settings: AdaptiveStepsSettings = AdaptiveStepsSettings()) -> None:
+        """Choose among ``candidates`` (increasing draft lengths), beginning at ``start``, which is one of them."""
+        assert start in candidates, "the first length is a candidate"
+        self.candidates = tuple(candidates)
+        self.settings = settings
+        self._index = self.candidates.index(start)
+        self._average = float(start - 1)
+        self._steps = 0
+
+    def reset(self) -> None:
+        """Nothing to forget: a server learns across requests."""
+
+    def limit(self) -> int:
+        """The present candidate."""
+        return self.candidates[self._index]
+
+    def keep_drafting(self, signal: Signal) -> bool:
+        """Always: the length is set before the step."""
+        return True
+
+    def observe(self, step: Step) -> None:
+        """Average the accepted tokens and, when it is time, choose anew; a step that drafted nothing does not count."""
+        if step.drafted == 0:
+            return
+        constants = self.settings
+        self._average += constants.smoothing * (step.accepted - self._average)
+        self._steps += 1
+        after_warm_up = self._steps - constants.warm_up
+        if after_warm_up > 0 and after_warm_up % constants.every == 0:
+            self._choose()
+
+    def _choose(self) -> None:
+        lengths = self.candidates
+        while self._index > 0 and self._average <= lengths[self._index - 1] - 0.5 + self.settings.down:
+            self._index -= 1
+        while self._index < len(lengths) - 1 and self._average > lengths[self._index] - 0.5 + self.settings.up:
+            self._index += 1

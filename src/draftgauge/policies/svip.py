@@ -1,0 +1,54 @@
+"""Stop where the draft's own entropy says that the token is unlikely to stand: SVIP."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import ClassVar
+
+import numpy as np
+from numpy.typing import NDArray
+
+from draftgauge.policies.base import Signal, SignalArrays, Step
+from draftgauge.policies.units import all_nats, nats
+
+
+@dataclass(frozen=True)
+class EntropyThreshold:
+    """Stops after the first drafted token whose ``sqrt(scale * H)`` exceeds ``threshold``; that token is still verified.
+
+    SVIP, the self-verification length policy (Zhang et al. 2024, "Draft Model Knows When to Stop", arXiv 2411.18462,
+    section 4): by Pinsker's inequality the acceptance probability of a token is at least 1 minus the root of a divergence
+    between draft and target, which is taken to be proportional to the draft's entropy ``H``. The defaults are those of the
+    released code (Geralt-Targaryen/SVIP): scale 0.15, threshold 0.3, at most 40 tokens. ``H`` is in nats there;
+    signals are in bits, and converted.
+
+    Attributes:
+        threshold: of the bound of the rejection probability, above 0.
+        scale: of the entropy, above 0.
+        gamma: the most tokens to draft.
+    """
+
+    threshold: float
+    scale: float
+    gamma: int
+    needs_signals: ClassVar[bool] = True
+
+    def reset(self) -> None:
+        """Nothing to forget."""
+
+    def limit(self) -> int:
+        """``gamma``."""
+        return self.gamma
+
+    def keep_drafting(self, signal: Signal) -> bool:
+        """Unless the last token's entropy was too high."""
+        return math.sqrt(self.scale * nats(signal.entropy)) <= self.threshold
+
+    def observe(self, step: Step) -> None:
+        """Nothing to learn."""
+
+    def lengths(self, signals: SignalArrays) -> NDArray[np.int64]:
+        """Depth of the first entropy that is too high, else ``gamma``; ``[positions]``."""
+        above = np.sqrt(self.scale * all_nats(signals.entropy[:, : self.gamma])) > self.threshold  # NaN is not
+        return np.where(above.any(axis=1), above.argmax(axis=1) + 1, self.gamma)

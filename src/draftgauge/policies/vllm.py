@@ -1,0 +1,124 @@
+"""vLLM's adaptive verification: the chance that each drafted token survives, learned while running, against the cost of a step."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import ClassVar
+
+from draftgauge.policies.base import Signal, Step
+from draftgauge.policies.units import LEAST_PROBABILITY
+
+_RIDGE = 1e-3
+_LEAST_OBSERVATIONS = 50  # of a depth in a round; with fewer its coefficients stay
+_LEAST_DETERMINANT = 1e-12
+
+
+@dataclass
+class _Depth:
+    """The chance at one depth, ``sigmoid(weight * margin + bias)``, and what was seen since its coefficients last moved."""
+
+    weight: float = 0.0
+    bias: float = 1.5
+    count: int = 0
+    squares: float = 0.0  # curvature: sums of p (1 - p) times margin^2, margin, 1
+    cross: float = 0.0
+    ones: float = 0.0
+    slope: float = 0.0  # gradient: sums of (label - p) times margin, 1
+    level: float = 0.0
+
+    def chance(self, margin: float) -> float:
+        return 1.0 / (1.0 + math.exp(-(self.weight * margin + self.bias)))
+
+    def add(self, margin: float, accepted: bool) -> None:
+        chance = self.chance(margin)
+        curvature, residual = chance * (1.0 - chance), accepted - chance
+        self.count += 1
+        self.squares += curvature * margin * margin
+        self.cross += curvature * margin
+        self.ones += curvature
+        self.slope += residual * margin
+        self.level += residual
+
+    def refit(self) -> _Depth:
+        """One Newton step, unless too little was seen or a surer draft would count as less likely to stand; sums begin anew."""
+        squares, ones = self.squares + _RIDGE, self.ones + _RIDGE
+        determinant = squares * ones - self.cross * self.cross
+        if self.count < _LEAST_OBSERVATIONS or abs(determinant) <= _LEAST_DETERMINANT:
+            return _Depth(self.weight, self.bias)
+        weight = self.weight + (ones * self.slope - self.cross * self.level) / determinant
+        bias = self.bias + (squares * self.level - self.cross * self.slope) / determinant
+        return _Depth(weight, bias) if weight >= 0 else _Depth(self.weight, self.bias)
+
+
+class AdaptiveVerification:
+    """Drafts on while the expected tokens per second rise: survival probabilities over the measured cost of a step.
+
+    vLLM, ``enable_adaptive_verification`` (docs/features/speculative_decoding/adaptive_verification.md;
+    ``adaptive_verification.py`` and ``acceptance_estimator.py`` in vllm/v1/worker/gpu/spec_decode). The chance that a token stands is
+    a logistic function of the draft's top-2 logit margin, one for each depth, moved by one Newton step every ``refit`` steps; until
+    ``warm_up`` such rounds are over, whole blocks of ``gamma`` tokens are verified, so that the labels are not censored. Survival is the
+    running product of the chances. What is learned stays from prompt to prompt, as in a server.
+
+    vLLM drafts every block whole and then picks the ``b`` with the most ``(1 + sum of survivals up to b) / seconds(b)`` to verify.
+    Here what is drafted is verified, so the same score is followed token by token: drafting stops after the
+    first token that did not raise it. Seconds therefore include the drafting, which vLLM pays anyway.
+    """
+
+    needs_signals: ClassVar[bool] = True
+
+    def __init__(self, gamma: int, seconds: Sequence[float], refit: int = 100, warm_up: int = 3) -> None:
+        """Draft at most ``gamma`` tokens.
+
+        Args:
+            gamma: the length of a whole block.
+            seconds: of a step that drafts 0, 1, ... ``gamma`` tokens.
+            refit: steps between moves of the coefficients.
+            warm_up: rounds of so many steps with whole blocks.
+        """
+        self.gamma = gamma
+        self.seconds = tuple(seconds)
+        self.refit = refit
+        self._steps_of_warm_up = refit * warm_up
+        self._steps = 0
+        self._depths = [_Depth() for _ in range(gamma)]
+        self._survival = 1.0  # of the step's last token
+        self._tokens = 1.0  # expected of the step, if it ended there
+        self._rate = 0.0  # and a second
+
+    def reset(self) -> None:
+        """Nothing to forget: a server learns across requests."""
+
+    def limit(self) -> int:
+        """``gamma``; a new product begins."""
+        self._survival = self._tokens = 1.0
+        self._rate = 1.0 / self.seconds[0]
+        return self.gamma
+
+    def keep_drafting(self, signal: Signal) -> bool:
+        """While the last token raised the expected tokens per second."""
+        if self._steps < self._steps_of_warm_up:
+            return True
+        self._survival *= self._depths[signal.depth - 1].chance(logit_margin(signal))
+        self._tokens += self._survival
+        rate = self._tokens / self.seconds[signal.depth]
+        rises = rate > self._rate
+        self._rate = rate
+        return rises
+
+    def observe(self, step: Step) -> None:
+        """Count what was judged (the accepted tokens and the first rejected one) and, when it is time, move the coefficients."""
+        if step.drafted == 0:
+            return
+        for depth, signal in zip(self._depths, step.signals[: step.accepted + 1], strict=False):
+            depth.add(logit_margin(signal), signal.depth <= step.accepted)
+        self._steps += 1
+        if self._steps % self.refit == 0:
+            self._depths = [depth.refit() for depth in self._depths]
+
+
+def logit_margin(signal: Signal) -> float:
+    """Difference of the two highest logits in nats: the logarithm of the ratio of their probabilities."""
+    second = max(signal.confidence - signal.margin, LEAST_PROBABILITY)
+    return math.log(max(signal.confidence, LEAST_PROBABILITY) / second)

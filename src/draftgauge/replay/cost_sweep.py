@@ -1,0 +1,68 @@
+"""What policies would gain with a dearer or cheaper drafter: the same trace, with the cost of drafting scaled.
+
+How far to draft is decided by one dial more than by any other, the cost of a drafted token over that of a verification. A trace
+does not depend on it, so one recorded pair stands for pairs of many kinds.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+import numpy as np
+
+from draftgauge.core.errors import DraftgaugeError
+from draftgauge.replay.bootstrap import TEST_RESAMPLES
+from draftgauge.replay.evaluate import MakeArms, Row, evaluate_design
+from draftgauge.replay.splits import Design
+from draftgauge.traces.costs import CostCurve, CostTable
+
+RATIOS = (0.02, 0.04, 0.10, 0.25, 0.50)
+
+
+def at_cost_ratio(costs: CostCurve, ratio: float) -> CostCurve:
+    """The cost curve of a drafter that takes another share of a verification; verifying and all else stays as measured.
+
+    Args:
+        costs: as measured.
+        ratio: the :meth:`~draftgauge.traces.costs.CostCurve.cost_ratio` of the result.
+
+    Raises:
+        DraftgaugeError: if the ratio is not above 0, or the measured one is not (drafting as good as free cannot be scaled).
+    """
+    measured = costs.cost_ratio()
+    if not 0 < ratio < float("inf"):
+        raise DraftgaugeError(f"a cost ratio is the time of a drafted token over that of a verification and above 0, not {ratio:g}")
+    if measured <= 0:
+        raise DraftgaugeError(
+            f"the measured cost ratio is {measured:g}, so drafting costs cannot be scaled to another: measure the costs again"
+        )
+    factor = ratio / measured
+    draft, low, high = (_scaled(table, factor) for table in (costs.draft, costs.draft_low, costs.draft_high))
+    return replace(costs, draft=draft, draft_low=low, draft_high=high)
+
+
+def cost_sweep(
+    design: Design,
+    costs: CostCurve,
+    make: MakeArms,
+    ratios: Sequence[float] = RATIOS,
+    *,
+    resamples: int = TEST_RESAMPLES,
+    seed: int = 0,
+) -> list[Row]:
+    """:func:`evaluate_design` at other cost ratios; the best fixed length is chosen anew at each, policies are not fitted again.
+
+    Returns:
+        The rows, in the order of the ratios; each names its ``cost_ratio``.
+    """
+    rows = []
+    for ratio in ratios:
+        curve = at_cost_ratio(costs, ratio)
+        found = evaluate_design(design, curve, make, resamples=resamples, seed=seed)
+        rows += [row | {"cost_ratio": ratio} for row in found]  # as asked, without what rounding made of it
+    return rows
+
+
+def _scaled(table: CostTable, factor: float) -> CostTable:
+    return tuple(tuple(row) for row in (np.asarray(table) * factor).tolist())

@@ -1,0 +1,86 @@
+"""What decoding takes on average on a trace of sampled decoding, given its outputs: exactly, without drawing a single coin.
+
+Given the output, the acceptances at its positions are independent coins with the chances ``a`` (:mod:`draftgauge.traces.sampled`). A
+step that starts at ``s`` and drafts up to ``g`` tokens accepts exactly ``k`` of them with the chance
+
+    a(s) .. a(s + k - 1) (1 - a(s + k)) for k < g,        a(s) .. a(s + g - 1) for k = g,
+
+and the next step starts at ``s + k + 1``. So the chance that *some* step starts at a position, its occupancy, follows by a forward
+recursion along the output, and every mean is a sum over positions of occupancy times the mean of one step.
+
+How far a policy drafts may depend on what it has drafted, refused tokens included. So a step has one draft length for every depth
+of the first refusal, on the signals of the refused draft recorded there.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from draftgauge.policies.base import SignalArrays, StatelessPolicy
+from draftgauge.traces.sampled import path_lengths, reach_chances, refused_lengths, refused_signals
+from draftgauge.traces.trace import Trace
+
+Ints = NDArray[np.int64]
+Floats = NDArray[np.float64]
+
+
+@dataclass(frozen=True)
+class ExpectedSteps:
+    """The steps from every position of a trace; ``K = gamma_max + 1`` numbers of accepted tokens, 0 first.
+
+    Attributes:
+        occupancy: ``[P]`` chance that a step starts at the position.
+        accepted: ``[P, K]`` chance that a step from there accepts 0, 1, .. tokens; a row sums to 1.
+        drafted: ``[P, K]`` tokens that it then drafts; 0 where the chance is 0.
+    """
+
+    occupancy: Floats
+    accepted: Floats
+    drafted: Ints
+
+
+def lengths_by_refusal(trace: Trace, policy: StatelessPolicy) -> Ints:
+    """``[P, G + 1]`` draft lengths that a policy wants at every position: column ``k`` if ``k`` tokens are accepted and the next is
+    refused, the last column if none is refused."""
+    depths = [*range(1, trace.gamma_max + 1), trace.gamma_max]
+    return np.stack([policy.lengths(SignalArrays(*refused_signals(trace, depth))) for depth in depths], axis=1)
+
+
+def expected_steps(trace: Trace, lengths: Ints, room: Ints) -> ExpectedSteps:
+    """The occupancy recursion.
+
+    Args:
+        trace: of sampled decoding.
+        lengths: ``[P, G + 1]`` as of :func:`lengths_by_refusal`, or ``[P, 1]`` if they are the same however it goes.
+        room: ``[P]`` most tokens that a step can draft there under the limit of output tokens.
+    """
+    positions, most = trace.positions, trace.gamma_max
+    accepting = np.arange(most + 1)
+    wanted = np.minimum(lengths, room[:, None])
+    whole = np.minimum(wanted[:, -1], np.minimum(path_lengths(trace), most))[:, None]  # tokens of a draft of which none is refused
+    refused_at = np.minimum(np.arange(positions)[:, None] + accepting, positions - 1)
+    refused = np.minimum(wanted, np.minimum(accepting + refused_lengths(trace)[refused_at], most))
+
+    reach = reach_chances(trace)
+    falls = np.concatenate([-np.diff(reach, axis=1), np.zeros((positions, 1))], axis=1)
+    accepted = np.where(accepting < whole, falls, np.where(accepting == whole, reach, 0.0))
+    drafted = np.where(accepting < whole, refused, whole)
+    return ExpectedSteps(_occupancy(trace, accepted), accepted, np.where(accepted > 0, drafted, 0))
+
+
+def _occupancy(trace: Trace, accepted: Floats) -> Floats:
+    """Forward over the positions of all prompts together: mass moves from each position to those where the next step starts."""
+    starts, lengths = trace.offsets[:-1], np.diff(trace.offsets)
+    occupancy = np.zeros(trace.positions)
+    occupancy[starts] = 1.0
+    ahead = np.arange(1, accepted.shape[1] + 1)
+    for position in range(int(lengths.max())):
+        rows = starts[lengths > position] + position
+        target = rows[:, None] + ahead
+        inside = target < np.repeat(trace.offsets[1:][lengths > position, None], len(ahead), axis=1)
+        # No two steps that start at the same place of different prompts, or end differently, lead to the same row.
+        occupancy[target[inside]] += (occupancy[rows, None] * accepted[rows])[inside]
+    return occupancy

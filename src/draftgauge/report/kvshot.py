@@ -1,0 +1,166 @@
+"""The report of the KVShot study: predictions, acceptance by depth, capacity and latency, in one self-contained HTML file; no torch."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from jinja2 import Environment, PackageLoader, StrictUndefined
+from markupsafe import Markup
+
+from draftgauge.core.errors import DraftgaugeError
+from draftgauge.core.files import atomic_write_text
+from draftgauge.core.provenance import timestamp
+from draftgauge.report import kvshot_figures as figures
+from draftgauge.report.kvshot_data import EQUAL_WIDTH, VariantView, prediction_views, variant_views
+from draftgauge.report.style import Series, colour_variables, fixed, ratio
+
+TITLE = "Hidden states or the KV cache"
+PROJECT_ROPE = "project-rope"
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """One panel of acceptance by depth: what it compares, its lines and how each is drawn."""
+
+    title: str
+    lines: tuple[tuple[str, Series], ...]
+    chart: Markup
+
+
+@dataclass(frozen=True)
+class Table:
+    """Headings and printed cells; the first column names the line."""
+
+    headings: tuple[str, ...]
+    lines: tuple[tuple[str, ...], ...]
+
+
+def write_kvshot_report(rows: Sequence[Mapping[str, Any]], out: Path, failures: Mapping[str, str], made: Mapping[str, Any]) -> Path:
+    """Write the report of a study.
+
+    Args:
+        rows: of the study, as ``draftgauge study kvshot --json`` writes them.
+        out: the HTML file; its folder must exist.
+        failures: cells that failed, and why.
+        made: labelled facts about how the study was made.
+
+    Raises:
+        DraftgaugeError: if there is no run among the rows, or the file cannot be written.
+    """
+    atomic_write_text(out, render_kvshot(rows, failures, made))
+    return out
+
+
+def render_kvshot(rows: Sequence[Mapping[str, Any]], failures: Mapping[str, str], made: Mapping[str, Any]) -> str:
+    """The page as text."""
+    views = variant_views(rows)
+    if not views:
+        raise DraftgaugeError("there is nothing to report: no run of the study is among these rows")
+    environment = Environment(
+        loader=PackageLoader("draftgauge.report"), autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True
+    )
+    main = [view for view in views if view.capacity != EQUAL_WIDTH] or views
+    plain = _designs(main)
+    return environment.get_template("kvshot.html.j2").render(
+        title=TITLE,
+        light=colour_variables("light"),
+        dark=colour_variables("dark"),
+        predictions=prediction_views(rows),
+        comparisons=comparisons(views),
+        results=results_table(views),
+        capacity=capacity_table(views),
+        agreement=agreement_table(views),
+        tasks=tasks_table(views),
+        speed=speed_table(views),
+        designs=[(design, figures.DESIGN_STYLES[design]) for design in dict.fromkeys(view.design for view in main)],
+        mat=figures.mat_panel(views),
+        retention=figures.retention_panel(main),
+        latency=figures.latency_panel(main) if any(view.draft_ms == view.draft_ms for view in main) else None,
+        distances=[
+            ("First drafted token", figures.distance_panel(plain, "alpha_first", "accepted at depth 0, %")),
+            ("Deep in the draft", figures.distance_panel(plain, "alpha_deep", "accepted at depths 4 to 6, %")),
+        ],
+        seeds=max(view.seeds for view in views),
+        failures=failures,
+        facts=[(key.replace("_", " "), _plain(value)) for key, value in {**made, "report made": timestamp()}.items() if value is not None],
+    )
+
+
+def comparisons(views: Sequence[VariantView]) -> list[Comparison]:
+    """Panels that each ask one question; those with fewer than two lines are left out."""
+    wide = [view for view in views if view.capacity == EQUAL_WIDTH]
+    matched = [view for view in views if view.capacity != EQUAL_WIDTH]
+    chosen: list[tuple[str, str, list[VariantView]]] = [
+        ("designs", "Designs, at equal parameters", _designs(matched)),
+        ("injections", "Ways of injecting the KV cache", _where(matched, lambda v: v.design == "kv" and v.layers == 1)),
+        ("depths", "Layers of the KV drafter, at equal parameters", _depths(matched)),
+        ("depths-wide", "Layers of the KV drafter, at equal width", _depths(wide)),
+        ("starts", "Random and warm start, at equal width", _where(wide, lambda v: v.design in ("hidden", "hybrid", "cross"))),
+    ]
+    return [
+        Comparison(title, tuple((v.label, s) for v, s in zip(lines, figures.styles(lines), strict=True)), figures.alpha_panel(lines, name))
+        for name, title, lines in chosen
+        if len(lines) > 1
+    ]
+
+
+def results_table(views: Sequence[VariantView]) -> Table:
+    """The paper's step-wise table, with intervals."""
+    last = max(len(view.alpha) for view in views) - 1
+    depths = [depth for depth in (0, 3, 6) if depth <= last]
+    headings = ("drafter", "matched by", "seeds", *(f"alpha {d}" for d in depths), "retention", "MAT", "live MAT", "tree MAT")
+    lines = []
+    for view in views:
+        alphas = [fixed(view.alpha[depth].value, 3) if depth < len(view.alpha) else "" for depth in depths]
+        measures = [view.measure("retention").text(), *(view.measure(name).text() for name in ("mat", "live_mat", "tree_mat"))]
+        lines.append((view.label, view.capacity, str(view.seeds), *alphas, *measures))
+    return Table(headings, tuple(lines))
+
+
+def capacity_table(views: Sequence[VariantView]) -> Table:
+    """Trainable parameters and the widths that make them agree."""
+    matched = [view.parameters for view in views if view.capacity != EQUAL_WIDTH]
+    base = max(matched, default=max(view.parameters for view in views))
+    lines = ((v.label, v.capacity, f"{v.parameters:,}", f"{100 * (v.parameters / base - 1):+.2f}%", f"{v.width:,}") for v in views)
+    return Table(("drafter", "matched by", "trainable parameters", "to the largest matched", "width of the MLP"), tuple(lines))
+
+
+def agreement_table(views: Sequence[VariantView]) -> Table:
+    """Whether drafting in real decoding finds what the teacher-forced measure says."""
+    lines = ((v.label, v.capacity, v.measure("live_mat").text(3), v.measure("live_minus_forced").text(3), str(v.mismatched)) for v in views)
+    return Table(("drafter", "matched by", "live MAT", "live minus teacher-forced", "outputs unlike plain decoding"), tuple(lines))
+
+
+def tasks_table(views: Sequence[VariantView]) -> Table:
+    """MAT by task."""
+    tasks = list(dict.fromkeys(task for view in views for task in view.tasks))
+    lines = tuple((v.label, v.capacity, *(v.tasks[task].text() if task in v.tasks else "" for task in tasks)) for v in views)
+    return Table(("drafter", "matched by", *tasks), lines)
+
+
+def speed_table(views: Sequence[VariantView]) -> Table:
+    """Drafting latency and end-to-end speed."""
+    lines = ((v.label, v.capacity, fixed(v.draft_ms, 2), fixed(v.tokens_per_second, 1), ratio(v.ratio)) for v in views)
+    return Table(("drafter", "matched by", "ms a drafted token", "tokens/s", "to plain decoding"), tuple(lines))
+
+
+def _designs(views: Sequence[VariantView]) -> list[VariantView]:
+    """One line a design: one layer, random start, the default injection."""
+    return _where(views, lambda v: v.layers == 1 and v.init == "random" and v.injection in ("", PROJECT_ROPE))
+
+
+def _depths(views: Sequence[VariantView]) -> list[VariantView]:
+    return _where(views, lambda v: v.design == "kv" and v.injection == PROJECT_ROPE)
+
+
+def _where(views: Sequence[VariantView], wanted: Callable[[VariantView], bool]) -> list[VariantView]:
+    return [view for view in views if wanted(view)]
+
+
+def _plain(value: Any) -> str:
+    if isinstance(value, Mapping):
+        return ", ".join(f"{name} {_plain(item)}" for name, item in value.items())
+    return str(value)

@@ -1,0 +1,126 @@
+"""The charts of the KVShot report."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+from markupsafe import Markup
+
+from draftgauge.report.kvshot_data import EQUAL_WIDTH, Estimate, VariantView
+from draftgauge.report.style import LIGHT, Series, number, series
+from draftgauge.report.svg import PANEL, panel, to_svg
+
+# A design keeps its colour in every chart.
+DESIGN_STYLES = {
+    "hidden": Series("blue", (), "o"),
+    "kv": Series("vermillion", (5, 1.5), "s"),
+    "hybrid": Series("green", (), "^"),
+    "cross": Series("purple", (5, 1.5, 1.2, 1.5), "D"),
+    "none": Series("muted", (1.2, 1.8), "v"),
+}
+
+
+def design_style(view: VariantView) -> Series:
+    """Of a design."""
+    return DESIGN_STYLES[view.design]
+
+
+def styles(views: Sequence[VariantView]) -> list[Series]:
+    """How the lines of one panel are told apart: by design, or one style each where a design comes more than once."""
+    if len({view.design for view in views}) == len(views):
+        return [design_style(view) for view in views]
+    return [series(index) for index in range(len(views))]
+
+
+def alpha_panel(views: Sequence[VariantView], name: str) -> Markup:
+    """Acceptance by depth with 95% bands."""
+    with panel("depth of the draft step, k", "accepted, given all before, %") as axes:
+        for view, style in zip(views, styles(views), strict=True):
+            depth = np.arange(len(view.alpha))
+            value, low, high = (100 * np.array([getattr(a, key) for a in view.alpha]) for key in ("value", "low", "high"))
+            axes.fill_between(depth, low, high, color=style.hex, alpha=0.14, linewidth=0)
+            axes.plot(depth, value, color=style.hex, linestyle=style.linestyle, marker=style.marker)
+        axes.set_ylim(0, 102)
+        axes.set_xticks(range(max(len(view.alpha) for view in views)))
+        ends = "; ".join(f"{v.label} {_percent(v.alpha[0])} at depth 0, {_percent(v.alpha[-1])} at depth {len(v.alpha) - 1}" for v in views)
+        return to_svg(axes, f"alpha-{name}", f"Acceptance by depth: {ends}.")
+
+
+def mat_panel(views: Sequence[VariantView]) -> Markup:
+    """MAT of every drafter with its interval, in the order of the table."""
+    with panel("MAT, tokens a step", "", (PANEL[0], max(2.0, 0.9 + 0.26 * len(views)))) as axes:
+        for place, view in enumerate(views):
+            style, mat = design_style(view), view.measure("mat")
+            axes.plot([mat.low, mat.high], [place, place], color=style.hex, linewidth=1.6)
+            axes.plot([mat.value], [place], color=style.hex, marker=style.marker, linestyle="")
+        axes.set_yticks([])
+        axes.set_ylim(len(views) - 0.4, -0.9)
+        top = max(view.measure("mat").high for view in views)
+        axes.set_xlim(1, 1 + 1.6 * (top - 1))  # room for the names
+        for place, view in enumerate(views):
+            wide = ", equal width" if view.capacity == EQUAL_WIDTH else ""
+            axes.text(view.measure("mat").high + 0.03 * (top - 1), place, view.label + wide, va="center", fontsize=9, color=LIGHT["muted"])
+        return to_svg(axes, "mat", "; ".join(f"{v.label} MAT {v.measure('mat').text()}" for v in views) + ".")
+
+
+def retention_panel(views: Sequence[VariantView]) -> Markup:
+    """Retention against acceptance at depth 0: only what is high in both is good at depth."""
+    with panel("accepted at depth 0, %", "retention, %") as axes:
+        for view in views:
+            _point(axes, view, _scaled(view.measure("alpha_first"), 100), _scaled(view.measure("retention"), 100))
+        known = [100 * view.measure("retention").high for view in views if not math.isnan(view.measure("retention").high)]
+        axes.set_xlim(0, 100)
+        axes.set_ylim(0, max([105, *known]))
+        text = "; ".join(f"{v.label} {_percent(v.measure('alpha_first'))} and {_percent(v.measure('retention'))}" for v in views)
+        return to_svg(axes, "retention", f"Acceptance at depth 0 and retention: {text}.")
+
+
+def latency_panel(views: Sequence[VariantView]) -> Markup:
+    """MAT against the time that a drafted token takes."""
+    timed = [view for view in views if not math.isnan(view.draft_ms)]
+    with panel("milliseconds a drafted token", "MAT, tokens a step") as axes:
+        for view in timed:
+            _point(axes, view, Estimate(view.draft_ms, float("nan"), float("nan")), view.measure("mat"))
+        axes.set_xlim(left=0)
+        axes.set_ylim(bottom=1)
+        text = "; ".join(f"{v.label} {number(v.draft_ms, 2)} ms, MAT {number(v.measure('mat').value)}" for v in timed)
+        return to_svg(axes, "latency", f"Drafting time and MAT: {text}.")
+
+
+def distance_panel(views: Sequence[VariantView], measure: str, ylabel: str) -> Markup:
+    """Acceptance by the context that a token needs."""
+    names = list(dict.fromkeys(name for view in views for name in view.distances))
+    with panel("context that the token needs, tokens", ylabel) as axes:
+        for view, style in zip(views, styles(views), strict=True):
+            found = [view.distances.get(name, {}).get(measure) for name in names]
+            known = [(place, estimate) for place, estimate in enumerate(found) if estimate is not None]
+            places = [place for place, _ in known]
+            value, low, high = (100 * np.array([getattr(e, key) for _, e in known]) for key in ("value", "low", "high"))
+            axes.fill_between(places, low, high, color=style.hex, alpha=0.14, linewidth=0)
+            axes.plot(places, value, color=style.hex, linestyle=style.linestyle, marker=style.marker)
+        axes.set_ylim(0, 102)
+        axes.set_xticks(range(len(names)), names)
+        return to_svg(axes, f"distance-{measure}", f"Acceptance by needed context ({', '.join(names)} tokens), {ylabel}.")
+
+
+def _point(axes: Any, view: VariantView, x: Estimate, y: Estimate) -> None:
+    style = design_style(view)
+    if not math.isnan(x.low):
+        axes.plot([x.low, x.high], [y.value, y.value], color=style.hex, linewidth=1.2, alpha=0.6)
+    if not math.isnan(y.low):
+        axes.plot([x.value, x.value], [y.low, y.high], color=style.hex, linewidth=1.2, alpha=0.6)
+    axes.plot([x.value], [y.value], color=style.hex, marker=style.marker, markersize=6.5, markeredgecolor=LIGHT["card"], linestyle="")
+    if view.label != view.design and math.isfinite(x.value) and math.isfinite(y.value):
+        place = {"xytext": (5, 3), "textcoords": "offset points"}
+        axes.annotate(view.label.partition(", ")[2], (x.value, y.value), fontsize=8, color=LIGHT["muted"], **place)
+
+
+def _scaled(estimate: Estimate, factor: float) -> Estimate:
+    return Estimate(*(factor * part for part in estimate))
+
+
+def _percent(estimate: Estimate) -> str:
+    return "unknown" if math.isnan(estimate.value) else f"{100 * estimate.value:.0f}%"

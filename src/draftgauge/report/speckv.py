@@ -1,0 +1,241 @@
+"""The report of the SpecKV study: one HTML file with the paper's tables and figures, and what its records say beside them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from jinja2 import Environment, PackageLoader, StrictUndefined
+from markupsafe import Markup
+
+from draftgauge.core.files import atomic_write_text
+from draftgauge.report import speckv_figures as figures
+from draftgauge.report.made import report_facts
+from draftgauge.report.speckv_figures import Rows, findings, select
+from draftgauge.report.speckv_text import explain, headline, improvement
+from draftgauge.report.style import MISSING, colour_variables
+
+TITLE = "SpecKV, and what its records say"
+Format = Callable[[Any], str]
+
+
+@dataclass(frozen=True)
+class Table:
+    """A printed table: headings with whether their column is numeric, and cells as text."""
+
+    caption: str
+    headings: tuple[tuple[str, bool], ...]
+    lines: tuple[tuple[str, ...], ...]
+
+
+@dataclass(frozen=True)
+class Section:
+    """One finding: a title, its two sentences, tables and charts."""
+
+    identifier: str
+    title: str
+    text: str
+    tables: tuple[Table, ...] = ()
+    charts: tuple[tuple[str, Markup], ...] = ()
+
+
+def write_speckv_report(rows: Rows, out: Path, command: str | None = None) -> Path:
+    """Write the report of :func:`draftgauge.studies.speckv.run_study`'s rows.
+
+    Args:
+        rows: all of them.
+        out: the HTML file; its folder exists.
+        command: that asked for the report; the running one if None.
+
+    Raises:
+        DraftgaugeError: if the file cannot be written.
+    """
+    atomic_write_text(out, render_speckv(rows, command))
+    return out
+
+
+def render_speckv(rows: Rows, command: str | None = None) -> str:
+    """The page as text."""
+    environment = Environment(
+        loader=PackageLoader("draftgauge.report"), autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True
+    )
+    return environment.get_template("speckv.html.j2").render(
+        title=TITLE,
+        headline=headline(rows),
+        improvement=improvement(rows),
+        light=colour_variables("light"),
+        dark=colour_variables("dark"),
+        tables=_published_tables(rows),
+        figures=_published_figures(rows),
+        sections=_sections(rows),
+        provenance=report_facts(command),
+    )
+
+
+def _published_tables(rows: Rows) -> tuple[Table, ...]:
+    policies = [row | _ends(row, 3) for row in map(dict, select(rows, "policies"))]
+    return (
+        _table(
+            "Table 1: expected tokens a step",
+            policies,
+            {
+                "policy": ("policy", str),
+                "compression": ("target", str),
+                "expected_tokens": ("recomputed", _decimals(2)),
+                "published": ("published", _decimals(2)),
+                "interval": ("95% interval", str),
+                "published_interval": ("published", str),
+            },
+        ),
+        _table(
+            "Table 2: SpecKV-fast against fixed-4, by task",
+            select(rows, "breakdown"),
+            {
+                "compression": ("target", str),
+                "task": ("task", str),
+                "fixed_4": ("fixed-4", _decimals(2)),
+                "speckv_fast": ("SpecKV-fast", _decimals(2)),
+                "percent": ("gain, %", _decimals(1)),
+            },
+        ),
+        _table(
+            "Table 3: predictors of the acceptance rate, and their overhead on the machine of this report",
+            select(rows, "predictors"),
+            {
+                "model": ("model", str),
+                "test_correlation": ("test correlation", _decimals(4)),
+                "published_correlation": ("published", _decimals(4)),
+                "test_mse": ("test MSE", _decimals(4)),
+                "published_mse": ("published", _decimals(4)),
+                "decision_ms": ("ms a decision", _decimals(3)),
+                "published_decision_ms": ("published", _decimals(3)),
+            },
+        ),
+        _table(
+            "Correlation of a step's signals with its acceptance rate",
+            select(rows, "correlations"),
+            {"signal": ("signal", _words), "correlation": ("recomputed", _decimals(3)), "published": ("published, about", _decimals(2))},
+        ),
+    )
+
+
+def _published_figures(rows: Rows) -> tuple[tuple[str, Markup], ...]:
+    return (
+        ("Policies by compression", figures.policies_figure(rows)),
+        ("Policies with intervals", figures.intervals_figure(rows)),
+        ("SpecKV-fast over fixed-4, by task", figures.improvement_figure(rows)),
+        ("Accuracy against overhead", figures.overhead_figure(rows)),
+        ("What SpecKV-fast chooses", figures.choices_figure(rows)),
+        ("Importance of features", figures.importance_figure(rows)),
+    )
+
+
+def _sections(rows: Rows) -> tuple[Section, ...]:
+    timed = bool(findings(rows, "cost"))
+    charts = {
+        "predicted_and_measured": (("Predicted and measured", figures.tokens_figure(rows)),),
+        "held_out": (("Steps or prompts held out", figures.held_out_figure(rows)),),
+        "tokens_per_second": (("Measured speed", figures.speed_figure(rows)),) if timed else (),
+    }
+    texts = explain(rows)
+    return tuple(
+        Section(name, title, texts[name], _finding_tables(rows, name), charts.get(name, ()))
+        for name, title in TITLES.items()
+        if name in texts
+    )
+
+
+TITLES = {
+    "tokens_per_step": "Tokens a step, measured",
+    "tokens_per_second": "Tokens a second, measured",
+    "gain_split": "Longer drafts, or choosing?",
+    "predicted_and_measured": "Prediction and measurement",
+    "held_out": "Prompts held out instead of steps",
+    "outcomes": "Policies scored on outcomes",
+    "leave_one_task_out": "A task never seen",
+    "leave_one_compression_out": "A compression never seen",
+    "cost": "What a step costs",
+}
+
+
+def _decimals(count: int) -> Format:
+    return lambda value: f"{value:,.{count}f}"
+
+
+def _words(name: str) -> str:
+    return name.replace("_", " ")
+
+
+# The columns of each finding: key of the row -> heading and format. "interval" is made of low and high.
+_SCORES: dict[str, tuple[str, Format]] = {"correlation": ("correlation", _decimals(3)), "mse": ("MSE", _decimals(4))}
+_LEFT_OUT = {"left_out": ("left out", str), "model": ("model", str), "prompts": ("its prompts", str)} | _SCORES
+COLUMNS: dict[str, dict[str, tuple[str, Format]]] = {
+    "tokens_per_step": {
+        "compression": ("target", str),
+        "gamma": (figures.GAMMA, _decimals(0)),
+        "tokens_per_step": ("tokens/step", _decimals(3)),
+        "interval": ("95% interval", str),
+    },
+    "tokens_per_second": {
+        "compression": ("target", str),
+        "gamma": (figures.GAMMA, _decimals(0)),
+        "tokens_per_second": ("tokens/s", _decimals(1)),
+        "interval": ("95% interval", str),
+    },
+    "gain_split": {
+        "basis": ("by", _words),
+        "compression": ("target", str),
+        "longer_percent": ("always 8 over 4, %", _decimals(2)),
+        "choosing_percent": ("choosing over always 8, %", _decimals(2)),
+        "total_percent": ("together, %", _decimals(2)),
+    },
+    "predicted_and_measured": {
+        "gamma": (figures.GAMMA, _decimals(0)),
+        "predicted": ("predicted, all steps", _decimals(3)),
+        "predicted_where_drafted": ("predicted, steps at this length", _decimals(3)),
+        "measured": ("measured", _decimals(3)),
+    },
+    "held_out": {"model": ("model", str), "held_out": ("held out", str)} | _SCORES | {"interval": ("95% interval", str)},
+    "outcomes": {
+        "policy": ("policy", str),
+        "compression": ("target", str),
+        "tokens_per_step": ("tokens/step", _decimals(3)),
+        "tokens_per_second": ("tokens/s at fitted costs", _decimals(1)),
+        "over_best_fixed_percent": ("over best fixed, %", _decimals(1)),
+    },
+    "leave_one_task_out": _LEFT_OUT | {"mse_of_mean": ("MSE of the mean", _decimals(4))},
+    "leave_one_compression_out": _LEFT_OUT | {"mse_of_mean": ("MSE of the mean", _decimals(4))},
+    "cost": {
+        "compression": ("target", str),
+        "draft_ms": ("t_draft, ms", _decimals(2)),
+        "verify_ms": ("t_verify, ms", _decimals(2)),
+        "cost_ratio": ("ratio", _decimals(3)),
+        "residual_percent": ("residual, %", _decimals(2)),
+        "worst_residual_percent": ("worst, %", _decimals(2)),
+        "r_squared": ("R\N{SUPERSCRIPT TWO}", _decimals(4)),
+    },
+}
+
+
+def _finding_tables(rows: Rows, name: str) -> tuple[Table, ...]:
+    digits = {"tokens_per_second": 1}.get(name, 3)
+    return (_table("", [row | _ends(row, digits) for row in map(dict, findings(rows, name))], COLUMNS[name]),)
+
+
+def _ends(row: Mapping[str, Any], digits: int) -> dict[str, str]:
+    """The intervals of a row as text."""
+    return {
+        f"{prefix}interval": f"{row[f'{prefix}low']:.{digits}f} {MISSING} {row[f'{prefix}high']:.{digits}f}"
+        for prefix in ("", "published_")
+        if f"{prefix}low" in row
+    }
+
+
+def _table(caption: str, rows: Rows, columns: Mapping[str, tuple[str, Format]]) -> Table:
+    """Rows as text; columns that no row has are left out."""
+    shown = {key: column for key, column in columns.items() if any(row.get(key) is not None for row in rows)}
+    numeric = {key: any(isinstance(row.get(key), int | float) for row in rows) for key in shown}
+    lines = tuple(tuple(MISSING if row.get(key) is None else form(row[key]) for key, (_, form) in shown.items()) for row in rows)
+    return Table(caption, tuple((heading, numeric[key]) for key, (heading, _) in shown.items()), lines)

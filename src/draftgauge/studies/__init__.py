@@ -1,0 +1,1 @@
+"""The two papers as runnable studies."""

@@ -1,0 +1,196 @@
+"""The cells of the study: a row of its table (a variant of drafter) trained with one seed."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from draftgauge.training.reuse.request import TrainRequest
+
+RESULT_NAME = "result.json"
+ERROR_NAME = "error.txt"
+DRAFTER_FOLDER = "drafter"
+ANSWERS_NAME = "answers.jsonl"
+TEXTS_NAME = "held-out.json"
+EQUAL_PARAMETERS, EQUAL_WIDTH = "equal parameters", "equal width"
+
+
+@dataclass(frozen=True)
+class Variant:
+    """A row of the table.
+
+    Attributes:
+        design: hidden, kv, hybrid, cross or none.
+        layers: of the drafter.
+        injection: how keys and values of several target layers enter; empty where none are read.
+        init: ``random``, or ``warm`` from the trained ``hidden`` drafter of the same seed and capacity.
+        capacity: ``equal parameters`` (the MLP's width is chosen for it) or ``equal width`` (that of the target's MLP, as in the paper).
+    """
+
+    design: str
+    layers: int = 1
+    injection: str = ""
+    init: str = "random"
+    capacity: str = EQUAL_PARAMETERS
+
+    @property
+    def starts_from(self) -> Variant | None:
+        """The variant that a warm start needs."""
+        return Variant("hidden", capacity=self.capacity) if self.init == "warm" else None
+
+    @property
+    def name(self) -> str:
+        """Short, unique, fit for a folder."""
+        parts = [self.design, self.injection if self.design == "kv" else "", f"{self.layers}-layers" if self.layers > 1 else ""]
+        parts += ["warm" if self.init == "warm" else "", "equal-width" if self.capacity == EQUAL_WIDTH else ""]
+        return "-".join(part for part in parts if part)
+
+    def request(self, base: TrainRequest, intermediate_size: int, seed: int, warm_start: Path | None) -> TrainRequest:
+        """How to train it; all but what is named here is the same for all variants."""
+        return replace(
+            base,
+            reuse=self.design,
+            layers=self.layers,
+            injection=self.injection or base.injection,
+            intermediate_size=intermediate_size,
+            seed=seed,
+            warm_start=warm_start,
+        )
+
+
+@dataclass(frozen=True)
+class Evaluation:
+    """How trained drafters are compared, on prompts that none was trained on.
+
+    Attributes:
+        prompts: a prompt file, or ``reference:SPLIT``.
+        per_task: the first so many prompts of each task; all if None.
+        max_new_tokens: of the target's greedy outputs.
+        live_prompts: how many prompts are decoded live, from every task alike; all if None.
+        tree_prompts: how many are decoded with draft trees.
+        latency_prompts: how many are timed.
+    """
+
+    prompts: str = "reference:test"
+    per_task: int | None = None
+    max_new_tokens: int = 96
+    live_prompts: int | None = None
+    tree_prompts: int = 16
+    latency_prompts: int = 4
+
+
+@dataclass(frozen=True)
+class Study:
+    """A whole study: every variant with every seed, trained alike.
+
+    Attributes:
+        preset: its name.
+        variants: rows of the table. A warm one needs the ``hidden`` one of its capacity among them.
+        seeds: of training.
+        request: of every training; target, data, loss, optimiser and steps.
+        evaluation: of every drafter.
+    """
+
+    preset: str
+    variants: tuple[Variant, ...]
+    seeds: tuple[int, ...]
+    request: TrainRequest
+    evaluation: Evaluation
+
+
+@dataclass(frozen=True)
+class Cell:
+    """One variant with one seed; travels to other processes.
+
+    Attributes:
+        variant: row of the table.
+        request: its training, seed and width included.
+        evaluation: what is measured afterwards.
+        study: the study's folder; the cell works in one of its own below it.
+        fingerprint: of the target.
+        parameters: trainable ones.
+        after: the cell that this one starts from.
+    """
+
+    variant: Variant
+    request: TrainRequest
+    evaluation: Evaluation
+    study: Path
+    fingerprint: str
+    parameters: int
+    after: str | None = None
+
+    @property
+    def name(self) -> str:
+        """Of the cell and of its folder."""
+        return cell_name(self.variant, self.request.seed)
+
+    @property
+    def folder(self) -> Path:
+        """Where its drafter and its result are."""
+        return cell_folder(self.study, self.name)
+
+    def settings(self) -> dict[str, Any]:
+        """Everything its result follows from, ready for JSON. Places of files are left out: the study's folder may move."""
+        training = {key: value for key, value in self.request.identity().items() if key not in ("warm_start", "target", "prompts")}
+        return {
+            "variant": asdict(self.variant),
+            "training": training,
+            "evaluation": asdict(self.evaluation),
+            "target": self.fingerprint,
+            "after": self.after,
+        }
+
+    def digest(self) -> str:
+        """Hash of the settings: a result counts only where it is the same."""
+        return hashlib.sha256(json.dumps(self.settings(), sort_keys=True).encode()).hexdigest()
+
+    def run(self, progress: Callable[[str, int, int], None]) -> None:
+        """Train, evaluate, and leave the result in the cell's folder; see :mod:`draftgauge.studies.kvshot.work`."""
+        from draftgauge.studies.kvshot.work import run_cell  # torch is loaded where the cell runs
+
+        run_cell(self, progress)
+
+
+def cell_name(variant: Variant, seed: int) -> str:
+    """``variant-seedN``."""
+    return f"{variant.name}-seed{seed}"
+
+
+def cell_folder(study: Path, name: str) -> Path:
+    """Folder of a cell of the study in ``study``."""
+    return study / "cells" / name
+
+
+def make_cells(
+    study: Study, widths: Mapping[Variant, int], parameters: Mapping[Variant, int], fingerprint: str, folder: Path
+) -> list[Cell]:
+    """All cells, seed by seed, so that a study that is stopped early has whole seeds; warm ones after what they start from.
+
+    Args:
+        study: which variants and seeds.
+        widths: of each variant's MLP.
+        parameters: trainable ones of each variant.
+        fingerprint: of the target.
+        folder: of the study.
+    """
+    base = replace(study.request, answers=folder / ANSWERS_NAME)
+    ordered = sorted(study.variants, key=lambda variant: variant.init == "warm")
+    cells = []
+    for seed in study.seeds:
+        for variant in ordered:
+            after = cell_name(variant.starts_from, seed) if variant.starts_from else None
+            start = cell_folder(folder, after) / DRAFTER_FOLDER if after else None
+            request = variant.request(base, widths[variant], seed, start)
+            cells.append(Cell(variant, request, study.evaluation, folder, fingerprint, parameters[variant], after))
+    return cells
+
+
+def check_study(variants: Sequence[Variant]) -> None:
+    """That every warm variant has what it starts from, and no name stands twice."""
+    assert len({variant.name for variant in variants}) == len(variants)
+    assert all(variant.starts_from is None or variant.starts_from in variants for variant in variants)

@@ -1,0 +1,159 @@
+"""Where the cells of a study run: one after the other in this process, or on a Ray cluster, by the same function.
+
+A cell that fails is reported and the others go on; a cell that starts from another one fails with it. On a cluster of several machines
+the study's folder must be one that all of them see, as cells leave their results there.
+"""
+
+from __future__ import annotations
+
+import re
+import traceback
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from draftgauge.core.errors import DraftgaugeError, MissingLibraryError
+
+EXECUTORS = ("local", "ray")
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """How a job ended; ``error`` is empty if it went well, else a message and the trace of the failure."""
+
+    job: str
+    error: str = ""
+
+    @property
+    def message(self) -> str:
+        """The last line of the error: what went wrong."""
+        return self.error.strip().splitlines()[-1] if self.error else ""
+
+
+class Job(Protocol):
+    """A piece of work that can travel to another process."""
+
+    @property
+    def name(self) -> str:
+        """Unique in its study."""
+        ...
+
+    @property
+    def after(self) -> str | None:
+        """The job whose result this one needs; it stands earlier in the list, unless it was done before."""
+        ...
+
+    def run(self, progress: Progress) -> None:
+        """Do the work; leaves its results in files."""
+        ...
+
+
+Told = Callable[[Outcome], None]
+Progress = Callable[[str, int, int], None]
+
+
+def silent(what: str, done: int, total: int) -> None:
+    """Nobody watches."""
+
+
+def execute(jobs: Sequence[Job], executor: str, told: Told, cpus: int = 1, gpus: float = 0, progress: Progress = silent) -> list[Outcome]:
+    """Run all jobs.
+
+    Args:
+        jobs: those that others come after first.
+        executor: ``local`` or ``ray``. The running Ray of this process is used, else the cluster that ``RAY_ADDRESS`` names, else one
+            is started on this machine.
+        told: called with each outcome as it comes.
+        cpus, gpus: that a job asks Ray for.
+        progress: told (what, done, total) by jobs in this process.
+
+    Returns:
+        The outcomes in the order of the jobs.
+
+    Raises:
+        DraftgaugeError: for an unknown executor, or if no machine of the cluster could run a job.
+        MissingLibraryError: if Ray is asked for and not installed.
+    """
+    check_executor(executor)
+    return _ray(jobs, told, cpus, gpus) if executor == "ray" else _local(jobs, told, progress)
+
+
+def check_executor(executor: str) -> None:
+    """Raise what :func:`execute` would, before any work."""
+    if executor not in EXECUTORS:
+        raise DraftgaugeError(f"unknown executor {executor!r}: choose one of {', '.join(EXECUTORS)}")
+    if executor == "ray":
+        _import_ray()
+
+
+def attempt(job: Job, before: Outcome | None, progress: Progress = silent) -> Outcome:
+    """Run one job and catch its failure, whatever it is: the other jobs must go on."""
+    if before is not None and before.error:
+        return Outcome(job.name, f"not started, because {before.job}, which it starts from, failed: {before.message}")
+    try:
+        job.run(progress)
+    except DraftgaugeError as error:
+        return Outcome(job.name, str(error))
+    except Exception as error:
+        return Outcome(job.name, f"{traceback.format_exc()}\n{type(error).__name__}: {error}")
+    return Outcome(job.name)
+
+
+def _local(jobs: Sequence[Job], told: Told, progress: Progress) -> list[Outcome]:
+    outcomes: dict[str, Outcome] = {}
+    for job in jobs:
+        outcomes[job.name] = attempt(job, outcomes.get(job.after or ""), progress)
+        told(outcomes[job.name])
+    return list(outcomes.values())
+
+
+def _ray(jobs: Sequence[Job], told: Told, cpus: int, gpus: float) -> list[Outcome]:
+    ray = _import_ray()
+    started_here = not ray.is_initialized()
+    if started_here:
+        ray.init(log_to_driver=False, logging_level="ERROR")
+    try:
+        _check_resources(ray.nodes(), cpus, gpus)
+        remote = ray.remote(num_cpus=cpus, num_gpus=gpus, max_retries=0)(attempt)
+        references: dict[str, Any] = {}
+        for job in jobs:  # Ray starts a job once the outcome that it waits for is there
+            references[job.name] = remote.remote(job, references.get(job.after or ""))
+        names = {reference: name for name, reference in references.items()}
+        outcomes: dict[str, Outcome] = {}
+        waiting = list(names)
+        while waiting:
+            (ready,), waiting = ray.wait(waiting, num_returns=1)
+            try:
+                outcome = ray.get(ready)
+            except ray.exceptions.RayError as error:  # the worker died, e.g. for want of memory
+                outcome = Outcome(names[ready], _worker_error(error))
+            outcomes[names[ready]] = outcome
+            told(outcome)
+        return [outcomes[job.name] for job in jobs]
+    finally:
+        if started_here:
+            ray.shutdown()
+
+
+def _worker_error(error: Exception) -> str:
+    """What Ray says of a job that it could not bring to its end, without the colours of a terminal; the gist last."""
+    text = re.sub(r"\x1b\[[0-9;]*m", "", str(error)).strip()
+    return f"{text}\nits Ray worker failed ({type(error).__name__}): {text.splitlines()[-1] if text else 'no reason given'}"
+
+
+def _import_ray() -> Any:
+    try:
+        import ray
+    except ImportError as error:
+        raise MissingLibraryError(
+            "the executor ray needs Ray, which is not installed: pip install 'draftgauge[study]', or choose the executor local"
+        ) from error
+    return ray
+
+
+def _check_resources(nodes: Sequence[Any], cpus: int, gpus: float) -> None:
+    """A job that fits no machine would wait forever."""
+    resources = [node["Resources"] for node in nodes if node["Alive"]]
+    if not any(r.get("CPU", 0) >= cpus and r.get("GPU", 0) >= gpus for r in resources):
+        found = "; ".join(f"{r.get('CPU', 0):g} CPUs and {r.get('GPU', 0):g} GPUs" for r in resources)
+        raise DraftgaugeError(f"a cell asks for {cpus} CPUs and {gpus:g} GPUs, but no machine of the cluster has that (they have {found})")

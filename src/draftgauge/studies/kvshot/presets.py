@@ -1,0 +1,92 @@
+"""Named sizes of the study; each is a function that returns a whole configuration."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+from draftgauge.core.errors import DraftgaugeError
+from draftgauge.models.reference import PAIR_FOLDER, REFERENCE
+from draftgauge.studies.kvshot.cells import EQUAL_WIDTH, Evaluation, Study, Variant
+from draftgauge.training.reuse.request import TrainRequest
+
+ROPE = "project-rope"
+HIDDEN, NONE = Variant("hidden"), Variant("none")
+KV = Variant("kv", injection=ROPE)
+KV_DEEP = Variant("kv", layers=4, injection=ROPE)
+HYBRID = Variant("hybrid", injection=ROPE)
+CROSS = Variant("cross", injection=ROPE)
+
+
+def warm(variant: Variant) -> Variant:
+    """The same at the target's own width, started from the trained ``hidden`` drafter of that width: all shapes must agree."""
+    return replace(variant, init="warm", capacity=EQUAL_WIDTH)
+
+
+def at_equal_width(variant: Variant) -> Variant:
+    """The same at the target's own width, as in the paper."""
+    return replace(variant, capacity=EQUAL_WIDTH)
+
+
+def smoke(request: TrainRequest) -> Study:
+    """Every design for a few steps: that all of it works, not what comes out."""
+    return Study(
+        "smoke",
+        (HIDDEN, KV, KV_DEEP, HYBRID, CROSS, NONE),
+        (0, 1),
+        replace(_small_data(request), new_tokens=24, length=256, steps=6, batch=4, checkpoint_every=3, log_every=3),
+        Evaluation(per_task=1, max_new_tokens=24, tree_prompts=2, latency_prompts=2),
+    )
+
+
+def _small_data(request: TrainRequest) -> TrainRequest:
+    """The first bundled training prompts in place of generated questions, which take a while to make."""
+    bundled = PAIR_FOLDER / "prompts" / "train.jsonl" if request.target == REFERENCE else None
+    return replace(request, prompts=request.prompts or bundled, questions=24)
+
+
+def quick(request: TrainRequest) -> Study:
+    """The designs themselves and a deeper KV drafter, three seeds: an answer to each prediction in less than an hour on two cores."""
+    return Study(
+        "quick",
+        (HIDDEN, KV, KV_DEEP, HYBRID, NONE),
+        (0, 1, 2),
+        replace(request, questions=1400, new_tokens=128, steps=320, batch=4),
+        Evaluation(per_task=10, max_new_tokens=96, live_prompts=20, tree_prompts=8, latency_prompts=3),
+    )
+
+
+def full(request: TrainRequest) -> Study:
+    """Every row of the paper's step-wise table, three seeds: at equal parameters; depth and warm starts at equal width too."""
+    injections = tuple(Variant("kv", injection=injection) for injection in ("concat", "project"))
+    depths = tuple(Variant("kv", layers=layers, injection=ROPE) for layers in (1, 2, 3, 4))
+    matched = (HIDDEN, *injections, *depths, HYBRID, CROSS, NONE)
+    wide = tuple(at_equal_width(variant) for variant in (HIDDEN, *depths, HYBRID, CROSS))
+    return Study(
+        "full",
+        (*matched, *wide, warm(HYBRID), warm(CROSS)),
+        (0, 1, 2),
+        replace(request, questions=12000, steps=3000, batch=16),
+        Evaluation(max_new_tokens=128, tree_prompts=48, latency_prompts=8),
+    )
+
+
+PRESETS: dict[str, Callable[[TrainRequest], Study]] = {"smoke": smoke, "quick": quick, "full": full}
+
+
+def make_study(preset: str, request: TrainRequest, held_out: str | Path | None = None) -> Study:
+    """The study of a preset on a target.
+
+    Args:
+        preset: smoke, quick or full.
+        request: target, prompts and device; the preset fills in the rest.
+        held_out: prompt file to measure on, if not the preset's.
+
+    Raises:
+        DraftgaugeError: for an unknown preset.
+    """
+    if preset not in PRESETS:
+        raise DraftgaugeError(f"unknown preset {preset!r}: choose one of {', '.join(PRESETS)}")
+    study = PRESETS[preset](request)
+    return study if held_out is None else replace(study, evaluation=replace(study.evaluation, prompts=str(held_out)))

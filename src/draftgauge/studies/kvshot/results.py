@@ -1,0 +1,205 @@
+"""From the results of cells to rows: one for every run, pooled over seeds, by depth, by task, by distance, and the verdicts; no torch."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from draftgauge.core.errors import DraftgaugeError
+from draftgauge.diagnostics.resampling import Counts, Measure, alpha_intervals, at_depths, difference, interval, mean_accepted, retention
+from draftgauge.replay.bootstrap import ratio_interval
+from draftgauge.studies.kvshot.cells import RESULT_NAME, Cell, Variant
+from draftgauge.studies.kvshot.verdicts import verdicts
+
+Row = dict[str, Any]
+ALL = "all"
+
+
+@dataclass(frozen=True)
+class CellResult:
+    """A finished cell: its result file's content, with the counts as arrays."""
+
+    variant: Variant
+    seed: int
+    parameters: int
+    intermediate_size: int
+    tasks: tuple[str, ...]
+    forced: Counts
+    walked: Counts
+    live: Counts
+    distance_names: tuple[str, ...]
+    by_distance: tuple[Counts, ...]
+    raw: Mapping[str, Any]
+
+
+def read_result(cell: Cell) -> CellResult | None:
+    """The result of a cell; None where it has none yet.
+
+    Raises:
+        DraftgaugeError: if it is the result of other settings, or cannot be read.
+    """
+    path = cell.folder / RESULT_NAME
+    if not path.exists():
+        return None
+    try:
+        document = json.loads(path.read_text(encoding="utf-8"))
+        if document["digest"] != cell.digest():
+            raise DraftgaugeError(
+                f"{path} is the result of other settings (preset, steps, prompts or target): give this study a folder of its own"
+            )
+        return _parsed(cell, document)
+    except (OSError, json.JSONDecodeError, KeyError, TypeError) as error:
+        raise DraftgaugeError(f"{path} cannot be read as the result of a cell ({error}): remove it, and the cell runs again") from error
+
+
+def _parsed(cell: Cell, document: Mapping[str, Any]) -> CellResult:
+    found = document["evaluation"]
+    pairs = {kind: Counts.of(found[f"{kind}reached"], found[f"{kind}accepted"]) for kind in ("", "walked_", "live_")}
+    distances = [np.asarray(found[f"distance_{kind}"], np.int64) for kind in ("reached", "accepted")]
+    return CellResult(
+        variant=cell.variant,
+        seed=cell.request.seed,
+        parameters=cell.parameters,
+        intermediate_size=cell.request.intermediate_size or 0,
+        tasks=tuple(found["tasks"]),
+        forced=pairs[""],
+        walked=pairs["walked_"],
+        live=pairs["live_"],
+        distance_names=tuple(document["distances"]),
+        by_distance=tuple(Counts.of(*(part[:, c] for part in distances)) for c in range(distances[0].shape[1])),
+        raw=document,
+    )
+
+
+def study_rows(results: Sequence[CellResult]) -> list[Row]:
+    """All rows of a study.
+
+    - a run: ``design, seed, layers, injection, init, mat, retention, parameters`` with ``capacity``, ``intermediate_size``, intervals over
+      prompts, the live measure and its difference to the teacher-forced one on the same drafts, draft trees and latency;
+    - by depth: ``design, layers, injection, init, capacity, depth, alpha, low, high`` over prompts and seeds, ``depth`` from 0;
+    - other measures, likewise pooled: ``measure`` with ``task`` or ``distance``, ``estimate, low, high``;
+    - a prediction: ``prediction, verdict, difference, low, high, p_value``.
+    """
+    variants = dict.fromkeys(result.variant for result in results)
+    pooled = [[result for result in results if result.variant == variant] for variant in variants]
+    rows = [_run_row(result) for result in results]
+    for group in pooled:
+        rows += _depth_rows(group)
+    for group in pooled:
+        rows += _measure_rows(group)
+    return rows + _verdict_rows(results)
+
+
+def _labels(variant: Variant) -> Row:
+    return {
+        "design": variant.design,
+        "layers": variant.layers,
+        "injection": variant.injection or None,
+        "init": variant.init,
+        "capacity": variant.capacity,
+    }
+
+
+def _run_row(result: CellResult) -> Row:
+    labels = _labels(result.variant)
+    row: Row = {"design": labels.pop("design"), "seed": result.seed} | labels
+    for name, measure in (("mat", mean_accepted), ("retention", retention)):
+        row |= _with_interval(name, *interval(result.forced, measure))
+    row |= {"parameters": result.parameters, "intermediate_size": result.intermediate_size}
+    if result.live.reached.shape[1]:
+        row |= _with_interval("live_mat", *interval(result.live, mean_accepted))
+        gap = difference(result.live, result.walked, mean_accepted)
+        row |= _with_interval("live_minus_forced", gap.estimate, gap.low, gap.high)
+        row["live_mismatched_prompts"] = result.raw["evaluation"]["mismatched"]
+    row |= _tree_figures([result]) | {f"train_{key}": value for key, value in result.raw["training"].items()}
+    latency = result.raw["evaluation"]["latency"]
+    return row | ({} if latency is None else dict(latency))
+
+
+def _with_interval(name: str, estimate: float, low: float, high: float) -> Row:
+    return {name: estimate, f"{name}_low": low, f"{name}_high": high}
+
+
+def _tree_figures(group: Sequence[CellResult]) -> Row:
+    """Accepted length with draft trees, the target's own token included, over the prompts of all seeds."""
+    tokens, steps = (np.sum([result.raw["evaluation"][f"tree_{key}"] for result in group], axis=0) for key in ("tokens", "steps"))
+    return _with_interval("tree_mat", *ratio_interval(tokens, steps)) if len(tokens) else {}
+
+
+def _depth_rows(group: Sequence[CellResult]) -> Iterator[Row]:
+    counts = Counts.stack([result.forced for result in group])
+    for depth, (alpha, low, high) in enumerate(alpha_intervals(counts)):
+        yield _labels(group[0].variant) | {"seeds": len(group), "depth": depth, "alpha": alpha, "low": low, "high": high}
+
+
+def _measure_rows(group: Sequence[CellResult]) -> Iterator[Row]:
+    labels = _labels(group[0].variant) | {"seeds": len(group)}
+    counts = Counts.stack([result.forced for result in group])
+    depths = counts.reached.shape[-1]
+    deep = at_depths(min(4, depths - 1), min(6, depths - 1))
+    for name, measure in (("mat", mean_accepted), ("retention", retention), ("alpha_first", at_depths(0, 0)), ("alpha_deep", deep)):
+        yield labels | _measured(name, counts, measure)
+    tasks = np.array(group[0].tasks)
+    for task in dict.fromkeys(group[0].tasks):
+        yield labels | {"task": task} | _measured("mat", counts.prompts(tasks == task), mean_accepted)
+    if group[0].live.reached.shape[1]:
+        live, walked = (Counts.stack([getattr(result, kind) for result in group]) for kind in ("live", "walked"))
+        yield labels | _measured("live_mat", live, mean_accepted)
+        gap = difference(live, walked, mean_accepted)
+        yield labels | {"measure": "live_minus_forced", "estimate": gap.estimate, "low": gap.low, "high": gap.high}
+    tree = _tree_figures(group)
+    if tree:
+        yield labels | {"measure": "tree_mat", "estimate": tree["tree_mat"], "low": tree["tree_mat_low"], "high": tree["tree_mat_high"]}
+    for index, name in enumerate(group[0].distance_names):
+        at = Counts.stack([result.by_distance[index] for result in group])
+        for which, measure in (("alpha_first", at_depths(0, 0)), ("alpha_deep", deep)):
+            yield labels | {"distance": name} | _measured(which, at, measure)
+
+
+def _measured(name: str, counts: Counts, measure: Measure) -> Row:
+    estimate, low, high = interval(counts, measure)
+    return {"measure": name, "estimate": estimate, "low": low, "high": high}
+
+
+def _verdict_rows(results: Sequence[CellResult]) -> list[Row]:
+    counts: dict[Variant, dict[int, Counts]] = {}
+    for result in results:
+        counts.setdefault(result.variant, {})[result.seed] = result.forced
+    return [
+        {
+            "prediction": v.prediction.name,
+            "verdict": v.verdict,
+            "difference": v.difference,
+            "low": v.low,
+            "high": v.high,
+            "p_value": v.p_value,
+            "uncorrected_p_value": v.raw_p_value,
+            "statement": v.prediction.statement,
+            "reason": v.reason or None,
+        }
+        for v in verdicts(counts)
+    ]
+
+
+def summary(rows: Sequence[Row]) -> list[Row]:
+    """One line for every variant, over its seeds: the paper's table, from pooled rows."""
+    found: dict[str, Row] = {}
+    for row in rows:
+        if "depth" in row and row["depth"] in (0, 3, 6):
+            _line(found, row)[f"alpha_{row['depth']}"] = row["alpha"]
+        if "measure" in row and "task" not in row and "distance" not in row:
+            name = row["measure"]
+            line = _line(found, row)
+            line |= _with_interval(name, row["estimate"], row["low"], row["high"])
+    return list(found.values())
+
+
+def _line(lines: dict[str, Row], row: Row) -> Row:
+    """The line of a row's variant, begun if need be."""
+    labels = {key: row[key] for key in ("design", "layers", "init", "capacity")}
+    name = Variant(**labels, injection=row["injection"] or "").name
+    return lines.setdefault(name, {"drafter": name})

@@ -1,0 +1,132 @@
+"""A whole study: what all cells share is made first, then every cell that has no result yet runs, then rows are made of all results."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from draftgauge.core.errors import DraftgaugeError
+from draftgauge.core.files import atomic_write_text, require_writable
+from draftgauge.decoding.settings import DecodingSettings
+from draftgauge.drafters.reuse import ReuseConfig, count_parameters, matched_widths, reuse_config, target_fingerprint
+from draftgauge.models.loading import end_tokens, load_tokenizer
+from draftgauge.studies.kvshot.cells import (
+    ANSWERS_NAME,
+    EQUAL_PARAMETERS,
+    ERROR_NAME,
+    TEXTS_NAME,
+    Cell,
+    Study,
+    Variant,
+    cell_folder,
+    check_study,
+    make_cells,
+)
+from draftgauge.studies.kvshot.executor import Outcome, check_executor, execute
+from draftgauge.studies.kvshot.held_out import make_texts
+from draftgauge.studies.kvshot.results import Row, read_result, study_rows
+from draftgauge.training.reuse.data import answers_of, load_target, source_of
+
+Progress = Callable[[str, int, int], None]
+
+
+@dataclass(frozen=True)
+class StudyOutcome:
+    """Rows of every finished cell, and what went wrong in the others, by name."""
+
+    rows: list[Row]
+    failures: dict[str, str]
+
+
+def run_study(
+    study: Study,
+    folder: Path,
+    prompts: Path,
+    executor: str = "local",
+    cpus: int = 1,
+    gpus: float = 0,
+    progress: Progress = lambda what, done, total: None,
+) -> StudyOutcome:
+    """Run a study, or what is left of it.
+
+    Args:
+        study: its configuration, see :mod:`draftgauge.studies.kvshot.presets`.
+        folder: of the study; the same folder goes on where it was stopped. On several machines, one that all of them see.
+        prompts: file of the held-out prompts.
+        executor: ``local`` or ``ray``.
+        cpus, gpus: that each cell asks Ray for.
+        progress: told (what, done, total).
+
+    Raises:
+        DraftgaugeError: if the folder holds another study, nothing could be finished, or an argument cannot be.
+        MissingLibraryError: if Ray is asked for and not installed.
+    """
+    check_study(study.variants)
+    check_executor(executor)
+    source_of(study.request)
+    folder = folder.resolve()  # cells may run in processes that started elsewhere
+    require_writable(folder)
+    cells = _prepare(study, folder, prompts, progress)
+    if executor == "ray":
+        cells = [replace(cell, request=replace(cell.request, threads=cpus)) for cell in cells]
+    waiting = [cell for cell in cells if read_result(cell) is None]
+    done = len(cells) - len(waiting)
+    progress("cells", done, len(cells))
+
+    def told(outcome: Outcome) -> None:
+        nonlocal done
+        done += 1
+        _note(cell_folder(folder, outcome.job), outcome)
+        progress("cells", done, len(cells))
+
+    outcomes = execute(waiting, executor, told, cpus, gpus, progress) if waiting else []
+    failures = {outcome.job: outcome.message for outcome in outcomes if outcome.error}
+    results = [result for cell in cells if (result := read_result(cell)) is not None]
+    if not results:
+        name, message = next(iter(failures.items()))
+        raise DraftgaugeError(f"no cell of the study could be finished; {name}: {message} (see {cell_folder(folder, name) / ERROR_NAME})")
+    return StudyOutcome(study_rows(results), failures)
+
+
+def _note(folder: Path, outcome: Outcome) -> None:
+    """Keep the whole error of a failed cell beside it; a cell that went well has none."""
+    require_writable(folder)
+    if outcome.error:
+        atomic_write_text(folder / ERROR_NAME, outcome.error + "\n")
+    else:
+        (folder / ERROR_NAME).unlink(missing_ok=True)
+
+
+def _prepare(study: Study, folder: Path, prompts: Path, progress: Progress) -> list[Cell]:
+    """Make what all cells share, answers and held-out texts, and choose the widths."""
+    request = study.request
+    target = load_target(request)
+    tokenizer = load_tokenizer(request.target, request.trust_remote_code)
+    fingerprint = target_fingerprint(target.module)
+    settings = DecodingSettings(study.evaluation.max_new_tokens, end_tokens=end_tokens(target, tokenizer))
+    make_texts(folder / TEXTS_NAME, prompts, study.evaluation, target, tokenizer, settings, fingerprint, progress)
+    answers_of(request, folder / ANSWERS_NAME, target, progress)
+    configs = choose_configs(study, target.module.config)
+    widths = {variant: config.intermediate_size for variant, config in configs.items()}
+    parameters = {variant: count_parameters(config) for variant, config in configs.items()}
+    return make_cells(study, widths, parameters, fingerprint, folder)
+
+
+def choose_configs(study: Study, target_config: Any) -> dict[Variant, ReuseConfig]:
+    """What every variant is made of: at equal parameters where it is to be so, else with an MLP as wide as the target's."""
+    matched = [variant for variant in study.variants if variant.capacity == EQUAL_PARAMETERS]
+    configs = dict(zip(matched, matched_widths(target_config, [_shape(variant, study) for variant in matched]), strict=True))
+    return {v: configs[v] if v in configs else reuse_config(target_config, **_shape(v, study)) for v in study.variants}
+
+
+def _shape(variant: Variant, study: Study) -> dict[str, Any]:
+    request = study.request
+    return {
+        "design": variant.design,
+        "layers": variant.layers,
+        "injection": variant.injection or request.injection,
+        "taps": request.taps,
+        "draft_vocabulary": request.draft_vocabulary,
+    }

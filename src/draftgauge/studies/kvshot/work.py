@@ -1,0 +1,61 @@
+"""What a cell does, wherever it runs: train a drafter, measure it, leave the result in a file."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from dataclasses import asdict
+
+import torch
+
+from draftgauge.core.files import atomic_write_text, require_writable
+from draftgauge.core.provenance import timestamp
+from draftgauge.decoding.settings import DecodingSettings
+from draftgauge.diagnostics.distance import distance_names
+from draftgauge.diagnostics.evaluation import EvaluationPlan, evaluate_drafter
+from draftgauge.drafters.reuse import load_drafter
+from draftgauge.models.loading import end_tokens, load_tokenizer
+from draftgauge.studies.kvshot.cells import DRAFTER_FOLDER, RESULT_NAME, TEXTS_NAME, Cell
+from draftgauge.studies.kvshot.held_out import read_texts
+from draftgauge.training.reuse.data import load_target
+from draftgauge.training.reuse.train import train_drafter
+
+SETTINGS_NAME = "settings.json"
+
+
+def run_cell(cell: Cell, progress: Callable[[str, int, int], None]) -> None:
+    """Train and evaluate one cell; a training that was interrupted goes on from its checkpoint, a finished one is not repeated."""
+    require_writable(cell.folder)
+    atomic_write_text(cell.folder / SETTINGS_NAME, json.dumps(cell.settings(), indent=1) + "\n")
+    if cell.request.threads is not None:
+        torch.set_num_threads(cell.request.threads)
+
+    def told(what: str, done: int, total: int) -> None:
+        progress(f"{cell.name}: {what}", done, total)
+
+    request = cell.request
+    trained = train_drafter(request, cell.folder / DRAFTER_FOLDER, told)
+    target = load_target(request)
+    tokenizer = load_tokenizer(request.target, request.trust_remote_code)
+    net = load_drafter(cell.folder / DRAFTER_FOLDER, target)
+    texts, classes = read_texts(cell.study / TEXTS_NAME)
+    plan = EvaluationPlan(
+        depths=request.depths,
+        settings=DecodingSettings(cell.evaluation.max_new_tokens, end_tokens=end_tokens(target, tokenizer)),
+        live=cell.evaluation.live_prompts,
+        tree=cell.evaluation.tree_prompts,
+        latency=cell.evaluation.latency_prompts,
+    )
+    found = evaluate_drafter(net, target, texts, classes, plan, told)
+    training = {key: value for key, value in asdict(trained).items() if key in ("steps", "tokens", "seconds", "tokens_per_second", "loss")}
+    document = {
+        "cell": cell.name,
+        "digest": cell.digest(),
+        "created": timestamp(),
+        "device": str(target.spec.device),
+        "settings": cell.settings(),
+        "training": training,
+        "distances": distance_names(),
+        "evaluation": found.to_json(),
+    }
+    atomic_write_text(cell.folder / RESULT_NAME, json.dumps(document) + "\n")

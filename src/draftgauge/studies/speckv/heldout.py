@@ -1,0 +1,120 @@
+"""The paper's predictors on what they have not seen: other prompts, another task, another compression."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from draftgauge.replay.bootstrap import LEVEL, RESAMPLES, draw_counts
+from draftgauge.studies.speckv import predictors
+from draftgauge.studies.speckv.records import COMPRESSIONS, GAMMAS, TASKS, Floats, Ints, Records
+
+Rows = list[dict[str, Any]]
+Mask = NDArray[np.bool_]
+FOLDS = 5
+
+
+def prompt_folds(records: Records) -> Ints:
+    """``[S]`` the fold of each step: the n-th prompt of every task goes to fold n modulo 5, so that no prompt is on both sides."""
+    runs = records.runs
+    task_of = dict(zip(runs.prompt.tolist(), runs.task.tolist(), strict=True))
+    place = np.array([sum(task_of[other] == task_of[p] for other in range(p)) for p in range(records.prompts)])
+    return (place % FOLDS)[records.prompt_of_step]
+
+
+def held_out_tokens(records: Records, name: str) -> Floats:
+    """``[S, 4]`` expected tokens a step at each gamma, each step's by the candidate that was fitted without its prompt."""
+    inputs, folds = predictors.features(records.steps), prompt_folds(records)
+    expected = np.empty((len(folds), len(GAMMAS)))
+    for fold in np.unique(folds):
+        inside = folds == fold
+        expected[inside] = predictors.expected_tokens(predictors.fit(name, inputs[~inside], records.steps.rate[~inside]), inputs[inside])
+    return expected
+
+
+def held_out_rows(records: Records, expected: dict[str, Floats], paper: Rows) -> Rows:
+    """Correlation and MSE of each candidate with steps held out (the paper) and with prompts held out.
+
+    Args:
+        records: the records.
+        expected: candidate -> ``[S, 4]`` from :func:`held_out_tokens`.
+        paper: the rows of the paper's tables.
+    """
+    published = {row["model"]: row for row in paper if row["table"] == "predictors"}
+    rows: Rows = []
+    for name, tokens in expected.items():
+        scores = {"correlation": published[name]["test_correlation"], "mse": published[name]["test_mse"]}
+        rows.append({"finding": "held_out", "model": name, "held_out": "steps"} | scores)
+        own = own_rate(records, tokens)
+        correlation, error = predictors.scores(own, records.steps.rate)
+        low, high = correlation_interval(own, records.steps.rate, records.prompt_of_step, records.prompts)
+        scores = {"correlation": correlation, "low": low, "high": high, "mse": error}
+        rows.append({"finding": "held_out", "model": name, "held_out": "prompts"} | scores)
+    return rows
+
+
+def leave_one_out_rows(records: Records, models: tuple[str, ...] = (predictors.FAST, predictors.ACCURATE)) -> Rows:
+    """Fitted without one task, or without one compression, and scored on it; beside the MSE of always saying the others' mean rate.
+
+    A left-out compression's prompts were all run at the other two, where the target says nearly the same. ``prompts`` "seen" leaves
+    that as it is; "held out" also withholds, fold by fold, the prompts that are scored.
+    """
+    steps = records.steps
+    whole, folds = np.zeros(len(steps.rate), np.int64), prompt_folds(records)
+    return [
+        {"finding": f"leave_one_{kind}_out", "left_out": name, "model": model, "prompts": prompts}
+        | _score_without(records, model, of_step == index, parts)
+        for kind, prompts, names, of_step, parts in (
+            ("task", "held out", TASKS, steps.task, whole),  # a prompt has one task
+            ("compression", "seen", COMPRESSIONS, steps.compression, whole),
+            ("compression", "held out", COMPRESSIONS, steps.compression, folds),
+        )
+        for index, name in enumerate(names)
+        for model in models
+    ]
+
+
+def _score_without(records: Records, model: str, out: Mask, parts: Ints) -> dict[str, float]:
+    """Scores on the steps left out; those of a part are predicted by a model that saw neither them nor, if there are several, its part."""
+    rate, inputs = records.steps.rate, predictors.features(records.steps)
+    predicted = np.empty(len(rate))
+    for part in np.unique(parts):
+        scored = out & (parts == part)
+        seen = ~out if len(np.unique(parts)) == 1 else ~out & (parts != part)
+        predicted[scored] = predictors.predicted_rate(predictors.fit(model, inputs[seen], rate[seen]), inputs[scored])
+    correlation, error = predictors.scores(predicted[out], rate[out])
+    return {"correlation": correlation, "mse": error, "mse_of_mean": float(np.mean((rate[out] - rate[~out].mean()) ** 2))}
+
+
+def prediction_rows(records: Records, expected: Floats) -> Rows:
+    """Tokens a step that the held-out MLP predicts for always drafting gamma, beside what was measured.
+
+    ``predicted`` asks it about all steps, as the paper does; ``predicted_where_drafted`` only about the steps that were drafted with that
+    gamma, whose signals belong to it.
+    """
+    steps = records.steps
+    rows: Rows = []
+    for column, gamma in enumerate(GAMMAS):
+        own = steps.gamma == gamma
+        row = {"predicted": float(expected[:, column].mean()), "predicted_where_drafted": float(expected[own, column].mean())}
+        rows.append({"finding": "predicted_and_measured", "gamma": gamma} | row | {"measured": float(steps.tokens[own].mean())})
+    return rows
+
+
+def own_rate(records: Records, expected: Floats) -> Floats:
+    """``[S]`` the predicted rate at the gamma that each step was drafted with."""
+    gamma = records.steps.gamma
+    at_own = np.take_along_axis(expected, np.searchsorted(GAMMAS, gamma)[:, None], axis=1)[:, 0]
+    return np.asarray((at_own - 1) / gamma)
+
+
+def correlation_interval(x: Floats, y: Floats, prompt: NDArray[np.int64], prompts: int) -> tuple[float, float]:
+    """Ends of the 95% interval of a correlation over steps, resampling prompts with all their steps."""
+    moments = np.stack([np.bincount(prompt, values, prompts) for values in (np.ones(len(x)), x, y, x * x, y * y, x * y)])
+    n, sx, sy, sxx, syy, sxy = moments @ draw_counts(prompts, RESAMPLES, 0).T
+    with np.errstate(invalid="ignore", divide="ignore"):
+        values = (n * sxy - sx * sy) / np.sqrt((n * sxx - sx**2) * (n * syy - sy**2))
+    low, high = np.nanquantile(values, [(1 - LEVEL) / 2, (1 + LEVEL) / 2])
+    return float(low), float(high)

@@ -1,0 +1,201 @@
+"""Reads the published tables of SpecKV (arXiv 2605.02888), checked row by row.
+
+The table of steps names no prompt. Step 0 starts a run, and the runs stand in the order of the table of experiments, which names
+the prompt of each; so every step finds its prompt.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import numpy as np
+
+from draftgauge.core.errors import DraftgaugeError
+from draftgauge.studies.speckv.records import COMPRESSIONS, GAMMAS, SIGNALS, TASKS, Ints, Records, Runs, Steps, Timings
+from draftgauge.studies.speckv.table import Row, read_table
+
+STEP_COLUMNS = ("compression", "gamma", "task", "step", "accepted", "acceptance_rate", "tokens_produced", *SIGNALS)
+EXPERIMENT_COLUMNS = (
+    *("compression", "gamma", "task", "prompt", "num_tokens", "elapsed_sec", "tokens_per_sec", "mean_acceptance_rate"),
+    "num_steps",
+)
+MAX_NEW_TOKENS = 80
+"""Length limit of the published runs."""
+ROUNDED = 5.1e-5  # half a unit of the fourth decimal, to which the means are rounded
+
+
+@dataclass(frozen=True)
+class _Step:
+    """A checked row; ``drafted`` is None where nothing was accepted, since any length explains a rate of 0."""
+
+    row: Row
+    cell: tuple[int, int, int]  # compression, gamma, task
+    accepted: int
+    drafted: int | None
+    rate: float
+    signals: tuple[float, ...]
+
+
+def read_records(steps: Path, experiments: Path | None = None) -> Records:
+    """Read the table of steps and, if given, the table of experiments.
+
+    Args:
+        steps: ``phase2_step_results.csv`` of the paper's author, or a file with its columns.
+        experiments: ``phase2_experiment_results.csv``: prompts, wall-clock times and speeds of the runs.
+
+    Raises:
+        DraftgaugeError: naming the file and the line, if a column is missing, a compression, task or draft length is not one of the
+            study's, a figure is impossible, or the two tables do not belong together; or if the grid of runs is not complete.
+    """
+    runs = _recover_runs([_checked(row) for row in read_table(steps, STEP_COLUMNS)])
+    drafted = [length for run in runs for length in _draft_lengths(run)]
+    rows = read_table(experiments, EXPERIMENT_COLUMNS) if experiments is not None else None
+    if rows is not None:
+        _match(rows, runs, steps)
+    prompt, texts = _prompts(runs, rows, steps)
+    table = _steps(runs, drafted)
+    _require_grid(table, steps)
+    records = Records(table, _runs(runs, prompt, table))
+    if rows is None:
+        return records
+    seconds, speed = (np.array([row.number(name, 0.0) for row in rows]) for name in ("elapsed_sec", "tokens_per_sec"))
+    return replace(records, timings=Timings(seconds, speed, texts))
+
+
+def _checked(row: Row) -> _Step:
+    compression, gamma, task = _cell(row)
+    accepted, rate = row.integer("accepted", 0), row.number("acceptance_rate", 0.0, 1.0)
+    if accepted > gamma:
+        raise row.error(f"{accepted} accepted of a draft of at most {gamma}")
+    if row.integer("tokens_produced", 1) != accepted + 1:
+        raise row.error(f"tokens_produced must be accepted + 1 = {accepted + 1}, not {row.cells['tokens_produced']}")
+    lengths = [length for length in range(max(1, accepted), gamma + 1) if abs(rate - accepted / length) < ROUNDED]
+    if not lengths:
+        raise row.error(f"no draft length up to gamma {gamma} explains an acceptance_rate of {rate:g} with {accepted} accepted")
+    entropy, top_entropy = row.number("mean_draft_entropy", 0.0), row.number("max_draft_entropy", 0.0)
+    confidence, least = row.number("mean_draft_confidence", 0.0, 1.0), row.number("min_draft_confidence", 0.0, 1.0)
+    if entropy > top_entropy + ROUNDED or confidence < least - ROUNDED:
+        raise row.error("the mean entropy must not exceed the maximum, nor the mean confidence fall below the minimum")
+    drafted = lengths[0] if accepted else None
+    return _Step(row, (compression, gamma, task), accepted, drafted, rate, (entropy, confidence, top_entropy, least))
+
+
+def _cell(row: Row) -> tuple[int, int, int]:
+    compression, task = row.choice("compression", COMPRESSIONS), row.choice("task", TASKS)
+    gamma = row.integer("gamma", 1)
+    if gamma not in GAMMAS:
+        raise row.error(f"gamma must be one of {', '.join(map(str, GAMMAS))}, not {gamma}")
+    return compression, gamma, task
+
+
+def _recover_runs(steps: list[_Step]) -> list[list[_Step]]:
+    """Step 0 starts a run; within one, steps count up and the setting stays."""
+    runs: list[list[_Step]] = []
+    for step in steps:
+        number = step.row.integer("step", 0)
+        if number == 0:
+            runs.append([])
+        elif not runs or number != len(runs[-1]):
+            raise step.row.error(f"step {number} where step {len(runs[-1]) if runs else 0} or a new run's step 0 must come")
+        elif step.cell != runs[-1][0].cell:
+            raise step.row.error("compression, gamma or task changes within a run; a new run begins with step 0")
+        runs[-1].append(step)
+    return runs
+
+
+def _draft_lengths(run: list[_Step]) -> list[int]:
+    """What each step of a run drafted: gamma, or what was left below the length limit.
+
+    A rate over a shorter draft tells the limit, and a run commits at most one token beyond it.
+    """
+    gamma = run[0].cell[1]
+    before = np.cumsum([0, *(step.accepted + 1 for step in run)])
+    limits = []
+    for step, committed in zip(run, before[:-1].tolist(), strict=True):
+        if step.drafted is not None and step.drafted < gamma:
+            limits.append(committed + step.drafted)
+            if before[-1] > limits[-1] + 1:
+                raise step.row.error(
+                    f"acceptance_rate {step.rate:g} means a draft of {step.drafted}, shorter than gamma {gamma}, which only the end of a "
+                    f"run explains; this run goes on to {before[-1]} tokens"
+                )
+    limit = max(limits, default=MAX_NEW_TOKENS)
+    left = [min(gamma, limit - committed) if committed < limit else gamma for committed in before[:-1].tolist()]
+    return [room if step.drafted is None else step.drafted for step, room in zip(run, left, strict=True)]
+
+
+def _match(rows: list[Row], runs: list[list[_Step]], steps: Path) -> None:
+    """Make sure that the n-th experiment is the n-th run."""
+    if len(rows) != len(runs):
+        raise DraftgaugeError(
+            f"{rows[0].file} holds {len(rows)} experiments, but {steps} {len(runs)} runs; give the two tables of one study"
+        )
+    for row, run in zip(rows, runs, strict=True):
+        seconds, speed = row.number("elapsed_sec", 1e-3), row.number("tokens_per_sec", 1e-3)
+        tokens, rate = sum(step.accepted + 1 for step in run), float(np.mean([step.rate for step in run]))
+        begins = f"the run that begins at line {run[0].row.line} of {steps.name}"
+        if _cell(row) != run[0].cell:
+            raise row.error(f"compression, gamma or task is not that of {begins}")
+        if row.integer("num_steps", 1) != len(run) or row.integer("num_tokens", 1) != tokens:
+            raise row.error(f"num_steps and num_tokens must be {len(run)} and {tokens}, as in {begins}")
+        if abs(row.number("mean_acceptance_rate", 0.0, 1.0) - rate) > 2 * ROUNDED:
+            raise row.error(f"mean_acceptance_rate is not {rate:.4f}, that of {begins}")
+        if abs(speed * seconds - tokens) > 0.051 * seconds + 0.00051 * speed:  # rounded to 0.1 tokens/s and to milliseconds
+            raise row.error(f"tokens_per_sec {speed:g} is not num_tokens / elapsed_sec = {tokens / seconds:.1f}")
+
+
+def _prompts(runs: list[list[_Step]], rows: list[Row] | None, steps: Path) -> tuple[Ints, tuple[str, ...]]:
+    """``[R]`` prompt of each run, and the texts: as the experiments say, else by place within a compression and gamma."""
+    seen: Counter[tuple[int, int]] = Counter()
+    names: list[str] = []
+    task_of: dict[str, int] = {}
+    for number, run in enumerate(runs):
+        compression, gamma, task = run[0].cell
+        name = rows[number].cells["prompt"] if rows is not None else str(seen[compression, gamma])
+        seen[compression, gamma] += 1
+        names.append(name)
+        if task_of.setdefault(name, task) != task:
+            if rows is not None:
+                raise rows[number].error("this prompt has another task in an earlier run")
+            raise DraftgaugeError(
+                f"{steps}: the run that begins at line {run[0].row.line} has another task than the run in its place at the first "
+                "compression and gamma; pass the table of experiments, which names the prompts"
+            )
+    texts = tuple(dict.fromkeys(names))
+    index = {name: number for number, name in enumerate(texts)}
+    return np.array([index[name] for name in names]), texts
+
+
+def _steps(runs: list[list[_Step]], drafted: list[int]) -> Steps:
+    steps = [step for run in runs for step in run]
+    cells = np.array([step.cell for step in steps])
+    return Steps(
+        compression=cells[:, 0],
+        gamma=cells[:, 1],
+        task=cells[:, 2],
+        accepted=np.array([step.accepted for step in steps]),
+        drafted=np.array(drafted),
+        rate=np.array([step.rate for step in steps]),
+        signals=np.array([step.signals for step in steps]),
+        run=np.repeat(np.arange(len(runs)), [len(run) for run in runs]),
+    )
+
+
+def _runs(runs: list[list[_Step]], prompt: Ints, steps: Steps) -> Runs:
+    cells = np.array([run[0].cell for run in runs])
+    steps_of, drafted, tokens = (np.bincount(steps.run, values).astype(np.int64) for values in (None, steps.drafted, steps.tokens))
+    return Runs(cells[:, 0], cells[:, 2], cells[:, 1], prompt, steps_of, drafted, tokens)
+
+
+def _require_grid(steps: Steps, path: Path) -> None:
+    """Every compression, gamma and task must have been run, with steps enough to split in two."""
+    found = Counter(zip(steps.compression.tolist(), steps.gamma.tolist(), steps.task.tolist(), strict=True))
+    for compression, name in enumerate(COMPRESSIONS):
+        for task, kind in enumerate(TASKS):
+            counts = [found[compression, gamma, task] for gamma in GAMMAS]
+            if not all(counts) or sum(counts) < 10:
+                lacking = ", ".join(str(gamma) for gamma, count in zip(GAMMAS, counts, strict=True) if not count)
+                what = f"no steps at gamma {lacking}" if lacking else f"only {sum(counts)} steps; 10 are needed"
+                raise DraftgaugeError(f"{path}: {name}, {kind}: {what}. The study compares every compression, gamma and task")

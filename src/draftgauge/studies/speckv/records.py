@@ -1,0 +1,104 @@
+"""The published records as arrays: speculation steps, the runs they belong to, and what was timed of each run.
+
+``S`` is the number of steps, ``R`` of runs, ``P`` of prompts. Compressions, tasks and prompts are indices into their names.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+Ints = NDArray[np.int64]
+Floats = NDArray[np.float64]
+
+COMPRESSIONS = ("fp16", "int8", "nf4")
+TASKS = ("code", "math", "chat", "summarization")
+GAMMAS = (2, 4, 6, 8)
+SIGNALS = ("mean_draft_entropy", "mean_draft_confidence", "max_draft_entropy", "min_draft_confidence")
+ALL = "all"
+
+
+@dataclass(frozen=True)
+class Steps:
+    """Speculation steps in the order of the file.
+
+    Attributes:
+        compression, task: ``[S]`` indices into :data:`COMPRESSIONS` and :data:`TASKS`.
+        gamma: ``[S]`` draft length of the step's run; ``drafted`` is what the step really drafted, fewer where a run ends.
+        accepted: ``[S]`` drafted tokens that the target accepted.
+        rate: ``[S]`` accepted over drafted, as published.
+        signals: ``[S, 4]`` of the step's draft tokens, columns as in :data:`SIGNALS`; entropies in bits.
+        run: ``[S]`` index of the step's run.
+    """
+
+    compression: Ints
+    task: Ints
+    gamma: Ints
+    accepted: Ints
+    drafted: Ints
+    rate: Floats
+    signals: Floats
+    run: Ints
+
+    @property
+    def tokens(self) -> Ints:
+        """``[S]`` committed tokens: the accepted ones and the target's own."""
+        return self.accepted + 1
+
+
+@dataclass(frozen=True)
+class Runs:
+    """One output each: a prompt at one compression and draft length.
+
+    Attributes:
+        compression, task, gamma, prompt: ``[R]``; the prompt is an index that is the same at every compression and draft length.
+        steps, drafted, tokens: ``[R]`` sums over the run's steps.
+    """
+
+    compression: Ints
+    task: Ints
+    gamma: Ints
+    prompt: Ints
+    steps: Ints
+    drafted: Ints
+    tokens: Ints
+
+
+@dataclass(frozen=True)
+class Timings:
+    """What the table of experiments adds.
+
+    Attributes:
+        seconds: ``[R]`` wall-clock time of the run.
+        tokens_per_second: ``[R]`` as published.
+        prompts: ``[P]`` texts.
+    """
+
+    seconds: Floats
+    tokens_per_second: Floats
+    prompts: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class Records:
+    """Everything read; ``timings`` is None where the table of experiments was not given."""
+
+    steps: Steps
+    runs: Runs
+    timings: Timings | None = None
+
+    @property
+    def prompts(self) -> int:
+        """Number of prompts."""
+        return int(self.runs.prompt.max()) + 1
+
+    @property
+    def prompt_of_step(self) -> Ints:
+        """``[S]`` the prompt that each step belongs to."""
+        return self.runs.prompt[self.steps.run]
+
+    def by_prompt(self, values: NDArray[np.generic], steps: NDArray[np.bool_]) -> Floats:
+        """``[P]`` sums over a prompt's steps of a value ``[S]``, counting only the steps that the mask names."""
+        return np.asarray(np.bincount(self.prompt_of_step[steps], np.asarray(values[steps], np.float64), self.prompts), np.float64)

@@ -1,0 +1,221 @@
+"""Sampled decoding on a trace: the chances of acceptance along an output, and drafts drawn from them.
+
+Speculative sampling (Leviathan, Kalman and Matias 2023, appendix A.1; Chen et al. 2023, theorem 1) drafts ``d ~ q``, accepts it
+with the chance ``min(1, p(d) / q(d))`` and else commits a draw from ``norm(max(p - q, 0))``. So at a position where a token was
+drafted, the committed token ``y`` and the event ``A`` that it is the drafted one have the joint law
+
+    P(y, A) = min(p(y), q(y)),        P(y, not A) = max(p(y) - q(y), 0),
+
+whose sum over ``A`` is ``p(y)``: lossless. Two chances follow, and they are not the same:
+
+    acceptance   b = P(A) = sum_v min(p(v), q(v))            before the token is known,
+    survival     a = P(A | y) = min(1, q(y) / p(y))          once it is.
+
+What follows ``y`` does not depend on how it came. Hence, *given the whole output*, the acceptances at its positions are
+independent coins with the chances ``a``, whatever the policy; a walk over the output with such coins is the live process given
+that output, and what it takes on average, averaged over outputs, is what live decoding takes on average. Nothing is assumed of
+the policy, and only the draw of the output is left as noise.
+
+Multiplying the ``b`` along the output is tempting and wrong: a token that was accepted has the law ``min(p, q) / b``, not ``p``, so
+the positions after it are those after tokens that both models like, where the next acceptance is likelier. What holds is
+
+    P(k tokens accepted from s on) = E[a(s) ... a(s + k - 2) b(s + k - 1)] = E[a(s) ... a(s + k - 1)],
+
+the first with less variance: ``b`` may stand for the last ``a``, as no later position enters. So walks use ``a``; rates by depth and
+the labels that a hazard is fitted to use ``b``, weighted with the product of the ``a`` before it (:func:`path_chances`).
+
+A policy that looks at signals also sees the tokens drafted *after* a refused one, which no output shows. A refused token has the
+law ``norm(max(q - p, 0))`` and does not depend on the token committed in its place, so one *refused draft* a position, drawn from
+that law and then from the draft's own distributions, is all that is needed: a draft from ``s`` refused at depth ``j`` is the output's
+tokens ``s .. s + j - 2``, then the refused draft of position ``s + j - 1``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, fields, replace
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from draftgauge.core.errors import TraceError
+from draftgauge.core.seeds import generator
+from draftgauge.traces.trace import PromptInfo, SampledDrafts, Trace
+
+DRAWS = 16
+"""Draws that an average is taken over where no exact expectation is known."""
+
+SIGNALS = ("confidence", "entropy", "margin")
+
+
+@dataclass(frozen=True)
+class PathChances:
+    """How the drafts from every position fare along the output; each array is ``[P, G]``, depth 1 first.
+
+    Attributes:
+        confidence, entropy, margin: of the draft's distribution at each depth, all tokens before it accepted.
+        reach: the chance that all tokens before that depth are accepted (for a greedy trace 0 or 1): a weight.
+        acceptance: the chance that the token drafted there is accepted, given that (0 or 1 likewise): a label.
+
+    All are NaN where it is not known what the target would have said: past the end of the output, or where nothing was drafted. In
+    a greedy trace signals past the first refused token are NaN as well, and ``reach`` is 0.
+    """
+
+    confidence: NDArray[np.float32]
+    entropy: NDArray[np.float32]
+    margin: NDArray[np.float32]
+    reach: NDArray[np.float64]
+    acceptance: NDArray[np.float64]
+
+
+def with_chances(trace: Trace, acceptance: NDArray[np.float32], survival: NDArray[np.float32]) -> Trace:
+    """The trace of sampled decoding whose refused drafts are the rows of a trace.
+
+    Args:
+        trace: the refused drafts, in the place of drafts.
+        acceptance, survival: ``[P]``.
+    """
+    sampled = SampledDrafts(acceptance, survival, trace.draft_token, trace.confidence, trace.entropy, trace.margin)
+    return replace(trace, sampled=sampled, **draw_rows(trace.token, trace.prompts, trace.offsets, sampled))
+
+
+def take_rows(sampled: SampledDrafts, rows: NDArray[np.int64]) -> SampledDrafts:
+    """The drafts of some rows, ``[n]``."""
+    return SampledDrafts(**{field.name: getattr(sampled, field.name)[rows] for field in fields(sampled)})
+
+
+def drawn(trace: Trace, draw: int = 0) -> Trace:
+    """A trace of sampled decoding as if its drafts had been recorded with coins: rows as in a greedy trace, and nothing else.
+
+    Args:
+        trace: of sampled decoding.
+        draw: which coins. A prompt has the same coins in every trace and for every policy, so that comparisons are paired;
+            draw 0 is in the columns of the trace itself.
+    """
+    assert trace.sampled is not None, "a greedy trace has nothing to draw"
+    return replace(trace, sampled=None, **draw_rows(trace.token, trace.prompts, trace.offsets, trace.sampled, draw))
+
+
+def draws(trace: Trace, count: int = DRAWS) -> Iterator[Trace]:
+    """So many independent draws of a trace of sampled decoding, always the same ones."""
+    return (drawn(trace, draw) for draw in range(count))
+
+
+def draw_rows(
+    token: NDArray[np.int32], prompts: Sequence[PromptInfo], offsets: NDArray[np.int64], sampled: SampledDrafts, draw: int = 0
+) -> dict[str, Any]:
+    """The columns ``drafted, accepted, draft_token, confidence, entropy, margin`` of one draw.
+
+    A position has one coin, whichever draft comes by: no walk drafts a position twice.
+    """
+    uniform = np.concatenate([generator(draw, "coins", prompt.index).random(prompt.output_tokens) for prompt in prompts])
+    refused = ~(uniform < sampled.survival)  # also where nothing could be drafted (NaN)
+    row, depth = np.arange(len(token))[:, None], np.arange(sampled.draft_token.shape[1])
+    stop = _next_true(refused, offsets)[:, None]
+    follows = depth < stop - row
+    source = np.where(follows, row + depth, np.minimum(stop, len(token) - 1))
+    column = np.where(follows, 0, depth - (stop - row))
+    over = ~follows & (stop == np.repeat(offsets[1:], np.diff(offsets))[:, None])
+    draft_token = np.where(follows, token[source], sampled.draft_token[source, column])
+    draft_token[over] = -1
+    columns: dict[str, Any] = {name: getattr(sampled, name)[source, column] for name in SIGNALS}
+    for values in columns.values():
+        values[over] = np.nan
+    drafted = (draft_token >= 0).sum(axis=1, dtype=np.int16)
+    accepted = np.minimum(stop[:, 0] - row[:, 0], drafted).astype(np.int16)
+    return columns | {"drafted": drafted, "accepted": accepted, "draft_token": draft_token}
+
+
+def refused_signals(trace: Trace, depth: int) -> tuple[NDArray[np.float32], NDArray[np.float32], NDArray[np.float32]]:
+    """Confidence, entropy and margin ``[P, G]`` of the draft from every position whose token at ``depth`` is the first refused one.
+
+    At ``gamma_max`` these are the signals of a draft that is accepted whole. NaN past the end of the output.
+    """
+    assert trace.sampled is not None
+    first, tail = depth - 1, trace.gamma_max - depth  # columns before the refused token, and after it
+    place = np.minimum(np.arange(trace.positions) + first, trace.positions - 1)
+    inside = _inside(trace.offsets, trace.gamma_max)[:, first]
+
+    def follow(values: NDArray[np.float32]) -> NDArray[np.float32]:
+        path = along_path(values[:, 0], trace.offsets, depth)
+        after = np.where(inside[:, None], values[place, 1 : tail + 1], np.nan)
+        return np.concatenate([path, after], axis=1, dtype=np.float32)
+
+    return follow(trace.sampled.confidence), follow(trace.sampled.entropy), follow(trace.sampled.margin)
+
+
+def along_path(values: NDArray[Any], offsets: NDArray[np.int64], depths: int) -> NDArray[Any]:
+    """``[P]`` values to ``[P, depths]``: row ``s`` holds those of the positions ``s, s + 1, ...``, NaN past the end of the prompt."""
+    padded = np.concatenate([values, np.full(depths, np.nan, values.dtype)])
+    windows = np.lib.stride_tricks.sliding_window_view(padded, depths)[: len(values)]
+    return np.where(_inside(offsets, depths), windows, np.asarray(np.nan, values.dtype))
+
+
+def path_chances(trace: Trace) -> PathChances:
+    """What a model of the acceptance hazard is fitted to, of a greedy trace or one of sampled decoding.
+
+    Fit to the labels ``acceptance`` with the weights ``reach``: for sampled decoding both are chances, which is the fit to infinitely
+    many drafts from every position (what is left of the noise is that of the output).
+    """
+    inside, depth = _inside(trace.offsets, trace.gamma_max), np.arange(trace.gamma_max)
+    if trace.sampled is None:
+        accepted = trace.accepted[:, None]
+        known = inside & (depth < trace.drafted[:, None])
+        signals = {name: np.where(known & (depth <= accepted), getattr(trace, name), np.float32(np.nan)) for name in SIGNALS}
+        reach, acceptance = (depth <= accepted).astype(np.float64), (depth < accepted).astype(np.float64)
+    else:
+        signals = {name: along_path(getattr(trace.sampled, name)[:, 0], trace.offsets, trace.gamma_max) for name in SIGNALS}
+        known = ~np.isnan(signals["confidence"])
+        reach = reach_chances(trace)[:, :-1]
+        acceptance = along_path(trace.sampled.acceptance.astype(np.float64), trace.offsets, trace.gamma_max)
+    return PathChances(**signals, reach=np.where(known, reach, np.nan), acceptance=np.where(known, acceptance, np.nan))
+
+
+def reach_chances(trace: Trace) -> NDArray[np.float64]:
+    """``[P, G + 1]`` the chance, given the output, that the first 0, 1, .. G tokens drafted from a position stand; 0 past its end."""
+    assert trace.sampled is not None
+    survival = np.nan_to_num(along_path(trace.sampled.survival.astype(np.float64), trace.offsets, trace.gamma_max))
+    return np.concatenate([np.ones((trace.positions, 1)), np.cumprod(survival, axis=1)], axis=1)
+
+
+def refused_lengths(trace: Trace) -> NDArray[np.int64]:
+    """``[P]`` tokens of the refused draft of every position, 0 where nothing could be drafted."""
+    assert trace.sampled is not None
+    lengths: NDArray[np.int64] = (trace.sampled.draft_token >= 0).sum(axis=1, dtype=np.int64)
+    return lengths
+
+
+def path_lengths(trace: Trace) -> NDArray[np.int64]:
+    """``[P]`` most tokens that a draft from a position can hold if all are accepted: up to the end of output and draft context."""
+    return _next_true(refused_lengths(trace) == 0, trace.offsets) - np.arange(trace.positions)
+
+
+def check_chances(acceptance: NDArray[np.float32], survival: NDArray[np.float32], drafted: NDArray[np.bool_], where: str) -> None:
+    """Raise :class:`TraceError` naming the first chance that cannot be, and its row.
+
+    Args:
+        acceptance, survival: ``[P]``.
+        drafted: ``[P]`` whether anything was drafted from the position.
+        where: what the rows belong to, for the message.
+    """
+    for name, values in (("acceptance", acceptance), ("survival", survival)):
+        bad = np.where(drafted, ~((values >= 0) & (values <= 1)), ~np.isnan(values))
+        if bad.any():
+            problem = "must be a chance where a token was drafted and NaN elsewhere"
+            raise TraceError(f"{where}: {name} {problem} (row {int(np.flatnonzero(bad)[0])})")
+
+
+def _inside(offsets: NDArray[np.int64], depths: int) -> NDArray[np.bool_]:
+    """``[P, depths]`` whether the position so many rows on (0, 1, ...) belongs to the same prompt."""
+    ends = np.repeat(offsets[1:], np.diff(offsets))
+    inside: NDArray[np.bool_] = np.arange(offsets[-1])[:, None] + np.arange(depths) < ends[:, None]
+    return inside
+
+
+def _next_true(marks: NDArray[np.bool_], offsets: NDArray[np.int64]) -> NDArray[np.int64]:
+    """``[P]`` the first marked row at or after each row, at most the end of its prompt."""
+    places = np.append(np.flatnonzero(marks), len(marks))
+    found = places[np.searchsorted(places, np.arange(len(marks)))]
+    bounded: NDArray[np.int64] = np.minimum(found, np.repeat(offsets[1:], np.diff(offsets)))
+    return bounded

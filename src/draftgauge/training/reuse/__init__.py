@@ -1,0 +1,1 @@
+"""Training of drafters that reuse what the target computed: answers -> features -> test-time-training unroll -> drafter."""

@@ -1,0 +1,158 @@
+"""The file of answers: conversations as token ids, made once by the target and shared by every drafter trained on them.
+
+One JSON object a line. The first says of which target, prompts and settings the others are; each of the others holds the
+tokens of one conversation and how many of them are its prompt. While answers are being made the file carries another name,
+and an interrupted making goes on where it was.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+from transformers import PreTrainedModel
+
+from draftgauge.core.errors import DraftgaugeError
+from draftgauge.core.files import require_writable
+from draftgauge.training.reuse.generate import greedy_answers, groups
+
+SCHEMA = 1
+PARTIAL = ".partial"
+
+Progress = Callable[[str, int, int], None]
+
+
+@dataclass(frozen=True)
+class Conversation:
+    """A prompt and the target's greedy answer.
+
+    Attributes:
+        tokens: ``[length]`` int32, prompt then answer, with the end token where it was reached.
+        prompt: how many tokens are the prompt.
+    """
+
+    tokens: NDArray[np.int32]
+    prompt: int
+
+
+@dataclass(frozen=True)
+class Answers:
+    """Conversations and where they come from.
+
+    Attributes:
+        conversations: in the order of the prompts.
+        made: the first line of the file: target fingerprint, hash of the prompts, longest answer, seed.
+        sha256: of prompts and answers, so that a cache made from others is told apart.
+    """
+
+    conversations: tuple[Conversation, ...]
+    made: Mapping[str, Any]
+    sha256: str
+
+
+def describe(fingerprint: str, prompts: Sequence[Sequence[int]], new_tokens: int, seed: int, source: str) -> dict[str, Any]:
+    """The first line of a file of answers."""
+    digest = hashlib.sha256(json.dumps([list(p) for p in prompts]).encode()).hexdigest()
+    return {
+        "schema": SCHEMA,
+        "target_fingerprint": fingerprint,
+        "source": source,
+        "seed": seed,
+        "new_tokens": new_tokens,
+        "prompts": len(prompts),
+        "prompts_sha256": digest,
+    }
+
+
+def make_answers(
+    path: Path,
+    made: Mapping[str, Any],
+    module: PreTrainedModel,
+    prompts: Sequence[Sequence[int]],
+    end_tokens: Collection[int],
+    progress: Progress = lambda what, done, total: None,
+) -> Answers:
+    """Have the target answer the prompts, greedily, and keep the answers in a file; what an interrupted call left is kept.
+
+    Raises:
+        DraftgaugeError: if the file, or what an interrupted call left of it, belongs to another target or other prompts.
+    """
+    partial = path.with_name(path.name + PARTIAL)
+    require_writable(path.parent)
+    done = _resume(partial, made)
+    missing = [index for index in range(len(prompts)) if index not in done]
+    with partial.open("a", encoding="utf-8") as file:
+        if not file.tell():
+            file.write(json.dumps(made) + "\n")
+        progress("answers", len(done), len(prompts))
+        for group in groups([len(prompts[i]) for i in missing], made["new_tokens"]):
+            chosen = [missing[i] for i in group]
+            answers = greedy_answers(module, [prompts[i] for i in chosen], made["new_tokens"], end_tokens)
+            for index, answer in zip(chosen, answers, strict=True):
+                done[index] = {"index": index, "prompt": len(prompts[index]), "tokens": [*prompts[index], *answer]}
+                file.write(json.dumps(done[index]) + "\n")
+            file.flush()
+            progress("answers", len(done), len(prompts))
+    temporary = path.with_name(f".{path.name}.sorted")
+    with temporary.open("w", encoding="utf-8") as file:
+        file.write(json.dumps(made) + "\n")
+        file.writelines(json.dumps(done[index]) + "\n" for index in range(len(prompts)))
+        file.flush()
+        os.fsync(file.fileno())
+    temporary.replace(path)
+    partial.unlink()
+    return read_answers(path)
+
+
+def read_answers(path: Path) -> Answers:
+    """Read a file of answers.
+
+    Raises:
+        DraftgaugeError: if it cannot be read or is no such file.
+    """
+    try:
+        lines = path.read_text(encoding="utf-8").splitlines()
+        made, *rows = [json.loads(line) for line in lines]
+        if made.get("schema") != SCHEMA or len(rows) != made["prompts"]:
+            raise DraftgaugeError(f"{path} is not a whole file of answers of schema {SCHEMA}: remove it, or name another")
+        conversations = tuple(Conversation(np.array(row["tokens"], np.int32), int(row["prompt"])) for row in rows)
+    except OSError as error:
+        raise DraftgaugeError(f"cannot read the answers {path}: {error.strerror}") from error
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        if isinstance(error, DraftgaugeError):
+            raise
+        raise DraftgaugeError(f"{path} is not a file of answers: remove it, or name another") from error
+    digest = hashlib.sha256()
+    for conversation in conversations:
+        digest.update(f"{conversation.prompt}\0{len(conversation.tokens)}\0".encode())
+        digest.update(conversation.tokens.tobytes())
+    return Answers(conversations, made, digest.hexdigest())
+
+
+def check_made(path: Path, made: Mapping[str, Any], wanted: Mapping[str, Any]) -> None:
+    """Raise ``DraftgaugeError`` if the first line of a file of answers is not as wanted."""
+    off = [key for key, value in wanted.items() if made.get(key) != value]
+    if off:
+        found = "; ".join(f"{key.replace('_', ' ')} is {made.get(key)!s:.40}, not {wanted[key]!s:.40}" for key in off)
+        raise DraftgaugeError(f"{path} holds other answers than are asked for: {found}. Name another file, and they are made")
+
+
+def _resume(partial: Path, made: Mapping[str, Any]) -> dict[int, dict[str, Any]]:
+    """The rows that an interrupted call left, by prompt; the line it was killed in is cut off."""
+    if not partial.exists():
+        return {}
+    content = partial.read_bytes()
+    whole = content[: content.rfind(b"\n") + 1]
+    lines = [json.loads(line) for line in whole.splitlines()]
+    if lines and lines[0] != made:
+        raise DraftgaugeError(f"{partial} was begun for another target, other prompts or settings: remove it, or name another file")
+    with partial.open("rb+") as file:
+        file.truncate(len(whole))
+    return {row["index"]: row for row in lines[1:]}

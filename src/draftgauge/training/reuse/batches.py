@@ -1,0 +1,118 @@
+"""Which conversations a step sees, decided by the seed and the step's number alone: the same for every design, and after every resume."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from functools import lru_cache
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from draftgauge.core.errors import DraftgaugeError
+from draftgauge.core.seeds import generator
+from draftgauge.training.reuse.answers import Conversation
+
+POOL_BATCHES = 16  # batches among whose conversations lengths are matched: little padding, and still a random order
+ROUND = 8  # sequences are padded to a multiple of this: fewer shapes, better tiles
+
+
+@dataclass(frozen=True)
+class Batch:
+    """Conversations side by side, padded on the right.
+
+    An *anchor* is a position ``t``; depth ``k`` of its chain takes in token ``t + 1 + k`` and predicts token ``t + 2 + k``.
+
+    Attributes:
+        index: ``[B]`` which conversations these are.
+        tokens: ``[B, T]`` int64; padding is token 0 and never looked at by what precedes it.
+        prompt: ``[B]`` int64, tokens that are the prompt; on the CPU, as ``length``, so that no device is waited for.
+        length: ``[B]`` int64, tokens that are not padding.
+        first: the first anchor that any conversation trains on; those before are context only.
+        anchors: how many anchors follow from ``first``; ``T`` leaves room for all depths of each.
+    """
+
+    index: tuple[int, ...]
+    tokens: Tensor
+    prompt: Tensor
+    length: Tensor
+    first: int
+    anchors: int
+
+    def to(self, device: torch.device) -> Batch:
+        """The same batch with its tokens on a device."""
+        return replace(self, tokens=self.tokens.to(device, non_blocking=True))
+
+    def trained(self, depth: int) -> Tensor:
+        """``[B, anchors]`` bool: where depth ``depth`` is trained, since anchor and token to predict lie in the answer.
+
+        The first anchor is two before the answer: its input is the last token of the prompt, and it predicts the answer's first.
+        """
+        anchor = torch.arange(self.first, self.first + self.anchors)
+        return (anchor >= self.prompt[:, None] - 2) & (anchor + 2 + depth < self.length[:, None])
+
+
+def usable(conversations: Sequence[Conversation], length: int, depths: int) -> list[Conversation]:
+    """Conversations cut to ``length`` tokens; those are left out whose prompt is shorter than two tokens or leaves no answer to train on.
+
+    Raises:
+        DraftgaugeError: if none is left.
+    """
+    cut = (Conversation(c.tokens[:length], c.prompt) for c in conversations)
+    kept = [c for c in cut if c.prompt >= 2 and len(c.tokens) > c.prompt]
+    if not kept:
+        raise DraftgaugeError(f"no answer begins within the first {length} tokens of its conversation: raise length")
+    if all(len(c.tokens) < depths + 2 for c in kept):
+        raise DraftgaugeError(
+            f"{depths} draft steps are more than the longest conversation of {max(len(c.tokens) for c in kept)} tokens holds"
+        )
+    return kept
+
+
+def collate(conversations: Sequence[Conversation], index: Sequence[int], depths: int) -> Batch:
+    """Put conversations side by side, with room behind the longest for all depths of its last anchor."""
+    chosen = [conversations[i] for i in index]
+    first = max(0, min(c.prompt for c in chosen) - 2)
+    anchors = max(len(c.tokens) for c in chosen) - 2 - first
+    anchors += -anchors % ROUND
+    tokens = torch.zeros((len(chosen), first + anchors + depths + 1), dtype=torch.int64)
+    for row, c in enumerate(chosen):
+        tokens[row, : len(c.tokens)] = torch.from_numpy(c.tokens.astype(np.int64))
+    prompt, length = (torch.tensor(values) for values in ([c.prompt for c in chosen], [len(c.tokens) for c in chosen]))
+    return Batch(tuple(index), tokens, prompt, length, first, anchors)
+
+
+class DataOrder:
+    """The conversations of every step.
+
+    An epoch shuffles all of them. Pools of consecutive ones are sorted by prompt and then by answer length and cut into batches, whose order
+    is shuffled within the pool.
+    """
+
+    def __init__(self, conversations: Sequence[Conversation], batch: int, seed: int) -> None:
+        self.batch, self.seed = min(batch, len(conversations)), seed
+        self._prompt = np.array([c.prompt for c in conversations])
+        self._answer = np.array([len(c.tokens) - c.prompt for c in conversations])
+        self.epoch_steps = len(conversations) // self.batch
+        self._epoch = lru_cache(maxsize=2)(self._make_epoch)
+
+    def step(self, step: int) -> NDArray[np.int64]:
+        """``[batch]``: the conversations of a step, counted from 0; similar ones stand together."""
+        epoch, place = divmod(step, self.epoch_steps)
+        return self._epoch(epoch)[place]
+
+    def _make_epoch(self, epoch: int) -> NDArray[np.int64]:
+        rng = generator(self.seed, "order", epoch)
+        order = rng.permutation(len(self._prompt))[: self.epoch_steps * self.batch]  # a remainder waits for another epoch's shuffle
+        size = POOL_BATCHES * self.batch
+        return np.concatenate([self._cut(order[start : start + size], rng) for start in range(0, len(order), size)])
+
+    def _cut(self, pool: NDArray[np.int64], rng: np.random.Generator) -> NDArray[np.int64]:
+        """``[batches, batch]`` from one pool: alike in prompt length by quarters of the pool, then alike in answer length."""
+        by_prompt = pool[np.argsort(self._prompt[pool], kind="stable")]
+        quarter = max(self.batch, -(-len(pool) // 4 // self.batch) * self.batch)
+        parts = [by_prompt[start : start + quarter] for start in range(0, len(pool), quarter)]
+        ordered = np.concatenate([part[np.argsort(self._answer[part], kind="stable")] for part in parts])
+        return rng.permutation(ordered.reshape(-1, self.batch))

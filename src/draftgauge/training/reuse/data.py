@@ -1,0 +1,140 @@
+"""From a request to its answers: prompts read or generated, answered by the target, kept in a file that other runs share."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import torch
+from torch import Tensor
+from transformers import PreTrainedTokenizerBase
+
+from draftgauge.core.errors import DraftgaugeError, PromptError
+from draftgauge.core.files import require_writable
+from draftgauge.core.prompts import prompts_sha256, read_prompts
+from draftgauge.drafters.reuse.persistence import target_fingerprint
+from draftgauge.models.base import CachedModel
+from draftgauge.models.loading import end_tokens, load_model, load_tokenizer
+from draftgauge.models.prompts_text import encode_prompt
+from draftgauge.models.reference import REFERENCE
+from draftgauge.training.reference.data import collect
+from draftgauge.training.reference.recipe import Recipe, training_questions
+from draftgauge.training.reuse.answers import Answers, Progress, check_made, describe, make_answers, read_answers
+from draftgauge.training.reuse.locks import alone
+from draftgauge.training.reuse.request import TrainRequest
+
+Messages = str | Sequence[dict[str, str]]
+
+
+def source_of(request: TrainRequest) -> str:
+    """Where the prompts come from, in words that tell two sources apart.
+
+    Raises:
+        DraftgaugeError: if the target is not the bundled one and no prompt file is given.
+        PromptError: if the prompt file cannot be read.
+    """
+    if request.prompts is not None:
+        count = "all" if request.questions is None else f"first {request.questions}"
+        return f"prompt file {prompts_sha256(request.prompts)[:16]}, {count}"
+    if not is_reference(request.target):
+        raise DraftgaugeError(
+            f"questions are generated for the bundled target only: give a prompt file for {request.target} to answer (--prompts FILE)"
+        )
+    return f"generated questions, {question_count(request)}, seed {request.data_seed}"
+
+
+def is_reference(target: str) -> bool:
+    """Whether a target is (a part of) the bundled pair."""
+    return target.split("/")[0] == REFERENCE
+
+
+def question_count(request: TrainRequest) -> int:
+    """How many questions are generated."""
+    return request.questions or Recipe().questions
+
+
+def prompt_tokens(request: TrainRequest, tokenizer: PreTrainedTokenizerBase, longest: int) -> list[list[int]]:
+    """Token ids of the prompts, those left out that are longer than ``longest``.
+
+    Generated questions are those of the bundled target's own training, tasks in turn; the bundled prompts, which measure
+    drafters, share no module of the standard library and no problem with them.
+
+    Raises:
+        PromptError: if no prompt is short enough.
+    """
+    encoded = [encode_prompt(tokenizer, message) for message in _messages(request)]
+    fitting = [tokens for tokens in encoded if len(tokens) <= longest]
+    if not fitting:
+        raise PromptError(f"every prompt is longer than the {longest} tokens that leave room for an answer: give shorter prompts")
+    return fitting
+
+
+def _messages(request: TrainRequest) -> list[Messages]:
+    if request.prompts is None:
+        recipe = Recipe(questions=question_count(request), seed=request.data_seed)
+        return [[{"role": "user", "content": question}] for question in dict.fromkeys(training_questions(collect(), recipe))]
+    prompts = read_prompts(request.prompts, request.questions)
+    return [[{"role": m.role, "content": m.content} for m in prompt.messages] or prompt.text for prompt in prompts]
+
+
+def answers_path(request: TrainRequest, out: Path) -> Path:
+    """The file of a run's answers."""
+    return request.answers or out / "answers.jsonl"
+
+
+def load_target(request: TrainRequest) -> CachedModel:
+    """The target of a request."""
+    target = load_model(request.target, request.compression, request.device, request.trust_remote_code)
+    target.module.requires_grad_(False)
+    return target
+
+
+def existing_answers(request: TrainRequest, path: Path, fingerprint: str) -> Answers | None:
+    """The answers in a file, if it is there.
+
+    Raises:
+        DraftgaugeError: if they are of another target, other prompts or of another length than asked for.
+    """
+    if not path.exists():
+        return None
+    answers = read_answers(path)
+    check_made(path, answers.made, {"target_fingerprint": fingerprint, "source": source_of(request), "new_tokens": request.new_tokens})
+    return answers
+
+
+def answers_of(request: TrainRequest, path: Path, target: CachedModel, progress: Progress = lambda what, done, total: None) -> Answers:
+    """Read the answers of a request, or have the target give them. Of several processes that ask at once, one makes them.
+
+    Raises:
+        DraftgaugeError: as :func:`existing_answers` and :func:`prompt_tokens`.
+    """
+    fingerprint = target_fingerprint(target.module)
+    require_writable(path.parent)
+    with alone(path):
+        answers = existing_answers(request, path, fingerprint)
+        if answers is not None:
+            return answers
+        source = source_of(request)
+        progress("questions", 0, 1)
+        tokenizer = load_tokenizer(request.target, request.trust_remote_code)
+        prompts = prompt_tokens(request, tokenizer, target.spec.context - request.new_tokens)
+        progress("questions", 1, 1)
+        made = describe(fingerprint, prompts, request.new_tokens, request.data_seed, source)
+        return make_answers(path, made, target.module, prompts, end_tokens(target, tokenizer), progress)
+
+
+def prepare_answers(request: TrainRequest, progress: Progress = lambda what, done, total: None) -> Answers:
+    """Make the file of answers that a request names, if it is not there, before several runs share it.
+
+    Raises:
+        DraftgaugeError: if the request names no file, or as :func:`answers_of`.
+    """
+    if request.answers is None:
+        raise DraftgaugeError("name the file that the answers are to be kept in")
+    return answers_of(request, request.answers, load_target(request), progress)
+
+
+def token_counts(answers: Answers, vocabulary: int) -> Tensor:
+    """``[vocabulary]`` how often every token stands in an answer, for the choice of a draft vocabulary."""
+    tokens = [torch.from_numpy(c.tokens[c.prompt :].astype("int64")) for c in answers.conversations]
+    return torch.cat(tokens).bincount(minlength=vocabulary)

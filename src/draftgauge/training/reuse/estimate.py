@@ -1,0 +1,226 @@
+"""What a run will take, before anything starts: parameters, memory, time and disk, for targets of any size.
+
+Only configurations are read; models are laid out on ``meta``. Memory and disk follow from shapes; the time is the number of
+multiplications over the speed that a multiplication of matrices reaches on the device, so it is rough.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+import torch
+from torch import nn
+from transformers import AutoModelForCausalLM, PreTrainedConfig
+
+from draftgauge.core.errors import DraftgaugeError
+from draftgauge.drafters.reuse.building import count_parameters
+from draftgauge.drafters.reuse.config import ReuseConfig
+from draftgauge.models.compression import QUANTISED, activation_dtype
+from draftgauge.models.taps import TapPlan
+from draftgauge.training.loop import autocast_dtype
+from draftgauge.training.reuse.answers import Conversation
+from draftgauge.training.reuse.batches import DataOrder, collate, usable
+from draftgauge.training.reuse.data import existing_answers, is_reference
+from draftgauge.training.reuse.features import MANIFEST, check_disk, token_bytes
+from draftgauge.training.reuse.prepare import check, drafter_config, known_fingerprint, target_config
+from draftgauge.training.reuse.request import TrainRequest
+
+GENERATED_LENGTHS = (222, 110)  # mean tokens of a generated question and of the bundled target's answer to it
+JSON_BYTES = 6  # of a token in a file of answers
+TRAINED_BYTES = 16  # float32 weight, gradient and two moments of AdamW
+EFFICIENCY = {"cpu": 0.45, "cuda": 0.35}  # of a large multiplication's speed, measured over whole steps
+STEPS_LOOKED_AT = 64
+PROBE_SECONDS = 0.3
+COMPRESSED_BYTES = {"int8": 1.0, "nf4": 0.55}
+
+
+@dataclass(frozen=True)
+class Estimate:
+    """Figures of a run; memory in GiB, disk in GB.
+
+    Attributes:
+        target_parameters: of the target, which is not trained.
+        parameters: trained ones of the drafter.
+        device: that the figures are for.
+        conversations: answers trained on, or asked for.
+        tokens_a_step: positions that the target reads.
+        anchors_a_step: positions from which all K depths are trained.
+        lengths: where these two come from: "answers" or "assumed".
+        memory_target, memory_drafter, memory_activations, memory: the last is their sum.
+        seconds_a_step, hours: of training, features online or not.
+        gflops: what a multiplication of matrices was measured to reach, in 1e9 operations a second.
+        disk_answers, disk_features, disk_checkpoints, disk: the last is their sum.
+    """
+
+    target_parameters: int
+    parameters: int
+    device: str
+    conversations: int
+    tokens_a_step: int
+    anchors_a_step: int
+    lengths: str
+    memory_target: float
+    memory_drafter: float
+    memory_activations: float
+    memory: float
+    seconds_a_step: float
+    hours: float
+    gflops: float
+    disk_answers: float
+    disk_features: float
+    disk_checkpoints: float
+    disk: float
+
+    def row(self) -> dict[str, float | int | str]:
+        """As a flat row."""
+        return asdict(self)
+
+
+@dataclass(frozen=True)
+class Sizes:
+    """How much a run reads.
+
+    Attributes:
+        conversations, total: of all answers, and tokens of all together.
+        tokens, rows, anchors: of a step on average: positions that the target reads, anchors that are computed, anchors that train.
+        longest_tokens, longest_rows: of the longest step.
+    """
+
+    conversations: int
+    total: int
+    tokens: int
+    rows: int
+    anchors: int
+    longest_tokens: int
+    longest_rows: int
+
+
+def estimate(request: TrainRequest, out: Path | None = None) -> Estimate:
+    """Estimate a run; nothing is written.
+
+    Args:
+        request: what is asked for. Of the target only ``config.json`` must be there.
+        out: folder of the run; given, everything is checked that a run checks first.
+
+    Raises:
+        DraftgaugeError: if the run could not be started, or its features do not fit the disk.
+    """
+    identity = known_fingerprint(request)
+    job = None if out is None else check(request, out, identity)
+    path = request.answers if job is None else job.answers
+    answers = existing_answers(request, path, identity) if path is not None and identity is not None else None
+    found = estimate_for(request, target_config(request), answers and answers.conversations)
+    if job is not None and job.request.features == "cached" and not (job.cache / MANIFEST).exists():
+        check_disk(job.cache, round(found.disk_features * 1e9))
+    return found
+
+
+def estimate_for(request: TrainRequest, config: PreTrainedConfig, answers: Sequence[Conversation] | None = None) -> Estimate:
+    """:func:`estimate` for a target's configuration, and the answers where there are some already."""
+    drafter = drafter_config(request, config)
+    device = torch.device(request.device) if request.device else torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    target = _on_meta(config, request.trust_remote_code)
+    sizes = _sizes(request, min(request.length, drafter.context), answers)
+    trained = count_parameters(drafter)
+    body = sum(p.numel() for p in target.parameters()) - _embedding(target)
+    memory = _memory(request, drafter, target, trained, device, sizes)
+    gflops = probe(device, autocast_dtype(device) if request.precision != "fp32" else None)
+    seconds = operations(request, drafter, trained, body, sizes) / (gflops * 1e9 * EFFICIENCY.get(device.type, 0.35))
+    disk_answers = JSON_BYTES * sizes.total / 1e9
+    plan = TapPlan(drafter.hidden_layers or drafter.kv_layers, drafter.kv_layers or drafter.hidden_layers)
+    disk_features = sizes.total * token_bytes(config, plan) / 1e9 if request.features == "cached" else 0.0
+    disk_checkpoints = trained * (2 * 12 + 4) / 1e9  # while a new checkpoint is written the old one stays; and the drafter itself
+    return Estimate(
+        target_parameters=target.num_parameters(),
+        parameters=trained,
+        device=str(device),
+        conversations=sizes.conversations,
+        tokens_a_step=sizes.tokens,
+        anchors_a_step=sizes.anchors,
+        lengths="assumed" if answers is None else "answers",
+        memory_target=memory[0],
+        memory_drafter=memory[1],
+        memory_activations=memory[2],
+        memory=sum(memory),
+        seconds_a_step=seconds,
+        hours=seconds * request.steps / 3600,
+        gflops=gflops,
+        disk_answers=disk_answers,
+        disk_features=disk_features,
+        disk_checkpoints=disk_checkpoints,
+        disk=disk_answers + disk_features + disk_checkpoints,
+    )
+
+
+def operations(request: TrainRequest, drafter: ReuseConfig, trained: int, target: int, sizes: Sizes) -> float:
+    """Multiplications and additions of a step: two a weight forwards, four backwards; attention is left out, being small beside them."""
+    head = drafter.hidden_size * drafter.logits
+    read = 2.0 * sizes.tokens * (target if request.features == "online" else drafter.hidden_size * drafter.vocabulary)
+    return read + 6.0 * request.depths * ((trained - head) * sizes.rows + head * sizes.anchors)
+
+
+def probe(device: torch.device, dtype: torch.dtype | None) -> float:
+    """The speed of a multiplication of matrices on a device, in 1e9 operations a second."""
+    size = 8192 if device.type == "cuda" else 1024
+    a = torch.ones(size, size, dtype=dtype or torch.float32, device=device)
+    best, deadline = float("inf"), time.perf_counter() + PROBE_SECONDS
+    while time.perf_counter() < deadline:
+        start = time.perf_counter()
+        (a @ a)[0, 0].item()
+        best = min(best, time.perf_counter() - start)
+    return 2 * size**3 / best / 1e9
+
+
+def _sizes(request: TrainRequest, length: int, answers: Sequence[Conversation] | None) -> Sizes:
+    if answers is not None:
+        kept = usable(answers, length, request.depths)
+        order = DataOrder(kept, request.batch, request.seed)
+        steps = range(min(request.steps, STEPS_LOOKED_AT))
+        batches = [collate(kept, order.step(step).tolist(), request.depths) for step in steps]
+        found = [(batch.tokens.numel(), batch.anchors * len(batch.index), int(batch.trained(0).sum())) for batch in batches]
+        mean = [round(sum(column) / len(found)) for column in zip(*found, strict=True)]
+        return Sizes(len(kept), sum(len(c.tokens) for c in kept), *mean, *max(found)[:2])
+    count = request.questions
+    if count is None:
+        raise DraftgaugeError(
+            "say how many questions there are to be (--questions), or give the file of answers: without it no size is known"
+        )
+    prompt, answer = GENERATED_LENGTHS if is_reference(request.target) else (length // 2, min(length // 2, request.new_tokens))
+    tokens, anchors = min(length, prompt + answer), min(answer, length)
+    batch, longest = request.batch, min(length, request.new_tokens)
+    return Sizes(count, count * tokens, batch * tokens, batch * anchors, batch * anchors, batch * length, batch * longest)
+
+
+def _memory(
+    request: TrainRequest, drafter: ReuseConfig, target: nn.Module, trained: int, device: torch.device, sizes: Sizes
+) -> tuple[float, float, float]:
+    """GiB of the target, of the drafter with gradient and optimiser, and of what a step computes, at its longest batch."""
+    half = request.precision == "bf16" or (request.precision == "auto" and autocast_dtype(device) is not None)
+    weight = (
+        COMPRESSED_BYTES[request.compression]
+        if request.compression in QUANTISED
+        else activation_dtype(request.compression, device).itemsize
+    )
+    parameters = sum(p.numel() for p in target.parameters())
+    tokens, rows, number = sizes.longest_tokens / request.accumulation, sizes.longest_rows / request.accumulation, 2 if half else 4
+    width, heads = drafter.hidden_size, drafter.head_dim * (drafter.chain_query_heads + 2 * drafter.chain_kv_heads)
+    taps = width * len(drafter.hidden_layers) + 2 * len(drafter.kv_layers) * drafter.kv_heads * drafter.head_dim
+    # Kept for the backward pass at every depth: inputs and outputs of norms (float32), of attention, and of the gated MLP.
+    kept = drafter.layers * (10 * 4 * width + number * (3 * heads + 6 * width + 4 * drafter.intermediate_size))
+    logits = tokens * drafter.vocabulary * number + rows * drafter.logits * 4
+    activations = rows * request.depths * kept + tokens * taps * number + logits
+    return parameters * weight / 2**30, trained * TRAINED_BYTES / 2**30, activations / 2**30
+
+
+def _on_meta(config: PreTrainedConfig, trust_remote_code: bool) -> nn.Module:
+    with torch.device("meta"):
+        return AutoModelForCausalLM.from_config(config, trust_remote_code=trust_remote_code)
+
+
+def _embedding(target: nn.Module) -> int:
+    """Parameters of the target that multiply nothing: its token embeddings, unless its head shares them."""
+    tied = target.get_input_embeddings().weight is target.get_output_embeddings().weight  # type: ignore[operator]
+    return 0 if tied else int(target.get_input_embeddings().weight.numel())  # type: ignore[operator]

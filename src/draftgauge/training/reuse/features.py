@@ -1,0 +1,265 @@
+"""What the target shows of a batch: computed inside the step, or once for all and kept on disk.
+
+On disk are, for every token, the tapped hidden states, keys and values and the state that the target's head takes in: the logits are
+made from it again, since a vocabulary of logits is a hundred times larger.
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any, Protocol
+
+import torch
+import torch.nn.functional as F
+from safetensors import safe_open
+from safetensors.torch import save_file
+from torch import Tensor
+from transformers import PreTrainedConfig, PreTrainedModel
+
+from draftgauge.core.errors import DraftgaugeError
+from draftgauge.core.files import atomic_write_text, remove_temporaries, require_writable
+from draftgauge.models.taps import Features, TapPlan, batch_features
+from draftgauge.training.reuse.answers import Answers, Conversation, Progress
+from draftgauge.training.reuse.batches import Batch
+from draftgauge.training.reuse.locks import alone
+
+SCHEMA = 1
+MANIFEST = "features.json"
+SHARD_CONVERSATIONS = 64
+PASS_TOKENS = 8192  # of one pass of the target while a cache is made
+DTYPE = torch.bfloat16
+SPARE = 0.05  # share of the free disk that is left alone
+
+
+class FeatureSource(Protocol):
+    """Gives the features of a batch, on its device."""
+
+    def __call__(self, batch: Batch) -> Features:
+        """Features of all positions of the batch."""
+        ...
+
+
+class OnlineFeatures:
+    """Features from a pass of the target over every batch, shared by all depths."""
+
+    def __init__(self, module: PreTrainedModel, plan: TapPlan) -> None:
+        self.module, self.plan = module, plan
+
+    def __call__(self, batch: Batch) -> Features:
+        """Run the target over the batch."""
+        return batch_features(self.module, batch.tokens, self.plan)
+
+
+def token_bytes(config: PreTrainedConfig, plan: TapPlan) -> int:
+    """Bytes that a token takes in a cache."""
+    text = config.get_text_config()
+    head_dim = getattr(text, "head_dim", None) or text.hidden_size // text.num_attention_heads
+    numbers = text.hidden_size * (1 + len(plan.hidden_layers)) + 2 * len(plan.kv_layers) * text.num_key_value_heads * head_dim
+    return numbers * DTYPE.itemsize
+
+
+def check_disk(folder: Path, needed: int) -> None:
+    """Raise ``DraftgaugeError`` if the disk of a folder, which need not exist yet, has not that many bytes to spare."""
+    existing = next(parent for parent in (folder.absolute(), *folder.absolute().parents) if parent.exists())
+    free = shutil.disk_usage(existing).free * (1 - SPARE)
+    if needed > free:
+        raise DraftgaugeError(
+            f"the features take {needed / 1e9:,.1f} GB and {existing} has {free / 1e9:,.1f} GB to spare: choose another cache folder, "
+            "fewer questions or a smaller length, or compute features online"
+        )
+
+
+@dataclass(frozen=True)
+class CacheIdentity:
+    """What the features of a cache are of; a cache serves every run with the same answers whose layers it holds."""
+
+    target_fingerprint: str
+    answers_sha256: str
+    length: int
+    hidden_layers: tuple[int, ...]
+    kv_layers: tuple[int, ...]
+    conversations: int
+
+    def mapping(self) -> dict[str, Any]:
+        """Ready for JSON."""
+        return {"schema": SCHEMA, **{k: list(v) if isinstance(v, tuple) else v for k, v in vars(self).items()}}
+
+
+def cache_identity(answers: Answers, conversations: Sequence[Conversation], length: int, plan: TapPlan) -> CacheIdentity:
+    """The identity of a cache of these conversations."""
+    fingerprint = str(answers.made["target_fingerprint"])
+    return CacheIdentity(fingerprint, answers.sha256, length, plan.hidden_layers, plan.kv_layers, len(conversations))
+
+
+def check_cache_folder(folder: Path, wanted: Mapping[str, Any]) -> Mapping[str, Any] | None:
+    """The manifest of a cache that agrees with what is wanted, as far as that is known; None where there is no cache yet.
+
+    Raises:
+        DraftgaugeError: if the folder holds something else.
+    """
+    path = folder / MANIFEST
+    if not path.exists():
+        if folder.is_dir() and any(not child.name.startswith(".") for child in folder.iterdir()):
+            raise DraftgaugeError(f"{folder} holds files that are no cache of features: choose an empty folder")
+        return None
+    try:
+        found = json.loads(path.read_text(encoding="utf-8"))
+    except ValueError as error:
+        raise DraftgaugeError(f"{path} is not JSON: remove the folder, or choose another") from error
+    layers = ("hidden_layers", "kv_layers")
+    off = [key for key in wanted if key not in layers and found.get(key) != wanted[key]]
+    off += [key for key in layers if not set(wanted.get(key, ())) <= set(found.get(key, ()))]
+    if off:
+        shown = ", ".join(key.replace("_", " ") for key in off)
+        raise DraftgaugeError(
+            f"{folder} holds the features of another run (other {shown}): choose another cache folder, or remove this one"
+        )
+    return dict(found)
+
+
+def make_cache(
+    folder: Path,
+    module: PreTrainedModel,
+    conversations: Sequence[Conversation],
+    identity: CacheIdentity,
+    progress: Progress = lambda what, done, total: None,
+) -> None:
+    """Compute and keep the features of conversations; whole shards of an interrupted call are kept. Of several processes, one does it.
+
+    Raises:
+        DraftgaugeError: if the folder holds the features of another run, or the disk has too little space.
+    """
+    check_cache_folder(folder, identity.mapping())
+    require_writable(folder.parent)
+    with alone(folder):
+        _make_missing(folder, module, conversations, identity, progress)
+
+
+def _make_missing(
+    folder: Path, module: PreTrainedModel, conversations: Sequence[Conversation], identity: CacheIdentity, progress: Progress
+) -> None:
+    plan = TapPlan(identity.hidden_layers, identity.kv_layers)
+    found = check_cache_folder(folder, identity.mapping())
+    if found is not None:  # it may hold more layers than wanted, and goes on with those
+        plan = TapPlan(tuple(found["hidden_layers"]), tuple(found["kv_layers"]))
+    starts = range(0, len(conversations), SHARD_CONVERSATIONS)
+    missing = [start for start in starts if not _shard(folder, start).exists()]
+    tokens = sum(len(c.tokens) for start in missing for c in conversations[start : start + SHARD_CONVERSATIONS])
+    check_disk(folder, tokens * token_bytes(module.config, plan))
+    require_writable(folder)
+    remove_temporaries(folder)
+    if found is None:
+        atomic_write_text(folder / MANIFEST, json.dumps(identity.mapping(), indent=1) + "\n")
+    for start in missing:
+        progress("features", starts.index(start), len(starts))
+        _write_shard(_shard(folder, start), module, conversations[start : start + SHARD_CONVERSATIONS], plan)
+    progress("features", len(starts), len(starts))
+
+
+class CachedFeatures:
+    """Features read from a cache, which a run with the same target and answers made.
+
+    Args:
+        folder: of the cache.
+        module: the target, whose head makes the logits.
+        plan: the layers that are read; the cache may hold more.
+    """
+
+    def __init__(self, folder: Path, module: PreTrainedModel, plan: TapPlan) -> None:
+        manifest = json.loads((folder / MANIFEST).read_text(encoding="utf-8"))
+        self.folder, self.module, self.plan = folder, module, plan
+        self._hidden = [manifest["hidden_layers"].index(layer) for layer in plan.hidden_layers]
+        self._kv = [manifest["kv_layers"].index(layer) for layer in plan.kv_layers]
+        self._open: dict[int, Any] = {}
+
+    def __call__(self, batch: Batch) -> Features:
+        """Read the batch's conversations, padded with zeros, and compute the target's logits."""
+        rows, width = [self._read(index) for index in batch.index], batch.tokens.shape[1]
+
+        def padded(name: str, slots: list[int] | None) -> Tensor:
+            parts = [row[name] if slots is None else row[name][:, slots] for row in rows]
+            stacked = torch.stack([F.pad(part, (0, 0) * (part.ndim - 1) + (0, width - len(part))) for part in parts])
+            return stacked.to(batch.tokens.device, self.module.dtype, non_blocking=True)
+
+        hidden = padded("hidden", self._hidden) if self._hidden else None
+        keys, values = (padded(name, self._kv).permute(0, 2, 3, 1, 4) if self._kv else None for name in ("keys", "values"))
+        with torch.no_grad():
+            return Features(hidden, keys, values, self._logits(padded("last", None)))
+
+    @cached_property
+    def _cap(self) -> float | None:
+        return getattr(self.module.config.get_text_config(), "final_logit_softcapping", None)
+
+    def _logits(self, last: Tensor) -> Tensor:
+        logits: Tensor = self.module.get_output_embeddings()(last)
+        return logits if self._cap is None else torch.tanh(logits / self._cap) * self._cap
+
+    def _read(self, index: int) -> dict[str, Tensor]:
+        start = index - index % SHARD_CONVERSATIONS
+        if start not in self._open:
+            file = safe_open(_shard(self.folder, start), framework="pt")
+            self._open[start] = file, json.loads(file.metadata()["offsets"])
+        file, offsets = self._open[start]
+        begin, end = offsets[index - start : index - start + 2]
+        return {name: file.get_slice(name)[begin:end] for name in file.keys()}  # noqa: SIM118 - no mapping
+
+
+def _shard(folder: Path, start: int) -> Path:
+    return folder / f"features-{start // SHARD_CONVERSATIONS:05d}.safetensors"
+
+
+def _write_shard(path: Path, module: PreTrainedModel, conversations: Sequence[Conversation], plan: TapPlan) -> None:
+    """One shard: tensors ``[tokens, ...]`` of all its conversations one after the other, their offsets beside them."""
+    found: dict[int, dict[str, Tensor]] = {}
+    for group in _passes(conversations):
+        longest = max(len(conversations[i].tokens) for i in group)
+        tokens = torch.zeros((len(group), longest), dtype=torch.int64)
+        for row, i in enumerate(group):
+            tokens[row, : len(conversations[i].tokens)] = torch.from_numpy(conversations[i].tokens).long()
+        features, last = _with_last(module, tokens.to(module.device), plan)
+        for row, i in enumerate(group):
+            length = len(conversations[i].tokens)
+            parts = {"last": last[row, :length]}
+            if features.hidden is not None:
+                parts["hidden"] = features.hidden[row, :length]
+            if features.keys is not None and features.values is not None:
+                parts |= {
+                    "keys": features.keys[row, :, :, :length].permute(2, 0, 1, 3),
+                    "values": features.values[row, :, :, :length].permute(2, 0, 1, 3),
+                }
+            found[i] = {name: part.to("cpu", DTYPE) for name, part in parts.items()}
+    offsets = [0]
+    for conversation in conversations:
+        offsets.append(offsets[-1] + len(conversation.tokens))
+    tensors = {name: torch.cat([found[i][name] for i in range(len(conversations))]) for name in found[0]}
+    temporary = path.with_name(f".{path.name}.draftgauge-tmp")
+    save_file(tensors, temporary, metadata={"offsets": json.dumps(offsets)})
+    temporary.replace(path)
+
+
+def _passes(conversations: Sequence[Conversation]) -> list[list[int]]:
+    """Conversations of similar length together, each pass within its budget of tokens."""
+    order = sorted(range(len(conversations)), key=lambda i: len(conversations[i].tokens))
+    groups: list[list[int]] = [[]]
+    for i in order:
+        if groups[-1] and len(conversations[i].tokens) * (len(groups[-1]) + 1) > PASS_TOKENS:
+            groups.append([])
+        groups[-1].append(i)
+    return groups
+
+
+def _with_last(module: PreTrainedModel, tokens: Tensor, plan: TapPlan) -> tuple[Features, Tensor]:
+    """Features of a batch, and what the target's head took in, ``[B, T, H]``."""
+    seen: list[Tensor] = []
+    head = module.get_output_embeddings()
+    handle = head.register_forward_pre_hook(lambda head, inputs: seen.append(inputs[0]))
+    try:
+        features = batch_features(module, tokens, plan)
+    finally:
+        handle.remove()
+    return features, seen[0]

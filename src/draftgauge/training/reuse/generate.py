@@ -1,0 +1,70 @@
+"""Greedy answers of a target to many prompts at once."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator, Sequence
+
+import torch
+from torch import Tensor
+from transformers import DynamicCache, PreTrainedModel
+
+GROUP_TOKENS = 24_576  # prompt and answer tokens held in one group's cache
+DROP_SHARE = 8  # answered rows leave the group when they are an eighth of it: leaving copies the cache
+
+
+def groups(lengths: Sequence[int], new_tokens: int, group_tokens: int = GROUP_TOKENS) -> Iterator[list[int]]:
+    """Indices of prompts of similar length, longest first, so many together as their caches fit."""
+    order = sorted(range(len(lengths)), key=lambda i: (-lengths[i], i))
+    start = 0
+    while start < len(order):
+        count = max(1, group_tokens // (lengths[order[start]] + new_tokens))
+        yield order[start : start + count]
+        start += count
+
+
+@torch.inference_mode()
+def greedy_answers(
+    module: PreTrainedModel, prompts: Sequence[Sequence[int]], new_tokens: int, end_tokens: Collection[int]
+) -> list[list[int]]:
+    """The target's greedy answers, end token included where it was reached.
+
+    Args:
+        module: the target.
+        prompts: token ids, each at least one.
+        new_tokens: longest answer.
+        end_tokens: ids that end an answer.
+    """
+    tokens, mask = _left_padded(prompts, module.device)
+    cache, answers = DynamicCache(config=module.config), [[] for _ in prompts]
+    live = list(range(len(prompts)))
+    positions = (mask.cumsum(-1) - 1).clamp(min=0)
+    for _ in range(new_tokens):
+        output = module(
+            input_ids=tokens, attention_mask=mask, position_ids=positions, past_key_values=cache, use_cache=True, logits_to_keep=1
+        )
+        chosen = output.logits[:, -1].argmax(-1)
+        for row, token in zip(live, chosen.tolist(), strict=True):
+            if not answers[row] or answers[row][-1] not in end_tokens:
+                answers[row].append(token)
+        going = [n for n, row in enumerate(live) if answers[row][-1] not in end_tokens]
+        if not going:
+            break
+        tokens, positions = chosen[:, None], positions[:, -1:] + 1
+        mask = torch.cat((mask, mask.new_ones(len(mask), 1)), 1)
+        if (len(live) - len(going)) * DROP_SHARE >= len(live):
+            rows = torch.tensor(going, device=module.device)
+            cache.batch_select_indices(rows)
+            tokens, positions, mask = tokens[rows], positions[rows], mask[rows]
+            live = [live[n] for n in going]
+    return answers
+
+
+def _left_padded(prompts: Sequence[Sequence[int]], device: torch.device) -> tuple[Tensor, Tensor]:
+    """Token ids and attention mask ``[prompts, longest]``, both int64; padding is on the left and never attended to."""
+    longest = max(map(len, prompts))
+    tokens = torch.zeros((len(prompts), longest), dtype=torch.int64)
+    mask = torch.zeros_like(tokens)
+    for row, prompt in enumerate(prompts):
+        tokens[row, longest - len(prompt) :] = torch.tensor(list(prompt))
+        mask[row, longest - len(prompt) :] = 1
+    return tokens.to(device), mask.to(device)

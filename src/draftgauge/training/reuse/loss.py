@@ -1,0 +1,209 @@
+"""The loss of training-time test (EAGLE-3, arXiv 2503.01840): every depth of every chain against the target's distribution.
+
+The logits of one depth, and of no more rows than a chunk, exist at a time: their gradient is taken at once and handed to the states
+they came from. With a large vocabulary they would otherwise be most of the memory.
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from draftgauge.training.reuse.batches import Batch
+
+CHUNK_ELEMENTS = {"cpu": 1 << 20, "cuda": 1 << 27}  # logits that exist at once: on a CPU they stay in its cache
+COMPILED_TOLERANCE = 0.01  # bfloat16 gradients are rounded by less; a wrong result is off by far more
+
+ToLogits = Callable[[Tensor], Tensor]
+SoftLoss = Callable[[Tensor, Tensor, Tensor, Tensor], tuple[Tensor, Tensor, Tensor]]
+
+
+@dataclass(frozen=True)
+class Teacher:
+    """The target's predictions where chains are trained; ``P`` positions from ``first + 1`` of the batch on.
+
+    Attributes:
+        logits: ``[B, P, V]``, of the draft vocabulary where there is one.
+        log_total: ``[B, P]`` float32, log of the sum of their exponentials.
+        entropy: ``[B, P]`` float32, in nats.
+        token: ``[B, P]`` the target's own token as an id of the draft vocabulary, -1 where that lacks it.
+    """
+
+    logits: Tensor
+    log_total: Tensor
+    entropy: Tensor
+    token: Tensor
+
+    def at(self, index: tuple[Tensor, Tensor]) -> Teacher:
+        """Some positions: ``[n, V]`` and ``[n]``."""
+        return Teacher(self.logits[index], self.log_total[index], self.entropy[index], self.token[index])
+
+
+@torch.no_grad()
+def teach(logits: Tensor, batch: Batch, depths: int, t2d: Tensor | None = None, d2t: Tensor | None = None) -> Teacher:
+    """What the target says where the batch trains.
+
+    Args:
+        logits: of the target, ``[B, T, vocabulary]``.
+        batch: the conversations.
+        depths: K.
+        t2d: ``[vocabulary]`` draft ids of the target's, -1 for none; None without a draft vocabulary.
+        d2t: ``[V]`` target ids of the draft vocabulary, likewise.
+    """
+    part = logits[:, batch.first + 1 : batch.first + batch.anchors + depths]
+    token = part.argmax(-1)
+    if d2t is not None and t2d is not None:
+        part, token = part[..., d2t], t2d[token]
+    wide = part.float()
+    log_total = wide.logsumexp(-1)
+    mean = torch.linalg.vecdot((wide - log_total[..., None]).exp_(), wide)
+    return Teacher(part, log_total, log_total - mean, token)
+
+
+@dataclass(frozen=True)
+class Figures:
+    """Sums over the trained positions of a batch, by depth; all ``[K]`` float32 on the batch's device.
+
+    Attributes:
+        loss: nats.
+        agreed: positions where the drafter's most probable token is the target's.
+        count: positions.
+    """
+
+    loss: Tensor
+    agreed: Tensor
+    count: Tensor
+
+    def __add__(self, other: Figures) -> Figures:
+        return Figures(self.loss + other.loss, self.agreed + other.agreed, self.count + other.count)
+
+
+def depth_weights(depths: int, decay: float) -> Tensor:
+    """``[K]`` weights of the depths, summing to 1."""
+    weights = decay ** torch.arange(depths, dtype=torch.float64)
+    return (weights / weights.sum()).float()
+
+
+def backward_through_depths(
+    states: Sequence[Tensor],
+    to_logits: ToLogits,
+    teacher: Teacher,
+    batch: Batch,
+    scales: Sequence[float],
+    kind: str,
+    softly: SoftLoss | None = None,
+) -> Figures:
+    """Add the gradient of the loss to every parameter behind the states, and sum up what the loss was.
+
+    Where the draft vocabulary lacks the target's token nothing is learned, as in EAGLE-3's training.
+
+    Args:
+        states: the drafter's output states of every depth, each ``[B, anchors, H]``.
+        to_logits: maps states ``[n, H]`` to logits ``[n, V]``.
+        teacher: see :func:`teach`.
+        batch: the conversations.
+        scales: what a position of each depth weighs in the loss.
+        kind: see ``LOSSES``.
+        softly: :func:`soft_cross_entropy` or what compiling made of it.
+    """
+    gradients, sums = [], []
+    device = states[0].device
+    chunk = max(1, CHUNK_ELEMENTS.get(device.type, 1 << 24) // teacher.logits.shape[-1])
+    for depth, state in enumerate(states):
+        rows = batch.trained(depth).flatten().nonzero()[:, 0].to(device, non_blocking=True)
+        flat, gradient = state.detach().flatten(0, 1), torch.zeros_like(state).flatten(0, 1)
+        totals = torch.zeros(3, device=device)
+        for part in rows.split(chunk):
+            piece = flat[part].requires_grad_()
+            chosen = teacher.at((part // batch.anchors, part % batch.anchors + depth))
+            with torch.enable_grad():
+                logits = to_logits(piece)
+            loss, agreed, of_logits = _position_losses(logits, chosen, kind, softly or soft_cross_entropy)
+            logits.backward(of_logits.mul_(scales[depth]))
+            assert piece.grad is not None
+            gradient[part] = piece.grad
+            totals += torch.stack((loss, agreed, agreed.new_tensor(len(part))))
+        gradients.append(gradient.view_as(state))
+        sums.append(totals)
+    torch.autograd.backward(list(states), gradients)
+    stacked = torch.stack(sums, 1)
+    return Figures(stacked[0], stacked[1], stacked[2])
+
+
+def _position_losses(logits: Tensor, teacher: Teacher, kind: str, softly: SoftLoss) -> tuple[Tensor, Tensor, Tensor]:
+    """Summed loss, number of agreements, and gradient ``[n, V]`` by the logits of some positions."""
+    if kind == "greedy":
+        return _greedy_cross_entropy(logits, teacher.token)
+    loss, agreed, gradient = softly(logits.detach(), teacher.logits, teacher.log_total, teacher.token)
+    return loss - (teacher.entropy * (teacher.token >= 0)).sum() if kind == "kl" else loss, agreed, gradient
+
+
+def soft_cross_entropy(logits: Tensor, teacher: Tensor, log_total: Tensor, token: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """Cross-entropy ``-sum_v p_v log q_v`` to the teacher's distribution, its gradient ``q - p``, and agreements, in few passes.
+
+    Args:
+        logits, teacher: ``[n, V]``.
+        log_total: ``[n]`` log of the sum of the teacher's exponentials.
+        token: ``[n]`` the teacher's token; rows with -1 count nothing.
+
+    Returns:
+        Summed loss and number of rows whose largest logit is the token's, float32, and the gradient in the dtype of ``logits``.
+    """
+    known = (token >= 0)[:, None]
+    q = logits.float()
+    top = q.amax(-1, keepdim=True)
+    agreed = ((q.gather(1, token.clamp(min=0)[:, None]) >= top) & known).sum().float()  # far cheaper than argmax
+    p = (teacher.float() - log_total[:, None]).exp_()
+    crossed = torch.linalg.vecdot(p, q)[:, None]
+    q = q.sub_(top) if q is not logits else q - top
+    total = q.exp_().sum(-1, keepdim=True)
+    loss = ((total.log() + top - crossed) * known).sum()
+    gradient = q.div_(total).sub_(p).mul_(known)
+    return loss, agreed, gradient.to(logits.dtype)
+
+
+def compiled_loss() -> SoftLoss:
+    """:func:`soft_cross_entropy` through ``torch.compile``, which makes one pass over the logits of its many.
+
+    Its first result must agree with the function's own. Where it does not, or where no compiler is to be had, the function itself is
+    used from then on, and that is said once.
+    """
+    chosen: SoftLoss = torch.compile(soft_cross_entropy, dynamic=True)
+    checked = False
+
+    def call(logits: Tensor, teacher: Tensor, log_total: Tensor, token: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        nonlocal chosen, checked
+        if checked:
+            return chosen(logits, teacher, log_total, token)
+        checked = True
+        wanted = soft_cross_entropy(logits, teacher, log_total, token)
+        try:
+            found = chosen(logits, teacher, log_total, token)
+        except Exception as error:  # the compiler's own failures have no common base class
+            why = f"torch.compile does not work here ({type(error).__name__})"
+        else:
+            distance = max(float((one - other).abs().max() / (1 + other.abs().max())) for one, other in zip(found, wanted, strict=True))
+            if distance <= COMPILED_TOLERANCE:
+                return found
+            why = f"the compiled loss is {distance:.2g} off"
+        warnings.warn(f"{why}; training goes on without torch.compile", stacklevel=2)
+        chosen = soft_cross_entropy
+        return wanted
+
+    return call
+
+
+def _greedy_cross_entropy(logits: Tensor, token: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """The same for cross-entropy to the token itself."""
+    known = token >= 0
+    q = logits.detach().float()
+    log_q = q.log_softmax(-1)
+    place = token.clamp(min=0)[:, None]
+    agreed = ((q.gather(1, place) >= q.amax(-1, keepdim=True)) & known[:, None]).sum().float()
+    loss = -(log_q.gather(1, place)[:, 0] * known).sum()
+    gradient = log_q.exp().scatter_add_(1, place, q.new_full(place.shape, -1.0)).mul_(known[:, None])
+    return loss, agreed, gradient.to(logits.dtype)

@@ -1,0 +1,211 @@
+"""Everything about a run that can be checked before any weight is loaded."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from transformers import AutoConfig, PreTrainedConfig
+
+from draftgauge.core.config import from_mapping
+from draftgauge.core.errors import DraftgaugeError, ModelError
+from draftgauge.core.files import atomic_write_text, require_writable
+from draftgauge.core.provenance import command_line, environment, timestamp
+from draftgauge.drafters.reuse.building import WARM_DESIGNS
+from draftgauge.drafters.reuse.config import ReuseConfig, reuse_config
+from draftgauge.drafters.reuse.persistence import read_description
+from draftgauge.models.compression import check_compression
+from draftgauge.models.fingerprint import fingerprint
+from draftgauge.models.reference import resolve_source
+from draftgauge.models.taps import TapPlan, tap_plan
+from draftgauge.training.reuse.data import answers_path, existing_answers, source_of
+from draftgauge.training.reuse.features import check_cache_folder
+from draftgauge.training.reuse.request import TrainRequest
+from draftgauge.training.reuse.tracking import check_tracker
+
+RUN_NAME = "run.json"
+SCHEMA = 1
+
+
+@dataclass(frozen=True)
+class Job:
+    """A checked request.
+
+    Attributes:
+        request: what was asked for.
+        out: the run's folder.
+        config: of the drafter.
+        plan: layers of the target that the drafter reads.
+        cached: layers that a cache of features holds, so that it serves every design.
+        device: to train on.
+        length: longest conversation, within the target's context.
+    """
+
+    request: TrainRequest
+    out: Path
+    config: ReuseConfig
+    plan: TapPlan
+    cached: TapPlan
+    device: torch.device
+    length: int
+
+    @property
+    def answers(self) -> Path:
+        """File of the answers."""
+        return answers_path(self.request, self.out)
+
+    @property
+    def cache(self) -> Path:
+        """Folder of cached features."""
+        return self.request.cache or self.out / "features"
+
+    @property
+    def checkpoints(self) -> Path:
+        """Folder of checkpoints."""
+        return self.out / "checkpoints"
+
+
+def target_config(request: TrainRequest) -> PreTrainedConfig:
+    """Configuration of the target; its weights need not be there.
+
+    Raises:
+        ModelError: if it cannot be found.
+    """
+    source = resolve_source(request.target)
+    try:
+        config: PreTrainedConfig = AutoConfig.from_pretrained(str(source), trust_remote_code=request.trust_remote_code)
+    except (OSError, ValueError) as error:
+        raise ModelError(f"cannot read the configuration of {request.target}: {' '.join(str(error).split())}") from error
+    return config
+
+
+def drafter_config(request: TrainRequest, config: PreTrainedConfig, target_fingerprint: str = "") -> ReuseConfig:
+    """What the drafter is made of.
+
+    Raises:
+        ModelError: for a design, layer, injection or family that cannot be.
+    """
+    return reuse_config(
+        config,
+        request.reuse,
+        layers=request.layers,
+        injection=request.injection,
+        taps=request.taps,
+        intermediate_size=request.intermediate_size,
+        draft_vocabulary=request.draft_vocabulary,
+        target_fingerprint=target_fingerprint,
+        target_source=request.target,
+    )
+
+
+def known_fingerprint(request: TrainRequest) -> str | None:
+    """Which model the target is; None where its weights are not on this machine yet."""
+    try:
+        return fingerprint(resolve_source(request.target))
+    except ModelError:
+        return None
+
+
+def check(request: TrainRequest, out: Path, identity: str | None) -> Job:
+    """Check a request and the folders that it names; nothing is written.
+
+    Args:
+        request: what is asked for.
+        out: folder of the run.
+        identity: fingerprint of the target. Without it, what depends on it is not checked.
+
+    Raises:
+        DraftgaugeError: for whatever would stop the run later.
+    """
+    check_compression(request.compression)
+    config = target_config(request)
+    drafter = drafter_config(request, config, identity or "")
+    length = min(request.length, drafter.context)
+    if request.depths + 2 > length:
+        raise DraftgaugeError(f"{request.depths} draft steps do not fit the {length} tokens that the target takes: lower depths")
+    source_of(request)
+    check_tracker(request.track)
+    check_warm_start(request, drafter)
+    check_out(out, request, identity)
+    text = config.get_text_config()
+    both = tap_plan(text, True, True, request.taps) if request.features == "cached" else TapPlan()
+    place = torch.device(request.device) if request.device else torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    job = Job(request, out, drafter, TapPlan(drafter.hidden_layers, drafter.kv_layers), both, place, length)
+    if identity is not None:
+        existing_answers(request, job.answers, identity)
+    if request.features == "cached":
+        check_cache_folder(job.cache, {"length": length} | ({"target_fingerprint": identity} if identity is not None else {}))
+    return job
+
+
+def check_warm_start(request: TrainRequest, drafter: ReuseConfig) -> None:
+    """Check that a warm start is from a ``hidden`` drafter of the same target and shape.
+
+    Raises:
+        DraftgaugeError: saying what differs.
+    """
+    if request.warm_start is None:
+        return
+    if request.reuse not in WARM_DESIGNS:
+        raise DraftgaugeError(f"a warm start is for the designs {' and '.join(WARM_DESIGNS)}, not for {request.reuse}")
+    folder = request.warm_start
+    hidden = from_mapping(ReuseConfig, read_description(folder)["config"], str(folder))
+    if hidden.design != "hidden":
+        raise ModelError(f"a warm start is from a drafter of the design hidden, and {folder} holds one of the design {hidden.design}")
+    if drafter.target_fingerprint and hidden.target_fingerprint != drafter.target_fingerprint:
+        raise ModelError(f"the drafter in {folder} was trained for another target: train a hidden drafter for this one first")
+    for name in ("intermediate_size", "hidden_layers", "draft_vocabulary"):
+        ours, theirs = getattr(drafter, name), getattr(hidden, name)
+        if ours != theirs:
+            raise ModelError(f"a warm start needs the same shape: {name} of the drafter in {folder} is {theirs}, and {ours} is asked for")
+
+
+def check_out(out: Path, request: TrainRequest, identity: str | None) -> None:
+    """Check that a folder is new or holds the run that is asked for.
+
+    Raises:
+        DraftgaugeError: naming the settings that differ.
+    """
+    path = out / RUN_NAME
+    if not path.exists():
+        foreign = [child.name for child in out.iterdir() if not child.name.startswith(".")] if out.is_dir() else []
+        if foreign:
+            raise DraftgaugeError(f"{out} holds {', '.join(sorted(foreign)[:3])}, which is no training run: choose an empty folder")
+        return
+    found = _read_run(path)
+    wanted = {**request.identity(), "target_fingerprint": identity}
+    known = {**found["request"], "target_fingerprint": found["target_fingerprint"] if identity is not None else None}
+    off = sorted(key for key in wanted.keys() | known.keys() if wanted.get(key) != known.get(key))
+    if off:
+        shown = ", ".join(f"{key} {known.get(key)} there, {wanted.get(key)} here" for key in off[:4])
+        raise DraftgaugeError(f"{out} holds another run ({shown}): choose another folder, or ask for the same")
+
+
+def open_run(job: Job) -> None:
+    """Say in the run's folder what it is, before any work."""
+    require_writable(job.out)
+    path = job.out / RUN_NAME
+    if not path.exists():
+        made = {
+            "schema": SCHEMA,
+            "request": job.request.identity(),
+            "target_fingerprint": job.config.target_fingerprint,
+            "command": command_line(),
+            "created": timestamp(),
+            "environment": environment(),
+        }
+        atomic_write_text(path, json.dumps(made, indent=1) + "\n")
+
+
+def _read_run(path: Path) -> Mapping[str, Any]:
+    try:
+        found = json.loads(path.read_text(encoding="utf-8"))
+    except ValueError as error:
+        raise DraftgaugeError(f"{path} is not JSON: choose another folder") from error
+    if not isinstance(found, dict) or found.get("schema") != SCHEMA:
+        raise DraftgaugeError(f"{path} does not describe a training run of schema {SCHEMA}: choose another folder")
+    return found

@@ -1,0 +1,180 @@
+"""What a training run is asked to do, and what it did."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from math import cos, pi
+from pathlib import Path
+from typing import Any
+
+from draftgauge.core.config import to_mapping
+from draftgauge.core.errors import DraftgaugeError
+
+LOSSES = ("kl", "cross-entropy", "greedy")
+FEATURES = ("online", "cached")
+PRECISIONS = ("auto", "fp32", "bf16")
+TRACKERS = ("tensorboard", "wandb", "trackio")
+
+# What decides where a run ends; everything else only decides how it gets there.
+INCIDENTAL = frozenset({"device", "answers", "cache", "checkpoint_every", "log_every", "track", "threads", "trust_remote_code"})
+
+
+@dataclass(frozen=True)
+class TrainRequest:
+    """How to train one drafter. Order of data, loss and optimiser follow from it alone, whatever the design.
+
+    Attributes:
+        target: a folder, a model id of the hub, or ``reference``.
+        reuse: design of the drafter: hidden, kv, hybrid, cross or none.
+        layers: of the drafter; more than one for ``kv`` and ``none`` only.
+        injection: how keys and values of several target layers enter: concat, project or project-rope.
+        taps: decoder layers of the target to read, counted from 0; the family's default if None.
+        intermediate_size: width of the drafter's MLP; the target's if None. The study sets it to match capacities.
+        draft_vocabulary: size of the vocabulary that the drafter proposes from, the most frequent tokens of the answers; 0 for all.
+        depths: K, drafted tokens that training unrolls from every anchor.
+        length: longest conversation in tokens; longer ones are cut at their end.
+        prompts: prompt file whose prompts the target answers; for the bundled target, generated questions if None.
+        questions: how many generated questions, or at most how many prompts of the file; None takes the whole file.
+        new_tokens: longest answer.
+        data_seed: which questions are generated.
+        answers: file of the answers, made where it is missing; in the run's own folder if None. Runs that share it share their data.
+        features: ``online`` (target forward inside the step) or ``cached`` (computed once, to disk).
+        cache: folder of the cached features; in the run's own folder if None.
+        warm_start: folder of a trained ``hidden`` drafter to start a ``hybrid`` or ``cross`` one from.
+        steps: optimiser steps.
+        batch: conversations a step.
+        accumulation: parts into which a step's conversations are split, to save memory.
+        learning_rate: peak; chosen by the target's width if None.
+        warmup: share of the steps in which the rate rises; it falls as a cosine from there to ``final_rate`` of the peak.
+        final_rate: last learning rate as a share of the peak.
+        weight_decay: of AdamW, on matrices only.
+        clip: largest norm of the gradient.
+        loss: ``kl`` to the target's distribution; ``cross-entropy`` to it (the same gradient, another figure); ``greedy``:
+            cross-entropy to the target's most probable token.
+        step_decay: depth k weighs ``step_decay ** k``, as in EAGLE-3's training.
+        seed: of the drafter's start and of the order of the data.
+        precision: of the arithmetic: auto (bfloat16 where the hardware has it), fp32 or bf16. Weights and optimiser are float32.
+        compile: run the loss of every step through ``torch.compile``, where its result agrees.
+        compression: of the target.
+        device: to train on; a GPU where there is one.
+        checkpoint_every: steps between checkpoints.
+        log_every: steps between rows of the log.
+        track: also log to tensorboard, wandb or trackio.
+        threads: of torch; left as they are if None.
+        trust_remote_code: run Python code that comes with the target.
+
+    Raises:
+        DraftgaugeError: for a value out of its range.
+    """
+
+    target: str = "reference"
+    reuse: str = "hybrid"
+    layers: int = 1
+    injection: str = "project-rope"
+    taps: tuple[int, ...] | None = None
+    intermediate_size: int | None = None
+    draft_vocabulary: int = 0
+    depths: int = 7
+    length: int = 1024
+    prompts: Path | None = None
+    questions: int | None = 3000
+    new_tokens: int = 160
+    data_seed: int = 0
+    answers: Path | None = None
+    features: str = "online"
+    cache: Path | None = None
+    warm_start: Path | None = None
+    steps: int = 1500
+    batch: int = 8
+    accumulation: int = 1
+    learning_rate: float | None = None
+    warmup: float = 0.05
+    final_rate: float = 0.05
+    weight_decay: float = 0.01
+    clip: float = 1.0
+    loss: str = "kl"
+    step_decay: float = 0.8
+    seed: int = 0
+    precision: str = "auto"
+    compile: bool = False
+    compression: str = "none"
+    device: str | None = None
+    checkpoint_every: int = 100
+    log_every: int = 10
+    track: str | None = None
+    threads: int | None = None
+    trust_remote_code: bool = False
+
+    def __post_init__(self) -> None:
+        at_least_one = ("layers", "depths", "steps", "batch", "accumulation", "new_tokens", "checkpoint_every", "log_every")
+        for name in (*at_least_one, "questions", "threads", "intermediate_size"):
+            value = getattr(self, name)
+            if value is not None and value < 1:
+                raise DraftgaugeError(f"{name} must be at least 1, not {value}")
+        for name, choices in (("loss", LOSSES), ("features", FEATURES), ("precision", PRECISIONS), ("track", (None, *TRACKERS))):
+            if getattr(self, name) not in choices:
+                shown = ", ".join(choice for choice in choices if choice)
+                raise DraftgaugeError(f"{name} must be one of {shown}, not {getattr(self, name)!r}")
+        self._check_ranges()
+
+    def _check_ranges(self) -> None:
+        if self.depths + 2 > self.length:
+            raise DraftgaugeError(
+                f"{self.depths} draft steps do not fit a sequence of {self.length} tokens, which has room for {max(0, self.length - 2)}: "
+                "lower depths or raise length"
+            )
+        if self.batch % self.accumulation:
+            raise DraftgaugeError(f"a batch of {self.batch} conversations cannot be split into {self.accumulation} equal parts")
+        if not 0 <= self.warmup < 1:
+            raise DraftgaugeError(f"warmup is a share of the steps, at least 0 and below 1, not {self.warmup}")
+        if self.clip <= 0 or (self.learning_rate is not None and self.learning_rate <= 0):
+            raise DraftgaugeError("clip and learning_rate must be above 0")
+        if not 0 < self.step_decay <= 1 or not 0 <= self.final_rate <= 1 or self.weight_decay < 0:
+            raise DraftgaugeError("step_decay must be above 0 and at most 1, final_rate between 0 and 1, weight_decay at least 0")
+        if self.cache is not None and self.features == "online":
+            raise DraftgaugeError("a cache folder is given, but features are computed online: ask for cached features too")
+
+    def identity(self) -> dict[str, Any]:
+        """Everything that decides where the run ends, ready for JSON."""
+        return {key: value for key, value in to_mapping(self).items() if key not in INCIDENTAL}
+
+    def rate(self, step: int, hidden_size: int) -> float:
+        """The learning rate of a step, counted from 0."""
+        peak = self.learning_rate or default_rate(hidden_size)
+        rising = max(1, round(self.warmup * self.steps))
+        if step < rising:
+            return peak * (step + 1) / rising
+        done = (step - rising) / max(1, self.steps - rising)
+        return peak * (self.final_rate + (1 - self.final_rate) * (1 + cos(pi * done)) / 2)
+
+
+def default_rate(hidden_size: int) -> float:
+    """Peak learning rate for a target of some width: 2e-3 at 256, falling with the width to 1.25e-4 at 4096."""
+    return 0.512 / hidden_size
+
+
+@dataclass(frozen=True)
+class TrainResult:
+    """What a run did.
+
+    Attributes:
+        folder: of the drafter.
+        design: of the drafter.
+        parameters: trained ones.
+        steps: optimiser steps.
+        tokens: answer positions that were trained on, each from all K depths.
+        seconds: spent in steps, over all parts of an interrupted run.
+        tokens_per_second: answer positions a second.
+        loss: mean of the last tenth of the steps, in nats.
+        peak_memory_gib: of the process on a CPU, of the device on a GPU.
+    """
+
+    folder: Path
+    design: str
+    parameters: int
+    steps: int
+    tokens: int
+    seconds: float
+    tokens_per_second: float
+    loss: float
+    peak_memory_gib: float

@@ -1,0 +1,100 @@
+"""The figures of a run: a log of its own, and whichever tracker is asked for and installed."""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, Protocol
+
+from draftgauge.core.errors import MissingLibraryError
+
+LOG_NAME = "log.jsonl"
+PROJECT = "draftgauge"
+
+
+class Tracker(Protocol):
+    """Takes the figures of a step."""
+
+    def log(self, step: int, row: Mapping[str, float]) -> None:
+        """Add the figures of a step."""
+        ...
+
+    def close(self) -> None:
+        """Write what is left."""
+        ...
+
+
+class LogFile:
+    """One JSON object a line. Rows after ``step``, which an interrupted run wrote beyond its last checkpoint, are cut off."""
+
+    def __init__(self, path: Path, step: int) -> None:
+        kept = [line for line in _whole_lines(path) if json.loads(line)["step"] <= step]
+        path.write_text("".join(kept), encoding="utf-8")
+        self._file = path.open("a", encoding="utf-8")
+
+    def log(self, step: int, row: Mapping[str, float]) -> None:
+        """Append a row."""
+        self._file.write(json.dumps({"step": step, **{key: _rounded(value) for key, value in row.items()}}) + "\n")
+        self._file.flush()
+
+    def close(self) -> None:
+        """Close the file."""
+        self._file.close()
+
+
+class _TensorBoard:
+    def __init__(self, folder: Path, settings: Mapping[str, Any]) -> None:
+        from torch.utils.tensorboard import SummaryWriter
+
+        self._writer = SummaryWriter(str(folder / "tensorboard"))
+        self._writer.add_text("request", json.dumps(settings, indent=1))
+
+    def log(self, step: int, row: Mapping[str, float]) -> None:
+        for key, value in row.items():
+            self._writer.add_scalar(key, value, step)
+
+    def close(self) -> None:
+        self._writer.close()
+
+
+class _Runs:
+    """Weights & Biases and trackio, which has the same interface."""
+
+    def __init__(self, library: str, folder: Path, settings: Mapping[str, Any]) -> None:
+        self._library: Any = importlib.import_module(library)
+        self._library.init(project=PROJECT, name=folder.name, config=dict(settings))
+
+    def log(self, step: int, row: Mapping[str, float]) -> None:
+        self._library.log(dict(row), step=step)
+
+    def close(self) -> None:
+        self._library.finish()
+
+
+def check_tracker(name: str | None) -> None:
+    """Raise ``MissingLibraryError`` if a tracker's library is not installed."""
+    if name is not None and importlib.util.find_spec(name) is None:
+        raise MissingLibraryError(f"tracking with {name} needs that library: pip install {name}")
+
+
+def open_trackers(name: str | None, folder: Path, settings: Mapping[str, Any], step: int) -> list[Tracker]:
+    """The run's own log, resumed after ``step``, and the tracker that is asked for."""
+    trackers: list[Tracker] = [LogFile(folder / LOG_NAME, step)]
+    if name == "tensorboard":
+        trackers.append(_TensorBoard(folder, settings))
+    elif name is not None:
+        trackers.append(_Runs(name, folder, settings))
+    return trackers
+
+
+def _whole_lines(path: Path) -> list[str]:
+    if not path.exists():
+        return []
+    return [line for line in path.read_text(encoding="utf-8").splitlines(keepends=True) if line.endswith("\n")]
+
+
+def _rounded(value: float) -> float:
+    return float(f"{value:.6g}")

@@ -1,0 +1,63 @@
+"""Evaluating a trained drafter, from the API and from the command line."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from draftgauge.api.evaluate import evaluate
+from draftgauge.cli.main import app
+from draftgauge.core.errors import ModelError
+from draftgauge.training.reuse.request import TrainRequest
+from draftgauge.training.reuse.train import train_drafter
+from tiny import save_tiny
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """With a target, prompts and a drafter trained for a moment."""
+    place = tmp_path_factory.mktemp("evaluate")
+    target = save_tiny(place / "target", num_hidden_layers=3)
+    (place / "prompts.jsonl").write_text("\n".join(json.dumps({"prompt": text, "task": text[0]}) for text in ("one", "two", "only")))
+    request = TrainRequest(str(target), "hidden", prompts=place / "prompts.jsonl", new_tokens=12, length=40, depths=3, steps=2, batch=2)
+    train_drafter(request, place / "drafter")
+    return place
+
+
+def test_rows(folder: Path) -> None:
+    rows = evaluate(folder / "drafter", prompts=folder / "prompts.jsonl", max_new_tokens=8, depths=4)
+    depths = [row for row in rows if "depth" in row]
+    assert [row["depth"] for row in depths] == [0, 1, 2, 3]
+    assert all({"alpha", "low", "high"} <= row.keys() for row in depths)
+    (whole,) = (row for row in rows if "mat" in row)
+    assert {"mat", "retention", "live_mat", "tree_mat", "tokens_per_second"} <= whole.keys()
+    assert whole["texts"] == 3
+    assert whole["live_minus_forced"] == 0.0
+    assert whole["live_mismatched_prompts"] == 0
+    assert {row["task"] for row in rows if "task" in row} == {"o", "t"}
+    assert {row["distance"] for row in rows if "distance" in row} == {"1-4", "5-16", "17-64", ">64"}
+
+
+def test_command_line(folder: Path, tmp_path: Path) -> None:
+    command = ["evaluate", str(folder / "drafter"), "--prompts", str(folder / "prompts.jsonl"), "--max-new-tokens", "8", "--per-task", "1"]
+    result = CliRunner().invoke(app, [*command, "--json", str(tmp_path / "rows.json")])
+    assert result.exit_code == 0, result.output
+    rows = json.loads((tmp_path / "rows.json").read_text())["rows"]
+    assert sum("alpha" in row for row in rows) == 3
+    assert next(row for row in rows if "mat" in row)["texts"] == 2
+
+
+def test_no_drafter_there(folder: Path) -> None:
+    with pytest.raises(ModelError, match="holds no trained drafter"):
+        evaluate(folder / "target")
+    result = CliRunner().invoke(app, ["evaluate", str(folder / "target")])
+    assert result.exit_code == 2
+
+
+def test_another_target(folder: Path, tmp_path: Path) -> None:
+    other = save_tiny(tmp_path / "other", seed=1, num_hidden_layers=3)
+    with pytest.raises(ModelError, match="another target"):
+        evaluate(folder / "drafter", target=str(other))

@@ -1,0 +1,88 @@
+"""Profiling at a temperature above 0: recorded, resumed and replayed by the same verbs."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from draftgauge.api.bench import bench_run
+from draftgauge.api.profile import profile
+from draftgauge.api.replay import replay_rows
+from draftgauge.core.errors import DraftgaugeError, TraceError
+from draftgauge.traces.manifest import Manifest
+from draftgauge.traces.reader import read_trace
+from tiny import save_tiny, tiny_model, tiny_tokenizer
+
+SETTINGS: dict[str, Any] = {"gamma_max": 3, "max_new_tokens": 8, "repeats": 1, "temperature": 1.2, "top_k": 40}
+
+
+@pytest.fixture(scope="module")
+def models(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+    """A target, a draft with the same weights but for some noise, and a prompt file."""
+    folder = tmp_path_factory.mktemp("models")
+    draft = tiny_model()
+    generator = torch.Generator().manual_seed(5)
+    with torch.no_grad():
+        for parameter in draft.parameters():
+            parameter += 0.1 * parameter.std() * torch.randn(parameter.shape, generator=generator)
+    draft.save_pretrained(folder / "draft")
+    tiny_tokenizer().save_pretrained(folder / "draft")
+    lines = [{"prompt": f"prompt number {n}", "task": "even" if n % 2 == 0 else "odd"} for n in range(5)]
+    (folder / "prompts.jsonl").write_text("\n".join(map(json.dumps, lines)))
+    return {"target": save_tiny(folder / "target"), "draft": folder / "draft", "prompts": folder / "prompts.jsonl"}
+
+
+@pytest.fixture(scope="module")
+def run(models: dict[str, Any], tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return profile(**models, out=tmp_path_factory.mktemp("run"), **SETTINGS)[0]
+
+
+def test_a_sampled_run_says_how_it_was_drawn(run: Path) -> None:
+    manifest, trace = Manifest.load(run), read_trace(run)
+    assert (manifest.temperature, manifest.top_k, manifest.top_p, manifest.complete) == (1.2, 40, 1.0, True)
+    assert trace.sampled is not None
+    assert 0.05 < np.nanmean(trace.sampled.acceptance) < 1
+    assert len({tuple(trace.token[a:b]) for a, b in zip(trace.offsets[:-1], trace.offsets[1:], strict=True)}) == 5
+
+
+def test_an_interrupted_run_goes_on_with_the_same_draws(models: dict[str, Any], run: Path, tmp_path: Path) -> None:
+    def stop(what: str, done: int, total: int) -> None:
+        if what.startswith("record") and done >= 3:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        profile(**models, out=tmp_path, progress=stop, **SETTINGS)
+    profile(**models, out=tmp_path, **SETTINGS)
+    whole, resumed = read_trace(run), read_trace(tmp_path)
+    np.testing.assert_array_equal(resumed.token, whole.token)
+    np.testing.assert_array_equal(resumed.sampled.draft_token, whole.sampled.draft_token)
+    np.testing.assert_array_equal(resumed.sampled.survival, whole.sampled.survival)
+    with pytest.raises(TraceError, match="seed: 0, not 1"):
+        profile(**models, out=tmp_path, seed=1, **SETTINGS)
+    with pytest.raises(TraceError, match=r"temperature: 1.2, not 0.0"):
+        profile(**models, out=tmp_path, **SETTINGS | {"temperature": 0.0})
+
+
+def test_sampled_runs_replay_to_the_same_rows(run: Path) -> None:
+    found = replay_rows(run, ["none", "fixed", "hf-heuristic", "cumulative-confidence"])
+    rows = {row["policy"]: row for row in found if row["task"] == "all"}
+    assert rows["none"]["tokens_per_step"] == 1
+    assert 1 < rows["fixed:1"]["tokens_per_step"] < rows["fixed:3"]["tokens_per_step"]
+    assert rows["fixed:2"]["steps"] != int(rows["fixed:2"]["steps"]), "an expectation"
+    assert all(row["tokens"] == rows["none"]["tokens"] for row in rows.values())
+    assert rows["hindsight"]["tokens_per_second"] >= rows["none"]["tokens_per_second"]
+
+
+def test_what_sampling_cannot_do_is_refused(models: dict[str, Any], run: Path, tmp_path: Path) -> None:
+    with pytest.raises(DraftgaugeError, match="drafter language_model, not prompt_lookup"):
+        profile(**models, out=tmp_path / "a", drafter="prompt_lookup", **SETTINGS)
+    with pytest.raises(DraftgaugeError, match="top_p"):
+        profile(**models, out=tmp_path / "a", **SETTINGS, top_p=1.5)
+    assert not (tmp_path / "a").exists()
+    with pytest.raises(DraftgaugeError, match="sampled decoding"):
+        bench_run(run)

@@ -1,0 +1,142 @@
+"""A trained drafter named by its folder, through generate, profile, replay and bench: lossless, recorded, and only on its own target."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from typer.testing import CliRunner
+
+from draftgauge.api.bench import bench_pair, bench_run
+from draftgauge.api.generate import generate
+from draftgauge.api.pair import load_pair
+from draftgauge.api.profile import profile
+from draftgauge.api.replay import replay_rows
+from draftgauge.api.runs import load_pair_of
+from draftgauge.cli.main import app
+from draftgauge.core.errors import DraftgaugeError, ModelError, TraceError
+from draftgauge.drafters.reuse import new_net, reuse_config, save_drafter, target_fingerprint
+from draftgauge.drafters.reuse.live import ReuseDrafter
+from draftgauge.models.loading import load_model
+from draftgauge.traces.manifest import Manifest
+from draftgauge.traces.reader import read_trace
+from tiny import save_tiny
+
+SMALL: dict[str, Any] = {"device": "cpu", "max_new_tokens": 12}
+
+
+def save_random(folder: Path, target: Path, design: str, seed: int = 0) -> Path:
+    """A drafter as new as training would start it, saved."""
+    module = load_model(target, device="cpu").module
+    config = reuse_config(module.config, design, target_fingerprint=target_fingerprint(module), target_source=str(target))
+    save_drafter(folder, new_net(config, module, seed), {})
+    return folder
+
+
+@pytest.fixture(scope="module")
+def models(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    folder = tmp_path_factory.mktemp("models")
+    target = save_tiny(folder / "target", num_hidden_layers=4)
+    lines = [json.dumps({"prompt": f"prompt number {n}", "task": "a"}) for n in range(3)]
+    (folder / "prompts.jsonl").write_text("\n".join(lines))
+    drafters = {design: save_random(folder / design, target, design) for design in ("hybrid", "kv", "none")}
+    return {
+        "target": target,
+        "prompts": folder / "prompts.jsonl",
+        "other": save_tiny(folder / "other", seed=1, num_hidden_layers=4),
+    } | drafters
+
+
+@pytest.fixture(scope="module")
+def recorded(models: dict[str, Path], tmp_path_factory: pytest.TempPathFactory) -> Path:
+    out = tmp_path_factory.mktemp("run") / "trace"
+    profile(target=models["target"], drafter=models["hybrid"], prompts=models["prompts"], out=out, gamma_max=3, repeats=1, **SMALL)
+    return out
+
+
+@pytest.mark.parametrize("design", ["hybrid", "kv", "none"])
+def test_generating_is_lossless(models: dict[str, Path], design: str) -> None:
+    pair = load_pair(models["target"], drafter=models[design], device="cpu")
+    assert (pair.drafter_kind, pair.draft) == ("reuse", None)
+    assert isinstance(pair.drafter(), ReuseDrafter)
+    plain, _ = generate(pair, "hello", None, max_new_tokens=20)
+    text, how = generate(pair, "hello", "fixed:3", max_new_tokens=20)
+    assert text == plain
+    assert sum(step.drafted for step in how.steps) > 20
+    one, same = (generate(pair, "hello", "fixed:3", max_new_tokens=20, temperature=1.0, seed=4)[0] for _ in range(2))
+    assert one == same
+
+
+@pytest.mark.parametrize("compression", ["bf16", "int8"])
+def test_a_drafter_follows_its_target_into_any_compression(models: dict[str, Path], compression: str) -> None:
+    pair = load_pair(models["target"], drafter=models["hybrid"], compression=compression, device="cpu")
+    assert pair.reuse is not None
+    assert {parameter.dtype for parameter in pair.reuse.net.parameters()} == {pair.target.spec.dtype}
+    _, how = generate(pair, "hello", "fixed:3", max_new_tokens=12)
+    assert len(how.tokens) == 12
+    assert sum(step.drafted for step in how.steps) > 10
+
+
+def test_a_recorded_run_names_its_drafter_and_can_be_replayed(models: dict[str, Path], recorded: Path) -> None:
+    manifest, trace = Manifest.load(recorded), read_trace(recorded)
+    assert manifest.complete
+    assert manifest.drafter == "reuse"
+    assert manifest.draft is not None
+    assert (manifest.draft.source, manifest.draft.family) == (str(models["hybrid"]), "reuse-hybrid")
+    assert (trace.drafted[:5] == 3).all()
+    assert np.isfinite(trace.confidence[:5]).all()
+    assert any(row["policy"] == "fixed:2" for row in replay_rows(recorded, ["fixed"]))
+    assert load_pair_of(manifest, device="cpu").drafter_kind == "reuse"
+
+
+def test_another_drafter_in_its_place_is_noticed(models: dict[str, Path], recorded: Path, tmp_path: Path) -> None:
+    target, place = models["target"], tmp_path / "drafter"
+    shutil.copytree(models["kv"], place)
+    profile(target=target, drafter=place, prompts=models["prompts"], out=tmp_path / "run", gamma_max=3, repeats=1, limit=1, **SMALL)
+    shutil.rmtree(place)
+    save_random(place, target, "kv", seed=1)
+    with pytest.raises(TraceError, match=r"the draft at .* is not the model"):
+        load_pair_of(Manifest.load(tmp_path / "run"), device="cpu")
+
+
+def test_benching_with_and_without_a_run(models: dict[str, Path], recorded: Path) -> None:
+    options: dict[str, Any] = {"rounds": 1, "device": "cpu", "limit": 2}
+    rows = bench_run(recorded, ["fixed:2"], **options)
+    rows += bench_run(recorded, ["fixed:2"], drafter=models["none"], **options)
+    rows += bench_run(recorded, ["fixed:2"], drafter="prompt_lookup", **options)
+    rows += bench_pair(["fixed:2"], drafter=models["kv"], prompts=models["prompts"], max_new_tokens=12, **options)
+    assert sum(row["policy"] == "fixed:2" and row["task"] == "all" for row in rows) == 4
+    assert {row["policy"] for row in rows} == {"plain", "fixed:2", "transformers-generate"}
+    assert all(row["mismatches"] == 0 for row in rows)
+
+
+def test_what_is_no_drafter_for_this_target_is_refused(models: dict[str, Path], tmp_path: Path) -> None:
+    with pytest.raises(ModelError, match="trained for another target"):
+        load_pair(models["other"], drafter=models["hybrid"], device="cpu")
+    with pytest.raises(DraftgaugeError, match="unknown drafter 'oracle': choose language_model, prompt_lookup, or give the folder"):
+        load_pair(models["target"], drafter="oracle")
+    with pytest.raises(DraftgaugeError, match="unknown drafter"):
+        profile(target=models["target"], drafter=models["target"], prompts=models["prompts"], out=tmp_path / "run")
+    assert not (tmp_path / "run").exists()
+
+
+def test_the_command_line_takes_a_drafters_folder(models: dict[str, Path], recorded: Path, tmp_path: Path) -> None:
+    def bench(*arguments: object):
+        return CliRunner().invoke(app, ["bench", *map(str, arguments), "--rounds", "1", "--device", "cpu", "--limit", "1"])
+
+    rows = tmp_path / "rows.json"
+    named = ("--drafter", models["hybrid"], "--prompts", models["prompts"], "--max-new-tokens", 12)
+    result = bench(*named, "--policy", "fixed:3", "--json", rows)
+    assert result.exit_code == 0, result.output
+    assert [row["mismatches"] for row in json.loads(rows.read_text())["rows"]] == [0] * 6  # three arms, by task and all together
+    result = bench(recorded, "--drafter", models["none"], "--policy", "fixed:3", "--json", rows)
+    assert result.exit_code == 0, result.output
+    assert bench(recorded, "--target", models["target"]).exit_code == 2
+    assert bench("--drafter", tmp_path).exit_code == 2
+    arguments = ["--target", str(models["target"]), "--drafter", str(models["kv"]), "--max-new-tokens", "12"]
+    generated = CliRunner().invoke(app, ["generate", "hello", *arguments])
+    assert generated.exit_code == 0, generated.output

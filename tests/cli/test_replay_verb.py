@@ -1,0 +1,163 @@
+"""``draftgauge replay`` on written traces: which prompts it judges on, what it warns of, what it refuses."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow.parquet as pq
+import pytest
+from typer.testing import CliRunner, Result
+
+from draftgauge.cli.main import app
+from draftgauge.policies.fitted import FITTED, FittedPolicy, save_fitted
+from draftgauge.policies.fixed import FixedLength
+from draftgauge.traces.costs import CostCurve
+from draftgauge.traces.manifest import COSTS_NAME
+from draftgauge.traces.writer import TraceWriter
+from synthetic import synthetic_manifest, synthetic_records
+
+GAMMA_MAX, LENGTH = 4, 20
+KEYS = {"policy", "compression", "task", "split", "tokens_per_step", "tokens_per_second", "gain", "gain_low", "gain_high", "captured"}
+
+
+def write_run(folder: Path, prompts: int, device: str = "cpu") -> Path:
+    verify = tuple((0.01 + 0.001 * np.arange(GAMMA_MAX + 1)).tolist())
+    draft = tuple((0.002 * np.arange(GAMMA_MAX + 1)).tolist())
+    costs = CostCurve((0,), (verify,), (verify,), (verify,), (draft,), (draft,), (draft,), 0.0, (0.01,), "none", device, "float32")
+    with TraceWriter(folder, synthetic_manifest(prompts, GAMMA_MAX, LENGTH)) as writer:
+        for record in synthetic_records(1, prompts, LENGTH, GAMMA_MAX):
+            writer.add(record)
+    costs.save(folder / COSTS_NAME)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """24 prompts, 8 of each split."""
+    return write_run(tmp_path_factory.mktemp("runs") / "run", 24)
+
+
+@pytest.fixture
+def fitted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> FittedPolicy:
+    """A kind of policy that is fitted to draft two tokens."""
+    monkeypatch.setitem(FITTED, "two", lambda parameters, gamma_max, costs: FixedLength(2))
+    return FittedPolicy("two", GAMMA_MAX, (), {}, trained_on=("code/p0", "math/p1", "chat/p2", "elsewhere/p8"))
+
+
+def invoke(*arguments: object) -> Result:
+    return CliRunner().invoke(app, ["replay", *(str(argument) for argument in arguments)])
+
+
+def rows_of(path: Path) -> list[dict[str, Any]]:
+    return list(json.loads(path.read_text())["rows"])
+
+
+def message(result: Result) -> str:
+    return " ".join(result.stderr.split())
+
+
+def test_test_prompts_are_judged_on_where_there_are_training_ones(run: Path, tmp_path: Path) -> None:
+    result = invoke(run, "-p", "fixed", "-p", "cumulative-confidence", "--json", tmp_path / "r.json")
+    assert result.exit_code == 0, result.output
+    assert "warning" not in result.stderr
+    rows = rows_of(tmp_path / "r.json")
+    assert all(set(row) >= KEYS for row in rows)
+    assert {row["task"] for row in rows} == {"code", "math", "chat", "summarization", "all"}
+    pooled = {row["policy"]: row for row in rows if row["task"] == "all"}
+    assert set(pooled) == {"none", "fixed:1", "fixed:2", "fixed:3", "fixed:4", "cumulative-confidence", "hindsight"}
+    assert {(row["split"], row["prompts"], row["best_fixed_from"]) for row in pooled.values()} == {("test", 8, "train")}
+    best = pooled["hindsight"]["best_fixed_gamma"]
+    assert pooled[f"fixed:{best}" if best else "none"]["gain"] == 0
+    assert pooled["hindsight"]["captured"] == pytest.approx(1)
+    assert "Test prompts" in result.stdout
+
+
+def test_all_prompts_on_demand(run: Path, tmp_path: Path) -> None:
+    assert invoke(run, "--split", "all", "-p", "none", "--json", tmp_path / "r.json").exit_code == 0
+    rows = [row for row in rows_of(tmp_path / "r.json") if row["task"] == "all"]
+    assert {(row["split"], row["prompts"], row["best_fixed_from"]) for row in rows} == {("all", 24, "same prompts")}
+
+
+def test_a_sweep_gives_the_rows_of_every_cost_ratio(run: Path, tmp_path: Path) -> None:
+    result = invoke(run, "-p", "cumulative-confidence", "--sweep", ".04,.5", "--json", tmp_path / "r.json")
+    assert result.exit_code == 0, result.output
+    rows = [row for row in rows_of(tmp_path / "r.json") if row["task"] == "all"]
+    for ratio in (0.04, 0.5):
+        assert {"none", "cumulative-confidence", "hindsight"} <= {row["policy"] for row in rows if row["cost_ratio"] == ratio}
+    assert {row["cost_ratio"] for row in rows} == {0.04, 0.5}
+    best = {row["cost_ratio"]: row["best_fixed_gamma"] for row in rows}
+    assert best[0.04] > best[0.5]
+
+
+def test_prompts_that_a_policy_was_fitted_on_are_counted(run: Path, tmp_path: Path, fitted: FittedPolicy) -> None:
+    save_fitted(fitted, tmp_path / "two.json")
+    unseen = invoke(run, "-p", tmp_path / "two.json")
+    assert unseen.exit_code == 0, unseen.output
+    assert "warning" not in unseen.stderr
+    seen = invoke(run, "-p", tmp_path / "two.json", "--split", "all")
+    assert seen.exit_code == 0
+    assert "two.json was fitted on 3 of the 24 prompts that it is evaluated on" in message(seen)
+
+
+def test_costs_of_another_device_are_pointed_out(tmp_path: Path) -> None:
+    result = invoke(write_run(tmp_path / "run", 8, device="cuda"), "-p", "none")
+    assert result.exit_code == 0
+    assert "warning" in result.stderr
+    assert "measured on cuda, its trace on cpu" in message(result)
+
+
+def refused(result: Result, kept: Path) -> str:
+    """The message of a refusal that left an earlier result as it was."""
+    assert result.exit_code == 2, result.output
+    assert kept.read_text() == "precious"
+    return message(result)
+
+
+@pytest.fixture
+def kept(tmp_path: Path) -> Path:
+    """A result of an earlier command."""
+    path = tmp_path / "r.json"
+    path.write_text("precious")
+    return path
+
+
+def test_a_trace_without_a_column_is_refused(run: Path, tmp_path: Path, kept: Path) -> None:
+    shutil.copytree(run, tmp_path / "run")
+    shard = tmp_path / "run" / "positions-00000.parquet"
+    pq.write_table(pq.read_table(shard).drop_columns(["margin"]), shard)
+    said = refused(invoke(tmp_path / "run", "-p", "cumulative-confidence", "--json", kept), kept)
+    assert "margin" in said
+
+
+@pytest.mark.parametrize("change", [{"gamma_max": 9}, {"policy": "three"}])
+def test_a_policy_fitted_for_something_else_is_refused(
+    run: Path, tmp_path: Path, kept: Path, fitted: FittedPolicy, change: dict[str, Any]
+) -> None:
+    save_fitted(replace(fitted, **change), tmp_path / "p.json")
+    said = refused(invoke(run, "-p", tmp_path / "p.json", "--json", kept), kept)
+    assert ("gamma_max 9" if "gamma_max" in change else "'three'") in said
+
+
+@pytest.mark.parametrize(
+    ("arguments", "expected"),
+    [
+        (("--split", "validation", "--tasks", "code"), "validation split of this trace has 2 prompts"),
+        (("--split", "dev"), "no split 'dev'"),
+        (("--sweep", "0"), "above 0"),
+        (("--sweep", "cheap"), "--sweep"),
+        (("-p", "nowhere.json"), "nowhere.json"),
+    ],
+)
+def test_bad_options(run: Path, kept: Path, arguments: tuple[str, ...], expected: str) -> None:
+    assert expected in refused(invoke(run, *arguments, "--json", kept), kept)
+
+
+def test_too_few_test_prompts_say_what_to_do(tmp_path: Path, kept: Path) -> None:
+    said = refused(invoke(write_run(tmp_path / "run", 20), "-p", "none", "--json", kept), kept)
+    assert "the test split of this trace has 4 prompts" in said
+    assert "evaluate on all of them (split 'all')" in said

@@ -1,0 +1,90 @@
+"""``draftgauge reproduce speckv``: what it writes, and that it writes nothing where something is wrong."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner, Result
+
+from draftgauge.cli.main import app
+from draftgauge.studies.speckv import predictors
+from speckv_records import PUBLISHED, made_up_rows, write_tables
+
+
+def invoke(*arguments: object) -> Result:
+    return CliRunner().invoke(app, ["reproduce", "speckv", *(str(a) for a in arguments)])
+
+
+@pytest.fixture
+def tables(tmp_path: Path) -> tuple[Path, Path]:
+    return write_tables(tmp_path, *made_up_rows())
+
+
+def test_writes_rows_and_report(tables: tuple[Path, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(predictors, "DECISIONS", 1)
+    monkeypatch.setattr(predictors, "CANDIDATES", dict.fromkeys(predictors.CANDIDATES, predictors.CANDIDATES["Ridge"]))
+    steps, experiments = tables
+    result = invoke("--steps", steps, "--experiments", experiments, "--json", tmp_path / "new" / "s.json", "--out", tmp_path / "out")
+    assert result.exit_code == 0, result.output
+    document = json.loads((tmp_path / "new" / "s.json").read_text())
+    assert set(document) == {"command", "created", "environment", "rows"}
+    rows = document["rows"]
+    policies = {(row["policy"], row["compression"]) for row in rows if row["table"] == "policies"}
+    names = ("fixed-4", "fixed-best", "task-oracle", "SpecKV-fast", "SpecKV-accurate")
+    assert policies == {(policy, target) for policy in names for target in ("fp16", "int8", "nf4", "all")}
+    models = [row["model"] for row in rows if row["table"] == "predictors"]
+    assert models == ["Ridge", "MLP-16", "MLP-32", "RF-10", "RF-100"]
+    assert all({"test_correlation", "test_mse", "decision_ms"} <= set(row) for row in rows if row["table"] == "predictors")
+    assert [{"percent", "p_value"} <= set(row) for row in rows if row["table"] == "improvement"] == [True]
+    assert (tmp_path / "out" / "report.html").read_text().startswith("<!DOCTYPE html>")
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "message"),
+    [
+        ("acceptance_rate", "rate", "missing column acceptance_rate"),
+        ("fp16,2,code,1,", "fp12,2,code,1,", "line 3: unknown compression 'fp12'"),
+        ("fp16,2,code,1,", "fp16,2,cooking,1,", "line 3: unknown task 'cooking'"),
+        ("fp16,2,code,1,", "fp16,2,code,7,", "line 3: step 7"),
+    ],
+)
+def test_bad_tables_change_nothing(tables: tuple[Path, Path], tmp_path: Path, old: str, new: str, message: str) -> None:
+    steps, experiments = tables
+    steps.write_text(steps.read_text().replace(old, new, 1))
+    (tmp_path / "s.json").write_text("kept")
+    (tmp_path / "out").mkdir()
+    (tmp_path / "out" / "report.html").write_text("kept")
+    result = invoke("--steps", steps, "--experiments", experiments, "--json", tmp_path / "s.json", "--out", tmp_path / "out")
+    assert result.exit_code == 2
+    assert message in " ".join(result.stderr.split())
+    assert (tmp_path / "s.json").read_text() == (tmp_path / "out" / "report.html").read_text() == "kept"
+
+
+def test_destinations_are_checked_before_the_work(tables: tuple[Path, Path], tmp_path: Path) -> None:
+    steps, experiments = tables
+    before = steps.read_bytes()
+    for extra in (("--json", steps), ("--json", tmp_path), ("--json", steps / "s.json"), ("--out", steps)):
+        result = invoke("--steps", steps, "--experiments", experiments, *extra)
+        assert result.exit_code == 2, result.output
+        assert steps.read_bytes() == before
+
+
+def test_a_missing_table_is_named(tmp_path: Path) -> None:
+    result = invoke("--steps", tmp_path / "none.csv", "--json", tmp_path / "s.json")
+    assert result.exit_code == 2
+    assert "none.csv" in result.stderr.replace("\n", "")
+    assert not (tmp_path / "s.json").exists()
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not PUBLISHED.is_dir(), reason=f"the published records are not at {PUBLISHED}")
+def test_the_published_records_from_the_command_line(tmp_path: Path) -> None:
+    steps, experiments = PUBLISHED / "phase2_step_results.csv", PUBLISHED / "phase2_experiment_results.csv"
+    result = invoke("--steps", steps, "--experiments", experiments, "--json", tmp_path / "s.json", "--out", tmp_path)
+    assert result.exit_code == 0, result.output
+    rows = json.loads((tmp_path / "s.json").read_text())["rows"]
+    tokens = {row["policy"]: round(row["expected_tokens"], 2) for row in rows if row["table"] == "policies" and row["compression"] == "all"}
+    assert tokens == {"fixed-4": 3.73, "fixed-best": 5.81, "task-oracle": 4.07, "SpecKV-fast": 5.82, "SpecKV-accurate": 6.39}
+    assert all(text in result.stdout for text in ("0.6853", "0.0896", "+56.0%, p < 0.001"))

@@ -1,0 +1,100 @@
+"""Teacher-forced acceptance equals what drafting finds, position by position and in real decoding."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+
+from draftgauge.decoding.settings import DecodingSettings
+from draftgauge.diagnostics.alpha import accepted_lengths, depth_counts, known_depths, walked
+from draftgauge.diagnostics.live_acceptance import live_acceptance
+from draftgauge.diagnostics.texts import HeldOutText
+from draftgauge.drafters.reuse import ReuseNet
+from draftgauge.drafters.reuse.live import ReuseDrafter
+from draftgauge.models.base import CachedModel
+from draftgauge.models.taps import TapPlan, attach_taps
+from reuse_nets import DESIGNS, SETTINGS, net_for, target, texts
+
+DEPTHS = 4
+
+
+def follower(net: ReuseNet, model: CachedModel, settings: DecodingSettings = SETTINGS) -> ReuseDrafter:
+    taps = attach_taps(model, TapPlan(net.config.hidden_layers, net.config.kv_layers))
+    return ReuseDrafter(net, model, taps, settings.end_tokens)
+
+
+def drafted_from_every_position(net: ReuseNet, model: CachedModel, text: HeldOutText) -> list[int]:
+    """Accepted lengths found by drafting, one position after the other."""
+    drafter = follower(net, model)
+    model.forward(torch.tensor(text.tokens))
+    found = []
+    drafter.prefill(list(text.prompt))
+    for place, token in enumerate(text.output):
+        draft = drafter.propose(DEPTHS, None).tokens
+        right = 0
+        for a, b in zip(draft, text.output[place:], strict=False):
+            if a != b:
+                break
+            right += 1
+        found.append(right)
+        drafter.commit(0, [token])
+    return found
+
+
+@pytest.mark.parametrize("design", DESIGNS)
+def test_lengths_are_those_of_drafting_from_every_position(design: str) -> None:
+    model = target()
+    net, held_out = net_for(model, design), texts(model)
+    forced = accepted_lengths(net, model.module, held_out, DEPTHS, batch_tokens=60)  # several batches, some padded
+    assert [len(lengths) for lengths in forced] == [len(text.output) for text in held_out]
+    for lengths, text in zip(forced, held_out, strict=True):
+        assert lengths.tolist() == drafted_from_every_position(net, model, text)
+    assert any(lengths.any() for lengths in forced), "the drafter never agrees: the test shows nothing"
+
+
+@pytest.mark.parametrize("design", DESIGNS)
+def test_live_counts_are_those_of_the_drafts_on_the_way(design: str) -> None:
+    model = target()
+    net, held_out = net_for(model, design), texts(model)
+    end = frozenset({held_out[2].output[7]})
+    settings = DecodingSettings(max_new_tokens=24, end_tokens=end)
+    held_out = texts(model, settings=settings)
+    assert len({len(text.output) for text in held_out}) > 1, "no output ends early: the test shows less"
+    lengths = accepted_lengths(net, model.module, held_out, DEPTHS)
+    live = live_acceptance(model, follower(net, model, settings), held_out, DEPTHS, settings)
+    assert live.mismatched == 0
+    for n, text in enumerate(held_out):
+        accepted, drafted = walked(text, lengths[n], known_depths(text, DEPTHS), settings.max_new_tokens)
+        reached, right = depth_counts(accepted, drafted, DEPTHS)
+        assert live.reached[n].tolist() == reached.tolist()
+        assert live.accepted[n].tolist() == right.tolist()
+
+
+def test_a_draft_vocabulary_is_mapped_back() -> None:
+    model = target()
+    net, held_out = net_for(model, "hidden", draft_vocabulary=4), texts(model)
+    forced = accepted_lengths(net, model.module, held_out, DEPTHS)
+    for lengths, text in zip(forced, held_out, strict=True):
+        assert lengths.tolist() == drafted_from_every_position(net, model, text)
+
+
+def test_counts_by_depth() -> None:
+    # three drafts: rejected at once, accepted once of a known four, accepted to the end of a text that had two tokens left
+    reached, accepted = depth_counts(np.array([0, 1, 2]), np.array([4, 4, 2]), 4)
+    assert reached.tolist() == [3, 2, 0, 0]
+    assert accepted.tolist() == [2, 1, 0, 0]
+
+
+def test_known_depths_end_with_the_text() -> None:
+    text = HeldOutText((5, 6), (1, 2, 3, 4, 5))
+    assert known_depths(text, 3).tolist() == [3, 3, 3, 2, 1]
+    assert known_depths(HeldOutText((5,), (1, 2, 3)), 3).tolist() == [0, 2, 1]
+
+
+def test_a_walk_commits_the_accepted_and_one_more() -> None:
+    text = HeldOutText((5, 6), tuple(range(8)))
+    lengths, known = np.array([2, 9, 9, 0, 4, 9, 9, 9]), np.array([4, 4, 4, 4, 4, 3, 2, 1])
+    accepted, drafted = walked(text, lengths, known, max_new_tokens=8)
+    assert accepted.tolist() == [2, 0, 3]  # positions 0, 3 and 4; the last draft leaves room for the target's own token
+    assert drafted.tolist() == [4, 4, 3]

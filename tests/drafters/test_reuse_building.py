@@ -1,0 +1,190 @@
+"""Configurations, matched widths, seeded and warm starts."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedConfig, Qwen3Config
+
+from draftgauge.core.errors import ModelError
+from draftgauge.drafters.reuse import (
+    DESIGNS,
+    INJECTIONS,
+    count_parameters,
+    frequent_tokens,
+    matched_widths,
+    new_net,
+    reuse_config,
+    warm_start,
+)
+from draftgauge.models.reference import reference_path
+from tiny import tiny_model
+
+ROWS: list[dict[str, Any]] = [  # of the paper's step-wise table
+    {"design": "hidden"},
+    *({"design": "kv", "injection": injection} for injection in INJECTIONS),
+    *({"design": "kv", "layers": layers} for layers in (2, 3, 4)),
+    *({"design": design} for design in ("hybrid", "cross", "none")),
+]
+
+
+def bundled() -> PreTrainedConfig:
+    return AutoConfig.from_pretrained(str(reference_path()))
+
+
+def eight_billion() -> PreTrainedConfig:
+    shape = {"num_hidden_layers": 36, "num_attention_heads": 32, "num_key_value_heads": 8, "head_dim": 128}
+    return Qwen3Config(hidden_size=4096, intermediate_size=12288, vocab_size=151936, **shape)
+
+
+@pytest.mark.parametrize("target", [bundled, eight_billion])
+@pytest.mark.parametrize("draft_vocabulary", [0, 2048])
+def test_every_row_of_the_paper_within_two_percent(target, draft_vocabulary: int) -> None:
+    config = target()
+    matched = matched_widths(config, [row | {"draft_vocabulary": draft_vocabulary} for row in ROWS])
+    counts = [count_parameters(found) for found in matched]
+    assert max(counts) <= 1.02 * min(counts)
+    assert [(found.design, found.layers) for found in matched] == [(row["design"], row.get("layers", 1)) for row in ROWS]
+    hybrid = matched[7]
+    assert hybrid.intermediate_size == config.intermediate_size  # the largest of one layer keeps the target's width
+
+
+def test_parameters_of_the_hidden_design_by_hand() -> None:
+    shape = eight_billion()
+    hidden, attention, kv = 4096, 32 * 128, 8 * 128
+    fuse, mlp, norms = 3 * hidden**2, 3 * hidden * 12288, 4 * hidden
+    weights = fuse + 2 * hidden * (attention + 2 * kv) + attention * hidden + mlp + norms
+    assert count_parameters(reuse_config(shape, "hidden")) == weights + 151936 * hidden
+    assert count_parameters(reuse_config(shape, "hidden", draft_vocabulary=32000)) == weights + 32000 * hidden
+
+
+@pytest.mark.parametrize("design", DESIGNS)
+def test_the_count_is_that_of_the_network(design: str) -> None:
+    target = tiny_model(num_hidden_layers=4)
+    for kept in (None, torch.tensor([1, 5, 9])):
+        config = reuse_config(target.config, design, draft_vocabulary=0 if kept is None else 3)
+        assert count_parameters(config) == sum(weight.numel() for weight in new_net(config, target, 0, kept).parameters())
+
+
+def test_a_drafter_of_the_largest_target_needs_no_memory_on_meta() -> None:
+    with torch.device("meta"):
+        target = AutoModelForCausalLM.from_config(eight_billion())
+    config = reuse_config(target.config, "hybrid")
+    net = new_net(config, target, 0)
+    assert {weight.device.type for weight in net.parameters()} == {"meta"}
+    assert sum(weight.numel() for weight in net.parameters()) == count_parameters(config)
+
+
+def test_designs_that_cannot_be_matched() -> None:
+    with pytest.raises(ModelError, match="without its SwiGLU"):
+        matched_widths(eight_billion(), [{"design": "none"}, {"design": "kv", "layers": 24}])
+    with pytest.raises(ModelError, match="cannot be brought within"):
+        matched_widths(tiny_model().config, ROWS[:5], tolerance=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"design": "both"}, "unknown design 'both'"),
+        ({"design": "kv", "injection": "mix"}, "unknown injection 'mix'"),
+        ({"design": "hybrid", "layers": 2}, "one layer, not 2"),
+        ({"design": "kv", "layers": 0}, "at least one layer"),
+        ({"design": "kv", "intermediate_size": 0}, "intermediate size"),
+        ({"design": "kv", "draft_vocabulary": 97}, "draft vocabulary of 97"),
+        ({"design": "kv", "taps": (0, 9)}, "no layer 9"),
+    ],
+)
+def test_what_cannot_be_configured(options: dict[str, Any], message: str) -> None:
+    with pytest.raises(ModelError, match=message):
+        reuse_config(tiny_model().config, **options)
+
+
+def test_a_family_without_taps() -> None:
+    with pytest.raises(ModelError, match="gpt2"):
+        reuse_config(AutoConfig.for_model("gpt2"), "hidden")
+
+
+def test_seeds() -> None:
+    target = tiny_model(num_hidden_layers=4)
+    torch.manual_seed(0)
+    before = torch.get_rng_state()
+    one, same, other = (new_net(reuse_config(target.config, "hybrid"), target, seed) for seed in (1, 1, 2))
+    assert torch.equal(torch.get_rng_state(), before)
+    hidden = dict(new_net(reuse_config(target.config, "hidden"), target, 1).named_parameters())
+    changed = set()
+    for (name, weight), again, different in zip(one.named_parameters(), same.parameters(), other.parameters(), strict=True):
+        assert torch.equal(weight, again)
+        assert weight.dtype == torch.float32
+        if not torch.equal(weight, different):
+            changed.add(name)
+        if name in hidden:
+            assert torch.equal(weight, hidden[name]), name  # designs differ in what they reuse, not in what they start from
+    assert changed == {name for name, weight in one.named_parameters() if weight.ndim == 2} - {"head.weight"}
+    assert torch.equal(one.head.weight, target.lm_head.weight)
+
+
+@pytest.mark.parametrize("design", ["hybrid", "cross"])
+def test_warm_start(design: str) -> None:
+    target = tiny_model(num_hidden_layers=4)
+    trained = new_net(reuse_config(target.config, "hidden"), target, 1)
+    with torch.no_grad():
+        for weight in trained.parameters():
+            weight += 0.5
+    net = new_net(reuse_config(target.config, design), target, 2)
+    fresh = {name: weight.clone() for name, weight in net.named_parameters()}
+    copied = warm_start(net, trained)
+    theirs = dict(trained.named_parameters())
+    for name, weight in net.named_parameters():
+        assert torch.equal(weight, theirs[name] if name in copied else fresh[name]), name
+    missing = set(theirs) - set(copied)
+    assert missing == (set() if design == "hybrid" else {name for name in theirs if "self_attention" in name})
+    assert {"fuse.weight", "head.weight", "norm.weight", "blocks.0.mlp.down.weight", "blocks.0.token_norm.weight"} <= set(copied)
+
+
+def test_a_warm_start_of_another_kind_changes_nothing() -> None:
+    target = tiny_model(num_hidden_layers=4)
+    config = reuse_config(target.config, "hybrid")
+    hidden = reuse_config(target.config, "hidden")
+    net = new_net(config, target, 0)
+    fresh = [weight.clone() for weight in net.parameters()]
+    cases = [
+        (replace(hidden, intermediate_size=8), "intermediate size 128"),
+        (replace(hidden, target_fingerprint="other"), "another target"),
+        (replace(hidden, hidden_layers=(0, 1, 2)), "reads target layers 0, 1, 2"),
+        (reuse_config(target.config, "kv"), "not a hybrid one from a kv one"),
+    ]
+    for other, message in cases:
+        with pytest.raises(ModelError, match=message):
+            warm_start(net, new_net(other, target, 0))
+    small = replace(hidden, draft_vocabulary=2)
+    with pytest.raises(ModelError, match="same draft vocabulary"):
+        warm_start(net, new_net(small, target, 0, torch.tensor([1, 2])))
+    with pytest.raises(ModelError, match="different draft vocabularies"):
+        warm_start(
+            new_net(replace(config, draft_vocabulary=2), target, 0, torch.tensor([1, 3])), new_net(small, target, 0, torch.tensor([1, 2]))
+        )
+    for weight, before in zip(net.parameters(), fresh, strict=True):
+        assert torch.equal(weight, before)
+
+
+@pytest.mark.parametrize(
+    ("kept", "message"), [(None, "say which"), ([3, 2], "ascending"), ([2, 96], "of the target's 96"), ([1], "must be 2")]
+)
+def test_draft_tokens_that_do_not_fit(kept: list[int] | None, message: str) -> None:
+    target = tiny_model(num_hidden_layers=4)
+    with pytest.raises(ModelError, match=message):
+        new_net(reuse_config(target.config, "none", draft_vocabulary=2), target, 0, None if kept is None else torch.tensor(kept))
+    with pytest.raises(ModelError, match="no draft vocabulary"):
+        new_net(reuse_config(target.config, "none"), target, 0, torch.tensor([1, 2]))
+
+
+def test_another_targets_shape() -> None:
+    with pytest.raises(ModelError, match="for a target of 96 tokens"):
+        new_net(reuse_config(tiny_model().config, "none"), tiny_model(vocab_size=95), 0)
+
+
+def test_frequent_tokens() -> None:
+    assert frequent_tokens(torch.tensor([3, 0, 7, 3, 9, 3]), 4).tolist() == [0, 2, 3, 4]

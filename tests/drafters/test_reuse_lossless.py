@@ -1,0 +1,208 @@
+"""Drafters that read their target, live: output as without them, drafts as the training unrolls them, and a draft that fits is accepted."""
+
+from __future__ import annotations
+
+import functools
+import itertools
+import random
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from transformers import PreTrainedModel
+
+from draftgauge.decoding import DecodingSettings, plain_decode, speculative_decode
+from draftgauge.decoding.dense import draft_position_by_position
+from draftgauge.decoding.recorder import draft_everywhere, generate_greedily
+from draftgauge.drafters.base import Draft
+from draftgauge.drafters.reuse.building import new_net
+from draftgauge.drafters.reuse.config import DESIGNS, INJECTIONS, reuse_config
+from draftgauge.drafters.reuse.live import ReuseDrafter
+from draftgauge.drafters.reuse.net import ReuseNet
+from draftgauge.models.base import CachedModel
+from draftgauge.models.loading import wrap
+from draftgauge.models.taps import TapPlan, attach_taps, batch_features
+from draftgauge.policies.fixed import FixedLength
+from draftgauge.verification import Sampling, probabilities
+from markov import Enumerator, assert_same_law
+from tiny import tiny_model, tokens
+
+SMALL_VOCABULARY = 8  # so small that drafts of a random network are accepted in part
+VARIANTS = [(design, 1, "project-rope") for design in DESIGNS]
+VARIANTS += [("kv", 1, injection) for injection in INJECTIONS[:2]] + [("kv", 3, "project-rope"), ("none", 2, "project-rope")]
+ENGINES = [("lean", "qwen3"), ("modules", "qwen3"), ("lean", "llama3-rope"), ("lean", "mistral"), ("lean", "qwen2")]
+ENGINES += [("modules", family) for family in ("gemma", "gemma2", "gemma3")]
+PAIRS = [(variant, ("lean", "qwen3")) for variant in VARIANTS]
+PAIRS += [(("hybrid", 1, "project-rope"), engine) for engine in ENGINES[1:]]  # reads all that there is
+UNUSED = torch.Generator()  # the enumerator draws instead
+
+
+@functools.cache
+def target_module(family: str, vocabulary: int = SMALL_VOCABULARY) -> PreTrainedModel:
+    return tiny_model(family, num_hidden_layers=4, vocab_size=vocabulary)
+
+
+def build_net(module: PreTrainedModel, variant: tuple[str, int, str], draft_tokens: list[int] | None = None) -> ReuseNet:
+    design, layers, injection = variant
+    kept = len(draft_tokens or ())
+    config = reuse_config(module.config, design, layers=layers, injection=injection, intermediate_size=96, draft_vocabulary=kept)
+    return new_net(config, module, seed=3, draft_tokens=torch.tensor(draft_tokens) if draft_tokens else None)
+
+
+def build_drafter(target: CachedModel, net: ReuseNet, **options: Any) -> ReuseDrafter:
+    return ReuseDrafter(net, target, attach_taps(target, TapPlan(net.config.hidden_layers, net.config.kv_layers)), **options)
+
+
+@pytest.mark.parametrize(("variant", "engine"), PAIRS)
+def test_greedy_output_is_the_plain_one(variant: tuple[str, int, str], engine: tuple[str, str]) -> None:
+    target = wrap(target_module(engine[1]), engine[0])
+    prompt, settings = tokens(9, vocabulary=SMALL_VOCABULARY).tolist(), DecodingSettings(20)
+    plain = plain_decode(target, prompt, settings).tokens
+    for draft_tokens, gamma in ((None, 1), (None, 6), ([1, 3, 4, 7], 3)):
+        drafter = build_drafter(target, build_net(target.module, variant, draft_tokens))
+        output = speculative_decode(target, drafter, FixedLength(gamma), prompt, settings)
+        assert output.tokens == plain
+        assert sum(step.drafted for step in output.steps) > 0
+
+
+@pytest.mark.parametrize(("variant", "engine"), PAIRS)
+def test_live_drafts_are_those_that_training_unrolls(variant: tuple[str, int, str], engine: tuple[str, str]) -> None:
+    target, depths, length = wrap(target_module(engine[1]), engine[0]), 5, 30
+    net = build_net(target.module, variant)
+    drafter = build_drafter(target, net)
+    prompt = tokens(7, vocabulary=SMALL_VOCABULARY).tolist()
+    output = plain_decode(target, prompt, DecodingSettings(length - 7)).tokens
+    drafts = draft_position_by_position(drafter, prompt, output, depths)  # after the target has taken in the whole text
+    text = prompt + output
+    # A row for each position: the text up to it, what was drafted there, and padding.
+    rows = [text[: 7 + position] + drafts.tokens[position].tolist() + [0, 0] for position in range(len(output))]
+    batch = torch.tensor([row + [0] * (length + depths + 2 - len(row)) for row in rows])
+    with torch.no_grad():
+        logits = net.unroll(batch, batch_features(target.module, batch, TapPlan(net.config.hidden_layers, net.config.kv_layers)), depths)
+    anchors = torch.arange(len(output)) + 7 - 2
+    unrolled = torch.stack([depth[torch.arange(len(output)), anchors] for depth in logits], 1)  # [positions, depths, V]
+    torch.testing.assert_close(unrolled.softmax(-1).amax(-1), torch.tensor(drafts.shown[0]), rtol=1e-3, atol=1e-3)
+    assert unrolled.argmax(-1).tolist() == drafts.tokens.tolist()
+
+
+class Helped:
+    """A drafter helped by one that knows the output: each token is set right with chance 0.7, so that drafts of every length are
+    accepted in part. What the drafter itself drafted is noted with its position in the output."""
+
+    def __init__(self, drafter: ReuseDrafter, output: list[int]) -> None:
+        self._drafter, self._output = drafter, output
+        self._random = random.Random(0)
+        self.drafts: list[tuple[int, list[int]]] = []
+
+    def prefill(self, context: list[int]) -> None:
+        self._position = 0
+        self._drafter.prefill(context)
+
+    def propose(self, limit: int, keep_drafting, confidence_only: bool = False) -> Draft:
+        own = self._drafter.propose(limit, keep_drafting, confidence_only).tokens
+        self.drafts.append((self._position, own))
+        right = self._output[self._position : self._position + limit]
+        return Draft([known if self._random.random() < 0.7 else token for known, token in zip(right, own, strict=True)])
+
+    def commit(self, accepted: int, tokens: list[int]) -> None:
+        self._position += len(tokens)
+        self._drafter.commit(accepted, tokens)
+
+
+@pytest.mark.parametrize(("design", "engine"), [*((design, "lean") for design in DESIGNS), ("hybrid", "modules")])
+def test_after_any_acceptance_drafts_are_those_of_the_position(design: str, engine: str) -> None:
+    target = wrap(target_module("qwen3"), engine)
+    drafter = build_drafter(target, build_net(target.module, (design, 1, "project-rope")))
+    prompt, settings = tokens(9, vocabulary=SMALL_VOCABULARY).tolist(), DecodingSettings(40)
+    output = plain_decode(target, prompt, settings).tokens
+    everywhere = draft_position_by_position(drafter, prompt, output, 6)
+    helped, accepted = Helped(drafter, output), set()
+    for gamma in (0, 2, 6):
+        result = speculative_decode(target, helped, FixedLength(gamma), prompt, settings)
+        assert result.tokens == output
+        accepted |= {step.accepted for step in result.steps}
+    assert {0, 6} < accepted  # and some of the lengths between
+    for position, drafted in helped.drafts:
+        assert everywhere.tokens[position, : len(drafted)].tolist() == drafted
+
+
+def test_a_record_is_the_same_however_its_output_was_decoded() -> None:
+    target = wrap(target_module("qwen3"))
+    drafter = build_drafter(target, build_net(target.module, ("hybrid", 1, "project-rope")))
+    prompt, settings = tokens(9, vocabulary=SMALL_VOCABULARY).tolist(), DecodingSettings(20)
+    records = []
+    for policy in (None, FixedLength(3)):
+        output, _ = generate_greedily(target, prompt, settings, drafter, policy)
+        records.append(draft_everywhere(drafter, prompt, output.tokens, 5, SMALL_VOCABULARY))
+    assert (records[0].tokens == records[1].tokens).all()
+    assert (records[0].tokens >= 0).all()
+    np.testing.assert_allclose(records[0].shown, records[1].shown, atol=1e-3)
+
+
+@pytest.mark.parametrize(
+    ("design", "draft_tokens", "sampling", "vocabulary", "gamma"),
+    [
+        ("hidden", None, Sampling(1.0), 2, 2),
+        ("kv", None, Sampling(0.7), 2, 3),
+        ("hybrid", None, Sampling(1.0, top_k=2), 3, 1),
+        ("hybrid", [0, 2], Sampling(1.3), 3, 2),
+    ],
+)
+def test_sampled_output_has_the_targets_law(monkeypatch, design, draft_tokens, sampling, vocabulary, gamma) -> None:
+    module = target_module("qwen3", vocabulary)
+    target, prompt, count = wrap(module), [1, 0, 1], 3
+    drafter = build_drafter(target, build_net(module, (design, 1, "project-rope"), draft_tokens), sampling=sampling, generator=UNUSED)
+    settings = DecodingSettings(count, sampling)
+    law = Enumerator(monkeypatch).law(
+        lambda: tuple(speculative_decode(target, drafter, FixedLength(gamma), prompt, settings, UNUSED).tokens)
+    )
+    assert_same_law(law, law_of_target(module, prompt, count, sampling), tolerance=1e-5)
+
+
+@torch.no_grad()
+def law_of_target(module: PreTrainedModel, prompt: list[int], count: int, sampling: Sampling) -> dict[tuple[int, ...], float]:
+    """The law of ``count`` tokens, by multiplying along every sequence."""
+    outputs = list(itertools.product(range(module.config.vocab_size), repeat=count))
+    text = torch.tensor([[*prompt, *output] for output in outputs])
+    rows = probabilities(module(text).logits[:, len(prompt) - 1 : -1], sampling)
+    chances = rows.gather(-1, text[:, len(prompt) :, None])[..., 0].double().prod(-1)
+    return {output: chance for output, chance in zip(outputs, chances.tolist(), strict=True) if chance > 0}
+
+
+def test_signals_limits_and_ends_of_drafts() -> None:
+    target = wrap(tiny_model(num_hidden_layers=4, vocab_size=SMALL_VOCABULARY, max_position_embeddings=24))
+    net = build_net(target.module, ("hybrid", 1, "project-rope"))
+    drafter = build_drafter(target, net)
+    prompt = tokens(20, vocabulary=SMALL_VOCABULARY).tolist()
+    target.forward(torch.tensor(prompt[:-1]))
+    drafter.prefill(prompt)
+    free = drafter.propose(4, None)
+    assert len(free.tokens) == 4
+    assert free.signals == []
+    assert drafter.propose(4, None).tokens == free.tokens  # asked again, nothing has changed
+    shown = drafter.propose(4, lambda signal: signal.depth < 3)
+    assert shown.tokens == free.tokens[:3]
+    assert [signal.depth for signal in shown.signals] == [1, 2, 3]
+    assert all(0 < signal.confidence <= 1 and signal.entropy > 0 for signal in shown.signals)
+    assert len(drafter.propose(9, None).tokens) == 5  # the last drafted token stands where the context ends
+    ending = build_drafter(target, net, end_tokens=frozenset({free.tokens[1]}))
+    target.forward(torch.tensor(prompt[:-1]))
+    ending.prefill(prompt)
+    assert ending.propose(4, None).tokens == free.tokens[: free.tokens.index(free.tokens[1]) + 1]
+
+
+def test_a_text_of_one_token_has_no_anchor() -> None:
+    target = wrap(target_module("qwen3"))
+    drafter = build_drafter(target, build_net(target.module, ("hidden", 1, "project-rope")))
+    output = speculative_decode(target, drafter, FixedLength(3), [5], DecodingSettings(12))
+    assert output.steps[0].drafted == 0
+    assert output.steps[1].drafted == 3
+    assert output.tokens == plain_decode(target, [5], DecodingSettings(12)).tokens
+
+
+def test_a_target_that_is_behind_its_drafter_is_a_mistake() -> None:
+    target = wrap(target_module("qwen3"))
+    drafter = build_drafter(target, build_net(target.module, ("kv", 1, "project-rope")))
+    with pytest.raises(AssertionError, match="not taken in the committed text"):
+        drafter.prefill([1, 2, 3])

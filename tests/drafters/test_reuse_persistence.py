@@ -1,0 +1,102 @@
+"""A drafter comes back from disk as it was, for its own target only."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from draftgauge.core.errors import ModelError
+from draftgauge.drafters.reuse import ReuseNet, load_drafter, new_net, read_description, reuse_config, save_drafter, target_fingerprint
+from draftgauge.drafters.reuse.persistence import is_drafter
+from draftgauge.models.base import CachedModel
+from draftgauge.models.loading import load_model, wrap
+from draftgauge.models.taps import TapPlan, batch_features
+from tiny import save_tiny, tiny_model, tokens
+
+KEPT = torch.tensor([1, 4, 7, 30])
+
+
+def net_for(target: CachedModel, design: str = "hybrid", draft_tokens: torch.Tensor | None = None) -> ReuseNet:
+    config = reuse_config(
+        target.module.config,
+        design,
+        draft_vocabulary=0 if draft_tokens is None else len(draft_tokens),
+        target_fingerprint=target_fingerprint(target.module),
+        target_source="a tiny one",
+    )
+    return new_net(config, target.module, 5, draft_tokens)
+
+
+@pytest.mark.parametrize("draft_tokens", [None, KEPT])
+@pytest.mark.parametrize("design", ["kv", "hybrid"])
+def test_there_and_back(tmp_path: Path, design: str, draft_tokens: torch.Tensor | None) -> None:
+    target = wrap(tiny_model(num_hidden_layers=4))
+    net = net_for(target, design, draft_tokens)
+    save_drafter(tmp_path / "a" / "drafter", net, {"steps": 3})
+    loaded = load_drafter(tmp_path / "a" / "drafter", target)
+    assert loaded.config == net.config
+    assert read_description(tmp_path / "a" / "drafter")["extra"] == {"steps": 3}
+    assert loaded.embedding.data_ptr() == target.module.get_input_embeddings().weight.data_ptr()
+    assert not any(weight.requires_grad for weight in loaded.parameters())
+    text = tokens(12)[None]
+    seen = batch_features(target.module, text, TapPlan(net.config.hidden_layers, net.config.kv_layers))
+    for ours, theirs in zip(net.unroll(text, seen, 3), loaded.unroll(text, seen, 3), strict=True):
+        torch.testing.assert_close(ours, theirs, atol=0, rtol=0)
+    assert (loaded.d2t is None) == (draft_tokens is None)
+
+
+def test_the_embedding_stays_with_the_target(tmp_path: Path) -> None:
+    target = wrap(tiny_model(num_hidden_layers=4))
+    net = net_for(target, draft_tokens=KEPT)
+    save_drafter(tmp_path, net, {})
+    assert set(load_file(tmp_path / "drafter.safetensors")) == {name for name, _ in net.named_parameters()} | {"d2t"}
+
+
+def test_a_compressed_target_is_the_same_target(tmp_path: Path) -> None:
+    folder = save_tiny(tmp_path / "model", num_hidden_layers=4)
+    save_drafter(tmp_path / "drafter", net_for(load_model(folder)), {})
+    half = load_model(folder, compression="bf16")
+    loaded = load_drafter(tmp_path / "drafter", half)
+    assert {weight.dtype for weight in loaded.parameters()} == {torch.bfloat16}
+    exact = load_drafter(tmp_path / "drafter", half, torch.float32)
+    assert torch.equal(exact.fuse.weight, net_for(load_model(folder)).fuse.weight)
+
+
+def test_another_target_is_refused(tmp_path: Path) -> None:
+    save_drafter(tmp_path, net_for(wrap(tiny_model(num_hidden_layers=4, seed=0))), {})
+    with pytest.raises(ModelError, match="another target \\(a tiny one"):
+        load_drafter(tmp_path, wrap(tiny_model(num_hidden_layers=4, seed=1)))
+
+
+def test_folders_that_hold_no_whole_drafter(tmp_path: Path) -> None:
+    target = wrap(tiny_model(num_hidden_layers=4))
+    assert not is_drafter(tmp_path)
+    with pytest.raises(ModelError, match="holds no trained drafter"):
+        load_drafter(tmp_path, target)
+    save_drafter(tmp_path, net_for(target), {})
+    assert is_drafter(tmp_path)
+    description = json.loads((tmp_path / "drafter.json").read_text())
+
+    def write(changed: object) -> None:
+        (tmp_path / "drafter.json").write_text(changed if isinstance(changed, str) else json.dumps(changed))
+
+    for changed, message in [
+        ("{", "cannot read"),
+        ([], "does not describe"),
+        (description | {"version": 99}, "does not describe"),
+        (description | {"weights_sha256": "0"}, "not the one that"),
+        (description | {"config": description["config"] | {"design": "what"}}, "unknown design"),
+        (description | {"config": description["config"] | {"wide": 1}}, "unknown key 'wide'"),
+    ]:
+        write(changed)
+        with pytest.raises(ModelError, match=message):
+            load_drafter(tmp_path, target)
+    write(description)
+    load_drafter(tmp_path, target)
+    (tmp_path / "drafter.safetensors").unlink()
+    with pytest.raises(ModelError, match="is missing"):
+        load_drafter(tmp_path, target)

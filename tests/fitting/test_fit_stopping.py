@@ -1,0 +1,104 @@
+"""Fitting throughput-optimal stopping recovers what made the trace, and what it writes is what it runs."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from draftgauge.core.config import from_mapping
+from draftgauge.core.errors import TraceError
+from draftgauge.fitting.continuation import fit_continuation
+from draftgauge.fitting.stopping import fit_stopping
+from draftgauge.policies.fitted import fitted_policy, load_fitted, save_fitted
+from draftgauge.policies.stopping import StoppingNumbers, ThroughputStopping
+from draftgauge.replay.evaluate import best_fixed_gamma
+from draftgauge.replay.simulate import replay, replay_fixed_all, text_view
+from draftgauge.traces.costs import CostCurve
+from synthetic import synthetic_trace
+
+GAMMA_MAX = 8
+
+
+def curve(drafting: float) -> CostCurve:
+    draft = (tuple(drafting * n for n in range(GAMMA_MAX + 1)),)
+    verify = ((1.0,) * (GAMMA_MAX + 1),)
+    return CostCurve((100,), verify, verify, verify, draft, draft, draft, 0.0, (1.0,), "none", "cpu", "float32")
+
+
+@pytest.fixture(scope="module")
+def traces():
+    """Traces whose confidence says how likely a token is accepted, of other prompts to fit and to judge on."""
+    return synthetic_trace(seed=0, prompts=24, length=120, gamma_max=GAMMA_MAX), synthetic_trace(
+        seed=1, prompts=24, length=120, gamma_max=GAMMA_MAX
+    )
+
+
+@pytest.mark.parametrize("drafting", [0.05, 0.2])
+def test_it_gains_over_the_best_fixed_length_on_prompts_never_seen(traces, drafting: float) -> None:
+    train, test = traces
+    costs = curve(drafting)
+    fitted = fit_stopping([train], [costs])
+    policy = fitted_policy(fitted, GAMMA_MAX, costs)
+    fixed = replay_fixed_all(test, costs)[best_fixed_gamma(train, costs)]
+    assert replay(test, policy, costs).tokens_per_second > 1.03 * fixed.tokens_per_second
+
+
+def test_another_cost_curve_moves_the_lengths_without_fitting_again(traces) -> None:
+    train, test = traces
+    fitted = fit_stopping([train], [curve(0.05)])
+    mean = [float(replay(test, fitted_policy(fitted, GAMMA_MAX, curve(d)), curve(d)).record.drafted.mean()) for d in (0.02, 0.1, 0.4)]
+    assert mean[0] > mean[1] > mean[2]
+    # Where a draft token costs as much as three verifications nothing pays, and nothing is drafted.
+    assert replay(test, fitted_policy(fitted, GAMMA_MAX, curve(3.0)), curve(3.0)).drafted.sum() == 0
+
+
+def test_hazards_are_calibrated(traces) -> None:
+    train, test = traces
+    policy = fitted_policy(fit_stopping([train], [curve(0.1)]), GAMMA_MAX, curve(0.1))
+    assert isinstance(policy, ThroughputStopping)
+    predicted = policy.acceptance(text_view(test))[:, 0]
+    known = ~np.isnan(predicted)
+    stood = test.accepted[known] >= 1
+    assert predicted[known].mean() == pytest.approx(stood.mean(), abs=0.05)
+    confident = predicted[known] > np.median(predicted[known])
+    assert stood[confident].mean() > stood[~confident].mean() + 0.2
+
+
+def test_the_file_gives_the_same_policy(traces, tmp_path: Path) -> None:
+    train, test = traces
+    costs = curve(0.1)
+    fitted = fit_stopping([train], [costs], made={"why": "test"})
+    save_fitted(fitted, tmp_path / "p.json")
+    loaded = load_fitted(tmp_path / "p.json")
+    json.loads((tmp_path / "p.json").read_text())
+    assert loaded.trained_on[:2] == ("code/p0", "math/p1")
+    assert loaded.made == {"why": "test"}
+    here, there = (replay(test, fitted_policy(f, GAMMA_MAX, costs), costs) for f in (fitted, loaded))
+    np.testing.assert_array_equal(here.record.drafted, there.record.drafted)
+    np.testing.assert_array_equal(here.seconds, there.seconds)
+
+
+def test_continuation_values_also_gain(traces) -> None:
+    train, test = traces
+    costs = curve(0.1)
+    numbers = from_mapping(StoppingNumbers, fit_stopping([train], [costs]).parameters, "numbers")
+    fixed = replay_fixed_all(test, costs)[best_fixed_gamma(train, costs)]
+    assert fit_continuation(train, costs, numbers).replay(test, costs).tokens_per_second > 1.02 * fixed.tokens_per_second
+
+
+def test_what_cannot_be_fitted_is_said(traces) -> None:
+    train, _ = traces
+    costs = curve(0.1)
+    refused = replace(train, accepted=np.zeros_like(train.accepted))
+    with pytest.raises(TraceError, match="no accepted and rejected"):
+        fit_stopping([refused], [costs])
+    shorter = synthetic_trace(seed=2, prompts=4, length=30, gamma_max=4)
+    with pytest.raises(TraceError, match="one gamma_max"):
+        fit_stopping([train, shorter], [costs, costs])
+    unread = replace(train, prompts=tuple(replace(prompt, prompt_token=()) for prompt in train.prompts))
+    with pytest.raises(TraceError, match="lacks the prompt tokens of 24 of 24"):
+        fit_stopping([unread], [costs])

@@ -1,0 +1,72 @@
+"""Results of cells as drafters with known acceptance would leave them."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+
+from draftgauge.studies.kvshot.cells import RESULT_NAME, Cell, Evaluation, Study, Variant, make_cells
+from draftgauge.studies.kvshot.presets import CROSS, HIDDEN, HYBRID, KV, KV_DEEP, NONE
+from draftgauge.studies.kvshot.results import CellResult, read_result
+from draftgauge.training.reuse.request import TrainRequest
+
+TASKS = ("code", "math")
+DISTANCES = ("1-4", "5-16", ">16")
+ALPHAS: dict[Variant, list[float]] = {
+    HIDDEN: [0.64, 0.57, 0.53, 0.51, 0.49, 0.48, 0.47],
+    KV: [0.49, 0.44, 0.40, 0.38, 0.37, 0.36, 0.35],
+    KV_DEEP: [0.61, 0.57, 0.54, 0.53, 0.51, 0.50, 0.50],
+    HYBRID: [0.65, 0.58, 0.54, 0.52, 0.51, 0.50, 0.49],
+    CROSS: [0.63, 0.56, 0.52, 0.50, 0.48, 0.46, 0.45],
+    NONE: [0.24, 0.24, 0.24, 0.24, 0.24, 0.24, 0.24],
+}
+
+
+def study(variants: Sequence[Variant] = tuple(ALPHAS), seeds: tuple[int, ...] = (0, 1, 2)) -> Study:
+    return Study("test", tuple(variants), seeds, TrainRequest(), Evaluation())
+
+
+def cells(folder: Path, chosen: Study) -> list[Cell]:
+    widths = {variant: 100 + number for number, variant in enumerate(chosen.variants)}
+    return make_cells(chosen, widths, dict.fromkeys(chosen.variants, 1000), "target", folder)
+
+
+def write_result(cell: Cell, alpha: Sequence[float], prompts: int = 40, drafts: int = 20_000) -> None:
+    """The result file of a cell whose drafts are accepted at these rates; prompts are the same hard or easy ones for every cell."""
+    rng = np.random.default_rng([cell.request.seed, *cell.variant.name.encode()])
+    ease = np.random.default_rng(0).normal(0, 0.02, prompts)
+    reached, accepted = [], []
+    here = np.full(prompts, drafts)
+    for value in alpha:
+        reached.append(here)
+        here = rng.binomial(here, np.clip(value + ease, 0, 1))
+        accepted.append(here)
+    both = {"reached": np.stack(reached, -1), "accepted": np.stack(accepted, -1)}
+    found = {f"{kind}{key}": value.tolist() for kind in ("", "walked_", "live_") for key, value in both.items()}
+    found |= {f"distance_{key}": np.stack([value // 3] * 3, 1).tolist() for key, value in both.items()}
+    found |= {"tasks": [TASKS[n % 2] for n in range(prompts)], "mismatched": 0, "tree_tokens": [90, 80], "tree_steps": [30, 25]}
+    found["latency"] = {
+        "gamma": len(alpha),
+        "draft_ms": 1.0 + cell.variant.layers,
+        "verify_ms": 5.0,
+        "tokens_per_second": 200.0,
+        "plain_tokens_per_second": 100.0,
+        "ratio": 2.0,
+    }
+    training = {"steps": 10, "tokens": 1000, "seconds": 2.0, "tokens_per_second": 500.0, "loss": 3.0}
+    document = {"digest": cell.digest(), "training": training, "distances": DISTANCES, "evaluation": found}
+    cell.folder.mkdir(parents=True)
+    (cell.folder / RESULT_NAME).write_text(json.dumps(document))
+
+
+def results(folder: Path, alphas: dict[Variant, list[float]] | None = None, seeds: tuple[int, ...] = (0, 1, 2)) -> list[CellResult]:
+    """Results of a whole study."""
+    alphas = alphas or ALPHAS
+    made = cells(folder, study(tuple(alphas), seeds))
+    for cell in made:
+        write_result(cell, alphas[cell.variant])
+    found = [read_result(cell) for cell in made]
+    return [result for result in found if result is not None]

@@ -1,0 +1,25 @@
+"""A cost curve without measurements: every step costs 1 second and a tenth for each drafted token, and more for a longer context."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+
+@dataclass(frozen=True)
+class LinearCosts:
+    """What policies that weigh cost ask of a cost curve."""
+
+    gamma_max: int = 32
+    contexts: tuple[int, ...] = (0, 100, 1000)
+    drafting: float = 0.1
+    looking: float = 0.0
+
+    def step_seconds(
+        self, gamma: NDArray[np.int64] | int, context: NDArray[np.int64] | int, needs_signals: object = False
+    ) -> NDArray[np.float64]:
+        """Seconds at the middle context are ``1 + drafting * gamma``, plus ``looking`` for signals."""
+        seconds = 1.0 + self.drafting * np.asarray(gamma, np.float64) + (np.asarray(context) - 100) / 1000
+        return seconds + self.looking if needs_signals else seconds

@@ -1,0 +1,229 @@
+"""Live taps against transformers' own hidden states and cache, and features of whole texts against live taps."""
+
+from __future__ import annotations
+
+import functools
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor
+from transformers import DynamicCache, PreTrainedModel
+
+from draftgauge.core.errors import ModelError
+from draftgauge.models import hidden, lean
+from draftgauge.models.loading import wrap
+from draftgauge.models.taps import TapPlan, Taps, attach_taps, batch_features, default_taps, tap_plan
+from markov import MarkovModel
+from tiny import LEAN, tiny_model, tokens
+
+LAYERS = 5
+FULL = ("qwen3", "qwen2", "llama", "llama3-rope", "mistral", "gemma", "gemma2", "gemma3")
+ENGINES = [("lean", family) for family in FULL if family in LEAN] + [("modules", family) for family in FULL]
+
+
+@functools.cache
+def target(family: str) -> PreTrainedModel:
+    return tiny_model(family, num_hidden_layers=LAYERS)
+
+
+def one_pass(model: PreTrainedModel, text: Tensor, plan: TapPlan) -> tuple[Tensor, Tensor, Tensor]:
+    """Hidden states ``[T, S, H]``, keys and values ``[S, KV, T, D]`` of transformers' own forward."""
+    cache = DynamicCache()
+    with torch.no_grad():
+        states = model(text[None], past_key_values=cache, use_cache=True, output_hidden_states=True).hidden_states
+    assert all(layer < LAYERS - 1 for layer in plan.hidden_layers)  # of the last one, transformers gives the normed states
+    kept = [cache.layers[layer] for layer in plan.kv_layers]
+    return (
+        torch.stack([states[layer + 1][0] for layer in plan.hidden_layers], 1),
+        torch.stack([layer.keys[0] for layer in kept]),
+        torch.stack([layer.values[0] for layer in kept]),
+    )
+
+
+def read(taps: Taps, begin: int, end: int) -> tuple[Tensor, Tensor, Tensor]:
+    slots = range(len(taps.plan.kv_layers))
+    keys = torch.stack([taps.keys(slot, begin, end) for slot in slots])
+    values = torch.stack([taps.values(slot, begin, end) for slot in slots])
+    return taps.hidden(begin, end), keys, values
+
+
+def assert_same(ours: tuple[Tensor, ...], theirs: tuple[Tensor, ...]) -> None:
+    for one, other in zip(ours, theirs, strict=True):
+        torch.testing.assert_close(one, other, rtol=1e-3, atol=1e-3)  # of the order of 10
+
+
+@pytest.mark.parametrize(("engine", "family"), ENGINES)
+def test_live_taps_are_transformers_hidden_states_and_cache(engine: str, family: str) -> None:
+    model, text = target(family), tokens(40)
+    plan = TapPlan((0, 3), tap_plan(model.config, hidden=False, kv=True).kv_layers)
+    cached = wrap(model, engine)
+    taps = attach_taps(cached, plan)
+    begin = 0
+    for step in (7, 1, 5, 1, 2, 17, 1, 6):
+        cached.forward(tokens(step + 2, seed=step))  # a draft that is rejected
+        cached.truncate(begin)
+        cached.forward(text[begin : begin + step], last_only=step > 6)
+        begin += step
+    assert taps.length == 40
+    expected = one_pass(model, text, plan)
+    assert_same(read(taps, 0, 40), expected)
+    assert_same(read(taps, 13, 20), (expected[0][13:20], expected[1][:, :, 13:20], expected[2][:, :, 13:20]))
+
+
+@pytest.mark.parametrize(("engine", "family"), [("lean", "qwen3"), ("modules", "qwen3"), ("modules", "gemma")])
+@settings(max_examples=10, deadline=None)
+@given(data=st.data())
+def test_any_sequence_of_forwards_and_rollbacks(engine: str, family: str, data: st.DataObject) -> None:
+    model, plan = target(family), TapPlan((1, 2), (0, 4))
+    cached, text = wrap(model, engine), []
+    taps = attach_taps(cached, plan)
+    for _ in range(data.draw(st.integers(1, 5))):
+        if data.draw(st.booleans()):
+            cached.reset()
+            text = []
+        new = data.draw(st.lists(st.integers(0, 95), min_size=1, max_size=9))
+        cached.forward(torch.tensor(new))
+        text += new
+        assert_same(read(taps, 0, len(text)), one_pass(model, torch.tensor(text), plan))
+        length = data.draw(st.integers(1, len(text)))
+        cached.truncate(length)
+        text = text[:length]
+        assert_same(read(taps, 0, length), one_pass(model, torch.tensor(text), plan))
+
+
+@pytest.mark.parametrize(("engine", "family"), ENGINES)
+def test_features_of_a_padded_batch_are_the_live_taps(engine: str, family: str) -> None:
+    model, texts = target(family), [tokens(23, seed=1), tokens(17, seed=2)]
+    plan = tap_plan(model.config, hidden=True, kv=True)
+    batch = torch.stack([torch.nn.functional.pad(text, (0, 23 - len(text))) for text in texts])
+    features = batch_features(model, batch, plan)
+    assert features.hidden is not None
+    assert not features.hidden.requires_grad
+    assert not features.hidden.is_inference()  # training saves them for backward
+    cached = wrap(model, engine)
+    taps = attach_taps(cached, plan)
+    for row, text in enumerate(texts):
+        cached.reset()
+        logits = torch.cat((cached.forward(text[:9]), cached.forward(text[9:])))
+        own = features.rows(slice(row, row + 1)).until(len(text))
+        assert own.hidden is not None
+        assert own.keys is not None
+        assert own.values is not None
+        assert_same((*read(taps, 0, len(text)), logits), (own.hidden[0], own.keys[0], own.values[0], own.logits[0]))
+
+
+def test_features_hold_what_was_asked_for_and_move_together() -> None:
+    model, batch = target("qwen3"), tokens(12).view(2, 6)
+    only_hidden = batch_features(model, batch, TapPlan(hidden_layers=(1,)))
+    only_kv = batch_features(model, batch, TapPlan(kv_layers=(0, 3)))
+    neither = batch_features(model, batch, TapPlan())
+    assert only_hidden.keys is only_hidden.values is only_kv.hidden is neither.hidden is neither.keys is None
+    assert only_kv.keys is not None
+    assert only_kv.keys.shape == (2, 2, 2, 6, 16)
+    torch.testing.assert_close(only_kv.logits, neither.logits)
+    moved = only_kv.to(torch.bfloat16)
+    assert moved.hidden is None
+    assert moved.keys is not None
+    assert moved.keys.dtype == moved.logits.dtype == torch.bfloat16
+
+
+@pytest.mark.parametrize("engine", ["lean", "modules"])
+def test_nothing_is_copied_by_reading_and_nothing_kept_that_was_not_asked_for(engine: str) -> None:
+    cached = wrap(tiny_model(num_hidden_layers=LAYERS), engine)
+    taps = attach_taps(cached, TapPlan((1,), (2,)))
+    cached.forward(tokens(9))
+    held = (cached._cache, cached._cache) if engine == "lean" else (cached._cache.layers[2].keys, cached._cache.layers[2].values)
+    assert taps.keys(0, 3, 7).untyped_storage().data_ptr() == held[0].untyped_storage().data_ptr()
+    assert taps.values(0, 3, 7).untyped_storage().data_ptr() == held[1].untyped_storage().data_ptr()
+    assert taps.hidden(0, 9).data_ptr() == cached.hidden._rows.data_ptr()
+    assert attach_taps(cached, TapPlan((), (2,))).plan.hidden_layers == ()
+    assert cached.hidden is None
+    assert not any(module._forward_hooks for module in cached.module.modules())
+
+
+@pytest.mark.parametrize("engine", ["lean", "modules"])
+def test_taps_do_not_change_the_logits(engine: str) -> None:
+    model, text = target("qwen3"), tokens(20)
+    plain = wrap(model, engine).forward(text)
+    tapped = wrap(model, engine)
+    attach_taps(tapped, TapPlan((0, 4), (1,)))
+    assert torch.equal(tapped.forward(text), plain)
+
+
+@pytest.mark.parametrize("engine", ["lean", "modules"])
+def test_branches_leave_the_taps_alone(engine: str) -> None:
+    cached = wrap(target("qwen3"), engine)
+    taps = attach_taps(cached, TapPlan((1,), (2,)))
+    cached.forward(tokens(20))
+    before = [part.clone() for part in read(taps, 0, 20)]
+    cached.branches(torch.tensor([5, 20])).step(tokens(2))
+    assert all(torch.equal(one, other) for one, other in zip(read(taps, 0, 20), before, strict=True))
+
+
+@pytest.mark.parametrize("engine", ["lean", "modules"])
+def test_a_long_prompt_grows_the_store_and_goes_in_pieces(engine: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    for module, name, value in ((lean, "FIRST_CAPACITY", 16), (hidden, "FIRST_CAPACITY", 16), (lean, "PREFILL_CHUNK", 10)):
+        monkeypatch.setattr(module, name, value)
+    model, text, plan = target("qwen3"), tokens(70), TapPlan((0, 2), (3,))
+    cached = wrap(model, engine)
+    taps = attach_taps(cached, plan)
+    for part in text.split([33, 1, 36]):
+        cached.forward(part)
+    assert_same(read(taps, 0, 70), one_pass(model, text, plan))
+
+
+def test_attaching_again_takes_the_place_of_the_taps_before() -> None:
+    cached = wrap(target("qwen3"))
+    first = attach_taps(cached, TapPlan((1,)))
+    cached.forward(tokens(5))
+    second = attach_taps(cached, TapPlan((2,)))
+    assert cached.length == 0
+    cached.forward(tokens(5))
+    assert second.hidden(0, 5).shape == (5, 1, 64)
+    with pytest.raises(AssertionError, match="taken the place"):
+        first.hidden(0, 5)
+    with pytest.raises(AssertionError):
+        second.hidden(0, 6)
+
+
+def test_default_layers_are_low_middle_and_high() -> None:
+    assert default_taps(36) == (2, 18, 33)
+    assert default_taps(8) == (2, 4, 5)
+    assert [default_taps(count) for count in range(1, 8)] == [(0,), (0, 1), (0, 1, 2), (0, 2, 3), (0, 2, 4), (1, 3, 5), (2, 3, 4)]
+
+
+def test_keys_come_from_full_attention_layers_unless_told_otherwise() -> None:
+    config = tiny_model("gemma2", num_hidden_layers=8).config  # every other layer looks at a window
+    assert tap_plan(config, hidden=True, kv=True) == TapPlan((2, 4, 5), (1, 3, 5))
+    assert tap_plan(config, hidden=True, kv=False, layers=[2]) == TapPlan((2,), ())
+    with pytest.raises(ModelError, match=r"layer 2 of this gemma2 attends within a window of 8 tokens.*full attention, 1, 3, 5, 7"):
+        tap_plan(config, hidden=True, kv=True, layers=[1, 2])
+    sliding = tiny_model("mistral-sliding").config
+    assert tap_plan(sliding, hidden=True, kv=False) == TapPlan((0, 1), ())
+    with pytest.raises(ModelError, match="choose a target with full attention"):
+        tap_plan(sliding, hidden=False, kv=True)
+
+
+@pytest.mark.parametrize(
+    ("model", "layers", "message"),
+    [
+        ({}, [0, 2], r"no layer 2 to tap: this qwen3 has 2, counted from 0 to 1"),
+        ({}, [-1], "no layer -1"),
+        ({}, [1, 1], "each once"),
+        ({}, [], "none at all"),
+        ({"family": "gpt2", "attention": "mha", "intermediate_size": None}, None, "family gpt2 have no taps"),
+        ({"family": "llama", "rope_parameters": {"rope_type": "dynamic", "rope_theta": 1e4, "factor": 2.0}}, None, "dynamic"),
+    ],
+)
+def test_what_cannot_be_tapped_is_refused(model: dict, layers: list[int] | None, message: str) -> None:
+    with pytest.raises(ModelError, match=message):
+        tap_plan(tiny_model(**model).config, hidden=True, kv=True, layers=layers)
+
+
+def test_a_plan_for_another_model_and_a_wrapped_model_are_refused() -> None:
+    with pytest.raises(ModelError, match="no layer 6"):
+        attach_taps(wrap(tiny_model()), TapPlan(hidden_layers=(6,)))
+    with pytest.raises(ModelError, match="not for a MarkovModel"):
+        attach_taps(MarkovModel.random(3, seed=0), TapPlan())

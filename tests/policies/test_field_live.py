@@ -1,0 +1,78 @@
+"""The policies of the field make live the choices that replay says they make."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from draftgauge.core.prompts import Prompt
+from draftgauge.decoding.recorder import record_prompt
+from draftgauge.decoding.settings import DecodingSettings
+from draftgauge.decoding.speculative import speculative_decode
+from draftgauge.drafters import LanguageModelDrafter
+from draftgauge.models.base import CachedModel
+from draftgauge.models.loading import wrap
+from draftgauge.policies import make_policy
+from draftgauge.replay.simulate import replay
+from draftgauge.traces.build import make_trace
+from draftgauge.traces.trace import Trace
+from linear_costs import LinearCosts
+from tiny import tiny_model, tiny_tokenizer, tokens
+
+GAMMA_MAX = 8
+PROMPTS = [tokens(11, seed=1).tolist(), tokens(9, seed=4).tolist()]
+SETTINGS = DecodingSettings(50)
+
+
+@pytest.fixture(scope="module")
+def pair() -> tuple[CachedModel, CachedModel]:
+    """A target and a draft that agrees with it now and then: the target's weights with noise."""
+    target, draft = tiny_model(), tiny_model()
+    generator = torch.Generator().manual_seed(5)
+    with torch.no_grad():
+        for parameter in draft.parameters():
+            parameter += 0.1 * parameter.std() * torch.randn(parameter.shape, generator=generator)
+    return wrap(target), wrap(draft)
+
+
+@pytest.fixture(scope="module")
+def trace(pair: tuple[CachedModel, CachedModel]) -> Trace:
+    target, draft = pair
+    entries = [Prompt(index, str(index), "code", "test", "") for index in range(len(PROMPTS))]
+    drafter = LanguageModelDrafter(draft)
+    return make_trace(
+        [
+            record_prompt(target, drafter, entry, prompt, SETTINGS, tiny_tokenizer(), GAMMA_MAX)
+            for entry, prompt in zip(entries, PROMPTS, strict=True)
+        ],
+        max_new_tokens=50,
+    )
+
+
+@pytest.mark.parametrize(
+    "spec",
+    [
+        "stopping",
+        "stopping:online=true",
+        "svip:scale=0.05,threshold=0.35",
+        "adaedl:factor=0.05",
+        "specdec++",
+        "speckv",
+        "speckv:reading=two",
+        "sglang-adaptive:warm_up=2,every=1",
+        "sglang-throughput:window=3,every=1",
+        "vllm:refit=60,warm_up=0",
+        "vllm:refit=5,warm_up=1",
+        "bandit",
+    ],
+)
+def test_replay_is_live_step_by_step_over_several_prompts(spec: str, pair: tuple[CachedModel, CachedModel], trace: Trace) -> None:
+    target, draft = pair
+    costs = LinearCosts()
+    policy, drafter = make_policy(spec, GAMMA_MAX, costs), LanguageModelDrafter(draft)
+    live = [step for prompt in PROMPTS for step in speculative_decode(target, drafter, policy, prompt, SETTINGS).steps]
+    replayed = replay(trace, make_policy(spec, GAMMA_MAX, costs)).record
+    assert [step.drafted for step in live] == replayed.drafted.tolist()
+    assert [step.accepted for step in live] == replayed.accepted.tolist()
+    if not spec.startswith("speckv"):  # which wants the longest draft nearly always
+        assert len(set(replayed.drafted.tolist())) > 2, "the policy must vary its length for this to say something"

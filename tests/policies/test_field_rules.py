@@ -1,0 +1,234 @@
+"""The policies of papers and serving systems decide what their rules say, computed by hand."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+from sklearn.linear_model import LogisticRegression
+
+from draftgauge.policies import Policy, Signal, Step, make_policy
+from draftgauge.policies.adaedl import AdaEDL
+from draftgauge.policies.sglang_throughput import ThroughputAware
+from draftgauge.policies.specdec import AcceptanceHead, SpecDecPlusPlus
+from draftgauge.policies.speckv import Network, SpecKVPrevious, SpecKVTwo, summarise
+from draftgauge.policies.vllm import AdaptiveVerification, logit_margin
+from linear_costs import LinearCosts
+
+BITS = 1 / math.log(2)  # a nat
+
+
+def drafted(policy: Policy, signals: list[Signal]) -> int:
+    """How many of the tokens that the drafter has are drafted, asked as the loop asks."""
+    most = min(policy.limit(), len(signals))
+    return next((depth for depth in range(1, most) if not policy.keep_drafting(signals[depth - 1])), most)
+
+
+def row(*confidences: float, entropies: list[float] | None = None, margins: list[float] | None = None) -> list[Signal]:
+    """The signals of a draft; entropies in bits."""
+    entropies = entropies or [0.0] * len(confidences)
+    margins = margins or list(confidences)
+    return [Signal(depth, *values) for depth, values in enumerate(zip(confidences, entropies, margins, strict=True), start=1)]
+
+
+def outcomes(policy: Policy, accepted: list[int]) -> list[int]:
+    """The lengths of steps that draft what the policy says and of which at most so many tokens are accepted."""
+    lengths = []
+    for most in accepted:
+        length = policy.limit()
+        lengths.append(length)
+        policy.observe(Step(length, min(length, most), min(length, most) + 1))
+    return lengths
+
+
+def test_svip_stops_above_an_entropy_of_six_tenths_of_a_nat() -> None:
+    # sqrt(0.15 H) > 0.3 where H > 0.6 nats.
+    policy = make_policy("svip", 8)
+    assert drafted(policy, row(*[0.5] * 5, entropies=[0.1 * BITS, 0.59 * BITS, 0.61 * BITS, 0.0, 0.0])) == 3
+    assert drafted(policy, row(*[0.5] * 5, entropies=[0.59 * BITS] * 5)) == 5
+
+
+def test_adaedl_stops_below_its_bound_and_moves_it_with_the_acceptance_rate() -> None:
+    policy = make_policy("adaedl:threshold=0.6", 4)
+    assert isinstance(policy, AdaEDL)
+    # 1 - sqrt(0.2 H) < 0.6 where H > 0.8 nats.
+    assert drafted(policy, row(*[0.5] * 4, entropies=[0.79 * BITS, 0.81 * BITS, 0.0, 0.0])) == 2
+    thresholds = []
+    # acceptance rate, averaged from 0: 0.5, 0.75, 0.875 (below 0.9: up), 0.9375 (down), 0.96875 (all 4 of 4: stays), 0.484375 (up)
+    for length, accepted in [(2, 2), (2, 2), (2, 2), (2, 2), (4, 4), (2, 0)]:
+        policy.observe(Step(length, accepted, accepted + 1))
+        thresholds.append(policy.threshold)
+    assert thresholds == pytest.approx([0.601, 0.602, 0.603, 0.602, 0.602, 0.603])
+    policy.observe(Step(0, 0, 1))
+    assert policy.threshold == pytest.approx(0.603)
+    policy.reset()
+    assert policy.threshold == 0.6
+
+
+def test_specdec_stops_where_a_rejection_is_likelier_than_the_threshold() -> None:
+    # Every token stands with chance 0.9: a rejection among 1, 2, 3, 4 has chance 0.1, 0.19, 0.271, 0.3439.
+    sure = AcceptanceHead((0.0,) * 7, math.log(9), threshold=0.3, minimum=1)
+    assert drafted(SpecDecPlusPlus(sure, 10), row(*[0.5] * 10)) == 4
+    # Every token stands with chance a half.
+    unsure = AcceptanceHead((0.0,) * 7, 0.0, threshold=0.3)
+    assert drafted(SpecDecPlusPlus(unsure, 10), row(*[0.5] * 10)) == 2, "at least 2"
+    policy = SpecDecPlusPlus(unsure, 10)
+    assert [drafted(policy, row(*[0.5] * 10)) for _ in range(2)] == [2, 2], "every step begins a new product"
+
+
+def test_the_head_of_specdec_reads_the_token_and_those_before_it() -> None:
+    confidences, entropies, margins = [0.9, 0.5, 0.8], [0.2, 1.5, 0.6], [0.7, 0.1, 0.5]
+    weights = (0.3, -0.2, -0.5, 0.4, -0.6, 0.7, 1.1)
+    survival = 1.0
+    for depth in (1, 2, 3):
+        c, h, m = confidences[depth - 1], entropies[depth - 1] / BITS, margins[depth - 1]
+        seen = confidences[:depth]
+        features = (c, m, math.sqrt(h), math.log(c), math.log(depth), math.log(math.prod(seen)), min(seen))
+        survival *= 1 / (1 + math.exp(-(math.fsum(w * x for w, x in zip(weights, features, strict=True)) - 0.5)))
+        signals = row(*confidences, 0.5, entropies=[*entropies, 1.0], margins=[*margins, 0.1])
+        for off, expected in ((1e-9, True), (-1e-9, False)):
+            policy = SpecDecPlusPlus(AcceptanceHead(weights, -0.5, 1 - survival + off, 1), 4)
+            policy.limit()
+            assert [policy.keep_drafting(signal) for signal in signals[:depth]][-1] is expected
+
+
+# The acceptance rate is mean confidence - gamma / 10 + compression / 10; the other signals are multiplied by 0.
+KV_NETWORK = Network(
+    hidden=((0.0, 0.0, 0.0), (1.0, 0.0, 0.0), (0.0, 0.0, 0.0), (0.0, 0.0, 0.0), (0.0, 0.0, 1.0), (0.0, 1.0, 0.0)),
+    hidden_bias=(0.0, 0.0, 0.0),
+    output=(1.0, -0.1, 0.1),
+    output_bias=0.0,
+)
+
+
+def test_speckv_takes_the_candidate_with_the_most_expected_tokens() -> None:
+    # At confidence 0.9: 0.7 * 2, 0.5 * 4, 0.3 * 6, 0.1 * 8 tokens and one more. At 0.5: 0.3 * 2, 0.1 * 4, then 0.
+    # At 1.5 the rate is clipped: 1 * 2, 1 * 4, 0.9 * 6, 0.7 * 8.
+    policy = SpecKVPrevious(KV_NETWORK, "none", 16)
+    lengths = []
+    for confidence in (0.9, 0.5, 1.5, None, 0.9):
+        lengths.append(policy.limit())
+        signals = [] if confidence is None else row(confidence + 0.05, confidence - 0.05)
+        policy.observe(Step(len(signals), 0, 1, signals))
+    assert lengths == [4, 4, 2, 8, 8]
+    policy.reset()
+    assert policy.limit() == 4
+    # nf4 adds 0.2 to every rate: at 0.9, 0.9 * 2, 0.7 * 4, 0.5 * 6, 0.3 * 8
+    policy = SpecKVPrevious(KV_NETWORK, "nf4", 16)
+    policy.observe(Step(1, 0, 1, row(0.9)))
+    assert policy.limit() == 6
+
+
+def test_speckv_after_two_tokens_goes_on_to_the_length_that_they_choose() -> None:
+    policy = SpecKVTwo(KV_NETWORK, "none", 16)
+    assert drafted(policy, row(*[0.9] * 10)) == 4
+    assert drafted(policy, row(0.9, 0.1, *[0.9] * 8)) == 2
+    assert drafted(SpecKVTwo(KV_NETWORK, "none", 3), row(*[0.9] * 10)) == 2, "no candidate but 2 is within 3"
+    assert drafted(SpecKVTwo(KV_NETWORK, "none", 1), row(0.9)) == 1
+
+
+def test_speckv_reads_means_and_extremes() -> None:
+    assert summarise(row(0.9, 0.4, entropies=[0.5, 2.5])) == (1.5, 0.65, 2.5, 0.4)
+
+
+def test_sglang_adaptive_climbs_after_its_warm_up_and_falls_below_the_thresholds() -> None:
+    # All 3 tokens are accepted: the average, from 2, is 3 - 0.8^n. The first decision is at step 15: above 2.5, up to 7.
+    policy = make_policy("sglang-adaptive", 16)
+    assert outcomes(policy, [3] * 16) == [3] * 15 + [7]
+    # It is 2.97 at step 15 and 2.97 at step 16; nothing is accepted from now on, and it falls by a fifth a step:
+    # 1.22 at step 20 (2.25 or less: down to 3), 0.40 at step 25 (stays), 0.13 at step 30 (0.25 or less: down to 1).
+    assert outcomes(policy, [0] * 15) == [7] * 4 + [3] * 10 + [1]
+    policy.reset()
+    assert policy.limit() == 1, "what is learned stays from prompt to prompt"
+
+
+def test_sglang_adaptive_takes_the_first_length_among_its_candidates_and_stays_within_gamma_max() -> None:
+    assert outcomes(make_policy("sglang-adaptive:start=4,warm_up=0,every=1,smoothing=1", 16), [4, 9, 0, 0]) == [4, 7, 7, 1]
+    assert outcomes(make_policy("sglang-adaptive:start=9", 5), [5] * 16) == [5] * 16
+
+
+def test_sglang_throughput_scores_its_windows_by_cost() -> None:
+    # A step costs 1 + 0.1 gamma. Of each window of 2 steps of 3 tokens, with 3 and then 1 accepted, the chances are 1, 1/2, 1/2;
+    # beyond, they go on with the ratio sqrt(1/2): .354, .25, .177, .125. Tokens a second: 1 token 2/1.1 = 1.82, 3 tokens 3/1.3 = 2.31,
+    # 5 tokens 3.6/1.5 = 2.40, 7 tokens 3.91/1.7 = 2.30. Without hysteresis 5 is taken, with 10% the length stays 3.
+    policy = make_policy("sglang-throughput:window=2,every=2,hysteresis=0", 16, LinearCosts())
+    assert outcomes(policy, [3, 1, 0]) == [3, 3, 5]
+    assert outcomes(make_policy("sglang-throughput:window=2,every=2", 16, LinearCosts()), [3, 1, 0]) == [3, 3, 3]
+
+
+def test_sglang_throughput_waits_for_full_windows_and_forgets_beyond_a_shorter_length() -> None:
+    policy = ThroughputAware((1, 3), 3, [1.0, 1.1, 1.2, 1.3], window=3, every=2)
+    # At step 2 the windows hold 2 of 3. At step 4 they hold the last 3 steps, in which nothing was accepted: 1 token costs less.
+    assert outcomes(policy, [0, 0, 0, 0]) == [3, 3, 3, 3]
+    # Two more steps later the first depth has 2 of 3; those beyond began anew and continue it: (5/3)/1.1 against 3/1.3.
+    assert outcomes(policy, [1, 1, 1]) == [1, 1, 3]
+
+
+def test_vllm_drafts_while_the_rate_rises() -> None:
+    # Untrained, every token stands with chance s = sigmoid(1.5) = 0.818: 1 + s + s^2 + ... tokens in 1 + 0.4 gamma seconds
+    # are 1, 1.299, 1.382 and 1.379 tokens a second.
+    policy = make_policy("vllm:warm_up=0", 16, LinearCosts(drafting=0.4))
+    assert drafted(policy, row(*[0.5] * 9)) == 3
+    assert drafted(make_policy("vllm:warm_up=0", 16, LinearCosts(drafting=1.0)), row(*[0.5] * 9)) == 1
+    assert drafted(make_policy("vllm:warm_up=0", 16, LinearCosts(drafting=0.0)), row(*[0.5] * 9)) == 7
+    # Looking at signals costs as well: 1/3, 1.818/3.4, 2.486/3.8, 3.032/4.2, 3.479/4.6, 3.845/5 = 0.769, 4.143/5.4 = 0.767.
+    assert drafted(make_policy("vllm:warm_up=0", 16, LinearCosts(drafting=0.4, looking=2.0)), row(*[0.5] * 9)) == 6
+    # Whole blocks until the coefficients have moved once, after 2 steps.
+    policy = make_policy("vllm:refit=2,warm_up=1", 16, LinearCosts(drafting=1.0))
+    lengths = []
+    for _ in range(4):
+        lengths.append(drafted(policy, row(*[0.5] * 9)))
+        policy.observe(Step(lengths[-1], 0, 1, row(*[0.5] * lengths[-1])))
+    assert lengths == [7, 7, 1, 1]
+
+
+def test_vllm_learns_the_chance_from_the_margin_of_logits() -> None:
+    rng = np.random.default_rng(0)
+    policy = AdaptiveVerification(2, [1.0, 1.1, 1.2], refit=4000, warm_up=0)
+    xs, ys = [], []
+    for _ in range(8):  # Newton steps, each on samples of its own
+        for _ in range(4000):
+            second = rng.uniform(0.02, 0.45)
+            margin = math.log((1 - second) / second)
+            accepted = int(rng.random() < 1 / (1 + math.exp(0.5 - 1.3 * margin)))
+            xs.append(margin)
+            ys.append(accepted)
+            policy.observe(Step(2, accepted, accepted + 1, row(1 - second, 0.5, margins=[1 - 2 * second, 0.2])))
+    reference = LogisticRegression(C=np.inf).fit(np.array(xs)[-4000:, None], ys[-4000:])
+    depth = policy._depths[0]
+    assert depth.weight == pytest.approx(reference.coef_[0, 0], abs=0.1)
+    assert depth.bias == pytest.approx(reference.intercept_[0], abs=0.1)
+    assert depth.weight == pytest.approx(1.3, abs=0.15)
+
+
+def test_vllm_refuses_a_slope_that_punishes_sure_drafts_and_rounds_with_few_samples() -> None:
+    for count, start in ((40, [row(0.9, margins=[0.8])]), (200, [row(0.9, margins=[0.8]), row(0.5, margins=[0.1])])):
+        policy = AdaptiveVerification(1, [1.0, 1.1], refit=count, warm_up=0)
+        for step in range(count):
+            signals = start[step % len(start)]
+            accepted = int(signals[0].confidence < 0.8)
+            policy.observe(Step(1, accepted, accepted + 1, signals))
+        assert (policy._depths[0].weight, policy._depths[0].bias) == (0.0, 1.5)
+
+
+def test_logit_margins_are_logarithms_of_ratios_and_finite() -> None:
+    assert logit_margin(Signal(1, 0.6, 0.0, 0.4)) == pytest.approx(math.log(3))
+    assert logit_margin(Signal(1, 1.0, 0.0, 1.0)) == pytest.approx(20 * math.log(2))
+
+
+def test_bandit_tries_every_arm_and_then_takes_the_best() -> None:
+    # A step costs 1 + 0.1 gamma. After a pull each: 1/1, 1/1.1, 3/1.2 and 5/1.4 tokens a second. 4 tokens, nothing accepted: 6/2.8.
+    # 2 tokens, nothing accepted: 4/2.4. 4 tokens, one accepted: 8/4.2; nothing accepted: 9/5.6, less than 4/2.4.
+    policy = make_policy("bandit:arms=0,1,2,4,epsilon=0", 16, LinearCosts())
+    assert outcomes(policy, [0, 0, 9, 9, 0, 0, 1, 0, 0]) == [0, 1, 2, 4, 4, 2, 4, 4, 2]
+    policy.reset()
+    assert policy.limit() != 0, "what is learned stays from prompt to prompt"
+
+
+def test_bandit_explores_by_its_own_generator() -> None:
+    def lengths(seed: int) -> list[int]:
+        return outcomes(make_policy(f"bandit:arms=1,2,3,epsilon=1,seed={seed}", 16, LinearCosts()), [1] * 60)
+
+    assert lengths(3) == lengths(3) != lengths(4)
+    assert np.bincount(lengths(3), minlength=4)[1:].min() > 10

@@ -1,0 +1,136 @@
+"""Throughput-optimal stopping: thresholds and rate by hand, the rule by brute force, and both ways of asking it."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from draftgauge.core.errors import DraftgaugeError
+from draftgauge.policies.base import Signal, Step
+from draftgauge.policies.stopping import AGREEMENTS, OF_HAZARD, OF_NEXT, StoppingNumbers, ThroughputStopping, best_rate, cut, thresholds
+from draftgauge.policies.suffix import ORDER
+from draftgauge.replay.simulate import replay
+from linear_costs import LinearCosts
+from synthetic import synthetic_trace
+
+GAMMA_MAX = 6
+
+
+def logit(chance: float) -> float:
+    return math.log(chance / (1 - chance))
+
+
+def constant_numbers(hazard: float, following: float, **changes: object) -> StoppingNumbers:
+    """Models that say the same of every token."""
+    numbers = StoppingNumbers(
+        hazard_by_agreement=((logit(hazard), 0.0, 0.0),) * len(AGREEMENTS),
+        hazard=(0.0,) * len(OF_HAZARD),
+        next_by_known=((logit(following), 0.0, 0.0, 0.0),) * (ORDER + 1),
+        next=(0.0,) * len(OF_NEXT),
+        onward=(following,) * GAMMA_MAX,
+        chances=tuple((following * hazard**j for j in range(GAMMA_MAX)) for _ in range(1)),
+        accepted=(1,),
+    )
+    return replace(numbers, chances=tuple(map(tuple, numbers.chances)), **changes)
+
+
+def test_thresholds_by_hand() -> None:
+    seconds = np.array([1.0, 1.5, 1.6, 1.7])
+    one = thresholds(2.0, seconds, (0.5, 0.5, 0.5), horizon=1)
+    np.testing.assert_allclose(one, [1.0, 0.2, 0.2])
+    # From nothing, two tokens for 0.6 s count as 1.5 of them, three for 0.7 s as 1.75: 2 x 0.7 / 1.75 is the least.
+    np.testing.assert_allclose(thresholds(2.0, seconds, (0.5, 0.5, 0.5), horizon=3), [0.8, 0.2, 0.2])
+
+
+def test_the_rate_is_the_one_that_the_best_thresholds_reach() -> None:
+    """Dinkelbach's rate against the best of all rules that draft a length by group, found by trying them all."""
+    rng = np.random.default_rng(0)
+    groups = [(0.9, 60), (0.3, 60)]
+    chances = np.concatenate([np.tile(chance ** np.arange(1, GAMMA_MAX + 1), (count, 1)) for chance, count in groups])
+    accepted = np.concatenate([np.minimum(rng.geometric(1 - chance, count) - 1, GAMMA_MAX) for chance, count in groups])
+    seconds = 1 + 0.2 * np.arange(GAMMA_MAX + 1)
+    found = best_rate(chances, accepted, seconds, (0.0,) * GAMMA_MAX, 1)
+    best = 0.0
+    for lengths in itertools.product(range(GAMMA_MAX + 1), repeat=2):
+        per_step = np.repeat(lengths, 60)
+        best = max(best, float((np.minimum(per_step, accepted) + 1).sum() / seconds[per_step].sum()))
+    assert 0.97 * best <= found <= best + 1e-9  # the chances are the true ones, the outcomes a sample of 120
+
+
+def test_a_sequence_by_hand() -> None:
+    """Hazard 0.8, next 0.8, 0.1 s a token: S m is 0.8, 0.64, 0.512, 0.41; the rule stops once it is below rate x 0.1."""
+    policy = ThroughputStopping(constant_numbers(0.8, 0.8, horizon=1), GAMMA_MAX, LinearCosts())
+    policy.rate = 5.0
+    policy._theta = policy._thresholds()
+    assert policy._theta == pytest.approx([0.5] * GAMMA_MAX)
+    policy.reset()
+    policy.read([1, 2, 3])
+    assert policy.limit() == GAMMA_MAX
+    assert [policy.keep_drafting(Signal(depth, 0.5, 0.0, 0.0, 7 + depth)) for depth in (1, 2, 3)] == [True, True, False]
+    policy.rate = 8.5
+    policy._theta = policy._thresholds()
+    assert policy.limit() == 0
+
+
+def test_all_positions_at_once_are_what_asking_token_by_token_gives() -> None:
+    trace = synthetic_trace(seed=3, prompts=6, length=60, gamma_max=GAMMA_MAX)
+    rng = np.random.default_rng(0)
+    random = StoppingNumbers(
+        hazard_by_agreement=tuple(map(tuple, rng.normal(0.5, 0.3, (len(AGREEMENTS), 3)).tolist())),
+        hazard=tuple(rng.normal(0, 0.2, len(OF_HAZARD)).tolist()),
+        next_by_known=tuple(map(tuple, rng.normal(0.3, 0.3, (ORDER + 1, 4)).tolist())),
+        next=tuple(rng.normal(0, 0.2, len(OF_NEXT)).tolist()),
+        onward=(0.6,) * GAMMA_MAX,
+        chances=((0.5, 0.4, 0.3, 0.2, 0.1, 0.1),),
+        accepted=(2,),
+    )
+    policy = ThroughputStopping(random, GAMMA_MAX, LinearCosts(drafting=0.05))
+    at_once = replay(trace, policy).record
+    policy.text_lengths = lambda view: None  # type: ignore[method-assign]  # now it is asked step by step
+    asked = replay(trace, policy).record
+    np.testing.assert_array_equal(at_once.drafted, asked.drafted)
+    assert len(set(at_once.drafted.tolist())) > 2
+
+
+def test_it_predicts_a_chance_for_every_drafted_token() -> None:
+    trace = synthetic_trace(seed=1, prompts=2, length=20, gamma_max=GAMMA_MAX)
+    from draftgauge.replay.simulate import text_view
+
+    found = ThroughputStopping(constant_numbers(0.7, 0.6), GAMMA_MAX, LinearCosts()).acceptance(text_view(trace))
+    drafted = trace.draft_token >= 0
+    np.testing.assert_allclose(found[drafted], 0.7)
+    assert np.isnan(found[~drafted]).all()
+
+
+def test_online_it_learns_that_nothing_is_accepted_and_probes_now_and_then() -> None:
+    policy = ThroughputStopping(constant_numbers(0.8, 0.8, online=True, horizon=1), GAMMA_MAX, LinearCosts())
+    policy.reset()
+    policy.read([1])
+    drafted = []
+    for _ in range(1500):
+        most = policy.limit()
+        count = 0
+        for depth in range(1, most + 1):
+            count = depth
+            if depth < most and not policy.keep_drafting(Signal(depth, 0.5, 0.0, 0.0, depth)):
+                break
+        drafted.append(count)
+        policy.observe(Step(count, 0, 1, (), tokens=[3]))
+    assert min(drafted[:5]) > 0
+    assert 0 < sum(drafted[-200:]) <= 8  # one token in 32 steps
+
+
+def test_a_policy_cut_to_shorter_drafts_still_runs() -> None:
+    shorter = cut(constant_numbers(0.8, 0.8), 3)
+    assert ThroughputStopping(shorter, 3, LinearCosts(drafting=0.01)).limit() == 3
+
+
+def test_it_cannot_be_made_without_a_cost_curve(tmp_path) -> None:
+    from draftgauge.policies import make_policy
+
+    with pytest.raises(DraftgaugeError, match="weighs the cost"):
+        make_policy("stopping", 8)

@@ -1,0 +1,97 @@
+"""At another cost ratio only drafting costs something else, and everything is chosen anew."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+import pytest
+
+from draftgauge.core.errors import DraftgaugeError
+from draftgauge.policies import make_policy
+from draftgauge.policies.base import Policy
+from draftgauge.policies.fixed import FixedLength
+from draftgauge.replay import Design, Replay, at_cost_ratio, best_fixed_gamma, cost_sweep, design_of, evaluate_design, replay
+from draftgauge.traces.costs import CostCurve
+from synthetic import synthetic_trace
+
+GAMMA_MAX = 6
+MakeCosts = Callable[..., CostCurve]
+
+
+@pytest.fixture(scope="module")
+def design() -> Design:
+    return design_of(synthetic_trace(4, prompts=36, length=50, gamma_max=GAMMA_MAX))
+
+
+@pytest.fixture(scope="module")
+def costs(linear_costs: MakeCosts) -> CostCurve:
+    return linear_costs(GAMMA_MAX)
+
+
+def arms(costs: CostCurve) -> dict[str, Policy | Replay]:
+    return {name: make_policy(name, GAMMA_MAX, costs) for name in ("hf-heuristic", "cumulative-confidence", "fixed:5")}
+
+
+@pytest.mark.parametrize("ratio", [0.02, 0.2, 0.75])
+def test_drafting_is_scaled_and_verifying_stays(costs: CostCurve, ratio: float) -> None:
+    swept = at_cost_ratio(costs, ratio)
+    swept.validate()
+    assert costs.cost_ratio() == pytest.approx(0.2)  # 2 ms a token of a verification of 10 ms
+    assert swept.cost_ratio() == pytest.approx(ratio)
+    assert np.array(swept.draft) == pytest.approx(np.array(costs.draft) * ratio / 0.2)
+    assert (swept.verify, swept.plain, swept.overhead) == (costs.verify, costs.plain, costs.overhead)
+
+
+@pytest.mark.parametrize("ratio", [0.0, -0.1, float("inf"), float("nan")])
+def test_a_ratio_that_cannot_be_is_refused(costs: CostCurve, ratio: float) -> None:
+    with pytest.raises(DraftgaugeError, match="above 0"):
+        at_cost_ratio(costs, ratio)
+
+
+def test_the_best_fixed_length_shortens_as_drafting_gets_dearer(design: Design, costs: CostCurve) -> None:
+    ratios = (0.02, 0.2, 5.0)
+    rows = [row for row in cost_sweep(design, costs, arms, ratios) if row["task"] == "all" and row["policy"] == "hindsight"]
+    assert [row["cost_ratio"] for row in rows] == list(ratios)
+    best = [row["best_fixed_gamma"] for row in rows]
+    assert design.train is not None
+    assert best == [best_fixed_gamma(design.train, at_cost_ratio(costs, ratio)) for ratio in ratios]
+    assert best[0] > best[1] > best[2] == 0
+
+
+def test_the_measured_ratio_gives_the_measured_rows(design: Design, costs: CostCurve) -> None:
+    swept, measured = cost_sweep(design, costs, arms, [costs.cost_ratio()]), evaluate_design(design, costs, arms)
+    for one, other in zip(swept, measured, strict=True):
+        assert one["policy"] == other["policy"]
+        assert one["gain"] == pytest.approx(other["gain"], abs=1e-9)
+
+
+def test_baselines_are_always_there_and_gains_are_over_the_length_chosen_on_training_prompts(design: Design, costs: CostCurve) -> None:
+    rows = {row["policy"]: row for row in evaluate_design(design, costs, arms) if row["task"] == "all"}
+    assert design.train is not None
+    best = best_fixed_gamma(design.train, costs)
+    assert list(rows) == list(dict.fromkeys(["none", f"fixed:{best}", "hf-heuristic", "cumulative-confidence", "fixed:5", "hindsight"]))
+    assert {(row["split"], row["best_fixed_gamma"], row["best_fixed_from"]) for row in rows.values()} == {("test", best, "train")}
+    base = replay(design.trace, FixedLength(best), costs).tokens_per_second
+    outcome = replay(design.trace, make_policy("cumulative-confidence", GAMMA_MAX), costs)
+    assert rows["cumulative-confidence"]["gain"] == pytest.approx(outcome.tokens_per_second / base - 1)
+    assert {name for name, row in rows.items() if row["p_holm"] is not None} == {"hf-heuristic", "cumulative-confidence"}
+
+
+def test_without_training_prompts_the_length_is_chosen_on_the_same_ones(design: Design, costs: CostCurve) -> None:
+    alone = Design("all", design.trace, None)
+    rows = evaluate_design(alone, costs, arms)
+    assert {row["best_fixed_from"] for row in rows} == {"same prompts"}
+    assert {row["best_fixed_gamma"] for row in rows} == {best_fixed_gamma(design.trace, costs)}
+    assert max(row["gain"] for row in rows if row["task"] == "all" and str(row["policy"]).startswith("fixed")) == 0
+
+
+def test_policies_are_made_with_the_swept_costs(design: Design, costs: CostCurve) -> None:
+    seen: list[CostCurve] = []
+
+    def make(curve: CostCurve) -> dict[str, Policy | Replay]:
+        seen.append(curve)
+        return {"fixed:1": FixedLength(1)}
+
+    cost_sweep(design, costs, make, (0.1, 0.4))
+    assert [curve.cost_ratio() for curve in seen] == pytest.approx([0.1, 0.4])

@@ -1,0 +1,140 @@
+"""Expectations on a trace of sampled decoding: by hand, against the mean over walks with coins, and with everything above them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+import pytest
+from numpy.testing import assert_allclose
+
+from draftgauge.policies import make_policy
+from draftgauge.policies.confidence import ConfidenceThreshold
+from draftgauge.policies.fixed import FixedLength
+from draftgauge.replay import (
+    acceptance_by_depth,
+    best_fixed_gamma,
+    evaluate,
+    hindsight_optimum,
+    replay,
+    replay_fixed_all,
+)
+from draftgauge.traces.build import make_trace, select
+from draftgauge.traces.costs import CostCurve
+from draftgauge.traces.record import PromptRecord
+from draftgauge.traces.sampled import DRAWS, drawn, draws
+from draftgauge.traces.trace import PromptInfo, Trace
+from synthetic import sampled_trace
+
+GAMMA_MAX = 4
+DRAWN = 600
+
+
+@pytest.fixture(scope="module")
+def trace() -> Trace:
+    return sampled_trace(3, prompts=6, length=14, gamma_max=GAMMA_MAX)
+
+
+def three_tokens(survival: list[float], signals: list[list[float]]) -> Trace:
+    """One prompt of three tokens, drafts of up to two; ``signals`` are confidences of the refused drafts."""
+    info = PromptInfo(0, "p", "code", "test", 5, 3, "length")
+    wide = np.array(signals, np.float32)
+    record = PromptRecord(
+        info=info,
+        token=np.array([1, 2, 3], np.int32),
+        text=["a", "b", "c"],
+        target_entropy=np.zeros(3, np.float32),
+        draft_token=np.full((3, 2), 9, np.int32),
+        confidence=wide,
+        entropy=np.zeros_like(wide),
+        margin=wide,
+        accepted=np.zeros(3, np.int16),
+        acceptance=np.array([0.7, 0.6, 0.5], np.float32),
+        survival=np.array(survival, np.float32),
+    )
+    return make_trace([record], 3)
+
+
+def test_a_fixed_length_by_hand() -> None:
+    """Drafting one: refused at 0 (1/2) leads to 1, accepted (1/2) to 2; at 1 there is room for one token, at 2 for none."""
+    trace = three_tokens([0.5, 0.25, 0.9], [[0.9, 0.9]] * 3)
+    outcome = replay(trace, FixedLength(1))
+    occupancy = [1, 0.5, 0.5 + 0.5 * 0.75]
+    assert outcome.steps.tolist() == [pytest.approx(sum(occupancy))]
+    assert outcome.drafted.tolist() == [pytest.approx(1 + 0.5)]
+    assert outcome.accepted.tolist() == [pytest.approx(0.5 + 0.5 * 0.25)]
+    assert outcome.committed.tolist() == [3]
+    assert_allclose(outcome.histogram, [sum(occupancy) - 0.625, 0.625, 0])
+    # Drafting two: all three tokens in one step with 1/2 * 1/4.
+    assert replay(trace, FixedLength(2)).steps.tolist() == [pytest.approx(1 + 0.5 * (1 + 0.75) + 0.5 * 0.75)]
+
+
+def test_what_is_drafted_after_a_refused_token_counts() -> None:
+    """At 0.5 the policy goes on after a first token that is refused or not alike, as it sees the signal of its distribution alone."""
+    sure, unsure = [0.9, 0.9], [0.1, 0.9]
+    stops = ConfidenceThreshold(0.5, 2)
+    assert replay(three_tokens([0.5, 1, 1], [sure] * 3), stops).drafted[0] == pytest.approx(2 + 0.5 * 1)
+    assert replay(three_tokens([0.5, 1, 1], [unsure] * 3), stops).drafted[0] == pytest.approx(1 + 0.5 * 1)
+
+
+@pytest.mark.parametrize("spec", ["none", "fixed:1", "fixed:3", "hf-confidence:0.6", "cumulative-confidence:0.3"])
+def test_the_expectation_is_the_mean_of_walks(trace: Trace, spec: str, linear_costs: Callable[[int], CostCurve]) -> None:
+    costs = linear_costs(GAMMA_MAX)
+    exact = replay(trace, make_policy(spec, GAMMA_MAX), costs)
+    walks = [replay(walk, make_policy(spec, GAMMA_MAX), costs) for walk in draws(trace, DRAWN)]
+    for name in ("steps", "drafted", "accepted", "seconds"):
+        found = np.array([getattr(walk, name) for walk in walks], np.float64)
+        assert (np.abs(found.mean(0) - getattr(exact, name)) <= 4.5 * found.std(0) / np.sqrt(DRAWN) + 1e-9).all(), name
+    assert exact.committed.tolist() == [prompt.output_tokens for prompt in trace.prompts]
+    assert exact.histogram.sum() == pytest.approx(exact.steps.sum())
+    assert exact.histogram @ np.arange(GAMMA_MAX + 1) == pytest.approx(exact.accepted.sum())
+
+
+def test_rows_of_a_draw_are_those_of_a_greedy_trace(trace: Trace) -> None:
+    walk = drawn(trace, 5)
+    for row in range(trace.positions):
+        accepted, count = int(walk.accepted[row]), int(walk.drafted[row])
+        assert walk.draft_token[row, :accepted].tolist() == trace.token[row : row + accepted].tolist()
+        if accepted < count:
+            assert walk.draft_token[row, accepted] == trace.sampled.draft_token[row + accepted, 0] != trace.token[row + accepted]
+        assert_allclose(walk.confidence[row, : min(accepted + 1, count)], trace.sampled.confidence[row : row + accepted + 1, 0][:count])
+    assert (drawn(trace, 0).accepted == trace.accepted).all()
+    assert (drawn(trace, 1).accepted != trace.accepted).any()
+    part = select(trace, [False, True, False, True, False, False])
+    assert (drawn(part, 5).draft_token == select(walk, [False, True, False, True, False, False]).draft_token).all()
+
+
+def test_policies_with_a_memory_are_averaged_over_draws(trace: Trace) -> None:
+    spec = "hf-heuristic"
+    outcome = replay(trace, make_policy(spec, GAMMA_MAX))
+    walks = [replay(walk, make_policy(spec, GAMMA_MAX)) for walk in draws(trace)]
+    assert len(walks) == DRAWS
+    assert_allclose(outcome.steps, np.mean([walk.steps for walk in walks], axis=0))
+    assert (outcome.record.drafted == walks[0].record.drafted).all()
+    policy = make_policy(spec, GAMMA_MAX)
+    assert_allclose(replay(trace, policy).steps, replay(trace, policy).steps)
+
+
+def test_hindsight_bounds_every_policy_and_rows_are_made_of_it(trace: Trace, linear_costs: Callable[[int], CostCurve]) -> None:
+    costs = linear_costs(GAMMA_MAX)
+    bound = np.mean([hindsight_optimum(walk, costs).replay.seconds for walk in draws(trace)], axis=0)
+    assert_allclose(hindsight_optimum(trace, costs).replay.seconds, bound)
+    for outcome in (np.mean([replay(walk, FixedLength(g), costs).seconds for walk in draws(trace)], axis=0) for g in range(GAMMA_MAX + 1)):
+        assert (outcome >= bound - 1e-12).all()
+    fixed = replay_fixed_all(trace, costs)
+    best = best_fixed_gamma(trace, costs)
+    assert fixed[best].tokens_per_second == max(outcome.tokens_per_second for outcome in fixed)
+    row = next(row for row in evaluate(trace, costs, {"one": FixedLength(1)}) if row["task"] == "all")
+    assert row["tokens_per_step"] == pytest.approx(fixed[1].tokens_per_step)
+    assert row["tokens_per_second"] == pytest.approx(fixed[1].tokens_per_second)
+
+
+def test_acceptance_by_depth_is_that_of_many_draws(trace: Trace) -> None:
+    found = {row["depth"]: row for row in acceptance_by_depth(trace) if row["task"] == "all"}
+    survival, inside = trace.sampled.survival, ~np.isnan(trace.sampled.acceptance)
+    assert found[1]["rate"] == pytest.approx(float(np.nanmean(trace.sampled.acceptance)))
+    assert found[1]["positions"] == inside.sum()
+    ends = set(trace.offsets[1:].tolist())
+    pairs = [(survival[s], trace.sampled.acceptance[s + 1]) for s in range(trace.positions - 1) if s + 1 not in ends]
+    weight, label = np.array([pair for pair in pairs if not np.isnan(pair).any()], np.float64).T
+    assert found[2]["rate"] == pytest.approx(weight @ label / weight.sum())

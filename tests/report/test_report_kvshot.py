@@ -1,0 +1,73 @@
+"""The page of the study, from rows alone."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from draftgauge.core.errors import DraftgaugeError
+from draftgauge.core.provenance import read_measurement, write_measurement
+from draftgauge.report.kvshot import capacity_table, comparisons, render_kvshot, results_table, write_kvshot_report
+from draftgauge.report.kvshot_data import variant_views
+from draftgauge.studies.kvshot.presets import HIDDEN, KV, at_equal_width
+from draftgauge.studies.kvshot.results import study_rows
+from kvshot_results import ALPHAS, results
+
+
+@pytest.fixture(scope="module")
+def rows(tmp_path_factory: pytest.TempPathFactory) -> list[dict]:
+    """Rows as they come back from a JSON file."""
+    folder = tmp_path_factory.mktemp("study")
+    wide = {at_equal_width(variant): ALPHAS[variant] for variant in (HIDDEN, KV)}
+    write_measurement(folder / "rows.json", "test", study_rows(results(folder, ALPHAS | wide)))
+    return [dict(row) for row in read_measurement(folder / "rows.json").rows]
+
+
+def test_the_page_holds_what_was_found(rows: list[dict], tmp_path: Path) -> None:
+    path = write_kvshot_report(rows, tmp_path / "report.html", {"hybrid-seed2": "RuntimeError: <out of memory>"}, {"command": "draftgauge"})
+    page = path.read_text()
+    for text in ("supported", "contradicted", "P1", "P2", "P3", "hybrid-seed2", "&lt;out of memory&gt;", "kv, 4 layers", "Capacity"):
+        assert text in page
+    ids = re.findall(r' id="([^"]+)"', page)
+    assert len(ids) == len(set(ids))
+    assert not re.search(r'(?:src|href)="(?!#)', page), "the page asks for other files"
+    assert "nan" not in re.sub(r"<svg.*?</svg>|<style.*?</style>", "", page, flags=re.DOTALL).lower()
+
+
+def test_tables(rows: list[dict]) -> None:
+    views = variant_views(rows)
+    assert [view.label for view in views] == ["hidden", "kv", "kv, 4 layers", "hybrid", "cross", "none", "hidden", "kv"]
+    assert all(view.seeds == 3 for view in views)
+    found = results_table(views)
+    assert found.headings[3:6] == ("alpha 0", "alpha 3", "alpha 6")
+    assert all(len(line) == len(found.headings) for line in found.lines)
+    assert found.lines[0][3] == f"{views[0].alpha[0].value:.3f}"
+    assert capacity_table(views).lines[0][2:4] == ("1,000", "+0.00%")
+
+
+def test_panels_compare_what_belongs_together(rows: list[dict]) -> None:
+    found = {comparison.title: [label for label, _ in comparison.lines] for comparison in comparisons(variant_views(rows))}
+    assert found["Designs, at equal parameters"] == ["hidden", "kv", "hybrid", "cross", "none"]
+    assert found["Layers of the KV drafter, at equal parameters"] == ["kv", "kv, 4 layers"]
+    assert "Ways of injecting the KV cache" not in found  # only one was run
+
+
+def test_a_study_cut_short_still_has_a_page(tmp_path: Path) -> None:
+    few = study_rows(results(tmp_path, {HIDDEN: ALPHAS[HIDDEN][:2]}, seeds=(0,)))
+    for row in few:
+        row.pop("draft_ms", None)
+    assert "not run: kv-project-rope" in render_kvshot(few, {}, {})
+
+
+def test_nothing_to_report() -> None:
+    with pytest.raises(DraftgaugeError, match="no run"):
+        render_kvshot([], {}, {})
+
+
+def test_no_torch() -> None:
+    code = "import sys, draftgauge.report.kvshot, draftgauge.studies.kvshot.results; sys.exit('torch' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0

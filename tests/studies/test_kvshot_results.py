@@ -1,0 +1,120 @@
+"""Rows and verdicts from results with known acceptance."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from draftgauge.core.errors import DraftgaugeError
+from draftgauge.core.provenance import write_measurement
+from draftgauge.studies.kvshot.cells import RESULT_NAME
+from draftgauge.studies.kvshot.presets import HIDDEN, KV, KV_DEEP, NONE
+from draftgauge.studies.kvshot.results import read_result, study_rows, summary
+from kvshot_results import ALPHAS, TASKS, cells, results, study, write_result
+
+
+def by_prediction(rows: list[dict]) -> dict[str, dict]:
+    return {row["prediction"]: row for row in rows if "prediction" in row}
+
+
+@pytest.fixture(scope="module")
+def rows(tmp_path_factory: pytest.TempPathFactory) -> list[dict]:
+    """Rows of a study of every design."""
+    return study_rows(results(tmp_path_factory.mktemp("study")))
+
+
+def test_runs(rows: list[dict], tmp_path: Path) -> None:
+    runs = [row for row in rows if "seed" in row]
+    assert len(runs) == 18
+    assert {"design", "seed", "layers", "injection", "init", "mat", "retention", "parameters"} <= runs[0].keys()
+    hidden = next(row for row in runs if row["design"] == "hidden")
+    assert hidden["mat"] == pytest.approx(1 + float(np.cumprod(ALPHAS[HIDDEN]).sum()), abs=0.05)
+    assert hidden["mat_low"] < hidden["mat"] < hidden["mat_high"]
+    assert hidden["live_minus_forced"] == 0.0
+    assert hidden["injection"] is None
+    write_measurement(tmp_path / "rows.json", "test", rows)  # flat, and ready for JSON
+
+
+def test_depths_are_pooled_over_seeds(rows: list[dict]) -> None:
+    by_depth = [row for row in rows if "depth" in row]
+    assert len(by_depth) == 6 * 7
+    kv = [row for row in by_depth if row["design"] == "kv" and row["layers"] == 1]
+    assert [row["depth"] for row in kv] == list(range(7))
+    assert all(row["low"] < row["alpha"] < row["high"] for row in kv)
+    assert [row["alpha"] for row in kv] == pytest.approx(ALPHAS[KV], abs=0.05)
+
+
+def test_other_measures_are_pooled(rows: list[dict]) -> None:
+    pooled = [row for row in rows if "measure" in row and row["design"] == "none"]
+    assert {row["task"] for row in pooled if "task" in row} == set(TASKS)
+    assert len({row["distance"] for row in pooled if "distance" in row}) == 3
+    control = {row["measure"]: row["estimate"] for row in pooled if "task" not in row and "distance" not in row}
+    assert control["retention"] == pytest.approx(1.0, abs=0.2)
+    assert control["tree_mat"] == pytest.approx(170 / 55)
+    assert control["alpha_deep"] == pytest.approx(0.24, abs=0.03)
+
+
+def test_verdicts_on_known_differences(rows: list[dict]) -> None:
+    found = by_prediction(rows)
+    assert found["P1"]["verdict"] == "contradicted"  # one layer of kv is worse at depth, as in the paper's own table
+    assert found["P2"]["verdict"] == "supported"
+    assert found["P3"]["verdict"] == "supported"
+    assert found["P1"]["difference"] == pytest.approx(0.36 - 0.48, abs=0.03)
+    for row in found.values():
+        assert row["low"] < row["difference"] < row["high"]
+        assert row["uncorrected_p_value"] <= row["p_value"] <= 3 * row["uncorrected_p_value"] + 1e-12
+
+
+def test_no_difference_is_undecided(tmp_path: Path) -> None:
+    same = dict.fromkeys((HIDDEN, KV, KV_DEEP), ALPHAS[KV])
+    found = by_prediction(study_rows(results(tmp_path, same)))
+    assert {row["verdict"] for row in found.values()} == {"undecided"}
+    assert all(row["reason"] is None for row in found.values())
+
+
+def test_what_was_not_run_is_said(tmp_path: Path) -> None:
+    found = by_prediction(study_rows(results(tmp_path, {HIDDEN: ALPHAS[HIDDEN], KV: ALPHAS[KV], NONE: ALPHAS[NONE]})))
+    assert found["P2"]["verdict"] == "undecided"
+    assert found["P2"]["reason"] == "not run: kv-project-rope-4-layers"
+    assert found["P3"]["verdict"] == "supported"
+
+
+def test_short_drafts_cannot_answer_p1(tmp_path: Path) -> None:
+    found = by_prediction(study_rows(results(tmp_path, {variant: ALPHAS[variant][:3] for variant in (HIDDEN, KV)})))
+    assert "too short" in found["P1"]["reason"]
+    assert found["P3"]["verdict"] == "supported"
+
+
+def test_summary_is_one_line_a_variant(rows: list[dict]) -> None:
+    lines = summary(rows)
+    assert [line["drafter"] for line in lines][:3] == ["hidden", "kv-project-rope", "kv-project-rope-4-layers"]
+    assert lines[0]["alpha_0"] == pytest.approx(0.64, abs=0.03)
+    assert lines[0]["mat_low"] < lines[0]["mat"] < lines[0]["mat_high"]
+
+
+def test_a_result_of_other_settings_is_refused(tmp_path: Path) -> None:
+    cell = cells(tmp_path, study((HIDDEN,), (0,)))[0]
+    assert read_result(cell) is None
+    write_result(cell, ALPHAS[HIDDEN])
+    assert read_result(cell) is not None
+    longer = replace(cell, request=replace(cell.request, steps=cell.request.steps + 1))
+    with pytest.raises(DraftgaugeError, match="other settings"):
+        read_result(longer)
+    moved = replace(cell, request=replace(cell.request, checkpoint_every=7))  # decides nothing about where it ends
+    assert read_result(moved) is not None
+
+
+def test_a_damaged_result_is_named(tmp_path: Path) -> None:
+    cell = cells(tmp_path, study((HIDDEN,), (0,)))[0]
+    write_result(cell, ALPHAS[HIDDEN])
+    path = cell.folder / RESULT_NAME
+    path.write_text(path.read_text()[:100])
+    with pytest.raises(DraftgaugeError, match="remove it"):
+        read_result(cell)
+    path.write_text(json.dumps({"digest": cell.digest()}))
+    with pytest.raises(DraftgaugeError, match="remove it"):
+        read_result(cell)

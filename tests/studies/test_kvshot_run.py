@@ -1,0 +1,146 @@
+"""A whole study on a tiny target: run, stopped, gone on with, partly failed, refused."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from draftgauge.core.errors import DraftgaugeError
+from draftgauge.studies.kvshot.cells import ERROR_NAME, RESULT_NAME, Evaluation, Study, Variant
+from draftgauge.studies.kvshot.presets import HIDDEN, KV, NONE, at_equal_width, warm
+from draftgauge.studies.kvshot.run import run_study
+from draftgauge.training.reuse.request import TrainRequest
+from tiny import save_tiny
+
+WIDE_HIDDEN = at_equal_width(HIDDEN)
+WARM = warm(Variant("hybrid", injection="project-rope"))
+
+
+@pytest.fixture(scope="module")
+def tiny_target(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return save_tiny(tmp_path_factory.mktemp("target"), num_hidden_layers=3)
+
+
+@pytest.fixture
+def prompts(tmp_path: Path) -> Path:
+    path = tmp_path / "prompts.jsonl"
+    lines = [{"prompt": text, "task": task} for task, text in [("a", "one two"), ("b", "three"), ("a", "four and five"), ("b", "six")]]
+    path.write_text("\n".join(map(json.dumps, lines)))
+    return path
+
+
+def small(target: Path, prompts: Path, variants: tuple[Variant, ...] = (HIDDEN, KV), seeds: tuple[int, ...] = (0,)) -> Study:
+    request = TrainRequest(target=str(target), prompts=prompts, new_tokens=12, length=40, depths=3, steps=2, batch=2, checkpoint_every=1)
+    return Study("test", variants, seeds, request, Evaluation(str(prompts), 1, max_new_tokens=10, tree_prompts=1, latency_prompts=1))
+
+
+def test_a_study_from_training_to_rows(tiny_target: Path, prompts: Path, tmp_path: Path) -> None:
+    study = small(tiny_target, prompts, (HIDDEN, KV, NONE, WIDE_HIDDEN, WARM))
+    found = run_study(study, tmp_path / "study", prompts)
+    assert found.failures == {}
+    runs = [row for row in found.rows if "seed" in row]
+    assert [row["design"] for row in runs] == ["hidden", "kv", "none", "hidden", "hybrid"]
+    assert [row["init"] for row in runs] == ["random"] * 4 + ["warm"]
+    matched = [row["parameters"] for row in runs if row["capacity"] == "equal parameters"]
+    assert max(matched) <= 1.02 * min(matched)
+    for row in runs:
+        assert row["live_minus_forced"] == 0.0
+        assert row["live_mismatched_prompts"] == 0
+    assert [row["prediction"] for row in found.rows if "prediction" in row] == ["P1", "P2", "P3"]
+
+
+def test_it_goes_on_where_it_was_stopped(tiny_target: Path, prompts: Path, tmp_path: Path) -> None:
+    study, folder = small(tiny_target, prompts), tmp_path / "study"
+    stopped: list[str] = []
+
+    def stop(what: str, done: int, total: int) -> None:
+        """As the second cell has done one of its two steps."""
+        if what == "kv-project-rope-seed0: train" and done == 1:
+            stopped.append(what)
+            raise KeyboardInterrupt
+
+    study = replace(study, request=replace(study.request, log_every=1))
+    with pytest.raises(KeyboardInterrupt):
+        run_study(study, folder, prompts, progress=stop)
+    first = folder / "cells" / "hidden-seed0" / RESULT_NAME
+    assert stopped
+    assert first.exists()
+    assert not (folder / "cells" / "kv-project-rope-seed0" / RESULT_NAME).exists()
+    before = first.read_bytes(), first.stat().st_mtime_ns
+    seen: list[str] = []
+    found = run_study(study, folder, prompts, progress=lambda what, done, total: seen.append(what))
+    assert found.failures == {}
+    assert (first.read_bytes(), first.stat().st_mtime_ns) == before
+    assert not any(what.startswith("hidden") for what in seen)
+    whole = run_study(study, tmp_path / "uninterrupted", prompts)
+    assert [row["mat"] for row in found.rows if "mat" in row] == [row["mat"] for row in whole.rows if "mat" in row]
+
+
+def test_a_failed_cell_is_named_and_tried_again(tiny_target: Path, prompts: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from draftgauge.studies.kvshot import work
+
+    study, folder = small(tiny_target, prompts), tmp_path / "study"
+    train = work.train_drafter
+
+    def failing(request: TrainRequest, *rest: object) -> object:
+        if request.reuse == "hidden":
+            raise RuntimeError("out of memory")
+        return train(request, *rest)  # type: ignore[arg-type]
+
+    with monkeypatch.context() as patch:
+        patch.setattr(work, "train_drafter", failing)
+        found = run_study(study, folder, prompts)
+    assert found.failures == {"hidden-seed0": "RuntimeError: out of memory"}
+    assert [row["design"] for row in found.rows if "seed" in row] == ["kv"]
+    assert "Traceback" in (folder / "cells" / "hidden-seed0" / ERROR_NAME).read_text()
+    again = run_study(study, folder, prompts)
+    assert again.failures == {}
+    assert not (folder / "cells" / "hidden-seed0" / ERROR_NAME).exists()
+
+
+def test_nothing_finished_is_an_error(tiny_target: Path, prompts: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from draftgauge.studies.kvshot import work
+
+    def failing(*arguments: object) -> object:
+        raise RuntimeError("out of memory")
+
+    monkeypatch.setattr(work, "train_drafter", failing)
+    with pytest.raises(DraftgaugeError, match="hidden-seed0: RuntimeError: out of memory"):
+        run_study(small(tiny_target, prompts), tmp_path / "study", prompts)
+
+
+def test_another_study_in_the_folder_is_refused(tiny_target: Path, prompts: Path, tmp_path: Path) -> None:
+    study, folder = small(tiny_target, prompts, (HIDDEN,)), tmp_path / "study"
+    run_study(study, folder, prompts)
+    with pytest.raises(DraftgaugeError, match="other settings"):
+        run_study(replace(study, request=replace(study.request, steps=3)), folder, prompts)
+    with pytest.raises(DraftgaugeError, match="folder of its own"):
+        run_study(replace(study, evaluation=replace(study.evaluation, max_new_tokens=9)), folder, prompts)
+
+
+@pytest.mark.slow
+def test_ray_gives_what_local_gives(tiny_target: Path, prompts: Path, tmp_path: Path) -> None:
+    ray = pytest.importorskip("ray", reason="Ray is not installed")
+    study = small(tiny_target, prompts, (HIDDEN, NONE, WIDE_HIDDEN, WARM))
+    ray.init(num_cpus=2, include_dashboard=False, log_to_driver=False, logging_level="ERROR")
+    try:
+        spread = run_study(study, tmp_path / "ray", prompts, executor="ray")
+    finally:
+        ray.shutdown()
+    local = run_study(study, tmp_path / "local", prompts)
+    assert spread.failures == {}
+    keys = ("design", "init", "mat", "retention", "parameters", "live_mat")
+    runs = [[tuple(row[key] for key in keys) for row in found.rows if "seed" in row] for found in (spread, local)]
+    assert str(runs[0]) == str(runs[1])  # NaN, where nothing was accepted, equals no NaN
+
+
+def test_what_cannot_be_is_refused_before_any_work(tiny_target: Path, prompts: Path, tmp_path: Path) -> None:
+    study = small(tiny_target, prompts, (HIDDEN,))
+    with pytest.raises(DraftgaugeError, match="unknown executor"):
+        run_study(study, tmp_path / "study", prompts, executor="slurm")
+    with pytest.raises(DraftgaugeError, match="give a prompt file"):
+        run_study(replace(study, request=replace(study.request, prompts=None)), tmp_path / "study", prompts)
+    assert not (tmp_path / "study").exists()

@@ -1,0 +1,99 @@
+"""Traces of sampled decoding on disk: a schema version of their own, beside which greedy ones stay what they were."""
+
+from __future__ import annotations
+
+from dataclasses import fields, replace
+from pathlib import Path
+
+import numpy as np
+import pyarrow.parquet as pq
+import pytest
+
+from draftgauge.core.errors import TraceError
+from draftgauge.traces.build import make_trace, select
+from draftgauge.traces.manifest import Manifest
+from draftgauge.traces.reader import read_trace
+from draftgauge.traces.schema import GREEDY_VERSION, SAMPLED_VERSION, VERSION_KEY
+from draftgauge.traces.writer import TraceWriter
+from synthetic import same_rows, sampled_records, synthetic_manifest, synthetic_records
+
+GAMMA_MAX, LENGTH = 4, 9
+GREEDY = synthetic_manifest(3, GAMMA_MAX, LENGTH)
+SAMPLED = replace(GREEDY, temperature=0.8, top_p=0.9, seed=4, schema_version=SAMPLED_VERSION)
+
+
+def write(folder: Path, manifest: Manifest, records: list) -> None:
+    with TraceWriter(folder, manifest, 2) as writer:
+        for record in records:
+            writer.add(record)
+
+
+def test_what_is_written_is_read(tmp_path: Path) -> None:
+    records = sampled_records(1, 3, LENGTH, GAMMA_MAX)
+    write(tmp_path, SAMPLED, records)
+    found, made = read_trace(tmp_path), make_trace(records, LENGTH)
+    assert same_rows(found, made)
+    for field in fields(made.sampled):
+        np.testing.assert_array_equal(getattr(found.sampled, field.name), getattr(made.sampled, field.name), field.name)
+    assert (found.accepted > 0).any(), "rows are drawn: some drafts are accepted"
+    manifest = Manifest.load(tmp_path)
+    assert (manifest.temperature, manifest.top_k, manifest.top_p, manifest.seed) == (0.8, 0, 0.9, 4)
+    part = select(found, [False, True, True])
+    np.testing.assert_array_equal(part.sampled.survival, found.sampled.survival[found.offsets[1] :])
+
+
+def test_greedy_traces_stay_what_they_were(tmp_path: Path) -> None:
+    write(tmp_path, GREEDY, synthetic_records(1, 3, LENGTH, GAMMA_MAX))
+    schema = pq.read_schema(next(tmp_path.glob("*.parquet")))
+    assert schema.metadata[VERSION_KEY] == str(GREEDY_VERSION).encode()
+    assert "acceptance" not in schema.names
+    assert read_trace(tmp_path).sampled is None
+    # A manifest from before there was sampling names none of it.
+    path = tmp_path / "manifest.json"
+    lines = [line for line in path.read_text().splitlines() if not any(f'"{n}"' in line for n in ("temperature", "top_k", "top_p"))]
+    path.write_text("\n".join(lines).replace('"schema_version": 1,', '"schema_version": 1'))
+    assert Manifest.load(tmp_path).temperature == 0
+    assert read_trace(tmp_path).positions > 0
+
+
+@pytest.mark.parametrize("changes", [{"temperature": 0.7}, {"top_k": 5}, {"top_p": 1.0}, {"seed": 5}])
+def test_how_it_was_drawn_is_part_of_its_identity(changes: dict) -> None:
+    other = replace(SAMPLED, **changes)
+    assert other.fingerprint() != SAMPLED.fingerprint()
+    assert [difference.partition(":")[0] for difference in other.differences(SAMPLED)] == list(changes)
+
+
+def test_a_sampled_run_does_not_go_on_in_a_greedy_folder(tmp_path: Path) -> None:
+    write(tmp_path, GREEDY, synthetic_records(1, 3, LENGTH, GAMMA_MAX))
+    with pytest.raises(TraceError, match=r"another run \(temperature: 0.0, not 0.8\)"):
+        TraceWriter(tmp_path, SAMPLED)
+
+
+def test_records_of_the_other_kind_are_refused(tmp_path: Path) -> None:
+    greedy, sampled = synthetic_records(1, 2, LENGTH, GAMMA_MAX), sampled_records(1, 2, LENGTH, GAMMA_MAX)
+    with pytest.raises(TraceError, match="one or the other"):
+        make_trace([greedy[0], sampled[1]], LENGTH)
+    with TraceWriter(tmp_path / "a", GREEDY) as writer, pytest.raises(TraceError, match="does not belong into a greedy run"):
+        writer.add(sampled[0])
+    with TraceWriter(tmp_path / "b", SAMPLED) as writer, pytest.raises(TraceError, match="a greedy record does not belong"):
+        writer.add(greedy[0])
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"survival": None}, "belong together"),
+        ({"acceptance": 1.5}, "acceptance must be a chance"),
+        ({"survival": np.nan}, r"survival must be a chance .*row 2\)"),
+    ],
+)
+def test_chances_that_cannot_be_are_refused(changes: dict, message: str) -> None:
+    record = sampled_records(1, 1, LENGTH, GAMMA_MAX)[0]
+    assert record.drafted[2] > 0
+    bad = {}
+    for name, value in changes.items():
+        column = getattr(record, name).copy()
+        column[2] = np.nan if value is None else value
+        bad[name] = None if value is None else column
+    with pytest.raises(TraceError, match=message):
+        replace(record, **bad).validate()

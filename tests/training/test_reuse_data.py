@@ -1,0 +1,191 @@
+"""Answers as the target gives them, kept and shared; batches that depend on nothing but seed and step."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+from draftgauge.core.errors import DraftgaugeError
+from draftgauge.decoding import DecodingSettings, plain_decode
+from draftgauge.models.loading import load_model, wrap
+from draftgauge.training.reuse import answers as answers_file
+from draftgauge.training.reuse.answers import Conversation, describe, make_answers, read_answers
+from draftgauge.training.reuse.batches import DataOrder, collate, usable
+from draftgauge.training.reuse.data import answers_of, prepare_answers, token_counts
+from draftgauge.training.reuse.generate import greedy_answers, groups
+from draftgauge.training.reuse.request import TrainRequest
+from tiny import save_tiny, tiny_model, tokens
+
+END = frozenset({0})
+
+
+def prompts(count: int = 9) -> list[list[int]]:
+    return [tokens(3 + 5 * n % 17, n).tolist() for n in range(count)]
+
+
+@pytest.mark.parametrize("family", ["qwen3", "llama", "gemma2", "gemma3", "mistral-sliding"])
+def test_answers_are_those_of_plain_decoding(family: str) -> None:
+    model = tiny_model(family, num_hidden_layers=2)
+    found = greedy_answers(model, prompts(), 12, END | {7, 11})
+    target = wrap(model, "modules")
+    for prompt, answer in zip(prompts(), found, strict=True):
+        assert answer == plain_decode(target, prompt, DecodingSettings(12, end_tokens=END | {7, 11})).tokens
+    assert len({len(answer) for answer in found}) > 1, "some answers should end early"
+
+
+def test_groups_hold_every_prompt_once_within_their_budget() -> None:
+    lengths = [5, 900, 20, 20, 300, 7, 1]
+    found = list(groups(lengths, 10, 700))
+    assert sorted(index for group in found for index in group) == list(range(7))
+    assert all(len(group) == 1 or sum(max(lengths[i] for i in group) + 10 for _ in group) <= 700 for group in found)
+    assert found[0] == [1]
+
+
+def test_an_interrupted_making_of_answers_goes_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    model = tiny_model()
+    made = describe("target", prompts(), 6, 0, "test")
+    monkeypatch.setattr(
+        answers_file, "groups", lambda lengths, new: iter([list(range(len(lengths)))[n : n + 2] for n in range(0, len(lengths), 2)])
+    )
+    whole = make_answers(tmp_path / "whole.jsonl", made, model, prompts(), END)
+    calls = 0
+
+    def failing(*arguments: object) -> object:
+        nonlocal calls
+        calls += 1
+        if calls == 3:
+            raise KeyboardInterrupt
+        return greedy_answers(*arguments)  # type: ignore[arg-type]
+
+    path = tmp_path / "broken.jsonl"
+    monkeypatch.setattr(answers_file, "greedy_answers", failing)
+    with pytest.raises(KeyboardInterrupt):
+        make_answers(path, made, model, prompts(), END)
+    partial = path.with_name(path.name + answers_file.PARTIAL)
+    assert not path.exists()
+    with partial.open("a") as file:
+        file.write('{"index": 8, "tok')  # the line that a kill cut off
+    resumed = make_answers(path, made, model, prompts(), END)
+    assert calls == 3 + 3  # 9 prompts in groups of 2, two groups of which were done
+    assert resumed.sha256 == whole.sha256
+    assert path.read_text() == (tmp_path / "whole.jsonl").read_text()
+    assert not partial.exists()
+
+
+def test_what_is_left_of_other_answers_is_not_mixed_in(tmp_path: Path) -> None:
+    path = tmp_path / "a.jsonl"
+    path.with_name(path.name + answers_file.PARTIAL).write_text(json.dumps(describe("another", prompts(), 6, 0, "test")) + "\n")
+    with pytest.raises(DraftgaugeError, match="begun for another target"):
+        make_answers(path, describe("target", prompts(), 6, 0, "test"), tiny_model(), prompts(), END)
+
+
+@pytest.fixture(scope="module")
+def target(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return save_tiny(tmp_path_factory.mktemp("target"))
+
+
+@pytest.fixture
+def request_(target: Path, tmp_path: Path) -> TrainRequest:
+    (tmp_path / "prompts.jsonl").write_text("".join(json.dumps({"prompt": f"Number {n} please"}) + "\n" for n in range(5)))
+    return TrainRequest(target=str(target), prompts=tmp_path / "prompts.jsonl", new_tokens=6, answers=tmp_path / "answers.jsonl")
+
+
+def test_a_file_of_answers_is_made_once_and_shared(request_: TrainRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    first = prepare_answers(request_)
+    monkeypatch.setattr("draftgauge.training.reuse.data.make_answers", lambda *_: pytest.fail("made again"))
+    again = prepare_answers(replace(request_, reuse="kv", seed=5))
+    assert again.sha256 == first.sha256
+    conversation = again.conversations[2]
+    assert conversation.tokens.dtype == np.int32
+    assert 0 < conversation.prompt < len(conversation.tokens) <= conversation.prompt + 6
+
+
+@pytest.mark.parametrize(("change", "words"), [({"questions": 3}, "source is"), ({"new_tokens": 7}, "new tokens is 6, not 7")])
+def test_other_answers_than_asked_for_are_refused(request_: TrainRequest, change: dict[str, int], words: str) -> None:
+    prepare_answers(request_)
+    with pytest.raises(DraftgaugeError, match=words):
+        prepare_answers(replace(request_, **change))  # type: ignore[arg-type]
+
+
+def test_answers_of_another_target_are_refused(request_: TrainRequest, tmp_path: Path) -> None:
+    prepare_answers(request_)
+    other = save_tiny(tmp_path / "other", seed=1)
+    assert request_.answers is not None
+    with pytest.raises(DraftgaugeError, match="target fingerprint is"):
+        answers_of(replace(request_, target=str(other)), request_.answers, load_model(other))
+
+
+@pytest.mark.parametrize("content", ["", "[]\n", '{"schema": 1, "prompts": 2}\n', "no json"])
+def test_a_damaged_file_is_refused(tmp_path: Path, content: str) -> None:
+    (tmp_path / "a.jsonl").write_text(content)
+    with pytest.raises(DraftgaugeError, match="file of answers"):
+        read_answers(tmp_path / "a.jsonl")
+
+
+def conversations(count: int = 61) -> list[Conversation]:
+    rng = np.random.default_rng(0)
+    sizes = zip(rng.integers(2, 60, count), rng.integers(1, 40, count), strict=True)
+    return [Conversation(rng.integers(1, 90, p + a).astype(np.int32), int(p)) for p, a in sizes]
+
+
+def test_the_order_follows_from_the_seed_and_covers_everything() -> None:
+    found = conversations()
+    order = DataOrder(found, 4, seed=3)
+    assert order.epoch_steps == 15
+    seen = np.concatenate([order.step(step) for step in range(15)])
+    assert len(set(seen.tolist())) == 60
+    again = DataOrder(found, 4, seed=3)
+    assert all(np.array_equal(order.step(step), again.step(step)) for step in (31, 2, 16))
+    assert not np.array_equal(order.step(0), order.step(15))
+    assert not np.array_equal(order.step(0), DataOrder(found, 4, seed=4).step(0))
+
+
+def test_batches_are_of_similar_lengths() -> None:
+    found = conversations(640)
+    order = DataOrder(found, 8, seed=0)
+
+    def padding(rows: list[np.ndarray]) -> float:
+        batches = [collate(found, row.tolist(), 3) for row in rows]
+        return 1 - sum(int(b.trained(0).sum()) for b in batches) / sum(b.anchors * len(b.index) for b in batches)
+
+    shuffled = np.random.default_rng(0).permutation(640).reshape(-1, 8)
+    assert padding([order.step(step) for step in range(order.epoch_steps)]) < 0.75 * padding(list(shuffled))
+
+
+def test_a_batch_trains_exactly_the_answers() -> None:
+    found = conversations(5)
+    batch = collate(found, range(5), depths=3)
+    width = batch.tokens.shape[1]
+    assert width == batch.first + batch.anchors + 3 + 1
+    for row, conversation in enumerate(found):
+        length = len(conversation.tokens)
+        assert torch.equal(batch.tokens[row, :length], torch.from_numpy(conversation.tokens.astype(np.int64)))
+        for depth in range(3):
+            predicted = [batch.first + place + 2 + depth for place, on in enumerate(_row(batch.trained(depth), row)) if on]
+            assert predicted == list(range(conversation.prompt + depth, length))
+
+
+def _row(mask: Tensor, row: int) -> list[bool]:
+    return mask[row].tolist()  # type: ignore[no-any-return]
+
+
+def test_conversations_are_cut_and_those_without_an_answer_left_out() -> None:
+    found = [Conversation(np.arange(1, 31, dtype=np.int32), prompt) for prompt in (1, 5, 20, 30)]
+    kept = usable(found, 20, 3)
+    assert [(c.prompt, len(c.tokens)) for c in kept] == [(5, 20)]
+    with pytest.raises(DraftgaugeError, match="raise length"):
+        usable(found, 5, 1)
+    with pytest.raises(DraftgaugeError, match="more than the longest conversation"):
+        usable(found, 20, 19)
+
+
+def test_token_counts_are_of_answers(request_: TrainRequest) -> None:
+    made = prepare_answers(request_)
+    counts = token_counts(made, 96)
+    assert int(counts.sum()) == sum(len(c.tokens) - c.prompt for c in made.conversations)

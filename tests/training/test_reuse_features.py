@@ -1,0 +1,123 @@
+"""Features kept on disk are those computed in the step, up to their precision; another run's are never taken for this one's."""
+
+from __future__ import annotations
+
+import json
+from collections import namedtuple
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from draftgauge.core.errors import DraftgaugeError
+from draftgauge.models.taps import Features, TapPlan
+from draftgauge.training.reuse import features as module
+from draftgauge.training.reuse.answers import Conversation
+from draftgauge.training.reuse.batches import collate
+from draftgauge.training.reuse.features import CachedFeatures, CacheIdentity, OnlineFeatures, make_cache, token_bytes
+from tiny import tiny_model, tokens
+
+HELD = TapPlan((0, 2), (1, 2))
+
+
+def conversations(count: int = 7) -> list[Conversation]:
+    return [Conversation(tokens(6 + 3 * n % 11, n).numpy().astype(np.int32), 3) for n in range(count)]
+
+
+@pytest.fixture(autouse=True)
+def _small_shards(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "SHARD_CONVERSATIONS", 3)
+    monkeypatch.setattr(module, "PASS_TOKENS", 24)
+
+
+def identity(**changes: object) -> CacheIdentity:
+    return replace(CacheIdentity("target", "answers", 64, HELD.hidden_layers, HELD.kv_layers, 7), **changes)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("family", ["qwen3", "gemma2"])
+@pytest.mark.parametrize("plan", [HELD, TapPlan((2,), ()), TapPlan((), (2, 1)), TapPlan()])
+def test_cached_features_are_the_online_ones(tmp_path: Path, plan: TapPlan, family: str) -> None:
+    target = tiny_model(family, num_hidden_layers=4)
+    make_cache(tmp_path / "cache", target, conversations(), identity())
+    batch = collate(conversations(), (6, 0, 3, 4), depths=3)
+    cached, online = CachedFeatures(tmp_path / "cache", target, plan)(batch), OnlineFeatures(target, plan)(batch)
+    for row, length in enumerate(batch.length.tolist()):
+        found, wanted = (_parts(features, row, length) for features in (cached, online))
+        assert found.keys() == wanted.keys()
+        for name, value in wanted.items():
+            scale = float(value.abs().max())
+            torch.testing.assert_close(found[name], value, atol=0.02 * scale, rtol=0, msg=lambda text, name=name: f"{name}: {text}")
+
+
+def _parts(features: Features, row: int, length: int) -> dict[str, torch.Tensor]:
+    cut = features.rows(slice(row, row + 1)).until(length)
+    return {name: part for name in ("hidden", "keys", "values", "logits") if (part := getattr(cut, name)) is not None}
+
+
+def test_an_interrupted_cache_goes_on(tmp_path: Path) -> None:
+    target = tiny_model(num_hidden_layers=4)
+    folder = tmp_path / "cache"
+
+    def killed(what: str, done: int, total: int) -> None:
+        if done == 2:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        make_cache(folder, target, conversations(), identity(), killed)
+    before = {path.name: path.stat().st_mtime_ns for path in folder.glob("*.safetensors")}
+    assert len(before) == 2
+    (folder / ".features-00002.safetensors.draftgauge-tmp").write_bytes(b"half")
+    make_cache(folder, target, conversations(), identity())
+    after = {path.name: path.stat().st_mtime_ns for path in folder.iterdir()}
+    assert {name: after[name] for name in before} == before
+    assert sorted(after) == ["features-00000.safetensors", "features-00001.safetensors", "features-00002.safetensors", "features.json"]
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        ({"answers_sha256": "others"}, "other answers sha256"),
+        ({"target_fingerprint": "another"}, "other target fingerprint"),
+        ({"length": 32}, "other length"),
+        ({"hidden_layers": (1,)}, "other hidden layers"),
+        ({"kv_layers": (0, 1)}, "other kv layers"),
+    ],
+)
+def test_the_cache_of_another_run_is_refused(tmp_path: Path, change: dict[str, object], words: str) -> None:
+    target = tiny_model(num_hidden_layers=4)
+    make_cache(tmp_path, target, conversations(), identity())
+    with pytest.raises(DraftgaugeError, match=words):
+        make_cache(tmp_path, target, conversations(), identity(**change))
+
+
+def test_fewer_layers_than_the_cache_holds_are_served(tmp_path: Path) -> None:
+    target = tiny_model(num_hidden_layers=4)
+    make_cache(tmp_path, target, conversations(), identity())
+    make_cache(tmp_path, target, conversations(), identity(kv_layers=(), hidden_layers=(2,)))
+    assert json.loads((tmp_path / module.MANIFEST).read_text())["kv_layers"] == [1, 2]
+
+
+def test_a_folder_of_other_files_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "thesis.tex").write_text("years of work")
+    with pytest.raises(DraftgaugeError, match="no cache of features"):
+        make_cache(tmp_path, tiny_model(num_hidden_layers=4), conversations(), identity())
+
+
+def test_too_little_disk_is_refused_before_anything_is_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    usage = namedtuple("usage", "total used free")
+    target = tiny_model(num_hidden_layers=4)
+    needed = sum(len(c.tokens) for c in conversations()) * token_bytes(target.config, HELD)
+    monkeypatch.setattr(module.shutil, "disk_usage", lambda path: usage(10**9, 0, needed))  # not enough: some is left alone
+    with pytest.raises(DraftgaugeError, match="to spare"):
+        make_cache(tmp_path / "cache", target, conversations(), identity())
+    assert not (tmp_path / "cache").exists()
+
+
+def test_a_token_takes_as_many_bytes_as_estimated(tmp_path: Path) -> None:
+    target = tiny_model(num_hidden_layers=4)
+    make_cache(tmp_path, target, conversations(), identity())
+    size = sum(path.stat().st_size for path in tmp_path.glob("*.safetensors"))
+    estimated = sum(len(c.tokens) for c in conversations()) * token_bytes(target.config, HELD)
+    assert estimated < size < estimated + 3 * 1024  # headers

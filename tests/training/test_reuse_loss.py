@@ -1,0 +1,140 @@
+"""The loss depth by depth: equal to the definition written out, gradients too."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from draftgauge.training.reuse import loss as losses
+from draftgauge.training.reuse.answers import Conversation
+from draftgauge.training.reuse.batches import Batch, collate
+from draftgauge.training.reuse.loss import backward_through_depths, depth_weights, teach
+from draftgauge.training.reuse.request import LOSSES
+from tiny import tokens
+
+VOCABULARY, DEPTHS, WIDTH = 24, 3, 8
+
+
+@pytest.fixture
+def batch() -> Batch:
+    conversations = [Conversation(tokens(n, n, VOCABULARY).numpy().astype("int32"), prompt) for n, prompt in ((14, 5), (9, 4), (16, 9))]
+    return collate(conversations, (0, 1, 2), DEPTHS)
+
+
+def random(*shape: int, seed: int = 0) -> Tensor:
+    return torch.randn(shape, generator=torch.Generator().manual_seed(seed))
+
+
+def defined(
+    states: list[Tensor], head: nn.Linear, target: Tensor, batch: Batch, kind: str, d2t: Tensor | None, scales: list[float]
+) -> Tensor:
+    """Position by position, in the words of the definition."""
+    total = torch.zeros(())
+    for depth, state in enumerate(states):
+        for row in range(len(batch.tokens)):
+            for place in range(batch.anchors):
+                anchor = batch.first + place
+                if not (anchor >= batch.prompt[row] - 2 and anchor + 2 + depth < batch.length[row]):
+                    continue
+                full = target[row, anchor + 1 + depth]
+                own = head(state[row, place])
+                kept = full if d2t is None else full[d2t]
+                if d2t is not None and int(full.argmax()) not in d2t.tolist():
+                    continue
+                entropy = -(kept.softmax(-1) * kept.log_softmax(-1)).sum()
+                crossed = -(kept.softmax(-1) * own.log_softmax(-1)).sum()
+                greedy = F.cross_entropy(own[None], kept.argmax()[None])
+                total = total + scales[depth] * {"kl": crossed - entropy, "cross-entropy": crossed, "greedy": greedy}[kind]
+    return total
+
+
+@pytest.mark.parametrize("vocabulary", [None, 9])
+@pytest.mark.parametrize("kind", LOSSES)
+def test_it_is_the_definition(batch: Batch, kind: str, vocabulary: int | None, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(losses, "CHUNK_ELEMENTS", {"cpu": 5 * VOCABULARY})  # several chunks, the last one not full
+    d2t = None if vocabulary is None else torch.randperm(VOCABULARY, generator=torch.Generator().manual_seed(1))[:vocabulary].sort().values
+    t2d = None
+    if d2t is not None:
+        t2d = torch.full((VOCABULARY,), -1)
+        t2d[d2t] = torch.arange(len(d2t))
+    target = 3 * random(len(batch.tokens), batch.tokens.shape[1], VOCABULARY, seed=2)
+    head = nn.Linear(WIDTH, vocabulary or VOCABULARY, bias=False)
+    start = [random(3, batch.anchors, WIDTH, seed=10 + depth).requires_grad_() for depth in range(DEPTHS)]
+    scales = [0.5, 0.3, 0.2]
+
+    expected = defined(start, head, target, batch, kind, d2t, scales)
+    expected.backward()
+    wanted = [head.weight.grad.clone()] + [state.grad.clone() for state in start]  # type: ignore[union-attr]
+    for leaf in (head.weight, *start):
+        leaf.grad = None
+
+    states = [2 * (state / 2) for state in start]  # not leaves: as a network's outputs
+    figures = backward_through_depths(states, head, teach(target, batch, DEPTHS, t2d, d2t), batch, scales, kind)
+    assert float((figures.loss * torch.tensor(scales)).sum()) == pytest.approx(float(expected.detach()), rel=1e-5)
+    for found, gradient in zip((head.weight.grad, *(state.grad for state in start)), wanted, strict=True):
+        torch.testing.assert_close(found, gradient, atol=1e-6, rtol=1e-4)
+
+
+def test_the_figures_count_what_is_trained(batch: Batch) -> None:
+    target = random(len(batch.tokens), batch.tokens.shape[1], VOCABULARY, seed=2)
+    one_hot = [F.one_hot(target[:, batch.first + 1 + d :][:, : batch.anchors].argmax(-1), VOCABULARY).float() for d in range(DEPTHS)]
+    states = [state.requires_grad_() for state in one_hot]
+    figures = backward_through_depths(states, lambda x: 9 * x, teach(target, batch, DEPTHS), batch, [1.0] * DEPTHS, "kl")
+    # Answers have 9, 5 and 7 tokens; every depth loses one of each.
+    assert figures.count.tolist() == [21, 18, 15]
+    assert figures.agreed.tolist() == figures.count.tolist()
+
+
+def test_nothing_of_the_prompt_or_the_padding_is_trained(batch: Batch) -> None:
+    target = random(len(batch.tokens), batch.tokens.shape[1], VOCABULARY, seed=2)
+    states = [random(3, batch.anchors, VOCABULARY, seed=depth).requires_grad_() for depth in range(DEPTHS)]
+    backward_through_depths(states, lambda x: x, teach(target, batch, DEPTHS), batch, [1.0] * DEPTHS, "kl")
+    for depth, state in enumerate(states):
+        assert state.grad is not None
+        assert torch.equal(state.grad.abs().sum(-1) > 0, batch.trained(depth))
+
+
+def test_a_drafter_like_its_target_has_no_divergence(batch: Batch) -> None:
+    target = random(len(batch.tokens), batch.tokens.shape[1], VOCABULARY, seed=2)
+    states = [target[:, batch.first + 1 + d :][:, : batch.anchors].clone().requires_grad_() for d in range(DEPTHS)]
+    figures = backward_through_depths(states, lambda x: x, teach(target, batch, DEPTHS), batch, [1.0] * DEPTHS, "kl")
+    assert figures.loss.abs().max() < 1e-3
+    assert max(float(state.grad.abs().max()) for state in states) < 1e-6  # type: ignore[union-attr]
+
+
+def test_depths_weigh_less_and_less() -> None:
+    weights = depth_weights(4, 0.5)
+    assert float(weights.sum()) == pytest.approx(1)
+    torch.testing.assert_close(weights[1:] / weights[:-1], torch.full((3,), 0.5))
+    assert depth_weights(3, 1.0).tolist() == pytest.approx([1 / 3] * 3)
+
+
+def test_a_compiled_loss_that_is_wrong_or_cannot_be_had_is_not_used(monkeypatch: pytest.MonkeyPatch) -> None:
+    arguments = random(6, VOCABULARY), random(6, VOCABULARY, seed=1), random(6, VOCABULARY, seed=1).logsumexp(-1), tokens(6, 1, VOCABULARY)
+    wanted = losses.soft_cross_entropy(*arguments)
+
+    def raising(*_: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        raise OSError("no compiler")
+
+    def wrong(*_: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        return wanted[0], wanted[1], wanted[2].flip(0)
+
+    for broken, words in ((raising, "does not work here"), (wrong, "off")):
+        monkeypatch.setattr(losses.torch, "compile", lambda function, dynamic, broken=broken: broken)
+        call = losses.compiled_loss()
+        with pytest.warns(UserWarning, match=words):
+            first = call(*arguments)
+        for found in (first, call(*arguments)):
+            assert all(torch.equal(one, other) for one, other in zip(found, wanted, strict=True))
+
+
+@pytest.mark.slow
+def test_the_compiled_loss_is_the_loss() -> None:
+    call = losses.compiled_loss()
+    for rows in (6, 9):
+        teacher = random(rows, VOCABULARY, seed=1)
+        arguments = random(rows, VOCABULARY), teacher, teacher.logsumexp(-1), tokens(rows, 1, VOCABULARY)
+        for found, wanted in zip(call(*arguments), losses.soft_cross_entropy(*arguments), strict=True):
+            torch.testing.assert_close(found, wanted)

@@ -1,0 +1,234 @@
+"""What cannot be is refused before any work, with words that say what to do; and a plan is right about sizes."""
+
+from __future__ import annotations
+
+import importlib
+import json
+from collections import namedtuple
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from typer.testing import CliRunner
+
+from draftgauge.api.train import plan
+from draftgauge.cli.main import app
+from draftgauge.core.errors import DraftgaugeError, MissingLibraryError
+from draftgauge.training.reuse import features, tracking
+from draftgauge.training.reuse.request import TrainRequest
+from draftgauge.training.reuse.train import train_drafter
+from tiny import save_tiny
+
+QWEN3_8B = {
+    "architectures": ["Qwen3ForCausalLM"],
+    "model_type": "qwen3",
+    "vocab_size": 151936,
+    "hidden_size": 4096,
+    "intermediate_size": 12288,
+    "num_hidden_layers": 36,
+    "num_attention_heads": 32,
+    "num_key_value_heads": 8,
+    "head_dim": 128,
+    "max_position_embeddings": 40960,
+    "rope_parameters": {"rope_type": "default", "rope_theta": 1000000.0},
+    "tie_word_embeddings": False,
+}
+
+
+@pytest.fixture(scope="module")
+def base(tmp_path_factory: pytest.TempPathFactory) -> TrainRequest:
+    folder = tmp_path_factory.mktemp("refusals")
+    target = save_tiny(folder / "target", num_hidden_layers=4)
+    (folder / "prompts.jsonl").write_text("".join(json.dumps({"prompt": f"Count to {n}: "}) + "\n" for n in range(6)))
+    return TrainRequest(
+        target=str(target),
+        prompts=folder / "prompts.jsonl",
+        new_tokens=8,
+        answers=folder / "a.jsonl",
+        depths=3,
+        length=64,
+        steps=2,
+        batch=2,
+    )
+
+
+@pytest.fixture(scope="module")
+def trained(base: TrainRequest, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    """Finished runs by name."""
+    folder = tmp_path_factory.mktemp("trained")
+    runs = {"hidden": {"reuse": "hidden"}, "kv": {"reuse": "kv"}, "narrow": {"reuse": "hidden", "intermediate_size": 16}}
+    for name, change in runs.items():
+        train_drafter(replace(base, **change), folder / name)  # type: ignore[arg-type]
+    return {name: folder / name for name in runs}
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        ({"taps": (0, 9)}, "no layer 9"),
+        ({"reuse": "both"}, "unknown design"),
+        ({"injection": "addition"}, "unknown injection"),
+        ({"reuse": "hidden", "layers": 2}, "one layer"),
+        ({"draft_vocabulary": 97}, "draft vocabulary"),
+        ({"target": "reference", "prompts": Path("/nowhere.jsonl")}, "no prompt file"),
+        ({"target": "/nowhere"}, "/nowhere"),
+        ({"prompts": None}, "--prompts FILE"),
+        ({"compression": "int3"}, "unknown compression"),
+        ({"warm_start": Path("/nowhere"), "reuse": "hybrid"}, "holds no trained drafter"),
+        ({"warm_start": Path("/nowhere"), "reuse": "kv"}, "for the designs hybrid and cross"),
+    ],
+)
+def test_what_cannot_be_is_refused_before_any_work(base: TrainRequest, tmp_path: Path, change: dict[str, Any], words: str) -> None:
+    with pytest.raises(DraftgaugeError, match=words):
+        train_drafter(replace(base, **change), tmp_path / "run")
+    assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        ({"depths": 63}, "63 draft steps do not fit a sequence of 64 tokens, which has room for 62"),
+        ({"depths": 0}, "depths must be at least 1"),
+        ({"steps": 0}, "steps must be at least 1"),
+        ({"accumulation": 3}, "cannot be split"),
+        ({"warmup": 1.0}, "warmup"),
+        ({"clip": 0.0}, "clip"),
+        ({"step_decay": 0.0}, "step_decay"),
+        ({"loss": "hinge"}, "loss must be one of kl, cross-entropy, greedy"),
+        ({"features": "stored"}, "features must be one of"),
+        ({"cache": Path("cache")}, "cached features too"),
+    ],
+)
+def test_values_out_of_range_are_refused(base: TrainRequest, change: dict[str, Any], words: str) -> None:
+    with pytest.raises(DraftgaugeError, match=words):
+        replace(base, **change)
+
+
+def test_more_draft_steps_than_the_target_takes(base: TrainRequest, tmp_path: Path) -> None:
+    with pytest.raises(DraftgaugeError, match="do not fit the 128 tokens that the target takes"):
+        train_drafter(replace(base, length=1024, depths=127), tmp_path / "run")
+
+
+def test_a_family_without_taps(base: TrainRequest, tmp_path: Path) -> None:
+    gpt2 = save_tiny(tmp_path / "target", "gpt2", n_embd=64, n_layer=2, n_head=4, n_positions=128)
+    with pytest.raises(DraftgaugeError, match="gpt2 have no taps"):
+        train_drafter(replace(base, target=str(gpt2)), tmp_path / "run")
+
+
+@pytest.mark.parametrize(
+    ("start", "change", "words"),
+    [
+        ("kv", {}, "holds one of the design kv"),
+        ("narrow", {}, "intermediate_size of the drafter in .* is 16, and 128 is asked for"),
+        ("hidden", {"taps": (0, 1)}, "hidden_layers"),
+        ("hidden", {"draft_vocabulary": 20}, "draft_vocabulary"),
+    ],
+)
+def test_a_warm_start_of_another_shape(
+    base: TrainRequest, trained: dict[str, Path], tmp_path: Path, start: str, change: dict[str, Any], words: str
+) -> None:
+    with pytest.raises(DraftgaugeError, match=words):
+        train_drafter(replace(base, reuse="hybrid", warm_start=trained[start], **change), tmp_path / "run")
+    assert not (tmp_path / "run").exists()
+
+
+def test_a_warm_start_for_another_target(base: TrainRequest, trained: dict[str, Path], tmp_path: Path) -> None:
+    other = save_tiny(tmp_path / "other", num_hidden_layers=4, seed=1)
+    request = replace(base, target=str(other), answers=None, reuse="hybrid", warm_start=trained["hidden"])
+    with pytest.raises(DraftgaugeError, match="trained for another target"):
+        train_drafter(request, tmp_path / "run")
+
+
+def test_a_folder_that_holds_another_run(base: TrainRequest, trained: dict[str, Path], tmp_path: Path) -> None:
+    before = {path: path.stat().st_mtime_ns for path in trained["kv"].rglob("*") if path.is_file()}
+    with pytest.raises(DraftgaugeError, match=r"holds another run \(seed 0 there, 1 here\)"):
+        train_drafter(replace(base, reuse="kv", seed=1), trained["kv"])
+    assert {path: path.stat().st_mtime_ns for path in before} == before
+    (tmp_path / "thesis.tex").write_text("years of work")
+    with pytest.raises(DraftgaugeError, match="thesis.tex, which is no training run"):
+        train_drafter(base, tmp_path)
+
+
+def test_too_little_disk_and_the_cache_of_another_run(base: TrainRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    request = replace(base, features="cached", cache=tmp_path / "cache")
+    train_drafter(request, tmp_path / "first")
+    with pytest.raises(DraftgaugeError, match="other length"):
+        train_drafter(replace(request, length=32), tmp_path / "second")
+    usage = namedtuple("usage", "total used free")
+    monkeypatch.setattr(features.shutil, "disk_usage", lambda path: usage(10**9, 0, 10))
+    with pytest.raises(DraftgaugeError, match="to spare"):
+        plan(replace(request, cache=tmp_path / "third"), tmp_path / "third-run")
+    with pytest.raises(DraftgaugeError, match="to spare"):
+        train_drafter(replace(request, cache=tmp_path / "third"), tmp_path / "third-run")
+    assert not (tmp_path / "third").exists()
+
+
+def test_a_tracker_that_is_not_installed(base: TrainRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tracking.importlib.util, "find_spec", lambda name: None)
+    with pytest.raises(MissingLibraryError, match="pip install wandb"):
+        train_drafter(replace(base, track="wandb"), tmp_path / "run")
+
+
+TRACKIO = """
+calls = []
+def init(project, name, config): calls.append((project, name, config["reuse"]))
+def log(row, step): calls.append((step, row["loss"]))
+def finish(): calls.append("finished")
+"""
+
+
+def test_trackers_are_told_what_the_log_is(base: TrainRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "trackio.py").write_text(TRACKIO)
+    monkeypatch.syspath_prepend(tmp_path)
+    train_drafter(replace(base, track="trackio"), tmp_path / "run")
+    calls = importlib.import_module("trackio").calls
+    logged = [json.loads(line) for line in (tmp_path / "run" / "log.jsonl").read_text().splitlines()]
+    assert calls[0] == ("draftgauge", "run", "hybrid")
+    assert calls[-1] == "finished"
+    assert calls[1:-1] == [(row["step"], pytest.approx(row["loss"], rel=1e-5)) for row in logged]
+
+
+def test_the_plan_of_a_small_run_is_near_what_it_takes(base: TrainRequest, trained: dict[str, Path], tmp_path: Path) -> None:
+    row = plan(replace(base, reuse="kv"), tmp_path / "run")[0]
+    result = json.loads((trained["kv"] / "drafter.json").read_text())
+    assert row["parameters"] == result["parameters"]
+    assert row["lengths"] == "answers"
+    assert row["anchors_a_step"] * 2 == pytest.approx(result["extra"]["result"]["tokens"], abs=2)
+    weights = sum(path.stat().st_size for path in trained["kv"].rglob("*.safetensors")) / 1e9
+    assert weights < row["disk_checkpoints"] < 2 * weights
+    assert not (tmp_path / "run").exists()
+
+
+def test_the_plan_of_an_8b_target_needs_its_configuration_only(base: TrainRequest, tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text(json.dumps(QWEN3_8B))
+    request = TrainRequest(target=str(tmp_path), prompts=base.prompts, reuse="hidden", questions=70_000, length=2048, features="cached")
+    row = plan(request)[0]
+    assert row["target_parameters"] == pytest.approx(8.19e9, rel=0.01)
+    assert 0.8e9 < row["parameters"] < 1e9  # of which 0.62e9 are the head
+    assert row["memory_target"] == pytest.approx(row["target_parameters"] * 4 / 2**30, rel=0.01)  # float32 on a CPU
+    tokens = (
+        row["disk_features"] * 1e9 / ((4 * 4096 + 2 * 3 * 8 * 128) * 2)
+    )  # three hidden states, the last, keys and values of three layers
+    assert tokens == pytest.approx(70_000 * (1024 + 160), rel=0.01)
+    smaller = plan(replace(request, draft_vocabulary=32_000))[0]
+    assert row["parameters"] - smaller["parameters"] == (151_936 - 32_000) * 4096
+
+
+def test_the_command_line(base: TrainRequest, tmp_path: Path) -> None:
+    common = ["train", "--target", base.target, "--prompts", str(base.prompts), "--new-tokens", "8", "--length", "64", "--steps", "2"]
+    common += ["--batch", "2", "--depths", "3", "--reuse", "hybrid", "--out", str(tmp_path / "run")]
+    runner = CliRunner()
+    planned = runner.invoke(app, [*common, "--plan"])
+    assert planned.exit_code == 0, planned.output
+    assert "Before anything starts" in planned.output
+    assert not (tmp_path / "run").exists()
+    trained = runner.invoke(app, [*common, "--json", str(tmp_path / "rows.json")])
+    assert trained.exit_code == 0, trained.output
+    row = json.loads((tmp_path / "rows.json").read_text())["rows"][0]
+    assert (row["design"], row["steps"], row["folder"]) == ("hybrid", 2, str(tmp_path / "run"))
+    for wrong, words in ((["--taps", "0,77"], "no layer 77"), (["--taps", "low"], "--taps"), (["--seed", "4"], "another run")):
+        refused = runner.invoke(app, [*common, *wrong])
+        assert refused.exit_code == 2
+        assert words in " ".join(refused.output.split())
+    assert runner.invoke(app, common[:-2]).exit_code == 2  # no --out

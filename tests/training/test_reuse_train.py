@@ -1,0 +1,194 @@
+"""A training learns, is the same for every design but for the design, and a killed one ends where an uninterrupted one does."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from draftgauge.drafters.reuse import DESIGNS
+from draftgauge.drafters.reuse.persistence import load_drafter
+from draftgauge.models.loading import load_model
+from draftgauge.training.reuse import train as training
+from draftgauge.training.reuse.batches import DataOrder
+from draftgauge.training.reuse.request import TrainRequest, default_rate
+from draftgauge.training.reuse.train import train_drafter
+from tiny import save_tiny
+
+
+@pytest.fixture(scope="module")
+def base(tmp_path_factory: pytest.TempPathFactory) -> TrainRequest:
+    folder = tmp_path_factory.mktemp("training")
+    target = save_tiny(folder / "target", num_hidden_layers=4, eos_token_id=95)
+    (folder / "prompts.jsonl").write_text("".join(json.dumps({"prompt": f"Count to {n * n}: "}) + "\n" for n in range(12)))
+    return TrainRequest(
+        target=str(target),
+        reuse="hidden",
+        prompts=folder / "prompts.jsonl",
+        new_tokens=12,
+        answers=folder / "answers.jsonl",
+        depths=3,
+        length=64,
+        steps=9,
+        batch=4,
+        checkpoint_every=4,
+        log_every=3,
+        precision="fp32",
+    )
+
+
+def weights(folder: Path) -> dict[str, torch.Tensor]:
+    return load_file(folder / "drafter.safetensors")
+
+
+def log(folder: Path) -> list[dict[str, float]]:
+    return [json.loads(line) for line in (folder / "log.jsonl").read_text().splitlines()]
+
+
+class KilledError(Exception):
+    """Stands for a kill at any moment."""
+
+
+RUNS: list[dict[str, Any]] = [
+    {},
+    {"reuse": "hybrid", "features": "cached", "accumulation": 2},
+    {"reuse": "kv", "layers": 2, "draft_vocabulary": 40, "loss": "greedy", "precision": "bf16"},
+]
+
+
+@pytest.mark.parametrize(("change", "killed_at"), [(RUNS[0], 2), (RUNS[0], 4), (RUNS[1], 7), (RUNS[2], 5)])
+def test_a_killed_run_ends_bit_for_bit_where_another_does(
+    base: TrainRequest, tmp_path: Path, change: dict[str, Any], killed_at: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    request = replace(base, **change)
+    straight = train_drafter(request, tmp_path / "straight")
+    _kill_after(monkeypatch, killed_at)
+    with pytest.raises(KilledError):
+        train_drafter(request, tmp_path / "killed")
+    monkeypatch.undo()
+    torch.manual_seed(killed_at)  # what another process would have
+    resumed = train_drafter(request, tmp_path / "killed")
+
+    one, other = weights(tmp_path / "straight"), weights(tmp_path / "killed")
+    assert one.keys() == other.keys()
+    assert all(torch.equal(one[name], other[name]) for name in one)
+    assert (resumed.tokens, resumed.steps, resumed.loss) == (straight.tokens, straight.steps, straight.loss)
+    timed = {"tokens_per_second", "seconds_left"}
+    rows = [
+        [{key: value for key, value in row.items() if key not in timed} for row in log(tmp_path / name)] for name in ("straight", "killed")
+    ]
+    assert rows[0] == rows[1]
+    optimizers = [
+        load_file(next((tmp_path / name / "checkpoints").glob("step-*/optimizers.safetensors"))) for name in ("straight", "killed")
+    ]
+    assert all(torch.equal(value, optimizers[1][name]) for name, value in optimizers[0].items())
+
+
+def _kill_after(monkeypatch: pytest.MonkeyPatch, steps: int) -> None:
+    """Kill the run in the middle of a step, after the gradient of that many is known."""
+    clip, calls = torch.nn.utils.clip_grad_norm_, 0
+
+    def killing(*arguments: Any) -> Any:
+        nonlocal calls
+        calls += 1
+        if calls > steps:
+            raise KilledError
+        return clip(*arguments)
+
+    monkeypatch.setattr(training.nn.utils, "clip_grad_norm_", killing)
+
+
+def test_a_finished_run_is_not_repeated(base: TrainRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    first = train_drafter(base, tmp_path / "run")
+    _kill_after(monkeypatch, 0)
+    assert train_drafter(base, tmp_path / "run") == first
+
+
+def test_it_learns_what_the_target_says(base: TrainRequest, tmp_path: Path) -> None:
+    request = replace(base, reuse="hybrid", steps=150, log_every=25, learning_rate=5e-3, step_decay=1.0)
+    result = train_drafter(request, tmp_path)
+    rows = log(tmp_path)
+    assert result.loss < 0.4 * rows[0]["loss"]
+    assert rows[0]["agreement/0"] < 0.3
+    assert rows[-1]["agreement/0"] > 0.8
+    assert rows[-1]["agreement/2"] > 0.8
+
+
+@pytest.mark.parametrize("design", DESIGNS)
+def test_every_design_sees_the_same_data_and_can_be_loaded(
+    base: TrainRequest, tmp_path: Path, design: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seen: list[list[int]] = []
+    step = DataOrder.step
+    monkeypatch.setattr(DataOrder, "step", lambda self, n: seen.append(step(self, n).tolist()) or step(self, n))
+    result = train_drafter(replace(base, reuse=design, steps=2), tmp_path)
+    assert seen == _order_of_hidden(base, tmp_path, monkeypatch, step)
+    net = load_drafter(tmp_path, load_model(base.target))
+    assert net.config.design == design == result.design
+    assert sum(p.numel() for p in net.parameters()) == result.parameters
+    assert math.isfinite(result.loss)
+
+
+def _order_of_hidden(base: TrainRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, step: Callable[..., Any]) -> list[list[int]]:
+    seen: list[list[int]] = []
+    monkeypatch.setattr(DataOrder, "step", lambda self, n: seen.append(step(self, n).tolist()) or step(self, n))
+    train_drafter(replace(base, steps=2), tmp_path / "other")
+    return seen
+
+
+def test_accumulating_parts_is_the_whole_batch(base: TrainRequest, tmp_path: Path) -> None:
+    for parts in (1, 2):
+        train_drafter(replace(base, accumulation=parts, steps=2), tmp_path / str(parts))
+    one, other = weights(tmp_path / "1"), weights(tmp_path / "2")
+    for name, value in one.items():
+        torch.testing.assert_close(other[name], value, atol=2e-5, rtol=1e-4)
+
+
+def test_cached_features_train_as_online_ones_do(base: TrainRequest, tmp_path: Path) -> None:
+    losses = [train_drafter(replace(base, reuse="hybrid", features=kind), tmp_path / kind).loss for kind in ("online", "cached")]
+    assert losses[1] == pytest.approx(losses[0], rel=0.02)
+
+
+def test_a_warm_start_begins_where_the_hidden_drafter_ended(base: TrainRequest, tmp_path: Path) -> None:
+    train_drafter(replace(base, steps=60, learning_rate=5e-3), tmp_path / "hidden")
+    first = {}
+    for name, start in (("warm", tmp_path / "hidden"), ("random", None)):
+        train_drafter(replace(base, reuse="hybrid", warm_start=start, steps=1), tmp_path / name)
+        first[name] = log(tmp_path / name)[0]["loss"]
+    assert first["warm"] < 0.8 * first["random"]
+
+
+def test_the_log_measures_gradients_and_the_gate(base: TrainRequest, tmp_path: Path) -> None:
+    train_drafter(replace(base, reuse="hybrid"), tmp_path)
+    rows = log(tmp_path)
+    assert [row["step"] for row in rows] == [1, 3, 4, 6, 8, 9]
+    attention = [f"blocks.0.{name}_attention.{part}" for name in ("self", "chain") for part in ("queries", "keys", "values", "output")]
+    injected = ["blocks.0.injection.keys", "blocks.0.injection.values", "fuse", "head", "blocks.0.mlp.down", "blocks.0.join.gate"]
+    for row in rows:
+        assert 0.3 < row["gate"] < 0.7
+        assert all(row[f"gradient_norm/{group}"] > 0 and row[f"gradient_rms/{group}"] > 0 for group in attention + injected)
+        groups = [value for key, value in row.items() if key.startswith("gradient_norm/")]
+        assert math.sqrt(sum(value**2 for value in groups)) == pytest.approx(row["gradient_norm"], rel=1e-4)
+    assert not any(key == "gate" for row in log(_trained(base, tmp_path / "hidden")) for key in row)
+
+
+def _trained(request: TrainRequest, folder: Path) -> Path:
+    train_drafter(request, folder)
+    return folder
+
+
+def test_the_rate_rises_and_falls_as_a_cosine() -> None:
+    request = TrainRequest(steps=100, warmup=0.1, final_rate=0.1, learning_rate=1.0)
+    rates = [request.rate(step, 256) for step in range(100)]
+    assert rates[:10] == pytest.approx([0.1 * (n + 1) for n in range(10)])
+    assert max(rates) == rates[10] == pytest.approx(1.0)
+    assert rates[55] == pytest.approx(0.55, abs=0.01)
+    assert rates[-1] == pytest.approx(0.1, abs=0.01)
+    assert TrainRequest(steps=1).rate(0, 4096) == pytest.approx(default_rate(4096)) == pytest.approx(1.25e-4)
