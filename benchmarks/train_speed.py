@@ -1,16 +1,19 @@
 """Training of the ``hidden`` design against the EAGLE-3 of ``speculators``: tokens a second and peak memory, same shapes, same K.
 
-``speculators`` asks for an older transformers than draftgauge, so it gets an environment of its own, which shares this one's torch: both run the
-same kernels. The torchvision and torchaudio that it asks for are left out, as they come built for another torch and then break its import.
+``speculators`` asks for an older transformers than draftgauge, so it gets an environment of its own, which shares this one's torch:
+both run the same kernels. The torchvision and torchaudio that it asks for are left out, as they come built for another torch and then
+break its import.
 
-Every measurement runs in a process of its own, so that peak memory is its own, and the two libraries take turns. A step is forward pass from
-features in memory, loss, backward pass and AdamW. ``speculators`` does not train its output head; draftgauge does, and is measured both ways.
+Every measurement runs in a process of its own, so that peak memory is its own, and the two libraries take turns. A step is forward
+pass from features in memory, loss, backward pass and AdamW. ``speculators`` does not train its output head; draftgauge does, and is
+measured both ways.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import re
 import statistics
 import subprocess
 import sys
@@ -24,7 +27,7 @@ from common import console, save
 from draftgauge.models.reference import reference_path
 
 SPECULATORS = "0.9.0"
-LEFT_OUT = ("torch", "torchvision", "torchaudio", "transformers")
+LEFT_OUT = ("torch", "torchvision", "torchaudio", "transformers", "hs-connectors")
 CASES = ((1, 512), (4, 256), (1, 1024))  # texts, tokens of each
 DEPTHS = 7
 HERE = Path(__file__).parent
@@ -49,17 +52,14 @@ def make_environment(folder: Path) -> Path:
     site = next(folder.glob("lib/python*/site-packages"))
     (site / "shared.pth").write_text(f"{Path(torch.__file__).parents[1]}\n")
     install = [str(python), "-m", "pip", "install", "--quiet", "--disable-pip-version-check"]
-    own = "import importlib.metadata as m; print('\\n'.join(r for p in ('speculators', 'hs-connectors') for r in m.requires(p) if 'extra' not in r))"
     # Without its requirements, and never in place of what is shared: pip is not to touch this environment.
-    subprocess.run(
-        [*install, "--no-deps", "--ignore-installed", f"speculators=={SPECULATORS}", f"hs-connectors=={SPECULATORS}"], check=True
-    )
-    requirements = subprocess.run([str(python), "-c", own], check=True, capture_output=True, text=True).stdout.split("\n")
-    transformers = next(line for line in requirements if line.startswith("transformers"))
-    subprocess.run([*install, "--no-deps", "--ignore-installed", transformers], check=True)
-    others = [line for line in requirements if line and line.split("<")[0].split(">")[0].split("=")[0] not in LEFT_OUT]
-    others = [line for line in others if not line.startswith("hs-connectors")]
-    subprocess.run([*install, *others], check=True)
+    apart = [*install, "--no-deps", "--ignore-installed"]
+    subprocess.run([*apart, f"speculators=={SPECULATORS}", f"hs-connectors=={SPECULATORS}"], check=True)
+    asking = [str(python), "-c", "import importlib.metadata as m; print(*m.requires('speculators'), sep='\\n')"]
+    lines = subprocess.run(asking, check=True, capture_output=True, text=True).stdout.splitlines()
+    asked = {re.split(r"[<>=!~\[ ;]", line)[0]: line for line in lines if "extra ==" not in line}
+    subprocess.run([*apart, asked["transformers"]], check=True)
+    subprocess.run([*install, *(line for name, line in asked.items() if name not in LEFT_OUT)], check=True)
     (folder / "ready").write_text(SPECULATORS)
     return python
 
@@ -107,18 +107,15 @@ def main() -> None:
     parser.add_argument("--cases", type=int, default=len(CASES), help="measure the first so many shapes")
     args, _ = parser.parse_known_args()
     python = make_environment(args.environment.absolute())
-    rows = [
-        row
-        for precision in ("bf16", "fp32")
-        for texts, length in CASES[: args.cases]
-        for row in measure(python, texts, length, precision, args)
-    ]
+    shapes = [(precision, *case) for precision in ("bf16", "fp32") for case in CASES[: args.cases]]
+    rows = [row for precision, texts, length in shapes for row in measure(python, texts, length, precision, args)]
     for row in rows:
         console.print(
-            f"{row['texts']} x {row['length']:4} {row['precision']} {row['library']:12} head {row['head']:7} attention {row['attention']:5} "
-            f"{'compiled' if row['compile'] else '':8} {row['tokens_per_second']:8.0f} tokens/s  peak {row['peak_memory_gib']:.2f} GiB  "
-            f"{row['ratio_to_best_speculators']:.2f}x the best of speculators",
+            f"{row['texts']} x {row['length']:4} {row['precision']} {row['library']:12} head {row['head']:7} attention "
+            f"{row['attention']:5} {'compiled' if row['compile'] else '':8} {row['tokens_per_second']:8.0f} tokens/s  "
+            f"peak {row['peak_memory_gib']:.2f} GiB  {row['ratio_to_best_speculators']:.2f}x the best of speculators",
             highlight=False,
+            soft_wrap=True,
         )
     save(args.out, "train-speed.json", rows)
 

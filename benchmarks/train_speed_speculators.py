@@ -1,4 +1,4 @@
-"""One measurement for ``train_speed.py``: steps of speculators' EAGLE-3 training, as its own trainer makes them. Run by its environment's Python."""
+"""One measurement for ``train_speed.py``: steps of speculators' EAGLE-3 training, as its trainer makes them, in its environment."""
 
 from __future__ import annotations
 

@@ -183,10 +183,12 @@ def test_prompt_lookup_needs_no_draft(models: dict[str, Any], tmp_path: Path) ->
 def test_prompts_are_chosen(models: dict[str, Any], tmp_path: Path) -> None:
     run(models, tmp_path / "one", tasks=["odd"], split="test")
     assert [p.index for p in read_trace(tmp_path / "one").prompts] == [1, 3]
-    run(models, tmp_path / "two", per_task=1)
+    run(models, tmp_path / "two", per_task=1, split="test")
     assert [p.index for p in read_trace(tmp_path / "two").prompts] == [0, 1]
     run(models, tmp_path / "two", limit=3)  # more of the same file extends the run
     assert [p.index for p in read_trace(tmp_path / "two").prompts] == [0, 1, 2]
+    run(models, tmp_path / "three", per_task=1)  # of every split
+    assert [p.index for p in read_trace(tmp_path / "three").prompts] == [0, 1, 4, 5]
 
 
 def test_long_prompts(models: dict[str, Any], tmp_path: Path) -> None:

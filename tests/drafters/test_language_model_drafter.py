@@ -86,7 +86,7 @@ def test_keep_drafting_sees_the_signals_and_stops():
     for depth, signal in enumerate(draft.signals, start=1):
         expected = torch.cat(signals(model.row(text[-2], text[-1])[None])).tolist()
         assert signal.depth == depth
-        assert list(signal[1:]) == pytest.approx(expected)
+        assert list(signal[1:4]) == pytest.approx(expected)
         text.append(draft.tokens[depth - 1])
 
 

@@ -65,7 +65,7 @@ def test_signals_are_those_of_certainty():
     drafter.prefill([1, 2, 3, 1])
     draft = drafter.propose(3, lambda signal: signal.depth < 2)
     assert draft.tokens == [2, 3]
-    assert draft.signals == [(1, 1.0, 0.0, 1.0), (2, 1.0, 0.0, 1.0)]
+    assert draft.signals == [(1, 1.0, 0.0, 1.0, 2), (2, 1.0, 0.0, 1.0, 3)]
     assert draft.probabilities is None
 
 

@@ -146,7 +146,7 @@ def test_a_folder_that_holds_another_run(base: TrainRequest, trained: dict[str, 
         train_drafter(replace(base, reuse="kv", seed=1), trained["kv"])
     assert {path: path.stat().st_mtime_ns for path in before} == before
     (tmp_path / "thesis.tex").write_text("years of work")
-    with pytest.raises(DraftgaugeError, match="thesis.tex, which is no training run"):
+    with pytest.raises(DraftgaugeError, match=r"thesis\.tex, which is no training run"):
         train_drafter(base, tmp_path)
 
 

@@ -17,7 +17,7 @@ Prompts = Annotated[
     Path | None, typer.Option(help="JSON Lines with 'prompt', 'turns' or 'messages'; the bundled test prompts if left out.")
 ]
 Limit = Annotated[int | None, typer.Option(help="Use the first so many prompts only.")]
-PerTask = Annotated[int | None, typer.Option(help="Use the first so many prompts of each task only.")]
+PerTask = Annotated[int | None, typer.Option(help="Use the first so many prompts of each task and split only.")]
 Tasks = Annotated[str | None, typer.Option(help="Use these tasks only, separated by commas.")]
 Split = Annotated[str | None, typer.Option(help="Use the prompts of this split only: train, validation or test.")]
 MaxNewTokens = Annotated[int, typer.Option(help="Output tokens a prompt at most.")]

@@ -142,7 +142,7 @@ def _design(terms: tuple[list[Floats], list[Any]], classes: NDArray[np.int64], c
     spread = np.zeros((len(own), count, own.shape[1]))
     spread[np.arange(len(own)), classes] = own
     columns = [np.broadcast_to(np.asarray(value, np.float64), len(own)) for value in shared]
-    return np.concatenate([spread.reshape(len(own), -1), np.stack(columns, axis=1)], axis=1)
+    return np.concatenate([spread.reshape(len(own), count * own.shape[1]), np.stack(columns, axis=1)], axis=1)
 
 
 def _regress(examples: Examples) -> Floats:

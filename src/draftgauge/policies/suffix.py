@@ -118,8 +118,8 @@ def _of_prompt(prompt: Ints, output: Ints, drafts: NDArray[np.int32]) -> SuffixC
     known = np.zeros((rows, gamma + 1), np.int8)
     # An n-gram gets a name, a number, from its first token and the name of the rest; -1 where the text does not hold it.
     names, asked = np.zeros(len(text) + 1, np.int64), np.zeros((rows, gamma + 1), np.int64)
-    for order in range(1, ORDER + 1):  # longer endings overwrite shorter ones
-        names, asked = _longer(text[: len(text) + 1 - order], names[1:], tails[:, ORDER - order : ORDER - order + gamma + 1], asked)
+    for order in range(1, min(ORDER, len(text)) + 1):  # longer endings overwrite shorter ones
+        names, asked = _longer(text[: len(text) + 1 - order], names, tails[:, ORDER - order : ORDER - order + gamma + 1], asked)
         place = _last_place(names[:-1], asked, ends[:, None], order)
         found = place >= 0
         foretold[found] = text[place[found]]
@@ -131,9 +131,9 @@ def _of_prompt(prompt: Ints, output: Ints, drafts: NDArray[np.int32]) -> SuffixC
 
 
 def _longer(first: Ints, names: Ints, asked_first: Ints, asked: Ints) -> tuple[Ints, Ints]:
-    """Names of n-grams that are one token longer to the left: those of the text, and those asked for (of the same shape)."""
-    base = int(names.max(initial=0)) + 1
-    keys, longer = np.unique(first * base + names, return_inverse=True)
+    """Names of n-grams that are one token longer to the left than ``names`` and ``asked``: those of the text, and those asked for."""
+    base = int(names.max()) + 1
+    keys, longer = np.unique(first * base + names[1:], return_inverse=True)
     wanted = np.where((asked_first < 0) | (asked < 0), -1, asked_first * base + asked)
     at = np.minimum(np.searchsorted(keys, wanted), len(keys) - 1)
     return longer.astype(np.int64), np.where(keys[at] == wanted, at, -1)
@@ -150,7 +150,7 @@ def _last_place(names: Ints, asked: Ints, ends: Ints, order: int) -> Ints:
     """
     if not len(names):
         return np.full(asked.shape, -1, np.int64)
-    size = len(names) + order
+    size = len(names) + order  # one more than the last place
     keys = np.sort(names * size + np.arange(order, size))  # increasing places within each n-gram
     at = np.searchsorted(keys, asked * size + ends) - 1
     place = keys[np.maximum(at, 0)] - asked * size

@@ -87,8 +87,8 @@ def collate(conversations: Sequence[Conversation], index: Sequence[int], depths:
 class DataOrder:
     """The conversations of every step.
 
-    An epoch shuffles all of them. Pools of consecutive ones are sorted by prompt and then by answer length and cut into batches, whose order
-    is shuffled within the pool.
+    An epoch shuffles all of them. Pools of consecutive ones are sorted by prompt and then by answer length and cut into batches,
+    whose order is shuffled within the pool.
     """
 
     def __init__(self, conversations: Sequence[Conversation], batch: int, seed: int) -> None:

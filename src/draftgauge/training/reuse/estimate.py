@@ -12,13 +12,12 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 import torch
-from torch import nn
-from transformers import AutoModelForCausalLM, PreTrainedConfig
+from transformers import AutoModelForCausalLM, PreTrainedConfig, PreTrainedModel
 
 from draftgauge.core.errors import DraftgaugeError
 from draftgauge.drafters.reuse.building import count_parameters
 from draftgauge.drafters.reuse.config import ReuseConfig
-from draftgauge.models.compression import QUANTISED, activation_dtype
+from draftgauge.models.compression import activation_dtype
 from draftgauge.models.taps import TapPlan
 from draftgauge.training.loop import autocast_dtype
 from draftgauge.training.reuse.answers import Conversation
@@ -112,7 +111,7 @@ def estimate(request: TrainRequest, out: Path | None = None) -> Estimate:
     job = None if out is None else check(request, out, identity)
     path = request.answers if job is None else job.answers
     answers = existing_answers(request, path, identity) if path is not None and identity is not None else None
-    found = estimate_for(request, target_config(request), answers and answers.conversations)
+    found = estimate_for(request, target_config(request), None if answers is None else answers.conversations)
     if job is not None and job.request.features == "cached" and not (job.cache / MANIFEST).exists():
         check_disk(job.cache, round(found.disk_features * 1e9))
     return found
@@ -181,13 +180,12 @@ def _sizes(request: TrainRequest, length: int, answers: Sequence[Conversation] |
         steps = range(min(request.steps, STEPS_LOOKED_AT))
         batches = [collate(kept, order.step(step).tolist(), request.depths) for step in steps]
         found = [(batch.tokens.numel(), batch.anchors * len(batch.index), int(batch.trained(0).sum())) for batch in batches]
-        mean = [round(sum(column) / len(found)) for column in zip(*found, strict=True)]
-        return Sizes(len(kept), sum(len(c.tokens) for c in kept), *mean, *max(found)[:2])
+        tokens, rows, anchors = (round(sum(column) / len(found)) for column in zip(*found, strict=True))
+        longest_tokens, longest_rows, _ = max(found)
+        return Sizes(len(kept), sum(len(c.tokens) for c in kept), tokens, rows, anchors, longest_tokens, longest_rows)
     count = request.questions
     if count is None:
-        raise DraftgaugeError(
-            "say how many questions there are to be (--questions), or give the file of answers: without it no size is known"
-        )
+        raise DraftgaugeError("say how many questions there are to be (--questions), or name a file of answers: no size is known yet")
     prompt, answer = GENERATED_LENGTHS if is_reference(request.target) else (length // 2, min(length // 2, request.new_tokens))
     tokens, anchors = min(length, prompt + answer), min(answer, length)
     batch, longest = request.batch, min(length, request.new_tokens)
@@ -195,15 +193,11 @@ def _sizes(request: TrainRequest, length: int, answers: Sequence[Conversation] |
 
 
 def _memory(
-    request: TrainRequest, drafter: ReuseConfig, target: nn.Module, trained: int, device: torch.device, sizes: Sizes
+    request: TrainRequest, drafter: ReuseConfig, target: PreTrainedModel, trained: int, device: torch.device, sizes: Sizes
 ) -> tuple[float, float, float]:
     """GiB of the target, of the drafter with gradient and optimiser, and of what a step computes, at its longest batch."""
     half = request.precision == "bf16" or (request.precision == "auto" and autocast_dtype(device) is not None)
-    weight = (
-        COMPRESSED_BYTES[request.compression]
-        if request.compression in QUANTISED
-        else activation_dtype(request.compression, device).itemsize
-    )
+    weight = COMPRESSED_BYTES.get(request.compression) or activation_dtype(request.compression, device).itemsize
     parameters = sum(p.numel() for p in target.parameters())
     tokens, rows, number = sizes.longest_tokens / request.accumulation, sizes.longest_rows / request.accumulation, 2 if half else 4
     width, heads = drafter.hidden_size, drafter.head_dim * (drafter.chain_query_heads + 2 * drafter.chain_kv_heads)
@@ -215,12 +209,13 @@ def _memory(
     return parameters * weight / 2**30, trained * TRAINED_BYTES / 2**30, activations / 2**30
 
 
-def _on_meta(config: PreTrainedConfig, trust_remote_code: bool) -> nn.Module:
+def _on_meta(config: PreTrainedConfig, trust_remote_code: bool) -> PreTrainedModel:
     with torch.device("meta"):
-        return AutoModelForCausalLM.from_config(config, trust_remote_code=trust_remote_code)
+        model: PreTrainedModel = AutoModelForCausalLM.from_config(config, trust_remote_code=trust_remote_code)
+    return model
 
 
-def _embedding(target: nn.Module) -> int:
+def _embedding(target: PreTrainedModel) -> int:
     """Parameters of the target that multiply nothing: its token embeddings, unless its head shares them."""
-    tied = target.get_input_embeddings().weight is target.get_output_embeddings().weight  # type: ignore[operator]
-    return 0 if tied else int(target.get_input_embeddings().weight.numel())  # type: ignore[operator]
+    embedding, head = target.get_input_embeddings().weight, target.get_output_embeddings().weight
+    return 0 if embedding is head else int(embedding.numel())

@@ -35,7 +35,8 @@ def greedy_answers(
         end_tokens: ids that end an answer.
     """
     tokens, mask = _left_padded(prompts, module.device)
-    cache, answers = DynamicCache(config=module.config), [[] for _ in prompts]
+    cache = DynamicCache(config=module.config)
+    answers: list[list[int]] = [[] for _ in prompts]
     live = list(range(len(prompts)))
     positions = (mask.cumsum(-1) - 1).clamp(min=0)
     for _ in range(new_tokens):

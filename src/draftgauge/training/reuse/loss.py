@@ -58,10 +58,14 @@ def teach(logits: Tensor, batch: Batch, depths: int, t2d: Tensor | None = None, 
     token = part.argmax(-1)
     if d2t is not None and t2d is not None:
         part, token = part[..., d2t], t2d[token]
-    wide = part.float()
-    log_total = wide.logsumexp(-1)
-    mean = torch.linalg.vecdot((wide - log_total[..., None]).exp_(), wide)
-    return Teacher(part, log_total, log_total - mean, token)
+    log_total = torch.empty(token.shape, device=part.device)
+    entropy = torch.empty_like(log_total)
+    for row, one in enumerate(part):  # one text at a time, in the processor's cache
+        wide = one.float()
+        log_total[row] = wide.logsumexp(-1)
+        weights = (wide - log_total[row, :, None]).exp_()
+        entropy[row] = log_total[row] - torch.linalg.vecdot(weights, wide)
+    return Teacher(part, log_total, entropy, token)
 
 
 @dataclass(frozen=True)

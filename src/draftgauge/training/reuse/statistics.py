@@ -12,12 +12,12 @@ from draftgauge.drafters.reuse.attention import Attention
 from draftgauge.drafters.reuse.blocks import GatedDelta
 
 
-def parameter_groups(net: nn.Module) -> dict[str, list[tuple[nn.Parameter, slice]]]:
+def parameter_groups(net: nn.Module) -> dict[str, list[tuple[Tensor, slice]]]:
     """Rows of parameters by group: every module's weight is one, and the fused query, key and value projections are taken apart.
 
     A name is the place of the module in the drafter, e.g. ``blocks.0.chain_attention.keys``.
     """
-    groups: dict[str, list[tuple[nn.Parameter, slice]]] = {}
+    groups: dict[str, list[tuple[Tensor, slice]]] = {}
     taken: set[int] = set()
     for name, module in net.named_modules():
         if not isinstance(module, Attention):
