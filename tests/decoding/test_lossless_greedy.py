@@ -17,6 +17,7 @@ from draftgauge.models.loading import wrap
 from draftgauge.policies.base import Signal
 from draftgauge.policies.fixed import FixedLength
 from draftgauge.policies.registry import POLICIES, make_policy
+from linear_costs import LinearCosts
 from tiny import ATTENTION, tiny_model, tokens
 
 GAMMA_MAX = 8
@@ -78,7 +79,7 @@ def policies():
     """One of every registered policy, and of every fixed length."""
     specs = [name for name in POLICIES if name != "fixed"]
     specs += [f"fixed:{gamma}" for gamma in range(GAMMA_MAX + 1)]
-    return [pytest.param(functools.partial(make_policy, spec, GAMMA_MAX), id=spec) for spec in specs] + [
+    return [pytest.param(functools.partial(make_policy, spec, GAMMA_MAX, LinearCosts(drafting=0.02)), id=spec) for spec in specs] + [
         pytest.param(RandomPolicy, id="random")
     ]
 

@@ -15,9 +15,9 @@ from draftgauge.core.errors import DraftgaugeError
 from draftgauge.decoding import DecodingSettings, plain_decode
 from draftgauge.models.loading import load_model, wrap
 from draftgauge.training.reuse import answers as answers_file
-from draftgauge.training.reuse.answers import Conversation, describe, make_answers, read_answers
+from draftgauge.training.reuse.answers import Answers, Conversation, describe, make_answers, read_answers
 from draftgauge.training.reuse.batches import DataOrder, collate, usable
-from draftgauge.training.reuse.data import answers_of, prepare_answers, token_counts
+from draftgauge.training.reuse.data import answers_of, load_target, token_counts
 from draftgauge.training.reuse.generate import greedy_answers, groups
 from draftgauge.training.reuse.request import TrainRequest
 from tiny import save_tiny, tiny_model, tokens
@@ -96,10 +96,15 @@ def request_(target: Path, tmp_path: Path) -> TrainRequest:
     return TrainRequest(target=str(target), prompts=tmp_path / "prompts.jsonl", new_tokens=6, answers=tmp_path / "answers.jsonl")
 
 
+def prepared(request: TrainRequest) -> Answers:
+    assert request.answers is not None
+    return answers_of(request, request.answers, load_target(request))
+
+
 def test_a_file_of_answers_is_made_once_and_shared(request_: TrainRequest, monkeypatch: pytest.MonkeyPatch) -> None:
-    first = prepare_answers(request_)
+    first = prepared(request_)
     monkeypatch.setattr("draftgauge.training.reuse.data.make_answers", lambda *_: pytest.fail("made again"))
-    again = prepare_answers(replace(request_, reuse="kv", seed=5))
+    again = prepared(replace(request_, reuse="kv", seed=5))
     assert again.sha256 == first.sha256
     conversation = again.conversations[2]
     assert conversation.tokens.dtype == np.int32
@@ -108,13 +113,13 @@ def test_a_file_of_answers_is_made_once_and_shared(request_: TrainRequest, monke
 
 @pytest.mark.parametrize(("change", "words"), [({"questions": 3}, "source is"), ({"new_tokens": 7}, "new tokens is 6, not 7")])
 def test_other_answers_than_asked_for_are_refused(request_: TrainRequest, change: dict[str, int], words: str) -> None:
-    prepare_answers(request_)
+    prepared(request_)
     with pytest.raises(DraftgaugeError, match=words):
-        prepare_answers(replace(request_, **change))  # type: ignore[arg-type]
+        prepared(replace(request_, **change))  # type: ignore[arg-type]
 
 
 def test_answers_of_another_target_are_refused(request_: TrainRequest, tmp_path: Path) -> None:
-    prepare_answers(request_)
+    prepared(request_)
     other = save_tiny(tmp_path / "other", seed=1)
     assert request_.answers is not None
     with pytest.raises(DraftgaugeError, match="target fingerprint is"):
@@ -186,6 +191,6 @@ def test_conversations_are_cut_and_those_without_an_answer_left_out() -> None:
 
 
 def test_token_counts_are_of_answers(request_: TrainRequest) -> None:
-    made = prepare_answers(request_)
+    made = prepared(request_)
     counts = token_counts(made, 96)
     assert int(counts.sum()) == sum(len(c.tokens) - c.prompt for c in made.conversations)

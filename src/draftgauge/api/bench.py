@@ -12,7 +12,8 @@ import numpy as np
 from draftgauge.api.baselines import ASSISTED, ASSISTED_CONSTANT, GENERATE, TransformersBaseline
 from draftgauge.api.pair import Pair, choose_drafter, load_pair
 from draftgauge.api.profile_plan import Request, choose_prompts, encode_prompts
-from draftgauge.api.runs import load_pair_of, prompts_of, select_runs
+from draftgauge.api.replay import best_gamma_of
+from draftgauge.api.runs import load_pair_of, prompts_of, read_run, select_runs
 from draftgauge.core.errors import DraftgaugeError
 from draftgauge.decoding.plain import plain_decode
 from draftgauge.decoding.settings import DecodingSettings
@@ -21,7 +22,9 @@ from draftgauge.drafters.reuse import read_description
 from draftgauge.models.reference import REFERENCE
 from draftgauge.policies.base import Policy
 from draftgauge.policies.registry import expand_policy, make_policy
-from draftgauge.replay.bootstrap import RESAMPLES, ratio_interval
+from draftgauge.replay.bootstrap import RESAMPLES, paired_gain, ratio_interval
+from draftgauge.replay.splits import TEST, design_of
+from draftgauge.traces.costs import CostCurve
 from draftgauge.traces.manifest import Manifest
 
 PLAIN = "plain"
@@ -116,15 +119,20 @@ def bench_arms(arms: Sequence[Arm], prompts: Sequence[BenchPrompt], rounds: int,
             progress(label, done, total)
 
 
-def bench_rows(arms: Sequence[Arm], prompts: Sequence[BenchPrompt], compression: str) -> list[dict[str, Any]]:
+def bench_rows(
+    arms: Sequence[Arm], prompts: Sequence[BenchPrompt], compression: str, best_fixed: str | None = None
+) -> list[dict[str, Any]]:
     """One flat row for every arm and task (and ``all``); the arm named ``plain`` must be among them.
 
     Rows hold ``policy, compression, task, prompts, tokens_per_step, tokens_per_second`` (with
     ``_low`` and ``_high``), ``ratio_to_plain`` (median of the
     interleaved pairs with its 95% interval over prompts), ``ratio_to_best_transformers``, ``mismatches`` (positions whose token is
-    not plain decoding's), ``mismatched_prompts`` and ``prefill_seconds``.
+    not plain decoding's), ``mismatched_prompts`` and ``prefill_seconds``. With ``best_fixed``, the name of the arm of the best
+    fixed length, also ``best_fixed`` and ``gain`` (with ``_low``, ``_high``): tokens per second over that arm's, minus 1, resampled
+    by prompt.
     """
     plain = next(arm for arm in arms if arm.name == PLAIN)
+    fixed = next((arm for arm in arms if arm.name == best_fixed), None)
     tasks = [*dict.fromkeys(p.task for p in prompts), "all"]
     rows = []
     for task in tasks if len(tasks) > 2 else [*tasks[:1], "all"]:
@@ -134,6 +142,7 @@ def bench_rows(arms: Sequence[Arm], prompts: Sequence[BenchPrompt], compression:
         for arm in arms:
             row = {"policy": arm.name, "compression": compression, "task": task, "prompts": len(chosen)}
             row |= _figures(arm, plain, best, chosen)
+            row |= {} if fixed is None else _gain(arm, fixed, chosen)
             rows.append(row)
     return rows
 
@@ -159,6 +168,11 @@ def _figures(arm: Arm, plain: Arm, best: Arm | None, chosen: list[int]) -> dict[
     }
 
 
+def _gain(arm: Arm, fixed: Arm, chosen: list[int]) -> dict[str, Any]:
+    gain = paired_gain(*_timed(arm, chosen), *_timed(fixed, chosen))
+    return {"best_fixed": fixed.name, "gain": gain.estimate, "gain_low": gain.low, "gain_high": gain.high}
+
+
 def _mismatches(tokens: list[int], reference: list[int]) -> int:
     """Positions at which two outputs differ; missing ones differ too."""
     return sum(a != b for a, b in zip(tokens, reference, strict=False)) + abs(len(tokens) - len(reference))
@@ -166,9 +180,12 @@ def _mismatches(tokens: list[int], reference: list[int]) -> int:
 
 def _speed(arm: Arm, chosen: list[int]) -> tuple[float, float, float]:
     """Tokens per second with its interval over prompts; the median of the rounds stands for each prompt."""
-    timed = [arm.runs[n][0].timed for n in chosen]
-    seconds = [float(np.median([r.seconds for r in arm.runs[n]])) for n in chosen]
-    return ratio_interval(timed, seconds)
+    return ratio_interval(*_timed(arm, chosen))
+
+
+def _timed(arm: Arm, chosen: list[int]) -> tuple[list[int], list[float]]:
+    """Timed tokens and seconds of each prompt, the median of its rounds."""
+    return [arm.runs[n][0].timed for n in chosen], [float(np.median([r.seconds for r in arm.runs[n]])) for n in chosen]
 
 
 def _paired_ratio(arm: Arm, other: Arm, chosen: list[int]) -> tuple[float, float, float]:
@@ -186,8 +203,6 @@ def _per_second(run: ArmRun) -> float:
 
 def default_policies(manifest: Manifest, folder: Path) -> list[str]:
     """Without a choice: the best fixed length of the recorded run, with a shorter and a longer one, and the simple adaptive policies."""
-    from draftgauge.api.replay import best_gamma_of
-
     best = max(1, best_gamma_of(folder))
     near = sorted({max(1, best - 2), best, min(manifest.gamma_max, best + 2)})
     return ["none", *(f"fixed:{g}" for g in near), *ADAPTIVE]
@@ -217,12 +232,13 @@ def bench_run(
         drafter: what drafts in place of the recorded drafter: ``prompt_lookup``, or the folder of a drafter trained for the target.
         baselines: also run transformers' ``generate()``.
         rounds: how often every prompt is decoded by every arm.
-        limit, per_task, tasks, split: which of the recorded prompts.
+        limit, per_task, tasks, split: which of the recorded prompts; if no split is named, the test prompts where the prompts name
+            training and test ones.
         device, engine, trust_remote_code: how to load the models.
         progress: told (what, done, total).
 
     Returns:
-        Rows as :func:`bench_rows` describes.
+        Rows as :func:`bench_rows` describes; the best fixed length, chosen on training prompts where there are any, always runs.
 
     Raises:
         DraftgaugeError: for unknown policies, models that are not those of the trace, or a trace of sampled decoding.
@@ -235,12 +251,17 @@ def bench_run(
                 "outputs token by token: name a run recorded at temperature 0, or `draftgauge replay` this one"
             )
         chosen = policies or (default_policies(manifest, run) if drafter is None else UNMEASURED)
-        made = _made(chosen, manifest.gamma_max)
+        trace, costs = read_run(run)
+        made, best_fixed = _made(chosen, manifest.gamma_max, costs if drafter is None else None), None
+        if drafter is None:
+            best_fixed = f"fixed:{gamma}" if (gamma := best_gamma_of(run)) else "none"
+            made.setdefault(best_fixed, make_policy(best_fixed, manifest.gamma_max))
+        judged = split or (TEST if design_of(trace).split == TEST else None)
         pair = load_pair_of(manifest, device, engine, trust_remote_code, drafter)
         prompts = [
-            BenchPrompt(t, p.task) for p, t in prompts_of(run, manifest, pair, limit=limit, per_task=per_task, tasks=tasks, split=split)
+            BenchPrompt(t, p.task) for p, t in prompts_of(run, manifest, pair, limit=limit, per_task=per_task, tasks=tasks, split=judged)
         ]
-        rows += _bench(pair, prompts, made, manifest.max_new_tokens, baselines, rounds, progress)
+        rows += _bench(pair, prompts, made, manifest.max_new_tokens, baselines, rounds, progress, best_fixed)
     return rows
 
 
@@ -293,9 +314,9 @@ def bench_pair(
     return _bench(pair, encoded, made, max_new_tokens, baselines, rounds, progress)
 
 
-def _made(policies: Sequence[str], gamma_max: int) -> dict[str, Policy]:
+def _made(policies: Sequence[str], gamma_max: int, costs: CostCurve | None = None) -> dict[str, Policy]:
     specs = [spec for policy in policies for spec in expand_policy(policy, gamma_max)]
-    return {spec: make_policy(spec, gamma_max) for spec in specs}
+    return {spec: make_policy(spec, gamma_max, costs) for spec in specs}
 
 
 def _bench(
@@ -306,9 +327,10 @@ def _bench(
     baselines: bool,
     rounds: int,
     progress: Progress,
+    best_fixed: str | None = None,
 ) -> list[dict[str, Any]]:
     settings = DecodingSettings(max_new_tokens=max_new_tokens, end_tokens=pair.end_tokens)
     arms = [plain_arm(pair, settings), *(policy_arm(pair, spec, policy, settings) for spec, policy in policies.items())]
     arms += transformers_arms(pair, max_new_tokens) if baselines else []
     bench_arms(arms, prompts, rounds, progress, f"bench {pair.compression}")
-    return bench_rows(arms, prompts, pair.compression)
+    return bench_rows(arms, prompts, pair.compression, best_fixed)

@@ -80,6 +80,7 @@ def bench(
             "tokens_per_second_low": "95% from",
             "tokens_per_second_high": "to",
             "ratio_to_plain": "x plain",
+            "gain": "over best fixed",
             "ratio_to_best_transformers": "x best transformers",
             "mismatches": "mismatches",
         }

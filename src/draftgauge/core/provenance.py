@@ -21,7 +21,7 @@ import numpy as np
 from draftgauge.core.errors import DraftgaugeError
 from draftgauge.core.files import atomic_write_text
 
-PACKAGES = ("draftgauge", "torch", "transformers", "tokenizers", "safetensors", "bitsandbytes", "numpy", "pyarrow")
+PACKAGES = ("draftgauge", "torch", "transformers", "tokenizers", "safetensors", "bitsandbytes", "numpy", "pyarrow", "scikit-learn", "scipy")
 
 Scalar = str | int | float | bool | None
 

@@ -10,6 +10,7 @@ from draftgauge.core.errors import TraceError
 from draftgauge.policies.base import SignalArrays
 from draftgauge.policies.fitted import FittedPolicy
 from draftgauge.policies.specdec import FEATURES, NAME, dense_features
+from draftgauge.replay.splits import prompt_keys
 from draftgauge.traces.trace import Trace
 
 REJECTION_WEIGHT = 6.0
@@ -55,13 +56,8 @@ def fit_specdec(trace: Trace, gamma_max: int | None = None, seed: int = 0) -> Fi
             "rejection_weight": REJECTION_WEIGHT,
             "seed": seed,
         },
-        trained_on=prompt_names(trace),
+        trained_on=tuple(prompt_keys(trace)),
     )
-
-
-def prompt_names(trace: Trace) -> tuple[str, ...]:
-    """The prompts of a trace as ``task/identifier``."""
-    return tuple(f"{prompt.task}/{prompt.identifier}" for prompt in trace.prompts)
 
 
 def _samples(trace: Trace, gamma_max: int) -> tuple[NDArray[np.float64], NDArray[np.bool_]]:

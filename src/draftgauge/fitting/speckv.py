@@ -11,10 +11,10 @@ from numpy.typing import NDArray
 from sklearn.neural_network import MLPRegressor
 
 from draftgauge.core.errors import TraceError
-from draftgauge.fitting.specdec import prompt_names
 from draftgauge.policies.fitted import FittedPolicy
 from draftgauge.policies.speckv import CANDIDATES, COMPRESSION_CODES, FEATURES, NAME, Reading
 from draftgauge.replay.simulate import draft_caps, replay_lengths
+from draftgauge.replay.splits import prompt_keys
 from draftgauge.traces.trace import Trace
 
 UNITS = 16
@@ -60,7 +60,7 @@ def fit_speckv(traces: Trace | Sequence[Trace], reading: Reading = "previous", s
         signals=FEATURES,
         parameters=networks | {"reading": reading, "compression": traces[0].compression},
         made={"compressions": [trace.compression for trace in traces], "seed": seed, "training": scores},
-        trained_on=tuple(dict.fromkeys(chain.from_iterable(map(prompt_names, traces)))),
+        trained_on=tuple(dict.fromkeys(chain.from_iterable(map(prompt_keys, traces)))),
     )
 
 

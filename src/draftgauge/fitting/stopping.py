@@ -28,6 +28,7 @@ from draftgauge.policies.stopping import (
     states,
 )
 from draftgauge.replay.simulate import draft_caps, replay, text_view
+from draftgauge.replay.splits import prompt_keys
 from draftgauge.traces.costs import CostCurve
 from draftgauge.traces.trace import Trace
 
@@ -98,7 +99,7 @@ def fit_stopping(
     )
     numbers = _with_steps(numbers, traces, costs)
     numbers = replace(numbers, decision_seconds=decision_time(numbers, costs[0], gamma_max))
-    prompts = dict.fromkeys(f"{prompt.task}/{prompt.identifier}" for trace in traces for prompt in trace.prompts)
+    prompts = dict.fromkeys(key for trace in traces for key in prompt_keys(trace))
     return FittedPolicy(STOPPING, gamma_max, SIGNALS, asdict(numbers), dict(made or {}), tuple(prompts))
 
 

@@ -23,7 +23,7 @@ def signals(logits: Tensor) -> tuple[Tensor, Tensor, Tensor]:
 
 
 def confidences(logits: Tensor) -> Tensor:
-    """Top-1 probability at temperature 1: ``[..., V]`` logits to float32 ``[...]``; the first of :func:`signals`, for less of their cost."""
+    """Top-1 probability at temperature 1: ``[..., V]`` logits to float32 ``[...]``; the first of :func:`signals`, and cheaper alone."""
     return logits.float().softmax(-1).amax(-1)
 
 

@@ -123,17 +123,6 @@ def answers_of(request: TrainRequest, path: Path, target: CachedModel, progress:
         return make_answers(path, made, target.module, prompts, end_tokens(target, tokenizer), progress)
 
 
-def prepare_answers(request: TrainRequest, progress: Progress = lambda what, done, total: None) -> Answers:
-    """Make the file of answers that a request names, if it is not there, before several runs share it.
-
-    Raises:
-        DraftgaugeError: if the request names no file, or as :func:`answers_of`.
-    """
-    if request.answers is None:
-        raise DraftgaugeError("name the file that the answers are to be kept in")
-    return answers_of(request, request.answers, load_target(request), progress)
-
-
 def token_counts(answers: Answers, vocabulary: int) -> Tensor:
     """``[vocabulary]`` how often every token stands in an answer, for the choice of a draft vocabulary."""
     tokens = [torch.from_numpy(c.tokens[c.prompt :].astype("int64")) for c in answers.conversations]
