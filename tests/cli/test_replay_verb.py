@@ -8,7 +8,6 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pyarrow.parquet as pq
 import pytest
 from typer.testing import CliRunner, Result
@@ -16,24 +15,9 @@ from typer.testing import CliRunner, Result
 from draftgauge.cli.main import app
 from draftgauge.policies.fitted import FITTED, FittedPolicy, save_fitted
 from draftgauge.policies.fixed import FixedLength
-from draftgauge.traces.costs import CostCurve
-from draftgauge.traces.manifest import COSTS_NAME
-from draftgauge.traces.writer import TraceWriter
-from synthetic import synthetic_manifest, synthetic_records
+from written_runs import GAMMA_MAX, write_run
 
-GAMMA_MAX, LENGTH = 4, 20
 KEYS = {"policy", "compression", "task", "split", "tokens_per_step", "tokens_per_second", "gain", "gain_low", "gain_high", "captured"}
-
-
-def write_run(folder: Path, prompts: int, device: str = "cpu") -> Path:
-    verify = tuple((0.01 + 0.001 * np.arange(GAMMA_MAX + 1)).tolist())
-    draft = tuple((0.002 * np.arange(GAMMA_MAX + 1)).tolist())
-    costs = CostCurve((0,), (verify,), (verify,), (verify,), (draft,), (draft,), (draft,), 0.0, (0.01,), "none", device, "float32")
-    with TraceWriter(folder, synthetic_manifest(prompts, GAMMA_MAX, LENGTH)) as writer:
-        for record in synthetic_records(1, prompts, LENGTH, GAMMA_MAX):
-            writer.add(record)
-    costs.save(folder / COSTS_NAME)
-    return folder
 
 
 @pytest.fixture(scope="module")

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from draftgauge.api.bench import Progress, bench_run
+from draftgauge.api.bench import ADAPTIVE, Progress, bench_run
 from draftgauge.api.profile import profile
 from draftgauge.api.replay import replay_rows
 from draftgauge.api.runs import read_run, select_runs
@@ -15,7 +15,8 @@ from draftgauge.replay.evaluate import best_fixed_gamma
 from draftgauge.report.page import build_report
 
 COMPRESSIONS = ("none", "int8", "nf4")
-ADAPTIVE = ("hf-heuristic", "hf-confidence", "cumulative-confidence")
+ADAPTIVE_HERE = (*ADAPTIVE, "stopping")
+"""The adaptive policies of the demo; throughput-optimal stopping as fitted on the bundled training prompts."""
 PLAIN_POLICY = "none"
 SUMMARY = ("compression", "task", "best_fixed_gamma", "hindsight_gain", "cost_ratio")
 
@@ -68,7 +69,7 @@ def demo(
     for run, _ in select_runs(runs):
         trace, costs = read_run(run)
         best = best_fixed_gamma(trace, costs)
-        policies = list(dict.fromkeys([PLAIN_POLICY, f"fixed:{max(best, 1)}", *ADAPTIVE]))
+        policies = list(dict.fromkeys([PLAIN_POLICY, f"fixed:{max(best, 1)}", *ADAPTIVE_HERE]))
         measured = bench_run(run, policies, baselines=False, rounds=rounds, progress=progress)
         live += measured
         rows += _joined(replay_rows(run, policies), measured)

@@ -1,0 +1,90 @@
+"""``draftgauge fit`` on written traces: what it writes serves ``replay``, and what it cannot fit is said before anything is written."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner, Result
+
+from draftgauge.api.fit import FITTABLE
+from draftgauge.cli.main import app
+from draftgauge.policies.fitted import load_fitted
+from draftgauge.replay.splits import TRAIN, prompt_key
+from draftgauge.traces.reader import read_trace
+from written_runs import GAMMA_MAX, write_run
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """24 prompts, 8 of each split."""
+    return write_run(tmp_path_factory.mktemp("runs") / "run", 24)
+
+
+def invoke(*arguments: object) -> Result:
+    return CliRunner().invoke(app, [str(argument) for argument in arguments])
+
+
+def message(result: Result) -> str:
+    return " ".join(result.stderr.split())
+
+
+@pytest.mark.parametrize("policy", FITTABLE)
+def test_what_is_fitted_is_replayed_on_prompts_it_never_saw(run: Path, tmp_path: Path, policy: str) -> None:
+    out = tmp_path / "p.json"
+    result = invoke("fit", run, "--policy", policy, "--out", out, "--json", tmp_path / "fit.json")
+    assert result.exit_code == 0, result.output
+    fitted = load_fitted(out)
+    assert fitted.policy == policy
+    assert fitted.gamma_max == GAMMA_MAX
+    assert set(fitted.trained_on) == {prompt_key(p) for p in read_trace(run).prompts if p.split == TRAIN}
+    (validated,) = json.loads((tmp_path / "fit.json").read_text())["rows"]
+    assert (validated["split"], validated["prompts"], validated["trained_prompts"]) == ("validation", 8, 8)
+
+    result = invoke("replay", run, "--policy", out, "--json", tmp_path / "r.json")
+    assert result.exit_code == 0, result.output
+    assert "warning" not in result.stderr
+    row = next(r for r in json.loads((tmp_path / "r.json").read_text())["rows"] if r["policy"] == str(out) and r["task"] == "all")
+    assert row["split"] == "test"
+    assert row["gain_low"] <= row["gain"] <= row["gain_high"]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        (("--policy", "fixed"), "nothing to fit in policy 'fixed'"),
+        (("--horizon", "0"), "horizon"),
+        (("--compression", "nf4"), "has no run of compression nf4; it has none"),
+    ],
+)
+def test_what_cannot_be_fitted_leaves_the_file_as_it_was(run: Path, tmp_path: Path, arguments: tuple[str, ...], says: str) -> None:
+    out = tmp_path / "p.json"
+    out.write_text("mine")
+    result = invoke("fit", run, *arguments, "--out", out)
+    assert result.exit_code == 2
+    assert says in message(result)
+    assert out.read_text() == "mine"
+
+
+def test_the_file_is_named_json_and_prompts_are_enough(run: Path, tmp_path: Path) -> None:
+    result = invoke("fit", run, "--out", tmp_path / "policy.pt")
+    assert result.exit_code == 2
+    assert ".json file to write" in message(result)
+    few = write_run(tmp_path / "few", 6)
+    result = invoke("fit", few, "--out", tmp_path / "p.json")
+    assert result.exit_code == 2
+    assert "8 or more" in message(result)
+    assert not (tmp_path / "p.json").exists()
+
+
+def test_a_fitted_policy_for_other_lengths_or_signals_is_refused(run: Path, tmp_path: Path) -> None:
+    out = tmp_path / "p.json"
+    assert invoke("fit", run, "--out", out).exit_code == 0
+    entry = json.loads(out.read_text())
+    for change, says in (({"gamma_max": 8}, "fitted for gamma_max 8"), ({"signals": ["entropy"]}, "fitted on the signals entropy")):
+        out.write_text(json.dumps(entry | change))
+        result = invoke("replay", run, "--policy", out, "--json", tmp_path / "r.json")
+        assert result.exit_code == 2
+        assert says in message(result)
+        assert not (tmp_path / "r.json").exists()
