@@ -17,6 +17,7 @@ from draftgauge.decoding.speculative import speculative_decode
 from draftgauge.decoding.stopwatch import StepTimer, Stopwatch, TimedDrafter, TimedModel
 from draftgauge.decoding.wrapping import WrappedModel
 from draftgauge.drafters import Drafter, LanguageModelDrafter, PromptLookupDrafter
+from draftgauge.drafters.base import Draft, KeepDrafting
 from draftgauge.models.base import CachedModel
 from draftgauge.models.loading import wrap
 from draftgauge.policies.registry import make_policy
@@ -77,17 +78,30 @@ def test_the_curve_is_what_the_parts_take(pair: tuple[CachedModel, CachedModel],
     assert (curve.compression, curve.device, curve.dtype) == ("none", "cpu", "float32")
 
 
-def test_overhead_and_signals_are_what_is_left(pair: tuple[CachedModel, CachedModel], monkeypatch: pytest.MonkeyPatch) -> None:
+class LookingDrafter(LanguageModelDrafter):
+    """Looking at a token takes half a second of a clock, an eighth of one if only its confidence counts."""
+
+    clock: Clock
+
+    def propose(self, limit: int, keep_drafting: KeepDrafting | None, confidence_only: bool = False) -> Draft:
+        draft = super().propose(limit, keep_drafting, confidence_only)
+        self.clock.now += len(draft.signals) * (0.125 if confidence_only else 0.5)
+        return draft
+
+
+def test_overhead_and_what_looking_costs(pair: tuple[CachedModel, CachedModel], monkeypatch: pytest.MonkeyPatch) -> None:
     clock = Clock(monkeypatch)
     observe = StepTimer.observe
 
     def slow_observe(self: StepTimer, step: object) -> None:
-        clock.now += 5.0 + {"none": 0.0, "confidence": 0.125 * len(step.signals), "all": 0.5 * (len(step.signals) + 1)}[self.needs_signals]
+        clock.now += 5.0
         observe(self, step)
 
     monkeypatch.setattr(StepTimer, "observe", slow_observe)
     target = SlowModel(pair[0], clock, 10.0, 1.0)
-    curve = measure(target, LanguageModelDrafter(SlowModel(pair[1], clock, 2.0, 0.0)))
+    drafter = LookingDrafter(SlowModel(pair[1], clock, 2.0, 0.0))
+    drafter.clock = clock
+    curve = measure(target, drafter)
     assert curve.overhead == pytest.approx(5.0)
     assert curve.signals == pytest.approx(0.5)
     assert curve.confidence == pytest.approx(0.125)

@@ -191,8 +191,8 @@ def _curve(benches: Sequence[_Bench], compression: str, target: CachedModel) -> 
         draft=_table(draft, 1),
         draft_high=_table(draft, 2),
         overhead=_overhead(benches),
-        signals=_looking(benches, "all", 1),
-        confidence=_looking(benches, "confidence", 0),
+        signals=_looking(benches, "all"),
+        confidence=_looking(benches, "confidence"),
         plain=tuple(float(np.median(bench.plain)) for bench in benches),
         compression=compression,
         device=str(target.spec.device),
@@ -217,11 +217,11 @@ def _overhead(benches: Sequence[_Bench]) -> float:
     return max(0.0, float(np.median(medians)))
 
 
-def _looking(benches: Sequence[_Bench], kind: SignalKind, own: int) -> float:
-    """What looking at one distribution adds to a step, the median over contexts and draft lengths.
+def _looking(benches: Sequence[_Bench], kind: SignalKind) -> float:
+    """What looking at one distribution adds to drafting a token, the median over contexts and draft lengths.
 
-    Policies that look at all signals also look at ``own`` = 1 distribution of the target's, in every step.
+    Taken from the time of drafting alone: within a whole step it would drown in what the target's pass varies by.
     """
-    steps = {looks: np.array([_quartiles(b.samples(looks), lambda s: s.step)[1] for b in benches]) for looks in ("none", kind)}
-    added = (steps[kind] - steps["none"]) / np.maximum(1, np.arange(steps[kind].shape[1]) + own)
-    return max(0.0, float(np.median(added[:, 1 - own :])))
+    drafts = {looks: np.array([_quartiles(b.samples(looks), lambda s: s.draft)[1, 1:] for b in benches]) for looks in ("none", kind)}
+    added = (drafts[kind] - drafts["none"]) / np.arange(1, drafts[kind].shape[1] + 1)
+    return max(0.0, float(np.median(added)))
