@@ -27,14 +27,16 @@ from draftgauge.diagnostics.calibration import base_rates, calibration_rows
 from draftgauge.diagnostics.leave_out import Recorded, leave_compression_out, leave_pair_out, leave_task_out
 from draftgauge.fitting.continuation import fit_continuation
 from draftgauge.fitting.stopping import fit_stopping
+from draftgauge.policies.acceptance_model import DERIVED, StoppingNumbers, columns_of
 from draftgauge.policies.fitted import FittedPolicy, fitted_policy, load_fitted
 from draftgauge.policies.registry import make_policy
-from draftgauge.policies.stopping import StoppingNumbers, ThroughputStopping
+from draftgauge.policies.stopping import ThroughputStopping
+from draftgauge.policies.suffix import SuffixColumns
 from draftgauge.replay.bootstrap import paired_gain
 from draftgauge.replay.cost_sweep import at_cost_ratio
 from draftgauge.replay.evaluate import best_fixed_gamma
 from draftgauge.replay.hindsight import hindsight_optimum
-from draftgauge.replay.simulate import Replay, replay, replay_fixed_all
+from draftgauge.replay.simulate import Replay, replay, replay_fixed_all, text_view
 from draftgauge.replay.splits import TEST, TRAIN, split_trace
 from draftgauge.traces.costs import CostCurve
 from draftgauge.traces.trace import Trace
@@ -67,10 +69,11 @@ def main() -> None:
     parser.add_argument("--small-runs", type=Path, help="the same with the smaller draft")
     parser.add_argument("--per-task", type=int, default=6, help="test prompts of each task to decode live")
     parser.add_argument("--rounds", type=int, default=3, help="how often each is decoded")
+    parser.add_argument("--max-new-tokens", type=int, default=128)
     args = parser.parse_args()
     with tempfile.TemporaryDirectory() as scratch:
-        runs = args.runs or _profile(Path(scratch) / "runs", "reference")
-        small = args.small_runs or _profile(Path(scratch) / "small", "reference/draft-small")
+        runs = args.runs or _profile(Path(scratch) / "runs", "reference", args.max_new_tokens)
+        small = args.small_runs or _profile(Path(scratch) / "small", "reference/draft-small", args.max_new_tokens)
         fitted = Path(scratch) / "stopping.json"
         fit(runs, "stopping", fitted)
         rows = _replayed(runs, fitted) + _swept(runs, fitted) + _rules(runs, fitted) + _moved(runs, small) + _calibrated(runs, fitted)
@@ -79,8 +82,8 @@ def main() -> None:
     save(args.out, "speckv.json", rows)
 
 
-def _profile(out: Path, draft: str) -> Path:
-    profile(draft=draft, prompts="reference:all", out=out, compression=COMPRESSIONS, progress=show_progress)
+def _profile(out: Path, draft: str, max_new_tokens: int) -> Path:
+    profile(draft=draft, prompts="reference:all", out=out, compression=COMPRESSIONS, max_new_tokens=max_new_tokens, progress=show_progress)
     return out
 
 
@@ -140,8 +143,19 @@ def _by_rule(fitted: FittedPolicy, train: Trace, test: Trace, costs: CostCurve) 
     for name, changes in {"one-step": {"horizon": 1}, "horizon 4": {"horizon": 4}, "horizon 8": {}, "online": {"online": True}}.items():
         parameters = asdict(replace(numbers, **changes))  # type: ignore[arg-type]
         found[name] = replay(test, fitted_policy(replace(fitted, parameters=parameters), test.gamma_max, costs), costs)
+    blind = fitted_policy(fit_stopping([_unread(train)], [costs]), test.gamma_max, costs)
+    found["without the text"] = replay(_unread(test), blind, costs)
     found["least-squares Monte Carlo"] = fit_continuation(train, costs, numbers).replay(test, costs)
     return found
+
+
+def _unread(trace: Trace) -> Trace:
+    """The trace for policies that do not look at what the text has said before."""
+    copy = replace(trace)
+    read = columns_of(text_view(trace))
+    nothing = SuffixColumns(*(np.zeros_like(column) for column in read.suffix))
+    copy.derived[DERIVED] = read._replace(suffix=nothing)
+    return copy
 
 
 def _gain(outcome: Replay, train: Trace, test: Trace, costs: CostCurve) -> Row:
@@ -179,8 +193,6 @@ def _calibrated(runs: Path, fitted: Path) -> list[Row]:
         test = split_trace(trace, TEST)
         policy = fitted_policy(load_fitted(fitted), trace.gamma_max, costs)
         assert isinstance(policy, ThroughputStopping)
-        from draftgauge.replay.simulate import text_view
-
         predictions = {"stopping": policy.acceptance(text_view(test)), "confidence": test.confidence}
         rows += [{"table": "calibration"} | row for row in calibration_rows(test, predictions, base_rates(split_trace(trace, TRAIN)))]
     return rows

@@ -13,8 +13,9 @@ from draftgauge.core.config import from_mapping
 from draftgauge.core.errors import TraceError
 from draftgauge.fitting.continuation import fit_continuation
 from draftgauge.fitting.stopping import fit_stopping
+from draftgauge.policies.acceptance_model import StoppingNumbers
 from draftgauge.policies.fitted import fitted_policy, load_fitted, save_fitted
-from draftgauge.policies.stopping import StoppingNumbers, ThroughputStopping
+from draftgauge.policies.stopping import ThroughputStopping
 from draftgauge.replay.evaluate import best_fixed_gamma
 from draftgauge.replay.simulate import replay, replay_fixed_all, text_view
 from draftgauge.traces.costs import CostCurve

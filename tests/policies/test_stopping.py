@@ -10,8 +10,9 @@ import numpy as np
 import pytest
 
 from draftgauge.core.errors import DraftgaugeError
+from draftgauge.policies.acceptance_model import AGREEMENTS, OF_HAZARD, OF_NEXT, StoppingNumbers, cut
 from draftgauge.policies.base import Signal, Step
-from draftgauge.policies.stopping import AGREEMENTS, OF_HAZARD, OF_NEXT, StoppingNumbers, ThroughputStopping, best_rate, cut, thresholds
+from draftgauge.policies.stopping import ThroughputStopping, best_rate, thresholds
 from draftgauge.policies.suffix import ORDER
 from draftgauge.replay.simulate import replay
 from linear_costs import LinearCosts

@@ -15,8 +15,9 @@ from numpy.typing import NDArray
 from sklearn.linear_model import Ridge
 
 from draftgauge.fitting.stopping import next_design, next_stand_chances
+from draftgauge.policies.acceptance_model import StoppingNumbers, states
 from draftgauge.policies.base import seconds_by_length
-from draftgauge.policies.stopping import StoppingNumbers, ThroughputStopping, states
+from draftgauge.policies.stopping import ThroughputStopping
 from draftgauge.replay.simulate import Price, Replay, draft_caps, replay_lengths, text_view
 from draftgauge.traces.costs import CostCurve
 from draftgauge.traces.trace import Trace

@@ -12,21 +12,11 @@ from numpy.typing import NDArray
 from sklearn.linear_model import LogisticRegression
 
 from draftgauge.core.errors import TraceError
+from draftgauge.policies.acceptance_model import AGREEMENTS, States, StoppingNumbers, agreement_class, hazard_terms, next_terms, states
 from draftgauge.policies.base import Signal, Step
 from draftgauge.policies.fitted import FittedPolicy
-from draftgauge.policies.stopping import (
-    AGREEMENTS,
-    ORDER,
-    SIGNALS,
-    STOPPING,
-    States,
-    StoppingNumbers,
-    ThroughputStopping,
-    agreement_class,
-    hazard_terms,
-    next_terms,
-    states,
-)
+from draftgauge.policies.stopping import SIGNALS, STOPPING, ThroughputStopping
+from draftgauge.policies.suffix import ORDER
 from draftgauge.replay.simulate import draft_caps, replay, text_view
 from draftgauge.replay.splits import prompt_keys
 from draftgauge.traces.costs import CostCurve

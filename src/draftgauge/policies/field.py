@@ -8,7 +8,7 @@ from dataclasses import replace
 from draftgauge.core.config import from_mapping
 from draftgauge.policies import specdec as specdec_plus_plus
 from draftgauge.policies import speckv as speckv_live
-from draftgauge.policies import stopping as throughput_stopping
+from draftgauge.policies.acceptance_model import StoppingNumbers, cut
 from draftgauge.policies.adaedl import AdaEDL, AdaEDLSettings
 from draftgauge.policies.bandit import EpsilonGreedy
 from draftgauge.policies.base import Policy, StepCosts, seconds_by_length
@@ -16,6 +16,7 @@ from draftgauge.policies.bundled import bundled_policy
 from draftgauge.policies.checks import check_lengths, check_positive, check_share, check_tokens
 from draftgauge.policies.sglang_adaptive import AdaptiveSteps, AdaptiveStepsSettings
 from draftgauge.policies.sglang_throughput import ThroughputAware
+from draftgauge.policies.stopping import STOPPING, ThroughputStopping
 from draftgauge.policies.svip import EntropyThreshold
 from draftgauge.policies.vllm import AdaptiveVerification
 
@@ -54,11 +55,11 @@ def speckv(reading: speckv_live.Reading = "previous", compression: speckv_live.C
 def stopping(horizon: int = 8, online: bool = False, *, gamma_max: int, costs: StepCosts) -> Policy:
     """Throughput-optimal stopping; the models of acceptance are the bundled ones."""
     check_tokens("stopping", "horizon", horizon)
-    fitted = bundled_policy(throughput_stopping.STOPPING)
-    numbers = from_mapping(throughput_stopping.StoppingNumbers, fitted.parameters, "bundled policy")
+    fitted = bundled_policy(STOPPING)
+    numbers = from_mapping(StoppingNumbers, fitted.parameters, "bundled policy")
     longest = min(gamma_max, fitted.gamma_max)
-    shorter = throughput_stopping.cut(numbers, longest)
-    return throughput_stopping.ThroughputStopping(replace(shorter, horizon=horizon, online=online), longest, costs)
+    shorter = cut(numbers, longest)
+    return ThroughputStopping(replace(shorter, horizon=horizon, online=online), longest, costs)
 
 
 def sglang_adaptive(
@@ -122,7 +123,7 @@ def bandit(
 
 
 FIELD: dict[str, Callable[..., Policy]] = {
-    throughput_stopping.STOPPING: stopping,
+    STOPPING: stopping,
     "svip": svip,
     "adaedl": adaedl,
     specdec_plus_plus.NAME: specdec,

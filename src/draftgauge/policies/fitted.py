@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -15,6 +16,7 @@ from draftgauge.policies.base import Policy, StepCosts
 
 FITTED_SUFFIX = ".json"
 FORMAT = "draftgauge-policy"
+_NUMBERS = re.compile(r"\[[\d\s.,eE+-]+\]")  # lists of numbers: one line each
 VERSION = 1
 
 Build = Callable[[Mapping[str, Any], int, StepCosts | None], Policy]
@@ -95,7 +97,8 @@ def save_fitted(fitted: FittedPolicy, path: Path) -> None:
     """
     if path.suffix != FITTED_SUFFIX:
         raise DraftgaugeError(f"a fitted policy is a {FITTED_SUFFIX} file, not {path.name}: name it so")
-    atomic_write_text(path, json.dumps(to_mapping(fitted), indent=1) + "\n")
+    text = json.dumps(to_mapping(fitted), indent=1)
+    atomic_write_text(path, _NUMBERS.sub(lambda found: " ".join(found[0].split()), text) + "\n")
 
 
 def load_fitted(path: Path) -> FittedPolicy:

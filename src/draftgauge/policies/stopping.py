@@ -18,159 +18,36 @@ product and the worst of the confidences so far, the depth, and whether the text
 from __future__ import annotations
 
 import math
-from collections.abc import Generator, Mapping, Sequence
-from dataclasses import dataclass, replace
-from typing import Any, ClassVar, NamedTuple
+from collections.abc import Mapping, Sequence
+from typing import Any, ClassVar
 
 import numpy as np
 from numpy.typing import NDArray
 
 from draftgauge.core.config import from_mapping
 from draftgauge.core.errors import DraftgaugeError
+from draftgauge.policies.acceptance_model import (
+    LEAST_CONFIDENCE,
+    States,
+    StoppingNumbers,
+    agreement_class,
+    hazard_terms,
+    logistic,
+    next_terms,
+    states,
+    weigh,
+)
 from draftgauge.policies.base import Policy, Signal, SignalKind, Step, StepCosts, TextView, seconds_by_length
 from draftgauge.policies.fitted import register_fitted
-from draftgauge.policies.suffix import ORDER, SuffixColumns, SuffixIndex, suffix_columns
+from draftgauge.policies.online import OnlineCalibration
+from draftgauge.policies.suffix import ORDER, SuffixIndex
 
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
 
 STOPPING = "stopping"
 SIGNALS = ("confidence", "token")
-LEAST_CONFIDENCE = 1e-6
-AGREEMENTS = (0, *range(1, ORDER + 1), *range(-1, -ORDER - 1, -1))
-"""The classes of a drafted token, see :attr:`SuffixColumns.agreement`; an agreement is an index into what is stored in this order."""
-PER_AGREEMENT = ("one", "log_confidence", "log_doubt")
-OF_HAZARD = ("sum", "worst", "previous", "agreed", "disagreed", "log_depth", "first", "habit", "run")
-PER_KNOWN = ("one", "agrees", "disagrees", "log_confidence")
-OF_NEXT = ("log_doubt", "sum", "worst", "agreed", "disagreed", "log_depth", "none", "first", "habit", "run", "habit_at_none")
-
-
-@dataclass(frozen=True)
-class StoppingNumbers:
-    """What is fitted.
-
-    Attributes:
-        hazard_by_agreement: ``[9][3]`` weights of :data:`PER_AGREEMENT`, in the order of :data:`AGREEMENTS`.
-        hazard: weights of :data:`OF_HAZARD`.
-        next_by_known: ``[5][4]`` weights of :data:`PER_KNOWN`, by the length of the known ending.
-        next: weights of :data:`OF_NEXT`.
-        onward: ``[gamma_max]`` how often token ``d + 1`` of a draft stood where the ``d`` before it did.
-        chances: ``[n][gamma_max]`` ``S_j m_j`` at ``n`` steps of the fitting prompts, to find the rate for any cost curve.
-        accepted: ``[n]`` how many drafted tokens stood there.
-        rate_scale: the rate of whole outputs over that of these steps, which know no end of the output and but one context length.
-        horizon: tokens looked ahead, at least 1.
-        decision_seconds: what deciding about one drafted token takes.
-        online: go on calibrating while running.
-    """
-
-    hazard_by_agreement: tuple[tuple[float, ...], ...]
-    hazard: tuple[float, ...]
-    next_by_known: tuple[tuple[float, ...], ...]
-    next: tuple[float, ...]
-    onward: tuple[float, ...]
-    chances: tuple[tuple[float, ...], ...]
-    accepted: tuple[int, ...]
-    rate_scale: float = 1.0
-    horizon: int = 8
-    decision_seconds: float = 0.0
-    online: bool = False
-
-
-def cut(numbers: StoppingNumbers, gamma_max: int) -> StoppingNumbers:
-    """The same for shorter drafts than those fitted."""
-    chances = tuple(row[:gamma_max] for row in numbers.chances)
-    return replace(numbers, onward=numbers.onward[:gamma_max], chances=chances)
-
-
-class States(NamedTuple):
-    """Some positions (``n`` of them) after ``depth`` drafted tokens; every array is ``[n]``."""
-
-    depth: int
-    agreement: Ints
-    known: Ints
-    log_confidence: Floats
-    log_doubt: Floats
-    total: Floats
-    worst: Floats
-    previous: Floats
-    agreed: Ints
-    disagreed: Ints
-    habit: Floats
-    run: Floats
-
-    def at(self, keep: NDArray[np.bool_]) -> States:
-        """Some of the positions."""
-        columns: list[Any] = [values[keep] for values in self[1:]]
-        return States(self.depth, *columns)
-
-
-class Columns(NamedTuple):
-    """What :func:`states` needs of a trace, computed once."""
-
-    suffix: SuffixColumns
-    log_confidence: Floats
-    log_doubt: Floats
-
-
-def columns_of(view: TextView) -> Columns:
-    """The columns of a trace, from what was derived before where it was."""
-    if STOPPING not in view.derived:
-        suffix = suffix_columns(view.token, view.offsets, view.prompt_tokens, view.draft_token)
-        confidence = np.where(view.draft_token >= 0, view.signals.confidence, 1.0).astype(np.float64)
-        logs = np.log(np.maximum(confidence, LEAST_CONFIDENCE))
-        view.derived[STOPPING] = Columns(suffix, logs, np.log(1e-3 - logs))
-    columns: Columns = view.derived[STOPPING]
-    return columns
-
-
-def states(view: TextView) -> Generator[States, NDArray[np.bool_] | None, None]:
-    """The states of positions at depth 0, 1, ... ``gamma_max``; send a mask ``[n]`` to go on with some of them only."""
-    columns = columns_of(view)
-    suffix = columns.suffix
-    rows = np.arange(len(view.token))
-    zeros = np.zeros(len(rows))
-    nothing = np.zeros(len(rows), np.int64)
-    habit, run = suffix.habit, np.log1p(suffix.run)
-    state = States(0, nothing, suffix.known[:, 0].astype(np.int64), zeros, zeros, zeros, zeros, zeros, nothing, nothing, habit, run)
-    for depth in range(1, view.draft_token.shape[1] + 1):
-        keep = yield state
-        if keep is not None:
-            rows = rows[keep]
-            state = state.at(keep)
-        logs = columns.log_confidence[rows, depth - 1]
-        agreement = suffix.agreement[rows, depth - 1].astype(np.int64)
-        state = States(
-            depth=depth,
-            agreement=agreement,
-            known=suffix.known[rows, depth].astype(np.int64),
-            log_confidence=logs,
-            log_doubt=columns.log_doubt[rows, depth - 1],
-            total=state.total + logs,
-            worst=np.minimum(state.worst, logs),
-            previous=state.log_confidence,
-            agreed=state.agreed + (agreement > 0),
-            disagreed=state.disagreed + (agreement < 0),
-            habit=state.habit,
-            run=state.run,
-        )
-    yield state
-
-
-def hazard_terms(state: States) -> tuple[list[Floats], list[Any]]:
-    """Values of :data:`PER_AGREEMENT` and of :data:`OF_HAZARD`, arrays ``[n]`` or numbers."""
-    depth = state.depth
-    own = [np.ones(len(state.total)), state.log_confidence, state.log_doubt]
-    shared = [state.total, state.worst, state.previous, state.agreed, state.disagreed, math.log1p(depth), float(depth == 1)]
-    return own, [*shared, state.habit, state.run]
-
-
-def next_terms(state: States) -> tuple[list[Floats], list[Any]]:
-    """Values of :data:`PER_KNOWN` and of :data:`OF_NEXT`, arrays ``[n]`` or numbers."""
-    depth, none = state.depth, float(state.depth == 0)
-    agrees, disagrees = ((sign * state.agreement > 0).astype(np.float64) for sign in (1, -1))
-    own = [np.ones(len(state.total)), agrees, disagrees, state.log_confidence]
-    shared = [state.log_doubt, state.total, state.worst, state.agreed, state.disagreed, math.log1p(depth), none, float(depth == 1)]
-    return own, [*shared, state.habit, state.run, state.habit * none]
+_RATE_MOVES = 0.01  # of the rate, before the thresholds are computed again
 
 
 def best_rate(chances: Floats, accepted: Ints, seconds: Floats, onward: Sequence[float], horizon: int) -> float:
@@ -225,7 +102,7 @@ class ThroughputStopping:
         self.rate = numbers.rate_scale * best_rate(*steps, self.seconds, numbers.onward, numbers.horizon)
         self._theta = self._thresholds()
         self._index = SuffixIndex()
-        self._online = _Online(self.rate) if numbers.online else None
+        self._online = OnlineCalibration(self.rate) if numbers.online else None
         self._bias_hazard = self._bias_next = 0.0
         self.reset()
 
@@ -254,7 +131,7 @@ class ThroughputStopping:
             + weights[9] * self._run
             + weights[10] * self._habit
         )
-        chance = _logistic(logit + self._bias_next)
+        chance = logistic(logit + self._bias_next)
         if self._online is not None:
             self._online.begin(chance)
             if self._online.probes(chance > self._theta[0]):
@@ -279,7 +156,7 @@ class ThroughputStopping:
         w = self.numbers.hazard
         logit = one + confident * logs + doubtful * doubt + w[0] * self._sum + w[1] * self._worst + w[2] * self._previous
         logit += w[3] * self._agreed + w[4] * self._disagreed + w[5] * deep + w[6] * first + w[7] * self._habit + w[8] * self._run
-        stands = _logistic(logit + self._bias_hazard)
+        stands = logistic(logit + self._bias_hazard)
         self._stands *= stands
         self._previous = logs
 
@@ -289,7 +166,7 @@ class ThroughputStopping:
         w = self.numbers.next
         logit = one + agreeing * agrees + disagreeing * disagrees + confident * logs + w[0] * doubt + w[1] * self._sum + w[2] * self._worst
         logit += w[3] * self._agreed + w[4] * self._disagreed + w[5] * deep + w[7] * first + w[8] * self._habit + w[9] * self._run
-        chance = _logistic(logit + self._bias_next)
+        chance = logistic(logit + self._bias_next)
         if self._online is not None:
             self._online.note(stands, chance)
         return depth < self.gamma_max and self._stands * chance > self._theta[depth]
@@ -331,82 +208,15 @@ class ThroughputStopping:
     def hazards(self, state: States) -> Floats:
         """``[n]`` chance that the token drafted last stands where those before it do; ``state.depth`` at least 1."""
         by_class = np.asarray(self.numbers.hazard_by_agreement)
-        return _weigh(hazard_terms(state), by_class[agreement_class(state.agreement)], self.numbers.hazard, self._bias_hazard)
+        return weigh(hazard_terms(state), by_class[agreement_class(state.agreement)], self.numbers.hazard, self._bias_hazard)
 
     def next_chances(self, state: States) -> Floats:
         """``[n]`` chance that one more token would stand where those before it do."""
-        return _weigh(next_terms(state), np.asarray(self.numbers.next_by_known)[state.known], self.numbers.next, self._bias_next)
+        return weigh(next_terms(state), np.asarray(self.numbers.next_by_known)[state.known], self.numbers.next, self._bias_next)
 
     def _thresholds(self) -> list[float]:
         theta: list[float] = thresholds(self.rate, self.seconds, self.numbers.onward, self.numbers.horizon).tolist()
         return theta
-
-
-def agreement_class(agreement: Ints) -> Ints:
-    """Where agreements stand in :data:`AGREEMENTS`."""
-    return np.where(agreement >= 0, agreement, ORDER - agreement)
-
-
-def _weigh(terms: tuple[list[Floats], list[Any]], own: Floats, shared: Sequence[float], bias: float) -> Floats:
-    values, others = terms
-    logit = sum((own[:, i] * value for i, value in enumerate(values)), np.zeros(len(own)))
-    for weight, value in zip(shared, others, strict=True):
-        logit = logit + weight * value
-    chance: Floats = 1 / (1 + np.exp(-(logit + bias)))
-    return chance
-
-
-def _logistic(logit: float) -> float:
-    return 1 / (1 + math.exp(-logit))
-
-
-_RATE_MOVES = 0.01  # of the rate, before the thresholds are computed again
-_LEARNING_RATE = 0.02
-_REMEMBERED = 400  # steps that the rate is an average of
-_PROBE_EVERY = 32  # steps without a draft
-
-
-class _Online:
-    """What an online policy learns: two constants on the scale of logits, and the rate."""
-
-    def __init__(self, rate: float) -> None:
-        self._hazard = self._next = 0.0
-        self._tokens, self._seconds = rate, 1.0
-        self._started = False
-        self._idle = 0
-        self._stands: list[float] = []
-        self._chances: list[float] = []
-
-    def begin(self, chance: float) -> None:
-        """A step begins with this chance for its first token."""
-        self._stands, self._chances = [], [chance]
-
-    def note(self, stands: float, chance: float) -> None:
-        """The chances at a drafted token: that it stands, and that one more would."""
-        self._stands.append(stands)
-        self._chances.append(chance)
-
-    def probes(self, worth: bool) -> bool:
-        """Whether to draft one token although none is worth it."""
-        self._idle = 0 if worth else self._idle + 1
-        if self._idle < _PROBE_EVERY:
-            return False
-        self._idle = 0
-        return True
-
-    def learn(self, step: Step, seconds: float) -> tuple[float, float, float]:
-        """Both constants and the rate after a step: a step of stochastic gradient descent on the log loss of what was judged."""
-        for depth in range(min(step.accepted + 1, step.drafted)):
-            outcome = float(depth < step.accepted)
-            if depth < len(self._stands):
-                self._hazard += _LEARNING_RATE * (outcome - self._stands[depth])
-            self._next += _LEARNING_RATE * (outcome - self._chances[depth])
-        if not self._started:  # the fitted rate counts as so many steps like this one
-            self._tokens, self._seconds, self._started = self._tokens * _REMEMBERED * seconds, _REMEMBERED * seconds, True
-        forget = 1 - 1 / _REMEMBERED
-        self._tokens = forget * self._tokens + step.committed
-        self._seconds = forget * self._seconds + seconds
-        return self._hazard, self._next, self._tokens / self._seconds
 
 
 @register_fitted(STOPPING, SIGNALS)
