@@ -112,7 +112,7 @@ def test_online_it_learns_that_nothing_is_accepted_and_probes_now_and_then() -> 
     policy.reset()
     policy.read([1])
     drafted = []
-    for _ in range(1500):
+    for _ in range(6000):
         most = policy.limit()
         count = 0
         for depth in range(1, most + 1):

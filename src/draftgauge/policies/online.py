@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from draftgauge.policies.base import Step
 
-_LEARNING_RATE = 0.02
+_LEARNING_RATE = 0.005
 _REMEMBERED = 400  # steps that the rate is an average of
 _PROBE_EVERY = 32  # steps without a draft
 
