@@ -12,7 +12,7 @@ import pytest
 from draftgauge.core.errors import DraftgaugeError
 from draftgauge.policies.acceptance_model import AGREEMENTS, OF_HAZARD, OF_NEXT, StoppingNumbers, cut
 from draftgauge.policies.base import Signal, Step
-from draftgauge.policies.stopping import ThroughputStopping, best_rate, thresholds
+from draftgauge.policies.stopping import ThroughputStopping, best_rate, deciding_seconds, thresholds
 from draftgauge.policies.suffix import ORDER
 from draftgauge.replay.simulate import replay
 from linear_costs import LinearCosts
@@ -135,3 +135,12 @@ def test_it_cannot_be_made_without_a_cost_curve(tmp_path) -> None:
 
     with pytest.raises(DraftgaugeError, match="weighs the cost"):
         make_policy("stopping", 8)
+
+
+def test_a_dip_in_a_noisy_cost_curve_is_averaged_out() -> None:
+    class Dipping(LinearCosts):
+        def step_seconds(self, gamma, context, needs_signals=False):
+            return np.asarray([1.0, 1.2, 1.5, 1.1, 1.6, 1.7, 1.8])[gamma]
+
+    found = deciding_seconds(Dipping(), GAMMA_MAX, decision_seconds=0.01)
+    np.testing.assert_allclose(found, np.array([1.0, 1.2, 1.3, 1.3, 1.6, 1.7, 1.8]) + 0.01 * np.arange(7))

@@ -16,8 +16,7 @@ from sklearn.linear_model import Ridge
 
 from draftgauge.fitting.stopping import next_design, next_stand_chances
 from draftgauge.policies.acceptance_model import StoppingNumbers, states
-from draftgauge.policies.base import seconds_by_length
-from draftgauge.policies.stopping import ThroughputStopping
+from draftgauge.policies.stopping import ThroughputStopping, deciding_seconds
 from draftgauge.replay.simulate import Price, Replay, draft_caps, replay_lengths, text_view
 from draftgauge.traces.costs import CostCurve
 from draftgauge.traces.trace import Trace
@@ -58,8 +57,7 @@ class ContinuationValues:
 
 def fit_continuation(trace: Trace, costs: CostCurve, numbers: StoppingNumbers) -> ContinuationValues:
     """Regress continuation values on a trace, for one cost curve."""
-    seconds = seconds_by_length(costs, trace.gamma_max, ThroughputStopping.needs_signals)
-    seconds = seconds + numbers.decision_seconds * np.arange(trace.gamma_max + 1)
+    seconds = deciding_seconds(costs, trace.gamma_max, numbers.decision_seconds)
     terms, caps = state_terms(numbers, trace, costs), draft_caps(trace)
     found = ContinuationValues(numbers, (), 1 / float(seconds[0]))
     for _ in range(ROUNDS):

@@ -23,6 +23,7 @@ from typing import Any, ClassVar
 
 import numpy as np
 from numpy.typing import NDArray
+from scipy.optimize import isotonic_regression
 
 from draftgauge.core.config import from_mapping
 from draftgauge.core.errors import DraftgaugeError
@@ -83,6 +84,17 @@ def thresholds(rate: float, seconds: Floats, onward: Sequence[float], horizon: i
     return theta
 
 
+def deciding_seconds(costs: StepCosts, gamma_max: int, decision_seconds: float) -> Floats:
+    """``[gamma_max + 1]`` seconds of a step by draft length, signals and decisions included.
+
+    Drafting more takes no less time: where a measured curve falls, its noise is averaged out (isotonic regression). A rule that looks
+    ahead would otherwise draft towards every dip.
+    """
+    measured = seconds_by_length(costs, gamma_max, ThroughputStopping.needs_signals)
+    rising: Floats = isotonic_regression(measured).x
+    return rising + decision_seconds * np.arange(gamma_max + 1)
+
+
 class ThroughputStopping:
     """Draft while the next token's chance to be committed is worth its time; see :mod:`draftgauge.policies.stopping`.
 
@@ -97,7 +109,7 @@ class ThroughputStopping:
         self.numbers = numbers
         self.gamma_max = gamma_max
         self.decision_seconds = numbers.decision_seconds
-        self.seconds = seconds_by_length(costs, gamma_max, self.needs_signals) + self.decision_seconds * np.arange(gamma_max + 1)
+        self.seconds = deciding_seconds(costs, gamma_max, self.decision_seconds)
         steps = np.asarray(numbers.chances), np.asarray(numbers.accepted)
         self.rate = numbers.rate_scale * best_rate(*steps, self.seconds, numbers.onward, numbers.horizon)
         self._theta = self._thresholds()
