@@ -1,7 +1,7 @@
 """Two logistic models of acceptance on causal signals: does the token just drafted stand, and would one more?
 
 Both read this token's confidence, the product and the worst of the confidences of the step, the depth, and whether the text itself has
-said this before (:mod:`draftgauge.policies.suffix`). They are fitted by :mod:`draftgauge.fitting.stopping`, and evaluated in two ways that
+said this before (:mod:`draftgauge.policies.suffix`), and which token it is. They are fitted by :mod:`draftgauge.fitting.stopping`, and evaluated in two ways that
 agree: token by token in :class:`~draftgauge.policies.stopping.ThroughputStopping`, and here for many positions of a trace at once.
 """
 
@@ -41,6 +41,9 @@ class StoppingNumbers:
         hazard: weights of :data:`OF_HAZARD`.
         next_by_known: ``[5][4]`` weights of :data:`PER_KNOWN`, by the length of the known ending.
         next: weights of :data:`OF_NEXT`.
+        tokens: ids of the tokens that the next two speak of; they are those of the tokenizer that it was fitted with.
+        token_hazard: added to the hazard's logit where the drafted token is one of them.
+        token_next: added to the next token's logit after one of them.
         onward: ``[gamma_max]`` how often token ``d + 1`` of a draft stood where the ``d`` before it did.
         chances: ``[n][gamma_max]`` ``S_j m_j`` at ``n`` steps of the fitting prompts, to find the rate for any cost curve.
         accepted: ``[n]`` how many drafted tokens stood there.
@@ -54,6 +57,9 @@ class StoppingNumbers:
     hazard: tuple[float, ...]
     next_by_known: tuple[tuple[float, ...], ...]
     next: tuple[float, ...]
+    tokens: tuple[int, ...]
+    token_hazard: tuple[float, ...]
+    token_next: tuple[float, ...]
     onward: tuple[float, ...]
     chances: tuple[tuple[float, ...], ...]
     accepted: tuple[int, ...]
@@ -70,9 +76,10 @@ def cut(numbers: StoppingNumbers, gamma_max: int) -> StoppingNumbers:
 
 
 class States(NamedTuple):
-    """Some positions (``n`` of them) after ``depth`` drafted tokens; every array is ``[n]``."""
+    """Some positions (``n`` of them) after ``depth`` drafted tokens; every array is ``[n]``. ``token`` is the last one, drafted or not."""
 
     depth: int
+    token: Ints
     agreement: Ints
     known: Ints
     log_confidence: Floats
@@ -118,7 +125,8 @@ def states(view: TextView) -> Generator[States, NDArray[np.bool_] | None, None]:
     zeros = np.zeros(len(rows))
     nothing = np.zeros(len(rows), np.int64)
     habit, run = suffix.habit, np.log1p(suffix.run)
-    state = States(0, nothing, suffix.known[:, 0].astype(np.int64), zeros, zeros, zeros, zeros, zeros, nothing, nothing, habit, run)
+    known = suffix.known[:, 0].astype(np.int64)
+    state = States(0, last_tokens(view), nothing, known, zeros, zeros, zeros, zeros, zeros, nothing, nothing, habit, run)
     for depth in range(1, view.draft_token.shape[1] + 1):
         keep = yield state
         if keep is not None:
@@ -128,6 +136,7 @@ def states(view: TextView) -> Generator[States, NDArray[np.bool_] | None, None]:
         agreement = suffix.agreement[rows, depth - 1].astype(np.int64)
         state = States(
             depth=depth,
+            token=view.draft_token[rows, depth - 1].astype(np.int64),
             agreement=agreement,
             known=suffix.known[rows, depth].astype(np.int64),
             log_confidence=logs,
@@ -141,6 +150,27 @@ def states(view: TextView) -> Generator[States, NDArray[np.bool_] | None, None]:
             run=state.run,
         )
     yield state
+
+
+def last_tokens(view: TextView) -> Ints:
+    """``[P]`` the last token of the text before each position."""
+    last = np.concatenate([[-1], view.token[:-1]]).astype(np.int64)
+    last[view.offsets[:-1]] = [prompt[-1] for prompt in view.prompt_tokens]
+    return last
+
+
+class TokenOffsets:
+    """Offsets by token, 0 for tokens that were too rare to fit one."""
+
+    def __init__(self, tokens: Sequence[int], offsets: Sequence[float]) -> None:
+        self.of = dict(zip(tokens, offsets, strict=True))
+        self._dense = np.zeros(max(tokens, default=-1) + 2)
+        self._dense[list(tokens)] = offsets
+
+    def at(self, tokens: Ints) -> Floats:
+        """``[n]`` of token ids, -1 where there is none."""
+        found: Floats = self._dense[np.where((tokens >= 0) & (tokens < len(self._dense)), tokens, -1)]
+        return found
 
 
 def hazard_terms(state: States) -> tuple[list[Floats], list[Any]]:
@@ -165,8 +195,8 @@ def agreement_class(agreement: Ints) -> Ints:
     return np.where(agreement >= 0, agreement, ORDER - agreement)
 
 
-def weigh(terms: tuple[list[Floats], list[Any]], own: Floats, shared: Sequence[float], bias: float) -> Floats:
-    """``[n]`` chances from the values of terms, the weights ``[n, .]`` of those by class and of the shared ones, and a constant."""
+def weigh(terms: tuple[list[Floats], list[Any]], own: Floats, shared: Sequence[float], bias: Floats) -> Floats:
+    """``[n]`` chances from the values of terms, the weights ``[n, .]`` of those by class and of the shared ones, and offsets ``[n]``."""
     values, others = terms
     logit = sum((own[:, i] * value for i, value in enumerate(values)), np.zeros(len(own)))
     for weight, value in zip(shared, others, strict=True):

@@ -10,9 +10,9 @@ by how often drafts that came so far went on. So drafting goes on while
     ``S_j m_j > theta_j = min over i of lambda (T(j + i) - T(j)) / A_ji``.
 
 With ``i = 1`` alone this is the one-step look-ahead; further ones matter where verification costs come in jumps. The cost curve
-alone decides ``theta`` and ``lambda``; ``S`` and ``m`` come from two logistic models of causal signals: this token's confidence, the
+alone decides ``theta`` and ``lambda``; ``S`` and ``m`` come from two logistic models of causal signals: this token and its confidence, the
 product and the worst of the confidences so far, the depth, and whether the text itself has said this before
-(:mod:`draftgauge.policies.suffix`). Compression is no input: a policy fitted on one target's cost curve serves another's.
+(:mod:`draftgauge.policies.acceptance_model`). Compression is no input: a policy fitted on one target's cost curve serves another's.
 """
 
 from __future__ import annotations
@@ -31,6 +31,7 @@ from draftgauge.policies.acceptance_model import (
     LEAST_CONFIDENCE,
     States,
     StoppingNumbers,
+    TokenOffsets,
     agreement_class,
     hazard_terms,
     logistic,
@@ -114,6 +115,8 @@ class ThroughputStopping:
         self.rate = numbers.rate_scale * best_rate(*steps, self.seconds, numbers.onward, numbers.horizon)
         self._theta = self._thresholds()
         self._index = SuffixIndex()
+        self._token_hazard = TokenOffsets(numbers.tokens, numbers.token_hazard)
+        self._token_next = TokenOffsets(numbers.tokens, numbers.token_next)
         self._online = OnlineCalibration(self.rate) if numbers.online else None
         self._bias_hazard = self._bias_next = 0.0
         self.reset()
@@ -143,7 +146,8 @@ class ThroughputStopping:
             + weights[9] * self._run
             + weights[10] * self._habit
         )
-        chance = logistic(logit + self._bias_next)
+        last = self._tail[-1] if self._tail else -1
+        chance = logistic(logit + self._token_next.of.get(last, 0.0) + self._bias_next)
         if self._online is not None:
             self._online.begin(chance)
             if self._online.probes(chance > self._theta[0]):
@@ -168,7 +172,7 @@ class ThroughputStopping:
         w = self.numbers.hazard
         logit = one + confident * logs + doubtful * doubt + w[0] * self._sum + w[1] * self._worst + w[2] * self._previous
         logit += w[3] * self._agreed + w[4] * self._disagreed + w[5] * deep + w[6] * first + w[7] * self._habit + w[8] * self._run
-        stands = logistic(logit + self._bias_hazard)
+        stands = logistic(logit + self._token_hazard.of.get(token, 0.0) + self._bias_hazard)
         self._stands *= stands
         self._previous = logs
 
@@ -178,7 +182,7 @@ class ThroughputStopping:
         w = self.numbers.next
         logit = one + agreeing * agrees + disagreeing * disagrees + confident * logs + w[0] * doubt + w[1] * self._sum + w[2] * self._worst
         logit += w[3] * self._agreed + w[4] * self._disagreed + w[5] * deep + w[7] * first + w[8] * self._habit + w[9] * self._run
-        chance = logistic(logit + self._bias_next)
+        chance = logistic(logit + self._token_next.of.get(token, 0.0) + self._bias_next)
         if self._online is not None:
             self._online.note(stands, chance)
         return depth < self.gamma_max and self._stands * chance > self._theta[depth]
@@ -220,11 +224,13 @@ class ThroughputStopping:
     def hazards(self, state: States) -> Floats:
         """``[n]`` chance that the token drafted last stands where those before it do; ``state.depth`` at least 1."""
         by_class = np.asarray(self.numbers.hazard_by_agreement)
-        return weigh(hazard_terms(state), by_class[agreement_class(state.agreement)], self.numbers.hazard, self._bias_hazard)
+        offsets = self._token_hazard.at(state.token) + self._bias_hazard
+        return weigh(hazard_terms(state), by_class[agreement_class(state.agreement)], self.numbers.hazard, offsets)
 
     def next_chances(self, state: States) -> Floats:
         """``[n]`` chance that one more token would stand where those before it do."""
-        return weigh(next_terms(state), np.asarray(self.numbers.next_by_known)[state.known], self.numbers.next, self._bias_next)
+        offsets = self._token_next.at(state.token) + self._bias_next
+        return weigh(next_terms(state), np.asarray(self.numbers.next_by_known)[state.known], self.numbers.next, offsets)
 
     def _thresholds(self) -> list[float]:
         theta: list[float] = thresholds(self.rate, self.seconds, self.numbers.onward, self.numbers.horizon).tolist()
