@@ -32,7 +32,7 @@ DIGITS = 4
 LEAST_EXAMPLES = 5
 """Of a token, to give it offsets of its own."""
 HAZARD_PRIOR, NEXT_PRIOR = 2.0, 20.0
-"""Weight of the prior that a token adds nothing, in units of the log loss's curvature; chosen by the gain on the bundled validation prompts."""
+"""Weight of the prior that a token adds nothing, in units of the log loss's curvature, chosen by the gain on validation prompts."""
 TIMED_DECISIONS = 4_000
 SWEPT_BYTES = 1 << 23
 """Memory that is gone over between timed steps: live, the models push the policy out of the processor's caches."""

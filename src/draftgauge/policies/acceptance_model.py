@@ -1,8 +1,8 @@
 """Two logistic models of acceptance on causal signals: does the token just drafted stand, and would one more?
 
-Both read this token's confidence, the product and the worst of the confidences of the step, the depth, and whether the text itself has
-said this before (:mod:`draftgauge.policies.suffix`), and which token it is. They are fitted by :mod:`draftgauge.fitting.stopping`, and evaluated in two ways that
-agree: token by token in :class:`~draftgauge.policies.stopping.ThroughputStopping`, and here for many positions of a trace at once.
+Both read this token and its confidence, the product and the worst of the confidences of the step, the depth, and whether the text
+itself has said this before (:mod:`draftgauge.policies.suffix`). They are fitted by :mod:`draftgauge.fitting.stopping`, and evaluated in two
+ways that agree: token by token in :class:`~draftgauge.policies.stopping.ThroughputStopping`, and here for many positions of a trace.
 """
 
 from __future__ import annotations
