@@ -9,6 +9,7 @@ from __future__ import annotations
 import argparse
 import tempfile
 import time
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
@@ -38,6 +39,7 @@ from draftgauge.replay.evaluate import best_fixed_gamma
 from draftgauge.replay.hindsight import hindsight_optimum
 from draftgauge.replay.simulate import Replay, replay, replay_fixed_all, text_view
 from draftgauge.replay.splits import TEST, TRAIN, split_trace
+from draftgauge.traces.build import select
 from draftgauge.traces.costs import CostCurve
 from draftgauge.traces.trace import Trace
 
@@ -78,7 +80,7 @@ def main() -> None:
         fit(runs, "stopping", fitted)
         rows = _replayed(runs, fitted) + _swept(runs, fitted) + _rules(runs, fitted) + _moved(runs, small) + _calibrated(runs, fitted)
         rows += _speeds(runs, fitted)
-        rows += _live(runs, fitted, args.per_task, args.rounds, rows)
+        rows += _live(runs, fitted, args.per_task, args.rounds)
     save(args.out, "speckv.json", rows)
 
 
@@ -219,19 +221,27 @@ def _speeds(runs: Path, fitted: Path) -> list[Row]:
     return _named(rows, "speed", fitted)
 
 
-def _live(runs: Path, fitted: Path, per_task: int, rounds: int, replayed: Sequence[Row]) -> list[Row]:
+def _live(runs: Path, fitted: Path, per_task: int, rounds: int) -> list[Row]:
     """Stopping, the best fixed length and no speculation live, interleaved; and what replay says of the very same prompts."""
     rows: list[Row] = []
     for run, _ in select_runs(runs):
         live = bench_run(run, [str(fitted), "none"], baselines=False, rounds=rounds, per_task=per_task, progress=show_progress)
         rows += _named(live, "live", fitted)
+        trace, costs = read_run(run)
+        train, test = split_trace(trace, TRAIN), split_trace(trace, TEST)
+        seen: Counter[str] = Counter()
+        decoded = []
+        for prompt in test.prompts:
+            seen[prompt.task] += 1
+            decoded.append(seen[prompt.task] <= per_task)
+        same = select(test, np.array(decoded))
+        outcome = replay(same, make_policy(str(fitted), same.gamma_max, costs), costs)
         for row in rows[-len(live) :]:
             if row["policy"] == "stopping" and row["task"] == "all":
-                expected = next(
-                    r for r in replayed if r["table"] == "replay" and all(r[k] == row[k] for k in ("policy", "compression", "task"))
-                )
-                row["replayed_gain_all_test_prompts"] = expected["gain"]
-                _show(row | {"captured": float("nan")})
+                row["replayed_gain"] = _gain(outcome, train, same, costs)["gain"]
+                row["replayed_tokens_per_step"] = outcome.tokens_per_step
+                _show(row)
+                console.print(f"    replayed on the same prompts: gain {row['replayed_gain']:+.3f}", highlight=False)
     return rows
 
 
@@ -240,6 +250,7 @@ def _show(row: Row) -> None:
     console.print(
         f"{row.get('table', ''):10} {row.get('compression', ''):5} {where!s:12.12} {row['policy']:28.28} "
         f"gain {row['gain']:+.3f} [{row['gain_low']:+.3f}, {row['gain_high']:+.3f}] captured {row.get('captured') or float('nan'):.2f}",
+        soft_wrap=True,
         highlight=False,
     )
 

@@ -42,7 +42,7 @@ def table_rows(
     """
     by_task = {curve.task: {row.policy: row for row in live if row.task == curve.task} for curve in speeds}
     shown = {curve.task: _shown_lengths(curve, by_task[curve.task], lengths) for curve in speeds}
-    policies = _policies(trace, live)
+    policies = _policies(trace, cost, live)
     policies |= {f"fixed:{gamma}": fixed[gamma] for gamma in set().union(*shown.values())} | {HINDSIGHT: hindsight}
     replayed = {(row["task"], row["policy"]): row for row in evaluate(trace, cost, policies, resamples=RESAMPLES)}
     rows: list[TableRow] = []
@@ -53,10 +53,10 @@ def table_rows(
     return tuple(rows)
 
 
-def _policies(trace: Trace, live: Sequence[LiveRow]) -> dict[str, Policy | Replay]:
+def _policies(trace: Trace, cost: CostCurve, live: Sequence[LiveRow]) -> dict[str, Policy | Replay]:
     """The policies to replay beside fixed lengths: the standard ones, and those measured."""
     measured = [row.policy for row in live if row.gamma is None and is_policy(row.policy)]
-    return {spec: make_policy(spec, trace.gamma_max) for spec in dict.fromkeys([*POLICIES, *measured])}
+    return {spec: make_policy(spec, trace.gamma_max, cost) for spec in dict.fromkeys([*POLICIES, *measured])}
 
 
 def _shown_lengths(curve: SpeedCurve, here: Mapping[str, LiveRow], lengths: Sequence[int]) -> set[int]:
