@@ -47,7 +47,7 @@ def _small_data(request: TrainRequest) -> TrainRequest:
 
 
 def quick(request: TrainRequest) -> Study:
-    """The designs themselves, three seeds, in less than 45 minutes on two cores; the prediction about depth needs the full study."""
+    """The designs themselves, three seeds, in about an hour on two cores; the prediction about depth needs the full study."""
     return Study(
         "quick",
         (HIDDEN, KV, HYBRID, NONE),
