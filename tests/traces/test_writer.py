@@ -176,8 +176,10 @@ def test_a_complete_trace_with_a_damaged_shard_is_no_longer_complete(tmp_path: P
 def test_damage_is_a_python_warning_by_default(tmp_path: Path) -> None:
     record_run(tmp_path)
     shard_paths(tmp_path)[0].write_bytes(b"")
-    with pytest.warns(UserWarning, match=r"positions-00000\.parquet"):
-        TraceWriter(tmp_path, MANIFEST)
+    with pytest.warns(UserWarning, match=r"positions-00000\.parquet") as warned:
+        writer = TraceWriter(tmp_path, MANIFEST)
+    assert len(warned) == 1
+    assert len(writer.done) == 5  # of 7: the two of the damaged shard are to be recorded again
 
 
 def test_another_run_is_refused_and_left_alone(tmp_path: Path) -> None:
