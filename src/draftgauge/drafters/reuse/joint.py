@@ -34,8 +34,11 @@ def joint_attention(queries: Tensor, shared: KeysValues | None, own: Sequence[Ke
         ``[B, Q, R, D]``.
     """
     if causal and shared is not None and queries.dtype in FUSED_DTYPES.get(queries.device.type, ()):
-        flat = [tensor for pair in own for tensor in pair]
-        return FusedCausal.apply(queries, *shared, *flat)  # type: ignore[no-any-return, no-untyped-call]
+        flat = [tensor for pair in (shared, *own) for tensor in pair]
+        if queries.device.type == "cpu":  # its kernels take a third to a half of the time in float32 that they take in bfloat16
+            wide: Tensor = FusedCausal.apply(queries.float(), *(tensor.float() for tensor in flat))  # type: ignore[no-untyped-call]
+            return wide.to(queries.dtype)
+        return FusedCausal.apply(queries, *flat)  # type: ignore[no-any-return, no-untyped-call]
     return plain_attention(queries, shared, own, causal)
 
 

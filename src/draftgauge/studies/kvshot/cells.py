@@ -15,6 +15,7 @@ RESULT_NAME = "result.json"
 ERROR_NAME = "error.txt"
 DRAFTER_FOLDER = "drafter"
 ANSWERS_NAME = "answers.jsonl"
+FEATURES_NAME = "features"
 TEXTS_NAME = "held-out.json"
 EQUAL_PARAMETERS, EQUAL_WIDTH = "equal parameters", "equal width"
 
@@ -178,7 +179,8 @@ def make_cells(
         fingerprint: of the target.
         folder: of the study.
     """
-    base = replace(study.request, answers=folder / ANSWERS_NAME)
+    cache = folder / FEATURES_NAME if study.request.features == "cached" else None
+    base = replace(study.request, answers=folder / ANSWERS_NAME, cache=cache)
     ordered = sorted(study.variants, key=lambda variant: variant.init == "warm")
     cells = []
     for seed in study.seeds:

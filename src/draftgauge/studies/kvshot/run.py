@@ -14,6 +14,7 @@ from draftgauge.drafters.reuse import ReuseConfig, count_parameters, matched_wid
 from draftgauge.models.loading import end_tokens, load_tokenizer
 from draftgauge.studies.kvshot.cells import (
     ANSWERS_NAME,
+    DRAFTER_FOLDER,
     EQUAL_PARAMETERS,
     ERROR_NAME,
     TEXTS_NAME,
@@ -28,6 +29,7 @@ from draftgauge.studies.kvshot.executor import Outcome, check_executor, execute
 from draftgauge.studies.kvshot.held_out import make_texts
 from draftgauge.studies.kvshot.results import Row, read_result, study_rows
 from draftgauge.training.reuse.data import answers_of, load_target, source_of
+from draftgauge.training.reuse.train import fill_cache
 
 Progress = Callable[[str, int, int], None]
 
@@ -107,11 +109,13 @@ def _prepare(study: Study, folder: Path, prompts: Path, progress: Progress) -> l
     fingerprint = target_fingerprint(target.module)
     settings = DecodingSettings(study.evaluation.max_new_tokens, end_tokens=end_tokens(target, tokenizer))
     make_texts(folder / TEXTS_NAME, prompts, study.evaluation, target, tokenizer, settings, fingerprint, progress)
-    answers_of(request, folder / ANSWERS_NAME, target, progress)
+    answers = answers_of(request, folder / ANSWERS_NAME, target, progress)
     configs = choose_configs(study, target.module.config)
     widths = {variant: config.intermediate_size for variant, config in configs.items()}
     parameters = {variant: count_parameters(config) for variant, config in configs.items()}
-    return make_cells(study, widths, parameters, fingerprint, folder)
+    cells = make_cells(study, widths, parameters, fingerprint, folder)
+    fill_cache(cells[0].request, cells[0].folder / DRAFTER_FOLDER, target, answers, progress)
+    return cells
 
 
 def choose_configs(study: Study, target_config: Any) -> dict[Variant, ReuseConfig]:

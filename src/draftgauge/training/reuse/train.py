@@ -113,7 +113,7 @@ class Training:
         self.order = DataOrder(conversations, request.batch, request.seed)
         self.optimizer = make_optimizer(net, request.weight_decay)
         self.weights = depth_weights(request.depths, request.step_decay)
-        self.dtype = {"auto": autocast_dtype(job.device), "fp32": None, "bf16": torch.bfloat16}[request.precision]
+        self.autocast = _autocast(job)
         self.statistics, self.gates = GradientStatistics(net), GateWatch(net)
         self.softly = compiled_loss() if request.compile else soft_cross_entropy
         self.state = self._resume(answers_sha256)
@@ -168,7 +168,7 @@ class Training:
 
     def _backward(self, batch: Batch, scales: list[float]) -> Figures:
         request = self.job.request
-        with torch.autocast(self.job.device.type, self.dtype or torch.bfloat16, enabled=self.dtype is not None):
+        with self.autocast:
             features = self.features(batch)
             teacher = teach(features.logits, batch, request.depths, self.net.t2d, self.net.d2t)
             states = self.net.unroll_states(batch.tokens, features, request.depths, batch.first)
@@ -234,6 +234,12 @@ def make_optimizer(net: nn.Module, weight_decay: float) -> torch.optim.Optimizer
     return torch.optim.AdamW(groups, lr=0.0, betas=BETAS, fused=True)
 
 
+def _autocast(job: Job) -> torch.autocast:
+    """The precision of the arithmetic, of the target's as of the drafter's."""
+    dtype = {"auto": autocast_dtype(job.device), "fp32": None, "bf16": torch.bfloat16}[job.request.precision]
+    return torch.autocast(job.device.type, dtype or torch.bfloat16, enabled=dtype is not None)
+
+
 def _start(job: Job, target: CachedModel, answers: Answers) -> ReuseNet:
     """The drafter before its first step."""
     request = job.request
@@ -249,8 +255,20 @@ def _start(job: Job, target: CachedModel, answers: Answers) -> ReuseNet:
 def _features(job: Job, target: CachedModel, answers: Answers, conversations: list[Conversation], progress: Progress) -> FeatureSource:
     if job.request.features == "online":
         return OnlineFeatures(target.module, job.plan)
-    make_cache(job.cache, target.module, conversations, cache_identity(answers, conversations, job.length, job.cached), progress)
+    with _autocast(job):
+        make_cache(job.cache, target.module, conversations, cache_identity(answers, conversations, job.length, job.cached), progress)
     return CachedFeatures(job.cache, target.module, job.plan)
+
+
+def fill_cache(request: TrainRequest, out: Path, target: CachedModel, answers: Answers, progress: Progress) -> None:
+    """Make the cache of features that a request names, if it asks for one, without training: runs that share it find it whole.
+
+    Raises:
+        DraftgaugeError: as :func:`train_drafter`.
+    """
+    if request.features == "cached":
+        job = check(request, out, target_fingerprint(target.module))
+        _features(job, target, answers, usable(answers.conversations, job.length, request.depths), progress)
 
 
 def _finished(job: Job) -> TrainResult | None:
