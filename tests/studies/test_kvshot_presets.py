@@ -59,8 +59,18 @@ def test_cells_differ_in_nothing_but_variant_and_seed(tmp_path: Path) -> None:
     assert len({cell.digest() for cell in made}) == len(made)
 
 
+def test_depth_goes_on_where_quick_ended(tmp_path: Path) -> None:
+    done = {cell.name: cell.digest() for cell in cells(tmp_path, make_study("quick", TrainRequest()))}
+    wanted = {cell.name: cell.digest() for cell in cells(tmp_path, make_study("depth", TrainRequest()))}
+    assert done.items() < wanted.items()
+    assert {name.split("-seed")[0] for name in wanted.keys() - done.keys()} == {"kv-project-rope-2-layers", "kv-project-rope-4-layers"}
+    config = load_model("reference").module.config
+    quick, depth = (choose_configs(make_study(preset, TrainRequest()), config) for preset in ("quick", "depth"))
+    assert quick.items() <= depth.items()  # the same widths
+
+
 def test_unknown_preset() -> None:
-    with pytest.raises(DraftgaugeError, match="smoke, quick, full"):
+    with pytest.raises(DraftgaugeError, match="smoke, quick, depth, full"):
         make_study("huge", TrainRequest())
 
 

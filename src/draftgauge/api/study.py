@@ -37,7 +37,8 @@ def study_kvshot(
 
     Args:
         out: folder of the study; on a cluster, one that all machines see.
-        preset: smoke (does it work), quick (the designs, three seeds) or full (every row of the paper's table).
+        preset: smoke (does it work), quick (the designs, three seeds), depth (quick, and deeper KV drafters) or full (every row of
+            the paper's table).
         target: a folder, a model id of the hub, or ``reference``.
         prompts: prompt file that the target answers for training; generated questions for the bundled target.
         held_out: prompt file, or ``reference:SPLIT``, to measure on; the bundled test prompts if None.

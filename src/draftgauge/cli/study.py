@@ -17,7 +17,9 @@ EXIT_INCOMPLETE = 1
 @app.command("kvshot")
 def kvshot(
     out: Annotated[Path, typer.Option(help="Folder of the study; the same folder goes on where it was stopped.")],
-    preset: Annotated[str, typer.Option(help="smoke (does it work), quick (three seeds, 45 minutes on two cores) or full.")] = "smoke",
+    preset: Annotated[
+        str, typer.Option(help="smoke, quick (45 minutes on two cores), depth (quick and deeper KV drafters) or full.")
+    ] = "smoke",
     target: o.Target = "reference",
     prompts: Annotated[Path | None, typer.Option(help="Training prompts, which the target answers; generated for 'reference'.")] = None,
     held_out: Annotated[str | None, typer.Option(help="Prompts to measure on; the bundled test prompts if left out.")] = None,
