@@ -16,6 +16,7 @@ class LinearCosts:
     contexts: tuple[int, ...] = (0, 100, 1000)
     drafting: float = 0.1
     looking: float = 0.0
+    vocabulary: str = ""
 
     def step_seconds(
         self, gamma: NDArray[np.int64] | int, context: NDArray[np.int64] | int, needs_signals: object = False

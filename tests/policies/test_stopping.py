@@ -12,6 +12,7 @@ import pytest
 from draftgauge.core.errors import DraftgaugeError
 from draftgauge.policies.acceptance_model import AGREEMENTS, OF_HAZARD, OF_NEXT, StoppingNumbers, cut
 from draftgauge.policies.base import Signal, Step
+from draftgauge.policies.fitted import fitted_policy
 from draftgauge.policies.stopping import ThroughputStopping, best_rate, deciding_seconds, thresholds
 from draftgauge.policies.suffix import ORDER
 from draftgauge.replay.simulate import replay
@@ -141,6 +142,29 @@ def test_it_cannot_be_made_without_a_cost_curve(tmp_path) -> None:
 
     with pytest.raises(DraftgaugeError, match="weighs the cost"):
         make_policy("stopping", 8)
+
+
+def test_what_is_known_of_tokens_holds_for_their_vocabulary_only() -> None:
+    from draftgauge.policies import make_policy
+    from draftgauge.policies.bundled import bundled_policy
+
+    bundled = bundled_policy("stopping")
+    own = LinearCosts(vocabulary=bundled.parameters["vocabulary"])
+    assert len(make_policy("stopping", GAMMA_MAX, own).numbers.tokens) > 100
+    for other in (LinearCosts(), LinearCosts(vocabulary="another")):
+        assert make_policy("stopping", GAMMA_MAX, other).numbers.tokens == ()
+    assert fitted_policy(bundled, bundled.gamma_max, own).numbers.tokens
+    assert fitted_policy(bundled, bundled.gamma_max, LinearCosts()).numbers.tokens  # recorded before vocabularies were
+    with pytest.raises(DraftgaugeError, match="another vocabulary"):
+        fitted_policy(bundled, bundled.gamma_max, LinearCosts(vocabulary="another"))
+
+
+def test_the_bundled_numbers_are_of_the_bundled_vocabulary() -> None:
+    from draftgauge.models.loading import load_tokenizer
+    from draftgauge.models.vocabulary import vocabulary_digest
+    from draftgauge.policies.bundled import bundled_policy
+
+    assert bundled_policy("stopping").parameters["vocabulary"] == vocabulary_digest(load_tokenizer("reference"))
 
 
 def test_a_dip_in_a_noisy_cost_curve_is_averaged_out() -> None:

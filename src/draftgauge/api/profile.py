@@ -23,6 +23,7 @@ from draftgauge.core.seeds import derive_seed, generator
 from draftgauge.decoding.meter import default_contexts, measure_costs, measured_span
 from draftgauge.decoding.recorder import record_prompt
 from draftgauge.decoding.settings import DecodingSettings
+from draftgauge.models.vocabulary import vocabulary_digest
 from draftgauge.traces.costs import CostCurve
 from draftgauge.traces.manifest import COSTS_NAME, Manifest
 from draftgauge.traces.writer import TraceWriter
@@ -167,6 +168,7 @@ def _measure(pair: Pair, encoded: Sequence[EncodedPrompt], request: Request, pro
         gamma_max=request.gamma_max,
         repeats=request.repeats,
         compression=pair.compression,
+        vocabulary=vocabulary_digest(pair.tokenizer),
         context_limit=context_limit(pair),
         sampling=request.sampling,
         generator=drawing,

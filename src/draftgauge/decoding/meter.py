@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from functools import partial
 
 import numpy as np
@@ -68,6 +69,7 @@ def measure_costs(
     gamma_max: int = 16,
     repeats: int = 10,
     compression: str = "none",
+    vocabulary: str = "",
     context_limit: int | None = None,
     sampling: Sampling | None = None,
     generator: Generator | None = None,
@@ -84,6 +86,7 @@ def measure_costs(
         gamma_max: longest draft.
         repeats: samples of every draft length at every context.
         compression: of the target, by name.
+        vocabulary: of the pair, see :class:`~draftgauge.traces.costs.CostCurve`.
         context_limit: longest sequence that target and draft take, the target's by default.
         sampling: of the target, greedy if None.
         generator: on the target's device, needed to sample.
@@ -108,7 +111,7 @@ def measure_costs(
         for index in rng.permutation(len(benches)):
             benches[index].run_all()
     progress(wanted, wanted)
-    return _curve(benches, compression, target)
+    return replace(_curve(benches, compression, target), vocabulary=vocabulary)
 
 
 class _Bench:

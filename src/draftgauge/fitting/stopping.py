@@ -99,6 +99,7 @@ def fit_stopping(
         accepted=(),
         horizon=horizon,
         online=online,
+        vocabulary=_common_vocabulary(costs),
     )
     numbers = _with_steps(numbers, traces, costs)
     numbers = replace(numbers, decision_seconds=decision_time(numbers, costs[0], gamma_max))
@@ -256,6 +257,13 @@ def _common_gamma_max(traces: Sequence[Trace]) -> int:
     found = {trace.gamma_max for trace in traces}
     if len(found) != 1:
         raise TraceError(f"fit on traces of one gamma_max, not of {sorted(found) or 'none'}")
+    return found.pop()
+
+
+def _common_vocabulary(costs: Sequence[CostCurve]) -> str:
+    found = {curve.vocabulary for curve in costs}
+    if len(found) != 1:
+        raise TraceError("the traces are of pairs with different vocabularies, and stopping knows tokens by their ids: fit each by itself")
     return found.pop()
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import hashlib
+import json
 from typing import Any
 
 from transformers import PreTrainedTokenizerBase
@@ -32,6 +34,11 @@ def check_same_vocabulary(target: PreTrainedTokenizerBase, draft: PreTrainedToke
         f"target and draft have different vocabularies ({len(target_ids)} and {len(draft_ids)} tokens, {len(differing)} ids differ: "
         f"{shown}): choose a draft trained with the target's tokenizer"
     )
+
+
+def vocabulary_digest(tokenizer: PreTrainedTokenizerBase) -> str:
+    """SHA-256 of which token has which id, in hexadecimal: what is known of token ids is known of those of one vocabulary."""
+    return hashlib.sha256(json.dumps(sorted(tokenizer.get_vocab().items())).encode()).hexdigest()
 
 
 def _show(token: str | None) -> str:

@@ -51,6 +51,7 @@ class StoppingNumbers:
         horizon: tokens looked ahead, at least 1.
         decision_seconds: what deciding about one drafted token takes.
         online: go on calibrating while running.
+        vocabulary: that the ids of ``tokens`` are of, as cost curves name it; empty where it was not known.
     """
 
     hazard_by_agreement: tuple[tuple[float, ...], ...]
@@ -67,6 +68,12 @@ class StoppingNumbers:
     horizon: int = 8
     decision_seconds: float = 0.0
     online: bool = False
+    vocabulary: str = ""
+
+
+def for_any_vocabulary(numbers: StoppingNumbers) -> StoppingNumbers:
+    """The same without what is known of single tokens."""
+    return replace(numbers, tokens=(), token_hazard=(), token_next=(), vocabulary="")
 
 
 def cut(numbers: StoppingNumbers, gamma_max: int) -> StoppingNumbers:

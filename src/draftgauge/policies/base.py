@@ -94,6 +94,11 @@ class StepCosts(Protocol):
         ...
 
     @property
+    def vocabulary(self) -> str:
+        """A hash of what the pair's token ids mean; empty where it is not known."""
+        ...
+
+    @property
     def contexts(self) -> tuple[int, ...]:
         """Context lengths in tokens at which costs were measured, increasing."""
         ...

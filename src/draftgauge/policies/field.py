@@ -8,7 +8,7 @@ from dataclasses import replace
 from draftgauge.core.config import from_mapping
 from draftgauge.policies import specdec as specdec_plus_plus
 from draftgauge.policies import speckv as speckv_live
-from draftgauge.policies.acceptance_model import StoppingNumbers, cut
+from draftgauge.policies.acceptance_model import StoppingNumbers, cut, for_any_vocabulary
 from draftgauge.policies.adaedl import AdaEDL, AdaEDLSettings
 from draftgauge.policies.bandit import EpsilonGreedy
 from draftgauge.policies.base import Policy, StepCosts, seconds_by_length
@@ -53,11 +53,13 @@ def speckv(reading: speckv_live.Reading = "previous", compression: speckv_live.C
 
 
 def stopping(horizon: int = 8, online: bool = False, *, gamma_max: int, costs: StepCosts) -> Policy:
-    """Throughput-optimal stopping; the models of acceptance are the bundled ones."""
+    """Throughput-optimal stopping; the models of acceptance are the bundled ones, which know the bundled pair's tokens one by one."""
     check_tokens("stopping", "horizon", horizon)
     fitted = bundled_policy(STOPPING)
     numbers = from_mapping(StoppingNumbers, fitted.parameters, "bundled policy")
     longest = min(gamma_max, fitted.gamma_max)
+    if numbers.vocabulary != costs.vocabulary:
+        numbers = for_any_vocabulary(numbers)
     shorter = cut(numbers, longest)
     return ThroughputStopping(replace(shorter, horizon=horizon, online=online), longest, costs)
 

@@ -242,4 +242,6 @@ def _build(parameters: Mapping[str, Any], gamma_max: int, costs: StepCosts | Non
     if costs is None:
         raise DraftgaugeError("policy stopping weighs the cost of a step: give the pair's cost curve (`draftgauge profile` measures it)")
     numbers = from_mapping(StoppingNumbers, parameters, "policy stopping")
+    if numbers.vocabulary and costs.vocabulary and numbers.vocabulary != costs.vocabulary:
+        raise DraftgaugeError("policy stopping was fitted for another vocabulary, whose tokens it knows by their ids: fit it on this trace")
     return ThroughputStopping(numbers, gamma_max, costs)

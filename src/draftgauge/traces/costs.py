@@ -37,6 +37,8 @@ class CostCurve:
         signals: seconds that each distribution looked at adds, for policies that look at signals: those of the drafted tokens
             and the target's own, ``gamma + 1`` a step.
         confidence: seconds that each drafted token adds for policies that look at its confidence alone.
+        vocabulary: of the pair, see :func:`draftgauge.models.vocabulary.vocabulary_digest`; empty where it is not known. Policies that
+            know tokens by their ids check that they mean the same ones.
     """
 
     contexts: tuple[int, ...]
@@ -53,6 +55,7 @@ class CostCurve:
     dtype: str
     signals: float = 0.0
     confidence: float = 0.0
+    vocabulary: str = ""
 
     @property
     def gamma_max(self) -> int:
