@@ -12,6 +12,7 @@ from draftgauge.core.errors import DraftgaugeError
 from draftgauge.studies.kvshot.cells import ERROR_NAME, RESULT_NAME, Evaluation, Study, Variant
 from draftgauge.studies.kvshot.presets import HIDDEN, KV, NONE, at_equal_width, warm
 from draftgauge.studies.kvshot.run import run_study
+from draftgauge.training.reuse import features
 from draftgauge.training.reuse.request import TrainRequest
 from tiny import save_tiny
 
@@ -50,6 +51,28 @@ def test_a_study_from_training_to_rows(tiny_target: Path, prompts: Path, tmp_pat
         assert row["live_minus_forced"] == 0.0
         assert row["live_mismatched_prompts"] == 0
     assert [row["prediction"] for row in found.rows if "prediction" in row] == ["P1", "P2", "P3"]
+
+
+def test_the_targets_features_are_computed_once_for_all_cells(
+    tiny_target: Path, prompts: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    study, folder = small(tiny_target, prompts), tmp_path / "study"
+    study = replace(study, request=replace(study.request, features="cached"))
+    written: list[str] = []
+    write = features._write_shard
+
+    def counting(path: Path, *rest: object) -> None:
+        written.append(path.name)
+        write(path, *rest)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(features, "_write_shard", counting)
+    found = run_study(study, folder, prompts)
+    assert found.failures == {}
+    assert written == ["features-00000.safetensors"]
+    assert list(folder.rglob("*.safetensors")).count(folder / "features" / written[0]) == 1
+    online = run_study(small(tiny_target, prompts), tmp_path / "online", prompts)
+    losses = [[row["train_loss"] for row in rows if "seed" in row] for rows in (found.rows, online.rows)]
+    assert losses[0] == pytest.approx(losses[1], rel=0.02)
 
 
 def test_it_goes_on_where_it_was_stopped(tiny_target: Path, prompts: Path, tmp_path: Path) -> None:
