@@ -50,13 +50,13 @@ def _small_data(request: TrainRequest) -> TrainRequest:
 def quick(request: TrainRequest) -> Study:
     """The designs themselves, three seeds, under 45 minutes on two cores; the prediction about depth needs the depth preset.
 
-    The target's features are computed once for all cells and kept on disk (1.5 GB for the bundled target).
+    The target's features are computed once for all cells and kept on disk (1 GB for the bundled target).
     """
     return Study(
         "quick",
         (HIDDEN, KV, HYBRID, NONE),
         (0, 1, 2),
-        replace(request, questions=1400, new_tokens=128, steps=600, batch=4, features="cached", compile=True),
+        replace(request, questions=1000, new_tokens=128, steps=500, batch=4, features="cached", compile=True),
         Evaluation(per_task=10, max_new_tokens=96, live_prompts=20, tree_prompts=8, latency_prompts=3),
     )
 
