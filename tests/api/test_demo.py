@@ -49,6 +49,7 @@ def test_demo_gives_modelled_and_live_figures(inputs: dict[str, Path], tmp_path:
     summaries = [row for row in rows if "best_fixed_gamma" in row]
     assert [(row["compression"], row["task"]) for row in summaries] == [(c, t) for c in ("none", "bf16") for t in (*TASKS, "all")]
     assert all(row["hindsight_gain"] >= 0 for row in summaries)
+    assert all(0 <= row["near_best_from"] <= row["best_fixed_gamma"] <= row["near_best_to"] <= 4 for row in summaries)
     policies = [row for row in rows if "policy" in row]
     assert {row["task"] for row in policies} == {*TASKS, "all"}
     for row in policies:

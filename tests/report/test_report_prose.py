@@ -71,6 +71,17 @@ def test_lengths_differ_because_of_costs_only_where_they_follow_them():
     assert "the same for all" in why_lengths_differ([_view("none", late, dear), _view("int8", late, cheap)])
 
 
+def test_a_flat_curve_is_said_to_be_flat():
+    flat, steep = (100.0, 208.0, 210.0, 207.0), (100.0, 150.0, 210.0, 160.0)
+    assert headline(_view(speeds=flat)).reason.endswith("on average. From 1 to 3 tokens it is within 2% of the best.")
+    assert headline(_view(speeds=steep)).reason.endswith("on average.")
+    cheap, dear = _costs(growth=0.02, draft=0.5e-3), _costs(growth=0.2, draft=3e-3)
+    late = (100.0, 150.0, 203.0, 204.0)
+    told = why_lengths_differ([_view("none", steep, dear), _view("int8", late, cheap)])
+    assert told.endswith("It does not matter much here: 2 tokens would be within 2% of the best for each of them.")
+    assert "does not matter" not in why_lengths_differ([_view("none", steep, dear), _view("int8", (100.0, 150.0, 180.0, 204.0), cheap)])
+
+
 def test_step_costs_are_in_plain_steps():
     assert step_costs(_costs(growth=0.1, draft=1e-3)) == pytest.approx([1.0, 1.2, 1.4, 1.6])
 

@@ -18,7 +18,7 @@ COMPRESSIONS = ("none", "int8", "nf4")
 ADAPTIVE_HERE = (*ADAPTIVE, "stopping")
 """The adaptive policies of the demo; throughput-optimal stopping as fitted on the bundled training prompts."""
 PLAIN_POLICY = "none"
-SUMMARY = ("compression", "task", "best_fixed_gamma", "hindsight_gain", "cost_ratio")
+SUMMARY = ("compression", "task", "best_fixed_gamma", "near_best_from", "near_best_to", "hindsight_gain", "cost_ratio")
 
 
 def demo(
@@ -50,7 +50,8 @@ def demo(
     Returns:
         The report's path, and rows. A row of a policy has ``compression, task, policy, tokens_per_step,
         modelled_tokens_per_second, live_tokens_per_second, mismatches``; a row that sums up a compression has
-        ``compression, task, best_fixed_gamma, hindsight_gain, cost_ratio``, one for each task and one for ``all``.
+        ``compression, task, best_fixed_gamma, near_best_from, near_best_to, hindsight_gain, cost_ratio``, one for each task
+        and one for ``all``.
     """
     runs = out / "runs"
     profile(

@@ -9,19 +9,23 @@ from typing import Any
 import numpy as np
 
 from draftgauge.api.runs import read_run
-from draftgauge.replay.evaluate import best_fixed_gamma, hindsight_gain, task_masks
+from draftgauge.replay.evaluate import best_fixed_gamma, hindsight_gain, near_best_gammas, task_masks
 from draftgauge.traces.build import select
 from draftgauge.traces.manifest import Manifest
 
 
 def profile_rows(runs: Sequence[Path]) -> list[dict[str, Any]]:
-    """One row for every run and task (and ``all``): how much was recorded, how much is accepted, which length is best."""
+    """One row for every run and task (and ``all``): how much was recorded, how much is accepted, which length is best.
+
+    ``near_best_from`` to ``near_best_to`` are the lengths within 2% of the best one: where they are many, another run may name another.
+    """
     rows: list[dict[str, Any]] = []
     for run in runs:
         manifest = Manifest.load(run)
         trace, costs = read_run(run)
         for task, mask in task_masks(trace):
             part = select(trace, mask)
+            shortest, longest = near_best_gammas(part, costs)
             rows.append(
                 {
                     "compression": trace.compression,
@@ -32,6 +36,8 @@ def profile_rows(runs: Sequence[Path]) -> list[dict[str, Any]]:
                     "mean_accepted": float(part.accepted.mean()),
                     "first_accepted": float(np.mean(part.accepted[part.drafted > 0] > 0)) if (part.drafted > 0).any() else None,
                     "best_fixed_gamma": best_fixed_gamma(part, costs),
+                    "near_best_from": shortest,
+                    "near_best_to": longest,
                     "hindsight_gain": hindsight_gain(part, costs),
                     "cost_ratio": costs.cost_ratio(),
                     "verify_one_ms": 1e3 * costs.verify[len(costs.contexts) // 2][0],

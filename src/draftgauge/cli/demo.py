@@ -48,6 +48,8 @@ def demo(
             "compression": "target",
             "task": "task",
             "best_fixed_gamma": "best gamma",
+            "near_best_from": "within 2% from",
+            "near_best_to": "to",
             "cost_ratio": "draft / verify cost",
             "hindsight_gain": "hindsight over best",
         }

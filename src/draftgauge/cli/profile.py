@@ -74,6 +74,8 @@ def profile(
             "mean_accepted": "accepted of gamma_max",
             "first_accepted": "first accepted",
             "best_fixed_gamma": "best gamma",
+            "near_best_from": "within 2% from",
+            "near_best_to": "to",
             "cost_ratio": "draft / verify cost",
         }
         show_table("Recorded", rows, columns)

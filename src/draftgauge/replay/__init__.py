@@ -10,6 +10,8 @@ from draftgauge.replay.evaluate import (
     evaluate,
     evaluate_design,
     hindsight_gain,
+    near_best,
+    near_best_gammas,
     plain_seconds,
     task_masks,
 )
@@ -37,6 +39,8 @@ __all__ = [
     "hindsight_gain",
     "hindsight_optimum",
     "holm",
+    "near_best",
+    "near_best_gammas",
     "paired_difference",
     "paired_gain",
     "paired_share",

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -23,6 +23,8 @@ ALL_TASKS = "all"
 """The task name of figures over all prompts together."""
 
 SAME_PROMPTS = "same prompts"
+NEAR = 0.02
+"""Draft lengths whose speed is so close to the best one's are about as good: cost curves are not measured more finely."""
 NOTHING, HINDSIGHT = "none", "hindsight"
 
 Row = dict[str, str | int | float | None]
@@ -147,6 +149,23 @@ def figure(row: Mapping[str, object], key: str) -> float:
 def best_fixed_gamma(trace: Trace, costs: CostCurve) -> int:
     """The fixed draft length with the most modelled tokens per second, 0 if not speculating is best; the shortest of equals."""
     return _best_of(replay_fixed_all(trace, costs))
+
+
+def near_best(tokens_per_second: Sequence[float]) -> tuple[int, int]:
+    """The shortest and the longest draft length around the best one at which speed stays within :data:`NEAR` of it.
+
+    Args:
+        tokens_per_second: ``[gamma_max + 1]`` by draft length.
+    """
+    speeds = np.asarray(tokens_per_second)
+    best = int(np.argmax(speeds))
+    below = np.flatnonzero(speeds < (1 - NEAR) * speeds[best])
+    return int(max(below[below < best], default=-1)) + 1, int(min(below[below > best], default=len(speeds))) - 1
+
+
+def near_best_gammas(trace: Trace, costs: CostCurve) -> tuple[int, int]:
+    """:func:`near_best` of the modelled speeds of all fixed lengths."""
+    return near_best([outcome.tokens_per_second for outcome in replay_fixed_all(trace, costs)])
 
 
 def hindsight_gain(trace: Trace, costs: CostCurve) -> float:

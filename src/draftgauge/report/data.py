@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
+from draftgauge.replay.evaluate import near_best
 from draftgauge.traces.costs import CostCurve
 
 if TYPE_CHECKING:
@@ -64,6 +65,11 @@ class SpeedCurve:
     def best_gamma(self) -> int:
         """The fixed draft length with the most modelled tokens/s, 0 if drafting nothing is best (the shortest of equals)."""
         return max(range(len(self.tokens_per_second)), key=self.tokens_per_second.__getitem__)
+
+    @property
+    def near_best(self) -> tuple[int, int]:
+        """The shortest and the longest draft length about as good as the best, see :func:`draftgauge.replay.near_best`."""
+        return near_best(self.tokens_per_second)
 
     @property
     def best_draft(self) -> int:

@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 
+from draftgauge.replay.evaluate import NEAR
 from draftgauge.report.data import CompressionView, SpeedCurve
 from draftgauge.report.figures import step_costs
 from draftgauge.report.style import compression_heading, compression_title, number, percent, ratio
@@ -91,7 +92,16 @@ def _reason(view: CompressionView) -> str:
     return (
         f"One more drafted token costs {percent(cost.cost_ratio())} of verifying one token; verifying {gamma + 1} tokens at once costs "
         f"{ratio(growth)} verifying one. Drafting {tokens(gamma)}, a step commits {number(view.pooled.tokens_per_step[gamma])} on average."
+        f"{_flatness(view.pooled)}"
     )
+
+
+def _flatness(curve: SpeedCurve) -> str:
+    """How much the advised length matters; empty where no other comes near, or none is advised."""
+    shortest, longest = curve.near_best
+    if not _drafting_pays(curve) or shortest == longest:
+        return ""
+    return f" From {shortest} to {tokens(longest)} it is within {100 * NEAR:.0f}% of the best."
 
 
 def _by_task(curves: Sequence[SpeedCurve]) -> tuple[tuple[str, str, str], ...]:
@@ -122,9 +132,18 @@ def why_lengths_differ(views: Sequence[CompressionView]) -> str:
         cheap, dear = (compression_title(view.name) for view in (by_cost[0], by_cost[-1]))
         return opening + (
             f"That is why the best length differs: where another token is cheap ({cheap}), long drafts pay even if their last tokens are "
-            f"often rejected; where it is dear ({dear}), only tokens that are likely to be accepted do."
+            f"often rejected; where it is dear ({dear}), only tokens that are likely to be accepted do.{_one_for_all(views)}"
         )
-    return opening + "The best lengths do not follow that order alone: acceptance differs between these targets too."
+    return opening + "The best lengths do not follow that order alone: acceptance differs between these targets too." + _one_for_all(views)
+
+
+def _one_for_all(views: Sequence[CompressionView]) -> str:
+    """A length that is about as good as the best for every target, if there is one: then the difference is one of names."""
+    ranges = [view.pooled.near_best for view in views]
+    shortest, longest = max(low for low, _ in ranges), min(high for _, high in ranges)
+    if not 1 <= shortest <= longest:
+        return ""
+    return f" It does not matter much here: {tokens(shortest)} would be within {100 * NEAR:.0f}% of the best for each of them."
 
 
 def _task_by_task(views: Sequence[CompressionView], marginal: Mapping[str, float]) -> str:
