@@ -73,7 +73,7 @@ def test_lengths_differ_because_of_costs_only_where_they_follow_them():
 
 def test_a_flat_curve_is_said_to_be_flat():
     flat, steep = (100.0, 208.0, 210.0, 207.0), (100.0, 150.0, 210.0, 160.0)
-    assert headline(_view(speeds=flat)).reason.endswith("on average. From 1 to 3 tokens it is within 2% of the best.")
+    assert headline(_view(speeds=flat)).reason.endswith("on average. Any length from 1 to 3 tokens is within 2% of the best.")
     assert headline(_view(speeds=steep)).reason.endswith("on average.")
     cheap, dear = _costs(growth=0.02, draft=0.5e-3), _costs(growth=0.2, draft=3e-3)
     late = (100.0, 150.0, 203.0, 204.0)

@@ -101,7 +101,7 @@ def _flatness(curve: SpeedCurve) -> str:
     shortest, longest = curve.near_best
     if not _drafting_pays(curve) or shortest == longest:
         return ""
-    return f" From {shortest} to {tokens(longest)} it is within {100 * NEAR:.0f}% of the best."
+    return f" Any length from {shortest} to {tokens(longest)} is within {100 * NEAR:.0f}% of the best."
 
 
 def _by_task(curves: Sequence[SpeedCurve]) -> tuple[tuple[str, str, str], ...]:
