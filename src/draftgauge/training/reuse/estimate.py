@@ -30,7 +30,10 @@ from draftgauge.training.reuse.request import TrainRequest
 GENERATED_LENGTHS = (222, 110)  # mean tokens of a generated question and of the bundled target's answer to it
 JSON_BYTES = 6  # of a token in a file of answers
 TRAINED_BYTES = 16  # float32 weight, gradient and two moments of AdamW
-EFFICIENCY = {"cpu": 0.45, "cuda": 0.35}  # of a large multiplication's speed, measured over whole steps
+# Of a large multiplication's speed, over whole steps. Measured on a CPU with the bundled target: 0.19 to 0.26 in bfloat16, 0.59 in float32.
+EFFICIENCY = {("cpu", True): 0.2, ("cpu", False): 0.55}
+EFFICIENCY_ELSEWHERE = 0.35
+PADDED_TOKENS, PADDED_ROWS = 1.15, 1.7  # positions and anchors that a batch computes for one that it needs, of generated questions
 STEPS_LOOKED_AT = 64
 PROBE_SECONDS = 0.3
 COMPRESSED_BYTES = {"int8": 1.0, "nf4": 0.55}
@@ -126,8 +129,10 @@ def estimate_for(request: TrainRequest, config: PreTrainedConfig, answers: Seque
     trained = count_parameters(drafter)
     body = sum(p.numel() for p in target.parameters()) - _embedding(target)
     memory = _memory(request, drafter, target, trained, device, sizes)
-    gflops = probe(device, autocast_dtype(device) if request.precision != "fp32" else None)
-    seconds = operations(request, drafter, trained, body, sizes) / (gflops * 1e9 * EFFICIENCY.get(device.type, 0.35))
+    dtype = autocast_dtype(device) if request.precision != "fp32" else None
+    gflops = probe(device, dtype)
+    efficiency = EFFICIENCY.get((device.type, dtype is not None), EFFICIENCY_ELSEWHERE)
+    seconds = operations(request, drafter, trained, body, sizes) / (gflops * 1e9 * efficiency)
     disk_answers = JSON_BYTES * sizes.total / 1e9
     plan = TapPlan(drafter.hidden_layers or drafter.kv_layers, drafter.kv_layers or drafter.hidden_layers)
     disk_features = sizes.total * token_bytes(config, plan) / 1e9 if request.features == "cached" else 0.0
@@ -189,7 +194,8 @@ def _sizes(request: TrainRequest, length: int, answers: Sequence[Conversation] |
     prompt, answer = GENERATED_LENGTHS if is_reference(request.target) else (length // 2, min(length // 2, request.new_tokens))
     tokens, anchors = min(length, prompt + answer), min(answer, length)
     batch, longest = request.batch, min(length, request.new_tokens)
-    return Sizes(count, count * tokens, batch * tokens, batch * anchors, batch * anchors, batch * length, batch * longest)
+    padded = round(batch * tokens * PADDED_TOKENS), round(batch * anchors * PADDED_ROWS)
+    return Sizes(count, count * tokens, *padded, batch * anchors, batch * length, batch * longest)
 
 
 def _memory(
