@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from dataclasses import replace
 from pathlib import Path
 
@@ -70,6 +71,11 @@ def test_the_targets_features_are_computed_once_for_all_cells(
     assert found.failures == {}
     assert written == ["features-00000.safetensors"]
     assert list(folder.rglob("*.safetensors")).count(folder / "features" / written[0]) == 1
+    shutil.rmtree(folder / "features")  # of a finished study they are not wanted again
+    assert [row["mat"] for row in run_study(study, folder, prompts).rows if "mat" in row] == [
+        row["mat"] for row in found.rows if "mat" in row
+    ]
+    assert not (folder / "features").exists()
     online = run_study(small(tiny_target, prompts), tmp_path / "online", prompts)
     losses = [[row["train_loss"] for row in rows if "seed" in row] for rows in (found.rows, online.rows)]
     assert losses[0] == pytest.approx(losses[1], rel=0.02)

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 from functools import partial
 
 import numpy as np
@@ -111,7 +110,7 @@ def measure_costs(
         for index in rng.permutation(len(benches)):
             benches[index].run_all()
     progress(wanted, wanted)
-    return replace(_curve(benches, compression, target), vocabulary=vocabulary)
+    return _curve(benches, compression, vocabulary, target)
 
 
 class _Bench:
@@ -182,7 +181,7 @@ class _Bench:
         self.plain += np.diff(moments).tolist()
 
 
-def _curve(benches: Sequence[_Bench], compression: str, target: CachedModel) -> CostCurve:
+def _curve(benches: Sequence[_Bench], compression: str, vocabulary: str, target: CachedModel) -> CostCurve:
     verify = [_quartiles(bench.samples(), lambda sample: sample.verify) for bench in benches]
     draft = [_quartiles(bench.samples(), lambda sample: sample.draft) for bench in benches]
     return CostCurve(
@@ -200,6 +199,7 @@ def _curve(benches: Sequence[_Bench], compression: str, target: CachedModel) -> 
         compression=compression,
         device=str(target.spec.device),
         dtype=str(target.spec.dtype).removeprefix("torch."),
+        vocabulary=vocabulary,
     )
 
 

@@ -114,7 +114,9 @@ def _prepare(study: Study, folder: Path, prompts: Path, progress: Progress) -> l
     widths = {variant: config.intermediate_size for variant, config in configs.items()}
     parameters = {variant: count_parameters(config) for variant, config in configs.items()}
     cells = make_cells(study, widths, parameters, fingerprint, folder)
-    fill_cache(cells[0].request, cells[0].folder / DRAFTER_FOLDER, target, answers, progress)
+    waiting = [cell for cell in cells if read_result(cell) is None]
+    if waiting:
+        fill_cache(waiting[0].request, waiting[0].folder / DRAFTER_FOLDER, target, answers, progress)
     return cells
 
 
