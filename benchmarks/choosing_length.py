@@ -67,7 +67,9 @@ def main() -> None:
     """Measure all of it and write ``speckv.json``."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--out", type=Path, default=Path("docs/results"), help="folder for the JSON")
-    parser.add_argument("--runs", type=Path, help="recorded runs of the pair on reference:all, one folder a compression")
+    parser.add_argument(
+        "--runs", type=Path, help="recorded runs of the pair on reference:all, one folder a compression"
+    )
     parser.add_argument("--small-runs", type=Path, help="the same with the smaller draft")
     parser.add_argument("--per-task", type=int, default=6, help="test prompts of each task to decode live")
     parser.add_argument("--rounds", type=int, default=3, help="how often each is decoded")
@@ -78,27 +80,46 @@ def main() -> None:
         small = args.small_runs or _profile(Path(scratch) / "small", "reference/draft-small", args.max_new_tokens)
         fitted = Path(scratch) / "stopping.json"
         fit(runs, "stopping", fitted)
-        rows = _replayed(runs, fitted) + _swept(runs, fitted) + _rules(runs, fitted) + _moved(runs, small) + _calibrated(runs, fitted)
+        rows = (
+            _replayed(runs, fitted)
+            + _swept(runs, fitted)
+            + _rules(runs, fitted)
+            + _moved(runs, small)
+            + _calibrated(runs, fitted)
+        )
         rows += _speeds(runs, fitted)
         rows += _live(runs, fitted, args.per_task, args.rounds)
     save(args.out, "speckv.json", rows)
 
 
 def _profile(out: Path, draft: str, max_new_tokens: int) -> Path:
-    profile(draft=draft, prompts="reference:all", out=out, compression=COMPRESSIONS, max_new_tokens=max_new_tokens, progress=show_progress)
+    profile(
+        draft=draft,
+        prompts="reference:all",
+        out=out,
+        compression=COMPRESSIONS,
+        max_new_tokens=max_new_tokens,
+        progress=show_progress,
+    )
     return out
 
 
 def _named(rows: Sequence[Row], table: str, fitted: Path) -> list[Row]:
     """Rows of a table; the fitted policy goes by its kind, not by the place of its file."""
-    return [{"table": table} | row | {"policy": "stopping" if row["policy"] == str(fitted) else row["policy"]} for row in rows]
+    return [
+        {"table": table} | row | {"policy": "stopping" if row["policy"] == str(fitted) else row["policy"]}
+        for row in rows
+    ]
 
 
 def _replayed(runs: Path, fitted: Path) -> list[Row]:
     """Every policy on the test prompts of every compression, task by task."""
     rows: list[Row] = []
     for run, manifest in select_runs(runs):
-        speckv = [f"speckv:reading={reading},compression={_as_published(manifest.target.compression)}" for reading in ("previous", "two")]
+        speckv = [
+            f"speckv:reading={reading},compression={_as_published(manifest.target.compression)}"
+            for reading in ("previous", "two")
+        ]
         rows += _named(replay_rows(run, [str(fitted), *FIELD, *speckv]), "replay", fitted)
     for row in rows:
         if row["task"] == "all" and row["policy"] in ("stopping", "cumulative-confidence", "hindsight"):
@@ -142,7 +163,12 @@ def _rules(runs: Path, fitted: Path) -> list[Row]:
 def _by_rule(fitted: FittedPolicy, train: Trace, test: Trace, costs: CostCurve) -> dict[str, Replay]:
     numbers = from_mapping(StoppingNumbers, fitted.parameters, "fitted policy")
     found = {}
-    for name, changes in {"one-step": {"horizon": 1}, "horizon 4": {"horizon": 4}, "horizon 8": {}, "online": {"online": True}}.items():
+    for name, changes in {
+        "one-step": {"horizon": 1},
+        "horizon 4": {"horizon": 4},
+        "horizon 8": {},
+        "online": {"online": True},
+    }.items():
         parameters = asdict(replace(numbers, **changes))  # type: ignore[arg-type]
         found[name] = replay(test, fitted_policy(replace(fitted, parameters=parameters), test.gamma_max, costs), costs)
     blind = fitted_policy(fit_stopping([_unread(train)], [costs]), test.gamma_max, costs)
@@ -179,7 +205,10 @@ def _moved(runs: Path, small: Path) -> list[Row]:
 
     pairs = [*recorded(runs, "draft"), *recorded(small, "draft-small")]
     own = [one for one in pairs if one.pair == "draft"]
-    rows = [dict(row) for row in (*leave_task_out(own, fit_on), *leave_compression_out(own, fit_on), *leave_pair_out(pairs, fit_on))]
+    rows = [
+        dict(row)
+        for row in (*leave_task_out(own, fit_on), *leave_compression_out(own, fit_on), *leave_pair_out(pairs, fit_on))
+    ]
     rows = [{"table": "leave out"} | row for row in rows if row["policy"] in ("left-out", "left-in")]
     for row in rows:
         if row["policy"] == "left-out" and (row["design"] == "task" or row["task"] == "all"):
@@ -196,7 +225,10 @@ def _calibrated(runs: Path, fitted: Path) -> list[Row]:
         policy = fitted_policy(load_fitted(fitted), trace.gamma_max, costs)
         assert isinstance(policy, ThroughputStopping)
         predictions = {"stopping": policy.acceptance(text_view(test)), "confidence": test.confidence}
-        rows += [{"table": "calibration"} | row for row in calibration_rows(test, predictions, base_rates(split_trace(trace, TRAIN)))]
+        rows += [
+            {"table": "calibration"} | row
+            for row in calibration_rows(test, predictions, base_rates(split_trace(trace, TRAIN)))
+        ]
     return rows
 
 
@@ -213,7 +245,11 @@ def _speeds(runs: Path, fitted: Path) -> list[Row]:
                 begun = time.perf_counter()
                 outcome = replay(trace, policy, costs)
                 taken.append(outcome.steps.sum() / (time.perf_counter() - begun))
-        row = {"policy": name, "steps_per_second_first": float(np.median(firsts)), "steps_per_second": float(np.median(laters))}
+        row = {
+            "policy": name,
+            "steps_per_second_first": float(np.median(firsts)),
+            "steps_per_second": float(np.median(laters)),
+        }
         if name == str(fitted):
             row["decision_microseconds"] = 1e6 * float(load_fitted(fitted).parameters["decision_seconds"])
         rows.append(row)
@@ -225,7 +261,9 @@ def _live(runs: Path, fitted: Path, per_task: int, rounds: int) -> list[Row]:
     """Stopping, the best fixed length and no speculation live, interleaved; and what replay says of the very same prompts."""
     rows: list[Row] = []
     for run, _ in select_runs(runs):
-        live = bench_run(run, [str(fitted), "none"], baselines=False, rounds=rounds, per_task=per_task, progress=show_progress)
+        live = bench_run(
+            run, [str(fitted), "none"], baselines=False, rounds=rounds, per_task=per_task, progress=show_progress
+        )
         rows += _named(live, "live", fitted)
         trace, costs = read_run(run)
         train, test = split_trace(trace, TRAIN), split_trace(trace, TEST)

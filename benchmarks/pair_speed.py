@@ -24,7 +24,13 @@ def measure(compression: str, per_task: int, rounds: int, max_new_tokens: int) -
     """Rows of the bench of one precision."""
     with tempfile.TemporaryDirectory() as scratch:
         run = Path(scratch) / "run"
-        profile(prompts="reference:train", out=run, compression=compression, per_task=per_task, max_new_tokens=max_new_tokens)
+        profile(
+            prompts="reference:train",
+            out=run,
+            compression=compression,
+            per_task=per_task,
+            max_new_tokens=max_new_tokens,
+        )
         best = max(1, best_gamma_of(run))
     console.print(f"{compression}: best fixed length on training prompts {best}", highlight=False)
     pair = load_pair(compression=compression)
@@ -33,22 +39,34 @@ def measure(compression: str, per_task: int, rounds: int, max_new_tokens: int) -
     lengths = sorted({max(1, best - 1), best, best + 1})
     arms: list[Arm] = [plain_arm(pair, settings)]
     arms += [policy_arm(pair, f"fixed:{gamma}", make_policy(f"fixed:{gamma}", 16), settings) for gamma in lengths]
-    same, other = plain_arm(modules, settings), policy_arm(modules, f"modules:fixed:{best}", make_policy(f"fixed:{best}", 16), settings)
+    same, other = (
+        plain_arm(modules, settings),
+        policy_arm(modules, f"modules:fixed:{best}", make_policy(f"fixed:{best}", 16), settings),
+    )
     same.name = "modules:plain"
     arms += [same, other, *transformers_arms(pair, max_new_tokens, best)]
-    prompts = [BenchPrompt(pair.encode(p), p.task) for p in first_per_task(read_prompts(prompt_file("reference:test")), per_task)]
+    prompts = [
+        BenchPrompt(pair.encode(p), p.task)
+        for p in first_per_task(read_prompts(prompt_file("reference:test")), per_task)
+    ]
     bench_arms(arms, prompts, rounds, show_progress, f"bench {compression}")
     rows = bench_rows(arms, prompts, compression)
     for row in rows:
         row["best_fixed_gamma"] = best
-        row["engine"] = "modules" if "modules" in row["policy"] else "transformers" if "transformers" in row["policy"] else "lean"
+        row["engine"] = (
+            "modules" if "modules" in row["policy"] else "transformers" if "transformers" in row["policy"] else "lean"
+        )
     return rows
 
 
 def main() -> None:
     """Measure in float32 and bfloat16 and write ``pair-speed.json``."""
     args = arguments(__doc__)
-    rows = [row for compression in ("none", "bf16") for row in measure(compression, args.per_task, args.rounds, args.max_new_tokens)]
+    rows = [
+        row
+        for compression in ("none", "bf16")
+        for row in measure(compression, args.per_task, args.rounds, args.max_new_tokens)
+    ]
     for row in rows:
         if row["task"] == "all":
             console.print(

@@ -18,7 +18,13 @@ def main() -> None:
     policies = ["none", "fixed"]
     with tempfile.TemporaryDirectory() as scratch:
         run = Path(scratch) / "run"
-        profile(prompts="reference:test", out=run, per_task=args.per_task, max_new_tokens=args.max_new_tokens, progress=show_progress)
+        profile(
+            prompts="reference:test",
+            out=run,
+            per_task=args.per_task,
+            max_new_tokens=args.max_new_tokens,
+            progress=show_progress,
+        )
         replayed = {(r["policy"], r["task"]): r for r in replay_rows(run, policies)}
         live = bench_run(run, policies, baselines=False, rounds=args.rounds, progress=show_progress)
     rows = []
@@ -42,7 +48,10 @@ def main() -> None:
         )
     for row in rows:
         if row["task"] == "all":
-            console.print(f"{row['policy']:9} equal {row['equal']}  modelled / live {row['modelled_over_live']:.3f}", highlight=False)
+            console.print(
+                f"{row['policy']:9} equal {row['equal']}  modelled / live {row['modelled_over_live']:.3f}",
+                highlight=False,
+            )
     save(args.out, "replay-live.json", rows)
 
 

@@ -44,7 +44,13 @@ def main() -> None:
     args = arguments(__doc__)
     with tempfile.TemporaryDirectory() as scratch:
         run = Path(scratch) / "run"
-        profile(prompts="reference:test", out=run, per_task=args.per_task, max_new_tokens=args.max_new_tokens, progress=show_progress)
+        profile(
+            prompts="reference:test",
+            out=run,
+            per_task=args.per_task,
+            max_new_tokens=args.max_new_tokens,
+            progress=show_progress,
+        )
         trace, costs = read_run(run)
     large = enlarged(trace, POSITIONS)
     rows = []
@@ -56,13 +62,29 @@ def main() -> None:
             outcome = replay(large, policy, costs)
             seconds.append(time.perf_counter() - started)
         steps = int(outcome.steps.sum())
-        rows.append({"policy": name, "positions": large.positions, "steps": steps, "steps_per_second": steps / float(np.median(seconds))})
+        rows.append(
+            {
+                "policy": name,
+                "positions": large.positions,
+                "steps": steps,
+                "steps_per_second": steps / float(np.median(seconds)),
+            }
+        )
     started = time.perf_counter()
     hindsight_optimum(large, costs)
     seconds_hindsight = time.perf_counter() - started
-    rows.append({"policy": "hindsight", "positions": large.positions, "positions_per_second": large.positions / seconds_hindsight})
+    rows.append(
+        {
+            "policy": "hindsight",
+            "positions": large.positions,
+            "positions_per_second": large.positions / seconds_hindsight,
+        }
+    )
     for row in rows:
-        console.print(f"{row['policy']:28} {row.get('steps_per_second', row.get('positions_per_second')):12,.0f} /s", highlight=False)
+        console.print(
+            f"{row['policy']:28} {row.get('steps_per_second', row.get('positions_per_second')):12,.0f} /s",
+            highlight=False,
+        )
     save(args.out, "replay-speed.json", rows)
 
 

@@ -9,7 +9,14 @@ from pathlib import Path
 import torch
 from common import console
 
-SCRIPTS = ("pair_speed.py", "trace_cost.py", "replay_live.py", "replay_speed.py", "choosing_length.py", "sampled_live.py")
+SCRIPTS = (
+    "pair_speed.py",
+    "trace_cost.py",
+    "replay_live.py",
+    "replay_speed.py",
+    "choosing_length.py",
+    "sampled_live.py",
+)
 
 
 def main() -> int:

@@ -25,7 +25,15 @@ from draftgauge.traces.build import make_trace
 from draftgauge.traces.trace import Trace
 from draftgauge.verification import Sampling
 
-POLICIES = ("fixed:1", "fixed:2", "fixed:4", "fixed:8", "hf-confidence:0.4", "cumulative-confidence:0.3", "hf-heuristic")
+POLICIES = (
+    "fixed:1",
+    "fixed:2",
+    "fixed:4",
+    "fixed:8",
+    "hf-confidence:0.4",
+    "cumulative-confidence:0.3",
+    "hf-heuristic",
+)
 TEMPERATURES = (0.6, 1.0)
 GAMMA_MAX = 8
 Sums = NDArray[np.float64]  # [rounds, prompts, 3]: tokens, steps, drafted tokens
@@ -55,7 +63,8 @@ def record(pair: Pair, prompts: list[Prompt], settings: DecodingSettings, seed: 
     drawing = torch.Generator(pair.target.spec.device).manual_seed(derive_seed(seed, "record"))
     drafter = pair.drafter(settings.sampling, drawing)
     records = [
-        record_prompt(pair.target, drafter, p, pair.encode(p), settings, pair.tokenizer, GAMMA_MAX, generator=drawing) for p in prompts
+        record_prompt(pair.target, drafter, p, pair.encode(p), settings, pair.tokenizer, GAMMA_MAX, generator=drawing)
+        for p in prompts
     ]
     return make_trace(records, settings.max_new_tokens)
 
@@ -106,7 +115,10 @@ def ratio(sums: Sums, above: int) -> tuple[float, float]:
 
 def show(row: dict[str, Any]) -> None:
     """One line."""
-    model, found = (f"{row[f'{kind}_tokens_per_step']:.3f} ± {row[f'{kind}_tokens_per_step_error']:.3f}" for kind in ("replayed", "live"))
+    model, found = (
+        f"{row[f'{kind}_tokens_per_step']:.3f} ± {row[f'{kind}_tokens_per_step_error']:.3f}"
+        for kind in ("replayed", "live")
+    )
     console.print(
         f"T {row['temperature']}  {row['policy']:26} tokens/step {model} replayed, {found} live, {row['tokens_per_step_distance']:+.1f} "
         f"errors apart; drafted/step {row['drafted_per_step_distance']:+.1f} errors apart",

@@ -58,7 +58,8 @@ def main() -> None:
         }
     )
     console.print(
-        f"dense trace over plain generation: median {middle:.2f} [{low:.2f}, {high:.2f}], largest {found.max():.2f}", highlight=False
+        f"dense trace over plain generation: median {middle:.2f} [{low:.2f}, {high:.2f}], largest {found.max():.2f}",
+        highlight=False,
     )
     save(args.out, "trace-cost.json", rows)
 

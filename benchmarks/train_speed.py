@@ -80,7 +80,13 @@ def measure(python: Path, texts: int, length: int, precision: str, args: argpars
     found: list[dict[str, Any]] = [{} for _ in ARMS]
     for _ in range(args.rounds):
         for place, (library, options) in enumerate(ARMS):
-            settings = {"target": str(reference_path()), "texts": texts, "length": length, "depths": DEPTHS, "precision": precision}
+            settings = {
+                "target": str(reference_path()),
+                "texts": texts,
+                "length": length,
+                "depths": DEPTHS,
+                "precision": precision,
+            }
             settings |= options | {"steps": args.steps, "warmup": args.warmup, "threads": args.threads}
             console.print(f"{texts} x {length}, {precision}: {library} {options}", highlight=False)
             found[place] = run_worker(python if library == "speculators" else Path(sys.executable), library, settings)
@@ -88,8 +94,19 @@ def measure(python: Path, texts: int, length: int, precision: str, args: argpars
     rows = []
     for (library, options), one, times in zip(ARMS, found, seconds, strict=True):
         median = statistics.median(times)
-        row = {"library": library, "texts": texts, "length": length, "depths": DEPTHS, "precision": precision, "head": options["head"]}
-        row |= {"attention": options.get("attention", "own"), "compile": options.get("compile", False), "seconds_a_step": median}
+        row = {
+            "library": library,
+            "texts": texts,
+            "length": length,
+            "depths": DEPTHS,
+            "precision": precision,
+            "head": options["head"],
+        }
+        row |= {
+            "attention": options.get("attention", "own"),
+            "compile": options.get("compile", False),
+            "seconds_a_step": median,
+        }
         rows.append(row | {"tokens_per_second": texts * length / median, "steps": len(times)} | one)
     best = max(row["tokens_per_second"] for row in rows if row["library"] == "speculators")
     return [row | {"ratio_to_best_speculators": row["tokens_per_second"] / best} for row in rows]
@@ -99,7 +116,9 @@ def main() -> None:
     """Measure and write ``train-speed.json``."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--out", type=Path, default=Path("docs/results"), help="folder for the JSON")
-    parser.add_argument("--environment", type=Path, default=Path("build/speculators"), help="folder of speculators' environment")
+    parser.add_argument(
+        "--environment", type=Path, default=Path("build/speculators"), help="folder of speculators' environment"
+    )
     parser.add_argument("--rounds", type=int, default=2, help="how often the libraries take turns")
     parser.add_argument("--steps", type=int, default=6, help="measured steps a turn")
     parser.add_argument("--warmup", type=int, default=2, help="steps before them")

@@ -19,7 +19,13 @@ from draftgauge.training.allocator import keep_freed_memory
 from draftgauge.training.memory import peak_memory_gib
 from draftgauge.training.reuse.answers import Conversation
 from draftgauge.training.reuse.batches import collate
-from draftgauge.training.reuse.loss import backward_through_depths, compiled_loss, depth_weights, soft_cross_entropy, teach
+from draftgauge.training.reuse.loss import (
+    backward_through_depths,
+    compiled_loss,
+    depth_weights,
+    soft_cross_entropy,
+    teach,
+)
 from draftgauge.training.reuse.train import make_optimizer
 
 
@@ -34,7 +40,9 @@ def main(settings: dict[str, Any]) -> None:
     optimizer = make_optimizer(trained, 0.01)
     texts, length, depths = settings["texts"], settings["length"], settings["depths"]
     rng = np.random.default_rng(0)
-    conversations = [Conversation(rng.integers(1, target.config.vocab_size, length).astype(np.int32), 2) for _ in range(texts)]
+    conversations = [
+        Conversation(rng.integers(1, target.config.vocab_size, length).astype(np.int32), 2) for _ in range(texts)
+    ]
     batch = collate(conversations, range(texts), depths)
     shape = (texts, batch.tokens.shape[1])
     generator = torch.Generator().manual_seed(0)

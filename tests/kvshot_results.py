@@ -47,7 +47,12 @@ def write_result(cell: Cell, alpha: Sequence[float], prompts: int = 40, drafts: 
     both = {"reached": np.stack(reached, -1), "accepted": np.stack(accepted, -1)}
     found = {f"{kind}{key}": value.tolist() for kind in ("", "walked_", "live_") for key, value in both.items()}
     found |= {f"distance_{key}": np.stack([value // 3] * 3, 1).tolist() for key, value in both.items()}
-    found |= {"tasks": [TASKS[n % 2] for n in range(prompts)], "mismatched": 0, "tree_tokens": [90, 80], "tree_steps": [30, 25]}
+    found |= {
+        "tasks": [TASKS[n % 2] for n in range(prompts)],
+        "mismatched": 0,
+        "tree_tokens": [90, 80],
+        "tree_steps": [30, 25],
+    }
     found["latency"] = {
         "gamma": len(alpha),
         "draft_ms": 1.0 + cell.variant.layers,
@@ -62,7 +67,9 @@ def write_result(cell: Cell, alpha: Sequence[float], prompts: int = 40, drafts: 
     (cell.folder / RESULT_NAME).write_text(json.dumps(document))
 
 
-def results(folder: Path, alphas: dict[Variant, list[float]] | None = None, seeds: tuple[int, ...] = (0, 1, 2)) -> list[CellResult]:
+def results(
+    folder: Path, alphas: dict[Variant, list[float]] | None = None, seeds: tuple[int, ...] = (0, 1, 2)
+) -> list[CellResult]:
     """Results of a whole study."""
     alphas = alphas or ALPHAS
     made = cells(folder, study(tuple(alphas), seeds))

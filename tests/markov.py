@@ -142,7 +142,9 @@ class Enumerator:
         return torch.tensor(outcomes, dtype=torch.bool)
 
 
-def law_of_model(model: MarkovModel, prompt: list[int], count: int, settings: Sampling, end_tokens: frozenset[int] = frozenset()) -> Law:
+def law_of_model(
+    model: MarkovModel, prompt: list[int], count: int, settings: Sampling, end_tokens: frozenset[int] = frozenset()
+) -> Law:
     """The law of ``count`` tokens after the prompt, fewer after an end token, by multiplying along every sequence."""
     law: Law = defaultdict(float)
     for tokens in itertools.product(range(model.spec.vocabulary), repeat=count):
@@ -162,4 +164,8 @@ def law_of_model(model: MarkovModel, prompt: list[int], count: int, settings: Sa
 def assert_same_law(law: Law, expected: Law, tolerance: float = 2e-6) -> None:
     """Both give every result the same probability, up to the rounding of float32."""
     for result in law.keys() | expected.keys():
-        assert abs(law.get(result, 0.0) - expected.get(result, 0.0)) < tolerance, (result, law.get(result), expected.get(result))
+        assert abs(law.get(result, 0.0) - expected.get(result, 0.0)) < tolerance, (
+            result,
+            law.get(result),
+            expected.get(result),
+        )

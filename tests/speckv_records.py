@@ -82,4 +82,6 @@ def write_rows(path: Path, rows: list[dict[str, Any]], columns: tuple[str, ...])
 
 def write_tables(folder: Path, steps: list[dict[str, Any]], experiments: list[dict[str, Any]]) -> tuple[Path, Path]:
     """Both tables in a folder."""
-    return write_rows(folder / "steps.csv", steps, STEP_COLUMNS), write_rows(folder / "experiments.csv", experiments, EXPERIMENT_COLUMNS)
+    return write_rows(folder / "steps.csv", steps, STEP_COLUMNS), write_rows(
+        folder / "experiments.csv", experiments, EXPERIMENT_COLUMNS
+    )

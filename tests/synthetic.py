@@ -36,7 +36,9 @@ def synthetic_record(
     draft_token[~present] = -1
     confidence = np.clip(easy[:, None] + rng.normal(0, 0.2, (length, gamma_max)), 0.05, 0.999)
     margin = confidence * rng.random((length, gamma_max))
-    signals = [np.where(present, values, np.nan).astype(np.float32) for values in (confidence, -np.log2(confidence), margin)]
+    signals = [
+        np.where(present, values, np.nan).astype(np.float32) for values in (confidence, -np.log2(confidence), margin)
+    ]
     prompt_tokens = int(rng.integers(1, 400))
     info = PromptInfo(
         index=index,
@@ -72,7 +74,9 @@ def synthetic_records(seed: int, prompts: int, length: int, gamma_max: int) -> l
 
 def synthetic_trace(seed: int, prompts: int, length: int, gamma_max: int, compression: str = "none") -> Trace:
     """A whole trace of :func:`synthetic_records`, with ``max_new_tokens`` = ``length``."""
-    return make_trace(synthetic_records(seed, prompts, length, gamma_max), max_new_tokens=length, compression=compression)
+    return make_trace(
+        synthetic_records(seed, prompts, length, gamma_max), max_new_tokens=length, compression=compression
+    )
 
 
 def sampled_record(rng: np.random.Generator, record: PromptRecord, vocabulary: int = 50) -> PromptRecord:
@@ -125,6 +129,7 @@ def same_rows(one: Trace, other: Trace) -> bool:
     """Whether two traces hold the same prompts and, byte for byte, the same rows."""
     arrays = ("offsets", *COLUMNS)
     return one.prompts == other.prompts and all(
-        getattr(one, name).dtype == getattr(other, name).dtype and getattr(one, name).tobytes() == getattr(other, name).tobytes()
+        getattr(one, name).dtype == getattr(other, name).dtype
+        and getattr(one, name).tobytes() == getattr(other, name).tobytes()
         for name in arrays
     )

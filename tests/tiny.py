@@ -34,10 +34,20 @@ FAMILIES: dict[str, dict[str, Any]] = {
     "llama-biases": {"model_type": "llama", "attention_bias": True, "mlp_bias": True},
     "mistral": {"model_type": "mistral", "sliding_window": None},
     "mistral-sliding": {"model_type": "mistral", "sliding_window": WINDOW},
-    "qwen3-sliding": {"model_type": "qwen3", "use_sliding_window": True, "sliding_window": WINDOW, "max_window_layers": 1},
+    "qwen3-sliding": {
+        "model_type": "qwen3",
+        "use_sliding_window": True,
+        "sliding_window": WINDOW,
+        "max_window_layers": 1,
+    },
     "gemma": {"model_type": "gemma"},
     "gemma2": {"model_type": "gemma2", "sliding_window": WINDOW, "query_pre_attn_scalar": 16},
-    "gemma3": {"model_type": "gemma3_text", "sliding_window": WINDOW, "query_pre_attn_scalar": 16, "sliding_window_pattern": 2},
+    "gemma3": {
+        "model_type": "gemma3_text",
+        "sliding_window": WINDOW,
+        "query_pre_attn_scalar": 16,
+        "sliding_window_pattern": 2,
+    },
 }
 LEAN = ("qwen3", "qwen2", "llama", "llama3-rope", "llama-biases", "mistral")
 
@@ -72,7 +82,10 @@ def tiny_model(family: str = "qwen3", attention: str = "gqa", seed: int = 0, **o
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         model = AutoModelForCausalLM.from_config(config)
-        for name, parameter in model.named_parameters():  # transformers starts norms and biases at one and zero: too kind a test
+        for (
+            name,
+            parameter,
+        ) in model.named_parameters():  # transformers starts norms and biases at one and zero: too kind a test
             if parameter.ndim == 1:
                 parameter.data += 0.1 * torch.randn(parameter.shape)
             assert not name.endswith("lm_head.bias")
@@ -90,13 +103,19 @@ def tiny_tokenizer(size: int = 96, chat: bool = False, swap: tuple[int, int] | N
     tokens = [END, *(chr(32 + index) for index in range(size - 1))]
     if swap is not None:
         tokens[swap[0]], tokens[swap[1]] = tokens[swap[1]], tokens[swap[0]]
-    tokenizer = Tokenizer(models.BPE(vocab={token: index for index, token in enumerate(tokens)}, merges=[], unk_token=END))
+    tokenizer = Tokenizer(
+        models.BPE(vocab={token: index for index, token in enumerate(tokens)}, merges=[], unk_token=END)
+    )
     tokenizer.pre_tokenizer = pre_tokenizers.Split("", "isolated")
     tokenizer.decoder = decoders.Fuse()
-    return PreTrainedTokenizerFast(tokenizer_object=tokenizer, eos_token=END, pad_token=END, chat_template=CHAT_TEMPLATE if chat else None)
+    return PreTrainedTokenizerFast(
+        tokenizer_object=tokenizer, eos_token=END, pad_token=END, chat_template=CHAT_TEMPLATE if chat else None
+    )
 
 
-def save_tiny(folder: Path, family: str = "qwen3", attention: str = "gqa", seed: int = 0, chat: bool = False, **overrides: Any) -> Path:
+def save_tiny(
+    folder: Path, family: str = "qwen3", attention: str = "gqa", seed: int = 0, chat: bool = False, **overrides: Any
+) -> Path:
     """Save a tiny model and its tokenizer as ``save_pretrained`` does; returns the folder."""
     model = tiny_model(family, attention, seed, **overrides)
     model.save_pretrained(folder)

@@ -24,7 +24,11 @@ def inputs(tmp_path: Path) -> dict[str, Path]:
     lines = [json.dumps({"prompt": f"{task} number {n}", "task": task}) for task in TASKS for n in range(2)]
     (tmp_path / "prompts.jsonl").write_text("\n".join(lines))
     target = save_tiny(tmp_path / "target", "qwen3", num_hidden_layers=2)
-    return {"target": target, "draft": save_tiny(tmp_path / "draft", "qwen3", num_hidden_layers=1), "prompts": tmp_path / "prompts.jsonl"}
+    return {
+        "target": target,
+        "draft": save_tiny(tmp_path / "draft", "qwen3", num_hidden_layers=1),
+        "prompts": tmp_path / "prompts.jsonl",
+    }
 
 
 def recorded(inputs: dict[str, Path], out: Path) -> Path:
@@ -45,9 +49,19 @@ def test_demo_gives_modelled_and_live_figures(inputs: dict[str, Path], tmp_path:
         rounds=1,
     )
     assert report.read_text().lower().startswith("<!doctype html>")
-    keys = {"compression", "task", "policy", "tokens_per_step", "modelled_tokens_per_second", "live_tokens_per_second", "mismatches"}
+    keys = {
+        "compression",
+        "task",
+        "policy",
+        "tokens_per_step",
+        "modelled_tokens_per_second",
+        "live_tokens_per_second",
+        "mismatches",
+    }
     summaries = [row for row in rows if "best_fixed_gamma" in row]
-    assert [(row["compression"], row["task"]) for row in summaries] == [(c, t) for c in ("none", "bf16") for t in (*TASKS, "all")]
+    assert [(row["compression"], row["task"]) for row in summaries] == [
+        (c, t) for c in ("none", "bf16") for t in (*TASKS, "all")
+    ]
     assert all(row["hindsight_gain"] >= 0 for row in summaries)
     assert all(0 <= row["near_best_from"] <= row["best_fixed_gamma"] <= row["near_best_to"] <= 4 for row in summaries)
     policies = [row for row in rows if "policy" in row]
@@ -75,7 +89,11 @@ def test_transformers_baselines_decode_the_same_tokens(inputs: dict[str, Path]) 
     pair = load_pair(inputs["target"], inputs["draft"], device="cpu")
     arms = transformers_arms(pair, 12)
     outputs = [arm.decode([5, 6, 7]) for arm in arms]
-    assert [arm.name for arm in arms] == ["transformers-generate", "transformers-assisted", "transformers-assisted-constant:5"]
+    assert [arm.name for arm in arms] == [
+        "transformers-generate",
+        "transformers-assisted",
+        "transformers-assisted-constant:5",
+    ]
     assert outputs[0].tokens == outputs[1].tokens == outputs[2].tokens
     assert all(0 < run.timed < len(run.tokens) for run in outputs)
     assert pair.draft is not None

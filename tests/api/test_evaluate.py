@@ -21,8 +21,12 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """With a target, prompts and a drafter trained for a moment."""
     place = tmp_path_factory.mktemp("evaluate")
     target = save_tiny(place / "target", num_hidden_layers=3)
-    (place / "prompts.jsonl").write_text("\n".join(json.dumps({"prompt": text, "task": text[0]}) for text in ("one", "two", "only")))
-    request = TrainRequest(str(target), "hidden", prompts=place / "prompts.jsonl", new_tokens=12, length=40, depths=3, steps=2, batch=2)
+    (place / "prompts.jsonl").write_text(
+        "\n".join(json.dumps({"prompt": text, "task": text[0]}) for text in ("one", "two", "only"))
+    )
+    request = TrainRequest(
+        str(target), "hidden", prompts=place / "prompts.jsonl", new_tokens=12, length=40, depths=3, steps=2, batch=2
+    )
     train_drafter(request, place / "drafter")
     return place
 
@@ -42,7 +46,16 @@ def test_rows(folder: Path) -> None:
 
 
 def test_command_line(folder: Path, tmp_path: Path) -> None:
-    command = ["evaluate", str(folder / "drafter"), "--prompts", str(folder / "prompts.jsonl"), "--max-new-tokens", "8", "--per-task", "1"]
+    command = [
+        "evaluate",
+        str(folder / "drafter"),
+        "--prompts",
+        str(folder / "prompts.jsonl"),
+        "--max-new-tokens",
+        "8",
+        "--per-task",
+        "1",
+    ]
     result = CliRunner().invoke(app, [*command, "--json", str(tmp_path / "rows.json")])
     assert result.exit_code == 0, result.output
     rows = json.loads((tmp_path / "rows.json").read_text())["rows"]

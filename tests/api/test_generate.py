@@ -15,7 +15,9 @@ from tiny import save_tiny
 @pytest.fixture(scope="module")
 def pair(tmp_path_factory: pytest.TempPathFactory) -> Pair:
     folder = tmp_path_factory.mktemp("pair")
-    return load_pair(save_tiny(folder / "t", "qwen3", chat=True), save_tiny(folder / "d", "qwen3", seed=1), device="cpu")
+    return load_pair(
+        save_tiny(folder / "t", "qwen3", chat=True), save_tiny(folder / "d", "qwen3", seed=1), device="cpu"
+    )
 
 
 def test_greedy_output_does_not_depend_on_the_policy(pair: Pair) -> None:
@@ -28,7 +30,9 @@ def test_greedy_output_does_not_depend_on_the_policy(pair: Pair) -> None:
 
 def test_the_stream_is_the_result(pair: Pair) -> None:
     pieces: list[tuple[str, str]] = []
-    text, how = generate(pair, "hello", "fixed:2", max_new_tokens=20, on_text=lambda piece, origin: pieces.append((piece, origin)))
+    text, how = generate(
+        pair, "hello", "fixed:2", max_new_tokens=20, on_text=lambda piece, origin: pieces.append((piece, origin))
+    )
     assert "".join(piece for piece, _ in pieces) == text
     assert {origin for _, origin in pieces} <= set(how.origins)
 
@@ -49,8 +53,14 @@ def test_stop_strings_end_the_output(pair: Pair) -> None:
 
 
 def test_the_chat_template_is_used_where_there_is_one(pair: Pair) -> None:
-    assert generate(pair, "hello", None, max_new_tokens=8)[0] == generate(pair, "hello", None, chat=True, max_new_tokens=8)[0]
-    assert generate(pair, "hello", None, chat=False, max_new_tokens=8)[0] != generate(pair, "hello", None, max_new_tokens=8)[0]
+    assert (
+        generate(pair, "hello", None, max_new_tokens=8)[0]
+        == generate(pair, "hello", None, chat=True, max_new_tokens=8)[0]
+    )
+    assert (
+        generate(pair, "hello", None, chat=False, max_new_tokens=8)[0]
+        != generate(pair, "hello", None, max_new_tokens=8)[0]
+    )
 
 
 def test_bad_requests(pair: Pair, tmp_path: Path) -> None:

@@ -56,7 +56,17 @@ def run(models: dict[str, Any], out: Path, **options: Any) -> list[Path]:
 
 def assert_same_rows(one: Trace, other: Trace) -> None:
     assert one.prompts == other.prompts
-    for name in ("offsets", "token", "target_entropy", "drafted", "accepted", "draft_token", "confidence", "entropy", "margin"):
+    for name in (
+        "offsets",
+        "token",
+        "target_entropy",
+        "drafted",
+        "accepted",
+        "draft_token",
+        "confidence",
+        "entropy",
+        "margin",
+    ):
         np.testing.assert_array_equal(getattr(one, name), getattr(other, name), name)
 
 
@@ -117,7 +127,9 @@ def test_an_interrupt_while_measuring_leaves_the_run_incomplete(
     models: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with monkeypatch.context() as patch:
-        patch.setattr(profile_module, "measure_costs", lambda *args, **options: (_ for _ in ()).throw(KeyboardInterrupt))
+        patch.setattr(
+            profile_module, "measure_costs", lambda *args, **options: (_ for _ in ()).throw(KeyboardInterrupt)
+        )
         with pytest.raises(KeyboardInterrupt):
             run(models, tmp_path)
     assert not Manifest.load(tmp_path).complete
@@ -152,7 +164,9 @@ profile(target=target, draft=draft, prompts=prompts, out=out, gamma_max=3, max_n
 def test_a_killed_run_goes_on_where_it_stopped(models: dict[str, Any], whole: Path, tmp_path: Path) -> None:
     source = str(Path(profile_module.__file__).parents[2])
     arguments = [str(models[name]) for name in ("target", "draft", "prompts")] + [str(tmp_path)]
-    killed = subprocess.run([sys.executable, "-c", KILLED, *arguments], env=os.environ | {"PYTHONPATH": source}, check=False)
+    killed = subprocess.run(
+        [sys.executable, "-c", KILLED, *arguments], env=os.environ | {"PYTHONPATH": source}, check=False
+    )
     assert killed.returncode == -signal.SIGKILL
     assert len(read_trace(tmp_path, allow_incomplete=True).prompts) == profile_module.SHARD_PROMPTS
     run(models, tmp_path)
@@ -164,7 +178,12 @@ def test_several_compressions_have_a_folder_each(models: dict[str, Any], tmp_pat
     assert folders == [tmp_path / "none", tmp_path / "bf16", tmp_path / "int8"]
     for folder in folders:
         manifest, trace = Manifest.load(folder), read_trace(folder)
-        assert manifest.target.compression == trace.compression == CostCurve.load(folder / "costs.json").compression == folder.name
+        assert (
+            manifest.target.compression
+            == trace.compression
+            == CostCurve.load(folder / "costs.json").compression
+            == folder.name
+        )
         assert len(trace.prompts) == 2
     half = Manifest.load(tmp_path / "bf16")
     assert (half.target.dtype, half.draft.dtype, half.draft.compression) == ("bfloat16", "bfloat16", "bf16")
@@ -193,7 +212,9 @@ def test_prompts_are_chosen(models: dict[str, Any], tmp_path: Path) -> None:
 
 def test_long_prompts(models: dict[str, Any], tmp_path: Path) -> None:
     prompts = tmp_path / "long.jsonl"
-    prompts.write_text('{"prompt": "short"}\n{"prompt": "%s", "id": "wordy"}\n' % ("x" * 110 + "0123456789"))  # the models take 128
+    prompts.write_text(
+        '{"prompt": "short"}\n{"prompt": "%s", "id": "wordy"}\n' % ("x" * 110 + "0123456789")
+    )  # the models take 128
     mixed = models | {"prompts": prompts}
     with pytest.raises(PromptError, match=r"wordy \(120 tokens\).*truncate.*skip"):
         run(mixed, tmp_path / "error", max_new_tokens=20)
@@ -251,4 +272,9 @@ def test_widths_that_nf4_cannot_take_are_found_before_recording(models: dict[str
     with pytest.raises(ModelError, match="divisible by 64"):
         run(models | {"target": narrow, "draft": narrow}, tmp_path / "out", compression=("none", "nf4"))
     assert not (tmp_path / "out").exists()
-    assert replace(Manifest.load(run(models, tmp_path / "fits", compression="nf4", limit=1)[0]).target, source="").compression == "nf4"
+    assert (
+        replace(
+            Manifest.load(run(models, tmp_path / "fits", compression="nf4", limit=1)[0]).target, source=""
+        ).compression
+        == "nf4"
+    )

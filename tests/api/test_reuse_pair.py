@@ -32,7 +32,9 @@ SMALL: dict[str, Any] = {"device": "cpu", "max_new_tokens": 12}
 def save_random(folder: Path, target: Path, design: str, seed: int = 0) -> Path:
     """A drafter as new as training would start it, saved."""
     module = load_model(target, device="cpu").module
-    config = reuse_config(module.config, design, target_fingerprint=target_fingerprint(module), target_source=str(target))
+    config = reuse_config(
+        module.config, design, target_fingerprint=target_fingerprint(module), target_source=str(target)
+    )
     save_drafter(folder, new_net(config, module, seed), {})
     return folder
 
@@ -54,7 +56,15 @@ def models(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
 @pytest.fixture(scope="module")
 def recorded(models: dict[str, Path], tmp_path_factory: pytest.TempPathFactory) -> Path:
     out = tmp_path_factory.mktemp("run") / "trace"
-    profile(target=models["target"], drafter=models["hybrid"], prompts=models["prompts"], out=out, gamma_max=3, repeats=1, **SMALL)
+    profile(
+        target=models["target"],
+        drafter=models["hybrid"],
+        prompts=models["prompts"],
+        out=out,
+        gamma_max=3,
+        repeats=1,
+        **SMALL,
+    )
     return out
 
 
@@ -96,7 +106,16 @@ def test_a_recorded_run_names_its_drafter_and_can_be_replayed(models: dict[str, 
 def test_another_drafter_in_its_place_is_noticed(models: dict[str, Path], recorded: Path, tmp_path: Path) -> None:
     target, place = models["target"], tmp_path / "drafter"
     shutil.copytree(models["kv"], place)
-    profile(target=target, drafter=place, prompts=models["prompts"], out=tmp_path / "run", gamma_max=3, repeats=1, limit=1, **SMALL)
+    profile(
+        target=target,
+        drafter=place,
+        prompts=models["prompts"],
+        out=tmp_path / "run",
+        gamma_max=3,
+        repeats=1,
+        limit=1,
+        **SMALL,
+    )
     shutil.rmtree(place)
     save_random(place, target, "kv", seed=1)
     with pytest.raises(TraceError, match=r"the draft at .* is not the model"):
@@ -119,7 +138,9 @@ def test_benching_with_and_without_a_run(models: dict[str, Path], recorded: Path
 def test_what_is_no_drafter_for_this_target_is_refused(models: dict[str, Path], tmp_path: Path) -> None:
     with pytest.raises(ModelError, match="trained for another target"):
         load_pair(models["other"], drafter=models["hybrid"], device="cpu")
-    with pytest.raises(DraftgaugeError, match="unknown drafter 'oracle': choose language_model, prompt_lookup, or give the folder"):
+    with pytest.raises(
+        DraftgaugeError, match="unknown drafter 'oracle': choose language_model, prompt_lookup, or give the folder"
+    ):
         load_pair(models["target"], drafter="oracle")
     with pytest.raises(DraftgaugeError, match="unknown drafter"):
         profile(target=models["target"], drafter=models["target"], prompts=models["prompts"], out=tmp_path / "run")
@@ -128,13 +149,17 @@ def test_what_is_no_drafter_for_this_target_is_refused(models: dict[str, Path], 
 
 def test_the_command_line_takes_a_drafters_folder(models: dict[str, Path], recorded: Path, tmp_path: Path) -> None:
     def bench(*arguments: object):
-        return CliRunner().invoke(app, ["bench", *map(str, arguments), "--rounds", "1", "--device", "cpu", "--limit", "1"])
+        return CliRunner().invoke(
+            app, ["bench", *map(str, arguments), "--rounds", "1", "--device", "cpu", "--limit", "1"]
+        )
 
     rows = tmp_path / "rows.json"
     named = ("--drafter", models["hybrid"], "--prompts", models["prompts"], "--max-new-tokens", 12)
     result = bench(*named, "--policy", "fixed:3", "--json", rows)
     assert result.exit_code == 0, result.output
-    assert [row["mismatches"] for row in json.loads(rows.read_text())["rows"]] == [0] * 6  # three arms, by task and all together
+    assert [row["mismatches"] for row in json.loads(rows.read_text())["rows"]] == [
+        0
+    ] * 6  # three arms, by task and all together
     result = bench(recorded, "--drafter", models["none"], "--policy", "fixed:3", "--json", rows)
     assert result.exit_code == 0, result.output
     assert bench(recorded, "--target", models["target"]).exit_code == 2

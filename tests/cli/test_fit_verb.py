@@ -45,7 +45,11 @@ def test_what_is_fitted_is_replayed_on_prompts_it_never_saw(run: Path, tmp_path:
     result = invoke("replay", run, "--policy", out, "--json", tmp_path / "r.json")
     assert result.exit_code == 0, result.output
     assert "warning" not in result.stderr
-    row = next(r for r in json.loads((tmp_path / "r.json").read_text())["rows"] if r["policy"] == str(out) and r["task"] == "all")
+    row = next(
+        r
+        for r in json.loads((tmp_path / "r.json").read_text())["rows"]
+        if r["policy"] == str(out) and r["task"] == "all"
+    )
     assert row["split"] == "test"
     assert row["gain_low"] <= row["gain"] <= row["gain_high"]
 
@@ -58,7 +62,9 @@ def test_what_is_fitted_is_replayed_on_prompts_it_never_saw(run: Path, tmp_path:
         (("--compression", "nf4"), "has no run of compression nf4; it has none"),
     ],
 )
-def test_what_cannot_be_fitted_leaves_the_file_as_it_was(run: Path, tmp_path: Path, arguments: tuple[str, ...], says: str) -> None:
+def test_what_cannot_be_fitted_leaves_the_file_as_it_was(
+    run: Path, tmp_path: Path, arguments: tuple[str, ...], says: str
+) -> None:
     out = tmp_path / "p.json"
     out.write_text("mine")
     result = invoke("fit", run, *arguments, "--out", out)
@@ -82,7 +88,10 @@ def test_a_fitted_policy_for_other_lengths_or_signals_is_refused(run: Path, tmp_
     out = tmp_path / "p.json"
     assert invoke("fit", run, "--out", out).exit_code == 0
     entry = json.loads(out.read_text())
-    for change, says in (({"gamma_max": 8}, "fitted for gamma_max 8"), ({"signals": ["entropy"]}, "fitted on the signals entropy")):
+    for change, says in (
+        ({"gamma_max": 8}, "fitted for gamma_max 8"),
+        ({"signals": ["entropy"]}, "fitted on the signals entropy"),
+    ):
         out.write_text(json.dumps(entry | change))
         result = invoke("replay", run, "--policy", out, "--json", tmp_path / "r.json")
         assert result.exit_code == 2

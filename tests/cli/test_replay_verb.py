@@ -17,7 +17,18 @@ from draftgauge.policies.fitted import FITTED, FittedPolicy, save_fitted
 from draftgauge.policies.fixed import FixedLength
 from written_runs import GAMMA_MAX, write_run
 
-KEYS = {"policy", "compression", "task", "split", "tokens_per_step", "tokens_per_second", "gain", "gain_low", "gain_high", "captured"}
+KEYS = {
+    "policy",
+    "compression",
+    "task",
+    "split",
+    "tokens_per_step",
+    "tokens_per_second",
+    "gain",
+    "gain_low",
+    "gain_high",
+    "captured",
+}
 
 
 @pytest.fixture(scope="module")
@@ -72,7 +83,9 @@ def test_a_sweep_gives_the_rows_of_every_cost_ratio(run: Path, tmp_path: Path) -
     assert result.exit_code == 0, result.output
     rows = [row for row in rows_of(tmp_path / "r.json") if row["task"] == "all"]
     for ratio in (0.04, 0.5):
-        assert {"none", "cumulative-confidence", "hindsight"} <= {row["policy"] for row in rows if row["cost_ratio"] == ratio}
+        assert {"none", "cumulative-confidence", "hindsight"} <= {
+            row["policy"] for row in rows if row["cost_ratio"] == ratio
+        }
     assert {row["cost_ratio"] for row in rows} == {0.04, 0.5}
     best = {row["cost_ratio"]: row["best_fixed_gamma"] for row in rows}
     assert best[0.04] > best[0.5]

@@ -26,7 +26,9 @@ def test_writes_rows_and_report(tables: tuple[Path, Path], tmp_path: Path, monke
     monkeypatch.setattr(predictors, "DECISIONS", 1)
     monkeypatch.setattr(predictors, "CANDIDATES", dict.fromkeys(predictors.CANDIDATES, predictors.CANDIDATES["Ridge"]))
     steps, experiments = tables
-    result = invoke("--steps", steps, "--experiments", experiments, "--json", tmp_path / "new" / "s.json", "--out", tmp_path / "out")
+    result = invoke(
+        "--steps", steps, "--experiments", experiments, "--json", tmp_path / "new" / "s.json", "--out", tmp_path / "out"
+    )
     assert result.exit_code == 0, result.output
     document = json.loads((tmp_path / "new" / "s.json").read_text())
     assert set(document) == {"command", "created", "environment", "rows"}
@@ -36,7 +38,9 @@ def test_writes_rows_and_report(tables: tuple[Path, Path], tmp_path: Path, monke
     assert policies == {(policy, target) for policy in names for target in ("fp16", "int8", "nf4", "all")}
     models = [row["model"] for row in rows if row["table"] == "predictors"]
     assert models == ["Ridge", "MLP-16", "MLP-32", "RF-10", "RF-100"]
-    assert all({"test_correlation", "test_mse", "decision_ms"} <= set(row) for row in rows if row["table"] == "predictors")
+    assert all(
+        {"test_correlation", "test_mse", "decision_ms"} <= set(row) for row in rows if row["table"] == "predictors"
+    )
     assert [{"percent", "p_value"} <= set(row) for row in rows if row["table"] == "improvement"] == [True]
     assert (tmp_path / "out" / "report.html").read_text().startswith("<!DOCTYPE html>")
 
@@ -56,7 +60,9 @@ def test_bad_tables_change_nothing(tables: tuple[Path, Path], tmp_path: Path, ol
     (tmp_path / "s.json").write_text("kept")
     (tmp_path / "out").mkdir()
     (tmp_path / "out" / "report.html").write_text("kept")
-    result = invoke("--steps", steps, "--experiments", experiments, "--json", tmp_path / "s.json", "--out", tmp_path / "out")
+    result = invoke(
+        "--steps", steps, "--experiments", experiments, "--json", tmp_path / "s.json", "--out", tmp_path / "out"
+    )
     assert result.exit_code == 2
     assert message in " ".join(result.stderr.split())
     assert (tmp_path / "s.json").read_text() == (tmp_path / "out" / "report.html").read_text() == "kept"
@@ -85,6 +91,16 @@ def test_the_published_records_from_the_command_line(tmp_path: Path) -> None:
     result = invoke("--steps", steps, "--experiments", experiments, "--json", tmp_path / "s.json", "--out", tmp_path)
     assert result.exit_code == 0, result.output
     rows = json.loads((tmp_path / "s.json").read_text())["rows"]
-    tokens = {row["policy"]: round(row["expected_tokens"], 2) for row in rows if row["table"] == "policies" and row["compression"] == "all"}
-    assert tokens == {"fixed-4": 3.73, "fixed-best": 5.81, "task-oracle": 4.07, "SpecKV-fast": 5.82, "SpecKV-accurate": 6.39}
+    tokens = {
+        row["policy"]: round(row["expected_tokens"], 2)
+        for row in rows
+        if row["table"] == "policies" and row["compression"] == "all"
+    }
+    assert tokens == {
+        "fixed-4": 3.73,
+        "fixed-best": 5.81,
+        "task-oracle": 4.07,
+        "SpecKV-fast": 5.82,
+        "SpecKV-accurate": 6.39,
+    }
     assert all(text in result.stdout for text in ("0.6853", "0.0896", "+56.0%, p < 0.001"))

@@ -72,10 +72,27 @@ def test_replay_gives_every_fixed_length(recorded: Path, tmp_path: Path) -> None
 
 
 def test_bench_equals_plain_decoding_and_replay(recorded: Path, tmp_path: Path) -> None:
-    result = invoke("bench", recorded, "--policy", "fixed:2", "--policy", "hf-heuristic", "--rounds", 1, "--json", tmp_path / "b.json")
+    result = invoke(
+        "bench",
+        recorded,
+        "--policy",
+        "fixed:2",
+        "--policy",
+        "hf-heuristic",
+        "--rounds",
+        1,
+        "--json",
+        tmp_path / "b.json",
+    )
     assert result.exit_code == 0, result.output
     rows = {row["policy"]: row for row in rows_of(tmp_path / "b.json") if row["task"] == "all"}
-    assert {"plain", "fixed:2", "transformers-generate", "transformers-assisted", "transformers-assisted-constant:5"} <= set(rows)
+    assert {
+        "plain",
+        "fixed:2",
+        "transformers-generate",
+        "transformers-assisted",
+        "transformers-assisted-constant:5",
+    } <= set(rows)
     assert all(row["mismatches"] == 0 for row in rows.values())
     assert rows["plain"]["ratio_to_plain"] == 1
     assert rows["fixed:2"]["ratio_to_best_transformers"] > 0
@@ -94,7 +111,18 @@ def test_report_is_one_file_without_requests(recorded: Path, tmp_path: Path) -> 
 
 
 def test_generate_with_and_without_speculation_agree(pair: dict[str, Path]) -> None:
-    common = ("generate", "abc def", "--target", pair["target"], "--draft", pair["draft"], "--max-new-tokens", 10, "--device", "cpu")
+    common = (
+        "generate",
+        "abc def",
+        "--target",
+        pair["target"],
+        "--draft",
+        pair["draft"],
+        "--max-new-tokens",
+        10,
+        "--device",
+        "cpu",
+    )
     plain, drafted = invoke(*common, "-p", "plain"), invoke(*common, "-p", "fixed:3", "--show-drafts")
     assert plain.exit_code == drafted.exit_code == 0, drafted.output
     assert plain.stdout.strip()

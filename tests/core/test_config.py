@@ -45,7 +45,9 @@ rate = 1
 def test_toml_fills_a_nested_dataclass(tmp_path: Path) -> None:
     path = tmp_path / "run.toml"
     path.write_text(TOML)
-    assert load_toml(Run, path) == Run(10, Path("runs/a"), (3, 5), resume=True, limit=7, optimiser=Optimiser("sgd", 1.0))
+    assert load_toml(Run, path) == Run(
+        10, Path("runs/a"), (3, 5), resume=True, limit=7, optimiser=Optimiser("sgd", 1.0)
+    )
 
 
 def test_mapping_survives_json() -> None:

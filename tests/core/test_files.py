@@ -7,7 +7,14 @@ from pathlib import Path
 import pytest
 
 from draftgauge.core.errors import DraftgaugeError
-from draftgauge.core.files import TEMPORARY_SUFFIX, atomic_write_bytes, atomic_write_text, file_sha256, remove_temporaries, require_writable
+from draftgauge.core.files import (
+    TEMPORARY_SUFFIX,
+    atomic_write_bytes,
+    atomic_write_text,
+    file_sha256,
+    remove_temporaries,
+    require_writable,
+)
 
 
 def test_write_replaces_and_leaves_nothing_else(tmp_path: Path) -> None:
@@ -19,7 +26,9 @@ def test_write_replaces_and_leaves_nothing_else(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("step", ["fsync", "replace"])
-def test_full_disk_keeps_the_old_file_and_says_how_to_go_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, step: str) -> None:
+def test_full_disk_keeps_the_old_file_and_says_how_to_go_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, step: str
+) -> None:
     path = tmp_path / "a.bin"
     atomic_write_bytes(path, b"old")
 
@@ -27,7 +36,9 @@ def test_full_disk_keeps_the_old_file_and_says_how_to_go_on(tmp_path: Path, monk
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
     monkeypatch.setattr(*((os, "fsync") if step == "fsync" else (Path, "replace")), full)
-    with pytest.raises(DraftgaugeError, match=r"no space left on the disk while writing .*a\.bin.*run the same command again"):
+    with pytest.raises(
+        DraftgaugeError, match=r"no space left on the disk while writing .*a\.bin.*run the same command again"
+    ):
         atomic_write_bytes(path, b"new")
     monkeypatch.undo()
     assert path.read_bytes() == b"old"

@@ -13,7 +13,9 @@ SHARED = Path(__file__).resolve().parents[3] / "shared" / "prompts"
 
 
 def write(path: Path, *entries: object) -> Path:
-    path.write_text("\n".join(entry if isinstance(entry, str) else json.dumps(entry) for entry in entries), encoding="utf-8")
+    path.write_text(
+        "\n".join(entry if isinstance(entry, str) else json.dumps(entry) for entry in entries), encoding="utf-8"
+    )
     return path
 
 
@@ -34,7 +36,10 @@ def test_all_three_forms(tmp_path: Path) -> None:
 
 def test_selection_keeps_the_index(tmp_path: Path) -> None:
     splits = ["train", "test"] * 4
-    path = write(tmp_path / "p.jsonl", *({"prompt": f"{i}", "task": "ab"[i // 4], "split": split} for i, split in enumerate(splits)))
+    path = write(
+        tmp_path / "p.jsonl",
+        *({"prompt": f"{i}", "task": "ab"[i // 4], "split": split} for i, split in enumerate(splits)),
+    )
     assert [p.index for p in read_prompts(path, tasks=["b"], split="test")] == [5, 7]
     assert [p.index for p in read_prompts(path, limit=1, split="test")] == [1]
     with pytest.raises(PromptError, match="has no task 'c'; it has a, b"):
@@ -110,7 +115,10 @@ def test_a_folder_stands_for_its_files_in_order(tmp_path: Path) -> None:
     write(tmp_path / "b.jsonl", '{"prompt": "second"}\n')
     write(tmp_path / "a.jsonl", '{"prompt": "first", "id": "x"}\n')
     prompts = read_prompts(tmp_path)
-    assert [(p.index, p.identifier, p.task, p.text) for p in prompts] == [(0, "x", "a", "first"), (1, "1", "b", "second")]
+    assert [(p.index, p.identifier, p.task, p.text) for p in prompts] == [
+        (0, "x", "a", "first"),
+        (1, "1", "b", "second"),
+    ]
     before = prompts_sha256(tmp_path)
     write(tmp_path / "b.jsonl", '{"prompt": "another"}\n')
     assert prompts_sha256(tmp_path) != before

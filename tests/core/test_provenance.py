@@ -67,7 +67,9 @@ def test_environment_is_json_and_names_the_machine() -> None:
 
 
 def test_environment_does_not_import_torch() -> None:
-    code = "import sys; from draftgauge.core.provenance import environment; environment(); print('torch' in sys.modules)"
+    code = (
+        "import sys; from draftgauge.core.provenance import environment; environment(); print('torch' in sys.modules)"
+    )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "False"
 

@@ -57,7 +57,9 @@ def test_drafters_without_a_distribution(monkeypatch, gamma):
     target = MarkovModel.random(2, seed=3)
     expected = law_of_model(target, prompt, 4, sampling)
     for drafter in (PromptLookupDrafter(), LanguageModelDrafter(target.noised(1.0, seed=4))):
-        assert_same_law(law_of_speculation(monkeypatch, target, drafter, gamma, prompt, DecodingSettings(4, sampling)), expected)
+        assert_same_law(
+            law_of_speculation(monkeypatch, target, drafter, gamma, prompt, DecodingSettings(4, sampling)), expected
+        )
 
 
 def test_a_draft_drawn_at_another_temperature(monkeypatch):
@@ -80,7 +82,9 @@ def test_seeded_outputs_follow_the_law():
     target = MarkovModel.random(2, seed=2)
     drafter = LanguageModelDrafter(target.noised(1.5, seed=3), sampling=sampling, generator=generator)
     settings = DecodingSettings(3, sampling)
-    counts = Counter(tuple(speculative_decode(target, drafter, FixedLength(2), [0], settings, generator).tokens) for _ in range(runs))
+    counts = Counter(
+        tuple(speculative_decode(target, drafter, FixedLength(2), [0], settings, generator).tokens) for _ in range(runs)
+    )
     law = law_of_model(target, [0], 3, sampling)
     assert counts.keys() <= law.keys()
     for output, chance in law.items():

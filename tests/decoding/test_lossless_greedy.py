@@ -79,9 +79,10 @@ def policies():
     """One of every registered policy, and of every fixed length."""
     specs = [name for name in POLICIES if name != "fixed"]
     specs += [f"fixed:{gamma}" for gamma in range(GAMMA_MAX + 1)]
-    return [pytest.param(functools.partial(make_policy, spec, GAMMA_MAX, LinearCosts(drafting=0.02)), id=spec) for spec in specs] + [
-        pytest.param(RandomPolicy, id="random")
-    ]
+    return [
+        pytest.param(functools.partial(make_policy, spec, GAMMA_MAX, LinearCosts(drafting=0.02)), id=spec)
+        for spec in specs
+    ] + [pytest.param(RandomPolicy, id="random")]
 
 
 class UnreliableOracle:
@@ -119,7 +120,9 @@ def test_every_architecture(engine, family, attention):
         assert tuple(result.tokens) == expected
         partly_accepted += sum(0 < step.accepted < step.drafted for step in result.steps)
     assert partly_accepted >= 3
-    result = speculative_decode(target_model(*model), make_drafter("a noised copy", *model), FixedLength(4), prompt(), SETTINGS)
+    result = speculative_decode(
+        target_model(*model), make_drafter("a noised copy", *model), FixedLength(4), prompt(), SETTINGS
+    )
     assert tuple(result.tokens) == expected
 
 

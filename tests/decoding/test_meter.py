@@ -62,7 +62,9 @@ def measure(target: CachedModel, drafter: Drafter, contexts: tuple[int, ...] = (
     return curve
 
 
-def test_the_curve_is_what_the_parts_take(pair: tuple[CachedModel, CachedModel], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_curve_is_what_the_parts_take(
+    pair: tuple[CachedModel, CachedModel], monkeypatch: pytest.MonkeyPatch
+) -> None:
     clock = Clock(monkeypatch)
     target, draft = SlowModel(pair[0], clock, 10.0, 1.0), SlowModel(pair[1], clock, 2.0, 0.0)
     curve = measure(target, LanguageModelDrafter(draft))
@@ -89,7 +91,9 @@ class LookingDrafter(LanguageModelDrafter):
         return draft
 
 
-def test_overhead_and_what_looking_costs(pair: tuple[CachedModel, CachedModel], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_overhead_and_what_looking_costs(
+    pair: tuple[CachedModel, CachedModel], monkeypatch: pytest.MonkeyPatch
+) -> None:
     clock = Clock(monkeypatch)
     observe = StepTimer.observe
 
@@ -115,12 +119,19 @@ def test_replay_charges_for_signals_only_those_who_look() -> None:
     trace = synthetic_trace(seed=0, prompts=4, length=30, gamma_max=GAMMA_MAX)
     row = ((1.0,) * (GAMMA_MAX + 1),)
     curve = CostCurve((10,), row, row, row, row, row, row, 0.0, (1.0,), "none", "cpu", "float32", signals=0.5)
-    for spec, charged in {"fixed:2": 0.0, "hf-heuristic": 0.0, "hf-confidence": 0.5, "cumulative-confidence": 0.5}.items():
+    for spec, charged in {
+        "fixed:2": 0.0,
+        "hf-heuristic": 0.0,
+        "hf-confidence": 0.5,
+        "cumulative-confidence": 0.5,
+    }.items():
         replayed = replay(trace, make_policy(spec, GAMMA_MAX), curve).record
         np.testing.assert_allclose(replayed.seconds, 2 + charged * (replayed.drafted + 1), err_msg=spec)
 
 
-def test_a_drafter_with_nothing_to_propose_leaves_no_verification_unmeasured(pair: tuple[CachedModel, CachedModel]) -> None:
+def test_a_drafter_with_nothing_to_propose_leaves_no_verification_unmeasured(
+    pair: tuple[CachedModel, CachedModel],
+) -> None:
     curve = measure(pair[0], PromptLookupDrafter(max_ngram=5, min_ngram=5))
     assert np.shape(curve.verify) == (2, GAMMA_MAX + 1)
     assert min(map(min, curve.verify)) > 0

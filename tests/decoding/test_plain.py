@@ -20,7 +20,9 @@ def generate(model, prompt: list[int], **arguments) -> list[int]:
     return output[0, len(prompt) :].tolist()
 
 
-@pytest.mark.parametrize(("family", "engine"), [("qwen3", "lean"), ("mistral-sliding", "modules"), ("gemma", "modules")])
+@pytest.mark.parametrize(
+    ("family", "engine"), [("qwen3", "lean"), ("mistral-sliding", "modules"), ("gemma", "modules")]
+)
 def test_greedy_equals_generate(family, engine):
     model = tiny_model(family)
     for seed in range(3):
@@ -58,7 +60,9 @@ def test_one_token_prompts_and_what_the_result_says():
 
 def test_sampling_repeats_with_its_generator():
     model, request = MarkovModel.random(5, seed=0), DecodingSettings(20, Sampling(1.0))
-    first, second, other = (plain_decode(model, [2], request, torch.Generator().manual_seed(seed)).tokens for seed in (0, 0, 1))
+    first, second, other = (
+        plain_decode(model, [2], request, torch.Generator().manual_seed(seed)).tokens for seed in (0, 0, 1)
+    )
     assert first == second != other
 
 

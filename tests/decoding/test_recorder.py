@@ -31,7 +31,9 @@ GAMMA_MAX = 6
 PROMPT = Prompt(3, "three", "code", "test", "some text")
 
 
-def related_pair(family: str = "qwen3", engine: str = "auto", noise: float = 0.15, **overrides) -> tuple[CachedModel, CachedModel]:
+def related_pair(
+    family: str = "qwen3", engine: str = "auto", noise: float = 0.15, **overrides
+) -> tuple[CachedModel, CachedModel]:
     """A target and a draft that agrees with it now and then: the target's weights with noise."""
     target, draft = tiny_model(family, **overrides), tiny_model(family, **overrides)
     generator = torch.Generator().manual_seed(5)
@@ -41,7 +43,9 @@ def related_pair(family: str = "qwen3", engine: str = "auto", noise: float = 0.1
     return wrap(target, engine), wrap(draft, engine)
 
 
-def greedy(target: CachedModel, prompt: list[int], count: int = 40, end_tokens: frozenset[int] = frozenset()) -> list[int]:
+def greedy(
+    target: CachedModel, prompt: list[int], count: int = 40, end_tokens: frozenset[int] = frozenset()
+) -> list[int]:
     return plain_decode(target, prompt, DecodingSettings(count, end_tokens=end_tokens)).tokens
 
 
@@ -122,7 +126,9 @@ def test_chunks_and_a_padded_vocabulary_do_not_show(monkeypatch: pytest.MonkeyPa
     assert whole.tokens.max() < 50
     monkeypatch.setattr(dense, "CHUNK", 7)
     assert_same_drafts(draft_densely(draft, prompt, output, GAMMA_MAX, vocabulary=50), whole)
-    assert_same_drafts(whole, draft_position_by_position(LanguageModelDrafter(draft, vocabulary=50), prompt, output, GAMMA_MAX))
+    assert_same_drafts(
+        whole, draft_position_by_position(LanguageModelDrafter(draft, vocabulary=50), prompt, output, GAMMA_MAX)
+    )
 
 
 def test_the_record_of_a_prompt() -> None:
@@ -187,14 +193,20 @@ def test_replay_is_live_step_by_step(kind: str, ends: bool) -> None:
     target, draft = related_pair()
     prompt = [9, 4, 9, 4, *tokens(7, seed=8).tolist()]
     end_tokens = frozenset({greedy(target, prompt)[33]} if ends else ())
-    drafter = LanguageModelDrafter(draft, end_tokens) if kind == "language_model" else PromptLookupDrafter(end_tokens=end_tokens)
+    drafter = (
+        LanguageModelDrafter(draft, end_tokens)
+        if kind == "language_model"
+        else PromptLookupDrafter(end_tokens=end_tokens)
+    )
     trace = make_trace([record(target, drafter, prompt, end_tokens=end_tokens)], max_new_tokens=40)
     settings = DecodingSettings(40, end_tokens=end_tokens)
     for gamma in range(GAMMA_MAX + 1):
         live = speculative_decode(target, drafter, FixedLength(gamma), prompt, settings)
         replayed = replay(trace, FixedLength(gamma)).record
         outcomes = [(step.drafted, step.accepted, step.committed) for step in live.steps]
-        assert outcomes == list(zip(replayed.drafted.tolist(), replayed.accepted.tolist(), replayed.committed.tolist(), strict=True))
+        assert outcomes == list(
+            zip(replayed.drafted.tolist(), replayed.accepted.tolist(), replayed.committed.tolist(), strict=True)
+        )
 
 
 @pytest.mark.parametrize(
@@ -234,10 +246,25 @@ def test_what_cannot_be_recorded_is_refused() -> None:
     with pytest.raises(DraftgaugeError, match="gamma_max"):
         record(target, LanguageModelDrafter(draft), [1, 2], gamma_max=0)
     with pytest.raises(DraftgaugeError, match="stop strings"):
-        record_prompt(target, LanguageModelDrafter(draft), PROMPT, [1, 2], DecodingSettings(4, stop_strings=("x",)), tiny_tokenizer())
+        record_prompt(
+            target,
+            LanguageModelDrafter(draft),
+            PROMPT,
+            [1, 2],
+            DecodingSettings(4, stop_strings=("x",)),
+            tiny_tokenizer(),
+        )
     for drafter, generator in ((LanguageModelDrafter(draft), None), (PromptLookupDrafter(), torch.Generator())):
         with pytest.raises(DraftgaugeError, match=r"needs a draft model .* and a random generator"):
-            record_prompt(target, drafter, PROMPT, [1, 2], DecodingSettings(4, Sampling(1.0)), tiny_tokenizer(), generator=generator)
+            record_prompt(
+                target,
+                drafter,
+                PROMPT,
+                [1, 2],
+                DecodingSettings(4, Sampling(1.0)),
+                tiny_tokenizer(),
+                generator=generator,
+            )
     with pytest.raises(DraftgaugeError, match="greedy drafts"):
         record(target, LanguageModelDrafter(draft, sampling=Sampling(1.0)), [1, 2])
 

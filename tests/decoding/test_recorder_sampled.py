@@ -39,7 +39,13 @@ class Pair:
     """A toy target and a drafter of it, with what they decode."""
 
     def __init__(
-        self, vocabulary: int, count: int, sampling: Sampling, ends: tuple[int, ...] = (), context: int = 1000, noise: float = 1.5
+        self,
+        vocabulary: int,
+        count: int,
+        sampling: Sampling,
+        ends: tuple[int, ...] = (),
+        context: int = 1000,
+        noise: float = 1.5,
     ) -> None:
         self.target = MarkovModel.random(vocabulary, seed=vocabulary)
         draft = self.target.noised(noise, seed=9)
@@ -52,20 +58,39 @@ class Pair:
 
     def record(self, gamma_max: int, generator: torch.Generator = UNUSED) -> PromptRecord:
         return record_prompt(
-            self.target, self.drafter(generator), SOURCE, self.prompt, self.settings, TOKENIZER, gamma_max, generator=generator
+            self.target,
+            self.drafter(generator),
+            SOURCE,
+            self.prompt,
+            self.settings,
+            TOKENIZER,
+            gamma_max,
+            generator=generator,
         )
 
-    def replay(self, policy: Policy, gamma_max: int, generator: torch.Generator = UNUSED) -> tuple[tuple[int, ...], Figures]:
+    def replay(
+        self, policy: Policy, gamma_max: int, generator: torch.Generator = UNUSED
+    ) -> tuple[tuple[int, ...], Figures]:
         record = self.record(gamma_max, generator)
         outcome = replay(make_trace([record], self.settings.max_new_tokens), policy)
-        return tuple(record.token.tolist()), (float(outcome.steps[0]), float(outcome.drafted[0]), float(outcome.accepted[0]))
+        return tuple(record.token.tolist()), (
+            float(outcome.steps[0]),
+            float(outcome.drafted[0]),
+            float(outcome.accepted[0]),
+        )
 
     def live(self, policy: Policy, generator: torch.Generator = UNUSED) -> tuple[tuple[int, ...], Figures]:
         out = speculative_decode(self.target, self.drafter(generator), policy, self.prompt, self.settings, generator)
-        return tuple(out.tokens), (len(out.steps), sum(s.drafted for s in out.steps), sum(s.accepted for s in out.steps))
+        return tuple(out.tokens), (
+            len(out.steps),
+            sum(s.drafted for s in out.steps),
+            sum(s.accepted for s in out.steps),
+        )
 
 
-def by_output(monkeypatch: pytest.MonkeyPatch, program: Callable[[], tuple[tuple[int, ...], Figures]]) -> dict[tuple[int, ...], np.ndarray]:
+def by_output(
+    monkeypatch: pytest.MonkeyPatch, program: Callable[[], tuple[tuple[int, ...], Figures]]
+) -> dict[tuple[int, ...], np.ndarray]:
     """``[4]`` for every output: its probability, and that times the mean of each figure given the output."""
     sums: dict[tuple[int, ...], np.ndarray] = defaultdict(lambda: np.zeros(4))
     with monkeypatch.context() as patch:
@@ -138,7 +163,10 @@ def test_chances_are_those_of_the_distributions() -> None:
     record = pair.record(3, torch.Generator().manual_seed(1))
     text = [*pair.prompt, *record.token.tolist()]
     for position, token in enumerate(record.token.tolist()):
-        p, q = (probabilities(m.row(*text[position : position + 2]), pair.settings.sampling) for m in (pair.target, pair.draft))
+        p, q = (
+            probabilities(m.row(*text[position : position + 2]), pair.settings.sampling)
+            for m in (pair.target, pair.draft)
+        )
         assert record.acceptance[position] == pytest.approx(float(torch.minimum(p, q).sum()), abs=1e-6)
         assert record.survival[position] == pytest.approx(min(1.0, float(q[token] / p[token])), abs=1e-6)
         refused = record.draft_token[position, 0]
@@ -161,7 +189,9 @@ def test_a_walk_over_a_drawn_trace_is_a_live_one() -> None:
         for found in (np.array(walked, np.float64), np.array(expected)):
             error = np.sqrt((found.var(0) + live.var(0)) / runs)
             assert (np.abs(found.mean(0) - live.mean(0)) < 4 * error).all()
-        assert np.array(expected)[:, 0].var() < 0.8 * live[:, 0].var(), "an expectation given the output varies less than a run"
+        assert np.array(expected)[:, 0].var() < 0.8 * live[:, 0].var(), (
+            "an expectation given the output varies less than a run"
+        )
 
 
 def pair_of(outcome) -> tuple[float, float]:

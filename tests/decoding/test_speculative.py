@@ -58,13 +58,17 @@ class Scripted:
     lookup=st.booleans(),
     needs_signals=st.booleans(),
 )
-def test_equals_plain_decoding_whatever_is_drafted(prompt, limits, max_new_tokens, end_tokens, noise, lookup, needs_signals):
+def test_equals_plain_decoding_whatever_is_drafted(
+    prompt, limits, max_new_tokens, end_tokens, noise, lookup, needs_signals
+):
     request = DecodingSettings(max_new_tokens, end_tokens=end_tokens)
     plain = plain_decode(TARGET, prompt, request)
     proposer = PromptLookupDrafter(end_tokens=end_tokens) if lookup else drafter(noise, end_tokens)
     policy = Scripted(limits, needs_signals)
     streamed: list[tuple[int, str]] = []
-    result = speculative_decode(TARGET, proposer, policy, prompt, request, on_commit=lambda t, o: streamed.extend(zip(t, o, strict=True)))
+    result = speculative_decode(
+        TARGET, proposer, policy, prompt, request, on_commit=lambda t, o: streamed.extend(zip(t, o, strict=True))
+    )
     assert result.tokens == plain.tokens
     assert result.finish == plain.finish
     assert streamed == list(zip(result.tokens, result.origins, strict=True))
@@ -164,7 +168,9 @@ class Oblivious:
 def test_an_end_token_inside_a_draft_drops_the_rest():
     request = DecodingSettings(20, end_tokens=frozenset({4}))
     seen = []
-    result = speculative_decode(counting_model(), Oblivious(), FixedLength(6), [0], request, on_commit=lambda t, o: seen.append((t, o)))
+    result = speculative_decode(
+        counting_model(), Oblivious(), FixedLength(6), [0], request, on_commit=lambda t, o: seen.append((t, o))
+    )
     assert result.tokens == [1, 2, 3, 4]
     assert result.finish == "stop"
     assert result.origins == ["accepted"] * 4
@@ -224,7 +230,9 @@ def test_sampled_output_repeats_with_its_seed():
         generator = torch.Generator().manual_seed(seed)
         sampling = Sampling(1.0)
         proposer = LanguageModelDrafter(TARGET.noised(0.8, seed=1), sampling=sampling, generator=generator)
-        return speculative_decode(TARGET, proposer, FixedLength(3), [1], DecodingSettings(30, sampling), generator).tokens
+        return speculative_decode(
+            TARGET, proposer, FixedLength(3), [1], DecodingSettings(30, sampling), generator
+        ).tokens
 
     assert run(0) == run(0)
     assert run(0) != run(1)

@@ -103,7 +103,10 @@ def test_the_base_rate_has_no_skill_over_itself(trace: Trace) -> None:
     assert by_key["rate", None]["brier_skill"] == pytest.approx(0)
     assert by_key["rate", 1]["calibration_error"] == pytest.approx(0)
     assert by_key["confidence", None]["brier_skill"] > 0.05
-    assert sum(row["tokens"] for row in rows if row["prediction"] == "rate" and row["depth"]) == by_key["rate", None]["tokens"]
+    assert (
+        sum(row["tokens"] for row in rows if row["prediction"] == "rate" and row["depth"])
+        == by_key["rate", None]["tokens"]
+    )
     for row in rows:
         assert row["uncertainty"] == pytest.approx(row["accepted"] * (1 - row["accepted"]))
 

@@ -25,7 +25,9 @@ def test_parts_agree(engine: str) -> None:
     assert len(found.live_reached) == 3
     assert found.mismatched == 0
     assert found.distance_reached.sum(1).tolist() == found.reached.tolist()
-    assert found.tree_tokens.tolist() == [len(text.output) for text in held_out[1:2]]  # the first prompt is too short for a tree
+    assert found.tree_tokens.tolist() == [
+        len(text.output) for text in held_out[1:2]
+    ]  # the first prompt is too short for a tree
     assert found.latency is not None
     assert found.latency.tokens_per_second > 0
     assert found.latency.draft_ms > 0

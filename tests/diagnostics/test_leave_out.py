@@ -47,7 +47,9 @@ def _kind(monkeypatch: pytest.MonkeyPatch) -> None:
 def costs(t_draft: float) -> CostCurve:
     verify = tuple(0.01 + 0.001 * k for k in range(GAMMA_MAX + 1))
     draft = tuple(t_draft * n for n in range(GAMMA_MAX + 1))
-    return CostCurve((0,), (verify,), (verify,), (verify,), (draft,), (draft,), (draft,), 0.0, (0.01,), "none", "cpu", "float32")
+    return CostCurve(
+        (0,), (verify,), (verify,), (verify,), (draft,), (draft,), (draft,), 0.0, (0.01,), "none", "cpu", "float32"
+    )
 
 
 def trace(compression: str = "none") -> Trace:
@@ -87,7 +89,10 @@ def test_a_compression_left_out_is_judged_with_its_own_costs() -> None:
 def test_a_pair_left_out_is_named() -> None:
     runs, fit = [Recorded(trace(), costs(0.001), "large"), Recorded(trace(), costs(0.001), "small")], Fit()
     rows = leave_pair_out(runs, fit, resamples=50)
-    assert {(row["design"], row["left"], row["pair"]) for row in rows} == {("pair", "large", "large"), ("pair", "small", "small")}
+    assert {(row["design"], row["left"], row["pair"]) for row in rows} == {
+        ("pair", "large", "large"),
+        ("pair", "small", "small"),
+    }
     assert [{pair for pair, _, _ in given} for given in fit.given] == [{"large", "small"}, {"small"}, {"large"}]
 
 

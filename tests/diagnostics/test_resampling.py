@@ -19,7 +19,9 @@ from draftgauge.diagnostics.resampling import (
 )
 
 
-def drawn(rng: np.random.Generator, alpha: list[float], seeds: int = 3, prompts: int = 40, spread: float = 0.0) -> Counts:
+def drawn(
+    rng: np.random.Generator, alpha: list[float], seeds: int = 3, prompts: int = 40, spread: float = 0.0
+) -> Counts:
     """Counts of 50 drafts a prompt whose acceptance differs by ``spread`` between prompts and between seeds."""
     shift = rng.normal(0, spread, (seeds, 1)) + rng.normal(0, spread, (1, prompts))
     reached, accepted = [], []

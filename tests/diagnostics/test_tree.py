@@ -18,7 +18,9 @@ Node = tuple[tuple[int, ...], float]
 
 def begun(net: ReuseNet, model: CachedModel, text: list[int]) -> tuple[torch.Tensor, ChainState]:
     """The chain after a text, and the logits of its first drafted token."""
-    features = batch_features(model.module, torch.tensor([text]), TapPlan(net.config.hidden_layers, net.config.kv_layers))
+    features = batch_features(
+        model.module, torch.tensor([text]), TapPlan(net.config.hidden_layers, net.config.kv_layers)
+    )
     end = len(text) - 1
     parts = (
         None if features.hidden is None else features.hidden[0, :end],

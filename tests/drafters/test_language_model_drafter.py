@@ -111,7 +111,9 @@ def cycle_model() -> MarkovModel:
 @pytest.mark.parametrize("asks", [True, False])
 def test_a_draft_ends_with_an_end_token(asks, reads_every_token):
     model = cycle_model()
-    drafter = LanguageModelDrafter(model, end_tokens=frozenset({3}), sampling=Sampling(0.01), generator=torch.Generator())
+    drafter = LanguageModelDrafter(
+        model, end_tokens=frozenset({3}), sampling=Sampling(0.01), generator=torch.Generator()
+    )
     drafter._reads_every_token = reads_every_token
     drafter.prefill([0])
     draft = drafter.propose(8, (lambda signal: True) if asks else None)
@@ -159,6 +161,8 @@ def test_a_wider_draft_vocabulary_is_cut_to_the_targets():
     drafter = LanguageModelDrafter(MarkovModel(table), vocabulary=3)
     drafter.prefill([0])
     assert drafter.propose(2, None).tokens == [2, 2]
-    sampled = LanguageModelDrafter(MarkovModel(table), sampling=Sampling(1.0), generator=torch.Generator(), vocabulary=3)
+    sampled = LanguageModelDrafter(
+        MarkovModel(table), sampling=Sampling(1.0), generator=torch.Generator(), vocabulary=3
+    )
     sampled.prefill([0])
     assert sampled.propose(2, None).probabilities.shape == (2, 3)

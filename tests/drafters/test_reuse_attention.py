@@ -24,7 +24,10 @@ def random(seed: int, *shape: int) -> Tensor:
 
 
 def inputs(depths: int) -> list[Tensor]:
-    return [random(0, BATCH, HEADS, ROWS, DIM), *(random(seed + 1, BATCH, KEY_HEADS, ROWS, DIM) for seed in range(2 + 2 * depths))]
+    return [
+        random(0, BATCH, HEADS, ROWS, DIM),
+        *(random(seed + 1, BATCH, KEY_HEADS, ROWS, DIM) for seed in range(2 + 2 * depths)),
+    ]
 
 
 def masked(queries: Tensor, keys: Tensor, values: Tensor, *own: Tensor) -> Tensor:
@@ -122,7 +125,9 @@ def test_the_gated_delta_is_the_papers() -> None:
     torch.testing.assert_close(join.openness(n, o), g)
 
 
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU: the flash kernels of CUDA are other ones than the CPU's")
+@pytest.mark.skipif(
+    not torch.cuda.is_available(), reason="needs a GPU: the flash kernels of CUDA are other ones than the CPU's"
+)
 @pytest.mark.parametrize("depths", [0, 3])
 def test_the_kernels_of_a_gpu(depths: int) -> None:
     exact = inputs(depths)

@@ -47,7 +47,9 @@ def test_every_row_of_the_paper_within_two_percent(target, draft_vocabulary: int
     matched = matched_widths(config, [row | {"draft_vocabulary": draft_vocabulary} for row in ROWS])
     counts = [count_parameters(found) for found in matched]
     assert max(counts) <= 1.02 * min(counts)
-    assert [(found.design, found.layers) for found in matched] == [(row["design"], row.get("layers", 1)) for row in ROWS]
+    assert [(found.design, found.layers) for found in matched] == [
+        (row["design"], row.get("layers", 1)) for row in ROWS
+    ]
     hybrid = matched[7]
     assert hybrid.intermediate_size == config.intermediate_size  # the largest of one layer keeps the target's width
 
@@ -66,7 +68,9 @@ def test_the_count_is_that_of_the_network(design: str) -> None:
     target = tiny_model(num_hidden_layers=4)
     for kept in (None, torch.tensor([1, 5, 9])):
         config = reuse_config(target.config, design, draft_vocabulary=0 if kept is None else 3)
-        assert count_parameters(config) == sum(weight.numel() for weight in new_net(config, target, 0, kept).parameters())
+        assert count_parameters(config) == sum(
+            weight.numel() for weight in new_net(config, target, 0, kept).parameters()
+        )
 
 
 def test_a_drafter_of_the_largest_target_needs_no_memory_on_meta() -> None:
@@ -115,13 +119,17 @@ def test_seeds() -> None:
     assert torch.equal(torch.get_rng_state(), before)
     hidden = dict(new_net(reuse_config(target.config, "hidden"), target, 1).named_parameters())
     changed = set()
-    for (name, weight), again, different in zip(one.named_parameters(), same.parameters(), other.parameters(), strict=True):
+    for (name, weight), again, different in zip(
+        one.named_parameters(), same.parameters(), other.parameters(), strict=True
+    ):
         assert torch.equal(weight, again)
         assert weight.dtype == torch.float32
         if not torch.equal(weight, different):
             changed.add(name)
         if name in hidden:
-            assert torch.equal(weight, hidden[name]), name  # designs differ in what they reuse, not in what they start from
+            assert torch.equal(weight, hidden[name]), (
+                name
+            )  # designs differ in what they reuse, not in what they start from
     assert changed == {name for name, weight in one.named_parameters() if weight.ndim == 2} - {"head.weight"}
     assert torch.equal(one.head.weight, target.lm_head.weight)
 
@@ -141,7 +149,13 @@ def test_warm_start(design: str) -> None:
         assert torch.equal(weight, theirs[name] if name in copied else fresh[name]), name
     missing = set(theirs) - set(copied)
     assert missing == (set() if design == "hybrid" else {name for name in theirs if "self_attention" in name})
-    assert {"fuse.weight", "head.weight", "norm.weight", "blocks.0.mlp.down.weight", "blocks.0.token_norm.weight"} <= set(copied)
+    assert {
+        "fuse.weight",
+        "head.weight",
+        "norm.weight",
+        "blocks.0.mlp.down.weight",
+        "blocks.0.token_norm.weight",
+    } <= set(copied)
 
 
 def test_a_warm_start_of_another_kind_changes_nothing() -> None:
@@ -164,19 +178,26 @@ def test_a_warm_start_of_another_kind_changes_nothing() -> None:
         warm_start(net, new_net(small, target, 0, torch.tensor([1, 2])))
     with pytest.raises(ModelError, match="different draft vocabularies"):
         warm_start(
-            new_net(replace(config, draft_vocabulary=2), target, 0, torch.tensor([1, 3])), new_net(small, target, 0, torch.tensor([1, 2]))
+            new_net(replace(config, draft_vocabulary=2), target, 0, torch.tensor([1, 3])),
+            new_net(small, target, 0, torch.tensor([1, 2])),
         )
     for weight, before in zip(net.parameters(), fresh, strict=True):
         assert torch.equal(weight, before)
 
 
 @pytest.mark.parametrize(
-    ("kept", "message"), [(None, "say which"), ([3, 2], "ascending"), ([2, 96], "of the target's 96"), ([1], "must be 2")]
+    ("kept", "message"),
+    [(None, "say which"), ([3, 2], "ascending"), ([2, 96], "of the target's 96"), ([1], "must be 2")],
 )
 def test_draft_tokens_that_do_not_fit(kept: list[int] | None, message: str) -> None:
     target = tiny_model(num_hidden_layers=4)
     with pytest.raises(ModelError, match=message):
-        new_net(reuse_config(target.config, "none", draft_vocabulary=2), target, 0, None if kept is None else torch.tensor(kept))
+        new_net(
+            reuse_config(target.config, "none", draft_vocabulary=2),
+            target,
+            0,
+            None if kept is None else torch.tensor(kept),
+        )
     with pytest.raises(ModelError, match="no draft vocabulary"):
         new_net(reuse_config(target.config, "none"), target, 0, torch.tensor([1, 2]))
 

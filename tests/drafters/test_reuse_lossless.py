@@ -30,7 +30,10 @@ from tiny import tiny_model, tokens
 
 SMALL_VOCABULARY = 8  # so small that drafts of a random network are accepted in part
 VARIANTS = [(design, 1, "project-rope") for design in DESIGNS]
-VARIANTS += [("kv", 1, injection) for injection in INJECTIONS[:2]] + [("kv", 3, "project-rope"), ("none", 2, "project-rope")]
+VARIANTS += [("kv", 1, injection) for injection in INJECTIONS[:2]] + [
+    ("kv", 3, "project-rope"),
+    ("none", 2, "project-rope"),
+]
 ENGINES = [("lean", "qwen3"), ("modules", "qwen3"), ("lean", "llama3-rope"), ("lean", "mistral"), ("lean", "qwen2")]
 ENGINES += [("modules", family) for family in ("gemma", "gemma2", "gemma3")]
 PAIRS = [(variant, ("lean", "qwen3")) for variant in VARIANTS]
@@ -43,15 +46,21 @@ def target_module(family: str, vocabulary: int = SMALL_VOCABULARY) -> PreTrained
     return tiny_model(family, num_hidden_layers=4, vocab_size=vocabulary)
 
 
-def build_net(module: PreTrainedModel, variant: tuple[str, int, str], draft_tokens: list[int] | None = None) -> ReuseNet:
+def build_net(
+    module: PreTrainedModel, variant: tuple[str, int, str], draft_tokens: list[int] | None = None
+) -> ReuseNet:
     design, layers, injection = variant
     kept = len(draft_tokens or ())
-    config = reuse_config(module.config, design, layers=layers, injection=injection, intermediate_size=96, draft_vocabulary=kept)
+    config = reuse_config(
+        module.config, design, layers=layers, injection=injection, intermediate_size=96, draft_vocabulary=kept
+    )
     return new_net(config, module, seed=3, draft_tokens=torch.tensor(draft_tokens) if draft_tokens else None)
 
 
 def build_drafter(target: CachedModel, net: ReuseNet, **options: Any) -> ReuseDrafter:
-    return ReuseDrafter(net, target, attach_taps(target, TapPlan(net.config.hidden_layers, net.config.kv_layers)), **options)
+    return ReuseDrafter(
+        net, target, attach_taps(target, TapPlan(net.config.hidden_layers, net.config.kv_layers)), **options
+    )
 
 
 @pytest.mark.parametrize(("variant", "engine"), PAIRS)
@@ -79,7 +88,9 @@ def test_live_drafts_are_those_that_training_unrolls(variant: tuple[str, int, st
     rows = [text[: 7 + position] + drafts.tokens[position].tolist() + [0, 0] for position in range(len(output))]
     batch = torch.tensor([row + [0] * (length + depths + 2 - len(row)) for row in rows])
     with torch.no_grad():
-        logits = net.unroll(batch, batch_features(target.module, batch, TapPlan(net.config.hidden_layers, net.config.kv_layers)), depths)
+        logits = net.unroll(
+            batch, batch_features(target.module, batch, TapPlan(net.config.hidden_layers, net.config.kv_layers)), depths
+        )
     anchors = torch.arange(len(output)) + 7 - 2
     unrolled = torch.stack([depth[torch.arange(len(output)), anchors] for depth in logits], 1)  # [positions, depths, V]
     torch.testing.assert_close(unrolled.softmax(-1).amax(-1), torch.tensor(drafts.shown[0]), rtol=1e-3, atol=1e-3)
@@ -152,7 +163,9 @@ def test_a_record_is_the_same_however_its_output_was_decoded() -> None:
 def test_sampled_output_has_the_targets_law(monkeypatch, design, draft_tokens, sampling, vocabulary, gamma) -> None:
     module = target_module("qwen3", vocabulary)
     target, prompt, count = wrap(module), [1, 0, 1], 3
-    drafter = build_drafter(target, build_net(module, (design, 1, "project-rope"), draft_tokens), sampling=sampling, generator=UNUSED)
+    drafter = build_drafter(
+        target, build_net(module, (design, 1, "project-rope"), draft_tokens), sampling=sampling, generator=UNUSED
+    )
     settings = DecodingSettings(count, sampling)
     law = Enumerator(monkeypatch).law(
         lambda: tuple(speculative_decode(target, drafter, FixedLength(gamma), prompt, settings, UNUSED).tokens)
@@ -161,7 +174,9 @@ def test_sampled_output_has_the_targets_law(monkeypatch, design, draft_tokens, s
 
 
 @torch.no_grad()
-def law_of_target(module: PreTrainedModel, prompt: list[int], count: int, sampling: Sampling) -> dict[tuple[int, ...], float]:
+def law_of_target(
+    module: PreTrainedModel, prompt: list[int], count: int, sampling: Sampling
+) -> dict[tuple[int, ...], float]:
     """The law of ``count`` tokens, by multiplying along every sequence."""
     outputs = list(itertools.product(range(module.config.vocab_size), repeat=count))
     text = torch.tensor([[*prompt, *output] for output in outputs])

@@ -26,7 +26,9 @@ PROMPTS = [tokens(PROMPT, seed=seed).tolist() for seed in range(4)]
 @functools.cache
 def target_and_texts() -> tuple[CachedModel, tuple[tuple[int, ...], ...]]:
     target = wrap(tiny_model(num_hidden_layers=4))
-    return target, tuple(tuple(prompt + plain_decode(target, prompt, DecodingSettings(OUTPUT)).tokens) for prompt in PROMPTS)
+    return target, tuple(
+        tuple(prompt + plain_decode(target, prompt, DecodingSettings(OUTPUT)).tokens) for prompt in PROMPTS
+    )
 
 
 def learn_by_heart(net: ReuseNet, plan: TapPlan) -> None:

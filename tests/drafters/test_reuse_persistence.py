@@ -10,7 +10,15 @@ import torch
 from safetensors.torch import load_file
 
 from draftgauge.core.errors import ModelError
-from draftgauge.drafters.reuse import ReuseNet, load_drafter, new_net, read_description, reuse_config, save_drafter, target_fingerprint
+from draftgauge.drafters.reuse import (
+    ReuseNet,
+    load_drafter,
+    new_net,
+    read_description,
+    reuse_config,
+    save_drafter,
+    target_fingerprint,
+)
 from draftgauge.drafters.reuse.persistence import is_drafter
 from draftgauge.models.base import CachedModel
 from draftgauge.models.loading import load_model, wrap

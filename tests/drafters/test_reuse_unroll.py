@@ -44,10 +44,16 @@ def features(family: str) -> Features:
 
 
 def make(
-    design: str, layers: int = 1, injection: str = "project-rope", family: str = "qwen3", draft_tokens: Tensor | None = None
+    design: str,
+    layers: int = 1,
+    injection: str = "project-rope",
+    family: str = "qwen3",
+    draft_tokens: Tensor | None = None,
 ) -> ReuseNet:
     kept = 0 if draft_tokens is None else len(draft_tokens)
-    config = reuse_config(target(family).config, design, layers=layers, injection=injection, intermediate_size=48, draft_vocabulary=kept)
+    config = reuse_config(
+        target(family).config, design, layers=layers, injection=injection, intermediate_size=48, draft_vocabulary=kept
+    )
     net = new_net(config, target(family), 3, draft_tokens)
     with torch.no_grad():  # norms and biases start at one and zero: too kind a test
         for index, parameter in enumerate(p for p in net.parameters() if p.ndim == 1):
@@ -58,7 +64,10 @@ def make(
 def take_in(net: ReuseNet, state: ChainState, row: int, end: int, seen: Features) -> tuple[Tensor, ChainState]:
     """Anchors up to ``end`` (not among them) of one of the texts."""
     begin, following = state.anchors, texts()[row, state.anchors + 1 : end + 1]
-    kv = [[layer[:, begin:end] for layer in part[row]] if net.config.reads_kv else None for part in (seen.keys, seen.values)]
+    kv = [
+        [layer[:, begin:end] for layer in part[row]] if net.config.reads_kv else None
+        for part in (seen.keys, seen.values)
+    ]
     return net.take_in(state, following, seen.hidden[row, begin:end] if net.config.reads_hidden else None, *kv)
 
 
@@ -133,7 +142,9 @@ def test_a_design_reads_what_it_says(design: str) -> None:
     before = net.unroll(texts(), seen, DEPTHS)
 
     def changes(other: Features) -> list[bool]:
-        return [not torch.allclose(old, new) for old, new in zip(before, net.unroll(texts(), other, DEPTHS), strict=True)]
+        return [
+            not torch.allclose(old, new) for old, new in zip(before, net.unroll(texts(), other, DEPTHS), strict=True)
+        ]
 
     other_hidden = Features(seen.hidden + 1, seen.keys, seen.values, seen.logits)
     other_kv = Features(seen.hidden, seen.keys.flip(-2), seen.values.flip(-2), seen.logits)
@@ -159,7 +170,9 @@ def test_a_draft_vocabulary_keeps_the_rows_of_its_tokens() -> None:
     small, whole = make("hidden", draft_tokens=kept), make("hidden")
     assert small.d2t.tolist() == kept.tolist()
     assert [int(small.t2d[token]) for token in (2, 3, 4, 50, 95)] == [0, 1, -1, 2, 3]
-    for few, many in zip(small.unroll(texts(), features("qwen3"), 2), whole.unroll(texts(), features("qwen3"), 2), strict=True):
+    for few, many in zip(
+        small.unroll(texts(), features("qwen3"), 2), whole.unroll(texts(), features("qwen3"), 2), strict=True
+    ):
         torch.testing.assert_close(few, many[..., kept])
     assert_drafting_is_the_unroll(small, "qwen3")
 

@@ -111,7 +111,9 @@ def test_what_does_not_fit_is_refused(kind: str, request: pytest.FixtureRequest)
     fitted: FittedPolicy = request.getfixturevalue(kind)
     with pytest.raises(DraftgaugeError, match="was fitted for gamma_max 8, the longest draft here is 5"):
         fitted_policy(fitted, 5, None)
-    with pytest.raises(DraftgaugeError, match=r"was fitted on the signals loudness; this draftgauge has .*: fit it again"):
+    with pytest.raises(
+        DraftgaugeError, match=r"was fitted on the signals loudness; this draftgauge has .*: fit it again"
+    ):
         fitted_policy(replace(fitted, signals=("loudness",)), GAMMA_MAX, None)
     with pytest.raises(DraftgaugeError, match="unknown key 'colour'"):
         fitted_policy(replace(fitted, parameters={**fitted.parameters, "colour": 1}), GAMMA_MAX, None)

@@ -51,7 +51,10 @@ def test_it_gains_over_the_best_fixed_length_on_prompts_never_seen(traces, draft
 def test_another_cost_curve_moves_the_lengths_without_fitting_again(traces) -> None:
     train, test = traces
     fitted = fit_stopping([train], [curve(0.05)])
-    mean = [float(replay(test, fitted_policy(fitted, GAMMA_MAX, curve(d)), curve(d)).record.drafted.mean()) for d in (0.02, 0.1, 0.4)]
+    mean = [
+        float(replay(test, fitted_policy(fitted, GAMMA_MAX, curve(d)), curve(d)).record.drafted.mean())
+        for d in (0.02, 0.1, 0.4)
+    ]
     assert mean[0] > mean[1] > mean[2]
     # Where a draft token costs as much as three verifications nothing pays, and nothing is drafted.
     assert replay(test, fitted_policy(fitted, GAMMA_MAX, curve(3.0)), curve(3.0)).drafted.sum() == 0
@@ -88,7 +91,9 @@ def test_continuation_values_also_gain(traces) -> None:
     costs = curve(0.1)
     numbers = from_mapping(StoppingNumbers, fit_stopping([train], [costs]).parameters, "numbers")
     fixed = replay_fixed_all(test, costs)[best_fixed_gamma(train, costs)]
-    assert fit_continuation(train, costs, numbers).replay(test, costs).tokens_per_second > 1.02 * fixed.tokens_per_second
+    assert (
+        fit_continuation(train, costs, numbers).replay(test, costs).tokens_per_second > 1.02 * fixed.tokens_per_second
+    )
 
 
 def test_what_cannot_be_fitted_is_said(traces) -> None:

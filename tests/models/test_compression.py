@@ -15,7 +15,9 @@ from draftgauge.models.loading import load_model, wrap
 from tiny import save_tiny, tiny_model, tokens
 
 CPU, GPU = torch.device("cpu"), torch.device("cuda")
-needs_bitsandbytes = pytest.mark.skipif(bool(compression.missing_libraries("int8")), reason="bitsandbytes or accelerate is not installed")
+needs_bitsandbytes = pytest.mark.skipif(
+    bool(compression.missing_libraries("int8")), reason="bitsandbytes or accelerate is not installed"
+)
 
 
 @pytest.fixture(scope="module")
@@ -46,7 +48,9 @@ def test_a_missing_library_is_named_with_its_installation(monkeypatch: pytest.Mo
     assert quantization_config("bf16", CPU) is None
 
 
-@pytest.mark.parametrize(("name", "dtype"), [("none", torch.float32), ("fp16", torch.float16), ("bf16", torch.bfloat16)])
+@pytest.mark.parametrize(
+    ("name", "dtype"), [("none", torch.float32), ("fp16", torch.float16), ("bf16", torch.bfloat16)]
+)
 def test_unquantised_models_load_in_their_dtype(folder: Path, name: str, dtype: torch.dtype) -> None:
     cached = load_model(folder, name, device="cpu")
     assert cached.spec.dtype == dtype
@@ -58,11 +62,17 @@ def test_unquantised_models_load_in_their_dtype(folder: Path, name: str, dtype: 
 @pytest.mark.parametrize(("name", "kind"), [("int8", "Linear8bitLt"), ("nf4", "Linear4bit")])
 def test_both_engines_run_quantised_linears_alike(folder: Path, name: str, kind: str) -> None:
     text = tokens(20)
-    lean, modules = load_model(folder, name, device="cpu", engine="lean"), load_model(folder, name, device="cpu", engine="modules")
+    lean, modules = (
+        load_model(folder, name, device="cpu", engine="lean"),
+        load_model(folder, name, device="cpu", engine="modules"),
+    )
     linears = [m for m in lean.module.modules() if isinstance(m, nn.Linear) and m is not lean.module.lm_head]
     assert {type(m).__name__ for m in linears} == {kind}
     assert type(lean.module.lm_head) is nn.Linear
-    rows = [torch.cat((cached.forward(text[:12]), cached.forward(text[12:13]), cached.forward(text[13:]))) for cached in (lean, modules)]
+    rows = [
+        torch.cat((cached.forward(text[:12]), cached.forward(text[12:13]), cached.forward(text[13:])))
+        for cached in (lean, modules)
+    ]
     branched = [cached.branches(torch.tensor([5, 20])).step(tokens(2, seed=1)) for cached in (lean, modules)]
     exact = wrap(tiny_model()).forward(text)
     assert distance(rows[0], rows[1]) < 2e-3  # a rounding apart at most

@@ -24,7 +24,9 @@ from tiny import ATTENTION, FAMILIES, LEAN, tiny_model, tokens
 ENGINES = [("lean", family) for family in LEAN] + [("modules", family) for family in FAMILIES]
 # with every kind of attention
 MAIN = [("lean", "qwen3"), ("lean-packed", "llama-biases"), ("modules", "mistral-sliding"), ("modules", "gemma2")]
-ATTENTION_KINDS = [(*pair, "gqa") for pair in ENGINES] + [(*pair, kind) for pair in MAIN for kind in ATTENTION if kind != "gqa"]
+ATTENTION_KINDS = [(*pair, "gqa") for pair in ENGINES] + [
+    (*pair, kind) for pair in MAIN for kind in ATTENTION if kind != "gqa"
+]
 ATTENTION_KINDS += [("lean-packed", "qwen3", "gqa"), ("lean-packed", "llama-biases", "gqa"), ("lean", "llama", "mqa")]
 
 
@@ -83,7 +85,10 @@ def test_branches_equal_fresh_forwards(engine: str, family: str, attention: str)
             session.keep(rows)
             starts, branches = starts[rows], branches[rows]
         ours = session.step(branches[:, depth])
-        theirs = [reference(model, torch.cat((text[:s], b[: depth + 1])))[-1] for s, b in zip(starts.tolist(), branches, strict=True)]
+        theirs = [
+            reference(model, torch.cat((text[:s], b[: depth + 1])))[-1]
+            for s, b in zip(starts.tolist(), branches, strict=True)
+        ]
         assert_same(ours, torch.stack(theirs))
     assert cached.length == 30
     following = tokens(3, seed=2)
@@ -93,7 +98,9 @@ def test_branches_equal_fresh_forwards(engine: str, family: str, attention: str)
 @pytest.mark.parametrize(("engine", "family"), MAIN)
 @settings(max_examples=12, deadline=None)
 @given(data=st.data())
-def test_any_sequence_of_forwards_and_rollbacks_equals_a_fresh_one(engine: str, family: str, data: st.DataObject) -> None:
+def test_any_sequence_of_forwards_and_rollbacks_equals_a_fresh_one(
+    engine: str, family: str, data: st.DataObject
+) -> None:
     model = one_model(family)
     cached, text = build(model, engine), []
     for _ in range(data.draw(st.integers(1, 5))):
@@ -117,7 +124,10 @@ def test_positions_outside_rotary_embeddings_take_the_slow_and_right_way(family:
     starts, branches = torch.tensor([3, 20]), tokens(4, seed=3).view(2, 2)
     session = cached.branches(starts)
     for depth in range(2):
-        theirs = [reference(model, torch.cat((text[:s], b[: depth + 1])))[-1] for s, b in zip(starts.tolist(), branches, strict=True)]
+        theirs = [
+            reference(model, torch.cat((text[:s], b[: depth + 1])))[-1]
+            for s, b in zip(starts.tolist(), branches, strict=True)
+        ]
         assert_same(session.step(branches[:, depth]), torch.stack(theirs))
 
 
@@ -181,7 +191,10 @@ def test_lean_cache_grows_past_its_first_capacity(monkeypatch: pytest.MonkeyPatc
     rows = torch.cat([cached.forward(part) for part in text.split(417)])  # capacity 512, then 1024, then 1300
     torch.testing.assert_close(rows, reference(model, text), rtol=1e-4, atol=5e-4)
     session = cached.branches(torch.tensor([1250, 600]))
-    theirs = [reference(model, torch.cat((text, text[:1])))[-1], reference(model, torch.cat((text[:600], text[1:2])))[-1]]
+    theirs = [
+        reference(model, torch.cat((text, text[:1])))[-1],
+        reference(model, torch.cat((text[:600], text[1:2])))[-1],
+    ]
     assert_same(session.step(text[:2]), torch.stack(theirs))
 
 
@@ -223,7 +236,9 @@ def test_large_models_are_not_packed(monkeypatch: pytest.MonkeyPatch) -> None:
     assert not lean_ops.packs(model)
 
 
-def test_fusing_leaves_the_transformers_model_as_it_was_and_holds_nothing_twice(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_fusing_leaves_the_transformers_model_as_it_was_and_holds_nothing_twice(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setattr(lean_ops, "PACK_LIMIT", 0)
     model, text = tiny_model("qwen2"), tokens(12)
     before = reference(model, text)
@@ -241,7 +256,10 @@ def test_fusing_leaves_the_transformers_model_as_it_was_and_holds_nothing_twice(
         ({"family": "mistral-sliding"}, "sliding-window"),
         ({"family": "qwen3-sliding"}, "sliding-window"),
         ({"hidden_act": "gelu"}, "activation is gelu"),
-        ({"family": "llama", "rope_parameters": {"rope_type": "dynamic", "rope_theta": 1e4, "factor": 2.0}}, "depend on the length"),
+        (
+            {"family": "llama", "rope_parameters": {"rope_type": "dynamic", "rope_theta": 1e4, "factor": 2.0}},
+            "depend on the length",
+        ),
     ],
 )
 def test_the_lean_engine_says_why_it_refuses(overrides: dict, reason: str) -> None:

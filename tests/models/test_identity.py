@@ -18,7 +18,9 @@ from tiny import save_tiny, tiny_model, tiny_tokenizer
 
 
 @pytest.mark.parametrize("whole", [1 << 20, 64])
-def test_a_fingerprint_is_of_the_model_and_not_of_its_place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, whole: int) -> None:
+def test_a_fingerprint_is_of_the_model_and_not_of_its_place(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, whole: int
+) -> None:
     monkeypatch.setattr(fingerprints, "WHOLE", whole)  # up to it files are hashed whole, above at their ends
     monkeypatch.setattr(fingerprints, "EDGE", 32)
     first = save_tiny(tmp_path / "first")
@@ -55,7 +57,9 @@ def test_vocabularies_of_equal_size_that_differ_are_told_apart() -> None:
 
 
 def test_a_smaller_vocabulary_is_refused() -> None:
-    with pytest.raises(ModelError, match=r"96 and 94 tokens, 2 ids differ: 94 is '}' to the target, nothing to the draft"):
+    with pytest.raises(
+        ModelError, match=r"96 and 94 tokens, 2 ids differ: 94 is '}' to the target, nothing to the draft"
+    ):
         check_same_vocabulary(tiny_tokenizer(96), tiny_tokenizer(94))
 
 

@@ -18,7 +18,7 @@ from draftgauge.models.reference import PAIR_FOLDER, PARTS, reference_path
 from draftgauge.models.vocabulary import check_same_vocabulary, end_tokens
 from draftgauge.policies import make_policy
 from draftgauge.training.reference.corpus import Module, is_reserved, prompt_split, standard_library
-from draftgauge.training.reference.tasks import functions
+from draftgauge.training.reference.library import functions
 
 SPLITS = ("train", "validation", "test")
 TASKS = ("code", "math", "chat", "summarization")

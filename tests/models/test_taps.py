@@ -33,7 +33,9 @@ def one_pass(model: PreTrainedModel, text: Tensor, plan: TapPlan) -> tuple[Tenso
     cache = DynamicCache()
     with torch.no_grad():
         states = model(text[None], past_key_values=cache, use_cache=True, output_hidden_states=True).hidden_states
-    assert all(layer < LAYERS - 1 for layer in plan.hidden_layers)  # of the last one, transformers gives the normed states
+    assert all(
+        layer < LAYERS - 1 for layer in plan.hidden_layers
+    )  # of the last one, transformers gives the normed states
     kept = [cache.layers[layer] for layer in plan.kv_layers]
     return (
         torch.stack([states[layer + 1][0] for layer in plan.hidden_layers], 1),
@@ -134,7 +136,11 @@ def test_nothing_is_copied_by_reading_and_nothing_kept_that_was_not_asked_for(en
     cached = wrap(tiny_model(num_hidden_layers=LAYERS), engine)
     taps = attach_taps(cached, TapPlan((1,), (2,)))
     cached.forward(tokens(9))
-    held = (cached._cache, cached._cache) if engine == "lean" else (cached._cache.layers[2].keys, cached._cache.layers[2].values)
+    held = (
+        (cached._cache, cached._cache)
+        if engine == "lean"
+        else (cached._cache.layers[2].keys, cached._cache.layers[2].values)
+    )
     assert taps.keys(0, 3, 7).untyped_storage().data_ptr() == held[0].untyped_storage().data_ptr()
     assert taps.values(0, 3, 7).untyped_storage().data_ptr() == held[1].untyped_storage().data_ptr()
     assert taps.hidden(0, 9).data_ptr() == cached.hidden._rows.data_ptr()
@@ -164,7 +170,11 @@ def test_branches_leave_the_taps_alone(engine: str) -> None:
 
 @pytest.mark.parametrize("engine", ["lean", "modules"])
 def test_a_long_prompt_grows_the_store_and_goes_in_pieces(engine: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    for module, name, value in ((lean, "FIRST_CAPACITY", 16), (hidden, "FIRST_CAPACITY", 16), (lean, "PREFILL_CHUNK", 10)):
+    for module, name, value in (
+        (lean, "FIRST_CAPACITY", 16),
+        (hidden, "FIRST_CAPACITY", 16),
+        (lean, "PREFILL_CHUNK", 10),
+    ):
         monkeypatch.setattr(module, name, value)
     model, text, plan = target("qwen3"), tokens(70), TapPlan((0, 2), (3,))
     cached = wrap(model, engine)
@@ -191,14 +201,24 @@ def test_attaching_again_takes_the_place_of_the_taps_before() -> None:
 def test_default_layers_are_low_middle_and_high() -> None:
     assert default_taps(36) == (2, 18, 33)
     assert default_taps(8) == (2, 4, 5)
-    assert [default_taps(count) for count in range(1, 8)] == [(0,), (0, 1), (0, 1, 2), (0, 2, 3), (0, 2, 4), (1, 3, 5), (2, 3, 4)]
+    assert [default_taps(count) for count in range(1, 8)] == [
+        (0,),
+        (0, 1),
+        (0, 1, 2),
+        (0, 2, 3),
+        (0, 2, 4),
+        (1, 3, 5),
+        (2, 3, 4),
+    ]
 
 
 def test_keys_come_from_full_attention_layers_unless_told_otherwise() -> None:
     config = tiny_model("gemma2", num_hidden_layers=8).config  # every other layer looks at a window
     assert tap_plan(config, hidden=True, kv=True) == TapPlan((2, 4, 5), (1, 3, 5))
     assert tap_plan(config, hidden=True, kv=False, layers=[2]) == TapPlan((2,), ())
-    with pytest.raises(ModelError, match=r"layer 2 of this gemma2 attends within a window of 8 tokens.*full attention, 1, 3, 5, 7"):
+    with pytest.raises(
+        ModelError, match=r"layer 2 of this gemma2 attends within a window of 8 tokens.*full attention, 1, 3, 5, 7"
+    ):
         tap_plan(config, hidden=True, kv=True, layers=[1, 2])
     sliding = tiny_model("mistral-sliding").config
     assert tap_plan(sliding, hidden=True, kv=False) == TapPlan((0, 1), ())
@@ -214,7 +234,11 @@ def test_keys_come_from_full_attention_layers_unless_told_otherwise() -> None:
         ({}, [1, 1], "each once"),
         ({}, [], "none at all"),
         ({"family": "gpt2", "attention": "mha", "intermediate_size": None}, None, "family gpt2 have no taps"),
-        ({"family": "llama", "rope_parameters": {"rope_type": "dynamic", "rope_theta": 1e4, "factor": 2.0}}, None, "dynamic"),
+        (
+            {"family": "llama", "rope_parameters": {"rope_type": "dynamic", "rope_theta": 1e4, "factor": 2.0}},
+            None,
+            "dynamic",
+        ),
     ],
 )
 def test_what_cannot_be_tapped_is_refused(model: dict, layers: list[int] | None, message: str) -> None:

@@ -66,7 +66,9 @@ def trace(pair: tuple[CachedModel, CachedModel]) -> Trace:
         "bandit",
     ],
 )
-def test_replay_is_live_step_by_step_over_several_prompts(spec: str, pair: tuple[CachedModel, CachedModel], trace: Trace) -> None:
+def test_replay_is_live_step_by_step_over_several_prompts(
+    spec: str, pair: tuple[CachedModel, CachedModel], trace: Trace
+) -> None:
     target, draft = pair
     costs = LinearCosts()
     policy, drafter = make_policy(spec, GAMMA_MAX, costs), LanguageModelDrafter(draft)

@@ -29,7 +29,10 @@ def row(*confidences: float, entropies: list[float] | None = None, margins: list
     """The signals of a draft; entropies in bits."""
     entropies = entropies or [0.0] * len(confidences)
     margins = margins or list(confidences)
-    return [Signal(depth, *values) for depth, values in enumerate(zip(confidences, entropies, margins, strict=True), start=1)]
+    return [
+        Signal(depth, *values)
+        for depth, values in enumerate(zip(confidences, entropies, margins, strict=True), start=1)
+    ]
 
 
 def outcomes(policy: Policy, accepted: list[int]) -> list[int]:
@@ -144,7 +147,12 @@ def test_sglang_adaptive_climbs_after_its_warm_up_and_falls_below_the_thresholds
 
 
 def test_sglang_adaptive_takes_the_first_length_among_its_candidates_and_stays_within_gamma_max() -> None:
-    assert outcomes(make_policy("sglang-adaptive:start=4,warm_up=0,every=1,smoothing=1", 16), [4, 9, 0, 0]) == [4, 7, 7, 1]
+    assert outcomes(make_policy("sglang-adaptive:start=4,warm_up=0,every=1,smoothing=1", 16), [4, 9, 0, 0]) == [
+        4,
+        7,
+        7,
+        1,
+    ]
     assert outcomes(make_policy("sglang-adaptive:start=9", 5), [5] * 16) == [5] * 16
 
 

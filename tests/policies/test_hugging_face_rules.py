@@ -63,7 +63,10 @@ def test_defaults_are_those_of_transformers() -> None:
 @settings(max_examples=50, deadline=None)
 @given(seed=st.integers(0, 2**32 - 1))
 def test_heuristic_follows_transformers(seed: int) -> None:
-    policy, generator = make_policy("hf-heuristic:start=4", GAMMA_MAX), transformers_generator("heuristic", threshold=0.0, tokens=4)
+    policy, generator = (
+        make_policy("hf-heuristic:start=4", GAMMA_MAX),
+        transformers_generator("heuristic", threshold=0.0, tokens=4),
+    )
     for confidences, matches in random_steps(seed, 20):
         take_step(policy, generator, confidences, matches)
         assert policy.limit() == generator.num_assistant_tokens

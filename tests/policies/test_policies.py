@@ -8,7 +8,17 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from draftgauge.core.errors import DraftgaugeError
-from draftgauge.policies import POLICIES, Policy, Signal, SignalArrays, StatelessPolicy, Step, expand_policy, make_policy, needs_signals
+from draftgauge.policies import (
+    POLICIES,
+    Policy,
+    Signal,
+    SignalArrays,
+    StatelessPolicy,
+    Step,
+    expand_policy,
+    make_policy,
+    needs_signals,
+)
 from linear_costs import LinearCosts
 
 GAMMA_MAX = 5

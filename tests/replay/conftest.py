@@ -12,7 +12,9 @@ from draftgauge.traces.costs import CostCurve
 MakeCosts = Callable[..., CostCurve]
 
 
-def build(verify: np.ndarray, draft: np.ndarray, plain: np.ndarray, contexts: tuple[int, ...], overhead: float) -> CostCurve:
+def build(
+    verify: np.ndarray, draft: np.ndarray, plain: np.ndarray, contexts: tuple[int, ...], overhead: float
+) -> CostCurve:
     """Tables ``[C, G + 1]`` without spread."""
     v, d = (tuple(tuple(row) for row in table.tolist()) for table in (verify, draft))
     return CostCurve(contexts, v, v, v, d, d, d, overhead, tuple(plain.tolist()), "none", "cpu", "float32")

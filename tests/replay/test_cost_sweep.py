@@ -11,7 +11,16 @@ from draftgauge.core.errors import DraftgaugeError
 from draftgauge.policies import make_policy
 from draftgauge.policies.base import Policy
 from draftgauge.policies.fixed import FixedLength
-from draftgauge.replay import Design, Replay, at_cost_ratio, best_fixed_gamma, cost_sweep, design_of, evaluate_design, replay
+from draftgauge.replay import (
+    Design,
+    Replay,
+    at_cost_ratio,
+    best_fixed_gamma,
+    cost_sweep,
+    design_of,
+    evaluate_design,
+    replay,
+)
 from draftgauge.traces.costs import CostCurve
 from synthetic import synthetic_trace
 
@@ -51,7 +60,9 @@ def test_a_ratio_that_cannot_be_is_refused(costs: CostCurve, ratio: float) -> No
 
 def test_the_best_fixed_length_shortens_as_drafting_gets_dearer(design: Design, costs: CostCurve) -> None:
     ratios = (0.02, 0.2, 5.0)
-    rows = [row for row in cost_sweep(design, costs, arms, ratios) if row["task"] == "all" and row["policy"] == "hindsight"]
+    rows = [
+        row for row in cost_sweep(design, costs, arms, ratios) if row["task"] == "all" and row["policy"] == "hindsight"
+    ]
     assert [row["cost_ratio"] for row in rows] == list(ratios)
     best = [row["best_fixed_gamma"] for row in rows]
     assert design.train is not None
@@ -66,16 +77,25 @@ def test_the_measured_ratio_gives_the_measured_rows(design: Design, costs: CostC
         assert one["gain"] == pytest.approx(other["gain"], abs=1e-9)
 
 
-def test_baselines_are_always_there_and_gains_are_over_the_length_chosen_on_training_prompts(design: Design, costs: CostCurve) -> None:
+def test_baselines_are_always_there_and_gains_are_over_the_length_chosen_on_training_prompts(
+    design: Design, costs: CostCurve
+) -> None:
     rows = {row["policy"]: row for row in evaluate_design(design, costs, arms) if row["task"] == "all"}
     assert design.train is not None
     best = best_fixed_gamma(design.train, costs)
-    assert list(rows) == list(dict.fromkeys(["none", f"fixed:{best}", "hf-heuristic", "cumulative-confidence", "fixed:5", "hindsight"]))
-    assert {(row["split"], row["best_fixed_gamma"], row["best_fixed_from"]) for row in rows.values()} == {("test", best, "train")}
+    assert list(rows) == list(
+        dict.fromkeys(["none", f"fixed:{best}", "hf-heuristic", "cumulative-confidence", "fixed:5", "hindsight"])
+    )
+    assert {(row["split"], row["best_fixed_gamma"], row["best_fixed_from"]) for row in rows.values()} == {
+        ("test", best, "train")
+    }
     base = replay(design.trace, FixedLength(best), costs).tokens_per_second
     outcome = replay(design.trace, make_policy("cumulative-confidence", GAMMA_MAX), costs)
     assert rows["cumulative-confidence"]["gain"] == pytest.approx(outcome.tokens_per_second / base - 1)
-    assert {name for name, row in rows.items() if row["p_holm"] is not None} == {"hf-heuristic", "cumulative-confidence"}
+    assert {name for name, row in rows.items() if row["p_holm"] is not None} == {
+        "hf-heuristic",
+        "cumulative-confidence",
+    }
 
 
 def test_without_training_prompts_the_length_is_chosen_on_the_same_ones(design: Design, costs: CostCurve) -> None:

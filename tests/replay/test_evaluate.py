@@ -44,7 +44,9 @@ def costs(linear_costs: MakeCosts) -> CostCurve:
 
 @pytest.fixture(scope="module")
 def rows(trace: Trace, costs: CostCurve) -> dict[tuple[str, str], Row]:
-    policies = {spec: make_policy(spec, GAMMA_MAX) for spec in ("none", "fixed:1", "hf-heuristic", "cumulative-confidence")}
+    policies = {
+        spec: make_policy(spec, GAMMA_MAX) for spec in ("none", "fixed:1", "hf-heuristic", "cumulative-confidence")
+    }
     best = best_fixed_gamma(trace, costs)
     outcomes = {"best": FixedLength(best), "hindsight": hindsight_optimum(trace, costs).replay}
     return {(str(row["policy"]), str(row["task"])): row for row in evaluate(trace, costs, policies | outcomes)}
@@ -150,7 +152,11 @@ def test_acceptance_by_depth_counts_positions_that_reached_it(trace: Trace) -> N
                 if task not in (prompt.task, "all"):
                     continue
                 for row in range(trace.offsets[i], trace.offsets[i + 1]):
-                    if row + depth > trace.offsets[i + 1] or trace.drafted[row] < depth or trace.accepted[row] < depth - 1:
+                    if (
+                        row + depth > trace.offsets[i + 1]
+                        or trace.drafted[row] < depth
+                        or trace.accepted[row] < depth - 1
+                    ):
                         continue
                     reached += 1
                     accepted += trace.draft_token[row, depth - 1] == trace.token[row + depth - 1]

@@ -78,7 +78,9 @@ def test_what_is_drafted_after_a_refused_token_counts() -> None:
 
 
 @pytest.mark.parametrize("spec", ["none", "fixed:1", "fixed:3", "hf-confidence:0.6", "cumulative-confidence:0.3"])
-def test_the_expectation_is_the_mean_of_walks(trace: Trace, spec: str, linear_costs: Callable[[int], CostCurve]) -> None:
+def test_the_expectation_is_the_mean_of_walks(
+    trace: Trace, spec: str, linear_costs: Callable[[int], CostCurve]
+) -> None:
     costs = linear_costs(GAMMA_MAX)
     exact = replay(trace, make_policy(spec, GAMMA_MAX), costs)
     walks = [replay(walk, make_policy(spec, GAMMA_MAX), costs) for walk in draws(trace, DRAWN)]
@@ -96,8 +98,15 @@ def test_rows_of_a_draw_are_those_of_a_greedy_trace(trace: Trace) -> None:
         accepted, count = int(walk.accepted[row]), int(walk.drafted[row])
         assert walk.draft_token[row, :accepted].tolist() == trace.token[row : row + accepted].tolist()
         if accepted < count:
-            assert walk.draft_token[row, accepted] == trace.sampled.draft_token[row + accepted, 0] != trace.token[row + accepted]
-        assert_allclose(walk.confidence[row, : min(accepted + 1, count)], trace.sampled.confidence[row : row + accepted + 1, 0][:count])
+            assert (
+                walk.draft_token[row, accepted]
+                == trace.sampled.draft_token[row + accepted, 0]
+                != trace.token[row + accepted]
+            )
+        assert_allclose(
+            walk.confidence[row, : min(accepted + 1, count)],
+            trace.sampled.confidence[row : row + accepted + 1, 0][:count],
+        )
     assert (drawn(trace, 0).accepted == trace.accepted).all()
     assert (drawn(trace, 1).accepted != trace.accepted).any()
     part = select(trace, [False, True, False, True, False, False])
@@ -115,11 +124,16 @@ def test_policies_with_a_memory_are_averaged_over_draws(trace: Trace) -> None:
     assert_allclose(replay(trace, policy).steps, replay(trace, policy).steps)
 
 
-def test_hindsight_bounds_every_policy_and_rows_are_made_of_it(trace: Trace, linear_costs: Callable[[int], CostCurve]) -> None:
+def test_hindsight_bounds_every_policy_and_rows_are_made_of_it(
+    trace: Trace, linear_costs: Callable[[int], CostCurve]
+) -> None:
     costs = linear_costs(GAMMA_MAX)
     bound = np.mean([hindsight_optimum(walk, costs).replay.seconds for walk in draws(trace)], axis=0)
     assert_allclose(hindsight_optimum(trace, costs).replay.seconds, bound)
-    for outcome in (np.mean([replay(walk, FixedLength(g), costs).seconds for walk in draws(trace)], axis=0) for g in range(GAMMA_MAX + 1)):
+    for outcome in (
+        np.mean([replay(walk, FixedLength(g), costs).seconds for walk in draws(trace)], axis=0)
+        for g in range(GAMMA_MAX + 1)
+    ):
         assert (outcome >= bound - 1e-12).all()
     fixed = replay_fixed_all(trace, costs)
     best = best_fixed_gamma(trace, costs)

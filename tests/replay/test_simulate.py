@@ -50,12 +50,21 @@ def simulated_live(trace: Trace, prompt: int, policy: Policy) -> list[tuple[int,
             depth = len(draft)
             draft.append(available[depth])
             signals.append(
-                Signal(depth + 1, float(trace.confidence[row, depth]), float(trace.entropy[row, depth]), float(trace.margin[row, depth]))
+                Signal(
+                    depth + 1,
+                    float(trace.confidence[row, depth]),
+                    float(trace.entropy[row, depth]),
+                    float(trace.margin[row, depth]),
+                )
             )
             if needs_signals(policy) and len(draft) < limit and not policy.keep_drafting(signals[-1]):
                 break
         accepted = 0
-        while accepted < len(draft) and position + accepted < len(output) and draft[accepted] == output[position + accepted]:
+        while (
+            accepted < len(draft)
+            and position + accepted < len(output)
+            and draft[accepted] == output[position + accepted]
+        ):
             accepted += 1
         new = output[position : position + accepted + 1]
         committed_tokens += new
@@ -108,7 +117,9 @@ def test_replay_takes_the_steps_of_a_live_loop(spec: str, seed: int, length: int
 
 
 @pytest.mark.parametrize("spec", ["none", "fixed:3", "hf-confidence", "cumulative-confidence"])
-def test_the_fast_path_of_stateless_policies_equals_asking_token_by_token(spec: str, linear_costs: Callable[..., CostCurve]) -> None:
+def test_the_fast_path_of_stateless_policies_equals_asking_token_by_token(
+    spec: str, linear_costs: Callable[..., CostCurve]
+) -> None:
     trace, costs = synthetic_trace(3, prompts=6, length=60, gamma_max=6), linear_costs(6)
     fast = replay(trace, make_policy(spec, 6), costs)
     slow = replay(trace, TokenByToken(make_policy(spec, 6)), costs)
@@ -123,7 +134,11 @@ def test_a_policy_is_told_what_happened_and_asked_only_where_it_can_decide() -> 
     asked = iter(policy.asked)
     for i, step in enumerate(policy.told):
         row = trace.offsets[record.prompt[i]] + record.position[i]
-        assert (step.drafted, step.accepted, step.committed) == (record.drafted[i], record.accepted[i], record.committed[i])
+        assert (step.drafted, step.accepted, step.committed) == (
+            record.drafted[i],
+            record.accepted[i],
+            record.committed[i],
+        )
         assert [s.depth for s in step.signals] == list(range(1, step.drafted + 1))
         assert [s.confidence for s in step.signals] == trace.confidence[row, : step.drafted].tolist()
         assert [s.entropy for s in step.signals] == trace.entropy[row, : step.drafted].tolist()
@@ -181,7 +196,10 @@ def test_decisions_of_the_heuristic_by_hand() -> None:
 def test_a_step_does_not_know_that_the_output_stops_early() -> None:
     trace = replace(hand_made_trace([0, 3, 2, 1], finish="stop"), max_new_tokens=50)
     outcome = replay(trace, FixedLength(4))
-    assert steps_of(outcome, 0) == [(0, 4, 0, 1), (1, 4, 3, 3)]  # the end token was drafted: no token of the target's own
+    assert steps_of(outcome, 0) == [
+        (0, 4, 0, 1),
+        (1, 4, 3, 3),
+    ]  # the end token was drafted: no token of the target's own
 
 
 def test_modelled_seconds_follow_length_and_context(linear_costs: Callable[..., CostCurve]) -> None:

@@ -52,7 +52,9 @@ def test_the_division_follows_the_prompts_wherever_they_stand(trace: Trace) -> N
     assert list(known.values()) != sorted(known.values())
 
 
-@pytest.mark.parametrize(("prompts", "expected"), [(1, (1, 0, 0)), (2, (1, 0, 1)), (3, (2, 0, 1)), (4, (2, 1, 1)), (5, (3, 1, 1))])
+@pytest.mark.parametrize(
+    ("prompts", "expected"), [(1, (1, 0, 0)), (2, (1, 0, 1)), (3, (2, 0, 1)), (4, (2, 1, 1)), (5, (3, 1, 1))]
+)
 def test_few_prompts_of_a_task_are_trained_and_tested_on_first(prompts: int, expected: tuple[int, ...]) -> None:
     few = renamed(synthetic_trace(1, prompts=prompts, length=5, gamma_max=2), "")
     one_task = replace(few, prompts=tuple(replace(prompt, task="code") for prompt in few.prompts))

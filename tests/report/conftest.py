@@ -25,12 +25,18 @@ def make_costs(compression: str, verify: float, growth: float, draft: float, gam
     contexts = (32, 128, 512)
     verifying = np.array([[verify * (1 + c / 4096) * (1 + growth * k) for k in range(gamma_max + 1)] for c in contexts])
     drafting = np.array([[draft * n for n in range(gamma_max + 1)] for _ in contexts])
-    tables = [tuple(map(tuple, (part * share).tolist())) for part in (verifying, drafting) for share in (1.0, 0.97, 1.06)]
+    tables = [
+        tuple(map(tuple, (part * share).tolist())) for part in (verifying, drafting) for share in (1.0, 0.97, 1.06)
+    ]
     plain = tuple((verifying[:, 0] + 1e-4).tolist())
-    return CostCurve(contexts, *tables, overhead=2e-4, plain=plain, compression=compression, device="cpu", dtype="float32")
+    return CostCurve(
+        contexts, *tables, overhead=2e-4, plain=plain, compression=compression, device="cpu", dtype="float32"
+    )
 
 
-def write_run(folder: Path, costs: CostCurve, seed: int, prompts: int = 9, length: int = LENGTH, tasks: tuple[str, ...] = ()) -> Path:
+def write_run(
+    folder: Path, costs: CostCurve, seed: int, prompts: int = 9, length: int = LENGTH, tasks: tuple[str, ...] = ()
+) -> Path:
     """A complete run folder; some tokens are pieces that HTML would take for its own. ``tasks`` replaces the tasks of the prompts."""
     manifest = synthetic_manifest(prompts, costs.gamma_max, length)
     manifest = replace(manifest, target=replace(manifest.target, compression=costs.compression))
@@ -70,7 +76,17 @@ def live_row() -> Callable[..., dict[str, Any]]:
     """A row as ``draftgauge bench`` gives it, with some of its keys replaced."""
 
     def make(policy: str, **changes: Any) -> dict[str, Any]:
-        row = {"policy": policy, "compression": "none", "task": "all", "tokens_per_step": 2.5, "tokens_per_second": 300.0}
-        return row | {"tokens_per_second_low": 280.0, "tokens_per_second_high": 320.0, "ratio_to_plain": 1.5, "mismatches": 0} | changes
+        row = {
+            "policy": policy,
+            "compression": "none",
+            "task": "all",
+            "tokens_per_step": 2.5,
+            "tokens_per_second": 300.0,
+        }
+        return (
+            row
+            | {"tokens_per_second_low": 280.0, "tokens_per_second_high": 320.0, "ratio_to_plain": 1.5, "mismatches": 0}
+            | changes
+        )
 
     return make

@@ -57,7 +57,9 @@ def test_the_table_holds_the_rows_of_the_evaluation(view: ChoosingView, trace: T
 
 
 def test_the_curves_are_those_of_the_cost_sweep(view: ChoosingView, trace: Trace, costs: CostCurve) -> None:
-    rows = cost_sweep(design_of(trace), costs, lambda curve: {spec: make_policy(spec, 6, curve) for spec in SPECS}, resamples=100)
+    rows = cost_sweep(
+        design_of(trace), costs, lambda curve: {spec: make_policy(spec, 6, curve) for spec in SPECS}, resamples=100
+    )
     assert tuple(curve.policy for curve in view.sweep) == SPECS
     for curve in view.sweep:
         mine = [row for row in rows if row["policy"] == curve.policy and row["task"] == ALL_TASKS]
@@ -69,7 +71,11 @@ def test_the_curves_are_those_of_the_cost_sweep(view: ChoosingView, trace: Trace
 
 def test_lengths_along_a_text_are_those_of_the_replay(view: ChoosingView, trace: Trace) -> None:
     fixed, ahead, hindsight = view.lengths.lines
-    assert (fixed.policy, ahead.policy, hindsight.policy) == (f"fixed:{view.best_gamma}", view.ahead.policy, "hindsight")
+    assert (fixed.policy, ahead.policy, hindsight.policy) == (
+        f"fixed:{view.best_gamma}",
+        view.ahead.policy,
+        "hindsight",
+    )
     test = design_of(trace).trace
     prompt = next(i for i, info in enumerate(test.prompts) if info.identifier == view.lengths.identifier)
     record = replay(test, make_policy(view.ahead.policy, 6)).record
@@ -97,7 +103,9 @@ def test_predictions_of_policies_stand_beside_the_drafters_confidence(
 
     monkeypatch.setitem(FITTED, "sure", lambda parameters, gamma_max, costs: Sure(2))
     save_fitted(FittedPolicy("sure", 6, (), {}, trained_on=("code/p0",)), tmp_path / "mine.json")
-    known = replace(trace, prompts=tuple(replace(info, prompt_token=(1,) * info.prompt_tokens) for info in trace.prompts))
+    known = replace(
+        trace, prompts=tuple(replace(info, prompt_token=(1,) * info.prompt_tokens) for info in trace.prompts)
+    )
     found = choosing_view(known, costs, [str(tmp_path / "mine.json")], ["x"] * trace.positions)
     confidence, sure = found.calibration
     assert (confidence.name, sure.name) == (CONFIDENCE, "mine")
@@ -107,7 +115,9 @@ def test_predictions_of_policies_stand_beside_the_drafters_confidence(
     assert "fitted on 1 prompts" in mine.description
 
 
-def judged(policy: str, gain: tuple[float, float, float], reference: bool = False, p_holm: float | None = None) -> JudgedPolicy:
+def judged(
+    policy: str, gain: tuple[float, float, float], reference: bool = False, p_holm: float | None = None
+) -> JudgedPolicy:
     return JudgedPolicy(policy, "", reference, 2.0, 100.0, gain, (0.1, 0.25, 0.4), p_holm)
 
 
@@ -124,7 +134,9 @@ def test_what_the_table_comes_to(view: ChoosingView) -> None:
     assert "not above zero" in said(behind)
     assert "by chance" in said(replace(ahead, p_holm=0.2))
 
-    lines = judged_lines(replace(view, policies=(judged("fixed:1", (0.0, 0.0, 0.0), reference=True), behind, ahead, bound)))
+    lines = judged_lines(
+        replace(view, policies=(judged("fixed:1", (0.0, 0.0, 0.0), reference=True), behind, ahead, bound))
+    )
     assert [line.policy for line in lines] == ["mine", "other", "fixed:1", "hindsight"]
     assert [line.kind for line in lines] == ["best", "", "reference", "bound"]
     assert (lines[2].gain, lines[2].gain_interval, lines[2].p_holm) == ("0%", "", "\N{EN DASH}")
@@ -149,7 +161,9 @@ def test_without_test_prompts_there_is_nothing_to_judge_on(runs: list[Path], sin
         collect([single_run], policies=["hf-heuristic"])
 
 
-def test_a_policy_fitted_for_other_drafts_is_refused(judged_run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_policy_fitted_for_other_drafts_is_refused(
+    judged_run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setitem(FITTED, "short", lambda parameters, gamma_max, costs: FixedLength(1))
     save_fitted(FittedPolicy("short", 3, (), {}), tmp_path / "p.json")
     with pytest.raises(DraftgaugeError, match="fitted for gamma_max 3"):

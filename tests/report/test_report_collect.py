@@ -9,7 +9,15 @@ import pytest
 
 from draftgauge.core.errors import DraftgaugeError, TraceError
 from draftgauge.policies import make_policy
-from draftgauge.replay import ALL_TASKS, acceptance_by_depth, best_fixed_gamma, evaluate, hindsight_gain, hindsight_optimum, replay
+from draftgauge.replay import (
+    ALL_TASKS,
+    acceptance_by_depth,
+    best_fixed_gamma,
+    evaluate,
+    hindsight_gain,
+    hindsight_optimum,
+    replay,
+)
 from draftgauge.report.collect import MIN_POSITIONS, collect
 from draftgauge.report.rows import MEASURED_LENGTHS, POLICIES
 from draftgauge.traces.build import select
@@ -121,7 +129,9 @@ def test_of_many_measured_lengths_the_table_keeps_the_fastest(runs, live_row):
     bench = [live_row(f"fixed:{g}", tokens_per_second=100.0 + (g == 6)) for g in measured]
     data = collect(runs, bench)
     bests = {view.pooled.best_draft for view in data.compressions}
-    shown = {row.policy for row in data.compressions[0].rows if row.task == ALL_TASKS and row.policy.startswith("fixed")}
+    shown = {
+        row.policy for row in data.compressions[0].rows if row.task == ALL_TASKS and row.policy.startswith("fixed")
+    }
     assert shown == {f"fixed:{g}" for g in bests | {6}}
 
 

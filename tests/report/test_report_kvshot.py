@@ -28,9 +28,21 @@ def rows(tmp_path_factory: pytest.TempPathFactory) -> list[dict]:
 
 
 def test_the_page_holds_what_was_found(rows: list[dict], tmp_path: Path) -> None:
-    path = write_kvshot_report(rows, tmp_path / "report.html", {"hybrid-seed2": "RuntimeError: <out of memory>"}, {"command": "draftgauge"})
+    path = write_kvshot_report(
+        rows, tmp_path / "report.html", {"hybrid-seed2": "RuntimeError: <out of memory>"}, {"command": "draftgauge"}
+    )
     page = path.read_text()
-    for text in ("supported", "contradicted", "P1", "P2", "P3", "hybrid-seed2", "&lt;out of memory&gt;", "kv, 4 layers", "Capacity"):
+    for text in (
+        "supported",
+        "contradicted",
+        "P1",
+        "P2",
+        "P3",
+        "hybrid-seed2",
+        "&lt;out of memory&gt;",
+        "kv, 4 layers",
+        "Capacity",
+    ):
         assert text in page
     ids = re.findall(r' id="([^"]+)"', page)
     assert len(ids) == len(set(ids))
@@ -50,7 +62,9 @@ def test_tables(rows: list[dict]) -> None:
 
 
 def test_panels_compare_what_belongs_together(rows: list[dict]) -> None:
-    found = {comparison.title: [label for label, _ in comparison.lines] for comparison in comparisons(variant_views(rows))}
+    found = {
+        comparison.title: [label for label, _ in comparison.lines] for comparison in comparisons(variant_views(rows))
+    }
     assert found["Designs, at equal parameters"] == ["hidden", "kv", "hybrid", "cross", "none"]
     assert found["Layers of the KV drafter, at equal parameters"] == ["kv", "kv, 4 layers"]
     assert "Ways of injecting the KV cache" not in found  # only one was run

@@ -76,7 +76,11 @@ def bench() -> list[dict]:
         "mismatches": 0,
     }
     names = ("plain", "fixed:2", "hf-heuristic", "transformers-assisted", "<b>mine</b>")
-    return [row | {"policy": name, "task": task, "tokens_per_second": 160.0} for name in names for task in ("all", "code", "math")]
+    return [
+        row | {"policy": name, "task": task, "tokens_per_second": 160.0}
+        for name in names
+        for task in ("all", "code", "math")
+    ]
 
 
 @pytest.fixture(scope="module")
@@ -93,8 +97,14 @@ def page(html) -> Page:
 
 def test_every_section_is_there(page, html):
     assert {"advice", "acceptance", "speed", "cost", "policies", "timelines", "made"} <= set(page.ids)
-    assert {value for name, value in page.attributes if name == "href" and not value.startswith("#acc")} >= {"#advice", "#speed", "#made"}
-    assert page.tags["svg"] > 2 * (1 + 3 + 1 + 1)  # acceptance, speed of all and two tasks, cost, balance: per compression
+    assert {value for name, value in page.attributes if name == "href" and not value.startswith("#acc")} >= {
+        "#advice",
+        "#speed",
+        "#made",
+    }
+    assert page.tags["svg"] > 2 * (
+        1 + 3 + 1 + 1
+    )  # acceptance, speed of all and two tasks, cost, balance: per compression
     assert "With the uncompressed target, draft" in html
     assert "With the int8 target, draft" in html
     assert "Lengths &amp; speeds &lt;draft&gt;" in html

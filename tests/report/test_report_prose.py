@@ -73,13 +73,17 @@ def test_lengths_differ_because_of_costs_only_where_they_follow_them():
 
 def test_a_flat_curve_is_said_to_be_flat():
     flat, steep = (100.0, 208.0, 210.0, 207.0), (100.0, 150.0, 210.0, 160.0)
-    assert headline(_view(speeds=flat)).reason.endswith("on average. Any length from 1 to 3 tokens is within 2% of the best.")
+    assert headline(_view(speeds=flat)).reason.endswith(
+        "on average. Any length from 1 to 3 tokens is within 2% of the best."
+    )
     assert headline(_view(speeds=steep)).reason.endswith("on average.")
     cheap, dear = _costs(growth=0.02, draft=0.5e-3), _costs(growth=0.2, draft=3e-3)
     late = (100.0, 150.0, 203.0, 204.0)
     told = why_lengths_differ([_view("none", steep, dear), _view("int8", late, cheap)])
     assert told.endswith("It does not matter much here: 2 tokens would be within 2% of the best for each of them.")
-    assert "does not matter" not in why_lengths_differ([_view("none", steep, dear), _view("int8", (100.0, 150.0, 180.0, 204.0), cheap)])
+    assert "does not matter" not in why_lengths_differ(
+        [_view("none", steep, dear), _view("int8", (100.0, 150.0, 180.0, 204.0), cheap)]
+    )
 
 
 def test_step_costs_are_in_plain_steps():
@@ -87,7 +91,9 @@ def test_step_costs_are_in_plain_steps():
 
 
 def test_choosing_on_the_same_prompts_is_admitted():
-    assert "which favours it. Chosen for each prompt on all the others, it reaches 2.03× (int8)" in how_chosen([_view(held_out=203.0)])
+    assert "which favours it. Chosen for each prompt on all the others, it reaches 2.03× (int8)" in how_chosen(
+        [_view(held_out=203.0)]
+    )
     assert how_chosen([_view()]).endswith("which favours it.")
 
 
@@ -121,7 +127,9 @@ def test_a_column_has_the_decimals_of_its_largest_value():
 def test_the_best_policy_is_marked_and_the_bound_is_not():
     rows = [
         TableRow("all", "plain", 1.0, 100.0, live_tokens_per_second=99.0),
-        TableRow("all", "fixed:2", 2.0, 210.0, live_tokens_per_second=190.0, live_low=180.0, live_high=201.0, mismatches=1200),
+        TableRow(
+            "all", "fixed:2", 2.0, 210.0, live_tokens_per_second=190.0, live_low=180.0, live_high=201.0, mismatches=1200
+        ),
         TableRow("all", "someone-elses", live_tokens_per_second=195.0),
         TableRow("all", "hindsight", 3.0, 275.0),
     ]
@@ -141,11 +149,20 @@ def test_the_best_policy_is_marked_and_the_bound_is_not():
 
 def test_policies_side_by_side():
     one = _view(
-        "none", rows=[TableRow("all", "fixed:2", 2.0, 210.0), TableRow("all", "hindsight", 3.0, 300.0), TableRow("all", "generate")]
+        "none",
+        rows=[
+            TableRow("all", "fixed:2", 2.0, 210.0),
+            TableRow("all", "hindsight", 3.0, 300.0),
+            TableRow("all", "generate"),
+        ],
     )
     two = _view(
         "int8",
-        rows=[TableRow("all", "fixed:2", 2.0, 150.0), TableRow("all", "fixed:3", 2.0, 160.0), TableRow("code", "fixed:1", 2.0, 999.0)],
+        rows=[
+            TableRow("all", "fixed:2", 2.0, 150.0),
+            TableRow("all", "fixed:3", 2.0, 160.0),
+            TableRow("code", "fixed:1", 2.0, 999.0),
+        ],
     )
     columns, lines = policies_table(ReportData((one, two)))
     assert columns == ("uncompressed", "int8")

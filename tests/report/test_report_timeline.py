@@ -18,7 +18,10 @@ WORDS = ["a", " b", "\n", "<d>", " e", "f", " g"]
 
 def _trace(drafts, confidence):
     info = PromptInfo(0, "first", "code", "test", 5, len(WORDS), "length")
-    return make_trace([make_record(info, list(range(len(WORDS))), drafts, 3, confidence=confidence, text=WORDS)], max_new_tokens=len(WORDS))
+    return make_trace(
+        [make_record(info, list(range(len(WORDS))), drafts, 3, confidence=confidence, text=WORDS)],
+        max_new_tokens=len(WORDS),
+    )
 
 
 def test_every_kind_of_token():
@@ -56,7 +59,9 @@ def test_steps_are_those_of_replay_and_texts_are_the_output(gamma):
         alone = select(trace, np.arange(len(trace.prompts)) == prompt)
         record = replay(alone, make_policy(f"fixed:{gamma}", 6)).record
         assert [len(step) for step in line.steps] == record.committed.tolist()
-        assert "".join(token.text for step in line.steps for token in step) == "".join(f"{token}|" for token in alone.token)
+        assert "".join(token.text for step in line.steps for token in step) == "".join(
+            f"{token}|" for token in alone.token
+        )
 
 
 def test_long_outputs_end_with_a_whole_step():

@@ -89,7 +89,11 @@ def test_ray(cluster: object, tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_a_worker_that_dies_is_named_and_the_others_go_on(cluster: object, tmp_path: Path) -> None:
-    work = [FileJob("dies", tmp_path, fails="death"), FileJob("lives", tmp_path), FileJob("orphan", tmp_path, after="dies")]
+    work = [
+        FileJob("dies", tmp_path, fails="death"),
+        FileJob("lives", tmp_path),
+        FileJob("orphan", tmp_path, after="dies"),
+    ]
     dies, lives, orphan = execute(work, "ray", lambda outcome: None)
     assert "worker" in dies.message
     assert not lives.error

@@ -46,7 +46,16 @@ def test_parameters_agree_within_two_percent_on_the_bundled_target(preset: str) 
 
 def test_full_has_every_row_of_the_paper() -> None:
     names = {variant.name for variant in make_study("full", TrainRequest()).variants}
-    paper = {"hidden", "kv-concat", "kv-project", "kv-project-rope", "hybrid", "hybrid-warm-equal-width", "cross", "cross-warm-equal-width"}
+    paper = {
+        "hidden",
+        "kv-concat",
+        "kv-project",
+        "kv-project-rope",
+        "hybrid",
+        "hybrid-warm-equal-width",
+        "cross",
+        "cross-warm-equal-width",
+    }
     paper |= {f"kv-project-rope-{layers}-layers{width}" for layers in (2, 3, 4) for width in ("", "-equal-width")}
     assert paper | {"none", "kv-project-rope-equal-width"} <= names
 
@@ -63,7 +72,10 @@ def test_depth_goes_on_where_quick_ended(tmp_path: Path) -> None:
     done = {cell.name: cell.digest() for cell in cells(tmp_path, make_study("quick", TrainRequest()))}
     wanted = {cell.name: cell.digest() for cell in cells(tmp_path, make_study("depth", TrainRequest()))}
     assert done.items() < wanted.items()
-    assert {name.split("-seed")[0] for name in wanted.keys() - done.keys()} == {"kv-project-rope-2-layers", "kv-project-rope-4-layers"}
+    assert {name.split("-seed")[0] for name in wanted.keys() - done.keys()} == {
+        "kv-project-rope-2-layers",
+        "kv-project-rope-4-layers",
+    }
     config = load_model("reference").module.config
     quick, depth = (choose_configs(make_study(preset, TrainRequest()), config) for preset in ("quick", "depth"))
     assert quick.items() <= depth.items()  # the same widths

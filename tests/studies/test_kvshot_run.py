@@ -29,14 +29,27 @@ def tiny_target(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture
 def prompts(tmp_path: Path) -> Path:
     path = tmp_path / "prompts.jsonl"
-    lines = [{"prompt": text, "task": task} for task, text in [("a", "one two"), ("b", "three"), ("a", "four and five"), ("b", "six")]]
+    lines = [
+        {"prompt": text, "task": task}
+        for task, text in [("a", "one two"), ("b", "three"), ("a", "four and five"), ("b", "six")]
+    ]
     path.write_text("\n".join(map(json.dumps, lines)))
     return path
 
 
-def small(target: Path, prompts: Path, variants: tuple[Variant, ...] = (HIDDEN, KV), seeds: tuple[int, ...] = (0,)) -> Study:
-    request = TrainRequest(target=str(target), prompts=prompts, new_tokens=12, length=40, depths=3, steps=2, batch=2, checkpoint_every=1)
-    return Study("test", variants, seeds, request, Evaluation(str(prompts), 1, max_new_tokens=10, tree_prompts=1, latency_prompts=1))
+def small(
+    target: Path, prompts: Path, variants: tuple[Variant, ...] = (HIDDEN, KV), seeds: tuple[int, ...] = (0,)
+) -> Study:
+    request = TrainRequest(
+        target=str(target), prompts=prompts, new_tokens=12, length=40, depths=3, steps=2, batch=2, checkpoint_every=1
+    )
+    return Study(
+        "test",
+        variants,
+        seeds,
+        request,
+        Evaluation(str(prompts), 1, max_new_tokens=10, tree_prompts=1, latency_prompts=1),
+    )
 
 
 def test_a_study_from_training_to_rows(tiny_target: Path, prompts: Path, tmp_path: Path) -> None:
@@ -108,7 +121,9 @@ def test_it_goes_on_where_it_was_stopped(tiny_target: Path, prompts: Path, tmp_p
     assert [row["mat"] for row in found.rows if "mat" in row] == [row["mat"] for row in whole.rows if "mat" in row]
 
 
-def test_a_failed_cell_is_named_and_tried_again(tiny_target: Path, prompts: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_failed_cell_is_named_and_tried_again(
+    tiny_target: Path, prompts: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     from draftgauge.studies.kvshot import work
 
     study, folder = small(tiny_target, prompts), tmp_path / "study"
@@ -130,7 +145,9 @@ def test_a_failed_cell_is_named_and_tried_again(tiny_target: Path, prompts: Path
     assert not (folder / "cells" / "hidden-seed0" / ERROR_NAME).exists()
 
 
-def test_nothing_finished_is_an_error(tiny_target: Path, prompts: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_nothing_finished_is_an_error(
+    tiny_target: Path, prompts: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     from draftgauge.studies.kvshot import work
 
     def failing(*arguments: object) -> object:

@@ -82,7 +82,9 @@ def test_sums_by_prompt(tables: tuple[Rows, Rows], tmp_path: Path) -> None:
         ({"accepted": 1, "tokens_produced": 2, "acceptance_rate": 1.0}, "which only the end of a run explains"),
     ],
 )
-def test_a_wrong_step_is_named(tables: tuple[Rows, Rows], tmp_path: Path, cells: dict[str, object], message: str) -> None:
+def test_a_wrong_step_is_named(
+    tables: tuple[Rows, Rows], tmp_path: Path, cells: dict[str, object], message: str
+) -> None:
     steps, experiments = tables
     files = write_tables(tmp_path, changed(steps, 1, **cells), experiments)
     with pytest.raises(DraftgaugeError, match=r"steps\.csv, line 3: ") as caught:
@@ -101,7 +103,9 @@ def test_a_wrong_step_is_named(tables: tuple[Rows, Rows], tmp_path: Path, cells:
         ({"prompt": "math, prompt 0"}, "another task"),
     ],
 )
-def test_a_wrong_experiment_is_named(tables: tuple[Rows, Rows], tmp_path: Path, cells: dict[str, object], message: str) -> None:
+def test_a_wrong_experiment_is_named(
+    tables: tuple[Rows, Rows], tmp_path: Path, cells: dict[str, object], message: str
+) -> None:
     steps, experiments = tables
     files = write_tables(tmp_path, steps, changed(experiments, 12, **cells))
     with pytest.raises(DraftgaugeError, match=r"experiments\.csv, line 14: ") as caught:
@@ -113,13 +117,18 @@ def test_a_wrong_experiment_is_named(tables: tuple[Rows, Rows], tmp_path: Path, 
     ("spoil", "message"),
     [
         (lambda text: text.replace("acceptance_rate,", "rate,", 1), "line 1: missing column acceptance_rate"),
-        (lambda text: text.replace("\nfp16,2,code,1,", "\nfp16,2,code,", 1), "line 3: 10 cells, but the heading has 11 columns"),
+        (
+            lambda text: text.replace("\nfp16,2,code,1,", "\nfp16,2,code,", 1),
+            "line 3: 10 cells, but the heading has 11 columns",
+        ),
         (lambda text: text.splitlines()[0] + "\n", "a heading but no rows"),
         (lambda text: "", "missing columns compression, gamma"),
         (lambda text: text + '"', "not CSV"),
     ],
 )
-def test_a_spoilt_file_is_refused(tables: tuple[Rows, Rows], tmp_path: Path, spoil: Callable[[str], str], message: str) -> None:
+def test_a_spoilt_file_is_refused(
+    tables: tuple[Rows, Rows], tmp_path: Path, spoil: Callable[[str], str], message: str
+) -> None:
     path = write_rows(tmp_path / "steps.csv", tables[0], STEP_COLUMNS)
     path.write_text(spoil(path.read_text()))
     with pytest.raises(DraftgaugeError, match=r"steps\.csv") as caught:
@@ -128,11 +137,15 @@ def test_a_spoilt_file_is_refused(tables: tuple[Rows, Rows], tmp_path: Path, spo
 
 
 def test_what_is_missing_from_the_grid_is_named(tables: tuple[Rows, Rows], tmp_path: Path) -> None:
-    without_cell = [row for row in tables[0] if (row["compression"], row["task"], row["gamma"]) != ("nf4", "summarization", 6)]
+    without_cell = [
+        row for row in tables[0] if (row["compression"], row["task"], row["gamma"]) != ("nf4", "summarization", 6)
+    ]
     with pytest.raises(DraftgaugeError, match="nf4, summarization: no steps at gamma 6"):
         read_records(write_rows(tmp_path / "steps.csv", without_cell, STEP_COLUMNS))
     with pytest.raises(DraftgaugeError, match="fp16, math: no steps at gamma 2, 4, 6, 8"):
-        read_records(write_rows(tmp_path / "steps.csv", [row for row in tables[0] if row["task"] == "code"], STEP_COLUMNS))
+        read_records(
+            write_rows(tmp_path / "steps.csv", [row for row in tables[0] if row["task"] == "code"], STEP_COLUMNS)
+        )
 
 
 def test_runs_that_cannot_be_told_apart_need_the_experiments(tables: tuple[Rows, Rows], tmp_path: Path) -> None:

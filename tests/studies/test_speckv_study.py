@@ -11,7 +11,17 @@ import pytest
 
 from draftgauge.report.speckv import COLUMNS, render_speckv
 from draftgauge.report.speckv_text import explain
-from draftgauge.studies.speckv import costs, heldout, measured, outcomes, paper, predictors, published, read_records, run_study
+from draftgauge.studies.speckv import (
+    costs,
+    heldout,
+    measured,
+    outcomes,
+    paper,
+    predictors,
+    published,
+    read_records,
+    run_study,
+)
 from draftgauge.studies.speckv.records import COMPRESSIONS, GAMMAS, TASKS, Records
 from speckv_records import DRAFT, PUBLISHED, VERIFY, made_up_rows, write_tables
 
@@ -62,7 +72,9 @@ def test_intervals_to_the_published_digit(paper_rows: Rows) -> None:
 
 @needs_records
 def test_table_2_to_the_published_digit(paper_rows: Rows) -> None:
-    gains = {(row["compression"], row["task"]): round(row["percent"], 1) for row in paper_rows if row["table"] == "breakdown"}
+    gains = {
+        (row["compression"], row["task"]): round(row["percent"], 1) for row in paper_rows if row["table"] == "breakdown"
+    }
     table = ((60.0, 61.7, 47.1, 50.9), (59.4, 64.5, 46.7, 54.0), (60.9, 64.6, 48.5, 53.3))
     assert gains == {(c, t): table[i][j] for i, c in enumerate(COMPRESSIONS) for j, t in enumerate(TASKS)}
 
@@ -83,7 +95,9 @@ def test_predictors_and_headline(paper_rows: Rows) -> None:
 def test_signals_features_and_choices(paper_rows: Rows) -> None:
     for feature, importance in published.IMPORTANCE.items():
         assert pick(paper_rows, "importance", feature=feature)["importance"] == pytest.approx(importance, abs=6e-4)
-    assert pick(paper_rows, "correlations", signal="mean_draft_entropy")["correlation"] == pytest.approx(-0.558, abs=5e-4)
+    assert pick(paper_rows, "correlations", signal="mean_draft_entropy")["correlation"] == pytest.approx(
+        -0.558, abs=5e-4
+    )
     assert pick(paper_rows, "choices", compression="all", gamma=8)["share"] == pytest.approx(0.93, abs=0.005)
 
 
@@ -188,7 +202,9 @@ def quick(made_up: Records) -> Callable[[Records], Rows]:
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(predictors, "DECISIONS", 1)
             patch.setattr(predictors, "WARM_UP", 1)
-            patch.setattr(predictors, "CANDIDATES", dict.fromkeys(predictors.CANDIDATES, predictors.CANDIDATES["Ridge"]))
+            patch.setattr(
+                predictors, "CANDIDATES", dict.fromkeys(predictors.CANDIDATES, predictors.CANDIDATES["Ridge"])
+            )
             patch.setattr(predictors, "feature_importance", lambda inputs, rate: np.full(6, 1 / 6))
             return run_study(records)
 
@@ -199,7 +215,9 @@ def test_rows_and_report_of_a_whole_study(made_up: Records, quick: Callable[[Rec
     rows = quick(made_up)
     assert {row["finding"] for row in rows if row["table"] == "honest"} == {*COLUMNS, "always_8"}
     for basis, compression in (("predicted", "all"), ("tokens_per_step", "all"), ("tokens_per_second", "nf4")):
-        row = pick([r for r in rows if r.get("finding") == "gain_split"], "honest", basis=basis, compression=compression)
+        row = pick(
+            [r for r in rows if r.get("finding") == "gain_split"], "honest", basis=basis, compression=compression
+        )
         together = (1 + row["longer_percent"] / 100) * (1 + row["choosing_percent"] / 100)
         assert row["total_percent"] == pytest.approx(100 * (together - 1))
     assert all(row["choosing_percent"] <= 1e-9 for row in rows if row.get("basis") == "tokens_per_step")
@@ -210,7 +228,9 @@ def test_rows_and_report_of_a_whole_study(made_up: Records, quick: Callable[[Rec
     assert "<dd>draftgauge reproduce speckv</dd>" in page
 
 
-def test_without_experiments_there_is_nothing_about_seconds(made_up: Records, quick: Callable[[Records], Rows], tmp_path: Path) -> None:
+def test_without_experiments_there_is_nothing_about_seconds(
+    made_up: Records, quick: Callable[[Records], Rows], tmp_path: Path
+) -> None:
     steps, _ = write_tables(tmp_path, *made_up_rows())
     rows = quick(read_records(steps))
     found = {row["finding"] for row in rows if row["table"] == "honest"}

@@ -73,16 +73,24 @@ def test_round_trip(tmp_path: Path) -> None:
         ({"verify_high": CURVE.verify_low}, "verify must lie between verify_low and verify_high"),
     ],
 )
-def test_a_curve_that_cannot_have_been_measured_is_refused(tmp_path: Path, changes: dict[str, Any], message: str) -> None:
+def test_a_curve_that_cannot_have_been_measured_is_refused(
+    tmp_path: Path, changes: dict[str, Any], message: str
+) -> None:
     path = tmp_path / "costs.json"
     replace(CURVE, **changes).save(path)
-    with pytest.raises(TraceError, match=rf"costs\.json is not a cost curve: {message}.*run `draftgauge profile` again"):
+    with pytest.raises(
+        TraceError, match=rf"costs\.json is not a cost curve: {message}.*run `draftgauge profile` again"
+    ):
         CostCurve.load(path)
 
 
 @pytest.mark.parametrize(
     ("content", "message"),
-    [("{", "is not a cost curve"), ("[]", "must be a table of keys and values"), (json.dumps({"gamma": 1}), "unknown key 'gamma'")],
+    [
+        ("{", "is not a cost curve"),
+        ("[]", "must be a table of keys and values"),
+        (json.dumps({"gamma": 1}), "unknown key 'gamma'"),
+    ],
 )
 def test_other_files_are_refused(tmp_path: Path, content: str, message: str) -> None:
     path = tmp_path / "costs.json"

@@ -45,7 +45,10 @@ def test_how_and_where_it_was_recorded_does_not_change_the_fingerprint(changes: 
         ({"target": replace(BASE.target, fingerprint="x")}, "target.fingerprint: 'x', not 'tttttttt'"),
         ({"target": replace(BASE.target, compression="int8")}, "target.compression: 'int8', not 'none'"),
         ({"target": replace(BASE.target, dtype="bfloat16")}, "target.dtype: 'bfloat16', not 'float32'"),
-        ({"draft": replace(BASE.draft, fingerprint="x") if BASE.draft else None}, "draft.fingerprint: 'x', not 'dddddddd'"),
+        (
+            {"draft": replace(BASE.draft, fingerprint="x") if BASE.draft else None},
+            "draft.fingerprint: 'x', not 'dddddddd'",
+        ),
         ({"drafter": "prompt_lookup"}, "drafter: 'prompt_lookup', not 'language_model'"),
         ({"gamma_max": 8}, "gamma_max: 8, not 16"),
         ({"max_new_tokens": 8}, "max_new_tokens: 8, not 256"),

@@ -69,7 +69,9 @@ def test_find_runs(run: Path, tmp_path: Path) -> None:
 
 def test_a_lost_shard_is_noticed(run: Path) -> None:
     shard_paths(run)[0].unlink()
-    with pytest.raises(TraceError, match=r"is incomplete: 5 of 9 prompts are recorded; run `draftgauge profile --out here` again"):
+    with pytest.raises(
+        TraceError, match=r"is incomplete: 5 of 9 prompts are recorded; run `draftgauge profile --out here` again"
+    ):
         read_trace(run)
     assert len(read_trace(run, allow_incomplete=True).prompts) == 5
 

@@ -77,8 +77,14 @@ def changed(name: str, at: tuple[int, ...], value: float) -> dict[str, Any]:
         (changed("target_entropy", (1,), -0.5), "target_entropy must be bits"),
         (changed("confidence", (4, 0), 1.5), r"confidence must lie in 0..1 \(row 4\)"),
         (changed("entropy", (4, 0), -1), r"entropy must lie in 0..inf \(row 4\)"),
-        (changed("margin", (4, 0), np.nan), r"margin must be a number for each drafted token and NaN for the others \(row 4\)"),
-        (changed("accepted", (11,), 4), r"accepted differs from the drafted tokens that equal the greedy continuation \(row 11\)"),
+        (
+            changed("margin", (4, 0), np.nan),
+            r"margin must be a number for each drafted token and NaN for the others \(row 4\)",
+        ),
+        (
+            changed("accepted", (11,), 4),
+            r"accepted differs from the drafted tokens that equal the greedy continuation \(row 11\)",
+        ),
     ],
 )
 def test_what_is_off_is_named(changes: dict[str, Any], message: str) -> None:

@@ -50,7 +50,11 @@ def test_greedy_traces_stay_what_they_were(tmp_path: Path) -> None:
     assert read_trace(tmp_path).sampled is None
     # A manifest from before there was sampling names none of it.
     path = tmp_path / "manifest.json"
-    lines = [line for line in path.read_text().splitlines() if not any(f'"{n}"' in line for n in ("temperature", "top_k", "top_p"))]
+    lines = [
+        line
+        for line in path.read_text().splitlines()
+        if not any(f'"{n}"' in line for n in ("temperature", "top_k", "top_p"))
+    ]
     path.write_text("\n".join(lines).replace('"schema_version": 1,', '"schema_version": 1'))
     assert Manifest.load(tmp_path).temperature == 0
     assert read_trace(tmp_path).positions > 0
@@ -73,9 +77,15 @@ def test_records_of_the_other_kind_are_refused(tmp_path: Path) -> None:
     greedy, sampled = synthetic_records(1, 2, LENGTH, GAMMA_MAX), sampled_records(1, 2, LENGTH, GAMMA_MAX)
     with pytest.raises(TraceError, match="one or the other"):
         make_trace([greedy[0], sampled[1]], LENGTH)
-    with TraceWriter(tmp_path / "a", GREEDY) as writer, pytest.raises(TraceError, match="does not belong into a greedy run"):
+    with (
+        TraceWriter(tmp_path / "a", GREEDY) as writer,
+        pytest.raises(TraceError, match="does not belong into a greedy run"),
+    ):
         writer.add(sampled[0])
-    with TraceWriter(tmp_path / "b", SAMPLED) as writer, pytest.raises(TraceError, match="a greedy record does not belong"):
+    with (
+        TraceWriter(tmp_path / "b", SAMPLED) as writer,
+        pytest.raises(TraceError, match="a greedy record does not belong"),
+    ):
         writer.add(greedy[0])
 
 

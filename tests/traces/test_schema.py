@@ -30,7 +30,8 @@ def records(draw: st.DrawFn, index: int, gamma_max: int) -> PromptRecord:
     token = draw(st.lists(tokens, min_size=1, max_size=6))
     drafts = [draw(st.lists(tokens, max_size=gamma_max)) for _ in token]
     signals = [
-        [draw(st.lists(values, min_size=len(d), max_size=len(d))) for d in drafts] for values in (probabilities, bits, probabilities)
+        [draw(st.lists(values, min_size=len(d), max_size=len(d))) for d in drafts]
+        for values in (probabilities, bits, probabilities)
     ]
     info = PromptInfo(
         index=index,

@@ -39,10 +39,21 @@ def loss_of(model: Bigrams) -> LossFunction:
 def phases() -> list[Phase]:
     """Texts in which every token is followed by the next one, in windows of 8 and then of 16 tokens."""
     starts = np.random.default_rng(0).integers(0, VOCABULARY, 64)
-    return [Phase(((starts[:, None] + np.arange(n)) % VOCABULARY).astype(np.uint16), share) for n, share in ((8, 0.5), (16, 0.5))]
+    return [
+        Phase(((starts[:, None] + np.arange(n)) % VOCABULARY).astype(np.uint16), share)
+        for n, share in ((8, 0.5), (16, 0.5))
+    ]
 
 
-PLAN = Plan(tokens=40 * 64, step_tokens=64, micro_tokens=32, learning_rate=0.05, embedding_rate=0.05, warmup_steps=2, checkpoint_every=10)
+PLAN = Plan(
+    tokens=40 * 64,
+    step_tokens=64,
+    micro_tokens=32,
+    learning_rate=0.05,
+    embedding_rate=0.05,
+    warmup_steps=2,
+    checkpoint_every=10,
+)
 
 
 def test_it_learns(phases: list[Phase], tmp_path: Path) -> None:

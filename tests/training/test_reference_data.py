@@ -8,7 +8,7 @@ from random import Random
 
 import pytest
 
-from draftgauge.training.reference import arithmetic, corpus, tasks
+from draftgauge.training.reference import arithmetic, corpus, library
 from draftgauge.training.reference.corpus import Module
 from draftgauge.training.reference.tokenizer import END, dialogue, train_tokenizer
 
@@ -30,7 +30,9 @@ def area(width, height=1, *, scale=pi):
     """Return the area of a rectangle, scaled by some factor that the caller may choose."""
     product = width * height
     return product * scale
-''' + "".join(f"\ndef helper_{n}(value):\n    # {'padding ' * 8}\n    value += {n}\n    return value\n" for n in range(8))
+''' + "".join(
+    f"\ndef helper_{n}(value):\n    # {'padding ' * 8}\n    value += {n}\n    return value\n" for n in range(8)
+)
 
 
 @pytest.fixture
@@ -45,35 +47,39 @@ def test_every_step_of_worked_arithmetic_is_true(kind: object) -> None:
     for _ in range(200):
         question, answer = kind(rng)
         assert answer.splitlines()[-1].startswith("Answer: ")
-        for left, right in re.findall(r"((?:\d[\d. ]*[-+*/] )+\d[\d.]*) = (-?\d+(?:\.\d+)?)(?![\d.]*\s*[-+*/])", answer):
+        for left, right in re.findall(
+            r"((?:\d[\d. ]*[-+*/] )+\d[\d.]*) = (-?\d+(?:\.\d+)?)(?![\d.]*\s*[-+*/])", answer
+        ):
             assert eval(left) == pytest.approx(float(right)), (question, answer)
             checked += 1
     assert checked > 100
 
 
 def test_reserved_problems_are_disjoint() -> None:
-    free = {e.question for e in tasks.math_examples(500, Random(0), reserved=False)}
-    kept = {e.question for e in tasks.math_examples(100, Random(0), reserved=True)}
+    free = {e.question for e in library.math_examples(500, Random(0), reserved=False)}
+    kept = {e.question for e in library.math_examples(100, Random(0), reserved=True)}
     assert len(free) == 500
     assert not free & kept
 
 
 def test_code_answers_are_the_functions_bodies(module: Module) -> None:
-    found = {e.source: e for e in tasks.code_examples(module, Random(0))}
+    found = {e.source: e for e in library.code_examples(module, Random(0))}
     area = found["toolbox.boxes.area"]
     assert area.answer == "    product = width * height\n    return product * scale"
-    assert area.question.endswith('"""Return the area of a rectangle, scaled by some factor that the caller may choose."""')
+    assert area.question.endswith(
+        '"""Return the area of a rectangle, scaled by some factor that the caller may choose."""'
+    )
     assert found["toolbox.boxes.Box.open"].answer.startswith("        was_shut")
 
 
 def test_chat_answers_give_signature_and_documentation(module: Module) -> None:
-    found = {e.source: e for e in tasks.chat_examples(module, Random(0))}
+    found = {e.source: e for e in library.chat_examples(module, Random(0))}
     assert found["toolbox.boxes.Box.open"].answer.startswith("`toolbox.boxes.Box.open(hard=False)`\n\nOpen the box")
     assert "`toolbox.boxes.area(width, height=1, *, scale=pi)`" in found["toolbox.boxes.area"].question
 
 
 def test_summaries_name_only_what_is_shown(module: Module) -> None:
-    examples = list(tasks.summarization_examples(module, Random(0)))
+    examples = list(library.summarization_examples(module, Random(0)))
     assert examples
     for example in examples:
         assert "Tools for boxes." in example.answer
@@ -96,7 +102,9 @@ def test_tokenizer_keeps_digits_and_specials_apart() -> None:
     ids = tokenizer(text).input_ids
     assert ids[-1] == tokenizer.eos_token_id
     assert tokenizer.decode(ids) == text
-    rendered = tokenizer.apply_chat_template([{"role": "user", "content": "What is 1 + 1?"}], tokenize=False, add_generation_prompt=True)
+    rendered = tokenizer.apply_chat_template(
+        [{"role": "user", "content": "What is 1 + 1?"}], tokenize=False, add_generation_prompt=True
+    )
     assert text.startswith(rendered)
     assert ids[: len(tokenizer(rendered).input_ids)] == tokenizer(rendered).input_ids
     assert END in tokenizer.get_vocab()

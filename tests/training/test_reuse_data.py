@@ -51,7 +51,9 @@ def test_an_interrupted_making_of_answers_goes_on(tmp_path: Path, monkeypatch: p
     model = tiny_model()
     made = describe("target", prompts(), 6, 0, "test")
     monkeypatch.setattr(
-        answers_file, "groups", lambda lengths, new: iter([list(range(len(lengths)))[n : n + 2] for n in range(0, len(lengths), 2)])
+        answers_file,
+        "groups",
+        lambda lengths, new: iter([list(range(len(lengths)))[n : n + 2] for n in range(0, len(lengths), 2)]),
     )
     whole = make_answers(tmp_path / "whole.jsonl", made, model, prompts(), END)
     calls = 0
@@ -80,7 +82,9 @@ def test_an_interrupted_making_of_answers_goes_on(tmp_path: Path, monkeypatch: p
 
 def test_what_is_left_of_other_answers_is_not_mixed_in(tmp_path: Path) -> None:
     path = tmp_path / "a.jsonl"
-    path.with_name(path.name + answers_file.PARTIAL).write_text(json.dumps(describe("another", prompts(), 6, 0, "test")) + "\n")
+    path.with_name(path.name + answers_file.PARTIAL).write_text(
+        json.dumps(describe("another", prompts(), 6, 0, "test")) + "\n"
+    )
     with pytest.raises(DraftgaugeError, match="begun for another target"):
         make_answers(path, describe("target", prompts(), 6, 0, "test"), tiny_model(), prompts(), END)
 
@@ -92,8 +96,12 @@ def target(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def request_(target: Path, tmp_path: Path) -> TrainRequest:
-    (tmp_path / "prompts.jsonl").write_text("".join(json.dumps({"prompt": f"Number {n} please"}) + "\n" for n in range(5)))
-    return TrainRequest(target=str(target), prompts=tmp_path / "prompts.jsonl", new_tokens=6, answers=tmp_path / "answers.jsonl")
+    (tmp_path / "prompts.jsonl").write_text(
+        "".join(json.dumps({"prompt": f"Number {n} please"}) + "\n" for n in range(5))
+    )
+    return TrainRequest(
+        target=str(target), prompts=tmp_path / "prompts.jsonl", new_tokens=6, answers=tmp_path / "answers.jsonl"
+    )
 
 
 def prepared(request: TrainRequest) -> Answers:
@@ -111,7 +119,9 @@ def test_a_file_of_answers_is_made_once_and_shared(request_: TrainRequest, monke
     assert 0 < conversation.prompt < len(conversation.tokens) <= conversation.prompt + 6
 
 
-@pytest.mark.parametrize(("change", "words"), [({"questions": 3}, "source is"), ({"new_tokens": 7}, "new tokens is 6, not 7")])
+@pytest.mark.parametrize(
+    ("change", "words"), [({"questions": 3}, "source is"), ({"new_tokens": 7}, "new tokens is 6, not 7")]
+)
 def test_other_answers_than_asked_for_are_refused(request_: TrainRequest, change: dict[str, int], words: str) -> None:
     prepared(request_)
     with pytest.raises(DraftgaugeError, match=words):
@@ -172,7 +182,9 @@ def test_a_batch_trains_exactly_the_answers() -> None:
         length = len(conversation.tokens)
         assert torch.equal(batch.tokens[row, :length], torch.from_numpy(conversation.tokens.astype(np.int64)))
         for depth in range(3):
-            predicted = [batch.first + place + 2 + depth for place, on in enumerate(_row(batch.trained(depth), row)) if on]
+            predicted = [
+                batch.first + place + 2 + depth for place, on in enumerate(_row(batch.trained(depth), row)) if on
+            ]
             assert predicted == list(range(conversation.prompt + depth, length))
 
 

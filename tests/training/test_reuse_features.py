@@ -48,7 +48,9 @@ def test_cached_features_are_the_online_ones(tmp_path: Path, plan: TapPlan, fami
         assert found.keys() == wanted.keys()
         for name, value in wanted.items():
             scale = float(value.abs().max())
-            torch.testing.assert_close(found[name], value, atol=0.02 * scale, rtol=0, msg=lambda text, name=name: f"{name}: {text}")
+            torch.testing.assert_close(
+                found[name], value, atol=0.02 * scale, rtol=0, msg=lambda text, name=name: f"{name}: {text}"
+            )
 
 
 def _parts(features: Features, row: int, length: int) -> dict[str, torch.Tensor]:
@@ -72,7 +74,12 @@ def test_an_interrupted_cache_goes_on(tmp_path: Path) -> None:
     make_cache(folder, target, conversations(), identity())
     after = {path.name: path.stat().st_mtime_ns for path in folder.iterdir()}
     assert {name: after[name] for name in before} == before
-    assert sorted(after) == ["features-00000.safetensors", "features-00001.safetensors", "features-00002.safetensors", "features.json"]
+    assert sorted(after) == [
+        "features-00000.safetensors",
+        "features-00001.safetensors",
+        "features-00002.safetensors",
+        "features.json",
+    ]
 
 
 @pytest.mark.parametrize(
@@ -109,7 +116,9 @@ def test_too_little_disk_is_refused_before_anything_is_written(tmp_path: Path, m
     usage = namedtuple("usage", "total used free")
     target = tiny_model(num_hidden_layers=4)
     needed = sum(len(c.tokens) for c in conversations()) * token_bytes(target.config, HELD)
-    monkeypatch.setattr(module.shutil, "disk_usage", lambda path: usage(10**9, 0, needed))  # not enough: some is left alone
+    monkeypatch.setattr(
+        module.shutil, "disk_usage", lambda path: usage(10**9, 0, needed)
+    )  # not enough: some is left alone
     with pytest.raises(DraftgaugeError, match="to spare"):
         make_cache(tmp_path / "cache", target, conversations(), identity())
     assert not (tmp_path / "cache").exists()

@@ -19,7 +19,10 @@ VOCABULARY, DEPTHS, WIDTH = 24, 3, 8
 
 @pytest.fixture
 def batch() -> Batch:
-    conversations = [Conversation(tokens(n, n, VOCABULARY).numpy().astype("int32"), prompt) for n, prompt in ((14, 5), (9, 4), (16, 9))]
+    conversations = [
+        Conversation(tokens(n, n, VOCABULARY).numpy().astype("int32"), prompt)
+        for n, prompt in ((14, 5), (9, 4), (16, 9))
+    ]
     return collate(conversations, (0, 1, 2), DEPTHS)
 
 
@@ -28,7 +31,13 @@ def random(*shape: int, seed: int = 0) -> Tensor:
 
 
 def defined(
-    states: list[Tensor], head: nn.Linear, target: Tensor, batch: Batch, kind: str, d2t: Tensor | None, scales: list[float]
+    states: list[Tensor],
+    head: nn.Linear,
+    target: Tensor,
+    batch: Batch,
+    kind: str,
+    d2t: Tensor | None,
+    scales: list[float],
 ) -> Tensor:
     """Position by position, in the words of the definition."""
     total = torch.zeros(())
@@ -46,7 +55,9 @@ def defined(
                 entropy = -(kept.softmax(-1) * kept.log_softmax(-1)).sum()
                 crossed = -(kept.softmax(-1) * own.log_softmax(-1)).sum()
                 greedy = F.cross_entropy(own[None], kept.argmax()[None])
-                total = total + scales[depth] * {"kl": crossed - entropy, "cross-entropy": crossed, "greedy": greedy}[kind]
+                total = (
+                    total + scales[depth] * {"kl": crossed - entropy, "cross-entropy": crossed, "greedy": greedy}[kind]
+                )
     return total
 
 
@@ -54,7 +65,11 @@ def defined(
 @pytest.mark.parametrize("kind", LOSSES)
 def test_it_is_the_definition(batch: Batch, kind: str, vocabulary: int | None, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(losses, "CHUNK_ELEMENTS", {"cpu": 5 * VOCABULARY})  # several chunks, the last one not full
-    d2t = None if vocabulary is None else torch.randperm(VOCABULARY, generator=torch.Generator().manual_seed(1))[:vocabulary].sort().values
+    d2t = (
+        None
+        if vocabulary is None
+        else torch.randperm(VOCABULARY, generator=torch.Generator().manual_seed(1))[:vocabulary].sort().values
+    )
     t2d = None
     if d2t is not None:
         t2d = torch.full((VOCABULARY,), -1)
@@ -79,9 +94,14 @@ def test_it_is_the_definition(batch: Batch, kind: str, vocabulary: int | None, m
 
 def test_the_figures_count_what_is_trained(batch: Batch) -> None:
     target = random(len(batch.tokens), batch.tokens.shape[1], VOCABULARY, seed=2)
-    one_hot = [F.one_hot(target[:, batch.first + 1 + d :][:, : batch.anchors].argmax(-1), VOCABULARY).float() for d in range(DEPTHS)]
+    one_hot = [
+        F.one_hot(target[:, batch.first + 1 + d :][:, : batch.anchors].argmax(-1), VOCABULARY).float()
+        for d in range(DEPTHS)
+    ]
     states = [state.requires_grad_() for state in one_hot]
-    figures = backward_through_depths(states, lambda x: 9 * x, teach(target, batch, DEPTHS), batch, [1.0] * DEPTHS, "kl")
+    figures = backward_through_depths(
+        states, lambda x: 9 * x, teach(target, batch, DEPTHS), batch, [1.0] * DEPTHS, "kl"
+    )
     # Answers have 9, 5 and 7 tokens; every depth loses one of each.
     assert figures.count.tolist() == [21, 18, 15]
     assert figures.agreed.tolist() == figures.count.tolist()
@@ -112,7 +132,12 @@ def test_depths_weigh_less_and_less() -> None:
 
 
 def test_a_compiled_loss_that_is_wrong_or_cannot_be_had_is_not_used(monkeypatch: pytest.MonkeyPatch) -> None:
-    arguments = random(6, VOCABULARY), random(6, VOCABULARY, seed=1), random(6, VOCABULARY, seed=1).logsumexp(-1), tokens(6, 1, VOCABULARY)
+    arguments = (
+        random(6, VOCABULARY),
+        random(6, VOCABULARY, seed=1),
+        random(6, VOCABULARY, seed=1).logsumexp(-1),
+        tokens(6, 1, VOCABULARY),
+    )
     wanted = losses.soft_cross_entropy(*arguments)
 
     def raising(*_: Tensor) -> tuple[Tensor, Tensor, Tensor]:

@@ -24,8 +24,15 @@ def test_leaving_out_prompt_anchors_changes_nothing(design: str, layers: int, in
     for begin in (0, first):
         net = new_net(config, target, 3)
         states = [state[:, first - begin :] for state in net.unroll_states(texts, features, DEPTHS, begin)]
-        sum(((depth + 1) * net.logits(state).log_softmax(-1)[..., 5]).sum() for depth, state in enumerate(states)).backward()  # type: ignore[union-attr]
-        gradients.append({name: parameter.grad for name, parameter in net.named_parameters()} | {"states": torch.stack(states).detach()})
+        sum(
+            ((depth + 1) * net.logits(state).log_softmax(-1)[..., 5]).sum() for depth, state in enumerate(states)
+        ).backward()  # type: ignore[union-attr]
+        gradients.append(
+            {name: parameter.grad for name, parameter in net.named_parameters()}
+            | {"states": torch.stack(states).detach()}
+        )
     assert gradients[0].keys() == gradients[1].keys()
     for name, whole in gradients[0].items():
-        torch.testing.assert_close(gradients[1][name], whole, atol=2e-5, rtol=1e-4, msg=lambda text, name=name: f"{name}: {text}")
+        torch.testing.assert_close(
+            gradients[1][name], whole, atol=2e-5, rtol=1e-4, msg=lambda text, name=name: f"{name}: {text}"
+        )

@@ -57,7 +57,11 @@ def base(tmp_path_factory: pytest.TempPathFactory) -> TrainRequest:
 def trained(base: TrainRequest, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     """Finished runs by name."""
     folder = tmp_path_factory.mktemp("trained")
-    runs = {"hidden": {"reuse": "hidden"}, "kv": {"reuse": "kv"}, "narrow": {"reuse": "hidden", "intermediate_size": 16}}
+    runs = {
+        "hidden": {"reuse": "hidden"},
+        "kv": {"reuse": "kv"},
+        "narrow": {"reuse": "hidden", "intermediate_size": 16},
+    }
     for name, change in runs.items():
         train_drafter(replace(base, **change), folder / name)  # type: ignore[arg-type]
     return {name: folder / name for name in runs}
@@ -79,7 +83,9 @@ def trained(base: TrainRequest, tmp_path_factory: pytest.TempPathFactory) -> dic
         ({"warm_start": Path("/nowhere"), "reuse": "kv"}, "for the designs hybrid and cross"),
     ],
 )
-def test_what_cannot_be_is_refused_before_any_work(base: TrainRequest, tmp_path: Path, change: dict[str, Any], words: str) -> None:
+def test_what_cannot_be_is_refused_before_any_work(
+    base: TrainRequest, tmp_path: Path, change: dict[str, Any], words: str
+) -> None:
     with pytest.raises(DraftgaugeError, match=words):
         train_drafter(replace(base, **change), tmp_path / "run")
     assert not (tmp_path / "run").exists()
@@ -150,7 +156,9 @@ def test_a_folder_that_holds_another_run(base: TrainRequest, trained: dict[str, 
         train_drafter(base, tmp_path)
 
 
-def test_too_little_disk_and_the_cache_of_another_run(base: TrainRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_too_little_disk_and_the_cache_of_another_run(
+    base: TrainRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     request = replace(base, features="cached", cache=tmp_path / "cache")
     train_drafter(request, tmp_path / "first")
     with pytest.raises(DraftgaugeError, match="other length"):
@@ -189,7 +197,9 @@ def test_trackers_are_told_what_the_log_is(base: TrainRequest, tmp_path: Path, m
     assert calls[1:-1] == [(row["step"], pytest.approx(row["loss"], rel=1e-5)) for row in logged]
 
 
-def test_the_plan_of_a_small_run_is_near_what_it_takes(base: TrainRequest, trained: dict[str, Path], tmp_path: Path) -> None:
+def test_the_plan_of_a_small_run_is_near_what_it_takes(
+    base: TrainRequest, trained: dict[str, Path], tmp_path: Path
+) -> None:
     row = plan(replace(base, reuse="kv"), tmp_path / "run")[0]
     result = json.loads((trained["kv"] / "drafter.json").read_text())
     assert row["parameters"] == result["parameters"]
@@ -202,7 +212,9 @@ def test_the_plan_of_a_small_run_is_near_what_it_takes(base: TrainRequest, train
 
 def test_the_plan_of_an_8b_target_needs_its_configuration_only(base: TrainRequest, tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text(json.dumps(QWEN3_8B))
-    request = TrainRequest(target=str(tmp_path), prompts=base.prompts, reuse="hidden", questions=70_000, length=2048, features="cached")
+    request = TrainRequest(
+        target=str(tmp_path), prompts=base.prompts, reuse="hidden", questions=70_000, length=2048, features="cached"
+    )
     row = plan(request)[0]
     assert row["target_parameters"] == pytest.approx(8.19e9, rel=0.01)
     assert 0.8e9 < row["parameters"] < 1e9  # of which 0.62e9 are the head
@@ -216,7 +228,19 @@ def test_the_plan_of_an_8b_target_needs_its_configuration_only(base: TrainReques
 
 
 def test_the_command_line(base: TrainRequest, tmp_path: Path) -> None:
-    common = ["train", "--target", base.target, "--prompts", str(base.prompts), "--new-tokens", "8", "--length", "64", "--steps", "2"]
+    common = [
+        "train",
+        "--target",
+        base.target,
+        "--prompts",
+        str(base.prompts),
+        "--new-tokens",
+        "8",
+        "--length",
+        "64",
+        "--steps",
+        "2",
+    ]
     common += ["--batch", "2", "--depths", "3", "--reuse", "hybrid", "--out", str(tmp_path / "run")]
     runner = CliRunner()
     planned = runner.invoke(app, [*common, "--plan"])
@@ -227,7 +251,11 @@ def test_the_command_line(base: TrainRequest, tmp_path: Path) -> None:
     assert trained.exit_code == 0, trained.output
     row = json.loads((tmp_path / "rows.json").read_text())["rows"][0]
     assert (row["design"], row["steps"], row["folder"]) == ("hybrid", 2, str(tmp_path / "run"))
-    for wrong, words in ((["--taps", "0,77"], "no layer 77"), (["--taps", "low"], "--taps"), (["--seed", "4"], "another run")):
+    for wrong, words in (
+        (["--taps", "0,77"], "no layer 77"),
+        (["--taps", "low"], "--taps"),
+        (["--seed", "4"], "another run"),
+    ):
         refused = runner.invoke(app, [*common, *wrong])
         assert refused.exit_code == 2
         assert words in " ".join(refused.output.split())

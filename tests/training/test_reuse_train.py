@@ -27,7 +27,9 @@ from tiny import save_tiny
 def base(tmp_path_factory: pytest.TempPathFactory) -> TrainRequest:
     folder = tmp_path_factory.mktemp("training")
     target = save_tiny(folder / "target", num_hidden_layers=4, eos_token_id=95)
-    (folder / "prompts.jsonl").write_text("".join(json.dumps({"prompt": f"Count to {n * n}: "}) + "\n" for n in range(12)))
+    (folder / "prompts.jsonl").write_text(
+        "".join(json.dumps({"prompt": f"Count to {n * n}: "}) + "\n" for n in range(12))
+    )
     return TrainRequest(
         target=str(target),
         reuse="hidden",
@@ -82,11 +84,13 @@ def test_a_killed_run_ends_bit_for_bit_where_another_does(
     assert (resumed.tokens, resumed.steps, resumed.loss) == (straight.tokens, straight.steps, straight.loss)
     timed = {"tokens_per_second", "seconds_left"}
     rows = [
-        [{key: value for key, value in row.items() if key not in timed} for row in log(tmp_path / name)] for name in ("straight", "killed")
+        [{key: value for key, value in row.items() if key not in timed} for row in log(tmp_path / name)]
+        for name in ("straight", "killed")
     ]
     assert rows[0] == rows[1]
     optimizers = [
-        load_file(next((tmp_path / name / "checkpoints").glob("step-*/optimizers.safetensors"))) for name in ("straight", "killed")
+        load_file(next((tmp_path / name / "checkpoints").glob("step-*/optimizers.safetensors")))
+        for name in ("straight", "killed")
     ]
     assert all(torch.equal(value, optimizers[1][name]) for name, value in optimizers[0].items())
 
@@ -136,7 +140,9 @@ def test_every_design_sees_the_same_data_and_can_be_loaded(
     assert math.isfinite(result.loss)
 
 
-def _order_of_hidden(base: TrainRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, step: Callable[..., Any]) -> list[list[int]]:
+def _order_of_hidden(
+    base: TrainRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, step: Callable[..., Any]
+) -> list[list[int]]:
     seen: list[list[int]] = []
     monkeypatch.setattr(DataOrder, "step", lambda self, n: seen.append(step(self, n).tolist()) or step(self, n))
     train_drafter(replace(base, steps=2), tmp_path / "other")
@@ -152,7 +158,10 @@ def test_accumulating_parts_is_the_whole_batch(base: TrainRequest, tmp_path: Pat
 
 
 def test_cached_features_train_as_online_ones_do(base: TrainRequest, tmp_path: Path) -> None:
-    losses = [train_drafter(replace(base, reuse="hybrid", features=kind), tmp_path / kind).loss for kind in ("online", "cached")]
+    losses = [
+        train_drafter(replace(base, reuse="hybrid", features=kind), tmp_path / kind).loss
+        for kind in ("online", "cached")
+    ]
     assert losses[1] == pytest.approx(losses[0], rel=0.02)
 
 
@@ -169,11 +178,24 @@ def test_the_log_measures_gradients_and_the_gate(base: TrainRequest, tmp_path: P
     train_drafter(replace(base, reuse="hybrid"), tmp_path)
     rows = log(tmp_path)
     assert [row["step"] for row in rows] == [1, 3, 4, 6, 8, 9]
-    attention = [f"blocks.0.{name}_attention.{part}" for name in ("self", "chain") for part in ("queries", "keys", "values", "output")]
-    injected = ["blocks.0.injection.keys", "blocks.0.injection.values", "fuse", "head", "blocks.0.mlp.down", "blocks.0.join.gate"]
+    attention = [
+        f"blocks.0.{name}_attention.{part}"
+        for name in ("self", "chain")
+        for part in ("queries", "keys", "values", "output")
+    ]
+    injected = [
+        "blocks.0.injection.keys",
+        "blocks.0.injection.values",
+        "fuse",
+        "head",
+        "blocks.0.mlp.down",
+        "blocks.0.join.gate",
+    ]
     for row in rows:
         assert 0.3 < row["gate"] < 0.7
-        assert all(row[f"gradient_norm/{group}"] > 0 and row[f"gradient_rms/{group}"] > 0 for group in attention + injected)
+        assert all(
+            row[f"gradient_norm/{group}"] > 0 and row[f"gradient_rms/{group}"] > 0 for group in attention + injected
+        )
         groups = [value for key, value in row.items() if key.startswith("gradient_norm/")]
         assert math.sqrt(sum(value**2 for value in groups)) == pytest.approx(row["gradient_norm"], rel=1e-4)
     assert not any(key == "gate" for row in log(_trained(base, tmp_path / "hidden")) for key in row)

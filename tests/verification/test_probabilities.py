@@ -60,10 +60,14 @@ def test_ties_at_the_edges():
 
 
 def test_a_wide_nucleus():
-    scores = logits(0, 3, 5000) * torch.tensor([[0.01], [0.3], [3.0]])  # from thousands of tokens in the nucleus to a few
+    scores = logits(0, 3, 5000) * torch.tensor(
+        [[0.01], [0.3], [3.0]]
+    )  # from thousands of tokens in the nucleus to a few
     for top_p in (0.2, 0.9, 0.99999):
         sampling = Sampling(1.0, top_p=top_p)
-        torch.testing.assert_close(probabilities(scores, sampling), hugging_face(scores, sampling), atol=2e-6, rtol=1e-4)
+        torch.testing.assert_close(
+            probabilities(scores, sampling), hugging_face(scores, sampling), atol=2e-6, rtol=1e-4
+        )
 
 
 def test_a_tiny_temperature_does_not_overflow():
@@ -81,7 +85,15 @@ def test_shapes_and_dtype():
 
 
 @pytest.mark.parametrize(
-    "arguments", [{"temperature": -1}, {"temperature": math.nan}, {"temperature": math.inf}, {"top_k": -1}, {"top_p": 0}, {"top_p": 1.1}]
+    "arguments",
+    [
+        {"temperature": -1},
+        {"temperature": math.nan},
+        {"temperature": math.inf},
+        {"top_k": -1},
+        {"top_p": 0},
+        {"top_p": 1.1},
+    ],
 )
 def test_settings_out_of_range(arguments):
     with pytest.raises(DraftgaugeError, match=next(iter(arguments))):

@@ -14,7 +14,11 @@ from transformers.generation.streamers import BaseStreamer
 from draftgauge.api.pair import Pair
 from draftgauge.core.errors import DraftgaugeError
 
-GENERATE, ASSISTED, ASSISTED_CONSTANT = "transformers-generate", "transformers-assisted", "transformers-assisted-constant"
+GENERATE, ASSISTED, ASSISTED_CONSTANT = (
+    "transformers-generate",
+    "transformers-assisted",
+    "transformers-assisted-constant",
+)
 
 
 @dataclass
@@ -110,4 +114,6 @@ class TransformersBaseline:
                 self.assistant.generation_config = original
         ended = _now(device)
         first_at = clock.first_at or ended
-        return BaselineRun(output[0, len(prompt_tokens) :].tolist(), clock.first_tokens, first_at - started, ended - first_at)
+        return BaselineRun(
+            output[0, len(prompt_tokens) :].tolist(), clock.first_tokens, first_at - started, ended - first_at
+        )

@@ -99,7 +99,9 @@ def transformers_arms(pair: Pair, max_new_tokens: int, gamma: int = DEFAULT_CONS
     return [arm(b) for b in baselines]
 
 
-def bench_arms(arms: Sequence[Arm], prompts: Sequence[BenchPrompt], rounds: int, progress: Progress, label: str) -> None:
+def bench_arms(
+    arms: Sequence[Arm], prompts: Sequence[BenchPrompt], rounds: int, progress: Progress, label: str
+) -> None:
     """Decode every prompt with every arm, arm after arm within a prompt, ``rounds`` times; fills the arms' runs.
 
     All arms decode the first prompt once beforehand, which is not counted.
@@ -190,7 +192,9 @@ def _timed(arm: Arm, chosen: list[int]) -> tuple[list[int], list[float]]:
 
 def _paired_ratio(arm: Arm, other: Arm, chosen: list[int]) -> tuple[float, float, float]:
     """Median over prompts and rounds of one arm's speed over the other's in the same round, with a 95% interval over prompts."""
-    ratios = np.array([[_per_second(a) / _per_second(b) for a, b in zip(arm.runs[n], other.runs[n], strict=True)] for n in chosen])
+    ratios = np.array(
+        [[_per_second(a) / _per_second(b) for a, b in zip(arm.runs[n], other.runs[n], strict=True)] for n in chosen]
+    )
     draws = np.random.default_rng(0).integers(0, len(chosen), (RESAMPLES, len(chosen)))
     medians = np.nanmedian(ratios[draws].reshape(RESAMPLES, -1), axis=1)
     low, high = np.nanquantile(medians, [0.025, 0.975])
@@ -259,7 +263,8 @@ def bench_run(
         judged = split or (TEST if design_of(trace).split == TEST else None)
         pair = load_pair_of(manifest, device, engine, trust_remote_code, drafter)
         prompts = [
-            BenchPrompt(t, p.task) for p, t in prompts_of(run, manifest, pair, limit=limit, per_task=per_task, tasks=tasks, split=judged)
+            BenchPrompt(t, p.task)
+            for p, t in prompts_of(run, manifest, pair, limit=limit, per_task=per_task, tasks=tasks, split=judged)
         ]
         rows += _bench(pair, prompts, made, manifest.max_new_tokens, baselines, rounds, progress, best_fixed)
     return rows
@@ -308,7 +313,9 @@ def bench_pair(
     made = _made(policies or UNMEASURED, gamma_max)
     path, chosen = choose_prompts(prompts, request, tasks, split)
     if target is None:
-        target = str(read_description(Path(source))["config"]["target_source"]) if kind == "reuse" and source else REFERENCE
+        target = (
+            str(read_description(Path(source))["config"]["target_source"]) if kind == "reuse" and source else REFERENCE
+        )
     pair = load_pair(target, source, compression, kind, device, engine, trust_remote_code)
     encoded = [BenchPrompt(tokens, prompt.task) for prompt, tokens in encode_prompts(pair, chosen, path, request)]
     return _bench(pair, encoded, made, max_new_tokens, baselines, rounds, progress)

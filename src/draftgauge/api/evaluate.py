@@ -12,7 +12,16 @@ from draftgauge.api.runs import prompt_file
 from draftgauge.decoding.settings import DecodingSettings
 from draftgauge.diagnostics.distance import distance_names, needed_context
 from draftgauge.diagnostics.evaluation import DrafterEvaluation, EvaluationPlan, evaluate_drafter
-from draftgauge.diagnostics.resampling import Counts, Measure, alpha_intervals, at_depths, difference, interval, mean_accepted, retention
+from draftgauge.diagnostics.resampling import (
+    Counts,
+    Measure,
+    alpha_intervals,
+    at_depths,
+    difference,
+    interval,
+    mean_accepted,
+    retention,
+)
 from draftgauge.diagnostics.texts import greedy_texts
 from draftgauge.drafters.reuse import load_drafter, read_description
 from draftgauge.models.loading import end_tokens, load_model, load_tokenizer
@@ -66,7 +75,9 @@ def evaluate(
     settings = DecodingSettings(max_new_tokens, end_tokens=end_tokens(model, tokenizer))
     chosen = encoded(mixed_prompts(prompt_file(prompts), per_task), tokenizer, model.spec.context - max_new_tokens)
     texts = greedy_texts(model, chosen, settings, progress)
-    found = evaluate_drafter(net, model, texts, needed_context(model.module, texts), EvaluationPlan(count, settings), progress)
+    found = evaluate_drafter(
+        net, model, texts, needed_context(model.module, texts), EvaluationPlan(count, settings), progress
+    )
     return evaluation_rows(found)
 
 
@@ -74,13 +85,19 @@ def evaluation_rows(found: DrafterEvaluation) -> list[Row]:
     """What :func:`evaluate` returns, from the counts."""
     forced = Counts.of(found.reached, found.accepted)
     rows: list[Row] = [
-        {"depth": depth, "alpha": alpha, "low": low, "high": high} for depth, (alpha, low, high) in enumerate(alpha_intervals(forced))
+        {"depth": depth, "alpha": alpha, "low": low, "high": high}
+        for depth, (alpha, low, high) in enumerate(alpha_intervals(forced))
     ]
     rows.append(_whole(found, forced))
     tasks = np.array(found.tasks)
-    rows += [_measured("mat", forced.prompts(tasks == task), mean_accepted, task=task) for task in dict.fromkeys(found.tasks)]
+    rows += [
+        _measured("mat", forced.prompts(tasks == task), mean_accepted, task=task) for task in dict.fromkeys(found.tasks)
+    ]
     last = forced.reached.shape[-1] - 1
-    ends: Sequence[tuple[str, Measure]] = (("alpha_first", at_depths(0, 0)), ("alpha_deep", at_depths(min(4, last), min(6, last))))
+    ends: Sequence[tuple[str, Measure]] = (
+        ("alpha_first", at_depths(0, 0)),
+        ("alpha_deep", at_depths(min(4, last), min(6, last))),
+    )
     for index, name in enumerate(distance_names()):
         at = Counts.of(found.distance_reached[:, index], found.distance_accepted[:, index])
         rows += [_measured(which, at, measure, distance=name) for which, measure in ends]

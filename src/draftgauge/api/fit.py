@@ -81,13 +81,19 @@ def fit(
     return rows
 
 
-def _runs(folder: Path, tasks: Sequence[str] | None, compression: Sequence[str] | None) -> list[tuple[Manifest, Trace, CostCurve]]:
+def _runs(
+    folder: Path, tasks: Sequence[str] | None, compression: Sequence[str] | None
+) -> list[tuple[Manifest, Trace, CostCurve]]:
     found = select_runs(folder)
     present = [manifest.target.compression for _, manifest in found]
     for name in compression or ():
         if name not in present:
             raise DraftgaugeError(f"{folder} has no run of compression {name}; it has {', '.join(present)}")
-    return [(manifest, *read_run(run, tasks)) for run, manifest in found if not compression or manifest.target.compression in compression]
+    return [
+        (manifest, *read_run(run, tasks))
+        for run, manifest in found
+        if not compression or manifest.target.compression in compression
+    ]
 
 
 def _made(manifests: Sequence[Manifest], train: Sequence[Trace]) -> dict[str, Any]:
@@ -104,7 +110,11 @@ def _made(manifests: Sequence[Manifest], train: Sequence[Trace]) -> dict[str, An
 
 
 def _validation_row(fitted: FittedPolicy, trace: Trace, costs: CostCurve) -> dict[str, Any]:
-    known: dict[str, Any] = {"policy": fitted.policy, "compression": trace.compression, "trained_prompts": len(fitted.trained_on)}
+    known: dict[str, Any] = {
+        "policy": fitted.policy,
+        "compression": trace.compression,
+        "trained_prompts": len(fitted.trained_on),
+    }
     if int((splits_of(trace) == VALIDATION).sum()) < MIN_PROMPTS:
         return known | {"split": None}
 

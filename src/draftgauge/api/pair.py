@@ -67,7 +67,10 @@ class Pair:
         return "prompt_lookup" if self.draft is None else "language_model"
 
     def drafter(
-        self, sampling: Sampling | None = None, generator: Generator | None = None, end_tokens: frozenset[int] | None = None
+        self,
+        sampling: Sampling | None = None,
+        generator: Generator | None = None,
+        end_tokens: frozenset[int] | None = None,
     ) -> Drafter:
         """A new drafter; with a temperature above 0 one that has a model samples from its own distribution.
 
@@ -94,7 +97,9 @@ class Pair:
         draft = self.sources["draft"]
         if draft is None:
             return {"target": target, "draft": None}
-        drafter = fingerprint(resolve_source(draft, "draft")) if self.reuse is None else _drafter_fingerprint(Path(draft))
+        drafter = (
+            fingerprint(resolve_source(draft, "draft")) if self.reuse is None else _drafter_fingerprint(Path(draft))
+        )
         return {"target": target, "draft": drafter}
 
 

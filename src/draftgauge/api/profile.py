@@ -136,7 +136,9 @@ def _has_costs(folder: Path, manifest: Manifest) -> bool:
         return False
 
 
-def _record_run(pair: Pair, writer: TraceWriter, encoded: Sequence[EncodedPrompt], request: Request, progress: Progress) -> None:
+def _record_run(
+    pair: Pair, writer: TraceWriter, encoded: Sequence[EncodedPrompt], request: Request, progress: Progress
+) -> None:
     """Record the prompts that are missing, then measure; the run is complete only with both."""
     settings = DecodingSettings(request.max_new_tokens, request.sampling, pair.end_tokens)
     missing = _missing(writer, encoded)
@@ -144,9 +146,13 @@ def _record_run(pair: Pair, writer: TraceWriter, encoded: Sequence[EncodedPrompt
         done, label = len(encoded) - len(missing), f"record {pair.compression}"
         progress(label, done, len(encoded))
         for prompt, tokens in missing:
-            drawing = _generator(pair, request, "record", prompt.index)  # of its own, so that a run may stop and go on anywhere
+            drawing = _generator(
+                pair, request, "record", prompt.index
+            )  # of its own, so that a run may stop and go on anywhere
             drafter = pair.drafter(request.sampling, drawing)
-            record = record_prompt(pair.target, drafter, prompt, tokens, settings, pair.tokenizer, request.gamma_max, generator=drawing)
+            record = record_prompt(
+                pair.target, drafter, prompt, tokens, settings, pair.tokenizer, request.gamma_max, generator=drawing
+            )
             writer.add(record)
             done += 1
             progress(label, done, len(encoded))

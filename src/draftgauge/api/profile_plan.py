@@ -52,7 +52,9 @@ class Request:
             if value is not None and value < 1:
                 raise DraftgaugeError(f"{name} must be at least 1, not {value}")
         if not self.compressions or len(set(self.compressions)) < len(self.compressions):
-            raise DraftgaugeError(f"name at least one compression, and each once, not {', '.join(self.compressions) or 'none at all'}")
+            raise DraftgaugeError(
+                f"name at least one compression, and each once, not {', '.join(self.compressions) or 'none at all'}"
+            )
         for compression in self.compressions:
             quantization_config(compression, torch.device("cpu"))
         assert self.drafter in DRAFTERS, self.drafter
@@ -74,9 +76,13 @@ def run_folders(out: Path, compressions: Sequence[str]) -> dict[str, Path]:
     single = (out / MANIFEST_NAME).exists()
     several = sorted(child.parent.name for child in out.glob(f"*/{MANIFEST_NAME}"))
     if len(compressions) > 1 and single:
-        raise TraceError(f"{out} holds the trace of one compression, which {len(compressions)} cannot join: choose another folder")
+        raise TraceError(
+            f"{out} holds the trace of one compression, which {len(compressions)} cannot join: choose another folder"
+        )
     if len(compressions) == 1 and several:
-        raise TraceError(f"{out} holds a folder for each of {', '.join(several)}: name {out / compressions[0]}, or another folder")
+        raise TraceError(
+            f"{out} holds a folder for each of {', '.join(several)}: name {out / compressions[0]}, or another folder"
+        )
     return {name: out / name for name in compressions} if len(compressions) > 1 else {compressions[0]: out}
 
 
@@ -97,7 +103,9 @@ def encode_prompts(pair: Pair, prompts: Sequence[Prompt], path: Path, request: R
     """
     longest = context_limit(pair) - request.max_new_tokens
     if longest < 1:
-        raise PromptError(f"the models take {context_limit(pair)} tokens, which max_new_tokens {request.max_new_tokens} fill: lower it")
+        raise PromptError(
+            f"the models take {context_limit(pair)} tokens, which max_new_tokens {request.max_new_tokens} fill: lower it"
+        )
     encoded: list[EncodedPrompt] = []
     for prompt in prompts:
         try:
@@ -116,7 +124,9 @@ def encode_prompts(pair: Pair, prompts: Sequence[Prompt], path: Path, request: R
         return [(prompt, tokens[-longest:]) for prompt, tokens in encoded]
     kept = [(prompt, tokens) for prompt, tokens in encoded if len(tokens) <= longest]
     if not kept:
-        raise PromptError(f"{path}: every prompt is longer than the {longest} tokens that the models take: choose long_prompts truncate")
+        raise PromptError(
+            f"{path}: every prompt is longer than the {longest} tokens that the models take: choose long_prompts truncate"
+        )
     return kept
 
 
@@ -154,7 +164,10 @@ def make_manifests(pair: Pair, prompts: Sequence[Prompt], path: Path, request: R
         max_new_tokens=request.max_new_tokens,
         seed=request.seed,
         prompts=PromptsEntry(
-            prompt_name(path), prompts_sha256(path), len(prompts), tuple(dict.fromkeys(prompt.task for prompt in prompts))
+            prompt_name(path),
+            prompts_sha256(path),
+            len(prompts),
+            tuple(dict.fromkeys(prompt.task for prompt in prompts)),
         ),
         schema_version=GREEDY_VERSION if request.sampling.greedy else SAMPLED_VERSION,
         temperature=request.sampling.temperature,

@@ -28,7 +28,9 @@ Progress = Callable[[str, int, int], None]
 ALL = "all"
 
 
-def train_pair(out: Path, work: Path, *, scale: float = 1.0, device: str | None = None, seed: int = 0, report: Report) -> Path:
+def train_pair(
+    out: Path, work: Path, *, scale: float = 1.0, device: str | None = None, seed: int = 0, report: Report
+) -> Path:
     """Train the reference pair, or a smaller relative of it, with no download.
 
     Args:
@@ -118,7 +120,9 @@ def _part(trace: Trace, task: str) -> Trace:
     return select(trace, np.array([task in (p.task, ALL) for p in trace.prompts]))
 
 
-def _target_row(model: CachedModel, trace: Trace, task: str, surprise: dict[str, list[tuple[float, int]]]) -> dict[str, Any]:
+def _target_row(
+    model: CachedModel, trace: Trace, task: str, surprise: dict[str, list[tuple[float, int]]]
+) -> dict[str, Any]:
     part = _part(trace, task)
     distinct = total = 0
     for first, end in zip(part.offsets[:-1], part.offsets[1:], strict=True):
@@ -135,7 +139,9 @@ def _target_row(model: CachedModel, trace: Trace, task: str, surprise: dict[str,
     }
 
 
-def _draft_row(name: str, model: CachedModel, trace: Trace, task: str, surprise: dict[str, list[tuple[float, int]]]) -> dict[str, Any]:
+def _draft_row(
+    name: str, model: CachedModel, trace: Trace, task: str, surprise: dict[str, list[tuple[float, int]]]
+) -> dict[str, Any]:
     part = _part(trace, task)
     alpha = {row["depth"]: row["rate"] for row in acceptance_by_depth(part) if row["task"] == ALL}
     return {

@@ -80,7 +80,9 @@ def best_gamma_of(run: Path) -> int:
     return best_fixed_gamma(design.train if design.train is not None else trace, costs)
 
 
-def _arms(specs: Sequence[str], objects: Mapping[str, Policy], gamma_max: int, costs: CostCurve) -> dict[str, Policy | Replay]:
+def _arms(
+    specs: Sequence[str], objects: Mapping[str, Policy], gamma_max: int, costs: CostCurve
+) -> dict[str, Policy | Replay]:
     names = dict.fromkeys(name for spec in specs for name in expand_policy(spec, gamma_max))
     arms: dict[str, Policy | Replay] = {name: make_policy(name, gamma_max, costs) for name in names}
     for name, policy in objects.items():
@@ -91,7 +93,12 @@ def _arms(specs: Sequence[str], objects: Mapping[str, Policy], gamma_max: int, c
 
 
 def _check(
-    run: Path, manifest: Manifest, costs: CostCurve, design: Design, trained_on: Mapping[str, Sequence[str]], on_warning: Warn
+    run: Path,
+    manifest: Manifest,
+    costs: CostCurve,
+    design: Design,
+    trained_on: Mapping[str, Sequence[str]],
+    on_warning: Warn,
 ) -> None:
     """Warn of what makes figures other than they seem."""
     if costs.device != manifest.device:

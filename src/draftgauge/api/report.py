@@ -13,7 +13,11 @@ from draftgauge.report.page import build_report
 
 
 def write_report(
-    folder: Path, out: Path, bench: Sequence[Path] = (), title: str = "How far to draft", policies: Sequence[str] | None = None
+    folder: Path,
+    out: Path,
+    bench: Sequence[Path] = (),
+    title: str = "How far to draft",
+    policies: Sequence[str] | None = None,
 ) -> Path:
     """Write one self-contained HTML file about the runs at a place.
 
@@ -31,7 +35,9 @@ def write_report(
     """
     rows = [dict(row) for path in bench for row in read_measurement(path).rows]
     runs = [run for run, _ in select_runs(folder)]
-    fitted = sorted({str(path) for place in (folder, *runs) for path in place.glob(f"*{FITTED_SUFFIX}") if _is_fitted(path)})
+    fitted = sorted(
+        {str(path) for place in (folder, *runs) for path in place.glob(f"*{FITTED_SUFFIX}") if _is_fitted(path)}
+    )
     judged = [*(policies or ()), *fitted]
     return build_report(runs, out, rows or None, title, policies=judged or None)
 

@@ -103,7 +103,9 @@ def prompts_of(
     if path.exists() and prompts_sha256(path) != manifest.prompts.sha256:
         raise TraceError(f"{path} has changed since the trace in {run} was recorded: record it again into a new folder")
     recorded = {p.index: p.prompt_tokens for p in read_trace(run).prompts}
-    prompts = first_per_task([p for p in read_prompts(path, None, tasks, split) if p.index in recorded], per_task)[:limit]
+    prompts = first_per_task([p for p in read_prompts(path, None, tasks, split) if p.index in recorded], per_task)[
+        :limit
+    ]
     # A prompt that was recorded truncated is decoded truncated: its end is what was kept.
     return [(p, pair.encode(p)[-recorded[p.index] :]) for p in prompts]
 

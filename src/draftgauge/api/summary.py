@@ -34,7 +34,9 @@ def profile_rows(runs: Sequence[Path]) -> list[dict[str, Any]]:
                     "tokens": part.positions,
                     "gamma_max": trace.gamma_max,
                     "mean_accepted": float(part.accepted.mean()),
-                    "first_accepted": float(np.mean(part.accepted[part.drafted > 0] > 0)) if (part.drafted > 0).any() else None,
+                    "first_accepted": float(np.mean(part.accepted[part.drafted > 0] > 0))
+                    if (part.drafted > 0).any()
+                    else None,
                     "best_fixed_gamma": best_fixed_gamma(part, costs),
                     "near_best_from": shortest,
                     "near_best_to": longest,

@@ -15,12 +15,16 @@ from draftgauge.core.errors import DraftgaugeError
 def bench(
     folder: Annotated[
         Path | None,
-        typer.Argument(help="A recorded run (its manifest names the pair and the prompts), or a folder of runs; else name the pair."),
+        typer.Argument(
+            help="A recorded run (its manifest names the pair and the prompts), or a folder of runs; else name the pair."
+        ),
     ] = None,
     policy: o.Policy = None,
     drafter: Annotated[
         str | None,
-        typer.Option(help="'language_model', 'prompt_lookup' or a trained drafter's folder; of a run, in place of the recorded one."),
+        typer.Option(
+            help="'language_model', 'prompt_lookup' or a trained drafter's folder; of a run, in place of the recorded one."
+        ),
     ] = None,
     target: Annotated[
         str | None, typer.Option(help="Without a run: the target; by default a trained drafter's own, or 'reference'.")
@@ -28,7 +32,9 @@ def bench(
     draft: Annotated[str | None, typer.Option(help="Without a run: the draft model; by default 'reference'.")] = None,
     compression: Annotated[str | None, typer.Option(help="Without a run: of the target; by default 'none'.")] = None,
     prompts: o.Prompts = None,
-    max_new_tokens: Annotated[int | None, typer.Option(help="Without a run: output tokens a prompt; by default 128.")] = None,
+    max_new_tokens: Annotated[
+        int | None, typer.Option(help="Without a run: output tokens a prompt; by default 128.")
+    ] = None,
     baselines: Annotated[bool, typer.Option(help="Also run transformers' generate(), plain and assisted.")] = True,
     rounds: Annotated[int, typer.Option(help="How often every prompt is decoded by every policy.")] = 3,
     limit: o.Limit = None,
@@ -69,7 +75,9 @@ def bench(
                 rows = bench_pair(policy, drafter=drafter or "language_model", **given, **common)
             elif given:
                 names = ", ".join(f"--{name.replace('_', '-')}" for name in given)
-                raise DraftgaugeError(f"the recorded run in {folder} has its own pair and prompts: leave out {names}, or the run")
+                raise DraftgaugeError(
+                    f"the recorded run in {folder} has its own pair and prompts: leave out {names}, or the run"
+                )
             else:
                 rows = bench_run(folder, policy, drafter=drafter, **common)
         columns = {

@@ -14,10 +14,14 @@ from draftgauge.cli.console import friendly_errors, progress, save_json, show_ta
 def evaluate(
     drafter: Annotated[Path, typer.Argument(help="Folder of a drafter that `draftgauge train` wrote.")],
     target: Annotated[str | None, typer.Option(help="Its target; the one that the folder names if left out.")] = None,
-    prompts: Annotated[str | None, typer.Option(help="A prompt file, or 'reference:SPLIT'; the bundled test prompts if left out.")] = None,
+    prompts: Annotated[
+        str | None, typer.Option(help="A prompt file, or 'reference:SPLIT'; the bundled test prompts if left out.")
+    ] = None,
     per_task: o.PerTask = None,
     max_new_tokens: o.MaxNewTokens = 96,
-    depths: Annotated[int | None, typer.Option(min=1, help="Tokens a draft; as many as it was trained for if left out.")] = None,
+    depths: Annotated[
+        int | None, typer.Option(min=1, help="Tokens a draft; as many as it was trained for if left out.")
+    ] = None,
     device: o.Device = None,
     engine: o.Engine = "auto",
     trust_remote_code: o.TrustRemoteCode = False,
@@ -41,7 +45,11 @@ def evaluate(
                 progress=advance,
             )
         by_depth = {"depth": "depth", "alpha": "alpha", "low": "95% from", "high": "to"}
-        show_table("Acceptance by depth, given that all before it was accepted", (row for row in rows if "depth" in row), by_depth)
+        show_table(
+            "Acceptance by depth, given that all before it was accepted",
+            (row for row in rows if "depth" in row),
+            by_depth,
+        )
         whole = {
             "mat": "MAT",
             "mat_low": "95% from",

@@ -16,7 +16,9 @@ def fit(
     out: Annotated[Path, typer.Option(help="File to write; give it to --policy of replay and bench.")],
     policy: Annotated[str, typer.Option("--policy", "-p", help="stopping, specdec++ or speckv.")] = "stopping",
     tasks: o.Tasks = None,
-    compression: Annotated[str | None, typer.Option(help="Learn from the runs of these compressions only, separated by commas.")] = None,
+    compression: Annotated[
+        str | None, typer.Option(help="Learn from the runs of these compressions only, separated by commas.")
+    ] = None,
     horizon: Annotated[int, typer.Option(help="stopping: tokens to look ahead; 1 for the one-step rule.")] = 8,
     online: Annotated[bool, typer.Option("--online", help="stopping: go on calibrating while running.")] = False,
     seed: o.Seed = 0,

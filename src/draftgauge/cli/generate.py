@@ -26,9 +26,13 @@ def generate(
     max_new_tokens: o.MaxNewTokens = 128,
     temperature: Annotated[float, typer.Option(help="0 decodes greedily.")] = 0.0,
     top_k: Annotated[int, typer.Option(help="Sample from the k most likely tokens; 0 is off.")] = 0,
-    top_p: Annotated[float, typer.Option(help="Sample from the smallest set with this much probability; 1 is off.")] = 1.0,
+    top_p: Annotated[
+        float, typer.Option(help="Sample from the smallest set with this much probability; 1 is off.")
+    ] = 1.0,
     stop: Annotated[list[str] | None, typer.Option(help="End the output after this text; may be repeated.")] = None,
-    chat: Annotated[bool | None, typer.Option("--chat/--raw", help="Use the chat template or take the prompt as it is.")] = None,
+    chat: Annotated[
+        bool | None, typer.Option("--chat/--raw", help="Use the chat template or take the prompt as it is.")
+    ] = None,
     show_drafts: Annotated[bool, typer.Option("--show-drafts", help="Colour the text by how each token came.")] = False,
     device: o.Device = None,
     engine: o.Engine = "auto",

@@ -7,7 +7,20 @@ from typing import Annotated
 
 import typer
 
-from draftgauge.cli import bench, demo, evaluate, fit, generate, profile, reference, replay, report, reproduce, study, train
+from draftgauge.cli import (
+    bench,
+    demo,
+    evaluate,
+    fit,
+    generate,
+    profile,
+    reference,
+    replay,
+    report,
+    reproduce,
+    study,
+    train,
+)
 
 app = typer.Typer(
     name="draftgauge",
@@ -38,7 +51,9 @@ def _version(value: bool) -> None:
 
 @app.callback()
 def main(
-    show_version: Annotated[bool, typer.Option("--version", callback=_version, is_eager=True, help="Print the version and exit.")] = False,
+    show_version: Annotated[
+        bool, typer.Option("--version", callback=_version, is_eager=True, help="Print the version and exit.")
+    ] = False,
 ) -> None:
     """Options that come before the verb."""
 

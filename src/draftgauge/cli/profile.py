@@ -30,9 +30,13 @@ def profile(
     device: o.Device = None,
     engine: o.Engine = "auto",
     seed: o.Seed = 0,
-    temperature: Annotated[float, typer.Option(help="0 records greedy output; above 0 output and drafts are drawn.")] = 0.0,
+    temperature: Annotated[
+        float, typer.Option(help="0 records greedy output; above 0 output and drafts are drawn.")
+    ] = 0.0,
     top_k: Annotated[int, typer.Option(help="Sample from the k most likely tokens; 0 is off.")] = 0,
-    top_p: Annotated[float, typer.Option(help="Sample from the smallest set with this much probability; 1 is off.")] = 1.0,
+    top_p: Annotated[
+        float, typer.Option(help="Sample from the smallest set with this much probability; 1 is off.")
+    ] = 1.0,
     trust_remote_code: o.TrustRemoteCode = False,
     json: o.Json = None,
 ) -> None:

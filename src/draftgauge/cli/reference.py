@@ -25,7 +25,9 @@ def card() -> None:
 @app.command("train")
 def train(
     out: Annotated[Path, typer.Option(help="Folder for the trained pair, its prompts and its card.")],
-    work: Annotated[Path | None, typer.Option(help="Folder for checkpoints; OUT/work if left out. Run again to resume.")] = None,
+    work: Annotated[
+        Path | None, typer.Option(help="Folder for checkpoints; OUT/work if left out. Run again to resume.")
+    ] = None,
     scale: Annotated[float, typer.Option(help="Times the tokens of the bundled pair's training.")] = 1.0,
     device: o.Device = None,
     seed: o.Seed = 0,
@@ -41,11 +43,15 @@ def train(
                 highlight=False,
             )
         else:
-            errors.print(f"{stage}: {row['step']:.0f} of {row['steps']:.0f}" if row else f"{stage} ...", highlight=False)
+            errors.print(
+                f"{stage}: {row['step']:.0f} of {row['steps']:.0f}" if row else f"{stage} ...", highlight=False
+            )
 
     with friendly_errors("Run the same command again to go on from the last checkpoint."):
         folder = train_pair(out, work or out / "work", scale=scale, device=device, seed=seed, report=report)
-        console.print(f"trained pair in {folder}; next: draftgauge reference evaluate --folder {folder}", highlight=False)
+        console.print(
+            f"trained pair in {folder}; next: draftgauge reference evaluate --folder {folder}", highlight=False
+        )
 
 
 @app.command("evaluate")

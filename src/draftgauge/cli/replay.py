@@ -18,10 +18,15 @@ def replay(
     tasks: o.Tasks = None,
     split: Annotated[
         str | None,
-        typer.Option(help="Evaluate on train, validation, test or all prompts; on test ones where the trace has training ones too."),
+        typer.Option(
+            help="Evaluate on train, validation, test or all prompts; on test ones where the trace has training ones too."
+        ),
     ] = None,
     sweep: Annotated[
-        str | None, typer.Option(metavar="RATIOS", help="Evaluate at these costs of a drafted token over a verification, e.g. .04,.10,.25")
+        str | None,
+        typer.Option(
+            metavar="RATIOS", help="Evaluate at these costs of a drafted token over a verification, e.g. .04,.10,.25"
+        ),
     ] = None,
     json: o.Json = None,
 ) -> None:

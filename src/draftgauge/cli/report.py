@@ -13,10 +13,14 @@ from draftgauge.cli.console import console, friendly_errors
 def report(
     folder: Annotated[Path, typer.Argument(help="A recorded run, or a folder of runs.")],
     out: Annotated[Path | None, typer.Option(help="The file to write; report.html in the folder if left out.")] = None,
-    bench: Annotated[list[Path] | None, typer.Option(help="JSON of `draftgauge bench`, to show live figures; may be repeated.")] = None,
+    bench: Annotated[
+        list[Path] | None, typer.Option(help="JSON of `draftgauge bench`, to show live figures; may be repeated.")
+    ] = None,
     policy: Annotated[
         list[str] | None,
-        typer.Option("--policy", "-p", help="A policy to judge on test prompts, by name or fitted file; may be repeated."),
+        typer.Option(
+            "--policy", "-p", help="A policy to judge on test prompts, by name or fitted file; may be repeated."
+        ),
     ] = None,
     title: Annotated[str, typer.Option(help="Heading of the report.")] = "How far to draft",
 ) -> None:

@@ -13,7 +13,12 @@ from draftgauge.core.errors import DraftgaugeError
 
 app = typer.Typer(help="Reproduce a paper from its published records.", no_args_is_help=True)
 
-POLICIES = {"policy": "policy", "compression": "target", "expected_tokens": "expected tokens/step", "published": "published"}
+POLICIES = {
+    "policy": "policy",
+    "compression": "target",
+    "expected_tokens": "expected tokens/step",
+    "published": "published",
+}
 PREDICTORS = {
     "model": "model",
     "correlation": "test correlation",
@@ -21,8 +26,19 @@ PREDICTORS = {
     "mse": "test MSE",
     "decision_ms": "ms a decision",
 }
-SPLIT = {"basis": "measured by", "compression": "target", "longer_percent": "drafting 8, %", "choosing_percent": "choosing, %"}
-SPEED = {"compression": "target", "gamma": "gamma", "tokens_per_second": "measured tokens/s", "low": "95% from", "high": "to"}
+SPLIT = {
+    "basis": "measured by",
+    "compression": "target",
+    "longer_percent": "drafting 8, %",
+    "choosing_percent": "choosing, %",
+}
+SPEED = {
+    "compression": "target",
+    "gamma": "gamma",
+    "tokens_per_second": "measured tokens/s",
+    "low": "95% from",
+    "high": "to",
+}
 
 
 @app.callback()
@@ -47,7 +63,9 @@ def speckv(
         _check_destination(json, (steps, experiments))
         with progress() as advance:
             rows = reproduce_speckv(steps, experiments, out=out, progress=advance)
-        show_table("As published: expected tokens a step, predicted by the fitted model", _table(rows, "policies"), POLICIES)
+        show_table(
+            "As published: expected tokens a step, predicted by the fitted model", _table(rows, "policies"), POLICIES
+        )
         predictors = (_four_digits(row) for row in _table(rows, "predictors"))
         show_table("As published: predictors of acceptance, on 20% of the steps", predictors, PREDICTORS)
         console.print(f"SpecKV-fast over fixed-4: {improvement(rows)}\n", highlight=False)
@@ -65,7 +83,11 @@ def _table(rows: list[dict[str, Any]], name: str) -> Any:
 
 def _four_digits(row: dict[str, Any]) -> dict[str, Any]:
     """A predictor's scores with the digits that were published; the console shows three."""
-    scores = {"correlation": row["test_correlation"], "mse": row["test_mse"], "published_correlation": row.get("published_correlation")}
+    scores = {
+        "correlation": row["test_correlation"],
+        "mse": row["test_mse"],
+        "published_correlation": row.get("published_correlation"),
+    }
     return row | {key: "" if value is None else f"{value:.4f}" for key, value in scores.items()}
 
 

@@ -21,11 +21,17 @@ def kvshot(
         str, typer.Option(help="smoke, quick (45 minutes on two cores), depth (quick and deeper KV drafters) or full.")
     ] = "smoke",
     target: o.Target = "reference",
-    prompts: Annotated[Path | None, typer.Option(help="Training prompts, which the target answers; generated for 'reference'.")] = None,
-    held_out: Annotated[str | None, typer.Option(help="Prompts to measure on; the bundled test prompts if left out.")] = None,
+    prompts: Annotated[
+        Path | None, typer.Option(help="Training prompts, which the target answers; generated for 'reference'.")
+    ] = None,
+    held_out: Annotated[
+        str | None, typer.Option(help="Prompts to measure on; the bundled test prompts if left out.")
+    ] = None,
     executor: Annotated[str, typer.Option(help="'local', one cell after the other, or 'ray', on a cluster.")] = "local",
     cpus: Annotated[int, typer.Option(min=1, help="CPUs that each cell asks Ray for.")] = 1,
-    gpus: Annotated[float, typer.Option(min=0, help="GPUs that each cell asks Ray for; a share such as 0.5 puts two cells on one.")] = 0,
+    gpus: Annotated[
+        float, typer.Option(min=0, help="GPUs that each cell asks Ray for; a share such as 0.5 puts two cells on one.")
+    ] = 0,
     device: o.Device = None,
     json: o.Json = None,
 ) -> None:
@@ -60,7 +66,14 @@ def kvshot(
             "tree_mat": "tree MAT",
         }
         show_table("Pooled over seeds", summary(found.rows), columns)
-        verdicts = {"prediction": "", "verdict": "verdict", "difference": "difference", "low": "95% from", "high": "to", "p_value": "p"}
+        verdicts = {
+            "prediction": "",
+            "verdict": "verdict",
+            "difference": "difference",
+            "low": "95% from",
+            "high": "to",
+            "p_value": "p",
+        }
         verdicts |= {"statement": "what was asked", "reason": "why not"}
         show_table("Predictions", (row for row in found.rows if "prediction" in row), verdicts)
         errors.print(f"wrote {out / REPORT_NAME}", highlight=False)

@@ -24,38 +24,60 @@ PLAN_COLUMNS = {
 
 
 def train(
-    out: Annotated[Path | None, typer.Option(help="Folder of the run; run again with the same folder to resume.")] = None,
+    out: Annotated[
+        Path | None, typer.Option(help="Folder of the run; run again with the same folder to resume.")
+    ] = None,
     target: o.Target = "reference",
     reuse: Annotated[str, typer.Option(help="What the drafter reads: hidden, kv, hybrid, cross or none.")] = "hybrid",
-    plan: Annotated[bool, typer.Option("--plan", help="Print parameters, memory, time and disk, and train nothing.")] = False,
+    plan: Annotated[
+        bool, typer.Option("--plan", help="Print parameters, memory, time and disk, and train nothing.")
+    ] = False,
     layers: Annotated[int, typer.Option(help="Drafter layers; more than one for kv and none only.")] = 1,
     injection: Annotated[
         str, typer.Option(help="How KV of several target layers enters: concat, project or project-rope.")
     ] = "project-rope",
     taps: Annotated[
-        str | None, typer.Option(help="Target layers to read, from 0, with commas; a low, middle and high one if left out.")
+        str | None,
+        typer.Option(help="Target layers to read, from 0, with commas; a low, middle and high one if left out."),
     ] = None,
-    intermediate_size: Annotated[int | None, typer.Option(help="Width of the drafter's MLP; the target's if left out.")] = None,
-    draft_vocabulary: Annotated[int, typer.Option(help="Propose from the so many most frequent tokens only; 0 for all.")] = 0,
+    intermediate_size: Annotated[
+        int | None, typer.Option(help="Width of the drafter's MLP; the target's if left out.")
+    ] = None,
+    draft_vocabulary: Annotated[
+        int, typer.Option(help="Propose from the so many most frequent tokens only; 0 for all.")
+    ] = 0,
     depths: Annotated[int, typer.Option("--depths", "-k", help="K, draft steps that training unrolls.")] = 7,
     length: Annotated[int, typer.Option(help="Longest conversation in tokens.")] = 1024,
-    warm_start: Annotated[Path | None, typer.Option(help="Start a hybrid or cross drafter from this trained hidden one.")] = None,
-    prompts: Annotated[
-        Path | None, typer.Option(help="Prompts for the target to answer; generated questions for the bundled target if left out.")
+    warm_start: Annotated[
+        Path | None, typer.Option(help="Start a hybrid or cross drafter from this trained hidden one.")
     ] = None,
-    questions: Annotated[int, typer.Option(help="How many generated questions, or prompts of the file at most.")] = 3000,
+    prompts: Annotated[
+        Path | None,
+        typer.Option(help="Prompts for the target to answer; generated questions for the bundled target if left out."),
+    ] = None,
+    questions: Annotated[
+        int, typer.Option(help="How many generated questions, or prompts of the file at most.")
+    ] = 3000,
     new_tokens: Annotated[int, typer.Option(help="Longest answer.")] = 160,
     data_seed: Annotated[int, typer.Option(help="Seed of the generated questions.")] = 0,
-    answers: Annotated[Path | None, typer.Option(help="File of the answers, made if missing; share it between designs.")] = None,
+    answers: Annotated[
+        Path | None, typer.Option(help="File of the answers, made if missing; share it between designs.")
+    ] = None,
     features: Annotated[str, typer.Option(help="'online', or 'cached': computed once, to disk.")] = "online",
     cache: Annotated[
         Path | None, typer.Option(help="Folder of cached features, to share between designs; OUT/features if left out.")
     ] = None,
     steps: Annotated[int, typer.Option(help="Optimiser steps.")] = 1500,
     batch: Annotated[int, typer.Option(help="Conversations a step.")] = 8,
-    accumulation: Annotated[int, typer.Option(help="Parts into which a step's conversations are split, to save memory.")] = 1,
-    learning_rate: Annotated[float | None, typer.Option(help="Peak learning rate; by the target's width if left out.")] = None,
-    loss: Annotated[str, typer.Option(help="kl, cross-entropy (both to the target's distribution) or greedy (to its token).")] = "kl",
+    accumulation: Annotated[
+        int, typer.Option(help="Parts into which a step's conversations are split, to save memory.")
+    ] = 1,
+    learning_rate: Annotated[
+        float | None, typer.Option(help="Peak learning rate; by the target's width if left out.")
+    ] = None,
+    loss: Annotated[
+        str, typer.Option(help="kl, cross-entropy (both to the target's distribution) or greedy (to its token).")
+    ] = "kl",
     step_decay: Annotated[float, typer.Option(help="Draft step k weighs this to the power of k.")] = 0.8,
     precision: Annotated[str, typer.Option(help="auto (bf16 where the hardware has it), fp32 or bf16.")] = "auto",
     compile_: Annotated[bool, typer.Option("--compile", help="Use torch.compile, where its result agrees.")] = False,
@@ -119,7 +141,13 @@ def train(
             raise DraftgaugeError("say where the drafter is to be kept: --out FOLDER")
         with progress() as advance:
             rows = run_train(request, out, advance, _show)
-        columns = {"design": "design", "parameters": "parameters", "steps": "steps", "tokens": "tokens", "seconds": "seconds"}
+        columns = {
+            "design": "design",
+            "parameters": "parameters",
+            "steps": "steps",
+            "tokens": "tokens",
+            "seconds": "seconds",
+        }
         columns |= {"tokens_per_second": "tokens/s", "loss": "last loss, nats", "peak_memory_gib": "peak GiB"}
         show_table("Trained", rows, columns)
         save_json(json, rows)

@@ -185,7 +185,9 @@ def _convert_tuple(value: Any, arguments: tuple[Any, ...], where: str) -> tuple[
         arguments = (arguments[0],) * len(items)
     if len(items) != len(arguments):
         raise _mismatch(value, annotation, where)
-    return tuple(convert(item, wanted, f"{where}[{i}]") for i, (item, wanted) in enumerate(zip(items, arguments, strict=True)))
+    return tuple(
+        convert(item, wanted, f"{where}[{i}]") for i, (item, wanted) in enumerate(zip(items, arguments, strict=True))
+    )
 
 
 def _plain(value: Any) -> Any:

@@ -61,7 +61,9 @@ def require_writable(folder: Path) -> None:
     """
     obstacle = next((parent for parent in (folder, *folder.parents) if parent.is_file()), None)
     if obstacle is not None:
-        raise DraftgaugeError(f"{obstacle} is a file where a folder is needed; choose another folder or move the file away")
+        raise DraftgaugeError(
+            f"{obstacle} is a file where a folder is needed; choose another folder or move the file away"
+        )
     with _explained(folder):
         folder.mkdir(parents=True, exist_ok=True)
     if not os.access(folder, os.W_OK | os.X_OK):
@@ -84,7 +86,9 @@ def _explained(path: Path) -> Iterator[None]:
                 f"no space left on the disk while writing {path}; whatever was written before is whole. "
                 "Free some space and run the same command again: it goes on from there"
             ) from error
-        raise DraftgaugeError(f"cannot write {path}: {error.strerror or error}; choose another place or change its permissions") from error
+        raise DraftgaugeError(
+            f"cannot write {path}: {error.strerror or error}; choose another place or change its permissions"
+        ) from error
 
 
 def _sync_folder(folder: Path) -> None:

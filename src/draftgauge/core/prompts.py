@@ -43,7 +43,9 @@ class Prompt:
     reference: str | None = None
 
 
-def read_prompts(path: Path, limit: int | None = None, tasks: Collection[str] | None = None, split: str | None = None) -> list[Prompt]:
+def read_prompts(
+    path: Path, limit: int | None = None, tasks: Collection[str] | None = None, split: str | None = None
+) -> list[Prompt]:
     """Read a prompt file.
 
     Each line is an object with ``prompt`` (text), ``turns`` (list of texts as in MT-bench, of which the first is taken) or
@@ -65,7 +67,9 @@ def read_prompts(path: Path, limit: int | None = None, tasks: Collection[str] | 
             raise PromptError(f"{path} has no task {name!r}; it has {_listed(prompt.task for prompt in prompts)}")
     wanted = [p for p in prompts if (not tasks or p.task in tasks) and (split is None or p.split == split)]
     if not wanted:
-        raise PromptError(f"{path} has no such prompts with split {split!r}; its splits: {_listed(p.split or '(none)' for p in prompts)}")
+        raise PromptError(
+            f"{path} has no such prompts with split {split!r}; its splits: {_listed(p.split or '(none)' for p in prompts)}"
+        )
     if limit is not None and limit < 1:
         raise PromptError(f"the limit of prompts is {limit}, must be at least 1")
     return wanted[:limit]
@@ -183,7 +187,9 @@ def _optional_text(entry: dict[str, Any], key: str, where: str) -> str | None:
 def _kind(value: Any) -> str:
     if isinstance(value, str):
         return "text" if value.strip() else "empty text"
-    return {dict: "an object", list: "a list" if value else "an empty list", type(None): "null"}.get(type(value), f"{value!r}")
+    return {dict: "an object", list: "a list" if value else "an empty list", type(None): "null"}.get(
+        type(value), f"{value!r}"
+    )
 
 
 def _listed(names: Any) -> str:

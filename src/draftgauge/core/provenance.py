@@ -21,7 +21,18 @@ import numpy as np
 from draftgauge.core.errors import DraftgaugeError
 from draftgauge.core.files import atomic_write_text
 
-PACKAGES = ("draftgauge", "torch", "transformers", "tokenizers", "safetensors", "bitsandbytes", "numpy", "pyarrow", "scikit-learn", "scipy")
+PACKAGES = (
+    "draftgauge",
+    "torch",
+    "transformers",
+    "tokenizers",
+    "safetensors",
+    "bitsandbytes",
+    "numpy",
+    "pyarrow",
+    "scikit-learn",
+    "scipy",
+)
 
 Scalar = str | int | float | bool | None
 
@@ -77,9 +88,13 @@ def read_measurement(path: Path) -> Measurement:
     except ValueError as error:
         raise DraftgaugeError(f"{path} is not JSON: {error}") from error
     kinds = {"command": str, "created": str, "environment": dict, "rows": list}
-    off = [key for key, kind in kinds.items() if not isinstance(document, dict) or not isinstance(document.get(key), kind)]
+    off = [
+        key for key, kind in kinds.items() if not isinstance(document, dict) or not isinstance(document.get(key), kind)
+    ]
     if off or not all(isinstance(row, dict) for row in document["rows"]):
-        raise DraftgaugeError(f"{path} is not a measurement of draftgauge: {', '.join(off or ['rows'])} missing or of the wrong type")
+        raise DraftgaugeError(
+            f"{path} is not a measurement of draftgauge: {', '.join(off or ['rows'])} missing or of the wrong type"
+        )
     return Measurement(document["command"], document["created"], document["environment"], tuple(document["rows"]))
 
 

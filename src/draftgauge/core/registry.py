@@ -69,7 +69,9 @@ class Registry(Generic[T]):
         name, arguments = self.parse(spec)
         parameters = self._parameters(name)
         given = {key: value for key, value in defaults.items() if key in parameters} | arguments
-        missing = [key for key, parameter in parameters.items() if parameter.default is parameter.empty and key not in given]
+        missing = [
+            key for key, parameter in parameters.items() if parameter.default is parameter.empty and key not in given
+        ]
         if missing:
             raise DraftgaugeError(f"{self.kind} {name} needs {', '.join(missing)}: {self.usage(name)}")
         return self._factories[name](**given)
@@ -89,7 +91,11 @@ class Registry(Generic[T]):
         arguments: dict[str, Any] = {}
         for key, text in _split(rest, next(iter(parameters), "")):
             if key not in parameters:
-                shown = f"{self.kind} {name} has no parameter {key!r}" if parameters else f"{self.kind} {name} takes no parameters"
+                shown = (
+                    f"{self.kind} {name} has no parameter {key!r}"
+                    if parameters
+                    else f"{self.kind} {name} takes no parameters"
+                )
                 raise DraftgaugeError(f"{shown}: {self.usage(name)}")
             if key in arguments:
                 raise DraftgaugeError(f"{spec!r} gives {key} twice")
@@ -101,7 +107,9 @@ class Registry(Generic[T]):
         parts = []
         for key, parameter in self._settable(name).items():
             shown = f"{key}=<{type_name(parameter.annotation)}>"
-            parts.append(shown if parameter.default is parameter.empty else f"[{shown}, by default {parameter.default}]")
+            parts.append(
+                shown if parameter.default is parameter.empty else f"[{shown}, by default {parameter.default}]"
+            )
         return f"write {name}:{','.join(parts)}" if parts else f"write {name}"
 
     def _settable(self, name: str) -> dict[str, inspect.Parameter]:

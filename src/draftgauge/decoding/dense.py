@@ -39,7 +39,9 @@ class DenseDrafts:
     @classmethod
     def empty(cls, positions: int, gamma_max: int) -> DenseDrafts:
         """Nothing drafted anywhere."""
-        return cls(np.full((positions, gamma_max), -1, np.int32), np.full((3, positions, gamma_max), np.nan, np.float32))
+        return cls(
+            np.full((positions, gamma_max), -1, np.int32), np.full((3, positions, gamma_max), np.nan, np.float32)
+        )
 
 
 @torch.inference_mode()
@@ -67,7 +69,9 @@ def draft_densely(
         The drafts, shorter where an end token came or the draft model's context ends.
     """
     positions = len(output)
-    rows = min(positions + 1, model.spec.context - len(prompt_tokens) + 1)  # row N is what drafts right up to the end go on with
+    rows = min(
+        positions + 1, model.spec.context - len(prompt_tokens) + 1
+    )  # row N is what drafts right up to the end go on with
     drafts = DenseDrafts.empty(positions, gamma_max)
     if rows <= 0:
         return drafts
@@ -84,7 +88,9 @@ def draft_densely(
     branching = np.flatnonzero(~goes_on & ~ended & (limits > 1))
     for begin in range(0, len(branching), CHUNK):
         chunk = branching[begin : begin + CHUNK]
-        grow_branches(model, len(prompt_tokens) + chunk, chunk, limits, own, vocabulary, lambda logits: logits.argmax(-1))
+        grow_branches(
+            model, len(prompt_tokens) + chunk, chunk, limits, own, vocabulary, lambda logits: logits.argmax(-1)
+        )
     cut_after_end(own, end_tokens)
 
     known = min(positions, rows)
@@ -94,7 +100,9 @@ def draft_densely(
     return drafts
 
 
-def draft_position_by_position(drafter: Drafter, prompt_tokens: list[int], output: list[int], gamma_max: int) -> DenseDrafts:
+def draft_position_by_position(
+    drafter: Drafter, prompt_tokens: list[int], output: list[int], gamma_max: int
+) -> DenseDrafts:
     """The same with any drafter as it is used live, one position after the other: the reference, and cheap without a model.
 
     A drafter that reads its target reads it as it stands: the target must have taken in prompt and output but for the last token.
@@ -111,7 +119,9 @@ def draft_position_by_position(drafter: Drafter, prompt_tokens: list[int], outpu
     return drafts
 
 
-def _draft_first(model: CachedModel, prompt_tokens: list[int], output: list[int], own: DenseDrafts, vocabulary: int | None) -> None:
+def _draft_first(
+    model: CachedModel, prompt_tokens: list[int], output: list[int], own: DenseDrafts, vocabulary: int | None
+) -> None:
     """Take in prompt and output; the first drafted token of every row."""
     device = model.spec.device
     model.reset()

@@ -95,7 +95,9 @@ def measure_costs(
         DraftgaugeError: if the models' context is too short to decode in.
     """
     if not text or not contexts or repeats < 1 or gamma_max < 1:
-        raise DraftgaugeError("measuring costs needs text, at least one context length, one repeat and gamma_max 1 or more")
+        raise DraftgaugeError(
+            "measuring costs needs text, at least one context length, one repeat and gamma_max 1 or more"
+        )
     limit = target.spec.context if context_limit is None else min(target.spec.context, context_limit)
     span = measured_span(gamma_max, limit)
     lengths = sorted({max(1, min(context, limit)) for context in contexts})
@@ -225,6 +227,9 @@ def _looking(benches: Sequence[_Bench], kind: SignalKind) -> float:
 
     Taken from the time of drafting alone: within a whole step it would drown in what the target's pass varies by.
     """
-    drafts = {looks: np.array([_quartiles(b.samples(looks), lambda s: s.draft)[1, 1:] for b in benches]) for looks in ("none", kind)}
+    drafts = {
+        looks: np.array([_quartiles(b.samples(looks), lambda s: s.draft)[1, 1:] for b in benches])
+        for looks in ("none", kind)
+    }
     added = (drafts[kind] - drafts["none"]) / np.arange(1, drafts[kind].shape[1] + 1)
     return max(0.0, float(np.median(added)))

@@ -69,14 +69,22 @@ def record_prompt(
         raise DraftgaugeError("a trace is of output up to an end token: record without stop strings")
     acceptance, survival = None, None
     if settings.sampling.greedy:
-        output, target_entropy = generate_greedily(target, prompt_tokens, settings, drafter if speculate else None, speculate)
+        output, target_entropy = generate_greedily(
+            target, prompt_tokens, settings, drafter if speculate else None, speculate
+        )
         drafts = draft_everywhere(drafter, prompt_tokens, output.tokens, gamma_max, target.spec.vocabulary)
     else:
         if not isinstance(drafter, LanguageModelDrafter) or generator is None:
-            raise DraftgaugeError("recording at a temperature above 0 needs a draft model (drafter language_model) and a random generator")
-        output, logits = generate_sampled(target, prompt_tokens, settings, generator, drafter if speculate else None, speculate)
+            raise DraftgaugeError(
+                "recording at a temperature above 0 needs a draft model (drafter language_model) and a random generator"
+            )
+        output, logits = generate_sampled(
+            target, prompt_tokens, settings, generator, drafter if speculate else None, speculate
+        )
         target_entropy = entropy_bits(logits).cpu().numpy()
-        drafts, acceptance, survival = draft_refused(drafter, prompt_tokens, output.tokens, logits, settings.sampling, gamma_max, generator)
+        drafts, acceptance, survival = draft_refused(
+            drafter, prompt_tokens, output.tokens, logits, settings.sampling, gamma_max, generator
+        )
     info = PromptInfo(
         index=prompt.index,
         identifier=prompt.identifier,
@@ -104,7 +112,11 @@ def record_prompt(
 
 
 def generate_greedily(
-    target: CachedModel, prompt_tokens: list[int], settings: DecodingSettings, drafter: Drafter | None = None, policy: Policy | None = None
+    target: CachedModel,
+    prompt_tokens: list[int],
+    settings: DecodingSettings,
+    drafter: Drafter | None = None,
+    policy: Policy | None = None,
 ) -> tuple[Generation, NDArray[np.float32]]:
     """The target's output, by the plain loop or with a drafter and a policy, and the entropy in bits behind each of its tokens."""
     tap = EntropyTap(target, len(prompt_tokens))
@@ -132,7 +144,9 @@ def generate_sampled(
     return output, tap.logits(len(output.tokens))
 
 
-def draft_everywhere(drafter: Drafter, prompt_tokens: list[int], output: list[int], gamma_max: int, vocabulary: int) -> DenseDrafts:
+def draft_everywhere(
+    drafter: Drafter, prompt_tokens: list[int], output: list[int], gamma_max: int, vocabulary: int
+) -> DenseDrafts:
     """Drafts from every position of an output, the fast way where there is one.
 
     Args:

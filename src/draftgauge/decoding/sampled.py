@@ -81,7 +81,14 @@ def _first_refused(p: Tensor, q: Tensor, output: Tensor, generator: Generator) -
     return chances.clamp(0, 1), draw(residual(q, shared), generator)
 
 
-def _grow(drafter: LanguageModelDrafter, prompt_tokens: int, rows: int, drafts: DenseDrafts, vocabulary: int, generator: Generator) -> None:
+def _grow(
+    drafter: LanguageModelDrafter,
+    prompt_tokens: int,
+    rows: int,
+    drafts: DenseDrafts,
+    vocabulary: int,
+    generator: Generator,
+) -> None:
     """Draft on after the refused tokens, as the draft would go on after them live."""
     limits = np.minimum(len(drafts.tokens[0]), drafter.model.spec.context - prompt_tokens - np.arange(rows) + 1)
     ended = np.isin(drafts.tokens[:rows, 0], list(drafter.end_tokens))

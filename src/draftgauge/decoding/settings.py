@@ -37,7 +37,9 @@ class DecodingSettings:
             raise DraftgaugeError("a stop string is empty, which would stop every output at once: leave it out")
 
 
-def check_request(spec: ModelSpec, prompt_tokens: list[int], settings: DecodingSettings, generator: Generator | None) -> None:
+def check_request(
+    spec: ModelSpec, prompt_tokens: list[int], settings: DecodingSettings, generator: Generator | None
+) -> None:
     """Check that the target can decode this prompt at these settings.
 
     Raises:

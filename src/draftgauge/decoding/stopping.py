@@ -38,7 +38,9 @@ class Stopper:
             raise DraftgaugeError("stop strings need a detokenizer: pass the tokenizer's decode")
         self.remaining = settings.max_new_tokens
         self._end_tokens = settings.end_tokens
-        self._watch = StopStringWatch(settings.stop_strings, detokenize) if settings.stop_strings and detokenize else None
+        self._watch = (
+            StopStringWatch(settings.stop_strings, detokenize) if settings.stop_strings and detokenize else None
+        )
 
     def cut(self, tokens: list[int]) -> tuple[list[int], Finish | None]:
         """Take the next tokens: those up to the end of the output, and how it finished, None if it goes on."""

@@ -70,7 +70,9 @@ class StepTimer:
     in runs, as where one does not speculate, and the first of a run is not counted: it would find the draft in the caches.
     """
 
-    def __init__(self, stopwatch: Stopwatch, gamma_max: int, rng: np.random.Generator, needs_signals: SignalKind) -> None:
+    def __init__(
+        self, stopwatch: Stopwatch, gamma_max: int, rng: np.random.Generator, needs_signals: SignalKind
+    ) -> None:
         """Time steps on a stopwatch.
 
         Args:

@@ -118,7 +118,9 @@ def judged(trace: Trace, predicted: ArrayLike) -> Judged:
     """
     chances = np.asarray(predicted, np.float64)
     if chances.shape != trace.confidence.shape:
-        raise DraftgaugeError(f"predictions have shape {list(chances.shape)}, the trace's drafts {list(trace.confidence.shape)}")
+        raise DraftgaugeError(
+            f"predictions have shape {list(chances.shape)}, the trace's drafts {list(trace.confidence.shape)}"
+        )
     depths = np.broadcast_to(np.arange(1, trace.gamma_max + 1), chances.shape)
     accepted = trace.accepted[:, None]
     chosen = (accepted >= depths - 1) & (depths <= known_drafts(trace)[:, None]) & ~np.isnan(chances)
@@ -146,7 +148,10 @@ def reliability_bins(tokens: Judged, bins: int = BINS) -> list[Bin]:
     """Bins of equal width over 0..1, empty ones among them."""
     place, edges = _places(tokens, bins), np.linspace(0, 1, bins + 1)
     count, predicted, accepted = _bin_means(tokens, place, bins)
-    return [Bin(float(edges[i]), float(edges[i + 1]), int(count[i]), float(predicted[i]), float(accepted[i])) for i in range(bins)]
+    return [
+        Bin(float(edges[i]), float(edges[i + 1]), int(count[i]), float(predicted[i]), float(accepted[i]))
+        for i in range(bins)
+    ]
 
 
 def expected_calibration_error(tokens: Judged, bins: int = BINS) -> float:
@@ -182,10 +187,20 @@ def brier(tokens: Judged, base: ArrayLike, bins: int = BINS) -> Brier:
     resolution = float((weight * (accepted[full] - rate) ** 2).sum())
     uncertainty = rate * (1 - rate)
     skill = 1 - score / reference if reference else float("nan")
-    return Brier(score, reliability, resolution, uncertainty, score - (reliability - resolution + uncertainty), skill, len(outcome))
+    return Brier(
+        score,
+        reliability,
+        resolution,
+        uncertainty,
+        score - (reliability - resolution + uncertainty),
+        skill,
+        len(outcome),
+    )
 
 
-def calibration_rows(trace: Trace, predictions: Mapping[str, ArrayLike], base: ArrayLike, bins: int = BINS) -> list[Row]:
+def calibration_rows(
+    trace: Trace, predictions: Mapping[str, ArrayLike], base: ArrayLike, bins: int = BINS
+) -> list[Row]:
     """How right several predictions of acceptance are, at every depth and (``depth`` None) over all.
 
     Args:

@@ -82,7 +82,9 @@ def counts_by_distance(accepted: Ints, known: Ints, classes: Ints, count: int, d
     return reached, right
 
 
-def _settled(module: PreTrainedModel, texts: Sequence[HeldOutText], places: Sequence[tuple[int, int]], window: int) -> NDArray[np.bool_]:
+def _settled(
+    module: PreTrainedModel, texts: Sequence[HeldOutText], places: Sequence[tuple[int, int]], window: int
+) -> NDArray[np.bool_]:
     """Whether the last ``window`` tokens before each place give the token there."""
     rows, labels = [], []
     for number, place in places:
@@ -90,6 +92,8 @@ def _settled(module: PreTrainedModel, texts: Sequence[HeldOutText], places: Sequ
         end = len(text.prompt) + place
         rows.append(text.tokens[end - window : end])
         labels.append(text.output[place])
-    logits: Tensor = module(input_ids=torch.tensor(rows, device=module.device), use_cache=False, logits_to_keep=1).logits
+    logits: Tensor = module(
+        input_ids=torch.tensor(rows, device=module.device), use_cache=False, logits_to_keep=1
+    ).logits
     predicted: NDArray[np.int64] = logits[:, -1].argmax(-1).cpu().numpy()
     return predicted == np.array(labels)

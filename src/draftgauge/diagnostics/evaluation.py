@@ -99,7 +99,9 @@ def evaluate_drafter(
     lengths = accepted_lengths(net, target.module, texts, count)
     known = [known_depths(text, count) for text in texts]
     forced = [depth_counts(a, k, count) for a, k in zip(lengths, known, strict=True)]
-    distances = [counts_by_distance(a, k, c, classes_in_all, count) for a, k, c in zip(lengths, known, classes, strict=True)]
+    distances = [
+        counts_by_distance(a, k, c, classes_in_all, count) for a, k, c in zip(lengths, known, classes, strict=True)
+    ]
     progress("evaluation", 2, PARTS)
 
     live_texts = texts[: plan.live]

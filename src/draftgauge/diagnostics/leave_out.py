@@ -56,16 +56,25 @@ def leave_task_out(runs: Sequence[Recorded], fit: Fit, *, resamples: int = TEST_
     """
     tasks = [_tasks(run) for run in runs]
     names = _at_least_two("tasks", [task for found in tasks for task in found])
-    groups = {name: [_of_tasks(run, [name]) for run, found in zip(runs, tasks, strict=True) if name in found] for name in names}
+    groups = {
+        name: [_of_tasks(run, [name]) for run, found in zip(runs, tasks, strict=True) if name in found]
+        for name in names
+    }
     others = {
-        name: [_of_tasks(run, [t for t in found if t != name]) for run, found in zip(runs, tasks, strict=True) if found != [name]]
+        name: [
+            _of_tasks(run, [t for t in found if t != name])
+            for run, found in zip(runs, tasks, strict=True)
+            if found != [name]
+        ]
         for name in names
     }
     rows = _leave_out("task", groups, others, runs, fit, resamples, seed)
     return [row for row in rows if row["task"] == row["left"]]  # over all tasks they are the same
 
 
-def leave_compression_out(runs: Sequence[Recorded], fit: Fit, *, resamples: int = TEST_RESAMPLES, seed: int = 0) -> list[Row]:
+def leave_compression_out(
+    runs: Sequence[Recorded], fit: Fit, *, resamples: int = TEST_RESAMPLES, seed: int = 0
+) -> list[Row]:
     """For every compression: fit on the runs of the others, evaluate on its own. Otherwise as :func:`leave_task_out`."""
     return _leave_runs_out("compression", [run.trace.compression for run in runs], runs, fit, resamples, seed)
 
@@ -75,7 +84,9 @@ def leave_pair_out(runs: Sequence[Recorded], fit: Fit, *, resamples: int = TEST_
     return _leave_runs_out("pair", [run.pair for run in runs], runs, fit, resamples, seed)
 
 
-def _leave_runs_out(design: str, labels: Sequence[str], runs: Sequence[Recorded], fit: Fit, resamples: int, seed: int) -> list[Row]:
+def _leave_runs_out(
+    design: str, labels: Sequence[str], runs: Sequence[Recorded], fit: Fit, resamples: int, seed: int
+) -> list[Row]:
     names = _at_least_two(f"{design}s", labels)
     groups = {name: [run for run, label in zip(runs, labels, strict=True) if label == name] for name in names}
     others = {name: [run for run, label in zip(runs, labels, strict=True) if label != name] for name in names}
@@ -123,5 +134,7 @@ def _of_tasks(run: Recorded, tasks: Sequence[str]) -> Recorded:
 def _at_least_two(what: str, names: Sequence[str]) -> list[str]:
     distinct = list(dict.fromkeys(names))
     if len(distinct) < 2:
-        raise TraceError(f"leaving one out takes two or more {what}, the runs given have {', '.join(distinct) or 'none'}: record others")
+        raise TraceError(
+            f"leaving one out takes two or more {what}, the runs given have {', '.join(distinct) or 'none'}: record others"
+        )
     return distinct

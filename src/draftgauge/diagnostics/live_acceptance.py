@@ -46,7 +46,9 @@ def live_acceptance(
     runs = [speculative_decode(target, drafter, policy, list(text.prompt), settings) for text in texts]
     counts = []
     for run in runs:
-        accepted, drafted = (np.array([getattr(step, key) for step in run.steps], np.int64) for key in ("accepted", "drafted"))
+        accepted, drafted = (
+            np.array([getattr(step, key) for step in run.steps], np.int64) for key in ("accepted", "drafted")
+        )
         counts.append(depth_counts(accepted, drafted, depths))
     return LiveAcceptance(
         reached=np.array([reached for reached, _ in counts], np.int64).reshape(-1, depths),

@@ -124,7 +124,9 @@ def at_depths(first: int, last: int) -> Measure:
     return lambda alpha: np.asarray(alpha[..., first : last + 1].mean(-1))
 
 
-def interval(counts: Counts, measure: Measure, resamples: int = RESAMPLES, seed: int = 0, level: float = LEVEL) -> Interval:
+def interval(
+    counts: Counts, measure: Measure, resamples: int = RESAMPLES, seed: int = 0, level: float = LEVEL
+) -> Interval:
     """A figure of the acceptance rates with its percentile interval over prompts and seeds."""
     values = measure(rates(counts, resamples, seed))
     return Interval(float(values[0]), *_ends(values[1:], level))
@@ -147,7 +149,9 @@ def difference(
         return Comparison(float(values[0]), float("nan"), float("nan"), float("nan"))
     # The data as observed count as one more resample, so that p is never 0 (Davison and Hinkley 1997, section 4.2).
     tail = min((resampled <= 0).sum(), (resampled >= 0).sum()) + 1
-    return Comparison(float(values[0]), *_ends(resampled, level), p_value=float(min(1.0, 2 * tail / (len(resampled) + 1))))
+    return Comparison(
+        float(values[0]), *_ends(resampled, level), p_value=float(min(1.0, 2 * tail / (len(resampled) + 1)))
+    )
 
 
 def _ends(resampled: Floats, level: float) -> tuple[float, float]:

@@ -71,7 +71,9 @@ def _walk(net: ReuseNet, module: PreTrainedModel, plan: TapPlan, text: HeldOutTe
     return TreeAcceptance(len(text.output), steps)
 
 
-def _take_in(net: ReuseNet, chain: ChainState, tokens: list[int], features: Features, begin: int, end: int) -> tuple[Tensor, ChainState]:
+def _take_in(
+    net: ReuseNet, chain: ChainState, tokens: list[int], features: Features, begin: int, end: int
+) -> tuple[Tensor, ChainState]:
     """Give the drafter the anchors ``begin .. end - 1``, each with the token after it."""
     following = torch.tensor(tokens[begin + 1 : end + 1], device=features.logits.device)
     hidden = None if features.hidden is None else features.hidden[0, begin:end]
@@ -83,7 +85,9 @@ def _take_in(net: ReuseNet, chain: ChainState, tokens: list[int], features: Feat
 def _accepted(net: ReuseNet, chain: ChainState, logits: Tensor, future: list[int], shape: TreeShape) -> int:
     """Length of the path of a tree that follows the text; the text's last token is the target's own at the latest."""
     parents, drafted, scores = grow(net, chain, logits, shape)
-    kept = scores.argsort(descending=True, stable=True)[: shape.tokens - 1]  # a parent is more probable than its children, and earlier
+    kept = scores.argsort(descending=True, stable=True)[
+        : shape.tokens - 1
+    ]  # a parent is more probable than its children, and earlier
     children = {(int(parents[node]), int(drafted[node])): int(node) for node in kept}
     node, length = -1, 0
     for token in future[:-1]:

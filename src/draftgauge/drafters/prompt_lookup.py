@@ -28,7 +28,9 @@ class PromptLookupDrafter:
             DraftgaugeError: if not ``1 <= min_ngram <= max_ngram``.
         """
         if not 1 <= min_ngram <= max_ngram:
-            raise DraftgaugeError(f"n-gram lengths must satisfy 1 <= min_ngram <= max_ngram, not {min_ngram} and {max_ngram}")
+            raise DraftgaugeError(
+                f"n-gram lengths must satisfy 1 <= min_ngram <= max_ngram, not {min_ngram} and {max_ngram}"
+            )
         self.max_ngram = max_ngram
         self.min_ngram = min_ngram
         self.end_tokens = end_tokens

@@ -44,7 +44,10 @@ class ContinuationValues:
 
     def lengths(self, trace: Trace, costs: CostCurve) -> Ints:
         """``[P]`` draft length at every position."""
-        goes_on = [value.predict(terms) > 0 for value, terms in zip(self.values, state_terms(self.numbers, trace, costs), strict=True)]
+        goes_on = [
+            value.predict(terms) > 0
+            for value, terms in zip(self.values, state_terms(self.numbers, trace, costs), strict=True)
+        ]
         stops = ~np.stack([*goes_on, np.zeros(trace.positions, np.bool_)], axis=1)
         lengths: Ints = stops.argmax(axis=1)
         return lengths
@@ -89,5 +92,9 @@ def state_terms(numbers: StoppingNumbers, trace: Trace, costs: CostCurve) -> lis
     for state in states(text_view(trace)):
         if state.depth < trace.gamma_max:
             chance = chances[:, state.depth, None]
-            found.append(np.concatenate([chance, chance**2, np.sqrt(chance), next_design(state), chance * next_design(state)], axis=1))
+            found.append(
+                np.concatenate(
+                    [chance, chance**2, np.sqrt(chance), next_design(state), chance * next_design(state)], axis=1
+                )
+            )
     return found

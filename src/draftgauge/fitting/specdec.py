@@ -37,7 +37,9 @@ def fit_specdec(trace: Trace, gamma_max: int | None = None, seed: int = 0) -> Fi
         raise TraceError(f"the trace holds drafts of 1 to {trace.gamma_max} tokens, {gamma_max} cannot be fitted on it")
     features, accepted = _samples(trace, gamma_max)
     if accepted.all() or not accepted.any():
-        raise TraceError(f"{NAME} needs drafted tokens that were accepted and ones that were rejected; this trace has only one kind")
+        raise TraceError(
+            f"{NAME} needs drafted tokens that were accepted and ones that were rejected; this trace has only one kind"
+        )
     # Standardised for the solver; the numbers that are kept undo it.
     mean, spread = features.mean(0), np.maximum(features.std(0), np.finfo(np.float64).tiny)
     weights = np.where(accepted, 1.0, REJECTION_WEIGHT)

@@ -45,7 +45,9 @@ def fit_speckv(traces: Trace | Sequence[Trace], reading: Reading = "previous", s
         raise TraceError(f"the traces must have one gamma_max, not {sorted(widths)}")
     gamma_max = widths.pop()
     if gamma_max < CANDIDATES[1]:
-        raise TraceError(f"{NAME} chooses among {CANDIDATES}: it needs a trace of gamma_max {CANDIDATES[1]} or more, not {gamma_max}")
+        raise TraceError(
+            f"{NAME} chooses among {CANDIDATES}: it needs a trace of gamma_max {CANDIDATES[1]} or more, not {gamma_max}"
+        )
     candidates = tuple(gamma for gamma in CANDIDATES if gamma <= gamma_max)
     networks, scores = {}, {}
     for kind in ("previous", "two"):

@@ -12,7 +12,15 @@ from numpy.typing import NDArray
 from sklearn.linear_model import LogisticRegression
 
 from draftgauge.core.errors import TraceError
-from draftgauge.policies.acceptance_model import AGREEMENTS, States, StoppingNumbers, agreement_class, hazard_terms, next_terms, states
+from draftgauge.policies.acceptance_model import (
+    AGREEMENTS,
+    States,
+    StoppingNumbers,
+    agreement_class,
+    hazard_terms,
+    next_terms,
+    states,
+)
 from draftgauge.policies.base import Signal, Step
 from draftgauge.policies.fitted import FittedPolicy
 from draftgauge.policies.stopping import SIGNALS, STOPPING, ThroughputStopping
@@ -81,7 +89,9 @@ def fit_stopping(
     following = _join([next_examples(trace) for trace in traces])
     for name, examples in (("hazard", hazard), ("next token", following)):
         if len(set(examples.stood.tolist())) < 2:
-            raise TraceError(f"the traces hold no accepted and rejected drafted tokens to fit the {name} on: record more prompts")
+            raise TraceError(
+                f"the traces hold no accepted and rejected drafted tokens to fit the {name} on: record more prompts"
+            )
     weights, weights_next = _regress(hazard), _regress(following)
     by_agreement, shared = _unfold(weights, len(AGREEMENTS))
     by_known, shared_next = _unfold(weights_next, ORDER + 1)
@@ -211,7 +221,10 @@ def _with_steps(numbers: StoppingNumbers, traces: Sequence[Trace], costs: Sequen
         rounded = tuple(tuple(row) for row in np.round(joined[kept], DIGITS).tolist())
         numbers = replace(numbers, chances=rounded, accepted=tuple(outcomes[kept].tolist()))
     policies = [ThroughputStopping(numbers, trace.gamma_max, curve) for trace, curve in zip(traces, costs, strict=True)]
-    scales = [replay(trace, p, curve).tokens_per_second / p.rate for trace, p, curve in zip(traces, policies, costs, strict=True)]
+    scales = [
+        replay(trace, p, curve).tokens_per_second / p.rate
+        for trace, p, curve in zip(traces, policies, costs, strict=True)
+    ]
     return replace(numbers, rate_scale=float(np.mean(scales)))
 
 
@@ -263,7 +276,9 @@ def _common_gamma_max(traces: Sequence[Trace]) -> int:
 def _common_vocabulary(costs: Sequence[CostCurve]) -> str:
     found = {curve.vocabulary for curve in costs}
     if len(found) != 1:
-        raise TraceError("the traces are of pairs with different vocabularies, and stopping knows tokens by their ids: fit each by itself")
+        raise TraceError(
+            "the traces are of pairs with different vocabularies, and stopping knows tokens by their ids: fit each by itself"
+        )
     return found.pop()
 
 

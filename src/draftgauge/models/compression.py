@@ -61,7 +61,9 @@ def quantization_config(compression: str, device: torch.device) -> BitsAndBytesC
         return None
     missing = missing_libraries(compression)
     if missing:
-        raise MissingLibraryError(f"compression {compression} needs {' and '.join(missing)}: pip install {' '.join(missing)}")
+        raise MissingLibraryError(
+            f"compression {compression} needs {' and '.join(missing)}: pip install {' '.join(missing)}"
+        )
     # LLM.int8 warns at every call that it casts its input to float16, which is how it works.
     logging.getLogger("bitsandbytes").setLevel(logging.ERROR)
     if compression == "int8":

@@ -42,7 +42,9 @@ def _folder(source: str | Path) -> Path:
     try:
         return Path(cached_file(str(source), "config.json", local_files_only=True)).parent
     except OSError as error:
-        raise ModelError(f"cannot find the files of {source} to identify it: load it once, or give its folder") from error
+        raise ModelError(
+            f"cannot find the files of {source} to identify it: load it once, or give its folder"
+        ) from error
 
 
 def _files(folder: Path) -> Iterator[tuple[str, int, bytes]]:

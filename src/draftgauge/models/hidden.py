@@ -55,7 +55,9 @@ def watching(module: PreTrainedModel, layers: Sequence[int], take: Callable[[int
     blocks = decoder_layers(module)
 
     def hook(layer: int) -> Callable[[nn.Module, object, Tensor], None]:
-        def look(block: nn.Module, inputs: object, output: Tensor) -> None:  # what a hook returns would replace the output
+        def look(
+            block: nn.Module, inputs: object, output: Tensor
+        ) -> None:  # what a hook returns would replace the output
             take(layer, output)
 
         return look

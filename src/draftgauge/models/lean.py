@@ -155,7 +155,12 @@ class LeanBranches:
 
 
 def run_layers(
-    weights: LeanWeights, tokens: Tensor, cos: Tensor, sin: Tensor, attend: Attend, kept: Mapping[int, Tensor] | None = None
+    weights: LeanWeights,
+    tokens: Tensor,
+    cos: Tensor,
+    sin: Tensor,
+    attend: Attend,
+    kept: Mapping[int, Tensor] | None = None,
 ) -> Tensor:
     """Hidden states ``[k, hidden]`` after the last layer, before the final norm.
 

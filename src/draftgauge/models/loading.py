@@ -88,20 +88,26 @@ def wrap(model: PreTrainedModel, engine: str = "auto") -> CachedModel:
     return LeanModel(model) if lean else ModulesModel(model)
 
 
-def load_tokenizer(source: str | Path, trust_remote_code: bool = False, part: str = "target") -> PreTrainedTokenizerBase:
+def load_tokenizer(
+    source: str | Path, trust_remote_code: bool = False, part: str = "target"
+) -> PreTrainedTokenizerBase:
     """Load the tokenizer of a model.
 
     Raises:
         ModelError: if there is none.
     """
-    tokenizer: PreTrainedTokenizerBase = _from_pretrained(AutoTokenizer, resolve_source(source, part), trust_remote_code=trust_remote_code)
+    tokenizer: PreTrainedTokenizerBase = _from_pretrained(
+        AutoTokenizer, resolve_source(source, part), trust_remote_code=trust_remote_code
+    )
     return tokenizer
 
 
 @contextmanager
 def _bars_only_for_large(source: str | Path) -> Iterator[None]:
     """Keep transformers' progress bars off while a small model on disk is loaded, which takes no time to watch."""
-    small = Path(source).is_dir() and sum(file.stat().st_size for file in Path(source).glob("*.safetensors")) < SMALL_BYTES
+    small = (
+        Path(source).is_dir() and sum(file.stat().st_size for file in Path(source).glob("*.safetensors")) < SMALL_BYTES
+    )
     if not small or not logging.is_progress_bar_enabled():
         yield
         return
@@ -121,7 +127,9 @@ def _from_pretrained(auto: Any, source: str | Path, **options: Any) -> Any:
     """``auto.from_pretrained`` whose failures say what to do."""
     looks_local = isinstance(source, Path) or source.startswith((".", "/")) or source.count("/") > 1
     if looks_local and not Path(source).is_dir():
-        raise ModelError(f"there is no model folder {source}: give the folder that save_pretrained wrote, or a model id of the hub")
+        raise ModelError(
+            f"there is no model folder {source}: give the folder that save_pretrained wrote, or a model id of the hub"
+        )
     try:
         return auto.from_pretrained(str(source), **options)
     except (OSError, ValueError, SafetensorError) as error:
@@ -134,5 +142,7 @@ def _advice(error: Exception) -> str:
     if "trust_remote_code" in text:
         return "it comes with Python code of its own, which runs only where trust_remote_code is asked for; read that code first"
     if "safetensors" in text:
-        return f"only safetensors weights are read, and it has none that can be ({text}); convert it with save_pretrained"
+        return (
+            f"only safetensors weights are read, and it has none that can be ({text}); convert it with save_pretrained"
+        )
     return text

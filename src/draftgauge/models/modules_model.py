@@ -34,7 +34,9 @@ class ModulesModel:
         self.hidden: HiddenStates | None = None  # filled by every forward where there is one
         self._cache = rollback_cache(model)
         self._length = 0
-        self._last_only = {"logits_to_keep": 1} if "logits_to_keep" in inspect.signature(model.forward).parameters else {}
+        self._last_only = (
+            {"logits_to_keep": 1} if "logits_to_keep" in inspect.signature(model.forward).parameters else {}
+        )
 
     @property
     def length(self) -> int:

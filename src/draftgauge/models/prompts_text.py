@@ -42,6 +42,8 @@ def encode_prompt(tokenizer: PreTrainedTokenizerBase, prompt: str | Sequence[Mes
 def render(tokenizer: PreTrainedTokenizerBase, messages: Sequence[Message]) -> str:
     """A conversation as text, ready for the assistant's answer."""
     try:
-        return str(tokenizer.apply_chat_template([dict(m) for m in messages], add_generation_prompt=True, tokenize=False))
+        return str(
+            tokenizer.apply_chat_template([dict(m) for m in messages], add_generation_prompt=True, tokenize=False)
+        )
     except TemplateError as error:
         raise PromptError(f"the tokenizer's chat template refuses these messages: {error}") from error

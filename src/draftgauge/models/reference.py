@@ -21,7 +21,9 @@ def reference_path(part: str = "target", folder: Path = PAIR_FOLDER) -> Path:
         raise ModelError(f"the reference pair has no part {part!r}: choose one of {', '.join(PARTS)}")
     path = folder / part
     if not (path / "model.safetensors").is_file():
-        raise ModelError(f"the bundled {part} is not in {folder}: reinstall draftgauge, or train it with `draftgauge reference train`")
+        raise ModelError(
+            f"the bundled {part} is not in {folder}: reinstall draftgauge, or train it with `draftgauge reference train`"
+        )
     return path
 
 

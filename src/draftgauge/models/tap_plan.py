@@ -78,8 +78,13 @@ def check_family(config: PreTrainedConfig) -> None:
             f"targets of the family {config.model_type} have no taps: where its decoder layers keep their hidden states and keys is known "
             f"for {', '.join(TAP_FAMILIES)} only. Draft with a small language model or prompt lookup instead"
         )
-    kinds = [config.rope_parameters, *config.rope_parameters.values()]  # gemma3 has parameters for each kind of attention
-    changing = [kind["rope_type"] for kind in kinds if isinstance(kind, dict) and kind.get("rope_type") in LENGTH_DEPENDENT_ROPE]
+    kinds = [
+        config.rope_parameters,
+        *config.rope_parameters.values(),
+    ]  # gemma3 has parameters for each kind of attention
+    changing = [
+        kind["rope_type"] for kind in kinds if isinstance(kind, dict) and kind.get("rope_type") in LENGTH_DEPENDENT_ROPE
+    ]
     if changing:
         raise ModelError(
             f"this {config.model_type} has rotary embeddings ({changing[0]}) that change with the length of the text, so keys that were "
@@ -90,7 +95,9 @@ def check_family(config: PreTrainedConfig) -> None:
 def _check_layers(config: PreTrainedConfig, layers: tuple[int, ...]) -> None:
     count = config.num_hidden_layers
     if not layers or len(set(layers)) < len(layers):
-        raise ModelError(f"name at least one layer to tap, and each once, not {', '.join(map(str, layers)) or 'none at all'}")
+        raise ModelError(
+            f"name at least one layer to tap, and each once, not {', '.join(map(str, layers)) or 'none at all'}"
+        )
     missing = [layer for layer in layers if not 0 <= layer < count]
     if missing:
         raise ModelError(
@@ -100,7 +107,9 @@ def _check_layers(config: PreTrainedConfig, layers: tuple[int, ...]) -> None:
 
 def _slides(config: PreTrainedConfig, layer: int) -> bool:
     kinds = getattr(config, "layer_types", None)
-    return kinds[layer] != "full_attention" if kinds is not None else getattr(config, "sliding_window", None) is not None
+    return (
+        kinds[layer] != "full_attention" if kinds is not None else getattr(config, "sliding_window", None) is not None
+    )
 
 
 def _nearest_full(config: PreTrainedConfig, layers: tuple[int, ...]) -> tuple[int, ...]:

@@ -75,7 +75,9 @@ def attach_taps(model: CachedModel, plan: TapPlan) -> Taps:
         ModelError: if the plan does not fit the model, or the model is of neither engine.
     """
     if not isinstance(model, LeanModel | ModulesModel):
-        raise ModelError(f"taps are for the lean and the modules engine, not for a {type(model).__name__}: attach them to the model itself")
+        raise ModelError(
+            f"taps are for the lean and the modules engine, not for a {type(model).__name__}: attach them to the model itself"
+        )
     config = model.module.config
     if plan.hidden_layers:
         tap_plan(config, hidden=True, kv=False, layers=plan.hidden_layers)
@@ -120,7 +122,9 @@ class Features:
         )
 
     def _each(self, change: Callable[[Tensor], Tensor]) -> Features:
-        hidden, keys, values = (None if part is None else change(part) for part in (self.hidden, self.keys, self.values))
+        hidden, keys, values = (
+            None if part is None else change(part) for part in (self.hidden, self.keys, self.values)
+        )
         return Features(hidden, keys, values, change(self.logits))
 
 

@@ -29,7 +29,19 @@ AGREEMENTS = (0, *range(1, ORDER + 1), *range(-1, -ORDER - 1, -1))
 PER_AGREEMENT = ("one", "log_confidence", "log_doubt")
 OF_HAZARD = ("sum", "worst", "previous", "agreed", "disagreed", "log_depth", "first", "habit", "run")
 PER_KNOWN = ("one", "agrees", "disagrees", "log_confidence")
-OF_NEXT = ("log_doubt", "sum", "worst", "agreed", "disagreed", "log_depth", "none", "first", "habit", "run", "habit_at_none")
+OF_NEXT = (
+    "log_doubt",
+    "sum",
+    "worst",
+    "agreed",
+    "disagreed",
+    "log_depth",
+    "none",
+    "first",
+    "habit",
+    "run",
+    "habit_at_none",
+)
 
 
 @dataclass(frozen=True)
@@ -133,7 +145,9 @@ def states(view: TextView) -> Generator[States, NDArray[np.bool_] | None, None]:
     nothing = np.zeros(len(rows), np.int64)
     habit, run = suffix.habit, np.log1p(suffix.run)
     known = suffix.known[:, 0].astype(np.int64)
-    state = States(0, last_tokens(view), nothing, known, zeros, zeros, zeros, zeros, zeros, nothing, nothing, habit, run)
+    state = States(
+        0, last_tokens(view), nothing, known, zeros, zeros, zeros, zeros, zeros, nothing, nothing, habit, run
+    )
     for depth in range(1, view.draft_token.shape[1] + 1):
         keep = yield state
         if keep is not None:
@@ -184,7 +198,15 @@ def hazard_terms(state: States) -> tuple[list[Floats], list[Any]]:
     """Values of :data:`PER_AGREEMENT` and of :data:`OF_HAZARD`, arrays ``[n]`` or numbers."""
     depth = state.depth
     own = [np.ones(len(state.total)), state.log_confidence, state.log_doubt]
-    shared = [state.total, state.worst, state.previous, state.agreed, state.disagreed, math.log1p(depth), float(depth == 1)]
+    shared = [
+        state.total,
+        state.worst,
+        state.previous,
+        state.agreed,
+        state.disagreed,
+        math.log1p(depth),
+        float(depth == 1),
+    ]
     return own, [*shared, state.habit, state.run]
 
 
@@ -193,7 +215,16 @@ def next_terms(state: States) -> tuple[list[Floats], list[Any]]:
     depth, none = state.depth, float(state.depth == 0)
     agrees, disagrees = ((sign * state.agreement > 0).astype(np.float64) for sign in (1, -1))
     own = [np.ones(len(state.total)), agrees, disagrees, state.log_confidence]
-    shared = [state.log_doubt, state.total, state.worst, state.agreed, state.disagreed, math.log1p(depth), none, float(depth == 1)]
+    shared = [
+        state.log_doubt,
+        state.total,
+        state.worst,
+        state.agreed,
+        state.disagreed,
+        math.log1p(depth),
+        none,
+        float(depth == 1),
+    ]
     return own, [*shared, state.habit, state.run, state.habit * none]
 
 

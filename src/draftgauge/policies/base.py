@@ -110,7 +110,9 @@ class StepCosts(Protocol):
         ...
 
 
-def seconds_by_length(costs: StepCosts, gamma_max: int, needs_signals: bool | SignalKind = False) -> NDArray[np.float64]:
+def seconds_by_length(
+    costs: StepCosts, gamma_max: int, needs_signals: bool | SignalKind = False
+) -> NDArray[np.float64]:
     """``[gamma_max + 1]`` seconds of a step that drafts 0, 1, ... tokens, at the middle one of the measured context lengths.
 
     A policy is not told the length of the context. How the cost of one more token compares with that of a step moves slowly

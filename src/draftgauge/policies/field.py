@@ -29,7 +29,9 @@ def svip(threshold: float = 0.3, scale: float = 0.15, tokens: int = 40, *, gamma
     return EntropyThreshold(threshold, scale, min(tokens, gamma_max))
 
 
-def adaedl(threshold: float = 0.6, factor: float = 0.2, target: float = 0.9, step: float = 0.01, *, gamma_max: int) -> Policy:
+def adaedl(
+    threshold: float = 0.6, factor: float = 0.2, target: float = 0.9, step: float = 0.01, *, gamma_max: int
+) -> Policy:
     """Stop at a low entropy-based bound of acceptance, with a threshold that follows the acceptance rate."""
     check_share("adaedl", "threshold", threshold)
     check_positive("adaedl", "factor", factor)
@@ -42,10 +44,14 @@ def specdec(threshold: float = 0.7, minimum: int = 2, *, gamma_max: int) -> Poli
     """Stop at a high predicted chance of a rejection; the head is the bundled one."""
     fitted = bundled_policy(specdec_plus_plus.NAME)
     head = from_mapping(specdec_plus_plus.AcceptanceHead, fitted.parameters, "bundled policy")
-    return specdec_plus_plus.SpecDecPlusPlus(replace(head, threshold=threshold, minimum=minimum), min(gamma_max, fitted.gamma_max))
+    return specdec_plus_plus.SpecDecPlusPlus(
+        replace(head, threshold=threshold, minimum=minimum), min(gamma_max, fitted.gamma_max)
+    )
 
 
-def speckv(reading: speckv_live.Reading = "previous", compression: speckv_live.Compression = "none", *, gamma_max: int) -> Policy:
+def speckv(
+    reading: speckv_live.Reading = "previous", compression: speckv_live.Compression = "none", *, gamma_max: int
+) -> Policy:
     """The length with the highest predicted tokens per step; the networks are the bundled ones."""
     fitted = bundled_policy(speckv_live.NAME)
     numbers = from_mapping(speckv_live.SpecKVNumbers, fitted.parameters, "bundled policy")
@@ -115,7 +121,12 @@ def vllm(tokens: int = 7, refit: int = 100, warm_up: int = 3, *, gamma_max: int,
 
 
 def bandit(
-    arms: tuple[int, ...] = (0, 1, 2, 3, 4, 6, 8), epsilon: float = 0.1, seed: int = 0, *, gamma_max: int, costs: StepCosts
+    arms: tuple[int, ...] = (0, 1, 2, 3, 4, 6, 8),
+    epsilon: float = 0.1,
+    seed: int = 0,
+    *,
+    gamma_max: int,
+    costs: StepCosts,
 ) -> Policy:
     """Draft the length with the most tokens per second so far, and now and then any."""
     check_share("bandit", "epsilon", epsilon)

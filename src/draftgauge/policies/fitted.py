@@ -117,11 +117,15 @@ def load_fitted(path: Path) -> FittedPolicy:
     if not isinstance(entry, dict) or entry.get("format") != FORMAT:
         raise DraftgaugeError(f"{path} is not a fitted policy (its format is not {FORMAT!r}); {again}")
     if entry.get("version") != VERSION:
-        raise DraftgaugeError(f"{path} is a fitted policy of version {entry.get('version')}, this draftgauge reads {VERSION}: fit it again")
+        raise DraftgaugeError(
+            f"{path} is a fitted policy of version {entry.get('version')}, this draftgauge reads {VERSION}: fit it again"
+        )
     try:
         fitted = from_mapping(FittedPolicy, entry, "fitted policy")
     except ValueError as error:
         raise DraftgaugeError(f"{path} is not a fitted policy ({error}); {again}") from error
     if fitted.policy not in FITTED:
-        raise DraftgaugeError(f"{path} is of policy {fitted.policy!r}, which this draftgauge does not know; known: {', '.join(FITTED)}")
+        raise DraftgaugeError(
+            f"{path} is of policy {fitted.policy!r}, which this draftgauge does not know; known: {', '.join(FITTED)}"
+        )
     return fitted

@@ -45,7 +45,11 @@ class OnlineCalibration:
                 self._hazard += _LEARNING_RATE * (outcome - self._stands[depth])
             self._next += _LEARNING_RATE * (outcome - self._chances[depth])
         if not self._started:  # the fitted rate counts as so many steps like this one
-            self._tokens, self._seconds, self._started = self._tokens * _REMEMBERED * seconds, _REMEMBERED * seconds, True
+            self._tokens, self._seconds, self._started = (
+                self._tokens * _REMEMBERED * seconds,
+                _REMEMBERED * seconds,
+                True,
+            )
         forget = 1 - 1 / _REMEMBERED
         self._tokens = forget * self._tokens + step.committed
         self._seconds = forget * self._seconds + seconds

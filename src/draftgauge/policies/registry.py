@@ -43,7 +43,9 @@ def make_policy(spec: str, gamma_max: int, costs: StepCosts | None = None) -> Po
     if not 1 <= lower <= gamma_max:
         raise DraftgaugeError(f"policy {spec}: gamma_max must be 1 to {gamma_max}, the longest draft here, not {lower}")
     if costs is None and POLICIES.takes(name, "costs"):
-        raise DraftgaugeError(f"policy {name} weighs the cost of a step: give the pair's cost curve (`draftgauge profile` measures it)")
+        raise DraftgaugeError(
+            f"policy {name} weighs the cost of a step: give the pair's cost curve (`draftgauge profile` measures it)"
+        )
     return POLICIES.create(spec, gamma_max=gamma_max, costs=costs)
 
 

@@ -39,7 +39,9 @@ class AdaptiveSteps:
 
     needs_signals: ClassVar[bool] = False
 
-    def __init__(self, candidates: Sequence[int], start: int, settings: AdaptiveStepsSettings = AdaptiveStepsSettings()) -> None:
+    def __init__(
+        self, candidates: Sequence[int], start: int, settings: AdaptiveStepsSettings = AdaptiveStepsSettings()
+    ) -> None:
         """Choose among ``candidates`` (increasing draft lengths), beginning at ``start``, which is one of them."""
         assert start in candidates, "the first length is a candidate"
         self.candidates = tuple(candidates)

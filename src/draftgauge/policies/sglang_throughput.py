@@ -23,7 +23,13 @@ class ThroughputAware:
     needs_signals: ClassVar[bool] = False
 
     def __init__(
-        self, candidates: Sequence[int], start: int, seconds: Sequence[float], window: int = 20, every: int = 5, hysteresis: float = 0.1
+        self,
+        candidates: Sequence[int],
+        start: int,
+        seconds: Sequence[float],
+        window: int = 20,
+        every: int = 5,
+        hysteresis: float = 0.1,
     ) -> None:
         """Choose among ``candidates`` (increasing draft lengths), beginning at ``start``.
 
@@ -69,7 +75,11 @@ class ThroughputAware:
 
     def _choose(self) -> None:
         chances = self._chances()
-        scores = {length: (1 + sum(chances[:length])) / self.seconds[length] for length in self.candidates if length <= len(chances)}
+        scores = {
+            length: (1 + sum(chances[:length])) / self.seconds[length]
+            for length in self.candidates
+            if length <= len(chances)
+        }
         best = max(scores, key=lambda length: scores[length])  # the shortest of equals
         if scores[best] > scores[self._length] * (1 + self.hysteresis):
             if best < self._length:

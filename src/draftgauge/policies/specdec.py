@@ -49,7 +49,9 @@ class AcceptanceHead:
     def validate(self) -> None:
         """Raise :class:`DraftgaugeError` naming what cannot be."""
         if len(self.weights) != len(FEATURES):
-            raise DraftgaugeError(f"policy {NAME}: the head has {len(self.weights)} weights, not {len(FEATURES)}; fit it again")
+            raise DraftgaugeError(
+                f"policy {NAME}: the head has {len(self.weights)} weights, not {len(FEATURES)}; fit it again"
+            )
         check_share(NAME, "threshold", self.threshold)
         check_tokens(NAME, "minimum", self.minimum)
 
@@ -108,9 +110,15 @@ class SpecDecPlusPlus:
         for depth in range(1, self.gamma):
             features, log_product, lowest = _features(depth, signals, drafting, log_product, lowest)
             all_stand = all_stand / (1.0 + np.exp(-(features @ np.asarray(self.head.weights) + self.head.bias)))
-            stops = 1.0 - all_stand > self.head.threshold if depth >= self.head.minimum else np.zeros(len(drafting), np.bool_)
+            stops = (
+                1.0 - all_stand > self.head.threshold
+                if depth >= self.head.minimum
+                else np.zeros(len(drafting), np.bool_)
+            )
             lengths[drafting[stops]] = depth
-            drafting, log_product, lowest, all_stand = (values[~stops] for values in (drafting, log_product, lowest, all_stand))
+            drafting, log_product, lowest, all_stand = (
+                values[~stops] for values in (drafting, log_product, lowest, all_stand)
+            )
         return lengths
 
 

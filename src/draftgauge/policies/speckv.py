@@ -80,7 +80,11 @@ class GammaChooser:
         self._gammas = np.asarray(candidates, np.float64)
         self._weights = hidden[:4]
         # [candidates, units]: the part of the hidden layer's input that does not depend on signals
-        self._given = np.asarray(network.hidden_bias) + COMPRESSION_CODES[compression] * hidden[4] + self._gammas[:, None] * hidden[5]
+        self._given = (
+            np.asarray(network.hidden_bias)
+            + COMPRESSION_CODES[compression] * hidden[4]
+            + self._gammas[:, None] * hidden[5]
+        )
         self._output = np.asarray(network.output)
         self._output_bias = network.output_bias
 
@@ -97,7 +101,9 @@ class GammaChooser:
 
     def _expected(self, units: Floats) -> Floats:
         """Expected tokens of a step by candidate, from the hidden layer ``[..., candidates, units]``."""
-        expected: Floats = np.minimum(np.maximum(units @ self._output + self._output_bias, 0.0), 1.0) * self._gammas + 1.0
+        expected: Floats = (
+            np.minimum(np.maximum(units @ self._output + self._output_bias, 0.0), 1.0) * self._gammas + 1.0
+        )
         return expected
 
 

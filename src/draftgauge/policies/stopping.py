@@ -168,10 +168,21 @@ class ThroughputStopping:
         self._worst = min(self._worst, logs)
         deep, first = math.log1p(depth), float(depth == 1)
 
-        one, confident, doubtful = self.numbers.hazard_by_agreement[known if agrees else known + ORDER if disagrees else 0]
+        one, confident, doubtful = self.numbers.hazard_by_agreement[
+            known if agrees else known + ORDER if disagrees else 0
+        ]
         w = self.numbers.hazard
-        logit = one + confident * logs + doubtful * doubt + w[0] * self._sum + w[1] * self._worst + w[2] * self._previous
-        logit += w[3] * self._agreed + w[4] * self._disagreed + w[5] * deep + w[6] * first + w[7] * self._habit + w[8] * self._run
+        logit = (
+            one + confident * logs + doubtful * doubt + w[0] * self._sum + w[1] * self._worst + w[2] * self._previous
+        )
+        logit += (
+            w[3] * self._agreed
+            + w[4] * self._disagreed
+            + w[5] * deep
+            + w[6] * first
+            + w[7] * self._habit
+            + w[8] * self._run
+        )
         stands = logistic(logit + self._token_hazard.of.get(token, 0.0) + self._bias_hazard)
         self._stands *= stands
         self._previous = logs
@@ -180,8 +191,23 @@ class ThroughputStopping:
         self._foretold, self._known = self._index.look_up(self._tail)
         one, agreeing, disagreeing, confident = self.numbers.next_by_known[self._known]
         w = self.numbers.next
-        logit = one + agreeing * agrees + disagreeing * disagrees + confident * logs + w[0] * doubt + w[1] * self._sum + w[2] * self._worst
-        logit += w[3] * self._agreed + w[4] * self._disagreed + w[5] * deep + w[7] * first + w[8] * self._habit + w[9] * self._run
+        logit = (
+            one
+            + agreeing * agrees
+            + disagreeing * disagrees
+            + confident * logs
+            + w[0] * doubt
+            + w[1] * self._sum
+            + w[2] * self._worst
+        )
+        logit += (
+            w[3] * self._agreed
+            + w[4] * self._disagreed
+            + w[5] * deep
+            + w[7] * first
+            + w[8] * self._habit
+            + w[9] * self._run
+        )
         chance = logistic(logit + self._token_next.of.get(token, 0.0) + self._bias_next)
         if self._online is not None:
             self._online.note(stands, chance)
@@ -240,8 +266,12 @@ class ThroughputStopping:
 @register_fitted(STOPPING, SIGNALS)
 def _build(parameters: Mapping[str, Any], gamma_max: int, costs: StepCosts | None) -> Policy:
     if costs is None:
-        raise DraftgaugeError("policy stopping weighs the cost of a step: give the pair's cost curve (`draftgauge profile` measures it)")
+        raise DraftgaugeError(
+            "policy stopping weighs the cost of a step: give the pair's cost curve (`draftgauge profile` measures it)"
+        )
     numbers = from_mapping(StoppingNumbers, parameters, "policy stopping")
     if numbers.vocabulary and costs.vocabulary and numbers.vocabulary != costs.vocabulary:
-        raise DraftgaugeError("policy stopping was fitted for another vocabulary, whose tokens it knows by their ids: fit it on this trace")
+        raise DraftgaugeError(
+            "policy stopping was fitted for another vocabulary, whose tokens it knows by their ids: fit it on this trace"
+        )
     return ThroughputStopping(numbers, gamma_max, costs)

@@ -102,7 +102,11 @@ def suffix_columns(
     """
     parts = []
     for prompt, (first, end) in enumerate(zip(offsets[:-1].tolist(), offsets[1:].tolist(), strict=True)):
-        parts.append(_of_prompt(np.asarray(prompt_tokens[prompt], np.int64), token[first:end].astype(np.int64), draft_token[first:end]))
+        parts.append(
+            _of_prompt(
+                np.asarray(prompt_tokens[prompt], np.int64), token[first:end].astype(np.int64), draft_token[first:end]
+            )
+        )
     return SuffixColumns(*(np.concatenate(columns) for columns in zip(*parts, strict=True)))
 
 
@@ -113,13 +117,17 @@ def _of_prompt(prompt: Ints, output: Ints, drafts: NDArray[np.int32]) -> SuffixC
     ends = begin + np.arange(rows)  # length of the text that each row knows
     # The ending before draft j + 1 of a row: the last ORDER tokens of its text and its first j drafted tokens; -1 past the start.
     padded = np.concatenate([np.full(ORDER, -1), text])
-    tails = np.concatenate([padded[ends[:, None] + np.arange(ORDER)], drafts.astype(np.int64)], axis=1)  # [rows, ORDER + G]
+    tails = np.concatenate(
+        [padded[ends[:, None] + np.arange(ORDER)], drafts.astype(np.int64)], axis=1
+    )  # [rows, ORDER + G]
     foretold = np.full((rows, gamma + 1), -1, np.int64)
     known = np.zeros((rows, gamma + 1), np.int8)
     # An n-gram gets a name, a number, from its first token and the name of the rest; -1 where the text does not hold it.
     names, asked = np.zeros(len(text) + 1, np.int64), np.zeros((rows, gamma + 1), np.int64)
     for order in range(1, min(ORDER, len(text)) + 1):  # longer endings overwrite shorter ones
-        names, asked = _longer(text[: len(text) + 1 - order], names, tails[:, ORDER - order : ORDER - order + gamma + 1], asked)
+        names, asked = _longer(
+            text[: len(text) + 1 - order], names, tails[:, ORDER - order : ORDER - order + gamma + 1], asked
+        )
         place = _last_place(names[:-1], asked, ends[:, None], order)
         found = place >= 0
         foretold[found] = text[place[found]]

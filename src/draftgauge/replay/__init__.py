@@ -1,7 +1,15 @@
 """What would have happened otherwise: policies replayed on a recorded trace, exactly, without a model."""
 
 from draftgauge.replay.acceptance import acceptance_by_depth
-from draftgauge.replay.bootstrap import Comparison, Interval, holm, paired_difference, paired_gain, paired_share, ratio_interval
+from draftgauge.replay.bootstrap import (
+    Comparison,
+    Interval,
+    holm,
+    paired_difference,
+    paired_gain,
+    paired_share,
+    ratio_interval,
+)
 from draftgauge.replay.cost_sweep import at_cost_ratio, cost_sweep
 from draftgauge.replay.evaluate import (
     ALL_TASKS,

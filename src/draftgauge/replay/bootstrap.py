@@ -139,7 +139,9 @@ def holm(p_values: Sequence[float]) -> list[float]:
     return adjusted
 
 
-def _ratios(numerator: ArrayLike, denominator: ArrayLike, resamples: int, seed: int) -> tuple[float, NDArray[np.float64]]:
+def _ratios(
+    numerator: ArrayLike, denominator: ArrayLike, resamples: int, seed: int
+) -> tuple[float, NDArray[np.float64]]:
     """The ratio over all prompts and in every resample ``[resamples]``; NaN where the denominator is 0."""
     above, below = np.broadcast_arrays(np.asarray(numerator, np.float64), np.asarray(denominator, np.float64))
     both = np.stack([above, below], axis=1)

@@ -32,7 +32,9 @@ def at_cost_ratio(costs: CostCurve, ratio: float) -> CostCurve:
     """
     measured = costs.cost_ratio()
     if not 0 < ratio < float("inf"):
-        raise DraftgaugeError(f"a cost ratio is the time of a drafted token over that of a verification and above 0, not {ratio:g}")
+        raise DraftgaugeError(
+            f"a cost ratio is the time of a drafted token over that of a verification and above 0, not {ratio:g}"
+        )
     if measured <= 0:
         raise DraftgaugeError(
             f"the measured cost ratio is {measured:g}, so drafting costs cannot be scaled to another: measure the costs again"

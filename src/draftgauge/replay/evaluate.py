@@ -100,7 +100,13 @@ def evaluate(
     for name, policy in policies.items():
         outcome = policy if isinstance(policy, Replay) else replay(trace, policy, costs)
         for task, mask in masks:
-            key: Row = {"policy": name, "compression": trace.compression, "task": task, "split": split, "cost_ratio": ratio}
+            key: Row = {
+                "policy": name,
+                "compression": trace.compression,
+                "task": task,
+                "split": split,
+                "cost_ratio": ratio,
+            }
             rows.append(key | _measures(outcome, baselines, mask, _Resampling(resamples, seed)))
     for task, _ in masks:
         compared = [row for row in rows if row["task"] == task and row["policy"] not in references]
@@ -109,7 +115,9 @@ def evaluate(
     return rows
 
 
-def evaluate_design(design: Design, costs: CostCurve, make: MakeArms, *, resamples: int = TEST_RESAMPLES, seed: int = 0) -> list[Row]:
+def evaluate_design(
+    design: Design, costs: CostCurve, make: MakeArms, *, resamples: int = TEST_RESAMPLES, seed: int = 0
+) -> list[Row]:
     """Policies beside drafting nothing, the best fixed length and the hindsight optimum, on the prompts of a design.
 
     Args:
@@ -194,7 +202,9 @@ def _best_of(fixed: list[Replay]) -> int:
 
 def _baselines(trace: Trace, costs: CostCurve, best_fixed: int | None) -> _Baselines:
     if best_fixed is not None and not 0 <= best_fixed <= trace.gamma_max:
-        raise DraftgaugeError(f"the fixed length to compare with must be 0 to {trace.gamma_max}, the trace's gamma_max, not {best_fixed}")
+        raise DraftgaugeError(
+            f"the fixed length to compare with must be 0 to {trace.gamma_max}, the trace's gamma_max, not {best_fixed}"
+        )
     fixed = replay_fixed_all(trace, costs)
     gamma = _best_of(fixed) if best_fixed is None else best_fixed
     source = SAME_PROMPTS if best_fixed is None else TRAIN
@@ -204,7 +214,10 @@ def _baselines(trace: Trace, costs: CostCurve, best_fixed: int | None) -> _Basel
 def _measures(outcome: Replay, baselines: _Baselines, mask: NDArray[np.bool_], how: _Resampling) -> Row:
     """The figures of a row, over the prompts in ``mask``."""
     tokens, seconds = outcome.committed[mask], outcome.seconds[mask]
-    steps, drafted = outcome.steps[mask].sum().item(), outcome.drafted[mask].sum().item()  # whole numbers, or expectations
+    steps, drafted = (
+        outcome.steps[mask].sum().item(),
+        outcome.drafted[mask].sum().item(),
+    )  # whole numbers, or expectations
     drawn = {"resamples": how.resamples, "seed": how.seed}
     speed = ratio_interval(tokens, seconds, **drawn)
     fixed, bound = baselines.best_fixed, baselines.hindsight

@@ -258,7 +258,11 @@ def _prompt_steps(trace: Trace, prompt: int, caps: Ints, policy: Policy) -> Iter
     first, end = trace.offsets[prompt : prompt + 2].tolist()
     limits, accepts = caps[first:end].tolist(), trace.accepted[first:end].tolist()
     looks = needs_signals(policy)
-    shown = [values[first:end].tolist() for values in (trace.confidence, trace.entropy, trace.margin, trace.draft_token)] if looks else []
+    shown = (
+        [values[first:end].tolist() for values in (trace.confidence, trace.entropy, trace.margin, trace.draft_token)]
+        if looks
+        else []
+    )
     target_entropy = trace.target_entropy[first:end].tolist() if looks else []
     tokens = trace.token[first:end].tolist()
     if isinstance(policy, ReadsText):
@@ -300,7 +304,10 @@ def _tally(trace: Trace, rows: Ints, drafted: Ints, costs: CostCurve | None, pri
     seconds = np.full(len(rows), np.nan)
     if costs is not None:
         prompt_tokens = np.array([p.prompt_tokens for p in trace.prompts], np.int64)
-        seconds = costs.step_seconds(drafted, prompt_tokens[prompt] + position, price.signals) + price.decision_seconds * drafted
+        seconds = (
+            costs.step_seconds(drafted, prompt_tokens[prompt] + position, price.signals)
+            + price.decision_seconds * drafted
+        )
     count = len(trace.prompts)
     return Replay(
         steps=np.bincount(prompt, minlength=count),

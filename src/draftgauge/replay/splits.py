@@ -84,7 +84,9 @@ def split_trace(trace: Trace, split: str) -> Trace:
     if split == EVERYTHING:
         return trace
     if split not in SPLITS:
-        raise TraceError(f"there is no split {split!r}; prompts are divided into {', '.join(SPLITS)}, or taken together as {EVERYTHING}")
+        raise TraceError(
+            f"there is no split {split!r}; prompts are divided into {', '.join(SPLITS)}, or taken together as {EVERYTHING}"
+        )
     chosen = splits_of(trace) == split
     count = int(chosen.sum())
     if count < MIN_PROMPTS:

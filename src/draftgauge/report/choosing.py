@@ -35,7 +35,14 @@ from draftgauge.replay import (
 from draftgauge.replay.bootstrap import RESAMPLES
 from draftgauge.replay.evaluate import HINDSIGHT, NOTHING, figure
 from draftgauge.replay.splits import MIN_PROMPTS, TEST, TRAIN
-from draftgauge.report.choosing_data import ChoosingView, JudgedPolicy, LengthChart, LengthLine, ReliabilityCurve, SweepCurve
+from draftgauge.report.choosing_data import (
+    ChoosingView,
+    JudgedPolicy,
+    LengthChart,
+    LengthLine,
+    ReliabilityCurve,
+    SweepCurve,
+)
 from draftgauge.report.tables import describe
 from draftgauge.report.timeline import TOKENS_SHOWN, replay_timeline, representative_prompts
 from draftgauge.traces.costs import CostCurve
@@ -115,7 +122,9 @@ def choosing_view(trace: Trace, costs: CostCurve, policies: Sequence[str], texts
         optimum=tuple(figure(row, "gain") for row in swept if row["policy"] == HINDSIGHT),
         policies=tuple(_judged(row, this) for row in rows),
         # In the order of the specs, so that a policy has the same line at every compression.
-        sweep=tuple(_curve(this.title(spec), [row for row in swept if row["policy"] == spec]) for spec in this.specs[:CHARTED]),
+        sweep=tuple(
+            _curve(this.title(spec), [row for row in swept if row["policy"] == spec]) for spec in this.specs[:CHARTED]
+        ),
         **_along_a_text(this, str(ahead["policy"]), best, _texts_of(trace, design.trace, texts)),
         calibration=_calibration(this, design.train),
     )
@@ -162,7 +171,10 @@ def _along_a_text(this: Judgement, spec: str, best: int, texts: Sequence[str]) -
     lines = tuple(LengthLine(name, _steps(outcome, prompt)) for name, outcome in outcomes.items())
     chosen = {position: drafted for position, drafted, _, _ in lines[1].steps}
     text = replay_timeline(trace, prompt, chosen, texts, min(LENGTH_TOKENS, TOKENS_SHOWN))
-    return {"lengths": LengthChart(info.task, info.identifier, min(info.output_tokens, LENGTH_TOKENS), lines), "text": text}
+    return {
+        "lengths": LengthChart(info.task, info.identifier, min(info.output_tokens, LENGTH_TOKENS), lines),
+        "text": text,
+    }
 
 
 def _steps(outcome: Replay, prompt: int) -> tuple[tuple[int, int, int, int], ...]:
@@ -191,5 +203,9 @@ def _calibration(this: Judgement, train: Trace) -> tuple[ReliabilityCurve, ...]:
     for name, chances in predictions.items():
         tokens = judged(this.trace, chances)
         score = brier(tokens, base)
-        curves.append(ReliabilityCurve(name, tuple(reliability_bins(tokens)), expected_calibration_error(tokens), score.score, score.skill))
+        curves.append(
+            ReliabilityCurve(
+                name, tuple(reliability_bins(tokens)), expected_calibration_error(tokens), score.score, score.skill
+            )
+        )
     return tuple(curves)

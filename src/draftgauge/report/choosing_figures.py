@@ -29,12 +29,23 @@ def gain_panel(view: ChoosingView) -> Markup:
         axes.axhline(0, color=FIXED.hex)
         for index, curve in enumerate(view.sweep):
             style = series(index)
-            axes.fill_between(curve.ratios, _percents(curve.gain_low), _percents(curve.gain_high), color=style.hex, alpha=0.12, linewidth=0)
+            axes.fill_between(
+                curve.ratios,
+                _percents(curve.gain_low),
+                _percents(curve.gain_high),
+                color=style.hex,
+                alpha=0.12,
+                linewidth=0,
+            )
             _line(axes, curve.ratios, _percents(curve.gain), style)
         low, high = _extent([value for curve in view.sweep for value in (*curve.gain_low, *curve.gain_high)])
         axes.set_ylim(100 * max(low, -0.5), 100 * high)
         _ratio_axis(axes, view)
-        return to_svg(axes, f"gain-{slug(view.name)}", _describe(view, "Gain over the best fixed length", [c.gain for c in view.sweep]))
+        return to_svg(
+            axes,
+            f"gain-{slug(view.name)}",
+            _describe(view, "Gain over the best fixed length", [c.gain for c in view.sweep]),
+        )
 
 
 def captured_panel(view: ChoosingView) -> Markup:
@@ -47,7 +58,9 @@ def captured_panel(view: ChoosingView) -> Markup:
         low, _ = _extent([value for curve in view.sweep for value in curve.captured])
         axes.set_ylim(100 * max(low, LOWEST_SHARE), 106)
         _ratio_axis(axes, view)
-        text = _describe(view, "Share captured of the gap to the hindsight optimum", [curve.captured for curve in view.sweep])
+        text = _describe(
+            view, "Share captured of the gap to the hindsight optimum", [curve.captured for curve in view.sweep]
+        )
         return to_svg(axes, f"captured-{slug(view.name)}", text)
 
 
@@ -58,7 +71,9 @@ def lengths_panel(view: ChoosingView, line: LengthLine) -> Markup:
         for position, drafted, accepted, committed in line.steps:
             width = committed - 0.25
             if drafted == 0:
-                axes.plot([position, position + width], [0, 0], color=LIGHT["muted"], linewidth=3, solid_capstyle="butt")
+                axes.plot(
+                    [position, position + width], [0, 0], color=LIGHT["muted"], linewidth=3, solid_capstyle="butt"
+                )
             axes.bar(position, accepted, width, align="edge", color=ACCEPTED.hex, alpha=0.75)
             axes.bar(position, drafted - accepted, width, accepted, align="edge", color=REJECTED.hex, alpha=0.5)
         axes.set_xlim(0, view.lengths.tokens)
@@ -82,9 +97,12 @@ def calibration_panel(view: ChoosingView) -> Markup:
         axes.set_xlim(0, 100)
         axes.set_ylim(0, 103)
         parts = "; ".join(
-            f"{c.name}: Brier score {number(c.brier)}, calibration error {percent(c.calibration_error)}" for c in view.calibration
+            f"{c.name}: Brier score {number(c.brier)}, calibration error {percent(c.calibration_error)}"
+            for c in view.calibration
         )
-        return to_svg(axes, f"calibration-{slug(view.name)}", f"Calibration, {compression_title(view.name)} target. {parts}.")
+        return to_svg(
+            axes, f"calibration-{slug(view.name)}", f"Calibration, {compression_title(view.name)} target. {parts}."
+        )
 
 
 def calibration_style(view: ChoosingView, curve: ReliabilityCurve) -> Series:
@@ -98,7 +116,16 @@ def _reliability(axes: Any, curve: ReliabilityCurve, style: Series, most: int) -
     predicted, accepted = ([100 * getattr(bin_, name) for bin_ in full] for name in ("predicted", "accepted"))
     axes.plot(predicted, accepted, color=style.hex, linestyle=style.linestyle, linewidth=1.4)
     sizes = [8 + 60 * bin_.count / most for bin_ in full]
-    axes.scatter(predicted, accepted, s=sizes, color=style.hex, marker=style.marker, edgecolors=LIGHT["card"], linewidths=0.6, zorder=3)
+    axes.scatter(
+        predicted,
+        accepted,
+        s=sizes,
+        color=style.hex,
+        marker=style.marker,
+        edgecolors=LIGHT["card"],
+        linewidths=0.6,
+        zorder=3,
+    )
 
 
 def _line(axes: Any, x: Sequence[float], y: Sequence[float], style: Series) -> None:

@@ -48,10 +48,14 @@ def verdict(view: ChoosingView) -> str:
     if low <= 0:
         return f"{opening}. The interval is not above zero: no policy shown is surely better than that fixed length."
     assert best.captured is not None  # what gains has somewhere to go
-    captures = f"{opening} and captures {_signed(best.captured[1], '0').lstrip('+')} of what knowing every outcome would bring"
+    captures = (
+        f"{opening} and captures {_signed(best.captured[1], '0').lstrip('+')} of what knowing every outcome would bring"
+    )
     if best.p_holm is not None and best.p_holm < LEVEL:
         return f"{captures}. The interval is above zero: choosing the length pays here."
-    return f"{captures}. The interval is above zero, but of as many policies as were tried one may come out so by chance."
+    return (
+        f"{captures}. The interval is above zero, but of as many policies as were tried one may come out so by chance."
+    )
 
 
 def optimum_gains(view: ChoosingView) -> str:

@@ -11,7 +11,15 @@ import numpy as np
 from numpy.typing import NDArray
 
 from draftgauge.core.errors import TraceError
-from draftgauge.replay import ALL_TASKS, Replay, acceptance_by_depth, hindsight_optimum, plain_seconds, replay_fixed_all, task_masks
+from draftgauge.replay import (
+    ALL_TASKS,
+    Replay,
+    acceptance_by_depth,
+    hindsight_optimum,
+    plain_seconds,
+    replay_fixed_all,
+    task_masks,
+)
 from draftgauge.report.choosing import can_judge, choosing_view
 from draftgauge.report.data import AcceptanceCurve, CompressionView, LivePoint, ReportData, SpeedCurve, Timeline
 from draftgauge.report.live import LiveRow, live_rows
@@ -122,7 +130,10 @@ def _speed(run: Run, task: str, mask: NDArray[np.bool_]) -> SpeedCurve:
     points = [
         LivePoint(row.gamma, row.tokens_per_second, row.low, row.high)
         for row in run.live
-        if row.task == task and row.gamma is not None and row.tokens_per_second is not None and row.gamma <= run.trace.gamma_max
+        if row.task == task
+        and row.gamma is not None
+        and row.tokens_per_second is not None
+        and row.gamma <= run.trace.gamma_max
     ]
     return SpeedCurve(
         task=task,
@@ -147,7 +158,9 @@ def _held_out(seconds: NDArray[np.float64], tokens: int) -> float | None:
 def _acceptance(trace: Trace) -> tuple[AcceptanceCurve, ...]:
     rows = acceptance_by_depth(trace)
     return tuple(
-        _acceptance_curve(task, [row for row in rows if row["task"] == task]) for task, _ in task_masks(trace) if task != ALL_TASKS
+        _acceptance_curve(task, [row for row in rows if row["task"] == task])
+        for task, _ in task_masks(trace)
+        if task != ALL_TASKS
     )
 
 

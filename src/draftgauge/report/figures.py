@@ -29,25 +29,46 @@ def acceptance_panel(view: CompressionView, tasks: Sequence[str]) -> Markup:
         _whole_tokens(axes, 1, max(len(curve.rate) for curve in view.acceptance))
         firsts = ", ".join(f"{curve.task} {percent(curve.rate[0])}" for curve in view.acceptance)
         title = compression_title(view.name)
-        return to_svg(axes, f"acceptance-{slug(view.name)}", f"Acceptance by depth, {title} target. At depth 1: {firsts}.")
+        return to_svg(
+            axes, f"acceptance-{slug(view.name)}", f"Acceptance by depth, {title} target. At depth 1: {firsts}."
+        )
 
 
 def _acceptance_line(axes: Any, curve: AcceptanceCurve, style: Series) -> None:
     depth = np.arange(1, len(curve.rate) + 1)
-    axes.fill_between(depth, 100 * np.array(curve.low), 100 * np.array(curve.high), color=style.hex, alpha=0.14, linewidth=0)
-    axes.plot(depth, 100 * np.array(curve.rate), color=style.hex, linestyle=style.linestyle, marker=style.marker, label=curve.task)
+    axes.fill_between(
+        depth, 100 * np.array(curve.low), 100 * np.array(curve.high), color=style.hex, alpha=0.14, linewidth=0
+    )
+    axes.plot(
+        depth,
+        100 * np.array(curve.rate),
+        color=style.hex,
+        linestyle=style.linestyle,
+        marker=style.marker,
+        label=curve.task,
+    )
 
 
 def speed_panel(view: CompressionView, curve: SpeedCurve) -> Markup:
     """Tokens per second against draft length: modelled curve, plain decoding, hindsight optimum, live measurements."""
     gamma = np.arange(len(curve.tokens_per_second))
-    top = max([curve.hindsight, curve.plain, *curve.tokens_per_second, *(p.high or p.tokens_per_second for p in curve.live)])
+    top = max(
+        [curve.hindsight, curve.plain, *curve.tokens_per_second, *(p.high or p.tokens_per_second for p in curve.live)]
+    )
     size = PANEL if curve is view.pooled else SMALL_PANEL
     with panel("drafted tokens a step, \N{GREEK SMALL LETTER GAMMA}", "tokens/s", size) as axes:
         for height, style in ((curve.plain, PLAIN), (curve.hindsight, HINDSIGHT)):
             axes.axhline(height, color=style.hex, linestyle=style.linestyle)
         axes.plot(gamma, curve.tokens_per_second, color=MODELLED.hex, marker=MODELLED.marker, markersize=3.5)
-        axes.plot(curve.best_gamma, curve.best, color=MODELLED.hex, marker="o", markersize=10, markeredgecolor=LIGHT["card"], zorder=4)
+        axes.plot(
+            curve.best_gamma,
+            curve.best,
+            color=MODELLED.hex,
+            marker="o",
+            markersize=10,
+            markeredgecolor=LIGHT["card"],
+            zorder=4,
+        )
         for point in curve.live:
             _live_point(axes, point.gamma, point.tokens_per_second, point.low, point.high)
         axes.set_ylim(0, top * 1.12)
@@ -130,7 +151,9 @@ def balance_panel(view: CompressionView, top: float) -> Markup:
         for values, style in ((curve.tokens_per_step, COMMITTED), (costs[: len(gamma)], STEP_COST)):
             axes.plot(gamma, values, color=style.hex, linestyle=style.linestyle, marker=style.marker, markersize=3.5)
         best = curve.best_gamma
-        axes.plot([best, best], [costs[best], curve.tokens_per_step[best]], color=LIGHT["muted"], linewidth=1.2, zorder=1)
+        axes.plot(
+            [best, best], [costs[best], curve.tokens_per_step[best]], color=LIGHT["muted"], linewidth=1.2, zorder=1
+        )
         axes.set_ylim(0, top * 1.08)
         _whole_tokens(axes, 0, int(gamma[-1]))
         text = (

@@ -38,7 +38,9 @@ class Table:
     lines: tuple[tuple[str, ...], ...]
 
 
-def write_kvshot_report(rows: Sequence[Mapping[str, Any]], out: Path, failures: Mapping[str, str], made: Mapping[str, Any]) -> Path:
+def write_kvshot_report(
+    rows: Sequence[Mapping[str, Any]], out: Path, failures: Mapping[str, str], made: Mapping[str, Any]
+) -> Path:
     """Write the report of a study.
 
     Args:
@@ -60,7 +62,11 @@ def render_kvshot(rows: Sequence[Mapping[str, Any]], failures: Mapping[str, str]
     if not views:
         raise DraftgaugeError("there is nothing to report: no run of the study is among these rows")
     environment = Environment(
-        loader=PackageLoader("draftgauge.report"), autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True
+        loader=PackageLoader("draftgauge.report"),
+        autoescape=True,
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
     )
     main = [view for view in views if view.capacity != EQUAL_WIDTH] or views
     plain = _designs(main)
@@ -85,7 +91,11 @@ def render_kvshot(rows: Sequence[Mapping[str, Any]], failures: Mapping[str, str]
         ],
         seeds=max(view.seeds for view in views),
         failures=failures,
-        facts=[(key.replace("_", " "), _plain(value)) for key, value in {**made, "report made": timestamp()}.items() if value is not None],
+        facts=[
+            (key.replace("_", " "), _plain(value))
+            for key, value in {**made, "report made": timestamp()}.items()
+            if value is not None
+        ],
     )
 
 
@@ -98,10 +108,18 @@ def comparisons(views: Sequence[VariantView]) -> list[Comparison]:
         ("injections", "Ways of injecting the KV cache", _where(matched, lambda v: v.design == "kv" and v.layers == 1)),
         ("depths", "Layers of the KV drafter, at equal parameters", _depths(matched)),
         ("depths-wide", "Layers of the KV drafter, at equal width", _depths(wide)),
-        ("starts", "Random and warm start, at equal width", _where(wide, lambda v: v.design in ("hidden", "hybrid", "cross"))),
+        (
+            "starts",
+            "Random and warm start, at equal width",
+            _where(wide, lambda v: v.design in ("hidden", "hybrid", "cross")),
+        ),
     ]
     return [
-        Comparison(title, tuple((v.label, s) for v, s in zip(lines, figures.styles(lines), strict=True)), figures.alpha_panel(lines, name))
+        Comparison(
+            title,
+            tuple((v.label, s) for v, s in zip(lines, figures.styles(lines), strict=True)),
+            figures.alpha_panel(lines, name),
+        )
         for name, title, lines in chosen
         if len(lines) > 1
     ]
@@ -111,11 +129,23 @@ def results_table(views: Sequence[VariantView]) -> Table:
     """The paper's step-wise table, with intervals."""
     last = max(len(view.alpha) for view in views) - 1
     depths = [depth for depth in (0, 3, 6) if depth <= last]
-    headings = ("drafter", "matched by", "seeds", *(f"alpha {d}" for d in depths), "retention", "MAT", "live MAT", "tree MAT")
+    headings = (
+        "drafter",
+        "matched by",
+        "seeds",
+        *(f"alpha {d}" for d in depths),
+        "retention",
+        "MAT",
+        "live MAT",
+        "tree MAT",
+    )
     lines = []
     for view in views:
         alphas = [fixed(view.alpha[depth].value, 3) if depth < len(view.alpha) else "" for depth in depths]
-        measures = [view.measure("retention").text(), *(view.measure(name).text() for name in ("mat", "live_mat", "tree_mat"))]
+        measures = [
+            view.measure("retention").text(),
+            *(view.measure(name).text() for name in ("mat", "live_mat", "tree_mat")),
+        ]
         lines.append((view.label, view.capacity, str(view.seeds), *alphas, *measures))
     return Table(headings, tuple(lines))
 
@@ -124,20 +154,33 @@ def capacity_table(views: Sequence[VariantView]) -> Table:
     """Trainable parameters and the widths that make them agree."""
     matched = [view.parameters for view in views if view.capacity != EQUAL_WIDTH]
     base = max(matched, default=max(view.parameters for view in views))
-    lines = ((v.label, v.capacity, f"{v.parameters:,}", f"{100 * (v.parameters / base - 1):+.2f}%", f"{v.width:,}") for v in views)
-    return Table(("drafter", "matched by", "trainable parameters", "to the largest matched", "width of the MLP"), tuple(lines))
+    lines = (
+        (v.label, v.capacity, f"{v.parameters:,}", f"{100 * (v.parameters / base - 1):+.2f}%", f"{v.width:,}")
+        for v in views
+    )
+    return Table(
+        ("drafter", "matched by", "trainable parameters", "to the largest matched", "width of the MLP"), tuple(lines)
+    )
 
 
 def agreement_table(views: Sequence[VariantView]) -> Table:
     """Whether drafting in real decoding finds what the teacher-forced measure says."""
-    lines = ((v.label, v.capacity, v.measure("live_mat").text(3), v.measure("live_minus_forced").text(3), str(v.mismatched)) for v in views)
-    return Table(("drafter", "matched by", "live MAT", "live minus teacher-forced", "outputs unlike plain decoding"), tuple(lines))
+    lines = (
+        (v.label, v.capacity, v.measure("live_mat").text(3), v.measure("live_minus_forced").text(3), str(v.mismatched))
+        for v in views
+    )
+    return Table(
+        ("drafter", "matched by", "live MAT", "live minus teacher-forced", "outputs unlike plain decoding"),
+        tuple(lines),
+    )
 
 
 def tasks_table(views: Sequence[VariantView]) -> Table:
     """MAT by task."""
     tasks = list(dict.fromkeys(task for view in views for task in view.tasks))
-    lines = tuple((v.label, v.capacity, *(v.tasks[task].text() if task in v.tasks else "" for task in tasks)) for v in views)
+    lines = tuple(
+        (v.label, v.capacity, *(v.tasks[task].text() if task in v.tasks else "" for task in tasks)) for v in views
+    )
     return Table(("drafter", "matched by", *tasks), lines)
 
 

@@ -24,7 +24,11 @@ class Estimate(NamedTuple):
     def text(self, decimals: int = 2) -> str:
         """``2.31 (2.20 to 2.42)``, an en dash where there is none."""
         middle = fixed(self.value, decimals)
-        return middle if self.low != self.low else f"{middle} ({fixed(self.low, decimals)} to {fixed(self.high, decimals)})"
+        return (
+            middle
+            if self.low != self.low
+            else f"{middle} ({fixed(self.low, decimals)} to {fixed(self.high, decimals)})"
+        )
 
 
 UNKNOWN = Estimate(float("nan"), float("nan"), float("nan"))

@@ -40,12 +40,17 @@ def alpha_panel(views: Sequence[VariantView], name: str) -> Markup:
     with panel("depth of the draft step, k", "accepted, given all before, %") as axes:
         for view, style in zip(views, styles(views), strict=True):
             depth = np.arange(len(view.alpha))
-            value, low, high = (100 * np.array([getattr(a, key) for a in view.alpha]) for key in ("value", "low", "high"))
+            value, low, high = (
+                100 * np.array([getattr(a, key) for a in view.alpha]) for key in ("value", "low", "high")
+            )
             axes.fill_between(depth, low, high, color=style.hex, alpha=0.14, linewidth=0)
             axes.plot(depth, value, color=style.hex, linestyle=style.linestyle, marker=style.marker)
         axes.set_ylim(0, 102)
         axes.set_xticks(range(max(len(view.alpha) for view in views)))
-        ends = "; ".join(f"{v.label} {_percent(v.alpha[0])} at depth 0, {_percent(v.alpha[-1])} at depth {len(v.alpha) - 1}" for v in views)
+        ends = "; ".join(
+            f"{v.label} {_percent(v.alpha[0])} at depth 0, {_percent(v.alpha[-1])} at depth {len(v.alpha) - 1}"
+            for v in views
+        )
         return to_svg(axes, f"alpha-{name}", f"Acceptance by depth: {ends}.")
 
 
@@ -62,7 +67,14 @@ def mat_panel(views: Sequence[VariantView]) -> Markup:
         axes.set_xlim(1, 1 + 1.6 * (top - 1))  # room for the names
         for place, view in enumerate(views):
             wide = ", equal width" if view.capacity == EQUAL_WIDTH else ""
-            axes.text(view.measure("mat").high + 0.03 * (top - 1), place, view.label + wide, va="center", fontsize=9, color=LIGHT["muted"])
+            axes.text(
+                view.measure("mat").high + 0.03 * (top - 1),
+                place,
+                view.label + wide,
+                va="center",
+                fontsize=9,
+                color=LIGHT["muted"],
+            )
         return to_svg(axes, "mat", "; ".join(f"{v.label} MAT {v.measure('mat').text()}" for v in views) + ".")
 
 
@@ -71,10 +83,14 @@ def retention_panel(views: Sequence[VariantView]) -> Markup:
     with panel("accepted at depth 0, %", "retention, %") as axes:
         for view in views:
             _point(axes, view, _scaled(view.measure("alpha_first"), 100), _scaled(view.measure("retention"), 100))
-        known = [100 * view.measure("retention").high for view in views if not math.isnan(view.measure("retention").high)]
+        known = [
+            100 * view.measure("retention").high for view in views if not math.isnan(view.measure("retention").high)
+        ]
         axes.set_xlim(0, 100)
         axes.set_ylim(0, max([105, *known]))
-        text = "; ".join(f"{v.label} {_percent(v.measure('alpha_first'))} and {_percent(v.measure('retention'))}" for v in views)
+        text = "; ".join(
+            f"{v.label} {_percent(v.measure('alpha_first'))} and {_percent(v.measure('retention'))}" for v in views
+        )
         return to_svg(axes, "retention", f"Acceptance at depth 0 and retention: {text}.")
 
 
@@ -103,7 +119,9 @@ def distance_panel(views: Sequence[VariantView], measure: str, ylabel: str) -> M
             axes.plot(places, value, color=style.hex, linestyle=style.linestyle, marker=style.marker)
         axes.set_ylim(0, 102)
         axes.set_xticks(range(len(names)), names)
-        return to_svg(axes, f"distance-{measure}", f"Acceptance by needed context ({', '.join(names)} tokens), {ylabel}.")
+        return to_svg(
+            axes, f"distance-{measure}", f"Acceptance by needed context ({', '.join(names)} tokens), {ylabel}."
+        )
 
 
 def _point(axes: Any, view: VariantView, x: Estimate, y: Estimate) -> None:
@@ -112,7 +130,15 @@ def _point(axes: Any, view: VariantView, x: Estimate, y: Estimate) -> None:
         axes.plot([x.low, x.high], [y.value, y.value], color=style.hex, linewidth=1.2, alpha=0.6)
     if not math.isnan(y.low):
         axes.plot([x.value, x.value], [y.low, y.high], color=style.hex, linewidth=1.2, alpha=0.6)
-    axes.plot([x.value], [y.value], color=style.hex, marker=style.marker, markersize=6.5, markeredgecolor=LIGHT["card"], linestyle="")
+    axes.plot(
+        [x.value],
+        [y.value],
+        color=style.hex,
+        marker=style.marker,
+        markersize=6.5,
+        markeredgecolor=LIGHT["card"],
+        linestyle="",
+    )
     if view.label != view.design and math.isfinite(x.value) and math.isfinite(y.value):
         place = {"xytext": (5, 3), "textcoords": "offset points"}
         axes.annotate(view.label.partition(", ")[2], (x.value, y.value), fontsize=8, color=LIGHT["muted"], **place)

@@ -52,7 +52,9 @@ def live_rows(rows: Sequence[Mapping[str, Any]]) -> tuple[LiveRow, ...]:
 def _live_row(row: Mapping[str, Any]) -> LiveRow:
     missing = [key for key in REQUIRED if key not in row]
     if missing:
-        raise DraftgaugeError(f"a row of the live measurements lacks {', '.join(missing)}; use the JSON of `draftgauge bench`")
+        raise DraftgaugeError(
+            f"a row of the live measurements lacks {', '.join(missing)}; use the JSON of `draftgauge bench`"
+        )
     gamma = fixed_gamma(row["policy"])
     return LiveRow(
         policy=row["policy"] if gamma is None else f"fixed:{gamma}",

@@ -26,7 +26,10 @@ def run_facts(manifest: Manifest, cost: CostCurve) -> Facts:
         ("draft", _model(manifest.draft) if manifest.draft is not None else ""),
         ("drafter", manifest.drafter),
         ("prompts", f"{manifest.prompts.count} of {manifest.prompts.path}, SHA-256 {manifest.prompts.sha256}"),
-        ("lengths", f"drafts up to {manifest.gamma_max} tokens, outputs up to {manifest.max_new_tokens}; seed {manifest.seed}"),
+        (
+            "lengths",
+            f"drafts up to {manifest.gamma_max} tokens, outputs up to {manifest.max_new_tokens}; seed {manifest.seed}",
+        ),
         ("costs measured on", f"{cost.device}, {cost.dtype}, contexts of {', '.join(map(str, cost.contexts))} tokens"),
         ("overhead", f"{cost.overhead * 1e6:.0f} \N{MICRO SIGN}s a step outside drafting and verifying"),
         *((label.replace("_", " "), _plain(value)) for label, value in manifest.environment.items()),

@@ -67,7 +67,11 @@ def build_report(
 def render(data: ReportData, title: str = TITLE) -> str:
     """The page as text; the same data give the same text."""
     environment = Environment(
-        loader=PackageLoader("draftgauge.report"), autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True
+        loader=PackageLoader("draftgauge.report"),
+        autoescape=True,
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
     )
     environment.globals.update(
         name=compression_heading,
@@ -124,7 +128,9 @@ def _choosing(data: ReportData) -> dict[str, list[Any]]:
         "verdicts": [verdict(view) for view in views],
         "gain": [choosing_figures.gain_panel(view) for view in views],
         "captured": [choosing_figures.captured_panel(view) for view in views],
-        "lengths": [[(line, choosing_figures.lengths_panel(view, line)) for line in view.lengths.lines] for view in views],
+        "lengths": [
+            [(line, choosing_figures.lengths_panel(view, line)) for line in view.lengths.lines] for view in views
+        ],
         "chosen_text": [spans(view.text) for view in views],
         "calibration": [choosing_figures.calibration_panel(view) for view in views],
     }

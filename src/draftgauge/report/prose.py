@@ -107,7 +107,10 @@ def _flatness(curve: SpeedCurve) -> str:
 def _by_task(curves: Sequence[SpeedCurve]) -> tuple[tuple[str, str, str], ...]:
     if len(curves) < 2:
         return ()
-    return tuple((c.task, tokens(c.best_gamma) if _drafting_pays(c) else "do not draft", ratio(_advised_speedup(c))) for c in curves)
+    return tuple(
+        (c.task, tokens(c.best_gamma) if _drafting_pays(c) else "do not draft", ratio(_advised_speedup(c)))
+        for c in curves
+    )
 
 
 def best_note(curve: SpeedCurve) -> str:
@@ -124,7 +127,9 @@ def why_lengths_differ(views: Sequence[CompressionView]) -> str:
         return ""
     marginal = {view.name: _marginal(view) for view in views}
     told = "; ".join(f"{percent(marginal[v.name])} with the {compression_title(v.name)} target" for v in views)
-    opening = f"Drafting one token further, with its verification, lengthens a step by this share of a plain step: {told}. "
+    opening = (
+        f"Drafting one token further, with its verification, lengthens a step by this share of a plain step: {told}. "
+    )
     if len({view.pooled.best_gamma for view in views}) == 1:
         return opening + "The best fixed length is the same for all of them." + _task_by_task(views, marginal)
     by_cost = sorted(views, key=lambda view: marginal[view.name])
@@ -134,7 +139,11 @@ def why_lengths_differ(views: Sequence[CompressionView]) -> str:
             f"That is why the best length differs: where another token is cheap ({cheap}), long drafts pay even if their last tokens are "
             f"often rejected; where it is dear ({dear}), only tokens that are likely to be accepted do.{_one_for_all(views)}"
         )
-    return opening + "The best lengths do not follow that order alone: acceptance differs between these targets too." + _one_for_all(views)
+    return (
+        opening
+        + "The best lengths do not follow that order alone: acceptance differs between these targets too."
+        + _one_for_all(views)
+    )
 
 
 def _one_for_all(views: Sequence[CompressionView]) -> str:
@@ -162,9 +171,17 @@ def _task_by_task(views: Sequence[CompressionView], marginal: Mapping[str, float
 
 def how_chosen(views: Sequence[CompressionView]) -> str:
     """How much of the headline comes from choosing the length on the very prompts it is quoted for."""
-    parts = [f"{ratio(v.pooled.held_out / v.pooled.plain)} ({compression_title(v.name)})" for v in views if v.pooled.held_out is not None]
+    parts = [
+        f"{ratio(v.pooled.held_out / v.pooled.plain)} ({compression_title(v.name)})"
+        for v in views
+        if v.pooled.held_out is not None
+    ]
     chosen = "The best length is chosen on the prompts it is quoted for, which favours it."
-    return f"{chosen} Chosen for each prompt on all the others, it reaches {', '.join(parts)} plain decoding." if parts else chosen
+    return (
+        f"{chosen} Chosen for each prompt on all the others, it reaches {', '.join(parts)} plain decoding."
+        if parts
+        else chosen
+    )
 
 
 def _marginal(view: CompressionView) -> float:

@@ -62,7 +62,11 @@ def _policies(trace: Trace, cost: CostCurve, live: Sequence[LiveRow]) -> dict[st
 def _shown_lengths(curve: SpeedCurve, here: Mapping[str, LiveRow], lengths: Sequence[int]) -> set[int]:
     """Fixed lengths of one task's table: those for every task, its own best, and what was measured or at least the fastest of it."""
     gamma_max = len(curve.tokens_per_second) - 1
-    measured = {row.gamma: row.tokens_per_second or 0.0 for row in here.values() if row.gamma is not None and row.gamma <= gamma_max}
+    measured = {
+        row.gamma: row.tokens_per_second or 0.0
+        for row in here.values()
+        if row.gamma is not None and row.gamma <= gamma_max
+    }
     if len(measured) > MEASURED_LENGTHS:
         measured = {gamma: speed for gamma, speed in measured.items() if speed == max(measured.values())}
     return {*lengths, curve.best_draft, *measured}
@@ -73,7 +77,9 @@ def _order(lengths: set[int], policies: Mapping[str, Any], here: Mapping[str, Li
     fixed = [f"fixed:{gamma}" for gamma in sorted(lengths)]
     others = [name for name in policies if name not in (NOTHING, HINDSIGHT) and fixed_gamma(name) is None]
     nothing = [NOTHING] if NOTHING in policies else []
-    return list(dict.fromkeys([PLAIN, *nothing, *fixed, *others, *(name for name in here if not is_policy(name)), HINDSIGHT]))
+    return list(
+        dict.fromkeys([PLAIN, *nothing, *fixed, *others, *(name for name in here if not is_policy(name)), HINDSIGHT])
+    )
 
 
 def _row(curve: SpeedCurve, policy: str, replayed: Mapping[str, Any] | None, live: LiveRow | None) -> TableRow:

@@ -59,7 +59,11 @@ def write_speckv_report(rows: Rows, out: Path, command: str | None = None) -> Pa
 def render_speckv(rows: Rows, command: str | None = None) -> str:
     """The page as text."""
     environment = Environment(
-        loader=PackageLoader("draftgauge.report"), autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True
+        loader=PackageLoader("draftgauge.report"),
+        autoescape=True,
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
     )
     return environment.get_template("speckv.html.j2").render(
         title=TITLE,
@@ -116,7 +120,11 @@ def _published_tables(rows: Rows) -> tuple[Table, ...]:
         _table(
             "Correlation of a step's signals with its acceptance rate",
             select(rows, "correlations"),
-            {"signal": ("signal", _words), "correlation": ("recomputed", _decimals(3)), "published": ("published, about", _decimals(2))},
+            {
+                "signal": ("signal", _words),
+                "correlation": ("recomputed", _decimals(3)),
+                "published": ("published, about", _decimals(2)),
+            },
         ),
     )
 
@@ -197,7 +205,9 @@ COLUMNS: dict[str, dict[str, tuple[str, Format]]] = {
         "predicted_where_drafted": ("predicted, steps at this length", _decimals(3)),
         "measured": ("measured", _decimals(3)),
     },
-    "held_out": {"model": ("model", str), "held_out": ("held out", str)} | _SCORES | {"interval": ("95% interval", str)},
+    "held_out": {"model": ("model", str), "held_out": ("held out", str)}
+    | _SCORES
+    | {"interval": ("95% interval", str)},
     "outcomes": {
         "policy": ("policy", str),
         "compression": ("target", str),
@@ -237,5 +247,7 @@ def _table(caption: str, rows: Rows, columns: Mapping[str, tuple[str, Format]]) 
     """Rows as text; columns that no row has are left out."""
     shown = {key: column for key, column in columns.items() if any(row.get(key) is not None for row in rows)}
     numeric = {key: any(isinstance(row.get(key), int | float) for row in rows) for key in shown}
-    lines = tuple(tuple(MISSING if row.get(key) is None else form(row[key]) for key, (_, form) in shown.items()) for row in rows)
+    lines = tuple(
+        tuple(MISSING if row.get(key) is None else form(row[key]) for key, (_, form) in shown.items()) for row in rows
+    )
     return Table(caption, tuple((heading, numeric[key]) for key, (heading, _) in shown.items()), lines)

@@ -28,11 +28,21 @@ def policies_figure(rows: Rows) -> Markup:
         width = 0.8 / len(SHOWN)
         for number, policy in enumerate(SHOWN):
             at = np.arange(len(COMPRESSIONS)) + (number - (len(SHOWN) - 1) / 2) * width
-            axes.bar(at, [tokens[policy, name] for name in COMPRESSIONS], width * 0.92, color=series(number).hex, label=policy)
+            axes.bar(
+                at,
+                [tokens[policy, name] for name in COMPRESSIONS],
+                width * 0.92,
+                color=series(number).hex,
+                label=policy,
+            )
         axes.set_ylim(0, 9)
         _names(axes, COMPRESSIONS)
         _legend(axes, columns=2)
-        return to_svg(axes, "policies", "Expected tokens a step of four policies at three compressions, as predicted by the fitted model.")
+        return to_svg(
+            axes,
+            "policies",
+            "Expected tokens a step of four policies at three compressions, as predicted by the fitted model.",
+        )
 
 
 def intervals_figure(rows: Rows) -> Markup:
@@ -61,7 +71,9 @@ def improvement_figure(rows: Rows) -> Markup:
         _names(axes, COMPRESSIONS)
         axes.set_yticks([])
         axes.grid(False)
-        return to_svg(axes, "improvement", f"Predicted gain of SpecKV-fast over fixed-4, from {low:.0f}% to {high:.0f}%.")
+        return to_svg(
+            axes, "improvement", f"Predicted gain of SpecKV-fast over fixed-4, from {low:.0f}% to {high:.0f}%."
+        )
 
 
 def overhead_figure(rows: Rows) -> Markup:
@@ -78,7 +90,11 @@ def overhead_figure(rows: Rows) -> Markup:
         values = [row["test_correlation"] for row in chosen]
         axes.set_ylim(min(values) - 0.02, max(values) + 0.02)
         _legend(axes, place="upper left")
-        return to_svg(axes, "overhead", "Test correlation of five predictors against the time of a decision; the dashed line is 1 ms.")
+        return to_svg(
+            axes,
+            "overhead",
+            "Test correlation of five predictors against the time of a decision; the dashed line is 1 ms.",
+        )
 
 
 def choices_figure(rows: Rows) -> Markup:
@@ -88,7 +104,9 @@ def choices_figure(rows: Rows) -> Markup:
         width = 0.8 / len(COMPRESSIONS)
         for number, name in enumerate(COMPRESSIONS):
             at = np.arange(len(GAMMAS)) + (number - (len(COMPRESSIONS) - 1) / 2) * width
-            axes.bar(at, [100 * share[name, gamma] for gamma in GAMMAS], width * 0.92, color=series(number).hex, label=name)
+            axes.bar(
+                at, [100 * share[name, gamma] for gamma in GAMMAS], width * 0.92, color=series(number).hex, label=name
+            )
         axes.set_ylim(0, 105)
         _names(axes, [str(gamma) for gamma in GAMMAS])
         _legend(axes, place="upper left")
@@ -123,7 +141,9 @@ def speed_figure(rows: Rows) -> Markup:
         axes.set_xticks(GAMMAS)
         _legend(axes, columns=3, place="lower left")
         return to_svg(
-            axes, "speed", "Measured tokens a second against draft length at three compressions; the large marker is the fastest."
+            axes,
+            "speed",
+            "Measured tokens a second against draft length at three compressions; the large marker is the fastest.",
         )
 
 
@@ -131,12 +151,18 @@ def tokens_figure(rows: Rows) -> Markup:
     """Predicted and measured tokens a step against gamma."""
     points = list(findings(rows, "predicted_and_measured"))
     with panel(f"drafted tokens a step, {GAMMA}", "tokens a step", PANEL) as axes:
-        for number, (key, label) in enumerate((("predicted", "predicted for all steps (the paper's way)"), ("measured", "measured"))):
+        for number, (key, label) in enumerate(
+            (("predicted", "predicted for all steps (the paper's way)"), ("measured", "measured"))
+        ):
             _line(axes, [row["gamma"] for row in points], [row[key] for row in points], number, label)
         axes.set_ylim(0, 7)
         axes.set_xticks(GAMMAS)
         _legend(axes, place="lower right")
-        return to_svg(axes, "tokens", "Tokens a step against draft length: what the model predicts for all steps, and what was measured.")
+        return to_svg(
+            axes,
+            "tokens",
+            "Tokens a step against draft length: what the model predicts for all steps, and what was measured.",
+        )
 
 
 def held_out_figure(rows: Rows) -> Markup:
@@ -144,14 +170,18 @@ def held_out_figure(rows: Rows) -> Markup:
     score = {(row["model"], row["held_out"]): row["correlation"] for row in findings(rows, "held_out")}
     models = list(dict.fromkeys(model for model, _ in score))
     with panel("", "correlation with what happened", PANEL) as axes:
-        for number, (kind, label) in enumerate((("steps", "other steps of the same prompts"), ("prompts", "other prompts"))):
+        for number, (kind, label) in enumerate(
+            (("steps", "other steps of the same prompts"), ("prompts", "other prompts"))
+        ):
             at = np.arange(len(models)) + (number - 0.5) * 0.4
             axes.bar(at, [score[model, kind] for model in models], 0.37, color=series(number).hex, label=label)
         axes.set_ylim(0, 1.15)
         _names(axes, models)
         _legend(axes)
         return to_svg(
-            axes, "heldout", "Correlation of five predictors with acceptance, on other steps of the same prompts and on other prompts."
+            axes,
+            "heldout",
+            "Correlation of five predictors with acceptance, on other steps of the same prompts and on other prompts.",
         )
 
 

@@ -44,7 +44,9 @@ def split_of(rows: Rows, basis: str) -> Mapping[str, Any]:
 
 
 def _tokens_per_step(rows: Rows) -> str:
-    tokens = {row["gamma"]: row["tokens_per_step"] for row in findings(rows, "tokens_per_step") if row["compression"] == ALL}
+    tokens = {
+        row["gamma"]: row["tokens_per_step"] for row in findings(rows, "tokens_per_step") if row["compression"] == ALL
+    }
     told = ", ".join(f"{value:.3f} at {gamma}" for gamma, value in tokens.items())
     return (
         f"Measured over all runs, a step commits {told} drafted tokens. More drafted tokens can only add committed ones, so this measure "
@@ -54,7 +56,9 @@ def _tokens_per_step(rows: Rows) -> str:
 
 def _tokens_per_second(rows: Rows) -> str:
     always = {row["compression"]: row for row in findings(rows, "always_8")}
-    told = "; ".join(f"{name}: {row['best_gamma']}, where always 8 gives {_always(row)}" for name, row in always.items())
+    told = "; ".join(
+        f"{name}: {row['best_gamma']}, where always 8 gives {_always(row)}" for name, row in always.items()
+    )
     return f"The fastest length of each compression is another matter ({told}). Tokens per step and tokens per second are different goals."
 
 
@@ -95,7 +99,11 @@ def _outcomes(rows: Rows) -> str:
         "A step that drafted 8 tokens shows what every shorter draft from there would have brought, so any choice can be scored by what "
         f"happened. SpecKV-fast, fitted without the prompt, then commits {fast:.3f} tokens a step, and always drafting 8 {fixed:.3f}"
     )
-    speeds = [row for (policy, name), row in score.items() if policy == "SpecKV-fast" and name != ALL and "tokens_per_second" in row]
+    speeds = [
+        row
+        for (policy, name), row in score.items()
+        if policy == "SpecKV-fast" and name != ALL and "tokens_per_second" in row
+    ]
     if not speeds:
         return f"{text}."
     told = ", ".join(f"{row['compression']} {row['over_best_fixed_percent']:+.1f}%" for row in speeds)
@@ -109,7 +117,9 @@ def _task_out(rows: Rows) -> str:
 
 def _compression_out(rows: Rows) -> str:
     found = findings(rows, "leave_one_compression_out")
-    seen, unseen = ([row for row in found if row["model"] == "MLP-16" and row["prompts"] == kind] for kind in ("seen", "held out"))
+    seen, unseen = (
+        [row for row in found if row["model"] == "MLP-16" and row["prompts"] == kind] for kind in ("seen", "held out")
+    )
     known, new = (
         sum(row["correlation"] for row in found if row["model"] == "RF-100" and row["prompts"] == kind) / len(seen)
         for kind in ("seen", "held out")

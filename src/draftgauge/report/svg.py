@@ -61,7 +61,14 @@ def panel(xlabel: str, ylabel: str, size: tuple[float, float] = PANEL) -> Iterat
     with matplotlib.rc_context(RC):
         axes: Any = Figure(figsize=size).add_axes(box)
         axes.set_xlabel(xlabel, loc="right")
-        axes.text(-left / (width - left - right) + 0.01, 1.045, ylabel, transform=axes.transAxes, color=LIGHT["muted"], va="bottom")
+        axes.text(
+            -left / (width - left - right) + 0.01,
+            1.045,
+            ylabel,
+            transform=axes.transAxes,
+            color=LIGHT["muted"],
+            va="bottom",
+        )
         axes.yaxis.set_major_locator(MaxNLocator(5))
         yield axes
 
@@ -91,6 +98,8 @@ def _inline(document: str, name: str, description: str) -> Markup:
     body = body[body.index(">") + 1 :]
     used = set(re.findall(r'(?:href="#|url\(#)([^")]+)', body))
     body = re.sub(r' id="([^"]+)"', lambda found: f' id="{name}-{found[1]}"' if found[1] in used else "", body)
-    body = re.sub(r'xlink:href="#|(url\()#', lambda found: f"{found[1]}#{name}-" if found[1] else f'href="#{name}-', body)
+    body = re.sub(
+        r'xlink:href="#|(url\()#', lambda found: f"{found[1]}#{name}-" if found[1] else f'href="#{name}-', body
+    )
     body = re.sub(r"(\d+\.\d\d)\d+", r"\1", body)  # a hundredth of a point is finer than any screen
     return opening + Markup(themed(re.sub(r"\s*\n\s*", "\n", body)))  # matplotlib escapes what it draws

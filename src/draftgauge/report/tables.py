@@ -66,9 +66,13 @@ def describe(policy: str) -> str:
 def compression_table(view: CompressionView) -> tuple[TaskLines, ...]:
     """The lines of one compression, grouped by task in the order of its rows."""
     tasks = dict.fromkeys(row.task for row in view.rows)
-    speeds = [s for row in view.rows for s in (row.modelled_tokens_per_second, row.live_tokens_per_second) if s is not None]
+    speeds = [
+        s for row in view.rows for s in (row.modelled_tokens_per_second, row.live_tokens_per_second) if s is not None
+    ]
     decimals = column_decimals(speeds)
-    return tuple(TaskLines(_task_title(task), _lines([row for row in view.rows if row.task == task], decimals)) for task in tasks)
+    return tuple(
+        TaskLines(_task_title(task), _lines([row for row in view.rows if row.task == task], decimals)) for task in tasks
+    )
 
 
 def _task_title(task: str) -> str:
@@ -121,7 +125,8 @@ def policies_table(data: ReportData) -> tuple[tuple[str, ...], tuple[PolicyLine,
     policies = dict.fromkeys(policy for column in columns for policy in column)
     plain = [view.pooled.plain for view in data.compressions]
     table = {
-        policy: [_modelled_ratio(column.get(policy), base) for column, base in zip(columns, plain, strict=True)] for policy in policies
+        policy: [_modelled_ratio(column.get(policy), base) for column, base in zip(columns, plain, strict=True)]
+        for policy in policies
     }
     shown = {policy: values for policy, values in table.items() if any(value is not None for value in values)}
     bests = [max((v[i] or 0.0 for p, v in shown.items() if p != "hindsight"), default=0.0) for i in range(len(columns))]
@@ -130,7 +135,10 @@ def policies_table(data: ReportData) -> tuple[tuple[str, ...], tuple[PolicyLine,
             policy,
             describe(policy),
             tuple(ratio(value) for value in values),
-            tuple(policy != "hindsight" and value is not None and value == best for value, best in zip(values, bests, strict=True)),
+            tuple(
+                policy != "hindsight" and value is not None and value == best
+                for value, best in zip(values, bests, strict=True)
+            ),
         )
         for policy, values in shown.items()
     )

@@ -20,7 +20,9 @@ KINDS = {
 TOKENS_SHOWN = 160
 
 
-def replay_timeline(trace: Trace, prompt: int, gamma: int | Mapping[int, int], texts: Sequence[str], limit: int = TOKENS_SHOWN) -> Timeline:
+def replay_timeline(
+    trace: Trace, prompt: int, gamma: int | Mapping[int, int], texts: Sequence[str], limit: int = TOKENS_SHOWN
+) -> Timeline:
     """Walk one prompt of a trace in steps that draft ``gamma`` tokens.
 
     Args:
@@ -43,7 +45,9 @@ def replay_timeline(trace: Trace, prompt: int, gamma: int | Mapping[int, int], t
     return Timeline(info.task, info.identifier, gamma if isinstance(gamma, int) else None, tuple(steps))
 
 
-def _step(trace: Trace, row: int, end: int, drafted: int, texts: Sequence[str], pieces: dict[int, str]) -> tuple[TimelineToken, ...]:
+def _step(
+    trace: Trace, row: int, end: int, drafted: int, texts: Sequence[str], pieces: dict[int, str]
+) -> tuple[TimelineToken, ...]:
     """The tokens one step commits: the accepted ones and the target's own, where the output does not end before."""
     accepted = min(drafted, int(trace.accepted[row]))
     confidence = [float(value) for value in trace.confidence[row, :drafted]]

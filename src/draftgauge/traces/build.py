@@ -40,7 +40,9 @@ def make_trace(records: Sequence[PromptRecord], max_new_tokens: int, compression
     for record in records:
         record.validate()
         if record.info.output_tokens > max_new_tokens:
-            raise TraceError(f"prompt {record.info.index}: {record.info.output_tokens} output tokens, the limit is {max_new_tokens}")
+            raise TraceError(
+                f"prompt {record.info.index}: {record.info.output_tokens} output tokens, the limit is {max_new_tokens}"
+            )
     if len({record.sampled for record in records}) > 1:
         raise TraceError("some of the records are of sampled decoding and some are greedy: a trace is one or the other")
     columns: dict[str, Any] = {name: np.concatenate([getattr(record, name) for record in records]) for name in COLUMNS}

@@ -66,14 +66,26 @@ def check_rows(rows: Rows, remaining: NDArray[np.int64] | None = None, where: st
     drafted = rows.draft_token >= 0
     gapped = drafted[:, 1:] & ~drafted[:, :-1]
     _refuse(gapped, where, "draft_token", "has tokens after its padding (-1)")
-    _refuse(~(rows.target_entropy >= -TOLERANCE) | np.isinf(rows.target_entropy), where, "target_entropy", "must be bits, 0 or more")
+    _refuse(
+        ~(rows.target_entropy >= -TOLERANCE) | np.isinf(rows.target_entropy),
+        where,
+        "target_entropy",
+        "must be bits, 0 or more",
+    )
     for name, highest in (("confidence", 1.0), ("entropy", np.inf), ("margin", 1.0)):
         values: NDArray[np.float32] = getattr(rows, name)
-        _refuse(np.isnan(values) == drafted, where, name, "must be a number for each drafted token and NaN for the others")
+        _refuse(
+            np.isnan(values) == drafted, where, name, "must be a number for each drafted token and NaN for the others"
+        )
         outside = (values < -TOLERANCE) | (values > highest + TOLERANCE) | np.isinf(values)
         _refuse(outside, where, name, f"must lie in 0..{highest:g}")
     expected = accepted_lengths(rows.token, rows.draft_token, remaining)
-    _refuse(rows.accepted != expected, where, "accepted", "differs from the drafted tokens that equal the greedy continuation")
+    _refuse(
+        rows.accepted != expected,
+        where,
+        "accepted",
+        "differs from the drafted tokens that equal the greedy continuation",
+    )
 
 
 def _refuse(bad: NDArray[np.bool_], where: str, column: str, problem: str) -> None:

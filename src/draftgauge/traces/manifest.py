@@ -108,7 +108,9 @@ class Manifest:
         for role, model in (("target", self.target), ("draft", self.draft)):
             for name in ("fingerprint", "compression", "dtype"):
                 identity[f"{role}.{name}"] = None if model is None else getattr(model, name)
-        if self.temperature > 0:  # greedy runs have none of it, as before there were others: their folders stay resumable
+        if (
+            self.temperature > 0
+        ):  # greedy runs have none of it, as before there were others: their folders stay resumable
             identity |= {name: getattr(self, name) for name in ("temperature", "top_k", "top_p", "seed")}
         return identity
 
@@ -121,7 +123,11 @@ class Manifest:
         if (self.temperature > 0) != (other.temperature > 0):
             return [f"temperature: {self.temperature!r}, not {other.temperature!r}"]
         theirs = other.identity()
-        return [f"{name}: {value!r}, not {theirs[name]!r}" for name, value in self.identity().items() if value != theirs[name]]
+        return [
+            f"{name}: {value!r}, not {theirs[name]!r}"
+            for name, value in self.identity().items()
+            if value != theirs[name]
+        ]
 
     def save(self, folder: Path) -> None:
         """Write ``manifest.json`` into a folder that exists, atomically.
@@ -142,7 +148,9 @@ class Manifest:
         try:
             values = json.loads(path.read_text(encoding="utf-8"))
         except FileNotFoundError as error:
-            raise TraceError(f"{folder} holds no trace (no {MANIFEST_NAME}); record one with `draftgauge profile`") from error
+            raise TraceError(
+                f"{folder} holds no trace (no {MANIFEST_NAME}); record one with `draftgauge profile`"
+            ) from error
         except OSError as error:
             raise TraceError(f"cannot read {path}: {error.strerror}") from error
         except ValueError as error:

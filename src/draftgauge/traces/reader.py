@@ -32,11 +32,15 @@ def find_runs(folder: Path) -> list[Path]:
         raise TraceError(f"there is no folder {folder}; record a trace with `draftgauge profile`")
     runs = sorted(child for child in folder.iterdir() if (child / MANIFEST_NAME).is_file())
     if not runs:
-        raise TraceError(f"{folder} holds no trace (no {MANIFEST_NAME}, nor in its sub-folders); record one with `draftgauge profile`")
+        raise TraceError(
+            f"{folder} holds no trace (no {MANIFEST_NAME}, nor in its sub-folders); record one with `draftgauge profile`"
+        )
     return runs
 
 
-def read_trace(folder: Path, tasks: Collection[str] | None = None, split: str | None = None, allow_incomplete: bool = False) -> Trace:
+def read_trace(
+    folder: Path, tasks: Collection[str] | None = None, split: str | None = None, allow_incomplete: bool = False
+) -> Trace:
     """Read a run folder.
 
     Args:
@@ -83,7 +87,9 @@ def read_texts(folder: Path, prompt_index: int) -> list[str]:
     for path in shard_paths(folder):
         shard = read_shard(path, fingerprint)
         if any(prompt.index == prompt_index for prompt in shard.prompts):
-            pieces: list[str] = shard.table.filter(pc.equal(shard.table["prompt_index"], prompt_index))["text"].to_pylist()
+            pieces: list[str] = shard.table.filter(pc.equal(shard.table["prompt_index"], prompt_index))[
+                "text"
+            ].to_pylist()
             return pieces
     raise TraceError(f"{folder} holds no prompt {prompt_index}")
 
@@ -98,7 +104,9 @@ def _read_shards(folder: Path, manifest: Manifest) -> list[Shard]:
 def _check_prompts(folder: Path, manifest: Manifest, prompts: Sequence[PromptInfo], allow_incomplete: bool) -> None:
     indices, counts = np.unique([prompt.index for prompt in prompts], return_counts=True)
     if (counts > 1).any():
-        raise TraceError(f"{folder} holds prompt {int(indices[counts > 1][0])} more than once; record the trace again into another folder")
+        raise TraceError(
+            f"{folder} holds prompt {int(indices[counts > 1][0])} more than once; record the trace again into another folder"
+        )
     if not allow_incomplete and (not manifest.complete or len(prompts) < manifest.prompts.count):
         raise TraceError(
             f"{folder} is incomplete: {len(prompts)} of {manifest.prompts.count} prompts are recorded; {_again(manifest)} to finish"
@@ -107,7 +115,9 @@ def _check_prompts(folder: Path, manifest: Manifest, prompts: Sequence[PromptInf
         raise TraceError(f"{folder} holds no recorded prompts yet; {_again(manifest)}")
     longest = max(prompts, key=lambda prompt: prompt.output_tokens)
     if longest.output_tokens > manifest.max_new_tokens:
-        raise TraceError(f"{folder}: prompt {longest.index} has more output tokens than max_new_tokens ({manifest.max_new_tokens})")
+        raise TraceError(
+            f"{folder}: prompt {longest.index} has more output tokens than max_new_tokens ({manifest.max_new_tokens})"
+        )
 
 
 def _again(manifest: Manifest) -> str:
@@ -122,7 +132,9 @@ def _columns(shards: Sequence[Shard], gamma_max: int) -> dict[str, NDArray[Any]]
 
 def _shard_columns(shard: Shard, gamma_max: int) -> dict[str, NDArray[Any]]:
     table = shard.table
-    columns: dict[str, NDArray[Any]] = {name: table[name].to_numpy() for name in ("token", "target_entropy", "accepted")}
+    columns: dict[str, NDArray[Any]] = {
+        name: table[name].to_numpy() for name in ("token", "target_entropy", "accepted")
+    }
     columns |= {name: table[name].to_numpy() for name in CHANCES if name in table.column_names}
     columns["drafted"] = list_lengths(table, "draft_token").astype(np.int16)
     try:
@@ -134,14 +146,20 @@ def _shard_columns(shard: Shard, gamma_max: int) -> dict[str, NDArray[Any]]:
     return columns
 
 
-def _chosen(prompts: Sequence[PromptInfo], tasks: Collection[str] | None, split: str | None, folder: Path) -> NDArray[np.bool_]:
+def _chosen(
+    prompts: Sequence[PromptInfo], tasks: Collection[str] | None, split: str | None, folder: Path
+) -> NDArray[np.bool_]:
     known_tasks, known_splits = {prompt.task for prompt in prompts}, {prompt.split for prompt in prompts}
     for task in tasks or ():
         if task not in known_tasks:
             raise TraceError(f"{folder} holds no task {task!r}; it has {', '.join(sorted(known_tasks))}")
     if split is not None and split not in known_splits:
-        raise TraceError(f"{folder} holds no split {split!r}; it has {', '.join(sorted(name or '(none)' for name in known_splits))}")
-    keep = np.asarray([(not tasks or p.task in tasks) and (split is None or p.split == split) for p in prompts], np.bool_)
+        raise TraceError(
+            f"{folder} holds no split {split!r}; it has {', '.join(sorted(name or '(none)' for name in known_splits))}"
+        )
+    keep = np.asarray(
+        [(not tasks or p.task in tasks) and (split is None or p.split == split) for p in prompts], np.bool_
+    )
     if not keep.any():
         raise TraceError(f"{folder} holds no prompts of {', '.join(sorted(tasks or ()))} in the split {split!r}")
     return keep

@@ -76,7 +76,9 @@ class PromptRecord:
         if len(self.text) != length:
             raise TraceError(f"{where}: text has {len(self.text)} pieces for {length} output tokens")
         if self.draft_token.ndim != 2 or self.gamma_max < 1:
-            raise TraceError(f"{where}: draft_token has shape {list(self.draft_token.shape)}, expected [{length}, gamma_max >= 1]")
+            raise TraceError(
+                f"{where}: draft_token has shape {list(self.draft_token.shape)}, expected [{length}, gamma_max >= 1]"
+            )
         if (self.acceptance is None) != (self.survival is None):
             raise TraceError(f"{where}: acceptance and survival belong together, and one of them is missing")
         for name, dtype, shape in self._layout(length):
@@ -91,7 +93,10 @@ class PromptRecord:
 
     def _layout(self, length: int) -> list[tuple[str, type[np.generic], tuple[int, ...]]]:
         flat, wide = (length,), (length, self.gamma_max)
-        chances: list[tuple[str, type[np.generic], tuple[int, ...]]] = [("acceptance", np.float32, flat), ("survival", np.float32, flat)]
+        chances: list[tuple[str, type[np.generic], tuple[int, ...]]] = [
+            ("acceptance", np.float32, flat),
+            ("survival", np.float32, flat),
+        ]
         return [
             ("token", np.int32, flat),
             ("target_entropy", np.float32, flat),
@@ -130,7 +135,9 @@ def make_record(
         TraceError: if the lists do not fit together.
     """
     if len(token) != len(drafts):
-        raise TraceError(f"prompt {info.index}: {len(drafts)} drafts for {len(token)} tokens; every position has one, possibly empty")
+        raise TraceError(
+            f"prompt {info.index}: {len(drafts)} drafts for {len(token)} tokens; every position has one, possibly empty"
+        )
     tokens = np.asarray(token, np.int32)
     draft_token = pad_ragged(drafts, gamma_max, -1, np.int32)
     certain = [[1.0] * len(draft) for draft in drafts]
@@ -139,7 +146,9 @@ def make_record(
         info=info,
         token=tokens,
         text=[f"{t} " for t in token] if text is None else list(text),
-        target_entropy=np.zeros(len(tokens), np.float32) if target_entropy is None else np.asarray(target_entropy, np.float32),
+        target_entropy=np.zeros(len(tokens), np.float32)
+        if target_entropy is None
+        else np.asarray(target_entropy, np.float32),
         draft_token=draft_token,
         confidence=pad_ragged(certain if confidence is None else confidence, gamma_max, np.nan, np.float32),
         entropy=pad_ragged(unsure if entropy is None else entropy, gamma_max, np.nan, np.float32),

@@ -103,13 +103,19 @@ def draws(trace: Trace, count: int = DRAWS) -> Iterator[Trace]:
 
 
 def draw_rows(
-    token: NDArray[np.int32], prompts: Sequence[PromptInfo], offsets: NDArray[np.int64], sampled: SampledDrafts, draw: int = 0
+    token: NDArray[np.int32],
+    prompts: Sequence[PromptInfo],
+    offsets: NDArray[np.int64],
+    sampled: SampledDrafts,
+    draw: int = 0,
 ) -> dict[str, Any]:
     """The columns ``drafted, accepted, draft_token, confidence, entropy, margin`` of one draw.
 
     A position has one coin, whichever draft comes by: no walk drafts a position twice.
     """
-    uniform = np.concatenate([generator(draw, "coins", prompt.index).random(prompt.output_tokens) for prompt in prompts])
+    uniform = np.concatenate(
+        [generator(draw, "coins", prompt.index).random(prompt.output_tokens) for prompt in prompts]
+    )
     refused = ~(uniform < sampled.survival)  # also where nothing could be drafted (NaN)
     row, depth = np.arange(len(token))[:, None], np.arange(sampled.draft_token.shape[1])
     stop = _next_true(refused, offsets)[:, None]
@@ -162,10 +168,14 @@ def path_chances(trace: Trace) -> PathChances:
     if trace.sampled is None:
         accepted = trace.accepted[:, None]
         known = inside & (depth < trace.drafted[:, None])
-        signals = {name: np.where(known & (depth <= accepted), getattr(trace, name), np.float32(np.nan)) for name in SIGNALS}
+        signals = {
+            name: np.where(known & (depth <= accepted), getattr(trace, name), np.float32(np.nan)) for name in SIGNALS
+        }
         reach, acceptance = (depth <= accepted).astype(np.float64), (depth < accepted).astype(np.float64)
     else:
-        signals = {name: along_path(getattr(trace.sampled, name)[:, 0], trace.offsets, trace.gamma_max) for name in SIGNALS}
+        signals = {
+            name: along_path(getattr(trace.sampled, name)[:, 0], trace.offsets, trace.gamma_max) for name in SIGNALS
+        }
         known = ~np.isnan(signals["confidence"])
         reach = reach_chances(trace)[:, :-1]
         acceptance = along_path(trace.sampled.acceptance.astype(np.float64), trace.offsets, trace.gamma_max)
@@ -191,7 +201,9 @@ def path_lengths(trace: Trace) -> NDArray[np.int64]:
     return _next_true(refused_lengths(trace) == 0, trace.offsets) - np.arange(trace.positions)
 
 
-def check_chances(acceptance: NDArray[np.float32], survival: NDArray[np.float32], drafted: NDArray[np.bool_], where: str) -> None:
+def check_chances(
+    acceptance: NDArray[np.float32], survival: NDArray[np.float32], drafted: NDArray[np.bool_], where: str
+) -> None:
     """Raise :class:`TraceError` naming the first chance that cannot be, and its row.
 
     Args:

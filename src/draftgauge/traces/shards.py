@@ -113,7 +113,9 @@ def _check_rows_belong(table: pa.Table, prompts: Sequence[PromptInfo]) -> None:
     lengths = [prompt.output_tokens for prompt in prompts]
     index = np.repeat([prompt.index for prompt in prompts], lengths)
     position = np.concatenate([np.arange(length) for length in lengths])
-    if not np.array_equal(table["prompt_index"].to_numpy(), index) or not np.array_equal(table["position"].to_numpy(), position):
+    if not np.array_equal(table["prompt_index"].to_numpy(), index) or not np.array_equal(
+        table["position"].to_numpy(), position
+    ):
         raise TraceError("does not hold whole prompts: its rows are not those that its metadata names")
     drafted = list_lengths(table, "draft_token")
     for name in SIGNALS:

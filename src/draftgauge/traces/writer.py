@@ -36,7 +36,9 @@ class TraceWriter:
         manifest: as it stands in the folder; that of a continued run keeps the command and date of its start.
     """
 
-    def __init__(self, folder: Path, manifest: Manifest, shard_prompts: int = 8, on_warning: Callable[[str], None] = _warn) -> None:
+    def __init__(
+        self, folder: Path, manifest: Manifest, shard_prompts: int = 8, on_warning: Callable[[str], None] = _warn
+    ) -> None:
         """Open a new or an interrupted run.
 
         Args:
@@ -81,14 +83,23 @@ class TraceWriter:
         record.validate()
         where = f"prompt {record.info.index}"
         if record.gamma_max != self.manifest.gamma_max:
-            raise TraceError(f"{where}: drafts of up to {record.gamma_max} tokens, the run's gamma_max is {self.manifest.gamma_max}")
+            raise TraceError(
+                f"{where}: drafts of up to {record.gamma_max} tokens, the run's gamma_max is {self.manifest.gamma_max}"
+            )
         if record.info.output_tokens > self.manifest.max_new_tokens:
-            raise TraceError(f"{where}: {record.info.output_tokens} output tokens, the run's limit is {self.manifest.max_new_tokens}")
+            raise TraceError(
+                f"{where}: {record.info.output_tokens} output tokens, the run's limit is {self.manifest.max_new_tokens}"
+            )
         if record.sampled != (self.manifest.temperature > 0):
-            sampled, greedy = ("a record of sampled decoding", "a greedy run"), ("a greedy record", "a run of sampled decoding")
+            sampled, greedy = (
+                ("a record of sampled decoding", "a greedy run"),
+                ("a greedy record", "a run of sampled decoding"),
+            )
             one, other = sampled if record.sampled else greedy
             raise TraceError(f"{where}: {one} does not belong into {other}")
-        if record.info.index in self._tasks or any(record.info.index == pending.info.index for pending in self._pending):
+        if record.info.index in self._tasks or any(
+            record.info.index == pending.info.index for pending in self._pending
+        ):
             raise TraceError(f"{where} is recorded already in {self.folder}")
         self._pending.append(record)
         if len(self._pending) >= self._shard_prompts:
@@ -97,7 +108,9 @@ class TraceWriter:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None) -> None:
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
         self._flush()
         if error is None and not self.manifest.complete and len(self._tasks) >= self._wanted:
             tasks = tuple(dict.fromkeys(task for _, task in sorted(self._tasks.items())))
@@ -113,7 +126,9 @@ class TraceWriter:
 
     def _refuse_orphans(self) -> None:
         if shard_paths(self.folder):
-            raise TraceError(f"{self.folder} holds shards of a trace without their {MANIFEST_NAME}; choose another folder")
+            raise TraceError(
+                f"{self.folder} holds shards of a trace without their {MANIFEST_NAME}; choose another folder"
+            )
 
     def _remove_damaged(self, on_warning: Callable[[str], None]) -> None:
         damaged: list[Path] = []
@@ -126,7 +141,9 @@ class TraceWriter:
                 continue
             doubled = [prompt.index for prompt in prompts if prompt.index in self._tasks]
             if doubled:
-                raise TraceError(f"{path} holds prompt {doubled[0]}, as an earlier shard does; remove {path.name} and run again")
+                raise TraceError(
+                    f"{path} holds prompt {doubled[0]}, as an earlier shard does; remove {path.name} and run again"
+                )
             self._tasks.update((prompt.index, prompt.task) for prompt in prompts)
         if damaged:
             self._mark_incomplete()

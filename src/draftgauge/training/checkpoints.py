@@ -16,7 +16,9 @@ from torch import Tensor, nn
 LATEST = "latest.json"
 
 
-def save_checkpoint(folder: Path, model: nn.Module, optimizers: Sequence[torch.optim.Optimizer], state: dict[str, Any]) -> Path:
+def save_checkpoint(
+    folder: Path, model: nn.Module, optimizers: Sequence[torch.optim.Optimizer], state: dict[str, Any]
+) -> Path:
     """Write weights, optimiser states and a JSON state; the newest finished checkpoint is the one that counts."""
     folder.mkdir(parents=True, exist_ok=True)
     place = folder / f"step-{state['step']:07d}"
@@ -39,7 +41,9 @@ def save_checkpoint(folder: Path, model: nn.Module, optimizers: Sequence[torch.o
     return place
 
 
-def load_checkpoint(folder: Path, model: nn.Module, optimizers: Sequence[torch.optim.Optimizer]) -> dict[str, Any] | None:
+def load_checkpoint(
+    folder: Path, model: nn.Module, optimizers: Sequence[torch.optim.Optimizer]
+) -> dict[str, Any] | None:
     """Restore the newest checkpoint of the folder in place and return its JSON state, or None if there is none."""
     if not (folder / LATEST).exists():
         return None

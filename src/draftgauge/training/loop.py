@@ -59,11 +59,17 @@ def optimizers_for(model: nn.Module, plan: Plan) -> list[torch.optim.Optimizer]:
     """Muon for the matrices of the blocks (where this torch has it), AdamW for embeddings and norms."""
     matrices = [p for n, p in model.named_parameters() if p.ndim == 2 and "embed" not in n and "lm_head" not in n]
     if not hasattr(torch.optim, "Muon"):
-        return [torch.optim.AdamW(model.parameters(), lr=plan.embedding_rate, betas=(0.9, 0.95), weight_decay=plan.weight_decay)]
+        return [
+            torch.optim.AdamW(
+                model.parameters(), lr=plan.embedding_rate, betas=(0.9, 0.95), weight_decay=plan.weight_decay
+            )
+        ]
     chosen = {id(p) for p in matrices}
     others = [p for p in model.parameters() if id(p) not in chosen]
     return [
-        torch.optim.Muon(matrices, lr=plan.learning_rate, weight_decay=plan.weight_decay, adjust_lr_fn="match_rms_adamw"),
+        torch.optim.Muon(
+            matrices, lr=plan.learning_rate, weight_decay=plan.weight_decay, adjust_lr_fn="match_rms_adamw"
+        ),
         torch.optim.AdamW(others, lr=plan.embedding_rate, betas=(0.9, 0.95), weight_decay=0.0),
     ]
 
@@ -142,7 +148,10 @@ class Batches:
         per_step = self.plan.step_tokens // windows.shape[1]
         first = (step - (self.ends[number - 1] if number else 0)) * per_step
         rows = np.array([self._window(number, first + i) for i in range(per_step)])
-        return [windows[part].astype(np.int64) for part in np.array_split(rows, self.plan.step_tokens // self.plan.micro_tokens)]
+        return [
+            windows[part].astype(np.int64)
+            for part in np.array_split(rows, self.plan.step_tokens // self.plan.micro_tokens)
+        ]
 
 
 class Progress:

@@ -32,7 +32,10 @@ class Verdict(NamedTuple):
 
 
 def accept(
-    draft_tokens: Sequence[int], draft_probabilities: Tensor | None, target_probabilities: Tensor, generator: Generator | None
+    draft_tokens: Sequence[int],
+    draft_probabilities: Tensor | None,
+    target_probabilities: Tensor,
+    generator: Generator | None,
 ) -> Verdict:
     """Accept drafted tokens so that what is committed has the target's distribution.
 

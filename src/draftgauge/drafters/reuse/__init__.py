@@ -5,7 +5,13 @@ from draftgauge.drafters.reuse.chain import ChainState
 from draftgauge.drafters.reuse.config import DESIGNS, INJECTIONS, ReuseConfig, reuse_config
 from draftgauge.drafters.reuse.live import ReuseDrafter
 from draftgauge.drafters.reuse.net import ReuseNet
-from draftgauge.drafters.reuse.persistence import is_drafter, load_drafter, read_description, save_drafter, target_fingerprint
+from draftgauge.drafters.reuse.persistence import (
+    is_drafter,
+    load_drafter,
+    read_description,
+    save_drafter,
+    target_fingerprint,
+)
 
 __all__ = [
     "DESIGNS",

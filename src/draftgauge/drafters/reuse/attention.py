@@ -30,7 +30,9 @@ class Attention(nn.Module):
     not depend on the depth, so an unroll computes it once for a token and not once for every depth.
     """
 
-    def __init__(self, hidden: int, query_heads: int, kv_heads: int, head_dim: int, reads_token: bool, reads_state: bool) -> None:
+    def __init__(
+        self, hidden: int, query_heads: int, kv_heads: int, head_dim: int, reads_token: bool, reads_state: bool
+    ) -> None:
         super().__init__()
         self.query_heads, self.kv_heads = query_heads, kv_heads
         width = (query_heads + 2 * kv_heads) * head_dim

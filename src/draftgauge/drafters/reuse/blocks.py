@@ -109,7 +109,9 @@ class Block(nn.Module):
         self.state_norm = nn.RMSNorm(hidden, eps) if reads_state else None
         self.self_attention = self.chain_attention = self.injection = self.join = None
         if config.design in SELF_ATTENDING:
-            self.self_attention = Attention(hidden, config.query_heads, config.kv_heads, config.head_dim, reads_token, reads_state)
+            self.self_attention = Attention(
+                hidden, config.query_heads, config.kv_heads, config.head_dim, reads_token, reads_state
+            )
         if config.design != "hidden":
             heads = config.chain_query_heads, config.chain_kv_heads
             self.chain_attention = Attention(hidden, *heads, config.head_dim, reads_token, reads_state)

@@ -18,7 +18,9 @@ from draftgauge.drafters.reuse.net import ReuseNet
 WARM_DESIGNS = ("hybrid", "cross")
 
 
-def new_net(config: ReuseConfig, target_module: PreTrainedModel, seed: int, draft_tokens: Tensor | None = None) -> ReuseNet:
+def new_net(
+    config: ReuseConfig, target_module: PreTrainedModel, seed: int, draft_tokens: Tensor | None = None
+) -> ReuseNet:
     """A drafter for a target, in float32 on the target's device.
 
     Linears start normally distributed with variance 1 / inputs, norms at one, the head at the target's rows. Weights are drawn by
@@ -66,7 +68,9 @@ def attach(config: ReuseConfig, target_module: PreTrainedModel, draft_tokens: Te
         net = ReuseNet(config, embedding, target_module.get_decoder().rotary_emb, draft_tokens)
     for module in net.modules():
         for name, parameter in module.named_parameters(recurse=False):
-            setattr(module, name, nn.Parameter(torch.empty_like(parameter, dtype=torch.float32, device=embedding.device)))
+            setattr(
+                module, name, nn.Parameter(torch.empty_like(parameter, dtype=torch.float32, device=embedding.device))
+            )
     return net
 
 
@@ -122,7 +126,9 @@ def count_parameters(config: ReuseConfig) -> int:
     return sum(parameter.numel() for parameter in net.parameters()) - left_out * config.hidden_size
 
 
-def matched_widths(target_config: PreTrainedConfig, requests: Sequence[Mapping[str, Any]], tolerance: float = 0.02) -> list[ReuseConfig]:
+def matched_widths(
+    target_config: PreTrainedConfig, requests: Sequence[Mapping[str, Any]], tolerance: float = 0.02
+) -> list[ReuseConfig]:
     """Configurations whose numbers of trainable parameters agree: the SwiGLU's width makes up for what a design spends elsewhere.
 
     All are brought to the size of the largest at its own width (the target's, where a request names none) among the requests of

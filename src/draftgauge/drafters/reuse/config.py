@@ -72,11 +72,15 @@ class ReuseConfig:
         if self.layers < 1:
             raise ModelError(f"a drafter has at least one layer, not {self.layers}")
         if self.layers > 1 and self.design in RECURRENT:
-            raise ModelError(f"the {self.design} design has one layer, not {self.layers}: more layers are for kv and none")
+            raise ModelError(
+                f"the {self.design} design has one layer, not {self.layers}: more layers are for kv and none"
+            )
         if self.intermediate_size < 1:
             raise ModelError(f"the intermediate size must be at least 1, not {self.intermediate_size}")
         if not 0 <= self.draft_vocabulary <= self.vocabulary:
-            raise ModelError(f"a draft vocabulary of {self.draft_vocabulary} tokens is not within the target's {self.vocabulary}")
+            raise ModelError(
+                f"a draft vocabulary of {self.draft_vocabulary} tokens is not within the target's {self.vocabulary}"
+            )
 
     @property
     def reads_hidden(self) -> bool:
@@ -151,7 +155,9 @@ def reuse_config(
         draft_vocabulary=draft_vocabulary,
         rms_norm_eps=text.rms_norm_eps,
         rope=rope,
-        rope_kind="" if "rope_type" in rope else "full_attention",  # keys and values are tapped in layers of this kind only
+        rope_kind=""
+        if "rope_type" in rope
+        else "full_attention",  # keys and values are tapped in layers of this kind only
         context=text.max_position_embeddings,
         embedding_scale=text.hidden_size**0.5 if text.model_type.startswith("gemma") else 1.0,
         target_family=text.model_type,

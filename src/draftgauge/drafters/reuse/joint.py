@@ -35,7 +35,9 @@ def joint_attention(queries: Tensor, shared: KeysValues | None, own: Sequence[Ke
     """
     if causal and shared is not None and queries.dtype in FUSED_DTYPES.get(queries.device.type, ()):
         flat = [tensor for pair in (shared, *own) for tensor in pair]
-        if queries.device.type == "cpu":  # its kernels take a third to a half of the time in float32 that they take in bfloat16
+        if (
+            queries.device.type == "cpu"
+        ):  # its kernels take a third to a half of the time in float32 that they take in bfloat16
             wide: Tensor = FusedCausal.apply(queries.float(), *(tensor.float() for tensor in flat))  # type: ignore[no-untyped-call]
             return wide.to(queries.dtype)
         return FusedCausal.apply(queries, *flat)  # type: ignore[no-any-return, no-untyped-call]
@@ -89,7 +91,9 @@ class FusedCausal(torch.autograd.Function):
             scores = torch.stack([(queries * _repeat(key, group)).sum(-1, dtype=torch.float32) for key in own[::2]], -1)
             normalisers.append(scores * queries.shape[-1] ** -0.5)  # [B, Q, R, depths]
         joint = torch.logsumexp(torch.cat(normalisers, -1), -1, keepdim=True)
-        weights = (torch.cat(normalisers, -1) - joint).exp().to(queries.dtype)  # one for each part, then one for each depth
+        weights = (
+            (torch.cat(normalisers, -1) - joint).exp().to(queries.dtype)
+        )  # one for each part, then one for each depth
         output = found[0][0] * weights[..., :1]
         others = [part[0] for part in found[1:]] + [_repeat(value, group) for value in own[1::2]]
         for place, other in enumerate(others, start=1):
@@ -163,5 +167,7 @@ def _flash_backward(
         return tuple(torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward(*same, 0.0, causal))  # type: ignore[return-value]
     cum_q, cum_k, max_q, max_k, seed, offset = extras
     return tuple(  # type: ignore[return-value]
-        torch.ops.aten._scaled_dot_product_flash_attention_backward(*same, cum_q, cum_k, max_q, max_k, 0.0, causal, seed, offset)
+        torch.ops.aten._scaled_dot_product_flash_attention_backward(
+            *same, cum_q, cum_k, max_q, max_k, 0.0, causal, seed, offset
+        )
     )

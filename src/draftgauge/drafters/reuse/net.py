@@ -39,7 +39,9 @@ class ReuseNet(nn.Module):
     d2t: Tensor | None
     t2d: Tensor | None
 
-    def __init__(self, config: ReuseConfig, embedding: Tensor, rotary: nn.Module, draft_tokens: Tensor | None = None) -> None:
+    def __init__(
+        self, config: ReuseConfig, embedding: Tensor, rotary: nn.Module, draft_tokens: Tensor | None = None
+    ) -> None:
         """A network with PyTorch's random weights; :func:`~draftgauge.drafters.reuse.building.new_net` makes one to be trained.
 
         Args:
@@ -87,7 +89,9 @@ class ReuseNet(nn.Module):
         """
         anchors = tokens.shape[1] - 1 - depths
         if depths < 1 or anchors < 1:
-            raise ModelError(f"texts of {tokens.shape[1]} tokens are too short to draft {depths}: they need at least {depths + 2}")
+            raise ModelError(
+                f"texts of {tokens.shape[1]} tokens are too short to draft {depths}: they need at least {depths + 2}"
+            )
         embedded = self.embed(tokens[:, 1 : anchors + depths])  # [B, A + K - 1, H]
         parts = [block.token_parts(embedded) for block in self.blocks]
         memories = self._injected(features, anchors)
@@ -149,7 +153,9 @@ class ReuseNet(nn.Module):
             joined = self._cast(torch.stack(tuple(keys))[None]), self._cast(torch.stack(tuple(values))[None])
             for layer, block in enumerate(self.blocks):
                 prefix.injected[layer].write(begin, block.inject(*joined, begin, self.rotary))
-        first = begin if prefix.anchors is not None else end - 1  # only self-attention needs depth 0 of the anchors before the last
+        first = (
+            begin if prefix.anchors is not None else end - 1
+        )  # only self-attention needs depth 0 of the anchors before the last
         embedded = self.embed(tokens[None, first - begin :])
         tables = window(self._tables(end + 1), first + 1, end + 1)
         stream = embedded
@@ -205,7 +211,9 @@ class ReuseNet(nn.Module):
             heads = block.heads(block.token_parts(embedded), stream, tables)
             memories.append(_remember(state.memories[layer], heads, state.depth))
             stream = block(stream, heads, memories[-1], causal=False)
-        return self.logits(stream)[0].float(), ChainState(state.prefix, state.anchors, state.depth + 1, tuple(memories), stream)
+        return self.logits(stream)[0].float(), ChainState(
+            state.prefix, state.anchors, state.depth + 1, tuple(memories), stream
+        )
 
     def _injected(self, features: Features, anchors: int) -> list[Memory]:
         """Every layer's memory before depth 0."""
@@ -237,7 +245,9 @@ def _remember(memory: Memory, heads: BlockHeads, depth: int, first: int = 0) -> 
     return memory
 
 
-def _vocabulary_maps(config: ReuseConfig, draft_tokens: Tensor | None, device: torch.device) -> tuple[Tensor | None, Tensor | None]:
+def _vocabulary_maps(
+    config: ReuseConfig, draft_tokens: Tensor | None, device: torch.device
+) -> tuple[Tensor | None, Tensor | None]:
     """``d2t`` and ``t2d``."""
     if not config.draft_vocabulary:
         if draft_tokens is not None:
@@ -246,7 +256,9 @@ def _vocabulary_maps(config: ReuseConfig, draft_tokens: Tensor | None, device: t
             )
         return None, None
     if draft_tokens is None:
-        raise ModelError(f"this configuration has a draft vocabulary of {config.draft_vocabulary} tokens: say which they are")
+        raise ModelError(
+            f"this configuration has a draft vocabulary of {config.draft_vocabulary} tokens: say which they are"
+        )
     ids = draft_tokens.cpu()
     in_range = int(ids.min()) >= 0 and int(ids.max()) < config.vocabulary
     if len(ids) != config.draft_vocabulary or not in_range or not bool((ids[1:] > ids[:-1]).all()):

@@ -83,11 +83,19 @@ def read_description(folder: Path) -> dict[str, Any]:
     try:
         description = json.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError as error:
-        raise ModelError(f"{folder} holds no trained drafter ({DESCRIPTION} is missing): give the folder that training wrote") from error
+        raise ModelError(
+            f"{folder} holds no trained drafter ({DESCRIPTION} is missing): give the folder that training wrote"
+        ) from error
     except (OSError, ValueError) as error:
         raise ModelError(f"cannot read {path}: {error}") from error
-    if not isinstance(description, dict) or description.get("format") != FORMAT or description.get("version") != VERSION:
-        raise ModelError(f"{path} does not describe a drafter of format {FORMAT}, version {VERSION}: use the draftgauge that wrote it")
+    if (
+        not isinstance(description, dict)
+        or description.get("format") != FORMAT
+        or description.get("version") != VERSION
+    ):
+        raise ModelError(
+            f"{path} does not describe a drafter of format {FORMAT}, version {VERSION}: use the draftgauge that wrote it"
+        )
     return description
 
 
@@ -123,7 +131,9 @@ def load_drafter(folder: str | Path, target: CachedModel, dtype: torch.dtype | N
 def _read_weights(place: Path, expected: str) -> dict[str, Tensor]:
     path = place / WEIGHTS
     if not path.is_file() or file_sha256(path) != expected:
-        raise ModelError(f"{path} is missing or not the one that {DESCRIPTION} describes: save or copy the drafter again")
+        raise ModelError(
+            f"{path} is missing or not the one that {DESCRIPTION} describes: save or copy the drafter again"
+        )
     try:
         weights: dict[str, Tensor] = load(path.read_bytes())
     except SafetensorError as error:

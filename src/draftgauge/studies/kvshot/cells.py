@@ -46,7 +46,11 @@ class Variant:
     @property
     def name(self) -> str:
         """Short, unique, fit for a folder."""
-        parts = [self.design, self.injection if self.design == "kv" else "", f"{self.layers}-layers" if self.layers > 1 else ""]
+        parts = [
+            self.design,
+            self.injection if self.design == "kv" else "",
+            f"{self.layers}-layers" if self.layers > 1 else "",
+        ]
         parts += ["warm" if self.init == "warm" else "", "equal-width" if self.capacity == EQUAL_WIDTH else ""]
         return "-".join(part for part in parts if part)
 
@@ -137,7 +141,11 @@ class Cell:
 
     def settings(self) -> dict[str, Any]:
         """Everything its result follows from, ready for JSON. Places of files are left out: the study's folder may move."""
-        training = {key: value for key, value in self.request.identity().items() if key not in ("warm_start", "target", "prompts")}
+        training = {
+            key: value
+            for key, value in self.request.identity().items()
+            if key not in ("warm_start", "target", "prompts")
+        }
         return {
             "variant": asdict(self.variant),
             "training": training,

@@ -56,7 +56,9 @@ def silent(what: str, done: int, total: int) -> None:
     """Nobody watches."""
 
 
-def execute(jobs: Sequence[Job], executor: str, told: Told, cpus: int = 1, gpus: float = 0, progress: Progress = silent) -> list[Outcome]:
+def execute(
+    jobs: Sequence[Job], executor: str, told: Told, cpus: int = 1, gpus: float = 0, progress: Progress = silent
+) -> list[Outcome]:
     """Run all jobs.
 
     Args:
@@ -156,4 +158,6 @@ def _check_resources(nodes: Sequence[Any], cpus: int, gpus: float) -> None:
     resources = [node["Resources"] for node in nodes if node["Alive"]]
     if not any(r.get("CPU", 0) >= cpus and r.get("GPU", 0) >= gpus for r in resources):
         found = "; ".join(f"{r.get('CPU', 0):g} CPUs and {r.get('GPU', 0):g} GPUs" for r in resources)
-        raise DraftgaugeError(f"a cell asks for {cpus} CPUs and {gpus:g} GPUs, but no machine of the cluster has that (they have {found})")
+        raise DraftgaugeError(
+            f"a cell asks for {cpus} CPUs and {gpus:g} GPUs, but no machine of the cluster has that (they have {found})"
+        )

@@ -81,10 +81,14 @@ def make_texts(
     }
     if path.exists():
         if _read(path)["made"] != made:
-            raise DraftgaugeError(f"{path} holds texts of other prompts, settings or another target: give this study a folder of its own")
+            raise DraftgaugeError(
+                f"{path} holds texts of other prompts, settings or another target: give this study a folder of its own"
+            )
         return
     longest = target.spec.context - settings.max_new_tokens
-    texts = greedy_texts(target, encoded(mixed_prompts(prompts, evaluation.per_task), tokenizer, longest), settings, progress)
+    texts = greedy_texts(
+        target, encoded(mixed_prompts(prompts, evaluation.per_task), tokenizer, longest), settings, progress
+    )
     classes = needed_context(target.module, texts)
     rows = [
         {"task": text.task, "prompt": text.prompt, "output": text.output, "needs": needs.tolist()}
@@ -108,5 +112,7 @@ def _read(path: Path) -> dict[str, Any]:
     try:
         document: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
-        raise DraftgaugeError(f"cannot read the held-out texts {path} ({error}): remove the file, and it is made again") from error
+        raise DraftgaugeError(
+            f"cannot read the held-out texts {path} ({error}): remove the file, and it is made again"
+        ) from error
     return document

@@ -10,7 +10,16 @@ from typing import Any
 import numpy as np
 
 from draftgauge.core.errors import DraftgaugeError
-from draftgauge.diagnostics.resampling import Counts, Measure, alpha_intervals, at_depths, difference, interval, mean_accepted, retention
+from draftgauge.diagnostics.resampling import (
+    Counts,
+    Measure,
+    alpha_intervals,
+    at_depths,
+    difference,
+    interval,
+    mean_accepted,
+    retention,
+)
 from draftgauge.replay.bootstrap import ratio_interval
 from draftgauge.studies.kvshot.cells import RESULT_NAME, Cell, Variant
 from draftgauge.studies.kvshot.verdicts import verdicts
@@ -53,7 +62,9 @@ def read_result(cell: Cell) -> CellResult | None:
             )
         return _parsed(cell, document)
     except (OSError, json.JSONDecodeError, KeyError, TypeError) as error:
-        raise DraftgaugeError(f"{path} cannot be read as the result of a cell ({error}): remove it, and the cell runs again") from error
+        raise DraftgaugeError(
+            f"{path} cannot be read as the result of a cell ({error}): remove it, and the cell runs again"
+        ) from error
 
 
 def _parsed(cell: Cell, document: Mapping[str, Any]) -> CellResult:
@@ -126,14 +137,22 @@ def _with_interval(name: str, estimate: float, low: float, high: float) -> Row:
 
 def _tree_figures(group: Sequence[CellResult]) -> Row:
     """Accepted length with draft trees, the target's own token included, over the prompts of all seeds."""
-    tokens, steps = (np.sum([result.raw["evaluation"][f"tree_{key}"] for result in group], axis=0) for key in ("tokens", "steps"))
+    tokens, steps = (
+        np.sum([result.raw["evaluation"][f"tree_{key}"] for result in group], axis=0) for key in ("tokens", "steps")
+    )
     return _with_interval("tree_mat", *ratio_interval(tokens, steps)) if len(tokens) else {}
 
 
 def _depth_rows(group: Sequence[CellResult]) -> Iterator[Row]:
     counts = Counts.stack([result.forced for result in group])
     for depth, (alpha, low, high) in enumerate(alpha_intervals(counts)):
-        yield _labels(group[0].variant) | {"seeds": len(group), "depth": depth, "alpha": alpha, "low": low, "high": high}
+        yield _labels(group[0].variant) | {
+            "seeds": len(group),
+            "depth": depth,
+            "alpha": alpha,
+            "low": low,
+            "high": high,
+        }
 
 
 def _measure_rows(group: Sequence[CellResult]) -> Iterator[Row]:
@@ -141,7 +160,12 @@ def _measure_rows(group: Sequence[CellResult]) -> Iterator[Row]:
     counts = Counts.stack([result.forced for result in group])
     depths = counts.reached.shape[-1]
     deep = at_depths(min(4, depths - 1), min(6, depths - 1))
-    for name, measure in (("mat", mean_accepted), ("retention", retention), ("alpha_first", at_depths(0, 0)), ("alpha_deep", deep)):
+    for name, measure in (
+        ("mat", mean_accepted),
+        ("retention", retention),
+        ("alpha_first", at_depths(0, 0)),
+        ("alpha_deep", deep),
+    ):
         yield labels | _measured(name, counts, measure)
     tasks = np.array(group[0].tasks)
     for task in dict.fromkeys(group[0].tasks):
@@ -153,7 +177,12 @@ def _measure_rows(group: Sequence[CellResult]) -> Iterator[Row]:
         yield labels | {"measure": "live_minus_forced", "estimate": gap.estimate, "low": gap.low, "high": gap.high}
     tree = _tree_figures(group)
     if tree:
-        yield labels | {"measure": "tree_mat", "estimate": tree["tree_mat"], "low": tree["tree_mat_low"], "high": tree["tree_mat_high"]}
+        yield labels | {
+            "measure": "tree_mat",
+            "estimate": tree["tree_mat"],
+            "low": tree["tree_mat_low"],
+            "high": tree["tree_mat_high"],
+        }
     for index, name in enumerate(group[0].distance_names):
         at = Counts.stack([result.by_distance[index] for result in group])
         for which, measure in (("alpha_first", at_depths(0, 0)), ("alpha_deep", deep)):

@@ -88,7 +88,9 @@ def run_study(
     results = [result for cell in cells if (result := read_result(cell)) is not None]
     if not results:
         name, message = next(iter(failures.items()))
-        raise DraftgaugeError(f"no cell of the study could be finished; {name}: {message} (see {cell_folder(folder, name) / ERROR_NAME})")
+        raise DraftgaugeError(
+            f"no cell of the study could be finished; {name}: {message} (see {cell_folder(folder, name) / ERROR_NAME})"
+        )
     return StudyOutcome(study_rows(results), failures)
 
 
@@ -123,7 +125,9 @@ def _prepare(study: Study, folder: Path, prompts: Path, progress: Progress) -> l
 def choose_configs(study: Study, target_config: Any) -> dict[Variant, ReuseConfig]:
     """What every variant is made of: at equal parameters where it is to be so, else with an MLP as wide as the target's."""
     matched = [variant for variant in study.variants if variant.capacity == EQUAL_PARAMETERS]
-    configs = dict(zip(matched, matched_widths(target_config, [_shape(variant, study) for variant in matched]), strict=True))
+    configs = dict(
+        zip(matched, matched_widths(target_config, [_shape(variant, study) for variant in matched]), strict=True)
+    )
     return {v: configs[v] if v in configs else reuse_config(target_config, **_shape(v, study)) for v in study.variants}
 
 

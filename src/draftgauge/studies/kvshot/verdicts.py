@@ -41,8 +41,17 @@ class Prediction:
 
 
 PREDICTIONS = (
-    Prediction("P1", "KV reuse wins at depth: mean alpha of depths 4 to 6, kv minus hidden", at_depths(4, 6), KV, HIDDEN, 7),
-    Prediction("P2", "depth of the drafter matters: MAT of kv with 4 layers minus 1, at equal parameters", mean_accepted, KV_DEEP, KV, 1),
+    Prediction(
+        "P1", "KV reuse wins at depth: mean alpha of depths 4 to 6, kv minus hidden", at_depths(4, 6), KV, HIDDEN, 7
+    ),
+    Prediction(
+        "P2",
+        "depth of the drafter matters: MAT of kv with 4 layers minus 1, at equal parameters",
+        mean_accepted,
+        KV_DEEP,
+        KV,
+        1,
+    ),
     Prediction("P3", "hidden states win at first: alpha of depth 0, hidden minus kv", at_depths(0, 0), HIDDEN, KV, 1),
 )
 

@@ -47,7 +47,11 @@ def run_cell(cell: Cell, progress: Callable[[str, int, int], None]) -> None:
         latency=cell.evaluation.latency_prompts,
     )
     found = evaluate_drafter(net, target, texts, classes, plan, told)
-    training = {key: value for key, value in asdict(trained).items() if key in ("steps", "tokens", "seconds", "tokens_per_second", "loss")}
+    training = {
+        key: value
+        for key, value in asdict(trained).items()
+        if key in ("steps", "tokens", "seconds", "tokens_per_second", "loss")
+    }
     document = {
         "cell": cell.name,
         "digest": cell.digest(),

@@ -30,7 +30,9 @@ def held_out_tokens(records: Records, name: str) -> Floats:
     expected = np.empty((len(folds), len(GAMMAS)))
     for fold in np.unique(folds):
         inside = folds == fold
-        expected[inside] = predictors.expected_tokens(predictors.fit(name, inputs[~inside], records.steps.rate[~inside]), inputs[inside])
+        expected[inside] = predictors.expected_tokens(
+            predictors.fit(name, inputs[~inside], records.steps.rate[~inside]), inputs[inside]
+        )
     return expected
 
 
@@ -85,7 +87,11 @@ def _score_without(records: Records, model: str, out: Mask, parts: Ints) -> dict
         seen = ~out if len(np.unique(parts)) == 1 else ~out & (parts != part)
         predicted[scored] = predictors.predicted_rate(predictors.fit(model, inputs[seen], rate[seen]), inputs[scored])
     correlation, error = predictors.scores(predicted[out], rate[out])
-    return {"correlation": correlation, "mse": error, "mse_of_mean": float(np.mean((rate[out] - rate[~out].mean()) ** 2))}
+    return {
+        "correlation": correlation,
+        "mse": error,
+        "mse_of_mean": float(np.mean((rate[out] - rate[~out].mean()) ** 2)),
+    }
 
 
 def prediction_rows(records: Records, expected: Floats) -> Rows:
@@ -98,8 +104,13 @@ def prediction_rows(records: Records, expected: Floats) -> Rows:
     rows: Rows = []
     for column, gamma in enumerate(GAMMAS):
         own = steps.gamma == gamma
-        row = {"predicted": float(expected[:, column].mean()), "predicted_where_drafted": float(expected[own, column].mean())}
-        rows.append({"finding": "predicted_and_measured", "gamma": gamma} | row | {"measured": float(steps.tokens[own].mean())})
+        row = {
+            "predicted": float(expected[:, column].mean()),
+            "predicted_where_drafted": float(expected[own, column].mean()),
+        }
+        rows.append(
+            {"finding": "predicted_and_measured", "gamma": gamma} | row | {"measured": float(steps.tokens[own].mean())}
+        )
     return rows
 
 
@@ -112,7 +123,9 @@ def own_rate(records: Records, expected: Floats) -> Floats:
 
 def correlation_interval(x: Floats, y: Floats, prompt: NDArray[np.int64], prompts: int) -> tuple[float, float]:
     """Ends of the 95% interval of a correlation over steps, resampling prompts with all their steps."""
-    moments = np.stack([np.bincount(prompt, values, prompts) for values in (np.ones(len(x)), x, y, x * x, y * y, x * y)])
+    moments = np.stack(
+        [np.bincount(prompt, values, prompts) for values in (np.ones(len(x)), x, y, x * x, y * y, x * y)]
+    )
     n, sx, sy, sxx, syy, sxy = moments @ draw_counts(prompts, RESAMPLES, 0).T
     with np.errstate(invalid="ignore", divide="ignore"):
         values = (n * sxy - sx * sy) / np.sqrt((n * sxx - sx**2) * (n * syy - sy**2))

@@ -73,7 +73,9 @@ def _checked(row: Row) -> _Step:
         raise row.error(f"tokens_produced must be accepted + 1 = {accepted + 1}, not {row.cells['tokens_produced']}")
     lengths = [length for length in range(max(1, accepted), gamma + 1) if abs(rate - accepted / length) < ROUNDED]
     if not lengths:
-        raise row.error(f"no draft length up to gamma {gamma} explains an acceptance_rate of {rate:g} with {accepted} accepted")
+        raise row.error(
+            f"no draft length up to gamma {gamma} explains an acceptance_rate of {rate:g} with {accepted} accepted"
+        )
     entropy, top_entropy = row.number("mean_draft_entropy", 0.0), row.number("max_draft_entropy", 0.0)
     confidence, least = row.number("mean_draft_confidence", 0.0, 1.0), row.number("min_draft_confidence", 0.0, 1.0)
     if entropy > top_entropy + ROUNDED or confidence < least - ROUNDED:
@@ -98,7 +100,9 @@ def _recover_runs(steps: list[_Step]) -> list[list[_Step]]:
         if number == 0:
             runs.append([])
         elif not runs or number != len(runs[-1]):
-            raise step.row.error(f"step {number} where step {len(runs[-1]) if runs else 0} or a new run's step 0 must come")
+            raise step.row.error(
+                f"step {number} where step {len(runs[-1]) if runs else 0} or a new run's step 0 must come"
+            )
         elif step.cell != runs[-1][0].cell:
             raise step.row.error("compression, gamma or task changes within a run; a new run begins with step 0")
         runs[-1].append(step)
@@ -142,7 +146,9 @@ def _match(rows: list[Row], runs: list[list[_Step]], steps: Path) -> None:
             raise row.error(f"num_steps and num_tokens must be {len(run)} and {tokens}, as in {begins}")
         if abs(row.number("mean_acceptance_rate", 0.0, 1.0) - rate) > 2 * ROUNDED:
             raise row.error(f"mean_acceptance_rate is not {rate:.4f}, that of {begins}")
-        if abs(speed * seconds - tokens) > 0.051 * seconds + 0.00051 * speed:  # rounded to 0.1 tokens/s and to milliseconds
+        if (
+            abs(speed * seconds - tokens) > 0.051 * seconds + 0.00051 * speed
+        ):  # rounded to 0.1 tokens/s and to milliseconds
             raise row.error(f"tokens_per_sec {speed:g} is not num_tokens / elapsed_sec = {tokens / seconds:.1f}")
 
 
@@ -185,7 +191,9 @@ def _steps(runs: list[list[_Step]], drafted: list[int]) -> Steps:
 
 def _runs(runs: list[list[_Step]], prompt: Ints, steps: Steps) -> Runs:
     cells = np.array([run[0].cell for run in runs])
-    steps_of, drafted, tokens = (np.bincount(steps.run, values).astype(np.int64) for values in (None, steps.drafted, steps.tokens))
+    steps_of, drafted, tokens = (
+        np.bincount(steps.run, values).astype(np.int64) for values in (None, steps.drafted, steps.tokens)
+    )
     return Runs(cells[:, 0], cells[:, 2], cells[:, 1], prompt, steps_of, drafted, tokens)
 
 
@@ -198,4 +206,6 @@ def _require_grid(steps: Steps, path: Path) -> None:
             if not all(counts) or sum(counts) < 10:
                 lacking = ", ".join(str(gamma) for gamma, count in zip(GAMMAS, counts, strict=True) if not count)
                 what = f"no steps at gamma {lacking}" if lacking else f"only {sum(counts)} steps; 10 are needed"
-                raise DraftgaugeError(f"{path}: {name}, {kind}: {what}. The study compares every compression, gamma and task")
+                raise DraftgaugeError(
+                    f"{path}: {name}, {kind}: {what}. The study compares every compression, gamma and task"
+                )

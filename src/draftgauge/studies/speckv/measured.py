@@ -22,7 +22,13 @@ def tokens_per_step_rows(records: Records) -> Rows:
         for gamma in GAMMAS:
             chosen = mask & (records.steps.gamma == gamma)
             value = ratio_interval(*_tokens_and_steps(records, chosen))
-            row = {"compression": name, "gamma": gamma, "tokens_per_step": value.estimate, "low": value.low, "high": value.high}
+            row = {
+                "compression": name,
+                "gamma": gamma,
+                "tokens_per_step": value.estimate,
+                "low": value.low,
+                "high": value.high,
+            }
             rows.append({"finding": "tokens_per_step"} | row | {"steps": int(chosen.sum())})
     return rows
 
@@ -34,7 +40,13 @@ def tokens_per_second_rows(records: Records, timings: Timings) -> Rows:
         speeds = {gamma: speed_by_prompt(records, timings, c, gamma) for gamma in GAMMAS}
         for gamma, speed in speeds.items():
             value = ratio_interval(speed, np.ones(len(speed)))
-            row = {"compression": name, "gamma": gamma, "tokens_per_second": value.estimate, "low": value.low, "high": value.high}
+            row = {
+                "compression": name,
+                "gamma": gamma,
+                "tokens_per_second": value.estimate,
+                "low": value.low,
+                "high": value.high,
+            }
             rows.append({"finding": "tokens_per_second"} | row | {"best": gamma == best_gamma(records, timings, c)})
     return rows
 
@@ -47,7 +59,11 @@ def always_longest_rows(records: Records, timings: Timings) -> Rows:
         row: dict[str, Any] = {"finding": "always_8", "compression": name, "best_gamma": best}
         for label, base in (("against_best", best), ("against_4", USUAL)):
             gain = speed_gain(records, timings, c, base)
-            row |= {f"{label}_percent": 100 * gain.estimate, f"{label}_low": 100 * gain.low, f"{label}_high": 100 * gain.high}
+            row |= {
+                f"{label}_percent": 100 * gain.estimate,
+                f"{label}_low": 100 * gain.low,
+                f"{label}_high": 100 * gain.high,
+            }
         rows.append(row)
     return rows
 

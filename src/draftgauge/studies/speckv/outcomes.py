@@ -32,32 +32,54 @@ def policy_gammas(records: Records, expected: Mapping[str, Floats]) -> dict[str,
 
 
 def outcome_rows(
-    records: Records, gammas: Mapping[str, Ints], costs: Sequence[StepCost] | None = None, timings: Timings | None = None
+    records: Records,
+    gammas: Mapping[str, Ints],
+    costs: Sequence[StepCost] | None = None,
+    timings: Timings | None = None,
 ) -> Rows:
     """Measured tokens a step of every policy; with costs also tokens/s and its gain over the fastest fixed gamma of the compression."""
     rows: Rows = []
     for policy, gamma in gammas.items():
         for name, mask in _gamma_8(records):
-            tokens, steps = records.by_prompt(outcomes(records, gamma), mask), records.by_prompt(np.ones(len(mask)), mask)
-            row = {"finding": "outcomes", "policy": policy, "compression": name, "tokens_per_step": tokens.sum() / steps.sum()}
+            tokens, steps = (
+                records.by_prompt(outcomes(records, gamma), mask),
+                records.by_prompt(np.ones(len(mask)), mask),
+            )
+            row = {
+                "finding": "outcomes",
+                "policy": policy,
+                "compression": name,
+                "tokens_per_step": tokens.sum() / steps.sum(),
+            }
             if costs is not None and timings is not None:
                 seconds = records.by_prompt(step_seconds(records, gamma, costs), mask)
                 gain = _speed_gain(records, gamma, _fastest(records, timings), costs, mask)
-                row |= {"tokens_per_second": tokens.sum() / seconds.sum(), "over_best_fixed_percent": 100 * gain.estimate}
+                row |= {
+                    "tokens_per_second": tokens.sum() / seconds.sum(),
+                    "over_best_fixed_percent": 100 * gain.estimate,
+                }
                 row |= {"over_best_fixed_low": 100 * gain.low, "over_best_fixed_high": 100 * gain.high}
             rows.append(row)
     return rows
 
 
 def gain_split_rows(
-    records: Records, gammas: Mapping[str, Ints], paper: Rows, costs: Sequence[StepCost] | None = None, timings: Timings | None = None
+    records: Records,
+    gammas: Mapping[str, Ints],
+    paper: Rows,
+    costs: Sequence[StepCost] | None = None,
+    timings: Timings | None = None,
 ) -> Rows:
     """The gain of SpecKV-fast over fixed-4 as a product: what always drafting 8 gives, times what choosing per step adds, in percent.
 
     ``basis`` is "predicted" (the paper's scoring), "tokens_per_step" (measured) or "tokens_per_second" (always 8 as measured, choosing by
     outcomes and fitted costs).
     """
-    said = {row["policy"]: row["expected_tokens"] for row in paper if row["table"] == "policies" and row["compression"] == ALL}
+    said = {
+        row["policy"]: row["expected_tokens"]
+        for row in paper
+        if row["table"] == "policies" and row["compression"] == ALL
+    }
     longer = said["fixed-best"] / said["fixed-4"] - 1
     rows = [_split_row("predicted", ALL, longer, said["SpecKV-fast"] / said["fixed-best"] - 1)]
     longest = np.full(len(records.steps.gamma), measured.LONGEST)
@@ -68,7 +90,9 @@ def gain_split_rows(
     if costs is not None and timings is not None:
         for c, (name, mask) in enumerate(_gamma_8(records)[: len(COMPRESSIONS)]):
             faster = measured.speed_gain(records, timings, c, measured.USUAL)
-            rows.append(_split_row("tokens_per_second", name, faster, _speed_gain(records, chosen, longest, costs, mask)))
+            rows.append(
+                _split_row("tokens_per_second", name, faster, _speed_gain(records, chosen, longest, costs, mask))
+            )
     return rows
 
 
@@ -79,7 +103,9 @@ def outcomes(records: Records, gamma: Ints) -> Ints:
 
 def step_seconds(records: Records, gamma: Ints, costs: Sequence[StepCost]) -> Floats:
     """``[S]`` seconds by the fitted costs; a step at a run's end drafts no more than it did."""
-    verify, draft = (np.array(values)[records.steps.compression] for values in ([c.verify for c in costs], [c.draft for c in costs]))
+    verify, draft = (
+        np.array(values)[records.steps.compression] for values in ([c.verify for c in costs], [c.draft for c in costs])
+    )
     return np.asarray(verify + draft * np.minimum(gamma, records.steps.drafted))
 
 
@@ -105,7 +131,9 @@ def _speed_gain(records: Records, gamma: Ints, base: Ints, costs: Sequence[StepC
     return paired_gain(ours[0], ours[1], theirs[0], theirs[1])
 
 
-def _split_row(basis: str, compression: str, longer: Comparison | float, choosing: Comparison | float) -> dict[str, Any]:
+def _split_row(
+    basis: str, compression: str, longer: Comparison | float, choosing: Comparison | float
+) -> dict[str, Any]:
     row: dict[str, Any] = {"finding": "gain_split", "basis": basis, "compression": compression}
     total = 1.0
     for name, part in (("longer", longer), ("choosing", choosing)):

@@ -15,7 +15,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from draftgauge.studies.speckv import predictors
-from draftgauge.studies.speckv.published import IMPORTANCE, INTERVALS, POLICY_TOKENS, PREDICTORS, SIGNAL_CORRELATIONS, TASK_GAMMA
+from draftgauge.studies.speckv.published import (
+    IMPORTANCE,
+    INTERVALS,
+    POLICY_TOKENS,
+    PREDICTORS,
+    SIGNAL_CORRELATIONS,
+    TASK_GAMMA,
+)
 from draftgauge.studies.speckv.records import ALL, COMPRESSIONS, GAMMAS, SIGNALS, TASKS, Floats, Ints, Records
 
 POLICIES = ("fixed-4", "fixed-best", "task-oracle", "SpecKV-fast", "SpecKV-accurate")
@@ -87,7 +94,9 @@ def gammas_of(records: Records) -> Ints:
     ]
     best = np.array(GAMMAS)[np.argmax(means, axis=1)]
     oracle = task_oracle(records)
-    return np.column_stack([np.full(len(steps.gamma), 4), best[steps.compression], oracle[steps.compression, steps.task]])
+    return np.column_stack(
+        [np.full(len(steps.gamma), 4), best[steps.compression], oracle[steps.compression, steps.task]]
+    )
 
 
 def task_oracle(records: Records) -> Ints:
@@ -96,7 +105,10 @@ def task_oracle(records: Records) -> Ints:
         return np.array(TASK_GAMMA)
     runs, speed = records.runs, records.timings.tokens_per_second
     table = [
-        [[speed[(runs.compression == c) & (runs.task == t) & (runs.gamma == gamma)].mean() for gamma in GAMMAS] for t in range(len(TASKS))]
+        [
+            [speed[(runs.compression == c) & (runs.task == t) & (runs.gamma == gamma)].mean() for gamma in GAMMAS]
+            for t in range(len(TASKS))
+        ]
         for c in range(len(COMPRESSIONS))
     ]
     return np.asarray(np.array(GAMMAS)[np.argmax(table, axis=2)])
@@ -128,20 +140,34 @@ def _predictor_rows(inputs: Floats, rate: Floats, train: Ints, test: Ints) -> Ro
 
 def _policy_rows(scored: _Scored) -> Rows:
     """Table 1, with the author's resampling of steps: one generator from seed 42 through all policies, then the paired test."""
-    generator = np.random.RandomState(predictors.SEED)  # the legacy generator, whose stream the published interval ends come from
+    generator = np.random.RandomState(
+        predictors.SEED
+    )  # the legacy generator, whose stream the published interval ends come from
     rows: Rows = []
     for policy, tokens in scored.expected.items():
         low, high = _interval(tokens, generator)
         published = POLICY_TOKENS[policy]
         for name, mask in scored.by_compression():
-            row = {"table": "policies", "policy": policy, "compression": name, "expected_tokens": float(tokens[mask].mean())}
-            ends = dict(zip(("low", "high", "published_low", "published_high"), (low, high, *INTERVALS[policy]), strict=True))
+            row = {
+                "table": "policies",
+                "policy": policy,
+                "compression": name,
+                "expected_tokens": float(tokens[mask].mean()),
+            }
+            ends = dict(
+                zip(("low", "high", "published_low", "published_high"), (low, high, *INTERVALS[policy]), strict=True)
+            )
             rows.append(row | {"published": published[name]} | (ends if name == ALL else {}))
     difference = scored.expected["SpecKV-fast"] - scored.expected["fixed-4"]
     means = _resampled_means(difference, TEST_RESAMPLES, generator)
     low, high = np.percentile(means, [2.5, 97.5])
     gain = scored.expected["SpecKV-fast"].mean() / scored.expected["fixed-4"].mean() - 1
-    row = {"table": "improvement", "percent": 100 * gain, "p_value": float(np.mean(means <= 0)), "resamples": TEST_RESAMPLES}
+    row = {
+        "table": "improvement",
+        "percent": 100 * gain,
+        "p_value": float(np.mean(means <= 0)),
+        "resamples": TEST_RESAMPLES,
+    }
     return [*rows, row | {"difference": float(difference.mean()), "low": low, "high": high, "published": 56.0}]
 
 
@@ -169,7 +195,12 @@ def _signal_rows(inputs: Floats, rate: Floats) -> Rows:
     importance = dict(zip(predictors.FEATURES, predictors.feature_importance(inputs, rate), strict=True))
     return [
         *(
-            {"table": "correlations", "signal": signal, "correlation": value, "published": SIGNAL_CORRELATIONS.get(signal)}
+            {
+                "table": "correlations",
+                "signal": signal,
+                "correlation": value,
+                "published": SIGNAL_CORRELATIONS.get(signal),
+            }
             for signal, value in correlations.items()
         ),
         *(
@@ -187,5 +218,8 @@ def _interval(values: Floats, generator: np.random.RandomState) -> tuple[float, 
 
 def _resampled_means(values: Floats, resamples: int, generator: np.random.RandomState) -> Floats:
     """``[resamples]`` means of as many steps drawn with replacement; the same draws as ``choice`` in a loop."""
-    parts = [values[generator.randint(0, len(values), (_AT_ONCE, len(values)))].mean(axis=1) for _ in range(resamples // _AT_ONCE)]
+    parts = [
+        values[generator.randint(0, len(values), (_AT_ONCE, len(values)))].mean(axis=1)
+        for _ in range(resamples // _AT_ONCE)
+    ]
     return np.concatenate(parts)

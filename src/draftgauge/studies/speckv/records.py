@@ -101,4 +101,6 @@ class Records:
 
     def by_prompt(self, values: NDArray[np.generic], steps: NDArray[np.bool_]) -> Floats:
         """``[P]`` sums over a prompt's steps of a value ``[S]``, counting only the steps that the mask names."""
-        return np.asarray(np.bincount(self.prompt_of_step[steps], np.asarray(values[steps], np.float64), self.prompts), np.float64)
+        return np.asarray(
+            np.bincount(self.prompt_of_step[steps], np.asarray(values[steps], np.float64), self.prompts), np.float64
+        )

@@ -81,7 +81,9 @@ def _rows(path: Path, reader: Any, columns: Sequence[str]) -> Iterator[Row]:
             if heading is None:
                 heading = _heading(path, cells, columns)
             elif len(cells) not in (0, len(heading)):  # blank lines stand at the end of many files
-                raise DraftgaugeError(f"{path}, line {reader.line_num}: {len(cells)} cells, but the heading has {len(heading)} columns")
+                raise DraftgaugeError(
+                    f"{path}, line {reader.line_num}: {len(cells)} cells, but the heading has {len(heading)} columns"
+                )
             elif cells:
                 yield Row(path, reader.line_num, dict(zip(heading, cells, strict=True)))
     except csv.Error as error:

@@ -16,7 +16,9 @@ def write_card(folder: Path, rows: Sequence[Mapping[str, Any]]) -> Path:
     """Write ``README.md`` of a pair from its measured rows (see ``draftgauge reference evaluate``) and its training record."""
     training = json.loads((folder / TRAINING_NAME).read_text(encoding="utf-8"))
     sizes = {path.parent.name: path.stat().st_size / 1e6 for path in sorted(folder.glob("*/model.safetensors"))}
-    environment = Environment(loader=PackageLoader("draftgauge.training.reference"), trim_blocks=True, lstrip_blocks=True)
+    environment = Environment(
+        loader=PackageLoader("draftgauge.training.reference"), trim_blocks=True, lstrip_blocks=True
+    )
     environment.globals["shown"] = _shown
     text = environment.get_template("card.md.j2").render(
         training=training, rows=rows, sizes=sizes, models=list(dict.fromkeys(r["model"] for r in rows))

@@ -18,7 +18,15 @@ SPLITS = ("train", "validation", "test")
 RESERVED_PERCENT = 14
 MAX_BYTES = 400_000
 # Generated tables, vendored bundles and grammar-breaking fixtures: text that teaches a language model nothing.
-SKIPPED_PARTS = {"site-packages", "dist-packages", "ensurepip", "__pycache__", "lib2to3", "tokenizedata", "_sysconfigdata"}
+SKIPPED_PARTS = {
+    "site-packages",
+    "dist-packages",
+    "ensurepip",
+    "__pycache__",
+    "lib2to3",
+    "tokenizedata",
+    "_sysconfigdata",
+}
 SKIPPED_PREFIXES = ("encodings/cp", "encodings/iso", "encodings/mac", "encodings/koi", "pydoc_data/", "config-")
 
 

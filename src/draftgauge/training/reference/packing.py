@@ -30,7 +30,12 @@ class _Cycle:
 
 
 def pack(
-    documents: Mapping[str, Sequence[Tokens]], shares: Mapping[str, float], windows: int, length: int, seed: int, slice_length: int = 320
+    documents: Mapping[str, Sequence[Tokens]],
+    shares: Mapping[str, float],
+    windows: int,
+    length: int,
+    seed: int,
+    slice_length: int = 320,
 ) -> Tokens:
     """Windows ``[windows, length]`` that mix the kinds of documents in the given shares of tokens.
 

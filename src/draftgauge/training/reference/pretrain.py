@@ -11,9 +11,27 @@ from transformers import Qwen3Config, Qwen3ForCausalLM
 
 from draftgauge.training.loop import LossFunction, autocast_dtype, compiled
 
-TARGET = {"hidden_size": 256, "intermediate_size": 768, "num_hidden_layers": 8, "num_attention_heads": 4, "num_key_value_heads": 2}
-DRAFT = {"hidden_size": 128, "intermediate_size": 384, "num_hidden_layers": 1, "num_attention_heads": 2, "num_key_value_heads": 1}
-SMALL_DRAFT = {"hidden_size": 64, "intermediate_size": 192, "num_hidden_layers": 1, "num_attention_heads": 1, "num_key_value_heads": 1}
+TARGET = {
+    "hidden_size": 256,
+    "intermediate_size": 768,
+    "num_hidden_layers": 8,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+}
+DRAFT = {
+    "hidden_size": 128,
+    "intermediate_size": 384,
+    "num_hidden_layers": 1,
+    "num_attention_heads": 2,
+    "num_key_value_heads": 1,
+}
+SMALL_DRAFT = {
+    "hidden_size": 64,
+    "intermediate_size": 192,
+    "num_hidden_layers": 1,
+    "num_attention_heads": 1,
+    "num_key_value_heads": 1,
+}
 
 
 def build(shape: dict[str, int], vocabulary: int, end_token: int, seed: int) -> Qwen3ForCausalLM:
@@ -65,7 +83,9 @@ def distillation_loss(target: nn.Module, drafts: Sequence[nn.Module]) -> LossFun
         total = torch.zeros((), device=batch.device)
         for draft in drafts:
             student = _logits(draft, batch, dtype).float().log_softmax(-1)
-            total = total + F.kl_div(student.flatten(0, 1), teacher.flatten(0, 1), reduction="batchmean", log_target=True)
+            total = total + F.kl_div(
+                student.flatten(0, 1), teacher.flatten(0, 1), reduction="batchmean", log_target=True
+            )
         return total
 
     fast_teach, fast_loss = compiled(teach), compiled(loss)

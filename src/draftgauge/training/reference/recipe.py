@@ -68,7 +68,11 @@ class Recipe:
 def _tokenizer(texts: data.Texts, recipe: Recipe, work: Path) -> PreTrainedTokenizerFast:
     if not (work / "tokenizer" / "tokenizer.json").exists():
         rng = np.random.default_rng(recipe.seed)
-        sample = [v for kind, values in texts.training.items() for v in _some(values, 9000 if kind != packing.PLAIN else len(values), rng)]
+        sample = [
+            v
+            for kind, values in texts.training.items()
+            for v in _some(values, 9000 if kind != packing.PLAIN else len(values), rng)
+        ]
         tokenizer.train_tokenizer(sample, recipe.vocabulary).save_pretrained(work / "tokenizer")
     return PreTrainedTokenizerFast.from_pretrained(work / "tokenizer")
 
@@ -83,7 +87,9 @@ def train_target(
     """Train the target: short windows first, long ones (which hold whole summaries) for the last quarter."""
     model = pretrain.build(pretrain.TARGET, len(tokens), tokens.eos_token_id, recipe.seed).to(device)
     phases = []
-    for number, (length, share) in enumerate(((recipe.short, 1 - recipe.long_share), (recipe.long, recipe.long_share)), start=1):
+    for number, (length, share) in enumerate(
+        ((recipe.short, 1 - recipe.long_share), (recipe.long, recipe.long_share)), start=1
+    ):
         count = _windows(recipe.target_tokens * share, length)
         phases.append(Phase(data.windows(texts, tokens, count, length, recipe.seed + number), share))
     plan = Plan(recipe.target_tokens, seed=recipe.seed)
@@ -107,11 +113,18 @@ def train_drafts(
         cache.write_text(json.dumps(_answered_apart(target, tokens, questions, work, report)))
     mixed = data.Texts({packing.PLAIN: texts.training[packing.PLAIN], "answers": json.loads(cache.read_text())}, {})
     apart, answered = recipe.draft_text_share, 1 - recipe.draft_text_share
-    first = data.windows(texts, tokens, _windows(recipe.draft_tokens * apart, recipe.short), recipe.short, recipe.seed + 3)
+    first = data.windows(
+        texts, tokens, _windows(recipe.draft_tokens * apart, recipe.short), recipe.short, recipe.seed + 3
+    )
     shares = {packing.PLAIN: 0.2, "answers": 0.8}
-    second = data.windows(mixed, tokens, _windows(recipe.draft_tokens * answered, recipe.long), recipe.long, recipe.seed + 4, shares)
+    second = data.windows(
+        mixed, tokens, _windows(recipe.draft_tokens * answered, recipe.long), recipe.long, recipe.seed + 4, shares
+    )
     drafts = nn.ModuleDict(
-        {name: pretrain.build(shape, len(tokens), tokens.eos_token_id, recipe.seed + 5) for name, shape in DRAFT_SHAPES.items()}
+        {
+            name: pretrain.build(shape, len(tokens), tokens.eos_token_id, recipe.seed + 5)
+            for name, shape in DRAFT_SHAPES.items()
+        }
     ).to(target.device)
     loss = pretrain.distillation_loss(target, list(drafts.values()))
     plan = Plan(recipe.draft_tokens, learning_rate=1e-2, embedding_rate=6e-3, seed=recipe.seed)
@@ -127,8 +140,12 @@ def _windows(tokens: float, length: int) -> int:
 def training_questions(texts: data.Texts, recipe: Recipe) -> list[str]:
     """Questions of the training text, tasks in turn."""
     rng = Random(recipe.seed)
-    rendered = [rng.choice(texts.training[task]) for task in data.TASK_CYCLE * (recipe.questions // len(data.TASK_CYCLE))]
-    return [text.split(f"{tokenizer.ASSISTANT}\n")[0].removeprefix(f"{tokenizer.USER}\n").rstrip("\n") for text in rendered]
+    rendered = [
+        rng.choice(texts.training[task]) for task in data.TASK_CYCLE * (recipe.questions // len(data.TASK_CYCLE))
+    ]
+    return [
+        text.split(f"{tokenizer.ASSISTANT}\n")[0].removeprefix(f"{tokenizer.USER}\n").rstrip("\n") for text in rendered
+    ]
 
 
 def _answered_apart(
@@ -178,7 +195,9 @@ def save_prompts(texts: data.Texts, tokens: PreTrainedTokenizerFast, folder: Pat
     return counts
 
 
-def train_reference(out: Path, work: Path, recipe: Recipe, device: torch.device, report: Report = lambda stage, row: None) -> Path:
+def train_reference(
+    out: Path, work: Path, recipe: Recipe, device: torch.device, report: Report = lambda stage, row: None
+) -> Path:
     """Train the target and its drafts and write them, their tokenizer and their prompts into ``out``.
 
     Every stage leaves its result in ``work``, so that an interrupted run goes on where it was.
@@ -207,7 +226,9 @@ def train_reference(out: Path, work: Path, recipe: Recipe, device: torch.device,
 
 def save_training_record(out: Path, work: Path, recipe: Recipe, prompts: dict[str, int]) -> None:
     """Write ``training.json``: what the card says of how the pair was made."""
-    states = {stage: json.loads(next((work / stage).glob("step-*/state.json")).read_text()) for stage in ("target", "drafts")}
+    states = {
+        stage: json.loads(next((work / stage).glob("step-*/state.json")).read_text()) for stage in ("target", "drafts")
+    }
     machine = environment()
     record = {
         **asdict(recipe),

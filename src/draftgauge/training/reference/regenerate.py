@@ -29,7 +29,8 @@ def answers(
         batch: questions answered together; similar lengths are grouped, which saves padding.
     """
     rendered = [
-        tokenizer.apply_chat_template([{"role": "user", "content": q}], tokenize=False, add_generation_prompt=True) for q in questions
+        tokenizer.apply_chat_template([{"role": "user", "content": q}], tokenize=False, add_generation_prompt=True)
+        for q in questions
     ]
     rendered.sort(key=len)
     found: list[str] = []

@@ -57,7 +57,9 @@ class Answers:
     sha256: str
 
 
-def describe(fingerprint: str, prompts: Sequence[Sequence[int]], new_tokens: int, seed: int, source: str) -> dict[str, Any]:
+def describe(
+    fingerprint: str, prompts: Sequence[Sequence[int]], new_tokens: int, seed: int, source: str
+) -> dict[str, Any]:
     """The first line of a file of answers."""
     digest = hashlib.sha256(json.dumps([list(p) for p in prompts]).encode()).hexdigest()
     return {
@@ -121,7 +123,9 @@ def read_answers(path: Path) -> Answers:
         lines = path.read_text(encoding="utf-8").splitlines()
         made, *rows = [json.loads(line) for line in lines]
         if made.get("schema") != SCHEMA or len(rows) != made["prompts"]:
-            raise DraftgaugeError(f"{path} is not a whole file of answers of schema {SCHEMA}: remove it, or name another")
+            raise DraftgaugeError(
+                f"{path} is not a whole file of answers of schema {SCHEMA}: remove it, or name another"
+            )
         conversations = tuple(Conversation(np.array(row["tokens"], np.int32), int(row["prompt"])) for row in rows)
     except OSError as error:
         raise DraftgaugeError(f"cannot read the answers {path}: {error.strerror}") from error
@@ -141,7 +145,9 @@ def check_made(path: Path, made: Mapping[str, Any], wanted: Mapping[str, Any]) -
     off = [key for key, value in wanted.items() if made.get(key) != value]
     if off:
         found = "; ".join(f"{key.replace('_', ' ')} is {made.get(key)!s:.40}, not {wanted[key]!s:.40}" for key in off)
-        raise DraftgaugeError(f"{path} holds other answers than are asked for: {found}. Name another file, and they are made")
+        raise DraftgaugeError(
+            f"{path} holds other answers than are asked for: {found}. Name another file, and they are made"
+        )
 
 
 def _resume(partial: Path, made: Mapping[str, Any]) -> dict[int, dict[str, Any]]:
@@ -152,7 +158,9 @@ def _resume(partial: Path, made: Mapping[str, Any]) -> dict[int, dict[str, Any]]
     whole = content[: content.rfind(b"\n") + 1]
     lines = [json.loads(line) for line in whole.splitlines()]
     if lines and lines[0] != made:
-        raise DraftgaugeError(f"{partial} was begun for another target, other prompts or settings: remove it, or name another file")
+        raise DraftgaugeError(
+            f"{partial} was begun for another target, other prompts or settings: remove it, or name another file"
+        )
     with partial.open("rb+") as file:
         file.truncate(len(whole))
     return {row["index"]: row for row in lines[1:]}

@@ -105,7 +105,9 @@ class DataOrder:
 
     def _make_epoch(self, epoch: int) -> NDArray[np.int64]:
         rng = generator(self.seed, "order", epoch)
-        order = rng.permutation(len(self._prompt))[: self.epoch_steps * self.batch]  # a remainder waits for another epoch's shuffle
+        order = rng.permutation(len(self._prompt))[
+            : self.epoch_steps * self.batch
+        ]  # a remainder waits for another epoch's shuffle
         size = POOL_BATCHES * self.batch
         return np.concatenate([self._cut(order[start : start + size], rng) for start in range(0, len(order), size)])
 

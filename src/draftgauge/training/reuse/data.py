@@ -65,14 +65,18 @@ def prompt_tokens(request: TrainRequest, tokenizer: PreTrainedTokenizerBase, lon
     encoded = [encode_prompt(tokenizer, message) for message in _messages(request)]
     fitting = [tokens for tokens in encoded if len(tokens) <= longest]
     if not fitting:
-        raise PromptError(f"every prompt is longer than the {longest} tokens that leave room for an answer: give shorter prompts")
+        raise PromptError(
+            f"every prompt is longer than the {longest} tokens that leave room for an answer: give shorter prompts"
+        )
     return fitting
 
 
 def _messages(request: TrainRequest) -> list[Messages]:
     if request.prompts is None:
         recipe = Recipe(questions=question_count(request), seed=request.data_seed)
-        return [[{"role": "user", "content": question}] for question in dict.fromkeys(training_questions(collect(), recipe))]
+        return [
+            [{"role": "user", "content": question}] for question in dict.fromkeys(training_questions(collect(), recipe))
+        ]
     prompts = read_prompts(request.prompts, request.questions)
     return [[{"role": m.role, "content": m.content} for m in prompt.messages] or prompt.text for prompt in prompts]
 
@@ -98,11 +102,17 @@ def existing_answers(request: TrainRequest, path: Path, fingerprint: str) -> Ans
     if not path.exists():
         return None
     answers = read_answers(path)
-    check_made(path, answers.made, {"target_fingerprint": fingerprint, "source": source_of(request), "new_tokens": request.new_tokens})
+    check_made(
+        path,
+        answers.made,
+        {"target_fingerprint": fingerprint, "source": source_of(request), "new_tokens": request.new_tokens},
+    )
     return answers
 
 
-def answers_of(request: TrainRequest, path: Path, target: CachedModel, progress: Progress = lambda what, done, total: None) -> Answers:
+def answers_of(
+    request: TrainRequest, path: Path, target: CachedModel, progress: Progress = lambda what, done, total: None
+) -> Answers:
     """Read the answers of a request, or have the target give them. Of several processes that ask at once, one makes them.
 
     Raises:

@@ -33,7 +33,10 @@ TRAINED_BYTES = 16  # float32 weight, gradient and two moments of AdamW
 # Of a large multiplication's speed, over whole steps. Measured on a CPU with the bundled target: 0.19 to 0.26 in bfloat16, 0.59 in float32.
 EFFICIENCY = {("cpu", True): 0.2, ("cpu", False): 0.55}
 EFFICIENCY_ELSEWHERE = 0.35
-PADDED_TOKENS, PADDED_ROWS = 1.15, 1.7  # positions and anchors that a batch computes for one that it needs, of generated questions
+PADDED_TOKENS, PADDED_ROWS = (
+    1.15,
+    1.7,
+)  # positions and anchors that a batch computes for one that it needs, of generated questions
 STEPS_LOOKED_AT = 64
 PROBE_SECONDS = 0.3
 COMPRESSED_BYTES = {"int8": 1.0, "nf4": 0.55}
@@ -120,10 +123,14 @@ def estimate(request: TrainRequest, out: Path | None = None) -> Estimate:
     return found
 
 
-def estimate_for(request: TrainRequest, config: PreTrainedConfig, answers: Sequence[Conversation] | None = None) -> Estimate:
+def estimate_for(
+    request: TrainRequest, config: PreTrainedConfig, answers: Sequence[Conversation] | None = None
+) -> Estimate:
     """:func:`estimate` for a target's configuration, and the answers where there are some already."""
     drafter = drafter_config(request, config)
-    device = torch.device(request.device) if request.device else torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    device = (
+        torch.device(request.device) if request.device else torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    )
     target = _on_meta(config, request.trust_remote_code)
     sizes = _sizes(request, min(request.length, drafter.context), answers)
     trained = count_parameters(drafter)
@@ -136,7 +143,9 @@ def estimate_for(request: TrainRequest, config: PreTrainedConfig, answers: Seque
     disk_answers = JSON_BYTES * sizes.total / 1e9
     plan = TapPlan(drafter.hidden_layers or drafter.kv_layers, drafter.kv_layers or drafter.hidden_layers)
     disk_features = sizes.total * token_bytes(config, plan) / 1e9 if request.features == "cached" else 0.0
-    disk_checkpoints = trained * (2 * 12 + 4) / 1e9  # while a new checkpoint is written the old one stays; and the drafter itself
+    disk_checkpoints = (
+        trained * (2 * 12 + 4) / 1e9
+    )  # while a new checkpoint is written the old one stays; and the drafter itself
     return Estimate(
         target_parameters=target.num_parameters(),
         parameters=trained,
@@ -184,14 +193,20 @@ def _sizes(request: TrainRequest, length: int, answers: Sequence[Conversation] |
         order = DataOrder(kept, request.batch, request.seed)
         steps = range(min(request.steps, STEPS_LOOKED_AT))
         batches = [collate(kept, order.step(step).tolist(), request.depths) for step in steps]
-        found = [(batch.tokens.numel(), batch.anchors * len(batch.index), int(batch.trained(0).sum())) for batch in batches]
+        found = [
+            (batch.tokens.numel(), batch.anchors * len(batch.index), int(batch.trained(0).sum())) for batch in batches
+        ]
         tokens, rows, anchors = (round(sum(column) / len(found)) for column in zip(*found, strict=True))
         longest_tokens, longest_rows, _ = max(found)
         return Sizes(len(kept), sum(len(c.tokens) for c in kept), tokens, rows, anchors, longest_tokens, longest_rows)
     count = request.questions
     if count is None:
-        raise DraftgaugeError("say how many questions there are to be (--questions), or name a file of answers: no size is known yet")
-    prompt, answer = GENERATED_LENGTHS if is_reference(request.target) else (length // 2, min(length // 2, request.new_tokens))
+        raise DraftgaugeError(
+            "say how many questions there are to be (--questions), or name a file of answers: no size is known yet"
+        )
+    prompt, answer = (
+        GENERATED_LENGTHS if is_reference(request.target) else (length // 2, min(length // 2, request.new_tokens))
+    )
     tokens, anchors = min(length, prompt + answer), min(answer, length)
     batch, longest = request.batch, min(length, request.new_tokens)
     padded = round(batch * tokens * PADDED_TOKENS), round(batch * anchors * PADDED_ROWS)
@@ -199,13 +214,22 @@ def _sizes(request: TrainRequest, length: int, answers: Sequence[Conversation] |
 
 
 def _memory(
-    request: TrainRequest, drafter: ReuseConfig, target: PreTrainedModel, trained: int, device: torch.device, sizes: Sizes
+    request: TrainRequest,
+    drafter: ReuseConfig,
+    target: PreTrainedModel,
+    trained: int,
+    device: torch.device,
+    sizes: Sizes,
 ) -> tuple[float, float, float]:
     """GiB of the target, of the drafter with gradient and optimiser, and of what a step computes, at its longest batch."""
     half = request.precision == "bf16" or (request.precision == "auto" and autocast_dtype(device) is not None)
     weight = COMPRESSED_BYTES.get(request.compression) or activation_dtype(request.compression, device).itemsize
     parameters = sum(p.numel() for p in target.parameters())
-    tokens, rows, number = sizes.longest_tokens / request.accumulation, sizes.longest_rows / request.accumulation, 2 if half else 4
+    tokens, rows, number = (
+        sizes.longest_tokens / request.accumulation,
+        sizes.longest_rows / request.accumulation,
+        2 if half else 4,
+    )
     width, heads = drafter.hidden_size, drafter.head_dim * (drafter.chain_query_heads + 2 * drafter.chain_kv_heads)
     taps = width * len(drafter.hidden_layers) + 2 * len(drafter.kv_layers) * drafter.kv_heads * drafter.head_dim
     # Kept for the backward pass at every depth: inputs and outputs of norms (float32), of attention, and of the gated MLP.

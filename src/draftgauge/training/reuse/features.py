@@ -59,7 +59,9 @@ def token_bytes(config: PreTrainedConfig, plan: TapPlan) -> int:
     """Bytes that a token takes in a cache."""
     text = config.get_text_config()
     head_dim = getattr(text, "head_dim", None) or text.hidden_size // text.num_attention_heads
-    numbers = text.hidden_size * (1 + len(plan.hidden_layers)) + 2 * len(plan.kv_layers) * text.num_key_value_heads * head_dim
+    numbers = (
+        text.hidden_size * (1 + len(plan.hidden_layers)) + 2 * len(plan.kv_layers) * text.num_key_value_heads * head_dim
+    )
     return numbers * DTYPE.itemsize
 
 
@@ -90,7 +92,9 @@ class CacheIdentity:
         return {"schema": SCHEMA, **{k: list(v) if isinstance(v, tuple) else v for k, v in vars(self).items()}}
 
 
-def cache_identity(answers: Answers, conversations: Sequence[Conversation], length: int, plan: TapPlan) -> CacheIdentity:
+def cache_identity(
+    answers: Answers, conversations: Sequence[Conversation], length: int, plan: TapPlan
+) -> CacheIdentity:
     """The identity of a cache of these conversations."""
     fingerprint = str(answers.made["target_fingerprint"])
     return CacheIdentity(fingerprint, answers.sha256, length, plan.hidden_layers, plan.kv_layers, len(conversations))
@@ -141,7 +145,11 @@ def make_cache(
 
 
 def _make_missing(
-    folder: Path, module: PreTrainedModel, conversations: Sequence[Conversation], identity: CacheIdentity, progress: Progress
+    folder: Path,
+    module: PreTrainedModel,
+    conversations: Sequence[Conversation],
+    identity: CacheIdentity,
+    progress: Progress,
 ) -> None:
     plan = TapPlan(identity.hidden_layers, identity.kv_layers)
     found = check_cache_folder(folder, identity.mapping())
@@ -187,7 +195,9 @@ class CachedFeatures:
             return stacked.to(batch.tokens.device, self.module.dtype, non_blocking=True)
 
         hidden = padded("hidden", self._hidden) if self._hidden else None
-        keys, values = (padded(name, self._kv).permute(0, 2, 3, 1, 4) if self._kv else None for name in ("keys", "values"))
+        keys, values = (
+            padded(name, self._kv).permute(0, 2, 3, 1, 4) if self._kv else None for name in ("keys", "values")
+        )
         with torch.no_grad():
             return Features(hidden, keys, values, self._logits(padded("last", None)))
 

@@ -41,7 +41,12 @@ def greedy_answers(
     positions = (mask.cumsum(-1) - 1).clamp(min=0)
     for _ in range(new_tokens):
         output = module(
-            input_ids=tokens, attention_mask=mask, position_ids=positions, past_key_values=cache, use_cache=True, logits_to_keep=1
+            input_ids=tokens,
+            attention_mask=mask,
+            position_ids=positions,
+            past_key_values=cache,
+            use_cache=True,
+            logits_to_keep=1,
         )
         chosen = output.logits[:, -1].argmax(-1)
         for row, token in zip(live, chosen.tolist(), strict=True):

@@ -146,7 +146,9 @@ def _position_losses(logits: Tensor, teacher: Teacher, kind: str, softly: SoftLo
     return loss - (teacher.entropy * (teacher.token >= 0)).sum() if kind == "kl" else loss, agreed, gradient
 
 
-def soft_cross_entropy(logits: Tensor, teacher: Tensor, log_total: Tensor, token: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+def soft_cross_entropy(
+    logits: Tensor, teacher: Tensor, log_total: Tensor, token: Tensor
+) -> tuple[Tensor, Tensor, Tensor]:
     """Cross-entropy ``-sum_v p_v log q_v`` to the teacher's distribution, its gradient ``q - p``, and agreements, in few passes.
 
     Args:
@@ -190,7 +192,10 @@ def compiled_loss() -> SoftLoss:
         except Exception as error:  # the compiler's own failures have no common base class
             why = f"torch.compile does not work here ({type(error).__name__})"
         else:
-            distance = max(float((one - other).abs().max() / (1 + other.abs().max())) for one, other in zip(found, wanted, strict=True))
+            distance = max(
+                float((one - other).abs().max() / (1 + other.abs().max()))
+                for one, other in zip(found, wanted, strict=True)
+            )
             if distance <= COMPILED_TOLERANCE:
                 return found
             why = f"the compiled loss is {distance:.2g} off"

@@ -79,7 +79,9 @@ def target_config(request: TrainRequest) -> PreTrainedConfig:
     try:
         config: PreTrainedConfig = AutoConfig.from_pretrained(str(source), trust_remote_code=request.trust_remote_code)
     except (OSError, ValueError) as error:
-        raise ModelError(f"cannot read the configuration of {request.target}: {' '.join(str(error).split())}") from error
+        raise ModelError(
+            f"cannot read the configuration of {request.target}: {' '.join(str(error).split())}"
+        ) from error
     return config
 
 
@@ -126,19 +128,25 @@ def check(request: TrainRequest, out: Path, identity: str | None) -> Job:
     drafter = drafter_config(request, config, identity or "")
     length = min(request.length, drafter.context)
     if request.depths + 2 > length:
-        raise DraftgaugeError(f"{request.depths} draft steps do not fit the {length} tokens that the target takes: lower depths")
+        raise DraftgaugeError(
+            f"{request.depths} draft steps do not fit the {length} tokens that the target takes: lower depths"
+        )
     source_of(request)
     check_tracker(request.track)
     check_warm_start(request, drafter)
     check_out(out, request, identity)
     text = config.get_text_config()
     both = tap_plan(text, True, True, request.taps) if request.features == "cached" else TapPlan()
-    place = torch.device(request.device) if request.device else torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    place = (
+        torch.device(request.device) if request.device else torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    )
     job = Job(request, out, drafter, TapPlan(drafter.hidden_layers, drafter.kv_layers), both, place, length)
     if identity is not None:
         existing_answers(request, job.answers, identity)
     if request.features == "cached":
-        check_cache_folder(job.cache, {"length": length} | ({"target_fingerprint": identity} if identity is not None else {}))
+        check_cache_folder(
+            job.cache, {"length": length} | ({"target_fingerprint": identity} if identity is not None else {})
+        )
     return job
 
 
@@ -155,13 +163,19 @@ def check_warm_start(request: TrainRequest, drafter: ReuseConfig) -> None:
     folder = request.warm_start
     hidden = from_mapping(ReuseConfig, read_description(folder)["config"], str(folder))
     if hidden.design != "hidden":
-        raise ModelError(f"a warm start is from a drafter of the design hidden, and {folder} holds one of the design {hidden.design}")
+        raise ModelError(
+            f"a warm start is from a drafter of the design hidden, and {folder} holds one of the design {hidden.design}"
+        )
     if drafter.target_fingerprint and hidden.target_fingerprint != drafter.target_fingerprint:
-        raise ModelError(f"the drafter in {folder} was trained for another target: train a hidden drafter for this one first")
+        raise ModelError(
+            f"the drafter in {folder} was trained for another target: train a hidden drafter for this one first"
+        )
     for name in ("intermediate_size", "hidden_layers", "draft_vocabulary"):
         ours, theirs = getattr(drafter, name), getattr(hidden, name)
         if ours != theirs:
-            raise ModelError(f"a warm start needs the same shape: {name} of the drafter in {folder} is {theirs}, and {ours} is asked for")
+            raise ModelError(
+                f"a warm start needs the same shape: {name} of the drafter in {folder} is {theirs}, and {ours} is asked for"
+            )
 
 
 def check_out(out: Path, request: TrainRequest, identity: str | None) -> None:
@@ -174,7 +188,9 @@ def check_out(out: Path, request: TrainRequest, identity: str | None) -> None:
     if not path.exists():
         foreign = [child.name for child in out.iterdir() if not child.name.startswith(".")] if out.is_dir() else []
         if foreign:
-            raise DraftgaugeError(f"{out} holds {', '.join(sorted(foreign)[:3])}, which is no training run: choose an empty folder")
+            raise DraftgaugeError(
+                f"{out} holds {', '.join(sorted(foreign)[:3])}, which is no training run: choose an empty folder"
+            )
         return
     found = _read_run(path)
     wanted = {**request.identity(), "target_fingerprint": identity}

@@ -16,7 +16,9 @@ PRECISIONS = ("auto", "fp32", "bf16")
 TRACKERS = ("tensorboard", "wandb", "trackio")
 
 # What decides where a run ends; everything else only decides how it gets there.
-INCIDENTAL = frozenset({"device", "answers", "cache", "checkpoint_every", "log_every", "track", "threads", "trust_remote_code"})
+INCIDENTAL = frozenset(
+    {"device", "answers", "cache", "checkpoint_every", "log_every", "track", "threads", "trust_remote_code"}
+)
 
 
 @dataclass(frozen=True)
@@ -106,12 +108,26 @@ class TrainRequest:
     trust_remote_code: bool = False
 
     def __post_init__(self) -> None:
-        at_least_one = ("layers", "depths", "steps", "batch", "accumulation", "new_tokens", "checkpoint_every", "log_every")
+        at_least_one = (
+            "layers",
+            "depths",
+            "steps",
+            "batch",
+            "accumulation",
+            "new_tokens",
+            "checkpoint_every",
+            "log_every",
+        )
         for name in (*at_least_one, "questions", "threads", "intermediate_size"):
             value = getattr(self, name)
             if value is not None and value < 1:
                 raise DraftgaugeError(f"{name} must be at least 1, not {value}")
-        for name, choices in (("loss", LOSSES), ("features", FEATURES), ("precision", PRECISIONS), ("track", (None, *TRACKERS))):
+        for name, choices in (
+            ("loss", LOSSES),
+            ("features", FEATURES),
+            ("precision", PRECISIONS),
+            ("track", (None, *TRACKERS)),
+        ):
             if getattr(self, name) not in choices:
                 shown = ", ".join(choice for choice in choices if choice)
                 raise DraftgaugeError(f"{name} must be one of {shown}, not {getattr(self, name)!r}")
@@ -124,15 +140,21 @@ class TrainRequest:
                 "lower depths or raise length"
             )
         if self.batch % self.accumulation:
-            raise DraftgaugeError(f"a batch of {self.batch} conversations cannot be split into {self.accumulation} equal parts")
+            raise DraftgaugeError(
+                f"a batch of {self.batch} conversations cannot be split into {self.accumulation} equal parts"
+            )
         if not 0 <= self.warmup < 1:
             raise DraftgaugeError(f"warmup is a share of the steps, at least 0 and below 1, not {self.warmup}")
         if self.clip <= 0 or (self.learning_rate is not None and self.learning_rate <= 0):
             raise DraftgaugeError("clip and learning_rate must be above 0")
         if not 0 < self.step_decay <= 1 or not 0 <= self.final_rate <= 1 or self.weight_decay < 0:
-            raise DraftgaugeError("step_decay must be above 0 and at most 1, final_rate between 0 and 1, weight_decay at least 0")
+            raise DraftgaugeError(
+                "step_decay must be above 0 and at most 1, final_rate between 0 and 1, weight_decay at least 0"
+            )
         if self.cache is not None and self.features == "online":
-            raise DraftgaugeError("a cache folder is given, but features are computed online: ask for cached features too")
+            raise DraftgaugeError(
+                "a cache folder is given, but features are computed online: ask for cached features too"
+            )
 
     def identity(self) -> dict[str, Any]:
         """Everything that decides where the run ends, ready for JSON."""

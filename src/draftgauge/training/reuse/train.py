@@ -21,7 +21,13 @@ from torch import Tensor, nn
 from draftgauge.core.errors import DraftgaugeError
 from draftgauge.drafters.reuse.building import frequent_tokens, new_net, warm_start
 from draftgauge.drafters.reuse.net import ReuseNet
-from draftgauge.drafters.reuse.persistence import is_drafter, load_drafter, read_description, save_drafter, target_fingerprint
+from draftgauge.drafters.reuse.persistence import (
+    is_drafter,
+    load_drafter,
+    read_description,
+    save_drafter,
+    target_fingerprint,
+)
 from draftgauge.models.base import CachedModel
 from draftgauge.training.allocator import keep_freed_memory
 from draftgauge.training.checkpoints import load_checkpoint, save_checkpoint
@@ -31,7 +37,14 @@ from draftgauge.training.reuse.answers import Answers, Conversation, Progress
 from draftgauge.training.reuse.batches import Batch, DataOrder, collate, usable
 from draftgauge.training.reuse.data import answers_of, load_target, token_counts
 from draftgauge.training.reuse.features import CachedFeatures, FeatureSource, OnlineFeatures, cache_identity, make_cache
-from draftgauge.training.reuse.loss import Figures, backward_through_depths, compiled_loss, depth_weights, soft_cross_entropy, teach
+from draftgauge.training.reuse.loss import (
+    Figures,
+    backward_through_depths,
+    compiled_loss,
+    depth_weights,
+    soft_cross_entropy,
+    teach,
+)
 from draftgauge.training.reuse.prepare import Job, check, known_fingerprint, open_run
 from draftgauge.training.reuse.request import TrainRequest, TrainResult
 from draftgauge.training.reuse.statistics import GateWatch, GradientStatistics
@@ -78,7 +91,9 @@ def train_drafter(
     features = _features(job, target, answers, conversations, progress)
     training = Training(job, _start(job, target, answers), features, conversations, answers.sha256)
     result = training.run(progress, report)
-    save_drafter(out, training.net, {"request": request.identity(), "answers_sha256": answers.sha256, "result": _plain(result)})
+    save_drafter(
+        out, training.net, {"request": request.identity(), "answers_sha256": answers.sha256, "result": _plain(result)}
+    )
     return result
 
 
@@ -107,7 +122,9 @@ class _Interval:
 class Training:
     """The loop over steps."""
 
-    def __init__(self, job: Job, net: ReuseNet, features: FeatureSource, conversations: list[Conversation], answers_sha256: str) -> None:
+    def __init__(
+        self, job: Job, net: ReuseNet, features: FeatureSource, conversations: list[Conversation], answers_sha256: str
+    ) -> None:
         self.job, self.net, self.features, self.conversations = job, net, features, conversations
         request = job.request
         self.order = DataOrder(conversations, request.batch, request.seed)
@@ -188,7 +205,9 @@ class Training:
         loss, agreed = (total.loss / counts).tolist(), (total.agreed / counts).tolist()
         row["loss"] = float(sum(w * x for w, x in zip(self.weights.tolist(), loss, strict=True)))
         if not math.isfinite(row["loss"]):
-            raise DraftgaugeError(f"the loss is {row['loss']} at step {state.step}: lower the learning rate, or ask for precision fp32")
+            raise DraftgaugeError(
+                f"the loss is {row['loss']} at step {state.step}: lower the learning rate, or ask for precision fp32"
+            )
         row |= {f"loss/{depth}": value for depth, value in enumerate(loss)}
         row |= {f"agreement/{depth}": value for depth, value in enumerate(agreed)}
         seconds = time.monotonic() - interval.since
@@ -252,11 +271,19 @@ def _start(job: Job, target: CachedModel, answers: Answers) -> ReuseNet:
     return net
 
 
-def _features(job: Job, target: CachedModel, answers: Answers, conversations: list[Conversation], progress: Progress) -> FeatureSource:
+def _features(
+    job: Job, target: CachedModel, answers: Answers, conversations: list[Conversation], progress: Progress
+) -> FeatureSource:
     if job.request.features == "online":
         return OnlineFeatures(target.module, job.plan)
     with _autocast(job):
-        make_cache(job.cache, target.module, conversations, cache_identity(answers, conversations, job.length, job.cached), progress)
+        make_cache(
+            job.cache,
+            target.module,
+            conversations,
+            cache_identity(answers, conversations, job.length, job.cached),
+            progress,
+        )
     return CachedFeatures(job.cache, target.module, job.plan)
 
 

@@ -112,7 +112,9 @@ def chat_examples(module: Module, rng: Random) -> Iterator[Example]:
         if len(doc) < 60 or len(arguments) > 160:
             continue
         full = f"{module.name}.{name}{arguments}"
-        yield Example("chat", rng.choice(CHAT_QUESTIONS).format(full), f"`{full}`\n\n{shorten(doc, 800)}", f"{module.name}.{name}")
+        yield Example(
+            "chat", rng.choice(CHAT_QUESTIONS).format(full), f"`{full}`\n\n{shorten(doc, 800)}", f"{module.name}.{name}"
+        )
 
 
 def _definition_lines(node: ast.stmt, last_line: int) -> list[str]:
@@ -122,7 +124,9 @@ def _definition_lines(node: ast.stmt, last_line: int) -> list[str]:
     if not isinstance(node, ast.ClassDef):
         return []
     bases = ", ".join(ast.unparse(base) for base in node.bases)
-    methods = [m.name for m in node.body if isinstance(m, ast.FunctionDef | ast.AsyncFunctionDef) and m.lineno < last_line][:8]
+    methods = [
+        m.name for m in node.body if isinstance(m, ast.FunctionDef | ast.AsyncFunctionDef) and m.lineno < last_line
+    ][:8]
     doc = first_sentence(ast.get_docstring(node))
     listed = f"methods {', '.join(f'`{name}`' for name in methods)}." if methods else "a class."
     return [f"- `{node.name}`" + (f" (a `{bases}`)" if bases else "") + f": {doc + ' ' if doc else ''}{listed}"]
@@ -135,8 +139,12 @@ def summarization_examples(module: Module, rng: Random) -> Iterator[Example]:
     subject = first_sentence(doc, 160)
     definitions = [n for n in module.tree.body if isinstance(n, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef)]
     imports = [n for n in module.tree.body if isinstance(n, ast.Import | ast.ImportFrom)]
-    imported = list(dict.fromkeys(a.name if isinstance(n, ast.Import) else str(n.module) for n in imports for a in n.names))[:8]
-    opening = (f'"""{shorten(doc, 400)}"""\n\n' if doc else "") + "".join("".join(lines[n.lineno - 1 : n.end_lineno]) for n in imports[:10])
+    imported = list(
+        dict.fromkeys(a.name if isinstance(n, ast.Import) else str(n.module) for n in imports for a in n.names)
+    )[:8]
+    opening = (f'"""{shorten(doc, 400)}"""\n\n' if doc else "") + "".join(
+        "".join(lines[n.lineno - 1 : n.end_lineno]) for n in imports[:10]
+    )
     start, part = 0, 0
     while start < len(definitions) and part < 12:
         budget, text = MODULE_CHARACTERS - len(opening), opening
@@ -152,10 +160,14 @@ def summarization_examples(module: Module, rng: Random) -> Iterator[Example]:
             shown += _definition_lines(node, node.lineno + len(chunk))
         advanced = max(1, len(shown))
         if len(shown) >= 2 and len(text) > 900:
-            answer = f"The module `{module.name}`" + (f" is about this: {subject}" if subject else " has no description.")
+            answer = f"The module `{module.name}`" + (
+                f" is about this: {subject}" if subject else " has no description."
+            )
             answer += f"\n\nIt imports {', '.join(f'`{i}`' for i in imported)}." if imported else ""
             answer += "\n\nIt defines:\n" + "\n".join(shown)
-            yield Example("summarization", f"Summarize: the module {module.name}\n\n{text}", shorten(answer, 1100), module.name)
+            yield Example(
+                "summarization", f"Summarize: the module {module.name}\n\n{text}", shorten(answer, 1100), module.name
+            )
         start, part = start + advanced, part + 1
 
 
