@@ -11,7 +11,7 @@ import numpy as np
 from draftgauge.studies.kvshot.cells import RESULT_NAME, Cell, Evaluation, Study, Variant, make_cells
 from draftgauge.studies.kvshot.presets import CROSS, HIDDEN, HYBRID, KV, KV_DEEP, NONE
 from draftgauge.studies.kvshot.results import CellResult, read_result
-from draftgauge.training.reuse.request import TrainRequest
+from draftgauge.training.reuse.request import TrainingSpec
 
 TASKS = ("code", "math")
 DISTANCES = ("1-4", "5-16", ">16")
@@ -26,7 +26,7 @@ ALPHAS: dict[Variant, list[float]] = {
 
 
 def study(variants: Sequence[Variant] = tuple(ALPHAS), seeds: tuple[int, ...] = (0, 1, 2)) -> Study:
-    return Study("test", tuple(variants), seeds, TrainRequest(), Evaluation())
+    return Study("test", tuple(variants), seeds, TrainingSpec(), Evaluation())
 
 
 def cells(folder: Path, chosen: Study) -> list[Cell]:

@@ -11,7 +11,7 @@ from typer.testing import CliRunner
 from draftgauge.api.evaluate import evaluate
 from draftgauge.cli.main import app
 from draftgauge.core.errors import ModelError
-from draftgauge.training.reuse.request import TrainRequest
+from draftgauge.training.reuse.request import TrainingSpec
 from draftgauge.training.reuse.train import train_drafter
 from tiny import save_tiny
 
@@ -24,7 +24,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     (place / "prompts.jsonl").write_text(
         "\n".join(json.dumps({"prompt": text, "task": text[0]}) for text in ("one", "two", "only"))
     )
-    request = TrainRequest(
+    request = TrainingSpec(
         str(target), "hidden", prompts=place / "prompts.jsonl", new_tokens=12, length=40, depths=3, steps=2, batch=2
     )
     train_drafter(request, place / "drafter")

@@ -12,13 +12,13 @@ from draftgauge.models.loading import load_model
 from draftgauge.studies.kvshot.cells import EQUAL_PARAMETERS, check_study
 from draftgauge.studies.kvshot.presets import HIDDEN, KV, KV_DEEP, PRESETS, make_study
 from draftgauge.studies.kvshot.run import choose_configs
-from draftgauge.training.reuse.request import TrainRequest
+from draftgauge.training.reuse.request import TrainingSpec
 from kvshot_results import cells
 
 
 @pytest.mark.parametrize("preset", PRESETS)
 def test_every_preset_answers_the_predictions_it_has_cells_for(preset: str, tmp_path: Path) -> None:
-    study = make_study(preset, TrainRequest())
+    study = make_study(preset, TrainingSpec())
     check_study(study.variants)
     assert {HIDDEN, KV} <= set(study.variants)  # P1 and P3
     assert (KV_DEEP in study.variants) == (preset != "quick")  # P2
@@ -34,7 +34,7 @@ def test_every_preset_answers_the_predictions_it_has_cells_for(preset: str, tmp_
 
 @pytest.mark.parametrize("preset", PRESETS)
 def test_parameters_agree_within_two_percent_on_the_bundled_target(preset: str) -> None:
-    study = make_study(preset, TrainRequest())
+    study = make_study(preset, TrainingSpec())
     configs = choose_configs(study, load_model("reference").module.config)
     assert set(configs) == set(study.variants)
     counts = [count_parameters(config) for variant, config in configs.items() if variant.capacity == EQUAL_PARAMETERS]
@@ -45,7 +45,7 @@ def test_parameters_agree_within_two_percent_on_the_bundled_target(preset: str) 
 
 
 def test_full_has_every_row_of_the_paper() -> None:
-    names = {variant.name for variant in make_study("full", TrainRequest()).variants}
+    names = {variant.name for variant in make_study("full", TrainingSpec()).variants}
     paper = {
         "hidden",
         "kv-concat",
@@ -61,7 +61,7 @@ def test_full_has_every_row_of_the_paper() -> None:
 
 
 def test_cells_differ_in_nothing_but_variant_and_seed(tmp_path: Path) -> None:
-    made = cells(tmp_path, make_study("quick", TrainRequest()))
+    made = cells(tmp_path, make_study("quick", TrainingSpec()))
     own = {"reuse", "layers", "injection", "intermediate_size", "seed", "warm_start"}
     common = [{key: value for key, value in cell.request.identity().items() if key not in own} for cell in made]
     assert all(settings == common[0] for settings in common)
@@ -69,22 +69,22 @@ def test_cells_differ_in_nothing_but_variant_and_seed(tmp_path: Path) -> None:
 
 
 def test_depth_goes_on_where_quick_ended(tmp_path: Path) -> None:
-    done = {cell.name: cell.digest() for cell in cells(tmp_path, make_study("quick", TrainRequest()))}
-    wanted = {cell.name: cell.digest() for cell in cells(tmp_path, make_study("depth", TrainRequest()))}
+    done = {cell.name: cell.digest() for cell in cells(tmp_path, make_study("quick", TrainingSpec()))}
+    wanted = {cell.name: cell.digest() for cell in cells(tmp_path, make_study("depth", TrainingSpec()))}
     assert done.items() < wanted.items()
     assert {name.split("-seed")[0] for name in wanted.keys() - done.keys()} == {
         "kv-project-rope-2-layers",
         "kv-project-rope-4-layers",
     }
     config = load_model("reference").module.config
-    quick, depth = (choose_configs(make_study(preset, TrainRequest()), config) for preset in ("quick", "depth"))
+    quick, depth = (choose_configs(make_study(preset, TrainingSpec()), config) for preset in ("quick", "depth"))
     assert quick.items() <= depth.items()  # the same widths
 
 
 def test_unknown_preset() -> None:
     with pytest.raises(DraftgaugeError, match="smoke, quick, depth, full"):
-        make_study("huge", TrainRequest())
+        make_study("huge", TrainingSpec())
 
 
 def test_own_held_out_prompts(tmp_path: Path) -> None:
-    assert make_study("smoke", TrainRequest(), tmp_path / "own.jsonl").evaluation.prompts == str(tmp_path / "own.jsonl")
+    assert make_study("smoke", TrainingSpec(), tmp_path / "own.jsonl").evaluation.prompts == str(tmp_path / "own.jsonl")

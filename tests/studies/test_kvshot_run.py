@@ -14,7 +14,7 @@ from draftgauge.studies.kvshot.cells import ERROR_NAME, RESULT_NAME, Evaluation,
 from draftgauge.studies.kvshot.presets import HIDDEN, KV, NONE, at_equal_width, warm
 from draftgauge.studies.kvshot.run import run_study
 from draftgauge.training.reuse import features
-from draftgauge.training.reuse.request import TrainRequest
+from draftgauge.training.reuse.request import TrainingSpec
 from tiny import save_tiny
 
 WIDE_HIDDEN = at_equal_width(HIDDEN)
@@ -40,7 +40,7 @@ def prompts(tmp_path: Path) -> Path:
 def small(
     target: Path, prompts: Path, variants: tuple[Variant, ...] = (HIDDEN, KV), seeds: tuple[int, ...] = (0,)
 ) -> Study:
-    request = TrainRequest(
+    request = TrainingSpec(
         target=str(target), prompts=prompts, new_tokens=12, length=40, depths=3, steps=2, batch=2, checkpoint_every=1
     )
     return Study(
@@ -129,7 +129,7 @@ def test_a_failed_cell_is_named_and_tried_again(
     study, folder = small(tiny_target, prompts), tmp_path / "study"
     train = work.train_drafter
 
-    def failing(request: TrainRequest, *rest: object) -> object:
+    def failing(request: TrainingSpec, *rest: object) -> object:
         if request.reuse == "hidden":
             raise RuntimeError("out of memory")
         return train(request, *rest)  # type: ignore[arg-type]

@@ -19,7 +19,7 @@ from draftgauge.training.reuse.answers import Answers, Conversation, describe, m
 from draftgauge.training.reuse.batches import DataOrder, collate, usable
 from draftgauge.training.reuse.data import answers_of, load_target, token_counts
 from draftgauge.training.reuse.generate import greedy_answers, groups
-from draftgauge.training.reuse.request import TrainRequest
+from draftgauge.training.reuse.request import TrainingSpec
 from tiny import save_tiny, tiny_model, tokens
 
 END = frozenset({0})
@@ -95,21 +95,21 @@ def target(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture
-def request_(target: Path, tmp_path: Path) -> TrainRequest:
+def request_(target: Path, tmp_path: Path) -> TrainingSpec:
     (tmp_path / "prompts.jsonl").write_text(
         "".join(json.dumps({"prompt": f"Number {n} please"}) + "\n" for n in range(5))
     )
-    return TrainRequest(
+    return TrainingSpec(
         target=str(target), prompts=tmp_path / "prompts.jsonl", new_tokens=6, answers=tmp_path / "answers.jsonl"
     )
 
 
-def prepared(request: TrainRequest) -> Answers:
+def prepared(request: TrainingSpec) -> Answers:
     assert request.answers is not None
     return answers_of(request, request.answers, load_target(request))
 
 
-def test_a_file_of_answers_is_made_once_and_shared(request_: TrainRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_file_of_answers_is_made_once_and_shared(request_: TrainingSpec, monkeypatch: pytest.MonkeyPatch) -> None:
     first = prepared(request_)
     monkeypatch.setattr("draftgauge.training.reuse.data.make_answers", lambda *_: pytest.fail("made again"))
     again = prepared(replace(request_, reuse="kv", seed=5))
@@ -122,13 +122,13 @@ def test_a_file_of_answers_is_made_once_and_shared(request_: TrainRequest, monke
 @pytest.mark.parametrize(
     ("change", "words"), [({"questions": 3}, "source is"), ({"new_tokens": 7}, "new tokens is 6, not 7")]
 )
-def test_other_answers_than_asked_for_are_refused(request_: TrainRequest, change: dict[str, int], words: str) -> None:
+def test_other_answers_than_asked_for_are_refused(request_: TrainingSpec, change: dict[str, int], words: str) -> None:
     prepared(request_)
     with pytest.raises(DraftgaugeError, match=words):
         prepared(replace(request_, **change))  # type: ignore[arg-type]
 
 
-def test_answers_of_another_target_are_refused(request_: TrainRequest, tmp_path: Path) -> None:
+def test_answers_of_another_target_are_refused(request_: TrainingSpec, tmp_path: Path) -> None:
     prepared(request_)
     other = save_tiny(tmp_path / "other", seed=1)
     assert request_.answers is not None
@@ -202,7 +202,7 @@ def test_conversations_are_cut_and_those_without_an_answer_left_out() -> None:
         usable(found, 20, 19)
 
 
-def test_token_counts_are_of_answers(request_: TrainRequest) -> None:
+def test_token_counts_are_of_answers(request_: TrainingSpec) -> None:
     made = prepared(request_)
     counts = token_counts(made, 96)
     assert int(counts.sum()) == sum(len(c.tokens) - c.prompt for c in made.conversations)

@@ -16,7 +16,7 @@ from draftgauge.api.train import plan
 from draftgauge.cli.main import app
 from draftgauge.core.errors import DraftgaugeError, MissingLibraryError
 from draftgauge.training.reuse import features, tracking
-from draftgauge.training.reuse.request import TrainRequest
+from draftgauge.training.reuse.request import TrainingSpec
 from draftgauge.training.reuse.train import train_drafter
 from tiny import save_tiny
 
@@ -37,11 +37,11 @@ QWEN3_8B = {
 
 
 @pytest.fixture(scope="module")
-def base(tmp_path_factory: pytest.TempPathFactory) -> TrainRequest:
+def base(tmp_path_factory: pytest.TempPathFactory) -> TrainingSpec:
     folder = tmp_path_factory.mktemp("refusals")
     target = save_tiny(folder / "target", num_hidden_layers=4)
     (folder / "prompts.jsonl").write_text("".join(json.dumps({"prompt": f"Count to {n}: "}) + "\n" for n in range(6)))
-    return TrainRequest(
+    return TrainingSpec(
         target=str(target),
         prompts=folder / "prompts.jsonl",
         new_tokens=8,
@@ -54,7 +54,7 @@ def base(tmp_path_factory: pytest.TempPathFactory) -> TrainRequest:
 
 
 @pytest.fixture(scope="module")
-def trained(base: TrainRequest, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+def trained(base: TrainingSpec, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     """Finished runs by name."""
     folder = tmp_path_factory.mktemp("trained")
     runs = {
@@ -84,7 +84,7 @@ def trained(base: TrainRequest, tmp_path_factory: pytest.TempPathFactory) -> dic
     ],
 )
 def test_what_cannot_be_is_refused_before_any_work(
-    base: TrainRequest, tmp_path: Path, change: dict[str, Any], words: str
+    base: TrainingSpec, tmp_path: Path, change: dict[str, Any], words: str
 ) -> None:
     with pytest.raises(DraftgaugeError, match=words):
         train_drafter(replace(base, **change), tmp_path / "run")
@@ -106,17 +106,17 @@ def test_what_cannot_be_is_refused_before_any_work(
         ({"cache": Path("cache")}, "cached features too"),
     ],
 )
-def test_values_out_of_range_are_refused(base: TrainRequest, change: dict[str, Any], words: str) -> None:
+def test_values_out_of_range_are_refused(base: TrainingSpec, change: dict[str, Any], words: str) -> None:
     with pytest.raises(DraftgaugeError, match=words):
         replace(base, **change)
 
 
-def test_more_draft_steps_than_the_target_takes(base: TrainRequest, tmp_path: Path) -> None:
+def test_more_draft_steps_than_the_target_takes(base: TrainingSpec, tmp_path: Path) -> None:
     with pytest.raises(DraftgaugeError, match="do not fit the 128 tokens that the target takes"):
         train_drafter(replace(base, length=1024, depths=127), tmp_path / "run")
 
 
-def test_a_family_without_taps(base: TrainRequest, tmp_path: Path) -> None:
+def test_a_family_without_taps(base: TrainingSpec, tmp_path: Path) -> None:
     gpt2 = save_tiny(tmp_path / "target", "gpt2", n_embd=64, n_layer=2, n_head=4, n_positions=128)
     with pytest.raises(DraftgaugeError, match="gpt2 have no taps"):
         train_drafter(replace(base, target=str(gpt2)), tmp_path / "run")
@@ -132,21 +132,21 @@ def test_a_family_without_taps(base: TrainRequest, tmp_path: Path) -> None:
     ],
 )
 def test_a_warm_start_of_another_shape(
-    base: TrainRequest, trained: dict[str, Path], tmp_path: Path, start: str, change: dict[str, Any], words: str
+    base: TrainingSpec, trained: dict[str, Path], tmp_path: Path, start: str, change: dict[str, Any], words: str
 ) -> None:
     with pytest.raises(DraftgaugeError, match=words):
         train_drafter(replace(base, reuse="hybrid", warm_start=trained[start], **change), tmp_path / "run")
     assert not (tmp_path / "run").exists()
 
 
-def test_a_warm_start_for_another_target(base: TrainRequest, trained: dict[str, Path], tmp_path: Path) -> None:
+def test_a_warm_start_for_another_target(base: TrainingSpec, trained: dict[str, Path], tmp_path: Path) -> None:
     other = save_tiny(tmp_path / "other", num_hidden_layers=4, seed=1)
     request = replace(base, target=str(other), answers=None, reuse="hybrid", warm_start=trained["hidden"])
     with pytest.raises(DraftgaugeError, match="trained for another target"):
         train_drafter(request, tmp_path / "run")
 
 
-def test_a_folder_that_holds_another_run(base: TrainRequest, trained: dict[str, Path], tmp_path: Path) -> None:
+def test_a_folder_that_holds_another_run(base: TrainingSpec, trained: dict[str, Path], tmp_path: Path) -> None:
     before = {path: path.stat().st_mtime_ns for path in trained["kv"].rglob("*") if path.is_file()}
     with pytest.raises(DraftgaugeError, match=r"holds another run \(seed 0 there, 1 here\)"):
         train_drafter(replace(base, reuse="kv", seed=1), trained["kv"])
@@ -157,7 +157,7 @@ def test_a_folder_that_holds_another_run(base: TrainRequest, trained: dict[str, 
 
 
 def test_too_little_disk_and_the_cache_of_another_run(
-    base: TrainRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    base: TrainingSpec, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     request = replace(base, features="cached", cache=tmp_path / "cache")
     train_drafter(request, tmp_path / "first")
@@ -172,7 +172,7 @@ def test_too_little_disk_and_the_cache_of_another_run(
     assert not (tmp_path / "third").exists()
 
 
-def test_a_tracker_that_is_not_installed(base: TrainRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_tracker_that_is_not_installed(base: TrainingSpec, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(tracking.importlib.util, "find_spec", lambda name: None)
     with pytest.raises(MissingLibraryError, match="pip install wandb"):
         train_drafter(replace(base, track="wandb"), tmp_path / "run")
@@ -186,7 +186,7 @@ def finish(): calls.append("finished")
 """
 
 
-def test_trackers_are_told_what_the_log_is(base: TrainRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_trackers_are_told_what_the_log_is(base: TrainingSpec, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "trackio.py").write_text(TRACKIO)
     monkeypatch.syspath_prepend(tmp_path)
     train_drafter(replace(base, track="trackio"), tmp_path / "run")
@@ -198,7 +198,7 @@ def test_trackers_are_told_what_the_log_is(base: TrainRequest, tmp_path: Path, m
 
 
 def test_the_plan_of_a_small_run_is_near_what_it_takes(
-    base: TrainRequest, trained: dict[str, Path], tmp_path: Path
+    base: TrainingSpec, trained: dict[str, Path], tmp_path: Path
 ) -> None:
     row = plan(replace(base, reuse="kv"), tmp_path / "run")[0]
     result = json.loads((trained["kv"] / "drafter.json").read_text())
@@ -210,9 +210,9 @@ def test_the_plan_of_a_small_run_is_near_what_it_takes(
     assert not (tmp_path / "run").exists()
 
 
-def test_the_plan_of_an_8b_target_needs_its_configuration_only(base: TrainRequest, tmp_path: Path) -> None:
+def test_the_plan_of_an_8b_target_needs_its_configuration_only(base: TrainingSpec, tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text(json.dumps(QWEN3_8B))
-    request = TrainRequest(
+    request = TrainingSpec(
         target=str(tmp_path), prompts=base.prompts, reuse="hidden", questions=70_000, length=2048, features="cached"
     )
     row = plan(request)[0]
@@ -227,7 +227,7 @@ def test_the_plan_of_an_8b_target_needs_its_configuration_only(base: TrainReques
     assert row["parameters"] - smaller["parameters"] == (151_936 - 32_000) * 4096
 
 
-def test_the_command_line(base: TrainRequest, tmp_path: Path) -> None:
+def test_the_command_line(base: TrainingSpec, tmp_path: Path) -> None:
     common = [
         "train",
         "--target",

@@ -18,19 +18,19 @@ from draftgauge.drafters.reuse.persistence import load_drafter
 from draftgauge.models.loading import load_model
 from draftgauge.training.reuse import train as training
 from draftgauge.training.reuse.batches import DataOrder
-from draftgauge.training.reuse.request import TrainRequest, default_rate
+from draftgauge.training.reuse.request import TrainingSpec, default_rate
 from draftgauge.training.reuse.train import train_drafter
 from tiny import save_tiny
 
 
 @pytest.fixture(scope="module")
-def base(tmp_path_factory: pytest.TempPathFactory) -> TrainRequest:
+def base(tmp_path_factory: pytest.TempPathFactory) -> TrainingSpec:
     folder = tmp_path_factory.mktemp("training")
     target = save_tiny(folder / "target", num_hidden_layers=4, eos_token_id=95)
     (folder / "prompts.jsonl").write_text(
         "".join(json.dumps({"prompt": f"Count to {n * n}: "}) + "\n" for n in range(12))
     )
-    return TrainRequest(
+    return TrainingSpec(
         target=str(target),
         reuse="hidden",
         prompts=folder / "prompts.jsonl",
@@ -67,7 +67,7 @@ RUNS: list[dict[str, Any]] = [
 
 @pytest.mark.parametrize(("change", "killed_at"), [(RUNS[0], 2), (RUNS[0], 4), (RUNS[1], 7), (RUNS[2], 5)])
 def test_a_killed_run_ends_bit_for_bit_where_another_does(
-    base: TrainRequest, tmp_path: Path, change: dict[str, Any], killed_at: int, monkeypatch: pytest.MonkeyPatch
+    base: TrainingSpec, tmp_path: Path, change: dict[str, Any], killed_at: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     request = replace(base, **change)
     straight = train_drafter(request, tmp_path / "straight")
@@ -109,13 +109,13 @@ def _kill_after(monkeypatch: pytest.MonkeyPatch, steps: int) -> None:
     monkeypatch.setattr(training.nn.utils, "clip_grad_norm_", killing)
 
 
-def test_a_finished_run_is_not_repeated(base: TrainRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_finished_run_is_not_repeated(base: TrainingSpec, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     first = train_drafter(base, tmp_path / "run")
     _kill_after(monkeypatch, 0)
     assert train_drafter(base, tmp_path / "run") == first
 
 
-def test_it_learns_what_the_target_says(base: TrainRequest, tmp_path: Path) -> None:
+def test_it_learns_what_the_target_says(base: TrainingSpec, tmp_path: Path) -> None:
     request = replace(base, reuse="hybrid", steps=150, log_every=25, learning_rate=5e-3, step_decay=1.0)
     result = train_drafter(request, tmp_path)
     rows = log(tmp_path)
@@ -127,7 +127,7 @@ def test_it_learns_what_the_target_says(base: TrainRequest, tmp_path: Path) -> N
 
 @pytest.mark.parametrize("design", DESIGNS)
 def test_every_design_sees_the_same_data_and_can_be_loaded(
-    base: TrainRequest, tmp_path: Path, design: str, monkeypatch: pytest.MonkeyPatch
+    base: TrainingSpec, tmp_path: Path, design: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     seen: list[list[int]] = []
     step = DataOrder.step
@@ -141,7 +141,7 @@ def test_every_design_sees_the_same_data_and_can_be_loaded(
 
 
 def _order_of_hidden(
-    base: TrainRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, step: Callable[..., Any]
+    base: TrainingSpec, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, step: Callable[..., Any]
 ) -> list[list[int]]:
     seen: list[list[int]] = []
     monkeypatch.setattr(DataOrder, "step", lambda self, n: seen.append(step(self, n).tolist()) or step(self, n))
@@ -149,7 +149,7 @@ def _order_of_hidden(
     return seen
 
 
-def test_accumulating_parts_is_the_whole_batch(base: TrainRequest, tmp_path: Path) -> None:
+def test_accumulating_parts_is_the_whole_batch(base: TrainingSpec, tmp_path: Path) -> None:
     for parts in (1, 2):
         train_drafter(replace(base, accumulation=parts, steps=2), tmp_path / str(parts))
     one, other = weights(tmp_path / "1"), weights(tmp_path / "2")
@@ -157,7 +157,7 @@ def test_accumulating_parts_is_the_whole_batch(base: TrainRequest, tmp_path: Pat
         torch.testing.assert_close(other[name], value, atol=2e-5, rtol=1e-4)
 
 
-def test_cached_features_train_as_online_ones_do(base: TrainRequest, tmp_path: Path) -> None:
+def test_cached_features_train_as_online_ones_do(base: TrainingSpec, tmp_path: Path) -> None:
     losses = [
         train_drafter(replace(base, reuse="hybrid", features=kind), tmp_path / kind).loss
         for kind in ("online", "cached")
@@ -165,7 +165,7 @@ def test_cached_features_train_as_online_ones_do(base: TrainRequest, tmp_path: P
     assert losses[1] == pytest.approx(losses[0], rel=0.02)
 
 
-def test_a_warm_start_begins_where_the_hidden_drafter_ended(base: TrainRequest, tmp_path: Path) -> None:
+def test_a_warm_start_begins_where_the_hidden_drafter_ended(base: TrainingSpec, tmp_path: Path) -> None:
     train_drafter(replace(base, steps=60, learning_rate=5e-3), tmp_path / "hidden")
     first = {}
     for name, start in (("warm", tmp_path / "hidden"), ("random", None)):
@@ -174,7 +174,7 @@ def test_a_warm_start_begins_where_the_hidden_drafter_ended(base: TrainRequest, 
     assert first["warm"] < 0.8 * first["random"]
 
 
-def test_the_log_measures_gradients_and_the_gate(base: TrainRequest, tmp_path: Path) -> None:
+def test_the_log_measures_gradients_and_the_gate(base: TrainingSpec, tmp_path: Path) -> None:
     train_drafter(replace(base, reuse="hybrid"), tmp_path)
     rows = log(tmp_path)
     assert [row["step"] for row in rows] == [1, 3, 4, 6, 8, 9]
@@ -201,16 +201,16 @@ def test_the_log_measures_gradients_and_the_gate(base: TrainRequest, tmp_path: P
     assert not any(key == "gate" for row in log(_trained(base, tmp_path / "hidden")) for key in row)
 
 
-def _trained(request: TrainRequest, folder: Path) -> Path:
+def _trained(request: TrainingSpec, folder: Path) -> Path:
     train_drafter(request, folder)
     return folder
 
 
 def test_the_rate_rises_and_falls_as_a_cosine() -> None:
-    request = TrainRequest(steps=100, warmup=0.1, final_rate=0.1, learning_rate=1.0)
+    request = TrainingSpec(steps=100, warmup=0.1, final_rate=0.1, learning_rate=1.0)
     rates = [request.rate(step, 256) for step in range(100)]
     assert rates[:10] == pytest.approx([0.1 * (n + 1) for n in range(10)])
     assert max(rates) == rates[10] == pytest.approx(1.0)
     assert rates[55] == pytest.approx(0.55, abs=0.01)
     assert rates[-1] == pytest.approx(0.1, abs=0.01)
-    assert TrainRequest(steps=1).rate(0, 4096) == pytest.approx(default_rate(4096)) == pytest.approx(1.25e-4)
+    assert TrainingSpec(steps=1).rate(0, 4096) == pytest.approx(default_rate(4096)) == pytest.approx(1.25e-4)

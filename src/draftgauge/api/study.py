@@ -12,7 +12,7 @@ from draftgauge.core.provenance import command_line, environment
 from draftgauge.report.kvshot import write_kvshot_report
 from draftgauge.studies.kvshot.presets import make_study
 from draftgauge.studies.kvshot.run import StudyOutcome, run_study
-from draftgauge.training.reuse.request import TrainRequest
+from draftgauge.training.reuse.request import TrainingSpec
 
 REPORT_NAME = "report.html"
 
@@ -54,7 +54,7 @@ def study_kvshot(
         DraftgaugeError: for an unknown preset or executor, a folder that holds another study, or if no cell could be finished.
         MissingLibraryError: if Ray is asked for and not installed.
     """
-    study = make_study(preset, TrainRequest(target=target, prompts=prompts, device=device), held_out)
+    study = make_study(preset, TrainingSpec(target=target, prompts=prompts, device=device), held_out)
     require_writable(out)
     found = run_study(study, out, prompt_file(study.evaluation.prompts), executor, cpus, gpus, progress)
     made: dict[str, Any] = {"command": command_line(), "preset": preset, "target": target} | environment()

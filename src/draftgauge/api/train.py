@@ -8,14 +8,14 @@ from pathlib import Path
 from typing import Any
 
 from draftgauge.training.reuse.estimate import estimate
-from draftgauge.training.reuse.request import TrainRequest
+from draftgauge.training.reuse.request import TrainingSpec
 from draftgauge.training.reuse.train import train_drafter
 
 Progress = Callable[[str, int, int], None]
 
 
 def train(
-    request: TrainRequest,
+    request: TrainingSpec,
     out: str | Path,
     progress: Progress = lambda what, done, total: None,
     report: Callable[[Mapping[str, float]], None] = lambda row: None,
@@ -23,7 +23,7 @@ def train(
     """Train a drafter into a folder; the same call goes on where an interrupted one stopped.
 
     Args:
-        request: what to train, see :class:`~draftgauge.training.reuse.request.TrainRequest`.
+        request: what to train, see :class:`~draftgauge.training.reuse.request.TrainingSpec`.
         out: folder of the run; afterwards ``--drafter OUT`` names the drafter.
         progress: told (what, done, total).
         report: told the figures of every few steps.
@@ -38,7 +38,7 @@ def train(
     return [{**asdict(result), "folder": str(result.folder)}]
 
 
-def plan(request: TrainRequest, out: str | Path | None = None) -> list[dict[str, Any]]:
+def plan(request: TrainingSpec, out: str | Path | None = None) -> list[dict[str, Any]]:
     """What a training takes: one row, see :class:`~draftgauge.training.reuse.estimate.Estimate`. Nothing is written.
 
     Args:

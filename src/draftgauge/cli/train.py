@@ -95,10 +95,10 @@ def train(
     from draftgauge.api.train import train as run_train
     from draftgauge.core.config import convert
     from draftgauge.core.errors import DraftgaugeError
-    from draftgauge.training.reuse.request import TrainRequest
+    from draftgauge.training.reuse.request import TrainingSpec
 
     with friendly_errors("Everything up to the last checkpoint is kept: run the same command again to go on."):
-        request = TrainRequest(
+        request = TrainingSpec(
             target=target,
             reuse=reuse,
             layers=layers,

@@ -9,7 +9,7 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from draftgauge.training.reuse.request import TrainRequest
+from draftgauge.training.reuse.request import TrainingSpec
 
 RESULT_NAME = "result.json"
 ERROR_NAME = "error.txt"
@@ -54,7 +54,7 @@ class Variant:
         parts += ["warm" if self.init == "warm" else "", "equal-width" if self.capacity == EQUAL_WIDTH else ""]
         return "-".join(part for part in parts if part)
 
-    def request(self, base: TrainRequest, intermediate_size: int, seed: int, warm_start: Path | None) -> TrainRequest:
+    def request(self, base: TrainingSpec, intermediate_size: int, seed: int, warm_start: Path | None) -> TrainingSpec:
         """How to train it; all but what is named here is the same for all variants."""
         return replace(
             base,
@@ -103,7 +103,7 @@ class Study:
     preset: str
     variants: tuple[Variant, ...]
     seeds: tuple[int, ...]
-    request: TrainRequest
+    request: TrainingSpec
     evaluation: Evaluation
 
 
@@ -122,7 +122,7 @@ class Cell:
     """
 
     variant: Variant
-    request: TrainRequest
+    request: TrainingSpec
     evaluation: Evaluation
     study: Path
     fingerprint: str

@@ -9,7 +9,7 @@ from pathlib import Path
 from draftgauge.core.errors import DraftgaugeError
 from draftgauge.models.reference import PAIR_FOLDER, REFERENCE
 from draftgauge.studies.kvshot.cells import EQUAL_WIDTH, Evaluation, Study, Variant
-from draftgauge.training.reuse.request import TrainRequest
+from draftgauge.training.reuse.request import TrainingSpec
 
 ROPE = "project-rope"
 HIDDEN, NONE = Variant("hidden"), Variant("none")
@@ -30,7 +30,7 @@ def at_equal_width(variant: Variant) -> Variant:
     return replace(variant, capacity=EQUAL_WIDTH)
 
 
-def smoke(request: TrainRequest) -> Study:
+def smoke(request: TrainingSpec) -> Study:
     """Every design for a few steps: that all of it works, not what comes out."""
     return Study(
         "smoke",
@@ -41,13 +41,13 @@ def smoke(request: TrainRequest) -> Study:
     )
 
 
-def _small_data(request: TrainRequest) -> TrainRequest:
+def _small_data(request: TrainingSpec) -> TrainingSpec:
     """The first bundled training prompts in place of generated questions, which take a while to make."""
     bundled = PAIR_FOLDER / "prompts" / "train.jsonl" if request.target == REFERENCE else None
     return replace(request, prompts=request.prompts or bundled, questions=24)
 
 
-def quick(request: TrainRequest) -> Study:
+def quick(request: TrainingSpec) -> Study:
     """The designs themselves, three seeds, under 45 minutes on two cores; the prediction about depth needs the depth preset.
 
     The target's features are computed once for all cells and kept on disk (1 GB for the bundled target).
@@ -61,13 +61,13 @@ def quick(request: TrainRequest) -> Study:
     )
 
 
-def depth(request: TrainRequest) -> Study:
+def depth(request: TrainingSpec) -> Study:
     """Quick, and KV drafters of 2 and 4 layers with as many parameters: in the folder of a quick study only those are left to do."""
     found = quick(request)
     return replace(found, preset="depth", variants=(*found.variants, KV_TWO, KV_DEEP))
 
 
-def full(request: TrainRequest) -> Study:
+def full(request: TrainingSpec) -> Study:
     """Every row of the paper's step-wise table, three seeds: at equal parameters; depth and warm starts at equal width too."""
     injections = tuple(Variant("kv", injection=injection) for injection in ("concat", "project"))
     depths = tuple(Variant("kv", layers=layers, injection=ROPE) for layers in (1, 2, 3, 4))
@@ -82,10 +82,10 @@ def full(request: TrainRequest) -> Study:
     )
 
 
-PRESETS: dict[str, Callable[[TrainRequest], Study]] = {"smoke": smoke, "quick": quick, "depth": depth, "full": full}
+PRESETS: dict[str, Callable[[TrainingSpec], Study]] = {"smoke": smoke, "quick": quick, "depth": depth, "full": full}
 
 
-def make_study(preset: str, request: TrainRequest, held_out: str | Path | None = None) -> Study:
+def make_study(preset: str, request: TrainingSpec, held_out: str | Path | None = None) -> Study:
     """The study of a preset on a target.
 
     Args:

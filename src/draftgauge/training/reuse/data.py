@@ -21,12 +21,12 @@ from draftgauge.training.reference.data import collect
 from draftgauge.training.reference.recipe import Recipe, training_questions
 from draftgauge.training.reuse.answers import Answers, Progress, check_made, describe, make_answers, read_answers
 from draftgauge.training.reuse.locks import alone
-from draftgauge.training.reuse.request import TrainRequest
+from draftgauge.training.reuse.request import TrainingSpec
 
 Messages = str | Sequence[dict[str, str]]
 
 
-def source_of(request: TrainRequest) -> str:
+def source_of(request: TrainingSpec) -> str:
     """Where the prompts come from, in words that tell two sources apart.
 
     Raises:
@@ -48,12 +48,12 @@ def is_reference(target: str) -> bool:
     return target.split("/")[0] == REFERENCE
 
 
-def question_count(request: TrainRequest) -> int:
+def question_count(request: TrainingSpec) -> int:
     """How many questions are generated."""
     return request.questions or Recipe().questions
 
 
-def prompt_tokens(request: TrainRequest, tokenizer: PreTrainedTokenizerBase, longest: int) -> list[list[int]]:
+def prompt_tokens(request: TrainingSpec, tokenizer: PreTrainedTokenizerBase, longest: int) -> list[list[int]]:
     """Token ids of the prompts, those left out that are longer than ``longest``.
 
     Generated questions are those of the bundled target's own training, tasks in turn; the bundled prompts, which measure
@@ -71,7 +71,7 @@ def prompt_tokens(request: TrainRequest, tokenizer: PreTrainedTokenizerBase, lon
     return fitting
 
 
-def _messages(request: TrainRequest) -> list[Messages]:
+def _messages(request: TrainingSpec) -> list[Messages]:
     if request.prompts is None:
         recipe = Recipe(questions=question_count(request), seed=request.data_seed)
         return [
@@ -81,19 +81,19 @@ def _messages(request: TrainRequest) -> list[Messages]:
     return [[{"role": m.role, "content": m.content} for m in prompt.messages] or prompt.text for prompt in prompts]
 
 
-def answers_path(request: TrainRequest, out: Path) -> Path:
+def answers_path(request: TrainingSpec, out: Path) -> Path:
     """The file of a run's answers."""
     return request.answers or out / "answers.jsonl"
 
 
-def load_target(request: TrainRequest) -> CachedModel:
+def load_target(request: TrainingSpec) -> CachedModel:
     """The target of a request."""
     target = load_model(request.target, request.compression, request.device, request.trust_remote_code)
     target.module.requires_grad_(False)
     return target
 
 
-def existing_answers(request: TrainRequest, path: Path, fingerprint: str) -> Answers | None:
+def existing_answers(request: TrainingSpec, path: Path, fingerprint: str) -> Answers | None:
     """The answers in a file, if it is there.
 
     Raises:
@@ -111,7 +111,7 @@ def existing_answers(request: TrainRequest, path: Path, fingerprint: str) -> Ans
 
 
 def answers_of(
-    request: TrainRequest, path: Path, target: CachedModel, progress: Progress = lambda what, done, total: None
+    request: TrainingSpec, path: Path, target: CachedModel, progress: Progress = lambda what, done, total: None
 ) -> Answers:
     """Read the answers of a request, or have the target give them. Of several processes that ask at once, one makes them.
 

@@ -25,7 +25,7 @@ from draftgauge.training.reuse.batches import DataOrder, collate, usable
 from draftgauge.training.reuse.data import existing_answers, is_reference
 from draftgauge.training.reuse.features import MANIFEST, check_disk, token_bytes
 from draftgauge.training.reuse.prepare import check, drafter_config, known_fingerprint, target_config
-from draftgauge.training.reuse.request import TrainRequest
+from draftgauge.training.reuse.request import TrainingSpec
 
 GENERATED_LENGTHS = (222, 110)  # mean tokens of a generated question and of the bundled target's answer to it
 JSON_BYTES = 6  # of a token in a file of answers
@@ -103,7 +103,7 @@ class Sizes:
     longest_rows: int
 
 
-def estimate(request: TrainRequest, out: Path | None = None) -> Estimate:
+def estimate(request: TrainingSpec, out: Path | None = None) -> Estimate:
     """Estimate a run; nothing is written.
 
     Args:
@@ -124,7 +124,7 @@ def estimate(request: TrainRequest, out: Path | None = None) -> Estimate:
 
 
 def estimate_for(
-    request: TrainRequest, config: PreTrainedConfig, answers: Sequence[Conversation] | None = None
+    request: TrainingSpec, config: PreTrainedConfig, answers: Sequence[Conversation] | None = None
 ) -> Estimate:
     """:func:`estimate` for a target's configuration, and the answers where there are some already."""
     drafter = drafter_config(request, config)
@@ -168,7 +168,7 @@ def estimate_for(
     )
 
 
-def operations(request: TrainRequest, drafter: ReuseConfig, trained: int, target: int, sizes: Sizes) -> float:
+def operations(request: TrainingSpec, drafter: ReuseConfig, trained: int, target: int, sizes: Sizes) -> float:
     """Multiplications and additions of a step: two a weight forwards, four backwards; attention is left out, being small beside them."""
     head = drafter.hidden_size * drafter.logits
     read = 2.0 * sizes.tokens * (target if request.features == "online" else drafter.hidden_size * drafter.vocabulary)
@@ -187,7 +187,7 @@ def probe(device: torch.device, dtype: torch.dtype | None) -> float:
     return 2 * size**3 / best / 1e9
 
 
-def _sizes(request: TrainRequest, length: int, answers: Sequence[Conversation] | None) -> Sizes:
+def _sizes(request: TrainingSpec, length: int, answers: Sequence[Conversation] | None) -> Sizes:
     if answers is not None:
         kept = usable(answers, length, request.depths)
         order = DataOrder(kept, request.batch, request.seed)
@@ -214,7 +214,7 @@ def _sizes(request: TrainRequest, length: int, answers: Sequence[Conversation] |
 
 
 def _memory(
-    request: TrainRequest,
+    request: TrainingSpec,
     drafter: ReuseConfig,
     target: PreTrainedModel,
     trained: int,

@@ -24,7 +24,7 @@ from draftgauge.models.reference import resolve_source
 from draftgauge.models.taps import TapPlan, tap_plan
 from draftgauge.training.reuse.data import answers_path, existing_answers, source_of
 from draftgauge.training.reuse.features import check_cache_folder
-from draftgauge.training.reuse.request import TrainRequest
+from draftgauge.training.reuse.request import TrainingSpec
 from draftgauge.training.reuse.tracking import check_tracker
 
 RUN_NAME = "run.json"
@@ -45,7 +45,7 @@ class Job:
         length: longest conversation, within the target's context.
     """
 
-    request: TrainRequest
+    request: TrainingSpec
     out: Path
     config: ReuseConfig
     plan: TapPlan
@@ -69,7 +69,7 @@ class Job:
         return self.out / "checkpoints"
 
 
-def target_config(request: TrainRequest) -> PreTrainedConfig:
+def target_config(request: TrainingSpec) -> PreTrainedConfig:
     """Configuration of the target; its weights need not be there.
 
     Raises:
@@ -85,7 +85,7 @@ def target_config(request: TrainRequest) -> PreTrainedConfig:
     return config
 
 
-def drafter_config(request: TrainRequest, config: PreTrainedConfig, target_fingerprint: str = "") -> ReuseConfig:
+def drafter_config(request: TrainingSpec, config: PreTrainedConfig, target_fingerprint: str = "") -> ReuseConfig:
     """What the drafter is made of.
 
     Raises:
@@ -104,7 +104,7 @@ def drafter_config(request: TrainRequest, config: PreTrainedConfig, target_finge
     )
 
 
-def known_fingerprint(request: TrainRequest) -> str | None:
+def known_fingerprint(request: TrainingSpec) -> str | None:
     """Which model the target is; None where its weights are not on this machine yet."""
     try:
         return fingerprint(resolve_source(request.target))
@@ -112,7 +112,7 @@ def known_fingerprint(request: TrainRequest) -> str | None:
         return None
 
 
-def check(request: TrainRequest, out: Path, identity: str | None) -> Job:
+def check(request: TrainingSpec, out: Path, identity: str | None) -> Job:
     """Check a request and the folders that it names; nothing is written.
 
     Args:
@@ -150,7 +150,7 @@ def check(request: TrainRequest, out: Path, identity: str | None) -> Job:
     return job
 
 
-def check_warm_start(request: TrainRequest, drafter: ReuseConfig) -> None:
+def check_warm_start(request: TrainingSpec, drafter: ReuseConfig) -> None:
     """Check that a warm start is from a ``hidden`` drafter of the same target and shape.
 
     Raises:
@@ -178,7 +178,7 @@ def check_warm_start(request: TrainRequest, drafter: ReuseConfig) -> None:
             )
 
 
-def check_out(out: Path, request: TrainRequest, identity: str | None) -> None:
+def check_out(out: Path, request: TrainingSpec, identity: str | None) -> None:
     """Check that a folder is new or holds the run that is asked for.
 
     Raises:

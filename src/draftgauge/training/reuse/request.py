@@ -22,7 +22,7 @@ INCIDENTAL = frozenset(
 
 
 @dataclass(frozen=True)
-class TrainRequest:
+class TrainingSpec:
     """How to train one drafter. Order of data, loss and optimiser follow from it alone, whatever the design.
 
     Attributes:

@@ -46,7 +46,7 @@ from draftgauge.training.reuse.loss import (
     teach,
 )
 from draftgauge.training.reuse.prepare import Job, check, known_fingerprint, open_run
-from draftgauge.training.reuse.request import TrainRequest, TrainResult
+from draftgauge.training.reuse.request import TrainingSpec, TrainResult
 from draftgauge.training.reuse.statistics import GateWatch, GradientStatistics
 from draftgauge.training.reuse.tracking import open_trackers
 
@@ -57,7 +57,7 @@ Report = Callable[[Mapping[str, float]], None]
 
 
 def train_drafter(
-    request: TrainRequest,
+    request: TrainingSpec,
     out: Path,
     progress: Progress = lambda what, done, total: None,
     report: Report = lambda row: None,
@@ -67,7 +67,7 @@ def train_drafter(
     The same call goes on where an interrupted one stopped; a finished run is not repeated.
 
     Args:
-        request: see :class:`TrainRequest`.
+        request: see :class:`TrainingSpec`.
         out: folder of the run.
         progress: told (what, done, total).
         report: told the figures of every ``log_every`` steps: step, steps, loss, tokens_per_second, seconds_left ...
@@ -287,7 +287,7 @@ def _features(
     return CachedFeatures(job.cache, target.module, job.plan)
 
 
-def fill_cache(request: TrainRequest, out: Path, target: CachedModel, answers: Answers, progress: Progress) -> None:
+def fill_cache(request: TrainingSpec, out: Path, target: CachedModel, answers: Answers, progress: Progress) -> None:
     """Make the cache of features that a request names, if it asks for one, without training: runs that share it find it whole.
 
     Raises:
