@@ -57,7 +57,9 @@ def addition(rng: Random) -> tuple[str, str]:
         total = x + y + carry
         with_carry = f" + {carry}" if carry else ""
         carry, digit = divmod(total, 10)
-        lines.append(f"{PLACES[place]}: {x} + {y}{with_carry} = {total}, write {digit}" + (", carry 1." if carry else "."))
+        lines.append(
+            f"{PLACES[place]}: {x} + {y}{with_carry} = {total}, write {digit}" + (", carry 1." if carry else ".")
+        )
     return f"What is {a} + {b}?", "\n".join(lines) + f"\nAnswer: {a + b}"
 
 
@@ -96,7 +98,10 @@ def mean(rng: Random) -> tuple[str, str]:
 
 def percentage(rng: Random) -> tuple[str, str]:
     share, base = rng.choice((5, 10, 15, 20, 25, 30, 40, 60, 75)), rng.randrange(20, 1000, 20)
-    lines = (f"1% of {base} is {base} / 100 = {base / 100:g}.", f"{share}% of {base} is {share} * {base / 100:g} = {share * base / 100:g}.")
+    lines = (
+        f"1% of {base} is {base} / 100 = {base / 100:g}.",
+        f"{share}% of {base} is {share} * {base / 100:g} = {share * base / 100:g}.",
+    )
     return f"How much is {share}% of {base}?", "\n".join(lines) + f"\nAnswer: {share * base / 100:g}"
 
 
@@ -117,7 +122,13 @@ def packing_story(rng: Random) -> tuple[str, str]:
 
 
 def savings_story(rng: Random) -> tuple[str, str]:
-    name, weekly, weeks, had, cost = rng.choice(NAMES), rng.randint(3, 45), rng.randint(3, 16), rng.randint(10, 99), rng.randint(2, 50)
+    name, weekly, weeks, had, cost = (
+        rng.choice(NAMES),
+        rng.randint(3, 45),
+        rng.randint(3, 16),
+        rng.randint(10, 99),
+        rng.randint(2, 50),
+    )
     earned = weekly * weeks
     question = (
         f"{name} saves {weekly} dollars every week for {weeks} weeks and had {had} dollars before. "
@@ -132,7 +143,13 @@ def savings_story(rng: Random) -> tuple[str, str]:
 
 
 def journey_story(rng: Random) -> tuple[str, str]:
-    name, speed, hours, second, more = rng.choice(NAMES), rng.randint(4, 90), rng.randint(2, 9), rng.randint(4, 90), rng.randint(2, 9)
+    name, speed, hours, second, more = (
+        rng.choice(NAMES),
+        rng.randint(4, 90),
+        rng.randint(2, 9),
+        rng.randint(4, 90),
+        rng.randint(2, 9),
+    )
     one, two = speed * hours, second * more
     question = (
         f"{name} travels {hours} hours at {speed} kilometres per hour and then {more} hours at {second} kilometres per hour. "
