@@ -19,7 +19,7 @@ from draftgauge.api.replay import replay_rows
 from draftgauge.api.runs import load_pair_of
 from draftgauge.cli.main import app
 from draftgauge.core.errors import DraftgaugeError, ModelError, TraceError
-from draftgauge.drafters.reuse import new_net, reuse_config, save_drafter, target_fingerprint
+from draftgauge.drafters.reuse import ReuseSource, new_net, reuse_config, save_drafter, target_fingerprint
 from draftgauge.drafters.reuse.live import ReuseDrafter
 from draftgauge.models.loading import load_model
 from draftgauge.traces.manifest import Manifest
@@ -71,7 +71,7 @@ def recorded(models: dict[str, Path], tmp_path_factory: pytest.TempPathFactory) 
 @pytest.mark.parametrize("design", ["hybrid", "kv", "none"])
 def test_generating_is_lossless(models: dict[str, Path], design: str) -> None:
     pair = load_pair(models["target"], drafter=models[design], device="cpu")
-    assert (pair.drafter_kind, pair.draft) == ("reuse", None)
+    assert (pair.draft_source.name, pair.draft) == ("reuse", None)
     assert isinstance(pair.drafter(), ReuseDrafter)
     plain, _ = generate(pair, "hello", None, max_new_tokens=20)
     text, how = generate(pair, "hello", "fixed:3", max_new_tokens=20)
@@ -84,8 +84,8 @@ def test_generating_is_lossless(models: dict[str, Path], design: str) -> None:
 @pytest.mark.parametrize("compression", ["bf16", "int8"])
 def test_a_drafter_follows_its_target_into_any_compression(models: dict[str, Path], compression: str) -> None:
     pair = load_pair(models["target"], drafter=models["hybrid"], compression=compression, device="cpu")
-    assert pair.reuse is not None
-    assert {parameter.dtype for parameter in pair.reuse.net.parameters()} == {pair.target.spec.dtype}
+    assert isinstance(pair.draft_source, ReuseSource)
+    assert {parameter.dtype for parameter in pair.draft_source.net.parameters()} == {pair.target.spec.dtype}
     _, how = generate(pair, "hello", "fixed:3", max_new_tokens=12)
     assert len(how.tokens) == 12
     assert sum(step.drafted for step in how.steps) > 10
@@ -100,7 +100,7 @@ def test_a_recorded_run_names_its_drafter_and_can_be_replayed(models: dict[str, 
     assert (trace.drafted[:5] == 3).all()
     assert np.isfinite(trace.confidence[:5]).all()
     assert any(row["policy"] == "fixed:2" for row in replay_rows(recorded, ["fixed"]))
-    assert load_pair_of(manifest, device="cpu").drafter_kind == "reuse"
+    assert load_pair_of(manifest, device="cpu").draft_source.name == "reuse"
 
 
 def test_another_drafter_in_its_place_is_noticed(models: dict[str, Path], recorded: Path, tmp_path: Path) -> None:

@@ -13,9 +13,9 @@ import torch
 from transformers import PreTrainedModel
 
 from draftgauge.decoding import DecodingSettings, plain_decode, speculative_decode
-from draftgauge.decoding.dense import draft_position_by_position
-from draftgauge.decoding.recorder import draft_everywhere, generate_greedily
+from draftgauge.decoding.recorder import generate_greedily
 from draftgauge.drafters.base import Draft
+from draftgauge.drafters.dense import draft_everywhere, draft_position_by_position
 from draftgauge.drafters.reuse.building import new_net
 from draftgauge.drafters.reuse.config import DESIGNS, INJECTIONS, reuse_config
 from draftgauge.drafters.reuse.live import ReuseDrafter

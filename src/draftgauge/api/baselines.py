@@ -75,7 +75,7 @@ class TransformersBaseline:
         self.assistant = None
         if name != GENERATE:
             if pair.draft is None:
-                raise DraftgaugeError(f"{name} needs a draft model, and this pair drafts by prompt lookup")
+                raise DraftgaugeError(f"{name} needs a draft model, and this pair drafts with {pair.draft_source.name}")
             self.assistant = pair.draft.module
             settings: GenerationConfig = copy.deepcopy(self.assistant.generation_config)
             if name == ASSISTED_CONSTANT:

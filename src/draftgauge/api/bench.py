@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from draftgauge.api.baselines import ASSISTED, ASSISTED_CONSTANT, GENERATE, TransformersBaseline
-from draftgauge.api.pair import Pair, choose_drafter, load_pair
+from draftgauge.api.pair import Pair, load_pair
 from draftgauge.api.profile_plan import Request, choose_prompts, encode_prompts
 from draftgauge.api.replay import best_gamma_of
 from draftgauge.api.runs import load_pair_of, prompts_of, read_run, select_runs
@@ -18,7 +18,7 @@ from draftgauge.core.errors import DraftgaugeError
 from draftgauge.decoding.plain import plain_decode
 from draftgauge.decoding.settings import DecodingSettings
 from draftgauge.decoding.speculative import speculative_decode
-from draftgauge.drafters.reuse import read_description
+from draftgauge.drafters.source import choose_drafter, drafter_kind
 from draftgauge.models.reference import REFERENCE
 from draftgauge.policies.base import Policy
 from draftgauge.policies.registry import expand_policy, make_policy
@@ -313,9 +313,7 @@ def bench_pair(
     made = _made(policies or UNMEASURED, gamma_max)
     path, chosen = choose_prompts(prompts, request, tasks, split)
     if target is None:
-        target = (
-            str(read_description(Path(source))["config"]["target_source"]) if kind == "reuse" and source else REFERENCE
-        )
+        target = drafter_kind(kind).trained_for(source) or REFERENCE
     pair = load_pair(target, source, compression, kind, device, engine, trust_remote_code)
     encoded = [BenchPrompt(tokens, prompt.task) for prompt, tokens in encode_prompts(pair, chosen, path, request)]
     return _bench(pair, encoded, made, max_new_tokens, baselines, rounds, progress)

@@ -7,13 +7,12 @@ from pathlib import Path
 
 from torch import Generator
 
-from draftgauge.api.pair import Pair, choose_drafter, load_pair
+from draftgauge.api.pair import Pair, load_pair
 from draftgauge.api.profile_plan import (
     EncodedPrompt,
     Request,
     check_widths,
     choose_prompts,
-    context_limit,
     encode_prompts,
     make_manifests,
     run_folders,
@@ -23,6 +22,7 @@ from draftgauge.core.seeds import derive_seed, generator
 from draftgauge.decoding.meter import default_contexts, measure_costs, measured_span
 from draftgauge.decoding.recorder import record_prompt
 from draftgauge.decoding.settings import DecodingSettings
+from draftgauge.drafters.source import choose_drafter
 from draftgauge.models.vocabulary import vocabulary_digest
 from draftgauge.traces.costs import CostCurve
 from draftgauge.traces.manifest import COSTS_NAME, Manifest
@@ -103,7 +103,7 @@ def profile(
     pair = load(names[0])
     check_widths(pair, names, trust_remote_code)
     encoded = encode_prompts(pair, chosen, path, request)
-    measured_span(gamma_max, context_limit(pair))
+    measured_span(gamma_max, pair.context)
     manifests = make_manifests(pair, [prompt for prompt, _ in encoded], path, request)
     writers = {name: TraceWriter(folders[name], manifests[name], SHARD_PROMPTS) for name in names}
     try:
@@ -175,7 +175,7 @@ def _measure(pair: Pair, encoded: Sequence[EncodedPrompt], request: Request, pro
         repeats=request.repeats,
         compression=pair.compression,
         vocabulary=vocabulary_digest(pair.tokenizer),
-        context_limit=context_limit(pair),
+        context_limit=pair.context,
         sampling=request.sampling,
         generator=drawing,
         progress=lambda done, total: progress(label, done, total),

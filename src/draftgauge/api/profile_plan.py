@@ -10,12 +10,14 @@ from typing import Any
 import torch
 from transformers import AutoConfig
 
-from draftgauge.api.pair import DRAFTERS, Pair, draft_compression
+from draftgauge.api.pair import Pair
 from draftgauge.api.runs import first_per_task, prompt_file, prompt_name
 from draftgauge.core.errors import DraftgaugeError, PromptError, TraceError
 from draftgauge.core.prompts import Prompt, prompts_sha256, read_prompts
 from draftgauge.core.provenance import command_line, environment, timestamp
-from draftgauge.models.compression import activation_dtype, check_nf4_widths, quantization_config
+from draftgauge.drafters.refused import DraftsRefused
+from draftgauge.drafters.source import drafter_kind, drafter_kinds
+from draftgauge.models.compression import activation_dtype, check_nf4_widths, draft_compression, quantization_config
 from draftgauge.models.reference import resolve_source
 from draftgauge.traces.manifest import MANIFEST_NAME, Manifest, ModelEntry, PromptsEntry
 from draftgauge.traces.schema import GREEDY_VERSION, SAMPLED_VERSION
@@ -57,10 +59,10 @@ class Request:
             )
         for compression in self.compressions:
             quantization_config(compression, torch.device("cpu"))
-        assert self.drafter in DRAFTERS, self.drafter
-        if not self.sampling.greedy and self.drafter != "language_model":
+        if not self.sampling.greedy and not issubclass(drafter_kind(self.drafter).drafter_type, DraftsRefused):
+            able = [kind.name for kind in drafter_kinds().values() if issubclass(kind.drafter_type, DraftsRefused)]
             raise DraftgaugeError(
-                f"at a temperature above 0 a trace is recorded with the drafter language_model, not {self.drafter}: "
+                f"at a temperature above 0 a trace is recorded with the drafter {' or '.join(able)}, not {self.drafter}: "
                 "only there the draft from one position tells of the next ones"
             )
         if self.long_prompts not in LONG_PROMPTS:
@@ -101,10 +103,10 @@ def encode_prompts(pair: Pair, prompts: Sequence[Prompt], path: Path, request: R
     Raises:
         PromptError: for a prompt that gives no tokens or is too long, or if none is left.
     """
-    longest = context_limit(pair) - request.max_new_tokens
+    longest = pair.context - request.max_new_tokens
     if longest < 1:
         raise PromptError(
-            f"the models take {context_limit(pair)} tokens, which max_new_tokens {request.max_new_tokens} fill: lower it"
+            f"the models take {pair.context} tokens, which max_new_tokens {request.max_new_tokens} fill: lower it"
         )
     encoded: list[EncodedPrompt] = []
     for prompt in prompts:
@@ -128,11 +130,6 @@ def encode_prompts(pair: Pair, prompts: Sequence[Prompt], path: Path, request: R
             f"{path}: every prompt is longer than the {longest} tokens that the models take: choose long_prompts truncate"
         )
     return kept
-
-
-def context_limit(pair: Pair) -> int:
-    """Longest sequence that both models take."""
-    return min(model.spec.context for model in (pair.target, pair.draft) if model is not None)
 
 
 def check_widths(pair: Pair, compressions: Sequence[str], trust_remote_code: bool) -> None:
@@ -181,11 +178,8 @@ def _entry(pair: Pair, role: str, fingerprints: dict[str, str | None]) -> ModelE
     source, fingerprint = pair.sources[role], fingerprints[role]
     assert source is not None
     assert fingerprint is not None
-    if role == "draft" and pair.reuse is not None:
-        return ModelEntry(source, fingerprint, "none", f"reuse-{pair.reuse.net.config.design}", "modules", "float32")
-    model = pair.target if role == "target" else pair.draft
-    assert model is not None
-    return ModelEntry(source, fingerprint, "none", model.spec.family, model.spec.engine, "float32")
+    model = pair.target.spec if role == "target" else pair.draft_source
+    return ModelEntry(source, fingerprint, "none", model.family, model.engine, "float32")
 
 
 def _for_compression(manifest: Manifest, compression: str, device: torch.device) -> Manifest:

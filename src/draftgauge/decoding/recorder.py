@@ -9,15 +9,14 @@ from transformers import PreTrainedTokenizerBase
 
 from draftgauge.core.errors import DraftgaugeError
 from draftgauge.core.prompts import Prompt
-from draftgauge.decoding.dense import DenseDrafts, draft_densely, draft_position_by_position
 from draftgauge.decoding.plain import plain_decode
 from draftgauge.decoding.results import Generation
-from draftgauge.decoding.sampled import draft_refused
 from draftgauge.decoding.settings import DecodingSettings
 from draftgauge.decoding.speculative import speculative_decode
 from draftgauge.decoding.wrapping import EntropyTap, LogitsTap
 from draftgauge.drafters.base import Drafter
-from draftgauge.drafters.language_model import LanguageModelDrafter
+from draftgauge.drafters.dense import draft_everywhere
+from draftgauge.drafters.refused import DraftsRefused
 from draftgauge.models.base import CachedModel
 from draftgauge.models.detokenize import IncrementalDecoder
 from draftgauge.policies.base import Policy
@@ -48,8 +47,9 @@ def record_prompt(
 
     Args:
         target: the model whose output is recorded; its cache is overwritten.
-        drafter: what drafts. A language model drafts from all positions together, any other drafter from one after the other; sampled
-            decoding is recorded with a language model alone, as its draft from one position tells of the next ones.
+        drafter: what drafts, from all positions together where it can (:class:`~draftgauge.drafters.dense.DraftsEverywhere`).
+            Sampled decoding is recorded only with one whose draft from one position tells of the next ones
+            (:class:`~draftgauge.drafters.refused.DraftsRefused`).
         prompt: where it comes from.
         prompt_tokens: its token ids, at least one.
         settings: its limit and end tokens end the output, the end tokens also drafts.
@@ -74,7 +74,7 @@ def record_prompt(
         )
         drafts = draft_everywhere(drafter, prompt_tokens, output.tokens, gamma_max, target.spec.vocabulary)
     else:
-        if not isinstance(drafter, LanguageModelDrafter) or generator is None:
+        if not isinstance(drafter, DraftsRefused) or generator is None:
             raise DraftgaugeError(
                 "recording at a temperature above 0 needs a draft model (drafter language_model) and a random generator"
             )
@@ -82,8 +82,8 @@ def record_prompt(
             target, prompt_tokens, settings, generator, drafter if speculate else None, speculate
         )
         target_entropy = entropy_bits(logits).cpu().numpy()
-        drafts, acceptance, survival = draft_refused(
-            drafter, prompt_tokens, output.tokens, logits, settings.sampling, gamma_max, generator
+        drafts, acceptance, survival = drafter.draft_refused(
+            prompt_tokens, output.tokens, logits, settings.sampling, gamma_max, generator
         )
     info = PromptInfo(
         index=prompt.index,
@@ -142,25 +142,6 @@ def generate_sampled(
     else:
         output = speculative_decode(tap, drafter, policy, prompt_tokens, settings, generator)
     return output, tap.logits(len(output.tokens))
-
-
-def draft_everywhere(
-    drafter: Drafter, prompt_tokens: list[int], output: list[int], gamma_max: int, vocabulary: int
-) -> DenseDrafts:
-    """Drafts from every position of an output, the fast way where there is one.
-
-    Args:
-        drafter: drafts greedily. One that reads its target finds there what the target has last decoded, which must be this text:
-            what stands at a position does not depend on what follows, so it is what a live step at that position would find.
-        prompt_tokens, output: the text; row ``p`` drafts what follows the prompt and ``output[:p]``.
-        gamma_max: longest draft.
-        vocabulary: number of logits of the target.
-    """
-    if not isinstance(drafter, LanguageModelDrafter):
-        return draft_position_by_position(drafter, prompt_tokens, output, gamma_max)
-    if not drafter.sampling.greedy:
-        raise DraftgaugeError("a trace is of greedy drafts: record with a drafter at temperature 0")
-    return draft_densely(drafter.model, prompt_tokens, output, gamma_max, drafter.end_tokens, vocabulary)
 
 
 def text_pieces(tokenizer: PreTrainedTokenizerBase, tokens: list[int]) -> list[str]:

@@ -4,10 +4,19 @@ from __future__ import annotations
 
 import torch
 from torch import Generator, Tensor
+from transformers import PreTrainedTokenizerBase
 
+from draftgauge.core.errors import DraftgaugeError
 from draftgauge.drafters.base import Draft, KeepDrafting
+from draftgauge.drafters.dense import DenseDrafts, draft_densely
 from draftgauge.drafters.growing import Growing
+from draftgauge.drafters.refused import Chances, DraftRules, draft_refused
+from draftgauge.drafters.source import DraftSource, LoadOptions, Source, register_drafter
 from draftgauge.models.base import CachedModel
+from draftgauge.models.compression import draft_compression
+from draftgauge.models.loading import check_same_vocabulary, fingerprint, load_model, load_tokenizer
+from draftgauge.models.reference import resolve_source
+from draftgauge.models.taps import Taps
 from draftgauge.verification import Sampling
 
 
@@ -65,6 +74,27 @@ class LanguageModelDrafter:
             self.model.truncate(agreed)
         self._text += tokens
 
+    def draft_everywhere(
+        self, prompt_tokens: list[int], output: list[int], gamma_max: int, vocabulary: int
+    ) -> DenseDrafts:
+        """See :class:`~draftgauge.drafters.dense.DraftsEverywhere`; all positions are drafted from together."""
+        if not self.sampling.greedy:
+            raise DraftgaugeError("a trace is of greedy drafts: record with a drafter at temperature 0")
+        return draft_densely(self.model, prompt_tokens, output, gamma_max, self.end_tokens, vocabulary)
+
+    def draft_refused(
+        self,
+        prompt_tokens: list[int],
+        output: list[int],
+        target_logits: Tensor,
+        sampling: Sampling,
+        gamma_max: int,
+        generator: Generator,
+    ) -> tuple[DenseDrafts, Chances, Chances]:
+        """See :class:`~draftgauge.drafters.refused.DraftsRefused`."""
+        rules = DraftRules(self.model, self.end_tokens, self.sampling)
+        return draft_refused(rules, prompt_tokens, output, target_logits, sampling, gamma_max, generator)
+
     def _logits(self, tokens: Tensor) -> Tensor:
         """Logits ``[1, V]`` after the tokens ``[k]``."""
         logits = self.model.forward(tokens, last_only=True)
@@ -72,3 +102,58 @@ class LanguageModelDrafter:
 
     def _tensor(self, tokens: list[int]) -> Tensor:
         return torch.tensor(tokens, device=self.model.spec.device)
+
+
+@register_drafter
+class LanguageModelSource(DraftSource):
+    """A draft model, whose one cache all drafters made from it share."""
+
+    name = "language_model"
+    takes = "a draft model"
+    drafter_type = LanguageModelDrafter
+    model: CachedModel
+
+    def __init__(self, source: Source, model: CachedModel) -> None:
+        """Take a loaded draft model over."""
+        self.source = source
+        self.model = model
+        self.family, self.engine, self.context = model.spec.family, model.spec.engine, model.spec.context
+
+    @classmethod
+    def resolve(cls, source: Source) -> Source:
+        """The draft model's folder or id."""
+        if source is None:
+            raise DraftgaugeError("drafter language_model needs a draft model: name one, or choose prompt_lookup")
+        return source
+
+    @classmethod
+    def check(cls, source: Source, tokenizer: PreTrainedTokenizerBase, options: LoadOptions) -> None:
+        """Refuse a draft model of another vocabulary."""
+        assert source is not None
+        check_same_vocabulary(tokenizer, load_tokenizer(source, options.trust_remote_code, part="draft"))
+
+    @classmethod
+    def load(cls, source: Source, target: CachedModel, options: LoadOptions) -> LanguageModelSource:
+        """Load the draft model, in the target's half precision if it has one."""
+        assert source is not None
+        held = draft_compression(options.compression)
+        return cls(
+            source,
+            load_model(source, held, options.device, options.trust_remote_code, options.engine, part="draft"),
+        )
+
+    def drafter(
+        self,
+        target: CachedModel,
+        taps: Taps | None,
+        end_tokens: frozenset[int],
+        sampling: Sampling | None,
+        generator: Generator | None,
+    ) -> LanguageModelDrafter:
+        """A drafter that starts from an empty cache."""
+        return LanguageModelDrafter(self.model, end_tokens, sampling, generator, target.spec.vocabulary)
+
+    def fingerprint(self) -> str:
+        """Of the draft model's files."""
+        assert self.source is not None
+        return fingerprint(resolve_source(self.source, "draft"))

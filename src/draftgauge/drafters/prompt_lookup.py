@@ -6,9 +6,15 @@ the text that occurred before is looked up, and the tokens after its *first* occ
 
 from __future__ import annotations
 
+from torch import Generator
+
 from draftgauge.core.errors import DraftgaugeError
 from draftgauge.drafters.base import Draft, KeepDrafting
+from draftgauge.drafters.source import DraftSource, LoadOptions, Source, register_drafter
+from draftgauge.models.base import CachedModel
+from draftgauge.models.taps import Taps
 from draftgauge.policies.base import Signal
+from draftgauge.verification import Sampling
 
 
 class PromptLookupDrafter:
@@ -17,7 +23,7 @@ class PromptLookupDrafter:
     It has no distribution. Its proposal counts as one-hot, for acceptance as for signals: confidence 1, entropy 0, margin 1,
     so that a policy that stops when unsure never stops it.
 
-    An index from n-grams to the place after their first occurrence is extended as tokens are committed; a look-up takes
+    An index from n-grams to the position after their first occurrence is extended as tokens are committed; a look-up takes
     ``max_ngram`` dictionary accesses, however long the text.
     """
 
@@ -72,10 +78,34 @@ class PromptLookupDrafter:
             text.append(token)
 
     def _find(self) -> int:
-        """The place after the first occurrence of the longest n-gram that ends the text; its end if there is none."""
+        """The position after the first occurrence of the longest n-gram that ends the text; its end if there is none."""
         end = len(self._text)
         for n in range(min(self.max_ngram, end), self.min_ngram - 1, -1):
-            place = self._after.get(tuple(self._text[end - n :]))
-            if place is not None:
-                return place
+            start = self._after.get(tuple(self._text[end - n :]))
+            if start is not None:
+                return start
         return end
+
+
+@register_drafter
+class PromptLookupSource(DraftSource):
+    """The text itself."""
+
+    name = "prompt_lookup"
+    drafter_type = PromptLookupDrafter
+
+    @classmethod
+    def load(cls, source: Source, target: CachedModel, options: LoadOptions) -> PromptLookupSource:
+        """There is nothing to load."""
+        return cls()
+
+    def drafter(
+        self,
+        target: CachedModel,
+        taps: Taps | None,
+        end_tokens: frozenset[int],
+        sampling: Sampling | None,
+        generator: Generator | None,
+    ) -> PromptLookupDrafter:
+        """A drafter with an empty index."""
+        return PromptLookupDrafter(end_tokens=end_tokens)

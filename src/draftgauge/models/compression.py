@@ -21,6 +21,7 @@ from transformers.pytorch_utils import Conv1D
 from draftgauge.core.errors import DraftgaugeError, MissingLibraryError, ModelError
 
 COMPRESSIONS = ("none", "fp16", "bf16", "int8", "nf4")
+HALF = ("fp16", "bf16")
 QUANTISED = ("int8", "nf4")
 
 # What bitsandbytes' packed 4-bit format on CPUs takes: blocks of 64 along the input, rows packed by 32.
@@ -41,6 +42,11 @@ def activation_dtype(compression: str, device: torch.device) -> torch.dtype:
     if compression == "bf16" or device.type != "cpu":
         return torch.bfloat16
     return torch.float32
+
+
+def draft_compression(compression: str) -> str:
+    """How a draft is held beside a target of this compression: in the same half precision, never quantised."""
+    return compression if compression in HALF else "none"
 
 
 def missing_libraries(compression: str) -> list[str]:

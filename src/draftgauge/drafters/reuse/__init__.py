@@ -12,6 +12,7 @@ from draftgauge.drafters.reuse.persistence import (
     save_drafter,
     target_fingerprint,
 )
+from draftgauge.drafters.reuse.source import ReuseSource
 
 __all__ = [
     "DESIGNS",
@@ -20,6 +21,7 @@ __all__ = [
     "ReuseConfig",
     "ReuseDrafter",
     "ReuseNet",
+    "ReuseSource",
     "count_parameters",
     "frequent_tokens",
     "is_drafter",

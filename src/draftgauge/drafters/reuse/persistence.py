@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 from collections.abc import Mapping
 from pathlib import Path
@@ -97,6 +98,13 @@ def read_description(folder: Path) -> dict[str, Any]:
             f"{path} does not describe a drafter of format {FORMAT}, version {VERSION}: use the draftgauge that wrote it"
         )
     return description
+
+
+def drafter_fingerprint(folder: Path) -> str:
+    """SHA-256 over a drafter's configuration and weights, wherever it and its target lie."""
+    description = read_description(folder)
+    config = {name: value for name, value in description["config"].items() if name != "target_source"}
+    return hashlib.sha256(json.dumps([config, description["weights_sha256"]], sort_keys=True).encode()).hexdigest()
 
 
 def load_drafter(folder: str | Path, target: CachedModel, dtype: torch.dtype | None = None) -> ReuseNet:

@@ -1,14 +1,15 @@
-"""What would be drafted from every position of a known output: all positions together, or one by one as a live run would.
+"""Drafts from every position of a known output: from all positions together, or one by one as a live run would.
 
-Row ``p`` drafts the continuation of prompt and ``output[:p]``. Where the first token drafted at ``p`` is ``output[p]``, the rest of
-that draft is what row ``p + 1`` drafts. So only rows whose first token departs from the output need a branch of their own,
-and the others are read off the rows after them.
+Row ``p`` drafts the continuation of prompt and ``output[:p]``. Where the first token drafted at ``p`` is ``output[p]``, the
+rest of that draft is what row ``p + 1`` drafts. So only rows whose first token departs from the output need a branch of
+their own, and the others are read off the rows after them.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Protocol, runtime_checkable
 
 import numpy as np
 import torch
@@ -42,6 +43,34 @@ class DenseDrafts:
         return cls(
             np.full((positions, gamma_max), -1, np.int32), np.full((3, positions, gamma_max), np.nan, np.float32)
         )
+
+
+@runtime_checkable
+class DraftsEverywhere(Drafter, Protocol):
+    """A drafter that drafts from all positions of a text faster together than from one after the other."""
+
+    def draft_everywhere(
+        self, prompt_tokens: list[int], output: list[int], gamma_max: int, vocabulary: int
+    ) -> DenseDrafts:
+        """Greedy drafts from every position, those of :func:`draft_position_by_position`; arguments as there."""
+        ...
+
+
+def draft_everywhere(
+    drafter: Drafter, prompt_tokens: list[int], output: list[int], gamma_max: int, vocabulary: int
+) -> DenseDrafts:
+    """Drafts from every position of an output, the fast way where the drafter has one.
+
+    Args:
+        drafter: drafts greedily. One that reads its target finds there what the target has last decoded, which must be this
+            text: what stands at a position does not depend on what follows, so a live step there would find the same.
+        prompt_tokens, output: the text; row ``p`` drafts what follows the prompt and ``output[:p]``.
+        gamma_max: longest draft.
+        vocabulary: number of logits of the target.
+    """
+    if isinstance(drafter, DraftsEverywhere):
+        return drafter.draft_everywhere(prompt_tokens, output, gamma_max, vocabulary)
+    return draft_position_by_position(drafter, prompt_tokens, output, gamma_max)
 
 
 @torch.inference_mode()
@@ -93,10 +122,10 @@ def draft_densely(
         )
     cut_after_end(own, end_tokens)
 
-    known = min(positions, rows)
-    row, column = _sources(goes_on, known, gamma_max)
-    drafts.tokens[:known] = own.tokens[row, column]
-    drafts.shown[:, :known] = own.shown[:, row, column]
+    count = min(positions, rows)
+    row, column = _sources(goes_on, count, gamma_max)
+    drafts.tokens[:count] = own.tokens[row, column]
+    drafts.shown[:, :count] = own.shown[:, row, column]
     return drafts
 
 
@@ -105,7 +134,8 @@ def draft_position_by_position(
 ) -> DenseDrafts:
     """The same with any drafter as it is used live, one position after the other: the reference, and cheap without a model.
 
-    A drafter that reads its target reads it as it stands: the target must have taken in prompt and output but for the last token.
+    A drafter that reads its target reads it as it stands: the target must have taken in prompt and output except the last
+    token.
     """
     drafts = DenseDrafts.empty(len(output), gamma_max)
     drafter.prefill(prompt_tokens)
@@ -175,7 +205,7 @@ def note(logits: Tensor, tokens: Tensor, own: DenseDrafts, rows: Rows, depth: in
 
 
 def cut_after_end(own: DenseDrafts, end_tokens: frozenset[int]) -> None:
-    """Forget what was drafted after an end token."""
+    """Erase what was drafted after an end token."""
     ends = np.isin(own.tokens, list(end_tokens))
     after = np.cumsum(ends, axis=1) - ends > 0
     own.tokens[after] = -1
@@ -183,10 +213,10 @@ def cut_after_end(own: DenseDrafts, end_tokens: frozenset[int]) -> None:
 
 
 def _sources(goes_on: NDArray[np.bool_], positions: int, gamma_max: int) -> tuple[Rows, Rows]:
-    """Where each drafted token is found: ``[positions, G]`` rows and columns of the rows' own drafts.
+    """Where each drafted token stands: ``[positions, G]`` rows and columns of the rows' own drafts.
 
-    Row ``p`` follows the output up to row ``q``, the next one that does not go on: its tokens are the first ones of the rows
-    ``p .. q - 1``, then the draft of row ``q``.
+    Row ``p`` follows the output up to row ``q``, the next one that does not go on: its tokens are the first ones of the
+    rows ``p .. q - 1``, then the draft of row ``q``.
     """
     stops = np.flatnonzero(~goes_on)
     row = np.arange(positions)[:, None]

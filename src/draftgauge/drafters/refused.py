@@ -1,26 +1,57 @@
-"""What is known of the drafts along a sampled output: the chance of acceptance at every position, and one refused draft from each.
+"""Drafts along a sampled output: the chance of acceptance at every position, and one refused draft from each.
 
-The draft takes in prompt and output in one pass, which with the logits that the output was drawn from gives both chances of
-:mod:`draftgauge.traces.sampled`. From every position a branch opens with a token that the target would refuse, and all grow together.
+The draft takes in prompt and output in one pass, which with the logits that the output was drawn from gives both chances
+of :mod:`draftgauge.traces.sampled`. From every position a branch opens with a token that the target would refuse, and all
+branches grow together.
 """
 
 from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Protocol, runtime_checkable
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Generator, Tensor
 
-from draftgauge.decoding.dense import CHUNK, DenseDrafts, cut_after_end, grow_branches, note
-from draftgauge.drafters.language_model import LanguageModelDrafter
+from draftgauge.drafters.base import Drafter
+from draftgauge.drafters.dense import CHUNK, DenseDrafts, cut_after_end, grow_branches, note
+from draftgauge.models.base import CachedModel
 from draftgauge.verification import Sampling, choose, draw, probabilities, residual
 
 Chances = NDArray[np.float32]
 
 
+@dataclass(frozen=True)
+class DraftRules:
+    """A draft model, and how tokens are drafted with it."""
+
+    model: CachedModel
+    end_tokens: frozenset[int]
+    sampling: Sampling
+
+
+@runtime_checkable
+class DraftsRefused(Drafter, Protocol):
+    """A drafter whose drafts along a sampled output can be recorded: its draft from one position tells of the next ones."""
+
+    def draft_refused(
+        self,
+        prompt_tokens: list[int],
+        output: list[int],
+        target_logits: Tensor,
+        sampling: Sampling,
+        gamma_max: int,
+        generator: Generator,
+    ) -> tuple[DenseDrafts, Chances, Chances]:
+        """See :func:`draft_refused`."""
+        ...
+
+
 @torch.inference_mode()
 def draft_refused(
-    drafter: LanguageModelDrafter,
+    rules: DraftRules,
     prompt_tokens: list[int],
     output: list[int],
     target_logits: Tensor,
@@ -31,7 +62,7 @@ def draft_refused(
     """Drafts from every position of an output whose first token is refused, and the chances of acceptance there.
 
     Args:
-        drafter: its model, end tokens and sampling are used; the model's cache is overwritten.
+        rules: the draft model, whose cache is overwritten, and how it drafts.
         prompt_tokens: at least one.
         output: ``N`` tokens; an end token can only be the last.
         target_logits: ``[N, V]`` that the output was drawn from.
@@ -42,7 +73,7 @@ def draft_refused(
     Returns:
         The drafts; ``acceptance`` and ``survival``, ``[N]`` each, NaN where the text is longer than the draft model takes.
     """
-    model, vocabulary = drafter.model, target_logits.shape[-1]
+    model, vocabulary = rules.model, target_logits.shape[-1]
     positions = len(output)
     rows = max(0, min(positions, model.spec.context - len(prompt_tokens) + 1))
     drafts = DenseDrafts.empty(positions, gamma_max)
@@ -55,11 +86,11 @@ def draft_refused(
     for begin in range(0, rows, CHUNK):
         end = min(begin + CHUNK, rows)
         logits = model.forward(text[begin:end])[:, :vocabulary]
-        p, q = probabilities(target_logits[begin:end], sampling), probabilities(logits, drafter.sampling)
-        found, refused = _first_refused(p, q, text[begin + 1 : end + 1], generator)
+        p, q = probabilities(target_logits[begin:end], sampling), probabilities(logits, rules.sampling)
+        probability, refused = _first_refused(p, q, text[begin + 1 : end + 1], generator)
         note(logits, refused, drafts, np.arange(begin, end), 0)
-        chances[:, begin:end] = found.cpu().numpy()
-    _grow(drafter, len(prompt_tokens), rows, drafts, vocabulary, generator)
+        chances[:, begin:end] = probability.cpu().numpy()
+    _grow(rules, len(prompt_tokens), rows, drafts, vocabulary, generator)
     return drafts, chances[0], chances[1]
 
 
@@ -72,17 +103,17 @@ def _first_refused(p: Tensor, q: Tensor, output: Tensor, generator: Generator) -
         output: ``[n]`` the tokens that the output has.
     """
     shared = p[:, : q.shape[-1]]
-    place = torch.arange(len(output), device=p.device)
+    position = torch.arange(len(output), device=p.device)
     inside = output < q.shape[-1]
-    of_draft = torch.where(inside, q[place, output.clamp(max=q.shape[-1] - 1)], 0.0)
-    # The output's token had mass when it was drawn; computed over other rows at once it may lose it at the very edge of a nucleus.
-    of_target = p[place, output].clamp_min(torch.finfo(p.dtype).tiny)
+    of_draft = torch.where(inside, q[position, output.clamp(max=q.shape[-1] - 1)], 0.0)
+    # The output's token had mass when it was drawn; computed over other rows at once, it may lose it at a nucleus' edge.
+    of_target = p[position, output].clamp_min(torch.finfo(p.dtype).tiny)
     chances = torch.stack([torch.minimum(shared, q).sum(-1), of_draft / of_target])
     return chances.clamp(0, 1), draw(residual(q, shared), generator)
 
 
 def _grow(
-    drafter: LanguageModelDrafter,
+    rules: DraftRules,
     prompt_tokens: int,
     rows: int,
     drafts: DenseDrafts,
@@ -90,18 +121,18 @@ def _grow(
     generator: Generator,
 ) -> None:
     """Draft on after the refused tokens, as the draft would go on after them live."""
-    limits = np.minimum(len(drafts.tokens[0]), drafter.model.spec.context - prompt_tokens - np.arange(rows) + 1)
-    ended = np.isin(drafts.tokens[:rows, 0], list(drafter.end_tokens))
+    limits = np.minimum(len(drafts.tokens[0]), rules.model.spec.context - prompt_tokens - np.arange(rows) + 1)
+    ended = np.isin(drafts.tokens[:rows, 0], list(rules.end_tokens))
     branching = np.flatnonzero(~ended & (limits > 1))
     for begin in range(0, len(branching), CHUNK):
         chunk = branching[begin : begin + CHUNK]
         grow_branches(
-            drafter.model,
+            rules.model,
             prompt_tokens + chunk,
             chunk,
             limits,
             drafts,
             vocabulary,
-            lambda logits: choose(logits, drafter.sampling, generator),
+            lambda logits: choose(logits, rules.sampling, generator),
         )
-    cut_after_end(drafts, drafter.end_tokens)
+    cut_after_end(drafts, rules.end_tokens)

@@ -1,0 +1,186 @@
+"""Kinds of drafter, registered by name: how each loads, what it needs of its target, how it is recorded and metered.
+
+A new kind is one file in this folder: a :class:`~draftgauge.drafters.base.Drafter`, and a :class:`DraftSource` decorated
+with :func:`register_drafter`.
+"""
+
+from __future__ import annotations
+
+import importlib
+import pkgutil
+from abc import ABC, abstractmethod
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from typing import Any, ClassVar, TypeVar
+
+import torch
+from torch import Generator
+from transformers import PreTrainedTokenizerBase
+
+from draftgauge.core.errors import DraftgaugeError
+from draftgauge.drafters.base import Drafter
+from draftgauge.models.base import CachedModel
+from draftgauge.models.taps import TapPlan, Taps
+from draftgauge.verification import Sampling
+
+Source = str | Path | None
+
+
+@dataclass(frozen=True)
+class LoadOptions:
+    """How the models of a pair are loaded; see :func:`~draftgauge.models.loading.load_model`.
+
+    Attributes:
+        compression: of the target; a draft model is held in the same half precision, and never quantised.
+        device: a GPU where there is one if None.
+        engine: ``auto``, ``lean`` or ``modules``.
+        trust_remote_code: run Python code that comes with the models.
+    """
+
+    compression: str = "none"
+    device: str | torch.device | None = None
+    engine: str = "auto"
+    trust_remote_code: bool = False
+
+
+class DraftSource(ABC):
+    """What a pair drafts from, loaded once; every decoding makes a drafter of its own from it.
+
+    Costs need nothing of a kind beyond its drafter: the meter asks for one that no end token stops, and fills drafts that are
+    shorter than asked for.
+
+    Attributes:
+        name: of the kind, as ``--drafter`` and manifests have it.
+        takes: what the ``draft`` argument names for this kind; empty if it takes none.
+        self_describing: its source says itself that it is of this kind, so ``--drafter`` may name the source alone.
+        drafter_type: of the drafters it makes. What that class can do decides how traces are recorded: see
+            :class:`~draftgauge.drafters.dense.DraftsEverywhere` and :class:`~draftgauge.drafters.refused.DraftsRefused`.
+        model: a language model of its own, which others (transformers' assisted generation) can draft with too, or None.
+        family, engine: of the network that drafts, for manifests; empty if there is none.
+        context: the longest text in tokens that it drafts for; None if the target's own is the only limit.
+        tap_plan: the layers of the target whose hidden states, keys or values it reads; None if it reads none.
+    """
+
+    name: ClassVar[str]
+    takes: ClassVar[str] = ""
+    self_describing: ClassVar[bool] = False
+    drafter_type: ClassVar[type[Any]]
+    model: CachedModel | None = None
+    family: str = ""
+    engine: str = ""
+    context: int | None = None
+    tap_plan: TapPlan | None = None
+
+    @classmethod
+    def recognises(cls, drafter: str | Path) -> bool:
+        """Whether a ``drafter`` argument that names no kind is a self-describing source of this one."""
+        return False
+
+    @classmethod
+    def resolve(cls, source: Source) -> Source:
+        """The source as this kind takes it; None for a kind that takes none.
+
+        Raises:
+            DraftgaugeError: if it lacks its source, or that is of another kind.
+        """
+        return None
+
+    @classmethod
+    def trained_for(cls, source: Source) -> str | None:
+        """The target that a source itself names; None if it names none."""
+        return None
+
+    @classmethod
+    def check(cls, source: Source, tokenizer: PreTrainedTokenizerBase, options: LoadOptions) -> None:
+        """Refuse a source that cannot draft for a target with this tokenizer, before any weights are loaded."""
+
+    @classmethod
+    @abstractmethod
+    def load(cls, source: Source, target: CachedModel, options: LoadOptions) -> DraftSource:
+        """Load it for a loaded target.
+
+        Raises:
+            ModelError: if it cannot be loaded, or belongs to another target.
+        """
+
+    @abstractmethod
+    def drafter(
+        self,
+        target: CachedModel,
+        taps: Taps | None,
+        end_tokens: frozenset[int],
+        sampling: Sampling | None,
+        generator: Generator | None,
+    ) -> Drafter:
+        """A new drafter.
+
+        Args:
+            target: the model that verifies.
+            taps: of the target, by ``tap_plan``; None if that is None.
+            end_tokens: its drafts end with any of these.
+            sampling: how it drafts, greedily if None.
+            generator: on the target's device, needed for sampled drafts.
+        """
+
+    def fingerprint(self) -> str | None:
+        """Which weights draft, by hash; None if there are none."""
+        return None
+
+
+Kind = TypeVar("Kind", bound=type[DraftSource])
+_KINDS: dict[str, type[DraftSource]] = {}
+
+
+def register_drafter(kind: Kind) -> Kind:
+    """Decorator of a :class:`DraftSource` that makes its kind known by its name."""
+    assert kind.name not in _KINDS, f"drafter {kind.name} is registered twice"
+    _KINDS[kind.name] = kind
+    return kind
+
+
+@cache
+def _import_kinds() -> None:
+    """Import the files of this folder, which registers their kinds."""
+    package = importlib.import_module("draftgauge.drafters")
+    for module in pkgutil.iter_modules(package.__path__, "draftgauge.drafters."):
+        importlib.import_module(module.name)
+
+
+def drafter_kinds() -> dict[str, type[DraftSource]]:
+    """Every kind of drafter by name."""
+    _import_kinds()
+    return dict(sorted(_KINDS.items()))
+
+
+def drafter_kind(name: str) -> type[DraftSource]:
+    """The kind of a name.
+
+    Raises:
+        DraftgaugeError: if there is none.
+    """
+    kinds = drafter_kinds()
+    if name not in kinds:
+        raise DraftgaugeError(f"unknown drafter {name!r}: choose one of {', '.join(kinds)}")
+    return kinds[name]
+
+
+def choose_drafter(drafter: str | Path, draft: Source) -> tuple[str, Source]:
+    """What is to draft: the name of its kind, and the model or folder it takes.
+
+    Args:
+        drafter: the name of a kind, or a source that itself says its kind, such as the folder of a trained drafter.
+        draft: the source where ``drafter`` names a kind, such as the draft model; ignored otherwise.
+
+    Raises:
+        DraftgaugeError: for a drafter that is neither, or one that lacks what it takes.
+    """
+    kinds = drafter_kinds()
+    if str(drafter) in kinds:
+        return str(drafter), kinds[str(drafter)].resolve(draft)
+    for kind in kinds.values():
+        if kind.recognises(drafter):
+            return kind.name, drafter
+    named = ", ".join(kind.name for kind in kinds.values() if not kind.self_describing)
+    folders = " or ".join(kind.takes for kind in kinds.values() if kind.self_describing)
+    raise DraftgaugeError(f"unknown drafter {str(drafter)!r}: choose {named}, or give {folders}; {drafter} is none")
