@@ -9,8 +9,7 @@ from collections.abc import Callable, Hashable
 import torch
 from torch import Tensor
 
-from draftgauge.decoding import sampled
-from draftgauge.drafters import growing
+from draftgauge.drafters import growing, refused
 from draftgauge.models.base import ModelSpec
 from draftgauge.verification import Sampling, acceptance, probabilities, sampling
 
@@ -94,7 +93,7 @@ class Enumerator:
     """
 
     def __init__(self, monkeypatch) -> None:
-        for module in (sampling, acceptance, growing, sampled):
+        for module in (sampling, acceptance, growing, refused):
             monkeypatch.setattr(module, "draw", self._draw)
         for module in (sampling, acceptance):
             monkeypatch.setattr(module, "flip", self._flip)

@@ -8,12 +8,11 @@ import torch
 
 from draftgauge.core.errors import DraftgaugeError
 from draftgauge.core.prompts import Prompt
-from draftgauge.decoding import dense
 from draftgauge.decoding.plain import plain_decode
 from draftgauge.decoding.recorder import record_prompt, text_pieces
 from draftgauge.decoding.settings import DecodingSettings
 from draftgauge.decoding.speculative import speculative_decode
-from draftgauge.drafters import LanguageModelDrafter, PromptLookupDrafter
+from draftgauge.drafters import LanguageModelDrafter, PromptLookupDrafter, dense
 from draftgauge.drafters.base import Drafter
 from draftgauge.drafters.dense import DenseDrafts, draft_densely, draft_position_by_position
 from draftgauge.models.base import CachedModel
