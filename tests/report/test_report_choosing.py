@@ -16,8 +16,8 @@ from draftgauge.policies.fitted import FITTED, FittedPolicy, save_fitted
 from draftgauge.policies.fixed import FixedLength
 from draftgauge.replay import ALL_TASKS, cost_sweep, design_of, evaluate_design, replay
 from draftgauge.report.choosing import CONFIDENCE, JUDGED, choosing_view
-from draftgauge.report.choosing_data import ChoosingView, JudgedPolicy
 from draftgauge.report.choosing_text import judged_lines, verdict
+from draftgauge.report.choosing_views import ChoosingView, JudgedPolicy
 from draftgauge.report.collect import collect
 from draftgauge.report.page import render
 from draftgauge.report.timeline import replay_timeline

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import pytest
 
-from draftgauge.report.data import CompressionView, ReportData, SpeedCurve, TableRow
+from draftgauge.report.data import ReportData
 from draftgauge.report.figures import step_costs
 from draftgauge.report.prose import best_note, headline, how_chosen, why_lengths_differ
 from draftgauge.report.style import column_decimals, fixed, number, percent, ratio
 from draftgauge.report.tables import compression_table, describe, policies_table
+from draftgauge.report.views import CompressionView, SpeedCurve, TableRow
 from draftgauge.traces.costs import CostCurve
 
 

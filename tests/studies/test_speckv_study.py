@@ -9,8 +9,6 @@ from typing import Any
 import numpy as np
 import pytest
 
-from draftgauge.report.speckv import COLUMNS, render_speckv
-from draftgauge.report.speckv_text import explain
 from draftgauge.studies.speckv import (
     costs,
     heldout,
@@ -22,7 +20,9 @@ from draftgauge.studies.speckv import (
     read_records,
     run_study,
 )
+from draftgauge.studies.speckv.page import COLUMNS, render_speckv
 from draftgauge.studies.speckv.records import COMPRESSIONS, GAMMAS, TASKS, Records
+from draftgauge.studies.speckv.text import explain
 from speckv_records import DRAFT, PUBLISHED, VERIFY, made_up_rows, write_tables
 
 Rows = list[dict[str, Any]]

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 
 from draftgauge.api.runs import prompt_file
+from draftgauge.core.prompts import mixed_prompts
 from draftgauge.decoding.settings import DecodingSettings
 from draftgauge.diagnostics.distance import distance_names, needed_context
 from draftgauge.diagnostics.evaluation import DrafterEvaluation, EvaluationPlan, evaluate_drafter
@@ -25,8 +26,8 @@ from draftgauge.diagnostics.resampling import (
 from draftgauge.diagnostics.texts import greedy_texts
 from draftgauge.drafters.reuse import load_drafter, read_description
 from draftgauge.models.loading import end_tokens, load_model, load_tokenizer
+from draftgauge.models.prompts_text import encode_prompts
 from draftgauge.replay.bootstrap import ratio_interval
-from draftgauge.studies.kvshot.held_out import encoded, mixed_prompts
 
 Row = dict[str, Any]
 DEFAULT_DEPTHS = 7
@@ -73,7 +74,9 @@ def evaluate(
     net = load_drafter(drafter, model)
     tokenizer = load_tokenizer(source, trust_remote_code)
     settings = DecodingSettings(max_new_tokens, end_tokens=end_tokens(model, tokenizer))
-    chosen = encoded(mixed_prompts(prompt_file(prompts), per_task), tokenizer, model.spec.context - max_new_tokens)
+    chosen = encode_prompts(
+        mixed_prompts(prompt_file(prompts), per_task), tokenizer, model.spec.context - max_new_tokens
+    )
     texts = greedy_texts(model, chosen, settings, progress)
     found = evaluate_drafter(
         net, model, texts, needed_context(model.module, texts), EvaluationPlan(count, settings), progress

@@ -6,8 +6,8 @@ from pathlib import Path
 from typing import Any
 
 from draftgauge.core.files import require_writable
-from draftgauge.report.speckv import write_speckv_report
 from draftgauge.studies.speckv import read_records, run_study
+from draftgauge.studies.speckv.page import write_speckv_report
 from draftgauge.studies.speckv.study import Advance
 
 REPORT_NAME = "report.html"

@@ -9,7 +9,7 @@ from typing import Any
 from draftgauge.api.runs import prompt_file
 from draftgauge.core.files import require_writable
 from draftgauge.core.provenance import command_line, environment
-from draftgauge.report.kvshot import write_kvshot_report
+from draftgauge.studies.kvshot.page import write_kvshot_report
 from draftgauge.studies.kvshot.presets import make_study
 from draftgauge.studies.kvshot.run import StudyOutcome, run_study
 from draftgauge.training.reuse.request import TrainingSpec

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import hashlib
 import json
+from collections import defaultdict
 from collections.abc import Collection
 from dataclasses import dataclass
+from itertools import chain, zip_longest
 from pathlib import Path
 from typing import Any
 
@@ -73,6 +75,19 @@ def read_prompts(
     if limit is not None and limit < 1:
         raise PromptError(f"the limit of prompts is {limit}, must be at least 1")
     return wanted[:limit]
+
+
+def mixed_prompts(path: Path, per_task: int | None) -> list[Prompt]:
+    """The first prompts of each task, tasks in turn, so that the first few are of every task.
+
+    Raises:
+        PromptError: if the file cannot be read.
+    """
+    by_task: dict[str, list[Prompt]] = defaultdict(list)
+    for prompt in read_prompts(path):
+        by_task[prompt.task].append(prompt)
+    turns = zip_longest(*(prompts[:per_task] for prompts in by_task.values()))
+    return [prompt for prompt in chain.from_iterable(turns) if prompt is not None]
 
 
 def prompts_sha256(path: Path) -> str:

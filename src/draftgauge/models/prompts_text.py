@@ -8,6 +8,7 @@ from jinja2 import TemplateError
 from transformers import PreTrainedTokenizerBase
 
 from draftgauge.core.errors import PromptError
+from draftgauge.core.prompts import Prompt
 
 Message = Mapping[str, str]
 
@@ -15,8 +16,8 @@ Message = Mapping[str, str]
 def encode_prompt(tokenizer: PreTrainedTokenizerBase, prompt: str | Sequence[Message], chat: bool = False) -> list[int]:
     """Token ids of a prompt.
 
-    A conversation goes through the tokenizer's chat template, opened for the assistant's answer; where there is none, its contents are
-    joined by blank lines. Plain text is taken as it is, with the special tokens that the tokenizer itself adds.
+    A conversation goes through the tokenizer's chat template, opened for the assistant's answer; where there is none, its
+    contents are joined by blank lines. Plain text is taken as it is, with the special tokens that the tokenizer itself adds.
 
     Args:
         tokenizer: of the target.
@@ -37,6 +38,17 @@ def encode_prompt(tokenizer: PreTrainedTokenizerBase, prompt: str | Sequence[Mes
     if not ids:
         raise PromptError("the prompt is empty: it gives no token to start from")
     return list(ids)
+
+
+def encode_prompts(
+    prompts: Sequence[Prompt], tokenizer: PreTrainedTokenizerBase, longest: int
+) -> list[tuple[str, list[int]]]:
+    """Task and token ids of each prompt; one longer than ``longest`` keeps its end."""
+    rows = []
+    for prompt in prompts:
+        messages = [{"role": message.role, "content": message.content} for message in prompt.messages]
+        rows.append((prompt.task, encode_prompt(tokenizer, messages or prompt.text)[-longest:]))
+    return rows
 
 
 def render(tokenizer: PreTrainedTokenizerBase, messages: Sequence[Message]) -> str:

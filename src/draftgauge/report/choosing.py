@@ -35,7 +35,7 @@ from draftgauge.replay import (
 from draftgauge.replay.bootstrap import RESAMPLES
 from draftgauge.replay.evaluate import HINDSIGHT, NOTHING, figure
 from draftgauge.replay.splits import MIN_PROMPTS, TEST, TRAIN
-from draftgauge.report.choosing_data import (
+from draftgauge.report.choosing_views import (
     ChoosingView,
     JudgedPolicy,
     LengthChart,

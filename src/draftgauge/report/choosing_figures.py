@@ -9,7 +9,7 @@ import numpy as np
 from markupsafe import Markup
 from matplotlib.ticker import MaxNLocator, NullFormatter, NullLocator
 
-from draftgauge.report.choosing_data import ChoosingView, LengthLine, ReliabilityCurve
+from draftgauge.report.choosing_views import ChoosingView, LengthLine, ReliabilityCurve
 from draftgauge.report.figures import HINDSIGHT, slug
 from draftgauge.report.style import LIGHT, Series, compression_title, number, percent, series
 from draftgauge.report.svg import panel, to_svg

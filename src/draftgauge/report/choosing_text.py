@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-from draftgauge.report.choosing_data import ChoosingView, JudgedPolicy
+from draftgauge.report.choosing_views import ChoosingView, JudgedPolicy
 from draftgauge.report.prose import tokens
 from draftgauge.report.style import MISSING, column_decimals, compression_title, fixed
 

@@ -21,11 +21,12 @@ from draftgauge.replay import (
     task_masks,
 )
 from draftgauge.report.choosing import can_judge, choosing_view
-from draftgauge.report.data import AcceptanceCurve, CompressionView, LivePoint, ReportData, SpeedCurve, Timeline
+from draftgauge.report.data import ReportData
+from draftgauge.report.facts import Facts, report_facts, run_facts, split_facts
 from draftgauge.report.live import LiveRow, live_rows
-from draftgauge.report.made import Facts, report_facts, run_facts, split_facts
 from draftgauge.report.rows import table_rows
 from draftgauge.report.timeline import replay_timeline, representative_prompts
+from draftgauge.report.views import AcceptanceCurve, CompressionView, LivePoint, SpeedCurve, Timeline
 from draftgauge.traces.costs import CostCurve
 from draftgauge.traces.manifest import COSTS_NAME, Manifest
 from draftgauge.traces.reader import read_trace

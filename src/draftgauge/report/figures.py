@@ -8,9 +8,9 @@ from typing import Any
 import numpy as np
 from markupsafe import Markup
 
-from draftgauge.report.data import AcceptanceCurve, CompressionView, SpeedCurve
 from draftgauge.report.style import LIGHT, Series, compression_title, number, percent, series
 from draftgauge.report.svg import PANEL, SMALL_PANEL, panel, to_svg
+from draftgauge.report.views import AcceptanceCurve, CompressionView, SpeedCurve
 from draftgauge.traces.costs import CostCurve
 
 VERIFY, DRAFT = Series("blue", (), ""), Series("vermillion", (), "")

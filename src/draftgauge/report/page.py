@@ -6,15 +6,14 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from jinja2 import Environment, PackageLoader, StrictUndefined
-
 from draftgauge.core.files import atomic_write_text
 from draftgauge.report import choosing_figures, figures
 from draftgauge.report.choosing_text import judged_lines, optimum_gains, verdict
 from draftgauge.report.collect import MIN_POSITIONS, collect
 from draftgauge.report.data import ReportData
+from draftgauge.report.layout import render_page
 from draftgauge.report.prose import best_note, headline, how_chosen, why_lengths_differ
-from draftgauge.report.style import colour_variables, compression_heading, series
+from draftgauge.report.style import compression_heading, series
 from draftgauge.report.tables import compression_table, policies_table
 from draftgauge.report.timeline import KINDS, spans
 
@@ -32,6 +31,16 @@ KEYS = {
     "fixed": choosing_figures.FIXED,
     "accepted": choosing_figures.ACCEPTED,
     "rejected": choosing_figures.REJECTED,
+}
+
+FUNCTIONS = {
+    "name": compression_heading,
+    "series": series,
+    "best_note": best_note,
+    "contexts": figures.shown_contexts,
+    "dash": figures.context_dash,
+    "optimum": optimum_gains,
+    "calibration_style": choosing_figures.calibration_style,
 }
 
 
@@ -66,32 +75,16 @@ def build_report(
 
 def render(data: ReportData, title: str = TITLE) -> str:
     """The page as text; the same data give the same text."""
-    environment = Environment(
-        loader=PackageLoader("draftgauge.report"),
-        autoescape=True,
-        undefined=StrictUndefined,
-        trim_blocks=True,
-        lstrip_blocks=True,
-    )
-    environment.globals.update(
-        name=compression_heading,
-        series=series,
-        best_note=best_note,
-        contexts=figures.shown_contexts,
-        dash=figures.context_dash,
-        optimum=optimum_gains,
-        calibration_style=choosing_figures.calibration_style,
-        min_bin=choosing_figures.MIN_BIN,
-    )
     timelines = [[(line, spans(line)) for line in view.timelines] for view in data.compressions]
     columns, lines = policies_table(data)
-    return environment.get_template("report.html.j2").render(
-        title=title,
+    return render_page(
+        "report.html.j2",
+        title,
+        functions=FUNCTIONS,
         data=data,
-        light=colour_variables("light"),
-        dark=colour_variables("dark"),
         keys=KEYS,
         min_positions=MIN_POSITIONS,
+        min_bin=choosing_figures.MIN_BIN,
         prompts=max(view.prompts for view in data.compressions),
         headlines=[headline(view) for view in data.compressions],
         chosen=how_chosen(data.compressions),

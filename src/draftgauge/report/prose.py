@@ -7,9 +7,9 @@ from dataclasses import dataclass
 from itertools import pairwise
 
 from draftgauge.replay.evaluate import NEAR
-from draftgauge.report.data import CompressionView, SpeedCurve
 from draftgauge.report.figures import step_costs
 from draftgauge.report.style import compression_heading, compression_title, number, percent, ratio
+from draftgauge.report.views import CompressionView, SpeedCurve
 
 GAMMA = "\N{GREEK SMALL LETTER GAMMA}"
 

@@ -6,8 +6,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from draftgauge.replay import ALL_TASKS
-from draftgauge.report.data import CompressionView, ReportData, TableRow
+from draftgauge.report.data import ReportData
 from draftgauge.report.style import MISSING, column_decimals, compression_title, fixed, ratio
+from draftgauge.report.views import CompressionView, TableRow
 
 KINDS = {
     "plain": "plain decoding, one token a step",

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -157,12 +157,6 @@ class Cell:
     def digest(self) -> str:
         """Hash of the settings: a result counts only where it is the same."""
         return hashlib.sha256(json.dumps(self.settings(), sort_keys=True).encode()).hexdigest()
-
-    def run(self, progress: Callable[[str, int, int], None]) -> None:
-        """Train, evaluate, and leave the result in the cell's folder; see :mod:`draftgauge.studies.kvshot.work`."""
-        from draftgauge.studies.kvshot.work import run_cell  # torch is loaded where the cell runs
-
-        run_cell(self, progress)
 
 
 def cell_name(variant: Variant, seed: int) -> str:

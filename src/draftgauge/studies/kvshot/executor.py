@@ -1,7 +1,7 @@
 """Where the cells of a study run: one after the other in this process, or on a Ray cluster, by the same function.
 
-A cell that fails is reported and the others go on; a cell that starts from another one fails with it. On a cluster of several machines
-the study's folder must be one that all of them see, as cells leave their results there.
+A cell that fails is reported and the others go on; a cell that starts from another one fails with it. On a cluster of
+several machines the study's folder must be one that all of them see, as cells leave their results there.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ class Job(Protocol):
         ...
 
 
-Told = Callable[[Outcome], None]
+Finished = Callable[[Outcome], None]
 Progress = Callable[[str, int, int], None]
 
 
@@ -57,15 +57,15 @@ def silent(what: str, done: int, total: int) -> None:
 
 
 def execute(
-    jobs: Sequence[Job], executor: str, told: Told, cpus: int = 1, gpus: float = 0, progress: Progress = silent
+    jobs: Sequence[Job], executor: str, finished: Finished, cpus: int = 1, gpus: float = 0, progress: Progress = silent
 ) -> list[Outcome]:
     """Run all jobs.
 
     Args:
         jobs: those that others come after first.
-        executor: ``local`` or ``ray``. The running Ray of this process is used, else the cluster that ``RAY_ADDRESS`` names, else one
-            is started on this machine.
-        told: called with each outcome as it comes.
+        executor: ``local`` or ``ray``. The running Ray of this process is used, else the cluster that ``RAY_ADDRESS``
+            names, else one is started on this machine.
+        finished: called with each outcome as it comes.
         cpus, gpus: that a job asks Ray for.
         progress: told (what, done, total) by jobs in this process.
 
@@ -77,7 +77,7 @@ def execute(
         MissingLibraryError: if Ray is asked for and not installed.
     """
     check_executor(executor)
-    return _ray(jobs, told, cpus, gpus) if executor == "ray" else _local(jobs, told, progress)
+    return _ray(jobs, finished, cpus, gpus) if executor == "ray" else _local(jobs, finished, progress)
 
 
 def check_executor(executor: str) -> None:
@@ -101,15 +101,15 @@ def attempt(job: Job, before: Outcome | None, progress: Progress = silent) -> Ou
     return Outcome(job.name)
 
 
-def _local(jobs: Sequence[Job], told: Told, progress: Progress) -> list[Outcome]:
+def _local(jobs: Sequence[Job], finished: Finished, progress: Progress) -> list[Outcome]:
     outcomes: dict[str, Outcome] = {}
     for job in jobs:
         outcomes[job.name] = attempt(job, outcomes.get(job.after or ""), progress)
-        told(outcomes[job.name])
+        finished(outcomes[job.name])
     return list(outcomes.values())
 
 
-def _ray(jobs: Sequence[Job], told: Told, cpus: int, gpus: float) -> list[Outcome]:
+def _ray(jobs: Sequence[Job], finished: Finished, cpus: int, gpus: float) -> list[Outcome]:
     ray = _import_ray()
     started_here = not ray.is_initialized()
     if started_here:
@@ -130,7 +130,7 @@ def _ray(jobs: Sequence[Job], told: Told, cpus: int, gpus: float) -> list[Outcom
             except ray.exceptions.RayError as error:  # the worker died, e.g. for want of memory
                 outcome = Outcome(names[ready], _worker_error(error))
             outcomes[names[ready]] = outcome
-            told(outcome)
+            finished(outcome)
         return [outcomes[job.name] for job in jobs]
     finally:
         if started_here:
@@ -140,7 +140,8 @@ def _ray(jobs: Sequence[Job], told: Told, cpus: int, gpus: float) -> list[Outcom
 def _worker_error(error: Exception) -> str:
     """What Ray says of a job that it could not bring to its end, without the colours of a terminal; the gist last."""
     text = re.sub(r"\x1b\[[0-9;]*m", "", str(error)).strip()
-    return f"{text}\nits Ray worker failed ({type(error).__name__}): {text.splitlines()[-1] if text else 'no reason given'}"
+    reason = text.splitlines()[-1] if text else "no reason given"
+    return f"{text}\nits Ray worker failed ({type(error).__name__}): {reason}"
 
 
 def _import_ray() -> Any:
@@ -148,7 +149,8 @@ def _import_ray() -> Any:
         import ray
     except ImportError as error:
         raise MissingLibraryError(
-            "the executor ray needs Ray, which is not installed: pip install 'draftgauge[study]', or choose the executor local"
+            "the executor ray needs Ray, which is not installed: pip install 'draftgauge[study]', "
+            "or choose the executor local"
         ) from error
     return ray
 
@@ -157,7 +159,7 @@ def _check_resources(nodes: Sequence[Any], cpus: int, gpus: float) -> None:
     """A job that fits no machine would wait forever."""
     resources = [node["Resources"] for node in nodes if node["Alive"]]
     if not any(r.get("CPU", 0) >= cpus and r.get("GPU", 0) >= gpus for r in resources):
-        found = "; ".join(f"{r.get('CPU', 0):g} CPUs and {r.get('GPU', 0):g} GPUs" for r in resources)
+        resources_text = "; ".join(f"{r.get('CPU', 0):g} CPUs and {r.get('GPU', 0):g} GPUs" for r in resources)
         raise DraftgaugeError(
-            f"a cell asks for {cpus} CPUs and {gpus:g} GPUs, but no machine of the cluster has that (they have {found})"
+            f"a cell asks for {cpus} CPUs and {gpus:g} GPUs, but no machine of the cluster has that (they have {resources_text})"
         )

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections import defaultdict
-from collections.abc import Callable, Sequence
-from itertools import chain, zip_longest
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -14,44 +12,21 @@ from transformers import PreTrainedTokenizerBase
 
 from draftgauge.core.errors import DraftgaugeError
 from draftgauge.core.files import atomic_write_text
-from draftgauge.core.prompts import Prompt, prompts_sha256, read_prompts
+from draftgauge.core.prompts import mixed_prompts, prompts_sha256
 from draftgauge.decoding.settings import DecodingSettings
 from draftgauge.diagnostics.alpha import Ints
 from draftgauge.diagnostics.distance import WINDOWS, needed_context
 from draftgauge.diagnostics.texts import HeldOutText, greedy_texts
 from draftgauge.models.base import CachedModel
-from draftgauge.models.prompts_text import encode_prompt
-from draftgauge.studies.kvshot.cells import Evaluation
+from draftgauge.models.prompts_text import encode_prompts
 
 Progress = Callable[[str, int, int], None]
-
-
-def mixed_prompts(path: Path, per_task: int | None) -> list[Prompt]:
-    """The first prompts of each task, tasks in turn, so that the first few are of every task.
-
-    Raises:
-        PromptError: if the file cannot be read.
-    """
-    by_task: dict[str, list[Prompt]] = defaultdict(list)
-    for prompt in read_prompts(path):
-        by_task[prompt.task].append(prompt)
-    turns = zip_longest(*(prompts[:per_task] for prompts in by_task.values()))
-    return [prompt for prompt in chain.from_iterable(turns) if prompt is not None]
-
-
-def encoded(prompts: Sequence[Prompt], tokenizer: PreTrainedTokenizerBase, longest: int) -> list[tuple[str, list[int]]]:
-    """Task and token ids of each prompt; the end is what is kept of one longer than ``longest``."""
-    rows = []
-    for prompt in prompts:
-        messages = [{"role": m.role, "content": m.content} for m in prompt.messages]
-        rows.append((prompt.task, encode_prompt(tokenizer, messages or prompt.text)[-longest:]))
-    return rows
 
 
 def make_texts(
     path: Path,
     prompts: Path,
-    evaluation: Evaluation,
+    per_task: int | None,
     target: CachedModel,
     tokenizer: PreTrainedTokenizerBase,
     settings: DecodingSettings,
@@ -63,7 +38,7 @@ def make_texts(
     Args:
         path: the file to make.
         prompts: the prompt file.
-        evaluation: how many of them, and how long the outputs.
+        per_task: the first so many of each task; all if None.
         target, tokenizer: what decodes.
         settings: limit and end tokens.
         fingerprint: of the target.
@@ -72,29 +47,29 @@ def make_texts(
     Raises:
         DraftgaugeError: if the file is there, but of other prompts, settings or another target.
     """
-    made = {
+    identity = {
         "target_fingerprint": fingerprint,
         "prompts_sha256": prompts_sha256(prompts),
-        "per_task": evaluation.per_task,
+        "per_task": per_task,
         "max_new_tokens": settings.max_new_tokens,
         "windows": list(WINDOWS),
     }
     if path.exists():
-        if _read(path)["made"] != made:
+        if _read(path)["made"] != identity:
             raise DraftgaugeError(
                 f"{path} holds texts of other prompts, settings or another target: give this study a folder of its own"
             )
         return
     longest = target.spec.context - settings.max_new_tokens
     texts = greedy_texts(
-        target, encoded(mixed_prompts(prompts, evaluation.per_task), tokenizer, longest), settings, progress
+        target, encode_prompts(mixed_prompts(prompts, per_task), tokenizer, longest), settings, progress
     )
     classes = needed_context(target.module, texts)
     rows = [
         {"task": text.task, "prompt": text.prompt, "output": text.output, "needs": needs.tolist()}
         for text, needs in zip(texts, classes, strict=True)
     ]
-    atomic_write_text(path, json.dumps({"made": made, "texts": rows}) + "\n")
+    atomic_write_text(path, json.dumps({"made": identity, "texts": rows}) + "\n")
 
 
 def read_texts(path: Path) -> tuple[list[HeldOutText], list[Ints]]:

@@ -28,6 +28,7 @@ from draftgauge.studies.kvshot.cells import (
 from draftgauge.studies.kvshot.executor import Outcome, check_executor, execute
 from draftgauge.studies.kvshot.held_out import make_texts
 from draftgauge.studies.kvshot.results import Row, read_result, study_rows
+from draftgauge.studies.kvshot.work import CellJob
 from draftgauge.training.reuse.data import answers_of, load_target, source_of
 from draftgauge.training.reuse.train import fill_cache
 
@@ -77,13 +78,13 @@ def run_study(
     done = len(cells) - len(waiting)
     progress("cells", done, len(cells))
 
-    def told(outcome: Outcome) -> None:
+    def finished(outcome: Outcome) -> None:
         nonlocal done
         done += 1
         _note(cell_folder(folder, outcome.job), outcome)
         progress("cells", done, len(cells))
 
-    outcomes = execute(waiting, executor, told, cpus, gpus, progress) if waiting else []
+    outcomes = execute([CellJob(cell) for cell in waiting], executor, finished, cpus, gpus, progress) if waiting else []
     failures = {outcome.job: outcome.message for outcome in outcomes if outcome.error}
     results = [result for cell in cells if (result := read_result(cell)) is not None]
     if not results:
@@ -110,7 +111,9 @@ def _prepare(study: Study, folder: Path, prompts: Path, progress: Progress) -> l
     tokenizer = load_tokenizer(request.target, request.trust_remote_code)
     fingerprint = target_fingerprint(target.module)
     settings = DecodingSettings(study.evaluation.max_new_tokens, end_tokens=end_tokens(target, tokenizer))
-    make_texts(folder / TEXTS_NAME, prompts, study.evaluation, target, tokenizer, settings, fingerprint, progress)
+    make_texts(
+        folder / TEXTS_NAME, prompts, study.evaluation.per_task, target, tokenizer, settings, fingerprint, progress
+    )
     answers = answers_of(request, folder / ANSWERS_NAME, target, progress)
     configs = choose_configs(study, target.module.config)
     widths = {variant: config.intermediate_size for variant, config in configs.items()}

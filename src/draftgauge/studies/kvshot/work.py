@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 
 import torch
 
@@ -20,21 +20,46 @@ from draftgauge.studies.kvshot.held_out import read_texts
 from draftgauge.training.reuse.data import load_target
 from draftgauge.training.reuse.train import train_drafter
 
+Progress = Callable[[str, int, int], None]
 SETTINGS_NAME = "settings.json"
 
 
-def run_cell(cell: Cell, progress: Callable[[str, int, int], None]) -> None:
-    """Train and evaluate one cell; a training that was interrupted goes on from its checkpoint, a finished one is not repeated."""
+@dataclass(frozen=True)
+class CellJob:
+    """A cell as the executor takes it."""
+
+    cell: Cell
+
+    @property
+    def name(self) -> str:
+        """Of the cell."""
+        return self.cell.name
+
+    @property
+    def after(self) -> str | None:
+        """The cell that this one starts from."""
+        return self.cell.after
+
+    def run(self, progress: Progress) -> None:
+        """Train, evaluate, and leave the result in the cell's folder."""
+        run_cell(self.cell, progress)
+
+
+def run_cell(cell: Cell, progress: Progress) -> None:
+    """Train and evaluate one cell.
+
+    A training that was interrupted goes on from its checkpoint, a finished one is not repeated.
+    """
     require_writable(cell.folder)
     atomic_write_text(cell.folder / SETTINGS_NAME, json.dumps(cell.settings(), indent=1) + "\n")
     if cell.request.threads is not None:
         torch.set_num_threads(cell.request.threads)
 
-    def told(what: str, done: int, total: int) -> None:
+    def report(what: str, done: int, total: int) -> None:
         progress(f"{cell.name}: {what}", done, total)
 
     request = cell.request
-    trained = train_drafter(request, cell.folder / DRAFTER_FOLDER, told)
+    trained = train_drafter(request, cell.folder / DRAFTER_FOLDER, report)
     target = load_target(request)
     tokenizer = load_tokenizer(request.target, request.trust_remote_code)
     net = load_drafter(cell.folder / DRAFTER_FOLDER, target)
@@ -46,7 +71,7 @@ def run_cell(cell: Cell, progress: Callable[[str, int, int], None]) -> None:
         tree=cell.evaluation.tree_prompts,
         latency=cell.evaluation.latency_prompts,
     )
-    found = evaluate_drafter(net, target, texts, classes, plan, told)
+    evaluation = evaluate_drafter(net, target, texts, classes, plan, report)
     training = {
         key: value
         for key, value in asdict(trained).items()
@@ -60,6 +85,6 @@ def run_cell(cell: Cell, progress: Callable[[str, int, int], None]) -> None:
         "settings": cell.settings(),
         "training": training,
         "distances": distance_names(),
-        "evaluation": found.to_json(),
+        "evaluation": evaluation.to_json(),
     }
     atomic_write_text(cell.folder / RESULT_NAME, json.dumps(document) + "\n")

@@ -13,8 +13,8 @@ from pathlib import Path
 import numpy as np
 
 from draftgauge.core.errors import DraftgaugeError
+from draftgauge.studies.speckv.csv_table import Row, read_table
 from draftgauge.studies.speckv.records import COMPRESSIONS, GAMMAS, SIGNALS, TASKS, Ints, Records, Runs, Steps, Timings
-from draftgauge.studies.speckv.table import Row, read_table
 
 STEP_COLUMNS = ("compression", "gamma", "task", "step", "accepted", "acceptance_rate", "tokens_produced", *SIGNALS)
 EXPERIMENT_COLUMNS = (

@@ -11,10 +11,16 @@ import pytest
 
 from draftgauge.core.errors import DraftgaugeError
 from draftgauge.core.provenance import read_measurement, write_measurement
-from draftgauge.report.kvshot import capacity_table, comparisons, render_kvshot, results_table, write_kvshot_report
-from draftgauge.report.kvshot_data import variant_views
+from draftgauge.studies.kvshot.page import (
+    capacity_table,
+    comparisons,
+    render_kvshot,
+    results_table,
+    write_kvshot_report,
+)
 from draftgauge.studies.kvshot.presets import HIDDEN, KV, at_equal_width
 from draftgauge.studies.kvshot.results import study_rows
+from draftgauge.studies.kvshot.views import variant_views
 from kvshot_results import ALPHAS, results
 
 
@@ -83,5 +89,5 @@ def test_nothing_to_report() -> None:
 
 
 def test_no_torch() -> None:
-    code = "import sys, draftgauge.report.kvshot, draftgauge.studies.kvshot.results; sys.exit('torch' in sys.modules)"
+    code = "import sys, draftgauge.studies.kvshot.page, draftgauge.studies.kvshot.results; sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from draftgauge.report.speckv_figures import Rows, findings, select
 from draftgauge.report.style import percent
+from draftgauge.studies.speckv.figures import Rows, findings, select
 from draftgauge.studies.speckv.records import ALL
 
 GAMMA = "\N{GREEK SMALL LETTER GAMMA}"

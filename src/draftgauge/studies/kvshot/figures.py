@@ -9,9 +9,9 @@ from typing import Any
 import numpy as np
 from markupsafe import Markup
 
-from draftgauge.report.kvshot_data import EQUAL_WIDTH, Estimate, VariantView
 from draftgauge.report.style import LIGHT, Series, number, series
 from draftgauge.report.svg import PANEL, panel, to_svg
+from draftgauge.studies.kvshot.views import EQUAL_WIDTH, Estimate, VariantView
 
 # A design keeps its colour in every chart.
 DESIGN_STYLES = {

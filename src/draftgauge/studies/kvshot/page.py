@@ -2,20 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
 
 from draftgauge.core.errors import DraftgaugeError
 from draftgauge.core.files import atomic_write_text
 from draftgauge.core.provenance import timestamp
-from draftgauge.report import kvshot_figures as figures
-from draftgauge.report.kvshot_data import EQUAL_WIDTH, VariantView, prediction_views, variant_views
-from draftgauge.report.style import Series, colour_variables, fixed, ratio
+from draftgauge.report.layout import render_page
+from draftgauge.report.style import Series, fixed, ratio
+from draftgauge.report.table import Table
+from draftgauge.studies.kvshot import figures as figures
+from draftgauge.studies.kvshot.views import EQUAL_WIDTH, VariantView, prediction_views, variant_views
 
 TITLE = "Hidden states or the KV cache"
 PROJECT_ROPE = "project-rope"
@@ -28,14 +29,6 @@ class Comparison:
     title: str
     lines: tuple[tuple[str, Series], ...]
     chart: Markup
-
-
-@dataclass(frozen=True)
-class Table:
-    """Headings and printed cells; the first column names the line."""
-
-    headings: tuple[str, ...]
-    lines: tuple[tuple[str, ...], ...]
 
 
 def write_kvshot_report(
@@ -61,19 +54,12 @@ def render_kvshot(rows: Sequence[Mapping[str, Any]], failures: Mapping[str, str]
     views = variant_views(rows)
     if not views:
         raise DraftgaugeError("there is nothing to report: no run of the study is among these rows")
-    environment = Environment(
-        loader=PackageLoader("draftgauge.report"),
-        autoescape=True,
-        undefined=StrictUndefined,
-        trim_blocks=True,
-        lstrip_blocks=True,
-    )
     main = [view for view in views if view.capacity != EQUAL_WIDTH] or views
     plain = _designs(main)
-    return environment.get_template("kvshot.html.j2").render(
-        title=TITLE,
-        light=colour_variables("light"),
-        dark=colour_variables("dark"),
+    return render_page(
+        "kvshot.html.j2",
+        TITLE,
+        package=__package__,
         predictions=prediction_views(rows),
         comparisons=comparisons(views),
         results=results_table(views),
@@ -147,7 +133,7 @@ def results_table(views: Sequence[VariantView]) -> Table:
             *(view.measure(name).text() for name in ("mat", "live_mat", "tree_mat")),
         ]
         lines.append((view.label, view.capacity, str(view.seeds), *alphas, *measures))
-    return Table(headings, tuple(lines))
+    return _table(headings, lines)
 
 
 def capacity_table(views: Sequence[VariantView]) -> Table:
@@ -158,8 +144,8 @@ def capacity_table(views: Sequence[VariantView]) -> Table:
         (v.label, v.capacity, f"{v.parameters:,}", f"{100 * (v.parameters / base - 1):+.2f}%", f"{v.width:,}")
         for v in views
     )
-    return Table(
-        ("drafter", "matched by", "trainable parameters", "to the largest matched", "width of the MLP"), tuple(lines)
+    return _table(
+        ("drafter", "matched by", "trainable parameters", "to the largest matched", "width of the MLP"), lines
     )
 
 
@@ -169,9 +155,8 @@ def agreement_table(views: Sequence[VariantView]) -> Table:
         (v.label, v.capacity, v.measure("live_mat").text(3), v.measure("live_minus_forced").text(3), str(v.mismatched))
         for v in views
     )
-    return Table(
-        ("drafter", "matched by", "live MAT", "live minus teacher-forced", "outputs unlike plain decoding"),
-        tuple(lines),
+    return _table(
+        ("drafter", "matched by", "live MAT", "live minus teacher-forced", "outputs unlike plain decoding"), lines
     )
 
 
@@ -181,13 +166,18 @@ def tasks_table(views: Sequence[VariantView]) -> Table:
     lines = tuple(
         (v.label, v.capacity, *(v.tasks[task].text() if task in v.tasks else "" for task in tasks)) for v in views
     )
-    return Table(("drafter", "matched by", *tasks), lines)
+    return _table(("drafter", "matched by", *tasks), lines)
 
 
 def speed_table(views: Sequence[VariantView]) -> Table:
     """Drafting latency and end-to-end speed."""
     lines = ((v.label, v.capacity, fixed(v.draft_ms, 2), fixed(v.tokens_per_second, 1), ratio(v.ratio)) for v in views)
-    return Table(("drafter", "matched by", "ms a drafted token", "tokens/s", "to plain decoding"), tuple(lines))
+    return _table(("drafter", "matched by", "ms a drafted token", "tokens/s", "to plain decoding"), lines)
+
+
+def _table(headings: Sequence[str], lines: Iterable[tuple[str, ...]]) -> Table:
+    """A dense table whose first two columns, the drafter and what it is matched by, are text."""
+    return Table(tuple(headings), tuple(lines), tuple(column >= 2 for column in range(len(headings))), dense=True)
 
 
 def _designs(views: Sequence[VariantView]) -> list[VariantView]:

@@ -2,32 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
 
 from draftgauge.core.files import atomic_write_text
-from draftgauge.report import speckv_figures as figures
-from draftgauge.report.made import report_facts
-from draftgauge.report.speckv_figures import Rows, findings, select
-from draftgauge.report.speckv_text import explain, headline, improvement
-from draftgauge.report.style import MISSING, colour_variables
+from draftgauge.report.facts import report_facts
+from draftgauge.report.layout import render_page
+from draftgauge.report.style import MISSING
+from draftgauge.report.table import Columns, Table, decimals, table_of, words
+from draftgauge.studies.speckv import figures
+from draftgauge.studies.speckv.figures import Rows, findings, select
+from draftgauge.studies.speckv.text import explain, headline, improvement
 
 TITLE = "SpecKV, and what its records say"
-Format = Callable[[Any], str]
-
-
-@dataclass(frozen=True)
-class Table:
-    """A printed table: headings with whether their column is numeric, and cells as text."""
-
-    caption: str
-    headings: tuple[tuple[str, bool], ...]
-    lines: tuple[tuple[str, ...], ...]
 
 
 @dataclass(frozen=True)
@@ -58,19 +49,12 @@ def write_speckv_report(rows: Rows, out: Path, command: str | None = None) -> Pa
 
 def render_speckv(rows: Rows, command: str | None = None) -> str:
     """The page as text."""
-    environment = Environment(
-        loader=PackageLoader("draftgauge.report"),
-        autoescape=True,
-        undefined=StrictUndefined,
-        trim_blocks=True,
-        lstrip_blocks=True,
-    )
-    return environment.get_template("speckv.html.j2").render(
-        title=TITLE,
+    return render_page(
+        "speckv.html.j2",
+        TITLE,
+        package=__package__,
         headline=headline(rows),
         improvement=improvement(rows),
-        light=colour_variables("light"),
-        dark=colour_variables("dark"),
         tables=_published_tables(rows),
         figures=_published_figures(rows),
         sections=_sections(rows),
@@ -81,50 +65,50 @@ def render_speckv(rows: Rows, command: str | None = None) -> str:
 def _published_tables(rows: Rows) -> tuple[Table, ...]:
     policies = [row | _ends(row, 3) for row in map(dict, select(rows, "policies"))]
     return (
-        _table(
-            "Table 1: expected tokens a step",
+        table_of(
             policies,
             {
                 "policy": ("policy", str),
                 "compression": ("target", str),
-                "expected_tokens": ("recomputed", _decimals(2)),
-                "published": ("published", _decimals(2)),
+                "expected_tokens": ("recomputed", decimals(2)),
+                "published": ("published", decimals(2)),
                 "interval": ("95% interval", str),
                 "published_interval": ("published", str),
             },
+            "Table 1: expected tokens a step",
         ),
-        _table(
-            "Table 2: SpecKV-fast against fixed-4, by task",
+        table_of(
             select(rows, "breakdown"),
             {
                 "compression": ("target", str),
                 "task": ("task", str),
-                "fixed_4": ("fixed-4", _decimals(2)),
-                "speckv_fast": ("SpecKV-fast", _decimals(2)),
-                "percent": ("gain, %", _decimals(1)),
+                "fixed_4": ("fixed-4", decimals(2)),
+                "speckv_fast": ("SpecKV-fast", decimals(2)),
+                "percent": ("gain, %", decimals(1)),
             },
+            "Table 2: SpecKV-fast against fixed-4, by task",
         ),
-        _table(
-            "Table 3: predictors of the acceptance rate, and their overhead on the machine of this report",
+        table_of(
             select(rows, "predictors"),
             {
                 "model": ("model", str),
-                "test_correlation": ("test correlation", _decimals(4)),
-                "published_correlation": ("published", _decimals(4)),
-                "test_mse": ("test MSE", _decimals(4)),
-                "published_mse": ("published", _decimals(4)),
-                "decision_ms": ("ms a decision", _decimals(3)),
-                "published_decision_ms": ("published", _decimals(3)),
+                "test_correlation": ("test correlation", decimals(4)),
+                "published_correlation": ("published", decimals(4)),
+                "test_mse": ("test MSE", decimals(4)),
+                "published_mse": ("published", decimals(4)),
+                "decision_ms": ("ms a decision", decimals(3)),
+                "published_decision_ms": ("published", decimals(3)),
             },
+            "Table 3: predictors of the acceptance rate, and their overhead on the machine of this report",
         ),
-        _table(
-            "Correlation of a step's signals with its acceptance rate",
+        table_of(
             select(rows, "correlations"),
             {
-                "signal": ("signal", _words),
-                "correlation": ("recomputed", _decimals(3)),
-                "published": ("published, about", _decimals(2)),
+                "signal": ("signal", words),
+                "correlation": ("recomputed", decimals(3)),
+                "published": ("published, about", decimals(2)),
             },
+            "Correlation of a step's signals with its acceptance rate",
         ),
     )
 
@@ -168,42 +152,34 @@ TITLES = {
 }
 
 
-def _decimals(count: int) -> Format:
-    return lambda value: f"{value:,.{count}f}"
-
-
-def _words(name: str) -> str:
-    return name.replace("_", " ")
-
-
 # The columns of each finding: key of the row -> heading and format. "interval" is made of low and high.
-_SCORES: dict[str, tuple[str, Format]] = {"correlation": ("correlation", _decimals(3)), "mse": ("MSE", _decimals(4))}
+_SCORES: Columns = {"correlation": ("correlation", decimals(3)), "mse": ("MSE", decimals(4))}
 _LEFT_OUT = {"left_out": ("left out", str), "model": ("model", str), "prompts": ("its prompts", str)} | _SCORES
-COLUMNS: dict[str, dict[str, tuple[str, Format]]] = {
+COLUMNS: dict[str, Columns] = {
     "tokens_per_step": {
         "compression": ("target", str),
-        "gamma": (figures.GAMMA, _decimals(0)),
-        "tokens_per_step": ("tokens/step", _decimals(3)),
+        "gamma": (figures.GAMMA, decimals(0)),
+        "tokens_per_step": ("tokens/step", decimals(3)),
         "interval": ("95% interval", str),
     },
     "tokens_per_second": {
         "compression": ("target", str),
-        "gamma": (figures.GAMMA, _decimals(0)),
-        "tokens_per_second": ("tokens/s", _decimals(1)),
+        "gamma": (figures.GAMMA, decimals(0)),
+        "tokens_per_second": ("tokens/s", decimals(1)),
         "interval": ("95% interval", str),
     },
     "gain_split": {
-        "basis": ("by", _words),
+        "basis": ("by", words),
         "compression": ("target", str),
-        "longer_percent": ("always 8 over 4, %", _decimals(2)),
-        "choosing_percent": ("choosing over always 8, %", _decimals(2)),
-        "total_percent": ("together, %", _decimals(2)),
+        "longer_percent": ("always 8 over 4, %", decimals(2)),
+        "choosing_percent": ("choosing over always 8, %", decimals(2)),
+        "total_percent": ("together, %", decimals(2)),
     },
     "predicted_and_measured": {
-        "gamma": (figures.GAMMA, _decimals(0)),
-        "predicted": ("predicted, all steps", _decimals(3)),
-        "predicted_where_drafted": ("predicted, steps at this length", _decimals(3)),
-        "measured": ("measured", _decimals(3)),
+        "gamma": (figures.GAMMA, decimals(0)),
+        "predicted": ("predicted, all steps", decimals(3)),
+        "predicted_where_drafted": ("predicted, steps at this length", decimals(3)),
+        "measured": ("measured", decimals(3)),
     },
     "held_out": {"model": ("model", str), "held_out": ("held out", str)}
     | _SCORES
@@ -211,27 +187,27 @@ COLUMNS: dict[str, dict[str, tuple[str, Format]]] = {
     "outcomes": {
         "policy": ("policy", str),
         "compression": ("target", str),
-        "tokens_per_step": ("tokens/step", _decimals(3)),
-        "tokens_per_second": ("tokens/s at fitted costs", _decimals(1)),
-        "over_best_fixed_percent": ("over best fixed, %", _decimals(1)),
+        "tokens_per_step": ("tokens/step", decimals(3)),
+        "tokens_per_second": ("tokens/s at fitted costs", decimals(1)),
+        "over_best_fixed_percent": ("over best fixed, %", decimals(1)),
     },
-    "leave_one_task_out": _LEFT_OUT | {"mse_of_mean": ("MSE of the mean", _decimals(4))},
-    "leave_one_compression_out": _LEFT_OUT | {"mse_of_mean": ("MSE of the mean", _decimals(4))},
+    "leave_one_task_out": _LEFT_OUT | {"mse_of_mean": ("MSE of the mean", decimals(4))},
+    "leave_one_compression_out": _LEFT_OUT | {"mse_of_mean": ("MSE of the mean", decimals(4))},
     "cost": {
         "compression": ("target", str),
-        "draft_ms": ("t_draft, ms", _decimals(2)),
-        "verify_ms": ("t_verify, ms", _decimals(2)),
-        "cost_ratio": ("ratio", _decimals(3)),
-        "residual_percent": ("residual, %", _decimals(2)),
-        "worst_residual_percent": ("worst, %", _decimals(2)),
-        "r_squared": ("R\N{SUPERSCRIPT TWO}", _decimals(4)),
+        "draft_ms": ("t_draft, ms", decimals(2)),
+        "verify_ms": ("t_verify, ms", decimals(2)),
+        "cost_ratio": ("ratio", decimals(3)),
+        "residual_percent": ("residual, %", decimals(2)),
+        "worst_residual_percent": ("worst, %", decimals(2)),
+        "r_squared": ("R\N{SUPERSCRIPT TWO}", decimals(4)),
     },
 }
 
 
 def _finding_tables(rows: Rows, name: str) -> tuple[Table, ...]:
     digits = {"tokens_per_second": 1}.get(name, 3)
-    return (_table("", [row | _ends(row, digits) for row in map(dict, findings(rows, name))], COLUMNS[name]),)
+    return (table_of([row | _ends(row, digits) for row in map(dict, findings(rows, name))], COLUMNS[name]),)
 
 
 def _ends(row: Mapping[str, Any], digits: int) -> dict[str, str]:
@@ -241,13 +217,3 @@ def _ends(row: Mapping[str, Any], digits: int) -> dict[str, str]:
         for prefix in ("", "published_")
         if f"{prefix}low" in row
     }
-
-
-def _table(caption: str, rows: Rows, columns: Mapping[str, tuple[str, Format]]) -> Table:
-    """Rows as text; columns that no row has are left out."""
-    shown = {key: column for key, column in columns.items() if any(row.get(key) is not None for row in rows)}
-    numeric = {key: any(isinstance(row.get(key), int | float) for row in rows) for key in shown}
-    lines = tuple(
-        tuple(MISSING if row.get(key) is None else form(row[key]) for key, (_, form) in shown.items()) for row in rows
-    )
-    return Table(caption, tuple((heading, numeric[key]) for key, (heading, _) in shown.items()), lines)
