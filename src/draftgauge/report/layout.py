@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from draftgauge.core.templates import environment
@@ -11,19 +11,22 @@ from draftgauge.report.style import colour_variables
 KIT = "draftgauge.report"
 
 
+Functions = Mapping[str, Callable[..., Any]]
+
+
 def render_page(
-    template: str, title: str, package: str = KIT, functions: dict[str, Callable[..., Any]] | None = None, **values: Any
+    template: str, title: str, values: Mapping[str, Any], package: str = KIT, functions: Functions | None = None
 ) -> str:
     """A page as text; the same values give the same text.
 
     Args:
         template: its name; it extends ``layout.html.j2``, and may import the macros of ``parts.html.j2``.
         title: of the page.
+        values: that it shows.
         package: whose templates come before those of the kit.
         functions: that the template may call.
-        values: everything else that it shows.
     """
     pages = environment(*dict.fromkeys((package, KIT)))
     pages.globals.update(functions or {})
     colours = {"light": colour_variables("light"), "dark": colour_variables("dark")}
-    return pages.get_template(template).render(title=title, **colours, **values)
+    return pages.get_template(template).render({"title": title} | colours | dict(values))

@@ -11,7 +11,7 @@ from draftgauge.report import choosing_figures, figures
 from draftgauge.report.choosing_text import judged_lines, optimum_gains, verdict
 from draftgauge.report.collect import MIN_POSITIONS, collect
 from draftgauge.report.data import ReportData
-from draftgauge.report.layout import render_page
+from draftgauge.report.layout import Functions, render_page
 from draftgauge.report.prose import best_note, headline, how_chosen, why_lengths_differ
 from draftgauge.report.style import compression_heading, series
 from draftgauge.report.tables import compression_table, policies_table
@@ -33,7 +33,7 @@ KEYS = {
     "rejected": choosing_figures.REJECTED,
 }
 
-FUNCTIONS = {
+FUNCTIONS: Functions = {
     "name": compression_heading,
     "series": series,
     "best_note": best_note,
@@ -77,28 +77,24 @@ def render(data: ReportData, title: str = TITLE) -> str:
     """The page as text; the same data give the same text."""
     timelines = [[(line, spans(line)) for line in view.timelines] for view in data.compressions]
     columns, lines = policies_table(data)
-    return render_page(
-        "report.html.j2",
-        title,
-        functions=FUNCTIONS,
-        data=data,
-        keys=KEYS,
-        min_positions=MIN_POSITIONS,
-        min_bin=choosing_figures.MIN_BIN,
-        prompts=max(view.prompts for view in data.compressions),
-        headlines=[headline(view) for view in data.compressions],
-        chosen=how_chosen(data.compressions),
-        why=why_lengths_differ(data.compressions),
-        has_live=any(row.live_tokens_per_second is not None for view in data.compressions for row in view.rows),
-        policy_columns=columns,
-        policy_lines=lines,
-        tables=[compression_table(view) for view in data.compressions],
-        timelines=timelines,
-        kinds=KINDS,
-        kinds_shown={span.kind for lines in timelines for _, steps in lines for step in steps for span in step},
-        **_charts(data),
-        **_choosing(data),
-    )
+    values = {
+        "data": data,
+        "keys": KEYS,
+        "min_positions": MIN_POSITIONS,
+        "min_bin": choosing_figures.MIN_BIN,
+        "prompts": max(view.prompts for view in data.compressions),
+        "headlines": [headline(view) for view in data.compressions],
+        "chosen": how_chosen(data.compressions),
+        "why": why_lengths_differ(data.compressions),
+        "has_live": any(row.live_tokens_per_second is not None for view in data.compressions for row in view.rows),
+        "policy_columns": columns,
+        "policy_lines": lines,
+        "tables": [compression_table(view) for view in data.compressions],
+        "timelines": timelines,
+        "kinds": KINDS,
+        "kinds_shown": {span.kind for lines in timelines for _, steps in lines for step in steps for span in step},
+    }
+    return render_page("report.html.j2", title, values | _charts(data) | _choosing(data), functions=FUNCTIONS)
 
 
 def _charts(data: ReportData) -> dict[str, list[Any]]:

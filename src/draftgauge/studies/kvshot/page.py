@@ -18,6 +18,7 @@ from draftgauge.report.table import Table
 from draftgauge.studies.kvshot import figures as figures
 from draftgauge.studies.kvshot.views import EQUAL_WIDTH, VariantView, prediction_views, variant_views
 
+PACKAGE = "draftgauge.studies.kvshot"
 TITLE = "Hidden states or the KV cache"
 PROJECT_ROPE = "project-rope"
 
@@ -56,33 +57,31 @@ def render_kvshot(rows: Sequence[Mapping[str, Any]], failures: Mapping[str, str]
         raise DraftgaugeError("there is nothing to report: no run of the study is among these rows")
     main = [view for view in views if view.capacity != EQUAL_WIDTH] or views
     plain = _designs(main)
-    return render_page(
-        "kvshot.html.j2",
-        TITLE,
-        package=__package__,
-        predictions=prediction_views(rows),
-        comparisons=comparisons(views),
-        results=results_table(views),
-        capacity=capacity_table(views),
-        agreement=agreement_table(views),
-        tasks=tasks_table(views),
-        speed=speed_table(views),
-        designs=[(design, figures.DESIGN_STYLES[design]) for design in dict.fromkeys(view.design for view in main)],
-        mat=figures.mat_panel(views),
-        retention=figures.retention_panel(main),
-        latency=figures.latency_panel(main) if any(view.draft_ms == view.draft_ms for view in main) else None,
-        distances=[
+    values = {
+        "predictions": prediction_views(rows),
+        "comparisons": comparisons(views),
+        "results": results_table(views),
+        "capacity": capacity_table(views),
+        "agreement": agreement_table(views),
+        "tasks": tasks_table(views),
+        "speed": speed_table(views),
+        "designs": [(design, figures.DESIGN_STYLES[design]) for design in dict.fromkeys(view.design for view in main)],
+        "mat": figures.mat_panel(views),
+        "retention": figures.retention_panel(main),
+        "latency": figures.latency_panel(main) if any(view.draft_ms == view.draft_ms for view in main) else None,
+        "distances": [
             ("First drafted token", figures.distance_panel(plain, "alpha_first", "accepted at depth 0, %")),
             ("Deep in the draft", figures.distance_panel(plain, "alpha_deep", "accepted at depths 4 to 6, %")),
         ],
-        seeds=max(view.seeds for view in views),
-        failures=failures,
-        facts=[
+        "seeds": max(view.seeds for view in views),
+        "failures": failures,
+        "facts": [
             (key.replace("_", " "), _plain(value))
             for key, value in {**made, "report made": timestamp()}.items()
             if value is not None
         ],
-    )
+    }
+    return render_page("kvshot.html.j2", TITLE, values, package=PACKAGE)
 
 
 def comparisons(views: Sequence[VariantView]) -> list[Comparison]:

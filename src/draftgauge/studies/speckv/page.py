@@ -13,11 +13,12 @@ from draftgauge.core.files import atomic_write_text
 from draftgauge.report.facts import report_facts
 from draftgauge.report.layout import render_page
 from draftgauge.report.style import MISSING
-from draftgauge.report.table import Columns, Table, decimals, table_of, words
+from draftgauge.report.table import Columns, Format, Table, decimals, table_of, words
 from draftgauge.studies.speckv import figures
 from draftgauge.studies.speckv.figures import Rows, findings, select
 from draftgauge.studies.speckv.text import explain, headline, improvement
 
+PACKAGE = "draftgauge.studies.speckv"
 TITLE = "SpecKV, and what its records say"
 
 
@@ -49,17 +50,15 @@ def write_speckv_report(rows: Rows, out: Path, command: str | None = None) -> Pa
 
 def render_speckv(rows: Rows, command: str | None = None) -> str:
     """The page as text."""
-    return render_page(
-        "speckv.html.j2",
-        TITLE,
-        package=__package__,
-        headline=headline(rows),
-        improvement=improvement(rows),
-        tables=_published_tables(rows),
-        figures=_published_figures(rows),
-        sections=_sections(rows),
-        provenance=report_facts(command),
-    )
+    values = {
+        "headline": headline(rows),
+        "improvement": improvement(rows),
+        "tables": _published_tables(rows),
+        "figures": _published_figures(rows),
+        "sections": _sections(rows),
+        "provenance": report_facts(command),
+    }
+    return render_page("speckv.html.j2", TITLE, values, package=PACKAGE)
 
 
 def _published_tables(rows: Rows) -> tuple[Table, ...]:
@@ -153,8 +152,12 @@ TITLES = {
 
 
 # The columns of each finding: key of the row -> heading and format. "interval" is made of low and high.
-_SCORES: Columns = {"correlation": ("correlation", decimals(3)), "mse": ("MSE", decimals(4))}
-_LEFT_OUT = {"left_out": ("left out", str), "model": ("model", str), "prompts": ("its prompts", str)} | _SCORES
+_SCORES: dict[str, tuple[str, Format]] = {"correlation": ("correlation", decimals(3)), "mse": ("MSE", decimals(4))}
+_LEFT_OUT: dict[str, tuple[str, Format]] = {
+    "left_out": ("left out", str),
+    "model": ("model", str),
+    "prompts": ("its prompts", str),
+} | _SCORES
 COLUMNS: dict[str, Columns] = {
     "tokens_per_step": {
         "compression": ("target", str),
