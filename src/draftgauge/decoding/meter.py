@@ -9,28 +9,28 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
-from functools import partial
+from dataclasses import fields
 
 import numpy as np
 from numpy.typing import NDArray
+from scipy.optimize import nnls
 from torch import Generator
 
 from draftgauge.core.errors import DraftgaugeError
+from draftgauge.core.signals import NO_SIGNALS, OF_DRAFTED_TOKENS, Reads, SignalName
 from draftgauge.decoding.plain import plain_decode
 from draftgauge.decoding.results import Origin
 from draftgauge.decoding.settings import DecodingSettings
 from draftgauge.decoding.speculative import speculative_decode
-from draftgauge.decoding.stopwatch import Sample, StepTimer, Stopwatch, TimedDrafter, TimedModel
+from draftgauge.decoding.stopwatch import PRICED, Sample, StepTimer, Stopwatch, TimedDrafter, TimedModel
 from draftgauge.drafters.base import Drafter
 from draftgauge.models.base import CachedModel
-from draftgauge.policies.base import SignalKind
-from draftgauge.traces.costs import CostCurve, CostTable
+from draftgauge.traces.costs import CostCurve, CostTable, SignalSeconds
 from draftgauge.verification import Sampling
 
 SPAN = 64  # tokens decoded in one go: a context length is measured around its value, over that many tokens
 PLAIN_SPAN = 16
 QUARTILES = (25, 50, 75)
-KINDS: tuple[SignalKind, ...] = ("none", "confidence", "all")
 
 Seconds = NDArray[np.float64]
 
@@ -145,30 +145,33 @@ class _Bench:
 
     def forget(self) -> None:
         """Drop what was measured."""
-        stopwatch = Stopwatch(self._target.spec.device)
-        self._timers = {looks: StepTimer(stopwatch, self._gamma_max, self._rng, looks) for looks in KINDS}
+        self._timer = StepTimer(Stopwatch(self._target.spec.device), self._gamma_max, self._rng)
         self.plain: list[float] = []
 
     def fewest(self) -> int:
-        """Samples of the draft length that has the fewest."""
-        return min(timer.fewest() for timer in self._timers.values())
+        """Samples of what has the fewest, see :meth:`StepTimer.fewest`."""
+        return self._timer.fewest()
 
-    def samples(self, looks: SignalKind = "none") -> list[Sample]:
-        """Steps of a policy that looks at so much."""
-        return self._timers[looks].samples
+    @property
+    def samples(self) -> list[Sample]:
+        """All timed steps."""
+        return self._timer.samples
+
+    @property
+    def plain_samples(self) -> list[Sample]:
+        """Timed steps without signals."""
+        return [sample for sample in self.samples if sample.reads == NO_SIGNALS]
 
     def run_all(self) -> None:
-        """Decode once with each loop, in random order, from a random place in the text."""
+        """Decode twice with the speculative loop and once plainly, in random order, from a random place in the text."""
         places = (int(self._rng.integers(len(self._text))) + np.arange(self._start)) % len(self._text)
         prompt = self._text[places].tolist()
-        runs: list[Callable[[], None]] = [
-            lambda: self._run_plain(prompt),
-            *(partial(self._run_speculative, prompt, timer) for timer in self._timers.values()),
-        ]
+        runs = (self._run_plain, self._run_speculative, self._run_speculative)
         for index in self._rng.permutation(len(runs)):
-            runs[index]()
+            runs[index](prompt)
 
-    def _run_speculative(self, prompt: list[int], timer: StepTimer) -> None:
+    def _run_speculative(self, prompt: list[int]) -> None:
+        timer = self._timer
         target, drafter = TimedModel(self._target, timer), TimedDrafter(self._drafter, timer, filler=prompt[0])
         speculative_decode(target, drafter, timer, prompt, self._speculative, self._generator)
         timer.settle()
@@ -184,8 +187,8 @@ class _Bench:
 
 
 def _curve(benches: Sequence[_Bench], compression: str, vocabulary: str, target: CachedModel) -> CostCurve:
-    verify = [_quartiles(bench.samples(), lambda sample: sample.verify) for bench in benches]
-    draft = [_quartiles(bench.samples(), lambda sample: sample.draft) for bench in benches]
+    verify = [_quartiles(bench.plain_samples, lambda sample: sample.verify) for bench in benches]
+    draft = [_quartiles(bench.plain_samples, lambda sample: sample.draft) for bench in benches]
     return CostCurve(
         contexts=tuple(bench.context for bench in benches),
         verify_low=_table(verify, 0),
@@ -195,8 +198,7 @@ def _curve(benches: Sequence[_Bench], compression: str, vocabulary: str, target:
         draft=_table(draft, 1),
         draft_high=_table(draft, 2),
         overhead=_overhead(benches),
-        signals=_looking(benches, "all"),
-        confidence=_looking(benches, "confidence"),
+        signals=_signal_seconds(benches),
         plain=tuple(float(np.median(bench.plain)) for bench in benches),
         compression=compression,
         device=str(target.spec.device),
@@ -218,18 +220,39 @@ def _table(quartiles: Sequence[Seconds], which: int) -> CostTable:
 
 def _overhead(benches: Sequence[_Bench]) -> float:
     """What a step takes beyond its parts, the median over contexts and draft lengths."""
-    medians = [_quartiles(b.samples(), lambda s: s.step - s.draft - s.verify)[1] for b in benches]
+    medians = [_quartiles(b.plain_samples, lambda s: s.step - s.draft - s.verify)[1] for b in benches]
     return max(0.0, float(np.median(medians)))
 
 
-def _looking(benches: Sequence[_Bench], kind: SignalKind) -> float:
-    """What looking at one distribution adds to drafting a token, the median over contexts and draft lengths.
+def _signal_seconds(benches: Sequence[_Bench]) -> SignalSeconds:
+    """What each signal adds: the parts, none below 0, whose sums come closest to what the timed sets of signals took.
 
-    Taken from the time of drafting alone: within a whole step it would drown in what the target's pass varies by.
+    Of drafted tokens it is taken from the time of drafting alone: within a whole step it would drown in what the target's pass varies
+    by. The target's entropy is computed after that pass, so its time is that of the rest of the step.
     """
-    drafts = {
-        looks: np.array([_quartiles(b.samples(looks), lambda s: s.draft)[1, 1:] for b in benches])
-        for looks in ("none", kind)
-    }
-    added = (drafts[kind] - drafts["none"]) / np.arange(1, drafts[kind].shape[1] + 1)
-    return max(0.0, float(np.median(added)))
+    parts = [field.name for field in fields(SignalSeconds) if field.name != SignalName.TARGET_ENTROPY]
+    units = [SignalSeconds(**{name: 1.0}) for name in parts]
+    shares = np.array([[unit.of_token(reads) for unit in units] for reads in PRICED])  # [sets, parts]
+    added = np.array([max(0.0, float(np.median(_added_by_token(benches, reads)))) for reads in PRICED])
+    seconds, _ = nnls(shares, added)
+    return SignalSeconds(**dict(zip(parts, seconds.tolist(), strict=True)), target_entropy=_target_entropy(benches))
+
+
+def _added_by_token(benches: Sequence[_Bench], reads: Reads) -> list[float]:
+    """How much longer each drafted token took with a set of signals than without, one value a step."""
+    added = []
+    for bench in benches:
+        without = _quartiles(bench.plain_samples, lambda sample: sample.draft)[1]
+        steps = [sample for sample in bench.samples if sample.reads & OF_DRAFTED_TOKENS == reads]
+        added += [(sample.draft - without[sample.gamma]) / sample.gamma for sample in steps]
+    return added
+
+
+def _target_entropy(benches: Sequence[_Bench]) -> float:
+    """What the target's entropy adds to the rest of a step."""
+    rest: dict[bool, list[float]] = {False: [], True: []}
+    for bench in benches:
+        for sample in bench.samples:
+            if sample.reads:
+                rest[SignalName.TARGET_ENTROPY in sample.reads].append(sample.step - sample.draft - sample.verify)
+    return max(0.0, float(np.median(rest[True]) - np.median(rest[False])))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Generator, Tensor
 
+from draftgauge.core.signals import SignalName
 from draftgauge.decoding.clock import PhaseClock, seconds
 from draftgauge.decoding.plain import prefill
 from draftgauge.decoding.results import Generation, OnCommit, Origin
@@ -12,7 +13,7 @@ from draftgauge.decoding.settings import DecodingSettings, check_request
 from draftgauge.decoding.stopping import Detokenize, Finish, Stopper
 from draftgauge.drafters.base import Draft, Drafter
 from draftgauge.models.base import CachedModel
-from draftgauge.policies.base import Policy, Step, begin, signal_kind
+from draftgauge.policies.base import Policy, Step, asks_after_each_token, begin, reads_of
 from draftgauge.verification import Verdict, accept, accept_greedy, entropy_bits, probabilities
 
 _NO_DRAFT = Draft([])
@@ -79,8 +80,7 @@ class _Loop:
         self.stopper = stopper
         self.device = target.spec.device
         self.clock = PhaseClock(self.device, time_phases)
-        self.signals = signal_kind(policy)
-        self.keep_drafting = None if self.signals == "none" else policy.keep_drafting
+        self.reads = reads_of(policy)
         self.result = Generation(phases=self.clock.phases)
         self.last_token = -1
 
@@ -116,7 +116,9 @@ class _Loop:
     def draft(self) -> Draft:
         """As many tokens as the policy wants, leaving room for the target's own."""
         limit = min(self.policy.limit(), self.stopper.remaining - 1)
-        return self.drafter.propose(limit, self.keep_drafting, self.signals == "confidence") if limit > 0 else _NO_DRAFT
+        self.reads = self.policy.reads  # anew for every step, as the cost meter changes them
+        keep_drafting = self.policy.keep_drafting if asks_after_each_token(self.reads) else None
+        return self.drafter.propose(limit, keep_drafting, self.reads) if limit > 0 else _NO_DRAFT
 
     def verify(self, tokens: list[int]) -> Tensor:
         """One pass of the target over the last committed and the ``g`` drafted tokens: logits ``[g + 1, V]``."""
@@ -140,8 +142,9 @@ class _Loop:
         own: Origin = "plain" if drafted == 0 else "bonus" if accepted == drafted else "corrected"
         origins: list[Origin] = ["accepted"] * accepted
         origins = [*origins, own][: len(tokens)]
-        entropy = float(entropy_bits(logits[len(tokens) - 1])) if self.signals == "all" else float("nan")
-        step = Step(drafted, accepted, len(tokens), draft.signals, entropy, tokens)
+        reads_entropy, reads_text = SignalName.TARGET_ENTROPY in self.reads, SignalName.TEXT in self.reads
+        entropy = float(entropy_bits(logits[len(tokens) - 1])) if reads_entropy else float("nan")
+        step = Step(drafted, accepted, len(tokens), draft.signals, entropy, tokens if reads_text else ())
         self.policy.observe(step)
 
         self.result.tokens += tokens

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import NamedTuple
@@ -11,14 +12,21 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from draftgauge.core.signals import DISTRIBUTION, NO_SIGNALS, OF_DRAFTED_TOKENS, Reads, SignalName
 from draftgauge.decoding.wrapping import WrappedModel
 from draftgauge.drafters.base import Draft, Drafter, KeepDrafting
 from draftgauge.models.base import CachedModel
-from draftgauge.policies.base import Signal, SignalKind, Step
+from draftgauge.policies.base import Signal, Step
 
 Mark = float | torch.cuda.Event
 
 IDLE_STEPS = 2  # that draft nothing, counted in every round of lengths
+PRICED: tuple[Reads, ...] = (
+    frozenset({SignalName.TEXT}),
+    *(frozenset({name}) for name in sorted(DISTRIBUTION)),
+    DISTRIBUTION,
+)
+"""The sets of signals that are timed, to find what each signal adds."""
 
 
 class Stopwatch:
@@ -51,12 +59,14 @@ class Sample(NamedTuple):
 
     Attributes:
         gamma: tokens drafted.
+        reads: the signals that were computed.
         draft: proposing them.
         verify: the target's pass over ``gamma + 1`` tokens, reading its choices off the logits, rolling back.
         step: all of it, the loop included.
     """
 
     gamma: int
+    reads: Reads
     draft: float
     verify: float
     step: float
@@ -68,25 +78,28 @@ class StepTimer:
     It is the loop's policy: it asks for the draft lengths in random order, over and over, so that whatever disturbs the machine
     falls on all of them alike, and every length meets the states that the others leave behind. Only steps that draft nothing come
     in runs, as where one does not speculate, and the first of a run is not counted: it would find the draft in the caches.
+    In every round each length comes once without signals and once with one of the sets in :data:`PRICED`, by turns.
+
+    Attributes:
+        reads: the signals of the running step; unlike other policies it declares them anew for every step.
+        samples: the steps timed so far.
     """
 
-    def __init__(
-        self, stopwatch: Stopwatch, gamma_max: int, rng: np.random.Generator, needs_signals: SignalKind
-    ) -> None:
+    def __init__(self, stopwatch: Stopwatch, gamma_max: int, rng: np.random.Generator) -> None:
         """Time steps on a stopwatch.
 
         Args:
             stopwatch: of the target's device.
             gamma_max: longest draft.
             rng: for the order of the lengths.
-            needs_signals: time steps as they are for a policy that looks at so much.
         """
-        self.needs_signals = needs_signals
+        self.reads = NO_SIGNALS
         self.samples: list[Sample] = []
         self._stopwatch = stopwatch
         self._gamma_max = gamma_max
         self._rng = rng
-        self._lengths: list[int] = []
+        self._planned: list[tuple[int, Reads]] = []
+        self._sets: list[Reads] = []
         self._asked = 0
         self._begun: dict[str, Mark] = {}  # of the running step, by part
         self._ended: dict[str, Mark] = {}
@@ -99,12 +112,25 @@ class StepTimer:
         self._begun, self._ended, self._last = {}, {}, None
 
     def limit(self) -> int:
-        """The next length."""
-        if not self._lengths:
-            shuffled = self._rng.permutation(self._gamma_max + 1).tolist()
-            self._lengths = [length for length in shuffled for _ in range(1 if length else 1 + IDLE_STEPS)]
-        self._asked = self._lengths.pop()
+        """The next length; ``reads`` becomes the set that goes with it."""
+        if not self._planned:
+            self._planned = self._round()
+        self._asked, self.reads = self._planned.pop()
         return self._asked
+
+    def _round(self) -> list[tuple[int, Reads]]:
+        """Every length without signals and every length above 0 with some, in random order; runs of steps that draft nothing."""
+        steps = [(length, NO_SIGNALS) for length in range(self._gamma_max + 1)]
+        steps += [(length, self._next_set()) for length in range(1, self._gamma_max + 1)]
+        shuffled = [steps[index] for index in self._rng.permutation(len(steps))]
+        return [step for step in shuffled for _ in range(1 if step[0] else 1 + IDLE_STEPS)]
+
+    def _next_set(self) -> Reads:
+        """Every set as often as the others, with the target's entropy every other time."""
+        if not self._sets:
+            every = [*PRICED, *(reads | {SignalName.TARGET_ENTROPY} for reads in PRICED)]
+            self._sets = [every[index] for index in self._rng.permutation(len(every))]
+        return self._sets.pop()
 
     def keep_drafting(self, signal: Signal) -> bool:
         """Always."""
@@ -124,7 +150,7 @@ class StepTimer:
         # Near the end of the output the loop drafts fewer tokens than asked for; so it does where a draft ends early.
         counts = step.drafted == self._asked and (step.drafted > 0 or not self._drafted_before)
         if self._last is not None and counts:
-            self._steps.append(_Marks(step.drafted, self._begun, self._ended, self._last, now))
+            self._steps.append(_Marks(step.drafted, self.reads, self._begun, self._ended, self._last, now))
         self._begun, self._ended, self._last = {}, {}, now
         self._drafted_before = step.drafted > 0
 
@@ -134,9 +160,11 @@ class StepTimer:
         self._steps = []
 
     def fewest(self) -> int:
-        """Samples of the length that has the fewest."""
-        counts = np.bincount([sample.gamma for sample in self.samples], minlength=self._gamma_max + 1)
-        return int(counts.min())
+        """Samples of the length that has the fewest without signals, or of the set of signals that has the fewest."""
+        plain = [sample.gamma for sample in self.samples if sample.reads == NO_SIGNALS]
+        lengths = np.bincount(plain, minlength=self._gamma_max + 1)
+        sets = Counter(sample.reads & OF_DRAFTED_TOKENS for sample in self.samples)
+        return min(int(lengths.min()), *(sets[reads] for reads in PRICED))
 
 
 @dataclass(frozen=True)
@@ -144,6 +172,7 @@ class _Marks:
     """The moments of one step."""
 
     gamma: int
+    reads: Reads
     begun: Mapping[str, Mark]
     ended: Mapping[str, Mark]
     start: Mark
@@ -151,7 +180,8 @@ class _Marks:
 
     def sample(self) -> Sample:
         parts = {part: seconds_between(self.begun[part], self.ended[part]) for part in self.ended}
-        return Sample(self.gamma, parts.get("draft", 0.0), parts["verify"], seconds_between(self.start, self.end))
+        seconds = seconds_between(self.start, self.end)
+        return Sample(self.gamma, self.reads, parts.get("draft", 0.0), parts["verify"], seconds)
 
 
 class TimedModel(WrappedModel):
@@ -185,10 +215,10 @@ class TimedDrafter:
         """Start a new sequence."""
         self._drafter.prefill(context)
 
-    def propose(self, limit: int, keep_drafting: KeepDrafting | None, confidence_only: bool = False) -> Draft:
+    def propose(self, limit: int, keep_drafting: KeepDrafting | None, reads: Reads = OF_DRAFTED_TOKENS) -> Draft:
         """Draft exactly ``limit`` tokens."""
         self._timer.begin("draft")
-        draft = self._drafter.propose(limit, keep_drafting, confidence_only)
+        draft = self._drafter.propose(limit, keep_drafting, reads)
         self._timer.end("draft")
         self._proposed = len(draft.tokens)
         if self._proposed == limit:

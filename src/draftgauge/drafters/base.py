@@ -8,6 +8,7 @@ from typing import Protocol
 
 from torch import Tensor
 
+from draftgauge.core.signals import OF_DRAFTED_TOKENS, Reads
 from draftgauge.policies.base import Signal
 
 KeepDrafting = Callable[[Signal], bool]
@@ -36,12 +37,12 @@ class Drafter(Protocol):
         """Start a new sequence with the prompt's tokens."""
         ...
 
-    def propose(self, limit: int, keep_drafting: KeepDrafting | None, confidence_only: bool = False) -> Draft:
+    def propose(self, limit: int, keep_drafting: KeepDrafting | None, reads: Reads = OF_DRAFTED_TOKENS) -> Draft:
         """Draft up to ``limit`` tokens after the committed text.
 
         ``keep_drafting`` is asked after each token but the last possible one. None drafts to the limit and makes no signals,
-        which saves their cost and, on an accelerator, a wait for the device after each token. With ``confidence_only`` the
-        signals hold no entropy and margin (NaN), which spares most of their cost. Drafting also ends with an end-of-sequence token.
+        which saves their cost and, on an accelerator, a wait for the device after each token. Signals hold what is in ``reads``; the
+        rest is not computed (NaN, and -1 for the token). Drafting also ends with an end-of-sequence token.
         """
         ...
 

@@ -7,11 +7,10 @@ from collections.abc import Callable
 import torch
 from torch import Generator, Tensor
 
+from draftgauge.core.signals import OF_DRAFTED_TOKENS, Reads, SignalName
 from draftgauge.drafters.base import Draft, KeepDrafting
 from draftgauge.policies.base import Signal
-from draftgauge.verification import Sampling, confidences, draw, probabilities, signals
-
-_UNKNOWN = float("nan")
+from draftgauge.verification import Sampling, draw, probabilities, read_signals
 
 
 class Growing:
@@ -55,7 +54,7 @@ class Growing:
         advance: Callable[[Tensor], Tensor],
         limit: int,
         keep_drafting: KeepDrafting | None,
-        confidence_only: bool = False,
+        reads: Reads = OF_DRAFTED_TOKENS,
     ) -> Draft:
         """Draft up to ``limit`` tokens, at least one.
 
@@ -63,7 +62,7 @@ class Growing:
             logits: ``[1, V]`` of the first token.
             advance: takes a drafted token ``[1]`` in and gives the logits ``[1, V]`` of the next.
             limit: at least 1.
-            keep_drafting, confidence_only: as of :meth:`~draftgauge.drafters.base.Drafter.propose`.
+            keep_drafting, reads: as of :meth:`~draftgauge.drafters.base.Drafter.propose`.
         """
         chosen: list[Tensor] = []
         rows: list[Tensor] = []
@@ -71,7 +70,7 @@ class Growing:
         while True:
             chosen.append(self._choose(logits, rows))
             if keep_drafting is not None:
-                shown.append(_signal(len(chosen), logits, chosen[-1], confidence_only))
+                shown.append(_signal(len(chosen), logits, chosen[-1], reads))
             if len(chosen) == limit:
                 break
             if (self._reads_every_token or keep_drafting is not None) and int(chosen[-1]) in self.end_tokens:
@@ -101,8 +100,6 @@ class Growing:
         return tokens
 
 
-def _signal(depth: int, logits: Tensor, token: Tensor, confidence_only: bool) -> Signal:
-    if confidence_only:
-        return Signal(depth, float(confidences(logits)), _UNKNOWN, _UNKNOWN, int(token))
-    confidence, entropy, margin = torch.cat(signals(logits)).tolist()
-    return Signal(depth, confidence, entropy, margin, int(token))
+def _signal(depth: int, logits: Tensor, token: Tensor, reads: Reads) -> Signal:
+    """What a policy that reads these signals sees of a drafted token."""
+    return Signal(depth, *read_signals(logits, reads), int(token) if SignalName.TEXT in reads else -1)

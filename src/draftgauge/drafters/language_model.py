@@ -7,6 +7,7 @@ from torch import Generator, Tensor
 from transformers import PreTrainedTokenizerBase
 
 from draftgauge.core.errors import DraftgaugeError
+from draftgauge.core.signals import OF_DRAFTED_TOKENS, Reads
 from draftgauge.drafters.base import Draft, KeepDrafting
 from draftgauge.drafters.dense import DenseDrafts, draft_densely
 from draftgauge.drafters.growing import Growing
@@ -59,13 +60,13 @@ class LanguageModelDrafter:
         if 1 < len(context) <= self.model.spec.context:
             self.model.forward(self._tensor(context[:-1]), last_only=True)
 
-    def propose(self, limit: int, keep_drafting: KeepDrafting | None, confidence_only: bool = False) -> Draft:
+    def propose(self, limit: int, keep_drafting: KeepDrafting | None, reads: Reads = OF_DRAFTED_TOKENS) -> Draft:
         """Draft up to ``limit`` tokens, fewer where the draft's context ends: one forward pass for each."""
         limit = min(limit, self.model.spec.context - len(self._text) + 1)
         if limit <= 0:
             return Draft([])
         logits = self._logits(self._tensor(self._text[self.model.length :]))
-        return self._growing.grow(logits, self._logits, limit, keep_drafting, confidence_only)
+        return self._growing.grow(logits, self._logits, limit, keep_drafting, reads)
 
     def commit(self, accepted: int, tokens: list[int]) -> None:
         """Roll the cache back to the accepted part of the proposal and remember the committed tokens."""

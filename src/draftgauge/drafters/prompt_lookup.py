@@ -6,9 +6,12 @@ the text that occurred before is looked up, and the tokens after its *first* occ
 
 from __future__ import annotations
 
+import math
+
 from torch import Generator
 
 from draftgauge.core.errors import DraftgaugeError
+from draftgauge.core.signals import OF_DRAFTED_TOKENS, Reads, SignalName
 from draftgauge.drafters.base import Draft, KeepDrafting
 from draftgauge.drafters.source import DraftSource, LoadOptions, Source, register_drafter
 from draftgauge.models.base import CachedModel
@@ -49,7 +52,7 @@ class PromptLookupDrafter:
         self._after = {}
         self._extend(context)
 
-    def propose(self, limit: int, keep_drafting: KeepDrafting | None, confidence_only: bool = False) -> Draft:
+    def propose(self, limit: int, keep_drafting: KeepDrafting | None, reads: Reads = OF_DRAFTED_TOKENS) -> Draft:
         """Copy up to ``limit`` tokens; none if no n-gram at the end of the text occurred before."""
         tokens: list[int] = []
         shown: list[Signal] = []
@@ -57,7 +60,7 @@ class PromptLookupDrafter:
         for token in self._text[start : start + max(limit, 0)]:
             tokens.append(token)
             if keep_drafting is not None:
-                shown.append(Signal(len(tokens), 1.0, 0.0, 1.0, token))
+                shown.append(_signal(len(tokens), token, reads))
             if token in self.end_tokens:
                 break
             if keep_drafting is not None and len(tokens) < limit and not keep_drafting(shown[-1]):
@@ -85,6 +88,15 @@ class PromptLookupDrafter:
             if start is not None:
                 return start
         return end
+
+
+def _signal(depth: int, token: int, reads: Reads) -> Signal:
+    """What a policy that reads these signals sees of a copied token."""
+    confidence, entropy, margin = (
+        value if name in reads else math.nan
+        for name, value in ((SignalName.CONFIDENCE, 1.0), (SignalName.ENTROPY, 0.0), (SignalName.MARGIN, 1.0))
+    )
+    return Signal(depth, confidence, entropy, margin, token if SignalName.TEXT in reads else -1)
 
 
 @register_drafter

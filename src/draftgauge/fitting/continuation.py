@@ -17,7 +17,7 @@ from sklearn.linear_model import Ridge
 from draftgauge.fitting.stopping import next_design, next_stand_chances
 from draftgauge.policies.acceptance_model import StoppingNumbers, states
 from draftgauge.policies.stopping import ThroughputStopping, deciding_seconds
-from draftgauge.replay.simulate import Price, Replay, draft_caps, replay_lengths, text_view
+from draftgauge.replay.simulate import Charge, Replay, draft_caps, replay_lengths, text_view
 from draftgauge.traces.costs import CostCurve
 from draftgauge.traces.trace import Trace
 
@@ -54,8 +54,8 @@ class ContinuationValues:
 
     def replay(self, trace: Trace, costs: CostCurve) -> Replay:
         """The rule on a trace, charged for its signals as :class:`ThroughputStopping` is."""
-        price = Price(ThroughputStopping.needs_signals, self.numbers.decision_seconds)
-        return replay_lengths(trace, self.lengths(trace, costs), costs, price)
+        charge = Charge(ThroughputStopping.reads, self.numbers.decision_seconds)
+        return replay_lengths(trace, self.lengths(trace, costs), costs, charge)
 
 
 def fit_continuation(trace: Trace, costs: CostCurve, numbers: StoppingNumbers) -> ContinuationValues:

@@ -6,6 +6,7 @@ import math
 from dataclasses import dataclass
 from typing import ClassVar
 
+from draftgauge.core.signals import Reads, SignalName
 from draftgauge.policies.base import Signal, Step
 from draftgauge.policies.units import nats
 
@@ -41,7 +42,7 @@ class AdaEDL:
     the token in doubt is verified too. ``H`` is in nats there; signals are in bits, and converted.
     """
 
-    needs_signals: ClassVar[bool] = True
+    reads: ClassVar[Reads] = frozenset({SignalName.ENTROPY})
 
     def __init__(self, gamma: int, settings: AdaEDLSettings = AdaEDLSettings()) -> None:
         """Draft at most ``gamma`` tokens."""

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from typing import ClassVar
 
 from draftgauge.core.seeds import generator
+from draftgauge.core.signals import NO_SIGNALS, Reads
 from draftgauge.policies.base import Signal, Step
 
 
@@ -18,7 +19,7 @@ class EpsilonGreedy:
     replay and live choose alike. Every arm is tried once, in order; what is learned stays from prompt to prompt.
     """
 
-    needs_signals: ClassVar[bool] = False
+    reads: ClassVar[Reads] = NO_SIGNALS
 
     def __init__(self, arms: Sequence[int], seconds: Sequence[float], epsilon: float = 0.1, seed: int = 0) -> None:
         """Choose among ``arms``.

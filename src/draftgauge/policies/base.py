@@ -8,13 +8,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Literal, NamedTuple, Protocol, runtime_checkable
+from typing import Any, NamedTuple, Protocol, runtime_checkable
 
 import numpy as np
 from numpy.typing import NDArray
 
-SignalKind = Literal["none", "confidence", "all"]
-"""What a policy looks at: nothing, the confidence of drafted tokens (cheap), or all signals and the target's entropy."""
+from draftgauge.core.errors import DraftgaugeError
+from draftgauge.core.signals import OF_DRAFTED_TOKENS, Reads, SignalName
 
 
 class Signal(NamedTuple):
@@ -25,9 +25,9 @@ class Signal(NamedTuple):
         confidence: top-1 probability of the drafter's distribution (temperature 1), in 0..1.
         entropy: of that distribution, in bits.
         margin: top-1 minus top-2 probability, in 0..1.
-        token: the drafted token; -1 where it is not known.
+        token: the drafted token.
 
-    Entropy and margin are NaN for policies that look at confidence alone.
+    What the policy does not declare that it reads is not computed: NaN, and -1 for the token.
     """
 
     depth: int
@@ -45,9 +45,10 @@ class Step:
         drafted: tokens drafted, 0 or more.
         accepted: how many of them the target accepted.
         committed: tokens added to the output: ``accepted + 1``, fewer where the output ended inside the step.
-        signals: one per drafted token, in order.
-        target_entropy: entropy in bits of the target's distribution behind the last committed token.
-        tokens: the committed tokens.
+        signals: one per drafted token, in order; empty for policies that read no signal of drafted tokens.
+        target_entropy: entropy in bits of the target's distribution behind the last committed token; NaN for policies that do not
+            read it.
+        tokens: the committed tokens; empty for policies that do not read text.
     """
 
     drafted: int
@@ -62,11 +63,14 @@ class Step:
 class Policy(Protocol):
     """How far to draft. Implementations hold their own state; ``reset`` starts a new prompt.
 
-    A policy that looks at no signal says so with the class attribute ``needs_signals = False``. The live loop then does not
-    compute them: ``keep_drafting`` is not asked (it stands for "yes") and ``observe`` gets steps without signals and target entropy.
-    One that looks at confidences alone says ``needs_signals = "confidence"``, which spares the drafter entropy and margin, and the
-    loop the target's entropy.
+    A policy declares the signals that it reads, and there is no default: the live loop computes exactly those, and replay charges it
+    for exactly those. Where it reads no signal of drafted tokens, ``keep_drafting`` is not asked and stands for "yes".
     """
+
+    @property
+    def reads(self) -> Reads:
+        """The signals that it reads; a class attribute will do."""
+        ...
 
     def reset(self) -> None:
         """Forget what belongs to one prompt (what is learned across prompts may stay)."""
@@ -104,22 +108,20 @@ class StepCosts(Protocol):
         ...
 
     def step_seconds(
-        self, gamma: NDArray[np.int64] | int, context: NDArray[np.int64] | int, needs_signals: bool | SignalKind = False
+        self, gamma: NDArray[np.int64] | int, context: NDArray[np.int64] | int, reads: Reads
     ) -> NDArray[np.float64]:
-        """Seconds of a step that drafts ``gamma`` tokens at a context length."""
+        """Seconds of a step that drafts ``gamma`` tokens at a context length, for a policy that reads these signals."""
         ...
 
 
-def seconds_by_length(
-    costs: StepCosts, gamma_max: int, needs_signals: bool | SignalKind = False
-) -> NDArray[np.float64]:
+def seconds_by_length(costs: StepCosts, gamma_max: int, reads: Reads) -> NDArray[np.float64]:
     """``[gamma_max + 1]`` seconds of a step that drafts 0, 1, ... tokens, at the middle one of the measured context lengths.
 
     A policy is not told the length of the context. How the cost of one more token compares with that of a step moves slowly
     with it, so one context stands for all.
     """
     middle = costs.contexts[len(costs.contexts) // 2]
-    return costs.step_seconds(np.arange(gamma_max + 1), middle, needs_signals)
+    return costs.step_seconds(np.arange(gamma_max + 1), middle, reads)
 
 
 @runtime_checkable
@@ -131,24 +133,33 @@ class ReadsText(Protocol):
         ...
 
 
+def reads_of(policy: Policy) -> Reads:
+    """The signals that a policy declares to read.
+
+    Raises:
+        DraftgaugeError: if it declares none, not even the empty set, or declares something else than signals.
+    """
+    reads = getattr(policy, "reads", None)
+    if not isinstance(reads, frozenset) or not all(isinstance(name, SignalName) for name in reads):
+        raise DraftgaugeError(
+            f"policy {type(policy).__name__} must declare the signals that it reads as a frozenset of SignalName, empty for none, "
+            f"e.g. `reads = frozenset({{SignalName.CONFIDENCE}})`; its `reads` is {reads!r}"
+        )
+    if isinstance(policy, ReadsText) and SignalName.TEXT not in reads:
+        raise DraftgaugeError(f"policy {type(policy).__name__} reads the prompt and must declare SignalName.TEXT")
+    return reads
+
+
+def asks_after_each_token(reads: Reads) -> bool:
+    """Whether a policy that reads these signals is asked after each drafted token."""
+    return bool(reads & OF_DRAFTED_TOKENS)
+
+
 def begin(policy: Policy, prompt_tokens: Sequence[int]) -> None:
     """A new output begins: reset the policy, and let it read the prompt if it reads text."""
     policy.reset()
     if isinstance(policy, ReadsText):
         policy.read(prompt_tokens)
-
-
-def signal_kind(policy: Policy) -> SignalKind:
-    """What the policy looks at: its ``needs_signals``, "all" where it does not say."""
-    needs: bool | SignalKind = getattr(policy, "needs_signals", True)
-    if isinstance(needs, str):
-        return needs
-    return "all" if needs else "none"
-
-
-def needs_signals(policy: Policy) -> bool:
-    """Whether the policy looks at signals at all."""
-    return signal_kind(policy) != "none"
 
 
 def decision_seconds(policy: Policy) -> float:

@@ -8,6 +8,7 @@ from typing import ClassVar
 import numpy as np
 from numpy.typing import NDArray
 
+from draftgauge.core.signals import Reads, SignalName
 from draftgauge.policies.base import Signal, SignalArrays, Step
 
 
@@ -25,7 +26,7 @@ class ConfidenceThreshold:
 
     threshold: float
     gamma: int
-    needs_signals: ClassVar[bool] = True
+    reads: ClassVar[Reads] = frozenset({SignalName.CONFIDENCE})
 
     def reset(self) -> None:
         """Nothing to forget."""
@@ -55,7 +56,7 @@ class CumulativeConfidence:
         gamma: the most tokens to draft.
     """
 
-    needs_signals: ClassVar[bool] = True
+    reads: ClassVar[Reads] = frozenset({SignalName.CONFIDENCE})
 
     def __init__(self, threshold: float, gamma: int) -> None:
         self.threshold = threshold

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from dataclasses import replace
 
 from draftgauge.core.config import from_mapping
+from draftgauge.core.signals import NO_SIGNALS
 from draftgauge.policies import specdec as specdec_plus_plus
 from draftgauge.policies import speckv as speckv_live
 from draftgauge.policies.acceptance_model import StoppingNumbers, cut, for_any_vocabulary
@@ -107,7 +108,7 @@ def sglang_throughput(
     check_tokens(name, "every", every)
     check_share(name, "hysteresis", hysteresis)
     lengths = check_lengths(name, "candidates and start", (*candidates, start), gamma_max)
-    seconds = seconds_by_length(costs, lengths[-1]).tolist()
+    seconds = seconds_by_length(costs, lengths[-1], NO_SIGNALS).tolist()
     return ThroughputAware(lengths, min(start, gamma_max), seconds, window, every, hysteresis)
 
 
@@ -117,7 +118,7 @@ def vllm(tokens: int = 7, refit: int = 100, warm_up: int = 3, *, gamma_max: int,
     check_tokens("vllm", "refit", refit)
     check_tokens("vllm", "warm_up", warm_up, least=0)
     gamma = min(tokens, gamma_max)
-    return AdaptiveVerification(gamma, seconds_by_length(costs, gamma, needs_signals=True).tolist(), refit, warm_up)
+    return AdaptiveVerification(gamma, seconds_by_length(costs, gamma, AdaptiveVerification.reads).tolist(), refit, warm_up)
 
 
 def bandit(
@@ -132,7 +133,7 @@ def bandit(
     check_share("bandit", "epsilon", epsilon)
     check_tokens("bandit", "seed", seed, least=0)
     lengths = check_lengths("bandit", "arms", arms, gamma_max, least=0)
-    return EpsilonGreedy(lengths, seconds_by_length(costs, lengths[-1]).tolist(), epsilon, seed)
+    return EpsilonGreedy(lengths, seconds_by_length(costs, lengths[-1], NO_SIGNALS).tolist(), epsilon, seed)
 
 
 FIELD: dict[str, Callable[..., Policy]] = {

@@ -8,6 +8,7 @@ from typing import ClassVar
 import numpy as np
 from numpy.typing import NDArray
 
+from draftgauge.core.signals import NO_SIGNALS, Reads
 from draftgauge.policies.base import Signal, SignalArrays, Step
 
 
@@ -16,7 +17,7 @@ class FixedLength:
     """Drafts ``gamma`` tokens at every step (Leviathan et al. 2023, section 2); with ``gamma`` 0 it never speculates."""
 
     gamma: int
-    needs_signals: ClassVar[bool] = False
+    reads: ClassVar[Reads] = NO_SIGNALS
 
     def reset(self) -> None:
         """Nothing to forget."""

@@ -7,6 +7,7 @@ from typing import ClassVar
 
 import numpy as np
 
+from draftgauge.core.signals import Reads, SignalName
 from draftgauge.policies.base import Signal, Step
 
 _MIN_SAMPLES = 6
@@ -22,7 +23,7 @@ class AdaptiveConfidenceThreshold:
     one on their ROC curve with the least ``fpr + 3 fnr``. It begins anew with every prompt.
     """
 
-    needs_signals: ClassVar[bool] = True
+    reads: ClassVar[Reads] = frozenset({SignalName.CONFIDENCE})
 
     def __init__(self, threshold: float, gamma: int) -> None:
         """Begin every prompt at ``threshold`` (in 0..1) and draft at most ``gamma`` tokens."""

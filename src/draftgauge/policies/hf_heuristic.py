@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import ClassVar
 
+from draftgauge.core.signals import NO_SIGNALS, Reads
 from draftgauge.policies.base import Signal, Step
 
 
@@ -16,7 +17,7 @@ class HuggingFaceHeuristic:
     lets it grow without end.
     """
 
-    needs_signals: ClassVar[bool] = False
+    reads: ClassVar[Reads] = NO_SIGNALS
 
     def __init__(self, gamma_max: int, start: int = 20, persistent: bool = True) -> None:
         """Begin at ``start`` tokens (transformers' ``num_assistant_tokens``), or at ``gamma_max`` if that is less.

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
+from draftgauge.core.signals import NO_SIGNALS, Reads
 from draftgauge.policies.base import Signal, Step
 
 
@@ -37,7 +38,7 @@ class AdaptiveSteps:
     exceeds the present candidate - 0.5 + ``up``. What is learned stays from prompt to prompt, as in a server.
     """
 
-    needs_signals: ClassVar[bool] = False
+    reads: ClassVar[Reads] = NO_SIGNALS
 
     def __init__(
         self, candidates: Sequence[int], start: int, settings: AdaptiveStepsSettings = AdaptiveStepsSettings()

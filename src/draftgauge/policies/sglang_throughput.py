@@ -6,6 +6,7 @@ from collections import deque
 from collections.abc import Sequence
 from typing import ClassVar
 
+from draftgauge.core.signals import NO_SIGNALS, Reads
 from draftgauge.policies.base import Signal, Step
 
 
@@ -20,7 +21,7 @@ class ThroughputAware:
     prompt to prompt, as in a server. The cost curve takes the place of the table that SGLang measures at its start.
     """
 
-    needs_signals: ClassVar[bool] = False
+    reads: ClassVar[Reads] = NO_SIGNALS
 
     def __init__(
         self,

@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 
 from draftgauge.core.config import from_mapping
 from draftgauge.core.errors import DraftgaugeError
+from draftgauge.core.signals import DISTRIBUTION, Reads
 from draftgauge.policies.base import Policy, Signal, SignalArrays, Step, StepCosts
 from draftgauge.policies.checks import check_share, check_tokens
 from draftgauge.policies.fitted import register_fitted
@@ -67,7 +68,7 @@ class SpecDecPlusPlus:
     signals, so the paper's product lacks the newest token and ours has it.
     """
 
-    needs_signals: ClassVar[bool] = True
+    reads: ClassVar[Reads] = DISTRIBUTION
 
     def __init__(self, head: AcceptanceHead, gamma: int) -> None:
         """Draft at most ``gamma`` tokens."""

@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 
 from draftgauge.core.config import from_mapping
 from draftgauge.core.errors import DraftgaugeError
+from draftgauge.core.signals import Reads, SignalName
 from draftgauge.policies.base import Policy, Signal, SignalArrays, Step, StepCosts
 from draftgauge.policies.fitted import register_fitted
 
@@ -115,7 +116,7 @@ class SpecKVPrevious:
     begins with 4 tokens. Its objective is tokens per step, so cost plays no part.
     """
 
-    needs_signals: ClassVar[bool] = True
+    reads: ClassVar[Reads] = frozenset({SignalName.ENTROPY, SignalName.CONFIDENCE})
 
     def __init__(self, network: Network, compression: Compression, gamma_max: int) -> None:
         """Choose among the published candidates up to ``gamma_max``."""
@@ -147,7 +148,7 @@ class SpecKVTwo:
     As :class:`SpecKVPrevious`, in the other reading that a live controller could follow. 2 is the shortest candidate.
     """
 
-    needs_signals: ClassVar[bool] = True
+    reads: ClassVar[Reads] = frozenset({SignalName.ENTROPY, SignalName.CONFIDENCE})
 
     def __init__(self, network: Network, compression: Compression, gamma_max: int) -> None:
         """Choose among the published candidates up to ``gamma_max``."""

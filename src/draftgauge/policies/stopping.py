@@ -27,6 +27,7 @@ from scipy.optimize import isotonic_regression
 
 from draftgauge.core.config import from_mapping
 from draftgauge.core.errors import DraftgaugeError
+from draftgauge.core.signals import Reads, SignalName
 from draftgauge.policies.acceptance_model import (
     LEAST_CONFIDENCE,
     States,
@@ -39,7 +40,7 @@ from draftgauge.policies.acceptance_model import (
     states,
     weigh,
 )
-from draftgauge.policies.base import Policy, Signal, SignalKind, Step, StepCosts, TextView, seconds_by_length
+from draftgauge.policies.base import Policy, Signal, Step, StepCosts, TextView, seconds_by_length
 from draftgauge.policies.fitted import register_fitted
 from draftgauge.policies.online import OnlineCalibration
 from draftgauge.policies.suffix import ORDER, SuffixIndex
@@ -91,7 +92,7 @@ def deciding_seconds(costs: StepCosts, gamma_max: int, decision_seconds: float) 
     Drafting more takes no less time: where a measured curve falls, its noise is averaged out (isotonic regression). A rule that looks
     ahead would otherwise draft towards every dip.
     """
-    measured = seconds_by_length(costs, gamma_max, ThroughputStopping.needs_signals)
+    measured = seconds_by_length(costs, gamma_max, ThroughputStopping.reads)
     rising: Floats = isotonic_regression(measured).x
     return rising + decision_seconds * np.arange(gamma_max + 1)
 
@@ -103,7 +104,7 @@ class ThroughputStopping:
     the steps took. Where that says that no draft pays it drafts nothing, but for one token now and then to notice a change.
     """
 
-    needs_signals: ClassVar[SignalKind] = "confidence"
+    reads: ClassVar[Reads] = frozenset({SignalName.CONFIDENCE, SignalName.TEXT})
 
     def __init__(self, numbers: StoppingNumbers, gamma_max: int, costs: StepCosts) -> None:
         """Find rate and thresholds for a cost curve."""

@@ -9,6 +9,7 @@ from typing import ClassVar
 import numpy as np
 from numpy.typing import NDArray
 
+from draftgauge.core.signals import Reads, SignalName
 from draftgauge.policies.base import Signal, SignalArrays, Step
 from draftgauge.policies.units import all_nats, nats
 
@@ -32,7 +33,7 @@ class EntropyThreshold:
     threshold: float
     scale: float
     gamma: int
-    needs_signals: ClassVar[bool] = True
+    reads: ClassVar[Reads] = frozenset({SignalName.ENTROPY})
 
     def reset(self) -> None:
         """Nothing to forget."""

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
+from draftgauge.core.signals import Reads, SignalName
 from draftgauge.policies.base import Signal, Step
 from draftgauge.policies.units import LEAST_PROBABILITY
 
@@ -66,7 +67,7 @@ class AdaptiveVerification:
     first token that did not raise it. Seconds therefore include the drafting, which vLLM pays anyway.
     """
 
-    needs_signals: ClassVar[bool] = True
+    reads: ClassVar[Reads] = frozenset({SignalName.CONFIDENCE, SignalName.MARGIN})
 
     def __init__(self, gamma: int, seconds: Sequence[float], refit: int = 100, warm_up: int = 3) -> None:
         """Draft at most ``gamma`` tokens.

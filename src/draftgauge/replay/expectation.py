@@ -19,7 +19,8 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from draftgauge.policies.base import SignalArrays, StatelessPolicy
+from draftgauge.core.signals import Reads, SignalName
+from draftgauge.policies.base import SignalArrays, StatelessPolicy, reads_of
 from draftgauge.traces.sampled import path_lengths, reach_chances, refused_lengths, refused_signals
 from draftgauge.traces.trace import Trace
 
@@ -46,7 +47,15 @@ def lengths_by_refusal(trace: Trace, policy: StatelessPolicy) -> Ints:
     """``[P, G + 1]`` draft lengths that a policy wants at every position: column ``k`` if ``k`` tokens are accepted and the next is
     refused, the last column if none is refused."""
     depths = [*range(1, trace.gamma_max + 1), trace.gamma_max]
-    return np.stack([policy.lengths(SignalArrays(*refused_signals(trace, depth))) for depth in depths], axis=1)
+    reads = reads_of(policy)
+    return np.stack([policy.lengths(_refused_arrays(trace, depth, reads)) for depth in depths], axis=1)
+
+
+def _refused_arrays(trace: Trace, depth: int, reads: Reads) -> SignalArrays:
+    """The signals of drafts refused at one depth, NaN for those that are not read."""
+    names = (SignalName.CONFIDENCE, SignalName.ENTROPY, SignalName.MARGIN)
+    arrays = dict(zip(names, refused_signals(trace, depth), strict=True))
+    return SignalArrays(*(arrays[name] if name in reads else np.full_like(arrays[name], np.nan) for name in names))
 
 
 def expected_steps(trace: Trace, lengths: Ints, room: Ints) -> ExpectedSteps:

@@ -20,20 +20,20 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from draftgauge.core.errors import TraceError
+from draftgauge.core.signals import NO_SIGNALS, OF_DRAFTED_TOKENS, Reads, SignalName
 from draftgauge.policies.base import (
     Policy,
     ReadsText,
     Signal,
     SignalArrays,
-    SignalKind,
     StatelessPolicy,
     Step,
     TextPolicy,
     TextView,
+    asks_after_each_token,
     begin,
     decision_seconds,
-    needs_signals,
-    signal_kind,
+    reads_of,
 )
 from draftgauge.replay.expectation import expected_steps, lengths_by_refusal
 from draftgauge.traces.build import remaining_rows
@@ -45,10 +45,10 @@ Ints = NDArray[np.int64]
 Floats = NDArray[np.float64]
 
 
-class Price(NamedTuple):
-    """What deciding adds to the cost of a step: the signals looked at, and the policy's own seconds for each drafted token."""
+class Charge(NamedTuple):
+    """What deciding adds to the cost of a step: the signals read, and the policy's own seconds for each drafted token."""
 
-    signals: SignalKind = "none"
+    reads: Reads = NO_SIGNALS
     decision_seconds: float = 0.0
 
 
@@ -121,40 +121,47 @@ def replay(trace: Trace, policy: Policy, costs: CostCurve | None = None) -> Repl
     Raises:
         TraceError: if the policy drafts longer than the cost curve was measured.
     """
-    price = Price(signal_kind(policy), decision_seconds(policy))
+    charge = Charge(reads_of(policy), decision_seconds(policy))
     if trace.sampled is not None:
         if isinstance(policy, StatelessPolicy) and not isinstance(policy, TextPolicy):
-            return _expected(trace, lengths_by_refusal(trace, policy), costs, price)
+            return _expected(trace, lengths_by_refusal(trace, policy), costs, charge)
         return mean_of([replay(walked, deepcopy(policy), costs) for walked in draws(trace)])
     lengths = _lengths_at_once(trace, policy)
     if lengths is not None:
-        return replay_lengths(trace, lengths, costs, price)
+        return replay_lengths(trace, lengths, costs, charge)
     caps = draft_caps(trace)
     steps = [step for prompt in range(len(trace.prompts)) for step in _prompt_steps(trace, prompt, caps, policy)]
     rows, drafted = np.array(steps, np.int64).reshape(-1, 2).T
-    return _tally(trace, rows, drafted, costs, price)
+    return _tally(trace, rows, drafted, costs, charge)
 
 
 def _lengths_at_once(trace: Trace, policy: Policy) -> Ints | None:
     """The draft length that a policy wants at every position; None if it must be asked step by step."""
+    reads = reads_of(policy)
     if isinstance(policy, TextPolicy):
-        return policy.text_lengths(text_view(trace))
-    return policy.lengths(_signal_arrays(trace)) if isinstance(policy, StatelessPolicy) else None
+        return policy.text_lengths(text_view(trace, reads))
+    return policy.lengths(_signal_arrays(trace, reads)) if isinstance(policy, StatelessPolicy) else None
 
 
-def text_view(trace: Trace) -> TextView:
-    """A trace as policies that read text see it.
+def text_view(trace: Trace, reads: Reads = OF_DRAFTED_TOKENS) -> TextView:
+    """A trace as policies that read text, and these signals, see it.
 
     Raises:
         TraceError: if the trace was recorded without the prompts' tokens.
     """
     _check_prompt_tokens(trace)
     prompt_tokens = [prompt.prompt_token for prompt in trace.prompts]
-    return TextView(_signal_arrays(trace), trace.draft_token, trace.token, trace.offsets, prompt_tokens, trace.derived)
+    return TextView(_signal_arrays(trace, reads), trace.draft_token, trace.token, trace.offsets, prompt_tokens, trace.derived)
 
 
-def _signal_arrays(trace: Trace) -> SignalArrays:
-    return SignalArrays(trace.confidence, trace.entropy, trace.margin)
+def _signal_arrays(trace: Trace, reads: Reads) -> SignalArrays:
+    """The signals of all positions, NaN for those that are not read."""
+    unread = np.broadcast_to(np.float32(np.nan), trace.confidence.shape)
+    return SignalArrays(
+        confidence=trace.confidence if SignalName.CONFIDENCE in reads else unread,
+        entropy=trace.entropy if SignalName.ENTROPY in reads else unread,
+        margin=trace.margin if SignalName.MARGIN in reads else unread,
+    )
 
 
 def _check_prompt_tokens(trace: Trace) -> None:
@@ -171,13 +178,13 @@ def replay_fixed_all(trace: Trace, costs: CostCurve | None = None) -> list[Repla
     return [replay_lengths(trace, np.full(trace.positions, gamma), costs) for gamma in range(trace.gamma_max + 1)]
 
 
-def replay_lengths(trace: Trace, lengths: Ints, costs: CostCurve | None = None, price: Price | None = None) -> Replay:
+def replay_lengths(trace: Trace, lengths: Ints, costs: CostCurve | None = None, charge: Charge | None = None) -> Replay:
     """Replay with the draft length wanted at every position, ``[positions]``, given beforehand.
 
-    ``price`` is what finding the lengths costs; by default nothing.
+    ``charge`` is what finding the lengths costs; by default nothing.
     """
     if trace.sampled is not None:
-        return _expected(trace, lengths[:, None], costs, price or Price())
+        return _expected(trace, lengths[:, None], costs, charge or Charge())
     drafted = np.minimum(lengths, draft_caps(trace))
     committed = np.minimum(np.minimum(drafted, trace.accepted) + 1, remaining_rows(trace.offsets))
     next_row = (np.arange(trace.positions) + committed).tolist()
@@ -188,7 +195,7 @@ def replay_lengths(trace: Trace, lengths: Ints, costs: CostCurve | None = None, 
         rows.append(row)
         row = next_row[row]
     visited = np.array(rows, np.int64)
-    return _tally(trace, visited, drafted[visited], costs, price or Price())
+    return _tally(trace, visited, drafted[visited], costs, charge or Charge())
 
 
 def mean_of(outcomes: Sequence[Replay]) -> Replay:
@@ -198,17 +205,17 @@ def mean_of(outcomes: Sequence[Replay]) -> Replay:
     return replace(outcomes[0], **means)
 
 
-def _expected(trace: Trace, lengths: Ints, costs: CostCurve | None, price: Price) -> Replay:
+def _expected(trace: Trace, lengths: Ints, costs: CostCurve | None, charge: Charge) -> Replay:
     """The expectation over all walks with draft lengths by position and refusal, ``[P, G + 1]``, or by position alone, ``[P, 1]``."""
     steps = expected_steps(trace, lengths, _room(trace))
     weight, prompt, count = steps.occupancy, prompt_of_rows(trace), len(trace.prompts)
     seconds = np.full(trace.positions, np.nan)
     if costs is not None:
-        each = costs.step_seconds(steps.drafted, context_lengths(trace)[:, None], price.signals)
-        seconds = (steps.accepted * (each + price.decision_seconds * steps.drafted)).sum(axis=1)
+        each = costs.step_seconds(steps.drafted, context_lengths(trace)[:, None], charge.reads)
+        seconds = (steps.accepted * (each + charge.decision_seconds * steps.drafted)).sum(axis=1)
     accepting = np.arange(trace.gamma_max + 1)
     return replace(
-        replay_lengths(drawn(trace), lengths[:, -1], costs, price),
+        replay_lengths(drawn(trace), lengths[:, -1], costs, charge),
         steps=sum_by_prompt(prompt, weight, count),
         drafted=sum_by_prompt(prompt, weight * (steps.accepted * steps.drafted).sum(axis=1), count),
         accepted=sum_by_prompt(prompt, weight * (steps.accepted @ accepting), count),
@@ -257,13 +264,14 @@ def _prompt_steps(trace: Trace, prompt: int, caps: Ints, policy: Policy) -> Iter
     """Ask a policy token by token, as the live loop does; yields the row and draft length of each step of one prompt."""
     first, end = trace.offsets[prompt : prompt + 2].tolist()
     limits, accepts = caps[first:end].tolist(), trace.accepted[first:end].tolist()
-    looks = needs_signals(policy)
-    shown = (
-        [values[first:end].tolist() for values in (trace.confidence, trace.entropy, trace.margin, trace.draft_token)]
-        if looks
-        else []
+    reads = reads_of(policy)
+    asks, reads_entropy, reads_text = (
+        asks_after_each_token(reads),
+        SignalName.TARGET_ENTROPY in reads,
+        SignalName.TEXT in reads,
     )
-    target_entropy = trace.target_entropy[first:end].tolist() if looks else []
+    columns = _read_columns(trace, slice(first, end), reads) if asks else []
+    target_entropy = trace.target_entropy[first:end].tolist()
     tokens = trace.token[first:end].tolist()
     if isinstance(policy, ReadsText):
         _check_prompt_tokens(trace)
@@ -271,31 +279,42 @@ def _prompt_steps(trace: Trace, prompt: int, caps: Ints, policy: Policy) -> Iter
     position, length = 0, end - first
     while position < length:
         most = min(policy.limit(), limits[position])
-        signals = _draft(policy, [values[position] for values in shown], most) if looks else []
-        drafted = len(signals) if looks else most
+        signals = _draft(policy, [values[position] for values in columns], most) if asks else []
+        drafted = len(signals) if asks else most
         accepted = min(drafted, accepts[position])
         committed = min(accepted + 1, length - position)
-        known = target_entropy[position + committed - 1] if looks else float("nan")
-        policy.observe(Step(drafted, accepted, committed, signals, known, tokens[position : position + committed]))
+        entropy = target_entropy[position + committed - 1] if reads_entropy else float("nan")
+        text = tokens[position : position + committed] if reads_text else ()
+        policy.observe(Step(drafted, accepted, committed, signals, entropy, text))
         yield first + position, drafted
         position += committed
 
 
-def _draft(policy: Policy, shown: list[list[float]], most: int) -> list[Signal]:
+def _read_columns(trace: Trace, rows: slice, reads: Reads) -> list[list[list[float]]]:
+    """The fields of a signal after its depth, each ``[rows, G]``; what is not read is as where nothing was drafted."""
+    arrays = _signal_arrays(trace, reads)
+    token = trace.draft_token[rows] if SignalName.TEXT in reads else np.full_like(trace.draft_token[rows], -1)
+    return [
+        *(values[rows].tolist() for values in (arrays.confidence, arrays.entropy, arrays.margin)),
+        token.tolist(),
+    ]
+
+
+def _draft(policy: Policy, columns: list[list[float]], most: int) -> list[Signal]:
     """The signals of the tokens that a policy drafts; it is asked after each but the last possible one.
 
-    ``shown``: the fields of a signal after its depth, each ``[G]``.
+    ``columns``: the fields of a signal after its depth, each ``[G]``.
     """
     signals: list[Signal] = []
     keep_drafting = policy.keep_drafting
-    for signal in map(Signal._make, islice(zip(count(1), *shown, strict=False), most)):
+    for signal in map(Signal._make, islice(zip(count(1), *columns, strict=False), most)):
         signals.append(signal)
         if signal.depth < most and not keep_drafting(signal):
             break
     return signals
 
 
-def _tally(trace: Trace, rows: Ints, drafted: Ints, costs: CostCurve | None, price: Price) -> Replay:
+def _tally(trace: Trace, rows: Ints, drafted: Ints, costs: CostCurve | None, charge: Charge) -> Replay:
     """The outcome of the steps that start at ``rows`` (``[S]``) and draft so many tokens."""
     prompt = np.searchsorted(trace.offsets, rows, side="right") - 1
     position = rows - trace.offsets[prompt]
@@ -305,8 +324,8 @@ def _tally(trace: Trace, rows: Ints, drafted: Ints, costs: CostCurve | None, pri
     if costs is not None:
         prompt_tokens = np.array([p.prompt_tokens for p in trace.prompts], np.int64)
         seconds = (
-            costs.step_seconds(drafted, prompt_tokens[prompt] + position, price.signals)
-            + price.decision_seconds * drafted
+            costs.step_seconds(drafted, prompt_tokens[prompt] + position, charge.reads)
+            + charge.decision_seconds * drafted
         )
     count = len(trace.prompts)
     return Replay(

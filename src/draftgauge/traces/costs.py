@@ -6,7 +6,6 @@ import json
 from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
-from typing import Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -14,10 +13,43 @@ from numpy.typing import NDArray
 from draftgauge.core.config import from_mapping, to_mapping
 from draftgauge.core.errors import TraceError
 from draftgauge.core.files import atomic_write_text
+from draftgauge.core.signals import DISTRIBUTION, NO_SIGNALS, OF_DRAFTED_TOKENS, Reads, SignalName
 
 CostTable = tuple[tuple[float, ...], ...]
 
 TABLES = ("verify", "verify_low", "verify_high", "draft", "draft_low", "draft_high")
+VERSION = 2
+"""Of the format. Files of version 1, which name none, priced all signals together."""
+
+
+@dataclass(frozen=True)
+class SignalSeconds:
+    """What signals cost in seconds: all but the last for each drafted token, the last for each step.
+
+    Attributes:
+        asking: handing a drafted token to the policy and asking whether to go on, whatever signals it reads. On an accelerator this
+            is the wait for the device. A policy that reads text pays this and nothing else.
+        distribution: the drafter's probabilities, shared by the three signals that take them.
+        confidence, entropy, margin: each of them, once the probabilities are there.
+        target_entropy: of the target's distribution behind the last committed token.
+    """
+
+    asking: float = 0.0
+    distribution: float = 0.0
+    confidence: float = 0.0
+    entropy: float = 0.0
+    margin: float = 0.0
+    target_entropy: float = 0.0
+
+    def of_token(self, reads: Reads) -> float:
+        """Seconds that each drafted token takes longer for a policy that reads these signals."""
+        seconds = self.asking if reads & OF_DRAFTED_TOKENS else 0.0
+        seconds += self.distribution if reads & DISTRIBUTION else 0.0
+        return seconds + sum(getattr(self, name) for name in DISTRIBUTION & reads)
+
+    def of_step(self, reads: Reads) -> float:
+        """Seconds that each step takes longer for such a policy, however many tokens it drafts."""
+        return self.target_entropy if SignalName.TARGET_ENTROPY in reads else 0.0
 
 
 @dataclass(frozen=True)
@@ -34,9 +66,7 @@ class CostCurve:
         overhead: seconds a step spends outside drafting and verifying (committing, the policy).
         plain: ``[C]`` seconds of one step of plain decoding.
         compression, device, dtype: what was measured on.
-        signals: seconds that each distribution looked at adds, for policies that look at signals: those of the drafted tokens
-            and the target's own, ``gamma + 1`` a step.
-        confidence: seconds that each drafted token adds for policies that look at its confidence alone.
+        signals: what each signal adds for the policies that read it.
         vocabulary: of the pair, see :func:`draftgauge.models.vocabulary.vocabulary_digest`; empty where it is not known. Policies that
             know tokens by their ids check that they mean the same ones.
     """
@@ -53,9 +83,9 @@ class CostCurve:
     compression: str
     device: str
     dtype: str
-    signals: float = 0.0
-    confidence: float = 0.0
+    signals: SignalSeconds = SignalSeconds()
     vocabulary: str = ""
+    version: int = VERSION
 
     @property
     def gamma_max(self) -> int:
@@ -66,14 +96,14 @@ class CostCurve:
         self,
         gamma: NDArray[np.int64] | int,
         context: NDArray[np.int64] | int,
-        needs_signals: bool | Literal["none", "confidence", "all"] = False,
+        reads: Reads = NO_SIGNALS,
     ) -> NDArray[np.float64]:
         """Modelled seconds of steps that draft ``gamma`` tokens at a context length, interpolated linearly.
 
         Args:
             gamma: draft lengths, 0..gamma_max, any shape.
             context: context lengths in tokens, broadcast against ``gamma``; beyond the measured range the nearest counts.
-            needs_signals: whether the policy looks at signals, or what it looks at.
+            reads: the signals that the policy reads.
 
         Raises:
             TraceError: if a draft length was not measured.
@@ -86,14 +116,12 @@ class CostCurve:
             )
         table = np.asarray(self.draft) + np.asarray(self.verify) + self.overhead
         nodes = np.asarray(self.contexts, np.float64)
-        place = np.interp(context_, nodes, np.arange(len(nodes)))  # clamped to the ends
-        below = np.floor(place).astype(np.int64)
+        node = np.interp(context_, nodes, np.arange(len(nodes)))  # clamped to the ends
+        below = np.floor(node).astype(np.int64)
         above = np.minimum(below + 1, len(nodes) - 1)
-        share = place - below
+        share = node - below
         seconds: NDArray[np.float64] = (1 - share) * table[below, gamma_] + share * table[above, gamma_]
-        if needs_signals == "confidence":
-            return seconds + self.confidence * gamma_
-        return seconds + self.signals * (gamma_ + 1) if needs_signals in (True, "all") else seconds
+        return seconds + self.signals.of_token(reads) * gamma_ + self.signals.of_step(reads)
 
     def cost_ratio(self) -> float:
         """Seconds of one more drafted token over those of verifying one token, at the median context: the dial of the best gamma."""
@@ -121,9 +149,9 @@ class CostCurve:
         for name, seconds in positive.items():
             if not (np.isfinite(seconds) & (seconds > 0)).all():
                 raise TraceError(f"{name} must be seconds greater than 0")
-        for name in ("overhead", "signals", "confidence"):
-            if not (np.isfinite(getattr(self, name)) and getattr(self, name) >= 0):
-                raise TraceError(f"{name} must be seconds, 0 or more, not {getattr(self, name)}")
+        for name, value in {"overhead": self.overhead, **to_mapping(self.signals)}.items():
+            if not (np.isfinite(value) and value >= 0):
+                raise TraceError(f"{name} must be seconds, 0 or more, not {value}")
         for name in ("verify", "draft"):
             low, middle, high = (np.asarray(getattr(self, name + end)) for end in ("_low", "", "_high"))
             if not ((low <= middle) & (middle <= high)).all():
@@ -146,10 +174,19 @@ class CostCurve:
         """
         again = "run `draftgauge profile` again"
         try:
-            curve = from_mapping(cls, json.loads(path.read_text(encoding="utf-8")), "cost curve")
+            entry = json.loads(path.read_text(encoding="utf-8"))
+            _check_version(entry)
+            curve = from_mapping(cls, entry, "cost curve")
             curve.validate()
         except OSError as error:
             raise TraceError(f"cannot read the cost curve {path} ({error.strerror}); {again}") from error
         except ValueError as error:  # not JSON, or as from_mapping and validate
             raise TraceError(f"{path} is not a cost curve: {error}; {again}") from error
         return curve
+
+
+def _check_version(entry: object) -> None:
+    """Raise :class:`TraceError` for what an earlier or later version measured."""
+    version = entry.get("version", 1) if isinstance(entry, dict) and "contexts" in entry else VERSION
+    if version != VERSION:
+        raise TraceError(f"its format is {version}, this draftgauge reads format {VERSION}, which prices each signal by itself")

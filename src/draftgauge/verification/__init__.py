@@ -2,7 +2,7 @@
 
 from draftgauge.verification.acceptance import Verdict, accept, accept_greedy, residual
 from draftgauge.verification.sampling import Sampling, choose, draw, flip, probabilities
-from draftgauge.verification.signals import confidences, entropy_bits, signals
+from draftgauge.verification.signals import entropy_bits, read_signals, signals
 
 __all__ = [
     "Sampling",
@@ -10,11 +10,11 @@ __all__ = [
     "accept",
     "accept_greedy",
     "choose",
-    "confidences",
     "draw",
     "entropy_bits",
     "flip",
     "probabilities",
+    "read_signals",
     "residual",
     "signals",
 ]

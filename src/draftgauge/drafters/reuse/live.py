@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Generator, Tensor
 
+from draftgauge.core.signals import OF_DRAFTED_TOKENS, Reads
 from draftgauge.drafters.base import Draft, KeepDrafting
 from draftgauge.drafters.growing import Growing
 from draftgauge.drafters.reuse.net import ReuseNet
@@ -64,7 +65,7 @@ class ReuseDrafter:
         self._take_in()
 
     @torch.inference_mode()
-    def propose(self, limit: int, keep_drafting: KeepDrafting | None, confidence_only: bool = False) -> Draft:
+    def propose(self, limit: int, keep_drafting: KeepDrafting | None, reads: Reads = OF_DRAFTED_TOKENS) -> Draft:
         """Draft up to ``limit`` tokens, fewer where the target's context ends."""
         limit = min(limit, self.target.spec.context - len(self._text) + 1)
         self._take_in()
@@ -77,7 +78,7 @@ class ReuseDrafter:
             logits, chain = self.net.step(chain, token)
             return logits[None]
 
-        return self._growing.grow(self._first[None], advance, limit, keep_drafting, confidence_only)
+        return self._growing.grow(self._first[None], advance, limit, keep_drafting, reads)
 
     def commit(self, accepted: int, tokens: list[int]) -> None:
         """Remember the committed tokens; the next ``propose`` takes in what the target has left behind of them."""
