@@ -7,6 +7,8 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from draftgauge.core.signals import NO_SIGNALS, Reads
+
 
 @dataclass(frozen=True)
 class LinearCosts:
@@ -15,12 +17,12 @@ class LinearCosts:
     gamma_max: int = 32
     contexts: tuple[int, ...] = (0, 100, 1000)
     drafting: float = 0.1
-    looking: float = 0.0
+    reading: float = 0.0
     vocabulary: str = ""
 
     def step_seconds(
-        self, gamma: NDArray[np.int64] | int, context: NDArray[np.int64] | int, needs_signals: object = False
+        self, gamma: NDArray[np.int64] | int, context: NDArray[np.int64] | int, reads: Reads = NO_SIGNALS
     ) -> NDArray[np.float64]:
-        """Seconds at the middle context are ``1 + drafting * gamma``, plus ``looking`` for signals."""
+        """Seconds at the middle context are ``1 + drafting * gamma``, plus ``reading`` for each signal."""
         seconds = 1.0 + self.drafting * np.asarray(gamma, np.float64) + (np.asarray(context) - 100) / 1000
-        return seconds + self.looking if needs_signals else seconds
+        return seconds + self.reading * len(reads)

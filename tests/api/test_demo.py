@@ -13,6 +13,7 @@ from draftgauge.api.pair import load_pair
 from draftgauge.api.profile import profile
 from draftgauge.api.replay import replay_rows
 from draftgauge.core.errors import DraftgaugeError, TraceError
+from draftgauge.core.signals import NO_SIGNALS
 from draftgauge.policies.base import Signal, Step
 from tiny import save_tiny
 
@@ -102,6 +103,8 @@ def test_transformers_baselines_decode_the_same_tokens(inputs: dict[str, Path]) 
 
 class Alternating:
     """A policy of a user's own: two tokens, then none, and so on."""
+
+    reads = NO_SIGNALS
 
     def __init__(self) -> None:
         self.next = 2

@@ -9,6 +9,7 @@ import random
 import pytest
 import torch
 
+from draftgauge.core.signals import OF_DRAFTED_TOKENS, Reads, SignalName
 from draftgauge.decoding import DecodingSettings, plain_decode, speculative_decode
 from draftgauge.drafters import LanguageModelDrafter, PromptLookupDrafter
 from draftgauge.drafters.base import Draft
@@ -29,6 +30,8 @@ DRAFTERS = ("the target itself", "a noised copy", "another model", "prompt looku
 
 class RandomPolicy:
     """Any limit, and a coin after each drafted token."""
+
+    reads = frozenset(SignalName)
 
     def reset(self) -> None:
         self._random = random.Random(0)
@@ -95,7 +98,7 @@ class UnreliableOracle:
         self._position = 0
         self._random = random.Random(0)
 
-    def propose(self, limit: int, keep_drafting, confidence_only: bool = False) -> Draft:
+    def propose(self, limit: int, keep_drafting, reads: Reads = OF_DRAFTED_TOKENS) -> Draft:
         tokens: list[int] = []
         signals: list[Signal] = []
         for token in self._output[self._position : self._position + limit]:

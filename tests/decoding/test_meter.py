@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from dataclasses import asdict
 
 import numpy as np
 import pytest
@@ -10,6 +11,7 @@ import torch
 from torch import Tensor
 
 from draftgauge.core.errors import DraftgaugeError
+from draftgauge.core.signals import OF_DRAFTED_TOKENS, Reads, SignalName
 from draftgauge.decoding import meter, stopwatch
 from draftgauge.decoding.meter import default_contexts, measure_costs
 from draftgauge.decoding.settings import DecodingSettings
@@ -20,9 +22,10 @@ from draftgauge.drafters import Drafter, LanguageModelDrafter, PromptLookupDraft
 from draftgauge.drafters.base import Draft, KeepDrafting
 from draftgauge.models.base import CachedModel
 from draftgauge.models.loading import wrap
+from draftgauge.policies.base import Step
 from draftgauge.policies.registry import make_policy
 from draftgauge.replay.simulate import replay
-from draftgauge.traces.costs import CostCurve
+from draftgauge.traces.costs import CostCurve, SignalSeconds
 from synthetic import synthetic_trace
 from tiny import tiny_model, tokens
 
@@ -76,29 +79,32 @@ def test_the_curve_is_what_the_parts_take(
         assert row == pytest.approx([2.0 * n for n in range(GAMMA_MAX + 1)])
     assert curve.plain == pytest.approx((11.0, 11.0))
     assert curve.overhead == pytest.approx(0.0)
-    assert curve.signals == pytest.approx(0.0)
+    assert curve.signals == SignalSeconds()
     assert (curve.compression, curve.device, curve.dtype) == ("none", "cpu", "float32")
 
 
+SECONDS = SignalSeconds(0.5, 0.25, 0.0625, 1.0, 0.125, 2.0)
+
+
 class LookingDrafter(LanguageModelDrafter):
-    """Looking at a token takes half a second of a clock, an eighth of one if only its confidence counts."""
+    """Signals take the seconds of a clock that :data:`SECONDS` says."""
 
     clock: Clock
 
-    def propose(self, limit: int, keep_drafting: KeepDrafting | None, confidence_only: bool = False) -> Draft:
-        draft = super().propose(limit, keep_drafting, confidence_only)
-        self.clock.now += len(draft.signals) * (0.125 if confidence_only else 0.5)
+    def propose(self, limit: int, keep_drafting: KeepDrafting | None, reads: Reads = OF_DRAFTED_TOKENS) -> Draft:
+        draft = super().propose(limit, keep_drafting, reads)
+        self.clock.now += len(draft.signals) * SECONDS.of_token(reads) if keep_drafting else 0.0
         return draft
 
 
-def test_overhead_and_what_looking_costs(
+def test_overhead_and_what_each_signal_costs(
     pair: tuple[CachedModel, CachedModel], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     clock = Clock(monkeypatch)
     observe = StepTimer.observe
 
-    def slow_observe(self: StepTimer, step: object) -> None:
-        clock.now += 5.0
+    def slow_observe(self: StepTimer, step: Step) -> None:
+        clock.now += 5.0 + (SECONDS.target_entropy if step.target_entropy == step.target_entropy else 0.0)
         observe(self, step)
 
     monkeypatch.setattr(StepTimer, "observe", slow_observe)
@@ -107,26 +113,33 @@ def test_overhead_and_what_looking_costs(
     drafter.clock = clock
     curve = measure(target, drafter)
     assert curve.overhead == pytest.approx(5.0)
-    assert curve.signals == pytest.approx(0.5)
-    assert curve.confidence == pytest.approx(0.125)
-    blind, looking = curve.step_seconds(2, 40), curve.step_seconds(2, 40, needs_signals=True)
+    assert asdict(curve.signals) == pytest.approx(asdict(SECONDS))
+    blind = curve.step_seconds(2, 40)
     assert float(blind) == pytest.approx(4 + 13 + 5)
-    assert float(looking - blind) == pytest.approx(1.5)
-    assert float(curve.step_seconds(2, 40, "confidence") - blind) == pytest.approx(0.25)
+    for reads, added in {
+        frozenset({SignalName.TEXT}): 2 * 0.5,
+        frozenset({SignalName.CONFIDENCE}): 2 * (0.5 + 0.25 + 0.0625),
+        frozenset({SignalName.CONFIDENCE, SignalName.TEXT}): 2 * (0.5 + 0.25 + 0.0625),
+        frozenset({SignalName.TARGET_ENTROPY}): 2.0,
+        frozenset(SignalName): 2 * (0.5 + 0.25 + 0.0625 + 1.0 + 0.125) + 2.0,
+    }.items():
+        assert float(curve.step_seconds(2, 40, reads) - blind) == pytest.approx(added), reads
 
 
-def test_replay_charges_for_signals_only_those_who_look() -> None:
+def test_replay_charges_for_the_signals_that_a_policy_reads_and_no_other() -> None:
     trace = synthetic_trace(seed=0, prompts=4, length=30, gamma_max=GAMMA_MAX)
     row = ((1.0,) * (GAMMA_MAX + 1),)
-    curve = CostCurve((10,), row, row, row, row, row, row, 0.0, (1.0,), "none", "cpu", "float32", signals=0.5)
+    curve = CostCurve((10,), row, row, row, row, row, row, 0.0, (1.0,), "none", "cpu", "float32", SECONDS)
     for spec, charged in {
         "fixed:2": 0.0,
         "hf-heuristic": 0.0,
-        "hf-confidence": 0.5,
-        "cumulative-confidence": 0.5,
+        "hf-confidence": 0.5 + 0.25 + 0.0625,
+        "cumulative-confidence": 0.5 + 0.25 + 0.0625,
+        "svip": 0.5 + 0.25 + 1.0,
+        "vllm": 0.5 + 0.25 + 0.0625 + 0.125,
     }.items():
-        replayed = replay(trace, make_policy(spec, GAMMA_MAX), curve).record
-        np.testing.assert_allclose(replayed.seconds, 2 + charged * (replayed.drafted + 1), err_msg=spec)
+        replayed = replay(trace, make_policy(spec, GAMMA_MAX, curve), curve).record
+        np.testing.assert_allclose(replayed.seconds, 2 + charged * replayed.drafted, err_msg=spec)
 
 
 def test_a_drafter_with_nothing_to_propose_leaves_no_verification_unmeasured(
@@ -147,7 +160,7 @@ def test_live_drafting_takes_in_what_was_committed(pair: tuple[CachedModel, Cach
             return self.model.forward(tokens, last_only)
 
     target = pair[0]
-    timer = StepTimer(Stopwatch(torch.device("cpu")), GAMMA_MAX, np.random.default_rng(0), needs_signals="none")
+    timer = StepTimer(Stopwatch(torch.device("cpu")), GAMMA_MAX, np.random.default_rng(0))
     perfect = LanguageModelDrafter(Watched(wrap(tiny_model(seed=1))))
     speculative_decode(TimedModel(target, timer), TimedDrafter(perfect, timer, 1), timer, TEXT, DecodingSettings(60))
     assert 2 in unseen
@@ -169,7 +182,7 @@ def test_every_length_gets_its_repeats(pair: tuple[CachedModel, CachedModel], mo
     monkeypatch.setattr(meter, "StepTimer", Kept)
     told: list[tuple[int, int]] = []
     measure(pair[0], LanguageModelDrafter(pair[1]), repeats=5, progress=lambda done, total: told.append((done, total)))
-    assert [timer.fewest() >= 5 for timer in made[-4:]] == [True] * 4
+    assert [timer.fewest() >= 5 for timer in made[-2:]] == [True] * 2
     assert told[-1] == (10, 10)
     assert all(done <= total for done, total in told)
 

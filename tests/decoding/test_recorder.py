@@ -8,6 +8,7 @@ import torch
 
 from draftgauge.core.errors import DraftgaugeError
 from draftgauge.core.prompts import Prompt
+from draftgauge.core.signals import SignalName
 from draftgauge.decoding.plain import plain_decode
 from draftgauge.decoding.recorder import record_prompt, text_pieces
 from draftgauge.decoding.settings import DecodingSettings
@@ -168,6 +169,8 @@ def test_prompt_lookup_is_recorded_as_it_drafts_live() -> None:
 
 class Witness:
     """A policy that drafts a fixed length and looks at signals, and remembers the steps."""
+
+    reads = frozenset(SignalName)
 
     def __init__(self, gamma: int) -> None:
         self.gamma = gamma

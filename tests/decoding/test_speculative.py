@@ -8,6 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from draftgauge.core.errors import DraftgaugeError
+from draftgauge.core.signals import NO_SIGNALS, OF_DRAFTED_TOKENS, Reads, SignalName
 from draftgauge.decoding import DecodingSettings, plain_decode, speculative_decode
 from draftgauge.drafters import LanguageModelDrafter, PromptLookupDrafter
 from draftgauge.drafters.base import Draft
@@ -28,9 +29,9 @@ def drafter(noise: float = 0.8, end_tokens: frozenset[int] = frozenset()) -> Lan
 class Scripted:
     """A policy that wants the given draft lengths in turn and remembers what it was told."""
 
-    def __init__(self, limits: list[int], needs_signals: bool = True) -> None:
+    def __init__(self, limits: list[int], reads: Reads = frozenset(SignalName)) -> None:
         self.limits = limits
-        self.needs_signals = needs_signals
+        self.reads = reads
         self.reset()
 
     def reset(self) -> None:
@@ -56,15 +57,13 @@ class Scripted:
     end_tokens=st.frozensets(st.integers(0, VOCABULARY - 1), max_size=2),
     noise=st.sampled_from([0.0, 0.8, 3.0]),
     lookup=st.booleans(),
-    needs_signals=st.booleans(),
+    reads=st.frozensets(st.sampled_from(SignalName)),
 )
-def test_equals_plain_decoding_whatever_is_drafted(
-    prompt, limits, max_new_tokens, end_tokens, noise, lookup, needs_signals
-):
+def test_equals_plain_decoding_whatever_is_drafted(prompt, limits, max_new_tokens, end_tokens, noise, lookup, reads):
     request = DecodingSettings(max_new_tokens, end_tokens=end_tokens)
     plain = plain_decode(TARGET, prompt, request)
     proposer = PromptLookupDrafter(end_tokens=end_tokens) if lookup else drafter(noise, end_tokens)
-    policy = Scripted(limits, needs_signals)
+    policy = Scripted(limits, reads)
     streamed: list[tuple[int, str]] = []
     result = speculative_decode(
         TARGET, proposer, policy, prompt, request, on_commit=lambda t, o: streamed.extend(zip(t, o, strict=True))
@@ -135,9 +134,9 @@ def test_a_policy_that_needs_none_costs_none(monkeypatch):
     def refuse(*_):
         raise AssertionError("a signal was computed")
 
-    monkeypatch.setattr("draftgauge.drafters.growing.signals", refuse)
+    monkeypatch.setattr("draftgauge.drafters.growing.read_signals", refuse)
     monkeypatch.setattr("draftgauge.decoding.speculative.entropy_bits", refuse)
-    policy = Scripted([3], needs_signals=False)
+    policy = Scripted([3], NO_SIGNALS)
     result = speculative_decode(TARGET, drafter(), policy, [1, 2], GREEDY)
     assert result.tokens == plain_decode(TARGET, [1, 2], GREEDY).tokens
     assert policy.asked == []
@@ -158,7 +157,7 @@ class Oblivious:
     def prefill(self, context):
         self.last = context[-1]
 
-    def propose(self, limit, keep_drafting, confidence_only=False):
+    def propose(self, limit, keep_drafting, reads=OF_DRAFTED_TOKENS):
         return Draft([(self.last + 1 + i) % VOCABULARY for i in range(limit)])
 
     def commit(self, accepted, tokens):

@@ -12,6 +12,7 @@ import pytest
 import torch
 from transformers import PreTrainedModel
 
+from draftgauge.core.signals import OF_DRAFTED_TOKENS, Reads
 from draftgauge.decoding import DecodingSettings, plain_decode, speculative_decode
 from draftgauge.decoding.recorder import generate_greedily
 from draftgauge.drafters.base import Draft
@@ -110,8 +111,8 @@ class Helped:
         self._position = 0
         self._drafter.prefill(context)
 
-    def propose(self, limit: int, keep_drafting, confidence_only: bool = False) -> Draft:
-        own = self._drafter.propose(limit, keep_drafting, confidence_only).tokens
+    def propose(self, limit: int, keep_drafting, reads: Reads = OF_DRAFTED_TOKENS) -> Draft:
+        own = self._drafter.propose(limit, keep_drafting, reads).tokens
         self.drafts.append((self._position, own))
         right = self._output[self._position : self._position + limit]
         return Draft([known if self._random.random() < 0.7 else token for known, token in zip(right, own, strict=True)])

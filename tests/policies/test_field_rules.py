@@ -180,8 +180,8 @@ def test_vllm_drafts_while_the_rate_rises() -> None:
     assert drafted(policy, row(*[0.5] * 9)) == 3
     assert drafted(make_policy("vllm:warm_up=0", 16, LinearCosts(drafting=1.0)), row(*[0.5] * 9)) == 1
     assert drafted(make_policy("vllm:warm_up=0", 16, LinearCosts(drafting=0.0)), row(*[0.5] * 9)) == 7
-    # Looking at signals costs as well: 1/3, 1.818/3.4, 2.486/3.8, 3.032/4.2, 3.479/4.6, 3.845/5 = 0.769, 4.143/5.4 = 0.767.
-    assert drafted(make_policy("vllm:warm_up=0", 16, LinearCosts(drafting=0.4, looking=2.0)), row(*[0.5] * 9)) == 6
+    # Reading two signals costs 2 s as well: 1/3, 1.818/3.4, 2.486/3.8, 3.032/4.2, 3.479/4.6, 3.845/5 = 0.769, 4.143/5.4 = 0.767.
+    assert drafted(make_policy("vllm:warm_up=0", 16, LinearCosts(drafting=0.4, reading=1.0)), row(*[0.5] * 9)) == 6
     # Whole blocks until the coefficients have moved once, after 2 steps.
     policy = make_policy("vllm:refit=2,warm_up=1", 16, LinearCosts(drafting=1.0))
     lengths = []

@@ -169,7 +169,7 @@ def test_the_bundled_numbers_are_of_the_bundled_vocabulary() -> None:
 
 def test_a_dip_in_a_noisy_cost_curve_is_averaged_out() -> None:
     class Dipping(LinearCosts):
-        def step_seconds(self, gamma, context, needs_signals=False):
+        def step_seconds(self, gamma, context, reads):
             return np.asarray([1.0, 1.2, 1.5, 1.1, 1.6, 1.7, 1.8])[gamma]
 
     found = deciding_seconds(Dipping(), GAMMA_MAX, decision_seconds=0.01)

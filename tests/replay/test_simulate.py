@@ -10,7 +10,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from draftgauge.policies import Policy, Signal, SignalArrays, Step, make_policy, needs_signals
+from draftgauge.core.signals import NO_SIGNALS, Reads, SignalName
+from draftgauge.policies import Policy, Signal, SignalArrays, Step, make_policy
+from draftgauge.policies.base import asks_after_each_token
 from draftgauge.policies.fixed import FixedLength
 from draftgauge.replay import Replay, replay, replay_fixed_all
 from draftgauge.traces.costs import CostCurve
@@ -57,7 +59,7 @@ def simulated_live(trace: Trace, prompt: int, policy: Policy) -> list[tuple[int,
                     float(trace.margin[row, depth]),
                 )
             )
-            if needs_signals(policy) and len(draft) < limit and not policy.keep_drafting(signals[-1]):
+            if asks_after_each_token(policy.reads) and len(draft) < limit and not policy.keep_drafting(signals[-1]):
                 break
         accepted = 0
         while (
@@ -68,8 +70,8 @@ def simulated_live(trace: Trace, prompt: int, policy: Policy) -> list[tuple[int,
             accepted += 1
         new = output[position : position + accepted + 1]
         committed_tokens += new
-        step = Step(len(draft), accepted, len(new), signals, float(trace.target_entropy[row + len(new) - 1]))
-        policy.observe(step if needs_signals(policy) else Step(len(draft), accepted, len(new)))
+        entropy = float(trace.target_entropy[row + len(new) - 1])
+        policy.observe(Step(len(draft), accepted, len(new), signals if policy.reads else (), entropy))
         steps.append((position, len(draft), accepted, len(new)))
     return steps
 
@@ -86,7 +88,7 @@ class TokenByToken:
     """A policy with its ``lengths`` hidden, and a note of all it was told."""
 
     inner: Policy
-    needs_signals: bool = True
+    reads: Reads = frozenset(SignalName)
     asked: list[Signal] = field(default_factory=list)
     told: list[Step] = field(default_factory=list)
 
@@ -151,7 +153,7 @@ def test_a_policy_is_told_what_happened_and_asked_only_where_it_can_decide() -> 
 
 
 def test_a_policy_without_signals_is_neither_asked_nor_told_of_them() -> None:
-    policy = TokenByToken(FixedLength(3), needs_signals=False)
+    policy = TokenByToken(FixedLength(3), NO_SIGNALS)
     replay(synthetic_trace(5, prompts=3, length=40, gamma_max=5), policy)
     assert policy.asked == []
     assert all(len(step.signals) == 0 and np.isnan(step.target_entropy) for step in policy.told)
@@ -241,8 +243,11 @@ def test_signals_are_handed_to_stateless_policies_as_recorded() -> None:
     trace = synthetic_trace(2, prompts=3, length=30, gamma_max=3)
 
     class Margin(FixedLength):
+        reads = frozenset({SignalName.MARGIN})
+
         def lengths(self, signals: SignalArrays) -> np.ndarray:
             np.testing.assert_array_equal(signals.margin, trace.margin)
+            assert np.isnan(signals.confidence).all()
             return np.where(signals.margin[:, 0] > 0.4, 3, 1)
 
     record = replay(trace, Margin(0)).record

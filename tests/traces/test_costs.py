@@ -9,7 +9,8 @@ import numpy as np
 import pytest
 
 from draftgauge.core.errors import TraceError
-from draftgauge.traces.costs import CostCurve
+from draftgauge.core.signals import SignalName
+from draftgauge.traces.costs import CostCurve, SignalSeconds
 
 CURVE = CostCurve(
     contexts=(100, 300),
@@ -69,6 +70,7 @@ def test_round_trip(tmp_path: Path) -> None:
         ({"plain": (1.0, 0.0)}, "plain must be seconds greater than 0"),
         ({"verify_low": ((3.0, -4.0, 5.0), (7.0, 8.0, 9.0))}, "verify_low must be seconds greater than 0"),
         ({"draft": ((0.0, 1.0, 2.0), (0.0, float("nan"), 4.0))}, "draft must be seconds greater than 0"),
+        ({"signals": SignalSeconds(entropy=-1.0)}, "entropy must be seconds, 0 or more, not -1.0"),
         ({"overhead": -0.1}, "overhead must be seconds, 0 or more, not -0.1"),
         ({"verify_high": CURVE.verify_low}, "verify must lie between verify_low and verify_high"),
     ],
@@ -96,6 +98,31 @@ def test_other_files_are_refused(tmp_path: Path, content: str, message: str) -> 
     path = tmp_path / "costs.json"
     path.write_text(content)
     with pytest.raises(TraceError, match=message):
+        CostCurve.load(path)
+
+
+def test_each_signal_is_charged_where_it_is_read() -> None:
+    curve = replace(CURVE, signals=SignalSeconds(1.0, 2.0, 4.0, 8.0, 16.0, 32.0))
+    blind = float(curve.step_seconds(2, 100))
+    for reads, added in {
+        frozenset(): 0.0,
+        frozenset({SignalName.TEXT}): 2 * 1.0,
+        frozenset({SignalName.CONFIDENCE}): 2 * 7.0,
+        frozenset({SignalName.CONFIDENCE, SignalName.MARGIN, SignalName.TEXT}): 2 * 23.0,
+        frozenset({SignalName.TARGET_ENTROPY}): 32.0,
+        frozenset(SignalName): 2 * 31.0 + 32.0,
+    }.items():
+        assert float(curve.step_seconds(2, 100, reads)) == blind + added, reads
+    assert float(curve.step_seconds(0, 100, frozenset({SignalName.CONFIDENCE}))) == float(curve.step_seconds(0, 100))
+
+
+def test_files_that_price_all_signals_together_are_refused(tmp_path: Path) -> None:
+    path = tmp_path / "costs.json"
+    CURVE.save(path)
+    entry = json.loads(path.read_text())
+    del entry["version"]
+    path.write_text(json.dumps(entry | {"signals": 1e-5, "confidence": 1e-6}))
+    with pytest.raises(TraceError, match=r"its format is 1, .* prices each signal by itself; run `draftgauge profile`"):
         CostCurve.load(path)
 
 

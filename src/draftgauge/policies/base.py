@@ -169,11 +169,16 @@ def decision_seconds(policy: Policy) -> float:
 
 @dataclass(frozen=True)
 class SignalArrays:
-    """The signals of many positions at once, each ``[positions, gamma_max]``, NaN where nothing was drafted."""
+    """The signals of many positions at once, each ``[positions, gamma_max]``, NaN where nothing was drafted and for what a policy does not read."""
 
     confidence: NDArray[np.float32]
     entropy: NDArray[np.float32]
     margin: NDArray[np.float32]
+
+    @property
+    def positions(self) -> int:
+        """How many there are."""
+        return len(self.confidence)
 
 
 @runtime_checkable

@@ -118,7 +118,9 @@ def vllm(tokens: int = 7, refit: int = 100, warm_up: int = 3, *, gamma_max: int,
     check_tokens("vllm", "refit", refit)
     check_tokens("vllm", "warm_up", warm_up, least=0)
     gamma = min(tokens, gamma_max)
-    return AdaptiveVerification(gamma, seconds_by_length(costs, gamma, AdaptiveVerification.reads).tolist(), refit, warm_up)
+    return AdaptiveVerification(
+        gamma, seconds_by_length(costs, gamma, AdaptiveVerification.reads).tolist(), refit, warm_up
+    )
 
 
 def bandit(

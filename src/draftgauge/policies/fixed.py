@@ -35,4 +35,4 @@ class FixedLength:
 
     def lengths(self, signals: SignalArrays) -> NDArray[np.int64]:
         """``gamma`` at every position, ``[positions]``."""
-        return np.full(len(signals.confidence), self.gamma, np.int64)
+        return np.full(signals.positions, self.gamma, np.int64)

@@ -105,7 +105,7 @@ class SpecDecPlusPlus:
 
     def lengths(self, signals: SignalArrays) -> NDArray[np.int64]:
         """Depth at which a rejection has become too likely, else ``gamma``; ``[positions]``."""
-        lengths = np.full(len(signals.confidence), self.gamma, np.int64)
+        lengths = np.full(signals.positions, self.gamma, np.int64)
         drafting = np.arange(len(lengths))
         log_product, lowest, all_stand = np.zeros(len(lengths)), np.ones(len(lengths)), np.ones(len(lengths))
         for depth in range(1, self.gamma):

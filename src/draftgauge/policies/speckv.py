@@ -180,7 +180,7 @@ class SpecKVTwo:
     def lengths(self, signals: SignalArrays) -> NDArray[np.int64]:
         """The length chosen from the first two tokens at every position, ``[positions]``."""
         if self._longest < 2:
-            return np.full(len(signals.confidence), self._longest)
+            return np.full(signals.positions, self._longest)
         entropy, confidence = signals.entropy[:, :2].astype(np.float64), signals.confidence[:, :2].astype(np.float64)
         summaries = np.stack([entropy.mean(1), confidence.mean(1), entropy.max(1), confidence.min(1)], axis=1)
         return self._chooser.choose_all(summaries)

@@ -151,7 +151,9 @@ def text_view(trace: Trace, reads: Reads = OF_DRAFTED_TOKENS) -> TextView:
     """
     _check_prompt_tokens(trace)
     prompt_tokens = [prompt.prompt_token for prompt in trace.prompts]
-    return TextView(_signal_arrays(trace, reads), trace.draft_token, trace.token, trace.offsets, prompt_tokens, trace.derived)
+    return TextView(
+        _signal_arrays(trace, reads), trace.draft_token, trace.token, trace.offsets, prompt_tokens, trace.derived
+    )
 
 
 def _signal_arrays(trace: Trace, reads: Reads) -> SignalArrays:

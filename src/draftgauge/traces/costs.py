@@ -45,7 +45,7 @@ class SignalSeconds:
         """Seconds that each drafted token takes longer for a policy that reads these signals."""
         seconds = self.asking if reads & OF_DRAFTED_TOKENS else 0.0
         seconds += self.distribution if reads & DISTRIBUTION else 0.0
-        return seconds + sum(getattr(self, name) for name in DISTRIBUTION & reads)
+        return seconds + float(sum(getattr(self, name) for name in DISTRIBUTION & reads))
 
     def of_step(self, reads: Reads) -> float:
         """Seconds that each step takes longer for such a policy, however many tokens it drafts."""
@@ -189,4 +189,6 @@ def _check_version(entry: object) -> None:
     """Raise :class:`TraceError` for what an earlier or later version measured."""
     version = entry.get("version", 1) if isinstance(entry, dict) and "contexts" in entry else VERSION
     if version != VERSION:
-        raise TraceError(f"its format is {version}, this draftgauge reads format {VERSION}, which prices each signal by itself")
+        raise TraceError(
+            f"its format is {version}, this draftgauge reads format {VERSION}, which prices each signal by itself"
+        )

@@ -1,0 +1,206 @@
+"""Every policy reads what it declares to read: no signal more, as it is neither computed nor charged, and no signal less."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import pytest
+
+from draftgauge.core.errors import DraftgaugeError
+from draftgauge.core.prompts import Prompt
+from draftgauge.core.signals import NO_SIGNALS, Reads, SignalName
+from draftgauge.decoding.recorder import record_prompt
+from draftgauge.decoding.settings import DecodingSettings
+from draftgauge.decoding.speculative import speculative_decode
+from draftgauge.drafters import LanguageModelDrafter
+from draftgauge.models.loading import wrap
+from draftgauge.policies import POLICIES, Policy, Signal, SignalArrays, StatelessPolicy, Step, make_policy
+from draftgauge.policies.base import ReadsText, TextPolicy, TextView, reads_of
+from draftgauge.policies.fixed import FixedLength
+from draftgauge.replay import replay
+from draftgauge.traces.build import make_trace
+from draftgauge.traces.trace import Trace
+from linear_costs import LinearCosts
+from tiny import tiny_model, tiny_tokenizer, tokens
+
+GAMMA_MAX = 8
+PROMPT = tokens(11, seed=1).tolist()
+SETTINGS = DecodingSettings(50)
+SIGNAL_OF = {
+    "confidence": SignalName.CONFIDENCE,
+    "entropy": SignalName.ENTROPY,
+    "margin": SignalName.MARGIN,
+    "token": SignalName.TEXT,
+    "tokens": SignalName.TEXT,
+    "draft_token": SignalName.TEXT,
+    "prompt_tokens": SignalName.TEXT,
+    "target_entropy": SignalName.TARGET_ENTROPY,
+}
+"""By the names of fields of signals, steps and their arrays."""
+SPECS = (
+    *("fixed:3" if name == "fixed" else name for name in POLICIES),
+    "hf-confidence:adaptive=true",
+    "speckv:reading=two",
+    "stopping:online=true",
+    "vllm:warm_up=0",
+)
+
+
+@dataclass
+class Watch:
+    """What a policy may read, and what it has read."""
+
+    declared: Reads
+    read: set[SignalName] = field(default_factory=set)
+
+    def note(self, name: str) -> None:
+        signal = SIGNAL_OF.get(name)
+        if signal is not None:
+            assert signal in self.declared, f"{signal} is read and not declared"
+            self.read.add(signal)
+
+
+class Watched:
+    """A signal, step or view whose fields are watched, those of its parts too."""
+
+    def __init__(self, inner: Any, watch: Watch) -> None:
+        self._inner, self._watch = inner, watch
+
+    def __getattr__(self, name: str) -> Any:
+        self._watch.note(name)
+        value = getattr(self._inner, name)
+        if name == "signals":
+            return Watched(value, self._watch) if isinstance(value, SignalArrays) else self._each(value)
+        return value
+
+    def _each(self, signals: Sequence[Signal]) -> list[Any]:
+        return [Watched(signal, self._watch) for signal in signals]
+
+
+class Asked:
+    """A policy with its reading watched, asked token by token."""
+
+    def __init__(self, inner: Policy) -> None:
+        self.inner, self.reads = inner, reads_of(inner)
+        self.watch = Watch(self.reads)
+
+    def reset(self) -> None:
+        self.inner.reset()
+
+    def limit(self) -> int:
+        return self.inner.limit()
+
+    def keep_drafting(self, signal: Signal) -> bool:
+        return self.inner.keep_drafting(Watched(signal, self.watch))  # type: ignore[arg-type]
+
+    def observe(self, step: Step) -> None:
+        self.inner.observe(Watched(step, self.watch))  # type: ignore[arg-type]
+
+
+class AskedReader(Asked):
+    """One that reads the prompt too."""
+
+    def read(self, prompt_tokens: Sequence[int]) -> None:
+        self.watch.note("prompt_tokens")
+        assert isinstance(self.inner, ReadsText)
+        self.inner.read(prompt_tokens)
+
+
+class AtOnce(Asked):
+    """One that decides for all positions at once."""
+
+    def lengths(self, signals: SignalArrays) -> np.ndarray:
+        assert isinstance(self.inner, StatelessPolicy)
+        return self.inner.lengths(Watched(signals, self.watch))  # type: ignore[arg-type]
+
+
+class AtOnceReader(AskedReader):
+    """One that reads text and decides for all positions at once."""
+
+    def text_lengths(self, view: TextView) -> np.ndarray | None:
+        assert isinstance(self.inner, TextPolicy)
+        return self.inner.text_lengths(Watched(view, self.watch))  # type: ignore[arg-type]
+
+
+def watched(policy: Policy, at_once: bool) -> Asked:
+    if isinstance(policy, ReadsText):
+        return AtOnceReader(policy) if at_once and isinstance(policy, TextPolicy) else AskedReader(policy)
+    return AtOnce(policy) if at_once and isinstance(policy, StatelessPolicy) else Asked(policy)
+
+
+@pytest.fixture(scope="module")
+def trace() -> Trace:
+    drafter = LanguageModelDrafter(wrap(tiny_model(seed=2)))
+    entry = Prompt(0, "0", "code", "test", "")
+    record = record_prompt(wrap(tiny_model()), drafter, entry, PROMPT, SETTINGS, tiny_tokenizer(), GAMMA_MAX)
+    return make_trace([record], max_new_tokens=50)
+
+
+def run_live(policy: Asked) -> None:
+    speculative_decode(wrap(tiny_model()), LanguageModelDrafter(wrap(tiny_model(seed=2))), policy, PROMPT, SETTINGS)
+
+
+@pytest.mark.parametrize("spec", SPECS)
+@pytest.mark.parametrize("way", ["live", "asked in replay", "at once in replay"])
+def test_a_policy_reads_exactly_what_it_declares(spec: str, way: str, trace: Trace) -> None:
+    policy = watched(make_policy(spec, GAMMA_MAX, LinearCosts(drafting=0.01)), at_once=way == "at once in replay")
+    if way == "live":
+        run_live(policy)
+    else:
+        replay(trace, policy)
+    assert policy.watch.read == policy.reads
+
+
+class Undeclared(FixedLength):
+    """Reads the margin without saying so."""
+
+    reads = frozenset({SignalName.CONFIDENCE})
+
+    def keep_drafting(self, signal: Signal) -> bool:
+        return signal.confidence > 0 and signal.margin > 0
+
+
+class Unread(FixedLength):
+    """Declares the entropy and does not read it."""
+
+    reads = frozenset({SignalName.ENTROPY})
+
+
+def test_the_watch_itself_notices_both(trace: Trace) -> None:
+    for run in (run_live, lambda policy: replay(trace, policy)):
+        with pytest.raises(AssertionError, match="margin is read and not declared"):
+            run(Asked(Undeclared(4)))
+        idle = Asked(Unread(4))
+        run(idle)
+        assert idle.watch.read != idle.reads
+
+
+def test_there_is_no_default(trace: Trace) -> None:
+    class Silent:
+        def reset(self) -> None:
+            pass
+
+        def limit(self) -> int:
+            return 2
+
+        def keep_drafting(self, signal: Signal) -> bool:
+            return True
+
+        def observe(self, step: Step) -> None:
+            pass
+
+    for run in (run_live, lambda policy: replay(trace, policy)):
+        with pytest.raises(DraftgaugeError, match="Silent must declare the signals that it reads"):
+            run(Silent())  # type: ignore[arg-type]
+
+    class Reader(Silent):
+        reads = NO_SIGNALS
+
+        def read(self, prompt_tokens: Sequence[int]) -> None:
+            pass
+
+    with pytest.raises(DraftgaugeError, match="must declare SignalName.TEXT"):
+        replay(trace, Reader())
