@@ -33,12 +33,12 @@ from draftgauge.policies.fitted import FittedPolicy, fitted_policy, load_fitted
 from draftgauge.policies.registry import make_policy
 from draftgauge.policies.stopping import ThroughputStopping
 from draftgauge.policies.suffix import SuffixColumns
-from draftgauge.replay.bootstrap import paired_gain
 from draftgauge.replay.cost_sweep import at_cost_ratio
 from draftgauge.replay.evaluate import best_fixed_gamma
 from draftgauge.replay.hindsight import hindsight_optimum
 from draftgauge.replay.simulate import Replay, replay, replay_fixed_all, text_view
 from draftgauge.replay.splits import TEST, TRAIN, split_trace
+from draftgauge.statistics.paired import paired_gain
 from draftgauge.traces.build import select
 from draftgauge.traces.costs import CostCurve
 from draftgauge.traces.trace import Trace

@@ -22,8 +22,9 @@ from draftgauge.drafters.source import choose_drafter, drafter_kind
 from draftgauge.models.reference import REFERENCE
 from draftgauge.policies.base import Policy
 from draftgauge.policies.registry import expand_policy, make_policy
-from draftgauge.replay.bootstrap import RESAMPLES, paired_gain, ratio_interval
 from draftgauge.replay.splits import TEST, design_of
+from draftgauge.statistics.bootstrap import RESAMPLES
+from draftgauge.statistics.paired import paired_gain, ratio_interval
 from draftgauge.traces.costs import CostCurve
 from draftgauge.traces.manifest import Manifest
 

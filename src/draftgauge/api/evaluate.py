@@ -13,7 +13,11 @@ from draftgauge.core.prompts import mixed_prompts
 from draftgauge.decoding.settings import DecodingSettings
 from draftgauge.diagnostics.distance import distance_names, needed_context
 from draftgauge.diagnostics.evaluation import DrafterEvaluation, EvaluationPlan, evaluate_drafter
-from draftgauge.diagnostics.resampling import (
+from draftgauge.diagnostics.texts import greedy_texts
+from draftgauge.drafters.reuse import load_drafter, read_description
+from draftgauge.models.loading import end_tokens, load_model, load_tokenizer
+from draftgauge.models.prompts_text import encode_prompts
+from draftgauge.statistics.crossed import (
     Counts,
     Measure,
     alpha_intervals,
@@ -23,11 +27,7 @@ from draftgauge.diagnostics.resampling import (
     mean_accepted,
     retention,
 )
-from draftgauge.diagnostics.texts import greedy_texts
-from draftgauge.drafters.reuse import load_drafter, read_description
-from draftgauge.models.loading import end_tokens, load_model, load_tokenizer
-from draftgauge.models.prompts_text import encode_prompts
-from draftgauge.replay.bootstrap import ratio_interval
+from draftgauge.statistics.paired import ratio_interval
 
 Row = dict[str, Any]
 DEFAULT_DEPTHS = 7

@@ -1,15 +1,6 @@
 """What would have happened otherwise: policies replayed on a recorded trace, exactly, without a model."""
 
 from draftgauge.replay.acceptance import acceptance_by_depth
-from draftgauge.replay.bootstrap import (
-    Comparison,
-    Interval,
-    holm,
-    paired_difference,
-    paired_gain,
-    paired_share,
-    ratio_interval,
-)
 from draftgauge.replay.cost_sweep import at_cost_ratio, cost_sweep
 from draftgauge.replay.evaluate import (
     ALL_TASKS,
@@ -26,6 +17,8 @@ from draftgauge.replay.evaluate import (
 from draftgauge.replay.hindsight import Hindsight, hindsight_optimum
 from draftgauge.replay.simulate import Replay, StepRecord, replay, replay_fixed_all, replay_lengths
 from draftgauge.replay.splits import MIN_PROMPTS, Design, design_of, split_trace, splits_of
+from draftgauge.statistics.bootstrap import Comparison, Interval
+from draftgauge.statistics.paired import holm, paired_difference, paired_gain, paired_share, ratio_interval
 
 __all__ = [
     "ALL_TASKS",

@@ -7,9 +7,10 @@ import math
 import numpy as np
 from numpy.typing import NDArray
 
-from draftgauge.replay.bootstrap import RESAMPLES, ratio_interval
 from draftgauge.replay.evaluate import Row, task_masks
 from draftgauge.replay.simulate import prompt_of_rows, sum_by_prompt
+from draftgauge.statistics.bootstrap import RESAMPLES
+from draftgauge.statistics.paired import ratio_interval
 from draftgauge.traces.build import remaining_rows
 from draftgauge.traces.sampled import path_chances
 from draftgauge.traces.trace import Trace

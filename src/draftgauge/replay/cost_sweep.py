@@ -12,9 +12,9 @@ from dataclasses import replace
 import numpy as np
 
 from draftgauge.core.errors import DraftgaugeError
-from draftgauge.replay.bootstrap import TEST_RESAMPLES
 from draftgauge.replay.evaluate import MakeArms, Row, evaluate_design
 from draftgauge.replay.splits import Design
+from draftgauge.statistics.bootstrap import TEST_RESAMPLES
 from draftgauge.traces.costs import CostCurve, CostTable
 
 RATIOS = (0.02, 0.04, 0.10, 0.25, 0.50)

@@ -12,10 +12,11 @@ from numpy.typing import NDArray
 from draftgauge.core.errors import DraftgaugeError
 from draftgauge.policies.base import Policy
 from draftgauge.policies.fixed import FixedLength
-from draftgauge.replay.bootstrap import TEST_RESAMPLES, holm, paired_gain, paired_share, ratio_interval
 from draftgauge.replay.hindsight import hindsight_optimum
 from draftgauge.replay.simulate import Replay, context_lengths, prompt_of_rows, replay, replay_fixed_all, sum_by_prompt
 from draftgauge.replay.splits import EVERYTHING, TRAIN, Design
+from draftgauge.statistics.bootstrap import TEST_RESAMPLES
+from draftgauge.statistics.paired import holm, paired_gain, paired_share, ratio_interval
 from draftgauge.traces.costs import CostCurve
 from draftgauge.traces.trace import Trace
 

@@ -32,7 +32,6 @@ from draftgauge.replay import (
     replay,
     replay_lengths,
 )
-from draftgauge.replay.bootstrap import RESAMPLES
 from draftgauge.replay.evaluate import HINDSIGHT, NOTHING, figure
 from draftgauge.replay.splits import MIN_PROMPTS, TEST, TRAIN
 from draftgauge.report.choosing_views import (
@@ -45,6 +44,7 @@ from draftgauge.report.choosing_views import (
 )
 from draftgauge.report.tables import describe
 from draftgauge.report.timeline import TOKENS_SHOWN, replay_timeline, representative_prompts
+from draftgauge.statistics.bootstrap import RESAMPLES
 from draftgauge.traces.costs import CostCurve
 from draftgauge.traces.trace import Trace
 

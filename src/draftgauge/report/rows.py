@@ -8,9 +8,9 @@ from typing import Any
 from draftgauge.policies import make_policy
 from draftgauge.policies.base import Policy
 from draftgauge.replay import Replay, evaluate
-from draftgauge.replay.bootstrap import RESAMPLES
 from draftgauge.report.live import LiveRow, fixed_gamma, is_policy
 from draftgauge.report.views import SpeedCurve, TableRow
+from draftgauge.statistics.bootstrap import RESAMPLES
 from draftgauge.traces.costs import CostCurve
 from draftgauge.traces.trace import Trace
 

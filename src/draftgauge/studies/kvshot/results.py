@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from draftgauge.core.errors import DraftgaugeError
-from draftgauge.diagnostics.resampling import (
+from draftgauge.statistics.crossed import (
     Counts,
     Measure,
     alpha_intervals,
@@ -20,7 +20,7 @@ from draftgauge.diagnostics.resampling import (
     mean_accepted,
     retention,
 )
-from draftgauge.replay.bootstrap import ratio_interval
+from draftgauge.statistics.paired import ratio_interval
 from draftgauge.studies.kvshot.cells import RESULT_NAME, Cell, Variant
 from draftgauge.studies.kvshot.verdicts import verdicts
 

@@ -11,8 +11,9 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from draftgauge.diagnostics.resampling import Comparison, Counts, Measure, at_depths, difference, mean_accepted
-from draftgauge.replay.bootstrap import holm
+from draftgauge.statistics.bootstrap import Comparison
+from draftgauge.statistics.crossed import Counts, Measure, at_depths, difference, mean_accepted
+from draftgauge.statistics.paired import holm
 from draftgauge.studies.kvshot.cells import Variant
 from draftgauge.studies.kvshot.presets import HIDDEN, KV, KV_DEEP
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from draftgauge.replay.bootstrap import LEVEL, RESAMPLES, draw_counts
+from draftgauge.statistics.bootstrap import LEVEL, RESAMPLES, draw_counts
 from draftgauge.studies.speckv.records import COMPRESSIONS, Floats, Records, Timings
 
 

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from draftgauge.replay.bootstrap import LEVEL, RESAMPLES, draw_counts
+from draftgauge.statistics.bootstrap import LEVEL, RESAMPLES, draw_counts
 from draftgauge.studies.speckv import predictors
 from draftgauge.studies.speckv.records import COMPRESSIONS, GAMMAS, TASKS, Floats, Ints, Records
 

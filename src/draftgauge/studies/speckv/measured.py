@@ -7,7 +7,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from draftgauge.replay.bootstrap import Comparison, paired_gain, ratio_interval
+from draftgauge.statistics.bootstrap import Comparison
+from draftgauge.statistics.paired import paired_gain, ratio_interval
 from draftgauge.studies.speckv.records import ALL, COMPRESSIONS, GAMMAS, Floats, Records, Timings
 
 Rows = list[dict[str, Any]]

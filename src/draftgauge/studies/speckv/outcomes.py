@@ -14,7 +14,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from draftgauge.replay.bootstrap import Comparison, paired_gain
+from draftgauge.statistics.bootstrap import Comparison
+from draftgauge.statistics.paired import paired_gain
 from draftgauge.studies.speckv import measured, predictors
 from draftgauge.studies.speckv.costs import StepCost
 from draftgauge.studies.speckv.paper import POLICIES, gammas_of

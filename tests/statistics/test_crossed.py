@@ -7,7 +7,7 @@ import math
 import numpy as np
 import pytest
 
-from draftgauge.diagnostics.resampling import (
+from draftgauge.statistics.crossed import (
     Counts,
     alpha_intervals,
     at_depths,

@@ -1,49 +1,25 @@
 """Intervals by resampling prompts: they are the samples, as the steps of one prompt depend on each other.
 
 The quantities are ratios of sums (tokens over seconds, accepted over drafted), so a resample is a vector of how often each
-prompt was drawn, and all resamples are two matrix products. Percentile intervals (Efron and Tibshirani 1993, chapter 13).
-With a fixed seed and number of prompts the same prompts are drawn, whatever the quantity: comparisons are paired.
+prompt was drawn, and all resamples are two matrix products.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from functools import lru_cache
-from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-RESAMPLES = 2000
-TEST_RESAMPLES = 10_000
-"""For p-values: the least one is 2 over this."""
-LEVEL = 0.95
-
-
-class Interval(NamedTuple):
-    """An estimate from all prompts, and the ends of its interval; NaN where it is not defined."""
-
-    estimate: float
-    low: float
-    high: float
-
-
-class Comparison(NamedTuple):
-    """A difference or gain with its interval, and the two-sided bootstrap p-value of there being none."""
-
-    estimate: float
-    low: float
-    high: float
-    p_value: float
-
-
-@lru_cache(maxsize=8)
-def draw_counts(prompts: int, resamples: int, seed: int) -> NDArray[np.float64]:
-    """``[resamples, prompts]`` how often each prompt is in each resample; read-only, as it is kept for the next call."""
-    rng = np.random.default_rng(seed)
-    counts = rng.multinomial(prompts, np.full(prompts, 1 / prompts), size=resamples).astype(np.float64)
-    counts.flags.writeable = False
-    return counts
+from draftgauge.statistics.bootstrap import (
+    LEVEL,
+    RESAMPLES,
+    Comparison,
+    Interval,
+    comparison_of,
+    draw_counts,
+    interval_of,
+)
 
 
 def ratio_interval(
@@ -58,7 +34,7 @@ def ratio_interval(
         level: of the interval.
     """
     estimate, resampled = _ratios(numerator, denominator, resamples, seed)
-    return Interval(estimate, *_ends(resampled, level))
+    return interval_of(estimate, resampled, level)
 
 
 def paired_gain(
@@ -81,7 +57,7 @@ def paired_gain(
     estimate, resampled = _ratios(tokens, seconds, resamples, seed)
     base, base_resampled = _ratios(base_tokens, base_seconds, resamples, seed)
     with np.errstate(divide="ignore", invalid="ignore"):
-        return _comparison(float(np.float64(estimate) / base - 1), resampled / base_resampled - 1, level)
+        return comparison_of(float(np.float64(estimate) / base - 1), resampled / base_resampled - 1, level)
 
 
 def paired_difference(
@@ -97,7 +73,7 @@ def paired_difference(
     """Difference of two ratios of sums on the same prompts; with denominators of 1, of two means. Arguments as in :func:`paired_gain`."""
     estimate, resampled = _ratios(numerator, denominator, resamples, seed)
     base, base_resampled = _ratios(base_numerator, base_denominator, resamples, seed)
-    return _comparison(estimate - base, resampled - base_resampled, level)
+    return comparison_of(estimate - base, resampled - base_resampled, level)
 
 
 def paired_share(
@@ -126,7 +102,7 @@ def paired_share(
     way = top - base
     none = np.isclose(top, base, rtol=1e-9, atol=0.0)
     shares = np.divide(speed - base, way, out=np.full(len(way), np.nan), where=~none)
-    return Interval(float(shares[0]), *_ends(shares[1:], level))
+    return interval_of(float(shares[0]), shares[1:], level)
 
 
 def holm(p_values: Sequence[float]) -> list[float]:
@@ -148,21 +124,3 @@ def _ratios(
     sums, totals = np.concatenate([both.sum(axis=0)[None], draw_counts(len(above), resamples, seed) @ both]).T
     ratios = np.divide(sums, totals, out=np.full(len(sums), np.nan), where=totals != 0)
     return float(ratios[0]), ratios[1:]
-
-
-def _ends(resampled: NDArray[np.float64], level: float) -> tuple[float, float]:
-    """Percentiles of the resamples in which the quantity is defined."""
-    defined = resampled[np.isfinite(resampled)]
-    if not len(defined):
-        return float("nan"), float("nan")
-    low, high = np.quantile(defined, [(1 - level) / 2, (1 + level) / 2])
-    return float(low), float(high)
-
-
-def _comparison(estimate: float, resampled: NDArray[np.float64], level: float) -> Comparison:
-    defined = resampled[np.isfinite(resampled)]
-    if not len(defined):
-        return Comparison(estimate, float("nan"), float("nan"), float("nan"))
-    # The data as observed count as one more resample, so that p is never 0 (Davison and Hinkley 1997, section 4.2).
-    tail = min((defined <= 0).sum(), (defined >= 0).sum()) + 1
-    return Comparison(estimate, *_ends(resampled, level), p_value=float(min(1.0, 2 * tail / (len(defined) + 1))))

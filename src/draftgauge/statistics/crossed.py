@@ -15,21 +15,7 @@ from functools import lru_cache
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from draftgauge.replay.bootstrap import LEVEL, Comparison, Interval
-
-__all__ = [
-    "Comparison",
-    "Counts",
-    "Interval",
-    "Measure",
-    "alpha_intervals",
-    "at_depths",
-    "difference",
-    "interval",
-    "mean_accepted",
-    "rates",
-    "retention",
-]
+from draftgauge.statistics.bootstrap import LEVEL, Comparison, Interval, comparison_of, drawn, interval_of
 
 RESAMPLES = 4000
 
@@ -86,23 +72,20 @@ def rates(counts: Counts, resamples: int = RESAMPLES, seed: int = 0) -> Floats:
         within = np.einsum("rn,snk->rsk", by_prompt, values.astype(np.float64), optimize=True)
         totals.append(np.einsum("rs,rsk->rk", by_seed, within))
     above, below = totals
-    found: Floats = np.divide(above, below, out=np.full(below.shape, np.nan), where=below > 0)
-    return found
+    alpha: Floats = np.divide(above, below, out=np.full(below.shape, np.nan), where=below > 0)
+    return alpha
 
 
 @lru_cache(maxsize=8)
 def _weights(seeds: int, prompts: int, resamples: int, seed: int) -> tuple[Floats, Floats]:
     """How often each seed and each prompt was drawn, kept for the next call."""
     rng = np.random.default_rng(seed)
-    return _drawn(rng, seeds, resamples), _drawn(rng, prompts, resamples)
+    return _with_all(drawn(rng, seeds, resamples)), _with_all(drawn(rng, prompts, resamples))
 
 
-def _drawn(rng: np.random.Generator, count: int, resamples: int) -> Floats:
-    """``[1 + resamples, count]`` how often each was drawn; once each in the first row."""
-    draws = rng.multinomial(count, np.full(count, 1 / count), size=resamples).astype(np.float64)
-    drawn = np.concatenate([np.ones((1, count)), draws])
-    drawn.flags.writeable = False
-    return drawn
+def _with_all(counts: Floats) -> Floats:
+    """``[1 + resamples, count]``: all the data, once each, before the resamples."""
+    return np.concatenate([np.ones((1, counts.shape[1])), counts])
 
 
 def mean_accepted(alpha: Floats) -> Floats:
@@ -129,13 +112,13 @@ def interval(
 ) -> Interval:
     """A figure of the acceptance rates with its percentile interval over prompts and seeds."""
     values = measure(rates(counts, resamples, seed))
-    return Interval(float(values[0]), *_ends(values[1:], level))
+    return interval_of(float(values[0]), values[1:], level)
 
 
 def alpha_intervals(counts: Counts, resamples: int = RESAMPLES, seed: int = 0, level: float = LEVEL) -> list[Interval]:
     """The acceptance rate of every depth with its interval."""
     values = rates(counts, resamples, seed)
-    return [Interval(float(column[0]), *_ends(column[1:], level)) for column in values.T]
+    return [interval_of(float(column[0]), column[1:], level) for column in values.T]
 
 
 def difference(
@@ -144,19 +127,4 @@ def difference(
     """A figure of one drafter minus that of another on the same prompts and seeds, with the two-sided bootstrap p-value of none."""
     assert counts.reached.shape == base.reached.shape
     values = measure(rates(counts, resamples, seed)) - measure(rates(base, resamples, seed))
-    resampled = values[1:][np.isfinite(values[1:])]
-    if not len(resampled):
-        return Comparison(float(values[0]), float("nan"), float("nan"), float("nan"))
-    # The data as observed count as one more resample, so that p is never 0 (Davison and Hinkley 1997, section 4.2).
-    tail = min((resampled <= 0).sum(), (resampled >= 0).sum()) + 1
-    return Comparison(
-        float(values[0]), *_ends(resampled, level), p_value=float(min(1.0, 2 * tail / (len(resampled) + 1)))
-    )
-
-
-def _ends(resampled: Floats, level: float) -> tuple[float, float]:
-    defined = resampled[np.isfinite(resampled)]
-    if not len(defined):
-        return float("nan"), float("nan")
-    low, high = np.quantile(defined, [(1 - level) / 2, (1 + level) / 2])
-    return float(low), float(high)
+    return comparison_of(float(values[0]), values[1:], level)

@@ -6,7 +6,8 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from draftgauge.replay.bootstrap import draw_counts, holm, paired_difference, paired_gain, paired_share, ratio_interval
+from draftgauge.statistics.bootstrap import draw_counts
+from draftgauge.statistics.paired import holm, paired_difference, paired_gain, paired_share, ratio_interval
 
 
 def sample(seed: int, prompts: int = 40) -> tuple[np.ndarray, np.ndarray]:

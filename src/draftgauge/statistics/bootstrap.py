@@ -1,0 +1,76 @@
+"""What every bootstrap here shares: how often things are drawn, percentile intervals, and the p-value of a difference.
+
+Percentile intervals (Efron and Tibshirani 1993, chapter 13). With a fixed seed and number of things the same ones are drawn,
+whatever is computed from them: comparisons are paired.
+"""
+
+from __future__ import annotations
+
+from functools import lru_cache
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+RESAMPLES = 2000
+TEST_RESAMPLES = 10_000
+"""For p-values: the least one is 2 over this."""
+LEVEL = 0.95
+
+Floats = NDArray[np.float64]
+
+
+class Interval(NamedTuple):
+    """An estimate from all the data, and the ends of its interval; NaN where it is not defined."""
+
+    estimate: float
+    low: float
+    high: float
+
+
+class Comparison(NamedTuple):
+    """A difference or gain with its interval, and the two-sided bootstrap p-value of there being none."""
+
+    estimate: float
+    low: float
+    high: float
+    p_value: float
+
+
+@lru_cache(maxsize=8)
+def draw_counts(count: int, resamples: int, seed: int) -> Floats:
+    """``[resamples, count]`` how often each thing is in each resample; read-only, as it is kept for the next call."""
+    return drawn(np.random.default_rng(seed), count, resamples)
+
+
+def drawn(rng: np.random.Generator, count: int, resamples: int) -> Floats:
+    """``[resamples, count]`` how often each thing is in each resample, read-only."""
+    counts = rng.multinomial(count, np.full(count, 1 / count), size=resamples).astype(np.float64)
+    counts.flags.writeable = False
+    return counts
+
+
+def interval_of(estimate: float, resampled: Floats, level: float) -> Interval:
+    """The percentile interval from the resamples in which the quantity is defined.
+
+    Args:
+        estimate: from all the data.
+        resampled: ``[resamples]``, NaN where not defined.
+        level: of the interval.
+    """
+    defined = resampled[np.isfinite(resampled)]
+    if not len(defined):
+        return Interval(estimate, float("nan"), float("nan"))
+    low, high = np.quantile(defined, [(1 - level) / 2, (1 + level) / 2])
+    return Interval(estimate, float(low), float(high))
+
+
+def comparison_of(estimate: float, resampled: Floats, level: float) -> Comparison:
+    """:func:`interval_of` a difference, with the p-value of there being none."""
+    defined = resampled[np.isfinite(resampled)]
+    if not len(defined):
+        return Comparison(estimate, float("nan"), float("nan"), float("nan"))
+    # The data as observed count as one more resample, so that p is never 0 (Davison and Hinkley 1997, section 4.2).
+    tail = min((defined <= 0).sum(), (defined >= 0).sum()) + 1
+    p_value = float(min(1.0, 2 * tail / (len(defined) + 1)))
+    return Comparison(*interval_of(estimate, defined, level), p_value)
