@@ -16,10 +16,11 @@ from draftgauge.policies.fitted import FITTED, FittedPolicy, save_fitted
 from draftgauge.policies.fixed import FixedLength
 from draftgauge.replay import ALL_TASKS, cost_sweep, design_of, evaluate_design, replay
 from draftgauge.report.choosing import CONFIDENCE, JUDGED, choosing_view
-from draftgauge.report.choosing_text import judged_lines, verdict
+from draftgauge.report.choosing_text import Verdict, judged_lines, verdict
 from draftgauge.report.choosing_views import ChoosingView, JudgedPolicy
 from draftgauge.report.collect import collect
 from draftgauge.report.page import render
+from draftgauge.report.style import signed
 from draftgauge.report.timeline import replay_timeline
 from draftgauge.traces.costs import CostCurve
 from draftgauge.traces.manifest import COSTS_NAME
@@ -124,15 +125,13 @@ def judged(
 def test_what_the_table_comes_to(view: ChoosingView) -> None:
     bound = judged("hindsight", (0.3, 0.4, 0.5), reference=True)
 
-    def said(*policies: JudgedPolicy) -> str:
+    def outcome(*policies: JudgedPolicy) -> Verdict:
         return verdict(replace(view, best_gamma=1, policies=(*policies, bound)))
 
     ahead, behind = judged("mine", (0.02, 0.06, 0.1), p_holm=0.01), judged("other", (-0.1, 0.01, 0.1), p_holm=0.9)
-    text = said(behind, ahead)
-    assert "mine comes to +6.0% (+2.0% to +10.0%) against always drafting 1 token and captures 25%" in text
-    assert text.endswith("choosing the length pays here.")
-    assert "not above zero" in said(behind)
-    assert "by chance" in said(replace(ahead, p_holm=0.2))
+    assert outcome(behind, ahead) == Verdict(view.name, "mine", 0.02, 0.06, 0.1, 1, 0.25, "ahead")
+    assert outcome(behind).outcome == "undecided"
+    assert outcome(replace(ahead, p_holm=0.2)).outcome == "by chance"
 
     lines = judged_lines(
         replace(view, policies=(judged("fixed:1", (0.0, 0.0, 0.0), reference=True), behind, ahead, bound))
@@ -147,7 +146,8 @@ def test_the_page_has_its_charts_and_the_text_as_it_was(judged_run: Path) -> Non
     html = render(data)
     section = html[html.index('<section id="choosing">') : html.index('<section id="timelines">')]
     assert section.count("<svg viewBox") == 3 + 3  # gain, captured, calibration; three strips
-    assert verdict(data.choosing[0]) in section.replace("&#39;", "'")
+    what = verdict(data.choosing[0])
+    assert f"{what.policy} comes to {signed(what.gain)}" in section
     drafted = [int(count) for count in re.findall(r'data-drafted="(\d+)"', section)]
     assert drafted == [step[1] for step in data.choosing[0].lengths.lines[1].steps]
     ids = re.findall(r' id="([^"]+)"', html)

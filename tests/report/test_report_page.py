@@ -180,7 +180,7 @@ def test_one_run_without_measurements(single_run):
     assert page.rows
     assert len(page.timelines) == 1
     assert "With the bf16 target" in html
-    assert "Drafting one token further" not in html  # nothing to set it beside
+    assert "Cost of drafting one token further" not in html  # nothing to set it beside
 
 
 def test_a_place_that_cannot_be_written_is_named(single_run, tmp_path):

@@ -1,4 +1,4 @@
-"""The words and table lines about policies that choose the draft length."""
+"""The table lines and the verdict about policies that choose the draft length."""
 
 from __future__ import annotations
 
@@ -6,11 +6,9 @@ import math
 from dataclasses import dataclass
 
 from draftgauge.report.choosing_views import ChoosingView, JudgedPolicy
-from draftgauge.report.prose import tokens
-from draftgauge.report.style import MISSING, column_decimals, compression_title, fixed
+from draftgauge.report.style import MISSING, column_decimals, fixed, signed
 
 LEVEL = 0.05
-MINUS = "\N{MINUS SIGN}"
 
 
 @dataclass(frozen=True)
@@ -37,30 +35,44 @@ def judged_lines(view: ChoosingView) -> tuple[JudgedLine, ...]:
     return tuple(_line(policy, decimals, _kind(policy, view)) for policy in (*ordered, optimum))
 
 
-def verdict(view: ChoosingView) -> str:
-    """What the table comes to, in two sentences."""
+@dataclass(frozen=True)
+class Verdict:
+    """What the table of one compression comes to: the policy with the largest gain.
+
+    Attributes:
+        compression: of the target.
+        policy: its name for readers.
+        low, gain, high: its gain over the best fixed length, with its interval.
+        best_gamma: that length.
+        captured: of the way to the hindsight optimum; NaN where there is none.
+        outcome: "undecided" if the interval is not above zero, "ahead" if it is and so is the p-value adjusted for all
+            policies, else "by chance": one of many.
+    """
+
+    compression: str
+    policy: str
+    low: float
+    gain: float
+    high: float
+    best_gamma: int
+    captured: float
+    outcome: str
+
+
+def verdict(view: ChoosingView) -> Verdict:
+    """What the table comes to."""
     best = view.ahead
     low, gain, high = best.gain
-    opening = (
-        f"With the {compression_title(view.name)} target, {best.policy} comes to {_signed(gain)} ({_range(low, high)}) against always "
-        f"drafting {tokens(view.best_gamma)}"
-    )
-    if low <= 0:
-        return f"{opening}. The interval is not above zero: no policy shown is surely better than that fixed length."
-    assert best.captured is not None  # what gains has somewhere to go
-    captures = (
-        f"{opening} and captures {_signed(best.captured[1], '0').lstrip('+')} of what knowing every outcome would bring"
-    )
-    if best.p_holm is not None and best.p_holm < LEVEL:
-        return f"{captures}. The interval is above zero: choosing the length pays here."
-    return (
-        f"{captures}. The interval is above zero, but of as many policies as were tried one may come out so by chance."
-    )
+    outcome = "undecided"
+    if low > 0:
+        outcome = "ahead" if best.p_holm is not None and best.p_holm < LEVEL else "by chance"
+    captured = math.nan if best.captured is None else best.captured[1]
+    return Verdict(view.name, best.policy, low, gain, high, view.best_gamma, captured, outcome)
 
 
 def optimum_gains(view: ChoosingView) -> str:
     """What knowing every outcome would bring over the best fixed length, over the ratios of the sweep."""
-    return f"{_signed(min(view.optimum), '0')} to {_signed(max(view.optimum), '0')}"
+    return f"{signed(min(view.optimum), '0')} to {signed(max(view.optimum), '0')}"
 
 
 def _kind(policy: JudgedPolicy, view: ChoosingView) -> str:
@@ -79,10 +91,10 @@ def _line(policy: JudgedPolicy, decimals: int, kind: str) -> JudgedLine:
         kind=kind,
         tokens_per_step=fixed(policy.tokens_per_step, 3),
         tokens_per_second=fixed(policy.tokens_per_second, decimals),
-        gain=_signed(policy.gain[1]),
+        gain=signed(policy.gain[1]),
         gain_interval=_range(policy.gain[0], policy.gain[2]),
         p_holm=_p_value(policy.p_holm),
-        captured=MISSING if captured is None else _signed(captured[1], "0"),
+        captured=MISSING if captured is None else signed(captured[1], "0"),
         captured_interval="" if captured is None else _range(captured[0], captured[2], "0"),
     )
 
@@ -93,14 +105,8 @@ def _p_value(p: float | None) -> str:
     return "< 0.001" if p < 0.001 else f"{p:.3f}"
 
 
-def _signed(share: float, decimals: str = "1") -> str:
-    """A share in percent with its sign; zero has none."""
-    shown = f"{share:+.{decimals}%}".replace("-", MINUS)
-    return shown if any(digit in shown for digit in "123456789") else "0%"
-
-
 def _range(low: float, high: float, decimals: str = "1") -> str:
     """An interval; empty where it is a point, as of a policy compared with itself."""
     if math.isclose(low, high, abs_tol=1e-9):
         return ""
-    return f"{_signed(low, decimals)} to {_signed(high, decimals)}"
+    return f"{signed(low, decimals)} to {signed(high, decimals)}"

@@ -7,13 +7,14 @@ from pathlib import Path
 from typing import Any
 
 from draftgauge.core.files import atomic_write_text
+from draftgauge.replay.evaluate import NEAR
 from draftgauge.report import choosing_figures, figures
+from draftgauge.report.advice import advise, contrast, held_out_speedups
 from draftgauge.report.choosing_text import judged_lines, optimum_gains, verdict
 from draftgauge.report.collect import MIN_POSITIONS, collect
 from draftgauge.report.data import ReportData
 from draftgauge.report.layout import Functions, render_page
-from draftgauge.report.prose import best_note, headline, how_chosen, why_lengths_differ
-from draftgauge.report.style import compression_heading, series
+from draftgauge.report.style import compression_heading, compression_title, number, percent, ratio, series, signed
 from draftgauge.report.tables import compression_table, policies_table
 from draftgauge.report.timeline import KINDS, spans
 
@@ -36,7 +37,11 @@ KEYS = {
 FUNCTIONS: Functions = {
     "name": compression_heading,
     "series": series,
-    "best_note": best_note,
+    "title_of": compression_title,
+    "number": number,
+    "percent": percent,
+    "ratio": ratio,
+    "signed": signed,
     "contexts": figures.shown_contexts,
     "dash": figures.context_dash,
     "optimum": optimum_gains,
@@ -80,12 +85,13 @@ def render(data: ReportData, title: str = TITLE) -> str:
     values = {
         "data": data,
         "keys": KEYS,
+        "near": f"{100 * NEAR:.0f}",
         "min_positions": MIN_POSITIONS,
         "min_bin": choosing_figures.MIN_BIN,
         "prompts": max(view.prompts for view in data.compressions),
-        "headlines": [headline(view) for view in data.compressions],
-        "chosen": how_chosen(data.compressions),
-        "why": why_lengths_differ(data.compressions),
+        "headlines": [advise(view) for view in data.compressions],
+        "held_out": held_out_speedups(data.compressions),
+        "contrast": contrast(data.compressions),
         "has_live": any(row.live_tokens_per_second is not None for view in data.compressions for row in view.rows),
         "policy_columns": columns,
         "policy_lines": lines,

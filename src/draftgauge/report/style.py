@@ -13,6 +13,7 @@ from dataclasses import dataclass
 
 TIMES = "\N{MULTIPLICATION SIGN}"
 MISSING = "\N{EN DASH}"
+MINUS = "\N{MINUS SIGN}"
 
 
 @dataclass(frozen=True)
@@ -79,7 +80,7 @@ def series(index: int) -> Series:
 def themed(svg: str) -> str:
     """Replace every palette colour of a chart by its CSS variable."""
     names = {colour.light: colour.name for colour in COLOURS}
-    return re.sub("|".join(names), lambda found: f"var(--{names[found[0]]})", svg)
+    return re.sub("|".join(names), lambda match: f"var(--{names[match[0]]})", svg)
 
 
 def colour_variables(scheme: str) -> str:
@@ -118,6 +119,12 @@ def percent(share: float) -> str:
     if math.isnan(share):
         return MISSING
     return f"{share * 100:.1f}%" if abs(share) < 0.0995 else f"{share * 100:.0f}%"
+
+
+def signed(share: float, decimals: str = "1") -> str:
+    """A share in percent with its sign; zero has none."""
+    shown = f"{share:+.{decimals}%}".replace("-", MINUS)
+    return shown if any(digit in shown for digit in "123456789") else "0%"
 
 
 def compression_title(name: str) -> str:

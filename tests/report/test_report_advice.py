@@ -1,13 +1,15 @@
-"""What the report says in words and in table cells."""
+"""The figures behind the report's advice, and its table cells."""
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
+from draftgauge.report.advice import advise, contrast, held_out_speedups
 from draftgauge.report.data import ReportData
 from draftgauge.report.figures import step_costs
-from draftgauge.report.prose import best_note, headline, how_chosen, why_lengths_differ
-from draftgauge.report.style import column_decimals, fixed, number, percent, ratio
+from draftgauge.report.style import column_decimals, fixed, number, percent, ratio, signed
 from draftgauge.report.tables import compression_table, describe, policies_table
 from draftgauge.report.views import CompressionView, SpeedCurve, TableRow
 from draftgauge.traces.costs import CostCurve
@@ -26,65 +28,69 @@ def _view(name="int8", speeds=(100.0, 150.0, 210.0, 190.0), costs=None, rows=(),
     return CompressionView(name, costs or _costs(), 8, (), (curve,), tuple(rows))
 
 
-def test_the_headline_names_length_gain_and_what_is_left():
-    head = headline(_view())
-    assert head.speedup == "2.10×"
-    assert head.advice == (
-        "With the int8 target, draft 2 tokens: 2.10× plain decoding (modelled). "
-        "Choosing the length perfectly at every step would give another 31%."
-    )
-    assert "One more drafted token costs 10% of verifying one token" in head.reason
-    assert "verifying 3 tokens at once costs 1.20× verifying one" in head.reason
-    assert head.tasks == ()
+def test_the_advice_holds_length_gain_and_what_is_left():
+    head = advise(_view())
+    assert (head.name, head.pays, head.gamma, head.speedup) == ("int8", True, 2, 2.1)
+    assert head.hindsight_gain == pytest.approx(275.1 / 210 - 1)
+    assert head.drafted_cost == pytest.approx(0.1)
+    assert head.verify_growth == pytest.approx(1.2)
+    assert head.tokens_per_step == pytest.approx(2.4)
+    assert (head.measured, head.near_best, head.tasks) == ((), None, ())
 
 
-def test_the_headline_quotes_live_measurements():
+def test_the_advice_quotes_live_measurements():
     live = {"ratio_is_live": True, "policy": "fixed:2"}
     by_task = [TableRow(task, ratio_to_plain=value, **live) for task, value in (("code", 2.4), ("chat", 1.8))]
-    assert "(modelled; 1.80× to 2.40× measured live, by task)" in headline(_view(rows=by_task)).advice
+    assert advise(_view(rows=by_task)).measured == (1.8, 2.4)
     pooled = [
         *by_task,
         TableRow("all", ratio_to_plain=2.05, **live),
         TableRow("all", ratio_to_plain=9.0, policy="fixed:3", ratio_is_live=True),
     ]
-    assert "(modelled; 2.05× measured live)" in headline(_view(rows=pooled)).advice
-    modelled = [TableRow("all", "fixed:2", ratio_to_plain=2.1)]
-    assert "(modelled)" in headline(_view(rows=modelled)).advice
+    assert advise(_view(rows=pooled)).measured == (2.05,)
+    assert advise(_view(rows=[TableRow("all", "fixed:2", ratio_to_plain=2.1)])).measured == ()
 
 
-def test_the_headline_advises_against_drafting_that_does_not_pay():
-    head = headline(_view("none", speeds=(98.0, 90.0, 80.0, 70.0), hindsight=120.0))
-    assert head.speedup == "1.00×"
-    assert head.advice.startswith(
-        "With the uncompressed target, do not draft: the best length, 1 token, reaches 0.90× plain decoding (modelled)."
-    )
-    assert head.advice.endswith("would reach 1.20×.")
+def test_the_advice_is_against_drafting_that_does_not_pay():
+    head = advise(_view("none", speeds=(98.0, 90.0, 80.0, 70.0), hindsight=120.0))
+    assert (head.pays, head.gamma, head.speedup, head.hindsight) == (False, 1, 0.9, 1.2)
+    assert head.near_best is None
 
 
 def test_lengths_differ_because_of_costs_only_where_they_follow_them():
     cheap, dear = _costs(growth=0.02, draft=0.5e-3), _costs(growth=0.2, draft=3e-3)
     early, late = (100.0, 200.0, 150.0, 140.0), (100.0, 150.0, 200.0, 250.0)
-    assert why_lengths_differ([_view()]) == ""
-    follows = why_lengths_differ([_view("none", early, dear), _view("int8", late, cheap)])
-    assert "50% with the uncompressed target; 7.0% with the int8 target" in follows
-    assert "That is why the best length differs: where another token is cheap (int8)" in follows
-    assert "do not follow" in why_lengths_differ([_view("none", late, dear), _view("int8", early, cheap)])
-    assert "the same for all" in why_lengths_differ([_view("none", late, dear), _view("int8", late, cheap)])
+    assert contrast([_view()]) is None
+    follows = contrast([_view("none", early, dear), _view("int8", late, cheap)])
+    assert follows.marginal == pytest.approx({"none": 0.5, "int8": 0.07})
+    assert (follows.order, follows.cheap, follows.dear, follows.shared) == ("costs", "int8", "none", None)
+    assert contrast([_view("none", late, dear), _view("int8", early, cheap)]).order == "mixed"
+    assert contrast([_view("none", late, dear), _view("int8", late, cheap)]).order == "same"
 
 
-def test_a_flat_curve_is_said_to_be_flat():
+def test_a_flat_curve_has_a_range_of_good_lengths():
     flat, steep = (100.0, 208.0, 210.0, 207.0), (100.0, 150.0, 210.0, 160.0)
-    assert headline(_view(speeds=flat)).reason.endswith(
-        "on average. Any length from 1 to 3 tokens is within 2% of the best."
-    )
-    assert headline(_view(speeds=steep)).reason.endswith("on average.")
+    assert advise(_view(speeds=flat)).near_best == (1, 3)
+    assert advise(_view(speeds=steep)).near_best is None
     cheap, dear = _costs(growth=0.02, draft=0.5e-3), _costs(growth=0.2, draft=3e-3)
     late = (100.0, 150.0, 203.0, 204.0)
-    told = why_lengths_differ([_view("none", steep, dear), _view("int8", late, cheap)])
-    assert told.endswith("It does not matter much here: 2 tokens would be within 2% of the best for each of them.")
-    assert "does not matter" not in why_lengths_differ(
-        [_view("none", steep, dear), _view("int8", (100.0, 150.0, 180.0, 204.0), cheap)]
-    )
+    assert contrast([_view("none", steep, dear), _view("int8", late, cheap)]).shared == 2
+    late = (100.0, 150.0, 180.0, 204.0)
+    assert contrast([_view("none", steep, dear), _view("int8", late, cheap)]).shared is None
+
+
+def test_tasks_may_differ_where_the_best_length_over_all_does_not():
+    cheap, dear = _costs(growth=0.02, draft=0.5e-3), _costs(growth=0.2, draft=3e-3)
+    short, long = (100.0, 210.0, 200.0, 150.0), (100.0, 150.0, 200.0, 250.0)
+
+    def tasks(name, costs, *speeds):
+        view = _view(name, costs=costs)
+        by_task = tuple(replace(view.pooled, task=f"t{n}", tokens_per_second=s) for n, s in enumerate(speeds))
+        return replace(view, speeds=(view.pooled, *by_task))
+
+    found = contrast([tasks("none", dear, short, short), tasks("int8", cheap, short, long)])
+    assert (found.order, found.longer_tasks) == ("same", (1, 2))
+    assert contrast([tasks("none", dear, short, long), tasks("int8", cheap, long, short)]).longer_tasks is None
 
 
 def test_step_costs_are_in_plain_steps():
@@ -92,14 +98,8 @@ def test_step_costs_are_in_plain_steps():
 
 
 def test_choosing_on_the_same_prompts_is_admitted():
-    assert "which favours it. Chosen for each prompt on all the others, it reaches 2.03× (int8)" in how_chosen(
-        [_view(held_out=203.0)]
-    )
-    assert how_chosen([_view()]).endswith("which favours it.")
-
-
-def test_the_note_of_a_speed_chart():
-    assert best_note(_view().pooled) == "best γ = 2: 210 tokens/s, 2.10× plain; hindsight +31%"
+    assert held_out_speedups([_view(held_out=203.0)]) == {"int8": 2.03}
+    assert held_out_speedups([_view()]) == {}
 
 
 @pytest.mark.parametrize(
@@ -115,6 +115,9 @@ def test_the_note_of_a_speed_chart():
         (percent(0.0912), "9.1%"),
         (percent(0.0996), "10%"),
         (percent(float("nan")), "–"),
+        (signed(0.06), "+6.0%"),
+        (signed(-0.25, "0"), "−25%"),
+        (signed(-0.00001), "0%"),
     ],
 )
 def test_number_formats(shown, text):
