@@ -20,9 +20,9 @@ from draftgauge.studies.speckv import (
     read_records,
     run_study,
 )
+from draftgauge.studies.speckv.captions import caption_figures
 from draftgauge.studies.speckv.page import COLUMNS, render_speckv
 from draftgauge.studies.speckv.records import COMPRESSIONS, GAMMAS, TASKS, Records
-from draftgauge.studies.speckv.text import explain
 from speckv_records import DRAFT, PUBLISHED, VERIFY, made_up_rows, write_tables
 
 Rows = list[dict[str, Any]]
@@ -211,6 +211,17 @@ def quick(made_up: Records) -> Callable[[Records], Rows]:
     return run
 
 
+def numbers(figures: Any) -> list[float]:
+    """Every number within nested figures."""
+    if isinstance(figures, int | float):
+        return [figures]
+    if isinstance(figures, dict):
+        return [number for value in figures.values() for number in numbers(value)]
+    if isinstance(figures, list):
+        return [number for value in figures for number in numbers(value)]
+    return numbers(vars(figures)) if hasattr(figures, "__dict__") else []
+
+
 def test_rows_and_report_of_a_whole_study(made_up: Records, quick: Callable[[Records], Rows]) -> None:
     rows = quick(made_up)
     assert {row["finding"] for row in rows if row["table"] == "honest"} == {*COLUMNS, "always_8"}
@@ -221,7 +232,16 @@ def test_rows_and_report_of_a_whole_study(made_up: Records, quick: Callable[[Rec
         together = (1 + row["longer_percent"] / 100) * (1 + row["choosing_percent"] / 100)
         assert row["total_percent"] == pytest.approx(100 * (together - 1))
     assert all(row["choosing_percent"] <= 1e-9 for row in rows if row.get("basis") == "tokens_per_step")
-    assert all(text.count(".") >= 2 and "nan" not in text for text in explain(rows).values())
+    captions = caption_figures(rows)
+    assert set(captions) == set(COLUMNS)
+    predicted = pick(
+        [r for r in rows if r.get("finding") == "gain_split"], "honest", basis="predicted", compression="all"
+    )
+    assert captions["gain_split"]["said"].total == predicted["total_percent"]
+    assert set(captions["tokens_per_step"]["tokens"]) == set(GAMMAS)
+    assert set(captions["leave_one_task_out"]["correlations"]) == set(TASKS)
+    assert set(captions["leave_one_compression_out"]["seen"]) == set(COMPRESSIONS)
+    assert all(np.isfinite(numbers(figures)).all() for figures in captions.values())
     page = render_speckv(rows, "draftgauge reproduce speckv")
     assert page.count("<svg viewBox") == 6 + 3
     assert "http" not in page.replace("http://www.w3.org", "")

@@ -57,7 +57,7 @@ def speckv(
 ) -> None:
     """SpecKV (arXiv 2605.02888): its tables to the last published digit, and what its records really say."""
     from draftgauge.api.reproduce import reproduce_speckv
-    from draftgauge.studies.speckv.text import improvement
+    from draftgauge.studies.speckv.captions import improvement
 
     with friendly_errors():
         _check_destination(json, (steps, experiments))

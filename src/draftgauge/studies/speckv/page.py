@@ -12,11 +12,11 @@ from markupsafe import Markup
 from draftgauge.core.files import atomic_write_text
 from draftgauge.report.facts import report_facts
 from draftgauge.report.layout import render_page
-from draftgauge.report.style import MISSING
+from draftgauge.report.style import MISSING, percent
 from draftgauge.report.table import Columns, Format, Table, decimals, table_of, words
 from draftgauge.studies.speckv import figures
+from draftgauge.studies.speckv.captions import caption_figures, gain, improvement
 from draftgauge.studies.speckv.figures import Rows, findings, select
-from draftgauge.studies.speckv.text import explain, headline, improvement
 
 PACKAGE = "draftgauge.studies.speckv"
 TITLE = "SpecKV, and what its records say"
@@ -24,11 +24,10 @@ TITLE = "SpecKV, and what its records say"
 
 @dataclass(frozen=True)
 class Section:
-    """One finding: a title, its two sentences, tables and charts."""
+    """One finding: a title, tables and charts; its identifier names its caption."""
 
     identifier: str
     title: str
-    text: str
     tables: tuple[Table, ...] = ()
     charts: tuple[tuple[str, Markup], ...] = ()
 
@@ -51,14 +50,15 @@ def write_speckv_report(rows: Rows, out: Path, command: str | None = None) -> Pa
 def render_speckv(rows: Rows, command: str | None = None) -> str:
     """The page as text."""
     values = {
-        "headline": headline(rows),
+        "captions": caption_figures(rows),
         "improvement": improvement(rows),
         "tables": _published_tables(rows),
         "figures": _published_figures(rows),
         "sections": _sections(rows),
         "provenance": report_facts(command),
     }
-    return render_page("speckv.html.j2", TITLE, values, package=PACKAGE)
+    functions = {"gain": gain, "share": percent}
+    return render_page("speckv.html.j2", TITLE, values, package=PACKAGE, functions=functions)
 
 
 def _published_tables(rows: Rows) -> tuple[Table, ...]:
@@ -130,11 +130,10 @@ def _sections(rows: Rows) -> tuple[Section, ...]:
         "held_out": (("Steps or prompts held out", figures.held_out_figure(rows)),),
         "tokens_per_second": (("Measured speed", figures.speed_figure(rows)),) if timed else (),
     }
-    texts = explain(rows)
     return tuple(
-        Section(name, title, texts[name], _finding_tables(rows, name), charts.get(name, ()))
+        Section(name, title, _finding_tables(rows, name), charts.get(name, ()))
         for name, title in TITLES.items()
-        if name in texts
+        if findings(rows, name)
     )
 
 
