@@ -26,7 +26,7 @@ from draftgauge.training.reuse.loss import (
     soft_cross_entropy,
     teach,
 )
-from draftgauge.training.reuse.train import make_optimizer
+from draftgauge.training.reuse.steps import make_optimizer
 
 
 def main(settings: dict[str, Any]) -> None:
@@ -37,7 +37,7 @@ def main(settings: dict[str, Any]) -> None:
     net = new_net(reuse_config(target.config, "hidden"), target, 0)
     net.head.weight.requires_grad_(settings["head"] == "trained")
     trained = nn.ParameterList([p for p in net.parameters() if p.requires_grad])
-    optimizer = make_optimizer(trained, 0.01)
+    optimizer = make_optimizer(trained, 0.01, rate=0.0)
     texts, length, depths = settings["texts"], settings["length"], settings["depths"]
     rng = np.random.default_rng(0)
     conversations = [

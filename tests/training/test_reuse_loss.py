@@ -147,7 +147,7 @@ def test_a_compiled_loss_that_is_wrong_or_cannot_be_had_is_not_used(monkeypatch:
         return wanted[0], wanted[1], wanted[2].flip(0)
 
     for broken, words in ((raising, "does not work here"), (wrong, "off")):
-        monkeypatch.setattr(losses.torch, "compile", lambda function, dynamic, broken=broken: broken)
+        monkeypatch.setattr(torch, "compile", lambda function, dynamic, broken=broken: broken)
         call = losses.compiled_loss()
         with pytest.warns(UserWarning, match=words):
             first = call(*arguments)

@@ -16,7 +16,7 @@ from safetensors.torch import load_file
 from draftgauge.drafters.reuse import DESIGNS
 from draftgauge.drafters.reuse.persistence import load_drafter
 from draftgauge.models.loading import load_model
-from draftgauge.training.reuse import train as training
+from draftgauge.training import optimise as loop
 from draftgauge.training.reuse.batches import DataOrder
 from draftgauge.training.reuse.request import TrainingSpec, default_rate
 from draftgauge.training.reuse.train import train_drafter
@@ -106,7 +106,7 @@ def _kill_after(monkeypatch: pytest.MonkeyPatch, steps: int) -> None:
             raise KilledError
         return clip(*arguments)
 
-    monkeypatch.setattr(training.nn.utils, "clip_grad_norm_", killing)
+    monkeypatch.setattr(loop.nn.utils, "clip_grad_norm_", killing)
 
 
 def test_a_finished_run_is_not_repeated(base: TrainingSpec, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,4 +1,4 @@
-"""One training loop: windows of tokens in, a loss function, warm-up, a constant rate, a linear decay, checkpoints.
+"""Training on windows of tokens: a loss function, warm-up, a constant rate, a linear decay, checkpoints.
 
 Training may go through phases with windows of different lengths (short ones first: attention is quadratic), under one
 schedule and with the same number of tokens a step throughout.
@@ -9,7 +9,6 @@ from __future__ import annotations
 import json
 import math
 import time
-import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -21,9 +20,23 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from draftgauge.training.checkpoints import load_checkpoint, save_checkpoint
+from draftgauge.training.compiling import compiled
+from draftgauge.training.optimise import Schedule, optimise
+
+__all__ = [
+    "Batches",
+    "LossFunction",
+    "Phase",
+    "Plan",
+    "Progress",
+    "autocast_dtype",
+    "compiled",
+    "optimizers_for",
+    "train",
+]
 
 LossFunction = Callable[[Tensor], Tensor]
-COMPILED_TOLERANCE = 0.05  # nats: bfloat16 differs by far less on average, a wrong result by far more
+LOG_EVERY = 10
 
 
 @dataclass(frozen=True)
@@ -82,40 +95,6 @@ def autocast_dtype(device: torch.device) -> torch.dtype | None:
     return torch.bfloat16 if supported else None
 
 
-def compiled(function: Callable[..., Tensor]) -> Callable[..., Tensor]:
-    """``torch.compile`` of a function of tensors, which must agree with the function itself wherever shapes are new.
-
-    Where no compiler can be had, or where it gives something else, the function runs as it is; both are said once.
-    """
-    fast = torch.compile(function)
-    checked: set[tuple[torch.Size, ...]] = set()
-    state = {"fast": True}
-
-    def give_up(why: str) -> None:
-        state["fast"] = False
-        warnings.warn(f"{why}; training goes on without torch.compile", stacklevel=3)
-
-    def call(*arguments: Tensor) -> Tensor:
-        shapes = tuple(argument.shape for argument in arguments)
-        if state["fast"]:
-            try:
-                result: Tensor = fast(*arguments)
-            except Exception as error:  # the compiler's own failures have no common base class
-                give_up(f"torch.compile does not work here ({type(error).__name__})")
-            else:
-                if shapes in checked:
-                    return result
-                with torch.no_grad():
-                    distance = (result.detach() - function(*arguments)).abs().mean()
-                if float(distance) <= COMPILED_TOLERANCE:
-                    checked.add(shapes)
-                    return result
-                give_up(f"the compiled function is {float(distance):.2g} off")
-        return function(*arguments)
-
-    return call
-
-
 @dataclass(frozen=True)
 class Phase:
     """A stretch of training: its windows of token ids ``[windows, length]`` and its share of all steps."""
@@ -135,11 +114,11 @@ class Batches:
         self._order: dict[tuple[int, int], NDArray[np.int64]] = {}
 
     def _window(self, phase: int, index: int) -> int:
-        epoch, place = divmod(index, len(self.phases[phase].windows))
+        epoch, row = divmod(index, len(self.phases[phase].windows))
         if (phase, epoch) not in self._order:
             rng = np.random.default_rng((self.plan.seed, phase, epoch))
             self._order[phase, epoch] = rng.permutation(len(self.phases[phase].windows))
-        return int(self._order[phase, epoch][place])
+        return int(self._order[phase, epoch][row])
 
     def step(self, step: int) -> list[NDArray[np.int64]]:
         """Token ids ``[micro-batch, length]``, one array for each micro-batch of the step."""
@@ -204,25 +183,19 @@ def train(
     device = next(model.parameters()).device
     optimizers = optimizers_for(model, plan)
     state = load_checkpoint(folder, model, optimizers) or {"step": 0, "tokens": 0, "seconds": 0.0, "loss": math.nan}
-    groups = [group for optimizer in optimizers for group in optimizer.param_groups]  # loading has replaced them
-    base = [group["lr"] for group in groups]
     batches, progress = Batches(phases, plan), Progress(folder, plan, report)
-    for step in range(state["step"], plan.steps):
-        for group, rate in zip(groups, base, strict=True):
-            group["lr"] = rate * plan.rate(step)
+
+    def backward(step: int) -> None:
         losses, parts = [], batches.step(step)
         for part in parts:
             loss = loss_function(torch.from_numpy(part).to(device))
             (loss / len(parts)).backward()
             losses.append(loss.detach())
-        nn.utils.clip_grad_norm_(model.parameters(), plan.clip)
-        for optimizer in optimizers:
-            optimizer.step()
-            optimizer.zero_grad(set_to_none=True)
         progress.add(losses)
-        last = step + 1 == plan.steps
-        if last or (step + 1) % 10 == 0:
-            progress.flush(step + 1, state)
-        if last or (step + 1) % plan.checkpoint_every == 0:
-            save_checkpoint(folder, model, optimizers, state | {"plan": asdict(plan)})
+
+    def save(step: int) -> None:
+        save_checkpoint(folder, model, optimizers, state | {"plan": asdict(plan)})
+
+    schedule = Schedule(plan.steps, plan.rate, plan.clip, LOG_EVERY, plan.checkpoint_every)
+    optimise(model, optimizers, schedule, state["step"], backward, lambda step, norm: progress.flush(step, state), save)
     return state

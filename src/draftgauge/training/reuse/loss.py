@@ -6,13 +6,13 @@ they came from. With a large vocabulary they would otherwise be most of the memo
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
+from draftgauge.training.compiling import compiled
 from draftgauge.training.reuse.batches import Batch
 
 CHUNK_ELEMENTS = {"cpu": 1 << 20, "cuda": 1 << 27}  # logits that exist at once: on a CPU they stay in its cache
@@ -159,60 +159,37 @@ def soft_cross_entropy(
     Returns:
         Summed loss and number of rows whose largest logit is the token's, float32, and the gradient in the dtype of ``logits``.
     """
-    known = (token >= 0)[:, None]
+    taught = (token >= 0)[:, None]
     q = logits.float()
     top = q.amax(-1, keepdim=True)
-    agreed = ((q.gather(1, token.clamp(min=0)[:, None]) >= top) & known).sum().float()  # far cheaper than argmax
+    agreed = ((q.gather(1, token.clamp(min=0)[:, None]) >= top) & taught).sum().float()  # far cheaper than argmax
     p = (teacher.float() - log_total[:, None]).exp_()
     crossed = torch.linalg.vecdot(p, q)[:, None]
     q = q.sub_(top) if q is not logits else q - top
     total = q.exp_().sum(-1, keepdim=True)
-    loss = ((total.log() + top - crossed) * known).sum()
-    gradient = q.div_(total).sub_(p).mul_(known)
+    loss = ((total.log() + top - crossed) * taught).sum()
+    gradient = q.div_(total).sub_(p).mul_(taught)
     return loss, agreed, gradient.to(logits.dtype)
 
 
 def compiled_loss() -> SoftLoss:
-    """:func:`soft_cross_entropy` through ``torch.compile``, which makes one pass over the logits of its many.
+    """:func:`soft_cross_entropy` through ``torch.compile``, which makes one pass over the logits of its many."""
 
-    Its first result must agree with the function's own. Where it does not, or where no compiler is to be had, the function itself is
-    used from then on, and that is said once.
-    """
-    chosen: SoftLoss = torch.compile(soft_cross_entropy, dynamic=True)
-    checked = False
+    def distance(results: Sequence[Tensor], expected: Sequence[Tensor]) -> float:
+        """Largest difference of any result, over the largest value of it."""
+        pairs = zip(results, expected, strict=True)
+        return max(float((one - other).abs().max() / (1 + other.abs().max())) for one, other in pairs)
 
-    def call(logits: Tensor, teacher: Tensor, log_total: Tensor, token: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        nonlocal chosen, checked
-        if checked:
-            return chosen(logits, teacher, log_total, token)
-        checked = True
-        wanted = soft_cross_entropy(logits, teacher, log_total, token)
-        try:
-            found = chosen(logits, teacher, log_total, token)
-        except Exception as error:  # the compiler's own failures have no common base class
-            why = f"torch.compile does not work here ({type(error).__name__})"
-        else:
-            distance = max(
-                float((one - other).abs().max() / (1 + other.abs().max()))
-                for one, other in zip(found, wanted, strict=True)
-            )
-            if distance <= COMPILED_TOLERANCE:
-                return found
-            why = f"the compiled loss is {distance:.2g} off"
-        warnings.warn(f"{why}; training goes on without torch.compile", stacklevel=2)
-        chosen = soft_cross_entropy
-        return wanted
-
-    return call
+    return compiled(soft_cross_entropy, distance, COMPILED_TOLERANCE, every_shape=False)
 
 
 def _greedy_cross_entropy(logits: Tensor, token: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """The same for cross-entropy to the token itself."""
-    known = token >= 0
+    taught = token >= 0
     q = logits.detach().float()
     log_q = q.log_softmax(-1)
-    place = token.clamp(min=0)[:, None]
-    agreed = ((q.gather(1, place) >= q.amax(-1, keepdim=True)) & known[:, None]).sum().float()
-    loss = -(log_q.gather(1, place)[:, 0] * known).sum()
-    gradient = log_q.exp().scatter_add_(1, place, q.new_full(place.shape, -1.0)).mul_(known[:, None])
+    column = token.clamp(min=0)[:, None]
+    agreed = ((q.gather(1, column) >= q.amax(-1, keepdim=True)) & taught[:, None]).sum().float()
+    loss = -(log_q.gather(1, column)[:, 0] * taught).sum()
+    gradient = log_q.exp().scatter_add_(1, column, q.new_full(column.shape, -1.0)).mul_(taught[:, None])
     return loss, agreed, gradient.to(logits.dtype)

@@ -1,4 +1,4 @@
-"""What a training run is asked to do, and what it did."""
+"""What a training run is asked to do."""
 
 from __future__ import annotations
 
@@ -173,30 +173,3 @@ class TrainingSpec:
 def default_rate(hidden_size: int) -> float:
     """Peak learning rate for a target of some width: 2e-3 at 256, falling with the width to 1.25e-4 at 4096."""
     return 0.512 / hidden_size
-
-
-@dataclass(frozen=True)
-class TrainResult:
-    """What a run did.
-
-    Attributes:
-        folder: of the drafter.
-        design: of the drafter.
-        parameters: trained ones.
-        steps: optimiser steps.
-        tokens: answer positions that were trained on, each from all K depths.
-        seconds: spent in steps, over all parts of an interrupted run.
-        tokens_per_second: answer positions a second.
-        loss: mean of the last tenth of the steps, in nats.
-        peak_memory_gib: of the process on a CPU, of the device on a GPU.
-    """
-
-    folder: Path
-    design: str
-    parameters: int
-    steps: int
-    tokens: int
-    seconds: float
-    tokens_per_second: float
-    loss: float
-    peak_memory_gib: float

@@ -1,0 +1,51 @@
+"""What a training run did, as it is kept with the drafter."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from draftgauge.drafters.reuse.persistence import is_drafter, read_description
+
+
+@dataclass(frozen=True)
+class TrainResult:
+    """What a run did.
+
+    Attributes:
+        folder: of the drafter.
+        design: of the drafter.
+        parameters: trained ones.
+        steps: optimiser steps.
+        tokens: answer positions that were trained on, each from all K depths.
+        seconds: spent in steps, over all parts of an interrupted run.
+        tokens_per_second: answer positions a second.
+        loss: mean of the last tenth of the steps, in nats.
+        peak_memory_gib: of the process on a CPU, of the device on a GPU.
+    """
+
+    folder: Path
+    design: str
+    parameters: int
+    steps: int
+    tokens: int
+    seconds: float
+    tokens_per_second: float
+    loss: float
+    peak_memory_gib: float
+
+    def to_json(self) -> dict[str, Any]:
+        """Ready for JSON, the folder left out: folders move."""
+        return {
+            key: value for key, value in json.loads(json.dumps(asdict(self), default=str)).items() if key != "folder"
+        }
+
+
+def finished(folder: Path) -> TrainResult | None:
+    """The result of a run that was brought to its end; None for any other."""
+    if not is_drafter(folder):
+        return None
+    result = dict(read_description(folder)["extra"]["result"])
+    return TrainResult(**{**result, "folder": folder})

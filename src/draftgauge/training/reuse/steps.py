@@ -1,0 +1,210 @@
+"""The steps of a training: the same order of data, loss and optimiser for every design.
+
+A killed run ends where an uninterrupted one does. Nothing is drawn at random while training: the order of the data follows
+from the seed and the step's number, and the drafter has no dropout. So weights, optimiser and the step's number are the
+whole state.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, dataclass, field
+
+import numpy as np
+import torch
+from torch import nn
+
+from draftgauge.core.errors import DraftgaugeError
+from draftgauge.drafters.reuse.net import ReuseNet
+from draftgauge.training.checkpoints import load_checkpoint, save_checkpoint
+from draftgauge.training.loop import autocast_dtype
+from draftgauge.training.memory import peak_memory_gib
+from draftgauge.training.optimise import Schedule, optimise
+from draftgauge.training.reuse.answers import Conversation, Progress
+from draftgauge.training.reuse.batches import Batch, DataOrder, collate
+from draftgauge.training.reuse.features import FeatureSource
+from draftgauge.training.reuse.loss import (
+    Figures,
+    backward_through_depths,
+    compiled_loss,
+    depth_weights,
+    soft_cross_entropy,
+    teach,
+)
+from draftgauge.training.reuse.prepare import Job
+from draftgauge.training.reuse.result import TrainResult
+from draftgauge.training.reuse.statistics import GateWatch, GradientStatistics
+from draftgauge.training.reuse.tracking import open_trackers
+
+BETAS = (0.9, 0.95)
+TAIL = 0.1  # share of the steps, at the end, over which the final loss is averaged
+
+Report = Callable[[Mapping[str, float]], None]
+
+
+@dataclass
+class State:
+    """Where a run stands; with weights and optimiser, all that a checkpoint holds."""
+
+    step: int = 0
+    tokens: int = 0
+    seconds: float = 0.0
+    tail_loss: float = 0.0
+    tail_steps: int = 0
+    answers_sha256: str = ""
+
+
+@dataclass
+class Interval:
+    """Sums since the last row of the log, and the figures of its last step."""
+
+    figures: list[Figures] = field(default_factory=list)
+    tokens: int = 0
+    steps: int = 0
+    since: float = field(default_factory=time.monotonic)
+    last: dict[str, float] = field(default_factory=dict)
+
+
+class Training:
+    """The steps of one drafter's training."""
+
+    def __init__(
+        self, job: Job, net: ReuseNet, features: FeatureSource, conversations: list[Conversation], answers_sha256: str
+    ) -> None:
+        self.job, self.net, self.features, self.conversations = job, net, features, conversations
+        request = job.request
+        self.order = DataOrder(conversations, request.batch, request.seed)
+        self.optimizer = make_optimizer(net, request.weight_decay)
+        self.schedule = Schedule(
+            steps=request.steps,
+            rate=lambda step: request.rate(step, job.config.hidden_size),
+            clip=request.clip,
+            log_every=request.log_every,
+            save_every=request.checkpoint_every,
+            log_first=True,
+        )
+        self.weights = depth_weights(request.depths, request.step_decay)
+        self.autocast = autocast(job)
+        self.statistics, self.gates = GradientStatistics(net), GateWatch(net)
+        self.softly = compiled_loss() if request.compile else soft_cross_entropy
+        self.state = self._resume(answers_sha256)
+        self.interval = Interval()
+
+    def run(self, progress: Progress, report: Report) -> TrainResult:
+        """All steps that are left."""
+        request, state = self.job.request, self.state
+        trackers = open_trackers(request.track, self.job.out, request.identity(), state.step)
+        self.interval = Interval()
+        progress("train", state.step, request.steps)
+
+        def log(step: int, norm: float) -> None:
+            row = self._row(step, norm)
+            for tracker in trackers:
+                tracker.log(step, row)
+            report({"step": step, "steps": request.steps, **row})
+            progress("train", step, request.steps)
+
+        def save(step: int) -> None:
+            save_checkpoint(self.job.checkpoints, self.net, [self.optimizer], asdict(state))
+
+        try:
+            optimise(self.net, [self.optimizer], self.schedule, state.step, self._backward, log, save)
+        finally:
+            for tracker in trackers:
+                tracker.close()
+        return self._result()
+
+    def _backward(self, step: int) -> None:
+        """Add the gradients of one step, and its figures to the interval."""
+        request, interval = self.job.request, self.interval
+        parts = np.array_split(self.order.step(step), request.accumulation)
+        batches = [collate(self.conversations, part.tolist(), request.depths) for part in parts]
+        trained = [sum(int(batch.trained(depth).sum()) for batch in batches) for depth in range(request.depths)]
+        scales = [float(weight) / max(1, count) for weight, count in zip(self.weights, trained, strict=True)]
+        logged = self.schedule.logged(step)
+        with self.gates.watching(on=logged):
+            interval.figures += [self._backward_of(batch.to(self.job.device), scales) for batch in batches]
+        interval.tokens += trained[0]
+        interval.steps += 1
+        if logged:
+            gate = self.gates.mean()
+            interval.last = {"learning_rate": self.schedule.rate(step)} | self.statistics.row()
+            interval.last |= {} if gate is None else {"gate": gate}
+
+    def _backward_of(self, batch: Batch, scales: list[float]) -> Figures:
+        request = self.job.request
+        with self.autocast:
+            features = self.features(batch)
+            teacher = teach(features.logits, batch, request.depths, self.net.t2d, self.net.d2t)
+            states = self.net.unroll_states(batch.tokens, features, request.depths, batch.first)
+            return backward_through_depths(states, self.net.logits, teacher, batch, scales, request.loss, self.softly)
+
+    def _row(self, step: int, norm: float) -> dict[str, float]:
+        """The figures of the interval, which is added to the state; a new one begins."""
+        request, state, interval = self.job.request, self.state, self.interval
+        state.step = step
+        total = sum(interval.figures[1:], start=interval.figures[0])
+        counts = total.count.clamp(min=1)
+        loss, agreed = (total.loss / counts).tolist(), (total.agreed / counts).tolist()
+        mean = float(sum(weight * value for weight, value in zip(self.weights.tolist(), loss, strict=True)))
+        if not math.isfinite(mean):
+            raise DraftgaugeError(
+                f"the loss is {mean} at step {step}: lower the learning rate, or ask for precision fp32"
+            )
+        seconds = time.monotonic() - interval.since
+        state.tokens += interval.tokens
+        state.seconds += seconds
+        if step > request.steps * (1 - TAIL):
+            state.tail_loss += mean * interval.steps
+            state.tail_steps += interval.steps
+        self.interval = Interval()
+        return (
+            interval.last
+            | {"gradient_norm": norm, "loss": mean}
+            | {f"loss/{depth}": value for depth, value in enumerate(loss)}
+            | {f"agreement/{depth}": value for depth, value in enumerate(agreed)}
+            | {"tokens_per_second": interval.tokens / seconds}
+            | {"seconds_left": seconds / interval.steps * (request.steps - step)}
+        )
+
+    def _resume(self, answers_sha256: str) -> State:
+        saved = load_checkpoint(self.job.checkpoints, self.net, [self.optimizer])
+        if saved is None:
+            return State(answers_sha256=answers_sha256)
+        state = State(**saved)
+        if state.answers_sha256 != answers_sha256:
+            raise DraftgaugeError(
+                f"the run in {self.job.out} was begun with other answers than {self.job.answers} holds: "
+                "choose another folder"
+            )
+        return state
+
+    def _result(self) -> TrainResult:
+        state = self.state
+        return TrainResult(
+            folder=self.job.out,
+            design=self.job.request.reuse,
+            parameters=sum(p.numel() for p in self.net.parameters()),
+            steps=state.step,
+            tokens=state.tokens,
+            seconds=state.seconds,
+            tokens_per_second=state.tokens / max(state.seconds, 1e-9),
+            loss=state.tail_loss / max(1, state.tail_steps),
+            peak_memory_gib=peak_memory_gib(self.job.device),
+        )
+
+
+def make_optimizer(net: nn.Module, weight_decay: float, rate: float = 1.0) -> torch.optim.Optimizer:
+    """AdamW in one fused pass; only matrices decay. A schedule multiplies the rate by that of the step."""
+    matrices = [p for p in net.parameters() if p.ndim >= 2]
+    others = [p for p in net.parameters() if p.ndim < 2]
+    groups = [{"params": matrices, "weight_decay": weight_decay}, {"params": others, "weight_decay": 0.0}]
+    return torch.optim.AdamW(groups, lr=rate, betas=BETAS, fused=True)
+
+
+def autocast(job: Job) -> torch.autocast:
+    """The precision of the arithmetic, of the target's as of the drafter's."""
+    dtype = {"auto": autocast_dtype(job.device), "fp32": None, "bf16": torch.bfloat16}[job.request.precision]
+    return torch.autocast(job.device.type, dtype or torch.bfloat16, enabled=dtype is not None)
