@@ -1,8 +1,7 @@
-"""Frozen dataclasses from TOML, mappings and text, with every key and type checked."""
+"""Frozen dataclasses from mappings and text, with every key and type checked."""
 
 from __future__ import annotations
 
-import tomllib
 import types
 from collections.abc import Mapping
 from dataclasses import MISSING, Field, fields, is_dataclass
@@ -16,21 +15,6 @@ Config = TypeVar("Config")
 _TRUTH = {"true": True, "false": False}
 
 
-def load_toml(cls: type[Config], path: Path) -> Config:
-    """A dataclass from a TOML file; its tables are nested dataclasses.
-
-    Raises:
-        DraftgaugeError: if the file cannot be read, or as :func:`from_mapping`.
-    """
-    try:
-        values = tomllib.loads(path.read_text(encoding="utf-8"))
-    except OSError as error:
-        raise DraftgaugeError(f"cannot read the configuration {path}: {error.strerror}") from error
-    except ValueError as error:  # not UTF-8, or not TOML (tomllib.TOMLDecodeError)
-        raise DraftgaugeError(f"{path} is not TOML: {error}") from error
-    return from_mapping(cls, values, str(path))
-
-
 def from_mapping(cls: type[Config], values: Mapping[str, Any], where: str = "configuration") -> Config:
     """A dataclass from a mapping of its fields' names.
 
@@ -40,7 +24,8 @@ def from_mapping(cls: type[Config], values: Mapping[str, Any], where: str = "con
         where: what the values came from, for messages.
 
     Raises:
-        DraftgaugeError: for a key that is no field (naming the fields), a field without value, a value of the wrong type.
+        DraftgaugeError: for a key that is no field (naming the fields), a field without value, a value of the wrong
+            type.
     """
     if not isinstance(values, Mapping):
         raise DraftgaugeError(f"{where} must be a table of keys and values, not {values!r}")
@@ -62,10 +47,11 @@ def to_mapping(config: object) -> dict[str, Any]:
 
 
 def convert(value: Any, annotation: Any, where: str) -> Any:
-    """A value as an annotation wants it: ``int, float, str, bool, Path, tuple, Literal, Mapping``, optional ones, dataclasses.
+    """A value as an annotation wants it: ``int, float, str, bool, Path, tuple, Literal, Mapping``, optional ones,
+    dataclasses.
 
     Text is read as what is wanted (``"4"`` -> 4, ``"1,2"`` -> (1, 2), ``"none"`` -> None), so that command lines and
-    TOML take the same way. An int serves as a float; a bool never serves as a number.
+    JSON take the same way. An int serves as a float, a path as text; a bool never serves as a number.
 
     Raises:
         DraftgaugeError: if the value is of another type, saying which and where.
@@ -141,7 +127,7 @@ def _bool(value: Any) -> bool | None:
 
 
 def _str(value: Any) -> str | None:
-    return value if isinstance(value, str) else None
+    return str(value) if isinstance(value, str | Path) else None
 
 
 def _path(value: Any) -> Path | None:

@@ -16,9 +16,9 @@ Factory = TypeVar("Factory", bound=Callable[..., Any])
 class Registry(Generic[T]):
     """Named factories of one kind of thing.
 
-    A *spec* is ``name`` or ``name:key=value,key=value``. The first value may stand without its key (``fixed:4``); a piece
-    without ``=`` after a keyed one continues its value (``bandit:arms=1,2,4``). Values are converted by the annotations of
-    the factory's parameters, which are all the parameters a spec can set.
+    A *spec* is ``name`` or ``name:key=value,key=value``. The first value may stand without its key (``fixed:4``); a
+    piece without ``=`` after a keyed one continues its value (``bandit:arms=1,2,4``). Values are converted by the
+    annotations of the factory's parameters, which are all the parameters a spec can set.
     """
 
     def __init__(self, kind: str, supplied: Collection[str] = ()) -> None:
@@ -63,8 +63,8 @@ class Registry(Generic[T]):
             defaults: values for parameters that the spec leaves out, taken by the factories that have such a parameter.
 
         Raises:
-            DraftgaugeError: for an unknown name or parameter, a missing one, a value of the wrong type; and whatever the
-                factory itself refuses.
+            DraftgaugeError: for an unknown name or parameter, a missing one, a value of the wrong type; and whatever
+                the factory itself refuses.
         """
         name, arguments = self.parse(spec)
         parameters = self._parameters(name)

@@ -1,0 +1,64 @@
+"""What every verb can be asked: one frozen dataclass a verb, made of parts that several verbs share.
+
+These are the only defaults and the only help texts. The command line is derived from them
+(:mod:`draftgauge.cli.derive`), and the Python functions take them, or their fields as keywords
+(:mod:`draftgauge.api.verb`). Fields of a part count as fields of the request.
+"""
+
+from draftgauge.api.requests.decoding import (
+    PLAIN,
+    BenchRequest,
+    DemoRequest,
+    FitRequest,
+    GenerateRequest,
+    ProfileRequest,
+    ReplayRequest,
+    ReportRequest,
+)
+from draftgauge.api.requests.parts import (
+    LONG_PROMPTS,
+    CostSpec,
+    DeviceSpec,
+    DraftSpec,
+    LoadSpec,
+    OutputSpec,
+    PairSpec,
+    PromptSpec,
+    SamplingSpec,
+    SeedSpec,
+)
+from draftgauge.api.requests.training import (
+    EvaluateRequest,
+    ReferenceEvaluateRequest,
+    ReferenceTrainRequest,
+    ReproduceSpeckvRequest,
+    StudyKvshotRequest,
+    TrainRequest,
+)
+
+__all__ = [
+    "BenchRequest",
+    "CostSpec",
+    "DemoRequest",
+    "DeviceSpec",
+    "DraftSpec",
+    "EvaluateRequest",
+    "FitRequest",
+    "GenerateRequest",
+    "LONG_PROMPTS",
+    "LoadSpec",
+    "OutputSpec",
+    "PLAIN",
+    "PairSpec",
+    "ProfileRequest",
+    "PromptSpec",
+    "ReferenceEvaluateRequest",
+    "ReferenceTrainRequest",
+    "ReplayRequest",
+    "ReportRequest",
+    "ReproduceSpeckvRequest",
+    "SamplingSpec",
+    "SeedSpec",
+    "StudyKvshotRequest",
+    "TrainRequest",
+]

@@ -1,0 +1,173 @@
+"""Requests of the verbs that record, replay, run and report speculative decoding."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from draftgauge.api.requests.parts import (
+    CostSpec,
+    DraftSpec,
+    OutputSpec,
+    PairSpec,
+    PromptSpec,
+    SamplingSpec,
+    SeedSpec,
+    at_least_one,
+)
+from draftgauge.core.settings import setting
+
+PLAIN = "plain"
+"""In place of a policy: decode without speculation."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class ProfileRequest:
+    """Record, for every position of the target's output, what would be drafted from there, and measure what a step
+    costs.
+
+    Attributes:
+        out: folder for the trace; run again with the same folder to resume.
+    """
+
+    out: Path
+    pair: PairSpec = PairSpec()
+    prompts: PromptSpec = PromptSpec()
+    output: OutputSpec = OutputSpec()
+    drafts: DraftSpec = DraftSpec()
+    sampling: SamplingSpec = SamplingSpec()
+    randomness: SeedSpec = SeedSpec()
+    costs: CostSpec = CostSpec()
+
+
+@dataclass(frozen=True, kw_only=True)
+class FitRequest:
+    """Fit a policy on the training prompts of a trace; what it gains on the validation prompts is shown.
+
+    Attributes:
+        folder: a recorded run, or a folder of runs, with training prompts.
+        policy: stopping, specdec++ or speckv.
+        out: file to write, ending in .json; give it to --policy of replay and bench.
+        tasks: learn from the prompts of these tasks only, separated by commas.
+        compression: learn from the runs of these compressions only, separated by commas.
+        horizon: stopping: tokens to look ahead; 1 for the one-step rule.
+        online: stopping: go on calibrating while running.
+    """
+
+    folder: Path = setting(positional=True)
+    policy: str = setting("stopping", short="-p")
+    out: Path
+    tasks: tuple[str, ...] = ()
+    compression: tuple[str, ...] = ()
+    horizon: int = 8
+    online: bool = False
+    randomness: SeedSpec = SeedSpec()
+
+
+@dataclass(frozen=True, kw_only=True)
+class ReplayRequest:
+    """Evaluate policies exactly on a trace with its measured cost curve; no model is loaded.
+
+    Attributes:
+        folder: a recorded run, or a folder of runs.
+        policies: a policy, e.g. none, fixed (every length), fixed:4, hf-heuristic, or a fitted file; may be repeated.
+            All simple policies if left out.
+        tasks: evaluate on these tasks only, separated by commas.
+        split: evaluate on train, validation, test or all prompts; on test ones where the trace has training ones too.
+        sweep: evaluate at these costs of a drafted token over a verification, e.g. .04,.10,.25.
+    """
+
+    folder: Path = setting(positional=True)
+    policies: tuple[str, ...] = setting((), short="-p", option="--policy", repeated=True)
+    tasks: tuple[str, ...] = ()
+    split: str | None = None
+    sweep: tuple[float, ...] = ()
+
+
+@dataclass(frozen=True, kw_only=True)
+class BenchRequest:
+    """Decode live with every policy, beside plain decoding and transformers, in one process, interleaved prompt by
+    prompt.
+
+    Attributes:
+        folder: a recorded run (its manifest names the pair, the prompts and the lengths), or a folder of runs; else
+            name the pair.
+        policies: a policy, e.g. none, fixed (every length), fixed:4, hf-heuristic, or a fitted file; may be repeated. A
+            sensible choice if left out.
+        baselines: also run transformers' generate(), plain and assisted.
+        rounds: how often every prompt is decoded by every policy.
+    """
+
+    folder: Path | None = setting(None, positional=True)
+    policies: tuple[str, ...] = setting((), short="-p", option="--policy", repeated=True)
+    pair: PairSpec = PairSpec()
+    prompts: PromptSpec = PromptSpec()
+    output: OutputSpec = OutputSpec()
+    drafts: DraftSpec = DraftSpec()
+    baselines: bool = True
+    rounds: int = 3
+
+    def __post_init__(self) -> None:
+        at_least_one(self, "rounds")
+
+
+@dataclass(frozen=True, kw_only=True)
+class GenerateRequest:
+    """Decode a prompt with speculation and stream the text.
+
+    Attributes:
+        prompt: the prompt; '-' reads it from standard input.
+        policy: how far to draft, e.g. fixed:4; 'plain' decodes without speculation.
+        stop: end the output after this text; may be repeated.
+        chat: use the chat template or take the prompt as it is; the template where there is one if left out.
+    """
+
+    prompt: str | tuple[int, ...] = setting(positional=True)
+    policy: str = setting("fixed:4", short="-p")
+    pair: PairSpec = PairSpec()
+    output: OutputSpec = OutputSpec()
+    drafts: DraftSpec = DraftSpec()
+    sampling: SamplingSpec = SamplingSpec()
+    randomness: SeedSpec = SeedSpec()
+    stop: tuple[str, ...] = setting((), repeated=True)
+    chat: bool | None = setting(None, negative="--raw")
+
+
+@dataclass(frozen=True, kw_only=True)
+class ReportRequest:
+    """Draw acceptance, speed against gamma, costs and token timelines; the file works offline.
+
+    Attributes:
+        folder: a recorded run, or a folder of runs.
+        out: the file to write; report.html in the folder if left out.
+        bench: JSON of 'draftgauge bench', to show live figures; may be repeated.
+        policies: a policy to judge on test prompts, by name or fitted file; may be repeated. Fitted ones that lie in
+            the folder are added.
+        title: heading of the report.
+    """
+
+    folder: Path = setting(positional=True)
+    out: Path | None = None
+    bench: tuple[Path, ...] = setting((), repeated=True)
+    policies: tuple[str, ...] = setting((), short="-p", option="--policy", repeated=True)
+    title: str = "How far to draft"
+
+
+@dataclass(frozen=True, kw_only=True)
+class DemoRequest:
+    """Profile, replay, bench and report the bundled pair at several compressions.
+
+    Attributes:
+        out: folder for the runs and the report.
+        rounds: rounds of the live bench.
+    """
+
+    out: Path = Path("demo")
+    pair: PairSpec = PairSpec(compression=("none", "int8", "nf4"))
+    prompts: PromptSpec = PromptSpec(per_task=4)
+    output: OutputSpec = OutputSpec()
+    drafts: DraftSpec = DraftSpec()
+    rounds: int = 1
+
+    def __post_init__(self) -> None:
+        at_least_one(self, "rounds")

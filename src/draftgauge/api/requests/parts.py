@@ -1,0 +1,166 @@
+"""Parts of requests that several verbs share: a pair, prompts, lengths, sampling."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from draftgauge.core.errors import DraftgaugeError
+
+LONG_PROMPTS = ("error", "truncate", "skip")
+
+
+@dataclass(frozen=True, kw_only=True)
+class DeviceSpec:
+    """Where models run.
+
+    Attributes:
+        device: cpu, cuda, cuda:1 ...; a GPU if there is one.
+    """
+
+    device: str | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class LoadSpec:
+    """How models are loaded.
+
+    Attributes:
+        engine: 'lean' (own decoder), 'modules' (transformers), or 'auto': lean where it is known to be right.
+        trust_remote_code: run model code that comes with a checkpoint.
+    """
+
+    engine: str = "auto"
+    trust_remote_code: bool = False
+
+
+@dataclass(frozen=True, kw_only=True)
+class PairSpec:
+    """A target and what drafts for it.
+
+    Attributes:
+        target: target model: a Hugging Face id, a folder, or 'reference' (the bundled one). If left out, the one that a
+            trained drafter was trained for, else 'reference'.
+        draft: draft model: an id, a folder, 'reference' or 'reference/draft-small'.
+        drafter: what proposes tokens: 'language_model' (the draft model), 'prompt_lookup' (no model), or the folder of
+            a trained drafter. If left out, the draft model, or what a recorded run was recorded with.
+        compression: of the target: none, fp16, bf16, int8, nf4; several with commas where a verb takes several.
+        machine: where the models run.
+        loading: how they are loaded.
+    """
+
+    target: str | None = None
+    draft: str | None = "reference"
+    drafter: str | None = None
+    compression: tuple[str, ...] = ("none",)
+    machine: DeviceSpec = DeviceSpec()
+    loading: LoadSpec = LoadSpec()
+
+    def __post_init__(self) -> None:
+        if not self.compression or len(set(self.compression)) < len(self.compression):
+            raise DraftgaugeError(
+                f"name at least one compression, and each once, not {', '.join(self.compression) or 'none at all'}"
+            )
+
+
+@dataclass(frozen=True, kw_only=True)
+class PromptSpec:
+    """Which prompts.
+
+    Attributes:
+        prompts: JSON Lines with 'prompt', 'turns' or 'messages', or 'reference:SPLIT'; the bundled test prompts if left
+            out.
+        limit: use the first so many prompts only.
+        per_task: use the first so many prompts of each task and split only.
+        tasks: use these tasks only, separated by commas.
+        split: use the prompts of this split only: train, validation or test.
+        long_prompts: prompts longer than the models take: error, truncate (keep the end) or skip.
+    """
+
+    prompts: str | None = None
+    limit: int | None = None
+    per_task: int | None = None
+    tasks: tuple[str, ...] = ()
+    split: str | None = None
+    long_prompts: str = "error"
+
+    def __post_init__(self) -> None:
+        at_least_one(self, "limit", "per_task")
+        if self.long_prompts not in LONG_PROMPTS:
+            raise DraftgaugeError(f"long_prompts must be one of {', '.join(LONG_PROMPTS)}, not {self.long_prompts!r}")
+
+
+@dataclass(frozen=True, kw_only=True)
+class OutputSpec:
+    """How long outputs may be.
+
+    Attributes:
+        max_new_tokens: output tokens a prompt at most.
+    """
+
+    max_new_tokens: int = 128
+
+    def __post_init__(self) -> None:
+        at_least_one(self, "max_new_tokens")
+
+
+@dataclass(frozen=True, kw_only=True)
+class DraftSpec:
+    """How long drafts may be.
+
+    Attributes:
+        gamma_max: longest draft.
+    """
+
+    gamma_max: int = 16
+
+    def __post_init__(self) -> None:
+        at_least_one(self, "gamma_max")
+
+
+@dataclass(frozen=True, kw_only=True)
+class SamplingSpec:
+    """How tokens are chosen.
+
+    Attributes:
+        temperature: 0 decodes greedily; above 0 output and drafts are drawn.
+        top_k: sample from the k most likely tokens; 0 is off.
+        top_p: sample from the smallest set with this much probability; 1 is off.
+    """
+
+    temperature: float = 0.0
+    top_k: int = 0
+    top_p: float = 1.0
+
+
+@dataclass(frozen=True, kw_only=True)
+class SeedSpec:
+    """Randomness.
+
+    Attributes:
+        seed: of everything random.
+    """
+
+    seed: int = 0
+
+
+@dataclass(frozen=True, kw_only=True)
+class CostSpec:
+    """How a pair's costs are measured.
+
+    Attributes:
+        repeats: measurements of the cost of every draft length.
+    """
+
+    repeats: int = 10
+
+    def __post_init__(self) -> None:
+        at_least_one(self, "repeats")
+
+
+def at_least_one(spec: Any, *names: str) -> None:
+    """Refuse a request whose fields of these names are given and below 1."""
+    for name in names:
+        value = getattr(spec, name)
+        if value is not None and value < 1:
+            raise DraftgaugeError(f"{name} must be at least 1, not {value}")

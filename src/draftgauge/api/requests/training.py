@@ -1,0 +1,135 @@
+"""Requests of the verbs that train and compare drafters, and of those that reproduce papers."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from draftgauge.api.requests.parts import (
+    DeviceSpec,
+    DraftSpec,
+    LoadSpec,
+    OutputSpec,
+    PromptSpec,
+    SeedSpec,
+    at_least_one,
+)
+from draftgauge.core.errors import DraftgaugeError
+from draftgauge.core.settings import setting
+from draftgauge.training.reuse.request import TrainingSpec
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrainRequest:
+    """Train a drafter on the target's own answers, unrolled over several draft steps as it will be used.
+
+    Attributes:
+        out: folder of the run; run again with the same folder to resume.
+        plan: print parameters, memory, time and disk, and train nothing.
+    """
+
+    out: Path | None = None
+    plan: bool = False
+    training: TrainingSpec = TrainingSpec()
+
+
+@dataclass(frozen=True, kw_only=True)
+class EvaluateRequest:
+    """Acceptance by depth with intervals, accepted tokens a step (MAT) forced, live and with draft trees, retention and
+    speed.
+
+    Attributes:
+        drafter: folder of a drafter that 'draftgauge train' wrote.
+        target: its target; the one that the folder names if left out.
+        depths: tokens a draft; as many as it was trained for if left out.
+    """
+
+    drafter: Path = setting(positional=True)
+    target: str | None = None
+    prompts: PromptSpec = PromptSpec(long_prompts="truncate")
+    output: OutputSpec = OutputSpec()
+    depths: int | None = None
+    machine: DeviceSpec = DeviceSpec()
+    loading: LoadSpec = LoadSpec()
+
+    def __post_init__(self) -> None:
+        at_least_one(self, "depths")
+
+
+@dataclass(frozen=True, kw_only=True)
+class StudyKvshotRequest:
+    """Train and compare drafters that reuse hidden states, the KV cache, both or neither; a report is written to the
+    folder.
+
+    Attributes:
+        out: folder of the study; the same folder goes on where it was stopped.
+        preset: smoke, quick (45 minutes on two cores), depth (quick and deeper KV drafters) or full.
+        target: target model: a Hugging Face id, a folder, or 'reference' (the bundled one).
+        prompts: training prompts, which the target answers; generated for 'reference'.
+        held_out: prompts to measure on; the bundled test prompts if left out.
+        executor: 'local', one cell after the other, or 'ray', on a cluster.
+        cpus: CPUs that each cell asks Ray for.
+        gpus: GPUs that each cell asks Ray for; a share such as 0.5 puts two cells on one.
+    """
+
+    out: Path
+    preset: str = "smoke"
+    target: str = "reference"
+    prompts: Path | None = None
+    held_out: str | None = None
+    executor: str = "local"
+    cpus: int = 1
+    gpus: float = 0
+    machine: DeviceSpec = DeviceSpec()
+
+    def __post_init__(self) -> None:
+        at_least_one(self, "cpus")
+        if self.gpus < 0:
+            raise DraftgaugeError(f"gpus must be at least 0, not {self.gpus}")
+
+
+@dataclass(frozen=True, kw_only=True)
+class ReferenceTrainRequest:
+    """Train target and drafts from the standard library's text and generated arithmetic; nothing is downloaded.
+
+    Attributes:
+        out: folder for the trained pair, its prompts and its card.
+        work: folder for checkpoints; OUT/work if left out. Run again to resume.
+        scale: times the tokens of the bundled pair's training.
+    """
+
+    out: Path
+    work: Path | None = None
+    scale: float = 1.0
+    machine: DeviceSpec = DeviceSpec()
+    randomness: SeedSpec = SeedSpec()
+
+
+@dataclass(frozen=True, kw_only=True)
+class ReferenceEvaluateRequest:
+    """Measure perplexity, repetition of greedy output and acceptance by depth on the held-out test prompts.
+
+    Attributes:
+        folder: a trained pair; the bundled one if left out.
+        write_card: write the figures into the pair's card.
+    """
+
+    folder: Path | None = None
+    write_card: bool = False
+    output: OutputSpec = OutputSpec()
+    drafts: DraftSpec = DraftSpec()
+
+
+@dataclass(frozen=True, kw_only=True)
+class ReproduceSpeckvRequest:
+    """SpecKV (arXiv 2605.02888): its tables to the last published digit, and what its records really say.
+
+    Attributes:
+        steps: the published table of steps, phase2_step_results.csv.
+        experiments: the published table of experiments; without it there is nothing about seconds.
+        out: a folder that receives report.html.
+    """
+
+    steps: Path
+    experiments: Path | None = None
+    out: Path | None = None
