@@ -1,6 +1,8 @@
 """``python -m draftgauge``."""
 
+import sys
+
 from draftgauge.cli.main import run
 
 if __name__ == "__main__":
-    run()
+    sys.exit(run())

@@ -7,11 +7,11 @@ from pathlib import Path
 
 import pytest
 
-from draftgauge.api.bench import bench_run, transformers_arms
+from draftgauge.api.bench import bench, transformers_arms
 from draftgauge.api.demo import demo
 from draftgauge.api.pair import load_pair
 from draftgauge.api.profile import profile
-from draftgauge.api.replay import replay_rows
+from draftgauge.api.replay import replay
 from draftgauge.core.errors import DraftgaugeError, TraceError
 from draftgauge.core.signals import NO_SIGNALS
 from draftgauge.policies.base import Signal, Step
@@ -38,9 +38,9 @@ def recorded(inputs: dict[str, Path], out: Path) -> Path:
 
 
 def test_demo_gives_modelled_and_live_figures(inputs: dict[str, Path], tmp_path: Path) -> None:
-    report, rows = demo(
+    rows = demo(
         tmp_path / "demo",
-        compressions=("none", "bf16"),
+        compression=("none", "bf16"),
         target=str(inputs["target"]),
         draft=str(inputs["draft"]),
         prompts=inputs["prompts"],
@@ -49,7 +49,7 @@ def test_demo_gives_modelled_and_live_figures(inputs: dict[str, Path], tmp_path:
         gamma_max=4,
         rounds=1,
     )
-    assert report.read_text().lower().startswith("<!doctype html>")
+    assert (tmp_path / "demo" / "report.html").read_text().lower().startswith("<!doctype html>")
     keys = {
         "compression",
         "task",
@@ -77,13 +77,13 @@ def test_demo_gives_modelled_and_live_figures(inputs: dict[str, Path], tmp_path:
 def test_bench_refuses_what_was_not_recorded(inputs: dict[str, Path], tmp_path: Path) -> None:
     run = recorded(inputs, tmp_path / "run")
     with pytest.raises(DraftgaugeError, match="rounds"):
-        bench_run(run, ["none"], rounds=0, device="cpu")
+        bench(run, ["none"], rounds=0, device="cpu")
     inputs["prompts"].write_text(json.dumps({"prompt": "another", "task": "code"}))
     with pytest.raises(TraceError, match="has changed since"):
-        bench_run(run, ["none"], device="cpu")
+        bench(run, ["none"], device="cpu")
     save_tiny(inputs["draft"], "qwen3", num_hidden_layers=1, seed=5)
     with pytest.raises(TraceError, match="not the model that this trace was recorded with"):
-        bench_run(run, ["none"], device="cpu")
+        bench(run, ["none"], device="cpu")
 
 
 def test_transformers_baselines_decode_the_same_tokens(inputs: dict[str, Path]) -> None:
@@ -124,8 +124,8 @@ class Alternating:
 
 def test_policies_of_ones_own_are_replayed(inputs: dict[str, Path], tmp_path: Path) -> None:
     run = recorded(inputs, tmp_path / "run")
-    rows = replay_rows(run, objects={"alternating": Alternating()})
+    rows = replay(run, objects={"alternating": Alternating()})
     baselines = {"none", f"fixed:{rows[0]['best_fixed_gamma']}"}
     assert {row["policy"] for row in rows} - baselines == {"alternating", "hindsight"}
     with pytest.raises(DraftgaugeError, match="two policies are named"):
-        replay_rows(run, ["none"], objects={"none": Alternating()})
+        replay(run, ["none"], objects={"none": Alternating()})

@@ -6,10 +6,9 @@ import json
 from pathlib import Path
 
 import pytest
-from typer.testing import CliRunner
 
+from command_line import draftgauge
 from draftgauge.api.evaluate import evaluate
-from draftgauge.cli.main import app
 from draftgauge.core.errors import ModelError
 from draftgauge.training.reuse.request import TrainingSpec
 from draftgauge.training.reuse.train import train_drafter
@@ -56,7 +55,7 @@ def test_command_line(folder: Path, tmp_path: Path) -> None:
         "--per-task",
         "1",
     ]
-    result = CliRunner().invoke(app, [*command, "--json", str(tmp_path / "rows.json")])
+    result = draftgauge([*command, "--json", str(tmp_path / "rows.json")])
     assert result.exit_code == 0, result.output
     rows = json.loads((tmp_path / "rows.json").read_text())["rows"]
     assert sum("alpha" in row for row in rows) == 3
@@ -66,7 +65,7 @@ def test_command_line(folder: Path, tmp_path: Path) -> None:
 def test_no_drafter_there(folder: Path) -> None:
     with pytest.raises(ModelError, match="holds no trained drafter"):
         evaluate(folder / "target")
-    result = CliRunner().invoke(app, ["evaluate", str(folder / "target")])
+    result = draftgauge(["evaluate", str(folder / "target")])
     assert result.exit_code == 2
 
 

@@ -21,7 +21,7 @@ def pair(tmp_path_factory: pytest.TempPathFactory) -> Pair:
 
 
 def test_greedy_output_does_not_depend_on_the_policy(pair: Pair) -> None:
-    plain, _ = generate(pair, "hello", None, max_new_tokens=20)
+    plain, _ = generate(pair, "hello", "plain", max_new_tokens=20)
     for policy in ("none", "fixed:3", "hf-heuristic", "cumulative-confidence"):
         text, how = generate(pair, "hello", policy, max_new_tokens=20)
         assert text == plain
@@ -45,7 +45,7 @@ def test_sampling_is_decided_by_the_seed(pair: Pair) -> None:
 
 
 def test_stop_strings_end_the_output(pair: Pair) -> None:
-    text, _ = generate(pair, "hello", None, max_new_tokens=30)
+    text, _ = generate(pair, "hello", "plain", max_new_tokens=30)
     stopped, how = generate(pair, "hello", "fixed:4", max_new_tokens=30, stop=(text[4:6],))
     assert how.finish == "stop"
     assert stopped.endswith(text[4:6])
@@ -54,12 +54,12 @@ def test_stop_strings_end_the_output(pair: Pair) -> None:
 
 def test_the_chat_template_is_used_where_there_is_one(pair: Pair) -> None:
     assert (
-        generate(pair, "hello", None, max_new_tokens=8)[0]
-        == generate(pair, "hello", None, chat=True, max_new_tokens=8)[0]
+        generate(pair, "hello", "plain", max_new_tokens=8)[0]
+        == generate(pair, "hello", "plain", chat=True, max_new_tokens=8)[0]
     )
     assert (
-        generate(pair, "hello", None, chat=False, max_new_tokens=8)[0]
-        != generate(pair, "hello", None, max_new_tokens=8)[0]
+        generate(pair, "hello", "plain", chat=False, max_new_tokens=8)[0]
+        != generate(pair, "hello", "plain", max_new_tokens=8)[0]
     )
 
 

@@ -10,9 +10,9 @@ import numpy as np
 import pytest
 import torch
 
-from draftgauge.api.bench import bench_run
+from draftgauge.api.bench import bench
 from draftgauge.api.profile import profile
-from draftgauge.api.replay import replay_rows
+from draftgauge.api.replay import replay
 from draftgauge.core.errors import DraftgaugeError, TraceError
 from draftgauge.traces.manifest import Manifest
 from draftgauge.traces.reader import read_trace
@@ -69,7 +69,7 @@ def test_an_interrupted_run_goes_on_with_the_same_draws(models: dict[str, Any], 
 
 
 def test_sampled_runs_replay_to_the_same_rows(run: Path) -> None:
-    found = replay_rows(run, ["none", "fixed", "hf-heuristic", "cumulative-confidence"])
+    found = replay(run, ["none", "fixed", "hf-heuristic", "cumulative-confidence"])
     rows = {row["policy"]: row for row in found if row["task"] == "all"}
     assert rows["none"]["tokens_per_step"] == 1
     assert 1 < rows["fixed:1"]["tokens_per_step"] < rows["fixed:3"]["tokens_per_step"]
@@ -85,4 +85,4 @@ def test_what_sampling_cannot_do_is_refused(models: dict[str, Any], run: Path, t
         profile(**models, out=tmp_path / "a", **SETTINGS, top_p=1.5)
     assert not (tmp_path / "a").exists()
     with pytest.raises(DraftgaugeError, match="sampled decoding"):
-        bench_run(run)
+        bench(run)

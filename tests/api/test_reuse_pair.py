@@ -9,15 +9,15 @@ from typing import Any
 
 import numpy as np
 import pytest
-from typer.testing import CliRunner
 
-from draftgauge.api.bench import bench_pair, bench_run
+from command_line import draftgauge
+from draftgauge.api.bench import bench
 from draftgauge.api.generate import generate
 from draftgauge.api.pair import load_pair
 from draftgauge.api.profile import profile
-from draftgauge.api.replay import replay_rows
+from draftgauge.api.replay import replay
+from draftgauge.api.requests import DeviceSpec, PairSpec
 from draftgauge.api.runs import load_pair_of
-from draftgauge.cli.main import app
 from draftgauge.core.errors import DraftgaugeError, ModelError, TraceError
 from draftgauge.drafters.reuse import ReuseSource, new_net, reuse_config, save_drafter, target_fingerprint
 from draftgauge.drafters.reuse.live import ReuseDrafter
@@ -26,6 +26,7 @@ from draftgauge.traces.manifest import Manifest
 from draftgauge.traces.reader import read_trace
 from tiny import save_tiny
 
+ON_CPU = PairSpec(machine=DeviceSpec(device="cpu"))
 SMALL: dict[str, Any] = {"device": "cpu", "max_new_tokens": 12}
 
 
@@ -73,7 +74,7 @@ def test_generating_is_lossless(models: dict[str, Path], design: str) -> None:
     pair = load_pair(models["target"], drafter=models[design], device="cpu")
     assert (pair.draft_source.name, pair.draft) == ("reuse", None)
     assert isinstance(pair.drafter(), ReuseDrafter)
-    plain, _ = generate(pair, "hello", None, max_new_tokens=20)
+    plain, _ = generate(pair, "hello", "plain", max_new_tokens=20)
     text, how = generate(pair, "hello", "fixed:3", max_new_tokens=20)
     assert text == plain
     assert sum(step.drafted for step in how.steps) > 20
@@ -99,8 +100,8 @@ def test_a_recorded_run_names_its_drafter_and_can_be_replayed(models: dict[str, 
     assert (manifest.draft.source, manifest.draft.family) == (str(models["hybrid"]), "reuse-hybrid")
     assert (trace.drafted[:5] == 3).all()
     assert np.isfinite(trace.confidence[:5]).all()
-    assert any(row["policy"] == "fixed:2" for row in replay_rows(recorded, ["fixed"]))
-    assert load_pair_of(manifest, device="cpu").draft_source.name == "reuse"
+    assert any(row["policy"] == "fixed:2" for row in replay(recorded, ["fixed"]))
+    assert load_pair_of(manifest, ON_CPU).draft_source.name == "reuse"
 
 
 def test_another_drafter_in_its_place_is_noticed(models: dict[str, Path], recorded: Path, tmp_path: Path) -> None:
@@ -119,15 +120,15 @@ def test_another_drafter_in_its_place_is_noticed(models: dict[str, Path], record
     shutil.rmtree(place)
     save_random(place, target, "kv", seed=1)
     with pytest.raises(TraceError, match=r"the draft at .* is not the model"):
-        load_pair_of(Manifest.load(tmp_path / "run"), device="cpu")
+        load_pair_of(Manifest.load(tmp_path / "run"), ON_CPU)
 
 
 def test_benching_with_and_without_a_run(models: dict[str, Path], recorded: Path) -> None:
     options: dict[str, Any] = {"rounds": 1, "device": "cpu", "limit": 2}
-    rows = bench_run(recorded, ["fixed:2"], **options)
-    rows += bench_run(recorded, ["fixed:2"], drafter=models["none"], **options)
-    rows += bench_run(recorded, ["fixed:2"], drafter="prompt_lookup", **options)
-    rows += bench_pair(["fixed:2"], drafter=models["kv"], prompts=models["prompts"], max_new_tokens=12, **options)
+    rows = bench(recorded, ["fixed:2"], **options)
+    rows += bench(recorded, ["fixed:2"], drafter=models["none"], **options)
+    rows += bench(recorded, ["fixed:2"], drafter="prompt_lookup", **options)
+    rows += bench(policies=["fixed:2"], drafter=models["kv"], prompts=models["prompts"], max_new_tokens=12, **options)
     assert sum(row["policy"] == "fixed:2" and row["task"] == "all" for row in rows) == 4
     # On a recorded run its best fixed length runs too; here that is not to speculate.
     assert {row["policy"] for row in rows} == {"plain", "fixed:2", "none", "transformers-generate"}
@@ -149,9 +150,7 @@ def test_what_is_no_drafter_for_this_target_is_refused(models: dict[str, Path], 
 
 def test_the_command_line_takes_a_drafters_folder(models: dict[str, Path], recorded: Path, tmp_path: Path) -> None:
     def bench(*arguments: object):
-        return CliRunner().invoke(
-            app, ["bench", *map(str, arguments), "--rounds", "1", "--device", "cpu", "--limit", "1"]
-        )
+        return draftgauge(["bench", *map(str, arguments), "--rounds", "1", "--device", "cpu", "--limit", "1"])
 
     rows = tmp_path / "rows.json"
     named = ("--drafter", models["hybrid"], "--prompts", models["prompts"], "--max-new-tokens", 12)
@@ -165,5 +164,5 @@ def test_the_command_line_takes_a_drafters_folder(models: dict[str, Path], recor
     assert bench(recorded, "--target", models["target"]).exit_code == 2
     assert bench("--drafter", tmp_path).exit_code == 2
     arguments = ["--target", str(models["target"]), "--drafter", str(models["kv"]), "--max-new-tokens", "12"]
-    generated = CliRunner().invoke(app, ["generate", "hello", *arguments])
+    generated = draftgauge(["generate", "hello", *arguments])
     assert generated.exit_code == 0, generated.output

@@ -6,10 +6,9 @@ import json
 from pathlib import Path
 
 import pytest
-from typer.testing import CliRunner, Result
 
+from command_line import Result, draftgauge
 from draftgauge.api.fit import FITTABLE
-from draftgauge.cli.main import app
 from draftgauge.policies.fitted import load_fitted
 from draftgauge.replay.splits import TRAIN, prompt_key
 from draftgauge.traces.reader import read_trace
@@ -23,7 +22,7 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def invoke(*arguments: object) -> Result:
-    return CliRunner().invoke(app, [str(argument) for argument in arguments])
+    return draftgauge([str(argument) for argument in arguments])
 
 
 def message(result: Result) -> str:

@@ -10,9 +10,8 @@ from typing import Any
 
 import pyarrow.parquet as pq
 import pytest
-from typer.testing import CliRunner, Result
 
-from draftgauge.cli.main import app
+from command_line import Result, draftgauge
 from draftgauge.policies.fitted import FITTED, FittedPolicy, save_fitted
 from draftgauge.policies.fixed import FixedLength
 from written_runs import GAMMA_MAX, write_run
@@ -45,7 +44,7 @@ def fitted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> FittedPolicy:
 
 
 def invoke(*arguments: object) -> Result:
-    return CliRunner().invoke(app, ["replay", *(str(argument) for argument in arguments)])
+    return draftgauge(["replay", *(str(argument) for argument in arguments)])
 
 
 def rows_of(path: Path) -> list[dict[str, Any]]:

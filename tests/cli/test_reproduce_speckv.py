@@ -6,15 +6,14 @@ import json
 from pathlib import Path
 
 import pytest
-from typer.testing import CliRunner, Result
 
-from draftgauge.cli.main import app
+from command_line import Result, draftgauge
 from draftgauge.studies.speckv import predictors
 from speckv_records import PUBLISHED, made_up_rows, write_tables
 
 
 def invoke(*arguments: object) -> Result:
-    return CliRunner().invoke(app, ["reproduce", "speckv", *(str(a) for a in arguments)])
+    return draftgauge(["reproduce", "speckv", *(str(a) for a in arguments)])
 
 
 @pytest.fixture

@@ -6,9 +6,8 @@ import json
 from pathlib import Path
 
 import pytest
-from typer.testing import CliRunner, Result
 
-from draftgauge.cli.main import app
+from command_line import Result, draftgauge
 from tiny import save_tiny, tiny_tokenizer
 
 PROMPTS = [
@@ -45,7 +44,7 @@ def profile_arguments(pair: dict[str, Path], out: Path) -> list[object]:
 
 
 def invoke(*arguments: object) -> Result:
-    return CliRunner().invoke(app, [str(a) for a in arguments])
+    return draftgauge([str(a) for a in arguments])
 
 
 def rows_of(path: Path) -> list[dict[str, object]]:

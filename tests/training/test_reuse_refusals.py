@@ -10,10 +10,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from typer.testing import CliRunner
 
-from draftgauge.api.train import plan
-from draftgauge.cli.main import app
+from draftgauge.api.requests import TrainRequest
+from draftgauge.api.train import train
 from draftgauge.core.errors import DraftgaugeError, MissingLibraryError
 from draftgauge.training.reuse import features, tracking
 from draftgauge.training.reuse.request import TrainingSpec
@@ -34,6 +33,10 @@ QWEN3_8B = {
     "rope_parameters": {"rope_type": "default", "rope_theta": 1000000.0},
     "tie_word_embeddings": False,
 }
+
+
+def plan(training: TrainingSpec, out: Path | None = None) -> list[dict[str, Any]]:
+    return train(TrainRequest(out=out, plan=True, training=training))
 
 
 @pytest.fixture(scope="module")
@@ -242,12 +245,11 @@ def test_the_command_line(base: TrainingSpec, tmp_path: Path) -> None:
         "2",
     ]
     common += ["--batch", "2", "--depths", "3", "--reuse", "hybrid", "--out", str(tmp_path / "run")]
-    runner = CliRunner()
-    planned = runner.invoke(app, [*common, "--plan"])
+    planned = draftgauge([*common, "--plan"])
     assert planned.exit_code == 0, planned.output
     assert "Before anything starts" in planned.output
     assert not (tmp_path / "run").exists()
-    trained = runner.invoke(app, [*common, "--json", str(tmp_path / "rows.json")])
+    trained = draftgauge([*common, "--json", str(tmp_path / "rows.json")])
     assert trained.exit_code == 0, trained.output
     row = json.loads((tmp_path / "rows.json").read_text())["rows"][0]
     assert (row["design"], row["steps"], row["folder"]) == ("hybrid", 2, str(tmp_path / "run"))
@@ -256,7 +258,7 @@ def test_the_command_line(base: TrainingSpec, tmp_path: Path) -> None:
         (["--taps", "low"], "--taps"),
         (["--seed", "4"], "another run"),
     ):
-        refused = runner.invoke(app, [*common, *wrong])
+        refused = draftgauge([*common, *wrong])
         assert refused.exit_code == 2
         assert words in " ".join(refused.output.split())
-    assert runner.invoke(app, common[:-2]).exit_code == 2  # no --out
+    assert draftgauge(common[:-2]).exit_code == 2  # no --out

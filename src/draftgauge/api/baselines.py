@@ -59,8 +59,8 @@ def _now(device: torch.device) -> float:
 class TransformersBaseline:
     """``generate()`` of transformers, plain, assisted at its defaults, or assisted with a constant draft length.
 
-    Assisted generation keeps what it adapts in the draft's generation configuration, which lasts across prompts as it would
-    in a server; each baseline has its own, and puts it in place only while it runs.
+    Assisted generation keeps what it adapts in the draft's generation configuration, which lasts across prompts as it
+    would in a server; each baseline has its own, and puts it in place only while it runs.
     """
 
     def __init__(self, pair: Pair, name: str, gamma: int | None = None) -> None:

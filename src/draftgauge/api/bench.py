@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -11,15 +11,17 @@ import numpy as np
 
 from draftgauge.api.baselines import ASSISTED, ASSISTED_CONSTANT, GENERATE, TransformersBaseline
 from draftgauge.api.pair import Pair, load_pair
-from draftgauge.api.profile_plan import Request, choose_prompts, encode_prompts
+from draftgauge.api.profile_plan import choose_prompts, encode_prompts
 from draftgauge.api.replay import best_gamma_of
+from draftgauge.api.requests import BenchRequest
 from draftgauge.api.runs import load_pair_of, prompts_of, read_run, select_runs
+from draftgauge.api.verb import verb
 from draftgauge.core.errors import DraftgaugeError
+from draftgauge.core.progress import Progress, silent
+from draftgauge.core.settings import get_setting, settings_of
 from draftgauge.decoding.plain import plain_decode
 from draftgauge.decoding.settings import DecodingSettings
 from draftgauge.decoding.speculative import speculative_decode
-from draftgauge.drafters.source import choose_drafter, drafter_kind
-from draftgauge.models.reference import REFERENCE
 from draftgauge.policies.base import Policy
 from draftgauge.policies.registry import expand_policy, make_policy
 from draftgauge.replay.splits import TEST, design_of
@@ -32,7 +34,7 @@ PLAIN = "plain"
 DEFAULT_CONSTANT = 5
 ADAPTIVE = ("hf-heuristic", "hf-confidence", "cumulative-confidence")
 UNMEASURED = ("none", "fixed:2", "fixed:4", "fixed:6", *ADAPTIVE)  # without a recorded run of this drafter
-Progress = Callable[[str, int, int], None]
+SETTLED = ("target", "draft", "compression", "prompts", "max_new_tokens", "gamma_max")  # by the manifest of a run
 
 
 @dataclass(frozen=True)
@@ -129,10 +131,10 @@ def bench_rows(
 
     Rows hold ``policy, compression, task, prompts, tokens_per_step, tokens_per_second`` (with
     ``_low`` and ``_high``), ``ratio_to_plain`` (median of the
-    interleaved pairs with its 95% interval over prompts), ``ratio_to_best_transformers``, ``mismatches`` (positions whose token is
-    not plain decoding's), ``mismatched_prompts`` and ``prefill_seconds``. With ``best_fixed``, the name of the arm of the best
-    fixed length, also ``best_fixed`` and ``gain`` (with ``_low``, ``_high``): tokens per second over that arm's, minus 1, resampled
-    by prompt.
+    interleaved pairs with its 95% interval over prompts), ``ratio_to_best_transformers``, ``mismatches`` (positions
+    whose token is not plain decoding's), ``mismatched_prompts`` and ``prefill_seconds``. With ``best_fixed``, the name
+    of the arm of the best fixed length, also ``best_fixed`` and ``gain`` (with ``_low``, ``_high``): tokens per second
+    over that arm's, minus 1, resampled by prompt.
     """
     plain = next(arm for arm in arms if arm.name == PLAIN)
     fixed = next((arm for arm in arms if arm.name == best_fixed), None)
@@ -213,111 +215,77 @@ def default_policies(manifest: Manifest, folder: Path) -> list[str]:
     return ["none", *(f"fixed:{g}" for g in near), *ADAPTIVE]
 
 
-def bench_run(
-    folder: Path,
-    policies: Sequence[str] | None = None,
-    *,
-    drafter: str | Path | None = None,
-    baselines: bool = True,
-    rounds: int = 3,
-    limit: int | None = None,
-    per_task: int | None = None,
-    tasks: Sequence[str] | None = None,
-    split: str | None = None,
-    device: str | None = None,
-    engine: str = "auto",
-    trust_remote_code: bool = False,
-    progress: Progress = lambda what, done, total: None,
-) -> list[dict[str, Any]]:
-    """Bench policies live on the pair and the prompts of recorded runs.
+@verb(BenchRequest)
+def bench(request: BenchRequest, *, progress: Progress = silent) -> list[dict[str, Any]]:
+    """Bench policies live: on the pair and the prompts of recorded runs, or on a pair of which nothing has been
+    recorded.
 
     Args:
-        folder: a recorded run, or a folder of runs (one compression each); manifests name pair, prompts and output length.
-        policies: specs; the bare ``fixed`` stands for every length. A sensible choice if None.
-        drafter: what drafts in place of the recorded drafter: ``prompt_lookup``, or the folder of a drafter trained for the target.
-        baselines: also run transformers' ``generate()``.
-        rounds: how often every prompt is decoded by every arm.
-        limit, per_task, tasks, split: which of the recorded prompts; if no split is named, the test prompts where the prompts name
-            training and test ones.
-        device, engine, trust_remote_code: how to load the models.
+        request: what to bench. With a run, its manifest names the pair, the prompts and the lengths, and only what is
+            chosen among them may be asked for; test prompts are, where its prompts name training and test ones.
         progress: told (what, done, total).
 
     Returns:
-        Rows as :func:`bench_rows` describes; the best fixed length, chosen on training prompts where there are any, always runs.
+        Rows as :func:`bench_rows` describes. Of a recorded run its best fixed length, chosen on training prompts where
+        there are any, always runs.
 
     Raises:
-        DraftgaugeError: for unknown policies, models that are not those of the trace, or a trace of sampled decoding.
+        DraftgaugeError: for unknown policies, models that are not those of the trace, a trace of sampled decoding, or
+            prompts or models that cannot be used.
     """
-    rows: list[dict[str, Any]] = []
-    for run, manifest in select_runs(folder):
-        if manifest.temperature > 0:
-            raise DraftgaugeError(
-                f"{run} holds a trace of sampled decoding (temperature {manifest.temperature:g}), and bench decodes greedily, to compare "
-                "outputs token by token: name a run recorded at temperature 0, or `draftgauge replay` this one"
-            )
-        chosen = policies or (default_policies(manifest, run) if drafter is None else UNMEASURED)
-        trace, costs = read_run(run)
-        made, best_fixed = _made(chosen, manifest.gamma_max, costs if drafter is None else None), None
-        if drafter is None:
-            best_fixed = f"fixed:{gamma}" if (gamma := best_gamma_of(run)) else "none"
-            made.setdefault(best_fixed, make_policy(best_fixed, manifest.gamma_max))
-        judged = split or (TEST if design_of(trace).split == TEST else None)
-        pair = load_pair_of(manifest, device, engine, trust_remote_code, drafter)
-        prompts = [
-            BenchPrompt(t, p.task)
-            for p, t in prompts_of(run, manifest, pair, limit=limit, per_task=per_task, tasks=tasks, split=judged)
-        ]
-        rows += _bench(pair, prompts, made, manifest.max_new_tokens, baselines, rounds, progress, best_fixed)
-    return rows
+    if request.folder is None:
+        return [row for name in request.pair.compression for row in _bench_pair(request, name, progress)]
+    _check_given(request, request.folder)
+    return [
+        row for run, manifest in select_runs(request.folder) for row in _bench_run(request, run, manifest, progress)
+    ]
 
 
-def bench_pair(
-    policies: Sequence[str] | None = None,
-    *,
-    target: str | Path | None = None,
-    draft: str | Path | None = REFERENCE,
-    drafter: str | Path = "language_model",
-    compression: str = "none",
-    prompts: str | Path | None = None,
-    max_new_tokens: int = 128,
-    gamma_max: int = 16,
-    baselines: bool = True,
-    rounds: int = 3,
-    limit: int | None = None,
-    per_task: int | None = None,
-    tasks: Sequence[str] | None = None,
-    split: str | None = None,
-    device: str | None = None,
-    engine: str = "auto",
-    trust_remote_code: bool = False,
-    progress: Progress = lambda what, done, total: None,
-) -> list[dict[str, Any]]:
-    """Bench policies live on a pair of which nothing has been recorded.
+def _check_given(request: BenchRequest, folder: Path) -> None:
+    """Refuse what a recorded run settles itself."""
+    settled = {
+        entry.name: (value, entry.default)
+        for entry in settings_of(BenchRequest)
+        if entry.name in SETTLED
+        for value in [get_setting(request, entry)]
+    }
+    given = [f"--{name.replace('_', '-')}" for name, (value, default) in settled.items() if value != default]
+    if given:
+        raise DraftgaugeError(
+            f"the recorded run in {folder} has its own pair and prompts: leave out {', '.join(given)}, or the run"
+        )
 
-    Args:
-        policies: as of :func:`bench_run`.
-        target: a folder, a model id of the hub, or ``reference``; if None that of a trained drafter, else ``reference``.
-        draft, drafter, compression: see :func:`~draftgauge.api.pair.load_pair`.
-        prompts: a prompt file, ``reference:SPLIT``, or the bundled test prompts.
-        max_new_tokens: limit of each output.
-        gamma_max: the longest draft a policy may ask for.
-        baselines, rounds, limit, per_task, tasks, split, device, engine, trust_remote_code, progress: as of :func:`bench_run`.
 
-    Returns:
-        Rows as :func:`bench_rows` describes.
+def _bench_run(request: BenchRequest, run: Path, manifest: Manifest, progress: Progress) -> list[dict[str, Any]]:
+    if manifest.temperature > 0:
+        raise DraftgaugeError(
+            f"{run} holds a trace of sampled decoding (temperature {manifest.temperature:g}), and bench decodes greedily, "
+            "to compare outputs token by token: name a run recorded at temperature 0, or `draftgauge replay` this one"
+        )
+    recorded = request.pair.drafter is None
+    trace, costs = read_run(run)
+    specs = request.policies or (default_policies(manifest, run) if recorded else UNMEASURED)
+    policies, best_fixed = _made(specs, manifest.gamma_max, costs if recorded else None), None
+    if recorded:
+        best_fixed = f"fixed:{gamma}" if (gamma := best_gamma_of(run)) else "none"
+        policies.setdefault(best_fixed, make_policy(best_fixed, manifest.gamma_max))
+    judged = request.prompts.split or (TEST if design_of(trace).split == TEST else None)
+    pair = load_pair_of(manifest, request.pair)
+    prompts = [
+        BenchPrompt(tokens, prompt.task)
+        for prompt, tokens in prompts_of(run, manifest, pair, replace(request.prompts, split=judged))
+    ]
+    return _bench(request, pair, prompts, policies, manifest.max_new_tokens, progress, best_fixed)
 
-    Raises:
-        DraftgaugeError: for unknown policies, or prompts or models that cannot be used.
-    """
-    kind, source = choose_drafter(drafter, draft)
-    request = Request((compression,), kind, gamma_max, max_new_tokens, limit, per_task, "error", 1, 0)
-    made = _made(policies or UNMEASURED, gamma_max)
-    path, chosen = choose_prompts(prompts, request, tasks, split)
-    if target is None:
-        target = drafter_kind(kind).trained_for(source) or REFERENCE
-    pair = load_pair(target, source, compression, kind, device, engine, trust_remote_code)
-    encoded = [BenchPrompt(tokens, prompt.task) for prompt, tokens in encode_prompts(pair, chosen, path, request)]
-    return _bench(pair, encoded, made, max_new_tokens, baselines, rounds, progress)
+
+def _bench_pair(request: BenchRequest, compression: str, progress: Progress) -> list[dict[str, Any]]:
+    length = request.output.max_new_tokens
+    policies = _made(request.policies or UNMEASURED, request.drafts.gamma_max)
+    path, chosen = choose_prompts(request.prompts)
+    pair = load_pair(request.pair.at(compression))
+    encoded = encode_prompts(pair, chosen, path, length, request.prompts.long_prompts)
+    prompts = [BenchPrompt(tokens, prompt.task) for prompt, tokens in encoded]
+    return _bench(request, pair, prompts, policies, length, progress)
 
 
 def _made(policies: Sequence[str], gamma_max: int, costs: CostCurve | None = None) -> dict[str, Policy]:
@@ -326,17 +294,16 @@ def _made(policies: Sequence[str], gamma_max: int, costs: CostCurve | None = Non
 
 
 def _bench(
+    request: BenchRequest,
     pair: Pair,
     prompts: Sequence[BenchPrompt],
     policies: Mapping[str, Policy],
     max_new_tokens: int,
-    baselines: bool,
-    rounds: int,
     progress: Progress,
     best_fixed: str | None = None,
 ) -> list[dict[str, Any]]:
     settings = DecodingSettings(max_new_tokens=max_new_tokens, end_tokens=pair.end_tokens)
     arms = [plain_arm(pair, settings), *(policy_arm(pair, spec, policy, settings) for spec, policy in policies.items())]
-    arms += transformers_arms(pair, max_new_tokens) if baselines else []
-    bench_arms(arms, prompts, rounds, progress, f"bench {pair.compression}")
+    arms += transformers_arms(pair, max_new_tokens) if request.baselines else []
+    bench_arms(arms, prompts, request.rounds, progress, f"bench {pair.compression}")
     return bench_rows(arms, prompts, pair.compression, best_fixed)

@@ -3,66 +3,47 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any
 
-from draftgauge.api.bench import ADAPTIVE, Progress, bench_run
+from draftgauge.api.bench import ADAPTIVE, bench
 from draftgauge.api.profile import profile
-from draftgauge.api.replay import replay_rows
+from draftgauge.api.replay import replay
+from draftgauge.api.report import REPORT_NAME
+from draftgauge.api.requests import BenchRequest, DemoRequest, PairSpec, ProfileRequest
 from draftgauge.api.runs import read_run, select_runs
 from draftgauge.api.summary import profile_rows
+from draftgauge.api.verb import verb
+from draftgauge.core.progress import Progress, silent
 from draftgauge.replay.evaluate import best_fixed_gamma
 from draftgauge.report.page import build_report
 
-COMPRESSIONS = ("none", "int8", "nf4")
 ADAPTIVE_HERE = (*ADAPTIVE, "stopping")
 """The adaptive policies of the demo; throughput-optimal stopping as fitted on the bundled training prompts."""
 PLAIN_POLICY = "none"
 SUMMARY = ("compression", "task", "best_fixed_gamma", "near_best_from", "near_best_to", "hindsight_gain", "cost_ratio")
 
 
-def demo(
-    out: Path,
-    *,
-    compressions: Sequence[str] = COMPRESSIONS,
-    target: str = "reference",
-    draft: str = "reference",
-    prompts: Path | str | None = None,
-    per_task: int = 4,
-    max_new_tokens: int = 128,
-    gamma_max: int = 16,
-    rounds: int = 1,
-    progress: Progress = lambda what, done, total: None,
-) -> tuple[Path, list[dict[str, Any]]]:
-    """Record, replay and bench a pair and write the report.
+@verb(DemoRequest)
+def demo(request: DemoRequest, *, progress: Progress = silent) -> list[dict[str, Any]]:
+    """Record, replay and bench a pair and write the report; a demo that was interrupted goes on where it was.
+
+    ``out`` receives ``runs/<compression>/`` and ``report.html``.
 
     Args:
-        out: receives ``runs/<compression>/`` and ``report.html``; a demo that was interrupted goes on where it was.
-        compressions: of the target, at least two so that they get folders of their own.
-        target, draft: the pair.
-        prompts: a prompt file; the bundled test prompts if None.
-        per_task: prompts of each task.
-        max_new_tokens: output tokens a prompt.
-        gamma_max: longest draft.
-        rounds: of the live bench.
+        request: what to show; at least two compressions, so that they get folders of their own.
         progress: told (what, done, total).
 
     Returns:
-        The report's path, and rows. A row of a policy has ``compression, task, policy, tokens_per_step,
-        modelled_tokens_per_second, live_tokens_per_second, mismatches``; a row that sums up a compression has
-        ``compression, task, best_fixed_gamma, near_best_from, near_best_to, hindsight_gain, cost_ratio``, one for each task
-        and one for ``all``.
+        Rows. A row of a policy has ``compression, task, policy, tokens_per_step, modelled_tokens_per_second,
+        live_tokens_per_second, mismatches``; a row that sums up a compression has ``compression, task,
+        best_fixed_gamma, near_best_from, near_best_to, hindsight_gain, cost_ratio``, one for each task and one for
+        ``all``.
     """
-    runs = out / "runs"
+    runs = request.out / "runs"
     profile(
-        target=target,
-        draft=draft,
-        prompts=prompts,
-        out=runs,
-        compression=compressions,
-        gamma_max=gamma_max,
-        max_new_tokens=max_new_tokens,
-        per_task=per_task,
+        ProfileRequest(
+            out=runs, pair=request.pair, prompts=request.prompts, output=request.output, drafts=request.drafts
+        ),
         progress=progress,
     )
     rows: list[dict[str, Any]] = []
@@ -70,12 +51,20 @@ def demo(
     for run, _ in select_runs(runs):
         trace, costs = read_run(run)
         best = best_fixed_gamma(trace, costs)
-        policies = list(dict.fromkeys([PLAIN_POLICY, f"fixed:{max(best, 1)}", *ADAPTIVE_HERE]))
-        measured = bench_run(run, policies, baselines=False, rounds=rounds, progress=progress)
+        policies = tuple(dict.fromkeys([PLAIN_POLICY, f"fixed:{max(best, 1)}", *ADAPTIVE_HERE]))
+        asked = BenchRequest(
+            folder=run,
+            policies=policies,
+            pair=PairSpec(machine=request.pair.machine, loading=request.pair.loading),
+            baselines=False,
+            rounds=request.rounds,
+        )
+        measured = bench(asked, progress=progress)
         live += measured
-        rows += _joined(replay_rows(run, policies), measured)
+        rows += _joined(replay(run, policies), measured)
         rows += [{key: row[key] for key in SUMMARY} for row in profile_rows([run])]
-    return build_report([run for run, _ in select_runs(runs)], out / "report.html", live), rows
+    build_report([run for run, _ in select_runs(runs)], request.out / REPORT_NAME, live)
+    return rows
 
 
 def _joined(replayed: Sequence[dict[str, Any]], measured: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:

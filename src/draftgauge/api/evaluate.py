@@ -2,19 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from pathlib import Path
+from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+from transformers import PreTrainedTokenizerBase
 
-from draftgauge.api.runs import prompt_file
-from draftgauge.core.prompts import mixed_prompts
+from draftgauge.api.pair import encode_with
+from draftgauge.api.profile_plan import choose_prompts, encode_prompts
+from draftgauge.api.requests import EvaluateRequest
+from draftgauge.api.verb import verb
+from draftgauge.core.progress import Progress, silent
+from draftgauge.core.prompts import Prompt, in_turn
 from draftgauge.decoding.settings import DecodingSettings
 from draftgauge.diagnostics.distance import distance_names, needed_context
 from draftgauge.diagnostics.evaluation import DrafterEvaluation, EvaluationPlan, evaluate_drafter
 from draftgauge.diagnostics.texts import greedy_texts
 from draftgauge.drafters.reuse import load_drafter, read_description
+from draftgauge.models.base import CachedModel
 from draftgauge.models.loading import end_tokens, load_model, load_tokenizer
 from draftgauge.models.prompts_text import encode_prompts
 from draftgauge.statistics.crossed import (
@@ -33,55 +39,57 @@ Row = dict[str, Any]
 DEFAULT_DEPTHS = 7
 
 
-def evaluate(
-    drafter: Path,
-    *,
-    target: str | None = None,
-    prompts: str | Path | None = None,
-    per_task: int | None = None,
-    max_new_tokens: int = 96,
-    depths: int | None = None,
-    device: str | None = None,
-    engine: str = "auto",
-    trust_remote_code: bool = False,
-    progress: Callable[[str, int, int], None] = lambda what, done, total: None,
-) -> list[Row]:
+@verb(EvaluateRequest)
+def evaluate(request: EvaluateRequest, *, progress: Progress = silent) -> list[Row]:
     """Measure a trained drafter on texts that its target decodes.
 
     Args:
-        drafter: folder of a trained drafter.
-        target: its target; the one that the folder names if None.
-        prompts: a prompt file, or ``reference:SPLIT``; the bundled test prompts if None.
-        per_task: the first so many prompts of each task.
-        max_new_tokens: of each output.
-        depths: tokens a draft; as many as it was trained for if None.
-        device, engine, trust_remote_code: how to load the target.
+        request: which drafter, on which prompts.
         progress: told (what, done, total).
 
     Returns:
-        One row a depth, ``depth`` (from 0), ``alpha``, ``low``, ``high``; one of the drafter as a whole, ``mat`` and ``retention`` with
-        intervals, live and tree measures and speed; rows of ``mat`` by task and of ``alpha`` by the context that a token needs
-        (``measure``, ``task`` or ``distance``, ``estimate``, ``low``, ``high``). Intervals are 95%, resampled by prompt.
+        One row a depth, ``depth`` (from 0), ``alpha``, ``low``, ``high``; one of the drafter as a whole, ``mat`` and
+        ``retention`` with intervals, live and tree measures and speed; rows of ``mat`` by task and of ``alpha`` by the
+        context that a token needs (``measure``, ``task`` or ``distance``, ``estimate``, ``low``, ``high``). Intervals
+        are 95%, resampled by prompt.
 
     Raises:
         ModelError: if the folder holds no drafter, or one of another target.
         PromptError: if the prompts cannot be read.
     """
-    description = read_description(drafter)
-    source = target or description["config"]["target_source"]
-    count = depths or description["extra"].get("request", {}).get("depths", DEFAULT_DEPTHS)
-    model = load_model(source, device=device, engine=engine, trust_remote_code=trust_remote_code)
-    net = load_drafter(drafter, model)
-    tokenizer = load_tokenizer(source, trust_remote_code)
-    settings = DecodingSettings(max_new_tokens, end_tokens=end_tokens(model, tokenizer))
-    chosen = encode_prompts(
-        mixed_prompts(prompt_file(prompts), per_task), tokenizer, model.spec.context - max_new_tokens
-    )
-    texts = greedy_texts(model, chosen, settings, progress)
-    found = evaluate_drafter(
-        net, model, texts, needed_context(model.module, texts), EvaluationPlan(count, settings), progress
-    )
-    return evaluation_rows(found)
+    description = read_description(request.drafter)
+    source = request.target or description["config"]["target_source"]
+    depths = request.depths or description["extra"].get("request", {}).get("depths", DEFAULT_DEPTHS)
+    target = _load_target(source, request)
+    net = load_drafter(request.drafter, target.model)
+    settings = DecodingSettings(request.output.max_new_tokens, end_tokens=end_tokens(target.model, target.tokenizer))
+    path, chosen = choose_prompts(request.prompts)
+    kept = encode_prompts(target, in_turn(chosen), path, settings.max_new_tokens, request.prompts.long_prompts)
+    texts = greedy_texts(target.model, [(prompt.task, tokens) for prompt, tokens in kept], settings, progress)
+    needs = needed_context(target.model.module, texts)
+    plan = EvaluationPlan(depths, settings)
+    return evaluation_rows(evaluate_drafter(net, target.model, texts, needs, plan, progress))
+
+
+@dataclass(frozen=True)
+class _Target:
+    """A target alone; what evaluates a drafter attaches it itself."""
+
+    model: CachedModel
+    tokenizer: PreTrainedTokenizerBase
+
+    @property
+    def context(self) -> int:
+        return self.model.spec.context
+
+    def encode(self, prompt: Prompt) -> list[int]:
+        return encode_with(self.tokenizer, prompt)
+
+
+def _load_target(source: str, request: EvaluateRequest) -> _Target:
+    trusted, engine = request.loading.trust_remote_code, request.loading.engine
+    model = load_model(source, device=request.machine.device, engine=engine, trust_remote_code=trusted)
+    return _Target(model, load_tokenizer(source, trusted))
 
 
 def evaluation_rows(found: DrafterEvaluation) -> list[Row]:

@@ -7,7 +7,9 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from draftgauge.api.requests import FitRequest
 from draftgauge.api.runs import read_run, select_runs
+from draftgauge.api.verb import verb
 from draftgauge.core.errors import DraftgaugeError
 from draftgauge.core.provenance import command_line, timestamp
 from draftgauge.fitting.specdec import fit_specdec
@@ -25,52 +27,38 @@ from draftgauge.traces.trace import Trace
 FITTABLE = ("stopping", "specdec++", "speckv")
 
 
-def fit(
-    folder: Path,
-    policy: str,
-    out: Path,
-    *,
-    tasks: Sequence[str] | None = None,
-    compression: Sequence[str] | None = None,
-    horizon: int = 8,
-    online: bool = False,
-    seed: int = 0,
-) -> list[dict[str, Any]]:
+@verb(FitRequest)
+def fit(request: FitRequest) -> list[dict[str, Any]]:
     """Fit a policy on the training prompts of recorded runs and write it to a file that ``--policy`` takes.
 
-    Training prompts are those that the prompt file names so; where it names none, 60% of them by a hash that stays the same (see
-    :func:`draftgauge.replay.splits.splits_of`), and ``replay`` evaluates on others.
+    Training prompts are those that the prompt file names so; where it names none, 60% of them by a hash that stays the
+    same (see :func:`draftgauge.replay.splits.splits_of`), and ``replay`` evaluates on others. ``stopping`` and
+    ``speckv`` learn from all runs together, ``specdec++`` from the first.
 
     Args:
-        folder: a recorded run, or a folder of runs; ``stopping`` and ``speckv`` learn from all of them together, ``specdec++``
-            from the first.
-        policy: ``stopping``, ``specdec++`` or ``speckv``.
-        out: the file to write, ending in ``.json``.
-        tasks: learn from the prompts of these tasks only.
-        compression: learn from the runs of these compressions only.
-        horizon: of ``stopping``: tokens to look ahead.
-        online: of ``stopping``: go on calibrating while running.
-        seed: of what is random in fitting ``specdec++`` and ``speckv``.
+        request: what to fit, on what.
 
     Returns:
         One row for each run: what the fitted policy gains on the validation prompts (keys of
         :func:`draftgauge.replay.evaluate.evaluate`), if there are enough of them, with ``trained_prompts``.
 
     Raises:
-        DraftgaugeError: for a policy that is not fitted, or a file name that does not end in ``.json``; before anything is written.
+        DraftgaugeError: for a policy that is not fitted, or a file name that does not end in ``.json``; before anything
+            is written.
         TraceError: if a run lacks what is needed, or has fewer than 8 training prompts.
     """
+    policy, out, horizon, seed = request.policy, request.out, request.horizon, request.randomness.seed
     if policy not in FITTABLE:
         raise DraftgaugeError(f"there is nothing to fit in policy {policy!r}; choose one of {', '.join(FITTABLE)}")
     if out.suffix != FITTED_SUFFIX:
         raise DraftgaugeError(f"--out is the {FITTED_SUFFIX} file to write, not {out}")
     if horizon < 1:
         raise DraftgaugeError(f"the horizon is tokens to look ahead and must be at least 1, not {horizon}")
-    runs = _runs(folder, tasks, compression)
+    runs = _runs(request.folder, request.tasks, request.compression)
     train = [split_trace(trace, TRAIN) for _, trace, _ in runs]
     curves = [costs for _, _, costs in runs]
     if policy == "stopping":
-        fitted = fit_stopping(train, curves, horizon=horizon, online=online)
+        fitted = fit_stopping(train, curves, horizon=horizon, online=request.online)
     elif policy == "specdec++":
         fitted = fit_specdec(train[0], seed=seed)
     else:

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import torch
 
-from draftgauge.api.pair import Pair
+from draftgauge.api.pair import Pair, load_pair
+from draftgauge.api.requests import PLAIN, GenerateRequest
+from draftgauge.api.verb import verb
 from draftgauge.core.errors import PromptError
 from draftgauge.core.prompts import Message, Prompt
 from draftgauge.decoding.plain import plain_decode
@@ -18,59 +21,59 @@ from draftgauge.policies.registry import make_policy
 from draftgauge.verification import Sampling
 
 OnText = Callable[[str, str], None]
-DEFAULT_GAMMA_MAX = 16
 
 
+@verb(GenerateRequest, loaded=Pair)
 def generate(
-    pair: Pair,
-    prompt: str | list[int],
-    policy: str | None = "fixed:4",
-    *,
-    chat: bool | None = None,
-    max_new_tokens: int = 128,
-    temperature: float = 0.0,
-    top_k: int = 0,
-    top_p: float = 1.0,
-    stop: tuple[str, ...] = (),
-    seed: int = 0,
-    gamma_max: int = DEFAULT_GAMMA_MAX,
-    on_text: OnText | None = None,
+    request: GenerateRequest, *, pair: Pair | None = None, on_text: OnText | None = None
 ) -> tuple[str, Generation]:
     """Decode one prompt and return the text and how it came about.
 
     The output is that of plain decoding: the same tokens when greedy, the same distribution when sampled.
+    ``generate(pair, "a prompt", policy="fixed:4")`` decodes with a pair that is loaded already.
 
     Args:
-        pair: see :func:`draftgauge.api.pair.load_pair`.
-        prompt: text, or token ids taken as they are.
-        policy: how far to draft; None decodes plainly.
-        chat: put the text through the chat template as a user's message; where there is one if None.
-        max_new_tokens: limit of the output.
-        temperature, top_k, top_p: 0 decodes greedily; 0 and 1.0 switch the latter two off.
-        stop: texts that end the output.
-        seed: of the sampling.
-        gamma_max: the longest draft a policy may ask for.
+        request: the prompt, as text or as token ids taken as they are, and how to decode it.
+        pair: loaded already; the request's is loaded if None.
         on_text: told each new piece of text and how it came: accepted, corrected, bonus or plain.
 
     Raises:
         DraftgaugeError: for unknown policies, prompts that are empty or too long, settings out of range.
     """
+    pair = pair or load_pair(request.pair)
     device = pair.target.spec.device
-    sampling = Sampling(temperature, top_k, top_p)
-    generator = None if sampling.greedy else torch.Generator(device).manual_seed(seed)
-    settings = DecodingSettings(max_new_tokens, sampling, pair.end_tokens, stop)
-    tokens = prompt if isinstance(prompt, list) else _encode(pair, prompt, chat)
+    sampling = Sampling(**vars(request.sampling))
+    generator = None if sampling.greedy else torch.Generator(device).manual_seed(request.randomness.seed)
+    settings = DecodingSettings(request.output.max_new_tokens, sampling, pair.end_tokens, request.stop)
+    prompt = request.prompt
+    tokens = _encode(pair, prompt, request.chat) if isinstance(prompt, str) else list(prompt)
     stream = TokenStream(pair, on_text) if on_text is not None else None
-    detokenize = pair.tokenizer.decode if stop else None
-    if policy is None:
+    detokenize = pair.tokenizer.decode if request.stop else None
+    if request.policy == PLAIN:
         result = plain_decode(pair.target, tokens, settings, generator, stream, detokenize)
     else:
         drafter = pair.drafter(sampling, generator)
-        chosen = make_policy(policy, gamma_max)
-        result = speculative_decode(pair.target, drafter, chosen, tokens, settings, generator, stream, detokenize)
+        policy = make_policy(request.policy, request.drafts.gamma_max)
+        result = speculative_decode(pair.target, drafter, policy, tokens, settings, generator, stream, detokenize)
     if stream is not None:
         stream.finish()
     return pair.tokenizer.decode(result.tokens, skip_special_tokens=True), result
+
+
+def generation_row(request: GenerateRequest, result: Generation) -> dict[str, Any]:
+    """What ``--json`` keeps of a generation."""
+    return {
+        "policy": request.policy,
+        "compression": ",".join(request.pair.compression),
+        "tokens": len(result.tokens),
+        "steps": len(result.steps),
+        "tokens_per_step": result.tokens_per_step,
+        "drafted": sum(step.drafted for step in result.steps),
+        "accepted": sum(step.accepted for step in result.steps),
+        "tokens_per_second": result.tokens_per_second,
+        "prefill_seconds": result.prefill_seconds,
+        "finish": result.finish,
+    }
 
 
 def _encode(pair: Pair, text: str, chat: bool | None) -> list[int]:

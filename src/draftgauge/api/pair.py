@@ -5,19 +5,23 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
-import torch
 from torch import Generator
 from transformers import PreTrainedTokenizerBase
 
+from draftgauge.api.requests import PairSpec
+from draftgauge.api.verb import verb
+from draftgauge.core.errors import DraftgaugeError
 from draftgauge.core.prompts import Prompt
 from draftgauge.drafters.base import Drafter
 from draftgauge.drafters.source import DraftSource, LoadOptions, choose_drafter, drafter_kind
 from draftgauge.models.base import CachedModel
 from draftgauge.models.loading import end_tokens, fingerprint, load_model, load_tokenizer
 from draftgauge.models.prompts_text import encode_prompt
-from draftgauge.models.reference import resolve_source
+from draftgauge.models.reference import REFERENCE, resolve_source
 from draftgauge.models.taps import Taps, attach_taps
 from draftgauge.verification import Sampling
+
+DEFAULT_DRAFTER = "language_model"
 
 
 @dataclass(frozen=True)
@@ -71,8 +75,7 @@ class Pair:
 
     def encode(self, prompt: Prompt) -> list[int]:
         """Token ids of a prompt, conversations through the chat template."""
-        messages = [{"role": m.role, "content": m.content} for m in prompt.messages]
-        return encode_prompt(self.tokenizer, messages or prompt.text)
+        return encode_with(self.tokenizer, prompt)
 
     def fingerprints(self) -> dict[str, str | None]:
         """Which models these are, by hash of configuration and weights."""
@@ -80,33 +83,26 @@ class Pair:
         return {"target": target, "draft": self.draft_source.fingerprint()}
 
 
-def load_pair(
-    target: str | Path = "reference",
-    draft: str | Path | None = "reference",
-    compression: str = "none",
-    drafter: str | Path = "language_model",
-    device: str | torch.device | None = None,
-    engine: str = "auto",
-    trust_remote_code: bool = False,
-) -> Pair:
+@verb(PairSpec)
+def load_pair(spec: PairSpec) -> Pair:
     """Load a target, compressed as asked for, and what drafts for it, and check that they belong together.
 
+    The draft is held in the target's activation dtype.
+
     Args:
-        target: a folder, a model id of the hub, or ``reference``.
-        draft: likewise the draft model; or what another kind of drafter takes.
-        compression: of the target: none, fp16, bf16, int8 or nf4. The draft is held in the target's activation dtype.
-        drafter: a kind of drafter by name, or the folder of a trained drafter; see
-            :func:`~draftgauge.drafters.source.choose_drafter`.
-        device: of both models; a GPU where there is one.
-        engine: ``auto``, ``lean`` or ``modules``.
-        trust_remote_code: run Python code that comes with the models.
+        spec: which pair, at a single compression.
 
     Raises:
-        DraftgaugeError: for an unknown drafter, engine or compression.
+        DraftgaugeError: for an unknown drafter, engine or compression, or several compressions.
         ModelError: if a model cannot be loaded, the vocabularies differ, or the drafter was trained for another target.
     """
-    name, source = choose_drafter(drafter, draft)
+    if len(spec.compression) > 1:
+        raise DraftgaugeError(f"a pair is loaded at one compression, not at {', '.join(spec.compression)}: name one")
+    (compression,) = spec.compression
+    device, engine, trust_remote_code = spec.machine.device, spec.loading.engine, spec.loading.trust_remote_code
+    name, source = drafter_of(spec)
     kind, options = drafter_kind(name), LoadOptions(compression, device, engine, trust_remote_code)
+    target = spec.target or kind.trained_for(source) or REFERENCE
     tokenizer = load_tokenizer(target, trust_remote_code)
     kind.check(source, tokenizer, options)
     model = load_model(target, compression, device, trust_remote_code, engine, part="target")
@@ -114,3 +110,14 @@ def load_pair(
     taps = None if drafts.tap_plan is None else attach_taps(model, drafts.tap_plan)
     sources = {"target": str(target), "draft": None if source is None else str(source)}
     return Pair(model, drafts, tokenizer, end_tokens(model, tokenizer), sources, compression, taps)
+
+
+def encode_with(tokenizer: PreTrainedTokenizerBase, prompt: Prompt) -> list[int]:
+    """Token ids of a prompt, conversations through the chat template."""
+    messages = [{"role": m.role, "content": m.content} for m in prompt.messages]
+    return encode_prompt(tokenizer, messages or prompt.text)
+
+
+def drafter_of(spec: PairSpec) -> tuple[str, str | Path | None]:
+    """The kind of drafter of a pair, and what it takes; see :func:`~draftgauge.drafters.source.choose_drafter`."""
+    return choose_drafter(spec.drafter or DEFAULT_DRAFTER, spec.draft)

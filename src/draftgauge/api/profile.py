@@ -2,27 +2,31 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 from torch import Generator
 
-from draftgauge.api.pair import Pair, load_pair
+from draftgauge.api.pair import Pair, drafter_of, load_pair
 from draftgauge.api.profile_plan import (
     EncodedPrompt,
-    Request,
+    check_recording,
     check_widths,
     choose_prompts,
     encode_prompts,
     make_manifests,
     run_folders,
 )
+from draftgauge.api.requests import ProfileRequest
+from draftgauge.api.summary import profile_rows
+from draftgauge.api.verb import verb
 from draftgauge.core.errors import TraceError
+from draftgauge.core.progress import Progress, silent
 from draftgauge.core.seeds import derive_seed, generator
 from draftgauge.decoding.meter import default_contexts, measure_costs, measured_span
 from draftgauge.decoding.recorder import record_prompt
 from draftgauge.decoding.settings import DecodingSettings
-from draftgauge.drafters.source import choose_drafter
 from draftgauge.models.vocabulary import vocabulary_digest
 from draftgauge.traces.costs import CostCurve
 from draftgauge.traces.manifest import COSTS_NAME, Manifest
@@ -31,79 +35,37 @@ from draftgauge.verification import Sampling
 
 SHARD_PROMPTS = 4  # a kill loses what was recorded of one shard
 
-Progress = Callable[[str, int, int], None]
 
-
-def profile(
-    *,
-    target: str | Path = "reference",
-    draft: str | Path | None = "reference",
-    prompts: str | Path | None = None,
-    out: str | Path,
-    compression: str | Sequence[str] = ("none",),
-    gamma_max: int = 16,
-    max_new_tokens: int = 128,
-    limit: int | None = None,
-    per_task: int | None = None,
-    tasks: Sequence[str] | None = None,
-    split: str | None = None,
-    drafter: str | Path = "language_model",
-    long_prompts: str = "error",
-    device: str | None = None,
-    engine: str = "auto",
-    seed: int = 0,
-    repeats: int = 10,
-    temperature: float = 0.0,
-    top_k: int = 0,
-    top_p: float = 1.0,
-    trust_remote_code: bool = False,
-    progress: Progress = lambda what, done, total: None,
-) -> list[Path]:
+@verb(ProfileRequest)
+def profile(request: ProfileRequest, *, progress: Progress = silent) -> list[dict[str, Any]]:
     """Record traces and cost curves of a pair, one run for each compression of the target.
 
-    Everything is checked before anything is recorded. A run that was interrupted, or killed, goes on where it stopped when the
-    same is asked for again; recorded prompts are not recorded twice.
+    Everything is checked before anything is recorded. A run that was interrupted, or killed, goes on where it stopped
+    when the same is asked for again; recorded prompts are not recorded twice. With several compressions, ``out`` holds
+    a folder for each.
+
+    At a temperature above 0 output and drafts are drawn, and chances of acceptance are recorded in place of outcomes
+    (:mod:`draftgauge.traces.sampled`).
 
     Args:
-        target: a folder, a model id of the hub, or ``reference``, the bundled pair.
-        draft: likewise; not looked at with prompt lookup.
-        prompts: a prompt file (see :func:`~draftgauge.core.prompts.read_prompts`), ``reference:SPLIT``, or the bundled test prompts.
-        out: folder of the run; with several compressions, of a folder for each.
-        compression: of the target, one name or several: none, fp16, bf16, int8, nf4.
-        gamma_max: longest draft.
-        max_new_tokens: limit of the output of each prompt, in tokens.
-        limit, per_task, tasks, split: which prompts of the file.
-        drafter: ``language_model``, ``prompt_lookup``, or the folder of a trained drafter.
-        long_prompts: what to do with prompts that do not fit the models: ``error``, ``truncate`` (keep the end) or ``skip``.
-        device: a GPU where there is one, else the CPU.
-        engine: ``auto``, ``lean`` or ``modules``.
-        seed: for the order of the cost measurements, and of what is drawn at a temperature above 0.
-        repeats: measurements of the cost of every draft length.
-        temperature, top_k, top_p: at a temperature above 0 output and drafts are drawn from these distributions, and chances of
-            acceptance are recorded in place of outcomes (:mod:`draftgauge.traces.sampled`).
-        trust_remote_code: run Python code that comes with the models.
+        request: what to record.
         progress: told (what, done, total).
 
     Returns:
-        The run folders, in the order of the compressions.
+        Rows as :func:`draftgauge.api.summary.profile_rows` describes; ``run`` names the folder of each run.
 
     Raises:
         DraftgaugeError: for arguments, prompts, models or folders that cannot be used, before any work is done.
     """
-    names = (compression,) if isinstance(compression, str) else tuple(compression)
-    sampling = Sampling(temperature, top_k, top_p)
-    kind, source = choose_drafter(drafter, draft)
-    request = Request(names, kind, gamma_max, max_new_tokens, limit, per_task, long_prompts, repeats, seed, sampling)
-    folders = run_folders(Path(out), names)
-    path, chosen = choose_prompts(prompts, request, tasks, split)
-
-    def load(name: str) -> Pair:
-        return load_pair(target, source, name, kind, device, engine, trust_remote_code)
-
-    pair = load(names[0])
-    check_widths(pair, names, trust_remote_code)
-    encoded = encode_prompts(pair, chosen, path, request)
-    measured_span(gamma_max, pair.context)
+    names = request.pair.compression
+    kind, _ = drafter_of(request.pair)
+    check_recording(names, kind, _sampling(request))
+    folders = run_folders(request.out, names)
+    path, chosen = choose_prompts(request.prompts)
+    pair = load_pair(request.pair.at(names[0]))
+    check_widths(pair, names, request.pair.loading.trust_remote_code)
+    encoded = encode_prompts(pair, chosen, path, request.output.max_new_tokens, request.prompts.long_prompts)
+    measured_span(request.drafts.gamma_max, pair.context)
     manifests = make_manifests(pair, [prompt for prompt, _ in encoded], path, request)
     writers = {name: TraceWriter(folders[name], manifests[name], SHARD_PROMPTS) for name in names}
     try:
@@ -112,12 +74,16 @@ def profile(
                 continue
             if pair.compression != name:
                 del pair  # two targets may not fit
-                pair = load(name)
+                pair = load_pair(request.pair.at(name))
             _record_run(pair, writer, encoded, request, progress)
     except KeyboardInterrupt as interrupt:
-        interrupt.add_note(f"What was recorded is kept in {out}: ask for the same again to go on from there.")
+        interrupt.add_note(f"What was recorded is kept in {request.out}: ask for the same again to go on from there.")
         raise
-    return list(folders.values())
+    return profile_rows(list(folders.values()))
+
+
+def _sampling(request: ProfileRequest) -> Sampling:
+    return Sampling(**vars(request.sampling))
 
 
 def _finished(writer: TraceWriter, encoded: Sequence[EncodedPrompt]) -> bool:
@@ -137,10 +103,10 @@ def _has_costs(folder: Path, manifest: Manifest) -> bool:
 
 
 def _record_run(
-    pair: Pair, writer: TraceWriter, encoded: Sequence[EncodedPrompt], request: Request, progress: Progress
+    pair: Pair, writer: TraceWriter, encoded: Sequence[EncodedPrompt], request: ProfileRequest, progress: Progress
 ) -> None:
     """Record the prompts that are missing, then measure; the run is complete only with both."""
-    settings = DecodingSettings(request.max_new_tokens, request.sampling, pair.end_tokens)
+    settings = DecodingSettings(request.output.max_new_tokens, _sampling(request), pair.end_tokens)
     missing = _missing(writer, encoded)
     with writer:
         done, label = len(encoded) - len(missing), f"record {pair.compression}"
@@ -149,9 +115,16 @@ def _record_run(
             drawing = _generator(
                 pair, request, "record", prompt.index
             )  # of its own, so that a run may stop and go on anywhere
-            drafter = pair.drafter(request.sampling, drawing)
+            drafter = pair.drafter(_sampling(request), drawing)
             record = record_prompt(
-                pair.target, drafter, prompt, tokens, settings, pair.tokenizer, request.gamma_max, generator=drawing
+                pair.target,
+                drafter,
+                prompt,
+                tokens,
+                settings,
+                pair.tokenizer,
+                request.drafts.gamma_max,
+                generator=drawing,
             )
             writer.add(record)
             done += 1
@@ -160,30 +133,30 @@ def _record_run(
             _measure(pair, encoded, request, progress).save(writer.folder / COSTS_NAME)
 
 
-def _measure(pair: Pair, encoded: Sequence[EncodedPrompt], request: Request, progress: Progress) -> CostCurve:
+def _measure(pair: Pair, encoded: Sequence[EncodedPrompt], request: ProfileRequest, progress: Progress) -> CostCurve:
     """The cost curve at the context lengths of these prompts."""
     lengths = [len(tokens) for _, tokens in encoded]
     label = f"cost curve {pair.compression}"
     drawing = _generator(pair, request, "costs")
     return measure_costs(
         pair.target,
-        pair.drafter(request.sampling, drawing, end_tokens=frozenset()),  # one that no end token stops
+        pair.drafter(_sampling(request), drawing, end_tokens=frozenset()),  # one that no end token stops
         text=[token for _, tokens in encoded for token in tokens],
-        contexts=default_contexts(lengths, [request.max_new_tokens] * len(lengths)),
-        rng=generator(request.seed, "costs", pair.compression),
-        gamma_max=request.gamma_max,
-        repeats=request.repeats,
+        contexts=default_contexts(lengths, [request.output.max_new_tokens] * len(lengths)),
+        rng=generator(request.randomness.seed, "costs", pair.compression),
+        gamma_max=request.drafts.gamma_max,
+        repeats=request.costs.repeats,
         compression=pair.compression,
         vocabulary=vocabulary_digest(pair.tokenizer),
         context_limit=pair.context,
-        sampling=request.sampling,
+        sampling=_sampling(request),
         generator=drawing,
         progress=lambda done, total: progress(label, done, total),
     )
 
 
-def _generator(pair: Pair, request: Request, *labels: str | int) -> Generator | None:
+def _generator(pair: Pair, request: ProfileRequest, *labels: str | int) -> Generator | None:
     """What is drawn for one purpose; None for greedy decoding, which draws nothing."""
-    if request.sampling.greedy:
+    if request.sampling.temperature == 0:
         return None
-    return Generator(pair.target.spec.device).manual_seed(derive_seed(request.seed, *labels))
+    return Generator(pair.target.spec.device).manual_seed(derive_seed(request.randomness.seed, *labels))

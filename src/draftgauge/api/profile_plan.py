@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 from transformers import AutoConfig
 
-from draftgauge.api.pair import Pair
-from draftgauge.api.runs import first_per_task, prompt_file, prompt_name
+from draftgauge.api.pair import Pair, drafter_of
+from draftgauge.api.requests import ProfileRequest, PromptSpec
+from draftgauge.api.runs import EncodedPrompt, first_per_task, prompt_file, prompt_name
 from draftgauge.core.errors import DraftgaugeError, PromptError, TraceError
 from draftgauge.core.prompts import Prompt, prompts_sha256, read_prompts
 from draftgauge.core.provenance import command_line, environment, timestamp
@@ -23,50 +24,35 @@ from draftgauge.traces.manifest import MANIFEST_NAME, Manifest, ModelEntry, Prom
 from draftgauge.traces.schema import GREEDY_VERSION, SAMPLED_VERSION
 from draftgauge.verification import Sampling
 
-LONG_PROMPTS = ("error", "truncate", "skip")
 SHOWN = 5
 
-EncodedPrompt = tuple[Prompt, list[int]]
+
+class PromptEncoder(Protocol):
+    """What a pair or a target alone can do with prompts."""
+
+    @property
+    def context(self) -> int:
+        """Longest sequence in tokens."""
+
+    def encode(self, prompt: Prompt) -> list[int]:
+        """Token ids of a prompt."""
 
 
-@dataclass(frozen=True)
-class Request:
-    """What was asked for; see :func:`draftgauge.api.profile.profile`.
+def check_recording(compressions: Sequence[str], drafter: str, sampling: Sampling) -> None:
+    """Refuse what could not be recorded.
 
     Raises:
-        DraftgaugeError: for a value out of its range, an unknown name, or a library that a compression lacks.
+        DraftgaugeError: for an unknown compression, a library that one lacks, or a kind of drafter of which sampled
+            decoding cannot be recorded.
     """
-
-    compressions: tuple[str, ...]
-    drafter: str
-    gamma_max: int
-    max_new_tokens: int
-    limit: int | None
-    per_task: int | None
-    long_prompts: str
-    repeats: int
-    seed: int
-    sampling: Sampling = field(default_factory=Sampling)
-
-    def __post_init__(self) -> None:
-        counts = {name: getattr(self, name) for name in ("gamma_max", "max_new_tokens", "limit", "per_task", "repeats")}
-        for name, value in counts.items():
-            if value is not None and value < 1:
-                raise DraftgaugeError(f"{name} must be at least 1, not {value}")
-        if not self.compressions or len(set(self.compressions)) < len(self.compressions):
-            raise DraftgaugeError(
-                f"name at least one compression, and each once, not {', '.join(self.compressions) or 'none at all'}"
-            )
-        for compression in self.compressions:
-            quantization_config(compression, torch.device("cpu"))
-        if not self.sampling.greedy and not issubclass(drafter_kind(self.drafter).drafter_type, DraftsRefused):
-            able = [kind.name for kind in drafter_kinds().values() if issubclass(kind.drafter_type, DraftsRefused)]
-            raise DraftgaugeError(
-                f"at a temperature above 0 a trace is recorded with the drafter {' or '.join(able)}, not {self.drafter}: "
-                "only there the draft from one position tells of the next ones"
-            )
-        if self.long_prompts not in LONG_PROMPTS:
-            raise DraftgaugeError(f"long_prompts must be one of {', '.join(LONG_PROMPTS)}, not {self.long_prompts!r}")
+    for compression in compressions:
+        quantization_config(compression, torch.device("cpu"))
+    if not sampling.greedy and not issubclass(drafter_kind(drafter).drafter_type, DraftsRefused):
+        able = [kind.name for kind in drafter_kinds().values() if issubclass(kind.drafter_type, DraftsRefused)]
+        raise DraftgaugeError(
+            f"at a temperature above 0 a trace is recorded with the drafter {' or '.join(able)}, not {drafter}: "
+            "only there the draft from one position tells of the next ones"
+        )
 
 
 def run_folders(out: Path, compressions: Sequence[str]) -> dict[str, Path]:
@@ -88,25 +74,31 @@ def run_folders(out: Path, compressions: Sequence[str]) -> dict[str, Path]:
     return {name: out / name for name in compressions} if len(compressions) > 1 else {compressions[0]: out}
 
 
-def choose_prompts(
-    prompts: str | Path | None, request: Request, tasks: Sequence[str] | None, split: str | None
-) -> tuple[Path, list[Prompt]]:
-    """The prompt file and the prompts to record from it."""
-    path = prompt_file(prompts, split or "test")
-    chosen = first_per_task(read_prompts(path, None, tasks, split), request.per_task)
-    return path, chosen[: request.limit]
+def choose_prompts(spec: PromptSpec) -> tuple[Path, list[Prompt]]:
+    """The prompt file and the prompts to take from it."""
+    path = prompt_file(spec.prompts, spec.split or "test")
+    chosen = first_per_task(read_prompts(path, None, spec.tasks, spec.split), spec.per_task)
+    return path, chosen[: spec.limit]
 
 
-def encode_prompts(pair: Pair, prompts: Sequence[Prompt], path: Path, request: Request) -> list[EncodedPrompt]:
+def encode_prompts(
+    pair: PromptEncoder, prompts: Sequence[Prompt], path: Path, max_new_tokens: int, long_prompts: str
+) -> list[EncodedPrompt]:
     """Token ids of the prompts; those longer than the models take are refused, truncated to their end, or left out.
+
+    Args:
+        pair: what encodes them, and how long a sequence it takes.
+        prompts, path: the prompts and the file they are from.
+        max_new_tokens: room that each leaves for its output.
+        long_prompts: one of ``LONG_PROMPTS``.
 
     Raises:
         PromptError: for a prompt that gives no tokens or is too long, or if none is left.
     """
-    longest = pair.context - request.max_new_tokens
+    longest = pair.context - max_new_tokens
     if longest < 1:
         raise PromptError(
-            f"the models take {pair.context} tokens, which max_new_tokens {request.max_new_tokens} fill: lower it"
+            f"the models take {pair.context} tokens, which max_new_tokens {max_new_tokens} fill: lower it"
         )
     encoded: list[EncodedPrompt] = []
     for prompt in prompts:
@@ -115,14 +107,14 @@ def encode_prompts(pair: Pair, prompts: Sequence[Prompt], path: Path, request: R
         except PromptError as error:
             raise PromptError(f"{path}, prompt {prompt.identifier}: {error}") from error
     long = [(prompt, tokens) for prompt, tokens in encoded if len(tokens) > longest]
-    if long and request.long_prompts == "error":
+    if long and long_prompts == "error":
         shown = ", ".join(f"{prompt.identifier} ({len(tokens)} tokens)" for prompt, tokens in long[:SHOWN])
         more = f" and {len(long) - SHOWN} more" if len(long) > SHOWN else ""
         raise PromptError(
-            f"{path}: {shown}{more} longer than the {longest} tokens that the models take beside max_new_tokens {request.max_new_tokens}: "
+            f"{path}: {shown}{more} longer than the {longest} tokens that the models take beside max_new_tokens {max_new_tokens}: "
             "lower max_new_tokens, or choose long_prompts truncate (keep their end) or skip"
         )
-    if request.long_prompts == "truncate":
+    if long_prompts == "truncate":
         return [(prompt, tokens[-longest:]) for prompt, tokens in encoded]
     kept = [(prompt, tokens) for prompt, tokens in encoded if len(tokens) <= longest]
     if not kept:
@@ -143,11 +135,12 @@ def check_widths(pair: Pair, compressions: Sequence[str], trust_remote_code: boo
         check_nf4_widths(AutoConfig.from_pretrained(source, trust_remote_code=trust_remote_code), trust_remote_code)
 
 
-def make_manifests(pair: Pair, prompts: Sequence[Prompt], path: Path, request: Request) -> dict[str, Manifest]:
+def make_manifests(pair: Pair, prompts: Sequence[Prompt], path: Path, request: ProfileRequest) -> dict[str, Manifest]:
     """The manifest of the run of each compression, from a pair loaded at the first of them."""
     device = pair.target.spec.device
     fingerprints = pair.fingerprints()
     machine = environment()
+    drafter, _ = drafter_of(request.pair)
     first = Manifest(
         draftgauge=machine["versions"].get("draftgauge", "not installed"),
         command=command_line(),
@@ -155,23 +148,23 @@ def make_manifests(pair: Pair, prompts: Sequence[Prompt], path: Path, request: R
         environment=machine,
         target=_entry(pair, "target", fingerprints),
         draft=None if pair.sources["draft"] is None else _entry(pair, "draft", fingerprints),
-        drafter=request.drafter,
+        drafter=drafter,
         device=str(device),
-        gamma_max=request.gamma_max,
-        max_new_tokens=request.max_new_tokens,
-        seed=request.seed,
+        gamma_max=request.drafts.gamma_max,
+        max_new_tokens=request.output.max_new_tokens,
+        seed=request.randomness.seed,
         prompts=PromptsEntry(
             prompt_name(path),
             prompts_sha256(path),
             len(prompts),
             tuple(dict.fromkeys(prompt.task for prompt in prompts)),
         ),
-        schema_version=GREEDY_VERSION if request.sampling.greedy else SAMPLED_VERSION,
+        schema_version=GREEDY_VERSION if request.sampling.temperature == 0 else SAMPLED_VERSION,
         temperature=request.sampling.temperature,
         top_k=request.sampling.top_k,
         top_p=request.sampling.top_p,
     )
-    return {compression: _for_compression(first, compression, device) for compression in request.compressions}
+    return {compression: _for_compression(first, compression, device) for compression in request.pair.compression}
 
 
 def _entry(pair: Pair, role: str, fingerprints: dict[str, str | None]) -> ModelEntry:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 import tempfile
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -14,8 +13,18 @@ import torch.nn.functional as F
 
 from draftgauge.api.pair import load_pair
 from draftgauge.api.profile import profile
+from draftgauge.api.requests import (
+    PairSpec,
+    ProfileRequest,
+    PromptSpec,
+    ReferenceEvaluateRequest,
+    ReferenceTrainRequest,
+)
+from draftgauge.api.verb import verb
+from draftgauge.core.progress import Progress, silent
 from draftgauge.core.prompts import read_prompts
 from draftgauge.models.base import CachedModel
+from draftgauge.models.device import choose_device
 from draftgauge.models.reference import PAIR_FOLDER
 from draftgauge.replay.acceptance import acceptance_by_depth
 from draftgauge.traces.build import select
@@ -24,66 +33,56 @@ from draftgauge.traces.trace import Trace
 from draftgauge.training.reference.card import write_card
 from draftgauge.training.reference.recipe import DRAFT_SHAPES, Recipe, Report, train_reference
 
-Progress = Callable[[str, int, int], None]
 ALL = "all"
 
 
-def train_pair(
-    out: Path, work: Path, *, scale: float = 1.0, device: str | None = None, seed: int = 0, report: Report
-) -> Path:
-    """Train the reference pair, or a smaller relative of it, with no download.
+@verb(ReferenceTrainRequest)
+def train_pair(request: ReferenceTrainRequest, *, report: Report) -> Path:
+    """Train the reference pair, or a smaller relative of it, with no download; returns its folder.
+
+    ``out`` receives ``target/``, ``draft/``, ``draft-small/`` and ``prompts/``.
 
     Args:
-        out: receives ``target/``, ``draft/``, ``draft-small/`` and ``prompts/``.
-        work: for checkpoints; the same folder resumes.
-        scale: times the training tokens of the bundled pair.
-        device: a GPU where there is one.
-        seed: of everything random.
+        request: where to, and how much.
         report: told the stage and its running figures.
     """
-    place = torch.device(device) if device else torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    recipe = Recipe(seed=seed) if scale == 1 else Recipe(seed=seed).scaled(scale)
-    return train_reference(out, work, recipe, place, report)
+    recipe = Recipe(seed=request.randomness.seed)
+    scaled = recipe if request.scale == 1 else recipe.scaled(request.scale)
+    work = request.work or request.out / "work"
+    return train_reference(request.out, work, scaled, choose_device(request.machine.device), report)
 
 
-def evaluate_pair(
-    folder: Path | None = None,
-    *,
-    max_new_tokens: int = 128,
-    gamma_max: int = 16,
-    write: bool = False,
-    progress: Progress = lambda what, done, total: None,
-) -> list[dict[str, Any]]:
+@verb(ReferenceEvaluateRequest)
+def evaluate_pair(request: ReferenceEvaluateRequest, *, progress: Progress = silent) -> list[dict[str, Any]]:
     """Figures of a pair on its test prompts, a row for every model and task (and ``all``).
 
-    Rows of the target hold ``perplexity`` (of the reference answers, given their prompts) and ``distinct_4grams`` (share of
-    different 4-grams in its greedy outputs, 1 without repetition); rows of a draft hold ``perplexity``, ``accepted_at_1``,
-    ``_4`` and ``_8`` (acceptance at that depth, given acceptance before it) and ``mean_accepted`` of ``gamma_max``.
+    Rows of the target hold ``perplexity`` (of the reference answers, given their prompts) and ``distinct_4grams``
+    (share of different 4-grams in its greedy outputs, 1 without repetition); rows of a draft hold ``perplexity``,
+    ``accepted_at_1``, ``_4`` and ``_8`` (acceptance at that depth, given acceptance before it) and ``mean_accepted``
+    of ``gamma_max``.
 
     Args:
-        folder: of the pair; the bundled one if None.
-        max_new_tokens: of each greedy output.
-        gamma_max: longest draft recorded.
-        write: put the figures into the pair's card.
+        request: which pair.
         progress: told (what, done, total).
     """
-    folder = folder or PAIR_FOLDER
+    folder = request.folder or PAIR_FOLDER
     prompts = folder / "prompts" / "test.jsonl"
     rows: list[dict[str, Any]] = []
     with tempfile.TemporaryDirectory() as scratch:
         for name in DRAFT_SHAPES:
             run = Path(scratch) / name
+            spec = PairSpec(target=str(folder / "target"), draft=str(folder / name))
             profile(
-                target=str(folder / "target"),
-                draft=str(folder / name),
-                prompts=prompts,
-                out=run,
-                compression="none",
-                gamma_max=gamma_max,
-                max_new_tokens=max_new_tokens,
+                ProfileRequest(
+                    out=run,
+                    pair=spec,
+                    prompts=PromptSpec(prompts=str(prompts)),
+                    output=request.output,
+                    drafts=request.drafts,
+                ),
                 progress=progress,
             )
-            pair = load_pair(folder / "target", folder / name)
+            pair = load_pair(spec)
             trace = read_trace(run)
             if name == next(iter(DRAFT_SHAPES)):
                 surprise = _surprise(pair.target, pair, prompts)
@@ -91,7 +90,7 @@ def evaluate_pair(
             assert pair.draft is not None
             surprise = _surprise(pair.draft, pair, prompts)
             rows += [_draft_row(name, pair.draft, trace, task, surprise) for task in [*surprise, ALL]]
-    if write:
+    if request.write_card:
         write_card(folder, rows)
     return rows
 

@@ -7,7 +7,9 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from draftgauge.api.requests import ReplayRequest
 from draftgauge.api.runs import read_run, select_runs
+from draftgauge.api.verb import verb
 from draftgauge.core.errors import DraftgaugeError
 from draftgauge.policies.base import Policy
 from draftgauge.policies.fitted import FITTED_SUFFIX, load_fitted
@@ -25,50 +27,46 @@ Warn = Callable[[str], None]
 
 
 def _warn(message: str) -> None:
-    warnings.warn(message, stacklevel=3)
+    warnings.warn(message, stacklevel=5)
 
 
-def replay_rows(
-    folder: Path,
-    policies: Sequence[str] | None = None,
-    *,
-    tasks: Sequence[str] | None = None,
-    split: str | None = None,
-    sweep: Sequence[float] = (),
-    objects: Mapping[str, Policy] | None = None,
-    on_warning: Warn = _warn,
+@verb(ReplayRequest)
+def replay(
+    request: ReplayRequest, *, objects: Mapping[str, Policy] | None = None, on_warning: Warn = _warn
 ) -> list[dict[str, Any]]:
     """Replay policies on recorded runs, beside plain decoding, the best fixed length and the hindsight optimum.
 
+    Without a choice of split, test prompts are evaluated on where the prompts name training and test ones or a fitted
+    policy was fitted on some of them, else all.
+
     Args:
-        folder: a recorded run, or a folder of runs (one compression each).
-        policies: specs; the bare ``fixed`` stands for every length. All simple policies if None.
-        tasks: take the prompts of these tasks only.
-        split: the prompts to evaluate on: train, validation, test or all. If None, test where the prompts name training and test
-            ones or a fitted policy was fitted on some of them, else all.
-        sweep: evaluate at these cost ratios instead of the measured one.
-        objects: policies of your own by name, beside the named ones; with them and without ``policies``, only they run.
-        on_warning: told of prompts that a policy was fitted on, and of costs from another device; by default a Python warning.
+        request: what to replay.
+        objects: policies of your own by name, beside the named ones; with them and without named ones, only they run.
+        on_warning: told of prompts that a policy was fitted on, and of costs from another device; by default a Python
+            warning.
 
     Returns:
-        Rows as :func:`draftgauge.replay.evaluate.evaluate` describes; the policy ``hindsight`` is the optimum with all outcomes known.
+        Rows as :func:`draftgauge.replay.evaluate.evaluate` describes; the policy ``hindsight`` is the optimum with all
+        outcomes known.
 
     Raises:
         DraftgaugeError: for an unknown policy, or one fitted for other draft lengths or signals.
         TraceError: if the folder holds no complete trace, or lacks what was asked for.
     """
-    specs = policies if policies is not None else () if objects else DEFAULT_POLICIES
+    specs = request.policies or (() if objects else DEFAULT_POLICIES)
     trained_on = {spec: load_fitted(Path(spec)).trained_on for spec in specs if spec.endswith(FITTED_SUFFIX)}
     rows: list[dict[str, Any]] = []
-    for run, manifest in select_runs(folder):
-        trace, costs = read_run(run, tasks)
-        design = design_of(trace, split, {key for keys in trained_on.values() for key in keys})
+    for run, manifest in select_runs(request.folder):
+        trace, costs = read_run(run, request.tasks)
+        design = design_of(trace, request.split, {key for keys in trained_on.values() for key in keys})
         _check(run, manifest, costs, design, trained_on, on_warning)
 
         def make(curve: CostCurve, gamma_max: int = trace.gamma_max) -> dict[str, Policy | Replay]:
             return _arms(specs, objects or {}, gamma_max, curve)
 
-        found = cost_sweep(design, costs, make, sweep) if sweep else evaluate_design(design, costs, make)
+        found = (
+            cost_sweep(design, costs, make, request.sweep) if request.sweep else evaluate_design(design, costs, make)
+        )
         rows += [dict(row) for row in found]
     return rows
 

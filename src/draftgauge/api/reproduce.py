@@ -2,44 +2,38 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Any
 
+from draftgauge.api.requests import ReproduceSpeckvRequest
+from draftgauge.api.verb import verb
 from draftgauge.core.files import require_writable
+from draftgauge.core.progress import Progress, silent
 from draftgauge.studies.speckv import read_records, run_study
 from draftgauge.studies.speckv.page import write_speckv_report
-from draftgauge.studies.speckv.study import Advance
 
 REPORT_NAME = "report.html"
 
 
-def reproduce_speckv(
-    steps: Path,
-    experiments: Path | None = None,
-    *,
-    out: Path | None = None,
-    progress: Advance = lambda what, done, total: None,
-) -> list[dict[str, Any]]:
+@verb(ReproduceSpeckvRequest)
+def reproduce_speckv(request: ReproduceSpeckvRequest, *, progress: Progress = silent) -> list[dict[str, Any]]:
     """The tables of SpecKV (arXiv 2605.02888) from its author's records, and beside them what those records say.
 
     Args:
-        steps: the published table of steps, ``phase2_step_results.csv``.
-        experiments: the published table of experiments, ``phase2_experiment_results.csv``; without it there is nothing about seconds.
-        out: a folder that receives ``report.html``; no report if None.
+        request: the published tables, and a folder for the report, if one is wanted.
         progress: told (what, done, total).
 
     Returns:
-        Rows with ``table``: "policies", "breakdown", "predictors", "improvement", "choices", "correlations" and "importance" as
-        published; "honest" is what the records say, see :func:`draftgauge.studies.speckv.run_study`.
+        Rows with ``table``: "policies", "breakdown", "predictors", "improvement", "choices", "correlations" and
+        "importance" as published; "honest" is what the records say, see :func:`draftgauge.studies.speckv.run_study`.
 
     Raises:
-        DraftgaugeError: naming file and line, if a table is not the published one or like it; or if ``out`` cannot be written to. Nothing
-            is written then.
+        DraftgaugeError: naming file and line, if a table is not the published one or like it; or if ``out`` cannot be
+            written to. Nothing is written then.
     """
-    records = read_records(steps, experiments)
-    if out is not None:
-        require_writable(out)
+    records = read_records(request.steps, request.experiments)
+    if request.out is not None:
+        require_writable(request.out)
     rows = run_study(records, progress)
-    if out is not None:
-        write_speckv_report(rows, out / REPORT_NAME)
+    if request.out is not None:
+        write_speckv_report(rows, request.out / REPORT_NAME)
     return rows

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 from draftgauge.api.pair import Pair, load_pair
+from draftgauge.api.requests import PairSpec, PromptSpec
 from draftgauge.core.errors import TraceError
 from draftgauge.core.prompts import Prompt, prompts_sha256, read_prompts
 from draftgauge.models.reference import PAIR_FOLDER
@@ -17,6 +19,8 @@ from draftgauge.traces.trace import Trace
 
 BUNDLED_PROMPTS = "reference:"
 ALL_SPLITS = "all"
+
+EncodedPrompt = tuple[Prompt, list[int]]
 
 
 def prompt_file(prompts: str | Path | None, split: str = "test") -> Path:
@@ -49,34 +53,28 @@ def read_run(run: Path, tasks: Sequence[str] | None = None, split: str | None = 
     return read_trace(run, tasks, split), CostCurve.load(run / COSTS_NAME)
 
 
-def load_pair_of(
-    manifest: Manifest,
-    device: str | None = None,
-    engine: str = "auto",
-    trust_remote_code: bool = False,
-    drafter: str | Path | None = None,
-) -> Pair:
+def load_pair_of(manifest: Manifest, spec: PairSpec | None = None) -> Pair:
     """Load the models that a trace was recorded with, or its target with another drafter.
 
     Args:
         manifest: of the trace.
-        device, engine, trust_remote_code: how to load the models.
-        drafter: what drafts in place of the recorded drafter; see :func:`~draftgauge.api.pair.load_pair`.
+        spec: how to load the models; a drafter that it names drafts in place of the recorded one.
 
     Raises:
         TraceError: if the models at those places are not the recorded ones any more.
     """
+    asked = spec or PairSpec()
     pair = load_pair(
-        manifest.target.source,
-        manifest.draft.source if manifest.draft is not None else None,
-        manifest.target.compression,
-        manifest.drafter if drafter is None else drafter,
-        device=device,
-        engine=engine,
-        trust_remote_code=trust_remote_code,
+        replace(
+            asked,
+            target=manifest.target.source,
+            draft=manifest.draft.source if manifest.draft is not None else None,
+            compression=(manifest.target.compression,),
+            drafter=asked.drafter or manifest.drafter,
+        )
     )
     found = pair.fingerprints()
-    for role, entry in (("target", manifest.target), ("draft", manifest.draft if drafter is None else None)):
+    for role, entry in (("target", manifest.target), ("draft", manifest.draft if asked.drafter is None else None)):
         if entry is not None and found[role] != entry.fingerprint:
             raise TraceError(
                 f"the {role} at {entry.source} is not the model that this trace was recorded with: profile it into a new folder"
@@ -84,28 +82,24 @@ def load_pair_of(
     return pair
 
 
-def prompts_of(
-    run: Path,
-    manifest: Manifest,
-    pair: Pair,
-    *,
-    limit: int | None = None,
-    per_task: int | None = None,
-    tasks: Sequence[str] | None = None,
-    split: str | None = None,
-) -> list[tuple[Prompt, list[int]]]:
+def prompts_of(run: Path, manifest: Manifest, pair: Pair, spec: PromptSpec | None = None) -> list[EncodedPrompt]:
     """The recorded prompts of a run with their token ids.
+
+    Args:
+        run, manifest: the run.
+        pair: whose tokenizer it is.
+        spec: which of the recorded prompts; all if None.
 
     Raises:
         TraceError: if the prompt file has changed since.
     """
+    asked = spec or PromptSpec()
     path = prompt_file(manifest.prompts.path)
     if path.exists() and prompts_sha256(path) != manifest.prompts.sha256:
         raise TraceError(f"{path} has changed since the trace in {run} was recorded: record it again into a new folder")
     recorded = {p.index: p.prompt_tokens for p in read_trace(run).prompts}
-    prompts = first_per_task([p for p in read_prompts(path, None, tasks, split) if p.index in recorded], per_task)[
-        :limit
-    ]
+    chosen = [p for p in read_prompts(path, None, asked.tasks, asked.split) if p.index in recorded]
+    prompts = first_per_task(chosen, asked.per_task)[: asked.limit]
     # A prompt that was recorded truncated is decoded truncated: its end is what was kept.
     return [(p, pair.encode(p)[-recorded[p.index] :]) for p in prompts]
 

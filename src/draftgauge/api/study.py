@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
+from draftgauge.api.requests import StudyKvshotRequest
 from draftgauge.api.runs import prompt_file
+from draftgauge.api.verb import verb
 from draftgauge.core.files import require_writable
+from draftgauge.core.progress import Progress, silent
 from draftgauge.core.provenance import command_line, environment
 from draftgauge.studies.kvshot.page import write_kvshot_report
 from draftgauge.studies.kvshot.presets import make_study
@@ -17,46 +18,32 @@ from draftgauge.training.reuse.request import TrainingSpec
 REPORT_NAME = "report.html"
 
 
-def study_kvshot(
-    out: Path,
-    preset: str = "smoke",
-    *,
-    target: str = "reference",
-    prompts: Path | None = None,
-    held_out: str | Path | None = None,
-    executor: str = "local",
-    cpus: int = 1,
-    gpus: float = 0,
-    device: str | None = None,
-    progress: Callable[[str, int, int], None] = lambda what, done, total: None,
-) -> StudyOutcome:
-    """Train every design several times under one matched training, measure all of them alike, and answer the paper's predictions.
+@verb(StudyKvshotRequest)
+def study_kvshot(request: StudyKvshotRequest, *, progress: Progress = silent) -> StudyOutcome:
+    """Train every design several times under one matched training, measure all alike, answer the paper's predictions.
 
-    The folder receives a sub-folder for each cell (one design, one seed), the data that they share, and ``report.html``. The same
-    call goes on where it was stopped.
+    The folder receives a sub-folder for each cell (one design, one seed), the data that they share, and
+    ``report.html``. The same call goes on where it was stopped. On a cluster the folder is one that all machines see.
 
     Args:
-        out: folder of the study; on a cluster, one that all machines see.
-        preset: smoke (does it work), quick (the designs, three seeds), depth (quick, and deeper KV drafters) or full (every row of
-            the paper's table).
-        target: a folder, a model id of the hub, or ``reference``.
-        prompts: prompt file that the target answers for training; generated questions for the bundled target.
-        held_out: prompt file, or ``reference:SPLIT``, to measure on; the bundled test prompts if None.
-        executor: ``local``, one cell after the other, or ``ray``.
-        cpus, gpus: that each cell asks Ray for.
-        device: to train and measure on; a GPU where there is one.
+        request: which study, on which target.
         progress: told (what, done, total).
 
     Returns:
-        Rows of all finished cells, see :func:`draftgauge.studies.kvshot.results.study_rows`, and the errors of those that failed.
+        Rows of all finished cells, see :func:`draftgauge.studies.kvshot.results.study_rows`, and the errors of those
+        that failed.
 
     Raises:
-        DraftgaugeError: for an unknown preset or executor, a folder that holds another study, or if no cell could be finished.
+        DraftgaugeError: for an unknown preset or executor, a folder that holds another study, or if no cell could be
+            finished.
         MissingLibraryError: if Ray is asked for and not installed.
     """
-    study = make_study(preset, TrainingSpec(target=target, prompts=prompts, device=device), held_out)
+    out, target = request.out, request.target
+    training = TrainingSpec(target=target, prompts=request.prompts, device=request.machine.device)
+    study = make_study(request.preset, training, request.held_out)
     require_writable(out)
-    found = run_study(study, out, prompt_file(study.evaluation.prompts), executor, cpus, gpus, progress)
-    made: dict[str, Any] = {"command": command_line(), "preset": preset, "target": target} | environment()
-    write_kvshot_report(found.rows, out / REPORT_NAME, found.failures, made)
-    return found
+    prompts = prompt_file(study.evaluation.prompts)
+    outcome = run_study(study, out, prompts, request.executor, request.cpus, request.gpus, progress)
+    made: dict[str, Any] = {"command": command_line(), "preset": request.preset, "target": target} | environment()
+    write_kvshot_report(outcome.rows, out / REPORT_NAME, outcome.failures, made)
+    return outcome

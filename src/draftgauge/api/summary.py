@@ -17,7 +17,8 @@ from draftgauge.traces.manifest import Manifest
 def profile_rows(runs: Sequence[Path]) -> list[dict[str, Any]]:
     """One row for every run and task (and ``all``): how much was recorded, how much is accepted, which length is best.
 
-    ``near_best_from`` to ``near_best_to`` are the lengths within 2% of the best one: where they are many, another run may name another.
+    ``near_best_from`` to ``near_best_to`` are the lengths within 2% of the best one: where they are many, another run
+    may name another.
     """
     rows: list[dict[str, Any]] = []
     for run in runs:

@@ -4,48 +4,40 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import asdict
-from pathlib import Path
 from typing import Any
 
+from draftgauge.api.requests import TrainRequest
+from draftgauge.api.verb import verb
+from draftgauge.core.errors import DraftgaugeError
+from draftgauge.core.progress import Progress, silent
 from draftgauge.training.reuse.estimate import estimate
-from draftgauge.training.reuse.request import TrainingSpec
 from draftgauge.training.reuse.train import train_drafter
 
-Progress = Callable[[str, int, int], None]
 
-
+@verb(TrainRequest)
 def train(
-    request: TrainingSpec,
-    out: str | Path,
-    progress: Progress = lambda what, done, total: None,
-    report: Callable[[Mapping[str, float]], None] = lambda row: None,
+    request: TrainRequest, *, progress: Progress = silent, report: Callable[[Mapping[str, float]], None] | None = None
 ) -> list[dict[str, Any]]:
     """Train a drafter into a folder; the same call goes on where an interrupted one stopped.
 
+    Afterwards ``--drafter OUT`` names the drafter.
+
     Args:
-        request: what to train, see :class:`~draftgauge.training.reuse.request.TrainingSpec`.
-        out: folder of the run; afterwards ``--drafter OUT`` names the drafter.
+        request: what to train. For a plan without ``out`` the target's ``config.json`` is enough; with it, the request
+            is checked as a training checks it.
         progress: told (what, done, total).
         report: told the figures of every few steps.
 
     Returns:
-        One row: design, parameters, steps, tokens, seconds, tokens_per_second, loss, peak_memory_gib, folder.
+        One row: design, parameters, steps, tokens, seconds, tokens_per_second, loss, peak_memory_gib, folder. Of a
+        plan, see :class:`~draftgauge.training.reuse.estimate.Estimate`; nothing is written.
 
     Raises:
         DraftgaugeError: for whatever cannot be, before any work.
     """
-    result = train_drafter(request, Path(out), progress, report)
+    if request.plan:
+        return [estimate(request.training, request.out).row()]
+    if request.out is None:
+        raise DraftgaugeError("say where the drafter is to be kept: --out FOLDER")
+    result = train_drafter(request.training, request.out, progress, report or (lambda row: None))
     return [{**asdict(result), "folder": str(result.folder)}]
-
-
-def plan(request: TrainingSpec, out: str | Path | None = None) -> list[dict[str, Any]]:
-    """What a training takes: one row, see :class:`~draftgauge.training.reuse.estimate.Estimate`. Nothing is written.
-
-    Args:
-        request: what to train. Without ``out`` the target's ``config.json`` is enough.
-        out: folder of the run; given, the request is checked as a training checks it.
-
-    Raises:
-        DraftgaugeError: if the training could not be started.
-    """
-    return [estimate(request, None if out is None else Path(out)).row()]

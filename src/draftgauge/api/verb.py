@@ -12,7 +12,7 @@ from draftgauge.core.settings import make_request, settings_of
 Result = TypeVar("Result")
 
 
-def verb(request_class: type) -> Callable[[Callable[..., Result]], Callable[..., Result]]:
+def verb(request_class: type, loaded: type | None = None) -> Callable[[Callable[..., Result]], Callable[..., Result]]:
     """Let a function that takes a request also take the request's settings, by position and by keyword.
 
     ``profile(ProfileRequest(out=Path("runs/x")))`` and ``profile(out="runs/x")`` are the same. The function's own
@@ -26,6 +26,8 @@ def verb(request_class: type) -> Callable[[Callable[..., Result]], Callable[...,
         @wraps(function)
         def call(*arguments: Any, **keywords: Any) -> Result:
             further = {name: keywords.pop(name) for name in own if name in keywords}
+            if loaded is not None and arguments and isinstance(arguments[0], loaded):
+                further["pair"], *arguments = arguments  # type: ignore[assignment]
             if len(arguments) == 1 and not keywords and isinstance(arguments[0], request_class):
                 return function(arguments[0], **further)
             return function(make_request(request_class, arguments, keywords), **further)

@@ -2,48 +2,69 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import typer
 from rich import box
 from rich.console import Console
 from rich.progress import (
     BarColumn,
     MofNCompleteColumn,
-    Progress,
     SpinnerColumn,
     TextColumn,
     TimeElapsedColumn,
     TimeRemainingColumn,
 )
+from rich.progress import Progress as Bars
 from rich.table import Table
 
 from draftgauge.core.errors import DraftgaugeError
+from draftgauge.core.progress import Progress
 from draftgauge.core.provenance import command_line, write_measurement
 
 # Into a file or a pipe tables may be wide; 80 columns would cut their headings.
 console = Console() if Console().is_terminal else Console(width=132)
 errors = Console(stderr=True)
+EXIT_INCOMPLETE = 1
 EXIT_USAGE = 2
 EXIT_INTERRUPTED = 130
 
-Advance = Callable[[str, int, int], None]
+
+class Incomplete(Exception):  # noqa: N818 (what was finished is no error)
+    """What could be measured was, and the rest was said to have failed: its rows are kept, and the exit code is 1."""
+
+    def __init__(self, rows: Iterable[Mapping[str, Any]]) -> None:
+        super().__init__()
+        self.rows = rows
+
+
+@dataclass
+class Outcome:
+    """How a command ended."""
+
+    code: int = 0
 
 
 @contextmanager
-def friendly_errors(resume: str = "") -> Iterator[None]:
+def friendly_errors(resume: str = "") -> Iterator[Outcome]:
     """Turn the errors that users can put right into one message and exit code 2; Ctrl-C into 130 with how to go on."""
+    outcome = Outcome()
     try:
-        yield
+        yield outcome
     except DraftgaugeError as error:
-        errors.print(f"[bold red]error:[/] {_escaped(str(error))}", soft_wrap=True, highlight=False)
-        raise typer.Exit(EXIT_USAGE) from error
-    except KeyboardInterrupt as error:
+        fail(str(error))
+        outcome.code = EXIT_USAGE
+    except KeyboardInterrupt:
         errors.print(f"[yellow]interrupted.[/] {_escaped(resume)}", soft_wrap=True, highlight=False)
-        raise typer.Exit(EXIT_INTERRUPTED) from error
+        outcome.code = EXIT_INTERRUPTED
+
+
+def fail(message: str) -> None:
+    """Say what was wrong."""
+    errors.print(f"[bold red]error:[/] {_escaped(message)}", soft_wrap=True, highlight=False)
 
 
 def warn(message: str) -> None:
@@ -56,7 +77,7 @@ def _escaped(text: str) -> str:
 
 
 @contextmanager
-def progress() -> Iterator[Advance]:
+def progress() -> Iterator[Progress]:
     """A progress display; the callback takes (what, done, total) and opens a bar for every new ``what``."""
     columns = (
         SpinnerColumn(),
@@ -66,13 +87,13 @@ def progress() -> Iterator[Advance]:
         TimeElapsedColumn(),
         TimeRemainingColumn(),
     )
-    with Progress(*columns, console=errors, transient=not errors.is_terminal) as bars:
-        known: dict[str, Any] = {}
+    with Bars(*columns, console=errors, transient=not errors.is_terminal) as bars:
+        tasks: dict[str, Any] = {}
 
         def advance(what: str, done: int, total: int) -> None:
-            if what not in known:
-                known[what] = bars.add_task(what, total=total)
-            bars.update(known[what], completed=done, total=total)
+            if what not in tasks:
+                tasks[what] = bars.add_task(what, total=total)
+            bars.update(tasks[what], completed=done, total=total)
 
         yield advance
 
@@ -89,11 +110,11 @@ def save_json(path: Path | None, rows: Iterable[Mapping[str, Any]]) -> None:
 def show_table(title: str, rows: Iterable[Mapping[str, Any]], columns: Mapping[str, str]) -> None:
     """Print rows; ``columns`` maps keys to headings, and missing or empty values are left blank."""
     table = Table(title=title, title_justify="left", header_style="bold", box=box.SIMPLE_HEAD, pad_edge=False)
-    found = list(rows)
+    shown = list(rows)
     for key, heading in columns.items():
-        numeric = all(isinstance(row.get(key), int | float | None) for row in found)
+        numeric = all(isinstance(row.get(key), int | float | None) for row in shown)
         table.add_column(heading, justify="right" if numeric else "left")
-    for row in found:
+    for row in shown:
         table.add_row(*(_cell(row.get(key)) for key in columns))
     console.print(table)
 

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import sys
+from collections.abc import Sequence
 from importlib.metadata import version
-from typing import Annotated
 
-import typer
+from cyclopts import App, CycloptsError
 
 from draftgauge.cli import (
     bench,
@@ -21,43 +22,66 @@ from draftgauge.cli import (
     study,
     train,
 )
+from draftgauge.cli.console import EXIT_USAGE, console, errors, fail
+from draftgauge.cli.derive import add_verb
+from draftgauge.cli.generate import STANDARD_INPUT
 
-app = typer.Typer(
-    name="draftgauge",
-    help="Measure, replay and run speculative decoding: which drafter, how many tokens, and is it worth it on your model?",
-    no_args_is_help=True,
-    pretty_exceptions_enable=False,
-    context_settings={"help_option_names": ["-h", "--help"]},
-)
-app.command("demo")(demo.demo)
-app.command("profile")(profile.profile)
-app.command("fit")(fit.fit)
-app.command("replay")(replay.replay)
-app.command("bench")(bench.bench)
-app.command("generate")(generate.generate)
-app.command("report")(report.report)
-app.command("train")(train.train)
-app.command("evaluate")(evaluate.evaluate)
-app.add_typer(study.app, name="study")
-app.add_typer(reference.app, name="reference")
-app.add_typer(reproduce.app, name="reproduce")
+KEPT = "Everything finished so far is kept: run the same command again to go on."
+NOTHING = "Nothing was written."
+LAST = 100  # in the help: verbs that have verbs of their own
 
 
-def _version(value: bool) -> None:
-    if value:
-        typer.echo(version("draftgauge"))
-        raise typer.Exit
+def make_app() -> App:
+    """All verbs."""
+    app = App(
+        name="draftgauge",
+        help="Measure, replay and run speculative decoding: "
+        "which drafter, how many tokens, and is it worth it on your model?",
+        version=lambda: version("draftgauge"),
+        help_flags=["--help", "-h"],
+        help_format="plaintext",
+        console=console,
+        error_console=errors,
+    )
+    add_verb(app, "demo", demo.demo, KEPT)
+    add_verb(app, "profile", profile.profile, KEPT)
+    add_verb(app, "fit", fit.fit, NOTHING)
+    add_verb(app, "replay", replay.replay, NOTHING)
+    add_verb(app, "bench", bench.bench, NOTHING)
+    add_verb(app, "generate", generate.generate)
+    add_verb(app, "report", report.report, NOTHING)
+    add_verb(
+        app, "train", train.train, "Everything up to the last checkpoint is kept: run the same command again to go on."
+    )
+    add_verb(app, "evaluate", evaluate.evaluate, NOTHING)
+    studies = App(name="study", sort_key=LAST, help="The papers' comparisons as runnable studies.")
+    add_verb(studies, "kvshot", study.kvshot, "Finished cells are kept: the same command goes on from there.")
+    bundled = App(name="reference", sort_key=LAST, help="The bundled pair: show its card, train it again, evaluate it.")
+    bundled.command(reference.card, name="card", sort_key=0)
+    add_verb(bundled, "train", reference.train, "Run the same command again to go on from the last checkpoint.")
+    add_verb(bundled, "evaluate", reference.evaluate, NOTHING)
+    papers = App(name="reproduce", sort_key=LAST, help="Reproduce a paper from its published records.")
+    add_verb(papers, "speckv", reproduce.speckv, NOTHING)
+    for group in (studies, bundled, papers):
+        app.command(group)
+    return app
 
 
-@app.callback()
-def main(
-    show_version: Annotated[
-        bool, typer.Option("--version", callback=_version, is_eager=True, help="Print the version and exit.")
-    ] = False,
-) -> None:
-    """Options that come before the verb."""
+def run(arguments: Sequence[str] | None = None) -> int:
+    """Entry point of the ``draftgauge`` command; returns the exit code.
 
-
-def run() -> None:
-    """Entry point of the ``draftgauge`` command."""
-    app()
+    Args:
+        arguments: the words after ``draftgauge``; those of the running command if None.
+    """
+    given = sys.argv[1:] if arguments is None else arguments
+    words = [STANDARD_INPUT if word == "-" else word for word in given]  # which would read as an option without a name
+    app = make_app()
+    try:
+        command, bound, _ = app.parse_args(words, exit_on_error=False, print_error=False)
+    except CycloptsError as error:
+        fail(" ".join(str(error).split()))
+        return EXIT_USAGE
+    code = command(*bound.args, **bound.kwargs)
+    if not words or (command == app.help_print and not {"-h", "--help"} & set(words)):
+        return EXIT_USAGE  # no verb was named
+    return int(code or 0)

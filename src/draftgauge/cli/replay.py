@@ -2,55 +2,33 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-from typing import Annotated, Any
+from typing import Any
 
-import typer
+from draftgauge.api.requests import ReplayRequest
+from draftgauge.cli.console import show_table, warn
 
-from draftgauge.cli import options as o
-from draftgauge.cli.console import friendly_errors, save_json, show_table, warn
-from draftgauge.core.config import convert
+COLUMNS = {
+    "policy": "policy",
+    "tokens_per_step": "tokens/step",
+    "tokens_per_second": "modelled tokens/s",
+    "ratio_to_plain": "x plain",
+    "gain": "gain",
+    "gain_low": "95% from",
+    "gain_high": "to",
+    "p_holm": "p (Holm)",
+    "captured": "captured",
+}
 
 
-def replay(
-    folder: Annotated[Path, typer.Argument(help="A recorded run, or a folder of runs.")],
-    policy: o.Policy = None,
-    tasks: o.Tasks = None,
-    split: Annotated[
-        str | None,
-        typer.Option(
-            help="Evaluate on train, validation, test or all prompts; on test ones where the trace has training ones too."
-        ),
-    ] = None,
-    sweep: Annotated[
-        str | None,
-        typer.Option(
-            metavar="RATIOS", help="Evaluate at these costs of a drafted token over a verification, e.g. .04,.10,.25"
-        ),
-    ] = None,
-    json: o.Json = None,
-) -> None:
-    """Evaluate policies exactly on a trace with its measured cost curve; no model is loaded."""
-    from draftgauge.api.replay import replay_rows
+def replay(request: ReplayRequest) -> list[dict[str, Any]]:
+    """Run and show."""
+    from draftgauge.api.replay import replay as run
 
-    with friendly_errors():
-        ratios = [convert(part, float, "--sweep") for part in o.listed(sweep)]
-        rows = replay_rows(folder, policy, tasks=o.listed(tasks) or None, split=split, sweep=ratios, on_warning=warn)
-        columns = {"compression": "target"} | ({"cost_ratio": "cost ratio"} if ratios else {})
-        columns |= {
-            "policy": "policy",
-            "tokens_per_step": "tokens/step",
-            "tokens_per_second": "modelled tokens/s",
-            "ratio_to_plain": "x plain",
-            "gain": "gain",
-            "gain_low": "95% from",
-            "gain_high": "to",
-            "p_holm": "p (Holm)",
-            "captured": "captured",
-        }
-        pooled = [row for row in rows if row["task"] == "all"]
-        show_table(_title(pooled, bool(ratios)), pooled, columns)
-        save_json(json, rows)
+    rows = run(request, on_warning=warn)
+    columns = {"compression": "target"} | ({"cost_ratio": "cost ratio"} if request.sweep else {}) | COLUMNS
+    pooled = [row for row in rows if row["task"] == "all"]
+    show_table(_title(pooled, bool(request.sweep)), pooled, columns)
+    return rows
 
 
 def _title(rows: list[dict[str, Any]], swept: bool) -> str:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections import defaultdict
-from collections.abc import Collection
+from collections import Counter
+from collections.abc import Collection, Iterable
 from dataclasses import dataclass
 from itertools import chain, zip_longest
 from pathlib import Path
@@ -77,17 +77,28 @@ def read_prompts(
     return wanted[:limit]
 
 
+def in_turn(prompts: Iterable[Prompt]) -> list[Prompt]:
+    """The prompts with their tasks in turn, so that the first few are of every task."""
+    by_task: dict[str, list[Prompt]] = {}
+    for prompt in prompts:
+        by_task.setdefault(prompt.task, []).append(prompt)
+    turns = chain.from_iterable(zip_longest(*by_task.values()))
+    return [prompt for prompt in turns if prompt is not None]
+
+
 def mixed_prompts(path: Path, per_task: int | None) -> list[Prompt]:
-    """The first prompts of each task, tasks in turn, so that the first few are of every task.
+    """The first prompts of each task, tasks in turn.
 
     Raises:
         PromptError: if the file cannot be read.
     """
-    by_task: dict[str, list[Prompt]] = defaultdict(list)
+    counts: Counter[str] = Counter()
+    first = []
     for prompt in read_prompts(path):
-        by_task[prompt.task].append(prompt)
-    turns = zip_longest(*(prompts[:per_task] for prompts in by_task.values()))
-    return [prompt for prompt in chain.from_iterable(turns) if prompt is not None]
+        counts[prompt.task] += 1
+        if per_task is None or counts[prompt.task] <= per_task:
+            first.append(prompt)
+    return in_turn(first)
 
 
 def prompts_sha256(path: Path) -> str:

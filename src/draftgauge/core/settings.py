@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import inspect
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import MISSING, Field, dataclass, field, fields, is_dataclass
 from types import MappingProxyType
 from typing import Any, TypeVar, cast, get_origin, get_type_hints
@@ -72,6 +72,11 @@ class Setting:
         return self.default is MISSING
 
     @property
+    def option(self) -> str:
+        """How a command line names it."""
+        return self.metadata.get("option") or f"--{self.name.replace('_', '-')}"
+
+    @property
     def repeated(self) -> bool:
         """Whether items are given one by one."""
         return bool(self.metadata.get("repeated"))
@@ -86,7 +91,10 @@ def settings_of(cls: type) -> tuple[Setting, ...]:
 
 
 def make_request(
-    cls: type[Request], arguments: Sequence[Any] = (), keywords: Mapping[str, Any] = MappingProxyType({})
+    cls: type[Request],
+    arguments: Sequence[Any] = (),
+    keywords: Mapping[str, Any] = MappingProxyType({}),
+    spelled: Callable[[Setting], str] = lambda entry: entry.name,
 ) -> Request:
     """A request from flat values, converted to the types of its fields.
 
@@ -95,6 +103,7 @@ def make_request(
         arguments: values of the first settings, in their order.
         keywords: values by name. None stands for the default of a tuple; a lone text for a tuple is read as its items
             with commas between them, or as its only item where items are given one by one.
+        spelled: how messages name a setting.
 
     Raises:
         DraftgaugeError: for an unknown name, a value of the wrong type, or a missing one.
@@ -109,11 +118,23 @@ def make_request(
         said = f"{', '.join(twice)} given twice" if twice else f"no setting {', '.join(map(repr, unknown))}"
         raise DraftgaugeError(f"{cls.__name__}: {said}; its settings are {', '.join(known)}")
     given |= keywords
-    values = {name: _converted(known[name], value) for name, value in given.items()}
+    values = {name: _converted(known[name], value, spelled(known[name])) for name, value in given.items()}
     missing = [name for name, entry in known.items() if entry.required and name not in values]
     if missing:
         raise DraftgaugeError(f"{cls.__name__} needs {', '.join(missing)}")
     return _build(cls, {(*known[name].path, name): value for name, value in values.items()})
+
+
+def get_setting(request: Any, entry: Setting) -> Any:
+    """The value of a setting in a request."""
+    for name in (*entry.path, entry.name):
+        request = getattr(request, name)
+    return request
+
+
+def summary_of(cls: type) -> str:
+    """The first paragraph of a class's docstring, on one line."""
+    return " ".join(inspect.cleandoc(cls.__doc__ or "").partition("\n\n")[0].split())
 
 
 def attribute_docs(cls: type) -> dict[str, str]:
@@ -154,14 +175,14 @@ def _default(entry: Field[Any]) -> Any:
     return entry.default_factory() if entry.default_factory is not MISSING else entry.default
 
 
-def _converted(entry: Setting, value: Any) -> Any:
+def _converted(entry: Setting, value: Any, where: str) -> Any:
     if get_origin(entry.annotation) is tuple:
         if value is None and not entry.required:
             return entry.default
         if entry.repeated and isinstance(value, str):
             value = (value,)
         value = tuple(value) if isinstance(value, set | frozenset) else value
-    return convert(value, entry.annotation, entry.name)
+    return convert(value, entry.annotation, where)
 
 
 def _build(cls: type[Request], values: Mapping[tuple[str, ...], Any], base: Any = MISSING) -> Request:

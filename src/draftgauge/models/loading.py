@@ -15,6 +15,7 @@ from transformers.utils import logging
 from draftgauge.core.errors import DraftgaugeError, ModelError
 from draftgauge.models.base import CachedModel
 from draftgauge.models.compression import activation_dtype, check_compression, check_nf4_widths, quantization_config
+from draftgauge.models.device import choose_device
 from draftgauge.models.fingerprint import fingerprint
 from draftgauge.models.lean import LeanModel
 from draftgauge.models.lean_weights import why_not_lean
@@ -53,7 +54,7 @@ def load_model(
     """
     check_compression(compression)
     _check_engine(engine)
-    place = torch.device(device) if device is not None else torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    place = choose_device(device)
     quantisation = quantization_config(compression, place)
     path = resolve_source(source, part)
     config = _from_pretrained(AutoConfig, path, trust_remote_code=trust_remote_code)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from draftgauge.core.errors import DraftgaugeError
@@ -42,17 +42,17 @@ class PairSpec:
         target: target model: a Hugging Face id, a folder, or 'reference' (the bundled one). If left out, the one that a
             trained drafter was trained for, else 'reference'.
         draft: draft model: an id, a folder, 'reference' or 'reference/draft-small'.
+        compression: of the target: none, fp16, bf16, int8, nf4; several with commas where a verb takes several.
         drafter: what proposes tokens: 'language_model' (the draft model), 'prompt_lookup' (no model), or the folder of
             a trained drafter. If left out, the draft model, or what a recorded run was recorded with.
-        compression: of the target: none, fp16, bf16, int8, nf4; several with commas where a verb takes several.
         machine: where the models run.
         loading: how they are loaded.
     """
 
     target: str | None = None
     draft: str | None = "reference"
-    drafter: str | None = None
     compression: tuple[str, ...] = ("none",)
+    drafter: str | None = None
     machine: DeviceSpec = DeviceSpec()
     loading: LoadSpec = LoadSpec()
 
@@ -61,6 +61,10 @@ class PairSpec:
             raise DraftgaugeError(
                 f"name at least one compression, and each once, not {', '.join(self.compression) or 'none at all'}"
             )
+
+    def at(self, compression: str) -> PairSpec:
+        """The pair at one of its compressions."""
+        return replace(self, compression=(compression,))
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -18,6 +18,7 @@ from draftgauge.core.errors import DraftgaugeError
 from draftgauge.drafters.reuse.building import count_parameters
 from draftgauge.drafters.reuse.config import ReuseConfig
 from draftgauge.models.compression import activation_dtype
+from draftgauge.models.device import choose_device
 from draftgauge.models.taps import TapPlan
 from draftgauge.training.loop import autocast_dtype
 from draftgauge.training.reuse.answers import Conversation
@@ -128,9 +129,7 @@ def estimate_for(
 ) -> Estimate:
     """:func:`estimate` for a target's configuration, and the answers where there are some already."""
     drafter = drafter_config(request, config)
-    device = (
-        torch.device(request.device) if request.device else torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    )
+    device = choose_device(request.device)
     target = _on_meta(config, request.trust_remote_code)
     sizes = _sizes(request, min(request.length, drafter.context), answers)
     trained = count_parameters(drafter)

@@ -19,6 +19,7 @@ from draftgauge.drafters.reuse.building import WARM_DESIGNS
 from draftgauge.drafters.reuse.config import ReuseConfig, reuse_config
 from draftgauge.drafters.reuse.persistence import read_description
 from draftgauge.models.compression import check_compression
+from draftgauge.models.device import choose_device
 from draftgauge.models.fingerprint import fingerprint
 from draftgauge.models.reference import resolve_source
 from draftgauge.models.taps import TapPlan, tap_plan
@@ -137,9 +138,7 @@ def check(request: TrainingSpec, out: Path, identity: str | None) -> Job:
     check_out(out, request, identity)
     text = config.get_text_config()
     both = tap_plan(text, True, True, request.taps) if request.features == "cached" else TapPlan()
-    place = (
-        torch.device(request.device) if request.device else torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    )
+    place = choose_device(request.device)
     job = Job(request, out, drafter, TapPlan(drafter.hidden_layers, drafter.kv_layers), both, place, length)
     if identity is not None:
         existing_answers(request, job.answers, identity)

@@ -9,6 +9,7 @@ from typing import Any
 
 from draftgauge.core.config import to_mapping
 from draftgauge.core.errors import DraftgaugeError
+from draftgauge.core.settings import setting
 
 LOSSES = ("kl", "cross-entropy", "greedy")
 FEATURES = ("online", "cached")
@@ -76,7 +77,7 @@ class TrainingSpec:
     taps: tuple[int, ...] | None = None
     intermediate_size: int | None = None
     draft_vocabulary: int = 0
-    depths: int = 7
+    depths: int = setting(7, short="-k")
     length: int = 1024
     prompts: Path | None = None
     questions: int | None = 3000

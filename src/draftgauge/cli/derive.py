@@ -1,0 +1,138 @@
+"""Commands derived from requests: every setting of a request is an option of its verb.
+
+cyclopts reads the command line and prints the help; values stay text, which
+:func:`~draftgauge.core.settings.make_request` converts, so that a command line and a Python call take the same way and
+fail with the same words.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from pathlib import Path
+from typing import Annotated, Any, cast, get_type_hints
+
+from cyclopts import App, Parameter
+from cyclopts.group import Group
+
+from draftgauge.cli.console import EXIT_INCOMPLETE, Incomplete, friendly_errors, save_json
+from draftgauge.core.config import type_name
+from draftgauge.core.errors import DraftgaugeError
+from draftgauge.core.settings import Setting, get_setting, make_request, settings_of, summary_of
+
+PANEL = 3  # settings that a part of a request has at least, to be shown under a heading of its own
+
+Rows = Iterable[Mapping[str, Any]]
+Json = Annotated[str | None, Parameter(help="Also write the measured rows to this file.", metavar="FILE")]
+
+
+def add_verb(app: App, name: str, show: Callable[..., Rows | None], resume: str = "") -> None:
+    """Add a command that asks for a request and hands it to a function that runs it and shows what came of it.
+
+    Args:
+        app: receives the command.
+        name: of the command.
+        show: its first parameter is the request, by its annotation; its keyword-only ones become options too. Where it
+            returns rows, the command takes ``--json``.
+        resume: said after Ctrl-C.
+    """
+    hints = get_type_hints(show, include_extras=True)
+    own = [p for p in inspect.signature(show).parameters.values() if p.kind is p.KEYWORD_ONLY]
+    request_class = hints[next(iter(inspect.signature(show).parameters))]
+    measures = hints["return"] is not type(None)
+
+    def command(*arguments: Any, **options: Any) -> int:
+        json = options.pop("json", None)
+        further = {parameter.name: options.pop(parameter.name) for parameter in own if parameter.name in options}
+        positional = [entry.name for entry in settings_of(request_class) if entry.positional]
+        given = dict(zip(positional, arguments, strict=False)) | options
+        with friendly_errors(resume) as outcome:
+            request = make_request(request_class, keywords=given, spelled=lambda entry: entry.option)
+            target = None if json is None else Path(json)
+            _check_destination(target, request)
+            try:
+                rows = show(request, **further)
+            except Incomplete as incomplete:
+                rows, outcome.code = incomplete.rows, EXIT_INCOMPLETE
+            save_json(target, rows or ())
+        return outcome.code
+
+    parameters = [_parameter(entry, _panel(request_class, entry)) for entry in settings_of(request_class)]
+    parameters += [parameter.replace(annotation=hints[parameter.name]) for parameter in own]
+    if measures:
+        json = inspect.Parameter("json", inspect.Parameter.KEYWORD_ONLY, default=None, annotation=Json)
+        parameters.append(json)
+    parameters.sort(key=lambda parameter: parameter.kind)
+    command.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
+    command.__annotations__ = {parameter.name: parameter.annotation for parameter in parameters}
+    app.command(command, name=name, help=summary_of(request_class), sort_key=len(list(app)))
+
+
+def _parameter(entry: Setting, panel: dict[str, Group]) -> inspect.Parameter:
+    """The parameter that cyclopts makes an option of."""
+    switch = entry.annotation in (bool, bool | None)
+    kind: Any = bool | None if switch else list[str] | None if entry.repeated else str | None
+    details = Parameter(
+        name=None if entry.positional else tuple(filter(None, (entry.option, entry.metadata.get("short")))),
+        help=entry.help[:1].upper() + entry.help[1:],
+        metavar=None if switch else _metavar(entry.annotation),
+        negative=_negative(entry) if switch else (),
+        show_default=_shown(entry.default) if not entry.required and not switch else False,
+        required=entry.required,
+        negative_iterable=(),
+        negative_none=(),
+        allow_repeating=True,  # the last one counts
+        **panel,
+    )
+    return inspect.Parameter(
+        entry.name,
+        inspect.Parameter.POSITIONAL_ONLY if entry.positional else inspect.Parameter.KEYWORD_ONLY,
+        default=inspect.Parameter.empty if entry.required else None,
+        annotation=Annotated[kind, details],
+    )
+
+
+def _negative(entry: Setting) -> Any:
+    """The switch that says no: only where the default is not no already."""
+    named = entry.metadata.get("negative")
+    return named or (f"--no-{entry.option.removeprefix('--')}" if entry.default is not False else ())
+
+
+def _shown(default: Any) -> Any:
+    """How the help shows a default; False where there is nothing to show."""
+    if default in (None, ()):
+        return False
+    text = ",".join(map(str, default)) if isinstance(default, tuple) else str(default)
+    return lambda value: text
+
+
+def _metavar(annotation: Any) -> str:
+    """``INT``, ``PATH``, ``LIST``, without the ``or none`` that leaving an option out stands for."""
+    words = type_name(annotation).replace(" or none", "")
+    return "LIST" if words.startswith("list of") else "TEXT" if words.startswith("str") else words.upper()
+
+
+def _panel(request_class: type, entry: Setting) -> dict[str, Group]:
+    """The heading of the part of the request that a setting belongs to, if it is shown under one."""
+    if not entry.path:
+        return {}
+    part = entry.path[0]
+    if sum(other.path[:1] == (part,) for other in settings_of(request_class)) < PANEL:
+        return {}
+    return {"group": Group(summary_of(cast(type, get_type_hints(request_class)[part])).rstrip("."))}
+
+
+def _check_destination(json: Path | None, request: Any) -> None:
+    """Refuse a JSON file that could not be written, or that is one of the inputs, before the work rather than after it."""
+    if json is None:
+        return
+    if json.is_dir() or any(parent.is_file() for parent in json.parents):
+        raise DraftgaugeError(f"--json {json}: name a file in a folder, not a folder or a place below a file")
+    if json.exists() and any(path.exists() and json.samefile(path) for path in _paths(request)):
+        raise DraftgaugeError(f"--json {json} is one of the files to read; choose another file")
+
+
+def _paths(request: Any) -> Iterator[Path]:
+    for entry in settings_of(type(request)):
+        value = get_setting(request, entry)
+        yield from (item for item in (value if isinstance(value, tuple) else (value,)) if isinstance(item, Path))

@@ -1,0 +1,33 @@
+"""The command line in this process: what it printed and how it ended."""
+
+from __future__ import annotations
+
+import io
+import sys
+from collections.abc import Sequence
+from contextlib import redirect_stderr, redirect_stdout
+from dataclasses import dataclass
+from unittest.mock import patch
+
+from draftgauge.cli.main import run
+
+
+@dataclass(frozen=True)
+class Result:
+    """Exit code and texts."""
+
+    exit_code: int
+    stdout: str
+    stderr: str
+
+    @property
+    def output(self) -> str:
+        return self.stdout + self.stderr
+
+
+def draftgauge(arguments: Sequence[str]) -> Result:
+    """Run ``draftgauge`` with these words after it."""
+    out, err = io.StringIO(), io.StringIO()
+    with redirect_stdout(out), redirect_stderr(err), patch.object(sys, "argv", ["draftgauge", *arguments]):
+        code = run()
+    return Result(code, out.getvalue(), err.getvalue())
