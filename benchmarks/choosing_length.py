@@ -18,10 +18,10 @@ from typing import Any
 import numpy as np
 from common import console, save, show_progress
 
-from draftgauge.api.bench import bench_run
+from draftgauge.api.bench import bench
 from draftgauge.api.fit import fit
 from draftgauge.api.profile import profile
-from draftgauge.api.replay import replay_rows
+from draftgauge.api.replay import replay
 from draftgauge.api.runs import read_run, select_runs
 from draftgauge.core.config import from_mapping
 from draftgauge.diagnostics.calibration import base_rates, calibration_rows
@@ -120,7 +120,7 @@ def _replayed(runs: Path, fitted: Path) -> list[Row]:
             f"speckv:reading={reading},compression={_as_published(manifest.target.compression)}"
             for reading in ("previous", "two")
         ]
-        rows += _named(replay_rows(run, [str(fitted), *FIELD, *speckv]), "replay", fitted)
+        rows += _named(replay(run, [str(fitted), *FIELD, *speckv]), "replay", fitted)
     for row in rows:
         if row["task"] == "all" and row["policy"] in ("stopping", "cumulative-confidence", "hindsight"):
             _show(row)
@@ -135,7 +135,7 @@ def _as_published(compression: str) -> str:
 def _swept(runs: Path, fitted: Path) -> list[Row]:
     """The same against the cost ratio, on the uncompressed target's trace."""
     none = next(run for run, manifest in select_runs(runs) if manifest.target.compression == "none")
-    rows = replay_rows(none, [str(fitted), "cumulative-confidence", "hf-confidence", "specdec++", "svip"], sweep=SWEEP)
+    rows = replay(none, [str(fitted), "cumulative-confidence", "hf-confidence", "specdec++", "svip"], sweep=SWEEP)
     rows = _named([row for row in rows if row["task"] == "all"], "cost ratio", fitted)
     for row in rows:
         if row["policy"] == "stopping":
@@ -261,7 +261,7 @@ def _live(runs: Path, fitted: Path, per_task: int, rounds: int) -> list[Row]:
     """Stopping, the best fixed length and no speculation live, interleaved; and what replay says of the very same prompts."""
     rows: list[Row] = []
     for run, _ in select_runs(runs):
-        live = bench_run(
+        live = bench(
             run, [str(fitted), "none"], baselines=False, rounds=rounds, per_task=per_task, progress=show_progress
         )
         rows += _named(live, "live", fitted)

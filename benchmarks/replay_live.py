@@ -7,9 +7,9 @@ from pathlib import Path
 
 from common import arguments, console, save, show_progress
 
-from draftgauge.api.bench import bench_run
+from draftgauge.api.bench import bench
 from draftgauge.api.profile import profile
-from draftgauge.api.replay import replay_rows
+from draftgauge.api.replay import replay
 
 
 def main() -> None:
@@ -25,8 +25,8 @@ def main() -> None:
             max_new_tokens=args.max_new_tokens,
             progress=show_progress,
         )
-        replayed = {(r["policy"], r["task"]): r for r in replay_rows(run, policies)}
-        live = bench_run(run, policies, baselines=False, rounds=args.rounds, progress=show_progress)
+        replayed = {(r["policy"], r["task"]): r for r in replay(run, policies)}
+        live = bench(run, policies, baselines=False, rounds=args.rounds, progress=show_progress)
     rows = []
     for row in live:
         model = replayed.get((row["policy"], row["task"]))

@@ -11,13 +11,27 @@ from importlib.metadata import PackageNotFoundError, version
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from draftgauge.api.bench import bench_run as bench
+    from draftgauge.api.bench import bench
     from draftgauge.api.demo import demo
+    from draftgauge.api.evaluate import evaluate
+    from draftgauge.api.fit import fit
     from draftgauge.api.generate import generate
     from draftgauge.api.pair import Pair, load_pair
     from draftgauge.api.profile import profile
-    from draftgauge.api.replay import replay_rows as replay
-    from draftgauge.api.report import write_report as report
+    from draftgauge.api.replay import replay
+    from draftgauge.api.report import report
+    from draftgauge.api.requests import (
+        BenchRequest,
+        DemoRequest,
+        EvaluateRequest,
+        FitRequest,
+        GenerateRequest,
+        ProfileRequest,
+        ReplayRequest,
+        ReportRequest,
+        TrainRequest,
+    )
+    from draftgauge.api.train import train
     from draftgauge.core.errors import DraftgaugeError
     from draftgauge.policies.base import Policy, Signal, Step
     from draftgauge.policies.registry import make_policy
@@ -31,35 +45,58 @@ except PackageNotFoundError:  # run from a source tree that was never installed
     __version__ = "0+unknown"
 
 _PUBLIC = {
+    "BenchRequest": "draftgauge.api.requests:BenchRequest",
     "CostCurve": "draftgauge.traces.costs:CostCurve",
+    "DemoRequest": "draftgauge.api.requests:DemoRequest",
     "DraftgaugeError": "draftgauge.core.errors:DraftgaugeError",
+    "EvaluateRequest": "draftgauge.api.requests:EvaluateRequest",
+    "FitRequest": "draftgauge.api.requests:FitRequest",
+    "GenerateRequest": "draftgauge.api.requests:GenerateRequest",
     "Pair": "draftgauge.api.pair:Pair",
     "Policy": "draftgauge.policies.base:Policy",
+    "ProfileRequest": "draftgauge.api.requests:ProfileRequest",
+    "ReplayRequest": "draftgauge.api.requests:ReplayRequest",
+    "ReportRequest": "draftgauge.api.requests:ReportRequest",
     "Signal": "draftgauge.policies.base:Signal",
     "Step": "draftgauge.policies.base:Step",
     "Trace": "draftgauge.traces.trace:Trace",
-    "bench": "draftgauge.api.bench:bench_run",
+    "TrainRequest": "draftgauge.api.requests:TrainRequest",
+    "bench": "draftgauge.api.bench:bench",
     "demo": "draftgauge.api.demo:demo",
+    "evaluate": "draftgauge.api.evaluate:evaluate",
+    "fit": "draftgauge.api.fit:fit",
     "generate": "draftgauge.api.generate:generate",
     "load_pair": "draftgauge.api.pair:load_pair",
     "make_policy": "draftgauge.policies.registry:make_policy",
     "profile": "draftgauge.api.profile:profile",
     "read_trace": "draftgauge.traces.reader:read_trace",
-    "replay": "draftgauge.api.replay:replay_rows",
-    "report": "draftgauge.api.report:write_report",
+    "replay": "draftgauge.api.replay:replay",
+    "report": "draftgauge.api.report:report",
+    "train": "draftgauge.api.train:train",
 }
 
 __all__ = [
+    "BenchRequest",
     "CostCurve",
+    "DemoRequest",
     "DraftgaugeError",
+    "EvaluateRequest",
+    "FitRequest",
+    "GenerateRequest",
     "Pair",
     "Policy",
+    "ProfileRequest",
+    "ReplayRequest",
+    "ReportRequest",
     "Signal",
     "Step",
     "Trace",
+    "TrainRequest",
     "__version__",
     "bench",
     "demo",
+    "evaluate",
+    "fit",
     "generate",
     "load_pair",
     "make_policy",
@@ -67,6 +104,7 @@ __all__ = [
     "read_trace",
     "replay",
     "report",
+    "train",
 ]
 
 

@@ -39,7 +39,8 @@ def models(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
 
 @pytest.fixture(scope="module")
 def run(models: dict[str, Any], tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return profile(**models, out=tmp_path_factory.mktemp("run"), **SETTINGS)[0]
+    rows = profile(**models, out=tmp_path_factory.mktemp("run"), **SETTINGS)
+    return Path(rows[0]["run"])
 
 
 def test_a_sampled_run_says_how_it_was_drawn(run: Path) -> None:

@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 
+from command_line import draftgauge
 from draftgauge.api.requests import TrainRequest
 from draftgauge.api.train import train
 from draftgauge.core.errors import DraftgaugeError, MissingLibraryError

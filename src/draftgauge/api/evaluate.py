@@ -9,7 +9,6 @@ from typing import Any
 import numpy as np
 from transformers import PreTrainedTokenizerBase
 
-from draftgauge.api.pair import encode_with
 from draftgauge.api.profile_plan import choose_prompts, encode_prompts
 from draftgauge.api.requests import EvaluateRequest
 from draftgauge.api.verb import verb
@@ -22,7 +21,7 @@ from draftgauge.diagnostics.texts import greedy_texts
 from draftgauge.drafters.reuse import load_drafter, read_description
 from draftgauge.models.base import CachedModel
 from draftgauge.models.loading import end_tokens, load_model, load_tokenizer
-from draftgauge.models.prompts_text import encode_prompts
+from draftgauge.models.prompts_text import encode_with
 from draftgauge.statistics.crossed import (
     Counts,
     Measure,

@@ -16,7 +16,7 @@ from draftgauge.drafters.base import Drafter
 from draftgauge.drafters.source import DraftSource, LoadOptions, choose_drafter, drafter_kind
 from draftgauge.models.base import CachedModel
 from draftgauge.models.loading import end_tokens, fingerprint, load_model, load_tokenizer
-from draftgauge.models.prompts_text import encode_prompt
+from draftgauge.models.prompts_text import encode_with
 from draftgauge.models.reference import REFERENCE, resolve_source
 from draftgauge.models.taps import Taps, attach_taps
 from draftgauge.verification import Sampling
@@ -110,12 +110,6 @@ def load_pair(spec: PairSpec) -> Pair:
     taps = None if drafts.tap_plan is None else attach_taps(model, drafts.tap_plan)
     sources = {"target": str(target), "draft": None if source is None else str(source)}
     return Pair(model, drafts, tokenizer, end_tokens(model, tokenizer), sources, compression, taps)
-
-
-def encode_with(tokenizer: PreTrainedTokenizerBase, prompt: Prompt) -> list[int]:
-    """Token ids of a prompt, conversations through the chat template."""
-    messages = [{"role": m.role, "content": m.content} for m in prompt.messages]
-    return encode_prompt(tokenizer, messages or prompt.text)
 
 
 def drafter_of(spec: PairSpec) -> tuple[str, str | Path | None]:

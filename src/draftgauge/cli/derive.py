@@ -68,7 +68,7 @@ def add_verb(app: App, name: str, show: Callable[..., Rows | None], resume: str 
     app.command(command, name=name, help=summary_of(request_class), sort_key=len(list(app)))
 
 
-def _parameter(entry: Setting, panel: dict[str, Group]) -> inspect.Parameter:
+def _parameter(entry: Setting, panel: dict[str, Any]) -> inspect.Parameter:
     """The parameter that cyclopts makes an option of."""
     switch = entry.annotation in (bool, bool | None)
     kind: Any = bool | None if switch else list[str] | None if entry.repeated else str | None
@@ -112,7 +112,7 @@ def _metavar(annotation: Any) -> str:
     return "LIST" if words.startswith("list of") else "TEXT" if words.startswith("str") else words.upper()
 
 
-def _panel(request_class: type, entry: Setting) -> dict[str, Group]:
+def _panel(request_class: type, entry: Setting) -> dict[str, Any]:
     """The heading of the part of the request that a setting belongs to, if it is shown under one."""
     if not entry.path:
         return {}

@@ -44,11 +44,13 @@ def encode_prompts(
     prompts: Sequence[Prompt], tokenizer: PreTrainedTokenizerBase, longest: int
 ) -> list[tuple[str, list[int]]]:
     """Task and token ids of each prompt; one longer than ``longest`` keeps its end."""
-    rows = []
-    for prompt in prompts:
-        messages = [{"role": message.role, "content": message.content} for message in prompt.messages]
-        rows.append((prompt.task, encode_prompt(tokenizer, messages or prompt.text)[-longest:]))
-    return rows
+    return [(prompt.task, encode_with(tokenizer, prompt)[-longest:]) for prompt in prompts]
+
+
+def encode_with(tokenizer: PreTrainedTokenizerBase, prompt: Prompt) -> list[int]:
+    """Token ids of a prompt of a file, conversations through the chat template."""
+    messages = [{"role": message.role, "content": message.content} for message in prompt.messages]
+    return encode_prompt(tokenizer, messages or prompt.text)
 
 
 def render(tokenizer: PreTrainedTokenizerBase, messages: Sequence[Message]) -> str:
