@@ -21,7 +21,7 @@ from common import console, save, show_progress
 from draftgauge.api.bench import bench
 from draftgauge.api.fit import fit
 from draftgauge.api.profile import profile
-from draftgauge.api.replay import replay
+from draftgauge.api.replay import replay as replay_verb
 from draftgauge.api.runs import read_run, select_runs
 from draftgauge.core.config import from_mapping
 from draftgauge.diagnostics.calibration import base_rates, calibration_rows
@@ -120,7 +120,7 @@ def _replayed(runs: Path, fitted: Path) -> list[Row]:
             f"speckv:reading={reading},compression={_as_published(manifest.target.compression)}"
             for reading in ("previous", "two")
         ]
-        rows += _named(replay(run, [str(fitted), *FIELD, *speckv]), "replay", fitted)
+        rows += _named(replay_verb(run, [str(fitted), *FIELD, *speckv]), "replay", fitted)
     for row in rows:
         if row["task"] == "all" and row["policy"] in ("stopping", "cumulative-confidence", "hindsight"):
             _show(row)
@@ -135,7 +135,7 @@ def _as_published(compression: str) -> str:
 def _swept(runs: Path, fitted: Path) -> list[Row]:
     """The same against the cost ratio, on the uncompressed target's trace."""
     none = next(run for run, manifest in select_runs(runs) if manifest.target.compression == "none")
-    rows = replay(none, [str(fitted), "cumulative-confidence", "hf-confidence", "specdec++", "svip"], sweep=SWEEP)
+    rows = replay_verb(none, [str(fitted), "cumulative-confidence", "hf-confidence", "specdec++", "svip"], sweep=SWEEP)
     rows = _named([row for row in rows if row["task"] == "all"], "cost ratio", fitted)
     for row in rows:
         if row["policy"] == "stopping":
