@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from command_line import Result, draftgauge
-from draftgauge.api.fit import FITTABLE
+from draftgauge.fitting.registry import fittable
 from draftgauge.policies.fitted import load_fitted
 from draftgauge.replay.splits import TRAIN, prompt_key
 from draftgauge.traces.reader import read_trace
@@ -29,7 +29,7 @@ def message(result: Result) -> str:
     return " ".join(result.stderr.split())
 
 
-@pytest.mark.parametrize("policy", FITTABLE)
+@pytest.mark.parametrize("policy", fittable())
 def test_what_is_fitted_is_replayed_on_prompts_it_never_saw(run: Path, tmp_path: Path, policy: str) -> None:
     out = tmp_path / "p.json"
     result = invoke("fit", run, "--policy", policy, "--out", out, "--json", tmp_path / "fit.json")

@@ -17,8 +17,9 @@ from draftgauge.decoding.recorder import record_prompt
 from draftgauge.drafters import LanguageModelDrafter
 from draftgauge.models.loading import wrap
 from draftgauge.policies.base import Policy
-from draftgauge.policies.confidence import ConfidenceThreshold, CumulativeConfidence
+from draftgauge.policies.cumulative_confidence import CumulativeConfidence
 from draftgauge.policies.fixed import FixedLength
+from draftgauge.policies.hf_confidence import ConfidenceThreshold
 from draftgauge.replay import replay
 from draftgauge.replay.expectation import lengths_by_refusal
 from draftgauge.traces.build import make_trace

@@ -9,8 +9,8 @@ import pytest
 from numpy.testing import assert_allclose
 
 from draftgauge.policies import make_policy
-from draftgauge.policies.confidence import ConfidenceThreshold
 from draftgauge.policies.fixed import FixedLength
+from draftgauge.policies.hf_confidence import ConfidenceThreshold
 from draftgauge.replay import (
     acceptance_by_depth,
     best_fixed_gamma,

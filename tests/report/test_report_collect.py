@@ -62,7 +62,7 @@ def test_table_rows_are_those_of_evaluate(data, runs):
     view = data.compressions[1]
     policies = {row.policy for row in view.rows} - {"plain", "hindsight"}
     assert policies >= {*POLICIES, f"fixed:{view.pooled.best_gamma}", f"fixed:{data.compressions[0].pooled.best_draft}"}
-    made = {policy: make_policy(policy, trace.gamma_max) for policy in policies}
+    made = {policy: make_policy(policy, trace.gamma_max, costs) for policy in policies}
     expected = {(row["task"], row["policy"]): row for row in evaluate(trace, costs, made)}
     for row in view.rows:
         if row.policy in policies:

@@ -23,7 +23,7 @@ from draftgauge.decoding.plain import plain_decode
 from draftgauge.decoding.settings import DecodingSettings
 from draftgauge.decoding.speculative import speculative_decode
 from draftgauge.policies.base import Policy
-from draftgauge.policies.registry import expand_policy, make_policy
+from draftgauge.policies.registry import compared_policies, expand_policy, make_policy
 from draftgauge.replay.splits import TEST, design_of
 from draftgauge.statistics.bootstrap import RESAMPLES
 from draftgauge.statistics.paired import paired_gain, ratio_interval
@@ -32,7 +32,7 @@ from draftgauge.traces.manifest import Manifest
 
 PLAIN = "plain"
 DEFAULT_CONSTANT = 5
-ADAPTIVE = ("hf-heuristic", "hf-confidence", "cumulative-confidence")
+ADAPTIVE = compared_policies(with_costs=False)
 UNMEASURED = ("none", "fixed:2", "fixed:4", "fixed:6", *ADAPTIVE)  # without a recorded run of this drafter
 SETTLED = ("target", "draft", "compression", "prompts", "max_new_tokens", "gamma_max")  # by the manifest of a run
 

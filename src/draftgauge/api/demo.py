@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from draftgauge.api.bench import ADAPTIVE, bench
+from draftgauge.api.bench import bench
 from draftgauge.api.profile import profile
 from draftgauge.api.replay import replay
 from draftgauge.api.report import REPORT_NAME
@@ -14,11 +14,10 @@ from draftgauge.api.runs import read_run, select_runs
 from draftgauge.api.summary import profile_rows
 from draftgauge.api.verb import verb
 from draftgauge.core.progress import Progress, silent
+from draftgauge.policies.registry import compared_policies
 from draftgauge.replay.evaluate import best_fixed_gamma
 from draftgauge.report.page import build_report
 
-ADAPTIVE_HERE = (*ADAPTIVE, "stopping")
-"""The adaptive policies of the demo; throughput-optimal stopping as fitted on the bundled training prompts."""
 PLAIN_POLICY = "none"
 SUMMARY = ("compression", "task", "best_fixed_gamma", "near_best_from", "near_best_to", "hindsight_gain", "cost_ratio")
 
@@ -51,7 +50,7 @@ def demo(request: DemoRequest, *, progress: Progress = silent) -> list[dict[str,
     for run, _ in select_runs(runs):
         trace, costs = read_run(run)
         best = best_fixed_gamma(trace, costs)
-        policies = tuple(dict.fromkeys([PLAIN_POLICY, f"fixed:{max(best, 1)}", *ADAPTIVE_HERE]))
+        policies = tuple(dict.fromkeys([PLAIN_POLICY, f"fixed:{max(best, 1)}", *compared_policies()]))
         asked = BenchRequest(
             folder=run,
             policies=policies,

@@ -12,9 +12,7 @@ from draftgauge.api.runs import read_run, select_runs
 from draftgauge.api.verb import verb
 from draftgauge.core.errors import DraftgaugeError
 from draftgauge.core.provenance import command_line, timestamp
-from draftgauge.fitting.specdec import fit_specdec
-from draftgauge.fitting.speckv import fit_speckv
-from draftgauge.fitting.stopping import fit_stopping
+from draftgauge.fitting.registry import FitOptions, fit_policy, fittable
 from draftgauge.policies.base import Policy
 from draftgauge.policies.fitted import FITTED_SUFFIX, FittedPolicy, fitted_policy, save_fitted
 from draftgauge.replay.evaluate import evaluate_design
@@ -23,8 +21,6 @@ from draftgauge.replay.splits import MIN_PROMPTS, TRAIN, VALIDATION, design_of, 
 from draftgauge.traces.costs import CostCurve
 from draftgauge.traces.manifest import Manifest
 from draftgauge.traces.trace import Trace
-
-FITTABLE = ("stopping", "specdec++", "speckv")
 
 
 @verb(FitRequest)
@@ -48,8 +44,8 @@ def fit(request: FitRequest) -> list[dict[str, Any]]:
         TraceError: if a run lacks what is needed, or has fewer than 8 training prompts.
     """
     policy, out, horizon, seed = request.policy, request.out, request.horizon, request.randomness.seed
-    if policy not in FITTABLE:
-        raise DraftgaugeError(f"there is nothing to fit in policy {policy!r}; choose one of {', '.join(FITTABLE)}")
+    if policy not in fittable():
+        raise DraftgaugeError(f"there is nothing to fit in policy {policy!r}; choose one of {', '.join(fittable())}")
     if out.suffix != FITTED_SUFFIX:
         raise DraftgaugeError(f"--out is the {FITTED_SUFFIX} file to write, not {out}")
     if horizon < 1:
@@ -57,12 +53,7 @@ def fit(request: FitRequest) -> list[dict[str, Any]]:
     runs = _runs(request.folder, request.tasks, request.compression)
     train = [split_trace(trace, TRAIN) for _, trace, _ in runs]
     curves = [costs for _, _, costs in runs]
-    if policy == "stopping":
-        fitted = fit_stopping(train, curves, horizon=horizon, online=request.online)
-    elif policy == "specdec++":
-        fitted = fit_specdec(train[0], seed=seed)
-    else:
-        fitted = fit_speckv(train, seed=seed)
+    fitted = fit_policy(policy, train, curves, FitOptions(horizon, request.online, seed))
     fitted = replace(fitted, made=dict(fitted.made) | _made([manifest for manifest, _, _ in runs], train))
     rows = [_validation_row(fitted, trace, costs) for _, trace, costs in runs]
     save_fitted(fitted, out)

@@ -13,7 +13,7 @@ from draftgauge.api.verb import verb
 from draftgauge.core.errors import DraftgaugeError
 from draftgauge.policies.base import Policy
 from draftgauge.policies.fitted import FITTED_SUFFIX, load_fitted
-from draftgauge.policies.registry import expand_policy, make_policy
+from draftgauge.policies.registry import compared_policies, expand_policy, make_policy
 from draftgauge.replay.cost_sweep import cost_sweep
 from draftgauge.replay.evaluate import best_fixed_gamma, evaluate_design
 from draftgauge.replay.simulate import Replay
@@ -21,7 +21,7 @@ from draftgauge.replay.splits import Design, design_of, prompt_keys
 from draftgauge.traces.costs import CostCurve
 from draftgauge.traces.manifest import Manifest
 
-DEFAULT_POLICIES = ("none", "fixed", "hf-heuristic", "hf-confidence", "cumulative-confidence")
+DEFAULT_POLICIES = ("none", "fixed", *compared_policies())
 
 Warn = Callable[[str], None]
 

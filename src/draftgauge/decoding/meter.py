@@ -1,8 +1,10 @@
 """The cost meter: what drafting, verifying and the rest of a step cost on this machine, measured inside the live loop.
 
-Timing ``propose`` and ``forward`` on their own flatters them: live, each finds the processor's caches full of the other's
-weights, and the draft must first take in what the last step committed. So the meter runs the loop itself on real text, with
-draft lengths in random order, and reads a stopwatch around its parts. What a step takes beyond them is its overhead.
+Timing ``propose`` and ``forward`` on their own flatters them: live, each finds the processor's caches full of the
+    other's
+weights, and the draft must first take in what the last step committed. So the meter runs the loop itself on real text,
+with draft lengths in random order, and reads a stopwatch around its parts. What a step takes beyond them is its
+overhead.
 """
 
 from __future__ import annotations
@@ -36,7 +38,8 @@ Seconds = NDArray[np.float64]
 
 
 def default_contexts(prompt_tokens: Sequence[int], output_tokens: Sequence[int]) -> tuple[int, ...]:
-    """Context lengths worth measuring for some prompts: where the first step starts, the median, where the last one ends.
+    """Context lengths worth measuring for some prompts: where the first step starts, the median, where the last one
+    ends.
 
     Args:
         prompt_tokens, output_tokens: of each prompt.
@@ -46,7 +49,8 @@ def default_contexts(prompt_tokens: Sequence[int], output_tokens: Sequence[int])
 
 
 def measured_span(gamma_max: int, context_limit: int) -> int:
-    """Tokens that are decoded in one go for a measurement: room for several of the longest drafts, as far as the models take them.
+    """Tokens that are decoded in one go for a measurement: room for several of the longest drafts, as far as the models
+    take them.
 
     Raises:
         DraftgaugeError: if not even two of the longest drafts fit.
@@ -54,7 +58,8 @@ def measured_span(gamma_max: int, context_limit: int) -> int:
     span = min(max(SPAN, 4 * (gamma_max + 1)), context_limit - 1)
     if span < 2 * (gamma_max + 1):
         raise DraftgaugeError(
-            f"the models take {context_limit} tokens, and measuring drafts of {gamma_max} needs {2 * gamma_max + 3}: lower gamma_max"
+            f"the models take {context_limit} tokens, and measuring drafts of {gamma_max} needs "
+            f"{2 * gamma_max + 3}: lower gamma_max"
         )
     return span
 
@@ -227,7 +232,8 @@ def _overhead(benches: Sequence[_Bench]) -> float:
 def _signal_seconds(benches: Sequence[_Bench]) -> SignalSeconds:
     """What each signal adds: the parts, none below 0, whose sums come closest to what the timed sets of signals took.
 
-    Of drafted tokens it is taken from the time of drafting alone: within a whole step it would drown in what the target's pass varies
+    Of drafted tokens it is taken from the time of drafting alone: within a whole step it would drown in what the
+        target's pass varies
     by. The target's entropy is computed after that pass, so its time is that of the rest of the step.
     """
     parts = [field.name for field in fields(SignalSeconds) if field.name != SignalName.TARGET_ENTROPY]

@@ -1,4 +1,6 @@
-"""The recorder: the target's output for a prompt, greedy or drawn, and at each of its positions what would be drafted from there."""
+"""The recorder: the target's output for a prompt, greedy or drawn, and at each of its positions what would be drafted
+from there.
+"""
 
 from __future__ import annotations
 
@@ -42,26 +44,27 @@ def record_prompt(
     At a temperature above 0 the output is drawn once, and the record holds chances of acceptance in place of outcomes
     (:mod:`draftgauge.traces.sampled`).
 
-    Passes over many positions round differently from a live drafter's single steps: in float32 the record is what a live run
-    shows up to the last digits; in lower precision a drafted near-tie may fall the other way.
+    Passes over many positions round differently from a live drafter's single steps: in float32 the record is what a
+    live run shows up to the last digits; in lower precision a drafted near-tie may fall the other way.
 
     Args:
         target: the model whose output is recorded; its cache is overwritten.
-        drafter: what drafts, from all positions together where it can (:class:`~draftgauge.drafters.dense.DraftsEverywhere`).
-            Sampled decoding is recorded only with one whose draft from one position tells of the next ones
-            (:class:`~draftgauge.drafters.refused.DraftsRefused`).
+        drafter: what drafts, from all positions together where it can
+            (:class:`~draftgauge.drafters.dense.DraftsEverywhere`). Sampled decoding is recorded only with one whose
+            draft from one position tells of the next ones (:class:`~draftgauge.drafters.refused.DraftsRefused`).
         prompt: where it comes from.
         prompt_tokens: its token ids, at least one.
         settings: its limit and end tokens end the output, the end tokens also drafts.
         tokenizer: for the text of the output.
         gamma_max: longest draft, at least 1.
         generator: on the target's device, needed at a temperature above 0.
-        speculate: generate the output with the drafter under this policy instead of the plain loop. In float32 the output is the
-            same and comes sooner; in lower precision or with a quantised target, near-ties may fall the other way.
+        speculate: generate the output with the drafter under this policy instead of the plain loop. In float32 the
+            output is the same and comes sooner; in lower precision or with a quantised target, near-ties may fall the
+            other way.
 
     Raises:
-        DraftgaugeError: if the settings stop at strings, ``gamma_max`` is not positive, sampling lacks its generator or a draft model,
-            or as the loops raise.
+        DraftgaugeError: if the settings stop at strings, ``gamma_max`` is not positive, sampling lacks its generator or
+            a draft model, or as the loops raise.
     """
     if gamma_max < 1:
         raise DraftgaugeError(f"gamma_max is the longest draft and must be at least 1, not {gamma_max}")
@@ -118,7 +121,9 @@ def generate_greedily(
     drafter: Drafter | None = None,
     policy: Policy | None = None,
 ) -> tuple[Generation, NDArray[np.float32]]:
-    """The target's output, by the plain loop or with a drafter and a policy, and the entropy in bits behind each of its tokens."""
+    """The target's output, by the plain loop or with a drafter and a policy, and the entropy in bits behind each of its
+    tokens.
+    """
     tap = EntropyTap(target, len(prompt_tokens))
     if drafter is None or policy is None:
         output = plain_decode(tap, prompt_tokens, settings)
@@ -135,7 +140,9 @@ def generate_sampled(
     drafter: Drafter | None = None,
     policy: Policy | None = None,
 ) -> tuple[Generation, Tensor]:
-    """An output drawn from the target, by the plain loop or with a drafter and a policy, and the logits ``[N, V]`` it was drawn from."""
+    """An output drawn from the target, by the plain loop or with a drafter and a policy, and the logits ``[N, V]`` it
+    was drawn from.
+    """
     tap = LogitsTap(target, len(prompt_tokens))
     if drafter is None or policy is None:
         output = plain_decode(tap, prompt_tokens, settings, generator)

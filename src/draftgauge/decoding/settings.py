@@ -44,15 +44,18 @@ def check_request(
 
     Raises:
         PromptError: if the prompt is empty.
-        DraftgaugeError: if prompt and output together are longer than the model takes, or a sampled output lacks its generator.
+        DraftgaugeError: if prompt and output together are longer than the model takes, or a sampled output lacks its
+            generator.
     """
     if not prompt_tokens:
         raise PromptError("the prompt is empty: give it at least one token")
     length = len(prompt_tokens) + settings.max_new_tokens
     if length > spec.context:
         raise DraftgaugeError(
-            f"context longer than the model takes: {len(prompt_tokens)} prompt tokens and max_new_tokens {settings.max_new_tokens} "
-            f"make {length}, the model takes {spec.context}. Shorten the prompt or lower max_new_tokens by {length - spec.context}"
+            f"context longer than the model takes: {len(prompt_tokens)} prompt tokens and max_new_tokens "
+            f"{settings.max_new_tokens} "
+            f"make {length}, the model takes {spec.context}. Shorten the prompt or lower max_new_tokens by "
+            f"{length - spec.context}"
         )
     if generator is None and not settings.sampling.greedy:
         raise DraftgaugeError("sampling at a temperature above 0 needs a random generator on the model's device")

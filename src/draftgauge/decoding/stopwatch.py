@@ -75,10 +75,11 @@ class Sample(NamedTuple):
 class StepTimer:
     """Collects the marks of every step while the loop runs, and makes samples of them afterwards.
 
-    It is the loop's policy: it asks for the draft lengths in random order, over and over, so that whatever disturbs the machine
-    falls on all of them alike, and every length meets the states that the others leave behind. Only steps that draft nothing come
-    in runs, as where one does not speculate, and the first of a run is not counted: it would find the draft in the caches.
-    In every round each length comes once without signals and once with one of the sets in :data:`PRICED`, by turns.
+    It is the loop's policy: it asks for the draft lengths in random order, over and over, so that whatever disturbs the
+    machine falls on all of them alike, and every length meets the states that the others leave behind. Only steps that
+    draft nothing come in runs, as where one does not speculate, and the first of a run is not counted: it would find
+    the draft in the caches. In every round each length comes once without signals and once with one of the sets in
+    :data:`PRICED`, by turns.
 
     Attributes:
         reads: the signals of the running step; unlike other policies it declares them anew for every step.
@@ -119,7 +120,9 @@ class StepTimer:
         return self._asked
 
     def _round(self) -> list[tuple[int, Reads]]:
-        """Every length without signals and every length above 0 with some, in random order; runs of steps that draft nothing."""
+        """Every length without signals and every length above 0 with some, in random order; runs of steps that draft
+        nothing.
+        """
         steps = [(length, NO_SIGNALS) for length in range(self._gamma_max + 1)]
         steps += [(length, self._next_set()) for length in range(1, self._gamma_max + 1)]
         shuffled = [steps[index] for index in self._rng.permutation(len(steps))]
@@ -226,6 +229,6 @@ class TimedDrafter:
         return Draft(draft.tokens + [self._filler] * (limit - self._proposed), None, draft.signals)
 
     def commit(self, accepted: int, tokens: list[int]) -> None:
-        """Pass on how much of the drafter's own proposal was accepted; the target's cache has been rolled back by now."""
+        """Pass on how much of the drafter's own proposal was accepted; the target's cache is rolled back by now."""
         self._timer.end("verify")
         self._drafter.commit(min(accepted, self._proposed), tokens)

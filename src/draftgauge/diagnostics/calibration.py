@@ -1,8 +1,10 @@
-"""Is a predicted chance of acceptance what it says? Reliability, Brier score and its parts, by depth in the draft; no torch.
+"""Is a predicted chance of acceptance what it says? Reliability, Brier score and its parts, by depth in the draft; no
+torch.
 
-A policy that weighs the chance that the next token is still accepted against its cost is as good as that chance is right: among
-the tokens for which 0.7 was predicted, 70% should be accepted (it is *calibrated*), and the predictions should tell those that are
-accepted from those that are not (it has *resolution*).
+A policy that weighs the chance that the next token is still accepted against its cost is as good as that chance is
+    right: among
+the tokens for which 0.7 was predicted, 70% should be accepted (it is *calibrated*), and the predictions should tell
+those that are accepted from those that are not (it has *resolution*).
 """
 
 from __future__ import annotations
@@ -30,7 +32,9 @@ class PredictsAcceptance(Protocol):
     """A policy that says how likely it takes each drafted token to be accepted."""
 
     def acceptance(self, view: TextView) -> NDArray[np.float64]:
-        """``[P, G]`` chance that the token at each depth is accepted if all before it are; NaN where there is no prediction."""
+        """``[P, G]`` chance that the token at each depth is accepted if all before it are; NaN where there is no
+        prediction.
+        """
         ...
 
 
@@ -40,7 +44,8 @@ class Judged:
 
     Attributes:
         depth: ``[N]`` 1 for the first token of a draft.
-        predicted: ``[N]`` chance of acceptance as predicted before it was judged, given that all tokens before it were accepted.
+        predicted: ``[N]`` chance of acceptance as predicted before it was judged, given that all tokens before it were
+            accepted.
         accepted: ``[N]`` whether it was.
     """
 
@@ -85,8 +90,8 @@ class Brier:
         resolution: how far the bins' accepted shares are spread; more is better.
         uncertainty: of the outcome itself, ``rate (1 - rate)``.
         within: what predictions that differ within a bin add or take away; near 0 with enough bins.
-        skill: ``1 - score / score of the base rate of each depth``; 0 is no better than knowing the depth alone. NaN where
-            the base rate makes no error.
+        skill: ``1 - score / score of the base rate of each depth``; 0 is no better than knowing the depth alone. NaN
+            where the base rate makes no error.
         count: tokens judged.
     """
 
@@ -107,11 +112,13 @@ def predicted_acceptance(policy: Policy, trace: Trace) -> NDArray[np.float64] | 
 def judged(trace: Trace, predicted: ArrayLike) -> Judged:
     """The drafted tokens of all positions of a trace that the target would have come to, with their predictions.
 
-    A token at depth ``d`` is judged if the ``d - 1`` before it were accepted; tokens past the end of the recorded output never are.
+    A token at depth ``d`` is judged if the ``d - 1`` before it were accepted; tokens past the end of the recorded
+    output never are.
 
     Args:
         trace: dense; test prompts, as predictions on prompts that were fitted on flatter.
-        predicted: ``[P, G]`` chance that the token at each depth is accepted; NaN where there is no prediction, which leaves it out.
+        predicted: ``[P, G]`` chance that the token at each depth is accepted; NaN where there is no prediction, which
+            leaves it out.
 
     Raises:
         DraftgaugeError: if the shape is not that of the trace's drafts, or a prediction is no probability.
@@ -131,7 +138,8 @@ def judged(trace: Trace, predicted: ArrayLike) -> Judged:
 
 
 def base_rates(trace: Trace) -> Floats:
-    """``[G]`` share accepted of the tokens judged at each depth; deeper than any was judged, that of the deepest. 0.5 with none at all.
+    """``[G]`` share accepted of the tokens judged at each depth; deeper than any was judged, that of the deepest. 0.5
+    with none at all.
 
     To be taken from training prompts: the reference of :attr:`Brier.skill`.
     """
@@ -210,8 +218,8 @@ def calibration_rows(
         bins: of reliability.
 
     Returns:
-        Rows with ``prediction, compression, depth, tokens, accepted, predicted`` (mean), ``calibration_error, brier, reliability,
-        resolution, uncertainty, within, brier_skill``; depths that no token reached are left out.
+        Rows with ``prediction, compression, depth, tokens, accepted, predicted`` (mean), ``calibration_error, brier,
+        reliability, resolution, uncertainty, within, brier_skill``; depths that no token reached are left out.
     """
     rows: list[Row] = []
     for name, predicted in predictions.items():

@@ -1,9 +1,10 @@
 """Stopping by a fitted continuation value: least-squares Monte Carlo on a dense trace.
 
-A dense trace holds what every rule would have earned at every position, so the value of going on can be regressed directly, backwards in
-depth (Longstaff and Schwartz 2001, "Valuing American options by simulation"): at depth ``j`` the gain of drafting on and stopping later
-as found so far, over stopping now, is regressed on the state, and the rule goes on where the regression is above zero. It needs a
-regression for every cost curve and rate, where :mod:`draftgauge.policies.stopping` needs none; it is here to be compared with it.
+A dense trace holds what every rule would have earned at every position, so the value of going on can be regressed
+directly, backwards in depth (Longstaff and Schwartz 2001, "Valuing American options by simulation"): at depth ``j`` the
+gain of drafting on and stopping later as found so far, over stopping now, is regressed on the state, and the rule goes
+on where the regression is above zero. It needs a regression for every cost curve and rate, where
+:mod:`draftgauge.policies.stopping` needs none; it is here to be compared with it.
 """
 
 from __future__ import annotations
@@ -72,7 +73,9 @@ def fit_continuation(trace: Trace, costs: CostCurve, numbers: StoppingNumbers) -
 
 
 def _backwards(terms: list[Floats], accepted: Ints, caps: Ints, seconds: Floats, rate: float) -> tuple[Ridge, ...]:
-    """Regressions from the last depth to the first; ``stop`` is where the rule found so far ends each draft that got so far."""
+    """Regressions from the last depth to the first; ``stop`` is where the rule found so far ends each draft that got so
+    far.
+    """
     gamma_max = len(terms)
     stop = np.full(len(accepted), gamma_max)
     values: list[Ridge] = []

@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import numpy as np
 from numpy.typing import NDArray
 from sklearn.linear_model import LogisticRegression
 
 from draftgauge.core.errors import TraceError
+from draftgauge.fitting.registry import FitOptions, register_fit
 from draftgauge.policies.base import SignalArrays
 from draftgauge.policies.fitted import FittedPolicy
 from draftgauge.policies.specdec import FEATURES, NAME, dense_features
 from draftgauge.replay.splits import prompt_keys
+from draftgauge.traces.costs import CostCurve
 from draftgauge.traces.trace import Trace
 
 REJECTION_WEIGHT = 6.0
@@ -20,7 +24,8 @@ REJECTION_WEIGHT = 6.0
 def fit_specdec(trace: Trace, gamma_max: int | None = None, seed: int = 0) -> FittedPolicy:
     """Fit the head: logistic regression with rejected tokens weighing 6 (Huang et al. 2024, section 4.2).
 
-    The samples are the tokens that a verification judges, at every position of the trace: the accepted ones and the first
+    The samples are the tokens that a verification judges, at every position of the trace: the accepted ones and the
+        first
     rejected one, so that the head predicts acceptance given that the tokens before stand. Where the paper has the
     acceptance *probability* as a soft label, a greedy trace has 0 or 1.
 
@@ -69,3 +74,8 @@ def _samples(trace: Trace, gamma_max: int) -> tuple[NDArray[np.float64], NDArray
     accepted = depth <= trace.accepted[:, None]
     judged = depth <= np.minimum(trace.accepted + 1, trace.drafted)[:, None]
     return dense_features(signals)[judged], accepted[judged]
+
+
+@register_fit(NAME)
+def _fit(traces: Sequence[Trace], costs: Sequence[CostCurve], options: FitOptions) -> FittedPolicy:
+    return fit_specdec(traces[0], seed=options.seed)

@@ -11,10 +11,12 @@ from numpy.typing import NDArray
 from sklearn.neural_network import MLPRegressor
 
 from draftgauge.core.errors import TraceError
+from draftgauge.fitting.registry import FitOptions, register_fit
 from draftgauge.policies.fitted import FittedPolicy
 from draftgauge.policies.speckv import CANDIDATES, COMPRESSION_CODES, FEATURES, NAME, Reading
 from draftgauge.replay.simulate import draft_caps, replay_lengths
 from draftgauge.replay.splits import prompt_keys
+from draftgauge.traces.costs import CostCurve
 from draftgauge.traces.trace import Trace
 
 UNITS = 16
@@ -27,17 +29,19 @@ Ints = NDArray[np.int64]
 def fit_speckv(traces: Trace | Sequence[Trace], reading: Reading = "previous", seed: int = 0) -> FittedPolicy:
     """Fit both networks: one hidden layer of 16 ReLU units, squared error on the acceptance rate, features as they are.
 
-    As published, every text is walked with each fixed candidate length; the steps of these walks are the samples. A trace
-    also knows what the other candidates would have got at each step, so each gives a row for every candidate.
-    For the reading "previous" the signals are those of the step before, for "two" those of the step's first two tokens.
+    As published, every text is walked with each fixed candidate length; the steps of these walks are the samples. A
+    trace also knows what the other candidates would have got at each step, so each gives a row for every candidate. For
+    the reading "previous" the signals are those of the step before, for "two" those of the step's first two tokens.
 
     Args:
-        traces: training prompts; several compressions of one pair make the network's compression feature mean something.
+        traces: training prompts; several compressions of one pair make the network's compression feature mean
+            something.
         reading: the one that the policy will use.
         seed: of the networks' first weights and of the order of the samples.
 
     Raises:
-        TraceError: if the traces are shorter than the shortest candidates, differ in ``gamma_max``, or hold no steps to learn from.
+        TraceError: if the traces are shorter than the shortest candidates, differ in ``gamma_max``, or hold no steps to
+            learn from.
     """
     traces = [traces] if isinstance(traces, Trace) else list(traces)
     widths = {trace.gamma_max for trace in traces}
@@ -96,7 +100,9 @@ def _samples(trace: Trace, candidates: Sequence[int], reading: str) -> tuple[Flo
 
 
 def _walk(trace: Trace, gamma: int, reading: str) -> tuple[Floats, Ints]:
-    """Walk the texts drafting ``gamma`` tokens a step: figures of signals ``[steps, 4]`` and the row that they speak of ``[steps]``."""
+    """Walk the texts drafting ``gamma`` tokens a step: figures of signals ``[steps, 4]`` and the row that they speak of
+    ``[steps]``.
+    """
     record = replay_lengths(trace, np.full(trace.positions, gamma)).record
     rows = trace.offsets[record.prompt] + record.position
     if reading == "two":
@@ -109,7 +115,9 @@ def _walk(trace: Trace, gamma: int, reading: str) -> tuple[Floats, Ints]:
 
 
 def _summaries(trace: Trace, rows: Ints, drafted: Ints) -> Floats:
-    """Mean entropy, mean confidence, highest entropy and lowest confidence of the first ``drafted`` tokens of rows, ``[rows, 4]``."""
+    """Mean entropy, mean confidence, highest entropy and lowest confidence of the first ``drafted`` tokens of rows,
+    ``[rows, 4]``.
+    """
     within = np.arange(trace.gamma_max) < drafted[:, None]
     entropy, confidence = trace.entropy[rows].astype(np.float64), trace.confidence[rows].astype(np.float64)
     figures = (
@@ -119,3 +127,8 @@ def _summaries(trace: Trace, rows: Ints, drafted: Ints) -> Floats:
         np.where(within, confidence, np.inf).min(1),
     )
     return np.stack(figures, axis=1)
+
+
+@register_fit(NAME)
+def _fit_speckv(traces: Sequence[Trace], costs: Sequence[CostCurve], options: FitOptions) -> FittedPolicy:
+    return fit_speckv(traces, seed=options.seed)

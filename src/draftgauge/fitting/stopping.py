@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 from sklearn.linear_model import LogisticRegression
 
 from draftgauge.core.errors import TraceError
+from draftgauge.fitting.registry import FitOptions, register_fit
 from draftgauge.policies.acceptance_model import (
     AGREEMENTS,
     States,
@@ -40,7 +41,9 @@ DIGITS = 4
 LEAST_EXAMPLES = 5
 """Of a token, to give it offsets of its own."""
 HAZARD_PRIOR, NEXT_PRIOR = 2.0, 20.0
-"""Weight of the prior that a token adds nothing, in units of the log loss's curvature, chosen by the gain on validation prompts."""
+"""Weight of the prior that a token adds nothing, in units of the log loss's curvature, chosen by the gain on validation
+prompts.
+"""
 TIMED_DECISIONS = 4_000
 SWEPT_BYTES = 1 << 23
 """Memory that is gone over between timed steps: live, the models push the policy out of the processor's caches."""
@@ -71,12 +74,13 @@ def fit_stopping(
 ) -> FittedPolicy:
     """Fit the two models of acceptance on all positions of some traces.
 
-    Every drafted token that was judged, that is, all up to the first rejected one of each position, is an example of the
-    hazard; every state before such a token is one of the chance of the next.
+    Every drafted token that was judged, that is, all up to the first rejected one of each position, is an example of
+    the hazard; every state before such a token is one of the chance of the next.
 
     Args:
         traces: dense, of the prompts to fit on, one for each pair or compression; of one ``gamma_max``.
-        costs: of each trace. They only say at which steps the rate is looked for; another curve may be given to the policy later.
+        costs: of each trace. They only say at which steps the rate is looked for; another curve may be given to the
+            policy later.
         horizon: tokens that the policy looks ahead; 1 for the one-step look-ahead.
         online: whether the policy goes on calibrating while it runs.
         made: how, for the reader of the file.
@@ -128,7 +132,9 @@ def next_examples(trace: Trace) -> Examples:
 
 
 def _examples(trace: Trace, first: int) -> Examples:
-    """Examples of tokens seen (``first`` 1: state ``d`` judges token ``d``) or yet to come (0: state ``d`` judges token ``d + 1``)."""
+    """Examples of tokens seen (``first`` 1: state ``d`` judges token ``d``) or yet to come (0: state ``d`` judges token
+    ``d + 1``).
+    """
     terms, last, stood = [], [], []
     caps = draft_caps(trace)
     for state in states(text_view(trace)):
@@ -171,7 +177,9 @@ def _regress(examples: Examples) -> Floats:
 
 
 def _token_offsets(examples: Examples, weights: Floats, tokens: NDArray[np.int64], prior: float) -> tuple[float, ...]:
-    """What each token adds to the logit: one Newton step on its own examples from the shared model, held back by a prior."""
+    """What each token adds to the logit: one Newton step on its own examples from the shared model, held back by a
+    prior.
+    """
     chance = 1 / (1 + np.exp(-(examples.terms @ weights[:-1] + weights[-1])))
     size = int(max(examples.token.max(), tokens.max(initial=0))) + 1
     known = examples.token >= 0
@@ -201,7 +209,8 @@ def _onward(traces: Sequence[Trace], gamma_max: int) -> tuple[float, ...]:
 
 
 def _with_steps(numbers: StoppingNumbers, traces: Sequence[Trace], costs: Sequence[CostCurve]) -> StoppingNumbers:
-    """Add chances and outcomes at steps: first at all positions, then at those that the policy so found would start a step from.
+    """Add chances and outcomes at steps: first at all positions, then at those that the policy so found would start a
+    step from.
 
     The rate that the policy reaches over whole outputs then scales the rate that it finds on these steps.
     """
@@ -244,7 +253,9 @@ def next_stand_chances(numbers: StoppingNumbers, trace: Trace, costs: CostCurve)
 
 
 def decision_time(numbers: StoppingNumbers, costs: CostCurve, gamma_max: int) -> float:
-    """Median seconds that the policy takes for a drafted token, its part of ``limit`` and ``observe`` included, on this machine."""
+    """Median seconds that the policy takes for a drafted token, its part of ``limit`` and ``observe`` included, on this
+    machine.
+    """
     policy = ThroughputStopping(numbers, gamma_max, costs)
     rng = np.random.default_rng(0)
     length = 4
@@ -277,7 +288,8 @@ def _common_vocabulary(costs: Sequence[CostCurve]) -> str:
     found = {curve.vocabulary for curve in costs}
     if len(found) != 1:
         raise TraceError(
-            "the traces are of pairs with different vocabularies, and stopping knows tokens by their ids: fit each by itself"
+            "the traces are of pairs with different vocabularies, and stopping knows tokens by their ids: fit "
+            "each by itself"
         )
     return found.pop()
 
@@ -285,3 +297,8 @@ def _common_vocabulary(costs: Sequence[CostCurve]) -> str:
 def _join(parts: Sequence[Examples]) -> Examples:
     columns = [[getattr(part, name) for part in parts] for name in ("terms", "token", "stood")]
     return Examples(*map(np.concatenate, columns))
+
+
+@register_fit(STOPPING)
+def _fit(traces: Sequence[Trace], costs: Sequence[CostCurve], options: FitOptions) -> FittedPolicy:
+    return fit_stopping(traces, costs, horizon=options.horizon, online=options.online)

@@ -1,8 +1,14 @@
 """How far to draft: what a policy is, the policies, and their names."""
 
+from importlib import import_module
+from pkgutil import iter_modules
+
 from draftgauge.core.signals import Reads, SignalName
 from draftgauge.policies.base import Policy, Signal, SignalArrays, StatelessPolicy, Step
-from draftgauge.policies.registry import POLICIES, expand_policy, make_policy
+from draftgauge.policies.registry import POLICIES, describe_policy, expand_policy, make_policy, register_policy
+
+for _module in iter_modules(__path__):  # every file registers its policy
+    import_module(f"{__name__}.{_module.name}")
 
 __all__ = [
     "POLICIES",
@@ -13,6 +19,8 @@ __all__ = [
     "SignalName",
     "StatelessPolicy",
     "Step",
+    "describe_policy",
     "expand_policy",
     "make_policy",
+    "register_policy",
 ]

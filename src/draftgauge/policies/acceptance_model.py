@@ -1,8 +1,9 @@
 """Two logistic models of acceptance on causal signals: does the token just drafted stand, and would one more?
 
-Both read this token and its confidence, the product and the worst of the confidences of the step, the depth, and whether the text
-itself has said this before (:mod:`draftgauge.policies.suffix`). They are fitted by :mod:`draftgauge.fitting.stopping`, and evaluated in two
-ways that agree: token by token in :class:`~draftgauge.policies.stopping.ThroughputStopping`, and here for many positions of a trace.
+Both read this token and its confidence, the product and the worst of the confidences of the step, the depth, and
+whether the text itself has said this before (:mod:`draftgauge.policies.suffix`). They are fitted by
+:mod:`draftgauge.fitting.stopping`, and evaluated in two ways that agree: token by token in
+:class:`~draftgauge.policies.stopping.ThroughputStopping`, and here for many positions of a trace.
 """
 
 from __future__ import annotations
@@ -25,7 +26,9 @@ LEAST_CONFIDENCE = 1e-6
 DERIVED = "acceptance model"
 """Name of what is derived from a trace once, see :attr:`TextView.derived`."""
 AGREEMENTS = (0, *range(1, ORDER + 1), *range(-1, -ORDER - 1, -1))
-"""The classes of a drafted token, see :attr:`SuffixColumns.agreement`; an agreement is an index into what is stored in this order."""
+"""The classes of a drafted token, see :attr:`SuffixColumns.agreement`; an agreement is an index into what is stored in
+this order.
+"""
 PER_AGREEMENT = ("one", "log_confidence", "log_doubt")
 OF_HAZARD = ("sum", "worst", "previous", "agreed", "disagreed", "log_depth", "first", "habit", "run")
 PER_KNOWN = ("one", "agrees", "disagrees", "log_confidence")
@@ -57,9 +60,11 @@ class StoppingNumbers:
         token_hazard: added to the hazard's logit where the drafted token is one of them.
         token_next: added to the next token's logit after one of them.
         onward: ``[gamma_max]`` how often token ``d + 1`` of a draft stood where the ``d`` before it did.
-        chances: ``[n][gamma_max]`` ``S_j m_j`` at ``n`` steps of the fitting prompts, to find the rate for any cost curve.
+        chances: ``[n][gamma_max]`` ``S_j m_j`` at ``n`` steps of the fitting prompts, to find the rate for any cost
+            curve.
         accepted: ``[n]`` how many drafted tokens stood there.
-        rate_scale: the rate of whole outputs over that of these steps, which know no end of the output and but one context length.
+        rate_scale: the rate of whole outputs over that of these steps, which know no end of the output and but one
+            context length.
         horizon: tokens looked ahead, at least 1.
         decision_seconds: what deciding about one drafted token takes.
         online: go on calibrating while running.
@@ -95,7 +100,9 @@ def cut(numbers: StoppingNumbers, gamma_max: int) -> StoppingNumbers:
 
 
 class States(NamedTuple):
-    """Some positions (``n`` of them) after ``depth`` drafted tokens; every array is ``[n]``. ``token`` is the last one, drafted or not."""
+    """Some positions (``n`` of them) after ``depth`` drafted tokens; every array is ``[n]``. ``token`` is the last one,
+    drafted or not.
+    """
 
     depth: int
     token: Ints
@@ -234,7 +241,9 @@ def agreement_class(agreement: Ints) -> Ints:
 
 
 def weigh(terms: tuple[list[Floats], list[Any]], own: Floats, shared: Sequence[float], bias: Floats) -> Floats:
-    """``[n]`` chances from the values of terms, the weights ``[n, .]`` of those by class and of the shared ones, and offsets ``[n]``."""
+    """``[n]`` chances from the values of terms, the weights ``[n, .]`` of those by class and of the shared ones, and
+    offsets ``[n]``.
+    """
     values, others = terms
     logit = sum((own[:, i] * value for i, value in enumerate(values)), np.zeros(len(own)))
     for weight, value in zip(shared, others, strict=True):

@@ -7,16 +7,20 @@ from typing import ClassVar
 
 from draftgauge.core.seeds import generator
 from draftgauge.core.signals import NO_SIGNALS, Reads
-from draftgauge.policies.base import Signal, Step
+from draftgauge.policies.base import Policy, PolicyBase, Step, StepCosts, seconds_by_length
+from draftgauge.policies.checks import check_lengths, check_share, check_tokens
+from draftgauge.policies.registry import register_policy
 
 
-class EpsilonGreedy:
-    """Drafts the length with the most tokens per second so far, and now and then, with chance ``epsilon``, any one of them.
+class EpsilonGreedy(PolicyBase):
+    """Drafts the length with the most tokens per second so far, and now and then, with chance ``epsilon``, any one of
+    them.
 
-    The epsilon-greedy bandit (Sutton and Barto, "Reinforcement Learning", section 2.4) over draft lengths, a common baseline of
-    adaptive speculation (compare Hou et al. 2025, "BanditSpec", arXiv 2505.15141). The value of an arm is its tokens over its
-    seconds, not a mean of ratios, as throughput is what counts. Seconds are those of a cost curve, not of a clock, so that
-    replay and live choose alike. Every arm is tried once, in order; what is learned stays from prompt to prompt.
+    The epsilon-greedy bandit (Sutton and Barto, "Reinforcement Learning", section 2.4) over draft lengths, a common
+    baseline of adaptive speculation (compare Hou et al. 2025, "BanditSpec", arXiv 2505.15141). The value of an arm is
+    its tokens over its seconds, not a mean of ratios, as throughput is what counts. Seconds are those of a cost curve,
+    not of a clock, so that replay and live choose alike. Every arm is tried once, in order; what is learned stays from
+    prompt to prompt.
     """
 
     reads: ClassVar[Reads] = NO_SIGNALS
@@ -38,20 +42,15 @@ class EpsilonGreedy:
         self._spent = [0.0] * len(self.arms)
         self._arm = 0
 
-    def reset(self) -> None:
-        """Nothing to forget."""
-
     def limit(self) -> int:
         """The length of the arm that is pulled now."""
         self._arm = self._choose()
         return self.arms[self._arm]
 
-    def keep_drafting(self, signal: Signal) -> bool:
-        """Always: the length is set before the step."""
-        return True
-
     def observe(self, step: Step) -> None:
-        """Credit the arm with the step's tokens and seconds, also where the end of the output or the drafter made it shorter."""
+        """Credit the arm with the step's tokens and seconds, also where the end of the output or the drafter made it
+        shorter.
+        """
         self._tokens[self._arm] += step.committed
         self._spent[self._arm] += self.seconds[step.drafted]
 
@@ -63,3 +62,23 @@ class EpsilonGreedy:
             return int(self._generator.integers(len(self.arms)))
         rates = [tokens / spent for tokens, spent in zip(self._tokens, self._spent, strict=True)]
         return rates.index(max(rates))
+
+
+@register_policy(
+    "bandit",
+    "the length with the most tokens a second so far, and now and then another (epsilon-greedy)",
+    grid={"arms": ((0, 1, 2, 3, 4, 6, 8), (0, 1, 2, 3, 4), (1, 2, 3, 4), (2, 4, 8)), "epsilon": (0.01, 0.03, 0.1)},
+)
+def bandit(
+    arms: tuple[int, ...] = (0, 1, 2, 3, 4, 6, 8),
+    epsilon: float = 0.1,
+    seed: int = 0,
+    *,
+    gamma_max: int,
+    costs: StepCosts,
+) -> Policy:
+    """Draft the length with the most tokens per second so far, and now and then any."""
+    check_share("bandit", "epsilon", epsilon)
+    check_tokens("bandit", "seed", seed, least=0)
+    lengths = check_lengths("bandit", "arms", arms, gamma_max, least=0)
+    return EpsilonGreedy(lengths, seconds_by_length(costs, lengths[-1], NO_SIGNALS).tolist(), epsilon, seed)

@@ -46,8 +46,8 @@ class Step:
         accepted: how many of them the target accepted.
         committed: tokens added to the output: ``accepted + 1``, fewer where the output ended inside the step.
         signals: one per drafted token, in order; empty for policies that read no signal of drafted tokens.
-        target_entropy: entropy in bits of the target's distribution behind the last committed token; NaN for policies that do not
-            read it.
+        target_entropy: entropy in bits of the target's distribution behind the last committed token; NaN for policies
+            that do not read it.
         tokens: the committed tokens; empty for policies that do not read text.
     """
 
@@ -63,7 +63,8 @@ class Step:
 class Policy(Protocol):
     """How far to draft. Implementations hold their own state; ``reset`` starts a new prompt.
 
-    A policy declares the signals that it reads, and there is no default: the live loop computes exactly those, and replay charges it
+    A policy declares the signals that it reads, and there is no default: the live loop computes exactly those, and
+        replay charges it
     for exactly those. Where it reads no signal of drafted tokens, ``keep_drafting`` is not asked and stands for "yes".
     """
 
@@ -87,6 +88,20 @@ class Policy(Protocol):
     def observe(self, step: Step) -> None:
         """Told how the step went."""
         ...
+
+
+class PolicyBase:
+    """What most policies have in common: nothing to reset between prompts, one length a step, nothing to learn."""
+
+    def reset(self) -> None:
+        """A new prompt begins."""
+
+    def keep_drafting(self, signal: Signal) -> bool:
+        """Draft on."""
+        return True
+
+    def observe(self, step: Step) -> None:
+        """A step is over."""
 
 
 class StepCosts(Protocol):
@@ -115,10 +130,11 @@ class StepCosts(Protocol):
 
 
 def seconds_by_length(costs: StepCosts, gamma_max: int, reads: Reads) -> NDArray[np.float64]:
-    """``[gamma_max + 1]`` seconds of a step that drafts 0, 1, ... tokens, at the middle one of the measured context lengths.
+    """``[gamma_max + 1]`` seconds of a step that drafts 0, 1, ... tokens, at the middle one of the measured context
+    lengths.
 
-    A policy is not told the length of the context. How the cost of one more token compares with that of a step moves slowly
-    with it, so one context stands for all.
+    A policy is not told the length of the context. How the cost of one more token compares with that of a step moves
+    slowly with it, so one context stands for all.
     """
     middle = costs.contexts[len(costs.contexts) // 2]
     return costs.step_seconds(np.arange(gamma_max + 1), middle, reads)
@@ -142,8 +158,8 @@ def reads_of(policy: Policy) -> Reads:
     reads = getattr(policy, "reads", None)
     if not isinstance(reads, frozenset) or not all(isinstance(name, SignalName) for name in reads):
         raise DraftgaugeError(
-            f"policy {type(policy).__name__} must declare the signals that it reads as a frozenset of SignalName, empty for none, "
-            f"e.g. `reads = frozenset({{SignalName.CONFIDENCE}})`; its `reads` is {reads!r}"
+            f"policy {type(policy).__name__} must declare the signals that it reads as a frozenset of SignalName, "
+            f"empty for none, e.g. `reads = frozenset({{SignalName.CONFIDENCE}})`; its `reads` is {reads!r}"
         )
     if isinstance(policy, ReadsText) and SignalName.TEXT not in reads:
         raise DraftgaugeError(f"policy {type(policy).__name__} reads the prompt and must declare SignalName.TEXT")
@@ -169,7 +185,9 @@ def decision_seconds(policy: Policy) -> float:
 
 @dataclass(frozen=True)
 class SignalArrays:
-    """The signals of many positions at once, each ``[positions, gamma_max]``, NaN where nothing was drafted and for what a policy does not read."""
+    """The signals of many positions at once, each ``[positions, gamma_max]``, NaN where nothing was drafted and for
+    what a policy does not read.
+    """
 
     confidence: NDArray[np.float32]
     entropy: NDArray[np.float32]
@@ -183,7 +201,7 @@ class SignalArrays:
 
 @runtime_checkable
 class StatelessPolicy(Policy, Protocol):
-    """A policy whose decision depends on the signals of the step alone, so that all positions can be decided at once."""
+    """A policy that decides by the signals of the step alone, so that all positions can be decided at once."""
 
     def lengths(self, signals: SignalArrays) -> NDArray[np.int64]:
         """Draft length wanted at every position, ``[positions]``, before the end of the output caps it.
@@ -218,10 +236,13 @@ class TextView:
 
 @runtime_checkable
 class TextPolicy(Policy, ReadsText, Protocol):
-    """A policy that depends on the text so far and the signals of the step, so that all positions can be decided at once."""
+    """A policy that depends on the text so far and the signals of the step, so that all positions can be decided at
+    once.
+    """
 
     def text_lengths(self, view: TextView) -> NDArray[np.int64] | None:
-        """Draft length wanted at every position, ``[P]``; None while the policy learns as it goes, and must be asked in order.
+        """Draft length wanted at every position, ``[P]``; None while the policy learns as it goes, and must be asked in
+        order.
 
         Must agree with ``limit`` and ``keep_drafting`` asked token by token.
         """

@@ -73,7 +73,8 @@ def fitted_policy(fitted: FittedPolicy, gamma_max: int, costs: StepCosts | None)
     """A new policy from its numbers.
 
     Raises:
-        DraftgaugeError: if it was fitted for another ``gamma_max`` or on other signals, or needs a cost curve and there is none.
+        DraftgaugeError: if it was fitted for another ``gamma_max`` or on other signals, or needs a cost curve and there
+            is none.
     """
     wanted = _SIGNALS.get(fitted.policy, fitted.signals)
     if fitted.signals != wanted:
@@ -105,7 +106,8 @@ def load_fitted(path: Path) -> FittedPolicy:
     """Read a fitted policy.
 
     Raises:
-        DraftgaugeError: if the file is missing, is none, is of another version, or names a policy or signals that are not known.
+        DraftgaugeError: if the file is missing, is none, is of another version, or names a policy or signals that are
+            not known.
     """
     again = "`draftgauge fit` writes them"
     try:
@@ -118,7 +120,8 @@ def load_fitted(path: Path) -> FittedPolicy:
         raise DraftgaugeError(f"{path} is not a fitted policy (its format is not {FORMAT!r}); {again}")
     if entry.get("version") != VERSION:
         raise DraftgaugeError(
-            f"{path} is a fitted policy of version {entry.get('version')}, this draftgauge reads {VERSION}: fit it again"
+            f"{path} is a fitted policy of version {entry.get('version')}, this draftgauge reads {VERSION}: fit "
+            "it again"
         )
     try:
         fitted = from_mapping(FittedPolicy, entry, "fitted policy")

@@ -8,31 +8,37 @@ from typing import ClassVar
 import numpy as np
 from numpy.typing import NDArray
 
+from draftgauge.core.errors import DraftgaugeError
 from draftgauge.core.signals import NO_SIGNALS, Reads
-from draftgauge.policies.base import Signal, SignalArrays, Step
+from draftgauge.policies.base import Policy, PolicyBase, SignalArrays
+from draftgauge.policies.registry import register_policy
 
 
 @dataclass(frozen=True)
-class FixedLength:
-    """Drafts ``gamma`` tokens at every step (Leviathan et al. 2023, section 2); with ``gamma`` 0 it never speculates."""
+class FixedLength(PolicyBase):
+    """Drafts ``gamma`` tokens at every step (Leviathan et al. 2023, section 2); with 0 it never speculates."""
 
     gamma: int
     reads: ClassVar[Reads] = NO_SIGNALS
-
-    def reset(self) -> None:
-        """Nothing to forget."""
 
     def limit(self) -> int:
         """``gamma``."""
         return self.gamma
 
-    def keep_drafting(self, signal: Signal) -> bool:
-        """Always."""
-        return True
-
-    def observe(self, step: Step) -> None:
-        """Nothing to learn."""
-
     def lengths(self, signals: SignalArrays) -> NDArray[np.int64]:
         """``gamma`` at every position, ``[positions]``."""
         return np.full(signals.positions, self.gamma, np.int64)
+
+
+@register_policy("none", "the speculative loop with nothing drafted")
+def no_speculation() -> Policy:
+    """Draft nothing: every step commits one token of the target's."""
+    return FixedLength(0)
+
+
+@register_policy("fixed", "always drafts that many tokens")
+def fixed(gamma: int, gamma_max: int) -> Policy:
+    """Draft ``gamma`` tokens at every step."""
+    if not 0 <= gamma <= gamma_max:
+        raise DraftgaugeError(f"policy fixed:{gamma}: gamma must be 0 to {gamma_max}, the longest draft here")
+    return FixedLength(gamma)

@@ -1,26 +1,64 @@
-"""What Hugging Face transformers does by default: a confidence threshold that adapts to what was accepted."""
+"""The confidence threshold of Hugging Face transformers: held constant, or, as by default there, adapted to what was
+accepted.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import ClassVar
 
 import numpy as np
+from numpy.typing import NDArray
 
 from draftgauge.core.signals import Reads, SignalName
-from draftgauge.policies.base import Signal, Step
+from draftgauge.policies.base import Policy, PolicyBase, Signal, SignalArrays, Step
+from draftgauge.policies.checks import check_threshold, check_tokens
+from draftgauge.policies.lengths import first_stop
+from draftgauge.policies.registry import register_policy
 
 _MIN_SAMPLES = 6
 _COST_OF_MISSING = 3.0  # of a match that was not drafted, in units of a drafted token that does not match
 
 
+@dataclass(frozen=True)
+class ConfidenceThreshold(PolicyBase):
+    """Stops after the first drafted token whose confidence is below ``threshold``; that token is still verified.
+
+    The ``assistant_confidence_threshold`` of Hugging Face transformers (``ConfidenceCriteria``, from Mamou et al. 2024,
+    "Dynamic Speculation Lookahead"), held constant.
+
+    Attributes:
+        threshold: in 0..1.
+        gamma: the most tokens to draft.
+    """
+
+    threshold: float
+    gamma: int
+    reads: ClassVar[Reads] = frozenset({SignalName.CONFIDENCE})
+
+    def limit(self) -> int:
+        """``gamma``."""
+        return self.gamma
+
+    def keep_drafting(self, signal: Signal) -> bool:
+        """Unless the last token was in doubt."""
+        return signal.confidence >= self.threshold
+
+    def lengths(self, signals: SignalArrays) -> NDArray[np.int64]:
+        """Depth of the first confidence below the threshold, else ``gamma``; ``[positions]``."""
+        # In float64 as token by token: float32 would round the threshold.
+        return first_stop(signals.confidence.astype(np.float64) < self.threshold, self.gamma)
+
+
 class AdaptiveConfidenceThreshold:
-    """The confidence threshold of transformers, moved after every step to where it would have cost least on the prompt so far.
+    """The confidence threshold of transformers, moved after every step to where it would have cost least on the prompt
+    so far.
 
     What ``generate(assistant_model=...)`` of transformers 5 does where scikit-learn is installed
     (``AssistedCandidateGenerator.update_candidate_strategy``): all drafted tokens up to the first rejected one of each
-    step are kept with their confidence and whether they matched; from 6 of them with both outcomes on, the threshold is the
-    one on their ROC curve with the least ``fpr + 3 fnr``. It begins anew with every prompt.
+    step are kept with their confidence and whether they matched; from 6 of them with both outcomes on, the threshold is
+    the one on their ROC curve with the least ``fpr + 3 fnr``. It begins anew with every prompt.
     """
 
     reads: ClassVar[Reads] = frozenset({SignalName.CONFIDENCE})
@@ -71,3 +109,18 @@ def _cheapest_threshold(matches: Sequence[int], confidences: Sequence[float]) ->
     fpr = false_positives / false_positives[-1]
     fnr = 1 - true_positives / true_positives[-1]
     return float(scores[last_of_equals[np.argmin(fpr + _COST_OF_MISSING * fnr)]])
+
+
+@register_policy(
+    "hf-confidence",
+    "drafts on while the drafter's confidence is above a threshold (transformers)",
+    variants={"adaptive=true": "the same, with a threshold that follows what was accepted (transformers' default)"},
+    grid={"threshold": (0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 0.95), "tokens": (2, 3, 4, 6, 8, 20)},
+    compared=True,
+)
+def hf_confidence(threshold: float = 0.4, tokens: int = 20, adaptive: bool = False, *, gamma_max: int) -> Policy:
+    """Transformers' confidence threshold; with ``adaptive`` as it is where scikit-learn is installed."""
+    check_threshold("hf-confidence", threshold)
+    check_tokens("hf-confidence", "tokens", tokens)
+    kind = AdaptiveConfidenceThreshold if adaptive else ConfidenceThreshold
+    return kind(threshold, min(tokens, gamma_max))

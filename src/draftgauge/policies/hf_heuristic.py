@@ -5,16 +5,19 @@ from __future__ import annotations
 from typing import ClassVar
 
 from draftgauge.core.signals import NO_SIGNALS, Reads
-from draftgauge.policies.base import Signal, Step
+from draftgauge.policies.base import Policy, PolicyBase, Step
+from draftgauge.policies.checks import check_tokens
+from draftgauge.policies.registry import register_policy
 
 
-class HuggingFaceHeuristic:
+class HuggingFaceHeuristic(PolicyBase):
     """Two tokens more after a full acceptance, else one fewer, at least 1.
 
-    The rule of ``AssistedCandidateGenerator.update_candidate_strategy`` in transformers 5, alone: transformers applies its
-    confidence threshold beside it, unless ``assistant_confidence_threshold`` is set to 0. A step that drafted nothing counts
-    as fully accepted there, and so it does here. One difference: the length stays within ``gamma_max``, where transformers
-    lets it grow without end.
+    The rule of ``AssistedCandidateGenerator.update_candidate_strategy`` in transformers 5, alone: transformers applies
+        its
+    confidence threshold beside it, unless ``assistant_confidence_threshold`` is set to 0. A step that drafted nothing
+    counts as fully accepted there, and so it does here. One difference: the length stays within ``gamma_max``, where
+    transformers lets it grow without end.
     """
 
     reads: ClassVar[Reads] = NO_SIGNALS
@@ -42,10 +45,6 @@ class HuggingFaceHeuristic:
         """The present length."""
         return self._length
 
-    def keep_drafting(self, signal: Signal) -> bool:
-        """Always: the length is set before the step."""
-        return True
-
     def observe(self, step: Step) -> None:
         """Grow after a full acceptance, shrink after any other step."""
         # As transformers counts: an end token that ends the output stands in the place of the target's own token.
@@ -54,3 +53,15 @@ class HuggingFaceHeuristic:
             self._length = min(self._length + 2, self.gamma_max)
         else:
             self._length = max(self._length - 1, 1)
+
+
+@register_policy(
+    "hf-heuristic",
+    "two more after a full acceptance, else one fewer (transformers' heuristic schedule)",
+    grid={"start": (1, 2, 4, 8, 20), "gamma_max": (2, 3, 4, 6, 8), "persistent": (True, False)},
+    compared=True,
+)
+def hf_heuristic(start: int = 20, persistent: bool = True, *, gamma_max: int) -> Policy:
+    """Transformers' heuristic schedule."""
+    check_tokens("hf-heuristic", "start", start)
+    return HuggingFaceHeuristic(gamma_max, start, persistent)

@@ -1,38 +1,131 @@
-"""The policies by name: what ``--policy`` and the Python API take."""
+"""The policies by name: what ``--policy`` and the Python API take. Each policy registers itself in its own file."""
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from itertools import product
 from pathlib import Path
+from typing import Any, TypeVar
 
 from draftgauge.core.errors import DraftgaugeError
 from draftgauge.core.registry import Registry
 from draftgauge.policies.base import Policy, StepCosts
-from draftgauge.policies.checks import check_threshold, check_tokens
-from draftgauge.policies.confidence import ConfidenceThreshold, CumulativeConfidence
-from draftgauge.policies.field import FIELD
 from draftgauge.policies.fitted import FITTED_SUFFIX, fitted_policy, load_fitted
-from draftgauge.policies.fixed import FixedLength
-from draftgauge.policies.hf_confidence import AdaptiveConfidenceThreshold
-from draftgauge.policies.hf_heuristic import HuggingFaceHeuristic
 
 POLICIES: Registry[Policy] = Registry("policy", supplied=("costs",))
-"""Factories whose parameters are those of a spec; each takes ``gamma_max`` and ``costs``, which the caller knows, by these names."""
+"""Factories whose parameters are those of a spec; each takes ``gamma_max`` and ``costs``, which the caller knows, by
+these names.
+"""
+
+Factory = TypeVar("Factory", bound=Callable[..., Policy])
+
+
+@dataclass(frozen=True)
+class PolicyEntry:
+    """What is said of a policy beside its factory.
+
+    Attributes:
+        description: what it does, in a line.
+        variants: what it does instead where its spec holds a parameter, e.g. ``{"adaptive=true": "..."}``.
+        grid: values to try for each of its parameters when it is tuned; empty if there is nothing to tune.
+        compared: whether it stands in comparisons for which no policy is named.
+    """
+
+    description: str
+    variants: Mapping[str, str]
+    grid: Mapping[str, tuple[Any, ...]]
+    compared: bool
+
+
+_ENTRIES: dict[str, PolicyEntry] = {}
+
+
+def register_policy(
+    name: str,
+    description: str,
+    *,
+    variants: Mapping[str, str] | None = None,
+    grid: Mapping[str, tuple[Any, ...]] | None = None,
+    compared: bool = False,
+) -> Callable[[Factory], Factory]:
+    """Decorator of a policy's factory.
+
+    Args:
+        name: what specs call it.
+        description, variants, grid, compared: as of :class:`PolicyEntry`.
+    """
+
+    def add(factory: Factory) -> Factory:
+        POLICIES.register(name)(factory)
+        _ENTRIES[name] = PolicyEntry(description, dict(variants or {}), dict(grid or {}), compared)
+        return factory
+
+    return add
+
+
+def entry_of(spec: str) -> PolicyEntry | None:
+    """What is said of the policy of a spec; None if none of that name is registered."""
+    return _ENTRIES.get(spec.partition(":")[0])
+
+
+def describe_policy(spec: str) -> str:
+    """What the policy of a spec does; empty if none of that name is registered."""
+    entry = entry_of(spec)
+    if entry is None:
+        return ""
+    return next((text for key, text in entry.variants.items() if key in spec), entry.description)
+
+
+def compared_policies(with_costs: bool = True) -> tuple[str, ...]:
+    """The policies of comparisons for which none is named.
+
+    Args:
+        with_costs: whether there is a cost curve, for those that weigh cost.
+    """
+    return tuple(name for name, entry in _ENTRIES.items() if entry.compared and (with_costs or not weighs_cost(name)))
+
+
+def tunable_policies() -> tuple[str, ...]:
+    """The policies with parameters to tune."""
+    return tuple(name for name, entry in _ENTRIES.items() if entry.grid)
+
+
+def grid_specs(name: str) -> Iterator[str]:
+    """The spec of every point of a policy's grid."""
+    grid = _ENTRIES[name].grid
+    for values in product(*grid.values()):
+        pairs = (f"{key}={_written(value)}" for key, value in zip(grid, values, strict=True))
+        yield f"{name}:{','.join(pairs)}"
+
+
+def weighs_cost(spec: str) -> bool:
+    """Whether a registered policy needs a cost curve."""
+    return POLICIES.takes(spec.partition(":")[0], "costs")
+
+
+def _written(value: Any) -> str:
+    if isinstance(value, tuple):
+        return ",".join(map(str, value))
+    return str(value).lower() if isinstance(value, bool) else str(value)
 
 
 def make_policy(spec: str, gamma_max: int, costs: StepCosts | None = None) -> Policy:
-    """A new policy from its spec, e.g. ``none``, ``fixed:4``, ``hf-confidence:threshold=0.4,adaptive=true``, or from a fitted file.
+    """A new policy from its spec, e.g. ``none``, ``fixed:4``, ``hf-confidence:threshold=0.4,adaptive=true``, or from a
+    fitted file.
 
     Policies hold state, some of it across prompts: make a new one for every run and replay.
 
     Args:
-        spec: a name in :data:`POLICIES`, then its parameters; or the path of a file that ``draftgauge fit`` wrote (ending ``.json``).
+        spec: a name in :data:`POLICIES`, then its parameters; or the path of a file that ``draftgauge fit`` wrote
+            (ending ``.json``).
         gamma_max: the longest draft possible; no policy's ``limit`` exceeds it. A spec may set a lower one
             (``hf-heuristic:gamma_max=8``).
         costs: of the pair on this machine, for the policies that weigh cost.
 
     Raises:
-        DraftgaugeError: for an unknown policy (naming the known ones), a parameter it does not have or cannot take, or a policy
-            that weighs cost without a cost curve.
+        DraftgaugeError: for an unknown policy (naming the known ones), a parameter it does not have or cannot take, or
+            a policy that weighs cost without a cost curve.
     """
     if gamma_max < 1:
         raise DraftgaugeError(f"gamma_max is the longest draft and must be at least 1, not {gamma_max}")
@@ -42,7 +135,7 @@ def make_policy(spec: str, gamma_max: int, costs: StepCosts | None = None) -> Po
     lower = arguments.get("gamma_max", gamma_max)
     if not 1 <= lower <= gamma_max:
         raise DraftgaugeError(f"policy {spec}: gamma_max must be 1 to {gamma_max}, the longest draft here, not {lower}")
-    if costs is None and POLICIES.takes(name, "costs"):
+    if costs is None and weighs_cost(name):
         raise DraftgaugeError(
             f"policy {name} weighs the cost of a step: give the pair's cost curve (`draftgauge profile` measures it)"
         )
@@ -50,46 +143,5 @@ def make_policy(spec: str, gamma_max: int, costs: StepCosts | None = None) -> Po
 
 
 def expand_policy(spec: str, gamma_max: int) -> list[str]:
-    """The specs that a spec stands for: bare ``fixed`` for every length from 1 to ``gamma_max``, any other for itself."""
+    """The specs that a spec stands for: bare ``fixed`` for every length up to ``gamma_max``, any other for itself."""
     return [f"fixed:{gamma}" for gamma in range(1, gamma_max + 1)] if spec == "fixed" else [spec]
-
-
-@POLICIES.register("none")
-def no_speculation() -> Policy:
-    """Draft nothing: every step commits one token of the target's."""
-    return FixedLength(0)
-
-
-@POLICIES.register("fixed")
-def fixed(gamma: int, gamma_max: int) -> Policy:
-    """Draft ``gamma`` tokens at every step."""
-    if not 0 <= gamma <= gamma_max:
-        raise DraftgaugeError(f"policy fixed:{gamma}: gamma must be 0 to {gamma_max}, the longest draft here")
-    return FixedLength(gamma)
-
-
-@POLICIES.register("hf-heuristic")
-def hf_heuristic(start: int = 20, persistent: bool = True, *, gamma_max: int) -> Policy:
-    """Transformers' heuristic schedule."""
-    check_tokens("hf-heuristic", "start", start)
-    return HuggingFaceHeuristic(gamma_max, start, persistent)
-
-
-@POLICIES.register("hf-confidence")
-def hf_confidence(threshold: float = 0.4, tokens: int = 20, adaptive: bool = False, *, gamma_max: int) -> Policy:
-    """Transformers' confidence threshold; its default with ``adaptive``, which it does where scikit-learn is installed."""
-    check_threshold("hf-confidence", threshold)
-    check_tokens("hf-confidence", "tokens", tokens)
-    kind = AdaptiveConfidenceThreshold if adaptive else ConfidenceThreshold
-    return kind(threshold, min(tokens, gamma_max))
-
-
-@POLICIES.register("cumulative-confidence")
-def cumulative_confidence(threshold: float = 0.4, *, gamma_max: int) -> Policy:
-    """Draft on while the product of confidences reaches the threshold."""
-    check_threshold("cumulative-confidence", threshold)
-    return CumulativeConfidence(threshold, gamma_max)
-
-
-for _name, _factory in FIELD.items():
-    POLICIES.register(_name)(_factory)

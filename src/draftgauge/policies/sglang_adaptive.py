@@ -1,4 +1,6 @@
-"""SGLang's adaptive number of speculative steps: a smoothed number of accepted tokens against thresholds with hysteresis."""
+"""SGLang's adaptive number of speculative steps: a smoothed number of accepted tokens against thresholds with
+hysteresis.
+"""
 
 from __future__ import annotations
 
@@ -7,7 +9,9 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from draftgauge.core.signals import NO_SIGNALS, Reads
-from draftgauge.policies.base import Signal, Step
+from draftgauge.policies.base import Policy, PolicyBase, Step
+from draftgauge.policies.checks import check_lengths, check_share, check_tokens
+from draftgauge.policies.registry import register_policy
 
 
 @dataclass(frozen=True)
@@ -29,13 +33,14 @@ class AdaptiveStepsSettings:
     up: float = 0.0
 
 
-class AdaptiveSteps:
+class AdaptiveSteps(PolicyBase):
     """Moves along candidate lengths with the exponential moving average of the number of accepted tokens.
 
-    SGLang, ``python/sglang/srt/speculative/adaptive_spec_params.py`` (``AdaptiveSpeculativeParams``; pull request 21599), for
-    one request: each step counts as a batch of one. The average begins at the first length minus 1. At a decision
-    the length is shortened while the average is at most the next shorter candidate - 0.5 + ``down``, then lengthened while it
-    exceeds the present candidate - 0.5 + ``up``. What is learned stays from prompt to prompt, as in a server.
+    SGLang, ``python/sglang/srt/speculative/adaptive_spec_params.py`` (``AdaptiveSpeculativeParams``; pull request
+    21599), for one request: each step counts as a batch of one. The average begins at the first length minus 1. At a
+    decision the length is shortened while the average is at most the next shorter candidate - 0.5 + ``down``, then
+    lengthened while it exceeds the present candidate - 0.5 + ``up``. What is learned stays from prompt to prompt, as in
+    a server.
     """
 
     reads: ClassVar[Reads] = NO_SIGNALS
@@ -51,16 +56,9 @@ class AdaptiveSteps:
         self._average = float(start - 1)
         self._steps = 0
 
-    def reset(self) -> None:
-        """Nothing to forget: a server learns across requests."""
-
     def limit(self) -> int:
         """The present candidate."""
         return self.candidates[self._index]
-
-    def keep_drafting(self, signal: Signal) -> bool:
-        """Always: the length is set before the step."""
-        return True
 
     def observe(self, step: Step) -> None:
         """Average the accepted tokens and, when it is time, choose anew; a step that drafted nothing does not count."""
@@ -79,3 +77,34 @@ class AdaptiveSteps:
             self._index -= 1
         while self._index < len(lengths) - 1 and self._average > lengths[self._index] - 0.5 + self.settings.up:
             self._index += 1
+
+
+@register_policy(
+    "sglang-adaptive",
+    "moves between a few lengths after the mean accepted length (SGLang)",
+    grid={
+        "candidates": ((1, 3, 7), (1, 2, 3), (1, 2, 4), (1, 2, 3, 4, 5, 6)),
+        "start": (1, 3),
+        "smoothing": (0.05, 0.2, 0.5),
+        "up": (0.0, 0.5),
+    },
+)
+def sglang_adaptive(
+    candidates: tuple[int, ...] = (1, 3, 7),
+    start: int = 3,
+    smoothing: float = 0.2,
+    warm_up: int = 10,
+    every: int = 5,
+    down: float = -0.25,
+    up: float = 0.0,
+    *,
+    gamma_max: int,
+) -> Policy:
+    """Move along candidate lengths with the smoothed number of accepted tokens."""
+    name = "sglang-adaptive"
+    check_share(name, "smoothing", smoothing)
+    check_tokens(name, "warm_up", warm_up, least=0)
+    check_tokens(name, "every", every)
+    # As in SGLang, the first length joins the candidates.
+    lengths = check_lengths(name, "candidates and start", (*candidates, start), gamma_max)
+    return AdaptiveSteps(lengths, min(start, gamma_max), AdaptiveStepsSettings(smoothing, warm_up, every, down, up))

@@ -7,18 +7,21 @@ from collections.abc import Sequence
 from typing import ClassVar
 
 from draftgauge.core.signals import NO_SIGNALS, Reads
-from draftgauge.policies.base import Signal, Step
+from draftgauge.policies.base import Policy, PolicyBase, Step, StepCosts, seconds_by_length
+from draftgauge.policies.checks import check_lengths, check_share, check_tokens
+from draftgauge.policies.registry import register_policy
 
 
-class ThroughputAware:
+class ThroughputAware(PolicyBase):
     """Chooses the candidate length with the most expected tokens per second, from the last steps' acceptance.
 
-    SGLang, ``ThroughputAwarePolicy`` (``--speculative-adaptive-strategy throughput_aware``, pull request 28045), for one
-    request. At each depth the share of the last ``window`` steps that drafted so far and got the token accepted is the
-    chance to reach it; depths never drafted continue the others geometrically. Every ``every`` steps, once the present
-    length's depths have a full window, each candidate is scored ``(1 + sum of chances) / seconds``; the best one is taken
-    if it beats the present one by the share ``hysteresis``. A shorter length forgets what lay beyond it. What is learned stays from
-    prompt to prompt, as in a server. The cost curve takes the place of the table that SGLang measures at its start.
+    SGLang, ``ThroughputAwarePolicy`` (``--speculative-adaptive-strategy throughput_aware``, pull request 28045), for
+    one request. At each depth the share of the last ``window`` steps that drafted so far and got the token accepted is
+    the chance to reach it; depths never drafted continue the others geometrically. Every ``every`` steps, once the
+    present length's depths have a full window, each candidate is scored ``(1 + sum of chances) / seconds``; the best
+    one is taken if it beats the present one by the share ``hysteresis``. A shorter length forgets what lay beyond it.
+    What is learned stays from prompt to prompt, as in a server. The cost curve takes the place of the table that SGLang
+    measures at its start.
     """
 
     reads: ClassVar[Reads] = NO_SIGNALS
@@ -51,19 +54,12 @@ class ThroughputAware:
         self._steps = 0
         self._windows: tuple[deque[int], ...] = tuple(deque(maxlen=window) for _ in range(self.candidates[-1]))
 
-    def reset(self) -> None:
-        """Nothing to forget: a server learns across requests."""
-
     def limit(self) -> int:
         """The present candidate."""
         return self._length
 
-    def keep_drafting(self, signal: Signal) -> bool:
-        """Always: the length is set before the step."""
-        return True
-
     def observe(self, step: Step) -> None:
-        """Remember how far the step got and, when it is time, choose anew; a step that drafted nothing does not count."""
+        """Remember how far the step got and, when it is time, choose anew; a step without a draft does not count."""
         if step.drafted == 0:
             return
         for depth in range(step.drafted):
@@ -89,7 +85,9 @@ class ThroughputAware:
             self._length = best
 
     def _chances(self) -> list[float]:
-        """Chance that the token at each depth stands; shorter than the candidates where nothing is known to continue from."""
+        """Chance that the token at each depth stands; shorter than the candidates where nothing is known to continue
+        from.
+        """
         chances: list[float] = []
         for window in self._windows:
             if window:
@@ -101,3 +99,33 @@ class ThroughputAware:
             else:
                 break
         return chances
+
+
+@register_policy(
+    "sglang-throughput",
+    "the length with the best expected throughput over a window (SGLang)",
+    grid={
+        "candidates": ((1, 3, 5, 7), (1, 2, 3), (1, 2, 4), (1, 2, 3, 4, 5, 6)),
+        "start": (1, 3),
+        "window": (20, 50),
+        "hysteresis": (0.0, 0.05, 0.1),
+    },
+)
+def sglang_throughput(
+    candidates: tuple[int, ...] = (1, 3, 5, 7),
+    start: int = 3,
+    window: int = 20,
+    every: int = 5,
+    hysteresis: float = 0.1,
+    *,
+    gamma_max: int,
+    costs: StepCosts,
+) -> Policy:
+    """Take the candidate length with the most expected tokens per second, from windowed acceptance by depth."""
+    name = "sglang-throughput"
+    check_tokens(name, "window", window)
+    check_tokens(name, "every", every)
+    check_share(name, "hysteresis", hysteresis)
+    lengths = check_lengths(name, "candidates and start", (*candidates, start), gamma_max)
+    seconds = seconds_by_length(costs, lengths[-1], NO_SIGNALS).tolist()
+    return ThroughputAware(lengths, min(start, gamma_max), seconds, window, every, hysteresis)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, ClassVar
 
 import numpy as np
@@ -13,9 +13,11 @@ from numpy.typing import NDArray
 from draftgauge.core.config import from_mapping
 from draftgauge.core.errors import DraftgaugeError
 from draftgauge.core.signals import DISTRIBUTION, Reads
-from draftgauge.policies.base import Policy, Signal, SignalArrays, Step, StepCosts
+from draftgauge.policies.base import Policy, PolicyBase, Signal, SignalArrays, StepCosts
+from draftgauge.policies.bundled import bundled_policy
 from draftgauge.policies.checks import check_share, check_tokens
 from draftgauge.policies.fitted import register_fitted
+from draftgauge.policies.registry import register_policy
 from draftgauge.policies.units import LEAST_PROBABILITY, all_nats, nats
 
 NAME = "specdec++"
@@ -33,7 +35,8 @@ FEATURES = (
 
 @dataclass(frozen=True)
 class AcceptanceHead:
-    """A linear head on :data:`FEATURES`: the chance that a token stands if those before it do is ``sigmoid(weights x + bias)``.
+    """A linear head on :data:`FEATURES`: the chance that a token stands if those before it do is ``sigmoid(weights x +
+    bias)``.
 
     Attributes:
         weights: one a feature.
@@ -57,15 +60,15 @@ class AcceptanceHead:
         check_tokens(NAME, "minimum", self.minimum)
 
 
-class SpecDecPlusPlus:
+class SpecDecPlusPlus(PolicyBase):
     """Stops once the predicted chance that at least one drafted token is rejected exceeds the threshold.
 
-    Huang et al. 2024, "SpecDec++: Boosting Speculative Decoding via Adaptive Candidate Lengths" (arXiv 2405.19715, sections
-    4.2 and 5.1): ``1 - prod P(token i stands | those before it do) > threshold``, at least 2 tokens, threshold 0.7 (0.3 in the example
-    of the released code), a head trained by cross-entropy in which rejected tokens weigh 6. The paper's head reads the draft's
-    hidden state; ours reads causal signals (:data:`FEATURES`), so that a trace is enough to fit and replay it, and it is
-    the linear one of the paper's ablation over depths. The hidden state of a token is known one pass of the draft later than its
-    signals, so the paper's product lacks the newest token and ours has it.
+    Huang et al. 2024, "SpecDec++: Boosting Speculative Decoding via Adaptive Candidate Lengths" (arXiv 2405.19715,
+    sections 4.2 and 5.1): ``1 - prod P(token i stands | those before it do) > threshold``, at least 2 tokens, threshold
+    0.7 (0.3 in the example of the released code), a head trained by cross-entropy in which rejected tokens weigh 6. The
+    paper's head reads the draft's hidden state; ours reads causal signals (:data:`FEATURES`), so that a trace is enough
+    to fit and replay it, and it is the linear one of the paper's ablation over depths. The hidden state of a token is
+    known one pass of the draft later than its signals, so the paper's product lacks the newest token and ours has it.
     """
 
     reads: ClassVar[Reads] = DISTRIBUTION
@@ -78,9 +81,6 @@ class SpecDecPlusPlus:
         self._log_product = 0.0  # of the step's confidences
         self._lowest = 1.0  # of them
         self._all_stand = 1.0  # predicted chance
-
-    def reset(self) -> None:
-        """Nothing to forget."""
 
     def limit(self) -> int:
         """``gamma``; a new product begins."""
@@ -99,9 +99,6 @@ class SpecDecPlusPlus:
         logit += ld * math.log(signal.depth) + lp * self._log_product + low * self._lowest + self.head.bias
         self._all_stand /= 1.0 + math.exp(-logit)
         return signal.depth < self.head.minimum or 1.0 - self._all_stand <= self.head.threshold
-
-    def observe(self, step: Step) -> None:
-        """Nothing to learn."""
 
     def lengths(self, signals: SignalArrays) -> NDArray[np.int64]:
         """Depth at which a rejection has become too likely, else ``gamma``; ``[positions]``."""
@@ -130,7 +127,9 @@ def _features(
     log_product: NDArray[np.float64],
     lowest: NDArray[np.float64],
 ) -> tuple[NDArray[np.float64], NDArray[np.float64], NDArray[np.float64]]:
-    """Of the tokens of some rows at one depth: features ``[rows, features]``, and the product and lowest confidence with them in."""
+    """Of the tokens of some rows at one depth: features ``[rows, features]``, and the product and lowest confidence
+    with them in.
+    """
     column = depth - 1
     confidence = np.maximum(signals.confidence[rows, column].astype(np.float64), LEAST_PROBABILITY)
     margin, entropy = signals.margin[rows, column].astype(np.float64), all_nats(signals.entropy[rows, column])
@@ -155,3 +154,15 @@ def dense_features(signals: SignalArrays) -> NDArray[np.float64]:
 @register_fitted(NAME, FEATURES)
 def _from_numbers(parameters: Mapping[str, Any], gamma_max: int, costs: StepCosts | None) -> Policy:
     return SpecDecPlusPlus(from_mapping(AcceptanceHead, parameters, f"fitted policy {NAME}"), gamma_max)
+
+
+@register_policy(
+    NAME,
+    "drafts on until a rejection is likely, by a trained head (SpecDec++)",
+    grid={"threshold": (0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 0.95), "minimum": (1, 2)},
+)
+def specdec(threshold: float = 0.7, minimum: int = 2, *, gamma_max: int) -> Policy:
+    """Stop at a high predicted chance of a rejection; the head is the bundled one."""
+    fitted = bundled_policy(NAME)
+    head = from_mapping(AcceptanceHead, fitted.parameters, "bundled policy")
+    return SpecDecPlusPlus(replace(head, threshold=threshold, minimum=minimum), min(gamma_max, fitted.gamma_max))

@@ -1,9 +1,11 @@
-"""SpecKV as a live controller: a small network predicts the acceptance rate of each candidate length, from signals that exist by then."""
+"""SpecKV as a live controller: a small network predicts the acceptance rate of each candidate length, from signals that
+exist by then.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, ClassVar, Literal
 
 import numpy as np
@@ -12,8 +14,10 @@ from numpy.typing import NDArray
 from draftgauge.core.config import from_mapping
 from draftgauge.core.errors import DraftgaugeError
 from draftgauge.core.signals import Reads, SignalName
-from draftgauge.policies.base import Policy, Signal, SignalArrays, Step, StepCosts
+from draftgauge.policies.base import Policy, PolicyBase, Signal, SignalArrays, Step, StepCosts
+from draftgauge.policies.bundled import bundled_policy
 from draftgauge.policies.fitted import register_fitted
+from draftgauge.policies.registry import register_policy
 
 NAME = "speckv"
 FEATURES = ("mean_entropy", "mean_confidence", "max_entropy", "min_confidence", "compression", "gamma")
@@ -22,7 +26,9 @@ CANDIDATES = (2, 4, 6, 8)
 COMPRESSION_CODES = {"none": 0, "fp16": 0, "bf16": 0, "int8": 1, "nf4": 2}
 """The paper's 0, 1, 2 for fp16, int8, nf4; other targets that are not quantised count as fp16."""
 FIRST = 4
-"""Length of a prompt's first draft in the reading that needs a step before: the fixed length that the paper compares with."""
+"""Length of a prompt's first draft in the reading that needs a step before: the fixed length that the paper compares
+with.
+"""
 
 Reading = Literal["previous", "two"]
 Compression = Literal["none", "fp16", "bf16", "int8", "nf4"]
@@ -73,7 +79,9 @@ class GammaChooser:
     """The published choice: ``argmax over gamma of clip(rate(signals, compression, gamma), 0, 1) * gamma + 1``."""
 
     def __init__(self, network: Network, compression: Compression, gamma_max: int) -> None:
-        """Choose among the published candidates up to ``gamma_max``, or ``gamma_max`` itself if it is below all of them."""
+        """Choose among the published candidates up to ``gamma_max``, or ``gamma_max`` itself if it is below all of
+        them.
+        """
         network.validate()
         candidates = [gamma for gamma in CANDIDATES if gamma <= gamma_max] or [gamma_max]
         hidden = np.asarray(network.hidden)
@@ -108,12 +116,13 @@ class GammaChooser:
         return expected
 
 
-class SpecKVPrevious:
-    """SpecKV on the signals of the previous step: the length is set before drafting, from what the last step's draft looked like.
+class SpecKVPrevious(PolicyBase):
+    """SpecKV on the signals of the previous step: the length is set before drafting, from what the last step's draft
+    looked like.
 
-    "SpecKV: Adaptive Speculative Decoding with Compression-Aware Gamma Selection" (arXiv 2605.02888). The paper reads the
-    signals of the very tokens whose number it chooses, which do not exist yet; the newest that do are those of the step before. A prompt
-    begins with 4 tokens. Its objective is tokens per step, so cost plays no part.
+    "SpecKV: Adaptive Speculative Decoding with Compression-Aware Gamma Selection" (arXiv 2605.02888). The paper reads
+    the signals of the very tokens whose number it chooses, which do not exist yet; the newest that do are those of the
+    step before. A prompt begins with 4 tokens. Its objective is tokens per step, so cost plays no part.
     """
 
     reads: ClassVar[Reads] = frozenset({SignalName.ENTROPY, SignalName.CONFIDENCE})
@@ -132,17 +141,13 @@ class SpecKVPrevious:
         """The length chosen after the previous step."""
         return self._length
 
-    def keep_drafting(self, signal: Signal) -> bool:
-        """Always: the length is set before the step."""
-        return True
-
     def observe(self, step: Step) -> None:
         """Choose the next step's length; a step that drafted nothing leaves it."""
         if step.signals:
             self._length = self._chooser.choose(summarise(step.signals))
 
 
-class SpecKVTwo:
+class SpecKVTwo(PolicyBase):
     """SpecKV after two tokens: two are drafted in any case, and their signals choose how many there will be.
 
     As :class:`SpecKVPrevious`, in the other reading that a live controller could follow. 2 is the shortest candidate.
@@ -156,9 +161,6 @@ class SpecKVTwo:
         self._longest = self._chooser.candidates[-1]
         self._first: Signal | None = None
         self._length = self._longest
-
-    def reset(self) -> None:
-        """Nothing to forget."""
 
     def limit(self) -> int:
         """The longest candidate."""
@@ -174,9 +176,6 @@ class SpecKVTwo:
             self._length = self._chooser.choose(summarise((self._first, signal)))
         return signal.depth < self._length
 
-    def observe(self, step: Step) -> None:
-        """Nothing to learn."""
-
     def lengths(self, signals: SignalArrays) -> NDArray[np.int64]:
         """The length chosen from the first two tokens at every position, ``[positions]``."""
         if self._longest < 2:
@@ -187,7 +186,9 @@ class SpecKVTwo:
 
 
 def summarise(signals: Sequence[Signal]) -> tuple[float, float, float, float]:
-    """Mean entropy, mean confidence, highest entropy and lowest confidence of drafted tokens, at least one; entropies in bits."""
+    """Mean entropy, mean confidence, highest entropy and lowest confidence of drafted tokens, at least one; entropies
+    in bits.
+    """
     entropies = [signal.entropy for signal in signals]
     confidences = [signal.confidence for signal in signals]
     count = len(signals)
@@ -204,3 +205,15 @@ def make_speckv(numbers: SpecKVNumbers, gamma_max: int) -> Policy:
 @register_fitted(NAME, FEATURES)
 def _from_numbers(parameters: Mapping[str, Any], gamma_max: int, costs: StepCosts | None) -> Policy:
     return make_speckv(from_mapping(SpecKVNumbers, parameters, f"fitted policy {NAME}"), gamma_max)
+
+
+@register_policy(
+    NAME,
+    "the length with the most predicted tokens a step (SpecKV)",
+    grid={"reading": ("previous", "two"), "compression": ("none", "int8", "nf4"), "gamma_max": (2, 4, 6, 8)},
+)
+def speckv(reading: Reading = "previous", compression: Compression = "none", *, gamma_max: int) -> Policy:
+    """The length with the highest predicted tokens per step; the networks are the bundled ones."""
+    fitted = bundled_policy(NAME)
+    numbers = from_mapping(SpecKVNumbers, fitted.parameters, "bundled policy")
+    return make_speckv(replace(numbers, reading=reading, compression=compression), gamma_max)

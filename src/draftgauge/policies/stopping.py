@@ -1,24 +1,27 @@
 """Throughput-optimal stopping: draft the next token while its chance to be committed is worth its time.
 
-Decoding is a renewal-reward process: steps commit tokens and take seconds, and the rate to be maximised is the ratio of the sums.
-For a rate ``lambda`` the best rule maximises ``E[tokens] - lambda E[seconds]`` of a step, and the best rate is the one at which that
-is zero (Dinkelbach 1967, "On nonlinear fractional programming"). Within a step this is a stopping problem. After ``j`` drafted
-tokens, with ``S_j`` the chance that all of them stand and ``m_j`` the chance that one more would too, drafting ``i`` more tokens gains
-``S_j m_j A_ji`` tokens and costs ``T(j + i) - T(j)`` seconds, where ``A_ji = 1 + r + r r' + ...`` counts the tokens after the next one
-by how often drafts that came so far went on. So drafting goes on while
+Decoding is a renewal-reward process: steps commit tokens and take seconds, and the rate to be maximised is the ratio of
+the sums. For a rate ``lambda`` the best rule maximises ``E[tokens] - lambda E[seconds]`` of a step, and the best rate
+is the one at which that is zero (Dinkelbach 1967, "On nonlinear fractional programming"). Within a step this is a
+stopping problem. After ``j`` drafted tokens, with ``S_j`` the chance that all of them stand and ``m_j`` the chance that
+one more would too, drafting ``i`` more tokens gains ``S_j m_j A_ji`` tokens and costs ``T(j + i) - T(j)`` seconds,
+where ``A_ji = 1 + r + r r' + ...`` counts the tokens after the next one by how often drafts that came so far went on.
+So drafting goes on while
 
     ``S_j m_j > theta_j = min over i of lambda (T(j + i) - T(j)) / A_ji``.
 
-With ``i = 1`` alone this is the one-step look-ahead; further ones matter where verification costs come in jumps. The cost curve
-alone decides ``theta`` and ``lambda``; ``S`` and ``m`` come from two logistic models of causal signals: this token and its confidence, the
-product and the worst of the confidences so far, the depth, and whether the text itself has said this before
-(:mod:`draftgauge.policies.acceptance_model`). Compression is no input: a policy fitted on one target's cost curve serves another's.
+With ``i = 1`` alone this is the one-step look-ahead; further ones matter where verification costs come in jumps. The
+cost curve alone decides ``theta`` and ``lambda``; ``S`` and ``m`` come from two logistic models of causal signals: this
+token and its confidence, the product and the worst of the confidences so far, the depth, and whether the text itself
+has said this before (:mod:`draftgauge.policies.acceptance_model`). Compression is no input: a policy fitted on one
+target's cost curve serves another's.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any, ClassVar
 
 import numpy as np
@@ -34,6 +37,8 @@ from draftgauge.policies.acceptance_model import (
     StoppingNumbers,
     TokenOffsets,
     agreement_class,
+    cut,
+    for_any_vocabulary,
     hazard_terms,
     logistic,
     next_terms,
@@ -41,8 +46,11 @@ from draftgauge.policies.acceptance_model import (
     weigh,
 )
 from draftgauge.policies.base import Policy, Signal, Step, StepCosts, TextView, seconds_by_length
+from draftgauge.policies.bundled import bundled_policy
+from draftgauge.policies.checks import check_tokens
 from draftgauge.policies.fitted import register_fitted
 from draftgauge.policies.online import OnlineCalibration
+from draftgauge.policies.registry import register_policy
 from draftgauge.policies.suffix import ORDER, SuffixIndex
 
 Floats = NDArray[np.float64]
@@ -89,7 +97,8 @@ def thresholds(rate: float, seconds: Floats, onward: Sequence[float], horizon: i
 def deciding_seconds(costs: StepCosts, gamma_max: int, decision_seconds: float) -> Floats:
     """``[gamma_max + 1]`` seconds of a step by draft length, signals and decisions included.
 
-    Drafting more takes no less time: where a measured curve falls, its noise is averaged out (isotonic regression). A rule that looks
+    Drafting more takes no less time: where a measured curve falls, its noise is averaged out (isotonic regression). A
+        rule that looks
     ahead would otherwise draft towards every dip.
     """
     measured = seconds_by_length(costs, gamma_max, ThroughputStopping.reads)
@@ -100,8 +109,10 @@ def deciding_seconds(costs: StepCosts, gamma_max: int, decision_seconds: float) 
 class ThroughputStopping:
     """Draft while the next token's chance to be committed is worth its time; see :mod:`draftgauge.policies.stopping`.
 
-    Online it goes on calibrating: after every step the models' constants move by what the judged tokens showed, and the rate by what
-    the steps took. Where that says that no draft pays it drafts nothing, but for one token now and then to notice a change.
+    Online it goes on calibrating: after every step the models' constants move by what the judged tokens showed, and the
+        rate by what
+    the steps took. Where that says that no draft pays it drafts nothing, but for one token now and then to notice a
+    change.
     """
 
     reads: ClassVar[Reads] = frozenset({SignalName.CONFIDENCE, SignalName.TEXT})
@@ -273,6 +284,26 @@ def _build(parameters: Mapping[str, Any], gamma_max: int, costs: StepCosts | Non
     numbers = from_mapping(StoppingNumbers, parameters, "policy stopping")
     if numbers.vocabulary and costs.vocabulary and numbers.vocabulary != costs.vocabulary:
         raise DraftgaugeError(
-            "policy stopping was fitted for another vocabulary, whose tokens it knows by their ids: fit it on this trace"
+            "policy stopping was fitted for another vocabulary, whose tokens it knows by their ids: fit it on "
+            "this trace"
         )
     return ThroughputStopping(numbers, gamma_max, costs)
+
+
+@register_policy(
+    STOPPING,
+    "drafts on while the next token's chance to be committed is worth its time (throughput-optimal stopping)",
+    compared=True,
+)
+def stopping(horizon: int = 8, online: bool = False, *, gamma_max: int, costs: StepCosts) -> Policy:
+    """Throughput-optimal stopping; the models of acceptance are the bundled ones, which know the bundled pair's tokens
+    one by one.
+    """
+    check_tokens("stopping", "horizon", horizon)
+    fitted = bundled_policy(STOPPING)
+    numbers = from_mapping(StoppingNumbers, fitted.parameters, "bundled policy")
+    longest = min(gamma_max, fitted.gamma_max)
+    if numbers.vocabulary != costs.vocabulary:
+        numbers = for_any_vocabulary(numbers)
+    shorter = cut(numbers, longest)
+    return ThroughputStopping(replace(shorter, horizon=horizon, online=online), longest, costs)

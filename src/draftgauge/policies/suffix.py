@@ -1,9 +1,10 @@
 """What a text has said before: the token that followed the last time its present ending occurred.
 
-A language model repeats what the text already holds: names, phrases, whole lines. Whether a drafted token is the one that
-followed at the last occurrence of the longest known ending says much about whether the target will accept it, on top of what
-the drafter's own confidence says, and it costs a few look-ups. Prompt lookup decoding (Saxena 2023) drafts such tokens; here they judge
-the tokens of another drafter.
+A language model repeats what the text already holds: names, phrases, whole lines. Whether a drafted token is the one
+    that
+followed at the last occurrence of the longest known ending says much about whether the target will accept it, on top of
+what the drafter's own confidence says, and it costs a few look-ups. Prompt lookup decoding (Saxena 2023) drafts such
+tokens; here they judge the tokens of another drafter.
 """
 
 from __future__ import annotations
@@ -58,7 +59,9 @@ class SuffixIndex:
             self._add(token)
 
     def look_up(self, tail: tuple[int, ...]) -> tuple[int, int]:
-        """The token that followed the longest known ending of ``tail``, and that ending's length; (-1, 0) if none is known."""
+        """The token that followed the longest known ending of ``tail``, and that ending's length; (-1, 0) if none is
+        known.
+        """
         after = self._after
         for order in range(len(tail), 0, -1):
             token = after[order - 1].get(tail[-order:])
@@ -77,8 +80,8 @@ class SuffixColumns(NamedTuple):
     """The same for all positions of a trace and all drafts from them at once.
 
     Attributes:
-        agreement: ``[P, G]`` for each drafted token: ``n`` if it is what followed the longest known ending, of ``n`` tokens, of
-            the text and draft before it; ``-n`` if something else followed; 0 if no ending was known.
+        agreement: ``[P, G]`` for each drafted token: ``n`` if it is what followed the longest known ending, of ``n``
+            tokens, of the text and draft before it; ``-n`` if something else followed; 0 if no ending was known.
         known: ``[P, G + 1]`` length of the longest known ending after ``j`` drafted tokens, column ``j``.
         habit, run: ``[P]`` as of :class:`SuffixIndex`, before the position's own token.
     """
@@ -115,14 +118,16 @@ def _of_prompt(prompt: Ints, output: Ints, drafts: NDArray[np.int32]) -> SuffixC
     text = np.concatenate([prompt, output])
     begin, (rows, gamma) = len(prompt), drafts.shape
     ends = begin + np.arange(rows)  # length of the text that each row knows
-    # The ending before draft j + 1 of a row: the last ORDER tokens of its text and its first j drafted tokens; -1 past the start.
+    # The ending before draft j + 1 of a row: the last ORDER tokens of its text and its first j drafted tokens; -1 past
+    # the start.
     padded = np.concatenate([np.full(ORDER, -1), text])
     tails = np.concatenate(
         [padded[ends[:, None] + np.arange(ORDER)], drafts.astype(np.int64)], axis=1
     )  # [rows, ORDER + G]
     foretold = np.full((rows, gamma + 1), -1, np.int64)
     known = np.zeros((rows, gamma + 1), np.int8)
-    # An n-gram gets a name, a number, from its first token and the name of the rest; -1 where the text does not hold it.
+    # An n-gram gets a name, a number, from its first token and the name of the rest; -1 where the text does not hold
+    # it.
     names, asked = np.zeros(len(text) + 1, np.int64), np.zeros((rows, gamma + 1), np.int64)
     for order in range(1, min(ORDER, len(text)) + 1):  # longer endings overwrite shorter ones
         names, asked = _longer(
@@ -139,7 +144,9 @@ def _of_prompt(prompt: Ints, output: Ints, drafts: NDArray[np.int32]) -> SuffixC
 
 
 def _longer(first: Ints, names: Ints, asked_first: Ints, asked: Ints) -> tuple[Ints, Ints]:
-    """Names of n-grams that are one token longer to the left than ``names`` and ``asked``: those of the text, and those asked for."""
+    """Names of n-grams that are one token longer to the left than ``names`` and ``asked``: those of the text, and those
+    asked for.
+    """
     base = int(names.max()) + 1
     keys, longer = np.unique(first * base + names[1:], return_inverse=True)
     wanted = np.where((asked_first < 0) | (asked < 0), -1, asked_first * base + asked)
@@ -148,7 +155,8 @@ def _longer(first: Ints, names: Ints, asked_first: Ints, asked: Ints) -> tuple[I
 
 
 def _last_place(names: Ints, asked: Ints, ends: Ints, order: int) -> Ints:
-    """For each asked n-gram the last place in the text, before ``ends``, that follows the same n-gram; -1 if there is none.
+    """For each asked n-gram the last place in the text, before ``ends``, that follows the same n-gram; -1 if there is
+    none.
 
     Args:
         names: ``[L - order]``; row ``i`` names the n-gram before the token at place ``order + i``.

@@ -10,19 +10,23 @@ import numpy as np
 from numpy.typing import NDArray
 
 from draftgauge.core.signals import Reads, SignalName
-from draftgauge.policies.base import Signal, SignalArrays, Step
+from draftgauge.policies.base import Policy, PolicyBase, Signal, SignalArrays
+from draftgauge.policies.checks import check_positive, check_tokens
+from draftgauge.policies.lengths import first_stop
+from draftgauge.policies.registry import register_policy
 from draftgauge.policies.units import all_nats, nats
 
 
 @dataclass(frozen=True)
-class EntropyThreshold:
-    """Stops after the first drafted token whose ``sqrt(scale * H)`` exceeds ``threshold``; that token is still verified.
+class EntropyThreshold(PolicyBase):
+    """Stops after the first drafted token whose ``sqrt(scale * H)`` exceeds ``threshold``; that token is still
+    verified.
 
     SVIP, the self-verification length policy (Zhang et al. 2024, "Draft Model Knows When to Stop", arXiv 2411.18462,
-    section 4): by Pinsker's inequality the acceptance probability of a token is at least 1 minus the root of a divergence
-    between draft and target, which is taken to be proportional to the draft's entropy ``H``. The defaults are those of the
-    released code (Geralt-Targaryen/SVIP): scale 0.15, threshold 0.3, at most 40 tokens. ``H`` is in nats there;
-    signals are in bits, and converted.
+    section 4): by Pinsker's inequality the acceptance probability of a token is at least 1 minus the root of a
+    divergence between draft and target, which is taken to be proportional to the draft's entropy ``H``. The defaults
+    are those of the released code (Geralt-Targaryen/SVIP): scale 0.15, threshold 0.3, at most 40 tokens. ``H`` is in
+    nats there; signals are in bits, and converted.
 
     Attributes:
         threshold: of the bound of the rejection probability, above 0.
@@ -35,9 +39,6 @@ class EntropyThreshold:
     gamma: int
     reads: ClassVar[Reads] = frozenset({SignalName.ENTROPY})
 
-    def reset(self) -> None:
-        """Nothing to forget."""
-
     def limit(self) -> int:
         """``gamma``."""
         return self.gamma
@@ -46,10 +47,21 @@ class EntropyThreshold:
         """Unless the last token's entropy was too high."""
         return math.sqrt(self.scale * nats(signal.entropy)) <= self.threshold
 
-    def observe(self, step: Step) -> None:
-        """Nothing to learn."""
-
     def lengths(self, signals: SignalArrays) -> NDArray[np.int64]:
         """Depth of the first entropy that is too high, else ``gamma``; ``[positions]``."""
-        above = np.sqrt(self.scale * all_nats(signals.entropy[:, : self.gamma])) > self.threshold  # NaN is not
-        return np.where(above.any(axis=1), above.argmax(axis=1) + 1, self.gamma)
+        return first_stop(
+            np.sqrt(self.scale * all_nats(signals.entropy)) > self.threshold, self.gamma
+        )  # NaN is not above
+
+
+@register_policy(
+    "svip",
+    "drafts on while the draft's entropy is low (SVIP)",
+    grid={"threshold": (0.05, 0.1, 0.15, 0.2, 0.25, 0.3, 0.4, 0.5, 0.6, 0.8), "tokens": (2, 3, 4, 6, 8, 40)},
+)
+def svip(threshold: float = 0.3, scale: float = 0.15, tokens: int = 40, *, gamma_max: int) -> Policy:
+    """Stop at a high draft entropy."""
+    check_positive("svip", "threshold", threshold)
+    check_positive("svip", "scale", scale)
+    check_tokens("svip", "tokens", tokens)
+    return EntropyThreshold(threshold, scale, min(tokens, gamma_max))

@@ -1,4 +1,6 @@
-"""vLLM's adaptive verification: the chance that each drafted token survives, learned while running, against the cost of a step."""
+"""vLLM's adaptive verification: the chance that each drafted token survives, learned while running, against the cost of
+a step.
+"""
 
 from __future__ import annotations
 
@@ -8,7 +10,9 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from draftgauge.core.signals import Reads, SignalName
-from draftgauge.policies.base import Signal, Step
+from draftgauge.policies.base import Policy, PolicyBase, Signal, Step, StepCosts, seconds_by_length
+from draftgauge.policies.checks import check_tokens
+from draftgauge.policies.registry import register_policy
 from draftgauge.policies.units import LEAST_PROBABILITY
 
 _RIDGE = 1e-3
@@ -18,7 +22,9 @@ _LEAST_DETERMINANT = 1e-12
 
 @dataclass
 class _Depth:
-    """The chance at one depth, ``sigmoid(weight * margin + bias)``, and what was seen since its coefficients last moved."""
+    """The chance at one depth, ``sigmoid(weight * margin + bias)``, and what was seen since its coefficients last
+    moved.
+    """
 
     weight: float = 0.0
     bias: float = 1.5
@@ -43,7 +49,9 @@ class _Depth:
         self.level += residual
 
     def refit(self) -> _Depth:
-        """One Newton step, unless too little was seen or a surer draft would count as less likely to stand; sums begin anew."""
+        """One Newton step, unless too little was seen or a surer draft would count as less likely to stand; sums begin
+        anew.
+        """
         squares, ones = self.squares + _RIDGE, self.ones + _RIDGE
         determinant = squares * ones - self.cross * self.cross
         if self.count < _LEAST_OBSERVATIONS or abs(determinant) <= _LEAST_DETERMINANT:
@@ -53,17 +61,18 @@ class _Depth:
         return _Depth(weight, bias) if weight >= 0 else _Depth(self.weight, self.bias)
 
 
-class AdaptiveVerification:
+class AdaptiveVerification(PolicyBase):
     """Drafts on while the expected tokens per second rise: survival probabilities over the measured cost of a step.
 
     vLLM, ``enable_adaptive_verification`` (docs/features/speculative_decoding/adaptive_verification.md;
-    ``adaptive_verification.py`` and ``acceptance_estimator.py`` in vllm/v1/worker/gpu/spec_decode). The chance that a token stands is
-    a logistic function of the draft's top-2 logit margin, one for each depth, moved by one Newton step every ``refit`` steps; until
-    ``warm_up`` such rounds are over, whole blocks of ``gamma`` tokens are verified, so that the labels are not censored. Survival is the
-    running product of the chances. What is learned stays from prompt to prompt, as in a server.
+    ``adaptive_verification.py`` and ``acceptance_estimator.py`` in vllm/v1/worker/gpu/spec_decode). The chance that a
+    token stands is a logistic function of the draft's top-2 logit margin, one for each depth, moved by one Newton step
+    every ``refit`` steps; until ``warm_up`` such rounds are over, whole blocks of ``gamma`` tokens are verified, so
+    that the labels are not censored. Survival is the running product of the chances. What is learned stays from prompt
+    to prompt, as in a server.
 
-    vLLM drafts every block whole and then picks the ``b`` with the most ``(1 + sum of survivals up to b) / seconds(b)`` to verify.
-    Here what is drafted is verified, so the same score is followed token by token: drafting stops after the
+    vLLM drafts every block whole and then picks the ``b`` with the most ``(1 + sum of survivals up to b) / seconds(b)``
+    to verify. Here what is drafted is verified, so the same score is followed token by token: drafting stops after the
     first token that did not raise it. Seconds therefore include the drafting, which vLLM pays anyway.
     """
 
@@ -88,9 +97,6 @@ class AdaptiveVerification:
         self._tokens = 1.0  # expected of the step, if it ended there
         self._rate = 0.0  # and a second
 
-    def reset(self) -> None:
-        """Nothing to forget: a server learns across requests."""
-
     def limit(self) -> int:
         """``gamma``; a new product begins."""
         self._survival = self._tokens = 1.0
@@ -109,7 +115,9 @@ class AdaptiveVerification:
         return rises
 
     def observe(self, step: Step) -> None:
-        """Count what was judged (the accepted tokens and the first rejected one) and, when it is time, move the coefficients."""
+        """Count what was judged (the accepted tokens and the first rejected one) and, when it is time, move the
+        coefficients.
+        """
         if step.drafted == 0:
             return
         for depth, signal in zip(self._depths, step.signals[: step.accepted + 1], strict=False):
@@ -123,3 +131,19 @@ def logit_margin(signal: Signal) -> float:
     """Difference of the two highest logits in nats: the logarithm of the ratio of their probabilities."""
     second = max(signal.confidence - signal.margin, LEAST_PROBABILITY)
     return math.log(max(signal.confidence, LEAST_PROBABILITY) / second)
+
+
+@register_policy(
+    "vllm",
+    "drafts on while survival over cost rises, learned while running (vLLM)",
+    grid={"tokens": (2, 3, 4, 7, 12), "refit": (50, 100, 200), "warm_up": (1, 3)},
+)
+def vllm(tokens: int = 7, refit: int = 100, warm_up: int = 3, *, gamma_max: int, costs: StepCosts) -> Policy:
+    """Draft on while the expected tokens per second rise, by survival chances learned while running."""
+    check_tokens("vllm", "tokens", tokens)
+    check_tokens("vllm", "refit", refit)
+    check_tokens("vllm", "warm_up", warm_up, least=0)
+    gamma = min(tokens, gamma_max)
+    return AdaptiveVerification(
+        gamma, seconds_by_length(costs, gamma, AdaptiveVerification.reads).tolist(), refit, warm_up
+    )

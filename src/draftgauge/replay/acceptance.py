@@ -17,15 +17,17 @@ from draftgauge.traces.trace import Trace
 
 
 def acceptance_by_depth(trace: Trace, *, resamples: int = RESAMPLES, seed: int = 0) -> list[Row]:
-    """Conditional acceptance rates ``alpha_k`` of every task, and of all prompts together, over all positions of a trace.
+    """Conditional acceptance rates ``alpha_k`` of every task, and of all prompts together, over all positions of a
+    trace.
 
-    ``alpha_k`` is the share of accepted tokens among those drafted at depth ``k`` whose ``k - 1`` predecessors were accepted.
-    Tokens drafted past the end of the recorded output are left out: what the target would have said there is not known.
+    ``alpha_k`` is the share of accepted tokens among those drafted at depth ``k`` whose ``k - 1`` predecessors were
+    accepted. Tokens drafted past the end of the recorded output are left out: what the target would have said there is
+    not known.
 
     Returns:
-        Rows with ``compression``, ``task``, ``depth`` (1..gamma_max), ``rate`` with ``low`` and ``high`` (95%, resampled by
-        prompt; None where nothing reached that depth) and ``positions``, how many did. In a trace of sampled decoding rates are
-        means of chances, and so many positions reach a depth on average.
+        Rows with ``compression``, ``task``, ``depth`` (1..gamma_max), ``rate`` with ``low`` and ``high`` (95%,
+        resampled by prompt; None where nothing reached that depth) and ``positions``, how many did. In a trace of
+        sampled decoding rates are means of chances, and so many positions reach a depth on average.
     """
     prompt, count = prompt_of_rows(trace), len(trace.prompts)
     chances = path_chances(trace)

@@ -1,7 +1,7 @@
 """What policies would gain with a dearer or cheaper drafter: the same trace, with the cost of drafting scaled.
 
-How far to draft is decided by one dial more than by any other, the cost of a drafted token over that of a verification. A trace
-does not depend on it, so one recorded pair stands for pairs of many kinds.
+How far to draft is decided by one dial more than by any other, the cost of a drafted token over that of a verification.
+A trace does not depend on it, so one recorded pair stands for pairs of many kinds.
 """
 
 from __future__ import annotations
@@ -28,7 +28,8 @@ def at_cost_ratio(costs: CostCurve, ratio: float) -> CostCurve:
         ratio: the :meth:`~draftgauge.traces.costs.CostCurve.cost_ratio` of the result.
 
     Raises:
-        DraftgaugeError: if the ratio is not above 0, or the measured one is not (drafting as good as free cannot be scaled).
+        DraftgaugeError: if the ratio is not above 0, or the measured one is not (drafting as good as free cannot be
+            scaled).
     """
     measured = costs.cost_ratio()
     if not 0 < ratio < float("inf"):
@@ -37,7 +38,8 @@ def at_cost_ratio(costs: CostCurve, ratio: float) -> CostCurve:
         )
     if measured <= 0:
         raise DraftgaugeError(
-            f"the measured cost ratio is {measured:g}, so drafting costs cannot be scaled to another: measure the costs again"
+            f"the measured cost ratio is {measured:g}, so drafting costs cannot be scaled to another: measure the "
+            "costs again"
         )
     factor = ratio / measured
     draft, low, high = (_scaled(table, factor) for table in (costs.draft, costs.draft_low, costs.draft_high))
@@ -53,7 +55,8 @@ def cost_sweep(
     resamples: int = TEST_RESAMPLES,
     seed: int = 0,
 ) -> list[Row]:
-    """:func:`evaluate_design` at other cost ratios; the best fixed length is chosen anew at each, policies are not fitted again.
+    """:func:`evaluate_design` at other cost ratios; the best fixed length is chosen anew at each, policies are not
+    fitted again.
 
     Returns:
         The rows, in the order of the ratios; each names its ``cost_ratio``.

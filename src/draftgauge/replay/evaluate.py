@@ -1,4 +1,6 @@
-"""Policies on a trace as table rows: modelled speed with intervals, beside plain decoding, the best fixed length and hindsight."""
+"""Policies on a trace as table rows: modelled speed with intervals, beside plain decoding, the best fixed length and
+hindsight.
+"""
 
 from __future__ import annotations
 
@@ -25,7 +27,8 @@ ALL_TASKS = "all"
 
 SAME_PROMPTS = "same prompts"
 NEAR = 0.02
-"""Draft lengths whose speed is so close to the best one's are about as good: cost curves are not measured more finely."""
+"""Draft lengths whose speed is so close to the best one's are about as good: cost curves are not measured more finely.
+"""
 NOTHING, HINDSIGHT = "none", "hindsight"
 
 Row = dict[str, str | int | float | None]
@@ -73,19 +76,20 @@ def evaluate(
     * ``tokens_per_second`` with ``tokens_per_second_low`` and ``_high``;
     * ``ratio_to_plain``: over plain decoding as measured in the cost curve;
     * ``cost_ratio``: of the cost curve, a drafted token over a verification;
-    * ``gain`` with ``gain_low`` and ``gain_high``: over the one fixed length ``best_fixed_gamma`` (0, drafting nothing, is one
-      of them), the same for all tasks, minus 1; ``best_fixed_from`` says on which prompts it was chosen;
+    * ``gain`` with ``gain_low`` and ``gain_high``: over the one fixed length ``best_fixed_gamma`` (0, drafting nothing,
+      is one of them), the same for all tasks, minus 1; ``best_fixed_from`` says on which prompts it was chosen;
     * ``p_value``: of no gain, two-sided, paired by prompt; ``p_holm``: adjusted for all policies compared on this task,
       ``references`` aside, for which it is None;
-    * ``captured`` with ``captured_low`` and ``captured_high``: of the way from that length to the hindsight optimum; negative
-      below it, None where there is no way.
+    * ``captured`` with ``captured_low`` and ``captured_high``: of the way from that length to the hindsight optimum;
+      negative below it, None where there is no way.
 
     Args:
         trace: dense; the prompts to evaluate on.
         costs: of the same pair, compression and device.
-        policies: by the name in their rows; new ones, as some learn across prompts. A finished replay of this trace does as well.
-        best_fixed: the fixed length to compare with, chosen on training prompts. If None, the best one on these prompts, which
-            favours the fixed length.
+        policies: by the name in their rows; new ones, as some learn across prompts. A finished replay of this trace
+            does as well.
+        best_fixed: the fixed length to compare with, chosen on training prompts. If None, the best one on these
+            prompts, which favours the fixed length.
         references: names of those that are there to be compared with: fixed lengths and bounds.
         split: name of the prompts, for the rows.
         resamples, seed: of the intervals and p-values.
@@ -128,8 +132,8 @@ def evaluate_design(
         resamples, seed: of the intervals.
 
     Returns:
-        Rows as :func:`evaluate` describes: "none", the best fixed length, the policies, "hindsight". What they are compared with,
-        all fixed lengths and the optimum, has no ``p_holm``.
+        Rows as :func:`evaluate` describes: "none", the best fixed length, the policies, "hindsight". What they are
+        compared with, all fixed lengths and the optimum, has no ``p_holm``.
     """
     best = best_fixed_gamma(design.train if design.train is not None else design.trace, costs)
     fixed = f"fixed:{best}" if best else NOTHING
@@ -156,7 +160,9 @@ def figure(row: Mapping[str, object], key: str) -> float:
 
 
 def best_fixed_gamma(trace: Trace, costs: CostCurve) -> int:
-    """The fixed draft length with the most modelled tokens per second, 0 if not speculating is best; the shortest of equals."""
+    """The fixed draft length with the most modelled tokens per second, 0 if not speculating is best; the shortest of
+    equals.
+    """
     return _best_of(replay_fixed_all(trace, costs))
 
 

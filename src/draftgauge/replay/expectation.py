@@ -1,15 +1,17 @@
-"""What decoding takes on average on a trace of sampled decoding, given its outputs: exactly, without drawing a single coin.
+"""What decoding takes on average on a trace of sampled decoding, given its outputs: exactly, without drawing a single
+coin.
 
-Given the output, the acceptances at its positions are independent coins with the chances ``a`` (:mod:`draftgauge.traces.sampled`). A
-step that starts at ``s`` and drafts up to ``g`` tokens accepts exactly ``k`` of them with the chance
+Given the output, the acceptances at its positions are independent coins with the chances ``a``
+(:mod:`draftgauge.traces.sampled`). A step that starts at ``s`` and drafts up to ``g`` tokens accepts exactly ``k`` of
+them with the chance
 
     a(s) .. a(s + k - 1) (1 - a(s + k)) for k < g,        a(s) .. a(s + g - 1) for k = g,
 
-and the next step starts at ``s + k + 1``. So the chance that *some* step starts at a position, its occupancy, follows by a forward
-recursion along the output, and every mean is a sum over positions of occupancy times the mean of one step.
+and the next step starts at ``s + k + 1``. So the chance that *some* step starts at a position, its occupancy, follows
+by a forward recursion along the output, and every mean is a sum over positions of occupancy times the mean of one step.
 
-How far a policy drafts may depend on what it has drafted, refused tokens included. So a step has one draft length for every depth
-of the first refusal, on the signals of the refused draft recorded there.
+How far a policy drafts may depend on what it has drafted, refused tokens included. So a step has one draft length for
+every depth of the first refusal, on the signals of the refused draft recorded there.
 """
 
 from __future__ import annotations
@@ -44,8 +46,8 @@ class ExpectedSteps:
 
 
 def lengths_by_refusal(trace: Trace, policy: StatelessPolicy) -> Ints:
-    """``[P, G + 1]`` draft lengths that a policy wants at every position: column ``k`` if ``k`` tokens are accepted and the next is
-    refused, the last column if none is refused."""
+    """``[P, G + 1]`` draft lengths that a policy wants at every position: column ``k`` if ``k`` tokens are accepted and
+    the next is refused, the last column if none is refused."""
     depths = [*range(1, trace.gamma_max + 1), trace.gamma_max]
     reads = reads_of(policy)
     return np.stack([policy.lengths(_refused_arrays(trace, depth, reads)) for depth in depths], axis=1)
@@ -83,7 +85,9 @@ def expected_steps(trace: Trace, lengths: Ints, room: Ints) -> ExpectedSteps:
 
 
 def _occupancy(trace: Trace, accepted: Floats) -> Floats:
-    """Forward over the positions of all prompts together: mass moves from each position to those where the next step starts."""
+    """Forward over the positions of all prompts together: mass moves from each position to those where the next step
+    starts.
+    """
     starts, lengths = trace.offsets[:-1], np.diff(trace.offsets)
     occupancy = np.zeros(trace.positions)
     occupancy[starts] = 1.0

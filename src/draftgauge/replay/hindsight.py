@@ -43,10 +43,11 @@ def hindsight_optimum(trace: Trace, costs: CostCurve) -> Hindsight:
 
         ``T(p) = min over g of seconds(g, context at p) + T(min(p + min(g, accepted(p)) + 1, N))``,
 
-    where ``g`` goes up to what a live step could draft there (:func:`~draftgauge.replay.simulate.draft_caps`). All prompts
-    together, one position after the other; O(positions x gamma_max).
+    where ``g`` goes up to what a live step could draft there (:func:`~draftgauge.replay.simulate.draft_caps`). All
+    prompts together, one position after the other; O(positions x gamma_max).
 
-    On a trace of sampled decoding the outcomes are coins: the mean of the optimum over draws of them, with the ``lengths`` and the
+    On a trace of sampled decoding the outcomes are coins: the mean of the optimum over draws of them, with the
+        ``lengths`` and the
     ``replay.record`` of the first draw, that of the trace's own rows.
 
     Raises:

@@ -1,11 +1,11 @@
 """Any policy run on a recorded trace, step by step as the live loop would, without a model.
 
-Greedy output does not depend on how far one drafts, and drafters start from the committed text at every step. So a dense
-trace holds the outcome of every step that any policy could take, and the replay is exact.
+Greedy output does not depend on how far one drafts, and drafters start from the committed text at every step. So a
+dense trace holds the outcome of every step that any policy could take, and the replay is exact.
 
-A trace of sampled decoding holds chances in place of outcomes. There the replay is what decoding takes on average given the
-outputs: exact (:mod:`draftgauge.replay.expectation`) for policies that look at the step alone, and else the mean over walks drawn
-from those chances.
+A trace of sampled decoding holds chances in place of outcomes. There the replay is what decoding takes on average given
+the outputs: exact (:mod:`draftgauge.replay.expectation`) for policies that look at the step alone, and else the mean
+over walks drawn from those chances.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ Floats = NDArray[np.float64]
 
 
 class Charge(NamedTuple):
-    """What deciding adds to the cost of a step: the signals read, and the policy's own seconds for each drafted token."""
+    """What deciding adds to a step: the signals read, and the policy's own seconds for each drafted token."""
 
     reads: Reads = NO_SIGNALS
     decision_seconds: float = 0.0
@@ -75,7 +75,8 @@ class StepRecord:
 class Replay:
     """What a policy did on a trace, by prompt (arrays ``[prompts]``, in the order of ``trace.prompts``) and in total.
 
-    On a trace of sampled decoding these are expectations, in float64, and ``record`` is one walk of those that they stand for.
+    On a trace of sampled decoding these are expectations, in float64, and ``record`` is one walk of those that they
+    stand for.
 
     Attributes:
         steps: steps taken.
@@ -170,7 +171,8 @@ def _check_prompt_tokens(trace: Trace) -> None:
     lacking = sum(len(prompt.prompt_token) != prompt.prompt_tokens for prompt in trace.prompts)
     if lacking:
         raise TraceError(
-            f"the policy reads the text, and the trace lacks the prompt tokens of {lacking} of {len(trace.prompts)} prompts (traces of "
+            f"the policy reads the text, and the trace lacks the prompt tokens of {lacking} of "
+            f"{len(trace.prompts)} prompts (traces of "
             "earlier versions do): profile again into a new folder"
         )
 
@@ -208,7 +210,9 @@ def mean_of(outcomes: Sequence[Replay]) -> Replay:
 
 
 def _expected(trace: Trace, lengths: Ints, costs: CostCurve | None, charge: Charge) -> Replay:
-    """The expectation over all walks with draft lengths by position and refusal, ``[P, G + 1]``, or by position alone, ``[P, 1]``."""
+    """The expectation over all walks with draft lengths by position and refusal, ``[P, G + 1]``, or by position alone,
+    ``[P, 1]``.
+    """
     steps = expected_steps(trace, lengths, _room(trace))
     weight, prompt, count = steps.occupancy, prompt_of_rows(trace), len(trace.prompts)
     seconds = np.full(trace.positions, np.nan)
@@ -229,8 +233,8 @@ def _expected(trace: Trace, lengths: Ints, costs: CostCurve | None, charge: Char
 def draft_caps(trace: Trace) -> Ints:
     """``[positions]`` the most tokens that a step can draft there, whatever the policy.
 
-    A step leaves room for the target's own token under ``max_new_tokens``, and drafts no more than the drafter had to propose.
-    That the output stops before the limit is not known to it.
+    A step leaves room for the target's own token under ``max_new_tokens``, and drafts no more than the drafter had to
+    propose. That the output stops before the limit is not known to it.
     """
     return np.minimum(trace.drafted, _room(trace))
 
@@ -263,7 +267,7 @@ def sum_by_prompt(prompt: Ints, values: ArrayLike, count: int) -> Floats:
 
 
 def _prompt_steps(trace: Trace, prompt: int, caps: Ints, policy: Policy) -> Iterator[tuple[int, int]]:
-    """Ask a policy token by token, as the live loop does; yields the row and draft length of each step of one prompt."""
+    """Ask a policy token by token, as the live loop does; yields the row and draft length of each step."""
     first, end = trace.offsets[prompt : prompt + 2].tolist()
     limits, accepts = caps[first:end].tolist(), trace.accepted[first:end].tolist()
     reads = reads_of(policy)

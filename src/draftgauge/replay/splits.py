@@ -1,4 +1,6 @@
-"""Which prompts a policy may learn from, and on which it is judged: by prompt, as the steps of one prompt depend on each other."""
+"""Which prompts a policy may learn from, and on which it is judged: by prompt, as the steps of one prompt depend on
+each other.
+"""
 
 from __future__ import annotations
 
@@ -56,8 +58,9 @@ def names_splits(trace: Trace) -> bool:
 def splits_of(trace: Trace) -> NDArray[np.str_]:
     """``[prompts]`` the split of every prompt.
 
-    Where prompts name "train", what they name. Elsewhere 60% train, 20% validation and 20% test of every task, in the order of
-    a hash of ``task/identifier``: the same for every compression, draft and machine, and whatever other tasks the trace holds.
+    Where prompts name "train", what they name. Elsewhere 60% train, 20% validation and 20% test of every task, in the
+    order of a hash of ``task/identifier``: the same for every compression, draft and machine, and whatever other tasks
+    the trace holds.
     """
     if names_splits(trace):
         return np.array([prompt.split for prompt in trace.prompts])
@@ -85,7 +88,8 @@ def split_trace(trace: Trace, split: str) -> Trace:
         return trace
     if split not in SPLITS:
         raise TraceError(
-            f"there is no split {split!r}; prompts are divided into {', '.join(SPLITS)}, or taken together as {EVERYTHING}"
+            f"there is no split {split!r}; prompts are divided into {', '.join(SPLITS)}, or taken together as "
+            f"{EVERYTHING}"
         )
     chosen = splits_of(trace) == split
     count = int(chosen.sum())
@@ -102,8 +106,8 @@ def design_of(trace: Trace, split: str | None = None, trained_on: Collection[str
 
     Args:
         trace: all recorded prompts.
-        split: to evaluate on. If None, "test" where the prompts name both train and test ones, or where some of them are in
-            ``trained_on``; else all prompts.
+        split: to evaluate on. If None, "test" where the prompts name both train and test ones, or where some of them
+            are in ``trained_on``; else all prompts.
         trained_on: ``task/identifier`` of the prompts that the policies to be evaluated were fitted on.
 
     Raises:

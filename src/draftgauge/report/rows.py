@@ -7,6 +7,7 @@ from typing import Any
 
 from draftgauge.policies import make_policy
 from draftgauge.policies.base import Policy
+from draftgauge.policies.registry import compared_policies
 from draftgauge.replay import Replay, evaluate
 from draftgauge.report.live import LiveRow, fixed_gamma, is_policy
 from draftgauge.report.views import SpeedCurve, TableRow
@@ -15,7 +16,7 @@ from draftgauge.traces.costs import CostCurve
 from draftgauge.traces.trace import Trace
 
 PLAIN, NOTHING, HINDSIGHT = "plain", "none", "hindsight"
-POLICIES = ("hf-heuristic", "hf-confidence", "hf-confidence:adaptive=true", "cumulative-confidence")
+POLICIES = (*compared_policies(), "hf-confidence:adaptive=true")
 """Replayed for every report, beside the best fixed lengths and whatever was measured live."""
 
 # The charts show every length; a table of more than these hides the other policies.

@@ -5,33 +5,20 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from draftgauge.policies import describe_policy
 from draftgauge.replay import ALL_TASKS
 from draftgauge.report.data import ReportData
 from draftgauge.report.style import MISSING, column_decimals, compression_title, fixed, ratio
 from draftgauge.report.views import CompressionView, TableRow
 
-KINDS = {
+BESIDE_POLICIES = {
     "plain": "plain decoding, one token a step",
-    "none": "the speculative loop with nothing drafted",
     "hindsight": "the exact optimum over all choices of length, knowing the outcome: a bound, not a policy",
-    "fixed": "always drafts that many tokens",
-    "hf-heuristic": "two more after a full acceptance, else one fewer (transformers' heuristic schedule)",
-    "hf-confidence": "drafts on while the drafter's confidence is above a threshold (transformers)",
-    "cumulative-confidence": "drafts on while the product of confidences is above a threshold",
-    "stopping": "drafts on while the next token's chance to be committed is worth its time (throughput-optimal stopping)",
-    "svip": "drafts on while the draft's entropy is low (SVIP)",
-    "adaedl": "drafts on while an entropy bound on acceptance is high, by a threshold that adapts (AdaEDL)",
-    "specdec++": "drafts on until a rejection is likely, by a trained head (SpecDec++)",
-    "speckv": "the length with the most predicted tokens a step (SpecKV)",
-    "sglang-adaptive": "moves between a few lengths after the mean accepted length (SGLang)",
-    "sglang-throughput": "the length with the best expected throughput over a window (SGLang)",
-    "vllm": "drafts on while survival over cost rises, learned while running (vLLM)",
-    "bandit": "the length with the most tokens a second so far, and now and then another (epsilon-greedy)",
     "transformers-generate": "generate() of transformers, no draft",
     "transformers-assisted": "generate(assistant_model=...) of transformers at its defaults",
     "transformers-assisted-constant": "generate(assistant_model=...) of transformers at a constant length",
 }
-ADAPTIVE = "the same, with a threshold that follows what was accepted (transformers' default)"
+"""What stands in tables beside policies."""
 
 
 @dataclass(frozen=True)
@@ -60,8 +47,7 @@ class TaskLines:
 
 def describe(policy: str) -> str:
     """What a policy does, by the name before its colon; empty for names this version does not know."""
-    name = policy.partition(":")[0]
-    return ADAPTIVE if name == "hf-confidence" and "adaptive=true" in policy else KINDS.get(name, "")
+    return BESIDE_POLICIES.get(policy.partition(":")[0]) or describe_policy(policy)
 
 
 def compression_table(view: CompressionView) -> tuple[TaskLines, ...]:

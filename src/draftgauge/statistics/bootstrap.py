@@ -1,7 +1,7 @@
 """What every bootstrap here shares: how often things are drawn, percentile intervals, and the p-value of a difference.
 
-Percentile intervals (Efron and Tibshirani 1993, chapter 13). With a fixed seed and number of things the same ones are drawn,
-whatever is computed from them: comparisons are paired.
+Percentile intervals (Efron and Tibshirani 1993, chapter 13). With a fixed seed and number of things the same ones are
+drawn, whatever is computed from them: comparisons are paired.
 """
 
 from __future__ import annotations

@@ -1,9 +1,10 @@
 """Intervals over prompts and seeds at once, for counts of reached and accepted drafts; no torch.
 
-Every training seed is evaluated on the same prompts, so seeds and prompts are crossed. A resample draws seeds and prompts independently,
-with replacement, and weighs every (seed, prompt) cell by the product of how often both were drawn: the pigeonhole bootstrap (Owen 2007,
-"The pigeonhole bootstrap"), mildly conservative for the interaction of both. Few seeds carry little information on their own spread:
-with three, the part of the interval that comes from seeds is too narrow by a factor of about sqrt(2/3).
+Every training seed is evaluated on the same prompts, so seeds and prompts are crossed. A resample draws seeds and
+prompts independently, with replacement, and weighs every (seed, prompt) cell by the product of how often both were
+drawn: the pigeonhole bootstrap (Owen 2007, "The pigeonhole bootstrap"), mildly conservative for the interaction of
+both. Few seeds carry little information on their own spread: with three, the part of the interval that comes from seeds
+is too narrow by a factor of about sqrt(2/3).
 """
 
 from __future__ import annotations
@@ -61,9 +62,11 @@ class Counts:
 
 
 def rates(counts: Counts, resamples: int = RESAMPLES, seed: int = 0) -> Floats:
-    """Acceptance rates ``[1 + resamples, depths]``: of all the data first, then of every resample; NaN where no draft got so deep.
+    """Acceptance rates ``[1 + resamples, depths]``: of all the data first, then of every resample; NaN where no draft
+    got so deep.
 
-    Shapes and ``seed`` decide what is drawn, so two drafters with the same seeds and prompts are resampled alike: paired.
+    Shapes and ``seed`` decide what is drawn, so two drafters with the same seeds and prompts are resampled alike:
+        paired.
     """
     seeds, prompts, _ = counts.reached.shape
     by_seed, by_prompt = _weights(seeds, prompts, resamples, seed)
@@ -97,7 +100,9 @@ def mean_accepted(alpha: Floats) -> Floats:
 
 
 def retention(alpha: Floats) -> Floats:
-    """The last depth's acceptance over the first's. To be read beside the first: a drafter that knows nothing retains everything."""
+    """The last depth's acceptance over the first's. To be read beside the first: a drafter that knows nothing retains
+    everything.
+    """
     with np.errstate(divide="ignore", invalid="ignore"):
         return np.asarray(alpha[..., -1] / alpha[..., 0])
 
@@ -124,7 +129,9 @@ def alpha_intervals(counts: Counts, resamples: int = RESAMPLES, seed: int = 0, l
 def difference(
     counts: Counts, base: Counts, measure: Measure, resamples: int = RESAMPLES, seed: int = 0, level: float = LEVEL
 ) -> Comparison:
-    """A figure of one drafter minus that of another on the same prompts and seeds, with the two-sided bootstrap p-value of none."""
+    """A figure of one drafter minus that of another on the same prompts and seeds, with the two-sided bootstrap p-value
+    of none.
+    """
     assert counts.reached.shape == base.reached.shape
     values = measure(rates(counts, resamples, seed)) - measure(rates(base, resamples, seed))
     return comparison_of(float(values[0]), values[1:], level)

@@ -1,7 +1,7 @@
 """Intervals by resampling prompts: they are the samples, as the steps of one prompt depend on each other.
 
-The quantities are ratios of sums (tokens over seconds, accepted over drafted), so a resample is a vector of how often each
-prompt was drawn, and all resamples are two matrix products.
+The quantities are ratios of sums (tokens over seconds, accepted over drafted), so a resample is a vector of how often
+each prompt was drawn, and all resamples are two matrix products.
 """
 
 from __future__ import annotations
@@ -70,7 +70,9 @@ def paired_difference(
     seed: int = 0,
     level: float = LEVEL,
 ) -> Comparison:
-    """Difference of two ratios of sums on the same prompts; with denominators of 1, of two means. Arguments as in :func:`paired_gain`."""
+    """Difference of two ratios of sums on the same prompts; with denominators of 1, of two means. Arguments as in
+    :func:`paired_gain`.
+    """
     estimate, resampled = _ratios(numerator, denominator, resamples, seed)
     base, base_resampled = _ratios(base_numerator, base_denominator, resamples, seed)
     return comparison_of(estimate - base, resampled - base_resampled, level)
@@ -89,7 +91,8 @@ def paired_share(
     """Share of the way from one speed to another that a third one has gone, all of the same tokens.
 
     Args:
-        seconds: ``[prompts]`` of the one that goes; 0 is as slow as the base, 1 as fast as the top, and below 0 slower than the base.
+        seconds: ``[prompts]`` of the one that goes; 0 is as slow as the base, 1 as fast as the top, and below 0 slower
+            than the base.
         base_seconds, top_seconds: ``[prompts]`` of the ends of the way.
         tokens: ``[prompts]``.
         resamples, seed, level: as in :func:`ratio_interval`.
@@ -106,7 +109,9 @@ def paired_share(
 
 
 def holm(p_values: Sequence[float]) -> list[float]:
-    """Adjusted p-values that keep the chance of any false finding below the level (Holm 1979); NaN stays NaN and does not count."""
+    """Adjusted p-values that keep the chance of any false finding below the level (Holm 1979); NaN stays NaN and does
+    not count.
+    """
     order = sorted((p, index) for index, p in enumerate(p_values) if p == p)
     adjusted, running = [float("nan")] * len(p_values), 0.0
     for rank, (p, index) in enumerate(order):

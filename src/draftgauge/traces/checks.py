@@ -38,9 +38,11 @@ def accepted_lengths(
     """How many drafted tokens of each position equal the greedy continuation, before the first that does not.
 
     Args:
-        token: ``[P]`` greedy tokens; ``d_1`` drafted from row ``p`` is compared with ``token[p]``, ``d_2`` with ``token[p + 1]``, ...
+        token: ``[P]`` greedy tokens; ``d_1`` drafted from row ``p`` is compared with ``token[p]``, ``d_2`` with
+            ``token[p + 1]``, ...
         draft_token: ``[P, G]``, -1 where nothing was drafted.
-        remaining: ``[P]`` rows from each row to the end of its own prompt, itself included; by default all rows are one prompt.
+        remaining: ``[P]`` rows from each row to the end of its own prompt, itself included; by default all rows are one
+            prompt.
 
     Returns:
         ``[P]`` int16; tokens past the recorded output count as rejected.

@@ -27,8 +27,8 @@ class SignalSeconds:
     """What signals cost in seconds: all but the last for each drafted token, the last for each step.
 
     Attributes:
-        asking: handing a drafted token to the policy and asking whether to go on, whatever signals it reads. On an accelerator this
-            is the wait for the device. A policy that reads text pays this and nothing else.
+        asking: handing a drafted token to the policy and asking whether to go on, whatever signals it reads. On an
+            accelerator this is the wait for the device. A policy that reads text pays this and nothing else.
         distribution: the drafter's probabilities, shared by the three signals that take them.
         confidence, entropy, margin: each of them, once the probabilities are there.
         target_entropy: of the target's distribution behind the last committed token.
@@ -56,19 +56,20 @@ class SignalSeconds:
 class CostCurve:
     """Measured seconds of the parts of a step, by context length.
 
-    ``C`` is the number of measured context lengths, ``G`` is ``gamma_max``. Each table has its medians and its lower and
-    upper quartiles, all ``[C, columns]``.
+    ``C`` is the number of measured context lengths, ``G`` is ``gamma_max``. Each table has its medians and its lower
+    and upper quartiles, all ``[C, columns]``.
 
     Attributes:
         contexts: ``[C]`` context lengths in tokens, increasing.
-        verify: ``[C, G + 1]``; column ``k - 1`` is the target's pass over ``k`` tokens, reading off its choices and rolling back.
+        verify: ``[C, G + 1]``; column ``k - 1`` is the target's pass over ``k`` tokens, reading off its choices and
+            rolling back.
         draft: ``[C, G + 1]``; column ``n`` is proposing ``n`` tokens (column 0 is 0).
         overhead: seconds a step spends outside drafting and verifying (committing, the policy).
         plain: ``[C]`` seconds of one step of plain decoding.
         compression, device, dtype: what was measured on.
         signals: what each signal adds for the policies that read it.
-        vocabulary: of the pair, see :func:`draftgauge.models.vocabulary.vocabulary_digest`; empty where it is not known. Policies that
-            know tokens by their ids check that they mean the same ones.
+        vocabulary: of the pair, see :func:`draftgauge.models.vocabulary.vocabulary_digest`; empty where it is not
+            known. Policies that know tokens by their ids check that they mean the same ones.
     """
 
     contexts: tuple[int, ...]
@@ -102,7 +103,8 @@ class CostCurve:
 
         Args:
             gamma: draft lengths, 0..gamma_max, any shape.
-            context: context lengths in tokens, broadcast against ``gamma``; beyond the measured range the nearest counts.
+            context: context lengths in tokens, broadcast against ``gamma``; beyond the measured range the nearest
+                counts.
             reads: the signals that the policy reads.
 
         Raises:
@@ -112,7 +114,8 @@ class CostCurve:
         if gamma_.size and (int(gamma_.max()) > self.gamma_max or int(gamma_.min()) < 0):
             asked = int(gamma_.min()) if int(gamma_.min()) < 0 else int(gamma_.max())
             raise TraceError(
-                f"the cost curve was measured for gamma 0..{self.gamma_max}, asked for {asked}: profile with a larger gamma_max"
+                f"the cost curve was measured for gamma 0..{self.gamma_max}, asked for {asked}: profile with a "
+                "larger gamma_max"
             )
         table = np.asarray(self.draft) + np.asarray(self.verify) + self.overhead
         nodes = np.asarray(self.contexts, np.float64)
@@ -124,7 +127,9 @@ class CostCurve:
         return seconds + self.signals.of_token(reads) * gamma_ + self.signals.of_step(reads)
 
     def cost_ratio(self) -> float:
-        """Seconds of one more drafted token over those of verifying one token, at the median context: the dial of the best gamma."""
+        """Seconds of one more drafted token over those of verifying one token, at the median context: the dial of the
+        best gamma.
+        """
         row = len(self.contexts) // 2
         lengths, seconds = np.arange(1, self.gamma_max + 1), self.draft[row][1:]
         per_token = float(np.polyfit(lengths, seconds, 1)[0]) if self.gamma_max > 1 else seconds[0]

@@ -72,7 +72,8 @@ class Manifest:
         gamma_max: longest draft recorded.
         max_new_tokens: limit of output tokens.
         seed: of whatever was random; greedy recording draws nothing.
-        temperature, top_k, top_p: that output and drafts were drawn with; temperature 0 is greedy decoding, whatever the other two.
+        temperature, top_k, top_p: that output and drafts were drawn with; temperature 0 is greedy decoding, whatever
+            the other two.
         prompts: what was recorded from.
         complete: whether all prompts are recorded.
         schema_version: of the shards; it follows from the temperature.

@@ -33,7 +33,8 @@ def find_runs(folder: Path) -> list[Path]:
     runs = sorted(child for child in folder.iterdir() if (child / MANIFEST_NAME).is_file())
     if not runs:
         raise TraceError(
-            f"{folder} holds no trace (no {MANIFEST_NAME}, nor in its sub-folders); record one with `draftgauge profile`"
+            f"{folder} holds no trace (no {MANIFEST_NAME}, nor in its sub-folders); record one with `draftgauge "
+            "profile`"
         )
     return runs
 
@@ -53,7 +54,8 @@ def read_trace(
         The trace, its prompts by index.
 
     Raises:
-        TraceError: if the folder holds no trace, an incomplete or damaged one, values that cannot be, or nothing of what was asked.
+        TraceError: if the folder holds no trace, an incomplete or damaged one, values that cannot be, or nothing of
+            what was asked.
     """
     manifest = Manifest.load(folder)
     shards = _read_shards(folder, manifest)
@@ -105,11 +107,13 @@ def _check_prompts(folder: Path, manifest: Manifest, prompts: Sequence[PromptInf
     indices, counts = np.unique([prompt.index for prompt in prompts], return_counts=True)
     if (counts > 1).any():
         raise TraceError(
-            f"{folder} holds prompt {int(indices[counts > 1][0])} more than once; record the trace again into another folder"
+            f"{folder} holds prompt {int(indices[counts > 1][0])} more than once; record the trace again into "
+            "another folder"
         )
     if not allow_incomplete and (not manifest.complete or len(prompts) < manifest.prompts.count):
         raise TraceError(
-            f"{folder} is incomplete: {len(prompts)} of {manifest.prompts.count} prompts are recorded; {_again(manifest)} to finish"
+            f"{folder} is incomplete: {len(prompts)} of {manifest.prompts.count} prompts are recorded; "
+            f"{_again(manifest)} to finish"
         )
     if not prompts:
         raise TraceError(f"{folder} holds no recorded prompts yet; {_again(manifest)}")

@@ -22,8 +22,9 @@ Number = TypeVar("Number", np.int32, np.float32)
 class PromptRecord:
     """One prompt, recorded densely: ``N`` output positions, up to ``G`` tokens drafted from each.
 
-    The columns mean what they mean in :class:`~draftgauge.traces.trace.Trace`. In a record of sampled decoding, which is one with
-    ``acceptance`` and ``survival``, the drafts are the *refused* ones of :class:`~draftgauge.traces.trace.SampledDrafts`.
+    The columns mean what they mean in :class:`~draftgauge.traces.trace.Trace`. In a record of sampled decoding, which
+    is one with ``acceptance`` and ``survival``, the drafts are the *refused* ones of
+    :class:`~draftgauge.traces.trace.SampledDrafts`.
 
     Attributes:
         info: the prompt; ``info.output_tokens`` is ``N``.

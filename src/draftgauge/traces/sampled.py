@@ -1,8 +1,9 @@
 """Sampled decoding on a trace: the chances of acceptance along an output, and drafts drawn from them.
 
-Speculative sampling (Leviathan, Kalman and Matias 2023, appendix A.1; Chen et al. 2023, theorem 1) drafts ``d ~ q``, accepts it
-with the chance ``min(1, p(d) / q(d))`` and else commits a draw from ``norm(max(p - q, 0))``. So at a position where a token was
-drafted, the committed token ``y`` and the event ``A`` that it is the drafted one have the joint law
+Speculative sampling (Leviathan, Kalman and Matias 2023, appendix A.1; Chen et al. 2023, theorem 1) drafts ``d ~ q``,
+accepts it with the chance ``min(1, p(d) / q(d))`` and else commits a draw from ``norm(max(p - q, 0))``. So at a
+position where a token was drafted, the committed token ``y`` and the event ``A`` that it is the drafted one have the
+joint law
 
     P(y, A) = min(p(y), q(y)),        P(y, not A) = max(p(y) - q(y), 0),
 
@@ -12,22 +13,27 @@ whose sum over ``A`` is ``p(y)``: lossless. Two chances follow, and they are not
     survival     a = P(A | y) = min(1, q(y) / p(y))          once it is.
 
 What follows ``y`` does not depend on how it came. Hence, *given the whole output*, the acceptances at its positions are
-independent coins with the chances ``a``, whatever the policy; a walk over the output with such coins is the live process given
-that output, and what it takes on average, averaged over outputs, is what live decoding takes on average. Nothing is assumed of
-the policy, and only the draw of the output is left as noise.
+independent coins with the chances ``a``, whatever the policy; a walk over the output with such coins is the live
+process given that output, and what it takes on average, averaged over outputs, is what live decoding takes on average.
+Nothing is assumed of the policy, and only the draw of the output is left as noise.
 
-Multiplying the ``b`` along the output is tempting and wrong: a token that was accepted has the law ``min(p, q) / b``, not ``p``, so
-the positions after it are those after tokens that both models like, where the next acceptance is likelier. What holds is
+Multiplying the ``b`` along the output is tempting and wrong: a token that was accepted has the law ``min(p, q) / b``,
+    not ``p``, so
+the positions after it are those after tokens that both models like, where the next acceptance is likelier. What holds
+is
 
     P(k tokens accepted from s on) = E[a(s) ... a(s + k - 2) b(s + k - 1)] = E[a(s) ... a(s + k - 1)],
 
-the first with less variance: ``b`` may stand for the last ``a``, as no later position enters. So walks use ``a``; rates by depth and
-the labels that a hazard is fitted to use ``b``, weighted with the product of the ``a`` before it (:func:`path_chances`).
+the first with less variance: ``b`` may stand for the last ``a``, as no later position enters. So walks use ``a``; rates
+    by depth and
+the labels that a hazard is fitted to use ``b``, weighted with the product of the ``a`` before it
+(:func:`path_chances`).
 
-A policy that looks at signals also sees the tokens drafted *after* a refused one, which no output shows. A refused token has the
-law ``norm(max(q - p, 0))`` and does not depend on the token committed in its place, so one *refused draft* a position, drawn from
-that law and then from the draft's own distributions, is all that is needed: a draft from ``s`` refused at depth ``j`` is the output's
-tokens ``s .. s + j - 2``, then the refused draft of position ``s + j - 1``.
+A policy that looks at signals also sees the tokens drafted *after* a refused one, which no output shows. A refused
+token has the law ``norm(max(q - p, 0))`` and does not depend on the token committed in its place, so one *refused
+draft* a position, drawn from that law and then from the draft's own distributions, is all that is needed: a draft from
+``s`` refused at depth ``j`` is the output's tokens ``s .. s + j - 2``, then the refused draft of position ``s + j -
+1``.
 """
 
 from __future__ import annotations
@@ -58,7 +64,8 @@ class PathChances:
         reach: the chance that all tokens before that depth are accepted (for a greedy trace 0 or 1): a weight.
         acceptance: the chance that the token drafted there is accepted, given that (0 or 1 likewise): a label.
 
-    All are NaN where it is not known what the target would have said: past the end of the output, or where nothing was drafted. In
+    All are NaN where it is not known what the target would have said: past the end of the output, or where nothing was
+        drafted. In
     a greedy trace signals past the first refused token are NaN as well, and ``reach`` is 0.
     """
 
@@ -86,12 +93,13 @@ def take_rows(sampled: SampledDrafts, rows: NDArray[np.int64]) -> SampledDrafts:
 
 
 def drawn(trace: Trace, draw: int = 0) -> Trace:
-    """A trace of sampled decoding as if its drafts had been recorded with coins: rows as in a greedy trace, and nothing else.
+    """A trace of sampled decoding as if its drafts had been recorded with coins: rows as in a greedy trace, and nothing
+    else.
 
     Args:
         trace: of sampled decoding.
-        draw: which coins. A prompt has the same coins in every trace and for every policy, so that comparisons are paired;
-            draw 0 is in the columns of the trace itself.
+        draw: which coins. A prompt has the same coins in every trace and for every policy, so that comparisons are
+            paired; draw 0 is in the columns of the trace itself.
     """
     assert trace.sampled is not None, "a greedy trace has nothing to draw"
     return replace(trace, sampled=None, **draw_rows(trace.token, trace.prompts, trace.offsets, trace.sampled, draw))
@@ -134,7 +142,8 @@ def draw_rows(
 
 
 def refused_signals(trace: Trace, depth: int) -> tuple[NDArray[np.float32], NDArray[np.float32], NDArray[np.float32]]:
-    """Confidence, entropy and margin ``[P, G]`` of the draft from every position whose token at ``depth`` is the first refused one.
+    """Confidence, entropy and margin ``[P, G]`` of the draft from every position whose token at ``depth`` is the first
+    refused one.
 
     At ``gamma_max`` these are the signals of a draft that is accepted whole. NaN past the end of the output.
     """
@@ -152,7 +161,9 @@ def refused_signals(trace: Trace, depth: int) -> tuple[NDArray[np.float32], NDAr
 
 
 def along_path(values: NDArray[Any], offsets: NDArray[np.int64], depths: int) -> NDArray[Any]:
-    """``[P]`` values to ``[P, depths]``: row ``s`` holds those of the positions ``s, s + 1, ...``, NaN past the end of the prompt."""
+    """``[P]`` values to ``[P, depths]``: row ``s`` holds those of the positions ``s, s + 1, ...``, NaN past the end of
+    the prompt.
+    """
     padded = np.concatenate([values, np.full(depths, np.nan, values.dtype)])
     windows = np.lib.stride_tricks.sliding_window_view(padded, depths)[: len(values)]
     return np.where(_inside(offsets, depths), windows, np.asarray(np.nan, values.dtype))
@@ -161,7 +172,8 @@ def along_path(values: NDArray[Any], offsets: NDArray[np.int64], depths: int) ->
 def path_chances(trace: Trace) -> PathChances:
     """What a model of the acceptance hazard is fitted to, of a greedy trace or one of sampled decoding.
 
-    Fit to the labels ``acceptance`` with the weights ``reach``: for sampled decoding both are chances, which is the fit to infinitely
+    Fit to the labels ``acceptance`` with the weights ``reach``: for sampled decoding both are chances, which is the fit
+        to infinitely
     many drafts from every position (what is left of the noise is that of the output).
     """
     inside, depth = _inside(trace.offsets, trace.gamma_max), np.arange(trace.gamma_max)
@@ -183,7 +195,9 @@ def path_chances(trace: Trace) -> PathChances:
 
 
 def reach_chances(trace: Trace) -> NDArray[np.float64]:
-    """``[P, G + 1]`` the chance, given the output, that the first 0, 1, .. G tokens drafted from a position stand; 0 past its end."""
+    """``[P, G + 1]`` the chance, given the output, that the first 0, 1, .. G tokens drafted from a position stand; 0
+    past its end.
+    """
     assert trace.sampled is not None
     survival = np.nan_to_num(along_path(trace.sampled.survival.astype(np.float64), trace.offsets, trace.gamma_max))
     return np.concatenate([np.ones((trace.positions, 1)), np.cumprod(survival, axis=1)], axis=1)
@@ -197,7 +211,9 @@ def refused_lengths(trace: Trace) -> NDArray[np.int64]:
 
 
 def path_lengths(trace: Trace) -> NDArray[np.int64]:
-    """``[P]`` most tokens that a draft from a position can hold if all are accepted: up to the end of output and draft context."""
+    """``[P]`` most tokens that a draft from a position can hold if all are accepted: up to the end of output and draft
+    context.
+    """
     return _next_true(refused_lengths(trace) == 0, trace.offsets) - np.arange(trace.positions)
 
 

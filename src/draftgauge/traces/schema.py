@@ -19,7 +19,8 @@ from draftgauge.traces.trace import PromptInfo
 GREEDY_VERSION = 1
 SAMPLED_VERSION = 2
 VERSIONS = (GREEDY_VERSION, SAMPLED_VERSION)
-"""Versions of the schema that are read and written: greedy decoding has the columns of 1, sampled decoding also those that 2 adds.
+"""Versions of the schema that are read and written: greedy decoding has the columns of 1, sampled decoding also those
+that 2 adds.
 
 A version is added whenever a column changes its name, type or meaning."""
 
@@ -46,7 +47,9 @@ COLUMNS = pa.schema(
 """One row a position; the lists hold one element a drafted token."""
 
 SAMPLED_ONLY = tuple(pa.field(name, pa.float32()) for name in ("acceptance", "survival"))
-"""What version 2 has besides: the chances of :class:`~draftgauge.traces.trace.SampledDrafts`. Its drafts are the refused ones."""
+"""What version 2 has besides: the chances of :class:`~draftgauge.traces.trace.SampledDrafts`. Its drafts are the
+refused ones.
+"""
 
 
 def columns_of(version: int) -> pa.Schema:

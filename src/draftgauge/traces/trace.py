@@ -2,8 +2,8 @@
 
 Position ``p`` of a prompt stands for the state in which ``p`` output tokens are committed. A step that starts there
 drafts ``d_1 .. d_g``; the target verifies them with ``g + 1`` positions and commits the accepted ones and one more of
-its own. Greedy output does not depend on the draft lengths, so any policy can be replayed exactly; sampled output does not
-depend on them in law, so any policy can be replayed in expectation (:mod:`draftgauge.traces.sampled`).
+its own. Greedy output does not depend on the draft lengths, so any policy can be replayed exactly; sampled output does
+not depend on them in law, so any policy can be replayed in expectation (:mod:`draftgauge.traces.sampled`).
 """
 
 from __future__ import annotations
@@ -27,7 +27,8 @@ class PromptInfo:
         prompt_tokens: length of the prompt.
         output_tokens: length of the recorded output, ``N``.
         finish: "length" (the limit was reached) or "stop" (an end token is the last of the output).
-        prompt_token: the prompt's token ids, for policies that read the text; empty in traces recorded before they were kept.
+        prompt_token: the prompt's token ids, for policies that read the text; empty in traces recorded before they were
+            kept.
     """
 
     index: int
@@ -44,16 +45,18 @@ class PromptInfo:
 class SampledDrafts:
     """What a trace of sampled decoding knows of the drafts from its positions, beside those that were drawn.
 
-    ``p`` and ``q`` are the distributions of target and draft at a position, after the prompt and the output before it; ``y``
-    is the output's token there. :mod:`draftgauge.traces.sampled` says how the two chances differ and what each is for.
+    ``p`` and ``q`` are the distributions of target and draft at a position, after the prompt and the output before it;
+    ``y`` is the output's token there. :mod:`draftgauge.traces.sampled` says how the two chances differ and what each is
+    for.
 
     Attributes:
         acceptance: ``[P]`` the chance that a token drafted at the position is accepted, ``sum_v min(p(v), q(v))``.
         survival: ``[P]`` the same chance once it is known that the output has ``y`` there, ``min(1, q(y) / p(y))``.
-        draft_token: ``[P, G]`` the *refused draft*: drafted from the position, its first token one that the target refused;
+        draft_token: ``[P, G]`` the *refused draft*: drafted from the position, its first token one that the target
+            refused;
             -1 where nothing was drafted.
-        confidence, entropy, margin: ``[P, G]`` its signals, NaN likewise. Those of its first token belong to the position,
-            whatever was drafted there.
+        confidence, entropy, margin: ``[P, G]`` its signals, NaN likewise. Those of its first token belong to the
+            position, whatever was drafted there.
 
     Both chances are NaN where nothing could be drafted, as the text is longer than the draft model takes.
     """
@@ -78,7 +81,8 @@ class Trace:
         token: ``[P]`` the target's token at the position.
         target_entropy: ``[P]`` bits, of the target's distribution that gave ``token``. A step that starts at position
             ``p`` may know it only for the rows before ``p``.
-        drafted: ``[P]`` tokens drafted from the position: ``G``, fewer where the drafter ended the text or had no more to propose.
+        drafted: ``[P]`` tokens drafted from the position: ``G``, fewer where the drafter ended the text or had no more
+            to propose.
         accepted: ``[P]`` how many of the drafted tokens equal the target's continuation, 0..drafted. Tokens past the
             recorded output count as rejected.
         draft_token: ``[P, G]``, -1 where nothing was drafted.
@@ -86,10 +90,11 @@ class Trace:
         entropy: ``[P, G]`` bits, NaN likewise.
         margin: ``[P, G]`` top-1 minus top-2 probability, NaN likewise.
         gamma_max: longest draft recorded.
-        max_new_tokens: the limit of output tokens; a live step that starts at ``p`` drafts at most ``max_new_tokens - p - 1``.
+        max_new_tokens: the limit of output tokens; a live step that starts at ``p`` drafts at most ``max_new_tokens - p
+            - 1``.
         compression: of the target, by name.
-        sampled: only of sampled decoding: the chances behind the drafts. The output then is one drawn from the target, and the
-            columns above hold one draw of the drafts, which any policy may be walked over like a greedy trace.
+        sampled: only of sampled decoding: the chances behind the drafts. The output then is one drawn from the target,
+            and the columns above hold one draw of the drafts, which any policy may be walked over like a greedy trace.
     """
 
     prompts: tuple[PromptInfo, ...]

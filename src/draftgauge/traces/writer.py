@@ -23,13 +23,13 @@ def _warn(message: str) -> None:
 class TraceWriter:
     """Records prompts into a run folder; use it as a context manager.
 
-    Every ``shard_prompts`` prompts become one file that is either whole or not there. Leaving the context writes what is
-    still in memory, also after an error or Ctrl-C. Leaving it without an error, with as many prompts recorded as the
+    Every ``shard_prompts`` prompts become one file that is either whole or not there. Leaving the context writes what
+    is still in memory, also after an error or Ctrl-C. Leaving it without an error, with as many prompts recorded as the
     manifest names, marks the trace complete.
 
     Opening a folder that holds the same run (equal fingerprints) continues it: ``done`` says what need not be recorded
-    again, and more prompts of the same file may be added. Damaged shards are named to ``on_warning`` and removed, so that
-    their prompts are recorded again.
+    again, and more prompts of the same file may be added. Damaged shards are named to ``on_warning`` and removed, so
+    that their prompts are recorded again.
 
     Attributes:
         folder: the run's folder.

@@ -41,10 +41,10 @@ def accept(
 
     Args:
         draft_tokens: ``g`` tokens, possibly none.
-        draft_probabilities: ``[g, W]`` the distributions they were drawn from, ``W`` at most ``V``; None if they were not
-            drawn (greedy drafting, prompt lookup), which is the same as a one-hot distribution.
-        target_probabilities: ``[g + 1, V]``; row ``i`` is the target's distribution in the place of drafted token ``i``, the
-            last row that of the bonus token.
+        draft_probabilities: ``[g, W]`` the distributions they were drawn from, ``W`` at most ``V``; None if they were
+            not drawn (greedy drafting, prompt lookup), which is the same as a one-hot distribution.
+        target_probabilities: ``[g + 1, V]``; row ``i`` is the target's distribution in the place of drafted token
+            ``i``, the last row that of the bonus token.
         generator: on the device of the probabilities.
     """
     gamma = len(draft_tokens)

@@ -47,8 +47,8 @@ class Sampling:
 def probabilities(logits: Tensor, sampling: Sampling) -> Tensor:
     """The distribution that tokens are drawn from.
 
-    Temperature, then top-k, then top-p, as Hugging Face's logits warpers do them. Ties: at temperature 0 the lowest of the
-    tied token ids takes all; all tokens tied with the ``top_k``-th are kept, and so are all tied at the edge of the
+    Temperature, then top-k, then top-p, as Hugging Face's logits warpers do them. Ties: at temperature 0 the lowest of
+    the tied token ids takes all; all tokens tied with the ``top_k``-th are kept, and so are all tied at the edge of the
     top-p mass (of these transformers keeps some, by their order in its sort).
 
     Args:
@@ -75,7 +75,8 @@ def probabilities(logits: Tensor, sampling: Sampling) -> Tensor:
 
 
 def _nucleus_edge(distribution: Tensor, top_p: float) -> Tensor:
-    """The least probability in the fewest most probable tokens whose mass reaches ``top_p``: ``[..., V]`` to ``[..., 1]``.
+    """The least probability in the fewest most probable tokens whose mass reaches ``top_p``: ``[..., V]`` to ``[...,
+    1]``.
 
     Only as many of the highest probabilities as are needed are sorted: sorting the whole vocabulary takes longer than a
     pass of a small model.
