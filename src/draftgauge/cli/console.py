@@ -23,7 +23,6 @@ from rich.table import Table
 
 from draftgauge.core.errors import DraftgaugeError
 from draftgauge.core.progress import Progress
-from draftgauge.core.provenance import command_line, write_measurement
 
 # Into a file or a pipe tables may be wide; 80 columns would cut their headings.
 console = Console() if Console().is_terminal else Console(width=132)
@@ -87,21 +86,28 @@ def progress() -> Iterator[Progress]:
         TimeElapsedColumn(),
         TimeRemainingColumn(),
     )
-    with Bars(*columns, console=errors, transient=not errors.is_terminal) as bars:
-        tasks: dict[str, Any] = {}
+    bars = Bars(*columns, console=errors, transient=not errors.is_terminal)
+    tasks: dict[str, Any] = {}
 
-        def advance(what: str, done: int, total: int) -> None:
-            if what not in tasks:
-                tasks[what] = bars.add_task(what, total=total)
-            bars.update(tasks[what], completed=done, total=total)
+    def advance(what: str, done: int, total: int) -> None:
+        if what not in tasks:
+            bars.start()  # not before there is something to show: an error may come first
+            tasks[what] = bars.add_task(what, total=total)
+        bars.update(tasks[what], completed=done, total=total)
 
+    try:
         yield advance
+    finally:
+        if tasks:
+            bars.stop()
 
 
 def save_json(path: Path | None, rows: Iterable[Mapping[str, Any]]) -> None:
     """Write the rows of a measuring verb where ``--json`` asked for them."""
     if path is None:
         return
+    from draftgauge.core.provenance import command_line, write_measurement  # NumPy, which the help need not wait for
+
     path.parent.mkdir(parents=True, exist_ok=True)
     write_measurement(path, command_line(), rows)
     errors.print(f"wrote {path}", highlight=False)

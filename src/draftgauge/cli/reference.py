@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from typing import Any
 
-from rich.markdown import Markdown
-
 from draftgauge.api.requests import ReferenceEvaluateRequest, ReferenceTrainRequest
 from draftgauge.cli.console import console, errors, progress, show_table
 
@@ -24,6 +22,8 @@ COLUMNS = {
 
 def card() -> None:
     """Show the model card of the bundled pair."""
+    from rich.markdown import Markdown
+
     from draftgauge.models.reference import PAIR_FOLDER
 
     console.print(Markdown((PAIR_FOLDER / "README.md").read_text(encoding="utf-8")))

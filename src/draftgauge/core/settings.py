@@ -10,6 +10,7 @@ import inspect
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import MISSING, Field, dataclass, field, fields, is_dataclass
+from functools import cache
 from types import MappingProxyType
 from typing import Any, TypeVar, cast, get_origin, get_type_hints
 
@@ -82,6 +83,7 @@ class Setting:
         return bool(self.metadata.get("repeated"))
 
 
+@cache
 def settings_of(cls: type) -> tuple[Setting, ...]:
     """The settings of a request, in the order of its fields, nested ones in their place."""
     found = tuple(_walk(cls, {}, ()))

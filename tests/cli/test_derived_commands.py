@@ -1,0 +1,110 @@
+"""The command line follows from the requests: every setting has one option with a help text, and no verb loads torch to show it."""
+
+from __future__ import annotations
+
+import importlib
+import inspect
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import draftgauge as package
+from command_line import draftgauge
+from draftgauge.api import requests
+from draftgauge.core.settings import settings_of
+
+REQUESTS = {name: value for name, value in vars(requests).items() if name.endswith("Request")}
+VERBS = {
+    "demo": "DemoRequest",
+    "profile": "ProfileRequest",
+    "fit": "FitRequest",
+    "replay": "ReplayRequest",
+    "bench": "BenchRequest",
+    "generate": "GenerateRequest",
+    "report": "ReportRequest",
+    "train": "TrainRequest",
+    "evaluate": "EvaluateRequest",
+    "reference train": "ReferenceTrainRequest",
+    "reference evaluate": "ReferenceEvaluateRequest",
+    "study kvshot": "StudyKvshotRequest",
+    "reproduce speckv": "ReproduceSpeckvRequest",
+}
+
+
+def test_every_request_has_a_verb_and_every_setting_a_help_text() -> None:
+    assert sorted(VERBS.values()) == sorted(REQUESTS)
+    for name, request in REQUESTS.items():
+        for entry in settings_of(request):
+            assert entry.help.endswith("."), (name, entry.name)
+
+
+@pytest.mark.parametrize("verb", VERBS)
+def test_help_shows_every_setting(verb: str) -> None:
+    result = draftgauge([*verb.split(), "--help"])
+    assert result.exit_code == 0
+    shown = result.stdout.split()
+    for entry in settings_of(REQUESTS[VERBS[verb]]):
+        assert (entry.name.upper() if entry.positional else entry.option) in shown, entry.name
+
+
+def test_help_does_not_load_torch() -> None:
+    program = "import sys; from draftgauge.cli.main import run; run(['--help']); sys.exit('torch' in sys.modules)"
+    source = str(Path(package.__file__).parents[1])
+    ended = subprocess.run(
+        [sys.executable, "-c", program], env={"PYTHONPATH": source}, capture_output=True, check=False
+    )
+    assert ended.returncode == 0, ended.stderr
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["bench", "--polcy", "none"], "Unknown option: --polcy. Did you mean --policy?"),
+        (["bench", "--rounds", "few"], "--rounds must be int, not 'few'"),
+        (["bench", "--rounds", "0"], "rounds must be at least 1, not 0"),
+        (["bench", "a", "b"], "'b'"),
+        (["profile"], "--out"),
+        (["generate"], "PROMPT"),
+        (["fly"], "fly"),
+        (["bench", "runs", "--target", "other"], "leave out --target, or the run"),
+        (["generate", "x", "--compression", "none,int8"], "one compression"),
+    ],
+)
+def test_bad_input_is_one_line_and_exit_code_2(arguments: list[str], message: str) -> None:
+    result = draftgauge(arguments)
+    assert result.exit_code == 2
+    assert message in result.stderr
+    assert result.stderr.count("\n") == 1
+    assert result.stdout == ""
+
+
+def test_no_verb_shows_the_help_and_fails() -> None:
+    for arguments in ([], ["study"]):
+        result = draftgauge(arguments)
+        assert result.exit_code == 2
+        assert "Usage: draftgauge" in result.stdout
+    assert draftgauge(["--version"]).stdout.strip() == package.__version__
+
+
+def test_verbs_stay_verbs_when_folders_of_their_names_are_imported() -> None:
+    importlib.import_module("draftgauge.replay.simulate")
+    importlib.import_module("draftgauge.report.page")
+    for name in package.__all__:
+        assert not inspect.ismodule(getattr(package, name)), name
+
+
+def test_python_functions_take_settings_or_a_request(tmp_path: Path) -> None:
+    for arguments, keywords in (
+        ((str(tmp_path),), {}),
+        ((), {"folder": str(tmp_path)}),
+        ((package.ReplayRequest(folder=tmp_path),), {}),
+    ):
+        with pytest.raises(package.DraftgaugeError, match="draftgauge profile"):
+            package.replay(*arguments, **keywords)
+    with pytest.raises(package.DraftgaugeError, match="no setting 'output'"):
+        package.demo(output="x")
+    signature = inspect.signature(package.profile)
+    assert signature.parameters["max_new_tokens"].default == requests.OutputSpec().max_new_tokens
+    assert {"out", "target", "gamma_max", "progress"} <= set(signature.parameters)

@@ -1,0 +1,97 @@
+"""Requests as flat settings: names, defaults and help come from the dataclasses; values are converted or refused by name."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from draftgauge.core.errors import DraftgaugeError
+from draftgauge.core.settings import attribute_docs, make_request, setting, settings_of, summary_of
+
+
+@dataclass(frozen=True, kw_only=True)
+class Machine:
+    """Where.
+
+    Attributes:
+        device: cpu or
+            cuda.
+    """
+
+    device: str | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Part:
+    """A part.
+
+    Attributes:
+        names, limit: of ``things``.
+        machine: not a setting itself.
+    """
+
+    names: tuple[str, ...] = ("a", "b")
+    limit: int | None = None
+    machine: Machine = Machine()  # noqa: RUF009
+
+
+@dataclass(frozen=True, kw_only=True)
+class Whole:
+    """Do it all,
+    and more.
+
+    Attributes:
+        folder: where to.
+        specs: one by one.
+    """
+
+    folder: Path = setting(positional=True)
+    specs: tuple[str, ...] = setting((), repeated=True)
+    part: Part = Part(limit=3)  # noqa: RUF009
+
+
+def test_nested_fields_are_settings_under_one_level_of_names() -> None:
+    found = {entry.name: entry for entry in settings_of(Whole)}
+    assert list(found) == ["folder", "specs", "names", "limit", "device"]
+    assert found["folder"].required
+    assert found["folder"].positional
+    assert found["limit"].default == 3  # of the outer request, not of the part
+    assert found["device"].path == ("part", "machine")
+    assert (found["names"].help, found["device"].help) == ("of things.", "cpu or cuda.")
+    assert summary_of(Whole) == "Do it all, and more."
+    assert attribute_docs(Part)["machine"] == "not a setting itself."
+
+
+@pytest.mark.parametrize(
+    ("arguments", "keywords", "expected"),
+    [
+        (("x",), {}, Whole(folder=Path("x"))),
+        (("x", "a:b=1,2"), {}, Whole(folder=Path("x"), specs=("a:b=1,2",))),
+        ((), {"folder": Path("x"), "specs": ["a", Path("b")]}, Whole(folder=Path("x"), specs=("a", "b"))),
+        (("x",), {"names": "c, d"}, Whole(folder=Path("x"), part=Part(names=("c", "d"), limit=3))),
+        (("x",), {"names": None, "specs": None}, Whole(folder=Path("x"))),
+        (("x",), {"device": "cpu"}, Whole(folder=Path("x"), part=Part(limit=3, machine=Machine(device="cpu")))),
+        (("x",), {"limit": "none"}, Whole(folder=Path("x"), part=Part(limit=None))),
+    ],
+)
+def test_flat_values_make_a_request(arguments: tuple[Any, ...], keywords: dict[str, Any], expected: Whole) -> None:
+    assert make_request(Whole, arguments, keywords) == expected
+
+
+@pytest.mark.parametrize(
+    ("arguments", "keywords", "message"),
+    [
+        ((), {}, "Whole needs folder"),
+        (("x",), {"folder": "y"}, "folder given twice"),
+        (("x",), {"limits": 1}, "no setting 'limits'; its settings are folder, specs"),
+        (("x",), {"limit": "few"}, "limit must be int or none, not 'few'"),
+        (("x",), {"names": 3}, "names must be list of str, not 3"),
+        (("x",) * 6, {}, "takes at most 5 arguments"),
+    ],
+)
+def test_what_cannot_be_converted_is_named(arguments: tuple[Any, ...], keywords: dict[str, Any], message: str) -> None:
+    with pytest.raises(DraftgaugeError, match=message):
+        make_request(Whole, arguments, keywords)
