@@ -83,9 +83,13 @@ class Setting:
         return bool(self.metadata.get("repeated"))
 
 
-@cache
 def settings_of(cls: type) -> tuple[Setting, ...]:
     """The settings of a request, in the order of its fields, nested ones in their place."""
+    return _settings_of(cast(Any, cls))
+
+
+@cache
+def _settings_of(cls: Any) -> tuple[Setting, ...]:
     found = tuple(_walk(cls, {}, ()))
     names = [entry.name for entry in found]
     assert len(set(names)) == len(names), f"{cls.__name__} has two settings of one name: {names}"

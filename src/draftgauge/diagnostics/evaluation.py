@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, fields
 
 import numpy as np
 
+from draftgauge.core.progress import Progress, silent
 from draftgauge.decoding.settings import DecodingSettings
 from draftgauge.diagnostics.alpha import Ints, accepted_lengths, depth_counts, known_depths, walked
 from draftgauge.diagnostics.distance import WINDOWS, counts_by_distance
@@ -19,7 +20,6 @@ from draftgauge.drafters.reuse.net import ReuseNet
 from draftgauge.models.base import CachedModel
 from draftgauge.models.taps import TapPlan, attach_taps
 
-Progress = Callable[[str, int, int], None]
 PARTS = 5
 
 
@@ -82,7 +82,7 @@ def evaluate_drafter(
     texts: Sequence[HeldOutText],
     classes: Sequence[Ints],
     plan: EvaluationPlan,
-    progress: Progress = lambda what, done, total: None,
+    progress: Progress = silent,
 ) -> DrafterEvaluation:
     """Measure a drafter on held-out texts.
 

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
+from draftgauge.core.progress import Progress, silent
 from draftgauge.decoding.plain import plain_decode
 from draftgauge.decoding.settings import DecodingSettings
 from draftgauge.models.base import CachedModel
@@ -36,7 +37,7 @@ def greedy_texts(
     target: CachedModel,
     prompts: Sequence[tuple[str, list[int]]],
     settings: DecodingSettings,
-    progress: Callable[[str, int, int], None] = lambda what, done, total: None,
+    progress: Progress = silent,
 ) -> list[HeldOutText]:
     """Decode every prompt greedily, without speculation.
 

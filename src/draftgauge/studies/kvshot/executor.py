@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 from draftgauge.core.errors import DraftgaugeError, MissingLibraryError
+from draftgauge.core.progress import Progress, silent
 
 EXECUTORS = ("local", "ray")
 
@@ -49,11 +50,6 @@ class Job(Protocol):
 
 
 Finished = Callable[[Outcome], None]
-Progress = Callable[[str, int, int], None]
-
-
-def silent(what: str, done: int, total: int) -> None:
-    """Nobody watches."""
 
 
 def execute(

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +11,7 @@ from transformers import PreTrainedTokenizerBase
 
 from draftgauge.core.errors import DraftgaugeError
 from draftgauge.core.files import atomic_write_text
+from draftgauge.core.progress import Progress
 from draftgauge.core.prompts import mixed_prompts, prompts_sha256
 from draftgauge.decoding.settings import DecodingSettings
 from draftgauge.diagnostics.alpha import Ints
@@ -19,8 +19,6 @@ from draftgauge.diagnostics.distance import WINDOWS, needed_context
 from draftgauge.diagnostics.texts import HeldOutText, greedy_texts
 from draftgauge.models.base import CachedModel
 from draftgauge.models.prompts_text import encode_prompts
-
-Progress = Callable[[str, int, int], None]
 
 
 def make_texts(

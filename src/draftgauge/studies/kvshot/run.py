@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from draftgauge.core.errors import DraftgaugeError
 from draftgauge.core.files import atomic_write_text, require_writable
+from draftgauge.core.progress import Progress, silent
 from draftgauge.decoding.settings import DecodingSettings
 from draftgauge.drafters.reuse import ReuseConfig, count_parameters, matched_widths, reuse_config, target_fingerprint
 from draftgauge.models.loading import end_tokens, load_tokenizer
@@ -32,8 +32,6 @@ from draftgauge.studies.kvshot.work import CellJob
 from draftgauge.training.reuse.data import answers_of, load_target, source_of
 from draftgauge.training.reuse.train import fill_cache
 
-Progress = Callable[[str, int, int], None]
-
 
 @dataclass(frozen=True)
 class StudyOutcome:
@@ -50,7 +48,7 @@ def run_study(
     executor: str = "local",
     cpus: int = 1,
     gpus: float = 0,
-    progress: Progress = lambda what, done, total: None,
+    progress: Progress = silent,
 ) -> StudyOutcome:
     """Run a study, or what is left of it.
 

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
 from dataclasses import asdict, dataclass
 
 import torch
 
 from draftgauge.core.files import atomic_write_text, require_writable
+from draftgauge.core.progress import Progress
 from draftgauge.core.provenance import timestamp
 from draftgauge.decoding.settings import DecodingSettings
 from draftgauge.diagnostics.distance import distance_names
@@ -20,7 +20,6 @@ from draftgauge.studies.kvshot.held_out import read_texts
 from draftgauge.training.reuse.data import load_target
 from draftgauge.training.reuse.train import train_drafter
 
-Progress = Callable[[str, int, int], None]
 SETTINGS_NAME = "settings.json"
 
 

@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
+from draftgauge.core.progress import Progress, silent
 from draftgauge.studies.speckv import costs, heldout, measured, outcomes, predictors
 from draftgauge.studies.speckv.paper import reproduce_paper
 from draftgauge.studies.speckv.records import Records
 
 Rows = list[dict[str, Any]]
-Advance = Callable[[str, int, int], None]
 
 
-def run_study(records: Records, advance: Advance = lambda what, done, total: None) -> Rows:
+def run_study(records: Records, advance: Progress = silent) -> Rows:
     """All rows: those of :func:`draftgauge.studies.speckv.paper.reproduce_paper`, then "table": "honest", told apart by ``finding``.
 
     Findings: ``tokens_per_step``, ``tokens_per_second`` and ``always_8`` (measured), ``gain_split``, ``held_out``,

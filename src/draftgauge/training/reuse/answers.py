@@ -10,7 +10,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -21,12 +21,11 @@ from transformers import PreTrainedModel
 
 from draftgauge.core.errors import DraftgaugeError
 from draftgauge.core.files import require_writable
+from draftgauge.core.progress import Progress, silent
 from draftgauge.training.reuse.generate import greedy_answers, groups
 
 SCHEMA = 1
 PARTIAL = ".partial"
-
-Progress = Callable[[str, int, int], None]
 
 
 @dataclass(frozen=True)
@@ -79,7 +78,7 @@ def make_answers(
     module: PreTrainedModel,
     prompts: Sequence[Sequence[int]],
     end_tokens: Collection[int],
-    progress: Progress = lambda what, done, total: None,
+    progress: Progress = silent,
 ) -> Answers:
     """Have the target answer the prompts, greedily, and keep the answers in a file; what an interrupted call left is kept.
 

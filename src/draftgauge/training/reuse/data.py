@@ -11,6 +11,7 @@ from transformers import PreTrainedTokenizerBase
 
 from draftgauge.core.errors import DraftgaugeError, PromptError
 from draftgauge.core.files import require_writable
+from draftgauge.core.progress import Progress, silent
 from draftgauge.core.prompts import prompts_sha256, read_prompts
 from draftgauge.drafters.reuse.persistence import target_fingerprint
 from draftgauge.models.base import CachedModel
@@ -19,7 +20,7 @@ from draftgauge.models.prompts_text import encode_prompt
 from draftgauge.models.reference import REFERENCE
 from draftgauge.training.reference.data import collect
 from draftgauge.training.reference.recipe import Recipe, training_questions
-from draftgauge.training.reuse.answers import Answers, Progress, check_made, describe, make_answers, read_answers
+from draftgauge.training.reuse.answers import Answers, check_made, describe, make_answers, read_answers
 from draftgauge.training.reuse.locks import alone
 from draftgauge.training.reuse.request import TrainingSpec
 
@@ -110,9 +111,7 @@ def existing_answers(request: TrainingSpec, path: Path, fingerprint: str) -> Ans
     return answers
 
 
-def answers_of(
-    request: TrainingSpec, path: Path, target: CachedModel, progress: Progress = lambda what, done, total: None
-) -> Answers:
+def answers_of(request: TrainingSpec, path: Path, target: CachedModel, progress: Progress = silent) -> Answers:
     """Read the answers of a request, or have the target give them. Of several processes that ask at once, one makes them.
 
     Raises:

@@ -23,8 +23,9 @@ from transformers import PreTrainedConfig, PreTrainedModel
 
 from draftgauge.core.errors import DraftgaugeError
 from draftgauge.core.files import atomic_write_text, remove_temporaries, require_writable
+from draftgauge.core.progress import Progress, silent
 from draftgauge.models.taps import Features, TapPlan, batch_features
-from draftgauge.training.reuse.answers import Answers, Conversation, Progress
+from draftgauge.training.reuse.answers import Answers, Conversation
 from draftgauge.training.reuse.batches import Batch
 from draftgauge.training.reuse.locks import alone
 
@@ -131,7 +132,7 @@ def make_cache(
     module: PreTrainedModel,
     conversations: Sequence[Conversation],
     identity: CacheIdentity,
-    progress: Progress = lambda what, done, total: None,
+    progress: Progress = silent,
 ) -> None:
     """Compute and keep the features of conversations; whole shards of an interrupted call are kept. Of several processes, one does it.
 

@@ -17,12 +17,13 @@ import torch
 from torch import nn
 
 from draftgauge.core.errors import DraftgaugeError
+from draftgauge.core.progress import Progress
 from draftgauge.drafters.reuse.net import ReuseNet
 from draftgauge.training.checkpoints import load_checkpoint, save_checkpoint
 from draftgauge.training.loop import autocast_dtype
 from draftgauge.training.memory import peak_memory_gib
 from draftgauge.training.optimise import Schedule, optimise
-from draftgauge.training.reuse.answers import Conversation, Progress
+from draftgauge.training.reuse.answers import Conversation
 from draftgauge.training.reuse.batches import Batch, DataOrder, collate
 from draftgauge.training.reuse.features import FeatureSource
 from draftgauge.training.reuse.loss import (

@@ -7,12 +7,13 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
+from draftgauge.core.progress import Progress, silent
 from draftgauge.drafters.reuse.building import frequent_tokens, new_net, warm_start
 from draftgauge.drafters.reuse.net import ReuseNet
 from draftgauge.drafters.reuse.persistence import load_drafter, save_drafter, target_fingerprint
 from draftgauge.models.base import CachedModel
 from draftgauge.training.allocator import keep_freed_memory
-from draftgauge.training.reuse.answers import Answers, Conversation, Progress
+from draftgauge.training.reuse.answers import Answers, Conversation
 from draftgauge.training.reuse.batches import usable
 from draftgauge.training.reuse.data import answers_of, load_target, token_counts
 from draftgauge.training.reuse.features import CachedFeatures, FeatureSource, OnlineFeatures, cache_identity, make_cache
@@ -25,7 +26,7 @@ from draftgauge.training.reuse.steps import Report, Training, autocast
 def train_drafter(
     request: TrainingSpec,
     out: Path,
-    progress: Progress = lambda what, done, total: None,
+    progress: Progress = silent,
     report: Report = lambda row: None,
 ) -> TrainResult:
     """Train a drafter and leave it in ``out``, beside ``run.json``, ``log.jsonl`` and checkpoints.
