@@ -13,6 +13,7 @@ from torch import nn
 
 from draftgauge.drafters.reuse.building import new_net
 from draftgauge.drafters.reuse.config import reuse_config
+from draftgauge.drafters.reuse.unroll import unroll_states
 from draftgauge.models.loading import load_model
 from draftgauge.models.taps import Features
 from draftgauge.training.allocator import keep_freed_memory
@@ -58,7 +59,7 @@ def main(settings: dict[str, Any]) -> None:
             with torch.no_grad():
                 logits = target.get_output_embeddings()(last)
             teacher = teach(logits, batch, depths)
-            states = net.unroll_states(batch.tokens, Features(hidden, None, None, logits), depths, batch.first)
+            states = unroll_states(net, batch.tokens, Features(hidden, None, None, logits), depths, batch.first)
             backward_through_depths(states, net.logits, teacher, batch, scales, "kl", softly)
         nn.utils.clip_grad_norm_(trained, 1.0)
         optimizer.step()

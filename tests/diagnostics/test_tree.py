@@ -8,7 +8,7 @@ import torch
 from draftgauge.diagnostics.alpha import accepted_lengths, known_depths, walked
 from draftgauge.diagnostics.texts import HeldOutText
 from draftgauge.diagnostics.tree import TreeShape, grow, tree_acceptance
-from draftgauge.drafters.reuse import ChainState, ReuseNet
+from draftgauge.drafters.reuse import ChainState, ReuseNet, drafting
 from draftgauge.models.base import CachedModel
 from draftgauge.models.taps import TapPlan, batch_features
 from reuse_nets import DESIGNS, net_for, target, texts
@@ -27,7 +27,7 @@ def begun(net: ReuseNet, model: CachedModel, text: list[int]) -> tuple[torch.Ten
         None if features.keys is None else features.keys[0, :, :, :end],
         None if features.values is None else features.values[0, :, :, :end],
     )
-    return net.take_in(net.begin(), torch.tensor(text[1:]), *parts)
+    return drafting.take_in(net, drafting.begin(net), torch.tensor(text[1:]), *parts)
 
 
 def enumerated(net: ReuseNet, model: CachedModel, text: list[int], shape: TreeShape) -> dict[tuple[int, ...], float]:
@@ -36,7 +36,7 @@ def enumerated(net: ReuseNet, model: CachedModel, text: list[int], shape: TreeSh
     def after(path: tuple[int, ...]) -> torch.Tensor:
         logits, chain = begun(net, model, text)
         for token in path:
-            logits, chain = net.step(chain, token)
+            logits, chain = drafting.step(net, chain, token)
         return logits.log_softmax(-1)
 
     found: dict[tuple[int, ...], float] = {}

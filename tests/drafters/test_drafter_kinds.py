@@ -9,11 +9,11 @@ from typing import Any
 
 import pytest
 
-from draftgauge.api.bench import bench_pair
+from draftgauge.api.bench import bench
 from draftgauge.api.generate import generate
 from draftgauge.api.pair import load_pair
 from draftgauge.api.profile import profile
-from draftgauge.api.replay import replay_rows
+from draftgauge.api.replay import replay
 from draftgauge.core.errors import DraftgaugeError
 from draftgauge.drafters import source as kinds
 from draftgauge.drafters.base import Draft, KeepDrafting
@@ -70,15 +70,15 @@ def test_a_toy_drafter_is_one_class(toy: str, tmp_path: Path) -> None:
     prompts = tmp_path / "prompts.jsonl"
     prompts.write_text("\n".join(json.dumps({"prompt": f"prompt {n}", "task": "a"}) for n in range(2)))
     pair = load_pair(target, drafter=toy, device="cpu")
-    plain, _ = generate(pair, "hello", None, max_new_tokens=12)
+    plain, _ = generate(pair, "hello", "plain", max_new_tokens=12)
     text, how = generate(pair, "hello", "fixed:3", max_new_tokens=12)
     assert text == plain
     assert sum(step.drafted for step in how.steps) >= 9
     common: dict[str, Any] = {"target": target, "prompts": prompts, "max_new_tokens": 8, "device": "cpu"}
     profile(**common, drafter=toy, out=tmp_path / "run", gamma_max=2, repeats=1)
     assert Manifest.load(tmp_path / "run").drafter == toy
-    assert any(row["policy"] == "fixed:2" for row in replay_rows(tmp_path / "run", ["fixed"]))
-    rows = bench_pair(["fixed:2"], **common, drafter=toy, rounds=1, baselines=False)
+    assert any(row["policy"] == "fixed:2" for row in replay(tmp_path / "run", ["fixed"]))
+    rows = bench(policies=["fixed:2"], **common, drafter=toy, rounds=1, baselines=False)
     assert [row["mismatches"] for row in rows if row["policy"] == "fixed:2"] == [0] * 2
     with pytest.raises(DraftgaugeError, match=f"drafter language_model, not {toy}"):
         profile(**common, drafter=toy, out=tmp_path / "sampled", gamma_max=2, temperature=1.0)

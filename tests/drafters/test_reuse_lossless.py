@@ -21,6 +21,7 @@ from draftgauge.drafters.reuse.building import new_net
 from draftgauge.drafters.reuse.config import DESIGNS, INJECTIONS, reuse_config
 from draftgauge.drafters.reuse.live import ReuseDrafter
 from draftgauge.drafters.reuse.net import ReuseNet
+from draftgauge.drafters.reuse.unroll import unroll
 from draftgauge.models.base import CachedModel
 from draftgauge.models.loading import wrap
 from draftgauge.models.taps import TapPlan, attach_taps, batch_features
@@ -89,8 +90,11 @@ def test_live_drafts_are_those_that_training_unrolls(variant: tuple[str, int, st
     rows = [text[: 7 + position] + drafts.tokens[position].tolist() + [0, 0] for position in range(len(output))]
     batch = torch.tensor([row + [0] * (length + depths + 2 - len(row)) for row in rows])
     with torch.no_grad():
-        logits = net.unroll(
-            batch, batch_features(target.module, batch, TapPlan(net.config.hidden_layers, net.config.kv_layers)), depths
+        logits = unroll(
+            net,
+            batch,
+            batch_features(target.module, batch, TapPlan(net.config.hidden_layers, net.config.kv_layers)),
+            depths,
         )
     anchors = torch.arange(len(output)) + 7 - 2
     unrolled = torch.stack([depth[torch.arange(len(output)), anchors] for depth in logits], 1)  # [positions, depths, V]

@@ -13,6 +13,7 @@ from draftgauge.drafters.reuse.building import new_net
 from draftgauge.drafters.reuse.config import reuse_config
 from draftgauge.drafters.reuse.live import ReuseDrafter
 from draftgauge.drafters.reuse.net import ReuseNet
+from draftgauge.drafters.reuse.unroll import unroll
 from draftgauge.models.base import CachedModel
 from draftgauge.models.loading import wrap
 from draftgauge.models.taps import TapPlan, attach_taps, batch_features
@@ -40,7 +41,7 @@ def learn_by_heart(net: ReuseNet, plan: TapPlan) -> None:
     optimizer = torch.optim.Adam(net.parameters(), lr=3e-3)
     for _ in range(200):
         loss = torch.zeros(())
-        for depth, logits in enumerate(net.unroll(batch, features, DEPTHS)):
+        for depth, logits in enumerate(unroll(net, batch, features, DEPTHS)):
             first = PROMPT - 2  # the first anchor that is met live
             scores, labels = logits[:, first : length - 2 - depth], batch[:, first + 2 + depth : length]
             loss = loss + F.cross_entropy(scores.flatten(0, 1), labels.flatten())

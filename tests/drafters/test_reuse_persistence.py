@@ -20,6 +20,7 @@ from draftgauge.drafters.reuse import (
     target_fingerprint,
 )
 from draftgauge.drafters.reuse.persistence import is_drafter
+from draftgauge.drafters.reuse.unroll import unroll
 from draftgauge.models.base import CachedModel
 from draftgauge.models.loading import load_model, wrap
 from draftgauge.models.taps import TapPlan, batch_features
@@ -52,7 +53,7 @@ def test_there_and_back(tmp_path: Path, design: str, draft_tokens: torch.Tensor 
     assert not any(weight.requires_grad for weight in loaded.parameters())
     text = tokens(12)[None]
     seen = batch_features(target.module, text, TapPlan(net.config.hidden_layers, net.config.kv_layers))
-    for ours, theirs in zip(net.unroll(text, seen, 3), loaded.unroll(text, seen, 3), strict=True):
+    for ours, theirs in zip(unroll(net, text, seen, 3), unroll(loaded, text, seen, 3), strict=True):
         torch.testing.assert_close(ours, theirs, atol=0, rtol=0)
     assert (loaded.d2t is None) == (draft_tokens is None)
 

@@ -10,7 +10,8 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from draftgauge.core.errors import ModelError
-from draftgauge.drafters.reuse import DESIGNS, INJECTIONS, ChainState, ReuseNet, new_net, reuse_config
+from draftgauge.drafters.reuse import DESIGNS, INJECTIONS, ChainState, ReuseNet, drafting, new_net, reuse_config
+from draftgauge.drafters.reuse.unroll import unroll
 from draftgauge.models.taps import Features, TapPlan, batch_features
 from tiny import tiny_model, tokens
 
@@ -65,24 +66,26 @@ def take_in(net: ReuseNet, state: ChainState, row: int, end: int, seen: Features
     """Anchors up to ``end`` (not among them) of one of the texts."""
     begin, following = state.anchors, texts()[row, state.anchors + 1 : end + 1]
     kv = [
-        [layer[:, begin:end] for layer in part[row]] if net.config.reads_kv else None
+        [layer[:, begin:end] for layer in part[row]] if net.traits.reads_kv else None
         for part in (seen.keys, seen.values)
     ]
-    return net.take_in(state, following, seen.hidden[row, begin:end] if net.config.reads_hidden else None, *kv)
+    return drafting.take_in(
+        net, state, following, seen.hidden[row, begin:end] if net.traits.reads_hidden else None, *kv
+    )
 
 
 def assert_drafting_is_the_unroll(net: ReuseNet, family: str) -> None:
-    unrolled = net.unroll(texts(), features(family), DEPTHS)
+    unrolled = unroll(net, texts(), features(family), DEPTHS)
     assert [tuple(logits.shape) for logits in unrolled] == [(2, ANCHORS, net.config.logits)] * DEPTHS
     for row in range(2):
-        state = net.begin()
+        state = drafting.begin(net)
         for end in (1, 2, 5, ANCHORS):  # one anchor, the next, several at once
             logits, state = take_in(net, state, row, end, features(family))
             chain = state
             for depth in range(DEPTHS):
                 torch.testing.assert_close(logits, unrolled[depth][row, end - 1], atol=1e-4, rtol=1e-4)
                 if depth + 1 < DEPTHS:
-                    logits, chain = net.step(chain, int(texts()[row, end + 1 + depth]))
+                    logits, chain = drafting.step(net, chain, int(texts()[row, end + 1 + depth]))
                     assert (chain.anchors, chain.depth, chain.branches) == (end, depth + 2, 1)
 
 
@@ -100,25 +103,25 @@ def test_drafting_is_the_unroll_for_every_family(family: str, design: str, injec
 @pytest.mark.parametrize("design", DESIGNS)
 def test_branches_of_a_tree_are_chains(design: str) -> None:
     net = make(design, 2 if design == "kv" else 1)
-    _, root = take_in(net, net.begin(), 0, 6, features("qwen3"))
+    _, root = take_in(net, drafting.begin(net), 0, 6, features("qwen3"))
     paths = [(5, 7, 9), (5, 7, 2), (5, 8, 2), (3, 7, 9)]
-    _, first = net.step_many(root, torch.tensor([0, 0]), torch.tensor([5, 3]))
-    _, second = net.step_many(first, torch.tensor([0, 0, 1]), torch.tensor([7, 8, 7]))
-    logits, third = net.step_many(second, torch.tensor([0, 0, 1, 2]), torch.tensor([9, 2, 2, 9]))
+    _, first = drafting.step_many(net, root, torch.tensor([0, 0]), torch.tensor([5, 3]))
+    _, second = drafting.step_many(net, first, torch.tensor([0, 0, 1]), torch.tensor([7, 8, 7]))
+    logits, third = drafting.step_many(net, second, torch.tensor([0, 0, 1, 2]), torch.tensor([9, 2, 2, 9]))
     assert third.branches == 4
     for row, path in enumerate(paths):
         chain = root
         for token in path:
-            alone, chain = net.step(chain, token)
+            alone, chain = drafting.step(net, chain, token)
         torch.testing.assert_close(logits[row], alone, atol=1e-5, rtol=1e-5)
 
 
 def test_an_older_chain_stays_right_while_the_text_grows() -> None:
     net = make("hybrid")
-    _, early = take_in(net, net.begin(), 0, 5, features("qwen3"))
-    expected, _ = net.step(early, 7)
+    _, early = take_in(net, drafting.begin(net), 0, 5, features("qwen3"))
+    expected, _ = drafting.step(net, early, 7)
     take_in(net, early, 0, ANCHORS, features("qwen3"))
-    torch.testing.assert_close(net.step(early, 7)[0], expected, atol=0, rtol=0)
+    torch.testing.assert_close(drafting.step(net, early, 7)[0], expected, atol=0, rtol=0)
 
 
 @pytest.mark.parametrize("design", DESIGNS)
@@ -131,7 +134,7 @@ def test_an_anchor_sees_no_features_after_it_and_no_tokens_after_its_input(desig
     changed.values[..., anchor + 1 :, :] += 1
     later = texts().clone()
     later[:, anchor + 2 + depth :] = 5
-    before, after = net.unroll(texts(), seen, DEPTHS)[depth], net.unroll(later, changed, DEPTHS)[depth]
+    before, after = unroll(net, texts(), seen, DEPTHS)[depth], unroll(net, later, changed, DEPTHS)[depth]
     torch.testing.assert_close(before[:, : anchor + 1], after[:, : anchor + 1])
     assert not torch.allclose(before[:, anchor + 1 :], after[:, anchor + 1 :])
 
@@ -139,11 +142,11 @@ def test_an_anchor_sees_no_features_after_it_and_no_tokens_after_its_input(desig
 @pytest.mark.parametrize("design", DESIGNS)
 def test_a_design_reads_what_it_says(design: str) -> None:
     net, seen = make(design), features("qwen3")
-    before = net.unroll(texts(), seen, DEPTHS)
+    before = unroll(net, texts(), seen, DEPTHS)
 
     def changes(other: Features) -> list[bool]:
         return [
-            not torch.allclose(old, new) for old, new in zip(before, net.unroll(texts(), other, DEPTHS), strict=True)
+            not torch.allclose(old, new) for old, new in zip(before, unroll(net, texts(), other, DEPTHS), strict=True)
         ]
 
     other_hidden = Features(seen.hidden + 1, seen.keys, seen.values, seen.logits)
@@ -155,7 +158,7 @@ def test_a_design_reads_what_it_says(design: str) -> None:
 @pytest.mark.parametrize(("design", "layers", "injection"), VARIANTS)
 def test_every_weight_learns_and_the_embedding_does_not(design: str, layers: int, injection: str) -> None:
     net = make(design, layers, injection)
-    sum(logits.log_softmax(-1)[..., 3].mean() for logits in net.unroll(texts(), features("qwen3"), DEPTHS)).backward()
+    sum(logits.log_softmax(-1)[..., 3].mean() for logits in unroll(net, texts(), features("qwen3"), DEPTHS)).backward()
     for name, parameter in net.named_parameters():
         assert parameter.grad is not None, name
         assert parameter.grad.isfinite().all(), name
@@ -171,7 +174,7 @@ def test_a_draft_vocabulary_keeps_the_rows_of_its_tokens() -> None:
     assert small.d2t.tolist() == kept.tolist()
     assert [int(small.t2d[token]) for token in (2, 3, 4, 50, 95)] == [0, 1, -1, 2, 3]
     for few, many in zip(
-        small.unroll(texts(), features("qwen3"), 2), whole.unroll(texts(), features("qwen3"), 2), strict=True
+        unroll(small, texts(), features("qwen3"), 2), unroll(whole, texts(), features("qwen3"), 2), strict=True
     ):
         torch.testing.assert_close(few, many[..., kept])
     assert_drafting_is_the_unroll(small, "qwen3")
@@ -180,14 +183,14 @@ def test_a_draft_vocabulary_keeps_the_rows_of_its_tokens() -> None:
 def test_half_precision_stays_close() -> None:
     net = make("hybrid")
     with torch.autocast("cpu", torch.bfloat16):
-        halves = net.unroll(texts(), features("qwen3"), DEPTHS)
-    for half, whole in zip(halves, net.unroll(texts(), features("qwen3"), DEPTHS), strict=True):
+        halves = unroll(net, texts(), features("qwen3"), DEPTHS)
+    for half, whole in zip(halves, unroll(net, texts(), features("qwen3"), DEPTHS), strict=True):
         assert half.dtype == torch.bfloat16
         assert (half.argmax(-1) == whole.argmax(-1)).float().mean() > 0.85
 
 
 def test_texts_that_are_too_short() -> None:
     net = make("none")
-    assert len(net.unroll(texts()[:, : DEPTHS + 2], features("qwen3").until(DEPTHS + 2), DEPTHS)) == DEPTHS
+    assert len(unroll(net, texts()[:, : DEPTHS + 2], features("qwen3").until(DEPTHS + 2), DEPTHS)) == DEPTHS
     with pytest.raises(ModelError, match="at least 6"):
-        net.unroll(texts()[:, : DEPTHS + 1], features("qwen3").until(DEPTHS + 1), DEPTHS)
+        unroll(net, texts()[:, : DEPTHS + 1], features("qwen3").until(DEPTHS + 1), DEPTHS)

@@ -21,6 +21,7 @@ from transformers import PreTrainedModel
 
 from draftgauge.diagnostics.texts import HeldOutText
 from draftgauge.drafters.reuse.net import ReuseNet
+from draftgauge.drafters.reuse.unroll import unroll
 from draftgauge.models.taps import TapPlan, batch_features
 
 Ints = NDArray[np.int64]
@@ -46,7 +47,7 @@ def accepted_lengths(
     lengths: dict[int, Ints] = {}
     for members in _batches(texts, depths, batch_tokens):
         tokens = _padded([texts[i] for i in members], depths).to(device)
-        predicted = net.unroll(tokens, batch_features(module, tokens, plan), depths)
+        predicted = unroll(net, tokens, batch_features(module, tokens, plan), depths)
         right = _agreement(predicted, tokens, net.d2t)  # [B, A, K]
         run = right.cumprod(-1).sum(-1).cpu().numpy()  # [B, A]
         for row, i in enumerate(members):

@@ -15,7 +15,9 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from draftgauge.diagnostics.texts import HeldOutText
-from draftgauge.drafters.reuse.net import ChainState, ReuseNet
+from draftgauge.drafters.reuse.chain import ChainState
+from draftgauge.drafters.reuse.drafting import begin, step_many, take_in
+from draftgauge.drafters.reuse.net import ReuseNet
 from draftgauge.models.taps import Features, TapPlan, batch_features
 
 
@@ -61,7 +63,7 @@ def tree_acceptance(
 def _walk(net: ReuseNet, module: PreTrainedModel, plan: TapPlan, text: HeldOutText, shape: TreeShape) -> TreeAcceptance:
     tokens = text.tokens
     features = batch_features(module, torch.tensor([tokens], device=module.device), plan)
-    chain, anchors, steps = net.begin(), 0, 0
+    chain, anchors, steps = begin(net), 0, 0
     committed = len(text.prompt)
     while committed < len(tokens):
         logits, chain = _take_in(net, chain, tokens, features, anchors, committed - 1)
@@ -79,7 +81,7 @@ def _take_in(
     hidden = None if features.hidden is None else features.hidden[0, begin:end]
     keys = None if features.keys is None else features.keys[0, :, :, begin:end]
     values = None if features.values is None else features.values[0, :, :, begin:end]
-    return net.take_in(chain, following, hidden, keys, values)
+    return take_in(net, chain, following, hidden, keys, values)
 
 
 def _accepted(net: ReuseNet, chain: ChainState, logits: Tensor, future: list[int], shape: TreeShape) -> int:
@@ -119,7 +121,7 @@ def grow(net: ReuseNet, chain: ChainState, logits: Tensor, shape: TreeShape) -> 
     rows = torch.zeros_like(frontier)  # the branch of the chain that each continues
     for _ in range(shape.depth - 1):
         _, drafted, scores = levels[-1]
-        logits, chain = net.step_many(chain, rows, drafted[frontier])
+        logits, chain = step_many(net, chain, rows, drafted[frontier])
         more, tokens = logits.log_softmax(-1).topk(children)  # [branches, children]
         scores = (scores[frontier, None] + more).flatten()
         parents = (first + frontier).repeat_interleave(children)

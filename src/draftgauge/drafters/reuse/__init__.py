@@ -2,7 +2,8 @@
 
 from draftgauge.drafters.reuse.building import count_parameters, frequent_tokens, matched_widths, new_net, warm_start
 from draftgauge.drafters.reuse.chain import ChainState
-from draftgauge.drafters.reuse.config import DESIGNS, INJECTIONS, ReuseConfig, reuse_config
+from draftgauge.drafters.reuse.config import INJECTIONS, ReuseConfig, reuse_config
+from draftgauge.drafters.reuse.design import DESIGNS, Design
 from draftgauge.drafters.reuse.live import ReuseDrafter
 from draftgauge.drafters.reuse.net import ReuseNet
 from draftgauge.drafters.reuse.persistence import (
@@ -13,11 +14,13 @@ from draftgauge.drafters.reuse.persistence import (
     target_fingerprint,
 )
 from draftgauge.drafters.reuse.source import ReuseSource
+from draftgauge.drafters.reuse.unroll import unroll, unroll_states
 
 __all__ = [
     "DESIGNS",
     "INJECTIONS",
     "ChainState",
+    "Design",
     "ReuseConfig",
     "ReuseDrafter",
     "ReuseNet",
@@ -32,5 +35,7 @@ __all__ = [
     "reuse_config",
     "save_drafter",
     "target_fingerprint",
+    "unroll",
+    "unroll_states",
     "warm_start",
 ]

@@ -14,8 +14,6 @@ from draftgauge.drafters.reuse.injection import Injection
 from draftgauge.drafters.reuse.joint import KeysValues
 from draftgauge.drafters.reuse.rotary import RotaryTables, Tables
 
-SELF_ATTENDING = ("hidden", "hybrid")
-
 
 class Memory(NamedTuple):
     """What a block attends to. A value: extending it leaves the old one as it was, so chains can fork.
@@ -31,6 +29,20 @@ class Memory(NamedTuple):
     drafted: tuple[KeysValues, ...] = ()
     injected: KeysValues | None = None
     chain: tuple[KeysValues, ...] = ()
+
+    def with_heads(self, heads: BlockHeads, depth: int, skipped: int = 0) -> Memory:
+        """With the rows' own keys of a depth; at depth 0 the self-attention's are those of the anchors themselves.
+
+        Nothing is drafted from the first ``skipped`` rows, so they have no chain.
+        """
+        memory = self
+        if heads.own is not None:
+            pair = heads.own.keys, heads.own.values
+            memory = memory._replace(drafted=(*memory.drafted, pair)) if depth else memory._replace(anchors=pair)
+        if heads.chain is not None:
+            chain = heads.chain.since(skipped)
+            memory = memory._replace(chain=(*memory.chain, (chain.keys, chain.values)))
+        return memory
 
     def rows(self, index: Tensor) -> Memory:
         """The memory of these rows (branches), in this order."""
@@ -96,28 +108,28 @@ class GatedDelta(nn.Module):
 class Block(nn.Module):
     """One drafter layer.
 
-    The self-attention (``hidden``, ``hybrid``) sees depth 0 of all anchors and its own chain; the chain attention (all others and
-    ``hybrid``) sees the injected keys of the target, where there are any, and its own chain. The first layer reads the token; layers
-    after it, and the first of the recurrent designs, read the state.
+    The self-attention sees depth 0 of all anchors and its own chain; the chain attention sees the injected keys of the target,
+    where there are any, and its own chain (see :class:`~draftgauge.drafters.reuse.design.Design`). The first layer reads the
+    token; layers after it, and the first of the recurrent designs, read the state.
     """
 
     def __init__(self, config: ReuseConfig, layer: int) -> None:
         super().__init__()
-        hidden, eps = config.hidden_size, config.rms_norm_eps
-        reads_token, reads_state = layer == 0, layer > 0 or config.reads_hidden
+        hidden, eps, traits = config.hidden_size, config.rms_norm_eps, config.traits
+        reads_token, reads_state = layer == 0, layer > 0 or traits.reads_hidden
         self.token_norm = nn.RMSNorm(hidden, eps) if reads_token else None
         self.state_norm = nn.RMSNorm(hidden, eps) if reads_state else None
         self.self_attention = self.chain_attention = self.injection = self.join = None
-        if config.design in SELF_ATTENDING:
+        if traits.self_attends:
             self.self_attention = Attention(
                 hidden, config.query_heads, config.kv_heads, config.head_dim, reads_token, reads_state
             )
-        if config.design != "hidden":
+        if traits.chain_attends:
             heads = config.chain_query_heads, config.chain_kv_heads
             self.chain_attention = Attention(hidden, *heads, config.head_dim, reads_token, reads_state)
-        if config.reads_kv:
+        if traits.reads_kv:
             self.injection = Injection(config)
-        if config.design == "hybrid":
+        if traits.gated:
             self.join = GatedDelta(hidden)
         self.mlp_norm = nn.RMSNorm(hidden, eps)
         self.mlp = SwiGLU(hidden, config.intermediate_size)

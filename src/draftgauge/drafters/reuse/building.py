@@ -13,9 +13,8 @@ from transformers import PreTrainedConfig, PreTrainedModel
 from draftgauge.core.errors import ModelError
 from draftgauge.core.seeds import derive_seed
 from draftgauge.drafters.reuse.config import ReuseConfig, reuse_config
+from draftgauge.drafters.reuse.design import DESIGNS, WARM_START
 from draftgauge.drafters.reuse.net import ReuseNet
-
-WARM_DESIGNS = ("hybrid", "cross")
 
 
 def new_net(
@@ -83,9 +82,10 @@ def warm_start(net: ReuseNet, hidden_net: ReuseNet) -> list[str]:
     Raises:
         ModelError: for other designs, another target or draft vocabulary, or parts of different shapes.
     """
-    if net.config.design not in WARM_DESIGNS or hidden_net.config.design != "hidden":
+    if not net.traits.warm_starts or hidden_net.config.design != WARM_START:
+        takers = " or ".join(name for name, design in DESIGNS.items() if design.warm_starts)
         raise ModelError(
-            f"a warm start takes a {' or '.join(WARM_DESIGNS)} drafter from a hidden one, not a {net.config.design} one "
+            f"a warm start takes a {takers} drafter from a hidden one, not a {net.config.design} one "
             f"from a {hidden_net.config.design} one"
         )
     if net.config.target_fingerprint != hidden_net.config.target_fingerprint:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from torch import Tensor
 
 from draftgauge.drafters.reuse.attention import Heads
-from draftgauge.drafters.reuse.blocks import SELF_ATTENDING, Memory
+from draftgauge.drafters.reuse.blocks import Memory
 from draftgauge.drafters.reuse.config import ReuseConfig
 from draftgauge.drafters.reuse.joint import KeysValues
 
@@ -46,9 +46,9 @@ class Prefix:
     """
 
     def __init__(self, config: ReuseConfig, like: Tensor) -> None:
-        own = config.design in SELF_ATTENDING
-        self.anchors = GrowingPair(config.kv_heads, config.head_dim, like) if own else None
-        layers = config.layers if config.reads_kv else 0
+        traits = config.traits
+        self.anchors = GrowingPair(config.kv_heads, config.head_dim, like) if traits.self_attends else None
+        layers = config.layers if traits.reads_kv else 0
         self.injected = [GrowingPair(config.chain_kv_heads, config.head_dim, like) for _ in range(layers)]
 
     def reserve(self, used: int, length: int) -> None:
@@ -67,7 +67,7 @@ class Prefix:
 
 @dataclass(frozen=True)
 class ChainState:
-    """Where drafting stands: made by ``ReuseNet.begin``, ``take_in``, ``step`` and ``step_many``, and not changed by them.
+    """Where drafting stands: made by the functions of :mod:`~draftgauge.drafters.reuse.drafting`, and not changed by them.
 
     So one state can be continued in several ways (a draft tree), and a chain of an earlier ``take_in`` stays right.
 

@@ -9,13 +9,10 @@ from typing import Any
 from transformers import PreTrainedConfig
 
 from draftgauge.core.errors import ModelError
+from draftgauge.drafters.reuse.design import DESIGNS, Design
 from draftgauge.models.tap_plan import tap_plan
 
-DESIGNS = ("hidden", "kv", "hybrid", "cross", "none")
 INJECTIONS = ("concat", "project", "project-rope")
-READS_HIDDEN = ("hidden", "hybrid", "cross")
-READS_KV = ("kv", "hybrid", "cross")
-RECURRENT = READS_HIDDEN  # their input is [token; own state], so they have one layer
 
 
 @dataclass(frozen=True)
@@ -38,7 +35,8 @@ class ReuseConfig:
         context: longest sequence of the target.
         embedding_scale: what the family multiplies token embeddings by.
         target_family: its ``model_type``.
-        target_fingerprint: which target it was trained for; see :func:`~draftgauge.drafters.reuse.persistence.target_fingerprint`.
+        target_fingerprint: which target it was trained for, see
+            :func:`~draftgauge.drafters.reuse.persistence.target_fingerprint`.
         target_source: where that target came from, for people.
 
     Raises:
@@ -67,11 +65,11 @@ class ReuseConfig:
     target_source: str
 
     def __post_init__(self) -> None:
-        _check_choice("design", self.design, DESIGNS)
+        _check_choice("design", self.design, tuple(DESIGNS))
         _check_choice("injection", self.injection, INJECTIONS)
         if self.layers < 1:
             raise ModelError(f"a drafter has at least one layer, not {self.layers}")
-        if self.layers > 1 and self.design in RECURRENT:
+        if self.layers > 1 and self.traits.reads_hidden:
             raise ModelError(
                 f"the {self.design} design has one layer, not {self.layers}: more layers are for kv and none"
             )
@@ -83,14 +81,9 @@ class ReuseConfig:
             )
 
     @property
-    def reads_hidden(self) -> bool:
-        """Whether it takes the target's hidden states, and with them its own state of the step before."""
-        return self.design in READS_HIDDEN
-
-    @property
-    def reads_kv(self) -> bool:
-        """Whether it attends to the target's keys and values."""
-        return self.design in READS_KV
+    def traits(self) -> Design:
+        """What its design reads, and how."""
+        return DESIGNS[self.design]
 
     @property
     def logits(self) -> int:
@@ -100,11 +93,11 @@ class ReuseConfig:
     @property
     def chain_kv_heads(self) -> int:
         """Key/value heads of the attention over injected keys and the drafter's own chain."""
-        return self.kv_heads * (len(self.kv_layers) if self.reads_kv and self.injection == "concat" else 1)
+        return self.kv_heads * (len(self.kv_layers) if self.traits.reads_kv and self.injection == "concat" else 1)
 
     @property
     def chain_query_heads(self) -> int:
-        """Query heads of that attention: the target's number, or the next that spreads evenly over more key heads (``concat``)."""
+        """Query heads of that attention: the target's number, or the next that spreads evenly over its key heads."""
         return -(-self.query_heads // self.chain_kv_heads) * self.chain_kv_heads
 
 
@@ -136,9 +129,9 @@ def reuse_config(
     Raises:
         ModelError: for what :class:`ReuseConfig` refuses, layers that the target has not, or a target that cannot be tapped.
     """
-    _check_choice("design", design, DESIGNS)
+    _check_choice("design", design, tuple(DESIGNS))
     text = target_config.get_text_config()
-    plan = tap_plan(text, design in READS_HIDDEN, design in READS_KV, taps)
+    plan = tap_plan(text, DESIGNS[design].reads_hidden, DESIGNS[design].reads_kv, taps)
     rope = text.rope_parameters
     return ReuseConfig(
         design=design,

@@ -8,6 +8,7 @@ from torch import Generator, Tensor
 from draftgauge.core.signals import OF_DRAFTED_TOKENS, Reads
 from draftgauge.drafters.base import Draft, KeepDrafting
 from draftgauge.drafters.growing import Growing
+from draftgauge.drafters.reuse.drafting import begin, step, take_in
 from draftgauge.drafters.reuse.net import ReuseNet
 from draftgauge.models.base import CachedModel
 from draftgauge.models.taps import Taps
@@ -52,7 +53,7 @@ class ReuseDrafter:
         self._growing = Growing(target.spec.device, end_tokens, sampling, generator, net.d2t, target.spec.vocabulary)
         self._text: list[int] = []
         self._taken = 0  # anchors that the network has taken in
-        self._chain = net.begin()  # after depth 0 of the last of them
+        self._chain = begin(net)  # after depth 0 of the last of them
         self._first: Tensor | None = None  # [V] logits of the first drafted token
 
     @torch.inference_mode()
@@ -60,7 +61,7 @@ class ReuseDrafter:
         """Start a new sequence, whose tokens but the last the target has taken in."""
         self._text = list(context)
         self._taken = 0
-        self._chain = self.net.begin()
+        self._chain = begin(self.net)
         self._first = None
         self._take_in()
 
@@ -75,7 +76,7 @@ class ReuseDrafter:
 
         def advance(token: Tensor) -> Tensor:
             nonlocal chain
-            logits, chain = self.net.step(chain, token)
+            logits, chain = step(self.net, chain, token)
             return logits[None]
 
         return self._growing.grow(self._first[None], advance, limit, keep_drafting, reads)
@@ -86,15 +87,15 @@ class ReuseDrafter:
 
     def _take_in(self) -> None:
         """Take in the anchors that are new since the last time, with the token after each."""
-        begin, end = self._taken, len(self._text) - 1
-        if begin >= end:
+        start, end = self._taken, len(self._text) - 1
+        if start >= end:
             return
         assert self.target.length >= end, "the target has not taken in the committed text"
         config, taps = self.net.config, self.taps
-        tokens = torch.tensor(self._text[begin + 1 :], device=self.target.spec.device)
-        hidden = taps.hidden(begin, end) if config.hidden_layers else None
+        tokens = torch.tensor(self._text[start + 1 :], device=self.target.spec.device)
+        hidden = taps.hidden(start, end) if config.hidden_layers else None
         slots = range(len(config.kv_layers))
-        keys = [taps.keys(slot, begin, end) for slot in slots] or None
-        values = [taps.values(slot, begin, end) for slot in slots] or None
-        self._first, self._chain = self.net.take_in(self._chain, tokens, hidden, keys, values)
+        keys = [taps.keys(slot, start, end) for slot in slots] or None
+        values = [taps.values(slot, start, end) for slot in slots] or None
+        self._first, self._chain = take_in(self.net, self._chain, tokens, hidden, keys, values)
         self._taken = end

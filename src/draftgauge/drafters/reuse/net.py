@@ -1,4 +1,4 @@
-"""A reuse drafter as a network: unrolled over whole texts for training, and step by step for drafting.
+"""A reuse drafter as a network. :mod:`draftgauge.drafters.reuse.unroll` trains it, :mod:`draftgauge.drafters.reuse.drafting` drafts.
 
 Letters in shapes: ``B`` texts, ``T`` tokens, ``A`` anchors, ``K`` depths, ``S`` target layers that are read, ``H`` hidden size,
 ``KV`` key/value heads, ``D`` head dimension, ``V`` logits of the drafter, ``N`` branches of a draft.
@@ -10,18 +10,16 @@ Training and drafting run the same blocks: rows are anchors in one and branches 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
 from draftgauge.core.errors import ModelError
-from draftgauge.drafters.reuse.blocks import SELF_ATTENDING, Block, BlockHeads, Memory
-from draftgauge.drafters.reuse.chain import ChainState, Prefix
+from draftgauge.drafters.reuse.blocks import Block, BlockHeads, Memory, TokenParts
 from draftgauge.drafters.reuse.config import ReuseConfig
-from draftgauge.drafters.reuse.rotary import RotaryTables, Tables, window
-from draftgauge.models.taps import Features
+from draftgauge.drafters.reuse.rotary import RotaryTables, Tables
 
 
 class ReuseNet(nn.Module):
@@ -31,6 +29,7 @@ class ReuseNet(nn.Module):
 
     Attributes:
         config: what it is made of.
+        traits: of its design.
         d2t: ``[V]`` target id of every draft id, None without a draft vocabulary.
         t2d: ``[vocabulary]`` draft id of every target id, -1 where there is none; None without a draft vocabulary.
     """
@@ -55,194 +54,85 @@ class ReuseNet(nn.Module):
         """
         super().__init__()
         self.config = config
+        self.traits = config.traits
         self.rotary = RotaryTables(rotary)
         self.register_buffer("embedding", embedding.detach(), persistent=False)
         to_target, to_draft = _vocabulary_maps(config, draft_tokens, embedding.device)
         self.register_buffer("d2t", to_target, persistent=False)
         self.register_buffer("t2d", to_draft, persistent=False)
         hidden = config.hidden_size
-        self.fuse = nn.Linear(len(config.hidden_layers) * hidden, hidden, bias=False) if config.reads_hidden else None
+        self.fuse = (
+            nn.Linear(len(config.hidden_layers) * hidden, hidden, bias=False) if self.traits.reads_hidden else None
+        )
         self.blocks: Sequence[Block] = nn.ModuleList(Block(config, layer) for layer in range(config.layers))  # type: ignore[assignment]
         self.norm = nn.RMSNorm(hidden, config.rms_norm_eps)
         self.head = nn.Linear(hidden, config.logits, bias=False)
-
-    def unroll(self, tokens: Tensor, features: Features, depths: int) -> list[Tensor]:
-        """Training-time test (EAGLE-3, arXiv 2503.01840): ``K`` steps from every anchor, teacher tokens in, own states passed on.
-
-        Args:
-            tokens: ``[B, T]``.
-            features: of the same texts.
-            depths: ``K``.
-
-        Returns:
-            ``K`` tensors ``[B, A, V]`` with ``A = T - 1 - K``: entry ``k`` predicts ``x[t + 2 + k]`` for the anchors ``t = 0..A-1``.
-
-        Raises:
-            ModelError: if the texts are too short for ``K`` steps.
-        """
-        return [self.logits(state) for state in self.unroll_states(tokens, features, depths)]
-
-    def unroll_states(self, tokens: Tensor, features: Features, depths: int, first: int = 0) -> list[Tensor]:
-        """:meth:`unroll` without the head: ``K`` states ``[B, A - first, H]``, whose :meth:`logits` may be computed piece by piece.
-
-        The anchors before ``first``, a prompt's for instance, are context only: nothing is drafted from them.
-        """
-        anchors = tokens.shape[1] - 1 - depths
-        if depths < 1 or anchors < 1:
-            raise ModelError(
-                f"texts of {tokens.shape[1]} tokens are too short to draft {depths}: they need at least {depths + 2}"
-            )
-        embedded = self.embed(tokens[:, 1 : anchors + depths])  # [B, A + K - 1, H]
-        parts = [block.token_parts(embedded) for block in self.blocks]
-        memories = self._injected(features, anchors)
-        tables = self.rotary(tokens.shape[1], embedded, self.config.rope_kind)
-        stream = embedded
-        if self.config.reads_hidden:
-            assert features.hidden is not None, "this design reads hidden states"
-            stream = self.fuse_hidden(features.hidden[:, :anchors])
-        # Self-attention sees depth 0 of every anchor; all else is made for the anchors that something is drafted from.
-        start = 0 if self.config.design in SELF_ATTENDING else first
-        stream = stream[:, start:]
-        states = []
-        for depth in range(depths):
-            begin, end = start + depth, anchors + depth
-            stream = stream if self.config.reads_hidden else embedded[:, begin:end]
-            positions = window(tables, begin + 1, end + 1)
-            for layer, block in enumerate(self.blocks):
-                heads = block.heads(parts[layer].window(begin, end), stream, positions)
-                memories[layer] = _remember(memories[layer], heads, depth, first - start)
-                stream = block(stream[:, first - start :], heads.since(first - start), memories[layer], causal=True)
-            start = first
-            states.append(stream)
-        return states
 
     def logits(self, states: Tensor) -> Tensor:
         """Logits ``[..., V]`` of states ``[..., H]``."""
         output: Tensor = self.head(self.norm(states))
         return output
 
-    def begin(self) -> ChainState:
-        """The state before anything was taken in."""
-        return ChainState(Prefix(self.config, self.head.weight), 0, 0, (), self.head.weight.new_empty(0))
+    def entering(self, embedded: Tensor, hidden: Tensor | None, before: Tensor | None) -> Tensor:
+        """What enters the first block at a depth, ``[B, R, H]``.
 
-    @torch.inference_mode()
-    def take_in(
+        Args:
+            embedded: of the depth's tokens.
+            hidden: the target's states ``[B, R, S, H]``, at depth 0.
+            before: the drafter's own states of the depth before, at the others.
+        """
+        if not self.traits.reads_hidden:
+            return embedded
+        if hidden is not None:
+            return self.fuse_hidden(hidden)
+        assert before is not None, "this design reads hidden states"
+        return before
+
+    def depth(
         self,
-        state: ChainState,
-        tokens: Tensor,
-        hidden: Tensor | None = None,
-        keys: Sequence[Tensor] | Tensor | None = None,
-        values: Sequence[Tensor] | Tensor | None = None,
-    ) -> tuple[Tensor, ChainState]:
-        """Add anchors and run depth 0 of the last one.
+        parts: Sequence[TokenParts],
+        stream: Tensor,
+        tables: Tables,
+        remember: Callable[[int, BlockHeads], Memory],
+        skipped: int = 0,
+        causal: bool = False,
+    ) -> Tensor:
+        """One depth through all blocks, which training and drafting have in common.
 
         Args:
-            state: after the anchors so far; the chain that was drafted from them is forgotten.
-            tokens: ``[n]``, the token *after* each new anchor; the last of them is the last committed token.
-            hidden: ``[n, S, H]`` of the new anchors, for the designs that read hidden states.
-            keys, values: ``S`` tensors ``[KV, n, D]`` of the new anchors, for the designs that read them.
+            parts: for each block, what it makes of the rows' tokens.
+            stream: ``[B, R, H]``, see :meth:`entering`.
+            tables: rotary tables of the rows' positions.
+            remember: told a layer and the heads of all rows; gives what the layer attends to, these heads among it.
+            skipped: first rows that only leave their keys and values behind.
+            causal: see :class:`Block`.
 
         Returns:
-            float32 logits ``[V]`` of the first drafted token, and the state of the chain.
+            The states ``[B, R - skipped, H]``.
         """
-        prefix, begin, end = state.prefix, state.anchors, state.anchors + len(tokens)
-        prefix.reserve(begin, end)
-        if self.config.reads_kv:
-            assert keys is not None, "this design reads keys"
-            assert values is not None, "this design reads values"
-            joined = self._cast(torch.stack(tuple(keys))[None]), self._cast(torch.stack(tuple(values))[None])
-            for layer, block in enumerate(self.blocks):
-                prefix.injected[layer].write(begin, block.inject(*joined, begin, self.rotary))
-        first = (
-            begin if prefix.anchors is not None else end - 1
-        )  # only self-attention needs depth 0 of the anchors before the last
-        embedded = self.embed(tokens[None, first - begin :])
-        tables = window(self._tables(end + 1), first + 1, end + 1)
-        stream = embedded
-        if self.config.reads_hidden:
-            assert hidden is not None, "this design reads hidden states"
-            stream = self.fuse_hidden(hidden[None, first - begin :])
-        memories = []
         for layer, block in enumerate(self.blocks):
-            heads = block.heads(block.token_parts(embedded), stream, tables)
-            memory = prefix.memory(layer, begin, end, heads.own)
-            heads, stream = heads.since(-1), stream[:, -1:]
-            memories.append(_remember(memory, heads._replace(own=None), 0))
-            stream = block(stream, heads, memories[-1], causal=False)
-        return self.logits(stream)[0, 0].float(), ChainState(prefix, end, 1, tuple(memories), stream)
-
-    @torch.inference_mode()
-    def step(self, state: ChainState, token: Tensor | int) -> tuple[Tensor, ChainState]:
-        """One more depth of a chain of one branch: ``[V]`` float32 logits after a drafted token, and the longer chain."""
-        logits, state = self._advance(state, torch.as_tensor(token, device=self.embedding.device).view(1))
-        return logits[0], state
-
-    @torch.inference_mode()
-    def step_many(self, state: ChainState, parents: Tensor, tokens: Tensor) -> tuple[Tensor, ChainState]:
-        """One more depth of several branches, which may share parents.
-
-        Args:
-            state: of ``N`` branches.
-            parents: ``[M]`` rows of ``state``.
-            tokens: ``[M]``, the token drafted after each.
-
-        Returns:
-            float32 logits ``[M, V]``, and the state of the ``M`` branches.
-        """
-        return self._advance(state.rows(parents), tokens)
+            heads = block.heads(parts[layer], stream, tables)
+            memory = remember(layer, heads)
+            stream = block(stream[:, skipped:], heads.since(skipped), memory, causal)
+        return stream
 
     def embed(self, tokens: Tensor) -> Tensor:
         """Frozen embeddings ``[..., H]`` in the dtype of the weights."""
-        embedded = self._cast(F.embedding(tokens, self.embedding))
+        embedded = self.cast(F.embedding(tokens, self.embedding))
         return embedded if self.config.embedding_scale == 1 else embedded * self.config.embedding_scale
 
     def fuse_hidden(self, hidden: Tensor) -> Tensor:
         """The hidden states of ``S`` layers ``[B, n, S, H]`` as one ``[B, n, H]``."""
         assert self.fuse is not None
-        return self._cast(self.fuse(self._cast(hidden.flatten(2))))  # so that the stream stays float32 under autocast
+        return self.cast(self.fuse(self.cast(hidden.flatten(2))))  # so that the stream stays float32 under autocast
 
-    def _advance(self, state: ChainState, tokens: Tensor) -> tuple[Tensor, ChainState]:
-        embedded = self.embed(tokens[None])
-        place = state.anchors + state.depth  # of these tokens
-        tables = window(self._tables(place + 1), place, place + 1)
-        stream = state.stream if self.config.reads_hidden else embedded
-        memories = []
-        for layer, block in enumerate(self.blocks):
-            heads = block.heads(block.token_parts(embedded), stream, tables)
-            memories.append(_remember(state.memories[layer], heads, state.depth))
-            stream = block(stream, heads, memories[-1], causal=False)
-        return self.logits(stream)[0].float(), ChainState(
-            state.prefix, state.anchors, state.depth + 1, tuple(memories), stream
-        )
+    def tables(self, length: int, like: Tensor) -> Tables:
+        """Rotary tables of at least ``length`` positions."""
+        return self.rotary(length, like, self.config.rope_kind)
 
-    def _injected(self, features: Features, anchors: int) -> list[Memory]:
-        """Every layer's memory before depth 0."""
-        if not self.config.reads_kv:
-            return [Memory() for _ in self.blocks]
-        assert features.keys is not None, "this design reads keys"
-        assert features.values is not None, "this design reads values"
-        keys, values = self._cast(features.keys[..., :anchors, :]), self._cast(features.values[..., :anchors, :])
-        return [Memory(injected=block.inject(keys, values, 0, self.rotary)) for block in self.blocks]
-
-    def _tables(self, length: int) -> Tables:
-        return self.rotary(length, self.head.weight, self.config.rope_kind)
-
-    def _cast(self, x: Tensor) -> Tensor:
+    def cast(self, x: Tensor) -> Tensor:
+        """In the dtype of the weights."""
         return x.to(self.head.weight.dtype)
-
-
-def _remember(memory: Memory, heads: BlockHeads, depth: int, first: int = 0) -> Memory:
-    """The memory with the rows' own keys of this depth; at depth 0 the self-attention's are those of the anchors themselves.
-
-    Nothing is drafted from the rows before ``first``, so they have no chain.
-    """
-    if heads.own is not None:
-        pair = heads.own.keys, heads.own.values
-        memory = memory._replace(drafted=(*memory.drafted, pair)) if depth else memory._replace(anchors=pair)
-    if heads.chain is not None:
-        chain = heads.chain.since(first)
-        memory = memory._replace(chain=(*memory.chain, (chain.keys, chain.values)))
-    return memory
 
 
 def _vocabulary_maps(

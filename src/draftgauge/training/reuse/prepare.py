@@ -15,8 +15,8 @@ from draftgauge.core.config import from_mapping
 from draftgauge.core.errors import DraftgaugeError, ModelError
 from draftgauge.core.files import atomic_write_text, require_writable
 from draftgauge.core.provenance import command_line, environment, timestamp
-from draftgauge.drafters.reuse.building import WARM_DESIGNS
 from draftgauge.drafters.reuse.config import ReuseConfig, reuse_config
+from draftgauge.drafters.reuse.design import DESIGNS, WARM_START
 from draftgauge.drafters.reuse.persistence import read_description
 from draftgauge.models.compression import check_compression
 from draftgauge.models.device import choose_device
@@ -157,11 +157,12 @@ def check_warm_start(request: TrainingSpec, drafter: ReuseConfig) -> None:
     """
     if request.warm_start is None:
         return
-    if request.reuse not in WARM_DESIGNS:
-        raise DraftgaugeError(f"a warm start is for the designs {' and '.join(WARM_DESIGNS)}, not for {request.reuse}")
+    takers = [name for name, design in DESIGNS.items() if design.warm_starts]
+    if request.reuse not in takers:
+        raise DraftgaugeError(f"a warm start is for the designs {' and '.join(takers)}, not for {request.reuse}")
     folder = request.warm_start
     hidden = from_mapping(ReuseConfig, read_description(folder)["config"], str(folder))
-    if hidden.design != "hidden":
+    if hidden.design != WARM_START:
         raise ModelError(
             f"a warm start is from a drafter of the design hidden, and {folder} holds one of the design {hidden.design}"
         )

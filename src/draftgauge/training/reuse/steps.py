@@ -19,6 +19,7 @@ from torch import nn
 from draftgauge.core.errors import DraftgaugeError
 from draftgauge.core.progress import Progress
 from draftgauge.drafters.reuse.net import ReuseNet
+from draftgauge.drafters.reuse.unroll import unroll_states
 from draftgauge.training.checkpoints import load_checkpoint, save_checkpoint
 from draftgauge.training.loop import autocast_dtype
 from draftgauge.training.memory import peak_memory_gib
@@ -139,7 +140,7 @@ class Training:
         with self.autocast:
             features = self.features(batch)
             teacher = teach(features.logits, batch, request.depths, self.net.t2d, self.net.d2t)
-            states = self.net.unroll_states(batch.tokens, features, request.depths, batch.first)
+            states = unroll_states(self.net, batch.tokens, features, request.depths, batch.first)
             return backward_through_depths(states, self.net.logits, teacher, batch, scales, request.loss, self.softly)
 
     def _row(self, step: int, norm: float) -> dict[str, float]:

@@ -1,0 +1,109 @@
+"""A reuse drafter step by step, for decoding: anchors are taken in, and chains grow from the last of them.
+
+Depth 0 sees what the target left behind; deeper ones see the drafter's own chain, as in training. Letters in shapes as in
+:mod:`draftgauge.drafters.reuse.net`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from draftgauge.drafters.reuse.blocks import BlockHeads, Memory
+from draftgauge.drafters.reuse.chain import ChainState, Prefix
+from draftgauge.drafters.reuse.net import ReuseNet
+from draftgauge.drafters.reuse.rotary import window
+
+Tapped = Sequence[Tensor] | Tensor | None
+
+
+def begin(net: ReuseNet) -> ChainState:
+    """The state before anything was taken in."""
+    return ChainState(Prefix(net.config, net.head.weight), 0, 0, (), net.head.weight.new_empty(0))
+
+
+@torch.inference_mode()
+def take_in(
+    net: ReuseNet,
+    state: ChainState,
+    tokens: Tensor,
+    hidden: Tensor | None = None,
+    keys: Tapped = None,
+    values: Tapped = None,
+) -> tuple[Tensor, ChainState]:
+    """Add anchors and run depth 0 of the last one.
+
+    Args:
+        net: the drafter.
+        state: after the anchors so far; the chain that was drafted from them is dropped.
+        tokens: ``[n]``, the token *after* each new anchor; the last of them is the last committed token.
+        hidden: ``[n, S, H]`` of the new anchors, for the designs that read hidden states.
+        keys, values: ``S`` tensors ``[KV, n, D]`` of the new anchors, for the designs that read them.
+
+    Returns:
+        float32 logits ``[V]`` of the first drafted token, and the state of the chain.
+    """
+    prefix, start, end = state.prefix, state.anchors, state.anchors + len(tokens)
+    prefix.reserve(start, end)
+    if net.traits.reads_kv:
+        assert keys is not None, "this design reads keys"
+        assert values is not None, "this design reads values"
+        joined = net.cast(torch.stack(tuple(keys))[None]), net.cast(torch.stack(tuple(values))[None])
+        for layer, block in enumerate(net.blocks):
+            prefix.injected[layer].write(start, block.inject(*joined, start, net.rotary))
+    first = start if net.traits.self_attends else end - 1  # only self-attention needs depth 0 of the other anchors
+    embedded = net.embed(tokens[None, first - start :])
+    entering = net.entering(embedded, None if hidden is None else hidden[None, first - start :], None)
+    parts = [block.token_parts(embedded) for block in net.blocks]
+    memories: list[Memory] = []
+
+    def remember(layer: int, heads: BlockHeads) -> Memory:
+        memory = prefix.memory(layer, start, end, heads.own)
+        memories.append(memory.with_heads(heads.since(-1)._replace(own=None), 0))
+        return memories[layer]
+
+    positions = window(net.tables(end + 1, embedded), first + 1, end + 1)
+    stream = net.depth(parts, entering, positions, remember, end - 1 - first)
+    return net.logits(stream)[0, 0].float(), ChainState(prefix, end, 1, tuple(memories), stream)
+
+
+@torch.inference_mode()
+def step(net: ReuseNet, state: ChainState, token: Tensor | int) -> tuple[Tensor, ChainState]:
+    """One more depth of a chain of one branch: ``[V]`` float32 logits after a drafted token, and the longer chain."""
+    logits, state = _deepen(net, state, torch.as_tensor(token, device=net.embedding.device).view(1))
+    return logits[0], state
+
+
+@torch.inference_mode()
+def step_many(net: ReuseNet, state: ChainState, parents: Tensor, tokens: Tensor) -> tuple[Tensor, ChainState]:
+    """One more depth of several branches, which may share parents.
+
+    Args:
+        net: the drafter.
+        state: of ``N`` branches.
+        parents: ``[M]`` rows of ``state``.
+        tokens: ``[M]``, the token drafted after each.
+
+    Returns:
+        float32 logits ``[M, V]``, and the state of the ``M`` branches.
+    """
+    return _deepen(net, state.rows(parents), tokens)
+
+
+def _deepen(net: ReuseNet, state: ChainState, tokens: Tensor) -> tuple[Tensor, ChainState]:
+    """One more depth of every branch: ``[N, V]`` logits, and the longer chains."""
+    embedded = net.embed(tokens[None])
+    position = state.anchors + state.depth  # of these tokens
+    parts = [block.token_parts(embedded) for block in net.blocks]
+    memories: list[Memory] = []
+
+    def remember(layer: int, heads: BlockHeads) -> Memory:
+        memories.append(state.memories[layer].with_heads(heads, state.depth))
+        return memories[layer]
+
+    tables = window(net.tables(position + 1, embedded), position, position + 1)
+    stream = net.depth(parts, net.entering(embedded, None, state.stream), tables, remember)
+    deeper = ChainState(state.prefix, state.anchors, state.depth + 1, tuple(memories), stream)
+    return net.logits(stream)[0].float(), deeper
