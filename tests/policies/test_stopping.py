@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 
 from draftgauge.core.errors import DraftgaugeError
-from draftgauge.policies.acceptance_model import AGREEMENTS, OF_HAZARD, OF_NEXT, StoppingNumbers, cut
-from draftgauge.policies.base import Signal, Step
+from draftgauge.policies.acceptance_model import AGREEMENTS, HazardShared, NextShared, StoppingNumbers, cut
+from draftgauge.policies.base import DecisionSeconds, Signal, Step
 from draftgauge.policies.fitted import fitted_policy
 from draftgauge.policies.stopping import ThroughputStopping, best_rate, deciding_seconds, thresholds
 from draftgauge.policies.suffix import ORDER
@@ -30,9 +30,9 @@ def constant_numbers(hazard: float, following: float, **changes: object) -> Stop
     """Models that say the same of every token."""
     numbers = StoppingNumbers(
         hazard_by_agreement=((logit(hazard), 0.0, 0.0),) * len(AGREEMENTS),
-        hazard=(0.0,) * len(OF_HAZARD),
-        next_by_known=((logit(following), 0.0, 0.0, 0.0),) * (ORDER + 1),
-        next=(0.0,) * len(OF_NEXT),
+        hazard=(0.0,) * len(HazardShared._fields),
+        next_by_order=((logit(following), 0.0, 0.0, 0.0),) * (ORDER + 1),
+        next=(0.0,) * len(NextShared._fields),
         tokens=(),
         token_hazard=(),
         token_next=(),
@@ -86,9 +86,9 @@ def test_all_positions_at_once_are_what_asking_token_by_token_gives() -> None:
     rng = np.random.default_rng(0)
     random = StoppingNumbers(
         hazard_by_agreement=tuple(map(tuple, rng.normal(0.5, 0.3, (len(AGREEMENTS), 3)).tolist())),
-        hazard=tuple(rng.normal(0, 0.2, len(OF_HAZARD)).tolist()),
-        next_by_known=tuple(map(tuple, rng.normal(0.3, 0.3, (ORDER + 1, 4)).tolist())),
-        next=tuple(rng.normal(0, 0.2, len(OF_NEXT)).tolist()),
+        hazard=tuple(rng.normal(0, 0.2, len(HazardShared._fields)).tolist()),
+        next_by_order=tuple(map(tuple, rng.normal(0.3, 0.3, (ORDER + 1, 4)).tolist())),
+        next=tuple(rng.normal(0, 0.2, len(NextShared._fields)).tolist()),
         tokens=(3, 11, 49),
         token_hazard=(1.0, -0.5, 0.2),
         token_next=(0.5, 1.0, -1.0),
@@ -172,5 +172,5 @@ def test_a_dip_in_a_noisy_cost_curve_is_averaged_out() -> None:
         def step_seconds(self, gamma, context, reads):
             return np.asarray([1.0, 1.2, 1.5, 1.1, 1.6, 1.7, 1.8])[gamma]
 
-    found = deciding_seconds(Dipping(), GAMMA_MAX, decision_seconds=0.01)
+    found = deciding_seconds(Dipping(), GAMMA_MAX, DecisionSeconds(token=0.01))
     np.testing.assert_allclose(found, np.array([1.0, 1.2, 1.3, 1.3, 1.6, 1.7, 1.8]) + 0.01 * np.arange(7))

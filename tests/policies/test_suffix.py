@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from draftgauge.policies.suffix import HABIT, ORDER, SuffixIndex, suffix_columns
 
 
-def test_the_longest_known_ending_and_its_last_continuation_count() -> None:
+def test_the_longest_matched_ending_and_its_last_continuation_count() -> None:
     index = SuffixIndex()
     index.read([1, 2, 3, 9, 2, 3, 4])
     assert index.look_up((2, 3)) == (4, 2)  # the later of 9 and 4
@@ -22,14 +22,14 @@ def test_the_longest_known_ending_and_its_last_continuation_count() -> None:
     assert index.look_up((3, 4)) == (9, 2)
 
 
-def test_habit_and_run_follow_what_was_foretold() -> None:
+def test_habit_and_run_follow_what_was_predicted() -> None:
     index = SuffixIndex()
     index.read([1, 2, 1])
     assert (index.habit, index.run) == (0.0, 0)
-    index.commit([2])  # foretold
+    index.commit([2])  # predicted
     assert index.habit == pytest.approx(1 - HABIT)
     assert index.run == 1
-    index.commit([5])  # foretold was 1
+    index.commit([5])  # predicted was 1
     assert index.habit == pytest.approx((1 - HABIT) * HABIT - (1 - HABIT))
     assert index.run == 0
     index.commit([6])  # nothing was
@@ -53,10 +53,10 @@ def test_columns_of_a_trace_are_what_an_index_says_row_by_row(seed: int, vocabul
             assert columns.run[row] == index.run
             tail = index.tail
             for depth, drafted in enumerate(drafts[row].tolist()):
-                foretold, order = index.look_up(tail)
-                assert columns.known[row, depth] == order
+                predicted, order = index.look_up(tail)
+                assert columns.order[row, depth] == order
                 if drafted < 0:
                     break
-                assert columns.agreement[row, depth] == (order if drafted == foretold else -order)
+                assert columns.agreement[row, depth] == (order if drafted == predicted else -order)
                 tail = (*tail, drafted)[-ORDER:]
             index.commit([int(token[row])])

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from draftgauge.core.signals import NO_SIGNALS, Reads, SignalName
 from draftgauge.policies import Policy, Signal, SignalArrays, Step, make_policy
-from draftgauge.policies.base import asks_after_each_token
+from draftgauge.policies.base import DecisionSeconds, asks_after_each_token
 from draftgauge.policies.fixed import FixedLength
 from draftgauge.replay import Replay, replay, replay_fixed_all
 from draftgauge.traces.costs import CostCurve
@@ -212,6 +212,17 @@ def test_modelled_seconds_follow_length_and_context(linear_costs: Callable[..., 
     assert outcome.record.drafted.tolist() == drafted
     assert outcome.seconds[0] == pytest.approx(sum(expected), rel=1e-12)
     assert outcome.tokens_per_second == pytest.approx(8 / sum(expected), rel=1e-12)
+
+
+def test_deciding_is_charged_in_every_step_and_reading_in_every_prompt(linear_costs: Callable[..., CostCurve]) -> None:
+    class Thinking(FixedLength):
+        decision = DecisionSeconds(token=0.25, step=2.0, reading=0.01)
+
+    trace, costs = synthetic_trace(4, prompts=3, length=30, gamma_max=4), linear_costs(4)
+    for gamma in (0, 3):
+        free, thought = replay(trace, FixedLength(gamma), costs), replay(trace, Thinking(gamma), costs)
+        read = 0.01 * np.array([prompt.prompt_tokens for prompt in trace.prompts])
+        np.testing.assert_allclose(thought.seconds - free.seconds, 2.0 * free.steps + 0.25 * free.drafted + read)
 
 
 def test_without_costs_there_are_no_seconds() -> None:

@@ -1,10 +1,9 @@
 """The cost meter: what drafting, verifying and the rest of a step cost on this machine, measured inside the live loop.
 
 Timing ``propose`` and ``forward`` on their own flatters them: live, each finds the processor's caches full of the
-    other's
-weights, and the draft must first take in what the last step committed. So the meter runs the loop itself on real text,
-with draft lengths in random order, and reads a stopwatch around its parts. What a step takes beyond them is its
-overhead.
+other's weights, and the draft must first take in what the last step committed. So the meter runs the loop itself on
+real text, with draft lengths in random order, and reads a stopwatch around its parts. What a step takes beyond them is
+its overhead.
 """
 
 from __future__ import annotations
@@ -233,8 +232,8 @@ def _signal_seconds(benches: Sequence[_Bench]) -> SignalSeconds:
     """What each signal adds: the parts, none below 0, whose sums come closest to what the timed sets of signals took.
 
     Of drafted tokens it is taken from the time of drafting alone: within a whole step it would drown in what the
-        target's pass varies
-    by. The target's entropy is computed after that pass, so its time is that of the rest of the step.
+    target's pass varies by. The target's entropy is computed after that pass, so its time is that of the rest of the
+    step.
     """
     parts = [field.name for field in fields(SignalSeconds) if field.name != SignalName.TARGET_ENTROPY]
     units = [SignalSeconds(**{name: 1.0}) for name in parts]

@@ -87,13 +87,15 @@ class _Loop:
     def run(self, prompt_tokens: list[int]) -> Generation:
         """Prefill, then step until the output ends."""
         started = seconds(self.device)
-        begin(self.policy, prompt_tokens)
         prefill(self.target, prompt_tokens)
         self.drafter.prefill(prompt_tokens)
         self.last_token = prompt_tokens[-1]
         prefilled = seconds(self.device)
 
         self.clock.start()
+        begin(
+            self.policy, prompt_tokens
+        )  # a policy that reads the prompt does so in decoding's time, not in the models'
         finish: Finish | None = None
         while finish is None:
             finish = self.step()

@@ -2,9 +2,8 @@
 torch.
 
 A policy that weighs the chance that the next token is still accepted against its cost is as good as that chance is
-    right: among
-the tokens for which 0.7 was predicted, 70% should be accepted (it is *calibrated*), and the predictions should tell
-those that are accepted from those that are not (it has *resolution*).
+right: among the tokens for which 0.7 was predicted, 70% should be accepted (it is *calibrated*), and the predictions
+should tell those that are accepted from those that are not (it has *resolution*).
 """
 
 from __future__ import annotations

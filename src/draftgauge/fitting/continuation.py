@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from sklearn.linear_model import Ridge
 
 from draftgauge.fitting.stopping import next_design, next_stand_chances
-from draftgauge.policies.acceptance_model import StoppingNumbers, states
+from draftgauge.policies.acceptance_model import StoppingNumbers, decision_seconds, states
 from draftgauge.policies.stopping import ThroughputStopping, deciding_seconds
 from draftgauge.replay.simulate import Charge, Replay, draft_caps, replay_lengths, text_view
 from draftgauge.traces.costs import CostCurve
@@ -55,13 +55,13 @@ class ContinuationValues:
 
     def replay(self, trace: Trace, costs: CostCurve) -> Replay:
         """The rule on a trace, charged for its signals as :class:`ThroughputStopping` is."""
-        charge = Charge(ThroughputStopping.reads, self.numbers.decision_seconds)
+        charge = Charge(ThroughputStopping.reads, decision_seconds(self.numbers))
         return replay_lengths(trace, self.lengths(trace, costs), costs, charge)
 
 
 def fit_continuation(trace: Trace, costs: CostCurve, numbers: StoppingNumbers) -> ContinuationValues:
     """Regress continuation values on a trace, for one cost curve."""
-    seconds = deciding_seconds(costs, trace.gamma_max, numbers.decision_seconds)
+    seconds = deciding_seconds(costs, trace.gamma_max, decision_seconds(numbers))
     terms, caps = state_terms(numbers, trace, costs), draft_caps(trace)
     found = ContinuationValues(numbers, (), 1 / float(seconds[0]))
     for _ in range(ROUNDS):

@@ -25,8 +25,7 @@ def fit_specdec(trace: Trace, gamma_max: int | None = None, seed: int = 0) -> Fi
     """Fit the head: logistic regression with rejected tokens weighing 6 (Huang et al. 2024, section 4.2).
 
     The samples are the tokens that a verification judges, at every position of the trace: the accepted ones and the
-        first
-    rejected one, so that the head predicts acceptance given that the tokens before stand. Where the paper has the
+    first rejected one, so that the head predicts acceptance given that the tokens before stand. Where the paper has the
     acceptance *probability* as a soft label, a greedy trace has 0 or 1.
 
     Args:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
@@ -15,7 +16,9 @@ from draftgauge.core.errors import TraceError
 from draftgauge.fitting.registry import FitOptions, register_fit
 from draftgauge.policies.acceptance_model import (
     AGREEMENTS,
-    States,
+    HazardByClass,
+    NextByOrder,
+    State,
     StoppingNumbers,
     agreement_class,
     hazard_terms,
@@ -45,6 +48,7 @@ HAZARD_PRIOR, NEXT_PRIOR = 2.0, 20.0
 prompts.
 """
 TIMED_DECISIONS = 4_000
+READ_TOKENS, READINGS = 200, 50
 SWEPT_BYTES = 1 << 23
 """Memory that is gone over between timed steps: live, the models push the policy out of the processor's caches."""
 
@@ -97,13 +101,13 @@ def fit_stopping(
                 f"the traces hold no accepted and rejected drafted tokens to fit the {name} on: record more prompts"
             )
     weights, weights_next = _regress(hazard), _regress(following)
-    by_agreement, shared = _unfold(weights, len(AGREEMENTS))
-    by_known, shared_next = _unfold(weights_next, ORDER + 1)
+    by_agreement, shared = _unfold(weights, len(AGREEMENTS), len(HazardByClass._fields))
+    by_order, shared_next = _unfold(weights_next, ORDER + 1, len(NextByOrder._fields))
     tokens = np.flatnonzero(np.bincount(np.maximum(following.token, 0)) >= LEAST_EXAMPLES)
     numbers = StoppingNumbers(
         hazard_by_agreement=by_agreement,
         hazard=shared,
-        next_by_known=by_known,
+        next_by_order=by_order,
         next=shared_next,
         tokens=tuple(tokens.tolist()),
         token_hazard=_token_offsets(hazard, weights, tokens, HAZARD_PRIOR),
@@ -116,7 +120,7 @@ def fit_stopping(
         vocabulary=_common_vocabulary(costs),
     )
     numbers = _with_steps(numbers, traces, costs)
-    numbers = replace(numbers, decision_seconds=decision_time(numbers, costs[0], gamma_max))
+    numbers = with_decision_times(numbers, costs[0], gamma_max)
     prompts = dict.fromkeys(key for trace in traces for key in prompt_keys(trace))
     return FittedPolicy(STOPPING, gamma_max, SIGNALS, asdict(numbers), dict(made or {}), tuple(prompts))
 
@@ -149,22 +153,24 @@ def _examples(trace: Trace, first: int) -> Examples:
     return Examples(np.concatenate(terms), np.concatenate(last), np.concatenate(stood))
 
 
-def hazard_design(state: States) -> Floats:
-    """``[n, 9 * 3 + 9]`` the hazard's terms, those by agreement spread over one block a class."""
+def hazard_design(state: State) -> Floats:
+    """``[n, K]`` the hazard's terms, those by agreement spread over one block a class."""
     return _design(hazard_terms(state), agreement_class(state.agreement), len(AGREEMENTS))
 
 
-def next_design(state: States) -> Floats:
-    """``[n, 5 * 4 + 11]`` the next token's terms, those by known ending spread over one block a length."""
-    return _design(next_terms(state), state.known, ORDER + 1)
+def next_design(state: State) -> Floats:
+    """``[n, K]`` the next token's terms, those by matched ending spread over one block a length."""
+    return _design(next_terms(state), state.order, ORDER + 1)
 
 
-def _design(terms: tuple[list[Floats], list[Any]], classes: NDArray[np.int64], count: int) -> Floats:
-    own, shared = np.stack(terms[0], axis=1), terms[1]
-    spread = np.zeros((len(own), count, own.shape[1]))
-    spread[np.arange(len(own)), classes] = own
-    columns = [np.broadcast_to(np.asarray(value, np.float64), len(own)) for value in shared]
-    return np.concatenate([spread.reshape(len(own), count * own.shape[1]), np.stack(columns, axis=1)], axis=1)
+def _design(terms: tuple[Sequence[Any], Sequence[Any]], classes: NDArray[np.int64], count: int) -> Floats:
+    rows = len(classes)
+    by_class, shared = (
+        np.stack([np.broadcast_to(np.asarray(value, np.float64), rows) for value in values], axis=1) for values in terms
+    )
+    spread = np.zeros((rows, count, by_class.shape[1]))
+    spread[np.arange(rows), classes] = by_class
+    return np.concatenate([spread.reshape(rows, count * by_class.shape[1]), shared], axis=1)
 
 
 def _regress(examples: Examples) -> Floats:
@@ -188,10 +194,9 @@ def _token_offsets(examples: Examples, weights: Floats, tokens: NDArray[np.int64
     return tuple(np.round(residual / (curvature + prior), DIGITS)[tokens].tolist())
 
 
-def _unfold(weights: Floats, classes: int) -> tuple[tuple[tuple[float, ...], ...], tuple[float, ...]]:
+def _unfold(weights: Floats, classes: int, width: int) -> tuple[tuple[tuple[float, ...], ...], tuple[float, ...]]:
     """Weights by class, the constant added to each, and the shared ones."""
     shared = len(weights) - 1
-    width = {len(AGREEMENTS): 3, ORDER + 1: 4}[classes]
     blocks = weights[: classes * width].reshape(classes, width).copy()
     blocks[:, 0] += weights[-1]
     return tuple(map(tuple, blocks.tolist())), tuple(weights[classes * width : shared].tolist())
@@ -247,34 +252,46 @@ def next_stand_chances(numbers: StoppingNumbers, trace: Trace, costs: CostCurve)
         if state.depth == trace.gamma_max:
             break
         if state.depth:
-            stand = stand * policy.hazards(state)
-        found.append(stand * policy.next_chances(state))
+            stand = stand * policy.models.all_stand(state)
+        found.append(stand * policy.models.all_next_stand(state))
     return np.stack(found, axis=1)
 
 
-def decision_time(numbers: StoppingNumbers, costs: CostCurve, gamma_max: int) -> float:
-    """Median seconds that the policy takes for a drafted token, its part of ``limit`` and ``observe`` included, on this
-    machine.
-    """
+def with_decision_times(numbers: StoppingNumbers, costs: CostCurve, gamma_max: int) -> StoppingNumbers:
+    """The numbers with what deciding takes on this machine: medians for a drafted token, a step and a prompt token."""
     policy = ThroughputStopping(numbers, gamma_max, costs)
     rng = np.random.default_rng(0)
     length = 4
     tokens = rng.integers(0, 64, (TIMED_DECISIONS // length, length)).tolist()
     confidence = rng.random((len(tokens), length)).tolist()
-    policy.read(tokens[0])
     swept = np.zeros(SWEPT_BYTES // 8)
-    taken = []
+    of_token, of_step, reading = [], [], []
     for drafted, sure in zip(tokens, confidence, strict=True):
-        signals = [Signal(depth + 1, sure[depth], 0.0, 0.0, drafted[depth]) for depth in range(length)]
+        signals = [Signal(depth + 1, sure[depth], math.nan, math.nan, drafted[depth]) for depth in range(length)]
         step = Step(length, length - 1, length, signals, tokens=drafted)
         swept += 1
         begun = time.perf_counter()
         policy.limit()
+        limited = time.perf_counter()
         for signal in signals:
             policy.keep_drafting(signal)
+        asked = time.perf_counter()
         policy.observe(step)
-        taken.append((time.perf_counter() - begun) / length)
-    return float(np.median(taken))
+        of_token.append((asked - limited) / length)
+        of_step.append(time.perf_counter() - asked + limited - begun)
+    prompt = rng.integers(0, 512, READ_TOKENS).tolist()
+    for _ in range(READINGS):
+        policy.reset()
+        swept += 1
+        begun = time.perf_counter()
+        policy.read(prompt)
+        reading.append((time.perf_counter() - begun) / len(prompt))
+    return replace(
+        numbers,
+        decision_seconds=float(np.median(of_token)),
+        step_decision_seconds=float(np.median(of_step)),
+        reading_seconds=float(np.median(reading)),
+    )
 
 
 def _common_gamma_max(traces: Sequence[Trace]) -> int:

@@ -2,49 +2,85 @@
 
 Both read this token and its confidence, the product and the worst of the confidences of the step, the depth, and
 whether the text itself has said this before (:mod:`draftgauge.policies.suffix`). They are fitted by
-:mod:`draftgauge.fitting.stopping`, and evaluated in two ways that agree: token by token in
-:class:`~draftgauge.policies.stopping.ThroughputStopping`, and here for many positions of a trace.
+:mod:`draftgauge.fitting.stopping`. A :class:`State` is that of one position, its fields numbers, or of many positions of
+a trace, its fields arrays; what is computed from it is written once for both.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Generator, Sequence
+from collections.abc import Callable, Generator, Sequence
 from dataclasses import dataclass, replace
+from operator import mul
 from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
-from draftgauge.policies.base import TextView
+from draftgauge.policies.base import DecisionSeconds, TextView
 from draftgauge.policies.suffix import ORDER, SuffixColumns, suffix_columns
 
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
+Value = Any
+"""A number, or an array ``[n]`` of them."""
 
 LEAST_CONFIDENCE = 1e-6
+LEAST_DOUBT = 1e-3
+"""The doubt of a token with confidence 1, as its logarithm is taken."""
 DERIVED = "acceptance model"
 """Name of what is derived from a trace once, see :attr:`TextView.derived`."""
 AGREEMENTS = (0, *range(1, ORDER + 1), *range(-1, -ORDER - 1, -1))
-"""The classes of a drafted token, see :attr:`SuffixColumns.agreement`; an agreement is an index into what is stored in
-this order.
+"""The classes of a drafted token, see :attr:`SuffixColumns.agreement`, in the order in which weights by class are
+stored.
 """
-PER_AGREEMENT = ("one", "log_confidence", "log_doubt")
-OF_HAZARD = ("sum", "worst", "previous", "agreed", "disagreed", "log_depth", "first", "habit", "run")
-PER_KNOWN = ("one", "agrees", "disagrees", "log_confidence")
-OF_NEXT = (
-    "log_doubt",
-    "sum",
-    "worst",
-    "agreed",
-    "disagreed",
-    "log_depth",
-    "none",
-    "first",
-    "habit",
-    "run",
-    "habit_at_none",
-)
+
+
+class HazardByClass(NamedTuple):
+    """The hazard's terms whose weights depend on the drafted token's class; also their weights."""
+
+    one: Value
+    log_confidence: Value
+    log_doubt: Value
+
+
+class HazardShared(NamedTuple):
+    """The hazard's other terms; also their weights."""
+
+    total: Value
+    worst: Value
+    previous: Value
+    agreed: Value
+    disagreed: Value
+    log_depth: Value
+    first: Value
+    habit: Value
+    run: Value
+
+
+class NextByOrder(NamedTuple):
+    """The next token's terms whose weights depend on the length of the matched ending; also their weights."""
+
+    one: Value
+    agrees: Value
+    disagrees: Value
+    log_confidence: Value
+
+
+class NextShared(NamedTuple):
+    """The next token's other terms; also their weights."""
+
+    log_doubt: Value
+    total: Value
+    worst: Value
+    agreed: Value
+    disagreed: Value
+    log_depth: Value
+    none: Value
+    first: Value
+    habit: Value
+    run: Value
+    habit_at_none: Value
 
 
 @dataclass(frozen=True)
@@ -52,11 +88,11 @@ class StoppingNumbers:
     """What is fitted.
 
     Attributes:
-        hazard_by_agreement: ``[9][3]`` weights of :data:`PER_AGREEMENT`, in the order of :data:`AGREEMENTS`.
-        hazard: weights of :data:`OF_HAZARD`.
-        next_by_known: ``[5][4]`` weights of :data:`PER_KNOWN`, by the length of the known ending.
-        next: weights of :data:`OF_NEXT`.
-        tokens: ids of the tokens that the next two speak of; they are those of the tokenizer that it was fitted with.
+        hazard_by_agreement: ``[9][3]`` weights of :class:`HazardByClass`, in the order of :data:`AGREEMENTS`.
+        hazard: weights of :class:`HazardShared`.
+        next_by_order: ``[5][4]`` weights of :class:`NextByOrder`, by the length of the matched ending.
+        next: weights of :class:`NextShared`.
+        tokens: ids of the tokens that the next two fields speak of, in the tokenizer that it was fitted with.
         token_hazard: added to the hazard's logit where the drafted token is one of them.
         token_next: added to the next token's logit after one of them.
         onward: ``[gamma_max]`` how often token ``d + 1`` of a draft stood where the ``d`` before it did.
@@ -67,13 +103,15 @@ class StoppingNumbers:
             context length.
         horizon: tokens looked ahead, at least 1.
         decision_seconds: what deciding about one drafted token takes.
+        step_decision_seconds: what the rule takes in each step besides, also in one that drafts nothing.
+        reading_seconds: what reading one token of the prompt takes.
         online: go on calibrating while running.
         vocabulary: that the ids of ``tokens`` are of, as cost curves name it; empty where it was not known.
     """
 
     hazard_by_agreement: tuple[tuple[float, ...], ...]
     hazard: tuple[float, ...]
-    next_by_known: tuple[tuple[float, ...], ...]
+    next_by_order: tuple[tuple[float, ...], ...]
     next: tuple[float, ...]
     tokens: tuple[int, ...]
     token_hazard: tuple[float, ...]
@@ -84,8 +122,15 @@ class StoppingNumbers:
     rate_scale: float = 1.0
     horizon: int = 8
     decision_seconds: float = 0.0
+    step_decision_seconds: float = 0.0
+    reading_seconds: float = 0.0
     online: bool = False
     vocabulary: str = ""
+
+
+def decision_seconds(numbers: StoppingNumbers) -> DecisionSeconds:
+    """What deciding with these numbers takes."""
+    return DecisionSeconds(numbers.decision_seconds, numbers.step_decision_seconds, numbers.reading_seconds)
 
 
 def for_any_vocabulary(numbers: StoppingNumbers) -> StoppingNumbers:
@@ -99,29 +144,184 @@ def cut(numbers: StoppingNumbers, gamma_max: int) -> StoppingNumbers:
     return replace(numbers, onward=numbers.onward[:gamma_max], chances=chances)
 
 
-class States(NamedTuple):
-    """Some positions (``n`` of them) after ``depth`` drafted tokens; every array is ``[n]``. ``token`` is the last one,
-    drafted or not.
+class State(NamedTuple):
+    """What is known after ``depth`` drafted tokens, of one position or of ``n``; each field is a number or an array ``[n]``.
+
+    Attributes:
+        depth: drafted tokens, the same for all positions.
+        token: the last token of text and draft, -1 if there is none.
+        agreement: of that token if it is drafted, see :attr:`SuffixColumns.agreement`; 0 before the first.
+        order: length of the ending of text and draft that the text holds already.
+        log_confidence: of the drafted token.
+        log_doubt: the logarithm of how far that is below 0.
+        total, worst: sum and least of the step's ``log_confidence``.
+        previous: ``log_confidence`` of the token before.
+        agreed, disagreed: how many of the step's tokens were, and were not, what followed before.
+        habit, run: of the text, see :class:`~draftgauge.policies.suffix.SuffixIndex`; the run as ``log(1 + run)``.
     """
 
     depth: int
-    token: Ints
-    agreement: Ints
-    known: Ints
-    log_confidence: Floats
-    log_doubt: Floats
-    total: Floats
-    worst: Floats
-    previous: Floats
-    agreed: Ints
-    disagreed: Ints
-    habit: Floats
-    run: Floats
+    token: Value
+    agreement: Value
+    order: Value
+    log_confidence: Value
+    log_doubt: Value
+    total: Value
+    worst: Value
+    previous: Value
+    agreed: Value
+    disagreed: Value
+    habit: Value
+    run: Value
 
-    def at(self, keep: NDArray[np.bool_]) -> States:
+    def drafted(
+        self,
+        token: Value,
+        agreement: Value,
+        order: Value,
+        log_confidence: Value,
+        log_doubt: Value,
+        least: Callable[[Value, Value], Value] = min,
+    ) -> State:
+        """The state after one more token; ``least`` is ``np.minimum`` for arrays."""
+        return State(
+            self.depth + 1,
+            token,
+            agreement,
+            order,
+            log_confidence,
+            log_doubt,
+            self.total + log_confidence,
+            least(self.worst, log_confidence),
+            self.log_confidence,
+            self.agreed + (agreement > 0),
+            self.disagreed + (agreement < 0),
+            self.habit,
+            self.run,
+        )
+
+    def at(self, keep: NDArray[np.bool_]) -> State:
         """Some of the positions."""
         columns: list[Any] = [values[keep] for values in self[1:]]
-        return States(self.depth, *columns)
+        return State(self.depth, *columns)
+
+
+def first_state(token: int, order: int, habit: float, run: float) -> State:
+    """The state of one position before the first drafted token."""
+    return State(0, token, 0, order, 0.0, 0.0, 0.0, 0.0, 0.0, 0, 0, habit, run)
+
+
+def hazard_terms(state: State) -> tuple[HazardByClass, HazardShared]:
+    """What the hazard of the token drafted last is computed from; ``state.depth`` at least 1."""
+    return HazardByClass(1.0, state.log_confidence, state.log_doubt), HazardShared(
+        state.total,
+        state.worst,
+        state.previous,
+        state.agreed,
+        state.disagreed,
+        math.log1p(state.depth),
+        float(state.depth == 1),
+        state.habit,
+        state.run,
+    )
+
+
+def next_terms(state: State) -> tuple[NextByOrder, NextShared]:
+    """What the chance of one more token is computed from."""
+    none = float(state.depth == 0)
+    return NextByOrder(1.0, state.agreement > 0, state.agreement < 0, state.log_confidence), NextShared(
+        state.log_doubt,
+        state.total,
+        state.worst,
+        state.agreed,
+        state.disagreed,
+        math.log1p(state.depth),
+        none,
+        float(state.depth == 1),
+        state.habit,
+        state.run,
+        state.habit * none,
+    )
+
+
+class AcceptanceModels:
+    """Both models: of one position by numbers, and of many by arrays.
+
+    Attributes:
+        hazard_bias, next_bias: added to the logits; calibration that goes on moves them.
+    """
+
+    def __init__(self, numbers: StoppingNumbers) -> None:
+        """Name the fitted weights."""
+        self.hazard_bias = self.next_bias = 0.0
+        self._hazard_by_class = tuple(HazardByClass(*weights) for weights in numbers.hazard_by_agreement)
+        self._hazard = HazardShared(*numbers.hazard)
+        self._next_by_order = tuple(NextByOrder(*weights) for weights in numbers.next_by_order)
+        self._next = NextShared(*numbers.next)
+        self._token_hazard = TokenOffsets(numbers.tokens, numbers.token_hazard)
+        self._token_next = TokenOffsets(numbers.tokens, numbers.token_next)
+
+    def stands(self, state: State) -> float:
+        """The chance that the token drafted last stands where those before it do, at one position."""
+        agreement = state.agreement
+        weights = self._hazard_by_class[agreement if agreement >= 0 else ORDER - agreement]
+        offset = self._token_hazard.of.get(state.token, 0.0) + self.hazard_bias
+        return logistic(_logit(hazard_terms(state), weights, self._hazard) + offset)
+
+    def next_stands(self, state: State) -> float:
+        """The chance that one more token would stand where those before it do, at one position."""
+        offset = self._token_next.of.get(state.token, 0.0) + self.next_bias
+        return logistic(_logit(next_terms(state), self._next_by_order[state.order], self._next) + offset)
+
+    def all_stand(self, state: State) -> Floats:
+        """:meth:`stands` at many positions, ``[n]``."""
+        weights = _chosen(self._hazard_by_class, agreement_class(state.agreement))
+        offset = self._token_hazard.at(state.token) + self.hazard_bias
+        return _chances(_logit(hazard_terms(state), weights, self._hazard) + offset)
+
+    def all_next_stand(self, state: State) -> Floats:
+        """:meth:`next_stands` at many positions, ``[n]``."""
+        offset = self._token_next.at(state.token) + self.next_bias
+        return _chances(_logit(next_terms(state), _chosen(self._next_by_order, state.order), self._next) + offset)
+
+
+def _logit(terms: tuple[Sequence[Value], Sequence[Value]], by_class: Sequence[Value], shared: Sequence[float]) -> Value:
+    return sum(map(mul, by_class, terms[0])) + sum(map(mul, shared, terms[1]))
+
+
+def _chosen(weights: Sequence[Sequence[float]], classes: Ints) -> list[Floats]:
+    """The weights of each position's class: one array ``[n]`` a term."""
+    return list(np.asarray(weights)[classes].T)
+
+
+def _chances(logit: Floats) -> Floats:
+    chances: Floats = 1 / (1 + np.exp(-logit))
+    return chances
+
+
+def logistic(logit: float) -> float:
+    """A chance from its logit."""
+    return 1 / (1 + math.exp(-logit))
+
+
+def agreement_class(agreement: Ints) -> Ints:
+    """The index of agreements in :data:`AGREEMENTS`."""
+    return np.where(agreement >= 0, agreement, ORDER - agreement)
+
+
+class TokenOffsets:
+    """Offsets by token, 0 for tokens that were too rare to fit one."""
+
+    def __init__(self, tokens: Sequence[int], offsets: Sequence[float]) -> None:
+        self.of = dict(zip(tokens, offsets, strict=True))
+        self._dense = np.zeros(max(tokens, default=-1) + 2)
+        self._dense[list(tokens)] = offsets
+
+    def at(self, tokens: Ints) -> Floats:
+        """``[n]`` of token ids, -1 where there is none."""
+        inside = (tokens >= 0) & (tokens < len(self._dense))
+        offsets: Floats = self._dense[np.where(inside, tokens, -1)]
+        return offsets
 
 
 class Columns(NamedTuple):
@@ -138,44 +338,32 @@ def columns_of(view: TextView) -> Columns:
         suffix = suffix_columns(view.token, view.offsets, view.prompt_tokens, view.draft_token)
         confidence = np.where(view.draft_token >= 0, view.signals.confidence, 1.0).astype(np.float64)
         logs = np.log(np.maximum(confidence, LEAST_CONFIDENCE))
-        view.derived[DERIVED] = Columns(suffix, logs, np.log(1e-3 - logs))
+        view.derived[DERIVED] = Columns(suffix, logs, np.log(LEAST_DOUBT - logs))
     columns: Columns = view.derived[DERIVED]
     return columns
 
 
-def states(view: TextView) -> Generator[States, NDArray[np.bool_] | None, None]:
+def states(view: TextView) -> Generator[State, NDArray[np.bool_] | None, None]:
     """The states of positions at depth 0, 1, ... ``gamma_max``; send a mask ``[n]`` to go on with some of them only."""
     columns = columns_of(view)
     suffix = columns.suffix
     rows = np.arange(len(view.token))
-    zeros = np.zeros(len(rows))
-    nothing = np.zeros(len(rows), np.int64)
+    zeros, none = np.zeros(len(rows)), np.zeros(len(rows), np.int64)
+    order = suffix.order[:, 0].astype(np.int64)
     habit, run = suffix.habit, np.log1p(suffix.run)
-    known = suffix.known[:, 0].astype(np.int64)
-    state = States(
-        0, last_tokens(view), nothing, known, zeros, zeros, zeros, zeros, zeros, nothing, nothing, habit, run
-    )
+    state = State(0, last_tokens(view), none, order, zeros, zeros, zeros, zeros, zeros, none, none, habit, run)
     for depth in range(1, view.draft_token.shape[1] + 1):
         keep = yield state
         if keep is not None:
             rows = rows[keep]
             state = state.at(keep)
-        logs = columns.log_confidence[rows, depth - 1]
-        agreement = suffix.agreement[rows, depth - 1].astype(np.int64)
-        state = States(
-            depth=depth,
-            token=view.draft_token[rows, depth - 1].astype(np.int64),
-            agreement=agreement,
-            known=suffix.known[rows, depth].astype(np.int64),
-            log_confidence=logs,
-            log_doubt=columns.log_doubt[rows, depth - 1],
-            total=state.total + logs,
-            worst=np.minimum(state.worst, logs),
-            previous=state.log_confidence,
-            agreed=state.agreed + (agreement > 0),
-            disagreed=state.disagreed + (agreement < 0),
-            habit=state.habit,
-            run=state.run,
+        state = state.drafted(
+            view.draft_token[rows, depth - 1].astype(np.int64),
+            suffix.agreement[rows, depth - 1].astype(np.int64),
+            suffix.order[rows, depth].astype(np.int64),
+            columns.log_confidence[rows, depth - 1],
+            columns.log_doubt[rows, depth - 1],
+            least=np.minimum,
         )
     yield state
 
@@ -185,73 +373,3 @@ def last_tokens(view: TextView) -> Ints:
     last = np.concatenate([[-1], view.token[:-1]]).astype(np.int64)
     last[view.offsets[:-1]] = [prompt[-1] for prompt in view.prompt_tokens]
     return last
-
-
-class TokenOffsets:
-    """Offsets by token, 0 for tokens that were too rare to fit one."""
-
-    def __init__(self, tokens: Sequence[int], offsets: Sequence[float]) -> None:
-        self.of = dict(zip(tokens, offsets, strict=True))
-        self._dense = np.zeros(max(tokens, default=-1) + 2)
-        self._dense[list(tokens)] = offsets
-
-    def at(self, tokens: Ints) -> Floats:
-        """``[n]`` of token ids, -1 where there is none."""
-        found: Floats = self._dense[np.where((tokens >= 0) & (tokens < len(self._dense)), tokens, -1)]
-        return found
-
-
-def hazard_terms(state: States) -> tuple[list[Floats], list[Any]]:
-    """Values of :data:`PER_AGREEMENT` and of :data:`OF_HAZARD`, arrays ``[n]`` or numbers."""
-    depth = state.depth
-    own = [np.ones(len(state.total)), state.log_confidence, state.log_doubt]
-    shared = [
-        state.total,
-        state.worst,
-        state.previous,
-        state.agreed,
-        state.disagreed,
-        math.log1p(depth),
-        float(depth == 1),
-    ]
-    return own, [*shared, state.habit, state.run]
-
-
-def next_terms(state: States) -> tuple[list[Floats], list[Any]]:
-    """Values of :data:`PER_KNOWN` and of :data:`OF_NEXT`, arrays ``[n]`` or numbers."""
-    depth, none = state.depth, float(state.depth == 0)
-    agrees, disagrees = ((sign * state.agreement > 0).astype(np.float64) for sign in (1, -1))
-    own = [np.ones(len(state.total)), agrees, disagrees, state.log_confidence]
-    shared = [
-        state.log_doubt,
-        state.total,
-        state.worst,
-        state.agreed,
-        state.disagreed,
-        math.log1p(depth),
-        none,
-        float(depth == 1),
-    ]
-    return own, [*shared, state.habit, state.run, state.habit * none]
-
-
-def agreement_class(agreement: Ints) -> Ints:
-    """Where agreements stand in :data:`AGREEMENTS`."""
-    return np.where(agreement >= 0, agreement, ORDER - agreement)
-
-
-def weigh(terms: tuple[list[Floats], list[Any]], own: Floats, shared: Sequence[float], bias: Floats) -> Floats:
-    """``[n]`` chances from the values of terms, the weights ``[n, .]`` of those by class and of the shared ones, and
-    offsets ``[n]``.
-    """
-    values, others = terms
-    logit = sum((own[:, i] * value for i, value in enumerate(values)), np.zeros(len(own)))
-    for weight, value in zip(shared, others, strict=True):
-        logit = logit + weight * value
-    chance: Floats = 1 / (1 + np.exp(-(logit + bias)))
-    return chance
-
-
-def logistic(logit: float) -> float:
-    """A chance from its logit."""
-    return 1 / (1 + math.exp(-logit))

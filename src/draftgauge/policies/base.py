@@ -64,8 +64,8 @@ class Policy(Protocol):
     """How far to draft. Implementations hold their own state; ``reset`` starts a new prompt.
 
     A policy declares the signals that it reads, and there is no default: the live loop computes exactly those, and
-        replay charges it
-    for exactly those. Where it reads no signal of drafted tokens, ``keep_drafting`` is not asked and stands for "yes".
+    replay charges it for exactly those. Where it reads no signal of drafted tokens, ``keep_drafting`` is not asked and
+    stands for "yes".
     """
 
     @property
@@ -178,9 +178,18 @@ def begin(policy: Policy, prompt_tokens: Sequence[int]) -> None:
         policy.read(prompt_tokens)
 
 
-def decision_seconds(policy: Policy) -> float:
-    """Seconds that the policy itself takes for a drafted token: its ``decision_seconds``, 0 where it does not say."""
-    return float(getattr(policy, "decision_seconds", 0.0))
+class DecisionSeconds(NamedTuple):
+    """What deciding itself takes, in seconds: for each drafted token, each step besides, and each token of the prompt."""
+
+    token: float = 0.0
+    step: float = 0.0
+    reading: float = 0.0
+
+
+def decision_of(policy: Policy) -> DecisionSeconds:
+    """What the policy says that its deciding takes; nothing where it does not say."""
+    decision: DecisionSeconds = getattr(policy, "decision", DecisionSeconds())
+    return decision
 
 
 @dataclass(frozen=True)

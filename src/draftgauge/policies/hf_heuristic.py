@@ -14,10 +14,9 @@ class HuggingFaceHeuristic(PolicyBase):
     """Two tokens more after a full acceptance, else one fewer, at least 1.
 
     The rule of ``AssistedCandidateGenerator.update_candidate_strategy`` in transformers 5, alone: transformers applies
-        its
-    confidence threshold beside it, unless ``assistant_confidence_threshold`` is set to 0. A step that drafted nothing
-    counts as fully accepted there, and so it does here. One difference: the length stays within ``gamma_max``, where
-    transformers lets it grow without end.
+    its confidence threshold beside it, unless ``assistant_confidence_threshold`` is set to 0. A step that drafted
+    nothing counts as fully accepted there, and so it does here. One difference: the length stays within ``gamma_max``,
+    where transformers lets it grow without end.
     """
 
     reads: ClassVar[Reads] = NO_SIGNALS

@@ -33,19 +33,16 @@ from draftgauge.core.errors import DraftgaugeError
 from draftgauge.core.signals import Reads, SignalName
 from draftgauge.policies.acceptance_model import (
     LEAST_CONFIDENCE,
-    States,
+    LEAST_DOUBT,
+    AcceptanceModels,
     StoppingNumbers,
-    TokenOffsets,
-    agreement_class,
     cut,
+    decision_seconds,
+    first_state,
     for_any_vocabulary,
-    hazard_terms,
-    logistic,
-    next_terms,
     states,
-    weigh,
 )
-from draftgauge.policies.base import Policy, Signal, Step, StepCosts, TextView, seconds_by_length
+from draftgauge.policies.base import DecisionSeconds, Policy, Signal, Step, StepCosts, TextView, seconds_by_length
 from draftgauge.policies.bundled import bundled_policy
 from draftgauge.policies.checks import check_tokens
 from draftgauge.policies.fitted import register_fitted
@@ -94,25 +91,23 @@ def thresholds(rate: float, seconds: Floats, onward: Sequence[float], horizon: i
     return theta
 
 
-def deciding_seconds(costs: StepCosts, gamma_max: int, decision_seconds: float) -> Floats:
+def deciding_seconds(costs: StepCosts, gamma_max: int, decision: DecisionSeconds) -> Floats:
     """``[gamma_max + 1]`` seconds of a step by draft length, signals and decisions included.
 
     Drafting more takes no less time: where a measured curve falls, its noise is averaged out (isotonic regression). A
-        rule that looks
-    ahead would otherwise draft towards every dip.
+    rule that looks ahead would otherwise draft towards every dip.
     """
     measured = seconds_by_length(costs, gamma_max, ThroughputStopping.reads)
     rising: Floats = isotonic_regression(measured).x
-    return rising + decision_seconds * np.arange(gamma_max + 1)
+    return rising + decision.step + decision.token * np.arange(gamma_max + 1)
 
 
 class ThroughputStopping:
     """Draft while the next token's chance to be committed is worth its time; see :mod:`draftgauge.policies.stopping`.
 
     Online it goes on calibrating: after every step the models' constants move by what the judged tokens showed, and the
-        rate by what
-    the steps took. Where that says that no draft pays it drafts nothing, but for one token now and then to notice a
-    change.
+    rate by what the steps took. Where that says that no draft pays it drafts nothing, but for one token now and then to
+    notice a change.
     """
 
     reads: ClassVar[Reads] = frozenset({SignalName.CONFIDENCE, SignalName.TEXT})
@@ -121,16 +116,14 @@ class ThroughputStopping:
         """Find rate and thresholds for a cost curve."""
         self.numbers = numbers
         self.gamma_max = gamma_max
-        self.decision_seconds = numbers.decision_seconds
-        self.seconds = deciding_seconds(costs, gamma_max, self.decision_seconds)
+        self.decision = decision_seconds(numbers)
+        self.seconds = deciding_seconds(costs, gamma_max, self.decision)
         steps = np.asarray(numbers.chances), np.asarray(numbers.accepted)
         self.rate = numbers.rate_scale * best_rate(*steps, self.seconds, numbers.onward, numbers.horizon)
+        self.models = AcceptanceModels(numbers)
         self._theta = self._thresholds()
         self._index = SuffixIndex()
-        self._token_hazard = TokenOffsets(numbers.tokens, numbers.token_hazard)
-        self._token_next = TokenOffsets(numbers.tokens, numbers.token_next)
         self._online = OnlineCalibration(self.rate) if numbers.online else None
-        self._bias_hazard = self._bias_next = 0.0
         self.reset()
 
     def reset(self) -> None:
@@ -143,23 +136,12 @@ class ThroughputStopping:
 
     def limit(self) -> int:
         """``gamma_max``, or 0 where not even the first token is worth its time."""
-        index, weights = self._index, self.numbers.next
-        self._depth, self._stands = 0, 1.0
-        self._sum = self._worst = self._previous = 0.0
-        self._agreed = self._disagreed = 0
-        self._tail = index.tail
-        self._habit, self._run = index.habit, math.log1p(index.run)
-        self._foretold, known = index.look_up(self._tail)
-        self._known = known
-        logit = (
-            self.numbers.next_by_known[known][0]
-            + weights[6]
-            + weights[8] * self._habit
-            + weights[9] * self._run
-            + weights[10] * self._habit
-        )
+        index = self._index
+        self._tail, self._all_stand = index.tail, 1.0
+        self._predicted, order = index.look_up(self._tail)
         last = self._tail[-1] if self._tail else -1
-        chance = logistic(logit + self._token_next.of.get(last, 0.0) + self._bias_next)
+        self._state = first_state(last, order, index.habit, math.log1p(index.run))
+        chance = self.models.next_stands(self._state)
         if self._online is not None:
             self._online.begin(chance)
             if self._online.probes(chance > self._theta[0]):
@@ -168,68 +150,26 @@ class ThroughputStopping:
 
     def keep_drafting(self, signal: Signal) -> bool:
         """While ``S_j m_j`` is above the threshold."""
-        depth = self._depth = self._depth + 1
-        token, known = signal.token, self._known
-        logs = math.log(max(signal.confidence, LEAST_CONFIDENCE))
-        doubt = math.log(1e-3 - logs)
-        agrees = known > 0 and token == self._foretold
-        disagrees = known > 0 and not agrees
-        self._agreed += agrees
-        self._disagreed += disagrees
-        self._sum += logs
-        self._worst = min(self._worst, logs)
-        deep, first = math.log1p(depth), float(depth == 1)
-
-        one, confident, doubtful = self.numbers.hazard_by_agreement[
-            known if agrees else known + ORDER if disagrees else 0
-        ]
-        w = self.numbers.hazard
-        logit = (
-            one + confident * logs + doubtful * doubt + w[0] * self._sum + w[1] * self._worst + w[2] * self._previous
-        )
-        logit += (
-            w[3] * self._agreed
-            + w[4] * self._disagreed
-            + w[5] * deep
-            + w[6] * first
-            + w[7] * self._habit
-            + w[8] * self._run
-        )
-        stands = logistic(logit + self._token_hazard.of.get(token, 0.0) + self._bias_hazard)
-        self._stands *= stands
-        self._previous = logs
-
+        token, order = signal.token, self._state.order
+        agreement = order if token == self._predicted else -order
         self._tail = (*self._tail, token)[-ORDER:]
-        self._foretold, self._known = self._index.look_up(self._tail)
-        one, agreeing, disagreeing, confident = self.numbers.next_by_known[self._known]
-        w = self.numbers.next
-        logit = (
-            one
-            + agreeing * agrees
-            + disagreeing * disagrees
-            + confident * logs
-            + w[0] * doubt
-            + w[1] * self._sum
-            + w[2] * self._worst
-        )
-        logit += (
-            w[3] * self._agreed
-            + w[4] * self._disagreed
-            + w[5] * deep
-            + w[7] * first
-            + w[8] * self._habit
-            + w[9] * self._run
-        )
-        chance = logistic(logit + self._token_next.of.get(token, 0.0) + self._bias_next)
+        self._predicted, next_order = self._index.look_up(self._tail)
+        log_confidence = math.log(max(signal.confidence, LEAST_CONFIDENCE))
+        log_doubt = math.log(LEAST_DOUBT - log_confidence)
+        state = self._state = self._state.drafted(token, agreement, next_order, log_confidence, log_doubt)
+        stands = self.models.stands(state)
+        self._all_stand *= stands
+        chance = self.models.next_stands(state)
         if self._online is not None:
             self._online.note(stands, chance)
-        return depth < self.gamma_max and self._stands * chance > self._theta[depth]
+        return state.depth < self.gamma_max and self._all_stand * chance > self._theta[state.depth]
 
     def observe(self, step: Step) -> None:
         """Read the committed tokens; online, calibrate."""
         self._index.commit(step.tokens)
         if self._online is not None:
-            self._bias_hazard, self._bias_next, rate = self._online.learn(step, float(self.seconds[step.drafted]))
+            models = self.models
+            models.hazard_bias, models.next_bias, rate = self._online.learn(step, float(self.seconds[step.drafted]))
             if abs(rate / self.rate - 1) > _RATE_MOVES:
                 self.rate = rate
                 self._theta = self._thresholds()
@@ -245,8 +185,8 @@ class ThroughputStopping:
         state = next(walk)
         for depth in range(self.gamma_max):
             if depth:
-                stand = stand * self.hazards(state)
-            goes_on = stand * self.next_chances(state) > self._theta[depth]
+                stand = stand * self.models.all_stand(state)
+            goes_on = stand * self.models.all_next_stand(state) > self._theta[depth]
             rows, stand = rows[goes_on], stand[goes_on]
             lengths[rows] = depth + 1
             if not len(rows):
@@ -256,19 +196,8 @@ class ThroughputStopping:
 
     def acceptance(self, view: TextView) -> Floats:
         """``[P, G]`` chance that each drafted token stands where those before it do; NaN where nothing was drafted."""
-        found = np.stack([self.hazards(state) for state in states(view) if state.depth], axis=1)
-        return np.where(view.draft_token >= 0, found, np.nan)
-
-    def hazards(self, state: States) -> Floats:
-        """``[n]`` chance that the token drafted last stands where those before it do; ``state.depth`` at least 1."""
-        by_class = np.asarray(self.numbers.hazard_by_agreement)
-        offsets = self._token_hazard.at(state.token) + self._bias_hazard
-        return weigh(hazard_terms(state), by_class[agreement_class(state.agreement)], self.numbers.hazard, offsets)
-
-    def next_chances(self, state: States) -> Floats:
-        """``[n]`` chance that one more token would stand where those before it do."""
-        offsets = self._token_next.at(state.token) + self._bias_next
-        return weigh(next_terms(state), np.asarray(self.numbers.next_by_known)[state.known], self.numbers.next, offsets)
+        chances = np.stack([self.models.all_stand(state) for state in states(view) if state.depth], axis=1)
+        return np.where(view.draft_token >= 0, chances, np.nan)
 
     def _thresholds(self) -> list[float]:
         theta: list[float] = thresholds(self.rate, self.seconds, self.numbers.onward, self.numbers.horizon).tolist()

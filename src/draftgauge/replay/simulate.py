@@ -22,6 +22,7 @@ from numpy.typing import ArrayLike, NDArray
 from draftgauge.core.errors import TraceError
 from draftgauge.core.signals import NO_SIGNALS, OF_DRAFTED_TOKENS, Reads, SignalName
 from draftgauge.policies.base import (
+    DecisionSeconds,
     Policy,
     ReadsText,
     Signal,
@@ -32,7 +33,7 @@ from draftgauge.policies.base import (
     TextView,
     asks_after_each_token,
     begin,
-    decision_seconds,
+    decision_of,
     reads_of,
 )
 from draftgauge.replay.expectation import expected_steps, lengths_by_refusal
@@ -46,10 +47,18 @@ Floats = NDArray[np.float64]
 
 
 class Charge(NamedTuple):
-    """What deciding adds to a step: the signals read, and the policy's own seconds for each drafted token."""
+    """What a policy adds to the cost of its steps: the signals that it reads, and what its deciding takes."""
 
     reads: Reads = NO_SIGNALS
-    decision_seconds: float = 0.0
+    decision: DecisionSeconds = DecisionSeconds()
+
+    def of_steps(self, drafted: Ints) -> Floats:
+        """Seconds of deciding in steps that draft so many tokens."""
+        return self.decision.step + self.decision.token * drafted.astype(np.float64)
+
+    def of_prompts(self, trace: Trace) -> Floats:
+        """``[prompts]`` seconds of reading each prompt."""
+        return self.decision.reading * np.array([prompt.prompt_tokens for prompt in trace.prompts], np.float64)
 
 
 @dataclass(frozen=True)
@@ -122,7 +131,7 @@ def replay(trace: Trace, policy: Policy, costs: CostCurve | None = None) -> Repl
     Raises:
         TraceError: if the policy drafts longer than the cost curve was measured.
     """
-    charge = Charge(reads_of(policy), decision_seconds(policy))
+    charge = Charge(reads_of(policy), decision_of(policy))
     if trace.sampled is not None:
         if isinstance(policy, StatelessPolicy) and not isinstance(policy, TextPolicy):
             return _expected(trace, lengths_by_refusal(trace, policy), costs, charge)
@@ -218,14 +227,14 @@ def _expected(trace: Trace, lengths: Ints, costs: CostCurve | None, charge: Char
     seconds = np.full(trace.positions, np.nan)
     if costs is not None:
         each = costs.step_seconds(steps.drafted, context_lengths(trace)[:, None], charge.reads)
-        seconds = (steps.accepted * (each + charge.decision_seconds * steps.drafted)).sum(axis=1)
+        seconds = (steps.accepted * (each + charge.of_steps(steps.drafted))).sum(axis=1)
     accepting = np.arange(trace.gamma_max + 1)
     return replace(
         replay_lengths(drawn(trace), lengths[:, -1], costs, charge),
         steps=sum_by_prompt(prompt, weight, count),
         drafted=sum_by_prompt(prompt, weight * (steps.accepted * steps.drafted).sum(axis=1), count),
         accepted=sum_by_prompt(prompt, weight * (steps.accepted @ accepting), count),
-        seconds=sum_by_prompt(prompt, weight * seconds, count),
+        seconds=sum_by_prompt(prompt, weight * seconds, count) + charge.of_prompts(trace),
         histogram=weight @ steps.accepted,
     )
 
@@ -329,17 +338,15 @@ def _tally(trace: Trace, rows: Ints, drafted: Ints, costs: CostCurve | None, cha
     seconds = np.full(len(rows), np.nan)
     if costs is not None:
         prompt_tokens = np.array([p.prompt_tokens for p in trace.prompts], np.int64)
-        seconds = (
-            costs.step_seconds(drafted, prompt_tokens[prompt] + position, charge.reads)
-            + charge.decision_seconds * drafted
-        )
+        contexts = prompt_tokens[prompt] + position
+        seconds = costs.step_seconds(drafted, contexts, charge.reads) + charge.of_steps(drafted)
     count = len(trace.prompts)
     return Replay(
         steps=np.bincount(prompt, minlength=count),
         drafted=sum_by_prompt(prompt, drafted, count).astype(np.int64),
         accepted=sum_by_prompt(prompt, accepted, count).astype(np.int64),
         committed=sum_by_prompt(prompt, committed, count).astype(np.int64),
-        seconds=sum_by_prompt(prompt, seconds, count),
+        seconds=sum_by_prompt(prompt, seconds, count) + charge.of_prompts(trace),
         histogram=np.bincount(accepted, minlength=trace.gamma_max + 1),
         record=StepRecord(prompt, position, drafted, accepted, committed, seconds),
     )

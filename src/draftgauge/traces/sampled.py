@@ -18,15 +18,13 @@ process given that output, and what it takes on average, averaged over outputs, 
 Nothing is assumed of the policy, and only the draw of the output is left as noise.
 
 Multiplying the ``b`` along the output is tempting and wrong: a token that was accepted has the law ``min(p, q) / b``,
-    not ``p``, so
-the positions after it are those after tokens that both models like, where the next acceptance is likelier. What holds
-is
+not ``p``, so the positions after it are those after tokens that both models like, where the next acceptance is
+likelier. What holds is
 
     P(k tokens accepted from s on) = E[a(s) ... a(s + k - 2) b(s + k - 1)] = E[a(s) ... a(s + k - 1)],
 
 the first with less variance: ``b`` may stand for the last ``a``, as no later position enters. So walks use ``a``; rates
-    by depth and
-the labels that a hazard is fitted to use ``b``, weighted with the product of the ``a`` before it
+by depth and the labels that a hazard is fitted to use ``b``, weighted with the product of the ``a`` before it
 (:func:`path_chances`).
 
 A policy that looks at signals also sees the tokens drafted *after* a refused one, which no output shows. A refused
@@ -65,8 +63,7 @@ class PathChances:
         acceptance: the chance that the token drafted there is accepted, given that (0 or 1 likewise): a label.
 
     All are NaN where it is not known what the target would have said: past the end of the output, or where nothing was
-        drafted. In
-    a greedy trace signals past the first refused token are NaN as well, and ``reach`` is 0.
+    drafted. In a greedy trace signals past the first refused token are NaN as well, and ``reach`` is 0.
     """
 
     confidence: NDArray[np.float32]
@@ -173,8 +170,7 @@ def path_chances(trace: Trace) -> PathChances:
     """What a model of the acceptance hazard is fitted to, of a greedy trace or one of sampled decoding.
 
     Fit to the labels ``acceptance`` with the weights ``reach``: for sampled decoding both are chances, which is the fit
-        to infinitely
-    many drafts from every position (what is left of the noise is that of the output).
+    to infinitely many drafts from every position (what is left of the noise is that of the output).
     """
     inside, depth = _inside(trace.offsets, trace.gamma_max), np.arange(trace.gamma_max)
     if trace.sampled is None:

@@ -1,0 +1,115 @@
+"""No decision knows what comes later: scrambling all that lies after a position changes none before it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from draftgauge.core.signals import SignalName
+from draftgauge.policies import POLICIES, Policy, make_policy
+from draftgauge.policies.base import ReadsText, SignalArrays, StatelessPolicy, TextPolicy
+from draftgauge.policies.fixed import FixedLength
+from draftgauge.replay import replay
+from draftgauge.replay.simulate import text_view
+from draftgauge.traces.trace import Trace
+from linear_costs import LinearCosts
+from synthetic import synthetic_trace
+
+GAMMA_MAX = 6
+SPECS = (
+    *("fixed:3" if name == "fixed" else name for name in POLICIES),
+    "hf-confidence:adaptive=true",
+    "speckv:reading=two",
+    "sglang-adaptive:warm_up=1,every=1",
+    "sglang-throughput:window=2,every=1",
+    "stopping:online=true",
+    "vllm:refit=60,warm_up=0",
+)
+POSITIONS = (7, 21, 38)
+COLUMNS = ("token", "target_entropy", "draft_token", "confidence", "entropy", "margin", "drafted", "accepted")
+
+
+def scrambled(trace: Trace, position: int, seed: int) -> Trace:
+    """The one prompt with all rows from ``position`` on in another order, each column in its own.
+
+    Tokens from there on are others, so drafts from before are accepted up to there at most.
+    """
+    rng = np.random.default_rng(seed)
+    columns = {}
+    for name in COLUMNS:
+        column = getattr(trace, name).copy()
+        column[position:] = rng.permutation(column[position:])
+        columns[name] = column
+    columns["accepted"][:position] = np.minimum(trace.accepted[:position], position - np.arange(position))
+    return replace(trace, **columns)
+
+
+def policy_of(spec: str) -> Policy:
+    return make_policy(spec, GAMMA_MAX, LinearCosts(drafting=0.02))
+
+
+def at_once(policy: Policy, trace: Trace) -> np.ndarray | None:
+    """The length wanted at every position by the form that decides them all at once."""
+    view = text_view(trace)
+    if isinstance(policy, TextPolicy):
+        return policy.text_lengths(view)
+    return policy.lengths(view.signals) if isinstance(policy, StatelessPolicy) else None
+
+
+class AskedOnly:
+    """A policy that cannot decide for all positions at once."""
+
+    def __init__(self, inner: Policy) -> None:
+        self.reads = inner.reads
+        self.reset, self.limit = inner.reset, inner.limit
+        self.keep_drafting, self.observe = inner.keep_drafting, inner.observe
+        if isinstance(inner, ReadsText):
+            self.read = inner.read
+
+
+def check(make: Callable[[], Policy], trace: Trace, position: int) -> None:
+    """Raise AssertionError if a decision before a position depends on what lies after it."""
+    lengths, steps = at_once(make(), trace), replay(trace, AskedOnly(make())).record
+    for seed in range(3):
+        other = scrambled(trace, position, seed)
+        if lengths is not None:
+            changed = at_once(make(), other)
+            assert changed is not None
+            np.testing.assert_array_equal(changed[:position], lengths[:position])
+        # Both walks are the same as long as no step has come to know a scrambled token.
+        asked = replay(other, AskedOnly(make())).record
+        apart = int(np.argmax(steps.position + steps.committed > position))
+        before = apart + int(steps.position[apart] < position)
+        assert before > 0
+        np.testing.assert_array_equal(asked.position[:before], steps.position[:before])
+        np.testing.assert_array_equal(asked.drafted[:before], steps.drafted[:before])
+
+
+@pytest.fixture(scope="module")
+def trace() -> Trace:
+    return synthetic_trace(seed=2, prompts=1, length=60, gamma_max=GAMMA_MAX)
+
+
+@pytest.mark.parametrize("spec", SPECS)
+@pytest.mark.parametrize("position", POSITIONS)
+def test_what_comes_later_changes_no_decision_before_it(spec: str, position: int, trace: Trace) -> None:
+    assert trace.positions > max(POSITIONS) + GAMMA_MAX
+    check(lambda: policy_of(spec), trace, position)
+
+
+class LooksAhead(FixedLength):
+    """Drafts by the confidence at the next position, which no policy can know."""
+
+    reads = frozenset({SignalName.CONFIDENCE})
+
+    def lengths(self, signals: SignalArrays) -> np.ndarray:
+        return (1000 * np.nan_to_num(np.append(signals.confidence[1:, 0], 0.0))).astype(np.int64) % 5
+
+
+def test_a_policy_that_looks_ahead_is_noticed(trace: Trace) -> None:
+    with pytest.raises(AssertionError):
+        for position in POSITIONS:
+            check(lambda: LooksAhead(4), trace, position)
