@@ -7,16 +7,19 @@ prompt shares a module with the training text, on any machine and in any order o
 from __future__ import annotations
 
 import ast
-import hashlib
 import sysconfig
 import warnings
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from importlib import metadata
 from pathlib import Path
 
-SPLITS = ("train", "validation", "test")
+from draftgauge.training.reference.tasks.base import percentile
+
 RESERVED_PERCENT = 14
 MAX_BYTES = 400_000
+# BSD, MIT, PSF and Apache licences.
+PACKAGES = ("numpy", "scipy", "scikit-learn", "matplotlib", "networkx", "jinja2", "rich", "torch", "accelerate")
 # Generated tables, vendored bundles and grammar-breaking fixtures: text that teaches a language model nothing.
 SKIPPED_PARTS = {
     "site-packages",
@@ -39,20 +42,15 @@ class Module:
     tree: ast.Module
 
 
-def percentile(text: str, salt: str = "") -> int:
-    """A stable number from 0 to 99 for a text, the same on every machine."""
-    return int(hashlib.sha256((salt + text).encode()).hexdigest()[:8], 16) % 100
-
-
 def is_reserved(name: str) -> bool:
     """True if the module (by dotted name) is kept out of training and used for prompts only."""
     return percentile(name, "reserve") < RESERVED_PERCENT
 
 
 def prompt_split(name: str) -> str:
-    """The split ("train", "validation" or "test") of the *prompts* made from a reserved module."""
+    """The split ("train", "validation", "test" or "sealed") of the *prompts* made from a reserved module."""
     share = percentile(name, "split")
-    return "train" if share < 42 else "validation" if share < 58 else "test"
+    return "train" if share < 31 else "validation" if share < 54 else "test" if share < 77 else "sealed"
 
 
 def standard_library(root: Path | None = None) -> Iterator[Module]:
@@ -81,3 +79,29 @@ def language_topics() -> list[str]:
     from pydoc_data import topics
 
     return [text.strip() for _, text in sorted(topics.topics.items())]
+
+
+def package_documentation(packages: Sequence[str] = PACKAGES) -> Iterator[str]:
+    """Every documentation string of the packages that each installation of draftgauge brings, tests left out.
+
+    Args:
+        packages: distributions, all of them under licences as free as Python's own.
+    """
+    for package in packages:
+        for path in sorted(str(file.locate()) for file in metadata.files(package) or () if file.suffix == ".py"):
+            if not {"tests", "test", "testing", "conftest.py"}.intersection(Path(path).parts):
+                yield from _documentation(Path(path))
+
+
+def _documentation(path: Path) -> Iterator[str]:
+    if not path.is_file() or path.stat().st_size > MAX_BYTES:
+        return
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            tree = ast.parse(path.read_text(encoding="utf-8"))
+    except (SyntaxError, UnicodeDecodeError, ValueError):
+        return
+    for node in ast.walk(tree):
+        if isinstance(node, ast.FunctionDef | ast.ClassDef | ast.Module):
+            yield ast.get_docstring(node) or ""

@@ -1,9 +1,10 @@
-"""From modules to windows and prompts: the data set of the bundled pair."""
+"""From modules and generated tasks to windows and prompts: the data set of the bundled pair."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from itertools import islice
 from random import Random
 
 import numpy as np
@@ -11,86 +12,132 @@ from numpy.typing import NDArray
 from transformers import PreTrainedTokenizerFast
 
 from draftgauge.training.reference import corpus, library, packing
+from draftgauge.training.reference.tasks import chat, code, math, summarization
+from draftgauge.training.reference.tasks.base import SPLITS, Draw, Example, Words, examples
 from draftgauge.training.reference.tokenizer import END, dialogue
+from draftgauge.training.reference.words import collect_words, documentation, function_names, snake_case
 
-SHARES = {packing.PLAIN: 0.45, "code": 0.24, "math": 0.13, "summarization": 0.11, "chat": 0.07}
-TASK_CYCLE = list(library.TASKS)
-MATH_PROBLEMS = 60_000
-TOPIC_COPIES = 3
-PROMPTS_PER_SPLIT = {"train": 24, "validation": 12, "test": 24}
+Messages = tuple[tuple[str, str], ...]
+
+DRAWS: dict[str, Draw] = {"code": code.draw, "math": math.draw, "chat": chat.draw, "summarization": summarization.draw}
+TASKS = tuple(DRAWS)
+PROSE, EXPLANATIONS = "prose", "explanations"
+# Of all training tokens; plain source text fills what other documents leave of a window.
+SHARES = {packing.PLAIN: 0.12, PROSE: 0.11, EXPLANATIONS: 0.07} | {
+    "code": 0.17,
+    "math": 0.14,
+    "chat": 0.19,
+    "summarization": 0.20,
+}
+TOKENS_AN_EXAMPLE = {"code": 230, "math": 170, "chat": 450, "summarization": 700}
+PROMPTS_PER_SPLIT = {"train": 32, "validation": 24, "test": 24, "sealed": 24}
+PROSE_CHARACTERS = (150, 1200)
 
 
 @dataclass(frozen=True)
 class Texts:
-    """Training texts by kind, and the reserved examples by (task, split)."""
+    """Training texts by kind, and the conversations behind those of the tasks."""
 
     training: dict[str, list[str]]
-    reserved: dict[tuple[str, str], list[library.Example]]
+    conversations: dict[str, list[Messages]]
 
 
-def collect(seed: int = 0) -> Texts:
-    """Read the standard library and sort it into training text and reserved examples."""
+def collect(tokens: int, seed: int = 0) -> Texts:
+    """Read the Python installation and draw examples of every task.
+
+    Args:
+        tokens: that will be trained on; enough examples are drawn to see none twice.
+        seed: of the examples.
+    """
     rng = Random(seed)
-    training: dict[str, list[str]] = {kind: [] for kind in SHARES}
-    reserved: dict[tuple[str, str], list[library.Example]] = {(t, s): [] for t in library.TASKS for s in corpus.SPLITS}
-    for module in corpus.standard_library():
-        found = library.examples(module, rng)
-        if corpus.is_reserved(module.name):
-            for task, examples in found.items():
-                reserved[task, corpus.prompt_split(module.name)] += examples
-            continue
-        training[packing.PLAIN].append(module.source + END)
-        for task, examples in found.items():
-            training[task] += [dialogue(e.question, e.answer) for e in examples]
-    training[packing.PLAIN] += [topic + END for topic in corpus.language_topics()] * TOPIC_COPIES
-    training["math"] = [
-        dialogue(e.question, e.answer) for e in library.math_examples(MATH_PROBLEMS, rng, reserved=False)
-    ]
-    for split, example in zip(
-        (s for s in corpus.SPLITS for _ in range(200)),
-        library.math_examples(200 * len(corpus.SPLITS), rng, reserved=True),
-        strict=True,
-    ):
-        reserved["math", split].append(example)
-    return Texts(training, reserved)
+    modules = [m for m in corpus.standard_library() if not corpus.is_reserved(m.name)]
+    texts = list(documentation(modules))
+    words = collect_words([*texts, *corpus.language_topics()], function_names(modules))
+    training = {
+        packing.PLAIN: [module.source + END for module in modules],
+        PROSE: [text + END for text in _passages([*texts, *corpus.package_documentation(), *corpus.language_topics()])],
+        EXPLANATIONS: [
+            dialogue([("user", question)], answer)
+            for module in modules
+            for question, answer in library.explanations(module, rng)
+        ],
+    }
+    conversations = {}
+    for task, draw in DRAWS.items():
+        count = int(tokens * SHARES[task] / TOKENS_AN_EXAMPLE[task] * 1.1) + 100
+        drawn = list(islice(examples(draw, Random(f"{seed} {task}"), words), count))
+        training[task] = [dialogue(e.messages, e.answer) for e in drawn]
+        conversations[task] = [e.messages for e in drawn]
+    return Texts(training, conversations)
+
+
+def _passages(texts: Sequence[str]) -> list[str]:
+    """Different passages of whole paragraphs, neither very short nor longer than a window holds."""
+    least, most = PROSE_CHARACTERS
+    passages: dict[str, None] = {}
+    for text in texts:
+        passage = ""
+        for paragraph in text.strip().split("\n\n"):
+            if passage and len(passage) + len(paragraph) > most:
+                passages[passage] = None
+                passage = ""
+            passage = f"{passage}\n\n{paragraph}" if passage else paragraph
+        passages[passage] = None
+    return [passage for passage in passages if least <= len(passage) <= most]
 
 
 def windows(
-    texts: Texts,
+    texts: Mapping[str, Sequence[str]],
     tokenizer: PreTrainedTokenizerFast,
     count: int,
     length: int,
     seed: int,
     shares: Mapping[str, float] = SHARES,
 ) -> NDArray[np.uint16]:
-    """Tokenise and pack the training texts into ``[count, length]``."""
+    """Tokenise and pack training texts by kind into ``[count, length]``."""
     documents = {}
-    for kind, entries in texts.training.items():
-        encoded = tokenizer._tokenizer.encode_batch_fast(entries, add_special_tokens=False)
+    for kind in shares:
+        encoded = tokenizer._tokenizer.encode_batch_fast(list(texts[kind]), add_special_tokens=False)
         documents[kind] = [np.array(e.ids, np.uint16) for e in encoded]
     return packing.pack(documents, shares, count, length, seed)
 
 
+def prompt_words() -> dict[str, Words]:
+    """Vocabulary of the prompts by split: the names are of modules that no training text and no other split has."""
+    modules = list(corpus.standard_library())
+    texts = [*documentation(modules), *corpus.language_topics()]
+    reserved = [module for module in modules if corpus.is_reserved(module.name)]
+    words = collect_words(texts, ())
+    return {
+        split: replace(
+            words, identifiers=snake_case(function_names(m for m in reserved if corpus.prompt_split(m.name) == split))
+        )
+        for split in SPLITS
+    }
+
+
 def choose_prompts(
-    texts: Texts, tokenizer: PreTrainedTokenizerFast, seed: int = 0, longest: int = 900
-) -> dict[str, list[library.Example]]:
-    """Reserved examples for every task and split, spread over as many modules as there are."""
-    chosen: dict[str, list[library.Example]] = {}
-    for split, wanted in PROMPTS_PER_SPLIT.items():
+    tokenizer: PreTrainedTokenizerFast, seed: int = 0, longest: int = 1400, answer: tuple[int, int] = (40, 200)
+) -> dict[str, list[Example]]:
+    """Examples for the prompts of every split: each of a template of its own, of no more tokens than ``longest``.
+
+    Args:
+        tokenizer: of the pair.
+        seed: of the examples.
+        longest: tokens of prompt and answer together.
+        answer: least and most tokens of the answer.
+    """
+    chosen: dict[str, list[Example]] = {}
+    for split, words in prompt_words().items():
         chosen[split] = []
-        for task in library.TASKS:
-            pool = list(texts.reserved[task, split])
-            Random(f"{seed}{task}{split}").shuffle(pool)
-            rank: dict[str, int] = {}
-            order: list[tuple[int, int, library.Example]] = []
-            for example in pool:
-                module = example.source.rsplit(".", 1)[0]
-                rank[module] = rank.get(module, 0) + 1
-                order.append((rank[module], len(order), example))
-            fitting = (
-                e
-                for _, _, e in sorted(order)
-                if len(e.answer) >= 60 and len(tokenizer(e.question).input_ids) <= longest
-            )
-            chosen[split] += [e for e, _ in zip(fitting, range(wanted), strict=False)]
+        for task, draw in DRAWS.items():
+            fitting: dict[str, Example] = {}
+            for example in examples(draw, Random(f"{seed} {task} {split}"), words, split):
+                tokens = len(tokenizer(example.answer).input_ids)
+                whole = len(tokenizer(dialogue(example.messages, example.answer)).input_ids)
+                if answer[0] <= tokens <= answer[1] and whole <= longest:
+                    fitting.setdefault(example.template, example)
+                if len(fitting) == PROMPTS_PER_SPLIT[split]:
+                    break
+            chosen[split] += fitting.values()
     return chosen

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Mapping, Sequence
 
 import numpy as np
@@ -18,14 +19,19 @@ class _Cycle:
         self.documents, self.rng = documents, rng
         self.order: list[int] = []
 
-    def peek(self) -> Tokens:
-        if not self.order:
-            self.order = self.rng.permutation(len(self.documents)).tolist()
-        return self.documents[self.order[-1]]
+    def take(self, room: int, ahead: int = 16) -> Tokens | None:
+        """The first of the next ``ahead`` documents that fits the room; None if none does."""
+        if len(self.order) < ahead:
+            self.order = self.rng.permutation(len(self.documents)).tolist() + self.order
+        for at in range(len(self.order) - 1, max(-1, len(self.order) - 1 - ahead), -1):
+            if len(self.documents[self.order[at]]) <= room:
+                return self.documents[self.order.pop(at)]
+        return None
 
-    def take(self) -> Tokens:
-        document = self.peek()
-        self.order.pop()
+    def next(self) -> Tokens:
+        """The next document, however long."""
+        document = self.take(sys.maxsize)
+        assert document is not None
         return document
 
 
@@ -52,23 +58,32 @@ def pack(
     """
     rng = np.random.default_rng(seed)
     fitting = {k: [d for d in documents[k] if len(d) <= length] for k in shares if k != PLAIN}
-    pools = {k: _Cycle(found, rng) for k, found in fitting.items() if found}
+    pools = {k: _Cycle(kept, rng) for k, kept in fitting.items() if kept}
     stream, plain = _Cycle(documents[PLAIN], rng), np.empty(0, np.uint16)
     used = dict.fromkeys(shares, 0)
     out = np.empty((windows, length), np.uint16)
     for w in range(windows):
         filled = 0
         while filled < length:
-            total = sum(used.values())
-            kind = max(shares, key=lambda k: shares[k] * total - used[k])
-            if kind in pools and len(pools[kind].peek()) <= length - filled:
-                piece = pools[kind].take()
-            else:
-                kind = PLAIN
+            kind, piece = _next_document(pools, shares, used, length - filled)
+            if piece is None:
                 while len(plain) < slice_length:
-                    plain = np.concatenate([plain, stream.take()])
+                    plain = np.concatenate([plain, stream.next()])
                 piece, plain = np.split(plain, [min(slice_length, length - filled)])
             out[w, filled : filled + len(piece)] = piece
             filled += len(piece)
             used[kind] += len(piece)
     return out
+
+
+def _next_document(
+    pools: Mapping[str, _Cycle], shares: Mapping[str, float], used: Mapping[str, int], room: int
+) -> tuple[str, Tokens | None]:
+    """A document of the kind that lacks most, of those that have one for the room; plain text, and None, before the others."""
+    total = sum(used.values())
+    for kind in sorted(shares, key=lambda k: used[k] - shares[k] * total):
+        if kind == PLAIN:
+            break
+        if kind in pools and (document := pools[kind].take(room)) is not None:
+            return kind, document
+    return PLAIN, None

@@ -1,6 +1,6 @@
 """``draftgauge reference train``: the bundled pair from nothing but a Python installation.
 
-Standard-library text and generated arithmetic -> tokenizer -> target (next-token cross-entropy) -> answers by the target ->
+Documentation and source of the installation, and generated tasks -> tokenizer -> target (next-token cross-entropy) -> answers by the target ->
 drafts (distilled from the target on text and on those answers) -> folders that ``from_pretrained`` loads.
 """
 
@@ -27,6 +27,10 @@ from draftgauge.training.loop import Phase, Plan, train
 from draftgauge.training.reference import data, packing, pretrain, regenerate, tokenizer
 
 Report = Callable[[str, dict[str, float]], None]
+TOKENIZER_CHARACTERS = 24_000_000
+PROBED_WINDOWS = 8
+ANSWERS = "answers"
+DISTILLED_SHARES = {packing.PLAIN: 0.1, data.PROSE: 0.1, data.EXPLANATIONS: 0.05, ANSWERS: 0.75}
 DRAFT_SHAPES = {"draft": pretrain.DRAFT, "draft-small": pretrain.SMALL_DRAFT}
 
 
@@ -41,19 +45,21 @@ class Recipe:
         questions: training questions that the target answers for its drafts.
         seed: of everything random.
         short, long: window lengths of the two phases of the target's training.
-        long_share: of the target's tokens in long windows.
+        long_share: of the target's tokens in long windows, the only ones that hold long conversations and reports.
         draft_text_share: of the drafts' tokens that are training text; in the others the target's answers prevail.
+        step_tokens: tokens of one optimiser step.
     """
 
-    target_tokens: int = 16_384_000
-    draft_tokens: int = 11_500_000
+    target_tokens: int = 26_000_000
+    draft_tokens: int = 10_000_000
     vocabulary: int = 4096
-    questions: int = 3840
+    questions: int = 3200
     seed: int = 0
     short: int = 512
-    long: int = 1024
-    long_share: float = 0.26
+    long: int = 1536
+    long_share: float = 0.5
     draft_text_share: float = 0.3
+    step_tokens: int = 9216
 
     def scaled(self, factor: float) -> Recipe:
         """The same recipe with ``factor`` times the tokens and questions."""
@@ -68,32 +74,51 @@ class Recipe:
 def _tokenizer(texts: data.Texts, recipe: Recipe, work: Path) -> PreTrainedTokenizerFast:
     if not (work / "tokenizer" / "tokenizer.json").exists():
         rng = np.random.default_rng(recipe.seed)
-        sample = [
-            v
-            for kind, values in texts.training.items()
-            for v in _some(values, 9000 if kind != packing.PLAIN else len(values), rng)
-        ]
+        sample = [text for kind in data.SHARES for text in _sample(texts.training[kind], recipe, kind, rng)]
         tokenizer.train_tokenizer(sample, recipe.vocabulary).save_pretrained(work / "tokenizer")
     return PreTrainedTokenizerFast.from_pretrained(work / "tokenizer")
 
 
-def _some(values: list[str], count: int, rng: np.random.Generator) -> list[str]:
-    return [values[i] for i in rng.permutation(len(values))[:count]]
+def _sample(values: list[str], recipe: Recipe, kind: str, rng: np.random.Generator) -> list[str]:
+    """Texts of a kind in its share of what the tokenizer is trained on."""
+    left, chosen = TOKENIZER_CHARACTERS * data.SHARES[kind], []
+    for index in rng.permutation(len(values)).tolist():
+        if left <= 0:
+            break
+        chosen.append(values[index])
+        left -= len(values[index])
+    return chosen
+
+
+def marks_of(tokens: PreTrainedTokenizerFast) -> pretrain.Marks:
+    """The ids of the tokens that tell prompts, answers and plain text apart."""
+    ids = (tokens.convert_tokens_to_ids(name) for name in (tokenizer.USER, tokenizer.ASSISTANT, tokenizer.END))
+    return pretrain.Marks(*ids)
 
 
 def train_target(
-    texts: data.Texts, tokens: PreTrainedTokenizerFast, recipe: Recipe, work: Path, device: torch.device, report: Report
+    texts: data.Texts,
+    tokens: PreTrainedTokenizerFast,
+    recipe: Recipe,
+    work: Path,
+    device: torch.device,
+    report: Report,
 ) -> Qwen3ForCausalLM:
-    """Train the target: short windows first, long ones (which hold whole summaries) for the last quarter."""
+    """Train the target: short windows first, long ones for the rest; then bring its states to sizes around one."""
     model = pretrain.build(pretrain.TARGET, len(tokens), tokens.eos_token_id, recipe.seed).to(device)
     phases = []
     for number, (length, share) in enumerate(
         ((recipe.short, 1 - recipe.long_share), (recipe.long, recipe.long_share)), start=1
     ):
         count = _windows(recipe.target_tokens * share, length)
-        phases.append(Phase(data.windows(texts, tokens, count, length, recipe.seed + number), share))
-    plan = Plan(recipe.target_tokens, seed=recipe.seed)
-    train(model, pretrain.language_model_loss(model), phases, plan, work / "target", lambda row: report("target", row))
+        phases.append(Phase(data.windows(texts.training, tokens, count, length, recipe.seed + number), share))
+    plan = Plan(
+        recipe.target_tokens, step_tokens=recipe.step_tokens, micro_tokens=recipe.step_tokens // 2, seed=recipe.seed
+    )
+    loss = pretrain.language_model_loss(model, marks_of(tokens))
+    train(model, loss, phases, plan, work / "target", lambda row: report("target", row))
+    probe = torch.from_numpy(phases[-1].windows[:PROBED_WINDOWS].astype(np.int64)).to(device)
+    pretrain.rescale_states(model, pretrain.centering_factor(pretrain.state_sizes(model, probe)))
     return model
 
 
@@ -111,45 +136,48 @@ def train_drafts(
     if not cache.exists():
         questions = training_questions(texts, recipe)
         cache.write_text(json.dumps(_answered_apart(target, tokens, questions, work, report)))
-    mixed = data.Texts({packing.PLAIN: texts.training[packing.PLAIN], "answers": json.loads(cache.read_text())}, {})
+    mixed = {**texts.training, ANSWERS: json.loads(cache.read_text())}
     apart, answered = recipe.draft_text_share, 1 - recipe.draft_text_share
-    first = data.windows(
-        texts, tokens, _windows(recipe.draft_tokens * apart, recipe.short), recipe.short, recipe.seed + 3
-    )
-    shares = {packing.PLAIN: 0.2, "answers": 0.8}
-    second = data.windows(
-        mixed, tokens, _windows(recipe.draft_tokens * answered, recipe.long), recipe.long, recipe.seed + 4, shares
-    )
+    counts = _windows(recipe.draft_tokens * apart, recipe.short), _windows(recipe.draft_tokens * answered, recipe.long)
+    first = data.windows(texts.training, tokens, counts[0], recipe.short, recipe.seed + 3)
+    second = data.windows(mixed, tokens, counts[1], recipe.long, recipe.seed + 4, DISTILLED_SHARES)
     drafts = nn.ModuleDict(
         {
             name: pretrain.build(shape, len(tokens), tokens.eos_token_id, recipe.seed + 5)
             for name, shape in DRAFT_SHAPES.items()
         }
     ).to(target.device)
-    loss = pretrain.distillation_loss(target, list(drafts.values()))
-    plan = Plan(recipe.draft_tokens, learning_rate=1e-2, embedding_rate=6e-3, seed=recipe.seed)
+    models = {name: model for name, model in drafts.items() if isinstance(model, Qwen3ForCausalLM)}
+    loss = pretrain.distillation_loss(target, list(models.values()), marks_of(tokens))
+    plan = Plan(
+        recipe.draft_tokens,
+        step_tokens=recipe.step_tokens,
+        micro_tokens=recipe.step_tokens // 2,
+        learning_rate=1e-2,
+        embedding_rate=6e-3,
+        seed=recipe.seed,
+    )
     phases = [Phase(first, apart), Phase(second, answered)]
     train(drafts, loss, phases, plan, work / "drafts", lambda row: report("drafts", row))
-    return {name: model for name, model in drafts.items() if isinstance(model, Qwen3ForCausalLM)}
+    return models
 
 
 def _windows(tokens: float, length: int) -> int:
     return max(8, int(tokens / length))
 
 
-def training_questions(texts: data.Texts, recipe: Recipe) -> list[str]:
-    """Questions of the training text, tasks in turn."""
+def training_questions(texts: data.Texts, recipe: Recipe) -> list[data.Messages]:
+    """Conversations of the training text that wait for an answer, tasks in turn."""
     rng = Random(recipe.seed)
-    rendered = [
-        rng.choice(texts.training[task]) for task in data.TASK_CYCLE * (recipe.questions // len(data.TASK_CYCLE))
-    ]
-    return [
-        text.split(f"{tokenizer.ASSISTANT}\n")[0].removeprefix(f"{tokenizer.USER}\n").rstrip("\n") for text in rendered
-    ]
+    return [rng.choice(texts.conversations[task]) for task in data.TASKS * (recipe.questions // len(data.TASKS))]
 
 
 def _answered_apart(
-    target: Qwen3ForCausalLM, tokens: PreTrainedTokenizerFast, questions: list[str], work: Path, report: Report
+    target: Qwen3ForCausalLM,
+    tokens: PreTrainedTokenizerFast,
+    questions: list[data.Messages],
+    work: Path,
+    report: Report,
 ) -> list[str]:
     """The target's answers, found by a process of its own.
 
@@ -173,21 +201,21 @@ def save_model(model: Qwen3ForCausalLM, tokens: PreTrainedTokenizerFast, folder:
     tokens.save_pretrained(folder)
 
 
-def save_prompts(texts: data.Texts, tokens: PreTrainedTokenizerFast, folder: Path) -> dict[str, int]:
-    """Write the reserved prompts, one JSON Lines file a split; how many each holds."""
+def save_prompts(tokens: PreTrainedTokenizerFast, folder: Path, seed: int = 0) -> dict[str, int]:
+    """Write the prompts, one JSON Lines file a split; how many each holds."""
     folder.mkdir(parents=True, exist_ok=True)
     counts = {}
-    for split, examples in data.choose_prompts(texts, tokens).items():
+    for split, examples in data.choose_prompts(tokens, seed).items():
         lines = []
         for number, e in enumerate(examples):
-            messages = [{"role": "user", "content": e.question}]
             row = {
                 "id": f"{split}-{number:03d}",
                 "task": e.task,
                 "split": split,
-                "source": e.source,
-                "messages": messages,
+                "template": e.template,
+                "messages": [{"role": role, "content": content} for role, content in e.messages],
                 "reference": e.answer,
+                "check": e.check,
             }
             lines.append(json.dumps(row, ensure_ascii=False) + "\n")
         (folder / f"{split}.jsonl").write_text("".join(lines), encoding="utf-8")
@@ -212,14 +240,14 @@ def train_reference(
     keep_freed_memory()
     work.mkdir(parents=True, exist_ok=True)
     report("data", {})
-    texts = data.collect(recipe.seed)
+    texts = data.collect(recipe.target_tokens, recipe.seed)
     tokens = _tokenizer(texts, recipe, work)
     target = train_target(texts, tokens, recipe, work, device, report)
     drafts = train_drafts(texts, tokens, target, recipe, work, report)
     save_model(target, tokens, out / "target")
     for name, model in drafts.items():
         save_model(model, tokens, out / name)
-    counts = save_prompts(texts, tokens, out / "prompts")
+    counts = save_prompts(tokens, out / "prompts", recipe.seed)
     save_training_record(out, work, recipe, counts)
     return out
 

@@ -8,6 +8,7 @@ from pathlib import Path
 import torch
 from transformers import PreTrainedTokenizerFast, Qwen3ForCausalLM
 
+from draftgauge.training.reference.data import Messages
 from draftgauge.training.reference.tokenizer import END
 
 
@@ -15,25 +16,27 @@ from draftgauge.training.reference.tokenizer import END
 def answers(
     target: Qwen3ForCausalLM,
     tokenizer: PreTrainedTokenizerFast,
-    questions: Sequence[str],
-    new_tokens: int = 160,
-    batch: int = 48,
+    questions: Sequence[Messages],
+    new_tokens: int = 220,
+    batch: int = 96,
 ) -> list[str]:
     """Questions with the target's greedy answers, rendered by the chat template and closed by the end-of-text token.
 
     Args:
         target: the trained target.
         tokenizer: of the pair.
-        questions: user messages.
+        questions: conversations as ``(role, content)``.
         new_tokens: longest answer.
         batch: questions answered together; similar lengths are grouped, which saves padding.
     """
     rendered = [
-        tokenizer.apply_chat_template([{"role": "user", "content": q}], tokenize=False, add_generation_prompt=True)
+        tokenizer.apply_chat_template(
+            [{"role": role, "content": content} for role, content in q], tokenize=False, add_generation_prompt=True
+        )
         for q in questions
     ]
     rendered.sort(key=len)
-    found: list[str] = []
+    texts: list[str] = []
     for start in range(0, len(rendered), batch):
         part = rendered[start : start + batch]
         encoded = tokenizer(part, return_tensors="pt", padding=True, padding_side="left").to(target.device)
@@ -47,11 +50,11 @@ def answers(
         for prompt, row in zip(part, output[:, encoded.input_ids.shape[1] :].tolist(), strict=True):
             ended = tokenizer.eos_token_id in row
             row = row[: row.index(tokenizer.eos_token_id)] if ended else row
-            found.append(prompt + tokenizer.decode(row, skip_special_tokens=False) + END)
-    return found
+            texts.append(prompt + tokenizer.decode(row, skip_special_tokens=False) + END)
+    return texts
 
 
-def answers_of(folder: Path, questions: Sequence[str], device: str) -> list[str]:
+def answers_of(folder: Path, questions: Sequence[Messages], device: str) -> list[str]:
     """:func:`answers` of a saved target; for a process of its own."""
     target = Qwen3ForCausalLM.from_pretrained(folder, dtype=torch.float32).to(device).eval()
     return answers(target, PreTrainedTokenizerFast.from_pretrained(folder), questions)

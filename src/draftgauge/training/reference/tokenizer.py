@@ -1,20 +1,24 @@
-"""The tokenizer of the bundled pair: byte-level BPE, digits one by one, with a chat template."""
+"""The tokenizer of the bundled pair: byte-level BPE with the split pattern of Qwen2, and a chat template."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
-from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors, trainers
+from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers, processors, trainers
 from transformers import PreTrainedTokenizerFast
 
 END = "<|endoftext|>"
 USER, ASSISTANT, SYSTEM = "<|user|>", "<|assistant|>", "<|system|>"
-# Line breaks stand inside expressions: templates are rendered with the breaks after blocks trimmed. A prompt for the assistant
-# ends with its role and no line break: the tokenizer joins a break with the indentation that follows, so it belongs to the answer.
+# The split pattern of Qwen2's tokenizer, which engines know as "qwen2": words with the space before them, digits one by one,
+# line breaks apart from the indentation that follows.
+QWEN2_PATTERN = (
+    r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+)
+# Line breaks stand inside expressions: templates are rendered with the breaks after blocks trimmed.
 CHAT_TEMPLATE = (
     "{% for message in messages %}{{ '<|' + message['role'] + '|>\\n' + message['content'] }}"
     "{% if message['role'] == 'assistant' %}{{ '<|endoftext|>' }}{% endif %}{{ '\\n' }}{% endfor %}"
-    "{% if add_generation_prompt %}{{ '<|assistant|>' }}{% endif %}"
+    "{% if add_generation_prompt %}{{ '<|assistant|>\\n' }}{% endif %}"
 )
 
 
@@ -22,7 +26,10 @@ def train_tokenizer(texts: Iterable[str], vocabulary: int = 4096) -> PreTrainedT
     """Train a byte-level BPE of ``vocabulary`` entries (specials included) on the texts."""
     tokenizer = Tokenizer(models.BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
-        [pre_tokenizers.Digits(individual_digits=True), pre_tokenizers.ByteLevel(add_prefix_space=False)]
+        [
+            pre_tokenizers.Split(Regex(QWEN2_PATTERN), behavior="isolated"),
+            pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False),
+        ]
     )
     tokenizer.decoder = decoders.ByteLevel()
     tokenizer.post_processor = processors.ByteLevel(trim_offsets=False)
@@ -44,6 +51,7 @@ def train_tokenizer(texts: Iterable[str], vocabulary: int = 4096) -> PreTrainedT
     )
 
 
-def dialogue(question: str, answer: str) -> str:
-    """One question and its answer as the chat template renders them, closed by the end-of-text token."""
-    return f"{USER}\n{question}\n{ASSISTANT}\n{answer}{END}"
+def dialogue(messages: Sequence[tuple[str, str]], answer: str) -> str:
+    """A conversation of ``(role, content)`` and its answer as the chat template renders them, closed by the end token."""
+    turns = "".join(f"<|{role}|>\n{text}{END if role == 'assistant' else ''}\n" for role, text in messages)
+    return f"{turns}{ASSISTANT}\n{answer}{END}"

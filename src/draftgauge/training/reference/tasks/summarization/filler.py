@@ -1,0 +1,106 @@
+"""Sentences of reports that a summary leaves out: background, voices, side figures, scenes, opinions, history."""
+
+from __future__ import annotations
+
+BACKGROUND = (
+    "The {topic} has always been a {adj} matter for the people there.",
+    "For years, every {noun} had come with a {adj} {noun2}.",
+    "A {noun} of this kind is rarely seen without a {noun2}.",
+    "Many people still confuse the {topic} with a {adj} {noun}.",
+    "In most places, a {adj} {noun} would have drawn little notice.",
+    "Nobody can say with certainty where the {topic} came from.",
+    "The {adj} {noun} belongs to the neighbours, as it always has.",
+    "Before that, there had only been a {noun} and a {adj} {noun2}.",
+    "Those who know the {topic} describe it as {adj}.",
+    "A {adj} {noun} needs care, and this one had seen little of it.",
+    "The rules for a {noun} are much older than those for a {noun2}.",
+    "Without a {adj} {noun}, such a {topic} would hardly be of use.",
+)
+VOICES = (
+    '"We had to {verb} it again and again," said {person}.',
+    '"I have never seen such a {adj} {noun}," {person} said.',
+    '"The {topic} is {adj}, and it should stay so," said {person}.',
+    "{person} remarked that a {noun} should never look so {adj}.",
+    '"Give me a {noun} and I am happy," {person} joked.',
+    "According to {person}, nobody knew what to {verb} first.",
+    '"My {noun} is less {adj} than that," said a neighbour.',
+    "{person} from {town2} smiled and showed a {adj} {noun}.",
+    '"You cannot {verb} everything," {person} added.',
+    "A friend of {person} asked about the {topic} several times.",
+    '"It reminds me of a {noun}," said {person}, who had come from {town2}.',
+    "{person} would rather talk about the {adj} {noun}.",
+)
+SIDE_FIGURES = (
+    "About {number} {noun}s were lined up along the wall.",
+    "A {adj} {noun} can weigh as much as {number} kilos.",
+    "There were {number} chairs, and a {noun} stood on every one.",
+    "In {town2}, the same {noun} was used for {number} years.",
+    "Nearly {number} {noun}s had been ordered, but few were {adj}.",
+    "One {noun} was sold for {number} cents at the door.",
+    "The walk to the {topic} is some {number} steps long.",
+    "Somebody had written the number {number} on the {adj} {noun}.",
+    "Room {number} was kept free for the {topic}.",
+    "A list of {number} {adj} {noun}s hung by the door.",
+    "The bus of line {number} stopped next to the {noun}.",
+    "A {noun} from {town2} had lasted for {number} weeks.",
+)
+SCENES = (
+    "A {adj} {noun} stood in the corner, next to a {noun2}.",
+    "Some brought a {noun}, others carried a {adj} {noun2}.",
+    "Children played with the {topic} while their parents talked.",
+    "Someone had left a {noun} on the bench on {street}.",
+    "The light was {adj}, and the {topic} could hardly be seen.",
+    "On {street}, a {noun} was handed from one person to another.",
+    "Music came from a {adj} {noun} behind the door.",
+    "It was warm, and a {noun} gave a little shade.",
+    "A dog slept beside the {adj} {noun} all the time.",
+    "Tea was served next to the {topic}.",
+    "Photographs of a {adj} {noun} hung on the wall.",
+    "Two men tried to {verb} a {noun}, without success.",
+)
+OPINIONS = (
+    "Not everybody liked the {topic}, which looked rather {adj}.",
+    "A few people would prefer a {noun} to a {adj} {noun2}.",
+    "Critics call the {topic} too {adj}.",
+    "Whether a {noun} is better than a {noun2} remains open.",
+    "Some hope for a less {adj} {noun}.",
+    "Others think that the {topic} deserves more respect.",
+    "It may be {adj}, but it is still a {noun}.",
+    "Opinions on the {adj} {noun} differ widely.",
+    "The younger ones want to {verb} it, the older ones do not.",
+    "For many, the {topic} is just another {noun}.",
+    "There is much to be said for a {adj} {noun}.",
+    "A {adj} {noun} would have been welcome too.",
+)
+HISTORY = (
+    "In {year}, a {adj} {noun} stood in the same place.",
+    "The first {topic} dates from {year}.",
+    "{person} had built a similar {noun} in {year}.",
+    "Since {year}, hardly a {noun} has changed.",
+    "An old book from {year} mentions a {adj} {noun}.",
+    "Back in {month}, the {topic} had looked less {adj}.",
+    "Last {month}, a {noun} in {town2} was in the news.",
+    "People in {town2} had tried the same with a {noun} in {year}.",
+    "Long ago, a {noun} and a {noun2} were the same thing.",
+    "It was {person} who first tried to {verb} a {adj} {noun}.",
+    "Every {month}, the {topic} is cleaned and put away.",
+    "On {date}, few people had heard of a {noun} yet.",
+    "Until {weekday}, the {topic} had been locked away.",
+    "A {adj} winter in {year} had spoiled the {noun}.",
+)
+FILLER = {
+    "background": BACKGROUND,
+    "voices": VOICES,
+    "side figures": SIDE_FIGURES,
+    "scenes": SCENES,
+    "opinions": OPINIONS,
+    "history": HISTORY,
+}
+FILLER_HEADINGS = {
+    "background": ("Background", "Context"),
+    "voices": ("Voices", "What people say"),
+    "side figures": ("Details", "Small things"),
+    "scenes": ("Impressions", "On the spot"),
+    "opinions": ("Opinions", "Debate"),
+    "history": ("History", "Looking back"),
+}
