@@ -1,21 +1,23 @@
-"""The text of the bundled pair: answers that are right, prompts kept apart from training."""
+"""The text of the bundled pair: its splits, its words, what is learned of it, how it is tokenised."""
 
 from __future__ import annotations
 
 import ast
-import re
+from itertools import islice
 from random import Random
 
 import pytest
+import torch
+from transformers import PreTrainedTokenizerFast
 
-from draftgauge.training.reference import arithmetic, corpus, library
+from draftgauge.models.reference import reference_path
+from draftgauge.training.reference import corpus, data, library, pretrain
 from draftgauge.training.reference.corpus import Module
-from draftgauge.training.reference.tokenizer import END, dialogue, train_tokenizer
+from draftgauge.training.reference.tasks.base import RESERVED, SPLITS, TRAINING, Example, Words, examples, split_of
+from draftgauge.training.reference.tokenizer import ASSISTANT, END, USER, dialogue, train_tokenizer
+from draftgauge.training.reference.words import collect_words, snake_case
 
 SOURCE = '''"""Tools for boxes. They do little."""
-
-import os
-from math import pi
 
 class Box(dict):
     """A box of things."""
@@ -28,11 +30,8 @@ class Box(dict):
 
 def area(width, height=1, *, scale=pi):
     """Return the area of a rectangle, scaled by some factor that the caller may choose."""
-    product = width * height
-    return product * scale
-''' + "".join(
-    f"\ndef helper_{n}(value):\n    # {'padding ' * 8}\n    value += {n}\n    return value\n" for n in range(8)
-)
+    return width * height * scale
+'''
 
 
 @pytest.fixture
@@ -40,71 +39,104 @@ def module() -> Module:
     return Module("toolbox.boxes", SOURCE, ast.parse(SOURCE))
 
 
-@pytest.mark.parametrize("kind", arithmetic.KINDS, ids=lambda kind: kind.__name__)
-def test_every_step_of_worked_arithmetic_is_true(kind: object) -> None:
-    rng = Random(3)
-    checked = 0
-    for _ in range(200):
-        question, answer = kind(rng)
-        assert answer.splitlines()[-1].startswith("Answer: ")
-        for left, right in re.findall(
-            r"((?:\d[\d. ]*[-+*/] )+\d[\d.]*) = (-?\d+(?:\.\d+)?)(?![\d.]*\s*[-+*/])", answer
-        ):
-            assert eval(left) == pytest.approx(float(right)), (question, answer)
-            checked += 1
-    assert checked > 100
+@pytest.fixture(scope="module")
+def tokenizer() -> PreTrainedTokenizerFast:
+    return train_tokenizer([SOURCE, "12345 67890", "don't\n\n    stop"] * 20, vocabulary=400)
 
 
-def test_reserved_problems_are_disjoint() -> None:
-    free = {e.question for e in library.math_examples(500, Random(0), reserved=False)}
-    kept = {e.question for e in library.math_examples(100, Random(0), reserved=True)}
-    assert len(free) == 500
-    assert not free & kept
+def _drawn(rng: Random, words: Words) -> Example:
+    template = f"kind {rng.randrange(400)}"
+    return Example("math", template, (("user", f"{rng.random()}"),), "Answer: 1", {"answer": 1})
 
 
-def test_code_answers_are_the_functions_bodies(module: Module) -> None:
-    found = {e.source: e for e in library.code_examples(module, Random(0))}
-    area = found["toolbox.boxes.area"]
-    assert area.answer == "    product = width * height\n    return product * scale"
-    assert area.question.endswith(
-        '"""Return the area of a rectangle, scaled by some factor that the caller may choose."""'
-    )
-    assert found["toolbox.boxes.Box.open"].answer.startswith("        was_shut")
+def test_a_template_belongs_to_one_split_whatever_its_numbers() -> None:
+    words = Words((), (), (), ())
+    seen = {
+        split: {e.template for e in islice(examples(_drawn, Random(0), words, split), 300)}
+        for split in (TRAINING, *SPLITS)
+    }
+    assert all(seen.values())
+    for split, templates in seen.items():
+        assert all(split_of(template) == split for template in templates)
+        assert not any(templates & others for name, others in seen.items() if name != split)
 
 
-def test_chat_answers_give_signature_and_documentation(module: Module) -> None:
-    found = {e.source: e for e in library.chat_examples(module, Random(0))}
-    assert found["toolbox.boxes.Box.open"].answer.startswith("`toolbox.boxes.Box.open(hard=False)`\n\nOpen the box")
-    assert "`toolbox.boxes.area(width, height=1, *, scale=pi)`" in found["toolbox.boxes.area"].question
-
-
-def test_summaries_name_only_what_is_shown(module: Module) -> None:
-    examples = list(library.summarization_examples(module, Random(0)))
-    assert examples
-    for example in examples:
-        assert "Tools for boxes." in example.answer
-        assert "It imports `os`, `math`." in example.answer
-        for name in re.findall(r"- `(\w+)", example.answer):
-            assert re.search(rf"(def|class) {name}\b", example.question), name
+def test_splits_take_the_shares_of_templates_that_they_say() -> None:
+    splits = [split_of(f"template {n}") for n in range(20_000)]
+    for split, kept in RESERVED.items():
+        assert splits.count(split) / len(splits) == pytest.approx(len(kept) / 100, abs=0.01)
 
 
 def test_a_module_is_reserved_as_a_whole_and_for_one_split() -> None:
     names = [f"package.module_{n}" for n in range(2000)]
     share = sum(map(corpus.is_reserved, names)) / len(names)
     assert share == pytest.approx(corpus.RESERVED_PERCENT / 100, abs=0.03)
-    assert {corpus.prompt_split(name) for name in names} == set(corpus.SPLITS)
+    assert {corpus.prompt_split(name) for name in names} == set(SPLITS)
 
 
-def test_tokenizer_keeps_digits_and_specials_apart() -> None:
-    tokenizer = train_tokenizer([SOURCE, "12345 67890"] * 20, vocabulary=400)
+def test_words_are_sorted_by_where_they_stand() -> None:
+    text = "If the parser is shut, an external parser can collect the token. It was collected, and each token is new. "
+    words = collect_words([text * 2, "All parsers take tokens."], ["read_lines", "test_it_now", "x", "Read"])
+    assert words.nouns == ("parser", "token")
+    assert words.adjectives == ("external",)
+    assert words.verbs == ("collect",)
+    assert words.identifiers == ("read_lines",)
+
+
+def test_identifiers_are_plain_snake_case() -> None:
+    names = ("load_all", "a_b", "test_load_all", "_hidden_name", "single", "load_all_2", "one_two_three", "load_all")
+    assert snake_case(names) == ("load_all", "one_two_three")
+
+
+def test_explanations_give_signature_and_documentation(module: Module) -> None:
+    pairs = dict(library.explanations(module, Random(0)))
+    opened = next(answer for question, answer in pairs.items() if "Box.open" in question)
+    assert opened.startswith("`toolbox.boxes.Box.open(hard=False)`\n\nOpen the box")
+    assert any("`toolbox.boxes.area(width, height=1, *, scale=pi)`" in answer for answer in pairs.values())
+
+
+def test_tokenizer_keeps_digits_line_breaks_and_specials_apart(tokenizer: PreTrainedTokenizerFast) -> None:
     assert tokenizer.convert_ids_to_tokens(tokenizer("12345").input_ids) == list("12345")
-    text = dialogue("What is 1 + 1?", "    indented = 2")
+    assert tokenizer.decode(tokenizer("stop\n    it").input_ids) == "stop\n    it"
+    assert "Ċ" in tokenizer.convert_ids_to_tokens(tokenizer("stop\n    it").input_ids)
+    assert END in tokenizer.get_vocab()
+
+
+def test_training_text_is_what_the_chat_template_renders(tokenizer: PreTrainedTokenizerFast) -> None:
+    messages = (("user", "Remember 1."), ("assistant", "I do."), ("user", "What was it?"))
+    text = dialogue(messages, "    indented = 2")
     ids = tokenizer(text).input_ids
     assert ids[-1] == tokenizer.eos_token_id
     assert tokenizer.decode(ids) == text
-    rendered = tokenizer.apply_chat_template(
-        [{"role": "user", "content": "What is 1 + 1?"}], tokenize=False, add_generation_prompt=True
-    )
+    conversation = [{"role": role, "content": content} for role, content in messages]
+    rendered = tokenizer.apply_chat_template(conversation, tokenize=False, add_generation_prompt=True)
     assert text.startswith(rendered)
     assert ids[: len(tokenizer(rendered).input_ids)] == tokenizer(rendered).input_ids
-    assert END in tokenizer.get_vocab()
+
+
+def test_answers_are_learned_before_plain_text_and_plain_text_before_prompts(
+    tokenizer: PreTrainedTokenizerFast,
+) -> None:
+    marks = pretrain.Marks(*(tokenizer.convert_tokens_to_ids(name) for name in (USER, ASSISTANT, END)))
+    plain, prompt, answer = [5] * 60, [marks.user, *[6] * 39], [marks.assistant, *[7] * 19, marks.end]
+    batch = torch.tensor([plain + prompt + answer + [5] * 7])
+    taught = pretrain.taught_positions(batch, marks, share=0.5)
+    assert len(taught) == len(taught.unique()) == batch.numel() // 2
+    assert set(range(100, 120)) <= set(taught.tolist())  # each token of the answer, and the end after it
+    plain_share = sum(t < 60 or t > 119 for t in taught.tolist()) / 66
+    prompt_share = sum(60 <= t < 100 for t in taught.tolist()) / 40
+    assert plain_share > 1.5 * prompt_share
+    assert batch.numel() - 1 not in taught.tolist()  # nothing follows the last token
+    assert torch.equal(taught, pretrain.taught_positions(batch, marks, share=0.5))
+
+
+@pytest.mark.slow
+def test_prompts_have_templates_and_lengths_as_stated() -> None:
+    tokenizer = PreTrainedTokenizerFast.from_pretrained(reference_path("target"))
+    chosen = data.choose_prompts(tokenizer, seed=3)
+    assert {split: len(rows) for split, rows in chosen.items()} == {s: 4 * n for s, n in data.PROMPTS_PER_SPLIT.items()}
+    templates = [e.template for rows in chosen.values() for e in rows]
+    assert len(set(templates)) == len(templates)
+    for rows in chosen.values():
+        for example in rows:
+            assert 40 <= len(tokenizer(example.answer).input_ids) <= 200

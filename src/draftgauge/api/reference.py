@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-import math
 import tempfile
+from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-import torch
-import torch.nn.functional as F
 
-from draftgauge.api.pair import load_pair
+from draftgauge.api.pair import Pair, load_pair
 from draftgauge.api.profile import profile
 from draftgauge.api.requests import (
     PairSpec,
@@ -30,6 +29,7 @@ from draftgauge.replay.acceptance import acceptance_by_depth
 from draftgauge.traces.build import select
 from draftgauge.traces.reader import read_trace
 from draftgauge.traces.trace import Trace
+from draftgauge.training.reference import measures
 from draftgauge.training.reference.card import write_card
 from draftgauge.training.reference.recipe import DRAFT_SHAPES, Recipe, Report, train_reference
 
@@ -54,20 +54,24 @@ def train_pair(request: ReferenceTrainRequest, *, report: Report) -> Path:
 
 @verb(ReferenceEvaluateRequest)
 def evaluate_pair(request: ReferenceEvaluateRequest, *, progress: Progress = silent) -> list[dict[str, Any]]:
-    """Figures of a pair on its test prompts, a row for every model and task (and ``all``).
+    """Figures of a pair on its prompts: rows for every task (and ``all``), for every draft and task, for every layer.
 
-    Rows of the target hold ``perplexity`` (of the reference answers, given their prompts) and ``distinct_4grams``
-    (share of different 4-grams in its greedy outputs, 1 without repetition); rows of a draft hold ``perplexity``,
-    ``accepted_at_1``, ``_4`` and ``_8`` (acceptance at that depth, given acceptance before it) and ``mean_accepted``
-    of ``gamma_max``.
+    Rows of the target hold ``right`` (share of right greedy answers; of a summary's facts), ``distinct_4grams`` (share of
+    different 4-grams within an answer), ``copied_4grams`` (share of an answer's 4-grams that its prompt has too),
+    ``acceptance_depth_1`` (of ``draft``) and ``perplexity`` (of the reference answers, given their prompts); rows of a
+    draft hold ``perplexity``, ``acceptance_depth_1``, ``_4`` and ``_8`` (at that depth, given acceptance before it) and
+    ``mean_accepted`` of ``gamma_max``; rows of layers hold the ``rms`` of the target's states and the ``largest`` of a
+    position.
 
     Args:
-        request: which pair.
+        request: which pair, which split of its prompts.
         progress: told (what, done, total).
     """
     folder = request.folder or PAIR_FOLDER
-    prompts = folder / "prompts" / "test.jsonl"
-    rows: list[dict[str, Any]] = []
+    prompts = folder / "prompts" / f"{request.split}.jsonl"
+    targets: list[dict[str, Any]] = []
+    drafts: list[dict[str, Any]] = []
+    layers: list[dict[str, Any]] = []
     with tempfile.TemporaryDirectory() as scratch:
         for name in DRAFT_SHAPES:
             run = Path(scratch) / name
@@ -82,74 +86,118 @@ def evaluate_pair(request: ReferenceEvaluateRequest, *, progress: Progress = sil
                 ),
                 progress=progress,
             )
-            pair = load_pair(spec)
-            trace = read_trace(run)
-            if name == next(iter(DRAFT_SHAPES)):
-                surprise = _surprise(pair.target, pair, prompts)
-                rows += [_target_row(pair.target, trace, task, surprise) for task in [*surprise, ALL]]
+            pair, trace = load_pair(spec), read_trace(run)
             assert pair.draft is not None
-            surprise = _surprise(pair.draft, pair, prompts)
-            rows += [_draft_row(name, pair.draft, trace, task, surprise) for task in [*surprise, ALL]]
+            answers = _answers(pair, trace, prompts)
+            drafts += _draft_rows(name, pair.draft, trace, answers)
+            if not targets:
+                targets = _target_rows(pair.target, trace, answers)
+                layers = [{"model": "target", **row} for row in measures.state_rms(pair.target, answers.texts)]
+    rows = targets + drafts + layers
     if request.write_card:
         write_card(folder, rows)
     return rows
 
 
-@torch.inference_mode()
-def _surprise(model: CachedModel, pair: Any, prompts: Path) -> dict[str, list[tuple[float, int]]]:
-    """Nats and tokens of every reference answer, by task."""
-    found: dict[str, list[tuple[float, int]]] = {}
-    for prompt in read_prompts(prompts):
-        question = pair.encode(prompt)
-        answer = pair.tokenizer(prompt.reference, add_special_tokens=False).input_ids
-        tokens = torch.tensor(question + answer, device=model.spec.device)
-        model.reset()
-        logits = model.forward(tokens[:-1])[len(question) - 1 :]
-        nats = F.cross_entropy(logits, tokens[len(question) :], reduction="sum")
-        found.setdefault(prompt.task, []).append((float(nats), len(answer)))
-    return found
+@dataclass(frozen=True)
+class _Answers:
+    """The prompts of a trace, their reference answers as tokens, and how right the recorded outputs are."""
+
+    tasks: list[str]
+    prompts: list[list[int]]
+    references: list[list[int]]
+    outputs: list[list[int]]
+    right: list[float]
+
+    @property
+    def texts(self) -> list[list[int]]:
+        """Prompts with the target's answers."""
+        return [prompt + output for prompt, output in zip(self.prompts, self.outputs, strict=True)]
+
+    def of(self, task: str) -> list[int]:
+        """The numbers of the prompts of a task."""
+        return [number for number, name in enumerate(self.tasks) if task in (name, ALL)]
 
 
-def _perplexity(surprise: dict[str, list[tuple[float, int]]], task: str) -> float:
-    pairs = [pair for name, values in surprise.items() for pair in values if task in (name, ALL)]
-    return math.exp(sum(nats for nats, _ in pairs) / sum(count for _, count in pairs))
+def _answers(pair: Pair, trace: Trace, path: Path) -> _Answers:
+    prompts = read_prompts(path)
+    checked = measures.checks(path)
+    outputs = [
+        trace.token[first:end].tolist() for first, end in zip(trace.offsets[:-1], trace.offsets[1:], strict=True)
+    ]
+    tasks = [prompt.task for prompt in prompts]
+    written = [pair.tokenizer.decode(output, skip_special_tokens=True) for output in outputs]
+    right = measures.right_shares(tasks, [checked[prompt.identifier] for prompt in prompts], written)
+    references = [pair.tokenizer(p.reference, add_special_tokens=False).input_ids for p in prompts]
+    return _Answers(tasks, [pair.encode(prompt) for prompt in prompts], references, outputs, right)
+
+
+def _perplexities(model: CachedModel, answers: _Answers) -> dict[str, float]:
+    nats = [
+        measures.answer_nats(model, prompt, reference)
+        for prompt, reference in zip(answers.prompts, answers.references, strict=True)
+    ]
+    counts = [len(reference) for reference in answers.references]
+    return {
+        task: measures.perplexity([nats[n] for n in chosen], [counts[n] for n in chosen])
+        for task in _tasks(answers)
+        if (chosen := answers.of(task))
+    }
+
+
+def _tasks(answers: _Answers) -> list[str]:
+    return [*dict.fromkeys(answers.tasks), ALL]
+
+
+def _target_rows(model: CachedModel, trace: Trace, answers: _Answers) -> list[dict[str, Any]]:
+    perplexity, rows = _perplexities(model, answers), []
+    for task in _tasks(answers):
+        chosen = answers.of(task)
+        distinct = [measures.distinct_grams(answers.outputs[n]) for n in chosen]
+        copied = [measures.copied_grams(answers.outputs[n], answers.prompts[n]) for n in chosen]
+        rows.append(
+            {
+                "model": "target",
+                "task": task,
+                "parameters": model.module.num_parameters(),
+                "right": float(np.mean([answers.right[n] for n in chosen])),
+                "distinct_4grams": _share(distinct),
+                "copied_4grams": _share(copied),
+                "acceptance_depth_1": _acceptance(trace, task)[1],
+                "perplexity": perplexity[task],
+                "output_tokens": sum(len(answers.outputs[n]) for n in chosen),
+            }
+        )
+    return rows
+
+
+def _share(counts: Sequence[tuple[int, int]]) -> float:
+    return sum(part for part, _ in counts) / max(1, sum(whole for _, whole in counts))
+
+
+def _acceptance(trace: Trace, task: str) -> dict[int, float]:
+    rows: list[dict[str, Any]] = acceptance_by_depth(_part(trace, task))
+    return {row["depth"]: row["rate"] for row in rows if row["task"] == ALL}
 
 
 def _part(trace: Trace, task: str) -> Trace:
     return select(trace, np.array([task in (p.task, ALL) for p in trace.prompts]))
 
 
-def _target_row(
-    model: CachedModel, trace: Trace, task: str, surprise: dict[str, list[tuple[float, int]]]
-) -> dict[str, Any]:
-    part = _part(trace, task)
-    distinct = total = 0
-    for first, end in zip(part.offsets[:-1], part.offsets[1:], strict=True):
-        tokens = part.token[first:end].tolist()
-        grams = [tuple(tokens[i : i + 4]) for i in range(len(tokens) - 3)]
-        distinct, total = distinct + len(set(grams)), total + len(grams)
-    return {
-        "model": "target",
-        "task": task,
-        "parameters": model.module.num_parameters(),
-        "perplexity": _perplexity(surprise, task),
-        "distinct_4grams": distinct / total if total else None,
-        "output_tokens": part.positions,
-    }
-
-
-def _draft_row(
-    name: str, model: CachedModel, trace: Trace, task: str, surprise: dict[str, list[tuple[float, int]]]
-) -> dict[str, Any]:
-    part = _part(trace, task)
-    alpha = {row["depth"]: row["rate"] for row in acceptance_by_depth(part) if row["task"] == ALL}
-    return {
-        "model": name,
-        "task": task,
-        "parameters": model.module.num_parameters(),
-        "perplexity": _perplexity(surprise, task),
-        "accepted_at_1": alpha[1],
-        "accepted_at_4": alpha[4],
-        "accepted_at_8": alpha[8],
-        "mean_accepted": float(part.accepted.mean()),
-    }
+def _draft_rows(name: str, model: CachedModel, trace: Trace, answers: _Answers) -> list[dict[str, Any]]:
+    perplexity, rows = _perplexities(model, answers), []
+    for task in _tasks(answers):
+        alpha = _acceptance(trace, task)
+        rows.append(
+            {
+                "model": name,
+                "task": task,
+                "parameters": model.module.num_parameters(),
+                "perplexity": perplexity[task],
+                "acceptance_depth_1": alpha[1],
+                "acceptance_depth_4": alpha[4],
+                "acceptance_depth_8": alpha[8],
+                "mean_accepted": float(_part(trace, task).accepted.mean()),
+            }
+        )
+    return rows

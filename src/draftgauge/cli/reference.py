@@ -7,17 +7,24 @@ from typing import Any
 from draftgauge.api.requests import ReferenceEvaluateRequest, ReferenceTrainRequest
 from draftgauge.cli.console import console, errors, progress, show_table
 
-COLUMNS = {
-    "model": "model",
+TARGET_COLUMNS = {
     "task": "task",
-    "parameters": "parameters",
-    "perplexity": "perplexity",
+    "right": "right",
     "distinct_4grams": "distinct 4-grams",
-    "accepted_at_1": "accepted at 1",
-    "accepted_at_4": "at 4",
-    "accepted_at_8": "at 8",
+    "copied_4grams": "copied from the prompt",
+    "acceptance_depth_1": "draft accepted at 1",
+    "perplexity": "perplexity",
+}
+DRAFT_COLUMNS = {
+    "model": "draft",
+    "task": "task",
+    "perplexity": "perplexity",
+    "acceptance_depth_1": "accepted at 1",
+    "acceptance_depth_4": "at 4",
+    "acceptance_depth_8": "at 8",
     "mean_accepted": "mean of 16",
 }
+LAYER_COLUMNS = {"layer": "layer", "rms": "RMS of states", "largest": "largest of a position"}
 
 
 def card() -> None:
@@ -43,7 +50,9 @@ def evaluate(request: ReferenceEvaluateRequest) -> list[dict[str, Any]]:
 
     with progress() as advance:
         rows = evaluate_pair(request, progress=advance)
-    show_table("Held-out test prompts", rows, COLUMNS)
+    show_table("The target's greedy answers", [row for row in rows if "right" in row], TARGET_COLUMNS)
+    show_table("The drafts", [row for row in rows if "mean_accepted" in row], DRAFT_COLUMNS)
+    show_table("The target's residual stream", [row for row in rows if "layer" in row], LAYER_COLUMNS)
     return rows
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Literal
 
 from draftgauge.api.requests.parts import (
     DeviceSpec,
@@ -90,7 +91,7 @@ class StudyKvshotRequest:
 
 @dataclass(frozen=True, kw_only=True)
 class ReferenceTrainRequest:
-    """Train target and drafts from the standard library's text and generated arithmetic; nothing is downloaded.
+    """Train target and drafts from the installation's documentation and generated tasks; nothing is downloaded.
 
     Attributes:
         out: folder for the trained pair, its prompts and its card.
@@ -107,14 +108,16 @@ class ReferenceTrainRequest:
 
 @dataclass(frozen=True, kw_only=True)
 class ReferenceEvaluateRequest:
-    """Measure perplexity, repetition of greedy output and acceptance by depth on the held-out test prompts.
+    """Measure right answers, repetition, perplexity, acceptance by depth and sizes of states on the held-out test prompts.
 
     Attributes:
         folder: a trained pair; the bundled one if left out.
+        split: of its prompts: train, validation or test.
         write_card: write the figures into the pair's card.
     """
 
     folder: Path | None = None
+    split: Literal["train", "validation", "test"] = "test"
     write_card: bool = False
     output: OutputSpec = OutputSpec()
     drafts: DraftSpec = DraftSpec()

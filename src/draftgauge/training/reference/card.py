@@ -13,7 +13,7 @@ TRAINING_NAME = "training.json"
 
 
 def write_card(folder: Path, rows: Sequence[Mapping[str, Any]]) -> Path:
-    """Write ``README.md`` of a pair from its measured rows (see ``draftgauge reference evaluate``) and its training record."""
+    """Write ``README.md`` of a pair from what ``draftgauge reference evaluate`` measured and from its training record."""
     training = json.loads((folder / TRAINING_NAME).read_text(encoding="utf-8"))
     sizes = {path.parent.name: path.stat().st_size / 1e6 for path in sorted(folder.glob("*/model.safetensors"))}
     environment = Environment(
@@ -21,7 +21,12 @@ def write_card(folder: Path, rows: Sequence[Mapping[str, Any]]) -> Path:
     )
     environment.globals["shown"] = _shown
     text = environment.get_template("card.md.j2").render(
-        training=training, rows=rows, sizes=sizes, models=list(dict.fromkeys(r["model"] for r in rows))
+        training=training,
+        sizes=sizes,
+        parameters={row["model"]: row["parameters"] for row in rows if "parameters" in row},
+        answers=[row for row in rows if "right" in row],
+        drafts=[row for row in rows if "mean_accepted" in row],
+        layers=[row for row in rows if "layer" in row],
     )
     path = folder / "README.md"
     path.write_text(text, encoding="utf-8")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from itertools import islice
 from random import Random
 
@@ -34,41 +34,48 @@ PROMPTS_PER_SPLIT = {"train": 32, "validation": 24, "test": 24, "sealed": 24}
 PROSE_CHARACTERS = (150, 1200)
 
 
-@dataclass(frozen=True)
-class Texts:
-    """Training texts by kind, and the conversations behind those of the tasks."""
-
-    training: dict[str, list[str]]
-    conversations: dict[str, list[Messages]]
-
-
-def collect(tokens: int, seed: int = 0) -> Texts:
-    """Read the Python installation and draw examples of every task.
+def training_texts(tokens: int, seed: int = 0) -> dict[str, list[str]]:
+    """Training texts by kind: what the Python installation carries, and examples of every task.
 
     Args:
         tokens: that will be trained on; enough examples are drawn to see none twice.
         seed: of the examples.
     """
     rng = Random(seed)
-    modules = [m for m in corpus.standard_library() if not corpus.is_reserved(m.name)]
-    texts = list(documentation(modules))
-    words = collect_words([*texts, *corpus.language_topics()], function_names(modules))
-    training = {
+    modules = _training_modules()
+    documented = list(documentation(modules))
+    prose = [*documented, *corpus.package_documentation(), *corpus.language_topics()]
+    texts = {
         packing.PLAIN: [module.source + END for module in modules],
-        PROSE: [text + END for text in _passages([*texts, *corpus.package_documentation(), *corpus.language_topics()])],
+        PROSE: [text + END for text in _passages(prose)],
         EXPLANATIONS: [
             dialogue([("user", question)], answer)
             for module in modules
             for question, answer in library.explanations(module, rng)
         ],
     }
-    conversations = {}
+    words = _words(modules, documented)
     for task, draw in DRAWS.items():
         count = int(tokens * SHARES[task] / TOKENS_AN_EXAMPLE[task] * 1.1) + 100
-        drawn = list(islice(examples(draw, Random(f"{seed} {task}"), words), count))
-        training[task] = [dialogue(e.messages, e.answer) for e in drawn]
-        conversations[task] = [e.messages for e in drawn]
-    return Texts(training, conversations)
+        drawn = islice(examples(draw, Random(f"{seed} {task}"), words), count)
+        texts[task] = [dialogue(example.messages, example.answer) for example in drawn]
+    return texts
+
+
+def training_questions(count: int, seed: int = 0) -> list[Messages]:
+    """Conversations that wait for an answer, worded as training texts are but not among them; tasks in turn."""
+    modules = _training_modules()
+    words = _words(modules, list(documentation(modules)))
+    drawn = [examples(draw, Random(f"{seed} {task} questions"), words) for task, draw in DRAWS.items()]
+    return [next(drawn[n % len(drawn)]).messages for n in range(count)]
+
+
+def _training_modules() -> list[corpus.Module]:
+    return [module for module in corpus.standard_library() if not corpus.is_reserved(module.name)]
+
+
+def _words(modules: Sequence[corpus.Module], documented: Sequence[str]) -> Words:
+    return collect_words([*documented, *corpus.language_topics()], function_names(modules))
 
 
 def _passages(texts: Sequence[str]) -> list[str]:

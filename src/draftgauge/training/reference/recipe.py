@@ -9,12 +9,11 @@ from __future__ import annotations
 import json
 import shutil
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import asdict, dataclass, replace
 from multiprocessing import get_context
 from pathlib import Path
-from random import Random
 
 import numpy as np
 import torch
@@ -26,10 +25,12 @@ from draftgauge.training.allocator import keep_freed_memory
 from draftgauge.training.loop import Phase, Plan, train
 from draftgauge.training.reference import data, packing, pretrain, regenerate, tokenizer
 
+Texts = Mapping[str, Sequence[str]]
 Report = Callable[[str, dict[str, float]], None]
 TOKENIZER_CHARACTERS = 24_000_000
 PROBED_WINDOWS = 8
 ANSWERS = "answers"
+SEALED, SEALED_NAME = "sealed", "sealed.jsonl"  # where nothing that reads a folder of prompts comes upon it
 DISTILLED_SHARES = {packing.PLAIN: 0.1, data.PROSE: 0.1, data.EXPLANATIONS: 0.05, ANSWERS: 0.75}
 DRAFT_SHAPES = {"draft": pretrain.DRAFT, "draft-small": pretrain.SMALL_DRAFT}
 
@@ -71,15 +72,15 @@ class Recipe:
         )
 
 
-def _tokenizer(texts: data.Texts, recipe: Recipe, work: Path) -> PreTrainedTokenizerFast:
+def _tokenizer(texts: Texts, recipe: Recipe, work: Path) -> PreTrainedTokenizerFast:
     if not (work / "tokenizer" / "tokenizer.json").exists():
         rng = np.random.default_rng(recipe.seed)
-        sample = [text for kind in data.SHARES for text in _sample(texts.training[kind], recipe, kind, rng)]
+        sample = [text for kind in data.SHARES for text in _sample(texts[kind], kind, rng)]
         tokenizer.train_tokenizer(sample, recipe.vocabulary).save_pretrained(work / "tokenizer")
     return PreTrainedTokenizerFast.from_pretrained(work / "tokenizer")
 
 
-def _sample(values: list[str], recipe: Recipe, kind: str, rng: np.random.Generator) -> list[str]:
+def _sample(values: Sequence[str], kind: str, rng: np.random.Generator) -> list[str]:
     """Texts of a kind in its share of what the tokenizer is trained on."""
     left, chosen = TOKENIZER_CHARACTERS * data.SHARES[kind], []
     for index in rng.permutation(len(values)).tolist():
@@ -97,7 +98,7 @@ def marks_of(tokens: PreTrainedTokenizerFast) -> pretrain.Marks:
 
 
 def train_target(
-    texts: data.Texts,
+    texts: Texts,
     tokens: PreTrainedTokenizerFast,
     recipe: Recipe,
     work: Path,
@@ -111,7 +112,7 @@ def train_target(
         ((recipe.short, 1 - recipe.long_share), (recipe.long, recipe.long_share)), start=1
     ):
         count = _windows(recipe.target_tokens * share, length)
-        phases.append(Phase(data.windows(texts.training, tokens, count, length, recipe.seed + number), share))
+        phases.append(Phase(data.windows(texts, tokens, count, length, recipe.seed + number), share))
     plan = Plan(
         recipe.target_tokens, step_tokens=recipe.step_tokens, micro_tokens=recipe.step_tokens // 2, seed=recipe.seed
     )
@@ -123,7 +124,7 @@ def train_target(
 
 
 def train_drafts(
-    texts: data.Texts,
+    texts: Texts,
     tokens: PreTrainedTokenizerFast,
     target: Qwen3ForCausalLM,
     recipe: Recipe,
@@ -134,12 +135,12 @@ def train_drafts(
     target = target.eval().requires_grad_(False)
     cache = work / "answers.json"
     if not cache.exists():
-        questions = training_questions(texts, recipe)
+        questions = data.training_questions(recipe.questions, recipe.seed)
         cache.write_text(json.dumps(_answered_apart(target, tokens, questions, work, report)))
-    mixed = {**texts.training, ANSWERS: json.loads(cache.read_text())}
+    mixed = {**texts, ANSWERS: json.loads(cache.read_text())}
     apart, answered = recipe.draft_text_share, 1 - recipe.draft_text_share
     counts = _windows(recipe.draft_tokens * apart, recipe.short), _windows(recipe.draft_tokens * answered, recipe.long)
-    first = data.windows(texts.training, tokens, counts[0], recipe.short, recipe.seed + 3)
+    first = data.windows(texts, tokens, counts[0], recipe.short, recipe.seed + 3)
     second = data.windows(mixed, tokens, counts[1], recipe.long, recipe.seed + 4, DISTILLED_SHARES)
     drafts = nn.ModuleDict(
         {
@@ -164,12 +165,6 @@ def train_drafts(
 
 def _windows(tokens: float, length: int) -> int:
     return max(8, int(tokens / length))
-
-
-def training_questions(texts: data.Texts, recipe: Recipe) -> list[data.Messages]:
-    """Conversations of the training text that wait for an answer, tasks in turn."""
-    rng = Random(recipe.seed)
-    return [rng.choice(texts.conversations[task]) for task in data.TASKS * (recipe.questions // len(data.TASKS))]
 
 
 def _answered_apart(
@@ -202,7 +197,7 @@ def save_model(model: Qwen3ForCausalLM, tokens: PreTrainedTokenizerFast, folder:
 
 
 def save_prompts(tokens: PreTrainedTokenizerFast, folder: Path, seed: int = 0) -> dict[str, int]:
-    """Write the prompts, one JSON Lines file a split; how many each holds."""
+    """Write the prompts, one JSON Lines file a split, the sealed one beside the folder of the others; how many each holds."""
     folder.mkdir(parents=True, exist_ok=True)
     counts = {}
     for split, examples in data.choose_prompts(tokens, seed).items():
@@ -218,7 +213,8 @@ def save_prompts(tokens: PreTrainedTokenizerFast, folder: Path, seed: int = 0) -
                 "check": e.check,
             }
             lines.append(json.dumps(row, ensure_ascii=False) + "\n")
-        (folder / f"{split}.jsonl").write_text("".join(lines), encoding="utf-8")
+        path = folder.parent / SEALED_NAME if split == SEALED else folder / f"{split}.jsonl"
+        path.write_text("".join(lines), encoding="utf-8")
         counts[split] = len(lines)
     return counts
 
@@ -240,7 +236,7 @@ def train_reference(
     keep_freed_memory()
     work.mkdir(parents=True, exist_ok=True)
     report("data", {})
-    texts = data.collect(recipe.target_tokens, recipe.seed)
+    texts = data.training_texts(recipe.target_tokens, recipe.seed)
     tokens = _tokenizer(texts, recipe, work)
     target = train_target(texts, tokens, recipe, work, device, report)
     drafts = train_drafts(texts, tokens, target, recipe, work, report)

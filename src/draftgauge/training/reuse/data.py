@@ -18,8 +18,8 @@ from draftgauge.models.base import CachedModel
 from draftgauge.models.loading import end_tokens, load_model, load_tokenizer
 from draftgauge.models.prompts_text import encode_prompt
 from draftgauge.models.reference import REFERENCE
-from draftgauge.training.reference.data import collect
-from draftgauge.training.reference.recipe import Recipe, training_questions
+from draftgauge.training.reference.data import training_questions
+from draftgauge.training.reference.recipe import Recipe
 from draftgauge.training.reuse.answers import Answers, check_made, describe, make_answers, read_answers
 from draftgauge.training.reuse.locks import alone
 from draftgauge.training.reuse.request import TrainingSpec
@@ -57,8 +57,8 @@ def question_count(request: TrainingSpec) -> int:
 def prompt_tokens(request: TrainingSpec, tokenizer: PreTrainedTokenizerBase, longest: int) -> list[list[int]]:
     """Token ids of the prompts, those left out that are longer than ``longest``.
 
-    Generated questions are those of the bundled target's own training, tasks in turn; the bundled prompts, which measure
-    drafters, share no module of the standard library and no problem with them.
+    Generated questions are worded as the bundled target's own training was, tasks in turn; the bundled prompts, which
+    measure drafters, share no template with them.
 
     Raises:
         PromptError: if no prompt is short enough.
@@ -74,10 +74,8 @@ def prompt_tokens(request: TrainingSpec, tokenizer: PreTrainedTokenizerBase, lon
 
 def _messages(request: TrainingSpec) -> list[Messages]:
     if request.prompts is None:
-        recipe = Recipe(questions=question_count(request), seed=request.data_seed)
-        return [
-            [{"role": "user", "content": question}] for question in dict.fromkeys(training_questions(collect(), recipe))
-        ]
+        conversations = dict.fromkeys(training_questions(question_count(request), request.data_seed))
+        return [[{"role": role, "content": text} for role, text in messages] for messages in conversations]
     prompts = read_prompts(request.prompts, request.questions)
     return [[{"role": m.role, "content": m.content} for m in prompt.messages] or prompt.text for prompt in prompts]
 
