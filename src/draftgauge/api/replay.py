@@ -11,6 +11,7 @@ from draftgauge.api.requests import ReplayRequest
 from draftgauge.api.runs import read_run, select_runs
 from draftgauge.api.verb import verb
 from draftgauge.core.errors import DraftgaugeError
+from draftgauge.fitting.tuning import tune_rivals
 from draftgauge.policies.base import Policy
 from draftgauge.policies.fitted import FITTED_SUFFIX, load_fitted
 from draftgauge.policies.registry import compared_policies, expand_policy, make_policy
@@ -64,10 +65,11 @@ def replay(
         def make(curve: CostCurve, gamma_max: int = trace.gamma_max) -> dict[str, Policy | Replay]:
             return _arms(specs, objects or {}, gamma_max, curve)
 
-        found = (
-            cost_sweep(design, costs, make, request.sweep) if request.sweep else evaluate_design(design, costs, make)
-        )
-        rows += [dict(row) for row in found]
+        tune = tune_rivals if request.tune else None
+        if request.sweep:
+            rows += [dict(row) for row in cost_sweep(design, costs, make, request.sweep, tune=tune)]
+        else:
+            rows += [dict(row) for row in evaluate_design(design, costs, make, tune=tune)]
     return rows
 
 

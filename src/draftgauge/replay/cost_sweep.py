@@ -12,7 +12,7 @@ from dataclasses import replace
 import numpy as np
 
 from draftgauge.core.errors import DraftgaugeError
-from draftgauge.replay.evaluate import MakeArms, Row, evaluate_design
+from draftgauge.replay.evaluate import MakeArms, Row, TuneRivals, evaluate_design
 from draftgauge.replay.splits import Design
 from draftgauge.statistics.bootstrap import TEST_RESAMPLES
 from draftgauge.traces.costs import CostCurve, CostTable
@@ -52,6 +52,7 @@ def cost_sweep(
     make: MakeArms,
     ratios: Sequence[float] = RATIOS,
     *,
+    tune: TuneRivals | None = None,
     resamples: int = TEST_RESAMPLES,
     seed: int = 0,
 ) -> list[Row]:
@@ -64,7 +65,7 @@ def cost_sweep(
     rows = []
     for ratio in ratios:
         curve = at_cost_ratio(costs, ratio)
-        found = evaluate_design(design, curve, make, resamples=resamples, seed=seed)
+        found = evaluate_design(design, curve, make, tune=tune, resamples=resamples, seed=seed)
         rows += [row | {"cost_ratio": ratio} for row in found]  # as asked, without what rounding made of it
     return rows
 

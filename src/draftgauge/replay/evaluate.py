@@ -38,6 +38,23 @@ MakeArms = Callable[[CostCurve], Mapping[str, Policy | Replay]]
 
 
 @dataclass(frozen=True)
+class Rivals:
+    """Policies whose parameters were chosen on training prompts for one cost curve.
+
+    Attributes:
+        arms: new policies by name.
+        best: the name of the one that was fastest there.
+    """
+
+    arms: Mapping[str, Policy]
+    best: str
+
+
+TuneRivals = Callable[[Trace, CostCurve], Rivals]
+"""Tunes policies on a trace of training prompts for a cost curve."""
+
+
+@dataclass(frozen=True)
 class _Baselines:
     """What every policy is compared with, on the same prompts."""
 
@@ -46,6 +63,8 @@ class _Baselines:
     best_from: str
     best_fixed: Replay
     hindsight: Replay
+    best_rival: str | None
+    rival: Replay | None
 
 
 @dataclass(frozen=True)
@@ -62,6 +81,8 @@ def evaluate(
     policies: Mapping[str, Policy | Replay],
     *,
     best_fixed: int | None = None,
+    best_rival: str | None = None,
+    tuned: Collection[str] = (),
     references: Collection[str] = (),
     split: str = EVERYTHING,
     resamples: int = TEST_RESAMPLES,
@@ -72,6 +93,7 @@ def evaluate(
     Seconds are modelled from the cost curve; intervals are 95%, resampled by prompt. Keys of a row:
 
     * ``policy``, ``compression``, ``task``, ``split``, ``prompts``, ``steps``, ``tokens``;
+    * ``tuned``: whether its parameters were chosen on training prompts for this cost curve;
     * ``tokens_per_step``, ``drafted_per_step``, ``acceptance_rate`` (None if nothing was drafted);
     * ``tokens_per_second`` with ``tokens_per_second_low`` and ``_high``;
     * ``ratio_to_plain``: over plain decoding as measured in the cost curve;
@@ -80,6 +102,8 @@ def evaluate(
       is one of them), the same for all tasks, minus 1; ``best_fixed_from`` says on which prompts it was chosen;
     * ``p_value``: of no gain, two-sided, paired by prompt; ``p_holm``: adjusted for all policies compared on this task,
       ``references`` aside, for which it is None;
+    * ``best_rival``: the fastest of the tuned policies on those prompts, and ``gain_over_rival`` with
+      ``gain_over_rival_low`` and ``_high``: over that policy, minus 1; None without tuned policies;
     * ``captured`` with ``captured_low`` and ``captured_high``: of the way from that length to the hindsight optimum;
       negative below it, None where there is no way.
 
@@ -90,6 +114,8 @@ def evaluate(
             does as well.
         best_fixed: the fixed length to compare with, chosen on training prompts. If None, the best one on these
             prompts, which favours the fixed length.
+        best_rival: name of the tuned policy to compare with, one of ``policies``; chosen on training prompts.
+        tuned: names of those whose parameters were chosen on training prompts for this cost curve.
         references: names of those that are there to be compared with: fixed lengths and bounds.
         split: name of the prompts, for the rows.
         resamples, seed: of the intervals and p-values.
@@ -98,12 +124,15 @@ def evaluate(
         DraftgaugeError: if ``best_fixed`` is not in 0..gamma_max.
         TraceError: if the cost curve was measured up to less than the trace's ``gamma_max``.
     """
-    baselines = _baselines(trace, costs, best_fixed)
+    outcomes = {
+        name: policy if isinstance(policy, Replay) else replay(trace, policy, costs)
+        for name, policy in policies.items()
+    }
+    baselines = _baselines(trace, costs, best_fixed, best_rival, outcomes)
     masks = list(task_masks(trace))
     ratio = costs.cost_ratio()
     rows: list[Row] = []
-    for name, policy in policies.items():
-        outcome = policy if isinstance(policy, Replay) else replay(trace, policy, costs)
+    for name, outcome in outcomes.items():
         for task, mask in masks:
             key: Row = {
                 "policy": name,
@@ -111,6 +140,7 @@ def evaluate(
                 "task": task,
                 "split": split,
                 "cost_ratio": ratio,
+                "tuned": name in tuned,
             }
             rows.append(key | _measures(outcome, baselines, mask, _Resampling(resamples, seed)))
     for task, _ in masks:
@@ -121,7 +151,13 @@ def evaluate(
 
 
 def evaluate_design(
-    design: Design, costs: CostCurve, make: MakeArms, *, resamples: int = TEST_RESAMPLES, seed: int = 0
+    design: Design,
+    costs: CostCurve,
+    make: MakeArms,
+    *,
+    tune: TuneRivals | None = None,
+    resamples: int = TEST_RESAMPLES,
+    seed: int = 0,
 ) -> list[Row]:
     """Policies beside drafting nothing, the best fixed length and the hindsight optimum, on the prompts of a design.
 
@@ -129,22 +165,28 @@ def evaluate_design(
         design: which prompts; the best fixed length is chosen on its training prompts where it has any.
         costs: of the trace.
         make: new policies by name.
+        tune: tunes policies to compare with, on the training prompts where the design has any.
         resamples, seed: of the intervals.
 
     Returns:
-        Rows as :func:`evaluate` describes: "none", the best fixed length, the policies, "hindsight". What they are
-        compared with, all fixed lengths and the optimum, has no ``p_holm``.
+        Rows as :func:`evaluate` describes: "none", the best fixed length, the policies, the tuned ones, "hindsight".
+        What they are compared with, all fixed lengths and the optimum, has no ``p_holm``.
     """
-    best = best_fixed_gamma(design.train if design.train is not None else design.trace, costs)
+    training = design.train if design.train is not None else design.trace
+    best = best_fixed_gamma(training, costs)
+    rivals = None if tune is None else tune(training, costs)
     fixed = f"fixed:{best}" if best else NOTHING
     arms: dict[str, Policy | Replay] = {NOTHING: FixedLength(0), fixed: FixedLength(best)}
     arms |= make(costs)
+    arms |= {} if rivals is None else rivals.arms
     arms[HINDSIGHT] = hindsight_optimum(design.trace, costs).replay
     return evaluate(
         design.trace,
         costs,
         arms,
         best_fixed=None if design.train is None else best,
+        best_rival=None if rivals is None else rivals.best,
+        tuned={fixed, *(() if rivals is None else rivals.arms)},
         references={HINDSIGHT, *(name for name, policy in arms.items() if isinstance(policy, FixedLength))},
         split=design.split,
         resamples=resamples,
@@ -207,7 +249,9 @@ def _best_of(fixed: list[Replay]) -> int:
     return int(np.argmax([outcome.tokens_per_second for outcome in fixed]))
 
 
-def _baselines(trace: Trace, costs: CostCurve, best_fixed: int | None) -> _Baselines:
+def _baselines(
+    trace: Trace, costs: CostCurve, best_fixed: int | None, best_rival: str | None, outcomes: Mapping[str, Replay]
+) -> _Baselines:
     if best_fixed is not None and not 0 <= best_fixed <= trace.gamma_max:
         raise DraftgaugeError(
             f"the fixed length to compare with must be 0 to {trace.gamma_max}, the trace's gamma_max, not {best_fixed}"
@@ -215,7 +259,17 @@ def _baselines(trace: Trace, costs: CostCurve, best_fixed: int | None) -> _Basel
     fixed = replay_fixed_all(trace, costs)
     gamma = _best_of(fixed) if best_fixed is None else best_fixed
     source = SAME_PROMPTS if best_fixed is None else TRAIN
-    return _Baselines(plain_seconds(trace, costs), gamma, source, fixed[gamma], hindsight_optimum(trace, costs).replay)
+    if best_rival is not None and best_rival not in outcomes:
+        raise DraftgaugeError(f"the tuned policy to compare with, {best_rival}, is not among those evaluated")
+    return _Baselines(
+        plain_seconds=plain_seconds(trace, costs),
+        best_gamma=gamma,
+        best_from=source,
+        best_fixed=fixed[gamma],
+        hindsight=hindsight_optimum(trace, costs).replay,
+        best_rival=best_rival,
+        rival=None if best_rival is None else outcomes[best_rival],
+    )
 
 
 def _measures(outcome: Replay, baselines: _Baselines, mask: NDArray[np.bool_], how: _Resampling) -> Row:
@@ -230,6 +284,10 @@ def _measures(outcome: Replay, baselines: _Baselines, mask: NDArray[np.bool_], h
     fixed, bound = baselines.best_fixed, baselines.hindsight
     gain = paired_gain(tokens, seconds, fixed.committed[mask], fixed.seconds[mask], **drawn)
     share = paired_share(seconds, fixed.seconds[mask], bound.seconds[mask], tokens, **drawn)
+    rival = baselines.rival
+    over_rival: tuple[float | None, ...] = (None, None, None)
+    if rival is not None:
+        over_rival = paired_gain(tokens, seconds, rival.committed[mask], rival.seconds[mask], **drawn)[:3]
     captured = share if not math.isnan(share.estimate) else (None, None, None)
     return {
         "prompts": int(mask.sum()),
@@ -249,6 +307,10 @@ def _measures(outcome: Replay, baselines: _Baselines, mask: NDArray[np.bool_], h
         "gain_high": gain.high,
         "p_value": gain.p_value,
         "p_holm": None,
+        "best_rival": baselines.best_rival,
+        "gain_over_rival": over_rival[0],
+        "gain_over_rival_low": over_rival[1],
+        "gain_over_rival_high": over_rival[2],
         "captured": captured[0],
         "captured_low": captured[1],
         "captured_high": captured[2],

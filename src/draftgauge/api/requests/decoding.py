@@ -75,6 +75,8 @@ class ReplayRequest:
         tasks: evaluate on these tasks only, separated by commas.
         split: evaluate on train, validation, test or all prompts; on test ones where the trace has training ones too.
         sweep: evaluate at these costs of a drafted token over a verification, e.g. .04,.10,.25.
+        tune: evaluate the rules of the field a second time, each with the parameters of its own grid that are fastest
+            on the training prompts for this cost curve.
     """
 
     folder: Path = setting(positional=True)
@@ -82,6 +84,7 @@ class ReplayRequest:
     tasks: tuple[str, ...] = ()
     split: str | None = None
     sweep: tuple[float, ...] = ()
+    tune: bool = False
 
 
 @dataclass(frozen=True, kw_only=True)

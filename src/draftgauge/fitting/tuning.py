@@ -1,0 +1,73 @@
+"""Policies with their own parameters tuned: the point of each policy's grid that is fastest on training prompts.
+
+A policy that was fitted to a pair must not be compared with rivals at defaults that their authors chose for other pairs.
+So every policy with a grid (stated in its file, see :func:`~draftgauge.policies.registry.register_policy`) is replayed on
+the training prompts at every point of it, for one cost curve, and the fastest point stands in the comparison.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from draftgauge.core.errors import DraftgaugeError
+from draftgauge.policies.registry import POLICIES, grid_specs, make_policy, tunable_policies
+from draftgauge.replay.evaluate import Rivals
+from draftgauge.replay.simulate import replay
+from draftgauge.traces.costs import CostCurve
+from draftgauge.traces.trace import Trace
+
+
+@dataclass(frozen=True)
+class Tuned:
+    """A tuned policy.
+
+    Attributes:
+        spec: its name and the parameters that were fastest.
+        tokens_per_second: modelled, on the prompts that it was tuned on.
+        points: how many points of its grid were tried.
+    """
+
+    spec: str
+    tokens_per_second: float
+    points: int
+
+
+def tune(name: str, trace: Trace, costs: CostCurve) -> Tuned:
+    """Tune one policy for a cost curve; the first of equals wins.
+
+    Args:
+        name: of a registered policy with a grid.
+        trace: training prompts.
+        costs: of the pair.
+
+    Raises:
+        DraftgaugeError: if there is nothing to tune in the policy.
+    """
+    if name not in tunable_policies():
+        raise DraftgaugeError(
+            f"there is nothing to tune in policy {name!r}; choose one of {', '.join(tunable_policies())}"
+        )
+    specs = [spec for spec in grid_specs(name) if _fits(spec, trace.gamma_max)]
+    speeds = [replay(trace, make_policy(spec, trace.gamma_max, costs), costs).tokens_per_second for spec in specs]
+    fastest = max(range(len(specs)), key=speeds.__getitem__)
+    return Tuned(specs[fastest], speeds[fastest], len(specs))
+
+
+def tune_rivals(trace: Trace, costs: CostCurve, names: Sequence[str] | None = None) -> Rivals:
+    """Tune several policies for a cost curve, all that have a grid by default.
+
+    Args:
+        trace: training prompts.
+        costs: of the pair.
+        names: of registered policies with grids.
+    """
+    tuned = [tune(name, trace, costs) for name in (tunable_policies() if names is None else names)]
+    best = max(tuned, key=lambda each: each.tokens_per_second)
+    return Rivals({each.spec: make_policy(each.spec, trace.gamma_max, costs) for each in tuned}, best.spec)
+
+
+def _fits(spec: str, gamma_max: int) -> bool:
+    """Whether a point of a grid asks for no longer drafts than there are."""
+    _, arguments = POLICIES.parse(spec)
+    return int(arguments.get("gamma_max", gamma_max)) <= gamma_max

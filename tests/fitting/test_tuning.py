@@ -1,0 +1,139 @@
+"""Rivals tuned on training prompts for a cost curve, and the gain over the best of them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from draftgauge.api.replay import replay as replay_verb
+from draftgauge.core.errors import DraftgaugeError
+from draftgauge.fitting.tuning import tune, tune_rivals
+from draftgauge.policies import POLICIES, make_policy
+from draftgauge.policies.registry import grid_specs, tunable_policies
+from draftgauge.replay import Design, evaluate_design, replay
+from draftgauge.replay.cost_sweep import cost_sweep
+from draftgauge.traces.costs import CostCurve
+from linear_costs import LinearCosts
+from synthetic import synthetic_trace
+from written_runs import write_run
+
+GAMMA_MAX = 6
+FEW = ("cumulative-confidence", "svip")
+
+
+def curve(drafting: float) -> CostCurve:
+    draft = (tuple(drafting * n for n in range(GAMMA_MAX + 1)),)
+    verify = ((1.0,) * (GAMMA_MAX + 1),)
+    return CostCurve((100,), verify, verify, verify, draft, draft, draft, 0.0, (1.0,), "none", "cpu", "float32")
+
+
+@pytest.fixture(scope="module")
+def design() -> Design:
+    train, test = (synthetic_trace(seed, prompts=12, length=80, gamma_max=GAMMA_MAX) for seed in (0, 1))
+    return Design("test", test, train)
+
+
+@pytest.mark.parametrize("name", tunable_policies())
+def test_every_point_of_every_grid_can_be_made_and_the_defaults_are_near_one(name: str) -> None:
+    specs = list(grid_specs(name))
+    assert len(set(specs)) == len(specs) > 5
+    for spec in specs:
+        make_policy(spec, 20, LinearCosts())
+
+
+def test_all_rules_of_the_field_have_a_grid() -> None:
+    assert set(POLICIES) - set(tunable_policies()) == {"none", "fixed", "stopping"}
+
+
+@pytest.mark.parametrize("name", FEW)
+def test_no_point_of_the_grid_is_faster_on_the_training_prompts(name: str, design: Design) -> None:
+    assert design.train is not None
+    costs = curve(0.1)
+    tuned = tune(name, design.train, costs)
+    speeds = [
+        replay(design.train, make_policy(spec, GAMMA_MAX, costs), costs).tokens_per_second for spec in grid_specs(name)
+    ]
+    assert tuned.tokens_per_second == max(speeds)
+    assert tuned.points == len(speeds)
+    assert tuned.tokens_per_second >= replay(design.train, make_policy(name, GAMMA_MAX), costs).tokens_per_second
+
+
+def test_a_dearer_drafter_tunes_to_shorter_drafts(design: Design) -> None:
+    assert design.train is not None
+    drafted = []
+    for drafting in (0.02, 0.4):
+        costs = curve(drafting)
+        policy = make_policy(tune("cumulative-confidence", design.train, costs).spec, GAMMA_MAX)
+        drafted.append(replay(design.train, policy, costs).record.drafted.mean())
+    assert drafted[0] > drafted[1]
+
+
+def test_points_with_longer_drafts_than_there_are_do_not_count(design: Design) -> None:
+    assert design.train is not None
+    assert tune("hf-heuristic", design.train, curve(0.1)).points < len(list(grid_specs("hf-heuristic")))
+
+
+def test_rows_say_what_was_tuned_and_what_is_gained_over_the_best_of_it(design: Design) -> None:
+    costs = curve(0.1)
+
+    def make(given: CostCurve) -> dict:
+        return {"hf-confidence": make_policy("hf-confidence", GAMMA_MAX)}
+
+    rows = evaluate_design(design, costs, make, tune=lambda trace, given: tune_rivals(trace, given, FEW))
+    everywhere = {row["policy"]: row for row in rows if row["task"] == "all"}
+    assert design.train is not None
+    specs = [tune(name, design.train, costs).spec for name in FEW]
+    fixed = f"fixed:{everywhere['none']['best_fixed_gamma']}"
+    assert {policy for policy, row in everywhere.items() if row["tuned"]} == {*specs, fixed}
+    best = everywhere["hf-confidence"]["best_rival"]
+    assert best == max(specs, key=lambda spec: _train_speed(spec, design, costs))
+    for row in everywhere.values():
+        assert row["gain_over_rival"] == pytest.approx(
+            row["tokens_per_second"] / everywhere[best]["tokens_per_second"] - 1
+        )
+        assert row["gain_over_rival_low"] <= row["gain_over_rival"] <= row["gain_over_rival_high"]
+    assert everywhere[best]["gain_over_rival"] == 0.0
+
+
+def _train_speed(spec: str, design: Design, costs: CostCurve) -> float:
+    assert design.train is not None
+    return replay(design.train, make_policy(spec, GAMMA_MAX, costs), costs).tokens_per_second
+
+
+def test_without_tuning_there_is_no_rival(design: Design) -> None:
+    rows = evaluate_design(design, curve(0.1), lambda given: {})
+    assert {row["best_rival"] for row in rows} == {row["gain_over_rival"] for row in rows} == {None}
+
+
+def test_a_sweep_tunes_for_every_cost_ratio(design: Design) -> None:
+    tuned: list[float] = []
+
+    def record(trace: object, costs: CostCurve):
+        tuned.append(costs.cost_ratio())
+        return tune_rivals(trace, costs, ["cumulative-confidence"])  # type: ignore[arg-type]
+
+    rows = cost_sweep(design, curve(0.1), lambda given: {}, (0.02, 0.5), tune=record)
+    np.testing.assert_allclose(tuned, [0.02, 0.5])
+    rivals = [{row["best_rival"] for row in rows if row["cost_ratio"] == ratio} for ratio in (0.02, 0.5)]
+    assert rivals[0] != rivals[1]
+
+
+def test_what_has_no_grid_cannot_be_tuned(design: Design) -> None:
+    with pytest.raises(DraftgaugeError, match="nothing to tune in policy 'fixed'; choose one of adaedl"):
+        tune("fixed", design.trace, curve(0.1))
+
+
+def test_the_verb_tunes_all_rules_of_the_field(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from draftgauge.fitting import tuning
+
+    monkeypatch.setattr(tuning, "grid_specs", _two_points(tuning.grid_specs))
+    rows = replay_verb(write_run(tmp_path / "run", 24), policies=("hf-confidence",), tune=True)
+    names = {row["policy"].partition(":")[0] for row in rows if row["tuned"]}
+    assert names - {"none", "fixed"} == set(tunable_policies())
+
+
+def _two_points(grid: Callable) -> Callable:
+    return lambda name: list(grid(name))[:2]
