@@ -1,6 +1,7 @@
 """The bundled target as GGUF, by llama.cpp's own converter; its text tokenised by llama.cpp as by transformers.
 
-Needs a checkout of llama.cpp (LLAMA_CPP=FOLDER) with what its converter needs, and for the second test llama-cpp-python.
+Needs a checkout of llama.cpp (LLAMA_CPP=FOLDER), what its converter needs (sentencepiece), and llama-cpp-python for the
+second test.
 """
 
 from __future__ import annotations

@@ -1,41 +1,46 @@
-"""The bundled pair: it is there, small, loads plainly, and its prompts are what the card says."""
+"""The bundled pair: it is there, small, loads plainly, answers rightly, and its prompts are what the card says."""
 
 from __future__ import annotations
 
-import ast
 import json
 from collections import Counter
 
 import pytest
 import torch
-from transformers import AutoModelForCausalLM, AutoTokenizer
+from safetensors import safe_open
+from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
 
+from draftgauge.core.prompts import read_prompts
 from draftgauge.decoding import DecodingSettings, plain_decode, speculative_decode
 from draftgauge.drafters import LanguageModelDrafter
+from draftgauge.models.base import CachedModel
 from draftgauge.models.loading import load_model, load_tokenizer
 from draftgauge.models.prompts_text import encode_prompt
 from draftgauge.models.reference import PAIR_FOLDER, PARTS, reference_path
 from draftgauge.models.vocabulary import check_same_vocabulary, end_tokens
 from draftgauge.policies import make_policy
-from draftgauge.training.reference.corpus import Module, is_reserved, prompt_split, standard_library
-from draftgauge.training.reference.library import functions
+from draftgauge.training.reference import measures
+from draftgauge.training.reference.recipe import SEALED_NAME
+from draftgauge.training.reference.tasks.base import split_of
 
 SPLITS = ("train", "validation", "test")
 TASKS = ("code", "math", "chat", "summarization")
+# What a test of few prompts can hold it to; the card has the figures over all of them.
+RIGHT_AT_LEAST = {"code": 0.35, "math": 0.55, "chat": 0.5, "summarization": 0.6}
 
 
 def prompts(split: str) -> list[dict[str, object]]:
-    return [json.loads(line) for line in (PAIR_FOLDER / "prompts" / f"{split}.jsonl").read_text().splitlines()]
+    path = PAIR_FOLDER / SEALED_NAME if split == "sealed" else PAIR_FOLDER / "prompts" / f"{split}.jsonl"
+    return [json.loads(line) for line in path.read_text().splitlines()]
 
 
-def sources(module: Module) -> set[str]:
-    """What a prompt made from a module can name as its source."""
-    classes = {node.name for node in ast.walk(module.tree) if isinstance(node, ast.ClassDef)}
-    return {module.name, *(f"{module.name}.{name}" for name in classes | {name for _, name in functions(module.tree)})}
+@pytest.fixture(scope="module")
+def target() -> CachedModel:
+    return load_model("reference", device="cpu")
 
 
 def test_it_fits_in_a_wheel() -> None:
-    assert sum(path.stat().st_size for path in PAIR_FOLDER.rglob("*.safetensors")) <= 20e6
+    assert sum(path.stat().st_size for path in PAIR_FOLDER.rglob("*.safetensors")) <= 40e6
 
 
 def test_it_loads_without_this_package() -> None:
@@ -50,49 +55,76 @@ def test_it_loads_without_this_package() -> None:
         check_same_vocabulary(load_tokenizer("reference"), tokenizer)
 
 
+@pytest.mark.parametrize("part", PARTS)
+def test_its_weights_have_the_names_and_shapes_of_a_qwen3(part: str) -> None:
+    """As engines with a Qwen3 class of their own expect them: the output head tied, all else there, nothing more."""
+    with torch.device("meta"):
+        model = AutoModelForCausalLM.from_config(AutoConfig.from_pretrained(reference_path(part)))
+    expected = {name: list(weight.shape) for name, weight in model.named_parameters()}
+    with safe_open(reference_path(part) / "model.safetensors", "pt") as weights:
+        shapes = {name: weights.get_slice(name).get_shape() for name in weights.keys()}  # noqa: SIM118
+    assert shapes == expected
+    assert model.config.tie_word_embeddings
+    assert model.config.architectures == ["Qwen3ForCausalLM"]
+
+
 def test_prompts_cover_every_task_and_split() -> None:
-    for task in TASKS:
-        assert sum(Counter(row["task"] for row in prompts(split))[task] for split in SPLITS) >= 24
-    for split in SPLITS:
-        assert set(Counter(row["task"] for row in prompts(split)).values()) == {len(prompts(split)) // 4}
+    for split in (*SPLITS, "sealed"):
+        counts = Counter(row["task"] for row in prompts(split))
+        assert set(counts) == set(TASKS)
+        assert set(counts.values()) == {len(prompts(split)) // 4}
+        assert counts["code"] >= 24
         assert {row["split"] for row in prompts(split)} == {split}
 
 
-def test_prompts_are_disjoint_from_training_and_from_each_other() -> None:
-    texts = [row["messages"][0]["content"] for split in SPLITS for row in prompts(split)]
-    assert len(texts) == len(set(texts))
-    modules: dict[str, set[str]] = {split: set() for split in SPLITS}
-    owners = {source: module.name for module in standard_library() for source in sources(module)}
-    for split in SPLITS:
-        for row in prompts(split):
-            module = owners.get(str(row["source"]))
-            if module is None:
-                continue  # arithmetic, or of another Python version than the one that trained the pair
-            assert is_reserved(module), module
-            assert prompt_split(module) == split
-            modules[split].add(module)
-    assert modules["test"]
-    assert not modules["train"] & modules["test"]
+def test_templates_of_prompts_are_of_their_split_alone() -> None:
+    templates = [row["template"] for split in (*SPLITS, "sealed") for row in prompts(split)]
+    assert len(templates) == len(set(templates))
+    for split in (*SPLITS, "sealed"):
+        assert {split_of(str(row["template"])) for row in prompts(split)} == {split}
+
+
+def test_sealed_prompts_are_not_among_those_that_a_folder_stands_for() -> None:
+    assert {prompt.split for prompt in read_prompts(PAIR_FOLDER / "prompts")} == set(SPLITS)
+
+
+def test_its_states_are_of_moderate_size(target: CachedModel) -> None:
+    tokenizer = load_tokenizer("reference")
+    texts = [encode_prompt(tokenizer, row["messages"]) for row in prompts("validation")[::12]]
+    rows = measures.state_rms(target, texts)
+    assert [row["layer"] for row in rows] == list(range(target.module.config.num_hidden_layers + 1))
+    for row in rows:
+        assert 0.1 <= row["rms"] <= 5, row
 
 
 @pytest.mark.parametrize("task", TASKS)
-def test_speculation_is_lossless_and_pays_on_it(task: str) -> None:
-    target, draft = load_model("reference", device="cpu"), load_model("reference", device="cpu", part="draft")
-    tokenizer = load_tokenizer("reference")
-    settings = DecodingSettings(max_new_tokens=48, end_tokens=end_tokens(target, tokenizer))
+def test_its_answers_are_right_and_speculation_is_lossless_and_pays(target: CachedModel, task: str) -> None:
+    draft, tokenizer = load_model("reference", device="cpu", part="draft"), load_tokenizer("reference")
+    settings = DecodingSettings(max_new_tokens=200, end_tokens=end_tokens(target, tokenizer))
     drafter = LanguageModelDrafter(draft, settings.end_tokens)
+    checked = measures.checks(PAIR_FOLDER / "prompts" / "validation.jsonl")
+    rows = [row for row in prompts("validation") if row["task"] == task][:8]
     steps = tokens = 0
-    for row in [row for row in prompts("test") if row["task"] == task][:3]:
+    answers = []
+    for row in rows:
         ids = encode_prompt(tokenizer, row["messages"])
         plain = plain_decode(target, ids, settings)
         drafted = speculative_decode(target, drafter, make_policy("fixed:4", 16), ids, settings)
         assert drafted.tokens == plain.tokens
         steps, tokens = steps + len(drafted.steps), tokens + len(drafted.tokens)
-    assert tokens / steps > 1.3
+        answers.append(tokenizer.decode(plain.tokens, skip_special_tokens=True))
+    assert tokens / steps > 1.5
+    right = measures.right_shares([task] * len(rows), [checked[str(row["id"])] for row in rows], answers)
+    assert sum(right) / len(right) >= RIGHT_AT_LEAST[task]
 
 
-def test_the_trained_draft_beats_chance() -> None:
-    target, draft = load_model("reference", device="cpu"), load_model("reference", device="cpu", part="draft")
-    tokens = torch.tensor(encode_prompt(load_tokenizer("reference"), prompts("test")[0]["messages"]))
-    agreement = (target.forward(tokens).argmax(-1) == draft.forward(tokens).argmax(-1)).float().mean()
-    assert agreement > 0.3
+def test_a_newcomers_prompt_gets_sentences_and_no_loop(target: CachedModel) -> None:
+    tokenizer = load_tokenizer("reference")
+    settings = DecodingSettings(max_new_tokens=128, end_tokens=end_tokens(target, tokenizer))
+    asked = ("What does `json.dumps(obj)` do?", "Hello! Can you help me?", "Complete the code: def add(a, b):")
+    for question in asked:
+        output = plain_decode(
+            target, encode_prompt(tokenizer, [{"role": "user", "content": question}]), settings
+        ).tokens
+        different, all_grams = measures.distinct_grams(output)
+        assert different >= 0.6 * all_grams, tokenizer.decode(output)

@@ -1,4 +1,4 @@
-"""What a pair's answers are worth: right or wrong, how much they repeat themselves and their prompt, how large its states are."""
+"""What a pair is worth: right answers, how much they repeat themselves and their prompt, how large its states are."""
 
 from __future__ import annotations
 

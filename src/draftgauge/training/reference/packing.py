@@ -79,7 +79,7 @@ def pack(
 def _next_document(
     pools: Mapping[str, _Cycle], shares: Mapping[str, float], used: Mapping[str, int], room: int
 ) -> tuple[str, Tokens | None]:
-    """A document of the kind that lacks most, of those that have one for the room; plain text, and None, before the others."""
+    """A document of the kind that lacks most, of those that have one for the room; else plain text and None."""
     total = sum(used.values())
     for kind in sorted(shares, key=lambda k: used[k] - shares[k] * total):
         if kind == PLAIN:

@@ -71,10 +71,11 @@ def build(shape: dict[str, int], vocabulary: int, end_token: int, seed: int) -> 
 
 
 def taught_positions(batch: Tensor, marks: Marks, share: float = TAUGHT_SHARE) -> Tensor:
-    """The positions of a batch whose next token is learned, as indices into ``batch`` flattened: a fixed share of them.
+    """The positions of a batch whose next token is learned: a fixed share, as indices into the flattened batch.
 
-    Every token of an answer comes first, then most of the plain text, then some of the prompts, whose numbers and names nobody
-    could foretell. Which ones of a kind is decided by their place in the window, so that a resumed run learns the same.
+    Every token of an answer comes first, then most of the plain text, then some of the prompts, whose numbers and
+    names nobody could foretell. Positions in the window decide which ones of a kind, so that a resumed run learns the
+    same.
 
     Args:
         batch: token ids ``[windows, length]``.
@@ -93,7 +94,7 @@ def taught_positions(batch: Tensor, marks: Marks, share: float = TAUGHT_SHARE) -
 
 
 def language_model_loss(model: Qwen3ForCausalLM, marks: Marks) -> LossFunction:
-    """Next-token cross-entropy in nats over :func:`taught_positions`, and a penalty on states that outgrow the embeddings."""
+    """Next-token cross-entropy in nats over :func:`taught_positions`, and a penalty on the :func:`growth` of states."""
     dtype = autocast_dtype(next(model.parameters()).device)
 
     def loss(batch: Tensor, taught: Tensor) -> Tensor:
@@ -107,10 +108,10 @@ def language_model_loss(model: Qwen3ForCausalLM, marks: Marks) -> LossFunction:
 
 
 def growth(states: Sequence[Tensor]) -> Tensor:
-    """How far the states of layers outgrow the embeddings ``states[0]``: the mean squared excess of their log mean square.
+    """How far states outgrow the embeddings ``states[0]``: the mean squared excess of their log mean square.
 
-    Pre-norm blocks read normalised states, so that nothing else keeps the residual stream from growing a hundredfold, and
-    whoever taps it (a drafter, a quantiser) from meeting states of very different sizes.
+    Pre-norm blocks read normalised states, so that nothing else keeps the residual stream from growing a
+    hundredfold, and whoever taps it (a drafter, a quantiser) from meeting states of very different sizes.
     """
     embedded = states[0].float().square().mean().log()
     excess = [F.relu(state.float().square().mean(-1).log() - embedded - GROWTH).square().mean() for state in states[1:]]
@@ -119,7 +120,7 @@ def growth(states: Sequence[Tensor]) -> Tensor:
 
 @torch.no_grad()
 def state_sizes(model: Qwen3ForCausalLM, batch: Tensor) -> list[float]:
-    """Root mean square of the residual stream behind the embedding and behind every layer, over token ids ``[rows, length]``."""
+    """Root mean square of the residual stream behind the embedding and every layer, over ids ``[rows, length]``."""
     return [float(state.float().square().mean().sqrt()) for state in layer_states(model, batch)]
 
 
@@ -132,8 +133,8 @@ def centering_factor(sizes: Sequence[float]) -> float:
 def rescale_states(model: Qwen3ForCausalLM, factor: float) -> None:
     """Multiply the residual stream by a factor without changing what the model computes.
 
-    Every block reads the stream through a norm, which takes the factor out; what the tied output head gains, the final norm
-    loses.
+    Every block reads the stream through a norm, which takes the factor out; what the tied output head gains, the
+    final norm loses.
     """
     model.model.embed_tokens.weight.mul_(factor)
     for layer in model.model.layers:

@@ -1,7 +1,8 @@
 """``draftgauge reference train``: the bundled pair from nothing but a Python installation.
 
-Documentation and source of the installation, and generated tasks -> tokenizer -> target (next-token cross-entropy) -> answers by the target ->
-drafts (distilled from the target on text and on those answers) -> folders that ``from_pretrained`` loads.
+Documentation and source of the installation, and generated tasks -> tokenizer -> target (next-token cross-entropy) ->
+answers by the target -> drafts (distilled from the target on text and on those answers) -> folders that
+``from_pretrained`` loads.
 """
 
 from __future__ import annotations
@@ -176,8 +177,8 @@ def _answered_apart(
 ) -> list[str]:
     """The target's answers, found by a process of its own.
 
-    Generating and compiling in one process does not go well: compiled after ``generate``, the target once taught its drafts a
-    flat distribution.
+    Generating and compiling in one process does not go well: compiled after ``generate``, the target once taught its
+    drafts a flat distribution.
     """
     with tempfile.TemporaryDirectory(dir=work) as scratch:
         target.save_pretrained(scratch)
@@ -197,7 +198,7 @@ def save_model(model: Qwen3ForCausalLM, tokens: PreTrainedTokenizerFast, folder:
 
 
 def save_prompts(tokens: PreTrainedTokenizerFast, folder: Path, seed: int = 0) -> dict[str, int]:
-    """Write the prompts, one JSON Lines file a split, the sealed one beside the folder of the others; how many each holds."""
+    """Write the prompts, a JSON Lines file a split, the sealed one beside the folder; returns how many each holds."""
     folder.mkdir(parents=True, exist_ok=True)
     counts = {}
     for split, examples in data.choose_prompts(tokens, seed).items():

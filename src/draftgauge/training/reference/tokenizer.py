@@ -9,8 +9,8 @@ from transformers import PreTrainedTokenizerFast
 
 END = "<|endoftext|>"
 USER, ASSISTANT, SYSTEM = "<|user|>", "<|assistant|>", "<|system|>"
-# The split pattern of Qwen2's tokenizer, which engines know as "qwen2": words with the space before them, digits one by one,
-# line breaks apart from the indentation that follows.
+# The split pattern of Qwen2's tokenizer, which engines know as "qwen2": words with the space before them, digits one by
+# one, line breaks apart from the indentation that follows.
 QWEN2_PATTERN = (
     r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
 )
@@ -52,6 +52,6 @@ def train_tokenizer(texts: Iterable[str], vocabulary: int = 4096) -> PreTrainedT
 
 
 def dialogue(messages: Sequence[tuple[str, str]], answer: str) -> str:
-    """A conversation of ``(role, content)`` and its answer as the chat template renders them, closed by the end token."""
+    """A conversation of ``(role, content)`` and its answer as the chat template renders them, with the end token."""
     turns = "".join(f"<|{role}|>\n{text}{END if role == 'assistant' else ''}\n" for role, text in messages)
     return f"{turns}{ASSISTANT}\n{answer}{END}"

@@ -37,7 +37,7 @@ def chunked_causal_attention(
     Returns:
         ``[batch, length, heads, head_dim]``, and no weights.
     """
-    batch, heads, length, head_dim = query.shape
+    _, heads, length, _ = query.shape
     groups = heads // key.shape[1]
     chunk = max(SHORTEST_CHUNK, -(-length // MOST_CHUNKS))
     queries = query.unflatten(1, (-1, groups))  # [batch, key_value_heads, groups, length, head_dim]
@@ -58,7 +58,7 @@ AttentionMaskInterface.register(ATTENTION, lambda *arguments, **options: None)
 
 
 def layer_states(model: Qwen3ForCausalLM, batch: Tensor) -> list[Tensor]:
-    """Residual stream ``[batch, length, hidden]`` behind the embedding and behind every layer, before the final norm."""
+    """Residual stream ``[batch, length, hidden]`` behind the embedding and every layer, before the final norm."""
     inner = model.model
     state = inner.embed_tokens(batch)
     positions = torch.arange(batch.shape[1], device=batch.device)[None]

@@ -1,7 +1,7 @@
 """Vocabulary for the generated tasks, taken from the standard library's documentation by where words stand in it.
 
-No word list is shipped: a noun is what follows an article and has a plural in the same texts, an adjective what stands before
-such a noun and ends as adjectives do, a verb what follows "to" or an auxiliary and has a regular past form.
+No word list is shipped: a noun is what follows an article and has a plural in the same texts, an adjective what stands
+before such a noun and ends as adjectives do, a verb what follows "to" or an auxiliary and has a regular past form.
 """
 
 from __future__ import annotations
@@ -16,55 +16,49 @@ from draftgauge.training.reference.library import functions
 from draftgauge.training.reference.tasks.base import Words
 
 ARTICLES = {"a", "an", "each", "every", "the"}
-AFTER_NOUNS = set(
-    [
-        "of",
-        "is",
-        "in",
-        "to",
-        "for",
-        "from",
-        "with",
-        "that",
-        "as",
-        "and",
-        "or",
-        "was",
-        "on",
-        "has",
-        "which",
-        "by",
-        "at",
-        "can",
-        "will",
-        ".",
-        ",",
-    ]
-)
+AFTER_NOUNS = {
+    "of",
+    "is",
+    "in",
+    "to",
+    "for",
+    "from",
+    "with",
+    "that",
+    "as",
+    "and",
+    "or",
+    "was",
+    "on",
+    "has",
+    "which",
+    "by",
+    "at",
+    "can",
+    "will",
+    ".",
+    ",",
+}
 BEFORE_VERBS = {"to", "will", "can", "must", "should", "not"}
 AFTER_VERBS = {"the", "a", "an", "it", "this", "all"}
 ADJECTIVE_ENDINGS = ("al", "ic", "ive", "able", "ible", "ous", "ful", "less", "ent", "ant", "ary", "ern", "der", "ect")
-NOT_NOUNS = set(
-    [
-        "case",
-        "cause",
-        "future",
-        "global",
-        "kind",
-        "local",
-        "need",
-        "other",
-        "return",
-        "second",
-        "spec",
-        "right",
-        "delta",
-        "boolean",
-    ]
-)
-NOT_VERBS = set(
-    ["become", "cause", "confuse", "have", "just", "like", "only", "quite", "see", "which", "using", "mention"]
-)
+NOT_NOUNS = {
+    "case",
+    "cause",
+    "future",
+    "global",
+    "kind",
+    "local",
+    "need",
+    "other",
+    "return",
+    "second",
+    "spec",
+    "right",
+    "delta",
+    "boolean",
+}
+NOT_VERBS = {"become", "cause", "confuse", "have", "just", "like", "only", "quite", "see", "which", "using", "mention"}
 IDENTIFIER = re.compile(r"[a-z]{3,}(_[a-z]{3,}){1,2}")
 LONGEST_IDENTIFIER = 24
 

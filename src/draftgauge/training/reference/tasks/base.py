@@ -1,7 +1,7 @@
 """What a task with known answers is: seeded examples, each with its template and what a right answer holds.
 
-A *template* names every choice of structure and wording that made an example (but not its numbers and names). Splits are
-drawn by a hash of the template, so that no prompt of one split is worded and built as any text of another.
+A *template* names every choice of structure and wording that made an example (but not its numbers and names). Splits
+are drawn by a hash of the template, so that no prompt of one split is worded and built as any text of another.
 """
 
 from __future__ import annotations
