@@ -13,7 +13,7 @@ TRAINING_NAME = "training.json"
 
 
 def write_card(folder: Path, rows: Sequence[Mapping[str, Any]]) -> Path:
-    """Write a pair's ``README.md`` from what ``draftgauge reference evaluate`` measured and from its training record."""
+    """Write a pair's ``README.md`` from what ``draftgauge reference evaluate`` measured and its training record."""
     training = json.loads((folder / TRAINING_NAME).read_text(encoding="utf-8"))
     sizes = {path.parent.name: path.stat().st_size / 1e6 for path in sorted(folder.glob("*/model.safetensors"))}
     environment = Environment(
