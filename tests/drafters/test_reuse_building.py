@@ -57,7 +57,7 @@ def test_every_row_of_the_paper_within_two_percent(target, draft_vocabulary: int
 def test_parameters_of_the_hidden_design_by_hand() -> None:
     shape = eight_billion()
     hidden, attention, kv = 4096, 32 * 128, 8 * 128
-    fuse, mlp, norms = 3 * hidden**2, 3 * hidden * 12288, 4 * hidden
+    fuse, mlp, norms = 3 * hidden**2, 3 * hidden * 12288, (4 + 3) * hidden  # 3 of the taps
     weights = fuse + 2 * hidden * (attention + 2 * kv) + attention * hidden + mlp + norms
     assert count_parameters(reuse_config(shape, "hidden")) == weights + 151936 * hidden
     assert count_parameters(reuse_config(shape, "hidden", draft_vocabulary=32000)) == weights + 32000 * hidden
@@ -167,6 +167,7 @@ def test_a_warm_start_of_another_kind_changes_nothing() -> None:
     cases = [
         (replace(hidden, intermediate_size=8), "intermediate size 128"),
         (replace(hidden, target_fingerprint="other"), "another target"),
+        (replace(hidden, norm_output=False), "differ in norm_output"),
         (replace(hidden, hidden_layers=(0, 1, 2)), "reads target layers 0, 1, 2"),
         (reuse_config(target.config, "kv"), "not a hybrid one from a kv one"),
     ]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -19,7 +20,8 @@ from draftgauge.drafters.reuse import (
     save_drafter,
     target_fingerprint,
 )
-from draftgauge.drafters.reuse.persistence import is_drafter
+from draftgauge.drafters.reuse.config import NORMS
+from draftgauge.drafters.reuse.persistence import drafter_fingerprint, is_drafter
 from draftgauge.drafters.reuse.unroll import unroll
 from draftgauge.models.base import CachedModel
 from draftgauge.models.loading import load_model, wrap
@@ -79,6 +81,26 @@ def test_another_target_is_refused(tmp_path: Path) -> None:
     save_drafter(tmp_path, net_for(wrap(tiny_model(num_hidden_layers=4, seed=0))), {})
     with pytest.raises(ModelError, match="another target \\(a tiny one"):
         load_drafter(tmp_path, wrap(tiny_model(num_hidden_layers=4, seed=1)))
+
+
+def test_a_drafter_saved_before_there_were_norms_has_none(tmp_path: Path) -> None:
+    target = wrap(tiny_model(num_hidden_layers=4))
+    raw = replace(net_for(target).config, **dict.fromkeys(NORMS, False))
+    net = new_net(raw, target.module, 5)
+    save_drafter(tmp_path, net, {})
+    path = tmp_path / "drafter.json"
+    description = json.loads(path.read_text())
+    before = drafter_fingerprint(tmp_path)
+    for name in NORMS:
+        del description["config"][name]
+    path.write_text(json.dumps(description))
+    loaded = load_drafter(tmp_path, target)
+    assert loaded.config == raw
+    text = tokens(12)[None]
+    seen = batch_features(target.module, text, TapPlan(raw.hidden_layers, raw.kv_layers))
+    for ours, theirs in zip(unroll(net, text, seen, 3), unroll(loaded, text, seen, 3), strict=True):
+        torch.testing.assert_close(ours, theirs, atol=0, rtol=0)
+    assert drafter_fingerprint(tmp_path) != before  # of the file as it is
 
 
 def test_folders_that_hold_no_whole_drafter(tmp_path: Path) -> None:

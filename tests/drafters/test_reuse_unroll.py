@@ -11,6 +11,7 @@ from transformers import PreTrainedModel
 
 from draftgauge.core.errors import ModelError
 from draftgauge.drafters.reuse import DESIGNS, INJECTIONS, ChainState, ReuseNet, drafting, new_net, reuse_config
+from draftgauge.drafters.reuse.config import NORMS
 from draftgauge.drafters.reuse.unroll import unroll
 from draftgauge.models.taps import Features, TapPlan, batch_features
 from tiny import tiny_model, tokens
@@ -50,11 +51,11 @@ def make(
     injection: str = "project-rope",
     family: str = "qwen3",
     draft_tokens: Tensor | None = None,
+    **norms: bool,
 ) -> ReuseNet:
+    shape = {"layers": layers, "injection": injection, "intermediate_size": 48}
     kept = 0 if draft_tokens is None else len(draft_tokens)
-    config = reuse_config(
-        target(family).config, design, layers=layers, injection=injection, intermediate_size=48, draft_vocabulary=kept
-    )
+    config = reuse_config(target(family).config, design, draft_vocabulary=kept, **shape, **norms)
     net = new_net(config, target(family), 3, draft_tokens)
     with torch.no_grad():  # norms and biases start at one and zero: too kind a test
         for index, parameter in enumerate(p for p in net.parameters() if p.ndim == 1):
@@ -92,6 +93,14 @@ def assert_drafting_is_the_unroll(net: ReuseNet, family: str) -> None:
 @pytest.mark.parametrize(("design", "layers", "injection"), VARIANTS)
 def test_drafting_is_the_unroll(design: str, layers: int, injection: str) -> None:
     assert_drafting_is_the_unroll(make(design, layers, injection), "qwen3")
+
+
+@pytest.mark.parametrize("design", DESIGNS)
+@pytest.mark.parametrize("norms", [(), *((name,) for name in NORMS)], ids=" ".join)
+def test_drafting_is_the_unroll_whatever_is_normalised(design: str, norms: tuple[str, ...]) -> None:
+    net = make(design, **{name: name in norms for name in NORMS})
+    assert_drafting_is_the_unroll(net, "qwen3")
+    assert len(net.tap_norms) == (len(net.config.hidden_layers) if "norm_before_fc" in norms else 0)
 
 
 @pytest.mark.parametrize("family", ["qwen2", "llama3-rope", "mistral", "gemma", "gemma3", "yarn"])

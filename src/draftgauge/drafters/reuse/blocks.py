@@ -117,6 +117,7 @@ class Block(nn.Module):
         super().__init__()
         hidden, eps, traits = config.hidden_size, config.rms_norm_eps, config.traits
         reads_token, reads_state = layer == 0, layer > 0 or traits.reads_hidden
+        self.normalises_residual = traits.reads_hidden and config.norm_before_residual
         self.token_norm = nn.RMSNorm(hidden, eps) if reads_token else None
         self.state_norm = nn.RMSNorm(hidden, eps) if reads_state else None
         self.self_attention = self.chain_attention = self.injection = self.join = None
@@ -142,12 +143,13 @@ class Block(nn.Module):
         attentions = self.self_attention, self.chain_attention
         return TokenParts(*(None if attention is None else attention.token_part(normed) for attention in attentions))
 
-    def heads(self, parts: TokenParts, stream: Tensor, tables: Tables) -> BlockHeads:
-        """Heads of the rows of ``stream`` ``[B, R, H]`` at the tables' positions."""
+    def read(self, parts: TokenParts, stream: Tensor, tables: Tables) -> tuple[Tensor, BlockHeads]:
+        """The residual ``[B, R, H]`` that a stream becomes, and its heads at the tables' positions."""
         state = None if self.state_norm is None else self.state_norm(stream)
         own = None if self.self_attention is None else self.self_attention.heads(parts.own, state, tables)
         chain = None if self.chain_attention is None else self.chain_attention.heads(parts.chain, state, tables)
-        return BlockHeads(own, chain)
+        residual = state.to(stream.dtype) if self.normalises_residual and state is not None else stream
+        return residual, BlockHeads(own, chain)
 
     def inject(self, keys: Tensor, values: Tensor, begin: int, rotary: RotaryTables) -> KeysValues:
         """The target's keys and values as this layer attends to them, see :class:`Injection`."""
@@ -156,7 +158,7 @@ class Block(nn.Module):
         return pair
 
     def forward(self, stream: Tensor, heads: BlockHeads, memory: Memory, causal: bool) -> Tensor:
-        """The residual stream ``[B, R, H]`` after this layer; ``memory`` already holds the rows' own keys."""
+        """The residual ``[B, R, H]`` after this layer; ``memory`` already holds the rows' own keys."""
         attended = []
         if self.self_attention is not None and heads.own is not None:
             attended.append(self.self_attention(heads.own.queries, memory.anchors, memory.drafted, causal))

@@ -12,7 +12,7 @@ from transformers import PreTrainedConfig, PreTrainedModel
 
 from draftgauge.core.errors import ModelError
 from draftgauge.core.seeds import derive_seed
-from draftgauge.drafters.reuse.config import ReuseConfig, reuse_config
+from draftgauge.drafters.reuse.config import NORMS, ReuseConfig, reuse_config
 from draftgauge.drafters.reuse.design import DESIGNS, WARM_START
 from draftgauge.drafters.reuse.net import ReuseNet
 
@@ -88,6 +88,9 @@ def warm_start(net: ReuseNet, hidden_net: ReuseNet) -> list[str]:
             f"a warm start takes a {takers} drafter from a hidden one, not a {net.config.design} one "
             f"from a {hidden_net.config.design} one"
         )
+    off = [name for name in NORMS if getattr(net.config, name) != getattr(hidden_net.config, name)]
+    if off:
+        raise ModelError(f"the two drafters differ in {', '.join(off)}: train a hidden drafter with the same norms")
     if net.config.target_fingerprint != hidden_net.config.target_fingerprint:
         raise ModelError("the hidden drafter was trained for another target: train one for this target first")
     ours, theirs = dict(net.named_parameters()), dict(hidden_net.named_parameters())

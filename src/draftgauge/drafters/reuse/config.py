@@ -12,6 +12,7 @@ from draftgauge.core.errors import ModelError
 from draftgauge.drafters.reuse.design import DESIGNS, Design
 from draftgauge.models.tap_plan import tap_plan
 
+NORMS = ("norm_before_fc", "norm_before_residual", "norm_output")
 INJECTIONS = ("concat", "project", "project-rope")
 
 
@@ -38,6 +39,14 @@ class ReuseConfig:
         target_fingerprint: which target it was trained for, see
             :func:`~draftgauge.drafters.reuse.persistence.target_fingerprint`.
         target_source: where that target came from, for people.
+        norm_before_fc: normalise the hidden states of every tapped layer before they are fused. Their scale grows from layer
+            to layer, up to hundreds of times that of a token's embedding.
+        norm_before_residual: normalise the fused states, and later the drafter's own, before they become the block's
+            residual, not only before its attention.
+        norm_output: pass the drafter's states on to the next depth normalised, as its head takes them in.
+
+    The norms are those of ``speculators``; all three switched off is the original EAGLE-3. They concern the designs that read
+    hidden states: the residual of the others starts from the token's embedding, which is small.
 
     Raises:
         ModelError: for a design, injection or number that cannot be.
@@ -63,6 +72,9 @@ class ReuseConfig:
     target_family: str
     target_fingerprint: str
     target_source: str
+    norm_before_fc: bool = True
+    norm_before_residual: bool = True
+    norm_output: bool = True
 
     def __post_init__(self) -> None:
         _check_choice("design", self.design, tuple(DESIGNS))
@@ -112,6 +124,9 @@ def reuse_config(
     draft_vocabulary: int = 0,
     target_fingerprint: str = "",
     target_source: str = "",
+    norm_before_fc: bool = True,
+    norm_before_residual: bool = True,
+    norm_output: bool = True,
 ) -> ReuseConfig:
     """The configuration of a drafter for a target.
 
@@ -125,6 +140,7 @@ def reuse_config(
         draft_vocabulary: number of tokens that the drafter can propose; 0 for all.
         target_fingerprint: which target it is.
         target_source: where it came from.
+        norm_before_fc, norm_before_residual, norm_output: see :class:`ReuseConfig`.
 
     Raises:
         ModelError: for what :class:`ReuseConfig` refuses, layers that the target has not, or a target that cannot be tapped.
@@ -156,6 +172,9 @@ def reuse_config(
         target_family=text.model_type,
         target_fingerprint=target_fingerprint,
         target_source=target_source,
+        norm_before_fc=norm_before_fc,
+        norm_before_residual=norm_before_residual,
+        norm_output=norm_output,
     )
 
 

@@ -61,9 +61,11 @@ class ReuseNet(nn.Module):
         self.register_buffer("d2t", to_target, persistent=False)
         self.register_buffer("t2d", to_draft, persistent=False)
         hidden = config.hidden_size
-        self.fuse = (
-            nn.Linear(len(config.hidden_layers) * hidden, hidden, bias=False) if self.traits.reads_hidden else None
+        taps = len(config.hidden_layers)  # 0 in designs that read none
+        self.tap_norms = nn.ModuleList(
+            nn.RMSNorm(hidden, config.rms_norm_eps) for _ in range(taps if config.norm_before_fc else 0)
         )
+        self.fuse = nn.Linear(taps * hidden, hidden, bias=False) if taps else None
         self.blocks: Sequence[Block] = nn.ModuleList(Block(config, layer) for layer in range(config.layers))  # type: ignore[assignment]
         self.norm = nn.RMSNorm(hidden, config.rms_norm_eps)
         self.head = nn.Linear(hidden, config.logits, bias=False)
@@ -86,7 +88,7 @@ class ReuseNet(nn.Module):
         if hidden is not None:
             return self.fuse_hidden(hidden)
         assert before is not None, "this design reads hidden states"
-        return before
+        return self.cast(self.norm(before)) if self.config.norm_output else before
 
     def depth(
         self,
@@ -111,7 +113,7 @@ class ReuseNet(nn.Module):
             The states ``[B, R - skipped, H]``.
         """
         for layer, block in enumerate(self.blocks):
-            heads = block.heads(parts[layer], stream, tables)
+            stream, heads = block.read(parts[layer], stream, tables)
             memory = remember(layer, heads)
             stream = block(stream[:, skipped:], heads.since(skipped), memory, causal)
         return stream
@@ -124,7 +126,10 @@ class ReuseNet(nn.Module):
     def fuse_hidden(self, hidden: Tensor) -> Tensor:
         """The hidden states of ``S`` layers ``[B, n, S, H]`` as one ``[B, n, H]``."""
         assert self.fuse is not None
-        return self.cast(self.fuse(self.cast(hidden.flatten(2))))  # so that the stream stays float32 under autocast
+        hidden = self.cast(hidden)
+        if self.tap_norms:
+            hidden = torch.stack([norm(hidden[..., tap, :]) for tap, norm in enumerate(self.tap_norms)], -2)
+        return self.cast(self.fuse(hidden.flatten(2)))  # so that the stream stays float32 under autocast
 
     def tables(self, length: int, like: Tensor) -> Tables:
         """Rotary tables of at least ``length`` positions."""

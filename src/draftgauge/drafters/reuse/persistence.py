@@ -18,7 +18,7 @@ from draftgauge.core.config import from_mapping, to_mapping
 from draftgauge.core.errors import DraftgaugeError, ModelError
 from draftgauge.core.files import atomic_write_bytes, atomic_write_text, file_sha256, require_writable
 from draftgauge.drafters.reuse.building import attach
-from draftgauge.drafters.reuse.config import ReuseConfig
+from draftgauge.drafters.reuse.config import NORMS, ReuseConfig
 from draftgauge.drafters.reuse.net import ReuseNet
 from draftgauge.models.base import CachedModel
 from draftgauge.models.fingerprint import fingerprint
@@ -27,6 +27,7 @@ DESCRIPTION = "drafter.json"
 WEIGHTS = "drafter.safetensors"
 FORMAT = "draftgauge-reuse-drafter"
 VERSION = 1
+RAW = dict.fromkeys(NORMS, False)  # of drafters that were saved before designs had these norms
 DRAFT_TOKENS = "d2t"  # among the weights, where there is a draft vocabulary
 
 
@@ -107,6 +108,18 @@ def drafter_fingerprint(folder: Path) -> str:
     return hashlib.sha256(json.dumps([config, description["weights_sha256"]], sort_keys=True).encode()).hexdigest()
 
 
+def read_config(folder: Path) -> ReuseConfig:
+    """What a drafter is made of.
+
+    Raises:
+        ModelError: if the folder holds no drafter that this version reads.
+    """
+    try:
+        return from_mapping(ReuseConfig, RAW | read_description(folder)["config"], f"{folder / DESCRIPTION}: config")
+    except DraftgaugeError as error:
+        raise ModelError(str(error)) from error
+
+
 def load_drafter(folder: str | Path, target: CachedModel, dtype: torch.dtype | None = None) -> ReuseNet:
     """Load a drafter for a target, onto its device, ready to draft: in evaluation mode, its weights frozen.
 
@@ -118,26 +131,22 @@ def load_drafter(folder: str | Path, target: CachedModel, dtype: torch.dtype | N
     Raises:
         ModelError: if the folder holds no drafter, its files are damaged, or it was trained for another target.
     """
-    place = Path(folder)
-    description = read_description(place)
-    try:
-        config = from_mapping(ReuseConfig, description["config"], f"{place / DESCRIPTION}: config")
-    except DraftgaugeError as error:
-        raise ModelError(str(error)) from error
-    weights = _read_weights(place, description["weights_sha256"])
-    found = target_fingerprint(target.module)
-    if found != config.target_fingerprint:
+    path = Path(folder)
+    config = read_config(path)
+    weights = _read_weights(path, read_description(path)["weights_sha256"])
+    actual = target_fingerprint(target.module)
+    if actual != config.target_fingerprint:
         raise ModelError(
-            f"the drafter in {place} was trained for another target ({config.target_source or config.target_family}, fingerprint "
-            f"{config.target_fingerprint[:12]}; this one has {found[:12]}): load that target, or train a drafter for this one"
+            f"the drafter in {path} was trained for another target ({config.target_source or config.target_family}, "
+            f"fingerprint {config.target_fingerprint[:12]}; this one has {actual[:12]}): load that target, or train a drafter for this one"
         )
     net = attach(config, target.module, weights.pop(DRAFT_TOKENS, None))
     net.load_state_dict(weights)
     return _cast(net, dtype or target.spec.dtype).eval().requires_grad_(False)
 
 
-def _read_weights(place: Path, expected: str) -> dict[str, Tensor]:
-    path = place / WEIGHTS
+def _read_weights(folder: Path, expected: str) -> dict[str, Tensor]:
+    path = folder / WEIGHTS
     if not path.is_file() or file_sha256(path) != expected:
         raise ModelError(
             f"{path} is missing or not the one that {DESCRIPTION} describes: save or copy the drafter again"

@@ -11,6 +11,7 @@ from draftgauge.core.files import atomic_write_text, require_writable
 from draftgauge.core.progress import Progress, silent
 from draftgauge.decoding.settings import DecodingSettings
 from draftgauge.drafters.reuse import ReuseConfig, count_parameters, matched_widths, reuse_config, target_fingerprint
+from draftgauge.drafters.reuse.config import NORMS
 from draftgauge.models.loading import end_tokens, load_tokenizer
 from draftgauge.studies.kvshot.cells import (
     ANSWERS_NAME,
@@ -140,4 +141,4 @@ def _shape(variant: Variant, study: Study) -> dict[str, Any]:
         "injection": variant.injection or request.injection,
         "taps": request.taps,
         "draft_vocabulary": request.draft_vocabulary,
-    }
+    } | {name: getattr(request, name) for name in NORMS}

@@ -11,13 +11,12 @@ from typing import Any
 import torch
 from transformers import AutoConfig, PreTrainedConfig
 
-from draftgauge.core.config import from_mapping
 from draftgauge.core.errors import DraftgaugeError, ModelError
 from draftgauge.core.files import atomic_write_text, require_writable
 from draftgauge.core.provenance import command_line, environment, timestamp
-from draftgauge.drafters.reuse.config import ReuseConfig, reuse_config
+from draftgauge.drafters.reuse.config import NORMS, ReuseConfig, reuse_config
 from draftgauge.drafters.reuse.design import DESIGNS, WARM_START
-from draftgauge.drafters.reuse.persistence import read_description
+from draftgauge.drafters.reuse.persistence import read_config
 from draftgauge.models.compression import check_compression
 from draftgauge.models.device import choose_device
 from draftgauge.models.fingerprint import fingerprint
@@ -102,6 +101,7 @@ def drafter_config(request: TrainingSpec, config: PreTrainedConfig, target_finge
         draft_vocabulary=request.draft_vocabulary,
         target_fingerprint=target_fingerprint,
         target_source=request.target,
+        **{name: getattr(request, name) for name in NORMS},
     )
 
 
@@ -161,7 +161,7 @@ def check_warm_start(request: TrainingSpec, drafter: ReuseConfig) -> None:
     if request.reuse not in takers:
         raise DraftgaugeError(f"a warm start is for the designs {' and '.join(takers)}, not for {request.reuse}")
     folder = request.warm_start
-    hidden = from_mapping(ReuseConfig, read_description(folder)["config"], str(folder))
+    hidden = read_config(folder)
     if hidden.design != WARM_START:
         raise ModelError(
             f"a warm start is from a drafter of the design hidden, and {folder} holds one of the design {hidden.design}"
@@ -170,7 +170,7 @@ def check_warm_start(request: TrainingSpec, drafter: ReuseConfig) -> None:
         raise ModelError(
             f"the drafter in {folder} was trained for another target: train a hidden drafter for this one first"
         )
-    for name in ("intermediate_size", "hidden_layers", "draft_vocabulary"):
+    for name in ("intermediate_size", "hidden_layers", "draft_vocabulary", *NORMS):
         ours, theirs = getattr(drafter, name), getattr(hidden, name)
         if ours != theirs:
             raise ModelError(

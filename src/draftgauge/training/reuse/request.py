@@ -34,6 +34,9 @@ class TrainingSpec:
         taps: decoder layers of the target to read, counted from 0; the family's default if None.
         intermediate_size: width of the drafter's MLP; the target's if None. The study sets it to match capacities.
         draft_vocabulary: size of the vocabulary that the drafter proposes from, the most frequent tokens of the answers; 0 for all.
+        norm_before_fc: normalise the hidden states of every tapped layer before they are fused.
+        norm_before_residual: normalise the fused states before they become the block's residual.
+        norm_output: pass the drafter's states on to the next depth normalised; without any of the three, the original EAGLE-3.
         depths: K, drafted tokens that training unrolls from every anchor.
         length: longest conversation in tokens; longer ones are cut at their end.
         prompts: prompt file whose prompts the target answers; for the bundled target, generated questions if None.
@@ -77,6 +80,9 @@ class TrainingSpec:
     taps: tuple[int, ...] | None = None
     intermediate_size: int | None = None
     draft_vocabulary: int = 0
+    norm_before_fc: bool = True
+    norm_before_residual: bool = True
+    norm_output: bool = True
     depths: int = setting(7, short="-k")
     length: int = 1024
     prompts: Path | None = None

@@ -1,15 +1,21 @@
-"""Gradients by parameter group, and how far the gate of a hybrid drafter is open: two of the bottlenecks that KVShot names, measured."""
+"""What is measured of a drafter in training: gradients by parameter group, how far a gate is open, and the scales of sums."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import dataclass
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
 from draftgauge.drafters.reuse.attention import Attention
-from draftgauge.drafters.reuse.blocks import GatedDelta
+from draftgauge.drafters.reuse.blocks import Block, GatedDelta
+from draftgauge.drafters.reuse.net import ReuseNet
+
+STREAM = "stream"
+BALANCED = 4.0  # largest ratio of the RMS of two parts of a sum, at initialisation, that training does not warn of
 
 
 def parameter_groups(net: nn.Module) -> dict[str, list[tuple[Tensor, slice]]]:
@@ -45,14 +51,14 @@ class GradientStatistics:
     @torch.no_grad()
     def row(self) -> dict[str, float]:
         """``{"gradient_norm/GROUP", "gradient_rms/GROUP", "weight_rms/GROUP"}`` of the gradients as they stand, before clipping."""
-        found: dict[str, float] = {}
+        row: dict[str, float] = {}
         for name, parts in self.groups.items():
             count = sum(parameter[rows].numel() for parameter, rows in parts)
             gradient = _norm([parameter.grad[rows] for parameter, rows in parts if parameter.grad is not None])
-            found[f"gradient_norm/{name}"] = gradient
-            found[f"gradient_rms/{name}"] = gradient / count**0.5
-            found[f"weight_rms/{name}"] = _norm([parameter[rows] for parameter, rows in parts]) / count**0.5
-        return found
+            row[f"gradient_norm/{name}"] = gradient
+            row[f"gradient_rms/{name}"] = gradient / count**0.5
+            row[f"weight_rms/{name}"] = _norm([parameter[rows] for parameter, rows in parts]) / count**0.5
+        return row
 
 
 def _norm(tensors: list[Tensor]) -> float:
@@ -68,7 +74,7 @@ class GateWatch:
 
     @contextmanager
     def watching(self, on: bool = True) -> Iterator[None]:
-        """Take note of every pass through a gate, if ``on``."""
+        """Record every pass through a gate, if ``on``."""
         self._seen.clear()
         handles = [gate.register_forward_hook(self._take) for gate in self._gates] if on else []
         try:
@@ -83,3 +89,93 @@ class GateWatch:
 
     def _take(self, gate: nn.Module, inputs: object, output: Tensor) -> None:
         self._seen.append(output.detach().float().sigmoid().mean())
+
+
+@dataclass(frozen=True)
+class Imbalance:
+    """A sum whose parts are of different scales: its name, its largest and its smallest part, and the ratio of their RMS."""
+
+    sum: str
+    largest: str
+    smallest: str
+    ratio: float
+
+    def __str__(self) -> str:
+        return f"{self.largest} is {self.ratio:.1f} times {self.smallest} where {self.sum} adds them"
+
+
+class ScaleWatch:
+    """The root mean square of everything that a drafter adds up, while it is being watched.
+
+    A part much smaller than the others of its sum is lost in it: such as the token beside hidden states that nothing
+    normalises. The sums are the fused taps, the two halves of every attention's input, and every block's residual.
+    """
+
+    def __init__(self, net: ReuseNet) -> None:
+        self._squares: dict[tuple[str, str], list[Tensor]] = {}
+        self._hooks: list[tuple[nn.Module, Callable[..., None]]] = []
+        if net.fuse is not None:
+            self._hooks.append((net.fuse, self._taps))
+        for index, block in enumerate(net.blocks):
+            self._watch_block(f"blocks.{index}", block)
+
+    def _watch_block(self, name: str, block: Block) -> None:
+        for kind, attention in (("self", block.self_attention), ("chain", block.chain_attention)):
+            if attention is not None and attention.from_token is not None and attention.from_state is not None:
+                self._watch(attention.from_token, f"{name}.{kind}_attention", "token")
+                self._watch(attention.from_state, f"{name}.{kind}_attention", "state")
+        attended = block.join or block.self_attention or block.chain_attention
+        assert attended is not None
+        self._hooks.append((block, lambda module, inputs, output: self._add(f"{name}.residual", STREAM, inputs[0])))
+        self._watch(attended, f"{name}.residual", "attention")
+        self._watch(block.mlp, f"{name}.residual", "mlp")
+
+    def _watch(self, module: nn.Module, total: str, part: str) -> None:
+        self._hooks.append((module, lambda module, inputs, output: self._add(total, part, output)))
+
+    def _taps(self, fuse: nn.Linear, inputs: tuple[Tensor, ...], output: Tensor) -> None:
+        width = fuse.weight.shape[0]
+        pieces = zip(inputs[0].detach().split(width, -1), fuse.weight.detach().split(width, -1), strict=True)
+        for tap, (states, weight) in enumerate(pieces):
+            self._add("fuse", f"tap {tap}", F.linear(states, weight.to(states.dtype)))
+
+    @torch.no_grad()
+    def _add(self, total: str, part: str, values: Tensor) -> None:
+        self._squares.setdefault((total, part), []).append(values.detach().float().square().mean())
+
+    @contextmanager
+    def watching(self, on: bool = True) -> Iterator[None]:
+        """Record every pass, if ``on``."""
+        self._squares.clear()
+        handles = [module.register_forward_hook(hook) for module, hook in self._hooks] if on else []
+        try:
+            yield
+        finally:
+            for handle in handles:
+                handle.remove()
+
+    def scales(self) -> dict[str, dict[str, float]]:
+        """Sum -> part -> RMS over the passes that were watched."""
+        scales: dict[str, dict[str, float]] = {}
+        for (total, part), squares in self._squares.items():
+            scales.setdefault(total, {})[part] = float(torch.stack(squares).mean()) ** 0.5
+        return scales
+
+    def row(self) -> dict[str, float]:
+        """``{"rms/SUM/PART"}`` for the log."""
+        return {f"rms/{total}/{part}": rms for total, parts in self.scales().items() for part, rms in parts.items()}
+
+
+def imbalances(scales: Mapping[str, Mapping[str, float]], factor: float = BALANCED) -> list[Imbalance]:
+    """The sums whose parts differ by more than a factor, the worst first.
+
+    A residual stream may be smaller than what its block adds to it: the block has read it normalised, so nothing is lost.
+    """
+    unequal = []
+    for total, parts in scales.items():
+        largest = max(parts, key=parts.__getitem__)
+        smallest = min((part for part in parts if part != STREAM), key=parts.__getitem__)
+        ratio = parts[largest] / max(parts[smallest], 1e-12)
+        if ratio > factor:
+            unequal.append(Imbalance(total, largest, smallest, ratio))
+    return sorted(unequal, key=lambda one: -one.ratio)

@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Mapping
+import warnings
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 
 import numpy as np
@@ -37,7 +38,7 @@ from draftgauge.training.reuse.loss import (
 )
 from draftgauge.training.reuse.prepare import Job
 from draftgauge.training.reuse.result import TrainResult
-from draftgauge.training.reuse.statistics import GateWatch, GradientStatistics
+from draftgauge.training.reuse.statistics import GateWatch, GradientStatistics, Imbalance, ScaleWatch, imbalances
 from draftgauge.training.reuse.tracking import open_trackers
 
 BETAS = (0.9, 0.95)
@@ -89,7 +90,7 @@ class Training:
         )
         self.weights = depth_weights(request.depths, request.step_decay)
         self.autocast = autocast(job)
-        self.statistics, self.gates = GradientStatistics(net), GateWatch(net)
+        self.statistics, self.gates, self.scales = GradientStatistics(net), GateWatch(net), ScaleWatch(net)
         self.softly = compiled_loss() if request.compile else soft_cross_entropy
         self.state = self._resume(answers_sha256)
         self.interval = Interval()
@@ -126,14 +127,16 @@ class Training:
         trained = [sum(int(batch.trained(depth).sum()) for batch in batches) for depth in range(request.depths)]
         scales = [float(weight) / max(1, count) for weight, count in zip(self.weights, trained, strict=True)]
         logged = self.schedule.logged(step)
-        with self.gates.watching(on=logged):
+        with self.gates.watching(on=logged), self.scales.watching(on=logged):
             interval.figures += [self._backward_of(batch.to(self.job.device), scales) for batch in batches]
         interval.tokens += trained[0]
         interval.steps += 1
         if logged:
             gate = self.gates.mean()
-            interval.last = {"learning_rate": self.schedule.rate(step)} | self.statistics.row()
+            interval.last = {"learning_rate": self.schedule.rate(step)} | self.statistics.row() | self.scales.row()
             interval.last |= {} if gate is None else {"gate": gate}
+        if step == 0:
+            warn_of(imbalances(self.scales.scales()))
 
     def _backward_of(self, batch: Batch, scales: list[float]) -> Figures:
         request = self.job.request
@@ -195,6 +198,16 @@ class Training:
             tokens_per_second=state.tokens / max(state.seconds, 1e-9),
             loss=state.tail_loss / max(1, state.tail_steps),
             peak_memory_gib=peak_memory_gib(self.job.device),
+        )
+
+
+def warn_of(unequal: Sequence[Imbalance]) -> None:
+    """Say which sums start with parts of so different scales that the smaller ones are lost in them."""
+    if unequal:
+        warnings.warn(
+            f"at initialisation {'; '.join(map(str, unequal))}: the smaller part hardly counts. Ask for the norms of the "
+            "design (norm_before_fc, norm_before_residual, norm_output), or read its results with this in mind",
+            stacklevel=2,
         )
 
 
