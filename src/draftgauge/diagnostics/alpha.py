@@ -84,11 +84,11 @@ def walked(text: HeldOutText, accepted: Ints, known: Ints, max_new_tokens: int) 
 
     Each step commits the accepted tokens and one more; a draft leaves room for that one, as the live loop does.
     """
-    steps, place = [], 0
-    while place < len(text.output):
-        drafted = min(int(known[place]), max_new_tokens - place - 1)
-        steps.append((min(int(accepted[place]), drafted), drafted))
-        place += steps[-1][0] + 1
+    steps, position = [], 0
+    while position < len(text.output):
+        drafted = min(int(known[position]), max_new_tokens - position - 1)
+        steps.append((min(int(accepted[position]), drafted), drafted))
+        position += steps[-1][0] + 1
     return np.array([s[0] for s in steps], np.int64), np.array([s[1] for s in steps], np.int64)
 
 

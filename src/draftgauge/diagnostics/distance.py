@@ -42,17 +42,17 @@ def needed_context(
     for index, window in enumerate(windows):
         open_places: list[tuple[int, int]] = []
         for number, text in enumerate(texts):
-            for place in np.flatnonzero(classes[number] == len(windows)).tolist():
-                if len(text.prompt) + place <= window:  # the window is the whole text
-                    classes[number][place] = index
+            for position in np.flatnonzero(classes[number] == len(windows)).tolist():
+                if len(text.prompt) + position <= window:  # the window is the whole text
+                    classes[number][position] = index
                 else:
-                    open_places.append((number, place))
+                    open_places.append((number, position))
         rows = max(1, batch_tokens // window)
         for start in range(0, len(open_places), rows):
             part = open_places[start : start + rows]
-            for (number, place), settled in zip(part, _settled(module, texts, part, window), strict=True):
+            for (number, position), settled in zip(part, _settled(module, texts, part, window), strict=True):
                 if settled:
-                    classes[number][place] = index
+                    classes[number][position] = index
     return classes
 
 
@@ -87,11 +87,11 @@ def _settled(
 ) -> NDArray[np.bool_]:
     """Whether the last ``window`` tokens before each place give the token there."""
     rows, labels = [], []
-    for number, place in places:
+    for number, position in places:
         text = texts[number]
-        end = len(text.prompt) + place
+        end = len(text.prompt) + position
         rows.append(text.tokens[end - window : end])
-        labels.append(text.output[place])
+        labels.append(text.output[position])
     logits: Tensor = module(
         input_ids=torch.tensor(rows, device=module.device), use_cache=False, logits_to_keep=1
     ).logits

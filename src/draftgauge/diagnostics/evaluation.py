@@ -72,8 +72,8 @@ class DrafterEvaluation:
     def to_json(self) -> dict[str, object]:
         """Plain lists and numbers."""
         values = {field.name: getattr(self, field.name) for field in fields(self)}
-        found = {key: value.tolist() if isinstance(value, np.ndarray) else value for key, value in values.items()}
-        return found | {"latency": None if self.latency is None else vars(self.latency)}
+        document = {key: value.tolist() if isinstance(value, np.ndarray) else value for key, value in values.items()}
+        return document | {"latency": None if self.latency is None else vars(self.latency)}
 
 
 def evaluate_drafter(

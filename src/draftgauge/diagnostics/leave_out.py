@@ -55,16 +55,13 @@ def leave_task_out(runs: Sequence[Recorded], fit: Fit, *, resamples: int = TEST_
         TraceError: if there are fewer than two tasks, or a split of one has too few prompts.
     """
     tasks = [_tasks(run) for run in runs]
-    names = _at_least_two("tasks", [task for found in tasks for task in found])
+    names = _at_least_two("tasks", [task for own in tasks for task in own])
     groups = {
-        name: [_of_tasks(run, [name]) for run, found in zip(runs, tasks, strict=True) if name in found]
-        for name in names
+        name: [_of_tasks(run, [name]) for run, own in zip(runs, tasks, strict=True) if name in own] for name in names
     }
     others = {
         name: [
-            _of_tasks(run, [t for t in found if t != name])
-            for run, found in zip(runs, tasks, strict=True)
-            if found != [name]
+            _of_tasks(run, [t for t in own if t != name]) for run, own in zip(runs, tasks, strict=True) if own != [name]
         ]
         for name in names
     }
@@ -109,9 +106,11 @@ def _leave_out(
         fitted = {LEFT_OUT: fit(_training(others[name])), LEFT_IN: left_in}
         for run in group:
             plan = Design(TEST, split_trace(run.trace, TEST), split_trace(run.trace, TRAIN))
-            found = evaluate_design(plan, run.costs, _arms(fitted, run.trace.gamma_max), resamples=resamples, seed=seed)
+            rows_without = evaluate_design(
+                plan, run.costs, _arms(fitted, run.trace.gamma_max), resamples=resamples, seed=seed
+            )
             key: Row = {"design": design, "left": name, "pair": run.pair}
-            rows += [key | row for row in found]
+            rows += [key | row for row in rows_without]
     return rows
 
 

@@ -129,8 +129,8 @@ def grow(net: ReuseNet, chain: ChainState, logits: Tensor, shape: TreeShape) -> 
         levels.append((parents, _target_ids(net, tokens.flatten()), scores))
         frontier = scores.topk(min(shape.top_k, len(scores))).indices
         rows = frontier // children
-    found = [torch.cat(columns).cpu() for columns in zip(*levels, strict=True)]
-    return found[0], found[1], found[2]
+    columns_of_all = [torch.cat(columns).cpu() for columns in zip(*levels, strict=True)]
+    return columns_of_all[0], columns_of_all[1], columns_of_all[2]
 
 
 def _target_ids(net: ReuseNet, tokens: Tensor) -> Tensor:

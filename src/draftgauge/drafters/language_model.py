@@ -10,7 +10,7 @@ from draftgauge.core.errors import DraftgaugeError
 from draftgauge.core.signals import OF_DRAFTED_TOKENS, Reads
 from draftgauge.drafters.base import Draft, KeepDrafting
 from draftgauge.drafters.dense import DenseDrafts, draft_densely
-from draftgauge.drafters.growing import Growing
+from draftgauge.drafters.draft_builder import DraftBuilder
 from draftgauge.drafters.refused import Chances, DraftRules, draft_refused
 from draftgauge.drafters.source import DraftSource, LoadOptions, Source, register_drafter
 from draftgauge.models.base import CachedModel
@@ -49,7 +49,7 @@ class LanguageModelDrafter:
         self.model = model
         self.end_tokens = end_tokens
         self.sampling = sampling or Sampling()
-        self._growing = Growing(model.spec.device, end_tokens, sampling, generator)
+        self._builder = DraftBuilder(model.spec.device, end_tokens, sampling, generator)
         self._vocabulary = vocabulary if vocabulary is not None and vocabulary < model.spec.vocabulary else None
         self._text: list[int] = []
 
@@ -66,7 +66,7 @@ class LanguageModelDrafter:
         if limit <= 0:
             return Draft([])
         logits = self._logits(self._tensor(self._text[self.model.length :]))
-        return self._growing.grow(logits, self._logits, limit, keep_drafting, reads)
+        return self._builder.build(logits, self._logits, limit, keep_drafting, reads)
 
     def commit(self, accepted: int, tokens: list[int]) -> None:
         """Roll the cache back to the accepted part of the proposal and remember the committed tokens."""

@@ -30,8 +30,8 @@ class IncrementalDecoder:
         return self._flush(self._piece()) if self._pending else ""
 
     def _piece(self) -> str:
-        known = self._decode(self._before)
-        return self._decode(self._before + self._pending)[len(known) :]
+        before = self._decode(self._before)
+        return self._decode(self._before + self._pending)[len(before) :]
 
     def _decode(self, tokens: list[int]) -> str:
         return str(self._tokenizer.decode(tokens, clean_up_tokenization_spaces=False)) if tokens else ""

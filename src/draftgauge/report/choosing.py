@@ -60,7 +60,7 @@ Row = Mapping[str, Any]
 
 
 @dataclass(frozen=True)
-class Judgement:
+class Contest:
     """What is judged, on what: the test prompts of a trace with its costs, and the specs of the policies."""
 
     design: Design
@@ -108,7 +108,7 @@ def choosing_view(trace: Trace, costs: CostCurve, policies: Sequence[str], texts
     asked = dict.fromkeys([*policies, *JUDGED])
     design = design_of(trace, TEST)
     assert design.train is not None
-    this = Judgement(design, costs, tuple(spec for spec in asked if spec.partition(":")[0] not in (NOTHING, "fixed")))
+    this = Contest(design, costs, tuple(spec for spec in asked if spec.partition(":")[0] not in (NOTHING, "fixed")))
     rows = [row for row in evaluate_design(design, costs, this.arms) if row["task"] == ALL_TASKS]
     ahead = max((row for row in rows if row["policy"] in this.specs), key=lambda row: figure(row, "gain"))
     swept = [row for row in cost_sweep(design, costs, this.arms, resamples=RESAMPLES) if row["task"] == ALL_TASKS]
@@ -130,7 +130,7 @@ def choosing_view(trace: Trace, costs: CostCurve, policies: Sequence[str], texts
     )
 
 
-def _judged(row: Row, this: Judgement) -> JudgedPolicy:
+def _judged(row: Row, this: Contest) -> JudgedPolicy:
     spec = str(row["policy"])
     return JudgedPolicy(
         policy=this.title(spec),
@@ -158,7 +158,7 @@ def _curve(name: str, rows: Sequence[Row]) -> SweepCurve:
     return SweepCurve(name, ratios, gain, low, high, captured)
 
 
-def _along_a_text(this: Judgement, spec: str, best: int, texts: Sequence[str]) -> dict[str, Any]:
+def _along_a_text(this: Contest, spec: str, best: int, texts: Sequence[str]) -> dict[str, Any]:
     """Draft lengths along the most typical output, and that output as the policy with the largest gain makes it."""
     trace, costs = this.trace, this.costs
     prompt = representative_prompts(trace, per_task=1)[0]
@@ -191,7 +191,7 @@ def _texts_of(trace: Trace, part: Trace, texts: Sequence[str]) -> list[str]:
     return [piece for info in part.prompts for piece in texts[rows[info.index]]]
 
 
-def _calibration(this: Judgement, train: Trace) -> tuple[ReliabilityCurve, ...]:
+def _calibration(this: Contest, train: Trace) -> tuple[ReliabilityCurve, ...]:
     """Of the drafter's confidence, and of every policy that predicts acceptance."""
     base = base_rates(train)
     predictions: dict[str, NDArray[Any]] = {CONFIDENCE: this.trace.confidence}

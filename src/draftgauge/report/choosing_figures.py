@@ -145,8 +145,8 @@ def _ratio_axis(axes: Any, view: ChoosingView) -> None:
 
 def _extent(values: Sequence[float]) -> tuple[float, float]:
     """The range of some figures and 0, with room about it."""
-    known = [value for value in values if np.isfinite(value)]
-    low, high = min([0.0, *known]), max([0.0, *known])
+    finite = [value for value in values if np.isfinite(value)]
+    low, high = min([0.0, *finite]), max([0.0, *finite])
     room = 0.08 * (high - low) + 0.005
     return low - room, high + room
 

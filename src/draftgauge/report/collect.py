@@ -166,8 +166,8 @@ def _acceptance(trace: Trace) -> tuple[AcceptanceCurve, ...]:
 
 
 def _acceptance_curve(task: str, rows: Sequence[Mapping[str, Any]]) -> AcceptanceCurve:
-    known = [row if row["positions"] >= MIN_POSITIONS else {} for row in rows]
-    rate, low, high = (tuple(float(row.get(key, np.nan)) for row in known) for key in ("rate", "low", "high"))
+    kept = [row if row["positions"] >= MIN_POSITIONS else {} for row in rows]
+    rate, low, high = (tuple(float(row.get(key, np.nan)) for row in kept) for key in ("rate", "low", "high"))
     return AcceptanceCurve(task, rate, low, high)
 
 

@@ -61,16 +61,16 @@ def _live_row(row: Mapping[str, Any]) -> LiveRow:
         compression=row["compression"],
         task=row["task"],
         gamma=gamma,
-        tokens_per_step=_known(row, "tokens_per_step"),
-        tokens_per_second=_known(row, "tokens_per_second"),
-        low=_known(row, "tokens_per_second_low"),
-        high=_known(row, "tokens_per_second_high"),
-        ratio_to_plain=_known(row, "ratio_to_plain"),
+        tokens_per_step=_finite(row, "tokens_per_step"),
+        tokens_per_second=_finite(row, "tokens_per_second"),
+        low=_finite(row, "tokens_per_second_low"),
+        high=_finite(row, "tokens_per_second_high"),
+        ratio_to_plain=_finite(row, "ratio_to_plain"),
         mismatches=row["mismatches"],
     )
 
 
-def _known(row: Mapping[str, Any], key: str) -> float | None:
+def _finite(row: Mapping[str, Any], key: str) -> float | None:
     """A figure of a row; None where it is missing or, as for a prompt too short to time, not a number."""
     value: float | None = row.get(key)
     return None if value is None or not math.isfinite(value) else value

@@ -97,9 +97,9 @@ def _inline(document: str, name: str, description: str) -> Markup:
     opening = Markup('<svg viewBox="{}" role="img" aria-label="{}">').format(box[1], description)
     body = body[body.index(">") + 1 :]
     used = set(re.findall(r'(?:href="#|url\(#)([^")]+)', body))
-    body = re.sub(r' id="([^"]+)"', lambda found: f' id="{name}-{found[1]}"' if found[1] in used else "", body)
+    body = re.sub(r' id="([^"]+)"', lambda match: f' id="{name}-{match[1]}"' if match[1] in used else "", body)
     body = re.sub(
-        r'xlink:href="#|(url\()#', lambda found: f"{found[1]}#{name}-" if found[1] else f'href="#{name}-', body
+        r'xlink:href="#|(url\()#', lambda match: f"{match[1]}#{name}-" if match[1] else f'href="#{name}-', body
     )
     body = re.sub(r"(\d+\.\d\d)\d+", r"\1", body)  # a hundredth of a point is finer than any screen
     return opening + Markup(themed(re.sub(r"\s*\n\s*", "\n", body)))  # matplotlib escapes what it draws

@@ -85,8 +85,8 @@ class FusedCausal(torch.autograd.Function):
     def forward(ctx: Any, queries: Tensor, keys: Tensor, values: Tensor, *own: Tensor) -> Tensor:
         """``own`` holds keys and values of every depth in turn."""
         group = queries.shape[1] // keys.shape[1]
-        found = [_flash(queries, *part) for part in _parts(queries, keys, values)]
-        normalisers = [part[1][..., None] for part in found]
+        parts_forward = [_flash(queries, *part) for part in _parts(queries, keys, values)]
+        normalisers = [part[1][..., None] for part in parts_forward]
         if own:
             scores = torch.stack([(queries * _repeat(key, group)).sum(-1, dtype=torch.float32) for key in own[::2]], -1)
             normalisers.append(scores * queries.shape[-1] ** -0.5)  # [B, Q, R, depths]
@@ -94,12 +94,12 @@ class FusedCausal(torch.autograd.Function):
         weights = (
             (torch.cat(normalisers, -1) - joint).exp().to(queries.dtype)
         )  # one for each part, then one for each depth
-        output = found[0][0] * weights[..., :1]
-        others = [part[0] for part in found[1:]] + [_repeat(value, group) for value in own[1::2]]
-        for place, other in enumerate(others, start=1):
-            output = torch.addcmul(output, weights[..., place, None], other)
-        ctx.save_for_backward(queries, keys, values, output, joint[..., 0], weights[..., len(found) :], *own)
-        ctx.extras = [part[2:] for part in found]
+        output = parts_forward[0][0] * weights[..., :1]
+        others = [part[0] for part in parts_forward[1:]] + [_repeat(value, group) for value in own[1::2]]
+        for part, other in enumerate(others, start=1):
+            output = torch.addcmul(output, weights[..., part, None], other)
+        ctx.save_for_backward(queries, keys, values, output, joint[..., 0], weights[..., len(parts_forward) :], *own)
+        ctx.extras = [part[2:] for part in parts_forward]
         return output
 
     @staticmethod
@@ -110,10 +110,10 @@ class FusedCausal(torch.autograd.Function):
         group = queries.shape[1] // keys.shape[1]
         gradient = gradient.contiguous()
         parts = zip(_parts(queries, keys, values), ctx.extras, strict=True)
-        found = [_flash_backward(gradient, queries, *part, output, joint, extras) for part, extras in parts]
-        for_queries = found[0][0] if len(found) == 1 else found[0][0] + found[1][0]
+        parts_backward = [_flash_backward(gradient, queries, *part, output, joint, extras) for part, extras in parts]
+        for_queries = parts_backward[0][0] if len(parts_backward) == 1 else parts_backward[0][0] + parts_backward[1][0]
         # The kernel's first part are the last keys, see _parts.
-        results = [_sum_groups(torch.cat([part[n] for part in reversed(found)], 2), group) for n in (1, 2)]
+        results = [_sum_groups(torch.cat([part[n] for part in reversed(parts_backward)], 2), group) for n in (1, 2)]
         if own:
             shared = (gradient * output).sum(-1)
             scaled = queries * queries.shape[-1] ** -0.5

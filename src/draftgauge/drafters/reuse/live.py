@@ -7,7 +7,7 @@ from torch import Generator, Tensor
 
 from draftgauge.core.signals import OF_DRAFTED_TOKENS, Reads
 from draftgauge.drafters.base import Draft, KeepDrafting
-from draftgauge.drafters.growing import Growing
+from draftgauge.drafters.draft_builder import DraftBuilder
 from draftgauge.drafters.reuse.drafting import begin, step, take_in
 from draftgauge.drafters.reuse.net import ReuseNet
 from draftgauge.models.base import CachedModel
@@ -50,7 +50,9 @@ class ReuseDrafter:
         self.target = target
         self.taps = taps
         self.sampling = sampling or Sampling()
-        self._growing = Growing(target.spec.device, end_tokens, sampling, generator, net.d2t, target.spec.vocabulary)
+        self._builder = DraftBuilder(
+            target.spec.device, end_tokens, sampling, generator, net.d2t, target.spec.vocabulary
+        )
         self._text: list[int] = []
         self._taken = 0  # anchors that the network has taken in
         self._chain = begin(net)  # after depth 0 of the last of them
@@ -79,7 +81,7 @@ class ReuseDrafter:
             logits, chain = step(self.net, chain, token)
             return logits[None]
 
-        return self._growing.grow(self._first[None], advance, limit, keep_drafting, reads)
+        return self._builder.build(self._first[None], advance, limit, keep_drafting, reads)
 
     def commit(self, accepted: int, tokens: list[int]) -> None:
         """Remember the committed tokens; the next ``propose`` takes in what the target has left behind of them."""

@@ -25,11 +25,11 @@ class RotaryTables:
         ``kind`` is the kind of layer in families with a rotary embedding for each.
         """
         key = (kind, like.device, like.dtype)
-        known = self._tables.get(key)
-        if known is None or len(known[0]) < length:
-            longer = max(length, FIRST_LENGTH if known is None else 2 * len(known[0]))
-            self._tables[key] = known = self._make(longer, like, kind)
-        return known
+        tables = self._tables.get(key)
+        if tables is None or len(tables[0]) < length:
+            longer = max(length, FIRST_LENGTH if tables is None else 2 * len(tables[0]))
+            self._tables[key] = tables = self._make(longer, like, kind)
+        return tables
 
     @torch.compiler.disable  # made once and kept: a compiled unroll reads them
     def _make(self, length: int, like: Tensor, kind: str) -> Tables:

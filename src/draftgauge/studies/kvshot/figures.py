@@ -57,19 +57,19 @@ def alpha_panel(views: Sequence[VariantView], name: str) -> Markup:
 def mat_panel(views: Sequence[VariantView]) -> Markup:
     """MAT of every drafter with its interval, in the order of the table."""
     with panel("MAT, tokens a step", "", (PANEL[0], max(2.0, 0.9 + 0.26 * len(views)))) as axes:
-        for place, view in enumerate(views):
+        for row, view in enumerate(views):
             style, mat = design_style(view), view.measure("mat")
-            axes.plot([mat.low, mat.high], [place, place], color=style.hex, linewidth=1.6)
-            axes.plot([mat.value], [place], color=style.hex, marker=style.marker, linestyle="")
+            axes.plot([mat.low, mat.high], [row, row], color=style.hex, linewidth=1.6)
+            axes.plot([mat.value], [row], color=style.hex, marker=style.marker, linestyle="")
         axes.set_yticks([])
         axes.set_ylim(len(views) - 0.4, -0.9)
         top = max(view.measure("mat").high for view in views)
         axes.set_xlim(1, 1 + 1.6 * (top - 1))  # room for the names
-        for place, view in enumerate(views):
+        for row, view in enumerate(views):
             wide = ", equal width" if view.capacity == EQUAL_WIDTH else ""
             axes.text(
                 view.measure("mat").high + 0.03 * (top - 1),
-                place,
+                row,
                 view.label + wide,
                 va="center",
                 fontsize=9,
@@ -83,11 +83,11 @@ def retention_panel(views: Sequence[VariantView]) -> Markup:
     with panel("accepted at depth 0, %", "retention, %") as axes:
         for view in views:
             _point(axes, view, _scaled(view.measure("alpha_first"), 100), _scaled(view.measure("retention"), 100))
-        known = [
+        finite = [
             100 * view.measure("retention").high for view in views if not math.isnan(view.measure("retention").high)
         ]
         axes.set_xlim(0, 100)
-        axes.set_ylim(0, max([105, *known]))
+        axes.set_ylim(0, max([105, *finite]))
         text = "; ".join(
             f"{v.label} {_percent(v.measure('alpha_first'))} and {_percent(v.measure('retention'))}" for v in views
         )
@@ -111,12 +111,14 @@ def distance_panel(views: Sequence[VariantView], measure: str, ylabel: str) -> M
     names = list(dict.fromkeys(name for view in views for name in view.distances))
     with panel("context that the token needs, tokens", ylabel) as axes:
         for view, style in zip(views, styles(views), strict=True):
-            found = [view.distances.get(name, {}).get(measure) for name in names]
-            known = [(place, estimate) for place, estimate in enumerate(found) if estimate is not None]
-            places = [place for place, _ in known]
-            value, low, high = (100 * np.array([getattr(e, key) for _, e in known]) for key in ("value", "low", "high"))
-            axes.fill_between(places, low, high, color=style.hex, alpha=0.14, linewidth=0)
-            axes.plot(places, value, color=style.hex, linestyle=style.linestyle, marker=style.marker)
+            estimates = [view.distances.get(name, {}).get(measure) for name in names]
+            measured = [(position, estimate) for position, estimate in enumerate(estimates) if estimate is not None]
+            positions = [position for position, _ in measured]
+            value, low, high = (
+                100 * np.array([getattr(e, key) for _, e in measured]) for key in ("value", "low", "high")
+            )
+            axes.fill_between(positions, low, high, color=style.hex, alpha=0.14, linewidth=0)
+            axes.plot(positions, value, color=style.hex, linestyle=style.linestyle, marker=style.marker)
         axes.set_ylim(0, 102)
         axes.set_xticks(range(len(names)), names)
         return to_svg(
@@ -140,8 +142,8 @@ def _point(axes: Any, view: VariantView, x: Estimate, y: Estimate) -> None:
         linestyle="",
     )
     if view.label != view.design and math.isfinite(x.value) and math.isfinite(y.value):
-        place = {"xytext": (5, 3), "textcoords": "offset points"}
-        axes.annotate(view.label.partition(", ")[2], (x.value, y.value), fontsize=8, color=LIGHT["muted"], **place)
+        offset = {"xytext": (5, 3), "textcoords": "offset points"}
+        axes.annotate(view.label.partition(", ")[2], (x.value, y.value), fontsize=8, color=LIGHT["muted"], **offset)
 
 
 def _scaled(estimate: Estimate, factor: float) -> Estimate:

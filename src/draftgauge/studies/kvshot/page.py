@@ -33,7 +33,7 @@ class Comparison:
 
 
 def write_kvshot_report(
-    rows: Sequence[Mapping[str, Any]], out: Path, failures: Mapping[str, str], made: Mapping[str, Any]
+    rows: Sequence[Mapping[str, Any]], out: Path, failures: Mapping[str, str], facts: Mapping[str, Any]
 ) -> Path:
     """Write the report of a study.
 
@@ -41,16 +41,16 @@ def write_kvshot_report(
         rows: of the study, as ``draftgauge study kvshot --json`` writes them.
         out: the HTML file; its folder must exist.
         failures: cells that failed, and why.
-        made: labelled facts about how the study was made.
+        facts: labelled, about how the study was made.
 
     Raises:
         DraftgaugeError: if there is no run among the rows, or the file cannot be written.
     """
-    atomic_write_text(out, render_kvshot(rows, failures, made))
+    atomic_write_text(out, render_kvshot(rows, failures, facts))
     return out
 
 
-def render_kvshot(rows: Sequence[Mapping[str, Any]], failures: Mapping[str, str], made: Mapping[str, Any]) -> str:
+def render_kvshot(rows: Sequence[Mapping[str, Any]], failures: Mapping[str, str], facts: Mapping[str, Any]) -> str:
     """The page as text."""
     views = variant_views(rows)
     if not views:
@@ -77,7 +77,7 @@ def render_kvshot(rows: Sequence[Mapping[str, Any]], failures: Mapping[str, str]
         "failures": failures,
         "facts": [
             (key.replace("_", " "), _plain(value))
-            for key, value in {**made, "report made": timestamp()}.items()
+            for key, value in {**facts, "report made": timestamp()}.items()
             if value is not None
         ],
     }

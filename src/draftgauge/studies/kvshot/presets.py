@@ -63,8 +63,8 @@ def quick(request: TrainingSpec) -> Study:
 
 def depth(request: TrainingSpec) -> Study:
     """Quick, and KV drafters of 2 and 4 layers with as many parameters: in the folder of a quick study only those are left to do."""
-    found = quick(request)
-    return replace(found, preset="depth", variants=(*found.variants, KV_TWO, KV_DEEP))
+    base = quick(request)
+    return replace(base, preset="depth", variants=(*base.variants, KV_TWO, KV_DEEP))
 
 
 def full(request: TrainingSpec) -> Study:

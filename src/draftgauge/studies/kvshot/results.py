@@ -68,15 +68,18 @@ def read_result(cell: Cell) -> CellResult | None:
 
 
 def _parsed(cell: Cell, document: Mapping[str, Any]) -> CellResult:
-    found = document["evaluation"]
-    pairs = {kind: Counts.of(found[f"{kind}reached"], found[f"{kind}accepted"]) for kind in ("", "walked_", "live_")}
-    distances = [np.asarray(found[f"distance_{kind}"], np.int64) for kind in ("reached", "accepted")]
+    evaluation = document["evaluation"]
+    pairs = {
+        kind: Counts.of(evaluation[f"{kind}reached"], evaluation[f"{kind}accepted"])
+        for kind in ("", "walked_", "live_")
+    }
+    distances = [np.asarray(evaluation[f"distance_{kind}"], np.int64) for kind in ("reached", "accepted")]
     return CellResult(
         variant=cell.variant,
         seed=cell.request.seed,
         parameters=cell.parameters,
         intermediate_size=cell.request.intermediate_size or 0,
-        tasks=tuple(found["tasks"]),
+        tasks=tuple(evaluation["tasks"]),
         forced=pairs[""],
         walked=pairs["walked_"],
         live=pairs["live_"],
@@ -216,15 +219,15 @@ def _verdict_rows(results: Sequence[CellResult]) -> list[Row]:
 
 def summary(rows: Sequence[Row]) -> list[Row]:
     """One line for every variant, over its seeds: the paper's table, from pooled rows."""
-    found: dict[str, Row] = {}
+    lines: dict[str, Row] = {}
     for row in rows:
         if "depth" in row and row["depth"] in (0, 3, 6):
-            _line(found, row)[f"alpha_{row['depth']}"] = row["alpha"]
+            _line(lines, row)[f"alpha_{row['depth']}"] = row["alpha"]
         if "measure" in row and "task" not in row and "distance" not in row:
             name = row["measure"]
-            line = _line(found, row)
+            line = _line(lines, row)
             line |= _with_interval(name, row["estimate"], row["low"], row["high"])
-    return list(found.values())
+    return list(lines.values())
 
 
 def _line(lines: dict[str, Row], row: Row) -> Row:

@@ -94,8 +94,8 @@ def _test(prediction: Prediction, counts: Mapping[Variant, Mapping[int, Counts]]
     better, worse = (Counts.stack([counts[side][seed] for seed in seeds]) for side in sides)
     if better.reached.shape[-1] < prediction.least_depths:
         return f"drafts of {better.reached.shape[-1]} tokens are too short for it"
-    found = difference(better, worse, prediction.measure, RESAMPLES)
-    return found if math.isfinite(found.p_value) else "too few drafts got so deep"
+    comparison = difference(better, worse, prediction.measure, RESAMPLES)
+    return comparison if math.isfinite(comparison.p_value) else "too few drafts got so deep"
 
 
 def _answer(prediction: Prediction, test: Comparison | str, p_value: float) -> Verdict:

@@ -159,8 +159,8 @@ def _estimate(row: Row) -> Estimate:
 
 
 def _median(rows: Sequence[Row], key: str) -> float:
-    known = [float(row[key]) for row in rows if row.get(key) is not None]
-    return statistics.median(known) if known else float("nan")
+    values = [float(row[key]) for row in rows if row.get(key) is not None]
+    return statistics.median(values) if values else float("nan")
 
 
 def _float(value: Any) -> float:

@@ -24,12 +24,12 @@ class Row:
         """What is wrong with this row, to be raised."""
         return DraftgaugeError(f"{self.file}, line {self.line}: {message}")
 
-    def choice(self, column: str, known: Sequence[str]) -> int:
+    def choice(self, column: str, choices: Sequence[str]) -> int:
         """Index of a cell among the known names."""
         name = self.cells[column]
-        if name not in known:
-            raise self.error(f"unknown {column} {name!r}; known are {', '.join(known)}")
-        return known.index(name)
+        if name not in choices:
+            raise self.error(f"unknown {column} {name!r}; known are {', '.join(choices)}")
+        return choices.index(name)
 
     def integer(self, column: str, low: int) -> int:
         """A whole number of at least ``low``."""

@@ -49,11 +49,13 @@ def intervals_figure(rows: Rows) -> Markup:
     """Expected tokens of all policies with the published kind of interval."""
     chosen = [row for row in select(rows, "policies") if row["compression"] == ALL]
     with panel("expected tokens a step, with 95% interval over steps", "", PANEL) as axes:
-        for place, row in enumerate(chosen):
-            style = series(place)
-            axes.barh(-place, row["expected_tokens"], 0.62, color=style.hex, alpha=0.35)
-            axes.plot([row["low"], row["high"]], [-place, -place], color=style.hex, linewidth=3)
-            axes.text(0.1, -place, f"{row['policy']}: {row['expected_tokens']:.2f}", va="center", color=LIGHT["ink"])
+        for row_number, row in enumerate(chosen):
+            style = series(row_number)
+            axes.barh(-row_number, row["expected_tokens"], 0.62, color=style.hex, alpha=0.35)
+            axes.plot([row["low"], row["high"]], [-row_number, -row_number], color=style.hex, linewidth=3)
+            axes.text(
+                0.1, -row_number, f"{row['policy']}: {row['expected_tokens']:.2f}", va="center", color=LIGHT["ink"]
+            )
         axes.set_yticks([])
         return to_svg(axes, "intervals", "Expected tokens a step over all test steps with 95% intervals.")
 
@@ -89,7 +91,7 @@ def overhead_figure(rows: Rows) -> Markup:
         axes.xaxis.set_major_formatter("{x:g}")
         values = [row["test_correlation"] for row in chosen]
         axes.set_ylim(min(values) - 0.02, max(values) + 0.02)
-        _legend(axes, place="upper left")
+        _legend(axes, location="upper left")
         return to_svg(
             axes,
             "overhead",
@@ -109,7 +111,7 @@ def choices_figure(rows: Rows) -> Markup:
             )
         axes.set_ylim(0, 105)
         _names(axes, [str(gamma) for gamma in GAMMAS])
-        _legend(axes, place="upper left")
+        _legend(axes, location="upper left")
         text = f"SpecKV-fast chooses {GAMMAS[-1]} at {100 * share[ALL, GAMMAS[-1]]:.0f}% of all test steps."
         return to_svg(axes, "choices", text)
 
@@ -118,10 +120,10 @@ def importance_figure(rows: Rows) -> Markup:
     """Gini importance of the six features."""
     chosen = sorted(select(rows, "importance"), key=lambda row: -row["importance"])
     with panel("importance", "", PANEL) as axes:
-        for place, row in enumerate(chosen):
-            axes.barh(-place, row["importance"], 0.62, color=LIGHT["blue"], alpha=0.35)
+        for row_number, row in enumerate(chosen):
+            axes.barh(-row_number, row["importance"], 0.62, color=LIGHT["blue"], alpha=0.35)
             text = f"{row['feature'].replace('_', ' ')}: {percent(row['importance'])}"
-            axes.text(0.003, -place, text, va="center", color=LIGHT["ink"])
+            axes.text(0.003, -row_number, text, va="center", color=LIGHT["ink"])
         axes.set_yticks([])
         return to_svg(axes, "importance", f"Importance of features; {chosen[0]['feature'].replace('_', ' ')} leads.")
 
@@ -139,7 +141,7 @@ def speed_figure(rows: Rows) -> Markup:
             axes.plot(best["gamma"], best["tokens_per_second"], color=series(number).hex, **marker)
         axes.set_ylim(0, 1.15 * max(row["high"] for row in findings(rows, "tokens_per_second")))
         axes.set_xticks(GAMMAS)
-        _legend(axes, columns=3, place="lower left")
+        _legend(axes, columns=3, location="lower left")
         return to_svg(
             axes,
             "speed",
@@ -157,7 +159,7 @@ def tokens_figure(rows: Rows) -> Markup:
             _line(axes, [row["gamma"] for row in points], [row[key] for row in points], number, label)
         axes.set_ylim(0, 7)
         axes.set_xticks(GAMMAS)
-        _legend(axes, place="lower right")
+        _legend(axes, location="lower right")
         return to_svg(
             axes,
             "tokens",
@@ -206,5 +208,5 @@ def _names(axes: Any, names: Sequence[str]) -> None:
     axes.grid(False, axis="x")
 
 
-def _legend(axes: Any, columns: int = 1, place: str = "upper right") -> None:
-    axes.legend(loc=place, ncols=columns, frameon=False, fontsize=9, labelcolor=LIGHT["muted"], handlelength=1.6)
+def _legend(axes: Any, columns: int = 1, location: str = "upper right") -> None:
+    axes.legend(loc=location, ncols=columns, frameon=False, fontsize=9, labelcolor=LIGHT["muted"], handlelength=1.6)

@@ -20,8 +20,8 @@ def prompt_folds(records: Records) -> Ints:
     """``[S]`` the fold of each step: the n-th prompt of every task goes to fold n modulo 5, so that no prompt is on both sides."""
     runs = records.runs
     task_of = dict(zip(runs.prompt.tolist(), runs.task.tolist(), strict=True))
-    place = np.array([sum(task_of[other] == task_of[p] for other in range(p)) for p in range(records.prompts)])
-    return (place % FOLDS)[records.prompt_of_step]
+    rank = np.array([sum(task_of[other] == task_of[p] for other in range(p)) for p in range(records.prompts)])
+    return (rank % FOLDS)[records.prompt_of_step]
 
 
 def held_out_tokens(records: Records, name: str) -> Floats:

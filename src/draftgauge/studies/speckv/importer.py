@@ -199,10 +199,10 @@ def _runs(runs: list[list[_Step]], prompt: Ints, steps: Steps) -> Runs:
 
 def _require_grid(steps: Steps, path: Path) -> None:
     """Every compression, gamma and task must have been run, with steps enough to split in two."""
-    found = Counter(zip(steps.compression.tolist(), steps.gamma.tolist(), steps.task.tolist(), strict=True))
+    combinations = Counter(zip(steps.compression.tolist(), steps.gamma.tolist(), steps.task.tolist(), strict=True))
     for compression, name in enumerate(COMPRESSIONS):
         for task, kind in enumerate(TASKS):
-            counts = [found[compression, gamma, task] for gamma in GAMMAS]
+            counts = [combinations[compression, gamma, task] for gamma in GAMMAS]
             if not all(counts) or sum(counts) < 10:
                 lacking = ", ".join(str(gamma) for gamma, count in zip(GAMMAS, counts, strict=True) if not count)
                 what = f"no steps at gamma {lacking}" if lacking else f"only {sum(counts)} steps; 10 are needed"

@@ -143,9 +143,11 @@ def check_made(path: Path, made: Mapping[str, Any], wanted: Mapping[str, Any]) -
     """Raise ``DraftgaugeError`` if the first line of a file of answers is not as wanted."""
     off = [key for key, value in wanted.items() if made.get(key) != value]
     if off:
-        found = "; ".join(f"{key.replace('_', ' ')} is {made.get(key)!s:.40}, not {wanted[key]!s:.40}" for key in off)
+        differences = "; ".join(
+            f"{key.replace('_', ' ')} is {made.get(key)!s:.40}, not {wanted[key]!s:.40}" for key in off
+        )
         raise DraftgaugeError(
-            f"{path} holds other answers than are asked for: {found}. Name another file, and they are made"
+            f"{path} holds other answers than are asked for: {differences}. Name another file, and they are made"
         )
 
 

@@ -118,10 +118,10 @@ def estimate(request: TrainingSpec, out: Path | None = None) -> Estimate:
     job = None if out is None else check(request, out, identity)
     path = request.answers if job is None else job.answers
     answers = existing_answers(request, path, identity) if path is not None and identity is not None else None
-    found = estimate_for(request, target_config(request), None if answers is None else answers.conversations)
+    estimated = estimate_for(request, target_config(request), None if answers is None else answers.conversations)
     if job is not None and job.request.features == "cached" and not (job.cache / MANIFEST).exists():
-        check_disk(job.cache, round(found.disk_features * 1e9))
-    return found
+        check_disk(job.cache, round(estimated.disk_features * 1e9))
+    return estimated
 
 
 def estimate_for(
@@ -192,11 +192,11 @@ def _sizes(request: TrainingSpec, length: int, answers: Sequence[Conversation] |
         order = DataOrder(kept, request.batch, request.seed)
         steps = range(min(request.steps, STEPS_LOOKED_AT))
         batches = [collate(kept, order.step(step).tolist(), request.depths) for step in steps]
-        found = [
+        sizes = [
             (batch.tokens.numel(), batch.anchors * len(batch.index), int(batch.trained(0).sum())) for batch in batches
         ]
-        tokens, rows, anchors = (round(sum(column) / len(found)) for column in zip(*found, strict=True))
-        longest_tokens, longest_rows, _ = max(found)
+        tokens, rows, anchors = (round(sum(column) / len(sizes)) for column in zip(*sizes, strict=True))
+        longest_tokens, longest_rows, _ = max(sizes)
         return Sizes(len(kept), sum(len(c.tokens) for c in kept), tokens, rows, anchors, longest_tokens, longest_rows)
     count = request.questions
     if count is None:

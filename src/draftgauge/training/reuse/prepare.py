@@ -138,8 +138,8 @@ def check(request: TrainingSpec, out: Path, identity: str | None) -> Job:
     check_out(out, request, identity)
     text = config.get_text_config()
     both = tap_plan(text, True, True, request.taps) if request.features == "cached" else TapPlan()
-    place = choose_device(request.device)
-    job = Job(request, out, drafter, TapPlan(drafter.hidden_layers, drafter.kv_layers), both, place, length)
+    device = choose_device(request.device)
+    job = Job(request, out, drafter, TapPlan(drafter.hidden_layers, drafter.kv_layers), both, device, length)
     if identity is not None:
         existing_answers(request, job.answers, identity)
     if request.features == "cached":
@@ -192,12 +192,12 @@ def check_out(out: Path, request: TrainingSpec, identity: str | None) -> None:
                 f"{out} holds {', '.join(sorted(foreign)[:3])}, which is no training run: choose an empty folder"
             )
         return
-    found = _read_run(path)
+    run = _read_run(path)
     wanted = {**request.identity(), "target_fingerprint": identity}
-    known = {**found["request"], "target_fingerprint": found["target_fingerprint"] if identity is not None else None}
-    off = sorted(key for key in wanted.keys() | known.keys() if wanted.get(key) != known.get(key))
+    there = {**run["request"], "target_fingerprint": run["target_fingerprint"] if identity is not None else None}
+    off = sorted(key for key in wanted.keys() | there.keys() if wanted.get(key) != there.get(key))
     if off:
-        shown = ", ".join(f"{key} {known.get(key)} there, {wanted.get(key)} here" for key in off[:4])
+        shown = ", ".join(f"{key} {there.get(key)} there, {wanted.get(key)} here" for key in off[:4])
         raise DraftgaugeError(f"{out} holds another run ({shown}): choose another folder, or ask for the same")
 
 
@@ -206,7 +206,7 @@ def open_run(job: Job) -> None:
     require_writable(job.out)
     path = job.out / RUN_NAME
     if not path.exists():
-        made = {
+        description = {
             "schema": SCHEMA,
             "request": job.request.identity(),
             "target_fingerprint": job.config.target_fingerprint,
@@ -214,14 +214,14 @@ def open_run(job: Job) -> None:
             "created": timestamp(),
             "environment": environment(),
         }
-        atomic_write_text(path, json.dumps(made, indent=1) + "\n")
+        atomic_write_text(path, json.dumps(description, indent=1) + "\n")
 
 
 def _read_run(path: Path) -> Mapping[str, Any]:
     try:
-        found = json.loads(path.read_text(encoding="utf-8"))
+        run = json.loads(path.read_text(encoding="utf-8"))
     except ValueError as error:
         raise DraftgaugeError(f"{path} is not JSON: choose another folder") from error
-    if not isinstance(found, dict) or found.get("schema") != SCHEMA:
+    if not isinstance(run, dict) or run.get("schema") != SCHEMA:
         raise DraftgaugeError(f"{path} does not describe a training run of schema {SCHEMA}: choose another folder")
-    return found
+    return run

@@ -13,7 +13,7 @@ from draftgauge.policies.base import Signal
 from draftgauge.verification import Sampling, draw, probabilities, read_signals
 
 
-class Growing:
+class DraftBuilder:
     """How drafts grow: which token is taken from a distribution, and where a draft ends.
 
     Attributes:
@@ -48,7 +48,7 @@ class Growing:
         # On the CPU reading a token is free; elsewhere it waits for the device, so end tokens are cut off afterwards.
         self._reads_every_token = device.type == "cpu"
 
-    def grow(
+    def build(
         self,
         logits: Tensor,
         advance: Callable[[Tensor], Tensor],
@@ -94,9 +94,9 @@ class Growing:
         return draw(distribution, self._generator)
 
     def _until_end(self, tokens: list[int]) -> list[int]:
-        for place, token in enumerate(tokens):
+        for index, token in enumerate(tokens):
             if token in self.end_tokens:
-                return tokens[: place + 1]
+                return tokens[: index + 1]
         return tokens
 
 
