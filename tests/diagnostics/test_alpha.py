@@ -80,7 +80,8 @@ def test_a_draft_vocabulary_is_mapped_back() -> None:
 
 
 def test_counts_by_depth() -> None:
-    # three drafts: rejected at once, accepted once of a known four, accepted to the end of a text that had two tokens left
+    # three drafts: rejected at once, accepted once of a known four, accepted to the end of a text that had two tokens
+    # left
     reached, accepted = depth_counts(np.array([0, 1, 2]), np.array([4, 4, 2]), 4)
     assert reached.tolist() == [3, 2, 0, 0]
     assert accepted.tolist() == [2, 1, 0, 0]

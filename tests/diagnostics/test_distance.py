@@ -41,7 +41,8 @@ def test_counts_of_all_distances_add_up() -> None:
 
 
 def test_a_draft_counts_where_its_token_belongs() -> None:
-    # one draft from position 1, two tokens accepted: the tokens at 1 and 2 are of class 0, the rejected one at 3 of class 1
+    # one draft from position 1, two tokens accepted: the tokens at 1 and 2 are of class 0, the rejected one at 3 of
+    # class 1
     accepted, known = np.array([0, 2, 0, 0]), np.array([0, 3, 0, 0])
     reached, right = counts_by_distance(accepted, known, np.array([1, 0, 0, 1]), 2, 3)
     assert reached.tolist() == [[1, 1, 0], [0, 0, 1]]

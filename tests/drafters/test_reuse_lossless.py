@@ -1,4 +1,6 @@
-"""Drafters that read their target, live: output as without them, drafts as the training unrolls them, and a draft that fits is accepted."""
+"""Drafters that read their target, live: output as without them, drafts as the training unrolls them, and a draft that
+fits is accepted.
+"""
 
 from __future__ import annotations
 
@@ -103,7 +105,8 @@ def test_live_drafts_are_those_that_training_unrolls(variant: tuple[str, int, st
 
 
 class Helped:
-    """A drafter helped by one that knows the output: each token is set right with chance 0.7, so that drafts of every length are
+    """A drafter helped by one that knows the output: each token is set right with chance 0.7, so that drafts of every
+    length are
     accepted in part. What the drafter itself drafted is noted with its position in the output."""
 
     def __init__(self, drafter: ReuseDrafter, output: list[int]) -> None:

@@ -1,4 +1,6 @@
-"""From taps to commit: a drafter that has learnt a few texts by heart drafts them live, and nearly every draft is accepted whole."""
+"""From taps to commit: a drafter that has learnt a few texts by heart drafts them live, and nearly every draft is
+accepted whole.
+"""
 
 from __future__ import annotations
 

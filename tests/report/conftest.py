@@ -37,7 +37,10 @@ def make_costs(compression: str, verify: float, growth: float, draft: float, gam
 def write_run(
     folder: Path, costs: CostCurve, seed: int, prompts: int = 9, length: int = LENGTH, tasks: tuple[str, ...] = ()
 ) -> Path:
-    """A complete run folder; some tokens are pieces that HTML would take for its own. ``tasks`` replaces the tasks of the prompts."""
+    """A complete run folder; some tokens are pieces that HTML would take for its own.
+
+    ``tasks`` replaces the tasks of the prompts.
+    """
     manifest = synthetic_manifest(prompts, costs.gamma_max, length)
     manifest = replace(manifest, target=replace(manifest.target, compression=costs.compression))
     with TraceWriter(folder, manifest) as writer:

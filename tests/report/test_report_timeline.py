@@ -25,7 +25,8 @@ def _trace(drafts, confidence):
 
 
 def test_every_kind_of_token():
-    # Two accepted and a bonus, a rejection, a position with no draft, one accepted at the end, where two were left to draft.
+    # Two accepted and a bonus, a rejection, a position with no draft, one accepted at the end, where two were left to
+    # draft.
     drafts = [[0, 1], [], [], [3, 6, 0], [], [5], []]
     confidence = [[0.9, 0.8], [], [], [0.7, 0.25, 0.1], [], [0.6], []]
     line = replay_timeline(_trace(drafts, confidence), 0, 3, WORDS)

@@ -89,5 +89,6 @@ def test_nothing_to_report() -> None:
 
 
 def test_no_torch() -> None:
-    code = "import sys, draftgauge.studies.kvshot.page, draftgauge.studies.kvshot.results; sys.exit('torch' in sys.modules)"
+    modules = "draftgauge.studies.kvshot.page, draftgauge.studies.kvshot.results"
+    code = f"import sys, {modules}; sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0

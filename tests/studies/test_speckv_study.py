@@ -1,4 +1,6 @@
-"""The study: the published digits from the published records, and its measures on made-up ones whose answers are known."""
+"""The study: the published digits from the published records, and its measures on made-up ones whose answers are
+known.
+"""
 
 from __future__ import annotations
 

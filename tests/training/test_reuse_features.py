@@ -1,4 +1,6 @@
-"""Features kept on disk are those computed in the step, up to their precision; another run's are never taken for this one's."""
+"""Features kept on disk are those computed in the step, up to their precision; another run's are never taken for this
+one's.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""A training learns, is the same for every design but for the design, and a killed one ends where an uninterrupted one does."""
+"""A training learns, is the same for every design but for the design, and a killed one ends where an uninterrupted one
+does.
+"""
 
 from __future__ import annotations
 

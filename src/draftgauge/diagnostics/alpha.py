@@ -1,8 +1,9 @@
 """Teacher-forced acceptance: how far the draft from every position of a held-out text agrees with it.
 
-On text that the target decoded greedily, the tokens a drafter would have been fed at depth ``k`` are its own, as long as all its earlier
-ones were accepted; and only then is depth ``k`` counted. One unroll over the text therefore gives what decoding would have found,
-position by position, whatever steps it took (KVShot, section 3: alpha_k is conditional on the acceptance of all earlier steps).
+On text that the target decoded greedily, the tokens a drafter would have been fed at depth ``k`` are its own, as long
+as all its earlier ones were accepted; and only then is depth ``k`` counted. One unroll over the text therefore gives
+what decoding would have found, position by position, whatever steps it took (KVShot, section 3: alpha_k is conditional
+on the acceptance of all earlier steps).
 
     L  tokens of a text, P of them the prompt's      n  tokens of its output, L - P
     K  depths of the draft                           p  output tokens committed before a draft, 0 .. n - 1
@@ -58,7 +59,8 @@ def accepted_lengths(
 def known_depths(text: HeldOutText, depths: int) -> Ints:
     """``[n]`` how many depths of the draft from each output position have a label, at most K.
 
-    None at position 0 of a prompt of one token: nothing of that text has been through the target when its first draft is due.
+    None at position 0 of a prompt of one token: nothing of that text has been through the target when its first draft
+    is due.
     """
     left = np.arange(len(text.output), 0, -1)
     known = np.minimum(left, depths)

@@ -1,8 +1,9 @@
 """Acceptance by distance to the context that is needed.
 
-How much context a token needs is a property of the target alone: the shortest stretch of text before the token from which the target
-still predicts it as it did from everything. A token that eight tokens of context settle asks nothing of a drafter's memory; one that
-needs two hundred can only be drafted by what can look that far back. KVShot expects the KV cache to help there.
+How much context a token needs is a property of the target alone: the shortest stretch of text before the token from
+which the target still predicts it as it did from everything. A token that eight tokens of context settle asks nothing
+of a drafter's memory; one that needs two hundred can only be drafted by what can look that far back. KVShot expects the
+KV cache to help there.
 """
 
 from __future__ import annotations

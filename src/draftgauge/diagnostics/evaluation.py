@@ -47,8 +47,10 @@ class DrafterEvaluation:
     Attributes:
         tasks: of the texts.
         reached, accepted: ``[texts, depths]`` of the draft from every output position, teacher-forced.
-        walked_reached, walked_accepted: ``[live texts, depths]`` of only those drafts that decoding makes on its way, teacher-forced.
-        live_reached, live_accepted: ``[live texts, depths]`` found in decoding: equal to the former if training saw what drafting sees.
+        walked_reached, walked_accepted: ``[live texts, depths]`` of only those drafts that decoding makes on its way,
+            teacher-forced.
+        live_reached, live_accepted: ``[live texts, depths]`` found in decoding: equal to the former if training saw
+            what drafting sees.
         mismatched: live outputs that are not the plain ones.
         distance_reached, distance_accepted: ``[texts, classes, depths]`` by the context that a drafted token needs.
         tree_tokens, tree_steps: ``[tree texts]``.

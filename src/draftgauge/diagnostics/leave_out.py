@@ -1,8 +1,9 @@
-"""Does what was fitted on some tasks, compressions or draft sizes hold on others? Leave one out, fit on the rest, judge on it; no torch.
+"""Does what was fitted on some tasks, compressions or draft sizes hold on others? Leave one out, fit on the rest, judge
+on it; no torch.
 
-Every design fits on training prompts and evaluates on test prompts (:func:`draftgauge.replay.splits.splits_of`), so that what was
-left out is new in both ways. Gains are over the best fixed length on the *training prompts of what was left out*: a rival that
-knows the new task, compression or pair, which the fitted policy does not.
+Every design fits on training prompts and evaluates on test prompts (:func:`draftgauge.replay.splits.splits_of`), so
+that what was left out is new in both ways. Gains are over the best fixed length on the *training prompts of what was
+left out*: a rival that knows the new task, compression or pair, which the fitted policy does not.
 """
 
 from __future__ import annotations
@@ -28,7 +29,9 @@ LEFT_OUT, LEFT_IN = "left-out", "left-in"
 
 @dataclass(frozen=True)
 class Recorded:
-    """A recorded run: its trace, the costs that belong to it, and a name of its pair, to tell drafts of several sizes apart."""
+    """A recorded run: its trace, the costs that belong to it, and a name of its pair, to tell drafts of several sizes
+    apart.
+    """
 
     trace: Trace
     costs: CostCurve
@@ -48,8 +51,9 @@ def leave_task_out(runs: Sequence[Recorded], fit: Fit, *, resamples: int = TEST_
         resamples, seed: of the intervals.
 
     Returns:
-        Rows as :func:`~draftgauge.replay.evaluate.evaluate` describes, with ``design`` ("task"), ``left`` (which one) and
-        ``pair``. The policies are ``left-out``, ``left-in`` (fitted on everything, what it was left out of too), the baselines.
+        Rows as :func:`~draftgauge.replay.evaluate.evaluate` describes, with ``design`` ("task"), ``left`` (which one)
+        and ``pair``. The policies are ``left-out``, ``left-in`` (fitted on everything, what it was left out of too),
+        the baselines.
 
     Raises:
         TraceError: if there are fewer than two tasks, or a split of one has too few prompts.
@@ -72,12 +76,18 @@ def leave_task_out(runs: Sequence[Recorded], fit: Fit, *, resamples: int = TEST_
 def leave_compression_out(
     runs: Sequence[Recorded], fit: Fit, *, resamples: int = TEST_RESAMPLES, seed: int = 0
 ) -> list[Row]:
-    """For every compression: fit on the runs of the others, evaluate on its own. Otherwise as :func:`leave_task_out`."""
+    """For every compression: fit on the runs of the others, evaluate on its own.
+
+    Otherwise as :func:`leave_task_out`.
+    """
     return _leave_runs_out("compression", [run.trace.compression for run in runs], runs, fit, resamples, seed)
 
 
 def leave_pair_out(runs: Sequence[Recorded], fit: Fit, *, resamples: int = TEST_RESAMPLES, seed: int = 0) -> list[Row]:
-    """For every pair, say every draft size: fit on the runs of the others, evaluate on its own. Otherwise as :func:`leave_task_out`."""
+    """For every pair, say every draft size: fit on the runs of the others, evaluate on its own.
+
+    Otherwise as :func:`leave_task_out`.
+    """
     return _leave_runs_out("pair", [run.pair for run in runs], runs, fit, resamples, seed)
 
 
@@ -134,6 +144,7 @@ def _at_least_two(what: str, names: Sequence[str]) -> list[str]:
     distinct = list(dict.fromkeys(names))
     if len(distinct) < 2:
         raise TraceError(
-            f"leaving one out takes two or more {what}, the runs given have {', '.join(distinct) or 'none'}: record others"
+            f"leaving one out takes two or more {what}, the runs given have {', '.join(distinct) or 'none'}: record "
+            "others"
         )
     return distinct

@@ -1,4 +1,6 @@
-"""Held-out texts: prompts with the output that the target itself decodes greedily, on which a drafter is asked to agree with it."""
+"""Held-out texts: prompts with the output that the target itself decodes greedily, on which a drafter is asked to agree
+with it.
+"""
 
 from __future__ import annotations
 

@@ -1,8 +1,9 @@
 """Accepted length with a draft tree: what KVShot calls HF MAT.
 
-The tree is EAGLE-2's (Li et al. 2024, arXiv 2406.16858, section 4): at each level the ``top_k`` nodes whose path is most probable are
-expanded, each into its ``top_k`` most probable tokens; of all nodes, the most probable ones are verified. On text that the target decoded
-greedily, the accepted path is the one that follows the text, so no pass of the target is needed to know it.
+The tree is EAGLE-2's (Li et al. 2024, arXiv 2406.16858, section 4): at each level the ``top_k`` nodes whose path is
+most probable are expanded, each into its ``top_k`` most probable tokens; of all nodes, the most probable ones are
+verified. On text that the target decoded greedily, the accepted path is the one that follows the text, so no pass of
+the target is needed to know it.
 """
 
 from __future__ import annotations
@@ -38,7 +39,9 @@ class TreeShape:
 
 @dataclass(frozen=True)
 class TreeAcceptance:
-    """Tokens and steps of one text, decoded with draft trees; their quotient is the accepted length with the target's own token."""
+    """Tokens and steps of one text, decoded with draft trees; their quotient is the accepted length with the target's
+    own token.
+    """
 
     tokens: int
     steps: int
@@ -109,8 +112,8 @@ def grow(net: ReuseNet, chain: ChainState, logits: Tensor, shape: TreeShape) -> 
         shape: of the tree.
 
     Returns:
-        for each candidate, level by level: the candidate before it (-1 for the root), its token in the target's vocabulary, and the
-        logarithm of its path's probability.
+        for each candidate, level by level: the candidate before it (-1 for the root), its token in the target's
+        vocabulary, and the logarithm of its path's probability.
     """
     children = min(shape.top_k, logits.shape[-1])
     scores, tokens = logits.log_softmax(-1).topk(children)

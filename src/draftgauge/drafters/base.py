@@ -20,8 +20,9 @@ class Draft:
 
     Attributes:
         tokens: the proposal, possibly empty.
-        probabilities: ``[len(tokens), vocabulary]`` float32, the distributions the tokens were *sampled from* (needed to accept
-            sampled tokens); None for greedy drafting and for drafters that propose without a distribution (one-hot then).
+        probabilities: ``[len(tokens), vocabulary]`` float32, the distributions the tokens were *sampled from* (needed
+            to accept sampled tokens); None for greedy drafting and for drafters that propose without a distribution
+            (one-hot then).
         signals: one per token; empty if the drafter was not asked after each token.
     """
 
@@ -40,9 +41,10 @@ class Drafter(Protocol):
     def propose(self, limit: int, keep_drafting: KeepDrafting | None, reads: Reads = OF_DRAFTED_TOKENS) -> Draft:
         """Draft up to ``limit`` tokens after the committed text.
 
-        ``keep_drafting`` is asked after each token but the last possible one. None drafts to the limit and makes no signals,
-        which saves their cost and, on an accelerator, a wait for the device after each token. Signals hold what is in ``reads``; the
-        rest is not computed (NaN, and -1 for the token). Drafting also ends with an end-of-sequence token.
+        ``keep_drafting`` is asked after each token but the last possible one. None drafts to the limit and makes no
+        signals, which saves their cost and, on an accelerator, a wait for the device after each token. Signals hold
+        what is in ``reads``; the rest is not computed (NaN, and -1 for the token). Drafting also ends with an
+        end-of-sequence token.
         """
         ...
 

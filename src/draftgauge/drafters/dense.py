@@ -1,8 +1,8 @@
 """Drafts from every position of a known output: from all positions together, or one by one as a live run would.
 
-Row ``p`` drafts the continuation of prompt and ``output[:p]``. Where the first token drafted at ``p`` is ``output[p]``, the
-rest of that draft is what row ``p + 1`` drafts. So only rows whose first token departs from the output need a branch of
-their own, and the others are read off the rows after them.
+Row ``p`` drafts the continuation of prompt and ``output[:p]``. Where the first token drafted at ``p`` is ``output[p]``,
+the rest of that draft is what row ``p + 1`` drafts. So only rows whose first token departs from the output need a
+branch of their own, and the others are read off the rows after them.
 """
 
 from __future__ import annotations
@@ -62,8 +62,9 @@ def draft_everywhere(
     """Drafts from every position of an output, the fast way where the drafter has one.
 
     Args:
-        drafter: drafts greedily. One that reads its target finds there what the target has last decoded, which must be this
-            text: what stands at a position does not depend on what follows, so a live step there would find the same.
+        drafter: drafts greedily. One that reads its target finds there what the target has last decoded, which must be
+            this text: what stands at a position does not depend on what follows, so a live step there would find the
+            same.
         prompt_tokens, output: the text; row ``p`` drafts what follows the prompt and ``output[:p]``.
         gamma_max: longest draft.
         vocabulary: number of logits of the target.
@@ -132,10 +133,11 @@ def draft_densely(
 def draft_position_by_position(
     drafter: Drafter, prompt_tokens: list[int], output: list[int], gamma_max: int
 ) -> DenseDrafts:
-    """The same with any drafter as it is used live, one position after the other: the reference, and cheap without a model.
+    """The same with any drafter as it is used live, one position after the other: the reference, and cheap without a
+    model.
 
-    A drafter that reads its target reads it as it stands: the target must have taken in prompt and output except the last
-    token.
+    A drafter that reads its target reads it as it stands: the target must have taken in prompt and output except the
+    last token.
     """
     drafts = DenseDrafts.empty(len(output), gamma_max)
     drafter.prefill(prompt_tokens)

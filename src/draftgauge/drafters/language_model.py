@@ -24,9 +24,9 @@ from draftgauge.verification import Sampling
 class LanguageModelDrafter:
     """Drafts with a smaller model that shares the target's tokenizer.
 
-    Its cache follows the committed text: ``commit`` rolls it back to what was accepted, and the next ``propose`` takes in
-    all committed tokens that it has not seen in one pass. Steps without speculation therefore cost it nothing. Where the
-    text outgrows the draft model's own context it proposes nothing more.
+    Its cache follows the committed text: ``commit`` rolls it back to what was accepted, and the next ``propose`` takes
+    in all committed tokens that it has not seen in one pass. Steps without speculation therefore cost it nothing. Where
+    the text outgrows the draft model's own context it proposes nothing more.
     """
 
     def __init__(

@@ -1,7 +1,7 @@
 """Drafting without a model: what followed the same words earlier in the text.
 
-Saxena 2023, "Prompt Lookup Decoding" (also ``prompt_lookup_num_tokens`` in transformers): the longest n-gram at the end of
-the text that occurred before is looked up, and the tokens after its *first* occurrence are proposed.
+Saxena 2023, "Prompt Lookup Decoding" (also ``prompt_lookup_num_tokens`` in transformers): the longest n-gram at the end
+of the text that occurred before is looked up, and the tokens after its *first* occurrence are proposed.
 """
 
 from __future__ import annotations
@@ -23,11 +23,11 @@ from draftgauge.verification import Sampling
 class PromptLookupDrafter:
     """Proposes the continuation of the first earlier occurrence of the last n-gram in prompt and output.
 
-    It has no distribution. Its proposal counts as one-hot, for acceptance as for signals: confidence 1, entropy 0, margin 1,
-    so that a policy that stops when unsure never stops it.
+    It has no distribution. Its proposal counts as one-hot, for acceptance as for signals: confidence 1, entropy 0,
+    margin 1, so that a policy that stops when unsure never stops it.
 
-    An index from n-grams to the position after their first occurrence is extended as tokens are committed; a look-up takes
-    ``max_ngram`` dictionary accesses, however long the text.
+    An index from n-grams to the position after their first occurrence is extended as tokens are committed; a look-up
+    takes ``max_ngram`` dictionary accesses, however long the text.
     """
 
     def __init__(self, max_ngram: int = 3, min_ngram: int = 1, end_tokens: frozenset[int] = frozenset()) -> None:
@@ -81,7 +81,9 @@ class PromptLookupDrafter:
             text.append(token)
 
     def _find(self) -> int:
-        """The position after the first occurrence of the longest n-gram that ends the text; its end if there is none."""
+        """The position after the first occurrence of the longest n-gram that ends the text; its end if there is
+        none.
+        """
         end = len(self._text)
         for n in range(min(self.max_ngram, end), self.min_ngram - 1, -1):
             start = self._after.get(tuple(self._text[end - n :]))

@@ -1,8 +1,8 @@
 """Drafts along a sampled output: the chance of acceptance at every position, and one refused draft from each.
 
-The draft takes in prompt and output in one pass, which with the logits that the output was drawn from gives both chances
-of :mod:`draftgauge.traces.sampled`. From every position a branch opens with a token that the target would refuse, and all
-branches grow together.
+The draft takes in prompt and output in one pass, which with the logits that the output was drawn from gives both
+chances of :mod:`draftgauge.traces.sampled`. From every position a branch opens with a token that the target would
+refuse, and all branches grow together.
 """
 
 from __future__ import annotations
@@ -34,7 +34,9 @@ class DraftRules:
 
 @runtime_checkable
 class DraftsRefused(Drafter, Protocol):
-    """A drafter whose drafts along a sampled output can be recorded: its draft from one position tells of the next ones."""
+    """A drafter whose drafts along a sampled output can be recorded: its draft from one position tells of the next
+    ones.
+    """
 
     def draft_refused(
         self,
@@ -71,7 +73,8 @@ def draft_refused(
         generator: on the models' device.
 
     Returns:
-        The drafts; ``acceptance`` and ``survival``, ``[N]`` each, NaN where the text is longer than the draft model takes.
+        The drafts; ``acceptance`` and ``survival``, ``[N]`` each, NaN where the text is longer than the draft model
+        takes.
     """
     model, vocabulary = rules.model, target_logits.shape[-1]
     positions = len(output)
@@ -106,7 +109,8 @@ def _first_refused(p: Tensor, q: Tensor, output: Tensor, generator: Generator) -
     position = torch.arange(len(output), device=p.device)
     inside = output < q.shape[-1]
     of_draft = torch.where(inside, q[position, output.clamp(max=q.shape[-1] - 1)], 0.0)
-    # The output's token had mass when it was drawn; computed over other rows at once, it may lose it at a nucleus' edge.
+    # The output's token had mass when it was drawn; computed over other rows at once, it may lose it at a nucleus'
+    # edge.
     of_target = p[position, output].clamp_min(torch.finfo(p.dtype).tiny)
     chances = torch.stack([torch.minimum(shared, q).sum(-1), of_draft / of_target])
     return chances.clamp(0, 1), draw(residual(q, shared), generator)

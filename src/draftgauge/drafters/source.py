@@ -1,7 +1,7 @@
 """Kinds of drafter, registered by name: how each loads, what it needs of its target, how it is recorded and metered.
 
-A new kind is one file in this folder: a :class:`~draftgauge.drafters.base.Drafter`, and a :class:`DraftSource` decorated
-with :func:`register_drafter`.
+A new kind is one file in this folder: a :class:`~draftgauge.drafters.base.Drafter`, and a :class:`DraftSource`
+decorated with :func:`register_drafter`.
 """
 
 from __future__ import annotations
@@ -47,16 +47,18 @@ class LoadOptions:
 class DraftSource(ABC):
     """What a pair drafts from, loaded once; every decoding makes a drafter of its own from it.
 
-    Costs need nothing of a kind beyond its drafter: the meter asks for one that no end token stops, and fills drafts that are
-    shorter than asked for.
+    Costs need nothing of a kind beyond its drafter: the meter asks for one that no end token stops, and fills drafts
+    that are shorter than asked for.
 
     Attributes:
         name: of the kind, as ``--drafter`` and manifests have it.
         takes: what the ``draft`` argument names for this kind; empty if it takes none.
         self_describing: its source says itself that it is of this kind, so ``--drafter`` may name the source alone.
         drafter_type: of the drafters it makes. What that class can do decides how traces are recorded: see
-            :class:`~draftgauge.drafters.dense.DraftsEverywhere` and :class:`~draftgauge.drafters.refused.DraftsRefused`.
-        model: a language model of its own, which others (transformers' assisted generation) can draft with too, or None.
+            :class:`~draftgauge.drafters.dense.DraftsEverywhere` and
+            :class:`~draftgauge.drafters.refused.DraftsRefused`.
+        model: a language model of its own, which others (transformers' assisted generation) can draft with too, or
+            None.
         family, engine: of the network that drafts, for manifests; empty if there is none.
         context: the longest text in tokens that it drafts for; None if the target's own is the only limit.
         tap_plan: the layers of the target whose hidden states, keys or values it reads; None if it reads none.

@@ -89,7 +89,8 @@ class CachedModel(Protocol):
             last_only: compute logits of the last token only (prefill).
 
         Returns:
-            float32 logits ``[k, vocabulary]`` (``[1, vocabulary]`` with ``last_only``); row ``i`` predicts the token after ``tokens[i]``.
+            float32 logits ``[k, vocabulary]`` (``[1, vocabulary]`` with ``last_only``); row ``i`` predicts the token
+            after ``tokens[i]``.
 
         Raises:
             ModelError: if the sequence would exceed ``spec.context``.
@@ -103,9 +104,9 @@ class CachedModel(Protocol):
     def branches(self, starts: Tensor) -> BranchSession:
         """Open short branches off the cached sequence, to be decoded all together, the cache left as it is.
 
-        Branch ``i`` continues the first ``starts[i]`` cached tokens. The session reads this model's cache, so it ends with the
-        next ``forward``, ``truncate`` or ``reset``. Its memory grows with ``N`` times the length of the cache and with ``N`` times
-        the vocabulary: open one session for every few hundred positions.
+        Branch ``i`` continues the first ``starts[i]`` cached tokens. The session reads this model's cache, so it ends
+        with the next ``forward``, ``truncate`` or ``reset``. Its memory grows with ``N`` times the length of the cache
+        and with ``N`` times the vocabulary: open one session for every few hundred positions.
 
         Args:
             starts: ``[N]`` int64 on the model's device, each in ``1..length``.

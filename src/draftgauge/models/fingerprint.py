@@ -20,8 +20,9 @@ EDGE = 1 << 20  # bytes taken from either end of a larger one
 def fingerprint(model: str | Path | PreTrainedModel) -> str:
     """SHA-256 over the configuration and the weights of a model, as 64 hexadecimal digits.
 
-    Of a folder or a model id, ``config.json`` and the safetensors files are hashed: whole up to 64 MiB, else their size and
-    their first and last MiB. Of a model in memory, its configuration and tensors likewise; the two kinds do not compare.
+    Of a folder or a model id, ``config.json`` and the safetensors files are hashed: whole up to 64 MiB, else their size
+    and their first and last MiB. Of a model in memory, its configuration and tensors likewise; the two kinds do not
+    compare.
 
     Args:
         model: a folder, the id of a model that was loaded before, or a model in memory.

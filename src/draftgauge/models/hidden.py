@@ -51,7 +51,9 @@ class HiddenStates:
 
 @contextmanager
 def watching(module: PreTrainedModel, layers: Sequence[int], take: Callable[[int, Tensor], object]) -> Iterator[None]:
-    """While it lasts, ``take(layer, states)`` is called with the output ``[B, k, H]`` of each of these decoder layers."""
+    """While it lasts, ``take(layer, states)`` is called with the output ``[B, k, H]`` of each of these decoder
+    layers.
+    """
     blocks = decoder_layers(module)
 
     def hook(layer: int) -> Callable[[nn.Module, object, Tensor], None]:

@@ -1,10 +1,11 @@
-"""The lean engine: a Llama-like decoder as plain functions over fused weights, with a cache whose rollback is one integer.
+"""The lean engine: a Llama-like decoder as plain functions over fused weights, with a cache whose rollback is one
+integer.
 
-A small model spends as long in Python and in launching kernels as in its arithmetic. Here a layer is about fifteen tensor
-operations, the cache is written in place, and rolling back sets a number.
+A small model spends as long in Python and in launching kernels as in its arithmetic. Here a layer is about fifteen
+tensor operations, the cache is written in place, and rolling back sets a number.
 
-Letters in shapes: ``k`` new tokens, ``L`` tokens in the cache after them, ``H`` query heads, ``KV`` key/value heads, ``D`` head
-dimension, ``N`` branches.
+Letters in shapes: ``k`` new tokens, ``L`` tokens in the cache after them, ``H`` query heads, ``KV`` key/value heads,
+``D`` head dimension, ``N`` branches.
 """
 
 from __future__ import annotations
@@ -32,8 +33,8 @@ Attend = Callable[[int, Tensor], Tensor]
 class LeanModel:
     """:class:`~draftgauge.models.base.CachedModel` for Llama, Mistral without a sliding window, Qwen2 and Qwen3.
 
-    The cache grows by doubling, up to the model's context. Logits agree with transformers' modules up to the rounding of
-    differently ordered sums.
+    The cache grows by doubling, up to the model's context. Logits agree with transformers' modules up to the rounding
+    of differently ordered sums.
 
     Raises:
         ModelError: if the model is of another kind (``lean_weights.why_not_lean`` says why).
@@ -85,12 +86,15 @@ class LeanModel:
         return LeanBranches(self, starts)
 
     def keys_values(self, layer: int) -> tuple[Tensor, Tensor]:
-        """Cached keys, rotated, and values of a decoder layer, each ``[KV, length, D]``: views, valid until the next ``forward``."""
+        """Cached keys, rotated, and values of a decoder layer, each ``[KV, length, D]``: views, valid until the next
+        ``forward``.
+        """
         keys, values = self._cache[layer, :, : self._length].split(self._weights.key_heads)
         return keys, values
 
     def rotary(self, length: int) -> tuple[Tensor, Tensor]:
-        """Rotary tables of at least ``length`` positions, each ``[positions, 1, D]``, the sine signed for :func:`rotate`.
+        """Rotary tables of at least ``length`` positions, each ``[positions, 1, D]``, the sine signed for
+        :func:`rotate`.
 
         They come from transformers' own rotary module, so every scaling of the frequencies and of attention is in them.
         """
@@ -128,7 +132,9 @@ class LeanModel:
 
 
 class LeanBranches:
-    """:class:`~draftgauge.models.base.BranchSession` of the lean engine: shared prefix keys, own keys for every branch."""
+    """:class:`~draftgauge.models.base.BranchSession` of the lean engine: shared prefix keys, own keys for every
+    branch.
+    """
 
     def __init__(self, model: LeanModel, starts: Tensor) -> None:
         self._model = model

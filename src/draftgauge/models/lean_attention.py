@@ -1,4 +1,7 @@
-"""Attention of the lean engine: causal over the cache, and branches off it. Grouped queries never repeat keys in memory."""
+"""Attention of the lean engine: causal over the cache, and branches off it.
+
+Grouped queries never repeat keys in memory.
+"""
 
 from __future__ import annotations
 
@@ -10,7 +13,8 @@ from draftgauge.models.lean_weights import LeanWeights
 
 
 def causal_mask(new: int, length: int, weights: LeanWeights, like: Tensor) -> Tensor | None:
-    """Additive mask ``[new G, length]`` for the last ``new`` of ``length`` tokens, rows by token, then query head of a group.
+    """Additive mask ``[new G, length]`` for the last ``new`` of ``length`` tokens, rows by token, then query head of a
+    group.
 
     None for one token, which sees everything.
     """
@@ -25,7 +29,8 @@ def causal_mask(new: int, length: int, weights: LeanWeights, like: Tensor) -> Te
 def attend_causally(queries: Tensor, cached: Tensor, key_heads: int, mask: Tensor | None) -> Tensor:
     """Attention of new tokens over the cache that already holds them.
 
-    The query heads of a group are laid side by side as more queries of one key head, so that keys are read once a group.
+    The query heads of a group are laid side by side as more queries of one key head, so that keys are read once a
+    group.
 
     Args:
         queries: ``[k, H, D]``.
@@ -44,7 +49,8 @@ def attend_causally(queries: Tensor, cached: Tensor, key_heads: int, mask: Tenso
 
 
 class BranchAttention:
-    """Attention of ``N`` branches, one new token each: over the shared prefix, masked, and over the branch's own tokens.
+    """Attention of ``N`` branches, one new token each: over the shared prefix, masked, and over the branch's own
+    tokens.
 
     In float32 whatever the model's dtype: the fused kernels accumulate so too.
     """

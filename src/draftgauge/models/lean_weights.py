@@ -17,7 +17,8 @@ LENGTH_DEPENDENT_ROPE = ("dynamic", "longrope")  # their frequencies change with
 
 
 class LeanLayer(NamedTuple):
-    """One decoder layer. ``x`` is the residual stream ``[k, hidden]``; ``H`` and ``KV`` count query and key/value heads.
+    """One decoder layer. ``x`` is the residual stream ``[k, hidden]``; ``H`` and ``KV`` count query and key/value
+    heads.
 
     Attributes:
         input_norm: before attention.
@@ -73,9 +74,9 @@ def why_not_lean(model: PreTrainedModel) -> str | None:
 def fuse(model: PreTrainedModel) -> LeanWeights:
     """Fuse query, key and value projections into one and gate and up into another, layer by layer.
 
-    The model itself stays usable. Small models on a CPU get packed copies of their linears (see :mod:`lean_ops`); otherwise the
-    model's own linears become views of the fused weights and nothing is held twice. Quantised linears (bitsandbytes) are called
-    as they are.
+    The model itself stays usable. Small models on a CPU get packed copies of their linears (see :mod:`lean_ops`);
+    otherwise the model's own linears become views of the fused weights and nothing is held twice. Quantised linears
+    (bitsandbytes) are called as they are.
 
     Raises:
         ModelError: if the lean engine cannot run this model.

@@ -141,7 +141,10 @@ def _advice(error: Exception) -> str:
     """First lines of a loading error, with what to do where transformers does not say it."""
     text = " ".join(str(error).split())
     if "trust_remote_code" in text:
-        return "it comes with Python code of its own, which runs only where trust_remote_code is asked for; read that code first"
+        return (
+            "it comes with Python code of its own, which runs only where trust_remote_code is asked for; "
+            "read that code first"
+        )
     if "safetensors" in text:
         return (
             f"only safetensors weights are read, and it has none that can be ({text}); convert it with save_pretrained"

@@ -18,8 +18,9 @@ Masks = Tensor | dict[str, Tensor]
 def takes_branch_masks(model: PreTrainedModel) -> bool:
     """Whether a custom mask and custom positions describe branches exactly for this model.
 
-    They do for rotary embeddings, whose positions are what ``position_ids`` says, under attention that adds a mask. Other
-    position schemes (ALiBi, learned offsets) read positions off the mask, and chunked attention has masks of its own.
+    They do for rotary embeddings, whose positions are what ``position_ids`` says, under attention that adds a mask.
+    Other position schemes (ALiBi, learned offsets) read positions off the mask, and chunked attention has masks of its
+    own.
     """
     config = model.config.get_text_config()
     rotary = any(name.endswith("rotary_emb") for name, _ in model.named_modules())

@@ -1,7 +1,7 @@
 """The engine for any architecture: transformers' own modules behind the cache contract.
 
-Every layer keeps all its keys, sliding-window layers too: a cache that drops keys cannot be rolled back. The window then
-comes from the attention mask, which transformers builds for the whole length.
+Every layer keeps all its keys, sliding-window layers too: a cache that drops keys cannot be rolled back. The window
+then comes from the attention mask, which transformers builds for the whole length.
 """
 
 from __future__ import annotations
@@ -69,13 +69,17 @@ class ModulesModel:
             self._length = length
 
     def keys_values(self, layer: int) -> tuple[Tensor, Tensor]:
-        """Cached keys, rotated, and values of a decoder layer, each ``[KV, length, D]``: views, valid until the next ``forward``."""
+        """Cached keys, rotated, and values of a decoder layer, each ``[KV, length, D]``: views, valid until the next
+        ``forward``.
+        """
         assert self._length > 0
         cached = self._cache.layers[layer]
         return cached.keys[0], cached.values[0]
 
     def branches(self, starts: Tensor) -> BranchSession:
-        """Open branches after the first ``starts[i]`` cached tokens: one masked pass a step, or one by one where masks cannot say it."""
+        """Open branches after the first ``starts[i]`` cached tokens: one masked pass a step, or one by one where masks
+        cannot say it.
+        """
         check_starts(int(starts.min()), int(starts.max()), self._length)
         session = MaskedBranches if takes_branch_masks(self.module) else SequentialBranches
         return session(self.module, self.spec, self._cache, starts)
@@ -100,7 +104,8 @@ def rollback_cache(model: PreTrainedModel) -> DynamicCache:
             cache.layers[index] = DynamicLayer()
         elif not isinstance(layer, CacheLayerMixin | DummyLayer) or type(layer) not in (DynamicLayer, DummyLayer):
             raise ModelError(
-                f"{model.config.model_type} keeps a state that cannot be rolled back ({type(layer).__name__} in layer {index}): "
+                f"{model.config.model_type} keeps a state that cannot be rolled back ({type(layer).__name__} in layer "
+                f"{index}): "
                 "speculative decoding needs plain attention layers"
             )
     return cache

@@ -16,8 +16,9 @@ Message = Mapping[str, str]
 def encode_prompt(tokenizer: PreTrainedTokenizerBase, prompt: str | Sequence[Message], chat: bool = False) -> list[int]:
     """Token ids of a prompt.
 
-    A conversation goes through the tokenizer's chat template, opened for the assistant's answer; where there is none, its
-    contents are joined by blank lines. Plain text is taken as it is, with the special tokens that the tokenizer itself adds.
+    A conversation goes through the tokenizer's chat template, opened for the assistant's answer; where there is none,
+    its contents are joined by blank lines. Plain text is taken as it is, with the special tokens that the tokenizer
+    itself adds.
 
     Args:
         tokenizer: of the target.

@@ -22,7 +22,8 @@ def reference_path(part: str = "target", folder: Path = PAIR_FOLDER) -> Path:
     path = folder / part
     if not (path / "model.safetensors").is_file():
         raise ModelError(
-            f"the bundled {part} is not in {folder}: reinstall draftgauge, or train it with `draftgauge reference train`"
+            f"the bundled {part} is not in {folder}: reinstall draftgauge, or train it with `draftgauge reference "
+            "train`"
         )
     return path
 

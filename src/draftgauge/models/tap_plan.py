@@ -20,8 +20,8 @@ class TapPlan:
     """Decoder layers to tap, counted from 0.
 
     Attributes:
-        hidden_layers: whose output, the residual stream, is kept. transformers calls it ``hidden_states[layer + 1]``, but for the
-            last layer, where that one has gone through the final norm and this one has not.
+        hidden_layers: whose output, the residual stream, is kept. transformers calls it ``hidden_states[layer + 1]``,
+            but for the last layer, where that one has gone through the final norm and this one has not.
         kv_layers: whose cached keys and values are read.
     """
 
@@ -30,7 +30,9 @@ class TapPlan:
 
 
 def default_taps(layers: int) -> tuple[int, ...]:
-    """A low, a middle and a high layer of ``layers``: 2, L // 2 and L - 3 as in EAGLE-3 (arXiv 2503.01840), spread evenly where L < 7."""
+    """A low, a middle and a high layer of ``layers``: 2, L // 2 and L - 3 as in EAGLE-3 (arXiv 2503.01840), spread
+    evenly where L < 7.
+    """
     if layers >= EAGLE_LAYERS:
         return (2, layers // 2, layers - 3)
     count = min(TAPS, layers)
@@ -40,8 +42,8 @@ def default_taps(layers: int) -> tuple[int, ...]:
 def tap_plan(config: PreTrainedConfig, hidden: bool, kv: bool, layers: Sequence[int] | None = None) -> TapPlan:
     """Plan the taps of a target.
 
-    Without a choice these are :func:`default_taps`; of a target that alternates full and sliding-window attention, keys and values
-    come from the full-attention layers nearest to them.
+    Without a choice these are :func:`default_taps`; of a target that alternates full and sliding-window attention, keys
+    and values come from the full-attention layers nearest to them.
 
     Args:
         config: of the target.
@@ -50,7 +52,8 @@ def tap_plan(config: PreTrainedConfig, hidden: bool, kv: bool, layers: Sequence[
         layers: which decoder layers, counted from 0.
 
     Raises:
-        ModelError: if the family has no taps, a layer does not exist or comes twice, or a layer's KV says nothing beyond a window.
+        ModelError: if the family has no taps, a layer does not exist or comes twice, or a layer's KV says nothing
+            beyond a window.
     """
     check_family(config)
     chosen = default_taps(config.num_hidden_layers) if layers is None else tuple(layers)
@@ -61,7 +64,8 @@ def tap_plan(config: PreTrainedConfig, hidden: bool, kv: bool, layers: Sequence[
     for layer in kv_layers:
         if _slides(config, layer):
             raise ModelError(
-                f"layer {layer} of this {config.model_type} attends within a window of {config.sliding_window} tokens, so its keys and "
+                f"layer {layer} of this {config.model_type} attends within a window of {config.sliding_window} "
+                "tokens, so its keys and "
                 f"values are not made for the whole text: {_full_attention_advice(config)}"
             )
     return TapPlan(chosen if hidden else (), kv_layers)
@@ -75,7 +79,8 @@ def check_family(config: PreTrainedConfig) -> None:
     """
     if config.model_type not in TAP_FAMILIES:
         raise ModelError(
-            f"targets of the family {config.model_type} have no taps: where its decoder layers keep their hidden states and keys is known "
+            f"targets of the family {config.model_type} have no taps: where its decoder layers keep their hidden "
+            "states and keys is known "
             f"for {', '.join(TAP_FAMILIES)} only. Draft with a small language model or prompt lookup instead"
         )
     kinds = [
@@ -87,7 +92,8 @@ def check_family(config: PreTrainedConfig) -> None:
     ]
     if changing:
         raise ModelError(
-            f"this {config.model_type} has rotary embeddings ({changing[0]}) that change with the length of the text, so keys that were "
+            f"this {config.model_type} has rotary embeddings ({changing[0]}) that change with the length of the text, "
+            "so keys that were "
             "cached do not tell their position: choose a target with another kind of rotary embedding"
         )
 
@@ -101,7 +107,8 @@ def _check_layers(config: PreTrainedConfig, layers: tuple[int, ...]) -> None:
     missing = [layer for layer in layers if not 0 <= layer < count]
     if missing:
         raise ModelError(
-            f"there is no layer {', '.join(map(str, missing))} to tap: this {config.model_type} has {count}, counted from 0 to {count - 1}"
+            f"there is no layer {', '.join(map(str, missing))} to tap: this {config.model_type} has {count}, counted "
+            f"from 0 to {count - 1}"
         )
 
 
@@ -113,7 +120,9 @@ def _slides(config: PreTrainedConfig, layer: int) -> bool:
 
 
 def _nearest_full(config: PreTrainedConfig, layers: tuple[int, ...]) -> tuple[int, ...]:
-    """For each layer the nearest one with full attention that is not taken; the layers themselves where there is none at all."""
+    """For each layer the nearest one with full attention that is not taken; the layers themselves where there is none
+    at all.
+    """
     left = [layer for layer in range(config.num_hidden_layers) if not _slides(config, layer)]
     if not left:
         return layers

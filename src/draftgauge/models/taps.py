@@ -1,9 +1,10 @@
 """Taps: what a drafter may reuse of its target, the hidden states and the KV cache of chosen layers.
 
-Live, they cost the target no second pass: hidden states are left behind by the passes that verify, and keys and values are views of
-the engine's own cache. For training, :func:`batch_features` gives the same of whole texts.
+Live, they cost the target no second pass: hidden states are left behind by the passes that verify, and keys and values
+are views of the engine's own cache. For training, :func:`batch_features` gives the same of whole texts.
 
-Letters in shapes: ``B`` texts, ``T`` positions, ``S`` tapped layers, ``H`` hidden size, ``KV`` key/value heads, ``D`` head dimension.
+Letters in shapes: ``B`` texts, ``T`` positions, ``S`` tapped layers, ``H`` hidden size, ``KV`` key/value heads, ``D``
+head dimension.
 """
 
 from __future__ import annotations
@@ -30,7 +31,8 @@ __all__ = ["TAP_FAMILIES", "Features", "TapPlan", "Taps", "attach_taps", "batch_
 class Taps:
     """Hidden states and KV of the text that a model's cache holds, by position; made by :func:`attach_taps`.
 
-    Everything returned is a view, valid until the model's next ``forward``. Rolling the model back needs no word to its taps.
+    Everything returned is a view, valid until the model's next ``forward``. Rolling the model back needs no word to its
+    taps.
     """
 
     def __init__(self, model: LeanModel | ModulesModel, plan: TapPlan, store: HiddenStates | None) -> None:
@@ -44,14 +46,18 @@ class Taps:
         return self._model.length
 
     def hidden(self, begin: int, end: int) -> Tensor:
-        """``[end - begin, S, H]``, the residual stream after the plan's hidden layers at positions ``begin .. end - 1``."""
+        """``[end - begin, S, H]``, the residual stream after the plan's hidden layers at positions ``begin .. end -
+        1``.
+        """
         assert 0 <= begin <= end <= self.length, (begin, end, self.length)
         assert self._store is not None, "the plan taps no hidden states"
         assert self._store is self._model.hidden, "other taps have taken the place of these"
         return self._store.rows(begin, end)
 
     def keys(self, slot: int, begin: int, end: int) -> Tensor:
-        """``[KV, end - begin, D]``, the keys of the plan's KV layer number ``slot``, rotated at their positions, as cached."""
+        """``[KV, end - begin, D]``, the keys of the plan's KV layer number ``slot``, rotated at their positions, as
+        cached.
+        """
         assert 0 <= begin <= end <= self.length, (begin, end, self.length)
         return self._model.keys_values(self.plan.kv_layers[slot])[0][:, begin:end]
 
@@ -64,8 +70,8 @@ class Taps:
 def attach_taps(model: CachedModel, plan: TapPlan) -> Taps:
     """Let every later ``forward`` of a model leave the hidden states of the plan behind, beside its cache.
 
-    The cache is emptied, so that states and cache hold the same positions. A model has one set of taps at a time: attaching
-    again replaces it, and a plan without hidden layers takes away what the last one kept.
+    The cache is emptied, so that states and cache hold the same positions. A model has one set of taps at a time:
+    attaching again replaces it, and a plan without hidden layers takes away what the last one kept.
 
     Args:
         model: of either engine, not wrapped.
@@ -76,7 +82,8 @@ def attach_taps(model: CachedModel, plan: TapPlan) -> Taps:
     """
     if not isinstance(model, LeanModel | ModulesModel):
         raise ModelError(
-            f"taps are for the lean and the modules engine, not for a {type(model).__name__}: attach them to the model itself"
+            f"taps are for the lean and the modules engine, not for a {type(model).__name__}: attach them to the "
+            "model itself"
         )
     config = model.module.config
     if plan.hidden_layers:
@@ -134,8 +141,8 @@ def batch_features(module: PreTrainedModel, tokens: Tensor, plan: TapPlan) -> Fe
 
     Args:
         module: the target, in evaluation mode.
-        tokens: ``[B, T]`` int64 on its device. Shorter texts may be padded on the right with any token: attention is causal,
-            so what stands before the padding does not see it.
+        tokens: ``[B, T]`` int64 on its device. Shorter texts may be padded on the right with any token: attention is
+            causal, so what stands before the padding does not see it.
         plan: see :func:`tap_plan`.
 
     Returns:

@@ -31,13 +31,16 @@ def check_same_vocabulary(target: PreTrainedTokenizerBase, draft: PreTrainedToke
     meanings = [(index, _show(target_tokens.get(index)), _show(draft_tokens.get(index))) for index in differing[:SHOWN]]
     shown = "; ".join(f"{index} is {ours} to the target, {theirs} to the draft" for index, ours, theirs in meanings)
     raise ModelError(
-        f"target and draft have different vocabularies ({len(target_ids)} and {len(draft_ids)} tokens, {len(differing)} ids differ: "
+        f"target and draft have different vocabularies ({len(target_ids)} and {len(draft_ids)} tokens, "
+        f"{len(differing)} ids differ: "
         f"{shown}): choose a draft trained with the target's tokenizer"
     )
 
 
 def vocabulary_digest(tokenizer: PreTrainedTokenizerBase) -> str:
-    """SHA-256 of which token has which id, in hexadecimal: what is known of token ids is known of those of one vocabulary."""
+    """SHA-256 of which token has which id, in hexadecimal: what is known of token ids is known of those of one
+    vocabulary.
+    """
     return hashlib.sha256(json.dumps(sorted(tokenizer.get_vocab().items())).encode()).hexdigest()
 
 
@@ -49,8 +52,8 @@ def end_tokens(*sources: Any) -> frozenset[int]:
     """Ids that end a text: all that the sources name.
 
     Args:
-        sources: models (ours or transformers'), configurations, generation configurations or tokenizers; of a model, both its
-            configurations count.
+        sources: models (ours or transformers'), configurations, generation configurations or tokenizers; of a model,
+            both its configurations count.
     """
     found: set[int] = set()
     for source in sources:

@@ -38,7 +38,8 @@ class Advice:
         drafted_cost: of one more drafted token, over verifying one token.
         verify_growth: time of verifying ``gamma + 1`` tokens at once, over verifying one.
         tokens_per_step: committed by a step that drafts ``gamma`` tokens.
-        near_best: shortest and longest length about as good as the best; None where only one is, or drafting does not pay.
+        near_best: shortest and longest length about as good as the best; None where only one is, or drafting does not
+            pay.
         tasks: the advice by task; empty with a single task.
     """
 
@@ -153,7 +154,8 @@ def held_out_speedups(views: Sequence[CompressionView]) -> dict[str, float]:
 
 
 def _marginal(view: CompressionView) -> float:
-    """Cost of one more drafted token, drafting and verifying together, in plain steps: the slope up to the longest draft.
+    """Cost of one more drafted token, drafting and verifying together, in plain steps: the slope up to the longest
+    draft.
 
     From one token on, where there are longer drafts: the first also pays for starting the drafter.
     """

@@ -1,4 +1,6 @@
-"""Policies that choose the draft length, judged as they should be: on prompts they never saw, against the best fixed length."""
+"""Policies that choose the draft length, judged as they should be: on prompts they never saw, against the best fixed
+length.
+"""
 
 from __future__ import annotations
 

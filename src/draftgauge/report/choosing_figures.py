@@ -1,4 +1,6 @@
-"""Charts of the policies that choose the draft length: against the cost ratio, along one output, and how right their chances are."""
+"""Charts of the policies that choose the draft length: against the cost ratio, along one output, and how right their
+chances are.
+"""
 
 from __future__ import annotations
 
@@ -65,7 +67,9 @@ def captured_panel(view: ChoosingView) -> Markup:
 
 
 def lengths_panel(view: ChoosingView, line: LengthLine) -> Markup:
-    """Drafted tokens of every step along an output: a bar as wide as what the step committed, its accepted part filled."""
+    """Drafted tokens of every step along an output: a bar as wide as what the step committed, its accepted part
+    filled.
+    """
     top = max(drafted for other in view.lengths.lines for _, drafted, _, _ in other.steps)  # one scale for all lines
     with panel("output token", "drafted tokens", STRIP) as axes:
         for position, drafted, accepted, committed in line.steps:
@@ -81,7 +85,8 @@ def lengths_panel(view: ChoosingView, line: LengthLine) -> Markup:
         axes.yaxis.set_major_locator(MaxNLocator(4, integer=True))
         committed = sum(step[3] for step in line.steps)
         text = (
-            f"Draft lengths of {line.policy} along one output, {compression_title(view.name)} target: {len(line.steps)} steps commit "
+            f"Draft lengths of {line.policy} along one output, {compression_title(view.name)} target: "
+            f"{len(line.steps)} steps commit "
             f"{committed} tokens."
         )
         return to_svg(axes, f"lengths-{slug(view.name)}-{slug(line.policy)}", text)
@@ -157,7 +162,8 @@ def _percents(values: Sequence[float]) -> list[float]:
 
 def _describe(view: ChoosingView, what: str, values: Sequence[Sequence[float]]) -> str:
     parts = (
-        f"{curve.policy} {', '.join(f'{percent(value)} at {ratio:g}' for ratio, value in zip(curve.ratios, shown, strict=True))}"
+        f"{curve.policy} "
+        f"{', '.join(f'{percent(value)} at {ratio:g}' for ratio, value in zip(curve.ratios, shown, strict=True))}"
         for curve, shown in zip(view.sweep, values, strict=True)
     )
     return f"{what} against the cost ratio, {compression_title(view.name)} target. {'; '.join(parts)}."

@@ -1,4 +1,6 @@
-"""From recorded runs and live measurements to what the report shows; every figure of it comes from :mod:`draftgauge.replay`."""
+"""From recorded runs and live measurements to what the report shows; every figure of it comes from
+:mod:`draftgauge.replay`.
+"""
 
 from __future__ import annotations
 
@@ -63,15 +65,17 @@ def collect(
 
     Args:
         run_folders: one run folder per compression, in the order to show.
-        bench_rows: live measurements with the keys ``policy, compression, task, tokens_per_second, mismatches`` and, where known,
-            ``tokens_per_second_low``, ``tokens_per_second_high``, ``tokens_per_step`` and ``ratio_to_plain``. The task of all
-            prompts together is ``all``, plain decoding is the policy ``plain``. Rows of compressions without a run are left out.
+        bench_rows: live measurements with the keys ``policy, compression, task, tokens_per_second, mismatches`` and,
+            where known, ``tokens_per_second_low``, ``tokens_per_second_high``, ``tokens_per_step`` and
+            ``ratio_to_plain``. The task of all prompts together is ``all``, plain decoding is the policy ``plain``.
+            Rows of compressions without a run are left out.
         command: that asked for the report; the running one if None.
-        policies: specs of policies to judge on test prompts, beside the standard ones. If None, the standard ones are judged
-            where the prompts name enough training and test ones.
+        policies: specs of policies to judge on test prompts, beside the standard ones. If None, the standard ones are
+            judged where the prompts name enough training and test ones.
 
     Raises:
-        TraceError: if a folder holds no readable run, two folders the same compression, or too few prompts to judge policies on.
+        TraceError: if a folder holds no readable run, two folders the same compression, or too few prompts to judge
+            policies on.
         DraftgaugeError: if a measurement lacks what all of them have, or a policy cannot be made.
     """
     if not run_folders:

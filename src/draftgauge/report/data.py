@@ -10,7 +10,9 @@ from draftgauge.report.views import CompressionView
 
 @dataclass(frozen=True)
 class ReportData:
-    """One view per compression, in the order they are shown; ``choosing`` of those whose policies were judged on test prompts."""
+    """One view per compression, in the order they are shown; ``choosing`` of those whose policies were judged on test
+    prompts.
+    """
 
     compressions: tuple[CompressionView, ...]
     provenance: tuple[tuple[str, str], ...] = field(default=())

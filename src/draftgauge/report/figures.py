@@ -85,7 +85,8 @@ def _live_point(axes: Any, gamma: int, value: float, low: float | None, high: fl
 def _describe_speed(view: CompressionView, curve: SpeedCurve) -> str:
     where = "all tasks" if curve is view.pooled else curve.task
     return (
-        f"Modelled tokens per second against draft length, {compression_title(view.name)} target, {where}. Best at {curve.best_gamma}: "
+        f"Modelled tokens per second against draft length, {compression_title(view.name)} target, {where}. Best at "
+        f"{curve.best_gamma}: "
         f"{number(curve.best)}; plain decoding {number(curve.plain)}; hindsight optimum {number(curve.hindsight)}."
     )
 
@@ -116,8 +117,10 @@ def cost_panel(view: CompressionView) -> Markup:
         _whole_tokens(axes, 1, cost.gamma_max + 1)
         median = len(cost.contexts) // 2
         text = (
-            f"Cost of a step's parts, {compression_title(view.name)} target, context {cost.contexts[median]}: verifying one token "
-            f"{number(1e3 * cost.verify[median][0])} ms, verifying {cost.gamma_max + 1} {number(1e3 * cost.verify[median][-1])} ms, "
+            f"Cost of a step's parts, {compression_title(view.name)} target, context {cost.contexts[median]}: "
+            "verifying one token "
+            f"{number(1e3 * cost.verify[median][0])} ms, verifying {cost.gamma_max + 1} "
+            f"{number(1e3 * cost.verify[median][-1])} ms, "
             f"drafting {cost.gamma_max} {number(1e3 * cost.draft[median][-1])} ms."
         )
         return to_svg(axes, f"cost-{slug(view.name)}", text)
@@ -157,7 +160,8 @@ def balance_panel(view: CompressionView, top: float) -> Markup:
         axes.set_ylim(0, top * 1.08)
         _whole_tokens(axes, 0, int(gamma[-1]))
         text = (
-            f"{compression_title(view.name)} target: at draft length {best} a step commits {number(curve.tokens_per_step[best])} tokens "
+            f"{compression_title(view.name)} target: at draft length {best} a step commits "
+            f"{number(curve.tokens_per_step[best])} tokens "
             f"and costs as much as {number(costs[best])} plain steps."
         )
         return to_svg(axes, f"balance-{slug(view.name)}", text)

@@ -61,7 +61,9 @@ def _policies(trace: Trace, cost: CostCurve, live: Sequence[LiveRow]) -> dict[st
 
 
 def _shown_lengths(curve: SpeedCurve, here: Mapping[str, LiveRow], lengths: Sequence[int]) -> set[int]:
-    """Fixed lengths of one task's table: those for every task, its own best, and what was measured or at least the fastest of it."""
+    """Fixed lengths of one task's table: those for every task, its own best, and what was measured or at least the
+    fastest of it.
+    """
     gamma_max = len(curve.tokens_per_second) - 1
     measured = {
         row.gamma: row.tokens_per_second or 0.0

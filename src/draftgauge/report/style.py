@@ -1,7 +1,7 @@
 """Colours, line styles and number formats that charts, tables and page share.
 
-Charts are drawn in the light palette; :func:`themed` then replaces each colour by a CSS variable of the page, so that the same
-chart is readable in light and dark.
+Charts are drawn in the light palette; :func:`themed` then replaces each colour by a CSS variable of the page, so that
+the same chart is readable in light and dark.
 """
 
 from __future__ import annotations
@@ -25,7 +25,8 @@ class Colour:
     dark: str
 
 
-# Hues after Okabe and Ito (2008), told apart with any colour vision; lightness moved to a contrast of 3:1 or more on either card.
+# Hues after Okabe and Ito (2008), told apart with any colour vision; lightness moved to a contrast of 3:1 or more on
+# either card.
 COLOURS = (
     Colour("page", "#f6f7f9", "#12151b"),
     Colour("ink", "#1f2430", "#e8eaf0"),

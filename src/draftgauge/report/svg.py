@@ -15,7 +15,8 @@ from matplotlib.ticker import MaxNLocator
 
 from draftgauge.report.style import LIGHT, themed
 
-# Width and height in inches. On the page a panel is about as many CSS pixels wide as it has points, so text keeps its size.
+# Width and height in inches. On the page a panel is about as many CSS pixels wide as it has points, so text keeps its
+# size.
 PANEL, SMALL_PANEL = (4.4, 3.0), (3.3, 2.5)
 # Room for tick labels and axis titles, in inches: left, right, below, above.
 MARGINS = (0.5, 0.1, 0.44, 0.28)

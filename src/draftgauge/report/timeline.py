@@ -28,7 +28,8 @@ def replay_timeline(
     Args:
         trace: the dense trace.
         prompt: which of ``trace.prompts``.
-        gamma: drafted tokens a step, 0 for plain decoding; of every step by the position it begins at, where they differ.
+        gamma: drafted tokens a step, 0 for plain decoding; of every step by the position it begins at, where they
+            differ.
         texts: decoded piece of every row of the trace, ``[P]``.
         limit: output tokens after which the walk stops, at the end of a step.
     """
@@ -66,7 +67,9 @@ def _step(
 
 
 def representative_prompts(trace: Trace, per_task: int) -> tuple[int, ...]:
-    """For every task the prompts whose mean accepted length is nearest the task's median, in order: typical ones, not the prettiest."""
+    """For every task the prompts whose mean accepted length is nearest the task's median, in order: typical ones, not
+    the prettiest.
+    """
     accepted = np.array([rows.mean() for rows in np.split(trace.accepted, trace.offsets[1:-1])])
     tasks = np.array([info.task for info in trace.prompts])
     chosen: list[int] = []

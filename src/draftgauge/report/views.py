@@ -1,4 +1,6 @@
-"""What a report shows of one compression, as plain values: filled by :mod:`draftgauge.report.collect`, drawn by all else here."""
+"""What a report shows of one compression, as plain values: filled by :mod:`draftgauge.report.collect`, drawn by all
+else here.
+"""
 
 from __future__ import annotations
 
@@ -16,8 +18,10 @@ class AcceptanceCurve:
 
     Attributes:
         task: the kind of task.
-        rate: ``[G]``; entry ``d - 1`` is the chance that the token drafted at depth ``d`` is accepted, given that all before it were.
-        low, high: ``[G]`` ends of the 95% interval, resampled by prompt. All three are NaN where too few drafts came that deep.
+        rate: ``[G]``; entry ``d - 1`` is the chance that the token drafted at depth ``d`` is accepted, given that all
+            before it were.
+        low, high: ``[G]`` ends of the 95% interval, resampled by prompt. All three are NaN where too few drafts came
+            that deep.
     """
 
     task: str
@@ -45,7 +49,8 @@ class SpeedCurve:
         tokens_per_step, tokens_per_second: ``[G + 1]``; entry ``g`` belongs to drafting ``g`` tokens at every step.
         plain: modelled tokens/s of plain decoding.
         hindsight: modelled tokens/s of the hindsight optimum.
-        held_out: modelled tokens/s if each prompt's length is the best one on all other prompts; None with a single prompt.
+        held_out: modelled tokens/s if each prompt's length is the best one on all other prompts; None with a single
+            prompt.
         live: measurements at fixed draft lengths.
     """
 
@@ -59,12 +64,16 @@ class SpeedCurve:
 
     @property
     def best_gamma(self) -> int:
-        """The fixed draft length with the most modelled tokens/s, 0 if drafting nothing is best (the shortest of equals)."""
+        """The fixed draft length with the most modelled tokens/s, 0 if drafting nothing is best (the shortest of
+        equals).
+        """
         return max(range(len(self.tokens_per_second)), key=self.tokens_per_second.__getitem__)
 
     @property
     def near_best(self) -> tuple[int, int]:
-        """The shortest and the longest draft length about as good as the best, see :func:`draftgauge.replay.near_best`."""
+        """The shortest and the longest draft length about as good as the best, see
+        :func:`draftgauge.replay.near_best`.
+        """
         return near_best(self.tokens_per_second)
 
     @property
@@ -113,8 +122,8 @@ class TimelineToken:
 
     Attributes:
         text: the token's piece of the output.
-        kind: "accepted" (drafted and accepted), "corrected" (the target's own after a rejection), "bonus" (the target's own
-            after a full acceptance) or "plain" (nothing was drafted).
+        kind: "accepted" (drafted and accepted), "corrected" (the target's own after a rejection), "bonus" (the target's
+            own after a full acceptance) or "plain" (nothing was drafted).
         depth: which drafted token of its step, counted from 1; None where it was not drafted.
         confidence: the drafter's top-1 probability there; of the rejected token where ``kind`` is "corrected".
         rejected: text of the rejected draft token where ``kind`` is "corrected" and its text is known.
@@ -129,7 +138,9 @@ class TimelineToken:
 
 @dataclass(frozen=True)
 class Timeline:
-    """One prompt's output, step by step, in a replay at a fixed draft length, or (``gamma`` None) at one that changes."""
+    """One prompt's output, step by step, in a replay at a fixed draft length, or (``gamma`` None) at one that
+    changes.
+    """
 
     task: str
     identifier: str

@@ -1,4 +1,6 @@
-"""The one attention of all designs: projections of what is read, heads with rotary embedding, joint attention, output."""
+"""The one attention of all designs: projections of what is read, heads with rotary embedding, joint attention,
+output.
+"""
 
 from __future__ import annotations
 
@@ -26,8 +28,8 @@ class Heads(NamedTuple):
 class Attention(nn.Module):
     """Attention that reads the token's embedding, the drafter's state, or both side by side.
 
-    The linear of ``[embedding; state]`` is kept as two, one for each half: their sum is the same, and the half of the embedding does
-    not depend on the depth, so an unroll computes it once for a token and not once for every depth.
+    The linear of ``[embedding; state]`` is kept as two, one for each half: their sum is the same, and the half of the
+    embedding does not depend on the depth, so an unroll computes it once for a token and not once for every depth.
     """
 
     def __init__(
@@ -50,7 +52,8 @@ class Attention(nn.Module):
         """Queries, keys and values of ``R`` rows.
 
         Args:
-            token_part: of the rows' tokens ``[B, R, width]``, see :meth:`token_part`; None where only the state is read.
+            token_part: of the rows' tokens ``[B, R, width]``, see :meth:`token_part`; None where only the state is
+                read.
             state: the normalised state ``[B, R, H]``.
             tables: rotary tables of the rows' positions.
         """

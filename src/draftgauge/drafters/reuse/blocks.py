@@ -108,9 +108,9 @@ class GatedDelta(nn.Module):
 class Block(nn.Module):
     """One drafter layer.
 
-    The self-attention sees depth 0 of all anchors and its own chain; the chain attention sees the injected keys of the target,
-    where there are any, and its own chain (see :class:`~draftgauge.drafters.reuse.design.Design`). The first layer reads the
-    token; layers after it, and the first of the recurrent designs, read the state.
+    The self-attention sees depth 0 of all anchors and its own chain; the chain attention sees the injected keys of the
+    target, where there are any, and its own chain (see :class:`~draftgauge.drafters.reuse.design.Design`). The first
+    layer reads the token; layers after it, and the first of the recurrent designs, read the state.
     """
 
     def __init__(self, config: ReuseConfig, layer: int) -> None:

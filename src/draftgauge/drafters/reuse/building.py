@@ -22,8 +22,8 @@ def new_net(
 ) -> ReuseNet:
     """A drafter for a target, in float32 on the target's device.
 
-    Linears start normally distributed with variance 1 / inputs, norms at one, the head at the target's rows. Weights are drawn by
-    name, so the parts that two designs share start the same for the same seed.
+    Linears start normally distributed with variance 1 / inputs, norms at one, the head at the target's rows. Weights
+    are drawn by name, so the parts that two designs share start the same for the same seed.
 
     Args:
         config: made for this target.
@@ -52,7 +52,8 @@ def new_net(
 
 
 def attach(config: ReuseConfig, target_module: PreTrainedModel, draft_tokens: Tensor | None) -> ReuseNet:
-    """A drafter around a target's embedding and rotary module, on its device; the weights are float32 and hold nothing yet.
+    """A drafter around a target's embedding and rotary module, on its device; the weights are float32 and hold nothing
+    yet.
 
     Raises:
         ModelError: if the configuration is of another target's shape, or the draft tokens do not fit it.
@@ -74,7 +75,8 @@ def attach(config: ReuseConfig, target_module: PreTrainedModel, draft_tokens: Te
 
 
 def warm_start(net: ReuseNet, hidden_net: ReuseNet) -> list[str]:
-    """Start a ``hybrid`` or ``cross`` drafter from a trained ``hidden`` one: everything that both have, the rest as it is.
+    """Start a ``hybrid`` or ``cross`` drafter from a trained ``hidden`` one: everything that both have, the rest as it
+    is.
 
     Returns:
         The names of the parameters that were copied.
@@ -98,8 +100,10 @@ def warm_start(net: ReuseNet, hidden_net: ReuseNet) -> list[str]:
     for name in shared:
         if ours[name].shape != theirs[name].shape:
             raise ModelError(
-                f"{name} is {tuple(theirs[name].shape)} in the hidden drafter and {tuple(ours[name].shape)} here: train a hidden drafter "
-                f"with intermediate size {net.config.intermediate_size}, target layers {_listed(net.config.hidden_layers)} "
+                f"{name} is {tuple(theirs[name].shape)} in the hidden drafter and {tuple(ours[name].shape)} here: "
+                "train a hidden drafter "
+                f"with intermediate size {net.config.intermediate_size}, target layers "
+                f"{_listed(net.config.hidden_layers)} "
                 "and the same draft vocabulary"
             )
     if net.config.hidden_layers != hidden_net.config.hidden_layers:
@@ -116,7 +120,9 @@ def warm_start(net: ReuseNet, hidden_net: ReuseNet) -> list[str]:
 
 
 def frequent_tokens(counts: Tensor, size: int) -> Tensor:
-    """The ``size`` most frequent token ids of ``counts`` ``[vocabulary]``, ascending; of equally frequent ones the lower ids."""
+    """The ``size`` most frequent token ids of ``counts`` ``[vocabulary]``, ascending; of equally frequent ones the
+    lower ids.
+    """
     return counts.argsort(descending=True, stable=True)[:size].sort().values
 
 
@@ -132,10 +138,11 @@ def count_parameters(config: ReuseConfig) -> int:
 def matched_widths(
     target_config: PreTrainedConfig, requests: Sequence[Mapping[str, Any]], tolerance: float = 0.02
 ) -> list[ReuseConfig]:
-    """Configurations whose numbers of trainable parameters agree: the SwiGLU's width makes up for what a design spends elsewhere.
+    """Configurations whose numbers of trainable parameters agree: the SwiGLU's width makes up for what a design spends
+    elsewhere.
 
-    All are brought to the size of the largest at its own width (the target's, where a request names none) among the requests of
-    fewest layers: of the paper's rows that is ``hybrid``.
+    All are brought to the size of the largest at its own width (the target's, where a request names none) among the
+    requests of fewest layers: of the paper's rows that is ``hybrid``.
 
     Args:
         target_config: of the target.
@@ -143,7 +150,8 @@ def matched_widths(
         tolerance: greatest relative difference between any two.
 
     Raises:
-        ModelError: if a design is too large even with a SwiGLU of width 1, or widths cannot be told apart finely enough.
+        ModelError: if a design is too large even with a SwiGLU of width 1, or widths cannot be told apart finely
+            enough.
     """
     natural = [reuse_config(target_config, **request) for request in requests]
     least = min(config.layers for config in natural)
@@ -152,21 +160,25 @@ def matched_widths(
     counts = [count_parameters(config) for config in matched]
     if max(counts) > (1 + tolerance) * min(counts):
         raise ModelError(
-            f"the drafters cannot be brought within {tolerance:.1%} of each other: they have {_listed(counts)} parameters; "
+            f"the drafters cannot be brought within {tolerance:.1%} of each other: they have {_listed(counts)} "
+            "parameters; "
             "leave out the designs or layers that differ most"
         )
     return matched
 
 
 def _fit(config: ReuseConfig, budget: int) -> ReuseConfig:
-    """The configuration with the SwiGLU's width that comes closest to a number of parameters, in multiples that suit the hardware."""
+    """The configuration with the SwiGLU's width that comes closest to a number of parameters, in multiples that suit
+    the hardware.
+    """
     multiple = max(1, config.hidden_size // 64)
     slope = 3 * config.hidden_size * config.layers  # parameters a unit of width
     fixed = count_parameters(config) - slope * config.intermediate_size
     width = round((budget - fixed) / (slope * multiple)) * multiple
     if width < 1:
         raise ModelError(
-            f"{config.design} with {config.layers} layers has {fixed} parameters without its SwiGLU, of {budget} that all designs "
+            f"{config.design} with {config.layers} layers has {fixed} parameters without its SwiGLU, of {budget} that "
+            "all designs "
             "are to have: leave it out, or compare it at equal width"
         )
     return replace(config, intermediate_size=width)

@@ -1,4 +1,6 @@
-"""The state of live drafting: what was committed, in buffers that grow, and a chain of drafted tokens, which is a value."""
+"""The state of live drafting: what was committed, in buffers that grow, and a chain of drafted tokens, which is a
+value.
+"""
 
 from __future__ import annotations
 
@@ -67,7 +69,8 @@ class Prefix:
 
 @dataclass(frozen=True)
 class ChainState:
-    """Where drafting stands: made by the functions of :mod:`~draftgauge.drafters.reuse.drafting`, and not changed by them.
+    """Where drafting stands: made by the functions of :mod:`~draftgauge.drafters.reuse.drafting`, and not changed by
+    them.
 
     So one state can be continued in several ways (a draft tree), and a chain of an earlier ``take_in`` stays right.
 

@@ -32,21 +32,22 @@ class ReuseConfig:
         draft_vocabulary: tokens that the drafter can propose; 0 for all.
         rms_norm_eps: of every norm.
         rope: the target's ``rope_parameters``.
-        rope_kind: which of the target's rotary embeddings, in families that have one for each kind of layer; else empty.
+        rope_kind: which of the target's rotary embeddings, in families that have one for each kind of layer; else
+            empty.
         context: longest sequence of the target.
         embedding_scale: what the family multiplies token embeddings by.
         target_family: its ``model_type``.
         target_fingerprint: which target it was trained for, see
             :func:`~draftgauge.drafters.reuse.persistence.target_fingerprint`.
         target_source: where that target came from, for people.
-        norm_before_fc: normalise the hidden states of every tapped layer before they are fused. Their scale grows from layer
-            to layer, up to hundreds of times that of a token's embedding.
+        norm_before_fc: normalise the hidden states of every tapped layer before they are fused. Their scale grows from
+            layer to layer, up to hundreds of times that of a token's embedding.
         norm_before_residual: normalise the fused states, and later the drafter's own, before they become the block's
             residual, not only before its attention.
         norm_output: pass the drafter's states on to the next depth normalised, as its head takes them in.
 
-    The norms are those of ``speculators``; all three switched off is the original EAGLE-3. They concern the designs that read
-    hidden states: the residual of the others starts from the token's embedding, which is small.
+    The norms are those of ``speculators``; all three switched off is the original EAGLE-3. They concern the designs
+    that read hidden states: the residual of the others starts from the token's embedding, which is small.
 
     Raises:
         ModelError: for a design, injection or number that cannot be.
@@ -143,7 +144,8 @@ def reuse_config(
         norm_before_fc, norm_before_residual, norm_output: see :class:`ReuseConfig`.
 
     Raises:
-        ModelError: for what :class:`ReuseConfig` refuses, layers that the target has not, or a target that cannot be tapped.
+        ModelError: for what :class:`ReuseConfig` refuses, layers that the target has not, or a target that cannot be
+            tapped.
     """
     _check_choice("design", design, tuple(DESIGNS))
     text = target_config.get_text_config()

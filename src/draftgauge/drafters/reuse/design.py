@@ -12,8 +12,8 @@ class Design:
     """What sets a design apart; everything else is the same for all.
 
     Attributes:
-        reads_hidden: it takes the target's hidden states at depth 0, and its own state of the depth before at the others.
-            It is recurrent, hence of one layer.
+        reads_hidden: it takes the target's hidden states at depth 0, and its own state of the depth before at the
+            others. It is recurrent, hence of one layer.
         reads_kv: it attends to the target's keys and values.
         self_attends: it has an attention over depth 0 of all anchors and its own chain.
         chain_attends: it has an attention over the injected keys of the target, where there are any, and its own chain.

@@ -1,7 +1,7 @@
 """A reuse drafter step by step, for decoding: anchors are taken in, and chains grow from the last of them.
 
-Depth 0 sees what the target left behind; deeper ones see the drafter's own chain, as in training. Letters in shapes as in
-:mod:`draftgauge.drafters.reuse.net`.
+Depth 0 sees what the target left behind; deeper ones see the drafter's own chain, as in training. Letters in shapes as
+in :mod:`draftgauge.drafters.reuse.net`.
 """
 
 from __future__ import annotations

@@ -14,8 +14,8 @@ class Injection(nn.Module):
 
     - ``concat``: the heads of all layers side by side, nothing to learn.
     - ``project``: a linear map from all layers' heads of a position to one layer's, for keys as cached and for values.
-    - ``project-rope``: the same with the rotation taken off the keys before and put on after, since a map that mixes rotated
-      components of several layers does not commute with the rotation.
+    - ``project-rope``: the same with the rotation taken off the keys before and put on after, since a map that mixes
+      rotated components of several layers does not commute with the rotation.
     """
 
     def __init__(self, config: ReuseConfig) -> None:

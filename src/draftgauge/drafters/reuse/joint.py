@@ -1,10 +1,11 @@
 """Attention over two sets of keys in one softmax: keys that all rows share, and a few keys of each row's own.
 
-Rows are anchors in training and branches in drafting. The shared keys are a prefix (causal in training); a row's own keys are those
-of its chain of drafted tokens, one for each depth. Laid out as one masked attention, ``k`` depths would cost ``k`` times the keys;
-here each depth adds one dot product a row, as in EAGLE-3's training-time test.
+Rows are anchors in training and branches in drafting. The shared keys are a prefix (causal in training); a row's own
+keys are those of its chain of drafted tokens, one for each depth. Laid out as one masked attention, ``k`` depths would
+cost ``k`` times the keys; here each depth adds one dot product a row, as in EAGLE-3's training-time test.
 
-Letters in shapes: ``B`` texts, ``Q`` query heads, ``KV`` key heads, ``R`` rows, ``L`` shared keys, ``D`` head dimension.
+Letters in shapes: ``B`` texts, ``Q`` query heads, ``KV`` key heads, ``R`` rows, ``L`` shared keys, ``D`` head
+dimension.
 """
 
 from __future__ import annotations
@@ -45,7 +46,9 @@ def joint_attention(queries: Tensor, shared: KeysValues | None, own: Sequence[Ke
 
 
 def plain_attention(queries: Tensor, shared: KeysValues | None, own: Sequence[KeysValues], causal: bool) -> Tensor:
-    """:func:`joint_attention` as it is defined, scores written out: for few rows, and the reference of the fused one."""
+    """:func:`joint_attention` as it is defined, scores written out: for few rows, and the reference of the fused
+    one.
+    """
     texts, heads, rows, dim = queries.shape
     key_heads = (shared or own[0])[0].shape[1]
     grouped = (queries * dim**-0.5).view(texts, key_heads, heads // key_heads, rows, dim)
@@ -74,9 +77,10 @@ def plain_attention(queries: Tensor, shared: KeysValues | None, own: Sequence[Ke
 class FusedCausal(torch.autograd.Function):
     """Causal :func:`joint_attention` on PyTorch's flash kernels, which never write the scores out.
 
-    A flash kernel returns its output and the logarithm of its normaliser, so other keys can be folded in afterwards: the joint
-    normaliser is a log-sum-exp of all. Backwards the same kernel is given the *joint* output and normaliser: it rebuilds the weights
-    as ``exp(score - normaliser)``, which then are the joint softmax's, and its gradients are right for its part of the keys.
+    A flash kernel returns its output and the logarithm of its normaliser, so other keys can be folded in afterwards:
+    the joint normaliser is a log-sum-exp of all. Backwards the same kernel is given the *joint* output and normaliser:
+    it rebuilds the weights as ``exp(score - normaliser)``, which then are the joint softmax's, and its gradients are
+    right for its part of the keys.
 
     Shared keys before those of the rows are seen by all rows, so they go through the kernel apart, without a mask.
     """
@@ -127,7 +131,9 @@ class FusedCausal(torch.autograd.Function):
 
 
 def _parts(queries: Tensor, keys: Tensor, values: Tensor) -> list[tuple[Tensor, Tensor, bool]]:
-    """Keys and values ``[B, Q, L, D]`` of the rows themselves, which are causal, and those before, where there are any."""
+    """Keys and values ``[B, Q, L, D]`` of the rows themselves, which are causal, and those before, where there are
+    any.
+    """
     group, before = queries.shape[1] // keys.shape[1], keys.shape[2] - queries.shape[2]
     wide = _repeat(keys, group), _repeat(values, group)
     parts = [(wide[0][:, :, before:], wide[1][:, :, before:], True)]

@@ -18,13 +18,14 @@ from draftgauge.verification import Sampling
 class ReuseDrafter:
     """Drafts with a :class:`~draftgauge.drafters.reuse.net.ReuseNet` from what the target's passes leave behind.
 
-    With ``n`` committed tokens the target's cache holds ``n - 1``, so its hidden states, keys and values are known up to position
-    ``n - 2``, the *anchor* of the next draft; the last committed token is the drafter's first input. Only anchors of committed
-    text enter the drafter's own cache, hence nothing of it is ever rolled back. A text of one token has no anchor, and nothing is
-    drafted from it.
+    With ``n`` committed tokens the target's cache holds ``n - 1``, so its hidden states, keys and values are known up
+    to position ``n - 2``, the *anchor* of the next draft; the last committed token is the drafter's first input. Only
+    anchors of committed text enter the drafter's own cache, hence nothing of it is ever rolled back. A text of one
+    token has no anchor, and nothing is drafted from it.
 
-    The target may hold more than the committed text, as it does after it has decoded a whole output: what stands at a position
-    does not depend on what follows. So drafts can be had from every position of a known output, one after the other.
+    The target may hold more than the committed text, as it does after it has decoded a whole output: what stands at a
+    position does not depend on what follows. So drafts can be had from every position of a known output, one after the
+    other.
     """
 
     def __init__(

@@ -1,11 +1,12 @@
-"""A reuse drafter as a network. :mod:`draftgauge.drafters.reuse.unroll` trains it, :mod:`draftgauge.drafters.reuse.drafting` drafts.
+"""A reuse drafter as a network. :mod:`draftgauge.drafters.reuse.unroll` trains it,
+:mod:`draftgauge.drafters.reuse.drafting` drafts.
 
-Letters in shapes: ``B`` texts, ``T`` tokens, ``A`` anchors, ``K`` depths, ``S`` target layers that are read, ``H`` hidden size,
-``KV`` key/value heads, ``D`` head dimension, ``V`` logits of the drafter, ``N`` branches of a draft.
+Letters in shapes: ``B`` texts, ``T`` tokens, ``A`` anchors, ``K`` depths, ``S`` target layers that are read, ``H``
+hidden size, ``KV`` key/value heads, ``D`` head dimension, ``V`` logits of the drafter, ``N`` branches of a draft.
 
-An *anchor* ``t`` is a position whose hidden state, keys and values the target has computed. At depth ``k`` the drafter takes in
-token ``x[t + 1 + k]`` and predicts ``x[t + 2 + k]``; ``x[t + 1]`` is the last committed token, which the target has not taken in.
-Training and drafting run the same blocks: rows are anchors in one and branches in the other.
+An *anchor* ``t`` is a position whose hidden state, keys and values the target has computed. At depth ``k`` the drafter
+takes in token ``x[t + 1 + k]`` and predicts ``x[t + 2 + k]``; ``x[t + 1]`` is the last committed token, which the
+target has not taken in. Training and drafting run the same blocks: rows are anchors in one and branches in the other.
 """
 
 from __future__ import annotations
@@ -25,7 +26,8 @@ from draftgauge.drafters.reuse.rotary import RotaryTables, Tables
 class ReuseNet(nn.Module):
     """A drafter of any design (see :class:`ReuseConfig`).
 
-    The token embedding is the target's, frozen: it is neither a parameter nor in the state dict. Everything else is trained.
+    The token embedding is the target's, frozen: it is neither a parameter nor in the state dict. Everything else is
+    trained.
 
     Attributes:
         config: what it is made of.
@@ -41,7 +43,8 @@ class ReuseNet(nn.Module):
     def __init__(
         self, config: ReuseConfig, embedding: Tensor, rotary: nn.Module, draft_tokens: Tensor | None = None
     ) -> None:
-        """A network with PyTorch's random weights; :func:`~draftgauge.drafters.reuse.building.new_net` makes one to be trained.
+        """A network with PyTorch's random weights; :func:`~draftgauge.drafters.reuse.building.new_net` makes one to be
+        trained.
 
         Args:
             config: what it is made of.
@@ -147,7 +150,8 @@ def _vocabulary_maps(
     if not config.draft_vocabulary:
         if draft_tokens is not None:
             raise ModelError(
-                "draft tokens were given, but this configuration has no draft vocabulary: set draft_vocabulary to their number"
+                "draft tokens were given, but this configuration has no draft vocabulary: set draft_vocabulary to "
+                "their number"
             )
         return None, None
     if draft_tokens is None:
@@ -158,7 +162,8 @@ def _vocabulary_maps(
     in_range = int(ids.min()) >= 0 and int(ids.max()) < config.vocabulary
     if len(ids) != config.draft_vocabulary or not in_range or not bool((ids[1:] > ids[:-1]).all()):
         raise ModelError(
-            f"the draft vocabulary must be {config.draft_vocabulary} different tokens of the target's {config.vocabulary}, ascending"
+            f"the draft vocabulary must be {config.draft_vocabulary} different tokens of the target's "
+            f"{config.vocabulary}, ascending"
         )
     to_draft = torch.full((config.vocabulary,), -1, device="cpu")
     to_draft[ids] = torch.arange(len(ids), device="cpu")

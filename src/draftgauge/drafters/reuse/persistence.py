@@ -32,7 +32,8 @@ DRAFT_TOKENS = "d2t"  # among the weights, where there is a draft vocabulary
 
 
 def target_fingerprint(module: PreTrainedModel) -> str:
-    """Which target a model is, whatever it was compressed to: by the files it was loaded from, else by its weights in memory.
+    """Which target a model is, whatever it was compressed to: by the files it was loaded from, else by its weights in
+    memory.
 
     Raises:
         ModelError: if it was loaded from files that are not there any more.
@@ -96,7 +97,8 @@ def read_description(folder: Path) -> dict[str, Any]:
         or description.get("version") != VERSION
     ):
         raise ModelError(
-            f"{path} does not describe a drafter of format {FORMAT}, version {VERSION}: use the draftgauge that wrote it"
+            f"{path} does not describe a drafter of format {FORMAT}, version {VERSION}: use the draftgauge that wrote "
+            "it"
         )
     return description
 
@@ -138,7 +140,8 @@ def load_drafter(folder: str | Path, target: CachedModel, dtype: torch.dtype | N
     if actual != config.target_fingerprint:
         raise ModelError(
             f"the drafter in {path} was trained for another target ({config.target_source or config.target_family}, "
-            f"fingerprint {config.target_fingerprint[:12]}; this one has {actual[:12]}): load that target, or train a drafter for this one"
+            f"fingerprint {config.target_fingerprint[:12]}; this one has {actual[:12]}): load that target, or train a "
+            "drafter for this one"
         )
     net = attach(config, target.module, weights.pop(DRAFT_TOKENS, None))
     net.load_state_dict(weights)

@@ -10,7 +10,8 @@ FIRST_LENGTH = 512
 
 
 class RotaryTables:
-    """Cosines and sines of the target's positions ``[length, D]``, made by its own rotary module, so every scaling is in them.
+    """Cosines and sines of the target's positions ``[length, D]``, made by its own rotary module, so every scaling is
+    in them.
 
     The module stays the target's: it is called, never moved or cast. Sines are signed for :func:`rotate`.
     """

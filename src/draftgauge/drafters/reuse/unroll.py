@@ -1,7 +1,7 @@
 """A reuse drafter unrolled over whole texts, for training and for measuring.
 
-Training-time test (EAGLE-3, arXiv 2503.01840): ``K`` steps from every anchor, teacher tokens in, own states passed on. Letters
-in shapes as in :mod:`draftgauge.drafters.reuse.net`.
+Training-time test (EAGLE-3, arXiv 2503.01840): ``K`` steps from every anchor, teacher tokens in, own states passed on.
+Letters in shapes as in :mod:`draftgauge.drafters.reuse.net`.
 """
 
 from __future__ import annotations

@@ -29,7 +29,8 @@ class Variant:
         layers: of the drafter.
         injection: how keys and values of several target layers enter; empty where none are read.
         init: ``random``, or ``warm`` from the trained ``hidden`` drafter of the same seed and capacity.
-        capacity: ``equal parameters`` (the MLP's width is chosen for it) or ``equal width`` (that of the target's MLP, as in the paper).
+        capacity: ``equal parameters`` (the MLP's width is chosen for it) or ``equal width`` (that of the target's MLP,
+            as in the paper).
     """
 
     design: str
@@ -140,7 +141,10 @@ class Cell:
         return cell_folder(self.study, self.name)
 
     def settings(self) -> dict[str, Any]:
-        """Everything its result follows from, ready for JSON. Places of files are left out: the study's folder may move."""
+        """Everything its result follows from, ready for JSON.
+
+        Places of files are left out: the study's folder may move.
+        """
         training = {
             key: value
             for key, value in self.request.identity().items()
@@ -172,7 +176,8 @@ def cell_folder(study: Path, name: str) -> Path:
 def make_cells(
     study: Study, widths: Mapping[Variant, int], parameters: Mapping[Variant, int], fingerprint: str, folder: Path
 ) -> list[Cell]:
-    """All cells, seed by seed, so that a study that is stopped early has whole seeds; warm ones after what they start from.
+    """All cells, seed by seed, so that a study that is stopped early has whole seeds; warm ones after what they start
+    from.
 
     Args:
         study: which variants and seeds.

@@ -157,5 +157,6 @@ def _check_resources(nodes: Sequence[Any], cpus: int, gpus: float) -> None:
     if not any(r.get("CPU", 0) >= cpus and r.get("GPU", 0) >= gpus for r in resources):
         resources_text = "; ".join(f"{r.get('CPU', 0):g} CPUs and {r.get('GPU', 0):g} GPUs" for r in resources)
         raise DraftgaugeError(
-            f"a cell asks for {cpus} CPUs and {gpus:g} GPUs, but no machine of the cluster has that (they have {resources_text})"
+            f"a cell asks for {cpus} CPUs and {gpus:g} GPUs, but no machine of the cluster has that (they have "
+            f"{resources_text})"
         )

@@ -1,4 +1,6 @@
-"""The report of the KVShot study: predictions, acceptance by depth, capacity and latency, in one self-contained HTML file; no torch."""
+"""The report of the KVShot study: predictions, acceptance by depth, capacity and latency, in one self-contained HTML
+file; no torch.
+"""
 
 from __future__ import annotations
 

@@ -21,7 +21,9 @@ CROSS = Variant("cross", injection=ROPE)
 
 
 def warm(variant: Variant) -> Variant:
-    """The same at the target's own width, started from the trained ``hidden`` drafter of that width: all shapes must agree."""
+    """The same at the target's own width, started from the trained ``hidden`` drafter of that width: all shapes must
+    agree.
+    """
     return replace(variant, init="warm", capacity=EQUAL_WIDTH)
 
 
@@ -48,7 +50,8 @@ def _small_data(request: TrainingSpec) -> TrainingSpec:
 
 
 def quick(request: TrainingSpec) -> Study:
-    """The designs themselves, three seeds, under 45 minutes on two cores; the prediction about depth needs the depth preset.
+    """The designs themselves, three seeds, under 45 minutes on two cores; the prediction about depth needs the depth
+    preset.
 
     The target's features are computed once for all cells and kept on disk (1 GB for the bundled target).
     """
@@ -62,13 +65,17 @@ def quick(request: TrainingSpec) -> Study:
 
 
 def depth(request: TrainingSpec) -> Study:
-    """Quick, and KV drafters of 2 and 4 layers with as many parameters: in the folder of a quick study only those are left to do."""
+    """Quick, and KV drafters of 2 and 4 layers with as many parameters: in the folder of a quick study only those are
+    left to do.
+    """
     base = quick(request)
     return replace(base, preset="depth", variants=(*base.variants, KV_TWO, KV_DEEP))
 
 
 def full(request: TrainingSpec) -> Study:
-    """Every row of the paper's step-wise table, three seeds: at equal parameters; depth and warm starts at equal width too."""
+    """Every row of the paper's step-wise table, three seeds: at equal parameters; depth and warm starts at equal width
+    too.
+    """
     injections = tuple(Variant("kv", injection=injection) for injection in ("concat", "project"))
     depths = tuple(Variant("kv", layers=layers, injection=ROPE) for layers in (1, 2, 3, 4))
     matched = (HIDDEN, *injections, *depths, HYBRID, CROSS, NONE)

@@ -1,4 +1,6 @@
-"""From the results of cells to rows: one for every run, pooled over seeds, by depth, by task, by distance, and the verdicts; no torch."""
+"""From the results of cells to rows: one for every run, pooled over seeds, by depth, by task, by distance, and the
+verdicts; no torch.
+"""
 
 from __future__ import annotations
 
@@ -58,7 +60,8 @@ def read_result(cell: Cell) -> CellResult | None:
         document = json.loads(path.read_text(encoding="utf-8"))
         if document["digest"] != cell.digest():
             raise DraftgaugeError(
-                f"{path} is the result of other settings (preset, steps, prompts or target): give this study a folder of its own"
+                f"{path} is the result of other settings (preset, steps, prompts or target): give this study a folder "
+                "of its own"
             )
         return _parsed(cell, document)
     except (OSError, json.JSONDecodeError, KeyError, TypeError) as error:
@@ -92,9 +95,11 @@ def _parsed(cell: Cell, document: Mapping[str, Any]) -> CellResult:
 def study_rows(results: Sequence[CellResult]) -> list[Row]:
     """All rows of a study.
 
-    - a run: ``design, seed, layers, injection, init, mat, retention, parameters`` with ``capacity``, ``intermediate_size``, intervals over
-      prompts, the live measure and its difference to the teacher-forced one on the same drafts, draft trees and latency;
-    - by depth: ``design, layers, injection, init, capacity, depth, alpha, low, high`` over prompts and seeds, ``depth`` from 0;
+    - a run: ``design, seed, layers, injection, init, mat, retention, parameters`` with ``capacity``,
+      ``intermediate_size``, intervals over prompts, the live measure and its difference to the teacher-forced one on
+      the same drafts, draft trees and latency;
+    - by depth: ``design, layers, injection, init, capacity, depth, alpha, low, high`` over prompts and seeds, ``depth``
+      from 0;
     - other measures, likewise pooled: ``measure`` with ``task`` or ``distance``, ``estimate, low, high``;
     - a prediction: ``prediction, verdict, difference, low, high, p_value``.
     """

@@ -1,4 +1,6 @@
-"""A whole study: what all cells share is made first, then every cell that has no result yet runs, then rows are made of all results."""
+"""A whole study: what all cells share is made first, then every cell that has no result yet runs, then rows are made of
+all results.
+"""
 
 from __future__ import annotations
 
@@ -55,7 +57,8 @@ def run_study(
 
     Args:
         study: its configuration, see :mod:`draftgauge.studies.kvshot.presets`.
-        folder: of the study; the same folder goes on where it was stopped. On several machines, one that all of them see.
+        folder: of the study; the same folder goes on where it was stopped. On several machines, one that all of them
+            see.
         prompts: file of the held-out prompts.
         executor: ``local`` or ``ray``.
         cpus, gpus: that each cell asks Ray for.
@@ -125,7 +128,9 @@ def _prepare(study: Study, folder: Path, prompts: Path, progress: Progress) -> l
 
 
 def choose_configs(study: Study, target_config: Any) -> dict[Variant, ReuseConfig]:
-    """What every variant is made of: at equal parameters where it is to be so, else with an MLP as wide as the target's."""
+    """What every variant is made of: at equal parameters where it is to be so, else with an MLP as wide as the
+    target's.
+    """
     matched = [variant for variant in study.variants if variant.capacity == EQUAL_PARAMETERS]
     configs = dict(
         zip(matched, matched_widths(target_config, [_shape(variant, study) for variant in matched]), strict=True)

@@ -1,8 +1,9 @@
 """The paper's three predictions, each put to a paired test over prompts and seeds.
 
-P-values are two-sided, from the bootstrap over prompts and seeds, and Holm-corrected for there being three. A prediction is *supported* if
-its difference is positive and *contradicted* if it is negative, at a corrected p below 0.05 and with an interval that leaves out 0; else
-it is *undecided*, as it is where the study did not train what it is about.
+P-values are two-sided, from the bootstrap over prompts and seeds, and Holm-corrected for there being three. A
+prediction is *supported* if its difference is positive and *contradicted* if it is negative, at a corrected p below
+0.05 and with an interval that leaves out 0; else it is *undecided*, as it is where the study did not train what it is
+about.
 """
 
 from __future__ import annotations
@@ -59,7 +60,10 @@ PREDICTIONS = (
 
 @dataclass(frozen=True)
 class Verdict:
-    """An answer; ``p_value`` is corrected, ``raw_p_value`` is not. ``reason`` says why there is no test, where there is none."""
+    """An answer; ``p_value`` is corrected, ``raw_p_value`` is not.
+
+    ``reason`` says why there is no test, where there is none.
+    """
 
     prediction: Prediction
     verdict: str

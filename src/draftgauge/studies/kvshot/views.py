@@ -42,7 +42,8 @@ class VariantView:
         design, layers, injection, init, capacity: which drafter.
         seeds: how many.
         alpha: by depth.
-        measures: ``mat``, ``retention``, ``live_mat``, ``live_minus_forced``, ``tree_mat``, ``alpha_first``, ``alpha_deep``.
+        measures: ``mat``, ``retention``, ``live_mat``, ``live_minus_forced``, ``tree_mat``, ``alpha_first``,
+            ``alpha_deep``.
         tasks: ``mat`` by task.
         distances: ``alpha_first`` and ``alpha_deep`` by the context that a token needs.
         parameters, width: trainable ones, and the width of the MLP.

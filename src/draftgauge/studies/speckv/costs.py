@@ -1,4 +1,6 @@
-"""What a step costs, from the timed runs: seconds = steps x t_verify + drafted tokens x t_draft, for each compression."""
+"""What a step costs, from the timed runs: seconds = steps x t_verify + drafted tokens x t_draft, for each
+compression.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +16,8 @@ from draftgauge.studies.speckv.records import COMPRESSIONS, Floats, Records, Tim
 
 @dataclass(frozen=True)
 class StepCost:
-    """A compression's fitted costs in seconds, with 95% intervals by resampling prompts, and how far the runs lie from them.
+    """A compression's fitted costs in seconds, with 95% intervals by resampling prompts, and how far the runs lie from
+    them.
 
     Attributes:
         verify, draft: of one verification, and of one drafted token.
@@ -40,8 +43,8 @@ class StepCost:
 def fit_costs(records: Records, timings: Timings) -> tuple[StepCost, ...]:
     """One fit for each compression, least squares of relative errors over its 80 runs.
 
-    The last step of a run counts with what it really drafted. A constant for reading the prompt comes out between -4 and 19 ms and
-    leaves the residuals as they are, so there is none.
+    The last step of a run counts with what it really drafted. A constant for reading the prompt comes out between -4
+    and 19 ms and leaves the residuals as they are, so there is none.
     """
     return tuple(_fit(records, timings, c) for c in range(len(COMPRESSIONS)))
 

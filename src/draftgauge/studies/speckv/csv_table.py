@@ -59,7 +59,8 @@ def read_table(path: Path, columns: Sequence[str]) -> list[Row]:
     """Read a CSV file with a heading; columns beyond those asked for are left alone.
 
     Raises:
-        DraftgaugeError: if the file cannot be read, lacks a column or any row, or a row has another number of cells than the heading.
+        DraftgaugeError: if the file cannot be read, lacks a column or any row, or a row has another number of cells
+            than the heading.
     """
     try:
         with path.open(encoding="utf-8-sig", newline="") as file:

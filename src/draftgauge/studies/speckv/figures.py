@@ -1,7 +1,8 @@
-"""The figures of the SpecKV report, drawn from the rows of the study: six of the paper's evaluation, three of what its records say.
+"""The figures of the SpecKV report, drawn from the rows of the study: six of the paper's evaluation, three of what its
+records say.
 
-The six are those of the author's final evaluation: policies by compression, their intervals, the gain by task and compression,
-accuracy against overhead, the chosen draft lengths, and the importance of features.
+The six are those of the author's final evaluation: policies by compression, their intervals, the gain by task and
+compression, accuracy against overhead, the chosen draft lengths, and the importance of features.
 """
 
 from __future__ import annotations

@@ -17,7 +17,9 @@ FOLDS = 5
 
 
 def prompt_folds(records: Records) -> Ints:
-    """``[S]`` the fold of each step: the n-th prompt of every task goes to fold n modulo 5, so that no prompt is on both sides."""
+    """``[S]`` the fold of each step: the n-th prompt of every task goes to fold n modulo 5, so that no prompt is on
+    both sides.
+    """
     runs = records.runs
     task_of = dict(zip(runs.prompt.tolist(), runs.task.tolist(), strict=True))
     rank = np.array([sum(task_of[other] == task_of[p] for other in range(p)) for p in range(records.prompts)])
@@ -25,7 +27,9 @@ def prompt_folds(records: Records) -> Ints:
 
 
 def held_out_tokens(records: Records, name: str) -> Floats:
-    """``[S, 4]`` expected tokens a step at each gamma, each step's by the candidate that was fitted without its prompt."""
+    """``[S, 4]`` expected tokens a step at each gamma, each step's by the candidate that was fitted without its
+    prompt.
+    """
     inputs, folds = predictors.features(records.steps), prompt_folds(records)
     expected = np.empty((len(folds), len(GAMMAS)))
     for fold in np.unique(folds):
@@ -58,10 +62,11 @@ def held_out_rows(records: Records, expected: dict[str, Floats], paper: Rows) ->
 
 
 def leave_one_out_rows(records: Records, models: tuple[str, ...] = (predictors.FAST, predictors.ACCURATE)) -> Rows:
-    """Fitted without one task, or without one compression, and scored on it; beside the MSE of always saying the others' mean rate.
+    """Fitted without one task, or without one compression, and scored on it; beside the MSE of always saying the
+    others' mean rate.
 
-    A left-out compression's prompts were all run at the other two, where the target says nearly the same. ``prompts`` "seen" leaves
-    that as it is; "held out" also withholds, fold by fold, the prompts that are scored.
+    A left-out compression's prompts were all run at the other two, where the target says nearly the same. ``prompts``
+    "seen" leaves that as it is; "held out" also withholds, fold by fold, the prompts that are scored.
     """
     steps = records.steps
     whole, folds = np.zeros(len(steps.rate), np.int64), prompt_folds(records)
@@ -79,7 +84,9 @@ def leave_one_out_rows(records: Records, models: tuple[str, ...] = (predictors.F
 
 
 def _score_without(records: Records, model: str, out: Mask, parts: Ints) -> dict[str, float]:
-    """Scores on the steps left out; those of a part are predicted by a model that saw neither them nor, if there are several, its part."""
+    """Scores on the steps left out; those of a part are predicted by a model that saw neither them nor, if there are
+    several, its part.
+    """
     rate, inputs = records.steps.rate, predictors.features(records.steps)
     predicted = np.empty(len(rate))
     for part in np.unique(parts):
@@ -97,8 +104,8 @@ def _score_without(records: Records, model: str, out: Mask, parts: Ints) -> dict
 def prediction_rows(records: Records, expected: Floats) -> Rows:
     """Tokens a step that the held-out MLP predicts for always drafting gamma, beside what was measured.
 
-    ``predicted`` asks it about all steps, as the paper does; ``predicted_where_drafted`` only about the steps that were drafted with that
-    gamma, whose signals belong to it.
+    ``predicted`` asks it about all steps, as the paper does; ``predicted_where_drafted`` only about the steps that were
+    drafted with that gamma, whose signals belong to it.
     """
     steps = records.steps
     rows: Rows = []

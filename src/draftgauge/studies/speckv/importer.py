@@ -1,7 +1,7 @@
 """Reads the published tables of SpecKV (arXiv 2605.02888), checked row by row.
 
-The table of steps names no prompt. Step 0 starts a run, and the runs stand in the order of the table of experiments, which names
-the prompt of each; so every step finds its prompt.
+The table of steps names no prompt. Step 0 starts a run, and the runs stand in the order of the table of experiments,
+which names the prompt of each; so every step finds its prompt.
 """
 
 from __future__ import annotations
@@ -46,8 +46,9 @@ def read_records(steps: Path, experiments: Path | None = None) -> Records:
         experiments: ``phase2_experiment_results.csv``: prompts, wall-clock times and speeds of the runs.
 
     Raises:
-        DraftgaugeError: naming the file and the line, if a column is missing, a compression, task or draft length is not one of the
-            study's, a figure is impossible, or the two tables do not belong together; or if the grid of runs is not complete.
+        DraftgaugeError: naming the file and the line, if a column is missing, a compression, task or draft length is
+            not one of the study's, a figure is impossible, or the two tables do not belong together; or if the grid of
+            runs is not complete.
     """
     runs = _recover_runs([_checked(row) for row in read_table(steps, STEP_COLUMNS)])
     drafted = [length for run in runs for length in _draft_lengths(run)]
@@ -122,7 +123,8 @@ def _draft_lengths(run: list[_Step]) -> list[int]:
             limits.append(committed + step.drafted)
             if before[-1] > limits[-1] + 1:
                 raise step.row.error(
-                    f"acceptance_rate {step.rate:g} means a draft of {step.drafted}, shorter than gamma {gamma}, which only the end of a "
+                    f"acceptance_rate {step.rate:g} means a draft of {step.drafted}, shorter than gamma {gamma}, "
+                    "which only the end of a "
                     f"run explains; this run goes on to {before[-1]} tokens"
                 )
     limit = max(limits, default=MAX_NEW_TOKENS)
@@ -134,7 +136,8 @@ def _match(rows: list[Row], runs: list[list[_Step]], steps: Path) -> None:
     """Make sure that the n-th experiment is the n-th run."""
     if len(rows) != len(runs):
         raise DraftgaugeError(
-            f"{rows[0].file} holds {len(rows)} experiments, but {steps} {len(runs)} runs; give the two tables of one study"
+            f"{rows[0].file} holds {len(rows)} experiments, but {steps} {len(runs)} runs; give the two tables of one "
+            "study"
         )
     for row, run in zip(rows, runs, strict=True):
         seconds, speed = row.number("elapsed_sec", 1e-3), row.number("tokens_per_sec", 1e-3)
@@ -153,7 +156,9 @@ def _match(rows: list[Row], runs: list[list[_Step]], steps: Path) -> None:
 
 
 def _prompts(runs: list[list[_Step]], rows: list[Row] | None, steps: Path) -> tuple[Ints, tuple[str, ...]]:
-    """``[R]`` prompt of each run, and the texts: as the experiments say, else by place within a compression and gamma."""
+    """``[R]`` prompt of each run, and the texts: as the experiments say, else by place within a compression and
+    gamma.
+    """
     seen: Counter[tuple[int, int]] = Counter()
     names: list[str] = []
     task_of: dict[str, int] = {}
@@ -166,7 +171,8 @@ def _prompts(runs: list[list[_Step]], rows: list[Row] | None, steps: Path) -> tu
             if rows is not None:
                 raise rows[number].error("this prompt has another task in an earlier run")
             raise DraftgaugeError(
-                f"{steps}: the run that begins at line {run[0].row.line} has another task than the run in its place at the first "
+                f"{steps}: the run that begins at line {run[0].row.line} has another task than the run in its place "
+                "at the first "
                 "compression and gamma; pass the table of experiments, which names the prompts"
             )
     texts = tuple(dict.fromkeys(names))

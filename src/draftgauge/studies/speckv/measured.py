@@ -1,4 +1,6 @@
-"""What the records measured: tokens a step and tokens a second at each draft length, with intervals by resampling the 20 prompts."""
+"""What the records measured: tokens a step and tokens a second at each draft length, with intervals by resampling the
+20 prompts.
+"""
 
 from __future__ import annotations
 
@@ -53,7 +55,9 @@ def tokens_per_second_rows(records: Records, timings: Timings) -> Rows:
 
 
 def always_longest_rows(records: Records, timings: Timings) -> Rows:
-    """What drafting 8 tokens at every step gains (or costs, where negative) against the fastest gamma and against 4, in percent."""
+    """What drafting 8 tokens at every step gains (or costs, where negative) against the fastest gamma and against 4, in
+    percent.
+    """
     rows: Rows = []
     for c, name in enumerate(COMPRESSIONS):
         best = best_gamma(records, timings, c)
@@ -91,7 +95,9 @@ def speed_gain(records: Records, timings: Timings, compression: int, base: int) 
 
 
 def step_gain(records: Records, mask: Mask) -> Comparison:
-    """Gain in measured tokens a step of always 8 over always 4, paired by prompt, within the steps that the mask ``[S]`` names."""
+    """Gain in measured tokens a step of always 8 over always 4, paired by prompt, within the steps that the mask
+    ``[S]`` names.
+    """
     (long, long_steps), (short, short_steps) = (
         _tokens_and_steps(records, mask & (records.steps.gamma == gamma)) for gamma in (LONGEST, USUAL)
     )

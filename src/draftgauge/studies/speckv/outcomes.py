@@ -1,9 +1,10 @@
 """The policies scored on outcomes, and what of the published gain is choosing.
 
-A step that drafted 8 tokens shows the outcome of every shorter draft from the same place: min(gamma, accepted) + 1 tokens. So on the
-steps of the runs at gamma 8 any choice can be scored by what happened instead of by a prediction. The controllers are those fitted
-without the step's prompt. They still look at the signals of the 8 drafted tokens whose number they choose, as published, which no
-running decoder could: their figures are upper bounds. Places are those that the walk at gamma 8 visits.
+A step that drafted 8 tokens shows the outcome of every shorter draft from the same place: min(gamma, accepted) + 1
+tokens. So on the steps of the runs at gamma 8 any choice can be scored by what happened instead of by a prediction. The
+controllers are those fitted without the step's prompt. They still look at the signals of the 8 drafted tokens whose
+number they choose, as published, which no running decoder could: their figures are upper bounds. Places are those that
+the walk at gamma 8 visits.
 """
 
 from __future__ import annotations
@@ -26,7 +27,9 @@ Mask = NDArray[np.bool_]
 
 
 def policy_gammas(records: Records, expected: Mapping[str, Floats]) -> dict[str, Ints]:
-    """Policy -> ``[S]`` the gamma it chooses; the controllers by ``expected``, candidate -> ``[S, 4]`` fitted without the step's prompt."""
+    """Policy -> ``[S]`` the gamma it chooses; the controllers by ``expected``, candidate -> ``[S, 4]`` fitted without
+    the step's prompt.
+    """
     fixed = gammas_of(records)
     chosen = [np.array(GAMMAS)[expected[name].argmax(axis=1)] for name in (predictors.FAST, predictors.ACCURATE)]
     return dict(zip(POLICIES, [fixed[:, 0], fixed[:, 1], fixed[:, 2], *chosen], strict=True))
@@ -38,7 +41,9 @@ def outcome_rows(
     costs: Sequence[StepCost] | None = None,
     timings: Timings | None = None,
 ) -> Rows:
-    """Measured tokens a step of every policy; with costs also tokens/s and its gain over the fastest fixed gamma of the compression."""
+    """Measured tokens a step of every policy; with costs also tokens/s and its gain over the fastest fixed gamma of the
+    compression.
+    """
     rows: Rows = []
     for policy, gamma in gammas.items():
         for name, mask in _gamma_8(records):
@@ -71,10 +76,11 @@ def gain_split_rows(
     costs: Sequence[StepCost] | None = None,
     timings: Timings | None = None,
 ) -> Rows:
-    """The gain of SpecKV-fast over fixed-4 as a product: what always drafting 8 gives, times what choosing per step adds, in percent.
+    """The gain of SpecKV-fast over fixed-4 as a product: what always drafting 8 gives, times what choosing per step
+    adds, in percent.
 
-    ``basis`` is "predicted" (the paper's scoring), "tokens_per_step" (measured) or "tokens_per_second" (always 8 as measured, choosing by
-    outcomes and fitted costs).
+    ``basis`` is "predicted" (the paper's scoring), "tokens_per_step" (measured) or "tokens_per_second" (always 8 as
+    measured, choosing by outcomes and fitted costs).
     """
     said = {
         row["policy"]: row["expected_tokens"]

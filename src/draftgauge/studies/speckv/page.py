@@ -1,4 +1,6 @@
-"""The report of the SpecKV study: one HTML file with the paper's tables and figures, and what its records say beside them."""
+"""The report of the SpecKV study: one HTML file with the paper's tables and figures, and what its records say beside
+them.
+"""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
 """SpecKV (arXiv 2605.02888) as published: its tables 1 to 3, its intervals and its test, from the author's records.
 
-Everything here is the paper's own reading: candidates are compared on 20% of the steps, then fitted again on *all* steps, and the
-policies are scored on those 20% by what the refitted model predicts. :mod:`draftgauge.studies.speckv.honest` says what the records
-themselves say.
+Everything here is the paper's own reading: candidates are compared on 20% of the steps, then fitted again on *all*
+steps, and the policies are scored on those 20% by what the refitted model predicts.
+:mod:`draftgauge.studies.speckv.honest` says what the records themselves say.
 """
 
 from __future__ import annotations
@@ -57,9 +57,9 @@ def reproduce_paper(records: Records) -> Rows:
     """Fit, score and test as published.
 
     Returns:
-        Flat rows: table "policies" (table 1, with 95% intervals over all steps), "breakdown" (table 2), "predictors" (table 3 and the
-        overhead), "improvement", "correlations" of signals with the acceptance rate, "importance" of features, "choices" of gamma.
-        ``published`` is the paper's figure where it gives one.
+        Flat rows: table "policies" (table 1, with 95% intervals over all steps), "breakdown" (table 2), "predictors"
+        (table 3 and the overhead), "improvement", "correlations" of signals with the acceptance rate, "importance" of
+        features, "choices" of gamma. ``published`` is the paper's figure where it gives one.
     """
     steps = records.steps
     inputs, (train, test) = predictors.features(steps), predictors.split(steps)
@@ -83,9 +83,9 @@ def reproduce_paper(records: Records) -> Rows:
 def gammas_of(records: Records) -> Ints:
     """``[S, 3]`` the draft length of fixed-4, fixed-best and task-oracle at each step.
 
-    fixed-best is the gamma with the most measured tokens a *step* of a compression, which is 8 by the nature of the measure.
-    task-oracle is the one with the most measured tokens a *second* of a compression and task: from the experiments, or as published
-    where they were not given.
+    fixed-best is the gamma with the most measured tokens a *step* of a compression, which is 8 by the nature of the
+    measure. task-oracle is the one with the most measured tokens a *second* of a compression and task: from the
+    experiments, or as published where they were not given.
     """
     steps = records.steps
     means = [
@@ -139,7 +139,9 @@ def _predictor_rows(inputs: Floats, rate: Floats, train: Ints, test: Ints) -> Ro
 
 
 def _policy_rows(scored: _Scored) -> Rows:
-    """Table 1, with the author's resampling of steps: one generator from seed 42 through all policies, then the paired test."""
+    """Table 1, with the author's resampling of steps: one generator from seed 42 through all policies, then the paired
+    test.
+    """
     generator = np.random.RandomState(
         predictors.SEED
     )  # the legacy generator, whose stream the published interval ends come from

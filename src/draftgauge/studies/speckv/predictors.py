@@ -1,9 +1,10 @@
 """The paper's candidates for predicting a step's acceptance rate, fitted and timed as published.
 
-Settings are those of the author's evaluation notebook: features are not scaled, RF-10 is cut at depth 8, predictions are clipped
-to 0..1 before they are scored. With them scikit-learn 1.5.2 and 1.9.1 give every published figure of Ridge and the MLPs to the
-last digit. The forests differ by version in the fourth digit: the correlation of RF-100 is 0.8342 (1.5.2) or 0.8341 (1.9.1) where
-0.8345 was published, and SpecKV-accurate at int8 6.35 or 6.36 (published: 6.36); over all it is 6.39 with both.
+Settings are those of the author's evaluation notebook: features are not scaled, RF-10 is cut at depth 8, predictions
+are clipped to 0..1 before they are scored. With them scikit-learn 1.5.2 and 1.9.1 give every published figure of Ridge
+and the MLPs to the last digit. The forests differ by version in the fourth digit: the correlation of RF-100 is 0.8342
+(1.5.2) or 0.8341 (1.9.1) where 0.8345 was published, and SpecKV-accurate at int8 6.35 or 6.36 (published: 6.36); over
+all it is 6.39 with both.
 """
 
 from __future__ import annotations
@@ -26,7 +27,10 @@ TEST_SHARE = 0.2
 FEATURES = (*SIGNALS, "compression", "gamma")
 GAMMA_COLUMN = FEATURES.index("gamma")
 FAST, ACCURATE = "MLP-16", "RF-100"
-"""SpecKV-fast is the best correlation under 1 ms a decision. That is a wall-clock rule: the paper's choice is kept on every machine."""
+"""SpecKV-fast is the best correlation under 1 ms a decision.
+
+That is a wall-clock rule: the paper's choice is kept on every machine.
+"""
 FAST_LIMIT_MS = 1.0
 
 DECISIONS, WARM_UP, TIME_LIMIT = 1000, 20, 2.0
@@ -46,7 +50,10 @@ def features(steps: Steps) -> Floats:
 
 
 def split(steps: Steps) -> tuple[Ints, Ints]:
-    """Indices of the paper's training and test steps: 80/20, stratified by compression and task. Steps, not prompts, are split."""
+    """Indices of the paper's training and test steps: 80/20, stratified by compression and task.
+
+    Steps, not prompts, are split.
+    """
     strata = [f"{COMPRESSIONS[c]}_{TASKS[t]}" for c, t in zip(steps.compression, steps.task, strict=True)]
     train, test = train_test_split(np.arange(len(strata)), test_size=TEST_SHARE, random_state=SEED, stratify=strata)
     return train, test
@@ -57,7 +64,8 @@ def fit(name: str, inputs: Floats, rate: Floats) -> Any:
     model = CANDIDATES[name]()
     if not isinstance(model, RandomForestRegressor):
         return model.fit(inputs, rate)
-    # Trees have seeds of their own and may grow side by side; predictions are summed over them, in one order on one thread.
+    # Trees have seeds of their own and may grow side by side; predictions are summed over them, in one order on one
+    # thread.
     return model.set_params(n_jobs=-1).fit(inputs, rate).set_params(n_jobs=None)
 
 
@@ -102,7 +110,8 @@ def decision_ms(model: Any, inputs: Floats) -> float:
 
 
 def feature_importance(inputs: Floats, rate: Floats) -> Floats:
-    """``[6]`` Gini importance of the features for whether more than half of a draft is accepted, from 100 trees on all steps.
+    """``[6]`` Gini importance of the features for whether more than half of a draft is accepted, from 100 trees on all
+    steps.
 
     A classifier and not RF-100, as in the author's notebook: so it gives the published figures.
     """

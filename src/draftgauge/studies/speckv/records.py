@@ -1,6 +1,7 @@
 """The published records as arrays: speculation steps, the runs they belong to, and what was timed of each run.
 
-``S`` is the number of steps, ``R`` of runs, ``P`` of prompts. Compressions, tasks and prompts are indices into their names.
+``S`` is the number of steps, ``R`` of runs, ``P`` of prompts. Compressions, tasks and prompts are indices into their
+names.
 """
 
 from __future__ import annotations
@@ -26,7 +27,8 @@ class Steps:
 
     Attributes:
         compression, task: ``[S]`` indices into :data:`COMPRESSIONS` and :data:`TASKS`.
-        gamma: ``[S]`` draft length of the step's run; ``drafted`` is what the step really drafted, fewer where a run ends.
+        gamma: ``[S]`` draft length of the step's run; ``drafted`` is what the step really drafted, fewer where a run
+            ends.
         accepted: ``[S]`` drafted tokens that the target accepted.
         rate: ``[S]`` accepted over drafted, as published.
         signals: ``[S, 4]`` of the step's draft tokens, columns as in :data:`SIGNALS`; entropies in bits.
@@ -53,7 +55,8 @@ class Runs:
     """One output each: a prompt at one compression and draft length.
 
     Attributes:
-        compression, task, gamma, prompt: ``[R]``; the prompt is an index that is the same at every compression and draft length.
+        compression, task, gamma, prompt: ``[R]``; the prompt is an index that is the same at every compression and
+            draft length.
         steps, drafted, tokens: ``[R]`` sums over the run's steps.
     """
 

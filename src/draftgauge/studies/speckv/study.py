@@ -13,11 +13,13 @@ Rows = list[dict[str, Any]]
 
 
 def run_study(records: Records, advance: Progress = silent) -> Rows:
-    """All rows: those of :func:`draftgauge.studies.speckv.paper.reproduce_paper`, then "table": "honest", told apart by ``finding``.
+    """All rows: those of :func:`draftgauge.studies.speckv.paper.reproduce_paper`, then "table": "honest", told apart by
+    ``finding``.
 
     Findings: ``tokens_per_step``, ``tokens_per_second`` and ``always_8`` (measured), ``gain_split``, ``held_out``,
-    ``predicted_and_measured``, ``outcomes``, ``leave_one_task_out``, ``leave_one_compression_out``, ``cost``. Those that speak of seconds
-    need the table of experiments. Intervals (``low``, ``high``) are 95% over prompts. Figures in percent are named so.
+    ``predicted_and_measured``, ``outcomes``, ``leave_one_task_out``, ``leave_one_compression_out``, ``cost``. Those
+    that speak of seconds need the table of experiments. Intervals (``low``, ``high``) are 95% over prompts. Figures in
+    percent are named so.
 
     Args:
         records: from :func:`draftgauge.studies.speckv.importer.read_records`.

@@ -1,8 +1,8 @@
 """The file of answers: conversations as token ids, made once by the target and shared by every drafter trained on them.
 
-One JSON object a line. The first says of which target, prompts and settings the others are; each of the others holds the
-tokens of one conversation and how many of them are its prompt. While answers are being made the file carries another name,
-and an interrupted making goes on where it was.
+One JSON object a line. The first says of which target, prompts and settings the others are; each of the others holds
+the tokens of one conversation and how many of them are its prompt. While answers are being made the file carries
+another name, and an interrupted making goes on where it was.
 """
 
 from __future__ import annotations
@@ -80,10 +80,12 @@ def make_answers(
     end_tokens: Collection[int],
     progress: Progress = silent,
 ) -> Answers:
-    """Have the target answer the prompts, greedily, and keep the answers in a file; what an interrupted call left is kept.
+    """Have the target answer the prompts, greedily, and keep the answers in a file; what an interrupted call left is
+    kept.
 
     Raises:
-        DraftgaugeError: if the file, or what an interrupted call left of it, belongs to another target or other prompts.
+        DraftgaugeError: if the file, or what an interrupted call left of it, belongs to another target or other
+            prompts.
     """
     partial = path.with_name(path.name + PARTIAL)
     require_writable(path.parent)

@@ -1,4 +1,6 @@
-"""Which conversations a step sees, decided by the seed and the step's number alone: the same for every design, and after every resume."""
+"""Which conversations a step sees, decided by the seed and the step's number alone: the same for every design, and
+after every resume.
+"""
 
 from __future__ import annotations
 
@@ -23,7 +25,8 @@ ROUND = 8  # sequences are padded to a multiple of this: fewer shapes, better ti
 class Batch:
     """Conversations side by side, padded on the right.
 
-    An *anchor* is a position ``t``; depth ``k`` of its chain takes in token ``t + 1 + k`` and predicts token ``t + 2 + k``.
+    An *anchor* is a position ``t``; depth ``k`` of its chain takes in token ``t + 1 + k`` and predicts token ``t + 2 +
+    k``.
 
     Attributes:
         index: ``[B]`` which conversations these are.
@@ -48,14 +51,16 @@ class Batch:
     def trained(self, depth: int) -> Tensor:
         """``[B, anchors]`` bool: where depth ``depth`` is trained, since anchor and token to predict lie in the answer.
 
-        The first anchor is two before the answer: its input is the last token of the prompt, and it predicts the answer's first.
+        The first anchor is two before the answer: its input is the last token of the prompt, and it predicts the
+        answer's first.
         """
         anchor = torch.arange(self.first, self.first + self.anchors)
         return (anchor >= self.prompt[:, None] - 2) & (anchor + 2 + depth < self.length[:, None])
 
 
 def usable(conversations: Sequence[Conversation], length: int, depths: int) -> list[Conversation]:
-    """Conversations cut to ``length`` tokens; those are left out whose prompt is shorter than two tokens or leaves no answer to train on.
+    """Conversations cut to ``length`` tokens; those are left out whose prompt is shorter than two tokens or leaves no
+    answer to train on.
 
     Raises:
         DraftgaugeError: if none is left.
@@ -66,7 +71,8 @@ def usable(conversations: Sequence[Conversation], length: int, depths: int) -> l
         raise DraftgaugeError(f"no answer begins within the first {length} tokens of its conversation: raise length")
     if all(len(c.tokens) < depths + 2 for c in kept):
         raise DraftgaugeError(
-            f"{depths} draft steps are more than the longest conversation of {max(len(c.tokens) for c in kept)} tokens holds"
+            f"{depths} draft steps are more than the longest conversation of {max(len(c.tokens) for c in kept)} "
+            "tokens holds"
         )
     return kept
 
@@ -87,8 +93,8 @@ def collate(conversations: Sequence[Conversation], index: Sequence[int], depths:
 class DataOrder:
     """The conversations of every step.
 
-    An epoch shuffles all of them. Pools of consecutive ones are sorted by prompt and then by answer length and cut into batches,
-    whose order is shuffled within the pool.
+    An epoch shuffles all of them. Pools of consecutive ones are sorted by prompt and then by answer length and cut into
+    batches, whose order is shuffled within the pool.
     """
 
     def __init__(self, conversations: Sequence[Conversation], batch: int, seed: int) -> None:
@@ -112,7 +118,9 @@ class DataOrder:
         return np.concatenate([self._cut(order[start : start + size], rng) for start in range(0, len(order), size)])
 
     def _cut(self, pool: NDArray[np.int64], rng: np.random.Generator) -> NDArray[np.int64]:
-        """``[batches, batch]`` from one pool: alike in prompt length by quarters of the pool, then alike in answer length."""
+        """``[batches, batch]`` from one pool: alike in prompt length by quarters of the pool, then alike in answer
+        length.
+        """
         by_prompt = pool[np.argsort(self._prompt[pool], kind="stable")]
         quarter = max(self.batch, -(-len(pool) // 4 // self.batch) * self.batch)
         parts = [by_prompt[start : start + quarter] for start in range(0, len(pool), quarter)]

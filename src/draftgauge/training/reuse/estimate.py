@@ -1,7 +1,7 @@
 """What a run will take, before anything starts: parameters, memory, time and disk, for targets of any size.
 
-Only configurations are read; models are laid out on ``meta``. Memory and disk follow from shapes; the time is the number of
-multiplications over the speed that a multiplication of matrices reaches on the device, so it is rough.
+Only configurations are read; models are laid out on ``meta``. Memory and disk follow from shapes; the time is the
+number of multiplications over the speed that a multiplication of matrices reaches on the device, so it is rough.
 """
 
 from __future__ import annotations
@@ -31,7 +31,8 @@ from draftgauge.training.reuse.request import TrainingSpec
 GENERATED_LENGTHS = (222, 110)  # mean tokens of a generated question and of the bundled target's answer to it
 JSON_BYTES = 6  # of a token in a file of answers
 TRAINED_BYTES = 16  # float32 weight, gradient and two moments of AdamW
-# Of a large multiplication's speed, over whole steps. Measured on a CPU with the bundled target: 0.19 to 0.26 in bfloat16, 0.59 in float32.
+# Of a large multiplication's speed, over whole steps. Measured on a CPU with the bundled target: 0.19 to 0.26 in
+# bfloat16, 0.59 in float32.
 EFFICIENCY = {("cpu", True): 0.2, ("cpu", False): 0.55}
 EFFICIENCY_ELSEWHERE = 0.35
 PADDED_TOKENS, PADDED_ROWS = (
@@ -91,7 +92,8 @@ class Sizes:
 
     Attributes:
         conversations, total: of all answers, and tokens of all together.
-        tokens, rows, anchors: of a step on average: positions that the target reads, anchors that are computed, anchors that train.
+        tokens, rows, anchors: of a step on average: positions that the target reads, anchors that are computed, anchors
+            that train.
         longest_tokens, longest_rows: of the longest step.
     """
 
@@ -168,7 +170,9 @@ def estimate_for(
 
 
 def operations(request: TrainingSpec, drafter: ReuseConfig, trained: int, target: int, sizes: Sizes) -> float:
-    """Multiplications and additions of a step: two a weight forwards, four backwards; attention is left out, being small beside them."""
+    """Multiplications and additions of a step: two a weight forwards, four backwards; attention is left out, being
+    small beside them.
+    """
     head = drafter.hidden_size * drafter.logits
     read = 2.0 * sizes.tokens * (target if request.features == "online" else drafter.hidden_size * drafter.vocabulary)
     return read + 6.0 * request.depths * ((trained - head) * sizes.rows + head * sizes.anchors)
@@ -220,7 +224,9 @@ def _memory(
     device: torch.device,
     sizes: Sizes,
 ) -> tuple[float, float, float]:
-    """GiB of the target, of the drafter with gradient and optimiser, and of what a step computes, at its longest batch."""
+    """GiB of the target, of the drafter with gradient and optimiser, and of what a step computes, at its longest
+    batch.
+    """
     half = request.precision == "bf16" or (request.precision == "auto" and autocast_dtype(device) is not None)
     weight = COMPRESSED_BYTES.get(request.compression) or activation_dtype(request.compression, device).itemsize
     parameters = sum(p.numel() for p in target.parameters())
@@ -231,7 +237,8 @@ def _memory(
     )
     width, heads = drafter.hidden_size, drafter.head_dim * (drafter.chain_query_heads + 2 * drafter.chain_kv_heads)
     taps = width * len(drafter.hidden_layers) + 2 * len(drafter.kv_layers) * drafter.kv_heads * drafter.head_dim
-    # Kept for the backward pass at every depth: inputs and outputs of norms (float32), of attention, and of the gated MLP.
+    # Kept for the backward pass at every depth: inputs and outputs of norms (float32), of attention, and of the gated
+    # MLP.
     kept = drafter.layers * (10 * 4 * width + number * (3 * heads + 6 * width + 4 * drafter.intermediate_size))
     logits = tokens * drafter.vocabulary * number + rows * drafter.logits * 4
     activations = rows * request.depths * kept + tokens * taps * number + logits

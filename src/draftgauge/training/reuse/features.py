@@ -1,7 +1,7 @@
 """What the target shows of a batch: computed inside the step, or once for all and kept on disk.
 
-On disk are, for every token, the tapped hidden states, keys and values and the state that the target's head takes in: the logits are
-made from it again, since a vocabulary of logits is a hundred times larger.
+On disk are, for every token, the tapped hidden states, keys and values and the state that the target's head takes in:
+the logits are made from it again, since a vocabulary of logits is a hundred times larger.
 """
 
 from __future__ import annotations
@@ -72,7 +72,8 @@ def check_disk(folder: Path, needed: int) -> None:
     free = shutil.disk_usage(existing).free * (1 - SPARE)
     if needed > free:
         raise DraftgaugeError(
-            f"the features take {needed / 1e9:,.1f} GB and {existing} has {free / 1e9:,.1f} GB to spare: choose another cache folder, "
+            f"the features take {needed / 1e9:,.1f} GB and {existing} has {free / 1e9:,.1f} GB to spare: choose "
+            "another cache folder, "
             "fewer questions or a smaller length, or compute features online"
         )
 
@@ -102,7 +103,8 @@ def cache_identity(
 
 
 def check_cache_folder(folder: Path, wanted: Mapping[str, Any]) -> Mapping[str, Any] | None:
-    """The manifest of a cache that agrees with what is wanted, as far as that is known; None where there is no cache yet.
+    """The manifest of a cache that agrees with what is wanted, as far as that is known; None where there is no cache
+    yet.
 
     Raises:
         DraftgaugeError: if the folder holds something else.
@@ -122,7 +124,8 @@ def check_cache_folder(folder: Path, wanted: Mapping[str, Any]) -> Mapping[str, 
     if off:
         shown = ", ".join(key.replace("_", " ") for key in off)
         raise DraftgaugeError(
-            f"{folder} holds the features of another run (other {shown}): choose another cache folder, or remove this one"
+            f"{folder} holds the features of another run (other {shown}): choose another cache folder, or remove this "
+            "one"
         )
     return dict(found)
 
@@ -134,7 +137,8 @@ def make_cache(
     identity: CacheIdentity,
     progress: Progress = silent,
 ) -> None:
-    """Compute and keep the features of conversations; whole shards of an interrupted call are kept. Of several processes, one does it.
+    """Compute and keep the features of conversations; whole shards of an interrupted call are kept. Of several
+    processes, one does it.
 
     Raises:
         DraftgaugeError: if the folder holds the features of another run, or the disk has too little space.

@@ -11,7 +11,8 @@ from pathlib import Path
 
 @contextmanager
 def alone(path: Path) -> Iterator[None]:
-    """Wait until no other process is in here with the same path, whose folder exists; a killed process leaves no lock behind.
+    """Wait until no other process is in here with the same path, whose folder exists; a killed process leaves no lock
+    behind.
 
     Where the system has no such locks (Windows), nobody waits.
     """

@@ -1,7 +1,8 @@
-"""The loss of training-time test (EAGLE-3, arXiv 2503.01840): every depth of every chain against the target's distribution.
+"""The loss of training-time test (EAGLE-3, arXiv 2503.01840): every depth of every chain against the target's
+distribution.
 
-The logits of one depth, and of no more rows than a chunk, exist at a time: their gradient is taken at once and handed to the states
-they came from. With a large vocabulary they would otherwise be most of the memory.
+The logits of one depth, and of no more rows than a chunk, exist at a time: their gradient is taken at once and handed
+to the states they came from. With a large vocabulary they would otherwise be most of the memory.
 """
 
 from __future__ import annotations
@@ -149,7 +150,8 @@ def _position_losses(logits: Tensor, teacher: Teacher, kind: str, softly: SoftLo
 def soft_cross_entropy(
     logits: Tensor, teacher: Tensor, log_total: Tensor, token: Tensor
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Cross-entropy ``-sum_v p_v log q_v`` to the teacher's distribution, its gradient ``q - p``, and agreements, in few passes.
+    """Cross-entropy ``-sum_v p_v log q_v`` to the teacher's distribution, its gradient ``q - p``, and agreements, in
+    few passes.
 
     Args:
         logits, teacher: ``[n, V]``.
@@ -157,7 +159,8 @@ def soft_cross_entropy(
         token: ``[n]`` the teacher's token; rows with -1 count nothing.
 
     Returns:
-        Summed loss and number of rows whose largest logit is the token's, float32, and the gradient in the dtype of ``logits``.
+        Summed loss and number of rows whose largest logit is the token's, float32, and the gradient in the dtype of
+        ``logits``.
     """
     taught = (token >= 0)[:, None]
     q = logits.float()

@@ -174,7 +174,8 @@ def check_warm_start(request: TrainingSpec, drafter: ReuseConfig) -> None:
         ours, theirs = getattr(drafter, name), getattr(hidden, name)
         if ours != theirs:
             raise ModelError(
-                f"a warm start needs the same shape: {name} of the drafter in {folder} is {theirs}, and {ours} is asked for"
+                f"a warm start needs the same shape: {name} of the drafter in {folder} is {theirs}, and {ours} is "
+                "asked for"
             )
 
 

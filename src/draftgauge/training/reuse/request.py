@@ -33,17 +33,20 @@ class TrainingSpec:
         injection: how keys and values of several target layers enter: concat, project or project-rope.
         taps: decoder layers of the target to read, counted from 0; the family's default if None.
         intermediate_size: width of the drafter's MLP; the target's if None. The study sets it to match capacities.
-        draft_vocabulary: size of the vocabulary that the drafter proposes from, the most frequent tokens of the answers; 0 for all.
+        draft_vocabulary: size of the vocabulary that the drafter proposes from, the most frequent tokens of the
+            answers; 0 for all.
         norm_before_fc: normalise the hidden states of every tapped layer before they are fused.
         norm_before_residual: normalise the fused states before they become the block's residual.
-        norm_output: pass the drafter's states on to the next depth normalised; without any of the three, the original EAGLE-3.
+        norm_output: pass the drafter's states on to the next depth normalised; without any of the three, the original
+            EAGLE-3.
         depths: K, drafted tokens that training unrolls from every anchor.
         length: longest conversation in tokens; longer ones are cut at their end.
         prompts: prompt file whose prompts the target answers; for the bundled target, generated questions if None.
         questions: how many generated questions, or at most how many prompts of the file; None takes the whole file.
         new_tokens: longest answer.
         data_seed: which questions are generated.
-        answers: file of the answers, made where it is missing; in the run's own folder if None. Runs that share it share their data.
+        answers: file of the answers, made where it is missing; in the run's own folder if None. Runs that share it
+            share their data.
         features: ``online`` (target forward inside the step) or ``cached`` (computed once, to disk).
         cache: folder of the cached features; in the run's own folder if None.
         warm_start: folder of a trained ``hidden`` drafter to start a ``hybrid`` or ``cross`` one from.
@@ -51,15 +54,17 @@ class TrainingSpec:
         batch: conversations a step.
         accumulation: parts into which a step's conversations are split, to save memory.
         learning_rate: peak; chosen by the target's width if None.
-        warmup: share of the steps in which the rate rises; it falls as a cosine from there to ``final_rate`` of the peak.
+        warmup: share of the steps in which the rate rises; it falls as a cosine from there to ``final_rate`` of the
+            peak.
         final_rate: last learning rate as a share of the peak.
         weight_decay: of AdamW, on matrices only.
         clip: largest norm of the gradient.
-        loss: ``kl`` to the target's distribution; ``cross-entropy`` to it (the same gradient, another figure); ``greedy``:
-            cross-entropy to the target's most probable token.
+        loss: ``kl`` to the target's distribution; ``cross-entropy`` to it (the same gradient, another figure);
+            ``greedy``: cross-entropy to the target's most probable token.
         step_decay: depth k weighs ``step_decay ** k``, as in EAGLE-3's training.
         seed: of the drafter's start and of the order of the data.
-        precision: of the arithmetic: auto (bfloat16 where the hardware has it), fp32 or bf16. Weights and optimiser are float32.
+        precision: of the arithmetic: auto (bfloat16 where the hardware has it), fp32 or bf16. Weights and optimiser are
+            float32.
         compile: run the loss of every step through ``torch.compile``, where its result agrees.
         compression: of the target.
         device: to train on; a GPU where there is one.
@@ -143,7 +148,8 @@ class TrainingSpec:
     def _check_ranges(self) -> None:
         if self.depths + 2 > self.length:
             raise DraftgaugeError(
-                f"{self.depths} draft steps do not fit a sequence of {self.length} tokens, which has room for {max(0, self.length - 2)}: "
+                f"{self.depths} draft steps do not fit a sequence of {self.length} tokens, which has room for "
+                f"{max(0, self.length - 2)}: "
                 "lower depths or raise length"
             )
         if self.batch % self.accumulation:

@@ -1,4 +1,6 @@
-"""What is measured of a drafter in training: gradients by parameter group, how far a gate is open, and the scales of sums."""
+"""What is measured of a drafter in training: gradients by parameter group, how far a gate is open, and the scales of
+sums.
+"""
 
 from __future__ import annotations
 
@@ -19,7 +21,8 @@ BALANCED = 4.0  # largest ratio of the RMS of two parts of a sum, at initialisat
 
 
 def parameter_groups(net: nn.Module) -> dict[str, list[tuple[Tensor, slice]]]:
-    """Rows of parameters by group: every module's weight is one, and the fused query, key and value projections are taken apart.
+    """Rows of parameters by group: every module's weight is one, and the fused query, key and value projections are
+    taken apart.
 
     A name is the place of the module in the drafter, e.g. ``blocks.0.chain_attention.keys``.
     """
@@ -50,7 +53,9 @@ class GradientStatistics:
 
     @torch.no_grad()
     def row(self) -> dict[str, float]:
-        """``{"gradient_norm/GROUP", "gradient_rms/GROUP", "weight_rms/GROUP"}`` of the gradients as they stand, before clipping."""
+        """``{"gradient_norm/GROUP", "gradient_rms/GROUP", "weight_rms/GROUP"}`` of the gradients as they stand, before
+        clipping.
+        """
         row: dict[str, float] = {}
         for name, parts in self.groups.items():
             count = sum(parameter[rows].numel() for parameter, rows in parts)
@@ -93,7 +98,9 @@ class GateWatch:
 
 @dataclass(frozen=True)
 class Imbalance:
-    """A sum whose parts are of different scales: its name, its largest and its smallest part, and the ratio of their RMS."""
+    """A sum whose parts are of different scales: its name, its largest and its smallest part, and the ratio of their
+    RMS.
+    """
 
     sum: str
     largest: str
@@ -169,7 +176,8 @@ class ScaleWatch:
 def imbalances(scales: Mapping[str, Mapping[str, float]], factor: float = BALANCED) -> list[Imbalance]:
     """The sums whose parts differ by more than a factor, the worst first.
 
-    A residual stream may be smaller than what its block adds to it: the block has read it normalised, so nothing is lost.
+    A residual stream may be smaller than what its block adds to it: the block has read it normalised, so nothing is
+    lost.
     """
     unequal = []
     for total, parts in scales.items():

@@ -1,8 +1,8 @@
 """The steps of a training: the same order of data, loss and optimiser for every design.
 
-A killed run ends where an uninterrupted one does. Nothing is drawn at random while training: the order of the data follows
-from the seed and the step's number, and the drafter has no dropout. So weights, optimiser and the step's number are the
-whole state.
+A killed run ends where an uninterrupted one does. Nothing is drawn at random while training: the order of the data
+follows from the seed and the step's number, and the drafter has no dropout. So weights, optimiser and the step's number
+are the whole state.
 """
 
 from __future__ import annotations
@@ -205,7 +205,8 @@ def warn_of(unequal: Sequence[Imbalance]) -> None:
     """Say which sums start with parts of so different scales that the smaller ones are lost in them."""
     if unequal:
         warnings.warn(
-            f"at initialisation {'; '.join(map(str, unequal))}: the smaller part hardly counts. Ask for the norms of the "
+            f"at initialisation {'; '.join(map(str, unequal))}: the smaller part hardly counts. Ask for the norms of "
+            "the "
             "design (norm_before_fc, norm_before_residual, norm_output), or read its results with this in mind",
             stacklevel=2,
         )

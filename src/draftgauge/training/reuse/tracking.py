@@ -28,7 +28,10 @@ class Tracker(Protocol):
 
 
 class LogFile:
-    """One JSON object a line. Rows after ``step``, which an interrupted run wrote beyond its last checkpoint, are cut off."""
+    """One JSON object a line.
+
+    Rows after ``step``, which an interrupted run wrote beyond its last checkpoint, are cut off.
+    """
 
     def __init__(self, path: Path, step: int) -> None:
         kept = [line for line in _whole_lines(path) if json.loads(line)["step"] <= step]
