@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import ast
 import subprocess
 import sys
+from pathlib import Path
 
 import grimp
 import pytest
+
+import draftgauge
+from draftgauge.drafters.source import drafter_kinds
 
 ROOT = "draftgauge"
 
@@ -37,3 +42,18 @@ def test_pages_are_written_without_torch() -> None:
     pages = "draftgauge.report, draftgauge.studies.speckv.page, draftgauge.studies.kvshot.page"
     code = f"import sys, {pages}; sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
+
+
+def test_every_drafter_is_registered_in_one_file_and_nobody_asks_for_a_kind() -> None:
+    kinds = drafter_kinds()
+    modules = [kind.__module__ for kind in kinds.values()]
+    assert len(set(modules)) == len(modules) == 3
+    asked = [
+        f"{path}:{node.lineno}"
+        for path in Path(draftgauge.__file__).parent.rglob("*.py")
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8")))
+        if isinstance(node, ast.Compare)
+        for part in (node.left, *node.comparators)
+        if isinstance(part, ast.Constant) and part.value in kinds
+    ]
+    assert asked == []
