@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -46,7 +45,7 @@ class LastTokenAgain:
 
 
 @pytest.fixture
-def toy(monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
+def toy(monkeypatch: pytest.MonkeyPatch) -> str:
     drafter_kinds()  # the package's own are registered before the copy is taken
     monkeypatch.setattr(kinds, "_KINDS", dict(kinds._KINDS))
 
@@ -62,7 +61,7 @@ def toy(monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
         def drafter(self, target: Any, taps: Any, end_tokens: frozenset[int], *_: Any) -> LastTokenAgain:
             return LastTokenAgain(end_tokens)
 
-    yield LastTokenSource.name
+    return LastTokenSource.name
 
 
 def test_a_toy_drafter_is_one_class(toy: str, tmp_path: Path) -> None:

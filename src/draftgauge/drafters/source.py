@@ -94,7 +94,7 @@ class DraftSource(ABC):
         return None
 
     @classmethod
-    def check(cls, source: Source, tokenizer: PreTrainedTokenizerBase, options: LoadOptions) -> None:
+    def check(cls, source: Source, tokenizer: PreTrainedTokenizerBase, options: LoadOptions) -> None:  # noqa: B027
         """Refuse a source that cannot draft for a target with this tokenizer, before any weights are loaded."""
 
     @classmethod
