@@ -93,8 +93,8 @@ class DraftSource(ABC):
         """The target that a source itself names; None if it names none."""
         return None
 
-    @classmethod
-    def check(cls, source: Source, tokenizer: PreTrainedTokenizerBase, options: LoadOptions) -> None:  # noqa: B027
+    @classmethod  # noqa: B027 - most kinds have nothing to check
+    def check(cls, source: Source, tokenizer: PreTrainedTokenizerBase, options: LoadOptions) -> None:
         """Refuse a source that cannot draft for a target with this tokenizer, before any weights are loaded."""
 
     @classmethod

@@ -30,8 +30,8 @@ def compiled(
         distance: of a result from the expected one; by default the mean difference, which bfloat16 keeps far below the
             tolerance and a wrong result far above it.
         tolerance: the largest distance at which the compiled function is used.
-        every_shape: compile and check anew for every combination of shapes; else compile for shapes that vary, and check
-            the first result only.
+        every_shape: compile and check anew for every combination of shapes; else compile for shapes that vary, and
+            check the first result only.
     """
     fast = torch.compile(function) if every_shape else torch.compile(function, dynamic=True)
     checked: set[tuple[torch.Size, ...]] = set()

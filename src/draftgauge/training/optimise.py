@@ -17,8 +17,8 @@ class Schedule:
         steps: in all.
         rate: what the learning rate of every parameter group is multiplied by at a step.
         clip: largest norm of the gradient.
-        log_every: steps between rows of the log. The step before a checkpoint ends a row too, so that a checkpoint holds
-            whole rows, and so does the last one.
+        log_every: steps between rows of the log. The step before a checkpoint ends a row too, so that a checkpoint
+            holds whole rows, and so does the last one.
         save_every: steps between checkpoints; the last step saves too.
         log_first: whether the first step ends a row by itself.
     """
