@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from jinja2 import Environment, PackageLoader
+from draftgauge.core.templates import environment
 
 TRAINING_NAME = "training.json"
 
@@ -16,11 +16,9 @@ def write_card(folder: Path, rows: Sequence[Mapping[str, Any]]) -> Path:
     """Write a pair's ``README.md`` from what ``draftgauge reference evaluate`` measured and its training record."""
     training = json.loads((folder / TRAINING_NAME).read_text(encoding="utf-8"))
     sizes = {path.parent.name: path.stat().st_size / 1e6 for path in sorted(folder.glob("*/model.safetensors"))}
-    environment = Environment(
-        loader=PackageLoader("draftgauge.training.reference"), trim_blocks=True, lstrip_blocks=True
-    )
-    environment.globals["shown"] = _shown
-    text = environment.get_template("card.md.j2").render(
+    templates = environment("draftgauge.training.reference", autoescape=False)
+    templates.globals["shown"] = _shown
+    text = templates.get_template("card.md.j2").render(
         training=training,
         sizes=sizes,
         parameters={row["model"]: row["parameters"] for row in rows if "parameters" in row},

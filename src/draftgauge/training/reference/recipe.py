@@ -53,9 +53,9 @@ class Recipe:
     """
 
     target_tokens: int = 26_000_000
-    draft_tokens: int = 10_000_000
+    draft_tokens: int = 7_000_000
     vocabulary: int = 4096
-    questions: int = 3200
+    questions: int = 2400
     seed: int = 0
     short: int = 512
     long: int = 1536
