@@ -54,10 +54,39 @@ def paired_gain(
         base_tokens, base_seconds: ``[prompts]`` of what it is compared with.
         resamples, seed, level: as in :func:`ratio_interval`.
     """
+    gain = gain_resamples(tokens, seconds, base_tokens, base_seconds, resamples=resamples, seed=seed)
+    return comparison_of(*gain, level)
+
+
+def gain_resamples(
+    tokens: ArrayLike,
+    seconds: ArrayLike,
+    base_tokens: ArrayLike,
+    base_seconds: ArrayLike,
+    *,
+    resamples: int = RESAMPLES,
+    seed: int = 0,
+) -> tuple[float, NDArray[np.float64]]:
+    """The gain of :func:`paired_gain` and its resamples ``[resamples]``, for intervals over more than prompts.
+
+    Args:
+        tokens, seconds, base_tokens, base_seconds: ``[prompts]`` as in :func:`paired_gain`.
+        resamples, seed: as in :func:`ratio_interval`.
+    """
     estimate, resampled = _ratios(tokens, seconds, resamples, seed)
     base, base_resampled = _ratios(base_tokens, base_seconds, resamples, seed)
     with np.errstate(divide="ignore", invalid="ignore"):
-        return comparison_of(float(np.float64(estimate) / base - 1), resampled / base_resampled - 1, level)
+        return float(np.float64(estimate) / base - 1), resampled / base_resampled - 1
+
+
+def pooled(parts: Sequence[tuple[float, NDArray[np.float64]]], *, level: float = LEVEL) -> Interval:
+    """One interval of repeated measurements: the mean of their estimates, the quantiles of all their resamples.
+
+    Args:
+        parts: estimate and resamples of each repetition, e.g. with another cost curve and another fit.
+        level: of the interval.
+    """
+    return interval_of(float(np.mean([e for e, _ in parts])), np.concatenate([draws for _, draws in parts]), level)
 
 
 def paired_difference(
