@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 # The version that the project is tested with; on a machine with a GPU, install the build you want first (see README).
 TORCH ?= torch==2.13.0
 
-.PHONY: demo test test-fast lint types bench setup clean
+.PHONY: demo test test-fast lint types bench final figures setup clean
 
 setup: $(VENV)/.installed
 
@@ -35,6 +35,14 @@ types: setup
 
 bench: setup
 	$(BIN)/python benchmarks/run_all.py --out docs/results
+
+# The README's table, recomputed without a model from the runs that `make final` recorded.
+figures: setup
+	$(BIN)/python benchmarks/figures.py
+
+final: setup
+	$(BIN)/python benchmarks/final.py
+	$(BIN)/python benchmarks/figures.py
 
 clean:
 	rm -rf $(VENV) demo build dist .mypy_cache .pytest_cache .ruff_cache .import_linter_cache

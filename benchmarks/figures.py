@@ -198,11 +198,10 @@ def differences(rows: Sequence[Row], published: Sequence[Row], tolerance: float 
     for row, known in zip(rows, published, strict=False):
         for name, value in known.items():
             new = row.get(name)
-            same = (
-                abs(new - value) <= tolerance if isinstance(value, float) and isinstance(new, float) else new == value
-            )
-            if not same:
-                yield f"{known.get('table')} {known.get('policy')} {known['compression']} {known['task']} {name}: {new} {value}"
+            both = isinstance(value, float) and isinstance(new, float)
+            if not (abs(new - value) <= tolerance if both else new == value):
+                where = [str(known.get(each)) for each in ("table", "policy", "compression", "task")]
+                yield f"{' '.join(where)}, {name}: {new} instead of {value}"
 
 
 if __name__ == "__main__":

@@ -1,8 +1,8 @@
 """The final benchmark: the bundled pair on its sealed prompts, which nothing else reads.
 
 Records the training and the sealed prompts at three compressions, measures several cost curves of each, fits
-throughput-optimal stopping on the training prompts, and decodes sealed prompts live. What it leaves in its folder is all
-that ``benchmarks/figures.py`` needs to compute the tables of the README, without a model.
+throughput-optimal stopping on the training prompts, and decodes sealed prompts live. What it leaves in its folder is
+all that ``benchmarks/figures.py`` needs to compute the tables of the README, without a model.
 """
 
 from __future__ import annotations

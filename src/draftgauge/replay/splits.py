@@ -86,12 +86,13 @@ def split_trace(trace: Trace, split: str) -> Trace:
     """
     if split == EVERYTHING:
         return trace
-    if split not in SPLITS:
+    splits = splits_of(trace)
+    if split not in {*SPLITS, *splits.tolist()}:
         raise TraceError(
             f"there is no split {split!r}; prompts are divided into {', '.join(SPLITS)}, or taken together as "
             f"{EVERYTHING}"
         )
-    chosen = splits_of(trace) == split
+    chosen = splits == split
     count = int(chosen.sum())
     if count < MIN_PROMPTS:
         raise TraceError(
