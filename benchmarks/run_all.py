@@ -1,4 +1,4 @@
-"""Run every benchmark and write its JSON. GPU shapes are measured where there is a GPU, and said to be left out where not."""
+"""Run every benchmark and write its JSON. Without a GPU, say that the GPU shapes are left out."""
 
 from __future__ import annotations
 

@@ -1,12 +1,12 @@
-"""Training of the ``hidden`` design against the EAGLE-3 of ``speculators``: tokens a second and peak memory, same shapes, same K.
+"""Training of the ``hidden`` design against the EAGLE-3 of ``speculators``: tokens a second and peak memory.
 
-``speculators`` asks for an older transformers than draftgauge, so it gets an environment of its own, which shares this one's torch:
-both run the same kernels. The torchvision and torchaudio that it asks for are left out, as they come built for another torch and then
-break its import.
+Both train the same shapes with the same K. ``speculators`` needs an older transformers than draftgauge, so it gets an
+environment of its own. That environment shares this one's torch: both libraries run the same kernels. It leaves out the
+torchvision and torchaudio that ``speculators`` asks for: they are built for another torch and would break its import.
 
-Every measurement runs in a process of its own, so that peak memory is its own, and the two libraries take turns. A step is forward
-pass from features in memory, loss, backward pass and AdamW. ``speculators`` does not train its output head; draftgauge does, and is
-measured both ways.
+Every measurement has its own process, and so its own peak memory. The two libraries take turns. A step is the forward
+pass from features in memory, the loss, the backward pass and AdamW. ``speculators`` does not train its output head;
+draftgauge does, and is measured both ways.
 """
 
 from __future__ import annotations

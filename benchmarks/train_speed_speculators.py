@@ -1,4 +1,4 @@
-"""One measurement for ``train_speed.py``: steps of speculators' EAGLE-3 training, as its trainer makes them, in its environment."""
+"""One measurement for ``train_speed.py``: the steps of speculators' EAGLE-3 trainer, in that library's environment."""
 
 from __future__ import annotations
 

@@ -35,7 +35,7 @@ def cells(folder: Path, chosen: Study) -> list[Cell]:
 
 
 def write_result(cell: Cell, alpha: Sequence[float], prompts: int = 40, drafts: int = 20_000) -> None:
-    """The result file of a cell whose drafts are accepted at these rates; prompts are the same hard or easy ones for every cell."""
+    """Write the result file of a cell with these acceptance rates. A prompt is equally hard in every cell."""
     rng = np.random.default_rng([cell.request.seed, *cell.variant.name.encode()])
     ease = np.random.default_rng(0).normal(0, 0.02, prompts)
     reached, accepted = [], []

@@ -15,9 +15,10 @@ from draftgauge.verification import Sampling, acceptance, probabilities, samplin
 
 
 class MarkovModel:
-    """A ``CachedModel`` whose logits depend on the last two tokens: ``table[before, last]``, and for a first token ``table[0, last]``.
+    """A ``CachedModel`` whose logits depend on the last two tokens: ``table[before, last]``.
 
-    It keeps the tokens themselves as its cache, refuses what a real cache would refuse, and counts its passes.
+    The first token has ``table[0, last]``. The model keeps the tokens themselves as its cache, refuses what a real
+    cache would refuse, and counts its passes.
     """
 
     def __init__(self, table: Tensor, context: int = 1000) -> None:

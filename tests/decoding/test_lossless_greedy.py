@@ -1,4 +1,4 @@
-"""Greedy speculative output is the plain greedy output, token for token, in float32: every architecture, drafter and policy."""
+"""In float32, greedy speculative output equals plain greedy output: every architecture, drafter and policy."""
 
 from __future__ import annotations
 
@@ -89,7 +89,7 @@ def policies():
 
 
 class UnreliableOracle:
-    """Proposes the true output, each token spoilt with chance 0.2, so that drafts of every length are accepted in part."""
+    """Proposes the true output, but spoils each token with chance 0.2: drafts of any length are accepted in part."""
 
     def __init__(self, output: tuple[int, ...]) -> None:
         self._output = output

@@ -1,4 +1,4 @@
-"""Fitting SpecDec++ and SpecKV: the numbers do what the papers ask, are the same every time, and are refused where they do not fit."""
+"""Fitting SpecDec++ and SpecKV: the numbers follow the papers and repeat exactly; misfits are refused."""
 
 from __future__ import annotations
 

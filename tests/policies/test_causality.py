@@ -109,7 +109,7 @@ class LooksAhead(FixedLength):
         return (1000 * np.nan_to_num(np.append(signals.confidence[1:, 0], 0.0))).astype(np.int64) % 5
 
 
-def test_a_policy_that_looks_ahead_is_noticed(trace: Trace) -> None:
+@pytest.mark.parametrize("position", POSITIONS)
+def test_a_policy_that_looks_ahead_is_noticed(position: int, trace: Trace) -> None:
     with pytest.raises(AssertionError):
-        for position in POSITIONS:
-            check(lambda: LooksAhead(4), trace, position)
+        check(lambda: LooksAhead(4), trace, position)

@@ -67,7 +67,7 @@ def test_the_rate_is_the_one_that_the_best_thresholds_reach() -> None:
 
 
 def test_a_sequence_by_hand() -> None:
-    """Hazard 0.8, next 0.8, 0.1 s a token: S m is 0.8, 0.64, 0.512, 0.41; the rule stops once it is below rate x 0.1."""
+    """Hazard 0.8, next 0.8, 0.1 s a token: S m is 0.8, 0.64, 0.512, 0.41. The rule stops when S m < rate x 0.1."""
     policy = ThroughputStopping(constant_numbers(0.8, 0.8, horizon=1), GAMMA_MAX, LinearCosts())
     policy.rate = 5.0
     policy._theta = policy._thresholds()

@@ -1,4 +1,4 @@
-"""From a request to its answers: prompts read or generated, answered by the target, kept in a file that other runs share."""
+"""From a request to its answers: read or generate prompts, let the target answer, keep a file that other runs share."""
 
 from __future__ import annotations
 
@@ -39,7 +39,8 @@ def source_of(request: TrainingSpec) -> str:
         return f"prompt file {prompts_sha256(request.prompts)[:16]}, {count}"
     if not is_reference(request.target):
         raise DraftgaugeError(
-            f"questions are generated for the bundled target only: give a prompt file for {request.target} to answer (--prompts FILE)"
+            f"questions are generated for the bundled target only: "
+            f"give a prompt file for {request.target} to answer (--prompts FILE)"
         )
     return f"generated questions, {question_count(request)}, seed {request.data_seed}"
 
@@ -110,7 +111,7 @@ def existing_answers(request: TrainingSpec, path: Path, fingerprint: str) -> Ans
 
 
 def answers_of(request: TrainingSpec, path: Path, target: CachedModel, progress: Progress = silent) -> Answers:
-    """Read the answers of a request, or have the target give them. Of several processes that ask at once, one makes them.
+    """Read the answers of a request, or have the target give them. Of several processes at once, one makes them.
 
     Raises:
         DraftgaugeError: as :func:`existing_answers` and :func:`prompt_tokens`.
