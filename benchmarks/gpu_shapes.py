@@ -15,7 +15,7 @@ import torch
 from common import arguments, console, save, show_progress
 from transformers import AutoModelForCausalLM, LlamaConfig, PretrainedConfig, Qwen3Config
 
-from draftgauge.decoding.meter import measure_costs
+from draftgauge.decoding.meter import MeterPlan, measure_costs
 from draftgauge.drafters.language_model import LanguageModelDrafter
 from draftgauge.models.loading import load_model
 
@@ -91,12 +91,10 @@ def rows_of(name: str, target: PretrainedConfig, draft: PretrainedConfig, rounds
             curve = measure_costs(
                 model,
                 drafter,
-                list(range(100, 4200)),
-                CONTEXTS,
+                MeterPlan(
+                    list(range(100, 4200)), CONTEXTS, GAMMA_MAX, seconds=60 * rounds, compression=compression
+                ),
                 np.random.default_rng(0),
-                gamma_max=GAMMA_MAX,
-                repeats=5 * rounds,
-                compression=compression,
                 progress=lambda done, total: show_progress(name, done, total),
             )
             for row, context in enumerate(curve.contexts):

@@ -26,7 +26,7 @@ from draftgauge.traces.trace import Trace
 from tiny import save_tiny, tiny_model, tiny_tokenizer
 
 PROMPTS = 7
-SMALL: dict[str, Any] = {"gamma_max": 3, "max_new_tokens": 8, "repeats": 1}
+SMALL: dict[str, Any] = {"gamma_max": 3, "max_new_tokens": 8, "cost_seconds": 0}
 
 
 @pytest.fixture(scope="module")
@@ -157,7 +157,7 @@ def progress(what, done, total):
     if what.startswith("record") and done == 5:
         os.kill(os.getpid(), signal.SIGKILL)
 target, draft, prompts, out = sys.argv[1:]
-profile(target=target, draft=draft, prompts=prompts, out=out, gamma_max=3, max_new_tokens=8, repeats=1, progress=progress)
+profile(target=target, draft=draft, prompts=prompts, out=out, gamma_max=3, max_new_tokens=8, cost_seconds=0, progress=progress)
 """
 
 

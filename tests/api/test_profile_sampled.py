@@ -18,7 +18,7 @@ from draftgauge.traces.manifest import Manifest
 from draftgauge.traces.reader import read_trace
 from tiny import save_tiny, tiny_model, tiny_tokenizer
 
-SETTINGS: dict[str, Any] = {"gamma_max": 3, "max_new_tokens": 8, "repeats": 1, "temperature": 1.2, "top_k": 40}
+SETTINGS: dict[str, Any] = {"gamma_max": 3, "max_new_tokens": 8, "cost_seconds": 0, "temperature": 1.2, "top_k": 40}
 
 
 @pytest.fixture(scope="module")

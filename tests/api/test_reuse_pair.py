@@ -63,7 +63,7 @@ def recorded(models: dict[str, Path], tmp_path_factory: pytest.TempPathFactory) 
         prompts=models["prompts"],
         out=out,
         gamma_max=3,
-        repeats=1,
+        cost_seconds=0,
         **SMALL,
     )
     return out
@@ -113,7 +113,7 @@ def test_another_drafter_in_its_place_is_noticed(models: dict[str, Path], record
         prompts=models["prompts"],
         out=tmp_path / "run",
         gamma_max=3,
-        repeats=1,
+        cost_seconds=0,
         limit=1,
         **SMALL,
     )

@@ -13,7 +13,7 @@ from torch import Tensor
 from draftgauge.core.errors import DraftgaugeError
 from draftgauge.core.signals import OF_DRAFTED_TOKENS, Reads, SignalName
 from draftgauge.decoding import meter, stopwatch
-from draftgauge.decoding.meter import default_contexts, measure_costs
+from draftgauge.decoding.meter import LEAST, MeterPlan, default_contexts, measure_costs
 from draftgauge.decoding.settings import DecodingSettings
 from draftgauge.decoding.speculative import speculative_decode
 from draftgauge.decoding.stopwatch import StepTimer, Stopwatch, TimedDrafter, TimedModel
@@ -59,8 +59,9 @@ def pair() -> tuple[CachedModel, CachedModel]:
 
 
 def measure(target: CachedModel, drafter: Drafter, contexts: tuple[int, ...] = (40, 90), **options) -> CostCurve:
-    options = {"gamma_max": GAMMA_MAX, "repeats": 2} | options
-    curve = measure_costs(target, drafter, TEXT, contexts, np.random.default_rng(0), **options)
+    progress = options.pop("progress", lambda done, total: None)
+    plan = MeterPlan(TEXT, contexts, **{"gamma_max": GAMMA_MAX, "seconds": 0.0} | options)
+    curve = measure_costs(target, drafter, plan, np.random.default_rng(0), progress=progress)
     curve.validate()
     return curve
 
@@ -171,7 +172,9 @@ def test_live_drafting_takes_in_what_was_committed(pair: tuple[CachedModel, Cach
         assert (sample.draft == 0) == (sample.gamma == 0)
 
 
-def test_every_length_gets_its_repeats(pair: tuple[CachedModel, CachedModel], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_every_length_gets_a_few_samples_whatever_the_time(
+    pair: tuple[CachedModel, CachedModel], monkeypatch: pytest.MonkeyPatch
+) -> None:
     made: list[StepTimer] = []
 
     class Kept(StepTimer):
@@ -181,10 +184,40 @@ def test_every_length_gets_its_repeats(pair: tuple[CachedModel, CachedModel], mo
 
     monkeypatch.setattr(meter, "StepTimer", Kept)
     told: list[tuple[int, int]] = []
-    measure(pair[0], LanguageModelDrafter(pair[1]), repeats=5, progress=lambda done, total: told.append((done, total)))
-    assert [timer.fewest() >= 5 for timer in made[-2:]] == [True] * 2
-    assert told[-1] == (10, 10)
+    curve = measure(pair[0], LanguageModelDrafter(pair[1]), progress=lambda done, total: told.append((done, total)))
+    assert sum(timer.fewest() for timer in made[-2:]) >= LEAST
+    assert curve.uncertainty is not None
+    assert min(curve.uncertainty.samples) >= LEAST
+    assert len(curve.uncertainty.half_widths) == GAMMA_MAX + 1
+    assert told[-1] == (100, 100)
     assert all(done <= total for done, total in told)
+
+
+def test_it_stops_when_the_advice_is_settled_and_else_when_its_time_is_over(
+    pair: tuple[CachedModel, CachedModel], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    clock = Clock(monkeypatch)
+    steady = SlowModel(pair[0], clock, 10.0, 1.0), SlowModel(pair[1], clock, 2.0, 0.0)
+    settled = measure(steady[0], LanguageModelDrafter(steady[1]), seconds=1e6).uncertainty
+    assert settled is not None
+    assert (settled.undecided, max(settled.half_widths)) == ((), pytest.approx(0.0, abs=1e-12))
+    assert settled.seconds < 1e5
+
+    rng = np.random.default_rng(3)
+    noisy = SlowModel(pair[0], clock, 10.0, 1.0)
+    forward = noisy.forward
+
+    def now_and_then_slow(tokens: Tensor, last_only: bool = False) -> Tensor:
+        clock.now += rng.choice([0.0, 20.0])
+        return forward(tokens, last_only)
+
+    monkeypatch.setattr(noisy, "forward", now_and_then_slow)
+    costly = SlowModel(pair[1], clock, 5.0, 0.0)  # where half the tokens are accepted, drafting hardly pays or does not
+    open_ = measure(noisy, LanguageModelDrafter(costly), seconds=20_000.0).uncertainty
+    assert open_ is not None
+    assert 20_000 <= open_.seconds < 60_000
+    assert open_.undecided
+    assert min(open_.samples) > min(settled.samples)
 
 
 def test_contexts_past_the_models_are_measured_at_their_limit(pair: tuple[CachedModel, CachedModel]) -> None:

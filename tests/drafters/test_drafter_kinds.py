@@ -74,7 +74,7 @@ def test_a_toy_drafter_is_one_class(toy: str, tmp_path: Path) -> None:
     assert text == plain
     assert sum(step.drafted for step in how.steps) >= 9
     common: dict[str, Any] = {"target": target, "prompts": prompts, "max_new_tokens": 8, "device": "cpu"}
-    profile(**common, drafter=toy, out=tmp_path / "run", gamma_max=2, repeats=1)
+    profile(**common, drafter=toy, out=tmp_path / "run", gamma_max=2, cost_seconds=0)
     assert Manifest.load(tmp_path / "run").drafter == toy
     assert any(row["policy"] == "fixed:2" for row in replay(tmp_path / "run", ["fixed"]))
     rows = bench(policies=["fixed:2"], **common, drafter=toy, rounds=1, baselines=False)

@@ -24,7 +24,7 @@ from draftgauge.api.verb import verb
 from draftgauge.core.errors import TraceError
 from draftgauge.core.progress import Progress, silent
 from draftgauge.core.seeds import derive_seed, generator
-from draftgauge.decoding.meter import default_contexts, measure_costs, measured_span
+from draftgauge.decoding.meter import MeterPlan, default_contexts, measure_costs, measured_span
 from draftgauge.decoding.recorder import record_prompt
 from draftgauge.decoding.settings import DecodingSettings
 from draftgauge.models.vocabulary import vocabulary_digest
@@ -138,20 +138,23 @@ def _measure(pair: Pair, encoded: Sequence[EncodedPrompt], request: ProfileReque
     lengths = [len(tokens) for _, tokens in encoded]
     label = f"cost curve {pair.compression}"
     drawing = _generator(pair, request, "costs")
+    plan = MeterPlan(
+        text=[token for _, tokens in encoded for token in tokens],
+        contexts=default_contexts(lengths, [request.output.max_new_tokens] * len(lengths)),
+        gamma_max=request.drafts.gamma_max,
+        seconds=request.costs.cost_seconds,
+        context_limit=pair.context,
+        compression=pair.compression,
+        vocabulary=vocabulary_digest(pair.tokenizer),
+        sampling=_sampling(request),
+    )
     return measure_costs(
         pair.target,
         pair.drafter(_sampling(request), drawing, end_tokens=frozenset()),  # one that no end token stops
-        text=[token for _, tokens in encoded for token in tokens],
-        contexts=default_contexts(lengths, [request.output.max_new_tokens] * len(lengths)),
-        rng=generator(request.randomness.seed, "costs", pair.compression),
-        gamma_max=request.drafts.gamma_max,
-        repeats=request.costs.repeats,
-        compression=pair.compression,
-        vocabulary=vocabulary_digest(pair.tokenizer),
-        context_limit=pair.context,
-        sampling=_sampling(request),
-        generator=drawing,
-        progress=lambda done, total: progress(label, done, total),
+        plan,
+        generator(request.randomness.seed, "costs", pair.compression),
+        drawing,
+        lambda done, total: progress(label, done, total),
     )
 
 

@@ -3,14 +3,14 @@
 Timing ``propose`` and ``forward`` on their own flatters them: live, each finds the processor's caches full of the
 other's weights, and the draft must first take in what the last step committed. So the meter runs the loop itself on
 real text, with draft lengths in random order, and reads a stopwatch around its parts. What a step takes beyond them is
-its overhead.
+its overhead. It stops as soon as which length is best is settled, or when its time is over, and says what is left open.
 """
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
-from dataclasses import fields
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field, fields
 
 import numpy as np
 from numpy.typing import NDArray
@@ -20,6 +20,7 @@ from torch import Generator
 from draftgauge.core.errors import DraftgaugeError
 from draftgauge.core.signals import NO_SIGNALS, OF_DRAFTED_TOKENS, Reads, SignalName
 from draftgauge.decoding.plain import plain_decode
+from draftgauge.decoding.pooling import Pooled, Timed, pool, uncertainty
 from draftgauge.decoding.results import Origin
 from draftgauge.decoding.settings import DecodingSettings
 from draftgauge.decoding.speculative import speculative_decode
@@ -31,7 +32,8 @@ from draftgauge.verification import Sampling
 
 SPAN = 64  # tokens decoded in one go: a context length is measured around its value, over that many tokens
 PLAIN_SPAN = 16
-QUARTILES = (25, 50, 75)
+LEAST = 4  # samples of every draft length and set of signals, over all contexts; one where the time is over before
+LEAST_SECONDS = 1e-9
 
 Seconds = NDArray[np.float64]
 
@@ -63,18 +65,46 @@ def measured_span(gamma_max: int, context_limit: int) -> int:
     return span
 
 
+@dataclass(frozen=True)
+class MeterPlan:
+    """What to measure, and for how long.
+
+    Attributes:
+        text: token ids of real text; the contexts are cut from it, repeated as often as needed.
+        contexts: lengths in tokens; those past the limit are measured at the limit.
+        gamma_max: longest draft.
+        seconds: time that measuring may take once every length has a few samples; it ends earlier where the costs are
+            known well enough to settle which length is best.
+        context_limit: longest sequence that target and draft take, the target's if None.
+        compression: of the target, by name.
+        vocabulary: of the pair, see :class:`~draftgauge.traces.costs.CostCurve`.
+        sampling: of the target.
+
+    Raises:
+        DraftgaugeError: for a plan that measures nothing.
+    """
+
+    text: Sequence[int]
+    contexts: Sequence[int]
+    gamma_max: int = 16
+    seconds: float = 15.0
+    context_limit: int | None = None
+    compression: str = "none"
+    vocabulary: str = ""
+    sampling: Sampling = field(default_factory=Sampling)
+
+    def __post_init__(self) -> None:
+        if not self.text or not self.contexts or self.gamma_max < 1 or self.seconds < 0:
+            raise DraftgaugeError(
+                "measuring costs needs text, at least one context length, gamma_max 1 or more and seconds, 0 or more"
+            )
+
+
 def measure_costs(
     target: CachedModel,
     drafter: Drafter,
-    text: Sequence[int],
-    contexts: Sequence[int],
+    plan: MeterPlan,
     rng: np.random.Generator,
-    gamma_max: int = 16,
-    repeats: int = 10,
-    compression: str = "none",
-    vocabulary: str = "",
-    context_limit: int | None = None,
-    sampling: Sampling | None = None,
     generator: Generator | None = None,
     progress: Callable[[int, int], None] = lambda done, total: None,
 ) -> CostCurve:
@@ -83,40 +113,39 @@ def measure_costs(
     Args:
         target: its cache is overwritten.
         drafter: knows no end tokens, so that it drafts as many tokens as asked.
-        text: token ids of real text; the contexts are cut from it, repeated as often as needed.
-        contexts: lengths in tokens; those past the limit are measured at the limit.
+        plan: what to measure, and for how long.
         rng: for the order of measurements and the places in the text.
-        gamma_max: longest draft.
-        repeats: samples of every draft length at every context.
-        compression: of the target, by name.
-        vocabulary: of the pair, see :class:`~draftgauge.traces.costs.CostCurve`.
-        context_limit: longest sequence that target and draft take, the target's by default.
-        sampling: of the target, greedy if None.
         generator: on the target's device, needed to sample.
-        progress: told (samples taken, samples wanted).
+        progress: told (hundredths of the time that are over, 100).
 
     Raises:
         DraftgaugeError: if the models' context is too short to decode in.
     """
-    if not text or not contexts or repeats < 1 or gamma_max < 1:
-        raise DraftgaugeError(
-            "measuring costs needs text, at least one context length, one repeat and gamma_max 1 or more"
-        )
-    limit = target.spec.context if context_limit is None else min(target.spec.context, context_limit)
-    span = measured_span(gamma_max, limit)
-    lengths = sorted({max(1, min(context, limit)) for context in contexts})
-    decoding = (sampling or Sampling(), generator)
-    benches = [_Bench(target, drafter, text, length, limit, span, rng, gamma_max, *decoding) for length in lengths]
-    for bench in benches:  # warmed up: once at every context, not counted
+    limit = target.spec.context if plan.context_limit is None else min(target.spec.context, plan.context_limit)
+    span = measured_span(plan.gamma_max, limit)
+    lengths = sorted({max(1, min(context, limit)) for context in plan.contexts})
+    starts = {length: min(max(1, length - span // 2), limit - span) for length in lengths}
+    benches = [_Bench(target, drafter, plan, (length, starts[length], span), rng, generator) for length in lengths]
+    begun = time.perf_counter()
+    benches[-1].run_all()  # warms up, and is not counted
+    benches[-1].forget()
+    for bench in _by_turns(benches, rng):
         bench.run_all()
-        bench.forget()
-    wanted = repeats * len(benches)
-    while (done := sum(min(bench.fewest(), repeats) for bench in benches)) < wanted:
-        progress(done, wanted)
-        for index in rng.permutation(len(benches)):
-            benches[index].run_all()
-    progress(wanted, wanted)
-    return _curve(benches, compression, vocabulary, target)
+        spent = time.perf_counter() - begun
+        samples = sum(each.fewest() for each in benches) if all(each.measured for each in benches) else 0
+        progress(min(99, int(100 * spent / max(plan.seconds, 1e-9))), 100)
+        if samples >= (1 if spent >= plan.seconds > 0 else LEAST):
+            curve = _curve(benches, plan, target, spent)
+            if spent >= plan.seconds or (curve.uncertainty is not None and not curve.uncertainty.undecided):
+                break
+    progress(100, 100)
+    return curve
+
+
+def _by_turns(benches: Sequence[_Bench], rng: np.random.Generator) -> Iterator[_Bench]:
+    """All of them in random order, over and over."""
+    while True:
+        yield from (benches[index] for index in rng.permutation(len(benches)))
 
 
 class _Bench:
@@ -126,31 +155,32 @@ class _Bench:
         self,
         target: CachedModel,
         drafter: Drafter,
-        text: Sequence[int],
-        context: int,
-        limit: int,
-        span: int,
+        plan: MeterPlan,
+        where: tuple[int, int, int],
         rng: np.random.Generator,
-        gamma_max: int,
-        sampling: Sampling,
         generator: Generator | None,
     ) -> None:
-        self.context = context
+        """``where`` is the context length, where decoding starts for it, and how many tokens it decodes."""
+        self.context, self._start, span = where
         self._target = target
         self._drafter = drafter
-        self._text = np.asarray(text)
-        self._start = min(max(1, context - span // 2), limit - span)
+        self._text = np.asarray(plan.text)
         self._rng = rng
-        self._gamma_max = gamma_max
+        self._gamma_max = plan.gamma_max
         self._generator = generator
-        self._speculative = DecodingSettings(span, sampling)
-        self._plain = DecodingSettings(min(PLAIN_SPAN, span), sampling)
+        self._speculative = DecodingSettings(span, plan.sampling)
+        self._plain = DecodingSettings(min(PLAIN_SPAN, span), plan.sampling)
         self.forget()
 
     def forget(self) -> None:
         """Drop what was measured."""
         self._timer = StepTimer(Stopwatch(self._target.spec.device), self._gamma_max, self._rng)
         self.plain: list[float] = []
+
+    @property
+    def measured(self) -> bool:
+        """Whether there is anything to go by."""
+        return bool(self.plain and self.plain_samples)
 
     def fewest(self) -> int:
         """Samples of what has the fewest, see :meth:`StepTimer.fewest`."""
@@ -190,42 +220,48 @@ class _Bench:
         self.plain += np.diff(moments).tolist()
 
 
-def _curve(benches: Sequence[_Bench], compression: str, vocabulary: str, target: CachedModel) -> CostCurve:
-    verify = [_quartiles(bench.plain_samples, lambda sample: sample.verify) for bench in benches]
-    draft = [_quartiles(bench.plain_samples, lambda sample: sample.draft) for bench in benches]
+def _curve(benches: Sequence[_Bench], plan: MeterPlan, target: CachedModel, spent: float) -> CostCurve:
+    verify = _pooled(benches, lambda sample: sample.verify).quartiles
+    draft = _pooled(benches, lambda sample: sample.draft, first=1).quartiles
+    draft = np.concatenate([np.zeros((*draft.shape[:2], 1)), draft], axis=2)  # proposing nothing takes no time
     return CostCurve(
         contexts=tuple(bench.context for bench in benches),
-        verify_low=_table(verify, 0),
-        verify=_table(verify, 1),
-        verify_high=_table(verify, 2),
-        draft_low=_table(draft, 0),
-        draft=_table(draft, 1),
-        draft_high=_table(draft, 2),
+        verify_low=_table(verify[0]),
+        verify=_table(verify[1]),
+        verify_high=_table(verify[2]),
+        draft_low=_table(draft[0]),
+        draft=_table(draft[1]),
+        draft_high=_table(draft[2]),
         overhead=_overhead(benches),
         signals=_signal_seconds(benches),
         plain=tuple(float(np.median(bench.plain)) for bench in benches),
-        compression=compression,
+        compression=plan.compression,
         device=str(target.spec.device),
         dtype=str(target.spec.dtype).removeprefix("torch."),
-        vocabulary=vocabulary,
+        vocabulary=plan.vocabulary,
+        uncertainty=uncertainty(_pooled(benches, lambda sample: sample.step), spent),
     )
 
 
-def _quartiles(samples: Sequence[Sample], value: Callable[[Sample], float]) -> Seconds:
-    """``[3, G + 1]`` quartiles of a value by draft length."""
-    lengths = np.array([sample.gamma for sample in samples])
-    values = np.array([value(sample) for sample in samples])
-    return np.stack([np.percentile(values[lengths == gamma], QUARTILES) for gamma in range(lengths.max() + 1)], axis=1)
+def _pooled(benches: Sequence[_Bench], value: Callable[[Sample], float], first: int = 0) -> Pooled:
+    """A value of steps without signals, by context and draft length from ``first`` on."""
+    timed = []
+    for bench in benches:
+        steps = bench.plain_samples
+        lengths = np.array([sample.gamma for sample in steps], np.int64)
+        timed.append(Timed(lengths, np.array([value(sample) for sample in steps])))
+    pooled = pool(timed, first, max(int(context.lengths.max()) for context in timed))
+    return pooled._replace(quartiles=np.maximum(pooled.quartiles, LEAST_SECONDS))
 
 
-def _table(quartiles: Sequence[Seconds], which: int) -> CostTable:
-    return tuple(tuple(rows[which].tolist()) for rows in quartiles)
+def _table(rows: Seconds) -> CostTable:
+    return tuple(tuple(row.tolist()) for row in rows)
 
 
 def _overhead(benches: Sequence[_Bench]) -> float:
-    """What a step takes beyond its parts, the median over contexts and draft lengths."""
-    medians = [_quartiles(b.plain_samples, lambda s: s.step - s.draft - s.verify)[1] for b in benches]
-    return max(0.0, float(np.median(medians)))
+    """What a step takes beyond its parts, the median over all steps."""
+    rest = [sample.step - sample.draft - sample.verify for bench in benches for sample in bench.plain_samples]
+    return max(0.0, float(np.median(rest)))
 
 
 def _signal_seconds(benches: Sequence[_Bench]) -> SignalSeconds:
@@ -235,7 +271,7 @@ def _signal_seconds(benches: Sequence[_Bench]) -> SignalSeconds:
     target's pass varies by. The target's entropy is computed after that pass, so its time is that of the rest of the
     step.
     """
-    parts = [field.name for field in fields(SignalSeconds) if field.name != SignalName.TARGET_ENTROPY]
+    parts = [entry.name for entry in fields(SignalSeconds) if entry.name != SignalName.TARGET_ENTROPY]
     units = [SignalSeconds(**{name: 1.0}) for name in parts]
     shares = np.array([[unit.of_token(reads) for unit in units] for reads in PRICED])  # [sets, parts]
     added = np.array([max(0.0, float(np.median(_added_by_token(benches, reads)))) for reads in PRICED])
@@ -246,10 +282,10 @@ def _signal_seconds(benches: Sequence[_Bench]) -> SignalSeconds:
 def _added_by_token(benches: Sequence[_Bench], reads: Reads) -> list[float]:
     """How much longer each drafted token took with a set of signals than without, one value a step."""
     added = []
-    for bench in benches:
-        without = _quartiles(bench.plain_samples, lambda sample: sample.draft)[1]
+    without = _pooled(benches, lambda sample: sample.draft, first=1).quartiles[1]
+    for row, bench in enumerate(benches):
         steps = [sample for sample in bench.samples if sample.reads & OF_DRAFTED_TOKENS == reads]
-        added += [(sample.draft - without[sample.gamma]) / sample.gamma for sample in steps]
+        added += [(sample.draft - without[row][sample.gamma - 1]) / sample.gamma for sample in steps]
     return added
 
 

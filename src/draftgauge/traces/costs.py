@@ -53,6 +53,24 @@ class SignalSeconds:
 
 
 @dataclass(frozen=True)
+class Uncertainty:
+    """How sure a cost curve is: how it was measured, and what that leaves open.
+
+    Attributes:
+        seconds: that measuring took.
+        samples: ``[G + 1]`` timed steps of each draft length, over all contexts.
+        half_widths: ``[G + 1]`` half of the 95% interval of a whole step's seconds, as a share of them.
+        undecided: chances of acceptance (the same at every depth) at which another draft length than the one that looks
+            best could still be more than 2% faster; empty where the curve settles the advice.
+    """
+
+    seconds: float
+    samples: tuple[int, ...]
+    half_widths: tuple[float, ...]
+    undecided: tuple[float, ...]
+
+
+@dataclass(frozen=True)
 class CostCurve:
     """Measured seconds of the parts of a step, by context length.
 
@@ -70,6 +88,7 @@ class CostCurve:
         signals: what each signal adds for the policies that read it.
         vocabulary: of the pair, see :func:`draftgauge.models.vocabulary.vocabulary_digest`; empty where it is not
             known. Policies that know tokens by their ids check that they mean the same ones.
+        uncertainty: how sure the curve is; None where it was not measured as a whole.
     """
 
     contexts: tuple[int, ...]
@@ -86,6 +105,7 @@ class CostCurve:
     dtype: str
     signals: SignalSeconds = SignalSeconds()
     vocabulary: str = ""
+    uncertainty: Uncertainty | None = None
     version: int = VERSION
 
     @property

@@ -153,13 +153,15 @@ class CostSpec:
     """How a pair's costs are measured.
 
     Attributes:
-        repeats: measurements of the cost of every draft length.
+        cost_seconds: time that measuring the cost of a step may take for each compression; it ends earlier where which
+            draft length is best is settled.
     """
 
-    repeats: int = 10
+    cost_seconds: float = 15.0
 
     def __post_init__(self) -> None:
-        at_least_one(self, "repeats")
+        if self.cost_seconds < 0:
+            raise DraftgaugeError(f"cost_seconds must be at least 0, not {self.cost_seconds:g}")
 
 
 def at_least_one(spec: Any, *names: str) -> None:
