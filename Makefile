@@ -29,6 +29,7 @@ lint: setup
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/lint-imports
+	$(BIN)/python tools/check_structure.py
 
 types: setup
 	$(BIN)/mypy

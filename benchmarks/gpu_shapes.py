@@ -91,9 +91,7 @@ def rows_of(name: str, target: PretrainedConfig, draft: PretrainedConfig, rounds
             curve = measure_costs(
                 model,
                 drafter,
-                MeterPlan(
-                    list(range(100, 4200)), CONTEXTS, GAMMA_MAX, seconds=60 * rounds, compression=compression
-                ),
+                MeterPlan(list(range(100, 4200)), CONTEXTS, GAMMA_MAX, seconds=60 * rounds, compression=compression),
                 np.random.default_rng(0),
                 progress=lambda done, total: show_progress(name, done, total),
             )

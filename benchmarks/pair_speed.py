@@ -6,11 +6,14 @@ The fixed length is chosen on the bundled *training* prompts by replay, and meas
 from __future__ import annotations
 
 import tempfile
+from functools import partial
 from pathlib import Path
 
+import numpy as np
 from common import arguments, console, save, show_progress
 
-from draftgauge.api.bench import Arm, BenchPrompt, bench_arms, bench_rows, plain_arm, policy_arm, transformers_arms
+from draftgauge.api.arms import Arm, BenchPrompt, bench_arms, plain_arm, policy_arm, transformers_arms
+from draftgauge.api.bench_rows import bench_rows
 from draftgauge.api.pair import load_pair
 from draftgauge.api.profile import profile
 from draftgauge.api.replay import best_gamma_of
@@ -49,7 +52,8 @@ def measure(compression: str, per_task: int, rounds: int, max_new_tokens: int) -
         BenchPrompt(pair.encode(p), p.task)
         for p in first_per_task(read_prompts(prompt_file("reference:test")), per_task)
     ]
-    bench_arms(arms, prompts, rounds, show_progress, f"bench {compression}")
+    show = partial(show_progress, f"bench {compression}")
+    bench_arms(arms, prompts, rounds, np.random.default_rng(0), show)
     rows = bench_rows(arms, prompts, compression)
     for row in rows:
         row["best_fixed_gamma"] = best

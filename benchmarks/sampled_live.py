@@ -18,7 +18,7 @@ from draftgauge.api.runs import first_per_task, prompt_file
 from draftgauge.core.prompts import Prompt, read_prompts
 from draftgauge.core.seeds import derive_seed
 from draftgauge.decoding import DecodingSettings, speculative_decode
-from draftgauge.decoding.recorder import record_prompt
+from draftgauge.decoding.recorder import RecordingPlan, record_prompt
 from draftgauge.policies.registry import make_policy
 from draftgauge.replay import replay
 from draftgauge.traces.build import make_trace
@@ -63,7 +63,9 @@ def record(pair: Pair, prompts: list[Prompt], settings: DecodingSettings, seed: 
     drawing = torch.Generator(pair.target.spec.device).manual_seed(derive_seed(seed, "record"))
     drafter = pair.drafter(settings.sampling, drawing)
     records = [
-        record_prompt(pair.target, drafter, p, pair.encode(p), settings, pair.tokenizer, GAMMA_MAX, generator=drawing)
+        record_prompt(
+            pair.target, drafter, p, pair.encode(p), RecordingPlan(settings, GAMMA_MAX), pair.tokenizer, drawing
+        )
         for p in prompts
     ]
     return make_trace(records, settings.max_new_tokens)

@@ -7,7 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from draftgauge.api.bench import bench, transformers_arms
+from draftgauge.api.arms import transformers_arms
+from draftgauge.api.bench import bench
 from draftgauge.api.demo import demo
 from draftgauge.api.pair import load_pair
 from draftgauge.api.profile import profile
@@ -38,6 +39,8 @@ def recorded(inputs: dict[str, Path], out: Path) -> Path:
 
 
 def test_demo_gives_modelled_and_live_figures(inputs: dict[str, Path], tmp_path: Path) -> None:
+    pieces: list[str] = []
+    told: list[str] = []
     rows = demo(
         tmp_path / "demo",
         compression=("none", "bf16"),
@@ -48,7 +51,12 @@ def test_demo_gives_modelled_and_live_figures(inputs: dict[str, Path], tmp_path:
         max_new_tokens=10,
         gamma_max=4,
         rounds=1,
+        cost_seconds=0,
+        on_text=lambda piece, origin: pieces.append(piece),
+        on_rows=lambda name, found: told.append(name),
     )
+    assert told == ["first", "none", "bf16"]
+    assert "".join(pieces)
     assert (tmp_path / "demo" / "report.html").read_text().lower().startswith("<!doctype html>")
     keys = {
         "compression",

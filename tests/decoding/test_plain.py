@@ -40,7 +40,7 @@ def test_an_end_token_and_a_stop_string_end_the_output_where_generate_ends_it():
     assert ended.finish == "stop"
     assert ended.tokens == generate(model, prompt, eos_token_id=first) == free[: free.index(first) + 1]
     stop = tokenizer.decode(free[6:9])
-    stopped = plain_decode(cached, prompt, DecodingSettings(24, stop_strings=(stop,)), detokenize=tokenizer.decode)
+    stopped = plain_decode(cached, prompt, DecodingSettings(24, stop_strings=(stop,), detokenize=tokenizer.decode))
     assert stopped.finish == "stop"
     assert stopped.tokens == generate(model, prompt, stop_strings=[stop], tokenizer=tokenizer, eos_token_id=None)
     assert tokenizer.decode(stopped.tokens).endswith(stop)

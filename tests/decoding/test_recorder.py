@@ -10,7 +10,7 @@ from draftgauge.core.errors import DraftgaugeError
 from draftgauge.core.prompts import Prompt
 from draftgauge.core.signals import SignalName
 from draftgauge.decoding.plain import plain_decode
-from draftgauge.decoding.recorder import record_prompt, text_pieces
+from draftgauge.decoding.recorder import RecordingPlan, record_prompt, text_pieces
 from draftgauge.decoding.settings import DecodingSettings
 from draftgauge.decoding.speculative import speculative_decode
 from draftgauge.drafters import LanguageModelDrafter, PromptLookupDrafter, dense
@@ -54,7 +54,8 @@ def record(
 ) -> PromptRecord:
     end_tokens = options.pop("end_tokens", frozenset())
     settings = DecodingSettings(count, end_tokens=end_tokens)
-    made = record_prompt(target, drafter, PROMPT, prompt, settings, tiny_tokenizer(), gamma_max, **options)
+    plan = RecordingPlan(settings, gamma_max, options.pop("speculate", None))
+    made = record_prompt(target, drafter, PROMPT, prompt, plan, tiny_tokenizer(), **options)
     made.validate()
     return made
 
@@ -248,14 +249,7 @@ def test_what_cannot_be_recorded_is_refused() -> None:
     with pytest.raises(DraftgaugeError, match="gamma_max"):
         record(target, LanguageModelDrafter(draft), [1, 2], gamma_max=0)
     with pytest.raises(DraftgaugeError, match="stop strings"):
-        record_prompt(
-            target,
-            LanguageModelDrafter(draft),
-            PROMPT,
-            [1, 2],
-            DecodingSettings(4, stop_strings=("x",)),
-            tiny_tokenizer(),
-        )
+        RecordingPlan(DecodingSettings(4, stop_strings=("x",)))
     for drafter, generator in ((LanguageModelDrafter(draft), None), (PromptLookupDrafter(), torch.Generator())):
         with pytest.raises(DraftgaugeError, match=r"needs a draft model .* and a random generator"):
             record_prompt(
@@ -263,7 +257,7 @@ def test_what_cannot_be_recorded_is_refused() -> None:
                 drafter,
                 PROMPT,
                 [1, 2],
-                DecodingSettings(4, Sampling(1.0)),
+                RecordingPlan(DecodingSettings(4, Sampling(1.0))),
                 tiny_tokenizer(),
                 generator=generator,
             )

@@ -13,7 +13,7 @@ from numpy.testing import assert_allclose
 
 from draftgauge.core.prompts import Prompt
 from draftgauge.decoding import DecodingSettings, speculative_decode
-from draftgauge.decoding.recorder import record_prompt
+from draftgauge.decoding.recorder import RecordingPlan, record_prompt
 from draftgauge.drafters import LanguageModelDrafter
 from draftgauge.models.loading import wrap
 from draftgauge.policies.base import Policy
@@ -63,10 +63,9 @@ class Pair:
             self.drafter(generator),
             SOURCE,
             self.prompt,
-            self.settings,
+            RecordingPlan(self.settings, gamma_max),
             TOKENIZER,
-            gamma_max,
-            generator=generator,
+            generator,
         )
 
     def replay(
@@ -206,7 +205,9 @@ def test_a_transformer_is_recorded_as_its_passes_say(engine: str, speculate: Pol
     generator, sampling, prompt = torch.Generator().manual_seed(4), Sampling(1.5, top_k=20), tokens(7, seed=2).tolist()
     drafter = LanguageModelDrafter(draft, sampling=sampling, generator=generator)
     settings = DecodingSettings(16, sampling)
-    made = record_prompt(target, drafter, SOURCE, prompt, settings, tiny_tokenizer(), 4, speculate, generator)
+    made = record_prompt(
+        target, drafter, SOURCE, prompt, RecordingPlan(settings, 4, speculate), tiny_tokenizer(), generator
+    )
     made.validate()
     text = torch.tensor([*prompt, *made.token.tolist()])
     p, q = (probabilities(whole_logits(model, text)[len(prompt) - 1 : -1], sampling) for model in (target, draft))

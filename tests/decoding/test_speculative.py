@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 import torch
 from hypothesis import given, settings
@@ -186,10 +188,8 @@ def test_a_draft_that_ends_with_the_end_token_gets_no_bonus():
 
 
 def test_a_stop_string_across_tokens_inside_a_draft():
-    request = DecodingSettings(20, stop_strings=("34", "99"))
-    result = speculative_decode(
-        counting_model(), Oblivious(), FixedLength(6), [0], request, detokenize=lambda tokens: "".join(map(str, tokens))
-    )
+    request = DecodingSettings(20, stop_strings=("34", "99"), detokenize=lambda tokens: "".join(map(str, tokens)))
+    result = speculative_decode(counting_model(), Oblivious(), FixedLength(6), [0], request)
     assert result.tokens == [1, 2, 3, 4]
     assert result.finish == "stop"
 
@@ -238,7 +238,7 @@ def test_sampled_output_repeats_with_its_seed():
 
 
 def test_times():
-    result = speculative_decode(TARGET, drafter(), FixedLength(2), [1, 2], GREEDY, time_phases=True)
+    result = speculative_decode(TARGET, drafter(), FixedLength(2), [1, 2], replace(GREEDY, time_phases=True))
     phases = result.phases
     assert min(result.prefill_seconds, phases.draft, phases.verify, phases.other) > 0
     assert phases.draft + phases.verify + phases.other == pytest.approx(result.decode_seconds, rel=0.2)

@@ -30,9 +30,9 @@ def decode_without_first_space(tokens: list[int]) -> str:
 )
 def test_the_watch_finds_the_first_token_that_completes_a_stop_string(tokens, strings, decoder):
     watch = StopStringWatch(strings, decoder)
-    found = next((i for i, token in enumerate(tokens) if watch.completed_by(token)), None)
+    found = next((i for i, token in enumerate(tokens) if watch.completed_by(token)))
     prefixes = (decoder(tokens[: i + 1]) for i in range(len(tokens)))
-    expected = next((i for i, text in enumerate(prefixes) if any(string in text for string in strings)), None)
+    expected = next((i for i, text in enumerate(prefixes) if any(string in text for string in strings)))
     assert found == expected
 
 
@@ -50,24 +50,24 @@ def test_the_decoded_tail_stays_short():
 
 
 def test_an_output_ends_at_its_limit():
-    stopper = Stopper(DecodingSettings(max_new_tokens=3), None)
+    stopper = Stopper(DecodingSettings(max_new_tokens=3))
     assert stopper.cut([5, 6]) == ([5, 6], None)
     assert stopper.remaining == 1
     assert stopper.cut([7]) == ([7], "length")
 
 
 def test_an_end_token_stays_and_what_follows_is_dropped():
-    stopper = Stopper(DecodingSettings(max_new_tokens=9, end_tokens=frozenset({6, 8})), None)
+    stopper = Stopper(DecodingSettings(max_new_tokens=9, end_tokens=frozenset({6, 8})))
     assert stopper.cut([5, 6, 7, 8]) == ([5, 6], "stop")
 
 
 def test_an_end_token_at_the_limit_counts_as_stop():
-    stopper = Stopper(DecodingSettings(max_new_tokens=1, end_tokens=frozenset({6})), None)
+    stopper = Stopper(DecodingSettings(max_new_tokens=1, end_tokens=frozenset({6})))
     assert stopper.cut([6]) == ([6], "stop")
 
 
 def test_a_stop_string_stays_with_the_whole_token_that_completes_it():
-    stopper = Stopper(DecodingSettings(max_new_tokens=9, stop_strings=("bb",)), decode)
+    stopper = Stopper(DecodingSettings(max_new_tokens=9, stop_strings=("bb",), detokenize=decode))
     assert stopper.cut([0, 1]) == ([0, 1], None)
     assert stopper.cut([7, 0]) == ([7], "stop")  # "ab" + "b b"
 
@@ -78,4 +78,4 @@ def test_bad_settings():
     with pytest.raises(DraftgaugeError, match="empty"):
         DecodingSettings(stop_strings=("a", ""))
     with pytest.raises(DraftgaugeError, match="detokenizer"):
-        Stopper(DecodingSettings(stop_strings=("a",)), None)
+        Stopper(DecodingSettings(stop_strings=("a",)))

@@ -12,7 +12,7 @@ import pytest
 from draftgauge.core.errors import DraftgaugeError
 from draftgauge.core.prompts import Prompt
 from draftgauge.core.signals import NO_SIGNALS, Reads, SignalName
-from draftgauge.decoding.recorder import record_prompt
+from draftgauge.decoding.recorder import RecordingPlan, record_prompt
 from draftgauge.decoding.settings import DecodingSettings
 from draftgauge.decoding.speculative import speculative_decode
 from draftgauge.drafters import LanguageModelDrafter
@@ -135,7 +135,9 @@ def watched(policy: Policy, at_once: bool) -> Asked:
 def trace() -> Trace:
     drafter = LanguageModelDrafter(wrap(tiny_model(seed=2)))
     entry = Prompt(0, "0", "code", "test", "")
-    record = record_prompt(wrap(tiny_model()), drafter, entry, PROMPT, SETTINGS, tiny_tokenizer(), GAMMA_MAX)
+    record = record_prompt(
+        wrap(tiny_model()), drafter, entry, PROMPT, RecordingPlan(SETTINGS, GAMMA_MAX), tiny_tokenizer()
+    )
     return make_trace([record], max_new_tokens=50)
 
 

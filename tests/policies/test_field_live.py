@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from draftgauge.core.prompts import Prompt
-from draftgauge.decoding.recorder import record_prompt
+from draftgauge.decoding.recorder import RecordingPlan, record_prompt
 from draftgauge.decoding.settings import DecodingSettings
 from draftgauge.decoding.speculative import speculative_decode
 from draftgauge.drafters import LanguageModelDrafter
@@ -42,7 +42,7 @@ def trace(pair: tuple[CachedModel, CachedModel]) -> Trace:
     drafter = LanguageModelDrafter(draft)
     return make_trace(
         [
-            record_prompt(target, drafter, entry, prompt, SETTINGS, tiny_tokenizer(), GAMMA_MAX)
+            record_prompt(target, drafter, entry, prompt, RecordingPlan(SETTINGS, GAMMA_MAX), tiny_tokenizer())
             for entry, prompt in zip(entries, PROMPTS, strict=True)
         ],
         max_new_tokens=50,

@@ -1,92 +1,250 @@
-"""The whole path on the bundled pair: profile, replay, bench and report, at three compressions."""
+"""The whole path on the bundled pair within a given time: a streamed answer first, then profile, replay, bench and report."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import json
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from math import ceil
+from pathlib import Path
 from typing import Any
 
 from draftgauge.api.bench import bench
+from draftgauge.api.generate import OnText, generate
+from draftgauge.api.pair import Pair, load_pair
 from draftgauge.api.profile import profile
+from draftgauge.api.profile_plan import choose_prompts
 from draftgauge.api.replay import replay
 from draftgauge.api.report import REPORT_NAME
-from draftgauge.api.requests import BenchRequest, DemoRequest, PairSpec, ProfileRequest
+from draftgauge.api.requests import (
+    PLAIN,
+    BenchRequest,
+    CostSpec,
+    DemoRequest,
+    GenerateRequest,
+    OutputSpec,
+    PairSpec,
+    ProfileRequest,
+)
 from draftgauge.api.runs import read_run, select_runs
 from draftgauge.api.summary import profile_rows
 from draftgauge.api.verb import verb
+from draftgauge.core.config import from_mapping, to_mapping
+from draftgauge.core.errors import DraftgaugeError
+from draftgauge.core.files import atomic_write_text, require_writable
 from draftgauge.core.progress import Progress, silent
+from draftgauge.core.prompts import in_turn
 from draftgauge.policies.registry import compared_policies
 from draftgauge.replay.evaluate import best_fixed_gamma
 from draftgauge.report.page import build_report
 
-PLAIN_POLICY = "none"
+PLAN_NAME = "plan.json"
+FIRST_POLICY = "fixed:4"
 SUMMARY = ("compression", "task", "best_fixed_gamma", "near_best_from", "near_best_to", "hindsight_gain", "cost_ratio")
+REPORT_SECONDS = 8.0  # for the report, at the end
+RECORDING = 2.0  # times what plain decoding of a prompt takes: its output, its drafts, loading and replay
+COST_SHARE = 0.3  # of the time of a compression at most goes into its cost curve, half into the live bench
+BENCH_SHARE = 0.5
+SHORTEST = 32  # output tokens of a prompt, of which fewer say little
+PROBE = 24  # output tokens from which the speed at a compression is estimated
+
+OnRows = Callable[[str, Sequence[dict[str, Any]]], None]
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What fits into the time: the same prompts for every compression, so that they can be compared.
+
+    Attributes:
+        per_task: prompts of each task.
+        max_new_tokens: of each output.
+        shares: of the remaining time, by compression: as one is slower than another.
+    """
+
+    per_task: int
+    max_new_tokens: int
+    shares: dict[str, float]
 
 
 @verb(DemoRequest)
-def demo(request: DemoRequest, *, progress: Progress = silent) -> list[dict[str, Any]]:
-    """Record, replay and bench a pair and write the report; a demo that was interrupted goes on where it was.
+def demo(
+    request: DemoRequest,
+    *,
+    progress: Progress = silent,
+    on_text: OnText | None = None,
+    on_rows: OnRows = lambda name, rows: None,
+) -> list[dict[str, Any]]:
+    """Record, replay and bench a pair within ``seconds`` and write the report.
 
-    ``out`` receives ``runs/<compression>/`` and ``report.html``.
+    ``out`` receives ``runs/<compression>/`` and ``report.html``. A demo that was interrupted goes on where it was, with
+    the prompts that it chose then.
 
     Args:
-        request: what to show; at least two compressions, so that they get folders of their own.
+        request: what to show, within which time.
         progress: told (what, done, total).
+        on_text: told each new piece of the first answer, see :func:`~draftgauge.api.generate.generate`.
+        on_rows: told rows as soon as they are measured: ``"first"`` of the first answer, then those of each compression.
 
     Returns:
-        Rows. A row of a policy has ``compression, task, policy, tokens_per_step, modelled_tokens_per_second,
-        live_tokens_per_second, mismatches``; a row that sums up a compression has ``compression, task,
-        best_fixed_gamma, near_best_from, near_best_to, hindsight_gain, cost_ratio``, one for each task and one for
-        ``all``.
+        Rows. A row of a policy has ``compression, task, policy, ratio_to_plain`` (with ``_low`` and ``_high``),
+        ``gain, tokens_per_step, modelled_tokens_per_second, live_tokens_per_second, mismatches``; a row that sums up a
+        compression has ``compression, task, best_fixed_gamma, near_best_from, near_best_to, hindsight_gain,
+        cost_ratio``, one for each task and one for ``all``.
     """
+    clock = _Clock(request.seconds)
     runs = request.out / "runs"
-    profile(
-        ProfileRequest(
-            out=runs, pair=request.pair, prompts=request.prompts, output=request.output, drafts=request.drafts
-        ),
-        progress=progress,
-    )
+    require_writable(request.out)
+    pair = load_pair(request.pair.at(request.pair.compression[0]))
+    on_rows("first", [_first_answer(request, pair, on_text)])
+    plan = _plan(request, pair, clock)
+    del pair
     rows: list[dict[str, Any]] = []
     live: list[dict[str, Any]] = []
-    for run, _ in select_runs(runs):
-        trace, costs = read_run(run)
-        best = best_fixed_gamma(trace, costs)
-        policies = tuple(dict.fromkeys([PLAIN_POLICY, f"fixed:{max(best, 1)}", *compared_policies()]))
-        asked = BenchRequest(
-            folder=run,
-            policies=policies,
-            pair=PairSpec(machine=request.pair.machine, loading=request.pair.loading),
-            baselines=False,
-            rounds=request.rounds,
-        )
-        measured = bench(asked, progress=progress)
+    for position, compression in enumerate(request.pair.compression):
+        seconds = clock.left() * plan.shares[compression] / _rest(plan, request.pair.compression[position:])
+        profile(_profile_request(request, plan, compression, runs, seconds), progress=progress)
+        run = runs / compression
+        measured, found = _compare(request, run, seconds, progress)
         live += measured
-        rows += _joined(replay(run, policies), measured)
-        rows += [{key: row[key] for key in SUMMARY} for row in profile_rows([run])]
+        rows += found
+        on_rows(compression, found)
     build_report([run for run, _ in select_runs(runs)], request.out / REPORT_NAME, live)
     return rows
+
+
+class _Clock:
+    """The time that is left for measuring."""
+
+    def __init__(self, seconds: float) -> None:
+        self._end = time.monotonic() + seconds - REPORT_SECONDS
+
+    def left(self) -> float:
+        return max(0.0, self._end - time.monotonic())
+
+
+def _first_answer(request: DemoRequest, pair: Pair, on_text: OnText | None) -> dict[str, Any]:
+    """One prompt, streamed with speculation, and decoded plainly to compare: tokens a step, and how much faster."""
+    _, chosen = choose_prompts(replace(request.prompts, limit=None, per_task=1))
+    asked = GenerateRequest(prompt=tuple(pair.encode(chosen[0])), policy=FIRST_POLICY, output=request.output)
+    _, drafted = generate(asked, pair=pair, on_text=on_text)
+    _, plain = generate(replace(asked, policy=PLAIN), pair=pair)
+    return {
+        "policy": FIRST_POLICY,
+        "compression": pair.compression,
+        "prompt": chosen[0].identifier,
+        "tokens": len(drafted.tokens),
+        "tokens_per_step": drafted.tokens_per_step,
+        "ratio_to_plain": drafted.tokens_per_second / plain.tokens_per_second,
+        "tokens_per_second": drafted.tokens_per_second,
+        "same_tokens": drafted.tokens == plain.tokens,
+    }
+
+
+def _plan(request: DemoRequest, pair: Pair, clock: _Clock) -> Plan:
+    """Prompts and lengths that fit into the time; those of an earlier, interrupted demo in the same folder if there was one."""
+    path = request.out / PLAN_NAME
+    if path.exists():
+        try:
+            return from_mapping(Plan, json.loads(path.read_text(encoding="utf-8")), str(path))
+        except ValueError as error:
+            raise DraftgaugeError(f"{path} is not the plan of a demo ({error}): choose another folder") from error
+    _, chosen = choose_prompts(request.prompts)
+    by_task = in_turn(chosen)
+    tasks = len({prompt.task for prompt in chosen})
+    longest = request.output.max_new_tokens
+    costs = {}
+    for compression in request.pair.compression:
+        loaded = pair if compression == pair.compression else load_pair(request.pair.at(compression))
+        costs[compression] = longest * _seconds_a_token(loaded, loaded.encode(by_task[0]))
+    left = clock.left()
+    for_prompts = sum(max(0.0, left * share * (1 - COST_SHARE)) for share in _shares(costs).values())
+    arms = 3 + len(compared_policies())
+    one = sum(costs.values()) * (RECORDING + arms)
+    fitting = for_prompts / max(one, 1e-9)
+    per_task = max(1, min(int(fitting / tasks), ceil(len(chosen) / tasks)))
+    length = longest if fitting >= tasks else max(min(SHORTEST, longest), int(longest * fitting / tasks))
+    plan = Plan(per_task, length, _shares(costs))
+    atomic_write_text(path, json.dumps(to_mapping(plan), indent=1) + "\n")
+    return plan
+
+
+def _shares(costs: dict[str, float]) -> dict[str, float]:
+    """Shares of the time: a third in equal parts, as costs are measured for each, the rest as decoding takes."""
+    total = sum(costs.values())
+    return {name: 1 / 3 / len(costs) + 2 / 3 * seconds / total for name, seconds in costs.items()}
+
+
+def _rest(plan: Plan, compressions: Sequence[str]) -> float:
+    return sum(plan.shares[name] for name in compressions)
+
+
+def _seconds_a_token(pair: Pair, tokens: list[int]) -> float:
+    asked = GenerateRequest(prompt=tuple(tokens), policy=PLAIN, output=OutputSpec(max_new_tokens=PROBE))
+    _, result = generate(asked, pair=pair)
+    return 1 / max(result.tokens_per_second, 1e-9)
+
+
+def _profile_request(request: DemoRequest, plan: Plan, compression: str, runs: Path, seconds: float) -> ProfileRequest:
+    """The recording of one compression, in the folder that a profile of several would give it."""
+    return ProfileRequest(
+        out=runs / compression,
+        pair=request.pair.at(compression),
+        prompts=replace(request.prompts, per_task=request.prompts.per_task or plan.per_task),
+        output=OutputSpec(max_new_tokens=plan.max_new_tokens),
+        drafts=request.drafts,
+        costs=CostSpec(cost_seconds=min(request.costs.cost_seconds, COST_SHARE * seconds)),
+    )
+
+
+def _compare(
+    request: DemoRequest, run: Path, seconds: float, progress: Progress
+) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
+    """Rows of the live bench of a recorded run, and the demo's rows of it."""
+    trace, costs = read_run(run)
+    best = best_fixed_gamma(trace, costs)
+    policies = tuple(dict.fromkeys(["none", f"fixed:{max(best, 1)}", *compared_policies()]))
+    asked = BenchRequest(
+        folder=run,
+        policies=policies,
+        pair=PairSpec(machine=request.pair.machine, loading=request.pair.loading),
+        baselines=False,
+        rounds=request.rounds,
+        seconds=BENCH_SHARE * seconds,
+    )
+    measured = bench(asked, progress=progress)
+    rows = _joined(replay(run, policies), measured)
+    return measured, rows + [{key: row[key] for key in SUMMARY} for row in profile_rows([run])]
 
 
 def _joined(replayed: Sequence[dict[str, Any]], measured: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
     """Modelled and live figures of the same policy and task side by side."""
     live = {(row["task"], row["policy"]): row for row in measured}
-    joined = []
+    rows = []
     for row in replayed:
-        found = live.get((row["task"], row["policy"]))
-        if found is None:
+        timed = live.get((row["task"], row["policy"]))
+        if timed is None:
             continue
-        joined.append(
+        rows.append(
             {
                 "compression": row["compression"],
                 "task": row["task"],
                 "policy": row["policy"],
+                "ratio_to_plain": timed["ratio_to_plain"],
+                "ratio_to_plain_low": timed["ratio_to_plain_low"],
+                "ratio_to_plain_high": timed["ratio_to_plain_high"],
+                "gain": timed["gain"],
+                "gain_low": timed["gain_low"],
+                "gain_high": timed["gain_high"],
+                "modelled_gain": row["gain"],
                 "tokens_per_step": row["tokens_per_step"],
-                "live_tokens_per_step": found["tokens_per_step"],
+                "live_tokens_per_step": timed["tokens_per_step"],
                 "modelled_tokens_per_second": row["tokens_per_second"],
-                "live_tokens_per_second": found["tokens_per_second"],
-                "live_low": found["tokens_per_second_low"],
-                "live_high": found["tokens_per_second_high"],
-                "ratio_to_plain": found["ratio_to_plain"],
-                "mismatches": found["mismatches"],
+                "live_tokens_per_second": timed["tokens_per_second"],
+                "live_low": timed["tokens_per_second_low"],
+                "live_high": timed["tokens_per_second_high"],
+                "mismatches": timed["mismatches"],
+                "prompts": timed["prompts"],
             }
         )
-    return joined
+    return rows

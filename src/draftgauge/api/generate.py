@@ -7,10 +7,12 @@ from typing import Any
 
 import torch
 
+from draftgauge.api.costs import pair_costs, weigh_cost
 from draftgauge.api.pair import Pair, load_pair
 from draftgauge.api.requests import PLAIN, GenerateRequest
 from draftgauge.api.verb import verb
 from draftgauge.core.errors import PromptError
+from draftgauge.core.progress import Progress, silent
 from draftgauge.core.prompts import Message, Prompt
 from draftgauge.decoding.plain import plain_decode
 from draftgauge.decoding.results import Generation, Origin
@@ -25,7 +27,11 @@ OnText = Callable[[str, str], None]
 
 @verb(GenerateRequest, loaded=Pair)
 def generate(
-    request: GenerateRequest, *, pair: Pair | None = None, on_text: OnText | None = None
+    request: GenerateRequest,
+    *,
+    pair: Pair | None = None,
+    on_text: OnText | None = None,
+    progress: Progress = silent,
 ) -> tuple[str, Generation]:
     """Decode one prompt and return the text and how it came about.
 
@@ -36,25 +42,33 @@ def generate(
         request: the prompt, as text or as token ids taken as they are, and how to decode it.
         pair: loaded already; the request's is loaded if None.
         on_text: told each new piece of text and how it came: accepted, corrected, bonus or plain.
+        progress: told (what, done, total) while the pair's costs are measured, for a policy that weighs them; on a
+            machine that has measured them before they are known.
 
     Raises:
         DraftgaugeError: for unknown policies, prompts that are empty or too long, settings out of range.
     """
+    if request.policy != PLAIN:
+        weigh_cost([request.policy])  # an unknown policy is refused before anything is loaded
     pair = pair or load_pair(request.pair)
     device = pair.target.spec.device
     sampling = Sampling(**vars(request.sampling))
     generator = None if sampling.greedy else torch.Generator(device).manual_seed(request.randomness.seed)
-    settings = DecodingSettings(request.output.max_new_tokens, sampling, pair.end_tokens, request.stop)
+    settings = DecodingSettings(
+        request.output.max_new_tokens, sampling, pair.end_tokens, request.stop, pair.tokenizer.decode
+    )
     prompt = request.prompt
     tokens = _encode(pair, prompt, request.chat) if isinstance(prompt, str) else list(prompt)
     stream = TokenStream(pair, on_text) if on_text is not None else None
-    detokenize = pair.tokenizer.decode if request.stop else None
     if request.policy == PLAIN:
-        result = plain_decode(pair.target, tokens, settings, generator, stream, detokenize)
+        result = plain_decode(pair.target, tokens, settings, generator, stream)
     else:
+        longest = request.drafts.gamma_max
+        needed = weigh_cost([request.policy])
+        costs = pair_costs(pair, request.costs, longest, sampling, progress) if needed else None
+        policy = make_policy(request.policy, longest, costs)
         drafter = pair.drafter(sampling, generator)
-        policy = make_policy(request.policy, request.drafts.gamma_max)
-        result = speculative_decode(pair.target, drafter, policy, tokens, settings, generator, stream, detokenize)
+        result = speculative_decode(pair.target, drafter, policy, tokens, settings, generator, stream)
     if stream is not None:
         stream.finish()
     return pair.tokenizer.decode(result.tokens, skip_special_tokens=True), result

@@ -25,7 +25,7 @@ from draftgauge.core.errors import TraceError
 from draftgauge.core.progress import Progress, silent
 from draftgauge.core.seeds import derive_seed, generator
 from draftgauge.decoding.meter import MeterPlan, default_contexts, measure_costs, measured_span
-from draftgauge.decoding.recorder import record_prompt
+from draftgauge.decoding.recorder import RecordingPlan, record_prompt
 from draftgauge.decoding.settings import DecodingSettings
 from draftgauge.models.vocabulary import vocabulary_digest
 from draftgauge.traces.costs import CostCurve
@@ -107,6 +107,7 @@ def _record_run(
 ) -> None:
     """Record the prompts that are missing, then measure; the run is complete only with both."""
     settings = DecodingSettings(request.output.max_new_tokens, _sampling(request), pair.end_tokens)
+    plan = RecordingPlan(settings, request.drafts.gamma_max)
     missing = _missing(writer, encoded)
     with writer:
         done, label = len(encoded) - len(missing), f"record {pair.compression}"
@@ -116,16 +117,7 @@ def _record_run(
                 pair, request, "record", prompt.index
             )  # of its own, so that a run may stop and go on anywhere
             drafter = pair.drafter(_sampling(request), drawing)
-            record = record_prompt(
-                pair.target,
-                drafter,
-                prompt,
-                tokens,
-                settings,
-                pair.tokenizer,
-                request.drafts.gamma_max,
-                generator=drawing,
-            )
+            record = record_prompt(pair.target, drafter, prompt, tokens, plan, pair.tokenizer, drawing)
             writer.add(record)
             done += 1
             progress(label, done, len(encoded))

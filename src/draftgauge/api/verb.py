@@ -7,6 +7,7 @@ from collections.abc import Callable
 from functools import wraps
 from typing import Any, TypeVar
 
+from draftgauge.core.load import watched_load
 from draftgauge.core.settings import make_request, settings_of
 
 Result = TypeVar("Result")
@@ -28,9 +29,10 @@ def verb(request_class: type, loaded: type | None = None) -> Callable[[Callable[
             further = {name: keywords.pop(name) for name in own if name in keywords}
             if loaded is not None and arguments and isinstance(arguments[0], loaded):
                 further["pair"], *arguments = arguments  # type: ignore[assignment]
-            if len(arguments) == 1 and not keywords and isinstance(arguments[0], request_class):
-                return function(arguments[0], **further)
-            return function(make_request(request_class, arguments, keywords), **further)
+            whole = len(arguments) == 1 and not keywords and isinstance(arguments[0], request_class)
+            request = arguments[0] if whole else make_request(request_class, arguments, keywords)
+            with watched_load():
+                return function(request, **further)
 
         call.__signature__ = _signature(request_class, [parameters[name] for name in own])  # type: ignore[attr-defined]
         return call

@@ -5,19 +5,18 @@ from __future__ import annotations
 from typing import Any
 
 from draftgauge.api.requests import BenchRequest
-from draftgauge.cli.console import progress, show_table
+from draftgauge.cli.console import console, joined_interval, progress, show_table
+from draftgauge.core.load import describe_load, machine_load
 
 COLUMNS = {
     "compression": "target",
     "policy": "policy",
-    "tokens_per_step": "tokens/step",
-    "tokens_per_second": "tokens/s",
-    "tokens_per_second_low": "95% from",
-    "tokens_per_second_high": "to",
-    "ratio_to_plain": "x plain",
-    "gain": "over best fixed",
+    "ratio_to_plain": "x plain [95%]",
+    "gain": "over best fixed [95%]",
     "ratio_to_best_transformers": "x best transformers",
+    "tokens_per_step": "tokens/step",
     "mismatches": "mismatches",
+    "tokens_per_second": "tokens/s [95%]",
 }
 
 
@@ -27,5 +26,14 @@ def bench(request: BenchRequest) -> list[dict[str, Any]]:
 
     with progress() as advance:
         rows = run(request, progress=advance)
-    show_table("All tasks together, live", (row for row in rows if row["task"] == "all"), COLUMNS)
+    shown = [
+        row
+        | joined_interval(row, "ratio_to_plain")
+        | joined_interval(row, "gain", "{:+.1%}")
+        | joined_interval(row, "tokens_per_second", "{:.0f}")
+        for row in rows
+        if row["task"] == "all"
+    ]
+    show_table("All tasks together, live: ratios within the same prompt and round first", shown, COLUMNS)
+    console.print(describe_load(machine_load()), highlight=False)
     return rows

@@ -102,6 +102,14 @@ def progress() -> Iterator[Progress]:
             bars.stop()
 
 
+def joined_interval(row: Mapping[str, Any], name: str, form: str = "{:.2f}") -> dict[str, str]:
+    """An estimate with its interval in one cell, e.g. ``1.32 [1.20, 1.41]``."""
+    if row.get(name) is None:
+        return {}
+    low, high = (form.format(row[name + end]) for end in ("_low", "_high"))
+    return {name: f"{form.format(row[name])} [{low}, {high}]"}
+
+
 def save_json(path: Path | None, rows: Iterable[Mapping[str, Any]]) -> None:
     """Write the rows of a measuring verb where ``--json`` asked for them."""
     if path is None:

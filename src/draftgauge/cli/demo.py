@@ -1,20 +1,23 @@
-"""``draftgauge demo``: the whole path on the bundled pair, in a few minutes."""
+"""``draftgauge demo``: the whole path on the bundled pair, in two minutes."""
 
 from __future__ import annotations
 
 import time
+from collections.abc import Sequence
 from typing import Any
 
 from draftgauge.api.requests import DemoRequest
-from draftgauge.cli.console import console, progress, show_table
+from draftgauge.cli.console import console, errors, joined_interval, progress, show_table
+from draftgauge.cli.generate import STYLES, show_text
+from draftgauge.core.load import describe_load, machine_load
 
 POLICIES = {
-    "compression": "target",
     "policy": "policy",
+    "ratio_to_plain": "x plain [95%]",
+    "gain": "over best fixed [95%]",
+    "modelled_gain": "replayed",
     "tokens_per_step": "tokens/step",
-    "modelled_tokens_per_second": "modelled tokens/s",
-    "live_tokens_per_second": "live tokens/s",
-    "ratio_to_plain": "x plain",
+    "live_tokens_per_second": "tokens/s",
     "mismatches": "mismatches",
 }
 LENGTHS = {
@@ -33,12 +36,45 @@ def demo(request: DemoRequest) -> list[dict[str, Any]]:
     from draftgauge.api.demo import demo as run
     from draftgauge.api.report import REPORT_NAME
 
-    started = time.monotonic()
+    begun = time.monotonic()
+
+    def spent() -> str:
+        return f"{time.monotonic() - begun:.0f} s of {request.seconds:.0f} s"
+
     with progress() as advance:
-        rows = run(request, progress=advance)
-    show_table("All tasks together", (row for row in rows if row["task"] == "all" and "policy" in row), POLICIES)
+
+        def on_rows(name: str, rows: Sequence[dict[str, Any]]) -> None:
+            if name == "first":
+                _show_first(rows[0])
+            else:
+                _show_compression(name, rows)
+            errors.print(f"{spent()}\n", highlight=False)
+
+        legend = "  ".join(f"[{style}]{name}[/]" if style else name for name, style in STYLES.items())
+        errors.print(f"How each token came: {legend}", highlight=False)
+        rows = run(request, progress=advance, on_text=show_text, on_rows=on_rows)
     show_table("Which length to use", (row for row in rows if "best_fixed_gamma" in row), LENGTHS)
-    console.print(
-        f"{time.monotonic() - started:.0f} s. Open {request.out / REPORT_NAME} in a browser.", highlight=False
-    )
+    console.print(describe_load(machine_load()), highlight=False)
+    console.print(f"{spent()}. Open {request.out / REPORT_NAME} in a browser.", highlight=False)
     return rows
+
+
+def _show_first(row: dict[str, Any]) -> None:
+    same = "the same tokens" if row["same_tokens"] else "other tokens"
+    console.print(
+        f"\n{row['tokens']} tokens, {row['tokens_per_step']:.2f} a step, {row['ratio_to_plain']:.2f} x plain decoding "
+        f"({same}) on this one prompt.",
+        highlight=False,
+    )
+
+
+def _show_compression(name: str, rows: Sequence[dict[str, Any]]) -> None:
+    pooled = [row for row in rows if row["task"] == "all" and "policy" in row]
+    shown = [
+        row
+        | joined_interval(row, "ratio_to_plain")
+        | joined_interval(row, "gain", "{:+.1%}")
+        | {"modelled_gain": f"{row['modelled_gain']:+.1%}"}
+        for row in pooled
+    ]
+    show_table(f"Target {name}: {pooled[0]['prompts']} prompts, all tasks together", shown, POLICIES)

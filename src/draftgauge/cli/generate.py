@@ -4,16 +4,22 @@ from __future__ import annotations
 
 import sys
 from dataclasses import replace
+from functools import partial
 from typing import Annotated, Any
 
 from cyclopts import Parameter
 from rich.text import Text
 
 from draftgauge.api.requests import GenerateRequest
-from draftgauge.cli.console import console, errors
+from draftgauge.cli.console import console, errors, progress
 
 STYLES = {"accepted": "green", "corrected": "bold red", "bonus": "bold cyan", "plain": ""}
 STANDARD_INPUT = "/dev/stdin"
+
+
+def show_text(text: str, origin: str, plain: bool = False) -> None:
+    """Print a piece of an answer in the colour of how its last token came."""
+    console.print(Text(text, style="" if plain else STYLES[origin]), end="", soft_wrap=True)
 
 
 def generate(
@@ -25,12 +31,11 @@ def generate(
     from draftgauge.api.generate import generate as run
     from draftgauge.api.generate import generation_row
 
-    def stream(text: str, origin: str) -> None:
-        console.print(Text(text, style=STYLES[origin] if show_drafts else ""), end="", soft_wrap=True)
-
+    stream = show_text if show_drafts else partial(show_text, plain=True)
     if request.prompt == STANDARD_INPUT:
         request = replace(request, prompt=sys.stdin.read())
-    _, result = run(request, on_text=stream)
+    with progress() as advance:
+        _, result = run(request, on_text=stream, progress=advance)
     console.print()
     if show_drafts:
         legend = "  ".join(f"[{style}]{name}[/]" if style else name for name, style in STYLES.items())

@@ -9,7 +9,7 @@ from collections.abc import Collection, Iterable
 from dataclasses import dataclass
 from itertools import chain, zip_longest
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol, TypeVar
 
 from draftgauge.core.errors import PromptError
 
@@ -77,9 +77,20 @@ def read_prompts(
     return wanted[:limit]
 
 
-def in_turn(prompts: Iterable[Prompt]) -> list[Prompt]:
+class HasTask(Protocol):
+    """A prompt, or what became of one."""
+
+    @property
+    def task(self) -> str:
+        """Its task."""
+
+
+OfTask = TypeVar("OfTask", bound=HasTask)
+
+
+def in_turn(prompts: Iterable[OfTask]) -> list[OfTask]:
     """The prompts with their tasks in turn, so that the first few are of every task."""
-    by_task: dict[str, list[Prompt]] = {}
+    by_task: dict[str, list[OfTask]] = {}
     for prompt in prompts:
         by_task.setdefault(prompt.task, []).append(prompt)
     turns = chain.from_iterable(zip_longest(*by_task.values()))

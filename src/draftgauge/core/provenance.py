@@ -20,6 +20,7 @@ import numpy as np
 
 from draftgauge.core.errors import DraftgaugeError
 from draftgauge.core.files import atomic_write_text
+from draftgauge.core.load import machine_load
 
 PACKAGES = (
     "draftgauge",
@@ -115,6 +116,7 @@ def environment() -> dict[str, Any]:
         "gpu": torch.cuda.get_device_name() if torch is not None and gpu else None,
         "versions": _versions(),
         "revision": git_revision(Path(__file__).resolve().parents[3]),
+        "load": machine_load(),
     }
 
 

@@ -8,7 +8,7 @@ from torch import Generator
 from draftgauge.decoding.clock import seconds
 from draftgauge.decoding.results import Generation, OnCommit
 from draftgauge.decoding.settings import DecodingSettings, check_request
-from draftgauge.decoding.stopping import Detokenize, Finish, Stopper
+from draftgauge.decoding.stopping import Finish, Stopper
 from draftgauge.models.base import CachedModel
 from draftgauge.policies.base import Step
 from draftgauge.verification import choose
@@ -21,7 +21,6 @@ def plain_decode(
     settings: DecodingSettings,
     generator: Generator | None = None,
     on_commit: OnCommit | None = None,
-    detokenize: Detokenize | None = None,
 ) -> Generation:
     """Decode without speculation.
 
@@ -31,7 +30,6 @@ def plain_decode(
         settings: limit, sampling and what stops the output.
         generator: on the model's device, needed if the sampling is not greedy.
         on_commit: told each token as it is committed.
-        detokenize: decodes token ids, needed for stop strings.
 
     Returns:
         The output; every origin is "plain" and every step commits one token.
@@ -41,7 +39,7 @@ def plain_decode(
     """
     check_request(model.spec, prompt_tokens, settings, generator)
     device = model.spec.device
-    stopper = Stopper(settings, detokenize)
+    stopper = Stopper(settings)
     started = seconds(device)
     prefill(model, prompt_tokens)
     prefilled = seconds(device)

@@ -4,6 +4,8 @@ from there.
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 import numpy as np
 from numpy.typing import NDArray
 from torch import Generator, Tensor
@@ -28,15 +30,39 @@ from draftgauge.traces.trace import PromptInfo
 from draftgauge.verification import entropy_bits
 
 
+@dataclass(frozen=True)
+class RecordingPlan:
+    """What is recorded of every prompt.
+
+    Attributes:
+        settings: their limit and end tokens end the output, the end tokens also drafts.
+        gamma_max: longest draft, at least 1.
+        speculate: generate the output with the drafter under this policy instead of the plain loop. In float32 the
+            output is the same and comes sooner; in lower precision or with a quantised target, near-ties may fall the
+            other way.
+
+    Raises:
+        DraftgaugeError: if the settings stop at strings, or ``gamma_max`` is not positive.
+    """
+
+    settings: DecodingSettings
+    gamma_max: int = 16
+    speculate: Policy | None = None
+
+    def __post_init__(self) -> None:
+        if self.gamma_max < 1:
+            raise DraftgaugeError(f"gamma_max is the longest draft and must be at least 1, not {self.gamma_max}")
+        if self.settings.stop_strings:
+            raise DraftgaugeError("a trace is of output up to an end token: record without stop strings")
+
+
 def record_prompt(
     target: CachedModel,
     drafter: Drafter,
     prompt: Prompt,
     prompt_tokens: list[int],
-    settings: DecodingSettings,
+    plan: RecordingPlan,
     tokenizer: PreTrainedTokenizerBase,
-    gamma_max: int = 16,
-    speculate: Policy | None = None,
     generator: Generator | None = None,
 ) -> PromptRecord:
     """Record one prompt densely.
@@ -54,22 +80,14 @@ def record_prompt(
             draft from one position tells of the next ones (:class:`~draftgauge.drafters.refused.DraftsRefused`).
         prompt: where it comes from.
         prompt_tokens: its token ids, at least one.
-        settings: its limit and end tokens end the output, the end tokens also drafts.
+        plan: what to record.
         tokenizer: for the text of the output.
-        gamma_max: longest draft, at least 1.
         generator: on the target's device, needed at a temperature above 0.
-        speculate: generate the output with the drafter under this policy instead of the plain loop. In float32 the
-            output is the same and comes sooner; in lower precision or with a quantised target, near-ties may fall the
-            other way.
 
     Raises:
-        DraftgaugeError: if the settings stop at strings, ``gamma_max`` is not positive, sampling lacks its generator or
-            a draft model, or as the loops raise.
+        DraftgaugeError: if sampling lacks its generator or a draft model, or as the loops raise.
     """
-    if gamma_max < 1:
-        raise DraftgaugeError(f"gamma_max is the longest draft and must be at least 1, not {gamma_max}")
-    if settings.stop_strings:
-        raise DraftgaugeError("a trace is of output up to an end token: record without stop strings")
+    settings, gamma_max, speculate = plan.settings, plan.gamma_max, plan.speculate
     acceptance, survival = None, None
     if settings.sampling.greedy:
         output, target_entropy = generate_greedily(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from torch import Generator
@@ -9,6 +10,8 @@ from torch import Generator
 from draftgauge.core.errors import DraftgaugeError, PromptError
 from draftgauge.models.base import ModelSpec
 from draftgauge.verification import Sampling
+
+Detokenize = Callable[[list[int]], str]
 
 
 @dataclass(frozen=True)
@@ -20,6 +23,9 @@ class DecodingSettings:
         sampling: the target's distribution; greedy by default.
         end_tokens: any of them ends the output and is its last token.
         stop_strings: any of them in the decoded output ends it, see :mod:`draftgauge.decoding.stopping`.
+        detokenize: decodes token ids to text; needed for stop strings.
+        time_phases: fill ``phases`` of a speculative result. On an accelerator this waits for the device after each
+            phase, which slows the loop down.
 
     Raises:
         DraftgaugeError: if a value is out of its range.
@@ -29,6 +35,8 @@ class DecodingSettings:
     sampling: Sampling = field(default_factory=Sampling)
     end_tokens: frozenset[int] = frozenset()
     stop_strings: tuple[str, ...] = ()
+    detokenize: Detokenize | None = None
+    time_phases: bool = False
 
     def __post_init__(self) -> None:
         if self.max_new_tokens < 1:

@@ -10,7 +10,7 @@ from draftgauge.decoding.clock import PhaseClock, seconds
 from draftgauge.decoding.plain import prefill
 from draftgauge.decoding.results import Generation, OnCommit, Origin
 from draftgauge.decoding.settings import DecodingSettings, check_request
-from draftgauge.decoding.stopping import Detokenize, Finish, Stopper
+from draftgauge.decoding.stopping import Finish, Stopper
 from draftgauge.drafters.base import Draft, Drafter
 from draftgauge.models.base import CachedModel
 from draftgauge.policies.base import Policy, Step, asks_after_each_token, begin, reads_of
@@ -28,8 +28,6 @@ def speculative_decode(
     settings: DecodingSettings,
     generator: Generator | None = None,
     on_commit: OnCommit | None = None,
-    detokenize: Detokenize | None = None,
-    time_phases: bool = False,
 ) -> Generation:
     """Decode with speculation; the output has the distribution of :func:`~draftgauge.decoding.plain.plain_decode`.
 
@@ -45,16 +43,12 @@ def speculative_decode(
         settings: limit, sampling and what stops the output.
         generator: on the target's device, needed if the sampling is not greedy.
         on_commit: told the new tokens and how each came, once a step.
-        detokenize: decodes token ids, needed for stop strings.
-        time_phases: fill ``phases`` of the result. On an accelerator this waits for the device after each phase, which
-            slows the loop down.
 
     Raises:
         DraftgaugeError: if the prompt is empty, does not fit the target's context, or something needed is missing.
     """
     check_request(target.spec, prompt_tokens, settings, generator)
-    loop = _Loop(target, drafter, policy, settings, generator, on_commit, Stopper(settings, detokenize), time_phases)
-    return loop.run(prompt_tokens)
+    return _Loop(target, drafter, policy, settings, generator, on_commit).run(prompt_tokens)
 
 
 class _Loop:
@@ -68,8 +62,6 @@ class _Loop:
         settings: DecodingSettings,
         generator: Generator | None,
         on_commit: OnCommit | None,
-        stopper: Stopper,
-        time_phases: bool,
     ) -> None:
         self.target = target
         self.drafter = drafter
@@ -77,9 +69,9 @@ class _Loop:
         self.sampling = settings.sampling
         self.generator = generator
         self.on_commit = on_commit
-        self.stopper = stopper
+        self.stopper = Stopper(settings)
         self.device = target.spec.device
-        self.clock = PhaseClock(self.device, time_phases)
+        self.clock = PhaseClock(self.device, settings.time_phases)
         self.reads = reads_of(policy)
         self.result = Generation(phases=self.clock.phases)
         self.last_token = -1

@@ -7,14 +7,13 @@ string the output ends with the token that completed it, whole, even if that tok
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Literal
 
 from draftgauge.core.errors import DraftgaugeError
-from draftgauge.decoding.settings import DecodingSettings
+from draftgauge.decoding.settings import DecodingSettings, Detokenize
 
 Finish = Literal["length", "stop"]
-Detokenize = Callable[[list[int]], str]
 
 # Characters kept beyond the longest stop string: some tokenizers decode the first token of a piece differently
 # (a leading space is dropped), and that must not touch the part in which a stop string can still be completed.
@@ -24,23 +23,21 @@ _SLACK = 8
 class Stopper:
     """Follows one output and says where it ends."""
 
-    def __init__(self, settings: DecodingSettings, detokenize: Detokenize | None) -> None:
+    def __init__(self, settings: DecodingSettings) -> None:
         """Start a new output.
 
         Args:
             settings: the limit, end tokens and stop strings.
-            detokenize: decodes token ids to text; needed for stop strings.
 
         Raises:
             DraftgaugeError: if there are stop strings but nothing to decode with.
         """
-        if settings.stop_strings and detokenize is None:
+        decode = settings.detokenize
+        if settings.stop_strings and decode is None:
             raise DraftgaugeError("stop strings need a detokenizer: pass the tokenizer's decode")
         self.remaining = settings.max_new_tokens
         self._end_tokens = settings.end_tokens
-        self._watch = (
-            StopStringWatch(settings.stop_strings, detokenize) if settings.stop_strings and detokenize else None
-        )
+        self._watch = StopStringWatch(settings.stop_strings, decode) if settings.stop_strings and decode else None
 
     def cut(self, tokens: list[int]) -> tuple[list[int], Finish | None]:
         """Take the next tokens: those up to the end of the output, and how it finished, None if it goes on."""

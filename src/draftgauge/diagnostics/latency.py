@@ -5,7 +5,7 @@ prompts.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -63,7 +63,7 @@ def measure_latency(
     rows = []
     for number, text in enumerate([texts[0], *(text for _ in range(rounds) for text in texts)]):
         plain = plain_decode(target, list(text.prompt), settings)
-        run = speculative_decode(target, drafter, policy, list(text.prompt), settings, time_phases=True)
+        run = speculative_decode(target, drafter, policy, list(text.prompt), replace(settings, time_phases=True))
         drafted = sum(step.drafted for step in run.steps)
         if number == 0 or drafted == 0 or run.phases is None:
             continue

@@ -68,11 +68,16 @@ class _Baselines:
 
 
 @dataclass(frozen=True)
-class _Resampling:
-    """How intervals are drawn."""
+class Resampling:
+    """How intervals and p-values are drawn.
 
-    resamples: int
-    seed: int
+    Attributes:
+        resamples: how often.
+        seed: of the draws.
+    """
+
+    resamples: int = TEST_RESAMPLES
+    seed: int = 0
 
 
 def evaluate(
@@ -85,8 +90,7 @@ def evaluate(
     tuned: Collection[str] = (),
     references: Collection[str] = (),
     split: str = EVERYTHING,
-    resamples: int = TEST_RESAMPLES,
-    seed: int = 0,
+    drawn: Resampling | None = None,
 ) -> list[Row]:
     """One flat row for every policy on every task of a trace, and on all prompts together (task "all").
 
@@ -118,7 +122,7 @@ def evaluate(
         tuned: names of those whose parameters were chosen on training prompts for this cost curve.
         references: names of those that are there to be compared with: fixed lengths and bounds.
         split: name of the prompts, for the rows.
-        resamples, seed: of the intervals and p-values.
+        drawn: how intervals and p-values are drawn.
 
     Raises:
         DraftgaugeError: if ``best_fixed`` is not in 0..gamma_max.
@@ -142,7 +146,7 @@ def evaluate(
                 "cost_ratio": ratio,
                 "tuned": name in tuned,
             }
-            rows.append(key | _measures(outcome, baselines, mask, _Resampling(resamples, seed)))
+            rows.append(key | _measures(outcome, baselines, mask, drawn or Resampling()))
     for task, _ in masks:
         compared = [row for row in rows if row["task"] == task and row["policy"] not in references]
         for row, adjusted in zip(compared, holm([figure(row, "p_value") for row in compared]), strict=True):
@@ -189,8 +193,7 @@ def evaluate_design(
         tuned={fixed, *(() if rivals is None else rivals.arms)},
         references={HINDSIGHT, *(name for name, policy in arms.items() if isinstance(policy, FixedLength))},
         split=design.split,
-        resamples=resamples,
-        seed=seed,
+        drawn=Resampling(resamples, seed),
     )
 
 
@@ -272,7 +275,7 @@ def _baselines(
     )
 
 
-def _measures(outcome: Replay, baselines: _Baselines, mask: NDArray[np.bool_], how: _Resampling) -> Row:
+def _measures(outcome: Replay, baselines: _Baselines, mask: NDArray[np.bool_], how: Resampling) -> Row:
     """The figures of a row, over the prompts in ``mask``."""
     tokens, seconds = outcome.committed[mask], outcome.seconds[mask]
     steps, drafted = (

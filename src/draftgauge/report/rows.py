@@ -9,6 +9,7 @@ from draftgauge.policies import make_policy
 from draftgauge.policies.base import Policy
 from draftgauge.policies.registry import compared_policies
 from draftgauge.replay import Replay, evaluate
+from draftgauge.replay.evaluate import Resampling
 from draftgauge.report.live import LiveRow, fixed_gamma, is_policy
 from draftgauge.report.views import SpeedCurve, TableRow
 from draftgauge.statistics.bootstrap import RESAMPLES
@@ -45,7 +46,9 @@ def table_rows(
     shown = {curve.task: _shown_lengths(curve, by_task[curve.task], lengths) for curve in speeds}
     policies = _policies(trace, cost, live)
     policies |= {f"fixed:{gamma}": fixed[gamma] for gamma in set().union(*shown.values())} | {HINDSIGHT: hindsight}
-    replayed = {(row["task"], row["policy"]): row for row in evaluate(trace, cost, policies, resamples=RESAMPLES)}
+    replayed = {
+        (row["task"], row["policy"]): row for row in evaluate(trace, cost, policies, drawn=Resampling(RESAMPLES))
+    }
     rows: list[TableRow] = []
     for curve in speeds:
         here = by_task[curve.task]

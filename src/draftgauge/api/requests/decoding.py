@@ -99,6 +99,7 @@ class BenchRequest:
             sensible choice if left out.
         baselines: also run transformers' generate(), plain and assisted.
         rounds: how often every prompt is decoded by every policy.
+        seconds: decode no further prompt after this time; as many rounds as asked for if left out.
     """
 
     folder: Path | None = setting(None, positional=True)
@@ -107,8 +108,11 @@ class BenchRequest:
     prompts: PromptSpec = PromptSpec()
     output: OutputSpec = OutputSpec()
     drafts: DraftSpec = DraftSpec()
+    costs: CostSpec = CostSpec()
     baselines: bool = True
     rounds: int = 3
+    seconds: float | None = None
+    randomness: SeedSpec = SeedSpec()
 
     def __post_init__(self) -> None:
         at_least_one(self, "rounds")
@@ -132,6 +136,7 @@ class GenerateRequest:
     drafts: DraftSpec = DraftSpec()
     sampling: SamplingSpec = SamplingSpec()
     randomness: SeedSpec = SeedSpec()
+    costs: CostSpec = CostSpec()
     stop: tuple[str, ...] = setting((), repeated=True)
     chat: bool | None = setting(None, negative="--raw")
 
@@ -158,19 +163,22 @@ class ReportRequest:
 
 @dataclass(frozen=True, kw_only=True)
 class DemoRequest:
-    """Profile, replay, bench and report the bundled pair at several compressions.
+    """Profile, replay, bench and report the bundled pair at several compressions, within a given time.
 
     Attributes:
         out: folder for the runs and the report.
-        rounds: rounds of the live bench.
+        seconds: time that it may take; prompts, rounds and lengths are chosen to fit.
+        rounds: rounds of the live bench at most.
     """
 
     out: Path = Path("demo")
+    seconds: float = 120.0
     pair: PairSpec = PairSpec(compression=("none", "int8", "nf4"))
-    prompts: PromptSpec = PromptSpec(per_task=4)
+    prompts: PromptSpec = PromptSpec()
     output: OutputSpec = OutputSpec()
     drafts: DraftSpec = DraftSpec()
-    rounds: int = 1
+    costs: CostSpec = CostSpec()
+    rounds: int = 3
 
     def __post_init__(self) -> None:
-        at_least_one(self, "rounds")
+        at_least_one(self, "rounds", "seconds")

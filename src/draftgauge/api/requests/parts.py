@@ -155,9 +155,11 @@ class CostSpec:
     Attributes:
         cost_seconds: time that measuring the cost of a step may take for each compression; it ends earlier where which
             draft length is best is settled.
+        measure: measure the pair's costs again, even where this machine has done so before.
     """
 
     cost_seconds: float = 15.0
+    measure: bool = False
 
     def __post_init__(self) -> None:
         if self.cost_seconds < 0:

@@ -114,7 +114,7 @@ class FusedCausal(torch.autograd.Function):
         group = queries.shape[1] // keys.shape[1]
         gradient = gradient.contiguous()
         parts = zip(_parts(queries, keys, values), ctx.extras, strict=True)
-        parts_backward = [_flash_backward(gradient, queries, *part, output, joint, extras) for part, extras in parts]
+        parts_backward = [_flash_backward(gradient, queries, *part, (output, joint, *extras)) for part, extras in parts]
         for_queries = parts_backward[0][0] if len(parts_backward) == 1 else parts_backward[0][0] + parts_backward[1][0]
         # The kernel's first part are the last keys, see _parts.
         results = [_sum_groups(torch.cat([part[n] for part in reversed(parts_backward)], 2), group) for n in (1, 2)]
@@ -164,10 +164,10 @@ def _flash_backward(
     keys: Tensor,
     values: Tensor,
     causal: bool,
-    output: Tensor,
-    normaliser: Tensor,
-    extras: Sequence[Any],
+    saved: tuple[Any, ...],
 ) -> tuple[Tensor, Tensor, Tensor]:
+    """``saved`` is what :func:`_flash` returned, with the joint normaliser in place of its own."""
+    output, normaliser, *extras = saved
     same = (gradient, queries, keys, values, output, normaliser)
     if queries.device.type == "cpu":
         return tuple(torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward(*same, 0.0, causal))  # type: ignore[return-value]

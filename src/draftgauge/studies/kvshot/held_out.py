@@ -17,6 +17,7 @@ from draftgauge.decoding.settings import DecodingSettings
 from draftgauge.diagnostics.alpha import Ints
 from draftgauge.diagnostics.distance import WINDOWS, needed_context
 from draftgauge.diagnostics.texts import HeldOutText, greedy_texts
+from draftgauge.drafters.reuse import target_fingerprint
 from draftgauge.models.base import CachedModel
 from draftgauge.models.prompts_text import encode_prompts
 
@@ -28,7 +29,6 @@ def make_texts(
     target: CachedModel,
     tokenizer: PreTrainedTokenizerBase,
     settings: DecodingSettings,
-    fingerprint: str,
     progress: Progress,
 ) -> None:
     """Decode the held-out prompts unless the file is there.
@@ -39,14 +39,13 @@ def make_texts(
         per_task: the first so many of each task; all if None.
         target, tokenizer: what decodes.
         settings: limit and end tokens.
-        fingerprint: of the target.
         progress: told (what, done, total).
 
     Raises:
         DraftgaugeError: if the file is there, but of other prompts, settings or another target.
     """
     identity = {
-        "target_fingerprint": fingerprint,
+        "target_fingerprint": target_fingerprint(target.module),
         "prompts_sha256": prompts_sha256(prompts),
         "per_task": per_task,
         "max_new_tokens": settings.max_new_tokens,

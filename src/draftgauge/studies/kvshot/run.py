@@ -113,9 +113,7 @@ def _prepare(study: Study, folder: Path, prompts: Path, progress: Progress) -> l
     tokenizer = load_tokenizer(request.target, request.trust_remote_code)
     fingerprint = target_fingerprint(target.module)
     settings = DecodingSettings(study.evaluation.max_new_tokens, end_tokens=end_tokens(target, tokenizer))
-    make_texts(
-        folder / TEXTS_NAME, prompts, study.evaluation.per_task, target, tokenizer, settings, fingerprint, progress
-    )
+    make_texts(folder / TEXTS_NAME, prompts, study.evaluation.per_task, target, tokenizer, settings, progress)
     answers = answers_of(request, folder / ANSWERS_NAME, target, progress)
     configs = choose_configs(study, target.module.config)
     widths = {variant: config.intermediate_size for variant, config in configs.items()}

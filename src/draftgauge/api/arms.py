@@ -1,0 +1,141 @@
+"""The ways of decoding that a live bench compares, run against each other prompt by prompt."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from draftgauge.api.baselines import ASSISTED, ASSISTED_CONSTANT, GENERATE, TransformersBaseline
+from draftgauge.api.pair import Pair
+from draftgauge.core.errors import DraftgaugeError
+from draftgauge.decoding.plain import plain_decode
+from draftgauge.decoding.settings import DecodingSettings
+from draftgauge.decoding.speculative import speculative_decode
+from draftgauge.policies.base import Policy
+
+PLAIN = "plain"
+DEFAULT_CONSTANT = 5
+
+
+@dataclass(frozen=True)
+class BenchPrompt:
+    """A prompt ready to decode."""
+
+    tokens: list[int]
+    task: str
+
+
+@dataclass(frozen=True)
+class ArmRun:
+    """One prompt decoded once: committed tokens, target passes (0 if unknown), decoding seconds of ``timed`` tokens."""
+
+    tokens: list[int]
+    steps: int
+    timed: int
+    seconds: float
+    prefill_seconds: float
+
+
+@dataclass
+class Arm:
+    """One way of decoding, with all its runs by prompt and round."""
+
+    name: str
+    decode: Callable[[list[int]], ArmRun]
+    runs: list[list[ArmRun]] = field(default_factory=list)
+
+
+def plain_arm(pair: Pair, settings: DecodingSettings) -> Arm:
+    """Plain decoding with the pair's engine: what every output and speed is compared with."""
+
+    def decode(prompt: list[int]) -> ArmRun:
+        g = plain_decode(pair.target, prompt, settings)
+        return ArmRun(g.tokens, len(g.steps), len(g.tokens), g.decode_seconds, g.prefill_seconds)
+
+    return Arm(PLAIN, decode)
+
+
+def policy_arm(pair: Pair, name: str, policy: Policy, settings: DecodingSettings) -> Arm:
+    """Speculative decoding under a policy."""
+    drafter = pair.drafter()
+
+    def decode(prompt: list[int]) -> ArmRun:
+        g = speculative_decode(pair.target, drafter, policy, prompt, settings)
+        return ArmRun(g.tokens, len(g.steps), len(g.tokens), g.decode_seconds, g.prefill_seconds)
+
+    return Arm(name, decode)
+
+
+def transformers_arms(pair: Pair, max_new_tokens: int, gamma: int = DEFAULT_CONSTANT) -> list[Arm]:
+    """``generate()`` plain, assisted at its defaults, and assisted at a constant length."""
+    baselines = [TransformersBaseline(pair, GENERATE)]
+    if pair.draft is not None:
+        baselines += [TransformersBaseline(pair, ASSISTED), TransformersBaseline(pair, ASSISTED_CONSTANT, gamma)]
+
+    def arm(baseline: TransformersBaseline) -> Arm:
+        def decode(prompt: list[int]) -> ArmRun:
+            r = baseline.run(prompt, max_new_tokens)
+            return ArmRun(r.tokens, 0, max(len(r.tokens) - r.first_tokens, 0), r.decode_seconds, r.prefill_seconds)
+
+        return Arm(f"{baseline.name}:{gamma}" if baseline.name == ASSISTED_CONSTANT else baseline.name, decode)
+
+    return [arm(b) for b in baselines]
+
+
+def bench_arms(
+    arms: Sequence[Arm],
+    prompts: Sequence[BenchPrompt],
+    rounds: int,
+    rng: np.random.Generator,
+    progress: Callable[[int, int], None],
+    until: float | None = None,
+) -> int:
+    """Decode every prompt with every arm, ``rounds`` times; fills the arms' runs.
+
+    The order of the arms is drawn anew for every prompt and round: what one leaves in the processor's caches, and how
+    it warms the machine, would else always fall on the same next one. All arms decode the first prompt once beforehand,
+    which is not counted.
+
+    Args:
+        arms: the ways of decoding.
+        prompts: what to decode.
+        rounds: how often.
+        rng: for the order.
+        progress: told (prompts decoded, prompts to decode, each as often as there are rounds).
+        until: moment of ``time.monotonic`` after which no prompt is begun; at least one is decoded.
+
+    Returns:
+        How many of the prompts have runs, the first ones: all, unless the time was over in the first round. All of them
+        have as many runs.
+    """
+    if rounds < 1:
+        raise DraftgaugeError(f"rounds must be at least 1, not {rounds}")
+    for index in rng.permutation(len(arms)):
+        arms[index].decode(prompts[0].tokens)
+    for arm in arms:
+        arm.runs = [[] for _ in prompts]
+    done, total = 0, rounds * len(prompts)
+    progress(0, total)
+    for _ in range(rounds):
+        for number, prompt in enumerate(prompts):
+            if until is not None and done and time.monotonic() > until:
+                return _trimmed(arms, len(prompts))
+            for index in rng.permutation(len(arms)):
+                arms[index].runs[number].append(arms[index].decode(prompt.tokens))
+            done += 1
+            progress(done, total)
+    return len(prompts)
+
+
+def _trimmed(arms: Sequence[Arm], prompts: int) -> int:
+    """Drop the last round where it was not finished; in the first one, the prompts that it did not reach."""
+    rounds = [len(runs) for runs in arms[0].runs]
+    whole = min(rounds)
+    if whole == 0:
+        return sum(count > 0 for count in rounds)
+    for arm in arms:
+        arm.runs = [runs[:whole] for runs in arm.runs]
+    return prompts

@@ -1,0 +1,96 @@
+"""What a live bench says: speeds paired by prompt and round, with intervals over prompts."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from draftgauge.api.arms import PLAIN, Arm, ArmRun, BenchPrompt
+from draftgauge.statistics.bootstrap import RESAMPLES
+from draftgauge.statistics.paired import paired_gain, ratio_interval
+
+
+def bench_rows(
+    arms: Sequence[Arm], prompts: Sequence[BenchPrompt], compression: str, best_fixed: str | None = None
+) -> list[dict[str, Any]]:
+    """One flat row for every arm and task (and ``all``); the arm named ``plain`` must be among them.
+
+    Rows hold ``policy, compression, task, prompts, tokens_per_step, tokens_per_second`` (with
+    ``_low`` and ``_high``), ``ratio_to_plain`` (median of the
+    interleaved pairs with its 95% interval over prompts), ``ratio_to_best_transformers``, ``mismatches`` (positions
+    whose token is not plain decoding's), ``mismatched_prompts`` and ``prefill_seconds``. With ``best_fixed``, the name
+    of the arm of the best fixed length, also ``best_fixed`` and ``gain`` (with ``_low``, ``_high``): tokens per second
+    over that arm's, minus 1, resampled by prompt.
+    """
+    plain = next(arm for arm in arms if arm.name == PLAIN)
+    fixed = next((arm for arm in arms if arm.name == best_fixed), None)
+    tasks = [*dict.fromkeys(p.task for p in prompts), "all"]
+    rows = []
+    for task in tasks if len(tasks) > 2 else [*tasks[:1], "all"]:
+        chosen = [n for n, p in enumerate(prompts) if task in (p.task, "all")]
+        outside = [arm for arm in arms if arm.name.startswith("transformers")]
+        best = max(outside, key=lambda arm: _speed(arm, chosen)[0], default=None)
+        for arm in arms:
+            row = {"policy": arm.name, "compression": compression, "task": task, "prompts": len(chosen)}
+            row |= _figures(arm, plain, best, chosen)
+            row |= {} if fixed is None else _gain(arm, fixed, chosen)
+            rows.append(row)
+    return rows
+
+
+def _figures(arm: Arm, plain: Arm, best: Arm | None, chosen: list[int]) -> dict[str, Any]:
+    steps = sum(arm.runs[n][0].steps for n in chosen)
+    differing = [_mismatches(arm.runs[n][0].tokens, plain.runs[n][0].tokens) for n in chosen]
+    speed, low, high = _speed(arm, chosen)
+    ratio, ratio_low, ratio_high = _paired_ratio(arm, plain, chosen)
+    return {
+        "tokens_per_step": sum(len(arm.runs[n][0].tokens) for n in chosen) / steps if steps else None,
+        "tokens_per_second": speed,
+        "tokens_per_second_low": low,
+        "tokens_per_second_high": high,
+        "ratio_to_plain": ratio,
+        "ratio_to_plain_low": ratio_low,
+        "ratio_to_plain_high": ratio_high,
+        "ratio_to_best_transformers": _paired_ratio(arm, best, chosen)[0] if best is not None else None,
+        "best_transformers": best.name if best is not None else None,
+        "mismatches": sum(differing),
+        "mismatched_prompts": sum(d > 0 for d in differing),
+        "prefill_seconds": float(np.median([r.prefill_seconds for n in chosen for r in arm.runs[n]])),
+    }
+
+
+def _gain(arm: Arm, fixed: Arm, chosen: list[int]) -> dict[str, Any]:
+    gain = paired_gain(*_timed(arm, chosen), *_timed(fixed, chosen))
+    return {"best_fixed": fixed.name, "gain": gain.estimate, "gain_low": gain.low, "gain_high": gain.high}
+
+
+def _mismatches(tokens: list[int], reference: list[int]) -> int:
+    """Positions at which two outputs differ; missing ones differ too."""
+    return sum(a != b for a, b in zip(tokens, reference, strict=False)) + abs(len(tokens) - len(reference))
+
+
+def _speed(arm: Arm, chosen: list[int]) -> tuple[float, float, float]:
+    """Tokens per second with its interval over prompts; the median of the rounds stands for each prompt."""
+    return ratio_interval(*_timed(arm, chosen))
+
+
+def _timed(arm: Arm, chosen: list[int]) -> tuple[list[int], list[float]]:
+    """Timed tokens and seconds of each prompt, the median of its rounds."""
+    return [arm.runs[n][0].timed for n in chosen], [float(np.median([r.seconds for r in arm.runs[n]])) for n in chosen]
+
+
+def _paired_ratio(arm: Arm, other: Arm, chosen: list[int]) -> tuple[float, float, float]:
+    """Median over prompts and rounds of one arm's speed over the other's in the same round, with a 95% interval over prompts."""
+    ratios = np.array(
+        [[_per_second(a) / _per_second(b) for a, b in zip(arm.runs[n], other.runs[n], strict=True)] for n in chosen]
+    )
+    draws = np.random.default_rng(0).integers(0, len(chosen), (RESAMPLES, len(chosen)))
+    medians = np.nanmedian(ratios[draws].reshape(RESAMPLES, -1), axis=1)
+    low, high = np.nanquantile(medians, [0.025, 0.975])
+    return float(np.nanmedian(ratios)), float(low), float(high)
+
+
+def _per_second(run: ArmRun) -> float:
+    return run.timed / run.seconds if run.timed and run.seconds else float("nan")

@@ -1,0 +1,148 @@
+"""The cost curve of a loaded pair: measured once on a machine, kept in the user's cache, found again by its fingerprint."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from draftgauge.api.pair import Pair
+from draftgauge.api.requests import CostSpec
+from draftgauge.core.cache import cache_folder
+from draftgauge.core.config import from_mapping, to_mapping
+from draftgauge.core.errors import DraftgaugeError
+from draftgauge.core.files import atomic_write_text
+from draftgauge.core.progress import Progress, silent
+from draftgauge.core.prompts import read_prompts
+from draftgauge.core.provenance import environment
+from draftgauge.decoding.meter import MeterPlan, measure_costs
+from draftgauge.models.reference import PAIR_FOLDER
+from draftgauge.models.vocabulary import vocabulary_digest
+from draftgauge.policies.fitted import FITTED_SUFFIX, load_fitted
+from draftgauge.policies.registry import POLICIES, weighs_cost
+from draftgauge.traces.costs import VERSION, CostCurve
+from draftgauge.verification import Sampling
+
+CONTEXTS = (64, 256, 1024)  # lengths measured at, as far as the models take them
+PROMPTS = 16  # whose text is decoded for it
+_MACHINE = ("cpu", "cores", "threads", "gpu")
+_LIBRARIES = ("draftgauge", "torch", "transformers", "bitsandbytes")
+
+
+def pair_costs(
+    pair: Pair,
+    spec: CostSpec | None = None,
+    gamma_max: int = 16,
+    sampling: Sampling | None = None,
+    progress: Progress = silent,
+) -> CostCurve:
+    """The cost curve of a pair on this machine, from the cache or measured now.
+
+    A curve is of one pair, compression, engine, device and number of threads; anything else of these is measured anew.
+
+    Args:
+        pair: its models' caches are overwritten if it is measured.
+        spec: whether to measure again, and how long measuring may take.
+        gamma_max: longest draft.
+        sampling: of the target, greedy if None.
+        progress: told (what, done, total).
+    """
+    asked = spec or CostSpec()
+    identity = _identity(pair, gamma_max, sampling or Sampling())
+    path = _path(identity)
+    if not asked.measure and (known := _read(path, identity)) is not None:
+        return known
+    curve = _measured(pair, asked, gamma_max, sampling or Sampling(), progress)
+    _write(path, identity, curve)
+    return curve
+
+
+def weigh_cost(specs: Sequence[str]) -> bool:
+    """Whether one of these policies needs a cost curve.
+
+    Raises:
+        DraftgaugeError: for an unknown policy, or a file that is none.
+    """
+    needed = False
+    for spec in specs:
+        if spec.endswith(FITTED_SUFFIX):
+            name = load_fitted(Path(spec)).policy
+            needed |= name not in POLICIES or weighs_cost(name)
+        else:
+            needed |= weighs_cost(POLICIES.parse(spec)[0])
+    return needed
+
+
+def _identity(pair: Pair, gamma_max: int, sampling: Sampling) -> dict[str, Any]:
+    """All that decides what a step costs, ready for JSON."""
+    machine = environment()
+    return {
+        "format": VERSION,
+        **pair.fingerprints(),
+        "drafter": pair.draft_source.name,
+        "compression": pair.compression,
+        "engines": [pair.target.spec.engine, pair.draft_source.engine],
+        "device": str(pair.target.spec.device),
+        "dtype": str(pair.target.spec.dtype),
+        "gamma_max": gamma_max,
+        "sampled": not sampling.greedy,
+        **{name: machine[name] for name in _MACHINE},
+        "versions": {name: machine["versions"].get(name) for name in _LIBRARIES},
+    }
+
+
+def _path(identity: dict[str, Any]) -> Path:
+    digest = hashlib.sha256(json.dumps(identity, sort_keys=True).encode()).hexdigest()
+    return cache_folder() / "costs" / f"{digest[:32]}.json"
+
+
+def _read(path: Path, identity: dict[str, Any]) -> CostCurve | None:
+    """The kept curve; None if there is none, or what is there is not it."""
+    try:
+        document = json.loads(path.read_text(encoding="utf-8"))
+        if document["of"] != identity:
+            return None
+        curve = from_mapping(CostCurve, document["curve"], str(path))
+        curve.validate()
+    except (OSError, ValueError, KeyError, TypeError):
+        return None
+    return curve
+
+
+def _write(path: Path, identity: dict[str, Any], curve: CostCurve) -> None:
+    """Keep a curve. A cache that cannot be written costs the next run its time, and this one nothing."""
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        atomic_write_text(path, json.dumps({"of": identity, "curve": to_mapping(curve)}, indent=1) + "\n")
+    except (OSError, DraftgaugeError):
+        return
+
+
+def _measured(pair: Pair, spec: CostSpec, gamma_max: int, sampling: Sampling, progress: Progress) -> CostCurve:
+    label = f"cost curve {pair.compression}"
+    plan = MeterPlan(
+        text=_text(pair),
+        contexts=CONTEXTS,
+        gamma_max=gamma_max,
+        seconds=spec.cost_seconds,
+        context_limit=pair.context,
+        compression=pair.compression,
+        vocabulary=vocabulary_digest(pair.tokenizer),
+        sampling=sampling,
+    )
+    drawing = None if sampling.greedy else torch.Generator(pair.target.spec.device).manual_seed(0)
+    drafter = pair.drafter(sampling, drawing, end_tokens=frozenset())  # one that no end token stops
+    rng = np.random.default_rng(0)
+    return measure_costs(pair.target, drafter, plan, rng, drawing, lambda done, total: progress(label, done, total))
+
+
+def _text(pair: Pair) -> list[int]:
+    """Token ids of bundled prompts; costs hardly depend on the words, but drafts should be accepted now and then."""
+    prompts = read_prompts(PAIR_FOLDER / "prompts" / "train.jsonl", PROMPTS)
+    text = "\n\n".join(prompt.text or "\n".join(message.content for message in prompt.messages) for prompt in prompts)
+    return list(pair.tokenizer(text, add_special_tokens=False)["input_ids"])

@@ -1,0 +1,62 @@
+"""The order of live arms, and what is left when the time is over."""
+
+from __future__ import annotations
+
+import time
+from collections import Counter
+
+import numpy as np
+import pytest
+
+from draftgauge.api.arms import PLAIN, Arm, ArmRun, BenchPrompt, bench_arms
+from draftgauge.api.bench_rows import bench_rows
+
+NAMES = (PLAIN, "b", "c")
+PROMPTS = [BenchPrompt([n], "ab"[n % 2]) for n in range(6)]
+
+
+def watched_arms(order: list[tuple[str, int]]) -> list[Arm]:
+    def arm(name: str) -> Arm:
+        def decode(tokens: list[int]) -> ArmRun:
+            order.append((name, tokens[0]))
+            return ArmRun([1, 2], 1, 2, 0.5 if name == PLAIN else 0.25, 0.1)
+
+        return Arm(name, decode)
+
+    return [arm(name) for name in NAMES]
+
+
+def decoded(seed: int, rounds: int = 40) -> list[tuple[str, int]]:
+    order: list[tuple[str, int]] = []
+    arms = watched_arms(order)
+    bench_arms(arms, PROMPTS, rounds, np.random.default_rng(seed), lambda done, total: None)
+    assert all(len(runs) == rounds for each in arms for runs in each.runs)
+    return order[len(NAMES) :]  # without the warm-up
+
+
+def test_the_order_is_drawn_anew_for_every_prompt_and_round_from_the_seed() -> None:
+    order = decoded(seed=0)
+    assert order == decoded(seed=0)
+    assert order != decoded(seed=1)
+    visits = [order[at : at + len(NAMES)] for at in range(0, len(order), len(NAMES))]
+    assert all({name for name, _ in visit} == set(NAMES) for visit in visits)
+    assert all(len({prompt for _, prompt in visit}) == 1 for visit in visits)
+    first = Counter(visit[0][0] for visit in visits)
+    assert min(first.values()) > len(visits) / 3 * 0.7  # every arm begins about a third of the visits
+    followers = Counter((a[0], b[0]) for visit in visits for a, b in zip(visit, visit[1:], strict=False))
+    assert min(followers.values()) > len(visits) / 3 * 0.7  # and none always runs behind the same other
+
+
+@pytest.mark.parametrize(("visits", "prompts", "rounds"), [(4, 4, 1), (6, 6, 1), (9, 6, 1), (13, 6, 2)])
+def test_what_is_left_when_the_time_is_over(
+    visits: int, prompts: int, rounds: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    order: list[tuple[str, int]] = []
+    arms = watched_arms(order)
+    monkeypatch.setattr(time, "monotonic", lambda: float(len(order) // len(NAMES) - 1))  # one for each visit
+    kept = bench_arms(arms, PROMPTS, 3, np.random.default_rng(0), lambda done, total: None, until=visits - 0.5)
+    assert kept == prompts
+    assert all(len(runs) == rounds for arm in arms for runs in arm.runs[:kept])
+    rows = {row["policy"]: row for row in bench_rows(arms, PROMPTS[:kept], "none") if row["task"] == "all"}
+    assert rows["b"]["prompts"] == prompts
+    assert rows["b"]["ratio_to_plain"] == 2

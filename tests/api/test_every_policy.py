@@ -1,0 +1,124 @@
+"""Every registered policy works in every verb that takes one, on a tiny pair whose costs travel with it."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from draftgauge.api import costs as costs_module
+from draftgauge.api.bench import bench
+from draftgauge.api.costs import pair_costs
+from draftgauge.api.generate import generate
+from draftgauge.api.pair import Pair, load_pair
+from draftgauge.api.profile import profile
+from draftgauge.api.replay import replay
+from draftgauge.api.requests import CostSpec
+from draftgauge.core.cache import cache_folder
+from draftgauge.core.errors import DraftgaugeError
+from draftgauge.policies.registry import POLICIES, expand_policy
+from tiny import save_tiny
+
+GAMMA_MAX = 3
+EVERY = tuple(expand_policy("fixed", GAMMA_MAX)[:1]) + tuple(name for name in POLICIES.names if name != "fixed")
+QUICK: dict[str, Any] = {"gamma_max": GAMMA_MAX, "cost_seconds": 0}
+
+
+@pytest.fixture(scope="module", autouse=True)
+def own_cache(tmp_path_factory: pytest.TempPathFactory) -> Any:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("DRAFTGAUGE_CACHE", str(tmp_path_factory.mktemp("cache")))
+        yield
+
+
+@pytest.fixture(scope="module")
+def models(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+    folder = tmp_path_factory.mktemp("models")
+    lines = [json.dumps({"prompt": f"prompt number {n}", "task": "ab"[n % 2]}) for n in range(2)]
+    (folder / "prompts.jsonl").write_text("\n".join(lines))
+    target = save_tiny(folder / "target", num_hidden_layers=2)
+    draft = save_tiny(folder / "draft", num_hidden_layers=1)
+    return {"target": target, "draft": draft, "prompts": folder / "prompts.jsonl"}
+
+
+@pytest.fixture(scope="module")
+def pair(models: dict[str, Any]) -> Pair:
+    return load_pair(models["target"], models["draft"], device="cpu")
+
+
+@pytest.fixture(scope="module")
+def run(models: dict[str, Any], tmp_path_factory: pytest.TempPathFactory) -> Path:
+    out = tmp_path_factory.mktemp("run") / "run"
+    profile(**models, out=out, max_new_tokens=6, device="cpu", **QUICK)
+    return out
+
+
+@pytest.mark.parametrize("policy", EVERY)
+def test_generate(pair: Pair, policy: str) -> None:
+    plain, _ = generate(pair, "hello", policy="plain", max_new_tokens=8)
+    text, how = generate(pair, "hello", policy=policy, max_new_tokens=8, **QUICK)
+    assert text == plain
+    assert max(step.drafted for step in how.steps) <= GAMMA_MAX
+
+
+def test_bench_without_and_with_a_run(models: dict[str, Any], run: Path) -> None:
+    common: dict[str, Any] = {"policies": EVERY, "rounds": 1, "baselines": False, "device": "cpu"}
+    rows = bench(**models, max_new_tokens=6, **common, **QUICK)
+    rows += bench(run, **common)
+    rows += bench(run, drafter="prompt_lookup", **common, cost_seconds=0)
+    for policy in EVERY:
+        found = [row for row in rows if row["policy"] == policy and row["task"] == "all"]
+        assert len(found) == 3
+        assert all(row["mismatches"] == 0 and row["tokens_per_second"] > 0 for row in found)
+
+
+def test_replay(run: Path) -> None:
+    rows = replay(run, EVERY)
+    assert {row["policy"] for row in rows} >= set(EVERY)
+    assert all(np.isfinite(row["tokens_per_second"]) for row in rows)
+
+
+def test_a_curve_is_measured_once_and_again_on_demand(pair: Pair, monkeypatch: pytest.MonkeyPatch) -> None:
+    measured: list[int] = []
+    measure = costs_module.measure_costs
+
+    def counted(*arguments: Any, **options: Any) -> Any:
+        measured.append(1)
+        return measure(*arguments, **options)
+
+    monkeypatch.setattr(costs_module, "measure_costs", counted)
+    quick = CostSpec(cost_seconds=0)
+    first = pair_costs(pair, quick, gamma_max=2)
+    assert pair_costs(pair, quick, gamma_max=2) == first
+    assert len(measured) == 1
+    assert first.uncertainty is not None
+    assert first.gamma_max == 2
+    pair_costs(pair, CostSpec(cost_seconds=0, measure=True), gamma_max=2)
+    assert len(measured) == 2
+    pair_costs(pair, quick, gamma_max=1)  # another length
+    assert len(measured) == 3
+
+
+def test_a_damaged_cache_is_measured_again_and_an_unwritable_one_does_no_harm(
+    pair: Pair, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    quick = CostSpec(cost_seconds=0)
+    monkeypatch.setenv("DRAFTGAUGE_CACHE", str(tmp_path / "cache"))
+    first = pair_costs(pair, quick, gamma_max=1)
+    (kept,) = (cache_folder() / "costs").iterdir()
+    entry = json.loads(kept.read_text())
+    kept.write_text(json.dumps(entry | {"of": entry["of"] | {"threads": 99}}))
+    assert pair_costs(pair, quick, gamma_max=1) != first
+    (tmp_path / "file").write_text("in the way")
+    monkeypatch.setenv("DRAFTGAUGE_CACHE", str(tmp_path / "file"))
+    assert pair_costs(pair, quick, gamma_max=1).gamma_max == 1
+
+
+def test_unknown_policies_are_refused_before_anything_is_loaded(tmp_path: Path) -> None:
+    for verb in (generate, bench):
+        options: dict[str, Any] = {"prompt": "x", "policy": "oracle"} if verb is generate else {"policies": "oracle"}
+        with pytest.raises(DraftgaugeError, match="unknown policy 'oracle'"):
+            verb(target=tmp_path / "nothing", **options)

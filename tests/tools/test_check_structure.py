@@ -1,0 +1,82 @@
+"""The checks of the structure: the package passes them, and each finds what it is there to find."""
+
+from __future__ import annotations
+
+import importlib.util
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+POLICY = '@register_policy("{name}", "does nothing")\ndef make(a: int, *, gamma_max: int):\n    return a\n'
+DRAFTER = '@register_drafter\nclass Source(DraftSource):\n    name = "toy"\n'
+SOUND = {
+    "policies/one.py": POLICY.format(name="one"),
+    "drafters/toy.py": DRAFTER,
+    "core/a.py": "from draftgauge.core import b\n",
+    "core/b.py": "def later():\n    from draftgauge.core import a\n    return a\n",
+}
+
+
+@pytest.fixture(scope="module")
+def check() -> ModuleType:
+    spec = importlib.util.spec_from_file_location("check_structure", ROOT / "tools" / "check_structure.py")
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def written(folder: Path, files: dict[str, str]) -> Path:
+    for name, text in (SOUND | files).items():
+        path = folder / "draftgauge" / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text)
+    for package in {path.parent for path in folder.rglob("*.py")} | {folder / "draftgauge"}:
+        (package / "__init__.py").touch()
+    return folder
+
+
+def test_the_package_passes(check: ModuleType, capsys: pytest.CaptureFixture[str]) -> None:
+    code = check.main(ROOT / "src")
+    assert (code, capsys.readouterr().err) == (0, "")
+
+
+EIGHT = ", ".join("abcdefgh")
+
+
+@pytest.mark.parametrize(
+    ("files", "says"),
+    [
+        ({}, ""),
+        (
+            {"core/b.py": "from draftgauge.core.c import x\n", "core/c.py": "import draftgauge.core.a\n"},
+            "import circle",
+        ),
+        ({"core/b.py": "class B:\n    from draftgauge.core import a\n"}, "draftgauge.core.a, draftgauge.core.b"),
+        ({"core/b.py": "if TYPE_CHECKING:\n    from draftgauge.core import a\n"}, ""),
+        ({"core/c.py": f"def f({EIGHT}):\n    return a\n"}, "f takes 8 parameters"),
+        ({"core/c.py": f"class C:\n    def f(self, {EIGHT[:-3]}):\n        return 1\n"}, ""),
+        ({"core/c.py": f"def make({EIGHT}) -> Record:\n    return Record(a)\n"}, ""),
+        ({"core/c.py": f"def make({EIGHT}) -> Record:\n    return work(Record(a))\n"}, "make takes 8 parameters"),
+        (
+            {"policies/two.py": 'NAME = "one"\n' + POLICY.replace('"{name}"', "NAME")},
+            "register_policy of 'one' in 2 places",
+        ),
+        ({"core/c.py": POLICY.format(name="two")}, "belongs into policies/"),
+        (
+            {"drafters/other.py": "class Other(DraftSource):\n    name = 'x'\n"},
+            "Other is a kind of drafter that is not",
+        ),
+        ({"drafters/toy.py": ""}, "nothing in drafters/ is registered"),
+    ],
+)
+def test_what_each_check_finds(
+    check: ModuleType, tmp_path: Path, capsys: pytest.CaptureFixture[str], files: dict[str, str], says: str
+) -> None:
+    code = check.main(written(tmp_path, files))
+    said = capsys.readouterr().err
+    assert code == (1 if says else 0), said
+    assert says in said

@@ -1,0 +1,184 @@
+"""Checks of the package's structure that no linter makes; part of ``make lint``. Prints what is wrong and exits with 1.
+
+- No file imports another that, by way of others or not, imports it. Imports inside functions do not count: they happen
+  later.
+- No function takes more than seven parameters. Records (dataclasses) may have as many fields as they need, and so may
+  functions that do nothing but make one. Of a policy's factory those are not counted that the registry supplies.
+- Every policy and every kind of drafter is registered once, in a file of its room, and nothing registers itself
+  elsewhere.
+"""
+
+from __future__ import annotations
+
+import ast
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+PACKAGE = "draftgauge"
+MOST_PARAMETERS = 7
+ROOMS = {"register_policy": "policies", "register_drafter": "drafters"}
+FunctionNode = ast.FunctionDef | ast.AsyncFunctionDef
+
+
+def main(source: Path) -> int:
+    """Check the package below ``source``; returns the exit code."""
+    files = {module_name(path, source): path for path in sorted((source / PACKAGE).rglob("*.py"))}
+    trees = {name: ast.parse(path.read_text(encoding="utf-8")) for name, path in files.items()}
+    problems = [*circles(trees), *long_signatures(trees), *registrations(trees)]
+    for problem in problems:
+        print(problem, file=sys.stderr)
+    return 1 if problems else 0
+
+
+def module_name(path: Path, source: Path) -> str:
+    """``draftgauge.core.files`` of ``src/draftgauge/core/files.py``; a package's own name of its ``__init__.py``."""
+    parts = path.relative_to(source).with_suffix("").parts
+    return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
+
+
+def circles(trees: dict[str, ast.Module]) -> Iterator[str]:
+    """Groups of files that import each other."""
+    imports = {name: set(imported(tree, trees)) - {name} for name, tree in trees.items()}
+    for group in connected(imports):
+        if len(group) > 1:
+            yield f"import circle: {', '.join(sorted(group))}"
+
+
+def imported(tree: ast.Module, modules: dict[str, ast.Module]) -> Iterator[str]:
+    """The package's modules that are imported when a file is."""
+    for node in executed(tree.body):
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names if alias.name in modules)
+        elif isinstance(node, ast.ImportFrom) and node.module:
+            for alias in node.names:
+                inner = f"{node.module}.{alias.name}"
+                yield inner if inner in modules else node.module if node.module in modules else ""
+
+
+def executed(body: list[ast.stmt]) -> Iterator[ast.stmt]:
+    """Statements that run on import: not those in functions, nor those for type checkers alone."""
+    for node in body:
+        if isinstance(node, ast.If) and "TYPE_CHECKING" in ast.unparse(node.test):
+            yield from executed(node.orelse)
+            continue
+        if isinstance(node, FunctionNode):
+            continue
+        yield node
+        for name in ("body", "orelse", "finalbody"):
+            yield from executed(getattr(node, name, []))
+
+
+def connected(graph: dict[str, set[str]]) -> Iterator[set[str]]:
+    """Strongly connected components: nodes that reach each other."""
+    reach = {name: reachable(name, graph) for name in graph}
+    seen: set[str] = set()
+    for name in graph:
+        if name not in seen:
+            group = {other for other in reach[name] if name in reach.get(other, ())} | {name}
+            seen |= group
+            yield group
+
+
+def reachable(start: str, graph: dict[str, set[str]]) -> set[str]:
+    """All nodes that a path of one edge or more leads to."""
+    found: set[str] = set()
+    todo = list(graph[start])
+    while todo:
+        name = todo.pop()
+        if name and name not in found:
+            found.add(name)
+            todo += graph.get(name, ())
+    return found
+
+
+def long_signatures(trees: dict[str, ast.Module]) -> Iterator[str]:
+    """Functions with too many parameters."""
+    for module, tree in trees.items():
+        for node in ast.walk(tree):
+            if not isinstance(node, FunctionNode) or makes_record(node):
+                continue
+            if (count := parameters(node)) > MOST_PARAMETERS:
+                yield f"{module}:{node.lineno}: {node.name} takes {count} parameters, more than {MOST_PARAMETERS}"
+
+
+def makes_record(node: FunctionNode) -> bool:
+    """Whether a function makes one object of the class that it is annotated with, and returns nothing else."""
+    wanted = ast.unparse(node.returns) if node.returns is not None else ""
+
+    def makes(value: ast.expr | None) -> bool:
+        return isinstance(value, ast.Call) and ast.unparse(value.func) == wanted
+
+    inner = list(ast.walk(node))
+    named = {ast.unparse(entry.targets[0]) for entry in inner if isinstance(entry, ast.Assign) and makes(entry.value)}
+    returned = [entry.value for entry in inner if isinstance(entry, ast.Return)]
+    return bool(returned) and all(makes(value) or (value and ast.unparse(value) in named) for value in returned)
+
+
+def parameters(node: FunctionNode) -> int:
+    """How many a caller gives."""
+    positional = [*node.args.posonlyargs, *node.args.args]
+    own = positional[1:] if positional and positional[0].arg in ("self", "cls") else positional
+    supplied = any(called(decorator) == "register_policy" for decorator in node.decorator_list)
+    return len(own) + (0 if supplied else len(node.args.kwonlyargs))
+
+
+def registrations(trees: dict[str, ast.Module]) -> Iterator[str]:
+    """What is registered twice or in the wrong room, and kinds of drafter that are not registered."""
+    where: dict[tuple[str, str], list[str]] = {}
+    for module, tree in trees.items():
+        texts = constants(tree)
+        for node in ast.walk(tree):
+            if not isinstance(node, FunctionNode | ast.ClassDef):
+                continue
+            for decorator in node.decorator_list:
+                kind = called(decorator)
+                if kind in ROOMS:
+                    where.setdefault((kind, registered_name(node, decorator, texts)), []).append(module)
+            bases = [ast.unparse(base) for base in node.bases] if isinstance(node, ast.ClassDef) else []
+            if "DraftSource" in bases and not any(called(d) == "register_drafter" for d in node.decorator_list):
+                yield f"{module}:{node.lineno}: {node.name} is a kind of drafter that is not registered"
+    for (kind, name), modules in where.items():
+        if len(modules) > 1:
+            yield f"{kind} of {name!r} in {len(modules)} places: {', '.join(modules)}"
+        for module in modules:
+            if not module.startswith(f"{PACKAGE}.{ROOMS[kind]}."):
+                yield f"{module}: {kind} of {name!r} belongs into {ROOMS[kind]}/"
+    for kind, room in ROOMS.items():
+        if not any(found == kind for found, _ in where):
+            yield f"nothing in {room}/ is registered with {kind}: has it another name now?"
+
+
+def called(decorator: ast.expr) -> str:
+    """The name of a decorator, called or not."""
+    target = decorator.func if isinstance(decorator, ast.Call) else decorator
+    return ast.unparse(target).rpartition(".")[2]
+
+
+def registered_name(node: FunctionNode | ast.ClassDef, decorator: ast.expr, texts: dict[str, str]) -> str:
+    """The first argument of the decorator, else the class's own ``name``."""
+    if isinstance(decorator, ast.Call) and decorator.args:
+        return text_of(decorator.args[0], texts)
+    own = constants(node)
+    return own.get("name", node.name)
+
+
+def constants(tree: ast.Module | FunctionNode | ast.ClassDef) -> dict[str, str]:
+    """Names that a file or class gives to texts."""
+    found: dict[str, str] = {}
+    for entry in tree.body:
+        target = entry.targets[0] if isinstance(entry, ast.Assign) else getattr(entry, "target", None)
+        value = getattr(entry, "value", None)
+        if isinstance(target, ast.Name) and isinstance(value, ast.Constant) and isinstance(value.value, str):
+            found[target.id] = value.value
+    return found
+
+
+def text_of(node: ast.expr, texts: dict[str, str]) -> str:
+    """A text that is written out or named."""
+    written = ast.unparse(node)
+    return node.value if isinstance(node, ast.Constant) and isinstance(node.value, str) else texts.get(written, written)
+
+
+if __name__ == "__main__":
+    sys.exit(main(Path(sys.argv[1]) if len(sys.argv) > 1 else Path(__file__).parents[1] / "src"))
