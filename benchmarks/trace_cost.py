@@ -11,7 +11,7 @@ from draftgauge.api.pair import load_pair
 from draftgauge.api.runs import first_per_task, prompt_file
 from draftgauge.core.prompts import read_prompts
 from draftgauge.decoding.plain import plain_decode
-from draftgauge.decoding.recorder import record_prompt
+from draftgauge.decoding.recorder import RecordingPlan, record_prompt
 from draftgauge.decoding.settings import DecodingSettings
 
 GAMMA_MAX = 16
@@ -31,7 +31,9 @@ def main() -> None:
             started = time.perf_counter()
             plain = plain_decode(pair.target, tokens, settings)
             between = time.perf_counter()
-            record = record_prompt(pair.target, drafter, prompt, tokens, settings, pair.tokenizer, GAMMA_MAX)
+            record = record_prompt(
+                pair.target, drafter, prompt, tokens, RecordingPlan(settings, GAMMA_MAX), pair.tokenizer
+            )
             ended = time.perf_counter()
             assert record.token.tolist() == plain.tokens
             if number or round_:

@@ -24,7 +24,7 @@ from draftgauge.replay import (
     replay,
     replay_fixed_all,
 )
-from draftgauge.replay.evaluate import Resampling
+from draftgauge.replay.evaluate import Compared, Resampling
 from draftgauge.traces.costs import CostCurve
 from draftgauge.traces.trace import Trace
 from synthetic import synthetic_trace
@@ -100,7 +100,9 @@ def test_gains_are_over_the_best_fixed_length(trace: Trace, costs: CostCurve, ro
 
 def test_p_values_are_adjusted_within_a_task_for_what_is_compared(trace: Trace, costs: CostCurve) -> None:
     policies = {spec: make_policy(spec, GAMMA_MAX) for spec in ("fixed:1", "hf-heuristic", "cumulative-confidence")}
-    rows = evaluate(trace, costs, policies, references=["fixed:1"], split="test", drawn=Resampling(500))
+    rows = evaluate(
+        trace, costs, policies, compared=Compared(references=["fixed:1"]), split="test", drawn=Resampling(500)
+    )
     assert {row["split"] for row in rows} == {"test"}
     for task in ("code", "all"):
         fixed, *compared = [row for row in rows if row["task"] == task]
@@ -130,10 +132,10 @@ def test_no_way_to_hindsight_no_share_of_it(trace: Trace, linear_costs: MakeCost
 
 
 def test_the_fixed_length_can_come_from_other_prompts(trace: Trace, costs: CostCurve) -> None:
-    row = evaluate(trace, costs, {"fixed:1": FixedLength(1)}, best_fixed=1)[-1]
+    row = evaluate(trace, costs, {"fixed:1": FixedLength(1)}, compared=Compared(best_fixed=1))[-1]
     assert (row["best_fixed_gamma"], row["gain"]) == (1, 0.0)
     with pytest.raises(DraftgaugeError, match="0 to 6"):
-        evaluate(trace, costs, {}, best_fixed=7)
+        evaluate(trace, costs, {}, compared=Compared(best_fixed=7))
 
 
 def test_plain_seconds_interpolate_between_contexts(trace: Trace, costs: CostCurve) -> None:

@@ -89,7 +89,7 @@ def _bench_run(request: BenchRequest, run: Path, manifest: Manifest, progress: P
             "to compare outputs token by token: name a run recorded at temperature 0, or `draftgauge replay` this one"
         )
     recorded = request.pair.drafter is None
-    trace, costs = read_run(run)
+    trace, measured = read_run(run)
     best_fixed = None
     specs = request.policies or (default_policies(manifest, run) if recorded else DEFAULTS)
     if recorded:
@@ -99,8 +99,7 @@ def _bench_run(request: BenchRequest, run: Path, manifest: Manifest, progress: P
     judged = request.prompts.split or (TEST if design_of(trace).split == TEST else None)
     pair = load_pair_of(manifest, request.pair)
     prompts = prompts_of(run, manifest, pair, replace(request.prompts, split=judged))
-    if not recorded:
-        costs = _costs(request, pair, specs, manifest.gamma_max, progress)
+    costs = measured if recorded else _costs(request, pair, specs, manifest.gamma_max, progress)
     policies = {spec: make_policy(spec, manifest.gamma_max, costs) for spec in specs}
     return _bench(request, pair, prompts, policies, manifest.max_new_tokens, progress, best_fixed)
 

@@ -80,15 +80,30 @@ class Resampling:
     seed: int = 0
 
 
+@dataclass(frozen=True)
+class Compared:
+    """What policies are compared with.
+
+    Attributes:
+        best_fixed: the fixed length, chosen on training prompts. If None, the best one on the prompts evaluated on,
+            which favours the fixed length.
+        best_rival: name of the tuned policy, one of those evaluated; chosen on training prompts.
+        tuned: names of those whose parameters were chosen on training prompts for this cost curve.
+        references: names of those that are there to be compared with: fixed lengths and bounds.
+    """
+
+    best_fixed: int | None = None
+    best_rival: str | None = None
+    tuned: Collection[str] = ()
+    references: Collection[str] = ()
+
+
 def evaluate(
     trace: Trace,
     costs: CostCurve,
     policies: Mapping[str, Policy | Replay],
     *,
-    best_fixed: int | None = None,
-    best_rival: str | None = None,
-    tuned: Collection[str] = (),
-    references: Collection[str] = (),
+    compared: Compared | None = None,
     split: str = EVERYTHING,
     drawn: Resampling | None = None,
 ) -> list[Row]:
@@ -116,11 +131,7 @@ def evaluate(
         costs: of the same pair, compression and device.
         policies: by the name in their rows; new ones, as some learn across prompts. A finished replay of this trace
             does as well.
-        best_fixed: the fixed length to compare with, chosen on training prompts. If None, the best one on these
-            prompts, which favours the fixed length.
-        best_rival: name of the tuned policy to compare with, one of ``policies``; chosen on training prompts.
-        tuned: names of those whose parameters were chosen on training prompts for this cost curve.
-        references: names of those that are there to be compared with: fixed lengths and bounds.
+        compared: what they are compared with; the fixed length that is best on these prompts if None.
         split: name of the prompts, for the rows.
         drawn: how intervals and p-values are drawn.
 
@@ -132,7 +143,8 @@ def evaluate(
         name: policy if isinstance(policy, Replay) else replay(trace, policy, costs)
         for name, policy in policies.items()
     }
-    baselines = _baselines(trace, costs, best_fixed, best_rival, outcomes)
+    against = compared or Compared()
+    baselines = _baselines(trace, costs, against.best_fixed, against.best_rival, outcomes)
     masks = list(task_masks(trace))
     ratio = costs.cost_ratio()
     rows: list[Row] = []
@@ -144,12 +156,12 @@ def evaluate(
                 "task": task,
                 "split": split,
                 "cost_ratio": ratio,
-                "tuned": name in tuned,
+                "tuned": name in against.tuned,
             }
             rows.append(key | _measures(outcome, baselines, mask, drawn or Resampling()))
     for task, _ in masks:
-        compared = [row for row in rows if row["task"] == task and row["policy"] not in references]
-        for row, adjusted in zip(compared, holm([figure(row, "p_value") for row in compared]), strict=True):
+        tested = [row for row in rows if row["task"] == task and row["policy"] not in against.references]
+        for row, adjusted in zip(tested, holm([figure(row, "p_value") for row in tested]), strict=True):
             row["p_holm"] = adjusted
     return rows
 
@@ -188,10 +200,12 @@ def evaluate_design(
         design.trace,
         costs,
         arms,
-        best_fixed=None if design.train is None else best,
-        best_rival=None if rivals is None else rivals.best,
-        tuned={fixed, *(() if rivals is None else rivals.arms)},
-        references={HINDSIGHT, *(name for name, policy in arms.items() if isinstance(policy, FixedLength))},
+        compared=Compared(
+            best_fixed=None if design.train is None else best,
+            best_rival=None if rivals is None else rivals.best,
+            tuned={fixed, *(() if rivals is None else rivals.arms)},
+            references={HINDSIGHT, *(name for name, policy in arms.items() if isinstance(policy, FixedLength))},
+        ),
         split=design.split,
         drawn=Resampling(resamples, seed),
     )

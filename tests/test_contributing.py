@@ -1,0 +1,86 @@
+"""What CONTRIBUTING.md says to write works as it stands there: a policy and a drafter, each one file, in every verb."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import re
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from draftgauge.api.bench import bench
+from draftgauge.api.generate import generate
+from draftgauge.api.pair import load_pair
+from draftgauge.api.profile import profile
+from draftgauge.api.replay import replay
+from draftgauge.drafters import source as kinds
+from draftgauge.drafters.source import drafter_kinds
+from draftgauge.policies import registry
+from draftgauge.policies.registry import POLICIES
+from draftgauge.traces.manifest import Manifest
+from tiny import save_tiny
+
+PAGE = Path(__file__).parents[1] / "CONTRIBUTING.md"
+BLOCK = re.compile(r"```python\n# (?P<path>src/draftgauge/\S+\.py)\n(?P<code>.*?)```", re.DOTALL)
+POLICY, DRAFTER = "every-other", "last-token"
+
+
+@pytest.fixture(scope="module")
+def added(tmp_path_factory: pytest.TempPathFactory) -> Iterator[list[str]]:
+    """The files of the page, imported; what they register is forgotten afterwards."""
+    folder, paths = tmp_path_factory.mktemp("added"), []
+    with pytest.MonkeyPatch.context() as patch:
+        drafter_kinds()  # the package's own are registered before the copy is taken
+        patch.setattr(kinds, "_KINDS", dict(kinds._KINDS))
+        patch.setattr(POLICIES, "_factories", dict(POLICIES._factories))
+        patch.setattr(registry, "_ENTRIES", dict(registry._ENTRIES))
+        for block in BLOCK.finditer(PAGE.read_text(encoding="utf-8")):
+            paths.append(block["path"])
+            file = folder / Path(block["path"]).name
+            file.write_text(block["code"], encoding="utf-8")
+            spec = importlib.util.spec_from_file_location(f"added_{file.stem}", file)
+            assert spec is not None
+            assert spec.loader is not None
+            module = importlib.util.module_from_spec(spec)
+            patch.setitem(sys.modules, spec.name, module)
+            spec.loader.exec_module(module)
+        yield paths
+
+
+def test_the_page_adds_one_file_each(added: list[str]) -> None:
+    assert added == ["src/draftgauge/policies/every_other.py", "src/draftgauge/drafters/last_token.py"]
+    assert POLICY in POLICIES
+    assert DRAFTER in drafter_kinds()
+
+
+def test_both_work_in_every_verb(added: list[str], tmp_path: Path) -> None:
+    prompts = tmp_path / "prompts.jsonl"
+    prompts.write_text("\n".join(json.dumps({"prompt": f"prompt {n}", "task": "a"}) for n in range(2)))
+    target = save_tiny(tmp_path / "target")
+    pair = load_pair(target, drafter=DRAFTER, device="cpu")
+    plain, _ = generate(pair, "hello", "plain", max_new_tokens=12)
+    text, how = generate(pair, "hello", f"{POLICY}:tokens=3", max_new_tokens=12)
+    assert text == plain
+    assert [step.drafted for step in how.steps[:4]] == [3, 0, 3, 0]
+    common: dict[str, Any] = {"target": target, "prompts": prompts, "max_new_tokens": 8, "device": "cpu"}
+    run = tmp_path / "run"
+    profile(**common, drafter=DRAFTER, out=run, gamma_max=2, cost_seconds=0)
+    assert Manifest.load(run).drafter == DRAFTER
+    replayed = {row["policy"]: row for row in replay(run, POLICY) if row["task"] == "all"}
+    rows = bench(run, POLICY, rounds=1, baselines=False, device="cpu")
+    live = {row["policy"]: row for row in rows if row["task"] == "all"}
+    assert live[POLICY]["mismatches"] == 0
+    assert live[POLICY]["tokens_per_step"] == replayed[POLICY]["tokens_per_step"]
+
+
+def test_the_page_names_what_is_there() -> None:
+    root = PAGE.parent
+    text = PAGE.read_text(encoding="utf-8")
+    for path in re.findall(r"`((?:src|tests)/[\w/]+\.py)`", text):
+        assert (root / path).exists(), path
+    for name in re.findall(r"`(drafters/[\w/]+\.py)`", text):
+        assert (root / "src" / "draftgauge" / name).exists(), name
