@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections import Counter
+from itertools import pairwise
 
 import numpy as np
 import pytest
@@ -43,7 +44,7 @@ def test_the_order_is_drawn_anew_for_every_prompt_and_round_from_the_seed() -> N
     assert all(len({prompt for _, prompt in visit}) == 1 for visit in visits)
     first = Counter(visit[0][0] for visit in visits)
     assert min(first.values()) > len(visits) / 3 * 0.7  # every arm begins about a third of the visits
-    followers = Counter((a[0], b[0]) for visit in visits for a, b in zip(visit, visit[1:], strict=False))
+    followers = Counter((a[0], b[0]) for visit in visits for a, b in pairwise(visit))
     assert min(followers.values()) > len(visits) / 3 * 0.7  # and none always runs behind the same other
 
 

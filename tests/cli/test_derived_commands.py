@@ -1,4 +1,4 @@
-"""The command line follows from the requests: every setting has one option with a help text, and no verb loads torch to show it."""
+"""The command line follows from the requests: one option with a help text for each setting, shown without torch."""
 
 from __future__ import annotations
 

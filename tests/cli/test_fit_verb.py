@@ -1,4 +1,6 @@
-"""``draftgauge fit`` on written traces: what it writes serves ``replay``, and what it cannot fit is said before anything is written."""
+"""``draftgauge fit`` on written traces: what it writes serves ``replay``, and what it cannot fit is said before
+anything is written.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""Requests as flat settings: names, defaults and help come from the dataclasses; values are converted or refused by name."""
+"""Requests as flat settings: names, defaults and help texts of the dataclasses; values converted, or refused by
+name.
+"""
 
 from __future__ import annotations
 
@@ -35,7 +37,7 @@ class Part:
 
     names: tuple[str, ...] = ("a", "b")
     limit: int | None = None
-    machine: Machine = Machine()  # noqa: RUF009
+    machine: Machine = Machine()
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -48,9 +50,9 @@ class Whole:
         specs: one by one.
     """
 
-    folder: Path = setting(positional=True)
+    folder: Path = setting(positional=True)  # noqa: RUF009
     specs: tuple[str, ...] = setting((), repeated=True)
-    part: Part = Part(limit=3)  # noqa: RUF009
+    part: Part = Part(limit=3)
 
 
 def test_nested_fields_are_settings_under_one_level_of_names() -> None:

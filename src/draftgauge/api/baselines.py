@@ -23,7 +23,9 @@ GENERATE, ASSISTED, ASSISTED_CONSTANT = (
 
 @dataclass
 class BaselineRun:
-    """One output of ``generate()``: tokens, seconds of decoding after the first tokens came, and how many those were."""
+    """One output of ``generate()``: tokens, seconds of decoding after the first tokens came, and how many those
+    were.
+    """
 
     tokens: list[int]
     first_tokens: int

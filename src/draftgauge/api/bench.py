@@ -34,7 +34,9 @@ SETTLED = ("target", "draft", "compression", "prompts", "max_new_tokens", "gamma
 
 
 def default_policies(manifest: Manifest, folder: Path) -> list[str]:
-    """Without a choice: the best fixed length of the recorded run, a shorter and a longer one, and the adaptive policies."""
+    """Without a choice: the best fixed length of the recorded run, a shorter and a longer one, and the adaptive
+    policies.
+    """
     best = max(1, best_gamma_of(folder))
     near = sorted({max(1, best - 2), best, min(manifest.gamma_max, best + 2)})
     return ["none", *(f"fixed:{g}" for g in near), *compared_policies()]
@@ -85,7 +87,8 @@ def _bench_run(request: BenchRequest, run: Path, manifest: Manifest, progress: P
     """Rows of one recorded run."""
     if manifest.temperature > 0:
         raise DraftgaugeError(
-            f"{run} holds a trace of sampled decoding (temperature {manifest.temperature:g}), and bench decodes greedily, "
+            f"{run} holds a trace of sampled decoding (temperature {manifest.temperature:g}), and bench decodes "
+            "greedily, "
             "to compare outputs token by token: name a run recorded at temperature 0, or `draftgauge replay` this one"
         )
     recorded = request.pair.drafter is None

@@ -82,7 +82,9 @@ def _timed(arm: Arm, chosen: list[int]) -> tuple[list[int], list[float]]:
 
 
 def _paired_ratio(arm: Arm, other: Arm, chosen: list[int]) -> tuple[float, float, float]:
-    """Median over prompts and rounds of one arm's speed over the other's in the same round, with a 95% interval over prompts."""
+    """Median over prompts and rounds of one arm's speed over the other's in the same round, with a 95% interval over
+    prompts.
+    """
     ratios = np.array(
         [[_per_second(a) / _per_second(b) for a, b in zip(arm.runs[n], other.runs[n], strict=True)] for n in chosen]
     )

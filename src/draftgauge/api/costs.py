@@ -1,4 +1,6 @@
-"""The cost curve of a loaded pair: measured once on a machine, kept in the user's cache, found again by its fingerprint."""
+"""The cost curve of a loaded pair: measured once on a machine, kept in the user's cache, found again by its
+fingerprint.
+"""
 
 from __future__ import annotations
 

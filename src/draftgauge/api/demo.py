@@ -1,4 +1,6 @@
-"""The whole path on the bundled pair within a given time: a streamed answer first, then profile, replay, bench and report."""
+"""The whole path on the bundled pair within a given time: a streamed answer first, then profile, replay, bench and
+report.
+"""
 
 from __future__ import annotations
 
@@ -84,7 +86,8 @@ def demo(
         request: what to show, within which time.
         progress: told (what, done, total).
         on_text: told each new piece of the first answer, see :func:`~draftgauge.api.generate.generate`.
-        on_rows: told rows as soon as they are measured: ``"first"`` of the first answer, then those of each compression.
+        on_rows: told rows as soon as they are measured: ``"first"`` of the first answer, then those of each
+            compression.
 
     Returns:
         Rows. A row of a policy has ``compression, task, policy, ratio_to_plain`` (with ``_low`` and ``_high``),
@@ -142,7 +145,9 @@ def _first_answer(request: DemoRequest, pair: Pair, on_text: OnText | None) -> d
 
 
 def _plan(request: DemoRequest, pair: Pair, clock: _Clock) -> Plan:
-    """Prompts and lengths that fit into the time; those of an earlier, interrupted demo in the same folder if there was one."""
+    """Prompts and lengths that fit into the time; those of an earlier, interrupted demo in the same folder if there was
+    one.
+    """
     path = request.out / PLAN_NAME
     if path.exists():
         try:

@@ -111,7 +111,8 @@ def encode_prompts(
         shown = ", ".join(f"{prompt.identifier} ({len(tokens)} tokens)" for prompt, tokens in long[:SHOWN])
         more = f" and {len(long) - SHOWN} more" if len(long) > SHOWN else ""
         raise PromptError(
-            f"{path}: {shown}{more} longer than the {longest} tokens that the models take beside max_new_tokens {max_new_tokens}: "
+            f"{path}: {shown}{more} longer than the {longest} tokens that the models take beside max_new_tokens "
+            f"{max_new_tokens}: "
             "lower max_new_tokens, or choose long_prompts truncate (keep their end) or skip"
         )
     if long_prompts == "truncate":
@@ -119,7 +120,8 @@ def encode_prompts(
     kept = [(prompt, tokens) for prompt, tokens in encoded if len(tokens) <= longest]
     if not kept:
         raise PromptError(
-            f"{path}: every prompt is longer than the {longest} tokens that the models take: choose long_prompts truncate"
+            f"{path}: every prompt is longer than the {longest} tokens that the models take: choose long_prompts "
+            "truncate"
         )
     return kept
 

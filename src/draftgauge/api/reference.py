@@ -56,8 +56,8 @@ def train_pair(request: ReferenceTrainRequest, *, report: Report) -> Path:
 def evaluate_pair(request: ReferenceEvaluateRequest, *, progress: Progress = silent) -> list[dict[str, Any]]:
     """Figures of a pair on its prompts: rows for every task (and ``all``), for every draft and task, for every layer.
 
-    Rows of the target hold ``right`` (share of right greedy answers; of a summary's facts), ``distinct_4grams`` (share of
-    different 4-grams within an answer), ``copied_4grams`` (share of an answer's 4-grams that its prompt has too),
+    Rows of the target hold ``right`` (share of right greedy answers; of a summary's facts), ``distinct_4grams`` (share
+    of different 4-grams within an answer), ``copied_4grams`` (share of an answer's 4-grams that its prompt has too),
     ``acceptance_depth_1`` (of ``draft``) and ``perplexity`` (of the reference answers, given their prompts); rows of a
     draft hold ``perplexity``, ``acceptance_depth_1``, ``_4`` and ``_8`` (at that depth, given acceptance before it) and
     ``mean_accepted`` of ``gamma_max``; rows of layers hold the ``rms`` of the target's states and the ``largest`` of a

@@ -74,7 +74,9 @@ def replay(
 
 
 def best_gamma_of(run: Path) -> int:
-    """The best fixed length of one recorded run, 0 where not speculating is best; of its training prompts where it names any."""
+    """The best fixed length of one recorded run, 0 where not speculating is best; of its training prompts where it
+    names any.
+    """
     trace, costs = read_run(run)
     design = design_of(trace)
     return best_fixed_gamma(design.train if design.train is not None else trace, costs)
@@ -103,13 +105,15 @@ def _check(
     """Warn of what makes figures other than they seem."""
     if costs.device != manifest.device:
         on_warning(
-            f"the costs in {run} were measured on {costs.device}, its trace on {manifest.device}: seconds are those of {costs.device}"
+            f"the costs in {run} were measured on {costs.device}, its trace on {manifest.device}: seconds are those "
+            f"of {costs.device}"
         )
     keys = prompt_keys(design.trace)
     for spec, known in trained_on.items():
         seen = len(set(known).intersection(keys))
         if seen:
             on_warning(
-                f"{spec} was fitted on {seen} of the {len(keys)} prompts that it is evaluated on ({run}, split {design.split!r}): "
+                f"{spec} was fitted on {seen} of the {len(keys)} prompts that it is evaluated on ({run}, split "
+                f"{design.split!r}): "
                 f"what it gains there says little about other prompts"
             )

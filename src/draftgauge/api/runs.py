@@ -24,7 +24,9 @@ EncodedPrompt = tuple[Prompt, list[int]]
 
 
 def prompt_file(prompts: str | Path | None, split: str = "test") -> Path:
-    """What a prompts argument means: a path, ``reference:SPLIT`` and None for bundled prompts, ``reference:all`` for all of them."""
+    """What a prompts argument means: a path, ``reference:SPLIT`` and None for bundled prompts, ``reference:all`` for
+    all of them.
+    """
     if prompts is None:
         return PAIR_FOLDER / "prompts" / f"{split}.jsonl"
     if str(prompts) == f"{BUNDLED_PROMPTS}{ALL_SPLITS}":
@@ -77,7 +79,8 @@ def load_pair_of(manifest: Manifest, spec: PairSpec | None = None) -> Pair:
     for role, entry in (("target", manifest.target), ("draft", manifest.draft if asked.drafter is None else None)):
         if entry is not None and found[role] != entry.fingerprint:
             raise TraceError(
-                f"the {role} at {entry.source} is not the model that this trace was recorded with: profile it into a new folder"
+                f"the {role} at {entry.source} is not the model that this trace was recorded with: profile it into a "
+                "new folder"
             )
     return pair
 

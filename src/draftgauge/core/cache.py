@@ -9,7 +9,9 @@ VARIABLE = "DRAFTGAUGE_CACHE"
 
 
 def cache_folder() -> Path:
-    """``$DRAFTGAUGE_CACHE``, else ``draftgauge`` in the user's cache folder (``$XDG_CACHE_HOME``, else ``~/.cache``)."""
+    """``$DRAFTGAUGE_CACHE``, else ``draftgauge`` in the user's cache folder (``$XDG_CACHE_HOME``, else
+    ``~/.cache``).
+    """
     named = os.environ.get(VARIABLE)
     if named:
         return Path(named).expanduser()

@@ -50,9 +50,9 @@ def read_prompts(
 ) -> list[Prompt]:
     """Read a prompt file.
 
-    Each line is an object with ``prompt`` (text), ``turns`` (list of texts as in MT-bench, of which the first is taken) or
-    ``messages`` (list of ``{"role", "content"}``), and optionally ``task`` or ``category``, ``id`` or ``question_id``,
-    ``split`` and ``reference``. Blank lines are skipped.
+    Each line is an object with ``prompt`` (text), ``turns`` (list of texts as in MT-bench, of which the first is taken)
+    or ``messages`` (list of ``{"role", "content"}``), and optionally ``task`` or ``category``, ``id`` or
+    ``question_id``, ``split`` and ``reference``. Blank lines are skipped.
 
     Args:
         path: the file, UTF-8, or a folder: its ``*.jsonl`` files one after the other, in the order of their names.
@@ -61,7 +61,8 @@ def read_prompts(
         split: take this split only.
 
     Raises:
-        PromptError: if the file is missing, empty, or a line is not as above (file and line are named), or nothing is left.
+        PromptError: if the file is missing, empty, or a line is not as above (file and line are named), or nothing is
+            left.
     """
     prompts = _read_all(path)
     for name in tasks or ():
@@ -70,7 +71,8 @@ def read_prompts(
     wanted = [p for p in prompts if (not tasks or p.task in tasks) and (split is None or p.split == split)]
     if not wanted:
         raise PromptError(
-            f"{path} has no such prompts with split {split!r}; its splits: {_listed(p.split or '(none)' for p in prompts)}"
+            f"{path} has no such prompts with split {split!r}; its splits: "
+            f"{_listed(p.split or '(none)' for p in prompts)}"
         )
     if limit is not None and limit < 1:
         raise PromptError(f"the limit of prompts is {limit}, must be at least 1")

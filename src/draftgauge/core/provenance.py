@@ -61,7 +61,8 @@ def write_measurement(path: Path, command: str, rows: Iterable[Mapping[str, Any]
     Args:
         path: the file; its folder exists.
         command: see :func:`command_line`.
-        rows: flat objects of text, numbers (NumPy's too), booleans and None. NaN and infinities become null, as JSON has none.
+        rows: flat objects of text, numbers (NumPy's too), booleans and None. NaN and infinities become null, as JSON
+            has none.
 
     Raises:
         DraftgaugeError: if the file cannot be written.
@@ -102,7 +103,8 @@ def read_measurement(path: Path) -> Measurement:
 def environment() -> dict[str, Any]:
     """The machine and the versions, as plain JSON values.
 
-    Libraries are not imported for it: ``threads`` and ``gpu`` are known only where torch is in use already, and None elsewhere.
+    Libraries are not imported for it: ``threads`` and ``gpu`` are known only where torch is in use already, and None
+    elsewhere.
     """
     torch = sys.modules.get("torch")
     gpu = torch is not None and torch.cuda.is_available()

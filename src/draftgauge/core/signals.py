@@ -1,4 +1,6 @@
-"""The signals that a policy can read, by name: what it declares is what the live loop computes and what replay charges it for."""
+"""The signals that a policy can read, by name: what it declares is what the live loop computes and what replay charges
+it for.
+"""
 
 from __future__ import annotations
 
@@ -8,8 +10,9 @@ from enum import StrEnum
 class SignalName(StrEnum):
     """One signal.
 
-    Confidence, entropy and margin are of the drafter's distribution behind a drafted token, the target's entropy is of its
-    distribution behind the last committed token. ``TEXT`` is the tokens themselves: those of the prompt, drafted and committed.
+    Confidence, entropy and margin are of the drafter's distribution behind a drafted token, the target's entropy is of
+    its distribution behind the last committed token. ``TEXT`` is the tokens themselves: those of the prompt, drafted
+    and committed.
     """
 
     CONFIDENCE = "confidence"
@@ -26,4 +29,7 @@ NO_SIGNALS: Reads = frozenset()
 DISTRIBUTION: Reads = frozenset({SignalName.CONFIDENCE, SignalName.ENTROPY, SignalName.MARGIN})
 """The signals that take the drafter's probabilities."""
 OF_DRAFTED_TOKENS: Reads = DISTRIBUTION | {SignalName.TEXT}
-"""The signals of a drafted token. A policy that reads one of them is asked after each drafted token whether to go on."""
+"""The signals of a drafted token.
+
+A policy that reads one of them is asked after each drafted token whether to go on.
+"""

@@ -108,7 +108,8 @@ class ReferenceTrainRequest:
 
 @dataclass(frozen=True, kw_only=True)
 class ReferenceEvaluateRequest:
-    """Measure right answers, repetition, perplexity, acceptance by depth and sizes of states on the held-out test prompts.
+    """Measure right answers, repetition, perplexity, acceptance by depth and sizes of states on the held-out test
+    prompts.
 
     Attributes:
         folder: a trained pair; the bundled one if left out.
