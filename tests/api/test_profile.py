@@ -17,7 +17,7 @@ import torch
 
 from draftgauge.api import profile as profile_module
 from draftgauge.api.profile import profile
-from draftgauge.api.runs import load_pair_of, prompts_of
+from draftgauge.api.recorded import load_pair_of, prompts_of
 from draftgauge.core.errors import DraftgaugeError, ModelError, PromptError, TraceError
 from draftgauge.traces.costs import CostCurve
 from draftgauge.traces.manifest import Manifest

@@ -15,9 +15,9 @@ from draftgauge.api.bench import bench
 from draftgauge.api.generate import generate
 from draftgauge.api.pair import load_pair
 from draftgauge.api.profile import profile
+from draftgauge.api.recorded import load_pair_of
 from draftgauge.api.replay import replay
 from draftgauge.api.requests import DeviceSpec, PairSpec
-from draftgauge.api.runs import load_pair_of
 from draftgauge.core.errors import DraftgaugeError, ModelError, TraceError
 from draftgauge.drafters.reuse import ReuseSource, new_net, reuse_config, save_drafter, target_fingerprint
 from draftgauge.drafters.reuse.live import ReuseDrafter

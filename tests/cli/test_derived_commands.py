@@ -49,11 +49,20 @@ def test_help_shows_every_setting(verb: str) -> None:
         assert (entry.name.upper() if entry.positional else entry.option) in shown, entry.name
 
 
-def test_help_does_not_load_torch() -> None:
-    program = "import sys; from draftgauge.cli.main import run; run(['--help']); sys.exit('torch' in sys.modules)"
+@pytest.mark.parametrize(
+    ("program", "without"),
+    [
+        ("from draftgauge.cli.main import run; run(['--help'])", {"torch", "numpy"}),
+        ("import draftgauge; draftgauge.replay, draftgauge.report, draftgauge.fit, draftgauge.read_trace", {"torch"}),
+    ],
+)
+def test_what_needs_no_model_does_not_load_torch(program: str, without: set[str]) -> None:
     source = str(Path(package.__file__).parents[1])
     ended = subprocess.run(
-        [sys.executable, "-c", program], env={"PYTHONPATH": source}, capture_output=True, check=False
+        [sys.executable, "-c", f"import sys; {program}; sys.exit(bool({without!r} & set(sys.modules)))"],
+        env={"PYTHONPATH": source},
+        capture_output=True,
+        check=False,
     )
     assert ended.returncode == 0, ended.stderr
 

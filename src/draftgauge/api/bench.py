@@ -13,9 +13,10 @@ from draftgauge.api.bench_rows import bench_rows
 from draftgauge.api.costs import pair_costs, weigh_cost
 from draftgauge.api.pair import Pair, load_pair
 from draftgauge.api.profile_plan import choose_prompts, encode_prompts
+from draftgauge.api.recorded import load_pair_of, prompts_of
 from draftgauge.api.replay import best_gamma_of
 from draftgauge.api.requests import BenchRequest
-from draftgauge.api.runs import EncodedPrompt, load_pair_of, prompts_of, read_run, select_runs
+from draftgauge.api.runs import EncodedPrompt, read_run, select_runs
 from draftgauge.api.verb import verb
 from draftgauge.core.errors import DraftgaugeError
 from draftgauge.core.progress import Progress, silent
@@ -99,9 +100,9 @@ def _bench_run(request: BenchRequest, run: Path, manifest: Manifest, progress: P
         best_fixed = f"fixed:{gamma}" if (gamma := best_gamma_of(run)) else "none"
         specs = (*specs, best_fixed)
     specs = _expanded(specs, manifest.gamma_max)
-    judged = request.prompts.split or (TEST if design_of(trace).split == TEST else None)
+    split = request.prompts.split or (TEST if design_of(trace).split == TEST else None)
     pair = load_pair_of(manifest, request.pair)
-    prompts = prompts_of(run, manifest, pair, replace(request.prompts, split=judged))
+    prompts = prompts_of(run, manifest, pair, replace(request.prompts, split=split))
     costs = measured if recorded else _costs(request, pair, specs, manifest.gamma_max, progress)
     policies = {spec: make_policy(spec, manifest.gamma_max, costs) for spec in specs}
     return _bench(request, pair, prompts, policies, manifest.max_new_tokens, progress, best_fixed)

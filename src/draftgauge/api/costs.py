@@ -57,8 +57,8 @@ def pair_costs(
     asked = spec or CostSpec()
     identity = _identity(pair, gamma_max, sampling or Sampling())
     path = _path(identity)
-    if not asked.measure and (known := _read(path, identity)) is not None:
-        return known
+    if not asked.measure and (kept := _read(path, identity)) is not None:
+        return kept
     curve = _measured(pair, asked, gamma_max, sampling or Sampling(), progress)
     _write(path, identity, curve)
     return curve

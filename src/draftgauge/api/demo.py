@@ -108,10 +108,10 @@ def demo(
         seconds = clock.left() * plan.shares[compression] / _rest(plan, request.pair.compression[position:])
         profile(_profile_request(request, plan, compression, runs, seconds), progress=progress)
         run = runs / compression
-        measured, found = _compare(request, run, seconds, progress)
-        live += measured
-        rows += found
-        on_rows(compression, found)
+        timed, shown = _compare(request, run, seconds, progress)
+        live += timed
+        rows += shown
+        on_rows(compression, shown)
     build_report([run for run, _ in select_runs(runs)], request.out / REPORT_NAME, live)
     return rows
 

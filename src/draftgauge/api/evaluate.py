@@ -91,17 +91,18 @@ def _load_target(source: str, request: EvaluateRequest) -> _Target:
     return _Target(model, load_tokenizer(source, trusted))
 
 
-def evaluation_rows(found: DrafterEvaluation) -> list[Row]:
+def evaluation_rows(measured: DrafterEvaluation) -> list[Row]:
     """What :func:`evaluate` returns, from the counts."""
-    forced = Counts.of(found.reached, found.accepted)
+    forced = Counts.of(measured.reached, measured.accepted)
     rows: list[Row] = [
         {"depth": depth, "alpha": alpha, "low": low, "high": high}
         for depth, (alpha, low, high) in enumerate(alpha_intervals(forced))
     ]
-    rows.append(_whole(found, forced))
-    tasks = np.array(found.tasks)
+    rows.append(_whole(measured, forced))
+    tasks = np.array(measured.tasks)
     rows += [
-        _measured("mat", forced.prompts(tasks == task), mean_accepted, task=task) for task in dict.fromkeys(found.tasks)
+        _measured("mat", forced.prompts(tasks == task), mean_accepted, task=task)
+        for task in dict.fromkeys(measured.tasks)
     ]
     last = forced.reached.shape[-1] - 1
     ends: Sequence[tuple[str, Measure]] = (
@@ -109,22 +110,22 @@ def evaluation_rows(found: DrafterEvaluation) -> list[Row]:
         ("alpha_deep", at_depths(min(4, last), min(6, last))),
     )
     for index, name in enumerate(distance_names()):
-        at = Counts.of(found.distance_reached[:, index], found.distance_accepted[:, index])
+        at = Counts.of(measured.distance_reached[:, index], measured.distance_accepted[:, index])
         rows += [_measured(which, at, measure, distance=name) for which, measure in ends]
     return rows
 
 
-def _whole(found: DrafterEvaluation, forced: Counts) -> Row:
-    row: Row = {"texts": len(found.tasks)}
+def _whole(measured: DrafterEvaluation, forced: Counts) -> Row:
+    row: Row = {"texts": len(measured.tasks)}
     for name, measure in (("mat", mean_accepted), ("retention", retention)):
         row |= _interval(name, *interval(forced, measure))
-    live = Counts.of(found.live_reached, found.live_accepted)
+    live = Counts.of(measured.live_reached, measured.live_accepted)
     row |= _interval("live_mat", *interval(live, mean_accepted))
-    gap = difference(live, Counts.of(found.walked_reached, found.walked_accepted), mean_accepted)
+    gap = difference(live, Counts.of(measured.walked_reached, measured.walked_accepted), mean_accepted)
     row |= _interval("live_minus_forced", gap.estimate, gap.low, gap.high)
-    row["live_mismatched_prompts"] = found.mismatched
-    row |= _interval("tree_mat", *ratio_interval(found.tree_tokens, found.tree_steps))
-    return row | ({} if found.latency is None else vars(found.latency))
+    row["live_mismatched_prompts"] = measured.mismatched
+    row |= _interval("tree_mat", *ratio_interval(measured.tree_tokens, measured.tree_steps))
+    return row | ({} if measured.latency is None else vars(measured.latency))
 
 
 def _interval(name: str, estimate: float, low: float, high: float) -> Row:

@@ -54,7 +54,7 @@ def fit(request: FitRequest) -> list[dict[str, Any]]:
     train = [split_trace(trace, TRAIN) for _, trace, _ in runs]
     curves = [costs for _, _, costs in runs]
     fitted = fit_policy(policy, train, curves, FitOptions(horizon, request.online, seed))
-    fitted = replace(fitted, made=dict(fitted.made) | _made([manifest for manifest, _, _ in runs], train))
+    fitted = replace(fitted, made=dict(fitted.made) | _provenance([manifest for manifest, _, _ in runs], train))
     rows = [_validation_row(fitted, trace, costs) for _, trace, costs in runs]
     save_fitted(fitted, out)
     return rows
@@ -63,19 +63,19 @@ def fit(request: FitRequest) -> list[dict[str, Any]]:
 def _runs(
     folder: Path, tasks: Sequence[str] | None, compression: Sequence[str] | None
 ) -> list[tuple[Manifest, Trace, CostCurve]]:
-    found = select_runs(folder)
-    present = [manifest.target.compression for _, manifest in found]
+    runs = select_runs(folder)
+    present = [manifest.target.compression for _, manifest in runs]
     for name in compression or ():
         if name not in present:
             raise DraftgaugeError(f"{folder} has no run of compression {name}; it has {', '.join(present)}")
     return [
         (manifest, *read_run(run, tasks))
-        for run, manifest in found
+        for run, manifest in runs
         if not compression or manifest.target.compression in compression
     ]
 
 
-def _made(manifests: Sequence[Manifest], train: Sequence[Trace]) -> dict[str, Any]:
+def _provenance(manifests: Sequence[Manifest], train: Sequence[Trace]) -> dict[str, Any]:
     return {
         "command": command_line(),
         "created": timestamp(),
@@ -89,17 +89,17 @@ def _made(manifests: Sequence[Manifest], train: Sequence[Trace]) -> dict[str, An
 
 
 def _validation_row(fitted: FittedPolicy, trace: Trace, costs: CostCurve) -> dict[str, Any]:
-    known: dict[str, Any] = {
+    fitted_on: dict[str, Any] = {
         "policy": fitted.policy,
         "compression": trace.compression,
         "trained_prompts": len(fitted.trained_on),
     }
     if int((splits_of(trace) == VALIDATION).sum()) < MIN_PROMPTS:
-        return known | {"split": None}
+        return fitted_on | {"split": None}
 
     def make(curve: CostCurve) -> dict[str, Policy | Replay]:
         return {fitted.policy: fitted_policy(fitted, trace.gamma_max, curve)}
 
     rows = evaluate_design(design_of(trace, VALIDATION), costs, make)
     row = next(row for row in rows if row["policy"] == fitted.policy and row["task"] == "all")
-    return dict(row) | known
+    return dict(row) | fitted_on

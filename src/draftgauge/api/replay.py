@@ -109,8 +109,8 @@ def _check(
             f"of {costs.device}"
         )
     keys = prompt_keys(design.trace)
-    for spec, known in trained_on.items():
-        seen = len(set(known).intersection(keys))
+    for spec, fitted_on in trained_on.items():
+        seen = len(set(fitted_on).intersection(keys))
         if seen:
             on_warning(
                 f"{spec} was fitted on {seen} of the {len(keys)} prompts that it is evaluated on ({run}, split "

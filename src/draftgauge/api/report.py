@@ -30,9 +30,9 @@ def report(request: ReportRequest) -> Path:
     runs = [run for run, _ in select_runs(request.folder)]
     folders = (request.folder, *runs)
     fitted = sorted({str(path) for folder in folders for path in folder.glob(f"*{FITTED_SUFFIX}") if _is_fitted(path)})
-    judged = [*request.policies, *fitted]
+    policies = [*request.policies, *fitted]
     out = request.out or request.folder / REPORT_NAME
-    return build_report(runs, out, rows or None, request.title, policies=judged or None)
+    return build_report(runs, out, rows or None, request.title, policies=policies or None)
 
 
 def _is_fitted(path: Path) -> bool:

@@ -44,6 +44,6 @@ def study_kvshot(request: StudyKvshotRequest, *, progress: Progress = silent) ->
     require_writable(out)
     prompts = prompt_file(study.evaluation.prompts)
     outcome = run_study(study, out, prompts, request.executor, request.cpus, request.gpus, progress)
-    made: dict[str, Any] = {"command": command_line(), "preset": request.preset, "target": target} | environment()
-    write_kvshot_report(outcome.rows, out / REPORT_NAME, outcome.failures, made)
+    provenance: dict[str, Any] = {"command": command_line(), "preset": request.preset, "target": target} | environment()
+    write_kvshot_report(outcome.rows, out / REPORT_NAME, outcome.failures, provenance)
     return outcome

@@ -90,10 +90,10 @@ def settings_of(cls: type) -> tuple[Setting, ...]:
 
 @cache
 def _settings_of(cls: Any) -> tuple[Setting, ...]:
-    found = tuple(_walk(cls, {}, ()))
-    names = [entry.name for entry in found]
+    settings = tuple(_walk(cls, {}, ()))
+    names = [entry.name for entry in settings]
     assert len(set(names)) == len(names), f"{cls.__name__} has two settings of one name: {names}"
-    return found
+    return settings
 
 
 def make_request(
@@ -114,21 +114,21 @@ def make_request(
     Raises:
         DraftgaugeError: for an unknown name, a value of the wrong type, or a missing one.
     """
-    known = {entry.name: entry for entry in settings_of(cls)}
-    if len(arguments) > len(known):
-        raise DraftgaugeError(f"{cls.__name__} takes at most {len(known)} arguments, not {len(arguments)}")
-    given = dict(zip(known, arguments, strict=False))
+    settings = {entry.name: entry for entry in settings_of(cls)}
+    if len(arguments) > len(settings):
+        raise DraftgaugeError(f"{cls.__name__} takes at most {len(settings)} arguments, not {len(arguments)}")
+    given = dict(zip(settings, arguments, strict=False))
     twice = sorted(set(given) & set(keywords))
-    unknown = sorted(set(keywords) - set(known))
+    unknown = sorted(set(keywords) - set(settings))
     if twice or unknown:
         said = f"{', '.join(twice)} given twice" if twice else f"no setting {', '.join(map(repr, unknown))}"
-        raise DraftgaugeError(f"{cls.__name__}: {said}; its settings are {', '.join(known)}")
+        raise DraftgaugeError(f"{cls.__name__}: {said}; its settings are {', '.join(settings)}")
     given |= keywords
-    values = {name: _converted(known[name], value, spelled(known[name])) for name, value in given.items()}
-    missing = [name for name, entry in known.items() if entry.required and name not in values]
+    values = {name: _converted(settings[name], value, spelled(settings[name])) for name, value in given.items()}
+    missing = [name for name, entry in settings.items() if entry.required and name not in values]
     if missing:
         raise DraftgaugeError(f"{cls.__name__} needs {', '.join(missing)}")
-    return _build(cls, {(*known[name].path, name): value for name, value in values.items()})
+    return _build(cls, {(*settings[name].path, name): value for name, value in values.items()})
 
 
 def get_setting(request: Any, entry: Setting) -> Any:
