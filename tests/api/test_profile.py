@@ -147,7 +147,10 @@ def test_a_finished_run_is_not_recorded_again(models: dict[str, Any], whole: Pat
     assert {path.name: path.stat().st_mtime_ns for path in whole.iterdir()} == before
     (whole / "costs.json").write_text("{}")
     run(models, whole)
-    assert CostCurve.load(whole / "costs.json").gamma_max == 3
+    measured = CostCurve.load(whole / "costs.json")
+    assert measured.gamma_max == 3
+    run(models, whole, measure=True)
+    assert CostCurve.load(whole / "costs.json") != measured
 
 
 KILLED = """

@@ -22,7 +22,6 @@ from draftgauge.api.report import REPORT_NAME
 from draftgauge.api.requests import (
     PLAIN,
     BenchRequest,
-    CostSpec,
     DemoRequest,
     GenerateRequest,
     OutputSpec,
@@ -198,7 +197,7 @@ def _profile_request(request: DemoRequest, plan: Plan, compression: str, runs: P
         prompts=replace(request.prompts, per_task=request.prompts.per_task or plan.per_task),
         output=OutputSpec(max_new_tokens=plan.max_new_tokens),
         drafts=request.drafts,
-        costs=CostSpec(cost_seconds=min(request.costs.cost_seconds, COST_SHARE * seconds)),
+        costs=replace(request.costs, cost_seconds=min(request.costs.cost_seconds, COST_SHARE * seconds)),
     )
 
 

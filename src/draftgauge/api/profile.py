@@ -70,7 +70,7 @@ def profile(request: ProfileRequest, *, progress: Progress = silent) -> list[dic
     writers = {name: TraceWriter(folders[name], manifests[name], SHARD_PROMPTS) for name in names}
     try:
         for name, writer in writers.items():
-            if _finished(writer, encoded):
+            if _finished(writer, encoded) and not request.costs.measure:
                 continue
             if pair.compression != name:
                 del pair  # two targets may not fit
@@ -121,7 +121,7 @@ def _record_run(
             writer.add(record)
             done += 1
             progress(label, done, len(encoded))
-        if missing or not _has_costs(writer.folder, writer.manifest):
+        if missing or request.costs.measure or not _has_costs(writer.folder, writer.manifest):
             _measure(pair, encoded, request, progress).save(writer.folder / COSTS_NAME)
 
 

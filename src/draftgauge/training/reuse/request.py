@@ -31,8 +31,8 @@ class TrainingSpec:
         reuse: design of the drafter: hidden, kv, hybrid, cross or none.
         layers: of the drafter; more than one for ``kv`` and ``none`` only.
         injection: how keys and values of several target layers enter: concat, project or project-rope.
-        taps: decoder layers of the target to read, counted from 0; the family's default if None.
-        intermediate_size: width of the drafter's MLP; the target's if None. The study sets it to match capacities.
+        taps: decoder layers of the target to read, counted from 0; the family's default if left out.
+        intermediate_size: width of the drafter's MLP; the target's if left out. The study sets it to match capacities.
         draft_vocabulary: size of the vocabulary that the drafter proposes from, the most frequent tokens of the
             answers; 0 for all.
         norm_before_fc: normalise the hidden states of every tapped layer before they are fused.
@@ -41,19 +41,19 @@ class TrainingSpec:
             EAGLE-3.
         depths: K, drafted tokens that training unrolls from every anchor.
         length: longest conversation in tokens; longer ones are cut at their end.
-        prompts: prompt file whose prompts the target answers; for the bundled target, generated questions if None.
+        prompts: prompt file whose prompts the target answers; for the bundled target, generated questions if left out.
         questions: how many generated questions, or at most how many prompts of the file; None takes the whole file.
         new_tokens: longest answer.
         data_seed: which questions are generated.
-        answers: file of the answers, made where it is missing; in the run's own folder if None. Runs that share it
+        answers: file of the answers, made where it is missing; in the run's own folder if left out. Runs that share it
             share their data.
         features: ``online`` (target forward inside the step) or ``cached`` (computed once, to disk).
-        cache: folder of the cached features; in the run's own folder if None.
+        cache: folder of the cached features; in the run's own folder if left out.
         warm_start: folder of a trained ``hidden`` drafter to start a ``hybrid`` or ``cross`` one from.
         steps: optimiser steps.
         batch: conversations a step.
         accumulation: parts into which a step's conversations are split, to save memory.
-        learning_rate: peak; chosen by the target's width if None.
+        learning_rate: peak; chosen by the target's width if left out.
         warmup: share of the steps in which the rate rises; it falls as a cosine from there to ``final_rate`` of the
             peak.
         final_rate: last learning rate as a share of the peak.
@@ -71,7 +71,7 @@ class TrainingSpec:
         checkpoint_every: steps between checkpoints.
         log_every: steps between rows of the log.
         track: also log to tensorboard, wandb or trackio.
-        threads: of torch; left as they are if None.
+        threads: of torch; left as they are if left out.
         trust_remote_code: run Python code that comes with the target.
 
     Raises:
