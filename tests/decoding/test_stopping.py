@@ -30,9 +30,9 @@ def decode_without_first_space(tokens: list[int]) -> str:
 )
 def test_the_watch_finds_the_first_token_that_completes_a_stop_string(tokens, strings, decoder):
     watch = StopStringWatch(strings, decoder)
-    found = next((i for i, token in enumerate(tokens) if watch.completed_by(token)))
+    found = next((i for i, token in enumerate(tokens) if watch.completed_by(token)), None)
     prefixes = (decoder(tokens[: i + 1]) for i in range(len(tokens)))
-    expected = next((i for i, text in enumerate(prefixes) if any(string in text for string in strings)))
+    expected = next((i for i, text in enumerate(prefixes) if any(string in text for string in strings)), None)
     assert found == expected
 
 
