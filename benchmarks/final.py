@@ -14,9 +14,9 @@ import tempfile
 from pathlib import Path
 
 from common import console, save, show_progress
-from draftgauge.api.costs import pair_costs
 
 from draftgauge.api.bench import bench
+from draftgauge.api.costs import pair_costs
 from draftgauge.api.fit import fit
 from draftgauge.api.pair import load_pair
 from draftgauge.api.profile import profile
