@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import ast
+import math
 from itertools import islice
 from random import Random
 
 import pytest
 import torch
-from transformers import PreTrainedTokenizerFast
+from transformers import PreTrainedTokenizerFast, Qwen3ForCausalLM
 
 from draftgauge.models.reference import reference_path
-from draftgauge.training.reference import corpus, data, library, pretrain
+from draftgauge.training.reference import corpus, data, library, pretrain, trunk
 from draftgauge.training.reference.corpus import Module
 from draftgauge.training.reference.tasks.base import RESERVED, SPLITS, TRAINING, Example, Words, examples, split_of
 from draftgauge.training.reference.tokenizer import ASSISTANT, END, USER, dialogue, train_tokenizer
@@ -128,6 +129,41 @@ def test_answers_are_learned_before_plain_text_and_plain_text_before_prompts(
     assert plain_share > 1.5 * prompt_share
     assert batch.numel() - 1 not in taught.tolist()  # nothing follows the last token
     assert torch.equal(taught, pretrain.taught_positions(batch, marks, share=0.5))
+
+
+def _tiny() -> Qwen3ForCausalLM:
+    shape = {
+        "hidden_size": 32,
+        "intermediate_size": 64,
+        "num_hidden_layers": 3,
+        "num_attention_heads": 2,
+        "num_key_value_heads": 1,
+    }
+    return pretrain.build(shape, 100, 0, seed=1).eval()
+
+
+def test_chunked_attention_is_causal_attention() -> None:
+    model, batch = _tiny(), torch.randint(0, 100, (2, 700), generator=torch.Generator().manual_seed(0))
+    with torch.no_grad():
+        chunked = trunk.logits_at(model, trunk.layer_states(model, batch)[-1])
+        model.set_attn_implementation("eager")
+        assert torch.allclose(chunked, model(batch).logits, atol=1e-5)
+
+
+def test_rescaling_centres_the_states_and_changes_no_logit() -> None:
+    model, batch = _tiny(), torch.randint(0, 100, (2, 50), generator=torch.Generator().manual_seed(0))
+    before, sizes = model(batch).logits.detach(), pretrain.state_sizes(model, batch)
+    pretrain.rescale_states(model, pretrain.centering_factor(sizes))
+    moved = pretrain.state_sizes(model, batch)
+    assert torch.allclose(model(batch).logits, before, atol=1e-4)
+    assert min(moved) * max(moved) == pytest.approx(1.5, rel=1e-3)
+    assert max(moved) / min(moved) == pytest.approx(max(sizes) / min(sizes), rel=1e-3)
+
+
+def test_growth_is_what_exceeds_the_embeddings() -> None:
+    embedded, within, beyond = torch.ones(1, 4, 8), 7 * torch.ones(1, 4, 8), 20 * torch.ones(1, 4, 8)
+    assert float(pretrain.growth([embedded, within])) == 0
+    assert float(pretrain.growth([embedded, beyond])) == pytest.approx((math.log(400) - pretrain.GROWTH) ** 2)
 
 
 @pytest.mark.slow

@@ -39,6 +39,7 @@ TAUGHT_SHARE = 0.5
 GOLDEN = 0.6180339887
 GROWTH = 4.0  # of the log of the mean square of a state over that of the embeddings: an RMS of 7 times theirs
 GROWTH_WEIGHT = 0.05
+STATE_SIZES = 0.3, 5.0  # of the states of every layer, once training is over
 
 
 @dataclass(frozen=True)
@@ -125,8 +126,9 @@ def state_sizes(model: Qwen3ForCausalLM, batch: Tensor) -> list[float]:
 
 
 def centering_factor(sizes: Sequence[float]) -> float:
-    """The power of two (exact in any precision) that brings the smallest and largest size to equal distances from 1."""
-    return float(2.0 ** -round(math.log2(min(sizes) * max(sizes)) / 2))
+    """The factor that brings the smallest and the largest size to equal ratios from the middle of ``STATE_SIZES``."""
+    low, high = STATE_SIZES
+    return math.sqrt(low * high / (min(sizes) * max(sizes)))
 
 
 @torch.no_grad()
