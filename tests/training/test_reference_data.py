@@ -152,10 +152,12 @@ def test_chunked_attention_is_causal_attention() -> None:
 
 def test_rescaling_centres_the_states_and_changes_no_logit() -> None:
     model, batch = _tiny(), torch.randint(0, 100, (2, 50), generator=torch.Generator().manual_seed(0))
+    with torch.no_grad():
+        model.model.embed_tokens.weight.mul_(50)  # the norms' epsilon is small beside trained states only
     before, sizes = model(batch).logits.detach(), pretrain.state_sizes(model, batch)
     pretrain.rescale_states(model, pretrain.centering_factor(sizes))
     moved = pretrain.state_sizes(model, batch)
-    assert torch.allclose(model(batch).logits, before, atol=1e-4)
+    assert float((model(batch).logits - before).abs().max()) < 2e-3 * float(before.abs().max())
     assert min(moved) * max(moved) == pytest.approx(1.5, rel=1e-3)
     assert max(moved) / min(moved) == pytest.approx(max(sizes) / min(sizes), rel=1e-3)
 
