@@ -1,0 +1,251 @@
+"""What the loss tells each part of a drafter: gradients by parameter group and depth, position by position.
+
+The drafter's own keys and values are used only at the few drafted positions of a sample, where those of a
+self-attention are used at all of its prefix; KVShot (arXiv 2604.26412) calls this its second bottleneck. A *sample* is
+the draft from one anchor. For a few of them the loss of every depth is taken back alone, which gives
+
+- the norm of the mean gradient of a group, and that norm over the norm of its weights;
+- the share of a sample's positions at which the loss reaches the group: those where the gradient by the output of the
+  group's module is at least ``REACHED`` of the largest;
+- the effective rank of the samples' gradients (Roy and Vetterli 2007): the exponential of the entropy of the
+  normalised eigenvalues of their Gram matrix, 1 where all samples pull one way, their number where each has its own.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+from transformers import PreTrainedModel
+
+from draftgauge.diagnostics.texts import HeldOutText
+from draftgauge.drafters.reuse.attention import Attention
+from draftgauge.drafters.reuse.net import ReuseNet
+from draftgauge.drafters.reuse.unroll import unroll_states
+from draftgauge.models.taps import Features, TapPlan, batch_features
+from draftgauge.training.reuse.statistics import parameter_groups
+
+REACHED = 0.01
+TEXTS, SAMPLES = 6, 4  # of a probe, and samples of each text
+SKETCH = 1 << 16  # gradients of more entries are folded with random signs, which keeps products in expectation
+
+
+@dataclass(frozen=True)
+class GroupGradient:
+    """Of one parameter group, for the loss of one depth.
+
+    Attributes:
+        group: see :func:`~draftgauge.training.reuse.statistics.parameter_groups`.
+        depth: whose loss.
+        norm: of the mean gradient over the samples.
+        to_weight: that norm over the norm of the weights.
+        share: mean over samples of the share of positions that the loss reaches the group at.
+        effective_rank: of the samples' gradients; 0 where all vanish.
+        samples: how many.
+    """
+
+    group: str
+    depth: int
+    norm: float
+    to_weight: float
+    share: float
+    effective_rank: float
+    samples: int
+
+
+def gradient_statistics(
+    net: ReuseNet,
+    module: PreTrainedModel,
+    texts: Sequence[HeldOutText],
+    depths: int,
+    samples: int = SAMPLES,
+) -> list[GroupGradient]:
+    """Probe a drafter on the first texts that are long enough.
+
+    Args:
+        net: the drafter; left as it was.
+        module: its target, as transformers has it.
+        texts: the target's own greedy outputs.
+        depths: K.
+        samples: of each text.
+
+    Returns:
+        Groups within depths; nothing where no text has a draft of all depths.
+    """
+    plan = TapPlan(net.config.hidden_layers, net.config.kv_layers)
+    usable = [text for text in texts if len(text.prompt) > 1 and len(text.output) >= depths][:TEXTS]
+    probe = _Probe(net, depths)
+    with _trainable(net):
+        for text in usable:
+            tokens = torch.tensor([text.tokens], device=net.embedding.device)
+            probe.add(tokens, batch_features(module, tokens, plan), _anchors(text, depths, samples))
+        return probe.statistics()
+
+
+def effective_rank(gradients: Tensor) -> float:
+    """Of vectors ``[n, width]``: 0 where all vanish, else 1..n."""
+    gram = (gradients @ gradients.T).double()
+    eigenvalues = torch.linalg.eigvalsh(gram).clamp(min=0)
+    if float(eigenvalues.sum()) <= 0:
+        return 0.0
+    shares = eigenvalues / eigenvalues.sum()
+    return float(torch.special.entr(shares).sum().exp())
+
+
+class _Probe:
+    """Gradients of samples as they come, by depth and group."""
+
+    def __init__(self, net: ReuseNet, depths: int) -> None:
+        self.net, self.depths = net, depths
+        self.groups = parameter_groups(net)
+        self.columns = _columns(net)
+        names = [(depth, group) for depth in range(depths) for group in self.groups]
+        self.sketches: dict[tuple[int, str], list[Tensor]] = {name: [] for name in names}
+        self.shares: dict[tuple[int, str], list[float]] = {name: [] for name in names}
+        self.sums: dict[tuple[int, str], list[Tensor]] = {}
+        self.signs: dict[str, Tensor] = {}
+
+    def add(self, tokens: Tensor, features: Features, anchors: Sequence[int]) -> None:
+        """The samples of one text ``[1, T]`` that start at these anchors."""
+        parameters = list(dict.fromkeys(parameter for parts in self.groups.values() for parameter, _ in parts))
+        with _outputs(self.net, self.columns) as outputs:
+            states = unroll_states(self.net, tokens, features, self.depths)
+        shown = [(name, call, output) for name, calls in outputs.items() for call, output in enumerate(calls)]
+        for depth, state in enumerate(states):
+            for anchor in anchors:
+                loss = self.loss(state[:, anchor], features.logits[:, anchor + 1 + depth])
+                wanted = [*parameters, *(output for _, _, output in shown)]
+                found = torch.autograd.grad(loss, wanted, retain_graph=True, allow_unused=True)
+                gradients = dict(zip(parameters, found, strict=False))
+                self.take(depth, gradients)
+                self.reach(depth, shown, found[len(parameters) :], anchor)
+
+    def loss(self, state: Tensor, taught: Tensor) -> Tensor:
+        """Cross-entropy of one position to the target's distribution, over what the drafter can propose."""
+        logits = self.net.logits(state).float()
+        if self.net.d2t is not None:
+            taught = taught[..., self.net.d2t]
+        return -(taught.float().softmax(-1) * logits.log_softmax(-1)).sum()
+
+    @torch.no_grad()
+    def take(self, depth: int, gradients: dict[Tensor, Tensor | None]) -> None:
+        for name, parts in self.groups.items():
+            pieces = [gradients[parameter] for parameter, _ in parts]
+            whole = [
+                torch.zeros_like(parameter)[rows] if piece is None else piece[rows]
+                for piece, (parameter, rows) in zip(pieces, parts, strict=True)
+            ]
+            self.sketches[depth, name].append(self.folded(name, torch.cat([piece.flatten() for piece in whole])))
+            total = self.sums.setdefault((depth, name), [torch.zeros_like(piece) for piece in whole])
+            for one, piece in zip(total, whole, strict=True):
+                one += piece
+
+    def folded(self, name: str, gradient: Tensor) -> Tensor:
+        if len(gradient) <= SKETCH:
+            return gradient.float()
+        padded = torch.nn.functional.pad(gradient.float(), (0, -len(gradient) % SKETCH))
+        if name not in self.signs:
+            generator = torch.Generator().manual_seed(0)
+            signs = torch.randint(0, 2, (len(padded),), generator=generator, dtype=torch.int8) * 2 - 1
+            self.signs[name] = signs.to(gradient.device)
+        return (padded * self.signs[name]).view(-1, SKETCH).sum(0)
+
+    def reach(
+        self, depth: int, shown: Sequence[tuple[str, int, Tensor]], found: Sequence[Tensor | None], anchor: int
+    ) -> None:
+        """At which of a sample's positions the loss reaches each group."""
+        size = anchor + 1 + depth  # positions that the sample has so far
+        strength = {name: torch.zeros(size + self.depths) for name in self.groups}
+        for (module, call, _), gradient in zip(shown, found, strict=True):
+            if gradient is None:
+                continue
+            for group, columns in self.columns[module]:
+                norms = gradient[0].flatten(1)[:, columns].float().norm(dim=-1).cpu()
+                rows = norms[: max(0, len(strength[group]) - call)]
+                part = strength[group][call : call + len(rows)]
+                torch.maximum(part, rows, out=part)
+        for group, values in strength.items():
+            largest = float(values.max())
+            reached = int((values >= REACHED * largest).sum()) if largest > 0 else 0
+            self.shares[depth, group].append(min(1.0, reached / size))
+
+    def statistics(self) -> list[GroupGradient]:
+        found = []
+        for (depth, group), sketches in self.sketches.items():
+            if not sketches:
+                continue
+            norm = float(torch.stack([part.float().square().sum() for part in self.sums[depth, group]]).sum().sqrt())
+            weight = sum(float(p[rows].detach().float().square().sum()) for p, rows in self.groups[group]) ** 0.5
+            found.append(
+                GroupGradient(
+                    group,
+                    depth,
+                    norm / len(sketches),
+                    norm / len(sketches) / max(weight, 1e-12),
+                    float(np.mean(self.shares[depth, group])),
+                    effective_rank(torch.stack(sketches)),
+                    len(sketches),
+                )
+            )
+        return found
+
+
+def _anchors(text: HeldOutText, depths: int, samples: int) -> list[int]:
+    """Anchors spread over the output, whose drafts have all their labels in it."""
+    first, last = len(text.prompt) - 2, len(text.tokens) - 2 - depths
+    return sorted({round(float(position)) for position in np.linspace(first, last, samples)})
+
+
+def _columns(net: ReuseNet) -> dict[str, list[tuple[str, slice]]]:
+    """Module with weights -> the groups that its output belongs to, and which part of it."""
+    columns: dict[str, list[tuple[str, slice]]] = {}
+    for name, module in net.named_modules():
+        if isinstance(module, Attention):
+            for part, linear in (("from_token", module.from_token), ("from_state", module.from_state)):
+                if linear is None:
+                    continue
+                head = len(linear.weight) // (module.query_heads + 2 * module.kv_heads)
+                bounds = np.cumsum([0, module.query_heads, module.kv_heads, module.kv_heads]) * head
+                columns[f"{name}.{part}"] = [
+                    (f"{name}.{kind}", slice(int(begin), int(end)))
+                    for kind, begin, end in zip(("queries", "keys", "values"), bounds[:-1], bounds[1:], strict=True)
+                ]
+    for name, module in net.named_modules():
+        if name not in columns and "weight" in module._parameters:
+            columns[name] = [(name, slice(None))]
+    return columns
+
+
+@contextmanager
+def _outputs(net: ReuseNet, columns: dict[str, list[tuple[str, slice]]]) -> Iterator[dict[str, list[Tensor]]]:
+    """While it lasts, the outputs of every module with weights, in the order of its calls."""
+    outputs: dict[str, list[Tensor]] = {name: [] for name in columns}
+    handles = [
+        net.get_submodule(name).register_forward_hook(
+            lambda part, inputs, output, name=name: outputs[name].append(output)  # type: ignore[misc]
+        )
+        for name in columns
+    ]
+    try:
+        yield outputs
+    finally:
+        for handle in handles:
+            handle.remove()
+
+
+@contextmanager
+def _trainable(net: nn.Module) -> Iterator[None]:
+    """With gradients, also of a drafter whose weights are frozen."""
+    before = [parameter.requires_grad for parameter in net.parameters()]
+    try:
+        with torch.enable_grad():
+            net.requires_grad_(True)
+            yield
+    finally:
+        for parameter, was in zip(net.parameters(), before, strict=True):
+            parameter.requires_grad_(was)
+            parameter.grad = None

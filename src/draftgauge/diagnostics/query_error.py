@@ -1,0 +1,356 @@
+"""Query estimation error: how far a drafter's query is from the one that the target will really ask.
+
+At depth ``k`` a drafter that reads keys attends from position ``t + 1 + k`` to the target's keys of ``0 .. t``. The
+target itself will attend from that position, once it gets there, with a query that is a function of all its layers; a
+shallow drafter has to guess that query (KVShot, arXiv 2604.26412, the first bottleneck). Both queries make a
+distribution over the same positions, and the distance of the two is measured, whatever space they live in.
+
+A head of the drafter is compared, in every tapped layer of the target, with the head whose attention is nearest to its
+own over all positions and depths: heads of a projection belong to no head of the target by construction. Where keys
+are concatenated, only the heads of the same keys are asked.
+
+Letters in shapes: ``B`` texts, ``A`` anchors, ``K`` depths, ``N`` drafter layers, ``S`` tapped layers of the target,
+``J`` query heads of the drafter, ``Q`` of the target, ``KV`` key heads, ``D`` head dimension.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, fields
+from typing import NamedTuple
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor, nn
+from transformers import PreTrainedModel
+
+from draftgauge.diagnostics.texts import HeldOutText
+from draftgauge.diagnostics.unrolled import TextBatch, by_text, text_batches
+from draftgauge.drafters.reuse.attention import Attention
+from draftgauge.drafters.reuse.joint import KeysValues
+from draftgauge.drafters.reuse.net import ReuseNet
+from draftgauge.drafters.reuse.rotary import like, rotate, window
+from draftgauge.drafters.reuse.unroll import unroll, unroll_states
+from draftgauge.models.queries import ScoreRule, catching_queries, score_rule
+from draftgauge.models.taps import Features, TapPlan, batch_features
+
+Floats = NDArray[np.float64]
+MEASURES = ("query_kl", "total_variation", "uniform_kl", "attended_error", "cosine")
+CONTROLS = ("own query", "true query", "no query")
+
+
+@dataclass(frozen=True)
+class QueryErrors:
+    """Sums by text, of which every mean is made with its interval.
+
+    Attributes:
+        target_layers: the ``S`` tapped layers of the target.
+        positions: ``[texts, K]`` anchors that count.
+        sums: measure -> ``[texts, K, N, S]`` sums over those anchors of the mean over heads. ``query_kl`` (nats, from
+            the target's distribution to the drafter's), ``total_variation`` (0..1), ``uniform_kl`` (what a query that
+            asks for nothing would have), ``attended_error`` (of the attended values, relative to the target's) and
+            ``cosine`` of the queries (NaN where they live in different spaces).
+        agreed: control -> ``[texts, K]`` anchors where the drafted token is the text's: with the drafter's ``own
+            query``, with the target's ``true query`` in its place, and with ``no query``, which attends to all alike.
+            What the rows' own keys weigh beside the prefix stays as it is.
+        runs: control -> ``[texts, K]`` anchors where all tokens up to this depth are the text's.
+    """
+
+    target_layers: tuple[int, ...]
+    positions: Floats
+    sums: dict[str, Floats]
+    agreed: dict[str, Floats]
+    runs: dict[str, Floats]
+
+    def to_json(self) -> dict[str, object]:
+        """Plain lists."""
+        return {
+            field.name: {key: value.tolist() for key, value in part.items()}
+            if isinstance(part := getattr(self, field.name), dict)
+            else np.asarray(part).tolist()
+            for field in fields(self)
+        }
+
+    @staticmethod
+    def from_json(content: dict[str, object]) -> QueryErrors:
+        """The inverse of :meth:`to_json`."""
+        values = {
+            key: {name: np.asarray(part, np.float64) for name, part in value.items()}
+            if isinstance(value, dict)
+            else np.asarray(value, np.float64)
+            for key, value in content.items()
+        }
+        layers = tuple(int(layer) for layer in values.pop("target_layers"))  # type: ignore[union-attr]
+        return QueryErrors(layers, **values)  # type: ignore[arg-type]
+
+
+class _Attended(NamedTuple):
+    """What the chain attention of a block is given at a depth."""
+
+    queries: Tensor  # [B, J, A, D]
+    injected: KeysValues  # [B, KV', A, D]
+    chain: Sequence[KeysValues]
+
+
+class _Pairs(NamedTuple):
+    """Which heads of the target a drafter layer's heads stand for.
+
+    Attributes:
+        heads: ``[J, S]`` the nearest head in each tapped layer; -1 where none may be.
+        slot: ``[J]`` the tapped layer whose head is the nearest of all.
+    """
+
+    heads: Tensor
+    slot: Tensor
+
+
+@dataclass(frozen=True)
+class _Seen:
+    """A batch, what the target shows of it, and the queries that the target asks there."""
+
+    batch: TextBatch
+    features: Features
+    true: Tensor  # [B, S, Q, T, D], rotated
+
+
+@torch.inference_mode()
+def query_errors(
+    net: ReuseNet, module: PreTrainedModel, texts: Sequence[HeldOutText], depths: int
+) -> QueryErrors | None:
+    """Compare a drafter's queries with the target's; None for a design that reads no keys.
+
+    Args:
+        net: the drafter.
+        module: its target, as transformers has it.
+        texts: the target's own greedy outputs.
+        depths: K.
+    """
+    if not net.traits.reads_kv:
+        return None
+    return _Comparison(net, module, texts, depths).run()
+
+
+class _Comparison:
+    def __init__(self, net: ReuseNet, module: PreTrainedModel, texts: Sequence[HeldOutText], depths: int) -> None:
+        self.net, self.module, self.texts, self.depths = net, module, texts, depths
+        self.layers = net.config.kv_layers
+        self.rules = [score_rule(module, layer) for layer in self.layers]
+        self.attentions = [block.chain_attention for block in net.blocks]
+
+    def run(self) -> QueryErrors:
+        nearest = self.pairing()
+        shape = (len(self.texts), self.depths)
+        positions = np.zeros(shape)
+        sums = {name: np.zeros((*shape, len(self.net.blocks), len(self.layers))) for name in MEASURES}
+        agreed, runs = ({name: np.zeros(shape) for name in CONTROLS} for _ in range(2))
+        for seen in self.batches():
+            index = list(seen.batch.index)
+            for layer, depth, attended in self.unrolled(seen):
+                counted = seen.batch.counted(depth, attended.queries.shape[2])
+                positions[index, depth] = counted.sum(1).numpy()
+                for slot in range(len(self.layers)):
+                    for name, values in self.measured(seen, layer, slot, depth, attended, nearest).items():
+                        sums[name][index, depth, layer, slot] = by_text(seen.batch, counted, values)
+            for name in CONTROLS:
+                agreed[name][index], runs[name][index] = self.acceptance(seen, name, nearest)
+        return QueryErrors(self.layers, positions, sums, agreed, runs)
+
+    def batches(self) -> Iterator[_Seen]:
+        plan = TapPlan(self.net.config.hidden_layers, self.layers)
+        for batch in text_batches(self.texts, self.depths, next(self.net.parameters()).device):
+            with catching_queries(self.module, self.layers) as caught:
+                features = batch_features(self.module, batch.tokens, plan)
+            raw = torch.stack([caught[layer] for layer in self.layers], 1)
+            tables = window(self.net.tables(raw.shape[3], raw), 0, raw.shape[3])
+            yield _Seen(batch, features, rotate(raw, like(tables, raw)).float())
+
+    def unrolled(self, seen: _Seen) -> Iterator[tuple[int, int, _Attended]]:
+        """Drafter layer, depth and what is attended to there, for all of both."""
+        calls: list[list[_Attended]] = [[] for _ in self.attentions]
+
+        def catch(layer: int) -> Callable[[nn.Module, tuple[object, ...]], None]:
+            return lambda part, inputs: calls[layer].append(_attended(inputs))
+
+        with ExitStack() as stack:
+            for layer, attention in enumerate(self.attentions):
+                assert attention is not None
+                stack.callback(attention.register_forward_pre_hook(catch(layer)).remove)
+            unroll_states(self.net, seen.batch.tokens, seen.features, self.depths)
+        for layer, by_depth in enumerate(calls):
+            for depth, attended in enumerate(by_depth):
+                yield layer, depth, attended
+
+    def pairing(self) -> list[_Pairs]:
+        """For each drafter layer the target's heads nearest to its own, in the sum of the KL over all anchors and
+        depths.
+        """
+        config = self.net.config
+        costs = torch.zeros(
+            len(self.attentions),
+            config.chain_query_heads,
+            len(self.layers),
+            config.query_heads,
+            dtype=torch.float64,
+        )
+        for seen in self.batches():
+            for layer, depth, attended in self.unrolled(seen):
+                counted = seen.batch.counted(depth, attended.queries.shape[2]).to(attended.queries.device)
+                drafted = _log(self.own_weights(attended))  # [B, J, A, A]
+                for slot in range(len(self.layers)):
+                    true = self.true_weights(seen, slot, depth, attended)  # [B, Q, A, A]
+                    entropy = -(true * _log(true)).sum(-1)  # [B, Q, A]
+                    crossed = -torch.einsum("bqal,bjal->bjqa", true, drafted)
+                    kl = (crossed - entropy[:, None]) * counted[:, None, None]
+                    costs[layer, :, slot] += kl.sum((0, 3)).double().cpu()
+        costs[:, ~self.comparable()] = torch.inf
+        least, heads = costs.min(-1)
+        heads[least.isinf()] = -1
+        return [_Pairs(*pair) for pair in zip(heads, least.argmin(-1), strict=True)]
+
+    def comparable(self) -> Tensor:
+        """``[J, S, Q]`` bool: heads that may stand for each other, all but where keys are concatenated."""
+        config = self.net.config
+        shape = (config.chain_query_heads, len(self.layers), config.query_heads)
+        if config.injection != "concat":
+            return torch.ones(shape, dtype=torch.bool)
+        key_head = torch.arange(shape[0]) // (shape[0] // config.chain_kv_heads)  # of each drafter head
+        own = torch.arange(shape[2]) // (shape[2] // config.kv_heads)  # of each of the target's
+        slots = torch.arange(shape[1])
+        return (key_head[:, None, None] // config.kv_heads == slots[None, :, None]) & (
+            key_head[:, None, None] % config.kv_heads == own[None, None]
+        )
+
+    def own_weights(self, attended: _Attended) -> Tensor:
+        """``[B, J, A, A]`` the drafter's distribution over the prefix of every anchor."""
+        scaling = attended.queries.shape[-1] ** -0.5
+        return _weights(attended.queries, attended.injected[0], ScoreRule(scaling))
+
+    def true_weights(self, seen: _Seen, slot: int, depth: int, attended: _Attended) -> Tensor:
+        """``[B, Q, A, A]`` the target's, with the query of the position that the depth stands at."""
+        anchors = attended.queries.shape[2]
+        assert seen.features.keys is not None
+        queries = seen.true[:, slot, :, 1 + depth : 1 + depth + anchors]
+        return _weights(queries, seen.features.keys[:, slot, :, :anchors], self.rules[slot])
+
+    def measured(
+        self, seen: _Seen, layer: int, slot: int, depth: int, attended: _Attended, nearest: Sequence[_Pairs]
+    ) -> dict[str, Tensor]:
+        """Every measure ``[B, A]``, the mean over those heads of the drafter that have a counterpart in this layer."""
+        heads = nearest[layer].heads[:, slot]
+        chosen = (heads >= 0).nonzero()[:, 0]
+        partners = heads[chosen]
+        true = self.true_weights(seen, slot, depth, attended)[:, partners]
+        own = self.own_weights(attended)[:, chosen]
+        values = _by_head(attended.injected[1], self.net.config.chain_query_heads)[:, chosen].float()
+        wanted, given = true @ values, own @ values  # [B, J, A, D]
+        logs = _log(true)
+        seen_keys = torch.arange(1, true.shape[-1] + 1, device=true.device).float()
+        found = {
+            "query_kl": (true * (logs - _log(own))).sum(-1),
+            "total_variation": (true - own).abs().sum(-1) / 2,
+            "uniform_kl": (true * logs).sum(-1) + seen_keys.log(),
+            "cosine": self.cosine(seen, slot, depth, attended, chosen, partners),
+        }
+        error = (wanted - given).square().sum((1, 3)).sqrt() / wanted.square().sum((1, 3)).sqrt().clamp(min=1e-12)
+        return {name: value.mean(1) for name, value in found.items()} | {"attended_error": error}
+
+    def cosine(
+        self, seen: _Seen, slot: int, depth: int, attended: _Attended, chosen: Tensor, partners: Tensor
+    ) -> Tensor:
+        own = attended.queries[:, chosen].float()
+        if self.net.config.injection != "concat":
+            return torch.full(own.shape[:3], float("nan"), device=own.device)
+        true = seen.true[:, slot, partners, 1 + depth : 1 + depth + own.shape[2]]
+        return torch.cosine_similarity(own, true, -1)
+
+    def acceptance(self, seen: _Seen, control: str, nearest: Sequence[_Pairs]) -> tuple[Floats, Floats]:
+        """Agreement and survival ``[B, K]`` of a batch's texts under a control."""
+        tokens, net = seen.batch.tokens, self.net
+        with self.plugged(seen, control, nearest):
+            logits = unroll(net, tokens, seen.features, self.depths)
+        survived: Tensor | None = None
+        agreed, runs = [], []
+        for depth, row in enumerate(logits):
+            drafted = row.argmax(-1) if net.d2t is None else net.d2t[row.argmax(-1)]
+            right = (drafted == tokens[:, depth + 2 : depth + 2 + drafted.shape[1]]).float()
+            survived = right if survived is None else survived * right
+            counted = seen.batch.counted(depth, drafted.shape[1])
+            agreed.append(by_text(seen.batch, counted, right))
+            runs.append(by_text(seen.batch, counted, survived))
+        return np.stack(agreed, 1), np.stack(runs, 1)
+
+    @contextmanager
+    def plugged(self, seen: _Seen, control: str, nearest: Sequence[_Pairs]) -> Iterator[None]:
+        """While it lasts, the drafter attends to the prefix as the control says."""
+
+        def plug(layer: int) -> Callable[[Attention, tuple[object, ...], Tensor], Tensor]:
+            depth = 0
+
+            def change(attention: Attention, inputs: tuple[object, ...], output: Tensor) -> Tensor:
+                nonlocal depth
+                attended = _attended(inputs)
+                own = self.own_weights(attended)
+                if control == "true query":
+                    wanted = self.nearest_weights(seen, nearest[layer], depth, attended)
+                else:
+                    wanted = torch.ones_like(own).tril()
+                    wanted = wanted / wanted.sum(-1, keepdim=True)
+                values = _by_head(attended.injected[1], own.shape[1]).float()
+                moved = _prefix_share(attended)[..., None] * ((wanted - own) @ values)  # [B, J, A, D]
+                depth += 1
+                return output + attention.output(moved.to(output.dtype).transpose(1, 2).flatten(2))
+
+            return change
+
+        with ExitStack() as stack:
+            for layer, attention in enumerate(self.attentions if control != "own query" else ()):
+                assert attention is not None
+                stack.callback(attention.register_forward_hook(plug(layer)).remove)
+            yield
+
+    def nearest_weights(self, seen: _Seen, nearest: _Pairs, depth: int, attended: _Attended) -> Tensor:
+        """``[B, J, A, A]`` for each head of the drafter the distribution of its nearest counterpart."""
+        wanted = torch.zeros_like(self.own_weights(attended))
+        for slot in range(len(self.layers)):
+            chosen = (nearest.slot == slot).nonzero()[:, 0]
+            wanted[:, chosen] = self.true_weights(seen, slot, depth, attended)[:, nearest.heads[chosen, slot]]
+        return wanted
+
+
+def _attended(inputs: tuple[object, ...]) -> _Attended:
+    queries, injected, chain, causal = inputs
+    assert isinstance(queries, Tensor)
+    assert isinstance(injected, tuple)
+    assert isinstance(chain, tuple)
+    assert causal, "an unroll attends causally"
+    return _Attended(queries, injected, chain)
+
+
+def _weights(queries: Tensor, keys: Tensor, rule: ScoreRule) -> Tensor:
+    """``[B, heads, A, A]`` float32: causal softmax of queries ``[B, heads, A, D]`` over keys ``[B, KV, A, D]``."""
+    products = queries.float() @ _by_head(keys, queries.shape[1]).float().mT
+    masked = torch.ones(products.shape[-2:], dtype=torch.bool, device=products.device).triu(1)
+    return rule(products).masked_fill(masked, float("-inf")).softmax(-1)
+
+
+def _by_head(heads: Tensor, count: int) -> Tensor:
+    """``[B, KV, ...]`` repeated for ``count`` query heads."""
+    return heads.repeat_interleave(count // heads.shape[1], 1)
+
+
+def _log(weights: Tensor) -> Tensor:
+    """Logarithms of probabilities, finite also of those that vanish."""
+    return weights.clamp(min=torch.finfo(weights.dtype).tiny).log()
+
+
+def _prefix_share(attended: _Attended) -> Tensor:
+    """``[B, J, A]`` what the prefix weighs in the joint attention, beside the rows' own keys."""
+    queries = attended.queries.float() * attended.queries.shape[-1] ** -0.5
+    heads = queries.shape[1]
+    scores = queries @ _by_head(attended.injected[0], heads).float().mT
+    masked = torch.ones(scores.shape[-2:], dtype=torch.bool, device=scores.device).triu(1)
+    prefix = scores.masked_fill(masked, float("-inf")).logsumexp(-1)
+    own = [(queries * _by_head(keys, heads).float()).sum(-1) for keys, _ in attended.chain]
+    return (prefix - torch.stack([prefix, *own], -1).logsumexp(-1)).exp()
