@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from draftgauge.api.bench import bench
     from draftgauge.api.demo import demo
+    from draftgauge.api.diagnose import diagnose
     from draftgauge.api.evaluate import evaluate
     from draftgauge.api.fit import fit
     from draftgauge.api.generate import generate
@@ -25,6 +26,7 @@ if TYPE_CHECKING:
     from draftgauge.api.requests import (
         BenchRequest,
         DemoRequest,
+        DiagnoseRequest,
         EvaluateRequest,
         FitRequest,
         GenerateRequest,
@@ -50,6 +52,7 @@ _PUBLIC = {
     "BenchRequest": "draftgauge.api.requests:BenchRequest",
     "CostCurve": "draftgauge.traces.costs:CostCurve",
     "DemoRequest": "draftgauge.api.requests:DemoRequest",
+    "DiagnoseRequest": "draftgauge.api.requests:DiagnoseRequest",
     "DraftgaugeError": "draftgauge.core.errors:DraftgaugeError",
     "EvaluateRequest": "draftgauge.api.requests:EvaluateRequest",
     "FitRequest": "draftgauge.api.requests:FitRequest",
@@ -65,6 +68,7 @@ _PUBLIC = {
     "TrainRequest": "draftgauge.api.requests:TrainRequest",
     "bench": "draftgauge.api.bench:bench",
     "demo": "draftgauge.api.demo:demo",
+    "diagnose": "draftgauge.api.diagnose:diagnose",
     "evaluate": "draftgauge.api.evaluate:evaluate",
     "fit": "draftgauge.api.fit:fit",
     "generate": "draftgauge.api.generate:generate",
@@ -81,6 +85,7 @@ __all__ = [
     "BenchRequest",
     "CostCurve",
     "DemoRequest",
+    "DiagnoseRequest",
     "DraftgaugeError",
     "EvaluateRequest",
     "FitRequest",
@@ -97,6 +102,7 @@ __all__ = [
     "__version__",
     "bench",
     "demo",
+    "diagnose",
     "evaluate",
     "fit",
     "generate",

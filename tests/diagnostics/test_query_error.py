@@ -11,7 +11,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from draftgauge.diagnostics.query_error import CONTROLS, QueryErrors, query_errors
+from draftgauge.diagnostics.bottlenecks import CONTROLS, QueryErrors
+from draftgauge.diagnostics.query_error import query_errors
 from draftgauge.diagnostics.texts import HeldOutText
 from draftgauge.drafters.reuse import ReuseNet, new_net, reuse_config
 from draftgauge.models.base import CachedModel
@@ -85,7 +86,8 @@ def test_distances_are_those_of_the_targets_own_attention(family: str) -> None:
     assert found is not None
     assert found.positions.tolist() == [[5.0, 4.0, 3.0]]
     module.set_attn_implementation("eager")
-    attentions = module(torch.tensor([text.tokens]), output_attentions=True).attentions
+    with torch.no_grad():
+        attentions = module(torch.tensor([text.tokens]), output_attentions=True).attentions
     for depth in range(DEPTHS):
         for slot, layer in enumerate(config.kv_layers):
             rows = [

@@ -194,13 +194,15 @@ def test_the_log_measures_gradients_and_the_gate(base: TrainingSpec, tmp_path: P
         "blocks.0.join.gate",
     ]
     for row in rows:
-        assert 0.3 < row["gate"] < 0.7
+        assert 0.3 < row["gate_mean"] < 0.7
+        assert row["gate_q05"] <= row["gate_q50"] <= row["gate_q95"]
+        assert 0 <= row["gate_open"] <= 1
         assert all(
             row[f"gradient_norm/{group}"] > 0 and row[f"gradient_rms/{group}"] > 0 for group in attention + injected
         )
         groups = [value for key, value in row.items() if key.startswith("gradient_norm/")]
         assert math.sqrt(sum(value**2 for value in groups)) == pytest.approx(row["gradient_norm"], rel=1e-4)
-    assert not any(key == "gate" for row in log(_trained(base, tmp_path / "hidden")) for key in row)
+    assert not any(key.startswith("gate_") for row in log(_trained(base, tmp_path / "hidden")) for key in row)
 
 
 def _trained(request: TrainingSpec, folder: Path) -> Path:

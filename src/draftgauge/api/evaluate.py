@@ -10,7 +10,7 @@ import numpy as np
 from transformers import PreTrainedTokenizerBase
 
 from draftgauge.api.profile_plan import choose_prompts, encode_prompts
-from draftgauge.api.requests import EvaluateRequest
+from draftgauge.api.requests import DeviceSpec, EvaluateRequest, LoadSpec
 from draftgauge.api.verb import verb
 from draftgauge.core.progress import Progress, silent
 from draftgauge.core.prompts import Prompt, in_turn
@@ -59,7 +59,7 @@ def evaluate(request: EvaluateRequest, *, progress: Progress = silent) -> list[R
     description = read_description(request.drafter)
     source = request.target or description["config"]["target_source"]
     depths = request.depths or description["extra"].get("request", {}).get("depths", DEFAULT_DEPTHS)
-    target = _load_target(source, request)
+    target = load_single(source, request.machine, request.loading)
     net = load_drafter(request.drafter, target.model)
     settings = DecodingSettings(request.output.max_new_tokens, end_tokens=end_tokens(target.model, target.tokenizer))
     path, chosen = choose_prompts(request.prompts)
@@ -71,7 +71,7 @@ def evaluate(request: EvaluateRequest, *, progress: Progress = silent) -> list[R
 
 
 @dataclass(frozen=True)
-class _Target:
+class SingleTarget:
     """A target alone; what evaluates a drafter attaches it itself."""
 
     model: CachedModel
@@ -79,16 +79,19 @@ class _Target:
 
     @property
     def context(self) -> int:
+        """The longest text in tokens."""
         return self.model.spec.context
 
     def encode(self, prompt: Prompt) -> list[int]:
+        """Token ids of a prompt."""
         return encode_with(self.tokenizer, prompt)
 
 
-def _load_target(source: str, request: EvaluateRequest) -> _Target:
-    trusted, engine = request.loading.trust_remote_code, request.loading.engine
-    model = load_model(source, device=request.machine.device, engine=engine, trust_remote_code=trusted)
-    return _Target(model, load_tokenizer(source, trusted))
+def load_single(source: str, machine: DeviceSpec, loading: LoadSpec) -> SingleTarget:
+    """Load a target and its tokenizer."""
+    trusted = loading.trust_remote_code
+    model = load_model(source, device=machine.device, engine=loading.engine, trust_remote_code=trusted)
+    return SingleTarget(model, load_tokenizer(source, trusted))
 
 
 def evaluation_rows(measured: DrafterEvaluation) -> list[Row]:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
-from typing import Annotated, Any, cast, get_type_hints
+from typing import Annotated, Any, cast, get_origin, get_type_hints
 
 from cyclopts import App, Parameter
 from cyclopts.group import Group
@@ -44,8 +44,7 @@ def add_verb(app: App, name: str, show: Callable[..., Rows | None], resume: str 
     def command(*arguments: Any, **options: Any) -> int:
         json = options.pop("json", None)
         further = {parameter.name: options.pop(parameter.name) for parameter in own if parameter.name in options}
-        positional = [entry.name for entry in settings_of(request_class) if entry.positional]
-        given = dict(zip(positional, arguments, strict=False)) | options
+        given = _positional(request_class, arguments) | options
         with friendly_errors(resume) as outcome:
             request = make_request(request_class, keywords=given, spelled=lambda entry: entry.option)
             target = None if json is None else Path(json)
@@ -68,6 +67,19 @@ def add_verb(app: App, name: str, show: Callable[..., Rows | None], resume: str 
     app.command(command, name=name, help=summary_of(request_class), sort_key=len(list(app)))
 
 
+def _positional(request_class: type, arguments: tuple[Any, ...]) -> dict[str, Any]:
+    """Values given without a name; a list takes all that are left."""
+    entries = [entry for entry in settings_of(request_class) if entry.positional]
+    given = {entry.name: value for entry, value in zip(entries, arguments, strict=False)}
+    if entries and _is_list(entries[-1]) and entries[-1].name in given:
+        given[entries[-1].name] = arguments[len(entries) - 1 :]
+    return given
+
+
+def _is_list(entry: Setting) -> bool:
+    return entry.positional and get_origin(entry.annotation) is tuple
+
+
 def _parameter(entry: Setting, panel: dict[str, Any]) -> inspect.Parameter:
     """The parameter that cyclopts makes an option of."""
     switch = entry.annotation in (bool, bool | None)
@@ -84,6 +96,8 @@ def _parameter(entry: Setting, panel: dict[str, Any]) -> inspect.Parameter:
         allow_repeating=True,  # the last one counts
         **panel,
     )
+    if _is_list(entry):
+        return inspect.Parameter(entry.name, inspect.Parameter.VAR_POSITIONAL, annotation=Annotated[str, details])
     return inspect.Parameter(
         entry.name,
         inspect.Parameter.POSITIONAL_ONLY if entry.positional else inspect.Parameter.KEYWORD_ONLY,

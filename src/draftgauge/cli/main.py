@@ -11,6 +11,7 @@ from cyclopts import App, CycloptsError
 from draftgauge.cli import (
     bench,
     demo,
+    diagnose,
     evaluate,
     fit,
     generate,
@@ -54,6 +55,7 @@ def make_app() -> App:
         app, "train", train.train, "Everything up to the last checkpoint is kept: run the same command again to go on."
     )
     add_verb(app, "evaluate", evaluate.evaluate, NOTHING)
+    add_verb(app, "diagnose", diagnose.diagnose, NOTHING)
     studies = App(name="study", sort_key=LAST, help="The papers' comparisons as runnable studies.")
     add_verb(studies, "kvshot", study.kvshot, "Finished cells are kept: the same command goes on from there.")
     bundled = App(name="reference", sort_key=LAST, help="The bundled pair: show its card, train it again, evaluate it.")

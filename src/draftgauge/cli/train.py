@@ -47,7 +47,7 @@ def train(request: TrainRequest) -> list[dict[str, Any]]:
 
 def _show(row: Mapping[str, float]) -> None:
     """The line of a row of the log."""
-    gate = f", gate {row['gate']:.2f}" if "gate" in row else ""
+    gate = f", gate {row['gate_mean']:.2f}" if "gate_mean" in row else ""
     errors.print(
         f"step {row['step']:.0f} of {row['steps']:.0f}: loss {row['loss']:.3f} nats, agrees with the target "
         f"{row['agreement/0']:.0%} at first{gate}, {row['tokens_per_second']:,.0f} tokens/s, "

@@ -11,6 +11,7 @@ import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import MISSING, Field, dataclass, field, fields, is_dataclass
 from functools import cache
+from pathlib import Path
 from types import MappingProxyType
 from typing import Any, TypeVar, cast, get_origin, get_type_hints
 
@@ -185,7 +186,7 @@ def _converted(entry: Setting, value: Any, where: str) -> Any:
     if get_origin(entry.annotation) is tuple:
         if value is None and not entry.required:
             return entry.default
-        if entry.repeated and isinstance(value, str):
+        if isinstance(value, Path) or (entry.repeated and isinstance(value, str)):
             value = (value,)
         value = tuple(value) if isinstance(value, set | frozenset) else value
     return convert(value, entry.annotation, where)

@@ -28,7 +28,6 @@ from draftgauge.models.taps import TapPlan, batch_features
 Ints = NDArray[np.int64]
 
 
-@torch.inference_mode()
 def accepted_lengths(
     net: ReuseNet, module: PreTrainedModel, texts: Sequence[HeldOutText], depths: int, batch_tokens: int = 2048
 ) -> list[Ints]:
@@ -43,17 +42,36 @@ def accepted_lengths(
         depths: K, tokens a draft.
         batch_tokens: texts of similar lengths are unrolled together up to so many tokens, padding included.
     """
+    return [accepted(agreed) for agreed in agreement(net, module, texts, depths, batch_tokens)]
+
+
+def accepted(agreed: Ints) -> Ints:
+    """``[n]`` accepted lengths of drafts ``[n, depths]``, see :func:`agreement`."""
+    lengths: Ints = agreed.cumprod(-1).sum(-1)
+    return lengths
+
+
+@torch.inference_mode()
+def agreement(
+    net: ReuseNet, module: PreTrainedModel, texts: Sequence[HeldOutText], depths: int, batch_tokens: int = 2048
+) -> list[Ints]:
+    """Whether the token at each depth of the draft from every output position is the text's, ``[n, depths]`` of 0 and 1
+    for each text, whatever became of the tokens before it; 0 where there is no label, see :func:`known_depths`.
+
+    Where a token before was wrong, the drafter was fed the text's in its place: the drafter of every design is asked
+    the same question at every position, so designs can be compared depth by depth. Arguments as in
+    :func:`accepted_lengths`.
+    """
     plan = TapPlan(net.config.hidden_layers, net.config.kv_layers)
     device = next(net.parameters()).device
-    lengths: dict[int, Ints] = {}
+    agreed: dict[int, Ints] = {}
     for members in _batches(texts, depths, batch_tokens):
         tokens = _padded([texts[i] for i in members], depths).to(device)
         predicted = unroll(net, tokens, batch_features(module, tokens, plan), depths)
-        right = _agreement(predicted, tokens, net.d2t)  # [B, A, K]
-        run = right.cumprod(-1).sum(-1).cpu().numpy()  # [B, A]
+        right = _agreement(predicted, tokens, net.d2t).cpu().numpy()  # [B, A, K]
         for row, i in enumerate(members):
-            lengths[i] = _by_position(run[row], texts[i])
-    return [lengths[i] for i in range(len(texts))]
+            agreed[i] = _by_position(right[row], texts[i])
+    return [agreed[i] for i in range(len(texts))]
 
 
 def known_depths(text: HeldOutText, depths: int) -> Ints:
@@ -125,10 +143,11 @@ def _agreement(predicted: Sequence[Tensor], tokens: Tensor, draft_to_target: Ten
     return torch.stack(columns, -1).long()
 
 
-def _by_position(run: Ints, text: HeldOutText) -> Ints:
-    """From anchors ``[A]`` of a padded text to its output positions ``[n]``, cut at the end of the text."""
-    n, first = len(text.output), len(text.prompt) - 2
-    lengths = np.zeros(n, np.int64)
+def _by_position(right: Ints, text: HeldOutText) -> Ints:
+    """From anchors ``[A, K]`` of a padded text to its output positions ``[n, K]``, cut at the end of the text."""
+    n, first, depths = len(text.output), len(text.prompt) - 2, right.shape[-1]
+    rows = np.zeros((n, depths), np.int64)
     skipped = max(0, -first)
-    lengths[skipped:] = run[first + skipped : first + n]
-    return np.minimum(lengths, np.arange(n, 0, -1))
+    rows[skipped:] = right[first + skipped : first + n]
+    labelled = np.arange(n)[:, None] + np.arange(depths) < n
+    return rows * labelled

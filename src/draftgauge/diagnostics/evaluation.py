@@ -9,7 +9,7 @@ import numpy as np
 
 from draftgauge.core.progress import Progress, silent
 from draftgauge.decoding.settings import DecodingSettings
-from draftgauge.diagnostics.alpha import Ints, accepted_lengths, depth_counts, known_depths, walked
+from draftgauge.diagnostics.alpha import Ints, accepted, agreement, depth_counts, known_depths, walked
 from draftgauge.diagnostics.distance import WINDOWS, counts_by_distance
 from draftgauge.diagnostics.latency import Latency, measure_latency
 from draftgauge.diagnostics.live_acceptance import live_acceptance
@@ -46,6 +46,8 @@ class DrafterEvaluation:
 
     Attributes:
         tasks: of the texts.
+        positions, agreed: ``[texts, depths]`` output positions from which each depth has a label, and those of them
+            where the token at this depth is the label, whatever became of those before.
         reached, accepted: ``[texts, depths]`` of the draft from every output position, teacher-forced.
         walked_reached, walked_accepted: ``[live texts, depths]`` of only those drafts that decoding makes on its way,
             teacher-forced.
@@ -58,6 +60,8 @@ class DrafterEvaluation:
     """
 
     tasks: list[str]
+    positions: Ints
+    agreed: Ints
     reached: Ints
     accepted: Ints
     walked_reached: Ints
@@ -98,7 +102,8 @@ def evaluate_drafter(
     """
     count, classes_in_all = plan.depths, len(WINDOWS) + 1
     progress("evaluation", 0, PARTS)
-    lengths = accepted_lengths(net, target.module, texts, count)
+    agreed = agreement(net, target.module, texts, count)
+    lengths = [accepted(rows) for rows in agreed]
     known = [known_depths(text, count) for text in texts]
     forced = [depth_counts(a, k, count) for a, k in zip(lengths, known, strict=True)]
     distances = [
@@ -121,6 +126,8 @@ def evaluate_drafter(
     progress("evaluation", PARTS, PARTS)
     return DrafterEvaluation(
         tasks=[text.task for text in texts],
+        positions=np.stack([(one[:, None] > np.arange(count)).sum(0) for one in known]),
+        agreed=np.stack([rows.sum(0) for rows in agreed]),
         reached=_stacked(forced, 0, count),
         accepted=_stacked(forced, 1, count),
         walked_reached=_stacked(on_way, 0, count),

@@ -15,13 +15,13 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
+from draftgauge.diagnostics.bottlenecks import GroupGradient
 from draftgauge.diagnostics.texts import HeldOutText
 from draftgauge.drafters.reuse.attention import Attention
 from draftgauge.drafters.reuse.net import ReuseNet
@@ -32,29 +32,6 @@ from draftgauge.training.reuse.statistics import parameter_groups
 REACHED = 0.01
 TEXTS, SAMPLES = 6, 4  # of a probe, and samples of each text
 SKETCH = 1 << 16  # gradients of more entries are folded with random signs, which keeps products in expectation
-
-
-@dataclass(frozen=True)
-class GroupGradient:
-    """Of one parameter group, for the loss of one depth.
-
-    Attributes:
-        group: see :func:`~draftgauge.training.reuse.statistics.parameter_groups`.
-        depth: whose loss.
-        norm: of the mean gradient over the samples.
-        to_weight: that norm over the norm of the weights.
-        share: mean over samples of the share of positions that the loss reaches the group at.
-        effective_rank: of the samples' gradients; 0 where all vanish.
-        samples: how many.
-    """
-
-    group: str
-    depth: int
-    norm: float
-    to_weight: float
-    share: float
-    effective_rank: float
-    samples: int
 
 
 def gradient_statistics(
@@ -168,6 +145,9 @@ class _Probe:
                 rows = norms[: max(0, len(strength[group]) - call)]
                 part = strength[group][call : call + len(rows)]
                 torch.maximum(part, rows, out=part)
+        for group in ("norm", "head"):  # called for the sample's own position alone
+            own = strength[group][size - 1 :]
+            own[0] = max(float(strength[group].max()), 1.0)
         for group, values in strength.items():
             largest = float(values.max())
             reached = int((values >= REACHED * largest).sum()) if largest > 0 else 0
@@ -185,7 +165,7 @@ class _Probe:
                     group,
                     depth,
                     norm / len(sketches),
-                    norm / len(sketches) / max(weight, 1e-12),
+                    norm / len(sketches) / weight if weight else None,
                     float(np.mean(self.shares[depth, group])),
                     effective_rank(torch.stack(sketches)),
                     len(sketches),
@@ -216,7 +196,8 @@ def _columns(net: ReuseNet) -> dict[str, list[tuple[str, slice]]]:
                 ]
     for name, module in net.named_modules():
         if name not in columns and "weight" in module._parameters:
-            columns[name] = [(name, slice(None))]
+            biased = module._parameters.get("bias") is not None
+            columns[name] = [(group, slice(None)) for group in ((name, f"{name}.bias") if biased else (name,))]
     return columns
 
 

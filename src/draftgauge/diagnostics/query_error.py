@@ -17,15 +17,15 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from typing import NamedTuple
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
+from draftgauge.diagnostics.bottlenecks import CONTROLS, MEASURES, OWN, TRUE, Floats, QueryErrors
 from draftgauge.diagnostics.texts import HeldOutText
 from draftgauge.diagnostics.unrolled import TextBatch, by_text, text_batches
 from draftgauge.drafters.reuse.attention import Attention
@@ -35,56 +35,6 @@ from draftgauge.drafters.reuse.rotary import like, rotate, window
 from draftgauge.drafters.reuse.unroll import unroll, unroll_states
 from draftgauge.models.queries import ScoreRule, catching_queries, score_rule
 from draftgauge.models.taps import Features, TapPlan, batch_features
-
-Floats = NDArray[np.float64]
-MEASURES = ("query_kl", "total_variation", "uniform_kl", "attended_error", "cosine")
-CONTROLS = ("own query", "true query", "no query")
-
-
-@dataclass(frozen=True)
-class QueryErrors:
-    """Sums by text, of which every mean is made with its interval.
-
-    Attributes:
-        target_layers: the ``S`` tapped layers of the target.
-        positions: ``[texts, K]`` anchors that count.
-        sums: measure -> ``[texts, K, N, S]`` sums over those anchors of the mean over heads. ``query_kl`` (nats, from
-            the target's distribution to the drafter's), ``total_variation`` (0..1), ``uniform_kl`` (what a query that
-            asks for nothing would have), ``attended_error`` (of the attended values, relative to the target's) and
-            ``cosine`` of the queries (NaN where they live in different spaces).
-        agreed: control -> ``[texts, K]`` anchors where the drafted token is the text's: with the drafter's ``own
-            query``, with the target's ``true query`` in its place, and with ``no query``, which attends to all alike.
-            What the rows' own keys weigh beside the prefix stays as it is.
-        runs: control -> ``[texts, K]`` anchors where all tokens up to this depth are the text's.
-    """
-
-    target_layers: tuple[int, ...]
-    positions: Floats
-    sums: dict[str, Floats]
-    agreed: dict[str, Floats]
-    runs: dict[str, Floats]
-
-    def to_json(self) -> dict[str, object]:
-        """Plain lists."""
-        return {
-            field.name: {key: value.tolist() for key, value in part.items()}
-            if isinstance(part := getattr(self, field.name), dict)
-            else np.asarray(part).tolist()
-            for field in fields(self)
-        }
-
-    @staticmethod
-    def from_json(content: dict[str, object]) -> QueryErrors:
-        """The inverse of :meth:`to_json`."""
-        values = {
-            key: {name: np.asarray(part, np.float64) for name, part in value.items()}
-            if isinstance(value, dict)
-            else np.asarray(value, np.float64)
-            for key, value in content.items()
-        }
-        layers = tuple(int(layer) for layer in values.pop("target_layers"))  # type: ignore[union-attr]
-        return QueryErrors(layers, **values)  # type: ignore[arg-type]
-
 
 class _Attended(NamedTuple):
     """What the chain attention of a block is given at a depth."""
@@ -292,7 +242,7 @@ class _Comparison:
                 nonlocal depth
                 attended = _attended(inputs)
                 own = self.own_weights(attended)
-                if control == "true query":
+                if control == TRUE:
                     wanted = self.nearest_weights(seen, nearest[layer], depth, attended)
                 else:
                     wanted = torch.ones_like(own).tril()
@@ -305,7 +255,7 @@ class _Comparison:
             return change
 
         with ExitStack() as stack:
-            for layer, attention in enumerate(self.attentions if control != "own query" else ()):
+            for layer, attention in enumerate(self.attentions if control != OWN else ()):
                 assert attention is not None
                 stack.callback(attention.register_forward_hook(plug(layer)).remove)
             yield

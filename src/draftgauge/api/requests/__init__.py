@@ -28,6 +28,7 @@ from draftgauge.api.requests.parts import (
     SeedSpec,
 )
 from draftgauge.api.requests.training import (
+    DiagnoseRequest,
     EvaluateRequest,
     ReferenceEvaluateRequest,
     ReferenceTrainRequest,
@@ -41,6 +42,7 @@ __all__ = [
     "CostSpec",
     "DemoRequest",
     "DeviceSpec",
+    "DiagnoseRequest",
     "DraftSpec",
     "EvaluateRequest",
     "FitRequest",

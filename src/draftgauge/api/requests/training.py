@@ -58,6 +58,33 @@ class EvaluateRequest:
 
 
 @dataclass(frozen=True, kw_only=True)
+class DiagnoseRequest:
+    """What limits trained drafters: how far their queries are from the target's, which weights the loss reaches, how
+    far the gate is open.
+
+    Attributes:
+        runs: folders that 'draftgauge train' wrote, of one target; those that differ only in their seed are pooled.
+        target: their target; the one that the first folder names if left out.
+        depths: tokens a draft; as many as the first was trained for if left out.
+    """
+
+    runs: tuple[Path, ...] = setting(positional=True)
+    target: str | None = None
+    prompts: PromptSpec = PromptSpec(prompts="reference:validation", per_task=4, long_prompts="truncate")
+    output: OutputSpec = OutputSpec(max_new_tokens=96)
+    depths: int | None = None
+    machine: DeviceSpec = DeviceSpec()
+    loading: LoadSpec = LoadSpec()
+
+    def __post_init__(self) -> None:
+        at_least_one(self, "depths")
+        if not self.runs or len(set(self.runs)) < len(self.runs):
+            raise DraftgaugeError(
+                f"name at least one run, and each once, not {', '.join(map(str, self.runs)) or 'none at all'}"
+            )
+
+
+@dataclass(frozen=True, kw_only=True)
 class StudyKvshotRequest:
     """Train and compare drafters that reuse hidden states, the KV cache, both or neither; a report is written to the
     folder.

@@ -1,6 +1,4 @@
-"""What is measured of a drafter in training: gradients by parameter group, how far a gate is open, and the scales of
-sums.
-"""
+"""What is measured of a drafter in training: gradients by parameter group, and the scales of sums."""
 
 from __future__ import annotations
 
@@ -13,7 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from draftgauge.drafters.reuse.attention import Attention
-from draftgauge.drafters.reuse.blocks import Block, GatedDelta
+from draftgauge.drafters.reuse.blocks import Block
 from draftgauge.drafters.reuse.net import ReuseNet
 
 STREAM = "stream"
@@ -68,32 +66,6 @@ class GradientStatistics:
 
 def _norm(tensors: list[Tensor]) -> float:
     return float(torch.stack([tensor.float().square().sum() for tensor in tensors]).sum()) ** 0.5 if tensors else 0.0
-
-
-class GateWatch:
-    """The mean openness of the gates of a hybrid drafter while it is being watched."""
-
-    def __init__(self, net: nn.Module) -> None:
-        self._gates = [module.gate for module in net.modules() if isinstance(module, GatedDelta)]
-        self._seen: list[Tensor] = []
-
-    @contextmanager
-    def watching(self, on: bool = True) -> Iterator[None]:
-        """Record every pass through a gate, if ``on``."""
-        self._seen.clear()
-        handles = [gate.register_forward_hook(self._take) for gate in self._gates] if on else []
-        try:
-            yield
-        finally:
-            for handle in handles:
-                handle.remove()
-
-    def mean(self) -> float | None:
-        """Mean over units and passes, 0 shut and 1 open; None for designs without a gate."""
-        return float(torch.stack(self._seen).mean()) if self._seen else None
-
-    def _take(self, gate: nn.Module, inputs: object, output: Tensor) -> None:
-        self._seen.append(output.detach().float().sigmoid().mean())
 
 
 @dataclass(frozen=True)

@@ -36,9 +36,10 @@ from draftgauge.training.reuse.loss import (
     soft_cross_entropy,
     teach,
 )
+from draftgauge.training.reuse.gate import GateWatch
 from draftgauge.training.reuse.prepare import Job
 from draftgauge.training.reuse.result import TrainResult
-from draftgauge.training.reuse.statistics import GateWatch, GradientStatistics, Imbalance, ScaleWatch, imbalances
+from draftgauge.training.reuse.statistics import GradientStatistics, Imbalance, ScaleWatch, imbalances
 from draftgauge.training.reuse.tracking import open_trackers
 
 BETAS = (0.9, 0.95)
@@ -132,9 +133,9 @@ class Training:
         interval.tokens += trained[0]
         interval.steps += 1
         if logged:
-            gate = self.gates.mean()
+            gate = self.gates.figures()
             interval.last = {"learning_rate": self.schedule.rate(step)} | self.statistics.row() | self.scales.row()
-            interval.last |= {} if gate is None else {"gate": gate}
+            interval.last |= {} if gate is None else gate.row()
         if step == 0:
             warn_of(imbalances(self.scales.scales()))
 
@@ -143,6 +144,7 @@ class Training:
         with self.autocast:
             features = self.features(batch)
             teacher = teach(features.logits, batch, request.depths, self.net.t2d, self.net.d2t)
+            self.gates.count_rows([batch.trained(depth) for depth in range(request.depths)])
             states = unroll_states(self.net, batch.tokens, features, request.depths, batch.first)
             return backward_through_depths(states, self.net.logits, teacher, batch, scales, request.loss, self.softly)
 

@@ -93,6 +93,21 @@ def open_trackers(name: str | None, folder: Path, settings: Mapping[str, Any], s
     return trackers
 
 
+def read_history(folder: Path, points: int = 16) -> list[dict[str, float]]:
+    """What the log of a run says of gradients, gate and scales, at so many of its steps, the first and the last among
+    them; empty where there is no log.
+
+    Returns:
+        Rows with ``step`` and the columns ``gradient_norm/GROUP``, ``gradient_rms/GROUP``, ``weight_rms/GROUP``,
+        ``gate_*`` and ``rms/SUM/PART``.
+    """
+    rows = [json.loads(line) for line in _whole_lines(folder / LOG_NAME)]
+    last = max(0, len(rows) - 1)
+    chosen = sorted({round(last * point / max(1, points - 1)) for point in range(points)}) if rows else []
+    kept = ("gradient_norm/", "gradient_rms/", "weight_rms/", "gate_", "rms/")
+    return [{key: rows[i][key] for key in rows[i] if key == "step" or key.startswith(kept)} for i in chosen]
+
+
 def _whole_lines(path: Path) -> list[str]:
     if not path.exists():
         return []

@@ -1,0 +1,80 @@
+"""What limits trained drafters: query estimation error, gradients and gate, measured on held-out prompts."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from draftgauge.api.evaluate import DEFAULT_DEPTHS, load_single
+from draftgauge.api.profile_plan import choose_prompts, encode_prompts
+from draftgauge.api.requests import DiagnoseRequest
+from draftgauge.api.verb import verb
+from draftgauge.core.progress import Progress, silent
+from draftgauge.core.prompts import in_turn
+from draftgauge.decoding.settings import DecodingSettings
+from draftgauge.diagnostics.bottlenecks import Bottlenecks, bottleneck_rows
+from draftgauge.diagnostics.limits import measure_bottlenecks
+from draftgauge.diagnostics.texts import greedy_texts
+from draftgauge.drafters.reuse import load_drafter, read_description
+from draftgauge.models.loading import end_tokens
+from draftgauge.training.reuse.tracking import read_history
+
+INCIDENTAL = ("target_fingerprint", "target_source")  # of a configuration: not what a drafter is made of
+
+
+@verb(DiagnoseRequest)
+def diagnose(request: DiagnoseRequest, *, progress: Progress = silent) -> list[dict[str, Any]]:
+    """Measure what limits drafters on texts that their target decodes.
+
+    Args:
+        request: which drafters, on which prompts.
+        progress: told (what, done, total).
+
+    Returns:
+        Rows of :func:`draftgauge.diagnostics.bottlenecks.bottleneck_rows` that begin with ``design``, ``layers`` and
+        ``injection``, and with ``runs``, the folders that were pooled: those whose drafters are made alike and were
+        trained alike but for the seed.
+
+    Raises:
+        ModelError: if a folder holds no drafter, or one of another target.
+        PromptError: if the prompts cannot be read.
+    """
+    descriptions = {run: read_description(run) for run in request.runs}
+    first = descriptions[request.runs[0]]
+    source = request.target or first["config"]["target_source"]
+    depths = request.depths or first["extra"].get("request", {}).get("depths", DEFAULT_DEPTHS)
+    target = load_single(source, request.machine, request.loading)
+    nets = {run: load_drafter(run, target.model) for run in request.runs}
+    settings = DecodingSettings(request.output.max_new_tokens, end_tokens=end_tokens(target.model, target.tokenizer))
+    path, chosen = choose_prompts(request.prompts)
+    kept = encode_prompts(target, in_turn(chosen), path, settings.max_new_tokens, request.prompts.long_prompts)
+    texts = greedy_texts(target.model, [(prompt.task, tokens) for prompt, tokens in kept], settings, progress)
+    groups: dict[str, list[Path]] = {}
+    for run in request.runs:
+        groups.setdefault(_made_alike(descriptions[run]), []).append(run)
+    rows = []
+    for runs in groups.values():
+        measured: list[Bottlenecks] = []
+        for run in runs:
+            history = read_history(run)
+            measured.append(measure_bottlenecks(nets[run], target.model.module, texts, depths, history, progress))
+        config = nets[runs[0]].config
+        labels = {
+            "design": config.design,
+            "layers": config.layers,
+            "injection": config.injection if config.traits.reads_kv else None,
+            "runs": [str(run) for run in runs],
+        }
+        rows += bottleneck_rows(measured, labels)
+    return rows
+
+
+def _made_alike(description: dict[str, Any]) -> str:
+    """The same text for drafters that differ only in their seed."""
+    config = {key: value for key, value in description["config"].items() if key not in INCIDENTAL}
+    training = {
+        key: value
+        for key, value in description["extra"].get("request", {}).items()
+        if key not in ("seed", "warm_start")
+    }
+    return repr((sorted(config.items(), key=str), sorted(training.items(), key=str)))

@@ -1,0 +1,152 @@
+"""Gradients, the gate and the rows of all bottlenecks, on drafters whose answers are known."""
+
+from __future__ import annotations
+
+import json
+
+import numpy as np
+import pytest
+import torch
+
+from draftgauge.diagnostics.bottlenecks import Bottlenecks, GroupGradient, bottleneck_rows
+from draftgauge.diagnostics.gradients import effective_rank, gradient_statistics
+from draftgauge.diagnostics.limits import gate_openness, measure_bottlenecks
+from draftgauge.drafters.reuse import ReuseNet
+from draftgauge.training.reuse.gate import GateWatch
+from reuse_nets import net_for, target, texts
+
+DEPTHS = 3
+DEAD = ("blocks.0.chain_attention.queries", "blocks.0.chain_attention.keys", "blocks.0.chain_attention.values")
+
+
+def gradients(net: ReuseNet, samples: int = 2) -> dict[tuple[str, int], GroupGradient]:
+    model = target()
+    found = gradient_statistics(net, model.module, texts(model)[4:], DEPTHS, samples)
+    return {(one.group, one.depth): one for one in found}
+
+
+def test_a_dead_group_is_found() -> None:
+    """Nothing goes through an output projection of zeros, so nothing behind it learns; the projection itself does."""
+    net = net_for(target(), "kv")
+    chain = net.blocks[0].chain_attention
+    assert chain is not None
+    chain.output.weight.data.zero_()
+    found = gradients(net)
+    for group in (*DEAD, "blocks.0.injection.keys", "blocks.0.injection.values"):
+        for depth in range(DEPTHS):
+            dead = found[group, depth]
+            assert (dead.norm, dead.to_weight, dead.share, dead.effective_rank) == (0, 0, 0, 0)
+    alive = found["blocks.0.chain_attention.output", 0]
+    assert alive.norm > 0
+    assert alive.effective_rank > 1
+
+
+def test_own_keys_learn_from_few_positions_and_those_of_a_self_attention_from_the_prefix() -> None:
+    kv, hidden = gradients(net_for(target(), "kv")), gradients(net_for(target(), "hidden"))
+    for depth in range(1, DEPTHS):
+        own = kv["blocks.0.chain_attention.values", depth].share
+        assert 0 < own < 0.4  # depth + 1 positions of samples that have 16 and more
+        assert hidden["blocks.0.self_attention.values", depth].share > 2 * own
+        assert kv["blocks.0.injection.values", depth].share > 2 * own
+
+
+def test_norms_are_those_of_the_mean_gradient() -> None:
+    """One sample: the same as asking for the gradient of that anchor's loss."""
+    model, net = target(), net_for(target(), "kv")
+    text = texts(model)[4]
+    found = {(one.group, one.depth): one for one in gradient_statistics(net, model.module, [text], DEPTHS, samples=1)}
+    from draftgauge.drafters.reuse.unroll import unroll
+    from draftgauge.models.taps import TapPlan, batch_features
+
+    net.requires_grad_(True)
+    tokens, anchor = torch.tensor([text.tokens]), len(text.prompt) - 2
+    features = batch_features(model.module, tokens, TapPlan((), net.config.kv_layers))
+    logits = unroll(net, tokens, features, DEPTHS)[2][0, anchor]
+    taught = features.logits[0, anchor + 3].softmax(-1)
+    (-(taught * logits.log_softmax(-1)).sum()).backward()
+    for group, parameter in (("head", net.head.weight), ("blocks.0.mlp.down", net.blocks[0].mlp.down.weight)):
+        assert parameter.grad is not None
+        one = found[group, 2]
+        assert one.norm == pytest.approx(float(parameter.grad.norm()), rel=1e-4)
+        assert one.to_weight == pytest.approx(one.norm / float(parameter.norm()), rel=1e-4)
+        assert one.effective_rank == pytest.approx(1.0)
+
+
+def test_effective_rank_counts_directions() -> None:
+    assert effective_rank(torch.zeros(4, 8)) == 0
+    assert effective_rank(torch.ones(4, 8)) == pytest.approx(1)
+    assert effective_rank(3 * torch.eye(5, 8)) == pytest.approx(5)
+    unequal = effective_rank(torch.diag(torch.tensor([1.0, 1.0, 0.01])))
+    assert 2 < unequal < 2.01
+
+
+def test_a_gate_is_measured_without_padding() -> None:
+    model, net = target(), net_for(target(), "hybrid")
+    join = net.blocks[0].join
+    assert join is not None
+    join.gate.weight.data.zero_()
+    half = join.gate.bias.shape[0] // 2
+    join.gate.bias.data[:half], join.gate.bias.data[half:] = 3.0, -3.0
+    whole, *by_depth = gate_openness(net, model.module, texts(model), DEPTHS)
+    assert whole["gate_mean"] == pytest.approx(0.5, abs=1e-4)
+    assert whole["gate_open"] == 0.5
+    assert whole["gate_q05"] == pytest.approx(1 / (1 + np.exp(3)), abs=0.005)
+    assert whole["gate_q95"] == pytest.approx(1 / (1 + np.exp(-3)), abs=0.005)
+    assert [row["depth"] for row in by_depth] == list(range(DEPTHS))
+    assert gate_openness(net_for(model, "cross"), model.module, texts(model), DEPTHS) == []
+
+
+def test_rows_that_do_not_count_are_left_out_of_the_gate() -> None:
+    net = net_for(target(), "hybrid")
+    join = net.blocks[0].join
+    assert join is not None
+    watch = GateWatch(net)
+    join.gate.weight.data.fill_(1.0)
+    hidden = net.config.hidden_size
+    own = torch.stack([torch.full((hidden,), 1.0), torch.full((hidden,), -1.0)])[None]  # an open and a shut row
+    with watch.watching():
+        watch.count_rows([torch.tensor([[True, False]])])
+        join(own, own)
+    figures = watch.figures()
+    assert figures is not None
+    assert figures.open == 1.0
+    assert figures.count == hidden
+
+
+def test_rows_pool_seeds_and_survive_json() -> None:
+    model = target()
+    held_out = texts(model)
+    log = {"step": 10, "gradient_norm/head": 2.0, "gradient_rms/head": 0.1, "weight_rms/head": 0.5}
+    log |= {"gate_mean": 0.4, "rms/blocks.0.residual/mlp": 3.0}
+    seeds = [
+        Bottlenecks.from_json(
+            json.loads(
+                json.dumps(
+                    measure_bottlenecks(
+                        net_for(model, "hybrid", seed), model.module, held_out, DEPTHS, [log]
+                    ).to_json()
+                )
+            )
+        )
+        for seed in (1, 2)
+    ]
+    rows = bottleneck_rows(seeds, {"design": "hybrid"})
+    assert all(row["design"] == "hybrid" and row["seeds"] == 2 for row in rows)
+    query = [row for row in rows if "query_kl" in row]
+    assert [(row["depth"], row["target_layer"]) for row in query] == [(d, s) for s in (0, 1, 2) for d in range(DEPTHS)]
+    assert seeds[0].query is not None
+    assert seeds[1].query is not None
+    sums = [seed.query.sums["query_kl"][:, 0, 0, 0].sum() for seed in seeds if seed.query]
+    assert query[0]["query_kl"] == pytest.approx(sum(sums) / (2 * seeds[0].query.positions[:, 0].sum()))
+    assert all(row["low"] <= row["query_kl"] <= row["high"] for row in query)
+    controls = [row for row in rows if "control" in row]
+    assert {row["control"] for row in controls} == {"true query", "no query"}
+    probed = [row for row in rows if "gradient_share" in row]
+    assert {row["depth"] for row in probed} == set(range(DEPTHS))
+    assert "blocks.0.chain_attention.keys" in {row["group"] for row in probed}
+    assert any("gate_open" in row and "depth" not in row and "step" not in row for row in rows)
+    (trained,) = (row for row in rows if "step" in row and "group" in row)
+    assert trained["group"] == "head"
+    assert trained["gradient_to_weight"] == pytest.approx(0.2)
+    (scale,) = (row for row in rows if "rms" in row)
+    assert (scale["sum"], scale["part"]) == ("blocks.0.residual", "mlp")
