@@ -8,6 +8,8 @@ from pathlib import Path
 
 import numpy as np
 
+from draftgauge.diagnostics.bottlenecks import CONTROLS, MEASURES, Bottlenecks, GroupGradient, QueryErrors
+from draftgauge.drafters.reuse.design import DESIGNS
 from draftgauge.studies.kvshot.cells import RESULT_NAME, Cell, Evaluation, Study, Variant, make_cells
 from draftgauge.studies.kvshot.presets import CROSS, HIDDEN, HYBRID, KV, KV_DEEP, NONE
 from draftgauge.studies.kvshot.results import CellResult, read_result
@@ -47,6 +49,9 @@ def write_result(cell: Cell, alpha: Sequence[float], prompts: int = 40, drafts: 
     both = {"reached": np.stack(reached, -1), "accepted": np.stack(accepted, -1)}
     found = {f"{kind}{key}": value.tolist() for kind in ("", "walked_", "live_") for key, value in both.items()}
     found |= {f"distance_{key}": np.stack([value // 3] * 3, 1).tolist() for key, value in both.items()}
+    positions, free = np.full((prompts, len(alpha)), drafts), rng.binomial  # agreement at the rates of acceptance
+    agreed = [free(drafts, np.clip(value + ease, 0, 1)) for value in alpha]
+    found |= {"positions": positions.tolist(), "agreed": np.stack(agreed, -1).tolist()}
     found |= {
         "tasks": [TASKS[n % 2] for n in range(prompts)],
         "mismatched": 0,
@@ -63,8 +68,29 @@ def write_result(cell: Cell, alpha: Sequence[float], prompts: int = 40, drafts: 
     }
     training = {"steps": 10, "tokens": 1000, "seconds": 2.0, "tokens_per_second": 500.0, "loss": 3.0}
     document = {"digest": cell.digest(), "training": training, "distances": DISTANCES, "evaluation": found}
+    document["bottlenecks"] = limits(cell, len(alpha)).to_json()
     cell.folder.mkdir(parents=True)
     (cell.folder / RESULT_NAME).write_text(json.dumps(document))
+
+
+def limits(cell: Cell, depths: int) -> Bottlenecks:
+    """What limits a drafter that guesses queries worse the deeper it drafts, and whose gate is a quarter open."""
+    design = DESIGNS[cell.variant.design]
+    shape = (4, depths)
+    positions = np.full(shape, 50.0)
+    error = positions * 0.1 * np.arange(1, depths + 1)
+    sums = {name: np.repeat(error[..., None, None], 3, -1) for name in MEASURES}
+    agreed = {name: positions * share for name, share in zip(CONTROLS, (0.4, 0.5, 0.3), strict=True)}
+    gradients = [
+        GroupGradient(group, depth, 0.5, 0.01, 0.25, 6.0, 8)
+        for group in ("head", "blocks.0.chain_attention.keys")
+        for depth in range(depths)
+    ]
+    gate = {"gate_mean": 0.25, "gate_open": 0.1}
+    logged = {"gradient_norm/head": 1.0, "gradient_rms/head": 0.1, "weight_rms/head": 2.0, "rms/fuse/tap 0": 1.5}
+    history = [{"step": step, **logged, **(gate if design.gated else {})} for step in (1, 5, 10)]
+    query = QueryErrors((1, 2, 3), positions, sums, agreed, agreed) if design.reads_kv else None
+    return Bottlenecks(query, gradients, [gate] if design.gated else [], history)
 
 
 def results(

@@ -26,6 +26,7 @@ VERBS = {
     "report": "ReportRequest",
     "train": "TrainRequest",
     "evaluate": "EvaluateRequest",
+    "diagnose": "DiagnoseRequest",
     "reference train": "ReferenceTrainRequest",
     "reference evaluate": "ReferenceEvaluateRequest",
     "study kvshot": "StudyKvshotRequest",

@@ -122,9 +122,7 @@ def test_rows_pool_seeds_and_survive_json() -> None:
         Bottlenecks.from_json(
             json.loads(
                 json.dumps(
-                    measure_bottlenecks(
-                        net_for(model, "hybrid", seed), model.module, held_out, DEPTHS, [log]
-                    ).to_json()
+                    measure_bottlenecks(net_for(model, "hybrid", seed), model.module, held_out, DEPTHS, [log]).to_json()
                 )
             )
         )

@@ -42,7 +42,9 @@ def knowing_net(model: CachedModel, error: float = 0.0) -> ReuseNet:
 
 
 def llama() -> CachedModel:
-    return wrap(tiny_model("llama", num_hidden_layers=2, vocab_size=6, pad_token_id=None), "auto")  # no embedding is zero
+    return wrap(
+        tiny_model("llama", num_hidden_layers=2, vocab_size=6, pad_token_id=None), "auto"
+    )  # no embedding is zero
 
 
 def means(found: QueryErrors, measure: str) -> np.ndarray:
@@ -90,9 +92,7 @@ def test_distances_are_those_of_the_targets_own_attention(family: str) -> None:
         attentions = module(torch.tensor([text.tokens]), output_attentions=True).attentions
     for depth in range(DEPTHS):
         for slot, layer in enumerate(config.kv_layers):
-            rows = [
-                prefix_part(attentions[layer][0, :, anchor + 1 + depth], anchor) for anchor in range(2, 7 - depth)
-            ]
+            rows = [prefix_part(attentions[layer][0, :, anchor + 1 + depth], anchor) for anchor in range(2, 7 - depth)]
             expected = sum(float((row * (row * row.shape[-1]).log()).sum()) for row in rows)
             assert found.sums["uniform_kl"][0, depth, 0, slot] == pytest.approx(expected, rel=1e-3)
 

@@ -48,6 +48,10 @@ def test_the_page_holds_what_was_found(rows: list[dict], tmp_path: Path) -> None
         "&lt;out of memory&gt;",
         "kv, 4 layers",
         "Capacity",
+        "What limits each design",
+        "Query estimation error by depth",
+        "Where the loss reaches",
+        "The gate over training",
     ):
         assert text in page
     ids = re.findall(r' id="([^"]+)"', page)

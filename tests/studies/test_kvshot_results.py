@@ -40,12 +40,28 @@ def test_runs(rows: list[dict], tmp_path: Path) -> None:
 
 
 def test_depths_are_pooled_over_seeds(rows: list[dict]) -> None:
-    by_depth = [row for row in rows if "depth" in row]
+    by_depth = [row for row in rows if "alpha" in row]
     assert len(by_depth) == 6 * 7
     kv = [row for row in by_depth if row["design"] == "kv" and row["layers"] == 1]
     assert [row["depth"] for row in kv] == list(range(7))
     assert all(row["low"] < row["alpha"] < row["high"] for row in kv)
     assert [row["alpha"] for row in kv] == pytest.approx(ALPHAS[KV], abs=0.05)
+    assert [row["agreement"] for row in kv] == pytest.approx(ALPHAS[KV], abs=0.05)
+    assert [row["survival"] for row in kv] == pytest.approx(np.cumprod(ALPHAS[KV]), abs=0.05)
+    assert all(row["agreement_low"] < row["agreement"] < row["agreement_high"] for row in kv)
+
+
+def test_what_limits_a_drafter_is_among_the_rows(rows: list[dict]) -> None:
+    query = [row for row in rows if "query_kl" in row]
+    assert {row["design"] for row in query} == {"kv", "hybrid", "cross"}
+    assert [row["query_kl"] for row in query[:7]] == pytest.approx([0.1 * depth for depth in range(1, 8)])
+    control = next(row for row in rows if row.get("control") == "true query")
+    assert control["difference"] == pytest.approx(0.1)
+    assert {row["design"] for row in rows if "gate_mean" in row} == {"hybrid"}
+    probed = [row for row in rows if "effective_rank" in row]
+    assert {row["group"] for row in probed} == {"head", "blocks.0.chain_attention.keys"}
+    assert {row["gradient_share"] for row in probed} == {0.25}
+    assert {row["step"] for row in rows if "step" in row} == {1, 5, 10}
 
 
 def test_other_measures_are_pooled(rows: list[dict]) -> None:
@@ -66,6 +82,9 @@ def test_verdicts_on_known_differences(rows: list[dict]) -> None:
     assert found["P1"]["difference"] == pytest.approx(0.36 - 0.48, abs=0.03)
     for row in found.values():
         assert row["low"] < row["difference"] < row["high"]
+        assert row["seeds"] == 3
+        assert row["p_seeds"] == 0.25  # the least that three seeds can give
+        assert "crossed random effects" in row["test"]
         assert row["uncorrected_p_value"] <= row["p_value"] <= 3 * row["uncorrected_p_value"] + 1e-12
 
 

@@ -63,7 +63,7 @@ def diagnose(request: DiagnoseRequest, *, progress: Progress = silent) -> list[d
             "design": config.design,
             "layers": config.layers,
             "injection": config.injection if config.traits.reads_kv else None,
-            "runs": [str(run) for run in runs],
+            "runs": ", ".join(map(str, runs)),
         }
         rows += bottleneck_rows(measured, labels)
     return rows

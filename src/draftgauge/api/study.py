@@ -43,7 +43,8 @@ def study_kvshot(request: StudyKvshotRequest, *, progress: Progress = silent) ->
     study = make_study(request.preset, training, request.held_out)
     require_writable(out)
     prompts = prompt_file(study.evaluation.prompts)
-    outcome = run_study(study, out, prompts, request.executor, request.cpus, request.gpus, progress)
+    validation = None if study.tuning is None else prompt_file(study.tuning.prompts)
+    outcome = run_study(study, out, prompts, validation, request.executor, request.cpus, request.gpus, progress)
     provenance: dict[str, Any] = {"command": command_line(), "preset": request.preset, "target": target} | environment()
     write_kvshot_report(outcome.rows, out / REPORT_NAME, outcome.failures, provenance)
     return outcome

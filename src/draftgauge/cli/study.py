@@ -13,11 +13,13 @@ POOLED = {
     "alpha_3": "alpha 3",
     "alpha_6": "alpha 6",
     "retention": "retention",
-    "mat": "MAT",
+    "agreement_0": "agreement 0",
+    "agreement_6": "agreement 6",
+    "mat": "MAT, all positions",
     "mat_low": "95% from",
     "mat_high": "to",
-    "live_mat": "live MAT",
-    "tree_mat": "tree MAT",
+    "live_mat": "MAT, live",
+    "tree_mat": "MAT, trees",
 }
 VERDICTS = {
     "prediction": "",
@@ -25,7 +27,10 @@ VERDICTS = {
     "difference": "difference",
     "low": "95% from",
     "high": "to",
+    "test": "test",
+    "seeds": "seeds",
     "p_value": "p",
+    "p_seeds": "p of seeds",
     "statement": "what was asked",
     "reason": "why not",
 }

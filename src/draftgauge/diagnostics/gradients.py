@@ -55,8 +55,8 @@ def gradient_statistics(
     """
     plan = TapPlan(net.config.hidden_layers, net.config.kv_layers)
     usable = [text for text in texts if len(text.prompt) > 1 and len(text.output) >= depths][:TEXTS]
-    probe = _Probe(net, depths)
     with _trainable(net):
+        probe = _Probe(net, depths)
         for text in usable:
             tokens = torch.tensor([text.tokens], device=net.embedding.device)
             probe.add(tokens, batch_features(module, tokens, plan), _anchors(text, depths, samples))

@@ -36,6 +36,7 @@ from draftgauge.drafters.reuse.unroll import unroll, unroll_states
 from draftgauge.models.queries import ScoreRule, catching_queries, score_rule
 from draftgauge.models.taps import Features, TapPlan, batch_features
 
+
 class _Attended(NamedTuple):
     """What the chain attention of a block is given at a depth."""
 

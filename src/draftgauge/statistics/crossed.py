@@ -12,6 +12,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import lru_cache
+from typing import Any
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -27,15 +28,15 @@ Measure = Callable[[Floats], Floats]
 
 @dataclass(frozen=True)
 class Counts:
-    """How often each depth of a draft was reached and accepted.
+    """How often each depth of a draft was reached and accepted; or any other sums and what they are sums over.
 
     Attributes:
         reached: ``[seeds, prompts, depths]`` drafts whose earlier tokens were all accepted.
         accepted: ``[seeds, prompts, depths]`` those of them whose token at this depth was accepted too.
     """
 
-    reached: NDArray[np.int64]
-    accepted: NDArray[np.int64]
+    reached: NDArray[Any]
+    accepted: NDArray[Any]
 
     def __post_init__(self) -> None:
         assert self.reached.shape == self.accepted.shape

@@ -67,9 +67,7 @@ def crossed_effects(differences: ArrayLike, level: float = LEVEL) -> EffectTest:
     degrees = max(1.0, total**2 / float((squares**2 / freedom).sum()))
     error = (total / (seeds * prompts)) ** 0.5
     half = float(stats.t.ppf((1 + level) / 2, degrees)) * error
-    return EffectTest(
-        mean, mean - half, mean + half, float(2 * stats.t.sf(abs(mean) / error, degrees)), p_seeds, seeds
-    )
+    return EffectTest(mean, mean - half, mean + half, float(2 * stats.t.sf(abs(mean) / error, degrees)), p_seeds, seeds)
 
 
 def sign_flip(values: ArrayLike) -> float:

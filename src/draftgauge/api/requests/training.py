@@ -91,7 +91,7 @@ class StudyKvshotRequest:
 
     Attributes:
         out: folder of the study; the same folder goes on where it was stopped.
-        preset: smoke, quick (45 minutes on two cores), depth (quick and deeper KV drafters) or full.
+        preset: smoke, quick (five seeds, on a laptop), depth (quick and deeper KV drafters) or full.
         target: target model: a Hugging Face id, a folder, or 'reference' (the bundled one).
         prompts: training prompts, which the target answers; generated for 'reference'.
         held_out: prompts to measure on; the bundled test prompts if left out.

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -17,7 +17,18 @@ DRAFTER_FOLDER = "drafter"
 ANSWERS_NAME = "answers.jsonl"
 FEATURES_NAME = "features"
 TEXTS_NAME = "held-out.json"
+VALIDATION_NAME = "validation.json"
 EQUAL_PARAMETERS, EQUAL_WIDTH = "equal parameters", "equal width"
+
+
+REMEDIES: Mapping[str, Mapping[str, Any]] = {
+    "kv-gradient-50": {"kv_gradient": 50.0},
+    "gate-held": {"gate_hold": 0.2},
+    "cross-first": {"cross_first": 0.2},
+    "depths-12": {"depths": 12},
+}
+"""Remedy -> settings of the training: the paper's negative result; the gate held open, then freed; the cross branch
+trained first, the rest frozen; more depths in the unroll (measured at the depths of the others)."""
 
 
 @dataclass(frozen=True)
@@ -29,6 +40,7 @@ class Variant:
         layers: of the drafter.
         injection: how keys and values of several target layers enter; empty where none are read.
         init: ``random``, or ``warm`` from the trained ``hidden`` drafter of the same seed and capacity.
+        remedy: what is done in training against a bottleneck, one of ``REMEDIES``; empty for nothing.
         capacity: ``equal parameters`` (the MLP's width is chosen for it) or ``equal width`` (that of the target's MLP,
             as in the paper).
     """
@@ -38,6 +50,7 @@ class Variant:
     injection: str = ""
     init: str = "random"
     capacity: str = EQUAL_PARAMETERS
+    remedy: str = ""
 
     @property
     def starts_from(self) -> Variant | None:
@@ -53,7 +66,7 @@ class Variant:
             f"{self.layers}-layers" if self.layers > 1 else "",
         ]
         parts += ["warm" if self.init == "warm" else "", "equal-width" if self.capacity == EQUAL_WIDTH else ""]
-        return "-".join(part for part in parts if part)
+        return "-".join(part for part in (*parts, self.remedy) if part)
 
     def request(self, base: TrainingSpec, intermediate_size: int, seed: int, warm_start: Path | None) -> TrainingSpec:
         """How to train it; all but what is named here is the same for all variants."""
@@ -65,6 +78,7 @@ class Variant:
             intermediate_size=intermediate_size,
             seed=seed,
             warm_start=warm_start,
+            **REMEDIES.get(self.remedy, {}),
         )
 
 
@@ -79,6 +93,7 @@ class Evaluation:
         live_prompts: how many prompts are decoded live, from every task alike; all if None.
         tree_prompts: how many are decoded with draft trees.
         latency_prompts: how many are timed.
+        bottleneck_prompts: on how many it is measured what limits a drafter.
     """
 
     prompts: str = "reference:test"
@@ -87,6 +102,23 @@ class Evaluation:
     live_prompts: int | None = None
     tree_prompts: int = 16
     latency_prompts: int = 4
+    bottleneck_prompts: int = 24
+
+
+@dataclass(frozen=True)
+class Tuning:
+    """How every row is tuned before the seeds run, all with the same budget; see
+    :mod:`draftgauge.studies.kvshot.tuning`.
+
+    Attributes:
+        steps: of a trial.
+        prompts: a prompt file, or ``reference:SPLIT``; none that drafters are compared on.
+        per_task: the first so many prompts of each task; all if None.
+    """
+
+    steps: int
+    prompts: str = "reference:validation"
+    per_task: int | None = None
 
 
 @dataclass(frozen=True)
@@ -99,6 +131,7 @@ class Study:
         seeds: of training.
         request: of every training; target, data, loss, optimiser and steps.
         evaluation: of every drafter.
+        tuning: of every variant; None trains all with the settings of ``request``.
     """
 
     preset: str
@@ -106,6 +139,7 @@ class Study:
     seeds: tuple[int, ...]
     request: TrainingSpec
     evaluation: Evaluation
+    tuning: Tuning | None = None
 
 
 @dataclass(frozen=True)
@@ -119,6 +153,7 @@ class Cell:
         study: the study's folder; the cell works in one of its own below it.
         fingerprint: of the target.
         parameters: trainable ones.
+        depths: tokens a draft in measuring, the same for all cells.
         after: the cell that this one starts from.
     """
 
@@ -128,6 +163,7 @@ class Cell:
     study: Path
     fingerprint: str
     parameters: int
+    depths: int
     after: str | None = None
 
     @property
@@ -153,7 +189,7 @@ class Cell:
         return {
             "variant": asdict(self.variant),
             "training": training,
-            "evaluation": asdict(self.evaluation),
+            "evaluation": asdict(self.evaluation) | {"depths": self.depths},
             "target": self.fingerprint,
             "after": self.after,
         }
@@ -174,7 +210,12 @@ def cell_folder(study: Path, name: str) -> Path:
 
 
 def make_cells(
-    study: Study, widths: Mapping[Variant, int], parameters: Mapping[Variant, int], fingerprint: str, folder: Path
+    study: Study,
+    widths: Mapping[Variant, int],
+    parameters: Mapping[Variant, int],
+    fingerprint: str,
+    folder: Path,
+    tuned: Callable[[Variant, TrainingSpec], TrainingSpec] = lambda variant, request: request,
 ) -> list[Cell]:
     """All cells, seed by seed, so that a study that is stopped early has whole seeds; warm ones after what they start
     from.
@@ -185,18 +226,35 @@ def make_cells(
         parameters: trainable ones of each variant.
         fingerprint: of the target.
         folder: of the study.
+        tuned: makes a variant's request that of its tuned settings.
     """
-    cache = folder / FEATURES_NAME if study.request.features == "cached" else None
-    base = replace(study.request, answers=folder / ANSWERS_NAME, cache=cache)
+    base = shared_request(study, folder)
     ordered = sorted(study.variants, key=lambda variant: variant.init == "warm")
     cells = []
     for seed in study.seeds:
         for variant in ordered:
             after = cell_name(variant.starts_from, seed) if variant.starts_from else None
             start = cell_folder(folder, after) / DRAFTER_FOLDER if after else None
-            request = variant.request(base, widths[variant], seed, start)
-            cells.append(Cell(variant, request, study.evaluation, folder, fingerprint, parameters[variant], after))
+            request = tuned(variant, variant.request(base, widths[variant], seed, start))
+            cells.append(
+                Cell(
+                    variant=variant,
+                    request=request,
+                    evaluation=study.evaluation,
+                    study=folder,
+                    fingerprint=fingerprint,
+                    parameters=parameters[variant],
+                    depths=study.request.depths,
+                    after=after,
+                )
+            )
     return cells
+
+
+def shared_request(study: Study, folder: Path) -> TrainingSpec:
+    """The study's training with the answers and features that all cells share."""
+    cache = folder / FEATURES_NAME if study.request.features == "cached" else None
+    return replace(study.request, answers=folder / ANSWERS_NAME, cache=cache)
 
 
 def check_study(variants: Sequence[Variant]) -> None:

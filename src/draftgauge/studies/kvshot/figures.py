@@ -37,21 +37,70 @@ def styles(views: Sequence[VariantView]) -> list[Series]:
 
 def alpha_panel(views: Sequence[VariantView], name: str) -> Markup:
     """Acceptance by depth with 95% bands."""
-    with panel("depth of the draft step, k", "accepted, given all before, %") as axes:
+    return _depth_panel(views, "alpha", name, "accepted, given all before, %", "Acceptance")
+
+
+def agreement_panel(views: Sequence[VariantView], name: str) -> Markup:
+    """Agreement over all positions by depth with 95% bands."""
+    return _depth_panel(views, "agreement", name, "agreement, all positions, %", "Agreement")
+
+
+def query_panel(views: Sequence[VariantView]) -> Markup:
+    """Query estimation error by depth."""
+    with panel("depth of the draft step, k", "KL to the target's query, nats") as axes:
+        for view in views:
+            style, values = design_style(view), view.limits.query_kl
+            axes.plot(range(len(values)), values, color=style.hex, linestyle=style.linestyle, marker=style.marker)
+        axes.set_ylim(bottom=0)
+        ends = (f"{v.label} {number(v.limits.query_kl[0])} to {number(v.limits.query_kl[-1])}" for v in views)
+        return to_svg(axes, "query-error", f"Query estimation error, first to last depth: {'; '.join(ends)}.")
+
+
+def share_panel(views: Sequence[VariantView], kinds: Sequence[str]) -> Markup:
+    """Share of positions that the loss reaches, by kind of parameter group."""
+    with panel("", "positions reached, %") as axes:
+        for view in views:
+            style = design_style(view)
+            found = [(place, share) for place, kind in enumerate(kinds) for share in _shares(view, kind)]
+            places, shares = [place for place, _ in found], [100 * share for _, share in found]
+            axes.plot(places, shares, color=style.hex, marker=style.marker, linestyle="")
+        axes.set_ylim(0, 102)
+        axes.set_xticks(range(len(kinds)), kinds)
+        return to_svg(axes, "gradient-share", f"Share of positions that the loss reaches: {', '.join(kinds)}.")
+
+
+def gate_panel(views: Sequence[VariantView]) -> Markup:
+    """Mean openness of the gate over training."""
+    with panel("step of training", "mean openness of the gate") as axes:
+        for view in views:
+            style = design_style(view)
+            steps, openness = zip(*view.limits.gate, strict=True)
+            axes.plot(steps, openness, color=style.hex, linestyle=style.linestyle, marker=style.marker)
+        axes.set_ylim(0, 1)
+        ends = (f"{v.label} {number(v.limits.gate[0][1])} to {number(v.limits.gate[-1][1])}" for v in views)
+        return to_svg(axes, "gate", f"Openness of the gate, first to last step: {'; '.join(ends)}.")
+
+
+def _shares(view: VariantView, kind: str) -> list[float]:
+    return [row["gradient_share"] for row in view.limits.gradients if row["group"].endswith(kind)]
+
+
+def _depth_panel(views: Sequence[VariantView], figure: str, name: str, ylabel: str, title: str) -> Markup:
+    with panel("depth of the draft step, k", ylabel) as axes:
         for view, style in zip(views, styles(views), strict=True):
-            depth = np.arange(len(view.alpha))
-            value, low, high = (
-                100 * np.array([getattr(a, key) for a in view.alpha]) for key in ("value", "low", "high")
-            )
+            by_depth = getattr(view, figure)
+            depth = np.arange(len(by_depth))
+            value, low, high = (100 * np.array([getattr(a, key) for a in by_depth]) for key in ("value", "low", "high"))
             axes.fill_between(depth, low, high, color=style.hex, alpha=0.14, linewidth=0)
             axes.plot(depth, value, color=style.hex, linestyle=style.linestyle, marker=style.marker)
         axes.set_ylim(0, 102)
         axes.set_xticks(range(max(len(view.alpha) for view in views)))
         ends = "; ".join(
-            f"{v.label} {_percent(v.alpha[0])} at depth 0, {_percent(v.alpha[-1])} at depth {len(v.alpha) - 1}"
+            f"{v.label} {_percent(getattr(v, figure)[0])} at depth 0, {_percent(getattr(v, figure)[-1])} at depth "
+            f"{len(v.alpha) - 1}"
             for v in views
         )
-        return to_svg(axes, f"alpha-{name}", f"Acceptance by depth: {ends}.")
+        return to_svg(axes, f"{figure}-{name}", f"{title} by depth: {ends}.")
 
 
 def mat_panel(views: Sequence[VariantView]) -> Markup:

@@ -15,10 +15,10 @@ from draftgauge.core.errors import DraftgaugeError
 from draftgauge.core.files import atomic_write_text
 from draftgauge.core.provenance import timestamp
 from draftgauge.report.layout import render_page
-from draftgauge.report.style import Series, fixed, ratio
+from draftgauge.report.style import Series, fixed, number, ratio
 from draftgauge.report.table import Table
 from draftgauge.studies.kvshot import figures as figures
-from draftgauge.studies.kvshot.views import EQUAL_WIDTH, VariantView, prediction_views, variant_views
+from draftgauge.studies.kvshot.views import EQUAL_WIDTH, Estimate, VariantView, prediction_views, variant_views
 
 PACKAGE = "draftgauge.studies.kvshot"
 TITLE = "Hidden states or the KV cache"
@@ -32,6 +32,7 @@ class Comparison:
     title: str
     lines: tuple[tuple[str, Series], ...]
     chart: Markup
+    agreement: Markup
 
 
 def write_kvshot_report(
@@ -75,6 +76,9 @@ def render_kvshot(rows: Sequence[Mapping[str, Any]], failures: Mapping[str, str]
             ("First drafted token", figures.distance_panel(plain, "alpha_first", "accepted at depth 0, %")),
             ("Deep in the draft", figures.distance_panel(plain, "alpha_deep", "accepted at depths 4 to 6, %")),
         ],
+        "limits": limit_panels(plain),
+        "controls": controls_table(views),
+        "shares": gradients_table(plain),
         "seeds": max(view.seeds for view in views),
         "failures": failures,
         "facts": [
@@ -92,7 +96,11 @@ def comparisons(views: Sequence[VariantView]) -> list[Comparison]:
     matched = [view for view in views if view.capacity != EQUAL_WIDTH]
     chosen: list[tuple[str, str, list[VariantView]]] = [
         ("designs", "Designs, at equal parameters", _designs(matched)),
-        ("injections", "Ways of injecting the KV cache", _where(matched, lambda v: v.design == "kv" and v.layers == 1)),
+        (
+            "injections",
+            "Ways of injecting the KV cache",
+            _where(matched, lambda v: v.design == "kv" and v.layers == 1 and not v.remedy),
+        ),
         ("depths", "Layers of the KV drafter, at equal parameters", _depths(matched)),
         ("depths-wide", "Layers of the KV drafter, at equal width", _depths(wide)),
         (
@@ -106,6 +114,7 @@ def comparisons(views: Sequence[VariantView]) -> list[Comparison]:
             title,
             tuple((v.label, s) for v, s in zip(lines, figures.styles(lines), strict=True)),
             figures.alpha_panel(lines, name),
+            figures.agreement_panel(lines, name),
         )
         for name, title, lines in chosen
         if len(lines) > 1
@@ -122,9 +131,9 @@ def results_table(views: Sequence[VariantView]) -> Table:
         "seeds",
         *(f"alpha {d}" for d in depths),
         "retention",
-        "MAT",
-        "live MAT",
-        "tree MAT",
+        "MAT, all positions",
+        "MAT, live",
+        "MAT, trees",
     )
     lines = []
     for view in views:
@@ -161,6 +170,71 @@ def agreement_table(views: Sequence[VariantView]) -> Table:
     )
 
 
+ATTENTION_GROUPS = (
+    "self_attention.keys",
+    "self_attention.values",
+    "chain_attention.keys",
+    "chain_attention.values",
+    "injection.keys",
+    "injection.values",
+)
+
+
+def limit_panels(views: Sequence[VariantView]) -> list[tuple[str, Markup]]:
+    """Query error, gradient share and gate, those that the study measured."""
+    panels = []
+    reading = [view for view in views if view.limits.query_kl]
+    probed = [view for view in views if view.limits.gradients]
+    gated = [view for view in views if view.limits.gate]
+    if reading:
+        panels.append(("Query estimation error by depth", figures.query_panel(reading)))
+    if probed:
+        groups = [kind for kind in ATTENTION_GROUPS if any(row["group"].endswith(kind) for row in _groups(probed))]
+        panels.append(("Where the loss reaches", figures.share_panel(probed, groups)))
+    if gated:
+        panels.append(("The gate over training", figures.gate_panel(gated)))
+    return panels
+
+
+def controls_table(views: Sequence[VariantView]) -> Table:
+    """What another query in place of the drafter's does to agreement."""
+    lines = tuple(
+        (
+            view.label,
+            view.capacity,
+            str(row["depth"]),
+            row["control"],
+            fixed(row["agreement_own_query"], 3),
+            fixed(row["agreement"], 3),
+            Estimate(row["difference"], row["low"], row["high"]).text(3),
+        )
+        for view in views
+        for row in view.limits.controls
+    )
+    return _table(("drafter", "matched by", "depth", "with", "own query", "instead", "difference"), lines)
+
+
+def gradients_table(views: Sequence[VariantView]) -> Table:
+    """Gradients of the loss of the last depth, by parameter group."""
+    lines = tuple(
+        (
+            view.label,
+            row["group"],
+            number(row["gradient_norm"]),
+            "" if row["gradient_to_weight"] is None else number(row["gradient_to_weight"]),
+            fixed(row["gradient_share"], 3),
+            f"{row['effective_rank']:.1f} of {row['samples']:.0f}",
+        )
+        for view in views
+        for row in view.limits.gradients
+    )
+    return _table(("drafter", "group", "norm", "over weights", "positions reached", "effective rank"), lines)
+
+
+def _groups(views: Sequence[VariantView]) -> Iterable[Mapping[str, Any]]:
+    return (row for view in views for row in view.limits.gradients)
+
+
 def tasks_table(views: Sequence[VariantView]) -> Table:
     """MAT by task."""
     tasks = list(dict.fromkeys(task for view in views for task in view.tasks))
@@ -183,11 +257,13 @@ def _table(headings: Sequence[str], lines: Iterable[tuple[str, ...]]) -> Table:
 
 def _designs(views: Sequence[VariantView]) -> list[VariantView]:
     """One line a design: one layer, random start, the default injection."""
-    return _where(views, lambda v: v.layers == 1 and v.init == "random" and v.injection in ("", PROJECT_ROPE))
+    return _where(
+        views, lambda v: v.layers == 1 and v.init == "random" and not v.remedy and v.injection in ("", PROJECT_ROPE)
+    )
 
 
 def _depths(views: Sequence[VariantView]) -> list[VariantView]:
-    return _where(views, lambda v: v.design == "kv" and v.injection == PROJECT_ROPE)
+    return _where(views, lambda v: v.design == "kv" and v.injection == PROJECT_ROPE and not v.remedy)
 
 
 def _where(views: Sequence[VariantView], wanted: Callable[[VariantView], bool]) -> list[VariantView]:

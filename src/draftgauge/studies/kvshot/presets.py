@@ -8,10 +8,12 @@ from pathlib import Path
 
 from draftgauge.core.errors import DraftgaugeError
 from draftgauge.models.reference import PAIR_FOLDER, REFERENCE
-from draftgauge.studies.kvshot.cells import EQUAL_WIDTH, Evaluation, Study, Variant
+from draftgauge.studies.kvshot.cells import EQUAL_WIDTH, Evaluation, Study, Tuning, Variant
 from draftgauge.training.reuse.request import TrainingSpec
 
 ROPE = "project-rope"
+SEEDS = (0, 1, 2, 3, 4)
+PER_TASK = 24  # of four tasks: 96 prompts
 HIDDEN, NONE = Variant("hidden"), Variant("none")
 KV = Variant("kv", injection=ROPE)
 KV_DEEP = Variant("kv", layers=4, injection=ROPE)
@@ -32,6 +34,11 @@ def at_equal_width(variant: Variant) -> Variant:
     return replace(variant, capacity=EQUAL_WIDTH)
 
 
+def remedied(variant: Variant, remedy: str) -> Variant:
+    """The same with something done against a bottleneck."""
+    return replace(variant, remedy=remedy)
+
+
 def smoke(request: TrainingSpec) -> Study:
     """Every design for a few steps: that all of it works, not what comes out."""
     return Study(
@@ -39,7 +46,8 @@ def smoke(request: TrainingSpec) -> Study:
         (HIDDEN, KV, KV_DEEP, HYBRID, CROSS, NONE),
         (0, 1),
         replace(_small_data(request), new_tokens=24, length=256, steps=6, batch=4, checkpoint_every=3, log_every=3),
-        Evaluation(per_task=1, max_new_tokens=24, tree_prompts=2, latency_prompts=2),
+        Evaluation(per_task=1, max_new_tokens=24, tree_prompts=2, latency_prompts=2, bottleneck_prompts=2),
+        Tuning(steps=2, per_task=1),
     )
 
 
@@ -50,17 +58,24 @@ def _small_data(request: TrainingSpec) -> TrainingSpec:
 
 
 def quick(request: TrainingSpec) -> Study:
-    """The designs themselves, three seeds, under 45 minutes on two cores; the prediction about depth needs the depth
-    preset.
+    """The designs themselves, five seeds on 96 prompts; the prediction about depth needs the depth preset.
 
     The target's features are computed once for all cells and kept on disk (1 GB for the bundled target).
     """
     return Study(
         "quick",
         (HIDDEN, KV, HYBRID, NONE),
-        (0, 1, 2),
-        replace(request, questions=1000, new_tokens=128, steps=500, batch=4, features="cached", compile=True),
-        Evaluation(per_task=10, max_new_tokens=96, live_prompts=20, tree_prompts=8, latency_prompts=3),
+        SEEDS,
+        replace(request, questions=1000, new_tokens=128, steps=300, batch=4, features="cached", compile=True),
+        Evaluation(
+            per_task=PER_TASK,
+            max_new_tokens=96,
+            live_prompts=20,
+            tree_prompts=8,
+            latency_prompts=3,
+            bottleneck_prompts=12,
+        ),
+        Tuning(steps=60, per_task=6),
     )
 
 
@@ -73,19 +88,25 @@ def depth(request: TrainingSpec) -> Study:
 
 
 def full(request: TrainingSpec) -> Study:
-    """Every row of the paper's step-wise table, three seeds: at equal parameters; depth and warm starts at equal width
-    too.
+    """Every row of the paper's step-wise table, five seeds on 96 prompts: at equal parameters; depth and warm starts at
+    equal width too; and what may be done against each bottleneck.
     """
     injections = tuple(Variant("kv", injection=injection) for injection in ("concat", "project"))
     depths = tuple(Variant("kv", layers=layers, injection=ROPE) for layers in (1, 2, 3, 4))
     matched = (HIDDEN, *injections, *depths, HYBRID, CROSS, NONE)
+    remedies = (
+        remedied(KV, "kv-gradient-50"),
+        *(remedied(variant, "depths-12") for variant in (HIDDEN, KV, HYBRID)),
+        *(remedied(warm(HYBRID), remedy) for remedy in ("gate-held", "cross-first")),
+    )
     wide = tuple(at_equal_width(variant) for variant in (HIDDEN, *depths, HYBRID, CROSS))
     return Study(
         "full",
-        (*matched, *wide, warm(HYBRID), warm(CROSS)),
-        (0, 1, 2),
+        (*matched, *wide, warm(HYBRID), warm(CROSS), *remedies),
+        SEEDS,
         replace(request, questions=12000, steps=3000, batch=16),
-        Evaluation(max_new_tokens=128, tree_prompts=48, latency_prompts=8),
+        Evaluation(per_task=PER_TASK, max_new_tokens=128, tree_prompts=48, latency_prompts=8),
+        Tuning(steps=300),
     )
 
 

@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 
 from draftgauge.core.errors import DraftgaugeError
+from draftgauge.diagnostics.bottlenecks import Bottlenecks, bottleneck_rows
 from draftgauge.statistics.crossed import (
     Counts,
     Measure,
@@ -24,15 +25,27 @@ from draftgauge.statistics.crossed import (
 )
 from draftgauge.statistics.paired import ratio_interval
 from draftgauge.studies.kvshot.cells import RESULT_NAME, Cell, Variant
-from draftgauge.studies.kvshot.verdicts import verdicts
+from draftgauge.studies.kvshot.tuning import Tuned
+from draftgauge.studies.kvshot.verdicts import Run, verdicts
 
 Row = dict[str, Any]
+NORMS = ("norm_before_fc", "norm_before_residual", "norm_output")
 ALL = "all"
 
 
 @dataclass(frozen=True)
 class CellResult:
-    """A finished cell: its result file's content, with the counts as arrays."""
+    """A finished cell: its result file's content, with the counts as arrays.
+
+    Attributes:
+        forced: drafts from all output positions that reached each depth, and those accepted there.
+        agreed: all output positions that have a label at each depth, and those where the drafted token is the label.
+        survived: the same positions, and those where all tokens up to this depth are the labels.
+        walked, live: of the drafts that decoding makes on its way, teacher-forced and live.
+        bottlenecks: what limits it.
+        normalisation: the norms of its inputs that its design has.
+        learning_rate: peak that it was trained with; None for the default of its target's width.
+    """
 
     variant: Variant
     seed: int
@@ -40,10 +53,15 @@ class CellResult:
     intermediate_size: int
     tasks: tuple[str, ...]
     forced: Counts
+    agreed: Counts
+    survived: Counts
     walked: Counts
     live: Counts
     distance_names: tuple[str, ...]
     by_distance: tuple[Counts, ...]
+    bottlenecks: Bottlenecks
+    normalisation: str
+    learning_rate: float | None
     raw: Mapping[str, Any]
 
 
@@ -84,10 +102,15 @@ def _parsed(cell: Cell, document: Mapping[str, Any]) -> CellResult:
         intermediate_size=cell.request.intermediate_size or 0,
         tasks=tuple(evaluation["tasks"]),
         forced=pairs[""],
+        agreed=Counts.of(evaluation["positions"], evaluation["agreed"]),
+        survived=Counts.of(evaluation["positions"], evaluation["accepted"]),
         walked=pairs["walked_"],
         live=pairs["live_"],
         distance_names=tuple(document["distances"]),
         by_distance=tuple(Counts.of(*(part[:, c] for part in distances)) for c in range(distances[0].shape[1])),
+        bottlenecks=Bottlenecks.from_json(document["bottlenecks"]),
+        normalisation=", ".join(name for name in NORMS if getattr(cell.request, name)) or "none",
+        learning_rate=cell.request.learning_rate,
         raw=document,
     )
 
@@ -99,9 +122,13 @@ def study_rows(results: Sequence[CellResult]) -> list[Row]:
       ``intermediate_size``, intervals over prompts, the live measure and its difference to the teacher-forced one on
       the same drafts, draft trees and latency;
     - by depth: ``design, layers, injection, init, capacity, depth, alpha, low, high`` over prompts and seeds, ``depth``
-      from 0;
+      from 0; beside alpha, which compares the survivors of each drafter, ``agreement`` over all positions and
+      ``survival``, the share of all positions where every token up to this depth is right, with their intervals;
     - other measures, likewise pooled: ``measure`` with ``task`` or ``distance``, ``estimate, low, high``;
-    - a prediction: ``prediction, verdict, difference, low, high, p_value``.
+    - what limits a drafter: rows of :func:`~draftgauge.diagnostics.bottlenecks.bottleneck_rows`;
+    - a prediction: ``prediction, verdict, difference, low, high, test, seeds, p_value, p_seeds``.
+
+    Of the two MATs of a run, ``mat`` is over all output positions, ``live_mat`` over those where decoding drafts.
     """
     variants = dict.fromkeys(result.variant for result in results)
     pooled = [[result for result in results if result.variant == variant] for variant in variants]
@@ -110,6 +137,8 @@ def study_rows(results: Sequence[CellResult]) -> list[Row]:
         rows += _depth_rows(group)
     for group in pooled:
         rows += _measure_rows(group)
+    for group in pooled:
+        rows += bottleneck_rows([result.bottlenecks for result in group], _labels(group[0].variant))
     return rows + _verdict_rows(results)
 
 
@@ -120,7 +149,7 @@ def _labels(variant: Variant) -> Row:
         "injection": variant.injection or None,
         "init": variant.init,
         "capacity": variant.capacity,
-    }
+    } | ({"remedy": variant.remedy} if variant.remedy else {})
 
 
 def _run_row(result: CellResult) -> Row:
@@ -129,6 +158,7 @@ def _run_row(result: CellResult) -> Row:
     for name, measure in (("mat", mean_accepted), ("retention", retention)):
         row |= _with_interval(name, *interval(result.forced, measure))
     row |= {"parameters": result.parameters, "intermediate_size": result.intermediate_size}
+    row |= {"normalisation": result.normalisation, "learning_rate": result.learning_rate}
     if result.live.reached.shape[1]:
         row |= _with_interval("live_mat", *interval(result.live, mean_accepted))
         gap = difference(result.live, result.walked, mean_accepted)
@@ -152,15 +182,21 @@ def _tree_figures(group: Sequence[CellResult]) -> Row:
 
 
 def _depth_rows(group: Sequence[CellResult]) -> Iterator[Row]:
-    counts = Counts.stack([result.forced for result in group])
-    for depth, (alpha, low, high) in enumerate(alpha_intervals(counts)):
-        yield _labels(group[0].variant) | {
+    kinds = {"alpha": "forced", "agreement": "agreed", "survival": "survived"}
+    found = {
+        name: alpha_intervals(Counts.stack([getattr(result, kind) for result in group])) for name, kind in kinds.items()
+    }
+    for depth, (alpha, low, high) in enumerate(found["alpha"]):
+        row = _labels(group[0].variant) | {
             "seeds": len(group),
             "depth": depth,
             "alpha": alpha,
             "low": low,
             "high": high,
         }
+        for name in ("agreement", "survival"):
+            row |= _with_interval(name, *found[name][depth])
+        yield row
 
 
 def _measure_rows(group: Sequence[CellResult]) -> Iterator[Row]:
@@ -203,9 +239,9 @@ def _measured(name: str, counts: Counts, measure: Measure) -> Row:
 
 
 def _verdict_rows(results: Sequence[CellResult]) -> list[Row]:
-    counts: dict[Variant, dict[int, Counts]] = {}
+    runs: dict[Variant, dict[int, Run]] = {}
     for result in results:
-        counts.setdefault(result.variant, {})[result.seed] = result.forced
+        runs.setdefault(result.variant, {})[result.seed] = Run(result.agreed, result.survived)
     return [
         {
             "prediction": v.prediction.name,
@@ -213,21 +249,30 @@ def _verdict_rows(results: Sequence[CellResult]) -> list[Row]:
             "difference": v.difference,
             "low": v.low,
             "high": v.high,
+            "test": v.prediction.measured,
+            "seeds": v.seeds,
             "p_value": v.p_value,
+            "p_seeds": v.p_seeds,
             "uncorrected_p_value": v.raw_p_value,
             "statement": v.prediction.statement,
             "reason": v.reason or None,
         }
-        for v in verdicts(counts)
+        for v in verdicts(runs)
     ]
+
+
+def tuned_rows(tuned: Mapping[Variant, Tuned]) -> list[Row]:
+    """What was tried for every row of the table: ``trial, learning_rate, warmup, gate_start, validation_kl, chosen``."""
+    return [row for variant, found in tuned.items() for row in found.rows(_labels(variant))]
 
 
 def summary(rows: Sequence[Row]) -> list[Row]:
     """One line for every variant, over its seeds: the paper's table, from pooled rows."""
     lines: dict[str, Row] = {}
     for row in rows:
-        if "depth" in row and row["depth"] in (0, 3, 6):
+        if "alpha" in row and row["depth"] in (0, 3, 6):
             _line(lines, row)[f"alpha_{row['depth']}"] = row["alpha"]
+            _line(lines, row)[f"agreement_{row['depth']}"] = row["agreement"]
         if "measure" in row and "task" not in row and "distance" not in row:
             name = row["measure"]
             line = _line(lines, row)
@@ -238,5 +283,5 @@ def summary(rows: Sequence[Row]) -> list[Row]:
 def _line(lines: dict[str, Row], row: Row) -> Row:
     """The line of a row's variant, begun if need be."""
     labels = {key: row[key] for key in ("design", "layers", "init", "capacity")}
-    name = Variant(**labels, injection=row["injection"] or "").name
+    name = Variant(**labels, injection=row["injection"] or "", remedy=row.get("remedy") or "").name
     return lines.setdefault(name, {"drafter": name})

@@ -4,6 +4,7 @@ all results.
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -21,18 +22,23 @@ from draftgauge.studies.kvshot.cells import (
     EQUAL_PARAMETERS,
     ERROR_NAME,
     TEXTS_NAME,
+    VALIDATION_NAME,
     Cell,
     Study,
     Variant,
     cell_folder,
     check_study,
     make_cells,
+    shared_request,
 )
 from draftgauge.studies.kvshot.executor import Outcome, check_executor, execute
 from draftgauge.studies.kvshot.held_out import make_texts
-from draftgauge.studies.kvshot.results import Row, read_result, study_rows
+from draftgauge.studies.kvshot.results import Row, read_result, study_rows, tuned_rows
+from draftgauge.studies.kvshot.tune import TuneJob
+from draftgauge.studies.kvshot.tuning import Tuned, distinct, read_tuned, tuned_as
 from draftgauge.studies.kvshot.work import CellJob
 from draftgauge.training.reuse.data import answers_of, load_target, source_of
+from draftgauge.training.reuse.request import TrainingSpec
 from draftgauge.training.reuse.train import fill_cache
 
 
@@ -48,6 +54,7 @@ def run_study(
     study: Study,
     folder: Path,
     prompts: Path,
+    validation: Path | None = None,
     executor: str = "local",
     cpus: int = 1,
     gpus: float = 0,
@@ -60,6 +67,7 @@ def run_study(
         folder: of the study; the same folder goes on where it was stopped. On several machines, one that all of them
             see.
         prompts: file of the held-out prompts.
+        validation: file of the prompts that every row is tuned on, where the study tunes.
         executor: ``local`` or ``ray``.
         cpus, gpus: that each cell asks Ray for.
         progress: told (what, done, total).
@@ -73,9 +81,11 @@ def run_study(
     source_of(study.request)
     folder = folder.resolve()  # cells may run in processes that started elsewhere
     require_writable(folder)
-    cells = _prepare(study, folder, prompts, progress)
     if executor == "ray":
-        cells = [replace(cell, request=replace(cell.request, threads=cpus)) for cell in cells]
+        study = replace(study, request=replace(study.request, threads=cpus))
+    rows = _Rows(study, folder, prompts, validation, progress)
+    tuned = rows.tune(lambda jobs: execute(jobs, executor, lambda outcome: None, cpus, gpus, progress))
+    cells = rows.cells(tuned)
     waiting = [cell for cell in cells if read_result(cell) is None]
     done = len(cells) - len(waiting)
     progress("cells", done, len(cells))
@@ -94,7 +104,7 @@ def run_study(
         raise DraftgaugeError(
             f"no cell of the study could be finished; {name}: {message} (see {cell_folder(folder, name) / ERROR_NAME})"
         )
-    return StudyOutcome(study_rows(results), failures)
+    return StudyOutcome([*study_rows(results), *tuned_rows(tuned)], failures)
 
 
 def _note(folder: Path, outcome: Outcome) -> None:
@@ -106,23 +116,65 @@ def _note(folder: Path, outcome: Outcome) -> None:
         (folder / ERROR_NAME).unlink(missing_ok=True)
 
 
-def _prepare(study: Study, folder: Path, prompts: Path, progress: Progress) -> list[Cell]:
-    """Make what all cells share, answers and held-out texts, and choose the widths."""
-    request = study.request
-    target = load_target(request)
-    tokenizer = load_tokenizer(request.target, request.trust_remote_code)
-    fingerprint = target_fingerprint(target.module)
-    settings = DecodingSettings(study.evaluation.max_new_tokens, end_tokens=end_tokens(target, tokenizer))
-    make_texts(folder / TEXTS_NAME, prompts, study.evaluation.per_task, target, tokenizer, settings, progress)
-    answers = answers_of(request, folder / ANSWERS_NAME, target, progress)
-    configs = choose_configs(study, target.module.config)
-    widths = {variant: config.intermediate_size for variant, config in configs.items()}
-    parameters = {variant: count_parameters(config) for variant, config in configs.items()}
-    cells = make_cells(study, widths, parameters, fingerprint, folder)
-    waiting = [cell for cell in cells if read_result(cell) is None]
-    if waiting:
-        fill_cache(waiting[0].request, waiting[0].folder / DRAFTER_FOLDER, target, answers, progress)
-    return cells
+class _Rows:
+    """The rows of a study: what all cells share, answers and held-out texts, and the widths."""
+
+    def __init__(self, study: Study, folder: Path, prompts: Path, validation: Path | None, progress: Progress) -> None:
+        self.study, self.folder, self.progress = study, folder, progress
+        request = study.request
+        self.target = load_target(request)
+        self.fingerprint = target_fingerprint(self.target.module)
+        tokenizer = load_tokenizer(request.target, request.trust_remote_code)
+        settings = DecodingSettings(study.evaluation.max_new_tokens, end_tokens=end_tokens(self.target, tokenizer))
+        files = [(TEXTS_NAME, prompts, study.evaluation.per_task)]
+        if study.tuning is not None:
+            assert validation is not None, "a study that tunes has validation prompts"
+            files.append((VALIDATION_NAME, validation, study.tuning.per_task))
+        for name, path, per_task in files:
+            make_texts(folder / name, path, per_task, self.target, tokenizer, settings, progress)
+        self.answers = answers_of(request, folder / ANSWERS_NAME, self.target, progress)
+        configs = choose_configs(study, self.target.module.config)
+        self.widths = {variant: config.intermediate_size for variant, config in configs.items()}
+        self.parameters = {variant: count_parameters(config) for variant, config in configs.items()}
+
+    def tune(self, run: Callable[[Sequence[TuneJob]], list[Outcome]]) -> dict[Variant, Tuned]:
+        """Tune what is not yet tuned; nothing where the study does not tune.
+
+        Args:
+            run: runs the jobs.
+
+        Raises:
+            DraftgaugeError: if the trials of a row failed.
+        """
+        if self.study.tuning is None:
+            return {}
+        base = shared_request(self.study, self.folder)
+        jobs = []
+        for variant in distinct(self.study.variants):
+            width = next(self.widths[one] for one in self.study.variants if tuned_as(one) == variant)
+            request = variant.request(base, width, 0, None)
+            jobs.append(TuneJob(variant, request, self.study.tuning, self.folder, self.fingerprint))
+        waiting = [job for job in jobs if read_tuned(job.path, job.identity()) is None]
+        if waiting:
+            fill_cache(waiting[0].request(), self.folder / DRAFTER_FOLDER, self.target, self.answers, self.progress)
+        failed = [outcome for outcome in run(waiting) if outcome.error] if waiting else []
+        if failed:
+            raise DraftgaugeError(f"the tuning could not be finished; {failed[0].job}: {failed[0].message}")
+        found = {job.variant: read_tuned(job.path, job.identity()) for job in jobs}
+        return {variant: tuned for variant, tuned in found.items() if tuned is not None}
+
+    def cells(self, tuned: Mapping[Variant, Tuned]) -> list[Cell]:
+        """All cells, each with what was tuned for its row."""
+
+        def settle(variant: Variant, request: TrainingSpec) -> TrainingSpec:
+            found = tuned.get(tuned_as(variant))
+            return request if found is None else found.chosen.request(request)
+
+        cells = make_cells(self.study, self.widths, self.parameters, self.fingerprint, self.folder, settle)
+        waiting = [cell for cell in cells if read_result(cell) is None]
+        if waiting:
+            fill_cache(waiting[0].request, waiting[0].folder / DRAFTER_FOLDER, self.target, self.answers, self.progress)
+        return cells
 
 
 def choose_configs(study: Study, target_config: Any) -> dict[Variant, ReuseConfig]:

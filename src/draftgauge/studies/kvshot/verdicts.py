@@ -1,25 +1,57 @@
 """The paper's three predictions, each put to a paired test over prompts and seeds.
 
-P-values are two-sided, from the bootstrap over prompts and seeds, and Holm-corrected for there being three. A
-prediction is *supported* if its difference is positive and *contradicted* if it is negative, at a corrected p below
-0.05 and with an interval that leaves out 0; else it is *undecided*, as it is where the study did not train what it is
-about.
+Agreement is taken over *all* output positions: acceptance given that all earlier tokens were accepted compares
+different positions for every drafter, and a drafter that rarely gets deep does so where the text is easy.
+
+Seeds and prompts are crossed random effects (:mod:`draftgauge.statistics.effects`); p-values are two-sided and
+Holm-corrected for there being three. Beside each stands the p-value of the seeds alone. A prediction is *supported* if
+its difference is positive and *contradicted* if it is negative, at a corrected p below 0.05 and with an interval that
+leaves out 0; else it is *undecided*, as it is where the study did not train what it is about.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from typing import NamedTuple
 
-from draftgauge.statistics.bootstrap import Comparison
-from draftgauge.statistics.crossed import Counts, Measure, at_depths, difference, mean_accepted
+import numpy as np
+from numpy.typing import NDArray
+
+from draftgauge.statistics.crossed import Counts
+from draftgauge.statistics.effects import EffectTest, crossed_effects
 from draftgauge.statistics.paired import holm
 from draftgauge.studies.kvshot.cells import Variant
 from draftgauge.studies.kvshot.presets import HIDDEN, KV, KV_DEEP
 
 LEVEL = 0.05
-RESAMPLES = 10_000
+Floats = NDArray[np.float64]
+
+
+class Run(NamedTuple):
+    """One trained drafter: counts ``[1, prompts, depths]`` over the same positions, of tokens that agree, and of drafts
+    whose tokens up to there all agree.
+    """
+
+    agreed: Counts
+    survived: Counts
+
+
+def mean_agreement(first: int, last: int) -> Callable[[Run], Floats]:
+    """``[prompts]``, whose mean is the agreement over all positions, averaged over these depths."""
+    return lambda run: _by_prompt(run.agreed)[:, first : last + 1].mean(-1)
+
+
+def mean_accepted(run: Run) -> Floats:
+    """``[prompts]``, whose mean is MAT over all positions."""
+    return np.asarray(1 + _by_prompt(run.survived).sum(-1))
+
+
+def _by_prompt(counts: Counts) -> Floats:
+    """``[prompts, depths]``, whose mean over prompts is the rate over all positions of all prompts."""
+    positions = counts.reached[0].mean(0)
+    return np.divide(counts.accepted[0], positions, out=np.full(counts.accepted[0].shape, np.nan), where=positions > 0)
 
 
 @dataclass(frozen=True)
@@ -29,38 +61,56 @@ class Prediction:
     Attributes:
         name: P1, P2 or P3.
         statement: in words.
-        measure: of both drafters.
+        measured: what is compared, and how.
+        measure: of a drafter, by prompt.
         better, worse: the drafters.
         least_depths: how many depths the measure needs.
     """
 
     name: str
     statement: str
-    measure: Measure
+    measured: str
+    measure: Callable[[Run], Floats]
     better: Variant
     worse: Variant
     least_depths: int
 
 
+EFFECTS = "seeds and prompts as crossed random effects"
 PREDICTIONS = (
     Prediction(
-        "P1", "KV reuse wins at depth: mean alpha of depths 4 to 6, kv minus hidden", at_depths(4, 6), KV, HIDDEN, 7
+        "P1",
+        "KV reuse wins at depth: kv minus hidden at depths 4 to 6",
+        f"agreement over all positions; {EFFECTS}",
+        mean_agreement(4, 6),
+        KV,
+        HIDDEN,
+        7,
     ),
     Prediction(
         "P2",
-        "depth of the drafter matters: MAT of kv with 4 layers minus 1, at equal parameters",
+        "depth of the drafter matters: kv with 4 layers minus 1, at equal parameters",
+        f"MAT over all positions; {EFFECTS}",
         mean_accepted,
         KV_DEEP,
         KV,
         1,
     ),
-    Prediction("P3", "hidden states win at first: alpha of depth 0, hidden minus kv", at_depths(0, 0), HIDDEN, KV, 1),
+    Prediction(
+        "P3",
+        "hidden states win at first: hidden minus kv at depth 0",
+        f"agreement over all positions; {EFFECTS}",
+        mean_agreement(0, 0),
+        HIDDEN,
+        KV,
+        1,
+    ),
 )
 
 
 @dataclass(frozen=True)
 class Verdict:
-    """An answer; ``p_value`` is corrected, ``raw_p_value`` is not.
+    """An answer; ``p_value`` is corrected, ``raw_p_value`` is not, and neither is ``p_seeds``, of the seeds alone.
 
     ``reason`` says why there is no test, where there is none.
     """
@@ -72,42 +122,47 @@ class Verdict:
     high: float
     p_value: float
     raw_p_value: float
+    p_seeds: float
+    seeds: int
     reason: str = ""
 
 
-def verdicts(counts: Mapping[Variant, Mapping[int, Counts]]) -> list[Verdict]:
+def verdicts(runs: Mapping[Variant, Mapping[int, Run]]) -> list[Verdict]:
     """Answer every prediction.
 
     Args:
-        counts: for each variant and seed, the teacher-forced counts of the same prompts.
+        runs: for each variant and seed; all on the same prompts.
     """
-    tests = [_test(prediction, counts) for prediction in PREDICTIONS]
-    corrected = holm([test.p_value if isinstance(test, Comparison) else math.nan for test in tests])
+    tests = [_test(prediction, runs) for prediction in PREDICTIONS]
+    corrected = holm([test.p_value if isinstance(test, EffectTest) else math.nan for test in tests])
     return [_answer(prediction, test, p) for prediction, test, p in zip(PREDICTIONS, tests, corrected, strict=True)]
 
 
-def _test(prediction: Prediction, counts: Mapping[Variant, Mapping[int, Counts]]) -> Comparison | str:
-    """The comparison on the seeds that both drafters have, or why there is none."""
+def _test(prediction: Prediction, runs: Mapping[Variant, Mapping[int, Run]]) -> EffectTest | str:
+    """The test on the seeds that both drafters have, or why there is none."""
     sides = (prediction.better, prediction.worse)
-    missing = [side.name for side in sides if not counts.get(side)]
+    missing = [side.name for side in sides if not runs.get(side)]
     if missing:
         return f"not run: {' and '.join(missing)}"
-    seeds = sorted(set(counts[sides[0]]) & set(counts[sides[1]]))
-    if not seeds:
-        return "no seed in common"
-    better, worse = (Counts.stack([counts[side][seed] for seed in seeds]) for side in sides)
-    if better.reached.shape[-1] < prediction.least_depths:
-        return f"drafts of {better.reached.shape[-1]} tokens are too short for it"
-    comparison = difference(better, worse, prediction.measure, RESAMPLES)
-    return comparison if math.isfinite(comparison.p_value) else "too few drafts got so deep"
+    seeds = sorted(set(runs[sides[0]]) & set(runs[sides[1]]))
+    if len(seeds) < 2:
+        return "fewer than two seeds in common: how much seeds differ is unknown"
+    depths = runs[sides[0]][seeds[0]].agreed.reached.shape[-1]
+    if depths < prediction.least_depths:
+        return f"drafts of {depths} tokens are too short for it"
+    better, worse = (np.stack([prediction.measure(runs[side][seed]) for seed in seeds]) for side in sides)
+    test = crossed_effects(better - worse)
+    return test if math.isfinite(test.p_value) else "too few positions have a token so deep"
 
 
-def _answer(prediction: Prediction, test: Comparison | str, p_value: float) -> Verdict:
+def _answer(prediction: Prediction, test: EffectTest | str, p_value: float) -> Verdict:
     if isinstance(test, str):
-        return Verdict(prediction, "undecided", math.nan, math.nan, math.nan, math.nan, math.nan, test)
+        return Verdict(prediction, "undecided", *[math.nan] * 6, 0, test)
     verdict = "undecided"
     if p_value < LEVEL and test.low > 0:
         verdict = "supported"
     elif p_value < LEVEL and test.high < 0:
         verdict = "contradicted"
-    return Verdict(prediction, verdict, test.estimate, test.low, test.high, p_value, test.p_value)
+    return Verdict(
+        prediction, verdict, test.estimate, test.low, test.high, p_value, test.p_value, test.p_seeds, test.seeds
+    )

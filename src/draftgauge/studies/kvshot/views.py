@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 from draftgauge.report.style import fixed, number
 
 Row = Mapping[str, Any]
-LABELS = ("design", "layers", "injection", "init", "capacity")
+LABELS = ("design", "layers", "injection", "init", "capacity", "remedy")
 EQUAL_WIDTH = "equal width"
 
 
@@ -31,6 +31,23 @@ class Estimate(NamedTuple):
         )
 
 
+@dataclass(frozen=True)
+class LimitsView:
+    """What limits a drafter.
+
+    Attributes:
+        query_kl: by depth, the mean over the drafter's layers and the tapped ones; empty for designs without keys.
+        controls: rows of agreement with another query in place.
+        gradients: rows of the last depth, by parameter group.
+        gate: ``(step, mean openness)`` over training; empty for designs without a gate.
+    """
+
+    query_kl: tuple[float, ...]
+    controls: tuple[Row, ...]
+    gradients: tuple[Row, ...]
+    gate: tuple[tuple[float, float], ...]
+
+
 UNKNOWN = Estimate(float("nan"), float("nan"), float("nan"))
 
 
@@ -39,9 +56,10 @@ class VariantView:
     """One row of the study's table, over its seeds.
 
     Attributes:
-        design, layers, injection, init, capacity: which drafter.
+        design, layers, injection, init, capacity, remedy: which drafter.
         seeds: how many.
-        alpha: by depth.
+        alpha: by depth, given that all before was accepted.
+        agreement: by depth, over all positions.
         measures: ``mat``, ``retention``, ``live_mat``, ``live_minus_forced``, ``tree_mat``, ``alpha_first``,
             ``alpha_deep``.
         tasks: ``mat`` by task.
@@ -49,6 +67,7 @@ class VariantView:
         parameters, width: trainable ones, and the width of the MLP.
         draft_ms, tokens_per_second, ratio: medians over seeds; NaN where nothing was timed.
         mismatched: live outputs, over all seeds, that are not the plain ones.
+        limits: what limits it.
     """
 
     design: str
@@ -56,8 +75,10 @@ class VariantView:
     injection: str
     init: str
     capacity: str
+    remedy: str
     seeds: int
     alpha: tuple[Estimate, ...]
+    agreement: tuple[Estimate, ...]
     measures: Mapping[str, Estimate]
     tasks: Mapping[str, Estimate]
     distances: Mapping[str, Mapping[str, Estimate]]
@@ -67,6 +88,7 @@ class VariantView:
     tokens_per_second: float
     ratio: float
     mismatched: int
+    limits: LimitsView
 
     @property
     def label(self) -> str:
@@ -75,6 +97,7 @@ class VariantView:
         parts += [self.injection] if self.design == "kv" and self.injection != "project-rope" else []
         parts += [f"{self.layers} layers"] if self.layers > 1 else []
         parts += ["warm start"] if self.init == "warm" else []
+        parts += [self.remedy.replace("-", " ")] if self.remedy else []
         return ", ".join(parts)
 
     def measure(self, name: str) -> Estimate:
@@ -91,6 +114,7 @@ class PredictionView:
     statement: str
     difference: Estimate
     p_value: float
+    p_seeds: float
     reason: str
 
     @property
@@ -98,7 +122,7 @@ class PredictionView:
         """The numbers behind the verdict, or why there are none."""
         if self.reason:
             return self.reason
-        return f"difference {self.difference.text(3)}, corrected p {number(self.p_value, 2)}"
+        return f"difference {self.difference.text(3)}, corrected p {number(self.p_value, 2)}, seeds alone {number(self.p_seeds, 2)}"
 
 
 def variant_views(rows: Sequence[Row]) -> list[VariantView]:
@@ -107,7 +131,7 @@ def variant_views(rows: Sequence[Row]) -> list[VariantView]:
     for row in rows:
         if "design" in row:
             groups.setdefault(tuple(row.get(key) for key in LABELS), []).append(row)
-    return [_view(key, group) for key, group in groups.items()]
+    return [_view(key, group) for key, group in groups.items() if any("seed" in row for row in group)]
 
 
 def prediction_views(rows: Sequence[Row]) -> list[PredictionView]:
@@ -119,6 +143,7 @@ def prediction_views(rows: Sequence[Row]) -> list[PredictionView]:
             row.get("statement") or "",
             Estimate(*(_float(row.get(key)) for key in ("difference", "low", "high"))),
             _float(row.get("p_value")),
+            _float(row.get("p_seeds")),
             row.get("reason") or "",
         )
         for row in rows
@@ -127,9 +152,9 @@ def prediction_views(rows: Sequence[Row]) -> list[PredictionView]:
 
 
 def _view(key: tuple[Any, ...], rows: Sequence[Row]) -> VariantView:
-    design, layers, injection, init, capacity = key
+    design, layers, injection, init, capacity, remedy = key
     runs = [row for row in rows if "seed" in row]
-    depths = sorted((row for row in rows if "depth" in row), key=lambda row: int(row["depth"]))
+    depths = sorted((row for row in rows if "alpha" in row), key=lambda row: int(row["depth"]))
     pooled = [row for row in rows if "measure" in row]
     distances: dict[str, dict[str, Estimate]] = {}
     for row in pooled:
@@ -141,8 +166,13 @@ def _view(key: tuple[Any, ...], rows: Sequence[Row]) -> VariantView:
         injection=injection or "",
         init=init,
         capacity=capacity or "",
+        remedy=remedy or "",
         seeds=len({row["seed"] for row in runs}),
         alpha=tuple(Estimate(*(_float(row[key]) for key in ("alpha", "low", "high"))) for row in depths),
+        agreement=tuple(
+            Estimate(*(_float(row.get(key)) for key in ("agreement", "agreement_low", "agreement_high")))
+            for row in depths
+        ),
         measures={row["measure"]: _estimate(row) for row in pooled if "task" not in row and "distance" not in row},
         tasks={row["task"]: _estimate(row) for row in pooled if "task" in row},
         distances=distances,
@@ -151,7 +181,24 @@ def _view(key: tuple[Any, ...], rows: Sequence[Row]) -> VariantView:
         draft_ms=_median(runs, "draft_ms"),
         tokens_per_second=_median(runs, "tokens_per_second"),
         ratio=_median(runs, "ratio"),
+        limits=_limits(rows),
         mismatched=sum(int(row.get("live_mismatched_prompts") or 0) for row in runs),
+    )
+
+
+def _limits(rows: Sequence[Row]) -> LimitsView:
+    by_depth: dict[int, list[float]] = {}
+    for row in rows:
+        if "query_kl" in row:
+            by_depth.setdefault(int(row["depth"]), []).append(float(row["query_kl"]))
+    probed = [row for row in rows if "gradient_share" in row]
+    last = max((row["depth"] for row in probed), default=0)
+    gate = sorted((float(row["step"]), float(row["gate_mean"])) for row in rows if "step" in row and "gate_mean" in row)
+    return LimitsView(
+        tuple(statistics.mean(by_depth[depth]) for depth in sorted(by_depth)),
+        tuple(row for row in rows if "control" in row),
+        tuple(row for row in probed if row["depth"] == last),
+        tuple(gate),
     )
 
 

@@ -13,11 +13,13 @@ from draftgauge.core.provenance import timestamp
 from draftgauge.decoding.settings import DecodingSettings
 from draftgauge.diagnostics.distance import distance_names
 from draftgauge.diagnostics.evaluation import EvaluationPlan, evaluate_drafter
+from draftgauge.diagnostics.limits import measure_bottlenecks
 from draftgauge.drafters.reuse import load_drafter
 from draftgauge.models.loading import end_tokens, load_tokenizer
 from draftgauge.studies.kvshot.cells import DRAFTER_FOLDER, RESULT_NAME, TEXTS_NAME, Cell
 from draftgauge.studies.kvshot.held_out import read_texts
 from draftgauge.training.reuse.data import load_target
+from draftgauge.training.reuse.tracking import read_history
 from draftgauge.training.reuse.train import train_drafter
 
 SETTINGS_NAME = "settings.json"
@@ -64,13 +66,21 @@ def run_cell(cell: Cell, progress: Progress) -> None:
     net = load_drafter(cell.folder / DRAFTER_FOLDER, target)
     texts, classes = read_texts(cell.study / TEXTS_NAME)
     plan = EvaluationPlan(
-        depths=request.depths,
+        depths=cell.depths,
         settings=DecodingSettings(cell.evaluation.max_new_tokens, end_tokens=end_tokens(target, tokenizer)),
         live=cell.evaluation.live_prompts,
         tree=cell.evaluation.tree_prompts,
         latency=cell.evaluation.latency_prompts,
     )
     evaluation = evaluate_drafter(net, target, texts, classes, plan, report)
+    limits = measure_bottlenecks(
+        net,
+        target.module,
+        texts[: cell.evaluation.bottleneck_prompts],
+        cell.depths,
+        read_history(cell.folder / DRAFTER_FOLDER),
+        report,
+    )
     training = {
         key: value
         for key, value in asdict(trained).items()
@@ -85,5 +95,6 @@ def run_cell(cell: Cell, progress: Progress) -> None:
         "training": training,
         "distances": distance_names(),
         "evaluation": evaluation.to_json(),
+        "bottlenecks": limits.to_json(),
     }
     atomic_write_text(cell.folder / RESULT_NAME, json.dumps(document) + "\n")

@@ -132,6 +132,7 @@ def check(request: TrainingSpec, out: Path, identity: str | None) -> Job:
         raise DraftgaugeError(
             f"{request.depths} draft steps do not fit the {length} tokens that the target takes: lower depths"
         )
+    check_remedies(request)
     source_of(request)
     check_tracker(request.track)
     check_warm_start(request, drafter)
@@ -147,6 +148,23 @@ def check(request: TrainingSpec, out: Path, identity: str | None) -> Job:
             job.cache, {"length": length} | ({"target_fingerprint": identity} if identity is not None else {})
         )
     return job
+
+
+def check_remedies(request: TrainingSpec) -> None:
+    """Check that what a request asks of a gate, or of own keys, is asked of a design that has them.
+
+    Raises:
+        DraftgaugeError: naming the designs that do.
+    """
+    gated = [name for name, design in DESIGNS.items() if design.gated]
+    chained = [name for name, design in DESIGNS.items() if design.chain_attends]
+    for names, designs, neutral in (
+        (("gate_start", "gate_hold", "cross_first"), gated, 0),
+        (("kv_gradient",), chained, 1),
+    ):
+        asked = [name for name in names if getattr(request, name) != neutral]
+        if asked and request.reuse not in designs:
+            raise DraftgaugeError(f"{asked[0]} is for the designs {', '.join(designs)}, not for {request.reuse}")
 
 
 def check_warm_start(request: TrainingSpec, drafter: ReuseConfig) -> None:

@@ -62,6 +62,10 @@ class TrainingSpec:
         loss: ``kl`` to the target's distribution; ``cross-entropy`` to it (the same gradient, another figure);
             ``greedy``: cross-entropy to the target's most probable token.
         step_decay: depth k weighs ``step_decay ** k``, as in EAGLE-3's training.
+        gate_start: bias that the gate of a ``hybrid`` drafter starts from; 0 is half open.
+        gate_hold: share of the steps, at the start, in which that gate is held open.
+        cross_first: share of the steps, at the start, in which only the cross branch of a ``hybrid`` drafter is trained.
+        kv_gradient: factor of the gradients of the keys and values that a drafter makes of its own chain.
         seed: of the drafter's start and of the order of the data.
         precision: of the arithmetic: auto (bfloat16 where the hardware has it), fp32 or bf16. Weights and optimiser are
             float32.
@@ -108,6 +112,10 @@ class TrainingSpec:
     clip: float = 1.0
     loss: str = "kl"
     step_decay: float = 0.8
+    gate_start: float = 0.0
+    gate_hold: float = 0.0
+    cross_first: float = 0.0
+    kv_gradient: float = 1.0
     seed: int = 0
     precision: str = "auto"
     compile: bool = False
@@ -158,6 +166,13 @@ class TrainingSpec:
             )
         if not 0 <= self.warmup < 1:
             raise DraftgaugeError(f"warmup is a share of the steps, at least 0 and below 1, not {self.warmup}")
+        for name in ("gate_hold", "cross_first"):
+            if not 0 <= getattr(self, name) < 1:
+                raise DraftgaugeError(
+                    f"{name} is a share of the steps, at least 0 and below 1, not {getattr(self, name)}"
+                )
+        if self.kv_gradient <= 0:
+            raise DraftgaugeError(f"kv_gradient must be above 0, not {self.kv_gradient}")
         if self.clip <= 0 or (self.learning_rate is not None and self.learning_rate <= 0):
             raise DraftgaugeError("clip and learning_rate must be above 0")
         if not 0 < self.step_decay <= 1 or not 0 <= self.final_rate <= 1 or self.weight_decay < 0:

@@ -28,6 +28,7 @@ from draftgauge.training.optimise import Schedule, optimise
 from draftgauge.training.reuse.answers import Conversation
 from draftgauge.training.reuse.batches import Batch, DataOrder, collate
 from draftgauge.training.reuse.features import FeatureSource
+from draftgauge.training.reuse.gate import GateWatch
 from draftgauge.training.reuse.loss import (
     Figures,
     backward_through_depths,
@@ -36,8 +37,8 @@ from draftgauge.training.reuse.loss import (
     soft_cross_entropy,
     teach,
 )
-from draftgauge.training.reuse.gate import GateWatch
 from draftgauge.training.reuse.prepare import Job
+from draftgauge.training.reuse.remedies import Remedies
 from draftgauge.training.reuse.result import TrainResult
 from draftgauge.training.reuse.statistics import GradientStatistics, Imbalance, ScaleWatch, imbalances
 from draftgauge.training.reuse.tracking import open_trackers
@@ -92,6 +93,7 @@ class Training:
         self.weights = depth_weights(request.depths, request.step_decay)
         self.autocast = autocast(job)
         self.statistics, self.gates, self.scales = GradientStatistics(net), GateWatch(net), ScaleWatch(net)
+        self.remedies = Remedies(net, request)
         self.softly = compiled_loss() if request.compile else soft_cross_entropy
         self.state = self._resume(answers_sha256)
         self.interval = Interval()
@@ -128,8 +130,9 @@ class Training:
         trained = [sum(int(batch.trained(depth).sum()) for batch in batches) for depth in range(request.depths)]
         scales = [float(weight) / max(1, count) for weight, count in zip(self.weights, trained, strict=True)]
         logged = self.schedule.logged(step)
-        with self.gates.watching(on=logged), self.scales.watching(on=logged):
+        with self.remedies.holding(step), self.gates.watching(on=logged), self.scales.watching(on=logged):
             interval.figures += [self._backward_of(batch.to(self.job.device), scales) for batch in batches]
+        self.remedies.change_gradients(step)
         interval.tokens += trained[0]
         interval.steps += 1
         if logged:

@@ -18,6 +18,7 @@ from draftgauge.training.reuse.batches import usable
 from draftgauge.training.reuse.data import answers_of, load_target, token_counts
 from draftgauge.training.reuse.features import CachedFeatures, FeatureSource, OnlineFeatures, cache_identity, make_cache
 from draftgauge.training.reuse.prepare import Job, check, known_fingerprint, open_run
+from draftgauge.training.reuse.remedies import start_gates
 from draftgauge.training.reuse.request import TrainingSpec
 from draftgauge.training.reuse.result import TrainResult, finished
 from draftgauge.training.reuse.steps import Report, Training, autocast
@@ -71,6 +72,7 @@ def _start(job: Job, target: CachedModel, answers: Answers) -> ReuseNet:
     if request.draft_vocabulary:
         tokens = frequent_tokens(token_counts(answers, job.config.vocabulary), request.draft_vocabulary)
     net = new_net(job.config, target.module, request.seed, tokens)
+    start_gates(net, request.gate_start)
     if request.warm_start is not None:
         warm_start(net, load_drafter(request.warm_start, target))
     return net

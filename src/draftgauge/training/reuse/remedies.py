@@ -1,0 +1,79 @@
+"""What may be done in training against the bottlenecks that KVShot names (arXiv 2604.26412).
+
+- Its own keys and values learn from few positions: their gradients are multiplied. The paper did so by 50 and gained
+  nothing. AdamW divides a gradient by its own size, so a factor acts through the clipping of the whole gradient alone,
+  which is one reason why.
+- The gate of a hybrid drafter shuts before its cross branch has learned anything: it is held open at first, or the
+  cross branch is trained alone at first, everything else frozen.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import torch
+from torch import Tensor, nn
+
+from draftgauge.drafters.reuse.blocks import GatedDelta
+from draftgauge.drafters.reuse.net import ReuseNet
+from draftgauge.training.reuse.request import TrainingSpec
+from draftgauge.training.reuse.statistics import parameter_groups
+
+HELD_OPEN = 4.0  # logit of a gate that is held: 98% open
+CROSS_BRANCH = (".chain_attention.", ".injection.", ".join.")
+OWN_KEYS = (".chain_attention.keys", ".chain_attention.values")
+
+
+class Remedies:
+    """Those that a request asks for, step by step."""
+
+    def __init__(self, net: ReuseNet, request: TrainingSpec) -> None:
+        self.held_steps = round(request.gate_hold * request.steps)
+        self.cross_steps = round(request.cross_first * request.steps)
+        self.factor = request.kv_gradient
+        self._gates = _gates(net)
+        self._others = [
+            parameter
+            for name, parameter in net.named_parameters()
+            if not any(part in f".{name}" for part in CROSS_BRANCH)
+        ]
+        groups = parameter_groups(net)
+        self._own = [part for name, parts in groups.items() if name.endswith(OWN_KEYS) for part in parts]
+
+    @contextmanager
+    def holding(self, step: int) -> Iterator[None]:
+        """The forward passes of a step, counted from 0: with the gate held open where that is asked for."""
+        held = self._gates if step < self.held_steps else []
+        handles = [gate.register_forward_hook(_open) for gate in held]
+        try:
+            yield
+        finally:
+            for handle in handles:
+                handle.remove()
+
+    @torch.no_grad()
+    def change_gradients(self, step: int) -> None:
+        """What a step's gradients become before they are clipped."""
+        if self.factor != 1:
+            for parameter, rows in self._own:
+                if parameter.grad is not None:
+                    parameter.grad[rows] *= self.factor
+        if step < self.cross_steps:
+            for parameter in self._others:
+                parameter.grad = None
+
+
+@torch.no_grad()
+def start_gates(net: ReuseNet, bias: float) -> None:
+    """Let every gate of a drafter start from a bias."""
+    for gate in _gates(net):
+        gate.bias.fill_(bias)
+
+
+def _gates(net: nn.Module) -> list[nn.Linear]:
+    return [module.gate for module in net.modules() if isinstance(module, GatedDelta)]
+
+
+def _open(gate: nn.Module, inputs: object, output: Tensor) -> Tensor:
+    return torch.full_like(output, HELD_OPEN)

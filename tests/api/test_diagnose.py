@@ -1,0 +1,67 @@
+"""Diagnosing trained drafters, from the API and from the command line."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from command_line import draftgauge
+from draftgauge.api.diagnose import diagnose
+from draftgauge.core.errors import DraftgaugeError, ModelError
+from draftgauge.training.reuse.request import TrainingSpec
+from draftgauge.training.reuse.train import train_drafter
+from tiny import save_tiny
+
+RUNS = {"kv-0": ("kv", 0), "kv-1": ("kv", 1), "hybrid": ("hybrid", 0)}
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """With a target, prompts and drafters trained for a moment."""
+    place = tmp_path_factory.mktemp("diagnose")
+    target = save_tiny(place / "target", num_hidden_layers=3)
+    (place / "prompts.jsonl").write_text(
+        "\n".join(json.dumps({"prompt": text, "task": text[0]}) for text in ("one", "two", "only"))
+    )
+    for name, (design, seed) in RUNS.items():
+        request = TrainingSpec(
+            str(target),
+            design,
+            prompts=place / "prompts.jsonl",
+            answers=place / "answers.jsonl",
+            new_tokens=12,
+            length=40,
+            depths=2,
+            steps=2,
+            batch=2,
+            log_every=1,
+            seed=seed,
+        )
+        train_drafter(request, place / name)
+    return place
+
+
+def test_rows(folder: Path, tmp_path: Path) -> None:
+    command = ["diagnose", *(str(folder / name) for name in RUNS), "--prompts", str(folder / "prompts.jsonl")]
+    result = draftgauge([*command, "--max-new-tokens", "8", "--json", str(tmp_path / "rows.json")])
+    assert result.exit_code == 0, result.output
+    rows = json.loads((tmp_path / "rows.json").read_text())["rows"]
+    assert {(row["design"], row["seeds"]) for row in rows} == {("kv", 2), ("hybrid", 1)}  # the two seeds are pooled
+    query = [row for row in rows if "query_kl" in row]
+    assert {"design", "depth", "layer", "query_kl", "attended_error", "low", "high"} <= query[0].keys()
+    assert len(query) == 2 * 2 * 3  # designs, depths, tapped layers
+    probed = [row for row in rows if "effective_rank" in row]
+    assert {"design", "group", "depth", "gradient_norm", "gradient_share", "effective_rank"} <= probed[0].keys()
+    assert {row["design"] for row in rows if "gate_open" in row} == {"hybrid"}
+    assert {row["step"] for row in rows if "step" in row} == {1, 2}
+    assert "Queries beside the target's own" in result.output
+
+
+def test_what_cannot_be(folder: Path) -> None:
+    with pytest.raises(ModelError, match="holds no trained drafter"):
+        diagnose([folder / "target"])
+    with pytest.raises(DraftgaugeError, match="each once"):
+        diagnose([folder / "kv-0", folder / "kv-0"])
+    assert draftgauge(["diagnose"]).exit_code == 2
