@@ -262,7 +262,7 @@ def _verdict_rows(results: Sequence[CellResult]) -> list[Row]:
 
 
 def tuned_rows(tuned: Mapping[Variant, Tuned]) -> list[Row]:
-    """What was tried for every row of the table: ``trial, learning_rate, warmup, gate_start, validation_kl, chosen``."""
+    """What was tried for each row of the table: ``trial, learning_rate, warmup, gate_start, validation_kl, chosen``."""
     return [row for variant, found in tuned.items() for row in found.rows(_labels(variant))]
 
 

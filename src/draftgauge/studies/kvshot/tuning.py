@@ -2,8 +2,8 @@
 
 First four learning rates; then, at the best of them, two other warm-ups; then two other starts of the gate where a
 design has one, and two rates beside the best where it has none. Trials are shorter than the study's own trainings, of
-one seed that is none of the study's, and judged by the mean KL over all depths on the validation prompts. A warm-started
-drafter takes over what was tuned for the same drafter from a random start.
+one seed that is none of the study's, and judged by the mean KL over all depths on the validation prompts. A
+warm-started drafter takes over what was tuned for the same drafter from a random start.
 """
 
 from __future__ import annotations

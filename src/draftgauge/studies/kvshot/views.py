@@ -122,7 +122,8 @@ class PredictionView:
         """The numbers behind the verdict, or why there are none."""
         if self.reason:
             return self.reason
-        return f"difference {self.difference.text(3)}, corrected p {number(self.p_value, 2)}, seeds alone {number(self.p_seeds, 2)}"
+        corrected, seeds = number(self.p_value, 2), number(self.p_seeds, 2)
+        return f"difference {self.difference.text(3)}, corrected p {corrected}, seeds alone {seeds}"
 
 
 def variant_views(rows: Sequence[Row]) -> list[VariantView]:

@@ -1,4 +1,4 @@
-"""How far the gate of a hybrid drafter is open: KVShot's third bottleneck (arXiv 2604.26412), measured without padding."""
+"""How far the gate of a hybrid drafter is open, padding left out: KVShot's third bottleneck (arXiv 2604.26412)."""
 
 from __future__ import annotations
 

@@ -64,7 +64,7 @@ class TrainingSpec:
         step_decay: depth k weighs ``step_decay ** k``, as in EAGLE-3's training.
         gate_start: bias that the gate of a ``hybrid`` drafter starts from; 0 is half open.
         gate_hold: share of the steps, at the start, in which that gate is held open.
-        cross_first: share of the steps, at the start, in which only the cross branch of a ``hybrid`` drafter is trained.
+        cross_first: share of the steps, at the start, in which a ``hybrid`` drafter's cross branch alone is trained.
         kv_gradient: factor of the gradients of the keys and values that a drafter makes of its own chain.
         seed: of the drafter's start and of the order of the data.
         precision: of the arithmetic: auto (bfloat16 where the hardware has it), fp32 or bf16. Weights and optimiser are
