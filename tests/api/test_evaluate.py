@@ -35,6 +35,8 @@ def test_rows(folder: Path) -> None:
     depths = [row for row in rows if "depth" in row]
     assert [row["depth"] for row in depths] == [0, 1, 2, 3]
     assert all({"alpha", "low", "high"} <= row.keys() for row in depths)
+    assert all(row["survival"] <= row["agreement"] for row in depths)
+    assert depths[0]["survival"] == depths[0]["agreement"] == depths[0]["alpha"]
     (whole,) = (row for row in rows if "mat" in row)
     assert {"mat", "retention", "live_mat", "tree_mat", "tokens_per_second"} <= whole.keys()
     assert whole["texts"] == 3

@@ -47,10 +47,11 @@ def evaluate(request: EvaluateRequest, *, progress: Progress = silent) -> list[R
         progress: told (what, done, total).
 
     Returns:
-        One row a depth, ``depth`` (from 0), ``alpha``, ``low``, ``high``; one of the drafter as a whole, ``mat`` and
-        ``retention`` with intervals, live and tree measures and speed; rows of ``mat`` by task and of ``alpha`` by the
-        context that a token needs (``measure``, ``task`` or ``distance``, ``estimate``, ``low``, ``high``). Intervals
-        are 95%, resampled by prompt.
+        One row a depth, ``depth`` (from 0), ``alpha``, ``low``, ``high``, and with their own intervals ``agreement``
+        over all positions and ``survival``, the share of positions where every token up to this depth is right; one of
+        the drafter as a whole, ``mat`` and ``retention`` with intervals, live and tree measures and speed; rows of
+        ``mat`` by task and of ``alpha`` by the context that a token needs (``measure``, ``task`` or ``distance``,
+        ``estimate``, ``low``, ``high``). Intervals are 95%, resampled by prompt.
 
     Raises:
         ModelError: if the folder holds no drafter, or one of another target.
@@ -97,9 +98,13 @@ def load_single(source: str, machine: DeviceSpec, loading: LoadSpec) -> SingleTa
 def evaluation_rows(measured: DrafterEvaluation) -> list[Row]:
     """What :func:`evaluate` returns, from the counts."""
     forced = Counts.of(measured.reached, measured.accepted)
+    agreed, survived = (Counts.of(measured.positions, counts) for counts in (measured.agreed, measured.accepted))
+    by_depth = zip(alpha_intervals(forced), alpha_intervals(agreed), alpha_intervals(survived), strict=True)
     rows: list[Row] = [
-        {"depth": depth, "alpha": alpha, "low": low, "high": high}
-        for depth, (alpha, low, high) in enumerate(alpha_intervals(forced))
+        {"depth": depth, "alpha": alpha.estimate, "low": alpha.low, "high": alpha.high}
+        | _interval("agreement", *agreement)
+        | _interval("survival", *survival)
+        for depth, (alpha, agreement, survival) in enumerate(by_depth)
     ]
     rows.append(_whole(measured, forced))
     tasks = np.array(measured.tasks)

@@ -7,7 +7,14 @@ from typing import Any
 from draftgauge.api.requests import EvaluateRequest
 from draftgauge.cli.console import progress, show_table
 
-BY_DEPTH = {"depth": "depth", "alpha": "alpha", "low": "95% from", "high": "to"}
+BY_DEPTH = {
+    "depth": "depth",
+    "alpha": "alpha",
+    "low": "95% from",
+    "high": "to",
+    "agreement": "agreement, all positions",
+    "survival": "all right so far",
+}
 WHOLE = {
     "mat": "MAT",
     "mat_low": "95% from",
@@ -36,7 +43,7 @@ def evaluate(request: EvaluateRequest) -> list[dict[str, Any]]:
     with progress() as advance:
         rows = run(request, progress=advance)
     depths = [row for row in rows if "depth" in row]
-    show_table("Acceptance by depth, given that all before it was accepted", depths, BY_DEPTH)
+    show_table("Acceptance by depth (alpha: given that all before it was accepted)", depths, BY_DEPTH)
     show_table("The drafter", (row for row in rows if "mat" in row), WHOLE)
     parts = [row for row in rows if "measure" in row]
     show_table("By task, and by the context that a token needs", parts, PARTS)

@@ -13,7 +13,7 @@ the draft from one anchor. For a few of them the loss of every depth is taken ba
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 
 import numpy as np
@@ -109,7 +109,7 @@ class _Probe:
         return -(taught.float().softmax(-1) * logits.log_softmax(-1)).sum()
 
     @torch.no_grad()
-    def take(self, depth: int, gradients: dict[Tensor, Tensor | None]) -> None:
+    def take(self, depth: int, gradients: Mapping[Tensor, Tensor | None]) -> None:
         for name, parts in self.groups.items():
             pieces = [gradients[parameter] for parameter, _ in parts]
             whole = [

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -33,7 +34,7 @@ class ScoreRule:
 
 def score_rule(module: PreTrainedModel, layer: int) -> ScoreRule:
     """Of a decoder layer."""
-    attention = decoder_layers(module)[layer].self_attn
+    attention: Any = decoder_layers(module)[layer].self_attn
     return ScoreRule(attention.scaling, getattr(attention, "attn_logit_softcapping", None))
 
 
@@ -45,7 +46,7 @@ def catching_queries(module: PreTrainedModel, layers: Sequence[int]) -> Iterator
     """
     caught: dict[int, Tensor] = {}
 
-    def hook(layer: int, attention: nn.Module) -> Callable[[nn.Module, object, Tensor], None]:
+    def hook(layer: int, attention: Any) -> Callable[[nn.Module, object, Tensor], None]:
         head_norm = getattr(attention, "q_norm", None)
 
         def catch(part: nn.Module, inputs: object, output: Tensor) -> None:
@@ -54,7 +55,7 @@ def catching_queries(module: PreTrainedModel, layers: Sequence[int]) -> Iterator
 
         return catch
 
-    attentions = {layer: decoder_layers(module)[layer].self_attn for layer in layers}
+    attentions: dict[int, Any] = {layer: decoder_layers(module)[layer].self_attn for layer in layers}
     handles = [part.q_proj.register_forward_hook(hook(layer, part)) for layer, part in attentions.items()]
     try:
         yield caught
