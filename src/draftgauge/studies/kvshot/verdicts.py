@@ -117,13 +117,13 @@ class Verdict:
 
     prediction: Prediction
     verdict: str
-    difference: float
-    low: float
-    high: float
-    p_value: float
-    raw_p_value: float
-    p_seeds: float
-    seeds: int
+    difference: float = math.nan
+    low: float = math.nan
+    high: float = math.nan
+    p_value: float = math.nan
+    raw_p_value: float = math.nan
+    p_seeds: float = math.nan
+    seeds: int = 0
     reason: str = ""
 
 
@@ -157,7 +157,7 @@ def _test(prediction: Prediction, runs: Mapping[Variant, Mapping[int, Run]]) -> 
 
 def _answer(prediction: Prediction, test: EffectTest | str, p_value: float) -> Verdict:
     if isinstance(test, str):
-        return Verdict(prediction, "undecided", *[math.nan] * 6, 0, test)
+        return Verdict(prediction, "undecided", reason=test)
     verdict = "undecided"
     if p_value < LEVEL and test.low > 0:
         verdict = "supported"

@@ -42,7 +42,7 @@ class GateWatch:
     """The gates of a drafter while they are being watched: sums and a histogram, so that any amount can be taken in."""
 
     def __init__(self, net: nn.Module) -> None:
-        self._gates = [module.gate for module in net.modules() if isinstance(module, GatedDelta)]
+        self._gates: list[nn.Module] = [module.gate for module in net.modules() if isinstance(module, GatedDelta)]
         self._rows: Sequence[Tensor] = ()
         self._calls = dict.fromkeys(self._gates, 0)
         self._clear()
