@@ -1,4 +1,4 @@
-"""The tables of the README on how far to draft, computed from recorded runs, without a model.
+"""The tables of the README, computed from recorded runs and results, without a model.
 
 Reads what ``benchmarks/final.py`` left (or a copy of it), writes ``speckv.json`` and puts the tables into the README.
 With ``--check`` nothing is written, and any digit that differs is an error.
@@ -9,7 +9,7 @@ from __future__ import annotations
 import argparse
 import json
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import product
 from pathlib import Path
 from typing import Any
@@ -38,7 +38,7 @@ KEPT_OUT = 5
 """Each fit leaves out one in so many training prompts, another part with every cost curve."""
 STOPPING, FITTED = "stopping", "stopping.json"
 GRAM = 4
-BEGIN, END = "<!-- figures: choosing -->", "<!-- end of figures -->"
+END = "<!-- end of figures -->"
 
 Row = dict[str, Any]
 
@@ -53,18 +53,40 @@ def main() -> int:
     args = parser.parse_args()
     rows = judged(args.runs) + spread(args.runs) + repetition(args.runs)
     text = args.readme.read_text(encoding="utf-8")
-    table = "\n".join(readme_table(rows, json.loads((args.runs / "live.json").read_text(encoding="utf-8"))["rows"]))
-    before, _, rest = text.partition(BEGIN)
-    written = f"{before}{BEGIN}\n{table}\n{END}{rest.partition(END)[2]}"
+    written = with_table(text, "choosing", readme_table(rows, _rows(args.runs / "live.json")))
+    written = with_table(written, "pair", pair_table(_rows(args.out / "reference-pair.json")))
     if args.check:
-        published = json.loads((args.out / "speckv.json").read_text(encoding="utf-8"))["rows"]
-        different = [*differences(rows, published), *(["the README's table"] if written != text else [])]
+        published = _rows(args.out / "speckv.json")
+        different = [*differences(rows, published), *(["the tables of the README"] if written != text else [])]
         for line in different[:20]:
             console.print(f"differs: {line}", highlight=False)
         return 1 if different else 0
     save(args.out, "speckv.json", rows)
     args.readme.write_text(written, encoding="utf-8")
     return 0
+
+
+def _rows(path: Path) -> list[Row]:
+    rows: list[Row] = json.loads(path.read_text(encoding="utf-8"))["rows"]
+    return rows
+
+
+def with_table(text: str, name: str, lines: Iterable[str]) -> str:
+    """The text with the lines between the two comments that mark a table's place."""
+    begin = f"<!-- figures: {name} -->"
+    before, found, rest = text.partition(begin)
+    assert found, f"the README has no place for the table {name!r}"
+    return "\n".join([before + begin, *lines, END + rest.partition(END)[2]])
+
+
+def pair_table(rows: Sequence[Row]) -> Iterator[str]:
+    """What the target's greedy answers on test prompts are like, a line for each task."""
+    yield "| task | right | distinct 4-grams | `draft` accepted at depth 1 |"
+    yield "|---|---:|---:|---:|"
+    for row in (row for row in rows if "right" in row):
+        yield (
+            f"| {row['task']} | {row['right']:.0%} | {row['distinct_4grams']:.2f} | {row['acceptance_depth_1']:.2f} |"
+        )
 
 
 def judged(folder: Path) -> list[Row]:
