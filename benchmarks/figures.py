@@ -191,7 +191,7 @@ def _distinct(tokens: Sequence[int]) -> tuple[int, int]:
 
 def readme_table(rows: Sequence[Row], live: Sequence[Row]) -> Iterator[str]:
     """The README's table: a line for each compression and task."""
-    yield "| target | task | distinct 4-grams | best fixed | stopping over it | over the best tuned rival | which | live |"
+    yield "| target | task | distinct 4-grams | best fixed | stopping over it | over the best tuned rule | it | live |"
     yield "|---|---|---:|---:|---:|---:|---|---:|"
     for own in (row for row in rows if row["table"] == "replay" and row["policy"] == STOPPING):
         key = {"compression": own["compression"], "task": own["task"]}

@@ -53,7 +53,7 @@ class Recipe:
     """
 
     target_tokens: int = 26_000_000
-    draft_tokens: int = 7_000_000
+    draft_tokens: int = 5_000_000
     vocabulary: int = 4096
     questions: int = 2400
     seed: int = 0
