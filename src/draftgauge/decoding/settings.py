@@ -13,6 +13,9 @@ from draftgauge.verification import Sampling
 
 Detokenize = Callable[[list[int]], str]
 
+StopWhen = Callable[[int], bool]
+"""Told every token of one output, in order: does it end the output? It then is the last token."""
+
 
 @dataclass(frozen=True)
 class DecodingSettings:
@@ -24,6 +27,7 @@ class DecodingSettings:
         end_tokens: any of them ends the output and is its last token.
         stop_strings: any of them in the decoded output ends it, see :mod:`draftgauge.decoding.stopping`.
         detokenize: decodes token ids to text; needed for stop strings.
+        stop_when: a further reason to stop. It may follow the text, and is then for one output only.
         time_phases: fill ``phases`` of a speculative result. On an accelerator this waits for the device after each
             phase, which slows the loop down.
 
@@ -36,6 +40,7 @@ class DecodingSettings:
     end_tokens: frozenset[int] = frozenset()
     stop_strings: tuple[str, ...] = ()
     detokenize: Detokenize | None = None
+    stop_when: StopWhen | None = None
     time_phases: bool = False
 
     def __post_init__(self) -> None:

@@ -27,7 +27,7 @@ class Stopper:
         """Start a new output.
 
         Args:
-            settings: the limit, end tokens and stop strings.
+            settings: the limit, end tokens, stop strings and what else ends it.
 
         Raises:
             DraftgaugeError: if there are stop strings but nothing to decode with.
@@ -38,14 +38,16 @@ class Stopper:
         self.remaining = settings.max_new_tokens
         self._end_tokens = settings.end_tokens
         self._watch = StopStringWatch(settings.stop_strings, decode) if settings.stop_strings and decode else None
+        self._stop_when = settings.stop_when
 
     def cut(self, tokens: list[int]) -> tuple[list[int], Finish | None]:
         """Take the next tokens: those up to the end of the output, and how it finished, None if it goes on."""
         for place, token in enumerate(tokens, start=1):
             self.remaining -= 1
-            # No short circuit: the watch must see every token.
+            # No short circuit: both must see every token.
             completed = self._watch is not None and self._watch.completed_by(token)
-            if token in self._end_tokens or completed:
+            stopped = self._stop_when is not None and self._stop_when(token)
+            if token in self._end_tokens or completed or stopped:
                 return tokens[:place], "stop"
             if self.remaining == 0:
                 return tokens[:place], "length"

@@ -11,14 +11,19 @@ from contextlib import AbstractContextManager, nullcontext
 
 import torch
 from torch import Tensor
-from transformers import DynamicCache, PreTrainedModel
-from transformers.cache_utils import CacheLayerMixin, DummyLayer, DynamicLayer, DynamicSlidingWindowLayer
+from transformers import DynamicCache, PreTrainedModel, cache_utils
+from transformers.cache_utils import DynamicLayer, DynamicSlidingWindowLayer
 
 from draftgauge.core.errors import ModelError
 from draftgauge.models.base import BranchSession
 from draftgauge.models.hidden import HiddenStates, watching
 from draftgauge.models.modules_branches import MaskedBranches, SequentialBranches, takes_branch_masks
 from draftgauge.models.spec import check_context, check_starts, model_spec
+
+# Layers that keep all keys, or nothing at all: transformers has a class of its own for the latter since 5.20.
+_ROLLED_BACK = tuple(
+    getattr(cache_utils, name) for name in ("DynamicLayer", "DummyLayer") if hasattr(cache_utils, name)
+)
 
 
 class ModulesModel:
@@ -102,7 +107,7 @@ def rollback_cache(model: PreTrainedModel) -> DynamicCache:
     for index, layer in enumerate(cache.layers):
         if isinstance(layer, DynamicSlidingWindowLayer):
             cache.layers[index] = DynamicLayer()
-        elif not isinstance(layer, CacheLayerMixin | DummyLayer) or type(layer) not in (DynamicLayer, DummyLayer):
+        elif type(layer) not in _ROLLED_BACK:
             raise ModelError(
                 f"{model.config.model_type} keeps a state that cannot be rolled back ({type(layer).__name__} in layer "
                 f"{index}): "

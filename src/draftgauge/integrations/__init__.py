@@ -1,0 +1,1 @@
+"""draftgauge inside other engines."""

@@ -1,0 +1,262 @@
+"""What transformers' ``generate`` hands to a decoding function, checked: everything is honoured, or refused by name."""
+
+from __future__ import annotations
+
+import inspect
+import math
+import sys
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+from transformers import (
+    EosTokenCriteria,
+    GenerationConfig,
+    GenerationMixin,
+    LogitsProcessorList,
+    MaxLengthCriteria,
+    PreTrainedModel,
+    StoppingCriteriaList,
+)
+from transformers.generation import logits_process
+from transformers.generation.logits_process import TemperatureLogitsWarper, TopKLogitsWarper, TopPLogitsWarper
+
+from draftgauge.core.errors import DraftgaugeError
+from draftgauge.decoding.settings import DecodingSettings
+from draftgauge.integrations.generate_rows import BatchRow
+from draftgauge.verification import Sampling
+
+# Settings of generate that change what is decoded or returned in a way that this loop cannot, with the values at which
+# they change nothing. None always changes nothing.
+NEUTRAL: dict[str, tuple[Any, ...]] = {
+    "num_beams": (1,),
+    "num_beam_groups": (1,),
+    "penalty_alpha": (0, 0.0),
+    "dola_layers": (),
+    "constraints": (),
+    "force_words_ids": (),
+    "guidance_scale": (1, 1.0),
+    "use_mtp": (False,),
+    "use_cache": (True,),
+    "cache_implementation": ("dynamic",),
+    "prefill_chunk_size": (),
+    "output_attentions": (False,),
+    "output_hidden_states": (False,),
+    "is_assistant": (False,),
+    "prompt_lookup_num_tokens": (),
+    "assistant_early_exit": (),
+    "speculation_type": (),
+}
+# Settings of assisted generation: the drafter and its policy take their place. At their defaults nobody asked for them.
+ASSISTED = (
+    "num_assistant_tokens",
+    "num_assistant_tokens_schedule",
+    "assistant_confidence_threshold",
+    "max_matching_ngram_size",
+    "assistant_lookbehind",
+    "target_lookbehind",
+)
+# Processors that keep a state from call to call, which rejected drafts would spoil.
+STATEFUL = tuple(
+    getattr(logits_process, name)
+    for name in (
+        "ClassifierFreeGuidanceLogitsProcessor",
+        "SynthIDTextWatermarkLogitsProcessor",
+        "UnbatchedClassifierFreeGuidanceLogitsProcessor",
+        "WhisperNoSpeechDetection",
+    )
+    if hasattr(logits_process, name)
+)
+DERIVED = ("attention_mask", "position_ids", "cache_position", "logits_to_keep", "past_key_values", "use_cache")
+INSTEAD = "leave it out, or call generate without custom_generate"
+
+
+@dataclass(frozen=True)
+class GenerateArguments:
+    """One call of ``generate``, as far as it is the same for all rows.
+
+    Attributes:
+        rows: of the batch, without their padding.
+        settings: limit, sampling and end tokens.
+        draft_sampling: how a drafter with a distribution drafts.
+        processors: what is left of the logits processors beside ``settings.sampling``.
+        criteria: what is left of the stopping criteria beside ``settings``.
+        pad_token: fills rows that end before others; None where none is needed.
+        returns_dict, returns_scores, returns_logits: what ``generate`` is to return.
+    """
+
+    rows: list[BatchRow]
+    settings: DecodingSettings
+    draft_sampling: Sampling
+    processors: LogitsProcessorList
+    criteria: StoppingCriteriaList
+    pad_token: int | None
+    returns_dict: bool
+    returns_scores: bool
+    returns_logits: bool
+
+
+def read_arguments(
+    model: PreTrainedModel,
+    input_ids: Tensor,
+    processors: LogitsProcessorList,
+    criteria: StoppingCriteriaList,
+    config: GenerationConfig,
+    model_kwargs: Mapping[str, Any],
+) -> GenerateArguments:
+    """Check what ``generate`` prepared and take it apart.
+
+    Raises:
+        DraftgaugeError: for an argument that cannot be honoured, naming it.
+    """
+    if model.config.is_encoder_decoder:
+        raise DraftgaugeError(f"{type(model).__name__} is an encoder-decoder: speculative() is for causal models")
+    _check_config(config)
+    _check_model_kwargs(model_kwargs)
+    _check_processors(processors)
+    returns_scores, returns_logits = (
+        bool(config.return_dict_in_generate and asked) for asked in (config.output_scores, config.output_logits)
+    )
+    rows = list(_rows(input_ids, model_kwargs.get("attention_mask"), model_kwargs.get("position_ids")))
+    if len(rows) > 1 and (returns_scores or returns_logits):
+        name = "output_scores" if returns_scores else "output_logits"
+        raise DraftgaugeError(f"{name} is for one row at a time, not for a batch of {len(rows)}: {INSTEAD}")
+
+    sampling, others = Sampling(), processors
+    if config.do_sample:
+        # Scores are what all processors make of the logits, so none may be left to the sampling then.
+        sampling, others = (Sampling(1.0), processors) if returns_scores else split_processors(processors)
+    limit, ends, further = _split_criteria(criteria)
+    if len(rows) > 1 and further and not ends:
+        raise DraftgaugeError(
+            "stopping_criteria of a batch need an end token beside them, else generate decodes rows past their end: "
+            "set eos_token_id"
+        )
+    pad = config._pad_token_tensor
+    return GenerateArguments(
+        rows,
+        DecodingSettings(max(1, limit - input_ids.shape[1]), sampling, frozenset(ends)),
+        _draft_sampling(config),
+        others,
+        further,
+        None if pad is None else int(pad),
+        bool(config.return_dict_in_generate),
+        returns_scores,
+        returns_logits,
+    )
+
+
+def split_processors(processors: LogitsProcessorList) -> tuple[Sampling, LogitsProcessorList]:
+    """The sampling at the end of the processors, and those before it.
+
+    Where others follow temperature, top-k and top-p (min-p, watermarks), all stay processors and the sampling is plain.
+    """
+    others = LogitsProcessorList(processors)
+    top_p = others.pop().top_p if others and _plain_warper(others[-1], TopPLogitsWarper) else 1.0
+    top_k = others.pop().top_k if others and _plain_warper(others[-1], TopKLogitsWarper) else 0
+    temperature = others.pop().temperature if others and type(others[-1]) is TemperatureLogitsWarper else 1.0
+    if any(isinstance(each, TemperatureLogitsWarper | TopKLogitsWarper | TopPLogitsWarper) for each in others):
+        return Sampling(1.0), LogitsProcessorList(processors)
+    return Sampling(float(temperature), int(top_k), float(top_p)), others
+
+
+def refuse_dropped_arguments() -> None:
+    """Refuse what ``generate`` was given and does not hand on to a ``custom_generate`` callable.
+
+    Nothing but its own frame shows these arguments. Where that is not the caller's caller, nothing is checked.
+
+    Raises:
+        DraftgaugeError: naming the argument and where it belongs.
+    """
+    frame = sys._getframe(2)
+    if frame.f_code is not inspect.unwrap(GenerationMixin.generate).__code__:
+        return
+    instead = {
+        "streamer": "give it to draftgauge.speculative(..., streamer=...)",
+        "assistant_model": "give it to draftgauge.speculative as the drafter",
+        "synced_gpus": INSTEAD,
+    }
+    for name, advice in instead.items():
+        if frame.f_locals.get(name) not in (None, False):
+            raise DraftgaugeError(f"generate does not hand {name} on to custom_generate: {advice}")
+
+
+def _plain_warper(processor: Any, kind: type) -> bool:
+    """Whether a warper does what :class:`Sampling` does: ``min_tokens_to_keep`` of top-k is folded into its ``top_k``."""
+    keeps_one = getattr(processor, "min_tokens_to_keep", 1) == 1
+    return type(processor) is kind and processor.filter_value == -math.inf and keeps_one
+
+
+def _draft_sampling(config: GenerationConfig) -> Sampling:
+    if not config.do_sample:
+        return Sampling()
+    return Sampling(config.temperature or 1.0, config.top_k or 0, 1.0 if config.top_p is None else config.top_p)
+
+
+def _check_config(config: GenerationConfig) -> None:
+    for name, neutral in NEUTRAL.items():
+        value = getattr(config, name, None)
+        if value is not None and value not in neutral:
+            raise DraftgaugeError(f"draftgauge.speculative cannot honour {name}={value!r}: {INSTEAD}")
+    defaults = GenerationConfig._get_default_generation_params()
+    for name in ASSISTED:
+        value = getattr(config, name, None)
+        if value is not None and value != defaults.get(name):
+            raise DraftgaugeError(
+                f"draftgauge.speculative cannot honour {name}={value!r}: how far to draft is its policy's to say, "
+                "e.g. speculative(drafter, policy='fixed:4')"
+            )
+
+
+def _check_model_kwargs(model_kwargs: Mapping[str, Any]) -> None:
+    for name, value in model_kwargs.items():
+        if name not in DERIVED and value is not None:
+            raise DraftgaugeError(f"draftgauge.speculative cannot honour {name}: {INSTEAD}")
+    if model_kwargs.get("use_cache") is False:
+        raise DraftgaugeError(f"draftgauge.speculative cannot honour use_cache=False: {INSTEAD}")
+    cache = model_kwargs.get("past_key_values")
+    if cache is not None and (getattr(cache, "_is_user_defined", False) or cache.get_seq_length() > 0):
+        raise DraftgaugeError(f"draftgauge.speculative keeps a cache of its own and cannot honour past_key_values: {INSTEAD}")
+
+
+def _check_processors(processors: LogitsProcessorList) -> None:
+    for processor in processors:
+        if isinstance(processor, STATEFUL):
+            raise DraftgaugeError(
+                f"{type(processor).__name__} (of logits_processor, guidance_scale or watermarking_config) keeps a state from "
+                f"token to token, which rejected drafts would spoil: {INSTEAD}"
+            )
+
+
+def _rows(input_ids: Tensor, mask: Tensor | None, positions: Tensor | None) -> Iterator[BatchRow]:
+    """The rows without their padding to the left."""
+    batch, length = input_ids.shape
+    for index, ids in enumerate(input_ids.tolist()):
+        kept = [1] * length if mask is None else mask[index].tolist()
+        padded = length - sum(kept)
+        if padded == length or any(kept[:padded]) or len(kept) != length:
+            raise DraftgaugeError(
+                f"attention_mask of row {index} is not padding to the left of a prompt of one token or more: "
+                "set padding_side='left' in the tokenizer"
+            )
+        if positions is not None and positions[index % len(positions), padded:].tolist() != list(range(length - padded)):
+            raise DraftgaugeError(f"position_ids of row {index} do not count its tokens from 0: {INSTEAD}")
+        yield BatchRow(index, batch, ids[:padded], ids[padded:], input_ids.device)
+
+
+def _split_criteria(criteria: StoppingCriteriaList) -> tuple[int, set[int], StoppingCriteriaList]:
+    """The longest text in tokens, the end tokens, and the other criteria."""
+    limits: list[int] = []
+    ends: set[int] = set()
+    others = StoppingCriteriaList()
+    for criterion in criteria:
+        if type(criterion) is MaxLengthCriteria:
+            limits.append(criterion.max_length)
+        elif type(criterion) is EosTokenCriteria:
+            ends.update(torch.as_tensor(criterion.eos_token_id).view(-1).tolist())
+        else:
+            others.append(criterion)
+    assert limits, "generate always sets a max_length"
+    return min(limits), ends, others
