@@ -37,6 +37,7 @@ if TYPE_CHECKING:
     )
     from draftgauge.api.train import train
     from draftgauge.core.errors import DraftgaugeError
+    from draftgauge.integrations.transformers import Speculative, speculative
     from draftgauge.policies.base import Policy, Signal, Step
     from draftgauge.policies.registry import make_policy
     from draftgauge.traces.costs import CostCurve
@@ -63,6 +64,7 @@ _PUBLIC = {
     "ReplayRequest": "draftgauge.api.requests:ReplayRequest",
     "ReportRequest": "draftgauge.api.requests:ReportRequest",
     "Signal": "draftgauge.policies.base:Signal",
+    "Speculative": "draftgauge.integrations.transformers:Speculative",
     "Step": "draftgauge.policies.base:Step",
     "Trace": "draftgauge.traces.trace:Trace",
     "TrainRequest": "draftgauge.api.requests:TrainRequest",
@@ -78,6 +80,7 @@ _PUBLIC = {
     "read_trace": "draftgauge.traces.reader:read_trace",
     "replay": "draftgauge.api.replay:replay",
     "report": "draftgauge.api.report:report",
+    "speculative": "draftgauge.integrations.transformers:speculative",
     "train": "draftgauge.api.train:train",
 }
 
@@ -96,6 +99,7 @@ __all__ = [
     "ReplayRequest",
     "ReportRequest",
     "Signal",
+    "Speculative",
     "Step",
     "Trace",
     "TrainRequest",
@@ -112,6 +116,7 @@ __all__ = [
     "read_trace",
     "replay",
     "report",
+    "speculative",
     "train",
 ]
 

@@ -97,6 +97,11 @@ class GenerateArguments:
     returns_scores: bool
     returns_logits: bool
 
+    @property
+    def keeps(self) -> bool:
+        """Whether anything of the logits is returned."""
+        return self.returns_scores or self.returns_logits
+
 
 def read_arguments(
     model: PreTrainedModel,
@@ -184,7 +189,7 @@ def refuse_dropped_arguments() -> None:
 
 
 def _plain_warper(processor: Any, kind: type) -> bool:
-    """Whether a warper does what :class:`Sampling` does: ``min_tokens_to_keep`` of top-k is folded into its ``top_k``."""
+    """Whether a warper does what :class:`Sampling` does."""
     keeps_one = getattr(processor, "min_tokens_to_keep", 1) == 1
     return type(processor) is kind and processor.filter_value == -math.inf and keeps_one
 
@@ -218,15 +223,17 @@ def _check_model_kwargs(model_kwargs: Mapping[str, Any]) -> None:
         raise DraftgaugeError(f"draftgauge.speculative cannot honour use_cache=False: {INSTEAD}")
     cache = model_kwargs.get("past_key_values")
     if cache is not None and (getattr(cache, "_is_user_defined", False) or cache.get_seq_length() > 0):
-        raise DraftgaugeError(f"draftgauge.speculative keeps a cache of its own and cannot honour past_key_values: {INSTEAD}")
+        raise DraftgaugeError(
+            f"draftgauge.speculative keeps a cache of its own and cannot honour past_key_values: {INSTEAD}"
+        )
 
 
 def _check_processors(processors: LogitsProcessorList) -> None:
     for processor in processors:
         if isinstance(processor, STATEFUL):
             raise DraftgaugeError(
-                f"{type(processor).__name__} (of logits_processor, guidance_scale or watermarking_config) keeps a state from "
-                f"token to token, which rejected drafts would spoil: {INSTEAD}"
+                f"{type(processor).__name__} (of logits_processor, guidance_scale or watermarking_config) keeps a "
+                f"state from token to token, which rejected drafts would spoil: {INSTEAD}"
             )
 
 
@@ -241,7 +248,9 @@ def _rows(input_ids: Tensor, mask: Tensor | None, positions: Tensor | None) -> I
                 f"attention_mask of row {index} is not padding to the left of a prompt of one token or more: "
                 "set padding_side='left' in the tokenizer"
             )
-        if positions is not None and positions[index % len(positions), padded:].tolist() != list(range(length - padded)):
+        if positions is not None and positions[index % len(positions), padded:].tolist() != list(
+            range(length - padded)
+        ):
             raise DraftgaugeError(f"position_ids of row {index} do not count its tokens from 0: {INSTEAD}")
         yield BatchRow(index, batch, ids[:padded], ids[padded:], input_ids.device)
 

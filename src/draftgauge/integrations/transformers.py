@@ -2,7 +2,8 @@
 
     model.generate(**inputs, custom_generate=draftgauge.speculative("reference/draft", policy="fixed:4"))
 
-The output is that of ``generate`` without it: the same tokens when greedy in float32, the same distribution when sampled.
+The output is that of ``generate`` without it: the same tokens when greedy in float32, the same distribution when
+sampled.
 """
 
 from __future__ import annotations
@@ -12,7 +13,6 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Generator, Tensor
 from transformers import (
@@ -25,72 +25,22 @@ from transformers import (
 from transformers.generation import GenerateDecoderOnlyOutput
 from transformers.generation.streamers import BaseStreamer
 
-from draftgauge.core.errors import DraftgaugeError, ModelError
-from draftgauge.decoding.meter import measure_costs
+from draftgauge.core.errors import DraftgaugeError
 from draftgauge.decoding.results import Generation, OnCommit, Origin
 from draftgauge.decoding.speculative import speculative_decode
-from draftgauge.drafters.language_model import LanguageModelSource
-from draftgauge.drafters.source import DraftSource, LoadOptions, choose_drafter, drafter_kind, drafter_kinds
 from draftgauge.integrations.generate_arguments import GenerateArguments, read_arguments, refuse_dropped_arguments
+from draftgauge.integrations.generate_pair import BoundPair, Drafts
 from draftgauge.integrations.generate_rows import BatchRow, CriteriaWatch, ProcessedModel
-from draftgauge.models.base import CachedModel
-from draftgauge.models.loading import check_same_vocabulary, load_tokenizer, wrap
-from draftgauge.models.taps import Taps, attach_taps
-from draftgauge.models.vocabulary import vocabulary_digest
 from draftgauge.policies.base import Policy
 from draftgauge.policies.registry import make_policy, weighs_cost
 from draftgauge.traces.costs import CostCurve
-from draftgauge.verification import Sampling
-
-Drafts = PreTrainedModel | str | Path
-
-MEASURED = 4  # repeats of a measurement of costs that nobody asked for: seconds, not minutes
-_COMPRESSION = {torch.float16: "fp16", torch.bfloat16: "bf16"}
-
-
-def speculative(
-    drafter: Drafts,
-    policy: str = "stopping",
-    *,
-    gamma_max: int = 16,
-    costs: CostCurve | str | Path | None = None,
-    streamer: BaseStreamer | None = None,
-    tokenizer: PreTrainedTokenizerBase | None = None,
-    generator: Generator | None = None,
-    engine: str = "auto",
-    trust_remote_code: bool = False,
-) -> Speculative:
-    """Make what ``generate`` takes as ``custom_generate``.
-
-    Args:
-        drafter: a causal language model, loaded or by folder or id; the folder of a trained drafter; or "prompt_lookup".
-        policy: how far to draft, as ``--policy`` takes it.
-        gamma_max: longest draft.
-        costs: of a step on this machine, for policies that weigh them: a curve, or the file ``costs.json`` of a recorded
-            run. They are measured in the first call if None, which takes some seconds.
-        streamer: told each token. ``generate`` does not hand on its own.
-        tokenizer: of the target. By default the one that lies beside the model, if there is one. It tells whether the
-            drafter has the same vocabulary, and a fitted policy whether it knows the target's tokens.
-        generator: for sampling, on the model's device. By default seeded from torch's global one, so that ``set_seed`` counts.
-        engine: ``lean``, ``modules`` or ``auto``.
-        trust_remote_code: run Python code that comes with the drafter.
-
-    Raises:
-        DraftgaugeError: for a policy or an engine that does not exist, or costs that cannot be read.
-    """
-    curve = costs if costs is None or isinstance(costs, CostCurve) else CostCurve.load(Path(costs))
-    if not weighs_cost(policy) or curve is not None:
-        make_policy(policy, gamma_max, curve)  # a mistake shows here, not in the first call
-    return Speculative(
-        drafter, policy, gamma_max, curve, streamer, tokenizer, generator, engine, trust_remote_code
-    )
 
 
 class Speculative:
-    """A decoding function for ``generate(custom_generate=...)``, made by :func:`speculative`.
+    """A decoding function for ``generate(custom_generate=...)``, known as ``draftgauge.speculative``.
 
-    It keeps what it made of a model from call to call; a model whose weights have changed is taken up anew. Calls must not
-    overlap.
+    It keeps what it made of a model from call to call; a model whose weights have changed is taken up anew. Calls must
+    not overlap.
 
     Attributes:
         generations: of the last call, one for each row: steps, drafted and accepted tokens, seconds.
@@ -100,18 +50,40 @@ class Speculative:
     def __init__(
         self,
         drafter: Drafts,
-        policy: str,
-        gamma_max: int,
-        costs: CostCurve | None,
-        streamer: BaseStreamer | None,
-        tokenizer: PreTrainedTokenizerBase | None,
-        generator: Generator | None,
-        engine: str,
-        trust_remote_code: bool,
+        policy: str = "stopping",
+        *,
+        gamma_max: int = 16,
+        costs: CostCurve | str | Path | None = None,
+        streamer: BaseStreamer | None = None,
+        tokenizer: PreTrainedTokenizerBase | None = None,
+        generator: Generator | None = None,
+        engine: str = "auto",
+        trust_remote_code: bool = False,
     ) -> None:
-        """See :func:`speculative`."""
+        """Make a decoding function.
+
+        Args:
+            drafter: a causal language model, loaded or by folder or id; the folder of a trained drafter; or
+                "prompt_lookup".
+            policy: how far to draft, as ``--policy`` takes it.
+            gamma_max: longest draft.
+            costs: of a step on this machine, for policies that weigh them: a curve, or the file of one in a recorded
+                run. They are measured in the first call if None, which takes some seconds.
+            streamer: told each token. ``generate`` does not hand on its own.
+            tokenizer: of the target. By default the one that lies beside the model, if there is one. It tells whether
+                the drafter has the same vocabulary, and a fitted policy whether it knows the target's tokens.
+            generator: for sampling, on the model's device. By default seeded from torch's global one, so that
+                ``set_seed`` counts.
+            engine: ``lean``, ``modules`` or ``auto``.
+            trust_remote_code: run Python code that comes with the drafter.
+
+        Raises:
+            DraftgaugeError: for a policy or an engine that does not exist, or costs that cannot be read.
+        """
+        self.costs = costs if costs is None or isinstance(costs, CostCurve) else CostCurve.load(Path(costs))
+        if not weighs_cost(policy) or self.costs is not None:
+            make_policy(policy, gamma_max, self.costs)  # a mistake shows here, not in the first call
         self.generations: list[Generation] = []
-        self.costs = costs
         self._drafter = drafter
         self._policy_spec = policy
         self._gamma_max = gamma_max
@@ -120,7 +92,7 @@ class Speculative:
         self._generator = generator
         self._engine = engine
         self._trust_remote_code = trust_remote_code
-        self._pair: _BoundPair | None = None
+        self._pair: BoundPair | None = None
         self._policy: Policy | None = None
 
     def __call__(
@@ -135,12 +107,11 @@ class Speculative:
         """Decode what ``generate`` prepared.
 
         Raises:
-            DraftgaugeError: for an argument that cannot be honoured, a drafter that does not fit, or a prompt that is too long.
+            DraftgaugeError: for an argument that cannot be honoured, a drafter that does not fit, or a prompt that is
+                too long.
         """
         refuse_dropped_arguments()
-        call = read_arguments(
-            model, input_ids, logits_processor, stopping_criteria, generation_config, model_kwargs
-        )
+        call = read_arguments(model, input_ids, logits_processor, stopping_criteria, generation_config, model_kwargs)
         if self._streamer is not None and len(call.rows) > 1:
             raise DraftgaugeError(f"a streamer follows one row, not a batch of {len(call.rows)}: leave it out")
         with _evaluating(model):
@@ -149,7 +120,7 @@ class Speculative:
             return self._decode(pair, policy, call, input_ids)
 
     def _decode(
-        self, pair: _BoundPair, policy: Policy, call: GenerateArguments, input_ids: Tensor
+        self, pair: BoundPair, policy: Policy, call: GenerateArguments, input_ids: Tensor
     ) -> GenerateDecoderOnlyOutput | Tensor:
         generator = self._generator
         if generator is None and not call.settings.sampling.greedy:
@@ -158,9 +129,7 @@ class Speculative:
             self._streamer.put(input_ids.cpu())
         self.generations, targets = [], []
         for row in call.rows:
-            target = ProcessedModel(
-                pair.target, call.processors, row, call.settings.sampling.greedy, call.returns_scores or call.returns_logits
-            )
+            target = ProcessedModel(pair.target, call.processors, row, call.settings.sampling.greedy, call.keeps)
             self.generations.append(self._decode_row(pair, target, policy, call, row, generator))
             targets.append(target)
         if self._streamer is not None:
@@ -177,7 +146,7 @@ class Speculative:
 
     def _decode_row(
         self,
-        pair: _BoundPair,
+        pair: BoundPair,
         target: ProcessedModel,
         policy: Policy,
         call: GenerateArguments,
@@ -190,7 +159,7 @@ class Speculative:
         if call.criteria:
             watch = CriteriaWatch(call.criteria, row, target.scores if call.returns_scores else None)
         on_commit = None if self._streamer is None else _put_each(self._streamer)
-        bare = not call.processors and not (call.returns_scores or call.returns_logits)
+        bare = not call.processors and not call.keeps
         return speculative_decode(
             pair.target if bare else target,
             drafter,
@@ -202,14 +171,14 @@ class Speculative:
             stop_when=watch,
         )
 
-    def _bind(self, model: PreTrainedModel) -> _BoundPair:
+    def _bind(self, model: PreTrainedModel) -> BoundPair:
         """The model and its drafter, made ready; those of the last call if nothing has changed."""
         if self._pair is None or not self._pair.holds(model):
             self._pair = None  # its memory is freed before more is taken
-            self._pair = _BoundPair.of(model, self._drafter, self._tokenizer, self._engine, self._trust_remote_code)
+            self._pair = BoundPair.of(model, self._drafter, self._tokenizer, self._engine, self._trust_remote_code)
         return self._pair
 
-    def _ready_policy(self, pair: _BoundPair, call: GenerateArguments) -> Policy:
+    def _ready_policy(self, pair: BoundPair, call: GenerateArguments) -> Policy:
         """The policy, the same one from call to call, as some learn; its costs are measured if need be."""
         if self._policy is None:
             if self.costs is None and weighs_cost(self._policy_spec):
@@ -218,104 +187,7 @@ class Speculative:
         return self._policy
 
 
-class _BoundPair:
-    """A target and what drafts for it."""
-
-    def __init__(
-        self, target: CachedModel, drafts: DraftSource, taps: Taps | None, tokenizer: PreTrainedTokenizerBase | None
-    ) -> None:
-        self.target = target
-        self.drafts = drafts
-        self.taps = taps
-        self.tokenizer = tokenizer
-        self._weights = _weights_now(target.module)
-
-    @classmethod
-    def of(
-        cls,
-        model: PreTrainedModel,
-        drafter: Drafts,
-        tokenizer: PreTrainedTokenizerBase | None,
-        engine: str,
-        trust_remote_code: bool,
-    ) -> _BoundPair:
-        """Load the drafter for a model.
-
-        Raises:
-            ModelError: if they do not belong together.
-        """
-        target = wrap(model, engine)
-        tokenizer = tokenizer or _tokenizer_beside(model)
-        if isinstance(drafter, PreTrainedModel):
-            _check_models(model, drafter, tokenizer)
-            drafts: DraftSource = LanguageModelSource(None, wrap(drafter, engine))
-        else:
-            compression = _COMPRESSION.get(target.spec.dtype, "none")
-            options = LoadOptions(compression, target.spec.device, engine, trust_remote_code)
-            recognised = str(drafter) in drafter_kinds() or any(kind.recognises(drafter) for kind in drafter_kinds().values())
-            name, source = choose_drafter(drafter, None) if recognised else (LanguageModelSource.name, drafter)
-            kind = drafter_kind(name)
-            if tokenizer is not None:
-                kind.check(source, tokenizer, options)
-            drafts = kind.load(source, target, options)
-            if drafts.model is not None and tokenizer is None:
-                _check_models(model, drafts.model.module, None)
-        taps = None if drafts.tap_plan is None else attach_taps(target, drafts.tap_plan)
-        return cls(target, drafts, taps, tokenizer)
-
-    def holds(self, model: PreTrainedModel) -> bool:
-        """Whether it is of this model, with the weights that it has now."""
-        return self.target.module is model and self._weights == _weights_now(model)
-
-    def measure(self, call: GenerateArguments, gamma_max: int) -> CostCurve:
-        """What a step costs around the first prompt of a call."""
-        context = self.target.spec.context if self.drafts.context is None else self.drafts.context
-        prompt, sampling = call.rows[0].prompt, call.settings.sampling
-        device = self.target.spec.device
-        generator = None if sampling.greedy else torch.Generator(device).manual_seed(0)
-        return measure_costs(
-            self.target,
-            self.drafts.drafter(self.target, self.taps, frozenset(), call.draft_sampling, generator),
-            prompt,
-            [len(prompt) + call.settings.max_new_tokens // 2],
-            np.random.default_rng(0),
-            gamma_max,
-            MEASURED,
-            vocabulary="" if self.tokenizer is None else vocabulary_digest(self.tokenizer),
-            context_limit=context,
-            sampling=sampling,
-            generator=generator,
-        )
-
-
-def _weights_now(model: PreTrainedModel) -> list[tuple[int, int]]:
-    """Changes when a weight is replaced or written to."""
-    return [(parameter.data_ptr(), parameter._version) for parameter in model.parameters()]
-
-
-def _tokenizer_beside(model: PreTrainedModel) -> PreTrainedTokenizerBase | None:
-    """The tokenizer in the folder or repository that a model came from, if there is one."""
-    source = model.config.name_or_path
-    if not source:
-        return None
-    try:
-        return load_tokenizer(source)
-    except (DraftgaugeError, ImportError):
-        return None
-
-
-def _check_models(target: PreTrainedModel, draft: PreTrainedModel, tokenizer: PreTrainedTokenizerBase | None) -> None:
-    """Refuse a draft model of another vocabulary: by the tokenizers where both are at hand, else by the number of logits."""
-    draft_tokenizer = None if tokenizer is None else _tokenizer_beside(draft)
-    if tokenizer is not None and draft_tokenizer is not None:
-        check_same_vocabulary(tokenizer, draft_tokenizer)
-        return
-    ours, theirs = (model.config.get_text_config().vocab_size for model in (target, draft))
-    if ours != theirs:
-        raise ModelError(
-            f"the target has {ours} logits and the draft model {theirs}, and no tokenizers lie beside both of them to compare: "
-            "choose a draft model with the target's tokenizer, and load both from folders that hold it"
-        )
+speculative = Speculative
 
 
 def _put_each(streamer: BaseStreamer) -> OnCommit:

@@ -1,0 +1,132 @@
+"""A model as ``generate`` has it, and what drafts for it, loaded and checked against each other."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import torch
+from transformers import PreTrainedModel, PreTrainedTokenizerBase
+
+from draftgauge.core.errors import DraftgaugeError, ModelError
+from draftgauge.decoding.meter import measure_costs
+from draftgauge.drafters.language_model import LanguageModelSource
+from draftgauge.drafters.source import DraftSource, LoadOptions, Source, choose_drafter, drafter_kinds
+from draftgauge.integrations.generate_arguments import GenerateArguments
+from draftgauge.models.base import CachedModel
+from draftgauge.models.loading import check_same_vocabulary, load_tokenizer, wrap
+from draftgauge.models.taps import Taps, attach_taps
+from draftgauge.models.vocabulary import vocabulary_digest
+from draftgauge.traces.costs import CostCurve
+
+Drafts = PreTrainedModel | str | Path
+
+MEASURED = 4  # repeats of a measurement of costs that nobody asked for: seconds, not minutes
+_COMPRESSION = {torch.float16: "fp16", torch.bfloat16: "bf16"}
+
+
+class BoundPair:
+    """A target and what drafts for it."""
+
+    def __init__(
+        self, target: CachedModel, drafts: DraftSource, taps: Taps | None, tokenizer: PreTrainedTokenizerBase | None
+    ) -> None:
+        self.target = target
+        self.drafts = drafts
+        self.taps = taps
+        self.tokenizer = tokenizer
+        self._weights = _weights_now(target.module)
+
+    @classmethod
+    def of(
+        cls,
+        model: PreTrainedModel,
+        drafter: Drafts,
+        tokenizer: PreTrainedTokenizerBase | None,
+        engine: str,
+        trust_remote_code: bool,
+    ) -> BoundPair:
+        """Load the drafter for a model.
+
+        Raises:
+            ModelError: if they do not belong together.
+        """
+        target = wrap(model, engine)
+        tokenizer = tokenizer or _tokenizer_beside(model)
+        if isinstance(drafter, PreTrainedModel):
+            _check_models(model, drafter, tokenizer)
+            drafts: DraftSource = LanguageModelSource(None, wrap(drafter, engine))
+        else:
+            compression = _COMPRESSION.get(target.spec.dtype, "none")
+            options = LoadOptions(compression, target.spec.device, engine, trust_remote_code)
+            kind, source = _kind_of(drafter)
+            if tokenizer is not None:
+                kind.check(source, tokenizer, options)
+            drafts = kind.load(source, target, options)
+            if drafts.model is not None and tokenizer is None:
+                _check_models(model, drafts.model.module, None)
+        taps = None if drafts.tap_plan is None else attach_taps(target, drafts.tap_plan)
+        return cls(target, drafts, taps, tokenizer)
+
+    def holds(self, model: PreTrainedModel) -> bool:
+        """Whether it is of this model, with the weights that it has now."""
+        return self.target.module is model and self._weights == _weights_now(model)
+
+    def measure(self, call: GenerateArguments, gamma_max: int) -> CostCurve:
+        """What a step costs around the first prompt of a call."""
+        context = self.target.spec.context if self.drafts.context is None else self.drafts.context
+        prompt, sampling = call.rows[0].prompt, call.settings.sampling
+        device = self.target.spec.device
+        generator = None if sampling.greedy else torch.Generator(device).manual_seed(0)
+        return measure_costs(
+            self.target,
+            self.drafts.drafter(self.target, self.taps, frozenset(), call.draft_sampling, generator),
+            prompt,
+            [len(prompt) + call.settings.max_new_tokens // 2],
+            np.random.default_rng(0),
+            gamma_max,
+            MEASURED,
+            vocabulary="" if self.tokenizer is None else vocabulary_digest(self.tokenizer),
+            context_limit=context,
+            sampling=sampling,
+            generator=generator,
+        )
+
+
+def _kind_of(drafter: str | Path) -> tuple[type[DraftSource], Source]:
+    """The kind of a drafter and what it takes; what is of no other kind is a language model."""
+    kinds = drafter_kinds()
+    if str(drafter) in kinds or any(kind.recognises(drafter) for kind in kinds.values()):
+        name, source = choose_drafter(drafter, None)
+        return kinds[name], source
+    return LanguageModelSource, drafter
+
+
+def _weights_now(model: PreTrainedModel) -> list[tuple[int, int]]:
+    """Changes when a weight is replaced or written to."""
+    return [(parameter.data_ptr(), parameter._version) for parameter in model.parameters()]
+
+
+def _tokenizer_beside(model: PreTrainedModel) -> PreTrainedTokenizerBase | None:
+    """The tokenizer in the folder or repository that a model came from, if there is one."""
+    source = model.config.name_or_path
+    if not source:
+        return None
+    try:
+        return load_tokenizer(source)
+    except (DraftgaugeError, ImportError):
+        return None
+
+
+def _check_models(target: PreTrainedModel, draft: PreTrainedModel, tokenizer: PreTrainedTokenizerBase | None) -> None:
+    """Refuse a draft model of another vocabulary: by the tokenizers of both, or the number of logits if one lacks."""
+    draft_tokenizer = None if tokenizer is None else _tokenizer_beside(draft)
+    if tokenizer is not None and draft_tokenizer is not None:
+        check_same_vocabulary(tokenizer, draft_tokenizer)
+        return
+    ours, theirs = (model.config.get_text_config().vocab_size for model in (target, draft))
+    if ours != theirs:
+        raise ModelError(
+            f"the target has {ours} logits and the draft model {theirs}, and no tokenizers lie beside both of them to "
+            "compare: choose a draft model with the target's tokenizer, and load both from folders that hold it"
+        )

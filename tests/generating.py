@@ -1,0 +1,37 @@
+"""Tiny targets and drafts that resemble them."""
+
+from __future__ import annotations
+
+import copy
+import functools
+from typing import Any
+
+import torch
+from transformers import PreTrainedModel
+
+from tiny import tiny_model
+
+VOCABULARY = 12  # so small that drafts are accepted in part
+
+
+@functools.cache
+def target_of(family: str) -> PreTrainedModel:
+    """One tiny model a family."""
+    return tiny_model(family, vocab_size=VOCABULARY, eos_token_id=None, pad_token_id=0)
+
+
+@functools.cache
+def draft_of(family: str, noise: float = 0.1) -> PreTrainedModel:
+    """The target with noise in its weights."""
+    draft = copy.deepcopy(target_of(family))
+    generator = torch.Generator().manual_seed(5)
+    with torch.no_grad():
+        for parameter in draft.parameters():
+            parameter += noise * parameter.std() * torch.randn(parameter.shape, generator=generator)
+    return draft
+
+
+def plain_and_speculative(model: PreTrainedModel, speculation: Any, **arguments: Any) -> tuple[Any, Any]:
+    """What generate returns without and with speculation."""
+    plain = model.generate(**arguments)
+    return plain, model.generate(**arguments, custom_generate=speculation)

@@ -1,0 +1,405 @@
+"""``generate(custom_generate=speculative(...))`` gives what ``generate`` gives."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from transformers import (
+    LogitsProcessor,
+    LogitsProcessorList,
+    PreTrainedModel,
+    StoppingCriteria,
+    StoppingCriteriaList,
+    StopStringCriteria,
+    TextStreamer,
+    pipeline,
+)
+from transformers.generation import GenerateDecoderOnlyOutput
+
+import draftgauge
+from draftgauge.drafters.reuse.building import new_net
+from draftgauge.drafters.reuse.config import reuse_config
+from draftgauge.drafters.reuse.persistence import save_drafter, target_fingerprint
+from draftgauge.integrations.generate_arguments import split_processors
+from draftgauge.traces.costs import CostCurve
+from draftgauge.verification import Sampling
+from generating import VOCABULARY, draft_of, plain_and_speculative, target_of
+from markov import Enumerator, assert_same_law
+from tiny import save_tiny, tiny_model, tiny_tokenizer, tokens
+
+UNUSED = torch.Generator()  # the enumerator draws instead
+FAMILIES = [("qwen3", "lean"), ("qwen3", "modules"), ("llama3-rope", "lean"), ("gemma2", "auto"), ("gpt_neox", "auto")]
+FAMILIES += [("mistral-sliding", "auto")]
+
+
+def prompt(length: int = 9, seed: int = 0) -> torch.Tensor:
+    return tokens(length, seed, VOCABULARY)[None]
+
+
+def accepted(speculation: Any) -> list[int]:
+    """Accepted tokens of each row of the last call."""
+    return [sum(step.accepted for step in result.steps) for result in speculation.generations]
+
+
+@pytest.mark.parametrize(("family", "engine"), FAMILIES)
+def test_greedy_tokens_are_those_of_generate(family: str, engine: str) -> None:
+    for drafter in (draft_of(family), "prompt_lookup"):
+        speculation = draftgauge.speculative(drafter, "fixed:3", engine=engine)
+        plain, speculative = plain_and_speculative(
+            target_of(family), speculation, inputs=prompt(), max_new_tokens=30, do_sample=False
+        )
+        assert torch.equal(speculative, plain)
+        assert accepted(speculation)[0] > 0
+        assert len(speculation.generations[0].steps) < 30
+
+
+@pytest.mark.parametrize("policy", ["none", "fixed:1", "hf-confidence:threshold=0.4", "hf-heuristic"])
+def test_every_policy_gives_the_same_tokens(target: PreTrainedModel, draft: PreTrainedModel, policy: str) -> None:
+    speculation = draftgauge.speculative(draft, policy)
+    plain, speculative = plain_and_speculative(target, speculation, inputs=prompt(), max_new_tokens=20)
+    assert torch.equal(speculative, plain)
+
+
+def test_a_policy_that_weighs_cost_has_them_measured_once_or_given(
+    target: PreTrainedModel, draft: PreTrainedModel, tmp_path: Path
+) -> None:
+    measured = draftgauge.speculative(draft, gamma_max=3)
+    plain, speculative = plain_and_speculative(target, measured, inputs=prompt(), max_new_tokens=20)
+    assert torch.equal(speculative, plain)
+    curve = measured.costs
+    assert isinstance(curve, CostCurve)
+    assert curve.gamma_max == 3
+    assert curve.contexts == (9 + 10,)
+    target.generate(prompt(), max_new_tokens=5, custom_generate=measured)
+    assert measured.costs is curve
+    curve.save(tmp_path / "costs.json")
+    given = draftgauge.speculative(draft, gamma_max=3, costs=tmp_path / "costs.json")
+    assert torch.equal(target.generate(prompt(), max_new_tokens=20, custom_generate=given), plain)
+    assert given.costs == curve
+
+
+@pytest.mark.parametrize("engine", ["lean", "modules"])
+def test_a_trained_drafter_by_its_folder(tmp_path: Path, engine: str) -> None:
+    model = tiny_model(num_hidden_layers=4, vocab_size=VOCABULARY, eos_token_id=None)
+    config = reuse_config(model.config, "hidden", intermediate_size=96, target_fingerprint=target_fingerprint(model))
+    save_drafter(tmp_path / "drafter", new_net(config, model, seed=3), {})
+    speculation = draftgauge.speculative(tmp_path / "drafter", "fixed:2", engine=engine)
+    plain, speculative = plain_and_speculative(model, speculation, inputs=prompt(), max_new_tokens=25)
+    assert torch.equal(speculative, plain)
+    assert sum(step.drafted for step in speculation.generations[0].steps) > 20
+
+
+def test_a_draft_model_by_its_folder_and_a_pipeline(tmp_path: Path) -> None:
+    source = save_tiny(tmp_path / "target")
+    generator = pipeline("text-generation", model=str(source), device="cpu")
+    speculation = draftgauge.speculative(save_tiny(tmp_path / "draft", num_hidden_layers=1), "fixed:2")
+    options = {"max_new_tokens": 12, "do_sample": False, "return_full_text": False}
+    texts = ["abcabcabc", "hello"]
+    plain = generator(texts, **options)
+    assert generator(texts, **options, custom_generate=speculation) == plain
+    batched = generator(texts, **options, custom_generate=speculation, batch_size=2)
+    assert batched == generator(texts, **options, batch_size=2)
+    assert len(speculation.generations) == 2
+
+
+# Batches.
+
+
+def test_rows_of_a_padded_batch_have_their_own_accepted_lengths(
+    target: PreTrainedModel, draft: PreTrainedModel
+) -> None:
+    ids, mask = torch.zeros(3, 12, dtype=torch.int64), torch.zeros(3, 12, dtype=torch.int64)
+    for row, length in enumerate((12, 5, 8)):
+        ids[row, -length:], mask[row, -length:] = prompt(length, seed=row)[0], 1
+    speculation = draftgauge.speculative(draft, "fixed:3")
+    arguments = {"inputs": ids, "attention_mask": mask, "max_new_tokens": 20, "do_sample": False}
+    plain, speculative = plain_and_speculative(target, speculation, **arguments)
+    assert torch.equal(speculative, plain)
+    assert len(set(accepted(speculation))) > 1
+
+    end = int(plain[1, 15])  # ends row 1 after four tokens at the latest
+    plain, speculative = plain_and_speculative(target, speculation, **arguments, eos_token_id=end, pad_token_id=0)
+    assert torch.equal(speculative, plain)
+    assert speculative[1, -1] == 0
+
+    # What depends on the padding and on the number of a row is asked of the batch.
+    plain, speculative = plain_and_speculative(
+        target,
+        speculation,
+        **arguments,
+        repetition_penalty=1.7,
+        prefix_allowed_tokens_fn=lambda row, text: [1, 2, 3, 4 + row],
+    )
+    assert torch.equal(speculative, plain)
+    assert [set(output.tolist()) <= {1, 2, 3, 4 + row} for row, output in enumerate(speculative[:, 12:])] == [True] * 3
+
+
+def test_several_outputs_of_one_prompt(target: PreTrainedModel, draft: PreTrainedModel) -> None:
+    speculation = draftgauge.speculative(draft, "fixed:2")
+    options = {"max_new_tokens": 8, "do_sample": True, "num_return_sequences": 3, "custom_generate": speculation}
+    torch.manual_seed(4)
+    first = target.generate(prompt(), **options)
+    assert first.shape == (3, 17)
+    assert len({tuple(row) for row in first.tolist()}) > 1
+    assert not torch.equal(target.generate(prompt(), **options), first)
+    torch.manual_seed(4)
+    assert torch.equal(target.generate(prompt(), **options), first)
+
+
+# Sampling.
+
+
+def law_of_generate(model: PreTrainedModel, ids: torch.Tensor, count: int, processors: LogitsProcessorList) -> dict:
+    """The law of ``count`` sampled tokens, by multiplying the chances along every sequence."""
+    law = {}
+    for output in itertools.product(range(model.config.vocab_size), repeat=count):
+        text = torch.cat((ids, torch.tensor([output])), -1)
+        with torch.no_grad():
+            logits = model(text).logits[0, ids.shape[1] - 1 : -1]
+        chance = 1.0
+        for place, token in enumerate(output):
+            seen = text[:, : ids.shape[1] + place]
+            chance *= float(processors(seen, logits[place][None].clone()).softmax(-1)[0, token])
+        if chance > 0:
+            law[output] = chance
+    return law
+
+
+class Falling(LogitsProcessor):
+    """Makes the token that came last less likely, so that scores depend on the text."""
+
+    def __call__(self, input_ids: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
+        return scores.scatter_add(1, input_ids[:, -1:], torch.full((len(scores), 1), -2.0))
+
+
+class Recorder(LogitsProcessor):
+    """Changes nothing, at the end of the list; where it stands no sampling can be split off."""
+
+    def __call__(self, input_ids: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
+        return scores
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {},
+        {"temperature": 0.7, "top_k": 2},
+        {"temperature": 1.3, "top_p": 0.8},
+        {"temperature": 0.9, "min_p": 0.2},
+        {"logits_processor": LogitsProcessorList([Falling()])},
+        {"return_dict_in_generate": True, "output_scores": True, "top_k": 3, "temperature": 1.5},
+    ],
+)
+@pytest.mark.parametrize("greedy_draft", [False, True])
+def test_the_sampled_law_is_exactly_that_of_generate(
+    monkeypatch: pytest.MonkeyPatch, options: dict[str, Any], greedy_draft: bool
+) -> None:
+    model, draft = (tiny_model(vocab_size=3, seed=seed, eos_token_id=None, num_hidden_layers=1) for seed in (1, 2))
+    ids, count = torch.tensor([[1, 2, 1, 2]]), 3 if greedy_draft else 2
+    speculation = draftgauge.speculative("prompt_lookup" if greedy_draft else draft, "fixed:2", generator=UNUSED)
+    enumerator = Enumerator(monkeypatch)
+    settings = {"max_new_tokens": count, "do_sample": True, "top_k": 0} | options
+
+    def program() -> tuple[int, ...]:
+        output = model.generate(ids, **settings, custom_generate=speculation)
+        sequences = output.sequences if isinstance(output, GenerateDecoderOnlyOutput) else output
+        return tuple(sequences[0, 4:].tolist())
+
+    seen = LogitsProcessorList()
+    kept = model._get_logits_processor
+    monkeypatch.setattr(model, "_get_logits_processor", lambda **given: seen.__init__(kept(**given)) or seen)
+    program()
+    monkeypatch.setattr(model, "_get_logits_processor", kept)
+    assert_same_law(enumerator.law(program), law_of_generate(model, ids, count, seen), 1e-5)
+
+
+def test_seeded_outputs_follow_the_law_of_plain_generate(target: PreTrainedModel, draft: PreTrainedModel) -> None:
+    """The same through the real random draws, against the draws of generate itself."""
+    runs, options = 200, {"max_new_tokens": 2, "do_sample": True, "top_k": 3, "temperature": 1.5}
+    speculation = draftgauge.speculative(draft, "fixed:2")
+    torch.manual_seed(0)
+    counts = Counter(
+        tuple(target.generate(prompt(), **options, custom_generate=speculation)[0, 9:].tolist()) for _ in range(runs)
+    )
+    many = target.generate(prompt(), **options, num_return_sequences=runs)[:, 9:]
+    expected = Counter(map(tuple, many.tolist()))
+    for output in counts | expected:
+        chance = (counts[output] + expected[output]) / (2 * runs)
+        assert abs(counts[output] - expected[output]) / runs < 4.5 * math.sqrt(2 * chance * (1 - chance) / runs)
+
+
+def test_sampling_is_split_off_only_where_it_comes_last() -> None:
+    model = tiny_model(vocab_size=VOCABULARY)
+
+    def processors(*further: LogitsProcessor, **options: Any) -> LogitsProcessorList:
+        config = model._prepare_generation_config(None, do_sample=True, **options)[0]
+        model._prepare_special_tokens(config)
+        return LogitsProcessorList([*model._get_logits_processor(config, 4, logits_processor=[Falling()]), *further])
+
+    sampling, others = split_processors(processors(temperature=0.5, top_k=7, top_p=0.9))
+    assert sampling == Sampling(0.5, 7, 0.9)
+    assert [type(each) for each in others] == [Falling]
+    assert split_processors(processors(top_k=0))[0] == Sampling(1.0)
+    whole = processors(Recorder(), temperature=0.5, top_k=7)
+    assert split_processors(whole) == (Sampling(1.0), whole)
+
+
+# What generate is told besides.
+
+
+class After(StoppingCriteria):
+    """Ends every row that holds a token."""
+
+    def __init__(self, token: int) -> None:
+        self.token = token
+        self.lengths: list[int] = []
+
+    def __call__(self, input_ids: torch.Tensor, scores: Any, **options: Any) -> torch.Tensor:
+        self.lengths.append(input_ids.shape[1])
+        return input_ids[:, -1] == self.token
+
+
+def test_stopping_criteria_are_asked_after_every_token(target: PreTrainedModel, draft: PreTrainedModel) -> None:
+    speculation = draftgauge.speculative(draft, "fixed:4")
+    free = target.generate(prompt(), max_new_tokens=25, custom_generate=speculation)
+    assert accepted(speculation)[0] > 0
+    for place in (12, 17, 20):
+        plainly, here = After(int(free[0, place])), After(int(free[0, place]))
+        plain = target.generate(prompt(), max_new_tokens=25, stopping_criteria=StoppingCriteriaList([plainly]))
+        output = target.generate(
+            prompt(), max_new_tokens=25, stopping_criteria=StoppingCriteriaList([here]), custom_generate=speculation
+        )
+        assert torch.equal(output, plain)
+        assert output.shape[1] <= place + 1
+        assert here.lengths == plainly.lengths
+
+
+def test_stop_strings_are_a_criterion(target: PreTrainedModel, draft: PreTrainedModel) -> None:
+    tokenizer = tiny_tokenizer(VOCABULARY)
+    free = target.generate(prompt(), max_new_tokens=25)
+    string = tokenizer.decode(free[0, 15:17])
+    plain = target.generate(prompt(), max_new_tokens=25, stop_strings=[string], tokenizer=tokenizer)
+    criteria = StoppingCriteriaList([StopStringCriteria(tokenizer, [string])])
+    speculation = draftgauge.speculative(draft, "fixed:3")
+    output = target.generate(prompt(), max_new_tokens=25, stopping_criteria=criteria, custom_generate=speculation)
+    assert torch.equal(output, plain)
+    assert output.shape[1] <= 17
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"repetition_penalty": 1.8},
+        {"no_repeat_ngram_size": 2},
+        {"min_new_tokens": 10, "eos_token_id": 3},
+        {"bad_words_ids": [[5], [6, 7]]},
+        {"suppress_tokens": [2, 3]},
+        {"forced_eos_token_id": 4},
+        {"eos_token_id": [3, 8]},
+        {"logits_processor": LogitsProcessorList([Falling()])},
+        {"watermarking_config": {"bias": 3.0}},
+    ],
+)
+def test_logits_processors_see_the_text_of_every_row(
+    target: PreTrainedModel, draft: PreTrainedModel, options: dict[str, Any]
+) -> None:
+    speculation = draftgauge.speculative(draft, "fixed:3")
+    arguments = {"inputs": prompt(), "max_new_tokens": 20, "do_sample": False, "pad_token_id": 0}
+    plain, speculative = plain_and_speculative(target, speculation, **arguments, **options)
+    assert torch.equal(speculative, plain)
+
+
+def test_a_processor_never_sees_a_text_that_generate_would_not_show(
+    target: PreTrainedModel, draft: PreTrainedModel
+) -> None:
+    """One that has no continuation for other texts would raise."""
+    plain = target.generate(prompt(), max_new_tokens=20, suppress_tokens=[1, 2, 3])[0].tolist()
+    chain = {tuple(plain[:end]): plain[end] for end in range(9, len(plain))}
+    speculation = draftgauge.speculative(draft, "fixed:4")
+    options = {"prefix_allowed_tokens_fn": lambda row, text: [chain[tuple(text.tolist())]], "max_new_tokens": 20}
+    for sampled in (False, True):
+        output = target.generate(prompt(), **options, do_sample=sampled, custom_generate=speculation)
+        assert output[0].tolist() == plain
+
+
+def test_scores_and_logits_are_those_of_generate(target: PreTrainedModel, draft: PreTrainedModel) -> None:
+    speculation = draftgauge.speculative(draft, "fixed:3")
+    arguments = {"inputs": prompt(), "max_new_tokens": 15, "repetition_penalty": 1.5}
+    arguments |= {"return_dict_in_generate": True, "output_scores": True, "output_logits": True}
+    plain, speculative = plain_and_speculative(target, speculation, **arguments)
+    assert isinstance(speculative, GenerateDecoderOnlyOutput)
+    assert torch.equal(speculative.sequences, plain.sequences)
+    for name in ("scores", "logits"):
+        ours, theirs = torch.cat(speculative[name]), torch.cat(plain[name])
+        assert ours.shape == theirs.shape == (15, VOCABULARY)
+        torch.testing.assert_close(ours, theirs, rtol=1e-3, atol=1e-3)
+    assert not torch.equal(torch.cat(speculative.scores), torch.cat(speculative.logits))
+
+
+class Puts(TextStreamer):
+    """Remembers what it was told."""
+
+    def __init__(self) -> None:
+        self.told: list[list[int]] = []
+        self.ended = 0
+
+    def put(self, value: torch.Tensor) -> None:
+        self.told.append(value.flatten().tolist())
+
+    def end(self) -> None:
+        self.ended += 1
+
+
+def test_a_streamer_is_told_what_generate_tells_it(target: PreTrainedModel, draft: PreTrainedModel) -> None:
+    plainly, here = Puts(), Puts()
+    target.generate(prompt(), max_new_tokens=12, streamer=plainly)
+    target.generate(
+        prompt(), max_new_tokens=12, custom_generate=draftgauge.speculative(draft, "fixed:3", streamer=here)
+    )
+    assert here.told == plainly.told
+    assert here.ended == plainly.ended == 1
+
+
+# One callable, many calls.
+
+
+def test_the_model_is_left_as_it_was(tmp_path: Path) -> None:
+    model = tiny_model(vocab_size=VOCABULARY, eos_token_id=None).train()
+    before = {name: tensor.clone() for name, tensor in model.state_dict().items()}
+    model.generate(prompt(), max_new_tokens=5, custom_generate=draftgauge.speculative("prompt_lookup", "fixed:2"))
+    assert model.training
+    assert all(torch.equal(tensor, before[name]) for name, tensor in model.state_dict().items())
+    model.save_pretrained(tmp_path)
+    again = type(model).from_pretrained(tmp_path)
+    assert all(torch.equal(tensor, before[name]) for name, tensor in again.state_dict().items())
+
+
+def test_weights_that_change_between_calls_count(draft: PreTrainedModel) -> None:
+    model = tiny_model(vocab_size=VOCABULARY, eos_token_id=None)
+    speculation = draftgauge.speculative(draft, "fixed:2")
+    outputs = []
+    for change in (
+        lambda weight: None,
+        lambda weight: weight.mul_(-1),
+        lambda weight: setattr(weight, "data", 2 - weight),
+    ):
+        with torch.no_grad():
+            change(model.lm_head.weight)
+        plain, speculative = plain_and_speculative(model, speculation, inputs=prompt(), max_new_tokens=10)
+        assert torch.equal(speculative, plain)
+        outputs.append(plain.tolist())
+    assert outputs[0] != outputs[1] != outputs[2]
+
+
+def test_one_callable_serves_several_models(draft: PreTrainedModel) -> None:
+    speculation = draftgauge.speculative(draft, "fixed:2")
+    for seed in (0, 1, 0):
+        model = tiny_model(vocab_size=VOCABULARY, seed=seed, eos_token_id=None)
+        plain, speculative = plain_and_speculative(model, speculation, inputs=prompt(), max_new_tokens=10)
+        assert torch.equal(speculative, plain)
