@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from draftgauge.api.demo import demo
     from draftgauge.api.diagnose import diagnose
     from draftgauge.api.evaluate import evaluate
+    from draftgauge.api.export import export
     from draftgauge.api.fit import fit
     from draftgauge.api.generate import generate
     from draftgauge.api.pair import Pair, load_pair
@@ -28,6 +29,7 @@ if TYPE_CHECKING:
         DemoRequest,
         DiagnoseRequest,
         EvaluateRequest,
+        ExportRequest,
         FitRequest,
         GenerateRequest,
         ProfileRequest,
@@ -56,6 +58,7 @@ _PUBLIC = {
     "DiagnoseRequest": "draftgauge.api.requests:DiagnoseRequest",
     "DraftgaugeError": "draftgauge.core.errors:DraftgaugeError",
     "EvaluateRequest": "draftgauge.api.requests:EvaluateRequest",
+    "ExportRequest": "draftgauge.api.requests:ExportRequest",
     "FitRequest": "draftgauge.api.requests:FitRequest",
     "GenerateRequest": "draftgauge.api.requests:GenerateRequest",
     "Pair": "draftgauge.api.pair:Pair",
@@ -72,6 +75,7 @@ _PUBLIC = {
     "demo": "draftgauge.api.demo:demo",
     "diagnose": "draftgauge.api.diagnose:diagnose",
     "evaluate": "draftgauge.api.evaluate:evaluate",
+    "export": "draftgauge.api.export:export",
     "fit": "draftgauge.api.fit:fit",
     "generate": "draftgauge.api.generate:generate",
     "load_pair": "draftgauge.api.pair:load_pair",
@@ -91,6 +95,7 @@ __all__ = [
     "DiagnoseRequest",
     "DraftgaugeError",
     "EvaluateRequest",
+    "ExportRequest",
     "FitRequest",
     "GenerateRequest",
     "Pair",
@@ -108,6 +113,7 @@ __all__ = [
     "demo",
     "diagnose",
     "evaluate",
+    "export",
     "fit",
     "generate",
     "load_pair",

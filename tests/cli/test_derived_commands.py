@@ -27,6 +27,7 @@ VERBS = {
     "train": "TrainRequest",
     "evaluate": "EvaluateRequest",
     "diagnose": "DiagnoseRequest",
+    "export": "ExportRequest",
     "reference train": "ReferenceTrainRequest",
     "reference evaluate": "ReferenceEvaluateRequest",
     "study kvshot": "StudyKvshotRequest",

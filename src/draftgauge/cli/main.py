@@ -13,6 +13,7 @@ from draftgauge.cli import (
     demo,
     diagnose,
     evaluate,
+    export,
     fit,
     generate,
     profile,
@@ -56,6 +57,7 @@ def make_app() -> App:
     )
     add_verb(app, "evaluate", evaluate.evaluate, NOTHING)
     add_verb(app, "diagnose", diagnose.diagnose, NOTHING)
+    add_verb(app, "export", export.export, NOTHING)
     studies = App(name="study", sort_key=LAST, help="The papers' comparisons as runnable studies.")
     add_verb(studies, "kvshot", study.kvshot, "Finished cells are kept: the same command goes on from there.")
     bundled = App(name="reference", sort_key=LAST, help="The bundled pair: show its card, train it again, evaluate it.")

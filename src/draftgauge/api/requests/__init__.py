@@ -30,6 +30,7 @@ from draftgauge.api.requests.parts import (
 from draftgauge.api.requests.training import (
     DiagnoseRequest,
     EvaluateRequest,
+    ExportRequest,
     ReferenceEvaluateRequest,
     ReferenceTrainRequest,
     ReproduceSpeckvRequest,
@@ -45,6 +46,7 @@ __all__ = [
     "DiagnoseRequest",
     "DraftSpec",
     "EvaluateRequest",
+    "ExportRequest",
     "FitRequest",
     "GenerateRequest",
     "LONG_PROMPTS",

@@ -35,6 +35,21 @@ class TrainRequest:
 
 
 @dataclass(frozen=True, kw_only=True)
+class ExportRequest:
+    """Write a trained drafter as serving engines load it.
+
+    Attributes:
+        drafter: folder of a drafter that 'draftgauge train' wrote.
+        out: folder of the checkpoint.
+        format: eagle3, which vLLM, SGLang and speculators load; for drafters of the design 'hidden'.
+    """
+
+    drafter: Path = setting(positional=True)
+    out: Path = setting()
+    format: Literal["eagle3"] = "eagle3"
+
+
+@dataclass(frozen=True, kw_only=True)
 class EvaluateRequest:
     """Acceptance by depth with intervals, accepted tokens a step (MAT) forced, live and with draft trees, retention and
     speed.

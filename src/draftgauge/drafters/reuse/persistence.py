@@ -135,7 +135,7 @@ def load_drafter(folder: str | Path, target: CachedModel, dtype: torch.dtype | N
     """
     path = Path(folder)
     config = read_config(path)
-    weights = _read_weights(path, read_description(path)["weights_sha256"])
+    weights = read_weights(path)
     actual = target_fingerprint(target.module)
     if actual != config.target_fingerprint:
         raise ModelError(
@@ -148,9 +148,14 @@ def load_drafter(folder: str | Path, target: CachedModel, dtype: torch.dtype | N
     return _cast(net, dtype or target.spec.dtype).eval().requires_grad_(False)
 
 
-def _read_weights(folder: Path, expected: str) -> dict[str, Tensor]:
+def read_weights(folder: Path) -> dict[str, Tensor]:
+    """A drafter's weights by name, and its :data:`DRAFT_TOKENS` where it has a draft vocabulary.
+
+    Raises:
+        ModelError: if the folder holds no drafter, or its weights are damaged.
+    """
     path = folder / WEIGHTS
-    if not path.is_file() or file_sha256(path) != expected:
+    if not path.is_file() or file_sha256(path) != read_description(folder)["weights_sha256"]:
         raise ModelError(
             f"{path} is missing or not the one that {DESCRIPTION} describes: save or copy the drafter again"
         )

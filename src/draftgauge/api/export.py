@@ -1,0 +1,40 @@
+"""A trained drafter in the format of serving engines."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from draftgauge.api.requests import ExportRequest
+from draftgauge.api.verb import verb
+from draftgauge.core.errors import DraftgaugeError
+from draftgauge.drafters.reuse import read_description
+from draftgauge.export.eagle3 import export_eagle3
+
+
+@verb(ExportRequest)
+def export(request: ExportRequest) -> list[dict[str, Any]]:
+    """Write a trained drafter as serving engines load it.
+
+    Returns:
+        One row: format, drafter, folder, tensors, parameters, target, and the depths that the drafter was trained for
+        (None if it does not say).
+
+    Raises:
+        ModelError: if the folder holds no drafter, or a damaged one.
+        DraftgaugeError: if the format has no place for a drafter of its design, or the folder cannot be written.
+    """
+    if request.out.resolve() == request.drafter.resolve():
+        raise DraftgaugeError(f"{request.out} is the drafter itself: choose another folder for the checkpoint")
+    tensors = export_eagle3(request.drafter, request.out)
+    description = read_description(request.drafter)
+    return [
+        {
+            "format": request.format,
+            "drafter": str(request.drafter),
+            "folder": str(request.out),
+            "tensors": len(tensors),
+            "parameters": sum(tensor.numel() for tensor in tensors.values() if tensor.is_floating_point()),
+            "target": description["config"]["target_source"],
+            "depths": description["extra"].get("request", {}).get("depths"),
+        }
+    ]

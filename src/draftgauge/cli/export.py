@@ -1,0 +1,42 @@
+"""``draftgauge export``: a trained drafter as serving engines load it."""
+
+from __future__ import annotations
+
+import json
+import shlex
+from typing import Any
+
+from draftgauge.api.requests import ExportRequest
+from draftgauge.cli.console import console, show_table
+
+COLUMNS = {
+    "format": "format",
+    "tensors": "tensors",
+    "parameters": "parameters",
+    "depths": "trained for",
+    "target": "target",
+}
+
+
+def export(request: ExportRequest) -> list[dict[str, Any]]:
+    """Run and show."""
+    from draftgauge.api.export import export as run
+
+    rows = run(request)
+    show_table(f"Exported to {request.out}", rows, COLUMNS)
+    for engine, command in serving_commands(rows[0]).items():
+        console.print(f"{engine}: {command}", highlight=False, soft_wrap=True)
+    return rows
+
+
+def serving_commands(row: dict[str, Any]) -> dict[str, str]:
+    """How engines are started with an EAGLE-3 checkpoint, by engine; drafts as long as it was trained for."""
+    target, length = row["target"] or "TARGET", row["depths"] or 1
+    settings = {"method": "eagle3", "model": row["folder"], "num_speculative_tokens": length}
+    sglang = ["--speculative-algorithm", "EAGLE3", "--speculative-draft-model-path", row["folder"]]
+    sglang += ["--speculative-num-steps", str(length), "--speculative-eagle-topk", "1"]
+    sglang += ["--speculative-num-draft-tokens", str(length + 1)]
+    return {
+        "vLLM": shlex.join(["vllm", "serve", target, "--speculative-config", json.dumps(settings)]),
+        "SGLang": shlex.join(["python", "-m", "sglang.launch_server", "--model-path", target, *sglang]),
+    }
