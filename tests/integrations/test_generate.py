@@ -18,6 +18,7 @@ from transformers import (
     StoppingCriteriaList,
     StopStringCriteria,
     TextStreamer,
+    WatermarkingConfig,
     pipeline,
 )
 from transformers.generation import GenerateDecoderOnlyOutput
@@ -98,6 +99,7 @@ def test_a_trained_drafter_by_its_folder(tmp_path: Path, engine: str) -> None:
 def test_a_draft_model_by_its_folder_and_a_pipeline(tmp_path: Path) -> None:
     source = save_tiny(tmp_path / "target")
     generator = pipeline("text-generation", model=str(source), device="cpu")
+    generator.tokenizer.padding_side = "left"
     speculation = draftgauge.speculative(save_tiny(tmp_path / "draft", num_hidden_layers=1), "fixed:2")
     options = {"max_new_tokens": 12, "do_sample": False, "return_full_text": False}
     texts = ["abcabcabc", "hello"]
@@ -303,7 +305,7 @@ def test_stop_strings_are_a_criterion(target: PreTrainedModel, draft: PreTrained
         {"forced_eos_token_id": 4},
         {"eos_token_id": [3, 8]},
         {"logits_processor": LogitsProcessorList([Falling()])},
-        {"watermarking_config": {"bias": 3.0}},
+        {"watermarking_config": WatermarkingConfig(bias=3.0)},
     ],
 )
 def test_logits_processors_see_the_text_of_every_row(

@@ -69,7 +69,16 @@ STATEFUL = tuple(
     )
     if hasattr(logits_process, name)
 )
-DERIVED = ("attention_mask", "position_ids", "cache_position", "logits_to_keep", "past_key_values", "use_cache")
+# What generate prepares for the model's forward; caches among it are fresh, see refuse_dropped_arguments.
+DERIVED = (
+    "attention_mask",
+    "cache_params",
+    "cache_position",
+    "logits_to_keep",
+    "past_key_values",
+    "position_ids",
+    "use_cache",
+)
 INSTEAD = "leave it out, or call generate without custom_generate"
 
 
@@ -168,7 +177,7 @@ def split_processors(processors: LogitsProcessorList) -> tuple[Sampling, LogitsP
 
 
 def refuse_dropped_arguments() -> None:
-    """Refuse what ``generate`` was given and does not hand on to a ``custom_generate`` callable.
+    """Refuse what ``generate`` was given and does not hand on to a ``custom_generate`` callable as it was given.
 
     Nothing but its own frame shows these arguments. Where that is not the caller's caller, nothing is checked.
 
@@ -186,6 +195,10 @@ def refuse_dropped_arguments() -> None:
     for name, advice in instead.items():
         if frame.f_locals.get(name) not in (None, False):
             raise DraftgaugeError(f"generate does not hand {name} on to custom_generate: {advice}")
+    if frame.f_locals["kwargs"].get("past_key_values") is not None:
+        raise DraftgaugeError(
+            f"draftgauge.speculative has a cache of its own and cannot fill past_key_values: {INSTEAD}"
+        )
 
 
 def _plain_warper(processor: Any, kind: type) -> bool:

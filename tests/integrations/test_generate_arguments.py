@@ -1,0 +1,146 @@
+"""What ``speculative()`` cannot honour in a call of ``generate`` is refused by name; nothing is dropped silently."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from transformers import (
+    DynamicCache,
+    GenerationConfig,
+    LogitsProcessorList,
+    PreTrainedModel,
+    StoppingCriteriaList,
+    TextStreamer,
+    pipeline,
+)
+from transformers.generation.logits_process import UnbatchedClassifierFreeGuidanceLogitsProcessor
+from transformers.generation.stopping_criteria import MaxTimeCriteria
+
+import draftgauge
+from draftgauge.core.errors import DraftgaugeError, ModelError
+from generating import VOCABULARY, draft_of
+from tiny import save_tiny, tiny_model, tiny_tokenizer, tokens
+
+PROMPT = tokens(9, vocabulary=VOCABULARY)[None]
+
+
+def refusal(model: PreTrainedModel, speculation: Any = None, inputs: Any = PROMPT, **options: Any) -> str:
+    """What is said to a call that is refused."""
+    speculation = speculation or draftgauge.speculative("prompt_lookup", "fixed:2")
+    with pytest.raises(DraftgaugeError) as caught:
+        model.generate(inputs, **{"max_new_tokens": 5, "custom_generate": speculation} | options)
+    return str(caught.value)
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"num_beams": 2},
+        {"use_cache": False},
+        {"output_attentions": True, "return_dict_in_generate": True},
+        {"output_hidden_states": True, "return_dict_in_generate": True},
+        {"cache_implementation": "static"},
+        {"prefill_chunk_size": 4},
+        {"guidance_scale": 1.5},
+        {"num_assistant_tokens": 7},
+        {"num_assistant_tokens_schedule": "heuristic"},
+        {"assistant_confidence_threshold": 0.9},
+        {"past_key_values": DynamicCache()},
+        {"position_ids": torch.arange(3, 12)[None]},
+        {"attention_mask": torch.tensor([[1] * 8 + [0]])},
+        {"attention_mask": torch.tensor([[1, 0] + [1] * 7])},
+        {"attention_mask": torch.zeros(1, 9, dtype=torch.int64)},
+        {"streamer": TextStreamer(tiny_tokenizer(VOCABULARY))},
+        {"synced_gpus": True},
+    ],
+    ids=lambda options: next(iter(options)),
+)
+def test_an_argument_that_cannot_be_honoured_is_named(target: PreTrainedModel, options: dict[str, Any]) -> None:
+    assert next(iter(options)) in refusal(target, **options)
+
+
+def test_an_assistant_model_is_the_drafter(target: PreTrainedModel, draft: PreTrainedModel) -> None:
+    assert "assistant_model" in refusal(target, assistant_model=draft)
+    assert "prompt_lookup_num_tokens" in refusal(target, prompt_lookup_num_tokens=3)
+
+
+def test_settings_in_a_configuration_count_too(target: PreTrainedModel) -> None:
+    assert "num_beams=3" in refusal(target, generation_config=GenerationConfig(num_beams=3), max_new_tokens=None)
+
+
+def test_processors_with_a_state_of_their_own(target: PreTrainedModel) -> None:
+    processor = UnbatchedClassifierFreeGuidanceLogitsProcessor(1.5, target, torch.tensor([[1]]))
+    said = refusal(target, logits_processor=LogitsProcessorList([processor]))
+    assert "UnbatchedClassifierFreeGuidanceLogitsProcessor" in said
+    assert "logits_processor" in said
+
+
+def test_what_a_batch_cannot_have(target: PreTrainedModel) -> None:
+    batch = {"inputs": PROMPT.repeat(2, 1)}
+    scores = {"output_scores": True, "return_dict_in_generate": True}
+    assert "output_scores" in refusal(target, **batch, **scores)
+    timed = StoppingCriteriaList([MaxTimeCriteria(100.0)])
+    assert "stopping_criteria" in refusal(target, **batch, stopping_criteria=timed, eos_token_id=None)
+    streaming = draftgauge.speculative("prompt_lookup", "fixed:2", streamer=TextStreamer(tiny_tokenizer(VOCABULARY)))
+    assert "streamer" in refusal(target, streaming, **batch)
+
+
+def test_a_prompt_that_does_not_fit(target: PreTrainedModel) -> None:
+    assert "context longer than the model takes" in refusal(target, max_new_tokens=200)
+
+
+def test_encoder_decoders_and_recurrent_models() -> None:
+    small = {"d_model": 16, "d_kv": 8, "d_ff": 16, "num_layers": 1, "num_heads": 2, "vocab_size": 32}
+    from transformers import MambaConfig, MambaForCausalLM, T5Config, T5ForConditionalGeneration
+
+    encoder = T5ForConditionalGeneration(T5Config(**small, decoder_start_token_id=0))
+    assert "T5ForConditionalGeneration is an encoder-decoder" in refusal(encoder, inputs=torch.tensor([[3, 4]]))
+    recurrent = MambaForCausalLM(MambaConfig(vocab_size=32, hidden_size=16, num_hidden_layers=1, state_size=4))
+    with pytest.raises(DraftgaugeError, match="cannot"):
+        recurrent.generate(
+            torch.tensor([[3, 4]]),
+            max_new_tokens=3,
+            custom_generate=draftgauge.speculative("prompt_lookup", "fixed:2"),
+        )
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        ({"policy": "nonsense"}, "unknown policy"),
+        ({"policy": "fixed:4", "gamma_max": 0}, "gamma_max"),
+        ({"costs": "nowhere.json"}, "nowhere.json"),
+    ],
+)
+def test_mistakes_of_the_factory_show_at_once(arguments: dict[str, Any], said: str) -> None:
+    with pytest.raises(DraftgaugeError, match=said):
+        draftgauge.speculative("prompt_lookup", **arguments)
+
+
+def test_drafters_that_do_not_fit(target: PreTrainedModel, tmp_path: Path) -> None:
+    wider = draftgauge.speculative(tiny_model(vocab_size=16), "fixed:2")
+    assert f"the target has {VOCABULARY} logits and the draft model 16" in refusal(target, wider)
+    assert "no model folder" in refusal(target, draftgauge.speculative(tmp_path / "nothing", "fixed:2"))
+    model = type(target).from_pretrained(save_tiny(tmp_path / "target"))
+    other = save_tiny(tmp_path / "other")
+    tiny_tokenizer(96, swap=(40, 41)).save_pretrained(other)
+    assert "different vocabularies" in refusal(model, draftgauge.speculative(other, "fixed:2"))
+    loaded = type(target).from_pretrained(other)
+    with pytest.raises(ModelError, match="different vocabularies"):
+        model.generate(PROMPT, max_new_tokens=3, custom_generate=draftgauge.speculative(loaded, "fixed:2"))
+
+
+def test_an_engine_that_cannot_run_the_model() -> None:
+    speculation = draftgauge.speculative("prompt_lookup", "fixed:2", engine="lean")
+    assert "the lean engine cannot run this model" in refusal(draft_of("gemma2"), speculation)
+
+
+def test_a_pipeline_passes_the_error_on(tmp_path: Path) -> None:
+    generator = pipeline("text-generation", model=str(save_tiny(tmp_path)), device="cpu")
+    with pytest.raises(DraftgaugeError, match="num_beams"):
+        generator(
+            "abc", max_new_tokens=3, num_beams=2, custom_generate=draftgauge.speculative("prompt_lookup", "fixed:2")
+        )
