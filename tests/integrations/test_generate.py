@@ -28,6 +28,7 @@ from draftgauge.drafters.reuse.building import new_net
 from draftgauge.drafters.reuse.config import reuse_config
 from draftgauge.drafters.reuse.persistence import save_drafter, target_fingerprint
 from draftgauge.integrations.generate_arguments import split_processors
+from draftgauge.policies import bundled
 from draftgauge.traces.costs import CostCurve
 from draftgauge.verification import Sampling
 from generating import VOCABULARY, draft_of, plain_and_speculative, target_of
@@ -83,6 +84,13 @@ def test_a_policy_that_weighs_cost_has_them_measured_once_or_given(
     given = draftgauge.speculative(draft, gamma_max=3, costs=tmp_path / "costs.json")
     assert torch.equal(target.generate(prompt(), max_new_tokens=20, custom_generate=given), plain)
     assert given.costs == curve
+
+
+def test_a_fitted_policy_by_its_file(target: PreTrainedModel, draft: PreTrainedModel) -> None:
+    file = Path(bundled.__file__).parent / "bundled" / "specdec++.json"
+    speculation = draftgauge.speculative(draft, str(file), gamma_max=bundled.bundled_policy("specdec++").gamma_max)
+    plain, speculative = plain_and_speculative(target, speculation, inputs=prompt(), max_new_tokens=20)
+    assert torch.equal(speculative, plain)
 
 
 @pytest.mark.parametrize("engine", ["lean", "modules"])
@@ -282,14 +290,14 @@ def test_stopping_criteria_are_asked_after_every_token(target: PreTrainedModel, 
         assert here.lengths == plainly.lengths
 
 
-def test_stop_strings_are_a_criterion(target: PreTrainedModel, draft: PreTrainedModel) -> None:
-    tokenizer = tiny_tokenizer(VOCABULARY)
-    free = target.generate(prompt(), max_new_tokens=25)
+def test_stop_strings_are_a_criterion() -> None:
+    model, tokenizer, ids = tiny_model(eos_token_id=None), tiny_tokenizer(), tokens(9)[None]
+    free = model.generate(ids, max_new_tokens=25)
     string = tokenizer.decode(free[0, 15:17])
-    plain = target.generate(prompt(), max_new_tokens=25, stop_strings=[string], tokenizer=tokenizer)
+    plain = model.generate(ids, max_new_tokens=25, stop_strings=[string], tokenizer=tokenizer)
     criteria = StoppingCriteriaList([StopStringCriteria(tokenizer, [string])])
-    speculation = draftgauge.speculative(draft, "fixed:3")
-    output = target.generate(prompt(), max_new_tokens=25, stopping_criteria=criteria, custom_generate=speculation)
+    speculation = draftgauge.speculative("prompt_lookup", "fixed:3")
+    output = model.generate(ids, max_new_tokens=25, stopping_criteria=criteria, custom_generate=speculation)
     assert torch.equal(output, plain)
     assert output.shape[1] <= 17
 

@@ -32,7 +32,8 @@ from draftgauge.integrations.generate_arguments import GenerateArguments, read_a
 from draftgauge.integrations.generate_pair import BoundPair, Drafts
 from draftgauge.integrations.generate_rows import BatchRow, CriteriaWatch, ProcessedModel
 from draftgauge.policies.base import Policy
-from draftgauge.policies.registry import make_policy, weighs_cost
+from draftgauge.policies.fitted import FITTED_SUFFIX, load_fitted
+from draftgauge.policies.registry import POLICIES, make_policy, weighs_cost
 from draftgauge.traces.costs import CostCurve
 
 
@@ -81,7 +82,7 @@ class Speculative:
             DraftgaugeError: for a policy or an engine that does not exist, or costs that cannot be read.
         """
         self.costs = costs if costs is None or isinstance(costs, CostCurve) else CostCurve.load(Path(costs))
-        if not weighs_cost(policy) or self.costs is not None:
+        if not _needs_costs(policy) or self.costs is not None:
             make_policy(policy, gamma_max, self.costs)  # a mistake shows here, not in the first call
         self.generations: list[Generation] = []
         self._drafter = drafter
@@ -181,13 +182,20 @@ class Speculative:
     def _ready_policy(self, pair: BoundPair, call: GenerateArguments) -> Policy:
         """The policy, the same one from call to call, as some learn; its costs are measured if need be."""
         if self._policy is None:
-            if self.costs is None and weighs_cost(self._policy_spec):
+            if self.costs is None and _needs_costs(self._policy_spec):
                 self.costs = pair.measure(call, self._gamma_max)
             self._policy = make_policy(self._policy_spec, self._gamma_max, self.costs)
         return self._policy
 
 
 speculative = Speculative
+
+
+def _needs_costs(policy: str) -> bool:
+    """Whether a policy, by name or as a fitted file, weighs cost; False for one that does not exist."""
+    fitted = policy.endswith(FITTED_SUFFIX)
+    name = load_fitted(Path(policy)).policy if fitted else policy.partition(":")[0]
+    return name in POLICIES and weighs_cost(name)
 
 
 def _put_each(streamer: BaseStreamer) -> OnCommit:
