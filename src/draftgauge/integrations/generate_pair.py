@@ -9,7 +9,7 @@ import torch
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from draftgauge.core.errors import DraftgaugeError, ModelError
-from draftgauge.decoding.meter import measure_costs
+from draftgauge.decoding.meter import MeterPlan, measure_costs
 from draftgauge.drafters.language_model import LanguageModelSource
 from draftgauge.drafters.source import DraftSource, LoadOptions, Source, choose_drafter, drafter_kinds
 from draftgauge.integrations.generate_arguments import GenerateArguments
@@ -21,7 +21,7 @@ from draftgauge.traces.costs import CostCurve
 
 Drafts = PreTrainedModel | str | Path
 
-MEASURED = 4  # repeats of a measurement of costs that nobody asked for: seconds, not minutes
+MEASURING_SECONDS = 5.0  # at most, for costs that nobody asked for
 _COMPRESSION = {torch.float16: "fp16", torch.bfloat16: "bf16"}
 
 
@@ -44,7 +44,6 @@ class BoundPair:
         drafter: Drafts,
         tokenizer: PreTrainedTokenizerBase | None,
         engine: str,
-        trust_remote_code: bool,
     ) -> BoundPair:
         """Load the drafter for a model.
 
@@ -58,7 +57,7 @@ class BoundPair:
             drafts: DraftSource = LanguageModelSource(None, wrap(drafter, engine))
         else:
             compression = _COMPRESSION.get(target.spec.dtype, "none")
-            options = LoadOptions(compression, target.spec.device, engine, trust_remote_code)
+            options = LoadOptions(compression, target.spec.device, engine)
             kind, source = _kind_of(drafter)
             if tokenizer is not None:
                 kind.check(source, tokenizer, options)
@@ -78,19 +77,17 @@ class BoundPair:
         prompt, sampling = call.rows[0].prompt, call.settings.sampling
         device = self.target.spec.device
         generator = None if sampling.greedy else torch.Generator(device).manual_seed(0)
-        return measure_costs(
-            self.target,
-            self.drafts.drafter(self.target, self.taps, frozenset(), call.draft_sampling, generator),
-            prompt,
-            [len(prompt) + call.settings.max_new_tokens // 2],
-            np.random.default_rng(0),
-            gamma_max,
-            MEASURED,
-            vocabulary="" if self.tokenizer is None else vocabulary_digest(self.tokenizer),
+        plan = MeterPlan(
+            text=prompt,
+            contexts=[len(prompt) + call.settings.max_new_tokens // 2],
+            gamma_max=gamma_max,
+            seconds=MEASURING_SECONDS,
             context_limit=context,
+            vocabulary="" if self.tokenizer is None else vocabulary_digest(self.tokenizer),
             sampling=sampling,
-            generator=generator,
         )
+        drafter = self.drafts.drafter(self.target, self.taps, frozenset(), call.draft_sampling, generator)
+        return measure_costs(self.target, drafter, plan, np.random.default_rng(0), generator)
 
 
 def _kind_of(drafter: str | Path) -> tuple[type[DraftSource], Source]:

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +26,7 @@ from transformers import (
 from transformers.generation import GenerateDecoderOnlyOutput
 from transformers.generation.streamers import BaseStreamer
 
+from draftgauge.api.costs import weigh_cost
 from draftgauge.core.errors import DraftgaugeError
 from draftgauge.decoding.results import Generation, OnCommit, Origin
 from draftgauge.decoding.speculative import speculative_decode
@@ -32,8 +34,7 @@ from draftgauge.integrations.generate_arguments import GenerateArguments, read_a
 from draftgauge.integrations.generate_pair import BoundPair, Drafts
 from draftgauge.integrations.generate_rows import BatchRow, CriteriaWatch, ProcessedModel
 from draftgauge.policies.base import Policy
-from draftgauge.policies.fitted import FITTED_SUFFIX, load_fitted
-from draftgauge.policies.registry import POLICIES, make_policy, weighs_cost
+from draftgauge.policies.registry import make_policy
 from draftgauge.traces.costs import CostCurve
 
 
@@ -57,9 +58,7 @@ class Speculative:
         costs: CostCurve | str | Path | None = None,
         streamer: BaseStreamer | None = None,
         tokenizer: PreTrainedTokenizerBase | None = None,
-        generator: Generator | None = None,
         engine: str = "auto",
-        trust_remote_code: bool = False,
     ) -> None:
         """Make a decoding function.
 
@@ -73,16 +72,13 @@ class Speculative:
             streamer: told each token. ``generate`` does not hand on its own.
             tokenizer: of the target. By default the one that lies beside the model, if there is one. It tells whether
                 the drafter has the same vocabulary, and a fitted policy whether it knows the target's tokens.
-            generator: for sampling, on the model's device. By default seeded from torch's global one, so that
-                ``set_seed`` counts.
             engine: ``lean``, ``modules`` or ``auto``.
-            trust_remote_code: run Python code that comes with the drafter.
 
         Raises:
             DraftgaugeError: for a policy or an engine that does not exist, or costs that cannot be read.
         """
         self.costs = costs if costs is None or isinstance(costs, CostCurve) else CostCurve.load(Path(costs))
-        if not _needs_costs(policy) or self.costs is not None:
+        if not weigh_cost([policy]) or self.costs is not None:
             make_policy(policy, gamma_max, self.costs)  # a mistake shows here, not in the first call
         self.generations: list[Generation] = []
         self._drafter = drafter
@@ -90,9 +86,7 @@ class Speculative:
         self._gamma_max = gamma_max
         self._streamer = streamer
         self._tokenizer = tokenizer
-        self._generator = generator
         self._engine = engine
-        self._trust_remote_code = trust_remote_code
         self._pair: BoundPair | None = None
         self._policy: Policy | None = None
 
@@ -123,8 +117,8 @@ class Speculative:
     def _decode(
         self, pair: BoundPair, policy: Policy, call: GenerateArguments, input_ids: Tensor
     ) -> GenerateDecoderOnlyOutput | Tensor:
-        generator = self._generator
-        if generator is None and not call.settings.sampling.greedy:
+        generator = None
+        if not call.settings.sampling.greedy:  # seeded from the global generator, so that ``set_seed`` counts
             generator = torch.Generator(pair.target.spec.device).manual_seed(int(torch.randint(2**62, ())))
         if self._streamer is not None:
             self._streamer.put(input_ids.cpu())
@@ -166,36 +160,28 @@ class Speculative:
             drafter,
             policy,
             row.prompt,
-            call.settings,
+            replace(call.settings, stop_when=watch),
             generator,
             on_commit,
-            stop_when=watch,
         )
 
     def _bind(self, model: PreTrainedModel) -> BoundPair:
         """The model and its drafter, made ready; those of the last call if nothing has changed."""
         if self._pair is None or not self._pair.holds(model):
             self._pair = None  # its memory is freed before more is taken
-            self._pair = BoundPair.of(model, self._drafter, self._tokenizer, self._engine, self._trust_remote_code)
+            self._pair = BoundPair.of(model, self._drafter, self._tokenizer, self._engine)
         return self._pair
 
     def _ready_policy(self, pair: BoundPair, call: GenerateArguments) -> Policy:
         """The policy, the same one from call to call, as some learn; its costs are measured if need be."""
         if self._policy is None:
-            if self.costs is None and _needs_costs(self._policy_spec):
+            if self.costs is None and weigh_cost([self._policy_spec]):
                 self.costs = pair.measure(call, self._gamma_max)
             self._policy = make_policy(self._policy_spec, self._gamma_max, self.costs)
         return self._policy
 
 
 speculative = Speculative
-
-
-def _needs_costs(policy: str) -> bool:
-    """Whether a policy, by name or as a fitted file, weighs cost; False for one that does not exist."""
-    fitted = policy.endswith(FITTED_SUFFIX)
-    name = load_fitted(Path(policy)).policy if fitted else policy.partition(":")[0]
-    return name in POLICIES and weighs_cost(name)
 
 
 def _put_each(streamer: BaseStreamer) -> OnCommit:
