@@ -105,7 +105,7 @@ def load_pair(spec: PairSpec) -> Pair:
     target = spec.target or kind.trained_for(source) or REFERENCE
     tokenizer = load_tokenizer(target, trust_remote_code)
     kind.check(source, tokenizer, options)
-    model = load_model(target, compression, device, trust_remote_code, engine, part="target")
+    model = load_model(target, compression, device, engine, trust_remote_code, part="target")
     drafts = kind.load(source, model, options)
     taps = None if drafts.tap_plan is None else attach_taps(model, drafts.tap_plan)
     sources = {"target": str(target), "draft": None if source is None else str(source)}

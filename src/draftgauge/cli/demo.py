@@ -39,7 +39,8 @@ def demo(request: DemoRequest) -> list[dict[str, Any]]:
     begun = time.monotonic()
 
     def spent() -> str:
-        return f"{time.monotonic() - begun:.0f} s of {request.seconds:.0f} s"
+        gone = time.monotonic() - begun
+        return f"{gone:.0f} s gone, {max(0.0, request.seconds - gone):.0f} s left"
 
     with progress() as advance:
 
@@ -55,7 +56,7 @@ def demo(request: DemoRequest) -> list[dict[str, Any]]:
         rows = run(request, progress=advance, on_text=show_text, on_rows=on_rows)
     show_table("Which length to use", (row for row in rows if "best_fixed_gamma" in row), LENGTHS)
     console.print(describe_load(machine_load()), highlight=False)
-    console.print(f"{spent()}. Open {request.out / REPORT_NAME} in a browser.", highlight=False)
+    console.print(f"{time.monotonic() - begun:.0f} s. Open {request.out / REPORT_NAME} in a browser.", highlight=False)
     return rows
 
 

@@ -140,7 +140,7 @@ class LanguageModelSource(DraftSource):
         held = draft_compression(options.compression)
         return cls(
             source,
-            load_model(source, held, options.device, options.trust_remote_code, options.engine, part="draft"),
+            load_model(source, held, options.device, options.engine, options.trust_remote_code, part="draft"),
         )
 
     def drafter(

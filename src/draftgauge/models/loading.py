@@ -33,8 +33,8 @@ def load_model(
     source: str | Path,
     compression: str = "none",
     device: str | torch.device | None = None,
-    trust_remote_code: bool = False,
     engine: str = "auto",
+    trust_remote_code: bool = False,
     part: str = "target",
 ) -> CachedModel:
     """Load a causal language model with an empty cache.
@@ -43,8 +43,8 @@ def load_model(
         source: a folder, a model id of the hub, ``reference`` (the bundled pair) or ``reference/<part>``.
         compression: one of ``compression.COMPRESSIONS``.
         device: where to run; a GPU where there is one, else the CPU.
-        trust_remote_code: run Python code that comes with the model. Off unless asked for.
         engine: ``lean`` for our own functions, ``modules`` for transformers' modules, ``auto`` for lean where it can.
+        trust_remote_code: run Python code that comes with the model. Off unless asked for.
         part: of the bundled pair, if ``source`` is ``reference``.
 
     Raises:

@@ -88,7 +88,9 @@ def answers_path(request: TrainingSpec, out: Path) -> Path:
 
 def load_target(request: TrainingSpec) -> CachedModel:
     """The target of a request."""
-    target = load_model(request.target, request.compression, request.device, request.trust_remote_code)
+    target = load_model(
+        request.target, request.compression, request.device, trust_remote_code=request.trust_remote_code
+    )
     target.module.requires_grad_(False)
     return target
 
