@@ -27,7 +27,8 @@ class Prompt:
     """One prompt: either ``text`` or ``messages``.
 
     Attributes:
-        index: position in its file, counted from 0 over the prompts (blank lines do not count, filters do not change it).
+        index: position in its file, counted from 0 over the prompts (blank lines do not count, filters do not change
+            it).
         identifier: ``id`` or ``question_id`` of the line, else the index as text.
         task: ``task`` of the line, else its ``category``, else the file's name without its ending.
         split: "train", "validation", "test" or "" where the line names none.
