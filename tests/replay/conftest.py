@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -34,12 +35,14 @@ def linear_costs() -> MakeCosts:
 
 @pytest.fixture(scope="session")
 def random_costs() -> MakeCosts:
-    """Costs without any order: a longer draft may be cheaper than a shorter one."""
+    """Costs without any order: a longer draft may be cheaper than a shorter one, catching up may too."""
 
     def make(seed: int, gamma_max: int) -> CostCurve:
         rng = np.random.default_rng(seed)
         verify, draft = rng.uniform(0.1, 1.0, (2, 3, gamma_max + 1))
         draft[:, 0] = 0.0
-        return build(verify, draft, rng.uniform(0.1, 1.0, 3), (1, 150, 300), float(rng.uniform(0, 0.2)))
+        costs = build(verify, draft, rng.uniform(0.1, 1.0, 3), (1, 150, 300), float(rng.uniform(0, 0.2)))
+        catch_up = (0.0, *rng.uniform(0.0, 0.5, int(rng.integers(0, 4))).tolist())
+        return replace(costs, catch_up=catch_up, keeps_drafted=bool(rng.integers(2)))
 
     return make

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -152,3 +153,15 @@ def test_acceptance_by_depth_is_that_of_many_draws(trace: Trace) -> None:
     pairs = [(survival[s], trace.sampled.acceptance[s + 1]) for s in range(trace.positions - 1) if s + 1 not in ends]
     weight, label = np.array([pair for pair in pairs if not np.isnan(pair).any()], np.float64).T
     assert found[2]["rate"] == pytest.approx(weight @ label / weight.sum())
+
+
+@pytest.mark.parametrize("keeps_drafted", [True, False])
+def test_expected_catching_up_is_the_mean_of_many_walks(
+    trace: Trace, linear_costs: Callable[[int], CostCurve], keeps_drafted: bool
+) -> None:
+    costs = replace(linear_costs(GAMMA_MAX), catch_up=(0.0, 0.01, 0.03, 0.04), keeps_drafted=keeps_drafted)
+    for policy in (FixedLength(1), FixedLength(2), ConfidenceThreshold(0.6, GAMMA_MAX)):
+        expected = replay(trace, policy, costs).seconds
+        walks = np.array([replay(drawn(trace, draw), policy, costs).seconds for draw in range(400)])
+        error = walks.std(axis=0) / np.sqrt(len(walks))
+        assert (np.abs(walks.mean(axis=0) - expected) <= 4 * error + 1e-12).all()

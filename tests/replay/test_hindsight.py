@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from functools import cache
 
 import numpy as np
@@ -12,7 +13,8 @@ from hypothesis import strategies as st
 
 from draftgauge.core.errors import TraceError
 from draftgauge.policies import make_policy
-from draftgauge.replay import best_fixed_gamma, hindsight_gain, hindsight_optimum, replay, replay_fixed_all
+from draftgauge.replay import Hindsight, best_fixed_gamma, hindsight_gain, hindsight_optimum, replay, replay_fixed_all
+from draftgauge.replay.simulate import replay_steps
 from draftgauge.traces.costs import CostCurve
 from draftgauge.traces.trace import Trace
 from synthetic import synthetic_trace
@@ -28,7 +30,7 @@ def every_path(trace: Trace, prompt: int, costs: CostCurve) -> list[float]:
     output = trace.token[first:end].tolist()
 
     @cache
-    def paths(position: int) -> tuple[float, ...]:
+    def paths(position: int, backlog: int) -> tuple[float, ...]:
         if position == len(output):
             return (0.0,)
         available = [token for token in trace.draft_token[first + position].tolist() if token >= 0]
@@ -39,10 +41,15 @@ def every_path(trace: Trace, prompt: int, costs: CostCurve) -> list[float]:
                 agreed += 1
             after = min(position + agreed + 1, len(output))
             here = float(costs.step_seconds(gamma, info.prompt_tokens + position))
-            found |= {here + rest for rest in paths(after)}
+            if gamma:
+                here += costs.catch_up[min(backlog, len(costs.catch_up)) - 1]
+                left = (2 if agreed == gamma else 1) if costs.keeps_drafted else agreed + 1
+            else:
+                left = backlog + 1
+            found |= {here + rest for rest in paths(after, min(left, len(costs.catch_up)))}
         return tuple(found)
 
-    return list(paths(0))
+    return list(paths(0, 1))
 
 
 @examples
@@ -56,7 +63,7 @@ def test_dynamic_programming_equals_enumeration(
     for prompt in range(len(trace.prompts)):
         least = min(every_path(trace, prompt, costs))
         assert best.replay.seconds[prompt] == pytest.approx(least, rel=1e-12)
-        assert best.seconds_left[trace.offsets[prompt]] == pytest.approx(least, rel=1e-12)
+        assert best.seconds_left[trace.offsets[prompt], 0] == pytest.approx(least, rel=1e-12)
 
 
 @examples
@@ -77,12 +84,28 @@ def test_the_best_path_has_the_seconds_of_its_steps(linear_costs: Callable[..., 
     trace, costs = synthetic_trace(7, prompts=5, length=80, gamma_max=6), linear_costs(6)
     best = hindsight_optimum(trace, costs)
     starts = trace.offsets[:-1]
-    np.testing.assert_allclose(best.replay.seconds, best.seconds_left[starts], rtol=1e-12)
+    np.testing.assert_allclose(best.replay.seconds, best.seconds_left[starts, 0], rtol=1e-12)
     record = best.replay.record
-    np.testing.assert_array_equal(record.drafted, best.lengths[trace.offsets[record.prompt] + record.position])
+    np.testing.assert_array_equal(record.drafted, best.lengths[trace.offsets[record.prompt] + record.position, 0])
     assert best.replay.committed.tolist() == [prompt.output_tokens for prompt in trace.prompts]
     # Where longer drafts cost more, nothing is drafted in vain.
     np.testing.assert_array_equal(record.drafted, record.accepted)
+
+
+def test_idling_is_worth_less_where_it_leaves_more_to_take_in(linear_costs: Callable[..., CostCurve]) -> None:
+    trace = synthetic_trace(7, prompts=5, length=80, gamma_max=6)
+    costs = linear_costs(6)
+    dear = replace(costs, catch_up=(0.0, 0.004, 0.02, 0.04))
+    free, charged = hindsight_optimum(trace, costs), hindsight_optimum(trace, dear)
+    assert (charged.replay.seconds >= free.replay.seconds - 1e-12).all()
+    assert (charged.seconds_left[:, 1:] >= charged.seconds_left[:, :-1] - 1e-12).all()
+    # The path that is best without charge is charged for more than the path that knows of it.
+    assert replay_steps(trace, *steps_of(trace, free), dear).seconds.sum() > charged.replay.seconds.sum()
+
+
+def steps_of(trace: Trace, best: Hindsight) -> tuple[np.ndarray, np.ndarray]:
+    record = best.replay.record
+    return trace.offsets[record.prompt] + record.position, record.drafted
 
 
 def test_best_fixed_length_depends_on_the_cost_ratio(linear_costs: Callable[..., CostCurve]) -> None:

@@ -15,6 +15,7 @@ from draftgauge.policies import Policy, Signal, SignalArrays, Step, make_policy
 from draftgauge.policies.base import DecisionSeconds, asks_after_each_token
 from draftgauge.policies.fixed import FixedLength
 from draftgauge.replay import Replay, replay, replay_fixed_all
+from draftgauge.replay.simulate import replay_steps
 from draftgauge.traces.costs import CostCurve
 from draftgauge.traces.trace import PromptInfo, Trace
 from synthetic import synthetic_trace
@@ -223,6 +224,25 @@ def test_deciding_is_charged_in_every_step_and_reading_in_every_prompt(linear_co
         free, thought = replay(trace, FixedLength(gamma), costs), replay(trace, Thinking(gamma), costs)
         read = 0.01 * np.array([prompt.prompt_tokens for prompt in trace.prompts])
         np.testing.assert_allclose(thought.seconds - free.seconds, 2.0 * free.steps + 0.25 * free.drafted + read)
+
+
+def test_catching_up_is_charged_where_it_happens(linear_costs: Callable[..., CostCurve]) -> None:
+    plain = linear_costs(4)
+    costs = replace(plain, catch_up=(0.0, 10.0, 200.0, 3000.0))
+    trace = hand_made_trace([2, 0, 0, 2, 0, 0, 1, 0, 0, 0, 0])
+
+    def added(given: CostCurve, wanted: list[int]) -> list[float]:
+        rows = np.array([0, 3, 6, 7, 8, 10])
+        with_it, without = (replay_steps(trace, rows, np.array(wanted), curve).record for curve in (given, plain))
+        assert with_it.position.tolist() == rows.tolist()
+        return (with_it.seconds - without.seconds).round(6).tolist()
+
+    # Two accepted of two, two of three, nothing, nothing, one of one, then: one to take in, two, one, (two), three, two.
+    trace = replace(trace, accepted=np.array([2, 0, 0, 2, 0, 0, 0, 0, 1, 0, 0], np.int16))
+    assert added(costs, [2, 3, 0, 0, 1, 1]) == [0.0, 10.0, 0.0, 0.0, 200.0, 10.0]
+    # A drafter that takes in all committed tokens anew: one, three, three after that and two idle steps (five, as four).
+    anew = replace(costs, keeps_drafted=False)
+    assert added(anew, [2, 3, 0, 0, 1, 1]) == [0.0, 200.0, 0.0, 0.0, 3000.0, 10.0]
 
 
 def test_without_costs_there_are_no_seconds() -> None:

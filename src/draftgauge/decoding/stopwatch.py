@@ -20,7 +20,10 @@ from draftgauge.policies.base import Signal, Step
 
 Mark = float | torch.cuda.Event
 
-IDLE_STEPS = 2  # that draft nothing, counted in every round of lengths
+IDLE_RUNS = (3, 1, 7, 1)
+"""Steps in a row that draft nothing, one run a round by turns. A draft of one token follows each, so that the drafter
+is timed with several committed tokens to take in; all but a run's first count as steps that draft nothing.
+"""
 PRICED: tuple[Reads, ...] = (
     frozenset({SignalName.TEXT}),
     *(frozenset({name}) for name in sorted(DISTRIBUTION)),
@@ -60,6 +63,7 @@ class Sample(NamedTuple):
     Attributes:
         gamma: tokens drafted.
         reads: the signals that were computed.
+        backlog: committed tokens that the drafter had to take in; 1 where nothing was drafted.
         draft: proposing them.
         verify: the target's pass over ``gamma + 1`` tokens, reading its choices off the logits, rolling back.
         step: all of it, the loop included.
@@ -67,6 +71,7 @@ class Sample(NamedTuple):
 
     gamma: int
     reads: Reads
+    backlog: int
     draft: float
     verify: float
     step: float
@@ -76,14 +81,15 @@ class StepTimer:
     """Collects the marks of every step while the loop runs, and makes samples of them afterwards.
 
     It is the loop's policy: it asks for the draft lengths in random order, over and over, so that whatever disturbs the
-    machine falls on all of them alike, and every length meets the states that the others leave behind. Only steps that
-    draft nothing come in runs, as where one does not speculate, and the first of a run is not counted: it would find
-    the draft in the caches. In every round each length comes once without signals and once with one of the sets in
-    :data:`PRICED`, by turns.
+    machine falls on all of them alike, and every length meets the states that the others leave behind. In every round
+    each length comes once without signals and once with one of the sets in :data:`PRICED`, by turns. Only steps that
+    draft nothing come in runs (:data:`IDLE_RUNS`), as where one does not speculate, and the first of a run is not
+    counted: it would find the draft in the caches.
 
     Attributes:
         reads: the signals of the running step; unlike other policies it declares them anew for every step.
         samples: the steps timed so far.
+        backlog: of the running step; the drafter tells.
     """
 
     def __init__(self, stopwatch: Stopwatch, gamma_max: int, rng: np.random.Generator) -> None:
@@ -96,11 +102,13 @@ class StepTimer:
         """
         self.reads = NO_SIGNALS
         self.samples: list[Sample] = []
+        self.backlog = 1
         self._stopwatch = stopwatch
         self._gamma_max = gamma_max
         self._rng = rng
         self._planned: list[tuple[int, Reads]] = []
         self._sets: list[Reads] = []
+        self._rounds = 0
         self._asked = 0
         self._begun: dict[str, Mark] = {}  # of the running step, by part
         self._ended: dict[str, Mark] = {}
@@ -120,13 +128,14 @@ class StepTimer:
         return self._asked
 
     def _round(self) -> list[tuple[int, Reads]]:
-        """Every length without signals and every length above 0 with some, in random order; runs of steps that draft
-        nothing.
-        """
-        steps = [(length, NO_SIGNALS) for length in range(self._gamma_max + 1)]
-        steps += [(length, self._next_set()) for length in range(1, self._gamma_max + 1)]
-        shuffled = [steps[index] for index in self._rng.permutation(len(steps))]
-        return [step for step in shuffled for _ in range(1 if step[0] else 1 + IDLE_STEPS)]
+        """Every length above 0 without signals and with some, and a run without drafts, in random order."""
+        drafts = [
+            [(length, reads)] for length in range(1, self._gamma_max + 1) for reads in (NO_SIGNALS, self._next_set())
+        ]
+        idle = [(0, NO_SIGNALS)] * IDLE_RUNS[self._rounds % len(IDLE_RUNS)]
+        self._rounds += 1
+        pieces = [*drafts, [(1, NO_SIGNALS), *idle]]  # taken from the end: the run, then the draft
+        return [step for index in self._rng.permutation(len(pieces)) for step in pieces[index]]
 
     def _next_set(self) -> Reads:
         """Every set as often as the others, with the target's entropy every other time."""
@@ -153,8 +162,11 @@ class StepTimer:
         # Near the end of the output the loop drafts fewer tokens than asked for; so it does where a draft ends early.
         counts = step.drafted == self._asked and (step.drafted > 0 or not self._drafted_before)
         if self._last is not None and counts:
-            self._steps.append(_Marks(step.drafted, self.reads, self._begun, self._ended, self._last, now))
+            self._steps.append(
+                _Marks(step.drafted, self.reads, self.backlog, self._begun, self._ended, self._last, now)
+            )
         self._begun, self._ended, self._last = {}, {}, now
+        self.backlog = 1
         self._drafted_before = step.drafted > 0
 
     def settle(self) -> None:
@@ -176,6 +188,7 @@ class _Marks:
 
     gamma: int
     reads: Reads
+    backlog: int
     begun: Mapping[str, Mark]
     ended: Mapping[str, Mark]
     start: Mark
@@ -184,7 +197,7 @@ class _Marks:
     def sample(self) -> Sample:
         parts = {part: seconds_between(self.begun[part], self.ended[part]) for part in self.ended}
         seconds = seconds_between(self.start, self.end)
-        return Sample(self.gamma, self.reads, parts.get("draft", 0.0), parts["verify"], seconds)
+        return Sample(self.gamma, self.reads, self.backlog, parts.get("draft", 0.0), parts["verify"], seconds)
 
 
 class TimedModel(WrappedModel):
@@ -213,6 +226,12 @@ class TimedDrafter:
         self._timer = timer
         self._filler = filler
         self._proposed = 0
+        self.keeps_drafted = drafter.keeps_drafted
+
+    @property
+    def backlog(self) -> int:
+        """That of the drafter."""
+        return self._drafter.backlog
 
     def prefill(self, context: list[int]) -> None:
         """Start a new sequence."""
@@ -220,6 +239,7 @@ class TimedDrafter:
 
     def propose(self, limit: int, keep_drafting: KeepDrafting | None, reads: Reads = OF_DRAFTED_TOKENS) -> Draft:
         """Draft exactly ``limit`` tokens."""
+        self._timer.backlog = max(1, self._drafter.backlog)
         self._timer.begin("draft")
         draft = self._drafter.propose(limit, keep_drafting, reads)
         self._timer.end("draft")

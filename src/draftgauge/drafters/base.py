@@ -32,7 +32,24 @@ class Draft:
 
 
 class Drafter(Protocol):
-    """Follows one sequence: ``prefill``, then ``propose`` and ``commit`` in turn."""
+    """Follows one sequence: ``prefill``, then ``propose`` and ``commit`` in turn.
+
+    The first pass of a proposal takes in the committed tokens that the drafter has not seen, and costs more the more
+    there are. Their number follows from the steps before, so that replay can charge for it (see
+    :meth:`~draftgauge.traces.costs.CostCurve.backlog_after`).
+    """
+
+    @property
+    def keeps_drafted(self) -> bool:
+        """Whether accepted tokens that it has taken in while drafting are kept, not taken in anew; a class attribute
+        will do.
+        """
+        ...
+
+    @property
+    def backlog(self) -> int:
+        """Committed tokens that the next proposal takes in first."""
+        ...
 
     def prefill(self, context: list[int]) -> None:
         """Start a new sequence with the prompt's tokens."""

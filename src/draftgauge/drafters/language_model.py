@@ -53,6 +53,13 @@ class LanguageModelDrafter:
         self._vocabulary = vocabulary if vocabulary is not None and vocabulary < model.spec.vocabulary else None
         self._text: list[int] = []
 
+    keeps_drafted = True
+
+    @property
+    def backlog(self) -> int:
+        """Committed tokens that are not in the cache."""
+        return len(self._text) - self.model.length
+
     def prefill(self, context: list[int]) -> None:
         """Start a new sequence; the last token is left for the first ``propose``, which needs its logits."""
         self.model.reset()

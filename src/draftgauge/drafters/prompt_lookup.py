@@ -46,6 +46,9 @@ class PromptLookupDrafter:
         self._text: list[int] = []
         self._after: dict[tuple[int, ...], int] = {}
 
+    keeps_drafted = True
+    backlog = 0  # ``commit`` has taken everything in
+
     def prefill(self, context: list[int]) -> None:
         """Start a new sequence and index the prompt."""
         self._text = []

@@ -43,7 +43,8 @@ def at_cost_ratio(costs: CostCurve, ratio: float) -> CostCurve:
         )
     factor = ratio / measured
     draft, low, high = (_scaled(table, factor) for table in (costs.draft, costs.draft_low, costs.draft_high))
-    return replace(costs, draft=draft, draft_low=low, draft_high=high)
+    catch_up = tuple(added * factor for added in costs.catch_up)
+    return replace(costs, draft=draft, draft_low=low, draft_high=high, catch_up=catch_up)
 
 
 def cost_sweep(

@@ -16,6 +16,7 @@ every depth of the first refusal, on the signals of the refused draft recorded t
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 import numpy as np
@@ -23,6 +24,7 @@ from numpy.typing import NDArray
 
 from draftgauge.core.signals import Reads, SignalName
 from draftgauge.policies.base import SignalArrays, StatelessPolicy, reads_of
+from draftgauge.traces.costs import CostCurve
 from draftgauge.traces.sampled import path_lengths, reach_chances, refused_lengths, refused_signals
 from draftgauge.traces.trace import Trace
 
@@ -84,18 +86,47 @@ def expected_steps(trace: Trace, lengths: Ints, room: Ints) -> ExpectedSteps:
     return ExpectedSteps(_occupancy(trace, accepted), accepted, np.where(accepted > 0, drafted, 0))
 
 
-def _occupancy(trace: Trace, accepted: Floats) -> Floats:
-    """Forward over the positions of all prompts together: mass moves from each position to those where the next step
-    starts.
+def expected_catch_up(trace: Trace, steps: ExpectedSteps, costs: CostCurve) -> Floats:
+    """``[P]`` mean seconds that steps from each position take longer as the drafter has several tokens to take in.
+
+    How many there are depends on the step before, so the occupancy is that of positions and backlogs together.
     """
-    starts, lengths = trace.offsets[:-1], np.diff(trace.offsets)
+    if not any(costs.catch_up):
+        return np.zeros(trace.positions)
+    backlog = np.arange(1, costs.backlog_max + 1)
+    accepting = np.arange(steps.accepted.shape[1])
+    added = (steps.accepted[:, None, :] * costs.catch_up_seconds(backlog[:, None], steps.drafted[:, None, :])).sum(
+        axis=2
+    )
+    occupancy = np.zeros((trace.positions, costs.backlog_max))
+    occupancy[trace.offsets[:-1], 0] = 1.0
+    for rows, target, inside in _forward(trace, len(accepting)):
+        after = costs.backlog_after(backlog[:, None], steps.drafted[rows][:, None, :], accepting)  # [rows, B, K]
+        mass = occupancy[rows][:, :, None] * steps.accepted[rows][:, None, :]
+        where = np.broadcast_to(target[:, None, :], after.shape)
+        kept = np.broadcast_to(inside[:, None, :], after.shape)
+        np.add.at(occupancy, (where[kept], after[kept] - 1), mass[kept])
+    return (occupancy * added).sum(axis=1)
+
+
+def _occupancy(trace: Trace, accepted: Floats) -> Floats:
+    """Mass moves from each position to those where the next step starts."""
     occupancy = np.zeros(trace.positions)
-    occupancy[starts] = 1.0
-    ahead = np.arange(1, accepted.shape[1] + 1)
-    for position in range(int(lengths.max())):
-        rows = starts[lengths > position] + position
-        target = rows[:, None] + ahead
-        inside = target < np.repeat(trace.offsets[1:][lengths > position, None], len(ahead), axis=1)
-        # No two steps that start at the same place of different prompts, or end differently, lead to the same row.
+    occupancy[trace.offsets[:-1]] = 1.0
+    for rows, target, inside in _forward(trace, accepted.shape[1]):
+        # No two steps that start at the same position of different prompts, or end differently, lead to the same row.
         occupancy[target[inside]] += (occupancy[rows, None] * accepted[rows])[inside]
     return occupancy
+
+
+def _forward(trace: Trace, outcomes: int) -> Iterator[tuple[Ints, Ints, NDArray[np.bool_]]]:
+    """Forward over the positions of all prompts together: their rows ``[n]``, the rows ``[n, outcomes]`` that steps
+    which accept 0, 1, ... tokens lead to, and whether those are within the prompt.
+    """
+    starts, lengths = trace.offsets[:-1], np.diff(trace.offsets)
+    ahead = np.arange(1, outcomes + 1)
+    for position in range(int(lengths.max())):
+        longer = lengths > position
+        rows = starts[longer] + position
+        target = rows[:, None] + ahead
+        yield rows, target, target < trace.offsets[1:][longer][:, None]

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from itertools import pairwise
 
 import numpy as np
 from numpy.typing import NDArray
 
-from draftgauge.replay.simulate import Replay, context_lengths, draft_caps, mean_of, replay_lengths
+from draftgauge.replay.simulate import Replay, context_lengths, draft_caps, mean_of, replay_steps
 from draftgauge.traces.build import remaining_rows
 from draftgauge.traces.costs import CostCurve
 from draftgauge.traces.sampled import draws
@@ -19,9 +20,9 @@ class Hindsight:
     """The optimal choice of draft lengths.
 
     Attributes:
-        lengths: ``[positions]`` the best draft length at every position, also at those that the best path skips; the
-            shortest of equals.
-        seconds_left: ``[positions]`` least modelled seconds from there to the end of the prompt's output.
+        lengths: ``[positions, backlogs]`` the best draft length at every position, also at those that the best path
+            skips, where the drafter has 1, 2, ... committed tokens to take in; the shortest of equals.
+        seconds_left: ``[positions, backlogs]`` least modelled seconds from there to the end of the prompt's output.
         replay: the best path; ``replay.record.drafted`` holds its draft lengths step by step, ``replay.seconds`` the
             least seconds of each prompt.
     """
@@ -39,16 +40,17 @@ class Hindsight:
 def hindsight_optimum(trace: Trace, costs: CostCurve) -> Hindsight:
     """Least modelled seconds over all choices of a draft length, 0 to ``gamma_max``, at every step; exact.
 
-    Backward dynamic programming over positions ``p`` of each prompt, with ``T(N) = 0`` and
+    What a step takes depends on where it starts and on how many tokens the drafter has to take in, so the state is a
+    position ``p`` of a prompt and a backlog ``b``. Backward dynamic programming, with ``T(N, .) = 0`` and
 
-        ``T(p) = min over g of seconds(g, context at p) + T(min(p + min(g, accepted(p)) + 1, N))``,
+        ``T(p, b) = min over g of seconds(g, context at p) + catch_up(b) [g > 0] + T(p', b')``,
 
-    where ``g`` goes up to what a live step could draft there (:func:`~draftgauge.replay.simulate.draft_caps`). All
-    prompts together, one position after the other; O(positions x gamma_max).
+    where ``p' = min(p + min(g, accepted(p)) + 1, N)``, ``b'`` is the backlog that the step leaves, and ``g`` goes up to
+    what a live step could draft there (:func:`~draftgauge.replay.simulate.draft_caps`). What a step that drafts leaves
+    does not depend on ``b``, so the best of them is the same for all: O(positions x (gamma_max + backlogs)).
 
     On a trace of sampled decoding the outcomes are coins: the mean of the optimum over draws of them, with the
-        ``lengths`` and the
-    ``replay.record`` of the first draw, that of the trace's own rows.
+    ``lengths`` and the ``replay.record`` of the first draw, that of the trace's own rows.
 
     Raises:
         TraceError: if the cost curve was measured up to less than the trace's ``gamma_max``.
@@ -57,20 +59,43 @@ def hindsight_optimum(trace: Trace, costs: CostCurve) -> Hindsight:
         optima = [hindsight_optimum(drawn, costs) for drawn in draws(trace)]
         seconds = np.mean([optimum.seconds_left for optimum in optima], axis=0)
         return Hindsight(optima[0].lengths, seconds, mean_of([optimum.replay for optimum in optima]))
-    gammas = np.arange(trace.gamma_max + 1)
+    gammas, backlogs = np.arange(trace.gamma_max + 1), np.arange(1, costs.backlog_max + 1)
     caps, left, contexts = draft_caps(trace), remaining_rows(trace.offsets), context_lengths(trace)
     shortest = int(contexts.min())
     cost_at = costs.step_seconds(gammas, np.arange(shortest, int(contexts.max()) + 1)[:, None])  # [contexts, G + 1]
+    catch_up = costs.catch_up_seconds(backlogs, 1)  # [B]
+    after_none = costs.backlog_after(backlogs, 0, 0) - 1
 
-    lengths = np.zeros(trace.positions, np.int64)
-    seconds_left = np.zeros(trace.positions + 1)  # the last stands for the end of the output, for every prompt
+    lengths = np.zeros((trace.positions, len(backlogs)), np.int64)
+    # The last row stands for the end of the output, for every prompt.
+    seconds_left = np.zeros((trace.positions + 1, len(backlogs)))
     # Rows grouped by how far they are from their end: all of a group depend on earlier groups only.
     order = np.argsort(left, kind="stable")
     for rows in np.split(order, np.flatnonzero(np.diff(left[order])) + 1):
-        committed = np.minimum(gammas, trace.accepted[rows, None]) + 1  # [rows, G + 1]
-        target = np.where(committed < left[rows, None], rows[:, None] + committed, trace.positions)
-        seconds = cost_at[contexts[rows] - shortest] + seconds_left[target]
-        seconds[gammas > caps[rows, None]] = np.inf
-        lengths[rows] = seconds.argmin(axis=1)
-        seconds_left[rows] = seconds.min(axis=1)
-    return Hindsight(lengths, seconds_left[:-1], replay_lengths(trace, lengths, costs))
+        accepted = np.minimum(gammas, trace.accepted[rows, None])  # [rows, G + 1]
+        target = np.where(accepted + 1 < left[rows, None], rows[:, None] + accepted + 1, trace.positions)
+        here = cost_at[contexts[rows] - shortest]
+        drafting = here + seconds_left[target, costs.backlog_after(1, gammas, accepted) - 1]
+        drafting[(gammas > caps[rows, None]) | (gammas == 0)] = np.inf
+        best = drafting.argmin(axis=1)
+        idle = here[:, :1] + seconds_left[target[:, 0]][:, after_none]  # [rows, B]
+        speculating = drafting[np.arange(len(rows)), best][:, None] + catch_up
+        lengths[rows] = np.where(idle <= speculating, 0, best[:, None])
+        seconds_left[rows] = np.minimum(idle, speculating)
+    return Hindsight(lengths, seconds_left[:-1], _walk(trace, lengths, costs))
+
+
+def _walk(trace: Trace, lengths: NDArray[np.int64], costs: CostCurve) -> Replay:
+    """Replay with the lengths ``[positions, backlogs]``."""
+    caps = draft_caps(trace)
+    rows, drafted = [], []
+    for first, end in pairwise(trace.offsets.tolist()):
+        row, backlog = first, 1
+        while row < end:
+            gamma = min(int(lengths[row, backlog - 1]), int(caps[row]))
+            accepted = min(gamma, int(trace.accepted[row]))
+            rows.append(row)
+            drafted.append(gamma)
+            row += accepted + 1
+            backlog = int(costs.backlog_after(backlog, gamma, accepted))
+    return replay_steps(trace, np.array(rows, np.int64), np.array(drafted, np.int64), costs)

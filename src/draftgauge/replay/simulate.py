@@ -36,7 +36,8 @@ from draftgauge.policies.base import (
     decision_of,
     reads_of,
 )
-from draftgauge.replay.expectation import expected_steps, lengths_by_refusal
+from draftgauge.replay.backlog import backlogs
+from draftgauge.replay.expectation import expected_catch_up, expected_steps, lengths_by_refusal
 from draftgauge.traces.build import remaining_rows
 from draftgauge.traces.costs import CostCurve
 from draftgauge.traces.sampled import drawn, draws
@@ -224,17 +225,18 @@ def _expected(trace: Trace, lengths: Ints, costs: CostCurve | None, charge: Char
     """
     steps = expected_steps(trace, lengths, _room(trace))
     weight, prompt, count = steps.occupancy, prompt_of_rows(trace), len(trace.prompts)
-    seconds = np.full(trace.positions, np.nan)
+    seconds, catching_up = np.full(trace.positions, np.nan), np.zeros(trace.positions)
     if costs is not None:
         each = costs.step_seconds(steps.drafted, context_lengths(trace)[:, None], charge.reads)
         seconds = (steps.accepted * (each + charge.of_steps(steps.drafted))).sum(axis=1)
+        catching_up = expected_catch_up(trace, steps, costs)
     accepting = np.arange(trace.gamma_max + 1)
     return replace(
         replay_lengths(drawn(trace), lengths[:, -1], costs, charge),
         steps=sum_by_prompt(prompt, weight, count),
         drafted=sum_by_prompt(prompt, weight * (steps.accepted * steps.drafted).sum(axis=1), count),
         accepted=sum_by_prompt(prompt, weight * (steps.accepted @ accepting), count),
-        seconds=sum_by_prompt(prompt, weight * seconds, count) + charge.of_prompts(trace),
+        seconds=sum_by_prompt(prompt, weight * seconds + catching_up, count) + charge.of_prompts(trace),
         histogram=weight @ steps.accepted,
     )
 
@@ -329,6 +331,11 @@ def _draft(policy: Policy, columns: list[list[float]], most: int) -> list[Signal
     return signals
 
 
+def replay_steps(trace: Trace, rows: Ints, drafted: Ints, costs: CostCurve | None = None) -> Replay:
+    """The outcome of given steps: those that start at ``rows`` (``[S]``, in order) and draft so many tokens."""
+    return _tally(trace, rows, drafted, costs, Charge())
+
+
 def _tally(trace: Trace, rows: Ints, drafted: Ints, costs: CostCurve | None, charge: Charge) -> Replay:
     """The outcome of the steps that start at ``rows`` (``[S]``) and draft so many tokens."""
     prompt = np.searchsorted(trace.offsets, rows, side="right") - 1
@@ -340,6 +347,7 @@ def _tally(trace: Trace, rows: Ints, drafted: Ints, costs: CostCurve | None, cha
         prompt_tokens = np.array([p.prompt_tokens for p in trace.prompts], np.int64)
         contexts = prompt_tokens[prompt] + position
         seconds = costs.step_seconds(drafted, contexts, charge.reads) + charge.of_steps(drafted)
+        seconds += costs.catch_up_seconds(backlogs(prompt, drafted, accepted, costs), drafted)
     count = len(trace.prompts)
     return Replay(
         steps=np.bincount(prompt, minlength=count),

@@ -86,6 +86,10 @@ class CostCurve:
         plain: ``[C]`` seconds of one step of plain decoding.
         compression, device, dtype: what was measured on.
         signals: what each signal adds for the policies that read it.
+        catch_up: ``[K]`` what proposing takes longer where the drafter has 1, 2, ... ``K`` committed tokens to take in
+            first, over 1; the last stands for all more. Empty where it makes no difference.
+        keeps_drafted: whether the drafter keeps what it has taken in of its own accepted tokens, as a language model
+            does, or takes in every committed token anew, as drafters do that read the target; see :meth:`backlog_after`.
         vocabulary: of the pair, see :func:`draftgauge.models.vocabulary.vocabulary_digest`; empty where it is not
             known. Policies that know tokens by their ids check that they mean the same ones.
         uncertainty: how sure the curve is; None where it was not measured as a whole.
@@ -104,6 +108,8 @@ class CostCurve:
     device: str
     dtype: str
     signals: SignalSeconds = SignalSeconds()
+    catch_up: tuple[float, ...] = ()
+    keeps_drafted: bool = True
     vocabulary: str = ""
     uncertainty: Uncertainty | None = None
     version: int = VERSION
@@ -119,7 +125,8 @@ class CostCurve:
         context: NDArray[np.int64] | int,
         reads: Reads = NO_SIGNALS,
     ) -> NDArray[np.float64]:
-        """Modelled seconds of steps that draft ``gamma`` tokens at a context length, interpolated linearly.
+        """Modelled seconds of steps that draft ``gamma`` tokens at a context length, interpolated linearly, where the
+        drafter has one committed token to take in; :meth:`catch_up_seconds` says what more of them add.
 
         Args:
             gamma: draft lengths, 0..gamma_max, any shape.
@@ -145,6 +152,35 @@ class CostCurve:
         share = node - below
         seconds: NDArray[np.float64] = (1 - share) * table[below, gamma_] + share * table[above, gamma_]
         return seconds + self.signals.of_token(reads) * gamma_ + self.signals.of_step(reads)
+
+    @property
+    def backlog_max(self) -> int:
+        """The most tokens to take in that are told apart, at least 1."""
+        return max(1, len(self.catch_up))
+
+    def backlog_after(
+        self, backlog: NDArray[np.int64] | int, drafted: NDArray[np.int64] | int, accepted: NDArray[np.int64] | int
+    ) -> NDArray[np.int64]:
+        """How many committed tokens the drafter has to take in after a step, at most ``backlog_max``.
+
+        A step that drafts takes in what there was and leaves the target's own token and, of the accepted ones, those
+        that the drafter has not taken in while drafting: the last one after a full acceptance where it keeps them, else
+        all. A step that drafts nothing leaves one more than there was.
+
+        Args:
+            backlog: before the step.
+            drafted, accepted: tokens of the step; all broadcast.
+        """
+        kept = np.minimum(accepted, np.asarray(drafted) - 1) if self.keeps_drafted else 0
+        after = np.where(np.asarray(drafted) > 0, accepted + 1 - kept, np.asarray(backlog) + 1)
+        return np.minimum(after, self.backlog_max).astype(np.int64)
+
+    def catch_up_seconds(
+        self, backlog: NDArray[np.int64] | int, drafted: NDArray[np.int64] | int
+    ) -> NDArray[np.float64]:
+        """What steps with so many tokens to take in take longer than with one; nothing where nothing is drafted."""
+        added = np.asarray(self.catch_up or (0.0,))[np.minimum(backlog, self.backlog_max) - 1]
+        return np.where(np.asarray(drafted) > 0, added, 0.0)
 
     def cost_ratio(self) -> float:
         """Seconds of one more drafted token over those of verifying one token, at the median context: the dial of the
@@ -177,6 +213,11 @@ class CostCurve:
         for name, value in {"overhead": self.overhead, **to_mapping(self.signals)}.items():
             if not (np.isfinite(value) and value >= 0):
                 raise TraceError(f"{name} must be seconds, 0 or more, not {value}")
+        if any(not (np.isfinite(added) and added >= 0) for added in self.catch_up) or self.catch_up[:1] not in (
+            (),
+            (0.0,),
+        ):
+            raise TraceError(f"catch_up must be seconds, 0 or more, the first of them 0, not {list(self.catch_up)}")
         for name in ("verify", "draft"):
             low, middle, high = (np.asarray(getattr(self, name + end)) for end in ("_low", "", "_high"))
             if not ((low <= middle) & (middle <= high)).all():

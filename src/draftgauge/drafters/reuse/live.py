@@ -59,6 +59,13 @@ class ReuseDrafter:
         self._chain = begin(net)  # after depth 0 of the last of them
         self._first: Tensor | None = None  # [V] logits of the first drafted token
 
+    keeps_drafted = False
+
+    @property
+    def backlog(self) -> int:
+        """Anchors that are new since the last proposal."""
+        return len(self._text) - 1 - self._taken
+
     @torch.inference_mode()
     def prefill(self, context: list[int]) -> None:
         """Start a new sequence, whose tokens but the last the target has taken in."""

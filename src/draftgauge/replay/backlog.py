@@ -1,0 +1,29 @@
+"""How many committed tokens the drafter has to take in before each step of a walk: what its first pass depends on."""
+
+from __future__ import annotations
+
+import numpy as np
+from numpy.typing import NDArray
+
+from draftgauge.traces.costs import CostCurve
+
+Ints = NDArray[np.int64]
+
+
+def backlogs(prompt: Ints, drafted: Ints, accepted: Ints, costs: CostCurve) -> Ints:
+    """The backlog before each step, as of :meth:`~draftgauge.traces.costs.CostCurve.backlog_after`; 1 at a prompt's first.
+
+    Args:
+        prompt: ``[S]`` of each step; the steps of a prompt stand together, in order.
+        drafted, accepted: ``[S]`` tokens.
+        costs: whose drafter it is.
+    """
+    steps = np.arange(len(prompt))
+    first = np.append(True, prompt[1:] != prompt[:-1])
+    drafts_before = np.append(False, drafted[:-1] > 0)
+    # A step after one that drafted, or the first of a prompt, has a backlog of its own; each step after it that
+    # follows one without a draft has one token more.
+    after = np.append(1, costs.backlog_after(1, drafted[:-1], accepted[:-1]))
+    own = np.where(first, 1, after)
+    source = np.maximum.accumulate(np.where(first | drafts_before, steps, 0))
+    return np.minimum(own[source] + steps - source, costs.backlog_max)

@@ -1,0 +1,85 @@
+"""What replay charges for catching up is what drafters really take in before they draft."""
+
+from __future__ import annotations
+
+import random
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from draftgauge.core.signals import NO_SIGNALS
+from draftgauge.decoding.settings import DecodingSettings
+from draftgauge.decoding.speculative import speculative_decode
+from draftgauge.drafters import Drafter, LanguageModelDrafter, PromptLookupDrafter
+from draftgauge.drafters.base import Draft
+from draftgauge.drafters.reuse.live import ReuseDrafter
+from draftgauge.models.taps import TapPlan, attach_taps
+from draftgauge.policies.base import PolicyBase
+from draftgauge.replay.backlog import backlogs
+from draftgauge.traces.costs import CostCurve
+from markov import MarkovModel
+from reuse_nets import net_for
+from reuse_nets import target as tiny_target
+
+ROW = ((1.0,) * 5,)
+COSTS = CostCurve((10,), *[ROW] * 6, 0.0, (1.0,), "none", "cpu", "float32", catch_up=(0.0,) * 64)
+
+
+class Any(PolicyBase):
+    """Any length, at random, with runs of steps that draft nothing."""
+
+    reads = NO_SIGNALS
+
+    def __init__(self) -> None:
+        self.random = random.Random(0)
+
+    def limit(self) -> int:
+        return self.random.choice([0, 0, 1, 1, 2, 4])
+
+
+class Watched:
+    """Notes the backlog before every proposal."""
+
+    def __init__(self, drafter: Drafter) -> None:
+        self.drafter = drafter
+        self.noted: list[int] = []
+        self.prefill, self.commit = drafter.prefill, drafter.commit
+
+    def propose(self, limit: int, *options: object) -> Draft:
+        self.noted.append(self.drafter.backlog)
+        return self.drafter.propose(limit, *options)  # type: ignore[arg-type]
+
+
+def check(target: object, drafter: Drafter, prompts: list[list[int]], among: set[int]) -> None:
+    """Every proposal after the first finds the backlog that replay computes from the steps."""
+    compared, policy = [], Any()
+    costs = replace(COSTS, keeps_drafted=drafter.keeps_drafted)
+    for prompt in prompts:
+        watched = Watched(drafter)
+        steps = speculative_decode(target, watched, policy, prompt, DecodingSettings(60)).steps  # type: ignore[arg-type]
+        columns = np.array([(step.drafted, step.accepted) for step in steps], np.int64).T
+        computed = backlogs(np.zeros(len(steps), np.int64), *columns, costs)[columns[0] > 0].tolist()
+        assert watched.noted[1:] == computed[1:]  # before the first, a drafter may have taken in the whole prompt
+        compared += computed[1:]
+    assert set(compared) >= among
+
+
+@pytest.mark.parametrize(("noise", "among"), [(0.0, {2, 3, 4}), (0.8, {1, 2, 3, 4})])
+def test_a_language_model_takes_in_its_own_token_and_the_last_one_of_a_draft_accepted_whole(noise: float, among: set[int]) -> None:
+    target = MarkovModel.random(8, seed=0)
+    check(target, LanguageModelDrafter(target.noised(noise, seed=1)), [[3, 1, 2], [1, 1], [5, 4]], among)
+
+
+def test_a_drafter_that_reads_its_target_takes_in_all_committed_tokens() -> None:
+    target = tiny_target()
+    net = net_for(target, "hidden")
+    taps = attach_taps(target, TapPlan(net.config.hidden_layers, net.config.kv_layers))
+    check(target, ReuseDrafter(net, target, taps), [[3, 1, 2], [1, 1, 4, 4], [5, 4, 0]], {1, 2, 3})
+
+
+def test_prompt_lookup_has_nothing_to_take_in() -> None:
+    target = MarkovModel.random(8, seed=0)
+    watched = Watched(PromptLookupDrafter())
+    speculative_decode(target, watched, Any(), [3, 1, 2, 3, 1, 2], DecodingSettings(40))  # type: ignore[arg-type]
+    assert set(watched.noted) == {0}
