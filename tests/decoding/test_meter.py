@@ -13,7 +13,7 @@ from torch import Tensor
 from draftgauge.core.errors import DraftgaugeError
 from draftgauge.core.signals import OF_DRAFTED_TOKENS, Reads, SignalName
 from draftgauge.decoding import meter, stopwatch
-from draftgauge.decoding.meter import LEAST, MeterPlan, default_contexts, measure_costs
+from draftgauge.decoding.meter import BACKLOGS, LEAST, MeterPlan, default_contexts, measure_costs
 from draftgauge.decoding.settings import DecodingSettings
 from draftgauge.decoding.speculative import speculative_decode
 from draftgauge.decoding.stopwatch import StepTimer, Stopwatch, TimedDrafter, TimedModel
@@ -141,6 +141,19 @@ def test_replay_charges_for_the_signals_that_a_policy_reads_and_no_other() -> No
     }.items():
         replayed = replay(trace, make_policy(spec, GAMMA_MAX, curve), curve).record
         np.testing.assert_allclose(replayed.seconds, 2 + charged * replayed.drafted, err_msg=spec)
+
+
+def test_what_taking_in_several_tokens_adds(
+    pair: tuple[CachedModel, CachedModel], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    clock = Clock(monkeypatch)
+    target, draft = SlowModel(pair[0], clock, 10.0, 1.0), SlowModel(pair[1], clock, 2.0, 0.5)
+    monkeypatch.setattr(meter, "LEAST", 40)
+    curve = measure(target, LanguageModelDrafter(draft))
+    assert curve.keeps_drafted
+    assert curve.catch_up == pytest.approx([0.5 * (tokens - 1) for tokens in range(1, BACKLOGS + 1)], abs=0.02)
+    for row in curve.draft:
+        assert row == pytest.approx([2.5 * n for n in range(GAMMA_MAX + 1)], abs=0.02)
 
 
 def test_a_drafter_with_nothing_to_propose_leaves_no_verification_unmeasured(

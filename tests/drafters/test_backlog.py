@@ -66,7 +66,9 @@ def check(target: object, drafter: Drafter, prompts: list[list[int]], among: set
 
 
 @pytest.mark.parametrize(("noise", "among"), [(0.0, {2, 3, 4}), (0.8, {1, 2, 3, 4})])
-def test_a_language_model_takes_in_its_own_token_and_the_last_one_of_a_draft_accepted_whole(noise: float, among: set[int]) -> None:
+def test_a_language_model_takes_in_its_own_token_and_the_last_one_of_a_draft_accepted_whole(
+    noise: float, among: set[int]
+) -> None:
     target = MarkovModel.random(8, seed=0)
     check(target, LanguageModelDrafter(target.noised(noise, seed=1)), [[3, 1, 2], [1, 1], [5, 4]], among)
 

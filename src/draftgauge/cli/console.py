@@ -32,7 +32,7 @@ EXIT_USAGE = 2
 EXIT_INTERRUPTED = 130
 
 
-class Incomplete(Exception):  # noqa: N818 (what was finished is no error)
+class Incomplete(Exception):
     """What could be measured was, and the rest was said to have failed: its rows are kept, and the exit code is 1."""
 
     def __init__(self, rows: Iterable[Mapping[str, Any]]) -> None:

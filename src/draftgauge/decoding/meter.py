@@ -11,10 +11,11 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, fields
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy.optimize import nnls
+from scipy.optimize import isotonic_regression, nnls
 from torch import Generator
 
 from draftgauge.core.errors import DraftgaugeError
@@ -24,7 +25,7 @@ from draftgauge.decoding.pooling import Pooled, Timed, pool, uncertainty
 from draftgauge.decoding.results import Origin
 from draftgauge.decoding.settings import DecodingSettings
 from draftgauge.decoding.speculative import speculative_decode
-from draftgauge.decoding.stopwatch import PRICED, Sample, StepTimer, Stopwatch, TimedDrafter, TimedModel
+from draftgauge.decoding.stopwatch import IDLE_RUNS, PRICED, Sample, StepTimer, Stopwatch, TimedDrafter, TimedModel
 from draftgauge.drafters.base import Drafter
 from draftgauge.models.base import CachedModel
 from draftgauge.traces.costs import CostCurve, CostTable, SignalSeconds
@@ -34,6 +35,8 @@ SPAN = 64  # tokens decoded in one go: a context length is measured around its v
 PLAIN_SPAN = 16
 LEAST = 4  # samples of every draft length and set of signals, over all contexts; one where the time is over before
 LEAST_SECONDS = 1e-9
+CATCH_UP_SWEEPS = 12  # between what lengths take and what backlogs add; each halves what is left
+BACKLOGS = max(IDLE_RUNS) + 1  # numbers of tokens to take in that are told apart
 
 Seconds = NDArray[np.float64]
 
@@ -162,6 +165,7 @@ class _Bench:
     ) -> None:
         """``where`` is the context length, where decoding starts for it, and how many tokens it decodes."""
         self.context, self._start, span = where
+        self.keeps_drafted = drafter.keeps_drafted
         self._target = target
         self._drafter = drafter
         self._text = np.asarray(plan.text)
@@ -221,8 +225,9 @@ class _Bench:
 
 
 def _curve(benches: Sequence[_Bench], plan: MeterPlan, target: CachedModel, spent: float) -> CostCurve:
+    catch_up = _catch_up(benches)
     verify = _pooled(benches, lambda sample: sample.verify).quartiles
-    draft = _pooled(benches, lambda sample: sample.draft, first=1).quartiles
+    draft = _pooled(benches, lambda sample: sample.draft - catch_up.of(sample), first=1).quartiles
     draft = np.concatenate([np.zeros((*draft.shape[:2], 1)), draft], axis=2)  # proposing nothing takes no time
     return CostCurve(
         contexts=tuple(bench.context for bench in benches),
@@ -233,13 +238,15 @@ def _curve(benches: Sequence[_Bench], plan: MeterPlan, target: CachedModel, spen
         draft=_table(draft[1]),
         draft_high=_table(draft[2]),
         overhead=_overhead(benches),
-        signals=_signal_seconds(benches),
+        signals=_signal_seconds(benches, catch_up),
+        catch_up=catch_up.seconds,
+        keeps_drafted=benches[0].keeps_drafted,
         plain=tuple(float(np.median(bench.plain)) for bench in benches),
         compression=plan.compression,
         device=str(target.spec.device),
         dtype=str(target.spec.dtype).removeprefix("torch."),
         vocabulary=plan.vocabulary,
-        uncertainty=uncertainty(_pooled(benches, lambda sample: sample.step), spent),
+        uncertainty=uncertainty(_pooled(benches, lambda sample: sample.step - catch_up.of(sample)), spent),
     )
 
 
@@ -258,13 +265,46 @@ def _table(rows: Seconds) -> CostTable:
     return tuple(tuple(row.tolist()) for row in rows)
 
 
+class _CatchUp(NamedTuple):
+    """What several tokens to take in add, see :attr:`~draftgauge.traces.costs.CostCurve.catch_up`."""
+
+    seconds: tuple[float, ...] = (0.0,) * BACKLOGS
+
+    def of(self, sample: Sample) -> float:
+        """What they added to a step."""
+        return self.seconds[min(sample.backlog, BACKLOGS) - 1]
+
+
+def _catch_up(benches: Sequence[_Bench]) -> _CatchUp:
+    """Medians of what drafts took beyond those of their length, by how many tokens there were to take in; rising, and
+    interpolated where a number did not occur.
+
+    What drafts of a length take is that of all backlogs, less what the backlogs add: found by turns, one from the other.
+    """
+    found = _CatchUp()
+    for _ in range(CATCH_UP_SWEEPS):
+        drafts = _pooled(benches, lambda sample: sample.draft - found.of(sample), first=1).quartiles[1]  # noqa: B023
+        rest: dict[int, list[float]] = {}
+        for row, bench in enumerate(benches):
+            for sample in bench.plain_samples:
+                if sample.gamma:
+                    left = sample.draft - drafts[row][sample.gamma - 1]
+                    rest.setdefault(min(sample.backlog, BACKLOGS), []).append(left)
+        occurred = sorted(rest)
+        medians = [float(np.median(rest[backlog])) for backlog in occurred]
+        rising = isotonic_regression(medians, weights=[len(rest[backlog]) for backlog in occurred]).x
+        seconds = np.interp(np.arange(1, BACKLOGS + 1), occurred, rising)
+        found = _CatchUp(tuple((seconds - seconds[0]).tolist()))
+    return found
+
+
 def _overhead(benches: Sequence[_Bench]) -> float:
     """What a step takes beyond its parts, the median over all steps."""
     rest = [sample.step - sample.draft - sample.verify for bench in benches for sample in bench.plain_samples]
     return max(0.0, float(np.median(rest)))
 
 
-def _signal_seconds(benches: Sequence[_Bench]) -> SignalSeconds:
+def _signal_seconds(benches: Sequence[_Bench], catch_up: _CatchUp) -> SignalSeconds:
     """What each signal adds: the parts, none below 0, whose sums come closest to what the timed sets of signals took.
 
     Of drafted tokens it is taken from the time of drafting alone: within a whole step it would drown in what the
@@ -274,18 +314,20 @@ def _signal_seconds(benches: Sequence[_Bench]) -> SignalSeconds:
     parts = [entry.name for entry in fields(SignalSeconds) if entry.name != SignalName.TARGET_ENTROPY]
     units = [SignalSeconds(**{name: 1.0}) for name in parts]
     shares = np.array([[unit.of_token(reads) for unit in units] for reads in PRICED])  # [sets, parts]
-    added = np.array([max(0.0, float(np.median(_added_by_token(benches, reads)))) for reads in PRICED])
+    added = np.array([max(0.0, float(np.median(_added_by_token(benches, reads, catch_up)))) for reads in PRICED])
     seconds, _ = nnls(shares, added)
     return SignalSeconds(**dict(zip(parts, seconds.tolist(), strict=True)), target_entropy=_target_entropy(benches))
 
 
-def _added_by_token(benches: Sequence[_Bench], reads: Reads) -> list[float]:
+def _added_by_token(benches: Sequence[_Bench], reads: Reads, catch_up: _CatchUp) -> list[float]:
     """How much longer each drafted token took with a set of signals than without, one value a step."""
     added = []
-    without = _pooled(benches, lambda sample: sample.draft, first=1).quartiles[1]
+    without = _pooled(benches, lambda sample: sample.draft - catch_up.of(sample), first=1).quartiles[1]
     for row, bench in enumerate(benches):
         steps = [sample for sample in bench.samples if sample.reads & OF_DRAFTED_TOKENS == reads]
-        added += [(sample.draft - without[row][sample.gamma - 1]) / sample.gamma for sample in steps]
+        added += [
+            (sample.draft - catch_up.of(sample) - without[row][sample.gamma - 1]) / sample.gamma for sample in steps
+        ]
     return added
 
 

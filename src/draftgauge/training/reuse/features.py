@@ -221,7 +221,7 @@ class CachedFeatures:
             self._open[start] = file, json.loads(file.metadata()["offsets"])
         file, offsets = self._open[start]
         begin, end = offsets[index - start : index - start + 2]
-        return {name: file.get_slice(name)[begin:end] for name in file.keys()}  # noqa: SIM118 - no mapping
+        return {name: file.get_slice(name)[begin:end] for name in file.keys()}
 
 
 def _shard(folder: Path, start: int) -> Path:
