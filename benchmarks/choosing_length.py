@@ -24,7 +24,7 @@ from draftgauge.api.profile import profile
 from draftgauge.api.replay import replay as replay_verb
 from draftgauge.api.runs import read_run, select_runs
 from draftgauge.core.config import from_mapping
-from draftgauge.diagnostics.calibration import base_rates, calibration_rows
+from draftgauge.diagnostics.calibration import base_rates, calibration_rows, starts, visited
 from draftgauge.diagnostics.leave_out import Recorded, leave_compression_out, leave_pair_out, leave_task_out
 from draftgauge.fitting.continuation import fit_continuation
 from draftgauge.fitting.stopping import fit_stopping
@@ -120,7 +120,7 @@ def _replayed(runs: Path, fitted: Path) -> list[Row]:
             f"speckv:reading={reading},compression={_as_published(manifest.target.compression)}"
             for reading in ("previous", "two")
         ]
-        rows += _named(replay_verb(run, [str(fitted), *FIELD, *speckv]), "replay", fitted)
+        rows += _named(replay_verb(run, [str(fitted), *FIELD, *speckv], tune=True), "replay", fitted)
     for row in rows:
         if row["task"] == "all" and row["policy"] in ("stopping", "cumulative-confidence", "hindsight"):
             _show(row)
@@ -224,11 +224,19 @@ def _calibrated(runs: Path, fitted: Path) -> list[Row]:
         test = split_trace(trace, TEST)
         policy = fitted_policy(load_fitted(fitted), trace.gamma_max, costs)
         assert isinstance(policy, ThroughputStopping)
-        predictions = {"stopping": policy.acceptance(text_view(test)), "confidence": test.confidence}
-        rows += [
-            {"table": "calibration"} | row
-            for row in calibration_rows(test, predictions, base_rates(split_trace(trace, TRAIN)))
-        ]
+        view, base = text_view(test), base_rates(split_trace(trace, TRAIN))
+        first = np.full(test.confidence.shape, np.nan)
+        first[:, 0] = policy.first_chances(view)
+        predictions = {"stopping": policy.acceptance(view), "confidence": test.confidence, "stopping, before": first}
+        for positions, among in {
+            "all": None,
+            "drafted": visited(test, policy, costs),
+            "starts": starts(test, policy, costs),
+        }.items():
+            rows += [
+                {"table": "calibration", "positions": positions} | row
+                for row in calibration_rows(test, predictions, base, among=among)
+            ]
     return rows
 
 

@@ -1,4 +1,6 @@
-"""A cost curve without measurements: every step costs 1 second and a tenth for each drafted token, and more for a longer context."""
+"""A cost curve without measurements: every step costs 1 second and a tenth for each drafted token, and more for a
+longer context.
+"""
 
 from __future__ import annotations
 

@@ -17,9 +17,12 @@ from draftgauge.diagnostics.calibration import (
     judged,
     predicted_acceptance,
     reliability_bins,
+    starts,
+    visited,
 )
 from draftgauge.policies.fixed import FixedLength
-from draftgauge.replay import acceptance_by_depth
+from draftgauge.replay import acceptance_by_depth, replay
+from draftgauge.traces.costs import CostCurve
 from draftgauge.traces.trace import Trace
 from synthetic import synthetic_trace
 
@@ -122,3 +125,19 @@ def test_predictions_that_cannot_be_are_refused(trace: Trace) -> None:
 
 def test_policies_without_predictions_have_none(trace: Trace) -> None:
     assert predicted_acceptance(FixedLength(2), trace) is None
+
+
+def test_only_tokens_of_the_steps_that_a_policy_takes_are_visited() -> None:
+    trace = synthetic_trace(0, prompts=4, length=40, gamma_max=4)
+    row = ((1.0,) * 5,)
+    costs = CostCurve((10,), *[row] * 6, 0.0, (1.0,), "none", "cpu", "float32")
+    policy = FixedLength(2)
+    record = replay(trace, policy).record
+    rows = trace.offsets[record.prompt] + record.position
+    among = visited(trace, policy, costs)
+    assert among.sum() == record.drafted.sum()
+    assert (among[rows].sum(axis=1) == record.drafted).all()
+    assert starts(trace, policy, costs)[:, 0].nonzero()[0].tolist() == rows.tolist()
+    tokens = judged(trace, np.full(trace.confidence.shape, 0.5), among)
+    assert len(tokens.accepted) < len(judged(trace, np.full(trace.confidence.shape, 0.5)).accepted)
+    assert tokens.depth.max() == 2

@@ -11,6 +11,8 @@ import pytest
 
 from draftgauge.core.config import from_mapping
 from draftgauge.core.errors import TraceError
+from draftgauge.diagnostics.calibration import judged, starts, visited
+from draftgauge.fitting import stopping as fitting
 from draftgauge.fitting.continuation import fit_continuation
 from draftgauge.fitting.stopping import fit_stopping
 from draftgauge.policies.acceptance_model import StoppingNumbers
@@ -70,6 +72,33 @@ def test_hazards_are_calibrated(traces) -> None:
     assert predicted[known].mean() == pytest.approx(stood.mean(), abs=0.05)
     confident = predicted[known] > np.median(predicted[known])
     assert stood[confident].mean() > stood[~confident].mean() + 0.2
+
+
+def test_chances_are_right_where_the_policy_decides(traces, monkeypatch: pytest.MonkeyPatch) -> None:
+    train, _ = traces
+    costs = curve(0.1)
+
+    def errors(rounds: int) -> tuple[float, float]:
+        """Of the mean chances at the starts and of the drafted tokens of the policy's own steps."""
+        monkeypatch.setattr(fitting, "ROUNDS", rounds)
+        policy = fitted_policy(fit_stopping([train], [costs]), GAMMA_MAX, costs)
+        assert isinstance(policy, ThroughputStopping)
+        view = text_view(train)
+        first = np.repeat(policy.first_chances(view)[:, None], GAMMA_MAX, axis=1)
+        found = []
+        for predicted, among in (
+            (first, starts(train, policy, costs)),
+            (policy.acceptance(view), visited(train, policy, costs)),
+        ):
+            tokens = judged(train, predicted, among)
+            assert len(tokens.accepted) > 300
+            found.append(abs(float(tokens.predicted.mean() - tokens.accepted.mean())))
+        return found[0], found[1]
+
+    everywhere, decided = errors(1), errors(3)
+    assert decided[0] < 0.01
+    assert decided[1] < 0.02
+    assert decided[0] < everywhere[0]
 
 
 def test_the_file_gives_the_same_policy(traces, tmp_path: Path) -> None:

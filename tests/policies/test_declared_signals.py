@@ -1,4 +1,6 @@
-"""Every policy reads what it declares to read: no signal more, as it is neither computed nor charged, and no signal less."""
+"""Every policy reads what it declares to read: no signal more, as it is neither computed nor charged, and no signal
+less.
+"""
 
 from __future__ import annotations
 

@@ -58,7 +58,8 @@ def test_adaedl_stops_below_its_bound_and_moves_it_with_the_acceptance_rate() ->
     # 1 - sqrt(0.2 H) < 0.6 where H > 0.8 nats.
     assert drafted(policy, row(*[0.5] * 4, entropies=[0.79 * BITS, 0.81 * BITS, 0.0, 0.0])) == 2
     thresholds = []
-    # acceptance rate, averaged from 0: 0.5, 0.75, 0.875 (below 0.9: up), 0.9375 (down), 0.96875 (all 4 of 4: stays), 0.484375 (up)
+    # acceptance rate, averaged from 0: 0.5, 0.75, 0.875 (below 0.9: up), 0.9375 (down), 0.96875 (all 4 of 4: stays),
+    # 0.484375 (up)
     for length, accepted in [(2, 2), (2, 2), (2, 2), (2, 2), (4, 4), (2, 0)]:
         policy.observe(Step(length, accepted, accepted + 1))
         thresholds.append(policy.threshold)
@@ -136,7 +137,8 @@ def test_speckv_reads_means_and_extremes() -> None:
 
 
 def test_sglang_adaptive_climbs_after_its_warm_up_and_falls_below_the_thresholds() -> None:
-    # All 3 tokens are accepted: the average, from 2, is 3 - 0.8^n. The first decision is at step 15: above 2.5, up to 7.
+    # All 3 tokens are accepted: the average, from 2, is 3 - 0.8^n. The first decision is at step 15: above 2.5, up to
+    # 7.
     policy = make_policy("sglang-adaptive", 16)
     assert outcomes(policy, [3] * 16) == [3] * 15 + [7]
     # It is 2.97 at step 15 and 2.97 at step 16; nothing is accepted from now on, and it falls by a fifth a step:
@@ -157,9 +159,10 @@ def test_sglang_adaptive_takes_the_first_length_among_its_candidates_and_stays_w
 
 
 def test_sglang_throughput_scores_its_windows_by_cost() -> None:
-    # A step costs 1 + 0.1 gamma. Of each window of 2 steps of 3 tokens, with 3 and then 1 accepted, the chances are 1, 1/2, 1/2;
-    # beyond, they go on with the ratio sqrt(1/2): .354, .25, .177, .125. Tokens a second: 1 token 2/1.1 = 1.82, 3 tokens 3/1.3 = 2.31,
-    # 5 tokens 3.6/1.5 = 2.40, 7 tokens 3.91/1.7 = 2.30. Without hysteresis 5 is taken, with 10% the length stays 3.
+    # A step costs 1 + 0.1 gamma. Of each window of 2 steps of 3 tokens, with 3 and then 1 accepted, the chances are 1,
+    # 1/2, 1/2; beyond, they go on with the ratio sqrt(1/2): .354, .25, .177, .125. Tokens a second: 1 token 2/1.1 =
+    # 1.82, 3 tokens 3/1.3 = 2.31, 5 tokens 3.6/1.5 = 2.40, 7 tokens 3.91/1.7 = 2.30. Without hysteresis 5 is taken,
+    # with 10% the length stays 3.
     policy = make_policy("sglang-throughput:window=2,every=2,hysteresis=0", 16, LinearCosts())
     assert outcomes(policy, [3, 1, 0]) == [3, 3, 5]
     assert outcomes(make_policy("sglang-throughput:window=2,every=2", 16, LinearCosts()), [3, 1, 0]) == [3, 3, 3]
@@ -167,20 +170,22 @@ def test_sglang_throughput_scores_its_windows_by_cost() -> None:
 
 def test_sglang_throughput_waits_for_full_windows_and_forgets_beyond_a_shorter_length() -> None:
     policy = ThroughputAware((1, 3), 3, [1.0, 1.1, 1.2, 1.3], window=3, every=2)
-    # At step 2 the windows hold 2 of 3. At step 4 they hold the last 3 steps, in which nothing was accepted: 1 token costs less.
+    # At step 2 the windows hold 2 of 3. At step 4 they hold the last 3 steps, in which nothing was accepted: 1 token
+    # costs less.
     assert outcomes(policy, [0, 0, 0, 0]) == [3, 3, 3, 3]
     # Two more steps later the first depth has 2 of 3; those beyond began anew and continue it: (5/3)/1.1 against 3/1.3.
     assert outcomes(policy, [1, 1, 1]) == [1, 1, 3]
 
 
 def test_vllm_drafts_while_the_rate_rises() -> None:
-    # Untrained, every token stands with chance s = sigmoid(1.5) = 0.818: 1 + s + s^2 + ... tokens in 1 + 0.4 gamma seconds
-    # are 1, 1.299, 1.382 and 1.379 tokens a second.
+    # Untrained, every token stands with chance s = sigmoid(1.5) = 0.818: 1 + s + s^2 + ... tokens in 1 + 0.4 gamma
+    # seconds are 1, 1.299, 1.382 and 1.379 tokens a second.
     policy = make_policy("vllm:warm_up=0", 16, LinearCosts(drafting=0.4))
     assert drafted(policy, row(*[0.5] * 9)) == 3
     assert drafted(make_policy("vllm:warm_up=0", 16, LinearCosts(drafting=1.0)), row(*[0.5] * 9)) == 1
     assert drafted(make_policy("vllm:warm_up=0", 16, LinearCosts(drafting=0.0)), row(*[0.5] * 9)) == 7
-    # Reading two signals costs 2 s as well: 1/3, 1.818/3.4, 2.486/3.8, 3.032/4.2, 3.479/4.6, 3.845/5 = 0.769, 4.143/5.4 = 0.767.
+    # Reading two signals costs 2 s as well: 1/3, 1.818/3.4, 2.486/3.8, 3.032/4.2, 3.479/4.6, 3.845/5 = 0.769, 4.143/5.4
+    # = 0.767.
     assert drafted(make_policy("vllm:warm_up=0", 16, LinearCosts(drafting=0.4, reading=1.0)), row(*[0.5] * 9)) == 6
     # Whole blocks until the coefficients have moved once, after 2 steps.
     policy = make_policy("vllm:refit=2,warm_up=1", 16, LinearCosts(drafting=1.0))
@@ -226,8 +231,9 @@ def test_logit_margins_are_logarithms_of_ratios_and_finite() -> None:
 
 
 def test_bandit_tries_every_arm_and_then_takes_the_best() -> None:
-    # A step costs 1 + 0.1 gamma. After a pull each: 1/1, 1/1.1, 3/1.2 and 5/1.4 tokens a second. 4 tokens, nothing accepted: 6/2.8.
-    # 2 tokens, nothing accepted: 4/2.4. 4 tokens, one accepted: 8/4.2; nothing accepted: 9/5.6, less than 4/2.4.
+    # A step costs 1 + 0.1 gamma. After a pull each: 1/1, 1/1.1, 3/1.2 and 5/1.4 tokens a second. 4 tokens, nothing
+    # accepted: 6/2.8. 2 tokens, nothing accepted: 4/2.4. 4 tokens, one accepted: 8/4.2; nothing accepted: 9/5.6, less
+    # than 4/2.4.
     policy = make_policy("bandit:arms=0,1,2,4,epsilon=0", 16, LinearCosts())
     assert outcomes(policy, [0, 0, 9, 9, 0, 0, 1, 0, 0]) == [0, 1, 2, 4, 4, 2, 4, 4, 2]
     policy.reset()

@@ -1,4 +1,6 @@
-"""Every policy keeps its contract: within gamma_max, the same at once as token by token, and clear about what it cannot take."""
+"""Every policy keeps its contract: within gamma_max, the same at once as token by token, and clear about what it cannot
+take.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""Expectations on a trace of sampled decoding: by hand, against the mean over walks with coins, and with everything above them."""
+"""Expectations on a trace of sampled decoding: by hand, against the mean over walks with coins, and with everything
+above them.
+"""
 
 from __future__ import annotations
 
@@ -57,7 +59,9 @@ def three_tokens(survival: list[float], signals: list[list[float]]) -> Trace:
 
 
 def test_a_fixed_length_by_hand() -> None:
-    """Drafting one: refused at 0 (1/2) leads to 1, accepted (1/2) to 2; at 1 there is room for one token, at 2 for none."""
+    """Drafting one: refused at 0 (1/2) leads to 1, accepted (1/2) to 2; at 1 there is room for one token, at 2 for
+    none.
+    """
     trace = three_tokens([0.5, 0.25, 0.9], [[0.9, 0.9]] * 3)
     outcome = replay(trace, FixedLength(1))
     occupancy = [1, 0.5, 0.5 + 0.5 * 0.75]
@@ -71,7 +75,9 @@ def test_a_fixed_length_by_hand() -> None:
 
 
 def test_what_is_drafted_after_a_refused_token_counts() -> None:
-    """At 0.5 the policy goes on after a first token that is refused or not alike, as it sees the signal of its distribution alone."""
+    """At 0.5 the policy goes on after a first token that is refused or not alike, as it sees the signal of its
+    distribution alone.
+    """
     sure, unsure = [0.9, 0.9], [0.1, 0.9]
     stops = ConfidenceThreshold(0.5, 2)
     assert replay(three_tokens([0.5, 1, 1], [sure] * 3), stops).drafted[0] == pytest.approx(2 + 0.5 * 1)

@@ -237,10 +237,12 @@ def test_catching_up_is_charged_where_it_happens(linear_costs: Callable[..., Cos
         assert with_it.position.tolist() == rows.tolist()
         return (with_it.seconds - without.seconds).round(6).tolist()
 
-    # Two accepted of two, two of three, nothing, nothing, one of one, then: one to take in, two, one, (two), three, two.
+    # Two accepted of two, two of three, nothing, nothing, one of one, then: one to take in, two, one, (two), three,
+    # two.
     trace = replace(trace, accepted=np.array([2, 0, 0, 2, 0, 0, 0, 0, 1, 0, 0], np.int16))
     assert added(costs, [2, 3, 0, 0, 1, 1]) == [0.0, 10.0, 0.0, 0.0, 200.0, 10.0]
-    # A drafter that takes in all committed tokens anew: one, three, three after that and two idle steps (five, as four).
+    # A drafter that takes in all committed tokens anew: one, three, three after that and two idle steps (five, as
+    # four).
     anew = replace(costs, keeps_drafted=False)
     assert added(anew, [2, 3, 0, 0, 1, 1]) == [0.0, 200.0, 0.0, 0.0, 3000.0, 10.0]
 

@@ -279,7 +279,8 @@ def _catch_up(benches: Sequence[_Bench]) -> _CatchUp:
     """Medians of what drafts took beyond those of their length, by how many tokens there were to take in; rising, and
     interpolated where a number did not occur.
 
-    What drafts of a length take is that of all backlogs, less what the backlogs add: found by turns, one from the other.
+    What drafts of a length take is that of all backlogs, less what the backlogs add: found by turns, one from the
+    other.
     """
     found = _CatchUp()
     for _ in range(CATCH_UP_SWEEPS):

@@ -19,7 +19,8 @@ from draftgauge.core.errors import DraftgaugeError
 from draftgauge.policies.base import Policy, TextView
 from draftgauge.replay.acceptance import known_drafts
 from draftgauge.replay.evaluate import Row
-from draftgauge.replay.simulate import text_view
+from draftgauge.replay.simulate import replay, text_view
+from draftgauge.traces.costs import CostCurve
 from draftgauge.traces.trace import Trace
 
 Floats = NDArray[np.float64]
@@ -108,16 +109,37 @@ def predicted_acceptance(policy: Policy, trace: Trace) -> NDArray[np.float64] | 
     return policy.acceptance(text_view(trace)) if isinstance(policy, PredictsAcceptance) else None
 
 
-def judged(trace: Trace, predicted: ArrayLike) -> Judged:
-    """The drafted tokens of all positions of a trace that the target would have come to, with their predictions.
+def visited(trace: Trace, policy: Policy, costs: CostCurve) -> NDArray[np.bool_]:
+    """``[P, G]`` the tokens that a policy drafts on a trace: where its chances decide, and only there.
 
-    A token at depth ``d`` is judged if the ``d - 1`` before it were accepted; tokens past the end of the recorded
-    output never are.
+    A step starts where the one before was corrected, which is where the draft is bad: chances that are right over all
+    positions can be too high at these.
+    """
+    record = replay(trace, policy, costs).record
+    drafted = np.zeros(trace.positions, np.int64)
+    drafted[trace.offsets[record.prompt] + record.position] = record.drafted
+    return np.arange(trace.gamma_max) < drafted[:, None]
+
+
+def starts(trace: Trace, policy: Policy, costs: CostCurve) -> NDArray[np.bool_]:
+    """``[P, G]`` the first tokens from where the steps of a policy start, drafted or not."""
+    record = replay(trace, policy, costs).record
+    chosen = np.zeros((trace.positions, trace.gamma_max), np.bool_)
+    chosen[trace.offsets[record.prompt] + record.position, 0] = True
+    return chosen
+
+
+def judged(trace: Trace, predicted: ArrayLike, among: NDArray[np.bool_] | None = None) -> Judged:
+    """The drafted tokens of a trace that the target would have come to, with their predictions.
+
+    A token at depth ``d`` is judged if the ``d - 1`` before it were accepted; tokens past the end of the recorded output
+    never are.
 
     Args:
         trace: dense; test prompts, as predictions on prompts that were fitted on flatter.
         predicted: ``[P, G]`` chance that the token at each depth is accepted; NaN where there is no prediction, which
             leaves it out.
+        among: ``[P, G]`` the tokens to judge, e.g. those of :func:`visited`; all by default.
 
     Raises:
         DraftgaugeError: if the shape is not that of the trace's drafts, or a prediction is no probability.
@@ -130,10 +152,12 @@ def judged(trace: Trace, predicted: ArrayLike) -> Judged:
     depths = np.broadcast_to(np.arange(1, trace.gamma_max + 1), chances.shape)
     accepted = trace.accepted[:, None]
     chosen = (accepted >= depths - 1) & (depths <= known_drafts(trace)[:, None]) & ~np.isnan(chances)
-    found = Judged(depths[chosen], chances[chosen], (accepted >= depths)[chosen])
-    if ((found.predicted < 0) | (found.predicted > 1)).any():
+    if among is not None:
+        chosen &= among
+    tokens = Judged(depths[chosen], chances[chosen], (accepted >= depths)[chosen])
+    if ((tokens.predicted < 0) | (tokens.predicted > 1)).any():
         raise DraftgaugeError("a predicted chance of acceptance must lie in 0..1")
-    return found
+    return tokens
 
 
 def base_rates(trace: Trace) -> Floats:
@@ -206,7 +230,11 @@ def brier(tokens: Judged, base: ArrayLike, bins: int = BINS) -> Brier:
 
 
 def calibration_rows(
-    trace: Trace, predictions: Mapping[str, ArrayLike], base: ArrayLike, bins: int = BINS
+    trace: Trace,
+    predictions: Mapping[str, ArrayLike],
+    base: ArrayLike,
+    bins: int = BINS,
+    among: NDArray[np.bool_] | None = None,
 ) -> list[Row]:
     """How right several predictions of acceptance are, at every depth and (``depth`` None) over all.
 
@@ -215,6 +243,7 @@ def calibration_rows(
         predictions: by name, each as in :func:`judged`; the drafter's own ``trace.confidence`` is the one to beat.
         base: base rates from training prompts.
         bins: of reliability.
+        among: as of :func:`judged`.
 
     Returns:
         Rows with ``prediction, compression, depth, tokens, accepted, predicted`` (mean), ``calibration_error, brier,
@@ -222,7 +251,7 @@ def calibration_rows(
     """
     rows: list[Row] = []
     for name, predicted in predictions.items():
-        tokens = judged(trace, predicted)
+        tokens = judged(trace, predicted, among)
         for depth in (None, *range(1, trace.gamma_max + 1)):
             here = tokens if depth is None else tokens.at(depth)
             if len(here.accepted):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, fields, replace
 from typing import Any
 
 import numpy as np
@@ -18,8 +18,10 @@ from draftgauge.policies.acceptance_model import (
     AGREEMENTS,
     HazardByClass,
     NextByOrder,
+    NextShared,
     State,
     StoppingNumbers,
+    TokenOffsets,
     agreement_class,
     hazard_terms,
     next_terms,
@@ -47,6 +49,11 @@ HAZARD_PRIOR, NEXT_PRIOR = 2.0, 20.0
 """Weight of the prior that a token adds nothing, in units of the log loss's curvature, chosen by the gain on validation
 prompts.
 """
+ROUNDS = 3
+"""Of fitting: the first on all positions alike, each later one for those that the policy found before comes to."""
+UNVISITED = 0.25
+"""Weight of the other positions in later rounds: they still tell how the chances depend on the signals."""
+NEWTON_STEPS = 8
 TIMED_DECISIONS = 4_000
 READ_TOKENS, READINGS = 200, 50
 SWEPT_BYTES = 1 << 23
@@ -61,11 +68,23 @@ class Examples:
         terms: ``[n, K]``.
         token: ``[n]`` the last token of the state.
         stood: ``[n]`` whether the token was accepted.
+        first: ``[n]`` whether the state is that before the first drafted token.
+        visited: ``[n]`` whether the policy comes to the state.
     """
 
     terms: Floats
     token: NDArray[np.int64]
     stood: NDArray[np.bool_]
+    first: NDArray[np.bool_]
+    visited: NDArray[np.bool_]
+
+    @property
+    def weight(self) -> Floats:
+        """``[n]`` weight of each in the fit."""
+        return np.where(self.visited, 1.0, UNVISITED)
+
+
+COLUMNS = tuple(entry.name for entry in fields(Examples))
 
 
 def fit_stopping(
@@ -76,10 +95,13 @@ def fit_stopping(
     online: bool = False,
     made: Mapping[str, Any] | None = None,
 ) -> FittedPolicy:
-    """Fit the two models of acceptance on all positions of some traces.
+    """Fit the two models of acceptance on some traces, for the positions at which they decide.
 
     Every drafted token that was judged, that is, all up to the first rejected one of each position, is an example of
-    the hazard; every state before such a token is one of the chance of the next.
+    the hazard; every state before such a token is one of the chance of the next. The policy does not come to all
+    positions alike: a step starts where the one before was corrected, which is where the draft is bad. So the policy of
+    each round is replayed, and in the next the states that it came to weigh more, and the models' constants are moved
+    until their mean chances are right at these.
 
     Args:
         traces: dense, of the prompts to fit on, one for each pair or compression; of one ``gamma_max``.
@@ -93,64 +115,122 @@ def fit_stopping(
         TraceError: if there is nothing to learn from, the traces differ in ``gamma_max`` or lack the prompts' tokens.
     """
     gamma_max = _common_gamma_max(traces)
-    hazard = _join([hazard_examples(trace) for trace in traces])
-    following = _join([next_examples(trace) for trace in traces])
+    vocabulary = _common_vocabulary(costs)
+    reach = [np.full(trace.positions, gamma_max) for trace in traces]
+    for round_ in range(ROUNDS):
+        numbers = _fit_models(traces, reach, gamma_max, recalibrate=round_ > 0)
+        numbers = replace(numbers, horizon=horizon, vocabulary=vocabulary)
+        numbers = _with_steps(numbers, traces, costs)
+        reach = [_reach(numbers, trace, curve) for trace, curve in zip(traces, costs, strict=True)]
+    numbers = with_decision_times(replace(numbers, online=online), costs[0], gamma_max)
+    prompts = dict.fromkeys(key for trace in traces for key in prompt_keys(trace))
+    return FittedPolicy(STOPPING, gamma_max, SIGNALS, asdict(numbers), dict(made or {}), tuple(prompts))
+
+
+def _fit_models(
+    traces: Sequence[Trace], reach: Sequence[NDArray[np.int64]], gamma_max: int, recalibrate: bool
+) -> StoppingNumbers:
+    """Both models, without the steps that the rate is found on.
+
+    Args:
+        traces: to fit on.
+        reach: ``[P]`` of each, tokens that the policy drafts where its steps start; -1 at other positions.
+        gamma_max: of the traces.
+        recalibrate: whether to move the constants for the states that the policy comes to.
+    """
+    pairs = list(zip(traces, reach, strict=True))
+    hazard = _join([hazard_examples(trace, drafted) for trace, drafted in pairs])
+    following = _join([next_examples(trace, drafted) for trace, drafted in pairs])
     for name, examples in (("hazard", hazard), ("next token", following)):
         if len(set(examples.stood.tolist())) < 2:
             raise TraceError(
                 f"the traces hold no accepted and rejected drafted tokens to fit the {name} on: record more prompts"
             )
     weights, weights_next = _regress(hazard), _regress(following)
+    tokens = np.flatnonzero(np.bincount(np.maximum(following.token, 0)) >= LEAST_EXAMPLES)
+    offsets = _token_offsets(hazard, weights, tokens, HAZARD_PRIOR)
+    offsets_next = _token_offsets(following, weights_next, tokens, NEXT_PRIOR)
     by_agreement, shared = _unfold(weights, len(AGREEMENTS), len(HazardByClass._fields))
     by_order, shared_next = _unfold(weights_next, ORDER + 1, len(NextByOrder._fields))
-    tokens = np.flatnonzero(np.bincount(np.maximum(following.token, 0)) >= LEAST_EXAMPLES)
-    numbers = StoppingNumbers(
+    if recalibrate:
+        logits = _logits(hazard, weights, TokenOffsets(tokens.tolist(), offsets))
+        by_agreement = _moved(by_agreement, _shift(logits, hazard, hazard.visited))
+        logits = _logits(following, weights_next, TokenOffsets(tokens.tolist(), offsets_next))
+        first = _shift(logits, following, following.visited & following.first)
+        later = _shift(logits, following, following.visited & ~following.first)
+        by_order = _moved(by_order, later)
+        named = NextShared(*shared_next)
+        shared_next = tuple(named._replace(none=named.none + first - later))
+    return StoppingNumbers(
         hazard_by_agreement=by_agreement,
         hazard=shared,
         next_by_order=by_order,
         next=shared_next,
         tokens=tuple(tokens.tolist()),
-        token_hazard=_token_offsets(hazard, weights, tokens, HAZARD_PRIOR),
-        token_next=_token_offsets(following, weights_next, tokens, NEXT_PRIOR),
+        token_hazard=offsets,
+        token_next=offsets_next,
         onward=_onward(traces, gamma_max),
         chances=(),
         accepted=(),
-        horizon=horizon,
-        online=online,
-        vocabulary=_common_vocabulary(costs),
     )
-    numbers = _with_steps(numbers, traces, costs)
-    numbers = with_decision_times(numbers, costs[0], gamma_max)
-    prompts = dict.fromkeys(key for trace in traces for key in prompt_keys(trace))
-    return FittedPolicy(STOPPING, gamma_max, SIGNALS, asdict(numbers), dict(made or {}), tuple(prompts))
 
 
-def hazard_examples(trace: Trace) -> Examples:
-    """One example for each drafted token whose forerunners were all accepted."""
-    return _examples(trace, first=1)
+def _reach(numbers: StoppingNumbers, trace: Trace, costs: CostCurve) -> NDArray[np.int64]:
+    """``[P]`` tokens that the policy drafts where its steps start; -1 at other positions."""
+    record = replay(trace, ThroughputStopping(numbers, trace.gamma_max, costs)).record
+    drafted = np.full(trace.positions, -1)
+    drafted[trace.offsets[record.prompt] + record.position] = record.drafted
+    return drafted
 
 
-def next_examples(trace: Trace) -> Examples:
+def _logits(examples: Examples, weights: Floats, offsets: TokenOffsets) -> Floats:
+    logits: Floats = examples.terms @ weights[:-1] + weights[-1] + offsets.at(examples.token)
+    return logits
+
+
+def _shift(logits: Floats, examples: Examples, chosen: NDArray[np.bool_]) -> float:
+    """What added to the logits of some examples makes their mean chance the share that stood, by Newton's method."""
+    stood = examples.stood[chosen]
+    if not stood.any() or stood.all():
+        return 0.0
+    shift = 0.0
+    for _ in range(NEWTON_STEPS):
+        chance = 1 / (1 + np.exp(-(logits[chosen] + shift)))
+        shift += float((stood - chance).sum() / (chance * (1 - chance)).sum())
+    return shift
+
+
+def _moved(by_class: tuple[tuple[float, ...], ...], shift: float) -> tuple[tuple[float, ...], ...]:
+    """Weights by class with their constants moved."""
+    return tuple((constant + shift, *rest) for constant, *rest in by_class)
+
+
+def hazard_examples(trace: Trace, reach: NDArray[np.int64]) -> Examples:
+    """One example for each drafted token whose forerunners were all accepted; ``reach`` as of :func:`_fit_models`."""
+    return _examples(trace, reach, ahead=0)
+
+
+def next_examples(trace: Trace, reach: NDArray[np.int64]) -> Examples:
     """One example for each state before such a token."""
-    return _examples(trace, first=0)
+    return _examples(trace, reach, ahead=1)
 
 
-def _examples(trace: Trace, first: int) -> Examples:
-    """Examples of tokens seen (``first`` 1: state ``d`` judges token ``d``) or yet to come (0: state ``d`` judges token
-    ``d + 1``).
-    """
-    terms, last, stood = [], [], []
+def _examples(trace: Trace, reach: NDArray[np.int64], ahead: int) -> Examples:
+    """Examples of states after ``d`` drafted tokens that speak of token ``d + ahead``."""
+    columns: dict[str, list[NDArray[Any]]] = {name: [] for name in COLUMNS}
     caps = draft_caps(trace)
     for state in states(text_view(trace)):
-        token = state.depth + 1 - first
+        token = state.depth + ahead
         if not 1 <= token <= trace.gamma_max:
             continue
         judged = (trace.accepted >= token - 1) & (caps >= token)
         rows = state.at(judged)
-        terms.append(hazard_design(rows) if first else next_design(rows))
-        last.append(rows.token)
-        stood.append(trace.accepted[judged] >= token)
-    return Examples(np.concatenate(terms), np.concatenate(last), np.concatenate(stood))
+        columns["terms"].append(next_design(rows) if ahead else hazard_design(rows))
+        columns["token"].append(rows.token)
+        columns["stood"].append(trace.accepted[judged] >= token)
+        columns["first"].append(np.full(len(rows.token), state.depth == 0))
+        columns["visited"].append(state.depth <= reach[judged])
+    return Examples(**{name: np.concatenate(parts) for name, parts in columns.items()})
 
 
 def hazard_design(state: State) -> Floats:
@@ -177,7 +257,9 @@ def _regress(examples: Examples) -> Floats:
     """Weights ``[K]`` on the terms as they are; the blocks of classes hold the constant."""
     scale = examples.terms.std(axis=0)
     scale[scale == 0] = 1.0
-    model = LogisticRegression(C=REGULARISATION, max_iter=500).fit(examples.terms / scale, examples.stood)
+    model = LogisticRegression(C=REGULARISATION, max_iter=500).fit(
+        examples.terms / scale, examples.stood, examples.weight
+    )
     weights: Floats = model.coef_[0] / scale
     return np.append(weights, model.intercept_)
 
@@ -189,8 +271,8 @@ def _token_offsets(examples: Examples, weights: Floats, tokens: NDArray[np.int64
     chance = 1 / (1 + np.exp(-(examples.terms @ weights[:-1] + weights[-1])))
     size = int(max(examples.token.max(), tokens.max(initial=0))) + 1
     known = examples.token >= 0
-    residual = np.bincount(examples.token[known], (examples.stood - chance)[known], size)
-    curvature = np.bincount(examples.token[known], (chance * (1 - chance))[known], size)
+    residual = np.bincount(examples.token[known], (examples.weight * (examples.stood - chance))[known], size)
+    curvature = np.bincount(examples.token[known], (examples.weight * chance * (1 - chance))[known], size)
     return tuple(np.round(residual / (curvature + prior), DIGITS)[tokens].tolist())
 
 
@@ -312,8 +394,7 @@ def _common_vocabulary(costs: Sequence[CostCurve]) -> str:
 
 
 def _join(parts: Sequence[Examples]) -> Examples:
-    columns = [[getattr(part, name) for part in parts] for name in ("terms", "token", "stood")]
-    return Examples(*map(np.concatenate, columns))
+    return Examples(**{name: np.concatenate([getattr(part, name) for part in parts]) for name in COLUMNS})
 
 
 @register_fit(STOPPING)

@@ -2,8 +2,8 @@
 
 Both read this token and its confidence, the product and the worst of the confidences of the step, the depth, and
 whether the text itself has said this before (:mod:`draftgauge.policies.suffix`). They are fitted by
-:mod:`draftgauge.fitting.stopping`. A :class:`State` is that of one position, its fields numbers, or of many positions of
-a trace, its fields arrays; what is computed from it is written once for both.
+:mod:`draftgauge.fitting.stopping`. A :class:`State` is that of one position, its fields numbers, or of many positions
+of a trace, its fields arrays; what is computed from it is written once for both.
 """
 
 from __future__ import annotations
@@ -145,7 +145,8 @@ def cut(numbers: StoppingNumbers, gamma_max: int) -> StoppingNumbers:
 
 
 class State(NamedTuple):
-    """What is known after ``depth`` drafted tokens, of one position or of ``n``; each field is a number or an array ``[n]``.
+    """What is known after ``depth`` drafted tokens, of one position or of ``n``; each field is a number or an array
+    ``[n]``.
 
     Attributes:
         depth: drafted tokens, the same for all positions.

@@ -199,6 +199,10 @@ class ThroughputStopping:
         chances = np.stack([self.models.all_stand(state) for state in states(view) if state.depth], axis=1)
         return np.where(view.draft_token >= 0, chances, np.nan)
 
+    def first_chances(self, view: TextView) -> Floats:
+        """``[P]`` chance that the first token would stand, as it is judged before drafting it."""
+        return self.models.all_next_stand(next(states(view)))
+
     def _thresholds(self) -> list[float]:
         theta: list[float] = thresholds(self.rate, self.seconds, self.numbers.onward, self.numbers.horizon).tolist()
         return theta

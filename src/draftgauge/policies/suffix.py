@@ -58,7 +58,9 @@ class SuffixIndex:
             self._add(token)
 
     def look_up(self, tail: tuple[int, ...]) -> tuple[int, int]:
-        """What followed the longest ending of ``tail`` that the text holds, and that ending's length; (-1, 0) without one."""
+        """What followed the longest ending of ``tail`` that the text holds, and that ending's length; (-1, 0) without
+        one.
+        """
         after = self._after
         for order in range(len(tail), 0, -1):
             token = after[order - 1].get(tail[-order:])
@@ -152,8 +154,8 @@ def _longer(first: Ints, names: Ints, asked_first: Ints, asked: Ints) -> tuple[I
 
 
 def _last_position(names: Ints, asked: Ints, ends: Ints, order: int) -> Ints:
-    """For each asked n-gram the last position in the text, before ``ends``, that follows the same n-gram; -1 if there is
-    none.
+    """For each asked n-gram the last position in the text, before ``ends``, that follows the same n-gram; -1 if there
+    is none.
 
     Args:
         names: ``[L - order]``; row ``i`` names the n-gram before the token at position ``order + i``.

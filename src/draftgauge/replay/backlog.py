@@ -11,7 +11,8 @@ Ints = NDArray[np.int64]
 
 
 def backlogs(prompt: Ints, drafted: Ints, accepted: Ints, costs: CostCurve) -> Ints:
-    """The backlog before each step, as of :meth:`~draftgauge.traces.costs.CostCurve.backlog_after`; 1 at a prompt's first.
+    """The backlog before each step, as of :meth:`~draftgauge.traces.costs.CostCurve.backlog_after`; 1 at a prompt's
+    first.
 
     Args:
         prompt: ``[S]`` of each step; the steps of a prompt stand together, in order.

@@ -89,7 +89,8 @@ class CostCurve:
         catch_up: ``[K]`` what proposing takes longer where the drafter has 1, 2, ... ``K`` committed tokens to take in
             first, over 1; the last stands for all more. Empty where it makes no difference.
         keeps_drafted: whether the drafter keeps what it has taken in of its own accepted tokens, as a language model
-            does, or takes in every committed token anew, as drafters do that read the target; see :meth:`backlog_after`.
+            does, or takes in every committed token anew, as drafters do that read the target; see
+            :meth:`backlog_after`.
         vocabulary: of the pair, see :func:`draftgauge.models.vocabulary.vocabulary_digest`; empty where it is not
             known. Policies that know tokens by their ids check that they mean the same ones.
         uncertainty: how sure the curve is; None where it was not measured as a whole.
