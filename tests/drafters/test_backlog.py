@@ -47,14 +47,14 @@ class Watched:
         self.prefill, self.commit = drafter.prefill, drafter.commit
 
     def propose(self, limit: int, *options: object) -> Draft:
-        self.noted.append(self.drafter.backlog)
+        self.noted.append(self.drafter.backlog())
         return self.drafter.propose(limit, *options)  # type: ignore[arg-type]
 
 
 def check(target: object, drafter: Drafter, prompts: list[list[int]], among: set[int]) -> None:
     """Every proposal after the first finds the backlog that replay computes from the steps."""
     compared, policy = [], Any()
-    costs = replace(COSTS, keeps_drafted=drafter.keeps_drafted)
+    costs = replace(COSTS, keeps_drafted=drafter.keeps_drafted())
     for prompt in prompts:
         watched = Watched(drafter)
         steps = speculative_decode(target, watched, policy, prompt, DecodingSettings(60)).steps  # type: ignore[arg-type]

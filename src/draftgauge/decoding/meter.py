@@ -165,7 +165,7 @@ class _Bench:
     ) -> None:
         """``where`` is the context length, where decoding starts for it, and how many tokens it decodes."""
         self.context, self._start, span = where
-        self.keeps_drafted = drafter.keeps_drafted
+        self.keeps_drafted = drafter.keeps_drafted()
         self._target = target
         self._drafter = drafter
         self._text = np.asarray(plan.text)

@@ -226,12 +226,14 @@ class TimedDrafter:
         self._timer = timer
         self._filler = filler
         self._proposed = 0
-        self.keeps_drafted = drafter.keeps_drafted
 
-    @property
+    def keeps_drafted(self) -> bool:
+        """As the drafter."""
+        return self._drafter.keeps_drafted()
+
     def backlog(self) -> int:
         """That of the drafter."""
-        return self._drafter.backlog
+        return self._drafter.backlog()
 
     def prefill(self, context: list[int]) -> None:
         """Start a new sequence."""
@@ -239,7 +241,7 @@ class TimedDrafter:
 
     def propose(self, limit: int, keep_drafting: KeepDrafting | None, reads: Reads = OF_DRAFTED_TOKENS) -> Draft:
         """Draft exactly ``limit`` tokens."""
-        self._timer.backlog = max(1, self._drafter.backlog)
+        self._timer.backlog = max(1, self._drafter.backlog())
         self._timer.begin("draft")
         draft = self._drafter.propose(limit, keep_drafting, reads)
         self._timer.end("draft")

@@ -39,14 +39,10 @@ class Drafter(Protocol):
     :meth:`~draftgauge.traces.costs.CostCurve.backlog_after`).
     """
 
-    @property
     def keeps_drafted(self) -> bool:
-        """Whether accepted tokens that it has taken in while drafting are kept, not taken in anew; a class attribute
-        will do.
-        """
+        """Whether accepted tokens that it has taken in while drafting are kept, not taken in anew."""
         ...
 
-    @property
     def backlog(self) -> int:
         """Committed tokens that the next proposal takes in first."""
         ...

@@ -53,9 +53,10 @@ class LanguageModelDrafter:
         self._vocabulary = vocabulary if vocabulary is not None and vocabulary < model.spec.vocabulary else None
         self._text: list[int] = []
 
-    keeps_drafted = True
+    def keeps_drafted(self) -> bool:
+        """Yes, in its cache."""
+        return True
 
-    @property
     def backlog(self) -> int:
         """Committed tokens that are not in the cache."""
         return len(self._text) - self.model.length

@@ -179,7 +179,7 @@ def begin(policy: Policy, prompt_tokens: Sequence[int]) -> None:
 
 
 class DecisionSeconds(NamedTuple):
-    """What deciding itself takes, in seconds: for each drafted token, each step besides, and each token of the prompt."""
+    """What deciding takes, in seconds: for each drafted token, each step besides, and each token of the prompt."""
 
     token: float = 0.0
     step: float = 0.0

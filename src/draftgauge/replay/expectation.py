@@ -106,7 +106,8 @@ def expected_catch_up(trace: Trace, steps: ExpectedSteps, costs: CostCurve) -> F
         where = np.broadcast_to(target[:, None, :], after.shape)
         kept = np.broadcast_to(inside[:, None, :], after.shape)
         np.add.at(occupancy, (where[kept], after[kept] - 1), mass[kept])
-    return (occupancy * added).sum(axis=1)
+    mean: Floats = (occupancy * added).sum(axis=1)
+    return mean
 
 
 def _occupancy(trace: Trace, accepted: Floats) -> Floats:

@@ -59,9 +59,10 @@ class ReuseDrafter:
         self._chain = begin(net)  # after depth 0 of the last of them
         self._first: Tensor | None = None  # [V] logits of the first drafted token
 
-    keeps_drafted = False
+    def keeps_drafted(self) -> bool:
+        """No: what the target leaves behind of them takes the place of the drafter's own chain."""
+        return False
 
-    @property
     def backlog(self) -> int:
         """Anchors that are new since the last proposal."""
         return len(self._text) - 1 - self._taken
