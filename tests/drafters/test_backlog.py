@@ -12,7 +12,7 @@ from draftgauge.core.signals import NO_SIGNALS
 from draftgauge.decoding.settings import DecodingSettings
 from draftgauge.decoding.speculative import speculative_decode
 from draftgauge.drafters import Drafter, LanguageModelDrafter, PromptLookupDrafter
-from draftgauge.drafters.base import Draft
+from draftgauge.drafters.base import Draft, backlog_of, keeps_drafted
 from draftgauge.drafters.reuse.live import ReuseDrafter
 from draftgauge.models.taps import TapPlan, attach_taps
 from draftgauge.policies.base import PolicyBase
@@ -47,14 +47,14 @@ class Watched:
         self.prefill, self.commit = drafter.prefill, drafter.commit
 
     def propose(self, limit: int, *options: object) -> Draft:
-        self.noted.append(self.drafter.backlog())
+        self.noted.append(backlog_of(self.drafter))
         return self.drafter.propose(limit, *options)  # type: ignore[arg-type]
 
 
 def check(target: object, drafter: Drafter, prompts: list[list[int]], among: set[int]) -> None:
     """Every proposal after the first finds the backlog that replay computes from the steps."""
     compared, policy = [], Any()
-    costs = replace(COSTS, keeps_drafted=drafter.keeps_drafted())
+    costs = replace(COSTS, keeps_drafted=keeps_drafted(drafter))
     for prompt in prompts:
         watched = Watched(drafter)
         steps = speculative_decode(target, watched, policy, prompt, DecodingSettings(60)).steps  # type: ignore[arg-type]

@@ -26,7 +26,7 @@ from draftgauge.decoding.results import Origin
 from draftgauge.decoding.settings import DecodingSettings
 from draftgauge.decoding.speculative import speculative_decode
 from draftgauge.decoding.stopwatch import IDLE_RUNS, PRICED, Sample, StepTimer, Stopwatch, TimedDrafter, TimedModel
-from draftgauge.drafters.base import Drafter
+from draftgauge.drafters.base import Drafter, keeps_drafted
 from draftgauge.models.base import CachedModel
 from draftgauge.traces.costs import CostCurve, CostTable, SignalSeconds
 from draftgauge.verification import Sampling
@@ -165,7 +165,7 @@ class _Bench:
     ) -> None:
         """``where`` is the context length, where decoding starts for it, and how many tokens it decodes."""
         self.context, self._start, span = where
-        self.keeps_drafted = drafter.keeps_drafted()
+        self.keeps_drafted = keeps_drafted(drafter)
         self._target = target
         self._drafter = drafter
         self._text = np.asarray(plan.text)

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from draftgauge.core.signals import DISTRIBUTION, NO_SIGNALS, OF_DRAFTED_TOKENS, Reads, SignalName
 from draftgauge.decoding.wrapping import WrappedModel
-from draftgauge.drafters.base import Draft, Drafter, KeepDrafting
+from draftgauge.drafters.base import Draft, Drafter, KeepDrafting, backlog_of
 from draftgauge.models.base import CachedModel
 from draftgauge.policies.base import Signal, Step
 
@@ -227,21 +227,13 @@ class TimedDrafter:
         self._filler = filler
         self._proposed = 0
 
-    def keeps_drafted(self) -> bool:
-        """As the drafter."""
-        return self._drafter.keeps_drafted()
-
-    def backlog(self) -> int:
-        """That of the drafter."""
-        return self._drafter.backlog()
-
     def prefill(self, context: list[int]) -> None:
         """Start a new sequence."""
         self._drafter.prefill(context)
 
     def propose(self, limit: int, keep_drafting: KeepDrafting | None, reads: Reads = OF_DRAFTED_TOKENS) -> Draft:
         """Draft exactly ``limit`` tokens."""
-        self._timer.backlog = max(1, self._drafter.backlog())
+        self._timer.backlog = max(1, backlog_of(self._drafter))
         self._timer.begin("draft")
         draft = self._drafter.propose(limit, keep_drafting, reads)
         self._timer.end("draft")

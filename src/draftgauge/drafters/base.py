@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 from torch import Tensor
 
@@ -32,20 +32,7 @@ class Draft:
 
 
 class Drafter(Protocol):
-    """Follows one sequence: ``prefill``, then ``propose`` and ``commit`` in turn.
-
-    The first pass of a proposal takes in the committed tokens that the drafter has not seen, and costs more the more
-    there are. Their number follows from the steps before, so that replay can charge for it (see
-    :meth:`~draftgauge.traces.costs.CostCurve.backlog_after`).
-    """
-
-    def keeps_drafted(self) -> bool:
-        """Whether accepted tokens that it has taken in while drafting are kept, not taken in anew."""
-        ...
-
-    def backlog(self) -> int:
-        """Committed tokens that the next proposal takes in first."""
-        ...
+    """Follows one sequence: ``prefill``, then ``propose`` and ``commit`` in turn."""
 
     def prefill(self, context: list[int]) -> None:
         """Start a new sequence with the prompt's tokens."""
@@ -64,3 +51,31 @@ class Drafter(Protocol):
     def commit(self, accepted: int, tokens: list[int]) -> None:
         """The step committed ``tokens``: the first ``accepted`` of the proposal, then the target's own."""
         ...
+
+
+@runtime_checkable
+class CatchesUp(Protocol):
+    """A drafter whose proposals first take in the committed tokens that it has not seen, and cost more the more there
+    are.
+
+    Their number follows from the steps before, so that replay can charge for it (see
+    :meth:`~draftgauge.traces.costs.CostCurve.backlog_after`).
+    """
+
+    def keeps_drafted(self) -> bool:
+        """Whether accepted tokens that it has taken in while drafting are kept, not taken in anew."""
+        ...
+
+    def backlog(self) -> int:
+        """Committed tokens that the next proposal takes in first."""
+        ...
+
+
+def keeps_drafted(drafter: Drafter) -> bool:
+    """Whether a drafter keeps the accepted tokens that it has taken in; so does one that has nothing to take in."""
+    return drafter.keeps_drafted() if isinstance(drafter, CatchesUp) else True
+
+
+def backlog_of(drafter: Drafter) -> int:
+    """Committed tokens that a drafter's next proposal takes in first; 0 for one that has nothing to take in."""
+    return drafter.backlog() if isinstance(drafter, CatchesUp) else 0

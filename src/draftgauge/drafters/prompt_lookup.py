@@ -46,14 +46,6 @@ class PromptLookupDrafter:
         self._text: list[int] = []
         self._after: dict[tuple[int, ...], int] = {}
 
-    def keeps_drafted(self) -> bool:
-        """Nothing is taken in while drafting, and nothing costs more for it."""
-        return True
-
-    def backlog(self) -> int:
-        """None: ``commit`` has taken everything in."""
-        return 0
-
     def prefill(self, context: list[int]) -> None:
         """Start a new sequence and index the prompt."""
         self._text = []
