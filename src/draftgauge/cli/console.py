@@ -103,9 +103,11 @@ def progress() -> Iterator[Progress]:
 
 
 def joined_interval(row: Mapping[str, Any], name: str, form: str = "{:.2f}") -> dict[str, str]:
-    """An estimate with its interval in one cell, e.g. ``1.32 [1.20, 1.41]``."""
+    """An estimate with its interval in one cell, e.g. ``1.32 [1.20, 1.41]``; of a single prompt there is no interval."""
     if row.get(name) is None:
         return {}
+    if row.get("prompts") == 1:
+        return {name: form.format(row[name])}
     low, high = (form.format(row[name + end]) for end in ("_low", "_high"))
     return {name: f"{form.format(row[name])} [{low}, {high}]"}
 

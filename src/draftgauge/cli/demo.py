@@ -78,4 +78,6 @@ def _show_compression(name: str, rows: Sequence[dict[str, Any]]) -> None:
         | {"modelled_gain": f"{row['modelled_gain']:+.1%}"}
         for row in pooled
     ]
-    show_table(f"Target {name}: {pooled[0]['prompts']} prompts, all tasks together", shown, POLICIES)
+    count = pooled[0]["prompts"]
+    prompts = "one prompt, so without intervals" if count == 1 else f"{count} prompts, all tasks together"
+    show_table(f"Target {name}: {prompts}", shown, POLICIES)
