@@ -103,7 +103,7 @@ def progress() -> Iterator[Progress]:
 
 
 def joined_interval(row: Mapping[str, Any], name: str, form: str = "{:.2f}") -> dict[str, str]:
-    """An estimate with its interval in one cell, e.g. ``1.32 [1.20, 1.41]``; of a single prompt there is no interval."""
+    """An estimate with its interval in one cell, e.g. ``1.32 [1.20, 1.41]``; of a single prompt without one."""
     if row.get(name) is None:
         return {}
     if row.get("prompts") == 1:
