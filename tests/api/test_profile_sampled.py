@@ -76,7 +76,7 @@ def test_sampled_runs_replay_to_the_same_rows(run: Path) -> None:
     assert 1 < rows["fixed:1"]["tokens_per_step"] < rows["fixed:3"]["tokens_per_step"]
     assert rows["fixed:2"]["steps"] != int(rows["fixed:2"]["steps"]), "an expectation"
     assert all(row["tokens"] == rows["none"]["tokens"] for row in rows.values())
-    assert rows["hindsight"]["tokens_per_second"] >= rows["none"]["tokens_per_second"]
+    assert rows["hindsight"]["tokens_per_second"] >= rows["none"]["tokens_per_second"] * (1 - 1e-9)
 
 
 def test_what_sampling_cannot_do_is_refused(models: dict[str, Any], run: Path, tmp_path: Path) -> None:
