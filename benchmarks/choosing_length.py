@@ -1,7 +1,8 @@
-"""How far to draft: fitted and published policies on prompts never seen, replayed and live, and what becomes of them elsewhere.
+"""How far to draft: fitted and published policies on unseen prompts, replayed and live, and on other tasks and costs.
 
-Profiles the bundled pair, with both draft sizes, on all its prompts (or takes the recorded runs that ``--runs`` and ``--small-runs``
-name), fits throughput-optimal stopping on the training prompts, and judges every policy on the test prompts.
+The script profiles the bundled pair with both draft sizes on all its prompts. ``--runs`` and ``--small-runs`` name
+recorded runs to take instead. It fits throughput-optimal stopping on the training prompts, and compares all policies on
+the test prompts.
 """
 
 from __future__ import annotations
@@ -144,7 +145,7 @@ def _swept(runs: Path, fitted: Path) -> list[Row]:
 
 
 def _rules(runs: Path, fitted: Path) -> list[Row]:
-    """One-step look-ahead, longer ones, the online mode and least-squares Monte Carlo, all from the same models of acceptance."""
+    """Stopping rules on the same acceptance models: short and long look-ahead, online, least-squares Monte Carlo."""
     rows: list[Row] = []
     for run, _ in select_runs(runs):
         trace, measured = read_run(run)
@@ -266,7 +267,7 @@ def _speeds(runs: Path, fitted: Path) -> list[Row]:
 
 
 def _live(runs: Path, fitted: Path, per_task: int, rounds: int) -> list[Row]:
-    """Stopping, the best fixed length and no speculation live, interleaved; and what replay says of the very same prompts."""
+    """Stopping, the best fixed length and no speculation, interleaved live; and replay of the same prompts."""
     rows: list[Row] = []
     for run, _ in select_runs(runs):
         live = bench(
@@ -295,7 +296,8 @@ def _show(row: Row) -> None:
     where = row.get("cost_ratio", row.get("design", ""))
     console.print(
         f"{row.get('table', ''):10} {row.get('compression', ''):5} {where!s:12.12} {row['policy']:28.28} "
-        f"gain {row['gain']:+.3f} [{row['gain_low']:+.3f}, {row['gain_high']:+.3f}] captured {row.get('captured') or float('nan'):.2f}",
+        f"gain {row['gain']:+.3f} [{row['gain_low']:+.3f}, {row['gain_high']:+.3f}] "
+        f"captured {row.get('captured') or float('nan'):.2f}",
         soft_wrap=True,
         highlight=False,
     )

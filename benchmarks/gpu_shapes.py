@@ -1,6 +1,7 @@
 """Cost curves of random-weight pairs with the shapes of real models, on a GPU; and the bench of the bundled pair there.
 
-Weights are random, so nothing is accepted on purpose: what is measured is time. Shapes are those of the published configurations.
+Weights are random, so nothing is accepted on purpose: what is measured is time. Shapes are those of the published
+configurations.
 """
 
 from __future__ import annotations

@@ -74,7 +74,8 @@ def main() -> None:
     for row in rows:
         if row["task"] == "all":
             console.print(
-                f"{row['compression']:5} {row['policy']:34} {row['tokens_per_second']:7.1f} tokens/s  {row['ratio_to_plain']:.2f}x plain "
+                f"{row['compression']:5} {row['policy']:34} {row['tokens_per_second']:7.1f} tokens/s  "
+                f"{row['ratio_to_plain']:.2f}x plain "
                 f"[{row['ratio_to_plain_low']:.2f}, {row['ratio_to_plain_high']:.2f}]  "
                 f"{row['ratio_to_best_transformers']:.2f}x best transformers  "
                 f"{row['mismatches']} mismatches",

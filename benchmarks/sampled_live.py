@@ -1,7 +1,7 @@
-"""Replay of a sampled trace against live sampling: tokens and drafted tokens a step must agree within their standard errors.
+"""Replay of a sampled trace against live sampling: tokens a step, drafted and committed, within standard errors.
 
-The replay averages over the outputs that were recorded, live decoding over outputs of its own, so both have an error; the table
-says how many live runs of a prompt would give an error as small as that of one recorded output.
+The replay averages over the outputs that were recorded, live decoding over outputs of its own, so both have an error;
+the table says how many live runs of a prompt would give an error as small as that of one recorded output.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ Sums = NDArray[np.float64]  # [rounds, prompts, 3]: tokens, steps, drafted token
 
 
 def main() -> None:
-    """Record ``--rounds`` outputs of every prompt, decode it live as often with every policy, and write ``sampled-live.json``."""
+    """Record ``--rounds`` outputs of every prompt, decode it as often live, and write ``sampled-live.json``."""
     args = arguments(__doc__)
     pair = load_pair()
     prompts = first_per_task(read_prompts(prompt_file(None)), args.per_task)
@@ -117,12 +117,13 @@ def ratio(sums: Sums, above: int) -> tuple[float, float]:
 
 def show(row: dict[str, Any]) -> None:
     """One line."""
-    model, found = (
+    model, live = (
         f"{row[f'{kind}_tokens_per_step']:.3f} ± {row[f'{kind}_tokens_per_step_error']:.3f}"
         for kind in ("replayed", "live")
     )
     console.print(
-        f"T {row['temperature']}  {row['policy']:26} tokens/step {model} replayed, {found} live, {row['tokens_per_step_distance']:+.1f} "
+        f"T {row['temperature']}  {row['policy']:26} tokens/step {model} replayed, {live} live, "
+        f"{row['tokens_per_step_distance']:+.1f} "
         f"errors apart; drafted/step {row['drafted_per_step_distance']:+.1f} errors apart",
         highlight=False,
     )

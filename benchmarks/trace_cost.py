@@ -1,4 +1,4 @@
-"""Time of a dense trace of a prompt, generation included, over generating the same output plainly; interleaved by prompt."""
+"""Time to record a dense trace, generation included, over the time of plain generation; interleaved by prompt."""
 
 from __future__ import annotations
 

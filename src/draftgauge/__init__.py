@@ -128,7 +128,7 @@ __all__ = [
 
 
 class _Package(ModuleType):
-    """Keeps ``draftgauge.replay`` and ``draftgauge.report`` the verbs, although folders of these names are imported too."""
+    """Keeps ``draftgauge.replay`` and ``draftgauge.report`` the verbs, although folders have these names too."""
 
     def __setattr__(self, name: str, value: Any) -> None:
         if not (name in _PUBLIC and isinstance(value, ModuleType)):

@@ -160,7 +160,8 @@ def progress(what, done, total):
     if what.startswith("record") and done == 5:
         os.kill(os.getpid(), signal.SIGKILL)
 target, draft, prompts, out = sys.argv[1:]
-profile(target=target, draft=draft, prompts=prompts, out=out, gamma_max=3, max_new_tokens=8, cost_seconds=0, progress=progress)
+pair = {"target": target, "draft": draft}
+profile(prompts=prompts, out=out, gamma_max=3, max_new_tokens=8, cost_seconds=0, progress=progress, **pair)
 """
 
 

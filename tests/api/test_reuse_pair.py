@@ -1,4 +1,4 @@
-"""A trained drafter named by its folder, through generate, profile, replay and bench: lossless, recorded, and only on its own target."""
+"""A trained drafter named by its folder, through generate, profile, replay and bench, on its own target only."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The recorder: all positions together is the same as one by one with the live drafter, and replay is the same as live."""
+"""The recorder: all positions together are the same as one by one with the live drafter; replay is as live."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The trace of sampled decoding: replayed, it is live decoding given its output, exactly, in every way that random draws can fall."""
+"""The trace of sampled decoding: replayed, it is live decoding given its output, however random draws fall."""
 
 from __future__ import annotations
 
@@ -134,7 +134,7 @@ def test_how_far_one_drafts_depends_on_refused_tokens(policy: str) -> None:
 
 
 def test_products_of_acceptances_along_the_output_are_biased(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What :mod:`draftgauge.traces.sampled` says: multiply survivals; the last one may be an acceptance, with less variance."""
+    """As :mod:`draftgauge.traces.sampled` says: multiply survivals; the last may be an acceptance, with less variance."""
     pair = Pair(4, 3, Sampling(1.0), noise=2.0)
 
     def live() -> bool:
@@ -175,7 +175,7 @@ def test_chances_are_those_of_the_distributions() -> None:
 
 
 def test_a_walk_over_a_drawn_trace_is_a_live_one() -> None:
-    """Real draws on both sides: rows drawn with coins, as policies with a memory are replayed, against the live loop."""
+    """Real draws on both sides: rows drawn with coins, as for policies with a memory, against the live loop."""
     pair, gamma, runs = Pair(6, 12, Sampling(1.0)), 3, 150
     generator = torch.Generator().manual_seed(3)
     for policy in (FixedLength(3), ConfidenceThreshold(0.4, gamma)):

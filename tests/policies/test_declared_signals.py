@@ -206,5 +206,5 @@ def test_there_is_no_default(trace: Trace) -> None:
         def read(self, prompt_tokens: Sequence[int]) -> None:
             pass
 
-    with pytest.raises(DraftgaugeError, match="must declare SignalName.TEXT"):
+    with pytest.raises(DraftgaugeError, match=r"must declare SignalName\.TEXT"):
         replay(trace, Reader())

@@ -23,7 +23,7 @@ def build(
 
 @pytest.fixture(scope="session")
 def linear_costs() -> MakeCosts:
-    """Verifying costs 10 ms and 0.5 ms a token more, drafting ``t_draft`` a token, both 10% more at a context of 500."""
+    """Verifying costs 10 ms, 0.5 ms a token more, drafting ``t_draft`` a token; 10% more at a context of 500."""
 
     def make(gamma_max: int, t_draft: float = 0.002) -> CostCurve:
         gamma = np.arange(gamma_max + 1)

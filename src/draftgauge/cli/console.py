@@ -32,7 +32,7 @@ EXIT_USAGE = 2
 EXIT_INTERRUPTED = 130
 
 
-class Incomplete(Exception):
+class IncompleteError(Exception):
     """What could be measured was, and the rest was said to have failed: its rows are kept, and the exit code is 1."""
 
     def __init__(self, rows: Iterable[Mapping[str, Any]]) -> None:

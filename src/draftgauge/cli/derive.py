@@ -15,7 +15,7 @@ from typing import Annotated, Any, cast, get_origin, get_type_hints
 from cyclopts import App, Parameter
 from cyclopts.group import Group
 
-from draftgauge.cli.console import EXIT_INCOMPLETE, Incomplete, friendly_errors, save_json
+from draftgauge.cli.console import EXIT_INCOMPLETE, IncompleteError, friendly_errors, save_json
 from draftgauge.core.config import type_name
 from draftgauge.core.errors import DraftgaugeError
 from draftgauge.core.settings import Setting, get_setting, make_request, settings_of, summary_of
@@ -51,7 +51,7 @@ def add_verb(app: App, name: str, show: Callable[..., Rows | None], resume: str 
             _check_destination(target, request)
             try:
                 rows = show(request, **further)
-            except Incomplete as incomplete:
+            except IncompleteError as incomplete:
                 rows, outcome.code = incomplete.rows, EXIT_INCOMPLETE
             save_json(target, rows or ())
         return outcome.code

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from draftgauge.api.requests import StudyKvshotRequest
-from draftgauge.cli.console import Incomplete, errors, progress, show_table
+from draftgauge.cli.console import IncompleteError, errors, progress, show_table
 
 POOLED = {
     "drafter": "drafter",
@@ -50,5 +50,5 @@ def kvshot(request: StudyKvshotRequest) -> list[dict[str, Any]]:
         errors.print(f"[bold red]cell {name} failed:[/] {message}", soft_wrap=True, highlight=False)
     if outcome.failures:
         errors.print("The same command tries the failed cells again.")
-        raise Incomplete(outcome.rows)
+        raise IncompleteError(outcome.rows)
     return outcome.rows

@@ -132,8 +132,8 @@ def starts(trace: Trace, policy: Policy, costs: CostCurve) -> NDArray[np.bool_]:
 def judged(trace: Trace, predicted: ArrayLike, among: NDArray[np.bool_] | None = None) -> Judged:
     """The drafted tokens of a trace that the target would have come to, with their predictions.
 
-    A token at depth ``d`` is judged if the ``d - 1`` before it were accepted; tokens past the end of the recorded output
-    never are.
+    A token at depth ``d`` is judged if the ``d - 1`` before it were accepted; tokens past the end of the recorded
+    output never are.
 
     Args:
         trace: dense; test prompts, as predictions on prompts that were fitted on flatter.

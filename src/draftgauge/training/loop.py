@@ -104,7 +104,7 @@ class Phase:
 
 
 class Batches:
-    """The micro-batches of every step, decided by seed and step alone, so that a resumed run sees what it would have seen."""
+    """The micro-batches of every step, decided by seed and step alone: a resumed run sees what it would have seen."""
 
     def __init__(self, phases: Sequence[Phase], plan: Plan) -> None:
         self.phases, self.plan = phases, plan

@@ -221,7 +221,8 @@ class CachedFeatures:
             self._open[start] = file, json.loads(file.metadata()["offsets"])
         file, offsets = self._open[start]
         begin, end = offsets[index - start : index - start + 2]
-        return {name: file.get_slice(name)[begin:end] for name in file.keys()}
+        names: list[str] = file.keys()  # safe_open is no mapping
+        return {name: file.get_slice(name)[begin:end] for name in names}
 
 
 def _shard(folder: Path, start: int) -> Path:
