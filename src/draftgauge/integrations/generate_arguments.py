@@ -201,7 +201,7 @@ def refuse_dropped_arguments() -> None:
         )
 
 
-def _plain_warper(processor: Any, kind: type) -> bool:
+def _plain_warper(processor: Any, kind: Any) -> bool:
     """Whether a warper does what :class:`Sampling` does."""
     keeps_one = getattr(processor, "min_tokens_to_keep", 1) == 1
     return type(processor) is kind and processor.filter_value == -math.inf and keeps_one

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import TypeAlias
 
 import numpy as np
 import torch
@@ -19,7 +20,7 @@ from draftgauge.models.taps import Taps, attach_taps
 from draftgauge.models.vocabulary import vocabulary_digest
 from draftgauge.traces.costs import CostCurve
 
-Drafts = PreTrainedModel | str | Path
+Drafts: TypeAlias = PreTrainedModel | str | Path
 
 MEASURING_SECONDS = 5.0  # at most, for costs that nobody asked for
 _COMPRESSION = {torch.float16: "fp16", torch.bfloat16: "bf16"}

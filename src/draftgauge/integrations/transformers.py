@@ -198,7 +198,7 @@ def _sequences(input_ids: Tensor, outputs: list[list[int]], pad_token: int | Non
     """``[rows, longest]`` prompts and outputs, the shorter ones padded."""
     longest = max(map(len, outputs))
     assert pad_token is not None or all(len(output) == longest for output in outputs)
-    filled = [output + [pad_token] * (longest - len(output)) for output in outputs]
+    filled = [output + [pad_token or 0] * (longest - len(output)) for output in outputs]
     return torch.cat((input_ids, torch.tensor(filled, dtype=input_ids.dtype, device=input_ids.device)), -1)
 
 
