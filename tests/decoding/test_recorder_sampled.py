@@ -134,7 +134,7 @@ def test_how_far_one_drafts_depends_on_refused_tokens(policy: str) -> None:
 
 
 def test_products_of_acceptances_along_the_output_are_biased(monkeypatch: pytest.MonkeyPatch) -> None:
-    """As :mod:`draftgauge.traces.sampled` says: multiply survivals; the last may be an acceptance, with less variance."""
+    """As :mod:`draftgauge.traces.sampled` says: multiply survivals; the last may be an acceptance: less variance."""
     pair = Pair(4, 3, Sampling(1.0), noise=2.0)
 
     def live() -> bool:
