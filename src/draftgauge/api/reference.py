@@ -13,6 +13,7 @@ import numpy as np
 from draftgauge.api.pair import Pair, load_pair
 from draftgauge.api.profile import profile
 from draftgauge.api.requests import (
+    CostSpec,
     PairSpec,
     ProfileRequest,
     PromptSpec,
@@ -83,6 +84,7 @@ def evaluate_pair(request: ReferenceEvaluateRequest, *, progress: Progress = sil
                     prompts=PromptSpec(prompts=str(prompts)),
                     output=request.output,
                     drafts=request.drafts,
+                    costs=CostSpec(cost_seconds=0),
                 ),
                 progress=progress,
             )
