@@ -117,7 +117,7 @@ def measure_costs(
         target: its cache is overwritten.
         drafter: knows no end tokens, so that it drafts as many tokens as asked.
         plan: what to measure, and for how long.
-        rng: for the order of measurements and the places in the text.
+        rng: for the order of measurements and the positions in the text.
         generator: on the target's device, needed to sample.
         progress: told (hundredths of the time that are over, 100).
 
@@ -201,9 +201,9 @@ class _Bench:
         return [sample for sample in self.samples if sample.reads == NO_SIGNALS]
 
     def run_all(self) -> None:
-        """Decode twice with the speculative loop and once plainly, in random order, from a random place in the text."""
-        places = (int(self._rng.integers(len(self._text))) + np.arange(self._start)) % len(self._text)
-        prompt = self._text[places].tolist()
+        """Decode twice with the speculative loop and once plainly, in random order, from anywhere in the text."""
+        positions = (int(self._rng.integers(len(self._text))) + np.arange(self._start)) % len(self._text)
+        prompt = self._text[positions].tolist()
         runs = (self._run_plain, self._run_speculative, self._run_speculative)
         for index in self._rng.permutation(len(runs)):
             runs[index](prompt)
@@ -282,9 +282,9 @@ def _catch_up(benches: Sequence[_Bench]) -> _CatchUp:
     What drafts of a length take is that of all backlogs, less what the backlogs add: found by turns, one from the
     other.
     """
-    found = _CatchUp()
+    catch_up = _CatchUp()
     for _ in range(CATCH_UP_SWEEPS):
-        drafts = _pooled(benches, lambda sample: sample.draft - found.of(sample), first=1).quartiles[1]  # noqa: B023
+        drafts = _pooled(benches, lambda sample: sample.draft - catch_up.of(sample), first=1).quartiles[1]  # noqa: B023
         rest: dict[int, list[float]] = {}
         for row, bench in enumerate(benches):
             for sample in bench.plain_samples:
@@ -295,8 +295,8 @@ def _catch_up(benches: Sequence[_Bench]) -> _CatchUp:
         medians = [float(np.median(rest[backlog])) for backlog in occurred]
         rising = isotonic_regression(medians, weights=[len(rest[backlog]) for backlog in occurred]).x
         seconds = np.interp(np.arange(1, BACKLOGS + 1), occurred, rising)
-        found = _CatchUp(tuple((seconds - seconds[0]).tolist()))
-    return found
+        catch_up = _CatchUp(tuple((seconds - seconds[0]).tolist()))
+    return catch_up
 
 
 def _overhead(benches: Sequence[_Bench]) -> float:

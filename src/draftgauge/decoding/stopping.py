@@ -42,15 +42,15 @@ class Stopper:
 
     def cut(self, tokens: list[int]) -> tuple[list[int], Finish | None]:
         """Take the next tokens: those up to the end of the output, and how it finished, None if it goes on."""
-        for place, token in enumerate(tokens, start=1):
+        for position, token in enumerate(tokens, start=1):
             self.remaining -= 1
             # No short circuit: both must see every token.
             completed = self._watch is not None and self._watch.completed_by(token)
             stopped = self._stop_when is not None and self._stop_when(token)
             if token in self._end_tokens or completed or stopped:
-                return tokens[:place], "stop"
+                return tokens[:position], "stop"
             if self.remaining == 0:
-                return tokens[:place], "length"
+                return tokens[:position], "length"
         return tokens, None
 
 

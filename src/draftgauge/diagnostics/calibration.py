@@ -177,8 +177,8 @@ def base_rates(trace: Trace) -> Floats:
 
 def reliability_bins(tokens: Judged, bins: int = BINS) -> list[Bin]:
     """Bins of equal width over 0..1, empty ones among them."""
-    place, edges = _places(tokens, bins), np.linspace(0, 1, bins + 1)
-    count, predicted, accepted = _bin_means(tokens, place, bins)
+    bin_of, edges = _bins_of(tokens, bins), np.linspace(0, 1, bins + 1)
+    count, predicted, accepted = _bin_means(tokens, bin_of, bins)
     return [
         Bin(float(edges[i]), float(edges[i + 1]), int(count[i]), float(predicted[i]), float(accepted[i]))
         for i in range(bins)
@@ -190,7 +190,7 @@ def expected_calibration_error(tokens: Judged, bins: int = BINS) -> float:
 
     Naeini, Cooper and Hauskrecht (2015), "Obtaining well calibrated probabilities using Bayesian binning".
     """
-    count, predicted, accepted = _bin_means(tokens, _places(tokens, bins), bins)
+    count, predicted, accepted = _bin_means(tokens, _bins_of(tokens, bins), bins)
     full = count > 0
     return float((count[full] * np.abs(predicted - accepted)[full]).sum() / count.sum()) if full.any() else float("nan")
 
@@ -211,7 +211,7 @@ def brier(tokens: Judged, base: ArrayLike, bins: int = BINS) -> Brier:
     outcome = tokens.accepted.astype(np.float64)
     score = float(np.mean((tokens.predicted - outcome) ** 2))
     reference = float(np.mean((np.asarray(base, np.float64)[tokens.depth - 1] - outcome) ** 2))
-    count, predicted, accepted = _bin_means(tokens, _places(tokens, bins), bins)
+    count, predicted, accepted = _bin_means(tokens, _bins_of(tokens, bins), bins)
     full, rate = count > 0, float(outcome.mean())
     weight = count[full] / count.sum()
     reliability = float((weight * (predicted - accepted)[full] ** 2).sum())
@@ -276,14 +276,14 @@ def _scores(tokens: Judged, base: ArrayLike, bins: int) -> Row:
     }
 
 
-def _places(tokens: Judged, bins: int) -> NDArray[np.int64]:
+def _bins_of(tokens: Judged, bins: int) -> NDArray[np.int64]:
     """``[N]`` bin of each prediction."""
     return np.minimum((tokens.predicted * bins).astype(np.int64), bins - 1)
 
 
-def _bin_means(tokens: Judged, place: NDArray[np.int64], bins: int) -> tuple[NDArray[np.int64], Floats, Floats]:
+def _bin_means(tokens: Judged, bin_of: NDArray[np.int64], bins: int) -> tuple[NDArray[np.int64], Floats, Floats]:
     """``[bins]`` tokens of every bin, their mean prediction and the share accepted; the means are NaN in empty bins."""
-    count = np.bincount(place, minlength=bins)
-    sums = [np.bincount(place, values, bins) for values in (tokens.predicted, tokens.accepted.astype(np.float64))]
+    count = np.bincount(bin_of, minlength=bins)
+    sums = [np.bincount(bin_of, values, bins) for values in (tokens.predicted, tokens.accepted.astype(np.float64))]
     predicted, accepted = (np.divide(total, count, out=np.full(bins, np.nan), where=count > 0) for total in sums)
     return count, predicted, accepted

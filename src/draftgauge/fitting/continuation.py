@@ -63,13 +63,13 @@ def fit_continuation(trace: Trace, costs: CostCurve, numbers: StoppingNumbers) -
     """Regress continuation values on a trace, for one cost curve."""
     seconds = deciding_seconds(costs, trace.gamma_max, decision_seconds(numbers))
     terms, caps = state_terms(numbers, trace, costs), draft_caps(trace)
-    found = ContinuationValues(numbers, (), 1 / float(seconds[0]))
+    rule = ContinuationValues(numbers, (), 1 / float(seconds[0]))
     for _ in range(ROUNDS):
-        values = _backwards(terms, trace.accepted.astype(np.int64), caps, seconds, found.rate)
-        found = ContinuationValues(numbers, values, found.rate)
-        rate = found.replay(trace, costs).tokens_per_second
-        found = ContinuationValues(numbers, values, rate)
-    return found
+        values = _backwards(terms, trace.accepted.astype(np.int64), caps, seconds, rule.rate)
+        rule = ContinuationValues(numbers, values, rule.rate)
+        rate = rule.replay(trace, costs).tokens_per_second
+        rule = ContinuationValues(numbers, values, rate)
+    return rule
 
 
 def _backwards(terms: list[Floats], accepted: Ints, caps: Ints, seconds: Floats, rate: float) -> tuple[Ridge, ...]:
@@ -81,8 +81,8 @@ def _backwards(terms: list[Floats], accepted: Ints, caps: Ints, seconds: Floats,
     values: list[Ridge] = []
     for depth in range(gamma_max - 1, -1, -1):
         gain = np.minimum(stop, accepted) - np.minimum(depth, accepted) - rate * (seconds[stop] - seconds[depth])
-        known = caps > depth
-        value = Ridge(alpha=REGULARISATION).fit(terms[depth][known], gain[known])
+        drafts = caps > depth
+        value = Ridge(alpha=REGULARISATION).fit(terms[depth][drafts], gain[drafts])
         stop = np.where(value.predict(terms[depth]) > 0, stop, depth)
         values.append(value)
     return tuple(reversed(values))
@@ -91,13 +91,13 @@ def _backwards(terms: list[Floats], accepted: Ints, caps: Ints, seconds: Floats,
 def state_terms(numbers: StoppingNumbers, trace: Trace, costs: CostCurve) -> list[Floats]:
     """Basis functions ``[P, K]`` of the states at depth ``0 .. gamma_max - 1``."""
     chances = next_stand_chances(numbers, trace, costs)
-    found = []
+    terms = []
     for state in states(text_view(trace)):
         if state.depth < trace.gamma_max:
             chance = chances[:, state.depth, None]
-            found.append(
+            terms.append(
                 np.concatenate(
                     [chance, chance**2, np.sqrt(chance), next_design(state), chance * next_design(state)], axis=1
                 )
             )
-    return found
+    return terms

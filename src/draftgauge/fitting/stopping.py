@@ -270,9 +270,13 @@ def _token_offsets(examples: Examples, weights: Floats, tokens: NDArray[np.int64
     """
     chance = 1 / (1 + np.exp(-(examples.terms @ weights[:-1] + weights[-1])))
     size = int(max(examples.token.max(), tokens.max(initial=0))) + 1
-    known = examples.token >= 0
-    residual = np.bincount(examples.token[known], (examples.weight * (examples.stood - chance))[known], size)
-    curvature = np.bincount(examples.token[known], (examples.weight * chance * (1 - chance))[known], size)
+    tokens_present = examples.token >= 0
+    residual = np.bincount(
+        examples.token[tokens_present], (examples.weight * (examples.stood - chance))[tokens_present], size
+    )
+    curvature = np.bincount(
+        examples.token[tokens_present], (examples.weight * chance * (1 - chance))[tokens_present], size
+    )
     return tuple(np.round(residual / (curvature + prior), DIGITS)[tokens].tolist())
 
 
@@ -329,14 +333,14 @@ def next_stand_chances(numbers: StoppingNumbers, trace: Trace, costs: CostCurve)
     numbers = numbers if numbers.chances else replace(numbers, chances=((0.0,) * trace.gamma_max,), accepted=(0,))
     policy = ThroughputStopping(numbers, trace.gamma_max, costs)
     stand = np.ones(trace.positions)
-    found = []
+    chances = []
     for state in states(text_view(trace)):
         if state.depth == trace.gamma_max:
             break
         if state.depth:
             stand = stand * policy.models.all_stand(state)
-        found.append(stand * policy.models.all_next_stand(state))
-    return np.stack(found, axis=1)
+        chances.append(stand * policy.models.all_next_stand(state))
+    return np.stack(chances, axis=1)
 
 
 def with_decision_times(numbers: StoppingNumbers, costs: CostCurve, gamma_max: int) -> StoppingNumbers:
@@ -377,20 +381,20 @@ def with_decision_times(numbers: StoppingNumbers, costs: CostCurve, gamma_max: i
 
 
 def _common_gamma_max(traces: Sequence[Trace]) -> int:
-    found = {trace.gamma_max for trace in traces}
-    if len(found) != 1:
-        raise TraceError(f"fit on traces of one gamma_max, not of {sorted(found) or 'none'}")
-    return found.pop()
+    widths = {trace.gamma_max for trace in traces}
+    if len(widths) != 1:
+        raise TraceError(f"fit on traces of one gamma_max, not of {sorted(widths) or 'none'}")
+    return widths.pop()
 
 
 def _common_vocabulary(costs: Sequence[CostCurve]) -> str:
-    found = {curve.vocabulary for curve in costs}
-    if len(found) != 1:
+    vocabularies = {curve.vocabulary for curve in costs}
+    if len(vocabularies) != 1:
         raise TraceError(
             "the traces are of pairs with different vocabularies, and stopping knows tokens by their ids: fit "
             "each by itself"
         )
-    return found.pop()
+    return vocabularies.pop()
 
 
 def _join(parts: Sequence[Examples]) -> Examples:

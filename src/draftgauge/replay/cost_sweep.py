@@ -66,8 +66,8 @@ def cost_sweep(
     rows = []
     for ratio in ratios:
         curve = at_cost_ratio(costs, ratio)
-        found = evaluate_design(design, curve, make, tune=tune, resamples=resamples, seed=seed)
-        rows += [row | {"cost_ratio": ratio} for row in found]  # as asked, without what rounding made of it
+        evaluated = evaluate_design(design, curve, make, tune=tune, resamples=resamples, seed=seed)
+        rows += [row | {"cost_ratio": ratio} for row in evaluated]  # as asked, without what rounding made of it
     return rows
 
 

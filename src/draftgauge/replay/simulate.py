@@ -268,7 +268,7 @@ def context_lengths(trace: Trace) -> Ints:
 
 
 def prompt_of_rows(trace: Trace) -> Ints:
-    """``[positions]`` place of each row's prompt in ``trace.prompts``."""
+    """``[positions]`` index of each row's prompt in ``trace.prompts``."""
     return np.repeat(np.arange(len(trace.prompts)), np.diff(trace.offsets))
 
 

@@ -27,7 +27,7 @@ TRAIN_SHARE, TEST_SHARE = 0.6, 0.2
 
 @dataclass(frozen=True)
 class Design:
-    """Which prompts of a trace an evaluation looks at.
+    """Which prompts of a trace an evaluation uses.
 
     Attributes:
         split: name of the prompts evaluated on: one of :data:`SPLITS`, or :data:`EVERYTHING`.

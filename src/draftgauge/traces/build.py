@@ -84,7 +84,7 @@ def select(trace: Trace, keep: ArrayLike) -> Trace:
 
 
 def take(trace: Trace, order: NDArray[np.int64]) -> Trace:
-    """The prompts at the places ``order`` (``[n]``), in that order; a place may come more than once."""
+    """The prompts at the positions ``order`` (``[n]``), in that order; a position may come more than once."""
     lengths = np.diff(trace.offsets)[order]
     offsets = offsets_of(lengths)
     rows = np.arange(offsets[-1]) + np.repeat(trace.offsets[:-1][order] - offsets[:-1], lengths)

@@ -146,12 +146,12 @@ def refused_signals(trace: Trace, depth: int) -> tuple[NDArray[np.float32], NDAr
     """
     assert trace.sampled is not None
     first, tail = depth - 1, trace.gamma_max - depth  # columns before the refused token, and after it
-    place = np.minimum(np.arange(trace.positions) + first, trace.positions - 1)
+    refused = np.minimum(np.arange(trace.positions) + first, trace.positions - 1)
     inside = _inside(trace.offsets, trace.gamma_max)[:, first]
 
     def follow(values: NDArray[np.float32]) -> NDArray[np.float32]:
         path = along_path(values[:, 0], trace.offsets, depth)
-        after = np.where(inside[:, None], values[place, 1 : tail + 1], np.nan)
+        after = np.where(inside[:, None], values[refused, 1 : tail + 1], np.nan)
         return np.concatenate([path, after], axis=1, dtype=np.float32)
 
     return follow(trace.sampled.confidence), follow(trace.sampled.entropy), follow(trace.sampled.margin)
@@ -175,19 +175,20 @@ def path_chances(trace: Trace) -> PathChances:
     inside, depth = _inside(trace.offsets, trace.gamma_max), np.arange(trace.gamma_max)
     if trace.sampled is None:
         accepted = trace.accepted[:, None]
-        known = inside & (depth < trace.drafted[:, None])
+        drafted = inside & (depth < trace.drafted[:, None])
         signals = {
-            name: np.where(known & (depth <= accepted), getattr(trace, name), np.float32(np.nan)) for name in SIGNALS
+            name: np.where(drafted & (depth <= accepted), getattr(trace, name), np.float32(np.nan)) for name in SIGNALS
         }
         reach, acceptance = (depth <= accepted).astype(np.float64), (depth < accepted).astype(np.float64)
     else:
         signals = {
             name: along_path(getattr(trace.sampled, name)[:, 0], trace.offsets, trace.gamma_max) for name in SIGNALS
         }
-        known = ~np.isnan(signals["confidence"])
+        drafted = ~np.isnan(signals["confidence"])
         reach = reach_chances(trace)[:, :-1]
         acceptance = along_path(trace.sampled.acceptance.astype(np.float64), trace.offsets, trace.gamma_max)
-    return PathChances(**signals, reach=np.where(known, reach, np.nan), acceptance=np.where(known, acceptance, np.nan))
+    reach, acceptance = (np.where(drafted, values, np.nan) for values in (reach, acceptance))
+    return PathChances(**signals, reach=reach, acceptance=acceptance)
 
 
 def reach_chances(trace: Trace) -> NDArray[np.float64]:
@@ -239,7 +240,7 @@ def _inside(offsets: NDArray[np.int64], depths: int) -> NDArray[np.bool_]:
 
 def _next_true(marks: NDArray[np.bool_], offsets: NDArray[np.int64]) -> NDArray[np.int64]:
     """``[P]`` the first marked row at or after each row, at most the end of its prompt."""
-    places = np.append(np.flatnonzero(marks), len(marks))
-    found = places[np.searchsorted(places, np.arange(len(marks)))]
-    bounded: NDArray[np.int64] = np.minimum(found, np.repeat(offsets[1:], np.diff(offsets)))
+    ends = np.append(np.flatnonzero(marks), len(marks))
+    following = ends[np.searchsorted(ends, np.arange(len(marks)))]
+    bounded: NDArray[np.int64] = np.minimum(following, np.repeat(offsets[1:], np.diff(offsets)))
     return bounded

@@ -119,15 +119,15 @@ def check_schema(schema: pa.Schema) -> None:
     version = metadata.get(VERSION_KEY)
     if version is None:
         raise TraceError("is a Parquet file, but not one of a trace (it names no schema version)")
-    known = {str(number).encode(): number for number in VERSIONS}
-    if version not in known:
+    versions = {str(number).encode(): number for number in VERSIONS}
+    if version not in versions:
         raise TraceError(unknown_version(version.decode(errors="replace")))
-    for field in columns_of(known[version]):
+    for field in columns_of(versions[version]):
         if field.name not in schema.names:
             raise TraceError(f"lacks the column {field.name}")
-        found = schema.field(field.name).type
-        if found != field.type:
-            raise TraceError(f"column {field.name} is {found}, expected {field.type}")
+        actual = schema.field(field.name).type
+        if actual != field.type:
+            raise TraceError(f"column {field.name} is {actual}, expected {field.type}")
 
 
 def unknown_version(version: object) -> str:

@@ -20,7 +20,7 @@ class PromptInfo:
     """One recorded prompt.
 
     Attributes:
-        index: place in the prompt file, counted from 0.
+        index: position in the prompt file, counted from 0.
         identifier: the file's own id of the prompt, else its index as text.
         task: the kind of task.
         split: "train", "validation", "test" or "" where the file names none.

@@ -118,11 +118,11 @@ class TraceWriter:
             self._save(replace(self.manifest, complete=True, prompts=prompts))
 
     def _matching(self, manifest: Manifest) -> Manifest:
-        found = Manifest.load(self.folder)
-        if found.fingerprint() != self._fingerprint:
-            listed = "; ".join(found.differences(manifest))
+        existing = Manifest.load(self.folder)
+        if existing.fingerprint() != self._fingerprint:
+            listed = "; ".join(existing.differences(manifest))
             raise TraceError(f"{self.folder} holds the trace of another run ({listed}); choose another folder")
-        return found
+        return existing
 
     def _refuse_orphans(self) -> None:
         if shard_paths(self.folder):

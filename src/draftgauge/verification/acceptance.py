@@ -51,10 +51,10 @@ def accept(
     if gamma == 0:
         return Verdict(0, int(draw(target_probabilities[0], generator)))
     p = target_probabilities
-    place, token = torch.arange(gamma, device=p.device), torch.tensor(draft_tokens, device=p.device)
-    chances = p[place, token]
+    position, token = torch.arange(gamma, device=p.device), torch.tensor(draft_tokens, device=p.device)
+    chances = p[position, token]
     if draft_probabilities is not None:
-        chances = chances / draft_probabilities[place, token]
+        chances = chances / draft_probabilities[position, token]
     accepted = int(flip(chances, generator).long().cumprod(0).sum())
     if accepted == gamma:
         own = p[gamma]
