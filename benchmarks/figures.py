@@ -103,7 +103,7 @@ def judged(folder: Path) -> list[Row]:
 def curves_of(run: Path) -> list[CostCurve]:
     """All cost curves that were measured of a run, the one that recording measured first."""
     _, first = read_run(run)
-    return [first, *(CostCurve.read(path) for path in sorted(run.glob("costs-*.json")))]
+    return [first, *(CostCurve.load(path) for path in sorted(run.glob("costs-*.json")))]
 
 
 def spread(folder: Path) -> list[Row]:

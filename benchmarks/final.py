@@ -8,7 +8,6 @@ all that ``benchmarks/figures.py`` needs to compute the tables of the README, wi
 from __future__ import annotations
 
 import argparse
-import json
 import shutil
 import tempfile
 from pathlib import Path
@@ -22,7 +21,6 @@ from draftgauge.api.pair import load_pair
 from draftgauge.api.profile import profile
 from draftgauge.api.requests import CostSpec, PairSpec
 from draftgauge.api.runs import read_run, select_runs
-from draftgauge.core.config import to_mapping
 from draftgauge.fitting.tuning import tune_rivals
 from draftgauge.models.reference import PAIR_FOLDER
 from draftgauge.replay.evaluate import best_fixed_gamma
@@ -83,7 +81,7 @@ def _more_curves(runs: Path, count: int) -> None:
         for run, manifest in select_runs(runs):
             pair = load_pair(PairSpec(compression=(manifest.target.compression,)))
             curve = pair_costs(pair, CostSpec(measure=True), manifest.gamma_max, progress=show_progress)
-            (run / f"costs-{number}.json").write_text(json.dumps(to_mapping(curve), indent=1) + "\n")
+            curve.save(run / f"costs-{number}.json")
             console.print(f"curve {number} of {manifest.target.compression}", highlight=False)
 
 
