@@ -201,7 +201,7 @@ def readme_table(rows: Sequence[Row], live: Sequence[Row]) -> Iterator[str]:
         yield (
             f"| {own['compression']} | {own['task']} | {repeated:.2f} | {own['best_fixed_gamma']} "
             f"| {_gain(over['best fixed'])} | {_gain(over['best tuned rival'])} | `{own['best_rival']}` "
-            f"| {'' if measured is None else _gain(measured)} |"
+            f"| {_gain(measured) if measured and 'gain' in measured else ''} |"
         )
 
 
