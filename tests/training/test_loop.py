@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
 
@@ -109,3 +110,15 @@ def test_the_rate_warms_up_and_decays() -> None:
     assert max(rates) == 1.0
     assert rates[-1] < 0.05
     assert all(a >= b for a, b in pairwise(rates[60:]))
+
+
+def test_interleaved_phases_come_by_turns_in_their_shares_and_windows_in_order(phases: list[Phase]) -> None:
+    turns, interleaved = Batches(phases, PLAN), Batches(phases, replace(PLAN, interleaved=True))
+    lengths = [interleaved.step(step)[0].shape[1] for step in range(PLAN.steps)]
+    in_turn = [turns.step(step)[0].shape[1] for step in range(PLAN.steps)]
+    assert sorted(lengths) == in_turn
+    assert lengths[:4].count(8) == round(4 * phases[0].share / sum(phase.share for phase in phases))
+    short = [step for step in range(PLAN.steps) if lengths[step] == 8]
+    for number, step in enumerate(short):
+        for one, other in zip(interleaved.step(step), turns.step(number), strict=True):
+            np.testing.assert_array_equal(one, other)

@@ -9,7 +9,7 @@ from random import Random
 import pytest
 
 from draftgauge.training.reference.tasks.base import RESERVED, Example, Words, split_of
-from draftgauge.training.reference.tasks.chat import draw, score
+from draftgauge.training.reference.tasks.chat import ROUNDS, draw, practice, score
 from draftgauge.training.reference.tasks.chat.scenes import NAMES
 
 
@@ -165,3 +165,24 @@ def test_answers_do_not_repeat_themselves(many: list[Example]) -> None:
     shares = [distinct_4grams(example.answer) for example in many[:3000]]
     assert sum(shares) / len(shares) >= 0.95
     assert sum(share < 0.75 for share in shares) <= 5
+
+
+def test_practice_asks_several_different_questions_on_the_same_notes() -> None:
+    rng = Random(5)
+    for example in (practice(rng, WORDS) for _ in range(200)):
+        roles = [role for role, _ in example.messages]
+        assert roles == ["user", "assistant"] * (len(roles) // 2) + ["user"]
+        asked = [text for role, text in example.messages if role == "user" and "?" in text]
+        assert len(set(asked)) == len(asked)
+        answers = [text for role, text in example.messages if role == "assistant"][-(ROUNDS[0] - 1) :] + [
+            example.answer
+        ]
+        assert all(len(answer) > 60 and not re.search(r"[{}]|  ", answer) for answer in answers)
+
+
+def test_practice_repeats_what_the_notes_say() -> None:
+    """Numbers of an answer stand in the first messages of its conversation, or they count its entries."""
+    rng = Random(6)
+    for example in (practice(rng, WORDS) for _ in range(200)):
+        notes = " ".join(text for role, text in example.messages if role == "user")
+        assert all(number in notes for number in re.findall(r"\d\d+", example.answer))

@@ -21,6 +21,7 @@ from draftgauge.api.requests import (
     ReferenceTrainRequest,
 )
 from draftgauge.api.verb import verb
+from draftgauge.core.errors import ModelError
 from draftgauge.core.progress import Progress, silent
 from draftgauge.core.prompts import read_prompts
 from draftgauge.models.base import CachedModel
@@ -50,7 +51,10 @@ def train_pair(request: ReferenceTrainRequest, *, report: Report) -> Path:
     recipe = Recipe(seed=request.randomness.seed)
     scaled = recipe if request.scale == 1 else recipe.scaled(request.scale)
     work = request.work or request.out / "work"
-    return train_reference(request.out, work, scaled, choose_device(request.machine.device), report)
+    start = request.start / "target" if request.start else None
+    if start is not None and not (start / "config.json").is_file():
+        raise ModelError(f"there is no pair to go on training in {request.start}: target/config.json is missing")
+    return train_reference(request.out, work, scaled, choose_device(request.machine.device), report, start)
 
 
 @verb(ReferenceEvaluateRequest)

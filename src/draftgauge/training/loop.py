@@ -1,7 +1,7 @@
 """Training on windows of tokens: a loss function, warm-up, a constant rate, a linear decay, checkpoints.
 
-Training may go through phases with windows of different lengths (short ones first: attention is quadratic), under one
-schedule and with the same number of tokens a step throughout.
+Training may have phases with windows of different lengths, one after the other or by turns, under one schedule and
+with the same number of tokens a step throughout.
 """
 
 from __future__ import annotations
@@ -41,7 +41,10 @@ LOG_EVERY = 10
 
 @dataclass(frozen=True)
 class Plan:
-    """How long and how fast to train; a step accumulates micro-batches until it has seen ``step_tokens``."""
+    """How long and how fast to train; a step accumulates micro-batches until it has seen ``step_tokens``.
+
+    Where ``interleaved``, steps alternate between the phases in their shares instead of going through them in turn.
+    """
 
     tokens: int
     step_tokens: int = 8192
@@ -54,6 +57,7 @@ class Plan:
     clip: float = 1.0
     checkpoint_every: int = 100
     seed: int = 0
+    interleaved: bool = False
 
     @property
     def steps(self) -> int:
@@ -108,10 +112,29 @@ class Batches:
 
     def __init__(self, phases: Sequence[Phase], plan: Plan) -> None:
         self.phases, self.plan = phases, plan
-        total = sum(phase.share for phase in phases)
-        ends = np.cumsum([phase.share / total for phase in phases]) * plan.steps
-        self.ends = [round(end) for end in ends]
+        self.phase_of_step = self._interleaved() if plan.interleaved else self._in_turn()
+        self.number_in_phase = np.zeros(plan.steps, np.int64)
+        for phase in range(len(phases)):
+            own = self.phase_of_step == phase
+            self.number_in_phase[own] = np.arange(own.sum())
         self._order: dict[tuple[int, int], NDArray[np.int64]] = {}
+
+    def _shares(self) -> NDArray[np.float64]:
+        shares = np.array([phase.share for phase in self.phases])
+        return shares / shares.sum()
+
+    def _in_turn(self) -> NDArray[np.int64]:
+        ends = np.round(np.cumsum(self._shares()) * self.plan.steps)
+        return np.searchsorted(ends, np.arange(self.plan.steps), side="right")
+
+    def _interleaved(self) -> NDArray[np.int64]:
+        """At every step the phase that is farthest behind its share."""
+        shares, done = self._shares(), np.zeros(len(self.phases))
+        chosen = np.empty(self.plan.steps, np.int64)
+        for step in range(self.plan.steps):
+            chosen[step] = np.argmax(shares * (step + 1) - done)
+            done[chosen[step]] += 1
+        return chosen
 
     def _window(self, phase: int, index: int) -> int:
         epoch, row = divmod(index, len(self.phases[phase].windows))
@@ -122,10 +145,10 @@ class Batches:
 
     def step(self, step: int) -> list[NDArray[np.int64]]:
         """Token ids ``[micro-batch, length]``, one array for each micro-batch of the step."""
-        number = next(n for n, end in enumerate(self.ends) if step < end)
+        number = int(self.phase_of_step[step])
         windows = self.phases[number].windows
         per_step = self.plan.step_tokens // windows.shape[1]
-        first = (step - (self.ends[number - 1] if number else 0)) * per_step
+        first = int(self.number_in_phase[step]) * per_step
         rows = np.array([self._window(number, first + i) for i in range(per_step)])
         return [
             windows[part].astype(np.int64)

@@ -139,11 +139,13 @@ class ReferenceTrainRequest:
         out: folder for the trained pair, its prompts and its card.
         work: folder for checkpoints; OUT/work if left out. Run again to resume.
         scale: times the tokens of the bundled pair's training.
+        start: folder of a pair whose target to go on training; from nothing if left out.
     """
 
     out: Path
     work: Path | None = None
     scale: float = 1.0
+    start: Path | None = None
     machine: DeviceSpec = DeviceSpec()
     randomness: SeedSpec = SeedSpec()
 

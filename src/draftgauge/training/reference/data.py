@@ -22,23 +22,33 @@ Messages = tuple[tuple[str, str], ...]
 DRAWS: dict[str, Draw] = {"code": code.draw, "math": math.draw, "chat": chat.draw, "summarization": summarization.draw}
 TASKS = tuple(DRAWS)
 PROSE, EXPLANATIONS = "prose", "explanations"
-# Of all training tokens; plain source text fills what other documents leave of a window.
-SHARES = {packing.PLAIN: 0.12, PROSE: 0.11, EXPLANATIONS: 0.07} | {
-    "code": 0.17,
-    "math": 0.14,
-    "chat": 0.19,
-    "summarization": 0.20,
+PRACTICE = "practice"
+# Of the training tokens in windows of a length; plain source text fills what other documents leave of a window.
+SHORT_SHARES = {packing.PLAIN: 0.08, PROSE: 0.09, EXPLANATIONS: 0.05, "code": 0.27, "math": 0.27} | {
+    "chat": 0.10,
+    PRACTICE: 0.14,
 }
-TOKENS_AN_EXAMPLE = {"code": 230, "math": 170, "chat": 450, "summarization": 700}
+LONG_SHARES = {packing.PLAIN: 0.10, PROSE: 0.10, "chat": 0.42, "summarization": 0.38}
+DRAWN: dict[str, Draw] = DRAWS | {PRACTICE: chat.practice}
+TOKENS_AN_EXAMPLE = {"code": 230, "math": 170, "chat": 450, "summarization": 700, PRACTICE: 400}
 PROMPTS_PER_SPLIT = {"train": 32, "validation": 24, "test": 24, "sealed": 24}
 PROSE_CHARACTERS = (150, 1200)
 
 
-def training_texts(tokens: int, seed: int = 0) -> dict[str, list[str]]:
+def shares(long_share: float) -> dict[str, float]:
+    """Of all training tokens by kind, where ``long_share`` of them stand in long windows."""
+    kinds = dict.fromkeys([*SHORT_SHARES, *LONG_SHARES])
+    return {
+        kind: (1 - long_share) * SHORT_SHARES.get(kind, 0.0) + long_share * LONG_SHARES.get(kind, 0.0) for kind in kinds
+    }
+
+
+def training_texts(tokens: int, mixture: Mapping[str, float], seed: int = 0) -> dict[str, list[str]]:
     """Training texts by kind: what the Python installation carries, and examples of every task.
 
     Args:
         tokens: that will be trained on; enough examples are drawn to see none twice.
+        mixture: share of every kind, see :func:`shares`.
         seed: of the examples.
     """
     rng = Random(seed)
@@ -55,10 +65,10 @@ def training_texts(tokens: int, seed: int = 0) -> dict[str, list[str]]:
         ],
     }
     words = _words(modules, documented)
-    for task, draw in DRAWS.items():
-        count = int(tokens * SHARES[task] / TOKENS_AN_EXAMPLE[task] * 1.1) + 100
-        drawn = islice(examples(draw, Random(f"{seed} {task}"), words), count)
-        texts[task] = [dialogue(example.messages, example.answer) for example in drawn]
+    for kind, draw in DRAWN.items():
+        count = int(tokens * mixture[kind] / TOKENS_AN_EXAMPLE[kind] * 1.1) + 100
+        drawn = islice(examples(draw, Random(f"{seed} {kind}"), words), count)
+        texts[kind] = [dialogue(example.messages, example.answer) for example in drawn]
     return texts
 
 
@@ -99,7 +109,7 @@ def windows(
     count: int,
     length: int,
     seed: int,
-    shares: Mapping[str, float] = SHARES,
+    shares: Mapping[str, float],
 ) -> NDArray[np.uint16]:
     """Tokenise and pack training texts by kind into ``[count, length]``."""
     documents = {}

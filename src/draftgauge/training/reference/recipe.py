@@ -46,7 +46,7 @@ class Recipe:
         vocabulary: entries of the tokenizer.
         questions: training questions that the target answers for its drafts.
         seed: of everything random.
-        short, long: window lengths of the two phases of the target's training.
+        short, long: window lengths of the target's training, whose steps alternate between them.
         long_share: of the target's tokens in long windows, the only ones that hold long conversations and reports.
         draft_text_share: of the drafts' tokens that are training text; in the others the target's answers prevail.
         step_tokens: tokens of one optimiser step.
@@ -73,17 +73,20 @@ class Recipe:
         )
 
 
-def _tokenizer(texts: Texts, recipe: Recipe, work: Path) -> PreTrainedTokenizerFast:
+def _tokenizer(texts: Texts, recipe: Recipe, work: Path, start: Path | None) -> PreTrainedTokenizerFast:
+    if start is not None:
+        return PreTrainedTokenizerFast.from_pretrained(start)
     if not (work / "tokenizer" / "tokenizer.json").exists():
         rng = np.random.default_rng(recipe.seed)
-        sample = [text for kind in data.SHARES for text in _sample(texts[kind], kind, rng)]
+        mixture = data.shares(recipe.long_share)
+        sample = [text for kind, share in mixture.items() for text in _sample(texts[kind], share, rng)]
         tokenizer.train_tokenizer(sample, recipe.vocabulary).save_pretrained(work / "tokenizer")
     return PreTrainedTokenizerFast.from_pretrained(work / "tokenizer")
 
 
-def _sample(values: Sequence[str], kind: str, rng: np.random.Generator) -> list[str]:
+def _sample(values: Sequence[str], share: float, rng: np.random.Generator) -> list[str]:
     """Texts of a kind in its share of what the tokenizer is trained on."""
-    left, chosen = TOKENIZER_CHARACTERS * data.SHARES[kind], []
+    left, chosen = TOKENIZER_CHARACTERS * share, []
     for index in rng.permutation(len(values)).tolist():
         if left <= 0:
             break
@@ -105,17 +108,27 @@ def train_target(
     work: Path,
     device: torch.device,
     report: Report,
+    start: Path | None = None,
 ) -> Qwen3ForCausalLM:
-    """Train the target: short windows first, long ones for the rest; then bring its states to sizes around one."""
-    model = pretrain.build(pretrain.TARGET, len(tokens), tokens.eos_token_id, recipe.seed).to(device)
+    """Train the target on short and long windows by turns; then bring its states to sizes around one."""
+    model = pretrain.build(pretrain.TARGET, len(tokens), tokens.eos_token_id, recipe.seed)
+    if start is not None:
+        model.load_state_dict(Qwen3ForCausalLM.from_pretrained(start, dtype=torch.float32).state_dict())
+    model = model.to(device)
+    kinds = (
+        (recipe.short, 1 - recipe.long_share, data.SHORT_SHARES),
+        (recipe.long, recipe.long_share, data.LONG_SHARES),
+    )
     phases = []
-    for number, (length, share) in enumerate(
-        ((recipe.short, 1 - recipe.long_share), (recipe.long, recipe.long_share)), start=1
-    ):
+    for number, (length, share, mixture) in enumerate(kinds, start=1):
         count = _windows(recipe.target_tokens * share, length)
-        phases.append(Phase(data.windows(texts, tokens, count, length, recipe.seed + number), share))
+        phases.append(Phase(data.windows(texts, tokens, count, length, recipe.seed + number, mixture), share))
     plan = Plan(
-        recipe.target_tokens, step_tokens=recipe.step_tokens, micro_tokens=recipe.step_tokens // 2, seed=recipe.seed
+        recipe.target_tokens,
+        step_tokens=recipe.step_tokens,
+        micro_tokens=recipe.step_tokens // 2,
+        seed=recipe.seed,
+        interleaved=True,
     )
     loss = pretrain.language_model_loss(model, marks_of(tokens))
     train(model, loss, phases, plan, work / "target", lambda row: report("target", row))
@@ -141,7 +154,7 @@ def train_drafts(
     mixed = {**texts, ANSWERS: json.loads(cache.read_text())}
     apart, answered = recipe.draft_text_share, 1 - recipe.draft_text_share
     counts = _windows(recipe.draft_tokens * apart, recipe.short), _windows(recipe.draft_tokens * answered, recipe.long)
-    first = data.windows(texts, tokens, counts[0], recipe.short, recipe.seed + 3)
+    first = data.windows(texts, tokens, counts[0], recipe.short, recipe.seed + 3, data.SHORT_SHARES)
     second = data.windows(mixed, tokens, counts[1], recipe.long, recipe.seed + 4, DISTILLED_SHARES)
     drafts = nn.ModuleDict(
         {
@@ -221,7 +234,12 @@ def save_prompts(tokens: PreTrainedTokenizerFast, folder: Path, seed: int = 0) -
 
 
 def train_reference(
-    out: Path, work: Path, recipe: Recipe, device: torch.device, report: Report = lambda stage, row: None
+    out: Path,
+    work: Path,
+    recipe: Recipe,
+    device: torch.device,
+    report: Report = lambda stage, row: None,
+    start: Path | None = None,
 ) -> Path:
     """Train the target and its drafts and write them, their tokenizer and their prompts into ``out``.
 
@@ -233,18 +251,19 @@ def train_reference(
         recipe: sizes and seeds.
         device: to train on.
         report: told the stage and its running figures.
+        start: folder of a target of the same shape to go on from, with its tokenizer; without it, from nothing.
     """
     keep_freed_memory()
     work.mkdir(parents=True, exist_ok=True)
     report("data", {})
-    texts = data.training_texts(recipe.target_tokens, recipe.seed)
-    tokens = _tokenizer(texts, recipe, work)
-    target = train_target(texts, tokens, recipe, work, device, report)
+    texts = data.training_texts(recipe.target_tokens, data.shares(recipe.long_share), recipe.seed)
+    tokens = _tokenizer(texts, recipe, work, start)
+    target = train_target(texts, tokens, recipe, work, device, report, start)
     drafts = train_drafts(texts, tokens, target, recipe, work, report)
     save_model(target, tokens, out / "target")
     for name, model in drafts.items():
         save_model(model, tokens, out / name)
-    counts = save_prompts(tokens, out / "prompts", recipe.seed)
+    counts = save_prompts(tokens, out / "prompts")
     save_training_record(out, work, recipe, counts)
     return out
 
@@ -263,7 +282,7 @@ def save_training_record(out: Path, work: Path, recipe: Recipe, prompts: dict[st
         "draft_tokens": states["drafts"]["tokens"],
         "draft_seconds": states["drafts"]["seconds"],
         "shapes": {"target": pretrain.TARGET, **DRAFT_SHAPES},
-        "shares": data.SHARES,
+        "shares": data.shares(recipe.long_share),
         "prompts": prompts,
         "machine": machine["gpu"] or f"{machine['cores']} cores of an {machine['cpu']}",
         "python": machine["python"],
