@@ -81,7 +81,9 @@ def practice(rng: Random, words: Words) -> Example:
     size = rng.choices((0, 1), (3, 1))[0]
     notes = draw_notes(rng, words, rng.choice(SCENES), rng.randint(*ENTRIES[size]), rng.random() < 0.3)
     shape = replace(draw_shape(rng, size), filler="none")
-    rounds, forms, wanted = [], set(), rng.randint(*ROUNDS)
+    rounds: list[Turn] = []  # of a question and its answer
+    forms: set[str] = set()
+    wanted = rng.randint(*ROUNDS)
     while len(rounds) < wanted:
         kind = rng.choices(tuple(ASKING), WEIGHTS)[0]
         question = ASKING[kind](rng, notes)
