@@ -174,9 +174,8 @@ def test_practice_asks_several_different_questions_on_the_same_notes() -> None:
         assert roles == ["user", "assistant"] * (len(roles) // 2) + ["user"]
         asked = [text for role, text in example.messages if role == "user" and "?" in text]
         assert len(set(asked)) == len(asked)
-        answers = [text for role, text in example.messages if role == "assistant"][-(ROUNDS[0] - 1) :] + [
-            example.answer
-        ]
+        told = [text for role, text in example.messages if role == "assistant"]
+        answers = [*told[-(ROUNDS[0] - 1) :], example.answer]
         assert all(len(answer) > 60 and not re.search(r"[{}]|  ", answer) for answer in answers)
 
 
