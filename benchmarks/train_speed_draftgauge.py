@@ -57,8 +57,8 @@ def main(settings: dict[str, Any]) -> None:
         start = time.perf_counter()
         with torch.autocast("cpu", torch.bfloat16, enabled=settings["precision"] == "bf16"):
             with torch.no_grad():
-                logits = target.get_output_embeddings()(last)
-            teacher = teach(logits, batch, depths)
+                logits = target.get_output_embeddings()(last[batch.taught()])
+            teacher = teach(logits, batch)
             states = unroll_states(net, batch.tokens, Features(hidden, None, None, logits), depths, batch.first)
             backward_through_depths(states, net.logits, teacher, batch, scales, "kl", softly)
         nn.utils.clip_grad_norm_(trained, 1.0)

@@ -5,6 +5,7 @@ one's.
 from __future__ import annotations
 
 import json
+import threading
 from collections import namedtuple
 from dataclasses import replace
 from pathlib import Path
@@ -14,7 +15,7 @@ import pytest
 import torch
 
 from draftgauge.core.errors import DraftgaugeError
-from draftgauge.models.taps import Features, TapPlan
+from draftgauge.models.taps import Features, TapPlan, batch_features
 from draftgauge.training.reuse import features as module
 from draftgauge.training.reuse.answers import Conversation
 from draftgauge.training.reuse.batches import collate
@@ -45,19 +46,74 @@ def test_cached_features_are_the_online_ones(tmp_path: Path, plan: TapPlan, fami
     make_cache(tmp_path / "cache", target, conversations(), identity())
     batch = collate(conversations(), (6, 0, 3, 4), depths=3)
     cached, online = CachedFeatures(tmp_path / "cache", target, plan)(batch), OnlineFeatures(target, plan)(batch)
+    assert len(cached.logits) == len(online.logits) == sum((batch.length - batch.prompt).tolist())
+    _assert_alike("logits", cached.logits, online.logits)
     for row, length in enumerate(batch.length.tolist()):
         found, wanted = (_parts(features, row, length) for features in (cached, online))
         assert found.keys() == wanted.keys()
         for name, value in wanted.items():
-            scale = float(value.abs().max())
-            torch.testing.assert_close(
-                found[name], value, atol=0.02 * scale, rtol=0, msg=lambda text, name=name: f"{name}: {text}"
-            )
+            _assert_alike(name, found[name], value)
+
+
+def _assert_alike(name: str, found: torch.Tensor, wanted: torch.Tensor) -> None:
+    scale = float(wanted.abs().max())
+    torch.testing.assert_close(found, wanted, atol=0.02 * scale, rtol=0, msg=lambda text: f"{name}: {text}")
 
 
 def _parts(features: Features, row: int, length: int) -> dict[str, torch.Tensor]:
-    cut = features.rows(slice(row, row + 1)).until(length)
-    return {name: part for name in ("hidden", "keys", "values", "logits") if (part := getattr(cut, name)) is not None}
+    along = {"hidden": 0, "keys": 2, "values": 2}
+    return {
+        name: part[row].narrow(dim, 0, length)
+        for name, dim in along.items()
+        if (part := getattr(features, name)) is not None
+    }
+
+
+@pytest.mark.parametrize("plan", [HELD, TapPlan()])
+def test_logits_of_some_positions_are_those_of_all(plan: TapPlan) -> None:
+    for family in ("qwen3", "gemma2"):  # gemma2 caps its logits behind the head
+        target = tiny_model(family, num_hidden_layers=4)
+        batch = collate(conversations(), (6, 0, 3, 4), depths=3)
+        some, all_ = OnlineFeatures(target, plan)(batch), batch_features(target, batch.tokens, plan)
+        torch.testing.assert_close(some.logits, all_.logits[batch.taught()], atol=1e-5, rtol=1e-5)
+        assert some.logits.shape[0] < all_.logits[..., 0].numel() / 2
+
+
+def test_every_position_that_a_depth_is_trained_on_is_taught_and_no_other() -> None:
+    batch = collate(conversations(), (6, 0, 3, 4), depths=3)
+    wanted = torch.zeros(batch.tokens.shape, dtype=torch.bool)
+    for depth in range(3):
+        text, place = batch.trained(depth).nonzero(as_tuple=True)
+        wanted[text, batch.first + place + 1 + depth] = True
+    assert torch.equal(batch.taught(), wanted)
+
+
+def test_the_cache_is_streamed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Few files are open, one batch ahead is read in another thread, and what is read ahead is what is read."""
+    monkeypatch.setattr(module, "OPEN_SHARDS", 1)
+    target = tiny_model(num_hidden_layers=4)
+    make_cache(tmp_path / "cache", target, conversations(), identity())
+    source = CachedFeatures(tmp_path / "cache", target, HELD)
+    readers: set[str] = set()
+    read = CachedFeatures._read
+
+    def watched(self: CachedFeatures, index: int) -> dict[str, torch.Tensor]:
+        readers.add(threading.current_thread().name)
+        return read(self, index)
+
+    monkeypatch.setattr(CachedFeatures, "_read", watched)
+    batches = [collate(conversations(), index, depths=3) for index in [(0, 4), (6, 1), (2, 5)]]
+    source.prefetch(batches[2])  # announced and never asked for
+    for batch in batches[:2]:
+        source.prefetch(batch)
+        assert set(source._announced) == {batch.index}
+        ahead = source(batch)
+        assert not source._announced
+        again = source(batch)
+        for name in ("hidden", "keys", "values", "logits"):
+            assert torch.equal(getattr(ahead, name), getattr(again, name))
+        assert len(source._open) == 1
+    assert readers == {"features_0"}
 
 
 def test_an_interrupted_cache_goes_on(tmp_path: Path) -> None:

@@ -86,7 +86,7 @@ def test_it_is_the_definition(batch: Batch, kind: str, vocabulary: int | None, m
         leaf.grad = None
 
     states = [2 * (state / 2) for state in start]  # not leaves: as a network's outputs
-    figures = backward_through_depths(states, head, teach(target, batch, DEPTHS, t2d, d2t), batch, scales, kind)
+    figures = backward_through_depths(states, head, teach(target[batch.taught()], batch, t2d, d2t), batch, scales, kind)
     assert float((figures.loss * torch.tensor(scales)).sum()) == pytest.approx(float(expected.detach()), rel=1e-5)
     for found, gradient in zip((head.weight.grad, *(state.grad for state in start)), wanted, strict=True):
         torch.testing.assert_close(found, gradient, atol=1e-6, rtol=1e-4)
@@ -100,7 +100,7 @@ def test_the_figures_count_what_is_trained(batch: Batch) -> None:
     ]
     states = [state.requires_grad_() for state in one_hot]
     figures = backward_through_depths(
-        states, lambda x: 9 * x, teach(target, batch, DEPTHS), batch, [1.0] * DEPTHS, "kl"
+        states, lambda x: 9 * x, teach(target[batch.taught()], batch), batch, [1.0] * DEPTHS, "kl"
     )
     # Answers have 9, 5 and 7 tokens; every depth loses one of each.
     assert figures.count.tolist() == [21, 18, 15]
@@ -110,7 +110,7 @@ def test_the_figures_count_what_is_trained(batch: Batch) -> None:
 def test_nothing_of_the_prompt_or_the_padding_is_trained(batch: Batch) -> None:
     target = random(len(batch.tokens), batch.tokens.shape[1], VOCABULARY, seed=2)
     states = [random(3, batch.anchors, VOCABULARY, seed=depth).requires_grad_() for depth in range(DEPTHS)]
-    backward_through_depths(states, lambda x: x, teach(target, batch, DEPTHS), batch, [1.0] * DEPTHS, "kl")
+    backward_through_depths(states, lambda x: x, teach(target[batch.taught()], batch), batch, [1.0] * DEPTHS, "kl")
     for depth, state in enumerate(states):
         assert state.grad is not None
         assert torch.equal(state.grad.abs().sum(-1) > 0, batch.trained(depth))
@@ -119,7 +119,9 @@ def test_nothing_of_the_prompt_or_the_padding_is_trained(batch: Batch) -> None:
 def test_a_drafter_like_its_target_has_no_divergence(batch: Batch) -> None:
     target = random(len(batch.tokens), batch.tokens.shape[1], VOCABULARY, seed=2)
     states = [target[:, batch.first + 1 + d :][:, : batch.anchors].clone().requires_grad_() for d in range(DEPTHS)]
-    figures = backward_through_depths(states, lambda x: x, teach(target, batch, DEPTHS), batch, [1.0] * DEPTHS, "kl")
+    figures = backward_through_depths(
+        states, lambda x: x, teach(target[batch.taught()], batch), batch, [1.0] * DEPTHS, "kl"
+    )
     assert figures.loss.abs().max() < 1e-3
     assert max(float(state.grad.abs().max()) for state in states) < 1e-6  # type: ignore[union-attr]
 

@@ -9,7 +9,8 @@ head dimension.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -103,7 +104,8 @@ class Features:
         hidden: ``[B, T, S, H]``, None where not asked for; in the target's dtype, as the rest.
         keys: ``[B, S, KV, T, D]``, rotated, as cached.
         values: ``[B, S, KV, T, D]``.
-        logits: ``[B, T, V]``; row ``t`` predicts the token at ``t + 1``.
+        logits: ``[B, T, V]``; row ``t`` predicts the token at ``t + 1``. ``[n, V]`` where those of some positions only
+            were asked for, and the features are then of these texts as a whole.
     """
 
     hidden: Tensor | None
@@ -121,6 +123,7 @@ class Features:
 
     def until(self, length: int) -> Features:
         """The first positions of every text: views."""
+        assert self.logits.ndim == 3, "these features hold the logits of some positions only"
         return Features(
             None if self.hidden is None else self.hidden[:, :length],
             None if self.keys is None else self.keys[..., :length, :],
@@ -129,6 +132,7 @@ class Features:
         )
 
     def _each(self, change: Callable[[Tensor], Tensor]) -> Features:
+        assert self.logits.ndim == 3, "these features hold the logits of some positions only"
         hidden, keys, values = (
             None if part is None else change(part) for part in (self.hidden, self.keys, self.values)
         )
@@ -136,7 +140,7 @@ class Features:
 
 
 @torch.no_grad()
-def batch_features(module: PreTrainedModel, tokens: Tensor, plan: TapPlan) -> Features:
+def batch_features(module: PreTrainedModel, tokens: Tensor, plan: TapPlan, where: Tensor | None = None) -> Features:
     """One pass of a target over whole texts, keeping what the plan taps.
 
     Args:
@@ -144,13 +148,15 @@ def batch_features(module: PreTrainedModel, tokens: Tensor, plan: TapPlan) -> Fe
         tokens: ``[B, T]`` int64 on its device. Shorter texts may be padded on the right with any token: attention is
             causal, so what stands before the padding does not see it.
         plan: see :func:`tap_plan`.
+        where: ``[B, T]`` bool on the CPU: the ``n`` positions whose logits are computed, ``[n, V]`` in the order of
+            reading; all if None. Of a large vocabulary they are most of the memory.
 
     Returns:
         Features of all ``T`` positions, without gradients.
     """
     hidden: dict[int, Tensor] = {}
     cache = _keeping_cache(module, plan.kv_layers) if plan.kv_layers else None
-    with watching(module, plan.hidden_layers, hidden.__setitem__):
+    with watching(module, plan.hidden_layers, hidden.__setitem__), _head_sees(module, where):
         logits: Tensor = module(input_ids=tokens, past_key_values=cache, use_cache=cache is not None).logits
     kept = [cache.layers[layer] for layer in plan.kv_layers] if cache is not None else []
     return Features(
@@ -159,6 +165,21 @@ def batch_features(module: PreTrainedModel, tokens: Tensor, plan: TapPlan) -> Fe
         values=torch.stack([layer.values for layer in kept], 1) if kept else None,
         logits=logits,
     )
+
+
+@contextmanager
+def _head_sees(module: PreTrainedModel, where: Tensor | None) -> Iterator[None]:
+    """While it lasts, the head takes in the states of these positions only."""
+    if where is None:
+        yield
+        return
+    chosen = where.flatten().nonzero()[:, 0].to(module.device, non_blocking=True)
+    head = module.get_output_embeddings()
+    handle = head.register_forward_pre_hook(lambda head, inputs: (inputs[0].flatten(0, 1)[chosen],))
+    try:
+        yield
+    finally:
+        handle.remove()
 
 
 class _PassingLayer(DynamicLayer):

@@ -57,6 +57,11 @@ class Batch:
         anchor = torch.arange(self.first, self.first + self.anchors)
         return (anchor >= self.prompt[:, None] - 2) & (anchor + 2 + depth < self.length[:, None])
 
+    def taught(self) -> Tensor:
+        """``[B, T]`` bool: the positions whose predictions by the target some depth is trained on."""
+        position = torch.arange(self.tokens.shape[1])
+        return (position >= self.prompt[:, None] - 1) & (position + 1 < self.length[:, None])
+
 
 def usable(conversations: Sequence[Conversation], length: int, depths: int) -> list[Conversation]:
     """Conversations cut to ``length`` tokens; those are left out whose prompt is shorter than two tokens or leaves no

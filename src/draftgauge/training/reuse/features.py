@@ -8,7 +8,9 @@ from __future__ import annotations
 
 import json
 import shutil
+from collections import OrderedDict
 from collections.abc import Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -34,6 +36,7 @@ MANIFEST = "features.json"
 SHARD_CONVERSATIONS = 64
 PASS_TOKENS = 8192  # of one pass of the target while a cache is made
 DTYPE = torch.bfloat16
+OPEN_SHARDS = 64  # files of a cache that are open at once, those read last
 SPARE = 0.05  # share of the free disk that is left alone
 
 
@@ -41,7 +44,11 @@ class FeatureSource(Protocol):
     """Gives the features of a batch, on its device."""
 
     def __call__(self, batch: Batch) -> Features:
-        """Features of all positions of the batch."""
+        """Features of all positions of the batch, and the logits ``[n, V]`` of those where it is taught."""
+        ...
+
+    def prefetch(self, batch: Batch) -> None:
+        """Begin to read what will be asked for next."""
         ...
 
 
@@ -53,7 +60,10 @@ class OnlineFeatures:
 
     def __call__(self, batch: Batch) -> Features:
         """Run the target over the batch."""
-        return batch_features(self.module, batch.tokens, self.plan)
+        return batch_features(self.module, batch.tokens, self.plan, batch.taught())
+
+    def prefetch(self, batch: Batch) -> None:
+        """Nothing is read."""
 
 
 def token_bytes(config: PreTrainedConfig, plan: TapPlan) -> int:
@@ -177,6 +187,9 @@ def _make_missing(
 class CachedFeatures:
     """Features read from a cache, which a run with the same target and answers made.
 
+    They are streamed: a thread reads the batch that was announced while another one is trained on, and no more than
+    these two are in memory, nor more than ``OPEN_SHARDS`` files open, however large the cache is.
+
     Args:
         folder: of the cache.
         module: the target, whose head makes the logits.
@@ -188,23 +201,50 @@ class CachedFeatures:
         self.folder, self.module, self.plan = folder, module, plan
         self._hidden = [manifest["hidden_layers"].index(layer) for layer in plan.hidden_layers]
         self._kv = [manifest["kv_layers"].index(layer) for layer in plan.kv_layers]
-        self._open: dict[int, Any] = {}
+        self._pinned = module.device.type == "cuda"
+        self._open: OrderedDict[int, Any] = OrderedDict()
+        self._reader = ThreadPoolExecutor(1, "features")
+        self._announced: dict[tuple[int, ...], Future[dict[str, Tensor]]] = {}
+
+    def prefetch(self, batch: Batch) -> None:
+        """Begin to read a batch's conversations; of batches that were announced before and not asked for, none is
+        kept.
+        """
+        self._announced = {batch.index: self._announced.pop(batch.index, None) or self._submit(batch)}
 
     def __call__(self, batch: Batch) -> Features:
         """Read the batch's conversations, padded with zeros, and compute the target's logits."""
-        rows, width = [self._read(index) for index in batch.index], batch.tokens.shape[1]
-
-        def padded(name: str, slots: list[int] | None) -> Tensor:
-            parts = [row[name] if slots is None else row[name][:, slots] for row in rows]
-            stacked = torch.stack([F.pad(part, (0, 0) * (part.ndim - 1) + (0, width - len(part))) for part in parts])
-            return stacked.to(batch.tokens.device, self.module.dtype, non_blocking=True)
-
-        hidden = padded("hidden", self._hidden) if self._hidden else None
-        keys, values = (
-            padded(name, self._kv).permute(0, 2, 3, 1, 4) if self._kv else None for name in ("keys", "values")
-        )
+        read = self._announced.pop(batch.index, None) or self._submit(batch)
+        parts = {
+            name: part.to(self.module.device, self.module.dtype, non_blocking=True)
+            for name, part in read.result().items()
+        }
+        keys, values = (parts[name].permute(0, 2, 3, 1, 4) if name in parts else None for name in ("keys", "values"))
         with torch.no_grad():
-            return Features(hidden, keys, values, self._logits(padded("last", None)))
+            return Features(parts.get("hidden"), keys, values, self._logits(parts["last"]))
+
+    def _submit(self, batch: Batch) -> Future[dict[str, Tensor]]:
+        return self._reader.submit(self._load, batch)
+
+    def _load(self, batch: Batch) -> dict[str, Tensor]:
+        """What is asked for of the batch's conversations, ``[B, T, ...]``; of the head's inputs, ``[n, H]`` that
+        teach.
+        """
+        rows, width = [self._read(index) for index in batch.index], batch.tokens.shape[1]
+        slots = {"hidden": self._hidden, "keys": self._kv, "values": self._kv}
+        parts = {
+            name: torch.stack(
+                [
+                    F.pad(row[name][:, chosen], (0, 0) * (row[name].ndim - 1) + (0, width - len(row[name])))
+                    for row in rows
+                ]
+            )
+            for name, chosen in slots.items()
+            if chosen
+        }
+        spans = zip(rows, batch.prompt.tolist(), batch.length.tolist(), strict=True)
+        parts["last"] = torch.cat([row["last"][prompt - 1 : length - 1] for row, prompt, length in spans])
+        return {name: part.pin_memory() for name, part in parts.items()} if self._pinned else parts
 
     @cached_property
     def _cap(self) -> float | None:
@@ -219,6 +259,9 @@ class CachedFeatures:
         if start not in self._open:
             file = safe_open(_shard(self.folder, start), framework="pt")
             self._open[start] = file, json.loads(file.metadata()["offsets"])
+            if len(self._open) > OPEN_SHARDS:
+                self._open.popitem(last=False)
+        self._open.move_to_end(start)
         file, offsets = self._open[start]
         begin, end = offsets[index - start : index - start + 2]
         names: list[str] = file.keys()  # safe_open is no mapping

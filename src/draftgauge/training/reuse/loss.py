@@ -25,48 +25,57 @@ SoftLoss = Callable[[Tensor, Tensor, Tensor, Tensor], tuple[Tensor, Tensor, Tens
 
 @dataclass(frozen=True)
 class Teacher:
-    """The target's predictions where chains are trained; ``P`` positions from ``first + 1`` of the batch on.
+    """The target's predictions at the ``n`` positions of a batch that teach, see :meth:`Batch.taught`.
 
     Attributes:
-        logits: ``[B, P, V]``, of the draft vocabulary where there is one.
-        log_total: ``[B, P]`` float32, log of the sum of their exponentials.
-        entropy: ``[B, P]`` float32, in nats.
-        token: ``[B, P]`` the target's own token as an id of the draft vocabulary, -1 where that lacks it.
+        place: ``[B, T]`` which of them a position of the batch is.
+        logits: ``[n, V]``, of the draft vocabulary where there is one.
+        log_total: ``[n]`` float32, log of the sum of their exponentials.
+        entropy: ``[n]`` float32, in nats.
+        token: ``[n]`` the target's own token as an id of the draft vocabulary, -1 where that lacks it.
     """
 
+    place: Tensor
     logits: Tensor
     log_total: Tensor
     entropy: Tensor
     token: Tensor
 
-    def at(self, index: tuple[Tensor, Tensor]) -> Teacher:
-        """Some positions: ``[n, V]`` and ``[n]``."""
-        return Teacher(self.logits[index], self.log_total[index], self.entropy[index], self.token[index])
+    def at(self, text: Tensor, position: Tensor) -> Teacher:
+        """Some of these positions, in this order."""
+        chosen = self.place[text, position]
+        return Teacher(chosen, self.logits[chosen], self.log_total[chosen], self.entropy[chosen], self.token[chosen])
 
 
 @torch.no_grad()
-def teach(logits: Tensor, batch: Batch, depths: int, t2d: Tensor | None = None, d2t: Tensor | None = None) -> Teacher:
+def teach(logits: Tensor, batch: Batch, t2d: Tensor | None = None, d2t: Tensor | None = None) -> Teacher:
     """What the target says where the batch trains.
 
     Args:
-        logits: of the target, ``[B, T, vocabulary]``.
+        logits: of the target where the batch is taught, ``[n, vocabulary]``.
         batch: the conversations.
-        depths: K.
         t2d: ``[vocabulary]`` draft ids of the target's, -1 for none; None without a draft vocabulary.
         d2t: ``[V]`` target ids of the draft vocabulary, likewise.
     """
-    part = logits[:, batch.first + 1 : batch.first + batch.anchors + depths]
-    token = part.argmax(-1)
+    taught = batch.taught()
+    place = (taught.flatten().cumsum(0) - 1).view_as(taught).to(logits.device, non_blocking=True)
+    token = logits.argmax(-1)
     if d2t is not None and t2d is not None:
-        part, token = part[..., d2t], t2d[token]
-    log_total = torch.empty(token.shape, device=part.device)
+        logits, token = logits[:, d2t], t2d[token]
+    log_total = torch.empty(token.shape, device=logits.device)
     entropy = torch.empty_like(log_total)
-    for row, one in enumerate(part):  # one text at a time, in the processor's cache
-        wide = one.float()
-        log_total[row] = wide.logsumexp(-1)
-        weights = (wide - log_total[row, :, None]).exp_()
-        entropy[row] = log_total[row] - torch.linalg.vecdot(weights, wide)
-    return Teacher(part, log_total, entropy, token)
+    rows = _chunk(logits)
+    for part, total, nats in zip(logits.split(rows), log_total.split(rows), entropy.split(rows), strict=True):
+        wide = part.float()
+        total.copy_(wide.logsumexp(-1))
+        weights = (wide - total[:, None]).exp_()
+        nats.copy_(total - torch.linalg.vecdot(weights, wide))
+    return Teacher(place, logits, log_total, entropy, token)
+
+
+def _chunk(logits: Tensor) -> int:
+    """How many rows of logits exist at once."""
+    return max(1, CHUNK_ELEMENTS.get(logits.device.type, 1 << 24) // logits.shape[-1])
 
 
 @dataclass(frozen=True)
@@ -117,14 +126,14 @@ def backward_through_depths(
     """
     gradients, sums = [], []
     device = states[0].device
-    chunk = max(1, CHUNK_ELEMENTS.get(device.type, 1 << 24) // teacher.logits.shape[-1])
+    chunk = _chunk(teacher.logits)
     for depth, state in enumerate(states):
         rows = batch.trained(depth).flatten().nonzero()[:, 0].to(device, non_blocking=True)
         flat, gradient = state.detach().flatten(0, 1), torch.zeros_like(state).flatten(0, 1)
         totals = torch.zeros(3, device=device)
         for part in rows.split(chunk):
             piece = flat[part].requires_grad_()
-            chosen = teacher.at((part // batch.anchors, part % batch.anchors + depth))
+            chosen = teacher.at(part // batch.anchors, batch.first + 1 + part % batch.anchors + depth)
             with torch.enable_grad():
                 logits = to_logits(piece)
             loss, agreed, of_logits = _position_losses(logits, chosen, kind, softly or soft_cross_entropy)

@@ -146,7 +146,7 @@ class Training:
         request = self.job.request
         with self.autocast:
             features = self.features(batch)
-            teacher = teach(features.logits, batch, request.depths, self.net.t2d, self.net.d2t)
+            teacher = teach(features.logits, batch, self.net.t2d, self.net.d2t)
             self.gates.count_rows([batch.trained(depth) for depth in range(request.depths)])
             states = unroll_states(self.net, batch.tokens, features, request.depths, batch.first)
             return backward_through_depths(states, self.net.logits, teacher, batch, scales, request.loss, self.softly)
