@@ -33,7 +33,11 @@ COLUMNS = {
 def train(request: TrainRequest) -> list[dict[str, Any]]:
     """Run and show."""
     from draftgauge.api.train import train as run
+    from draftgauge.training.world import world_here
 
+    if not world_here().leads:  # under torchrun the first process speaks for all, and writes what is asked for
+        run(request)
+        raise SystemExit(0)
     with progress() as advance:
         rows = run(request, progress=advance, report=_show)
     if request.plan:

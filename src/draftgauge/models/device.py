@@ -2,11 +2,57 @@
 
 from __future__ import annotations
 
+import os
+
 import torch
+
+from draftgauge.core.errors import DraftgaugeError
 
 
 def choose_device(device: str | torch.device | None) -> torch.device:
-    """The device of this name; without one a GPU where there is one, else the CPU."""
-    if device is not None:
-        return torch.device(device)
-    return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    """The device of this name; without one a GPU where there is one, else the CPU.
+
+    Raises:
+        DraftgaugeError: if it is not there.
+    """
+    if device is None:
+        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    try:
+        place = torch.device(device)
+    except RuntimeError as error:
+        raise DraftgaugeError(f"there is no device {device!r}: name cpu, cuda, cuda:1 or the like") from error
+    there = device_count(place.type)
+    if place.type != "cpu" and (place.index or 0) >= there:
+        raise DraftgaugeError(f"device {place} is not there: torch sees {there} of the kind {place.type} here")
+    return place
+
+
+def device_count(kind: str) -> int:
+    """How many devices of a kind this machine has; of a CPU, its cores."""
+    if kind == "cpu":
+        return os.cpu_count() or 1
+    count = getattr(getattr(torch, kind, None), "device_count", None)
+    return 1 if count is None else int(count())
+
+
+def check_devices(device: str | torch.device | None, count: int) -> None:
+    """Check that a machine has so many devices of the kind that :func:`choose_device` gives.
+
+    Raises:
+        DraftgaugeError: saying how many there are.
+    """
+    place = choose_device(device)
+    there = device_count(place.type)
+    if place.index is not None and count > 1:
+        raise DraftgaugeError(f"{place} is one device, and {count} are asked for: name the kind alone, {place.type}")
+    if count > there:
+        unit = "cores" if place.type == "cpu" else "devices"
+        raise DraftgaugeError(f"{count} devices are asked for, and this machine has {there} {unit} ({place.type})")
+
+
+def numbered(device: str | torch.device | None, number: int) -> torch.device:
+    """The device of this number, of the kind that :func:`choose_device` gives, where that says no number itself; a CPU
+    has none.
+    """
+    place = choose_device(device)
+    return place if place.type == "cpu" or place.index is not None else torch.device(place.type, number)

@@ -95,6 +95,11 @@ def collate(conversations: Sequence[Conversation], index: Sequence[int], depths:
     return Batch(tuple(index), tokens, prompt, length, first, anchors)
 
 
+def trained_positions(conversations: Sequence[Conversation], depth: int) -> int:
+    """How many positions of conversations depth ``depth`` is trained on, see :meth:`Batch.trained`."""
+    return sum(max(0, len(c.tokens) - c.prompt - depth) for c in conversations)
+
+
 class DataOrder:
     """The conversations of every step.
 

@@ -18,7 +18,7 @@ from draftgauge.drafters.reuse.config import NORMS, ReuseConfig, reuse_config
 from draftgauge.drafters.reuse.design import DESIGNS, WARM_START
 from draftgauge.drafters.reuse.persistence import read_config
 from draftgauge.models.compression import check_compression
-from draftgauge.models.device import choose_device
+from draftgauge.models.device import check_devices, choose_device, numbered
 from draftgauge.models.fingerprint import fingerprint
 from draftgauge.models.reference import resolve_source
 from draftgauge.models.taps import TapPlan, tap_plan
@@ -26,6 +26,7 @@ from draftgauge.training.reuse.data import answers_path, existing_answers, sourc
 from draftgauge.training.reuse.features import check_cache_folder
 from draftgauge.training.reuse.request import TrainingSpec
 from draftgauge.training.reuse.tracking import check_tracker
+from draftgauge.training.world import World, world_here
 
 RUN_NAME = "run.json"
 SCHEMA = 1
@@ -43,6 +44,7 @@ class Job:
         cached: layers that a cache of features holds, so that it serves every design.
         device: to train on.
         length: longest conversation, within the target's context.
+        world: the processes that train together.
     """
 
     request: TrainingSpec
@@ -52,6 +54,7 @@ class Job:
     cached: TapPlan
     device: torch.device
     length: int
+    world: World
 
     @property
     def answers(self) -> Path:
@@ -139,8 +142,9 @@ def check(request: TrainingSpec, out: Path, identity: str | None) -> Job:
     check_out(out, request, identity)
     text = config.get_text_config()
     both = tap_plan(text, True, True, request.taps) if request.features == "cached" else TapPlan()
-    device = choose_device(request.device)
-    job = Job(request, out, drafter, TapPlan(drafter.hidden_layers, drafter.kv_layers), both, device, length)
+    world = check_world(request)
+    device = choose_device(request.device) if world.size == 1 else numbered(request.device, world.local_rank)
+    job = Job(request, out, drafter, TapPlan(drafter.hidden_layers, drafter.kv_layers), both, device, length, world)
     if identity is not None:
         existing_answers(request, job.answers, identity)
     if request.features == "cached":
@@ -148,6 +152,26 @@ def check(request: TrainingSpec, out: Path, identity: str | None) -> Job:
             job.cache, {"length": length} | ({"target_fingerprint": identity} if identity is not None else {})
         )
     return job
+
+
+def check_world(request: TrainingSpec) -> World:
+    """The processes that train together, checked against the devices of this machine and the batch of a request.
+
+    Raises:
+        DraftgaugeError: if there are fewer devices, or the batch cannot be split among them.
+    """
+    world = world_here()
+    if request.devices > 1 and world.size > 1:
+        raise DraftgaugeError(f"{world.size} processes were started already, as by torchrun: leave devices out")
+    check_devices(request.device, max(request.devices, world.local_size))
+    size = max(request.devices, world.size)
+    if request.batch % (size * request.accumulation):
+        parts = f" of {request.accumulation} parts each" if request.accumulation > 1 else ""
+        raise DraftgaugeError(
+            f"a batch of {request.batch} conversations cannot be split evenly among {size} devices{parts}: "
+            f"ask for a batch that {size * request.accumulation} divides"
+        )
+    return world
 
 
 def check_remedies(request: TrainingSpec) -> None:

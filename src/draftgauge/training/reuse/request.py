@@ -18,7 +18,17 @@ TRACKERS = ("tensorboard", "wandb", "trackio")
 
 # What decides where a run ends; everything else only decides how it gets there.
 INCIDENTAL = frozenset(
-    {"device", "answers", "cache", "checkpoint_every", "log_every", "track", "threads", "trust_remote_code"}
+    {
+        "device",
+        "devices",
+        "answers",
+        "cache",
+        "checkpoint_every",
+        "log_every",
+        "track",
+        "threads",
+        "trust_remote_code",
+    }
 )
 
 
@@ -52,7 +62,7 @@ class TrainingSpec:
         warm_start: folder of a trained ``hidden`` drafter to start a ``hybrid`` or ``cross`` one from.
         steps: optimiser steps.
         batch: conversations a step.
-        accumulation: parts into which a step's conversations are split, to save memory.
+        accumulation: parts into which the conversations of a step and a device are split, to save memory.
         learning_rate: peak; chosen by the target's width if left out.
         warmup: share of the steps in which the rate rises; it falls as a cosine from there to ``final_rate`` of the
             peak.
@@ -72,10 +82,12 @@ class TrainingSpec:
         compile: run the loss of every step through ``torch.compile``, where its result agrees.
         compression: of the target.
         device: to train on; a GPU where there is one.
+        devices: how many devices of this machine share every step; leave it out under torchrun, on one machine or
+            several. A run may be resumed with another number: the order of the data is the same.
         checkpoint_every: steps between checkpoints.
         log_every: steps between rows of the log.
         track: also log to tensorboard, wandb or trackio.
-        threads: of torch; left as they are if left out.
+        threads: of torch, in every process; left as they are if left out.
         trust_remote_code: run Python code that comes with the target.
 
     Raises:
@@ -121,6 +133,7 @@ class TrainingSpec:
     compile: bool = False
     compression: str = "none"
     device: str | None = None
+    devices: int = 1
     checkpoint_every: int = 100
     log_every: int = 10
     track: str | None = None
@@ -134,6 +147,7 @@ class TrainingSpec:
             "steps",
             "batch",
             "accumulation",
+            "devices",
             "new_tokens",
             "checkpoint_every",
             "log_every",

@@ -3,6 +3,9 @@
 A killed run ends where an uninterrupted one does. Nothing is drawn at random while training: the order of the data
 follows from the seed and the step's number, and the drafter has no dropout. So weights, optimiser and the step's number
 are the whole state.
+
+Several processes share a step: each takes some of its parts, all count what the whole step trains on, and gradients are
+added up before they are clipped, so that each makes the same update. What one process accumulates is the same sum.
 """
 
 from __future__ import annotations
@@ -12,6 +15,8 @@ import time
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
+from functools import lru_cache
+from itertools import pairwise
 
 import numpy as np
 import torch
@@ -26,7 +31,7 @@ from draftgauge.training.loop import autocast_dtype
 from draftgauge.training.memory import peak_memory_gib
 from draftgauge.training.optimise import Schedule, optimise
 from draftgauge.training.reuse.answers import Conversation
-from draftgauge.training.reuse.batches import Batch, DataOrder, collate
+from draftgauge.training.reuse.batches import Batch, DataOrder, collate, trained_positions
 from draftgauge.training.reuse.features import FeatureSource
 from draftgauge.training.reuse.gate import GateWatch
 from draftgauge.training.reuse.loss import (
@@ -41,7 +46,7 @@ from draftgauge.training.reuse.prepare import Job
 from draftgauge.training.reuse.remedies import Remedies
 from draftgauge.training.reuse.result import TrainResult
 from draftgauge.training.reuse.statistics import GradientStatistics, Imbalance, ScaleWatch, imbalances
-from draftgauge.training.reuse.tracking import open_trackers
+from draftgauge.training.reuse.tracking import Tracker, open_trackers
 
 BETAS = (0.9, 0.95)
 TAIL = 0.1  # share of the steps, at the end, over which the final loss is averaged
@@ -80,7 +85,14 @@ class Training:
     ) -> None:
         self.job, self.net, self.features, self.conversations = job, net, features, conversations
         request = job.request
+        self.world = job.world
         self.order = DataOrder(conversations, request.batch, request.seed)
+        self.parts = self.world.size * request.accumulation
+        if self.order.batch < self.parts:
+            raise DraftgaugeError(
+                f"{self.order.batch} conversations cannot be split into {self.parts} parts: give more prompts"
+            )
+        self._batches = lru_cache(maxsize=2)(self._make_batches)
         self.optimizer = make_optimizer(net, request.weight_decay)
         self.schedule = Schedule(
             steps=request.steps,
@@ -101,7 +113,9 @@ class Training:
     def run(self, progress: Progress, report: Report) -> TrainResult:
         """All steps that are left."""
         request, state = self.job.request, self.state
-        trackers = open_trackers(request.track, self.job.out, request.identity(), state.step)
+        trackers: list[Tracker] = []
+        if self.world.leads:
+            trackers = open_trackers(request.track, self.job.out, request.identity(), state.step)
         self.interval = Interval()
         progress("train", state.step, request.steps)
 
@@ -113,7 +127,8 @@ class Training:
             progress("train", step, request.steps)
 
         def save(step: int) -> None:
-            save_checkpoint(self.job.checkpoints, self.net, [self.optimizer], asdict(state))
+            if self.world.leads:
+                save_checkpoint(self.job.checkpoints, self.net, [self.optimizer], asdict(state))
 
         try:
             optimise(self.net, [self.optimizer], self.schedule, state.step, self._backward, log, save)
@@ -125,27 +140,35 @@ class Training:
     def _backward(self, step: int) -> None:
         """Add the gradients of one step, and its figures to the interval."""
         request, interval = self.job.request, self.interval
-        parts = np.array_split(self.order.step(step), request.accumulation)
-        batches = [collate(self.conversations, part.tolist(), request.depths) for part in parts]
-        trained = [sum(int(batch.trained(depth).sum()) for batch in batches) for depth in range(request.depths)]
+        conversations = [self.conversations[index] for index in self.order.step(step)]
+        trained = [trained_positions(conversations, depth) for depth in range(request.depths)]
         scales = [float(weight) / max(1, count) for weight, count in zip(self.weights, trained, strict=True)]
         logged = self.schedule.logged(step)
         with self.remedies.holding(step), self.gates.watching(on=logged), self.scales.watching(on=logged):
-            interval.figures += [self._backward_of(batch.to(self.job.device), scales) for batch in batches]
+            for batch, following in pairwise([*self._batches(step), *self._batches(step + 1)[:1]]):
+                interval.figures.append(self._backward_of(batch.to(self.job.device), scales, following))
+        self.world.add_up([p.grad for p in self.net.parameters() if p.grad is not None])
         self.remedies.change_gradients(step)
         interval.tokens += trained[0]
         interval.steps += 1
         if logged:
+            self.world.add_up(self.gates.sums())
             gate = self.gates.figures()
             interval.last = {"learning_rate": self.schedule.rate(step)} | self.statistics.row() | self.scales.row()
             interval.last |= {} if gate is None else gate.row()
-        if step == 0:
+        if step == 0 and self.world.leads:
             warn_of(imbalances(self.scales.scales()))
 
-    def _backward_of(self, batch: Batch, scales: list[float]) -> Figures:
+    def _make_batches(self, step: int) -> list[Batch]:
+        """This process's parts of a step."""
+        parts = np.array_split(self.order.step(step), self.parts)[self.world.rank :: self.world.size]
+        return [collate(self.conversations, part.tolist(), self.job.request.depths) for part in parts]
+
+    def _backward_of(self, batch: Batch, scales: list[float], following: Batch) -> Figures:
         request = self.job.request
         with self.autocast:
             features = self.features(batch)
+            self.features.prefetch(following)
             teacher = teach(features.logits, batch, self.net.t2d, self.net.d2t)
             self.gates.count_rows([batch.trained(depth) for depth in range(request.depths)])
             states = unroll_states(self.net, batch.tokens, features, request.depths, batch.first)
@@ -156,6 +179,7 @@ class Training:
         request, state, interval = self.job.request, self.state, self.interval
         state.step = step
         total = sum(interval.figures[1:], start=interval.figures[0])
+        self.world.add_up([total.loss, total.agreed, total.count])
         counts = total.count.clamp(min=1)
         loss, agreed = (total.loss / counts).tolist(), (total.agreed / counts).tolist()
         mean = float(sum(weight * value for weight, value in zip(self.weights.tolist(), loss, strict=True)))

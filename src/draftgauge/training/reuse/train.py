@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import torch
@@ -13,6 +15,7 @@ from draftgauge.drafters.reuse.net import ReuseNet
 from draftgauge.drafters.reuse.persistence import load_drafter, save_drafter, target_fingerprint
 from draftgauge.models.base import CachedModel
 from draftgauge.training.allocator import keep_freed_memory
+from draftgauge.training.launch import Send, launch
 from draftgauge.training.reuse.answers import Answers, Conversation
 from draftgauge.training.reuse.batches import usable
 from draftgauge.training.reuse.data import answers_of, load_target, token_counts
@@ -22,6 +25,7 @@ from draftgauge.training.reuse.remedies import start_gates
 from draftgauge.training.reuse.request import TrainingSpec
 from draftgauge.training.reuse.result import TrainResult, finished
 from draftgauge.training.reuse.steps import Report, Training, autocast
+from draftgauge.training.world import joined
 
 
 def train_drafter(
@@ -32,7 +36,8 @@ def train_drafter(
 ) -> TrainResult:
     """Train a drafter and leave it in ``out``, beside ``run.json``, ``log.jsonl`` and checkpoints.
 
-    The same call goes on where an interrupted one stopped; a finished run is not repeated.
+    The same call goes on where an interrupted one stopped; a finished run is not repeated. Under torchrun every process
+    makes this call, with a folder that all of them see; the first one writes and reports.
 
     Args:
         request: see :class:`TrainingSpec`.
@@ -47,21 +52,59 @@ def train_drafter(
     before = finished(out)
     if before is not None:
         return before
+    if request.devices > 1:
+        return _train_on_devices(job, progress, report)
+    with joined(job.world, job.device):
+        if not job.world.leads:
+            progress, report = silent, lambda row: None
+        return _train(job, progress, report)
+
+
+def _train_on_devices(job: Job, progress: Progress, report: Report) -> TrainResult:
+    """One process a device of this machine."""
+    request = job.request
+    threads = request.threads
+    if threads is None and job.device.type == "cpu":
+        threads = max(1, torch.get_num_threads() // request.devices)
+    told: dict[str, Callable[..., None]] = {"progress": progress, "report": report}
+    alone = replace(request, devices=1, threads=threads)
+    result: TrainResult = launch(
+        request.devices, _one_of_many, (alone, job.out), lambda kind, content: told[kind](*content)
+    )
+    return result
+
+
+def _one_of_many(send: Send, request: TrainingSpec, out: Path) -> TrainResult:
+    """The work of one process."""
+    return train_drafter(
+        request,
+        out,
+        lambda what, done, total: send("progress", (what, done, total)),
+        lambda row: send("report", (dict(row),)),
+    )
+
+
+def _train(job: Job, progress: Progress, report: Report) -> TrainResult:
+    """The work of this process, alone or among others."""
+    request, out, world = job.request, job.out, job.world
+    world.wait()  # all have seen the folder as it was
     if request.threads is not None:
         torch.set_num_threads(request.threads)
     if job.device.type == "cpu":
         keep_freed_memory()
-    target = load_target(request)
-    job = check(request, out, target_fingerprint(target.module))
-    open_run(job)
-    answers = answers_of(request, job.answers, target, progress)
-    conversations = usable(answers.conversations, job.length, request.depths)
-    features = _features(job, target, answers, conversations, progress)
+    target = load_target(replace(request, device=str(job.device)))
+    with world.lead_first():
+        job = check(request, out, target_fingerprint(target.module))
+        open_run(job)
+        answers = answers_of(request, job.answers, target, progress)
+        conversations = usable(answers.conversations, job.length, request.depths)
+        features = _features(job, target, answers, conversations, progress)
     training = Training(job, _start(job, target, answers), features, conversations, answers.sha256)
     result = training.run(progress, report)
-    save_drafter(
-        out, training.net, {"request": request.identity(), "answers_sha256": answers.sha256, "result": result.to_json()}
-    )
+    if world.leads:
+        described = {"request": request.identity(), "answers_sha256": answers.sha256, "result": result.to_json()}
+        save_drafter(out, training.net, described)
+    world.wait()
     return result
 
 
