@@ -17,6 +17,7 @@ PLAN_COLUMNS = {
     "disk_features": "features GB",
     "disk": "disk GB",
     "device": "device",
+    "devices": "devices",
 }
 COLUMNS = {
     "design": "design",
@@ -42,6 +43,9 @@ def train(request: TrainRequest) -> list[dict[str, Any]]:
         rows = run(request, progress=advance, report=_show)
     if request.plan:
         show_table("Before anything starts", rows, PLAN_COLUMNS)
+        for row in rows:
+            if row["advice"]:
+                console.print(row["advice"], highlight=False)
         return rows
     show_table("Trained", rows, COLUMNS)
     said = f"Next: draftgauge evaluate {request.out}   or   draftgauge generate --drafter {request.out}"

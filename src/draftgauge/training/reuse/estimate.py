@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
 import torch
@@ -25,12 +25,16 @@ from draftgauge.training.reuse.answers import Conversation
 from draftgauge.training.reuse.batches import DataOrder, collate, usable
 from draftgauge.training.reuse.data import existing_answers, is_reference
 from draftgauge.training.reuse.features import MANIFEST, check_disk, token_bytes
+from draftgauge.training.reuse.loss import CHUNK_ELEMENTS
 from draftgauge.training.reuse.prepare import check, drafter_config, known_fingerprint, target_config
 from draftgauge.training.reuse.request import TrainingSpec
+from draftgauge.training.world import world_here
 
 GENERATED_LENGTHS = (222, 110)  # mean tokens of a generated question and of the bundled target's answer to it
 JSON_BYTES = 6  # of a token in a file of answers
 TRAINED_BYTES = 16  # float32 weight, gradient and two moments of AdamW
+ADDED_UP_BYTES = 4  # the gradients side by side, where several devices add them up
+HUGE_GB = 1000.0  # of cached features, from where on it is said what to do instead
 # Of a large multiplication's speed, over whole steps. Measured on a CPU with the bundled target: 0.19 to 0.26 in
 # bfloat16, 0.59 in float32.
 EFFICIENCY = {("cpu", True): 0.2, ("cpu", False): 0.55}
@@ -40,31 +44,37 @@ PADDED_TOKENS, PADDED_ROWS = (
     1.7,
 )  # positions and anchors that a batch computes for one that it needs, of generated questions
 STEPS_LOOKED_AT = 64
+DRAFTER_LOGITS = 4  # copies of a chunk of them, in float32: logits, probabilities, gradient and a temporary
 PROBE_SECONDS = 0.3
 COMPRESSED_BYTES = {"int8": 1.0, "nf4": 0.55}
 
 
 @dataclass(frozen=True)
 class Estimate:
-    """Figures of a run; memory in GiB, disk in GB.
+    """Figures of a run; memory in GiB of each device, disk in GB.
 
     Attributes:
         target_parameters: of the target, which is not trained.
         parameters: trained ones of the drafter.
         device: that the figures are for.
+        devices: that share every step.
         conversations: answers trained on, or asked for.
         tokens_a_step: positions that the target reads.
         anchors_a_step: positions from which all K depths are trained.
         lengths: where these two come from: "answers" or "assumed".
         memory_target, memory_drafter, memory_activations, memory: the last is their sum.
-        seconds_a_step, hours: of training, features online or not.
+        seconds_a_step, hours: of training, features online or not; what devices lose by waiting is left out.
         gflops: what a multiplication of matrices was measured to reach, in 1e9 operations a second.
         disk_answers, disk_features, disk_checkpoints, disk: the last is their sum.
+        disk_if_cached: of the features if they were cached; they are that already where that is asked for.
+        online_share: share of the step's operations that the target's pass is, or would be, with features online.
+        advice: what to do where a cache would be terabytes; else empty.
     """
 
     target_parameters: int
     parameters: int
     device: str
+    devices: int
     conversations: int
     tokens_a_step: int
     anchors_a_step: int
@@ -80,6 +90,9 @@ class Estimate:
     disk_features: float
     disk_checkpoints: float
     disk: float
+    disk_if_cached: float
+    online_share: float
+    advice: str
 
     def row(self) -> dict[str, float | int | str]:
         """As a flat row."""
@@ -140,10 +153,18 @@ def estimate_for(
     dtype = autocast_dtype(device) if request.precision != "fp32" else None
     gflops = probe(device, dtype)
     efficiency = EFFICIENCY.get((device.type, dtype is not None), EFFICIENCY_ELSEWHERE)
-    seconds = operations(request, drafter, trained, body, sizes) / (gflops * 1e9 * efficiency)
+    work = operations(request, drafter, trained, body, sizes)
+    devices = max(request.devices, world_here().size)
+    seconds = work / (gflops * 1e9 * efficiency * devices)
     disk_answers = JSON_BYTES * sizes.total / 1e9
     plan = TapPlan(drafter.hidden_layers or drafter.kv_layers, drafter.kv_layers or drafter.hidden_layers)
-    disk_features = sizes.total * token_bytes(config, plan) / 1e9 if request.features == "cached" else 0.0
+    if_cached = sizes.total * token_bytes(config, plan) / 1e9
+    disk_features = if_cached if request.features == "cached" else 0.0
+    online, cached = (
+        operations(replace(request, features=kind, cache=None), drafter, trained, body, sizes)
+        for kind in ("online", "cached")
+    )
+    share = 1 - cached / online
     disk_checkpoints = (
         trained * (2 * 12 + 4) / 1e9
     )  # while a new checkpoint is written the old one stays; and the drafter itself
@@ -151,6 +172,7 @@ def estimate_for(
         target_parameters=target.num_parameters(),
         parameters=trained,
         device=str(device),
+        devices=devices,
         conversations=sizes.conversations,
         tokens_a_step=sizes.tokens,
         anchors_a_step=sizes.anchors,
@@ -166,15 +188,34 @@ def estimate_for(
         disk_features=disk_features,
         disk_checkpoints=disk_checkpoints,
         disk=disk_answers + disk_features + disk_checkpoints,
+        disk_if_cached=if_cached,
+        online_share=share,
+        advice=_advice(request.features, if_cached, share),
+    )
+
+
+def _advice(features: str, gigabytes: float, share: float) -> str:
+    """What to do where features would not fit a disk."""
+    if gigabytes < HUGE_GB:
+        return ""
+    cost = f"the target's pass inside every step is {share:.0%} of its operations"
+    if features == "online":
+        return f"Leave the features online: a cache would take {gigabytes / 1e3:,.1f} TB, and {cost}."
+    return (
+        f"The cached features would take {gigabytes / 1e3:,.1f} TB: compute them online (--features online), which "
+        f"takes no disk; {cost}. Or ask for fewer questions."
     )
 
 
 def operations(request: TrainingSpec, drafter: ReuseConfig, trained: int, target: int, sizes: Sizes) -> float:
     """Multiplications and additions of a step: two a weight forwards, four backwards; attention is left out, being
     small beside them.
+
+    The target's head, ``drafter.hidden_size * drafter.vocabulary``, works where the anchors are taught only.
     """
-    head = drafter.hidden_size * drafter.logits
-    read = 2.0 * sizes.tokens * (target if request.features == "online" else drafter.hidden_size * drafter.vocabulary)
+    head, teacher = drafter.hidden_size * drafter.logits, drafter.hidden_size * drafter.vocabulary
+    body = target - teacher if request.features == "online" else 0
+    read = 2.0 * (body * sizes.tokens + teacher * sizes.anchors)
     return read + 6.0 * request.depths * ((trained - head) * sizes.rows + head * sizes.anchors)
 
 
@@ -230,19 +271,20 @@ def _memory(
     half = request.precision == "bf16" or (request.precision == "auto" and autocast_dtype(device) is not None)
     weight = COMPRESSED_BYTES.get(request.compression) or activation_dtype(request.compression, device).itemsize
     parameters = sum(p.numel() for p in target.parameters())
-    tokens, rows, number = (
-        sizes.longest_tokens / request.accumulation,
-        sizes.longest_rows / request.accumulation,
-        2 if half else 4,
-    )
+    devices = max(request.devices, world_here().size)
+    parts = request.accumulation * devices
+    tokens, rows, number = sizes.longest_tokens / parts, sizes.longest_rows / parts, 2 if half else 4
     width, heads = drafter.hidden_size, drafter.head_dim * (drafter.chain_query_heads + 2 * drafter.chain_kv_heads)
     taps = width * len(drafter.hidden_layers) + 2 * len(drafter.kv_layers) * drafter.kv_heads * drafter.head_dim
     # Kept for the backward pass at every depth: inputs and outputs of norms (float32), of attention, and of the gated
     # MLP.
     kept = drafter.layers * (10 * 4 * width + number * (3 * heads + 6 * width + 4 * drafter.intermediate_size))
-    logits = tokens * drafter.vocabulary * number + rows * drafter.logits * 4
+    logits = rows * drafter.vocabulary * number
+    # Of the drafter's own logits only a chunk exists at a time.
+    logits += CHUNK_ELEMENTS.get(device.type, CHUNK_ELEMENTS["cuda"]) * 4 * DRAFTER_LOGITS
     activations = rows * request.depths * kept + tokens * taps * number + logits
-    return parameters * weight / 2**30, trained * TRAINED_BYTES / 2**30, activations / 2**30
+    trained_bytes = trained * (TRAINED_BYTES + (ADDED_UP_BYTES if devices > 1 else 0))
+    return parameters * weight / 2**30, trained_bytes / 2**30, activations / 2**30
 
 
 def _on_meta(config: PreTrainedConfig, trust_remote_code: bool) -> PreTrainedModel:
