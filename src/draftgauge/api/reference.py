@@ -51,9 +51,9 @@ def train_pair(request: ReferenceTrainRequest, *, report: Report) -> Path:
     recipe = Recipe(seed=request.randomness.seed)
     scaled = recipe if request.scale == 1 else recipe.scaled(request.scale)
     work = request.work or request.out / "work"
-    start = request.start / "target" if request.start else None
-    if start is not None and not (start / "config.json").is_file():
-        raise ModelError(f"there is no pair to go on training in {request.start}: target/config.json is missing")
+    start = request.start
+    if start is not None and not (start / "target" / "config.json").is_file():
+        raise ModelError(f"there is no pair to go on training in {start}: target/config.json is missing")
     return train_reference(request.out, work, scaled, choose_device(request.machine.device), report, start)
 
 

@@ -139,7 +139,7 @@ class ReferenceTrainRequest:
         out: folder for the trained pair, its prompts and its card.
         work: folder for checkpoints; OUT/work if left out. Run again to resume.
         scale: times the tokens of the bundled pair's training.
-        start: folder of a pair whose target to go on training; from nothing if left out.
+        start: folder of a pair of the same shapes to go on training; from nothing if left out.
     """
 
     out: Path

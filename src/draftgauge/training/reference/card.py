@@ -9,12 +9,12 @@ from typing import Any
 
 from draftgauge.core.templates import environment
 
-TRAINING_NAME = "training.json"
+RECORD_NAME = "training.json"  # in the folder of a pair: how it was made
 
 
 def write_card(folder: Path, rows: Sequence[Mapping[str, Any]]) -> Path:
     """Write a pair's ``README.md`` from what ``draftgauge reference evaluate`` measured and its training record."""
-    training = json.loads((folder / TRAINING_NAME).read_text(encoding="utf-8"))
+    training = json.loads((folder / RECORD_NAME).read_text(encoding="utf-8"))
     sizes = {path.parent.name: path.stat().st_size / 1e6 for path in sorted(folder.glob("*/model.safetensors"))}
     templates = environment("draftgauge.training.reference", autoescape=False)
     templates.globals["shown"] = _shown

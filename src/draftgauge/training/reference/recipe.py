@@ -25,6 +25,7 @@ from draftgauge.core.provenance import environment, timestamp
 from draftgauge.training.allocator import keep_freed_memory
 from draftgauge.training.loop import Phase, Plan, train
 from draftgauge.training.reference import data, packing, pretrain, regenerate, tokenizer
+from draftgauge.training.reference.card import RECORD_NAME
 
 Texts = Mapping[str, Sequence[str]]
 Report = Callable[[str, dict[str, float]], None]
@@ -52,14 +53,14 @@ class Recipe:
         step_tokens: tokens of one optimiser step.
     """
 
-    target_tokens: int = 26_000_000
-    draft_tokens: int = 5_000_000
+    target_tokens: int = 47_000_000
+    draft_tokens: int = 10_000_000
     vocabulary: int = 4096
     questions: int = 2400
     seed: int = 0
     short: int = 512
     long: int = 1536
-    long_share: float = 0.5
+    long_share: float = 0.4
     draft_text_share: float = 0.3
     step_tokens: int = 9216
 
@@ -75,7 +76,7 @@ class Recipe:
 
 def _tokenizer(texts: Texts, recipe: Recipe, work: Path, start: Path | None) -> PreTrainedTokenizerFast:
     if start is not None:
-        return PreTrainedTokenizerFast.from_pretrained(start)
+        return PreTrainedTokenizerFast.from_pretrained(start / "target")
     if not (work / "tokenizer" / "tokenizer.json").exists():
         rng = np.random.default_rng(recipe.seed)
         mixture = data.shares(recipe.long_share)
@@ -95,6 +96,14 @@ def _sample(values: Sequence[str], share: float, rng: np.random.Generator) -> li
     return chosen
 
 
+def _initial(shape: dict[str, int], tokens: PreTrainedTokenizerFast, seed: int, start: Path | None) -> Qwen3ForCausalLM:
+    """A model of a shape with random weights, or with those of a folder."""
+    model = pretrain.build(shape, len(tokens), tokens.eos_token_id, seed)
+    if start is not None:
+        model.load_state_dict(Qwen3ForCausalLM.from_pretrained(start, dtype=torch.float32).state_dict())
+    return model
+
+
 def marks_of(tokens: PreTrainedTokenizerFast) -> pretrain.Marks:
     """The ids of the tokens that tell prompts, answers and plain text apart."""
     ids = (tokens.convert_tokens_to_ids(name) for name in (tokenizer.USER, tokenizer.ASSISTANT, tokenizer.END))
@@ -111,10 +120,7 @@ def train_target(
     start: Path | None = None,
 ) -> Qwen3ForCausalLM:
     """Train the target on short and long windows by turns; then bring its states to sizes around one."""
-    model = pretrain.build(pretrain.TARGET, len(tokens), tokens.eos_token_id, recipe.seed)
-    if start is not None:
-        model.load_state_dict(Qwen3ForCausalLM.from_pretrained(start, dtype=torch.float32).state_dict())
-    model = model.to(device)
+    model = _initial(pretrain.TARGET, tokens, recipe.seed, start and start / "target").to(device)
     kinds = (
         (recipe.short, 1 - recipe.long_share, data.SHORT_SHARES),
         (recipe.long, recipe.long_share, data.LONG_SHARES),
@@ -144,6 +150,7 @@ def train_drafts(
     recipe: Recipe,
     work: Path,
     report: Report,
+    start: Path | None = None,
 ) -> dict[str, Qwen3ForCausalLM]:
     """Distil every draft from the target, first on text, then mostly on the target's own answers."""
     target = target.eval().requires_grad_(False)
@@ -157,10 +164,7 @@ def train_drafts(
     first = data.windows(texts, tokens, counts[0], recipe.short, recipe.seed + 3, data.SHORT_SHARES)
     second = data.windows(mixed, tokens, counts[1], recipe.long, recipe.seed + 4, DISTILLED_SHARES)
     drafts = nn.ModuleDict(
-        {
-            name: pretrain.build(shape, len(tokens), tokens.eos_token_id, recipe.seed + 5)
-            for name, shape in DRAFT_SHAPES.items()
-        }
+        {name: _initial(shape, tokens, recipe.seed + 5, start and start / name) for name, shape in DRAFT_SHAPES.items()}
     ).to(target.device)
     models = {name: model for name, model in drafts.items() if isinstance(model, Qwen3ForCausalLM)}
     loss = pretrain.distillation_loss(target, list(models.values()), marks_of(tokens))
@@ -188,7 +192,7 @@ def _answered_apart(
     work: Path,
     report: Report,
 ) -> list[str]:
-    """The target's answers, found by a process of its own.
+    """The target's answers, found by processes of their own, on a CPU one a core.
 
     Generating and compiling in one process does not go well: compiled after ``generate``, the target once taught its
     drafts a flat distribution.
@@ -197,8 +201,12 @@ def _answered_apart(
         target.save_pretrained(scratch)
         tokens.save_pretrained(scratch)
         report("answers", {})
-        with ProcessPoolExecutor(1, get_context("spawn")) as pool:
-            return pool.submit(regenerate.answers_of, Path(scratch), questions, str(target.device)).result()
+        workers = 1 if target.device.type != "cpu" else max(1, torch.get_num_threads())
+        parts = [questions[number::workers] for number in range(workers)]
+        with ProcessPoolExecutor(workers, get_context("spawn")) as pool:
+            device = str(target.device)
+            jobs = [pool.submit(regenerate.answers_of, Path(scratch), part, device, workers) for part in parts]
+            return [answer for job in jobs for answer in job.result()]
 
 
 def save_model(model: Qwen3ForCausalLM, tokens: PreTrainedTokenizerFast, folder: Path) -> None:
@@ -251,7 +259,7 @@ def train_reference(
         recipe: sizes and seeds.
         device: to train on.
         report: told the stage and its running figures.
-        start: folder of a target of the same shape to go on from, with its tokenizer; without it, from nothing.
+        start: folder of a pair of the same shapes to go on from, with its tokenizer; without it, from nothing.
     """
     keep_freed_memory()
     work.mkdir(parents=True, exist_ok=True)
@@ -259,17 +267,19 @@ def train_reference(
     texts = data.training_texts(recipe.target_tokens, data.shares(recipe.long_share), recipe.seed)
     tokens = _tokenizer(texts, recipe, work, start)
     target = train_target(texts, tokens, recipe, work, device, report, start)
-    drafts = train_drafts(texts, tokens, target, recipe, work, report)
+    drafts = train_drafts(texts, tokens, target, recipe, work, report, start)
     save_model(target, tokens, out / "target")
     for name, model in drafts.items():
         save_model(model, tokens, out / name)
     counts = save_prompts(tokens, out / "prompts")
-    save_training_record(out, work, recipe, counts)
+    save_training_record(out, work, recipe, counts, start)
     return out
 
 
-def save_training_record(out: Path, work: Path, recipe: Recipe, prompts: dict[str, int]) -> None:
-    """Write ``training.json``: what the card says of how the pair was made."""
+def save_training_record(
+    out: Path, work: Path, recipe: Recipe, prompts: dict[str, int], start: Path | None = None
+) -> None:
+    """Write ``training.json``: what the card says of how the pair was made, and the pair that it went on from."""
     states = {
         stage: json.loads(next((work / stage).glob("step-*/state.json")).read_text()) for stage in ("target", "drafts")
     }
@@ -289,4 +299,7 @@ def save_training_record(out: Path, work: Path, recipe: Recipe, prompts: dict[st
         "torch": machine["versions"]["torch"],
         "date": timestamp()[:10],
     }
-    (out / "training.json").write_text(json.dumps(record, indent=1) + "\n", encoding="utf-8")
+    earlier = start and start / RECORD_NAME
+    if earlier is not None and earlier.is_file():
+        record["before"] = json.loads(earlier.read_text(encoding="utf-8"))
+    (out / RECORD_NAME).write_text(json.dumps(record, indent=1) + "\n", encoding="utf-8")

@@ -54,7 +54,9 @@ def answers(
     return texts
 
 
-def answers_of(folder: Path, questions: Sequence[Messages], device: str) -> list[str]:
-    """:func:`answers` of a saved target; for a process of its own."""
+def answers_of(folder: Path, questions: Sequence[Messages], device: str, workers: int = 1) -> list[str]:
+    """:func:`answers` of a saved target; for a process of its own that shares the cores with other ``workers``."""
+    if workers > 1:
+        torch.set_num_threads(1)
     target = Qwen3ForCausalLM.from_pretrained(folder, dtype=torch.float32).to(device).eval()
     return answers(target, PreTrainedTokenizerFast.from_pretrained(folder), questions)
