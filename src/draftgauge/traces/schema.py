@@ -84,10 +84,25 @@ def to_table(records: Sequence[PromptRecord], fingerprint: str) -> pa.Table:
     metadata = {
         VERSION_KEY: str(version).encode(),
         FINGERPRINT_KEY: fingerprint.encode(),
-        PROMPTS_KEY: json.dumps([asdict(record.info) for record in records]).encode(),
+        PROMPTS_KEY: prompts_metadata([record.info for record in records]),
     }
     schema = columns_of(version).with_metadata(metadata)
     return pa.table([columns[name] for name in schema.names], schema=schema)
+
+
+def prompts_metadata(prompts: Sequence[PromptInfo]) -> bytes:
+    """What a file's metadata says of its prompts, in the order of its rows."""
+    return json.dumps([asdict(prompt) for prompt in prompts], separators=(",", ":")).encode()
+
+
+def leaf_paths(schema: pa.Schema) -> dict[str, pa.DataType]:
+    """The columns as Parquet names them, those of lists by their elements, with their types."""
+    return {
+        f"{field.name}.list.element" if pa.types.is_list(field.type) else field.name: (
+            field.type.value_type if pa.types.is_list(field.type) else field.type
+        )
+        for field in schema
+    }
 
 
 def to_lists(padded: NDArray[Any], present: NDArray[np.bool_]) -> pa.ListArray:

@@ -16,9 +16,20 @@ from numpy.typing import NDArray
 from draftgauge.core.errors import TraceError
 from draftgauge.core.files import atomic_write_bytes
 from draftgauge.traces.record import PromptRecord
-from draftgauge.traces.schema import FINGERPRINT_KEY, SIGNALS, check_schema, read_prompt_infos, to_table
+from draftgauge.traces.schema import (
+    FINGERPRINT_KEY,
+    PROMPTS_KEY,
+    SIGNALS,
+    check_schema,
+    leaf_paths,
+    prompts_metadata,
+    read_prompt_infos,
+    to_table,
+)
 from draftgauge.traces.trace import PromptInfo
 
+LEVEL = 9
+"""Of Zstandard: 5% smaller than its default, and as quick to read."""
 _NAME = re.compile(r"positions-(\d{5,})\.parquet")
 
 
@@ -59,10 +70,43 @@ def write_shard(folder: Path, number: int, records: Sequence[PromptRecord], fing
     Raises:
         DraftgaugeError: if it cannot be written; no part of it is left.
     """
+    return _write_table(folder, number, to_table(records, fingerprint))
+
+
+def join_shards(folder: Path, target: Path, fingerprint: str) -> Path:
+    """Write all shards of a run as the only one of another folder, prompts by index: smaller, and as quick to read.
+
+    Raises:
+        TraceError: if a shard is damaged or of another run; nothing is written.
+        DraftgaugeError: if it cannot be written.
+    """
+    shards = [read_shard(path, fingerprint) for path in shard_paths(folder)]
+    prompts = sorted((prompt for shard in shards for prompt in shard.prompts), key=lambda prompt: prompt.index)
+    rows = pa.concat_tables(shard.table.replace_schema_metadata() for shard in shards)
+    metadata = shards[0].table.schema.metadata | {PROMPTS_KEY: prompts_metadata(prompts)}
+    ordered = rows.sort_by([("prompt_index", "ascending"), ("position", "ascending")])
+    return _write_table(target, 0, ordered.replace_schema_metadata(metadata))
+
+
+def _write_table(folder: Path, number: int, table: pa.Table) -> Path:
+    """A table as shard ``number``, atomically."""
     path = folder / f"positions-{number:05d}.parquet"
     sink = pa.BufferOutputStream()
-    # Checksums: damage in the middle of a file would otherwise be read as other numbers.
-    pq.write_table(to_table(records, fingerprint), sink, compression="zstd", write_page_checksum=True)
+    columns = leaf_paths(table.schema)
+    with pq.ParquetWriter(
+        sink,
+        table.schema,
+        compression="zstd",
+        compression_level=LEVEL,
+        # The bytes of floating-point numbers, grouped by their significance, compress to half.
+        use_dictionary=[path for path, kind in columns.items() if not pa.types.is_floating(kind)],
+        column_encoding={path: "BYTE_STREAM_SPLIT" for path, kind in columns.items() if pa.types.is_floating(kind)},
+        # Checksums: damage in the middle of a file would otherwise be read as other numbers.
+        write_page_checksum=True,
+        store_schema=False,  # Arrow's own copy of the schema would hold all prompts once more
+    ) as writer:
+        writer.write_table(table)
+        writer.add_key_value_metadata(table.schema.metadata)
     atomic_write_bytes(path, sink.getvalue().to_pybytes())
     return path
 
