@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from draftgauge.api.arms import PLAIN, Arm, ArmRun, BenchPrompt, bench_arms
-from draftgauge.api.bench_rows import bench_rows
+from draftgauge.api.bench_rows import ASKED, NO_FIXED, SAME_RUNS, Reference, bench_rows
 
 NAMES = (PLAIN, "b", "c")
 PROMPTS = [BenchPrompt([n], "ab"[n % 2]) for n in range(6)]
@@ -61,3 +61,35 @@ def test_what_is_left_when_the_time_is_over(
     rows = {row["policy"]: row for row in bench_rows(arms, PROMPTS[:kept], "none") if row["task"] == "all"}
     assert rows["b"]["prompts"] == prompts
     assert rows["b"]["ratio_to_plain"] == 2
+
+
+def timed_arms(**seconds: float) -> list[Arm]:
+    """Arms that took so long for each prompt, ``_`` in a name for its colon."""
+    arms = [Arm(name.replace("_", ":"), lambda tokens: ArmRun([1], 1, 1, 1.0, 0.1)) for name in seconds]
+    for arm, each in zip(arms, seconds.values(), strict=True):
+        arm.runs = [[ArmRun([1, 2], 1, 2, each, 0.1)] for _ in PROMPTS]
+    return arms
+
+
+@pytest.mark.parametrize(
+    ("over", "arm", "chosen_from"),
+    [
+        (None, "fixed:2", SAME_RUNS),  # the fastest of the fixed lengths
+        (Reference("fixed:4", "train"), "fixed:4", "train"),
+        (Reference(PLAIN, ASKED), PLAIN, ASKED),
+    ],
+)
+def test_gains_are_over_the_reference(over: Reference | None, arm: str, chosen_from: str) -> None:
+    seconds = {PLAIN: 1.0, "fixed_2": 0.5, "fixed_4": 0.8, "svip": 0.4}
+    rows = [row for row in bench_rows(timed_arms(**seconds), PROMPTS, "none", over) if row["task"] == "all"]
+    assert {(row["over"], row["over_from"]) for row in rows} == {(arm, chosen_from)}
+    base = seconds[arm.replace(":", "_")]
+    for row in rows:
+        gain = base / seconds[row["policy"].replace(":", "_")] - 1
+        assert (row["gain_low"], row["gain"], row["gain_high"]) == pytest.approx((gain, gain, gain))
+
+
+def test_without_fixed_lengths_gains_are_over_plain_decoding() -> None:
+    rows = bench_rows(timed_arms(**{PLAIN: 1.0, "svip": 0.5}), PROMPTS, "none")
+    assert {(row["over"], row["over_from"]) for row in rows} == {(PLAIN, NO_FIXED)}
+    assert {row["gain"] for row in rows if row["policy"] == "svip"} == {1.0}

@@ -80,6 +80,8 @@ def test_what_needs_no_model_does_not_load_torch(program: str, without: set[str]
         (["generate"], "PROMPT"),
         (["fly"], "fly"),
         (["bench", "runs", "--target", "other"], "leave out --target, or the run"),
+        (["bench", "runs", "--max-new-tokens", "128"], "leave out --max-new-tokens, or the run"),  # its default too
+        (["bench", "--over", "fixed", "--policy", "none"], "one policy, and 'fixed' stands for several"),
         (["generate", "x", "--compression", "none,int8"], "one compression"),
     ],
 )

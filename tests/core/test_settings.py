@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from draftgauge.core.errors import DraftgaugeError
-from draftgauge.core.settings import attribute_docs, make_request, setting, settings_of, summary_of
+from draftgauge.core.settings import attribute_docs, given_settings, make_request, setting, settings_of, summary_of
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -97,3 +97,10 @@ def test_flat_values_make_a_request(arguments: tuple[Any, ...], keywords: dict[s
 def test_what_cannot_be_converted_is_named(arguments: tuple[Any, ...], keywords: dict[str, Any], message: str) -> None:
     with pytest.raises(DraftgaugeError, match=message):
         make_request(Whole, arguments, keywords)
+
+
+def test_what_was_given_is_noted_even_where_it_is_the_default() -> None:
+    request = make_request(Whole, ["here"], {"limit": 3, "device": None})
+    assert given_settings(request) == {"folder", "limit"}
+    assert request == Whole(folder=Path("here"))
+    assert given_settings(Whole(folder=Path("here"), part=Part(limit=4))) == {"folder", "limit"}

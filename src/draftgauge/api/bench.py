@@ -9,24 +9,25 @@ from pathlib import Path
 from typing import Any
 
 from draftgauge.api.arms import BenchPrompt, bench_arms, plain_arm, policy_arm, transformers_arms
-from draftgauge.api.bench_rows import bench_rows
+from draftgauge.api.bench_rows import ASKED, Reference, bench_rows
 from draftgauge.api.costs import pair_costs, weigh_cost
 from draftgauge.api.pair import Pair, load_pair
 from draftgauge.api.profile_plan import choose_prompts, encode_prompts
 from draftgauge.api.recorded import load_pair_of, prompts_of
 from draftgauge.api.replay import best_gamma_of
-from draftgauge.api.requests import BenchRequest
+from draftgauge.api.requests import PLAIN, BenchRequest
 from draftgauge.api.runs import EncodedPrompt, read_run, select_runs
 from draftgauge.api.verb import verb
 from draftgauge.core.errors import DraftgaugeError
 from draftgauge.core.progress import Progress, silent
 from draftgauge.core.prompts import in_turn
 from draftgauge.core.seeds import generator
-from draftgauge.core.settings import get_setting, settings_of
+from draftgauge.core.settings import given_settings, settings_of
 from draftgauge.decoding.settings import DecodingSettings
 from draftgauge.policies.base import Policy
 from draftgauge.policies.registry import compared_policies, expand_policy, make_policy
-from draftgauge.replay.splits import TEST, design_of
+from draftgauge.replay.evaluate import SAME_PROMPTS
+from draftgauge.replay.splits import TEST, TRAIN, design_of
 from draftgauge.traces.costs import CostCurve
 from draftgauge.traces.manifest import Manifest
 
@@ -54,8 +55,8 @@ def bench(request: BenchRequest, *, progress: Progress = silent) -> list[dict[st
         progress: told (what, done, total).
 
     Returns:
-        Rows as :func:`bench_rows` describes. Of a recorded run its best fixed length, chosen on training prompts where
-        there are any, always runs.
+        Rows as :func:`bench_rows` describes. What gains are stated over always runs: the policy asked for, else, of a
+        recorded run, its best fixed length, chosen on training prompts where there are any.
 
     Raises:
         DraftgaugeError: for unknown policies, models that are not those of the trace, a trace of sampled decoding, or
@@ -71,16 +72,11 @@ def bench(request: BenchRequest, *, progress: Progress = silent) -> list[dict[st
 
 def _check_given(request: BenchRequest, folder: Path) -> None:
     """Refuse what a recorded run settles itself."""
-    settled = {
-        entry.name: (value, entry.default)
-        for entry in settings_of(BenchRequest)
-        if entry.name in SETTLED
-        for value in [get_setting(request, entry)]
-    }
-    given = [f"--{name.replace('_', '-')}" for name, (value, default) in settled.items() if value != default]
-    if given:
+    given = given_settings(request)
+    settled = [entry.option for entry in settings_of(BenchRequest) if entry.name in SETTLED and entry.name in given]
+    if settled:
         raise DraftgaugeError(
-            f"the recorded run in {folder} has its own pair and prompts: leave out {', '.join(given)}, or the run"
+            f"the recorded run in {folder} has its own pair and prompts: leave out {', '.join(settled)}, or the run"
         )
 
 
@@ -94,35 +90,48 @@ def _bench_run(request: BenchRequest, run: Path, manifest: Manifest, progress: P
         )
     recorded = request.pair.drafter is None
     trace, measured = read_run(run)
-    best_fixed = None
+    over = _asked_reference(request, manifest.gamma_max)
     specs = request.policies or (default_policies(manifest, run) if recorded else DEFAULTS)
-    if recorded:
+    if recorded and over is None:
         best_fixed = f"fixed:{gamma}" if (gamma := best_gamma_of(run)) else "none"
-        specs = (*specs, best_fixed)
-    specs = _expanded(specs, manifest.gamma_max)
+        over = Reference(best_fixed, TRAIN if design_of(trace).train is not None else SAME_PROMPTS)
+    specs = _expanded(specs, manifest.gamma_max, over)
     split = request.prompts.split or (TEST if design_of(trace).split == TEST else None)
     pair = load_pair_of(manifest, request.pair)
     prompts = prompts_of(run, manifest, pair, replace(request.prompts, split=split))
     costs = measured if recorded else _costs(request, pair, specs, manifest.gamma_max, progress)
     policies = {spec: make_policy(spec, manifest.gamma_max, costs) for spec in specs}
-    return _bench(request, pair, prompts, policies, manifest.max_new_tokens, progress, best_fixed)
+    return _bench(request, pair, prompts, policies, manifest.max_new_tokens, progress, over)
 
 
 def _bench_pair(request: BenchRequest, compression: str, progress: Progress) -> list[dict[str, Any]]:
     """Rows of a pair of which nothing is recorded."""
     length, longest = request.output.max_new_tokens, request.drafts.gamma_max
-    specs = _expanded(request.policies or DEFAULTS, longest)
+    over = _asked_reference(request, longest)
+    specs = _expanded(request.policies or DEFAULTS, longest, over)
     path, chosen = choose_prompts(request.prompts)
     pair = load_pair(request.pair.at(compression))
     prompts = encode_prompts(pair, chosen, path, length, request.prompts.long_prompts)
     costs = _costs(request, pair, specs, longest, progress)
     policies = {spec: make_policy(spec, longest, costs) for spec in specs}
-    return _bench(request, pair, prompts, policies, length, progress)
+    return _bench(request, pair, prompts, policies, length, progress, over)
 
 
-def _expanded(policies: Sequence[str], gamma_max: int) -> tuple[str, ...]:
-    """Every policy by its spec, each once; unknown ones are refused before anything is loaded."""
-    specs = tuple(dict.fromkeys(spec for policy in policies for spec in expand_policy(policy, gamma_max)))
+def _asked_reference(request: BenchRequest, gamma_max: int) -> Reference | None:
+    """The policy that gains shall be stated over, if the request names one."""
+    if request.over is None:
+        return None
+    if request.over != PLAIN and len(expand_policy(request.over, gamma_max)) != 1:
+        raise DraftgaugeError(f"gains are stated over one policy, and {request.over!r} stands for several")
+    return Reference(request.over, ASKED)
+
+
+def _expanded(policies: Sequence[str], gamma_max: int, over: Reference | None) -> tuple[str, ...]:
+    """Every policy by its spec, each once, with the one that gains are stated over; unknown ones are refused before
+    anything is loaded.
+    """
+    named = (*policies, over.arm) if over is not None and over.arm != PLAIN else policies
+    specs = tuple(dict.fromkeys(spec for policy in named for spec in expand_policy(policy, gamma_max)))
     weigh_cost(specs)
     return specs
 
@@ -141,7 +150,7 @@ def _bench(
     policies: Mapping[str, Policy],
     max_new_tokens: int,
     progress: Progress,
-    best_fixed: str | None = None,
+    over: Reference | None,
 ) -> list[dict[str, Any]]:
     settings = DecodingSettings(max_new_tokens=max_new_tokens, end_tokens=pair.end_tokens)
     arms = [plain_arm(pair, settings), *(policy_arm(pair, spec, policy, settings) for spec, policy in policies.items())]
@@ -154,4 +163,4 @@ def _bench(
     rng = generator(request.randomness.seed, "bench", pair.compression)
     label = f"bench {pair.compression}"
     decoded = bench_arms(arms, ready, request.rounds, rng, lambda done, total: progress(label, done, total), until)
-    return bench_rows(arms, ready[:decoded], pair.compression, best_fixed)
+    return bench_rows(arms, ready[:decoded], pair.compression, over)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -11,21 +12,43 @@ from draftgauge.api.arms import PLAIN, Arm, ArmRun, BenchPrompt
 from draftgauge.statistics.bootstrap import RESAMPLES
 from draftgauge.statistics.paired import paired_gain, ratio_interval
 
+SAME_RUNS = "same runs"
+"""Where a fixed length was chosen by the very runs that it is compared on, which favours it."""
+ASKED = "asked for"
+NO_FIXED = "no fixed length among the policies"
+FIXED = "fixed:"
+
+
+@dataclass(frozen=True)
+class Reference:
+    """What gains are stated over.
+
+    Attributes:
+        arm: its name.
+        chosen_from: what made it the one: the split of prompts that it was best on, :data:`SAME_RUNS`,
+            :data:`ASKED` or :data:`NO_FIXED`.
+    """
+
+    arm: str
+    chosen_from: str
+
 
 def bench_rows(
-    arms: Sequence[Arm], prompts: Sequence[BenchPrompt], compression: str, best_fixed: str | None = None
+    arms: Sequence[Arm], prompts: Sequence[BenchPrompt], compression: str, over: Reference | None = None
 ) -> list[dict[str, Any]]:
     """One flat row for every arm and task (and ``all``); the arm named ``plain`` must be among them.
 
     Rows hold ``policy, compression, task, prompts, tokens_per_step, tokens_per_second`` (with
     ``_low`` and ``_high``), ``ratio_to_plain`` (median of the
     interleaved pairs with its 95% interval over prompts), ``ratio_to_best_transformers``, ``mismatches`` (positions
-    whose token is not plain decoding's), ``mismatched_prompts`` and ``prefill_seconds``. With ``best_fixed``, the name
-    of the arm of the best fixed length, also ``best_fixed`` and ``gain`` (with ``_low``, ``_high``): tokens per second
-    over that arm's, minus 1, resampled by prompt.
+    whose token is not plain decoding's), ``mismatched_prompts``, ``prefill_seconds``, and ``gain`` (with ``_low``,
+    ``_high``): tokens per second over those of the arm ``over``, minus 1, resampled by prompt; ``over_from`` says what
+    that arm was chosen by. Without a reference it is the fastest of the fixed lengths on all these prompts, or plain
+    decoding where there is no fixed length.
     """
     plain = next(arm for arm in arms if arm.name == PLAIN)
-    fixed = next((arm for arm in arms if arm.name == best_fixed), None)
+    reference = over or _fastest_fixed(arms, range(len(prompts)))
+    base = next(arm for arm in arms if arm.name == reference.arm)
     tasks = [*dict.fromkeys(p.task for p in prompts), "all"]
     rows = []
     for task in tasks if len(tasks) > 2 else [*tasks[:1], "all"]:
@@ -35,12 +58,14 @@ def bench_rows(
         for arm in arms:
             row = {"policy": arm.name, "compression": compression, "task": task, "prompts": len(chosen)}
             row |= _figures(arm, plain, best, chosen)
-            row |= {} if fixed is None else _gain(arm, fixed, chosen)
+            gain = paired_gain(*_timed(arm, chosen), *_timed(base, chosen))
+            row |= {"over": base.name, "over_from": reference.chosen_from}
+            row |= {"gain": gain.estimate, "gain_low": gain.low, "gain_high": gain.high}
             rows.append(row)
     return rows
 
 
-def _figures(arm: Arm, plain: Arm, best: Arm | None, chosen: list[int]) -> dict[str, Any]:
+def _figures(arm: Arm, plain: Arm, best: Arm | None, chosen: Sequence[int]) -> dict[str, Any]:
     steps = sum(arm.runs[n][0].steps for n in chosen)
     differing = [_mismatches(arm.runs[n][0].tokens, plain.runs[n][0].tokens) for n in chosen]
     speed, low, high = _speed(arm, chosen)
@@ -61,9 +86,10 @@ def _figures(arm: Arm, plain: Arm, best: Arm | None, chosen: list[int]) -> dict[
     }
 
 
-def _gain(arm: Arm, fixed: Arm, chosen: list[int]) -> dict[str, Any]:
-    gain = paired_gain(*_timed(arm, chosen), *_timed(fixed, chosen))
-    return {"best_fixed": fixed.name, "gain": gain.estimate, "gain_low": gain.low, "gain_high": gain.high}
+def _fastest_fixed(arms: Sequence[Arm], chosen: Sequence[int]) -> Reference:
+    fixed = [arm for arm in arms if arm.name.startswith(FIXED)]
+    fastest = max(fixed, key=lambda arm: _speed(arm, chosen)[0], default=None)
+    return Reference(PLAIN, NO_FIXED) if fastest is None else Reference(fastest.name, SAME_RUNS)
 
 
 def _mismatches(tokens: list[int], reference: list[int]) -> int:
@@ -71,17 +97,17 @@ def _mismatches(tokens: list[int], reference: list[int]) -> int:
     return sum(a != b for a, b in zip(tokens, reference, strict=False)) + abs(len(tokens) - len(reference))
 
 
-def _speed(arm: Arm, chosen: list[int]) -> tuple[float, float, float]:
+def _speed(arm: Arm, chosen: Sequence[int]) -> tuple[float, float, float]:
     """Tokens per second with its interval over prompts; the median of the rounds stands for each prompt."""
     return ratio_interval(*_timed(arm, chosen))
 
 
-def _timed(arm: Arm, chosen: list[int]) -> tuple[list[int], list[float]]:
+def _timed(arm: Arm, chosen: Sequence[int]) -> tuple[list[int], list[float]]:
     """Timed tokens and seconds of each prompt, the median of its rounds."""
     return [arm.runs[n][0].timed for n in chosen], [float(np.median([r.seconds for r in arm.runs[n]])) for n in chosen]
 
 
-def _paired_ratio(arm: Arm, other: Arm, chosen: list[int]) -> tuple[float, float, float]:
+def _paired_ratio(arm: Arm, other: Arm, chosen: Sequence[int]) -> tuple[float, float, float]:
     """Median over prompts and rounds of one arm's speed over the other's in the same round, with a 95% interval over
     prompts.
     """

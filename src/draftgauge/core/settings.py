@@ -20,6 +20,7 @@ from draftgauge.core.errors import DraftgaugeError
 
 Request = TypeVar("Request")
 
+_GIVEN = "_given"
 _ENTRY = re.compile(r"^(?P<indent> *)(?P<names>\w+(?:, \w+)*): (?P<text>.*)$")
 
 
@@ -129,7 +130,20 @@ def make_request(
     missing = [name for name, entry in settings.items() if entry.required and name not in values]
     if missing:
         raise DraftgaugeError(f"{cls.__name__} needs {', '.join(missing)}")
-    return _build(cls, {(*settings[name].path, name): value for name, value in values.items()})
+    request = _build(cls, {(*settings[name].path, name): value for name, value in values.items()})
+    object.__setattr__(request, _GIVEN, frozenset(name for name, value in given.items() if value is not None))
+    return request
+
+
+def given_settings(request: Any) -> frozenset[str]:
+    """The names of the settings that a request was given, also those given their default; of one that was not made by
+    :func:`make_request`, those that differ from their default.
+    """
+    noted: frozenset[str] | None = getattr(request, _GIVEN, None)
+    if noted is not None:
+        return noted
+    settings = settings_of(type(request))
+    return frozenset(entry.name for entry in settings if get_setting(request, entry) != entry.default)
 
 
 def get_setting(request: Any, entry: Setting) -> Any:
