@@ -90,7 +90,7 @@ def main() -> None:
         )
         rows += _speeds(runs, fitted)
         rows += _live(runs, fitted, args.per_task, args.rounds)
-    save(args.out, "speckv.json", rows)
+    save(args.out, "choosing-length.json", rows)
 
 
 def _profile(out: Path, draft: str, max_new_tokens: int) -> Path:

@@ -7,18 +7,20 @@ With ``--check`` nothing is written, and any digit that differs is an error.
 from __future__ import annotations
 
 import argparse
-import json
 import sys
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from itertools import product
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from common import console, save
+from final_files import COMPRESSIONS, FITTED, RUNS, curves_of, finished, live_file, runs_of, sittings_of
+from readme_tables import FIXED, RIVAL, STOPPING, choosing_table, pair_table, with_table
 
 from draftgauge.api.replay import replay as replay_verb
-from draftgauge.api.runs import read_run, select_runs
+from draftgauge.api.runs import read_run
+from draftgauge.core.provenance import read_measurement
 from draftgauge.fitting.stopping import fit_stopping
 from draftgauge.fitting.tuning import tune_rivals
 from draftgauge.policies.base import Policy
@@ -36,9 +38,7 @@ from draftgauge.traces.trace import Trace
 SEALED = "sealed"
 KEPT_OUT = 5
 """Each fit leaves out one in so many training prompts, another part with every cost curve."""
-STOPPING, FITTED = "stopping", "stopping.json"
 GRAM = 4
-END = "<!-- end of figures -->"
 
 Row = dict[str, Any]
 
@@ -51,12 +51,11 @@ def main() -> int:
     parser.add_argument("--readme", type=Path, default=Path("README.md"))
     parser.add_argument("--check", action="store_true", help="compare instead of writing")
     args = parser.parse_args()
-    rows = judged(args.runs) + spread(args.runs) + repetition(args.runs)
+    rows = judged(args.runs) + spread(args.runs) + repetition(args.runs) + live(args.runs)
     text = args.readme.read_text(encoding="utf-8")
-    written = with_table(text, "choosing", readme_table(rows, _rows(args.runs / "live.json")))
-    written = with_table(written, "pair", pair_table(_rows(args.out / "reference-pair.json")))
+    written = with_tables(text, rows, read_measurement(args.out / "reference-pair.json").rows)
     if args.check:
-        published = _rows(args.out / "speckv.json")
+        published = read_measurement(args.out / "speckv.json").rows
         different = [*differences(rows, published), *(["the tables of the README"] if written != text else [])]
         for line in different[:20]:
             console.print(f"differs: {line}", highlight=False)
@@ -66,44 +65,21 @@ def main() -> int:
     return 0
 
 
-def _rows(path: Path) -> list[Row]:
-    rows: list[Row] = json.loads(path.read_text(encoding="utf-8"))["rows"]
-    return rows
+def with_tables(text: str, rows: Sequence[Row], pair_rows: Sequence[Mapping[str, Any]]) -> str:
+    """The README with its tables computed from the rows of ``speckv.json`` and of ``reference-pair.json``."""
+    return with_table(with_table(text, "choosing", choosing_table(rows)), "pair", pair_table(pair_rows))
 
 
-def with_table(text: str, name: str, lines: Iterable[str]) -> str:
-    """The text with the lines between the two comments that mark a table's place."""
-    begin = f"<!-- figures: {name} -->"
-    before, found, rest = text.partition(begin)
-    assert found, f"the README has no place for the table {name!r}"
-    return "\n".join([before + begin, *lines, END + rest.partition(END)[2]])
-
-
-def pair_table(rows: Sequence[Row]) -> Iterator[str]:
-    """What the target's greedy answers on test prompts are like, a line for each task."""
-    yield "| task | right | distinct 4-grams | `draft` accepted at depth 1 |"
-    yield "|---|---:|---:|---:|"
-    for row in (row for row in rows if "right" in row):
-        yield (
-            f"| {row['task']} | {row['right']:.0%} | {row['distinct_4grams']:.2f} | {row['acceptance_depth_1']:.2f} |"
-        )
-
-
-def judged(folder: Path) -> list[Row]:
-    """Every policy of the field at its defaults and tuned, and stopping, on the sealed prompts, task by task."""
+def judged(folder: Path, compressions: Sequence[str] = COMPRESSIONS) -> list[Row]:
+    """Every policy of the field at its defaults and tuned, and stopping, bundled and fitted, on the sealed prompts."""
     rows: list[Row] = []
-    for run, _ in select_runs(folder / "runs"):
-        arms = (str(folder / FITTED), *compared_policies())
-        rows += replay_verb(run, policies=tuple(dict.fromkeys(arms)), split=SEALED, tune=True)
+    arms = (str(folder / FITTED), *compared_policies())
+    for compression in compressions:
+        rows += replay_verb(folder / RUNS / compression, policies=arms, split=SEALED, tune=True)
     for row in rows:
-        row["policy"] = STOPPING if row["policy"].endswith(FITTED) else row["policy"]
+        if row["policy"] == str(folder / FITTED):  # on the training prompts, with this cost curve among others
+            row |= {"policy": STOPPING, "tuned": True}
     return [{"table": "replay"} | row for row in rows]
-
-
-def curves_of(run: Path) -> list[CostCurve]:
-    """All cost curves that were measured of a run, the one that recording measured first."""
-    _, first = read_run(run)
-    return [first, *(CostCurve.load(path) for path in sorted(run.glob("costs-*.json")))]
 
 
 def spread(folder: Path) -> list[Row]:
@@ -111,63 +87,87 @@ def spread(folder: Path) -> list[Row]:
 
     Everything is fitted, tuned and chosen with one cost curve and judged with another one of the same pair.
     """
-    runs = [run for run, _ in select_runs(folder / "runs")]
+    runs = runs_of(folder)
     traces = [read_run(run)[0] for run in runs]
-    curves = [curves_of(run) for run in runs]
+    curves = [curves_of(folder, run) for run in runs]
     count = min(len(each) for each in curves)
-    rows: list[Row] = []
-    for number, trace in enumerate(traces):
-        parts: dict[tuple[str, str], list[tuple[float, np.ndarray]]] = {}
-        test = split_trace(trace, SEALED)
-        for fit_with, judge_with in product(range(count), repeat=2):
-            if fit_with == judge_with and count > 1:
-                continue
-            arms = _arms(traces, [each[fit_with] for each in curves], number, fit_with)
-            outcomes = {name: replay(test, policy, curves[number][judge_with]) for name, policy in arms.items()}
-            ours = outcomes[STOPPING]
-            for (task, mask), base in product(task_masks(test), ("best fixed", "best tuned rival")):
-                other = outcomes[base]
-                resampled = gain_resamples(
-                    ours.committed[mask], ours.seconds[mask], other.committed[mask], other.seconds[mask], seed=number
-                )
-                parts.setdefault((task, base), []).append(resampled)
-        for (task, base), resampled in parts.items():
-            gain = pooled(resampled)
-            key = {
-                "table": "spread",
-                "policy": STOPPING,
-                "compression": trace.compression,
-                "split": SEALED,
-                "task": task,
-            }
-            rows.append(
-                key
-                | {"over": base, "gain": gain.estimate, "gain_low": gain.low, "gain_high": gain.high}
-                | {"repetitions": len(resampled), "tuned": True}
-            )
-    return rows
+    tests = [split_trace(trace, SEALED) for trace in traces]
+    parts: dict[tuple[str, str, str], list[tuple[float, np.ndarray]]] = {}
+    for fit_with in range(count):
+        arms = _arms(traces, [each[fit_with] for each in curves], fit_with)
+        for judge_with in [turn for turn in range(count) if turn != fit_with] or [fit_with]:
+            for number, test in enumerate(tests):
+                for (task, over), gain in _gains(test, arms[number], curves[number][judge_with], number):
+                    parts.setdefault((test.compression, task, over), []).append(gain)
+    return [_spread_row(key, repetitions) for key, repetitions in parts.items()]
 
 
-def _arms(traces: Sequence[Trace], curves: Sequence[CostCurve], number: int, turn: int) -> dict[str, Policy]:
-    """Stopping, the best fixed length and the best tuned rival, all chosen on most of the training prompts."""
-    train = [_without_a_part(split_trace(trace, TRAIN), turn) for trace in traces]
-    own, costs = train[number], curves[number]
-    rivals = tune_rivals(own, costs)
+def _gains(test: Trace, arms: Mapping[str, Policy], costs: CostCurve, seed: int) -> Iterator[tuple[Any, Any]]:
+    """Gains of stopping, resampled by prompt, for each task and what it is compared with."""
+    outcomes = {name: replay(test, policy, costs) for name, policy in arms.items()}
+    ours = outcomes[STOPPING]
+    for (task, mask), over in product(task_masks(test), (FIXED, RIVAL)):
+        other = outcomes[over]
+        timed = (ours.committed[mask], ours.seconds[mask], other.committed[mask], other.seconds[mask])
+        yield (task, over), gain_resamples(*timed, seed=seed)
+
+
+def _spread_row(key: tuple[str, str, str], repetitions: Sequence[tuple[float, np.ndarray]]) -> Row:
+    compression, task, over = key
+    gain = pooled(repetitions)
     return {
-        STOPPING: fitted_policy(fit_stopping(train, list(curves)), own.gamma_max, costs),
-        "best fixed": FixedLength(best_fixed_gamma(own, costs)),
-        "best tuned rival": rivals.arms[rivals.best],
+        "table": "spread",
+        "policy": STOPPING,
+        "compression": compression,
+        "split": SEALED,
+        "task": task,
+        "tuned": True,
+        "over": over,
+        "gain": gain.estimate,
+        "gain_low": gain.low,
+        "gain_high": gain.high,
+        "repetitions": len(repetitions),
     }
+
+
+def _arms(traces: Sequence[Trace], curves: Sequence[CostCurve], turn: int) -> list[dict[str, Policy]]:
+    """Of each trace: stopping, the best fixed length and the best tuned rival, all chosen on most training prompts."""
+    train = [_without_a_part(split_trace(trace, TRAIN), turn) for trace in traces]
+    fitted = fit_stopping(train, list(curves))
+    arms = []
+    for own, costs in zip(train, curves, strict=True):
+        rivals = tune_rivals(own, costs)
+        arms.append(
+            {
+                STOPPING: fitted_policy(fitted, own.gamma_max, costs),
+                FIXED: FixedLength(best_fixed_gamma(own, costs)),
+                RIVAL: rivals.arms[rivals.best],
+            }
+        )
+    return arms
 
 
 def _without_a_part(trace: Trace, turn: int) -> Trace:
     return select(trace, np.arange(len(trace.prompts)) % KEPT_OUT != turn % KEPT_OUT)
 
 
+def live(folder: Path) -> list[Row]:
+    """What every finished sitting measured, with what else the machine did meanwhile."""
+    rows: list[Row] = []
+    for sitting in filter(finished, sittings_of(folder)):
+        for compression in COMPRESSIONS:
+            measured = read_measurement(live_file(sitting, compression))
+            load = measured.environment["load"] or {}
+            busy = {name: load.get(name, 0.0) for name in ("load_average", "other_cores", "steal")}
+            key = {"table": "live", "sitting": sitting.name, "split": SEALED}
+            rows += [key | dict(row) | busy for row in measured.rows]
+    return rows
+
+
 def repetition(folder: Path) -> list[Row]:
     """Share of different 4-grams within the outputs, by task."""
     rows = []
-    for run, _ in select_runs(folder / "runs"):
+    for run in runs_of(folder):
         test = split_trace(read_run(run)[0], SEALED)
         for task, mask in task_masks(test):
             counts = [_distinct(output) for output, chosen in zip(_outputs(test), mask, strict=True) if chosen]
@@ -189,40 +189,16 @@ def _distinct(tokens: Sequence[int]) -> tuple[int, int]:
     return len(set(grams)), len(grams)
 
 
-def readme_table(rows: Sequence[Row], live: Sequence[Row]) -> Iterator[str]:
-    """The README's table: a line for each compression and task."""
-    yield "| target | task | distinct 4-grams | best fixed | stopping over it | over the best tuned rule | it | live |"
-    yield "|---|---|---:|---:|---:|---:|---|---:|"
-    for own in (row for row in rows if row["table"] == "replay" and row["policy"] == STOPPING):
-        key = {"compression": own["compression"], "task": own["task"]}
-        over = {row["over"]: row for row in _matching(rows, key | {"table": "spread"})}
-        repeated = next(_matching(rows, key | {"table": "repetition"}))["distinct_4grams"]
-        measured = next(_matching(live, key | {"policy": STOPPING}), None)
-        yield (
-            f"| {own['compression']} | {own['task']} | {repeated:.2f} | {own['best_fixed_gamma']} "
-            f"| {_gain(over['best fixed'])} | {_gain(over['best tuned rival'])} | `{own['best_rival']}` "
-            f"| {_gain(measured) if measured and 'gain' in measured else ''} |"
-        )
-
-
-def _matching(rows: Sequence[Row], key: Mapping[str, Any]) -> Iterator[Row]:
-    return (row for row in rows if all(row.get(name) == value for name, value in key.items()))
-
-
-def _gain(row: Mapping[str, Any]) -> str:
-    return f"{100 * row['gain']:+.1f}% [{100 * row['gain_low']:.1f}, {100 * row['gain_high']:.1f}]"
-
-
-def differences(rows: Sequence[Row], published: Sequence[Row], tolerance: float = 1e-6) -> Iterator[str]:
+def differences(rows: Sequence[Row], published: Sequence[Mapping[str, Any]], tolerance: float = 1e-6) -> Iterator[str]:
     """Where recomputed rows differ from published ones by more than rounding."""
     if len(rows) != len(published):
         yield f"{len(rows)} rows instead of {len(published)}"
-    for row, known in zip(rows, published, strict=False):
-        for name, value in known.items():
+    for row, expected in zip(rows, published, strict=False):
+        for name, value in expected.items():
             new = row.get(name)
             both = isinstance(value, float) and isinstance(new, float)
             if not (abs(new - value) <= tolerance if both else new == value):
-                where = [str(known.get(each)) for each in ("table", "policy", "compression", "task")]
+                where = [str(expected.get(each)) for each in ("table", "policy", "compression", "task")]
                 yield f"{' '.join(where)}, {name}: {new} instead of {value}"
 
 

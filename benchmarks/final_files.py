@@ -1,0 +1,48 @@
+"""Where the final benchmark keeps what: written by ``final.py``, read by ``figures.py``.
+
+``runs/COMPRESSION/`` holds a recorded run with the cost curve that was measured with it, ``stopping.json`` the fitted
+policy, and ``sittings/WHEN/`` a cost curve and the live measurements of each compression, for every time that the
+benchmark was sat.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from draftgauge.api.runs import read_run
+from draftgauge.traces.costs import CostCurve
+
+COMPRESSIONS = ("none", "int8", "nf4")
+FITTED = "stopping.json"
+RUNS, SITTINGS = "runs", "sittings"
+
+
+def runs_of(folder: Path) -> list[Path]:
+    """The recorded runs, a folder for each compression."""
+    return [folder / RUNS / compression for compression in COMPRESSIONS]
+
+
+def sittings_of(folder: Path) -> list[Path]:
+    """The sittings so far, the oldest first; their names are dates."""
+    return sorted(path for path in (folder / SITTINGS).glob("*") if path.is_dir())
+
+
+def curve_file(sitting: Path, compression: str) -> Path:
+    """The cost curve that a sitting measured."""
+    return sitting / f"costs-{compression}.json"
+
+
+def live_file(sitting: Path, compression: str) -> Path:
+    """What a sitting measured live."""
+    return sitting / f"live-{compression}.json"
+
+
+def finished(sitting: Path) -> bool:
+    """Whether everything of a sitting is measured."""
+    return all(live_file(sitting, compression).exists() for compression in COMPRESSIONS)
+
+
+def curves_of(folder: Path, run: Path) -> list[CostCurve]:
+    """All cost curves that were measured of a run: the one of its recording, then those of the sittings."""
+    later = (curve_file(sitting, run.name) for sitting in sittings_of(folder))
+    return [read_run(run)[1], *(CostCurve.load(path) for path in later if path.exists())]

@@ -1,0 +1,81 @@
+"""The tables of the README: rows in, lines of Markdown out."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from statistics import median
+from typing import Any
+
+Row = Mapping[str, Any]
+
+STOPPING = "stopping"
+FIXED, RIVAL = "best fixed", "best tuned rival"
+END = "<!-- end of figures -->"
+
+
+def with_table(text: str, name: str, lines: Iterable[str]) -> str:
+    """The text with the lines between the two comments that mark a table's place."""
+    begin = f"<!-- figures: {name} -->"
+    before, mark, rest = text.partition(begin)
+    assert mark, f"the README has no place for the table {name!r}"
+    return "\n".join([before + begin, *lines, END + rest.partition(END)[2]])
+
+
+def pair_table(rows: Sequence[Row]) -> Iterator[str]:
+    """What the target's greedy answers on test prompts are like, a line for each task."""
+    yield "| task | right | distinct 4-grams | `draft` accepted at depth 1 |"
+    yield "|---|---:|---:|---:|"
+    for row in (row for row in rows if "right" in row):
+        yield (
+            f"| {row['task']} | {row['right']:.0%} | {row['distinct_4grams']:.2f} | {row['acceptance_depth_1']:.2f} |"
+        )
+
+
+def choosing_table(rows: Sequence[Row]) -> Iterator[str]:
+    """What fitted stopping gains on the sealed prompts, a line for each compression and task; the sittings below it."""
+    yield "| target | task | distinct 4-grams | best fixed | stopping over it | over the best tuned rule | it | live |"
+    yield "|---|---|---:|---:|---:|---:|---|---:|"
+    for own in matching(rows, {"table": "replay", "policy": STOPPING, "tuned": True}):
+        key = {"compression": own["compression"], "task": own["task"]}
+        over = {row["over"]: row for row in matching(rows, key | {"table": "spread"})}
+        repeated = next(matching(rows, key | {"table": "repetition"}))["distinct_4grams"]
+        live = list(matching(rows, key | {"table": "live", "policy": STOPPING}))
+        yield (
+            f"| {own['compression']} | {own['task']} | {repeated:.2f} | {own['best_fixed_gamma']} "
+            f"| {interval(over[FIXED])} | {interval(over[RIVAL])} | `{own['best_rival']}` | {across(live)} |"
+        )
+    yield from _sittings(rows)
+
+
+def across(sittings: Sequence[Row]) -> str:
+    """A live gain: of one sitting with its interval over prompts, of several their median and their range."""
+    if len(sittings) < 2:
+        return "".join(map(interval, sittings))
+    gains = [row["gain"] for row in sittings]
+    return f"{median(gains):+.1%} ({min(gains):+.1%} to {max(gains):+.1%})"
+
+
+def interval(row: Row) -> str:
+    """A gain with its 95% interval."""
+    return f"{row['gain']:+.1%} [{100 * row['gain_low']:.1f}, {100 * row['gain_high']:.1f}]"
+
+
+def matching(rows: Sequence[Row], key: Row) -> Iterator[Row]:
+    """The rows that have these values."""
+    return (row for row in rows if all(row.get(name) == value for name, value in key.items()))
+
+
+def _sittings(rows: Sequence[Row]) -> Iterator[str]:
+    """When the live figures were measured, on how many prompts, and what else the machine did then."""
+    by_sitting: dict[str, list[Row]] = {}
+    for row in matching(rows, {"table": "live", "policy": STOPPING, "task": "all"}):
+        by_sitting.setdefault(row["sitting"], []).append(row)
+    if not by_sitting:
+        return
+    each = [
+        f"{sitting} ({'/'.join(str(row['prompts']) for row in measured)} prompts; other processes on "
+        f"{max(row['other_cores'] for row in measured):.2f} cores, steal {max(row['steal'] for row in measured):.1%})"
+        for sitting, measured in by_sitting.items()
+    ]
+    yield ""
+    yield f"Live: {'; '.join(each)}."

@@ -1,0 +1,93 @@
+"""The README's tables are those of the published results, and these are those of the published runs."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from draftgauge.core.provenance import read_measurement
+from draftgauge.policies.registry import compared_policies, tunable_policies
+
+ROOT = Path(__file__).parents[2]
+RESULTS = ROOT / "docs" / "results"
+FINAL = RESULTS / "final"
+COMPRESSIONS = {"none", "int8", "nf4"}
+TASKS = {"code", "math", "chat", "summarization", "all"}
+
+
+@pytest.fixture(scope="module")
+def published() -> Sequence[dict[str, Any]]:
+    return [dict(row) for row in read_measurement(RESULTS / "speckv.json").rows]
+
+
+def of(rows: Sequence[dict[str, Any]], table: str) -> list[dict[str, Any]]:
+    return [row for row in rows if row["table"] == table]
+
+
+def test_the_readme_shows_the_published_rows(published: Sequence[dict[str, Any]]) -> None:
+    from figures import with_tables
+
+    text = (ROOT / "README.md").read_text(encoding="utf-8")
+    assert with_tables(text, published, read_measurement(RESULTS / "reference-pair.json").rows) == text
+    changed = [row | {"gain": row["gain"] + 0.001} if row["table"] == "spread" else row for row in published]
+    assert with_tables(text, changed, read_measurement(RESULTS / "reference-pair.json").rows) != text
+
+
+def test_every_policy_stands_there_on_sealed_prompts_at_its_defaults_and_tuned(
+    published: Sequence[dict[str, Any]],
+) -> None:
+    assert {row["split"] for row in published} == {"sealed"}
+    replayed = of(published, "replay")
+    assert all(isinstance(row["tuned"], bool) for row in replayed)
+    for compression in COMPRESSIONS:
+        for task in TASKS:
+            rows = [row for row in replayed if (row["compression"], row["task"]) == (compression, task)]
+            names = [(row["policy"], row["tuned"]) for row in rows]
+            assert len(set(names)) == len(names)
+            assert {name for name, tuned in names if not tuned} >= set(compared_policies())
+            assert {name.partition(":")[0] for name, tuned in names if tuned} >= {*tunable_policies(), "stopping"}
+            (rival,) = {row["best_rival"] for row in rows}
+            assert (rival, True) in names
+            for row in rows:
+                assert row["gain_over_rival_low"] <= row["gain_over_rival"] <= row["gain_over_rival_high"]
+                assert row["best_fixed_from"] == "train"
+            (own,) = [row for row in rows if row["policy"] == rival and row["tuned"]]
+            assert own["gain_over_rival"] == 0.0
+
+
+def test_gains_over_fits_and_curves_are_there_for_every_task(published: Sequence[dict[str, Any]]) -> None:
+    rows = of(published, "spread")
+    keys = {(row["compression"], row["task"], row["over"]) for row in rows}
+    assert keys == {(c, t, over) for c in COMPRESSIONS for t in TASKS for over in ("best fixed", "best tuned rival")}
+    assert all(row["repetitions"] >= 2 and row["tuned"] for row in rows)
+    assert all(row["gain_low"] <= row["gain"] <= row["gain_high"] for row in rows)
+
+
+def test_what_is_quick_to_recompute_is_what_is_published(published: Sequence[dict[str, Any]]) -> None:
+    from figures import differences, live, repetition
+
+    assert not list(differences(repetition(FINAL), of(published, "repetition")))
+    assert not list(differences(live(FINAL), of(published, "live")))
+
+
+@pytest.mark.slow
+def test_replayed_again_the_published_runs_give_the_published_rows(published: Sequence[dict[str, Any]]) -> None:
+    """For one target; ``python benchmarks/figures.py --check`` does so for all, and fits again."""
+    from figures import differences, judged
+
+    assert not list(
+        differences(judged(FINAL, ("nf4",)), [r for r in of(published, "replay") if r["compression"] == "nf4"])
+    )
+
+
+def test_any_digit_that_differs_is_named() -> None:
+    from figures import differences
+
+    row = {"table": "replay", "policy": "svip", "compression": "none", "task": "all", "gain": 0.1, "steps": 3}
+    assert not list(differences([row], [row]))
+    assert list(differences([row | {"gain": 0.1001}], [row])) == ["replay svip none all, gain: 0.1001 instead of 0.1"]
+    assert list(differences([row | {"steps": 4}], [row])) == ["replay svip none all, steps: 4 instead of 3"]
+    assert list(differences([], [row])) == ["0 rows instead of 1"]

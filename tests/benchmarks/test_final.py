@@ -1,0 +1,85 @@
+"""Sittings of the final benchmark: gone on with, begun anew, and shown beside each other."""
+
+from __future__ import annotations
+
+from argparse import Namespace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+COMPRESSIONS = ("none", "int8", "nf4")
+
+
+def test_a_sitting_is_finished_before_another_begins(tmp_path: Path) -> None:
+    from final import _sitting
+    from final_files import finished, live_file, sittings_of
+
+    first = _sitting(tmp_path)
+    assert sittings_of(tmp_path) == [first]
+    for compression in COMPRESSIONS:
+        assert not finished(first)
+        assert _sitting(tmp_path) == first  # interrupted, it goes on
+        live_file(first, compression).write_text("{}", encoding="utf-8")
+    assert finished(first)
+    earlier = first.rename(first.with_name("2020-01-01T0000Z"))
+    second = _sitting(tmp_path)
+    assert sittings_of(tmp_path) == [earlier, second]
+
+
+def test_the_time_that_is_left_is_shared_as_decoding_takes(monkeypatch: pytest.MonkeyPatch) -> None:
+    import final
+
+    plain = {"none": 1.0, "int8": 3.0, "nf4": 2.0}
+
+    class Curve:
+        def __init__(self, run: Path) -> None:
+            self.plain = (plain[run.name],) * 3
+
+    monkeypatch.setattr(final, "read_run", lambda run: (None, Curve(run)))
+    monkeypatch.setattr(final.time, "monotonic", lambda: 100.0)
+    args = Namespace(out=Path("out"), curve_seconds=15.0)
+    assert final._seconds_for(args, COMPRESSIONS, 100.0 + 3 * 25 + 300) == pytest.approx(50)
+    assert final._seconds_for(args, COMPRESSIONS[1:], 100.0 + 2 * 25 + 250) == pytest.approx(150)
+    assert final._seconds_for(args, COMPRESSIONS[2:], 100.0) == final.LEAST_LIVE  # recording took it all
+
+
+def sat(sitting: str, gain: float, compression: str = "none") -> dict[str, Any]:
+    return {
+        "table": "live",
+        "sitting": sitting,
+        "policy": "stopping",
+        "task": "all",
+        "compression": compression,
+        "prompts": 96,
+        "gain": gain,
+        "gain_low": gain - 0.01,
+        "gain_high": gain + 0.01,
+        "other_cores": 0.02,
+        "steal": 0.001,
+    }
+
+
+def test_one_sitting_shows_its_interval_and_several_their_range() -> None:
+    from readme_tables import across
+
+    assert across([]) == ""
+    assert across([sat("a", 0.05)]) == "+5.0% [4.0, 6.0]"
+    assert across([sat("a", 0.05), sat("b", -0.01), sat("c", 0.07)]) == "+5.0% (-1.0% to +7.0%)"
+
+
+def test_live_rows_come_from_finished_sittings_with_the_load_of_the_machine(tmp_path: Path) -> None:
+    from common import save
+    from figures import live
+    from final_files import live_file
+
+    for name, measured in (("2020-01-01T0000Z", COMPRESSIONS), ("2020-01-02T0000Z", COMPRESSIONS[:1])):
+        for compression in measured:
+            path = live_file(tmp_path / "sittings" / name, compression)
+            save(
+                path.parent, path.name, [{"policy": "stopping", "compression": compression, "task": "all", "gain": 0.1}]
+            )
+    rows = live(tmp_path)
+    assert [(row["sitting"], row["compression"]) for row in rows] == [("2020-01-01T0000Z", c) for c in COMPRESSIONS]
+    assert all(row["split"] == "sealed" and row["gain"] == 0.1 for row in rows)
+    assert all({"load_average", "other_cores", "steal"} <= set(row) for row in rows)
