@@ -4,6 +4,9 @@ At context ``c`` a quantity of steps that draft ``g`` tokens is modelled as ``f(
 own value, as processors like some numbers of tokens better than others, and a context shifts and tilts them (attention
 reads more keys for every token). ``f(g)`` is the median over the samples of all contexts, drawn towards a straight line
 as far as its samples do not tell it from one (empirical Bayes). So a few samples of each length go far.
+
+A step that drafts nothing is not on that line: a pass over one token multiplies matrices by a vector, and longer ones
+by a matrix. Its median stands for itself, and there are the most samples of it.
 """
 
 from __future__ import annotations
@@ -71,7 +74,8 @@ def pool(contexts: Sequence[Timed], first: int, last: int) -> Pooled:
     medians, counts = quartiles[1], np.bincount(every - first, minlength=len(lengths))
     low, high = np.percentile(rest / medians[every - first], (25, 75))  # of all: one length's few say little
     errors = MEDIAN_ERROR * (high - low) / NORMAL_IQR * medians / np.sqrt(counts)
-    values, errors = _shrunk(lengths, medians, errors)
+    values, drawn = medians.copy(), lengths > 0
+    values[drawn], errors[drawn] = _shrunk(lengths[drawn], medians[drawn], errors[drawn])
     shifts = np.stack([np.polyval(line, lengths) for line in lines])
     return Pooled((quartiles + values - medians)[:, None, :] + shifts, errors, counts)
 

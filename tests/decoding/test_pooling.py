@@ -1,0 +1,42 @@
+"""Costs of noisy steps: what is drawn to a line and what is not."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from draftgauge.decoding.pooling import Timed, pool
+
+LONGEST, SAMPLES, NOISE = 8, 24, 0.2
+
+
+def timed(rng: np.random.Generator, seconds: np.ndarray) -> Timed:
+    """Noisy steps of every length, and three times as many that draft nothing."""
+    lengths = rng.permutation(np.concatenate([np.repeat(np.arange(LONGEST + 1), SAMPLES), np.zeros(2 * SAMPLES, int)]))
+    return Timed(lengths, seconds[lengths] * rng.lognormal(0.0, NOISE, len(lengths)))
+
+
+@pytest.fixture
+def line() -> np.ndarray:
+    """Seconds by draft length."""
+    return 14.0 + np.arange(LONGEST + 1)
+
+
+def test_a_single_token_is_not_drawn_to_the_line_of_longer_passes(line: np.ndarray) -> None:
+    line[0] = 10.0
+    estimates = []
+    for seed in range(20):
+        rng = np.random.default_rng(seed)
+        estimates.append(pool([timed(rng, line), timed(rng, line + 2.0)], 0, LONGEST).quartiles[1, 0])
+    errors = np.mean(estimates, axis=0) / line - 1
+    assert np.abs(errors).max() < 0.03
+
+
+def test_lengths_that_lie_on_a_line_help_each_other(line: np.ndarray) -> None:
+    pooled, medians = [], []
+    for seed in range(20):
+        steps = timed(np.random.default_rng(seed), line)
+        pooled.append(pool([steps], 0, LONGEST).quartiles[1, 0, 1:])
+        medians.append([np.median(steps.seconds[steps.lengths == length]) for length in range(1, LONGEST + 1)])
+    spread = [float(np.mean((np.asarray(values) / line[1:] - 1) ** 2)) for values in (pooled, medians)]
+    assert spread[0] < 0.6 * spread[1]

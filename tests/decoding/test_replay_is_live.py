@@ -1,0 +1,108 @@
+"""Replay and the live loop agree on seconds: a cost curve that is measured on a clock models what the clock then shows.
+
+Time passes for the passes of the models, for signals, and for each step; the machine is noisy, a pass over one token
+is cheaper than the others, and the draft takes longer where it has several tokens to take in.
+"""
+
+from __future__ import annotations
+
+import time
+
+import numpy as np
+import pytest
+from torch import Tensor
+
+from draftgauge.core.signals import OF_DRAFTED_TOKENS, Reads
+from draftgauge.decoding.meter import MeterPlan, measure_costs
+from draftgauge.decoding.settings import DecodingSettings
+from draftgauge.decoding.speculative import speculative_decode
+from draftgauge.decoding.wrapping import WrappedModel
+from draftgauge.drafters import LanguageModelDrafter
+from draftgauge.drafters.base import Draft, KeepDrafting
+from draftgauge.models.base import CachedModel
+from draftgauge.models.loading import wrap
+from draftgauge.policies.base import decision_of, reads_of
+from draftgauge.policies.registry import make_policy
+from draftgauge.replay.backlog import backlogs
+from draftgauge.traces.costs import CostCurve, SignalSeconds
+from tiny import tiny_model, tokens
+
+GAMMA_MAX = 5
+SIGNALS = SignalSeconds(asking=0.1, distribution=0.2, confidence=0.1)
+STEP = 1.0
+POLICIES = ("none", "fixed:1", "fixed:4", "hf-heuristic", "cumulative-confidence:threshold=0.05", "stopping")
+
+
+class Machine:
+    """A noisy clock."""
+
+    def __init__(self) -> None:
+        self.now = 0.0
+        self.rng = np.random.default_rng(0)
+
+    def spend(self, seconds: float) -> None:
+        self.now += seconds * self.rng.lognormal(0.0, 0.1)
+
+
+class TimedPasses(WrappedModel):
+    """A pass over ``k`` tokens takes ``seconds[k]`` on the machine, a longer one as long as the last."""
+
+    def __init__(self, model: CachedModel, machine: Machine, seconds: tuple[float, ...]) -> None:
+        super().__init__(model)
+        self.machine, self.seconds = machine, seconds
+
+    def forward(self, tokens: Tensor, last_only: bool = False) -> Tensor:
+        self.machine.spend(self.seconds[min(len(tokens), len(self.seconds) - 1)])
+        return self.model.forward(tokens, last_only)
+
+
+class TimedSignals(LanguageModelDrafter):
+    """Signals take time; so does a step's bookkeeping."""
+
+    machine: Machine
+
+    def propose(self, limit: int, keep_drafting: KeepDrafting | None, reads: Reads = OF_DRAFTED_TOKENS) -> Draft:
+        draft = super().propose(limit, keep_drafting, reads)
+        if keep_drafting:
+            self.machine.spend(len(draft.signals) * SIGNALS.of_token(reads))
+        return draft
+
+    def commit(self, accepted: int, tokens: list[int]) -> None:
+        super().commit(accepted, tokens)
+        self.machine.spend(STEP)
+
+
+@pytest.fixture
+def machine(monkeypatch: pytest.MonkeyPatch) -> Machine:
+    machine = Machine()
+    monkeypatch.setattr(time, "perf_counter", lambda: machine.now)
+    return machine
+
+
+def modelled(curve: CostCurve, prompt: int, steps: list[tuple[int, int, int]], policy: object) -> float:
+    """Seconds of steps of one output (drafted, accepted, committed), as replay models them."""
+    drafted, accepted, committed = np.array(steps).T
+    contexts = prompt + np.concatenate([[0], np.cumsum(committed)[:-1]])
+    seconds = curve.step_seconds(drafted, contexts, reads_of(policy)).sum()  # type: ignore[arg-type]
+    waiting = backlogs(np.zeros(len(steps), np.int64), drafted, accepted, curve)
+    decision = decision_of(policy)  # type: ignore[arg-type]  # takes no time on this clock
+    assert decision.token < 1e-3
+    return float(seconds + curve.catch_up_seconds(waiting, drafted).sum())
+
+
+def test_modelled_seconds_are_those_of_the_live_loop(machine: Machine) -> None:
+    target = TimedPasses(wrap(tiny_model(seed=1)), machine, (0.0, 10.0, 15.0, 16.0, 17.0, 18.0, 19.0))
+    draft = TimedPasses(wrap(tiny_model(seed=1, num_hidden_layers=1)), machine, (0.0, 2.0, 3.0))
+    drafter = TimedSignals(draft)
+    drafter.machine = machine
+    plan = MeterPlan(tokens(60, seed=1).tolist(), (30, 90), gamma_max=GAMMA_MAX, seconds=30_000.0)
+    curve = measure_costs(target, drafter, plan, np.random.default_rng(0))
+    settings = DecodingSettings(max_new_tokens=40)
+    for spec in POLICIES:
+        policy, live, model = make_policy(spec, GAMMA_MAX, curve), 0.0, 0.0
+        for seed in range(6):
+            prompt = tokens(20, seed=seed).tolist()
+            result = speculative_decode(target, drafter, policy, prompt, settings)
+            live += result.decode_seconds
+            model += modelled(curve, len(prompt), [(s.drafted, s.accepted, s.committed) for s in result.steps], policy)
+        assert model == pytest.approx(live, rel=0.03), spec
