@@ -2,8 +2,9 @@
 
 Timing ``propose`` and ``forward`` on their own flatters them: live, each finds the processor's caches full of the
 other's weights, and the draft must first take in what the last step committed. So the meter runs the loop itself on
-real text, with draft lengths in random order, and reads a stopwatch around its parts. What a step takes beyond them is
-its overhead. It stops as soon as which length is best is settled, or when its time is over, and says what is left open.
+real text, with draft lengths in random order, and reads a stopwatch around its parts. What a step takes beyond them,
+its overhead, is that of the loop without the stopwatch, which takes its own time there. It stops as soon as which
+length is best is settled, or when its time is over, and says what is left open.
 """
 
 from __future__ import annotations
@@ -28,11 +29,13 @@ from draftgauge.decoding.speculative import speculative_decode
 from draftgauge.decoding.stopwatch import IDLE_RUNS, PRICED, Sample, StepTimer, Stopwatch, TimedDrafter, TimedModel
 from draftgauge.drafters.base import Drafter, keeps_drafted
 from draftgauge.models.base import CachedModel
+from draftgauge.policies.fixed import FixedLength
 from draftgauge.traces.costs import CostCurve, CostTable, SignalSeconds
 from draftgauge.verification import Sampling
 
 SPAN = 64  # tokens decoded in one go: a context length is measured around its value, over that many tokens
 PLAIN_SPAN = 16
+UNWATCHED = 2  # tokens a draft where the stopwatch does not run
 LEAST = 4  # samples of every draft length and set of signals, over all contexts; one where the time is over before
 LEAST_SECONDS = 1e-9
 CATCH_UP_SWEEPS = 12  # between what lengths take and what backlogs add; each halves what is left
@@ -174,17 +177,19 @@ class _Bench:
         self._generator = generator
         self._speculative = DecodingSettings(span, plan.sampling)
         self._plain = DecodingSettings(min(PLAIN_SPAN, span), plan.sampling)
+        self._phases = DecodingSettings(min(PLAIN_SPAN, span), plan.sampling, time_phases=True)
         self.forget()
 
     def forget(self) -> None:
         """Drop what was measured."""
         self._timer = StepTimer(Stopwatch(self._target.spec.device), self._gamma_max, self._rng)
         self.plain: list[float] = []
+        self.overheads: list[float] = []
 
     @property
     def measured(self) -> bool:
         """Whether there is anything to go by."""
-        return bool(self.plain and self.plain_samples)
+        return bool(self.plain and self.overheads and self.plain_samples)
 
     def fewest(self) -> int:
         """Samples of what has the fewest, see :meth:`StepTimer.fewest`."""
@@ -201,10 +206,10 @@ class _Bench:
         return [sample for sample in self.samples if sample.reads == NO_SIGNALS]
 
     def run_all(self) -> None:
-        """Decode twice with the speculative loop and once plainly, in random order, from anywhere in the text."""
+        """Decode plainly, twice under the stopwatch and once without, in random order, from anywhere in the text."""
         positions = (int(self._rng.integers(len(self._text))) + np.arange(self._start)) % len(self._text)
         prompt = self._text[positions].tolist()
-        runs = (self._run_plain, self._run_speculative, self._run_speculative)
+        runs = (self._run_plain, self._run_speculative, self._run_speculative, self._run_unwatched)
         for index in self._rng.permutation(len(runs)):
             runs[index](prompt)
 
@@ -213,6 +218,12 @@ class _Bench:
         target, drafter = TimedModel(self._target, timer), TimedDrafter(self._drafter, timer, filler=prompt[0])
         speculative_decode(target, drafter, timer, prompt, self._speculative, self._generator)
         timer.settle()
+
+    def _run_unwatched(self, prompt: list[int]) -> None:
+        policy = FixedLength(min(UNWATCHED, self._gamma_max))
+        result = speculative_decode(self._target, self._drafter, policy, prompt, self._phases, self._generator)
+        assert result.phases is not None
+        self.overheads.append(result.phases.other / len(result.steps))
 
     def _run_plain(self, prompt: list[int]) -> None:
         moments: list[float] = []
@@ -300,9 +311,8 @@ def _catch_up(benches: Sequence[_Bench]) -> _CatchUp:
 
 
 def _overhead(benches: Sequence[_Bench]) -> float:
-    """What a step takes beyond its parts, the median over all steps."""
-    rest = [sample.step - sample.draft - sample.verify for bench in benches for sample in bench.plain_samples]
-    return max(0.0, float(np.median(rest)))
+    """What a step takes beyond its parts, the median over all runs without the stopwatch."""
+    return float(np.median([seconds for bench in benches for seconds in bench.overheads]))
 
 
 def _signal_seconds(benches: Sequence[_Bench], catch_up: _CatchUp) -> SignalSeconds:
