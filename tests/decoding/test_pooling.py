@@ -7,7 +7,7 @@ import pytest
 
 from draftgauge.decoding.pooling import Timed, pool
 
-LONGEST, SAMPLES, NOISE = 8, 24, 0.2
+LONGEST, SAMPLES, NOISE = 8, 12, 0.4
 
 
 def timed(rng: np.random.Generator, seconds: np.ndarray) -> Timed:
@@ -23,9 +23,9 @@ def line() -> np.ndarray:
 
 
 def test_a_single_token_is_not_drawn_to_the_line_of_longer_passes(line: np.ndarray) -> None:
-    line[0] = 10.0
+    line[0] = 12.0
     estimates = []
-    for seed in range(20):
+    for seed in range(40):
         rng = np.random.default_rng(seed)
         estimates.append(pool([timed(rng, line), timed(rng, line + 2.0)], 0, LONGEST).quartiles[1, 0])
     errors = np.mean(estimates, axis=0) / line - 1
@@ -34,7 +34,7 @@ def test_a_single_token_is_not_drawn_to_the_line_of_longer_passes(line: np.ndarr
 
 def test_lengths_that_lie_on_a_line_help_each_other(line: np.ndarray) -> None:
     pooled, medians = [], []
-    for seed in range(20):
+    for seed in range(40):
         steps = timed(np.random.default_rng(seed), line)
         pooled.append(pool([steps], 0, LONGEST).quartiles[1, 0, 1:])
         medians.append([np.median(steps.seconds[steps.lengths == length]) for length in range(1, LONGEST + 1)])
