@@ -153,18 +153,18 @@ def _query_rows(queries: Sequence[QueryErrors]) -> Iterator[Row]:
     _, _, depths, layers, slots = np.stack([query.sums["query_kl"] for query in queries]).shape
     for layer in range(layers):
         for slot in range(slots):
-            found = {}
+            intervals = {}
             for name in MEASURES:
                 sums = np.stack([query.sums[name][..., layer, slot] for query in queries])
-                found[name] = alpha_intervals(Counts(positions, sums))
+                intervals[name] = alpha_intervals(Counts(positions, sums))
             for depth in range(depths):
-                kl, error = found["query_kl"][depth], found["attended_error"][depth]
+                kl, error = intervals["query_kl"][depth], intervals["attended_error"][depth]
                 row: Row = {"depth": depth, "layer": layer, "target_layer": queries[0].target_layers[slot]}
                 row |= {"query_kl": kl.estimate, "low": kl.low, "high": kl.high}
                 row |= {"attended_error": error.estimate}
                 row |= {"attended_error_low": error.low, "attended_error_high": error.high}
                 for name in ("total_variation", "uniform_kl", "cosine"):
-                    value = found[name][depth].estimate
+                    value = intervals[name][depth].estimate
                     row[name] = value if np.isfinite(value) else None
                 if np.isfinite(kl.estimate):
                     yield row
@@ -230,5 +230,5 @@ def _means(seeds: Sequence[Sequence[Mapping[str, Any]]], keys: tuple[str, ...]) 
 
 def _mean(values: Sequence[float | None]) -> float | None:
     """None where any is unknown."""
-    known = [value for value in values if value is not None]
-    return float(np.mean(known)) if len(known) == len(values) else None
+    measured = [value for value in values if value is not None]
+    return float(np.mean(measured)) if len(measured) == len(values) else None

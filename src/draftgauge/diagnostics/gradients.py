@@ -96,10 +96,10 @@ class _Probe:
             for anchor in anchors:
                 loss = self.loss(state[:, anchor], features.logits[:, anchor + 1 + depth])
                 wanted = [*parameters, *(output for _, _, output in shown)]
-                found = torch.autograd.grad(loss, wanted, retain_graph=True, allow_unused=True)
-                gradients = dict(zip(parameters, found, strict=False))
+                derivatives = torch.autograd.grad(loss, wanted, retain_graph=True, allow_unused=True)
+                gradients = dict(zip(parameters, derivatives, strict=False))
                 self.take(depth, gradients)
-                self.reach(depth, shown, found[len(parameters) :], anchor)
+                self.reach(depth, shown, derivatives[len(parameters) :], anchor)
 
     def loss(self, state: Tensor, taught: Tensor) -> Tensor:
         """Cross-entropy of one position to the target's distribution, over what the drafter can propose."""
@@ -132,12 +132,12 @@ class _Probe:
         return (padded * self.signs[name]).view(-1, SKETCH).sum(0)
 
     def reach(
-        self, depth: int, shown: Sequence[tuple[str, int, Tensor]], found: Sequence[Tensor | None], anchor: int
+        self, depth: int, shown: Sequence[tuple[str, int, Tensor]], derivatives: Sequence[Tensor | None], anchor: int
     ) -> None:
         """At which of a sample's positions the loss reaches each group."""
         size = anchor + 1 + depth  # positions that the sample has so far
         strength = {name: torch.zeros(size + self.depths) for name in self.groups}
-        for (module, call, _), gradient in zip(shown, found, strict=True):
+        for (module, call, _), gradient in zip(shown, derivatives, strict=True):
             if gradient is None:
                 continue
             for group, columns in self.columns[module]:
@@ -154,13 +154,13 @@ class _Probe:
             self.shares[depth, group].append(min(1.0, reached / size))
 
     def statistics(self) -> list[GroupGradient]:
-        found = []
+        statistics = []
         for (depth, group), sketches in self.sketches.items():
             if not sketches:
                 continue
             norm = float(torch.stack([part.float().square().sum() for part in self.sums[depth, group]]).sum().sqrt())
             weight = sum(float(p[rows].detach().float().square().sum()) for p, rows in self.groups[group]) ** 0.5
-            found.append(
+            statistics.append(
                 GroupGradient(
                     group,
                     depth,
@@ -171,7 +171,7 @@ class _Probe:
                     len(sketches),
                 )
             )
-        return found
+        return statistics
 
 
 def _anchors(text: HeldOutText, depths: int, samples: int) -> list[int]:

@@ -198,14 +198,14 @@ class _Comparison:
         wanted, given = true @ values, own @ values  # [B, J, A, D]
         logs = _log(true)
         seen_keys = torch.arange(1, true.shape[-1] + 1, device=true.device).float()
-        found = {
+        errors = {
             "query_kl": (true * (logs - _log(own))).sum(-1),
             "total_variation": (true - own).abs().sum(-1) / 2,
             "uniform_kl": (true * logs).sum(-1) + seen_keys.log(),
             "cosine": self.cosine(seen, slot, depth, attended, chosen, partners),
         }
         error = (wanted - given).square().sum((1, 3)).sqrt() / wanted.square().sum((1, 3)).sqrt().clamp(min=1e-12)
-        return {name: value.mean(1) for name, value in found.items()} | {"attended_error": error}
+        return {name: value.mean(1) for name, value in errors.items()} | {"attended_error": error}
 
     def cosine(
         self, seen: _Seen, slot: int, depth: int, attended: _Attended, chosen: Tensor, partners: Tensor

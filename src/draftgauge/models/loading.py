@@ -54,20 +54,20 @@ def load_model(
     """
     check_compression(compression)
     _check_engine(engine)
-    place = choose_device(device)
-    quantisation = quantization_config(compression, place)
+    chosen = choose_device(device)
+    quantisation = quantization_config(compression, chosen)
     path = resolve_source(source, part)
     config = _from_pretrained(AutoConfig, path, trust_remote_code=trust_remote_code)
-    if compression == "nf4" and place.type == "cpu":
+    if compression == "nf4" and chosen.type == "cpu":
         check_nf4_widths(config, trust_remote_code)
     with _bars_only_for_large(path):
         model, report = _from_pretrained(
             AutoModelForCausalLM,
             path,
             config=config,
-            dtype=activation_dtype(compression, place),
+            dtype=activation_dtype(compression, chosen),
             quantization_config=quantisation,
-            device_map={"": place} if quantisation is not None else None,  # quantised weights are made where they stay
+            device_map={"": chosen} if quantisation is not None else None,  # quantised weights are made where they stay
             trust_remote_code=trust_remote_code,
             use_safetensors=True,
             output_loading_info=True,
@@ -75,7 +75,7 @@ def load_model(
     if report["missing_keys"]:
         names = ", ".join(sorted(report["missing_keys"])[:3])
         raise ModelError(f"{source} holds no weights for {names}: it is not the checkpoint of a {type(model).__name__}")
-    return wrap(model if quantisation is not None else model.to(place), engine)
+    return wrap(model if quantisation is not None else model.to(chosen), engine)
 
 
 def wrap(model: PreTrainedModel, engine: str = "auto") -> CachedModel:

@@ -36,7 +36,7 @@ def default_taps(layers: int) -> tuple[int, ...]:
     if layers >= EAGLE_LAYERS:
         return (2, layers // 2, layers - 3)
     count = min(TAPS, layers)
-    return tuple((2 * place + 1) * layers // (2 * count) for place in range(count))
+    return tuple((2 * part + 1) * layers // (2 * count) for part in range(count))
 
 
 def tap_plan(config: PreTrainedConfig, hidden: bool, kv: bool, layers: Sequence[int] | None = None) -> TapPlan:
@@ -126,11 +126,11 @@ def _nearest_full(config: PreTrainedConfig, layers: tuple[int, ...]) -> tuple[in
     left = [layer for layer in range(config.num_hidden_layers) if not _slides(config, layer)]
     if not left:
         return layers
-    found = []
+    taken = []
     for layer in layers[: len(left)]:
-        found.append(min(left, key=lambda other: abs(other - layer)))
-        left.remove(found[-1])
-    return tuple(sorted(found))
+        taken.append(min(left, key=lambda other: abs(other - layer)))
+        left.remove(taken[-1])
+    return tuple(sorted(taken))
 
 
 def _full_attention_advice(config: PreTrainedConfig) -> str:

@@ -55,10 +55,10 @@ def end_tokens(*sources: Any) -> frozenset[int]:
         sources: models (ours or transformers'), configurations, generation configurations or tokenizers; of a model,
             both its configurations count.
     """
-    found: set[int] = set()
+    end_ids: set[int] = set()
     for source in sources:
         model = getattr(source, "module", source)
         for holder in (model, getattr(model, "config", None), getattr(model, "generation_config", None)):
             ids = getattr(holder, "eos_token_id", None)
-            found.update([ids] if isinstance(ids, int) else ids or [])
-    return frozenset(found)
+            end_ids.update([ids] if isinstance(ids, int) else ids or [])
+    return frozenset(end_ids)

@@ -99,7 +99,7 @@ def save_fitted(fitted: FittedPolicy, path: Path) -> None:
     if path.suffix != FITTED_SUFFIX:
         raise DraftgaugeError(f"a fitted policy is a {FITTED_SUFFIX} file, not {path.name}: name it so")
     text = json.dumps(to_mapping(fitted), indent=1)
-    atomic_write_text(path, _NUMBERS.sub(lambda found: " ".join(found[0].split()), text) + "\n")
+    atomic_write_text(path, _NUMBERS.sub(lambda match: " ".join(match[0].split()), text) + "\n")
 
 
 def load_fitted(path: Path) -> FittedPolicy:

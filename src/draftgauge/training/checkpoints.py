@@ -21,24 +21,26 @@ def save_checkpoint(
 ) -> Path:
     """Write weights, optimiser states and a JSON state; the newest finished checkpoint is the one that counts."""
     folder.mkdir(parents=True, exist_ok=True)
-    place = folder / f"step-{state['step']:07d}"
-    shutil.rmtree(place, ignore_errors=True)
-    place.mkdir()
+    checkpoint = folder / f"step-{state['step']:07d}"
+    shutil.rmtree(checkpoint, ignore_errors=True)
+    checkpoint.mkdir()
     # Tied weights share storage, which safetensors refuses: each storage is written once, as parameters() lists it.
-    save_file({name: p.detach().contiguous() for name, p in model.named_parameters()}, place / "weights.safetensors")
+    save_file(
+        {name: p.detach().contiguous() for name, p in model.named_parameters()}, checkpoint / "weights.safetensors"
+    )
     tensors: dict[str, Tensor] = {}
     for n, optimizer in enumerate(optimizers):
         for index, values in optimizer.state_dict()["state"].items():
             tensors |= {f"{n}.{index}.{key}": torch.as_tensor(value).contiguous() for key, value in values.items()}
-    save_file(tensors, place / "optimizers.safetensors")
-    (place / "state.json").write_text(json.dumps(state, indent=1))
+    save_file(tensors, checkpoint / "optimizers.safetensors")
+    (checkpoint / "state.json").write_text(json.dumps(state, indent=1))
     temporary = folder / (LATEST + ".tmp")
-    temporary.write_text(json.dumps({"checkpoint": place.name}))
+    temporary.write_text(json.dumps({"checkpoint": checkpoint.name}))
     os.replace(temporary, folder / LATEST)
     for old in folder.glob("step-*"):
-        if old != place:
+        if old != checkpoint:
             shutil.rmtree(old, ignore_errors=True)
-    return place
+    return checkpoint
 
 
 def load_checkpoint(
@@ -47,12 +49,12 @@ def load_checkpoint(
     """Restore the newest checkpoint of the folder in place and return its JSON state, or None if there is none."""
     if not (folder / LATEST).exists():
         return None
-    place = folder / json.loads((folder / LATEST).read_text())["checkpoint"]
-    weights = load_file(place / "weights.safetensors")
+    checkpoint = folder / json.loads((folder / LATEST).read_text())["checkpoint"]
+    weights = load_file(checkpoint / "weights.safetensors")
     with torch.no_grad():
         for name, parameter in model.named_parameters():
             parameter.copy_(weights[name])
-    tensors = load_file(place / "optimizers.safetensors")
+    tensors = load_file(checkpoint / "optimizers.safetensors")
     for n, optimizer in enumerate(optimizers):
         current = optimizer.state_dict()
         current["state"] = {}
@@ -61,5 +63,5 @@ def load_checkpoint(
             if int(owner) == n:
                 current["state"].setdefault(int(index), {})[name] = value
         optimizer.load_state_dict(current)
-    state: dict[str, Any] = json.loads((place / "state.json").read_text())
+    state: dict[str, Any] = json.loads((checkpoint / "state.json").read_text())
     return state

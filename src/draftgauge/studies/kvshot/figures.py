@@ -61,9 +61,9 @@ def share_panel(views: Sequence[VariantView], kinds: Sequence[str]) -> Markup:
     with panel("", "positions reached, %") as axes:
         for view in views:
             style = design_style(view)
-            found = [(place, share) for place, kind in enumerate(kinds) for share in _shares(view, kind)]
-            places, shares = [place for place, _ in found], [100 * share for _, share in found]
-            axes.plot(places, shares, color=style.hex, marker=style.marker, linestyle="")
+            points = [(position, share) for position, kind in enumerate(kinds) for share in _shares(view, kind)]
+            positions, shares = [position for position, _ in points], [100 * share for _, share in points]
+            axes.plot(positions, shares, color=style.hex, marker=style.marker, linestyle="")
         axes.set_ylim(0, 102)
         axes.set_xticks(range(len(kinds)), kinds)
         return to_svg(axes, "gradient-share", f"Share of positions that the loss reaches: {', '.join(kinds)}.")

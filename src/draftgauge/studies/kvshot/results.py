@@ -183,10 +183,10 @@ def _tree_figures(group: Sequence[CellResult]) -> Row:
 
 def _depth_rows(group: Sequence[CellResult]) -> Iterator[Row]:
     kinds = {"alpha": "forced", "agreement": "agreed", "survival": "survived"}
-    found = {
+    intervals = {
         name: alpha_intervals(Counts.stack([getattr(result, kind) for result in group])) for name, kind in kinds.items()
     }
-    for depth, (alpha, low, high) in enumerate(found["alpha"]):
+    for depth, (alpha, low, high) in enumerate(intervals["alpha"]):
         row = _labels(group[0].variant) | {
             "seeds": len(group),
             "depth": depth,
@@ -195,7 +195,7 @@ def _depth_rows(group: Sequence[CellResult]) -> Iterator[Row]:
             "high": high,
         }
         for name in ("agreement", "survival"):
-            row |= _with_interval(name, *found[name][depth])
+            row |= _with_interval(name, *intervals[name][depth])
         yield row
 
 
@@ -263,7 +263,7 @@ def _verdict_rows(results: Sequence[CellResult]) -> list[Row]:
 
 def tuned_rows(tuned: Mapping[Variant, Tuned]) -> list[Row]:
     """What was tried for each row of the table: ``trial, learning_rate, warmup, gate_start, validation_kl, chosen``."""
-    return [row for variant, found in tuned.items() for row in found.rows(_labels(variant))]
+    return [row for variant, chosen in tuned.items() for row in chosen.rows(_labels(variant))]
 
 
 def summary(rows: Sequence[Row]) -> list[Row]:

@@ -160,15 +160,15 @@ class _Rows:
         failed = [outcome for outcome in run(waiting) if outcome.error] if waiting else []
         if failed:
             raise DraftgaugeError(f"the tuning could not be finished; {failed[0].job}: {failed[0].message}")
-        found = {job.variant: read_tuned(job.path, job.identity()) for job in jobs}
-        return {variant: tuned for variant, tuned in found.items() if tuned is not None}
+        read = {job.variant: read_tuned(job.path, job.identity()) for job in jobs}
+        return {variant: tuned for variant, tuned in read.items() if tuned is not None}
 
     def cells(self, tuned: Mapping[Variant, Tuned]) -> list[Cell]:
         """All cells, each with what was tuned for its row."""
 
         def settle(variant: Variant, request: TrainingSpec) -> TrainingSpec:
-            found = tuned.get(tuned_as(variant))
-            return request if found is None else found.chosen.request(request)
+            search = tuned.get(tuned_as(variant))
+            return request if search is None else search.chosen.request(request)
 
         cells = make_cells(self.study, self.widths, self.parameters, self.fingerprint, self.folder, settle)
         waiting = [cell for cell in cells if read_result(cell) is None]

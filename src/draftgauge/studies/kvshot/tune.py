@@ -80,14 +80,14 @@ class TuneJob:
         texts, _ = read_texts(self.study / VALIDATION_NAME)
 
         def measure(trial: Trial) -> float:
-            place = folder / trial.name
-            train_drafter(trial.request(self.request()), place, lambda what, done, total: None)
-            net = load_drafter(place, target)
+            run = folder / trial.name
+            train_drafter(trial.request(self.request()), run, lambda what, done, total: None)
+            net = load_drafter(run, target)
             loss = float(np.mean(held_out_kl(net, target.module, texts, self.base.depths)))
             progress(f"{self.name}: {trial.name}", 1, 1)
             return loss
 
         rate = self.base.learning_rate or default_rate(target.module.config.get_text_config().hidden_size)
-        found = search(rate, self.base.warmup, DESIGNS[self.variant.design].gated, measure)
-        save_tuned(self.path, found, self.identity())
+        tuned = search(rate, self.base.warmup, DESIGNS[self.variant.design].gated, measure)
+        save_tuned(self.path, tuned, self.identity())
         shutil.rmtree(folder)
