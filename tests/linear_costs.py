@@ -20,11 +20,19 @@ class LinearCosts:
     contexts: tuple[int, ...] = (0, 100, 1000)
     drafting: float = 0.1
     reading: float = 0.0
+    verifying: float = 0.02
     vocabulary: str = ""
 
     def step_seconds(
-        self, gamma: NDArray[np.int64] | int, context: NDArray[np.int64] | int, reads: Reads = NO_SIGNALS
+        self,
+        gamma: NDArray[np.int64] | int,
+        context: NDArray[np.int64] | int,
+        reads: Reads = NO_SIGNALS,
+        appended: NDArray[np.int64] | int = 0,
     ) -> NDArray[np.float64]:
-        """Seconds at the middle context are ``1 + drafting * gamma``, plus ``reading`` for each signal."""
+        """Seconds at the middle context are ``1 + drafting * gamma``, plus ``reading`` for each signal and
+        ``verifying`` for each token that nobody drafted.
+        """
         seconds = 1.0 + self.drafting * np.asarray(gamma, np.float64) + (np.asarray(context) - 100) / 1000
+        seconds = seconds + self.verifying * np.asarray(appended, np.float64)
         return seconds + self.reading * len(reads)

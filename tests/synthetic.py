@@ -79,6 +79,32 @@ def synthetic_trace(seed: int, prompts: int, length: int, gamma_max: int, compre
     )
 
 
+def repeating_trace(seed: int, prompts: int, length: int, gamma_max: int, vocabulary: int = 6) -> Trace:
+    """As :func:`synthetic_trace`, of few different tokens and outputs that copy from prompt and output now and then, so
+    that the text foretells much.
+    """
+    rng = np.random.default_rng([seed, 2])
+    records = []
+    for index in range(prompts):
+        count = length if index == 0 else int(rng.integers(1, length + 1))
+        record = synthetic_record(rng, index, count, gamma_max, length, vocabulary)
+        prompt = rng.integers(0, vocabulary, int(rng.integers(1, 20))).tolist()
+        text = list(prompt)
+        while len(text) < len(prompt) + count:
+            start = int(rng.integers(0, len(text)))
+            copied = text[start : start + int(rng.integers(1, 9))]
+            text += copied if rng.random() < 0.6 else [int(rng.integers(0, vocabulary))]
+        token = np.array(text[len(prompt) : len(prompt) + count], np.int32)
+        right = np.arange(gamma_max) < rng.integers(0, gamma_max + 1, count)[:, None]
+        following = np.concatenate([token, rng.integers(0, vocabulary, gamma_max).astype(np.int32)])
+        ahead = np.lib.stride_tricks.sliding_window_view(following, gamma_max)[:count]
+        draft_token = np.where((record.draft_token >= 0) & right, ahead, record.draft_token).astype(np.int32)
+        info = replace(record.info, prompt_tokens=len(prompt), prompt_token=tuple(prompt))
+        accepted = accepted_lengths(token, draft_token)
+        records.append(replace(record, info=info, token=token, draft_token=draft_token, accepted=accepted))
+    return make_trace(records, max_new_tokens=length)
+
+
 def sampled_record(rng: np.random.Generator, record: PromptRecord, vocabulary: int = 50) -> PromptRecord:
     """The record as if of sampled decoding: its drafts are refused ones, and the chances are any."""
     drafted = record.drafted > 0

@@ -6,8 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from draftgauge.api.generate import generate
+from draftgauge.api.generate import generate, generation_row
 from draftgauge.api.pair import Pair, load_pair
+from draftgauge.api.requests import GenerateRequest
 from draftgauge.core.errors import DraftgaugeError, ModelError, PromptError
 from tiny import save_tiny
 
@@ -35,6 +36,22 @@ def test_the_stream_is_the_result(pair: Pair) -> None:
     )
     assert "".join(piece for piece, _ in pieces) == text
     assert {origin for _, origin in pieces} <= set(how.origins)
+
+
+def test_looked_up_tokens_are_named_and_counted(pair: Pair) -> None:
+    prompt = pair.tokenizer.encode("one two three four one two three four one two")
+    plain, _ = generate(pair, prompt, "plain", max_new_tokens=60)
+    pieces: list[str] = []
+    text, how = generate(
+        pair, prompt, "lookup:least=1", max_new_tokens=60, on_text=lambda piece, origin: pieces.append(origin)
+    )
+    assert text == plain
+    row = generation_row(GenerateRequest(prompt="x", policy="lookup"), how)
+    assert how.origins.count("text") == round(row["source_text"] * row["steps"]) > 0
+    assert row["source_model"] == row["drafted"] == 0
+    assert row["appended"] >= row["accepted"] == how.origins.count("text")
+    assert 0 < row["distinct_4grams"] <= 1
+    assert set(pieces) <= set(how.origins)
 
 
 def test_sampling_is_decided_by_the_seed(pair: Pair) -> None:

@@ -98,3 +98,25 @@ def test_a_fitted_policy_for_other_lengths_or_signals_is_refused(run: Path, tmp_
         assert result.exit_code == 2
         assert says in message(result)
         assert not (tmp_path / "r.json").exists()
+
+
+def test_two_sources_are_compared_with_the_better_one_alone(run: Path, tmp_path: Path) -> None:
+    out = tmp_path / "p.json"
+    result = invoke("fit", run, "--policy", "two-source", "--out", out, "--json", tmp_path / "fit.json")
+    assert result.exit_code == 0, result.output
+    assert "better source alone" in " ".join(result.output.split())
+    (row,) = json.loads((tmp_path / "fit.json").read_text())["rows"]
+    assert row["best_rival"] in ("two-source:model", "two-source:text")
+    assert row["gain_over_rival_low"] <= row["gain_over_rival"] <= row["gain_over_rival_high"]
+    result = invoke("replay", run, "--policy", "lookup:least=1", "--json", tmp_path / "r.json")
+    assert result.exit_code == 0, result.output
+    rows = json.loads((tmp_path / "r.json").read_text())["rows"]
+    assert {"hindsight-text", "hindsight-two-sources"} <= {row["policy"] for row in rows}
+    assert "looked" in result.output
+    assert all({"source_model", "source_text", "distinct_4grams"} <= row.keys() for row in rows)
+
+
+def test_two_sources_do_not_calibrate_online(run: Path, tmp_path: Path) -> None:
+    result = invoke("fit", run, "--policy", "two-source", "--online", "--out", tmp_path / "p.json")
+    assert result.exit_code == 2
+    assert "leave out --online" in message(result)

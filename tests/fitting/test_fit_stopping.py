@@ -19,7 +19,8 @@ from draftgauge.policies.acceptance_model import StoppingNumbers
 from draftgauge.policies.fitted import fitted_policy, load_fitted, save_fitted
 from draftgauge.policies.stopping import ThroughputStopping
 from draftgauge.replay.evaluate import best_fixed_gamma
-from draftgauge.replay.simulate import replay, replay_fixed_all, text_view
+from draftgauge.replay.simulate import replay, replay_fixed_all
+from draftgauge.replay.views import text_view
 from draftgauge.traces.costs import CostCurve
 from synthetic import synthetic_trace
 

@@ -45,7 +45,7 @@ def test_every_point_of_every_grid_can_be_made_and_the_defaults_are_near_one(nam
 
 
 def test_all_rules_of_the_field_have_a_grid() -> None:
-    assert set(POLICIES) - set(tunable_policies()) == {"none", "fixed", "stopping"}
+    assert set(POLICIES) - set(tunable_policies()) == {"none", "fixed", "stopping", "two-source"}
 
 
 @pytest.mark.parametrize("name", FEW)

@@ -10,13 +10,20 @@ import pytest
 
 from draftgauge.core.signals import SignalName
 from draftgauge.policies import POLICIES, Policy, make_policy
-from draftgauge.policies.base import ReadsText, SignalArrays, StatelessPolicy, TextPolicy
+from draftgauge.policies.base import (
+    ExtendingTextPolicy,
+    Extends,
+    ReadsText,
+    SignalArrays,
+    StatelessPolicy,
+    TextPolicy,
+)
 from draftgauge.policies.fixed import FixedLength
 from draftgauge.replay import replay
-from draftgauge.replay.simulate import text_view
+from draftgauge.replay.views import text_view
 from draftgauge.traces.trace import Trace
 from linear_costs import LinearCosts
-from synthetic import synthetic_trace
+from synthetic import repeating_trace, synthetic_trace
 
 GAMMA_MAX = 6
 SPECS = (
@@ -54,8 +61,14 @@ def policy_of(spec: str) -> Policy:
 def at_once(policy: Policy, trace: Trace) -> np.ndarray | None:
     """The length wanted at every position by the form that decides them all at once."""
     view = text_view(trace)
+    if isinstance(policy, Extends) and not isinstance(policy, ExtendingTextPolicy):
+        return None
     if isinstance(policy, TextPolicy):
-        return policy.text_lengths(view)
+        lengths = policy.text_lengths(view)
+        if lengths is None or not isinstance(policy, ExtendingTextPolicy):
+            return lengths
+        drafted = np.minimum(lengths, trace.drafted)
+        return np.stack([lengths, policy.appended_lengths(view, drafted)], axis=1)
     return policy.lengths(view.signals) if isinstance(policy, StatelessPolicy) else None
 
 
@@ -68,6 +81,8 @@ class AskedOnly:
         self.keep_drafting, self.observe = inner.keep_drafting, inner.observe
         if isinstance(inner, ReadsText):
             self.read = inner.read
+        if isinstance(inner, Extends):
+            self.extend = inner.extend
 
 
 def check(make: Callable[[], Policy], trace: Trace, position: int) -> None:
@@ -86,6 +101,7 @@ def check(make: Callable[[], Policy], trace: Trace, position: int) -> None:
         assert before > 0
         np.testing.assert_array_equal(asked.position[:before], steps.position[:before])
         np.testing.assert_array_equal(asked.drafted[:before], steps.drafted[:before])
+        np.testing.assert_array_equal(asked.appended[:before], steps.appended[:before])
 
 
 @pytest.fixture(scope="module")
@@ -93,11 +109,24 @@ def trace() -> Trace:
     return synthetic_trace(seed=2, prompts=1, length=60, gamma_max=GAMMA_MAX)
 
 
+@pytest.fixture(scope="module")
+def repeating() -> Trace:
+    return repeating_trace(seed=6, prompts=1, length=60, gamma_max=GAMMA_MAX)
+
+
 @pytest.mark.parametrize("spec", SPECS)
 @pytest.mark.parametrize("position", POSITIONS)
 def test_what_comes_later_changes_no_decision_before_it(spec: str, position: int, trace: Trace) -> None:
     assert trace.positions > max(POSITIONS) + GAMMA_MAX
     check(lambda: policy_of(spec), trace, position)
+
+
+@pytest.mark.parametrize("spec", [spec for spec in SPECS if isinstance(policy_of(spec), Extends)])
+@pytest.mark.parametrize("position", POSITIONS)
+def test_so_it_is_where_the_text_foretells_much(spec: str, position: int, repeating: Trace) -> None:
+    record = replay(repeating, policy_of(spec)).record
+    assert record.appended.sum() > 10, "the policy must append tokens for this to say something"
+    check(lambda: policy_of(spec), repeating, position)
 
 
 class LooksAhead(FixedLength):

@@ -64,6 +64,12 @@ def trace(pair: tuple[CachedModel, CachedModel]) -> Trace:
         "vllm:refit=60,warm_up=0",
         "vllm:refit=5,warm_up=1",
         "bandit",
+        "lookup:least=1,tokens=4",
+        "lookup:least=2",
+        "hf-prompt-lookup",
+        "lookup-else-stopping",
+        "gated-lookup",
+        "two-source",
     ],
 )
 def test_replay_is_live_step_by_step_over_several_prompts(
@@ -76,5 +82,7 @@ def test_replay_is_live_step_by_step_over_several_prompts(
     replayed = replay(trace, make_policy(spec, GAMMA_MAX, costs)).record
     assert [step.drafted for step in live] == replayed.drafted.tolist()
     assert [step.accepted for step in live] == replayed.accepted.tolist()
+    assert [step.appended for step in live] == replayed.appended.tolist()
     if not spec.startswith("speckv"):  # which wants the longest draft nearly always
-        assert len(set(replayed.drafted.tolist())) > 2, "the policy must vary its length for this to say something"
+        proposed = set((replayed.drafted + replayed.appended).tolist())
+        assert len(proposed) > 2, "the policy must vary its length for this to say something"

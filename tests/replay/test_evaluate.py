@@ -24,10 +24,11 @@ from draftgauge.replay import (
     replay,
     replay_fixed_all,
 )
-from draftgauge.replay.evaluate import Compared, Resampling
+from draftgauge.replay.evaluate import Compared, Resampling, evaluate_design
+from draftgauge.replay.splits import Design
 from draftgauge.traces.costs import CostCurve
 from draftgauge.traces.trace import Trace
-from synthetic import synthetic_trace
+from synthetic import repeating_trace, synthetic_trace
 
 GAMMA_MAX = 6
 MakeCosts = Callable[..., CostCurve]
@@ -195,3 +196,27 @@ def test_a_depth_never_reached_has_no_rate(trace: Trace) -> None:
 )
 def test_lengths_about_as_good_as_the_best(speeds: list[float], expected: tuple[int, int]) -> None:
     assert near_best(speeds) == expected
+
+
+def test_rows_name_their_sources_and_both_bounds(linear_costs: MakeCosts) -> None:
+    trace = repeating_trace(5, prompts=12, length=60, gamma_max=GAMMA_MAX, vocabulary=5)
+    costs = linear_costs(GAMMA_MAX)
+    design = Design("all", trace, None)
+    arms = {"lookup": make_policy("lookup:least=1,tokens=4", GAMMA_MAX), "model": make_policy("fixed:3", GAMMA_MAX)}
+    rows = {row["policy"]: row for row in evaluate_design(design, costs, lambda given: arms) if row["task"] == "all"}
+    for name in arms:
+        outcome = replay(trace, make_policy({"lookup": "lookup:least=1,tokens=4", "model": "fixed:3"}[name], 6), costs)
+        accepted = outcome.accepted.sum() / outcome.steps.sum()
+        assert rows[name]["source_model"] + rows[name]["source_text"] == pytest.approx(accepted)
+        assert rows[name]["appended_per_step"] == outcome.appended.sum() / outcome.steps.sum()
+    assert rows["lookup"]["source_model"] == 0 < rows["lookup"]["source_text"]
+    assert rows["model"]["source_text"] == 0 < rows["model"]["source_model"]
+    assert 0 < rows["model"]["distinct_4grams"] < 1
+    assert rows["hindsight"]["captured"] == pytest.approx(1)
+    assert rows["hindsight-two-sources"]["captured_two_sources"] == pytest.approx(1)
+    speeds = [rows[name]["tokens_per_second"] for name in ("hindsight-text", "hindsight", "hindsight-two-sources")]
+    assert max(speeds[:2]) <= speeds[2]
+    assert rows["hindsight-text"]["p_holm"] is None
+    alone = evaluate_design(design, costs, lambda given: {"model": make_policy("fixed:3", GAMMA_MAX)})
+    assert {row["policy"] for row in alone} & {"hindsight-text", "hindsight-two-sources"} == set()
+    assert {row["captured_two_sources"] for row in alone} == {None}

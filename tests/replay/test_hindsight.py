@@ -13,11 +13,13 @@ from hypothesis import strategies as st
 
 from draftgauge.core.errors import TraceError
 from draftgauge.policies import make_policy
+from draftgauge.policies.suffix import ORDER, SuffixIndex
 from draftgauge.replay import Hindsight, best_fixed_gamma, hindsight_gain, hindsight_optimum, replay, replay_fixed_all
-from draftgauge.replay.simulate import replay_steps
+from draftgauge.replay.hindsight import Sources, any_order_seconds
+from draftgauge.replay.simulate import Walk, replay_steps, walked
 from draftgauge.traces.costs import CostCurve
 from draftgauge.traces.trace import Trace
-from synthetic import synthetic_trace
+from synthetic import repeating_trace, sampled_trace, synthetic_trace
 
 SPECS = ("none", "fixed:2", "hf-heuristic", "hf-confidence", "hf-confidence:adaptive=true", "cumulative-confidence")
 examples = settings(max_examples=50, deadline=None)
@@ -117,3 +119,135 @@ def test_best_fixed_length_depends_on_the_cost_ratio(linear_costs: Callable[...,
 def test_a_cost_curve_measured_less_far_is_refused(linear_costs: Callable[..., CostCurve]) -> None:
     with pytest.raises(TraceError, match=r"measured for gamma 0\.\.2"):
         hindsight_optimum(synthetic_trace(1, prompts=2, length=9, gamma_max=4), linear_costs(2))
+
+
+def every_two_source_path(trace: Trace, prompt: int, costs: CostCurve, sources: Sources) -> list[float]:
+    """As :func:`every_path`, of drafts of the drafter's tokens and then the text's, each looked up in a live index."""
+    first, end = int(trace.offsets[prompt]), int(trace.offsets[prompt + 1])
+    info = trace.prompts[prompt]
+    output = trace.token[first:end].tolist()
+
+    def agreed(proposed: list[int], position: int) -> int:
+        count = 0
+        while count < len(proposed) and position + count < len(output) and proposed[count] == output[position + count]:
+            count += 1
+        return count
+
+    @cache
+    def paths(position: int, backlog: int) -> tuple[float, ...]:
+        if position == len(output):
+            return (0.0,)
+        index = SuffixIndex()
+        index.read(info.prompt_token)
+        index.commit(output[:position])
+        room = trace.max_new_tokens - position - 1
+        available = [token for token in trace.draft_token[first + position].tolist() if token >= 0]
+        found: set[float] = set()
+        for gamma in range(min(trace.gamma_max, len(available), room) + 1):
+            for appended in range(min(trace.gamma_max, room) - gamma + 1):
+                if (gamma and sources is Sources.TEXT) or (appended and sources is Sources.MODEL):
+                    continue
+                draft = available[:gamma]
+                for _ in range(appended):
+                    # Where the text foretells nothing any token will do: a wrong one.
+                    draft.append(index.look_up((*index.tail, *draft)[-ORDER:])[0])
+                accepted = agreed(draft, position)
+                here = float(costs.step_seconds(gamma, info.prompt_tokens + position, appended=appended))
+                if gamma:
+                    here += costs.catch_up[min(backlog, len(costs.catch_up)) - 1]
+                    kept = min(accepted, gamma - 1) if costs.keeps_drafted else 0
+                    left = accepted + 1 - kept
+                else:
+                    left = backlog + accepted + 1
+                after = min(position + accepted + 1, len(output))
+                found |= {here + rest for rest in paths(after, min(left, len(costs.catch_up)))}
+        return tuple(found)
+
+    return list(paths(0, 1))
+
+
+@examples
+@given(
+    seed=st.integers(0, 100_000),
+    length=st.integers(1, 6),
+    gamma_max=st.integers(1, 3),
+    sources=st.sampled_from(Sources),
+)
+def test_two_sources_equal_enumeration(
+    seed: int, length: int, gamma_max: int, sources: Sources, random_costs: Callable[[int, int], CostCurve]
+) -> None:
+    trace = repeating_trace(seed, prompts=2, length=length, gamma_max=gamma_max, vocabulary=2)
+    costs = random_costs(seed, gamma_max)
+    best = hindsight_optimum(trace, costs, sources)
+    for prompt in range(len(trace.prompts)):
+        least = min(every_two_source_path(trace, prompt, costs, sources))
+        assert best.replay.seconds[prompt] == pytest.approx(least, rel=1e-12)
+        assert best.seconds_left[trace.offsets[prompt], 0] == pytest.approx(least, rel=1e-12)
+
+
+def any_order_paths(trace: Trace, prompt: int, costs: CostCurve) -> float:
+    """The bound of any order by trying, at every token of every step, both sources."""
+    first, end = int(trace.offsets[prompt]), int(trace.offsets[prompt + 1])
+    info, output = trace.prompts[prompt], trace.token[first:end].tolist()
+
+    @cache
+    def least(position: int) -> float:
+        if position == len(output):
+            return 0.0
+        index = SuffixIndex()
+        index.read(info.prompt_token)
+        index.commit(output[:position])
+        states, found = {(0, 0)}, []  # (drafted, looked up) of proposals that stand so far
+        while states:
+            for drafted, looked_up in states:
+                here = float(costs.step_seconds(drafted, info.prompt_tokens + position, appended=looked_up))
+                found.append(here + least(min(position + drafted + looked_up + 1, len(output))))
+            nexts = set()
+            for drafted, looked_up in states:
+                stood = drafted + looked_up
+                at = position + stood
+                if at == len(output) or stood == min(trace.gamma_max, trace.max_new_tokens - position - 1):
+                    continue
+                tail = (*info.prompt_token, *output[:at])[-ORDER:]
+                if index.look_up(tail)[0] == output[at]:
+                    nexts.add((drafted, looked_up + 1))
+                if trace.accepted[first + at] or trace.accepted[first + position] > stood:
+                    nexts.add((drafted + 1, looked_up))
+            states = nexts
+        return min(found)
+
+    return least(0)
+
+
+@examples
+@given(seed=st.integers(0, 100_000), length=st.integers(1, 9), gamma_max=st.integers(1, 4))
+def test_bounds_lie_one_below_the_other(
+    seed: int, length: int, gamma_max: int, linear_costs: Callable[..., CostCurve]
+) -> None:
+    trace = repeating_trace(seed, prompts=3, length=length, gamma_max=gamma_max, vocabulary=3)
+    costs = linear_costs(gamma_max)
+    model, text, both = (hindsight_optimum(trace, costs, sources).replay.seconds for sources in Sources)
+    any_order = any_order_seconds(trace, costs)
+    assert (both <= np.minimum(model, text) + 1e-12).all()
+    assert (any_order <= both + 1e-12).all()
+    for prompt in range(len(trace.prompts)):
+        assert any_order[prompt] == pytest.approx(any_order_paths(trace, prompt, costs), rel=1e-12)
+
+
+def test_the_best_two_source_path_has_the_seconds_of_its_steps(linear_costs: Callable[..., CostCurve]) -> None:
+    trace, costs = repeating_trace(7, prompts=5, length=80, gamma_max=6), linear_costs(6)
+    best = hindsight_optimum(trace, costs, Sources.BOTH)
+    np.testing.assert_allclose(best.replay.seconds, best.seconds_left[trace.offsets[:-1], 0], rtol=1e-12)
+    record = best.replay.record
+    np.testing.assert_array_equal(record.drafted + record.appended, record.accepted)
+    assert record.accepted_text.sum() > 20
+    again = walked(trace, Walk(*steps_of(trace, best), record.appended, record.accepted), costs)
+    np.testing.assert_allclose(again.seconds, best.replay.seconds)
+
+
+def test_the_text_is_no_source_of_sampled_decoding(linear_costs: Callable[..., CostCurve]) -> None:
+    trace = sampled_trace(1, prompts=2, length=9, gamma_max=3)
+    with pytest.raises(TraceError, match="sampled decoding does not hold"):
+        hindsight_optimum(trace, linear_costs(3), Sources.BOTH)
+    with pytest.raises(TraceError, match="sampled decoding does not hold"):
+        any_order_seconds(trace, linear_costs(3))

@@ -30,13 +30,17 @@ class BenchPrompt:
 
 @dataclass(frozen=True)
 class ArmRun:
-    """One prompt decoded once: committed tokens, target passes (0 if unknown), decoding seconds of ``timed`` tokens."""
+    """One prompt decoded once: committed tokens, target passes (0 if unknown), decoding seconds of ``timed`` tokens,
+    and how many tokens were accepted of those drafted and of those looked up in the text.
+    """
 
     tokens: list[int]
     steps: int
     timed: int
     seconds: float
     prefill_seconds: float
+    accepted_draft: int = 0
+    accepted_text: int = 0
 
 
 @dataclass
@@ -64,7 +68,9 @@ def policy_arm(pair: Pair, name: str, policy: Policy, settings: DecodingSettings
 
     def decode(prompt: list[int]) -> ArmRun:
         g = speculative_decode(pair.target, drafter, policy, prompt, settings)
-        return ArmRun(g.tokens, len(g.steps), len(g.tokens), g.decode_seconds, g.prefill_seconds)
+        text = sum(step.accepted_text for step in g.steps)
+        draft = sum(step.accepted for step in g.steps) - text
+        return ArmRun(g.tokens, len(g.steps), len(g.tokens), g.decode_seconds, g.prefill_seconds, draft, text)
 
     return Arm(name, decode)
 

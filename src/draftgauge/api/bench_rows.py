@@ -11,6 +11,7 @@ import numpy as np
 from draftgauge.api.arms import PLAIN, Arm, ArmRun, BenchPrompt
 from draftgauge.statistics.bootstrap import RESAMPLES
 from draftgauge.statistics.paired import paired_gain, ratio_interval
+from draftgauge.traces.repetition import distinct_share
 
 SAME_RUNS = "same runs"
 """Where a fixed length was chosen by the very runs that it is compared on, which favours it."""
@@ -38,7 +39,9 @@ def bench_rows(
 ) -> list[dict[str, Any]]:
     """One flat row for every arm and task (and ``all``); the arm named ``plain`` must be among them.
 
-    Rows hold ``policy, compression, task, prompts, tokens_per_step, tokens_per_second`` (with
+    Rows hold ``policy, compression, task, prompts, tokens_per_step``, ``source_model`` and ``source_text`` (accepted
+    tokens per step that were drafted, and that were looked up in the text), ``distinct_4grams`` (the share of the
+    outputs' 4-grams that do not repeat), ``tokens_per_second`` (with
     ``_low`` and ``_high``), ``ratio_to_plain`` (median of the
     interleaved pairs with its 95% interval over prompts), ``ratio_to_best_transformers``, ``mismatches`` (positions
     whose token is not plain decoding's), ``mismatched_prompts``, ``prefill_seconds``, and ``gain`` (with ``_low``,
@@ -72,6 +75,9 @@ def _figures(arm: Arm, plain: Arm, best: Arm | None, chosen: Sequence[int]) -> d
     ratio, ratio_low, ratio_high = _paired_ratio(arm, plain, chosen)
     return {
         "tokens_per_step": sum(len(arm.runs[n][0].tokens) for n in chosen) / steps if steps else None,
+        "source_model": sum(arm.runs[n][0].accepted_draft for n in chosen) / steps if steps else None,
+        "source_text": sum(arm.runs[n][0].accepted_text for n in chosen) / steps if steps else None,
+        "distinct_4grams": distinct_share([arm.runs[n][0].tokens for n in chosen]),
         "tokens_per_second": speed,
         "tokens_per_second_low": low,
         "tokens_per_second_high": high,

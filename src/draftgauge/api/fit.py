@@ -15,12 +15,16 @@ from draftgauge.core.provenance import command_line, timestamp
 from draftgauge.fitting.registry import FitOptions, fit_policy, fittable
 from draftgauge.policies.base import Policy
 from draftgauge.policies.fitted import FITTED_SUFFIX, FittedPolicy, fitted_policy, save_fitted
-from draftgauge.replay.evaluate import evaluate_design
+from draftgauge.replay.evaluate import Rivals, TuneRivals, evaluate_design
 from draftgauge.replay.simulate import Replay
+from draftgauge.replay.simulate import replay as replay_trace
 from draftgauge.replay.splits import MIN_PROMPTS, TRAIN, VALIDATION, design_of, split_trace, splits_of
 from draftgauge.traces.costs import CostCurve
 from draftgauge.traces.manifest import Manifest
 from draftgauge.traces.trace import Trace
+
+SOURCES = "sources"
+"""Among the numbers of a fitted policy: which sources it asks."""
 
 
 @verb(FitRequest)
@@ -28,15 +32,16 @@ def fit(request: FitRequest) -> list[dict[str, Any]]:
     """Fit a policy on the training prompts of recorded runs and write it to a file that ``--policy`` takes.
 
     Training prompts are those that the prompt file names so; where it names none, 60% of them by a hash that stays the
-    same (see :func:`draftgauge.replay.splits.splits_of`), and ``replay`` evaluates on others. ``stopping`` and
-    ``speckv`` learn from all runs together, ``specdec++`` from the first.
+    same (see :func:`draftgauge.replay.splits.splits_of`), and ``replay`` evaluates on others. ``stopping``,
+    ``two-source`` and ``speckv`` learn from all runs together, ``specdec++`` from the first.
 
     Args:
         request: what to fit, on what.
 
     Returns:
         One row for each run: what the fitted policy gains on the validation prompts (keys of
-        :func:`draftgauge.replay.evaluate.evaluate`), if there are enough of them, with ``trained_prompts``.
+        :func:`draftgauge.replay.evaluate.evaluate`), if there are enough of them, with ``trained_prompts``. Of
+        ``two-source`` also what it gains over the better one of its sources alone (``gain_over_rival``).
 
     Raises:
         DraftgaugeError: for a policy that is not fitted, or a file name that does not end in ``.json``; before anything
@@ -100,6 +105,25 @@ def _validation_row(fitted: FittedPolicy, trace: Trace, costs: CostCurve) -> dic
     def make(curve: CostCurve) -> dict[str, Policy | Replay]:
         return {fitted.policy: fitted_policy(fitted, trace.gamma_max, curve)}
 
-    rows = evaluate_design(design_of(trace, VALIDATION), costs, make)
+    tune = _sources_alone(fitted) if SOURCES in fitted.parameters else None
+    rows = evaluate_design(design_of(trace, VALIDATION), costs, make, tune=tune)
     row = next(row for row in rows if row["policy"] == fitted.policy and row["task"] == "all")
     return dict(row) | fitted_on
+
+
+def _sources_alone(fitted: FittedPolicy) -> TuneRivals:
+    """A policy of two sources is compared with the one of them that is faster alone on the training prompts."""
+
+    def tune(train: Trace, costs: CostCurve) -> Rivals:
+        parts = [
+            (f"{fitted.policy}:{source}", replace(fitted, parameters={**fitted.parameters, SOURCES: source}))
+            for source in ("model", "text")
+        ]
+        arms = {name: fitted_policy(part, train.gamma_max, costs) for name, part in parts}
+        speeds = {
+            name: replay_trace(train, fitted_policy(part, train.gamma_max, costs), costs).tokens_per_second
+            for name, part in parts
+        }
+        return Rivals(arms, max(speeds, key=speeds.__getitem__))
+
+    return tune

@@ -20,6 +20,7 @@ from draftgauge.decoding.settings import DecodingSettings
 from draftgauge.decoding.speculative import speculative_decode
 from draftgauge.models.detokenize import IncrementalDecoder
 from draftgauge.policies.registry import make_policy
+from draftgauge.traces.repetition import distinct_share
 from draftgauge.verification import Sampling
 
 OnText = Callable[[str, str], None]
@@ -41,7 +42,8 @@ def generate(
     Args:
         request: the prompt, as text or as token ids taken as they are, and how to decode it.
         pair: loaded already; the request's is loaded if None.
-        on_text: told each new piece of text and how it came: accepted, corrected, bonus or plain.
+        on_text: told each new piece of text and how it came: accepted, text (looked up in the text and accepted),
+            corrected, bonus or plain.
         progress: told (what, done, total) while the pair's costs are measured, for a policy that weighs them; on a
             machine that has measured them before they are known.
 
@@ -83,7 +85,11 @@ def generation_row(request: GenerateRequest, result: Generation) -> dict[str, An
         "steps": len(result.steps),
         "tokens_per_step": result.tokens_per_step,
         "drafted": sum(step.drafted for step in result.steps),
+        "appended": sum(step.appended for step in result.steps),
         "accepted": sum(step.accepted for step in result.steps),
+        "source_model": sum(step.accepted - step.accepted_text for step in result.steps) / len(result.steps),
+        "source_text": sum(step.accepted_text for step in result.steps) / len(result.steps),
+        "distinct_4grams": distinct_share([result.tokens]),
         "tokens_per_second": result.tokens_per_second,
         "prefill_seconds": result.prefill_seconds,
         "finish": result.finish,

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from draftgauge.api.requests import BenchRequest
-from draftgauge.cli.console import console, joined_interval, progress, show_table
+from draftgauge.cli.console import console, joined_interval, progress, show_table, source_columns
 from draftgauge.core.load import describe_load, machine_load
 
 COLUMNS = {
@@ -35,6 +35,10 @@ def bench(request: BenchRequest) -> list[dict[str, Any]]:
         for row in rows
         if row["task"] == "all"
     ]
-    show_table("All tasks together, live: ratios within the same prompt and round first", shown, COLUMNS)
+    show_table(
+        "All tasks together, live: ratios within the same prompt and round first",
+        shown,
+        COLUMNS | source_columns(shown),
+    )
     console.print(describe_load(machine_load()), highlight=False)
     return rows

@@ -123,6 +123,15 @@ def save_json(path: Path | None, rows: Iterable[Mapping[str, Any]]) -> None:
     errors.print(f"wrote {path}", highlight=False)
 
 
+SOURCES = {"source_model": "drafted/step", "source_text": "looked up/step", "distinct_4grams": "distinct 4-grams"}
+"""Columns of what each source of drafts brought."""
+
+
+def source_columns(rows: Iterable[Mapping[str, Any]]) -> dict[str, str]:
+    """:data:`SOURCES` where some row has tokens that were looked up in the text, else none."""
+    return SOURCES if any(row.get("source_text") for row in rows) else {}
+
+
 def show_table(title: str, rows: Iterable[Mapping[str, Any]], columns: Mapping[str, str]) -> None:
     """Print rows; ``columns`` maps keys to headings, and missing or empty values are left blank."""
     table = Table(title=title, title_justify="left", header_style="bold", box=box.SIMPLE_HEAD, pad_edge=False)

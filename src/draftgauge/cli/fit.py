@@ -18,13 +18,21 @@ COLUMNS = {
     "captured": "captured",
 }
 
+OVER_ONE_SOURCE = {
+    "best_rival": "better source alone",
+    "gain_over_rival": "gain over it",
+    "gain_over_rival_low": "95% from",
+    "gain_over_rival_high": "to",
+}
+
 
 def fit(request: FitRequest) -> list[dict[str, Any]]:
     """Run and show."""
     from draftgauge.api.fit import fit as run
 
     rows = run(request)
-    show_table(f"{request.policy} on the validation prompts", rows, COLUMNS)
+    compared = any(row.get("best_rival") is not None for row in rows)
+    show_table(f"{request.policy} on the validation prompts", rows, COLUMNS | (OVER_ONE_SOURCE if compared else {}))
     said = f"wrote {request.out}\nNext: draftgauge replay {request.folder} --policy {request.out}"
     console.print(said, highlight=False)
     return rows

@@ -13,7 +13,7 @@ from rich.text import Text
 from draftgauge.api.requests import GenerateRequest
 from draftgauge.cli.console import console, errors, progress
 
-STYLES = {"accepted": "green", "corrected": "bold red", "bonus": "bold cyan", "plain": ""}
+STYLES = {"accepted": "green", "text": "yellow", "corrected": "bold red", "bonus": "bold cyan", "plain": ""}
 STANDARD_INPUT = "/dev/stdin"
 
 
@@ -41,9 +41,11 @@ def generate(
         legend = "  ".join(f"[{style}]{name}[/]" if style else name for name, style in STYLES.items())
         errors.print(legend)
     row = generation_row(request, result)
+    looked_up = f" and {row['appended']} looked-up" if row["appended"] else ""
     errors.print(
         f"{row['tokens']} tokens in {row['steps']} steps ({row['tokens_per_step']:.2f} a step), "
-        f"{row['accepted']} of {row['drafted']} drafted tokens accepted, {row['tokens_per_second']:.0f} tokens/s",
+        f"{row['accepted']} of {row['drafted']} drafted{looked_up} tokens accepted, "
+        f"{row['tokens_per_second']:.0f} tokens/s",
         highlight=False,
     )
     return [row]

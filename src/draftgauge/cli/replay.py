@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from draftgauge.api.requests import ReplayRequest
-from draftgauge.cli.console import show_table, warn
+from draftgauge.cli.console import show_table, source_columns, warn
 
 COLUMNS = {
     "policy": "policy",
@@ -27,6 +27,7 @@ def replay(request: ReplayRequest) -> list[dict[str, Any]]:
     rows = run(request, on_warning=warn)
     columns = {"compression": "target"} | ({"cost_ratio": "cost ratio"} if request.sweep else {}) | COLUMNS
     pooled = [row for row in rows if row["task"] == "all"]
+    columns |= source_columns(pooled)
     show_table(_title(pooled, bool(request.sweep)), pooled, columns)
     return rows
 

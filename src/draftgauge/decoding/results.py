@@ -9,9 +9,9 @@ from typing import Literal
 from draftgauge.decoding.stopping import Finish
 from draftgauge.policies.base import Step
 
-Origin = Literal["accepted", "corrected", "bonus", "plain"]
-"""How a token came: drafted and accepted; the target's own in place of a rejected one; the target's own after a draft
-accepted whole; or the target's own where nothing was drafted."""
+Origin = Literal["accepted", "text", "corrected", "bonus", "plain"]
+"""How a token came: drafted and accepted; looked up in the text and accepted; the target's own in place of a rejected
+one; the target's own after a proposal accepted whole; or the target's own where nothing was proposed."""
 
 OnCommit = Callable[[list[int], list[Origin]], None]
 """Told the newly committed tokens and the origin of each, once a step, in order."""

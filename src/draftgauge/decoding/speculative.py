@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import torch
 from torch import Generator, Tensor
 
@@ -11,9 +13,9 @@ from draftgauge.decoding.plain import prefill
 from draftgauge.decoding.results import Generation, OnCommit, Origin
 from draftgauge.decoding.settings import DecodingSettings, check_request
 from draftgauge.decoding.stopping import Finish, Stopper
-from draftgauge.drafters.base import Draft, Drafter
+from draftgauge.drafters.base import Draft, Drafter, KeepDrafting
 from draftgauge.models.base import CachedModel
-from draftgauge.policies.base import Policy, Step, asks_after_each_token, begin, reads_of
+from draftgauge.policies.base import Extends, Policy, Signal, Step, asks_after_each_token, begin, reads_of
 from draftgauge.verification import Verdict, accept, accept_greedy, entropy_bits, probabilities
 
 _NO_DRAFT = Draft([])
@@ -72,6 +74,7 @@ class _Loop:
         self.stopper = Stopper(settings)
         self.device = target.spec.device
         self.clock = PhaseClock(self.device, settings.time_phases)
+        self.extends = policy if isinstance(policy, Extends) else None
         self.reads = reads_of(policy)
         self.result = Generation(phases=self.clock.phases)
         self.last_token = -1
@@ -112,7 +115,29 @@ class _Loop:
         limit = min(self.policy.limit(), self.stopper.remaining - 1)
         self.reads = self.policy.reads  # anew for every step, as the cost meter changes them
         keep_drafting = self.policy.keep_drafting if asks_after_each_token(self.reads) else None
+        if self.extends is not None:
+            return self.extended(self.extends, limit, keep_drafting)
         return self.drafter.propose(limit, keep_drafting, self.reads) if limit > 0 else _NO_DRAFT
+
+    def extended(self, policy: Extends, limit: int, keep_drafting: KeepDrafting | None) -> Draft:
+        """A draft, and after it what the policy looks up in the text."""
+        asked = 0
+
+        def counted(signal: Signal) -> bool:
+            nonlocal asked
+            asked += 1
+            assert keep_drafting is not None
+            return keep_drafting(signal)
+
+        draft = _NO_DRAFT
+        if limit > 0:
+            draft = self.drafter.propose(limit, counted if keep_drafting is not None else None, self.reads)
+            if keep_drafting is not None:
+                for signal in draft.signals[asked:]:
+                    keep_drafting(signal)  # drafting ended by itself; the policy is to know with which token
+        room = self.stopper.remaining - 1 - len(draft.tokens)
+        appended = list(policy.extend(room))[:room] if room > 0 else []
+        return replace(draft, tokens=[*draft.tokens, *appended], appended=len(appended)) if appended else draft
 
     def verify(self, tokens: list[int]) -> Tensor:
         """One pass of the target over the last committed and the ``g`` drafted tokens: logits ``[g + 1, V]``."""
@@ -126,19 +151,21 @@ class _Loop:
 
     def commit(self, draft: Draft, verdict: Verdict, logits: Tensor) -> Finish | None:
         """Add the tokens to the output, roll the caches back to it and tell the policy."""
-        drafted, accepted = len(draft.tokens), verdict.accepted
+        proposed, drafted, accepted = len(draft.tokens), draft.drafted, verdict.accepted
         tokens, finish = self.stopper.cut([*draft.tokens[:accepted], verdict.token])
-        if accepted < drafted:
-            self.target.truncate(self.target.length - (drafted - accepted))
-        self.drafter.commit(min(accepted, len(tokens)), tokens)
+        if accepted < proposed:
+            self.target.truncate(self.target.length - (proposed - accepted))
+        self.drafter.commit(min(accepted, drafted, len(tokens)), tokens)
         self.last_token = tokens[-1]
 
-        own: Origin = "plain" if drafted == 0 else "bonus" if accepted == drafted else "corrected"
-        origins: list[Origin] = ["accepted"] * accepted
+        own: Origin = "plain" if proposed == 0 else "bonus" if accepted == proposed else "corrected"
+        origins: list[Origin] = ["accepted"] * min(accepted, drafted)
+        origins += ["text"] * (accepted - len(origins))
         origins = [*origins, own][: len(tokens)]
         reads_entropy, reads_text = SignalName.TARGET_ENTROPY in self.reads, SignalName.TEXT in self.reads
         entropy = float(entropy_bits(logits[len(tokens) - 1])) if reads_entropy else float("nan")
-        step = Step(drafted, accepted, len(tokens), draft.signals, entropy, tokens if reads_text else ())
+        text = tokens if reads_text else ()
+        step = Step(drafted, accepted, len(tokens), draft.signals, entropy, text, draft.appended)
         self.policy.observe(step)
 
         self.result.tokens += tokens

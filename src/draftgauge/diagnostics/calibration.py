@@ -19,7 +19,8 @@ from draftgauge.core.errors import DraftgaugeError
 from draftgauge.policies.base import Policy, TextView
 from draftgauge.replay.acceptance import known_drafts
 from draftgauge.replay.evaluate import Row
-from draftgauge.replay.simulate import replay, text_view
+from draftgauge.replay.simulate import replay
+from draftgauge.replay.views import text_view
 from draftgauge.traces.costs import CostCurve
 from draftgauge.traces.trace import Trace
 

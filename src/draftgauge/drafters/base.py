@@ -20,15 +20,24 @@ class Draft:
 
     Attributes:
         tokens: the proposal, possibly empty.
-        probabilities: ``[len(tokens), vocabulary]`` float32, the distributions the tokens were *sampled from* (needed
+        probabilities: ``[drafted, vocabulary]`` float32, the distributions the tokens were *sampled from* (needed
             to accept sampled tokens); None for greedy drafting and for drafters that propose without a distribution
             (one-hot then).
-        signals: one per token; empty if the drafter was not asked after each token.
+        signals: one per drafted token; empty if the drafter was not asked after each token.
+        appended: how many of the tokens, the last ones, a policy looked up in the text
+            (:class:`~draftgauge.policies.base.Extends`); they have neither distribution nor signal. 0 in what drafters
+            propose.
     """
 
     tokens: list[int]
     probabilities: Tensor | None = None
     signals: list[Signal] = field(default_factory=list)
+    appended: int = 0
+
+    @property
+    def drafted(self) -> int:
+        """Tokens of the drafter's own."""
+        return len(self.tokens) - self.appended
 
 
 class Drafter(Protocol):
@@ -49,7 +58,9 @@ class Drafter(Protocol):
         ...
 
     def commit(self, accepted: int, tokens: list[int]) -> None:
-        """The step committed ``tokens``: the first ``accepted`` of the proposal, then the target's own."""
+        """The step committed ``tokens``: the first ``accepted`` of the proposal, then others: those accepted of what a
+        policy appended to it, and the target's own.
+        """
         ...
 
 

@@ -10,13 +10,13 @@ import math
 
 from torch import Generator
 
-from draftgauge.core.errors import DraftgaugeError
 from draftgauge.core.signals import OF_DRAFTED_TOKENS, Reads, SignalName
 from draftgauge.drafters.base import Draft, KeepDrafting
 from draftgauge.drafters.source import DraftSource, LoadOptions, Source, register_drafter
 from draftgauge.models.base import CachedModel
 from draftgauge.models.taps import Taps
 from draftgauge.policies.base import Signal
+from draftgauge.policies.first_occurrences import FirstOccurrences
 from draftgauge.verification import Sampling
 
 
@@ -26,8 +26,8 @@ class PromptLookupDrafter:
     It has no distribution. Its proposal counts as one-hot, for acceptance as for signals: confidence 1, entropy 0,
     margin 1, so that a policy that stops when unsure never stops it.
 
-    An index from n-grams to the position after their first occurrence is extended as tokens are committed; a look-up
-    takes ``max_ngram`` dictionary accesses, however long the text.
+    It costs a few dictionary accesses, however long the text
+    (:class:`~draftgauge.policies.first_occurrences.FirstOccurrences`).
     """
 
     def __init__(self, max_ngram: int = 3, min_ngram: int = 1, end_tokens: frozenset[int] = frozenset()) -> None:
@@ -36,28 +36,19 @@ class PromptLookupDrafter:
         Raises:
             DraftgaugeError: if not ``1 <= min_ngram <= max_ngram``.
         """
-        if not 1 <= min_ngram <= max_ngram:
-            raise DraftgaugeError(
-                f"n-gram lengths must satisfy 1 <= min_ngram <= max_ngram, not {min_ngram} and {max_ngram}"
-            )
-        self.max_ngram = max_ngram
-        self.min_ngram = min_ngram
+        self._occurrences = FirstOccurrences(max_ngram, min_ngram)
         self.end_tokens = end_tokens
-        self._text: list[int] = []
-        self._after: dict[tuple[int, ...], int] = {}
 
     def prefill(self, context: list[int]) -> None:
         """Start a new sequence and index the prompt."""
-        self._text = []
-        self._after = {}
-        self._extend(context)
+        self._occurrences.reset()
+        self._occurrences.extend(context)
 
     def propose(self, limit: int, keep_drafting: KeepDrafting | None, reads: Reads = OF_DRAFTED_TOKENS) -> Draft:
         """Copy up to ``limit`` tokens; none if no n-gram at the end of the text occurred before."""
         tokens: list[int] = []
         shown: list[Signal] = []
-        start = self._find()
-        for token in self._text[start : start + max(limit, 0)]:
+        for token in self._occurrences.continuation(limit):
             tokens.append(token)
             if keep_drafting is not None:
                 shown.append(_signal(len(tokens), token, reads))
@@ -69,27 +60,7 @@ class PromptLookupDrafter:
 
     def commit(self, accepted: int, tokens: list[int]) -> None:
         """Index the committed tokens."""
-        self._extend(tokens)
-
-    def _extend(self, tokens: list[int]) -> None:
-        text, after = self._text, self._after
-        for token in tokens:
-            # The n-grams that ended the text get a continuation only now, so the end of the text never matches itself.
-            end = len(text)
-            for n in range(self.min_ngram, min(self.max_ngram, end) + 1):
-                after.setdefault(tuple(text[end - n :]), end)
-            text.append(token)
-
-    def _find(self) -> int:
-        """The position after the first occurrence of the longest n-gram that ends the text; its end if there is
-        none.
-        """
-        end = len(self._text)
-        for n in range(min(self.max_ngram, end), self.min_ngram - 1, -1):
-            start = self._after.get(tuple(self._text[end - n :]))
-            if start is not None:
-                return start
-        return end
+        self._occurrences.extend(tokens)
 
 
 def _signal(depth: int, token: int, reads: Reads) -> Signal:

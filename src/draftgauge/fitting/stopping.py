@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import math
-import time
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, fields, replace
 from typing import Any
@@ -13,6 +11,7 @@ from numpy.typing import NDArray
 from sklearn.linear_model import LogisticRegression
 
 from draftgauge.core.errors import TraceError
+from draftgauge.fitting.decision_times import TIMED_LENGTH, decision_times
 from draftgauge.fitting.registry import FitOptions, register_fit
 from draftgauge.policies.acceptance_model import (
     AGREEMENTS,
@@ -27,12 +26,12 @@ from draftgauge.policies.acceptance_model import (
     next_terms,
     states,
 )
-from draftgauge.policies.base import Signal, Step
 from draftgauge.policies.fitted import FittedPolicy
 from draftgauge.policies.stopping import SIGNALS, STOPPING, ThroughputStopping
 from draftgauge.policies.suffix import ORDER
-from draftgauge.replay.simulate import draft_caps, replay, text_view
+from draftgauge.replay.simulate import draft_caps, replay
 from draftgauge.replay.splits import prompt_keys
+from draftgauge.replay.views import text_view
 from draftgauge.traces.costs import CostCurve
 from draftgauge.traces.trace import Trace
 
@@ -54,10 +53,6 @@ ROUNDS = 3
 UNVISITED = 0.25
 """Weight of the other positions in later rounds: they still tell how the chances depend on the signals."""
 NEWTON_STEPS = 8
-TIMED_DECISIONS = 4_000
-READ_TOKENS, READINGS = 200, 50
-SWEPT_BYTES = 1 << 23
-"""Memory that is gone over between timed steps: live, the models push the policy out of the processor's caches."""
 
 
 @dataclass(frozen=True)
@@ -114,11 +109,11 @@ def fit_stopping(
     Raises:
         TraceError: if there is nothing to learn from, the traces differ in ``gamma_max`` or lack the prompts' tokens.
     """
-    gamma_max = _common_gamma_max(traces)
-    vocabulary = _common_vocabulary(costs)
+    gamma_max = common_gamma_max(traces)
+    vocabulary = common_vocabulary(costs)
     reach = [np.full(trace.positions, gamma_max) for trace in traces]
     for round_ in range(ROUNDS):
-        numbers = _fit_models(traces, reach, gamma_max, recalibrate=round_ > 0)
+        numbers = fit_models(traces, reach, gamma_max, recalibrate=round_ > 0)
         numbers = replace(numbers, horizon=horizon, vocabulary=vocabulary)
         numbers = _with_steps(numbers, traces, costs)
         reach = [_reach(numbers, trace, curve) for trace, curve in zip(traces, costs, strict=True)]
@@ -127,7 +122,7 @@ def fit_stopping(
     return FittedPolicy(STOPPING, gamma_max, SIGNALS, asdict(numbers), dict(made or {}), tuple(prompts))
 
 
-def _fit_models(
+def fit_models(
     traces: Sequence[Trace], reach: Sequence[NDArray[np.int64]], gamma_max: int, recalibrate: bool
 ) -> StoppingNumbers:
     """Both models, without the steps that the rate is found on.
@@ -189,13 +184,18 @@ def _logits(examples: Examples, weights: Floats, offsets: TokenOffsets) -> Float
 
 
 def _shift(logits: Floats, examples: Examples, chosen: NDArray[np.bool_]) -> float:
-    """What added to the logits of some examples makes their mean chance the share that stood, by Newton's method."""
-    stood = examples.stood[chosen]
+    return mean_shift(logits[chosen], examples.stood[chosen])
+
+
+def mean_shift(logits: Floats, stood: NDArray[np.bool_]) -> float:
+    """What added to the logits of some examples makes their mean chance the share that stood, by Newton's method; 0
+    where all of them went one way.
+    """
     if not stood.any() or stood.all():
         return 0.0
     shift = 0.0
     for _ in range(NEWTON_STEPS):
-        chance = 1 / (1 + np.exp(-(logits[chosen] + shift)))
+        chance = 1 / (1 + np.exp(-(logits + shift)))
         shift += float((stood - chance).sum() / (chance * (1 - chance)).sum())
     return shift
 
@@ -206,7 +206,7 @@ def _moved(by_class: tuple[tuple[float, ...], ...], shift: float) -> tuple[tuple
 
 
 def hazard_examples(trace: Trace, reach: NDArray[np.int64]) -> Examples:
-    """One example for each drafted token whose forerunners were all accepted; ``reach`` as of :func:`_fit_models`."""
+    """One example for each drafted token whose forerunners were all accepted; ``reach`` as of :func:`fit_models`."""
     return _examples(trace, reach, ahead=0)
 
 
@@ -345,54 +345,38 @@ def next_stand_chances(numbers: StoppingNumbers, trace: Trace, costs: CostCurve)
 
 def with_decision_times(numbers: StoppingNumbers, costs: CostCurve, gamma_max: int) -> StoppingNumbers:
     """The numbers with what deciding takes on this machine: medians for a drafted token, a step and a prompt token."""
-    policy = ThroughputStopping(numbers, gamma_max, costs)
-    rng = np.random.default_rng(0)
-    length = 4
-    tokens = rng.integers(0, 64, (TIMED_DECISIONS // length, length)).tolist()
-    confidence = rng.random((len(tokens), length)).tolist()
-    swept = np.zeros(SWEPT_BYTES // 8)
-    of_token, of_step, reading = [], [], []
-    for drafted, sure in zip(tokens, confidence, strict=True):
-        signals = [Signal(depth + 1, sure[depth], math.nan, math.nan, drafted[depth]) for depth in range(length)]
-        step = Step(length, length - 1, length, signals, tokens=drafted)
-        swept += 1
-        begun = time.perf_counter()
-        policy.limit()
-        limited = time.perf_counter()
-        for signal in signals:
-            policy.keep_drafting(signal)
-        asked = time.perf_counter()
-        policy.observe(step)
-        of_token.append((asked - limited) / length)
-        of_step.append(time.perf_counter() - asked + limited - begun)
-    prompt = rng.integers(0, 512, READ_TOKENS).tolist()
-    for _ in range(READINGS):
-        policy.reset()
-        swept += 1
-        begun = time.perf_counter()
-        policy.read(prompt)
-        reading.append((time.perf_counter() - begun) / len(prompt))
+    times = decision_times(ThroughputStopping(numbers, gamma_max, costs))
     return replace(
         numbers,
-        decision_seconds=float(np.median(of_token)),
-        step_decision_seconds=float(np.median(of_step)),
-        reading_seconds=float(np.median(reading)),
+        decision_seconds=times.token,
+        step_decision_seconds=times.step + TIMED_LENGTH * times.committed,
+        reading_seconds=times.reading,
     )
 
 
-def _common_gamma_max(traces: Sequence[Trace]) -> int:
+def common_gamma_max(traces: Sequence[Trace]) -> int:
+    """The longest draft of all traces.
+
+    Raises:
+        TraceError: if they differ in it.
+    """
     widths = {trace.gamma_max for trace in traces}
     if len(widths) != 1:
         raise TraceError(f"fit on traces of one gamma_max, not of {sorted(widths) or 'none'}")
     return widths.pop()
 
 
-def _common_vocabulary(costs: Sequence[CostCurve]) -> str:
+def common_vocabulary(costs: Sequence[CostCurve], policy: str = STOPPING) -> str:
+    """The vocabulary of all cost curves, for a policy that knows tokens by their ids.
+
+    Raises:
+        TraceError: if they are of different ones.
+    """
     vocabularies = {curve.vocabulary for curve in costs}
     if len(vocabularies) != 1:
         raise TraceError(
-            "the traces are of pairs with different vocabularies, and stopping knows tokens by their ids: fit "
-            "each by itself"
+            f"the traces are of pairs with different vocabularies, and {policy} knows tokens by their ids: fit each by "
+            "itself"
         )
     return vocabularies.pop()
 

@@ -12,6 +12,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from draftgauge.core.errors import DraftgaugeError
+from draftgauge.policies.base import Extends
 from draftgauge.policies.registry import POLICIES, grid_specs, make_policy, tunable_policies
 from draftgauge.replay.evaluate import Rivals
 from draftgauge.replay.simulate import replay
@@ -56,16 +57,23 @@ def tune(name: str, trace: Trace, costs: CostCurve) -> Tuned:
 
 
 def tune_rivals(trace: Trace, costs: CostCurve, names: Sequence[str] | None = None) -> Rivals:
-    """Tune several policies for a cost curve, all that have a grid by default.
+    """Tune several policies for a cost curve; by default all that have a grid and can be replayed on the trace.
 
     Args:
         trace: training prompts.
         costs: of the pair.
         names: of registered policies with grids.
     """
-    tuned = [tune(name, trace, costs) for name in (tunable_policies() if names is None else names)]
+    if names is None:
+        names = [name for name in tunable_policies() if _replays(name, trace, costs)]
+    tuned = [tune(name, trace, costs) for name in names]
     best = max(tuned, key=lambda each: each.tokens_per_second)
     return Rivals({each.spec: make_policy(each.spec, trace.gamma_max, costs) for each in tuned}, best.spec)
+
+
+def _replays(name: str, trace: Trace, costs: CostCurve) -> bool:
+    """Whether a policy's drafts hold nothing that a trace of sampled decoding knows nothing of."""
+    return trace.sampled is None or not isinstance(make_policy(name, trace.gamma_max, costs), Extends)
 
 
 def _fits(spec: str, gamma_max: int) -> bool:

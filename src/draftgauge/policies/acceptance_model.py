@@ -18,7 +18,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from draftgauge.policies.base import DecisionSeconds, TextView
-from draftgauge.policies.suffix import ORDER, SuffixColumns, suffix_columns
+from draftgauge.policies.suffix import ORDER
+from draftgauge.policies.suffix_columns import SuffixColumns, suffix_of
 
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
@@ -185,20 +186,22 @@ class State(NamedTuple):
         least: Callable[[Value, Value], Value] = min,
     ) -> State:
         """The state after one more token; ``least`` is ``np.minimum`` for arrays."""
-        return State(
-            self.depth + 1,
-            token,
-            agreement,
-            order,
-            log_confidence,
-            log_doubt,
-            self.total + log_confidence,
-            least(self.worst, log_confidence),
-            self.log_confidence,
-            self.agreed + (agreement > 0),
-            self.disagreed + (agreement < 0),
-            self.habit,
-            self.run,
+        return State._make(
+            (
+                self.depth + 1,
+                token,
+                agreement,
+                order,
+                log_confidence,
+                log_doubt,
+                self.total + log_confidence,
+                least(self.worst, log_confidence),
+                self.log_confidence,
+                self.agreed + (agreement > 0),
+                self.disagreed + (agreement < 0),
+                self.habit,
+                self.run,
+            )
         )
 
     def at(self, keep: NDArray[np.bool_]) -> State:
@@ -212,9 +215,15 @@ def first_state(token: int, order: int, habit: float, run: float) -> State:
     return State(0, token, 0, order, 0.0, 0.0, 0.0, 0.0, 0.0, 0, 0, habit, run)
 
 
-def hazard_terms(state: State) -> tuple[HazardByClass, HazardShared]:
+Terms = tuple[tuple[Value, ...], tuple[Value, ...]]
+"""Those whose weights depend on a class, and the others, in the order of their weights' fields. They are plain tuples,
+as they are made twice for every drafted token.
+"""
+
+
+def hazard_terms(state: State) -> Terms:
     """What the hazard of the token drafted last is computed from; ``state.depth`` at least 1."""
-    return HazardByClass(1.0, state.log_confidence, state.log_doubt), HazardShared(
+    return (1.0, state.log_confidence, state.log_doubt), (
         state.total,
         state.worst,
         state.previous,
@@ -227,10 +236,10 @@ def hazard_terms(state: State) -> tuple[HazardByClass, HazardShared]:
     )
 
 
-def next_terms(state: State) -> tuple[NextByOrder, NextShared]:
+def next_terms(state: State) -> Terms:
     """What the chance of one more token is computed from."""
     none = float(state.depth == 0)
-    return NextByOrder(1.0, state.agreement > 0, state.agreement < 0, state.log_confidence), NextShared(
+    return (1.0, state.agreement > 0, state.agreement < 0, state.log_confidence), (
         state.log_doubt,
         state.total,
         state.worst,
@@ -336,10 +345,9 @@ class Columns(NamedTuple):
 def columns_of(view: TextView) -> Columns:
     """The columns of a trace, from what was derived before where it was."""
     if DERIVED not in view.derived:
-        suffix = suffix_columns(view.token, view.offsets, view.prompt_tokens, view.draft_token)
         confidence = np.where(view.draft_token >= 0, view.signals.confidence, 1.0).astype(np.float64)
         logs = np.log(np.maximum(confidence, LEAST_CONFIDENCE))
-        view.derived[DERIVED] = Columns(suffix, logs, np.log(LEAST_DOUBT - logs))
+        view.derived[DERIVED] = Columns(suffix_of(view), logs, np.log(LEAST_DOUBT - logs))
     columns: Columns = view.derived[DERIVED]
     return columns
 

@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from draftgauge.core.errors import DraftgaugeError
-from draftgauge.core.signals import OF_DRAFTED_TOKENS, Reads, SignalName
+from draftgauge.core.signals import NO_SIGNALS, OF_DRAFTED_TOKENS, Reads, SignalName
 
 
 class Signal(NamedTuple):
@@ -42,13 +42,14 @@ class Step:
     """What one draft -> verify -> commit step did, told to the policy afterwards.
 
     Attributes:
-        drafted: tokens drafted, 0 or more.
-        accepted: how many of them the target accepted.
+        drafted: tokens that the drafter drafted, 0 or more.
+        accepted: how many tokens the target accepted, of the drafted ones and then of those looked up.
         committed: tokens added to the output: ``accepted + 1``, fewer where the output ended inside the step.
         signals: one per drafted token, in order; empty for policies that read no signal of drafted tokens.
         target_entropy: entropy in bits of the target's distribution behind the last committed token; NaN for policies
             that do not read it.
         tokens: the committed tokens; empty for policies that do not read text.
+        appended: tokens that the policy looked up in the text and appended to the drafted ones (:class:`Extends`).
     """
 
     drafted: int
@@ -57,6 +58,12 @@ class Step:
     signals: Sequence[Signal] = ()
     target_entropy: float = float("nan")
     tokens: Sequence[int] = ()
+    appended: int = 0
+
+    @property
+    def accepted_text(self) -> int:
+        """How many of the accepted tokens were looked up."""
+        return max(0, self.accepted - self.drafted)
 
 
 @runtime_checkable
@@ -123,9 +130,15 @@ class StepCosts(Protocol):
         ...
 
     def step_seconds(
-        self, gamma: NDArray[np.int64] | int, context: NDArray[np.int64] | int, reads: Reads
+        self,
+        gamma: NDArray[np.int64] | int,
+        context: NDArray[np.int64] | int,
+        reads: Reads,
+        appended: NDArray[np.int64] | int = 0,
     ) -> NDArray[np.float64]:
-        """Seconds of a step that drafts ``gamma`` tokens at a context length, for a policy that reads these signals."""
+        """Seconds of a step that drafts ``gamma`` tokens at a context length, for a policy that reads these signals,
+        and verifies ``appended`` more that nobody drafted.
+        """
         ...
 
 
@@ -136,8 +149,19 @@ def seconds_by_length(costs: StepCosts, gamma_max: int, reads: Reads) -> NDArray
     A policy is not told the length of the context. How the cost of one more token compares with that of a step moves
     slowly with it, so one context stands for all.
     """
-    middle = costs.contexts[len(costs.contexts) // 2]
-    return costs.step_seconds(np.arange(gamma_max + 1), middle, reads)
+    return costs.step_seconds(np.arange(gamma_max + 1), middle_context(costs), reads)
+
+
+def verification_seconds(costs: StepCosts, gamma_max: int) -> NDArray[np.float64]:
+    """``[gamma_max + 1]`` seconds of a step that drafts nothing and verifies 0, 1, ... tokens that nobody drafted, at
+    the same context length.
+    """
+    return costs.step_seconds(0, middle_context(costs), NO_SIGNALS, np.arange(gamma_max + 1))
+
+
+def middle_context(costs: StepCosts) -> int:
+    """The middle one of the measured context lengths."""
+    return costs.contexts[len(costs.contexts) // 2]
 
 
 @runtime_checkable
@@ -146,6 +170,20 @@ class ReadsText(Protocol):
 
     def read(self, prompt_tokens: Sequence[int]) -> None:
         """The prompt of the output that begins now, told after ``reset``."""
+        ...
+
+
+@runtime_checkable
+class Extends(Protocol):
+    """A policy that goes on with a draft by tokens that it looks up in the text, which cost their verification only.
+
+    It is asked once a step, after drafting, also where nothing was drafted, if there is room. Where it reads signals of
+    drafted tokens, ``keep_drafting`` tells it every one of them: also that of a token after which drafting ended by
+    itself, where its answer changes nothing.
+    """
+
+    def extend(self, room: int) -> Sequence[int]:
+        """The tokens to append, at most ``room``; none where the text foretells nothing worth its verification."""
         ...
 
 
@@ -179,11 +217,14 @@ def begin(policy: Policy, prompt_tokens: Sequence[int]) -> None:
 
 
 class DecisionSeconds(NamedTuple):
-    """What deciding takes, in seconds: for each drafted token, each step besides, and each token of the prompt."""
+    """What deciding takes, in seconds: for each drafted token, each step besides, each token of the prompt, and each
+    committed token.
+    """
 
     token: float = 0.0
     step: float = 0.0
     reading: float = 0.0
+    committed: float = 0.0
 
 
 def decision_of(policy: Policy) -> DecisionSeconds:
@@ -254,5 +295,18 @@ class TextPolicy(Policy, ReadsText, Protocol):
         order.
 
         Must agree with ``limit`` and ``keep_drafting`` asked token by token.
+        """
+        ...
+
+
+@runtime_checkable
+class ExtendingTextPolicy(TextPolicy, Extends, Protocol):
+    """Such a policy that appends what :class:`~draftgauge.policies.suffix.SuffixIndex` says followed the last time."""
+
+    def appended_lengths(self, view: TextView, drafted: NDArray[np.int64]) -> NDArray[np.int64]:
+        """``[P]`` how many tokens it would append at every position after ``drafted`` (``[P]``) drafted ones, before
+        the end of the output caps it.
+
+        Must agree with ``extend``, asked where its step drafted so many tokens.
         """
         ...

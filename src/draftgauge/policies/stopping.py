@@ -108,6 +108,9 @@ class ThroughputStopping:
     Online it goes on calibrating: after every step the models' constants move by what the judged tokens showed, and the
     rate by what the steps took. Where that says that no draft pays it drafts nothing, but for one token now and then to
     notice a change.
+
+    Attributes:
+        index: of the text.
     """
 
     reads: ClassVar[Reads] = frozenset({SignalName.CONFIDENCE, SignalName.TEXT})
@@ -122,21 +125,21 @@ class ThroughputStopping:
         self.rate = numbers.rate_scale * best_rate(*steps, self.seconds, numbers.onward, numbers.horizon)
         self.models = AcceptanceModels(numbers)
         self._theta = self._thresholds()
-        self._index = SuffixIndex()
+        self.index = SuffixIndex()
         self._online = OnlineCalibration(self.rate) if numbers.online else None
         self.reset()
 
     def reset(self) -> None:
         """An empty text; what was calibrated stays."""
-        self._index.reset()
+        self.index.reset()
 
     def read(self, prompt_tokens: Sequence[int]) -> None:
         """Index the prompt."""
-        self._index.read(prompt_tokens)
+        self.index.read(prompt_tokens)
 
     def limit(self) -> int:
         """``gamma_max``, or 0 where not even the first token is worth its time."""
-        index = self._index
+        index = self.index
         self._tail, self._all_stand = index.tail, 1.0
         self._predicted, order = index.look_up(self._tail)
         last = self._tail[-1] if self._tail else -1
@@ -153,7 +156,7 @@ class ThroughputStopping:
         token, order = signal.token, self._state.order
         agreement = order if token == self._predicted else -order
         self._tail = (*self._tail, token)[-ORDER:]
-        self._predicted, next_order = self._index.look_up(self._tail)
+        self._predicted, next_order = self.index.look_up(self._tail)
         log_confidence = math.log(max(signal.confidence, LEAST_CONFIDENCE))
         log_doubt = math.log(LEAST_DOUBT - log_confidence)
         state = self._state = self._state.drafted(token, agreement, next_order, log_confidence, log_doubt)
@@ -166,7 +169,7 @@ class ThroughputStopping:
 
     def observe(self, step: Step) -> None:
         """Read the committed tokens; online, calibrate."""
-        self._index.commit(step.tokens)
+        self.index.commit(step.tokens)
         if self._online is not None:
             models = self.models
             models.hazard_bias, models.next_bias, rate = self._online.learn(step, float(self.seconds[step.drafted]))
@@ -215,12 +218,17 @@ def _build(parameters: Mapping[str, Any], gamma_max: int, costs: StepCosts | Non
             "policy stopping weighs the cost of a step: give the pair's cost curve (`draftgauge profile` measures it)"
         )
     numbers = from_mapping(StoppingNumbers, parameters, "policy stopping")
+    check_vocabulary(STOPPING, numbers, costs)
+    return ThroughputStopping(numbers, gamma_max, costs)
+
+
+def check_vocabulary(policy: str, numbers: StoppingNumbers, costs: StepCosts) -> None:
+    """Raise :class:`DraftgaugeError` if numbers and costs are of different vocabularies."""
     if numbers.vocabulary and costs.vocabulary and numbers.vocabulary != costs.vocabulary:
         raise DraftgaugeError(
-            "policy stopping was fitted for another vocabulary, whose tokens it knows by their ids: fit it on "
+            f"policy {policy} was fitted for another vocabulary, whose tokens it knows by their ids: fit it on "
             "this trace"
         )
-    return ThroughputStopping(numbers, gamma_max, costs)
 
 
 @register_policy(

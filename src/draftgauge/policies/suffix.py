@@ -3,7 +3,9 @@
 A language model repeats what the text already holds: names, phrases, whole lines. Whether a drafted token is the one
 that followed at the last occurrence of the longest matched ending says much about whether the target will accept it, on
 top of what the drafter's own confidence says, and it costs a few look-ups. Prompt lookup decoding (Saxena 2023) drafts
-such tokens; here they judge the tokens of another drafter.
+such tokens; here they judge the tokens of another drafter, and may follow them in the same draft.
+
+With each ending goes how often it was followed, and how often in a row by the same token, up to :data:`MOST` of each.
 """
 
 from __future__ import annotations
@@ -11,173 +13,195 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import NamedTuple
 
-import numpy as np
-from numpy.typing import NDArray
-
 ORDER = 4
 """Longest ending that is looked up, in tokens."""
 
 HABIT = 0.85
 """How much of :attr:`SuffixIndex.habit` a token leaves in place."""
 
-Ints = NDArray[np.int64]
+CAPACITY = 1 << 15
+"""Tokens that an index holds at most: when it holds so many it forgets the first half of them."""
+
+MOST = 15
+"""Occurrences that are told apart; more count as this many."""
+
+CODE_BITS = 8
+_CODE = (1 << CODE_BITS) - 1
+_FIRST = 1 << 4 | 1
+
+
+class Match(NamedTuple):
+    """What followed the longest ending that the text holds.
+
+    Attributes:
+        token: that followed last; -1 without a match.
+        order: length of the ending in tokens; 0 without a match.
+        streak: how often in a row, up to the last time, that token followed; at most :data:`MOST`.
+        seen: how often any token did; at most :data:`MOST`.
+    """
+
+    token: int = -1
+    order: int = 0
+    streak: int = 0
+    seen: int = 0
+
+
+NO_MATCH = Match()
+
+
+def code_of(streak: int, seen: int) -> int:
+    """Both counts in one number below 256."""
+    return min(streak, MOST) << 4 | min(seen, MOST)
+
+
+_SAME = tuple(code_of((code >> 4) + 1, (code & 15) + 1) for code in range(_CODE + 1))
+_OTHER = tuple(code_of(1, (code & 15) + 1) for code in range(_CODE + 1))
+
+
+def _padded(tail: tuple[int, ...]) -> tuple[int, ...]:
+    """The tail with tokens before it that match none."""
+    return tail if len(tail) == ORDER else (-2,) * (ORDER - len(tail)) + tail
 
 
 class SuffixIndex:
     """A text that grows, and for each of its n-grams up to :data:`ORDER` the token that followed it last.
 
+    Every n-gram has one number, the token that followed last and both counts, so that the index takes a few dictionary
+    accesses a token, and memory for :attr:`capacity` tokens.
+
     Attributes:
-        tail: the last :data:`ORDER` tokens, fewer at the start.
+        tail: the last :data:`ORDER` tokens, -1 before the first.
         habit: how often the output repeated the text of late: an exponential mean of 1 for a token that was
             predicted, -1 where another one was predicted, 0 where none was.
         run: predicted tokens in a row at the end of the text.
+        after: for n-grams of 1, 2, ... tokens what followed, as ``token << CODE_BITS | code_of(streak, seen)``; n-grams
+            of one token are keyed by the token.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, capacity: int = CAPACITY) -> None:
+        assert capacity >= 2 * ORDER
+        self.capacity = capacity
         self.reset()
 
     def reset(self) -> None:
         """An empty text."""
-        self._after: list[dict[tuple[int, ...], int]] = [{} for _ in range(ORDER)]
-        self.tail: tuple[int, ...] = ()
+        self._forget()
+        self._text: list[int] = []
         self.habit = 0.0
         self.run = 0
 
     def read(self, tokens: Sequence[int]) -> None:
         """Add the prompt."""
-        for token in tokens:
-            self._add(token)
+        habit, run = self.habit, self.run
+        self.commit(tokens)
+        self.habit, self.run = habit, run
 
     def commit(self, tokens: Sequence[int]) -> None:
         """Add output tokens, noting whether they were predicted."""
-        for token in tokens:
-            predicted, order = self.look_up(self.tail)
-            hit = 0 if not order else 1 if predicted == token else -1
-            self.habit = HABIT * self.habit + (1 - HABIT) * hit
-            self.run = self.run + 1 if hit > 0 else 0
-            self._add(token)
+        while len(self._text) + len(tokens) >= self.capacity:
+            room = self.capacity - len(self._text)
+            self._add(tokens[:room])
+            tokens = tokens[room:]
+            habit, run, kept = self.habit, self.run, self._text[self.capacity // 2 :]
+            self._forget()
+            self._text = []
+            self._add(kept)
+            self.habit, self.run = habit, run
+        self._add(tokens)
 
     def look_up(self, tail: tuple[int, ...]) -> tuple[int, int]:
         """What followed the longest ending of ``tail`` that the text holds, and that ending's length; (-1, 0) without
         one.
         """
-        after = self._after
-        for order in range(len(tail), 0, -1):
-            token = after[order - 1].get(tail[-order:])
-            if token is not None:
-                return token, order
-        return -1, 0
+        entry, order = self.entry(*_padded(tail))
+        return (entry >> CODE_BITS, order) if order else (-1, 0)
 
-    def _add(self, token: int) -> None:
-        tail = self.tail
-        for order in range(1, len(tail) + 1):
-            self._after[order - 1][tail[-order:]] = token
-        self.tail = (*tail[1 - ORDER :], token) if len(tail) == ORDER else (*tail, token)
+    def match(self, tail: tuple[int, ...]) -> Match:
+        """:meth:`look_up` with the counts."""
+        entry, order = self.entry(*_padded(tail))
+        return Match(entry >> CODE_BITS, order, (entry & _CODE) >> 4, entry & 15) if order else NO_MATCH
 
+    def entry(self, first: int, second: int, third: int, last: int) -> tuple[int, int]:
+        """The number of the longest ending of four tokens that the text holds, and its length; (0, 0) without one.
 
-class SuffixColumns(NamedTuple):
-    """The same for all positions of a trace and all drafts from them at once.
+        An ending that the text lacks has no longer one that it holds, so shorter ones are looked up first.
+        """
+        one, two, three, four = self.after
+        found = one.get(last)
+        if found is None:
+            return 0, 0
+        longer = two.get((third, last))
+        if longer is None:
+            return found, 1
+        found = longer
+        longer = three.get((second, third, last))
+        if longer is None:
+            return found, 2
+        found = longer
+        longer = four.get((first, second, third, last))
+        return (found, 3) if longer is None else (longer, 4)
 
-    Attributes:
-        agreement: ``[P, G]`` for each drafted token: ``n`` if it is what followed the longest matched ending, of ``n``
-            tokens, of the text and draft before it; ``-n`` if something else followed; 0 if no ending matched.
-        order: ``[P, G + 1]`` length of the longest matched ending after ``j`` drafted tokens, column ``j``.
-        habit, run: ``[P]`` as of :class:`SuffixIndex`, before the position's own token.
-    """
+    def continuation(self, count: int, least: int = 1) -> list[int]:
+        """Up to ``count`` tokens that the text foretells to follow it: each what followed the longest ending of text
+        and tokens before it, as long as endings of at least ``least`` tokens match.
+        """
+        tokens: list[int] = []
+        a, b, c, d = self.tail
+        while len(tokens) < count:
+            entry, order = self.entry(a, b, c, d)
+            if order < least:
+                break
+            a, b, c, d = b, c, d, entry >> CODE_BITS
+            tokens.append(d)
+        return tokens
 
-    agreement: NDArray[np.int8]
-    order: NDArray[np.int8]
-    habit: NDArray[np.float64]
-    run: Ints
+    def _forget(self) -> None:
+        self.after: tuple[
+            dict[int, int],
+            dict[tuple[int, int], int],
+            dict[tuple[int, int, int], int],
+            dict[tuple[int, int, int, int], int],
+        ] = ({}, {}, {}, {})
+        self.tail: tuple[int, ...] = (-1,) * ORDER
 
-
-def suffix_columns(
-    token: NDArray[np.int32], offsets: Ints, prompt_tokens: Sequence[Sequence[int]], draft_token: NDArray[np.int32]
-) -> SuffixColumns:
-    """Compute :class:`SuffixColumns`.
-
-    Args:
-        token: ``[P]`` output tokens of all prompts, one after the other.
-        offsets: ``[prompts + 1]`` first row of each prompt, then ``P``.
-        prompt_tokens: of each prompt.
-        draft_token: ``[P, G]``, -1 where nothing was drafted.
-    """
-    parts = []
-    for prompt, (first, end) in enumerate(zip(offsets[:-1].tolist(), offsets[1:].tolist(), strict=True)):
-        parts.append(
-            _of_prompt(
-                np.asarray(prompt_tokens[prompt], np.int64), token[first:end].astype(np.int64), draft_token[first:end]
-            )
-        )
-    return SuffixColumns(*(np.concatenate(columns) for columns in zip(*parts, strict=True)))
-
-
-def _of_prompt(prompt: Ints, output: Ints, drafts: NDArray[np.int32]) -> SuffixColumns:
-    """All rows of one prompt."""
-    text = np.concatenate([prompt, output])
-    begin, (rows, gamma) = len(prompt), drafts.shape
-    ends = begin + np.arange(rows)  # length of the text before each row
-    # The ending before draft j + 1 of a row: the last ORDER tokens of its text and its first j drafted tokens; -1 past
-    # the start.
-    padded = np.concatenate([np.full(ORDER, -1), text])
-    tails = np.concatenate(
-        [padded[ends[:, None] + np.arange(ORDER)], drafts.astype(np.int64)], axis=1
-    )  # [rows, ORDER + G]
-    predicted = np.full((rows, gamma + 1), -1, np.int64)
-    matched = np.zeros((rows, gamma + 1), np.int8)
-    # An n-gram gets a name, a number, from its first token and the name of the rest; -1 where the text does not hold
-    # it.
-    names, asked = np.zeros(len(text) + 1, np.int64), np.zeros((rows, gamma + 1), np.int64)
-    for order in range(1, min(ORDER, len(text)) + 1):  # longer endings overwrite shorter ones
-        names, asked = _longer(
-            text[: len(text) + 1 - order], names, tails[:, ORDER - order : ORDER - order + gamma + 1], asked
-        )
-        position = _last_position(names[:-1], asked, ends[:, None], order)
-        held = position >= 0
-        predicted[held] = text[position[held]]
-        matched[held] = order
-    drafted = drafts >= 0
-    agreement = np.where(predicted[:, :-1] == drafts, matched[:, :-1], -matched[:, :-1])
-    habit, run = _habits(predicted[:, 0] == output, matched[:, 0])
-    return SuffixColumns(np.where(drafted, agreement, 0).astype(np.int8), matched, habit, run)
-
-
-def _longer(first: Ints, names: Ints, asked_first: Ints, asked: Ints) -> tuple[Ints, Ints]:
-    """Names of n-grams that are one token longer to the left than ``names`` and ``asked``: those of the text, and those
-    asked for.
-    """
-    base = int(names.max()) + 1
-    keys, longer = np.unique(first * base + names[1:], return_inverse=True)
-    wanted = np.where((asked_first < 0) | (asked < 0), -1, asked_first * base + asked)
-    at = np.minimum(np.searchsorted(keys, wanted), len(keys) - 1)
-    return longer.astype(np.int64), np.where(keys[at] == wanted, at, -1)
-
-
-def _last_position(names: Ints, asked: Ints, ends: Ints, order: int) -> Ints:
-    """For each asked n-gram the last position in the text, before ``ends``, that follows the same n-gram; -1 if there
-    is none.
-
-    Args:
-        names: ``[L - order]``; row ``i`` names the n-gram before the token at position ``order + i``.
-        asked: names, of any shape.
-        ends: only positions before it count; broadcast against ``asked``.
-        order: of the n-grams.
-    """
-    if not len(names):
-        return np.full(asked.shape, -1, np.int64)
-    size = len(names) + order  # one more than the last position
-    keys = np.sort(names * size + np.arange(order, size))  # increasing positions within each n-gram
-    at = np.searchsorted(keys, asked * size + ends) - 1
-    position = keys[np.maximum(at, 0)] - asked * size
-    return np.where((asked >= 0) & (at >= 0) & (position >= 0), position, -1)
-
-
-def _habits(right: NDArray[np.bool_], order: NDArray[np.int8]) -> tuple[NDArray[np.float64], Ints]:
-    """:attr:`SuffixIndex.habit` and ``run`` before each output token, ``[rows]`` each."""
-    habits, runs = np.empty(len(right)), np.empty(len(right), np.int64)
-    habit, run = 0.0, 0
-    for row, hit in enumerate(np.where(order == 0, 0, np.where(right, 1, -1)).tolist()):
-        habits[row], runs[row] = habit, run
-        habit = HABIT * habit + (1 - HABIT) * hit
-        run = run + 1 if hit > 0 else 0
-    return habits, runs
+    def _add(self, tokens: Sequence[int]) -> None:
+        one, two, three, four = self.after
+        a, b, c, d = self.tail
+        habit, run = self.habit, self.run
+        for token in tokens:
+            new = token << CODE_BITS
+            fresh = new | _FIRST
+            pair, triple, all_four = (c, d), (b, c, d), (a, b, c, d)
+            entry = one.get(d)
+            if entry is None:
+                one[d] = two[pair] = three[triple] = four[all_four] = fresh
+                habit, run = HABIT * habit, 0
+            else:
+                predicted = entry >> CODE_BITS
+                one[d] = new | (_SAME if predicted == token else _OTHER)[entry & _CODE]
+                entry = two.get(pair)
+                if entry is None:
+                    two[pair] = three[triple] = four[all_four] = fresh
+                else:
+                    predicted = entry >> CODE_BITS
+                    two[pair] = new | (_SAME if predicted == token else _OTHER)[entry & _CODE]
+                    entry = three.get(triple)
+                    if entry is None:
+                        three[triple] = four[all_four] = fresh
+                    else:
+                        predicted = entry >> CODE_BITS
+                        three[triple] = new | (_SAME if predicted == token else _OTHER)[entry & _CODE]
+                        entry = four.get(all_four)
+                        if entry is None:
+                            four[all_four] = fresh
+                        else:
+                            predicted = entry >> CODE_BITS
+                            four[all_four] = new | (_SAME if predicted == token else _OTHER)[entry & _CODE]
+                if predicted == token:
+                    habit, run = HABIT * habit + (1 - HABIT), run + 1
+                else:
+                    habit, run = HABIT * habit - (1 - HABIT), 0
+            a, b, c, d = b, c, d, token
+        self._text += tokens
+        self.tail = (a, b, c, d)
+        self.habit, self.run = habit, run

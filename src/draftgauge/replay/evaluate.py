@@ -12,14 +12,15 @@ import numpy as np
 from numpy.typing import NDArray
 
 from draftgauge.core.errors import DraftgaugeError
-from draftgauge.policies.base import Policy
+from draftgauge.policies.base import Extends, Policy
 from draftgauge.policies.fixed import FixedLength
-from draftgauge.replay.hindsight import hindsight_optimum
+from draftgauge.replay.hindsight import Sources, hindsight_optimum
 from draftgauge.replay.simulate import Replay, context_lengths, prompt_of_rows, replay, replay_fixed_all, sum_by_prompt
 from draftgauge.replay.splits import EVERYTHING, TRAIN, Design
 from draftgauge.statistics.bootstrap import TEST_RESAMPLES
 from draftgauge.statistics.paired import holm, paired_gain, paired_share, ratio_interval
 from draftgauge.traces.costs import CostCurve
+from draftgauge.traces.repetition import prompt_gram_counts
 from draftgauge.traces.trace import Trace
 
 ALL_TASKS = "all"
@@ -30,6 +31,9 @@ NEAR = 0.02
 """Draft lengths whose speed is so close to the best one's are about as good: cost curves are not measured more finely.
 """
 NOTHING, HINDSIGHT = "none", "hindsight"
+HINDSIGHT_TEXT, HINDSIGHT_BOTH = "hindsight-text", "hindsight-two-sources"
+BOUNDS = {HINDSIGHT: Sources.MODEL, HINDSIGHT_TEXT: Sources.TEXT, HINDSIGHT_BOTH: Sources.BOTH}
+"""The optimum with all outcomes known, by name: of the drafter alone, the text alone, and both."""
 
 Row = dict[str, str | int | float | None]
 
@@ -63,6 +67,8 @@ class _Baselines:
     best_from: str
     best_fixed: Replay
     hindsight: Replay
+    two_sources: Replay | None
+    grams: NDArray[np.int64]
     best_rival: str | None
     rival: Replay | None
 
@@ -113,7 +119,10 @@ def evaluate(
 
     * ``policy``, ``compression``, ``task``, ``split``, ``prompts``, ``steps``, ``tokens``;
     * ``tuned``: whether its parameters were chosen on training prompts for this cost curve;
-    * ``tokens_per_step``, ``drafted_per_step``, ``acceptance_rate`` (None if nothing was drafted);
+    * ``tokens_per_step``, ``drafted_per_step``, ``appended_per_step`` (looked up in the text), ``acceptance_rate`` of
+      both together (None if nothing was proposed);
+    * ``source_model``, ``source_text``: accepted tokens per step that the drafter drafted, and that were looked up;
+    * ``distinct_4grams``: distinct 4-grams of each output over all of them, the outputs' share that does not repeat;
     * ``tokens_per_second`` with ``tokens_per_second_low`` and ``_high``;
     * ``ratio_to_plain``: over plain decoding as measured in the cost curve;
     * ``cost_ratio``: of the cost curve, a drafted token over a verification;
@@ -123,8 +132,9 @@ def evaluate(
       ``references`` aside, for which it is None;
     * ``best_rival``: the fastest of the tuned policies on those prompts, and ``gain_over_rival`` with
       ``gain_over_rival_low`` and ``_high``: over that policy, minus 1; None without tuned policies;
-    * ``captured`` with ``captured_low`` and ``captured_high``: of the way from that length to the hindsight optimum;
-      negative below it, None where there is no way.
+    * ``captured`` with ``captured_low`` and ``captured_high``: of the way from that length to the hindsight optimum of
+      the drafter alone; negative below it, None where there is no way;
+    * ``captured_two_sources``: the same of the optimum with both sources; None where no policy looks tokens up.
 
     Args:
         trace: dense; the prompts to evaluate on.
@@ -185,7 +195,8 @@ def evaluate_design(
         resamples, seed: of the intervals.
 
     Returns:
-        Rows as :func:`evaluate` describes: "none", the best fixed length, the policies, the tuned ones, "hindsight".
+        Rows as :func:`evaluate` describes: "none", the best fixed length, the policies, the tuned ones, "hindsight",
+        and where a policy looks tokens up in the text, "hindsight-text" and "hindsight-two-sources".
         What they are compared with, all fixed lengths and the optimum, has no ``p_holm``.
     """
     training = design.train if design.train is not None else design.trace
@@ -195,7 +206,9 @@ def evaluate_design(
     arms: dict[str, Policy | Replay] = {NOTHING: FixedLength(0), fixed: FixedLength(best)}
     arms |= make(costs)
     arms |= {} if rivals is None else rivals.arms
-    arms[HINDSIGHT] = hindsight_optimum(design.trace, costs).replay
+    looks_up = any(isinstance(policy, Extends) for policy in arms.values())
+    bounds = BOUNDS if looks_up else [HINDSIGHT]
+    arms |= {name: hindsight_optimum(design.trace, costs, BOUNDS[name]).replay for name in bounds}
     return evaluate(
         design.trace,
         costs,
@@ -204,7 +217,7 @@ def evaluate_design(
             best_fixed=None if design.train is None else best,
             best_rival=None if rivals is None else rivals.best,
             tuned={fixed, *(() if rivals is None else rivals.arms)},
-            references={HINDSIGHT, *(name for name, policy in arms.items() if isinstance(policy, FixedLength))},
+            references={*bounds, *(name for name, policy in arms.items() if isinstance(policy, FixedLength))},
         ),
         split=design.split,
         drawn=Resampling(resamples, seed),
@@ -283,7 +296,9 @@ def _baselines(
         best_gamma=gamma,
         best_from=source,
         best_fixed=fixed[gamma],
-        hindsight=hindsight_optimum(trace, costs).replay,
+        hindsight=outcomes.get(HINDSIGHT) or hindsight_optimum(trace, costs).replay,
+        two_sources=outcomes.get(HINDSIGHT_BOTH),
+        grams=prompt_gram_counts(trace),
         best_rival=best_rival,
         rival=None if best_rival is None else outcomes[best_rival],
     )
@@ -296,6 +311,7 @@ def _measures(outcome: Replay, baselines: _Baselines, mask: NDArray[np.bool_], h
         outcome.steps[mask].sum().item(),
         outcome.drafted[mask].sum().item(),
     )  # whole numbers, or expectations
+    proposed = drafted + outcome.appended[mask].sum().item()
     drawn = {"resamples": how.resamples, "seed": how.seed}
     speed = ratio_interval(tokens, seconds, **drawn)
     fixed, bound = baselines.best_fixed, baselines.hindsight
@@ -306,13 +322,22 @@ def _measures(outcome: Replay, baselines: _Baselines, mask: NDArray[np.bool_], h
     if rival is not None:
         over_rival = paired_gain(tokens, seconds, rival.committed[mask], rival.seconds[mask], **drawn)[:3]
     captured = share if not math.isnan(share.estimate) else (None, None, None)
+    both = None
+    if baselines.two_sources is not None:
+        both = paired_share(seconds, fixed.seconds[mask], baselines.two_sources.seconds[mask], tokens, **drawn).estimate
+    text = float(outcome.accepted_text[mask].sum())
+    grams = baselines.grams[mask].sum(axis=0)
     return {
         "prompts": int(mask.sum()),
         "steps": steps,
         "tokens": int(tokens.sum()),
         "tokens_per_step": float(tokens.sum() / steps),
         "drafted_per_step": drafted / steps,
-        "acceptance_rate": float(outcome.accepted[mask].sum() / drafted) if drafted else None,
+        "appended_per_step": float(outcome.appended[mask].sum() / steps),
+        "acceptance_rate": float(outcome.accepted[mask].sum() / proposed) if proposed else None,
+        "source_model": (float(outcome.accepted[mask].sum()) - text) / steps,
+        "source_text": text / steps,
+        "distinct_4grams": float(grams[0] / grams[1]) if grams[1] else 1.0,
         "tokens_per_second": speed.estimate,
         "tokens_per_second_low": speed.low,
         "tokens_per_second_high": speed.high,
@@ -331,4 +356,5 @@ def _measures(outcome: Replay, baselines: _Baselines, mask: NDArray[np.bool_], h
         "captured": captured[0],
         "captured_low": captured[1],
         "captured_high": captured[2],
+        "captured_two_sources": None if both is None or math.isnan(both) else both,
     }

@@ -3,16 +3,48 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from enum import Enum
 from itertools import pairwise
 
 import numpy as np
 from numpy.typing import NDArray
 
-from draftgauge.replay.simulate import Replay, context_lengths, draft_caps, mean_of, replay_steps
+from draftgauge.core.errors import TraceError
+from draftgauge.replay.simulate import (
+    Replay,
+    Walk,
+    context_lengths,
+    draft_caps,
+    mean_of,
+    positions_in_prompt,
+    text_runs,
+    walked,
+)
 from draftgauge.traces.build import remaining_rows
 from draftgauge.traces.costs import CostCurve
 from draftgauge.traces.sampled import draws
 from draftgauge.traces.trace import Trace
+
+Ints = NDArray[np.int64]
+
+
+class Sources(Enum):
+    """Where proposed tokens may come from: the drafter, the text's continuation, or the one and then the other."""
+
+    MODEL = "model"
+    TEXT = "text"
+    BOTH = "both"
+
+    def choices(self, gamma_max: int) -> tuple[Ints, Ints]:
+        """``[C]`` drafted and appended tokens of every choice, the fewest tokens first; the first proposes nothing."""
+        drafts = range(1 if self is Sources.TEXT else gamma_max + 1)
+        pairs = [
+            (drafted, appended)
+            for drafted in drafts
+            for appended in range(1 if self is Sources.MODEL else gamma_max + 1 - drafted)
+        ]
+        drafted, appended = np.array(sorted(pairs, key=lambda pair: (sum(pair), pair)), np.int64).T
+        return drafted, appended
 
 
 @dataclass(frozen=True)
@@ -22,12 +54,15 @@ class Hindsight:
     Attributes:
         lengths: ``[positions, backlogs]`` the best draft length at every position, also at those that the best path
             skips, where the drafter has 1, 2, ... committed tokens to take in; the shortest of equals.
+        appended: ``[positions, backlogs]`` the tokens of the text's continuation after so many drafted ones; zeros
+            where the drafter is the only source.
         seconds_left: ``[positions, backlogs]`` least modelled seconds from there to the end of the prompt's output.
         replay: the best path; ``replay.record.drafted`` holds its draft lengths step by step, ``replay.seconds`` the
             least seconds of each prompt.
     """
 
-    lengths: NDArray[np.int64]
+    lengths: Ints
+    appended: Ints
     seconds_left: NDArray[np.float64]
     replay: Replay
 
@@ -37,65 +72,132 @@ class Hindsight:
         return self.replay.tokens_per_second
 
 
-def hindsight_optimum(trace: Trace, costs: CostCurve) -> Hindsight:
-    """Least modelled seconds over all choices of a draft length, 0 to ``gamma_max``, at every step; exact.
+def hindsight_optimum(trace: Trace, costs: CostCurve, sources: Sources = Sources.MODEL) -> Hindsight:
+    """Least modelled seconds over all choices of drafted and appended tokens, ``gamma_max`` together, at every step;
+    exact.
 
     What a step takes depends on where it starts and on how many tokens the drafter has to take in, so the state is a
-    position ``p`` of a prompt and a backlog ``b``. Backward dynamic programming, with ``T(N, .) = 0`` and
+    position ``p`` of a prompt and a backlog ``q``. Backward dynamic programming, with ``T(N, .) = 0`` and
 
-        ``T(p, b) = min over g of seconds(g, context at p) + catch_up(b) [g > 0] + T(p', b')``,
+        ``T(p, q) = min over d, b of seconds(d, b, context at p) + catch_up(q) [d > 0] + T(p', q')``,
 
-    where ``p' = min(p + min(g, accepted(p)) + 1, N)``, ``b'`` is the backlog that the step leaves, and ``g`` goes up to
-    what a live step could draft there (:func:`~draftgauge.replay.simulate.draft_caps`). What a step that drafts leaves
-    does not depend on ``b``, so the best of them is the same for all: O(positions x (gamma_max + backlogs)).
+    where ``p' = min(p + accepted + 1, N)`` with ``accepted = min(d, a(p)) + [a(p) >= d] min(b, run(p, d))``
+    (:func:`~draftgauge.replay.simulate.accepted_tokens`), ``q'`` is the backlog that the step leaves, ``d`` goes up to
+    what a live step could draft there (:func:`~draftgauge.replay.simulate.draft_caps`) and ``d + b`` up to the room
+    under the limit of output tokens. What a step that drafts leaves does not depend on ``q``, so the best of them is
+    the same for all. With the drafter alone ``b`` is 0, with the text alone ``d``.
 
     On a trace of sampled decoding the outcomes are coins: the mean of the optimum over draws of them, with the
     ``lengths`` and the ``replay.record`` of the first draw, that of the trace's own rows.
 
+    Args:
+        trace: dense; greedy for other sources than the drafter alone.
+        costs: of the pair.
+        sources: of drafted tokens.
+
     Raises:
-        TraceError: if the cost curve was measured up to less than the trace's ``gamma_max``.
+        TraceError: if the cost curve was measured up to less than the trace's ``gamma_max``, or the chances of the
+            text's tokens are not known.
     """
     if trace.sampled is not None:
+        if sources is not Sources.MODEL:
+            raise TraceError("a trace of sampled decoding does not hold the target's chances of the text's tokens")
         optima = [hindsight_optimum(drawn, costs) for drawn in draws(trace)]
         seconds = np.mean([optimum.seconds_left for optimum in optima], axis=0)
-        return Hindsight(optima[0].lengths, seconds, mean_of([optimum.replay for optimum in optima]))
-    gammas, backlogs = np.arange(trace.gamma_max + 1), np.arange(1, costs.backlog_max + 1)
+        return Hindsight(
+            optima[0].lengths, optima[0].appended, seconds, mean_of([optimum.replay for optimum in optima])
+        )
+    gammas, tails = sources.choices(trace.gamma_max)
+    backlogs = np.arange(1, costs.backlog_max + 1)
     caps, left, contexts = draft_caps(trace), remaining_rows(trace.offsets), context_lengths(trace)
+    room = trace.max_new_tokens - 1 - positions_in_prompt(trace)
     shortest = int(contexts.min())
-    cost_at = costs.step_seconds(gammas, np.arange(shortest, int(contexts.max()) + 1)[:, None])  # [contexts, G + 1]
+    cost_at = costs.step_seconds(gammas, np.arange(shortest, int(contexts.max()) + 1)[:, None], appended=tails)
     catch_up = costs.catch_up_seconds(backlogs, 1)  # [B]
-    after_none = costs.backlog_after(backlogs, 0, 0) - 1
+    idle, drafts = np.flatnonzero(gammas == 0), gammas > 0
 
-    lengths = np.zeros((trace.positions, len(backlogs)), np.int64)
+    best = np.zeros((trace.positions, len(backlogs)), np.int64)  # the best choice
     # The last row stands for the end of the output, for every prompt.
     seconds_left = np.zeros((trace.positions + 1, len(backlogs)))
     # Rows grouped by how far they are from their end: all of a group depend on earlier groups only.
     order = np.argsort(left, kind="stable")
     for rows in np.split(order, np.flatnonzero(np.diff(left[order])) + 1):
-        accepted = np.minimum(gammas, trace.accepted[rows, None])  # [rows, G + 1]
+        accepted = _accepted(trace, rows, gammas, tails)  # [rows, C]
         target = np.where(accepted + 1 < left[rows, None], rows[:, None] + accepted + 1, trace.positions)
         here = cost_at[contexts[rows] - shortest]
+        allowed = (gammas <= caps[rows, None]) & ((tails == 0) | (gammas + tails <= room[rows, None]))
         drafting = here + seconds_left[target, costs.backlog_after(1, gammas, accepted) - 1]
-        drafting[(gammas > caps[rows, None]) | (gammas == 0)] = np.inf
-        best = drafting.argmin(axis=1)
-        idle = here[:, :1] + seconds_left[target[:, 0]][:, after_none]  # [rows, B]
-        speculating = drafting[np.arange(len(rows)), best][:, None] + catch_up
-        lengths[rows] = np.where(idle <= speculating, 0, best[:, None])
-        seconds_left[rows] = np.minimum(idle, speculating)
-    return Hindsight(lengths, seconds_left[:-1], _walk(trace, lengths, costs))
+        drafting[~(allowed & drafts)] = np.inf
+        choice = drafting.argmin(axis=1)
+        after = costs.backlog_after(backlogs[:, None], 0, accepted[:, None, idle]) - 1  # [rows, B, idle choices]
+        idling = here[:, None, idle] + seconds_left[target[:, None, idle], after]
+        idling = np.where(allowed[:, None, idle], idling, np.inf)
+        rest = idling.argmin(axis=2)  # [rows, B]
+        least = np.take_along_axis(idling, rest[:, :, None], axis=2)[:, :, 0]
+        speculating = drafting[np.arange(len(rows)), choice][:, None] + catch_up
+        best[rows] = np.where(least <= speculating, idle[rest], choice[:, None])
+        seconds_left[rows] = np.minimum(least, speculating)
+    lengths, appended = gammas[best], tails[best]
+    return Hindsight(lengths, appended, seconds_left[:-1], _walk(trace, lengths, appended, costs))
 
 
-def _walk(trace: Trace, lengths: NDArray[np.int64], costs: CostCurve) -> Replay:
-    """Replay with the lengths ``[positions, backlogs]``."""
+def _accepted(trace: Trace, rows: Ints, gammas: Ints, tails: Ints) -> Ints:
+    """``[rows, C]`` accepted tokens of every choice."""
+    judged = trace.accepted[rows, None].astype(np.int64)
+    accepted = np.minimum(gammas, judged)
+    if not tails.any():
+        return accepted
+    run = text_runs(trace)[rows[:, None], gammas]
+    return accepted + np.where(judged >= gammas, np.minimum(tails, run), 0)
+
+
+def _walk(trace: Trace, lengths: Ints, appended: Ints, costs: CostCurve) -> Replay:
+    """Replay with the tokens ``[positions, backlogs]`` drafted and appended."""
     caps = draft_caps(trace)
-    rows, drafted = [], []
+    runs = text_runs(trace) if appended.any() else None
+    steps: list[tuple[int, int, int, int]] = []
     for first, end in pairwise(trace.offsets.tolist()):
         row, backlog = first, 1
         while row < end:
-            gamma = min(int(lengths[row, backlog - 1]), int(caps[row]))
+            gamma, tail = min(int(lengths[row, backlog - 1]), int(caps[row])), int(appended[row, backlog - 1])
             accepted = min(gamma, int(trace.accepted[row]))
-            rows.append(row)
-            drafted.append(gamma)
+            if tail and runs is not None and accepted == gamma:
+                accepted += min(tail, int(runs[row, gamma]))
+            steps.append((row, gamma, tail, accepted))
             row += accepted + 1
             backlog = int(costs.backlog_after(backlog, gamma, accepted))
-    return replay_steps(trace, np.array(rows, np.int64), np.array(drafted, np.int64), costs)
+    return walked(trace, Walk(*np.array(steps, np.int64).reshape(-1, len(Walk._fields)).T), costs)
+
+
+def any_order_seconds(trace: Trace, costs: CostCurve) -> NDArray[np.float64]:
+    """``[prompts]`` least modelled seconds were drafter and text asked in any order within a step, token by token, and
+    the drafter free of catching up: a bound that no draft of drafted and then looked-up tokens reaches in general.
+
+    Each token of the output must have come from the text, which costs its verification only, or else from the drafter,
+    right where its draft's first token from there is; ``T(p) = min over n of seconds(k(p, n), n - k(p, n)) + T(p + n +
+    1)`` with ``k`` the tokens that only the drafter has right, as far as one of the two has.
+
+    Raises:
+        TraceError: on a trace of sampled decoding.
+    """
+    if trace.sampled is not None:
+        raise TraceError("a trace of sampled decoding does not hold the target's chances of the text's tokens")
+    gamma_max, left, contexts = trace.gamma_max, remaining_rows(trace.offsets), context_lengths(trace)
+    lengths = np.arange(gamma_max + 1)
+    room = trace.max_new_tokens - 1 - positions_in_prompt(trace)
+    runs = text_runs(trace)[:, :-1] > 0  # [P, G] whether the text foretells the token so far on
+    ahead = np.minimum(np.arange(trace.positions)[:, None] + np.arange(gamma_max), trace.positions - 1)
+    drafter = (trace.accepted[ahead] > 0) | (trace.accepted[:, None] > np.arange(gamma_max))
+    right = (runs | drafter) & (np.arange(gamma_max) < left[:, None])
+    most = np.where(right.all(axis=1), gamma_max, right.argmin(axis=1))
+    asked = np.concatenate([np.zeros((trace.positions, 1), np.int64), (~runs).cumsum(axis=1)], axis=1)
+    seconds_left = np.zeros(trace.positions + 1)
+    order = np.argsort(left, kind="stable")
+    for rows in np.split(order, np.flatnonzero(np.diff(left[order])) + 1):
+        fits = lengths <= np.minimum(most[rows], room[rows])[:, None]
+        by_model = np.where(fits, asked[rows], 0)
+        here = costs.step_seconds(by_model, contexts[rows][:, None], appended=np.where(fits, lengths - by_model, 0))
+        target = np.where(lengths + 1 < left[rows, None], rows[:, None] + lengths + 1, trace.positions)
+        target = np.minimum(target, trace.positions)
+        seconds_left[rows] = np.where(fits, here + seconds_left[target], np.inf).min(axis=1)
+    return seconds_left[trace.offsets[:-1]]

@@ -10,34 +10,31 @@ over walks drawn from those chances.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from copy import deepcopy
 from dataclasses import dataclass, replace
-from itertools import count, islice
 from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from draftgauge.core.errors import TraceError
-from draftgauge.core.signals import NO_SIGNALS, OF_DRAFTED_TOKENS, Reads, SignalName
+from draftgauge.core.signals import NO_SIGNALS, Reads
 from draftgauge.policies.base import (
     DecisionSeconds,
+    ExtendingTextPolicy,
+    Extends,
     Policy,
-    ReadsText,
-    Signal,
-    SignalArrays,
     StatelessPolicy,
-    Step,
     TextPolicy,
-    TextView,
-    asks_after_each_token,
-    begin,
     decision_of,
     reads_of,
 )
+from draftgauge.policies.suffix_columns import continuation_runs
+from draftgauge.replay.asking import prompt_steps
 from draftgauge.replay.backlog import backlogs
 from draftgauge.replay.expectation import expected_catch_up, expected_steps, lengths_by_refusal
+from draftgauge.replay.views import check_prompt_tokens, signal_arrays, text_view
 from draftgauge.traces.build import remaining_rows
 from draftgauge.traces.costs import CostCurve
 from draftgauge.traces.sampled import drawn, draws
@@ -46,6 +43,8 @@ from draftgauge.traces.trace import Trace
 Ints = NDArray[np.int64]
 Floats = NDArray[np.float64]
 
+_RUNS = "text runs"
+
 
 class Charge(NamedTuple):
     """What a policy adds to the cost of its steps: the signals that it reads, and what its deciding takes."""
@@ -53,9 +52,10 @@ class Charge(NamedTuple):
     reads: Reads = NO_SIGNALS
     decision: DecisionSeconds = DecisionSeconds()
 
-    def of_steps(self, drafted: Ints) -> Floats:
-        """Seconds of deciding in steps that draft so many tokens."""
-        return self.decision.step + self.decision.token * drafted.astype(np.float64)
+    def of_steps(self, drafted: Ints, committed: Ints | int = 0) -> Floats:
+        """Seconds of deciding in steps that draft and commit so many tokens."""
+        deciding: Floats = self.decision.step + self.decision.token * drafted.astype(np.float64)
+        return deciding + self.decision.committed * np.asarray(committed, np.float64)
 
     def of_prompts(self, trace: Trace) -> Floats:
         """``[prompts]`` seconds of reading each prompt."""
@@ -69,7 +69,7 @@ class StepRecord:
     Attributes:
         prompt: index of the prompt in ``trace.prompts``.
         position: output tokens committed before the step.
-        drafted, accepted, committed: as in :class:`~draftgauge.policies.base.Step`.
+        drafted, accepted, committed, appended, accepted_text: as in :class:`~draftgauge.policies.base.Step`.
         seconds: modelled; NaN without a cost curve.
     """
 
@@ -79,6 +79,8 @@ class StepRecord:
     accepted: Ints
     committed: Ints
     seconds: Floats
+    appended: Ints
+    accepted_text: Ints
 
 
 @dataclass(frozen=True)
@@ -90,10 +92,11 @@ class Replay:
 
     Attributes:
         steps: steps taken.
-        drafted, accepted, committed: tokens.
+        drafted, accepted, committed: tokens; the accepted ones with those that were looked up in the text.
         seconds: modelled; NaN without a cost curve.
         histogram: ``[gamma_max + 1]`` number of steps with 0, 1, ... accepted tokens.
         record: the single steps.
+        appended, accepted_text: tokens that were looked up in the text, and how many of them were accepted.
     """
 
     steps: Ints | Floats
@@ -103,6 +106,8 @@ class Replay:
     seconds: Floats
     histogram: Ints | Floats
     record: StepRecord
+    appended: Ints
+    accepted_text: Ints
 
     @property
     def tokens_per_step(self) -> float:
@@ -116,9 +121,9 @@ class Replay:
 
     @property
     def acceptance_rate(self) -> float:
-        """Accepted over drafted tokens; NaN if nothing was drafted."""
-        drafted = float(self.drafted.sum())
-        return float(self.accepted.sum() / drafted) if drafted else float("nan")
+        """Accepted over proposed tokens, drafted and looked up; NaN if nothing was proposed."""
+        proposed = float(self.drafted.sum() + self.appended.sum())
+        return float(self.accepted.sum() / proposed) if proposed else float("nan")
 
 
 def replay(trace: Trace, policy: Policy, costs: CostCurve | None = None) -> Replay:
@@ -130,20 +135,30 @@ def replay(trace: Trace, policy: Policy, costs: CostCurve | None = None) -> Repl
         costs: to model seconds.
 
     Raises:
-        TraceError: if the policy drafts longer than the cost curve was measured.
+        TraceError: if the policy proposes longer drafts than the cost curve was measured for, or appends tokens from
+            the text to drafts of sampled decoding.
     """
     charge = Charge(reads_of(policy), decision_of(policy))
     if trace.sampled is not None:
+        if isinstance(policy, Extends):
+            raise TraceError(
+                f"policy {type(policy).__name__} appends tokens that it looks up in the text, and a trace of sampled "
+                "decoding does not hold the target's chances of those: replay it on a greedy trace, or run it live"
+            )
         if isinstance(policy, StatelessPolicy) and not isinstance(policy, TextPolicy):
             return _expected(trace, lengths_by_refusal(trace, policy), costs, charge)
         return mean_of([replay(walked, deepcopy(policy), costs) for walked in draws(trace)])
-    lengths = _lengths_at_once(trace, policy)
+    asked_in_order = isinstance(policy, Extends) and not isinstance(policy, ExtendingTextPolicy)
+    lengths = None if asked_in_order else _lengths_at_once(trace, policy)
     if lengths is not None:
+        if isinstance(policy, ExtendingTextPolicy):
+            drafted = np.minimum(lengths, draft_caps(trace))
+            appended = policy.appended_lengths(text_view(trace, charge.reads), drafted)
+            return replay_lengths(trace, lengths, costs, charge, appended)
         return replay_lengths(trace, lengths, costs, charge)
     caps = draft_caps(trace)
-    steps = [step for prompt in range(len(trace.prompts)) for step in _prompt_steps(trace, prompt, caps, policy)]
-    rows, drafted = np.array(steps, np.int64).reshape(-1, 2).T
-    return _tally(trace, rows, drafted, costs, charge)
+    steps = [step for prompt in range(len(trace.prompts)) for step in prompt_steps(trace, prompt, caps, policy)]
+    return _tally(trace, Walk(*np.array(steps, np.int64).reshape(-1, len(Walk._fields)).T), costs, charge)
 
 
 def _lengths_at_once(trace: Trace, policy: Policy) -> Ints | None:
@@ -151,40 +166,7 @@ def _lengths_at_once(trace: Trace, policy: Policy) -> Ints | None:
     reads = reads_of(policy)
     if isinstance(policy, TextPolicy):
         return policy.text_lengths(text_view(trace, reads))
-    return policy.lengths(_signal_arrays(trace, reads)) if isinstance(policy, StatelessPolicy) else None
-
-
-def text_view(trace: Trace, reads: Reads = OF_DRAFTED_TOKENS) -> TextView:
-    """A trace as policies that read text, and these signals, see it.
-
-    Raises:
-        TraceError: if the trace was recorded without the prompts' tokens.
-    """
-    _check_prompt_tokens(trace)
-    prompt_tokens = [prompt.prompt_token for prompt in trace.prompts]
-    return TextView(
-        _signal_arrays(trace, reads), trace.draft_token, trace.token, trace.offsets, prompt_tokens, trace.derived
-    )
-
-
-def _signal_arrays(trace: Trace, reads: Reads) -> SignalArrays:
-    """The signals of all positions, NaN for those that are not read."""
-    unread = np.broadcast_to(np.float32(np.nan), trace.confidence.shape)
-    return SignalArrays(
-        confidence=trace.confidence if SignalName.CONFIDENCE in reads else unread,
-        entropy=trace.entropy if SignalName.ENTROPY in reads else unread,
-        margin=trace.margin if SignalName.MARGIN in reads else unread,
-    )
-
-
-def _check_prompt_tokens(trace: Trace) -> None:
-    lacking = sum(len(prompt.prompt_token) != prompt.prompt_tokens for prompt in trace.prompts)
-    if lacking:
-        raise TraceError(
-            f"the policy reads the text, and the trace lacks the prompt tokens of {lacking} of "
-            f"{len(trace.prompts)} prompts (traces of "
-            "earlier versions do): profile again into a new folder"
-        )
+    return policy.lengths(signal_arrays(trace, reads)) if isinstance(policy, StatelessPolicy) else None
 
 
 def replay_fixed_all(trace: Trace, costs: CostCurve | None = None) -> list[Replay]:
@@ -192,15 +174,32 @@ def replay_fixed_all(trace: Trace, costs: CostCurve | None = None) -> list[Repla
     return [replay_lengths(trace, np.full(trace.positions, gamma), costs) for gamma in range(trace.gamma_max + 1)]
 
 
-def replay_lengths(trace: Trace, lengths: Ints, costs: CostCurve | None = None, charge: Charge | None = None) -> Replay:
+def replay_lengths(
+    trace: Trace,
+    lengths: Ints,
+    costs: CostCurve | None = None,
+    charge: Charge | None = None,
+    appended: Ints | None = None,
+) -> Replay:
     """Replay with the draft length wanted at every position, ``[positions]``, given beforehand.
 
-    ``charge`` is what finding the lengths costs; by default nothing.
+    Args:
+        trace: dense; greedy where tokens are appended.
+        lengths: ``[P]``.
+        costs: to model seconds.
+        charge: what finding the lengths costs; by default nothing.
+        appended: ``[P]`` tokens of the text's continuation wanted after the drafted ones; none by default.
     """
     if trace.sampled is not None:
+        assert appended is None
         return _expected(trace, lengths[:, None], costs, charge or Charge())
     drafted = np.minimum(lengths, draft_caps(trace))
-    committed = np.minimum(np.minimum(drafted, trace.accepted) + 1, remaining_rows(trace.offsets))
+    if appended is None:
+        appended, accepted = np.zeros_like(drafted), np.minimum(drafted, trace.accepted).astype(np.int64)
+    else:
+        appended = np.minimum(appended, _room(trace) - drafted)
+        accepted = accepted_tokens(trace, drafted, appended)
+    committed = np.minimum(accepted + 1, remaining_rows(trace.offsets))
     next_row = (np.arange(trace.positions) + committed).tolist()
     # A prompt's last step leads to the first row of the next prompt, so that one walk visits them all.
     rows = []
@@ -209,7 +208,34 @@ def replay_lengths(trace: Trace, lengths: Ints, costs: CostCurve | None = None, 
         rows.append(row)
         row = next_row[row]
     visited = np.array(rows, np.int64)
-    return _tally(trace, visited, drafted[visited], costs, charge or Charge())
+    walk = Walk(visited, *(values[visited] for values in (drafted, appended, accepted)))
+    return _tally(trace, walk, costs, charge or Charge())
+
+
+def accepted_tokens(trace: Trace, drafted: Ints, appended: Ints) -> Ints:
+    """``[P]`` tokens accepted at every position of so many drafted ones, then so many of the text's continuation.
+
+    ``min(d, a) + [a >= d] run(p, d, b)``: where all drafted tokens stand, the looked-up ones follow the output's own
+    text, so how many of them stand follows from the trace's tokens.
+    """
+    run = text_runs(trace)[np.arange(trace.positions), drafted].astype(np.int64)
+    stands = np.where(trace.accepted >= drafted, np.minimum(appended, run), 0)
+    return np.minimum(drafted, trace.accepted) + stands
+
+
+def text_runs(trace: Trace) -> NDArray[np.int16]:
+    """``[P, G + 1]`` tokens of the text's continuation that the target would accept after ``d`` accepted drafted ones;
+    see :func:`~draftgauge.policies.suffix_columns.continuation_runs`.
+
+    Raises:
+        TraceError: if the trace was recorded without the prompts' tokens.
+    """
+    if _RUNS not in trace.derived:
+        check_prompt_tokens(trace)
+        prompts = [prompt.prompt_token for prompt in trace.prompts]
+        trace.derived[_RUNS] = continuation_runs(trace.token, trace.offsets, prompts, trace.gamma_max)
+    runs: NDArray[np.int16] = trace.derived[_RUNS]
+    return runs
 
 
 def mean_of(outcomes: Sequence[Replay]) -> Replay:
@@ -277,76 +303,38 @@ def sum_by_prompt(prompt: Ints, values: ArrayLike, count: int) -> Floats:
     return np.bincount(prompt, np.asarray(values, np.float64), count).astype(np.float64, copy=False)
 
 
-def _prompt_steps(trace: Trace, prompt: int, caps: Ints, policy: Policy) -> Iterator[tuple[int, int]]:
-    """Ask a policy token by token, as the live loop does; yields the row and draft length of each step."""
-    first, end = trace.offsets[prompt : prompt + 2].tolist()
-    limits, accepts = caps[first:end].tolist(), trace.accepted[first:end].tolist()
-    reads = reads_of(policy)
-    asks, reads_entropy, reads_text = (
-        asks_after_each_token(reads),
-        SignalName.TARGET_ENTROPY in reads,
-        SignalName.TEXT in reads,
-    )
-    columns = _read_columns(trace, slice(first, end), reads) if asks else []
-    target_entropy = trace.target_entropy[first:end].tolist()
-    tokens = trace.token[first:end].tolist()
-    if isinstance(policy, ReadsText):
-        _check_prompt_tokens(trace)
-    begin(policy, trace.prompts[prompt].prompt_token)
-    position, length = 0, end - first
-    while position < length:
-        most = min(policy.limit(), limits[position])
-        signals = _draft(policy, [values[position] for values in columns], most) if asks else []
-        drafted = len(signals) if asks else most
-        accepted = min(drafted, accepts[position])
-        committed = min(accepted + 1, length - position)
-        entropy = target_entropy[position + committed - 1] if reads_entropy else float("nan")
-        text = tokens[position : position + committed] if reads_text else ()
-        policy.observe(Step(drafted, accepted, committed, signals, entropy, text))
-        yield first + position, drafted
-        position += committed
-
-
-def _read_columns(trace: Trace, rows: slice, reads: Reads) -> list[list[list[float]]]:
-    """The fields of a signal after its depth, each ``[rows, G]``; what is not read is as where nothing was drafted."""
-    arrays = _signal_arrays(trace, reads)
-    token = trace.draft_token[rows] if SignalName.TEXT in reads else np.full_like(trace.draft_token[rows], -1)
-    return [
-        *(values[rows].tolist() for values in (arrays.confidence, arrays.entropy, arrays.margin)),
-        token.tolist(),
-    ]
-
-
-def _draft(policy: Policy, columns: list[list[float]], most: int) -> list[Signal]:
-    """The signals of the tokens that a policy drafts; it is asked after each but the last possible one.
-
-    ``columns``: the fields of a signal after its depth, each ``[G]``.
-    """
-    signals: list[Signal] = []
-    keep_drafting = policy.keep_drafting
-    for signal in map(Signal._make, islice(zip(count(1), *columns, strict=False), most)):
-        signals.append(signal)
-        if signal.depth < most and not keep_drafting(signal):
-            break
-    return signals
-
-
 def replay_steps(trace: Trace, rows: Ints, drafted: Ints, costs: CostCurve | None = None) -> Replay:
     """The outcome of given steps: those that start at ``rows`` (``[S]``, in order) and draft so many tokens."""
-    return _tally(trace, rows, drafted, costs, Charge())
+    walk = Walk(rows, drafted, np.zeros_like(drafted), np.minimum(drafted, trace.accepted[rows]))
+    return walked(trace, walk, costs)
 
 
-def _tally(trace: Trace, rows: Ints, drafted: Ints, costs: CostCurve | None, charge: Charge) -> Replay:
-    """The outcome of the steps that start at ``rows`` (``[S]``) and draft so many tokens."""
+class Walk(NamedTuple):
+    """Steps in order, ``[S]`` each: the row that each starts at, and its tokens as in :class:`StepRecord`."""
+
+    rows: Ints
+    drafted: Ints
+    appended: Ints
+    accepted: Ints
+
+
+def walked(trace: Trace, walk: Walk, costs: CostCurve | None = None) -> Replay:
+    """The outcome of given steps."""
+    return _tally(trace, walk, costs, Charge())
+
+
+def _tally(trace: Trace, walk: Walk, costs: CostCurve | None, charge: Charge) -> Replay:
+    """The outcome of some steps, with what the policy costs."""
+    rows, drafted, appended, accepted = walk
     prompt = np.searchsorted(trace.offsets, rows, side="right") - 1
     position = rows - trace.offsets[prompt]
-    accepted = np.minimum(drafted, trace.accepted[rows])
+    accepted_text = np.maximum(accepted - drafted, 0)
     committed = np.minimum(accepted + 1, trace.offsets[prompt + 1] - rows)
     seconds = np.full(len(rows), np.nan)
     if costs is not None:
         prompt_tokens = np.array([p.prompt_tokens for p in trace.prompts], np.int64)
         contexts = prompt_tokens[prompt] + position
-        seconds = costs.step_seconds(drafted, contexts, charge.reads) + charge.of_steps(drafted)
+        seconds = costs.step_seconds(drafted, contexts, charge.reads, appended) + charge.of_steps(drafted, committed)
         seconds += costs.catch_up_seconds(backlogs(prompt, drafted, accepted, costs), drafted)
     count = len(trace.prompts)
     return Replay(
@@ -356,5 +344,7 @@ def _tally(trace: Trace, rows: Ints, drafted: Ints, costs: CostCurve | None, cha
         committed=sum_by_prompt(prompt, committed, count).astype(np.int64),
         seconds=sum_by_prompt(prompt, seconds, count) + charge.of_prompts(trace),
         histogram=np.bincount(accepted, minlength=trace.gamma_max + 1),
-        record=StepRecord(prompt, position, drafted, accepted, committed, seconds),
+        record=StepRecord(prompt, position, drafted, accepted, committed, seconds, appended, accepted_text),
+        appended=sum_by_prompt(prompt, appended, count).astype(np.int64),
+        accepted_text=sum_by_prompt(prompt, accepted_text, count).astype(np.int64),
     )

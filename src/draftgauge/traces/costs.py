@@ -125,6 +125,7 @@ class CostCurve:
         gamma: NDArray[np.int64] | int,
         context: NDArray[np.int64] | int,
         reads: Reads = NO_SIGNALS,
+        appended: NDArray[np.int64] | int = 0,
     ) -> NDArray[np.float64]:
         """Modelled seconds of steps that draft ``gamma`` tokens at a context length, interpolated linearly, where the
         drafter has one committed token to take in; :meth:`catch_up_seconds` says what more of them add.
@@ -134,24 +135,30 @@ class CostCurve:
             context: context lengths in tokens, broadcast against ``gamma``; beyond the measured range the nearest
                 counts.
             reads: the signals that the policy reads.
+            appended: tokens looked up in the text, which are verified and not drafted, broadcast likewise.
 
         Raises:
-            TraceError: if a draft length was not measured.
+            TraceError: if a draft length was not measured, for drafting or, with the appended tokens, for verifying.
         """
-        gamma_, context_ = np.broadcast_arrays(np.asarray(gamma, np.int64), np.asarray(context, np.float64))
-        if gamma_.size and (int(gamma_.max()) > self.gamma_max or int(gamma_.min()) < 0):
-            asked = int(gamma_.min()) if int(gamma_.min()) < 0 else int(gamma_.max())
+        gamma_, context_, appended_ = np.broadcast_arrays(
+            np.asarray(gamma, np.int64), np.asarray(context, np.float64), np.asarray(appended, np.int64)
+        )
+        verified = gamma_ + appended_
+        if gamma_.size and (int(verified.max()) > self.gamma_max or min(int(gamma_.min()), int(appended_.min())) < 0):
+            least = min(int(gamma_.min()), int(appended_.min()))
+            asked = least if least < 0 else int(verified.max())
             raise TraceError(
                 f"the cost curve was measured for gamma 0..{self.gamma_max}, asked for {asked}: profile with a "
                 "larger gamma_max"
             )
-        table = np.asarray(self.draft) + np.asarray(self.verify) + self.overhead
+        draft, verify = np.asarray(self.draft), np.asarray(self.verify) + self.overhead
         nodes = np.asarray(self.contexts, np.float64)
         node = np.interp(context_, nodes, np.arange(len(nodes)))  # clamped to the ends
         below = np.floor(node).astype(np.int64)
         above = np.minimum(below + 1, len(nodes) - 1)
         share = node - below
-        seconds: NDArray[np.float64] = (1 - share) * table[below, gamma_] + share * table[above, gamma_]
+        seconds: NDArray[np.float64] = (1 - share) * (draft[below, gamma_] + verify[below, verified])
+        seconds = seconds + share * (draft[above, gamma_] + verify[above, verified])
         return seconds + self.signals.of_token(reads) * gamma_ + self.signals.of_step(reads)
 
     @property
@@ -166,14 +173,15 @@ class CostCurve:
 
         A step that drafts takes in what there was and leaves the target's own token and, of the accepted ones, those
         that the drafter has not taken in while drafting: the last one after a full acceptance where it keeps them, else
-        all. A step that drafts nothing leaves one more than there was.
+        all. A step that drafts nothing leaves what there was and all that it commits.
 
         Args:
             backlog: before the step.
-            drafted, accepted: tokens of the step; all broadcast.
+            drafted, accepted: tokens of the step, the accepted ones with those that were looked up in the text; all
+                broadcast.
         """
         kept = np.minimum(accepted, np.asarray(drafted) - 1) if self.keeps_drafted else 0
-        after = np.where(np.asarray(drafted) > 0, accepted + 1 - kept, np.asarray(backlog) + 1)
+        after = np.where(np.asarray(drafted) > 0, accepted + 1 - kept, np.asarray(backlog) + accepted + 1)
         return np.minimum(after, self.backlog_max).astype(np.int64)
 
     def catch_up_seconds(

@@ -41,8 +41,9 @@ def accept(
 
     Args:
         draft_tokens: ``g`` tokens, possibly none.
-        draft_probabilities: ``[g, W]`` the distributions they were drawn from, ``W`` at most ``V``; None if they were
-            not drawn (greedy drafting, prompt lookup), which is the same as a one-hot distribution.
+        draft_probabilities: ``[k, W]`` the distributions that the first ``k`` of them were drawn from, ``W`` at most
+            ``V``; None if none was. Tokens that were not drawn (greedy drafting, prompt lookup, tokens looked up after
+            the drawn ones) count as drawn from a one-hot distribution.
         target_probabilities: ``[g + 1, V]``; row ``i`` is the target's distribution in the place of drafted token
             ``i``, the last row that of the bonus token.
         generator: on the device of the probabilities.
@@ -53,12 +54,13 @@ def accept(
     p = target_probabilities
     position, token = torch.arange(gamma, device=p.device), torch.tensor(draft_tokens, device=p.device)
     chances = p[position, token]
+    drawn = 0 if draft_probabilities is None else len(draft_probabilities)
     if draft_probabilities is not None:
-        chances = chances / draft_probabilities[position, token]
+        chances[:drawn] = chances[:drawn] / draft_probabilities[position[:drawn], token[:drawn]]
     accepted = int(flip(chances, generator).long().cumprod(0).sum())
     if accepted == gamma:
         own = p[gamma]
-    elif draft_probabilities is None:
+    elif draft_probabilities is None or accepted >= drawn:
         own = residual(p[accepted], functional.one_hot(token[accepted], p.shape[-1]).to(p.dtype))
     else:
         own = residual(p[accepted], draft_probabilities[accepted])

@@ -46,11 +46,11 @@ class FitRequest:
 
     Attributes:
         folder: a recorded run, or a folder of runs, with training prompts.
-        policy: stopping, specdec++ or speckv.
+        policy: stopping, two-source, specdec++ or speckv.
         out: file to write, ending in .json; give it to --policy of replay and bench.
         tasks: learn from the prompts of these tasks only, separated by commas.
         compression: learn from the runs of these compressions only, separated by commas.
-        horizon: stopping: tokens to look ahead; 1 for the one-step rule.
+        horizon: stopping, two-source: tokens to look ahead; 1 for the one-step rule.
         online: stopping: go on calibrating while running.
     """
 

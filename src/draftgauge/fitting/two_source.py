@@ -1,0 +1,286 @@
+"""Fit the rule of two sources to dense traces; see :mod:`draftgauge.policies.two_source` for what is fitted."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+from sklearn.linear_model import LogisticRegression
+
+from draftgauge.core.errors import DraftgaugeError, TraceError
+from draftgauge.fitting.decision_times import decision_times
+from draftgauge.fitting.registry import FitOptions, register_fit
+from draftgauge.fitting.stopping import (
+    DIGITS,
+    REGULARISATION,
+    UNVISITED,
+    common_gamma_max,
+    common_vocabulary,
+    fit_models,
+    mean_shift,
+)
+from draftgauge.policies.acceptance_model import AcceptanceModels, StoppingNumbers, columns_of, states
+from draftgauge.policies.fitted import FittedPolicy
+from draftgauge.policies.stopping import SIGNALS
+from draftgauge.policies.suffix import CODE_BITS, ORDER
+from draftgauge.policies.suffix_columns import cells_of
+from draftgauge.policies.tail_model import (
+    TailByOrder,
+    TailNumbers,
+    TailShared,
+    TailState,
+    match_terms,
+    shared_terms,
+    tail_design,
+)
+from draftgauge.policies.two_source import TWO_SOURCE, TwoSource, decided_by
+from draftgauge.policies.two_source_rule import TwoSourceNumbers
+from draftgauge.replay.simulate import Replay, draft_caps, replay, text_runs
+from draftgauge.replay.splits import prompt_keys
+from draftgauge.replay.views import text_view
+from draftgauge.traces.costs import CostCurve
+from draftgauge.traces.trace import Trace
+
+Floats = NDArray[np.float64]
+Ints = NDArray[np.int64]
+
+ROUNDS = 2
+"""Of fitting: the first on all positions alike, the second for those that the policy of the first comes to."""
+KEPT_STEPS = 192
+"""Steps of the fitting prompts that a fitted policy carries, to find its rate on any cost curve."""
+LEAST_GAIN = 0.01
+"""Chance below which a place of a kept tail is left out."""
+MOST_EXAMPLES = 400_000
+KAPPAS = (0.0, 0.25, 0.5, 0.7, 0.85, 1.0, 1.2, 1.5, 2.0)
+
+
+@dataclass(frozen=True)
+class TailExamples:
+    """The tail model's data, ``n`` examples.
+
+    Attributes:
+        terms: ``[n, K]``.
+        stood: ``[n]`` whether the looked-up token was the output's.
+        visited: ``[n]`` whether the policy appends a tail there.
+    """
+
+    terms: Floats
+    stood: NDArray[np.bool_]
+    visited: NDArray[np.bool_]
+
+
+@dataclass(frozen=True)
+class Appended:
+    """What the policy did at every position, ``[P]`` each: tokens drafted, -1 where none of its steps starts, and
+    whether a tail followed them.
+    """
+
+    drafted: Ints
+    tail: NDArray[np.bool_]
+
+
+def fit_two_source(
+    traces: Sequence[Trace],
+    costs: Sequence[CostCurve],
+    *,
+    horizon: int = 8,
+    made: Mapping[str, Any] | None = None,
+) -> FittedPolicy:
+    """Fit the drafter's and the text's models of acceptance on some traces, and ``kappa`` by what the rule reaches.
+
+    The examples of the tail are all tokens that the text foretells after a draft whose tokens all stand, as long as
+    they are right, and the first wrong one. As in :func:`~draftgauge.fitting.stopping.fit_stopping` the policy of the
+    first round is replayed, and in the second the states that it came to weigh more. Where one source alone is faster
+    on these traces than every ``kappa`` the other one is not asked.
+
+    Args:
+        traces: dense and greedy, of the prompts to fit on, one for each pair or compression; of one ``gamma_max``.
+        costs: of each trace.
+        horizon: drafted tokens that the policy looks ahead.
+        made: how, for the reader of the file.
+
+    Raises:
+        TraceError: if there is nothing to learn from, the traces differ in ``gamma_max``, lack the prompts' tokens or
+            are of sampled decoding.
+    """
+    if any(trace.sampled is not None for trace in traces):
+        raise TraceError(
+            "two-source looks tokens up in the text, and a trace of sampled decoding does not hold the target's "
+            "chances of those: fit it on runs recorded at temperature 0"
+        )
+    gamma_max, vocabulary = common_gamma_max(traces), common_vocabulary(costs, TWO_SOURCE)
+    reach = [np.full(trace.positions, gamma_max) for trace in traces]
+    done: list[Appended] | None = None
+    for round_ in range(ROUNDS):
+        stopping = fit_models(traces, reach, gamma_max, recalibrate=round_ > 0)
+        stopping = replace(stopping, horizon=horizon, vocabulary=vocabulary)
+        tail = fit_tail(traces, stopping, done)
+        numbers = with_kappa(TwoSourceNumbers(stopping, tail), traces, costs)
+        done = [_done(numbers, trace, curve) for trace, curve in zip(traces, costs, strict=True)]
+        reach = [each.drafted for each in done]
+    numbers = with_decision_times(numbers, costs[0], gamma_max)
+    prompts = dict.fromkeys(key for trace in traces for key in prompt_keys(trace))
+    return FittedPolicy(TWO_SOURCE, gamma_max, SIGNALS, asdict(numbers), dict(made or {}), tuple(prompts))
+
+
+def fit_tail(traces: Sequence[Trace], stopping: StoppingNumbers, done: Sequence[Appended] | None) -> TailNumbers:
+    """The tail's model, for the drafter's models and where the policy ``done`` appends; everywhere alike if None."""
+    parts = [
+        tail_examples(trace, stopping, None if done is None else done[number]) for number, trace in enumerate(traces)
+    ]
+    terms, stood = (np.concatenate([getattr(part, name) for part in parts]) for name in ("terms", "stood"))
+    visited = np.concatenate([part.visited for part in parts])
+    if len(set(stood.tolist())) < 2:
+        raise TraceError(
+            "the traces hold no accepted and rejected tokens that the text foretold, to fit the tail on: record more "
+            "prompts"
+        )
+    weight = np.where(visited, 1.0, UNVISITED)
+    scale = terms.std(axis=0)
+    scale[scale == 0] = 1.0
+    model = LogisticRegression(C=REGULARISATION, max_iter=500).fit(terms / scale, stood, weight)
+    weights: Floats = model.coef_[0] / scale
+    logits = terms @ weights + model.intercept_[0]
+    width = len(TailByOrder._fields)
+    blocks = weights[: ORDER * width].reshape(ORDER, width).copy()
+    blocks[:, 0] += model.intercept_[0] + mean_shift(logits[visited], stood[visited])
+    return TailNumbers(tuple(map(tuple, blocks.tolist())), tuple(weights[ORDER * width :].tolist()))
+
+
+def tail_examples(trace: Trace, stopping: StoppingNumbers, done: Appended | None) -> TailExamples:
+    """One example for each token that the text foretells after tokens that all stand."""
+    view, runs = text_view(trace), text_runs(trace)
+    cells, suffix = cells_of(view), columns_of(view).suffix
+    run, models, caps = np.log1p(suffix.run), AcceptanceModels(stopping), draft_caps(trace)
+    stand = np.ones(trace.positions)
+    terms, stood, visited = [], [], []
+    for state in states(view):
+        depth = state.depth
+        if depth:
+            stand = stand * models.all_stand(state)
+        reached = (trace.accepted >= depth) & (caps >= depth)
+        appends = np.zeros(trace.positions, np.bool_) if done is None else done.tail & (done.drafted == depth)
+        for place in range(trace.gamma_max - depth):
+            cell = cells[depth][:, place].astype(np.int64)
+            rows = np.flatnonzero(reached & (runs[:, depth] >= place) & (cell > 0))
+            if not len(rows):
+                break
+            before = TailState(
+                depth, stand[rows], state.agreed[rows], state.disagreed[rows], suffix.habit[rows], run[rows]
+            )
+            shared = shared_terms(before, place + 1)
+            terms.append(tail_design((match_terms(cell[rows]), shared), cell[rows] >> CODE_BITS))
+            stood.append(runs[rows, depth] > place)
+            visited.append(appends[rows])
+    if not terms:
+        width = ORDER * len(TailByOrder._fields) + len(TailShared._fields)
+        return TailExamples(np.zeros((0, width)), np.zeros(0, np.bool_), np.zeros(0, np.bool_))
+    joined = TailExamples(np.concatenate(terms), np.concatenate(stood), np.concatenate(visited))
+    return _thinned(joined)
+
+
+def _thinned(examples: TailExamples) -> TailExamples:
+    """All that were visited, and of the others as many as are still manageable."""
+    others = np.flatnonzero(~examples.visited)
+    others = others[:: max(1, len(others) // MOST_EXAMPLES)]
+    rows = np.concatenate([np.flatnonzero(examples.visited), others])
+    return TailExamples(examples.terms[rows], examples.stood[rows], examples.visited[rows])
+
+
+def with_kappa(numbers: TwoSourceNumbers, traces: Sequence[Trace], costs: Sequence[CostCurve]) -> TwoSourceNumbers:
+    """Add the kept steps and the ``kappa``, or the one source, with which the rule is fastest on these traces."""
+    kept = with_steps(numbers, traces, costs)
+    candidates = [replace(kept, kappa=kappa) for kappa in KAPPAS]
+    candidates += [replace(kept, sources="model"), replace(kept, sources="text")]
+    speeds = [_speed(each, traces, costs) for each in candidates]
+    best = candidates[max(range(len(candidates)), key=speeds.__getitem__)]
+    return with_steps(best, traces, costs)
+
+
+def _speed(numbers: TwoSourceNumbers, traces: Sequence[Trace], costs: Sequence[CostCurve]) -> float:
+    """The mean of the logarithms of what the rule reaches on each trace."""
+    outcomes = (_replayed(numbers, trace, curve) for trace, curve in zip(traces, costs, strict=True))
+    return float(np.mean([math.log(outcome.tokens_per_second) for outcome in outcomes]))
+
+
+def _replayed(numbers: TwoSourceNumbers, trace: Trace, costs: CostCurve) -> Replay:
+    return replay(trace, TwoSource(numbers, trace.gamma_max, costs), costs)
+
+
+def _done(numbers: TwoSourceNumbers, trace: Trace, costs: CostCurve) -> Appended:
+    record = _replayed(numbers, trace, costs).record
+    rows = trace.offsets[record.prompt] + record.position
+    drafted, tail = np.full(trace.positions, -1), np.zeros(trace.positions, np.bool_)
+    drafted[rows], tail[rows] = record.drafted, record.appended > 0
+    return Appended(drafted, tail)
+
+
+def with_steps(numbers: TwoSourceNumbers, traces: Sequence[Trace], costs: Sequence[CostCurve]) -> TwoSourceNumbers:
+    """Add chances and outcomes at steps: first at positions evenly apart, then at those that the policy so found would
+    start a step from. The rate that the policy reaches over whole outputs then scales the rate that it finds on these.
+    """
+    numbers = replace(numbers, stopping=replace(numbers.stopping, rate_scale=1.0))
+    for round_ in range(2):
+        rows = [
+            np.flatnonzero(_done(numbers, trace, curve).drafted >= 0) if round_ else np.arange(trace.positions)
+            for trace, curve in zip(traces, costs, strict=True)
+        ]
+        numbers = _kept(numbers, traces, rows)
+    scales = [
+        _replayed(numbers, trace, curve).tokens_per_second / TwoSource(numbers, trace.gamma_max, curve).rate
+        for trace, curve in zip(traces, costs, strict=True)
+    ]
+    return replace(numbers, stopping=replace(numbers.stopping, rate_scale=float(np.mean(scales))))
+
+
+def _kept(numbers: TwoSourceNumbers, traces: Sequence[Trace], rows: Sequence[Ints]) -> TwoSourceNumbers:
+    """The numbers with a sample of the steps that start at some rows of each trace."""
+    total = sum(map(len, rows))
+    chosen = np.linspace(0, total - 1, min(KEPT_STEPS, total)).astype(np.int64)
+    chances: list[tuple[float, ...]] = []
+    accepted: list[int] = []
+    tails: list[tuple[tuple[float, ...], ...]] = []
+    runs: list[tuple[int, ...]] = []
+    begin = 0
+    for trace, own in zip(traces, rows, strict=True):
+        at = own[chosen[(chosen >= begin) & (chosen < begin + len(own))] - begin]
+        begin += len(own)
+        known, sums = decided_by(text_view(trace), numbers)
+        chances += [tuple(row) for row in np.round(known[at], DIGITS).tolist()]
+        accepted += trace.accepted[at].tolist()
+        gains = [np.diff(np.nan_to_num(each[at], neginf=0.0), axis=1, prepend=0.0) for each in sums]
+        for step in range(len(at)):
+            ragged = (np.round(each[step], DIGITS) for each in gains)
+            tails.append(tuple(tuple(row[: _likely(row)].tolist()) for row in ragged))
+        runs += [tuple(row) for row in text_runs(trace)[at].tolist()]
+    stopping = replace(numbers.stopping, chances=tuple(chances), accepted=tuple(accepted))
+    return replace(numbers, stopping=stopping, tails=tuple(tails), runs=tuple(runs))
+
+
+def _likely(gains: Floats) -> int:
+    """How many places of a tail come before the first whose chance is small."""
+    small = gains < LEAST_GAIN
+    return int(small.argmax()) if small.any() else len(gains)
+
+
+def with_decision_times(numbers: TwoSourceNumbers, costs: CostCurve, gamma_max: int) -> TwoSourceNumbers:
+    """The numbers with what deciding takes on this machine."""
+    times = decision_times(TwoSource(numbers, gamma_max, costs))
+    stopping = replace(
+        numbers.stopping,
+        decision_seconds=times.token,
+        step_decision_seconds=times.step,
+        reading_seconds=times.reading,
+    )
+    return replace(numbers, stopping=stopping, committed_seconds=times.committed)
+
+
+@register_fit(TWO_SOURCE)
+def _fit(traces: Sequence[Trace], costs: Sequence[CostCurve], options: FitOptions) -> FittedPolicy:
+    if options.online:
+        raise DraftgaugeError("two-source does not go on calibrating while it runs: leave out --online")
+    return fit_two_source(traces, costs, horizon=options.horizon)

@@ -1,0 +1,174 @@
+"""The chance that a token which the text foretells is accepted, where those before it are.
+
+A logistic model of causal signals: the length of the matched ending and what is known of it (how often it was followed,
+how often in a row by the same token), how far the output has been repeating the text (habit and run), the place of the
+token after the drafted ones, and what the draft showed: how many tokens, how sure it is that they stand, and whether
+they were themselves what the text foretold. It is fitted by :mod:`draftgauge.fitting.two_source`.
+
+What depends on the match alone is a table with one entry for every match (:data:`CELLS`), what depends on the state
+before the first looked-up token a number, so that a token costs one exponential.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from draftgauge.policies.suffix import CODE_BITS, MOST, ORDER
+
+Floats = NDArray[np.float64]
+Ints = NDArray[np.int64]
+Value = Any
+"""A number, or an array ``[n]`` of them."""
+
+CELLS = (ORDER + 1) << CODE_BITS
+"""Kinds of match: ``order << CODE_BITS | code`` of :mod:`draftgauge.policies.suffix`."""
+LEAST_STAND = 1e-6
+
+
+class TailByOrder(NamedTuple):
+    """The terms whose weights depend on the length of the matched ending; also their weights."""
+
+    one: Value
+    log_streak: Value
+    log_seen: Value
+    unbroken: Value
+
+
+class TailShared(NamedTuple):
+    """The other terms; also their weights.
+
+    ``stand`` is the chance that all drafted tokens stand, ``drafted`` how many there are, ``agreed`` and ``disagreed``
+    how many of them were, and were not, what the text foretold.
+    """
+
+    habit: Value
+    run: Value
+    log_place: Value
+    first: Value
+    undrafted: Value
+    log_drafted: Value
+    log_stand: Value
+    agreed: Value
+    disagreed: Value
+
+
+@dataclass(frozen=True)
+class TailNumbers:
+    """What is fitted.
+
+    Attributes:
+        by_order: ``[4][4]`` weights of :class:`TailByOrder`, by the length of the matched ending.
+        shared: weights of :class:`TailShared`.
+    """
+
+    by_order: tuple[tuple[float, ...], ...]
+    shared: tuple[float, ...]
+
+
+class TailState(NamedTuple):
+    """What is known before the first looked-up token, of one position or of ``n``.
+
+    Attributes:
+        depth: drafted tokens, the same for all positions.
+        stand: chance that all of them stand.
+        agreed, disagreed: of them, by what the text foretold.
+        habit, run: of the text, the run as ``log(1 + run)``.
+    """
+
+    depth: int
+    stand: Value
+    agreed: Value
+    disagreed: Value
+    habit: Value
+    run: Value
+
+
+def match_terms(cells: Ints) -> TailByOrder:
+    """Terms of matches ``[n]``."""
+    streak, seen = (cells >> 4) & MOST, cells & MOST
+    return TailByOrder(np.ones(len(cells)), np.log(np.maximum(streak, 1)), np.log(np.maximum(seen, 1)), streak == seen)
+
+
+def shared_terms(state: TailState, place: Value) -> TailShared:
+    """Terms of the looked-up token at a place, 1 for the first, as arrays."""
+    return TailShared(
+        state.habit,
+        state.run,
+        np.log(place),
+        np.equal(place, 1),
+        float(state.depth == 0),
+        math.log1p(state.depth),
+        np.log(np.maximum(state.stand, LEAST_STAND)),
+        state.agreed,
+        state.disagreed,
+    )
+
+
+class TailModel:
+    """The fitted model, for one position by numbers and for many by arrays."""
+
+    def __init__(self, numbers: TailNumbers, longest: int) -> None:
+        """Tabulate.
+
+        Args:
+            numbers: fitted.
+            longest: most tokens of a step.
+        """
+        cells = np.arange(CELLS)
+        weights = np.concatenate([np.zeros((1, len(TailByOrder._fields))), numbers.by_order])[cells >> CODE_BITS]
+        terms = np.stack([np.asarray(term, np.float64) for term in match_terms(cells)], axis=1)
+        shared = TailShared(*numbers.shared)
+        places = np.arange(1, longest + 1)
+        self.of_match: list[float] = (terms * weights).sum(axis=1).tolist()
+        self.of_place: list[float] = (shared.log_place * np.log(places) + shared.first * (places == 1)).tolist()
+        depths = np.arange(longest + 1)
+        self._of_depth: list[float] = (
+            shared.log_drafted * np.log1p(depths) + shared.undrafted * (depths == 0)
+        ).tolist()
+        self._shared = shared
+
+    def of_text(self, habit: Value, run: Value) -> Value:
+        """What the text before the step adds to the logits."""
+        return self._shared.habit * habit + self._shared.run * run
+
+    def of_draft(self, depth: int, log_stand: Value, agreed: Value, disagreed: Value) -> Value:
+        """What the drafted tokens add to the logits; see :class:`TailState`."""
+        drafted = self._of_depth[depth] + self._shared.log_stand * log_stand
+        return drafted + self._shared.agreed * agreed + self._shared.disagreed * disagreed
+
+    def gains(self, state: TailState, cells: NDArray[np.int16]) -> Floats:
+        """``[n, places]`` chance that the tokens up to each place, drafted and looked up, all stand; 0 from where the
+        text foretells none.
+
+        Args:
+            state: of ``n`` positions.
+            cells: ``[n, places]`` their matches.
+        """
+        log_stand = np.log(np.maximum(state.stand, LEAST_STAND))
+        base = self.of_text(state.habit, state.run) + self.of_draft(
+            state.depth, log_stand, state.agreed, state.disagreed
+        )
+        places = cells.shape[1]
+        logits = np.asarray(self.of_match)[cells] + base[:, None] + np.asarray(self.of_place[:places])
+        chances = np.where(cells > 0, 1 / (1 + np.exp(-logits)), 0.0)
+        stand = np.asarray(state.stand, np.float64)[:, None]
+        together: Floats = np.cumprod(np.concatenate([stand, chances], axis=1), axis=1)[:, 1:]
+        return together
+
+
+def tail_design(terms: tuple[Sequence[Any], Sequence[Any]], orders: Ints) -> Floats:
+    """``[n, K]`` all terms, those by order spread over one block a length of the ending, the shortest first."""
+    count = len(orders)
+    by_order, shared = (
+        np.stack([np.broadcast_to(np.asarray(value, np.float64), count) for value in values], axis=1)
+        for values in terms
+    )
+    spread = np.zeros((count, ORDER, by_order.shape[1]))
+    spread[np.arange(count), orders - 1] = by_order
+    return np.concatenate([spread.reshape(count, -1), shared], axis=1)

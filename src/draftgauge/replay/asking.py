@@ -1,0 +1,89 @@
+"""A policy asked token by token on a trace, as the live loop asks it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from itertools import count, islice
+
+import numpy as np
+from numpy.typing import NDArray
+
+from draftgauge.core.signals import Reads, SignalName
+from draftgauge.policies.base import Extends, Policy, ReadsText, Signal, Step, asks_after_each_token, begin, reads_of
+from draftgauge.replay.views import check_prompt_tokens, signal_arrays
+from draftgauge.traces.trace import Trace
+
+Ints = NDArray[np.int64]
+
+
+def prompt_steps(trace: Trace, prompt: int, caps: Ints, policy: Policy) -> Iterator[tuple[int, int, int, int]]:
+    """Ask a policy token by token, as the live loop does; yields each step's row and its tokens drafted, appended,
+    accepted."""
+    first, end = trace.offsets[prompt : prompt + 2].tolist()
+    limits, accepts = caps[first:end].tolist(), trace.accepted[first:end].tolist()
+    reads = reads_of(policy)
+    asks, reads_entropy, reads_text = (
+        asks_after_each_token(reads),
+        SignalName.TARGET_ENTROPY in reads,
+        SignalName.TEXT in reads,
+    )
+    columns = _read_columns(trace, slice(first, end), reads) if asks else []
+    target_entropy = trace.target_entropy[first:end].tolist()
+    tokens = trace.token[first:end].tolist()
+    extends = policy if isinstance(policy, Extends) else None
+    if isinstance(policy, ReadsText):
+        check_prompt_tokens(trace)
+    begin(policy, trace.prompts[prompt].prompt_token)
+    position, length = 0, end - first
+    while position < length:
+        most = min(policy.limit(), limits[position])
+        last_too = extends is not None
+        signals = _draft(policy, [values[position] for values in columns], most, last_too) if asks else []
+        drafted = len(signals) if asks else most
+        accepted, appended = min(drafted, accepts[position]), 0
+        room = trace.max_new_tokens - 1 - position - drafted
+        if extends is not None and room > 0:
+            looked_up = list(extends.extend(room))[:room]
+            appended = len(looked_up)
+            accepted += _agreeing(looked_up, tokens[position + drafted :]) if accepted == drafted else 0
+        committed = min(accepted + 1, length - position)
+        entropy = target_entropy[position + committed - 1] if reads_entropy else float("nan")
+        text = tokens[position : position + committed] if reads_text else ()
+        policy.observe(Step(drafted, accepted, committed, signals, entropy, text, appended))
+        yield first + position, drafted, appended, accepted
+        position += committed
+
+
+def _agreeing(tokens: Sequence[int], output: Sequence[int]) -> int:
+    """How many tokens are the output's, from the first on."""
+    count = 0
+    for token, own in zip(tokens, output, strict=False):
+        if token != own:
+            break
+        count += 1
+    return count
+
+
+def _read_columns(trace: Trace, rows: slice, reads: Reads) -> list[list[list[float]]]:
+    """The fields of a signal after its depth, each ``[rows, G]``; what is not read is as where nothing was drafted."""
+    arrays = signal_arrays(trace, reads)
+    token = trace.draft_token[rows] if SignalName.TEXT in reads else np.full_like(trace.draft_token[rows], -1)
+    return [
+        *(values[rows].tolist() for values in (arrays.confidence, arrays.entropy, arrays.margin)),
+        token.tolist(),
+    ]
+
+
+def _draft(policy: Policy, columns: list[list[float]], most: int, last_too: bool) -> list[Signal]:
+    """The signals of the tokens that a policy drafts; it is asked after each but the last possible one, or told of that
+    too.
+
+    ``columns``: the fields of a signal after its depth, each ``[G]``.
+    """
+    signals: list[Signal] = []
+    keep_drafting = policy.keep_drafting
+    for signal in map(Signal._make, islice(zip(count(1), *columns, strict=False), most)):
+        signals.append(signal)
+        if (signal.depth < most or last_too) and not keep_drafting(signal):
+            break
+    return signals

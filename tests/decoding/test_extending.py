@@ -1,0 +1,134 @@
+"""Drafts that go on with tokens of the text: exact where outputs are sampled, the same as plain decoding where greedy,
+and replayed step by step as they ran.
+"""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+import torch
+
+from draftgauge.core.prompts import Prompt
+from draftgauge.core.signals import SignalName
+from draftgauge.decoding import DecodingSettings, plain_decode, speculative_decode
+from draftgauge.decoding.recorder import RecordingPlan, record_prompt
+from draftgauge.drafters import LanguageModelDrafter, PromptLookupDrafter
+from draftgauge.models.loading import wrap
+from draftgauge.policies.suffix import SuffixIndex
+from draftgauge.replay.simulate import replay
+from draftgauge.traces.build import make_trace
+from draftgauge.verification import Sampling
+from markov import Enumerator, MarkovModel, assert_same_law, law_of_model
+from tiny import tiny_model, tiny_tokenizer, tokens
+
+UNUSED = torch.Generator()  # the enumerator draws instead
+
+
+class DraftsThenCopies:
+    """Drafts up to some tokens, ends drafts by a coin, and appends what the text foretells after them."""
+
+    reads = frozenset({SignalName.TEXT})
+
+    def __init__(self, limits: tuple[int, ...], tokens: int, ends: float = 0.0) -> None:
+        self.limits, self.tokens, self.ends = limits, tokens, ends
+        self.index = SuffixIndex()
+
+    def reset(self) -> None:
+        self.index.reset()
+        self.random = random.Random(0)
+        self.step = 0
+
+    def read(self, prompt_tokens) -> None:
+        self.index.read(prompt_tokens)
+
+    def limit(self) -> int:
+        self.drafted: list[int] = []
+        self.step += 1
+        return self.limits[self.step % len(self.limits)]
+
+    def keep_drafting(self, signal) -> bool:
+        assert signal.depth == len(self.drafted) + 1
+        self.drafted.append(signal.token)
+        return self.random.random() >= self.ends
+
+    def extend(self, room: int) -> list[int]:
+        known = SuffixIndex()
+        known.after, known.tail = self.index.after, (*self.index.tail, *self.drafted)[-4:]
+        return known.continuation(min(room, self.tokens))
+
+    def observe(self, step) -> None:
+        assert step.drafted == len(self.drafted)
+        self.index.commit(step.tokens)
+
+
+@pytest.mark.parametrize(
+    ("vocabulary", "count", "limits", "tokens_", "sampling"),
+    [
+        (2, 4, (0,), 2, Sampling(1.0)),
+        (2, 4, (1,), 2, Sampling(0.7)),
+        (2, 4, (0, 2), 3, Sampling(1.0)),
+        (3, 3, (1,), 1, Sampling(1.0, top_k=2)),
+        (3, 3, (0, 1), 2, Sampling(1.5, top_p=0.8)),
+    ],
+)
+@pytest.mark.parametrize("drawn", [True, False])
+def test_sampled_decoding_has_the_targets_law(monkeypatch, vocabulary, count, limits, tokens_, sampling, drawn):
+    target = MarkovModel.random(vocabulary, seed=vocabulary)
+    model = target.noised(1.0, seed=9)
+    drafter = LanguageModelDrafter(model, sampling=sampling if drawn else None, generator=UNUSED)
+    policy, prompt = DraftsThenCopies(limits, tokens_), [1, 0, 1, 1, 0, 0, 1]
+    appended = 0
+
+    def program():
+        nonlocal appended
+        result = speculative_decode(target, drafter, policy, prompt, DecodingSettings(count, sampling), UNUSED)
+        appended += sum(step.appended for step in result.steps)
+        return tuple(result.tokens)
+
+    assert_same_law(Enumerator(monkeypatch).law(program), law_of_model(target, prompt, count, sampling))
+    assert appended > 0
+
+
+def test_greedy_output_and_steps_are_those_of_plain_decoding_and_of_replay():
+    """Every mixture: drafts ended by the policy, by its limit, by the end of the output; with and without a copy."""
+    settings, gamma_max = DecodingSettings(60), 8
+    prompts = [tokens(11, seed=1).tolist(), tokens(6, seed=3).tolist() * 3]
+    target, draft = wrap(tiny_model()), tiny_model()
+    generator = torch.Generator().manual_seed(5)
+    with torch.no_grad():
+        for parameter in draft.parameters():
+            parameter += 0.1 * parameter.std() * torch.randn(parameter.shape, generator=generator)
+    entries = [Prompt(index, str(index), "code", "test", "") for index in range(len(prompts))]
+    mixed = 0
+    for drafter in (LanguageModelDrafter(wrap(draft)), PromptLookupDrafter()):
+        plan = RecordingPlan(settings, gamma_max)
+        records = [
+            record_prompt(target, drafter, entry, prompt, plan, tiny_tokenizer())
+            for entry, prompt in zip(entries, prompts, strict=True)
+        ]
+        trace = make_trace(records, max_new_tokens=60)
+        for limits in ((0,), (2,), (3, 0, 5)):
+            policy = DraftsThenCopies(limits, 3, ends=0.3)
+            runs = [speculative_decode(target, drafter, policy, prompt, settings) for prompt in prompts]
+            for run, prompt in zip(runs, prompts, strict=True):
+                assert run.tokens == plain_decode(target, prompt, settings).tokens
+                assert run.origins.count("text") == sum(step.accepted_text for step in run.steps)
+                assert run.origins.count("accepted") == sum(step.accepted - step.accepted_text for step in run.steps)
+            live = [step for run in runs for step in run.steps]
+            record = replay(trace, DraftsThenCopies(limits, 3, ends=0.3)).record
+            for name in ("drafted", "appended", "accepted", "committed", "accepted_text"):
+                assert [getattr(step, name) for step in live] == getattr(record, name).tolist()
+            mixed += sum(step.drafted > 0 and step.accepted_text > 0 for step in live)
+    assert mixed > 5
+
+
+def test_a_speculative_model_keeps_up_with_copied_tokens():
+    """The drafter's own cache is rolled back to what it drafted, and takes in what was copied."""
+    model = wrap(tiny_model(seed=1))
+    drafter = LanguageModelDrafter(wrap(tiny_model(seed=1)))  # always right
+    policy = DraftsThenCopies((2, 0), 3)
+    prompt = tokens(6, seed=3).tolist() * 3
+    result = speculative_decode(model, drafter, policy, prompt, DecodingSettings(40))
+    assert all(step.accepted >= step.drafted for step in result.steps)
+    assert any(step.accepted_text > 0 for step in result.steps)

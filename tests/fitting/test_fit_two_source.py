@@ -1,0 +1,127 @@
+"""Fitting the rule of two sources recovers what made the traces, and what it writes is what it runs."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from draftgauge.core.config import from_mapping
+from draftgauge.core.errors import DraftgaugeError, TraceError
+from draftgauge.fitting.registry import FitOptions, fit_policy
+from draftgauge.fitting.stopping import fit_stopping
+from draftgauge.fitting.two_source import KAPPAS, fit_two_source, tail_examples
+from draftgauge.policies.fitted import FittedPolicy, fitted_policy, load_fitted, save_fitted
+from draftgauge.policies.suffix import ORDER
+from draftgauge.policies.tail_model import TailByOrder
+from draftgauge.policies.two_source import TwoSource
+from draftgauge.policies.two_source_rule import TwoSourceNumbers
+from draftgauge.replay.simulate import replay, text_runs
+from draftgauge.traces.costs import CostCurve
+from draftgauge.traces.trace import Trace
+from synthetic import repeating_trace, sampled_trace
+
+GAMMA_MAX = 6
+
+
+def curve(drafting: float, verifying: float = 0.02) -> CostCurve:
+    draft = (tuple(drafting * n for n in range(GAMMA_MAX + 1)),)
+    verify = (tuple(1 + verifying * n for n in range(GAMMA_MAX + 1)),)
+    return CostCurve((100,), verify, verify, verify, draft, draft, draft, 0.0, (1.0,), "none", "cpu", "float32")
+
+
+def tokens_per_second(trace: Trace, fitted: FittedPolicy, costs: CostCurve) -> float:
+    return replay(trace, fitted_policy(fitted, GAMMA_MAX, costs), costs).tokens_per_second
+
+
+def alone(fitted: FittedPolicy, source: str) -> FittedPolicy:
+    return replace(fitted, parameters={**fitted.parameters, "sources": source})
+
+
+@pytest.fixture(scope="module")
+def traces() -> tuple[Trace, Trace]:
+    """Traces whose text repeats itself, of other prompts to fit and to judge on."""
+    return (
+        repeating_trace(0, prompts=16, length=90, gamma_max=GAMMA_MAX, vocabulary=12),
+        repeating_trace(1, prompts=16, length=90, gamma_max=GAMMA_MAX, vocabulary=12),
+    )
+
+
+@pytest.fixture(scope="module")
+def fitted(traces: tuple[Trace, Trace]) -> FittedPolicy:
+    return fit_two_source([traces[0]], [curve(0.1)], made={"why": "test"})
+
+
+def test_both_sources_gain_over_each_alone_on_prompts_never_seen(traces, fitted: FittedPolicy) -> None:
+    test, costs = traces[1], curve(0.1)
+    both = tokens_per_second(test, fitted, costs)
+    assert both > 1.02 * tokens_per_second(test, fit_stopping([traces[0]], [costs]), costs)
+    for source in ("model", "text"):
+        assert both > 0.99 * tokens_per_second(test, alone(fitted, source), costs)
+    assert fitted.parameters["kappa"] in KAPPAS
+
+
+def test_another_cost_curve_moves_the_sources_without_fitting_again(traces, fitted: FittedPolicy) -> None:
+    test = traces[1]
+    dear, cheap = (curve(drafting) for drafting in (3.0, 0.01))
+    outcomes = [replay(test, fitted_policy(fitted, GAMMA_MAX, costs), costs) for costs in (dear, cheap)]
+    assert outcomes[0].drafted.sum() == 0
+    assert outcomes[0].accepted_text.sum() > 100
+    assert outcomes[1].drafted.sum() > 300
+    unverified = curve(0.1, verifying=5.0)
+    nothing = replay(test, fitted_policy(fitted, GAMMA_MAX, unverified), unverified)
+    assert nothing.appended.sum() == 0
+
+
+def test_chances_of_the_tail_are_calibrated(traces, fitted: FittedPolicy) -> None:
+    numbers = from_mapping(TwoSourceNumbers, fitted.parameters)
+    examples = tail_examples(traces[1], numbers.stopping, None)
+    blocks = np.array(numbers.tail.by_order).reshape(-1)
+    weights = np.concatenate([blocks, numbers.tail.shared])
+    assert examples.terms.shape[1] == len(weights)
+    predicted = 1 / (1 + np.exp(-(examples.terms @ weights)))
+    order = (examples.terms[:, : ORDER * len(TailByOrder._fields) : len(TailByOrder._fields)] > 0).argmax(axis=1) + 1
+    for length in range(1, ORDER + 1):
+        own = order == length
+        assert own.sum() > 200
+        assert predicted[own].mean() == pytest.approx(examples.stood[own].mean(), abs=0.1)
+    confident = predicted > np.median(predicted)
+    assert examples.stood[confident].mean() > examples.stood[~confident].mean() + 0.2
+
+
+def test_examples_are_the_tokens_that_would_be_judged(traces, fitted: FittedPolicy) -> None:
+    trace = traces[0]
+    numbers = from_mapping(TwoSourceNumbers, fitted.parameters)
+    examples = tail_examples(trace, numbers.stopping, None)
+    runs = text_runs(trace)
+    reached = trace.accepted[:, None] >= np.arange(GAMMA_MAX + 1)
+    drafted = trace.drafted[:, None] >= np.arange(GAMMA_MAX + 1)
+    room = (trace.max_new_tokens - 1 - _positions(trace))[:, None] >= np.arange(GAMMA_MAX + 1)
+    assert examples.stood.sum() == runs[reached & drafted & room].sum()
+
+
+def _positions(trace: Trace) -> np.ndarray:
+    return np.concatenate([np.arange(n) for n in np.diff(trace.offsets)])
+
+
+def test_the_file_gives_the_same_policy(traces, fitted: FittedPolicy, tmp_path: Path) -> None:
+    costs = curve(0.1)
+    save_fitted(fitted, tmp_path / "p.json")
+    loaded = load_fitted(tmp_path / "p.json")
+    here, there = (replay(traces[1], fitted_policy(f, GAMMA_MAX, costs), costs) for f in (fitted, loaded))
+    for name in ("drafted", "appended", "accepted"):
+        np.testing.assert_array_equal(getattr(here.record, name), getattr(there.record, name))
+    np.testing.assert_array_equal(here.seconds, there.seconds)
+    policy = fitted_policy(loaded, GAMMA_MAX, costs)
+    assert isinstance(policy, TwoSource)
+    assert all(seconds > 0 for seconds in (policy.decision.token, policy.decision.reading, policy.decision.committed))
+
+
+def test_what_cannot_be_fitted_says_why() -> None:
+    sampled = sampled_trace(0, prompts=8, length=20, gamma_max=GAMMA_MAX)
+    with pytest.raises(TraceError, match="recorded at temperature 0"):
+        fit_two_source([sampled], [curve(0.1)])
+    with pytest.raises(DraftgaugeError, match="leave out --online"):
+        fit_policy("two-source", [sampled], [curve(0.1)], FitOptions(online=True))

@@ -1,0 +1,237 @@
+"""Two sources priced together: the rule by brute force, token by token as at once, and with one source the rule of
+stopping.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import asdict, replace
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from draftgauge.core.errors import DraftgaugeError, TraceError
+from draftgauge.policies.acceptance_model import AGREEMENTS, HazardShared, NextShared, StoppingNumbers
+from draftgauge.policies.base import DecisionSeconds
+from draftgauge.policies.fitted import FittedPolicy, fitted_policy
+from draftgauge.policies.stopping import SIGNALS, ThroughputStopping, thresholds
+from draftgauge.policies.suffix import ORDER
+from draftgauge.policies.tail_model import TailByOrder, TailNumbers, TailShared
+from draftgauge.policies.two_source import TwoSource
+from draftgauge.policies.two_source_rule import Rule, TwoSourceNumbers, best_rate, cut, running_sums
+from draftgauge.replay.simulate import replay
+from draftgauge.traces.costs import CostCurve
+from linear_costs import LinearCosts
+from synthetic import repeating_trace, sampled_trace
+
+GAMMA_MAX = 6
+
+
+def random_numbers(seed: int, scale: float = 0.4, **changes: object) -> TwoSourceNumbers:
+    """Models that depend on everything they read."""
+    rng = np.random.default_rng(seed)
+
+    def weights(*shape: int) -> tuple:
+        return tuple(map(tuple, (scale * rng.standard_normal(shape)).tolist()))
+
+    count = 24
+    chances = np.sort(rng.random((count, GAMMA_MAX)), axis=1)[:, ::-1]
+    accepted = rng.integers(0, GAMMA_MAX + 1, count)
+    tails = tuple(
+        tuple(
+            tuple(np.sort(rng.random(int(rng.integers(0, GAMMA_MAX - depth + 1))))[::-1].round(4).tolist())
+            for depth in range(GAMMA_MAX + 1)
+        )
+        for _ in range(count)
+    )
+    runs = tuple(
+        tuple(int(rng.integers(0, GAMMA_MAX - depth + 1)) for depth in range(GAMMA_MAX + 1)) for _ in range(count)
+    )
+    stopping = StoppingNumbers(
+        hazard_by_agreement=weights(len(AGREEMENTS), 3),
+        hazard=weights(1, len(HazardShared._fields))[0],
+        next_by_order=weights(ORDER + 1, 4),
+        next=weights(1, len(NextShared._fields))[0],
+        tokens=(1, 2, 3),
+        token_hazard=(0.1, -0.2, 0.3),
+        token_next=(-0.1, 0.2, 0.1),
+        onward=tuple(rng.uniform(0.3, 0.9, GAMMA_MAX).tolist()),
+        chances=tuple(map(tuple, chances.round(4).tolist())),
+        accepted=tuple(accepted.tolist()),
+        horizon=int(rng.integers(1, 5)),
+    )
+    tail = TailNumbers(weights(ORDER, len(TailByOrder._fields)), weights(1, len(TailShared._fields))[0])
+    numbers = TwoSourceNumbers(stopping, tail, kappa=float(rng.uniform(0.2, 1.5)), tails=tails, runs=runs)
+    return replace(numbers, **changes)
+
+
+class Asked:
+    """The policy without the form that decides for all positions at once."""
+
+    def __init__(self, inner: TwoSource) -> None:
+        self.reads, self.read, self.decision = inner.reads, inner.read, inner.decision
+        self.reset, self.limit, self.keep_drafting = inner.reset, inner.limit, inner.keep_drafting
+        self.extend, self.observe = inner.extend, inner.observe
+
+
+@settings(deadline=None, max_examples=25)
+@given(
+    seed=st.integers(0, 10_000),
+    verifying=st.sampled_from([0.0, 0.02, 0.2]),
+    sources=st.sampled_from(["both", "text", "model"]),
+)
+def test_asked_token_by_token_and_at_once_it_does_the_same(seed: int, verifying: float, sources: str) -> None:
+    trace = repeating_trace(seed, prompts=3, length=50, gamma_max=GAMMA_MAX, vocabulary=5)
+    costs = LinearCosts(drafting=0.1, verifying=verifying)
+    policy = TwoSource(random_numbers(seed, sources=sources), GAMMA_MAX, costs)
+    at_once, asked = replay(trace, policy).record, replay(trace, Asked(policy)).record
+    for name in ("prompt", "position", "drafted", "appended", "accepted", "committed"):
+        np.testing.assert_array_equal(getattr(at_once, name), getattr(asked, name), err_msg=name)
+    if sources != "both":
+        assert not (at_once.drafted if sources == "text" else at_once.appended).any()
+
+
+def test_it_mixes_both_sources() -> None:
+    trace = repeating_trace(3, prompts=6, length=80, gamma_max=GAMMA_MAX, vocabulary=5)
+    record = replay(trace, TwoSource(random_numbers(5, kappa=0.7), GAMMA_MAX, LinearCosts(drafting=0.05))).record
+    assert ((record.drafted > 0) & (record.appended > 0)).sum() > 5
+    assert ((record.drafted == 0) & (record.appended > 0)).sum() > 5
+    assert record.accepted_text.sum() > 20
+
+
+@settings(deadline=None, max_examples=60)
+@given(seed=st.integers(0, 10_000))
+def test_the_rule_is_the_one_that_its_formulas_spell(seed: int) -> None:
+    rng = np.random.default_rng(seed)
+    numbers = random_numbers(seed)
+    draft = 1 + np.cumsum(rng.uniform(0, 0.3, GAMMA_MAX + 1))
+    verify = 1 + np.cumsum(rng.uniform(0, 0.1, GAMMA_MAX + 1) * (rng.random(GAMMA_MAX + 1) < 0.7))
+    rate = float(rng.uniform(0.5, 3.0))
+    rule = Rule(rate, draft, verify, numbers)
+    chances = np.sort(rng.random((20, GAMMA_MAX)), axis=1)[:, ::-1]
+    gains = [np.sort(rng.random((20, GAMMA_MAX - depth)), axis=1)[:, ::-1] for depth in range(GAMMA_MAX + 1)]
+    gains = [np.where(np.arange(each.shape[1]) < rng.integers(0, GAMMA_MAX + 1, (20, 1)), each, 0.0) for each in gains]
+    found = rule.choose(chances, [running_sums(each) for each in gains])
+    onward = numbers.stopping.onward
+    for row in range(20):
+        drafted = 0
+        while True:
+            worths = [0.0]
+            for length in range(1, GAMMA_MAX - drafted + 1):
+                if gains[drafted][row, length - 1] == 0:
+                    break
+                price = rate * (verify[drafted + length] - verify[drafted])
+                worths.append(float(gains[drafted][row, :length].sum()) - price)
+            advantage = -math.inf
+            for more in range(1, min(numbers.stopping.horizon, GAMMA_MAX - drafted) + 1):
+                tokens = sum(math.prod(onward[drafted + 1 : drafted + 1 + i]) for i in range(more))
+                price = rate * (draft[drafted + more] - draft[drafted])
+                advantage = max(advantage, chances[row, drafted] * tokens - price)
+            if drafted == GAMMA_MAX or advantage <= max(0.0, numbers.kappa * max(worths)):
+                break
+            drafted += 1
+        assert found.drafted[row] == drafted
+        assert found.appended[row] == int(np.argmax(worths))
+
+
+@settings(deadline=None, max_examples=30)
+@given(seed=st.integers(0, 10_000))
+def test_with_nothing_in_the_text_it_is_stopping(seed: int) -> None:
+    numbers = random_numbers(seed)
+    rng = np.random.default_rng(seed)
+    draft = 1 + np.cumsum(rng.uniform(0, 0.3, GAMMA_MAX + 1))
+    rule = Rule(2.0, draft, np.ones(GAMMA_MAX + 1), numbers)
+    chances = rng.random((50, GAMMA_MAX))
+    nothing = [np.full((50, GAMMA_MAX - depth), -np.inf) for depth in range(GAMMA_MAX + 1)]
+    theta = thresholds(2.0, draft, numbers.stopping.onward, numbers.stopping.horizon)
+    goes_on = chances > theta
+    expected = np.where(goes_on.all(axis=1), GAMMA_MAX, (~goes_on).argmax(axis=1))
+    np.testing.assert_array_equal(rule.choose(chances, nothing).drafted, expected)
+
+
+def test_alone_the_model_is_stopping_on_a_whole_trace() -> None:
+    trace = repeating_trace(4, prompts=4, length=60, gamma_max=GAMMA_MAX, vocabulary=9)
+    costs, numbers = LinearCosts(drafting=0.05), random_numbers(8, sources="model")
+    alone, stopping = TwoSource(numbers, GAMMA_MAX, costs), ThroughputStopping(numbers.stopping, GAMMA_MAX, costs)
+    assert alone.rate == pytest.approx(stopping.rate)
+    np.testing.assert_array_equal(replay(trace, alone).record.drafted, replay(trace, stopping).record.drafted)
+
+
+def test_the_rate_is_what_the_best_rule_reaches() -> None:
+    """Steps of two kinds with the true chances; the best rule drafts and appends by kind, and is found by trying."""
+    rng, count = np.random.default_rng(0), 4000
+    kinds = [(0.9, 0.3), (0.4, 0.8)]  # chance of each drafted and of each looked-up token
+    numbers = random_numbers(0, kappa=1.0)
+    chances, accepted, tails, runs = [], [], [], []
+    for model, text in kinds:
+        for _ in range(count):
+            chances.append(tuple(model ** np.arange(1, GAMMA_MAX + 1)))
+            accepted.append(min(int(rng.geometric(1 - model)) - 1, GAMMA_MAX))
+            tails.append(tuple(tuple(model**d * text ** np.arange(1, GAMMA_MAX - d + 1)) for d in range(GAMMA_MAX + 1)))
+            runs.append(tuple(min(int(rng.geometric(1 - text)) - 1, GAMMA_MAX - d) for d in range(GAMMA_MAX + 1)))
+    stopping = replace(numbers.stopping, chances=tuple(chances), accepted=tuple(accepted), horizon=1)
+    numbers = replace(numbers, stopping=stopping, tails=tuple(tails), runs=tuple(runs))
+    draft, verify = 1 + 0.2 * np.arange(GAMMA_MAX + 1), 1 + 0.02 * np.arange(GAMMA_MAX + 1)
+    found = best_rate(numbers, draft, verify)
+
+    stood, behind = np.array(accepted).reshape(2, count), np.array(runs).reshape(2, count, GAMMA_MAX + 1)
+    choices = [(d, b) for d in range(GAMMA_MAX + 1) for b in range(GAMMA_MAX + 1 - d)]
+
+    def outcome(kind: int, d: int, b: int) -> tuple[float, float]:
+        right = np.minimum(d, stood[kind]) + np.where(stood[kind] >= d, np.minimum(b, behind[kind, :, d]), 0) + 1
+        return float(right.mean()), float(draft[d] + verify[d + b] - verify[d])
+
+    every = [[outcome(kind, d, b) for d, b in choices] for kind in range(2)]
+    best = max((t0 + t1) / (s0 + s1) for t0, s0 in every[0] for t1, s1 in every[1])
+    assert 0.98 * best <= found <= best + 1e-9
+
+
+def test_a_dearer_verification_appends_less() -> None:
+    trace = repeating_trace(3, prompts=6, length=80, gamma_max=GAMMA_MAX, vocabulary=5)
+    appended = [
+        int(replay(trace, TwoSource(random_numbers(5), GAMMA_MAX, LinearCosts(verifying=v))).appended.sum())
+        for v in (0.0, 0.1, 0.6)
+    ]
+    assert appended[0] > appended[1] > appended[2]
+
+
+def test_numbers_for_shorter_drafts() -> None:
+    shorter = cut(random_numbers(2), 3)
+    policy = TwoSource(shorter, 3, LinearCosts())
+    trace = repeating_trace(3, prompts=3, length=40, gamma_max=3, vocabulary=4)
+    record = replay(trace, policy).record
+    assert (record.drafted + record.appended).max() <= 3
+
+
+def test_reading_and_growing_the_index_are_charged() -> None:
+    trace = repeating_trace(3, prompts=3, length=40, gamma_max=GAMMA_MAX, vocabulary=4)
+    draft, verify = (tuple(first + step * n for n in range(GAMMA_MAX + 1)) for first, step in ((0.0, 0.1), (1.0, 0.02)))
+    tables = ((verify,),) * 3 + ((draft,),) * 3
+    costs = CostCurve((100,), *tables, 0.0, (1.0,), "none", "cpu", "float32")
+    numbers = random_numbers(5)
+    policy = TwoSource(numbers, GAMMA_MAX, costs)
+    free = replay(trace, policy, costs)
+    policy.decision = DecisionSeconds(token=0.25, step=2.0, reading=0.01, committed=0.5)
+    charged = replay(trace, policy, costs)
+    read = 0.01 * np.array([prompt.prompt_tokens for prompt in trace.prompts])
+    added = 2.0 * free.steps + 0.25 * free.drafted + 0.5 * free.committed + read
+    np.testing.assert_allclose(charged.seconds - free.seconds, added)
+
+
+def test_a_file_of_it_and_what_it_refuses() -> None:
+    numbers, costs = random_numbers(5), LinearCosts()
+    fitted = FittedPolicy("two-source", GAMMA_MAX, SIGNALS, asdict(numbers))
+    assert isinstance(fitted_policy(fitted, GAMMA_MAX, costs), TwoSource)
+    with pytest.raises(DraftgaugeError, match="weighs the cost"):
+        fitted_policy(fitted, GAMMA_MAX, None)
+    other = replace(numbers, stopping=replace(numbers.stopping, vocabulary="one"))
+    with pytest.raises(DraftgaugeError, match="another vocabulary"):
+        fitted_policy(replace(fitted, parameters=asdict(other)), GAMMA_MAX, LinearCosts(vocabulary="two"))
+
+
+def test_sampled_traces_are_refused_with_the_reason() -> None:
+    policy = TwoSource(cut(random_numbers(5), 3), 3, LinearCosts())
+    with pytest.raises(TraceError, match="does not hold the target's chances"):
+        replay(sampled_trace(1, prompts=2, length=9, gamma_max=3), policy)
