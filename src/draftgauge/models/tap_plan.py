@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Literal
 
 from transformers import PreTrainedConfig
 
@@ -13,6 +14,7 @@ from draftgauge.models.lean_weights import LENGTH_DEPENDENT_ROPE
 TAP_FAMILIES = ("qwen3", "qwen2", "llama", "mistral", "gemma", "gemma2", "gemma3_text")
 EAGLE_LAYERS = 7  # from so many on, layers 2, L // 2 and L - 3 are three
 TAPS = 3
+TapRule = Literal["eagle3", "specforge"]
 
 
 @dataclass(frozen=True)
@@ -39,27 +41,51 @@ def default_taps(layers: int) -> tuple[int, ...]:
     return tuple((2 * part + 1) * layers // (2 * count) for part in range(count))
 
 
-def tap_plan(config: PreTrainedConfig, hidden: bool, kv: bool, layers: Sequence[int] | None = None) -> TapPlan:
+def specforge_taps(layers: int) -> tuple[int, ...]:
+    """Layers 1, L // 2 - 1 and L - 4 of ``layers``, as SpecForge has them: each one below those of
+    :func:`default_taps`.
+
+    Raises:
+        ModelError: if these are not three layers.
+    """
+    if layers < EAGLE_LAYERS:
+        raise ModelError(f"the taps of SpecForge are for targets of {EAGLE_LAYERS} layers or more, not {layers}")
+    return (1, layers // 2 - 1, layers - 4)
+
+
+TAP_RULES: Mapping[TapRule, Callable[[int], tuple[int, ...]]] = {"eagle3": default_taps, "specforge": specforge_taps}
+
+
+def tap_plan(
+    config: PreTrainedConfig, hidden: bool, kv: bool, layers: Sequence[int] | TapRule | None = None
+) -> TapPlan:
     """Plan the taps of a target.
 
-    Without a choice these are :func:`default_taps`; of a target that alternates full and sliding-window attention, keys
+    Without a choice these are :func:`default_taps`. Where a rule chooses and not the caller, of a target that alternates full and sliding-window attention, keys
     and values come from the full-attention layers nearest to them.
 
     Args:
         config: of the target.
         hidden: tap hidden states.
         kv: tap keys and values.
-        layers: which decoder layers, counted from 0.
+        layers: which decoder layers, counted from 0, or the name of a rule: ``eagle3`` (:func:`default_taps`) or
+            ``specforge`` (:func:`specforge_taps`).
 
     Raises:
         ModelError: if the family has no taps, a layer does not exist or comes twice, or a layer's KV says nothing
             beyond a window.
     """
     check_family(config)
-    chosen = default_taps(config.num_hidden_layers) if layers is None else tuple(layers)
+    rule = "eagle3" if layers is None else layers
+    if isinstance(rule, str):
+        if rule not in TAP_RULES:
+            raise ModelError(f"unknown taps {rule!r}: name layers, or one of {', '.join(TAP_RULES)}")
+        chosen = TAP_RULES[rule](config.num_hidden_layers)
+    else:
+        chosen = tuple(rule)
     _check_layers(config, chosen)
     kv_layers = chosen if kv else ()
-    if kv and layers is None:
+    if kv and isinstance(rule, str):
         kv_layers = _nearest_full(config, chosen)
     for layer in kv_layers:
         if _slides(config, layer):

@@ -51,6 +51,13 @@ def new_net(
     return net
 
 
+@torch.no_grad()
+def start_norm(net: ReuseNet, target_module: PreTrainedModel) -> None:
+    """Start the norm before the head from the target's own final norm, which the target's head was trained behind."""
+    weight = target_module.get_decoder().norm.weight
+    net.norm.weight.copy_(weight + 1 if net.config.target_family.startswith("gemma") else weight)
+
+
 def attach(config: ReuseConfig, target_module: PreTrainedModel, draft_tokens: Tensor | None) -> ReuseNet:
     """A drafter around a target's embedding and rotary module, on its device; the weights are float32 and hold nothing
     yet.

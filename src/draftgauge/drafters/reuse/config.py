@@ -10,7 +10,7 @@ from transformers import PreTrainedConfig
 
 from draftgauge.core.errors import ModelError
 from draftgauge.drafters.reuse.design import DESIGNS, Design
-from draftgauge.models.tap_plan import tap_plan
+from draftgauge.models.tap_plan import TapRule, tap_plan
 
 NORMS = ("norm_before_fc", "norm_before_residual", "norm_output")
 INJECTIONS = ("concat", "project", "project-rope")
@@ -120,7 +120,7 @@ def reuse_config(
     *,
     layers: int = 1,
     injection: str = "project-rope",
-    taps: Sequence[int] | None = None,
+    taps: Sequence[int] | TapRule | None = None,
     intermediate_size: int | None = None,
     draft_vocabulary: int = 0,
     target_fingerprint: str = "",
@@ -136,7 +136,7 @@ def reuse_config(
         design: one of ``DESIGNS``.
         layers: of the drafter.
         injection: one of ``INJECTIONS``.
-        taps: target layers to read, from 0; by default three, low, middle and high.
+        taps: target layers to read, from 0, or a rule, see :func:`~draftgauge.models.tap_plan.tap_plan`.
         intermediate_size: width of the SwiGLU; the target's by default.
         draft_vocabulary: number of tokens that the drafter can propose; 0 for all.
         target_fingerprint: which target it is.

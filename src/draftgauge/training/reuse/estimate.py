@@ -32,7 +32,9 @@ from draftgauge.training.world import world_here
 
 GENERATED_LENGTHS = (222, 110)  # mean tokens of a generated question and of the bundled target's answer to it
 JSON_BYTES = 6  # of a token in a file of answers
+WEIGHT_BYTES = 4  # of one that is not trained
 TRAINED_BYTES = 16  # float32 weight, gradient and two moments of AdamW
+MOMENTS_BYTES = 8
 ADDED_UP_BYTES = 4  # the gradients side by side, where several devices add them up
 HUGE_GB = 1000.0  # of cached features, from where on it is said what to do instead
 # Of a large multiplication's speed, over whole steps. Measured on a CPU with the bundled target: 0.19 to 0.26 in
@@ -148,6 +150,7 @@ def estimate_for(
     target = _on_meta(config, request.trust_remote_code)
     sizes = _sizes(request, min(request.length, drafter.context), answers)
     trained = count_parameters(drafter)
+    frozen = drafter.hidden_size * drafter.logits if request.freeze_head else 0
     body = sum(p.numel() for p in target.parameters()) - _embedding(target)
     memory = _memory(request, drafter, target, trained, device, sizes)
     dtype = autocast_dtype(device) if request.precision != "fp32" else None
@@ -165,12 +168,11 @@ def estimate_for(
         for kind in ("online", "cached")
     )
     share = 1 - cached / online
-    disk_checkpoints = (
-        trained * (2 * 12 + 4) / 1e9
-    )  # while a new checkpoint is written the old one stays; and the drafter itself
+    # While a new checkpoint is written the old one stays; and the drafter itself.
+    disk_checkpoints = (trained * 3 * WEIGHT_BYTES + (trained - frozen) * 2 * MOMENTS_BYTES) / 1e9
     return Estimate(
         target_parameters=target.num_parameters(),
-        parameters=trained,
+        parameters=trained - frozen,
         device=str(device),
         devices=devices,
         conversations=sizes.conversations,
@@ -216,7 +218,8 @@ def operations(request: TrainingSpec, drafter: ReuseConfig, trained: int, target
     head, teacher = drafter.hidden_size * drafter.logits, drafter.hidden_size * drafter.vocabulary
     body = target - teacher if request.features == "online" else 0
     read = 2.0 * (body * sizes.tokens + teacher * sizes.anchors)
-    return read + 6.0 * request.depths * ((trained - head) * sizes.rows + head * sizes.anchors)
+    of_head = (4.0 if request.freeze_head else 6.0) * head * sizes.anchors
+    return read + request.depths * (6.0 * (trained - head) * sizes.rows + of_head)
 
 
 def probe(device: torch.device, dtype: torch.dtype | None) -> float:
@@ -283,7 +286,9 @@ def _memory(
     # Of the drafter's own logits only a chunk exists at a time.
     logits += CHUNK_ELEMENTS.get(device.type, CHUNK_ELEMENTS["cuda"]) * 4 * DRAFTER_LOGITS
     activations = rows * request.depths * kept + tokens * taps * number + logits
-    trained_bytes = trained * (TRAINED_BYTES + (ADDED_UP_BYTES if devices > 1 else 0))
+    frozen = drafter.hidden_size * drafter.logits if request.freeze_head else 0
+    per_parameter = TRAINED_BYTES + (ADDED_UP_BYTES if devices > 1 else 0)
+    trained_bytes = (trained - frozen) * per_parameter + frozen * WEIGHT_BYTES
     return parameters * weight / 2**30, trained_bytes / 2**30, activations / 2**30
 
 

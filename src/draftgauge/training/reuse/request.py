@@ -10,6 +10,7 @@ from typing import Any
 from draftgauge.core.config import to_mapping
 from draftgauge.core.errors import DraftgaugeError
 from draftgauge.core.settings import setting
+from draftgauge.models.tap_plan import TapRule
 
 LOSSES = ("kl", "cross-entropy", "greedy")
 FEATURES = ("online", "cached")
@@ -41,7 +42,8 @@ class TrainingSpec:
         reuse: design of the drafter: hidden, kv, hybrid, cross or none.
         layers: of the drafter; more than one for ``kv`` and ``none`` only.
         injection: how keys and values of several target layers enter: concat, project or project-rope.
-        taps: decoder layers of the target to read, counted from 0; the family's default if left out.
+        taps: decoder layers of the target to read, counted from 0, or a rule: eagle3 (low, middle, high; the default)
+            or specforge (1, L/2 - 1, L - 4).
         intermediate_size: width of the drafter's MLP; the target's if left out. The study sets it to match capacities.
         draft_vocabulary: size of the vocabulary that the drafter proposes from, the most frequent tokens of the
             answers; 0 for all.
@@ -49,6 +51,8 @@ class TrainingSpec:
         norm_before_residual: normalise the fused states before they become the block's residual.
         norm_output: pass the drafter's states on to the next depth normalised; without any of the three, the original
             EAGLE-3.
+        target_norm: start the norm before the drafter's head from the target's final norm; else it starts at one.
+        freeze_head: leave the drafter's head as it starts, at the target's; speculators does so.
         depths: K, drafted tokens that training unrolls from every anchor.
         length: longest conversation in tokens; longer ones are cut at their end.
         prompts: prompt file whose prompts the target answers; for the bundled target, generated questions if left out.
@@ -98,12 +102,14 @@ class TrainingSpec:
     reuse: str = "hybrid"
     layers: int = 1
     injection: str = "project-rope"
-    taps: tuple[int, ...] | None = None
+    taps: tuple[int, ...] | TapRule | None = None
     intermediate_size: int | None = None
     draft_vocabulary: int = 0
     norm_before_fc: bool = True
     norm_before_residual: bool = True
     norm_output: bool = True
+    target_norm: bool = True
+    freeze_head: bool = False
     depths: int = setting(7, short="-k")
     length: int = 1024
     prompts: Path | None = None

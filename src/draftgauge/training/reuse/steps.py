@@ -220,7 +220,7 @@ class Training:
         return TrainResult(
             folder=self.job.out,
             design=self.job.request.reuse,
-            parameters=sum(p.numel() for p in self.net.parameters()),
+            parameters=sum(p.numel() for p in self.net.parameters() if p.requires_grad),
             steps=state.step,
             tokens=state.tokens,
             seconds=state.seconds,
@@ -243,8 +243,9 @@ def warn_of(unequal: Sequence[Imbalance]) -> None:
 
 def make_optimizer(net: nn.Module, weight_decay: float, rate: float = 1.0) -> torch.optim.Optimizer:
     """AdamW in one fused pass; only matrices decay. A schedule multiplies the rate by that of the step."""
-    matrices = [p for p in net.parameters() if p.ndim >= 2]
-    others = [p for p in net.parameters() if p.ndim < 2]
+    trained = [p for p in net.parameters() if p.requires_grad]
+    matrices = [p for p in trained if p.ndim >= 2]
+    others = [p for p in trained if p.ndim < 2]
     groups = [{"params": matrices, "weight_decay": weight_decay}, {"params": others, "weight_decay": 0.0}]
     return torch.optim.AdamW(groups, lr=rate, betas=BETAS, fused=True)
 

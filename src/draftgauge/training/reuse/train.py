@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from draftgauge.core.progress import Progress, silent
-from draftgauge.drafters.reuse.building import frequent_tokens, new_net, warm_start
+from draftgauge.drafters.reuse.building import frequent_tokens, new_net, start_norm, warm_start
 from draftgauge.drafters.reuse.net import ReuseNet
 from draftgauge.drafters.reuse.persistence import load_drafter, save_drafter, target_fingerprint
 from draftgauge.models.base import CachedModel
@@ -115,9 +115,13 @@ def _start(job: Job, target: CachedModel, answers: Answers) -> ReuseNet:
     if request.draft_vocabulary:
         tokens = frequent_tokens(token_counts(answers, job.config.vocabulary), request.draft_vocabulary)
     net = new_net(job.config, target.module, request.seed, tokens)
+    if request.target_norm:
+        start_norm(net, target.module)
     start_gates(net, request.gate_start)
     if request.warm_start is not None:
         warm_start(net, load_drafter(request.warm_start, target))
+    if request.freeze_head:
+        net.head.requires_grad_(False)
     return net
 
 
