@@ -61,8 +61,8 @@ def tap_plan(
 ) -> TapPlan:
     """Plan the taps of a target.
 
-    Without a choice these are :func:`default_taps`. Where a rule chooses and not the caller, of a target that alternates full and sliding-window attention, keys
-    and values come from the full-attention layers nearest to them.
+    Without a choice these are :func:`default_taps`. Where a rule chooses and not the caller, keys and values of a target
+    that alternates full and sliding-window attention come from the full-attention layers nearest to them.
 
     Args:
         config: of the target.

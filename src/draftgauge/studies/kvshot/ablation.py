@@ -167,8 +167,8 @@ def read_ablation(job: AblationJob) -> list[float] | None:
 
 
 def ablation_rows(jobs: Sequence[AblationJob]) -> list[Row]:
-    """``design, ablation, seeds, validation_kl, validation_kl_0.., difference, least, most, steps``, one an arm that was
-    run.
+    """One row for every arm that was run: ``design, ablation, seeds, steps, validation_kl, validation_kl_DEPTH,
+    difference, least, most, best``.
 
     ``difference`` is to the design as it stands, positive where that is better: its mean over the seeds that both have,
     and the least and the most of any seed. ``best`` is true of the arm of least KL of its design, on the same seeds.
