@@ -18,8 +18,8 @@ from draftgauge.core.files import require_writable
 from draftgauge.decoding.settings import DecodingSettings
 from draftgauge.drafters.reuse import target_fingerprint
 from draftgauge.models.loading import end_tokens, load_tokenizer
-from draftgauge.studies.kvshot.ablation import Ablation, ablation_jobs, ablation_rows, read_ablation
-from draftgauge.studies.kvshot.cells import ANSWERS_NAME, VALIDATION_NAME
+from draftgauge.studies.kvshot.ablation import ablation_jobs, ablation_rows, read_ablation
+from draftgauge.studies.kvshot.cells import ANSWERS_NAME, VALIDATION_NAME, Ablation
 from draftgauge.studies.kvshot.executor import execute
 from draftgauge.studies.kvshot.held_out import make_texts
 from draftgauge.training.reuse.data import answers_of, load_target
@@ -83,7 +83,7 @@ def main() -> None:
     for row in rows:
         apart = f"{row['difference']:+.3f} ({row['least']:+.3f} to {row['most']:+.3f})" if "difference" in row else ""
         console.print(
-            f"{row['design']:7} {row['ablation']:36} KL {row['validation_kl']:.3f} {apart}{' *' if row['best'] else ''}",
+            f"{'*' if row['best'] else ' '} {row['design']:7} {row['ablation']:36} {row['validation_kl']:.3f} {apart}",
             highlight=False,
             soft_wrap=True,
         )

@@ -31,8 +31,9 @@ def study(variants: Sequence[Variant] = tuple(ALPHAS), seeds: tuple[int, ...] = 
     return Study("test", tuple(variants), seeds, TrainingSpec(), Evaluation())
 
 
-def cells(folder: Path, chosen: Study) -> list[Cell]:
-    widths = {variant: 100 + number for number, variant in enumerate(chosen.variants)}
+def cells(folder: Path, chosen: Study, fixed: int | None = None) -> list[Cell]:
+    """Cells whose widths are different, or all alike."""
+    widths = {variant: fixed or 100 + number for number, variant in enumerate(chosen.variants)}
     return make_cells(chosen, widths, dict.fromkeys(chosen.variants, 1000), "target", folder)
 
 

@@ -13,7 +13,8 @@ import pytest
 from draftgauge.core.errors import DraftgaugeError
 from draftgauge.drafters.reuse.config import NORMS
 from draftgauge.studies.kvshot import ablation as module
-from draftgauge.studies.kvshot.ablation import AS_IT_STANDS, Ablation, ablation_jobs, ablation_rows, arms, read_ablation
+from draftgauge.studies.kvshot.ablation import AS_IT_STANDS, ablation_jobs, ablation_rows, arms, read_ablation
+from draftgauge.studies.kvshot.cells import Ablation
 from draftgauge.training.reuse.request import TrainingSpec
 from tiny import save_tiny
 

@@ -19,7 +19,8 @@ from draftgauge.studies.kvshot.page import (
     write_kvshot_report,
 )
 from draftgauge.studies.kvshot.presets import HIDDEN, KV, at_equal_width
-from draftgauge.studies.kvshot.results import study_rows
+from draftgauge.studies.kvshot.results import study_rows, tuned_rows
+from draftgauge.studies.kvshot.tuning import Trial, Tuned
 from draftgauge.studies.kvshot.views import variant_views
 from kvshot_results import ALPHAS, results
 
@@ -29,7 +30,11 @@ def rows(tmp_path_factory: pytest.TempPathFactory) -> list[dict]:
     """Rows as they come back from a JSON file."""
     folder = tmp_path_factory.mktemp("study")
     wide = {at_equal_width(variant): ALPHAS[variant] for variant in (HIDDEN, KV)}
-    write_measurement(folder / "rows.json", "test", study_rows(results(folder, ALPHAS | wide)))
+    tuned = Tuned((Trial(1e-3, 0.05), Trial(2e-3, 0.05)), (2.034, 1.567))
+    ablated = {"design": "hidden", "ablation": "without norm_before_fc", "seeds": 3, "steps": 200}
+    ablated |= {"validation_kl": 3.456, "best": False, "difference": 0.321, "least": 0.3, "most": 0.35}
+    found = [*study_rows(results(folder, ALPHAS | wide)), *tuned_rows({KV: tuned}), ablated]
+    write_measurement(folder / "rows.json", "test", found)
     return [dict(row) for row in read_measurement(folder / "rows.json").rows]
 
 
@@ -52,6 +57,10 @@ def test_the_page_holds_what_was_found(rows: list[dict], tmp_path: Path) -> None
         "Query estimation error by depth",
         "Where the loss reaches",
         "The gate over training",
+        "without norm_before_fc",
+        "0.321",
+        "What was tried",
+        "1.567",
     ):
         assert text in page
     ids = re.findall(r' id="([^"]+)"', page)

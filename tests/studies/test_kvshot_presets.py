@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import pytest
@@ -10,10 +11,12 @@ from draftgauge.core.errors import DraftgaugeError
 from draftgauge.drafters.reuse import count_parameters
 from draftgauge.models.loading import load_model
 from draftgauge.studies.kvshot.cells import EQUAL_PARAMETERS, check_study
+from draftgauge.studies.kvshot.plan import plan_study
 from draftgauge.studies.kvshot.presets import HIDDEN, KV, KV_DEEP, PRESETS, make_study
 from draftgauge.studies.kvshot.run import choose_configs
 from draftgauge.training.reuse.request import TrainingSpec
-from kvshot_results import cells
+from draftgauge.studies.kvshot.verdicts import PREDICTIONS
+from kvshot_results import cells, write_result
 
 
 @pytest.mark.parametrize("preset", PRESETS)
@@ -24,7 +27,10 @@ def test_every_preset_answers_the_predictions_it_has_cells_for(preset: str, tmp_
     assert (KV_DEEP in study.variants) == (preset != "quick")  # P2
     assert study.request.depths == 7
     made = cells(tmp_path, study)
-    assert len(made) == len(study.variants) * len(study.seeds) == len({cell.name for cell in made})
+    assert len(made) == sum(len(study.seeds_of(v)) for v in study.variants) == len({cell.name for cell in made})
+    for prediction in PREDICTIONS:
+        for variant in {prediction.better, prediction.worse} & set(study.variants):
+            assert len(study.seeds_of(variant)) == (2 if preset == "smoke" else 5)
     before: set[str] = set()
     for cell in made:
         assert cell.after is None or cell.after in before
@@ -57,7 +63,61 @@ def test_full_has_every_row_of_the_paper() -> None:
         "cross-warm-equal-width",
     }
     paper |= {f"kv-project-rope-{layers}-layers{width}" for layers in (2, 3, 4) for width in ("", "-equal-width")}
-    assert paper | {"none", "kv-project-rope-equal-width"} <= names
+    paper |= {f"{design}-equal-width" for design in ("hidden", "kv-project-rope", "hybrid", "cross")}
+    assert paper | {"none"} <= names
+    assert {variant.name for variant in make_study("full", TrainingSpec()).variants if variant.remedy} == {
+        "kv-project-rope-kv-gradient-50",
+        "hidden-depths-12",
+        "kv-project-rope-depths-12",
+        "hybrid-depths-12",
+        "hybrid-warm-equal-width-gate-held",
+        "hybrid-warm-equal-width-cross-first",
+    }
+
+
+def test_a_folder_of_depth_is_a_beginning_of_full(tmp_path: Path) -> None:
+    """Of the trainings that both have; without a GPU, whose trainings are larger."""
+    request = TrainingSpec(device="cpu")
+    studies = [make_study(preset, request) for preset in ("depth", "full")]
+    assert studies[0].tuning == studies[1].tuning
+    config = load_model("reference").module.config
+    small, large = (choose_configs(study, config) for study in studies)
+    shared = {variant: one for variant, one in small.items() if variant in large}
+    assert set(shared) == set(small)
+    assert shared.items() <= large.items()  # the same widths
+    done, wanted = ({cell.name: cell.digest() for cell in cells(tmp_path, study, fixed=100)} for study in studies)
+    missing = {name for name in done if done[name] != wanted.get(name)}
+    assert {name.split("-seed")[0] for name in missing} <= {"kv-project-rope-2-layers"}  # has fewer seeds in full
+
+
+def test_larger_trainings_on_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    import torch
+
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
+    small, large = (make_study("full", TrainingSpec(device=device)) for device in ("cpu", "cuda"))
+    assert large.request.steps * large.request.batch > 10 * small.request.steps * small.request.batch
+    assert large.variants == small.variants
+
+
+def test_the_plan_counts_what_is_left(tmp_path: Path) -> None:
+    study = make_study("smoke", TrainingSpec(device="cpu"))
+    rows = {row["stage"]: row for row in plan_study(study, tmp_path / "study")}
+    assert list(rows) == ["tuning", "training", "measuring", "ablation", "all"]
+    assert rows["tuning"]["runs"] == rows["tuning"]["left"] == 8 * 6
+    assert rows["training"]["runs"] == rows["training"]["left"] == 12
+    assert rows["ablation"]["runs"] == 8
+    assert rows["measuring"]["hours"] is None
+    assert rows["all"]["hours"] == pytest.approx(sum(rows[s]["hours"] for s in ("tuning", "training", "ablation")))
+    assert not (tmp_path / "study").exists()
+    made = cells(tmp_path / "study", study)
+    for cell in made[:3]:
+        write_result(cell, [0.5] * 7)
+        document = json.loads((cell.folder / "result.json").read_text())
+        (cell.folder / "result.json").write_text(json.dumps(document | {"seconds": 38.0}))  # 2 of them training
+    later = {row["stage"]: row for row in plan_study(study, tmp_path / "study")}
+    assert (later["training"]["runs"], later["training"]["left"]) == (12, 9)
+    assert later["measuring"]["hours_left"] == pytest.approx(9 * 36 / 3600)
+    assert later["all"]["hours_left"] < later["all"]["hours"]
 
 
 def test_cells_differ_in_nothing_but_variant_and_seed(tmp_path: Path) -> None:

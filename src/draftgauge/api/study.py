@@ -11,6 +11,7 @@ from draftgauge.core.files import require_writable
 from draftgauge.core.progress import Progress, silent
 from draftgauge.core.provenance import command_line, environment
 from draftgauge.studies.kvshot.page import write_kvshot_report
+from draftgauge.studies.kvshot.plan import plan_study
 from draftgauge.studies.kvshot.presets import make_study
 from draftgauge.studies.kvshot.run import StudyOutcome, run_study
 from draftgauge.training.reuse.request import TrainingSpec
@@ -31,7 +32,7 @@ def study_kvshot(request: StudyKvshotRequest, *, progress: Progress = silent) ->
 
     Returns:
         Rows of all finished cells, see :func:`draftgauge.studies.kvshot.results.study_rows`, and the errors of those
-        that failed.
+        that failed. Of a plan, see :func:`draftgauge.studies.kvshot.plan.plan_study`; nothing is written.
 
     Raises:
         DraftgaugeError: for an unknown preset or executor, a folder that holds another study, or if no cell could be
@@ -41,6 +42,8 @@ def study_kvshot(request: StudyKvshotRequest, *, progress: Progress = silent) ->
     out, target = request.out, request.target
     training = TrainingSpec(target=target, prompts=request.prompts, device=request.machine.device)
     study = make_study(request.preset, training, request.held_out)
+    if request.plan:
+        return StudyOutcome(plan_study(study, out), {})
     require_writable(out)
     prompts = prompt_file(study.evaluation.prompts)
     validation = None if study.tuning is None else prompt_file(study.tuning.prompts)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from draftgauge.api.requests import StudyKvshotRequest
-from draftgauge.cli.console import IncompleteError, errors, progress, show_table
+from draftgauge.cli.console import IncompleteError, console, errors, progress, show_table
 
 POOLED = {
     "drafter": "drafter",
@@ -20,6 +20,14 @@ POOLED = {
     "mat_high": "to",
     "live_mat": "MAT, live",
     "tree_mat": "MAT, trees",
+}
+PLAN = {
+    "stage": "stage",
+    "runs": "runs",
+    "left": "left",
+    "steps": "steps a run",
+    "hours": "hours",
+    "hours_left": "hours left",
 }
 VERDICTS = {
     "prediction": "",
@@ -43,6 +51,12 @@ def kvshot(request: StudyKvshotRequest) -> list[dict[str, Any]]:
 
     with progress() as advance:
         outcome = study_kvshot(request, progress=advance)
+    if request.plan:
+        show_table("Before anything starts", outcome.rows, PLAN)
+        console.print(
+            "Answers and held-out texts, made once, come on top. Stop at any time: the folder keeps what is done."
+        )
+        return outcome.rows
     show_table("Pooled over seeds", summary(outcome.rows), POOLED)
     show_table("Predictions", (row for row in outcome.rows if "prediction" in row), VERDICTS)
     errors.print(f"wrote {request.out / REPORT_NAME}", highlight=False)

@@ -2,19 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Literal
 
 from transformers import PreTrainedConfig
 
 from draftgauge.core.errors import ModelError
 from draftgauge.models.lean_weights import LENGTH_DEPENDENT_ROPE
+from draftgauge.models.tap_rules import TAP_RULES, TapRule
 
 TAP_FAMILIES = ("qwen3", "qwen2", "llama", "mistral", "gemma", "gemma2", "gemma3_text")
-EAGLE_LAYERS = 7  # from so many on, layers 2, L // 2 and L - 3 are three
-TAPS = 3
-TapRule = Literal["eagle3", "specforge"]
 
 
 @dataclass(frozen=True)
@@ -31,45 +28,19 @@ class TapPlan:
     kv_layers: tuple[int, ...] = ()
 
 
-def default_taps(layers: int) -> tuple[int, ...]:
-    """A low, a middle and a high layer of ``layers``: 2, L // 2 and L - 3 as in EAGLE-3 (arXiv 2503.01840), spread
-    evenly where L < 7.
-    """
-    if layers >= EAGLE_LAYERS:
-        return (2, layers // 2, layers - 3)
-    count = min(TAPS, layers)
-    return tuple((2 * part + 1) * layers // (2 * count) for part in range(count))
-
-
-def specforge_taps(layers: int) -> tuple[int, ...]:
-    """Layers 1, L // 2 - 1 and L - 4 of ``layers``, as SpecForge has them: each one below those of
-    :func:`default_taps`.
-
-    Raises:
-        ModelError: if these are not three layers.
-    """
-    if layers < EAGLE_LAYERS:
-        raise ModelError(f"the taps of SpecForge are for targets of {EAGLE_LAYERS} layers or more, not {layers}")
-    return (1, layers // 2 - 1, layers - 4)
-
-
-TAP_RULES: Mapping[TapRule, Callable[[int], tuple[int, ...]]] = {"eagle3": default_taps, "specforge": specforge_taps}
-
-
 def tap_plan(
     config: PreTrainedConfig, hidden: bool, kv: bool, layers: Sequence[int] | TapRule | None = None
 ) -> TapPlan:
     """Plan the taps of a target.
 
-    Without a choice these are :func:`default_taps`. Where a rule chooses and not the caller, keys and values of a target
-    that alternates full and sliding-window attention come from the full-attention layers nearest to them.
+    Without a choice these are EAGLE-3's. Where a rule chooses and not the caller, keys and values of a target that
+    alternates full and sliding-window attention come from the full-attention layers nearest to them.
 
     Args:
         config: of the target.
         hidden: tap hidden states.
         kv: tap keys and values.
-        layers: which decoder layers, counted from 0, or the name of a rule: ``eagle3`` (:func:`default_taps`) or
-            ``specforge`` (:func:`specforge_taps`).
+        layers: which decoder layers, counted from 0, or the name of one of :data:`TAP_RULES`.
 
     Raises:
         ModelError: if the family has no taps, a layer does not exist or comes twice, or a layer's KV says nothing

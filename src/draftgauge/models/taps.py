@@ -24,7 +24,8 @@ from draftgauge.models.base import CachedModel
 from draftgauge.models.hidden import HiddenStates, watching
 from draftgauge.models.lean import LeanModel
 from draftgauge.models.modules_model import ModulesModel, rollback_cache
-from draftgauge.models.tap_plan import TAP_FAMILIES, TapPlan, default_taps, tap_plan
+from draftgauge.models.tap_plan import TAP_FAMILIES, TapPlan, tap_plan
+from draftgauge.models.tap_rules import default_taps
 
 __all__ = ["TAP_FAMILIES", "Features", "TapPlan", "Taps", "attach_taps", "batch_features", "default_taps", "tap_plan"]
 

@@ -113,9 +113,11 @@ class StudyKvshotRequest:
         executor: 'local', one cell after the other, or 'ray', on a cluster.
         cpus: CPUs that each cell asks Ray for.
         gpus: GPUs that each cell asks Ray for; a share such as 0.5 puts two cells on one.
+        plan: print trainings and hours, and what of them is left in the folder, and run nothing.
     """
 
     out: Path
+    plan: bool = False
     preset: str = "smoke"
     target: str = "reference"
     prompts: Path | None = None

@@ -10,7 +10,8 @@ from transformers import PreTrainedConfig
 
 from draftgauge.core.errors import ModelError
 from draftgauge.drafters.reuse.design import DESIGNS, Design
-from draftgauge.models.tap_plan import TapRule, tap_plan
+from draftgauge.models.tap_plan import tap_plan
+from draftgauge.models.tap_rules import TapRule
 
 NORMS = ("norm_before_fc", "norm_before_residual", "norm_output")
 INJECTIONS = ("concat", "project", "project-rope")

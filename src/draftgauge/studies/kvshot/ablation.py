@@ -24,7 +24,7 @@ from draftgauge.diagnostics.held_out_loss import held_out_kl
 from draftgauge.drafters.reuse import load_drafter
 from draftgauge.drafters.reuse.config import NORMS
 from draftgauge.drafters.reuse.design import DESIGNS
-from draftgauge.studies.kvshot.cells import VALIDATION_NAME
+from draftgauge.studies.kvshot.cells import VALIDATION_NAME, Ablation
 from draftgauge.studies.kvshot.held_out import read_texts
 from draftgauge.training.reuse.data import load_target
 from draftgauge.training.reuse.request import TrainingSpec
@@ -33,21 +33,6 @@ from draftgauge.training.reuse.train import train_drafter
 FOLDER = "ablation"
 AS_IT_STANDS = "as it stands"
 Row = dict[str, Any]
-
-
-@dataclass(frozen=True)
-class Ablation:
-    """How large it is.
-
-    Attributes:
-        designs: whose arms are trained.
-        steps: of every training.
-        seeds: of every arm.
-    """
-
-    designs: tuple[str, ...] = ("hidden", "kv", "hybrid")
-    steps: int = 200
-    seeds: tuple[int, ...] = (0, 1, 2)
 
 
 @dataclass(frozen=True)

@@ -122,16 +122,34 @@ class Tuning:
 
 
 @dataclass(frozen=True)
+class Ablation:
+    """How large the ablation of :mod:`draftgauge.studies.kvshot.ablation` is.
+
+    Attributes:
+        designs: whose arms are trained.
+        steps: of every training.
+        seeds: of every arm.
+    """
+
+    designs: tuple[str, ...] = ("hidden", "kv", "hybrid")
+    steps: int = 200
+    seeds: tuple[int, ...] = (0, 1, 2)
+
+
+@dataclass(frozen=True)
 class Study:
     """A whole study: every variant with every seed, trained alike.
 
     Attributes:
         preset: its name.
         variants: rows of the table. A warm one needs the ``hidden`` one of its capacity among them.
-        seeds: of training.
+        seeds: of training, for the rows that verdicts are about; the first ``other_seeds`` of them for the others.
         request: of every training; target, data, loss, optimiser and steps.
         evaluation: of every drafter.
         tuning: of every variant; None trains all with the settings of ``request``.
+        ablation: of norms, start and layers, judged on the prompts of the tuning; None for none.
+        other_seeds: see ``seeds``; all of them if None.
+        decisive: rows that get all seeds.
     """
 
     preset: str
@@ -140,6 +158,13 @@ class Study:
     request: TrainingSpec
     evaluation: Evaluation
     tuning: Tuning | None = None
+    ablation: Ablation | None = None
+    other_seeds: int | None = None
+    decisive: tuple[Variant, ...] = ()
+
+    def seeds_of(self, variant: Variant) -> tuple[int, ...]:
+        """The seeds of one row."""
+        return self.seeds if variant in self.decisive else self.seeds[: self.other_seeds]
 
 
 @dataclass(frozen=True)
@@ -233,6 +258,8 @@ def make_cells(
     cells = []
     for seed in study.seeds:
         for variant in ordered:
+            if seed not in study.seeds_of(variant):
+                continue
             after = cell_name(variant.starts_from, seed) if variant.starts_from else None
             start = cell_folder(folder, after) / DRAFTER_FOLDER if after else None
             request = tuned(variant, variant.request(base, widths[variant], seed, start))

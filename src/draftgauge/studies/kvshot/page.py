@@ -18,7 +18,14 @@ from draftgauge.report.layout import render_page
 from draftgauge.report.style import Series, fixed, number, ratio
 from draftgauge.report.table import Table
 from draftgauge.studies.kvshot import figures as figures
-from draftgauge.studies.kvshot.views import EQUAL_WIDTH, Estimate, VariantView, prediction_views, variant_views
+from draftgauge.studies.kvshot.views import (
+    EQUAL_WIDTH,
+    Estimate,
+    VariantView,
+    label_of,
+    prediction_views,
+    variant_views,
+)
 
 PACKAGE = "draftgauge.studies.kvshot"
 TITLE = "Hidden states or the KV cache"
@@ -79,6 +86,8 @@ def render_kvshot(rows: Sequence[Mapping[str, Any]], failures: Mapping[str, str]
         "limits": limit_panels(plain),
         "controls": controls_table(views),
         "shares": gradients_table(plain),
+        "tuning": tuning_table(rows),
+        "ablation": ablation_table(rows),
         "seeds": max(view.seeds for view in views),
         "failures": failures,
         "facts": [
@@ -229,6 +238,41 @@ def gradients_table(views: Sequence[VariantView]) -> Table:
         for row in view.limits.gradients
     )
     return _table(("drafter", "group", "norm", "over weights", "positions reached", "effective rank"), lines)
+
+
+def tuning_table(rows: Sequence[Mapping[str, Any]]) -> Table:
+    """Every trial of the tuning, the chosen ones marked."""
+    lines = tuple(
+        (
+            label_of(row),
+            row["capacity"],
+            number(row["learning_rate"]),
+            number(row["warmup"]),
+            number(row["gate_start"]),
+            fixed(row["validation_kl"], 3),
+            "chosen" if row["chosen"] else "",
+        )
+        for row in rows
+        if "trial" in row
+    )
+    return _table(("drafter", "matched by", "learning rate", "warm-up", "gate's start", "validation KL", ""), lines)
+
+
+def ablation_table(rows: Sequence[Mapping[str, Any]]) -> Table:
+    """What norms, start and layers are worth."""
+    lines = tuple(
+        (
+            row["design"],
+            row["ablation"],
+            str(row["seeds"]),
+            fixed(row["validation_kl"], 3),
+            "" if row.get("difference") is None else fixed(row["difference"], 3),
+            "" if row.get("difference") is None else f"{fixed(row['least'], 3)} to {fixed(row['most'], 3)}",
+        )
+        for row in rows
+        if "ablation" in row
+    )
+    return _table(("drafter", "trained", "seeds", "validation KL", "difference", "of the seeds"), lines)
 
 
 def _groups(views: Sequence[VariantView]) -> Iterable[Mapping[str, Any]]:

@@ -5,14 +5,25 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 from draftgauge.core.errors import DraftgaugeError
 from draftgauge.models.reference import PAIR_FOLDER, REFERENCE
-from draftgauge.studies.kvshot.cells import EQUAL_WIDTH, Evaluation, Study, Tuning, Variant
+from draftgauge.studies.kvshot.cells import EQUAL_WIDTH, Ablation, Evaluation, Study, Tuning, Variant
 from draftgauge.training.reuse.request import TrainingSpec
 
 ROPE = "project-rope"
 SEEDS = (0, 1, 2, 3, 4)
+OTHER_SEEDS = 3
+LAPTOP: dict[str, Any] = {
+    "questions": 1000,
+    "new_tokens": 128,
+    "steps": 300,
+    "batch": 4,
+    "features": "cached",
+    "compile": True,
+}
+GPU: dict[str, Any] = {"questions": 12000, "steps": 3000, "batch": 16}
 PER_TASK = 24  # of four tasks: 96 prompts
 HIDDEN, NONE = Variant("hidden"), Variant("none")
 KV = Variant("kv", injection=ROPE)
@@ -48,6 +59,7 @@ def smoke(request: TrainingSpec) -> Study:
         replace(_small_data(request), new_tokens=24, length=256, steps=6, batch=4, checkpoint_every=3, log_every=3),
         Evaluation(per_task=1, max_new_tokens=24, tree_prompts=2, latency_prompts=2, bottleneck_prompts=2),
         Tuning(steps=2, per_task=1),
+        Ablation(designs=("hidden",), steps=2, seeds=(0,)),
     )
 
 
@@ -66,7 +78,7 @@ def quick(request: TrainingSpec) -> Study:
         "quick",
         (HIDDEN, KV, HYBRID, NONE),
         SEEDS,
-        replace(request, questions=1000, new_tokens=128, steps=300, batch=4, features="cached", compile=True),
+        replace(request, **LAPTOP),
         Evaluation(
             per_task=PER_TASK,
             max_new_tokens=96,
@@ -88,9 +100,14 @@ def depth(request: TrainingSpec) -> Study:
 
 
 def full(request: TrainingSpec) -> Study:
-    """Every row of the paper's step-wise table, five seeds on 96 prompts: at equal parameters; depth and warm starts at
-    equal width too; and what may be done against each bottleneck.
+    """Every row of the paper's step-wise table on 96 prompts: at equal parameters; depth and warm starts at equal width
+    too; what may be done against each bottleneck; and the ablation of norms. Five seeds for the rows that verdicts are
+    about and the other plain designs, three for the rest.
+
+    Without a GPU its trainings are those of quick, so that a folder of quick or depth is a beginning of it; what it
+    takes, ``--plan`` says.
     """
+    base = quick(request)
     injections = tuple(Variant("kv", injection=injection) for injection in ("concat", "project"))
     depths = tuple(Variant("kv", layers=layers, injection=ROPE) for layers in (1, 2, 3, 4))
     matched = (HIDDEN, *injections, *depths, HYBRID, CROSS, NONE)
@@ -100,14 +117,28 @@ def full(request: TrainingSpec) -> Study:
         *(remedied(warm(HYBRID), remedy) for remedy in ("gate-held", "cross-first")),
     )
     wide = tuple(at_equal_width(variant) for variant in (HIDDEN, *depths, HYBRID, CROSS))
-    return Study(
-        "full",
-        (*matched, *wide, warm(HYBRID), warm(CROSS), *remedies),
-        SEEDS,
-        replace(request, questions=12000, steps=3000, batch=16),
-        Evaluation(per_task=PER_TASK, max_new_tokens=128, tree_prompts=48, latency_prompts=8),
-        Tuning(steps=300),
+    study = replace(
+        base,
+        preset="full",
+        variants=(*matched, *wide, warm(HYBRID), warm(CROSS), *remedies),
+        ablation=Ablation(),
+        other_seeds=OTHER_SEEDS,
+        decisive=(HIDDEN, KV, KV_DEEP, HYBRID, NONE),
     )
+    if not _on_gpu(request):
+        return study
+    return replace(
+        study,
+        request=replace(request, **GPU),
+        evaluation=Evaluation(per_task=PER_TASK, max_new_tokens=128, tree_prompts=48, latency_prompts=8),
+        tuning=Tuning(steps=300),
+    )
+
+
+def _on_gpu(request: TrainingSpec) -> bool:
+    from draftgauge.models.device import choose_device  # with torch, which pages do without
+
+    return choose_device(request.device).type != "cpu"
 
 
 PRESETS: dict[str, Callable[[TrainingSpec], Study]] = {"smoke": smoke, "quick": quick, "depth": depth, "full": full}

@@ -16,6 +16,7 @@ from draftgauge.decoding.settings import DecodingSettings
 from draftgauge.drafters.reuse import ReuseConfig, count_parameters, matched_widths, reuse_config, target_fingerprint
 from draftgauge.drafters.reuse.config import NORMS
 from draftgauge.models.loading import end_tokens, load_tokenizer
+from draftgauge.studies.kvshot.ablation import ablation_jobs, ablation_rows, read_ablation
 from draftgauge.studies.kvshot.cells import (
     ANSWERS_NAME,
     DRAFTER_FOLDER,
@@ -31,7 +32,7 @@ from draftgauge.studies.kvshot.cells import (
     make_cells,
     shared_request,
 )
-from draftgauge.studies.kvshot.executor import Outcome, check_executor, execute
+from draftgauge.studies.kvshot.executor import Job, Outcome, check_executor, execute
 from draftgauge.studies.kvshot.held_out import make_texts
 from draftgauge.studies.kvshot.results import Row, read_result, study_rows, tuned_rows
 from draftgauge.studies.kvshot.tune import TuneJob
@@ -84,7 +85,11 @@ def run_study(
     if executor == "ray":
         study = replace(study, request=replace(study.request, threads=cpus))
     rows = _Rows(study, folder, prompts, validation, progress)
-    tuned = rows.tune(lambda jobs: execute(jobs, executor, lambda outcome: None, cpus, gpus, progress))
+
+    def run(jobs: Sequence[Job]) -> list[Outcome]:
+        return execute(jobs, executor, lambda outcome: None, cpus, gpus, progress)
+
+    tuned = rows.tune(run)
     cells = rows.cells(tuned)
     waiting = [cell for cell in cells if read_result(cell) is None]
     done = len(cells) - len(waiting)
@@ -97,14 +102,15 @@ def run_study(
         progress("cells", done, len(cells))
 
     outcomes = execute([CellJob(cell) for cell in waiting], executor, finished, cpus, gpus, progress) if waiting else []
-    failures = {outcome.job: outcome.message for outcome in outcomes if outcome.error}
+    ablated, outcomes_of_it = rows.ablate(run)
+    failures = {outcome.job: outcome.message for outcome in (*outcomes, *outcomes_of_it) if outcome.error}
     results = [result for cell in cells if (result := read_result(cell)) is not None]
     if not results:
         name, message = next(iter(failures.items()))
         raise DraftgaugeError(
             f"no cell of the study could be finished; {name}: {message} (see {cell_folder(folder, name) / ERROR_NAME})"
         )
-    return StudyOutcome([*study_rows(results), *tuned_rows(tuned)], failures)
+    return StudyOutcome([*study_rows(results), *tuned_rows(tuned), *ablated], failures)
 
 
 def _note(folder: Path, outcome: Outcome) -> None:
@@ -137,7 +143,18 @@ class _Rows:
         self.widths = {variant: config.intermediate_size for variant, config in configs.items()}
         self.parameters = {variant: count_parameters(config) for variant, config in configs.items()}
 
-    def tune(self, run: Callable[[Sequence[TuneJob]], list[Outcome]]) -> dict[Variant, Tuned]:
+    def ablate(self, run: Callable[[Sequence[Job]], list[Outcome]]) -> tuple[list[Row], list[Outcome]]:
+        """What is left of the ablation, after the cells: rows of all that is there, and how the jobs ended."""
+        if self.study.ablation is None:
+            return [], []
+        assert self.study.tuning is not None, "an ablation is judged on the prompts of the tuning"
+        base = shared_request(self.study, self.folder)
+        jobs = ablation_jobs(self.study.ablation, base, self.folder, self.fingerprint)
+        waiting = [job for job in jobs if read_ablation(job) is None]
+        outcomes = run(waiting) if waiting else []
+        return ablation_rows(jobs), outcomes
+
+    def tune(self, run: Callable[[Sequence[Job]], list[Outcome]]) -> dict[Variant, Tuned]:
         """Tune what is not yet tuned; nothing where the study does not tune.
 
         Args:

@@ -93,12 +93,7 @@ class VariantView:
     @property
     def label(self) -> str:
         """In a legend or a table's first column."""
-        parts = [self.design]
-        parts += [self.injection] if self.design == "kv" and self.injection != "project-rope" else []
-        parts += [f"{self.layers} layers"] if self.layers > 1 else []
-        parts += ["warm start"] if self.init == "warm" else []
-        parts += [self.remedy.replace("-", " ")] if self.remedy else []
-        return ", ".join(parts)
+        return label_of(vars(self))
 
     def measure(self, name: str) -> Estimate:
         """A pooled measure, unknown where the study did not take it."""
@@ -124,6 +119,17 @@ class PredictionView:
             return self.reason
         corrected, seeds = number(self.p_value, 2), number(self.p_seeds, 2)
         return f"difference {self.difference.text(3)}, corrected p {corrected}, seeds alone {seeds}"
+
+
+def label_of(row: Row) -> str:
+    """A drafter's name in a legend or a table's first column."""
+    injection, remedy = row.get("injection"), row.get("remedy")
+    parts = [row["design"]]
+    parts += [injection] if row["design"] == "kv" and injection and injection != "project-rope" else []
+    parts += [f"{row['layers']} layers"] if row["layers"] > 1 else []
+    parts += ["warm start"] if row["init"] == "warm" else []
+    parts += [remedy.replace("-", " ")] if remedy else []
+    return ", ".join(parts)
 
 
 def variant_views(rows: Sequence[Row]) -> list[VariantView]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import time
 from dataclasses import asdict, dataclass
 
 import torch
@@ -51,6 +52,7 @@ def run_cell(cell: Cell, progress: Progress) -> None:
 
     A training that was interrupted goes on from its checkpoint, a finished one is not repeated.
     """
+    began = time.monotonic()
     require_writable(cell.folder)
     atomic_write_text(cell.folder / SETTINGS_NAME, json.dumps(cell.settings(), indent=1) + "\n")
     if cell.request.threads is not None:
@@ -93,6 +95,7 @@ def run_cell(cell: Cell, progress: Progress) -> None:
         "device": str(target.spec.device),
         "settings": cell.settings(),
         "training": training,
+        "seconds": time.monotonic() - began,
         "distances": distance_names(),
         "evaluation": evaluation.to_json(),
         "bottlenecks": limits.to_json(),

@@ -10,7 +10,7 @@ from typing import Any
 from draftgauge.core.config import to_mapping
 from draftgauge.core.errors import DraftgaugeError
 from draftgauge.core.settings import setting
-from draftgauge.models.tap_plan import TapRule
+from draftgauge.models.tap_rules import TapRule
 
 LOSSES = ("kl", "cross-entropy", "greedy")
 FEATURES = ("online", "cached")

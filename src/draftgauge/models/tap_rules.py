@@ -1,0 +1,36 @@
+"""Which layers of a target are tapped where nobody names them: the rules of two systems; no torch."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Literal
+
+from draftgauge.core.errors import ModelError
+
+EAGLE_LAYERS = 7  # from so many on, layers 2, L // 2 and L - 3 are three
+TAPS = 3
+TapRule = Literal["eagle3", "specforge"]
+
+
+def default_taps(layers: int) -> tuple[int, ...]:
+    """A low, a middle and a high layer of ``layers``: 2, L // 2 and L - 3 as in EAGLE-3 (arXiv 2503.01840), spread
+    evenly where L < 7.
+    """
+    if layers >= EAGLE_LAYERS:
+        return (2, layers // 2, layers - 3)
+    count = min(TAPS, layers)
+    return tuple((2 * part + 1) * layers // (2 * count) for part in range(count))
+
+
+def specforge_taps(layers: int) -> tuple[int, ...]:
+    """Layers 1, L // 2 - 1 and L - 4 of ``layers``, as SpecForge has them: each the one below EAGLE-3's.
+
+    Raises:
+        ModelError: if these are not three layers.
+    """
+    if layers < EAGLE_LAYERS:
+        raise ModelError(f"the taps of SpecForge are for targets of {EAGLE_LAYERS} layers or more, not {layers}")
+    return (1, layers // 2 - 1, layers - 4)
+
+
+TAP_RULES: Mapping[TapRule, Callable[[int], tuple[int, ...]]] = {"eagle3": default_taps, "specforge": specforge_taps}
