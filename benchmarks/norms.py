@@ -46,7 +46,8 @@ def run(args: argparse.Namespace) -> list[dict[str, Any]]:
     make_texts(work / VALIDATION_NAME, validation, args.per_task, target, tokenizer, settings, show_progress)
     answers_of(request, work / ANSWERS_NAME, target, show_progress)
     ablation = Ablation(tuple(args.designs), args.steps, tuple(range(args.seeds)))
-    jobs = ablation_jobs(ablation, request, work, target_fingerprint(target.module))
+    layers = target.module.config.get_text_config().num_hidden_layers
+    jobs = ablation_jobs(ablation, request, work, target_fingerprint(target.module), layers)
     waiting = [job for job in jobs if read_ablation(job) is None]
     console.print(f"{len(jobs) - len(waiting)} of {len(jobs)} trainings are done", highlight=False)
     failed = [outcome for outcome in execute(waiting, "local", lambda outcome: report(outcome.job)) if outcome.error]

@@ -22,7 +22,7 @@ BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
 
 
 def test_every_arm_changes_one_choice() -> None:
-    names = {design: [arm.name for arm in arms(design)] for design in ("hidden", "kv", "hybrid", "none")}
+    names = {design: [arm.name for arm in arms(design, 8)] for design in ("hidden", "kv", "hybrid", "none")}
     assert len(names["hidden"]) == len(names["hybrid"]) == 8
     assert names["kv"] == [
         AS_IT_STANDS,
@@ -31,8 +31,9 @@ def test_every_arm_changes_one_choice() -> None:
         "layers of SpecForge",
     ]
     assert names["none"] == names["kv"][:3]
+    assert [arm.name for arm in arms("hybrid", 4)] == names["hybrid"][:-1]
     default = TrainingSpec()
-    for arm in arms("hybrid"):
+    for arm in arms("hybrid", 8):
         changed = {
             key for key in arm.settings if getattr(replace(default, **arm.settings), key) != getattr(default, key)
         }
@@ -41,7 +42,7 @@ def test_every_arm_changes_one_choice() -> None:
 
 
 def test_differences_are_paired_by_seed(tmp_path: Path) -> None:
-    jobs = ablation_jobs(Ablation(("hidden",), 3, (0, 1, 2)), TrainingSpec(), tmp_path, "target")
+    jobs = ablation_jobs(Ablation(("hidden",), 3, (0, 1, 2)), TrainingSpec(), tmp_path, "target", 8)
     assert [job.base.seed for job in jobs] == [seed for seed in (0, 1, 2) for _ in range(8)]
     seeds = {0: 1.0, 1: 2.0, 2: 4.0}
     for job in jobs:
@@ -82,7 +83,7 @@ def test_the_benchmark_goes_on_where_it_was_stopped(
         return rows
 
     first = run("--seeds", "1")
-    assert [row["ablation"] for row in first] == [arm.name for arm in arms("hidden")]
+    assert [row["ablation"] for row in first] == [arm.name for arm in arms("hidden", 8)]
     assert sum(row["best"] for row in first) >= 1
     kls = {row["ablation"]: row["validation_kl"] for row in first}
     assert len({round(kl, 6) for kl in kls.values()}) >= 6  # every choice does something

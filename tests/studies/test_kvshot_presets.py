@@ -14,8 +14,8 @@ from draftgauge.studies.kvshot.cells import EQUAL_PARAMETERS, check_study
 from draftgauge.studies.kvshot.plan import plan_study
 from draftgauge.studies.kvshot.presets import HIDDEN, KV, KV_DEEP, PRESETS, make_study
 from draftgauge.studies.kvshot.run import choose_configs
-from draftgauge.training.reuse.request import TrainingSpec
 from draftgauge.studies.kvshot.verdicts import PREDICTIONS
+from draftgauge.training.reuse.request import TrainingSpec
 from kvshot_results import cells, write_result
 
 

@@ -10,8 +10,10 @@ from pathlib import Path
 import pytest
 
 from draftgauge.core.errors import DraftgaugeError
-from draftgauge.studies.kvshot.cells import ERROR_NAME, RESULT_NAME, Evaluation, Study, Variant
-from draftgauge.studies.kvshot.presets import HIDDEN, KV, NONE, at_equal_width, warm
+from draftgauge.core.provenance import read_measurement, write_measurement
+from draftgauge.studies.kvshot.cells import ERROR_NAME, RESULT_NAME, Ablation, Evaluation, Study, Variant
+from draftgauge.studies.kvshot.page import render_kvshot
+from draftgauge.studies.kvshot.presets import HIDDEN, KV, NONE, at_equal_width, make_study, warm
 from draftgauge.studies.kvshot.run import run_study
 from draftgauge.training.reuse import features
 from draftgauge.training.reuse.request import TrainingSpec
@@ -65,6 +67,70 @@ def test_a_study_from_training_to_rows(tiny_target: Path, prompts: Path, tmp_pat
         assert row["live_minus_forced"] == 0.0
         assert row["live_mismatched_prompts"] == 0
     assert [row["prediction"] for row in found.rows if "prediction" in row] == ["P1", "P2", "P3"]
+
+
+RUN = {
+    "design",
+    "seed",
+    "layers",
+    "injection",
+    "init",
+    "mat",
+    "retention",
+    "parameters",
+    "normalisation",
+    "learning_rate",
+}
+DEPTH = {"design", "depth", "alpha", "low", "high", "agreement", "agreement_low", "survival", "survival_low", "seeds"}
+QUERY = {"design", "depth", "layer", "query_kl", "attended_error", "low", "high"}
+GRADIENT = {"design", "group", "depth", "gradient_norm", "gradient_share", "effective_rank"}
+GATE = {"design", "gate_mean", "gate_open"}
+TRIED = {"design", "trial", "learning_rate", "warmup", "gate_start", "validation_kl", "chosen"}
+VERDICT = {"prediction", "verdict", "difference", "low", "high", "test", "seeds", "p_value", "p_seeds"}
+ABLATED = {"design", "ablation", "seeds", "validation_kl", "best"}
+
+
+@pytest.mark.slow
+def test_quick_leaves_every_row_and_a_page(tiny_target: Path, prompts: Path, tmp_path: Path) -> None:
+    """The preset itself, its sizes made tiny, through its JSON file to its page."""
+    study = make_study("quick", TrainingSpec(target=str(tiny_target), prompts=prompts))
+    assert [variant.design for variant in study.variants] == ["hidden", "kv", "hybrid", "none"]
+    assert (len(study.seeds), study.evaluation.per_task) == (5, 24)
+    assert study.tuning is not None
+    tiny = {"questions": None, "new_tokens": 12, "length": 40, "steps": 2, "batch": 2, "compile": False}
+    study = replace(
+        study,
+        seeds=(0, 1),
+        request=replace(study.request, **tiny),
+        evaluation=replace(study.evaluation, max_new_tokens=10, per_task=2, tree_prompts=1, latency_prompts=1),
+        tuning=replace(study.tuning, steps=1, per_task=1),
+        ablation=Ablation(("hidden",), 1, (0,)),
+    )
+    folder = tmp_path / "study"
+    found = run_study(study, folder, prompts, prompts)
+    assert found.failures == {}
+    write_measurement(tmp_path / "quick.json", "draftgauge study kvshot", found.rows)
+    rows = [dict(row) for row in read_measurement(tmp_path / "quick.json").rows]
+
+    def having(columns: set[str], *others: str) -> list[dict]:
+        return [row for row in rows if columns <= row.keys() and not any(other in row for other in others)]
+
+    assert len(having(RUN)) == 8
+    assert len(having(DEPTH)) == 4 * study.request.depths
+    assert {row["design"] for row in having(QUERY)} == {"kv", "hybrid"}
+    assert {row["design"] for row in having(GRADIENT)} == {"hidden", "kv", "hybrid", "none"}
+    assert {row["design"] for row in having(GATE)} == {"hybrid"}
+    assert len(having(TRIED)) == 8 * 4
+    assert sum(row["chosen"] for row in having(TRIED)) == 4
+    assert [row["prediction"] for row in having(VERDICT)] == ["P1", "P2", "P3"]
+    assert len(having(ABLATED)) == 7  # but for the layers of SpecForge, for which there are too few
+    rates = {row["design"]: row["learning_rate"] for row in having(TRIED) if row["chosen"]}
+    assert all(row["learning_rate"] == rates[row["design"]] for row in having(RUN))
+    page = render_kvshot(rows, found.failures, {})
+    for part in ("accepted", "agreement", "Query estimation error", "Where the loss reaches", "The gate over training"):
+        assert part in page
+    assert "What was tried" in page
+    assert "What norms, start and layers are worth" in page
 
 
 def test_the_targets_features_are_computed_once_for_all_cells(

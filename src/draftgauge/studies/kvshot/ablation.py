@@ -24,6 +24,7 @@ from draftgauge.diagnostics.held_out_loss import held_out_kl
 from draftgauge.drafters.reuse import load_drafter
 from draftgauge.drafters.reuse.config import NORMS
 from draftgauge.drafters.reuse.design import DESIGNS
+from draftgauge.models.tap_rules import EAGLE_LAYERS
 from draftgauge.studies.kvshot.cells import VALIDATION_NAME, Ablation
 from draftgauge.studies.kvshot.held_out import read_texts
 from draftgauge.training.reuse.data import load_target
@@ -44,9 +45,9 @@ class Arm:
     settings: Mapping[str, Any] = field(default_factory=dict)
 
 
-def arms(design: str) -> list[Arm]:
+def arms(design: str, layers: int) -> list[Arm]:
     """The arms of a design, itself first; the norms of its inputs where it reads hidden states, other layers where it
-    reads any.
+    reads any and the target has ``layers`` enough.
     """
     traits = DESIGNS[design]
     chosen: list[tuple[str, Mapping[str, Any]]] = [(AS_IT_STANDS, {})]
@@ -54,7 +55,7 @@ def arms(design: str) -> list[Arm]:
         chosen += [(f"without {norm}", {norm: False}) for norm in NORMS]
         chosen.append(("without the three", dict.fromkeys(NORMS, False)))
     chosen += [("norm before the head started at one", {"target_norm": False}), ("head frozen", {"freeze_head": True})]
-    if traits.reads_hidden or traits.reads_kv:
+    if (traits.reads_hidden or traits.reads_kv) and layers >= EAGLE_LAYERS:
         chosen.append(("layers of SpecForge", {"taps": "specforge"}))
     return [Arm(design, name, settings) for name, settings in chosen]
 
@@ -115,7 +116,9 @@ class AblationJob:
         shutil.rmtree(place)
 
 
-def ablation_jobs(ablation: Ablation, base: TrainingSpec, study: Path, fingerprint: str) -> list[AblationJob]:
+def ablation_jobs(
+    ablation: Ablation, base: TrainingSpec, study: Path, fingerprint: str, layers: int
+) -> list[AblationJob]:
     """All jobs, seed by seed, so that one that is stopped early has whole seeds.
 
     Args:
@@ -123,6 +126,7 @@ def ablation_jobs(ablation: Ablation, base: TrainingSpec, study: Path, fingerpri
         base: the training of all arms. Their layers differ, so their features are computed online.
         study: folder of the study, with its validation texts.
         fingerprint: of the target.
+        layers: of the target.
     """
     base = replace(base, steps=ablation.steps, features="online", cache=None, checkpoint_every=ablation.steps)
     require_writable(study / FOLDER)
@@ -130,7 +134,7 @@ def ablation_jobs(ablation: Ablation, base: TrainingSpec, study: Path, fingerpri
         AblationJob(arm, replace(base, seed=seed), study, fingerprint)
         for seed in ablation.seeds
         for design in ablation.designs
-        for arm in arms(design)
+        for arm in arms(design, layers)
     ]
 
 

@@ -56,11 +56,13 @@ def plan_study(study: Study, folder: Path) -> list[Row]:
     if study.ablation is not None:
         part = study.ablation
         online = replace(study.request, features="online", cache=None)
-        runs = sum(len(arms(design)) for design in part.designs) * len(part.seeds)
+        layers = config.get_text_config().num_hidden_layers
+        number = {design: len(arms(design, layers)) for design in part.designs}
+        runs = sum(number.values()) * len(part.seeds)
         each_step = {
             design: estimate_for(replace(online, reuse=design), config).seconds_a_step for design in part.designs
         }
-        hour = part.steps * sum(each_step[d] * len(arms(d)) for d in part.designs) * len(part.seeds) / 3600
+        hour = part.steps * sum(each_step[d] * number[d] for d in part.designs) * len(part.seeds) / 3600
         done = len(list((folder / "ablation").glob("*.json")))
         rows.append(_row("ablation", (runs, max(0, runs - done)), part.steps, hour, hour * max(0, runs - done) / runs))
     total = {

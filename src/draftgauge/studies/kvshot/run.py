@@ -149,7 +149,8 @@ class _Rows:
             return [], []
         assert self.study.tuning is not None, "an ablation is judged on the prompts of the tuning"
         base = shared_request(self.study, self.folder)
-        jobs = ablation_jobs(self.study.ablation, base, self.folder, self.fingerprint)
+        layers = self.target.module.config.get_text_config().num_hidden_layers
+        jobs = ablation_jobs(self.study.ablation, base, self.folder, self.fingerprint, layers)
         waiting = [job for job in jobs if read_ablation(job) is None]
         outcomes = run(waiting) if waiting else []
         return ablation_rows(jobs), outcomes

@@ -9,6 +9,7 @@ from __future__ import annotations
 import time
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
+from functools import cache
 from pathlib import Path
 
 import torch
@@ -222,6 +223,7 @@ def operations(request: TrainingSpec, drafter: ReuseConfig, trained: int, target
     return read + request.depths * (6.0 * (trained - head) * sizes.rows + of_head)
 
 
+@cache
 def probe(device: torch.device, dtype: torch.dtype | None) -> float:
     """The speed of a multiplication of matrices on a device, in 1e9 operations a second."""
     size = 8192 if device.type == "cuda" else 1024
