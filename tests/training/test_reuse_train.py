@@ -8,6 +8,7 @@ import json
 import math
 from collections.abc import Callable
 from dataclasses import replace
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +21,7 @@ from draftgauge.drafters.reuse.persistence import load_drafter
 from draftgauge.models.loading import load_model
 from draftgauge.training import optimise as loop
 from draftgauge.training.reuse.batches import DataOrder
+from draftgauge.training.reuse.features import CachedFeatures
 from draftgauge.training.reuse.request import TrainingSpec, default_rate
 from draftgauge.training.reuse.train import train_drafter
 from tiny import save_tiny
@@ -174,6 +176,37 @@ def test_a_warm_start_begins_where_the_hidden_drafter_ended(base: TrainingSpec, 
         train_drafter(replace(base, reuse="hybrid", warm_start=start, steps=1), tmp_path / name)
         first[name] = log(tmp_path / name)[0]["loss"]
     assert first["warm"] < 0.8 * first["random"]
+
+
+def test_a_frozen_head_stays_the_targets(base: TrainingSpec, tmp_path: Path) -> None:
+    target = load_model(base.target, device="cpu").module
+    frozen = train_drafter(replace(base, freeze_head=True), tmp_path / "frozen")
+    trained = train_drafter(replace(base, freeze_head=False), tmp_path / "trained")
+    head = target.get_output_embeddings().weight
+    one, other = weights(tmp_path / "frozen"), weights(tmp_path / "trained")
+    assert torch.equal(one["head.weight"], head)
+    assert not torch.equal(other["head.weight"], head)
+    assert not torch.equal(one["fuse.weight"], other["fuse.weight"])
+    assert trained.parameters - frozen.parameters == head.numel()
+    assert frozen.loss < log(tmp_path / "frozen")[0]["loss"]
+    assert "gradient_norm/head" not in log(tmp_path / "frozen")[0]
+    assert load_drafter(tmp_path / "frozen", load_model(base.target)).config.design == "hidden"
+
+
+def test_the_norm_before_the_head_starts_where_it_is_told(base: TrainingSpec, tmp_path: Path) -> None:
+    final = load_model(base.target, device="cpu").module.get_decoder().norm.weight
+    for start, wanted in ((True, final), (False, torch.ones_like(final))):
+        train_drafter(replace(base, target_norm=start, steps=1, learning_rate=1e-9), tmp_path / str(start))
+        torch.testing.assert_close(weights(tmp_path / str(start))["norm.weight"], wanted, atol=1e-6, rtol=0)
+
+
+def test_features_are_read_once_and_ahead(base: TrainingSpec, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    read: list[tuple[int, ...]] = []
+    load = CachedFeatures._load
+    monkeypatch.setattr(CachedFeatures, "_load", lambda self, batch: read.append(batch.index) or load(self, batch))
+    train_drafter(replace(base, features="cached", accumulation=2, steps=4), tmp_path)
+    assert len(read) == 4 * 2 + 1  # the last one announces another
+    assert all(one != other for one, other in pairwise(read))
 
 
 def test_the_log_measures_gradients_and_the_gate(base: TrainingSpec, tmp_path: Path) -> None:
