@@ -47,7 +47,7 @@ def tap_plan(
             beyond a window.
     """
     check_family(config)
-    rule = "eagle3" if layers is None else layers
+    rule: Sequence[int] | TapRule = "eagle3" if layers is None else layers
     if isinstance(rule, str):
         if rule not in TAP_RULES:
             raise ModelError(f"unknown taps {rule!r}: name layers, or one of {', '.join(TAP_RULES)}")

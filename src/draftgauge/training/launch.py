@@ -11,6 +11,7 @@ import traceback
 from collections.abc import Callable, Mapping
 from multiprocessing import get_context, parent_process
 from multiprocessing.connection import Connection, wait
+from multiprocessing.process import BaseProcess
 from typing import Any
 
 from draftgauge.core.errors import DraftgaugeError
@@ -39,7 +40,8 @@ def launch(size: int, work: Callable[..., Any], arguments: tuple[Any, ...], told
     """
     context = get_context("spawn")
     port = _free_port()
-    processes, ends = [], {}
+    processes: list[BaseProcess] = []
+    ends: dict[Connection, int] = {}
     try:
         for rank in range(size):
             ours, theirs = context.Pipe(duplex=False)

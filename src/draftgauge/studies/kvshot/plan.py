@@ -51,6 +51,7 @@ def plan_study(study: Study, folder: Path) -> list[Row]:
     hours = (steps * sum(seconds[variant] for variant, _ in part) / 3600 for part in (cells, waiting))
     rows.append(_row("training", (len(cells), len(waiting)), steps, *hours))
     measured = measuring_seconds(folder)
+    both: tuple[float | None, float | None]
     both = (len(cells) * measured / 3600, len(waiting) * measured / 3600) if measured is not None else (None, None)
     rows.append(_row("measuring", (len(cells), len(waiting)), None, *both))
     if study.ablation is not None:
