@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from draftgauge.studies.kvshot.ablation import arms
-from draftgauge.studies.kvshot.cells import RESULT_NAME, Study, cell_folder, cell_name
+from transformers import PreTrainedConfig
+
+from draftgauge.studies.kvshot.ablation import FOLDER, arms
+from draftgauge.studies.kvshot.cells import RESULT_NAME, Study, Variant, cell_folder, cell_name
 from draftgauge.studies.kvshot.run import choose_configs
 from draftgauge.studies.kvshot.tuning import TRIALS, distinct, tuned_as, tuning_path
 from draftgauge.training.reuse.estimate import estimate_for
@@ -37,39 +40,48 @@ def plan_study(study: Study, folder: Path) -> list[Row]:
         variant: estimate_for(variant.request(study.request, widths[variant], 0, None), config).seconds_a_step
         for variant in study.variants
     }
-    rows = []
-    if study.tuning is not None:
-        rows_tuned = distinct(study.variants)
-        each = {one: next(seconds[v] for v in study.variants if tuned_as(v) == one) for one in rows_tuned}
-        left = [one for one in rows_tuned if not tuning_path(folder, one).exists()]
-        steps = study.tuning.steps
-        hours = (TRIALS * steps * sum(each[one] for one in part) / 3600 for part in (rows_tuned, left))
-        rows.append(_row("tuning", (TRIALS * len(rows_tuned), TRIALS * len(left)), steps, *hours))
+    rows = [*_tuning(study, folder, seconds), *_cells(study, folder, seconds), *_ablation(study, folder, config)]
+    total: Row = {"stage": "all", "steps": None}
+    total |= {key: sum(row[key] for row in rows if row["steps"] is not None) for key in ("runs", "left")}
+    return [*rows, total | {key: sum(row[key] or 0.0 for row in rows) for key in ("hours", "hours_left")}]
+
+
+def _tuning(study: Study, folder: Path, seconds: Mapping[Variant, float]) -> list[Row]:
+    if study.tuning is None:
+        return []
+    each = {one: next(seconds[v] for v in study.variants if tuned_as(v) == one) for one in distinct(study.variants)}
+    left = {one: each[one] for one in each if not tuning_path(folder, one).exists()}
+    trials = TRIALS * len(each), TRIALS * len(left)
+    steps = study.tuning.steps
+    return [_row("tuning", trials, steps, *(TRIALS * steps * sum(part.values()) / 3600 for part in (each, left)))]
+
+
+def _cells(study: Study, folder: Path, seconds: Mapping[Variant, float]) -> list[Row]:
+    """The cells' training, and their measuring."""
     cells = [(variant, seed) for variant in study.variants for seed in study.seeds_of(variant)]
-    waiting = [(v, s) for v, s in cells if not (cell_folder(folder, cell_name(v, s)) / RESULT_NAME).exists()]
+    left = [(v, seed) for v, seed in cells if not (cell_folder(folder, cell_name(v, seed)) / RESULT_NAME).exists()]
     steps = study.request.steps
-    hours = (steps * sum(seconds[variant] for variant, _ in part) / 3600 for part in (cells, waiting))
-    rows.append(_row("training", (len(cells), len(waiting)), steps, *hours))
+    training = (steps * sum(seconds[variant] for variant, _ in part) / 3600 for part in (cells, left))
     measured = measuring_seconds(folder)
-    both: tuple[float | None, float | None]
-    both = (len(cells) * measured / 3600, len(waiting) * measured / 3600) if measured is not None else (None, None)
-    rows.append(_row("measuring", (len(cells), len(waiting)), None, *both))
-    if study.ablation is not None:
-        part = study.ablation
-        online = replace(study.request, features="online", cache=None)
-        layers = config.get_text_config().num_hidden_layers
-        number = {design: len(arms(design, layers)) for design in part.designs}
-        runs = sum(number.values()) * len(part.seeds)
-        each_step = {
-            design: estimate_for(replace(online, reuse=design), config).seconds_a_step for design in part.designs
-        }
-        hour = part.steps * sum(each_step[d] * number[d] for d in part.designs) * len(part.seeds) / 3600
-        done = len(list((folder / "ablation").glob("*.json")))
-        rows.append(_row("ablation", (runs, max(0, runs - done)), part.steps, hour, hour * max(0, runs - done) / runs))
-    total = {
-        key: sum(row[key] for row in rows if row[key] is not None) for key in ("runs", "left", "hours", "hours_left")
-    }
-    return [*rows, {"stage": "all", "steps": None} | total]
+    measuring = (None if measured is None else len(part) * measured / 3600 for part in (cells, left))
+    runs = len(cells), len(left)
+    return [_row("training", runs, steps, *training), _row("measuring", runs, None, *measuring)]
+
+
+def _ablation(study: Study, folder: Path, config: PreTrainedConfig) -> list[Row]:
+    if study.ablation is None:
+        return []
+    wanted, online = study.ablation, replace(study.request, features="online", cache=None)
+    layers = config.get_text_config().num_hidden_layers
+    each = [
+        estimate_for(replace(online, reuse=arm.design, **arm.settings), config).seconds_a_step
+        for design in wanted.designs
+        for arm in arms(design, layers)
+    ]
+    runs = len(each) * len(wanted.seeds)
+    left = max(0, runs - len(list((folder / FOLDER).glob("*.json"))))
+    hours = wanted.steps * sum(each) * len(wanted.seeds) / 3600
+    return [_row("ablation", (runs, left), wanted.steps, hours, hours * left / runs)]
 
 
 def measuring_seconds(folder: Path) -> float | None:
