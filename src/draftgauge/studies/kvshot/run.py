@@ -6,6 +6,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -85,10 +86,7 @@ def run_study(
     if executor == "ray":
         study = replace(study, request=replace(study.request, threads=cpus))
     rows = _Rows(study, folder, prompts, validation, progress)
-
-    def run(jobs: Sequence[Job]) -> list[Outcome]:
-        return execute(jobs, executor, lambda outcome: None, cpus, gpus, progress)
-
+    run = partial(execute, executor=executor, finished=lambda outcome: None, cpus=cpus, gpus=gpus, progress=progress)
     tuned = rows.tune(run)
     cells = rows.cells(tuned)
     waiting = [cell for cell in cells if read_result(cell) is None]
