@@ -6,6 +6,7 @@ import json
 import os
 import subprocess
 import sys
+import time
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -165,6 +166,29 @@ def test_one_that_fails_ends_all(how: str, error: type[Exception], words: str) -
         launch(2, parallel_work.fail, (how,), lambda kind, content: first.append(content[0]))
     with pytest.raises(ProcessLookupError):
         os.kill(first[0], 0)
+
+
+STARTER = """
+import parallel_work
+from draftgauge.training.launch import launch
+launch(1, parallel_work.fail, ("bug",), lambda kind, content: print(content[0], flush=True))
+"""
+
+
+@pytest.mark.skipif(not Path("/proc/self/stat").exists(), reason="reads the states of processes from /proc")
+def test_who_started_them_is_killed_and_they_end() -> None:
+    path = os.pathsep.join([str(Path(parallel_work.__file__).parent), *filter(None, sys.path)])
+    environment = os.environ | {"PYTHONPATH": path}
+    command = [sys.executable, "-c", STARTER]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=environment) as starter:
+        assert starter.stdout is not None
+        stat = Path(f"/proc/{int(starter.stdout.readline())}/stat")
+        assert stat.exists()
+        starter.kill()
+    deadline = time.monotonic() + 60
+    while stat.exists() and stat.read_text().rpartition(")")[2].split()[0] != "Z":
+        assert time.monotonic() < deadline, "it goes on alone"
+        time.sleep(0.05)
 
 
 @pytest.mark.parametrize(
