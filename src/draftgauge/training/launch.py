@@ -45,8 +45,8 @@ def launch(size: int, work: Callable[..., Any], arguments: tuple[Any, ...], told
     try:
         for rank in range(size):
             ours, theirs = context.Pipe(duplex=False)
-            variables = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": size, "LOCAL_WORLD_SIZE": size}
-            variables |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
+            variables: dict[str, int | str] = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
+            variables |= {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": size, "LOCAL_WORLD_SIZE": size}
             process = context.Process(target=_run, args=(theirs, variables, work, arguments), daemon=True)
             process.start()
             theirs.close()
@@ -54,9 +54,9 @@ def launch(size: int, work: Callable[..., Any], arguments: tuple[Any, ...], told
             ends[ours] = rank
         results, failures = _listen(ends, told)
     finally:
-        for process in processes:
-            process.kill()
-            process.join()
+        for started in processes:
+            started.kill()
+            started.join()
     for kind in (REFUSED, DIED, FAILED):
         for rank, (found, message) in sorted(failures.items()):
             if found == kind:

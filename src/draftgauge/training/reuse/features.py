@@ -210,7 +210,8 @@ class CachedFeatures:
         """Begin to read a batch's conversations; of batches that were announced before and not asked for, none is
         kept.
         """
-        self._announced = {batch.index: self._announced.pop(batch.index, None) or self._submit(batch)}
+        announced = self._announced.pop(batch.index, None)
+        self._announced = {batch.index: announced or self._submit(batch)}
 
     def __call__(self, batch: Batch) -> Features:
         """Read the batch's conversations, padded with zeros, and compute the target's logits."""
