@@ -6,7 +6,8 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from math import ceil
 from pathlib import Path
@@ -36,17 +37,21 @@ from draftgauge.core.errors import DraftgaugeError
 from draftgauge.core.files import atomic_write_text, require_writable
 from draftgauge.core.progress import Progress, silent
 from draftgauge.core.prompts import in_turn
+from draftgauge.core.provenance import command_line, write_measurement
 from draftgauge.policies.registry import compared_policies
 from draftgauge.replay.evaluate import best_fixed_gamma
 from draftgauge.report.page import build_report
 
 PLAN_NAME = "plan.json"
+PHASES_NAME = "phases.json"
 FIRST_POLICY = "fixed:4"
 SUMMARY = ("compression", "task", "best_fixed_gamma", "near_best_from", "near_best_to", "hindsight_gain", "cost_ratio")
 REPORT_SECONDS = 8.0  # for the report, at the end
-RECORDING = 2.0  # times what plain decoding of a prompt takes: its output, its drafts, loading and replay
-COST_SHARE = 0.3  # of the time of a compression at most goes into its cost curve, half into the live bench
-BENCH_SHARE = 0.5
+RECORDING = 2.0  # times what plain decoding of a prompt takes: its output, its drafts, replay
+RECORD_SHARE = 0.3  # of the time of a compression, at most; recording ends with the prompt at which it is over
+COST_SHARE = 0.3  # at most too; what neither takes goes into the live bench
+LOADS = 2  # of each compression, behind the one that its speed is estimated with: to record and to bench
+LEAST_SECONDS = 1.0  # for a cost curve and for a bench, where the time is over before
 SHORTEST = 32  # output tokens of a prompt, of which fewer say little
 PROBE = 24  # output tokens from which the speed at a compression is estimated
 
@@ -61,11 +66,13 @@ class Plan:
         per_task: prompts of each task.
         max_new_tokens: of each output.
         shares: of the remaining time, by compression: as one is slower than another.
+        loading: seconds of loading the pair, by compression.
     """
 
     per_task: int
     max_new_tokens: int
     shares: dict[str, float]
+    loading: dict[str, float]
 
 
 @verb(DemoRequest)
@@ -78,8 +85,11 @@ def demo(
 ) -> list[dict[str, Any]]:
     """Record, replay and bench a pair within ``seconds`` and write the report.
 
-    ``out`` receives ``runs/<compression>/`` and ``report.html``. A demo that was interrupted goes on where it was, with
-    the prompts that it chose then.
+    ``out`` receives ``runs/<compression>/``, ``report.html`` and ``phases.json``, the seconds of each phase. A demo
+    that was interrupted goes on where it was, with the prompts that it chose then.
+
+    Every phase ends when its share of the time is over: recording and the bench with the prompt that they are at (one
+    prompt is always finished), measuring costs as soon as every length has been timed.
 
     Args:
         request: what to show, within which time.
@@ -97,32 +107,69 @@ def demo(
     clock = _Clock(request.seconds)
     runs = request.out / "runs"
     require_writable(request.out)
-    pair = load_pair(request.pair.at(request.pair.compression[0]))
-    on_rows("first", [_first_answer(request, pair, on_text)])
-    plan = _plan(request, pair, clock)
+    first = request.pair.compression[0]
+    with clock.phase("load", first):
+        pair = load_pair(request.pair.at(first))
+    with clock.phase("first answer", first):
+        on_rows("first", [_first_answer(request, pair, on_text)])
+    with clock.phase("plan"):
+        plan = _plan(request, pair, clock)
     del pair
     rows: list[dict[str, Any]] = []
     live: list[dict[str, Any]] = []
     for position, compression in enumerate(request.pair.compression):
         seconds = clock.left() * plan.shares[compression] / _rest(plan, request.pair.compression[position:])
-        profile(_profile_request(request, plan, compression, runs, seconds), progress=progress)
-        run = runs / compression
-        timed, shown = _compare(request, run, seconds, progress)
+        end = time.monotonic() + seconds
+        with clock.phase("profile", compression):
+            profile(_profile_request(request, plan, compression, runs, seconds), progress=progress)
+        with clock.phase("bench", compression):
+            timed = _bench(request, runs / compression, end - plan.loading.get(compression, 0.0), progress)
+        with clock.phase("replay", compression):
+            shown = _shown(runs / compression, timed)
         live += timed
         rows += shown
         on_rows(compression, shown)
-    build_report([run for run, _ in select_runs(runs)], request.out / REPORT_NAME, live)
+        clock.save(request.out)
+    with clock.phase("report"):
+        build_report([run for run, _ in select_runs(runs)], request.out / REPORT_NAME, live)
+    clock.save(request.out)
     return rows
 
 
 class _Clock:
-    """The time that is left for measuring."""
+    """The time that is left for measuring, and what went into which phase."""
 
     def __init__(self, seconds: float) -> None:
-        self._end = time.monotonic() + seconds - REPORT_SECONDS
+        self._begun = time.monotonic()
+        self._end = self._begun + seconds - REPORT_SECONDS
+        self._phases: list[dict[str, Any]] = []
 
     def left(self) -> float:
         return max(0.0, self._end - time.monotonic())
+
+    @contextmanager
+    def phase(self, name: str, compression: str | None = None) -> Iterator[None]:
+        """Note what happens in the block."""
+        begun = time.monotonic()
+        yield
+        now = time.monotonic()
+        self._phases.append(
+            {
+                "phase": name,
+                "compression": compression,
+                "seconds": now - begun,
+                "ended_after": now - self._begun,
+                "left": self.left(),
+            }
+        )
+
+    def seconds_of(self, name: str) -> float:
+        """What a phase took so far."""
+        return float(sum(entry["seconds"] for entry in self._phases if entry["phase"] == name))
+
+    def save(self, folder: Path) -> None:
+        """Write the phases so far."""
+        write_measurement(folder / PHASES_NAME, command_line(), self._phases)
 
 
 def _first_answer(request: DemoRequest, pair: Pair, on_text: OnText | None) -> dict[str, Any]:
@@ -157,18 +204,23 @@ def _plan(request: DemoRequest, pair: Pair, clock: _Clock) -> Plan:
     by_task = in_turn(chosen)
     tasks = len({prompt.task for prompt in chosen})
     longest = request.output.max_new_tokens
-    costs = {}
+    decoding, loading = {}, {}  # seconds by compression
     for compression in request.pair.compression:
+        begun = time.monotonic()
         loaded = pair if compression == pair.compression else load_pair(request.pair.at(compression))
-        costs[compression] = longest * _seconds_a_token(loaded, loaded.encode(by_task[0]))
-    left = clock.left()
-    for_prompts = sum(max(0.0, left * share * (1 - COST_SHARE)) for share in _shares(costs).values())
+        loading[compression] = time.monotonic() - begun if loaded is not pair else clock.seconds_of("load")
+        decoding[compression] = longest * _seconds_a_token(loaded, loaded.encode(by_task[0]))
+    shares = _shares(decoding)
+    left = max(0.0, clock.left() - LOADS * sum(loading.values())) * (1 - COST_SHARE)
     arms = 3 + len(compared_policies())
-    one = sum(costs.values()) * (RECORDING + arms)
-    fitting = for_prompts / max(one, 1e-9)
+    visit = sum(decoding.values())  # all compressions decode a prompt plainly
+    fitting = (left - arms * visit) / (visit * (RECORDING + arms))  # prompts; the bench decodes one more, to warm up
     per_task = max(1, min(int(fitting / tasks), ceil(len(chosen) / tasks)))
-    length = longest if fitting >= tasks else max(min(SHORTEST, longest), int(longest * fitting / tasks))
-    plan = Plan(per_task, length, _shares(costs))
+    length = longest
+    if fitting < tasks:
+        fits = left / (visit * (tasks * (RECORDING + arms) + arms))
+        length = min(longest, max(SHORTEST, int(longest * fits)))
+    plan = Plan(per_task, length, shares, loading)
     atomic_write_text(path, json.dumps(to_mapping(plan), indent=1) + "\n")
     return plan
 
@@ -197,31 +249,42 @@ def _profile_request(request: DemoRequest, plan: Plan, compression: str, runs: P
         prompts=replace(request.prompts, per_task=request.prompts.per_task or plan.per_task),
         output=OutputSpec(max_new_tokens=plan.max_new_tokens),
         drafts=request.drafts,
-        costs=replace(request.costs, cost_seconds=min(request.costs.cost_seconds, COST_SHARE * seconds)),
+        seconds=RECORD_SHARE * seconds,
+        costs=replace(request.costs, cost_seconds=_cost_seconds(request.costs.cost_seconds, seconds)),
     )
 
 
-def _compare(
-    request: DemoRequest, run: Path, seconds: float, progress: Progress
-) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
-    """Rows of the live bench of a recorded run, and the demo's rows of it."""
-    trace, costs = read_run(run)
-    best = best_fixed_gamma(trace, costs)
-    policies = tuple(dict.fromkeys(["none", f"fixed:{max(best, 1)}", *compared_policies()]))
+def _cost_seconds(asked: float, seconds: float) -> float:
+    """Seconds for a cost curve: what was asked for, within its share. None at all asks the meter for more samples."""
+    return min(asked, max(LEAST_SECONDS, COST_SHARE * seconds))
+
+
+def _policies(run: Path) -> tuple[str, ...]:
+    """What the demo compares: the best fixed length of a run, nothing, and the policies of comparisons."""
+    best = best_fixed_gamma(*read_run(run))
+    return tuple(dict.fromkeys(["none", f"fixed:{max(best, 1)}", *compared_policies()]))
+
+
+def _bench(request: DemoRequest, run: Path, end: float, progress: Progress) -> list[dict[str, Any]]:
+    """The live bench of a recorded run, until a moment of ``time.monotonic``."""
     asked = BenchRequest(
         folder=run,
-        policies=policies,
+        policies=_policies(run),
         pair=PairSpec(machine=request.pair.machine, loading=request.pair.loading),
         baselines=False,
         rounds=request.rounds,
-        seconds=BENCH_SHARE * seconds,
+        seconds=max(LEAST_SECONDS, end - time.monotonic()),
     )
-    measured = bench(asked, progress=progress)
-    rows = _joined(replay(run, policies), measured)
-    return measured, rows + [{key: row[key] for key in SUMMARY} for row in profile_rows([run])]
+    return bench(asked, progress=progress)
 
 
-def _joined(replayed: Sequence[dict[str, Any]], measured: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+def _shown(run: Path, measured: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
+    """The demo's rows of a recorded run that was benched."""
+    rows = _joined(replay(run, _policies(run)), measured)
+    return rows + [{key: row[key] for key in SUMMARY} for row in profile_rows([run])]
+
+
+def _joined(replayed: Sequence[Mapping[str, Any]], measured: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
     """Modelled and live figures of the same policy and task side by side."""
     live = {(row["task"], row["policy"]): row for row in measured}
     rows = []

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -23,6 +24,7 @@ from draftgauge.api.summary import profile_rows
 from draftgauge.api.verb import verb
 from draftgauge.core.errors import TraceError
 from draftgauge.core.progress import Progress, silent
+from draftgauge.core.prompts import in_turn
 from draftgauge.core.seeds import derive_seed, generator
 from draftgauge.decoding.meter import MeterPlan, default_contexts, measure_costs, measured_span
 from draftgauge.decoding.recorder import RecordingPlan, record_prompt
@@ -109,10 +111,14 @@ def _record_run(
     settings = DecodingSettings(request.output.max_new_tokens, _sampling(request), pair.end_tokens)
     plan = RecordingPlan(settings, request.drafts.gamma_max)
     missing = _missing(writer, encoded)
+    until = None if request.seconds is None else time.monotonic() + request.seconds
     with writer:
         done, label = len(encoded) - len(missing), f"record {pair.compression}"
         progress(label, done, len(encoded))
-        for prompt, tokens in missing:
+        for prompt, tokens in missing if until is None else _by_turns(missing):
+            if until is not None and done and time.monotonic() > until:
+                writer.settle()
+                break
             drawing = _generator(
                 pair, request, "record", prompt.index
             )  # of its own, so that a run may stop and go on anywhere
@@ -123,6 +129,12 @@ def _record_run(
             progress(label, done, len(encoded))
         if missing or request.costs.measure or not _has_costs(writer.folder, writer.manifest):
             _measure(pair, encoded, request, progress).save(writer.folder / COSTS_NAME)
+
+
+def _by_turns(encoded: Sequence[EncodedPrompt]) -> list[EncodedPrompt]:
+    """The first prompt of each task, then the second ones, and so on."""
+    by_index = {prompt.index: (prompt, tokens) for prompt, tokens in encoded}
+    return [by_index[prompt.index] for prompt in in_turn(prompt for prompt, _ in encoded)]
 
 
 def _measure(pair: Pair, encoded: Sequence[EncodedPrompt], request: ProfileRequest, progress: Progress) -> CostCurve:

@@ -105,6 +105,10 @@ class TraceWriter:
         if len(self._pending) >= self._shard_prompts:
             self._flush()
 
+    def settle(self) -> None:
+        """Count the trace as complete with the prompts recorded so far; more may be added another time."""
+        self._wanted = len(self._tasks) + len(self._pending)
+
     def __enter__(self) -> Self:
         return self
 

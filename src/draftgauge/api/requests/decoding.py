@@ -28,9 +28,12 @@ class ProfileRequest:
 
     Attributes:
         out: folder for the trace; run again with the same folder to resume.
+        seconds: record no further prompt of a compression after this time, tasks by turns; measuring costs comes on
+            top. Run again to record more. All prompts if left out.
     """
 
     out: Path
+    seconds: float | None = None
     pair: PairSpec = PairSpec()
     prompts: PromptSpec = PromptSpec()
     output: OutputSpec = OutputSpec()
@@ -97,6 +100,8 @@ class BenchRequest:
             name the pair.
         policies: a policy, e.g. none, fixed (every length), fixed:4, hf-heuristic, or a fitted file; may be repeated. A
             sensible choice if left out.
+        over: the policy that gains are stated over, e.g. fixed:4, or plain. If left out: of a recorded run its best
+            fixed length, else the fastest fixed length among the policies, which favours the fixed length.
         baselines: also run transformers' generate(), plain and assisted.
         rounds: how often every prompt is decoded by every policy.
         seconds: decode no further prompt after this time; as many rounds as asked for if left out.
@@ -109,6 +114,7 @@ class BenchRequest:
     output: OutputSpec = OutputSpec()
     drafts: DraftSpec = DraftSpec()
     costs: CostSpec = CostSpec()
+    over: str | None = None
     baselines: bool = True
     rounds: int = 3
     seconds: float | None = None
