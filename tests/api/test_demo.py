@@ -7,15 +7,20 @@ from pathlib import Path
 
 import pytest
 
+from draftgauge.api import demo as demo_module
 from draftgauge.api.arms import transformers_arms
 from draftgauge.api.bench import bench
 from draftgauge.api.demo import demo
 from draftgauge.api.pair import load_pair
 from draftgauge.api.profile import profile
 from draftgauge.api.replay import replay
+from draftgauge.api.requests import DemoRequest, PairSpec
 from draftgauge.core.errors import DraftgaugeError, TraceError
+from draftgauge.core.prompts import Prompt
+from draftgauge.core.provenance import read_measurement
 from draftgauge.core.signals import NO_SIGNALS
 from draftgauge.policies.base import Signal, Step
+from draftgauge.policies.registry import compared_policies
 from tiny import save_tiny
 
 TASKS = ("code", "math")
@@ -56,6 +61,13 @@ def test_demo_gives_modelled_and_live_figures(inputs: dict[str, Path], tmp_path:
         on_rows=lambda name, found: told.append(name),
     )
     assert told == ["first", "none", "bf16"]
+    phases = read_measurement(tmp_path / "demo" / "phases.json").rows
+    each = ["profile", "bench", "replay"]
+    assert [row["phase"] for row in phases] == ["load", "first answer", "plan", *each, *each, "report"]
+    assert [row["compression"] for row in phases] == ["none", "none", None, *["none"] * 3, *["bf16"] * 3, None]
+    ends = [row["ended_after"] for row in phases]
+    assert ends == sorted(ends)
+    assert all(0 <= row["seconds"] <= row["ended_after"] for row in phases)
     assert "".join(pieces)
     assert (tmp_path / "demo" / "report.html").read_text().lower().startswith("<!doctype html>")
     keys = {
@@ -137,3 +149,45 @@ def test_policies_of_ones_own_are_replayed(inputs: dict[str, Path], tmp_path: Pa
     assert {row["policy"] for row in rows} - baselines == {"alternating", "hindsight"}
     with pytest.raises(DraftgaugeError, match="two policies are named"):
         replay(run, ["none"], objects={"none": Alternating()})
+
+
+class SlowPair:
+    """A pair whose loading and decoding take given times."""
+
+    def __init__(self, compression: str) -> None:
+        self.compression = compression
+
+    def encode(self, prompt: Prompt) -> list[int]:
+        return [1]
+
+
+@pytest.mark.parametrize("seconds", [45.0, 120.0, 600.0])
+@pytest.mark.parametrize("slower", [1, 4])
+def test_the_plan_fits_into_the_time(
+    seconds: float, slower: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    now = [0.0]
+    a_token = {"none": 0.002 * slower, "int8": 0.006 * slower, "nf4": 0.003 * slower}
+    load = 1.5
+
+    def load_pair(spec: PairSpec) -> SlowPair:
+        now[0] += load
+        return SlowPair(spec.compression[0])
+
+    monkeypatch.setattr(demo_module.time, "monotonic", lambda: now[0])
+    monkeypatch.setattr(demo_module, "load_pair", load_pair)
+    monkeypatch.setattr(demo_module, "_seconds_a_token", lambda pair, tokens: a_token[pair.compression])
+    request = DemoRequest(out=tmp_path, seconds=seconds)
+    clock = demo_module._Clock(seconds)
+    with clock.phase("load", "none"):
+        pair = load_pair(request.pair.at("none"))
+    plan = demo_module._plan(request, pair, clock)
+    assert plan.loading == dict.fromkeys(a_token, load)
+    arms = 3 + len(compared_policies())
+    prompts = plan.per_task * 4
+    one = plan.max_new_tokens * sum(a_token.values())  # every compression decodes a prompt once
+    curves = sum(demo_module._cost_seconds(15.0, clock.left() * share) for share in plan.shares.values())
+    spent = 2 * 3 * load + curves + one * (demo_module.RECORDING * prompts + arms * (prompts + 1))
+    assert plan.max_new_tokens == demo_module.SHORTEST or spent <= clock.left()
+    assert plan.per_task == 24 or spent >= 0.4 * clock.left()  # and makes use of it
+    assert demo_module._plan(request, pair, clock) == plan  # as an interrupted demo finds it

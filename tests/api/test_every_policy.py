@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from command_line import draftgauge
 from draftgauge.api import costs as costs_module
 from draftgauge.api.bench import bench
 from draftgauge.api.costs import pair_costs
@@ -79,6 +80,19 @@ def test_replay(run: Path) -> None:
     rows = replay(run, EVERY)
     assert {row["policy"] for row in rows} >= set(EVERY)
     assert all(np.isfinite(row["tokens_per_second"]) for row in rows)
+
+
+def test_replay_and_generate_on_the_command_line(models: dict[str, Any], run: Path) -> None:
+    named = [word for policy in EVERY for word in ("--policy", policy)]
+    replayed = draftgauge(["replay", str(run), *named, "--json", str(run.parent / "replay.json")])
+    assert replayed.exit_code == 0, replayed.output
+    pair = [word for role in ("target", "draft") for word in (f"--{role}", str(models[role]))]
+    plain = draftgauge(["generate", "hello", "--policy", "plain", "--max-new-tokens", "6", *pair])
+    for policy in EVERY:
+        options = ["--policy", policy, "--max-new-tokens", "6", "--gamma-max", "3", "--cost-seconds", "0"]
+        result = draftgauge(["generate", "hello", *options, *pair])
+        assert result.exit_code == 0, result.output
+        assert result.stdout == plain.stdout
 
 
 def test_a_curve_is_measured_once_and_again_on_demand(pair: Pair, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -178,6 +178,19 @@ def test_a_killed_run_goes_on_where_it_stopped(models: dict[str, Any], whole: Pa
     assert_same_rows(read_trace(tmp_path), read_trace(whole))
 
 
+def test_recording_ends_with_its_time_and_goes_on_when_asked_again(
+    models: dict[str, Any], whole: Path, tmp_path: Path
+) -> None:
+    (folder,) = run(models, tmp_path / "run", seconds=0)
+    assert Manifest.load(folder).complete
+    assert len(read_trace(folder).prompts) == 1  # one is always finished
+    assert CostCurve.load(folder / "costs.json").gamma_max == 3
+    run(models, tmp_path / "run", seconds=0, cost_seconds=0)
+    assert [prompt.index for prompt in read_trace(folder).prompts] == [0]  # nothing more in no time
+    run(models, tmp_path / "run", seconds=600)
+    assert_same_rows(read_trace(folder), read_trace(whole))
+
+
 def test_several_compressions_have_a_folder_each(models: dict[str, Any], tmp_path: Path) -> None:
     folders = run(models, tmp_path, compression=("none", "bf16", "int8"), limit=2)
     assert folders == [tmp_path / "none", tmp_path / "bf16", tmp_path / "int8"]
