@@ -57,6 +57,7 @@ def test_demo_gives_modelled_and_live_figures(inputs: dict[str, Path], tmp_path:
         gamma_max=4,
         rounds=1,
         cost_seconds=0,
+        seconds=3600,  # however slow the machine, nothing is cut short
         on_text=lambda piece, origin: pieces.append(piece),
         on_rows=lambda name, found: told.append(name),
     )

@@ -71,8 +71,8 @@ class Plan:
 
     per_task: int
     max_new_tokens: int
-    shares: dict[str, float]
-    loading: dict[str, float]
+    shares: Mapping[str, float]
+    loading: Mapping[str, float]
 
 
 @verb(DemoRequest)
@@ -211,7 +211,7 @@ def _plan(request: DemoRequest, pair: Pair, clock: _Clock) -> Plan:
         loading[compression] = time.monotonic() - begun if loaded is not pair else clock.seconds_of("load")
         decoding[compression] = longest * _seconds_a_token(loaded, loaded.encode(by_task[0]))
     shares = _shares(decoding)
-    left = max(0.0, clock.left() - LOADS * sum(loading.values())) * (1 - COST_SHARE)
+    left = max(0.0, clock.left() * (1 - COST_SHARE) - LOADS * sum(loading.values()))
     arms = 3 + len(compared_policies())
     visit = sum(decoding.values())  # all compressions decode a prompt plainly
     fitting = (left - arms * visit) / (visit * (RECORDING + arms))  # prompts; the bench decodes one more, to warm up
