@@ -62,7 +62,8 @@ def tiny_model(family: str = "qwen3", attention: str = "gqa", seed: int = 0, **o
         family: a key of ``FAMILIES``, or a ``model_type`` of transformers.
         attention: a key of ``ATTENTION``.
         seed: of the weights, large enough that its logits are far from uniform.
-        overrides: of the configuration; by default hidden 64, 2 layers, vocabulary 96, context 128.
+        overrides: of the configuration; by default hidden 64, 2 layers, vocabulary 96, context 128. ``...`` leaves a
+            setting out.
     """
     heads, key_heads = ATTENTION[attention]
     settings: dict[str, Any] = {
@@ -81,6 +82,7 @@ def tiny_model(family: str = "qwen3", attention: str = "gqa", seed: int = 0, **o
         "tie_word_embeddings": False,
     }
     settings |= FAMILIES.get(family, {"model_type": family}) | overrides
+    settings = {name: value for name, value in settings.items() if value is not ...}
     config = CONFIG_MAPPING[settings.pop("model_type")](**settings)
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)

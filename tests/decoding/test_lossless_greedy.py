@@ -15,6 +15,7 @@ from draftgauge.drafters import LanguageModelDrafter, PromptLookupDrafter
 from draftgauge.drafters.base import Draft
 from draftgauge.models.base import CachedModel
 from draftgauge.models.loading import wrap
+from draftgauge.models.static_model import StaticModel
 from draftgauge.policies.base import Signal
 from draftgauge.policies.fixed import FixedLength
 from draftgauge.policies.registry import POLICIES, make_policy
@@ -22,10 +23,16 @@ from linear_costs import LinearCosts
 from tiny import ATTENTION, tiny_model, tokens
 
 GAMMA_MAX = 8
-ENGINES = [("lean", "qwen3"), ("lean", "llama"), ("lean", "mistral")]
+ENGINES = [(engine, family) for engine in ("lean", "static") for family in ("qwen3", "llama", "mistral")]
 ENGINES += [("modules", family) for family in ("qwen3", "llama", "mistral-sliding", "gemma", "gemma2", "gemma3")]
 SETTINGS = DecodingSettings(16)
-DRAFTERS = ("the target itself", "a noised copy", "another model", "prompt lookup")
+DRAFTERS = {  # and what they draft for
+    "the target itself": ("lean", "qwen3", "gqa"),
+    "a noised copy": ("modules", "mistral-sliding", "mqa"),
+    "a noised copy, read once a step": ("static", "qwen3", "gqa"),
+    "another model": ("lean", "qwen3", "gqa"),
+    "prompt lookup": ("static", "llama", "mqa"),
+}
 
 
 class RandomPolicy:
@@ -48,7 +55,10 @@ class RandomPolicy:
 
 @functools.cache
 def target_model(engine: str, family: str, attention: str) -> CachedModel:
-    return wrap(tiny_model(family, attention), engine)
+    target = wrap(tiny_model(family, attention), engine)
+    if isinstance(target, StaticModel):
+        target.first_bucket = 8
+    return target
 
 
 @functools.cache
@@ -61,7 +71,7 @@ def draft_model(engine: str, family: str, attention: str, kind: str) -> CachedMo
     if kind == "another model":
         return wrap(tiny_model("llama", seed=7, num_hidden_layers=1), "lean")
     model = copy.deepcopy(target_model(engine, family, attention).module)
-    if kind == "a noised copy":
+    if kind.startswith("a noised copy"):
         generator = torch.Generator().manual_seed(1)
         for parameter in model.parameters():
             parameter.data += 0.05 * parameter.data.std() * torch.randn(parameter.shape, generator=generator)
@@ -132,7 +142,7 @@ def test_every_architecture(engine, family, attention):
 @pytest.mark.parametrize("kind", DRAFTERS)
 @pytest.mark.parametrize("make", policies())
 def test_every_policy_and_drafter(make, kind):
-    model = ("modules", "mistral-sliding", "mqa") if kind == "a noised copy" else ("lean", "qwen3", "gqa")
+    model = DRAFTERS[kind]
     result = speculative_decode(target_model(*model), make_drafter(kind, *model), make(), prompt(), SETTINGS)
     assert tuple(result.tokens) == plain_output(*model)
     if kind == "the target itself":

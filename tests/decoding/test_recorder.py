@@ -65,7 +65,7 @@ def assert_same_drafts(fast: DenseDrafts, slow: DenseDrafts) -> None:
     np.testing.assert_allclose(fast.shown, slow.shown, atol=2e-5)
 
 
-@pytest.mark.parametrize("engine", ["lean", "modules"])
+@pytest.mark.parametrize("engine", ["lean", "static", "modules"])
 @pytest.mark.parametrize("family", ["qwen3", "llama"])
 def test_all_positions_together_are_as_one_by_one(family: str, engine: str) -> None:
     target, draft = related_pair(family, engine, noise=0.05)

@@ -199,7 +199,7 @@ def pair_of(outcome) -> tuple[float, float]:
 
 
 @pytest.mark.parametrize("speculate", [None, FixedLength(3)])
-@pytest.mark.parametrize("engine", ["lean", "modules"])
+@pytest.mark.parametrize("engine", ["lean", "static", "modules"])
 def test_a_transformer_is_recorded_as_its_passes_say(engine: str, speculate: Policy | None) -> None:
     target, draft = wrap(tiny_model(), engine), wrap(tiny_model(seed=1), engine)
     generator, sampling, prompt = torch.Generator().manual_seed(4), Sampling(1.5, top_k=20), tokens(7, seed=2).tolist()

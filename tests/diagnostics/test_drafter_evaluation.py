@@ -12,7 +12,7 @@ from draftgauge.diagnostics.evaluation import EvaluationPlan, evaluate_drafter
 from reuse_nets import net_for, target, texts
 
 
-@pytest.mark.parametrize("engine", ["lean", "modules"])
+@pytest.mark.parametrize("engine", ["lean", "static", "modules"])
 def test_parts_agree(engine: str) -> None:
     model = target(engine)
     settings = DecodingSettings(max_new_tokens=12)

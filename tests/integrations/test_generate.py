@@ -35,7 +35,8 @@ from generating import VOCABULARY, draft_of, plain_and_speculative, target_of
 from markov import Enumerator, assert_same_law
 from tiny import save_tiny, tiny_model, tiny_tokenizer, tokens
 
-FAMILIES = [("qwen3", "lean"), ("qwen3", "modules"), ("llama3-rope", "lean"), ("gemma2", "auto"), ("gpt_neox", "auto")]
+FAMILIES = [("qwen3", "lean"), ("qwen3", "static"), ("qwen3", "modules"), ("llama3-rope", "lean")]
+FAMILIES += [("gemma2", "auto"), ("gpt_neox", "auto")]
 FAMILIES += [("mistral-sliding", "auto")]
 
 

@@ -30,15 +30,16 @@ def distance(ours: torch.Tensor, theirs: torch.Tensor) -> float:
 
 
 def test_unknown_names_are_refused_with_the_list() -> None:
-    with pytest.raises(DraftgaugeError, match=r"'int4'.*none, fp16, bf16, int8, nf4"):
+    with pytest.raises(DraftgaugeError, match=r"'int4'.*none, fp32, fp16, bf16, int8, nf4"):
         check_compression("int4")
 
 
 def test_the_dtype_of_activations() -> None:
     on_cpu = [activation_dtype(name, CPU) for name in COMPRESSIONS]
     on_gpu = [activation_dtype(name, GPU) for name in COMPRESSIONS]
-    assert on_cpu == [torch.float32, torch.float16, torch.bfloat16, torch.float32, torch.float32]
-    assert on_gpu == [torch.bfloat16, torch.float16, torch.bfloat16, torch.bfloat16, torch.bfloat16]
+    half = [torch.float16, torch.bfloat16]
+    assert on_cpu == [torch.float32, torch.float32, *half, torch.float32, torch.float32]
+    assert on_gpu == [torch.bfloat16, torch.float32, *half, torch.bfloat16, torch.bfloat16]
 
 
 def test_a_missing_library_is_named_with_its_installation(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -49,7 +50,8 @@ def test_a_missing_library_is_named_with_its_installation(monkeypatch: pytest.Mo
 
 
 @pytest.mark.parametrize(
-    ("name", "dtype"), [("none", torch.float32), ("fp16", torch.float16), ("bf16", torch.bfloat16)]
+    ("name", "dtype"),
+    [("none", torch.float32), ("fp32", torch.float32), ("fp16", torch.float16), ("bf16", torch.bfloat16)],
 )
 def test_unquantised_models_load_in_their_dtype(folder: Path, name: str, dtype: torch.dtype) -> None:
     cached = load_model(folder, name, device="cpu")

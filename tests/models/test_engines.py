@@ -18,12 +18,15 @@ from draftgauge.models.lean import LeanModel
 from draftgauge.models.loading import wrap
 from draftgauge.models.modules_branches import takes_branch_masks
 from draftgauge.models.modules_model import ModulesModel
+from draftgauge.models.static_model import StaticModel
 from tiny import ATTENTION, FAMILIES, LEAN, tiny_model, tokens
 
 # "lean-packed" is the lean engine with all its linears packed: tiny ones are not, unless told to
-ENGINES = [("lean", family) for family in LEAN] + [("modules", family) for family in FAMILIES]
+ENGINES = [(engine, family) for engine in ("lean", "static") for family in LEAN]
+ENGINES += [("modules", family) for family in FAMILIES]
 # with every kind of attention
-MAIN = [("lean", "qwen3"), ("lean-packed", "llama-biases"), ("modules", "mistral-sliding"), ("modules", "gemma2")]
+MAIN = [("lean", "qwen3"), ("lean-packed", "llama-biases"), ("static", "qwen3"), ("static-packed", "llama-biases")]
+MAIN += [("modules", "mistral-sliding"), ("modules", "gemma2")]
 ATTENTION_KINDS = [(*pair, "gqa") for pair in ENGINES] + [
     (*pair, kind) for pair in MAIN for kind in ATTENTION if kind != "gqa"
 ]
@@ -46,7 +49,10 @@ def build(model: PreTrainedModel, engine: str) -> CachedModel:
     with pytest.MonkeyPatch.context() as patch:
         if engine == "lean-packed":
             patch.setattr(lean_ops, "PACK_FROM", 0)
-        return wrap(model, engine.removesuffix("-packed"))
+        cached = wrap(model, engine.removesuffix("-packed"))
+    if isinstance(cached, StaticModel):
+        cached.first_bucket = 8  # so that short texts go through several buckets
+    return cached
 
 
 def assert_same(ours: Tensor, theirs: Tensor) -> None:
@@ -131,14 +137,14 @@ def test_positions_outside_rotary_embeddings_take_the_slow_and_right_way(family:
         assert_same(session.step(branches[:, depth]), torch.stack(theirs))
 
 
-@pytest.mark.parametrize("engine", ["lean", "lean-packed"])
+@pytest.mark.parametrize("engine", ["lean", "lean-packed", "static"])
 def test_tied_embeddings(engine: str) -> None:
     model, text = tiny_model(tie_word_embeddings=True), tokens(9)
     assert model.lm_head.weight is model.model.embed_tokens.weight
     assert_same(build(model, engine).forward(text), reference(model, text))
 
 
-@pytest.mark.parametrize("engine", ["lean", "modules"])
+@pytest.mark.parametrize("engine", ["lean", "static", "modules"])
 def test_last_only_is_the_last_row(engine: str) -> None:
     model, text = tiny_model(), tokens(20)
     whole, last = wrap(model, engine), wrap(model, engine)
@@ -146,7 +152,7 @@ def test_last_only_is_the_last_row(engine: str) -> None:
     assert last.length == 20
 
 
-@pytest.mark.parametrize("engine", ["lean", "modules"])
+@pytest.mark.parametrize("engine", ["lean", "static", "modules"])
 def test_reset_forgets(engine: str) -> None:
     model, text = tiny_model(), tokens(9)
     cached = wrap(model, engine)
@@ -156,7 +162,7 @@ def test_reset_forgets(engine: str) -> None:
     torch.testing.assert_close(cached.forward(text), first)
 
 
-@pytest.mark.parametrize("engine", ["lean", "modules"])
+@pytest.mark.parametrize("engine", ["lean", "static", "modules"])
 def test_a_text_longer_than_the_context_is_refused_and_nothing_is_lost(engine: str) -> None:
     model = tiny_model(max_position_embeddings=24)
     cached = wrap(model, engine)
@@ -174,7 +180,7 @@ def test_a_text_longer_than_the_context_is_refused_and_nothing_is_lost(engine: s
     assert cached.forward(tokens(4)).shape == (4, 96)
 
 
-@pytest.mark.parametrize("engine", ["lean", "modules"])
+@pytest.mark.parametrize("engine", ["lean", "static", "modules"])
 @pytest.mark.parametrize("start", [0, 6])
 def test_branches_outside_the_cached_text_are_refused(engine: str, start: int) -> None:
     cached = wrap(tiny_model(), engine)
@@ -204,7 +210,7 @@ def test_half_precision_agrees_up_to_its_rounding(family: str, dtype: torch.dtyp
     exact, text = reference(tiny_model(family), tokens(24)), tokens(24)
     model = tiny_model(family).to(dtype)
     error = (reference(model, text).float() - exact).norm()
-    for engine in ("lean", "lean-packed", "modules"):
+    for engine in ("lean", "lean-packed", "static", "modules"):
         cached = build(model, engine)
         ours = torch.cat((cached.forward(text[:11]), cached.forward(text[11:12]), cached.forward(text[12:])))
         assert ours.dtype == torch.float32

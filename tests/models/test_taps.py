@@ -21,7 +21,8 @@ from tiny import LEAN, tiny_model, tokens
 
 LAYERS = 5
 FULL = ("qwen3", "qwen2", "llama", "llama3-rope", "mistral", "gemma", "gemma2", "gemma3")
-ENGINES = [("lean", family) for family in FULL if family in LEAN] + [("modules", family) for family in FULL]
+ENGINES = [(engine, family) for engine in ("lean", "static") for family in FULL if family in LEAN]
+ENGINES += [("modules", family) for family in FULL]
 
 
 @functools.cache
@@ -75,7 +76,9 @@ def test_live_taps_are_transformers_hidden_states_and_cache(engine: str, family:
     assert_same(read(taps, 13, 20), (expected[0][13:20], expected[1][:, :, 13:20], expected[2][:, :, 13:20]))
 
 
-@pytest.mark.parametrize(("engine", "family"), [("lean", "qwen3"), ("modules", "qwen3"), ("modules", "gemma")])
+@pytest.mark.parametrize(
+    ("engine", "family"), [("lean", "qwen3"), ("static", "qwen3"), ("modules", "qwen3"), ("modules", "gemma")]
+)
 @settings(max_examples=10, deadline=None)
 @given(data=st.data())
 def test_any_sequence_of_forwards_and_rollbacks(engine: str, family: str, data: st.DataObject) -> None:
@@ -132,14 +135,14 @@ def test_features_hold_what_was_asked_for_and_move_together() -> None:
     assert moved.keys.dtype == moved.logits.dtype == torch.bfloat16
 
 
-@pytest.mark.parametrize("engine", ["lean", "modules"])
+@pytest.mark.parametrize("engine", ["lean", "static", "modules"])
 def test_nothing_is_copied_by_reading_and_nothing_kept_that_was_not_asked_for(engine: str) -> None:
     cached = wrap(tiny_model(num_hidden_layers=LAYERS), engine)
     taps = attach_taps(cached, TapPlan((1,), (2,)))
     cached.forward(tokens(9))
     held = (
         (cached._cache, cached._cache)
-        if engine == "lean"
+        if engine != "modules"
         else (cached._cache.layers[2].keys, cached._cache.layers[2].values)
     )
     assert taps.keys(0, 3, 7).untyped_storage().data_ptr() == held[0].untyped_storage().data_ptr()
@@ -150,7 +153,7 @@ def test_nothing_is_copied_by_reading_and_nothing_kept_that_was_not_asked_for(en
     assert not any(module._forward_hooks for module in cached.module.modules())
 
 
-@pytest.mark.parametrize("engine", ["lean", "modules"])
+@pytest.mark.parametrize("engine", ["lean", "static", "modules"])
 def test_taps_do_not_change_the_logits(engine: str) -> None:
     model, text = target("qwen3"), tokens(20)
     plain = wrap(model, engine).forward(text)
@@ -159,7 +162,7 @@ def test_taps_do_not_change_the_logits(engine: str) -> None:
     assert torch.equal(tapped.forward(text), plain)
 
 
-@pytest.mark.parametrize("engine", ["lean", "modules"])
+@pytest.mark.parametrize("engine", ["lean", "static", "modules"])
 def test_branches_leave_the_taps_alone(engine: str) -> None:
     cached = wrap(target("qwen3"), engine)
     taps = attach_taps(cached, TapPlan((1,), (2,)))
@@ -169,7 +172,7 @@ def test_branches_leave_the_taps_alone(engine: str) -> None:
     assert all(torch.equal(one, other) for one, other in zip(read(taps, 0, 20), before, strict=True))
 
 
-@pytest.mark.parametrize("engine", ["lean", "modules"])
+@pytest.mark.parametrize("engine", ["lean", "static", "modules"])
 def test_a_long_prompt_grows_the_store_and_goes_in_pieces(engine: str, monkeypatch: pytest.MonkeyPatch) -> None:
     for module, name, value in (
         (lean, "FIRST_CAPACITY", 16),

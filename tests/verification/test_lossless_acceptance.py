@@ -38,6 +38,10 @@ def completed(law: Law, target: torch.Tensor) -> Law:
     return result
 
 
+def judge(drafted: list[int], *options) -> Verdict:
+    return Verdict(*accept(torch.tensor(drafted, dtype=torch.int64), *options).tolist())
+
+
 def product_law(target: torch.Tensor) -> Law:
     return completed({(): 1.0}, target)
 
@@ -51,7 +55,7 @@ def test_committed_tokens_have_the_target_law(monkeypatch, vocabulary, gamma, sa
 
     def program():
         drafted = acceptance_module.draw(q, None).tolist()
-        verdict = accept(drafted, q, p, None)
+        verdict = judge(drafted, q, p, None)
         return (*drafted[: verdict.accepted], verdict.token)
 
     assert_same_law(completed(enumerator.law(program), p), product_law(p))
@@ -63,7 +67,7 @@ def test_one_hot_drafts_have_the_target_law(monkeypatch, drafted, sampling):
     p = probabilities(logits(7, len(drafted) + 1, 3), sampling)
 
     def program():
-        verdict = accept(drafted, None, p, None)
+        verdict = judge(drafted, None, p, None)
         return (*drafted[: verdict.accepted], verdict.token)
 
     law = Enumerator(monkeypatch).law(program)
@@ -71,7 +75,7 @@ def test_one_hot_drafts_have_the_target_law(monkeypatch, drafted, sampling):
     explicit = torch.nn.functional.one_hot(torch.tensor(drafted), 3).float()
 
     def program_with_distribution():
-        verdict = accept(drafted, explicit, p, None)
+        verdict = judge(drafted, explicit, p, None)
         return (*drafted[: verdict.accepted], verdict.token)
 
     assert_same_law(Enumerator(monkeypatch).law(program_with_distribution), law)
@@ -83,7 +87,7 @@ def test_draft_and_target_may_be_shaped_by_different_settings(monkeypatch):
 
     def program():
         drafted = acceptance_module.draw(q, None).tolist()
-        verdict = accept(drafted, q, p, None)
+        verdict = judge(drafted, q, p, None)
         return (*drafted[: verdict.accepted], verdict.token)
 
     assert_same_law(completed(Enumerator(monkeypatch).law(program), p), product_law(p))
@@ -95,7 +99,7 @@ def test_a_narrower_draft_vocabulary_is_padded(monkeypatch):
 
     def program():
         drafted = acceptance_module.draw(q, None).tolist()
-        verdict = accept(drafted, q, p, None)
+        verdict = judge(drafted, q, p, None)
         return (*drafted[: verdict.accepted], verdict.token)
 
     assert_same_law(completed(Enumerator(monkeypatch).law(program), p), product_law(p))
@@ -110,7 +114,7 @@ def test_the_seeded_draws_of_accept_follow_the_law():
     firsts = torch.zeros(3)
     accepted = 0
     for token in drafted:
-        verdict = accept([token], q, p, generator)
+        verdict = judge([token], q, p, generator)
         firsts[token if verdict.accepted else verdict.token] += 1
         accepted += verdict.accepted
     deviation = (p[0] * (1 - p[0]) / runs).sqrt()
@@ -121,7 +125,7 @@ def test_the_seeded_draws_of_accept_follow_the_law():
 
 def test_accept_repeats_with_its_generator():
     q, p = probabilities(logits(1, 3, 4), Sampling(1.0)), probabilities(logits(2, 4, 4), Sampling(1.0))
-    first, second = (accept([0, 1, 2], q, p, torch.Generator().manual_seed(5)) for _ in range(2))
+    first, second = (judge([0, 1, 2], q, p, torch.Generator().manual_seed(5)) for _ in range(2))
     assert first == second
 
 
@@ -135,9 +139,10 @@ def test_accept_repeats_with_its_generator():
     ],
 )
 def test_accept_greedy(drafted, target, expected):
-    assert accept_greedy(drafted, target) == expected
+    best = torch.tensor(target)
+    assert Verdict(*accept_greedy(torch.tensor(drafted, dtype=torch.int64), best).tolist()) == expected
     p = torch.nn.functional.one_hot(torch.tensor(target), 10).float()
-    assert accept(drafted, None, p, torch.Generator().manual_seed(0)) == expected
+    assert judge(drafted, None, p, torch.Generator().manual_seed(0)) == expected
 
 
 def test_residual():

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-import copy
 import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor
-from transformers import GenerationConfig
+from transformers import GenerationConfig, PreTrainedModel
 from transformers.generation.streamers import BaseStreamer
 
 from draftgauge.api.pair import Pair
@@ -19,6 +20,7 @@ GENERATE, ASSISTED, ASSISTED_CONSTANT = (
     "transformers-assisted",
     "transformers-assisted-constant",
 )
+_OF_ASSISTANTS = ("num_assistant_tokens", "num_assistant_tokens_schedule", "assistant_confidence_threshold")
 
 
 @dataclass
@@ -52,6 +54,25 @@ class _Clock(BaseStreamer):
         """Nothing is buffered."""
 
 
+@contextmanager
+def _configured(
+    model: PreTrainedModel | None, settings: GenerationConfig | None
+) -> Iterator[Callable[[], GenerationConfig | None]]:
+    """Generate with these settings and none of the checkpoint's own: penalties in them would make another baseline.
+
+    Gives a function that tells the settings as generation has left them.
+    """
+    if model is None:
+        yield lambda: None
+        return
+    original = model.generation_config
+    model.generation_config = settings
+    try:
+        yield lambda: model.generation_config
+    finally:
+        model.generation_config = original
+
+
 def _now(device: torch.device) -> float:
     if device.type == "cuda":
         torch.cuda.synchronize(device)
@@ -74,12 +95,14 @@ class TransformersBaseline:
             gamma: the constant length.
         """
         self.pair, self.name = pair, name
-        self.assistant = None
+        self.assistant: PreTrainedModel | None = None
+        self.settings: GenerationConfig | None = None
         if name != GENERATE:
             if pair.draft is None:
                 raise DraftgaugeError(f"{name} needs a draft model, and this pair drafts with {pair.draft_source.name}")
             self.assistant = pair.draft.module
-            settings: GenerationConfig = copy.deepcopy(self.assistant.generation_config)
+            own = self.assistant.generation_config
+            settings = GenerationConfig(**{name: getattr(own, name) for name in _OF_ASSISTANTS if hasattr(own, name)})
             if name == ASSISTED_CONSTANT:
                 settings.num_assistant_tokens = gamma
                 settings.num_assistant_tokens_schedule = "constant"
@@ -95,25 +118,18 @@ class TransformersBaseline:
         clock = _Clock(device)
         ends = sorted(self.pair.end_tokens)
         arguments = {"assistant_model": self.assistant} if self.assistant is not None else {}
-        original = None if self.assistant is None else self.assistant.generation_config
-        if self.assistant is not None:
-            self.assistant.generation_config = self.settings
+        plain = GenerationConfig(eos_token_id=ends or None, pad_token_id=ends[0] if ends else 0)
         started = _now(device)
-        try:
+        with _configured(target, plain), _configured(self.assistant, self.settings) as used:
             output = target.generate(
                 input_ids=ids,
                 attention_mask=torch.ones_like(ids),
                 max_new_tokens=max_new_tokens,
                 do_sample=False,
-                eos_token_id=ends or None,
-                pad_token_id=ends[0] if ends else 0,
                 streamer=clock,
                 **arguments,
             )
-        finally:
-            if self.assistant is not None:
-                self.settings = self.assistant.generation_config
-                self.assistant.generation_config = original
+            self.settings = used()
         ended = _now(device)
         first_at = clock.first_at or ended
         return BaselineRun(

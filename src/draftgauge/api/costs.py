@@ -92,6 +92,7 @@ def _identity(pair: Pair, gamma_max: int, sampling: Sampling) -> dict[str, Any]:
         "compression": pair.compression,
         "engines": [pair.target.spec.engine, pair.draft_source.engine],
         "device": str(pair.target.spec.device),
+        "draft_device": None if pair.draft is None else str(pair.draft.spec.device),
         "dtype": str(pair.target.spec.dtype),
         "gamma_max": gamma_max,
         "sampled": not sampling.greedy,

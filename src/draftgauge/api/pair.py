@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from torch import Generator
@@ -15,7 +15,8 @@ from draftgauge.core.prompts import Prompt
 from draftgauge.drafters.base import Drafter
 from draftgauge.drafters.source import DraftSource, LoadOptions, choose_drafter, drafter_kind
 from draftgauge.models.base import CachedModel
-from draftgauge.models.loading import end_tokens, fingerprint, load_model, load_tokenizer
+from draftgauge.models.compression import label_of
+from draftgauge.models.loading import end_tokens, fingerprint, load_model, load_tokenizer, quantisation_method
 from draftgauge.models.prompts_text import encode_with
 from draftgauge.models.reference import REFERENCE, resolve_source
 from draftgauge.models.taps import Taps, attach_taps
@@ -34,7 +35,7 @@ class Pair:
         tokenizer: of the target.
         end_tokens: ids that end an output.
         sources: what was asked for: ``{"target", "draft"}``, the latter None for a kind that takes no source.
-        compression: of the target.
+        compression: of the target; the method's name if its checkpoint comes quantised.
         taps: of the target, as ``draft_source`` needs them.
     """
 
@@ -98,18 +99,36 @@ def load_pair(spec: PairSpec) -> Pair:
     """
     if len(spec.compression) > 1:
         raise DraftgaugeError(f"a pair is loaded at one compression, not at {', '.join(spec.compression)}: name one")
-    (compression,) = spec.compression
-    device, engine, trust_remote_code = spec.machine.device, spec.loading.engine, spec.loading.trust_remote_code
+    (compression,) = labelled(spec).compression
+    loading, engine, trusted = spec.loading, spec.loading.engine, spec.loading.trust_remote_code
     name, source = drafter_of(spec)
-    kind, options = drafter_kind(name), LoadOptions(compression, device, engine, trust_remote_code)
-    target = spec.target or kind.trained_for(source) or REFERENCE
-    tokenizer = load_tokenizer(target, trust_remote_code)
+    kind, options = drafter_kind(name), LoadOptions(compression, loading.draft_device, engine, trusted)
+    target = _target_of(spec)
+    tokenizer = load_tokenizer(target, trusted)
     kind.check(source, tokenizer, options)
-    model = load_model(target, compression, device, engine, trust_remote_code, part="target")
+    model = load_model(target, compression, spec.machine.device, engine, trusted, "target", loading.device_map)
     drafts = kind.load(source, model, options)
     taps = None if drafts.tap_plan is None else attach_taps(model, drafts.tap_plan)
     sources = {"target": str(target), "draft": None if source is None else str(source)}
     return Pair(model, drafts, tokenizer, end_tokens(model, tokenizer), sources, compression, taps)
+
+
+def labelled(spec: PairSpec) -> PairSpec:
+    """The pair with its compressions by the names of what is loaded: a checkpoint that comes quantised has one of its
+    own.
+
+    Raises:
+        DraftgaugeError: for an unknown compression, or one that the target's checkpoint cannot be given.
+    """
+    target = _target_of(spec)
+    method = quantisation_method(resolve_source(target, "target"))
+    return replace(spec, compression=tuple(label_of(name, method, target) for name in spec.compression))
+
+
+def _target_of(spec: PairSpec) -> str:
+    """The target's folder or id."""
+    name, source = drafter_of(spec)
+    return spec.target or drafter_kind(name).trained_for(source) or REFERENCE
 
 
 def drafter_of(spec: PairSpec) -> tuple[str, str | Path | None]:

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from torch import Generator
 
-from draftgauge.api.pair import Pair, drafter_of, load_pair
+from draftgauge.api.pair import Pair, drafter_of, labelled, load_pair
 from draftgauge.api.profile_plan import (
     EncodedPrompt,
     check_recording,
@@ -59,6 +60,7 @@ def profile(request: ProfileRequest, *, progress: Progress = silent) -> list[dic
     Raises:
         DraftgaugeError: for arguments, prompts, models or folders that cannot be used, before any work is done.
     """
+    request = replace(request, pair=labelled(request.pair))
     names = request.pair.compression
     kind, _ = drafter_of(request.pair)
     check_recording(names, kind, _sampling(request))

@@ -174,7 +174,9 @@ def _entry(pair: Pair, role: str, fingerprints: dict[str, str | None]) -> ModelE
     assert source is not None
     assert fingerprint is not None
     model = pair.target.spec if role == "target" else pair.draft_source
-    return ModelEntry(source, fingerprint, "none", model.family, model.engine, "float32")
+    spec = pair.target.spec if role == "target" else pair.draft and pair.draft.spec
+    attention = spec.attention if spec is not None else ""
+    return ModelEntry(source, fingerprint, "none", model.family, model.engine, "float32", attention)
 
 
 def _for_compression(manifest: Manifest, compression: str, device: torch.device) -> Manifest:

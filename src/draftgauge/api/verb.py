@@ -7,10 +7,12 @@ from collections.abc import Callable
 from functools import wraps
 from typing import Any, TypeVar
 
+from draftgauge.core.errors import DraftgaugeError, is_out_of_memory
 from draftgauge.core.load import watched_load
 from draftgauge.core.settings import make_request, settings_of
 
 Result = TypeVar("Result")
+_MEMORY_ADVICE = "ask for shorter texts, a smaller model, a stronger compression or another device"
 
 
 def verb(request_class: type, loaded: type | None = None) -> Callable[[Callable[..., Result]], Callable[..., Result]]:
@@ -32,12 +34,21 @@ def verb(request_class: type, loaded: type | None = None) -> Callable[[Callable[
             whole = len(arguments) == 1 and not keywords and isinstance(arguments[0], request_class)
             request = arguments[0] if whole else make_request(request_class, arguments, keywords)
             with watched_load():
-                return function(request, **further)
+                try:
+                    return function(request, **further)
+                except Exception as error:
+                    if not is_out_of_memory(error):
+                        raise
+                    raise DraftgaugeError(f"memory ran out ({_first_line(error)}): {_MEMORY_ADVICE}") from error
 
         call.__signature__ = _signature(request_class, [parameters[name] for name in own])  # type: ignore[attr-defined]
         return call
 
     return decorate
+
+
+def _first_line(error: Exception) -> str:
+    return (str(error) or type(error).__name__).splitlines()[0].rstrip(".")
 
 
 def _signature(request_class: type, own: list[inspect.Parameter]) -> inspect.Signature:

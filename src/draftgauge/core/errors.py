@@ -21,3 +21,12 @@ class PromptError(DraftgaugeError):
 
 class ModelError(DraftgaugeError):
     """A model that cannot be loaded, or a draft and target that do not fit together."""
+
+
+def is_out_of_memory(error: BaseException) -> bool:
+    """Whether memory ran out, a GPU's or the machine's."""
+    return (
+        isinstance(error, MemoryError)
+        or type(error).__name__ == "OutOfMemoryError"  # torch's, which need not be imported here
+        or (isinstance(error, RuntimeError) and "can't allocate memory" in str(error))
+    )

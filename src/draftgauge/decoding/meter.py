@@ -27,7 +27,7 @@ from draftgauge.decoding.results import Origin
 from draftgauge.decoding.settings import DecodingSettings
 from draftgauge.decoding.speculative import speculative_decode
 from draftgauge.decoding.stopwatch import IDLE_RUNS, PRICED, Sample, StepTimer, Stopwatch, TimedDrafter, TimedModel
-from draftgauge.drafters.base import Drafter, keeps_drafted
+from draftgauge.drafters.base import Drafter, device_of, keeps_drafted
 from draftgauge.models.base import CachedModel
 from draftgauge.policies.fixed import FixedLength
 from draftgauge.traces.costs import CostCurve, CostTable, SignalSeconds
@@ -169,6 +169,8 @@ class _Bench:
         """``where`` is the context length, where decoding starts for it, and how many tokens it decodes."""
         self.context, self._start, span = where
         self.keeps_drafted = keeps_drafted(drafter)
+        device = target.spec.device
+        self._stopwatch = Stopwatch(device, device_of(drafter, device))
         self._target = target
         self._drafter = drafter
         self._text = np.asarray(plan.text)
@@ -182,7 +184,7 @@ class _Bench:
 
     def forget(self) -> None:
         """Drop what was measured."""
-        self._timer = StepTimer(Stopwatch(self._target.spec.device), self._gamma_max, self._rng)
+        self._timer = StepTimer(self._stopwatch, self._gamma_max, self._rng)
         self.plain: list[float] = []
         self.overheads: list[float] = []
 

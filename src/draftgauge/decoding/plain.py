@@ -10,6 +10,7 @@ from draftgauge.decoding.results import Generation, OnCommit
 from draftgauge.decoding.settings import DecodingSettings, check_request
 from draftgauge.decoding.stopping import Finish, Stopper
 from draftgauge.models.base import CachedModel
+from draftgauge.models.device import upload
 from draftgauge.policies.base import Step
 from draftgauge.verification import choose
 
@@ -45,7 +46,7 @@ def plain_decode(
     prefilled = seconds(device)
 
     result = Generation(prefill_seconds=prefilled - started)
-    token = torch.tensor(prompt_tokens[-1:], device=device)
+    token = upload(prompt_tokens[-1:], device)
     finish: Finish | None = None
     while finish is None:
         token = choose(model.forward(token), settings.sampling, generator)
@@ -64,4 +65,4 @@ def prefill(model: CachedModel, prompt_tokens: list[int]) -> None:
     """Take in the prompt but for its last token, whose logits the first step needs."""
     model.reset()
     if len(prompt_tokens) > 1:
-        model.forward(torch.tensor(prompt_tokens[:-1], device=model.spec.device), last_only=True)
+        model.forward(upload(prompt_tokens[:-1], model.spec.device), last_only=True)

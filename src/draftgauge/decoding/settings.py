@@ -9,6 +9,7 @@ from torch import Generator
 
 from draftgauge.core.errors import DraftgaugeError, PromptError
 from draftgauge.models.base import ModelSpec
+from draftgauge.models.spec import context_note
 from draftgauge.verification import Sampling
 
 Detokenize = Callable[[list[int]], str]
@@ -66,9 +67,8 @@ def check_request(
     if length > spec.context:
         raise DraftgaugeError(
             f"context longer than the model takes: {len(prompt_tokens)} prompt tokens and max_new_tokens "
-            f"{settings.max_new_tokens} "
-            f"make {length}, the model takes {spec.context}. Shorten the prompt or lower max_new_tokens by "
-            f"{length - spec.context}"
+            f"{settings.max_new_tokens} make {length}, the model takes {spec.context}{context_note(spec)}. "
+            f"Shorten the prompt or lower max_new_tokens by {length - spec.context}"
         )
     if generator is None and not settings.sampling.greedy:
         raise DraftgaugeError("sampling at a temperature above 0 needs a random generator on the model's device")

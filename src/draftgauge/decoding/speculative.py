@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import cast
 
 import torch
 from torch import Generator, Tensor
@@ -13,8 +14,10 @@ from draftgauge.decoding.plain import prefill
 from draftgauge.decoding.results import Generation, OnCommit, Origin
 from draftgauge.decoding.settings import DecodingSettings, check_request
 from draftgauge.decoding.stopping import Finish, Stopper
-from draftgauge.drafters.base import Draft, Drafter, KeepDrafting
+from draftgauge.drafters.base import Draft, Drafter, DraftsUnread, KeepDrafting, UnreadDraft
+from draftgauge.drafters.draft_builder import until_end
 from draftgauge.models.base import CachedModel
+from draftgauge.models.device import upload
 from draftgauge.policies.base import Extends, Policy, Signal, Step, asks_after_each_token, begin, reads_of
 from draftgauge.verification import Verdict, accept, accept_greedy, entropy_bits, probabilities
 
@@ -67,8 +70,10 @@ class _Loop:
     ) -> None:
         self.target = target
         self.drafter = drafter
+        self.drafts_unread = isinstance(drafter, DraftsUnread)
         self.policy = policy
         self.sampling = settings.sampling
+        self.end_tokens = settings.end_tokens
         self.generator = generator
         self.on_commit = on_commit
         self.stopper = Stopper(settings)
@@ -103,21 +108,31 @@ class _Loop:
         """One step; how the output finished, None if it goes on."""
         draft = self.draft()
         self.clock.end("draft")
-        logits = self.verify(draft.tokens)
-        verdict = self.accept(draft, logits)
+        known = self.target.length
+        fed = self.fed(draft)
+        logits = self.target.forward(fed)
+        draft, verdict = self.read(draft, fed[1:], self.judge(draft.probabilities, fed[1:], logits))
+        if known + 1 + verdict.accepted < self.target.length:
+            self.target.truncate(known + 1 + verdict.accepted)
         self.clock.end("verify")
         finish = self.commit(draft, verdict, logits)
         self.clock.end("other")
         return finish
 
-    def draft(self) -> Draft:
+    def draft(self) -> Draft | UnreadDraft:
         """As many tokens as the policy wants, leaving room for the target's own."""
         limit = min(self.policy.limit(), self.stopper.remaining - 1)
         self.reads = self.policy.reads  # anew for every step, as the cost meter changes them
         keep_drafting = self.policy.keep_drafting if asks_after_each_token(self.reads) else None
         if self.extends is not None:
             return self.extended(self.extends, limit, keep_drafting)
-        return self.drafter.propose(limit, keep_drafting, self.reads) if limit > 0 else _NO_DRAFT
+        if limit <= 0:
+            return _NO_DRAFT
+        if keep_drafting is None and self.drafts_unread:
+            unread = cast(DraftsUnread, self.drafter).propose_unread(limit)
+            if unread is not None:
+                return unread
+        return self.drafter.propose(limit, keep_drafting, self.reads)
 
     def extended(self, policy: Extends, limit: int, keep_drafting: KeepDrafting | None) -> Draft:
         """A draft, and after it what the policy looks up in the text."""
@@ -139,22 +154,32 @@ class _Loop:
         appended = list(policy.extend(room))[:room] if room > 0 else []
         return replace(draft, tokens=[*draft.tokens, *appended], appended=len(appended)) if appended else draft
 
-    def verify(self, tokens: list[int]) -> Tensor:
-        """One pass of the target over the last committed and the ``g`` drafted tokens: logits ``[g + 1, V]``."""
-        return self.target.forward(torch.tensor([self.last_token, *tokens], device=self.device))
+    def fed(self, draft: Draft | UnreadDraft) -> Tensor:
+        """What the target verifies in one pass: the last committed and the ``g`` drafted tokens, ``[g + 1]``."""
+        if isinstance(draft, Draft):
+            return upload([self.last_token, *draft.tokens], self.device)
+        return torch.cat((upload([self.last_token], self.device), draft.tokens.to(self.device)))
 
-    def accept(self, draft: Draft, logits: Tensor) -> Verdict:
-        """How many drafted tokens stand, and the target's own token."""
+    def judge(self, draft_probabilities: Tensor | None, drafted: Tensor, logits: Tensor) -> Tensor:
+        """How many drafted tokens stand, and the target's own token: ``[2]``, unread."""
         if self.sampling.greedy:
-            return accept_greedy(draft.tokens, logits.argmax(-1).tolist())
-        return accept(draft.tokens, draft.probabilities, probabilities(logits, self.sampling), self.generator)
+            return accept_greedy(drafted, logits.argmax(-1))
+        if draft_probabilities is not None:
+            draft_probabilities = draft_probabilities.to(self.device)
+        return accept(drafted, draft_probabilities, probabilities(logits, self.sampling), self.generator)
+
+    def read(self, draft: Draft | UnreadDraft, drafted: Tensor, judged: Tensor) -> tuple[Draft, Verdict]:
+        """The step's only wait for the device, unless the policy asked before."""
+        if isinstance(draft, Draft):
+            return draft, Verdict(*judged.tolist())
+        accepted, token, *tokens = torch.cat((judged, drafted)).tolist()
+        tokens = until_end(tokens, self.end_tokens)
+        return Draft(tokens), Verdict(min(accepted, len(tokens)), token)
 
     def commit(self, draft: Draft, verdict: Verdict, logits: Tensor) -> Finish | None:
-        """Add the tokens to the output, roll the caches back to it and tell the policy."""
+        """Add the tokens to the output, roll the drafter back to it and tell the policy."""
         proposed, drafted, accepted = len(draft.tokens), draft.drafted, verdict.accepted
         tokens, finish = self.stopper.cut([*draft.tokens[:accepted], verdict.token])
-        if accepted < proposed:
-            self.target.truncate(self.target.length - (proposed - accepted))
         self.drafter.commit(min(accepted, drafted, len(tokens)), tokens)
         self.last_token = tokens[-1]
 

@@ -11,10 +11,11 @@ from typing import NamedTuple
 import numpy as np
 import torch
 from torch import Tensor
+from torch.nn import functional
 
 from draftgauge.core.signals import DISTRIBUTION, NO_SIGNALS, OF_DRAFTED_TOKENS, Reads, SignalName
 from draftgauge.decoding.wrapping import WrappedModel
-from draftgauge.drafters.base import Draft, Drafter, KeepDrafting, backlog_of
+from draftgauge.drafters.base import Draft, Drafter, DraftsUnread, KeepDrafting, UnreadDraft, backlog_of
 from draftgauge.models.base import CachedModel
 from draftgauge.policies.base import Signal, Step
 
@@ -33,19 +34,24 @@ PRICED: tuple[Reads, ...] = (
 
 
 class Stopwatch:
-    """Marks moments: on a GPU by events in its stream, which wait for nothing; elsewhere by the clock."""
+    """Marks moments: on a GPU by events in its stream, which wait for nothing; elsewhere by the clock.
 
-    def __init__(self, device: torch.device) -> None:
-        """For work on that device."""
-        self._cuda = device.type == "cuda"
+    Work that is spread over several GPUs has no stream of its own: each mark then waits for all of them.
+    """
+
+    def __init__(self, *devices: torch.device) -> None:
+        """For work on those devices."""
+        self._gpus = sorted({device for device in devices if device.type == "cuda"}, key=str)
 
     def mark(self) -> Mark:
         """This moment, to be compared later."""
-        if not self._cuda:
-            return time.perf_counter()
-        event = torch.cuda.Event(enable_timing=True)
-        event.record()
-        return event
+        if len(self._gpus) == 1:
+            event = torch.cuda.Event(enable_timing=True)
+            event.record(torch.cuda.current_stream(self._gpus[0]))
+            return event
+        for gpu in self._gpus:
+            torch.cuda.synchronize(gpu)
+        return time.perf_counter()
 
 
 def seconds_between(start: Mark, end: Mark) -> float:
@@ -230,6 +236,21 @@ class TimedDrafter:
     def prefill(self, context: list[int]) -> None:
         """Start a new sequence."""
         self._drafter.prefill(context)
+
+    def propose_unread(self, limit: int) -> UnreadDraft | None:
+        """Draft exactly ``limit`` tokens, unread, if the drafter can."""
+        if not isinstance(self._drafter, DraftsUnread):
+            return None
+        self._timer.backlog = max(1, backlog_of(self._drafter))
+        self._timer.begin("draft")
+        draft = self._drafter.propose_unread(limit)
+        if draft is None:
+            return None
+        self._timer.end("draft")
+        self._proposed = len(draft.tokens)
+        if self._proposed == limit:
+            return draft
+        return UnreadDraft(functional.pad(draft.tokens, (0, limit - self._proposed), value=self._filler))
 
     def propose(self, limit: int, keep_drafting: KeepDrafting | None, reads: Reads = OF_DRAFTED_TOKENS) -> Draft:
         """Draft exactly ``limit`` tokens."""

@@ -6,9 +6,11 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Protocol, runtime_checkable
 
+import torch
 from torch import Tensor
 
 from draftgauge.core.signals import OF_DRAFTED_TOKENS, Reads
+from draftgauge.models.base import CachedModel
 from draftgauge.policies.base import Signal
 
 KeepDrafting = Callable[[Signal], bool]
@@ -40,6 +42,19 @@ class Draft:
         return len(self.tokens) - self.appended
 
 
+@dataclass(frozen=True)
+class UnreadDraft:
+    """Proposed tokens that only the device knows: to read them is to wait for it.
+
+    Attributes:
+        tokens: ``[g]`` int64, at least one. What follows an end token counts for nothing.
+        probabilities: as of :class:`Draft`, ``[g, vocabulary]``.
+    """
+
+    tokens: Tensor
+    probabilities: Tensor | None = None
+
+
 class Drafter(Protocol):
     """Follows one sequence: ``prefill``, then ``propose`` and ``commit`` in turn."""
 
@@ -65,6 +80,15 @@ class Drafter(Protocol):
 
 
 @runtime_checkable
+class DraftsUnread(Protocol):
+    """A drafter whose tokens can stay on the device until the step is over, where no policy looks at them."""
+
+    def propose_unread(self, limit: int) -> UnreadDraft | None:
+        """Draft ``limit`` tokens, fewer where the drafter's context ends; None where ``propose`` is the better way."""
+        ...
+
+
+@runtime_checkable
 class CatchesUp(Protocol):
     """A drafter whose proposals first take in the committed tokens that it has not seen, and cost more the more there
     are.
@@ -80,6 +104,18 @@ class CatchesUp(Protocol):
     def backlog(self) -> int:
         """Committed tokens that the next proposal takes in first."""
         ...
+
+
+@runtime_checkable
+class RunsModel(Protocol):
+    """A drafter with a language model of its own."""
+
+    model: CachedModel
+
+
+def device_of(drafter: Drafter, default: torch.device) -> torch.device:
+    """Where a drafter's own model runs; ``default``, the target's device, if it has none."""
+    return drafter.model.spec.device if isinstance(drafter, RunsModel) else default
 
 
 def keeps_drafted(drafter: Drafter) -> bool:

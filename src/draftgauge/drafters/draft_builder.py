@@ -8,7 +8,7 @@ import torch
 from torch import Generator, Tensor
 
 from draftgauge.core.signals import OF_DRAFTED_TOKENS, Reads, SignalName
-from draftgauge.drafters.base import Draft, KeepDrafting
+from draftgauge.drafters.base import Draft, KeepDrafting, UnreadDraft
 from draftgauge.policies.base import Signal
 from draftgauge.verification import Sampling, draw, probabilities, read_signals
 
@@ -64,42 +64,62 @@ class DraftBuilder:
             limit: at least 1.
             keep_drafting, reads: as of :meth:`~draftgauge.drafters.base.Drafter.propose`.
         """
-        chosen: list[Tensor] = []
-        rows: list[Tensor] = []
+        if keep_drafting is None and not self._reads_every_token:
+            unread = self.build_unread(logits, advance, limit)
+            tokens = until_end(unread.tokens.tolist(), self.end_tokens)
+            rows = unread.probabilities
+            return Draft(tokens, None if rows is None else rows[: len(tokens)])
+        tokens: list[int] = []
+        kept: list[Tensor | None] = []
         shown: list[Signal] = []
+        reads_text = SignalName.TEXT in reads
         while True:
-            chosen.append(self._choose(logits, rows))
-            if keep_drafting is not None:
-                shown.append(_signal(len(chosen), logits, chosen[-1], reads))
-            if len(chosen) == limit:
-                break
-            if (self._reads_every_token or keep_drafting is not None) and int(chosen[-1]) in self.end_tokens:
+            token, row = self._choose(logits)
+            kept.append(row)
+            if keep_drafting is None:
+                tokens.append(int(token))
+            else:
+                confidence, entropy, margin, number = read_signals(logits, token, reads)
+                tokens.append(number)
+                shown.append(Signal(len(tokens), confidence, entropy, margin, number if reads_text else -1))
+            if len(tokens) == limit or tokens[-1] in self.end_tokens:
                 break
             if keep_drafting is not None and not keep_drafting(shown[-1]):
                 break
-            logits = advance(chosen[-1])
-        tokens = self._until_end(torch.cat(chosen).tolist())
-        return Draft(tokens, torch.cat(rows[: len(tokens)]) if rows else None, shown)
+            logits = advance(token)
+        return Draft(tokens, _joined(kept), shown)
 
-    def _choose(self, logits: Tensor, rows: list[Tensor]) -> Tensor:
-        """The drafted token ``[1]``; the distribution it was drawn from is added to ``rows``."""
+    def build_unread(self, logits: Tensor, advance: Callable[[Tensor], Tensor], limit: int) -> UnreadDraft:
+        """Draft ``limit`` tokens, end tokens or not, without reading any; arguments as of :meth:`build`."""
+        token, row = self._choose(logits)
+        tokens, kept = [token], [row]
+        while len(tokens) < limit:
+            token, row = self._choose(advance(token))
+            tokens.append(token)
+            kept.append(row)
+        return UnreadDraft(torch.cat(tokens), _joined(kept))
+
+    def _choose(self, logits: Tensor) -> tuple[Tensor, Tensor | None]:
+        """The drafted token ``[1]``, and the distribution ``[1, V]`` that it was drawn from, if it was drawn."""
         if self.sampling.greedy:
             best = logits.argmax(-1)
-            return best if self._to_target is None else self._to_target[best]
+            return (best if self._to_target is None else self._to_target[best]), None
         distribution = probabilities(logits, self.sampling)
         if self._to_target is not None:
             everywhere = distribution.new_zeros(1, self._vocabulary)
             distribution = everywhere.index_copy_(1, self._to_target, distribution)
-        rows.append(distribution)
-        return draw(distribution, self._generator)
-
-    def _until_end(self, tokens: list[int]) -> list[int]:
-        for index, token in enumerate(tokens):
-            if token in self.end_tokens:
-                return tokens[: index + 1]
-        return tokens
+        return draw(distribution, self._generator), distribution
 
 
-def _signal(depth: int, logits: Tensor, token: Tensor, reads: Reads) -> Signal:
-    """What a policy that reads these signals sees of a drafted token."""
-    return Signal(depth, *read_signals(logits, reads), int(token) if SignalName.TEXT in reads else -1)
+def until_end(tokens: list[int], end_tokens: frozenset[int]) -> list[int]:
+    """The tokens up to the first end token, with it."""
+    for index, token in enumerate(tokens):
+        if token in end_tokens:
+            return tokens[: index + 1]
+    return tokens
+
+
+def _joined(rows: list[Tensor | None]) -> Tensor | None:
+    """``[g, V]`` distributions, or None if nothing was drawn."""
+    drawn = [row for row in rows if row is not None]
+    return torch.cat(drawn) if drawn else None

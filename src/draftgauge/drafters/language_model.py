@@ -2,19 +2,19 @@
 
 from __future__ import annotations
 
-import torch
 from torch import Generator, Tensor
 from transformers import PreTrainedTokenizerBase
 
 from draftgauge.core.errors import DraftgaugeError
 from draftgauge.core.signals import OF_DRAFTED_TOKENS, Reads
-from draftgauge.drafters.base import Draft, KeepDrafting
+from draftgauge.drafters.base import Draft, KeepDrafting, UnreadDraft
 from draftgauge.drafters.dense import DenseDrafts, draft_densely
 from draftgauge.drafters.draft_builder import DraftBuilder
 from draftgauge.drafters.refused import Chances, DraftRules, draft_refused
 from draftgauge.drafters.source import DraftSource, LoadOptions, Source, register_drafter
 from draftgauge.models.base import CachedModel
 from draftgauge.models.compression import draft_compression
+from draftgauge.models.device import generator_on, upload
 from draftgauge.models.loading import check_same_vocabulary, fingerprint, load_model, load_tokenizer
 from draftgauge.models.reference import resolve_source
 from draftgauge.models.taps import Taps
@@ -66,15 +66,21 @@ class LanguageModelDrafter:
         self.model.reset()
         self._text = list(context)
         if 1 < len(context) <= self.model.spec.context:
-            self.model.forward(self._tensor(context[:-1]), last_only=True)
+            self.model.forward(upload(context[:-1], self.model.spec.device), last_only=True)
 
     def propose(self, limit: int, keep_drafting: KeepDrafting | None, reads: Reads = OF_DRAFTED_TOKENS) -> Draft:
         """Draft up to ``limit`` tokens, fewer where the draft's context ends: one forward pass for each."""
-        limit = min(limit, self.model.spec.context - len(self._text) + 1)
+        limit = self._within_context(limit)
         if limit <= 0:
             return Draft([])
-        logits = self._logits(self._tensor(self._text[self.model.length :]))
-        return self._builder.build(logits, self._logits, limit, keep_drafting, reads)
+        return self._builder.build(self._take_in(), self._logits, limit, keep_drafting, reads)
+
+    def propose_unread(self, limit: int) -> UnreadDraft | None:
+        """See :class:`~draftgauge.drafters.base.DraftsUnread`."""
+        limit = self._within_context(limit)
+        if limit <= 0 or not self.model.spec.keeps_on_device:
+            return None
+        return self._builder.build_unread(self._take_in(), self._logits, limit)
 
     def commit(self, accepted: int, tokens: list[int]) -> None:
         """Roll the cache back to the accepted part of the proposal and remember the committed tokens."""
@@ -101,16 +107,22 @@ class LanguageModelDrafter:
         generator: Generator,
     ) -> tuple[DenseDrafts, Chances, Chances]:
         """See :class:`~draftgauge.drafters.refused.DraftsRefused`."""
-        rules = DraftRules(self.model, self.end_tokens, self.sampling)
-        return draft_refused(rules, prompt_tokens, output, target_logits, sampling, gamma_max, generator)
+        rules, device = DraftRules(self.model, self.end_tokens, self.sampling), self.model.spec.device
+        own = generator_on(generator, device)
+        assert own is not None
+        return draft_refused(rules, prompt_tokens, output, target_logits.to(device), sampling, gamma_max, own)
+
+    def _within_context(self, limit: int) -> int:
+        return min(limit, self.model.spec.context - len(self._text) + 1)
+
+    def _take_in(self) -> Tensor:
+        """Logits ``[1, V]`` after the committed text."""
+        return self._logits(upload(self._text[self.model.length :], self.model.spec.device))
 
     def _logits(self, tokens: Tensor) -> Tensor:
         """Logits ``[1, V]`` after the tokens ``[k]``."""
         logits = self.model.forward(tokens, last_only=True)
         return logits if self._vocabulary is None else logits[:, : self._vocabulary]
-
-    def _tensor(self, tokens: list[int]) -> Tensor:
-        return torch.tensor(tokens, device=self.model.spec.device)
 
 
 @register_drafter
@@ -145,11 +157,8 @@ class LanguageModelSource(DraftSource):
     def load(cls, source: Source, target: CachedModel, options: LoadOptions) -> LanguageModelSource:
         """Load the draft model, in the target's half precision if it has one."""
         assert source is not None
-        held = draft_compression(options.compression)
-        return cls(
-            source,
-            load_model(source, held, options.device, options.engine, options.trust_remote_code, part="draft"),
-        )
+        held, device = draft_compression(options.compression), options.device or target.spec.device
+        return cls(source, load_model(source, held, device, options.engine, options.trust_remote_code, part="draft"))
 
     def drafter(
         self,
@@ -160,7 +169,8 @@ class LanguageModelSource(DraftSource):
         generator: Generator | None,
     ) -> LanguageModelDrafter:
         """A drafter that starts from an empty cache."""
-        return LanguageModelDrafter(self.model, end_tokens, sampling, generator, target.spec.vocabulary)
+        own = generator_on(generator, self.model.spec.device)
+        return LanguageModelDrafter(self.model, end_tokens, sampling, own, target.spec.vocabulary)
 
     def fingerprint(self) -> str:
         """Of the draft model's files."""

@@ -33,8 +33,8 @@ class LoadOptions:
 
     Attributes:
         compression: of the target; a draft model is held in the same half precision, and never quantised.
-        device: a GPU where there is one if None.
-        engine: ``auto``, ``lean`` or ``modules``.
+        device: of a draft model; the target's if None.
+        engine: ``auto``, ``lean``, ``static`` or ``modules``.
         trust_remote_code: run Python code that comes with the models.
     """
 

@@ -22,7 +22,10 @@ class ModelSpec:
         device: where it runs.
         dtype: of its activations.
         family: ``model_type`` of its configuration.
-        engine: "lean" (our own functions) or "modules" (transformers' modules).
+        engine: "lean" (our own functions), "static" (the same with fixed shapes, as CUDA graphs) or "modules"
+            (transformers' modules).
+        attention: the kernels that its attention runs with.
+        context_reason: why ``context`` is less than the configuration says; empty if it is not.
     """
 
     vocabulary: int
@@ -31,6 +34,16 @@ class ModelSpec:
     dtype: torch.dtype
     family: str
     engine: str
+    attention: str = ""
+    context_reason: str = ""
+
+    @property
+    def keeps_on_device(self) -> bool:
+        """Whether drafted tokens are best read once a step: each read waits for an accelerator.
+
+        The static engine does on a CPU what it would do on a GPU.
+        """
+        return self.device.type != "cpu" or self.engine == "static"
 
 
 class BranchSession(Protocol):

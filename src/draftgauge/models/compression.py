@@ -1,17 +1,23 @@
 """How a model's weights are held: in full, in half precision, or quantised by bitsandbytes.
 
 - ``none``: float32 on a CPU, bfloat16 on a GPU.
-- ``fp16``, ``bf16``: half precision on any device.
+- ``fp32``, ``fp16``, ``bf16``: single or half precision on any device.
 - ``int8``: LLM.int8 (Dettmers et al. 2022), linears only; outliers of the activations stay in half precision.
 - ``nf4``: 4-bit NormalFloat (Dettmers et al. 2023), linears only.
 
 Quantised models keep embeddings, norms, attention and the output head in the dtype of ``none``.
+
+A checkpoint that comes quantised is loaded as it is, and goes by the name of its method (``awq``, ``gptq``,
+``compressed-tensors``, ``fp8``, ``torchao``, ``bnb-int8``, ``bnb-nf4``): asked for with ``none`` it gets that name, and
+it cannot be compressed again.
 """
 
 from __future__ import annotations
 
 import importlib.util
 import logging
+from collections.abc import Mapping
+from typing import Any
 
 import torch
 from torch import nn
@@ -20,8 +26,8 @@ from transformers.pytorch_utils import Conv1D
 
 from draftgauge.core.errors import DraftgaugeError, MissingLibraryError, ModelError
 
-COMPRESSIONS = ("none", "fp16", "bf16", "int8", "nf4")
-HALF = ("fp16", "bf16")
+COMPRESSIONS = ("none", "fp32", "fp16", "bf16", "int8", "nf4")
+DTYPES = {"fp32": torch.float32, "fp16": torch.float16, "bf16": torch.bfloat16}
 QUANTISED = ("int8", "nf4")
 
 # What bitsandbytes' packed 4-bit format on CPUs takes: blocks of 64 along the input, rows packed by 32.
@@ -34,19 +40,49 @@ def check_compression(name: str) -> None:
         raise DraftgaugeError(f"unknown compression {name!r}: choose one of {', '.join(COMPRESSIONS)}")
 
 
+def method_of(config: Mapping[str, Any]) -> str | None:
+    """By which method the weights of a checkpoint come quantised, from its ``config.json``; None if they do not."""
+    quantisation = config.get("quantization_config") or config.get("compression_config")
+    if not quantisation:
+        return None
+    method = str(quantisation.get("quant_method") or "unknown")
+    if method.startswith("bitsandbytes"):
+        return (
+            "bnb-int8" if quantisation.get("load_in_8bit") else f"bnb-{quantisation.get('bnb_4bit_quant_type', 'fp4')}"
+        )
+    return method
+
+
+def label_of(compression: str, method: str | None, source: object) -> str:
+    """The name of a checkpoint's compression, asked for as ``compression``.
+
+    Args:
+        compression: as asked for, or the name that an earlier call gave.
+        method: of :func:`method_of`.
+        source: of the checkpoint, for messages.
+
+    Raises:
+        DraftgaugeError: for an unknown compression, or one that this checkpoint does not have and cannot be given.
+    """
+    if compression == method:
+        return compression
+    check_compression(compression)
+    if method is None or compression == "none":
+        return method or compression
+    raise DraftgaugeError(
+        f"{source} comes quantised by {method} and is loaded as it is: ask for compression none, not {compression}"
+    )
+
+
 def activation_dtype(compression: str, device: torch.device) -> torch.dtype:
     """The dtype in which a model of this compression computes on the device."""
-    check_compression(compression)
-    if compression == "fp16":
-        return torch.float16
-    if compression == "bf16" or device.type != "cpu":
-        return torch.bfloat16
-    return torch.float32
+    default = torch.float32 if device.type == "cpu" else torch.bfloat16
+    return DTYPES.get(compression, default)
 
 
 def draft_compression(compression: str) -> str:
-    """How a draft is held beside a target of this compression: in the same half precision, never quantised."""
-    return compression if compression in HALF else "none"
+    """How a draft is held beside a target of this compression: in the same precision, never quantised."""
+    return compression if compression in DTYPES else "none"
 
 
 def missing_libraries(compression: str) -> list[str]:
@@ -59,10 +95,8 @@ def quantization_config(compression: str, device: torch.device) -> BitsAndBytesC
     """What transformers needs to quantise while loading; None for a compression that does not quantise.
 
     Raises:
-        DraftgaugeError: for an unknown compression.
         MissingLibraryError: if bitsandbytes or accelerate is not installed.
     """
-    check_compression(compression)
     if compression not in QUANTISED:
         return None
     missing = missing_libraries(compression)

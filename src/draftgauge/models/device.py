@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Sequence
 
 import torch
+from torch import Generator, Tensor
 
 from draftgauge.core.errors import DraftgaugeError
 
@@ -32,7 +34,7 @@ def device_count(kind: str) -> int:
     if kind == "cpu":
         return os.cpu_count() or 1
     count = getattr(getattr(torch, kind, None), "device_count", None)
-    return 1 if count is None else int(count())
+    return 0 if count is None else int(count())
 
 
 def check_devices(device: str | torch.device | None, count: int) -> None:
@@ -56,3 +58,18 @@ def numbered(device: str | torch.device | None, number: int) -> torch.device:
     """
     place = choose_device(device)
     return place if place.type == "cpu" or place.index is not None else torch.device(place.type, number)
+
+
+def upload(tokens: Sequence[int], device: torch.device) -> Tensor:
+    """Token ids as int64 ``[n]`` on a device, without waiting for what it is doing."""
+    if device.type != "cuda":
+        return torch.tensor(tokens, dtype=torch.int64, device=device)
+    return torch.tensor(tokens, dtype=torch.int64).pin_memory().to(device, non_blocking=True)
+
+
+def generator_on(generator: Generator | None, device: torch.device) -> Generator | None:
+    """The generator itself, or where it belongs to another device one that it seeds."""
+    if generator is None or generator.device.type == device.type == "cpu" or generator.device == device:
+        return generator
+    seed = torch.randint(2**62, (1,), generator=generator, device=generator.device)
+    return Generator(device).manual_seed(int(seed))

@@ -39,9 +39,14 @@ class HiddenStates:
 
     def places(self, begin: int, end: int) -> dict[int, Tensor]:
         """Where the states ``[end - begin, H]`` of each layer belong, by layer: views to be written to."""
+        rows = self.reserve(begin, end)
+        return dict(zip(self.layers, rows[begin:end].unbind(1), strict=True))
+
+    def reserve(self, begin: int, end: int) -> Tensor:
+        """The whole store ``[positions, S, H]`` with room up to ``end``; rows from ``begin`` on are to be written."""
         if end > len(self._rows):
             self._grow(min(max(end, 2 * len(self._rows)), self._context), begin)
-        return dict(zip(self.layers, self._rows[begin:end].unbind(1), strict=True))
+        return self._rows
 
     def _grow(self, capacity: int, used: int) -> None:
         rows = self._rows.new_empty(capacity, *self._rows.shape[1:])

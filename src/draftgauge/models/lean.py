@@ -10,16 +10,19 @@ Letters in shapes: ``k`` new tokens, ``L`` tokens in the cache after them, ``H``
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
+from dataclasses import replace
+from typing import ClassVar
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 from transformers import PreTrainedModel
 
+from draftgauge.models.attention_kernels import attention_kernels
 from draftgauge.models.base import BranchSession
 from draftgauge.models.hidden import HiddenStates
-from draftgauge.models.lean_attention import BranchAttention, attend_causally, causal_mask
+from draftgauge.models.lean_attention import BranchAttention, attend_causally, attention_names, causal_mask
 from draftgauge.models.lean_ops import Norm
 from draftgauge.models.lean_weights import LeanWeights, fuse
 from draftgauge.models.spec import check_context, check_starts, model_spec
@@ -28,6 +31,7 @@ FIRST_CAPACITY = 2048  # tokens that the cache holds before it first doubles
 PREFILL_CHUNK = 512  # tokens of a long prompt that go through together: bounds the mask and the activations
 
 Attend = Callable[[int, Tensor], Tensor]
+Keep = Callable[[int, Tensor], object]
 
 
 class LeanModel:
@@ -40,19 +44,24 @@ class LeanModel:
         ModelError: if the model is of another kind (``lean_weights.why_not_lean`` says why).
     """
 
+    engine: ClassVar[str] = "lean"
+    fixed_shapes: ClassVar[bool] = False  # short passes see a whole bucket of the cache, masked
+
     _cache: Tensor  # [layers, 2 KV, capacity, D]: keys first, then values
     _cos: Tensor
     _sin: Tensor
 
     def __init__(self, model: PreTrainedModel) -> None:
         self.module = model.eval()
-        self.spec = model_spec(model, "lean")
+        self.spec = model_spec(model, self.engine)
         self._weights = fuse(model)
         self.hidden: HiddenStates | None = None  # filled by every forward where there is one
         self._length = 0
         self._capacity = 0
         with torch.inference_mode():
             self._grow(min(FIRST_CAPACITY, self.spec.context))
+            kernels = attention_names(self._weights, self._cache[0], self.fixed_shapes)
+        self.spec = replace(self.spec, attention=kernels)
 
     @property
     def length(self) -> int:
@@ -71,11 +80,9 @@ class LeanModel:
     @torch.inference_mode()
     def forward(self, tokens: Tensor, last_only: bool = False) -> Tensor:
         """Append tokens ``[k]`` and return float32 logits ``[k, vocabulary]``, or of the last token only."""
-        end = self._length + len(tokens)
-        if end > self._capacity:
-            check_context(self.spec, end)
-            self._grow(min(max(end, 2 * self._capacity), self.spec.context))
-        hidden = [self._append(chunk) for chunk in tokens.split(PREFILL_CHUNK)]
+        self._reserve(len(tokens))
+        with attention_kernels(self.spec.device):
+            hidden = [self._append(chunk) for chunk in tokens.split(PREFILL_CHUNK)]
         if last_only:
             return logits(self._weights, hidden[-1][-1:])
         return logits(self._weights, hidden[0] if len(hidden) == 1 else torch.cat(hidden))
@@ -115,15 +122,23 @@ class LeanModel:
             written[layer].copy_(qkv[:, query_heads:].transpose(0, 1))
             return attend_causally(qkv[:, :query_heads], cached[layer], key_heads, mask)
 
-        kept = self.hidden.places(begin, end) if self.hidden is not None else None
-        hidden = run_layers(self._weights, tokens, self._cos[begin:end], self._sin[begin:end], attend, kept)
+        keep = _keeping(self.hidden.places(begin, end)) if self.hidden is not None else None
+        hidden = run_layers(self._weights, tokens, self._cos[begin:end], self._sin[begin:end], attend, keep)
         self._length = end
         return hidden
+
+    def _reserve(self, count: int) -> None:
+        """Make room for so many more tokens."""
+        end = self._length + count
+        if end > self._capacity:
+            check_context(self.spec, end)
+            self._grow(min(max(end, 2 * self._capacity), self.spec.context))
 
     def _grow(self, capacity: int) -> None:
         weights = self._weights
         shape = (len(weights.layers), 2 * weights.key_heads, capacity, weights.head_dim)
-        cache = torch.empty(shape, dtype=self.spec.dtype, device=self.spec.device)
+        # Zeros, as masked keys that were never written must at least be numbers.
+        cache = torch.zeros(shape, dtype=self.spec.dtype, device=self.spec.device)
         if self._length:
             cache[:, :, : self._length] = self._cache[:, :, : self._length]
         self._cache = cache
@@ -166,7 +181,7 @@ def run_layers(
     cos: Tensor,
     sin: Tensor,
     attend: Attend,
-    kept: Mapping[int, Tensor] | None = None,
+    keep: Keep | None = None,
 ) -> Tensor:
     """Hidden states ``[k, hidden]`` after the last layer, before the final norm.
 
@@ -176,7 +191,7 @@ def run_layers(
         cos, sin: rotary tables of the tokens' positions, ``[k, 1, D]``.
         attend: called as ``attend(layer, qkv)`` with rotated queries and keys and the values, ``[k, H + 2 KV, D]``;
             returns ``[k, H D]``.
-        kept: for layers whose output is asked for, where to write it, ``[k, hidden]``.
+        keep: called as ``keep(layer, x)`` with the output ``[k, hidden]`` of every layer, which goes on changing.
     """
     heads = weights.query_heads + weights.key_heads
     shape = (len(tokens), heads + weights.key_heads, weights.head_dim)
@@ -187,9 +202,14 @@ def run_layers(
         layer.output(x, attend(index, qkv))
         gate, up = layer.gate_up(layer.post_norm(x)).chunk(2, -1)
         layer.down(x, F.silu(gate).mul_(up))
-        if kept is not None and index in kept:
-            kept[index].copy_(x)
+        if keep is not None:
+            keep(index, x)
     return x
+
+
+def _keeping(places: dict[int, Tensor]) -> Keep:
+    """Copies the output of some layers to their places."""
+    return lambda layer, x: places[layer].copy_(x) if layer in places else None
 
 
 def rotate(heads: Tensor, norm: Norm | None, cos: Tensor, sin: Tensor) -> None:

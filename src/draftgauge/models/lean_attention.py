@@ -8,29 +8,42 @@ from __future__ import annotations
 import torch
 import torch.nn.functional as F
 from torch import Tensor
+from torch.nn.attention.bias import CausalBias, causal_lower_right
 
+from draftgauge.models.attention_kernels import chosen_kernel
 from draftgauge.models.lean_weights import LeanWeights
 
+Mask = Tensor | CausalBias | None
 
-def causal_mask(new: int, length: int, weights: LeanWeights, like: Tensor) -> Tensor | None:
-    """Additive mask ``[new G, length]`` for the last ``new`` of ``length`` tokens, rows by token, then query head of a
-    group.
 
-    None for one token, which sees everything.
+def takes_causal_bias(like: Tensor) -> bool:
+    """Whether attention over a cache like this one has a causal kernel that reads grouped keys once: flash attention,
+    in half precision on a GPU.
+    """
+    return like.device.type == "cuda" and like.dtype != torch.float32
+
+
+def causal_mask(new: int, length: int, weights: LeanWeights, like: Tensor) -> Mask:
+    """What the last ``new`` of ``length`` tokens see: each all before it, and itself.
+
+    Returns:
+        None for one token, which sees everything; the bias of a causal kernel where there is one; else an additive mask
+        ``[new G, length]``, rows by token, then query head of a group.
     """
     if new == 1:
         return None
+    if takes_causal_bias(like):
+        return causal_lower_right(new, length)
     group = weights.query_heads // weights.key_heads
     mask = torch.zeros(new, length, dtype=like.dtype, device=like.device)
     mask[:, length - new :].fill_(float("-inf")).triu_(1)
     return mask.repeat_interleave(group, 0) if group > 1 else mask
 
 
-def attend_causally(queries: Tensor, cached: Tensor, key_heads: int, mask: Tensor | None) -> Tensor:
-    """Attention of new tokens over the cache that already holds them.
+def attend_causally(queries: Tensor, cached: Tensor, key_heads: int, mask: Mask) -> Tensor:
+    """Attention of new tokens over the cache that already holds them; keys are read once a group of query heads.
 
-    The query heads of a group are laid side by side as more queries of one key head, so that keys are read once a
-    group.
+    With an additive mask, or none, the query heads of a group are laid side by side as more queries of one key head.
 
     Args:
         queries: ``[k, H, D]``.
@@ -42,10 +55,30 @@ def attend_causally(queries: Tensor, cached: Tensor, key_heads: int, mask: Tenso
         ``[k, H D]``.
     """
     new, heads, dim = queries.shape
+    keys, values = cached[None, :key_heads], cached[None, key_heads:]
+    if isinstance(mask, CausalBias):
+        together = queries.transpose(0, 1)[None]  # [1, H, k, D]
+        mixed = F.scaled_dot_product_attention(together, keys, values, attn_mask=mask, enable_gqa=heads > key_heads)
+        return mixed[0].transpose(0, 1).reshape(new, heads * dim)
     group = heads // key_heads
     packed = queries.view(new, key_heads, group, dim).transpose(0, 1).reshape(1, key_heads, new * group, dim)
-    mixed = F.scaled_dot_product_attention(packed, cached[None, :key_heads], cached[None, key_heads:], attn_mask=mask)
+    mixed = F.scaled_dot_product_attention(packed, keys, values, attn_mask=mask)
     return mixed.view(key_heads, new, group, dim).transpose(0, 1).reshape(new, heads * dim)
+
+
+def attention_names(weights: LeanWeights, cached: Tensor, fixed_shapes: bool) -> str:
+    """The kernels that attention over a layer's cache ``[2 KV, L, D]`` runs with: of one token, and of several."""
+    names = []
+    for new in (1, 2):
+        queries = cached.new_zeros(1, weights.query_heads, new, weights.head_dim)
+        keys, values = cached[None, : weights.key_heads], cached[None, weights.key_heads :]
+        mask = causal_mask(new, cached.shape[1], weights, cached)
+        if fixed_shapes:
+            mask = cached.new_zeros(new * weights.query_heads // weights.key_heads, cached.shape[1])
+        if not isinstance(mask, CausalBias):
+            queries = queries.view(1, weights.key_heads, -1, weights.head_dim)
+        names.append(chosen_kernel(queries, keys, values, mask))
+    return names[0] if names[0] == names[1] else f"{names[0]} for one token, {names[1]} for several"
 
 
 class BranchAttention:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -10,6 +11,7 @@ from torch import Tensor, nn
 from transformers import PreTrainedConfig, PreTrainedModel
 
 from draftgauge.core.errors import ModelError
+from draftgauge.models.lean_checks import why_changed
 from draftgauge.models.lean_ops import Norm, Projection, Residual, norm, packs, projection, residual
 
 FAMILIES = ("llama", "mistral", "qwen2", "qwen3")
@@ -41,7 +43,11 @@ class LeanLayer(NamedTuple):
 
 @dataclass(frozen=True)
 class LeanWeights:
-    """A whole decoder; see :class:`LeanLayer` for the letters."""
+    """A whole decoder; see :class:`LeanLayer` for the letters.
+
+    Attributes:
+        plain: all linears are plain ones; quantised linears run code of their own.
+    """
 
     embedding: Tensor
     layers: tuple[LeanLayer, ...]
@@ -51,13 +57,13 @@ class LeanWeights:
     query_heads: int
     key_heads: int
     head_dim: int
+    plain: bool = True
 
 
 def why_not_lean(model: PreTrainedModel) -> str | None:
     """The reason why the lean engine cannot run this model, or None if it can."""
     config = model.config
-    family = config.model_type
-    if family not in FAMILIES or type(model).__module__ != f"transformers.models.{family}.modeling_{family}":
+    if not of_a_family(model):
         return f"{type(model).__name__} is not one of transformers' {', '.join(FAMILIES)}"
     kinds = getattr(config, "layer_types", None)
     if "sliding_attention" in kinds if kinds is not None else getattr(config, "sliding_window", None) is not None:
@@ -68,7 +74,13 @@ def why_not_lean(model: PreTrainedModel) -> str | None:
         return f"its activation is {config.hidden_act}"
     if len({parameter.device for parameter in model.parameters()}) > 1:
         return "its weights lie on several devices"
-    return None
+    return why_changed(model, list(linears(model)))
+
+
+def of_a_family(model: PreTrainedModel) -> bool:
+    """Whether transformers' own code of one of :data:`FAMILIES` runs this model."""
+    family = model.config.model_type
+    return family in FAMILIES and type(model).__module__ == f"transformers.models.{family}.modeling_{family}"
 
 
 def fuse(model: PreTrainedModel) -> LeanWeights:
@@ -95,7 +107,22 @@ def fuse(model: PreTrainedModel) -> LeanWeights:
         query_heads=config.num_attention_heads,
         key_heads=config.num_key_value_heads,
         head_dim=decoder.layers[0].self_attn.head_dim,
+        plain=has_plain_linears(model),
     )
+
+
+def has_plain_linears(model: PreTrainedModel) -> bool:
+    """Whether no matrix of a model of the families is quantised or adapted."""
+    return all(type(linear) is nn.Linear for linear in linears(model))
+
+
+def linears(model: PreTrainedModel) -> Iterator[nn.Module]:
+    """Everything that multiplies by a matrix in a model of one of the families, the output head included."""
+    for layer in model.model.layers:
+        attention, mlp = layer.self_attn, layer.mlp
+        yield from (attention.q_proj, attention.k_proj, attention.v_proj, attention.o_proj)
+        yield from (mlp.gate_proj, mlp.up_proj, mlp.down_proj)
+    yield model.lm_head
 
 
 def _fuse_layer(layer: Any, config: PreTrainedConfig, pack: bool) -> LeanLayer:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -9,23 +10,39 @@ from typing import Any
 
 import torch
 from safetensors import SafetensorError
-from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
+from transformers import (
+    AutoConfig,
+    AutoModelForCausalLM,
+    AutoTokenizer,
+    PreTrainedConfig,
+    PreTrainedModel,
+    PreTrainedTokenizerBase,
+)
 from transformers.utils import logging
 
-from draftgauge.core.errors import DraftgaugeError, ModelError
+from draftgauge.core.errors import DraftgaugeError, MissingLibraryError, ModelError, is_out_of_memory
 from draftgauge.models.base import CachedModel
-from draftgauge.models.compression import activation_dtype, check_compression, check_nf4_widths, quantization_config
+from draftgauge.models.compression import (
+    COMPRESSIONS,
+    activation_dtype,
+    check_nf4_widths,
+    label_of,
+    method_of,
+    quantization_config,
+)
 from draftgauge.models.device import choose_device
 from draftgauge.models.fingerprint import fingerprint
 from draftgauge.models.lean import LeanModel
-from draftgauge.models.lean_weights import why_not_lean
+from draftgauge.models.lean_weights import has_plain_linears, of_a_family, why_not_lean
 from draftgauge.models.modules_model import ModulesModel
 from draftgauge.models.reference import resolve_source
+from draftgauge.models.static_model import StaticModel
 from draftgauge.models.vocabulary import check_same_vocabulary, end_tokens
 
 __all__ = ["ENGINES", "check_same_vocabulary", "end_tokens", "fingerprint", "load_model", "load_tokenizer", "wrap"]
 
-ENGINES = ("auto", "lean", "modules")
+ENGINES = ("auto", "lean", "static", "modules")
+DEVICE_MAPS = ("auto", "balanced", "balanced_low_0", "sequential")
 SMALL_BYTES = 1 << 28
 
 
@@ -36,57 +53,107 @@ def load_model(
     engine: str = "auto",
     trust_remote_code: bool = False,
     part: str = "target",
+    device_map: str | None = None,
 ) -> CachedModel:
     """Load a causal language model with an empty cache.
 
     Args:
         source: a folder, a model id of the hub, ``reference`` (the bundled pair) or ``reference/<part>``.
-        compression: one of ``compression.COMPRESSIONS``.
+        compression: one of ``compression.COMPRESSIONS``; a checkpoint that comes quantised is loaded as it is.
         device: where to run; a GPU where there is one, else the CPU.
-        engine: ``lean`` for our own functions, ``modules`` for transformers' modules, ``auto`` for lean where it can.
+        engine: ``lean`` for our own functions, ``static`` for the same with fixed shapes (CUDA graphs), ``modules`` for
+            transformers' modules, ``auto`` for the first that can: static on a GPU, lean elsewhere, modules.
         trust_remote_code: run Python code that comes with the model. Off unless asked for.
         part: of the bundled pair, if ``source`` is ``reference``.
+        device_map: spread the layers over all GPUs, as accelerate's ``device_map`` of this name; they then run as
+            transformers' modules.
 
     Raises:
-        DraftgaugeError: for an unknown compression or engine.
+        DraftgaugeError: for an unknown compression, engine or device.
         MissingLibraryError: if the compression needs a library that is not installed.
-        ModelError: if the model cannot be found, read or run, or has no safetensors weights.
+        ModelError: if the model cannot be found, read or run, does not fit into memory, or has no safetensors weights.
     """
-    check_compression(compression)
     _check_engine(engine)
     chosen = choose_device(device)
-    quantisation = quantization_config(compression, chosen)
+    check_device_map(device_map, device)
     path = resolve_source(source, part)
+    label = label_of(compression, quantisation_method(path), source)
+    quantisation = quantization_config(label, chosen)
     config = _from_pretrained(AutoConfig, path, trust_remote_code=trust_remote_code)
-    if compression == "nf4" and chosen.type == "cpu":
+    if label == "nf4" and chosen.type == "cpu":
         check_nf4_widths(config, trust_remote_code)
-    with _bars_only_for_large(path):
+    stays = quantisation is not None or label not in COMPRESSIONS  # quantised weights are made where they stay
+    with _bars_only_for_large(path), clear_memory_errors(f"{source} at compression {label}", chosen):
         model, report = _from_pretrained(
             AutoModelForCausalLM,
             path,
             config=config,
-            dtype=activation_dtype(compression, chosen),
+            dtype=activation_dtype(label, chosen),
             quantization_config=quantisation,
-            device_map={"": chosen} if quantisation is not None else None,  # quantised weights are made where they stay
+            device_map=device_map or ({"": chosen} if stays else None),
             trust_remote_code=trust_remote_code,
             use_safetensors=True,
             output_loading_info=True,
         )
-    if report["missing_keys"]:
-        names = ", ".join(sorted(report["missing_keys"])[:3])
-        raise ModelError(f"{source} holds no weights for {names}: it is not the checkpoint of a {type(model).__name__}")
-    return wrap(model if quantisation is not None else model.to(chosen), engine)
+        if report["missing_keys"]:
+            names = ", ".join(sorted(report["missing_keys"])[:3])
+            raise ModelError(
+                f"{source} holds no weights for {names}: it is not the checkpoint of a {type(model).__name__}"
+            )
+        return wrap(model if stays or device_map else model.to(chosen), engine)
+
+
+def quantisation_method(source: str | Path) -> str | None:
+    """By which method a checkpoint comes quantised, see :func:`~draftgauge.models.compression.method_of`."""
+    config, _ = _from_pretrained(PreTrainedConfig, source, "get_config_dict")
+    return method_of(config)
+
+
+def check_device_map(device_map: str | None, device: str | torch.device | None) -> None:
+    """Raise ``DraftgaugeError`` for a map that is unknown or contradicts a device."""
+    if device_map is None:
+        return
+    if device_map not in DEVICE_MAPS:
+        raise DraftgaugeError(f"unknown device_map {device_map!r}: choose one of {', '.join(DEVICE_MAPS)}")
+    if device is not None:
+        raise DraftgaugeError(f"device_map {device_map} spreads a model over all GPUs: leave out device {device}")
+
+
+@contextmanager
+def clear_memory_errors(what: str, device: torch.device) -> Iterator[None]:
+    """Say what did not fit where memory runs out."""
+    try:
+        yield
+    except Exception as error:
+        if not is_out_of_memory(error):
+            raise
+        raise ModelError(
+            f"{what} does not fit into the memory of {device}: choose a stronger compression, a smaller model or "
+            "another device, or spread it over several GPUs (device_map auto)"
+        ) from error
 
 
 def wrap(model: PreTrainedModel, engine: str = "auto") -> CachedModel:
     """Put a loaded transformers model behind the cache contract.
 
     Raises:
-        ModelError: if ``engine`` is ``lean`` and the model is not of its families.
+        ModelError: if ``engine`` is ``lean`` or ``static`` and the model is not of their families.
     """
     _check_engine(engine)
-    lean = engine == "lean" or (engine == "auto" and why_not_lean(model) is None)
-    return LeanModel(model) if lean else ModulesModel(model)
+    if engine == "auto":
+        engine = _choose_engine(model)
+    engines: dict[str, type[LeanModel] | type[ModulesModel]] = {"static": StaticModel, "lean": LeanModel}
+    return engines.get(engine, ModulesModel)(model)
+
+
+def _choose_engine(model: PreTrainedModel) -> str:
+    """Fixed shapes on a GPU, the lean engine elsewhere; transformers' modules where neither is known to be right."""
+    reason = why_not_lean(model)
+    if reason is None:
+        return "static" if model.device.type == "cuda" and has_plain_linears(model) else "lean"
+    if of_a_family(model):
+        warnings.warn(f"transformers' modules run this {model.config.model_type} model: {reason}", stacklevel=4)
+    return "modules"
 
 
 def load_tokenizer(
@@ -124,15 +191,17 @@ def _check_engine(engine: str) -> None:
         raise DraftgaugeError(f"unknown engine {engine!r}: choose one of {', '.join(ENGINES)}")
 
 
-def _from_pretrained(auto: Any, source: str | Path, **options: Any) -> Any:
-    """``auto.from_pretrained`` whose failures say what to do."""
+def _from_pretrained(auto: Any, source: str | Path, how: str = "from_pretrained", **options: Any) -> Any:
+    """``auto.from_pretrained``, or another of its functions, whose failures say what to do."""
     looks_local = isinstance(source, Path) or source.startswith((".", "/")) or source.count("/") > 1
     if looks_local and not Path(source).is_dir():
         raise ModelError(
             f"there is no model folder {source}: give the folder that save_pretrained wrote, or a model id of the hub"
         )
     try:
-        return auto.from_pretrained(str(source), **options)
+        return getattr(auto, how)(str(source), **options)
+    except ImportError as error:
+        raise MissingLibraryError(f"cannot load {source}: {' '.join(str(error).split())}") from error
     except (OSError, ValueError, SafetensorError) as error:
         raise ModelError(f"cannot load {source}: {_advice(error)}") from error
 

@@ -62,7 +62,7 @@ class ModulesModel:
             output = self.module(input_ids=tokens[None], past_key_values=self._cache, use_cache=True, **keep)
         self._length += len(tokens)
         logits: Tensor = output.logits[0, -1:] if last_only else output.logits[0]
-        return logits.float()
+        return logits.to(self.spec.device, torch.float32)
 
     def truncate(self, length: int) -> None:
         """Keep the first ``length`` tokens of the cache."""

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from transformers import PreTrainedModel
+from typing import Any
+
+from transformers import PreTrainedConfig, PreTrainedModel
 
 from draftgauge.core.errors import ModelError
 from draftgauge.models.base import ModelSpec
@@ -17,23 +19,57 @@ def model_spec(model: PreTrainedModel, engine: str) -> ModelSpec:
     """
     config = model.config.get_text_config()
     embedding = model.get_input_embeddings().weight
+    context, reason = _context(config)
     return ModelSpec(
         vocabulary=config.vocab_size,
-        context=getattr(config, "max_position_embeddings", None) or UNLIMITED,
+        context=context,
         device=embedding.device,
         dtype=embedding.dtype,
         family=config.model_type,
         engine=engine,
+        attention=getattr(config, "_attn_implementation", None) or "",
+        context_reason=reason,
     )
+
+
+def _context(config: PreTrainedConfig) -> tuple[int, str]:
+    """The longest sequence, and why it is not the one that the configuration names.
+
+    Past a length, longrope rotates keys by other frequencies than it rotated those that are cached: what a pass
+    computes would depend on how many tokens it takes in, and no output could be compared with another.
+    """
+    named = getattr(config, "max_position_embeddings", None) or UNLIMITED
+    for rope in rope_kinds(config):
+        if rope["rope_type"] == "longrope":
+            first = rope.get("original_max_position_embeddings") or getattr(
+                config, "original_max_position_embeddings", named
+            )
+            if first < named:
+                return (
+                    first,
+                    "from there on its rotary embeddings (longrope) change, and with them keys that are cached",
+                )
+    return named, ""
+
+
+def rope_kinds(config: PreTrainedConfig) -> list[dict[str, Any]]:
+    """The rotary embeddings of a model: one, or one for each kind of attention; none for other position schemes."""
+    rope = getattr(config, "rope_parameters", None) or {}
+    return [kind for kind in (rope, *rope.values()) if isinstance(kind, dict) and "rope_type" in kind]
 
 
 def check_context(spec: ModelSpec, length: int) -> None:
     """Raise ``ModelError`` if a sequence of ``length`` tokens is more than the model takes."""
     if length > spec.context:
         raise ModelError(
-            f"a sequence of {length} tokens exceeds the {spec.context} that this {spec.family} model takes: "
-            "shorten the prompt or ask for fewer new tokens"
+            f"a sequence of {length} tokens exceeds the {spec.context} that this {spec.family} model takes"
+            f"{context_note(spec)}: shorten the prompt or ask for fewer new tokens"
         )
+
+
+def context_note(spec: ModelSpec) -> str:
+    """Why the context is what it is, in brackets, for messages; empty where the configuration names it."""
+    return f" ({spec.context_reason})" if spec.context_reason else ""
 
 
 def check_starts(lowest: int, highest: int, length: int) -> None:

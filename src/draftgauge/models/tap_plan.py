@@ -9,6 +9,7 @@ from transformers import PreTrainedConfig
 
 from draftgauge.core.errors import ModelError
 from draftgauge.models.lean_weights import LENGTH_DEPENDENT_ROPE
+from draftgauge.models.spec import rope_kinds
 from draftgauge.models.tap_rules import TAP_RULES, TapRule
 
 TAP_FAMILIES = ("qwen3", "qwen2", "llama", "mistral", "gemma", "gemma2", "gemma3_text")
@@ -46,6 +47,7 @@ def tap_plan(
         ModelError: if the family has no taps, a layer does not exist or comes twice, or a layer's KV says nothing
             beyond a window.
     """
+    config = config.get_text_config()  # of a model that sees images too, the part that decodes
     check_family(config)
     rule: Sequence[int] | TapRule = "eagle3" if layers is None else layers
     if isinstance(rule, str):
@@ -74,19 +76,14 @@ def check_family(config: PreTrainedConfig) -> None:
     Raises:
         ModelError: saying what is missing.
     """
+    config = config.get_text_config()
     if config.model_type not in TAP_FAMILIES:
         raise ModelError(
             f"targets of the family {config.model_type} have no taps: where its decoder layers keep their hidden "
             "states and keys is known "
             f"for {', '.join(TAP_FAMILIES)} only. Draft with a small language model or prompt lookup instead"
         )
-    kinds = [
-        config.rope_parameters,
-        *config.rope_parameters.values(),
-    ]  # gemma3 has parameters for each kind of attention
-    changing = [
-        kind["rope_type"] for kind in kinds if isinstance(kind, dict) and kind.get("rope_type") in LENGTH_DEPENDENT_ROPE
-    ]
+    changing = [kind["rope_type"] for kind in rope_kinds(config) if kind["rope_type"] in LENGTH_DEPENDENT_ROPE]
     if changing:
         raise ModelError(
             f"this {config.model_type} has rotary embeddings ({changing[0]}) that change with the length of the text, "

@@ -87,7 +87,13 @@ def attach_taps(model: CachedModel, plan: TapPlan) -> Taps:
             f"taps are for the lean and the modules engine, not for a {type(model).__name__}: attach them to the "
             "model itself"
         )
-    config = model.module.config
+    config = model.module.config.get_text_config()
+    devices = {str(parameter.device) for parameter in model.module.parameters()}
+    if plan.kv_layers and len(devices) > 1:
+        raise ModelError(
+            f"keys and values cannot be tapped from a model that is spread over {', '.join(sorted(devices))}: choose a "
+            "drafter that reads hidden states, or one device"
+        )
     if plan.hidden_layers:
         tap_plan(config, hidden=True, kv=False, layers=plan.hidden_layers)
     if plan.kv_layers:

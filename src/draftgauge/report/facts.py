@@ -46,7 +46,7 @@ def split_facts(runs: Sequence[Facts]) -> tuple[Facts, tuple[Facts, ...]]:
 def _model(entry: ModelEntry) -> str:
     return (
         f"{entry.source}: {entry.family}, compression {entry.compression}, {entry.dtype}, {entry.engine} engine, "
-        f"fingerprint {entry.fingerprint}"
+        f"{f'attention {entry.attention}, ' if entry.attention else ''}fingerprint {entry.fingerprint}"
     )
 
 

@@ -25,10 +25,12 @@ class ModelEntry:
     Attributes:
         source: as it was asked for: a name, hub id or path.
         fingerprint: of its weights and configuration, wherever they lie.
-        compression: of its weights, by name ("none", "fp16", "bf16", "int8", "nf4").
+        compression: of its weights, by name ("none", "fp32", "fp16", "bf16", "int8", "nf4", or the method of a
+            checkpoint that comes quantised).
         family: ``model_type`` of its configuration.
-        engine: "lean" or "modules".
+        engine: "lean", "static" or "modules".
         dtype: of its activations, e.g. "float32".
+        attention: the kernels that its attention ran with; empty if nobody asked.
     """
 
     source: str
@@ -37,6 +39,7 @@ class ModelEntry:
     family: str
     engine: str
     dtype: str
+    attention: str = ""
 
 
 @dataclass(frozen=True)

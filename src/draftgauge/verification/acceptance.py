@@ -9,7 +9,6 @@ then has exactly the target's distribution.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import NamedTuple
 
 import torch
@@ -32,52 +31,50 @@ class Verdict(NamedTuple):
 
 
 def accept(
-    draft_tokens: Sequence[int],
-    draft_probabilities: Tensor | None,
-    target_probabilities: Tensor,
-    generator: Generator | None,
-) -> Verdict:
-    """Accept drafted tokens so that what is committed has the target's distribution.
+    drafted: Tensor, draft_probabilities: Tensor | None, target_probabilities: Tensor, generator: Generator | None
+) -> Tensor:
+    """Accept drafted tokens so that what is committed has the target's distribution; the device need not be waited for.
 
     Args:
-        draft_tokens: ``g`` tokens, possibly none.
+        drafted: ``[g]`` int64, possibly none.
         draft_probabilities: ``[k, W]`` the distributions that the first ``k`` of them were drawn from, ``W`` at most
             ``V``; None if none was. Tokens that were not drawn (greedy drafting, prompt lookup, tokens looked up after
             the drawn ones) count as drawn from a one-hot distribution.
         target_probabilities: ``[g + 1, V]``; row ``i`` is the target's distribution in the place of drafted token
             ``i``, the last row that of the bonus token.
         generator: on the device of the probabilities.
+
+    Returns:
+        int64 ``[2]`` on that device: the numbers of a :class:`Verdict`.
     """
-    gamma = len(draft_tokens)
+    p, gamma = target_probabilities, len(drafted)
     if gamma == 0:
-        return Verdict(0, int(draw(target_probabilities[0], generator)))
-    p = target_probabilities
-    position, token = torch.arange(gamma, device=p.device), torch.tensor(draft_tokens, device=p.device)
-    chances = p[position, token]
-    drawn = 0 if draft_probabilities is None else len(draft_probabilities)
+        return torch.cat((drafted.new_zeros(1), draw(p, generator)))
+    # Behind the last drafted token the draft has no mass, so that all of the target's distribution is left over.
+    q, drawn = torch.zeros_like(p), 0 if draft_probabilities is None else len(draft_probabilities)
     if draft_probabilities is not None:
-        chances[:drawn] = chances[:drawn] / draft_probabilities[position[:drawn], token[:drawn]]
-    accepted = int(flip(chances, generator).long().cumprod(0).sum())
-    if accepted == gamma:
-        own = p[gamma]
-    elif draft_probabilities is None or accepted >= drawn:
-        own = residual(p[accepted], functional.one_hot(token[accepted], p.shape[-1]).to(p.dtype))
-    else:
-        own = residual(p[accepted], draft_probabilities[accepted])
-    return Verdict(accepted, int(draw(own, generator)))
+        q[:drawn, : draft_probabilities.shape[-1]] = draft_probabilities
+    q[drawn:gamma].scatter_(1, drafted[drawn:, None], 1.0)
+    chances = p[:gamma].gather(1, drafted[:, None]) / q[:gamma].gather(1, drafted[:, None])
+    accepted = _leading(flip(chances[:, 0], generator))
+    own = draw(residual(p.index_select(0, accepted), q.index_select(0, accepted)), generator)
+    return torch.cat((accepted, own))
 
 
-def accept_greedy(draft_tokens: Sequence[int], target_tokens: Sequence[int]) -> Verdict:
+def accept_greedy(drafted: Tensor, best: Tensor) -> Tensor:
     """:func:`accept` for a greedy target, from its most probable tokens alone.
 
     Args:
-        draft_tokens: ``g`` tokens, possibly none.
-        target_tokens: ``g + 1`` tokens, the argmax of each row of the target's logits.
+        drafted: ``[g]`` int64, possibly none.
+        best: ``[g + 1]`` int64, the argmax of each row of the target's logits.
     """
-    accepted = 0
-    while accepted < len(draft_tokens) and draft_tokens[accepted] == target_tokens[accepted]:
-        accepted += 1
-    return Verdict(accepted, target_tokens[accepted])
+    accepted = _leading(drafted == best[:-1])
+    return torch.cat((accepted, best.index_select(0, accepted)))
+
+
+def _leading(stands: Tensor) -> Tensor:
+    """How many of boolean ``[g]`` are true before the first that is not: int64 ``[1]``."""
+    return stands.long().cumprod(0).sum(0, keepdim=True)
 
 
 def residual(target: Tensor, draft: Tensor) -> Tensor:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor
@@ -26,30 +27,43 @@ def signals(logits: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     return top[:, 0], _bits(distribution), top[:, 0] - top[:, 1]
 
 
-def read_signals(logits: Tensor, reads: Reads) -> tuple[float, float, float]:
-    """Confidence, entropy and margin of one distribution, computing only those that are read; NaN for the others.
+def read_signals(logits: Tensor, token: Tensor, reads: Reads) -> tuple[float, float, float, int]:
+    """Confidence, entropy and margin of one distribution, computing only those that are read, and the token drafted
+    from it; NaN for what is not read. The device is waited for once.
 
     Args:
         logits: ``[1, V]``, ``V`` at least 2.
+        token: ``[1]`` int64.
         reads: by a policy.
     """
-    if not reads & DISTRIBUTION:
-        return math.nan, math.nan, math.nan
-    distribution = logits.float().softmax(-1)
+    parts = _parts(logits, reads)
+    *shown, number = _read_together([*parts.values(), token[0]])
+    known = dict(zip(parts, shown, strict=True))
+    confidence, entropy, margin = (known.get(name, math.nan) for name in IN_ORDER)
+    return confidence, entropy, margin, int(number)
+
+
+def _parts(logits: Tensor, reads: Reads) -> dict[SignalName, Tensor]:
+    """The signals that are read, each ``[]`` on the device."""
     parts: dict[SignalName, Tensor] = {}
+    if not reads & DISTRIBUTION:
+        return parts
+    distribution = logits.float().softmax(-1)
     if SignalName.MARGIN in reads:
-        first, second = distribution.topk(2, dim=-1).values[0]
+        first, second = distribution.topk(2, dim=-1).values[0].unbind()
         parts = {SignalName.CONFIDENCE: first, SignalName.MARGIN: first - second}
     elif SignalName.CONFIDENCE in reads:
         parts[SignalName.CONFIDENCE] = distribution.amax()
     if SignalName.ENTROPY in reads:
         parts[SignalName.ENTROPY] = _bits(distribution)[0]
-    wanted = [name for name in parts if name in reads]
-    # One transfer from the device for all of them.
-    values = [float(parts[wanted[0]])] if len(wanted) == 1 else torch.stack([parts[name] for name in wanted]).tolist()
-    shown = dict(zip(wanted, values, strict=True))
-    confidence, entropy, margin = (shown.get(name, math.nan) for name in IN_ORDER)
-    return confidence, entropy, margin
+    return {name: part for name, part in parts.items() if name in reads}
+
+
+def _read_together(values: Sequence[Tensor]) -> list[float]:
+    """Numbers ``[]`` of a device, in one transfer; on a CPU, where reading is free, one by one."""
+    if values[0].device.type == "cpu":
+        return [float(value) for value in values]
+    return torch.stack([value.double() for value in values]).tolist()
 
 
 def entropy_bits(logits: Tensor) -> Tensor:

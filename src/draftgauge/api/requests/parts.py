@@ -26,12 +26,17 @@ class LoadSpec:
     """How models are loaded.
 
     Attributes:
-        engine: 'lean' (own decoder), 'modules' (transformers), or 'auto': lean where it is known to be right.
+        engine: 'lean' (own decoder), 'static' (the same with fixed shapes: CUDA graphs), 'modules' (transformers), or
+            'auto': static on a GPU and lean elsewhere, where they are known to be right.
         trust_remote_code: run model code that comes with a checkpoint.
+        device_map: spread the target over all GPUs: 'auto', 'balanced', 'balanced_low_0' or 'sequential'.
+        draft_device: where a draft model runs; with the target if left out.
     """
 
     engine: str = "auto"
     trust_remote_code: bool = False
+    device_map: str | None = None
+    draft_device: str | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -42,7 +47,7 @@ class PairSpec:
         target: target model: a Hugging Face id, a folder, or 'reference' (the bundled one). If left out, the one that a
             trained drafter was trained for, else 'reference'.
         draft: draft model: an id, a folder, 'reference' or 'reference/draft-small'.
-        compression: of the target: none, fp16, bf16, int8, nf4; several with commas where a verb takes several.
+        compression: of the target: none, fp32, fp16, bf16, int8, nf4; several with commas where a verb takes several.
         drafter: what proposes tokens: 'language_model' (the draft model), 'prompt_lookup' (no model), or the folder of
             a trained drafter. If left out, the draft model, or what a recorded run was recorded with.
         machine: where the models run.

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import torch
 from torch import Generator, Tensor
 
 from draftgauge.core.signals import OF_DRAFTED_TOKENS, Reads
-from draftgauge.drafters.base import Draft, KeepDrafting
+from draftgauge.drafters.base import Draft, KeepDrafting, UnreadDraft
 from draftgauge.drafters.draft_builder import DraftBuilder
 from draftgauge.drafters.reuse.drafting import begin, step, take_in
 from draftgauge.drafters.reuse.net import ReuseNet
 from draftgauge.models.base import CachedModel
+from draftgauge.models.device import upload
 from draftgauge.models.taps import Taps
 from draftgauge.verification import Sampling
 
@@ -79,10 +82,32 @@ class ReuseDrafter:
     @torch.inference_mode()
     def propose(self, limit: int, keep_drafting: KeepDrafting | None, reads: Reads = OF_DRAFTED_TOKENS) -> Draft:
         """Draft up to ``limit`` tokens, fewer where the target's context ends."""
-        limit = min(limit, self.target.spec.context - len(self._text) + 1)
+        limit = self._within_context(limit)
         self._take_in()
         if limit <= 0 or self._first is None:
             return Draft([])
+        return self._builder.build(self._first[None], self._chained(), limit, keep_drafting, reads)
+
+    @torch.inference_mode()
+    def propose_unread(self, limit: int) -> UnreadDraft | None:
+        """See :class:`~draftgauge.drafters.base.DraftsUnread`."""
+        limit = self._within_context(limit)
+        if not self.target.spec.keeps_on_device:
+            return None
+        self._take_in()
+        if limit <= 0 or self._first is None:
+            return None
+        return self._builder.build_unread(self._first[None], self._chained(), limit)
+
+    def commit(self, accepted: int, tokens: list[int]) -> None:
+        """Remember the committed tokens; the next ``propose`` takes in what the target has left behind of them."""
+        self._text += tokens
+
+    def _within_context(self, limit: int) -> int:
+        return min(limit, self.target.spec.context - len(self._text) + 1)
+
+    def _chained(self) -> Callable[[Tensor], Tensor]:
+        """Takes in one drafted token after the other, from the last anchor on, and gives the logits ``[1, V]``."""
         chain = self._chain
 
         def advance(token: Tensor) -> Tensor:
@@ -90,11 +115,7 @@ class ReuseDrafter:
             logits, chain = step(self.net, chain, token)
             return logits[None]
 
-        return self._builder.build(self._first[None], advance, limit, keep_drafting, reads)
-
-    def commit(self, accepted: int, tokens: list[int]) -> None:
-        """Remember the committed tokens; the next ``propose`` takes in what the target has left behind of them."""
-        self._text += tokens
+        return advance
 
     def _take_in(self) -> None:
         """Take in the anchors that are new since the last time, with the token after each."""
@@ -103,7 +124,7 @@ class ReuseDrafter:
             return
         assert self.target.length >= end, "the target has not taken in the committed text"
         config, taps = self.net.config, self.taps
-        tokens = torch.tensor(self._text[start + 1 :], device=self.target.spec.device)
+        tokens = upload(self._text[start + 1 :], self.target.spec.device)
         hidden = taps.hidden(start, end) if config.hidden_layers else None
         slots = range(len(config.kv_layers))
         keys = [taps.keys(slot, start, end) for slot in slots] or None

@@ -1,0 +1,37 @@
+"""CUDA graphs of passes whose shapes are fixed: the launches of a whole pass, replayed by one call."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+from torch import Tensor
+
+Run = Callable[[], Tensor]
+
+
+class GraphPool:
+    """Graphs on one device that share memory: no two of them run at once, and what one returns is read right away."""
+
+    def __init__(self, device: torch.device) -> None:
+        """A pool without graphs."""
+        self._device = device
+        self._memory = torch.cuda.graph_pool_handle()
+
+    def capture(self, run: Run) -> Run:
+        """Record what ``run`` launches. The function that comes back launches it again, on the same memory.
+
+        What ``run`` needs for the first time (workspaces of libraries) must be there: run it once before.
+        """
+        graph = torch.cuda.CUDAGraph()
+        with (
+            torch.cuda.device(self._device),
+            torch.cuda.graph(graph, pool=self._memory, capture_error_mode="thread_local"),
+        ):
+            output = run()
+
+        def replay() -> Tensor:
+            graph.replay()
+            return output
+
+        return replay

@@ -1,0 +1,148 @@
+"""What a step asks of a GPU, on fake ones: how often the host waits, how much it launches, and that devices fit."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+import torch
+from torch._subclasses.fake_tensor import unset_fake_temporarily
+from transformers import PreTrainedModel
+
+from draftgauge.core.signals import DISTRIBUTION, NO_SIGNALS, OF_DRAFTED_TOKENS, Reads, SignalName
+from draftgauge.decoding import DecodingSettings, plain_decode, speculative_decode
+from draftgauge.drafters import LanguageModelDrafter, PromptLookupDrafter
+from draftgauge.drafters.base import Drafter
+from draftgauge.models.base import CachedModel
+from draftgauge.models.loading import wrap
+from draftgauge.models.taps import TapPlan, attach_taps
+from draftgauge.policies.base import PolicyBase
+from draftgauge.policies.fixed import FixedLength
+from draftgauge.verification import Sampling
+from fake_cuda import FakeCuda, fake_cuda, on_gpu
+from tiny import tiny_model
+
+GAMMA = 4
+PROMPT = list(range(1, 21))
+GREEDY, SAMPLED = Sampling(), Sampling(0.8, top_k=20)
+
+
+class Looking(PolicyBase):
+    """Drafts four tokens and reads what it is told to."""
+
+    def __init__(self, reads: Reads) -> None:
+        self.reads = reads
+
+    def limit(self) -> int:
+        return GAMMA
+
+
+@pytest.fixture
+def gpu(monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeCuda]:
+    with fake_cuda(monkeypatch) as fake:
+        yield fake
+
+
+def model(engine: str = "auto", layers: int = 2, device: str = "cuda:0") -> CachedModel:
+    return wrap(on_gpu(real_model(layers), device, torch.bfloat16), engine)
+
+
+def real_model(layers: int) -> PreTrainedModel:
+    with unset_fake_temporarily():
+        return tiny_model(num_hidden_layers=layers)
+
+
+def per_step(
+    fake: FakeCuda, target: CachedModel, drafter: Drafter | None, policy=None, sampling=GREEDY
+) -> tuple[float, ...]:
+    """Launches, reads and uploads that wait, of one step: the mean over those in the middle of an output."""
+    settings, generator = DecodingSettings(30, sampling), torch.Generator()
+    seen: list[tuple[int, int, int, int]] = []
+
+    def committed(*_: object) -> None:
+        counts = fake.counts
+        seen.append((counts.launches.total(), counts.reads.total(), counts.uploads["waits"], counts.captures))
+
+    with fake.counting():
+        if drafter is None:
+            plain_decode(target, PROMPT, settings, generator, committed)
+        else:
+            speculative_decode(target, drafter, policy, PROMPT, settings, generator, committed)
+    first, last = seen[3], seen[-4]  # graphs are captured before, and drafts get shorter at the end
+    *counts, captures = ((after - before) / (len(seen) - 7) for before, after in zip(first, last, strict=True))
+    assert captures == 0
+    return tuple(counts)
+
+
+def drafter_on(target_engine: str, device: str = "cuda:0", sampling: Sampling | None = None) -> LanguageModelDrafter:
+    return LanguageModelDrafter(model(target_engine, 1, device), sampling=sampling, generator=torch.Generator())
+
+
+@pytest.mark.parametrize("sampling", [GREEDY, SAMPLED], ids=["greedy", "sampled"])
+@pytest.mark.parametrize("engine", ["static", "lean"])
+def test_one_read_a_step_where_no_policy_looks(gpu: FakeCuda, engine: str, sampling: Sampling) -> None:
+    drafter = drafter_on(engine, sampling=sampling)
+    launches, reads, waits = per_step(gpu, model(engine), drafter, FixedLength(GAMMA), sampling)
+    assert (reads, waits) == (1, 0)
+    if engine == "static" and sampling.greedy:
+        assert launches <= 5 * (GAMMA + 1) + 12
+
+
+@pytest.mark.parametrize("reads", [DISTRIBUTION, OF_DRAFTED_TOKENS, frozenset({SignalName.TEXT})], ids=sorted)
+def test_one_read_a_drafted_token_where_a_policy_looks(gpu: FakeCuda, reads: Reads) -> None:
+    _, waited, waits = per_step(gpu, model(), drafter_on("auto"), Looking(reads))
+    assert (waited, waits) == (GAMMA + 1, 0)
+
+
+def test_prompt_lookup_and_plain_decoding_read_once_a_step(gpu: FakeCuda) -> None:
+    target = model()
+    assert per_step(gpu, target, PromptLookupDrafter(), FixedLength(GAMMA))[1:] == (1, 0)
+    launches, reads, waits = per_step(gpu, target, None)
+    assert (reads, waits) == (1, 0)
+    assert launches <= 6
+
+
+def test_launches_do_not_grow_with_the_layers_where_graphs_are_replayed(gpu: FakeCuda) -> None:
+    assert len({per_step(gpu, model("static", layers), None)[0] for layers in (1, 2, 3)}) == 1
+    one, two = (per_step(gpu, model("lean", layers), None)[0] for layers in (1, 2))
+    assert 0 < two - one <= 16  # a layer of the lean engine
+
+
+@pytest.mark.parametrize("sampling", [GREEDY, SAMPLED], ids=["greedy", "sampled"])
+@pytest.mark.parametrize("reads", [NO_SIGNALS, OF_DRAFTED_TOKENS], ids=["no signals", "signals"])
+def test_the_draft_may_live_on_another_gpu(gpu: FakeCuda, reads: Reads, sampling: Sampling) -> None:
+    drafter = drafter_on("auto", "cuda:1", sampling)
+    assert drafter.model.spec.device == torch.device("cuda:1")
+    assert drafter.model.spec.engine == "static"
+    waited = per_step(gpu, model(), drafter, Looking(reads), sampling)[1]
+    assert waited == (GAMMA + 1 if reads else 1)
+
+
+def test_a_model_on_a_gpu_is_static_and_graphs_are_captured_when_a_pass_comes_again(gpu: FakeCuda) -> None:
+    cached = model()
+    assert cached.spec.engine == "static"
+    text = torch.ones(3, dtype=torch.int64, device="cuda:0")
+    captures = []
+    for _ in range(4):
+        with gpu.counting() as counts:
+            cached.forward(text)
+        captures.append((counts.captures, counts.launches["graph"]))
+    assert captures == [(0, 0), (1, 1), (0, 1), (0, 1)]
+    cached.truncate(0)
+    with gpu.counting() as counts:
+        cached.forward(torch.ones(100, dtype=torch.int64, device="cuda:0"))  # a prompt
+    assert (counts.captures, counts.launches["graph"]) == (0, 0)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("engine", ["lean", "static"])
+def test_devices_and_dtypes_fit_with_branches_and_taps(gpu: FakeCuda, engine: str, dtype: torch.dtype) -> None:
+    cached = wrap(on_gpu(real_model(3), "cuda:0", dtype), engine)
+    taps = attach_taps(cached, TapPlan((0, 2), (1,)))
+    text = torch.ones(300, dtype=torch.int64, device="cuda:0")[:90]
+    assert cached.forward(text).dtype == torch.float32
+    for count in (1, 1, 5, 5):
+        assert cached.forward(text[:count]).shape == (count, 96)
+    assert taps.hidden(0, 90).dtype == dtype
+    starts = torch.ones(4, dtype=torch.int64, device="cuda:0")
+    assert cached.branches(starts).step(starts).shape == (4, 96)
