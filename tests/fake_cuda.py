@@ -270,6 +270,7 @@ def fake_cuda(monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeCuda]:
     monkeypatch.setattr(FakeTensor, "tolist", fake.tolist)
     monkeypatch.setattr(torch.cuda, "CUDAGraph", type("CUDAGraph", (_Graph,), {"fake": fake}))
     monkeypatch.setattr(torch.cuda, "graph", lambda *_, **__: fake.recording())
+    monkeypatch.setattr(torch.cuda, "Stream", lambda device: None)
     monkeypatch.setattr(torch.cuda, "graph_pool_handle", lambda: (0, 1))
     monkeypatch.setattr(torch.cuda, "device", lambda *_: nullcontext())
     monkeypatch.setattr(torch.cuda, "synchronize", lambda *_: fake.read("synchronize"))

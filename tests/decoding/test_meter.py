@@ -22,6 +22,7 @@ from draftgauge.drafters import Drafter, LanguageModelDrafter, PromptLookupDraft
 from draftgauge.drafters.base import Draft, KeepDrafting
 from draftgauge.models.base import CachedModel
 from draftgauge.models.loading import wrap
+from draftgauge.models.static_model import StaticModel
 from draftgauge.policies.base import Step
 from draftgauge.policies.registry import make_policy
 from draftgauge.replay.simulate import replay
@@ -260,3 +261,19 @@ def test_marks_on_a_cpu_are_its_clock() -> None:
     start = watch.mark()
     end = watch.mark()
     assert stopwatch.seconds_between(start, end) == end - start >= 0
+
+
+def test_warming_meets_every_pass_that_steps_will_make() -> None:
+    target, draft = (wrap(tiny_model(seed=seed), "static") for seed in (0, 1))
+    assert isinstance(target, StaticModel)
+    assert isinstance(draft, StaticModel)
+    target.first_bucket = draft.first_bucket = 16
+    plan, rng = MeterPlan(TEXT, (40, 90), gamma_max=GAMMA_MAX), np.random.default_rng(0)
+    bench = meter._Bench(target, LanguageModelDrafter(draft), plan, (40, 20, 40), rng, None)
+    bench.warm()
+    warmed = set(target._passes), set(draft._passes)
+    assert {count for count, _ in warmed[0]} >= set(range(1, GAMMA_MAX + 2))
+    for _ in range(3):
+        bench.run_all()
+    assert set(target._passes) <= warmed[0]
+    assert set(draft._passes) <= warmed[1]

@@ -9,7 +9,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
-from transformers import DynamicCache, PreTrainedModel
+from transformers import AutoModelForCausalLM, DynamicCache, Gemma3Config, PreTrainedModel
 
 from draftgauge.core.errors import ModelError
 from draftgauge.models import hidden, lean
@@ -269,3 +269,25 @@ def test_a_plan_for_another_model_and_a_wrapped_model_are_refused() -> None:
         attach_taps(wrap(tiny_model()), TapPlan(hidden_layers=(6,)))
     with pytest.raises(ModelError, match="not for a MarkovModel"):
         attach_taps(MarkovModel.random(3, seed=0), TapPlan())
+
+
+def test_the_text_model_of_a_multimodal_target_is_tapped() -> None:
+    text = tiny_model("gemma3", num_hidden_layers=LAYERS)
+    vision = {"hidden_size": 16, "intermediate_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2}
+    config = Gemma3Config(
+        text_config=text.config.to_dict(),
+        vision_config={**vision, "image_size": 28, "patch_size": 14},
+        mm_tokens_per_image=1,
+    )
+    model = AutoModelForCausalLM.from_config(config).eval()
+    model.get_decoder().load_state_dict(text.get_decoder().state_dict())
+    model.get_output_embeddings().load_state_dict(text.get_output_embeddings().state_dict())
+    plan = tap_plan(config, hidden=True, kv=True)
+    assert plan == tap_plan(text.config, hidden=True, kv=True)
+    found = []
+    for target_model in (model, text):
+        cached = wrap(target_model)
+        taps = attach_taps(cached, plan)
+        logits = cached.forward(tokens(20))
+        found.append((logits, *read(taps, 0, 20)))
+    assert_same(*found)

@@ -27,8 +27,9 @@ from draftgauge.decoding.results import Origin
 from draftgauge.decoding.settings import DecodingSettings
 from draftgauge.decoding.speculative import speculative_decode
 from draftgauge.decoding.stopwatch import IDLE_RUNS, PRICED, Sample, StepTimer, Stopwatch, TimedDrafter, TimedModel
-from draftgauge.drafters.base import Drafter, device_of, keeps_drafted
+from draftgauge.drafters.base import Drafter, RunsModel, device_of, keeps_drafted
 from draftgauge.models.base import CachedModel
+from draftgauge.models.device import upload
 from draftgauge.policies.fixed import FixedLength
 from draftgauge.traces.costs import CostCurve, CostTable, SignalSeconds
 from draftgauge.verification import Sampling
@@ -133,6 +134,9 @@ def measure_costs(
     starts = {length: min(max(1, length - span // 2), limit - span) for length in lengths}
     benches = [_Bench(target, drafter, plan, (length, starts[length], span), rng, generator) for length in lengths]
     begun = time.perf_counter()
+    if target.spec.device.type == "cuda":
+        for bench in benches:
+            bench.warm()
     benches[-1].run_all()  # warms up, and is not counted
     benches[-1].forget()
     for bench in _by_turns(benches, rng):
@@ -167,7 +171,7 @@ class _Bench:
         generator: Generator | None,
     ) -> None:
         """``where`` is the context length, where decoding starts for it, and how many tokens it decodes."""
-        self.context, self._start, span = where
+        self.context, self._start, self._span = where
         self.keeps_drafted = keeps_drafted(drafter)
         device = target.spec.device
         self._stopwatch = Stopwatch(device, device_of(drafter, device))
@@ -177,9 +181,9 @@ class _Bench:
         self._rng = rng
         self._gamma_max = plan.gamma_max
         self._generator = generator
-        self._speculative = DecodingSettings(span, plan.sampling)
-        self._plain = DecodingSettings(min(PLAIN_SPAN, span), plan.sampling)
-        self._phases = DecodingSettings(min(PLAIN_SPAN, span), plan.sampling, time_phases=True)
+        self._speculative = DecodingSettings(self._span, plan.sampling)
+        self._plain = DecodingSettings(min(PLAIN_SPAN, self._span), plan.sampling)
+        self._phases = DecodingSettings(min(PLAIN_SPAN, self._span), plan.sampling, time_phases=True)
         self.forget()
 
     def forget(self) -> None:
@@ -207,10 +211,32 @@ class _Bench:
         """Timed steps without signals."""
         return [sample for sample in self.samples if sample.reads == NO_SIGNALS]
 
+    def warm(self) -> None:
+        """Let the models take in every number of tokens that a step may take, at both ends of the span, three times: an
+        engine that records its passes does so when they come again, which is no part of what a step costs.
+        """
+        passes = [(self._target, self._gamma_max + 1)]
+        if isinstance(self._drafter, RunsModel):
+            passes.append((self._drafter.model, BACKLOGS))
+        for model, most in passes:
+            for length in (self._start - 1, self._start + self._span - most):
+                model.reset()
+                if length:
+                    model.forward(upload(self._some_text(length), model.spec.device), last_only=True)
+                for count in range(1, most + 1):
+                    for _ in range(3):
+                        model.forward(upload(self._some_text(count), model.spec.device))
+                        model.truncate(length)
+
+    def _some_text(self, length: int) -> list[int]:
+        """Tokens from anywhere in the text."""
+        positions = (int(self._rng.integers(len(self._text))) + np.arange(length)) % len(self._text)
+        tokens: list[int] = self._text[positions].tolist()
+        return tokens
+
     def run_all(self) -> None:
         """Decode plainly, twice under the stopwatch and once without, in random order, from anywhere in the text."""
-        positions = (int(self._rng.integers(len(self._text))) + np.arange(self._start)) % len(self._text)
-        prompt = self._text[positions].tolist()
+        prompt = self._some_text(self._start)
         runs = (self._run_plain, self._run_speculative, self._run_speculative, self._run_unwatched)
         for index in self._rng.permutation(len(runs)):
             runs[index](prompt)

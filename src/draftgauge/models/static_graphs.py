@@ -16,6 +16,7 @@ class GraphPool:
     def __init__(self, device: torch.device) -> None:
         """A pool without graphs."""
         self._device = device
+        self._stream = torch.cuda.Stream(device)  # the default one of torch.cuda.graph is of one device for all
         self._memory = torch.cuda.graph_pool_handle()
 
     def capture(self, run: Run) -> Run:
@@ -26,12 +27,13 @@ class GraphPool:
         graph = torch.cuda.CUDAGraph()
         with (
             torch.cuda.device(self._device),
-            torch.cuda.graph(graph, pool=self._memory, capture_error_mode="thread_local"),
+            torch.cuda.graph(graph, self._memory, self._stream, capture_error_mode="thread_local"),
         ):
             output = run()
 
         def replay() -> Tensor:
-            graph.replay()
+            with torch.cuda.device(self._device):
+                graph.replay()
             return output
 
         return replay
