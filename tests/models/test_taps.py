@@ -278,6 +278,7 @@ def test_the_text_model_of_a_multimodal_target_is_tapped() -> None:
         text_config=text.config.to_dict(),
         vision_config={**vision, "image_size": 28, "patch_size": 14},
         mm_tokens_per_image=1,
+        tie_word_embeddings=False,
     )
     model = AutoModelForCausalLM.from_config(config).eval()
     model.get_decoder().load_state_dict(text.get_decoder().state_dict())

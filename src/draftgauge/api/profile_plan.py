@@ -174,8 +174,8 @@ def _entry(pair: Pair, role: str, fingerprints: dict[str, str | None]) -> ModelE
     assert source is not None
     assert fingerprint is not None
     model = pair.target.spec if role == "target" else pair.draft_source
-    spec = pair.target.spec if role == "target" else pair.draft and pair.draft.spec
-    attention = spec.attention if spec is not None else ""
+    runs = pair.target if role == "target" else pair.draft
+    attention = "" if runs is None else runs.spec.attention
     return ModelEntry(source, fingerprint, "none", model.family, model.engine, "float32", attention)
 
 

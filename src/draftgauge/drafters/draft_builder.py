@@ -66,9 +66,8 @@ class DraftBuilder:
         """
         if keep_drafting is None and not self._reads_every_token:
             unread = self.build_unread(logits, advance, limit)
-            tokens = until_end(unread.tokens.tolist(), self.end_tokens)
-            rows = unread.probabilities
-            return Draft(tokens, None if rows is None else rows[: len(tokens)])
+            rows, kept_tokens = unread.probabilities, until_end(unread.tokens.tolist(), self.end_tokens)
+            return Draft(kept_tokens, None if rows is None else rows[: len(kept_tokens)])
         tokens: list[int] = []
         kept: list[Tensor | None] = []
         shown: list[Signal] = []

@@ -43,7 +43,7 @@ def _changed(module: nn.Module, family: str) -> str | None:
     if kind.__module__ != family and not kind.__module__.startswith(_LIBRARIES):
         return f"is a {kind.__name__} of {kind.__module__}"
     definer = next(base for base in kind.__mro__ if "forward" in vars(base))
-    if "forward" in vars(module) or getattr(definer.forward, "__module__", None) != definer.__module__:
+    if "forward" in vars(module) or getattr(vars(definer)["forward"], "__module__", None) != definer.__module__:
         return "has had its forward replaced"
     hooks = chain(module._forward_hooks.values(), module._forward_pre_hooks.values())
     if any(getattr(hook, "__module__", None) != _IDLE_HOOKS for hook in hooks):

@@ -26,6 +26,7 @@ def takes_branch_masks(model: PreTrainedModel) -> bool:
     rotary = any(name.endswith("rotary_emb") for name, _ in model.named_modules())
     return (
         rotary
+        and not getattr(config, "alibi", False)  # falcon has rotary embeddings, and with ALiBi does not use them
         and "position_ids" in inspect.signature(model.forward).parameters
         and config._attn_implementation in ("sdpa", "eager")
         and set(getattr(config, "layer_types", None) or ()) <= {"full_attention", "sliding_attention"}

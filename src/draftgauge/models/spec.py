@@ -41,9 +41,8 @@ def _context(config: PreTrainedConfig) -> tuple[int, str]:
     named = getattr(config, "max_position_embeddings", None) or UNLIMITED
     for rope in rope_kinds(config):
         if rope["rope_type"] == "longrope":
-            first = rope.get("original_max_position_embeddings") or getattr(
-                config, "original_max_position_embeddings", named
-            )
+            first = rope.get("original_max_position_embeddings")
+            first = int(first or getattr(config, "original_max_position_embeddings", None) or named)
             if first < named:
                 return (
                     first,
