@@ -32,14 +32,6 @@ SETTINGS = DecodingSettings(16)
 LONGROPE = {"rope_type": "longrope", "rope_theta": 10000.0, "factor": 4.0, "original_max_position_embeddings": 64}
 LONGROPE |= {"short_factor": [1.0] * 8, "long_factor": [2.0] * 8}
 EXPERTS = {"num_experts_per_tok": 2}
-LATENT = {
-    "head_dim": ...,
-    "q_lora_rank": 16,
-    "kv_lora_rank": 16,
-    "qk_rope_head_dim": 8,
-    "qk_nope_head_dim": 8,
-    "v_head_dim": 16,
-}
 
 # Of a family: its model_type if it is another one, and its configuration.
 MORE: dict[str, dict[str, Any]] = {
@@ -72,14 +64,6 @@ MORE: dict[str, dict[str, Any]] = {
     "mixtral": {"num_local_experts": 4},
     "qwen3_moe": {"num_experts": 4, "moe_intermediate_size": 32, **EXPERTS},
     "gpt_oss": {"num_local_experts": 4, "sliding_window": WINDOW, **EXPERTS},
-    "deepseek_v3": {
-        "n_routed_experts": 4,
-        "n_group": 1,
-        "topk_group": 1,
-        "moe_intermediate_size": 32,
-        **LATENT,
-        **EXPERTS,
-    },
 }
 REFUSED = {"mamba": {"state_size": 4, "expand": 2}, "lfm2": {"layer_types": ["conv", "full_attention"]}}
 
