@@ -76,10 +76,8 @@ def _index_row(trace: Trace, rounds: int) -> dict[str, Any]:
             SuffixIndex().read(prompt.prompt_token)
 
     prompts = sum(prompt.prompt_tokens for prompt in trace.prompts)
-    reading = min(
-        _microseconds(lambda: [SuffixIndex().read(p.prompt_token) for p in trace.prompts], 1) for _ in range(rounds)
-    )
-    growing = min(_microseconds(lambda: grow(4), 1) for _ in range(rounds))
+    reading = min(_microseconds(read) for _ in range(rounds))
+    growing = min(_microseconds(lambda: grow(4)) for _ in range(rounds))
     return {
         "what": "index",
         "reading_us_per_token": reading / prompts,
