@@ -13,6 +13,7 @@ from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from draftgauge.api.advise import advise
     from draftgauge.api.bench import bench
     from draftgauge.api.demo import demo
     from draftgauge.api.diagnose import diagnose
@@ -25,6 +26,7 @@ if TYPE_CHECKING:
     from draftgauge.api.replay import replay
     from draftgauge.api.report import report
     from draftgauge.api.requests import (
+        AdviseRequest,
         BenchRequest,
         DemoRequest,
         DiagnoseRequest,
@@ -52,6 +54,7 @@ except PackageNotFoundError:  # run from a source tree that was never installed
     __version__ = "0+unknown"
 
 _PUBLIC = {
+    "AdviseRequest": "draftgauge.api.requests:AdviseRequest",
     "BenchRequest": "draftgauge.api.requests:BenchRequest",
     "CostCurve": "draftgauge.traces.costs:CostCurve",
     "DemoRequest": "draftgauge.api.requests:DemoRequest",
@@ -71,6 +74,7 @@ _PUBLIC = {
     "Step": "draftgauge.policies.base:Step",
     "Trace": "draftgauge.traces.trace:Trace",
     "TrainRequest": "draftgauge.api.requests:TrainRequest",
+    "advise": "draftgauge.api.advise:advise",
     "bench": "draftgauge.api.bench:bench",
     "demo": "draftgauge.api.demo:demo",
     "diagnose": "draftgauge.api.diagnose:diagnose",
@@ -89,6 +93,7 @@ _PUBLIC = {
 }
 
 __all__ = [
+    "AdviseRequest",
     "BenchRequest",
     "CostCurve",
     "DemoRequest",
@@ -109,6 +114,7 @@ __all__ = [
     "Trace",
     "TrainRequest",
     "__version__",
+    "advise",
     "bench",
     "demo",
     "diagnose",

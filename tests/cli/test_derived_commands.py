@@ -22,6 +22,7 @@ VERBS = {
     "fit": "FitRequest",
     "replay": "ReplayRequest",
     "bench": "BenchRequest",
+    "advise": "AdviseRequest",
     "generate": "GenerateRequest",
     "report": "ReportRequest",
     "train": "TrainRequest",

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 
 from draftgauge.api.requests import ReportRequest
 from draftgauge.api.runs import select_runs
 from draftgauge.api.verb import verb
 from draftgauge.core.provenance import read_measurement
-from draftgauge.policies.fitted import FITTED_SUFFIX, FORMAT
+from draftgauge.policies.fitted import FITTED_SUFFIX, is_fitted
 from draftgauge.report.page import build_report
 
 REPORT_NAME = "report.html"
@@ -29,16 +28,7 @@ def report(request: ReportRequest) -> Path:
     rows = [dict(row) for path in request.bench for row in read_measurement(path).rows]
     runs = [run for run, _ in select_runs(request.folder)]
     folders = (request.folder, *runs)
-    fitted = sorted({str(path) for folder in folders for path in folder.glob(f"*{FITTED_SUFFIX}") if _is_fitted(path)})
+    fitted = sorted({str(path) for folder in folders for path in folder.glob(f"*{FITTED_SUFFIX}") if is_fitted(path)})
     policies = [*request.policies, *fitted]
     out = request.out or request.folder / REPORT_NAME
     return build_report(runs, out, rows or None, request.title, policies=policies or None)
-
-
-def _is_fitted(path: Path) -> bool:
-    """Whether a JSON file says that it is a fitted policy; measurements and cost curves lie beside them."""
-    try:
-        document = json.loads(path.read_text(encoding="utf-8"))
-    except ValueError:
-        return False
-    return isinstance(document, dict) and document.get("format") == FORMAT

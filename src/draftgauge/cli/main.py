@@ -9,6 +9,7 @@ from importlib.metadata import version
 from cyclopts import App, CycloptsError
 
 from draftgauge.cli import (
+    advise,
     bench,
     demo,
     diagnose,
@@ -50,6 +51,7 @@ def make_app() -> App:
     add_verb(app, "fit", fit.fit, NOTHING)
     add_verb(app, "replay", replay.replay, NOTHING)
     add_verb(app, "bench", bench.bench, NOTHING)
+    add_verb(app, "advise", advise.advise, NOTHING)
     add_verb(app, "generate", generate.generate)
     add_verb(app, "report", report.report, NOTHING)
     add_verb(

@@ -132,3 +132,12 @@ def load_fitted(path: Path) -> FittedPolicy:
             f"{path} is of policy {fitted.policy!r}, which this draftgauge does not know; known: {', '.join(FITTED)}"
         )
     return fitted
+
+
+def is_fitted(path: Path) -> bool:
+    """Whether a JSON file says that it is a fitted policy; measurements and cost curves lie beside them."""
+    try:
+        document = json.loads(path.read_text(encoding="utf-8"))
+    except ValueError:
+        return False
+    return isinstance(document, dict) and document.get("format") == FORMAT

@@ -91,3 +91,16 @@ def take(trace: Trace, order: NDArray[np.int64]) -> Trace:
     columns = {name: getattr(trace, name)[rows] for name in COLUMNS}
     sampled = None if trace.sampled is None else take_rows(trace.sampled, rows)
     return replace(trace, prompts=tuple(trace.prompts[i] for i in order), offsets=offsets, sampled=sampled, **columns)
+
+
+def narrow(trace: Trace, gamma_max: int) -> Trace:
+    """The trace as if drafts of at most ``gamma_max`` tokens had been recorded; itself where none is longer."""
+    if gamma_max >= trace.gamma_max:
+        return trace
+    wide = ("draft_token", "confidence", "entropy", "margin")
+    columns: dict[str, Any] = {name: getattr(trace, name)[:, :gamma_max] for name in wide}
+    counts = {name: np.minimum(getattr(trace, name), gamma_max) for name in ("drafted", "accepted")}
+    sampled = trace.sampled
+    if sampled is not None:
+        sampled = replace(sampled, **{name: getattr(sampled, name)[:, :gamma_max] for name in wide})
+    return replace(trace, gamma_max=gamma_max, sampled=sampled, **columns, **counts)

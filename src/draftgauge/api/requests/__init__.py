@@ -7,6 +7,7 @@ These are the only defaults and the only help texts. The command line is derived
 
 from draftgauge.api.requests.decoding import (
     PLAIN,
+    AdviseRequest,
     BenchRequest,
     DemoRequest,
     FitRequest,
@@ -39,6 +40,7 @@ from draftgauge.api.requests.training import (
 )
 
 __all__ = [
+    "AdviseRequest",
     "BenchRequest",
     "CostSpec",
     "DemoRequest",

@@ -168,6 +168,38 @@ class ReportRequest:
 
 
 @dataclass(frozen=True, kw_only=True)
+class AdviseRequest:
+    """Say whether to speculate in an engine, with which length or rule and which flags, from a recorded run or from
+    what a running server counts.
+
+    Attributes:
+        folder: a recorded run; may be left out with --url or --requests.
+        engine: draftgauge, transformers, gguf, llama-server, vllm or sglang.
+        costs: JSON of what a step costs in the engine; those of the run, where draftgauge's loop decodes, if left out.
+        url: a running server of the engine, e.g. http://127.0.0.1:8000.
+        model: the model that the server must serve, or else it is refused.
+        requests: JSON Lines of vLLM's answers with metrics of every step, in place of a recorded run.
+        policies: a policy to try beside the fixed lengths, by name or fitted file; may be repeated. Those that are
+            compared by default, and the fitted ones in the folder, if left out.
+        tasks: judge on these tasks only, separated by commas.
+        split: judge on train, validation, test or all prompts; on test ones where the run has training ones too.
+        settings: also write the engine's own settings to this file: vLLM's speculative configuration, SGLang's
+            candidate steps, llama.cpp's options.
+    """
+
+    folder: Path | None = setting(None, positional=True)
+    engine: str = setting("draftgauge", short="-e")
+    costs: Path | None = None
+    url: str | None = None
+    model: str | None = None
+    requests: Path | None = None
+    policies: tuple[str, ...] = setting((), short="-p", option="--policy", repeated=True)
+    tasks: tuple[str, ...] = ()
+    split: str | None = None
+    settings: Path | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
 class DemoRequest:
     """Profile, replay, bench and report the bundled pair at several compressions, within a given time.
 

@@ -1,0 +1,284 @@
+"""Whether to speculate in an engine, and how: from a recorded run, from vLLM's answers, or from a server's counters."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from draftgauge.api.requests import AdviseRequest
+from draftgauge.api.runs import read_run, select_runs
+from draftgauge.api.verb import verb
+from draftgauge.core.errors import DraftgaugeError
+from draftgauge.core.files import atomic_write_text
+from draftgauge.policies.fitted import FITTED_SUFFIX, is_fitted, load_fitted
+from draftgauge.policies.registry import expand_policy
+from draftgauge.replay.simulate import replay_lengths
+from draftgauge.replay.splits import Design, design_of
+from draftgauge.serving.advice import EngineAdvice, SettingOutcome, advise_settings, batch_lengths
+from draftgauge.serving.counters import (
+    SpeculationCounts,
+    check_served,
+    read_counts,
+    standard_errors,
+    tokens_per_step,
+)
+from draftgauge.serving.engines import FIXED, PLAIN, Engine, Places, engine_of, fixed_length, settings_document
+from draftgauge.serving.requests_trace import import_requests
+from draftgauge.traces.build import narrow
+from draftgauge.traces.costs import CostCurve
+from draftgauge.traces.engine_costs import BY_ENGINE, load_engine_costs, read_costs
+from draftgauge.traces.manifest import COSTS_NAME, Manifest
+from draftgauge.traces.trace import Trace
+
+Z95 = 1.96
+Row = dict[str, Any]
+
+
+@dataclass(frozen=True)
+class _Source:
+    """What is judged: prompts with their drafts, the costs by batch size, and what the flags name."""
+
+    trace: Trace
+    curves: Mapping[int, CostCurve]
+    places: Places
+    own: tuple[str, ...]
+    signals: bool
+    policies: bool
+    drawn: float | None = None
+
+
+@verb(AdviseRequest)
+def advise(request: AdviseRequest) -> list[Row]:
+    """Say whether to speculate in an engine, with which length or rule, and how sure that is.
+
+    From a run or from imported requests, every setting that the engine can run is replayed with the engine's costs; the
+    one advised is chosen on training prompts where there are any. From a server alone, what each length up to the one
+    it drafts commits follows from its counters; with costs, so does the speed.
+
+    Returns:
+        One row a setting: ``engine``, ``setting``, ``speedup`` over plain decoding with ``low`` and ``high`` (95%, by
+        prompt; from counters as if steps were independent), ``advised``, ``tokens_per_step``, ``drafted_per_step``,
+        ``acceptance_rate``, ``pays_below`` (the most plain steps that a step of this length may take to pay), and of
+        the advised one ``flags``, ``sure`` (the share of resamples that agree whether to speculate), ``best_length``,
+        ``drafting_may_cost`` (times what it costs), ``acceptance``, ``acceptance_to_pay``, ``by_batch`` (best lengths
+        as JSON), ``drawn`` (the share of an imported trace that had to be drawn), ``server_tokens_per_step`` and
+        ``expected_tokens_per_step`` (of a running server, and what the run expects at its length). Figures that are not
+        known are None.
+
+    Raises:
+        DraftgaugeError: for an unknown engine, costs that are not known, or a server that does not answer, counts no
+            speculation, or serves another model.
+        TraceError: if the folder holds no complete run, or what is imported cannot be.
+    """
+    engine = engine_of(request.engine)
+    if request.folder is not None and request.requests is not None:
+        raise DraftgaugeError("advice is from a recorded run or from --requests, not from both: leave one out")
+    if request.model is not None and request.url is None:
+        raise DraftgaugeError("--model says what a server must serve: name the server with --url")
+    if request.url is not None and request.model is not None:
+        check_served(engine.name, request.url, request.model)
+    counts = None if request.url is None else read_counts(engine.name, request.url)
+    if request.folder is None and request.requests is None:
+        if counts is None:
+            raise DraftgaugeError("advice needs a recorded run, --requests, or a running server (--url)")
+        return _from_counters(request, engine, counts)
+    if request.requests is not None:
+        return _rows(request, engine, _from_requests(request, engine, request.requests), counts)
+    assert request.folder is not None
+    runs = select_runs(request.folder)
+    if len(runs) > 1:
+        names = ", ".join(str(run) for run, _ in runs)
+        raise DraftgaugeError(f"{request.folder} holds {len(runs)} runs: advice is of one of them ({names})")
+    return _rows(request, engine, _from_run(request, engine, *runs[0]), counts)
+
+
+def _from_run(request: AdviseRequest, engine: Engine, run: Path, manifest: Manifest) -> _Source:
+    path = request.costs or run / COSTS_NAME
+    if request.costs is None:
+        _check_loop(engine, run, manifest)
+    curves = read_costs(path, engine.name)
+    trace, _ = read_run(run, request.tasks)
+    fitted = tuple(sorted(str(file) for file in run.glob(f"*{FITTED_SUFFIX}") if is_fitted(file)))
+    places = Places(
+        target=manifest.target.source,
+        draft=manifest.draft.source if manifest.draft is not None else "DRAFT",
+        drafter=manifest.drafter,
+        gamma_max=trace.gamma_max,
+        costs=str(path),
+    )
+    own = tuple(name for spec in request.policies or fitted for name in expand_policy(spec, trace.gamma_max))
+    return _Source(trace, curves, places, own, True, _runs_policies(engine, request.costs, manifest))
+
+
+def _check_loop(engine: Engine, run: Path, manifest: Manifest) -> None:
+    """Refuse to price an engine by a loop that is not its own."""
+    how = f"give them with --costs (see docs/engines.md for how to measure them in {engine.name})"
+    if not engine.loop:
+        raise DraftgaugeError(f"what a step costs in {engine.name} is not known from {run}: {how}")
+    if engine.name == "gguf" and manifest.target.engine != "gguf":
+        raise DraftgaugeError(
+            f"{run} was recorded with the engine {manifest.target.engine}, whose costs are not those of gguf: record a "
+            "run with --target TARGET.gguf, or give costs with --costs"
+        )
+
+
+def _runs_policies(engine: Engine, costs: Path | None, manifest: Manifest) -> bool:
+    """Whether policies can run: in vLLM only with a drafter that reads no target, and where its proposer was timed."""
+    if engine.name != "vllm":
+        return engine.policies
+    measured = None if costs is None else load_engine_costs(costs, engine.name)
+    timed = measured is None or measured.drafted_by != BY_ENGINE
+    return timed and manifest.drafter in ("language_model", "prompt_lookup")
+
+
+def _from_requests(request: AdviseRequest, engine: Engine, answers: Path) -> _Source:
+    if request.costs is None:
+        raise DraftgaugeError(
+            f"answers say what is accepted, not what a step costs: give the costs of a step in {engine.name} with "
+            "--costs (docs/engines.md says how to measure them)"
+        )
+    if request.policies:
+        raise DraftgaugeError("answers hold no signals of the drafter, so only fixed lengths can be judged on them")
+    imported = import_requests(answers)
+    curves, places = read_costs(request.costs, engine.name), Places(drafter="requests")
+    return _Source(imported.trace, curves, places, (), False, False, imported.drawn)
+
+
+def _trained_on(own: tuple[str, ...]) -> set[str]:
+    return {key for spec in own if spec.endswith(FITTED_SUFFIX) for key in load_fitted(Path(spec)).trained_on}
+
+
+def _rows(request: AdviseRequest, engine: Engine, source: _Source, counts: SpeculationCounts | None) -> list[Row]:
+    design = design_of(source.trace, request.split, _trained_on(source.own))
+    design = _narrowed(design, min(curve.gamma_max for curve in source.curves.values()))
+    settings = engine.settings(design.trace.gamma_max, source.own)
+    if not source.policies:
+        settings = [s for s in settings if fixed_length(s) is not None or (source.signals and engine.p_min)]
+    curve = source.curves[min(source.curves)]
+    advice = advise_settings(design, curve, settings)
+    lengths = batch_lengths(design, source.curves) if len(source.curves) > 1 else {1: advice.best_length}
+    _write_settings(request, engine, advice.advised.setting, lengths, source.places)
+    extra = _server_row(design, counts) | {"drawn": source.drawn}
+    if len(lengths) > 1:
+        extra["by_batch"] = json.dumps(lengths)
+    return [_row(engine, source, advice, outcome, extra) for outcome in advice.outcomes]
+
+
+def _narrowed(design: Design, longest: int) -> Design:
+    train = None if design.train is None else narrow(design.train, longest)
+    return Design(design.split, narrow(design.trace, longest), train)
+
+
+def _row(engine: Engine, source: _Source, advice: EngineAdvice, outcome: SettingOutcome, extra: Row) -> Row:
+    advised = outcome is advice.advised
+    row = _EMPTY | {
+        "engine": engine.name,
+        "setting": outcome.setting,
+        "speedup": outcome.speedup,
+        "low": outcome.low,
+        "high": outcome.high,
+        "advised": advised,
+        "tokens_per_step": outcome.tokens_per_step,
+        "drafted_per_step": outcome.drafted_per_step,
+        "acceptance_rate": outcome.acceptance_rate,
+        "pays_below": outcome.tokens_per_step,
+    }
+    if advised:
+        row |= extra | {
+            "flags": engine.flags(outcome.setting, source.places),
+            "sure": advice.sure,
+            "best_length": advice.best_length,
+            "drafting_may_cost": advice.change.drafting,
+            "acceptance": advice.change.accepted,
+            "acceptance_to_pay": advice.change.acceptance,
+        }
+    return row
+
+
+_ADVISED_ONLY = (
+    "flags",
+    "sure",
+    "best_length",
+    "drafting_may_cost",
+    "acceptance",
+    "acceptance_to_pay",
+    "by_batch",
+    "drawn",
+    "server_tokens_per_step",
+    "expected_tokens_per_step",
+)
+_EMPTY: Row = dict.fromkeys(("speedup", "low", "high", *_ADVISED_ONLY))
+
+
+def _server_row(design: Design, counts: SpeculationCounts | None) -> Row:
+    """What a running server commits a step, beside what the trace expects at its length."""
+    if counts is None:
+        return {}
+    length = round(counts.length)
+    row: Row = {"server_tokens_per_step": 1 + counts.accepted / counts.drafts}
+    if length <= design.trace.gamma_max:
+        outcome = replay_lengths(design.trace, np.full(design.trace.positions, length))
+        row["expected_tokens_per_step"] = outcome.tokens_per_step
+    return row
+
+
+def _from_counters(request: AdviseRequest, engine: Engine, counts: SpeculationCounts) -> list[Row]:
+    """Rows from a server's counters; settings and speeds only where costs are given."""
+    if request.policies or request.tasks or request.split:
+        raise DraftgaugeError("a server's counters hold neither tasks nor signals: give a recorded run to judge these")
+    survival = counts.survival()
+    committed, errors = tokens_per_step(survival), standard_errors(survival, counts.drafts)
+    curves = None if request.costs is None else read_costs(request.costs, engine.name)
+    rows = [
+        _EMPTY
+        | {
+            "engine": engine.name,
+            "setting": f"{FIXED}{length}" if length else PLAIN,
+            "advised": None,
+            "tokens_per_step": committed[length],
+            "drafted_per_step": float(length),
+            "acceptance_rate": (committed[length] - 1) / length if length else None,
+            "pays_below": committed[length],
+        }
+        for length in range(len(committed))
+    ]
+    if curves is None:
+        if request.settings is not None:
+            raise DraftgaugeError("settings follow from costs: give them with --costs")
+        return rows
+    speeds = {batch: _speeds(curve, committed) for batch, curve in curves.items()}
+    lengths = {batch: speed.index(max(speed)) for batch, speed in speeds.items()}
+    batch = min(curves)
+    places = Places(drafter="server", gamma_max=len(survival))
+    for row, speed, error, tokens in zip(rows, speeds[batch], errors, committed, strict=False):
+        share = Z95 * error / tokens
+        row |= {"speedup": speed, "low": speed * (1 - share), "high": speed * (1 + share), "advised": False}
+    best = rows[lengths[batch]]
+    best |= {"advised": True, "best_length": lengths[batch], "flags": engine.flags(best["setting"], places)}
+    if len(lengths) > 1:
+        best["by_batch"] = json.dumps(lengths)
+    _write_settings(request, engine, best["setting"], lengths, places)
+    return rows[: len(speeds[batch])]
+
+
+def _speeds(curve: CostCurve, committed: list[float]) -> list[float]:
+    """Speed over plain decoding by length, at the median context, up to the longest length that was measured."""
+    context = curve.contexts[len(curve.contexts) // 2]
+    plain = curve.plain[len(curve.contexts) // 2]
+    longest = min(len(committed) - 1, curve.gamma_max)
+    steps = [float(curve.step_seconds(length, context)) for length in range(1, longest + 1)]
+    return [1.0, *(tokens * plain / step for tokens, step in zip(committed[1:], steps, strict=False))]
+
+
+def _write_settings(
+    request: AdviseRequest, engine: Engine, setting: str, lengths: dict[int, int], places: Places
+) -> None:
+    if request.settings is None:
+        return
+    document = settings_document(engine, setting, lengths, places)
+    atomic_write_text(request.settings, json.dumps(document, indent=1) + "\n")

@@ -1,0 +1,39 @@
+"""``draftgauge advise``: whether to speculate in an engine, with what, how far, and with which flags."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from draftgauge.api.requests import AdviseRequest
+from draftgauge.cli.console import console, show_table
+
+COLUMNS = {
+    "setting": "setting",
+    "speedup": "x plain",
+    "low": "95% from",
+    "high": "to",
+    "tokens_per_step": "tokens/step",
+    "acceptance_rate": "acceptance",
+    "pays_below": "pays below (plain steps)",
+}
+SHOWN = 12
+
+
+def advise(request: AdviseRequest) -> list[dict[str, Any]]:
+    """Run and show."""
+    from draftgauge.api.advise import advise as run
+    from draftgauge.core.templates import environment
+
+    rows = run(request)
+    known = [row for row in rows if row["speedup"] is not None]
+    shown = sorted(known, key=lambda row: -row["speedup"])[:SHOWN] if known else rows
+    title = f"{request.engine}: the {len(shown)} fastest of {len(rows)} settings" if known else f"{request.engine}"
+    show_table(title, shown, {key: heading for key, heading in COLUMNS.items() if known or key not in _SPEEDS})
+    advised = next((row for row in rows if row["advised"]), None)
+    page = environment("draftgauge.serving", autoescape=False).get_template("advice.txt.j2")
+    text = page.render(engine=request.engine, advised=advised, settings=request.settings)
+    console.print(text.strip(), highlight=False, markup=False, soft_wrap=True)
+    return rows
+
+
+_SPEEDS = ("speedup", "low", "high")

@@ -1,0 +1,237 @@
+"""Whether to speculate in an engine, with what and how far: its settings on a trace with its costs, and how sure that
+is.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+from numpy.typing import NDArray
+
+from draftgauge.policies.registry import make_policy
+from draftgauge.replay.evaluate import plain_seconds
+from draftgauge.replay.simulate import Replay, replay, replay_lengths, sum_by_prompt
+from draftgauge.replay.splits import Design
+from draftgauge.serving.engines import FIXED, P_MIN, PLAIN, fixed_length, p_min_of
+from draftgauge.statistics.paired import gain_resamples, ratio_interval
+from draftgauge.traces.costs import CostCurve
+from draftgauge.traces.trace import Trace
+
+SIMPLER = 0.01
+"""By how much a rule must beat the best fixed length, on the prompts it is chosen on, to be advised in its place."""
+
+Floats = NDArray[np.float64]
+
+
+@dataclass(frozen=True)
+class SettingOutcome:
+    """A setting on the prompts that it is judged on.
+
+    Attributes:
+        setting: ``plain``, ``fixed:4``, ``p-min:0.8,16`` or a policy.
+        speedup, low, high: over plain decoding, with its 95% interval by prompt.
+        chosen: the same on the prompts that settings are chosen on.
+        tokens_per_step: committed.
+        drafted_per_step: tokens.
+        acceptance_rate: accepted over drafted tokens; None if nothing was drafted.
+        faster: the share of resamples in which it is faster than plain decoding.
+    """
+
+    setting: str
+    speedup: float
+    low: float
+    high: float
+    chosen: float
+    tokens_per_step: float
+    drafted_per_step: float
+    acceptance_rate: float | None
+    faster: float
+
+
+@dataclass(frozen=True)
+class Change:
+    """What would have to be otherwise for the answer to change.
+
+    Attributes:
+        drafting: the most that drafting may cost for speculation to pay, as a multiple of what it does; 0 where it
+            would not pay if drafting were free.
+        acceptance: the least chance of acceptance, the same at every depth, at which a fixed length pays; None where
+            none does.
+        accepted: that chance as recorded.
+    """
+
+    drafting: float
+    acceptance: float | None
+    accepted: float
+
+
+@dataclass(frozen=True)
+class EngineAdvice:
+    """The answer for one engine and batch size.
+
+    Attributes:
+        outcomes: every setting tried, in their order.
+        advised: the one to use.
+        best_length: the best fixed length, 0 where not speculating is best.
+        sure: the share of resamples that agree whether to speculate.
+        change: what would change that.
+    """
+
+    outcomes: tuple[SettingOutcome, ...]
+    advised: SettingOutcome
+    best_length: int
+    sure: float
+    change: Change
+
+
+def advise_settings(
+    design: Design, costs: CostCurve, settings: Sequence[str], policy_costs: CostCurve | None = None
+) -> EngineAdvice:
+    """Judge settings on a trace.
+
+    The setting is chosen on the design's training prompts where it has any, and quoted for the others.
+
+    Args:
+        design: which prompts.
+        costs: of a step in the engine.
+        settings: to try; ``plain`` is among them.
+        policy_costs: what the policies that weigh cost weigh; ``costs`` if None.
+
+    Raises:
+        DraftgaugeError: for an unknown policy.
+        TraceError: if the costs were measured up to less than the trace's ``gamma_max``.
+    """
+    if design.trace.sampled is not None:  # the recorded signals are then of refused drafts
+        settings = [setting for setting in settings if not setting.startswith(P_MIN)]
+    judged = _Prompts(design.trace, costs, policy_costs)
+    chosen_on = judged if design.train is None else _Prompts(design.train, costs, policy_costs)
+    outcomes = tuple(_outcome(setting, judged, chosen_on) for setting in settings)
+    advised = _advised(outcomes)
+    drafting = [outcome for outcome in outcomes if outcome.setting != PLAIN]
+    lengths = {fixed_length(o.setting): o.chosen for o in outcomes if fixed_length(o.setting) is not None}
+    best_length = max(lengths, key=lambda length: (lengths[length], -(length or 0))) or 0
+    strongest = max(drafting, key=lambda outcome: outcome.chosen, default=advised)
+    sure = advised.faster if advised.setting != PLAIN else 1 - strongest.faster
+    return EngineAdvice(outcomes, advised, best_length, sure, _change(judged))
+
+
+def _advised(outcomes: Sequence[SettingOutcome]) -> SettingOutcome:
+    """The fastest where it is chosen; a rule only where it beats the best fixed length clearly."""
+    fixed = [outcome for outcome in outcomes if fixed_length(outcome.setting) is not None]
+    best = max(fixed, key=lambda outcome: outcome.chosen)
+    rule = max(outcomes, key=lambda outcome: outcome.chosen)
+    return rule if rule.chosen > (1 + SIMPLER) * best.chosen else best
+
+
+@dataclass(frozen=True)
+class _Prompts:
+    """Prompts with the costs that they are judged by, and the seconds ``[prompts]`` of decoding them plainly."""
+
+    trace: Trace
+    costs: CostCurve
+    policy_costs: CostCurve | None
+
+    @property
+    def plain(self) -> Floats:
+        return plain_seconds(self.trace, self.costs)
+
+    def run(self, setting: str) -> tuple[Replay, Floats]:
+        """A setting on them, and its seconds ``[prompts]``."""
+        if setting.startswith(P_MIN):
+            return _p_min(self.trace, self.costs, *p_min_of(setting))
+        length = fixed_length(setting)
+        if length is not None:
+            outcome = replay_lengths(self.trace, np.full(self.trace.positions, length), self.costs)
+            return outcome, self.plain if setting == PLAIN else outcome.seconds
+        policy = make_policy(setting, self.trace.gamma_max, self.policy_costs or self.costs)
+        outcome = replay(self.trace, policy, self.costs)
+        return outcome, outcome.seconds
+
+
+def _outcome(setting: str, judged: _Prompts, chosen_on: _Prompts) -> SettingOutcome:
+    outcome, seconds = judged.run(setting)
+    chosen_seconds = seconds if chosen_on is judged else chosen_on.run(setting)[1]
+    ratio = ratio_interval(judged.plain, seconds)
+    _, gains = gain_resamples(outcome.committed, seconds, outcome.committed, judged.plain)
+    steps, drafted = float(outcome.steps.sum()), float(outcome.drafted.sum())
+    return SettingOutcome(
+        setting=setting,
+        speedup=ratio.estimate,
+        low=ratio.low,
+        high=ratio.high,
+        chosen=float(chosen_on.plain.sum() / chosen_seconds.sum()),
+        tokens_per_step=float(outcome.committed.sum()) / steps,
+        drafted_per_step=drafted / steps,
+        acceptance_rate=float(outcome.accepted.sum()) / drafted if drafted else None,
+        faster=float(np.mean(gains > 0)),
+    )
+
+
+def _p_min(trace: Trace, costs: CostCurve, p_min: float, longest: int) -> tuple[Replay, Floats]:
+    """llama.cpp's rule: the first token below ``p_min`` ends the draft; it was drafted, and is not verified.
+
+    ``common_speculative_impl_draft_simple::draft`` in llama.cpp's ``common/speculative.cpp``. Its probabilities are of
+    the ten most likely tokens, the recorded ones of all, so it drafts a little further than this says.
+    """
+    sure = trace.confidence[:, :longest].astype(np.float64) >= p_min
+    lengths = np.where(sure.all(axis=1), sure.shape[1], sure.argmin(axis=1))
+    outcome = replay_lengths(trace, lengths, costs)
+    record = outcome.record
+    rows = trace.offsets[record.prompt] + record.position
+    possible = np.minimum(trace.drafted[rows], longest)
+    in_vain = (record.drafted < possible) & (record.drafted == lengths[rows])
+    table = np.asarray(costs.draft)
+    further = np.diff(np.append(table, table[:, -1:], axis=1), axis=1)  # [C, G + 1] seconds of one token more
+    row = len(costs.contexts) // 2
+    wasted = np.where(in_vain, further[row][record.drafted], 0.0)
+    return outcome, outcome.seconds + sum_by_prompt(record.prompt, wasted, len(trace.prompts))
+
+
+def _change(prompts: _Prompts) -> Change:
+    trace, costs = prompts.trace, prompts.costs
+    twice = tuple(tuple((2 * np.asarray(row)).tolist()) for row in costs.draft)
+    dearer = replace(costs, draft=twice, draft_low=twice, draft_high=twice)
+    plain, most = float(prompts.plain.sum()), -math.inf
+    for length in range(1, trace.gamma_max + 1):
+        lengths = np.full(trace.positions, length)
+        seconds = float(replay_lengths(trace, lengths, costs).seconds.sum())
+        drafting = float(replay_lengths(trace, lengths, dearer).seconds.sum()) - seconds
+        most = max(most, (plain - (seconds - drafting)) / drafting)
+    return Change(max(most, 0.0), acceptance_to_pay(costs, trace.gamma_max), recorded_acceptance(trace))
+
+
+def recorded_acceptance(trace: Trace) -> float:
+    """The chance that a drafted token is accepted after those before it, over all positions and depths."""
+    accepted = float(trace.accepted.sum())
+    rejected = float((trace.accepted < trace.drafted).sum())
+    return accepted / (accepted + rejected) if accepted + rejected else math.nan
+
+
+def acceptance_to_pay(costs: CostCurve, gamma_max: int) -> float | None:
+    """The least chance of acceptance, the same at every depth, at which some fixed length is faster than plain decoding
+    at the median context; None where none is even if everything is accepted.
+    """
+    context = costs.contexts[len(costs.contexts) // 2]
+    plain = float(np.interp(context, costs.contexts, costs.plain))
+    steps = costs.step_seconds(np.arange(1, gamma_max + 1), context) / plain
+    if not (np.arange(1, gamma_max + 1) + 1 > steps).any():
+        return None
+    low, high = 0.0, 1.0
+    for _ in range(50):
+        middle = (low + high) / 2
+        committed = np.cumsum(middle ** np.arange(gamma_max + 1))[1:]
+        low, high = (low, middle) if (committed > steps).any() else (middle, high)
+    return high
+
+
+def batch_lengths(design: Design, curves: Mapping[int, CostCurve]) -> dict[int, int]:
+    """The best fixed length at every batch size, chosen as :func:`advise_settings` does.
+
+    All sequences of a batch draft the same length, as engines do, so a step's seconds are those of the whole batch, and
+    the tokens those of one sequence times their number: the ratio to plain decoding is that of one sequence.
+    """
+    settings = [PLAIN, *(f"{FIXED}{length}" for length in range(1, design.trace.gamma_max + 1))]
+    return {batch: advise_settings(design, costs, settings).best_length for batch, costs in curves.items()}

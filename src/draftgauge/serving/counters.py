@@ -1,0 +1,169 @@
+"""What a running server counts of its speculation, and what follows from it alone.
+
+vLLM and llama.cpp's server count drafts, drafted and accepted tokens, and accepted ones by position of the draft, under
+the same names after their prefix. Of drafts of one length ``K``, the share that accepts position ``j`` is the
+*survival* ``s(j)``, so drafting ``k <= K`` tokens would commit ``1 + s(1) + .. + s(k)`` tokens a step, if steps that
+begin at other places of the text were alike.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from draftgauge.core.errors import DraftgaugeError
+from draftgauge.serving.endpoint import ServerError, fetch_json, fetch_text
+from draftgauge.serving.prometheus import Sample, parse_metrics
+
+PREFIXES = {"vllm": "vllm:", "llama-server": "llamacpp:"}
+"""Of the metrics of the engines whose servers count their speculation."""
+
+_COUNTER = "spec_decode_num_"
+_STARTED = {
+    "vllm": "start it with --speculative-config",
+    "llama-server": "start it with --metrics and --spec-type draft-simple --spec-draft-model DRAFT.gguf",
+}
+
+
+@dataclass(frozen=True)
+class SpeculationCounts:
+    """Counters of a server since it started.
+
+    Attributes:
+        drafts: steps that verified a draft.
+        drafted: tokens.
+        accepted: tokens.
+        by_position: accepted tokens at each position of the draft, from the first; empty where they are not counted.
+    """
+
+    drafts: int
+    drafted: int
+    accepted: int
+    by_position: tuple[int, ...] = ()
+
+    @property
+    def length(self) -> float:
+        """Mean tokens a draft."""
+        return self.drafted / self.drafts
+
+    def survival(self) -> tuple[float, ...]:
+        """The share of drafts accepted up to each position ``1..K``.
+
+        Where positions are not counted, every token is taken to be accepted with the same chance ``a`` after those
+        before it, with ``a + .. + a ** K`` the accepted tokens a draft.
+        """
+        if self.by_position:
+            return tuple(count / self.drafts for count in self.by_position)
+        length = round(self.length)
+        chance = constant_chance(self.accepted / self.drafts, length)
+        return tuple(chance**depth for depth in range(1, length + 1))
+
+
+def constant_chance(accepted: float, length: int) -> float:
+    """The chance ``a`` in 0..1 with ``a + a ** 2 + .. + a ** length`` equal to ``accepted``, by bisection."""
+    low, high = 0.0, 1.0
+    for _ in range(60):
+        middle = (low + high) / 2
+        if sum(middle**depth for depth in range(1, length + 1)) < accepted:
+            low = middle
+        else:
+            high = middle
+    return high
+
+
+def read_counts(engine: str, url: str) -> SpeculationCounts:
+    """Ask a running server for its counters.
+
+    Args:
+        engine: one of :data:`PREFIXES`.
+        url: of the server.
+
+    Raises:
+        ServerError: if it does not answer.
+        DraftgaugeError: if it counts no speculation, or has not speculated yet.
+    """
+    if engine not in PREFIXES:
+        raise DraftgaugeError(
+            f"a server of {engine} is not read: --url takes one of {' and '.join(PREFIXES)}; for others record a run"
+        )
+    samples = parse_metrics(fetch_text(url, "/metrics"))
+    counts = counts_of(samples, PREFIXES[engine])
+    if counts is None:
+        others = [name for name, prefix in PREFIXES.items() if counts_of(samples, prefix) is not None]
+        what = f"is one of {others[0]}" if others else f"counts no speculation; {_STARTED[engine]}"
+        raise DraftgaugeError(f"the server at {url} {what}")
+    if counts.drafts == 0 or counts.drafted == 0:
+        raise DraftgaugeError(
+            f"the server at {url} has drafted nothing yet: send it the requests that it is to be judged on, or, if it "
+            f"runs without speculation, {_STARTED[engine]}"
+        )
+    return counts
+
+
+def counts_of(samples: Sequence[Sample], prefix: str) -> SpeculationCounts | None:
+    """The counters among samples, summed over a server's engines and models; None where there are none."""
+    totals: dict[str, float] = {}
+    positions: dict[int, float] = {}
+    for sample in samples:
+        name = sample.name.removesuffix("_total")
+        if not name.startswith(prefix + _COUNTER):
+            continue
+        counter = name.removeprefix(prefix + _COUNTER)
+        if counter == "accepted_tokens_per_pos":
+            position = int(sample.labels.get("position", "0"))
+            positions[position] = positions.get(position, 0.0) + sample.value
+        else:
+            totals[counter] = totals.get(counter, 0.0) + sample.value
+    wanted = ("drafts", "draft_tokens", "accepted_tokens")
+    if not all(name in totals for name in wanted):
+        return None
+    drafts, drafted, accepted = (int(totals[name]) for name in wanted)
+    by_position = tuple(int(positions.get(at, 0)) for at in range(max(positions, default=-1) + 1))
+    return SpeculationCounts(drafts, drafted, accepted, by_position)
+
+
+def served_models(engine: str, url: str) -> list[str]:
+    """The names under which a running server serves, its model's path included where it says it.
+
+    Raises:
+        ServerError: if it does not answer as a server of this engine does.
+    """
+    document = fetch_json(url, "/v1/models")
+    try:
+        names = [str(entry["id"]) for entry in document["data"]]
+    except (KeyError, TypeError) as error:
+        raise ServerError(f"the server at {url} does not list its models as {engine} does") from error
+    if engine == "llama-server":
+        names.append(str(fetch_json(url, "/props").get("model_path", "")))
+    return [name for name in names if name]
+
+
+def check_served(engine: str, url: str, model: str) -> None:
+    """Refuse a server of another model.
+
+    Raises:
+        DraftgaugeError: naming what it serves.
+    """
+    names = served_models(engine, url)
+    if model not in names:
+        raise DraftgaugeError(f"the server at {url} serves {', '.join(names) or 'nothing'}, not {model}")
+
+
+def tokens_per_step(survival: Sequence[float]) -> list[float]:
+    """``[K + 1]`` tokens that a step commits if it drafts ``0 .. K`` tokens."""
+    return [1 + math.fsum(survival[:length]) for length in range(len(survival) + 1)]
+
+
+def standard_errors(survival: Sequence[float], drafts: int) -> list[float]:
+    """``[K + 1]`` of :func:`tokens_per_step`, from as many drafts, as if these were independent.
+
+    Of ``A`` accepted tokens, at most ``k``, the mean is the sum of ``s(j)`` and the mean square that of
+    ``(2 j - 1) s(j)``.
+    """
+    errors = []
+    for length in range(len(survival) + 1):
+        mean = math.fsum(survival[:length])
+        square = math.fsum((2 * depth - 1) * chance for depth, chance in enumerate(survival[:length], 1))
+        errors.append(math.sqrt(max(square - mean * mean, 0.0) / drafts))
+    return errors

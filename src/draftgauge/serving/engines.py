@@ -1,0 +1,218 @@
+"""Which settings an engine can run, and how it is told: flags to paste, and settings by batch size as files."""
+
+from __future__ import annotations
+
+import json
+import shlex
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from draftgauge.core.errors import DraftgaugeError
+from draftgauge.policies.registry import compared_policies
+
+PLAIN = "plain"
+FIXED = "fixed:"
+P_MIN = "p-min:"
+P_MINS = (0.2, 0.4, 0.6, 0.8, 0.9)
+PROPOSER = "draftgauge.integrations.vllm.Proposer"
+
+
+@dataclass(frozen=True)
+class Places:
+    """What flags name.
+
+    Attributes:
+        target: model that verifies.
+        draft: model that drafts.
+        drafter: kind of drafter, as a run's manifest has it.
+        gamma_max: the longest draft.
+        costs: file of the cost curve, for policies that weigh cost; None if there is none.
+    """
+
+    target: str = "TARGET"
+    draft: str = "DRAFT"
+    drafter: str = "language_model"
+    gamma_max: int = 16
+    costs: str | None = None
+
+
+@dataclass(frozen=True)
+class Engine:
+    """A serving engine, seen from its settings.
+
+    Attributes:
+        name: as ``--engine`` has it.
+        loop: whether draftgauge's own loop decodes in it, so that a run recorded there prices it.
+        policies: whether any policy of draftgauge runs in it.
+        p_min: whether it stops drafting at a confidence, as llama.cpp does.
+        flags: what to paste for a setting: called as ``flags(setting, places)``.
+    """
+
+    name: str
+    loop: bool
+    policies: bool
+    p_min: bool
+    flags: Callable[[str, Places], str]
+
+    def settings(self, gamma_max: int, own: Sequence[str] = ()) -> list[str]:
+        """The settings to try: none, every length, and the rules that the engine can run.
+
+        Args:
+            gamma_max: the longest draft recorded.
+            own: further policies, by spec or fitted file; the ones that are compared by default if there are none.
+        """
+        fixed = [f"{FIXED}{length}" for length in range(1, gamma_max + 1)]
+        stopping = [f"{P_MIN}{p},{n}" for n in _lengths(gamma_max) for p in P_MINS] if self.p_min else []
+        rules = list(own or compared_policies()) if self.policies else []
+        return [PLAIN, *fixed, *stopping, *(rule for rule in rules if not rule.startswith(FIXED))]
+
+
+def engine_of(name: str) -> Engine:
+    """The engine of a name.
+
+    Raises:
+        DraftgaugeError: if there is none.
+    """
+    if name not in ENGINES:
+        raise DraftgaugeError(f"unknown engine {name!r}: choose one of {', '.join(ENGINES)}")
+    return ENGINES[name]
+
+
+def fixed_length(setting: str) -> int | None:
+    """The length of ``plain`` (0) or ``fixed:N``; None of other settings."""
+    if setting == PLAIN:
+        return 0
+    return int(setting.removeprefix(FIXED)) if setting.startswith(FIXED) else None
+
+
+def p_min_of(setting: str) -> tuple[float, int]:
+    """Threshold and most tokens of ``p-min:P,N``."""
+    p, _, longest = setting.removeprefix(P_MIN).partition(",")
+    return float(p), int(longest)
+
+
+def by_batch(lengths: dict[int, int]) -> list[list[int]]:
+    """vLLM's ``num_speculative_tokens_per_batch_size``: ``[first, last, tokens]`` for ranges of batch sizes.
+
+    Args:
+        lengths: batch size -> the best length measured there. A length holds up to the next size measured; vLLM
+            continues the last range to the most sequences that it runs.
+    """
+    sizes = sorted(lengths)
+    ranges: list[list[int]] = []
+    for size, following in zip(sizes, [*sizes[1:], sizes[-1] + 1], strict=True):
+        first = 1 if not ranges else size
+        if ranges and ranges[-1][2] == lengths[size]:
+            ranges[-1][1] = following - 1
+        else:
+            ranges.append([first, following - 1, lengths[size]])
+    return ranges
+
+
+def settings_document(engine: Engine, setting: str, lengths: dict[int, int], places: Places) -> dict[str, Any]:
+    """The engine's own settings as JSON: what its configuration file or option takes.
+
+    Args:
+        engine: the engine.
+        setting: what is advised for the smallest batch.
+        lengths: batch size -> best fixed length; one entry where costs were measured for single sequences only.
+        places: what is named.
+
+    Raises:
+        DraftgaugeError: if the engine has no settings of its own.
+    """
+    length = fixed_length(setting)
+    if engine.name == "vllm":
+        return _vllm_config(setting, places) | (
+            {"num_speculative_tokens_per_batch_size": by_batch(lengths)} if len(lengths) > 1 and length else {}
+        )
+    if engine.name == "sglang":
+        steps = sorted({value for value in lengths.values() if value} | ({length} if length else set()))
+        return {"candidate_steps": steps} if steps else {}
+    if engine.name == "llama-server":
+        return _llama_settings(setting)
+    raise DraftgaugeError(f"{engine.name} takes its setting as an argument, not from a file: leave out --settings")
+
+
+def _lengths(gamma_max: int) -> list[int]:
+    return sorted({min(length, gamma_max) for length in (4, 8, 16)})
+
+
+def _draftgauge(setting: str, places: Places) -> str:
+    policy = setting if setting == PLAIN else f"{setting} --drafter {places.drafter}"
+    return f"draftgauge generate PROMPT --policy {policy}"
+
+
+def _transformers(setting: str, places: Places) -> str:
+    if setting == PLAIN:
+        return "model.generate(**inputs)"
+    drafter = "drafter_model" if places.drafter == "language_model" else repr(places.drafter)
+    return f"model.generate(**inputs, custom_generate=draftgauge.speculative({drafter}, policy={setting!r}))"
+
+
+def _gguf(setting: str, places: Places) -> str:
+    models = "--target TARGET.gguf" if setting == PLAIN else "--target TARGET.gguf --draft DRAFT.gguf"
+    return f"draftgauge generate PROMPT {models} --policy {setting}"
+
+
+def _llama_settings(setting: str) -> dict[str, Any]:
+    if setting == PLAIN:
+        return {}
+    length = fixed_length(setting)
+    p_min, longest = p_min_of(setting) if length is None else (0.0, length)
+    return {"spec-type": "draft-simple", "spec-draft-n-max": longest, "spec-draft-p-min": p_min}
+
+
+def _llama_server(setting: str, places: Places) -> str:
+    options = _llama_settings(setting)
+    words = ["llama-server", "--model", "TARGET.gguf"]
+    if options:
+        words += ["--spec-draft-model", "DRAFT.gguf"]
+    return shlex.join([*words, *(word for name, value in options.items() for word in (f"--{name}", str(value)))])
+
+
+def _vllm_config(setting: str, places: Places) -> dict[str, Any]:
+    length = fixed_length(setting)
+    if length == 0:
+        return {}
+    if length is not None and places.drafter == "language_model":
+        return {"method": "draft_model", "model": places.draft, "num_speculative_tokens": length}
+    return {"method": "custom_class", "model": PROPOSER, "num_speculative_tokens": length or places.gamma_max}
+
+
+def _vllm(setting: str, places: Places) -> str:
+    config = _vllm_config(setting, places)
+    words = ["vllm", "serve", places.target]
+    if config:
+        words += ["--speculative-config", json.dumps(config)]
+    if config.get("method") == "custom_class":
+        options: dict[str, Any] = {"drafter": places.drafter, "policy": setting}
+        options |= {"draft": places.draft} if places.drafter == "language_model" else {}
+        options |= {"costs": places.costs} if places.costs else {}
+        words += ["--additional-config", json.dumps({"draftgauge": options})]
+    return shlex.join(words)
+
+
+def _sglang(setting: str, places: Places) -> str:
+    words = ["python", "-m", "sglang.launch_server", "--model-path", places.target]
+    length = fixed_length(setting)
+    if length:
+        words += ["--speculative-algorithm", "STANDALONE", "--speculative-draft-model-path", places.draft]
+        words += ["--speculative-num-steps", str(length), "--speculative-eagle-topk", "1"]
+        words += ["--speculative-num-draft-tokens", str(length + 1)]
+    return shlex.join(words)
+
+
+ENGINES = {
+    engine.name: engine
+    for engine in (
+        Engine("draftgauge", loop=True, policies=True, p_min=False, flags=_draftgauge),
+        Engine("transformers", loop=True, policies=True, p_min=False, flags=_transformers),
+        Engine("gguf", loop=True, policies=True, p_min=False, flags=_gguf),
+        Engine("llama-server", loop=False, policies=False, p_min=True, flags=_llama_server),
+        Engine("vllm", loop=False, policies=True, p_min=False, flags=_vllm),
+        Engine("sglang", loop=False, policies=False, p_min=False, flags=_sglang),
+    )
+}
+"""Every engine by name."""

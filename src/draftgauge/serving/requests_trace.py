@@ -1,0 +1,180 @@
+"""A trace from the acceptance that vLLM reports of each request, for drafters that draftgauge cannot load.
+
+vLLM started with ``--per-request-spec-decode-metrics detailed`` answers how many tokens each step drafted and accepted.
+Of a drafter that depends on the text alone, such as an independent draft model, that says at almost every position
+whether its next token is the target's: at the accepted ones yes, at the first rejected one no. A draft that is taken up
+again inside an accepted run continues it, so the rows there are read off. Not known is the position behind a draft that
+was accepted whole, where the target's own token was not drafted: it is drawn, with the chance that a token at the
+draft's last depth was accepted after all before it.
+
+Drafters that start anew from the target's state at every step (EAGLE, MTP heads) draft better right behind it than deep
+in a draft; for them, rows inside an accepted run are an approximation.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from draftgauge.core.errors import TraceError
+from draftgauge.traces.build import make_trace
+from draftgauge.traces.record import PromptRecord, make_record
+from draftgauge.traces.trace import PromptInfo, Trace
+
+NO, YES, UNKNOWN = 0, 1, 2
+START = "start the server with --per-request-spec-decode-metrics detailed, and ask for one sequence a request"
+
+
+@dataclass(frozen=True)
+class RequestSteps:
+    """The steps of one request.
+
+    Attributes:
+        prompt_tokens: of the prompt.
+        output_tokens: of the answer.
+        drafted, accepted: tokens of each step.
+        longest: most tokens that a step may draft.
+        task: of the prompt, where the line names one.
+    """
+
+    prompt_tokens: int
+    output_tokens: int
+    drafted: tuple[int, ...]
+    accepted: tuple[int, ...]
+    longest: int
+    task: str = ""
+
+
+@dataclass(frozen=True)
+class ImportedTrace:
+    """What was imported.
+
+    Attributes:
+        trace: its outputs begin with the token after the first one, which the prompt's pass gives without a draft.
+        drawn: the share of positions at which it was not known whether the drafter's token is the target's.
+        left_out: requests whose steps do not account for their tokens.
+    """
+
+    trace: Trace
+    drawn: float
+    left_out: int
+
+
+def import_requests(path: Path, seed: int = 0) -> ImportedTrace:
+    """Read a file of vLLM's answers, one JSON object a line.
+
+    Args:
+        path: JSON Lines; each an answer of ``/v1/completions`` or ``/v1/chat/completions``, a "task" may be added.
+        seed: of what is drawn.
+
+    Raises:
+        TraceError: if the file cannot be read, a line is no such answer, or nothing can be used.
+    """
+    try:
+        lines = path.read_text(encoding="utf-8").splitlines()
+    except OSError as error:
+        raise TraceError(f"cannot read {path}: {error.strerror}") from error
+    steps = [request_steps(line, f"{path}, line {n}") for n, line in enumerate(lines, 1) if line.strip()]
+    if not steps:
+        raise TraceError(f"{path} holds no answers: write one JSON object a line")
+    return trace_of_requests(steps, seed)
+
+
+def request_steps(line: str, where: str) -> RequestSteps:
+    """One answer.
+
+    Raises:
+        TraceError: if it is no answer with per-step metrics.
+    """
+    try:
+        answer = json.loads(line)
+        usage, metrics = answer["usage"], answer["metrics"]["speculative_decoding"]
+        drafted, accepted = metrics["per_step_drafted"], metrics["per_step_accepted"]
+        found = RequestSteps(
+            prompt_tokens=int(usage["prompt_tokens"]),
+            output_tokens=int(usage["completion_tokens"]),
+            drafted=tuple(map(int, drafted)),
+            accepted=tuple(map(int, accepted)),
+            longest=int(metrics["num_spec_tokens"]),
+            task=str(answer.get("task", "")),
+        )
+    except (ValueError, KeyError, TypeError) as error:
+        raise TraceError(f"{where} is no answer of vLLM with metrics of every step ({error!r}): {START}") from error
+    if len(found.drafted) != len(found.accepted) or any(
+        not 0 <= accepted <= drafted <= found.longest
+        for drafted, accepted in zip(found.drafted, found.accepted, strict=True)
+    ):
+        raise TraceError(f"{where} accepts more tokens than it drafts, or drafts more than {found.longest}")
+    return found
+
+
+def trace_of_requests(requests: Sequence[RequestSteps], seed: int = 0) -> ImportedTrace:
+    """A trace with the drafts' lengths up to the longest one that the server drafts.
+
+    Raises:
+        TraceError: if the requests were drafted for with different longest lengths, or none accounts for its tokens.
+    """
+    longest = {request.longest for request in requests}
+    if len(longest) > 1:
+        raise TraceError(f"the answers are of servers that draft up to {sorted(longest)} tokens: import one of them")
+    (width,) = longest
+    if width < 1:
+        raise TraceError("the server drafts no tokens, so its answers say nothing of a drafter")
+    known = [(request, matches) for request in requests if (matches := position_matches(request)) is not None]
+    if not known:
+        raise TraceError(
+            "no answer's steps account for its tokens: some steps drafted nothing; draft at every step, with one length"
+        )
+    chance = _last_depth(requests, width)
+    rng = np.random.default_rng(seed)
+    records, unknown, positions = [], 0, 0
+    for index, (request, matches) in enumerate(known):
+        open_ = matches == UNKNOWN
+        unknown, positions = unknown + int(open_.sum()), positions + len(matches)
+        drawn = np.where(open_, rng.random(len(matches)) < chance, matches == YES)
+        records.append(_record(request, index, drawn, width))
+    limit = max(record.info.output_tokens for record in records)
+    return ImportedTrace(make_trace(records, limit), unknown / positions, len(requests) - len(known))
+
+
+def position_matches(request: RequestSteps) -> NDArray[np.int64] | None:
+    """``[output_tokens - 1]`` whether the drafter's token is the target's: :data:`NO`, :data:`YES`, :data:`UNKNOWN`.
+
+    None where the steps do not account for all tokens after the first, as those that drafted nothing are not listed.
+    """
+    matches: list[int] = []
+    for drafted, accepted in zip(request.drafted, request.accepted, strict=True):
+        matches += [YES] * accepted + [NO if accepted < drafted else UNKNOWN]
+    length = request.output_tokens - 1
+    return np.array(matches[:length]) if 0 < length <= len(matches) else None
+
+
+def _last_depth(requests: Sequence[RequestSteps], width: int) -> float:
+    """The share of whole drafts accepted to the end among those accepted up to the token before."""
+    steps = [s for r in requests for s in zip(r.drafted, r.accepted, strict=True) if s[0] == width]
+    reached = sum(accepted >= width - 1 for _, accepted in steps)
+    return sum(accepted == width for _, accepted in steps) / reached if reached else 0.0
+
+
+def _record(request: RequestSteps, index: int, matches: NDArray[np.bool_], width: int) -> PromptRecord:
+    """Tokens stand for positions: what the drafter gets wrong is token 0, which the output never has."""
+    length = len(matches)
+    token = list(range(1, length + 1))
+    drafts = []
+    for row in range(length):
+        ahead = matches[row : row + width]
+        right = int(ahead.argmin()) if not ahead.all() else len(ahead)
+        drafts.append([*token[row : row + right], *[0] * (width - right)])
+    info = _info(request, index, length)
+    return make_record(info, token, drafts, width)
+
+
+def _info(request: RequestSteps, index: int, length: int) -> PromptInfo:
+    named: Mapping[str, Any] = {"index": index, "identifier": str(index), "task": request.task or "requests"}
+    return PromptInfo(**named, split="", prompt_tokens=request.prompt_tokens + 1, output_tokens=length, finish="stop")

@@ -1,0 +1,158 @@
+"""What a step costs in a serving engine, by how many sequences decode together: measured there, or given."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from itertools import pairwise
+from pathlib import Path
+
+import numpy as np
+
+from draftgauge.core.config import from_mapping, to_mapping
+from draftgauge.core.errors import TraceError
+from draftgauge.core.files import atomic_write_text
+from draftgauge.traces.costs import CostCurve, CostTable
+
+FORMAT = "draftgauge engine costs"
+BY_ENGINE, BY_DRAFTGAUGE = "engine", "draftgauge"
+
+
+@dataclass(frozen=True)
+class EngineCosts:
+    """Seconds of the parts of a step of an engine, for batches in which all sequences draft alike.
+
+    Attributes:
+        engine: which, e.g. "vllm".
+        batches: ``[B]`` sequences that decode together, increasing.
+        plain: ``[B]`` seconds of a step without speculation.
+        verify: ``[B][K + 1]``; column ``k`` is a step that verifies ``k`` drafted tokens of each sequence, all that the
+            engine does besides drafting included.
+        draft: ``[B][K + 1]``; column ``n`` is drafting ``n`` tokens for each sequence; column 0 is 0.
+        drafted_by: "engine", or "draftgauge" where its proposer drafted: policies run only there.
+        context: the length of the texts in tokens, 0 if not known.
+        made: how it was measured, in words or as a command.
+    """
+
+    engine: str
+    batches: tuple[int, ...]
+    plain: tuple[float, ...]
+    verify: CostTable
+    draft: CostTable
+    drafted_by: str = BY_ENGINE
+    context: int = 0
+    made: str = ""
+    format: str = FORMAT
+    version: int = 1
+
+    @property
+    def gamma_max(self) -> int:
+        """The longest draft measured."""
+        return len(self.draft[0]) - 1
+
+    def curve(self, batch: int | None = None) -> CostCurve:
+        """The cost curve at a batch size; of the smallest if None."""
+        row = 0 if batch is None else self.batches.index(batch)
+        verify, draft = (self.verify[row],), (self.draft[row],)
+        return CostCurve(
+            contexts=(self.context,),
+            verify=verify,
+            verify_low=verify,
+            verify_high=verify,
+            draft=draft,
+            draft_low=draft,
+            draft_high=draft,
+            overhead=0.0,
+            plain=(self.plain[row],),
+            compression="none",
+            device=self.engine,
+            dtype="",
+        )
+
+    def validate(self) -> None:
+        """Raise :class:`TraceError` naming the first field that cannot be."""
+        if self.format != FORMAT or self.version != 1:
+            raise TraceError(f"format must be {FORMAT!r} and version 1, not {self.format!r} and {self.version}")
+        if self.drafted_by not in (BY_ENGINE, BY_DRAFTGAUGE):
+            raise TraceError(f"drafted_by must be {BY_ENGINE!r} or {BY_DRAFTGAUGE!r}, not {self.drafted_by!r}")
+        rising = all(later > earlier for earlier, later in pairwise(self.batches))
+        if not self.batches or self.batches[0] < 1 or not rising:
+            raise TraceError(f"batches must be increasing numbers of sequences, at least one, not {list(self.batches)}")
+        for name in ("plain", "verify", "draft"):
+            if len(getattr(self, name)) != len(self.batches):
+                raise TraceError(f"{name} must have one entry for each of the {len(self.batches)} batches")
+        if any(row and row[0] != 0 for row in self.draft):
+            raise TraceError("draft must begin with 0: drafting nothing takes no time")
+        widths = {len(row) for row in (*self.verify, *self.draft)}
+        if len(widths) > 1:
+            raise TraceError(f"verify and draft must all have columns 0..K, not {sorted(widths)} of them")
+        for batch in self.batches:
+            self.curve(batch).validate()
+
+    def save(self, path: Path) -> None:
+        """Write as JSON, atomically.
+
+        Raises:
+            DraftgaugeError: if the file cannot be written.
+        """
+        atomic_write_text(path, json.dumps(to_mapping(self), indent=1) + "\n")
+
+
+def read_costs(path: Path, engine: str) -> dict[int, CostCurve]:
+    """Cost curves by batch size from a file: engine costs, or a curve of ``draftgauge profile``, which is of batch 1.
+
+    Args:
+        path: JSON.
+        engine: the engine that they must be of; curves of ``profile`` name none.
+
+    Raises:
+        TraceError: if the file is missing, is neither, cannot have been measured, or is of another engine.
+    """
+    costs = load_engine_costs(path, engine)
+    if costs is None:
+        return {1: CostCurve.load(path)}
+    return {batch: costs.curve(batch) for batch in costs.batches}
+
+
+def load_engine_costs(path: Path, engine: str) -> EngineCosts | None:
+    """Engine costs from a file; None where it holds something else.
+
+    Raises:
+        TraceError: if the file cannot be read, cannot have been measured, or is of another engine.
+    """
+    try:
+        document = json.loads(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise TraceError(f"cannot read the costs {path} ({error.strerror})") from error
+    except ValueError as error:
+        raise TraceError(f"{path} is not JSON: {error}") from error
+    if not isinstance(document, dict) or "batches" not in document:
+        return None
+    try:
+        costs = from_mapping(EngineCosts, document, "engine costs")
+        costs.validate()
+    except ValueError as error:
+        raise TraceError(f"{path} does not hold the costs of an engine: {error}") from error
+    if costs.engine != engine:
+        raise TraceError(f"{path} holds the costs of {costs.engine}, not of {engine}: measure them there")
+    return costs
+
+
+def fitted_line(seconds: dict[int, list[float]], gamma_max: int) -> tuple[float, ...]:
+    """``[gamma_max + 1]`` medians by number of tokens; numbers that were not seen are interpolated, or extended.
+
+    Args:
+        seconds: number of tokens -> timings of steps with it; at least two numbers.
+        gamma_max: the last number wanted.
+
+    Raises:
+        TraceError: if fewer than two numbers were timed.
+    """
+    seen = sorted(count for count, timings in seconds.items() if timings)
+    if len(seen) < 2:
+        raise TraceError(f"steps with two numbers of tokens must be timed at least, not with {seen or 'none'}")
+    medians = [float(np.median(seconds[count])) for count in seen]
+    slope = (medians[-1] - medians[-2]) / (seen[-1] - seen[-2])
+    inside = np.interp(np.arange(gamma_max + 1), seen, medians)
+    beyond = np.maximum(np.arange(gamma_max + 1) - seen[-1], 0) * max(slope, 0.0)
+    return tuple((inside + beyond).tolist())

@@ -1,0 +1,177 @@
+"""``draftgauge advise``: the same answer from a run, from answers and from a server; bad input is one line."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from command_line import draftgauge
+from draftgauge.traces.costs import CostCurve
+from draftgauge.traces.engine_costs import EngineCosts
+from engine_server import llama_metrics, models_page, serving, vllm_metrics
+from written_runs import GAMMA_MAX, write_run
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_run(tmp_path_factory.mktemp("runs") / "run", 100)
+
+
+def costs_of(path: Path, engine: str, draft: float, batches: tuple[int, ...] = (1,), **changes: Any) -> Path:
+    columns = range(GAMMA_MAX + 1)
+    costs = EngineCosts(
+        engine,
+        batches,
+        plain=(0.01,) * len(batches),
+        verify=tuple(tuple(0.01 + 0.0005 * batch * k for k in columns) for batch in batches),
+        draft=tuple(tuple(draft * n for n in columns) for _ in batches),
+        **changes,
+    )
+    costs.save(path)
+    return path
+
+
+def advised(arguments: list[str], out: Path) -> tuple[list[dict[str, Any]], dict[str, Any] | None, str]:
+    result = draftgauge(["advise", *arguments, "--json", str(out)])
+    assert result.exit_code == 0, result.output
+    rows = json.loads(out.read_text())["rows"]
+    chosen = [row for row in rows if row["advised"]]
+    assert len(chosen) <= 1
+    return rows, chosen[0] if chosen else None, result.stdout
+
+
+def test_a_run_prices_the_engines_of_our_loop(run: Path, tmp_path: Path) -> None:
+    for engine in ("draftgauge", "transformers"):
+        rows, best, shown = advised([str(run), "--engine", engine], tmp_path / "rows.json")
+        assert {"engine", "setting", "speedup", "low", "high", "advised"} <= set(rows[0])
+        assert [row["setting"] for row in rows[: GAMMA_MAX + 1]] == [
+            "plain",
+            "fixed:1",
+            "fixed:2",
+            "fixed:3",
+            "fixed:4",
+        ]
+        assert best is not None
+        assert best["flags"] in shown
+        assert 0 <= best["sure"] <= 1
+
+
+def test_costs_of_an_engine_decide(run: Path, tmp_path: Path) -> None:
+    cheap = costs_of(tmp_path / "cheap.json", "llama-server", 0.0005)
+    dear = costs_of(tmp_path / "dear.json", "llama-server", 0.02)
+    _, best, shown = advised([str(run), "-e", "llama-server", "--costs", str(cheap)], tmp_path / "rows.json")
+    assert best is not None
+    assert best["setting"] != "plain"
+    assert "--spec-draft-n-max" in shown
+    _, best, shown = advised([str(run), "-e", "llama-server", "--costs", str(dear)], tmp_path / "rows.json")
+    assert best is not None
+    assert best["setting"] == "plain"
+    assert "Do not speculate" in shown
+
+
+def test_policies_run_in_vllm_only_where_our_proposer_was_timed(run: Path, tmp_path: Path) -> None:
+    for drafted_by, policies in (("engine", False), ("draftgauge", True)):
+        costs = costs_of(tmp_path / "costs.json", "vllm", 0.001, drafted_by=drafted_by)
+        rows, _, _ = advised(
+            [str(run), "-e", "vllm", "--costs", str(costs), "--policy", "svip"], tmp_path / "rows.json"
+        )
+        assert any(row["setting"] == "svip" for row in rows) == policies
+
+
+def test_settings_by_batch_are_written(run: Path, tmp_path: Path) -> None:
+    costs = costs_of(tmp_path / "costs.json", "vllm", 0.0005, batches=(1, 64))
+    settings = tmp_path / "settings.json"
+    _, best, _ = advised(
+        [str(run), "-e", "vllm", "--costs", str(costs), "--settings", str(settings)], tmp_path / "rows.json"
+    )
+    assert best is not None
+    lengths = json.loads(best["by_batch"])
+    assert lengths["1"] > lengths["64"]
+    document = json.loads(settings.read_text())
+    assert document["num_speculative_tokens_per_batch_size"][0] == [1, 63, lengths["1"]]
+
+
+def test_a_server_alone_says_what_a_step_may_cost(tmp_path: Path) -> None:
+    with serving({"/metrics": (200, llama_metrics(100, 300, 110, (60, 35, 15)))}) as url:
+        rows, best, shown = advised(["-e", "llama-server", "--url", url], tmp_path / "rows.json")
+    assert best is None
+    assert [row["pays_below"] for row in rows] == pytest.approx([1, 1.6, 1.95, 2.1])
+    assert all(row["speedup"] is None for row in rows)
+    assert "--costs" in shown
+
+
+def test_a_server_with_costs_is_advised(tmp_path: Path) -> None:
+    costs = costs_of(tmp_path / "costs.json", "vllm", 0.002)
+    pages = {"/metrics": (200, vllm_metrics(1000, 3000, 1100, (600, 350, 150))), "/v1/models": (200, models_page("m"))}
+    with serving(pages) as url:
+        arguments = ["-e", "vllm", "--url", url, "--model", "m", "--costs", str(costs)]
+        rows, best, _ = advised(arguments, tmp_path / "rows.json")
+    steps = [0.01 + 0.0025 * k for k in range(4)]
+    expected = [1, *(tokens * 0.01 / step for tokens, step in zip((1.6, 1.95, 2.1), steps[1:], strict=True))]
+    assert [row["speedup"] for row in rows] == pytest.approx(expected)
+    assert best is not None
+    assert best["setting"] == f"fixed:{expected.index(max(expected))}"
+    assert best["low"] < best["speedup"] < best["high"]
+
+
+def test_a_run_beside_its_server(run: Path, tmp_path: Path) -> None:
+    costs = costs_of(tmp_path / "costs.json", "vllm", 0.001)
+    with serving({"/metrics": (200, vllm_metrics(100, 200, 90, (60, 30)))}) as url:
+        _, best, shown = advised([str(run), "-e", "vllm", "--costs", str(costs), "--url", url], tmp_path / "rows.json")
+    assert best is not None
+    assert best["server_tokens_per_step"] == pytest.approx(1.9)
+    assert 1 < best["expected_tokens_per_step"] < 3
+    assert "The server commits 1.90 tokens a step" in shown
+
+
+def test_answers_of_vllm_are_advised_on(tmp_path: Path) -> None:
+    metrics = {"num_spec_tokens": 4, "per_step_drafted": [4] * 6, "per_step_accepted": [2, 1, 3, 0, 2, 3]}
+    answer = {
+        "usage": {"prompt_tokens": 9, "completion_tokens": 18},
+        "metrics": {"speculative_decoding": metrics},
+    }
+    answers = tmp_path / "answers.jsonl"
+    answers.write_text("\n".join([json.dumps(answer)] * 12))
+    costs = costs_of(tmp_path / "costs.json", "vllm", 0.001)
+    rows, best, _ = advised(["-e", "vllm", "--requests", str(answers), "--costs", str(costs)], tmp_path / "rows.json")
+    assert best is not None
+    assert best["drawn"] == 0
+    four = next(row for row in rows if row["setting"] == "fixed:4")
+    assert four["tokens_per_step"] == pytest.approx(17 / 6)
+
+
+def test_bad_input_is_one_line_and_exit_code_2(run: Path, tmp_path: Path) -> None:
+    other = costs_of(tmp_path / "other.json", "sglang", 0.001)
+    broken, wrong = tmp_path / "broken.json", tmp_path / "wrong.json"
+    broken.write_text("{")
+    wrong.write_text(json.dumps(json.loads(other.read_text()) | {"plain": [0.0], "engine": "vllm"}))
+    curve = tmp_path / "curve.json"
+    CostCurve.load(run / "costs.json").save(curve)
+    short = tmp_path / "short.json"
+    EngineCosts("vllm", (1,), (0.01,), ((0.01, 0.011),), ((0.0, 0.001),)).save(short)
+    for arguments, message in (
+        ([str(run), "-e", "tgi"], "unknown engine 'tgi'"),
+        ([str(run), "-e", "vllm"], "docs/engines.md"),
+        ([str(run), "-e", "gguf"], "recorded with the engine lean"),
+        ([str(run), "-e", "vllm", "--costs", str(other)], "holds the costs of sglang, not of vllm"),
+        ([str(run), "-e", "vllm", "--costs", str(broken)], "is not JSON"),
+        ([str(run), "-e", "vllm", "--costs", str(wrong)], "seconds greater than 0"),
+        ([str(run), "-e", "vllm", "--costs", str(tmp_path / "none.json")], "cannot read the costs"),
+        ([str(run), "-e", "vllm", "--url", "http://127.0.0.1:9"], "no server answers"),
+        ([str(run), "--requests", "x.jsonl"], "not from both"),
+        ([str(run), "--model", "m"], "--url"),
+        ([], "needs a recorded run"),
+        (["-e", "vllm", "--requests", "x.jsonl"], "--costs"),
+        ([str(run), "-e", "transformers", "--settings", str(tmp_path / "s.json")], "as an argument"),
+        ([str(run), "--policy", "clairvoyant"], "clairvoyant"),
+    ):
+        result = draftgauge(["advise", *arguments])
+        assert result.exit_code == 2, (arguments, result.output)
+        assert message in result.stderr, (arguments, result.stderr)
+        assert result.stderr.count("\n") == 1
+    for file in (curve, short):
+        result = draftgauge(["advise", str(run), "-e", "vllm", "--costs", str(file)])
+        assert result.exit_code == 0, result.output

@@ -1,0 +1,96 @@
+"""An HTTP server that answers as vLLM's or llama.cpp's does: pages in their formats, figures as a test wants them."""
+
+from __future__ import annotations
+
+import json
+import threading
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from typing import Any
+
+Pages = dict[str, tuple[int, str]]
+
+
+def vllm_metrics(drafts: int, drafted: int, accepted: int, positions: Sequence[int], model: str = "target") -> str:
+    """vLLM 0.32's page, as far as it speaks of speculation, and one metric that does not."""
+    labels = f'engine="0",model_name="{model}"'
+    counters = {"num_drafts": drafts, "num_draft_tokens": drafted, "num_accepted_tokens": accepted}
+    lines = [
+        "# HELP vllm:num_requests_running Number of requests in model execution batches.",
+        "# TYPE vllm:num_requests_running gauge",
+        f"vllm:num_requests_running{{{labels}}} 0.0",
+    ]
+    for name, value in counters.items():
+        lines += [
+            f"# HELP vllm:spec_decode_{name}_total Number of spec decoding tokens.",
+            f"# TYPE vllm:spec_decode_{name}_total counter",
+            f"vllm:spec_decode_{name}_total{{{labels}}} {float(value)}",
+            f"# TYPE vllm:spec_decode_{name}_created gauge",
+            f"vllm:spec_decode_{name}_created{{{labels}}} 1.7637e+09",
+        ]
+    lines.append("# TYPE vllm:spec_decode_num_accepted_tokens_per_pos_total counter")
+    lines += [
+        f'vllm:spec_decode_num_accepted_tokens_per_pos_total{{{labels},position="{at}"}} {float(count)}'
+        for at, count in enumerate(positions)
+    ]
+    return "\n".join(lines) + "\n"
+
+
+def llama_metrics(drafts: int, drafted: int, accepted: int, positions: Sequence[int] = ()) -> str:
+    """llama.cpp's page, as ``server_task_result_metrics::to_metrics`` writes it."""
+    counters = {
+        "tokens_predicted_total": drafts + accepted,
+        "spec_decode_num_draft_tokens_total": drafted,
+        "spec_decode_num_accepted_tokens_total": accepted,
+        "spec_decode_num_drafts_total": drafts,
+    }
+    lines = [
+        line
+        for name, value in counters.items()
+        for line in (
+            f"# HELP llamacpp:{name} Speculative",
+            f"# TYPE llamacpp:{name} counter",
+            f"llamacpp:{name} {value}",
+        )
+    ]
+    lines += [
+        f'llamacpp:spec_decode_num_accepted_tokens_per_pos_total{{position="{at}"}} {count}'
+        for at, count in enumerate(positions)
+    ]
+    return "\n".join(lines) + "\n"
+
+
+def models_page(*names: str) -> str:
+    """``/v1/models`` of both."""
+    return json.dumps({"object": "list", "data": [{"id": name, "object": "model"} for name in names]})
+
+
+def error_page(message: str, code: int) -> str:
+    """How both refuse."""
+    return json.dumps({"error": {"code": code, "message": message, "type": "not_supported_error"}})
+
+
+@contextmanager
+def serving(pages: Pages) -> Iterator[str]:
+    """Serve pages by path on this machine; yields the address. Other paths are answered 404."""
+
+    class Handler(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            status, text = pages.get(self.path, (404, error_page("File Not Found", 404)))
+            content = text.encode()
+            self.send_response(status)
+            self.send_header("Content-Length", str(len(content)))
+            self.end_headers()
+            self.wfile.write(content)
+
+        def log_message(self, *_: Any) -> None:
+            pass
+
+    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+    threading.Thread(target=server.serve_forever, daemon=True).start()
+    try:
+        yield f"http://127.0.0.1:{server.server_port}"
+    finally:
+        server.shutdown()
+        server.server_close()

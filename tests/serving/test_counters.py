@@ -1,0 +1,114 @@
+"""Counters of running servers: read in the engines' formats, refused with the reason, and what follows from them."""
+
+from __future__ import annotations
+
+import math
+import socket
+
+import numpy as np
+import pytest
+
+from draftgauge.core.errors import DraftgaugeError
+from draftgauge.serving.counters import (
+    SpeculationCounts,
+    check_served,
+    constant_chance,
+    read_counts,
+    standard_errors,
+    tokens_per_step,
+)
+from draftgauge.serving.endpoint import ServerError, fetch_json
+from draftgauge.serving.prometheus import Sample, parse_metrics
+from engine_server import error_page, llama_metrics, models_page, serving, vllm_metrics
+
+
+def test_both_servers_count_alike() -> None:
+    expected = SpeculationCounts(259, 1025, 357, (170, 100, 60, 27))
+    for engine, page in (
+        ("vllm", vllm_metrics(259, 1025, 357, (170, 100, 60, 27))),
+        ("llama-server", llama_metrics(259, 1025, 357, (170, 100, 60, 27))),
+    ):
+        with serving({"/metrics": (200, page)}) as url:
+            assert read_counts(engine, url) == expected
+
+
+def test_counters_of_several_engines_of_a_server_are_added() -> None:
+    page = vllm_metrics(10, 20, 8, (6, 2)) + vllm_metrics(30, 60, 12, (9, 3)).replace('engine="0"', 'engine="1"')
+    with serving({"/metrics": (200, page)}) as url:
+        assert read_counts("vllm", url) == SpeculationCounts(40, 80, 20, (15, 5))
+
+
+def test_survival_gives_the_tokens_of_every_length() -> None:
+    counts = SpeculationCounts(100, 300, 110, (60, 35, 15))
+    assert counts.survival() == (0.6, 0.35, 0.15)
+    assert tokens_per_step(counts.survival()) == pytest.approx([1, 1.6, 1.95, 2.1])
+
+
+def test_errors_are_those_of_the_accepted_tokens() -> None:
+    accepted = np.repeat([0, 1, 2, 3], [40, 25, 20, 15])
+    survival = [float((accepted >= depth).mean()) for depth in (1, 2, 3)]
+    expected = [np.minimum(accepted, length).std() / math.sqrt(100) for length in range(4)]
+    assert standard_errors(survival, 100) == pytest.approx(expected)
+
+
+def test_without_positions_acceptance_is_taken_to_be_constant() -> None:
+    chance = 0.7
+    accepted = sum(chance**depth for depth in range(1, 5))
+    assert constant_chance(accepted, 4) == pytest.approx(chance)
+    counts = SpeculationCounts(100_000, 400_000, round(100_000 * accepted))
+    assert counts.survival() == pytest.approx([chance**depth for depth in range(1, 5)], abs=1e-4)
+
+
+def test_metrics_are_read_as_prometheus_writes_them() -> None:
+    text = '# a comment\nup 1\nname{a="x\\"y",b="2"} 1.5e+03 1395066363000\n\nnothing NaN\n'
+    up, name, nothing = parse_metrics(text)
+    assert (up, name) == (Sample("up", 1.0), Sample("name", 1500.0, {"a": 'x"y', "b": "2"}))
+    assert math.isnan(nothing.value)
+    with pytest.raises(DraftgaugeError, match="no page of metrics"):
+        parse_metrics("<html>hello</html>")
+
+
+def _closed_port() -> int:
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        return int(taken.getsockname()[1])
+
+
+def test_a_server_that_does_not_answer() -> None:
+    with pytest.raises(ServerError, match=r"no server answers at .*/metrics"):
+        read_counts("vllm", f"http://127.0.0.1:{_closed_port()}")
+
+
+@pytest.mark.parametrize("url", ["127.0.0.1:8000", "ftp://host", "http://", "http://host:port"])
+def test_an_address_that_is_none(url: str) -> None:
+    with pytest.raises(DraftgaugeError, match="address of a server"):
+        read_counts("vllm", url)
+
+
+@pytest.mark.parametrize(
+    ("engine", "status", "page", "message"),
+    [
+        ("vllm", 200, vllm_metrics(0, 0, 0, (0, 0)), "drafted nothing yet"),
+        ("vllm", 200, "vllm:num_requests_running 0.0\n", "counts no speculation; start it with --speculative-config"),
+        ("vllm", 200, llama_metrics(5, 20, 9), "is one of llama-server"),
+        ("vllm", 200, "<html></html>", "no page of metrics"),
+        ("llama-server", 501, error_page("This server does not support metrics endpoint. Start it with `--metrics`", 501), "501: This server does not support metrics"),  # noqa: E501
+        ("sglang", 200, "", "a server of sglang is not read"),
+    ],
+)  # fmt: skip
+def test_servers_that_say_nothing_of_speculation(engine: str, status: int, page: str, message: str) -> None:
+    with serving({"/metrics": (status, page)}) as url, pytest.raises(DraftgaugeError, match=message):
+        read_counts(engine, url)
+
+
+def test_a_server_of_another_model() -> None:
+    pages = {"/v1/models": (200, models_page("mine")), "/props": (200, '{"model_path": "/models/mine.gguf"}')}
+    with serving(pages) as url:
+        check_served("vllm", url, "mine")
+        check_served("llama-server", url, "/models/mine.gguf")
+        with pytest.raises(DraftgaugeError, match="serves mine, not other"):
+            check_served("vllm", url, "other")
+    with serving({"/v1/models": (200, "[]")}) as url, pytest.raises(ServerError, match="does not list its models"):
+        check_served("vllm", url, "mine")
+    with serving({"/v1/models": (200, "no json")}) as url, pytest.raises(ServerError, match="not JSON"):
+        fetch_json(url, "/v1/models")

@@ -1,0 +1,185 @@
+"""Advice for an engine: which setting its costs make the best, and what would change that."""
+
+from __future__ import annotations
+
+import json
+import shlex
+
+import numpy as np
+import pytest
+
+from draftgauge.core.errors import DraftgaugeError
+from draftgauge.replay.evaluate import plain_seconds
+from draftgauge.replay.simulate import replay_lengths
+from draftgauge.replay.splits import Design
+from draftgauge.serving.advice import acceptance_to_pay, advise_settings, batch_lengths, recorded_acceptance
+from draftgauge.serving.engines import ENGINES, PLAIN, Places, by_batch, engine_of, settings_document
+from draftgauge.traces.engine_costs import EngineCosts
+from draftgauge.traces.trace import Trace
+from synthetic import synthetic_trace
+
+GAMMA_MAX = 4
+FIXED = [f"fixed:{length}" for length in range(1, GAMMA_MAX + 1)]
+
+
+def engine_costs(draft: float, verify: float = 0.0, plain: float = 1.0, batches: tuple[int, ...] = (1,)) -> EngineCosts:
+    """A step takes 1, ``draft`` for each drafted token and ``verify`` for each verified one, times the batch."""
+    columns = np.arange(GAMMA_MAX + 1)
+    return EngineCosts(
+        engine="vllm",
+        batches=batches,
+        plain=(plain,) * len(batches),
+        verify=tuple(tuple((1 + verify * batch * columns).tolist()) for batch in batches),
+        draft=tuple(tuple((draft * columns).tolist()) for _ in batches),
+    )
+
+
+@pytest.fixture(scope="module")
+def trace() -> Trace:
+    return synthetic_trace(0, 40, 30, GAMMA_MAX)
+
+
+def test_the_cheaper_drafting_is_the_further_it_is_advised(trace: Trace) -> None:
+    design, best = Design("all", trace, None), []
+    for draft in (0.01, 0.2, 3.0):
+        advice = advise_settings(design, engine_costs(draft).curve(), [PLAIN, *FIXED])
+        best.append(advice.best_length)
+        assert advice.advised.setting == (f"fixed:{best[-1]}" if best[-1] else PLAIN)
+    assert best[0] > best[1] > best[2] == 0
+
+
+def test_speed_is_that_of_replay_over_plain_decoding(trace: Trace) -> None:
+    costs = engine_costs(0.1).curve()
+    advice = advise_settings(Design("all", trace, None), costs, [PLAIN, *FIXED])
+    outcome = replay_lengths(trace, np.full(trace.positions, 2), costs)
+    two = next(o for o in advice.outcomes if o.setting == "fixed:2")
+    assert two.speedup == pytest.approx(plain_seconds(trace, costs).sum() / outcome.seconds.sum())
+    assert two.low < two.speedup < two.high
+    plain = advice.outcomes[0]
+    assert (plain.speedup, plain.low, plain.high, plain.acceptance_rate) == (1, 1, 1, None)
+
+
+def test_the_setting_is_chosen_on_training_prompts(trace: Trace) -> None:
+    train, test = synthetic_trace(1, 12, 30, GAMMA_MAX), synthetic_trace(2, 12, 30, GAMMA_MAX)
+    costs = engine_costs(0.25).curve()
+    there = advise_settings(Design("all", train, None), costs, [PLAIN, *FIXED])
+    here = advise_settings(Design("test", test, train), costs, [PLAIN, *FIXED])
+    assert here.advised.setting == there.advised.setting
+    assert here.advised.chosen == pytest.approx(there.advised.speedup)
+    assert here.advised.speedup != pytest.approx(there.advised.speedup)
+
+
+@pytest.mark.parametrize("draft", [0.1, 1.5])
+def test_what_drafting_may_cost_is_where_the_answer_turns(trace: Trace, draft: float) -> None:
+    design = Design("all", trace, None)
+    factor = advise_settings(design, engine_costs(draft).curve(), [PLAIN, *FIXED]).change.drafting
+    for scale, pays in ((0.99, True), (1.01, False)):
+        scaled = advise_settings(design, engine_costs(draft * factor * scale).curve(), [PLAIN, *FIXED])
+        assert (scaled.advised.setting != PLAIN) == pays
+
+
+def test_where_verifying_alone_costs_too_much_no_drafting_is_cheap_enough(trace: Trace) -> None:
+    advice = advise_settings(Design("all", trace, None), engine_costs(0.1, verify=5.0).curve(), [PLAIN, *FIXED])
+    assert advice.advised.setting == PLAIN
+    assert advice.change.drafting == 0
+    assert advice.change.acceptance is None
+    assert advice.sure == 1
+
+
+def test_acceptance_to_pay_is_where_a_length_breaks_even() -> None:
+    draft = 0.3
+    chance = acceptance_to_pay(engine_costs(draft).curve(), GAMMA_MAX)
+    assert chance == pytest.approx(draft, abs=1e-9)  # one token: 1 + a = 1 + draft; longer drafts need more
+    assert acceptance_to_pay(engine_costs(0.6, verify=0.5).curve(), GAMMA_MAX) is None
+
+
+def test_recorded_acceptance_counts_what_was_judged(trace: Trace) -> None:
+    accepted = int(trace.accepted.sum())
+    rejected = int((trace.accepted < trace.drafted).sum())
+    assert recorded_acceptance(trace) == accepted / (accepted + rejected)
+
+
+def test_p_min_drafts_the_doubtful_token_in_vain(trace: Trace) -> None:
+    """Every position by itself: drafted is what llama.cpp verifies, charged is what it drafts."""
+    costs = engine_costs(0.2).curve()
+    advice = advise_settings(Design("all", trace, None), costs, [PLAIN, "p-min:0.6,3"])
+    outcome = next(o for o in advice.outcomes if o.setting == "p-min:0.6,3")
+    seconds = steps = committed = 0.0
+    for prompt in range(len(trace.prompts)):
+        row, end = int(trace.offsets[prompt]), int(trace.offsets[prompt + 1])
+        start = row
+        while row < end:
+            room = min(int(trace.drafted[row]), trace.max_new_tokens - 1 - (row - start))
+            length = 0
+            while length < min(3, room) and trace.confidence[row, length] >= 0.6:
+                length += 1
+            drafted_in_vain = length < min(3, int(trace.drafted[row])) and trace.confidence[row, length] < 0.6
+            seconds += 1 + 0.2 * (length + drafted_in_vain)
+            accepted = min(length, int(trace.accepted[row]))
+            steps, committed = steps + 1, committed + min(accepted + 1, end - row)
+            row += accepted + 1
+    assert outcome.tokens_per_step == pytest.approx(committed / steps)
+    assert outcome.speedup == pytest.approx(trace.positions / seconds)
+
+
+def test_a_rule_is_advised_only_where_it_is_clearly_faster(trace: Trace) -> None:
+    design = Design("all", trace, None)
+    costs = engine_costs(0.2).curve()
+    fixed = advise_settings(design, costs, [PLAIN, *FIXED]).advised
+    never = advise_settings(design, costs, [PLAIN, *FIXED, f"hf-confidence:threshold=0.01,tokens={fixed.setting[-1]}"])
+    assert never.advised.setting == fixed.setting
+
+
+def test_best_lengths_by_batch(trace: Trace) -> None:
+    costs = engine_costs(0.05, verify=0.04, batches=(1, 4, 16, 64))
+    curves = {batch: costs.curve(batch) for batch in costs.batches}
+    lengths = batch_lengths(Design("all", trace, None), curves)
+    assert lengths[1] >= lengths[4] >= lengths[16] >= lengths[64] == 0
+    assert lengths[1] > 0
+
+
+def test_ranges_of_batch_sizes() -> None:
+    assert by_batch({1: 4, 4: 4, 8: 2, 32: 0}) == [[1, 7, 4], [8, 31, 2], [32, 32, 0]]
+    assert by_batch({2: 3}) == [[1, 2, 3]]
+
+
+def option(words: list[str], name: str) -> str:
+    return words[words.index(name) + 1]
+
+
+def test_flags_name_the_setting() -> None:
+    places = Places("big", "small", gamma_max=8, costs="costs.json")
+    vllm = shlex.split(engine_of("vllm").flags("fixed:3", places))
+    config = json.loads(option(vllm, "--speculative-config"))
+    assert config == {"method": "draft_model", "model": "small", "num_speculative_tokens": 3}
+    ours = shlex.split(engine_of("vllm").flags("hf-confidence:threshold=0.5", places))
+    assert json.loads(option(ours, "--speculative-config"))["method"] == "custom_class"
+    assert json.loads(option(ours, "--additional-config"))["draftgauge"] == {
+        "drafter": "language_model",
+        "policy": "hf-confidence:threshold=0.5",
+        "draft": "small",
+        "costs": "costs.json",
+    }
+    sglang = shlex.split(engine_of("sglang").flags("fixed:3", places))
+    assert option(sglang, "--speculative-num-steps") == "3"
+    assert option(sglang, "--speculative-num-draft-tokens") == "4"
+    llama = shlex.split(engine_of("llama-server").flags("p-min:0.8,16", places))
+    assert option(llama, "--spec-type") == "draft-simple"
+    assert option(llama, "--spec-draft-n-max") == "16"
+    assert option(llama, "--spec-draft-p-min") == "0.8"
+    for name, engine in ENGINES.items():
+        plain = engine.flags(PLAIN, places)
+        assert "spec" not in plain, name
+        assert "small" not in plain, name
+
+
+def test_settings_as_files() -> None:
+    places = Places("big", "small")
+    vllm = settings_document(engine_of("vllm"), "fixed:4", {1: 4, 8: 2, 32: 0}, places)
+    assert vllm["num_speculative_tokens_per_batch_size"] == [[1, 7, 4], [8, 31, 2], [32, 32, 0]]
+    assert settings_document(engine_of("vllm"), PLAIN, {1: 0}, places) == {}
+    assert settings_document(engine_of("sglang"), "fixed:4", {1: 4, 8: 2, 32: 0}, places) == {"candidate_steps": [2, 4]}
+    with pytest.raises(DraftgaugeError, match="as an argument"):
+        settings_document(engine_of("transformers"), "fixed:4", {1: 4}, places)
+    with pytest.raises(DraftgaugeError, match="choose one of draftgauge, transformers"):
+        engine_of("tgi")
