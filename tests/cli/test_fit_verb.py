@@ -104,7 +104,6 @@ def test_two_sources_are_compared_with_the_better_one_alone(run: Path, tmp_path:
     out = tmp_path / "p.json"
     result = invoke("fit", run, "--policy", "two-source", "--out", out, "--json", tmp_path / "fit.json")
     assert result.exit_code == 0, result.output
-    assert "gain over it" in " ".join(result.output.split()) or "better" in result.output
     (row,) = json.loads((tmp_path / "fit.json").read_text())["rows"]
     assert row["best_rival"] in ("two-source:model", "two-source:text")
     assert row["gain_over_rival_low"] <= row["gain_over_rival"] <= row["gain_over_rival_high"]
@@ -112,7 +111,6 @@ def test_two_sources_are_compared_with_the_better_one_alone(run: Path, tmp_path:
     assert result.exit_code == 0, result.output
     rows = json.loads((tmp_path / "r.json").read_text())["rows"]
     assert {"hindsight-text", "hindsight-two-sources"} <= {row["policy"] for row in rows}
-    assert "looked" in result.output
     assert all({"source_model", "source_text", "distinct_4grams"} <= row.keys() for row in rows)
 
 

@@ -123,7 +123,7 @@ def save_json(path: Path | None, rows: Iterable[Mapping[str, Any]]) -> None:
     errors.print(f"wrote {path}", highlight=False)
 
 
-SOURCES = {"source_model": "drafted/step", "source_text": "looked up/step", "distinct_4grams": "distinct 4-grams"}
+SOURCES = {"source_model": "model/step", "source_text": "text/step", "distinct_4grams": "distinct 4-grams"}
 """Columns of what each source of drafts brought."""
 
 
