@@ -76,9 +76,11 @@ def policy_arm(pair: Pair, name: str, policy: Policy, settings: DecodingSettings
 
 
 def transformers_arms(pair: Pair, max_new_tokens: int, gamma: int = DEFAULT_CONSTANT) -> list[Arm]:
-    """``generate()`` plain, assisted at its defaults, and assisted at a constant length."""
+    """``generate()`` plain, assisted at its defaults, and at a constant length, where transformers runs the models."""
+    if pair.target.module is None:
+        return []
     baselines = [TransformersBaseline(pair, GENERATE)]
-    if pair.draft is not None:
+    if pair.draft is not None and pair.draft.module is not None:
         baselines += [TransformersBaseline(pair, ASSISTED), TransformersBaseline(pair, ASSISTED_CONSTANT, gamma)]
 
     def arm(baseline: TransformersBaseline) -> Arm:

@@ -16,6 +16,7 @@ from draftgauge.drafters.base import Drafter
 from draftgauge.drafters.source import DraftSource, LoadOptions, choose_drafter, drafter_kind
 from draftgauge.models.base import CachedModel
 from draftgauge.models.compression import label_of
+from draftgauge.models.gguf_library import check_gguf_vocabulary, is_gguf
 from draftgauge.models.loading import end_tokens, fingerprint, load_model, load_tokenizer, quantisation_method
 from draftgauge.models.prompts_text import encode_with
 from draftgauge.models.reference import REFERENCE, resolve_source
@@ -104,7 +105,9 @@ def load_pair(spec: PairSpec) -> Pair:
     name, source = drafter_of(spec)
     kind, options = drafter_kind(name), LoadOptions(compression, loading.draft_device, engine, trusted)
     target = _target_of(spec)
-    tokenizer = load_tokenizer(target, trusted)
+    tokenizer = load_tokenizer(loading.tokenizer or target, trusted)
+    if is_gguf(target):
+        check_gguf_vocabulary(tokenizer, Path(target), "target")
     kind.check(source, tokenizer, options)
     model = load_model(target, compression, spec.machine.device, engine, trusted, "target", loading.device_map)
     drafts = kind.load(source, model, options)

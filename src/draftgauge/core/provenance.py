@@ -29,6 +29,7 @@ PACKAGES = (
     "tokenizers",
     "safetensors",
     "bitsandbytes",
+    "llama-cpp-python",
     "numpy",
     "pyarrow",
     "scikit-learn",

@@ -7,7 +7,7 @@ branch of their own, and the others are read off the rows after them.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Protocol, runtime_checkable
 
@@ -116,8 +116,7 @@ def draft_densely(
     if rows > positions:  # row N is drafted for others alone, which have one token of their own before it
         limits[positions] = min(limits[positions], gamma_max - 1) if goes_on[positions - 1] else 1
     branching = np.flatnonzero(~goes_on & ~ended & (limits > 1))
-    for begin in range(0, len(branching), CHUNK):
-        chunk = branching[begin : begin + CHUNK]
+    for chunk in branch_chunks(model, branching):
         grow_branches(
             model, len(prompt_tokens) + chunk, chunk, limits, own, vocabulary, lambda logits: logits.argmax(-1)
         )
@@ -164,6 +163,13 @@ def _draft_first(
     for begin in range(0, rows, CHUNK):
         logits = model.forward(text[begin : begin + CHUNK])[:, :vocabulary]
         note(logits, logits.argmax(-1), own, np.arange(begin, begin + len(logits)), 0)
+
+
+def branch_chunks(model: CachedModel, branching: Rows) -> Iterator[Rows]:
+    """The rows in parts, each of as many branches as the model's engine and the memory for logits hold."""
+    most = min(CHUNK, model.spec.branches)
+    for begin in range(0, len(branching), most):
+        yield branching[begin : begin + most]
 
 
 def grow_branches(

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 from torch import Generator, Tensor
 from transformers import PreTrainedTokenizerBase
 
@@ -15,6 +17,8 @@ from draftgauge.drafters.source import DraftSource, LoadOptions, Source, registe
 from draftgauge.models.base import CachedModel
 from draftgauge.models.compression import draft_compression
 from draftgauge.models.device import generator_on, upload
+from draftgauge.models.gguf import GGUF_ENGINES
+from draftgauge.models.gguf_library import check_gguf_vocabulary, is_gguf
 from draftgauge.models.loading import check_same_vocabulary, fingerprint, load_model, load_tokenizer
 from draftgauge.models.reference import resolve_source
 from draftgauge.models.taps import Taps
@@ -151,6 +155,9 @@ class LanguageModelSource(DraftSource):
     def check(cls, source: Source, tokenizer: PreTrainedTokenizerBase, options: LoadOptions) -> None:
         """Refuse a draft model of another vocabulary."""
         assert source is not None
+        if is_gguf(source):
+            check_gguf_vocabulary(tokenizer, Path(source), "draft")
+            return
         check_same_vocabulary(tokenizer, load_tokenizer(source, options.trust_remote_code, part="draft"))
 
     @classmethod
@@ -158,7 +165,9 @@ class LanguageModelSource(DraftSource):
         """Load the draft model, in the target's half precision if it has one."""
         assert source is not None
         held, device = draft_compression(options.compression), options.device or target.spec.device
-        return cls(source, load_model(source, held, device, options.engine, options.trust_remote_code, part="draft"))
+        of_files = options.engine in GGUF_ENGINES  # the engine of the target's file says nothing of a draft in a folder
+        engine = "auto" if of_files and not is_gguf(source) else options.engine
+        return cls(source, load_model(source, held, device, engine, options.trust_remote_code, part="draft"))
 
     def drafter(
         self,

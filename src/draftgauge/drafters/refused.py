@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from torch import Generator, Tensor
 
 from draftgauge.drafters.base import Drafter
-from draftgauge.drafters.dense import CHUNK, DenseDrafts, cut_after_end, grow_branches, note
+from draftgauge.drafters.dense import CHUNK, DenseDrafts, branch_chunks, cut_after_end, grow_branches, note
 from draftgauge.models.base import CachedModel
 from draftgauge.verification import Sampling, choose, draw, probabilities, residual
 
@@ -128,8 +128,7 @@ def _grow(
     limits = np.minimum(len(drafts.tokens[0]), rules.model.spec.context - prompt_tokens - np.arange(rows) + 1)
     ended = np.isin(drafts.tokens[:rows, 0], list(rules.end_tokens))
     branching = np.flatnonzero(~ended & (limits > 1))
-    for begin in range(0, len(branching), CHUNK):
-        chunk = branching[begin : begin + CHUNK]
+    for chunk in branch_chunks(rules.model, branching):
         grow_branches(
             rules.model,
             prompt_tokens + chunk,

@@ -22,10 +22,11 @@ class ModelSpec:
         device: where it runs.
         dtype: of its activations.
         family: ``model_type`` of its configuration.
-        engine: "lean" (our own functions), "static" (the same with fixed shapes, as CUDA graphs) or "modules"
-            (transformers' modules).
+        engine: "lean" (our own functions), "static" (the same with fixed shapes, as CUDA graphs), "modules"
+            (transformers' modules), "gguf" or "gguf-fast" (llama.cpp).
         attention: the kernels that its attention runs with.
         context_reason: why ``context`` is less than the configuration says; empty if it is not.
+        branches: the most branches that grow together.
     """
 
     vocabulary: int
@@ -36,6 +37,7 @@ class ModelSpec:
     engine: str
     attention: str = ""
     context_reason: str = ""
+    branches: int = 1 << 30
 
     @property
     def keeps_on_device(self) -> bool:
@@ -83,7 +85,8 @@ class CachedModel(Protocol):
 
     spec: ModelSpec
     module: PreTrainedModel
-    """The transformers model behind it: its configuration, its generation settings, and the same weights."""
+    """The transformers model behind it: its configuration, its generation settings, and the same weights. None in the
+    gguf engine, which has none."""
 
     @property
     def length(self) -> int:

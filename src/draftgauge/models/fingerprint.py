@@ -12,6 +12,7 @@ from transformers import PreTrainedModel
 from transformers.utils import cached_file
 
 from draftgauge.core.errors import ModelError
+from draftgauge.models.gguf_library import is_gguf
 
 WHOLE = 64 << 20  # bytes up to which a file is hashed whole
 EDGE = 1 << 20  # bytes taken from either end of a larger one
@@ -21,20 +22,39 @@ def fingerprint(model: str | Path | PreTrainedModel) -> str:
     """SHA-256 over the configuration and the weights of a model, as 64 hexadecimal digits.
 
     Of a folder or a model id, ``config.json`` and the safetensors files are hashed: whole up to 64 MiB, else their size
-    and their first and last MiB. Of a model in memory, its configuration and tensors likewise; the two kinds do not
-    compare.
+    and their first and last MiB; of a GGUF file, that file. Of a model in memory, its configuration and tensors
+    likewise; the two kinds do not compare.
 
     Args:
-        model: a folder, the id of a model that was loaded before, or a model in memory.
+        model: a folder, a GGUF file, the id of a model that was loaded before, or a model in memory.
 
     Raises:
         ModelError: if the folder has no configuration or no safetensors weights.
     """
     digest = hashlib.sha256()
-    for name, size, piece in _tensors(model) if isinstance(model, PreTrainedModel) else _files(_folder(model)):
+    for name, size, piece in _pieces(model):
         digest.update(f"{name}\0{size}\0".encode())
         digest.update(piece)
     return digest.hexdigest()
+
+
+def _pieces(model: str | Path | PreTrainedModel) -> Iterator[tuple[str, int, bytes]]:
+    if isinstance(model, PreTrainedModel):
+        return _tensors(model)
+    if is_gguf(model) and Path(model).is_file():
+        return iter([("gguf", *_sized(Path(model)))])
+    return _files(_folder(model))
+
+
+def _sized(path: Path) -> tuple[int, bytes]:
+    """Size of a file, and the bytes of it that are hashed."""
+    size = path.stat().st_size
+    with path.open("rb") as file:
+        if size <= WHOLE:
+            return size, file.read()
+        head = file.read(EDGE)
+        file.seek(-EDGE, 2)
+        return size, head + file.read()
 
 
 def _folder(source: str | Path) -> Path:
@@ -53,14 +73,7 @@ def _files(folder: Path) -> Iterator[tuple[str, int, bytes]]:
     if not paths[0].is_file() or len(paths) == 1:
         raise ModelError(f"{folder} lacks config.json or safetensors weights: is it the folder of a model?")
     for path in paths:
-        size = path.stat().st_size
-        with path.open("rb") as file:
-            if size <= WHOLE:
-                yield path.name, size, file.read()
-            else:
-                head = file.read(EDGE)
-                file.seek(-EDGE, 2)
-                yield path.name, size, head + file.read()
+        yield path.name, *_sized(path)
 
 
 def _tensors(model: PreTrainedModel) -> Iterator[tuple[str, int, bytes]]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -32,6 +33,8 @@ from draftgauge.models.compression import (
 )
 from draftgauge.models.device import choose_device
 from draftgauge.models.fingerprint import fingerprint
+from draftgauge.models.gguf import EXACT, GGUF_ENGINES, GgufModel
+from draftgauge.models.gguf_library import INSTALL, is_gguf
 from draftgauge.models.lean import LeanModel
 from draftgauge.models.lean_weights import has_plain_linears, of_a_family, why_not_lean
 from draftgauge.models.modules_model import ModulesModel
@@ -41,7 +44,7 @@ from draftgauge.models.vocabulary import check_same_vocabulary, end_tokens
 
 __all__ = ["ENGINES", "check_same_vocabulary", "end_tokens", "fingerprint", "load_model", "load_tokenizer", "wrap"]
 
-ENGINES = ("auto", "lean", "static", "modules")
+ENGINES = ("auto", "lean", "static", "modules", *GGUF_ENGINES)
 DEVICE_MAPS = ("auto", "balanced", "balanced_low_0", "sequential")
 SMALL_BYTES = 1 << 28
 
@@ -62,7 +65,8 @@ def load_model(
         compression: one of ``compression.COMPRESSIONS``; a checkpoint that comes quantised is loaded as it is.
         device: where to run; a GPU where there is one, else the CPU.
         engine: ``lean`` for our own functions, ``static`` for the same with fixed shapes (CUDA graphs), ``modules`` for
-            transformers' modules, ``auto`` for the first that can: static on a GPU, lean elsewhere, modules.
+            transformers' modules, ``auto`` for the first that can: static on a GPU, lean elsewhere, modules; of a GGUF
+            file ``gguf`` (what ``auto`` is there) or ``gguf-fast``.
         trust_remote_code: run Python code that comes with the model. Off unless asked for.
         part: of the bundled pair, if ``source`` is ``reference``.
         device_map: spread the layers over all GPUs, as accelerate's ``device_map`` of this name; they then run as
@@ -74,6 +78,10 @@ def load_model(
         ModelError: if the model cannot be found, read or run, does not fit into memory, or has no safetensors weights.
     """
     _check_engine(engine)
+    if is_gguf(source):
+        return _load_gguf(Path(source), compression, device, engine)
+    if engine in GGUF_ENGINES:
+        raise ModelError(f"the engine {engine} runs GGUF files, and {source} is none: give a file that ends in .gguf")
     chosen = choose_device(device)
     check_device_map(device_map, device)
     path = resolve_source(source, part)
@@ -105,6 +113,8 @@ def load_model(
 
 def quantisation_method(source: str | Path) -> str | None:
     """By which method a checkpoint comes quantised, see :func:`~draftgauge.models.compression.method_of`."""
+    if is_gguf(source):
+        return None
     config, _ = _from_pretrained(PreTrainedConfig, source, "get_config_dict")
     return method_of(config)
 
@@ -133,6 +143,16 @@ def clear_memory_errors(what: str, device: torch.device) -> Iterator[None]:
         ) from error
 
 
+def _load_gguf(path: Path, compression: str, device: str | torch.device | None, engine: str) -> CachedModel:
+    if compression != "none":
+        raise ModelError(f"{path} is quantised as it is: give another file in place of compression {compression}")
+    if device is not None and torch.device(device).type != "cpu":
+        raise ModelError(f"GGUF files run on the CPU here, not on {device}: leave out --device")
+    if engine not in ("auto", *GGUF_ENGINES):
+        raise ModelError(f"{path} is a GGUF file, which {' and '.join(GGUF_ENGINES)} run, not the engine {engine}")
+    return GgufModel(path, EXACT if engine == "auto" else engine)
+
+
 def wrap(model: PreTrainedModel, engine: str = "auto") -> CachedModel:
     """Put a loaded transformers model behind the cache contract.
 
@@ -159,14 +179,34 @@ def _choose_engine(model: PreTrainedModel) -> str:
 def load_tokenizer(
     source: str | Path, trust_remote_code: bool = False, part: str = "target"
 ) -> PreTrainedTokenizerBase:
-    """Load the tokenizer of a model.
+    """Load the tokenizer of a model; that of a GGUF file from the file itself.
 
     Raises:
         ModelError: if there is none.
+        MissingLibraryError: for a GGUF file, if what reads its tokenizer is not installed.
     """
+    if is_gguf(source):
+        return _gguf_tokenizer(Path(source))
     tokenizer: PreTrainedTokenizerBase = _from_pretrained(
         AutoTokenizer, resolve_source(source, part), trust_remote_code=trust_remote_code
     )
+    return tokenizer
+
+
+def _gguf_tokenizer(path: Path) -> PreTrainedTokenizerBase:
+    if not path.is_file():
+        raise ModelError(f"there is no file {path}: give a GGUF file")
+    if importlib.util.find_spec("gguf") is None:
+        raise MissingLibraryError(
+            f"the tokenizer in {path} is read by the package gguf: {INSTALL}, or give --tokenizer FOLDER"
+        )
+    try:
+        tokenizer: PreTrainedTokenizerBase = AutoTokenizer.from_pretrained(str(path.parent), gguf_file=path.name)
+    except (OSError, ValueError, KeyError, NotImplementedError) as error:
+        raise ModelError(
+            f"transformers cannot read the tokenizer in {path} ({_advice(error)}): give --tokenizer FOLDER of the "
+            "model that it was converted from"
+        ) from error
     return tokenizer
 
 

@@ -21,6 +21,7 @@ from transformers.cache_utils import DynamicLayer
 
 from draftgauge.core.errors import ModelError
 from draftgauge.models.base import CachedModel
+from draftgauge.models.gguf import GgufModel
 from draftgauge.models.hidden import HiddenStates, watching
 from draftgauge.models.lean import LeanModel
 from draftgauge.models.modules_model import ModulesModel, rollback_cache
@@ -82,6 +83,11 @@ def attach_taps(model: CachedModel, plan: TapPlan) -> Taps:
     Raises:
         ModelError: if the plan does not fit the model, or the model is of neither engine.
     """
+    if isinstance(model, GgufModel):
+        raise ModelError(
+            "a GGUF target shows no hidden states, keys or values, which this drafter reads: draft with a language "
+            "model or prompt_lookup"
+        )
     if not isinstance(model, LeanModel | ModulesModel):
         raise ModelError(
             f"taps are for the lean and the modules engine, not for a {type(model).__name__}: attach them to the "

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from transformers import PreTrainedTokenizerBase
@@ -28,13 +29,18 @@ def check_same_vocabulary(target: PreTrainedTokenizerBase, draft: PreTrainedToke
     differing = sorted({index for _, index in target_ids.items() ^ draft_ids.items()})
     target_tokens = {index: token for token, index in target_ids.items()}
     draft_tokens = {index: token for token, index in draft_ids.items()}
-    meanings = [(index, _show(target_tokens.get(index)), _show(draft_tokens.get(index))) for index in differing[:SHOWN]]
-    shown = "; ".join(f"{index} is {ours} to the target, {theirs} to the draft" for index, ours, theirs in meanings)
+    shown = difference(differing, target_tokens, draft_tokens, ("the target", "the draft"))
     raise ModelError(
         f"target and draft have different vocabularies ({len(target_ids)} and {len(draft_ids)} tokens, "
         f"{len(differing)} ids differ: "
         f"{shown}): choose a draft trained with the target's tokenizer"
     )
+
+
+def difference(ids: Sequence[int], ours: Mapping[int, str], theirs: Mapping[int, str], owners: tuple[str, str]) -> str:
+    """What the first of some token ids mean to either of two owners."""
+    meanings = [(index, _show(ours.get(index)), _show(theirs.get(index))) for index in ids[:SHOWN]]
+    return "; ".join(f"{index} is {one} to {owners[0]}, {other} to {owners[1]}" for index, one, other in meanings)
 
 
 def vocabulary_digest(tokenizer: PreTrainedTokenizerBase) -> str:
@@ -58,7 +64,7 @@ def end_tokens(*sources: Any) -> frozenset[int]:
     end_ids: set[int] = set()
     for source in sources:
         model = getattr(source, "module", source)
-        for holder in (model, getattr(model, "config", None), getattr(model, "generation_config", None)):
+        for holder in (source, model, getattr(model, "config", None), getattr(model, "generation_config", None)):
             ids = getattr(holder, "eos_token_id", None)
             end_ids.update([ids] if isinstance(ids, int) else ids or [])
     return frozenset(end_ids)

@@ -27,13 +27,16 @@ class LoadSpec:
 
     Attributes:
         engine: 'lean' (own decoder), 'static' (the same with fixed shapes: CUDA graphs), 'modules' (transformers), or
-            'auto': static on a GPU and lean elsewhere, where they are known to be right.
+            'auto': static on a GPU and lean elsewhere, where they are known to be right; of GGUF files 'gguf' or
+            'gguf-fast' (llama.cpp with float32 keys and values, or with its faster defaults).
+        tokenizer: folder or id of the target's tokenizer, where it is not the target's own; for GGUF files.
         trust_remote_code: run model code that comes with a checkpoint.
         device_map: spread the target over all GPUs: 'auto', 'balanced', 'balanced_low_0' or 'sequential'.
         draft_device: where a draft model runs; with the target if left out.
     """
 
     engine: str = "auto"
+    tokenizer: str | None = None
     trust_remote_code: bool = False
     device_map: str | None = None
     draft_device: str | None = None

@@ -1,0 +1,272 @@
+"""draftgauge inside vLLM: any of its drafters that needs no target state, under any of its policies.
+
+::
+
+    vllm serve TARGET \\
+        --speculative-config '{"method": "custom_class", "model": "draftgauge.integrations.vllm.Proposer",
+                               "num_speculative_tokens": 16}' \\
+        --additional-config '{"draftgauge": {"draft": "DRAFT", "policy": "stopping", "costs": "vllm-costs.json"}}'
+
+vLLM 0.30 or later. It hands over the tokens of every request and takes drafts of any length up to
+``num_speculative_tokens``; they count as one-hot distributions, so its rejection sampler keeps outputs as they are. It
+hands over neither request ids nor sampling parameters nor hidden states: requests are told apart by their text, and
+drafters that read the target cannot run.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from draftgauge.core.config import from_mapping
+from draftgauge.core.errors import DraftgaugeError, ModelError
+from draftgauge.core.signals import SignalName
+from draftgauge.drafters.base import Draft
+from draftgauge.drafters.language_model import LanguageModelDrafter
+from draftgauge.drafters.rows import Asked, EachRow, LanguageModelRows, RowDrafter
+from draftgauge.drafters.source import LoadOptions, choose_drafter, drafter_kind
+from draftgauge.integrations.vllm_guard import check_version, refuse_broken_sampling
+from draftgauge.models.lean import LeanModel
+from draftgauge.models.loading import load_model, load_tokenizer, wrap
+from draftgauge.policies.base import Policy, Step, asks_after_each_token, begin, reads_of
+from draftgauge.policies.registry import make_policy
+from draftgauge.traces.costs import CostCurve
+from draftgauge.traces.engine_costs import read_costs
+
+LANGUAGE_MODEL = "language_model"
+_HALF = {torch.float16: "fp16", torch.bfloat16: "bf16"}
+
+
+@dataclass(frozen=True)
+class ProposerOptions:
+    """What ``--additional-config '{"draftgauge": {...}}'`` takes.
+
+    Attributes:
+        draft: draft model: an id, a folder, or 'reference'.
+        drafter: kind of drafter: 'language_model' or 'prompt_lookup'.
+        policy: how far to draft, by spec or fitted file.
+        costs: JSON of what a step costs here, for policies that weigh cost.
+        device: of the drafter; that of vLLM if left out.
+        log: file to which every call is written, one JSON object a line.
+        costs_out: file to which :class:`~draftgauge.integrations.vllm_costs.CostProbe` writes what it measured.
+    """
+
+    draft: str | None = None
+    drafter: str = LANGUAGE_MODEL
+    policy: str = "fixed:4"
+    costs: Path | None = None
+    device: str | None = None
+    log: Path | None = None
+    costs_out: Path = Path("vllm-costs.json")
+
+
+@dataclass
+class Request:
+    """One request: its text, its row in the drafter, its policy, and what was last drafted for it."""
+
+    text: list[int]
+    row: int
+    policy: Policy
+    draft: Draft = field(default_factory=lambda: Draft([]))
+
+
+class Proposer:
+    """A proposer for vLLM's ``custom_class``.
+
+    Attributes:
+        options: from ``additional_config``.
+        longest: ``num_speculative_tokens``.
+        requests: those of the last batch whose prompts were read.
+    """
+
+    def __init__(self, vllm_config: Any) -> None:
+        """Load the drafter.
+
+        Args:
+            vllm_config: vLLM's ``VllmConfig``.
+
+        Raises:
+            DraftgaugeError: for options that are unknown or cannot be, a policy that reads what vLLM does not hand
+                over, or a vLLM that is too old.
+            ModelError: if the draft cannot be loaded, or has another vocabulary.
+        """
+        check_version()
+        refuse_broken_sampling()
+        given = (vllm_config.additional_config or {}).get("draftgauge", {})
+        self.options = from_mapping(ProposerOptions, given, "additional_config: draftgauge")
+        self.longest = int(vllm_config.speculative_config.num_speculative_tokens)
+        self._context = int(vllm_config.model_config.max_model_len)
+        self._costs = _costs(self.options)
+        self._end_tokens = _end_tokens(vllm_config.model_config.hf_config)
+        self._policies = [self._new_policy()]
+        with _own_defaults():
+            self._drafter = _row_drafter(self.options, vllm_config, self._end_tokens)
+        self.requests: list[Request] = []
+        self._log = None if self.options.log is None else self.options.log.open("w", encoding="utf-8")
+
+    def load_model(self, *_: Any, **__: Any) -> None:
+        """Nothing of the target is read."""
+
+    def propose(
+        self,
+        sampled_token_ids: Sequence[Sequence[int]],
+        num_tokens_no_spec: Sequence[int],
+        token_ids_cpu: Any,
+        slot_mappings: Any = None,
+        **_: Any,
+    ) -> list[list[int]]:
+        """Drafts for the requests of a batch.
+
+        Args:
+            sampled_token_ids: of each request the tokens that the last step committed; none while its prompt is read.
+            num_tokens_no_spec: ``[requests]`` length of each text.
+            token_ids_cpu: ``[requests, longest text]`` the texts.
+            slot_mappings: not used.
+
+        Returns:
+            A draft for each request, possibly empty.
+        """
+        started = time.perf_counter()
+        with _own_defaults(), torch.inference_mode():
+            present = self._follow(sampled_token_ids, num_tokens_no_spec, token_ids_cpu)
+            asked = {r.row: self.ask(r) for r in present if r is not None and self.room(r) > 0}
+            drafts = self._drafter.propose({row: each for row, each in asked.items() if each.limit > 0})
+            for request in self.requests:
+                request.draft = drafts.get(request.row, Draft([]))
+        proposals = [[] if request is None else list(request.draft.tokens) for request in present]
+        self._note(proposals, time.perf_counter() - started)
+        return proposals
+
+    def _follow(self, sampled: Sequence[Sequence[int]], lengths: Sequence[int], texts: Any) -> list[Request | None]:
+        """The requests of this batch in its order, told what was committed; those that are gone are dropped."""
+        known: dict[int, list[Request]] = {}
+        for request in self.requests:
+            known.setdefault(len(request.text), []).append(request)
+        present: list[Request | None] = []
+        for index, committed in enumerate(sampled):
+            tokens = [int(token) for token in committed]
+            if not tokens:
+                present.append(None)
+                continue
+            text = texts[index, : int(lengths[index])].tolist()
+            before = text[: len(text) - len(tokens)]
+            found = _taken(known.get(len(before), []), before)
+            if found is None:
+                found = self._open(text)
+            else:
+                self._advance(found, tokens)
+            present.append(found)
+        staying = {id(request) for request in present}
+        for request in self.requests:
+            if id(request) not in staying:
+                self._drafter.close(request.row)
+                self._policies.append(request.policy)
+        self.requests = [request for request in present if request is not None]
+        return present
+
+    def _open(self, text: list[int]) -> Request:
+        policy = self._policies.pop() if self._policies else self._new_policy()
+        begin(policy, text)
+        return Request(list(text), self._drafter.open(text), policy)
+
+    def _advance(self, request: Request, tokens: list[int]) -> None:
+        drafted = request.draft.tokens
+        most = min(len(drafted), len(tokens) - 1)
+        accepted = next((n for n in range(most) if drafted[n] != tokens[n]), most)
+        self._drafter.commit(request.row, accepted, tokens)
+        shown = tokens if SignalName.TEXT in reads_of(request.policy) else ()
+        request.policy.observe(Step(len(drafted), accepted, len(tokens), request.draft.signals, float("nan"), shown))
+        request.text += tokens
+
+    def ask(self, request: Request) -> Asked:
+        """What the drafter is asked for: what the policy wants, as far as there is room."""
+        reads = reads_of(request.policy)
+        limit = min(request.policy.limit(), self.room(request))
+        return Asked(limit, request.policy.keep_drafting if asks_after_each_token(reads) else None, reads)
+
+    def room(self, request: Request) -> int:
+        """Tokens that may be drafted: none behind an end token, and one place is the target's own."""
+        if request.text[-1] in self._end_tokens:
+            return 0
+        return min(self.longest, self._context - len(request.text) - 1)
+
+    def _new_policy(self) -> Policy:
+        policy = make_policy(self.options.policy, self.longest, self._costs)
+        if SignalName.TARGET_ENTROPY in reads_of(policy):
+            raise DraftgaugeError(
+                f"policy {self.options.policy} reads the target's entropy, which vLLM does not hand over"
+            )
+        return policy
+
+    def _note(self, proposals: Sequence[Sequence[int]], seconds: float) -> None:
+        if self._log is not None:
+            self._log.write(json.dumps({"drafted": [len(draft) for draft in proposals], "seconds": seconds}) + "\n")
+            self._log.flush()
+
+
+def _taken(candidates: list[Request], text: list[int]) -> Request | None:
+    """The first candidate with this text, taken out of the list."""
+    for index, request in enumerate(candidates):
+        if request.text == text:
+            return candidates.pop(index)
+    return None
+
+
+def _costs(options: ProposerOptions) -> CostCurve | None:
+    if options.costs is None:
+        return None
+    curves = read_costs(options.costs, "vllm")
+    return curves[min(curves)]
+
+
+def _end_tokens(config: Any) -> frozenset[int]:
+    ids = getattr(config, "eos_token_id", None)
+    return frozenset([ids] if isinstance(ids, int) else ids or [])
+
+
+def _row_drafter(options: ProposerOptions, vllm_config: Any, end_tokens: frozenset[int]) -> RowDrafter:
+    """The drafter, checked against the target's tokenizer."""
+    name, source = choose_drafter(options.drafter, options.draft)
+    kind = drafter_kind(name)
+    model_config = vllm_config.model_config
+    device = options.device or str(getattr(vllm_config.device_config, "device", "cpu"))
+    place = LoadOptions(_HALF.get(model_config.dtype, "none"), device)
+    if model_config.tokenizer:
+        kind.check(source, load_tokenizer(str(model_config.tokenizer)), place)
+    vocabulary = int(model_config.get_vocab_size())
+    if name == LANGUAGE_MODEL:
+        assert source is not None
+        model = load_model(source, place.compression, device, part="draft")
+        if isinstance(model, LeanModel):
+            return LanguageModelRows(model, end_tokens, vocabulary)
+        module = model.module
+        if module is None:
+            raise ModelError("a GGUF draft holds one text at a time, and vLLM decodes several: give its folder")
+        return EachRow(lambda: LanguageModelDrafter(wrap(module, "modules"), end_tokens, None, None, vocabulary))
+    if kind.self_describing:
+        raise DraftgaugeError(
+            f"{options.drafter} reads the target's states, which vLLM does not hand over: export it "
+            "(`draftgauge export`), or draft with language_model or prompt_lookup"
+        )
+    nothing: Any = None  # kinds without a model read no target
+    drafts = kind.load(source, nothing, place)
+    return EachRow(lambda: drafts.drafter(nothing, None, end_tokens, None, None))
+
+
+@contextmanager
+def _own_defaults() -> Iterator[None]:
+    """float32 and the CPU as torch's defaults, which vLLM changes while it loads."""
+    dtype = torch.get_default_dtype()
+    torch.set_default_dtype(torch.float32)
+    try:
+        with torch.device("cpu"):
+            yield
+    finally:
+        torch.set_default_dtype(dtype)

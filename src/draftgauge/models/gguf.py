@@ -1,0 +1,234 @@
+"""The gguf engine: a GGUF file of any architecture and quantisation, run by llama.cpp in this process.
+
+With ``exact`` set, keys and values are float32 and attention is computed plainly: logits then agree with transformers'
+up to the rounding of differently ordered sums. llama.cpp's own defaults (float16 keys and values, flash attention) are
+faster on long texts and off by some thousandths; that is the engine ``gguf-fast``.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from draftgauge.core.errors import ModelError
+from draftgauge.models.base import ModelSpec
+from draftgauge.models.gguf_library import end_tokens_of, last_error, libllama, metadata, open_model
+from draftgauge.models.spec import check_context, check_starts
+
+EXACT, FAST = GGUF_ENGINES = ("gguf", "gguf-fast")
+LONGEST = 8192  # tokens of context at most: all cells are allocated at once, whatever the file was trained for
+BRANCHES = 64  # that grow together, each a sequence of its own; libllama takes 256 at most, the main one included
+BRANCH_CELLS = BRANCHES * 64  # cells for them beside the context's
+BATCH = 512  # tokens a pass
+_F32, _F16 = 0, 1  # of ggml's types
+_NO_FLASH, _AUTO_FLASH = 0, -1
+_NO_ROOM = 1  # of llama_decode's answers
+
+Ints = NDArray[np.int32]
+
+
+class GgufModel:
+    """:class:`~draftgauge.models.base.CachedModel` over libllama, on the CPU.
+
+    The main text is sequence 0 of a unified cache; a branch is a sequence that shares the cells of its prefix.
+
+    Attributes:
+        eos_token_id: ids that end a generation, as the file has them.
+    """
+
+    module: Any = None  # there is no transformers model behind it
+
+    def __init__(self, path: Path, engine: str = EXACT) -> None:
+        """Load a file.
+
+        Args:
+            path: GGUF.
+            engine: "gguf" or "gguf-fast".
+
+        Raises:
+            MissingLibraryError: if llama-cpp-python is not installed, or too old.
+            ModelError: if the file cannot be loaded.
+        """
+        self._llama = libllama()
+        self._model = open_model(path)
+        self.eos_token_id = end_tokens_of(self._model)
+        vocabulary = self._llama.llama_vocab_n_tokens(self._llama.llama_model_get_vocab(self._model))
+        context = min(self._llama.llama_model_n_ctx_train(self._model), LONGEST)
+        family = metadata(self._model, "general.architecture")
+        self.spec = ModelSpec(
+            vocabulary, context, torch.device("cpu"), torch.float32, family, engine, branches=BRANCHES
+        )
+        self._context = self._open_context(path)
+        self._memory = self._llama.llama_get_memory(self._context)
+        self._batch = _Batch(self._llama)
+        self._length = 0
+        self._branches: _Branches | None = None
+
+    @property
+    def length(self) -> int:
+        """Tokens in the cache."""
+        return self._length
+
+    def reset(self) -> None:
+        """Empty the cache."""
+        self._branches = None
+        self._llama.llama_memory_clear(self._memory, False)
+        self._length = 0
+
+    def truncate(self, length: int) -> None:
+        """Keep the first ``length`` tokens of the cache."""
+        assert 0 <= length <= self._length, (length, self._length)
+        self._close_branches()
+        if length == self._length:
+            return
+        if not self._llama.llama_memory_seq_rm(self._memory, 0, length, -1):
+            raise ModelError(
+                f"the cache of a {self.spec.family} model cannot be rolled back, which speculation needs: choose one "
+                "with attention in every layer"
+            )
+        self._length = length
+
+    @torch.inference_mode()
+    def forward(self, tokens: Tensor, last_only: bool = False) -> Tensor:
+        """Append tokens ``[k]`` and return float32 logits ``[k, vocabulary]``, or of the last token only."""
+        check_context(self.spec, self._length + len(tokens))
+        self._close_branches()
+        ids, rows = tokens.numpy(), []
+        for begin in range(0, len(ids), BATCH):
+            chunk = ids[begin : begin + BATCH]
+            last = begin + len(chunk) == len(ids)
+            positions = np.arange(self._length, self._length + len(chunk), dtype=np.int32)
+            self._batch.fill(chunk, positions, np.zeros(len(chunk), np.int32))
+            self._batch.ask(len(chunk), "all" if not last_only else "last" if last else "none")
+            self._decode()
+            self._length += len(chunk)
+            if last_only and not last:
+                continue
+            rows.append(self._logits(1 if last_only else len(chunk)))
+        return rows[0] if len(rows) == 1 else torch.cat(rows)
+
+    def branches(self, starts: Tensor) -> _Branches:
+        """Open branches after the first ``starts[i]`` cached tokens, at most ``spec.branches`` of them."""
+        check_starts(int(starts.min()), int(starts.max()), self._length)
+        assert len(starts) <= self.spec.branches, (len(starts), self.spec.branches)
+        self._close_branches()
+        self._branches = _Branches(self, starts.numpy().astype(np.int32))
+        return self._branches
+
+    def _close_branches(self) -> None:
+        """Free the cells of branches that are still open: they are the main text's again."""
+        if self._branches is not None:
+            self._branches.close()
+            self._branches = None
+
+    def _open_context(self, path: Path) -> Any:
+        exact = self.spec.engine == EXACT
+        parameters = self._llama.llama_context_default_params()
+        parameters.n_ctx = self.spec.context + BRANCH_CELLS
+        parameters.n_batch = parameters.n_ubatch = BATCH
+        parameters.n_seq_max = BRANCHES + 1
+        parameters.n_threads = parameters.n_threads_batch = torch.get_num_threads()
+        parameters.type_k = parameters.type_v = _F32 if exact else _F16
+        parameters.flash_attn_type = _NO_FLASH if exact else _AUTO_FLASH
+        parameters.kv_unified = True
+        parameters.offload_kqv = parameters.op_offload = False
+        parameters.no_perf = True
+        context = self._llama.llama_init_from_model(self._model, parameters)
+        if not context:
+            raise ModelError(f"cannot run {path}: {last_error() or 'libllama does not say why'}")
+        return context
+
+    def _decode(self) -> None:
+        answer = self._llama.llama_decode(self._context, self._batch.batch)
+        if answer == _NO_ROOM:
+            raise ModelError("the cache has no room for so many branches: ask for shorter drafts (--gamma-max)")
+        if answer:
+            raise ModelError(f"llama.cpp cannot decode ({answer}): {last_error() or 'it does not say why'}")
+
+    def _logits(self, rows: int) -> Tensor:
+        """A copy of the logits ``[rows, vocabulary]`` of the last pass: the next one overwrites them."""
+        pointer = self._llama.llama_get_logits(self._context)
+        return torch.from_numpy(np.ctypeslib.as_array(pointer, (rows, self.spec.vocabulary)).copy())
+
+    def __del__(self) -> None:
+        if getattr(self, "_context", None):
+            self._llama.llama_free(self._context)
+        if getattr(self, "_model", None):
+            self._llama.llama_model_free(self._model)
+
+
+class _Branches:
+    """:class:`~draftgauge.models.base.BranchSession` of the gguf engine: branch ``i`` is sequence ``i + 1``."""
+
+    def __init__(self, model: GgufModel, starts: Ints) -> None:
+        self._model = model
+        self._positions = starts
+        self._sequences = np.arange(1, len(starts) + 1, dtype=np.int32)
+        for sequence, start in zip(self._sequences.tolist(), starts.tolist(), strict=True):
+            model._llama.llama_memory_seq_cp(model._memory, 0, sequence, 0, start)
+
+    @torch.inference_mode()
+    def step(self, tokens: Tensor) -> Tensor:
+        """Append one token ``[N]`` to every branch; float32 logits ``[N, vocabulary]``."""
+        model, count = self._model, len(tokens)
+        assert model._branches is self, "the branches ended with the model's last forward, truncate or reset"
+        check_context(model.spec, int(self._positions.max()) + 1)
+        model._batch.fill(tokens.numpy(), self._positions, self._sequences)
+        model._batch.ask(count, "all")
+        model._decode()
+        self._positions = self._positions + 1
+        return model._logits(count)
+
+    def keep(self, rows: Tensor) -> None:
+        """Go on with these branches only; the cells of the others are free."""
+        kept = rows.numpy()
+        self._remove(np.setdiff1d(self._sequences, self._sequences[kept]))
+        self._sequences, self._positions = self._sequences[kept], self._positions[kept]
+
+    def close(self) -> None:
+        """Free all cells that only branches hold."""
+        self._remove(self._sequences)
+
+    def _remove(self, sequences: Ints) -> None:
+        for sequence in sequences.tolist():
+            self._model._llama.llama_memory_seq_rm(self._model._memory, sequence, -1, -1)
+
+
+class _Batch:
+    """A ``llama_batch`` of up to :data:`BATCH` tokens over arrays that stay in place."""
+
+    def __init__(self, library: Any) -> None:
+        self._tokens = np.zeros(BATCH, np.int32)
+        self._positions = np.zeros(BATCH, np.int32)
+        self._sequences = np.zeros(BATCH, np.int32)
+        self._counts = np.ones(BATCH, np.int32)  # of sequences that a token belongs to
+        self._asked = np.zeros(BATCH, np.int8)
+        ints, address = ctypes.POINTER(ctypes.c_int32), self._sequences.ctypes.data
+        self._owners = (ints * BATCH)(*(ctypes.cast(address + 4 * index, ints) for index in range(BATCH)))
+        self.batch = library.llama_batch(
+            0,
+            self._tokens.ctypes.data_as(ints),
+            None,
+            self._positions.ctypes.data_as(ints),
+            self._counts.ctypes.data_as(ints),
+            ctypes.cast(self._owners, ctypes.POINTER(ints)),
+            self._asked.ctypes.data_as(ctypes.POINTER(ctypes.c_int8)),
+        )
+
+    def fill(self, tokens: NDArray[np.int64], positions: Ints, sequences: Ints) -> None:
+        """Take ``n`` tokens with their positions and sequences."""
+        count = len(tokens)
+        self.batch.n_tokens = count
+        self._tokens[:count], self._positions[:count], self._sequences[:count] = tokens, positions, sequences
+
+    def ask(self, count: int, which: str) -> None:
+        """Ask for the logits of all ``count`` tokens, of the last one, or of none."""
+        self._asked[:count] = which == "all"
+        if which == "last":
+            self._asked[count - 1] = 1

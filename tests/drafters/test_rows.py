@@ -1,0 +1,96 @@
+"""Texts side by side: the logits of each alone, and the drafts of drafters of single texts."""
+
+from __future__ import annotations
+
+import torch
+
+from draftgauge.core.signals import OF_DRAFTED_TOKENS
+from draftgauge.drafters.language_model import LanguageModelDrafter
+from draftgauge.drafters.rows import Asked, LanguageModelRows
+from draftgauge.models.lean import LeanModel
+from draftgauge.models.lean_rows import LeanRows
+from draftgauge.policies.base import Signal
+from tiny import tiny_model, tokens
+
+
+def test_rows_give_the_logits_of_each_text_alone() -> None:
+    for attention in ("mha", "gqa"):
+        model = tiny_model(attention=attention)
+        rows, alone = LeanRows(LeanModel(model)), LeanModel(model)
+        texts = {rows.open(): tokens(length, seed=length) for length in (5, 23, 60, 11, 40)}
+        for row, text in texts.items():
+            if row:
+                rows.prefill(row, text[: row * 2])
+        feed = {row: text[rows.length(row) :] for row, text in texts.items()}
+        together = rows.step(list(feed), list(feed.values()))
+        again = rows.step([3, 1], [torch.tensor([7]), torch.tensor([9, 4])])
+        for index, (row, text) in enumerate(texts.items()):
+            alone.reset()
+            expected = alone.forward(text, last_only=True)
+            torch.testing.assert_close(together[index : index + 1], expected, atol=1e-4, rtol=1e-4)
+            if row in (1, 3):
+                more = torch.tensor([9, 4] if row == 1 else [7])
+                expected = alone.forward(more, last_only=True)
+                at = [3, 1].index(row)
+                torch.testing.assert_close(again[at : at + 1], expected, atol=1e-4, rtol=1e-4)
+
+
+def test_rows_roll_back_and_are_used_again() -> None:
+    model = tiny_model()
+    rows, alone = LeanRows(LeanModel(model)), LeanModel(model)
+    first = rows.open()
+    rows.prefill(first, tokens(30))
+    rows.truncate(first, 12)
+    alone.forward(tokens(30)[:12])
+    more = tokens(3, seed=9)
+    expected = alone.forward(more, last_only=True)
+    torch.testing.assert_close(rows.step([first], [more]), expected, atol=1e-4, rtol=1e-4)
+    rows.close(first)
+    assert rows.open() == first
+    assert rows.length(first) == 0
+
+
+def test_drafts_are_those_of_single_drafters() -> None:
+    """Several texts with different limits, an end token, a rule that stops, and steps that commit part of a draft."""
+    model = tiny_model(seed=5)
+    ends = frozenset({3})
+    together = LanguageModelRows(LeanModel(model), ends, 96)
+    alone = {}
+    for length in (4, 30, 17):
+        context = tokens(length, seed=length).tolist()
+        drafter = LanguageModelDrafter(LeanModel(model), ends, None, None, 96)
+        drafter.prefill(context)
+        alone[together.open(context)] = drafter
+
+    def sure(signal: Signal) -> bool:
+        return signal.confidence > 0.2
+
+    generator = torch.Generator().manual_seed(0)
+    for step in range(12):
+        asked = {
+            row: Asked((step + row) % 5, sure if row == 1 else None, OF_DRAFTED_TOKENS)
+            for row in alone
+            if (step + row) % 5 and (step + row) % 4
+        }
+        drafts = together.propose(asked)
+        assert set(drafts) == set(asked)
+        for row, drafter in alone.items():
+            accepted, drafted = 0, []
+            if row in asked:
+                expected = drafter.propose(asked[row].limit, asked[row].keep_drafting, asked[row].reads)
+                drafted = drafts[row].tokens
+                assert drafted == expected.tokens
+                shown = torch.tensor([signal[:4] for signal in drafts[row].signals])
+                torch.testing.assert_close(shown, torch.tensor([signal[:4] for signal in expected.signals]))
+                accepted = int(torch.randint(0, len(drafted) + 1, (1,), generator=generator))
+            own = int(torch.randint(4, 96, (1,), generator=generator))
+            for each in (drafter.commit, lambda a, t, row=row: together.commit(row, a, t)):
+                each(accepted, [*drafted[:accepted], own])
+
+
+def test_a_text_that_outgrows_the_draft_model_is_not_drafted_for() -> None:
+    rows = LanguageModelRows(LeanModel(tiny_model(max_position_embeddings=32)))
+    short, long = rows.open(tokens(30).tolist()), rows.open(tokens(40).tolist())
+    drafts = rows.propose({short: Asked(8), long: Asked(8)})
+    assert len(drafts[short].tokens) == 3
+    assert drafts[long].tokens == []

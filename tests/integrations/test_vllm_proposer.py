@@ -1,0 +1,224 @@
+"""The proposer for vLLM, driven as vLLM's runner drives it: by tokens alone, requests coming and going in any order.
+
+What vLLM does around it is written out here: a greedy step of the target over the proposed tokens. The engine itself is
+tested in ``tests/engines``.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from draftgauge.core.errors import DraftgaugeError, ModelError
+from draftgauge.decoding.plain import plain_decode
+from draftgauge.decoding.settings import DecodingSettings
+from draftgauge.decoding.speculative import speculative_decode
+from draftgauge.drafters.language_model import LanguageModelDrafter
+from draftgauge.integrations.vllm import Proposer
+from draftgauge.integrations.vllm_costs import CostProbe
+from draftgauge.integrations.vllm_guard import check_version, refuse_broken_sampling
+from draftgauge.models.loading import load_model
+from draftgauge.policies.registry import make_policy
+from draftgauge.traces.engine_costs import read_costs
+from tiny import save_tiny, tiny_tokenizer, tokens
+
+LONGEST, CONTEXT, OUTPUT = 6, 120, 40
+
+
+@pytest.fixture(scope="module")
+def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    place = tmp_path_factory.mktemp("pair")
+    return {
+        "target": save_tiny(place / "target", seed=0),
+        "draft": save_tiny(place / "draft", seed=0, num_hidden_layers=1),
+        "other": save_tiny(place / "other", "gemma2", seed=0),
+    }
+
+
+def config(folders: dict[str, Path], **options: Any) -> Any:
+    """What vLLM hands to a proposer, as far as it is read."""
+    return SimpleNamespace(
+        additional_config={"draftgauge": {"draft": str(folders["draft"]), "device": "cpu"} | options},
+        speculative_config=SimpleNamespace(num_speculative_tokens=LONGEST),
+        device_config=SimpleNamespace(device=torch.device("cpu")),
+        model_config=SimpleNamespace(
+            max_model_len=CONTEXT,
+            tokenizer=str(folders["target"]),
+            dtype=torch.float32,
+            hf_config=SimpleNamespace(eos_token_id=0),
+            get_vocab_size=lambda: 96,
+        ),
+    )
+
+
+class Served:
+    """A request as the runner has it."""
+
+    def __init__(self, target: Any, prompt: list[int]) -> None:
+        self.target, self.text, self.output = target, list(prompt), list[int]()
+        self.counts: list[tuple[int, int]] = []
+        self.draft: list[int] = []
+
+    def step(self) -> list[int]:
+        """Verify the draft, or read the prompt; the committed tokens."""
+        self.target.reset()
+        logits = self.target.forward(torch.tensor([*self.text, *self.draft]))
+        chosen = logits[len(self.text) - 1 :].argmax(-1).tolist()
+        accepted = next((n for n, token in enumerate(self.draft) if token != chosen[n]), len(self.draft))
+        committed = [*self.draft[:accepted], chosen[accepted]]
+        if self.output:
+            self.counts.append((len(self.draft), accepted))
+        if 0 in committed:
+            committed = committed[: committed.index(0) + 1]
+        committed = committed[: OUTPUT - len(self.output)]
+        self.text += committed
+        self.output += committed
+        return committed
+
+    @property
+    def finished(self) -> bool:
+        return len(self.output) >= OUTPUT or self.output[-1:] == [0]
+
+
+def serve(proposer: Proposer, target: Any, prompts: list[list[int]], together: int) -> list[Served]:
+    """Decode prompts, so many at a time, in an order that changes; some steps are a prompt's first half."""
+    rng = np.random.default_rng(0)
+    waiting = [Served(target, prompt) for prompt in prompts]
+    everything, running = list(waiting), list[Served]()
+    while waiting or running:
+        while waiting and len(running) < together:
+            running.append(waiting.pop(0))
+        rng.shuffle(running)
+        chunked = {id(r) for r in running if not r.output and rng.random() < 0.3}
+        sampled = [[] if id(r) in chunked else r.step() for r in running]
+        lengths = np.array([len(r.text) for r in running])
+        texts = np.zeros((len(running), CONTEXT + LONGEST), np.int32)
+        for index, request in enumerate(running):
+            texts[index, : len(request.text)] = request.text
+        proposals = proposer.propose(sampled, lengths, texts, slot_mappings=None)
+        assert len(proposals) == len(running)
+        for request, draft, committed in zip(running, proposals, sampled, strict=True):
+            assert len(draft) <= LONGEST
+            assert committed or not draft
+            request.draft = draft
+        running = [r for r in running if not r.finished]
+    return everything
+
+
+@pytest.mark.parametrize("together", [1, 3])
+@pytest.mark.parametrize("policy", ["fixed:3", "hf-confidence:threshold=0.3"])
+def test_outputs_are_plain_and_counts_are_those_of_live_decoding(
+    folders: dict[str, Path], policy: str, together: int
+) -> None:
+    target, draft = load_model(folders["target"], device="cpu"), load_model(folders["draft"], device="cpu")
+    prompts = [tokens(length, seed=length).tolist() for length in (9, 14, 9, 30, 21)]
+    prompts[2] = list(prompts[0])  # two requests of one text
+    served = serve(Proposer(config(folders, policy=policy)), target, prompts, together)
+    settings = DecodingSettings(max_new_tokens=OUTPUT, end_tokens=frozenset({0}))
+    for request, prompt in zip(served, prompts, strict=True):
+        assert request.output == plain_decode(target, prompt, settings).tokens
+        first = request.output[0]
+        live = speculative_decode(
+            target,
+            LanguageModelDrafter(draft, frozenset({0}), None, None, 96),
+            make_policy(policy, LONGEST),
+            [*prompt, first],
+            DecodingSettings(max_new_tokens=OUTPUT + LONGEST, end_tokens=frozenset({0})),
+        )
+        expected = [(step.drafted, step.accepted) for step in live.steps][: len(request.counts)]
+        assert request.counts[:-1] == expected[:-1]  # the last draft may run past what the request asked for
+        assert any(accepted for _, accepted in request.counts)
+
+
+def test_other_drafters_and_models(folders: dict[str, Path]) -> None:
+    target = load_model(folders["target"], device="cpu")
+    prompt = tokens(12, seed=1).tolist() * 2
+    expected = plain_decode(target, prompt, DecodingSettings(max_new_tokens=OUTPUT, end_tokens=frozenset({0}))).tokens
+    for options in ({"drafter": "prompt_lookup"}, {"draft": str(folders["other"])}):
+        served = serve(Proposer(config(folders, **options)), target, [prompt], 1)
+        assert served[0].output == expected
+
+
+def test_drafts_leave_room_in_the_context(folders: dict[str, Path]) -> None:
+    proposer = Proposer(config(folders, policy="fixed:6"))
+    for length, room in ((CONTEXT - 3, 2), (CONTEXT - 1, 0), (CONTEXT, 0)):
+        text = tokens(length, seed=2).tolist()
+        texts = np.zeros((1, CONTEXT + 8), np.int32)
+        texts[0, :length] = text
+        (draft,) = proposer.propose([[text[-1]]], np.array([length]), texts)
+        assert len(draft) <= room
+
+
+def test_the_probe_measures_every_length(folders: dict[str, Path], tmp_path: Path) -> None:
+    out = tmp_path / "costs.json"
+    probe = CostProbe(config(folders, costs_out=str(out)))
+    target = load_model(folders["target"], device="cpu")
+    prompts = [tokens(length, seed=length).tolist() for length in range(5, 20)]
+    serve(probe, target, prompts, 1)
+    measured = probe.measured()
+    assert measured is not None
+    assert measured.batches[0] == 1
+    assert measured.gamma_max == LONGEST
+    assert measured.draft[0][0] == 0 < measured.draft[0][LONGEST]
+    assert read_costs(out, "vllm")[1].gamma_max == LONGEST
+
+
+def test_every_call_is_logged(folders: dict[str, Path], tmp_path: Path) -> None:
+    log = tmp_path / "log.jsonl"
+    target = load_model(folders["target"], device="cpu")
+    served = serve(Proposer(config(folders, log=str(log))), target, [tokens(9).tolist()], 1)
+    rows = [json.loads(line) for line in log.read_text().splitlines()]
+    assert all(row["seconds"] > 0 for row in rows)
+    drafted = [row["drafted"][0] for row in rows]
+    assert drafted[-len(served[0].counts) - 1 : -1] == [count for count, _ in served[0].counts]
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"polcy": "none"}, "unknown key 'polcy'"),
+        ({"policy": "clairvoyant"}, "clairvoyant"),
+        ({"policy": "stopping"}, "cost"),
+        ({"draft": None}, "needs a draft model"),
+        ({"drafter": "nobody"}, "unknown drafter"),
+    ],
+)
+def test_options_that_cannot_be(folders: dict[str, Path], options: dict[str, Any], message: str) -> None:
+    with pytest.raises(DraftgaugeError, match=message):
+        Proposer(config(folders, **options))
+
+
+def test_a_draft_of_another_vocabulary(folders: dict[str, Path], tmp_path: Path) -> None:
+    folder = save_tiny(tmp_path / "swapped")
+    tiny_tokenizer(swap=(4, 5)).save_pretrained(folder)
+    with pytest.raises(ModelError, match="different vocabularies"):
+        Proposer(config(folders, draft=str(folder)))
+
+
+def test_versions_and_samplers_that_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "vllm", SimpleNamespace(__version__="0.29.1"))
+    with pytest.raises(DraftgaugeError, match=r"install vLLM 0\.30 or later"):
+        check_version()
+
+    def expand(x: torch.Tensor, ends: torch.Tensor, count: int, *_: Any) -> torch.Tensor:
+        out = torch.full((count,), -1.0 if x.is_floating_point() else -1).to(x.dtype)
+        if not x.is_floating_point():
+            out[:] = x.repeat_interleave(torch.diff(ends, prepend=ends.new_zeros(1)))
+        return out
+
+    sampler = SimpleNamespace(expand_batch_to_tokens=expand)
+    monkeypatch.setitem(sys.modules, "vllm.v1.sample.rejection_sampler", sampler)
+    refuse_broken_sampling()
+    if torch.cuda.is_available():
+        return
+    whole = sampler.expand_batch_to_tokens(torch.tensor([4, 5]), torch.tensor([1, 3]), 3)
+    assert whole.tolist() == [4, 5, 5]
+    with pytest.raises(DraftgaugeError, match="temperature 0"):
+        sampler.expand_batch_to_tokens(torch.tensor([0.7]), torch.tensor([2]), 2)
