@@ -73,9 +73,13 @@ def error_page(message: str, code: int) -> str:
 
 @contextmanager
 def serving(pages: Pages) -> Iterator[str]:
-    """Serve pages by path on this machine; yields the address. Other paths are answered 404."""
+    """Serve pages by path on this machine, got or posted to; yields the address. Other paths are answered 404."""
 
     class Handler(BaseHTTPRequestHandler):
+        def do_POST(self) -> None:
+            self.rfile.read(int(self.headers["Content-Length"]))
+            self.do_GET()
+
         def do_GET(self) -> None:
             status, text = pages.get(self.path, (404, error_page("File Not Found", 404)))
             content = text.encode()

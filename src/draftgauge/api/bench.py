@@ -10,6 +10,7 @@ from typing import Any
 
 from draftgauge.api.arms import BenchPrompt, bench_arms, plain_arm, policy_arm, transformers_arms
 from draftgauge.api.bench_rows import ASKED, Reference, bench_rows
+from draftgauge.api.bench_servers import bench_servers
 from draftgauge.api.costs import pair_costs, weigh_cost
 from draftgauge.api.pair import Pair, load_pair
 from draftgauge.api.profile_plan import choose_prompts, encode_prompts
@@ -55,13 +56,16 @@ def bench(request: BenchRequest, *, progress: Progress = silent) -> list[dict[st
         progress: told (what, done, total).
 
     Returns:
-        Rows as :func:`bench_rows` describes. What gains are stated over always runs: the policy asked for, else, of a
-        recorded run, its best fixed length, chosen on training prompts where there are any.
+        Rows as :func:`bench_rows` describes; of running servers as :func:`bench_servers` does. What gains are stated
+        over always runs: the policy asked for, else, of a recorded run, its best fixed length, chosen on training
+        prompts where there are any.
 
     Raises:
         DraftgaugeError: for unknown policies, models that are not those of the trace, a trace of sampled decoding, or
             prompts or models that cannot be used.
     """
+    if request.urls:
+        return bench_servers(request, progress)
     if request.folder is None:
         return [row for name in request.pair.compression for row in _bench_pair(request, name, progress)]
     _check_given(request, request.folder)

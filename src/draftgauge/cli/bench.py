@@ -19,6 +19,7 @@ COLUMNS = {
     "mismatches": "mismatches",
     "tokens_per_second": "tokens/s [95%]",
 }
+ADVICE = {"expected": "advice expects", "off": "off by"}
 
 
 def bench(request: BenchRequest) -> list[dict[str, Any]]:
@@ -35,10 +36,11 @@ def bench(request: BenchRequest) -> list[dict[str, Any]]:
         for row in rows
         if row["task"] == "all"
     ]
+    advice = ADVICE if any(row.get("expected") is not None for row in rows) else {}
     show_table(
         "All tasks together, live: ratios within the same prompt and round first",
         shown,
-        COLUMNS | source_columns(shown),
+        COLUMNS | advice | source_columns(shown),
     )
     console.print(describe_load(machine_load()), highlight=False)
     return rows

@@ -105,6 +105,10 @@ class BenchRequest:
         baselines: also run transformers' generate(), plain and assisted.
         rounds: how often every prompt is decoded by every policy.
         seconds: decode no further prompt after this time; as many rounds as asked for if left out.
+        urls: in place of a pair, a running server with its setting, e.g. fixed:4=http://127.0.0.1:8001; repeated, one
+            of them plain.
+        server_engine: of these servers: vllm or llama-server.
+        advice: JSON of 'draftgauge advise' for that engine, to say how far it was off.
     """
 
     folder: Path | None = setting(None, positional=True)
@@ -118,6 +122,9 @@ class BenchRequest:
     baselines: bool = True
     rounds: int = 3
     seconds: float | None = None
+    urls: tuple[str, ...] = setting((), option="--url", repeated=True)
+    server_engine: str = "vllm"
+    advice: Path | None = None
     randomness: SeedSpec = SeedSpec()
 
     def __post_init__(self) -> None:

@@ -1,0 +1,102 @@
+"""``draftgauge bench --url``: servers interleaved prompt by prompt, in the formats of llama.cpp's server and of vLLM."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from command_line import draftgauge
+from draftgauge.core.provenance import write_measurement
+from engine_server import error_page, models_page, serving
+from tiny import save_tiny
+
+
+def llama_answer(milliseconds: float, drafted: int = 0, accepted: int = 0) -> str:
+    """What llama.cpp's server answers to ``/completion`` with ``return_tokens``."""
+    timings: dict[str, Any] = {
+        "cache_n": 0,
+        "prompt_n": 9,
+        "prompt_ms": 20.0,
+        "prompt_per_token_ms": 2.2,
+        "predicted_n": 8,
+        "predicted_ms": milliseconds,
+        "predicted_per_second": 8000 / milliseconds,
+    }
+    timings |= {"draft_n": drafted, "draft_n_accepted": accepted} if drafted else {}
+    return json.dumps({"index": 0, "content": "abcdefgh", "tokens": list(range(1, 9)), "timings": timings})
+
+
+def vllm_answer(milliseconds: float, accepted: int | None = None) -> str:
+    """What vLLM answers to ``/v1/completions`` with ``return_token_ids`` and per-request metrics."""
+    metrics: dict[str, Any] = {"time_to_first_token_ms": 20.0, "generation_time_ms": milliseconds}
+    if accepted is not None:
+        metrics["speculative_decoding"] = {"num_accepted_draft_tokens": accepted, "num_draft_tokens": 9}
+    choice = {"index": 0, "text": "abcdefgh", "token_ids": list(range(1, 9)), "finish_reason": "length"}
+    return json.dumps({"choices": [choice], "usage": {"completion_tokens": 8}, "metrics": metrics})
+
+
+@pytest.fixture(scope="module")
+def inputs(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
+    folder = tmp_path_factory.mktemp("inputs")
+    prompts = folder / "prompts.jsonl"
+    prompts.write_text('{"prompt": "hello", "task": "a"}\n{"prompt": "there", "task": "b"}\n')
+    tokenizer = str(save_tiny(folder / "target"))
+    return ["--prompts", str(prompts), "--tokenizer", tokenizer, "--rounds", "2", "--max-new-tokens", "8"]
+
+
+def benched(arguments: list[str], out: Path) -> dict[str, dict[str, Any]]:
+    result = draftgauge(["bench", *arguments, "--json", str(out)])
+    assert result.exit_code == 0, result.output
+    return {row["policy"]: row for row in json.loads(out.read_text())["rows"] if row["task"] == "all"}
+
+
+def test_llama_servers_and_how_far_advice_was_off(inputs: list[str], tmp_path: Path) -> None:
+    advice = tmp_path / "advice.json"
+    rows = [{"engine": "llama-server", "setting": "fixed:4", "speedup": 1.6, "advised": True}]
+    write_measurement(advice, "draftgauge advise", rows)
+    models = {"/v1/models": (200, models_page("m")), "/props": (200, '{"model_path": "m.gguf"}')}
+    with (
+        serving(models | {"/completion": (200, llama_answer(80.0))}) as plain,
+        serving(models | {"/completion": (200, llama_answer(40.0, 12, 5))}) as fixed,
+    ):
+        servers = ["--url", f"plain={plain}", "--url", f"fixed:4={fixed}", "--server-engine", "llama-server"]
+        found = benched([*inputs, *servers, "--advice", str(advice)], tmp_path / "rows.json")
+    assert found["fixed:4"]["ratio_to_plain"] == pytest.approx(2.0)
+    assert found["fixed:4"]["tokens_per_step"] == pytest.approx(8 / 3)
+    assert found["fixed:4"]["mismatches"] == 0
+    assert found["fixed:4"]["off"] == pytest.approx(2.0 / 1.6 - 1)
+    assert found["plain"]["tokens_per_second"] == pytest.approx(100.0)
+
+
+def test_vllm_servers(inputs: list[str], tmp_path: Path) -> None:
+    models = {"/v1/models": (200, models_page("m"))}
+    with (
+        serving(models | {"/v1/completions": (200, vllm_answer(80.0))}) as plain,
+        serving(models | {"/v1/completions": (200, vllm_answer(100.0, 4))}) as fixed,
+    ):
+        servers = ["--url", f"plain={plain}", "--url", f"fixed:4={fixed}"]
+        found = benched([*inputs, *servers], tmp_path / "rows.json")
+    assert found["fixed:4"]["ratio_to_plain"] == pytest.approx(0.8)
+    assert found["fixed:4"]["tokens_per_step"] == pytest.approx(2.0)
+
+
+def test_servers_that_cannot_be_compared(inputs: list[str], tmp_path: Path) -> None:
+    other = tmp_path / "advice.json"
+    write_measurement(other, "draftgauge advise", [{"engine": "sglang", "setting": "plain", "speedup": 1.0}])
+    models = {"/v1/models": (200, models_page("m"))}
+    with serving(models | {"/v1/completions": (500, error_page("out of memory", 500))}) as url:
+        for arguments, message in (
+            (["--url", url], "SETTING=URL"),
+            (["--url", f"fixed:2={url}"], "plain=URL"),
+            (["--url", f"plain={url}", "--url", f"plain={url}"], "each setting once"),
+            (["--url", f"plain={url}", "--server-engine", "sglang"], "--server-engine vllm or llama-server"),
+            (["--url", "plain=http://127.0.0.1:9"], "no server answers"),
+            (["--url", f"plain={url}", "--advice", str(other)], "holds no rows"),
+            (["--url", f"plain={url}"], "500: out of memory"),
+        ):
+            result = draftgauge(["bench", *arguments, *inputs])
+            assert result.exit_code == 2, (arguments, result.output)
+            assert message in result.stderr, (arguments, result.stderr)
