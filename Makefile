@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 # The version that the project is tested with; on a machine with a GPU, install the build you want first (see README).
 TORCH ?= torch==2.13.0
 
-.PHONY: demo test test-fast lint types bench final figures setup clean
+.PHONY: demo test test-engines test-fast lint types bench final figures setup clean
 
 setup: $(VENV)/.installed
 
@@ -21,6 +21,11 @@ demo: setup
 
 test: setup
 	$(BIN)/python -m pytest
+
+# Serving engines in environments of their own below .engines: built once (some 15 minutes), then only tested.
+test-engines: setup
+	$(BIN)/python tools/engines.py set-up
+	eval "$$($(BIN)/python tools/engines.py environment)" && $(BIN)/python -m pytest -rs tests/engines tests/models/test_gguf_engine.py
 
 test-fast: setup
 	$(BIN)/python -m pytest -m 'not slow'

@@ -1,4 +1,4 @@
-"""``draftgauge bench --url``: servers interleaved prompt by prompt, in the formats of llama.cpp's server and of vLLM."""
+"""``draftgauge bench --url``: servers interleaved prompt by prompt, in the formats of llama.cpp and of vLLM."""
 
 from __future__ import annotations
 

