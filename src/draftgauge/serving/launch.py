@@ -1,0 +1,86 @@
+"""Starting a server on this machine, and ending it."""
+
+from __future__ import annotations
+
+import os
+import socket
+import subprocess
+import tempfile
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import IO
+
+from draftgauge.core.errors import DraftgaugeError
+from draftgauge.serving.endpoint import ServerError, fetch_text
+
+START_SECONDS = 400.0
+END_SECONDS = 30.0
+_SHOWN = 2000
+
+
+@contextmanager
+def launched(
+    command: Sequence[str],
+    variables: Mapping[str, str] | None = None,
+    health: str = "/health",
+    seconds: float = START_SECONDS,
+) -> Iterator[str]:
+    """Start a server with ``--host`` and ``--port`` added to its command, wait until it answers, and end it afterwards.
+
+    Args:
+        command: as both llama-server and vLLM's are.
+        variables: of the environment, beside this process's.
+        health: a path that it answers once it is ready.
+        seconds: to wait for that.
+
+    Yields:
+        Its address.
+
+    Raises:
+        DraftgaugeError: if it cannot be started, or does not answer in time; with the end of what it printed.
+    """
+    port = free_port()
+    url = f"http://127.0.0.1:{port}"
+    words = [*command, "--host", "127.0.0.1", "--port", str(port)]
+    with tempfile.TemporaryFile("w+", errors="replace") as printed:
+        try:
+            process = subprocess.Popen(words, env=os.environ | dict(variables or {}), stdout=printed, stderr=printed)
+        except OSError as error:
+            raise DraftgaugeError(f"cannot start {command[0]}: {error.strerror}") from error
+        try:
+            _wait(process, url, health, seconds, printed)
+            yield url
+        finally:
+            _end(process)
+
+
+def free_port() -> int:
+    """A port of this machine that nothing listens on."""
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        return int(taken.getsockname()[1])
+
+
+def _wait(process: subprocess.Popen[bytes], url: str, health: str, seconds: float, printed: IO[str]) -> None:
+    until = time.monotonic() + seconds
+    while time.monotonic() < until and process.poll() is None:
+        try:
+            fetch_text(url, health, 2.0)
+        except ServerError:
+            time.sleep(0.2)
+        else:
+            return
+    printed.seek(0)
+    said = printed.read()[-_SHOWN:]
+    ended = "does not answer" if process.poll() is None else f"ended with code {process.poll()}"
+    raise DraftgaugeError(f"the server {ended}: {said}")
+
+
+def _end(process: subprocess.Popen[bytes]) -> None:
+    process.terminate()
+    try:
+        process.wait(END_SECONDS)
+    except subprocess.TimeoutExpired:
+        process.kill()
+        process.wait()

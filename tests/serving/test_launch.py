@@ -1,0 +1,41 @@
+"""Servers started and ended."""
+
+from __future__ import annotations
+
+import sys
+
+import pytest
+
+from draftgauge.core.errors import DraftgaugeError
+from draftgauge.serving.endpoint import ServerError, fetch_text
+from draftgauge.serving.launch import launched
+
+SERVER = """
+import argparse, http.server
+parser = argparse.ArgumentParser()
+parser.add_argument("--host"); parser.add_argument("--port", type=int)
+given = parser.parse_args()
+class Handler(http.server.BaseHTTPRequestHandler):
+    def do_GET(self):
+        self.send_response(200); self.end_headers(); self.wfile.write(b"fine")
+    def log_message(self, *_): pass
+http.server.HTTPServer((given.host, given.port), Handler).serve_forever()
+"""
+
+
+def test_a_server_answers_while_it_is_wanted() -> None:
+    with launched([sys.executable, "-c", SERVER], seconds=60) as url:
+        assert fetch_text(url, "/health") == "fine"
+    with pytest.raises(ServerError):
+        fetch_text(url, "/health")
+
+
+def test_servers_that_do_not_start() -> None:
+    broken = [sys.executable, "-c", "import sys; print('no such model'); sys.exit(3)"]
+    with pytest.raises(DraftgaugeError, match="ended with code 3: no such model"), launched(broken, seconds=60):
+        pass
+    with pytest.raises(DraftgaugeError, match="cannot start no-such-program"), launched(["no-such-program"]):
+        pass
+    silent = [sys.executable, "-c", "import time; time.sleep(60)"]
+    with pytest.raises(DraftgaugeError, match="does not answer"), launched(silent, seconds=1):
+        pass
