@@ -27,7 +27,7 @@ from draftgauge.integrations.vllm_guard import check_version, refuse_broken_samp
 from draftgauge.models.loading import load_model
 from draftgauge.policies.registry import make_policy
 from draftgauge.traces.engine_costs import read_costs
-from tiny import save_tiny, tiny_tokenizer, tokens
+from tiny import save_tiny, tiny_model, tiny_tokenizer, tokens
 
 LONGEST, CONTEXT, OUTPUT = 6, 120, 40
 
@@ -35,9 +35,15 @@ LONGEST, CONTEXT, OUTPUT = 6, 120, 40
 @pytest.fixture(scope="module")
 def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     place = tmp_path_factory.mktemp("pair")
+    draft = tiny_model(seed=0)
+    for parameter in draft.parameters():  # near the target, so that some of what it drafts is accepted
+        generator = torch.Generator().manual_seed(parameter.numel())
+        parameter.data += 0.02 * torch.randn(parameter.shape, generator=generator)
+    draft.save_pretrained(place / "draft")
+    tiny_tokenizer().save_pretrained(place / "draft")
     return {
         "target": save_tiny(place / "target", seed=0),
-        "draft": save_tiny(place / "draft", seed=0, num_hidden_layers=1),
+        "draft": place / "draft",
         "other": save_tiny(place / "other", "gemma2", seed=0),
     }
 

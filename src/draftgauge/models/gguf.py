@@ -55,8 +55,8 @@ class GgufModel:
             MissingLibraryError: if llama-cpp-python is not installed, or too old.
             ModelError: if the file cannot be loaded.
         """
-        self._llama = libllama()
         self._model = open_model(path)
+        self._llama = libllama()
         self.eos_token_id = end_tokens_of(self._model)
         vocabulary = self._llama.llama_vocab_n_tokens(self._llama.llama_model_get_vocab(self._model))
         context = min(self._llama.llama_model_n_ctx_train(self._model), LONGEST)
