@@ -128,7 +128,12 @@ def test_a_run_beside_its_server(run: Path, tmp_path: Path) -> None:
 
 
 def test_answers_of_vllm_are_advised_on(tmp_path: Path) -> None:
-    metrics = {"num_spec_tokens": 4, "per_step_drafted": [4] * 6, "per_step_accepted": [2, 1, 3, 0, 2, 3]}
+    metrics = {
+        "num_spec_tokens": 4,
+        "num_spec_steps": 6,
+        "per_step_drafted": [4] * 6,
+        "per_step_accepted": [2, 1, 3, 0, 2, 3],
+    }
     answer = {
         "usage": {"prompt_tokens": 9, "completion_tokens": 18},
         "metrics": {"speculative_decoding": metrics},

@@ -178,6 +178,11 @@ def test_settings_as_files() -> None:
     vllm = settings_document(engine_of("vllm"), "fixed:4", {1: 4, 8: 2, 32: 0}, places)
     assert vllm["num_speculative_tokens_per_batch_size"] == [[1, 7, 4], [8, 31, 2], [32, 32, 0]]
     assert settings_document(engine_of("vllm"), PLAIN, {1: 0}, places) == {}
+    rising = settings_document(engine_of("vllm"), PLAIN, {1: 0, 8: 3}, places)  # vLLM cuts ranges to the longest
+    assert rising["num_speculative_tokens"] == 3
+    assert rising["num_speculative_tokens_per_batch_size"] == [[1, 7, 0], [8, 8, 3]]
+    rule = settings_document(engine_of("vllm"), "svip", {1: 4, 8: 2}, places)
+    assert "num_speculative_tokens_per_batch_size" not in rule
     assert settings_document(engine_of("sglang"), "fixed:4", {1: 4, 8: 2, 32: 0}, places) == {"candidate_steps": [2, 4]}
     with pytest.raises(DraftgaugeError, match="as an argument"):
         settings_document(engine_of("transformers"), "fixed:4", {1: 4}, places)

@@ -133,6 +133,15 @@ def test_a_file_of_answers(tmp_path: Path) -> None:
     assert trace.accepted[:4].tolist() == [2, 1, 0, 0]
 
 
+def test_an_answer_without_a_step_is_left_out(tmp_path: Path) -> None:
+    path = tmp_path / "answers.jsonl"
+    short = answer(num_spec_steps=0)
+    speculative = short["metrics"]["speculative_decoding"]  # type: ignore[index]
+    del speculative["per_step_accepted"], speculative["per_step_drafted"]
+    path.write_text("\n".join([json.dumps(answer()), json.dumps(short)]))
+    assert import_requests(path).left_out == 1
+
+
 @pytest.mark.parametrize(
     ("line", "message"),
     [

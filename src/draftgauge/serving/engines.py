@@ -14,6 +14,7 @@ from draftgauge.policies.registry import compared_policies
 PLAIN = "plain"
 FIXED = "fixed:"
 P_MIN = "p-min:"
+LANGUAGE_MODEL = "language_model"
 P_MINS = (0.2, 0.4, 0.6, 0.8, 0.9)
 PROPOSER = "draftgauge.integrations.vllm.Proposer"
 
@@ -32,7 +33,7 @@ class Places:
 
     target: str = "TARGET"
     draft: str = "DRAFT"
-    drafter: str = "language_model"
+    drafter: str = LANGUAGE_MODEL
     gamma_max: int = 16
     costs: str | None = None
 
@@ -124,9 +125,11 @@ def settings_document(engine: Engine, setting: str, lengths: dict[int, int], pla
     """
     length = fixed_length(setting)
     if engine.name == "vllm":
-        return _vllm_config(setting, places) | (
-            {"num_speculative_tokens_per_batch_size": by_batch(lengths)} if len(lengths) > 1 and length else {}
-        )
+        own = length is not None and places.drafter == LANGUAGE_MODEL
+        if not own or len(lengths) == 1 or not any(lengths.values()):
+            return _vllm_config(setting, places)
+        longest = _vllm_config(f"{FIXED}{max(lengths.values())}", places)  # no range goes beyond it
+        return longest | {"num_speculative_tokens_per_batch_size": by_batch(lengths)}
     if engine.name == "sglang":
         steps = sorted({value for value in lengths.values() if value} | ({length} if length else set()))
         return {"candidate_steps": steps} if steps else {}
@@ -147,7 +150,7 @@ def _draftgauge(setting: str, places: Places) -> str:
 def _transformers(setting: str, places: Places) -> str:
     if setting == PLAIN:
         return "model.generate(**inputs)"
-    drafter = "drafter_model" if places.drafter == "language_model" else repr(places.drafter)
+    drafter = "drafter_model" if places.drafter == LANGUAGE_MODEL else repr(places.drafter)
     return f"model.generate(**inputs, custom_generate=draftgauge.speculative({drafter}, policy={setting!r}))"
 
 
@@ -176,7 +179,7 @@ def _vllm_config(setting: str, places: Places) -> dict[str, Any]:
     length = fixed_length(setting)
     if length == 0:
         return {}
-    if length is not None and places.drafter == "language_model":
+    if length is not None and places.drafter == LANGUAGE_MODEL:
         return {"method": "draft_model", "model": places.draft, "num_speculative_tokens": length}
     return {"method": "custom_class", "model": PROPOSER, "num_speculative_tokens": length or places.gamma_max}
 
@@ -188,7 +191,7 @@ def _vllm(setting: str, places: Places) -> str:
         words += ["--speculative-config", json.dumps(config)]
     if config.get("method") == "custom_class":
         options: dict[str, Any] = {"drafter": places.drafter, "policy": setting}
-        options |= {"draft": places.draft} if places.drafter == "language_model" else {}
+        options |= {"draft": places.draft} if places.drafter == LANGUAGE_MODEL else {}
         options |= {"costs": places.costs} if places.costs else {}
         words += ["--additional-config", json.dumps({"draftgauge": options})]
     return shlex.join(words)

@@ -95,7 +95,8 @@ def request_steps(line: str, where: str) -> RequestSteps:
     try:
         answer = json.loads(line)
         usage, metrics = answer["usage"], answer["metrics"]["speculative_decoding"]
-        drafted, accepted = metrics["per_step_drafted"], metrics["per_step_accepted"]
+        nothing: list[int] | None = [] if metrics["num_spec_steps"] == 0 else None  # vLLM then leaves the lists out
+        drafted, accepted = (metrics.get(f"per_step_{name}", nothing) for name in ("drafted", "accepted"))
         found = RequestSteps(
             prompt_tokens=int(usage["prompt_tokens"]),
             output_tokens=int(usage["completion_tokens"]),
