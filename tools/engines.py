@@ -70,14 +70,14 @@ def set_up_llama(folder: Path, jobs: int) -> None:
     place = folder / "llama"
     place.mkdir(exist_ok=True)
     sdist = f"llama_cpp_python-{LLAMA_CPP_PYTHON}"
-    site, source = place / "site", place / sdist / "vendor" / "llama.cpp"
+    site, builders, source = place / "site", str(place / "builders"), place / sdist / "vendor" / "llama.cpp"
     pip = [sys.executable, "-m", "pip", "--quiet", "--disable-pip-version-check"]
 
     def fetch() -> None:
-        run([*pip, "install", "--target", str(site), "scikit-build-core", "typing-extensions"])
+        run([*pip, "install", "--target", builders, "scikit-build-core"])
         wanted = f"llama-cpp-python=={LLAMA_CPP_PYTHON}"
         options = ["--no-deps", "--no-binary", "llama-cpp-python", "--no-build-isolation", "--dest", str(place)]
-        run([*pip, "download", *options, wanted], PYTHONPATH=str(site))
+        run([*pip, "download", *options, wanted], PYTHONPATH=builders)
         with tarfile.open(place / f"{sdist}.tar.gz") as archive:
             archive.extractall(place, filter="data")
 
@@ -98,7 +98,7 @@ def set_up_llama(folder: Path, jobs: int) -> None:
                 "--no-deps",
                 str(place / sdist),
             ],
-            PYTHONPATH=str(site),
+            PYTHONPATH=builders,
             CMAKE_ARGS="-DLLAMA_BUILD=OFF -DLLAVA_BUILD=OFF",
         )
         run([*pip, "install", "--target", str(site), "--no-deps", "gguf", "diskcache"])
