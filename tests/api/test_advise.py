@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -146,6 +147,17 @@ def test_answers_of_vllm_are_advised_on(tmp_path: Path) -> None:
     assert best["drawn"] == 0
     four = next(row for row in rows if row["setting"] == "fixed:4")
     assert four["tokens_per_step"] == pytest.approx(17 / 6)
+
+
+def test_drafters_that_an_engine_does_not_run(run: Path, tmp_path: Path) -> None:
+    costs = costs_of(tmp_path / "costs.json", "sglang", 0.001)
+    folder = tmp_path / "lookup"
+    shutil.copytree(run, folder)
+    manifest = json.loads((folder / "manifest.json").read_text())
+    (folder / "manifest.json").write_text(json.dumps(manifest | {"drafter": "prompt_lookup"}))
+    result = draftgauge(["advise", str(folder), "-e", "sglang", "--costs", str(costs)])
+    assert result.exit_code == 2
+    assert "recorded with the drafter prompt_lookup, which sglang does not run" in result.stderr
 
 
 def test_bad_input_is_one_line_and_exit_code_2(run: Path, tmp_path: Path) -> None:

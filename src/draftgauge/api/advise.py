@@ -99,6 +99,7 @@ def advise(request: AdviseRequest) -> list[Row]:
 
 def _from_run(request: AdviseRequest, engine: Engine, run: Path, manifest: Manifest) -> _Source:
     path = request.costs or run / COSTS_NAME
+    _check_drafter(engine, run, manifest)
     if request.costs is None:
         _check_loop(engine, run, manifest)
     curves = read_costs(path, engine.name)
@@ -112,7 +113,17 @@ def _from_run(request: AdviseRequest, engine: Engine, run: Path, manifest: Manif
         costs=str(path),
     )
     own = tuple(name for spec in request.policies or fitted for name in expand_policy(spec, trace.gamma_max))
-    return _Source(trace, curves, places, own, True, _runs_policies(engine, request.costs, manifest))
+    return _Source(trace, curves, places, own, True, _runs_policies(engine, request.costs))
+
+
+def _check_drafter(engine: Engine, run: Path, manifest: Manifest) -> None:
+    """Refuse a drafter that the engine cannot run."""
+    if engine.drafters and manifest.drafter not in engine.drafters:
+        raise DraftgaugeError(
+            f"{run} was recorded with the drafter {manifest.drafter}, which {engine.name} does not run (it runs "
+            f"{' and '.join(engine.drafters)}): record a run with one of these, or export the drafter (`draftgauge "
+            "export`) and give the server's answers with --requests"
+        )
 
 
 def _check_loop(engine: Engine, run: Path, manifest: Manifest) -> None:
@@ -127,13 +138,12 @@ def _check_loop(engine: Engine, run: Path, manifest: Manifest) -> None:
         )
 
 
-def _runs_policies(engine: Engine, costs: Path | None, manifest: Manifest) -> bool:
-    """Whether policies can run: in vLLM only with a drafter that reads no target, and where its proposer was timed."""
+def _runs_policies(engine: Engine, costs: Path | None) -> bool:
+    """Whether policies run: in vLLM only where draftgauge's proposer was timed."""
     if engine.name != "vllm":
         return engine.policies
     measured = None if costs is None else load_engine_costs(costs, engine.name)
-    timed = measured is None or measured.drafted_by != BY_ENGINE
-    return timed and manifest.drafter in ("language_model", "prompt_lookup")
+    return measured is None or measured.drafted_by != BY_ENGINE
 
 
 def _from_requests(request: AdviseRequest, engine: Engine, answers: Path) -> _Source:

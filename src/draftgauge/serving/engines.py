@@ -14,7 +14,7 @@ from draftgauge.policies.registry import compared_policies
 PLAIN = "plain"
 FIXED = "fixed:"
 P_MIN = "p-min:"
-LANGUAGE_MODEL = "language_model"
+LANGUAGE_MODEL, LOOKUP = "language_model", "prompt_lookup"
 P_MINS = (0.2, 0.4, 0.6, 0.8, 0.9)
 PROPOSER = "draftgauge.integrations.vllm.Proposer"
 
@@ -47,6 +47,7 @@ class Engine:
         loop: whether draftgauge's own loop decodes in it, so that a run recorded there prices it.
         policies: whether any policy of draftgauge runs in it.
         p_min: whether it stops drafting at a confidence, as llama.cpp does.
+        drafters: the kinds of drafter that it runs; empty where it runs all.
         flags: what to paste for a setting: called as ``flags(setting, places)``.
     """
 
@@ -54,6 +55,7 @@ class Engine:
     loop: bool
     policies: bool
     p_min: bool
+    drafters: tuple[str, ...]
     flags: Callable[[str, Places], str]
 
     def settings(self, gamma_max: int, own: Sequence[str] = ()) -> list[str]:
@@ -210,12 +212,12 @@ def _sglang(setting: str, places: Places) -> str:
 ENGINES = {
     engine.name: engine
     for engine in (
-        Engine("draftgauge", loop=True, policies=True, p_min=False, flags=_draftgauge),
-        Engine("transformers", loop=True, policies=True, p_min=False, flags=_transformers),
-        Engine("gguf", loop=True, policies=True, p_min=False, flags=_gguf),
-        Engine("llama-server", loop=False, policies=False, p_min=True, flags=_llama_server),
-        Engine("vllm", loop=False, policies=True, p_min=False, flags=_vllm),
-        Engine("sglang", loop=False, policies=False, p_min=False, flags=_sglang),
+        Engine("draftgauge", loop=True, policies=True, p_min=False, drafters=(), flags=_draftgauge),
+        Engine("transformers", loop=True, policies=True, p_min=False, drafters=(), flags=_transformers),
+        Engine("gguf", loop=True, policies=True, p_min=False, drafters=(LANGUAGE_MODEL, LOOKUP), flags=_gguf),
+        Engine("llama-server", loop=False, policies=False, p_min=True, drafters=(LANGUAGE_MODEL,), flags=_llama_server),
+        Engine("vllm", loop=False, policies=True, p_min=False, drafters=(LANGUAGE_MODEL, LOOKUP), flags=_vllm),
+        Engine("sglang", loop=False, policies=False, p_min=False, drafters=(LANGUAGE_MODEL,), flags=_sglang),
     )
 }
 """Every engine by name."""
