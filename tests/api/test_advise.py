@@ -171,7 +171,7 @@ def test_bad_input_is_one_line_and_exit_code_2(run: Path, tmp_path: Path) -> Non
     EngineCosts("vllm", (1,), (0.01,), ((0.01, 0.011),), ((0.0, 0.001),)).save(short)
     for arguments, message in (
         ([str(run), "-e", "tgi"], "unknown engine 'tgi'"),
-        ([str(run), "-e", "vllm"], "docs/engines.md"),
+        ([str(run), "-e", "vllm"], "docs/serving.md"),
         ([str(run), "-e", "gguf"], "recorded with the engine lean"),
         ([str(run), "-e", "vllm", "--costs", str(other)], "holds the costs of sglang, not of vllm"),
         ([str(run), "-e", "vllm", "--costs", str(broken)], "is not JSON"),

@@ -128,7 +128,7 @@ def _check_drafter(engine: Engine, run: Path, manifest: Manifest) -> None:
 
 def _check_loop(engine: Engine, run: Path, manifest: Manifest) -> None:
     """Refuse to price an engine by a loop that is not its own."""
-    how = f"give them with --costs (see docs/engines.md for how to measure them in {engine.name})"
+    how = f"give them with --costs (see docs/serving.md for how to measure them in {engine.name})"
     if not engine.loop:
         raise DraftgaugeError(f"what a step costs in {engine.name} is not known from {run}: {how}")
     if engine.name == "gguf" and manifest.target.engine != "gguf":
@@ -150,7 +150,7 @@ def _from_requests(request: AdviseRequest, engine: Engine, answers: Path) -> _So
     if request.costs is None:
         raise DraftgaugeError(
             f"answers say what is accepted, not what a step costs: give the costs of a step in {engine.name} with "
-            "--costs (docs/engines.md says how to measure them)"
+            "--costs (docs/serving.md says how to measure them)"
         )
     if request.policies:
         raise DraftgaugeError("answers hold no signals of the drafter, so only fixed lengths can be judged on them")

@@ -244,8 +244,9 @@ def _row_drafter(options: ProposerOptions, vllm_config: Any, end_tokens: frozens
     if name == LANGUAGE_MODEL:
         assert source is not None
         model = load_model(source, place.compression, device, part="draft")
-        if isinstance(model, LeanModel):
-            return LanguageModelRows(model, end_tokens, vocabulary)
+        if isinstance(model, LeanModel):  # also of fixed shapes, which hold one text
+            lean = model if type(model) is LeanModel else LeanModel(model.module)
+            return LanguageModelRows(lean, end_tokens, vocabulary)
         module = model.module
         if module is None:
             raise ModelError("a GGUF draft holds one text at a time, and vLLM decodes several: give its folder")
