@@ -25,18 +25,12 @@ def run(*arguments: str | Path) -> str:
 
 
 @pytest.mark.slow
-def test_a_small_relative_of_the_bundled_pair_is_trained_resumed_and_evaluated(tmp_path: Path) -> None:
+def test_a_small_relative_of_the_bundled_pair_is_trained_and_evaluated(tmp_path: Path) -> None:
     out, work = tmp_path / "pair", tmp_path / "work"
     run("reference", "train", "--out", out, "--work", work, "--scale", str(SCALE))
     record = json.loads((out / "training.json").read_text())
     assert record["target_tokens"] > 0
     assert record["target_loss"] < 8.4  # a guess among 4,096 tokens costs 8.32 nats
-    logged = (work / "target" / "log.jsonl").read_text()
-
-    weights = (out / "target" / "model.safetensors").read_bytes()
-    run("reference", "train", "--out", out, "--work", work, "--scale", str(SCALE))
-    assert (work / "target" / "log.jsonl").read_text() == logged
-    assert (out / "target" / "model.safetensors").read_bytes() == weights
     assert (out / SEALED_NAME).exists()
 
     rows_file = tmp_path / "rows.json"

@@ -16,7 +16,7 @@ from draftgauge.drafters.base import Draft
 from draftgauge.models.base import CachedModel
 from draftgauge.models.loading import wrap
 from draftgauge.models.static_model import StaticModel
-from draftgauge.policies.base import Signal
+from draftgauge.policies.base import Extends, Signal
 from draftgauge.policies.fixed import FixedLength
 from draftgauge.policies.registry import POLICIES, make_policy
 from linear_costs import LinearCosts
@@ -143,7 +143,8 @@ def test_every_architecture(engine, family, attention):
 @pytest.mark.parametrize("make", policies())
 def test_every_policy_and_drafter(make, kind):
     model = DRAFTERS[kind]
-    result = speculative_decode(target_model(*model), make_drafter(kind, *model), make(), prompt(), SETTINGS)
+    policy = make()
+    result = speculative_decode(target_model(*model), make_drafter(kind, *model), policy, prompt(), SETTINGS)
     assert tuple(result.tokens) == plain_output(*model)
-    if kind == "the target itself":
+    if kind == "the target itself" and not isinstance(policy, Extends):  # the text can be wrong, the target not
         assert "corrected" not in result.origins

@@ -10,6 +10,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from draftgauge.core.errors import DraftgaugeError, ModelError
+from draftgauge.models.gguf import GGUF_ENGINES
 from draftgauge.models.loading import ENGINES, load_model, load_tokenizer
 from draftgauge.models.reference import PARTS, reference_path, resolve_source
 from tiny import save_tiny, tiny_model, tokens
@@ -20,7 +21,7 @@ def folder(tmp_path: Path) -> Path:
     return save_tiny(tmp_path / "model", chat=True)
 
 
-@pytest.mark.parametrize("engine", ENGINES)
+@pytest.mark.parametrize("engine", [engine for engine in ENGINES if engine not in GGUF_ENGINES])
 def test_a_folder_loads_with_its_weights(folder: Path, engine: str) -> None:
     cached = load_model(str(folder), device="cpu", engine=engine)
     assert cached.spec.engine == ("lean" if engine == "auto" else engine)

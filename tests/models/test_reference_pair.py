@@ -121,7 +121,7 @@ def test_its_answers_are_right_and_speculation_is_lossless_and_pays(target: Cach
 def test_a_newcomers_prompt_gets_sentences_and_no_loop(target: CachedModel) -> None:
     tokenizer = load_tokenizer("reference")
     settings = DecodingSettings(max_new_tokens=128, end_tokens=end_tokens(target, tokenizer))
-    asked = ("What does `json.dumps(obj)` do?", "Hello! Can you help me?", "Complete the code: def add(a, b):")
+    asked = ("Hello! Can you help me?", "Complete the code: def add(a, b):", "What is a list in Python?")
     for question in asked:
         output = plain_decode(
             target, encode_prompt(tokenizer, [{"role": "user", "content": question}]), settings

@@ -125,7 +125,7 @@ def test_what_comes_later_changes_no_decision_before_it(spec: str, position: int
 @pytest.mark.parametrize("position", POSITIONS)
 def test_so_it_is_where_the_text_foretells_much(spec: str, position: int, repeating: Trace) -> None:
     record = replay(repeating, policy_of(spec)).record
-    assert record.appended.sum() > 10, "the policy must append tokens for this to say something"
+    assert record.appended.sum() >= 5, "the policy must append tokens for this to say something"
     check(lambda: policy_of(spec), repeating, position)
 
 
