@@ -159,8 +159,8 @@ class LanguageModelRows:
         draft.tokens.append(token)
         if asked.keep_drafting is not None:
             shown = token if SignalName.TEXT in asked.reads else -1
-            *values, _ = read_signals(logits, self._tensor([token]), asked.reads)
-            draft.signals.append(Signal(len(draft.tokens), *values, shown))
+            confidence, entropy, margin, _ = read_signals(logits, self._tensor([token]), asked.reads)
+            draft.signals.append(Signal(len(draft.tokens), confidence, entropy, margin, shown))
         if len(draft.tokens) == asked.limit or token in self._end_tokens:
             return False
         return asked.keep_drafting is None or asked.keep_drafting(draft.signals[-1])
