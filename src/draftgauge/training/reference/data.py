@@ -33,6 +33,8 @@ DRAWN: dict[str, Draw] = DRAWS | {PRACTICE: chat.practice}
 TOKENS_AN_EXAMPLE = {"code": 230, "math": 170, "chat": 450, "summarization": 700, PRACTICE: 400}
 PROMPTS_PER_SPLIT = {"train": 32, "validation": 24, "test": 24, "sealed": 24}
 PROSE_CHARACTERS = (150, 1200)
+CHARACTERS_A_TOKEN = 4
+SPARE, LEAST_CHARACTERS = 2, 500_000  # times what windows will hold, as not every text fits
 
 
 def shares(long_share: float) -> dict[str, float]:
@@ -103,6 +105,17 @@ def _passages(texts: Sequence[str]) -> list[str]:
     return [passage for passage in passages if least <= len(passage) <= most]
 
 
+def sample(texts: Sequence[str], characters: float, rng: np.random.Generator) -> list[str]:
+    """Texts of a kind in random order until there are so many characters."""
+    chosen: list[str] = []
+    for index in rng.permutation(len(texts)).tolist():
+        if characters <= 0:
+            break
+        chosen.append(texts[index])
+        characters -= len(texts[index])
+    return chosen
+
+
 def windows(
     texts: Mapping[str, Sequence[str]],
     tokenizer: PreTrainedTokenizerFast,
@@ -111,10 +124,11 @@ def windows(
     seed: int,
     shares: Mapping[str, float],
 ) -> NDArray[np.uint16]:
-    """Tokenise and pack training texts by kind into ``[count, length]``."""
-    documents = {}
-    for kind in shares:
-        encoded = tokenizer._tokenizer.encode_batch_fast(list(texts[kind]), add_special_tokens=False)
+    """Tokenise and pack training texts by kind into ``[count, length]``; only as many texts as may be needed."""
+    documents, rng = {}, np.random.default_rng(seed)
+    for kind, share in shares.items():
+        enough = sample(texts[kind], LEAST_CHARACTERS + SPARE * share * count * length * CHARACTERS_A_TOKEN, rng)
+        encoded = tokenizer._tokenizer.encode_batch_fast(enough, add_special_tokens=False)
         documents[kind] = [np.array(e.ids, np.uint16) for e in encoded]
     return packing.pack(documents, shares, count, length, seed)
 

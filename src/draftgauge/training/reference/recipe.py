@@ -29,7 +29,7 @@ from draftgauge.training.reference.card import RECORD_NAME
 
 Texts = Mapping[str, Sequence[str]]
 Report = Callable[[str, dict[str, float]], None]
-TOKENIZER_CHARACTERS = 24_000_000
+TOKENIZER_CHARACTERS, LEAST_TOKENIZER_CHARACTERS = 24_000_000, 2_000_000
 PROBED_WINDOWS = 8
 ANSWERS = "answers"
 SEALED, SEALED_NAME = "sealed", "sealed.jsonl"  # where nothing that reads a folder of prompts comes upon it
@@ -79,21 +79,11 @@ def _tokenizer(texts: Texts, recipe: Recipe, work: Path, start: Path | None) -> 
         return PreTrainedTokenizerFast.from_pretrained(start / "target")
     if not (work / "tokenizer" / "tokenizer.json").exists():
         rng = np.random.default_rng(recipe.seed)
-        mixture = data.shares(recipe.long_share)
-        sample = [text for kind, share in mixture.items() for text in _sample(texts[kind], share, rng)]
-        tokenizer.train_tokenizer(sample, recipe.vocabulary).save_pretrained(work / "tokenizer")
+        characters = min(TOKENIZER_CHARACTERS, LEAST_TOKENIZER_CHARACTERS + recipe.target_tokens)
+        shares = data.shares(recipe.long_share)
+        chosen = [text for kind, share in shares.items() for text in data.sample(texts[kind], share * characters, rng)]
+        tokenizer.train_tokenizer(chosen, recipe.vocabulary).save_pretrained(work / "tokenizer")
     return PreTrainedTokenizerFast.from_pretrained(work / "tokenizer")
-
-
-def _sample(values: Sequence[str], share: float, rng: np.random.Generator) -> list[str]:
-    """Texts of a kind in its share of what the tokenizer is trained on."""
-    left, chosen = TOKENIZER_CHARACTERS * share, []
-    for index in rng.permutation(len(values)).tolist():
-        if left <= 0:
-            break
-        chosen.append(values[index])
-        left -= len(values[index])
-    return chosen
 
 
 def _initial(shape: dict[str, int], tokens: PreTrainedTokenizerFast, seed: int, start: Path | None) -> Qwen3ForCausalLM:
