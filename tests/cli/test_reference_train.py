@@ -12,7 +12,7 @@ import pytest
 
 from draftgauge.training.reference.recipe import SEALED_NAME
 
-SCALE = 0.004
+SCALE = 0.001
 
 
 def run(*arguments: str | Path) -> str:
