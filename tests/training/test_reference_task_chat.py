@@ -8,34 +8,10 @@ from random import Random
 
 import pytest
 
-from draftgauge.training.reference.tasks.base import RESERVED, Example, Words, split_of
-from draftgauge.training.reference.tasks.chat import ROUNDS, draw, practice, score
+from chat_words import WORDS
+from draftgauge.training.reference.tasks.base import RESERVED, Example, split_of
+from draftgauge.training.reference.tasks.chat import draw, score
 from draftgauge.training.reference.tasks.chat.scenes import NAMES
-
-
-def listed(text: str) -> tuple[str, ...]:
-    return tuple(text.split())
-
-
-WORDS = Words(
-    nouns=listed(
-        """ladder engine mirror lantern basket anchor pillow hammer kettle ribbon helmet trumpet blanket candle button
-        barrel puppet saddle whistle buffer parser module token thread socket widget cursor iterator pointer bottle"""
-    ),
-    adjectives=listed(
-        """quiet heavy narrow gentle useful ancient common brave modern simple early fresh cheap loud strange private
-        local recent empty explicit formal global hidden implicit internal usual optional unique valid native"""
-    ),
-    verbs=listed(
-        """collect return open close wait start stop print call check load parse match join filter handle register
-        remove insert update sort split copy move count walk listen answer travel work"""
-    ),
-    identifiers=listed(
-        """read_lines parse_args max_size get_name load_data is_valid set_value find_all copy_tree make_dirs run_tests
-        split_path join_words max_retries time_limit file_name encode_text sort_keys chunk_size add_item default_port
-        log_level read_timeout buffer_size open_url walk_tree base_dir clean_up next_token value"""
-    ),
-)
 
 
 def drawn(count: int, seed: int = 0) -> list[Example]:
@@ -165,23 +141,3 @@ def test_answers_do_not_repeat_themselves(many: list[Example]) -> None:
     shares = [distinct_4grams(example.answer) for example in many[:3000]]
     assert sum(shares) / len(shares) >= 0.95
     assert sum(share < 0.75 for share in shares) <= 5
-
-
-def test_practice_asks_several_different_questions_on_the_same_notes() -> None:
-    rng = Random(5)
-    for example in (practice(rng, WORDS) for _ in range(200)):
-        roles = [role for role, _ in example.messages]
-        assert roles == ["user", "assistant"] * (len(roles) // 2) + ["user"]
-        asked = [text for role, text in example.messages if role == "user" and "?" in text]
-        assert len(set(asked)) == len(asked)
-        told = [text for role, text in example.messages if role == "assistant"]
-        answers = [*told[-(ROUNDS[0] - 1) :], example.answer]
-        assert all(len(answer) > 60 and not re.search(r"[{}]|  ", answer) for answer in answers)
-
-
-def test_practice_repeats_what_the_notes_say() -> None:
-    """Numbers of an answer stand in the first messages of its conversation, or they count its entries."""
-    rng = Random(6)
-    for example in (practice(rng, WORDS) for _ in range(200)):
-        notes = " ".join(text for role, text in example.messages if role == "user")
-        assert all(number in notes for number in re.findall(r"\d\d+", example.answer))

@@ -14,6 +14,7 @@ from transformers import PreTrainedTokenizerFast
 from draftgauge.training.reference import corpus, library, packing
 from draftgauge.training.reference.tasks import chat, code, math, summarization
 from draftgauge.training.reference.tasks.base import SPLITS, Draw, Example, Words, examples
+from draftgauge.training.reference.tasks.chat import drills
 from draftgauge.training.reference.tokenizer import END, dialogue
 from draftgauge.training.reference.words import collect_words, documentation, function_names, snake_case
 
@@ -22,15 +23,16 @@ Messages = tuple[tuple[str, str], ...]
 DRAWS: dict[str, Draw] = {"code": code.draw, "math": math.draw, "chat": chat.draw, "summarization": summarization.draw}
 TASKS = tuple(DRAWS)
 PROSE, EXPLANATIONS = "prose", "explanations"
-PRACTICE = "practice"
+PRACTICE, RECALL = "practice", "recall"
 # Of the training tokens in windows of a length; plain source text fills what other documents leave of a window.
-SHORT_SHARES = {packing.PLAIN: 0.08, PROSE: 0.09, EXPLANATIONS: 0.05, "code": 0.27, "math": 0.27} | {
-    "chat": 0.10,
-    PRACTICE: 0.14,
+SHORT_SHARES = {packing.PLAIN: 0.03, PROSE: 0.05, EXPLANATIONS: 0.12, "code": 0.23, "math": 0.23} | {
+    "chat": 0.06,
+    PRACTICE: 0.10,
+    RECALL: 0.18,
 }
-LONG_SHARES = {packing.PLAIN: 0.10, PROSE: 0.10, "chat": 0.42, "summarization": 0.38}
-DRAWN: dict[str, Draw] = DRAWS | {PRACTICE: chat.practice}
-TOKENS_AN_EXAMPLE = {"code": 230, "math": 170, "chat": 450, "summarization": 700, PRACTICE: 400}
+LONG_SHARES = {packing.PLAIN: 0.08, PROSE: 0.08, "chat": 0.52, "summarization": 0.32}
+DRAWN: dict[str, Draw] = DRAWS | {PRACTICE: drills.practice, RECALL: drills.recall}
+TOKENS_AN_EXAMPLE = {"code": 230, "math": 170, "chat": 450, "summarization": 700, PRACTICE: 400, RECALL: 250}
 PROMPTS_PER_SPLIT = {"train": 32, "validation": 24, "test": 24, "sealed": 24}
 PROSE_CHARACTERS = (150, 1200)
 CHARACTERS_A_TOKEN = 4

@@ -51,6 +51,8 @@ class Recipe:
         long_share: of the target's tokens in long windows, the only ones that hold long conversations and reports.
         draft_text_share: of the drafts' tokens that are training text; in the others the target's answers prevail.
         step_tokens: tokens of one optimiser step.
+        learning_rate: of the target's matrices at its highest; embeddings and norms learn at half of it.
+        decay_share: of the target's steps over which the rate falls.
     """
 
     target_tokens: int = 47_000_000
@@ -63,6 +65,8 @@ class Recipe:
     long_share: float = 0.4
     draft_text_share: float = 0.3
     step_tokens: int = 9216
+    learning_rate: float = 8e-3
+    decay_share: float = 0.4
 
     def scaled(self, factor: float) -> Recipe:
         """The same recipe with ``factor`` times the tokens and questions."""
@@ -123,6 +127,9 @@ def train_target(
         recipe.target_tokens,
         step_tokens=recipe.step_tokens,
         micro_tokens=recipe.step_tokens // 2,
+        learning_rate=recipe.learning_rate,
+        embedding_rate=recipe.learning_rate / 2,
+        decay_share=recipe.decay_share,
         seed=recipe.seed,
         interleaved=True,
     )

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from itertools import pairwise
 from random import Random
 from typing import Any
 
-from draftgauge.training.reference.tasks.base import TRAINING, Example, Words, split_of
+from draftgauge.training.reference.tasks.base import Example, Words
 from draftgauge.training.reference.tasks.chat import phrases
 from draftgauge.training.reference.tasks.chat.answers import answer_to
 from draftgauge.training.reference.tasks.chat.notes import (
@@ -33,7 +33,6 @@ ENTRIES = ((3, 4), (4, 6), (4, 8))
 # Where the filler stands: before or after the facts, before the question, in turns of talk, of text, or of both.
 FILLERS = ("after", "question", "talk", "text", "mixed", "before")
 FILLER_WEIGHTS = (15, 20, 20, 15, 22, 8)
-ROUNDS = 3, 5  # questions of a conversation of practice
 Turn = tuple[str, str]
 
 
@@ -70,34 +69,6 @@ def template_of(notes: Notes, shape: Shape, question: Question) -> str:
     """The structural choices of a question on notes."""
     order = "-".join(each.name for each in notes.attributes)
     return "/".join((notes.scene.name, order, *map(str, vars(shape).values()), question.kind, question.form))
-
-
-def practice(rng: Random, words: Words) -> Example:
-    """Training text in which several questions on the same notes are asked and answered in turn.
-
-    A token of it teaches more of finding facts than one of :func:`draw` does, where notes and filler are most of the
-    text. No question is of a template that is kept for prompts; nothing is checked.
-    """
-    size = rng.choices((0, 1), (3, 1))[0]
-    notes = draw_notes(rng, words, rng.choice(SCENES), rng.randint(*ENTRIES[size]), rng.random() < 0.3)
-    shape = replace(draw_shape(rng, size), filler="none")
-    rounds: list[Turn] = []  # of a question and its answer
-    forms: set[str] = set()
-    wanted = rng.randint(*ROUNDS)
-    while len(rounds) < wanted:
-        kind = rng.choices(tuple(ASKING), WEIGHTS)[0]
-        question = ASKING[kind](rng, notes)
-        each = replace(shape, preface=rng.choice(phrases.PREFACES) if not rounds or rng.random() < 0.4 else "")
-        if question.text in forms or split_of(template_of(notes, each, question)) != TRAINING:
-            shape = replace(shape, intro=rng.randrange(3)) if not rounds else shape
-            continue
-        forms.add(question.text)
-        asked = f"{each.preface.format(title=notes.scene.title)} {question.text}".strip()
-        rounds.append((asked, answer_to(rng, notes, question)))
-    messages = list(conversation(rng, words, notes, shape, rounds[0][0], 0))
-    for (_, answer), (asked, _) in pairwise(rounds):
-        messages += [("assistant", answer), ("user", asked)]
-    return Example("chat", f"practice/{notes.scene.name}", tuple(messages), rounds[-1][1], {})
 
 
 def draw_shape(rng: Random, size: int) -> Shape:

@@ -18,6 +18,7 @@ SCENES = scenes_home.SCENES + scenes_work.SCENES
 LAYOUTS = ("prose",) * 6 + ("table", "table", "bullets", "numbered", "labelled", "lines")
 # Forms of a sentence on an entry, by its number of attributes.
 SENTENCES = {
+    1: ("{x} {b}.", "As for {x}, it {b}.", "{x} {b}.", "Then there is {x}: it {b}.", "{x} {b}."),
     2: (
         "{x} {b} and {c}.", "{x} {b}. {again} {c}.", "As for {x}, it {b} and {c}.",
         "Then there is {x}: it {b}, and it {c}.",

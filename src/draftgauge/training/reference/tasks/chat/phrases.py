@@ -40,6 +40,10 @@ SHARED = (
     "How many {item}s {plural}, and which are they?",
     "Can you count the {item}s that {plural} and name them?",
 )
+LISTED = (
+    "{keys}: {name}?", "List {label} of each: {keys}.", "Go through these: {keys}. I need {label}.", "{keys}?",
+    "One by one, {label}: {keys}.",
+)  # fmt: skip
 PREFACES = (
     "", "", "", "Now a question.", "Back to the {title}.", "One more thing.", "Help me out here.", "Let me test you.",
     "I lost track of the {title}.", "So, about the {title}.",
