@@ -13,58 +13,16 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from draftgauge.core.errors import DraftgaugeError, TraceError
-from draftgauge.policies.acceptance_model import AGREEMENTS, HazardShared, NextShared, StoppingNumbers
 from draftgauge.policies.base import DecisionSeconds
 from draftgauge.policies.fitted import FittedPolicy, fitted_policy
 from draftgauge.policies.stopping import SIGNALS, ThroughputStopping, thresholds
-from draftgauge.policies.suffix import ORDER
-from draftgauge.policies.tail_model import TailByOrder, TailNumbers, TailShared
 from draftgauge.policies.two_source import TwoSource
-from draftgauge.policies.two_source_rule import Rule, TwoSourceNumbers, best_rate, cut, running_sums
+from draftgauge.policies.two_source_rule import Rule, best_rate, cut, running_sums
 from draftgauge.replay.simulate import replay
 from draftgauge.traces.costs import CostCurve
 from linear_costs import LinearCosts
 from synthetic import repeating_trace, sampled_trace
-
-GAMMA_MAX = 6
-
-
-def random_numbers(seed: int, scale: float = 0.4, **changes: object) -> TwoSourceNumbers:
-    """Models that depend on everything they read."""
-    rng = np.random.default_rng(seed)
-
-    def weights(*shape: int) -> tuple:
-        return tuple(map(tuple, (scale * rng.standard_normal(shape)).tolist()))
-
-    count = 24
-    chances = np.sort(rng.random((count, GAMMA_MAX)), axis=1)[:, ::-1]
-    accepted = rng.integers(0, GAMMA_MAX + 1, count)
-    tails = tuple(
-        tuple(
-            tuple(np.sort(rng.random(int(rng.integers(0, GAMMA_MAX - depth + 1))))[::-1].round(4).tolist())
-            for depth in range(GAMMA_MAX + 1)
-        )
-        for _ in range(count)
-    )
-    runs = tuple(
-        tuple(int(rng.integers(0, GAMMA_MAX - depth + 1)) for depth in range(GAMMA_MAX + 1)) for _ in range(count)
-    )
-    stopping = StoppingNumbers(
-        hazard_by_agreement=weights(len(AGREEMENTS), 3),
-        hazard=weights(1, len(HazardShared._fields))[0],
-        next_by_order=weights(ORDER + 1, 4),
-        next=weights(1, len(NextShared._fields))[0],
-        tokens=(1, 2, 3),
-        token_hazard=(0.1, -0.2, 0.3),
-        token_next=(-0.1, 0.2, 0.1),
-        onward=tuple(rng.uniform(0.3, 0.9, GAMMA_MAX).tolist()),
-        chances=tuple(map(tuple, chances.round(4).tolist())),
-        accepted=tuple(accepted.tolist()),
-        horizon=int(rng.integers(1, 5)),
-    )
-    tail = TailNumbers(weights(ORDER, len(TailByOrder._fields)), weights(1, len(TailShared._fields))[0])
-    numbers = TwoSourceNumbers(stopping, tail, kappa=float(rng.uniform(0.2, 1.5)), tails=tails, runs=runs)
-    return replace(numbers, **changes)
+from two_source_numbers import GAMMA_MAX, random_numbers
 
 
 class Asked:
@@ -144,7 +102,7 @@ def test_with_nothing_in_the_text_it_is_stopping(seed: int) -> None:
     draft = 1 + np.cumsum(rng.uniform(0, 0.3, GAMMA_MAX + 1))
     rule = Rule(2.0, draft, np.ones(GAMMA_MAX + 1), numbers)
     chances = rng.random((50, GAMMA_MAX))
-    nothing = [np.full((50, GAMMA_MAX - depth), -np.inf) for depth in range(GAMMA_MAX + 1)]
+    nothing = [running_sums(np.zeros((50, GAMMA_MAX - depth))) for depth in range(GAMMA_MAX + 1)]
     theta = thresholds(2.0, draft, numbers.stopping.onward, numbers.stopping.horizon)
     goes_on = chances > theta
     expected = np.where(goes_on.all(axis=1), GAMMA_MAX, (~goes_on).argmax(axis=1))

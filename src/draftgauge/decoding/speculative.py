@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import cast
 
 import torch
@@ -152,7 +151,9 @@ class _Loop:
                     keep_drafting(signal)  # drafting ended by itself; the policy is to know with which token
         room = self.stopper.remaining - 1 - len(draft.tokens)
         appended = list(policy.extend(room))[:room] if room > 0 else []
-        return replace(draft, tokens=[*draft.tokens, *appended], appended=len(appended)) if appended else draft
+        if not appended:
+            return draft
+        return Draft([*draft.tokens, *appended], draft.probabilities, draft.signals, len(appended))
 
     def fed(self, draft: Draft | UnreadDraft) -> Tensor:
         """What the target verifies in one pass: the last committed and the ``g`` drafted tokens, ``[g + 1]``."""

@@ -9,13 +9,15 @@ import numpy as np
 
 from draftgauge.policies.base import DecisionSeconds, Extends, Policy, ReadsText, Signal, Step
 
-TIMED_DECISIONS = 4_000
+TIMED_DECISIONS = 1_200
 TIMED_LENGTH = 4
 """Tokens of every timed step, drafted and committed."""
 TOKENS = 64
 READ_TOKENS, READINGS = 200, 50
 SWEPT_BYTES = 1 << 23
-"""Memory that is gone over between timed steps: live, the models push the policy out of the processor's caches."""
+"""Memory that is gone over before everything timed: live, a pass of a model comes before each decision and pushes the
+policy out of the processor's caches.
+"""
 
 
 def decision_times(policy: Policy) -> DecisionSeconds:
@@ -38,15 +40,21 @@ def decision_times(policy: Policy) -> DecisionSeconds:
         swept += 1
         begun = time.perf_counter()
         policy.limit()
-        limited = time.perf_counter()
+        step_seconds = time.perf_counter() - begun
         for signal in signals:
+            swept += 1
+            begun = time.perf_counter()
             policy.keep_drafting(signal)
-        asked = time.perf_counter()
+            of_token.append(time.perf_counter() - begun)
+        swept += 1
+        begun = time.perf_counter()
         if extends is not None:
             extends.extend(TIMED_LENGTH)
+        extended = time.perf_counter()
+        swept += 1
+        observed = time.perf_counter()
         policy.observe(step)
-        of_token.append((asked - limited) / TIMED_LENGTH)
-        of_step.append(time.perf_counter() - asked + limited - begun)
+        of_step.append(step_seconds + extended - begun + time.perf_counter() - observed)
     prompt = rng.integers(0, 8 * TOKENS, READ_TOKENS).tolist()
     for _ in range(READINGS):
         policy.reset()

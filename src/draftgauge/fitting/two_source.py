@@ -252,7 +252,7 @@ def _kept(numbers: TwoSourceNumbers, traces: Sequence[Trace], rows: Sequence[Int
         known, sums = decided_by(text_view(trace), numbers)
         chances += [tuple(row) for row in np.round(known[at], DIGITS).tolist()]
         accepted += trace.accepted[at].tolist()
-        gains = [np.diff(np.nan_to_num(each[at], neginf=0.0), axis=1, prepend=0.0) for each in sums]
+        gains = [np.diff(np.nan_to_num(each.running[at], neginf=0.0), axis=1, prepend=0.0) for each in sums]
         for step in range(len(at)):
             ragged = (np.round(each[step], DIGITS) for each in gains)
             tails.append(tuple(tuple(row[: _likely(row)].tolist()) for row in ragged))

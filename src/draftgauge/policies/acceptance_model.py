@@ -2,14 +2,14 @@
 
 Both read this token and its confidence, the product and the worst of the confidences of the step, the depth, and
 whether the text itself has said this before (:mod:`draftgauge.policies.suffix`). They are fitted by
-:mod:`draftgauge.fitting.stopping`. A :class:`State` is that of one position, its fields numbers, or of many positions
-of a trace, its fields arrays; what is computed from it is written once for both.
+:mod:`draftgauge.fitting.stopping`. A :class:`State` is that of many positions of a trace; one draft as it grows is
+:mod:`draftgauge.policies.draft_chances`.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Generator, Sequence
+from collections.abc import Generator, Sequence
 from dataclasses import dataclass, replace
 from operator import mul
 from typing import Any, NamedTuple
@@ -24,7 +24,7 @@ from draftgauge.policies.suffix_columns import SuffixColumns, suffix_of
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
 Value = Any
-"""A number, or an array ``[n]`` of them."""
+"""An array ``[n]``; a number where it is the same for all of them, and for weights."""
 
 LEAST_CONFIDENCE = 1e-6
 LEAST_DOUBT = 1e-3
@@ -146,8 +146,7 @@ def cut(numbers: StoppingNumbers, gamma_max: int) -> StoppingNumbers:
 
 
 class State(NamedTuple):
-    """What is known after ``depth`` drafted tokens, of one position or of ``n``; each field is a number or an array
-    ``[n]``.
+    """What is known after ``depth`` drafted tokens at ``n`` positions; every field but the depth is an array ``[n]``.
 
     Attributes:
         depth: drafted tokens, the same for all positions.
@@ -176,16 +175,8 @@ class State(NamedTuple):
     habit: Value
     run: Value
 
-    def drafted(
-        self,
-        token: Value,
-        agreement: Value,
-        order: Value,
-        log_confidence: Value,
-        log_doubt: Value,
-        least: Callable[[Value, Value], Value] = min,
-    ) -> State:
-        """The state after one more token; ``least`` is ``np.minimum`` for arrays."""
+    def drafted(self, token: Value, agreement: Value, order: Value, log_confidence: Value, log_doubt: Value) -> State:
+        """The state after one more token."""
         return State._make(
             (
                 self.depth + 1,
@@ -195,7 +186,7 @@ class State(NamedTuple):
                 log_confidence,
                 log_doubt,
                 self.total + log_confidence,
-                least(self.worst, log_confidence),
+                np.minimum(self.worst, log_confidence),
                 self.log_confidence,
                 self.agreed + (agreement > 0),
                 self.disagreed + (agreement < 0),
@@ -210,15 +201,8 @@ class State(NamedTuple):
         return State(self.depth, *columns)
 
 
-def first_state(token: int, order: int, habit: float, run: float) -> State:
-    """The state of one position before the first drafted token."""
-    return State(0, token, 0, order, 0.0, 0.0, 0.0, 0.0, 0.0, 0, 0, habit, run)
-
-
 Terms = tuple[tuple[Value, ...], tuple[Value, ...]]
-"""Those whose weights depend on a class, and the others, in the order of their weights' fields. They are plain tuples,
-as they are made twice for every drafted token.
-"""
+"""Those whose weights depend on a class, and the others, in the order of their weights' fields."""
 
 
 def hazard_terms(state: State) -> Terms:
@@ -255,44 +239,35 @@ def next_terms(state: State) -> Terms:
 
 
 class AcceptanceModels:
-    """Both models: of one position by numbers, and of many by arrays.
+    """Both models, of many positions at once; of one see :class:`~draftgauge.policies.draft_chances.DraftChances`.
 
     Attributes:
+        hazard_by_class, hazard, next_by_order, next: the weights; the first and the third in the order of
+            :data:`AGREEMENTS`, and by the length of the matched ending.
+        token_hazard, token_next: what single tokens add.
         hazard_bias, next_bias: added to the logits; calibration that goes on moves them.
     """
 
     def __init__(self, numbers: StoppingNumbers) -> None:
         """Name the fitted weights."""
         self.hazard_bias = self.next_bias = 0.0
-        self._hazard_by_class = tuple(HazardByClass(*weights) for weights in numbers.hazard_by_agreement)
-        self._hazard = HazardShared(*numbers.hazard)
-        self._next_by_order = tuple(NextByOrder(*weights) for weights in numbers.next_by_order)
-        self._next = NextShared(*numbers.next)
-        self._token_hazard = TokenOffsets(numbers.tokens, numbers.token_hazard)
-        self._token_next = TokenOffsets(numbers.tokens, numbers.token_next)
-
-    def stands(self, state: State) -> float:
-        """The chance that the token drafted last stands where those before it do, at one position."""
-        agreement = state.agreement
-        weights = self._hazard_by_class[agreement if agreement >= 0 else ORDER - agreement]
-        offset = self._token_hazard.of.get(state.token, 0.0) + self.hazard_bias
-        return logistic(_logit(hazard_terms(state), weights, self._hazard) + offset)
-
-    def next_stands(self, state: State) -> float:
-        """The chance that one more token would stand where those before it do, at one position."""
-        offset = self._token_next.of.get(state.token, 0.0) + self.next_bias
-        return logistic(_logit(next_terms(state), self._next_by_order[state.order], self._next) + offset)
+        self.hazard_by_class = tuple(HazardByClass(*weights) for weights in numbers.hazard_by_agreement)
+        self.hazard = HazardShared(*numbers.hazard)
+        self.next_by_order = tuple(NextByOrder(*weights) for weights in numbers.next_by_order)
+        self.next = NextShared(*numbers.next)
+        self.token_hazard = TokenOffsets(numbers.tokens, numbers.token_hazard)
+        self.token_next = TokenOffsets(numbers.tokens, numbers.token_next)
 
     def all_stand(self, state: State) -> Floats:
-        """:meth:`stands` at many positions, ``[n]``."""
-        weights = _chosen(self._hazard_by_class, agreement_class(state.agreement))
-        offset = self._token_hazard.at(state.token) + self.hazard_bias
-        return _chances(_logit(hazard_terms(state), weights, self._hazard) + offset)
+        """The chances ``[n]`` that the tokens drafted last stand where those before them do."""
+        weights = _chosen(self.hazard_by_class, agreement_class(state.agreement))
+        offset = self.token_hazard.at(state.token) + self.hazard_bias
+        return _chances(_logit(hazard_terms(state), weights, self.hazard) + offset)
 
     def all_next_stand(self, state: State) -> Floats:
-        """:meth:`next_stands` at many positions, ``[n]``."""
-        offset = self._token_next.at(state.token) + self.next_bias
-        return _chances(_logit(next_terms(state), _chosen(self._next_by_order, state.order), self._next) + offset)
+        """The chances ``[n]`` that one more token would stand where those before it do."""
+        offset = self.token_next.at(state.token) + self.next_bias
+        return _chances(_logit(next_terms(state), _chosen(self.next_by_order, state.order), self.next) + offset)
 
 
 def _logit(terms: tuple[Sequence[Value], Sequence[Value]], by_class: Sequence[Value], shared: Sequence[float]) -> Value:
@@ -307,11 +282,6 @@ def _chosen(weights: Sequence[Sequence[float]], classes: Ints) -> list[Floats]:
 def _chances(logit: Floats) -> Floats:
     chances: Floats = 1 / (1 + np.exp(-logit))
     return chances
-
-
-def logistic(logit: float) -> float:
-    """A chance from its logit."""
-    return 1 / (1 + math.exp(-logit))
 
 
 def agreement_class(agreement: Ints) -> Ints:
@@ -372,7 +342,6 @@ def states(view: TextView) -> Generator[State, NDArray[np.bool_] | None, None]:
             suffix.order[rows, depth].astype(np.int64),
             columns.log_confidence[rows, depth - 1],
             columns.log_doubt[rows, depth - 1],
-            least=np.minimum,
         )
     yield state
 

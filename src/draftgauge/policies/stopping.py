@@ -32,23 +32,21 @@ from draftgauge.core.config import from_mapping
 from draftgauge.core.errors import DraftgaugeError
 from draftgauge.core.signals import Reads, SignalName
 from draftgauge.policies.acceptance_model import (
-    LEAST_CONFIDENCE,
-    LEAST_DOUBT,
     AcceptanceModels,
     StoppingNumbers,
     cut,
     decision_seconds,
-    first_state,
     for_any_vocabulary,
     states,
 )
 from draftgauge.policies.base import DecisionSeconds, Policy, Signal, Step, StepCosts, TextView, seconds_by_length
 from draftgauge.policies.bundled import bundled_policy
 from draftgauge.policies.checks import check_tokens
+from draftgauge.policies.draft_chances import DraftChances
 from draftgauge.policies.fitted import register_fitted
 from draftgauge.policies.online import OnlineCalibration
 from draftgauge.policies.registry import register_policy
-from draftgauge.policies.suffix import ORDER, SuffixIndex
+from draftgauge.policies.suffix import CODE_BITS, SuffixIndex
 
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
@@ -124,6 +122,7 @@ class ThroughputStopping:
         steps = np.asarray(numbers.chances), np.asarray(numbers.accepted)
         self.rate = numbers.rate_scale * best_rate(*steps, self.seconds, numbers.onward, numbers.horizon)
         self.models = AcceptanceModels(numbers)
+        self._chances = DraftChances(self.models, gamma_max)
         self._theta = self._thresholds()
         self.index = SuffixIndex()
         self._online = OnlineCalibration(self.rate) if numbers.online else None
@@ -140,11 +139,9 @@ class ThroughputStopping:
     def limit(self) -> int:
         """``gamma_max``, or 0 where not even the first token is worth its time."""
         index = self.index
-        self._tail, self._all_stand = index.tail, 1.0
-        self._predicted, order = index.look_up(self._tail)
-        last = self._tail[-1] if self._tail else -1
-        self._state = first_state(last, order, index.habit, math.log1p(index.run))
-        chance = self.models.next_stands(self._state)
+        tail = self._tail = index.tail
+        self._foretold, order = index.entry(*tail)
+        chance = self._chances.begin(tail[-1], order, index.habit, math.log1p(index.run))
         if self._online is not None:
             self._online.begin(chance)
             if self._online.probes(chance > self._theta[0]):
@@ -153,19 +150,15 @@ class ThroughputStopping:
 
     def keep_drafting(self, signal: Signal) -> bool:
         """While ``S_j m_j`` is above the threshold."""
-        token, order = signal.token, self._state.order
-        agreement = order if token == self._predicted else -order
-        self._tail = (*self._tail, token)[-ORDER:]
-        self._predicted, next_order = self.index.look_up(self._tail)
-        log_confidence = math.log(max(signal.confidence, LEAST_CONFIDENCE))
-        log_doubt = math.log(LEAST_DOUBT - log_confidence)
-        state = self._state = self._state.drafted(token, agreement, next_order, log_confidence, log_doubt)
-        stands = self.models.stands(state)
-        self._all_stand *= stands
-        chance = self.models.next_stands(state)
+        token, chances = signal.token, self._chances
+        agrees = token == self._foretold >> CODE_BITS
+        _, second, third, last = self._tail
+        self._tail = (second, third, last, token)
+        self._foretold, order = self.index.entry(second, third, last, token)
+        worth = chances.drafted(token, agrees, order, signal.confidence)
         if self._online is not None:
-            self._online.note(stands, chance)
-        return state.depth < self.gamma_max and self._all_stand * chance > self._theta[state.depth]
+            self._online.note(chances.stands, chances.next_stands)
+        return chances.depth < self.gamma_max and worth > self._theta[chances.depth]
 
     def observe(self, step: Step) -> None:
         """Read the committed tokens; online, calibrate."""

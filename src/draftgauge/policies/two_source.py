@@ -37,12 +37,9 @@ from draftgauge.core.config import from_mapping
 from draftgauge.core.errors import DraftgaugeError
 from draftgauge.core.signals import Reads, SignalName
 from draftgauge.policies.acceptance_model import (
-    LEAST_CONFIDENCE,
-    LEAST_DOUBT,
     AcceptanceModels,
     columns_of,
     decision_seconds,
-    first_state,
     for_any_vocabulary,
     states,
 )
@@ -56,18 +53,28 @@ from draftgauge.policies.base import (
 )
 from draftgauge.policies.bundled import bundled_policy
 from draftgauge.policies.checks import check_positive, check_tokens
+from draftgauge.policies.draft_chances import DraftChances
 from draftgauge.policies.fitted import register_fitted
 from draftgauge.policies.registry import register_policy
 from draftgauge.policies.stopping import SIGNALS, check_vocabulary, deciding_seconds
 from draftgauge.policies.suffix import CODE_BITS, SuffixIndex
 from draftgauge.policies.suffix_columns import cells_of, suffix_of
 from draftgauge.policies.tail_model import LEAST_STAND, TailModel, TailState
-from draftgauge.policies.two_source_rule import Rule, TwoSourceNumbers, best_rate, cut, running_sums
+from draftgauge.policies.two_source_rule import (
+    Choices,
+    Rule,
+    TailSums,
+    TwoSourceNumbers,
+    best_rate,
+    cut,
+    running_sums,
+)
 
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
 
 TWO_SOURCE = "two-source"
+_TEXT_ALONE = "text alone"
 _CODE = (1 << CODE_BITS) - 1
 
 
@@ -91,9 +98,10 @@ class TwoSource:
         verify = rising + self.decision.step
         self.rate = stopping.rate_scale * best_rate(numbers, draft, verify)
         self.rule = Rule(self.rate, draft, verify, numbers)
-        self.models = AcceptanceModels(stopping)
+        self._chances = DraftChances(AcceptanceModels(stopping), gamma_max)
         self.tail = TailModel(numbers.tail, gamma_max)
         self.index = SuffixIndex()
+        self._chosen: tuple[NDArray[np.int32], Choices] | None = None
         self.reset()
 
     def reset(self) -> None:
@@ -107,31 +115,26 @@ class TwoSource:
     def limit(self) -> int:
         """``gamma_max``, or 0 where not even the first token is worth its time, or less than the tail."""
         index = self.index
-        self._tail, self._all_stand = index.tail, 1.0
-        run = math.log1p(index.run)
-        self._of_text: float = self.tail.of_text(index.habit, run)
+        self._tail = index.tail
+        log_run = math.log1p(index.run)
+        self._of_text: float = self.tail.of_text(index.habit, log_run)
         order = self._foretell_from(index.tail)
-        self._state = first_state(index.tail[-1], order, index.habit, run)
-        return self.gamma_max if self._goes_on() else 0
+        return self.gamma_max if self._goes_on(self._chances.begin(index.tail[-1], order, index.habit, log_run)) else 0
 
     def keep_drafting(self, signal: Signal) -> bool:
         """While drafting on is worth its time, and more than the tail."""
-        token, order = signal.token, self._state.order
+        token, chances = signal.token, self._chances
         _, second, third, last = self._tail
         self._tail = (second, third, last, token)
-        if order and token == self._foretold[self._at]:
-            agreement, next_order = order, self._foretell_after()
-        else:
-            agreement, next_order = -order, self._foretell_from(self._tail)
-        log_confidence = math.log(max(signal.confidence, LEAST_CONFIDENCE))
-        log_doubt = math.log(LEAST_DOUBT - log_confidence)
-        self._state = self._state.drafted(token, agreement, next_order, log_confidence, log_doubt)
-        self._all_stand *= self.models.stands(self._state)
-        return self._goes_on()
+        agrees = chances.order > 0 and token == self._foretold[self._at]
+        order = self._foretell_after() if agrees else self._foretell_from(self._tail)
+        return self._goes_on(chances.drafted(token, agrees, order, signal.confidence))
 
     def extend(self, room: int) -> Sequence[int]:
         """The best tail."""
-        return self._foretold[self._at : self._at + min(self._length, room)]
+        if self._length is None:
+            self._best_tail()
+        return self._foretold[self._at : self._at + min(self._length or 0, room)]
 
     def observe(self, step: Step) -> None:
         """Read the committed tokens."""
@@ -139,20 +142,30 @@ class TwoSource:
 
     def text_lengths(self, view: TextView) -> Ints:
         """All positions at once."""
-        if not self.rule.models:
-            return np.zeros(len(view.token), np.int64)
-        return self.rule.choose(*decided_by(view, self.numbers)).drafted
+        return self._choices(view).drafted
 
     def appended_lengths(self, view: TextView, drafted: Ints) -> Ints:
         """The best tails after so many drafted tokens."""
-        if not self.rule.models:
-            return self.rule.best_tails(0, first_sums(view, self.tail))[1]
-        _, sums = decided_by(view, self.numbers)
-        lengths = np.zeros(len(drafted), np.int64)
-        for depth in range(self.gamma_max + 1):
-            rows = np.flatnonzero(drafted == depth)
-            lengths[rows] = self.rule.best_tails(depth, sums[depth][rows])[1]
+        choices = self._choices(view)
+        lengths = choices.appended.copy()
+        others = np.flatnonzero(drafted != choices.drafted)  # where not as many could be drafted as were wanted
+        if len(others):
+            _, sums = decided_by(view, self.numbers)
+            for depth in np.unique(drafted[others]).tolist():
+                rows = others[drafted[others] == depth]
+                lengths[rows] = self.rule.best_tails(depth, sums[depth], rows)[1]
         return lengths
+
+    def _choices(self, view: TextView) -> Choices:
+        """What it does at all positions, found once."""
+        if self._chosen is None or self._chosen[0] is not view.token:
+            if self.rule.models:
+                choices = self.rule.choose(*decided_by(view, self.numbers))
+            else:
+                rows = np.arange(len(view.token))
+                choices = Choices(np.zeros_like(rows), self.rule.best_tails(0, first_sums(view, self.numbers), rows)[1])
+            self._chosen = view.token, choices
+        return self._chosen[1]
 
     def _foretell_from(self, tail: tuple[int, ...]) -> int:
         """Begin anew with what the text foretells after a tail; the length of the matched ending."""
@@ -179,27 +192,28 @@ class TwoSource:
         self._end = (second, third, last, token)
         return True
 
-    def _goes_on(self) -> bool:
-        """Whether to draft one more token; the best tail's length is noted."""
-        state, rule = self._state, self.rule
-        worth = self._best_tail()
-        if state.depth >= self.gamma_max or not rule.models:
+    def _goes_on(self, chance: float) -> bool:
+        """Whether to draft one more token, which stands with all before it with that chance."""
+        self._length: int | None = None  # of the best tail, which is looked for where it matters
+        chances, rule = self._chances, self.rule
+        depth = chances.depth
+        if chance <= rule.worthless[depth]:
             return False
-        advantage = rule.advantage(state.depth, self._all_stand * self.models.next_stands(state))
-        return advantage > 0 and advantage > rule.kappa * worth
+        return not chances.order or rule.advantage(depth, chance) > rule.kappa * self._best_tail()
 
     def _best_tail(self) -> float:
         """``G_j``; notes the length of the tail."""
-        state, rule, tail = self._state, self.rule, self.tail
+        chances, rule, tail = self._chances, self.rule, self.tail
         self._length = 0
-        depth = state.depth
-        if not state.order or not rule.texts or depth >= self.gamma_max:
+        depth, longest = chances.depth, self.gamma_max - chances.depth
+        if not chances.order or not rule.texts or not longest:
             return 0.0
-        stand, matches, at = self._all_stand, self._matches, self._at
-        base = self._of_text + tail.of_draft(depth, math.log(max(stand, LEAST_STAND)), state.agreed, state.disagreed)
+        stand, matches, at = chances.all_stand, self._matches, self._at
+        log_stand = math.log(stand if stand > LEAST_STAND else LEAST_STAND)
+        base = self._of_text + tail.of_draft(depth, log_stand, chances.agreed, chances.disagreed)
         of_match, of_place, prices, least = tail.of_match, tail.of_place, rule.prices[depth], rule.least
         best, total, length = 0.0, 0.0, 0
-        while depth + length < self.gamma_max and (at + length < len(matches) or self._look_further()):
+        while length < longest and (at + length < len(matches) or self._look_further()):
             stand *= 1 / (1 + math.exp(-(of_match[matches[at + length]] + base + of_place[length])))
             total += stand
             length += 1
@@ -211,32 +225,39 @@ class TwoSource:
         return best
 
 
-def first_sums(view: TextView, tail: TailModel) -> Floats:
-    """``[P, G]`` the sums of :func:`chances_and_sums` before the first drafted token, which no signal of the drafter
-    enters.
+def first_sums(view: TextView, numbers: TwoSourceNumbers) -> TailSums:
+    """The sums of :func:`chances_and_sums` before the first drafted token, which no signal of the drafter enters; from
+    what was derived before where it was of the same model.
     """
-    suffix = suffix_of(view)
-    none = np.zeros(len(view.token))
-    return running_sums(
-        tail.gains(TailState(0, none + 1, none, none, suffix.habit, np.log1p(suffix.run)), cells_of(view)[0])
-    )
+    known = view.derived.get(_TEXT_ALONE)
+    if known is None or known[0] != numbers.tail:
+        suffix, none = suffix_of(view), np.zeros(len(view.token))
+        cells = cells_of(view)[0]
+        before = TailState(0, none + 1, none, none, suffix.habit, np.log1p(suffix.run))
+        known = numbers.tail, running_sums(TailModel(numbers.tail, cells.shape[1]).gains(before, cells))
+        view.derived[_TEXT_ALONE] = known
+    sums: TailSums = known[1]
+    return sums
 
 
-def decided_by(view: TextView, numbers: TwoSourceNumbers) -> tuple[Floats, list[Floats]]:
+def decided_by(view: TextView, numbers: TwoSourceNumbers) -> tuple[Floats, list[TailSums]]:
     """:func:`chances_and_sums` of a trace, from what was derived before where it was of the same models."""
     stopping, tail = numbers.stopping, numbers.tail
-    models = (stopping.hazard_by_agreement, stopping.token_hazard, stopping.next_by_order, tail)
+    models = (
+        *(stopping.hazard_by_agreement, stopping.hazard, stopping.next_by_order, stopping.next),
+        *(stopping.tokens, stopping.token_hazard, stopping.token_next, tail),
+    )
     known = view.derived.get(TWO_SOURCE)
-    if known is None or any(one is not other for one, other in zip(known[0], models, strict=True)):
+    if known is None or known[0] != models:
         longest = view.draft_token.shape[1]
         known = (models, *chances_and_sums(view, AcceptanceModels(stopping), TailModel(tail, longest)))
         view.derived[TWO_SOURCE] = known
     return known[1], known[2]
 
 
-def chances_and_sums(view: TextView, models: AcceptanceModels, tail: TailModel) -> tuple[Floats, list[Floats]]:
-    """What the rule decides by at all positions: ``S_j m_j`` ``[P, G]``, and of each number of drafted tokens the sums
-    ``[P, G - j]`` of the chances that the tail's tokens stand, minus infinity from where the text foretells none.
+def chances_and_sums(view: TextView, models: AcceptanceModels, tail: TailModel) -> tuple[Floats, list[TailSums]]:
+    """What the rule decides by at all positions: ``S_j m_j`` ``[P, G]``, and of each number of drafted tokens ``j`` the
+    sums of the chances that the tail's ``G - j`` tokens stand.
     """
     cells, suffix = cells_of(view), columns_of(view).suffix
     run = np.log1p(suffix.run)
@@ -248,7 +269,7 @@ def chances_and_sums(view: TextView, models: AcceptanceModels, tail: TailModel) 
             chances.append(stand * models.all_next_stand(state))
         before = TailState(state.depth, stand, state.agreed, state.disagreed, suffix.habit, run)
         sums.append(running_sums(tail.gains(before, cells[state.depth])))
-    return np.stack(chances, axis=1), sums
+    return np.stack(chances).T, sums  # one column after the other, as they are read
 
 
 @register_fitted(TWO_SOURCE, SIGNALS)

@@ -54,6 +54,18 @@ class Choices(NamedTuple):
     appended: Ints
 
 
+class TailSums(NamedTuple):
+    """What tails bring at ``n`` positions.
+
+    Attributes:
+        running: ``[n, places]`` tokens that a tail up to each place brings, minus infinity from where there is none.
+        total: ``[n]`` that the longest one brings.
+    """
+
+    running: Floats
+    total: Floats
+
+
 class Rule:
     """When to draft on and when to append, for one rate.
 
@@ -61,6 +73,8 @@ class Rule:
         prices: entry ``j`` holds ``lambda (V(j + n) - V(j))`` for ``n = 0 ..``.
         least: entry ``k`` is the chance below which no further token of a tail can pay once ``k`` tokens are verified.
         lines: entry ``j`` holds pairs ``(A, price)``: drafting on is worth the greatest ``S_j m_j A - price``.
+        worthless: entry ``j`` is the greatest ``S_j m_j`` at which drafting on is worth nothing, for ``j = 0 ..
+            gamma_max``.
     """
 
     def __init__(self, rate: float, draft: Floats, verify: Floats, numbers: TwoSourceNumbers) -> None:
@@ -84,6 +98,10 @@ class Rule:
         onward, horizon = numbers.stopping.onward, numbers.stopping.horizon
         self.lines = [_upper_lines(_lines(rate, draft, onward, horizon, depth)) for depth in range(gamma_max)]
         self.texts, self.models = numbers.sources != "model", numbers.sources != "text"
+        never = [math.inf]
+        self.worthless: list[float] = [
+            min(price / slope for slope, price in lines) if self.models else math.inf for lines in self.lines
+        ] + never
 
     def advantage(self, depth: int, chance: float) -> float:
         """``M_j`` at one position, from ``S_j m_j``."""
@@ -91,35 +109,46 @@ class Rule:
 
     def advantages(self, depth: int, chances: Floats) -> Floats:
         """``M_j`` at many, ``[n]``."""
-        slopes, prices = np.array(self.lines[depth]).T
-        values: Floats = (chances[:, None] * slopes - prices).max(axis=1)
+        (slope, price), *others = self.lines[depth]
+        values = slope * chances - price
+        for slope, price in others:
+            np.maximum(values, slope * chances - price, out=values)
         return values
 
-    def best_tails(self, depth: int, sums: Floats) -> tuple[Floats, Ints]:
-        """``G_j`` and the tail's length at many positions, ``[n]`` each, from :func:`running_sums`, ``[n, places]``."""
-        if not self.texts or not sums.shape[1]:
-            return np.zeros(len(sums)), np.zeros(len(sums), np.int64)
-        worth = sums - np.array(self.prices[depth][1:])
-        length = worth.argmax(axis=1)
-        best = worth[np.arange(len(sums)), length]
-        return np.maximum(best, 0.0), np.where(best > 0, length + 1, 0)
+    def best_tails(self, depth: int, sums: TailSums, rows: Ints) -> tuple[Floats, Ints]:
+        """``G_j`` and the tail's length at some of the positions, ``[n]`` each."""
+        best, lengths = np.zeros(len(rows)), np.zeros(len(rows), np.int64)
+        prices = self.prices[depth][1:]
+        if self.texts and prices:
+            some = np.flatnonzero(sums.total[rows] > prices[0])  # what the longest one brings, for the least price
+            worth = sums.running[rows[some], : len(prices)] - prices
+            length = worth.argmax(axis=1)
+            best[some] = np.maximum(worth[np.arange(len(some)), length], 0.0)
+            lengths[some] = np.where(best[some] > 0, length + 1, 0)
+        return best, lengths
 
-    def choose(self, chances: Floats, sums: Sequence[Floats]) -> Choices:
+    def choose(self, chances: Floats, sums: Sequence[TailSums]) -> Choices:
         """What to do at many positions.
 
         Args:
             chances: ``[n, gamma_max]`` ``S_j m_j``.
-            sums: entry ``j`` is ``[n, gamma_max - j]``, see :func:`running_sums`.
+            sums: entry ``j`` is of ``gamma_max - j`` places.
         """
         count = len(chances)
         drafted, appended, rows = np.zeros(count, np.int64), np.zeros(count, np.int64), np.arange(count)
         for depth in range(self.gamma_max + 1):
-            worth, length = self.best_tails(depth, sums[depth][rows])
             goes_on = np.zeros(len(rows), np.bool_)
+            advantage = np.zeros(len(rows))
             if depth < self.gamma_max and self.models:
-                goes_on = self.advantages(depth, chances[rows, depth]) > np.maximum(0.0, self.kappa * worth)
-            stays = rows[~goes_on]
-            drafted[stays], appended[stays] = depth, length[~goes_on]
+                chance = chances[rows, depth]
+                advantage = self.advantages(depth, chance)
+                goes_on = chance > self.worthless[depth]
+            # Where drafting on is worth more than any tail can be, the tail need not be known.
+            matters = np.flatnonzero(~goes_on | (self.kappa * sums[depth].total[rows] >= advantage))
+            worth, length = self.best_tails(depth, sums[depth], rows[matters])
+            goes_on[matters] &= (worth == 0) | (advantage[matters] > self.kappa * worth)
+            stays = ~goes_on[matters]
+            drafted[rows[matters[stays]]], appended[rows[matters[stays]]] = depth, length[stays]
             rows = rows[goes_on]
             if not len(rows):
                 break
@@ -192,6 +221,6 @@ def _padded(rows: Sequence[Sequence[float]], length: int) -> Floats:
     return padded
 
 
-def running_sums(gains: Floats) -> Floats:
-    """Sums ``[n, places]`` of gains, minus infinity where a gain is 0."""
-    return np.where(gains > 0, np.cumsum(gains, axis=1), -np.inf)
+def running_sums(gains: Floats) -> TailSums:
+    """Of gains ``[n, places]``: the chances that all tokens up to each place stand, 0 from where there is none."""
+    return TailSums(np.where(gains > 0, np.cumsum(gains, axis=1), -np.inf), gains.sum(axis=1))
