@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -17,9 +17,10 @@ def write_card(folder: Path, rows: Sequence[Mapping[str, Any]]) -> Path:
     training = json.loads((folder / RECORD_NAME).read_text(encoding="utf-8"))
     sizes = {path.parent.name: path.stat().st_size / 1e6 for path in sorted(folder.glob("*/model.safetensors"))}
     templates = environment("draftgauge.training.reference", autoescape=False)
-    templates.globals["shown"] = _shown
+    templates.globals |= {"shown": _shown, "mixture": _mixture}
     text = templates.get_template("card.md.j2").render(
         training=training,
+        earlier=list(_earlier(training)),
         sizes=sizes,
         parameters={row["model"]: row["parameters"] for row in rows if "parameters" in row},
         answers=[row for row in rows if "right" in row],
@@ -34,3 +35,15 @@ def write_card(folder: Path, rows: Sequence[Mapping[str, Any]]) -> Path:
 def _shown(value: Any, digits: int) -> str:
     """A figure, or nothing where a row has none."""
     return f"{value:.{digits}f}" if isinstance(value, float) else ""
+
+
+def _mixture(shares: Mapping[str, float]) -> str:
+    """What a training text was made of, in percent."""
+    return ", ".join(f"{share:.0%} {kind}" for kind, share in shares.items())
+
+
+def _earlier(training: Mapping[str, Any]) -> Iterator[Mapping[str, Any]]:
+    """The runs that a run went on from, the latest first."""
+    while before := training.get("before"):
+        yield before
+        training = before
