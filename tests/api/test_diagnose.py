@@ -27,8 +27,8 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     )
     for name, (design, seed) in RUNS.items():
         request = TrainingSpec(
-            str(target),
-            design,
+            target=str(target),
+            reuse=design,
             prompts=place / "prompts.jsonl",
             answers=place / "answers.jsonl",
             new_tokens=12,

@@ -24,7 +24,14 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
         "\n".join(json.dumps({"prompt": text, "task": text[0]}) for text in ("one", "two", "only"))
     )
     request = TrainingSpec(
-        str(target), "hidden", prompts=place / "prompts.jsonl", new_tokens=12, length=40, depths=3, steps=2, batch=2
+        target=str(target),
+        reuse="hidden",
+        prompts=place / "prompts.jsonl",
+        new_tokens=12,
+        length=40,
+        depths=3,
+        steps=2,
+        batch=2,
     )
     train_drafter(request, place / "drafter")
     return place

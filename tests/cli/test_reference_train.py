@@ -9,8 +9,10 @@ import sys
 from pathlib import Path
 
 import pytest
+from transformers import PreTrainedTokenizerFast
 
-from draftgauge.training.reference.recipe import SEALED_NAME
+from draftgauge.training.reference.data import PROMPTS_PER_SPLIT
+from draftgauge.training.reference.recipe import SEALED, SEALED_NAME
 
 SCALE = 0.001
 
@@ -24,20 +26,39 @@ def run(*arguments: str | Path) -> str:
     return done.stdout
 
 
+@pytest.fixture(scope="module")
+def pair(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder of a small relative of the bundled pair, trained by the command."""
+    folder = tmp_path_factory.mktemp("reference")
+    run("reference", "train", "--out", folder / "pair", "--work", folder / "work", "--scale", str(SCALE))
+    return folder / "pair"
+
+
 @pytest.mark.slow
-def test_a_small_relative_of_the_bundled_pair_is_trained_and_evaluated(tmp_path: Path) -> None:
-    out, work = tmp_path / "pair", tmp_path / "work"
-    run("reference", "train", "--out", out, "--work", work, "--scale", str(SCALE))
-    record = json.loads((out / "training.json").read_text())
+def test_a_small_relative_of_the_bundled_pair_is_trained_and_evaluated(pair: Path, tmp_path: Path) -> None:
+    record = json.loads((pair / "training.json").read_text())
     assert record["target_tokens"] > 0
     assert record["target_loss"] < 8.4  # a guess among 4,096 tokens costs 8.32 nats
-    assert (out / SEALED_NAME).exists()
 
     rows_file = tmp_path / "rows.json"
-    run("reference", "evaluate", "--folder", out, "--max-new-tokens", "4", "--json", rows_file)
+    run("reference", "evaluate", "--folder", pair, "--max-new-tokens", "4", "--json", rows_file)
     rows = json.loads(rows_file.read_text())["rows"]
     assert {row["task"] for row in rows if "right" in row} == {"code", "math", "chat", "summarization", "all"}
     assert [row["layer"] for row in rows if "rms" in row] == list(range(9))
+
+
+@pytest.mark.slow
+def test_its_prompts_have_templates_and_lengths_as_stated(pair: Path) -> None:
+    tokenizer = PreTrainedTokenizerFast.from_pretrained(pair / "target")
+    files = {split: pair / "prompts" / f"{split}.jsonl" for split in PROMPTS_PER_SPLIT if split != SEALED}
+    files[SEALED] = pair / SEALED_NAME
+    chosen = {split: [json.loads(line) for line in path.read_text().splitlines()] for split, path in files.items()}
+    assert {split: len(rows) for split, rows in chosen.items()} == {s: 4 * n for s, n in PROMPTS_PER_SPLIT.items()}
+    templates = [row["template"] for rows in chosen.values() for row in rows]
+    assert len(set(templates)) == len(templates)
+    for rows in chosen.values():
+        for row in rows:
+            assert 40 <= len(tokenizer(row["reference"]).input_ids) <= 200
 
 
 def test_going_on_from_a_folder_without_a_pair_is_refused(tmp_path: Path) -> None:

@@ -67,6 +67,20 @@ def test_nested_fields_are_settings_under_one_level_of_names() -> None:
     assert attribute_docs(Part)["machine"] == "not a setting itself."
 
 
+def test_inherited_fields_bring_their_help() -> None:
+    @dataclass(frozen=True)
+    class Heir(Machine):
+        """An heir.
+
+        Attributes:
+            limit: its own.
+        """
+
+        limit: int = 1
+
+    assert {entry.name: entry.help for entry in settings_of(Heir)} == {"device": "cpu or cuda.", "limit": "its own."}
+
+
 @pytest.mark.parametrize(
     ("arguments", "keywords", "expected"),
     [

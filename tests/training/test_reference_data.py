@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ast
 import math
 from itertools import islice
 from random import Random
@@ -11,9 +10,8 @@ import pytest
 import torch
 from transformers import PreTrainedTokenizerFast, Qwen3ForCausalLM
 
-from draftgauge.models.reference import reference_path
-from draftgauge.training.reference import corpus, data, library, pretrain, trunk
-from draftgauge.training.reference.corpus import Module
+from draftgauge.training.reference import corpus, library, pretrain, trunk
+from draftgauge.training.reference.modules import Module, read_module
 from draftgauge.training.reference.tasks.base import RESERVED, SPLITS, TRAINING, Example, Words, examples, split_of
 from draftgauge.training.reference.tokenizer import ASSISTANT, END, USER, dialogue, train_tokenizer
 from draftgauge.training.reference.words import collect_words, snake_case
@@ -37,7 +35,7 @@ def area(width, height=1, *, scale=pi):
 
 @pytest.fixture
 def module() -> Module:
-    return Module("toolbox.boxes", SOURCE, ast.parse(SOURCE))
+    return read_module("toolbox.boxes", SOURCE)
 
 
 @pytest.fixture(scope="module")
@@ -87,6 +85,20 @@ def test_words_are_sorted_by_where_they_stand() -> None:
 def test_identifiers_are_plain_snake_case() -> None:
     names = ("load_all", "a_b", "test_load_all", "_hidden_name", "single", "load_all_2", "one_two_three", "load_all")
     assert snake_case(names) == ("load_all", "one_two_three")
+
+
+def test_of_a_module_its_documentation_and_functions_are_read(module: Module) -> None:
+    assert module.documentation[0] == "Tools for boxes. They do little."
+    assert len(module.documentation) == 4
+    assert module.functions == ("open", "area")
+    assert [item.name for item in module.documented] == ["Box.open", "area", "Box"]
+
+
+def test_of_packages_as_much_is_read_as_is_enough() -> None:
+    some, more, whole = (corpus.package_documentation(("jinja2",), enough) for enough in (5_000, 20_000, math.inf))
+    assert 5_000 <= sum(map(len, some)) <= sum(map(len, more)) < sum(map(len, whole))
+    remaining = iter(whole)
+    assert all(text in remaining for text in more)  # in the order of the whole
 
 
 def test_explanations_give_signature_and_documentation(module: Module) -> None:
@@ -166,15 +178,3 @@ def test_growth_is_what_exceeds_the_embeddings() -> None:
     embedded, within, beyond = torch.ones(1, 4, 8), 7 * torch.ones(1, 4, 8), 20 * torch.ones(1, 4, 8)
     assert float(pretrain.growth([embedded, within])) == 0
     assert float(pretrain.growth([embedded, beyond])) == pytest.approx((math.log(400) - pretrain.GROWTH) ** 2)
-
-
-@pytest.mark.slow
-def test_prompts_have_templates_and_lengths_as_stated() -> None:
-    tokenizer = PreTrainedTokenizerFast.from_pretrained(reference_path("target"))
-    chosen = data.choose_prompts(tokenizer, seed=3)
-    assert {split: len(rows) for split, rows in chosen.items()} == {s: 4 * n for s, n in data.PROMPTS_PER_SPLIT.items()}
-    templates = [e.template for rows in chosen.values() for e in rows]
-    assert len(set(templates)) == len(templates)
-    for rows in chosen.values():
-        for example in rows:
-            assert 40 <= len(tokenizer(example.answer).input_ids) <= 200

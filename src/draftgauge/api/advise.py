@@ -103,7 +103,7 @@ def _from_run(request: AdviseRequest, engine: Engine, run: Path, manifest: Manif
     if request.costs is None:
         _check_loop(engine, run, manifest)
     curves = read_costs(path, engine.name)
-    trace, _ = read_run(run, request.tasks)
+    trace, _ = read_run(run, request.judged.tasks)
     fitted = tuple(sorted(str(file) for file in run.glob(f"*{FITTED_SUFFIX}") if is_fitted(file)))
     places = Places(
         target=manifest.target.source,
@@ -164,7 +164,7 @@ def _trained_on(own: tuple[str, ...]) -> set[str]:
 
 
 def _rows(request: AdviseRequest, engine: Engine, source: _Source, counts: SpeculationCounts | None) -> list[Row]:
-    design = design_of(source.trace, request.split, _trained_on(source.own))
+    design = design_of(source.trace, request.judged.split, _trained_on(source.own))
     design = _narrowed(design, min(curve.gamma_max for curve in source.curves.values()))
     settings = engine.settings(design.trace.gamma_max, source.own)
     if not source.policies:
@@ -239,7 +239,7 @@ def _server_row(design: Design, counts: SpeculationCounts | None) -> Row:
 
 def _from_counters(request: AdviseRequest, engine: Engine, counts: SpeculationCounts) -> list[Row]:
     """Rows from a server's counters; settings and speeds only where costs are given."""
-    if request.policies or request.tasks or request.split:
+    if request.policies or request.judged.tasks or request.judged.split:
         raise DraftgaugeError("a server's counters hold neither tasks nor signals: give a recorded run to judge these")
     survival = counts.survival()
     committed, errors = tokens_per_step(survival), standard_errors(survival, counts.drafts)

@@ -41,8 +41,8 @@ def diagnose(request: DiagnoseRequest, *, progress: Progress = silent) -> list[d
     """
     descriptions = {run: read_description(run) for run in request.runs}
     first = descriptions[request.runs[0]]
-    source = request.target or first["config"]["target_source"]
-    depths = request.depths or first["extra"].get("request", {}).get("depths", DEFAULT_DEPTHS)
+    source = request.learned.target or first["config"]["target_source"]
+    depths = request.learned.depths or first["extra"].get("request", {}).get("depths", DEFAULT_DEPTHS)
     target = load_single(source, request.machine, request.loading)
     nets = {run: load_drafter(run, target.model) for run in request.runs}
     settings = DecodingSettings(request.output.max_new_tokens, end_tokens=end_tokens(target.model, target.tokenizer))

@@ -58,8 +58,8 @@ def evaluate(request: EvaluateRequest, *, progress: Progress = silent) -> list[R
         PromptError: if the prompts cannot be read.
     """
     description = read_description(request.drafter)
-    source = request.target or description["config"]["target_source"]
-    depths = request.depths or description["extra"].get("request", {}).get("depths", DEFAULT_DEPTHS)
+    source = request.learned.target or description["config"]["target_source"]
+    depths = request.learned.depths or description["extra"].get("request", {}).get("depths", DEFAULT_DEPTHS)
     target = load_single(source, request.machine, request.loading)
     net = load_drafter(request.drafter, target.model)
     settings = DecodingSettings(request.output.max_new_tokens, end_tokens=end_tokens(target.model, target.tokenizer))

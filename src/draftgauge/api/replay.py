@@ -58,8 +58,8 @@ def replay(
     trained_on = {spec: load_fitted(Path(spec)).trained_on for spec in specs if spec.endswith(FITTED_SUFFIX)}
     rows: list[dict[str, Any]] = []
     for run, manifest in select_runs(request.folder):
-        trace, costs = read_run(run, request.tasks)
-        design = design_of(trace, request.split, {key for keys in trained_on.values() for key in keys})
+        trace, costs = read_run(run, request.judged.tasks)
+        design = design_of(trace, request.judged.split, {key for keys in trained_on.values() for key in keys})
         _check(run, manifest, costs, design, trained_on, on_warning)
 
         def make(curve: CostCurve, gamma_max: int = trace.gamma_max) -> dict[str, Policy | Replay]:

@@ -39,8 +39,8 @@ def study_kvshot(request: StudyKvshotRequest, *, progress: Progress = silent) ->
             finished.
         MissingLibraryError: if Ray is asked for and not installed.
     """
-    out, target = request.out, request.target
-    training = TrainingSpec(target=target, prompts=request.prompts, device=request.machine.device)
+    out, target = request.out, request.teacher.target
+    training = TrainingSpec(target=target, prompts=request.teacher.prompts, device=request.machine.device)
     study = make_study(request.preset, training, request.held_out)
     if request.plan:
         return StudyOutcome(plan_study(study, out), {})

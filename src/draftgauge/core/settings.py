@@ -159,7 +159,14 @@ def summary_of(cls: type) -> str:
 
 
 def attribute_docs(cls: type) -> dict[str, str]:
-    """The entries under ``Attributes:`` in a class's docstring, without markup."""
+    """The entries under ``Attributes:`` in the docstrings of a class and of those it inherits from, without markup."""
+    docs: dict[str, str] = {}
+    for base in reversed(cls.__mro__):
+        docs |= _own_attribute_docs(base)
+    return docs
+
+
+def _own_attribute_docs(cls: type) -> dict[str, str]:
     lines = iter(inspect.cleandoc(cls.__doc__ or "").splitlines())
     if not any(line.strip() == "Attributes:" for line in lines):
         return {}

@@ -8,13 +8,14 @@ from pathlib import Path
 from draftgauge.api.requests.parts import (
     CostSpec,
     DraftSpec,
+    JudgedSpec,
     OutputSpec,
     PairSpec,
     PromptSpec,
     SamplingSpec,
     SeedSpec,
-    at_least_one,
 )
+from draftgauge.core.parts import at_least_one
 from draftgauge.core.settings import setting
 
 PLAIN = "plain"
@@ -75,8 +76,6 @@ class ReplayRequest:
         folder: a recorded run, or a folder of runs.
         policies: a policy, e.g. none, fixed (every length), fixed:4, hf-heuristic, or a fitted file; may be repeated.
             All simple policies if left out.
-        tasks: evaluate on these tasks only, separated by commas.
-        split: evaluate on train, validation, test or all prompts; on test ones where the trace has training ones too.
         sweep: evaluate at these costs of a drafted token over a verification, e.g. .04,.10,.25.
         tune: evaluate the rules of the field a second time, each with the parameters of its own grid that are fastest
             on the training prompts for this cost curve.
@@ -84,8 +83,7 @@ class ReplayRequest:
 
     folder: Path = setting(positional=True)
     policies: tuple[str, ...] = setting((), short="-p", option="--policy", repeated=True)
-    tasks: tuple[str, ...] = ()
-    split: str | None = None
+    judged: JudgedSpec = JudgedSpec()
     sweep: tuple[float, ...] = ()
     tune: bool = False
 
@@ -188,8 +186,6 @@ class AdviseRequest:
         requests: JSON Lines of vLLM's answers with metrics of every step, in place of a recorded run.
         policies: a policy to try beside the fixed lengths, by name or fitted file; may be repeated. Those that are
             compared by default, and the fitted ones in the folder, if left out.
-        tasks: judge on these tasks only, separated by commas.
-        split: judge on train, validation, test or all prompts; on test ones where the run has training ones too.
         settings: also write the engine's own settings to this file: vLLM's speculative configuration, SGLang's
             candidate steps, llama.cpp's options.
     """
@@ -201,8 +197,7 @@ class AdviseRequest:
     model: str | None = None
     requests: Path | None = None
     policies: tuple[str, ...] = setting((), short="-p", option="--policy", repeated=True)
-    tasks: tuple[str, ...] = ()
-    split: str | None = None
+    judged: JudgedSpec = JudgedSpec()
     settings: Path | None = None
 
 

@@ -3,26 +3,29 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import Any
 
 from draftgauge.core.errors import DraftgaugeError
+from draftgauge.core.parts import CodeSpec, DeviceSpec, SeedSpec, at_least_one
+
+__all__ = [
+    "LONG_PROMPTS",
+    "CostSpec",
+    "DeviceSpec",
+    "DraftSpec",
+    "JudgedSpec",
+    "LoadSpec",
+    "OutputSpec",
+    "PairSpec",
+    "PromptSpec",
+    "SamplingSpec",
+    "SeedSpec",
+]
 
 LONG_PROMPTS = ("error", "truncate", "skip")
 
 
 @dataclass(frozen=True, kw_only=True)
-class DeviceSpec:
-    """Where models run.
-
-    Attributes:
-        device: cpu, cuda, cuda:1 ...; a GPU if there is one.
-    """
-
-    device: str | None = None
-
-
-@dataclass(frozen=True, kw_only=True)
-class LoadSpec:
+class LoadSpec(CodeSpec):
     """How models are loaded.
 
     Attributes:
@@ -30,14 +33,12 @@ class LoadSpec:
             'auto': static on a GPU and lean elsewhere, where they are known to be right; of GGUF files 'gguf' or
             'gguf-fast' (llama.cpp with float32 keys and values, or with its faster defaults).
         tokenizer: folder or id of the target's tokenizer, where it is not the target's own; for GGUF files.
-        trust_remote_code: run model code that comes with a checkpoint.
         device_map: spread the target over all GPUs: 'auto', 'balanced', 'balanced_low_0' or 'sequential'.
         draft_device: where a draft model runs; with the target if left out.
     """
 
     engine: str = "auto"
     tokenizer: str | None = None
-    trust_remote_code: bool = False
     device_map: str | None = None
     draft_device: str | None = None
 
@@ -103,6 +104,19 @@ class PromptSpec:
 
 
 @dataclass(frozen=True, kw_only=True)
+class JudgedSpec:
+    """Which prompts of a recorded run policies are judged on.
+
+    Attributes:
+        tasks: judge on these tasks only, separated by commas.
+        split: judge on train, validation, test or all prompts; on test ones where the run has training ones too.
+    """
+
+    tasks: tuple[str, ...] = ()
+    split: str | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
 class OutputSpec:
     """How long outputs may be.
 
@@ -146,17 +160,6 @@ class SamplingSpec:
 
 
 @dataclass(frozen=True, kw_only=True)
-class SeedSpec:
-    """Randomness.
-
-    Attributes:
-        seed: of everything random.
-    """
-
-    seed: int = 0
-
-
-@dataclass(frozen=True, kw_only=True)
 class CostSpec:
     """How a pair's costs are measured.
 
@@ -172,11 +175,3 @@ class CostSpec:
     def __post_init__(self) -> None:
         if self.cost_seconds < 0:
             raise DraftgaugeError(f"cost_seconds must be at least 0, not {self.cost_seconds:g}")
-
-
-def at_least_one(spec: Any, *names: str) -> None:
-    """Refuse a request whose fields of these names are given and below 1."""
-    for name in names:
-        value = getattr(spec, name)
-        if value is not None and value < 1:
-            raise DraftgaugeError(f"{name} must be at least 1, not {value}")

@@ -6,16 +6,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-from draftgauge.api.requests.parts import (
-    DeviceSpec,
-    DraftSpec,
-    LoadSpec,
-    OutputSpec,
-    PromptSpec,
-    SeedSpec,
-    at_least_one,
-)
+from draftgauge.api.requests.parts import DeviceSpec, DraftSpec, LoadSpec, OutputSpec, PromptSpec, SeedSpec
 from draftgauge.core.errors import DraftgaugeError
+from draftgauge.core.parts import TeacherSpec, at_least_one
 from draftgauge.core.settings import setting
 from draftgauge.training.reuse.request import TrainingSpec
 
@@ -50,26 +43,36 @@ class ExportRequest:
 
 
 @dataclass(frozen=True, kw_only=True)
+class LearnedSpec:
+    """What a trained drafter is measured with.
+
+    Attributes:
+        target: its target; the one that its folder names if left out.
+        depths: tokens a draft; as many as it was trained for if left out.
+    """
+
+    target: str | None = None
+    depths: int | None = None
+
+    def __post_init__(self) -> None:
+        at_least_one(self, "depths")
+
+
+@dataclass(frozen=True, kw_only=True)
 class EvaluateRequest:
     """Acceptance by depth with intervals, accepted tokens a step (MAT) forced, live and with draft trees, retention and
     speed.
 
     Attributes:
         drafter: folder of a drafter that 'draftgauge train' wrote.
-        target: its target; the one that the folder names if left out.
-        depths: tokens a draft; as many as it was trained for if left out.
     """
 
     drafter: Path = setting(positional=True)
-    target: str | None = None
+    learned: LearnedSpec = LearnedSpec()
     prompts: PromptSpec = PromptSpec(long_prompts="truncate")
     output: OutputSpec = OutputSpec()
-    depths: int | None = None
     machine: DeviceSpec = DeviceSpec()
     loading: LoadSpec = LoadSpec()
-
-    def __post_init__(self) -> None:
-        at_least_one(self, "depths")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -79,20 +82,17 @@ class DiagnoseRequest:
 
     Attributes:
         runs: folders that 'draftgauge train' wrote, of one target; those that differ only in their seed are pooled.
-        target: their target; the one that the first folder names if left out.
-        depths: tokens a draft; as many as the first was trained for if left out.
+            Target and depths are those of the first, if left out.
     """
 
     runs: tuple[Path, ...] = setting(positional=True)
-    target: str | None = None
+    learned: LearnedSpec = LearnedSpec()
     prompts: PromptSpec = PromptSpec(prompts="reference:validation", per_task=4, long_prompts="truncate")
     output: OutputSpec = OutputSpec(max_new_tokens=96)
-    depths: int | None = None
     machine: DeviceSpec = DeviceSpec()
     loading: LoadSpec = LoadSpec()
 
     def __post_init__(self) -> None:
-        at_least_one(self, "depths")
         if not self.runs or len(set(self.runs)) < len(self.runs):
             raise DraftgaugeError(
                 f"name at least one run, and each once, not {', '.join(map(str, self.runs)) or 'none at all'}"
@@ -107,8 +107,6 @@ class StudyKvshotRequest:
     Attributes:
         out: folder of the study; the same folder goes on where it was stopped.
         preset: smoke, quick (five seeds, on a laptop), depth (quick and deeper KV drafters) or full.
-        target: target model: a Hugging Face id, a folder, or 'reference' (the bundled one).
-        prompts: training prompts, which the target answers; generated for 'reference'.
         held_out: prompts to measure on; the bundled test prompts if left out.
         executor: 'local', one cell after the other, or 'ray', on a cluster.
         cpus: CPUs that each cell asks Ray for.
@@ -119,8 +117,7 @@ class StudyKvshotRequest:
     out: Path
     plan: bool = False
     preset: str = "smoke"
-    target: str = "reference"
-    prompts: Path | None = None
+    teacher: TeacherSpec = TeacherSpec()
     held_out: str | None = None
     executor: str = "local"
     cpus: int = 1

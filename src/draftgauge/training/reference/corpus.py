@@ -6,14 +6,14 @@ prompt shares a module with the training text, on any machine and in any order o
 
 from __future__ import annotations
 
-import ast
+import math
 import sysconfig
-import warnings
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
+from functools import cache
 from importlib import metadata
 from pathlib import Path
 
+from draftgauge.training.reference.modules import Module, documentation_strings, parse, read_module
 from draftgauge.training.reference.tasks.base import percentile
 
 RESERVED_PERCENT = 14
@@ -33,15 +33,6 @@ SKIPPED_PARTS = {
 SKIPPED_PREFIXES = ("encodings/cp", "encodings/iso", "encodings/mac", "encodings/koi", "pydoc_data/", "config-")
 
 
-@dataclass(frozen=True)
-class Module:
-    """One standard-library module: dotted name, source text and syntax tree."""
-
-    name: str
-    source: str
-    tree: ast.Module
-
-
 def is_reserved(name: str) -> bool:
     """True if the module (by dotted name) is kept out of training and used for prompts only."""
     return percentile(name, "reserve") < RESERVED_PERCENT
@@ -53,25 +44,28 @@ def prompt_split(name: str) -> str:
     return "train" if share < 31 else "validation" if share < 54 else "test" if share < 77 else "sealed"
 
 
-def standard_library(root: Path | None = None) -> Iterator[Module]:
-    """Every parseable module of the running Python's standard library, with its ``test`` package, in path order."""
+@cache
+def standard_library(root: Path | None = None) -> tuple[Module, ...]:
+    """Every parseable module of the running Python's standard library, with its ``test`` package, in path order.
+
+    They are read once in a process, which takes some 20 seconds.
+    """
     root = root or Path(sysconfig.get_path("stdlib"))
+    modules = []
     for path in sorted(root.rglob("*.py")):
         relative = path.relative_to(root)
         if SKIPPED_PARTS.intersection(relative.parts) or relative.as_posix().startswith(SKIPPED_PREFIXES):
             continue
         if path.stat().st_size > MAX_BYTES:
             continue
+        parts = [part for part in relative.with_suffix("").parts if part != "__init__"]
         try:
-            source = path.read_text(encoding="utf-8").expandtabs(8)
-            with warnings.catch_warnings():
-                warnings.simplefilter("ignore")
-                tree = ast.parse(source)
+            module = read_module(".".join(parts) or relative.stem, path.read_text(encoding="utf-8").expandtabs(8))
         except (SyntaxError, UnicodeDecodeError, ValueError):
             continue  # deliberately broken fixtures of the test suite
-        if len(source) >= 200:
-            parts = [part for part in relative.with_suffix("").parts if part != "__init__"]
-            yield Module(".".join(parts) or relative.stem, source, tree)
+        if len(module.source) >= 200:
+            modules.append(module)
+    return tuple(modules)
 
 
 def language_topics() -> list[str]:
@@ -81,27 +75,32 @@ def language_topics() -> list[str]:
     return [text.strip() for _, text in sorted(topics.topics.items())]
 
 
-def package_documentation(packages: Sequence[str] = PACKAGES) -> Iterator[str]:
-    """Every documentation string of the packages that each installation of draftgauge brings, tests left out.
+def package_documentation(packages: Sequence[str] = PACKAGES, enough: float = math.inf) -> list[str]:
+    """Documentation strings of the packages that each installation of draftgauge brings, tests left out.
 
     Args:
         packages: distributions, all of them under licences as free as Python's own.
+        enough: characters; where there are more, those of as many files, chosen by a hash of their paths.
     """
-    for package in packages:
-        for path in sorted(str(file.locate()) for file in metadata.files(package) or () if file.suffix == ".py"):
-            if not {"tests", "test", "testing", "conftest.py"}.intersection(Path(path).parts):
-                yield from _documentation(Path(path))
+    files = {
+        str(file): Path(str(file.locate()))
+        for package in packages
+        for file in sorted(metadata.files(package) or (), key=lambda file: str(file.locate()))
+        if file.suffix == ".py" and not {"tests", "test", "testing", "conftest.py"}.intersection(file.parts)
+    }
+    texts: dict[str, list[str]] = {}
+    for name in sorted(files, key=percentile):
+        if enough <= 0:
+            break
+        texts[name] = _documentation(files[name])
+        enough -= sum(map(len, texts[name]))
+    return [text for name in files for text in texts.get(name, ())]
 
 
-def _documentation(path: Path) -> Iterator[str]:
+def _documentation(path: Path) -> list[str]:
     if not path.is_file() or path.stat().st_size > MAX_BYTES:
-        return
+        return []
     try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")
-            tree = ast.parse(path.read_text(encoding="utf-8"))
+        return list(documentation_strings(parse(path.read_text(encoding="utf-8"))))
     except (SyntaxError, UnicodeDecodeError, ValueError):
-        return
-    for node in ast.walk(tree):
-        if isinstance(node, ast.FunctionDef | ast.ClassDef | ast.Module):
-            yield ast.get_docstring(node) or ""
+        return []

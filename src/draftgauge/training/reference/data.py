@@ -58,7 +58,8 @@ def training_texts(tokens: int, mixture: Mapping[str, float], seed: int = 0) -> 
     rng = Random(seed)
     modules = _training_modules()
     documented = list(documentation(modules))
-    prose = [*documented, *corpus.package_documentation(), *corpus.language_topics()]
+    enough = _enough(tokens * mixture[PROSE])
+    prose = [*documented, *corpus.package_documentation(enough=enough), *corpus.language_topics()]
     texts = {
         packing.PLAIN: [module.source + END for module in modules],
         PROSE: [text + END for text in _passages(prose)],
@@ -118,6 +119,11 @@ def sample(texts: Sequence[str], characters: float, rng: np.random.Generator) ->
     return chosen
 
 
+def _enough(tokens: float) -> float:
+    """Characters to have at hand of a kind of which so many tokens are trained on."""
+    return LEAST_CHARACTERS + SPARE * tokens * CHARACTERS_A_TOKEN
+
+
 def windows(
     texts: Mapping[str, Sequence[str]],
     tokenizer: PreTrainedTokenizerFast,
@@ -129,7 +135,7 @@ def windows(
     """Tokenise and pack training texts by kind into ``[count, length]``; only as many texts as may be needed."""
     documents, rng = {}, np.random.default_rng(seed)
     for kind, share in shares.items():
-        enough = sample(texts[kind], LEAST_CHARACTERS + SPARE * share * count * length * CHARACTERS_A_TOKEN, rng)
+        enough = sample(texts[kind], _enough(share * count * length), rng)
         encoded = tokenizer._tokenizer.encode_batch_fast(enough, add_special_tokens=False)
         documents[kind] = [np.array(e.ids, np.uint16) for e in encoded]
     return packing.pack(documents, shares, count, length, seed)

@@ -6,13 +6,11 @@ before such a noun and ends as adjectives do, a verb what follows "to" or an aux
 
 from __future__ import annotations
 
-import ast
 import re
 from collections import Counter
 from collections.abc import Iterable, Iterator
 
-from draftgauge.training.reference.corpus import Module
-from draftgauge.training.reference.library import functions
+from draftgauge.training.reference.modules import Module
 from draftgauge.training.reference.tasks.base import Words
 
 ARTICLES = {"a", "an", "each", "every", "the"}
@@ -67,9 +65,7 @@ def documentation(modules: Iterable[Module]) -> Iterator[str]:
     """Every documentation string of the modules, tests left out."""
     for module in modules:
         if not {"test", "tests", "idle_test"}.intersection(module.name.split(".")):
-            for node in ast.walk(module.tree):
-                if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef | ast.Module):
-                    yield ast.get_docstring(node) or ""
+            yield from module.documentation
 
 
 def collect_words(texts: Iterable[str], identifiers: Iterable[str]) -> Words:
@@ -101,8 +97,7 @@ def snake_case(names: Iterable[str]) -> tuple[str, ...]:
 def function_names(modules: Iterable[Module]) -> Iterator[str]:
     """The plain names of all functions and methods."""
     for module in modules:
-        for node, _ in functions(module.tree):
-            yield node.name
+        yield from module.functions
 
 
 def _is_noun(word: str, counts: Counter[str]) -> bool:

@@ -9,6 +9,7 @@ from typing import Any
 
 from draftgauge.core.config import to_mapping
 from draftgauge.core.errors import DraftgaugeError
+from draftgauge.core.parts import CodeSpec, DeviceSpec, SeedSpec, TeacherSpec, at_least_one
 from draftgauge.core.settings import setting
 from draftgauge.models.tap_rules import TapRule
 
@@ -16,6 +17,21 @@ LOSSES = ("kl", "cross-entropy", "greedy")
 FEATURES = ("online", "cached")
 PRECISIONS = ("auto", "fp32", "bf16")
 TRACKERS = ("tensorboard", "wandb", "trackio")
+
+COUNTS = (
+    "layers",
+    "depths",
+    "steps",
+    "batch",
+    "accumulation",
+    "devices",
+    "new_tokens",
+    "checkpoint_every",
+    "log_every",
+    "questions",
+    "threads",
+    "intermediate_size",
+)
 
 # What decides where a run ends; everything else only decides how it gets there.
 INCIDENTAL = frozenset(
@@ -34,11 +50,10 @@ INCIDENTAL = frozenset(
 
 
 @dataclass(frozen=True)
-class TrainingSpec:
+class TrainingSpec(CodeSpec, SeedSpec, DeviceSpec, TeacherSpec):
     """How to train one drafter. Order of data, loss and optimiser follow from it alone, whatever the design.
 
     Attributes:
-        target: a folder, a model id of the hub, or ``reference``.
         reuse: design of the drafter: hidden, kv, hybrid, cross or none.
         layers: of the drafter; more than one for ``kv`` and ``none`` only.
         injection: how keys and values of several target layers enter: concat, project or project-rope.
@@ -55,10 +70,9 @@ class TrainingSpec:
         freeze_head: leave the drafter's head as it starts, at the target's; speculators does so.
         depths: K, drafted tokens that training unrolls from every anchor.
         length: longest conversation in tokens; longer ones are cut at their end.
-        prompts: prompt file whose prompts the target answers; for the bundled target, generated questions if left out.
         questions: how many generated questions, or at most how many prompts of the file; None takes the whole file.
         new_tokens: longest answer.
-        data_seed: which questions are generated.
+        data_seed: which questions are generated, whatever the seed.
         answers: file of the answers, made where it is missing; in the run's own folder if left out. Runs that share it
             share their data.
         features: ``online`` (target forward inside the step) or ``cached`` (computed once, to disk).
@@ -80,25 +94,21 @@ class TrainingSpec:
         gate_hold: share of the steps, at the start, in which that gate is held open.
         cross_first: share of the steps, at the start, in which a ``hybrid`` drafter's cross branch alone is trained.
         kv_gradient: factor of the gradients of the keys and values that a drafter makes of its own chain.
-        seed: of the drafter's start and of the order of the data.
         precision: of the arithmetic: auto (bfloat16 where the hardware has it), fp32 or bf16. Weights and optimiser are
             float32.
         compile: run the loss of every step through ``torch.compile``, where its result agrees.
         compression: of the target.
-        device: to train on; a GPU where there is one.
         devices: how many devices of this machine share every step; leave it out under torchrun, on one machine or
             several. A run may be resumed with another number: the order of the data is the same.
         checkpoint_every: steps between checkpoints.
         log_every: steps between rows of the log.
         track: also log to tensorboard, wandb or trackio.
         threads: of torch, in every process; left as they are if left out.
-        trust_remote_code: run Python code that comes with the target.
 
     Raises:
         DraftgaugeError: for a value out of its range.
     """
 
-    target: str = "reference"
     reuse: str = "hybrid"
     layers: int = 1
     injection: str = "project-rope"
@@ -112,7 +122,6 @@ class TrainingSpec:
     freeze_head: bool = False
     depths: int = setting(7, short="-k")
     length: int = 1024
-    prompts: Path | None = None
     questions: int | None = 3000
     new_tokens: int = 160
     data_seed: int = 0
@@ -134,34 +143,17 @@ class TrainingSpec:
     gate_hold: float = 0.0
     cross_first: float = 0.0
     kv_gradient: float = 1.0
-    seed: int = 0
     precision: str = "auto"
     compile: bool = False
     compression: str = "none"
-    device: str | None = None
     devices: int = 1
     checkpoint_every: int = 100
     log_every: int = 10
     track: str | None = None
     threads: int | None = None
-    trust_remote_code: bool = False
 
     def __post_init__(self) -> None:
-        at_least_one = (
-            "layers",
-            "depths",
-            "steps",
-            "batch",
-            "accumulation",
-            "devices",
-            "new_tokens",
-            "checkpoint_every",
-            "log_every",
-        )
-        for name in (*at_least_one, "questions", "threads", "intermediate_size"):
-            value = getattr(self, name)
-            if value is not None and value < 1:
-                raise DraftgaugeError(f"{name} must be at least 1, not {value}")
+        at_least_one(self, *COUNTS)
         for name, choices in (
             ("loss", LOSSES),
             ("features", FEATURES),
