@@ -5,6 +5,9 @@ BIN := $(VENV)/bin
 # The version that the project is tested with; on a machine with a GPU, install the build you want first (see README).
 TORCH ?= torch==2.13.0
 
+# Files stay whole, as their tests share what is slow to make.
+PARALLEL := --numprocesses auto --maxprocesses 8 --dist loadfile --no-loadscope-reorder
+
 .PHONY: demo test test-engines test-fast lint types bench final figures setup clean
 
 setup: $(VENV)/.installed
@@ -19,8 +22,9 @@ $(VENV)/.installed: pyproject.toml
 demo: setup
 	$(BIN)/draftgauge demo --out demo --json demo/demo.json
 
+# The whole suite, a process a core; of ARGS (make test ARGS=tests/core/test_seeds.py) one process runs what they name.
 test: setup
-	$(BIN)/python -m pytest
+	$(BIN)/python -m pytest $(or $(ARGS),$(PARALLEL))
 
 # Serving engines in environments of their own below .engines: built once (some 15 minutes), then only tested.
 test-engines: setup
@@ -28,7 +32,7 @@ test-engines: setup
 	eval "$$($(BIN)/python tools/engines.py environment)" && $(BIN)/python -m pytest -rs tests/engines tests/models/test_gguf_engine.py
 
 test-fast: setup
-	$(BIN)/python -m pytest -m 'not slow'
+	$(BIN)/python -m pytest $(PARALLEL) -m 'not slow'
 
 lint: setup
 	$(BIN)/ruff check .

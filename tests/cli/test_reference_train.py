@@ -34,6 +34,18 @@ def pair(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder / "pair"
 
 
+def with_few_prompts(pair: Path, folder: Path) -> Path:
+    """The pair in another folder, with three test prompts of each task."""
+    for part in ("target", "draft", "draft-small"):
+        (folder / part).symlink_to(pair / part)
+    lines = (pair / "prompts" / "test.jsonl").read_text().splitlines(keepends=True)
+    (folder / "prompts").mkdir()
+    (folder / "prompts" / "test.jsonl").write_text(
+        "".join(line for n, line in enumerate(lines) if n % PROMPTS_PER_SPLIT["test"] < 3)
+    )
+    return folder
+
+
 @pytest.mark.slow
 def test_a_small_relative_of_the_bundled_pair_is_trained_and_evaluated(pair: Path, tmp_path: Path) -> None:
     record = json.loads((pair / "training.json").read_text())
@@ -41,7 +53,8 @@ def test_a_small_relative_of_the_bundled_pair_is_trained_and_evaluated(pair: Pat
     assert record["target_loss"] < 8.4  # a guess among 4,096 tokens costs 8.32 nats
 
     rows_file = tmp_path / "rows.json"
-    run("reference", "evaluate", "--folder", pair, "--max-new-tokens", "4", "--json", rows_file)
+    few = with_few_prompts(pair, tmp_path)
+    run("reference", "evaluate", "--folder", few, "--max-new-tokens", "4", "--json", rows_file)
     rows = json.loads(rows_file.read_text())["rows"]
     assert {row["task"] for row in rows if "right" in row} == {"code", "math", "chat", "summarization", "all"}
     assert [row["layer"] for row in rows if "rms" in row] == list(range(9))

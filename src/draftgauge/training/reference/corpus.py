@@ -13,7 +13,7 @@ from functools import cache
 from importlib import metadata
 from pathlib import Path
 
-from draftgauge.training.reference.modules import Module, documentation_strings, parse, read_module
+from draftgauge.training.reference.modules import Module, collection_paused, documentation_strings, parse, read_module
 from draftgauge.training.reference.tasks.base import percentile
 
 RESERVED_PERCENT = 14
@@ -45,10 +45,11 @@ def prompt_split(name: str) -> str:
 
 
 @cache
+@collection_paused()
 def standard_library(root: Path | None = None) -> tuple[Module, ...]:
     """Every parseable module of the running Python's standard library, with its ``test`` package, in path order.
 
-    They are read once in a process, which takes some 20 seconds.
+    They are read once in a process, which takes some ten seconds.
     """
     root = root or Path(sysconfig.get_path("stdlib"))
     modules = []
@@ -75,6 +76,7 @@ def language_topics() -> list[str]:
     return [text.strip() for _, text in sorted(topics.topics.items())]
 
 
+@collection_paused()
 def package_documentation(packages: Sequence[str] = PACKAGES, enough: float = math.inf) -> list[str]:
     """Documentation strings of the packages that each installation of draftgauge brings, tests left out.
 

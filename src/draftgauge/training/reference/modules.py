@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import ast
+import gc
 import warnings
 from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 
 Function = ast.FunctionDef | ast.AsyncFunctionDef
@@ -71,6 +73,18 @@ def parse(source: str) -> ast.Module:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         return ast.parse(source)
+
+
+@contextmanager
+def collection_paused() -> Iterator[None]:
+    """Leave the search for reference cycles out, which takes most of the time of parsing; syntax trees have none."""
+    enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if enabled:
+            gc.enable()
 
 
 def documentation_strings(tree: ast.Module) -> Iterator[str]:
