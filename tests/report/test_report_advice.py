@@ -39,16 +39,15 @@ def test_the_advice_holds_length_gain_and_what_is_left():
 
 
 def test_the_advice_quotes_live_measurements():
-    live = {"ratio_is_live": True, "policy": "fixed:2"}
-    by_task = [TableRow(task, ratio_to_plain=value, **live) for task, value in (("code", 2.4), ("chat", 1.8))]
+    by_task = [TableRow(task, "fixed:2", live_ratio=value) for task, value in (("code", 2.4), ("chat", 1.8))]
     assert advise(_view(rows=by_task)).measured == (1.8, 2.4)
     pooled = [
         *by_task,
-        TableRow("all", ratio_to_plain=2.05, **live),
-        TableRow("all", ratio_to_plain=9.0, policy="fixed:3", ratio_is_live=True),
+        TableRow("all", "fixed:2", live_ratio=2.05),
+        TableRow("all", "fixed:3", live_ratio=9.0),
     ]
     assert advise(_view(rows=pooled)).measured == (2.05,)
-    assert advise(_view(rows=[TableRow("all", "fixed:2", ratio_to_plain=2.1)])).measured == ()
+    assert advise(_view(rows=[TableRow("all", "fixed:2", modelled_ratio=2.1)])).measured == ()
 
 
 def test_the_advice_is_against_drafting_that_does_not_pay():
@@ -130,24 +129,18 @@ def test_a_column_has_the_decimals_of_its_largest_value():
 
 def test_the_best_policy_is_marked_and_the_bound_is_not():
     rows = [
-        TableRow("all", "plain", 1.0, 100.0, live_tokens_per_second=99.0),
-        TableRow(
-            "all", "fixed:2", 2.0, 210.0, live_tokens_per_second=190.0, live_low=180.0, live_high=201.0, mismatches=1200
-        ),
-        TableRow("all", "someone-elses", live_tokens_per_second=195.0),
-        TableRow("all", "hindsight", 3.0, 275.0),
+        TableRow("all", "plain", 1.0, 100.0, 1.0, live_tokens_per_second=99.0, live_ratio=1.0),
+        TableRow("all", "fixed:2", 2.0, 210.0, 2.1, 195.0, 1.9, live_low=1.8, live_high=2.01, mismatches=1200),
+        TableRow("all", "someone-elses", live_tokens_per_second=190.0, live_ratio=1.95),
+        TableRow("all", "hindsight", 3.0, 275.0, 2.75),
     ]
     (group,) = compression_table(_view(rows=rows))
     assert group.task == "all tasks"
     assert [sorted(line.marks) for line in group.lines] == [[], ["modelled"], ["live"], []]
     line = group.lines[1]
-    assert (line.tokens_per_step, line.modelled, line.live, line.interval, line.mismatches) == (
-        "2.000",
-        "210.0",
-        "190.0",
-        "180.0 – 201.0",
-        "1,200",
-    )
+    assert (line.modelled, line.live, line.interval) == ("2.10×", "1.90×", "1.80 – 2.01")
+    assert (line.tokens_per_step, line.modelled_speed, line.live_speed) == ("2.000", "210.0", "195.0")
+    assert line.mismatches == "1,200"
     assert (group.lines[2].tokens_per_step, group.lines[2].modelled, group.lines[2].description) == ("–", "–", "")
 
 

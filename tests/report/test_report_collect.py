@@ -69,8 +69,8 @@ def test_table_rows_are_those_of_evaluate(data, runs):
             wanted = expected[row.task, row.policy]
             assert row.tokens_per_step == wanted["tokens_per_step"]
             assert row.modelled_tokens_per_second == wanted["tokens_per_second"]
-            assert row.ratio_to_plain == wanted["ratio_to_plain"]
-            assert not row.ratio_is_live
+            assert row.modelled_ratio == wanted["ratio_to_plain"]
+            assert row.live_ratio is None
     plain = next(row for row in view.rows if row.policy == "plain")
     assert plain.modelled_tokens_per_second == view.pooled.plain
 
@@ -99,10 +99,10 @@ def test_live_measurements_join_the_replays(runs, live_row):
     assert pooled["plain"].live_tokens_per_second == 150.0
     assert pooled["plain"].modelled_tokens_per_second is not None
     fixed = pooled["fixed:2"]
-    assert (fixed.live_tokens_per_second, fixed.live_low, fixed.live_high, fixed.mismatches) == (310.0, 280.0, 320.0, 3)
+    assert (fixed.live_ratio, fixed.live_low, fixed.live_high, fixed.mismatches) == (2.1, 1.4, 1.6, 3)
+    assert fixed.live_tokens_per_second == 310.0
     assert fixed.modelled_tokens_per_second is not None
-    assert fixed.ratio_is_live
-    assert fixed.ratio_to_plain == 2.1
+    assert fixed.modelled_ratio not in (None, 2.1)
     assert pooled["none"].modelled_tokens_per_second is not None
     assert pooled["transformers-generate"].modelled_tokens_per_second is None
     order = list(pooled)
@@ -110,15 +110,16 @@ def test_live_measurements_join_the_replays(runs, live_row):
 
 
 def test_fixed_measurements_are_points_of_the_charts(runs, live_row):
-    unknown = {"tokens_per_second_low": None, "tokens_per_second_high": float("nan")}
+    unknown = {"ratio_to_plain_low": None, "ratio_to_plain_high": float("nan")}
     bench = [
         live_row("fixed:2"),
         live_row("fixed:4", task="code", **unknown),
+        live_row("fixed:2", task="code", ratio_to_plain=float("nan")),
         live_row("hf-heuristic"),
     ]
     first, second = collect(runs, bench).compressions
     pooled, code, math_ = first.speeds
-    assert [(p.gamma, p.tokens_per_second, p.low, p.high) for p in pooled.live] == [(2, 300.0, 280.0, 320.0)]
+    assert [(p.gamma, p.ratio, p.low, p.high) for p in pooled.live] == [(2, 1.5, 1.4, 1.6)]
     assert [(p.gamma, p.low) for p in code.live] == [(4, None)]
     assert not math_.live
     assert not second.pooled.live
@@ -126,7 +127,7 @@ def test_fixed_measurements_are_points_of_the_charts(runs, live_row):
 
 def test_of_many_measured_lengths_the_table_keeps_the_fastest(runs, live_row):
     measured = range(1, MEASURED_LENGTHS + 3)
-    bench = [live_row(f"fixed:{g}", tokens_per_second=100.0 + (g == 6)) for g in measured]
+    bench = [live_row(f"fixed:{g}", ratio_to_plain=1.0 + (g == 6)) for g in measured]
     data = collect(runs, bench)
     bests = {view.pooled.best_draft for view in data.compressions}
     shown = {

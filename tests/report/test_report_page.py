@@ -13,6 +13,7 @@ import pytest
 from draftgauge.core.errors import DraftgaugeError
 from draftgauge.policies import make_policy
 from draftgauge.replay import replay
+from draftgauge.replay.evaluate import plain_seconds
 from draftgauge.report.collect import collect
 from draftgauge.report.page import build_report, render
 from draftgauge.report.style import COLOURS
@@ -70,9 +71,9 @@ def bench() -> list[dict]:
     row = {
         "compression": "none",
         "tokens_per_step": None,
-        "tokens_per_second_low": 150.0,
-        "tokens_per_second_high": 171.0,
         "ratio_to_plain": 1.5,
+        "ratio_to_plain_low": 1.41,
+        "ratio_to_plain_high": 1.62,
         "mismatches": 0,
     }
     names = ("plain", "fixed:2", "hf-heuristic", "transformers-assisted", "<b>mine</b>")
@@ -146,15 +147,17 @@ def test_the_tables_hold_the_figures_of_replay(page, runs, number):
     cells = [row for row in page.rows if row[0] == "cumulative-confidence"]
     assert len(cells) == 1 + 2 * 3  # the policies, then all tasks and each of two, for two compressions
     pooled = cells[1 + 3 * number]
-    assert pooled[1] == f"{outcome.tokens_per_step:.3f}"
-    assert pooled[2] in (f"{outcome.tokens_per_second:.1f}", f"{outcome.tokens_per_second:.2f}")
+    assert pooled[1] == f"{plain_seconds(trace, costs).sum() / outcome.seconds.sum():.2f}×"
+    assert pooled[4] == f"{outcome.tokens_per_step:.3f}"
+    assert pooled[5] in (f"{outcome.tokens_per_second:.1f}", f"{outcome.tokens_per_second:.2f}")
 
 
 def test_live_figures_stand_beside_modelled_ones(page):
-    row = next(row for row in page.rows if row[0] == "fixed:2" and "150.0 – 171.0" in row)
-    assert row[3:] == ["160.0", "150.0 – 171.0", "1.50×", "0"]
+    row = next(row for row in page.rows if row[0] == "fixed:2" and "1.41 – 1.62" in row)
+    assert row[2:4] == ["1.50×", "1.41 – 1.62"]
+    assert row[6:] == ["160.0", "0"]
     baseline = next(row for row in page.rows if row[0] == "transformers-assisted")
-    assert baseline[1:3] == ["–", "–"]
+    assert (baseline[1], baseline[4:6]) == ("–", ["–", "–"])
     assert any(row[0] == "<b>mine</b>" for row in page.rows)
 
 

@@ -93,9 +93,9 @@ def _by_task(curves: Sequence[SpeedCurve]) -> tuple[TaskAdvice, ...]:
 
 
 def _measured(view: CompressionView, gamma: int) -> tuple[float, ...]:
-    rows = [row for row in view.rows if row.policy == f"fixed:{gamma}" and row.ratio_is_live]
+    rows = [row for row in view.rows if row.policy == f"fixed:{gamma}" and row.live_ratio is not None]
     pooled = [row for row in rows if row.task == view.pooled.task]
-    values = sorted(row.ratio_to_plain for row in pooled or rows if row.ratio_to_plain is not None)
+    values = sorted(row.live_ratio for row in pooled or rows if row.live_ratio is not None)
     return tuple(dict.fromkeys((values[0], values[-1]))) if values else ()
 
 

@@ -66,8 +66,8 @@ def collect(
     Args:
         run_folders: one run folder per compression, in the order to show.
         bench_rows: live measurements with the keys ``policy, compression, task, tokens_per_second, mismatches`` and,
-            where known, ``tokens_per_second_low``, ``tokens_per_second_high``, ``tokens_per_step`` and
-            ``ratio_to_plain``. The task of all prompts together is ``all``, plain decoding is the policy ``plain``.
+            where known, ``ratio_to_plain``, ``ratio_to_plain_low``, ``ratio_to_plain_high`` and
+            ``tokens_per_step``. The task of all prompts together is ``all``, plain decoding is the policy ``plain``.
             Rows of compressions without a run are left out.
         command: that asked for the report; the running one if None.
         policies: specs of policies to judge on test prompts, beside the standard ones. If None, the standard ones are
@@ -133,11 +133,11 @@ def _speed(run: Run, task: str, mask: NDArray[np.bool_]) -> SpeedCurve:
     tokens = int(run.fixed[0].committed[mask].sum())
     steps = [int(outcome.steps[mask].sum()) for outcome in run.fixed]
     points = [
-        LivePoint(row.gamma, row.tokens_per_second, row.low, row.high)
+        LivePoint(row.gamma, row.ratio_to_plain, row.low, row.high)
         for row in run.live
         if row.task == task
         and row.gamma is not None
-        and row.tokens_per_second is not None
+        and row.ratio_to_plain is not None
         and row.gamma <= run.trace.gamma_max
     ]
     return SpeedCurve(

@@ -8,9 +8,9 @@ from typing import Any
 import numpy as np
 from markupsafe import Markup
 
-from draftgauge.report.style import LIGHT, Series, compression_title, number, percent, series
+from draftgauge.report.style import LIGHT, Series, compression_title, number, percent, ratio, series
 from draftgauge.report.svg import PANEL, SMALL_PANEL, panel, to_svg
-from draftgauge.report.views import AcceptanceCurve, CompressionView, SpeedCurve
+from draftgauge.report.views import AcceptanceCurve, CompressionView, LivePoint, SpeedCurve
 from draftgauge.traces.costs import CostCurve
 
 VERIFY, DRAFT = Series("blue", (), ""), Series("vermillion", (), "")
@@ -50,19 +50,21 @@ def _acceptance_line(axes: Any, curve: AcceptanceCurve, style: Series) -> None:
 
 
 def speed_panel(view: CompressionView, curve: SpeedCurve) -> Markup:
-    """Tokens per second against draft length: modelled curve, plain decoding, hindsight optimum, live measurements."""
-    gamma = np.arange(len(curve.tokens_per_second))
-    top = max(
-        [curve.hindsight, curve.plain, *curve.tokens_per_second, *(p.high or p.tokens_per_second for p in curve.live)]
-    )
+    """Speed over plain decoding against draft length: modelled curve, hindsight optimum, live measurements.
+
+    Live points are ratios too: both sides of each were measured side by side, so that they hold on a busy machine.
+    """
+    speedups, hindsight = curve.speedups, curve.hindsight / curve.plain
+    gamma = np.arange(len(speedups))
+    top = max([hindsight, 1.0, *speedups, *(p.high or p.ratio for p in curve.live)])
     size = PANEL if curve is view.pooled else SMALL_PANEL
-    with panel("drafted tokens a step, \N{GREEK SMALL LETTER GAMMA}", "tokens/s", size) as axes:
-        for height, style in ((curve.plain, PLAIN), (curve.hindsight, HINDSIGHT)):
+    with panel("drafted tokens a step, \N{GREEK SMALL LETTER GAMMA}", "times plain decoding", size) as axes:
+        for height, style in ((1.0, PLAIN), (hindsight, HINDSIGHT)):
             axes.axhline(height, color=style.hex, linestyle=style.linestyle)
-        axes.plot(gamma, curve.tokens_per_second, color=MODELLED.hex, marker=MODELLED.marker, markersize=3.5)
+        axes.plot(gamma, speedups, color=MODELLED.hex, marker=MODELLED.marker, markersize=3.5)
         axes.plot(
             curve.best_gamma,
-            curve.best,
+            curve.speedup,
             color=MODELLED.hex,
             marker="o",
             markersize=10,
@@ -70,24 +72,26 @@ def speed_panel(view: CompressionView, curve: SpeedCurve) -> Markup:
             zorder=4,
         )
         for point in curve.live:
-            _live_point(axes, point.gamma, point.tokens_per_second, point.low, point.high)
+            _live_point(axes, point)
         axes.set_ylim(0, top * 1.12)
         _whole_tokens(axes, 0, int(gamma[-1]))
         return to_svg(axes, f"speed-{slug(view.name)}-{slug(curve.task)}", _describe_speed(view, curve))
 
 
-def _live_point(axes: Any, gamma: int, value: float, low: float | None, high: float | None) -> None:
-    if low is not None and high is not None:
-        axes.plot([gamma, gamma], [low, high], color=LIVE.hex, linewidth=1.6, zorder=5)
-    axes.plot(gamma, value, color=LIVE.hex, marker=LIVE.marker, markersize=5.5, markeredgecolor=LIGHT["card"], zorder=6)
+def _live_point(axes: Any, point: LivePoint) -> None:
+    gamma, colour = point.gamma, LIVE.hex
+    if point.low is not None and point.high is not None:
+        axes.plot([gamma, gamma], [point.low, point.high], color=colour, linewidth=1.6, zorder=5)
+    axes.plot(
+        gamma, point.ratio, color=colour, marker=LIVE.marker, markersize=5.5, markeredgecolor=LIGHT["card"], zorder=6
+    )
 
 
 def _describe_speed(view: CompressionView, curve: SpeedCurve) -> str:
     where = "all tasks" if curve is view.pooled else curve.task
     return (
-        f"Modelled tokens per second against draft length, {compression_title(view.name)} target, {where}. Best at "
-        f"{curve.best_gamma}: "
-        f"{number(curve.best)}; plain decoding {number(curve.plain)}; hindsight optimum {number(curve.hindsight)}."
+        f"Modelled speed over plain decoding against draft length, {compression_title(view.name)} target, {where}. "
+        f"Best at {curve.best_gamma}: {ratio(curve.speedup)}; hindsight optimum {ratio(curve.hindsight / curve.plain)}."
     )
 
 

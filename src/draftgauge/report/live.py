@@ -23,8 +23,8 @@ class LiveRow:
         compression, task: what it ran on; the task is ``all`` for all prompts together.
         gamma: the draft length of a fixed one, else None.
         tokens_per_step: None where steps are not known.
-        tokens_per_second, low, high: committed tokens per second with the ends of the interval.
-        ratio_to_plain: over plain decoding, measured beside it.
+        tokens_per_second: committed tokens per second.
+        ratio_to_plain, low, high: speed over plain decoding, measured beside it, with the ends of its interval.
         mismatches: greedy positions that differ from plain decoding.
     """
 
@@ -34,9 +34,9 @@ class LiveRow:
     gamma: int | None
     tokens_per_step: float | None
     tokens_per_second: float | None
+    ratio_to_plain: float | None
     low: float | None
     high: float | None
-    ratio_to_plain: float | None
     mismatches: int | None
 
 
@@ -63,9 +63,9 @@ def _live_row(row: Mapping[str, Any]) -> LiveRow:
         gamma=gamma,
         tokens_per_step=_finite(row, "tokens_per_step"),
         tokens_per_second=_finite(row, "tokens_per_second"),
-        low=_finite(row, "tokens_per_second_low"),
-        high=_finite(row, "tokens_per_second_high"),
         ratio_to_plain=_finite(row, "ratio_to_plain"),
+        low=_finite(row, "ratio_to_plain_low"),
+        high=_finite(row, "ratio_to_plain_high"),
         mismatches=row["mismatches"],
     )
 

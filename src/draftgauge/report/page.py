@@ -92,7 +92,7 @@ def render(data: ReportData, title: str = TITLE) -> str:
         "headlines": [advise(view) for view in data.compressions],
         "held_out": held_out_speedups(data.compressions),
         "contrast": contrast(data.compressions),
-        "has_live": any(row.live_tokens_per_second is not None for view in data.compressions for row in view.rows),
+        "has_live": any(row.live_ratio is not None for view in data.compressions for row in view.rows),
         "policy_columns": columns,
         "policy_lines": lines,
         "tables": [compression_table(view) for view in data.compressions],

@@ -69,7 +69,7 @@ def _shown_lengths(curve: SpeedCurve, here: Mapping[str, LiveRow], lengths: Sequ
     """
     gamma_max = len(curve.tokens_per_second) - 1
     measured = {
-        row.gamma: row.tokens_per_second or 0.0
+        row.gamma: row.ratio_to_plain or 0.0
         for row in here.values()
         if row.gamma is not None and row.gamma <= gamma_max
     }
@@ -92,16 +92,15 @@ def _row(curve: SpeedCurve, policy: str, replayed: Mapping[str, Any] | None, liv
     if policy == PLAIN:
         replayed = {"tokens_per_step": 1.0, "tokens_per_second": curve.plain, "ratio_to_plain": 1.0}
     modelled = replayed or {}
-    is_live = live is not None and live.ratio_to_plain is not None
     return TableRow(
         task=curve.task,
         policy=policy,
         tokens_per_step=modelled.get("tokens_per_step", live.tokens_per_step if live else None),
         modelled_tokens_per_second=modelled.get("tokens_per_second"),
+        modelled_ratio=modelled.get("ratio_to_plain"),
         live_tokens_per_second=live.tokens_per_second if live else None,
+        live_ratio=live.ratio_to_plain if live else None,
         live_low=live.low if live else None,
         live_high=live.high if live else None,
-        ratio_to_plain=live.ratio_to_plain if live is not None and is_live else modelled.get("ratio_to_plain"),
-        ratio_is_live=is_live,
         mismatches=live.mismatches if live else None,
     )

@@ -23,16 +23,19 @@ BESIDE_POLICIES = {
 
 @dataclass(frozen=True)
 class Line:
-    """One printed table line; ``marks`` holds the columns that are the best of their task."""
+    """One printed table line: ratios to plain decoding, then what they are made of.
+
+    ``marks`` holds the columns that are the best of their task.
+    """
 
     policy: str
     description: str
-    tokens_per_step: str
     modelled: str
     live: str
     interval: str
-    ratio: str
-    ratio_is_live: bool
+    tokens_per_step: str
+    modelled_speed: str
+    live_speed: str
     mismatches: str
     marks: frozenset[str]
 
@@ -69,7 +72,7 @@ def _task_title(task: str) -> str:
 def _lines(rows: Sequence[TableRow], decimals: int) -> tuple[Line, ...]:
     rivals = [row for row in rows if row.policy != "hindsight"]
     best_modelled = max((r.modelled_tokens_per_second or 0.0 for r in rivals), default=0.0)
-    best_live = max((r.live_tokens_per_second or 0.0 for r in rivals), default=0.0)
+    best_live = max((r.live_ratio or 0.0 for r in rivals), default=0.0)
     return tuple(_line(row, best_modelled, best_live, decimals) for row in rows)
 
 
@@ -77,20 +80,20 @@ def _line(row: TableRow, best_modelled: float, best_live: float, decimals: int) 
     marks = set()
     if row.policy != "hindsight" and best_modelled and row.modelled_tokens_per_second == best_modelled:
         marks.add("modelled")
-    if best_live and row.live_tokens_per_second == best_live:
+    if best_live and row.live_ratio == best_live:
         marks.add("live")
     interval = ""
     if row.live_low is not None and row.live_high is not None:
-        interval = f"{fixed(row.live_low, decimals)} {MISSING} {fixed(row.live_high, decimals)}"
+        interval = f"{fixed(row.live_low, 2)} {MISSING} {fixed(row.live_high, 2)}"
     return Line(
         policy=row.policy,
         description=describe(row.policy),
-        tokens_per_step=fixed(row.tokens_per_step, 3),
-        modelled=fixed(row.modelled_tokens_per_second, decimals),
-        live=fixed(row.live_tokens_per_second, decimals),
+        modelled=ratio(row.modelled_ratio),
+        live=ratio(row.live_ratio),
         interval=interval,
-        ratio=ratio(row.ratio_to_plain),
-        ratio_is_live=row.ratio_is_live,
+        tokens_per_step=fixed(row.tokens_per_step, 3),
+        modelled_speed=fixed(row.modelled_tokens_per_second, decimals),
+        live_speed=fixed(row.live_tokens_per_second, decimals),
         mismatches=MISSING if row.mismatches is None else f"{row.mismatches:,}",
         marks=frozenset(marks),
     )

@@ -32,10 +32,10 @@ class AcceptanceCurve:
 
 @dataclass(frozen=True)
 class LivePoint:
-    """Committed tokens per second measured live at one fixed draft length, with its interval where there is one."""
+    """Speed over plain decoding, measured beside it at one fixed draft length, with its interval where there is one."""
 
     gamma: int
-    tokens_per_second: float
+    ratio: float
     low: float | None = None
     high: float | None = None
 
@@ -87,6 +87,11 @@ class SpeedCurve:
         return self.tokens_per_second[self.best_gamma]
 
     @property
+    def speedups(self) -> Floats:
+        """``[G + 1]`` modelled tokens/s over those of plain decoding."""
+        return tuple(speed / self.plain for speed in self.tokens_per_second)
+
+    @property
     def speedup(self) -> float:
         """Best fixed length over plain decoding."""
         return self.best / self.plain
@@ -101,18 +106,19 @@ class SpeedCurve:
 class TableRow:
     """One policy (or baseline) on one task: modelled where it was replayed, live where it was measured.
 
-    ``ratio_to_plain`` is the measured one where there is one (``ratio_is_live``), else the modelled one.
+    Ratios are to plain decoding, the live one to that measured beside it, with its 95% interval from ``live_low`` to
+    ``live_high``.
     """
 
     task: str
     policy: str
     tokens_per_step: float | None = None
     modelled_tokens_per_second: float | None = None
+    modelled_ratio: float | None = None
     live_tokens_per_second: float | None = None
+    live_ratio: float | None = None
     live_low: float | None = None
     live_high: float | None = None
-    ratio_to_plain: float | None = None
-    ratio_is_live: bool = False
     mismatches: int | None = None
 
 
