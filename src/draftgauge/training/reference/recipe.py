@@ -55,8 +55,8 @@ class Recipe:
         decay_share: of the target's steps over which the rate falls.
     """
 
-    target_tokens: int = 47_000_000
-    draft_tokens: int = 10_000_000
+    target_tokens: int = 72_000_000
+    draft_tokens: int = 15_000_000
     vocabulary: int = 4096
     questions: int = 2400
     seed: int = 0

@@ -20,14 +20,15 @@ from draftgauge.training.reference.tasks.chat import (
     template_of,
 )
 from draftgauge.training.reference.tasks.chat.answers import TELLING, Teller, answer_to
-from draftgauge.training.reference.tasks.chat.notes import SCENES, Notes, capitalized, draw_notes, says, subject
+from draftgauge.training.reference.tasks.chat.notes import SCENES, Entry, Notes, capitalized, draw_notes, says, subject
 from draftgauge.training.reference.tasks.chat.questions import ASKING, WEIGHTS
+from draftgauge.training.reference.tasks.chat.scenes import Attribute
 
 ROUNDS = 3, 5  # questions of a conversation of practice
 # The shortest notes: how many entries, how often they are asked for, and the kinds of single questions.
 RECALLED, RECALL_ROUNDS = (2, 6), (3, 5)
-LIST_STYLES = ("{k}: {c}.", "{k}: {c}.", "{k} - {c};", "{x} {s}.", "{x} {s}.", "{x} {s};")
-RECALLING = ("direct", "direct", "direct", "reverse", "pair", "chain")
+LIST_STYLES = ("{g}: {w}.", "{g}: {w}.", "{g} - {w};", "{s}.", "{s}.", "{s};")
+RECALLING = ("direct", "reverse", "reverse", "pair", "chain", "chain")
 
 
 def practice(rng: Random, words: Words) -> Example:
@@ -76,19 +77,31 @@ def recall(rng: Random, words: Words) -> Example:
 
 
 def list_round(rng: Random, notes: Notes) -> Turn:
-    """Several entries by name, and what the notes say of one attribute of each."""
-    attribute = rng.choice(notes.attributes)
+    """Several entries, each told by its name or by a value, and what the notes say of another property of each."""
+    given, wanted = rng.sample((None, *notes.attributes), 2)  # None is the name
+    if rng.random() < 0.4 and given is not None:
+        given, wanted = None, given
     entries = rng.sample(notes.entries, rng.randint(2, len(notes.entries)))
+    label = f"the {notes.scene.item}" if wanted is None else wanted.label
     form = rng.choice(phrases.LISTED)
-    given = {"label": attribute.label, "name": attribute.name, "title": notes.scene.title}
-    asked = form.format(keys=", ".join(entry.key for entry in entries), **given)
+    asked = form.format(given=", ".join(property_of(entry, given) for entry in entries), label=label)
     style, said = rng.choice(LIST_STYLES), rng.randrange(3)
-    parts = []
-    for entry in entries:
-        value = entry.values[attribute.name]
-        cell, predicate = attribute.cell.format(v=value), says(attribute, said, value)
-        parts.append(style.format(k=entry.key, c=cell, x=subject(notes.scene, entry), s=predicate))
+    parts = [style.format(**parts_of(notes, entry, given, wanted, said)) for entry in entries]
     return asked, capitalized(" ".join(parts))
+
+
+def property_of(entry: Entry, attribute: Attribute | None) -> str:
+    """The name of an entry, or its value of an attribute as it stands in a list."""
+    return entry.key if attribute is None else attribute.cell.format(v=entry.values[attribute.name])
+
+
+def parts_of(
+    notes: Notes, entry: Entry, given: Attribute | None, wanted: Attribute | None, said: int
+) -> dict[str, str]:
+    """What stands for the letters in a style of lists: given, wanted, and a sentence that holds both."""
+    told = [says(each, said, entry.values[each.name]) for each in (given, wanted) if each is not None]
+    sentence = f"{subject(notes.scene, entry)} {' and '.join(told)}"
+    return {"g": property_of(entry, given), "w": property_of(entry, wanted), "s": sentence}
 
 
 def question_round(rng: Random, notes: Notes, shape: Shape) -> Turn:

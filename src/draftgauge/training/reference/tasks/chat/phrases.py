@@ -41,8 +41,8 @@ SHARED = (
     "Can you count the {item}s that {plural} and name them?",
 )
 LISTED = (
-    "{keys}: {name}?", "List {label} of each: {keys}.", "Go through these: {keys}. I need {label}.", "{keys}?",
-    "One by one, {label}: {keys}.",
+    "{given}: {label}?", "List {label} of each: {given}.", "Go through these: {given}. I need {label}.",
+    "One by one, {label}: {given}.", "{given}. What is {label} of each?",
 )  # fmt: skip
 PREFACES = (
     "", "", "", "Now a question.", "Back to the {title}.", "One more thing.", "Help me out here.", "Let me test you.",
