@@ -2,7 +2,8 @@
 
 Every arm is trained for as many steps with as many seeds, on the bundled target's answers to generated questions, and
 judged by its KL on validation prompts, which no reported figure is measured on. Whatever is finished is kept in the
-folder of ``--work``: the same command goes on where it was stopped.
+folder of ``--work``: the same command goes on where it was stopped. The folder of a quick study will do, whose answers
+and features are then used again.
 """
 
 from __future__ import annotations
@@ -19,9 +20,10 @@ from draftgauge.decoding.settings import DecodingSettings
 from draftgauge.drafters.reuse import target_fingerprint
 from draftgauge.models.loading import end_tokens, load_tokenizer
 from draftgauge.studies.kvshot.ablation import ablation_jobs, ablation_rows, read_ablation
-from draftgauge.studies.kvshot.cells import ANSWERS_NAME, VALIDATION_NAME, Ablation
-from draftgauge.studies.kvshot.executor import execute
+from draftgauge.studies.kvshot.cells import ANSWERS_NAME, FEATURES_NAME, VALIDATION_NAME, Ablation
+from draftgauge.studies.kvshot.executor import EXECUTORS, execute
 from draftgauge.studies.kvshot.held_out import make_texts
+from draftgauge.studies.kvshot.presets import LAPTOP
 from draftgauge.training.reuse.data import answers_of, load_target
 from draftgauge.training.reuse.request import TrainingSpec
 
@@ -38,6 +40,9 @@ def run(args: argparse.Namespace) -> list[dict[str, Any]]:
         batch=args.batch,
         compile=args.compile,
         answers=work / ANSWERS_NAME,
+        features="cached",
+        cache=work / FEATURES_NAME,
+        threads=args.cpus,
     )
     target = load_target(request)
     tokenizer = load_tokenizer(args.target)
@@ -50,9 +55,10 @@ def run(args: argparse.Namespace) -> list[dict[str, Any]]:
     jobs = ablation_jobs(ablation, request, work, target_fingerprint(target.module), layers)
     waiting = [job for job in jobs if read_ablation(job) is None]
     console.print(f"{len(jobs) - len(waiting)} of {len(jobs)} trainings are done", highlight=False)
-    failed = [outcome for outcome in execute(waiting, "local", lambda outcome: report(outcome.job)) if outcome.error]
-    for outcome in failed:
-        console.print(f"{outcome.job} failed: {outcome.message}", highlight=False)
+    ended = execute(waiting, args.executor, lambda outcome: report(outcome.job), args.cpus or 1) if waiting else []
+    for outcome in ended:
+        if outcome.error:
+            console.print(f"{outcome.job} failed: {outcome.message}", highlight=False)
     return ablation_rows(jobs)
 
 
@@ -71,14 +77,16 @@ def main() -> None:
     parser.add_argument("--target", default="reference")
     parser.add_argument("--prompts", type=Path, help="training prompts of a target that is not the bundled one")
     parser.add_argument("--validation", default="reference:validation")
-    parser.add_argument("--per-task", type=int, default=6, help="validation prompts of each task")
+    parser.add_argument("--per-task", type=int, default=4, help="validation prompts of each task")
     parser.add_argument("--designs", nargs="+", default=list(Ablation().designs))
     parser.add_argument("--steps", type=int, default=Ablation().steps)
     parser.add_argument("--seeds", type=int, default=len(Ablation().seeds))
-    parser.add_argument("--questions", type=int, default=1000)
-    parser.add_argument("--new-tokens", type=int, default=128)
-    parser.add_argument("--batch", type=int, default=4)
+    parser.add_argument("--questions", type=int, default=LAPTOP["questions"])
+    parser.add_argument("--new-tokens", type=int, default=LAPTOP["new_tokens"])
+    parser.add_argument("--batch", type=int, default=LAPTOP["batch"])
     parser.add_argument("--compile", action="store_true", help="compile the loss")
+    parser.add_argument("--executor", choices=EXECUTORS, default="local", help="one after the other, or side by side")
+    parser.add_argument("--cpus", type=int, help="of each training; all if left out")
     args, _ = parser.parse_known_args()
     rows = run(args)
     for row in rows:

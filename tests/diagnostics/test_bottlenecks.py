@@ -139,6 +139,8 @@ def test_rows_pool_seeds_and_survive_json() -> None:
     assert all(row["low"] <= row["query_kl"] <= row["high"] for row in query)
     controls = [row for row in rows if "control" in row]
     assert {row["control"] for row in controls} == {"true query", "no query"}
+    assert all(row["survival"] == pytest.approx(row["agreement"]) for row in controls if row["depth"] == 0)
+    assert all(row["survival"] <= row["agreement"] + 1e-9 for row in controls)
     probed = [row for row in rows if "gradient_share" in row]
     assert {row["depth"] for row in probed} == set(range(DEPTHS))
     assert "blocks.0.chain_attention.keys" in {row["group"] for row in probed}

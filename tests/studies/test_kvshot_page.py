@@ -14,11 +14,12 @@ from draftgauge.core.provenance import read_measurement, write_measurement
 from draftgauge.studies.kvshot.page import (
     capacity_table,
     comparisons,
+    remedies_table,
     render_kvshot,
     results_table,
     write_kvshot_report,
 )
-from draftgauge.studies.kvshot.presets import HIDDEN, KV, at_equal_width
+from draftgauge.studies.kvshot.presets import HIDDEN, HYBRID, KV, KV_DEEP, at_equal_width, remedied
 from draftgauge.studies.kvshot.results import study_rows, tuned_rows
 from draftgauge.studies.kvshot.tuning import Trial, Tuned
 from draftgauge.studies.kvshot.views import variant_views
@@ -87,6 +88,16 @@ def test_panels_compare_what_belongs_together(rows: list[dict]) -> None:
     assert found["Designs, at equal parameters"] == ["hidden", "kv", "hybrid", "cross", "none"]
     assert found["Layers of the KV drafter, at equal parameters"] == ["kv", "kv, 4 layers"]
     assert "Ways of injecting the KV cache" not in found  # only one was run
+
+
+def test_remedies_stand_beside_the_drafter_without_them(tmp_path: Path) -> None:
+    better = {remedied(KV, "kv-gradient-50"): ALPHAS[KV_DEEP], remedied(HIDDEN, "depths-12"): ALPHAS[HIDDEN]}
+    views = variant_views(study_rows(results(tmp_path, {KV: ALPHAS[KV], HYBRID: ALPHAS[HYBRID]} | better)))
+    (line,) = remedies_table(views).lines  # of hidden there is nothing to compare with
+    assert line[:2] == ("kv, kv gradient 50", "equal parameters")
+    before, after = (float(value) for value in line[2].split(" to "))
+    assert 1.5 < before < after - 0.3
+    assert line[4:] == ("0.70 to 0.70", "0.250 to 0.250", "")
 
 
 def test_a_study_cut_short_still_has_a_page(tmp_path: Path) -> None:

@@ -12,24 +12,24 @@ on the acceptance of all earlier steps).
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from torch import Tensor
 from transformers import PreTrainedModel
 
 from draftgauge.diagnostics.texts import HeldOutText
+from draftgauge.diagnostics.unrolled import BATCH_TOKENS, text_batches
 from draftgauge.drafters.reuse.net import ReuseNet
-from draftgauge.drafters.reuse.unroll import unroll
+from draftgauge.drafters.reuse.unroll import unroll_states
 from draftgauge.models.taps import TapPlan, batch_features
 
 Ints = NDArray[np.int64]
 
 
 def accepted_lengths(
-    net: ReuseNet, module: PreTrainedModel, texts: Sequence[HeldOutText], depths: int, batch_tokens: int = 2048
+    net: ReuseNet, module: PreTrainedModel, texts: Sequence[HeldOutText], depths: int, batch_tokens: int = BATCH_TOKENS
 ) -> list[Ints]:
     """Accepted length ``0 .. depths`` of the draft from every output position, ``[n]`` for each text.
 
@@ -53,7 +53,7 @@ def accepted(agreed: Ints) -> Ints:
 
 @torch.inference_mode()
 def agreement(
-    net: ReuseNet, module: PreTrainedModel, texts: Sequence[HeldOutText], depths: int, batch_tokens: int = 2048
+    net: ReuseNet, module: PreTrainedModel, texts: Sequence[HeldOutText], depths: int, batch_tokens: int = BATCH_TOKENS
 ) -> list[Ints]:
     """Whether the token at each depth of the draft from every output position is the text's, ``[n, depths]`` of 0 and 1
     for each text, whatever became of the tokens before it; 0 where there is no label, see :func:`known_depths`.
@@ -63,15 +63,18 @@ def agreement(
     :func:`accepted_lengths`.
     """
     plan = TapPlan(net.config.hidden_layers, net.config.kv_layers)
-    device = next(net.parameters()).device
-    agreed: dict[int, Ints] = {}
-    for members in _batches(texts, depths, batch_tokens):
-        tokens = _padded([texts[i] for i in members], depths).to(device)
-        predicted = unroll(net, tokens, batch_features(module, tokens, plan), depths)
-        right = _agreement(predicted, tokens, net.d2t).cpu().numpy()  # [B, A, K]
-        for row, i in enumerate(members):
-            agreed[i] = _by_position(right[row], texts[i])
-    return [agreed[i] for i in range(len(texts))]
+    agreed = [np.zeros((len(text.output), depths), np.int64) for text in texts]
+    for batch in text_batches(texts, depths, next(net.parameters()).device, batch_tokens):
+        features = batch_features(module, batch.tokens, plan)
+        states = unroll_states(net, batch.tokens, features, depths, batch.begin)
+        right = np.stack(
+            [batch.right(net, state, depth, batch.begin).cpu().numpy() for depth, state in enumerate(states)], -1
+        )
+        for row, i in enumerate(batch.index):
+            first = int(batch.first[row]) - batch.begin
+            skipped = max(0, -first)
+            agreed[i][skipped:] = right[row, first + skipped : first + len(agreed[i])]
+    return agreed
 
 
 def known_depths(text: HeldOutText, depths: int) -> Ints:
@@ -110,44 +113,3 @@ def walked(text: HeldOutText, accepted: Ints, known: Ints, max_new_tokens: int) 
         steps.append((min(int(accepted[position]), drafted), drafted))
         position += steps[-1][0] + 1
     return np.array([s[0] for s in steps], np.int64), np.array([s[1] for s in steps], np.int64)
-
-
-def _batches(texts: Sequence[HeldOutText], depths: int, batch_tokens: int) -> Iterator[list[int]]:
-    """Indices of texts to unroll together: of similar lengths, within the budget."""
-    members: list[int] = []
-    for i in sorted(range(len(texts)), key=lambda i: len(texts[i].tokens)):
-        width = len(texts[i].tokens) + depths
-        if members and (len(members) + 1) * width > batch_tokens:
-            yield members
-            members = []
-        members.append(i)
-    if members:
-        yield members
-
-
-def _padded(texts: Sequence[HeldOutText], depths: int) -> Tensor:
-    """``[B, T]`` tokens padded on the right, so far that even the last output token is the first label of an anchor."""
-    width = max(len(text.tokens) for text in texts) + depths - 1
-    return torch.tensor([text.tokens + [0] * (width - len(text.tokens)) for text in texts])
-
-
-def _agreement(predicted: Sequence[Tensor], tokens: Tensor, draft_to_target: Tensor | None) -> Tensor:
-    """``[B, A, K]`` whether the drafted token of each anchor and depth is the text's."""
-    columns = []
-    for depth, logits in enumerate(predicted):
-        drafted = logits.argmax(-1)
-        if draft_to_target is not None:
-            drafted = draft_to_target[drafted]
-        anchors = drafted.shape[1]
-        columns.append(drafted == tokens[:, depth + 2 : depth + 2 + anchors])
-    return torch.stack(columns, -1).long()
-
-
-def _by_position(right: Ints, text: HeldOutText) -> Ints:
-    """From anchors ``[A, K]`` of a padded text to its output positions ``[n, K]``, cut at the end of the text."""
-    n, first, depths = len(text.output), len(text.prompt) - 2, right.shape[-1]
-    rows = np.zeros((n, depths), np.int64)
-    skipped = max(0, -first)
-    rows[skipped:] = right[first + skipped : first + n]
-    labelled = np.arange(n)[:, None] + np.arange(depths) < n
-    return rows * labelled

@@ -131,7 +131,8 @@ def bottleneck_rows(seeds: Sequence[Bottlenecks], labels: Mapping[str, Any]) -> 
       ``layer`` is the drafter's, ``target_layer`` the one that it is compared with. Intervals are 95%, over texts and
       seeds.
     - the controls: ``depth, control, agreement, difference, low, high``: agreement over all positions with the target's
-      query (or none) in place of the drafter's, and the difference that this makes.
+      query (or none) in place of the drafter's, and the difference that this makes; ``survival`` and
+      ``survival_own_query``: the share of all positions whose tokens up to this depth are all right.
     - gradients: ``group, depth, gradient_norm, gradient_to_weight, gradient_share, effective_rank, samples``.
     - the gate: ``gate_mean, gate_open`` and quantiles, of all depths and (with ``depth``) of each.
     - over training: ``step, group, gradient_norm, gradient_to_weight``; ``step, gate_mean, ...``; ``step, sum, part,
@@ -172,14 +173,19 @@ def _query_rows(queries: Sequence[QueryErrors]) -> Iterator[Row]:
 
 def _control_rows(queries: Sequence[QueryErrors]) -> Iterator[Row]:
     positions = np.stack([query.positions for query in queries])
-    counts = {
-        control: Counts(positions, np.stack([query.agreed[control] for query in queries])) for control in CONTROLS
-    }
+    counts, runs = (
+        {
+            control: Counts(positions, np.stack([getattr(query, name)[control] for query in queries]))
+            for control in CONTROLS
+        }
+        for name in ("agreed", "runs")
+    )
     for depth in range(positions.shape[-1]):
         measure = at_depths(depth, depth)
         own = alpha_intervals(counts[OWN])[depth]
         if not np.isfinite(own.estimate):
             continue
+        survival = {control: alpha_intervals(runs[control])[depth].estimate for control in CONTROLS}
         for control in (TRUE, NONE):
             change = difference(counts[control], counts[OWN], measure)
             yield {
@@ -190,6 +196,8 @@ def _control_rows(queries: Sequence[QueryErrors]) -> Iterator[Row]:
                 "difference": change.estimate,
                 "low": change.low,
                 "high": change.high,
+                "survival": survival[control],
+                "survival_own_query": survival[OWN],
             }
 
 

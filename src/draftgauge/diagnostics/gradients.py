@@ -89,12 +89,18 @@ class _Probe:
     def add(self, tokens: Tensor, features: Features, anchors: Sequence[int]) -> None:
         """The samples of one text ``[1, T]`` that start at these anchors."""
         parameters = list(dict.fromkeys(parameter for parts in self.groups.values() for parameter, _ in parts))
+        first, count = anchors[0], tokens.shape[1] - 1 - self.depths
         with _outputs(self.net, self.columns) as outputs:
-            states = unroll_states(self.net, tokens, features, self.depths)
-        shown = [(name, call, output) for name, calls in outputs.items() for call, output in enumerate(calls)]
+            states = unroll_states(self.net, tokens, features, self.depths, first)
+        # The rows of an output end with the last anchor, or go on with the tokens after it.
+        shown = [
+            (name, call + max(0, count - output.shape[1]), output)
+            for name, calls in outputs.items()
+            for call, output in enumerate(calls)
+        ]
         for depth, state in enumerate(states):
             for anchor in anchors:
-                loss = self.loss(state[:, anchor], features.logits[:, anchor + 1 + depth])
+                loss = self.loss(state[:, anchor - first], features.logits[:, anchor + 1 + depth])
                 wanted = [*parameters, *(output for _, _, output in shown)]
                 derivatives = torch.autograd.grad(loss, wanted, retain_graph=True, allow_unused=True)
                 gradients = dict(zip(parameters, derivatives, strict=False))
@@ -134,16 +140,18 @@ class _Probe:
     def reach(
         self, depth: int, shown: Sequence[tuple[str, int, Tensor]], derivatives: Sequence[Tensor | None], anchor: int
     ) -> None:
-        """At which of a sample's positions the loss reaches each group."""
+        """At which of a sample's positions the loss reaches each group; shown are outputs of modules, each with the
+        position of its first row.
+        """
         size = anchor + 1 + depth  # positions that the sample has so far
         strength = {name: torch.zeros(size + self.depths) for name in self.groups}
-        for (module, call, _), gradient in zip(shown, derivatives, strict=True):
+        for (module, begin, _), gradient in zip(shown, derivatives, strict=True):
             if gradient is None:
                 continue
             for group, columns in self.columns[module]:
                 norms = gradient[0].flatten(1)[:, columns].float().norm(dim=-1).cpu()
-                rows = norms[: max(0, len(strength[group]) - call)]
-                part = strength[group][call : call + len(rows)]
+                rows = norms[: max(0, len(strength[group]) - begin)]
+                part = strength[group][begin : begin + len(rows)]
                 torch.maximum(part, rows, out=part)
         for group in ("norm", "head"):  # called for the sample's own position alone
             own = strength[group][size - 1 :]

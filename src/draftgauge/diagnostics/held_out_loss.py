@@ -30,9 +30,10 @@ def held_out_kl(net: ReuseNet, module: PreTrainedModel, texts: Sequence[HeldOutT
     totals, counts = [0.0] * depths, [0] * depths
     for batch in text_batches(texts, depths, next(net.parameters()).device):
         features = batch_features(module, batch.tokens, plan)
-        for depth, states in enumerate(unroll_states(net, batch.tokens, features, depths)):
-            row, anchor = batch.counted(depth, states.shape[1]).nonzero(as_tuple=True)
-            taught = features.logits[row, anchor + 1 + depth]
+        begin = batch.begin
+        for depth, states in enumerate(unroll_states(net, batch.tokens, features, depths, begin)):
+            row, anchor = batch.counted(depth, begin + states.shape[1])[:, begin:].nonzero(as_tuple=True)
+            taught = features.logits[row, begin + anchor + 1 + depth]
             taught = (taught if net.d2t is None else taught[:, net.d2t]).float().log_softmax(-1)
             guessed = net.logits(states[row, anchor]).float().log_softmax(-1)
             totals[depth] += float((taught.exp() * (taught - guessed)).sum())

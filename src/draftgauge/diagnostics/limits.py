@@ -60,9 +60,9 @@ def gate_openness(
     plan = TapPlan(net.config.hidden_layers, net.config.kv_layers)
     with watch.watching():
         for batch in text_batches(texts, depths, next(net.parameters()).device):
-            anchors = batch.tokens.shape[1] - 1 - depths
-            watch.count_rows([batch.counted(depth, anchors) for depth in range(depths)])
-            unroll_states(net, batch.tokens, batch_features(module, batch.tokens, plan), depths)
+            anchors, begin = batch.tokens.shape[1] - 1 - depths, batch.begin
+            watch.count_rows([batch.counted(depth, anchors)[:, begin:] for depth in range(depths)])
+            unroll_states(net, batch.tokens, batch_features(module, batch.tokens, plan), depths, begin)
     rows = []
     for depth in (None, *range(depths)):
         figures = watch.figures(depth)

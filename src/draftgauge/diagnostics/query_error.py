@@ -32,7 +32,7 @@ from draftgauge.drafters.reuse.attention import Attention
 from draftgauge.drafters.reuse.joint import KeysValues
 from draftgauge.drafters.reuse.net import ReuseNet
 from draftgauge.drafters.reuse.rotary import like, rotate, window
-from draftgauge.drafters.reuse.unroll import unroll, unroll_states
+from draftgauge.drafters.reuse.unroll import unroll_states
 from draftgauge.models.queries import ScoreRule, catching_queries, score_rule
 from draftgauge.models.taps import Features, TapPlan, batch_features
 
@@ -218,18 +218,17 @@ class _Comparison:
 
     def acceptance(self, seen: _Seen, control: str, nearest: Sequence[_Pairs]) -> tuple[Floats, Floats]:
         """Agreement and survival ``[B, K]`` of a batch's texts under a control."""
-        tokens, net = seen.batch.tokens, self.net
+        batch = seen.batch
         with self.plugged(seen, control, nearest):
-            logits = unroll(net, tokens, seen.features, self.depths)
+            states = unroll_states(self.net, batch.tokens, seen.features, self.depths)
         survived: Tensor | None = None
         agreed, runs = [], []
-        for depth, row in enumerate(logits):
-            drafted = row.argmax(-1) if net.d2t is None else net.d2t[row.argmax(-1)]
-            right = (drafted == tokens[:, depth + 2 : depth + 2 + drafted.shape[1]]).float()
+        for depth, state in enumerate(states):
+            right = batch.right(self.net, state, depth).float()
             survived = right if survived is None else survived * right
-            counted = seen.batch.counted(depth, drafted.shape[1])
-            agreed.append(by_text(seen.batch, counted, right))
-            runs.append(by_text(seen.batch, counted, survived))
+            counted = batch.counted(depth, state.shape[1])
+            agreed.append(by_text(batch, counted, right))
+            runs.append(by_text(batch, counted, survived))
         return np.stack(agreed, 1), np.stack(runs, 1)
 
     @contextmanager

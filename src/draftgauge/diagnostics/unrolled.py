@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from draftgauge.diagnostics.texts import HeldOutText
+from draftgauge.drafters.reuse.net import ReuseNet
 
 BATCH_TOKENS = 2048
 
@@ -33,10 +34,33 @@ class TextBatch:
     first: Tensor
     outputs: Tensor
 
+    @property
+    def begin(self) -> int:
+        """The first anchor that any text drafts from; those before are context only."""
+        return max(0, int(self.first.min()))
+
     def counted(self, depth: int, anchors: int) -> Tensor:
         """``[B, anchors]`` bool: anchors whose draft has an output token as its label at this depth."""
         position = torch.arange(anchors) - self.first[:, None]  # in the output
         return (position >= 0) & (position + depth < self.outputs[:, None])
+
+    def right(self, net: ReuseNet, states: Tensor, depth: int, begin: int = 0) -> Tensor:
+        """``[B, anchors]`` int64: 1 where an anchor counts and its drafted token is the text's, else 0.
+
+        Args:
+            net: the drafter.
+            states: of the depth ``[B, anchors, H]``, of which logits are made where they count.
+            depth: k.
+            begin: anchor that the states begin with.
+        """
+        counted = self.counted(depth, begin + states.shape[1])[:, begin:]
+        row, anchor = counted.nonzero(as_tuple=True)
+        drafted = net.logits(states[row, anchor]).argmax(-1)
+        if net.d2t is not None:
+            drafted = net.d2t[drafted]
+        right = torch.zeros(counted.shape, dtype=torch.int64, device=states.device)
+        right[row, anchor] = (drafted == self.tokens[row, begin + anchor + depth + 2]).long()
+        return right
 
 
 def text_batches(

@@ -106,7 +106,7 @@ class StudyKvshotRequest:
 
     Attributes:
         out: folder of the study; the same folder goes on where it was stopped.
-        preset: smoke, quick (five seeds, on a laptop), depth (quick and deeper KV drafters) or full.
+        preset: smoke, quick (three to five seeds, on a laptop), depth (quick and deeper KV drafters) or full.
         held_out: prompts to measure on; the bundled test prompts if left out.
         executor: 'local', one cell after the other, or 'ray', on a cluster.
         cpus: CPUs that each cell asks Ray for.

@@ -92,8 +92,11 @@ class AblationJob:
         return self.study / FOLDER / f"{self.name}.json"
 
     def request(self) -> TrainingSpec:
-        """Its training."""
-        return replace(self.base, reuse=self.arm.design, **self.arm.settings)
+        """Its training; other layers have a cache of features of their own."""
+        request = replace(self.base, reuse=self.arm.design, **self.arm.settings)
+        if request.cache is None or request.taps == self.base.taps:
+            return request
+        return replace(request, cache=request.cache.with_name(f"{request.cache.name}-{request.taps}"))
 
     def identity(self) -> dict[str, Any]:
         """Everything that its result follows from."""
@@ -123,12 +126,12 @@ def ablation_jobs(
 
     Args:
         ablation: its size.
-        base: the training of all arms. Their layers differ, so their features are computed online.
+        base: the training of all arms.
         study: folder of the study, with its validation texts.
         fingerprint: of the target.
         layers: of the target.
     """
-    base = replace(base, steps=ablation.steps, features="online", cache=None, checkpoint_every=ablation.steps)
+    base = replace(base, steps=ablation.steps, checkpoint_every=ablation.steps)
     require_writable(study / FOLDER)
     return [
         AblationJob(arm, replace(base, seed=seed), study, fingerprint)

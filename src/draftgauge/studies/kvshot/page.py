@@ -4,9 +4,10 @@ file; no torch.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from statistics import mean
 from typing import Any
 
 from markupsafe import Markup
@@ -86,9 +87,10 @@ def render_kvshot(rows: Sequence[Mapping[str, Any]], failures: Mapping[str, str]
         "limits": limit_panels(plain),
         "controls": controls_table(views),
         "shares": gradients_table(plain),
+        "remedies": remedies_table(views),
         "tuning": tuning_table(rows),
         "ablation": ablation_table(rows),
-        "seeds": max(view.seeds for view in views),
+        "seeds": sorted({view.seeds for view in views}),
         "failures": failures,
         "facts": [
             (key.replace("_", " "), _plain(value))
@@ -238,6 +240,35 @@ def gradients_table(views: Sequence[VariantView]) -> Table:
         for row in view.limits.gradients
     )
     return _table(("drafter", "group", "norm", "over weights", "positions reached", "effective rank"), lines)
+
+
+def remedies_table(views: Sequence[VariantView]) -> Table:
+    """Every remedy beside the same drafter without it: acceptance, and the bottlenecks, at the last depth."""
+    plain = {_but_for_remedy(view): view for view in views if not view.remedy}
+    lines = []
+    for view in views:
+        without = plain.get(_but_for_remedy(view))
+        if view.remedy and without is not None:
+            pairs = zip(_bottlenecks(without), _bottlenecks(view), strict=True)
+            lines.append((view.label, view.capacity, *(f"{a} to {b}" if a or b else "" for a, b in pairs)))
+    headings = ("drafter", "matched by", "MAT, all positions", "agreement", "query error", "own keys reached", "gate")
+    return _table(headings, lines)
+
+
+def _but_for_remedy(view: VariantView) -> tuple[object, ...]:
+    return view.design, view.layers, view.injection, view.init, view.capacity
+
+
+def _bottlenecks(view: VariantView) -> Iterator[str]:
+    """MAT; agreement, query error and gradient share of own keys at the last depth; the gate at the end of training.
+    Empty where there is none.
+    """
+    yield fixed(view.measure("mat").value, 2)
+    yield fixed(view.agreement[-1].value, 3)
+    yield fixed(view.limits.query_kl[-1], 2) if view.limits.query_kl else ""
+    shares = [row["gradient_share"] for row in view.limits.gradients if row["group"].endswith("chain_attention.keys")]
+    yield fixed(mean(shares), 3) if shares else ""
+    yield fixed(view.limits.gate[-1][1], 3) if view.limits.gate else ""
 
 
 def tuning_table(rows: Sequence[Mapping[str, Any]]) -> Table:

@@ -71,10 +71,10 @@ def _cells(study: Study, folder: Path, seconds: Mapping[Variant, float]) -> list
 def _ablation(study: Study, folder: Path, config: PreTrainedConfig) -> list[Row]:
     if study.ablation is None:
         return []
-    wanted, online = study.ablation, replace(study.request, features="online", cache=None)
+    wanted = study.ablation
     layers = config.get_text_config().num_hidden_layers
     each = [
-        estimate_for(replace(online, reuse=arm.design, **arm.settings), config).seconds_a_step
+        estimate_for(replace(study.request, reuse=arm.design, **arm.settings), config).seconds_a_step
         for design in wanted.designs
         for arm in arms(design, layers)
     ]

@@ -16,9 +16,9 @@ ROPE = "project-rope"
 SEEDS = (0, 1, 2, 3, 4)
 OTHER_SEEDS = 3
 LAPTOP: dict[str, Any] = {
-    "questions": 1000,
-    "new_tokens": 128,
-    "steps": 300,
+    "questions": 800,
+    "new_tokens": 96,
+    "steps": 200,
     "batch": 4,
     "features": "cached",
     "compile": True,
@@ -70,7 +70,8 @@ def _small_data(request: TrainingSpec) -> TrainingSpec:
 
 
 def quick(request: TrainingSpec) -> Study:
-    """The designs themselves, five seeds on 96 prompts; the prediction about depth needs the depth preset.
+    """The designs themselves on 96 prompts: five seeds for the two that predictions are about, three for the others.
+    The prediction about depth needs the depth preset.
 
     The target's features are computed once for all cells and kept on disk (1 GB for the bundled target).
     """
@@ -82,12 +83,14 @@ def quick(request: TrainingSpec) -> Study:
         Evaluation(
             per_task=PER_TASK,
             max_new_tokens=96,
-            live_prompts=20,
-            tree_prompts=8,
-            latency_prompts=3,
+            live_prompts=12,
+            tree_prompts=4,
+            latency_prompts=2,
             bottleneck_prompts=12,
         ),
-        Tuning(steps=60, per_task=6),
+        Tuning(steps=50, per_task=4),
+        other_seeds=OTHER_SEEDS,
+        decisive=(HIDDEN, KV),
     )
 
 
@@ -96,7 +99,8 @@ def depth(request: TrainingSpec) -> Study:
     left to do.
     """
     base = quick(request)
-    return replace(base, preset="depth", variants=(*base.variants, KV_TWO, KV_DEEP))
+    variants = (*base.variants, KV_TWO, KV_DEEP)
+    return replace(base, preset="depth", variants=variants, decisive=(*base.decisive, KV_DEEP))
 
 
 def full(request: TrainingSpec) -> Study:
@@ -122,7 +126,6 @@ def full(request: TrainingSpec) -> Study:
         preset="full",
         variants=(*matched, *wide, warm(HYBRID), warm(CROSS), *remedies),
         ablation=Ablation(),
-        other_seeds=OTHER_SEEDS,
         decisive=(HIDDEN, KV, KV_DEEP, HYBRID, NONE),
     )
     if not _on_gpu(request):
