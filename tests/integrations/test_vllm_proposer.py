@@ -23,7 +23,7 @@ from draftgauge.decoding.speculative import speculative_decode
 from draftgauge.drafters.language_model import LanguageModelDrafter
 from draftgauge.integrations.vllm import Proposer
 from draftgauge.integrations.vllm_costs import CostProbe
-from draftgauge.integrations.vllm_guard import check_version, refuse_broken_sampling
+from draftgauge.integrations.vllm_guard import check_version, mend_sampling
 from draftgauge.models.loading import load_model
 from draftgauge.policies.registry import make_policy
 from draftgauge.traces.engine_costs import read_costs
@@ -208,23 +208,31 @@ def test_a_draft_of_another_vocabulary(folders: dict[str, Path], tmp_path: Path)
         Proposer(config(folders, draft=str(folder)))
 
 
-def test_versions_and_samplers_that_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_versions_that_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "vllm", SimpleNamespace(__version__="0.29.1"))
     with pytest.raises(DraftgaugeError, match=r"install vLLM 0\.30 or later"):
         check_version()
 
-    def expand(x: torch.Tensor, ends: torch.Tensor, count: int, *_: Any) -> torch.Tensor:
-        out = torch.full((count,), -1.0 if x.is_floating_point() else -1).to(x.dtype)
-        if not x.is_floating_point():
-            out[:] = x.repeat_interleave(torch.diff(ends, prepend=ends.new_zeros(1)))
-        return out
 
-    sampler = SimpleNamespace(expand_batch_to_tokens=expand)
+@pytest.mark.skipif(torch.cuda.is_available(), reason="vLLM's own function needs an accelerator there, and is right")
+def test_a_sampler_that_loses_temperatures_is_mended(monkeypatch: pytest.MonkeyPatch) -> None:
+    def right(x: torch.Tensor, ends: torch.Tensor, count: int, old: int = 0, new: int = 0) -> torch.Tensor:
+        parts = torch.diff(ends, prepend=ends.new_zeros(1)).tolist()
+        values = [new if value == old else value for value in x.tolist()]
+        spread = [value for value, times in zip(values, parts, strict=True) for _ in range(times)]
+        return torch.tensor(spread, dtype=x.dtype)
+
+    def broken(x: torch.Tensor, ends: torch.Tensor, count: int, old: int = 0, new: int = 0) -> torch.Tensor:
+        return torch.full((count,), -1.0) if x.is_floating_point() else right(x, ends, count, old, new)
+
+    sampler = SimpleNamespace(expand_batch_to_tokens=right)
     monkeypatch.setitem(sys.modules, "vllm.v1.sample.rejection_sampler", sampler)
-    refuse_broken_sampling()
-    if torch.cuda.is_available():
-        return
-    whole = sampler.expand_batch_to_tokens(torch.tensor([4, 5]), torch.tensor([1, 3]), 3)
-    assert whole.tolist() == [4, 5, 5]
-    with pytest.raises(DraftgaugeError, match="temperature 0"):
-        sampler.expand_batch_to_tokens(torch.tensor([0.7]), torch.tensor([2]), 2)
+    mend_sampling()
+    assert sampler.expand_batch_to_tokens is right
+
+    sampler.expand_batch_to_tokens = broken
+    mend_sampling()
+    ends = torch.tensor([1, 3, 3], dtype=torch.int32)  # the last request has no tokens
+    for x in (torch.tensor([0.7, 0.0, 0.2]), torch.tensor([4, 0, 5])):
+        assert torch.equal(sampler.expand_batch_to_tokens(x, ends, 3), right(x, ends, 3))
+        assert torch.equal(sampler.expand_batch_to_tokens(x, ends, 3, 0, 1), right(x, ends, 3, 0, 1))

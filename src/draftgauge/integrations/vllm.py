@@ -32,7 +32,7 @@ from draftgauge.drafters.base import Draft
 from draftgauge.drafters.language_model import LanguageModelDrafter
 from draftgauge.drafters.rows import Asked, EachRow, LanguageModelRows, RowDrafter
 from draftgauge.drafters.source import LoadOptions, choose_drafter, drafter_kind
-from draftgauge.integrations.vllm_guard import check_version, refuse_broken_sampling
+from draftgauge.integrations.vllm_guard import check_version, mend_sampling
 from draftgauge.models.lean import LeanModel
 from draftgauge.models.loading import load_model, load_tokenizer, wrap
 from draftgauge.policies.base import Policy, Step, asks_after_each_token, begin, reads_of
@@ -98,7 +98,7 @@ class Proposer:
             ModelError: if the draft cannot be loaded, or has another vocabulary.
         """
         check_version()
-        refuse_broken_sampling()
+        mend_sampling()
         given = (vllm_config.additional_config or {}).get("draftgauge", {})
         self.options = from_mapping(ProposerOptions, given, "additional_config: draftgauge")
         self.longest = int(vllm_config.speculative_config.num_speculative_tokens)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -13,6 +12,7 @@ from draftgauge.core.errors import DraftgaugeError
 
 OLDEST = (0, 30)
 _SAMPLER = "vllm.v1.sample.rejection_sampler"
+_EXPAND = "expand_batch_to_tokens"
 
 
 def check_version() -> None:
@@ -31,17 +31,33 @@ def check_version() -> None:
         )
 
 
-def refuse_broken_sampling() -> None:
-    """Let requests with a temperature fail where vLLM's sampler would read temperatures that it never wrote.
+def mend_sampling() -> None:
+    """Put a right ``expand_batch_to_tokens`` in place of one that leaves temperatures unwritten.
 
     Without Triton, as on CPUs, vLLM 0.32 expands per-request values to tokens by writing into an integer copy, so a
-    float tensor stays as it was allocated, and samples are drawn at random temperatures. Greedy requests do not use it.
+    float tensor stays as it was allocated, and behind speculation samples are drawn at random temperatures. An error
+    raised there would end the whole server, greedy requests included.
     """
     sampler = sys.modules.get(_SAMPLER)
-    expand = getattr(sampler, "expand_batch_to_tokens", None)
-    if sampler is None or expand is None or getattr(expand, "guarded", False) or _expands_rightly(expand):
-        return
-    setattr(sampler, "expand_batch_to_tokens", _refusing(expand))  # noqa: B010 - of another package's module
+    expand = getattr(sampler, _EXPAND, None)
+    if sampler is not None and expand is not None and not _expands_rightly(expand):
+        setattr(sampler, _EXPAND, expand_batch_to_tokens)
+
+
+def expand_batch_to_tokens(
+    x: Tensor, cu_num_tokens: Tensor, num_tokens: int, replace_from: int = 0, replace_to: int = 0
+) -> Tensor:
+    """vLLM's function of this name: each request's value ``x[i]`` as often as it has tokens.
+
+    Args:
+        x: ``[requests]``.
+        cu_num_tokens: ``[requests]`` tokens up to and including each request.
+        num_tokens: of all requests.
+        replace_from, replace_to: a value, and what stands in its place.
+    """
+    counts = torch.diff(cu_num_tokens, prepend=cu_num_tokens.new_zeros(1))
+    values = torch.where(x == replace_from, torch.full_like(x, replace_to), x)
+    return torch.repeat_interleave(values, counts, output_size=num_tokens)
 
 
 def _expands_rightly(expand: Callable[..., Tensor]) -> bool:
@@ -51,16 +67,3 @@ def _expands_rightly(expand: Callable[..., Tensor]) -> bool:
     values, ends = torch.tensor([0.25, 0.5]), torch.tensor([3, 5], dtype=torch.int32)
     expected = torch.tensor([0.25, 0.25, 0.25, 0.5, 0.5])
     return all(torch.equal(expand(values, ends, 5), expected) for _ in range(2))
-
-
-def _refusing(expand: Callable[..., Tensor]) -> Callable[..., Tensor]:
-    def guarded(x: Tensor, *arguments: Any, **named: Any) -> Tensor:
-        if x.is_floating_point():
-            raise DraftgaugeError(
-                "this vLLM samples wrongly behind speculation on a machine without Triton (expand_batch_to_tokens "
-                "leaves temperatures unwritten): send greedy requests (temperature 0), or serve without speculation"
-            )
-        return expand(x, *arguments, **named)
-
-    guarded.guarded = True  # type: ignore[attr-defined]
-    return guarded
