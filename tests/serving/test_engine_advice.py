@@ -152,6 +152,10 @@ def test_flags_name_the_setting() -> None:
     vllm = shlex.split(engine_of("vllm").flags("fixed:3", places))
     config = json.loads(option(vllm, "--speculative-config"))
     assert config == {"method": "draft_model", "model": "small", "num_speculative_tokens": 3}
+    measured = Places("big", "small", gamma_max=8, proposer=True)
+    proposed = shlex.split(engine_of("vllm").flags("fixed:3", measured))
+    assert json.loads(option(proposed, "--speculative-config"))["num_speculative_tokens"] == 3
+    assert json.loads(option(proposed, "--additional-config"))["draftgauge"]["policy"] == "fixed:3"
     ours = shlex.split(engine_of("vllm").flags("hf-confidence:threshold=0.5", places))
     assert json.loads(option(ours, "--speculative-config"))["method"] == "custom_class"
     assert json.loads(option(ours, "--additional-config"))["draftgauge"] == {
@@ -184,6 +188,8 @@ def test_settings_as_files() -> None:
     rule = settings_document(engine_of("vllm"), "svip", {1: 4, 8: 2}, places)
     assert "num_speculative_tokens_per_batch_size" not in rule
     assert settings_document(engine_of("sglang"), "fixed:4", {1: 4, 8: 2, 32: 0}, places) == {"candidate_steps": [2, 4]}
+    measured = settings_document(engine_of("vllm"), "fixed:4", {1: 4, 8: 2}, Places("big", "small", proposer=True))
+    assert measured["method"] == "custom_class"
     with pytest.raises(DraftgaugeError, match="as an argument"):
         settings_document(engine_of("transformers"), "fixed:4", {1: 4}, places)
     with pytest.raises(DraftgaugeError, match="choose one of draftgauge, transformers"):

@@ -31,7 +31,7 @@ from draftgauge.serving.engines import FIXED, PLAIN, Engine, Places, engine_of, 
 from draftgauge.serving.requests_trace import import_requests
 from draftgauge.traces.build import narrow
 from draftgauge.traces.costs import CostCurve
-from draftgauge.traces.engine_costs import BY_ENGINE, load_engine_costs, read_costs
+from draftgauge.traces.engine_costs import BY_DRAFTGAUGE, BY_ENGINE, load_engine_costs, read_costs
 from draftgauge.traces.manifest import COSTS_NAME, Manifest
 from draftgauge.traces.trace import Trace
 
@@ -105,15 +105,18 @@ def _from_run(request: AdviseRequest, engine: Engine, run: Path, manifest: Manif
     curves = read_costs(path, engine.name)
     trace, _ = read_run(run, request.judged.tasks)
     fitted = tuple(sorted(str(file) for file in run.glob(f"*{FITTED_SUFFIX}") if is_fitted(file)))
+    drafted_by = _drafted_by(engine, request.costs)
     places = Places(
         target=manifest.target.source,
         draft=manifest.draft.source if manifest.draft is not None else "DRAFT",
         drafter=manifest.drafter,
         gamma_max=trace.gamma_max,
         costs=str(path),
+        proposer=drafted_by == BY_DRAFTGAUGE,
     )
     own = tuple(name for spec in request.policies or fitted for name in expand_policy(spec, trace.gamma_max))
-    return _Source(trace, curves, places, own, True, _runs_policies(engine, request.costs))
+    policies = engine.policies and (engine.name != "vllm" or drafted_by != BY_ENGINE)  # there only in the proposer
+    return _Source(trace, curves, places, own, True, policies)
 
 
 def _check_drafter(engine: Engine, run: Path, manifest: Manifest) -> None:
@@ -138,12 +141,10 @@ def _check_loop(engine: Engine, run: Path, manifest: Manifest) -> None:
         )
 
 
-def _runs_policies(engine: Engine, costs: Path | None) -> bool:
-    """Whether policies run: in vLLM only where draftgauge's proposer was timed."""
-    if engine.name != "vllm":
-        return engine.policies
+def _drafted_by(engine: Engine, costs: Path | None) -> str | None:
+    """Whose code drafted while costs were measured; None where they do not say."""
     measured = None if costs is None else load_engine_costs(costs, engine.name)
-    return measured is None or measured.drafted_by != BY_ENGINE
+    return None if measured is None else measured.drafted_by
 
 
 def _from_requests(request: AdviseRequest, engine: Engine, answers: Path) -> _Source:

@@ -29,6 +29,8 @@ class Places:
         drafter: kind of drafter, as a run's manifest has it.
         gamma_max: the longest draft.
         costs: file of the cost curve, for policies that weigh cost; None if there is none.
+        proposer: whether the costs are of draftgauge's proposer, which then drafts at fixed lengths too, in place of
+            the engine's own code.
     """
 
     target: str = "TARGET"
@@ -36,6 +38,12 @@ class Places:
     drafter: str = LANGUAGE_MODEL
     gamma_max: int = 16
     costs: str | None = None
+    proposer: bool = False
+
+    @property
+    def engines_own(self) -> bool:
+        """Whether the engine's own code runs the draft model at fixed lengths."""
+        return self.drafter == LANGUAGE_MODEL and not self.proposer
 
 
 @dataclass(frozen=True)
@@ -127,7 +135,7 @@ def settings_document(engine: Engine, setting: str, lengths: dict[int, int], pla
     """
     length = fixed_length(setting)
     if engine.name == "vllm":
-        own = length is not None and places.drafter == LANGUAGE_MODEL
+        own = length is not None and places.engines_own
         if not own or len(lengths) == 1 or not any(lengths.values()):
             return _vllm_config(setting, places)
         longest = _vllm_config(f"{FIXED}{max(lengths.values())}", places)  # no range goes beyond it
@@ -181,7 +189,7 @@ def _vllm_config(setting: str, places: Places) -> dict[str, Any]:
     length = fixed_length(setting)
     if length == 0:
         return {}
-    if length is not None and places.drafter == LANGUAGE_MODEL:
+    if length is not None and places.engines_own:
         return {"method": "draft_model", "model": places.draft, "num_speculative_tokens": length}
     return {"method": "custom_class", "model": PROPOSER, "num_speculative_tokens": length or places.gamma_max}
 
