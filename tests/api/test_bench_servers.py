@@ -10,6 +10,7 @@ import pytest
 
 from command_line import draftgauge
 from draftgauge.core.provenance import write_measurement
+from draftgauge.traces.engine_costs import read_costs
 from engine_server import error_page, models_page, serving
 from tiny import save_tiny
 
@@ -68,7 +69,34 @@ def test_llama_servers_and_how_far_advice_was_off(inputs: list[str], tmp_path: P
     assert found["fixed:4"]["tokens_per_step"] == pytest.approx(8 / 3)
     assert found["fixed:4"]["mismatches"] == 0
     assert found["fixed:4"]["off"] == pytest.approx(2.0 / 1.6 - 1)
-    assert found["plain"]["tokens_per_second"] == pytest.approx(100.0)
+    assert found["plain"]["tokens_per_second"] == pytest.approx(7 / 0.08)  # the first token is the prompt's
+
+
+def test_costs_of_servers_are_written(inputs: list[str], tmp_path: Path) -> None:
+    models = {"/v1/models": (200, models_page("m")), "/props": (200, '{"model_path": "m.gguf"}')}
+    with (
+        serving(models | {"/completion": (200, llama_answer(80.0))}) as plain,
+        serving(models | {"/completion": (200, llama_answer(40.0, 12, 5))}) as fixed,
+        serving(models | {"/completion": (200, llama_answer(14.0))}) as draft,
+    ):
+        servers = ["--url", f"plain={plain}", "--url", f"fixed:4={fixed}", "--server-engine", "llama-server"]
+        costs = ["--costs-out", str(tmp_path / "costs.json")]
+        found = benched([*inputs, *servers, "--url", f"draft={draft}", *costs], tmp_path / "rows.json")
+        assert set(found) == {"plain", "fixed:4"}
+        curve = read_costs(tmp_path / "costs.json", "llama-server")[1]
+        assert curve.plain[0] == pytest.approx(0.08 / 7)
+        assert curve.draft[0][4] == pytest.approx(4 * 0.014 / 7)
+        assert curve.step_seconds(4, 256) == pytest.approx(0.04 / 2)  # 7 tokens, 5 of them accepted
+        benched([*inputs, *servers, *costs], tmp_path / "rows.json")
+        whole = read_costs(tmp_path / "costs.json", "llama-server")[1]
+        assert whole.step_seconds(4, 256) == pytest.approx(0.04 / 2)
+        assert whole.draft[0][4] == pytest.approx(0.04 / 2 - 0.08 / 7)
+        result = draftgauge(["bench", *inputs, *servers, "--url", f"draft={draft}"])
+        assert result.exit_code == 2
+        assert "--costs-out" in result.stderr
+        result = draftgauge(["bench", *inputs, "--url", f"plain={plain}", "--server-engine", "llama-server", *costs])
+        assert result.exit_code == 2
+        assert "fixed:4=URL" in result.stderr
 
 
 def test_vllm_servers(inputs: list[str], tmp_path: Path) -> None:

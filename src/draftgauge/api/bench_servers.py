@@ -19,11 +19,19 @@ from draftgauge.models.prompts_text import encode_with
 from draftgauge.models.reference import REFERENCE
 from draftgauge.serving.client import CLIENTS, complete
 from draftgauge.serving.counters import served_models
+from draftgauge.serving.engines import fixed_length
+from draftgauge.serving.step_costs import costs_of_steps
+from draftgauge.traces.engine_costs import EngineCosts
+
+DRAFT = "draft"
 
 
 def bench_servers(request: BenchRequest, progress: Progress) -> list[dict[str, Any]]:
     """Rows of :func:`~draftgauge.api.bench_rows.bench_rows`, one arm a server, with ``engine``; where advice is given
     also ``advised``, ``expected`` (its speed-up) and ``off`` (measured over expected, minus 1).
+
+    With ``costs_out`` what a step costs is written, from the fixed lengths among the servers; one named ``draft``,
+    which serves the draft model by itself, then says what drafting costs, and has no row.
 
     Raises:
         DraftgaugeError: if no server is named ``plain``, names are doubled, or a server does not answer.
@@ -37,12 +45,20 @@ def bench_servers(request: BenchRequest, progress: Progress) -> list[dict[str, A
     expected = {} if request.advice is None else _advice(read_measurement(request.advice).rows, engine)
     for url in urls.values():
         served_models(engine, url)
+    draft = urls.pop(DRAFT, None)
+    if draft is not None and request.costs_out is None:
+        raise DraftgaugeError("a server of the draft model is asked for costs only: name their file with --costs-out")
     _, chosen = choose_prompts(request.prompts)
     prompts = _encoded(request, chosen)
-    arms = [_arm(name, engine, url, request.output.max_new_tokens) for name, url in urls.items()]
+    arms = [server_arm(name, engine, url, request.output.max_new_tokens) for name, url in urls.items()]
     rng = generator(request.randomness.seed, "bench", engine)
     label = f"bench {engine}"
     decoded = bench_arms(arms, prompts, request.rounds, rng, lambda done, total: progress(label, done, total))
+    if request.costs_out is not None:
+        alone = None if draft is None else server_arm(DRAFT, engine, draft, request.output.max_new_tokens)
+        if alone is not None:
+            bench_arms([alone], prompts[:decoded], request.rounds, rng, lambda done, total: None)
+        costs_of_arms(engine, arms, alone).save(request.costs_out)
     return [_with_advice(row | {"engine": engine}, expected) for row in bench_rows(arms, prompts[:decoded], "none")]
 
 
@@ -65,14 +81,43 @@ def _encoded(request: BenchRequest, prompts: Sequence[Prompt]) -> list[BenchProm
     return [BenchPrompt(encode_with(tokenizer, prompt), prompt.task) for prompt in prompts]
 
 
-def _arm(name: str, engine: str, url: str, max_new_tokens: int) -> Arm:
+def server_arm(name: str, engine: str, url: str, max_new_tokens: int) -> Arm:
+    """A running server as a way of decoding."""
+
     def decode(prompt: list[int]) -> ArmRun:
         answer = complete(engine, url, prompt, max_new_tokens)
-        return ArmRun(
-            answer.tokens, answer.steps or 0, len(answer.tokens), answer.decode_seconds, answer.prefill_seconds
-        )
+        seconds = (answer.decode_seconds, answer.prefill_seconds)
+        return ArmRun(answer.tokens, answer.steps or 0, answer.timed, *seconds, accepted_draft=answer.accepted)
 
     return Arm(name, decode)
+
+
+def costs_of_arms(engine: str, arms: Sequence[Arm], draft: Arm | None) -> EngineCosts:
+    """What a step costs, from servers that have been asked: one of them plain, others at fixed lengths.
+
+    Args:
+        engine: which.
+        arms: of servers, with their runs.
+        draft: of the draft model by itself, if it was asked.
+
+    Raises:
+        DraftgaugeError: if no server is at a fixed length, or one does not say how many tokens it accepted.
+    """
+    silent = [arm.name for arm in arms if fixed_length(arm.name) and not arm.runs[0][0].steps]
+    if silent:
+        raise DraftgaugeError(
+            f"the server {silent[0]} does not say what it accepted: start vLLM with --enable-per-request-metrics and "
+            "--per-request-spec-decode-metrics summary"
+        )
+    fixed = {length: seconds_a_step(arm) for arm in arms if (length := fixed_length(arm.name))}
+    plain = next(arm for arm in arms if arm.name == PLAIN)
+    return costs_of_steps(engine, seconds_a_step(plain), fixed, [] if draft is None else seconds_a_step(draft))
+
+
+def seconds_a_step(arm: Arm) -> list[float]:
+    """Of each run of an arm of a server, after the prompt's pass."""
+    runs = [run for each in arm.runs for run in each]
+    return [run.seconds / (run.timed - run.accepted_draft) for run in runs if run.timed > run.accepted_draft]
 
 
 def _advice(rows: Sequence[Mapping[str, Any]], engine: str) -> dict[str, Mapping[str, Any]]:

@@ -18,6 +18,8 @@ class Completion:
     Attributes:
         tokens: ids of the output.
         prefill_seconds, decode_seconds: as the server timed them; of vLLM, where it does not, all is decoding.
+        timed: tokens that came in ``decode_seconds``: all but the first, which the prompt's pass gives, where the
+            server tells the two apart.
         drafted, accepted: tokens; 0 without speculation.
         steps: passes of the target; None where they are not known.
     """
@@ -25,6 +27,7 @@ class Completion:
     tokens: list[int]
     prefill_seconds: float
     decode_seconds: float
+    timed: int
     drafted: int
     accepted: int
     steps: int | None
@@ -60,6 +63,7 @@ def _llama(url: str, prompt: list[int], max_new_tokens: int) -> Completion:
         tokens=[int(token) for token in answer["tokens"]],
         prefill_seconds=timings["prompt_ms"] / 1000,
         decode_seconds=timings["predicted_ms"] / 1000,
+        timed=max(int(timings["predicted_n"]) - 1, 0),
         drafted=int(timings.get("draft_n", 0)),
         accepted=accepted,
         steps=int(timings["predicted_n"]) - accepted,
@@ -87,6 +91,7 @@ def _vllm(url: str, prompt: list[int], max_new_tokens: int) -> Completion:
         tokens=tokens,
         prefill_seconds=prefill,
         decode_seconds=passed if decode is None else decode / 1000,
+        timed=len(tokens) if decode is None else max(len(tokens) - 1, 0),
         drafted=int(counted.get("num_draft_tokens", 0)),
         accepted=accepted,
         steps=len(tokens) - accepted if counted else None,

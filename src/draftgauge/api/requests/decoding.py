@@ -107,6 +107,8 @@ class BenchRequest:
             of them plain.
         server_engine: of these servers: vllm or llama-server.
         advice: JSON of 'draftgauge advise' for that engine, to say how far it was off.
+        costs_out: write what a step costs in these servers, for 'draftgauge advise --costs'; of drafting too where one
+            of them is draft=URL, the draft model by itself.
     """
 
     folder: Path | None = setting(None, positional=True)
@@ -123,6 +125,7 @@ class BenchRequest:
     urls: tuple[str, ...] = setting((), option="--url", repeated=True)
     server_engine: str = "vllm"
     advice: Path | None = None
+    costs_out: Path | None = None
     randomness: SeedSpec = SeedSpec()
 
     def __post_init__(self) -> None:

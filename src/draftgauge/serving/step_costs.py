@@ -1,0 +1,52 @@
+"""What a step costs in a server whose proposers are its own: from how long it took at several fixed lengths."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+
+from draftgauge.core.errors import TraceError
+from draftgauge.traces.engine_costs import BY_ENGINE, EngineCosts, fitted_line
+
+LONGEST = 16
+LEAST = 1e-6  # seconds of drafting a token: a cost must be greater than 0
+
+
+def costs_of_steps(
+    engine: str,
+    plain: Sequence[float],
+    steps: Mapping[int, Sequence[float]],
+    draft: Sequence[float] = (),
+    gamma_max: int = LONGEST,
+) -> EngineCosts:
+    """Costs of single sequences; lengths between and beyond those served are on lines through their medians.
+
+    Args:
+        engine: which.
+        plain: seconds of a step without speculation, one for each output.
+        steps: fixed length -> seconds of a step that drafts and verifies so many tokens, one for each output.
+        draft: seconds of a token of the draft model served by itself. Without it all that a step takes beyond a plain
+            one counts as drafting, which is right for fixed lengths only.
+        gamma_max: the longest length wanted.
+
+    Raises:
+        TraceError: if no fixed length was served.
+    """
+    if not steps:
+        raise TraceError("costs follow from steps of at least one fixed length: name such a server, as fixed:4=URL")
+    whole = np.array(fitted_line({0: list(plain)} | {n: list(seconds) for n, seconds in steps.items()}, gamma_max))
+    if len(draft):
+        drafting = np.arange(gamma_max + 1) * float(np.median(draft))
+    else:
+        drafting = np.maximum.accumulate(np.maximum(whole - whole[0], np.arange(gamma_max + 1) * LEAST))
+    verify = np.maximum(whole - drafting, whole[0])  # a pass of more tokens is not shorter
+    return EngineCosts(
+        engine=engine,
+        batches=(1,),
+        plain=(float(whole[0]),),
+        verify=(tuple(verify.tolist()),),
+        draft=(tuple(drafting.tolist()),),
+        drafted_by=BY_ENGINE,
+        made=f"servers at fixed lengths {', '.join(map(str, sorted(steps)))}",
+    )
