@@ -1,43 +1,54 @@
 """vLLM on the bundled pair with draftgauge inside: outputs of plain decoding, counts of live decoding, costs measured,
-requests imported.
+requests imported, an exported drafter.
 """
 
 from __future__ import annotations
 
 import json
+from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
+from scipy.stats import chi2
 
 from command_line import draftgauge
+from draftgauge.api.export import export
+from draftgauge.api.pair import Pair, load_pair
+from draftgauge.api.requests import PairSpec
+from draftgauge.api.train import train
 from draftgauge.core.prompts import read_prompts
 from draftgauge.decoding.plain import plain_decode
 from draftgauge.decoding.settings import DecodingSettings
 from draftgauge.decoding.speculative import speculative_decode
-from draftgauge.drafters.language_model import LanguageModelDrafter
-from draftgauge.models.loading import end_tokens, load_model, load_tokenizer
-from draftgauge.models.prompts_text import encode_with
+from draftgauge.models.loading import load_model
 from draftgauge.models.reference import PAIR_FOLDER, reference_path
 from draftgauge.policies.registry import make_policy
 from draftgauge.serving.client import complete
 from draftgauge.serving.counters import read_counts
-from draftgauge.serving.endpoint import ServerError, fetch_json
+from draftgauge.serving.endpoint import fetch_json
 from draftgauge.serving.requests_trace import import_requests
-from draftgauge.traces.engine_costs import read_costs
+from draftgauge.traces.engine_costs import BY_DRAFTGAUGE, EngineCosts, read_costs
 from engine_processes import need_vllm, vllm_server
 
 pytestmark = pytest.mark.slow
-OUTPUT, LONGEST = 48, 16
+OUTPUT, LONGEST, DEPTHS = 48, 16, 4
 METRICS = ("--per-request-spec-decode-metrics", "detailed")
+SAMPLES = 600
 
 
 @pytest.fixture(scope="module")
-def prompts() -> list[list[int]]:
+def pair() -> Pair:
     need_vllm()
-    tokenizer = load_tokenizer("reference")
-    return [encode_with(tokenizer, p) for p in read_prompts(PAIR_FOLDER / "prompts" / "validation.jsonl")[::12]]
+    return load_pair(PairSpec(target="reference"))
+
+
+@pytest.fixture(scope="module")
+def prompts(pair: Pair) -> list[list[int]]:
+    encoded = [pair.encode(p) for p in read_prompts(PAIR_FOLDER / "prompts" / "validation.jsonl")[::8]]
+    return [tokens for tokens in encoded if len(tokens) < 500][:6]
 
 
 def speculation(model: str, length: int, **options: Any) -> tuple[str, ...]:
@@ -47,35 +58,76 @@ def speculation(model: str, length: int, **options: Any) -> tuple[str, ...]:
     return "--speculative-config", json.dumps(config), "--additional-config", more
 
 
-@pytest.mark.parametrize("policy", ["fixed:4", "hf-confidence:threshold=0.4"])
-def test_outputs_and_counts_are_ours(prompts: list[list[int]], policy: str, tmp_path: Path) -> None:
-    target, draft = load_model("reference", device="cpu"), load_model("reference", device="cpu", part="draft")
-    ends = end_tokens(target, load_tokenizer("reference"))
-    settings = DecodingSettings(max_new_tokens=OUTPUT, end_tokens=ends)
-    answers = tmp_path / "answers.jsonl"
-    with vllm_server(reference_path("target"), *speculation("vllm.Proposer", LONGEST, policy=policy), *METRICS) as url:
-        model = fetch_json(url, "/v1/models")["data"][0]["id"]
-        body = {"model": model, "max_tokens": OUTPUT, "temperature": 0.0, "return_token_ids": True}
-        one = [fetch_json(url, "/v1/completions", body | {"prompt": prompt}, 600.0) for prompt in prompts]
+def completion(url: str, prompt: list[int], **options: Any) -> Any:
+    model = fetch_json(url, "/v1/models")["data"][0]["id"]
+    body = {"model": model, "prompt": prompt, "max_tokens": OUTPUT, "temperature": 0.0, "return_token_ids": True}
+    return fetch_json(url, "/v1/completions", body | options, 600.0)
+
+
+def live_steps(pair: Pair, policy: str, costs: Path | None, prompt: list[int], output: list[int]) -> list[list[int]]:
+    """Drafted and accepted tokens of the steps in which draftgauge's loop commits what follows the first token.
+
+    The loop goes on beyond the output, as vLLM does not tell its proposers where an output will end.
+    """
+    settings = DecodingSettings(max_new_tokens=len(output) + LONGEST, end_tokens=pair.end_tokens)
+    curve = None if costs is None else read_costs(costs, "vllm")[1]
+    rule = make_policy(policy, LONGEST, curve)
+    live = speculative_decode(pair.target, pair.drafter(), rule, [*prompt, output[0]], settings)
+    steps, left = [], len(output) - 1
+    for step in live.steps:
+        if left > 0:
+            steps.append([step.drafted, step.accepted])
+        left -= step.accepted + 1
+    return steps
+
+
+@pytest.mark.parametrize("policy", ["fixed:4", "stopping"])
+def test_outputs_and_counts_are_ours(pair: Pair, prompts: list[list[int]], policy: str, tmp_path: Path) -> None:
+    costs, answers = tmp_path / "costs.json", tmp_path / "answers.jsonl"
+    draft, verify = (tuple(base + each * n for n in range(LONGEST + 1)) for base, each in ((0, 0.002), (0.01, 0.0005)))
+    EngineCosts("vllm", (1,), (0.01,), (verify,), (draft,), BY_DRAFTGAUGE).save(costs)
+    settings = DecodingSettings(max_new_tokens=OUTPUT, end_tokens=pair.end_tokens)
+    options = speculation("vllm.Proposer", LONGEST, policy=policy, costs=str(costs))
+    with vllm_server(reference_path("target"), *options, *METRICS) as url:
+        one = [completion(url, prompt) for prompt in prompts]
         counts = read_counts("vllm", url)
         with ThreadPoolExecutor(4) as pool:  # the same requests, four at a time
-            four = list(pool.map(lambda p: fetch_json(url, "/v1/completions", body | {"prompt": p}, 600.0), prompts))
-        with pytest.raises(ServerError):
-            fetch_json(url, "/v1/completions", body | {"prompt": prompts[0], "temperature": 0.8}, 600.0)
+            four = list(pool.map(lambda prompt: completion(url, prompt), prompts))
     answers.write_text("\n".join(map(json.dumps, one)))
     drafted = accepted = 0
     for prompt, answer, again in zip(prompts, one, four, strict=True):
-        plain = plain_decode(target, prompt, settings).tokens
+        plain = plain_decode(pair.target, prompt, settings).tokens
         assert answer["choices"][0]["token_ids"] == plain
         assert again["choices"][0]["token_ids"] == plain
-        drafter = LanguageModelDrafter(draft, ends, None, None, target.spec.vocabulary)
-        rest = DecodingSettings(max_new_tokens=OUTPUT - 1, end_tokens=ends)
-        live = speculative_decode(target, drafter, make_policy(policy, LONGEST), [*prompt, plain[0]], rest)
-        drafted += sum(step.drafted for step in live.steps)
-        accepted += sum(step.accepted for step in live.steps)
-    assert (counts.drafted, counts.accepted) == (pytest.approx(drafted, rel=0.02), pytest.approx(accepted, rel=0.02))
+        expected = [step for step in live_steps(pair, policy, costs, prompt, plain) if step[0]]
+        told = answer["metrics"]["speculative_decoding"]
+        assert list(map(list, zip(told["per_step_drafted"], told["per_step_accepted"], strict=True))) == expected
+        drafted += sum(step[0] for step in expected)
+        accepted += sum(step[1] for step in expected)
+    assert (counts.drafted, counts.accepted) == (drafted, accepted)
     if policy.startswith("fixed"):
         assert len(import_requests(answers).trace.prompts) == len(prompts)
+
+
+def test_samples_have_the_targets_distribution(pair: Pair, prompts: list[list[int]]) -> None:
+    """Of the second token, which is verified against a draft, behind the most frequent first one."""
+    prompt = prompts[0]
+    with vllm_server(reference_path("target"), *speculation("vllm.Proposer", 3, policy="fixed:3")) as url:
+        answer = completion(url, prompt, temperature=1.0, n=SAMPLES, max_tokens=3, seed=1)
+        counts = read_counts("vllm", url)
+    samples = [choice["token_ids"] for choice in answer["choices"]]
+    assert len(samples) == SAMPLES
+    assert 0 < counts.accepted < counts.drafted
+    first, times = Counter(tokens[0] for tokens in samples).most_common(1)[0]
+    pair.target.reset()
+    exact = torch.softmax(pair.target.forward(torch.tensor([*prompt, first]))[-1].double(), -1)
+    seen = Counter(tokens[1] for tokens in samples if tokens[0] == first)
+    likely = [token for token in exact.argsort(descending=True).tolist() if exact[token] * times >= 5]
+    bins = [(seen[token], float(exact[token]) * times) for token in likely[:-1]]  # the last one is with the rest
+    bins.append((times - sum(count for count, _ in bins), times - sum(mean for _, mean in bins)))
+    statistic = sum((count - mean) ** 2 / mean for count, mean in bins)
+    assert len(bins) > 1
+    assert chi2.sf(statistic, len(bins) - 1) > 1e-4
 
 
 def test_costs_are_measured_and_advised_with(prompts: list[list[int]], tmp_path: Path) -> None:
@@ -86,3 +138,32 @@ def test_costs_are_measured_and_advised_with(prompts: list[list[int]], tmp_path:
         result = draftgauge(["advise", "-e", "vllm", "--url", url, "--costs", str(costs)])
     assert read_costs(costs, "vllm")[1].gamma_max == 6
     assert result.exit_code == 0, result.output
+
+
+@pytest.fixture(scope="module")
+def hidden(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    need_vllm()
+    folder = tmp_path_factory.mktemp("trained") / "hidden"
+    answers = {"questions": 96, "new_tokens": 32, "length": 192}
+    train(out=folder, target="reference", reuse="hidden", steps=120, batch=2, depths=DEPTHS, **answers)
+    return folder
+
+
+def test_an_exported_drafter_is_accepted_step_by_step(prompts: list[list[int]], hidden: Path, tmp_path: Path) -> None:
+    export(hidden, out=tmp_path / "eagle3")
+    config = {"method": "eagle3", "model": str(tmp_path / "eagle3"), "num_speculative_tokens": DEPTHS}
+    with vllm_server(reference_path("target"), "--speculative-config", json.dumps(config), *METRICS) as url:
+        answered = [completion(url, prompt) for prompt in prompts]
+        counts = read_counts("vllm", url)
+    pair = load_pair(PairSpec(target="reference", drafter=str(hidden)))
+    plain = load_model("reference", device="cpu")
+    settings = DecodingSettings(max_new_tokens=OUTPUT, end_tokens=pair.end_tokens)
+    by_position = Counter[int]()
+    for prompt, answer in zip(prompts, answered, strict=True):
+        output = answer["choices"][0]["token_ids"]
+        assert output == plain_decode(plain, prompt, settings).tokens
+        steps = live_steps(pair, f"fixed:{DEPTHS}", None, prompt, output)
+        assert answer["metrics"]["speculative_decoding"]["per_step_accepted"] == [accepted for _, accepted in steps]
+        by_position.update(depth for _, accepted in steps for depth in range(accepted))
+    assert counts.by_position == tuple(by_position[depth] for depth in range(DEPTHS))
+    assert counts.accepted > 0
