@@ -14,13 +14,15 @@ from draftgauge.core.provenance import command_line, write_measurement
 console = Console(stderr=True)
 
 
-def arguments(description: str | None) -> argparse.Namespace:
-    """Parse ``--out``, ``--per-task``, ``--rounds`` and ``--max-new-tokens``."""
+def arguments(description: str | None, parts: Sequence[str] = ()) -> argparse.Namespace:
+    """Parse ``--out``, ``--per-task``, ``--rounds`` and ``--max-new-tokens``, and ``--part`` where there are parts."""
     parser = argparse.ArgumentParser(description=description)
     parser.add_argument("--out", type=Path, default=Path("docs/results"), help="folder for the JSON")
     parser.add_argument("--per-task", type=int, default=6, help="prompts of each task")
     parser.add_argument("--rounds", type=int, default=3, help="how often every prompt is decoded")
     parser.add_argument("--max-new-tokens", type=int, default=128)
+    if parts:
+        parser.add_argument("--part", action="append", choices=parts, help="measure this part again; may be repeated")
     return parser.parse_args()
 
 
