@@ -29,7 +29,7 @@ test: setup
 # Serving engines in environments of their own below .engines: built once (some 15 minutes), then only tested.
 test-engines: setup
 	$(BIN)/python tools/engines.py set-up
-	eval "$$($(BIN)/python tools/engines.py environment)" && $(BIN)/python -m pytest -rs tests/engines tests/models/test_gguf_engine.py
+	eval "$$($(BIN)/python tools/engines.py environment)" && $(BIN)/python -m pytest -rs tests/engines tests/models/test_gguf_engine.py tests/models/test_gguf_conversion.py
 
 test-fast: setup
 	$(BIN)/python -m pytest $(PARALLEL) -m 'not slow'

