@@ -9,12 +9,10 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
-from torch import Tensor
 
 from draftgauge.core.signals import OF_DRAFTED_TOKENS, Reads
 from draftgauge.decoding.settings import DecodingSettings
 from draftgauge.decoding.speculative import speculative_decode
-from draftgauge.decoding.wrapping import WrappedModel
 from draftgauge.drafters.base import Draft, Drafter, KeepDrafting
 from draftgauge.models.base import CachedModel
 from draftgauge.policies.base import Policy, Signal, Step, decision_of, reads_of
@@ -26,10 +24,13 @@ from draftgauge.traces.trace import Trace
 Floats = NDArray[np.float64]
 Parts = dict[str, Floats]
 
-DRAFT, VERIFY, DECISION, OVERHEAD, READING = "draft", "verify", "decision", "overhead", "reading"
+DRAFT, VERIFY, DECISION, OVERHEAD = "draft", "verify", "decision", "overhead"
 PARTS = (DRAFT, VERIFY, DECISION, OVERHEAD)
-"""Of a step. Drafting is with its signals and without the decisions between its passes; the overhead is what is left.
+"""Of a step, as the cost meter cuts it: drafting with its signals, without the decisions between its passes; from there
+to the commit; the policy's decisions; and what is left.
 """
+STEP, PROPOSE, KEEP = "step", "propose", "keep_drafting"
+DECISIONS = (KEEP, "limit", "extend", "observe")
 
 
 class PartClock:
@@ -38,68 +39,37 @@ class PartClock:
     def __init__(self) -> None:
         self.steps: list[dict[str, float]] = []
         self._current: dict[str, float] = defaultdict(float)
-        self._begun: dict[str, float] = {}
-        self._last = 0.0
+        self._last = self._verifying = 0.0
 
     def start(self) -> None:
         """The first step begins."""
+        self._current.clear()
         self._last = time.perf_counter()
 
-    def add(self, part: str, seconds: float) -> None:
-        """A part took so long."""
-        self._current[part] += seconds
+    def add(self, part: str, begun: float) -> None:
+        """A part that began then ends now; the verification begins here unless something else comes first."""
+        self._verifying = time.perf_counter()
+        self._current[part] += self._verifying - begun
 
-    def begin(self, part: str) -> None:
-        """A part begins that ends elsewhere."""
-        self._begun[part] = time.perf_counter()
-
-    def end(self, begun: str, part: str) -> None:
-        """A part that has begun ends, or the first part of it."""
-        self._current[part] += time.perf_counter() - self._begun[begun]
+    def verified(self) -> None:
+        """The verification ends."""
+        self._current[VERIFY] = time.perf_counter() - self._verifying
 
     def end_step(self) -> None:
         """The step ends."""
         now = time.perf_counter()
-        self._current["step"] = now - self._last
-        self.steps.append(dict(self._current))
+        parts = dict(self._current)
+        parts[STEP] = now - self._last
+        parts[DECISION] = sum(parts.get(name, 0.0) for name in DECISIONS)
+        parts[DRAFT] = parts.get(PROPOSE, 0.0) - parts.get(KEEP, 0.0)
+        parts[OVERHEAD] = parts[STEP] - parts[DRAFT] - parts[VERIFY] - parts[DECISION]
+        self.steps.append(parts)
         self._current.clear()
-        self._last = now
-
-
-class WatchedTarget(WrappedModel):
-    """Its pass begins the verification, which the drafter's ``commit`` ends."""
-
-    def __init__(self, model: CachedModel, clock: PartClock) -> None:
-        super().__init__(model)
-        self._clock = clock
-
-    def forward(self, tokens: Tensor, last_only: bool = False) -> Tensor:
-        """Timed."""
-        self._clock.begin(VERIFY)
-        logits = self.model.forward(tokens, last_only)
-        self._clock.end(VERIFY, "target pass")
-        return logits
-
-
-class WatchedDraftModel(WrappedModel):
-    """A draft model whose first pass in a step is told from the others."""
-
-    def __init__(self, model: CachedModel, clock: PartClock) -> None:
-        super().__init__(model)
-        self._clock = clock
-        self.first = True
-
-    def forward(self, tokens: Tensor, last_only: bool = False) -> Tensor:
-        """Timed."""
-        begun = time.perf_counter()
-        logits = self.model.forward(tokens, last_only)
-        self._clock.add("first pass" if self.first else "later passes", time.perf_counter() - begun)
-        self.first = False
-        return logits
+        self._last = time.perf_counter()
 
 
 class WatchedDrafter:
-    """A drafter whose proposals are timed."""
+    """A drafter whose proposals are timed, with the decisions in them; its ``commit`` ends the verification."""
 
     def __init__(self, drafter: Drafter, clock: PartClock) -> None:
         self._drafter, self._clock = drafter, clock
@@ -109,25 +79,22 @@ class WatchedDrafter:
         self._drafter.prefill(context)
 
     def propose(self, limit: int, keep_drafting: KeepDrafting | None, reads: Reads = OF_DRAFTED_TOKENS) -> Draft:
-        """Timed, with the decisions in it."""
-        model = getattr(self._drafter, "model", None)
-        if isinstance(model, WatchedDraftModel):
-            model.first = True
+        """Draft up to ``limit`` tokens."""
         begun = time.perf_counter()
         draft = self._drafter.propose(limit, keep_drafting, reads)
-        self._clock.add("propose", time.perf_counter() - begun)
+        self._clock.add(PROPOSE, begun)
         return draft
 
     def commit(self, accepted: int, tokens: list[int]) -> None:
-        """Ends the verification."""
-        self._clock.end(VERIFY, VERIFY)
+        """Pass on."""
+        self._clock.verified()
         self._drafter.commit(accepted, tokens)
 
 
 class WatchedPolicy:
-    """A policy whose decisions are timed; it begins the clock and ends the steps."""
+    """A policy whose decisions are timed; it starts the clock and ends the steps."""
 
-    def __init__(self, policy: Policy, clock: PartClock) -> None:
+    def __init__(self, policy: Any, clock: PartClock) -> None:
         self._policy, self._clock = policy, clock
         self.reads = reads_of(policy)
         if hasattr(policy, "extend"):
@@ -136,57 +103,50 @@ class WatchedPolicy:
             self.read = self._read
 
     def reset(self) -> None:
-        """The first step begins."""
-        self._clock.start()
+        """A new output."""
         self._policy.reset()
-
-    def _read(self, prompt_tokens: Sequence[int]) -> None:
-        begun = time.perf_counter()
-        self._policy.read(prompt_tokens)  # type: ignore[attr-defined]
-        self._clock.add(READING, time.perf_counter() - begun)
+        self._clock.start()
 
     def limit(self) -> int:
-        """Timed."""
+        """The policy's."""
         begun = time.perf_counter()
-        limit = self._policy.limit()
-        self._clock.add("limit", time.perf_counter() - begun)
+        limit: int = self._policy.limit()
+        self._clock.add("limit", begun)
         return limit
 
     def keep_drafting(self, signal: Signal) -> bool:
-        """Timed."""
+        """The policy's."""
         begun = time.perf_counter()
-        keeps = self._policy.keep_drafting(signal)
-        self._clock.add("keep", time.perf_counter() - begun)
+        keeps: bool = self._policy.keep_drafting(signal)
+        self._clock.add(KEEP, begun)
         return keeps
+
+    def observe(self, step: Step) -> None:
+        """The policy's; the step ends."""
+        begun = time.perf_counter()
+        self._policy.observe(step)
+        self._clock.add("observe", begun)
+        self._clock.end_step()
+
+    def _read(self, prompt_tokens: Sequence[int]) -> None:
+        """The policy's, which replay charges by prompt and not by step."""
+        self._policy.read(prompt_tokens)
+        self._clock.start()
 
     def _extend(self, room: int) -> Sequence[int]:
         begun = time.perf_counter()
-        tokens = self._policy.extend(room)  # type: ignore[attr-defined]
-        self._clock.add("extend", time.perf_counter() - begun)
+        tokens: Sequence[int] = self._policy.extend(room)
+        self._clock.add("extend", begun)
         return tokens
-
-    def observe(self, step: Step) -> None:
-        """Timed; the step ends."""
-        begun = time.perf_counter()
-        self._policy.observe(step)
-        self._clock.add("observe", time.perf_counter() - begun)
-        self._clock.end_step()
 
 
 def live_parts(
     target: CachedModel, drafter: Drafter, policy: Policy, prompt: list[int], settings: DecodingSettings
-) -> tuple[Any, list[dict[str, float]]]:
-    """Decode under the clock: the output and the parts of each step."""
+) -> list[dict[str, float]]:
+    """Decode under the clock: seconds of each step by part, and of the single decisions."""
     clock = PartClock()
-    model = drafter.model  # type: ignore[attr-defined]
-    drafter.model = WatchedDraftModel(model, clock)  # type: ignore[attr-defined]
-    try:
-        result = speculative_decode(
-            WatchedTarget(target, clock), WatchedDrafter(drafter, clock), WatchedPolicy(policy, clock), prompt, settings
-        )
-    finally:
-        drafter.model = model  # type: ignore[attr-defined]
-    return result, clock.steps
+    speculative_decode(target, WatchedDrafter(drafter, clock), WatchedPolicy(policy, clock), prompt, settings)
+    return clock.steps
 
 
 def charged_parts(trace: Trace, outcome: Replay, policy: Policy, costs: CostCurve) -> Parts:
@@ -194,18 +154,14 @@ def charged_parts(trace: Trace, outcome: Replay, policy: Policy, costs: CostCurv
     record, charge = outcome.record, Charge(reads_of(policy), decision_of(policy))
     prompt_tokens = np.array([prompt.prompt_tokens for prompt in trace.prompts], np.int64)
     contexts = prompt_tokens[record.prompt] + record.position
-    verified = record.drafted + record.appended
-    verify = costs.step_seconds(0, contexts, appended=verified) - costs.overhead
-    together = costs.step_seconds(record.drafted, contexts, charge.reads, record.appended)
-    catch_up = costs.catch_up_seconds(backlogs(record.prompt, record.drafted, record.accepted, costs), record.drafted)
-    decision = charge.of_steps(record.drafted, record.committed)
+    verify = costs.step_seconds(0, contexts, appended=record.drafted + record.appended) - costs.overhead
+    drafted = costs.step_seconds(record.drafted, contexts, charge.reads, record.appended) - verify - costs.overhead
+    backlog = backlogs(record.prompt, record.drafted, record.accepted, costs)
     parts = {
-        DRAFT: together - verify - costs.overhead + catch_up,
+        DRAFT: drafted + costs.catch_up_seconds(backlog, record.drafted),
         VERIFY: verify,
-        DECISION: decision,
+        DECISION: charge.of_steps(record.drafted, record.committed),
         OVERHEAD: np.full(len(verify), costs.overhead),
-        "catch_up": catch_up,
-        "signals": costs.signals.of_token(charge.reads) * record.drafted,
     }
-    assert np.allclose(sum(parts[name] for name in PARTS), record.seconds)
+    assert np.allclose(sum(parts.values()), record.seconds)
     return parts

@@ -16,7 +16,7 @@ from draftgauge.decoding import meter, stopwatch
 from draftgauge.decoding.meter import BACKLOGS, LEAST, MeterPlan, default_contexts, measure_costs
 from draftgauge.decoding.settings import DecodingSettings
 from draftgauge.decoding.speculative import speculative_decode
-from draftgauge.decoding.stopwatch import StepTimer, Stopwatch, TimedDrafter, TimedModel
+from draftgauge.decoding.stopwatch import StepTimer, Stopwatch, TimedDrafter
 from draftgauge.decoding.wrapping import WrappedModel
 from draftgauge.drafters import Drafter, LanguageModelDrafter, PromptLookupDrafter
 from draftgauge.drafters.base import Draft, KeepDrafting
@@ -181,7 +181,7 @@ def test_live_drafting_takes_in_what_was_committed(pair: tuple[CachedModel, Cach
     target = pair[0]
     timer = StepTimer(Stopwatch(torch.device("cpu")), GAMMA_MAX, np.random.default_rng(0))
     perfect = LanguageModelDrafter(Watched(wrap(tiny_model(seed=1))))
-    speculative_decode(TimedModel(target, timer), TimedDrafter(perfect, timer, 1), timer, TEXT, DecodingSettings(60))
+    speculative_decode(target, TimedDrafter(perfect, timer, 1), timer, TEXT, DecodingSettings(60))
     assert 2 in unseen
     timer.settle()
     assert {sample.gamma for sample in timer.samples} == set(range(GAMMA_MAX + 1))

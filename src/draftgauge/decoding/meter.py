@@ -26,7 +26,7 @@ from draftgauge.decoding.pooling import Pooled, Timed, pool, uncertainty
 from draftgauge.decoding.results import Origin
 from draftgauge.decoding.settings import DecodingSettings
 from draftgauge.decoding.speculative import speculative_decode
-from draftgauge.decoding.stopwatch import IDLE_RUNS, PRICED, Sample, StepTimer, Stopwatch, TimedDrafter, TimedModel
+from draftgauge.decoding.stopwatch import IDLE_RUNS, PRICED, Sample, StepTimer, Stopwatch, TimedDrafter
 from draftgauge.drafters.base import Drafter, RunsModel, device_of, keeps_drafted
 from draftgauge.models.base import CachedModel
 from draftgauge.models.device import upload
@@ -243,8 +243,8 @@ class _Bench:
 
     def _run_speculative(self, prompt: list[int]) -> None:
         timer = self._timer
-        target, drafter = TimedModel(self._target, timer), TimedDrafter(self._drafter, timer, filler=prompt[0])
-        speculative_decode(target, drafter, timer, prompt, self._speculative, self._generator)
+        drafter = TimedDrafter(self._drafter, timer, filler=prompt[0])
+        speculative_decode(self._target, drafter, timer, prompt, self._speculative, self._generator)
         timer.settle()
 
     def _run_unwatched(self, prompt: list[int]) -> None:

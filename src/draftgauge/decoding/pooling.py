@@ -2,8 +2,9 @@
 
 At context ``c`` a quantity of steps that draft ``g`` tokens is modelled as ``f(g) + a_c + b_c g``: every length has its
 own value, as processors like some numbers of tokens better than others, and a context shifts and tilts them (attention
-reads more keys for every token). ``f(g)`` is the median over the samples of all contexts, drawn towards a straight line
-as far as its samples do not tell it from one (empirical Bayes). So a few samples of each length go far.
+reads more keys for every token). ``f(g)`` is the median over the samples of all contexts, drawn towards a curve
+``x + y g + z / g`` as far as its samples do not tell it from one (empirical Bayes): a line, from which short lengths,
+where a pass goes from one token to several, may depart. So a few samples of each length go far.
 
 A step that drafts nothing is not on that line: a pass over one token multiplies matrices by a vector, and longer ones
 by a matrix. Its median stands for itself, and there are the most samples of it.
@@ -23,6 +24,8 @@ QUARTILES = (25, 50, 75)
 SWEEPS = 3  # between the lengths' medians and the contexts' lines
 NORMAL_IQR = 1.349  # interquartile range of a normal distribution, in standard deviations
 MEDIAN_ERROR = 1.2533  # standard error of a median, in standard deviations over the root of the samples
+SHAPE = 3  # terms of the curve that medians are drawn towards
+LEAST_ERROR = 0.1  # of the largest error: no median counts for more than a hundred others
 TWO_SIDED = 1.96  # half of a 95% interval, in standard errors
 ACCEPTANCE = (0.5, 0.6, 0.7, 0.8, 0.9)
 """Chances that a drafted token is accepted, for which the advice must hold: the meter does not know the pair's own."""
@@ -110,14 +113,16 @@ def _line(lengths: Ints, rest: Seconds) -> Seconds:
 
 
 def _shrunk(lengths: Ints, medians: Seconds, errors: Seconds) -> tuple[Seconds, Seconds]:
-    """Medians drawn towards their line, each as far as its error makes it doubtful, and the errors that are left."""
-    if len(lengths) < 4 or not errors.any():
+    """Medians drawn towards their curve, each as far as its error makes it doubtful, and the errors that are left."""
+    if len(lengths) <= SHAPE + 1 or not errors.any():
         return medians, errors
-    line = np.polyval(np.polyfit(lengths, medians, 1), lengths)
-    spread = ((medians - line) ** 2).sum() / (len(lengths) - 2) - (errors**2).mean()
+    terms = np.stack([np.ones(len(lengths)), lengths, 1 / lengths], axis=1)
+    weights = 1 / np.maximum(errors, errors.max() * LEAST_ERROR)
+    curve = terms @ np.linalg.lstsq(terms * weights[:, None], medians * weights, rcond=None)[0]
+    spread = ((medians - curve) ** 2).sum() / (len(lengths) - SHAPE) - (errors**2).mean()
     keep = np.maximum(spread, 0.0) / (np.maximum(spread, 0.0) + errors**2)
-    of_line = 2 * (errors**2).mean() / len(lengths)
-    return line + keep * (medians - line), np.sqrt(keep * errors**2 + (1 - keep) * of_line)
+    of_curve = SHAPE * (errors**2).mean() / len(lengths)
+    return curve + keep * (medians - curve), np.sqrt(keep * errors**2 + (1 - keep) * of_curve)
 
 
 def _decided(seconds: Seconds, widths: Seconds, acceptance: float) -> bool:

@@ -1,4 +1,4 @@
-"""A stopwatch inside the live loop: a model, a drafter and a policy that time what the loop asks of them."""
+"""A stopwatch inside the live loop: a drafter and a policy that time what the loop asks of them."""
 
 from __future__ import annotations
 
@@ -10,13 +10,10 @@ from typing import NamedTuple
 
 import numpy as np
 import torch
-from torch import Tensor
 from torch.nn import functional
 
 from draftgauge.core.signals import DISTRIBUTION, NO_SIGNALS, OF_DRAFTED_TOKENS, Reads, SignalName
-from draftgauge.decoding.wrapping import WrappedModel
 from draftgauge.drafters.base import Draft, Drafter, DraftsUnread, KeepDrafting, UnreadDraft, backlog_of
-from draftgauge.models.base import CachedModel
 from draftgauge.policies.base import Signal, Step
 
 Mark = float | torch.cuda.Event
@@ -25,6 +22,8 @@ IDLE_RUNS = (3, 1, 7, 1)
 """Steps in a row that draft nothing, one run a round by turns. A draft of one token follows each, so that the drafter
 is timed with several committed tokens to take in; all but a run's first count as steps that draft nothing.
 """
+SHORT, MORE_OF_SHORT = 6, 2
+"""Lengths up to the first are drafted so many times more in every round."""
 PRICED: tuple[Reads, ...] = (
     frozenset({SignalName.TEXT}),
     *(frozenset({name}) for name in sorted(DISTRIBUTION)),
@@ -71,7 +70,8 @@ class Sample(NamedTuple):
         reads: the signals that were computed.
         backlog: committed tokens that the drafter had to take in; 1 where nothing was drafted.
         draft: proposing them.
-        verify: the target's pass over ``gamma + 1`` tokens, reading its choices off the logits, rolling back.
+        verify: all from the draft's end to the commit: handing ``gamma + 1`` tokens to the target, its pass over them,
+            reading its choices off the logits, rolling back.
         step: all of it, the loop included.
     """
 
@@ -88,7 +88,8 @@ class StepTimer:
 
     It is the loop's policy: it asks for the draft lengths in random order, over and over, so that whatever disturbs the
     machine falls on all of them alike, and every length meets the states that the others leave behind. In every round
-    each length comes once without signals and once with one of the sets in :data:`PRICED`, by turns. Only steps that
+    each length comes once without signals and once with one of the sets in :data:`PRICED`, by turns; short ones, which
+    take the least time and are what policies mostly draft, come more often without. Only steps that
     draft nothing come in runs (:data:`IDLE_RUNS`), as where one does not speculate, and the first of a run is not
     counted: it would find the draft in the caches.
 
@@ -131,13 +132,16 @@ class StepTimer:
         if not self._planned:
             self._planned = self._round()
         self._asked, self.reads = self._planned.pop()
+        self.begin("verify")  # unless something is drafted first
         return self._asked
 
     def _round(self) -> list[tuple[int, Reads]]:
-        """Every length above 0 without signals and with some, and a run without drafts, in random order."""
-        drafts = [
-            [(length, reads)] for length in range(1, self._gamma_max + 1) for reads in (NO_SIGNALS, self._next_set())
-        ]
+        """Every length above 0 without signals and with some, short ones more often, and a run without drafts, in
+        random order.
+        """
+        lengths = range(1, self._gamma_max + 1)
+        drafts = [[(length, reads)] for length in lengths for reads in (NO_SIGNALS, self._next_set())]
+        drafts += [[(length, NO_SIGNALS)] for length in lengths[:SHORT]] * MORE_OF_SHORT
         idle = [(0, NO_SIGNALS)] * IDLE_RUNS[self._rounds % len(IDLE_RUNS)]
         self._rounds += 1
         pieces = [*drafts, [(1, NO_SIGNALS), *idle]]  # taken from the end: the run, then the draft
@@ -158,9 +162,13 @@ class StepTimer:
         """A part of the running step begins: "draft" or "verify"."""
         self._begun[part] = self._stopwatch.mark()
 
-    def end(self, part: str) -> None:
-        """A part of the running step ends."""
-        self._ended[part] = self._stopwatch.mark()
+    def drafted(self) -> None:
+        """The running step's draft ends, and its verification begins."""
+        self._ended["draft"] = self._begun["verify"] = self._stopwatch.mark()
+
+    def verified(self) -> None:
+        """The running step's verification ends."""
+        self._ended["verify"] = self._stopwatch.mark()
 
     def observe(self, step: Step) -> None:
         """The step ends."""
@@ -206,20 +214,6 @@ class _Marks:
         return Sample(self.gamma, self.reads, self.backlog, parts.get("draft", 0.0), parts["verify"], seconds)
 
 
-class TimedModel(WrappedModel):
-    """A target whose passes begin the verification."""
-
-    def __init__(self, model: CachedModel, timer: StepTimer) -> None:
-        """Watch a model."""
-        super().__init__(model)
-        self._timer = timer
-
-    def forward(self, tokens: Tensor, last_only: bool = False) -> Tensor:
-        """Append tokens and return logits."""
-        self._timer.begin("verify")
-        return self.model.forward(tokens, last_only)
-
-
 class TimedDrafter:
     """A drafter whose proposals are timed, and filled up to the length asked for; its ``commit`` ends the verification.
 
@@ -246,7 +240,7 @@ class TimedDrafter:
         draft = self._drafter.propose_unread(limit)
         if draft is None:
             return None
-        self._timer.end("draft")
+        self._timer.drafted()
         self._proposed = len(draft.tokens)
         if self._proposed == limit:
             return draft
@@ -257,7 +251,7 @@ class TimedDrafter:
         self._timer.backlog = max(1, backlog_of(self._drafter))
         self._timer.begin("draft")
         draft = self._drafter.propose(limit, keep_drafting, reads)
-        self._timer.end("draft")
+        self._timer.drafted()
         self._proposed = len(draft.tokens)
         if self._proposed == limit:
             return draft
@@ -265,5 +259,5 @@ class TimedDrafter:
 
     def commit(self, accepted: int, tokens: list[int]) -> None:
         """Pass on how much of the drafter's own proposal was accepted; the target's cache is rolled back by now."""
-        self._timer.end("verify")
+        self._timer.verified()
         self._drafter.commit(min(accepted, self._proposed), tokens)
