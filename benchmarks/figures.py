@@ -15,22 +15,36 @@ from typing import Any
 
 import numpy as np
 from common import console, save
-from final_files import COMPRESSIONS, FITTED, RUNS, curves_of, finished, live_file, runs_of, sittings_of
+from curves import mean_curve
+from final_files import (
+    COMPRESSIONS,
+    FITTED,
+    RUNS,
+    curve_file,
+    curves_of,
+    finished,
+    later_curve_file,
+    live_file,
+    runs_of,
+    sittings_of,
+)
 from readme_tables import FIXED, RIVAL, STOPPING, choosing_table, pair_table, with_table
 
+from draftgauge.api.arms import PLAIN
 from draftgauge.api.replay import replay as replay_verb
 from draftgauge.api.runs import read_run
+from draftgauge.core.prompts import in_turn
 from draftgauge.core.provenance import read_measurement
 from draftgauge.fitting.stopping import fit_stopping
 from draftgauge.fitting.tuning import tune_rivals
 from draftgauge.policies.base import Policy
-from draftgauge.policies.fitted import fitted_policy
+from draftgauge.policies.fitted import fitted_policy, load_fitted
 from draftgauge.policies.fixed import FixedLength
-from draftgauge.policies.registry import compared_policies
+from draftgauge.policies.registry import compared_policies, make_policy
 from draftgauge.replay.evaluate import best_fixed_gamma, task_masks
 from draftgauge.replay.simulate import replay
 from draftgauge.replay.splits import TRAIN, split_trace
-from draftgauge.statistics.paired import gain_resamples, pooled
+from draftgauge.statistics.paired import gain_resamples, paired_gain, pooled
 from draftgauge.traces.build import select
 from draftgauge.traces.costs import CostCurve
 from draftgauge.traces.trace import Trace
@@ -152,7 +166,9 @@ def _without_a_part(trace: Trace, turn: int) -> Trace:
 
 
 def live(folder: Path) -> list[Row]:
-    """What every finished sitting measured, with what else the machine did meanwhile."""
+    """What every finished sitting measured, with what else the machine did meanwhile, and what replay says of the same
+    prompts.
+    """
     rows: list[Row] = []
     for sitting in filter(finished, sittings_of(folder)):
         for compression in COMPRESSIONS:
@@ -160,8 +176,45 @@ def live(folder: Path) -> list[Row]:
             load = measured.environment["load"] or {}
             busy = {name: load.get(name, 0.0) for name in ("load_average", "other_cores", "steal")}
             key = {"table": "live", "sitting": sitting.name, "split": SEALED}
-            rows += [key | dict(row) | busy for row in measured.rows]
+            replayed = _replayed(folder, sitting, compression, measured.rows)
+            rows += [key | dict(row) | busy | replayed.get((row["policy"], row["task"]), {}) for row in measured.rows]
     return rows
+
+
+def _replayed(
+    folder: Path, sitting: Path, compression: str, rows: Sequence[Mapping[str, Any]]
+) -> dict[tuple[str, str], Row]:
+    """By policy and task, the prompts that a sitting decoded live, replayed with the cost curves that it measured."""
+    run, measured = folder / RUNS / compression, curve_file(sitting, compression)
+    if not (run.exists() and measured.exists()):
+        return {}
+    test = split_trace(read_run(run)[0], SEALED)
+    count = max(row["prompts"] for row in rows)
+    decoded = {prompt.index for prompt in in_turn(test.prompts)[:count]}
+    part = select(test, [prompt.index in decoded for prompt in test.prompts])
+    weighed = CostCurve.load(measured)
+    later = later_curve_file(sitting, compression)
+    costs = mean_curve([weighed, CostCurve.load(later)]) if later.exists() else weighed
+    fitted, longest = load_fitted(folder / FITTED), test.gamma_max
+    outcomes = {
+        name: replay(
+            part,
+            fitted_policy(fitted, longest, weighed) if name == STOPPING else make_policy(name, longest, weighed),
+            costs,
+        )
+        for name in {row["policy"] for row in rows} - {PLAIN}
+    }
+    base = outcomes[rows[0]["over"]]
+    return {
+        (name, task): {
+            "replayed_gain": paired_gain(
+                *(outcome.committed[mask], outcome.seconds[mask]), *(base.committed[mask], base.seconds[mask])
+            ).estimate,
+            "replayed_tokens_per_step": float(outcome.committed[mask].sum() / outcome.steps[mask].sum()),
+        }
+        for name, outcome in outcomes.items()
+        for task, mask in task_masks(part)
+    }
 
 
 def repetition(folder: Path) -> list[Row]:

@@ -26,6 +26,7 @@ from final_files import (
     SITTINGS,
     curve_file,
     finished,
+    later_curve_file,
     live_file,
     runs_of,
     sittings_of,
@@ -139,14 +140,14 @@ def _sitting(out: Path) -> Path:
 def _seconds_for(args: argparse.Namespace, ahead: tuple[str, ...], until: float) -> float:
     """Seconds of live decoding at the first of the compressions ahead: what is left, shared as decoding takes."""
     plain = [float(np.mean(read_run(args.out / RUNS / compression)[1].plain)) for compression in ahead]
-    left = until - time.monotonic() - len(ahead) * (args.curve_seconds + MARGIN)
+    left = until - time.monotonic() - len(ahead) * (2 * args.curve_seconds + MARGIN)
     return max(LEAST_LIVE, left * plain[0] / sum(plain))
 
 
 def _sit(args: argparse.Namespace, sitting: Path, compression: str, seconds: float) -> None:
-    """A new cost curve and live measurements at one compression.
+    """Live measurements at one compression between two new cost curves, as the machine's speed drifts.
 
-    What is decoded is chosen on the training prompts with the first cost curve, as in replay.
+    What is decoded is chosen on the training prompts with the first cost curve of all, as in replay.
     """
     run = args.out / RUNS / compression
     trace, costs = read_run(run)
@@ -157,7 +158,6 @@ def _sit(args: argparse.Namespace, sitting: Path, compression: str, seconds: flo
     asked = CostSpec(measure=True, cost_seconds=args.curve_seconds)
     curve = pair_costs(pair, asked, trace.gamma_max, progress=show_progress)
     curve.save(curve_file(sitting, compression))
-    del pair
     rows = bench(
         policies=tuple(dict.fromkeys((str(args.out / FITTED), fixed, rival, "none"))),
         over=fixed,
@@ -171,6 +171,8 @@ def _sit(args: argparse.Namespace, sitting: Path, compression: str, seconds: flo
         baselines=False,
         progress=show_progress,
     )
+    later = pair_costs(pair, asked, trace.gamma_max, progress=show_progress)
+    later.save(later_curve_file(sitting, compression))
     tuned = {str(args.out / FITTED): STOPPING, fixed: fixed, rival: rival}
     named = [row | {"policy": tuned.get(row["policy"], row["policy"]), "tuned": row["policy"] in tuned} for row in rows]
     save(sitting, live_file(sitting, compression).name, named)

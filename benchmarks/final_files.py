@@ -1,8 +1,8 @@
 """Where the final benchmark keeps what: written by ``final.py``, read by ``figures.py``.
 
 ``runs/COMPRESSION/`` holds a recorded run with the cost curve that was measured with it, ``stopping.json`` the fitted
-policy, and ``sittings/WHEN/`` a cost curve and the live measurements of each compression, for every time that the
-benchmark was sat.
+policy, and ``sittings/WHEN/`` the live measurements of each compression with cost curves measured before and after, for
+every time that the benchmark was sat.
 """
 
 from __future__ import annotations
@@ -28,8 +28,13 @@ def sittings_of(folder: Path) -> list[Path]:
 
 
 def curve_file(sitting: Path, compression: str) -> Path:
-    """The cost curve that a sitting measured."""
+    """The cost curve that a sitting measured, and its policies weighed."""
     return sitting / f"costs-{compression}.json"
+
+
+def later_curve_file(sitting: Path, compression: str) -> Path:
+    """The one that it measured after decoding live."""
+    return sitting / f"costs-{compression}-after.json"
 
 
 def live_file(sitting: Path, compression: str) -> Path:

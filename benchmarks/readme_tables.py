@@ -33,8 +33,11 @@ def pair_table(rows: Sequence[Row]) -> Iterator[str]:
 
 def choosing_table(rows: Sequence[Row]) -> Iterator[str]:
     """What fitted stopping gains on the sealed prompts, a line for each compression and task; the sittings below it."""
-    yield "| target | task | distinct 4-grams | best fixed | stopping over it | over the best tuned rule | it | live |"
-    yield "|---|---|---:|---:|---:|---:|---|---:|"
+    yield (
+        "| target | task | distinct 4-grams | best fixed | stopping over it | over the best tuned rule | it | live "
+        "| its prompts replayed |"
+    )
+    yield "|---|---|---:|---:|---:|---:|---|---:|---:|"
     for own in matching(rows, {"table": "replay", "policy": STOPPING, "tuned": True}):
         key = {"compression": own["compression"], "task": own["task"]}
         over = {row["over"]: row for row in matching(rows, key | {"table": "spread"})}
@@ -42,7 +45,8 @@ def choosing_table(rows: Sequence[Row]) -> Iterator[str]:
         live = list(matching(rows, key | {"table": "live", "policy": STOPPING}))
         yield (
             f"| {own['compression']} | {own['task']} | {repeated:.2f} | {own['best_fixed_gamma']} "
-            f"| {interval(over[FIXED])} | {interval(over[RIVAL])} | `{own['best_rival']}` | {across(live)} |"
+            f"| {interval(over[FIXED])} | {interval(over[RIVAL])} | `{own['best_rival']}` | {across(live)} "
+            f"| {replayed(live)} |"
         )
     yield from _sittings(rows)
 
@@ -53,6 +57,12 @@ def across(sittings: Sequence[Row]) -> str:
         return "".join(map(interval, sittings))
     gains = [row["gain"] for row in sittings]
     return f"{median(gains):+.1%} ({min(gains):+.1%} to {max(gains):+.1%})"
+
+
+def replayed(sittings: Sequence[Row]) -> str:
+    """What replay says of the prompts of live gains: of several sittings the median."""
+    gains = [row["replayed_gain"] for row in sittings if "replayed_gain" in row]
+    return f"{median(gains):+.1%}" if gains else ""
 
 
 def interval(row: Row) -> str:

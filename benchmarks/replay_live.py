@@ -9,13 +9,14 @@ from __future__ import annotations
 
 import argparse
 import time
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, fields, replace
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from common import console, save
+from curves import mean_curve
 from step_parts import PARTS, Parts, charged_parts, live_parts
 
 from draftgauge.api.costs import pair_costs
@@ -34,7 +35,7 @@ from draftgauge.replay.splits import TRAIN, VALIDATION, split_trace
 from draftgauge.statistics.bootstrap import interval_of
 from draftgauge.statistics.paired import gain_resamples
 from draftgauge.traces.build import select
-from draftgauge.traces.costs import TABLES, CostCurve, SignalSeconds
+from draftgauge.traces.costs import CostCurve
 from draftgauge.traces.manifest import Manifest
 from draftgauge.traces.trace import Trace
 
@@ -84,8 +85,8 @@ def _compared(run: Path, manifest: Manifest, args: argparse.Namespace, seconds: 
     """Rows of one run: gains, then parts."""
     trace, recorded = read_run(run)
     evaluated = _unseen(trace)
-    order = in_turn(evaluated.prompts)[: args.prompts]
-    part = select(evaluated, [prompt in order for prompt in evaluated.prompts])
+    chosen = {prompt.index for prompt in in_turn(evaluated.prompts)[: args.prompts]}
+    part = select(evaluated, [prompt.index in chosen for prompt in evaluated.prompts])
     fixed = f"fixed:{max(1, best_fixed_gamma(split_trace(trace, TRAIN), recorded))}"
     specs = [fixed, *(args.policy or POLICIES)]
     policies = {spec: make_policy(spec, trace.gamma_max, recorded) for spec in specs}
@@ -146,23 +147,6 @@ def _round(
             else:
                 generation = speculative_decode(target, drafter, policies[spec], tokens, settings)
                 timed[spec].seconds[number].append(generation.decode_seconds)
-
-
-def mean_curve(curves: Sequence[CostCurve]) -> CostCurve:
-    """The mean of curves of the same lengths and contexts."""
-
-    def mean(values: Sequence[Any]) -> Any:
-        averaged = np.mean(values, axis=0)
-        return tuple(map(tuple, averaged.tolist())) if averaged.ndim == 2 else tuple(averaged.tolist())
-
-    tables = {name: mean([getattr(curve, name) for curve in curves]) for name in (*TABLES, "plain", "catch_up")}
-    signals = SignalSeconds(
-        **{
-            entry.name: float(np.mean([getattr(curve.signals, entry.name) for curve in curves]))
-            for entry in fields(SignalSeconds)
-        }
-    )
-    return replace(curves[0], **tables, signals=signals, overhead=float(np.mean([c.overhead for c in curves])))
 
 
 def _gains(timed: Mapping[str, Timed], replays: Mapping[str, Replay], spec: str, fixed: str) -> Row:

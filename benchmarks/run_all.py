@@ -12,7 +12,6 @@ from common import console
 SCRIPTS = (
     "pair_speed.py",
     "trace_cost.py",
-    "replay_live.py",
     "replay_speed.py",
     "choosing_length.py",
     "sampled_live.py",

@@ -39,8 +39,8 @@ def test_the_time_that_is_left_is_shared_as_decoding_takes(monkeypatch: pytest.M
     monkeypatch.setattr(final, "read_run", lambda run: (None, Curve(run)))
     monkeypatch.setattr(final.time, "monotonic", lambda: 100.0)
     args = Namespace(out=Path("out"), curve_seconds=15.0)
-    assert final._seconds_for(args, COMPRESSIONS, 100.0 + 3 * 25 + 300) == pytest.approx(50)
-    assert final._seconds_for(args, COMPRESSIONS[1:], 100.0 + 2 * 25 + 250) == pytest.approx(150)
+    assert final._seconds_for(args, COMPRESSIONS, 100.0 + 3 * 40 + 300) == pytest.approx(50)
+    assert final._seconds_for(args, COMPRESSIONS[1:], 100.0 + 2 * 40 + 250) == pytest.approx(150)
     assert final._seconds_for(args, COMPRESSIONS[2:], 100.0) == final.LEAST_LIVE  # recording took it all
 
 

@@ -1,0 +1,26 @@
+"""Several cost curves of one pair as one."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import fields, replace
+from typing import Any
+
+import numpy as np
+
+from draftgauge.traces.costs import TABLES, CostCurve, SignalSeconds
+
+
+def mean_curve(curves: Sequence[CostCurve]) -> CostCurve:
+    """The mean of curves that were measured at the same lengths and contexts."""
+    tables = {name: _mean([getattr(curve, name) for curve in curves]) for name in (*TABLES, "plain", "catch_up")}
+    parts = [entry.name for entry in fields(SignalSeconds)]
+    signals = {name: float(np.mean([getattr(curve.signals, name) for curve in curves])) for name in parts}
+    overhead = float(np.mean([curve.overhead for curve in curves]))
+    return replace(curves[0], **tables, signals=SignalSeconds(**signals), overhead=overhead)
+
+
+def _mean(tables: Sequence[Any]) -> Any:
+    """Of tables or of rows."""
+    values = np.mean(tables, axis=0)
+    return tuple(map(tuple, values.tolist())) if values.ndim == 2 else tuple(values.tolist())
