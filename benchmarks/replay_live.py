@@ -32,7 +32,7 @@ from draftgauge.policies.registry import make_policy
 from draftgauge.replay.evaluate import best_fixed_gamma
 from draftgauge.replay.simulate import Replay, replay
 from draftgauge.replay.splits import TRAIN, VALIDATION, split_trace
-from draftgauge.statistics.bootstrap import interval_of
+from draftgauge.statistics.bootstrap import LEVEL, interval_of
 from draftgauge.statistics.paired import gain_resamples
 from draftgauge.traces.build import select
 from draftgauge.traces.costs import CostCurve
@@ -155,7 +155,7 @@ def _gains(timed: Mapping[str, Timed], replays: Mapping[str, Replay], spec: str,
     ours, base = replays[spec], replays[fixed]
     gain, gains = gain_resamples(ours.committed, live[spec], base.committed, live[fixed])
     modelled, modelled_gains = gain_resamples(ours.committed, ours.seconds, base.committed, base.seconds)
-    apart = interval_of(modelled - gain, modelled_gains - gains)
+    apart = interval_of(modelled - gain, modelled_gains - gains, LEVEL)
     steps = [[len(each) for each in rounds] for rounds in timed[spec].parts]
     equal = [set(counts) == {count} for counts, count in zip(steps, ours.steps.tolist(), strict=True)]
     return {

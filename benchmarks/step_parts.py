@@ -29,7 +29,7 @@ PARTS = (DRAFT, VERIFY, DECISION, OVERHEAD)
 """Of a step, as the cost meter cuts it: drafting with its signals, without the decisions between its passes; from there
 to the commit; the policy's decisions; and what is left.
 """
-STEP, PROPOSE, KEEP = "step", "propose", "keep_drafting"
+STEP, KEEP = "step", "keep_drafting"
 DECISIONS = (KEEP, "limit", "extend", "observe")
 
 
@@ -46,6 +46,10 @@ class PartClock:
         self._current.clear()
         self._last = time.perf_counter()
 
+    def of(self, part: str) -> float:
+        """What a part of the running step took so far."""
+        return self._current[part]
+
     def add(self, part: str, begun: float) -> None:
         """A part that began then ends now; the verification begins here unless something else comes first."""
         self._verifying = time.perf_counter()
@@ -61,7 +65,7 @@ class PartClock:
         parts = dict(self._current)
         parts[STEP] = now - self._last
         parts[DECISION] = sum(parts.get(name, 0.0) for name in DECISIONS)
-        parts[DRAFT] = parts.get(PROPOSE, 0.0) - parts.get(KEEP, 0.0)
+        parts.setdefault(DRAFT, 0.0)
         parts[OVERHEAD] = parts[STEP] - parts[DRAFT] - parts[VERIFY] - parts[DECISION]
         self.steps.append(parts)
         self._current.clear()
@@ -69,7 +73,7 @@ class PartClock:
 
 
 class WatchedDrafter:
-    """A drafter whose proposals are timed, with the decisions in them; its ``commit`` ends the verification."""
+    """A drafter whose proposals are timed, without the decisions in them; its ``commit`` ends the verification."""
 
     def __init__(self, drafter: Drafter, clock: PartClock) -> None:
         self._drafter, self._clock = drafter, clock
@@ -80,9 +84,9 @@ class WatchedDrafter:
 
     def propose(self, limit: int, keep_drafting: KeepDrafting | None, reads: Reads = OF_DRAFTED_TOKENS) -> Draft:
         """Draft up to ``limit`` tokens."""
-        begun = time.perf_counter()
+        decided, begun = self._clock.of(KEEP), time.perf_counter()
         draft = self._drafter.propose(limit, keep_drafting, reads)
-        self._clock.add(PROPOSE, begun)
+        self._clock.add(DRAFT, begun + self._clock.of(KEEP) - decided)
         return draft
 
     def commit(self, accepted: int, tokens: list[int]) -> None:

@@ -23,7 +23,7 @@ from typing import Any
 import numpy as np
 from common import console, save, show_progress
 from curves import mean_curve
-from two_sources_rows import BOTH, STOPPING, Fitted, Row, curves_of, live_rows, replay_rows, verdicts
+from two_sources_rows import BOTH, STOPPING, Fitted, Row, curves_of, live_rows, replay_rows, subsets, verdicts
 
 from draftgauge.api.arms import BenchPrompt, bench_arms, plain_arm, policy_arm
 from draftgauge.api.costs import pair_costs
@@ -104,14 +104,14 @@ def _rows(args: argparse.Namespace, until: float) -> list[Row]:
     curves = curves_of(costs)
     tuned = {name: _part(args.work, f"tuned {name}", lambda c=curve: fitted.tuned(c)) for name, curve in curves.items()}
     for name, folder in sets.items():
-        evaluated = _evaluated(read_run(folder)[0])
-        for curve, given in curves.items():
-            label = {"prompts_of": name, "curve": curve}
+        for subset, part in subsets(_evaluated(read_run(folder)[0])):
             rows += _part(
                 args.work,
-                f"replay {name} {curve}",
-                lambda t=evaluated, g=given, c=curve, la=label: [
-                    la | row for row in replay_rows(t, g, fitted, tuned[c])
+                f"replay {name} {subset}",
+                lambda n=name, s=subset, p=part: [
+                    {"prompts_of": n, "curve": curve, "subset": s} | row
+                    for curve, given in curves.items()
+                    for row in replay_rows(p, given, fitted, tuned[curve])
                 ],
             )
     for turn, (name, folder) in enumerate(sets.items()):

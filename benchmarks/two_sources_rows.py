@@ -83,7 +83,7 @@ def _imagined(costs: CostCurve, draft: float, verify: float) -> CostCurve:
     return replace(costs, **tables, overhead=0.0, plain=tuple(one[:, 0].tolist()), catch_up=())
 
 
-def _subsets(trace: Trace) -> Iterator[tuple[str, Trace]]:
+def subsets(trace: Trace) -> Iterator[tuple[str, Trace]]:
     """The prompts, those of distinct outputs, all outputs cut where they begin to repeat, and thirds by acceptance."""
     yield "all", trace
     distinct = _distinct(trace) > DISTINCT
@@ -102,21 +102,19 @@ def _distinct(trace: Trace) -> NDArray[np.float64]:
 
 
 def replay_rows(trace: Trace, costs: CostCurve, fitted: Fitted, specs: Mapping[str, str]) -> Iterator[Row]:
-    """Every arm on every subset of a trace, task by task."""
+    """Every arm on a trace, task by task."""
     best_fixed = int(specs[FIXED].partition(":")[2])
-    for subset, part in _subsets(trace):
-        outcomes = {name: replay(part, policy, costs) for name, policy in fitted.arms(specs, costs).items()}
-        bounds = {name: hindsight_optimum(part, costs, sources).replay for name, sources in BOUNDS.items()}
-        compared = Compared(best_fixed, STOPPING, RIVALS, {FIXED, *bounds})
-        over_alone = _over_better_source(part, outcomes)
-        any_order = any_order_seconds(part, costs)
-        masks = dict(task_masks(part))
-        for row in evaluate(part, costs, {**outcomes, **bounds}, compared=compared):
-            name, mask = str(row["policy"]), masks[str(row["task"])]
-            ordered = float(outcomes[BOTH].committed[mask].sum() / any_order[mask].sum())
-            extra = {"table": "replay", "subset": subset, "any_order_tokens_per_second": ordered}
-            extra["spec"] = specs.get(name, name)
-            yield extra | row | (over_alone[str(row["task"])] if name == BOTH else {})
+    outcomes = {name: replay(trace, policy, costs) for name, policy in fitted.arms(specs, costs).items()}
+    bounds = {name: hindsight_optimum(trace, costs, sources).replay for name, sources in BOUNDS.items()}
+    compared = Compared(best_fixed, STOPPING, RIVALS, {FIXED, *bounds})
+    over_alone = _over_better_source(trace, outcomes)
+    any_order = any_order_seconds(trace, costs)
+    masks = dict(task_masks(trace))
+    for row in evaluate(trace, costs, {**outcomes, **bounds}, compared=compared):
+        name, mask = str(row["policy"]), masks[str(row["task"])]
+        ordered = float(outcomes[BOTH].committed[mask].sum() / any_order[mask].sum())
+        extra = {"table": "replay", "spec": specs.get(name, name), "any_order_tokens_per_second": ordered}
+        yield extra | row | (over_alone[str(row["task"])] if name == BOTH else {})
 
 
 def _over_better_source(trace: Trace, outcomes: Mapping[str, Replay]) -> dict[str, Row]:
