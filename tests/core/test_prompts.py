@@ -29,7 +29,7 @@ def test_all_three_forms(tmp_path: Path) -> None:
     )
     assert read_prompts(path) == [
         Prompt(0, "x1", "code", "test", text="a", reference="r"),
-        Prompt(1, "7", "chat", "", text="b", reference="r1"),
+        Prompt(1, "7", "chat", "", text="b", reference="r1", turns=("b", "later")),
         Prompt(2, "2", "mixed", "", messages=(Message("system", "s"), Message("user", "c"))),
     ]
 

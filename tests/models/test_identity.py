@@ -9,6 +9,7 @@ from types import SimpleNamespace
 import pytest
 
 from draftgauge.core.errors import ModelError, PromptError
+from draftgauge.core.rendering import Rendering
 from draftgauge.models import fingerprint as fingerprints
 from draftgauge.models.fingerprint import fingerprint
 from draftgauge.models.loading import wrap
@@ -78,7 +79,7 @@ def test_prompts_plain_and_chat() -> None:
     messages = [{"role": "system", "content": "x"}, {"role": "user", "content": "hi"}]
     assert plain.decode(encode_prompt(plain, "hello")) == "hello"
     assert chat.decode(encode_prompt(chat, "hello")) == "hello"
-    assert chat.decode(encode_prompt(chat, "hello", chat=True)) == "<user>hello<assistant>"
+    assert chat.decode(encode_prompt(chat, "hello", Rendering(chat=True))) == "<user>hello<assistant>"
     assert chat.decode(encode_prompt(chat, messages)) == "<system>x<user>hi<assistant>"
     assert encode_prompt(plain, messages) == [89, 0, 0, 73, 74]  # x, a blank line (unknown characters here), hi
 

@@ -33,7 +33,18 @@ from draftgauge.traces.costs import CostCurve
 from draftgauge.traces.manifest import Manifest
 
 DEFAULTS = ("none", "fixed:2", "fixed:4", "fixed:6", *compared_policies())  # without a recorded run of this drafter
-SETTLED = ("target", "draft", "compression", "prompts", "max_new_tokens", "gamma_max")  # by the manifest of a run
+SETTLED = (  # by the manifest of a run
+    "target",
+    "draft",
+    "compression",
+    "prompts",
+    "max_new_tokens",
+    "gamma_max",
+    "chat",
+    "turns",
+    "chat_template_args",
+    "system",
+)
 
 
 def default_policies(manifest: Manifest, folder: Path) -> list[str]:
@@ -115,7 +126,7 @@ def _bench_pair(request: BenchRequest, compression: str, progress: Progress) -> 
     specs = _expanded(request.policies or DEFAULTS, longest, over)
     path, chosen = choose_prompts(request.prompts)
     pair = load_pair(request.pair.at(compression))
-    prompts = encode_prompts(pair, chosen, path, length, request.prompts.long_prompts)
+    prompts = encode_prompts(pair, chosen, path, length, request.prompts)
     costs = _costs(request, pair, specs, longest, progress)
     policies = {spec: make_policy(spec, longest, costs) for spec in specs}
     return _bench(request, pair, prompts, policies, length, progress, over)

@@ -42,6 +42,8 @@ def bench_servers(request: BenchRequest, progress: Progress) -> list[dict[str, A
     engine = request.server_engine
     if engine not in CLIENTS:
         raise DraftgaugeError(f"a server of {engine} is not asked: choose --server-engine {' or '.join(CLIENTS)}")
+    if request.prompts.turns > 1:
+        raise DraftgaugeError("a server is asked single turns: leave out --turns, or bench the pair itself")
     expected = {} if request.advice is None else _advice(read_measurement(request.advice).rows, engine)
     for url in urls.values():
         served_models(engine, url)
@@ -78,7 +80,7 @@ def _named(urls: Sequence[str]) -> dict[str, str]:
 def _encoded(request: BenchRequest, prompts: Sequence[Prompt]) -> list[BenchPrompt]:
     source = request.pair.loading.tokenizer or request.pair.target or REFERENCE
     tokenizer = load_tokenizer(source, request.pair.loading.trust_remote_code)
-    return [BenchPrompt(encode_with(tokenizer, prompt), prompt.task) for prompt in prompts]
+    return [BenchPrompt(encode_with(tokenizer, prompt, request.prompts.rendering), prompt.task) for prompt in prompts]
 
 
 def server_arm(name: str, engine: str, url: str, max_new_tokens: int) -> Arm:

@@ -175,7 +175,9 @@ class _Clock:
 def _first_answer(request: DemoRequest, pair: Pair, on_text: OnText | None) -> dict[str, Any]:
     """One prompt, streamed with speculation, and decoded plainly to compare: tokens a step, and how much faster."""
     _, chosen = choose_prompts(replace(request.prompts, limit=None, per_task=1))
-    asked = GenerateRequest(prompt=tuple(pair.encode(chosen[0])), policy=FIRST_POLICY, output=request.output)
+    asked = GenerateRequest(
+        prompt=tuple(pair.encode(chosen[0], request.prompts.rendering)), policy=FIRST_POLICY, output=request.output
+    )
     _, drafted = generate(asked, pair=pair, on_text=on_text)
     _, plain = generate(replace(asked, policy=PLAIN), pair=pair)
     return {
@@ -209,7 +211,7 @@ def _plan(request: DemoRequest, pair: Pair, clock: _Clock) -> Plan:
         begun = time.monotonic()
         loaded = pair if compression == pair.compression else load_pair(request.pair.at(compression))
         loading[compression] = time.monotonic() - begun if loaded is not pair else clock.seconds_of("load")
-        decoding[compression] = longest * _seconds_a_token(loaded, loaded.encode(by_task[0]))
+        decoding[compression] = longest * _seconds_a_token(loaded, loaded.encode(by_task[0], request.prompts.rendering))
     shares = _shares(decoding)
     left = max(0.0, clock.left() * (1 - COST_SHARE) - LOADS * sum(loading.values()))
     arms = 3 + len(compared_policies())

@@ -47,7 +47,7 @@ def diagnose(request: DiagnoseRequest, *, progress: Progress = silent) -> list[d
     nets = {run: load_drafter(run, target.model) for run in request.runs}
     settings = DecodingSettings(request.output.max_new_tokens, end_tokens=end_tokens(target.model, target.tokenizer))
     path, chosen = choose_prompts(request.prompts)
-    kept = encode_prompts(target, in_turn(chosen), path, settings.max_new_tokens, request.prompts.long_prompts)
+    kept = encode_prompts(target, in_turn(chosen), path, settings.max_new_tokens, request.prompts)
     texts = greedy_texts(target.model, [(prompt.task, tokens) for prompt, tokens in kept], settings, progress)
     groups: dict[str, list[Path]] = {}
     for run in request.runs:

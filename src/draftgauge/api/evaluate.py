@@ -9,11 +9,13 @@ from typing import Any
 import numpy as np
 from transformers import PreTrainedTokenizerBase
 
+from draftgauge.api.conversation import greedy_answer
 from draftgauge.api.profile_plan import choose_prompts, encode_prompts
 from draftgauge.api.requests import DeviceSpec, EvaluateRequest, LoadSpec
 from draftgauge.api.verb import verb
 from draftgauge.core.progress import Progress, silent
 from draftgauge.core.prompts import Prompt, in_turn
+from draftgauge.core.rendering import Rendering
 from draftgauge.decoding.settings import DecodingSettings
 from draftgauge.diagnostics.distance import distance_names, needed_context
 from draftgauge.diagnostics.evaluation import DrafterEvaluation, EvaluationPlan, evaluate_drafter
@@ -64,7 +66,7 @@ def evaluate(request: EvaluateRequest, *, progress: Progress = silent) -> list[R
     net = load_drafter(request.drafter, target.model)
     settings = DecodingSettings(request.output.max_new_tokens, end_tokens=end_tokens(target.model, target.tokenizer))
     path, chosen = choose_prompts(request.prompts)
-    kept = encode_prompts(target, in_turn(chosen), path, settings.max_new_tokens, request.prompts.long_prompts)
+    kept = encode_prompts(target, in_turn(chosen), path, settings.max_new_tokens, request.prompts)
     texts = greedy_texts(target.model, [(prompt.task, tokens) for prompt, tokens in kept], settings, progress)
     needs = needed_context(target.model.module, texts)
     plan = EvaluationPlan(depths, settings)
@@ -83,9 +85,14 @@ class SingleTarget:
         """The longest text in tokens."""
         return self.model.spec.context
 
-    def encode(self, prompt: Prompt) -> list[int]:
+    def encode(self, prompt: Prompt, rendering: Rendering) -> list[int]:
         """Token ids of a prompt."""
-        return encode_with(self.tokenizer, prompt)
+        return encode_with(self.tokenizer, prompt, rendering)
+
+    def answer(self, tokens: list[int], max_new_tokens: int) -> str:
+        """The target's greedy answer, as text."""
+        settings = DecodingSettings(max_new_tokens, end_tokens=end_tokens(self.model, self.tokenizer))
+        return greedy_answer(self.model, self.tokenizer, tokens, settings)
 
 
 def load_single(source: str, machine: DeviceSpec, loading: LoadSpec) -> SingleTarget:

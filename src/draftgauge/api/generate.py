@@ -8,12 +8,12 @@ from typing import Any
 import torch
 
 from draftgauge.api.costs import pair_costs, weigh_cost
-from draftgauge.api.pair import Pair, load_pair
+from draftgauge.api.pair import Pair, load_pair, sampled
 from draftgauge.api.requests import PLAIN, GenerateRequest
 from draftgauge.api.verb import verb
 from draftgauge.core.errors import PromptError
 from draftgauge.core.progress import Progress, silent
-from draftgauge.core.prompts import Message, Prompt
+from draftgauge.core.prompts import Prompt
 from draftgauge.decoding.plain import plain_decode
 from draftgauge.decoding.results import Generation, Origin
 from draftgauge.decoding.settings import DecodingSettings
@@ -54,13 +54,14 @@ def generate(
         weigh_cost([request.policy])  # an unknown policy is refused before anything is loaded
     pair = pair or load_pair(request.pair)
     device = pair.target.spec.device
-    sampling = Sampling(**vars(request.sampling))
+    asked = sampled(request.sampling, str(pair.sources["target"]))
+    sampling = Sampling(asked.temperature, asked.top_k, asked.top_p)
     generator = None if sampling.greedy else torch.Generator(device).manual_seed(request.randomness.seed)
     settings = DecodingSettings(
         request.output.max_new_tokens, sampling, pair.end_tokens, request.stop, pair.tokenizer.decode
     )
     prompt = request.prompt
-    tokens = _encode(pair, prompt, request.chat) if isinstance(prompt, str) else list(prompt)
+    tokens = _encode(pair, prompt, request) if isinstance(prompt, str) else list(prompt)
     stream = TokenStream(pair, on_text) if on_text is not None else None
     if request.policy == PLAIN:
         result = plain_decode(pair.target, tokens, settings, generator, stream)
@@ -96,13 +97,11 @@ def generation_row(request: GenerateRequest, result: Generation) -> dict[str, An
     }
 
 
-def _encode(pair: Pair, text: str, chat: bool | None) -> list[int]:
+def _encode(pair: Pair, text: str, request: GenerateRequest) -> list[int]:
     if not text.strip():
         raise PromptError("the prompt is empty: give it some text")
-    as_chat = pair.tokenizer.chat_template is not None if chat is None else chat
-    if as_chat:
-        return pair.encode(Prompt(0, "0", "chat", "", messages=(Message("user", text),)))
-    return pair.encode(Prompt(0, "0", "text", "", text=text))
+    chat = pair.tokenizer.chat_template is not None if request.chat is None else request.chat
+    return pair.encode(Prompt(0, "0", "chat" if chat else "text", "", text=text), request.conversation.rendering(chat))
 
 
 class TokenStream:

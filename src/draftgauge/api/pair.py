@@ -8,17 +8,21 @@ from pathlib import Path
 from torch import Generator
 from transformers import PreTrainedTokenizerBase
 
-from draftgauge.api.requests import PairSpec
+from draftgauge.api.conversation import greedy_answer
+from draftgauge.api.requests import PairSpec, SamplingSpec
 from draftgauge.api.verb import verb
 from draftgauge.core.errors import DraftgaugeError
 from draftgauge.core.prompts import Prompt
+from draftgauge.core.rendering import Rendering
+from draftgauge.decoding.settings import DecodingSettings
 from draftgauge.drafters.base import Drafter
 from draftgauge.drafters.source import DraftSource, LoadOptions, choose_drafter, drafter_kind
 from draftgauge.models.base import CachedModel
 from draftgauge.models.compression import label_of
 from draftgauge.models.gguf_library import check_gguf_vocabulary, is_gguf
 from draftgauge.models.loading import end_tokens, fingerprint, load_model, load_tokenizer, quantisation_method
-from draftgauge.models.prompts_text import encode_with
+from draftgauge.models.own_sampling import own_sampling
+from draftgauge.models.prompts_text import PLAIN, encode_with
 from draftgauge.models.reference import REFERENCE, resolve_source
 from draftgauge.models.taps import Taps, attach_taps
 from draftgauge.verification import Sampling
@@ -75,9 +79,14 @@ class Pair:
         ends = self.end_tokens if end_tokens is None else end_tokens
         return self.draft_source.drafter(self.target, self.taps, ends, sampling, generator)
 
-    def encode(self, prompt: Prompt) -> list[int]:
+    def encode(self, prompt: Prompt, rendering: Rendering = PLAIN) -> list[int]:
         """Token ids of a prompt, conversations through the chat template."""
-        return encode_with(self.tokenizer, prompt)
+        return encode_with(self.tokenizer, prompt, rendering)
+
+    def answer(self, tokens: list[int], max_new_tokens: int) -> str:
+        """The target's greedy answer, as text."""
+        settings = DecodingSettings(max_new_tokens, end_tokens=self.end_tokens)
+        return greedy_answer(self.target, self.tokenizer, tokens, settings)
 
     def fingerprints(self) -> dict[str, str | None]:
         """Which models these are, by hash of configuration and weights."""
@@ -104,7 +113,7 @@ def load_pair(spec: PairSpec) -> Pair:
     loading, engine, trusted = spec.loading, spec.loading.engine, spec.loading.trust_remote_code
     name, source = drafter_of(spec)
     kind, options = drafter_kind(name), LoadOptions(compression, loading.draft_device, engine, trusted)
-    target = _target_of(spec)
+    target = target_of(spec)
     tokenizer = load_tokenizer(loading.tokenizer or target, trusted)
     if is_gguf(target):
         check_gguf_vocabulary(tokenizer, Path(target), "target")
@@ -123,12 +132,24 @@ def labelled(spec: PairSpec) -> PairSpec:
     Raises:
         DraftgaugeError: for an unknown compression, or one that the target's checkpoint cannot be given.
     """
-    target = _target_of(spec)
+    target = target_of(spec)
     method = quantisation_method(resolve_source(target, "target"))
     return replace(spec, compression=tuple(label_of(name, method, target) for name in spec.compression))
 
 
-def _target_of(spec: PairSpec) -> str:
+def sampled(asked: SamplingSpec, target: str) -> SamplingSpec:
+    """How tokens are chosen: as asked for, or as a target's checkpoint does where that is asked for.
+
+    Raises:
+        DraftgaugeError: if the checkpoint has no such defaults, or some that are not to be had here.
+    """
+    if not asked.checkpoint_sampling:
+        return asked
+    own = own_sampling(resolve_source(target, "target"))
+    return SamplingSpec(temperature=own.temperature, top_k=own.top_k, top_p=own.top_p)
+
+
+def target_of(spec: PairSpec) -> str:
     """The target's folder or id."""
     name, source = drafter_of(spec)
     return spec.target or drafter_kind(name).trained_for(source) or REFERENCE

@@ -10,7 +10,7 @@ from typing import Any
 
 from torch import Generator
 
-from draftgauge.api.pair import Pair, drafter_of, labelled, load_pair
+from draftgauge.api.pair import Pair, drafter_of, labelled, load_pair, sampled, target_of
 from draftgauge.api.profile_plan import (
     EncodedPrompt,
     check_recording,
@@ -60,7 +60,7 @@ def profile(request: ProfileRequest, *, progress: Progress = silent) -> list[dic
     Raises:
         DraftgaugeError: for arguments, prompts, models or folders that cannot be used, before any work is done.
     """
-    request = replace(request, pair=labelled(request.pair))
+    request = replace(request, pair=labelled(request.pair), sampling=sampled(request.sampling, target_of(request.pair)))
     names = request.pair.compression
     kind, _ = drafter_of(request.pair)
     check_recording(names, kind, _sampling(request))
@@ -68,7 +68,7 @@ def profile(request: ProfileRequest, *, progress: Progress = silent) -> list[dic
     path, chosen = choose_prompts(request.prompts)
     pair = load_pair(request.pair.at(names[0]))
     check_widths(pair, names, request.pair.loading.trust_remote_code)
-    encoded = encode_prompts(pair, chosen, path, request.output.max_new_tokens, request.prompts.long_prompts)
+    encoded = encode_prompts(pair, chosen, path, request.output.max_new_tokens, request.prompts)
     measured_span(request.drafts.gamma_max, pair.context)
     manifests = make_manifests(pair, [prompt for prompt, _ in encoded], path, request)
     writers = {name: TraceWriter(folders[name], manifests[name], SHARD_PROMPTS) for name in names}
@@ -87,7 +87,8 @@ def profile(request: ProfileRequest, *, progress: Progress = silent) -> list[dic
 
 
 def _sampling(request: ProfileRequest) -> Sampling:
-    return Sampling(**vars(request.sampling))
+    asked = request.sampling
+    return Sampling(asked.temperature, asked.top_k, asked.top_p)
 
 
 def _finished(writer: TraceWriter, encoded: Sequence[EncodedPrompt]) -> bool:

@@ -5,17 +5,19 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from transformers import AutoConfig
 
+from draftgauge.api.conversation import PromptEncoder, with_answers
 from draftgauge.api.pair import Pair, drafter_of
 from draftgauge.api.requests import ProfileRequest, PromptSpec
 from draftgauge.api.runs import EncodedPrompt, first_per_task, prompt_file, prompt_name
 from draftgauge.core.errors import DraftgaugeError, PromptError, TraceError
 from draftgauge.core.prompts import Prompt, prompts_sha256, read_prompts
 from draftgauge.core.provenance import command_line, environment, timestamp
+from draftgauge.core.rendering import turns_of
 from draftgauge.drafters.refused import DraftsRefused
 from draftgauge.drafters.source import drafter_kind, drafter_kinds
 from draftgauge.models.compression import activation_dtype, check_nf4_widths, draft_compression, quantization_config
@@ -25,17 +27,6 @@ from draftgauge.traces.schema import GREEDY_VERSION, SAMPLED_VERSION
 from draftgauge.verification import Sampling
 
 SHOWN = 5
-
-
-class PromptEncoder(Protocol):
-    """What a pair or a target alone can do with prompts."""
-
-    @property
-    def context(self) -> int:
-        """Longest sequence in tokens."""
-
-    def encode(self, prompt: Prompt) -> list[int]:
-        """Token ids of a prompt."""
 
 
 def check_recording(compressions: Sequence[str], drafter: str, sampling: Sampling) -> None:
@@ -75,22 +66,22 @@ def run_folders(out: Path, compressions: Sequence[str]) -> dict[str, Path]:
 
 
 def choose_prompts(spec: PromptSpec) -> tuple[Path, list[Prompt]]:
-    """The prompt file and the prompts to take from it."""
+    """The prompt file and the prompts to take from it; every turn counts as one."""
     path = prompt_file(spec.prompts, spec.split or "test")
-    chosen = first_per_task(read_prompts(path, None, spec.tasks, spec.split), spec.per_task)
+    chosen = first_per_task(turns_of(read_prompts(path, None, spec.tasks, spec.split), spec.turns), spec.per_task)
     return path, chosen[: spec.limit]
 
 
 def encode_prompts(
-    pair: PromptEncoder, prompts: Sequence[Prompt], path: Path, max_new_tokens: int, long_prompts: str
+    pair: PromptEncoder, prompts: Sequence[Prompt], path: Path, max_new_tokens: int, spec: PromptSpec
 ) -> list[EncodedPrompt]:
     """Token ids of the prompts; those longer than the models take are refused, truncated to their end, or left out.
 
     Args:
-        pair: what encodes them, and how long a sequence it takes.
+        pair: what encodes them, answers earlier turns, and how long a sequence it takes.
         prompts, path: the prompts and the file they are from.
         max_new_tokens: room that each leaves for its output.
-        long_prompts: one of ``LONG_PROMPTS``.
+        spec: how they become text, and what becomes of long ones.
 
     Raises:
         PromptError: for a prompt that gives no tokens or is too long, or if none is left.
@@ -100,10 +91,11 @@ def encode_prompts(
         raise PromptError(
             f"the models take {pair.context} tokens, which max_new_tokens {max_new_tokens} fill: lower it"
         )
+    rendering, long_prompts = spec.rendering, spec.long_prompts
     encoded: list[EncodedPrompt] = []
-    for prompt in prompts:
+    for prompt in with_answers(pair, prompts, rendering, max_new_tokens, long_prompts == "truncate"):
         try:
-            encoded.append((prompt, pair.encode(prompt)))
+            encoded.append((prompt, pair.encode(prompt, rendering)))
         except PromptError as error:
             raise PromptError(f"{path}, prompt {prompt.identifier}: {error}") from error
     long = [(prompt, tokens) for prompt, tokens in encoded if len(tokens) > longest]
@@ -165,6 +157,7 @@ def make_manifests(pair: Pair, prompts: Sequence[Prompt], path: Path, request: P
         temperature=request.sampling.temperature,
         top_k=request.sampling.top_k,
         top_p=request.sampling.top_p,
+        rendering=request.prompts.rendering,
     )
     return {compression: _for_compression(first, compression, device) for compression in request.pair.compression}
 

@@ -5,11 +5,13 @@ from __future__ import annotations
 from dataclasses import replace
 from pathlib import Path
 
+from draftgauge.api.conversation import with_answers
 from draftgauge.api.pair import Pair, load_pair
 from draftgauge.api.requests import PairSpec, PromptSpec
 from draftgauge.api.runs import EncodedPrompt, first_per_task, prompt_file
 from draftgauge.core.errors import TraceError
 from draftgauge.core.prompts import prompts_sha256, read_prompts
+from draftgauge.core.rendering import turns_of
 from draftgauge.traces.manifest import Manifest
 from draftgauge.traces.reader import read_trace
 
@@ -53,14 +55,23 @@ def prompts_of(run: Path, manifest: Manifest, pair: Pair, spec: PromptSpec | Non
         spec: which of the recorded prompts; all if None.
 
     Raises:
-        TraceError: if the prompt file has changed since.
+        TraceError: if the prompt file has changed since, or the target answers earlier turns otherwise than then.
     """
     asked = spec or PromptSpec()
     path = prompt_file(manifest.prompts.path)
     if path.exists() and prompts_sha256(path) != manifest.prompts.sha256:
         raise TraceError(f"{path} has changed since the trace in {run} was recorded: record it again into a new folder")
     recorded = {p.index: p.prompt_tokens for p in read_trace(run).prompts}
-    chosen = [p for p in read_prompts(path, None, asked.tasks, asked.split) if p.index in recorded]
-    prompts = first_per_task(chosen, asked.per_task)[: asked.limit]
+    rendering = manifest.rendering
+    turns = turns_of(read_prompts(path, None, asked.tasks, asked.split), rendering.turns)
+    chosen = first_per_task([p for p in turns if p.index in recorded], asked.per_task)[: asked.limit]
+    prompts = with_answers(pair, chosen, rendering, manifest.max_new_tokens, truncate=True)
     # A prompt that was recorded truncated is decoded truncated: its end is what was kept.
-    return [(p, pair.encode(p)[-recorded[p.index] :]) for p in prompts]
+    encoded = [(p, pair.encode(p, rendering)[-recorded[p.index] :]) for p in prompts]
+    short = [p.identifier for p, tokens in encoded if len(tokens) < recorded[p.index]]
+    if short:
+        raise TraceError(
+            f"the target answers the turns before {', '.join(short)} otherwise than when {run} was recorded: record it "
+            "again with this engine"
+        )
+    return encoded

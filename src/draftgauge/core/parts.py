@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from draftgauge.core.errors import DraftgaugeError
+from draftgauge.core.rendering import Rendering, template_arguments
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -53,6 +55,26 @@ class TeacherSpec:
 
     target: str = "reference"
     prompts: Path | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class ChatSpec:
+    """How conversations are put before the target.
+
+    Attributes:
+        chat_template_args: arguments of the target's chat template, a JSON object, e.g. '{"enable_thinking": false}'.
+        system: a system message for conversations that have none.
+    """
+
+    chat_template_args: Mapping[str, Any] | str = ""
+    system: str | None = None
+
+    def __post_init__(self) -> None:
+        template_arguments(self.chat_template_args)
+
+    def rendering(self, chat: bool = False, turns: int = 1) -> Rendering:
+        """What these come to."""
+        return Rendering(template_arguments(self.chat_template_args), self.system, chat, turns)
 
 
 def at_least_one(spec: Any, *names: str) -> None:

@@ -34,6 +34,7 @@ class Prompt:
         split: "train", "validation", "test" or "" where the line names none.
         text: the prompt as it is; "" where there are messages.
         messages: a conversation for the model's chat template; empty where there is text.
+        turns: of a line with ``turns``, all that the user says; ``text`` is the first of them.
         reference: an answer to compare with, the first one if the line has several; None where it has none.
     """
 
@@ -44,6 +45,7 @@ class Prompt:
     text: str = ""
     messages: tuple[Message, ...] = ()
     reference: str | None = None
+    turns: tuple[str, ...] = ()
 
 
 def read_prompts(
@@ -51,8 +53,8 @@ def read_prompts(
 ) -> list[Prompt]:
     """Read a prompt file.
 
-    Each line is an object with ``prompt`` (text), ``turns`` (list of texts as in MT-bench, of which the first is taken)
-    or ``messages`` (list of ``{"role", "content"}``), and optionally ``task`` or ``category``, ``id`` or
+    Each line is an object with ``prompt`` (text), ``turns`` (list of texts as in MT-bench, whose first is the text) or
+    ``messages`` (list of ``{"role", "content"}``), and optionally ``task`` or ``category``, ``id`` or
     ``question_id``, ``split`` and ``reference``. Blank lines are skipped.
 
     Args:
@@ -161,7 +163,7 @@ def _parse(line: bytes, index: int, stem: str, where: str) -> Prompt:
         raise PromptError(f"{where}: not JSON ({error.msg} at column {error.colno})") from error
     if not isinstance(entry, dict):
         raise PromptError(f"{where}: must be a JSON object, not {_kind(entry)}")
-    text, messages = _content(entry, where)
+    text, messages, turns = _content(entry, where)
     return Prompt(
         index=index,
         identifier=_identifier(entry, index, where),
@@ -170,25 +172,30 @@ def _parse(line: bytes, index: int, stem: str, where: str) -> Prompt:
         text=text,
         messages=messages,
         reference=_reference(entry, where),
+        turns=turns,
     )
 
 
-def _content(entry: dict[str, Any], where: str) -> tuple[str, tuple[Message, ...]]:
+def _content(entry: dict[str, Any], where: str) -> tuple[str, tuple[Message, ...], tuple[str, ...]]:
     given = [key for key in ("prompt", "turns", "messages") if key in entry]
     if len(given) != 1:
         found = f"has {' and '.join(given)}" if given else f"has only {_listed(entry)}"
         raise PromptError(f"{where}: needs exactly one of prompt, turns and messages; it {found}")
     if given == ["messages"]:
-        return "", _messages(entry["messages"], where)
-    text = entry.get("prompt")
-    if given == ["turns"]:
-        turns = entry["turns"]
-        if not isinstance(turns, list) or not turns:
-            raise PromptError(f"{where}: turns must be a list of texts with at least one, not {_kind(turns)}")
-        text = turns[0]
-    if not isinstance(text, str) or not text.strip():
-        raise PromptError(f"{where}: {given[0]} must hold text, not {_kind(text)}")
-    return text, ()
+        return "", _messages(entry["messages"], where), ()
+    if given == ["prompt"]:
+        return _text(entry["prompt"], "prompt", where), (), ()
+    turns = entry["turns"]
+    if not isinstance(turns, list) or not turns:
+        raise PromptError(f"{where}: turns must be a list of texts with at least one, not {_kind(turns)}")
+    said = tuple(_text(turn, "turns", where) for turn in turns)
+    return said[0], (), said
+
+
+def _text(value: Any, key: str, where: str) -> str:
+    if not isinstance(value, str) or not value.strip():
+        raise PromptError(f"{where}: {key} must hold text, not {_kind(value)}")
+    return value
 
 
 def _messages(entries: Any, where: str) -> tuple[Message, ...]:

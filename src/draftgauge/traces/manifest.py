@@ -5,13 +5,14 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from draftgauge.core.config import from_mapping, to_mapping
 from draftgauge.core.errors import DraftgaugeError, TraceError
 from draftgauge.core.files import atomic_write_text
+from draftgauge.core.rendering import Rendering
 from draftgauge.traces.schema import GREEDY_VERSION, VERSIONS, unknown_version
 
 MANIFEST_NAME = "manifest.json"
@@ -78,6 +79,7 @@ class Manifest:
         temperature, top_k, top_p: that output and drafts were drawn with; temperature 0 is greedy decoding, whatever
             the other two.
         prompts: what was recorded from.
+        rendering: how the prompts became text.
         complete: whether all prompts are recorded.
         schema_version: of the shards; it follows from the temperature.
     """
@@ -99,6 +101,7 @@ class Manifest:
     temperature: float = 0.0
     top_k: int = 0
     top_p: float = 1.0
+    rendering: Rendering = field(default_factory=Rendering)
 
     def identity(self) -> dict[str, Any]:
         """What makes rows comparable: two runs that agree in it would record the same rows for the same prompt."""
@@ -116,6 +119,8 @@ class Manifest:
             self.temperature > 0
         ):  # greedy runs have none of it, as before there were others: their folders stay resumable
             identity |= {name: getattr(self, name) for name in ("temperature", "top_k", "top_p", "seed")}
+        if not self.rendering.plain:
+            identity["rendering"] = to_mapping(self.rendering)
         return identity
 
     def fingerprint(self) -> str:
@@ -126,11 +131,12 @@ class Manifest:
         """The parts of :meth:`identity` that differ, as ``name: here, there``."""
         if (self.temperature > 0) != (other.temperature > 0):
             return [f"temperature: {self.temperature!r}, not {other.temperature!r}"]
-        theirs = other.identity()
+        mine, theirs = self.identity(), other.identity()
+        names = [*mine, *(name for name in theirs if name not in mine)]
         return [
-            f"{name}: {value!r}, not {theirs[name]!r}"
-            for name, value in self.identity().items()
-            if value != theirs[name]
+            f"{name}: {mine.get(name)!r}, not {theirs.get(name)!r}"
+            for name in names
+            if mine.get(name) != theirs.get(name)
         ]
 
     def save(self, folder: Path) -> None:

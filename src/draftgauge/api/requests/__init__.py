@@ -18,6 +18,7 @@ from draftgauge.api.requests.decoding import (
 )
 from draftgauge.api.requests.parts import (
     LONG_PROMPTS,
+    ChatSpec,
     CostSpec,
     DeviceSpec,
     DraftSpec,
@@ -42,6 +43,7 @@ from draftgauge.api.requests.training import (
 __all__ = [
     "AdviseRequest",
     "BenchRequest",
+    "ChatSpec",
     "CostSpec",
     "DemoRequest",
     "DeviceSpec",

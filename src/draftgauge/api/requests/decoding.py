@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from draftgauge.api.requests.parts import (
+    ChatSpec,
     CostSpec,
     DraftSpec,
     JudgedSpec,
@@ -141,6 +142,7 @@ class GenerateRequest:
         policy: how far to draft, e.g. fixed:4; 'plain' decodes without speculation.
         stop: end the output after this text; may be repeated.
         chat: use the chat template or take the prompt as it is; the template where there is one if left out.
+        conversation: how a conversation is put before the target.
     """
 
     prompt: str | tuple[int, ...] = setting(positional=True)
@@ -153,6 +155,7 @@ class GenerateRequest:
     costs: CostSpec = CostSpec()
     stop: tuple[str, ...] = setting((), repeated=True)
     chat: bool | None = setting(None, negative="--raw")
+    conversation: ChatSpec = ChatSpec()
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -5,10 +5,12 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 from draftgauge.core.errors import DraftgaugeError
-from draftgauge.core.parts import CodeSpec, DeviceSpec, SeedSpec, at_least_one
+from draftgauge.core.parts import ChatSpec, CodeSpec, DeviceSpec, SeedSpec, at_least_one
+from draftgauge.core.rendering import Rendering
 
 __all__ = [
     "LONG_PROMPTS",
+    "ChatSpec",
     "CostSpec",
     "DeviceSpec",
     "DraftSpec",
@@ -88,6 +90,10 @@ class PromptSpec:
         tasks: use these tasks only, separated by commas.
         split: use the prompts of this split only: train, validation or test.
         long_prompts: prompts longer than the models take: error, truncate (keep the end) or skip.
+        chat: take plain text as a user's message, through the chat template.
+        turns: of prompts with several turns, use the first so many, each as a prompt of its own behind the target's
+            greedy answers to the earlier ones.
+        conversation: how conversations are put before the target.
     """
 
     prompts: str | None = None
@@ -96,11 +102,19 @@ class PromptSpec:
     tasks: tuple[str, ...] = ()
     split: str | None = None
     long_prompts: str = "error"
+    chat: bool = False
+    turns: int = 1
+    conversation: ChatSpec = ChatSpec()
 
     def __post_init__(self) -> None:
-        at_least_one(self, "limit", "per_task")
+        at_least_one(self, "limit", "per_task", "turns")
         if self.long_prompts not in LONG_PROMPTS:
             raise DraftgaugeError(f"long_prompts must be one of {', '.join(LONG_PROMPTS)}, not {self.long_prompts!r}")
+
+    @property
+    def rendering(self) -> Rendering:
+        """How these prompts become text."""
+        return self.conversation.rendering(self.chat, self.turns)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -152,11 +166,19 @@ class SamplingSpec:
         temperature: 0 decodes greedily; above 0 output and drafts are drawn.
         top_k: sample from the k most likely tokens; 0 is off.
         top_p: sample from the smallest set with this much probability; 1 is off.
+        checkpoint_sampling: take temperature, top_k and top_p from the target's own generation_config.json.
     """
 
     temperature: float = 0.0
     top_k: int = 0
     top_p: float = 1.0
+    checkpoint_sampling: bool = False
+
+    def __post_init__(self) -> None:
+        if self.checkpoint_sampling and (self.temperature, self.top_k, self.top_p) != (0.0, 0, 1.0):
+            raise DraftgaugeError(
+                "checkpoint_sampling takes temperature, top_k and top_p from the target: leave them out, or it"
+            )
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -9,6 +10,7 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedTokenizerBase
 
+from draftgauge.core.config import to_mapping
 from draftgauge.core.errors import DraftgaugeError, PromptError
 from draftgauge.core.files import require_writable
 from draftgauge.core.progress import Progress, silent
@@ -36,13 +38,20 @@ def source_of(request: TrainingSpec) -> str:
     """
     if request.prompts is not None:
         count = "all" if request.questions is None else f"first {request.questions}"
-        return f"prompt file {prompts_sha256(request.prompts)[:16]}, {count}"
+        return f"prompt file {prompts_sha256(request.prompts)[:16]}, {count}{_rendered(request)}"
     if not is_reference(request.target):
         raise DraftgaugeError(
             f"questions are generated for the bundled target only: "
             f"give a prompt file for {request.target} to answer (--prompts FILE)"
         )
-    return f"generated questions, {question_count(request)}, seed {request.data_seed}"
+    return f"generated questions, {question_count(request)}, seed {request.data_seed}{_rendered(request)}"
+
+
+def _rendered(request: TrainingSpec) -> str:
+    """How prompts become text, where that is not the plain way."""
+    if request.rendering().plain:
+        return ""
+    return f", rendered with {json.dumps(to_mapping(request.rendering()), sort_keys=True)}"
 
 
 def is_reference(target: str) -> bool:
@@ -64,7 +73,7 @@ def prompt_tokens(request: TrainingSpec, tokenizer: PreTrainedTokenizerBase, lon
     Raises:
         PromptError: if no prompt is short enough.
     """
-    encoded = [encode_prompt(tokenizer, message) for message in _messages(request)]
+    encoded = [encode_prompt(tokenizer, message, request.rendering()) for message in _messages(request)]
     fitting = [tokens for tokens in encoded if len(tokens) <= longest]
     if not fitting:
         raise PromptError(

@@ -9,7 +9,7 @@ from typing import Any
 
 from draftgauge.core.config import to_mapping
 from draftgauge.core.errors import DraftgaugeError
-from draftgauge.core.parts import CodeSpec, DeviceSpec, SeedSpec, TeacherSpec, at_least_one
+from draftgauge.core.parts import ChatSpec, CodeSpec, DeviceSpec, SeedSpec, TeacherSpec, at_least_one
 from draftgauge.core.settings import setting
 from draftgauge.models.tap_rules import TapRule
 
@@ -50,7 +50,7 @@ INCIDENTAL = frozenset(
 
 
 @dataclass(frozen=True)
-class TrainingSpec(CodeSpec, SeedSpec, DeviceSpec, TeacherSpec):
+class TrainingSpec(CodeSpec, SeedSpec, DeviceSpec, TeacherSpec, ChatSpec):
     """How to train one drafter. Order of data, loss and optimiser follow from it alone, whatever the design.
 
     Attributes:
@@ -164,6 +164,7 @@ class TrainingSpec(CodeSpec, SeedSpec, DeviceSpec, TeacherSpec):
                 shown = ", ".join(choice for choice in choices if choice)
                 raise DraftgaugeError(f"{name} must be one of {shown}, not {getattr(self, name)!r}")
         self._check_ranges()
+        ChatSpec.__post_init__(self)
 
     def _check_ranges(self) -> None:
         if self.depths + 2 > self.length:
@@ -198,7 +199,11 @@ class TrainingSpec(CodeSpec, SeedSpec, DeviceSpec, TeacherSpec):
 
     def identity(self) -> dict[str, Any]:
         """Everything that decides where the run ends, ready for JSON."""
-        return {key: value for key, value in to_mapping(self).items() if key not in INCIDENTAL}
+        identity = {key: value for key, value in to_mapping(self).items() if key not in INCIDENTAL}
+        for name in ("chat_template_args", "system"):  # earlier runs, which had none, go on
+            if not identity[name]:
+                del identity[name]
+        return identity
 
     def rate(self, step: int, hidden_size: int) -> float:
         """The learning rate of a step, counted from 0."""

@@ -1,0 +1,83 @@
+"""How conversations become text: a system message, arguments of the chat template, how many turns."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from draftgauge.core.errors import DraftgaugeError
+from draftgauge.core.prompts import Message, Prompt
+
+
+@dataclass(frozen=True)
+class Rendering:
+    """How prompts are put before a model.
+
+    Attributes:
+        template_args: given to the tokenizer's chat template, e.g. ``{"enable_thinking": False}`` for Qwen3.
+        system: a system message in front of conversations that have none; None for none.
+        chat: plain text is a user's message.
+        turns: of a prompt with several user turns, the first so many are each a prompt of its own.
+    """
+
+    template_args: Mapping[str, Any] = field(default_factory=dict)
+    system: str | None = None
+    chat: bool = False
+    turns: int = 1
+
+    @property
+    def plain(self) -> bool:
+        """Whether nothing but the prompts themselves decides what a model reads."""
+        return self == Rendering()
+
+
+def template_arguments(given: Mapping[str, Any] | str) -> dict[str, Any]:
+    """Arguments of a chat template, as a mapping or as a JSON object in text.
+
+    Raises:
+        DraftgaugeError: if the text is no JSON object.
+    """
+    if isinstance(given, Mapping):
+        return dict(given)
+    if not given.strip():
+        return {}
+    try:
+        values = json.loads(given)
+    except ValueError as error:
+        raise DraftgaugeError(
+            f"chat_template_args must be a JSON object such as '{{\"enable_thinking\": false}}', not {given!r}: {error}"
+        ) from error
+    if not isinstance(values, dict):
+        raise DraftgaugeError(f"chat_template_args must be a JSON object of names and values, not {given!r}")
+    return values
+
+
+def turns_of(prompts: Iterable[Prompt], turns: int) -> list[Prompt]:
+    """Each user turn as a prompt of its own, up to ``turns`` of a prompt; what is no list of turns stays as it is.
+
+    A later turn has its user's messages in ``turns`` and no ``messages`` yet: the answers between them are still to
+    come. Its index is ``turns`` times that of its line, plus its place there, so that no filter changes it.
+    """
+    if turns == 1:
+        return list(prompts)
+    expanded: list[Prompt] = []
+    for prompt in prompts:
+        said = prompt.turns or ("",)
+        first = replace(prompt, index=prompt.index * turns)
+        if prompt.turns:
+            first = replace(first, text="", messages=(Message("user", said[0]),), turns=said[:1])
+        expanded.append(first)
+        expanded += [
+            replace(
+                first,
+                index=first.index + turn,
+                identifier=f"{prompt.identifier}/{turn + 1}",
+                messages=(),
+                turns=said[: turn + 1],
+                reference=None,
+            )
+            for turn in range(1, min(turns, len(said)))
+        ]
+    return expanded

@@ -1,0 +1,211 @@
+"""Conversations as people use them: template arguments, system messages, several turns, a checkpoint's own sampling."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from command_line import draftgauge
+from draftgauge.api.bench import bench
+from draftgauge.api.generate import generate
+from draftgauge.api.profile import profile
+from draftgauge.api.recorded import load_pair_of, prompts_of
+from draftgauge.core.errors import DraftgaugeError, ModelError, PromptError, TraceError
+from draftgauge.core.prompts import Message, Prompt, read_prompts
+from draftgauge.core.rendering import Rendering, template_arguments, turns_of
+from draftgauge.decoding.plain import plain_decode
+from draftgauge.decoding.settings import DecodingSettings
+from draftgauge.models.own_sampling import own_sampling
+from draftgauge.models.prompts_text import encode_prompt
+from draftgauge.traces.manifest import Manifest
+from draftgauge.traces.reader import read_trace
+from draftgauge.training.reuse.data import source_of
+from draftgauge.training.reuse.request import TrainingSpec
+from draftgauge.verification import Sampling
+from tiny import save_tiny, tiny_tokenizer
+
+THINKING = (
+    "{% for m in messages %}<{{ m['role'][0] }}>{{ m['content'] }}{% endfor %}"
+    "<a>{% if enable_thinking is defined and enable_thinking is false %}[]{% endif %}"
+)
+SMALL: dict[str, Any] = {"gamma_max": 2, "max_new_tokens": 6, "cost_seconds": 0}
+
+
+@pytest.fixture(scope="module")
+def pair(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+    folder = tmp_path_factory.mktemp("pair")
+    for part in ("target", "draft"):
+        save_tiny(folder / part, chat=True)
+        tokenizer = tiny_tokenizer(chat=True)
+        tokenizer.chat_template = THINKING
+        tokenizer.save_pretrained(folder / part)
+    lines: list[Mapping[str, Any]] = [
+        {"turns": ["first", "second", "third"], "question_id": 81},
+        {"prompt": "plain"},
+        {"messages": [{"role": "system", "content": "own"}, {"role": "user", "content": "hi"}]},
+    ]
+    (folder / "prompts.jsonl").write_text("\n".join(map(json.dumps, lines)))
+    return {"target": folder / "target", "draft": folder / "draft", "prompts": folder / "prompts.jsonl"}
+
+
+def record(pair: dict[str, Any], out: Path, **options: Any) -> tuple[Manifest, Path]:
+    profile(**(pair | SMALL | {"out": out} | options))
+    return Manifest.load(out), out
+
+
+def test_the_template_gets_its_arguments_and_no_others() -> None:
+    tokenizer = tiny_tokenizer(chat=True)
+    tokenizer.chat_template = THINKING
+    messages = [{"role": "user", "content": "hi"}]
+
+    def text(**rendering: Any) -> str:
+        return str(tokenizer.decode(encode_prompt(tokenizer, messages, Rendering(**rendering))))
+
+    assert text() == "<u>hi<a>"
+    assert text(template_args={"enable_thinking": False}) == "<u>hi<a>[]"
+    assert text(template_args={"enable_thinking": True}) == "<u>hi<a>"
+    assert text(system="be brief") == "<s>be brief<u>hi<a>"
+    with pytest.raises(PromptError, match="does not read 'enable_thinkin'"):
+        text(template_args={"enable_thinkin": False})
+    for name in ("tokenize", "conversation", "add_generation_prompt"):
+        with pytest.raises(PromptError, match=f"'{name}' is set by draftgauge"):
+            text(template_args={name: True})
+    with pytest.raises(PromptError, match="no chat template to give arguments to"):
+        encode_prompt(tiny_tokenizer(), messages, Rendering({"enable_thinking": False}))
+    with pytest.raises(PromptError, match="plain text takes no system message"):
+        encode_prompt(tokenizer, "hi", Rendering(system="x"))
+    own = [{"role": "system", "content": "own"}, *messages]
+    assert tokenizer.decode(encode_prompt(tokenizer, own, Rendering(system="x"))) == "<s>own<u>hi<a>"
+
+
+@pytest.mark.parametrize("given", ["{", "[1]", "enable_thinking=false"])
+def test_arguments_that_are_no_json_object(given: str) -> None:
+    with pytest.raises(DraftgaugeError, match="chat_template_args must be a JSON object"):
+        template_arguments(given)
+
+
+def test_every_turn_is_a_prompt_of_its_own(pair: dict[str, Any]) -> None:
+    prompts = read_prompts(pair["prompts"])
+    assert turns_of(prompts, 1) == prompts
+    expanded = turns_of(prompts, 2)
+    assert [(p.index, p.identifier) for p in expanded] == [(0, "81"), (1, "81/2"), (2, "1"), (4, "2")]
+    assert expanded[0].messages == (Message("user", "first"),)
+    assert expanded[1].turns == ("first", "second")
+    assert not expanded[1].messages
+    assert expanded[2].text == "plain"
+    assert [p.identifier for p in turns_of(prompts, 9)][:3] == ["81", "81/2", "81/3"]
+
+
+def test_a_later_turn_stands_behind_the_target_s_own_answers(pair: dict[str, Any], tmp_path: Path) -> None:
+    manifest, run = record(pair, tmp_path / "run", turns=3, chat_template_args={"enable_thinking": False})
+    assert manifest.rendering == Rendering({"enable_thinking": False}, turns=3)
+    loaded = load_pair_of(manifest)
+    settings = DecodingSettings(6, end_tokens=loaded.end_tokens)
+    conversation = [{"role": "user", "content": "first"}]
+    expected = []
+    for said in ("second", "third", None):
+        expected.append(encode_prompt(loaded.tokenizer, conversation, manifest.rendering))
+        answer = loaded.tokenizer.decode(
+            plain_decode(loaded.target, expected[-1], settings).tokens, skip_special_tokens=True
+        )
+        conversation += [{"role": "assistant", "content": answer}, {"role": "user", "content": said or ""}]
+    encoded = prompts_of(run, manifest, loaded)
+    assert [tokens for _, tokens in encoded[:3]] == expected
+    assert [p.identifier for p, _ in encoded] == ["81", "81/2", "81/3", "1", "2"]
+    recorded = read_trace(run).prompts
+    assert [p.prompt_tokens for p in recorded] == [len(tokens) for _, tokens in encoded]
+    rows = bench(run, policies=("fixed:1",), baselines=False, rounds=1)
+    assert {row["prompts"] for row in rows} == {5}
+    with pytest.raises(DraftgaugeError, match="leave out --turns"):
+        bench(run, turns=1)
+
+
+def test_a_run_goes_on_only_with_the_same_rendering(pair: dict[str, Any], tmp_path: Path) -> None:
+    _, run = record(pair, tmp_path / "run", system="be brief", chat=True)
+    assert record(pair, run, system="be brief", chat=True)[0].rendering.system == "be brief"
+    with pytest.raises(TraceError, match=r"rendering: .*be brief.*, not None"):
+        record(pair, run)
+    plain, _ = record(pair, tmp_path / "plain")
+    assert "rendering" not in plain.identity()
+
+
+def test_a_conversation_without_room_is_refused_or_left_out(pair: dict[str, Any], tmp_path: Path) -> None:
+    path = tmp_path / "long.jsonl"
+    path.write_text(json.dumps({"turns": ["x" * 100, "y" * 40, "z"]}))
+    asked: dict[str, Any] = {"prompts": path, "turns": 3}
+    with pytest.raises(PromptError, match=r"0/2.*longer than the 122 tokens"):
+        record(pair, tmp_path / "a", **asked)
+    manifest, run = record(pair, tmp_path / "b", long_prompts="skip", **asked)
+    assert [p.index for p in read_trace(run).prompts] == [0]
+    manifest, run = record(pair, tmp_path / "c", long_prompts="truncate", **asked)
+    assert len(prompts_of(run, manifest, load_pair_of(manifest))) == 3
+
+
+def test_generate_renders_as_asked(pair: dict[str, Any]) -> None:
+    models = {name: pair[name] for name in ("target", "draft")}
+    asked: dict[str, Any] = {"max_new_tokens": 4, "policy": "plain", **models}
+    text, _ = generate("hi", chat_template_args='{"enable_thinking": false}', system="s", **asked)
+    assert text == generate("<s>s<u>hi<a>[]", chat=False, **asked)[0]
+    with pytest.raises(PromptError, match="plain text takes no system"):
+        generate("hi", chat=False, system="s", **asked)
+
+
+def test_a_checkpoint_s_own_sampling(pair: dict[str, Any], tmp_path: Path) -> None:
+    target = save_tiny(tmp_path / "target", chat=True)
+    path = target / "generation_config.json"
+
+    def own(**values: Any) -> Sampling:
+        path.write_text(json.dumps({"eos_token_id": 0, **values}))
+        return own_sampling(target)
+
+    assert own() == Sampling()
+    assert own(do_sample=True) == Sampling(1.0)
+    assert own(do_sample=True, temperature=0.6, top_k=20, top_p=0.95) == Sampling(0.6, 20, 0.95)
+    for name, value in (("min_p", 0.1), ("repetition_penalty", 1.1)):
+        with pytest.raises(ModelError, match=f"hold {name} {value}, which"):
+            own(do_sample=True, **{name: value})
+    own(do_sample=True, temperature=0.6, top_k=20)
+    manifest, run = record(pair | {"target": target}, tmp_path / "run", checkpoint_sampling=True, limit=1)
+    assert (manifest.temperature, manifest.top_k, manifest.top_p) == (0.6, 20, 1.0)
+    same = record(pair | {"target": target}, run, temperature=0.6, top_k=20, limit=1)[0]
+    assert same.fingerprint() == manifest.fingerprint()
+    with pytest.raises(DraftgaugeError, match="takes temperature, top_k and top_p from the target"):
+        record(pair, tmp_path / "x", checkpoint_sampling=True, temperature=0.5)
+    path.unlink()
+    with pytest.raises(ModelError, match="comes without sampling defaults"):
+        own_sampling(target)
+
+
+def test_training_answers_name_how_they_were_rendered(pair: dict[str, Any]) -> None:
+    plain = TrainingSpec(target=str(pair["target"]), prompts=pair["prompts"])
+    asked = TrainingSpec(target=str(pair["target"]), prompts=pair["prompts"], system="s")
+    assert source_of(asked).startswith(source_of(plain))
+    assert '"system": "s"' in source_of(asked)
+    assert "system" not in plain.identity()
+    assert asked.identity()["system"] == "s"
+
+
+def test_the_command_line_refuses_with_code_2(pair: dict[str, Any], tmp_path: Path) -> None:
+    words = ["profile", "--out", str(tmp_path / "run"), "--target", str(pair["target"]), "--draft", str(pair["draft"])]
+    words += ["--prompts", str(pair["prompts"]), "--max-new-tokens", "8", "--gamma-max", "2"]
+    for further, said in (
+        (["--chat-template-args", "{thinking}"], "must be a JSON object"),
+        (["--chat-template-args", '{"enable_thinkin": false}'], "does not read 'enable_thinkin'"),
+        (["--system", "s"], "plain text takes no system message"),
+        (["--turns", "0"], "turns must be at least 1"),
+    ):
+        result = draftgauge([*words, *further])
+        assert result.exit_code == 2
+        assert said in " ".join(result.output.split())
+    assert not (tmp_path / "run").exists()
+
+
+def test_an_unanswered_turn_keeps_its_place() -> None:
+    line = Prompt(3, "x", "t", "", text="a", turns=("a", "b"), reference="r")
+    first, second = turns_of([line], 2)
+    assert (first.index, second.index) == (6, 7)
+    assert (first.reference, second.reference) == ("r", None)
