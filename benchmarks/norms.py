@@ -15,13 +15,13 @@ from typing import Any
 from common import console, save, show_progress
 
 from draftgauge.api.runs import prompt_file
+from draftgauge.core.executor import EXECUTORS, execute
 from draftgauge.core.files import require_writable
 from draftgauge.decoding.settings import DecodingSettings
 from draftgauge.drafters.reuse import target_fingerprint
 from draftgauge.models.loading import end_tokens, load_tokenizer
 from draftgauge.studies.kvshot.ablation import ablation_jobs, ablation_rows, read_ablation
 from draftgauge.studies.kvshot.cells import ANSWERS_NAME, FEATURES_NAME, VALIDATION_NAME, Ablation
-from draftgauge.studies.kvshot.executor import EXECUTORS, execute
 from draftgauge.studies.kvshot.held_out import make_texts
 from draftgauge.studies.kvshot.presets import LAPTOP
 from draftgauge.training.reuse.data import answers_of, load_target

@@ -21,9 +21,9 @@ SCRIPTS = (
 def main() -> int:
     """Run the scripts one after the other, each in its own process; non-zero if one failed."""
     here = Path(__file__).parent
-    scripts = [*SCRIPTS, "gpu_shapes.py"] if torch.cuda.is_available() else list(SCRIPTS)
+    scripts = [*SCRIPTS, "gpu.py"] if torch.cuda.is_available() else list(SCRIPTS)
     if not torch.cuda.is_available():
-        console.print("no GPU here: gpu_shapes.py is left out")
+        console.print("no GPU here: gpu.py is left out")
     failed = []
     for script in scripts:
         console.rule(script)

@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 import torch
 
-from draftgauge.api import profile as profile_module
+from draftgauge.api import recording
 from draftgauge.api.profile import profile
 from draftgauge.api.recorded import load_pair_of, prompts_of
 from draftgauge.core.errors import DraftgaugeError, ModelError, PromptError, TraceError
@@ -23,6 +23,7 @@ from draftgauge.traces.costs import CostCurve
 from draftgauge.traces.manifest import Manifest
 from draftgauge.traces.reader import read_texts, read_trace
 from draftgauge.traces.trace import Trace
+from draftgauge.traces.writer import SHARD_PROMPTS
 from tiny import save_tiny, tiny_model, tiny_tokenizer
 
 PROMPTS = 7
@@ -128,9 +129,7 @@ def test_an_interrupt_while_measuring_leaves_the_run_incomplete(
     models: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with monkeypatch.context() as patch:
-        patch.setattr(
-            profile_module, "measure_costs", lambda *args, **options: (_ for _ in ()).throw(KeyboardInterrupt)
-        )
+        patch.setattr(recording, "measure_costs", lambda *args, **options: (_ for _ in ()).throw(KeyboardInterrupt))
         with pytest.raises(KeyboardInterrupt):
             run(models, tmp_path)
     assert not Manifest.load(tmp_path).complete
@@ -167,13 +166,13 @@ profile(prompts=prompts, out=out, gamma_max=3, max_new_tokens=8, cost_seconds=0,
 
 @pytest.mark.slow
 def test_a_killed_run_goes_on_where_it_stopped(models: dict[str, Any], whole: Path, tmp_path: Path) -> None:
-    source = str(Path(profile_module.__file__).parents[2])
+    source = str(Path(recording.__file__).parents[2])
     arguments = [str(models[name]) for name in ("target", "draft", "prompts")] + [str(tmp_path)]
     killed = subprocess.run(
         [sys.executable, "-c", KILLED, *arguments], env=os.environ | {"PYTHONPATH": source}, check=False
     )
     assert killed.returncode == -signal.SIGKILL
-    assert len(read_trace(tmp_path, allow_incomplete=True).prompts) == profile_module.SHARD_PROMPTS
+    assert len(read_trace(tmp_path, allow_incomplete=True).prompts) == SHARD_PROMPTS
     run(models, tmp_path)
     assert_same_rows(read_trace(tmp_path), read_trace(whole))
 

@@ -11,12 +11,16 @@ from transformers import PreTrainedModel
 
 from draftgauge.core.signals import DISTRIBUTION, NO_SIGNALS, OF_DRAFTED_TOKENS, Reads, SignalName
 from draftgauge.decoding import DecodingSettings, plain_decode, speculative_decode
+from draftgauge.decoding.batched import BatchPlan, batched_decode
 from draftgauge.drafters import LanguageModelDrafter, PromptLookupDrafter
 from draftgauge.drafters.base import Drafter
+from draftgauge.models import static_rows
 from draftgauge.models.base import CachedModel
 from draftgauge.models.loading import wrap
+from draftgauge.models.static_rows import StaticRows
 from draftgauge.models.taps import TapPlan, attach_taps
 from draftgauge.policies.base import PolicyBase
+from draftgauge.policies.batch import PerRequest
 from draftgauge.policies.fixed import FixedLength
 from draftgauge.verification import Sampling
 from fake_cuda import FakeCuda, fake_cuda, on_gpu
@@ -106,6 +110,19 @@ def test_launches_do_not_grow_with_the_layers_where_graphs_are_replayed(gpu: Fak
     assert len({per_step(gpu, model("static", layers), None)[0] for layers in (1, 2, 3)}) == 1
     one, two = (per_step(gpu, model("lean", layers), None)[0] for layers in (1, 2))
     assert 0 < two - one <= 16  # a layer of the lean engine
+
+
+@pytest.mark.parametrize("reads", [NO_SIGNALS, OF_DRAFTED_TOKENS], ids=["no signals", "signals"])
+def test_a_batch_waits_as_often_as_one_request(gpu: FakeCuda, monkeypatch: pytest.MonkeyPatch, reads: Reads) -> None:
+    monkeypatch.setattr(static_rows, "free_bytes", lambda device: None)
+    rows = [StaticRows(model("static", layers), 4, 64) for layers in (2, 1)]
+    policy, prompts = PerRequest([Looking(reads) for _ in range(4)]), [PROMPT] * 4
+    settings, plan = DecodingSettings(30), BatchPlan(4, GAMMA, drain=False)
+    with gpu.counting() as counts:
+        run = batched_decode(rows[0], rows[1], policy, prompts, settings, plan)
+    drafted = [step.drafted for step in run.outputs[0].steps]
+    assert counts.reads.total() == len(drafted) + (sum(drafted) if reads else 0)
+    assert counts.captures > 0
 
 
 @pytest.mark.parametrize("sampling", [GREEDY, SAMPLED], ids=["greedy", "sampled"])

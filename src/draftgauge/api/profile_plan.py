@@ -15,6 +15,7 @@ from draftgauge.api.pair import Pair, drafter_of
 from draftgauge.api.requests import ProfileRequest, PromptSpec
 from draftgauge.api.runs import EncodedPrompt, first_per_task, prompt_file, prompt_name
 from draftgauge.core.errors import DraftgaugeError, PromptError, TraceError
+from draftgauge.core.files import file_sha256
 from draftgauge.core.prompts import Prompt, prompts_sha256, read_prompts
 from draftgauge.core.provenance import command_line, environment, timestamp
 from draftgauge.core.rendering import turns_of
@@ -22,7 +23,7 @@ from draftgauge.drafters.refused import DraftsRefused
 from draftgauge.drafters.source import drafter_kind, drafter_kinds
 from draftgauge.models.compression import activation_dtype, check_nf4_widths, draft_compression, quantization_config
 from draftgauge.models.reference import resolve_source
-from draftgauge.traces.manifest import MANIFEST_NAME, Manifest, ModelEntry, PromptsEntry
+from draftgauge.traces.manifest import MANIFEST_NAME, Manifest, ModelEntry, OutputsEntry, PromptsEntry
 from draftgauge.traces.schema import GREEDY_VERSION, SAMPLED_VERSION
 from draftgauge.verification import Sampling
 
@@ -158,6 +159,7 @@ def make_manifests(pair: Pair, prompts: Sequence[Prompt], path: Path, request: P
         top_k=request.sampling.top_k,
         top_p=request.sampling.top_p,
         rendering=request.prompts.rendering,
+        outputs=None if request.outputs is None else OutputsEntry(str(request.outputs), file_sha256(request.outputs)),
     )
     return {compression: _for_compression(first, compression, device) for compression in request.pair.compression}
 

@@ -15,6 +15,7 @@ from draftgauge.fitting.tuning import tune_rivals
 from draftgauge.policies.base import Policy
 from draftgauge.policies.fitted import FITTED_SUFFIX, load_fitted
 from draftgauge.policies.registry import compared_policies, expand_policy, make_policy
+from draftgauge.replay.batch_rows import batch_rows
 from draftgauge.replay.cost_sweep import cost_sweep
 from draftgauge.replay.evaluate import best_fixed_gamma, evaluate_design
 from draftgauge.replay.simulate import Replay
@@ -48,12 +49,14 @@ def replay(
 
     Returns:
         Rows as :func:`draftgauge.replay.evaluate.evaluate` describes; the policy ``hindsight`` is the optimum with all
-        outcomes known.
+        outcomes known. Of batches, as :func:`draftgauge.replay.batch_rows.batch_rows` describes.
 
     Raises:
         DraftgaugeError: for an unknown policy, or one fitted for other draft lengths or signals.
         TraceError: if the folder holds no complete trace, or lacks what was asked for.
     """
+    if request.batches:
+        return _in_batches(request, objects, on_warning)
     specs = request.policies or (() if objects else DEFAULT_POLICIES)
     trained_on = {spec: load_fitted(Path(spec)).trained_on for spec in specs if spec.endswith(FITTED_SUFFIX)}
     rows: list[dict[str, Any]] = []
@@ -70,6 +73,20 @@ def replay(
             rows += [dict(row) for row in cost_sweep(design, costs, make, request.sweep, tune=tune)]
         else:
             rows += [dict(row) for row in evaluate_design(design, costs, make, tune=tune)]
+    return rows
+
+
+def _in_batches(request: ReplayRequest, objects: Mapping[str, Policy] | None, on_warning: Warn) -> list[dict[str, Any]]:
+    if objects:
+        raise DraftgaugeError("in batches every request has a policy of its own: name policies, give no objects")
+    specs = tuple(spec for spec in request.policies if spec not in ("fixed", "none"))  # every length is there anyway
+    trained_on = {spec: load_fitted(Path(spec)).trained_on for spec in specs if spec.endswith(FITTED_SUFFIX)}
+    rows: list[dict[str, Any]] = []
+    for run, manifest in select_runs(request.folder):
+        trace, costs = read_run(run, request.judged.tasks)
+        design = design_of(trace, request.judged.split, {key for keys in trained_on.values() for key in keys})
+        _check(run, manifest, costs, design, trained_on, on_warning)
+        rows += batch_rows(design.trace, costs, request.batches, specs)
     return rows
 
 

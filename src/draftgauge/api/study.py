@@ -47,7 +47,8 @@ def study_kvshot(request: StudyKvshotRequest, *, progress: Progress = silent) ->
     require_writable(out)
     prompts = prompt_file(study.evaluation.prompts)
     validation = None if study.tuning is None else prompt_file(study.tuning.prompts)
-    outcome = run_study(study, out, prompts, validation, request.executor, request.cpus, request.gpus, progress)
+    jobs = request.workers
+    outcome = run_study(study, out, prompts, validation, jobs.executor, jobs.cpus, jobs.gpus, progress)
     provenance: dict[str, Any] = {"command": command_line(), "preset": request.preset, "target": target} | environment()
     write_kvshot_report(outcome.rows, out / REPORT_NAME, outcome.failures, provenance)
     return outcome

@@ -123,7 +123,7 @@ def _shown(default: Any) -> Any:
 def _metavar(annotation: Any) -> str:
     """``INT``, ``PATH``, ``LIST``, without the ``or none`` that leaving an option out stands for."""
     words = type_name(annotation).replace(" or none", "")
-    return "LIST" if words.startswith("list of") else "TEXT" if words.startswith("str") else words.upper()
+    return "LIST" if words.startswith("list of") else "TEXT" if "str" in words.split(" or ") else words.upper()
 
 
 def _panel(request_class: type, entry: Setting) -> dict[str, Any]:

@@ -21,12 +21,32 @@ COLUMNS = {
 }
 
 
+PLAN_COLUMNS = {
+    "compression": "target",
+    "prompts": "prompts",
+    "positions": "positions",
+    "longest": "longest text",
+    "weights_gib": "weights GiB",
+    "cache_gib": "keys, values GiB",
+    "logits_gib": "logits GiB",
+    "memory_gib": "memory GiB",
+    "free_gib": "free",
+    "disk_gib": "disk GiB",
+    "free_disk_gib": "free",
+    "fits": "fits",
+}
+
+
 def profile(request: ProfileRequest) -> list[dict[str, Any]]:
     """Run and show."""
     from draftgauge.api.profile import profile as run
 
     with progress() as advance:
         rows = run(request, progress=advance)
-    show_table("Recorded", rows, COLUMNS)
+    if request.plan:
+        show_table("What recording takes, at most", rows, PLAN_COLUMNS)
+        return rows
+    differing = {"differing": "not the target's choice"} if request.outputs is not None else {}
+    show_table("Recorded", rows, COLUMNS | differing)
     console.print(f"Next: draftgauge replay {request.out}   or   draftgauge report {request.out}", highlight=False)
     return rows

@@ -20,11 +20,27 @@ COLUMNS = {
 }
 
 
+BATCH_COLUMNS = {
+    "compression": "target",
+    "batch": "requests",
+    "policy": "policy",
+    "drafted_per_step": "drafted/step",
+    "tokens_per_step": "tokens/step",
+    "tokens_per_second": "modelled tokens/s, all requests",
+    "ratio_to_none": "x without drafts",
+}
+
+
 def replay(request: ReplayRequest) -> list[dict[str, Any]]:
     """Run and show."""
     from draftgauge.api.replay import replay as run
 
     rows = run(request, on_warning=warn)
+    if request.batches:
+        from draftgauge.replay.batch_rows import shown_rows
+
+        show_table("The best fixed length by batch size, and other policies", shown_rows(rows), BATCH_COLUMNS)
+        return rows
     columns = {"compression": "target"} | ({"cost_ratio": "cost ratio"} if request.sweep else {}) | COLUMNS
     pooled = [row for row in rows if row["task"] == "all"]
     columns |= source_columns(pooled)

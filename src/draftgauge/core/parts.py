@@ -77,6 +77,27 @@ class ChatSpec:
         return Rendering(template_arguments(self.chat_template_args), self.system, chat, turns)
 
 
+@dataclass(frozen=True, kw_only=True)
+class WorkersSpec:
+    """Where jobs run.
+
+    Attributes:
+        executor: 'local', one job after the other in this process, or 'ray', on a cluster: the one that RAY_ADDRESS
+            names, else this machine.
+        cpus: CPUs that each job asks Ray for.
+        gpus: GPUs that each job asks Ray for; a share such as 0.5 puts two jobs on one.
+    """
+
+    executor: str = "local"
+    cpus: int = 1
+    gpus: float = 0
+
+    def __post_init__(self) -> None:
+        at_least_one(self, "cpus")
+        if self.gpus < 0:
+            raise DraftgaugeError(f"gpus must be at least 0, not {self.gpus:g}")
+
+
 def at_least_one(spec: Any, *names: str) -> None:
     """Refuse a request whose fields of these names are given and below 1."""
     for name in names:

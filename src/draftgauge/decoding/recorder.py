@@ -4,6 +4,7 @@ from there.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -13,14 +14,16 @@ from transformers import PreTrainedTokenizerBase
 
 from draftgauge.core.errors import DraftgaugeError
 from draftgauge.core.prompts import Prompt
+from draftgauge.decoding.forced import force_output
 from draftgauge.decoding.plain import plain_decode
 from draftgauge.decoding.results import Generation
 from draftgauge.decoding.settings import DecodingSettings
 from draftgauge.decoding.speculative import speculative_decode
+from draftgauge.decoding.stopping import Finish
 from draftgauge.decoding.wrapping import EntropyTap, LogitsTap
 from draftgauge.drafters.base import Drafter
-from draftgauge.drafters.dense import draft_everywhere
-from draftgauge.drafters.refused import DraftsRefused
+from draftgauge.drafters.dense import DenseDrafts, draft_everywhere
+from draftgauge.drafters.refused import Chances, DraftsRefused
 from draftgauge.models.base import CachedModel
 from draftgauge.models.detokenize import IncrementalDecoder
 from draftgauge.policies.base import Policy
@@ -28,6 +31,14 @@ from draftgauge.traces.checks import accepted_lengths
 from draftgauge.traces.record import PromptRecord
 from draftgauge.traces.trace import PromptInfo
 from draftgauge.verification import entropy_bits
+
+
+@dataclass(frozen=True)
+class Answer:
+    """An output: its tokens, and how it ended."""
+
+    tokens: list[int]
+    finish: Finish
 
 
 @dataclass(frozen=True)
@@ -88,7 +99,7 @@ def record_prompt(
         DraftgaugeError: if sampling lacks its generator or a draft model, or as the loops raise.
     """
     settings, gamma_max, speculate = plan.settings, plan.gamma_max, plan.speculate
-    acceptance, survival = None, None
+    chances = None
     if settings.sampling.greedy:
         output, target_entropy = generate_greedily(
             target, prompt_tokens, settings, drafter if speculate else None, speculate
@@ -103,9 +114,53 @@ def record_prompt(
             target, prompt_tokens, settings, generator, drafter if speculate else None, speculate
         )
         target_entropy = entropy_bits(logits).cpu().numpy()
-        drafts, acceptance, survival = drafter.draft_refused(
+        drafts, *chances = drafter.draft_refused(
             prompt_tokens, output.tokens, logits, settings.sampling, gamma_max, generator
         )
+    assert output.finish is not None
+    answer = Answer(output.tokens, output.finish)
+    return _record((prompt, prompt_tokens), answer, target_entropy, drafts, tokenizer, chances)
+
+
+def record_answer(
+    target: CachedModel,
+    drafter: Drafter,
+    prompt: tuple[Prompt, list[int]],
+    answer: Answer,
+    plan: RecordingPlan,
+    tokenizer: PreTrainedTokenizerBase,
+) -> tuple[PromptRecord, tuple[int, ...]]:
+    """Record one prompt densely, with an output that is known: the target takes it in in one teacher-forced pass.
+
+    Where a token is not the target's most probable one, replay is not exact: a live step would commit another token
+    there.
+
+    Args:
+        target, drafter: as of :func:`record_prompt`; greedy.
+        prompt: where it comes from, and its token ids.
+        answer: the output.
+        plan: what to record.
+        tokenizer: for the text of the output.
+
+    Returns:
+        The record, and the positions whose token is not the target's choice.
+    """
+    _, prompt_tokens = prompt
+    forced = force_output(target, prompt_tokens, answer.tokens)
+    drafts = draft_everywhere(drafter, prompt_tokens, answer.tokens, plan.gamma_max, target.spec.vocabulary)
+    return _record(prompt, answer, forced.entropy, drafts, tokenizer, None), forced.differs
+
+
+def _record(
+    source: tuple[Prompt, list[int]],
+    output: Answer,
+    target_entropy: NDArray[np.float32],
+    drafts: DenseDrafts,
+    tokenizer: PreTrainedTokenizerBase,
+    chances: Sequence[Chances] | None,
+) -> PromptRecord:
+    prompt, prompt_tokens = source
+    acceptance, survival = chances or (None, None)
     info = PromptInfo(
         index=prompt.index,
         identifier=prompt.identifier,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Sequence
+from pathlib import Path
 
 import torch
 from torch import Generator, Tensor
@@ -58,6 +59,18 @@ def numbered(device: str | torch.device | None, number: int) -> torch.device:
     """
     place = choose_device(device)
     return place if place.type == "cpu" or place.index is not None else torch.device(place.type, number)
+
+
+def free_bytes(device: torch.device) -> int | None:
+    """Memory of a device that is free; None where nobody says."""
+    if device.type == "cuda":
+        return int(torch.cuda.mem_get_info(device)[0])
+    try:
+        lines = Path("/proc/meminfo").read_text().splitlines()
+    except OSError:  # not Linux
+        return None
+    kib = [line.split()[1] for line in lines if line.startswith("MemAvailable:")]
+    return int(kib[0]) * 1024 if device.type == "cpu" and kib else None
 
 
 def upload(tokens: Sequence[int], device: torch.device) -> Tensor:

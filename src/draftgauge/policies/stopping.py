@@ -109,6 +109,7 @@ class ThroughputStopping:
 
     Attributes:
         index: of the text.
+        chances: of the draft that grows, as both models see it.
     """
 
     reads: ClassVar[Reads] = frozenset({SignalName.CONFIDENCE, SignalName.TEXT})
@@ -122,7 +123,7 @@ class ThroughputStopping:
         steps = np.asarray(numbers.chances), np.asarray(numbers.accepted)
         self.rate = numbers.rate_scale * best_rate(*steps, self.seconds, numbers.onward, numbers.horizon)
         self.models = AcceptanceModels(numbers)
-        self._chances = DraftChances(self.models, gamma_max)
+        self.chances = DraftChances(self.models, gamma_max)
         self._theta = self._thresholds()
         self.index = SuffixIndex()
         self._online = OnlineCalibration(self.rate) if numbers.online else None
@@ -141,7 +142,7 @@ class ThroughputStopping:
         index = self.index
         tail = self._tail = index.tail
         self._foretold, order = index.entry(*tail)
-        chance = self._chances.begin(tail[-1], order, index.habit, math.log1p(index.run))
+        chance = self.chances.begin(tail[-1], order, index.habit, math.log1p(index.run))
         if self._online is not None:
             self._online.begin(chance)
             if self._online.probes(chance > self._theta[0]):
@@ -150,7 +151,7 @@ class ThroughputStopping:
 
     def keep_drafting(self, signal: Signal) -> bool:
         """While ``S_j m_j`` is above the threshold."""
-        token, chances = signal.token, self._chances
+        token, chances = signal.token, self.chances
         agrees = token == self._foretold >> CODE_BITS
         _, second, third, last = self._tail
         self._tail = (second, third, last, token)

@@ -22,11 +22,14 @@ from draftgauge.replay import (
     replay_fixed_all,
     task_masks,
 )
+from draftgauge.replay.batch_rows import batch_rows, shown_rows
 from draftgauge.report.choosing import can_judge, choosing_view
 from draftgauge.report.data import ReportData
 from draftgauge.report.facts import Facts, report_facts, run_facts, split_facts
 from draftgauge.report.live import LiveRow, live_rows
 from draftgauge.report.rows import table_rows
+from draftgauge.report.style import compression_title, ratio
+from draftgauge.report.table import Columns, Table, decimals, table_of
 from draftgauge.report.timeline import replay_timeline, representative_prompts
 from draftgauge.report.views import AcceptanceCurve, CompressionView, LivePoint, SpeedCurve, Timeline
 from draftgauge.traces.costs import CostCurve
@@ -37,6 +40,14 @@ from draftgauge.traces.trace import Trace
 
 # Of fewer drafts that came to a depth, a rate and its interval would say more than is known.
 MIN_POSITIONS = 20
+BATCH_COLUMNS: Columns = {
+    "batch": ("requests at once", str),
+    "gamma": ("best length", str),
+    "tokens_per_step": ("tokens/step of a request", decimals(2)),
+    "tokens_per_second": ("tokens/s of all", decimals(0)),
+    "ratio_to_none": ("over no drafts", ratio),
+}
+
 # Timelines of one compression; more would bury the rest of the page.
 TIMELINES = 4
 
@@ -91,7 +102,8 @@ def collect(
     views = tuple(_view(run, curves, lengths, facts) for run, curves, facts in zip(runs, speeds, own, strict=True))
     chosen = [run for run in runs if policies is not None or can_judge(run.trace)]
     judged = tuple(choosing_view(run.trace, run.cost, policies or (), _texts(run)) for run in chosen)
-    return ReportData(views, report_facts(command) + shared, judged)
+    batches = tuple(_batches(run) for run in runs if run.cost.batched is not None and run.trace.sampled is None)
+    return ReportData(views, report_facts(command) + shared, judged, batches)
 
 
 def _read(folder: Path, live: Sequence[LiveRow]) -> Run:
@@ -119,6 +131,13 @@ def _view(run: Run, speeds: tuple[SpeedCurve, ...], lengths: Sequence[int], fact
         timelines=_timelines(run, speeds[0].best_draft),
         provenance=facts,
     )
+
+
+def _batches(run: Run) -> Table:
+    """The best fixed length by batch size."""
+    assert run.cost.batched is not None
+    rows = shown_rows(batch_rows(run.trace, run.cost, run.cost.batched.batches))
+    return table_of(rows, BATCH_COLUMNS, compression_title(run.trace.compression))
 
 
 def _speeds(run: Run) -> tuple[SpeedCurve, ...]:

@@ -5,18 +5,20 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from draftgauge.report.choosing_views import ChoosingView
+from draftgauge.report.table import Table
 from draftgauge.report.views import CompressionView
 
 
 @dataclass(frozen=True)
 class ReportData:
     """One view per compression, in the order they are shown; ``choosing`` of those whose policies were judged on test
-    prompts.
+    prompts, ``batches`` of those with costs of batches.
     """
 
     compressions: tuple[CompressionView, ...]
     provenance: tuple[tuple[str, str], ...] = field(default=())
     choosing: tuple[ChoosingView, ...] = ()
+    batches: tuple[Table, ...] = ()
 
     @property
     def tasks(self) -> tuple[str, ...]:

@@ -14,6 +14,7 @@ from draftgauge.core.config import from_mapping, to_mapping
 from draftgauge.core.errors import TraceError
 from draftgauge.core.files import atomic_write_text
 from draftgauge.core.signals import DISTRIBUTION, NO_SIGNALS, OF_DRAFTED_TOKENS, Reads, SignalName
+from draftgauge.traces.batch_costs import BatchCosts
 
 CostTable = tuple[tuple[float, ...], ...]
 
@@ -94,6 +95,7 @@ class CostCurve:
         vocabulary: of the pair, see :func:`draftgauge.models.vocabulary.vocabulary_digest`; empty where it is not
             known. Policies that know tokens by their ids check that they mean the same ones.
         uncertainty: how sure the curve is; None where it was not measured as a whole.
+        batched: what passes of several requests together take; None where that was not measured.
     """
 
     contexts: tuple[int, ...]
@@ -114,6 +116,7 @@ class CostCurve:
     vocabulary: str = ""
     uncertainty: Uncertainty | None = None
     version: int = VERSION
+    batched: BatchCosts | None = None
 
     @property
     def gamma_max(self) -> int:
@@ -200,6 +203,20 @@ class CostCurve:
         per_token = float(np.polyfit(lengths, seconds, 1)[0]) if self.gamma_max > 1 else seconds[0]
         return per_token / self.verify[row][0]
 
+    def of_batches(self, largest: int = 1) -> BatchCosts:
+        """What passes of up to so many requests together take.
+
+        Raises:
+            TraceError: if that was not measured.
+        """
+        if self.batched is None or self.batched.largest < largest:
+            measured = "single requests" if self.batched is None else f"batches of 1 to {self.batched.largest}"
+            raise TraceError(
+                f"the costs were measured for {measured}, asked for batches of {largest}: run `draftgauge profile "
+                f"--batches ...,{largest}` with the same folder"
+            )
+        return self.batched
+
     def validate(self) -> None:
         """Raise :class:`TraceError` naming the first field whose shape or values cannot be."""
         contexts, columns = len(self.contexts), self.gamma_max + 1 if self.draft else 0
@@ -227,6 +244,8 @@ class CostCurve:
             (0.0,),
         ):
             raise TraceError(f"catch_up must be seconds, 0 or more, the first of them 0, not {list(self.catch_up)}")
+        if self.batched is not None:
+            self.batched.validate()
         for name in ("verify", "draft"):
             low, middle, high = (np.asarray(getattr(self, name + end)) for end in ("_low", "", "_high"))
             if not ((low <= middle) & (middle <= high)).all():

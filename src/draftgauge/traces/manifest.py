@@ -61,6 +61,19 @@ class PromptsEntry:
 
 
 @dataclass(frozen=True)
+class OutputsEntry:
+    """Answers that were recorded in place of outputs decoded by the target.
+
+    Attributes:
+        path: of the file, as it was given.
+        sha256: of its content.
+    """
+
+    path: str
+    sha256: str
+
+
+@dataclass(frozen=True)
 class Manifest:
     """One run of recording.
 
@@ -80,6 +93,7 @@ class Manifest:
             the other two.
         prompts: what was recorded from.
         rendering: how the prompts became text.
+        outputs: the answers that were recorded; None where the target decoded.
         complete: whether all prompts are recorded.
         schema_version: of the shards; it follows from the temperature.
     """
@@ -102,6 +116,7 @@ class Manifest:
     top_k: int = 0
     top_p: float = 1.0
     rendering: Rendering = field(default_factory=Rendering)
+    outputs: OutputsEntry | None = None
 
     def identity(self) -> dict[str, Any]:
         """What makes rows comparable: two runs that agree in it would record the same rows for the same prompt."""
@@ -121,6 +136,8 @@ class Manifest:
             identity |= {name: getattr(self, name) for name in ("temperature", "top_k", "top_p", "seed")}
         if not self.rendering.plain:
             identity["rendering"] = to_mapping(self.rendering)
+        if self.outputs is not None:
+            identity["outputs.sha256"] = self.outputs.sha256
         return identity
 
     def fingerprint(self) -> str:

@@ -15,6 +15,8 @@ from draftgauge.traces.manifest import MANIFEST_NAME, Manifest
 from draftgauge.traces.record import PromptRecord
 from draftgauge.traces.shards import DamagedShardError, read_shard, shard_number, shard_paths, write_shard
 
+SHARD_PROMPTS = 4  # a kill loses what was recorded of one shard
+
 
 def _warn(message: str) -> None:
     warnings.warn(message, stacklevel=2)

@@ -43,6 +43,21 @@ def read_signals(logits: Tensor, token: Tensor, reads: Reads) -> tuple[float, fl
     return confidence, entropy, margin, int(number)
 
 
+def row_signals(logits: Tensor, tokens: Tensor, reads: Reads) -> list[tuple[float, float, float, int]]:
+    """What :func:`read_signals` gives, of several distributions, in one transfer.
+
+    Args:
+        logits: ``[n, V]``.
+        tokens: ``[n]`` int64.
+        reads: by a policy.
+    """
+    missing = torch.full(tokens.shape, math.nan, dtype=torch.float64, device=tokens.device)
+    shown = dict(zip(IN_ORDER, signals(logits), strict=True)) if reads & DISTRIBUTION else {}
+    columns = [shown[name].double() if name in reads else missing for name in IN_ORDER]
+    rows = torch.stack([*columns, tokens.double()], 1).tolist()
+    return [(confidence, entropy, margin, int(token)) for confidence, entropy, margin, token in rows]
+
+
 def _parts(logits: Tensor, reads: Reads) -> dict[SignalName, Tensor]:
     """The signals that are read, each ``[]`` on the device."""
     parts: dict[SignalName, Tensor] = {}

@@ -9,6 +9,7 @@ from draftgauge.api.requests.parts import (
     ChatSpec,
     CostSpec,
     DraftSpec,
+    ExecutorSpec,
     JudgedSpec,
     OutputSpec,
     PairSpec,
@@ -16,6 +17,7 @@ from draftgauge.api.requests.parts import (
     SamplingSpec,
     SeedSpec,
 )
+from draftgauge.core.errors import DraftgaugeError
 from draftgauge.core.parts import at_least_one
 from draftgauge.core.settings import setting
 
@@ -32,6 +34,11 @@ class ProfileRequest:
         out: folder for the trace; run again with the same folder to resume.
         seconds: record no further prompt of a compression after this time, tasks by turns; measuring costs comes on
             top. Run again to record more. All prompts if left out.
+        batches: also measure what passes of so many requests together cost, e.g. 1,2,4,8; for `replay --batches`.
+        outputs: record these answers of a serving engine, a file in OpenAI's batch output format whose custom_id are
+            the prompts' ids, in place of outputs decoded here.
+        plan: say what memory and disk it takes, and record nothing.
+        where: who records.
     """
 
     out: Path
@@ -43,6 +50,22 @@ class ProfileRequest:
     sampling: SamplingSpec = SamplingSpec()
     randomness: SeedSpec = SeedSpec()
     costs: CostSpec = CostSpec()
+    batches: tuple[int, ...] = ()
+    outputs: Path | None = None
+    plan: bool = False
+    where: ExecutorSpec = ExecutorSpec()
+
+    def __post_init__(self) -> None:
+        _check_batches(self.batches)
+        if self.seconds is not None and self.where.in_parts:
+            raise DraftgaugeError("workers record all of their prompts: leave out --seconds")
+        if self.outputs is not None and (self.sampling.temperature > 0 or self.sampling.checkpoint_sampling):
+            raise DraftgaugeError("answers are recorded against greedy decoding: leave out the temperature")
+
+
+def _check_batches(batches: tuple[int, ...]) -> None:
+    if any(batch < 1 for batch in batches) or len(set(batches)) < len(batches):
+        raise DraftgaugeError(f"batches are numbers of requests, at least 1 and each once, not {list(batches)}")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -80,6 +103,9 @@ class ReplayRequest:
         sweep: evaluate at these costs of a drafted token over a verification, e.g. .04,.10,.25.
         tune: evaluate the rules of the field a second time, each with the parameters of its own grid that are fastest
             on the training prompts for this cost curve.
+        batches: say which length is best for so many requests at once, e.g. 1,2,4,8; the run must have been profiled
+            with them. The policy shared-budget, or shared-budget:FILE of a fitted stopping policy, shares draft tokens
+            over the requests.
     """
 
     folder: Path = setting(positional=True)
@@ -87,6 +113,12 @@ class ReplayRequest:
     judged: JudgedSpec = JudgedSpec()
     sweep: tuple[float, ...] = ()
     tune: bool = False
+    batches: tuple[int, ...] = ()
+
+    def __post_init__(self) -> None:
+        _check_batches(self.batches)
+        if self.batches and (self.sweep or self.tune):
+            raise DraftgaugeError("batches are replayed at the costs measured for them: leave out --sweep and --tune")
 
 
 @dataclass(frozen=True, kw_only=True)

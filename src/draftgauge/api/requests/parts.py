@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 from draftgauge.core.errors import DraftgaugeError
-from draftgauge.core.parts import ChatSpec, CodeSpec, DeviceSpec, SeedSpec, at_least_one
+from draftgauge.core.parts import ChatSpec, CodeSpec, DeviceSpec, SeedSpec, WorkersSpec, at_least_one
 from draftgauge.core.rendering import Rendering
 
 __all__ = [
@@ -14,6 +14,7 @@ __all__ = [
     "CostSpec",
     "DeviceSpec",
     "DraftSpec",
+    "ExecutorSpec",
     "JudgedSpec",
     "LoadSpec",
     "OutputSpec",
@@ -179,6 +180,26 @@ class SamplingSpec:
             raise DraftgaugeError(
                 "checkpoint_sampling takes temperature, top_k and top_p from the target: leave them out, or it"
             )
+
+
+@dataclass(frozen=True, kw_only=True)
+class ExecutorSpec(WorkersSpec):
+    """Where prompts are recorded.
+
+    Attributes:
+        shards: parts that the prompts are divided into; each is recorded by a worker of its own.
+    """
+
+    shards: int = 1
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        at_least_one(self, "shards")
+
+    @property
+    def in_parts(self) -> bool:
+        """Whether workers record."""
+        return self.shards > 1 or self.executor != "local"
 
 
 @dataclass(frozen=True, kw_only=True)

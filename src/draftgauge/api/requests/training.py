@@ -8,7 +8,7 @@ from typing import Literal
 
 from draftgauge.api.requests.parts import DeviceSpec, DraftSpec, LoadSpec, OutputSpec, PromptSpec, SeedSpec
 from draftgauge.core.errors import DraftgaugeError
-from draftgauge.core.parts import TeacherSpec, at_least_one
+from draftgauge.core.parts import TeacherSpec, WorkersSpec, at_least_one
 from draftgauge.core.settings import setting
 from draftgauge.training.reuse.request import TrainingSpec
 
@@ -108,9 +108,6 @@ class StudyKvshotRequest:
         out: folder of the study; the same folder goes on where it was stopped.
         preset: smoke, quick (three to five seeds, on a laptop), depth (quick and deeper KV drafters) or full.
         held_out: prompts to measure on; the bundled test prompts if left out.
-        executor: 'local', one cell after the other, or 'ray', on a cluster.
-        cpus: CPUs that each cell asks Ray for.
-        gpus: GPUs that each cell asks Ray for; a share such as 0.5 puts two cells on one.
         plan: print trainings and hours, and what of them is left in the folder, and run nothing.
     """
 
@@ -119,15 +116,8 @@ class StudyKvshotRequest:
     preset: str = "smoke"
     teacher: TeacherSpec = TeacherSpec()
     held_out: str | None = None
-    executor: str = "local"
-    cpus: int = 1
-    gpus: float = 0
+    workers: WorkersSpec = WorkersSpec()
     machine: DeviceSpec = DeviceSpec()
-
-    def __post_init__(self) -> None:
-        at_least_one(self, "cpus")
-        if self.gpus < 0:
-            raise DraftgaugeError(f"gpus must be at least 0, not {self.gpus}")
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from draftgauge.core.errors import DraftgaugeError
+from draftgauge.core.executor import Job, Outcome, check_executor, execute
 from draftgauge.core.files import atomic_write_text, require_writable
 from draftgauge.core.progress import Progress, silent
 from draftgauge.decoding.settings import DecodingSettings
@@ -33,7 +34,6 @@ from draftgauge.studies.kvshot.cells import (
     make_cells,
     shared_request,
 )
-from draftgauge.studies.kvshot.executor import Job, Outcome, check_executor, execute
 from draftgauge.studies.kvshot.held_out import make_texts
 from draftgauge.studies.kvshot.results import Row, read_result, study_rows, tuned_rows
 from draftgauge.studies.kvshot.tune import TuneJob

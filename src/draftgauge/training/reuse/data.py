@@ -13,6 +13,7 @@ from transformers import PreTrainedTokenizerBase
 from draftgauge.core.config import to_mapping
 from draftgauge.core.errors import DraftgaugeError, PromptError
 from draftgauge.core.files import require_writable
+from draftgauge.core.locks import alone
 from draftgauge.core.progress import Progress, silent
 from draftgauge.core.prompts import prompts_sha256, read_prompts
 from draftgauge.drafters.reuse.persistence import target_fingerprint
@@ -23,7 +24,6 @@ from draftgauge.models.reference import REFERENCE
 from draftgauge.training.reference.data import training_questions
 from draftgauge.training.reference.recipe import Recipe
 from draftgauge.training.reuse.answers import Answers, check_made, describe, make_answers, read_answers
-from draftgauge.training.reuse.locks import alone
 from draftgauge.training.reuse.request import TrainingSpec
 
 Messages = str | Sequence[dict[str, str]]

@@ -25,11 +25,11 @@ from transformers import PreTrainedConfig, PreTrainedModel
 
 from draftgauge.core.errors import DraftgaugeError
 from draftgauge.core.files import atomic_write_text, remove_temporaries, require_writable
+from draftgauge.core.locks import alone
 from draftgauge.core.progress import Progress, silent
 from draftgauge.models.taps import Features, TapPlan, batch_features
 from draftgauge.training.reuse.answers import Answers, Conversation
 from draftgauge.training.reuse.batches import Batch
-from draftgauge.training.reuse.locks import alone
 
 SCHEMA = 1
 MANIFEST = "features.json"

@@ -10,7 +10,7 @@ import pytest
 
 import study_jobs
 from draftgauge.core.errors import DraftgaugeError, MissingLibraryError
-from draftgauge.studies.kvshot.executor import Outcome, execute
+from draftgauge.core.executor import Outcome, execute
 from study_jobs import FileJob
 
 

@@ -1,7 +1,7 @@
-"""Where the cells of a study run: one after the other in this process, or on a Ray cluster, by the same function.
+"""Where jobs run: one after the other in this process, or on a Ray cluster, by the same function.
 
-A cell that fails is reported and the others go on; a cell that starts from another one fails with it. On a cluster of
-several machines the study's folder must be one that all of them see, as cells leave their results there.
+A job that fails is reported and the others go on; a job that starts from another one fails with it. On a cluster of
+several machines the folder of their results must be one that all of them see.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ class Job(Protocol):
 
     @property
     def name(self) -> str:
-        """Unique in its study."""
+        """Unique among those that run together."""
         ...
 
     @property
@@ -53,7 +53,13 @@ Finished = Callable[[Outcome], None]
 
 
 def execute(
-    jobs: Sequence[Job], executor: str, finished: Finished, cpus: int = 1, gpus: float = 0, progress: Progress = silent
+    jobs: Sequence[Job],
+    executor: str,
+    finished: Finished,
+    cpus: int = 1,
+    gpus: float = 0,
+    progress: Progress = silent,
+    retries: int = 0,
 ) -> list[Outcome]:
     """Run all jobs.
 
@@ -64,6 +70,7 @@ def execute(
         finished: called with each outcome as it comes.
         cpus, gpus: that a job asks Ray for.
         progress: told (what, done, total) by jobs in this process.
+        retries: how often a job starts again whose Ray worker died; for jobs that go on where they were.
 
     Returns:
         The outcomes in the order of the jobs.
@@ -73,7 +80,9 @@ def execute(
         MissingLibraryError: if Ray is asked for and not installed.
     """
     check_executor(executor)
-    return _ray(jobs, finished, cpus, gpus) if executor == "ray" else _local(jobs, finished, progress)
+    if executor == "ray":
+        return _ray(jobs, finished, cpus, gpus, retries)
+    return _local(jobs, finished, progress)
 
 
 def check_executor(executor: str) -> None:
@@ -105,14 +114,14 @@ def _local(jobs: Sequence[Job], finished: Finished, progress: Progress) -> list[
     return list(outcomes.values())
 
 
-def _ray(jobs: Sequence[Job], finished: Finished, cpus: int, gpus: float) -> list[Outcome]:
+def _ray(jobs: Sequence[Job], finished: Finished, cpus: int, gpus: float, retries: int) -> list[Outcome]:
     ray = _import_ray()
     started_here = not ray.is_initialized()
     if started_here:
         ray.init(log_to_driver=False, logging_level="ERROR")
     try:
         _check_resources(ray.nodes(), cpus, gpus)
-        remote = ray.remote(num_cpus=cpus, num_gpus=gpus, max_retries=0)(attempt)
+        remote = ray.remote(num_cpus=cpus, num_gpus=gpus, max_retries=retries)(attempt)
         references: dict[str, Any] = {}
         for job in jobs:  # Ray starts a job once the outcome that it waits for is there
             references[job.name] = remote.remote(job, references.get(job.after or ""))
@@ -157,6 +166,6 @@ def _check_resources(nodes: Sequence[Any], cpus: int, gpus: float) -> None:
     if not any(r.get("CPU", 0) >= cpus and r.get("GPU", 0) >= gpus for r in resources):
         resources_text = "; ".join(f"{r.get('CPU', 0):g} CPUs and {r.get('GPU', 0):g} GPUs" for r in resources)
         raise DraftgaugeError(
-            f"a cell asks for {cpus} CPUs and {gpus:g} GPUs, but no machine of the cluster has that (they have "
+            f"a job asks for {cpus} CPUs and {gpus:g} GPUs, but no machine of the cluster has that (they have "
             f"{resources_text})"
         )

@@ -1,0 +1,142 @@
+"""What a recording takes, before anything starts: memory of the device, and disk. Only configurations are read."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+from typing import Any
+
+import torch
+from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedConfig, PreTrainedModel
+
+from draftgauge.api.pair import drafter_of, target_of
+from draftgauge.api.profile_plan import choose_prompts, encode_prompts
+from draftgauge.api.requests import ProfileRequest
+from draftgauge.api.served import answered_prompts
+from draftgauge.core.errors import DraftgaugeError, ModelError
+from draftgauge.core.prompts import Prompt
+from draftgauge.core.rendering import Rendering
+from draftgauge.decoding.forced import CHUNK as FORCED_CHUNK
+from draftgauge.decoding.wrapping import ENTROPY_CHUNK
+from draftgauge.drafters.dense import CHUNK as DENSE_CHUNK
+from draftgauge.drafters.language_model import LanguageModelSource
+from draftgauge.drafters.source import drafter_kind
+from draftgauge.models.compression import activation_dtype, draft_compression
+from draftgauge.models.device import choose_device, free_bytes
+from draftgauge.models.loading import load_tokenizer
+from draftgauge.models.prompts_text import encode_with
+from draftgauge.models.reference import resolve_source
+
+COMPRESSED_BYTES = {"int8": 1.0, "nf4": 0.55}  # of a weight, with what its blocks need
+ROW_BYTES = 22  # of a position: token, entropy, accepted, text
+DRAFTED_BYTES = 16  # of a drafted token: itself and three signals
+COPIES = 3  # of a chunk of logits: themselves, probabilities, a temporary
+LOGITS_BYTES = 4
+GIB = 2**30
+
+
+def estimate_rows(request: ProfileRequest) -> list[dict[str, Any]]:
+    """One row a compression.
+
+    Returns:
+        Rows with ``prompts``; ``positions``, at most; ``longest``, tokens of the longest prompt and its output;
+        ``weights_gib``, ``cache_gib`` (keys and values of target and draft, and of the batches asked for),
+        ``logits_gib``, ``memory_gib`` (their sum) and ``free_gib`` of the device, None where nobody says;
+        ``disk_gib``, at most, and ``free_disk_gib``; ``fits``.
+
+    Raises:
+        DraftgaugeError: for prompts or models that cannot be used.
+    """
+    target, (name, source) = target_of(request.pair), drafter_of(request.pair)
+    models = [_on_meta(target, "target", request)]
+    if issubclass(drafter_kind(name), LanguageModelSource) and source is not None:
+        models.append(_on_meta(source, "draft", request))
+    path, chosen = choose_prompts(request.prompts)
+    if request.prompts.turns > 1:
+        raise DraftgaugeError("a plan decodes nothing, so it knows no later turns: leave out --turns")
+    encoder = _Encoder(target, models, request)
+    encoded = encode_prompts(encoder, chosen, path, request.output.max_new_tokens, request.prompts)
+    if request.outputs is not None:
+        encoded, _ = answered_prompts(request.outputs, encoded)
+    longest = max(len(tokens) for _, tokens in encoded) + request.output.max_new_tokens
+    return [_row(request, name, models, len(encoded), longest) for name in request.pair.compression]
+
+
+def _row(
+    request: ProfileRequest, compression: str, models: list[PreTrainedModel], prompts: int, longest: int
+) -> dict[str, Any]:
+    device = choose_device(request.pair.machine.device)
+    weights = cache = 0.0
+    together = 1 + max(request.batches, default=0)
+    for number, model in enumerate(models):
+        held = compression if number == 0 else draft_compression(compression)
+        width = activation_dtype(held, device).itemsize
+        weights += sum(p.numel() for p in model.parameters()) * COMPRESSED_BYTES.get(held, width)
+        cache += together * longest * width * _values_a_token(model.config.get_text_config())
+    vocabulary = models[0].config.get_text_config().vocab_size
+    rows = max(ENTROPY_CHUNK, min(DENSE_CHUNK, request.output.max_new_tokens + 1))
+    if request.outputs is not None:
+        rows = max(rows, min(FORCED_CHUNK, request.output.max_new_tokens))
+    if request.sampling.temperature > 0:  # of the whole output: its chances of acceptance need both distributions
+        rows = max(rows, request.output.max_new_tokens)
+    logits = COPIES * rows * vocabulary * LOGITS_BYTES
+    positions = prompts * request.output.max_new_tokens
+    disk = positions * (ROW_BYTES + DRAFTED_BYTES * request.drafts.gamma_max)
+    free = free_bytes(device)
+    free_disk = shutil.disk_usage(_existing(request.out)).free
+    return {
+        "compression": compression,
+        "prompts": prompts,
+        "positions": positions,
+        "longest": longest,
+        "device": str(device),
+        "weights_gib": weights / GIB,
+        "cache_gib": cache / GIB,
+        "logits_gib": logits / GIB,
+        "memory_gib": (weights + cache + logits) / GIB,
+        "free_gib": None if free is None else free / GIB,
+        "disk_gib": disk / GIB,
+        "free_disk_gib": free_disk / GIB,
+        "fits": (free is None or weights + cache + logits <= free) and disk <= free_disk,
+    }
+
+
+class _Encoder:
+    """A tokenizer with the context of models that are not loaded."""
+
+    def __init__(self, target: str, models: list[PreTrainedModel], request: ProfileRequest) -> None:
+        loading = request.pair.loading
+        self._tokenizer = load_tokenizer(loading.tokenizer or target, loading.trust_remote_code)
+        named = [getattr(m.config.get_text_config(), "max_position_embeddings", None) for m in models]
+        self.context = min((length for length in named if length), default=1 << 31)
+
+    def encode(self, prompt: Prompt, rendering: Rendering) -> list[int]:
+        """Token ids of a prompt."""
+        return encode_with(self._tokenizer, prompt, rendering)
+
+    def answer(self, tokens: list[int], max_new_tokens: int) -> str:
+        """Never asked: single turns only."""
+        raise AssertionError
+
+
+def _on_meta(source: str | Path, part: str, request: ProfileRequest) -> PreTrainedModel:
+    trusted, place = request.pair.loading.trust_remote_code, str(resolve_source(source, part))
+    try:
+        config = AutoConfig.from_pretrained(place, trust_remote_code=trusted)
+    except (OSError, ValueError) as error:
+        raise ModelError(f"cannot read the configuration of {source}: {' '.join(str(error).split())}") from error
+    with torch.device("meta"):
+        model: PreTrainedModel = AutoModelForCausalLM.from_config(config, trust_remote_code=trusted)
+    return model
+
+
+def _values_a_token(config: PreTrainedConfig) -> int:
+    """Keys and values of one token in all layers."""
+    heads = getattr(config, "num_key_value_heads", None) or config.num_attention_heads
+    dim = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
+    return 2 * int(config.num_hidden_layers) * int(heads) * int(dim)
+
+
+def _existing(folder: Path) -> Path:
+    """The folder, or the nearest above it that is there."""
+    return next(place for place in (folder.absolute(), *folder.absolute().parents) if place.exists())

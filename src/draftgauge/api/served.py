@@ -1,0 +1,99 @@
+"""Answers of a serving engine as outputs of a target: as token ids, and where they are not the target's choice."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+
+from transformers import PreTrainedTokenizerBase
+
+from draftgauge.api.runs import EncodedPrompt
+from draftgauge.core.errors import DraftgaugeError, PromptError
+from draftgauge.decoding.recorder import Answer
+from draftgauge.serving.outputs import ServedAnswer, read_outputs
+
+DIFFERENCES_NAME = "differences.jsonl"
+MOST_DIFFERING = 0.5  # of an output's positions: more means another model, another tokenizer, or a high temperature
+
+
+def answered_prompts(
+    path: Path, encoded: Sequence[EncodedPrompt]
+) -> tuple[list[EncodedPrompt], dict[int, ServedAnswer]]:
+    """The prompts that have an answer, matched by the prompt's id, and the answers by the prompt's index.
+
+    Raises:
+        PromptError: if the file cannot be read, or answers none of them.
+    """
+    answers = read_outputs(path)
+    kept = [(prompt, tokens) for prompt, tokens in encoded if prompt.identifier in answers]
+    if not kept:
+        raise PromptError(
+            f"{path} answers none of the prompts: its custom_id are {_some(answers)}, and the prompts' ids "
+            f"{_some(prompt.identifier for prompt, _ in encoded)}"
+        )
+    return kept, {prompt.index: answers[prompt.identifier] for prompt, _ in kept}
+
+
+def answer_tokens(
+    served: ServedAnswer, tokenizer: PreTrainedTokenizerBase, end_tokens: frozenset[int], limit: int
+) -> Answer:
+    """Token ids of an answer, with its end token, cut at the limit.
+
+    Raises:
+        PromptError: if the ids are not this tokenizer's, or it cannot write the text.
+    """
+    tokens = list(served.token_ids)
+    if tokens and max(tokens) >= len(tokenizer):
+        raise PromptError(f"holds the token {max(tokens)}, and the target's tokenizer has {len(tokenizer)}")
+    if not tokens:
+        tokens = list(tokenizer(served.text, add_special_tokens=False)["input_ids"])
+    if tokenizer.decode(tokens, skip_special_tokens=True).strip() != served.text.strip():
+        raise PromptError("is written with another tokenizer: the target's gives another text for its tokens")
+    ends = next((place for place, token in enumerate(tokens) if token in end_tokens), None)
+    if ends is not None:
+        tokens = tokens[: ends + 1]
+    elif served.finish == "stop" and end_tokens:
+        own = tokenizer.eos_token_id
+        tokens.append(own if own in end_tokens else min(end_tokens))
+    if not tokens:
+        raise PromptError("is empty")
+    cut = tokens[:limit]
+    return Answer(cut, "stop" if cut[-1] in end_tokens else "length")
+
+
+def note_differences(folder: Path, index: int, differs: Sequence[int], length: int) -> None:
+    """Append the positions of a prompt's output that are not the target's choice; of a prompt noted twice the last
+    line counts.
+
+    Raises:
+        DraftgaugeError: if more than half of them differ.
+    """
+    if len(differs) > MOST_DIFFERING * length:
+        raise DraftgaugeError(
+            f"prompt {index}: {len(differs)} of {length} tokens are not the target's choice: the answers are of "
+            "another model, tokenizer or chat template, or were sampled; give answers decoded at temperature 0"
+        )
+    line = json.dumps({"prompt": index, "tokens": length, "differs": list(differs)})
+    with (folder / DIFFERENCES_NAME).open("a", encoding="utf-8") as file:
+        file.write(line + "\n")
+
+
+def read_differences(folder: Path) -> dict[int, tuple[int, ...]]:
+    """What :func:`note_differences` wrote, by prompt; empty where the target decoded the outputs itself."""
+    path = folder / DIFFERENCES_NAME
+    if not path.exists():
+        return {}
+    found: dict[int, tuple[int, ...]] = {}
+    for line in path.read_text(encoding="utf-8").splitlines():
+        try:
+            entry: Mapping[str, object] = json.loads(line)
+        except ValueError:  # the last line, if a kill cut it: its prompt is recorded again
+            continue
+        found[int(str(entry["prompt"]))] = tuple(entry["differs"])  # type: ignore[arg-type]
+    return found
+
+
+def _some(names: Iterable[str]) -> str:
+    listed = list(names)
+    return ", ".join(listed[:3]) + (" ..." if len(listed) > 3 else "")

@@ -1,0 +1,61 @@
+"""One process at a time, among those that share a file or a folder. A killed process leaves no lock behind.
+
+Where the system has no such locks (Windows), nobody waits and nobody is refused.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from importlib import import_module
+from importlib.util import find_spec
+from pathlib import Path
+from typing import IO
+
+from draftgauge.core.errors import DraftgaugeError
+
+FOLDER_LOCK = ".draftgauge.lock"
+POLL_SECONDS = 0.1
+
+
+@contextmanager
+def alone(path: Path) -> Iterator[None]:
+    """Wait until no other process is in here with the same path, whose folder exists."""
+    with path.with_name(f".{path.name}.lock").open("a") as file:
+        _lock(file, wait=True)
+        yield
+
+
+@contextmanager
+def only_writer(folder: Path, patience: float = 0.0) -> Iterator[None]:
+    """Be the only process that writes into a folder, which exists.
+
+    Args:
+        folder: that is written into.
+        patience: seconds to wait for another one to end.
+
+    Raises:
+        DraftgaugeError: if another process is still at it then.
+    """
+    until = time.monotonic() + patience
+    with (folder / FOLDER_LOCK).open("a") as file:  # not "w", which would touch the file
+        while not _lock(file, wait=False):
+            if time.monotonic() >= until:
+                raise DraftgaugeError(
+                    f"another process is writing into {folder}: wait for it to end, or choose another folder"
+                )
+            time.sleep(POLL_SECONDS)
+        yield
+
+
+def _lock(file: IO[str], wait: bool) -> bool:
+    """Lock a file; whether it is ours."""
+    if find_spec("fcntl") is None:
+        return True
+    fcntl = import_module("fcntl")
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))
+    except BlockingIOError:
+        return False
+    return True

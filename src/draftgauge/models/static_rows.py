@@ -1,0 +1,252 @@
+"""The static engine for a batch: a cache with a row for each sequence, and passes over tokens of several rows together.
+
+A pass takes ``T`` tokens, possibly another number of each row. All of them go through the linears side by side; for
+attention, queries are laid out by row, padded to the longest of the pass. Letters in shapes as in
+:mod:`draftgauge.models.lean`; ``R`` rows of the cache, ``B`` rows of a pass, ``W`` most tokens of one of them, ``C``
+places of the cache that the pass sees.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from draftgauge.core.errors import ModelError
+from draftgauge.models.attention_kernels import attention_kernels
+from draftgauge.models.device import free_bytes, upload
+from draftgauge.models.lean import PREFILL_CHUNK, LeanModel, run_layers
+from draftgauge.models.lean_attention import attend_causally, causal_mask
+from draftgauge.models.lean_weights import LeanWeights
+from draftgauge.models.spec import check_context
+from draftgauge.models.static_graphs import GraphPool, Run
+from draftgauge.models.static_model import StaticModel
+
+
+class Shape(NamedTuple):
+    """What a pass must be recorded anew for.
+
+    Attributes:
+        first: of the rows that it spans, which lie side by side.
+        rows: ``B``.
+        tokens: ``T``.
+        widest: ``W``.
+        bucket: ``C``.
+    """
+
+    first: int
+    rows: int
+    tokens: int
+    widest: int
+    bucket: int
+
+    @property
+    def full(self) -> bool:
+        """Whether every row has the same number of tokens."""
+        return self.tokens == self.rows * self.widest
+
+
+class StaticRows:
+    """Sequences that a decoder of the lean families takes in side by side, with fixed shapes.
+
+    Logits are those of :class:`~draftgauge.models.static_model.StaticModel` up to the rounding of differently ordered
+    sums. On a GPU a pass whose shape comes again is captured as a CUDA graph.
+    """
+
+    def __init__(self, model: LeanModel, rows: int, capacity: int) -> None:
+        """Share the weights of a model; its own cache is not touched.
+
+        Args:
+            model: on the lean or the static engine.
+            rows: ``R``.
+            capacity: most tokens of a sequence.
+
+        Raises:
+            ModelError: if the model takes fewer tokens, or the cache does not fit into memory.
+        """
+        self.spec = model.spec
+        check_context(self.spec, capacity)
+        check_cache_fits(model, rows, capacity)
+        weights = model._weights
+        shape = (len(weights.layers), rows, 2 * weights.key_heads, capacity, weights.head_dim)
+        self.capacity = capacity
+        self._weights = weights
+        self._cache = torch.zeros(shape, dtype=self.spec.dtype, device=self.spec.device)
+        self._cos, self._sin = model.rotary(capacity)
+        self._lengths = [0] * rows
+        self._passes: dict[Shape, RowsPass] = {}
+        self._graphs: dict[Shape, Run] = {}
+        captures = self.spec.device.type == "cuda" and weights.plain
+        self._pool = GraphPool(self.spec.device) if captures else None
+
+    def length(self, row: int) -> int:
+        """Tokens in a row."""
+        return self._lengths[row]
+
+    def truncate(self, row: int, length: int) -> None:
+        """Keep the first ``length`` tokens of a row: what follows is overwritten later."""
+        assert 0 <= length <= self._lengths[row], (length, self._lengths[row])
+        self._lengths[row] = length
+
+    @torch.inference_mode()
+    def prefill(self, row: int, tokens: Sequence[int]) -> None:
+        """Empty a row and take ``tokens`` in, for their keys and values alone."""
+        self._lengths[row] = 0
+        with attention_kernels(self.spec.device):
+            for chunk in upload(tokens, self.spec.device).split(PREFILL_CHUNK):
+                if len(chunk):
+                    self._prefill_chunk(row, chunk)
+
+    @torch.inference_mode()
+    def step(self, rows: Sequence[int], counts: Sequence[int], tokens: Tensor) -> Tensor:
+        """Append tokens to several rows in one pass.
+
+        Args:
+            rows: increasing.
+            counts: tokens of each, at least one.
+            tokens: ``[T]`` int64 on the device, row by row.
+
+        Returns:
+            float32 ``[T, vocabulary]``: the logits after every token.
+
+        Raises:
+            ModelError: if a row would exceed the cache.
+        """
+        begins = [self._lengths[row] for row in rows]
+        ends = [begin + count for begin, count in zip(begins, counts, strict=True)]
+        longest = max(ends)
+        if longest > self.capacity:
+            raise ModelError(f"a row would hold {longest} tokens, and the cache has room for {self.capacity}")
+        shape = Shape(rows[0], rows[-1] + 1 - rows[0], sum(counts), max(counts), self._bucket(longest))
+        first = shape not in self._passes
+        if first:
+            self._passes[shape] = RowsPass(self._weights, (self._cache, self._cos, self._sin), shape)
+        prepared = self._passes[shape]
+        prepared.feed(tokens, _places(rows, begins, counts, shape))
+        with attention_kernels(self.spec.device):
+            logits = self._run(shape, prepared, first)
+        for row, end in zip(rows, ends, strict=True):
+            self._lengths[row] = end
+        return logits.to(torch.float32, copy=True)  # a copy, as the next pass writes to the same memory
+
+    def _run(self, shape: Shape, prepared: RowsPass, first: bool) -> Tensor:
+        if first or self._pool is None:
+            return prepared.run()
+        if shape not in self._graphs:
+            self._graphs[shape] = self._pool.capture(prepared.run)
+        return self._graphs[shape]()
+
+    def _bucket(self, end: int) -> int:
+        bucket = StaticModel.first_bucket
+        while bucket < end:
+            bucket *= 2
+        return min(bucket, self.capacity)
+
+    def _prefill_chunk(self, row: int, tokens: Tensor) -> None:
+        weights, begin = self._weights, self._lengths[row]
+        end = begin + len(tokens)
+        if end > self.capacity:
+            raise ModelError(f"a prompt of {end} tokens does not fit a cache of {self.capacity}")
+        cache, heads = self._cache[:, row], weights.query_heads
+        mask = causal_mask(len(tokens), end, weights, cache)
+
+        def attend(layer: int, qkv: Tensor) -> Tensor:
+            cache[layer, :, begin:end] = qkv[:, heads:].transpose(0, 1)
+            return attend_causally(qkv[:, :heads], cache[layer, :, :end], weights.key_heads, mask)
+
+        run_layers(weights, tokens, self._cos[begin:end], self._sin[begin:end], attend)
+        self._lengths[row] = end
+
+
+class RowsPass:
+    """``T`` tokens of several rows: what changes from pass to pass is in tensors, and no shape depends on it."""
+
+    def __init__(self, weights: LeanWeights, where: tuple[Tensor, Tensor, Tensor], shape: Shape) -> None:
+        """Prepare the inputs.
+
+        Args:
+            weights: of the decoder.
+            where: the cache ``[layers, R, 2 KV, capacity, D]`` and the rotary tables, which do not move.
+            shape: of the pass.
+        """
+        cache, self._cos, self._sin = where
+        device = cache.device
+        self._weights, self._shape, self._cache = weights, shape, cache
+        self._seen = cache[:, shape.first : shape.first + shape.rows, :, : shape.bucket].unbind()
+        self._tokens = torch.zeros(shape.tokens, dtype=torch.int64, device=device)
+        self._owner, self._position, self._slot = torch.zeros(
+            3, shape.tokens, dtype=torch.int64, device=device
+        ).unbind()
+        self._begins = torch.zeros(shape.rows, dtype=torch.int64, device=device)
+        group = weights.query_heads // weights.key_heads
+        self._steps = torch.arange(shape.widest, device=device).repeat_interleave(group)[:, None]  # [W G, 1]
+        self._columns = torch.arange(shape.bucket, device=device)
+        limits = torch.tensor([0.0, float("-inf")], dtype=cache.dtype, device=device)
+        self._visible, self._hidden = limits.unbind()
+
+    def feed(self, tokens: Tensor, places: list[int]) -> None:
+        """Say which tokens the next run takes in, and where they belong, see :func:`_places`."""
+        self._tokens.copy_(tokens)
+        count, there = self._shape.tokens, upload(places, self._tokens.device)
+        self._owner.copy_(there[:count])
+        self._position.copy_(there[count : 2 * count])
+        self._slot.copy_(there[2 * count : 3 * count])
+        self._begins.copy_(there[3 * count :])
+
+    def run(self) -> Tensor:
+        """Take the tokens in; logits ``[T, V]`` in the model's dtype."""
+        weights = self._weights
+        cos, sin = self._cos.index_select(0, self._position), self._sin.index_select(0, self._position)
+        last_seen = self._begins[:, None, None] + self._steps  # [B, W G, 1]
+        mask = torch.where(self._columns <= last_seen, self._visible, self._hidden)[:, None]  # [B, 1, W G, C]
+
+        def attend(layer: int, qkv: Tensor) -> Tensor:
+            self._cache[layer][self._owner, :, self._position] = qkv[:, weights.query_heads :]
+            return self._attend(qkv[:, : weights.query_heads], self._seen[layer], mask)
+
+        return weights.head(weights.norm(run_layers(weights, self._tokens, cos, sin, attend)))
+
+    def _attend(self, queries: Tensor, seen: Tensor, mask: Tensor) -> Tensor:
+        """Attention of ``[T, H, D]`` over ``[B, 2 KV, C, D]``; ``[T, H D]``."""
+        weights, shape = self._weights, self._shape
+        kv, dim, group = weights.key_heads, weights.head_dim, weights.query_heads // weights.key_heads
+        laid = queries
+        if not shape.full:
+            laid = queries.new_zeros(shape.rows * shape.widest, *queries.shape[1:])
+            laid = laid.index_copy_(0, self._slot, queries)
+        by_row = laid.reshape(shape.rows, shape.widest, kv, group, dim).transpose(1, 2)
+        packed = by_row.reshape(shape.rows, kv, shape.widest * group, dim)
+        mixed = F.scaled_dot_product_attention(packed, seen[:, :kv], seen[:, kv:], attn_mask=mask)
+        mixed = mixed.view(shape.rows, kv, shape.widest, group, dim).transpose(1, 2)
+        mixed = mixed.reshape(shape.rows * shape.widest, weights.query_heads * dim)
+        return mixed if shape.full else mixed.index_select(0, self._slot)
+
+
+def check_cache_fits(model: LeanModel, rows: int, capacity: int) -> None:
+    """Raise ``ModelError`` if keys and values of so many sequences do not fit into what memory is free."""
+    weights, spec = model._weights, model.spec
+    values = len(weights.layers) * rows * 2 * weights.key_heads * capacity * weights.head_dim
+    needed, free = values * spec.dtype.itemsize, free_bytes(spec.device)
+    if free is not None and needed > free:
+        raise ModelError(
+            f"a batch of {rows} sequences of {capacity} tokens needs {needed / 2**30:.1f} GiB for its keys and values, "
+            f"and {spec.device} has {free / 2**30:.1f} GiB free: choose smaller batches or shorter texts"
+        )
+
+
+def _places(rows: Sequence[int], begins: Sequence[int], counts: Sequence[int], shape: Shape) -> list[int]:
+    """For each token its row, its position and its slot in ``[B, W]``; then where each of the ``B`` rows begins."""
+    owner: list[int] = []
+    position: list[int] = []
+    slot: list[int] = []
+    starts = [0] * shape.rows
+    for row, begin, count in zip(rows, begins, counts, strict=True):
+        place = row - shape.first
+        starts[place] = begin
+        owner += [row] * count
+        position += range(begin, begin + count)
+        slot += range(place * shape.widest, place * shape.widest + count)
+    return [*owner, *position, *slot, *starts]

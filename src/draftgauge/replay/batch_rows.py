@@ -1,0 +1,68 @@
+"""Which draft length at which load: batches of several sizes replayed on a trace, as rows."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from draftgauge.policies.batches import make_batch_policy
+from draftgauge.replay.batched import replay_batch, resampled
+from draftgauge.traces.costs import CostCurve
+from draftgauge.traces.trace import Trace
+
+NONE = "fixed:0"
+
+
+def batch_rows(
+    trace: Trace, costs: CostCurve, batches: Sequence[int], specs: Sequence[str] = (), seed: int = 0
+) -> list[dict[str, Any]]:
+    """Every fixed length, and some policies, in batches of several sizes, over the same resampled prompts.
+
+    Args:
+        trace: greedy.
+        costs: measured for batches.
+        batches: requests at once.
+        specs: of policies, as :func:`draftgauge.policies.batches.make_batch_policy` takes them.
+        seed: of the resampling.
+
+    Returns:
+        One row for each batch size and policy: ``batch``, ``policy``, ``gamma`` (None for a policy that is no fixed
+        length), ``tokens_per_second`` of the whole batch, ``tokens_per_step`` and ``drafted_per_step`` of a request,
+        ``ratio_to_none`` over the same batch without drafts, and ``best``: the fastest fixed length of its batch.
+
+    Raises:
+        TraceError: if the costs were not measured for such batches, or the trace is of sampled decoding.
+        DraftgaugeError: for an unknown policy.
+    """
+    passes = costs.of_batches(max(batches))
+    longest = min(trace.gamma_max, passes.gamma_max)
+    fixed = [f"fixed:{gamma}" for gamma in range(longest + 1)]
+    rows: list[dict[str, Any]] = []
+    for batch in batches:
+        queue = resampled(len(trace.prompts), batch, np.random.default_rng(seed))
+        of_batch: list[dict[str, Any]] = []
+        for spec in dict.fromkeys((*fixed, *specs)):
+            policy = make_batch_policy(spec, batch, longest, costs, passes)
+            outcome = replay_batch(trace, policy, passes, batch, queue)
+            of_batch.append(
+                {
+                    "compression": trace.compression,
+                    "batch": batch,
+                    "policy": spec,
+                    "gamma": fixed.index(spec) if spec in fixed else None,
+                    "tokens_per_second": outcome.tokens_per_second,
+                    "tokens_per_step": outcome.tokens_per_step,
+                    "drafted_per_step": outcome.drafted / (outcome.steps * batch),
+                }
+            )
+        plain = next(row["tokens_per_second"] for row in of_batch if row["policy"] == NONE)
+        best = max((row for row in of_batch if row["gamma"] is not None), key=lambda row: row["tokens_per_second"])
+        rows += [row | {"ratio_to_none": row["tokens_per_second"] / plain, "best": row is best} for row in of_batch]
+    return rows
+
+
+def shown_rows(rows: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+    """The best fixed length of every batch size, and every other policy."""
+    return [row for row in rows if row["best"] or row["gamma"] is None]

@@ -1,0 +1,80 @@
+"""Answers that a serving engine wrote in OpenAI's batch output format, one JSON object a line."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from draftgauge.core.errors import PromptError
+
+
+@dataclass(frozen=True)
+class ServedAnswer:
+    """One answer.
+
+    Attributes:
+        text: of the assistant, or the completion.
+        finish: "stop" or "length", as the engine says.
+        token_ids: where the engine wrote them (vLLM's ``return_token_ids``); else empty.
+    """
+
+    text: str
+    finish: str
+    token_ids: tuple[int, ...] = ()
+
+
+def read_outputs(path: Path) -> dict[str, ServedAnswer]:
+    """Read a file of answers by their ``custom_id``.
+
+    Each line has ``custom_id`` and ``response.body.choices``, of which the first is taken: ``message.content`` or
+    ``text``, and ``finish_reason``. Lines of requests that failed are left out.
+
+    Raises:
+        PromptError: if the file cannot be read, a line is not as above (it is named), an id comes twice, or no request
+            succeeded.
+    """
+    try:
+        lines = path.read_text(encoding="utf-8").split("\n")
+    except OSError as error:
+        raise PromptError(f"cannot read the answers {path}: {error.strerror}") from error
+    except UnicodeDecodeError as error:
+        raise PromptError(f"{path} is not UTF-8: give the output file of a batch") from error
+    answers: dict[str, ServedAnswer] = {}
+    for number, line in enumerate(lines, start=1):
+        if not line.strip():
+            continue
+        where = f"{path}, line {number}"
+        try:
+            entry = json.loads(line)
+        except ValueError as error:
+            raise PromptError(f"{where}: not JSON ({error})") from error
+        identifier = entry.get("custom_id") if isinstance(entry, dict) else None
+        if not isinstance(identifier, str):
+            raise PromptError(f"{where}: has no custom_id; give the output file of a batch in OpenAI's format")
+        if identifier in answers:
+            raise PromptError(f"{where}: the custom_id {identifier!r} comes a second time")
+        answer = _answer(entry, where)
+        if answer is not None:
+            answers[identifier] = answer
+    if not answers:
+        raise PromptError(f"{path} holds no answer of a request that succeeded")
+    return answers
+
+
+def _answer(entry: Mapping[str, Any], where: str) -> ServedAnswer | None:
+    """The answer of a line; None if its request failed."""
+    response = entry.get("response")
+    if entry.get("error") or not isinstance(response, dict) or response.get("status_code", 200) != 200:
+        return None
+    try:
+        choice = response["body"]["choices"][0]
+        text = choice["message"]["content"] if "message" in choice else choice["text"]
+        tokens = choice.get("token_ids") or ()
+        if not isinstance(text, str) or not all(isinstance(token, int) for token in tokens):
+            raise TypeError
+    except (KeyError, IndexError, TypeError) as error:
+        raise PromptError(f"{where}: its response has no choice with a text: give the output of completions") from error
+    return ServedAnswer(text, str(choice.get("finish_reason") or "length"), tuple(tokens))

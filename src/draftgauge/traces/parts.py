@@ -1,0 +1,84 @@
+"""A run that several processes record: each into a part of its own, whose whole shards then join the run.
+
+A part is a run folder of its own with the same fingerprint, under ``parts/``. Its shards hold whole prompts, so joining
+is copying them under the next numbers; a kill between two copies leaves a run that goes on from there.
+"""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+
+from draftgauge.core.errors import TraceError
+from draftgauge.core.files import atomic_write_bytes
+from draftgauge.core.locks import only_writer
+from draftgauge.traces.manifest import MANIFEST_NAME, Manifest
+from draftgauge.traces.shards import DamagedShardError, read_shard, shard_number, shard_paths
+
+PARTS = "parts"
+PATIENCE = 60.0  # seconds that a worker whose driver died may take to end
+
+
+def part_folder(run: Path, part: int) -> Path:
+    """Where a part is recorded."""
+    return run / PARTS / f"{part:04d}"
+
+
+def join_parts(run: Path) -> int:
+    """Copy the shards of all parts of a run into it, then remove the parts.
+
+    Args:
+        run: with its manifest; only one process writes into it.
+
+    Returns:
+        How many prompts joined.
+
+    Raises:
+        TraceError: if a part is of another run, or holds some of the prompts of a shard that the run has already.
+        DraftgaugeError: if a part is still being recorded.
+    """
+    parts = sorted(path for path in (run / PARTS).glob("*") if (path / MANIFEST_NAME).exists())
+    if not parts:
+        return 0
+    manifest = Manifest.load(run)
+    fingerprint = manifest.fingerprint()
+    done = {prompt.index for path in shard_paths(run) for prompt in read_shard(path, fingerprint).prompts}
+    number = max(map(shard_number, shard_paths(run)), default=-1) + 1
+    joined = 0
+    for part in parts:
+        _check(part, manifest)
+        with only_writer(part, PATIENCE):
+            for path in shard_paths(part):
+                try:
+                    prompts = {prompt.index for prompt in read_shard(path, fingerprint).prompts}
+                except DamagedShardError:  # its prompts are recorded again
+                    continue
+                if prompts <= done:  # copied before a kill
+                    continue
+                if prompts & done:
+                    raise TraceError(
+                        f"{path} holds prompt {min(prompts & done)}, as another shard of {run} does, and prompt "
+                        f"{min(prompts - done)}, which none does: parts must not overlap; remove {part}"
+                    )
+                atomic_write_bytes(run / f"positions-{number:05d}.parquet", path.read_bytes())
+                done |= prompts
+                joined += len(prompts)
+                number += 1
+            _join_notes(part, run)
+        shutil.rmtree(part)
+    shutil.rmtree(run / PARTS, ignore_errors=True)
+    return joined
+
+
+def _join_notes(part: Path, run: Path) -> None:
+    """Lines that were noted of single prompts."""
+    for notes in sorted(part.glob("*.jsonl")):
+        with (run / notes.name).open("a", encoding="utf-8") as file:
+            file.write(notes.read_text(encoding="utf-8"))
+
+
+def _check(part: Path, manifest: Manifest) -> None:
+    found = Manifest.load(part)
+    if found.fingerprint() != manifest.fingerprint():
+        listed = "; ".join(found.differences(manifest))
+        raise TraceError(f"{part} is a part of another run ({listed}): remove it")

@@ -1,0 +1,161 @@
+"""Batches in the verbs: measured by profile, replayed by length, shown in the report, refused where they cannot be."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from command_line import draftgauge
+from draftgauge.api.profile import profile
+from draftgauge.api.replay import replay
+from draftgauge.core.errors import DraftgaugeError, ModelError, TraceError
+from draftgauge.models import static_rows
+from draftgauge.report import build_report
+from draftgauge.traces.batch_costs import BatchCosts
+from draftgauge.traces.costs import CostCurve
+from draftgauge.traces.manifest import COSTS_NAME
+from tiny import save_tiny
+
+SMALL: dict[str, Any] = {"gamma_max": 2, "max_new_tokens": 8, "cost_seconds": 0}
+
+
+@pytest.fixture(scope="module")
+def models(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+    folder = tmp_path_factory.mktemp("models")
+    save_tiny(folder / "target")
+    save_tiny(folder / "draft")  # accepted wherever it drafts
+    lines = [{"prompt": f"prompt number {n}", "task": "t"} for n in range(4)]
+    (folder / "prompts.jsonl").write_text("\n".join(map(json.dumps, lines)))
+    return {"target": folder / "target", "draft": folder / "draft", "prompts": folder / "prompts.jsonl"}
+
+
+@pytest.fixture(scope="module")
+def run(models: dict[str, Any], tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("run")
+    profile(**(models | SMALL), out=folder, batches=(1, 3))
+    return folder
+
+
+def test_profile_measures_batches_and_replay_uses_them(run: Path, models: dict[str, Any]) -> None:
+    costs = CostCurve.load(run / COSTS_NAME)
+    assert costs.batched is not None
+    assert (costs.batched.batches, costs.batched.gamma_max) == ((1, 3), 2)
+    rows = replay(run, batches=(1, 2, 3), policies=("hf-confidence", "stopping", "shared-budget"))
+    assert [row["batch"] for row in rows] == [1] * 6 + [2] * 6 + [3] * 6
+    for batch in (1, 2, 3):
+        fixed = [row for row in rows if row["batch"] == batch and row["gamma"] is not None]
+        assert [row["gamma"] for row in fixed] == [0, 1, 2]
+        assert fixed[0]["ratio_to_none"] == 1
+        assert [row["best"] for row in fixed].count(True) == 1
+        best = max(fixed, key=lambda row: row["tokens_per_second"])
+        assert best["best"]
+        assert 1 <= best["tokens_per_step"] <= 3
+    shown = draftgauge(["replay", str(run), "--batches", "1,3"])
+    assert shown.exit_code == 0
+    assert "best fixed length by batch size" in shown.stdout
+    before = (run / COSTS_NAME).read_bytes()
+    profile(**(models | SMALL), out=run, batches=(3,))  # known
+    assert (run / COSTS_NAME).read_bytes() == before
+
+
+def test_more_requests_want_shorter_drafts(run: Path, tmp_path: Path) -> None:
+    """Where a token of a batch takes time of its own, and a lone one hides behind the weights."""
+    curve = CostCurve.load(run / COSTS_NAME)
+    verify = tuple((tuple(max(1.0, 0.25 * b * k) for k in range(1, 4)),) for b in (1, 8))
+    draft = tuple(((0.01, 0.02),) for _ in (1, 8))
+    batched = BatchCosts((1, 8), (16,), verify, draft, (0.0, 0.0), (0.0, 0.0))
+    folder = tmp_path / "run"
+    folder.mkdir()
+    for path in run.iterdir():
+        if path.is_file():
+            (folder / path.name).write_bytes(path.read_bytes())
+    replace(curve, batched=batched).save(folder / COSTS_NAME)
+    rows = [row for row in replay(folder, batches=(1, 8)) if row["best"]]
+    assert rows[0]["gamma"] > rows[1]["gamma"] == 0
+    page = build_report([folder], tmp_path / "report.html").read_text()
+    assert "Best length by load" in page
+    replace(curve, batched=None).save(folder / COSTS_NAME)
+    assert "Best length by load" not in build_report([folder], tmp_path / "report.html").read_text()
+
+
+def test_files_without_batches_are_read_and_say_what_to_do(run: Path, tmp_path: Path) -> None:
+    document = json.loads((run / COSTS_NAME).read_text())
+    del document["batched"]
+    path = tmp_path / "costs.json"
+    path.write_text(json.dumps(document))
+    curve = CostCurve.load(path)
+    assert curve.batched is None
+    with pytest.raises(TraceError, match=r"measured for single requests, asked for batches of 4: run .*--batches"):
+        curve.of_batches(4)
+    document["batched"] = {"batches": [2, 4]}
+    path.write_text(json.dumps(document))
+    with pytest.raises(TraceError, match="is not a cost curve"):
+        CostCurve.load(path)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"batches": (2, 3)}, "batches must begin with 1"),
+        ({"batches": (1, 1)}, "batches must be increasing"),
+        ({"contexts": (1, 2)}, "verify must have a row for each"),
+        ({"verify": (((1.0,),), ((1.0, 2.0),))}, "verify must have as many columns"),
+        ({"draft": (((0.0, 1.0),), ((1.0, 1.0),))}, "draft must be seconds greater than 0"),
+        ({"overhead": (1.0,)}, "overhead must be seconds"),
+        ({"asking": (-1.0, 0.0)}, "asking must be seconds"),
+    ],
+)
+def test_costs_that_cannot_be(change: dict[str, Any], message: str) -> None:
+    good = BatchCosts((1, 2), (8,), (((1.0, 2.0),),) * 2, (((1.0, 2.0),),) * 2, (0.0, 0.0), (0.0, 0.0))
+    good.validate()
+    with pytest.raises(TraceError, match=message):
+        replace(good, **change).validate()
+
+
+def test_costs_between_what_was_measured() -> None:
+    costs = BatchCosts(
+        (1, 3),
+        (10, 20),
+        (((1.0, 2.0), (3.0, 4.0)), ((5.0, 8.0), (7.0, 10.0))),
+        (((1.0, 2.0),) * 2,) * 2,
+        (0.0, 1.0),
+        (0.0, 0.5),
+    )
+    assert costs.verify_seconds(1, 1, 5) == 1.0
+    assert costs.verify_seconds(1, 2, 99) == 4.0
+    assert costs.verify_seconds(2, 2, 10) == pytest.approx(3.0)
+    assert costs.verify_seconds(2, 3, 15) == pytest.approx((1.5 + 3.5 + 6.5 + 8.5) / 4)
+    assert costs.draft_seconds(3, 12, 10) == 2.0  # the last column stands for all more
+    assert costs.step_seconds(2) == 0.5
+    assert costs.asking_seconds(3) == 0.5
+    with pytest.raises(TraceError, match="1 to 2 tokens a request, asked for 3"):
+        costs.verify_seconds(1, 3, 10)
+
+
+def test_what_cannot_be_measured_or_replayed(
+    run: Path, models: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    out = tmp_path / "run"
+
+    def refused(kind: type[Exception], match: str, **options: Any) -> None:
+        with pytest.raises(kind, match=match):
+            profile(**(models | SMALL | options), out=out)
+        assert not out.exists()
+
+    refused(DraftgaugeError, "run on the engines lean and static", batches=(2,), engine="modules")
+    refused(DraftgaugeError, "prompt_lookup drafts here", batches=(2,), drafter="prompt_lookup")
+    refused(DraftgaugeError, "at least 1 and each once", batches=(2, 2))
+    with monkeypatch.context() as patch:
+        patch.setattr(static_rows, "free_bytes", lambda device: 10_000)
+        refused(ModelError, "a batch of 64 sequences of .* needs .* choose smaller batches", batches=(64,))
+    with pytest.raises(TraceError, match="batches of 1 to 3, asked for batches of 8"):
+        replay(run, batches=(8,))
+    with pytest.raises(DraftgaugeError, match="leave out --sweep"):
+        replay(run, batches=(1,), sweep=(0.1,))
+    with pytest.raises(DraftgaugeError, match="looks tokens up in the text"):
+        replay(run, batches=(1,), policies=("lookup",))
+    assert draftgauge(["replay", str(run), "--batches", "8"]).exit_code == 2

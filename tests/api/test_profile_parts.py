@@ -1,0 +1,351 @@
+"""Recording in parts gives the trace of one process, whatever was killed on the way; so do answers that were served."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+import draftgauge as package
+from command_line import draftgauge
+from draftgauge.api import profile_parts
+from draftgauge.api.profile import profile
+from draftgauge.api.profile_parts import PartJob
+from draftgauge.api.requests import ProfileRequest
+from draftgauge.api.served import read_differences
+from draftgauge.core.errors import DraftgaugeError, PromptError, TraceError
+from draftgauge.core.executor import execute
+from draftgauge.core.locks import only_writer
+from draftgauge.core.progress import silent
+from draftgauge.core.settings import make_request
+from draftgauge.serving.outputs import read_outputs
+from draftgauge.traces.manifest import Manifest
+from draftgauge.traces.parts import PARTS, join_parts, part_folder
+from draftgauge.traces.reader import read_texts, read_trace
+from draftgauge.traces.shards import shard_paths
+from draftgauge.traces.trace import Trace
+from synthetic import same_rows
+from tiny import save_tiny, tiny_model, tiny_tokenizer
+
+PROMPTS = 11
+SMALL: dict[str, Any] = {"gamma_max": 3, "max_new_tokens": 8, "cost_seconds": 0}
+
+
+@pytest.fixture(scope="module")
+def models(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+    folder = tmp_path_factory.mktemp("models")
+    target = save_tiny(folder / "target")
+    draft = tiny_model()
+    generator = torch.Generator().manual_seed(5)
+    with torch.no_grad():
+        for parameter in draft.parameters():
+            parameter += 0.1 * parameter.std() * torch.randn(parameter.shape, generator=generator)
+    draft.save_pretrained(folder / "draft")
+    tiny_tokenizer().save_pretrained(folder / "draft")
+    tasks = ("even", "odd")
+    lines = [{"prompt": f"prompt number {n}", "id": f"p{n}", "task": tasks[n % 2]} for n in range(PROMPTS)]
+    (folder / "prompts.jsonl").write_text("\n".join(map(json.dumps, lines)))
+    return {"target": target, "draft": folder / "draft", "prompts": folder / "prompts.jsonl"}
+
+
+def record(models: dict[str, Any], out: Path, **options: Any) -> Trace:
+    profile(**(models | SMALL | {"out": out} | options))
+    return read_trace(out)
+
+
+@pytest.fixture(scope="module")
+def whole(models: dict[str, Any], tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Trace]:
+    folder = tmp_path_factory.mktemp("whole") / "run"
+    return folder, record(models, folder)
+
+
+def test_parts_give_the_trace_of_one_process(models: dict[str, Any], whole: tuple[Path, Trace], tmp_path: Path) -> None:
+    told: list[tuple[str, int, int]] = []
+    trace = record(models, tmp_path / "run", shards=3, progress=lambda *what: told.append(what))
+    assert same_rows(trace, whole[1])
+    assert trace.prompts == whole[1].prompts
+    assert not (tmp_path / "run" / PARTS).exists()
+    assert {(what, total) for what, _, total in told} >= {("parts none", 3), ("costs", 1)}
+    manifest, other = Manifest.load(tmp_path / "run"), Manifest.load(whole[0])
+    assert manifest.complete
+    assert manifest.fingerprint() == other.fingerprint()
+    before = {path.name: path.stat().st_mtime_ns for path in (tmp_path / "run").iterdir()}
+    record(models, tmp_path / "run", shards=2)  # nothing is left to do
+    assert {path.name: path.stat().st_mtime_ns for path in (tmp_path / "run").iterdir()} == before
+
+
+def test_an_interrupted_recording_goes_on_with_any_number_of_parts(
+    models: dict[str, Any], whole: tuple[Path, Trace], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = tmp_path / "run"
+
+    def stops(jobs: Any, *rest: Any) -> Any:
+        execute(jobs[:1], *rest)
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(profile_parts, "execute", stops)
+        with pytest.raises(KeyboardInterrupt):
+            record(models, run, shards=3)
+    assert len(list((run / PARTS).iterdir())) == 1
+    with pytest.raises(TraceError, match="is incomplete"):
+        read_trace(run)
+    assert same_rows(record(models, run, shards=2), whole[1])
+    assert not (run / PARTS).exists()
+
+
+def part_job(models: dict[str, Any], run: Path, indices: tuple[int, ...]) -> PartJob:
+    request = make_request(ProfileRequest, keywords=models | SMALL | {"out": run})
+    return PartJob(request, Manifest.load(run), run, 0, indices)
+
+
+def test_a_join_that_was_killed_goes_on(models: dict[str, Any], whole: tuple[Path, Trace], tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    record(models, run, limit=3)
+    part_job(models, run, tuple(range(3, PROMPTS))).run(silent)
+    first, *others = shard_paths(part_folder(run, 0))
+    assert others
+    (run / "positions-00007.parquet").write_bytes(first.read_bytes())  # copied, then killed
+    assert same_rows(record(models, run, shards=2), whole[1])
+
+
+def test_parts_that_cannot_join(models: dict[str, Any], tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    record(models, run, limit=3)
+    before = {path.name for path in run.iterdir()}
+    part_job(models, run, (2, 3, 4)).run(silent)
+    with pytest.raises(TraceError, match=r"holds prompt 2, as another shard .* prompt 3, .* must not overlap"):
+        join_parts(run)
+    part = part_folder(run, 0)
+    manifest = Manifest.load(part)
+    replace(manifest, target=replace(manifest.target, fingerprint="another")).save(part)
+    with pytest.raises(TraceError, match=r"is a part of another run \(target.fingerprint: 'another'"):
+        join_parts(run)
+    assert {path.name for path in run.iterdir()} == before | {PARTS}
+    job = part_job(models, run, (5,))
+    other = replace(job.manifest, target=replace(job.manifest.target, fingerprint="another"))
+    with pytest.raises(TraceError, match="is another model for this worker"):
+        replace(job, manifest=other, part=1).run(silent)
+
+
+def test_a_part_that_fails_is_named_and_the_others_are_kept(
+    models: dict[str, Any], whole: tuple[Path, Trace], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    recorded = profile_parts.record_missing
+
+    def fails(pair: Any, writer: Any, encoded: Any, *rest: Any) -> bool:
+        if any(prompt.index == 1 for prompt, _ in encoded):
+            raise DraftgaugeError("the memory of the worker is full")
+        return recorded(pair, writer, encoded, *rest)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(profile_parts, "record_missing", fails)
+        with pytest.raises(DraftgaugeError, match=r"part 1 failed: the memory .* ask for the same again"):
+            record(models, tmp_path / "run", shards=2)
+    assert [p.index for p in read_trace(tmp_path / "run", allow_incomplete=True).prompts] == list(range(0, PROMPTS, 2))
+    assert same_rows(record(models, tmp_path / "run", shards=2), whole[1])
+
+
+def test_two_writers_on_one_folder(models: dict[str, Any], whole: tuple[Path, Trace]) -> None:
+    with only_writer(whole[0]), pytest.raises(DraftgaugeError, match="another process is writing into"):
+        record(models, whole[0])
+    with only_writer(whole[0]):
+        words = [f"--{name}={value}" for name, value in models.items()]
+        result = draftgauge(["profile", *words, "--out", str(whole[0]), "--max-new-tokens=8", "--gamma-max=3"])
+    assert result.exit_code == 2
+    assert "another process is writing into" in " ".join(result.output.split())
+    assert same_rows(read_trace(whole[0]), whole[1])
+
+
+def batch_lines(run: Path, trace: Trace, with_tokens: bool) -> list[dict[str, Any]]:
+    """What a serving engine would have written of a trace."""
+    lines = []
+    for number, info in enumerate(trace.prompts):
+        tokens = trace.token[trace.offsets[number] : trace.offsets[number + 1]].tolist()
+        message = {"role": "assistant", "content": "".join(read_texts(run, info.index))}
+        choice: dict[str, Any] = {"message": message, "finish_reason": info.finish}
+        choice |= {"token_ids": tokens} if with_tokens else {}
+        body = {"choices": [choice]}
+        lines.append({"custom_id": info.identifier, "response": {"status_code": 200, "body": body}, "error": None})
+    return lines
+
+
+def write_lines(path: Path, lines: list[dict[str, Any]]) -> Path:
+    path.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    return path
+
+
+@pytest.mark.parametrize("with_tokens", [True, False])
+@pytest.mark.parametrize("shards", [1, 2])
+def test_served_answers_give_the_same_trace(
+    models: dict[str, Any], whole: tuple[Path, Trace], tmp_path: Path, with_tokens: bool, shards: int
+) -> None:
+    lines = batch_lines(*whole, with_tokens)
+    failed = {"custom_id": "p99", "response": None, "error": {"code": "429"}}
+    path = write_lines(tmp_path / "answers.jsonl", [*lines, failed])
+    trace = record(models, tmp_path / "run", outputs=path, shards=shards)
+    assert trace.prompts == whole[1].prompts
+    for name in ("token", "drafted", "accepted", "draft_token"):
+        assert (getattr(trace, name) == getattr(whole[1], name)).all(), name
+    assert trace.target_entropy == pytest.approx(whole[1].target_entropy, abs=1e-4)
+    assert read_differences(tmp_path / "run") == {info.index: () for info in trace.prompts}
+    assert Manifest.load(tmp_path / "run").outputs is not None
+    with pytest.raises(TraceError, match=r"outputs.sha256"):
+        record(models, tmp_path / "run")
+
+
+def test_positions_that_are_not_the_target_s_choice_are_flagged(
+    models: dict[str, Any], whole: tuple[Path, Trace], tmp_path: Path
+) -> None:
+    lines = batch_lines(*whole, True)[:2]
+    choice = lines[1]["response"]["body"]["choices"][0]
+    tokens = choice["token_ids"]
+    tokens[-1] = 1 + tokens[-1] % 90
+    choice["message"]["content"] = tiny_tokenizer().decode(tokens)
+    path = write_lines(tmp_path / "answers.jsonl", lines)
+    rows = profile(**(models | SMALL), out=tmp_path / "run", outputs=path)
+    assert read_differences(tmp_path / "run") == {0: (), 1: (len(tokens) - 1,)}
+    trace = read_trace(tmp_path / "run")
+    assert rows[-1]["differing"] == pytest.approx(1 / trace.positions)
+    assert [p.index for p in trace.prompts] == [0, 1]
+
+
+def test_answers_that_cannot_be_used(models: dict[str, Any], whole: tuple[Path, Trace], tmp_path: Path) -> None:
+    path = tmp_path / "answers.jsonl"
+
+    def refused(match: str, lines: list[dict[str, Any]]) -> None:
+        write_lines(path, lines)
+        with pytest.raises(DraftgaugeError, match=match):
+            record(models, tmp_path / match[:12], outputs=path)
+
+    def changed(**choice: Any) -> list[dict[str, Any]]:
+        (line,) = batch_lines(*whole, True)[:1]
+        line["response"]["body"]["choices"][0] |= choice
+        return [line]
+
+    refused("holds the token 500, and the target's tokenizer has 96", changed(token_ids=[5, 500]))
+    refused("is written with another tokenizer", changed(token_ids=[5, 6, 7]))
+    refused("tokens are not the target's choice", changed(token_ids=[], message={"content": "zzzzzzzz"}))
+    refused("answers none of the prompts", [changed()[0] | {"custom_id": "else"}])
+    refused("comes a second time", changed() * 2)
+    refused("has no custom_id", [{"id": 3}])
+    refused("has no choice with a text", [{"custom_id": "p0", "response": {"body": {"choices": []}}}])
+    refused("holds no answer of a request that succeeded", [{"custom_id": "p0", "response": None, "error": "x"}])
+    path.write_text("{")
+    with pytest.raises(PromptError, match="line 1: not JSON"):
+        read_outputs(path)
+    with pytest.raises(PromptError, match="cannot read the answers"):
+        read_outputs(tmp_path / "none.jsonl")
+    with pytest.raises(DraftgaugeError, match="leave out the temperature"):
+        record(models, tmp_path / "run", outputs=path, temperature=1.0)
+
+
+def test_a_plan_states_memory_and_disk_and_records_nothing(models: dict[str, Any], tmp_path: Path) -> None:
+    asked: dict[str, Any] = models | SMALL | {"out": tmp_path / "run", "plan": True}
+    (row,) = profile(**asked)
+    config = tiny_model().config
+    parameters = sum(p.numel() for p in tiny_model().parameters())
+    assert (row["prompts"], row["positions"], row["fits"]) == (PROMPTS, PROMPTS * 8, True)
+    assert row["weights_gib"] * 2**30 == pytest.approx(2 * parameters * 4)
+    per_token = 2 * config.num_hidden_layers * config.num_key_value_heads * config.head_dim * 4
+    assert row["cache_gib"] * 2**30 == pytest.approx(2 * row["longest"] * per_token)
+    (batched,) = profile(**asked, batches=(1, 7))
+    assert batched["cache_gib"] == pytest.approx(8 * row["cache_gib"])
+    assert row["memory_gib"] == pytest.approx(row["weights_gib"] + row["cache_gib"] + row["logits_gib"])
+    assert not (tmp_path / "run").exists()
+    record(models, tmp_path / "other")
+    taken = sum(read_trace(tmp_path / "other").draft_token.nbytes for _ in range(4))
+    assert taken <= row["disk_gib"] * 2**30
+    result = draftgauge(
+        [
+            "profile",
+            "--plan",
+            "--out",
+            str(tmp_path / "run"),
+            *(f"--{name}={value}" for name, value in models.items()),
+            "--max-new-tokens=8",
+        ]
+    )
+    assert result.exit_code == 0
+    assert "fits" in result.output
+
+
+def test_bad_requests(models: dict[str, Any], tmp_path: Path) -> None:
+    for options, match in (
+        ({"shards": 0}, "shards must be at least 1"),
+        ({"executor": "slurm"}, "choose one of local, ray"),
+        ({"shards": 2, "seconds": 5.0}, "leave out --seconds"),
+        ({"gpus": -1.0}, "gpus must be at least 0"),
+    ):
+        with pytest.raises(DraftgaugeError, match=match):
+            record(models, tmp_path / "run", **options)
+    assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.slow
+def test_killed_on_ray(models: dict[str, Any], whole: tuple[Path, Trace], tmp_path: Path) -> None:
+    """One worker is killed, then the driver; the same command again gives the trace of one process."""
+    pytest.importorskip("ray", reason="Ray is not installed")
+    run, log = tmp_path / "run", tmp_path / "workers.txt"
+    program = f"""
+import os, ray
+from draftgauge.api.profile import profile
+import draftgauge.api.recording as recording
+profile(out={str(run)!r}, executor="ray", shards=2, gamma_max=3, max_new_tokens=8, cost_seconds=0,
+        target={str(models["target"])!r}, draft={str(models["draft"])!r}, prompts={str(models["prompts"])!r})
+"""
+    source = str(Path(package.__file__).parents[1])
+    environment = os.environ | {"PYTHONPATH": source, "OMP_NUM_THREADS": "1"}
+
+    def driver() -> subprocess.Popen[bytes]:
+        return subprocess.Popen([sys.executable, "-c", program], env=environment, stderr=log.open("ab"))
+
+    started = driver()
+    wait_for(lambda: list(run.glob(f"{PARTS}/*/manifest.json")), started)
+    workers = [pid for pid in children(started.pid) if b"PartJob" in command(pid) or b"ray::" in command(pid)]
+    assert workers
+    os.kill(workers[0], signal.SIGKILL)
+    time.sleep(1)
+    started.kill()
+    started.wait()
+    again = driver()
+    assert again.wait(600) == 0, log.read_text()
+    assert same_rows(read_trace(run), whole[1])
+
+
+def wait_for(condition: Any, process: subprocess.Popen[bytes], limit: float = 600) -> None:
+    until = time.monotonic() + limit
+    while not condition():
+        assert process.poll() is None, "ended before"
+        assert time.monotonic() < until
+        time.sleep(0.05)
+
+
+def children(pid: int) -> list[int]:
+    """All processes below one."""
+    found = []
+    for stat in Path("/proc").glob("[0-9]*/stat"):
+        try:
+            fields = stat.read_text().rpartition(")")[2].split()
+        except OSError:
+            continue
+        if int(fields[1]) == pid:
+            own = int(stat.parent.name)
+            found += [own, *children(own)]
+    return found
+
+
+def command(pid: int) -> bytes:
+    try:
+        return Path(f"/proc/{pid}/cmdline").read_bytes()
+    except OSError:
+        return b""

@@ -1,0 +1,221 @@
+"""Batches: every output is that of plain decoding, whatever its neighbours do, and a replay knows every step."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Sequence
+
+import numpy as np
+import pytest
+import torch
+
+from draftgauge.core.errors import DraftgaugeError, ModelError, TraceError
+from draftgauge.core.prompts import Prompt
+from draftgauge.decoding.batch_meter import BatchMeterPlan, measure_batches
+from draftgauge.decoding.batched import BatchPlan, BatchRun, batched_decode
+from draftgauge.decoding.plain import plain_decode
+from draftgauge.decoding.recorder import RecordingPlan, record_prompt
+from draftgauge.decoding.settings import DecodingSettings
+from draftgauge.drafters.language_model import LanguageModelDrafter
+from draftgauge.models import static_rows
+from draftgauge.models.static_model import StaticModel
+from draftgauge.models.static_rows import StaticRows
+from draftgauge.policies.batch import BatchPolicy
+from draftgauge.policies.batches import make_batch_policy
+from draftgauge.replay.batched import replay_batch, resampled
+from draftgauge.traces.batch_costs import BatchCosts
+from draftgauge.traces.build import make_trace
+from draftgauge.traces.trace import Trace
+from draftgauge.verification import Sampling
+from linear_costs import LinearCosts
+from tiny import tiny_model, tiny_tokenizer, tokens
+
+GAMMA_MAX = 4
+SETTINGS = DecodingSettings(24, end_tokens=frozenset({7, 20, 41}))
+LENGTHS = (3, 17, 9, 30, 5, 12)  # of the prompts
+PROMPTS = [tokens(length, seed=length).tolist() for length in LENGTHS]
+POLICIES = ("none", "fixed:1", "fixed:4", "hf-confidence:threshold=0.2", "hf-heuristic", "stopping", "shared-budget")
+CAPACITY = max(LENGTHS) + SETTINGS.max_new_tokens
+
+
+def batch_costs(largest: int = 4, gamma_max: int = GAMMA_MAX) -> BatchCosts:
+    """A pass takes a second, a tenth more for every token, and a little for the context."""
+    batches, contexts = tuple(range(1, largest + 1)), (8, 40)
+
+    def table(width: int, share: float) -> tuple[tuple[tuple[float, ...], ...], ...]:
+        return tuple(
+            tuple(tuple(share * (1 + 0.1 * b * k + 0.001 * c) for k in range(1, width + 1)) for c in contexts)
+            for b in batches
+        )
+
+    each = tuple(0.01 * b for b in batches)
+    return BatchCosts(batches, contexts, table(gamma_max + 1, 1.0), table(2, 0.2), each, tuple(x / 10 for x in each))
+
+
+@pytest.fixture(scope="module")
+def models() -> tuple[StaticModel, StaticModel]:
+    draft = tiny_model("llama", num_hidden_layers=2, seed=0)
+    generator = torch.Generator().manual_seed(5)
+    with torch.no_grad():
+        for parameter in draft.parameters():
+            parameter += 0.15 * parameter.std() * torch.randn(parameter.shape, generator=generator)
+    return StaticModel(tiny_model("llama", seed=0)), StaticModel(draft)
+
+
+@pytest.fixture(scope="module")
+def plain(models: tuple[StaticModel, StaticModel]) -> list[list[int]]:
+    return [plain_decode(models[0], prompt, SETTINGS).tokens for prompt in PROMPTS]
+
+
+@pytest.fixture(scope="module")
+def trace(models: tuple[StaticModel, StaticModel]) -> Trace:
+    drafter = LanguageModelDrafter(models[1], SETTINGS.end_tokens)
+    plan = RecordingPlan(SETTINGS, GAMMA_MAX)
+    records = [
+        record_prompt(models[0], drafter, Prompt(n, str(n), "t", ""), prompt, plan, tiny_tokenizer())
+        for n, prompt in enumerate(PROMPTS)
+    ]
+    return make_trace(records, SETTINGS.max_new_tokens)
+
+
+def make(spec: str, batch: int) -> BatchPolicy:
+    return make_batch_policy(spec, batch, GAMMA_MAX, LinearCosts(GAMMA_MAX), batch_costs())
+
+
+def decode(
+    models: tuple[StaticModel, StaticModel],
+    policy: BatchPolicy,
+    plan: BatchPlan,
+    prompts: Sequence[list[int]] = PROMPTS,
+) -> BatchRun:
+    target, draft = (StaticRows(model, plan.batch, CAPACITY) for model in models)
+    return batched_decode(target, draft, policy, prompts, SETTINGS, plan)
+
+
+@pytest.mark.parametrize("spec", POLICIES)
+@pytest.mark.parametrize("batch", [1, 2, 3, 4])
+def test_greedy_outputs_are_those_of_plain_decoding(
+    models: tuple[StaticModel, StaticModel], plain: list[list[int]], spec: str, batch: int
+) -> None:
+    run = decode(models, make(spec, batch), BatchPlan(batch, GAMMA_MAX))
+    assert [output.prompt for output in run.outputs] == list(range(len(PROMPTS)))
+    assert [output.tokens for output in run.outputs] == plain
+    assert all(output.finished for output in run.outputs)
+    assert {len(output) for output in plain} > {SETTINGS.max_new_tokens}  # some ended early: ragged in length
+
+
+def test_acceptance_is_ragged(models: tuple[StaticModel, StaticModel]) -> None:
+    run = decode(models, make("fixed:4", 4), BatchPlan(4, GAMMA_MAX))
+    accepted = [[step.accepted for step in output.steps] for output in run.outputs[:4]]
+    assert any(len(set(step)) > 1 for step in itertools.zip_longest(*accepted, fillvalue=0))
+    assert sum(map(sum, accepted)) > 0
+
+
+@pytest.mark.parametrize("spec", POLICIES)
+@pytest.mark.parametrize("batch", [1, 3, 4])
+def test_replay_takes_the_same_steps_at_the_same_price(
+    models: tuple[StaticModel, StaticModel], trace: Trace, spec: str, batch: int
+) -> None:
+    queue = [0, 1, 2, 3, 4, 5, 2, 0]
+    run = decode(models, make(spec, batch), BatchPlan(batch, GAMMA_MAX, False, True), [PROMPTS[i] for i in queue])
+    costs = batch_costs()
+    policy = make(spec, batch)
+    replayed = replay_batch(trace, policy, costs, batch, queue)
+    steps = [step for output in run.outputs for step in output.steps]
+    assert replayed.steps == len(run.seconds)
+    assert replayed.committed == run.committed == sum(step.committed for step in steps)
+    assert replayed.accepted == sum(step.accepted for step in steps)
+    priced = len(run.seconds) * float(costs.step_seconds(batch))
+    for each in (p for step in run.passes for p in step):
+        of_kind = costs.draft_seconds if each.kind == "draft" else costs.verify_seconds
+        priced += float(of_kind(each.rows, each.tokens, each.context))
+        priced += float(costs.asking_seconds(each.rows)) if each.signals else 0.0
+    decision = policy.decision
+    deciding = decision.step * len(steps) + decision.token * replayed.drafted + decision.committed * replayed.committed
+    assert replayed.seconds == pytest.approx(priced + deciding, rel=1e-9)
+
+
+def test_the_batch_shrinks_where_drafts_end(models: tuple[StaticModel, StaticModel]) -> None:
+    run = decode(models, make("hf-confidence:threshold=0.2", 4), BatchPlan(4, GAMMA_MAX, timed=True))
+    rows = [[p.rows for p in step if p.kind == "draft"] for step in run.passes]
+    assert all(later <= earlier for step in rows for earlier, later in itertools.pairwise(step))
+    assert any(step and step[-1] < step[0] for step in rows)
+    widths = {p.tokens / p.rows for step in run.passes for p in step if p.kind == "verify"}
+    assert any(width % 1 for width in widths)  # and is verified without padding
+
+
+def test_a_shared_budget_drafts_less_where_tokens_cost_more(trace: Trace) -> None:
+    queue = resampled(len(PROMPTS), 4, np.random.default_rng(0))
+    cheap = batch_costs()
+    dear = BatchCosts(
+        cheap.batches,
+        cheap.contexts,
+        tuple(tuple(tuple(2.0 * b * k for k in range(1, 6)) for _ in cheap.contexts) for b in cheap.batches),
+        cheap.draft,
+        cheap.overhead,
+        cheap.asking,
+    )
+    drafted = []
+    for costs in (cheap, dear):
+        policy = make_batch_policy("shared-budget", 4, GAMMA_MAX, LinearCosts(GAMMA_MAX), costs)
+        drafted.append(replay_batch(trace, policy, costs, 4, queue).verified)
+    assert drafted[1] < drafted[0]
+
+
+def test_rows_agree_with_single_passes(models: tuple[StaticModel, StaticModel]) -> None:
+    model = models[0]
+    rows = StaticRows(model, 3, 64)
+    texts = [tokens(20, seed).tolist() for seed in (1, 2, 3)]
+    begins, counts = (11, 3, 16), (1, 4, 2)
+    for row, (text, begin) in enumerate(zip(texts, begins, strict=True)):
+        rows.prefill(row, text[:begin])
+    fed = [text[begin : begin + count] for text, begin, count in zip(texts, begins, counts, strict=True)]
+    for which in ([0, 1, 2], [1], [0, 2]):
+        for row in which:
+            rows.truncate(row, begins[row])
+        flat = torch.tensor([token for row in which for token in fed[row]])
+        together = rows.step(which, [counts[row] for row in which], flat).split([counts[row] for row in which])
+        for row, logits in zip(which, together, strict=True):
+            model.reset()
+            model.forward(torch.tensor(texts[row][: begins[row]]))
+            torch.testing.assert_close(logits, model.forward(torch.tensor(fed[row])), rtol=1e-4, atol=1e-4)
+
+
+def test_what_a_batch_cannot_do(
+    models: tuple[StaticModel, StaticModel], trace: Trace, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rows = [StaticRows(model, 2, CAPACITY) for model in models]
+    fixed = make("fixed:2", 2)
+    sampled = DecodingSettings(8, Sampling(1.0))
+    with pytest.raises(DraftgaugeError, match="batches are decoded greedily"):
+        batched_decode(rows[0], rows[1], fixed, PROMPTS, sampled, BatchPlan(2, 4))
+    with pytest.raises(DraftgaugeError, match="prompt 1 has 60 tokens"):
+        batched_decode(rows[0], rows[1], fixed, [PROMPTS[0], [1] * 60], SETTINGS, BatchPlan(2, 4))
+    with pytest.raises(DraftgaugeError, match="at least one request"):
+        batched_decode(rows[0], rows[1], fixed, [], SETTINGS, BatchPlan(2, 4))
+    with pytest.raises(ModelError, match="exceeds the 128 that"):
+        StaticRows(models[0], 2, 10_000)
+    monkeypatch.setattr(static_rows, "free_bytes", lambda device: 1000)
+    with pytest.raises(ModelError, match=r"a batch of 64 sequences of 100 tokens needs .* choose smaller batches"):
+        StaticRows(models[0], 64, 100)
+    with pytest.raises(DraftgaugeError, match="looks tokens up in the text"):
+        make("lookup", 2)
+    with pytest.raises(DraftgaugeError, match="a shared budget needs the chances"):
+        make("shared-budget:fixed:2", 2)
+    with pytest.raises(TraceError, match="batches of 1 to 4, asked for 5"):
+        replay_batch(trace, make("fixed:2", 5), batch_costs(), 5, [0] * 8)
+    with pytest.raises(TraceError, match="needs as many prompts"):
+        replay_batch(trace, fixed, batch_costs(), 2, [0])
+
+
+def test_measured_costs_are_those_of_passes(models: tuple[StaticModel, StaticModel]) -> None:
+    text = tokens(200, 3).tolist()
+    plan = BatchMeterPlan(text, (2, 3), (24, 100), gamma_max=2, seconds=0.0)
+    costs = measure_batches(models[0], models[1], plan, np.random.default_rng(0))
+    costs.validate()
+    assert costs.batches == (1, 2, 3)
+    assert costs.gamma_max == 2
+    assert np.shape(costs.verify) == (3, 2, 3)
+    assert np.shape(costs.draft) == (3, 2, 2)
+    with pytest.raises(DraftgaugeError, match="needs more than"):
+        measure_batches(models[0], models[1], BatchMeterPlan(text, (2,), (24,), 30), np.random.default_rng(0))
