@@ -37,6 +37,7 @@ from synthetic import same_rows
 from tiny import save_tiny, tiny_model, tiny_tokenizer
 
 PROMPTS = 11
+MANY = 300  # that take workers long enough to be killed
 SMALL: dict[str, Any] = {"gamma_max": 3, "max_new_tokens": 8, "cost_seconds": 0}
 
 
@@ -292,16 +293,15 @@ def test_bad_requests(models: dict[str, Any], tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_killed_on_ray(models: dict[str, Any], whole: tuple[Path, Trace], tmp_path: Path) -> None:
+def test_killed_on_ray(models: dict[str, Any], tmp_path: Path) -> None:
     """One worker is killed, then the driver; the same command again gives the trace of one process."""
     pytest.importorskip("ray", reason="Ray is not installed")
-    run, log = tmp_path / "run", tmp_path / "workers.txt"
+    run, log, prompts = tmp_path / "run", tmp_path / "workers.txt", tmp_path / "prompts.jsonl"
+    prompts.write_text("\n".join(json.dumps({"prompt": f"prompt number {n}"}) for n in range(MANY)))
+    asked = {name: str(value) for name, value in (models | {"prompts": prompts}).items()} | SMALL
     program = f"""
-import os, ray
 from draftgauge.api.profile import profile
-import draftgauge.api.recording as recording
-profile(out={str(run)!r}, executor="ray", shards=2, gamma_max=3, max_new_tokens=8, cost_seconds=0,
-        target={str(models["target"])!r}, draft={str(models["draft"])!r}, prompts={str(models["prompts"])!r})
+profile(out={str(run)!r}, executor="ray", shards=2, **{asked!r})
 """
     source = str(Path(package.__file__).parents[1])
     environment = os.environ | {"PYTHONPATH": source, "OMP_NUM_THREADS": "1"}
@@ -311,7 +311,7 @@ profile(out={str(run)!r}, executor="ray", shards=2, gamma_max=3, max_new_tokens=
 
     started = driver()
     wait_for(lambda: list(run.glob(f"{PARTS}/*/manifest.json")), started)
-    workers = [pid for pid in children(started.pid) if b"PartJob" in command(pid) or b"ray::" in command(pid)]
+    workers = [pid for pid in children(started.pid) if command(pid).startswith(b"ray::attempt")]
     assert workers
     os.kill(workers[0], signal.SIGKILL)
     time.sleep(1)
@@ -319,7 +319,7 @@ profile(out={str(run)!r}, executor="ray", shards=2, gamma_max=3, max_new_tokens=
     started.wait()
     again = driver()
     assert again.wait(600) == 0, log.read_text()
-    assert same_rows(read_trace(run), whole[1])
+    assert same_rows(read_trace(run), record(models, tmp_path / "whole", prompts=prompts))
 
 
 def wait_for(condition: Any, process: subprocess.Popen[bytes], limit: float = 600) -> None:
