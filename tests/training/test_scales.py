@@ -100,7 +100,7 @@ def test_training_warns_and_records(tmp_path: Path) -> None:
         target=str(folder), reuse="hidden", prompts=tmp_path / "prompts.jsonl", new_tokens=12, length=48, depths=3,
         steps=2, batch=2, log_every=1, device="cpu", answers=tmp_path / "answers.jsonl",
     )  # fmt: skip
-    with pytest.warns(UserWarning, match=r"stream is .* times .* where blocks.0.residual adds them"):
+    with pytest.warns(UserWarning, match=r"stream is .* times .* where blocks.0.residual adds them.* norm_before_fc"):
         train_drafter(replace(spec, **RAW), tmp_path / "raw")
     with warnings.catch_warnings():
         warnings.filterwarnings("error", message="at initialisation")

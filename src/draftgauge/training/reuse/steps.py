@@ -24,6 +24,7 @@ from torch import nn
 
 from draftgauge.core.errors import DraftgaugeError
 from draftgauge.core.progress import Progress
+from draftgauge.drafters.reuse.config import NORMS
 from draftgauge.drafters.reuse.net import ReuseNet
 from draftgauge.drafters.reuse.unroll import unroll_states
 from draftgauge.training.checkpoints import load_checkpoint, save_checkpoint
@@ -157,7 +158,7 @@ class Training:
             interval.last = {"learning_rate": self.schedule.rate(step)} | self.statistics.row() | self.scales.row()
             interval.last |= {} if gate is None else gate.row()
         if step == 0 and self.world.leads:
-            warn_of(imbalances(self.scales.scales()))
+            warn_of(imbalances(self.scales.scales()), [name for name in NORMS if not getattr(request, name)])
 
     def _make_batches(self, step: int) -> list[Batch]:
         """This process's parts of a step."""
@@ -230,13 +231,15 @@ class Training:
         )
 
 
-def warn_of(unequal: Sequence[Imbalance]) -> None:
-    """Say which sums start with parts of so different scales that the smaller ones are lost in them."""
+def warn_of(unequal: Sequence[Imbalance], norms_off: Sequence[str]) -> None:
+    """Say which sums start with parts of so different scales that the smaller ones are lost in them, and name the norms
+    that were left out.
+    """
     if unequal:
+        advice = f"Ask for {', '.join(norms_off)}, or read" if norms_off else "Read"
         warnings.warn(
-            f"at initialisation {'; '.join(map(str, unequal))}: the smaller part hardly counts. Ask for the norms of "
-            "the "
-            "design (norm_before_fc, norm_before_residual, norm_output), or read its results with this in mind",
+            f"at initialisation {'; '.join(map(str, unequal))}: the smaller part hardly counts at first. {advice} "
+            "the results with this in mind",
             stacklevel=2,
         )
 
