@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from draftgauge.decoding.settings import DecodingSettings
-from draftgauge.diagnostics.alpha import accepted_lengths, depth_counts, known_depths, walked
+from draftgauge.diagnostics.alpha import accepted_lengths, depth_counts, labelled_depths, walked
 from draftgauge.diagnostics.live_acceptance import live_acceptance
 from draftgauge.diagnostics.texts import HeldOutText
 from draftgauge.drafters.reuse import ReuseNet
@@ -65,7 +65,7 @@ def test_live_counts_are_those_of_the_drafts_on_the_way(design: str) -> None:
     live = live_acceptance(model, follower(net, model, settings), held_out, DEPTHS, settings)
     assert live.mismatched == 0
     for n, text in enumerate(held_out):
-        accepted, drafted = walked(text, lengths[n], known_depths(text, DEPTHS), settings.max_new_tokens)
+        accepted, drafted = walked(text, lengths[n], labelled_depths(text, DEPTHS), settings.max_new_tokens)
         reached, right = depth_counts(accepted, drafted, DEPTHS)
         assert live.reached[n].tolist() == reached.tolist()
         assert live.accepted[n].tolist() == right.tolist()
@@ -87,10 +87,10 @@ def test_counts_by_depth() -> None:
     assert accepted.tolist() == [2, 1, 0, 0]
 
 
-def test_known_depths_end_with_the_text() -> None:
+def test_labelled_depths_end_with_the_text() -> None:
     text = HeldOutText((5, 6), (1, 2, 3, 4, 5))
-    assert known_depths(text, 3).tolist() == [3, 3, 3, 2, 1]
-    assert known_depths(HeldOutText((5,), (1, 2, 3)), 3).tolist() == [0, 2, 1]
+    assert labelled_depths(text, 3).tolist() == [3, 3, 3, 2, 1]
+    assert labelled_depths(HeldOutText((5,), (1, 2, 3)), 3).tolist() == [0, 2, 1]
 
 
 def test_a_walk_commits_the_accepted_and_one_more() -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from draftgauge.diagnostics.alpha import accepted_lengths, known_depths, walked
+from draftgauge.diagnostics.alpha import accepted_lengths, labelled_depths, walked
 from draftgauge.diagnostics.texts import HeldOutText
 from draftgauge.diagnostics.tree import TreeShape, grow, tree_acceptance
 from draftgauge.drafters.reuse import ChainState, ReuseNet, drafting
@@ -73,7 +73,7 @@ def test_a_tree_of_one_branch_is_a_chain(design: str) -> None:
     trees = tree_acceptance(net, model.module, held_out, TreeShape(depth=3, top_k=1, tokens=4))
     lengths = accepted_lengths(net, model.module, held_out, 3)
     for tree, text, length in zip(trees, held_out, lengths, strict=True):
-        accepted, _ = walked(text, length, known_depths(text, 3), len(text.output))
+        accepted, _ = walked(text, length, labelled_depths(text, 3), len(text.output))
         assert (tree.tokens, tree.steps) == (len(text.output), len(accepted))
 
 

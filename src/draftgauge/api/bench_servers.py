@@ -123,10 +123,10 @@ def seconds_a_step(arm: Arm) -> list[float]:
 
 
 def _advice(rows: Sequence[Mapping[str, Any]], engine: str) -> dict[str, Mapping[str, Any]]:
-    found = {str(row["setting"]): row for row in rows if row.get("engine") == engine and "speedup" in row}
-    if not found:
+    by_setting = {str(row["setting"]): row for row in rows if row.get("engine") == engine and "speedup" in row}
+    if not by_setting:
         raise DraftgaugeError(f"--advice holds no rows of `draftgauge advise --engine {engine} --json FILE`")
-    return found
+    return by_setting
 
 
 def _with_advice(row: dict[str, Any], expected: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:

@@ -25,10 +25,10 @@ def advise(request: AdviseRequest) -> list[dict[str, Any]]:
     from draftgauge.core.templates import environment
 
     rows = run(request)
-    known = [row for row in rows if row["speedup"] is not None]
-    shown = sorted(known, key=lambda row: -row["speedup"])[:SHOWN] if known else rows
-    title = f"{request.engine}: the {len(shown)} fastest of {len(rows)} settings" if known else f"{request.engine}"
-    show_table(title, shown, {key: heading for key, heading in COLUMNS.items() if known or key not in _SPEEDS})
+    estimated = [row for row in rows if row["speedup"] is not None]
+    shown = sorted(estimated, key=lambda row: -row["speedup"])[:SHOWN] if estimated else rows
+    title = f"{request.engine}: the {len(shown)} fastest of {len(rows)} settings" if estimated else f"{request.engine}"
+    show_table(title, shown, {key: heading for key, heading in COLUMNS.items() if estimated or key not in _SPEEDS})
     advised = next((row for row in rows if row["advised"]), None)
     page = environment("draftgauge.serving", autoescape=False).get_template("advice.txt.j2")
     text = page.render(engine=request.engine, advised=advised, settings=request.settings)

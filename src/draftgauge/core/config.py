@@ -29,11 +29,13 @@ def from_mapping(cls: type[Config], values: Mapping[str, Any], where: str = "con
     """
     if not isinstance(values, Mapping):
         raise DraftgaugeError(f"{where} must be a table of keys and values, not {values!r}")
-    known: dict[str, Field[Any]] = {field.name: field for field in fields(cast(Any, cls)) if field.init}
-    unknown = sorted(set(values) - set(known))
+    by_name: dict[str, Field[Any]] = {field.name: field for field in fields(cast(Any, cls)) if field.init}
+    unknown = sorted(set(values) - set(by_name))
     if unknown:
-        raise DraftgaugeError(f"{where}: unknown key {', '.join(map(repr, unknown))}; known: {', '.join(known)}")
-    required = {name for name, field in known.items() if field.default is MISSING and field.default_factory is MISSING}
+        raise DraftgaugeError(f"{where}: unknown key {', '.join(map(repr, unknown))}; known: {', '.join(by_name)}")
+    required = {
+        name for name, field in by_name.items() if field.default is MISSING and field.default_factory is MISSING
+    }
     missing = sorted(required - set(values))
     if missing:
         raise DraftgaugeError(f"{where}: {', '.join(map(repr, missing))} must be given")

@@ -107,12 +107,12 @@ class _Loop:
         """One step; how the output finished, None if it goes on."""
         draft = self.draft()
         self.clock.end("draft")
-        known = self.target.length
+        cached = self.target.length
         fed = self.fed(draft)
         logits = self.target.forward(fed)
         draft, verdict = self.read(draft, fed[1:], self.judge(draft.probabilities, fed[1:], logits))
-        if known + 1 + verdict.accepted < self.target.length:
-            self.target.truncate(known + 1 + verdict.accepted)
+        if cached + 1 + verdict.accepted < self.target.length:
+            self.target.truncate(cached + 1 + verdict.accepted)
         self.clock.end("verify")
         finish = self.commit(draft, verdict, logits)
         self.clock.end("other")

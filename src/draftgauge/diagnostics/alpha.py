@@ -33,7 +33,7 @@ def accepted_lengths(
 ) -> list[Ints]:
     """Accepted length ``0 .. depths`` of the draft from every output position, ``[n]`` for each text.
 
-    A draft counts as accepted up to the end of the text, beyond which nothing is known; see :func:`known_depths`.
+    A draft counts as accepted up to the end of the text, beyond which nothing is known; see :func:`labelled_depths`.
 
     Args:
         net: the drafter.
@@ -56,7 +56,7 @@ def agreement(
     net: ReuseNet, module: PreTrainedModel, texts: Sequence[HeldOutText], depths: int, batch_tokens: int = BATCH_TOKENS
 ) -> list[Ints]:
     """Whether the token at each depth of the draft from every output position is the text's, ``[n, depths]`` of 0 and 1
-    for each text, whatever became of the tokens before it; 0 where there is no label, see :func:`known_depths`.
+    for each text, whatever became of the tokens before it; 0 where there is no label, see :func:`labelled_depths`.
 
     Where a token before was wrong, the drafter was fed the text's in its place: the drafter of every design is asked
     the same question at every position, so designs can be compared depth by depth. Arguments as in
@@ -77,39 +77,39 @@ def agreement(
     return agreed
 
 
-def known_depths(text: HeldOutText, depths: int) -> Ints:
+def labelled_depths(text: HeldOutText, depths: int) -> Ints:
     """``[n]`` how many depths of the draft from each output position have a label, at most K.
 
     None at position 0 of a prompt of one token: nothing of that text has been through the target when its first draft
     is due.
     """
     left = np.arange(len(text.output), 0, -1)
-    known = np.minimum(left, depths)
+    labelled = np.minimum(left, depths)
     if len(text.prompt) < 2:
-        known[:1] = 0
-    return known
+        labelled[:1] = 0
+    return labelled
 
 
-def depth_counts(accepted: Ints, known: Ints, depths: int) -> tuple[Ints, Ints]:
+def depth_counts(accepted: Ints, labelled: Ints, depths: int) -> tuple[Ints, Ints]:
     """Drafts that reached each depth, and those accepted there, ``[depths]`` each.
 
     Args:
         accepted: ``[drafts]`` accepted lengths.
-        known: ``[drafts]`` how many depths of each draft are known.
+        labelled: ``[drafts]`` how many depths of each draft have a label.
     """
     depth = np.arange(depths)
-    reached = (accepted[:, None] >= depth) & (known[:, None] > depth)
+    reached = (accepted[:, None] >= depth) & (labelled[:, None] > depth)
     return reached.sum(0), (reached & (accepted[:, None] > depth)).sum(0)
 
 
-def walked(text: HeldOutText, accepted: Ints, known: Ints, max_new_tokens: int) -> tuple[Ints, Ints]:
+def walked(text: HeldOutText, accepted: Ints, labelled: Ints, max_new_tokens: int) -> tuple[Ints, Ints]:
     """The drafts that a decoding loop makes on its way through the text, as (accepted, drafted) lengths of its steps.
 
     Each step commits the accepted tokens and one more; a draft leaves room for that one, as the live loop does.
     """
     steps, position = [], 0
     while position < len(text.output):
-        drafted = min(int(known[position]), max_new_tokens - position - 1)
+        drafted = min(int(labelled[position]), max_new_tokens - position - 1)
         steps.append((min(int(accepted[position]), drafted), drafted))
         position += steps[-1][0] + 1
     return np.array([s[0] for s in steps], np.int64), np.array([s[1] for s in steps], np.int64)

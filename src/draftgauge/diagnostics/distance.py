@@ -63,11 +63,11 @@ def distance_names(windows: Sequence[int] = WINDOWS) -> list[str]:
     return [*(f"{low + 1}-{high}" for low, high in pairwise(edges)), f">{windows[-1]}"]
 
 
-def counts_by_distance(accepted: Ints, known: Ints, classes: Ints, count: int, depths: int) -> tuple[Ints, Ints]:
+def counts_by_distance(accepted: Ints, labelled: Ints, classes: Ints, count: int, depths: int) -> tuple[Ints, Ints]:
     """Drafts of one text that reached each depth and were accepted there, by the class of the token at that depth.
 
     Args:
-        accepted, known: ``[n]`` of the draft from each output position, see :mod:`draftgauge.diagnostics.alpha`.
+        accepted, labelled: ``[n]`` of the draft from each output position, see :mod:`draftgauge.diagnostics.alpha`.
         classes: ``[n]`` of the output tokens.
         count: of classes.
 
@@ -76,7 +76,7 @@ def counts_by_distance(accepted: Ints, known: Ints, classes: Ints, count: int, d
     """
     reached, right = np.zeros((2, count, depths), np.int64)
     for depth in range(depths):
-        places = np.flatnonzero((accepted >= depth) & (known > depth))
+        places = np.flatnonzero((accepted >= depth) & (labelled > depth))
         label = classes[places + depth]
         np.add.at(reached[:, depth], label, 1)
         np.add.at(right[:, depth], label[accepted[places] > depth], 1)

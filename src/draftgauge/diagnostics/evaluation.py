@@ -9,7 +9,7 @@ import numpy as np
 
 from draftgauge.core.progress import Progress, silent
 from draftgauge.decoding.settings import DecodingSettings
-from draftgauge.diagnostics.alpha import Ints, accepted, agreement, depth_counts, known_depths, walked
+from draftgauge.diagnostics.alpha import Ints, accepted, agreement, depth_counts, labelled_depths, walked
 from draftgauge.diagnostics.distance import WINDOWS, counts_by_distance
 from draftgauge.diagnostics.latency import Latency, measure_latency
 from draftgauge.diagnostics.live_acceptance import live_acceptance
@@ -104,10 +104,10 @@ def evaluate_drafter(
     progress("evaluation", 0, PARTS)
     agreed = agreement(net, target.module, texts, count)
     lengths = [accepted(rows) for rows in agreed]
-    known = [known_depths(text, count) for text in texts]
-    forced = [depth_counts(a, k, count) for a, k in zip(lengths, known, strict=True)]
+    labelled = [labelled_depths(text, count) for text in texts]
+    forced = [depth_counts(a, k, count) for a, k in zip(lengths, labelled, strict=True)]
     distances = [
-        counts_by_distance(a, k, c, classes_in_all, count) for a, k, c in zip(lengths, known, classes, strict=True)
+        counts_by_distance(a, k, c, classes_in_all, count) for a, k, c in zip(lengths, labelled, classes, strict=True)
     ]
     progress("evaluation", 2, PARTS)
 
@@ -115,7 +115,9 @@ def evaluate_drafter(
     taps = attach_taps(target, TapPlan(net.config.hidden_layers, net.config.kv_layers))
     drafter = ReuseDrafter(net, target, taps, plan.settings.end_tokens)
     live = live_acceptance(target, drafter, live_texts, count, plan.settings)
-    walks = [walked(t, a, k, plan.settings.max_new_tokens) for t, a, k in zip(live_texts, lengths, known, strict=False)]
+    walks = [
+        walked(t, a, k, plan.settings.max_new_tokens) for t, a, k in zip(live_texts, lengths, labelled, strict=False)
+    ]
     on_way = [depth_counts(a, drafted, count) for a, drafted in walks]
     progress("evaluation", 3, PARTS)
 
@@ -126,7 +128,7 @@ def evaluate_drafter(
     progress("evaluation", PARTS, PARTS)
     return DrafterEvaluation(
         tasks=[text.task for text in texts],
-        positions=np.stack([(one[:, None] > np.arange(count)).sum(0) for one in known]),
+        positions=np.stack([(one[:, None] > np.arange(count)).sum(0) for one in labelled]),
         agreed=np.stack([rows.sum(0) for rows in agreed]),
         reached=_stacked(forced, 0, count),
         accepted=_stacked(forced, 1, count),

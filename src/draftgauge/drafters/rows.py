@@ -79,7 +79,7 @@ class EachRow:
 
 
 @dataclass
-class _Growing:
+class _OpenDraft:
     """A draft in the making."""
 
     asked: Asked
@@ -117,24 +117,24 @@ class LanguageModelRows:
     def propose(self, asked: Mapping[int, Asked]) -> dict[int, Draft]:
         """Drafts of the rows asked for, grown together; empty for a text that outgrew the model's context."""
         drafts: dict[int, Draft] = {row: Draft([]) for row in asked}
-        growing: dict[int, _Growing] = {}
+        drafting: dict[int, _OpenDraft] = {}
         for row, each in asked.items():
             limit = min(each.limit, self._rows.spec.context - len(self._texts[row]) + 1)
             if limit > 0:
-                growing[row] = _Growing(Asked(limit, each.keep_drafting, each.reads), [], [])
+                drafting[row] = _OpenDraft(Asked(limit, each.keep_drafting, each.reads), [], [])
                 self._take_in(row, len(self._texts[row]) - TAKEN_IN_TOGETHER)
-        going = list(growing)
+        going = list(drafting)
         feed = [self._texts[row][self._rows.length(row) :] for row in going]
         while going:
             logits = self._rows.step(going, [self._tensor(tokens) for tokens in feed])[:, : self._vocabulary]
             chosen = logits.argmax(-1).tolist()
             on = [
-                self._goes_on(growing[row], token, logits[index : index + 1])
+                self._goes_on(drafting[row], token, logits[index : index + 1])
                 for index, (row, token) in enumerate(zip(going, chosen, strict=True))
             ]
             feed = [[token] for token, more in zip(chosen, on, strict=True) if more]
             going = [row for row, more in zip(going, on, strict=True) if more]
-        return drafts | {row: Draft(draft.tokens, None, draft.signals) for row, draft in growing.items()}
+        return drafts | {row: Draft(draft.tokens, None, draft.signals) for row, draft in drafting.items()}
 
     def commit(self, row: int, accepted: int, tokens: list[int]) -> None:
         """Roll the row back to what was accepted and remember the text."""
@@ -153,7 +153,7 @@ class LanguageModelRows:
         if behind:
             self._rows.prefill(row, self._tensor(behind))
 
-    def _goes_on(self, draft: _Growing, token: int, logits: torch.Tensor) -> bool:
+    def _goes_on(self, draft: _OpenDraft, token: int, logits: torch.Tensor) -> bool:
         """Add a drafted token; whether another one is drafted. As :class:`DraftBuilder` grows a single draft."""
         asked = draft.asked
         draft.tokens.append(token)

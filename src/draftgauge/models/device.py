@@ -21,13 +21,13 @@ def choose_device(device: str | torch.device | None) -> torch.device:
     if device is None:
         return torch.device("cuda" if torch.cuda.is_available() else "cpu")
     try:
-        place = torch.device(device)
+        chosen = torch.device(device)
     except RuntimeError as error:
         raise DraftgaugeError(f"there is no device {device!r}: name cpu, cuda, cuda:1 or the like") from error
-    there = device_count(place.type)
-    if place.type != "cpu" and (place.index or 0) >= there:
-        raise DraftgaugeError(f"device {place} is not there: torch sees {there} of the kind {place.type} here")
-    return place
+    there = device_count(chosen.type)
+    if chosen.type != "cpu" and (chosen.index or 0) >= there:
+        raise DraftgaugeError(f"device {chosen} is not there: torch sees {there} of the kind {chosen.type} here")
+    return chosen
 
 
 def device_count(kind: str) -> int:
@@ -44,21 +44,21 @@ def check_devices(device: str | torch.device | None, count: int) -> None:
     Raises:
         DraftgaugeError: saying how many there are.
     """
-    place = choose_device(device)
-    there = device_count(place.type)
-    if place.index is not None and count > 1:
-        raise DraftgaugeError(f"{place} is one device, and {count} are asked for: name the kind alone, {place.type}")
+    chosen = choose_device(device)
+    there = device_count(chosen.type)
+    if chosen.index is not None and count > 1:
+        raise DraftgaugeError(f"{chosen} is one device, and {count} are asked for: name the kind alone, {chosen.type}")
     if count > there:
-        unit = "cores" if place.type == "cpu" else "devices"
-        raise DraftgaugeError(f"{count} devices are asked for, and this machine has {there} {unit} ({place.type})")
+        unit = "cores" if chosen.type == "cpu" else "devices"
+        raise DraftgaugeError(f"{count} devices are asked for, and this machine has {there} {unit} ({chosen.type})")
 
 
 def numbered(device: str | torch.device | None, number: int) -> torch.device:
     """The device of this number, of the kind that :func:`choose_device` gives, where that says no number itself; a CPU
     has none.
     """
-    place = choose_device(device)
-    return place if place.type == "cpu" or place.index is not None else torch.device(place.type, number)
+    chosen = choose_device(device)
+    return chosen if chosen.type == "cpu" or chosen.index is not None else torch.device(chosen.type, number)
 
 
 def free_bytes(device: torch.device) -> int | None:

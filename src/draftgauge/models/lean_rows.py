@@ -91,16 +91,16 @@ class LeanRows:
         longest = int(ends.max())
         self._reserve(longest)
         last = counts.cumsum(0) - 1
-        place = self.spec.device
-        owner = torch.tensor(rows).repeat_interleave(counts).to(place)  # [T] row of each token
+        device = self.spec.device
+        owner = torch.tensor(rows).repeat_interleave(counts).to(device)  # [T] row of each token
         inside = torch.arange(int(counts.sum())) - (last + 1 - counts).repeat_interleave(counts)
-        position = (begins.repeat_interleave(counts) + inside).to(place)  # [T]
+        position = (begins.repeat_interleave(counts) + inside).to(device)  # [T]
         cos, sin = self._model.rotary(longest)
         attend = _RowAttention(self, owner, position, longest)
         hidden = run_layers(self._weights, torch.cat(list(tokens)), cos[position], sin[position], attend)
         for row, end in zip(rows, ends.tolist(), strict=True):
             self._lengths[row] = end
-        return logits(self._weights, hidden[last.to(place)])
+        return logits(self._weights, hidden[last.to(device)])
 
     def _reserve(self, length: int) -> None:
         if length > self._cache.shape[3]:

@@ -126,9 +126,9 @@ class Features:
     values: Tensor | None
     logits: Tensor
 
-    def to(self, *place: Any, **options: Any) -> Features:
+    def to(self, *arguments: Any, **options: Any) -> Features:
         """As ``Tensor.to``: to another device or dtype."""
-        return self._each(lambda part: part.to(*place, **options))
+        return self._each(lambda part: part.to(*arguments, **options))
 
     def rows(self, chosen: Tensor | slice) -> Features:
         """Some of the texts."""

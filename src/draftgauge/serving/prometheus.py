@@ -32,17 +32,17 @@ def parse_metrics(text: str) -> list[Sample]:
     for line in text.splitlines():
         if not line.strip() or line.startswith("#"):
             continue
-        found = _SAMPLE.match(line.strip())
+        match = _SAMPLE.match(line.strip())
         try:
-            if found is None:
+            if match is None:
                 raise ValueError(line)
-            value = float(found["value"])  # NaN and +Inf as Prometheus writes them are floats too
+            value = float(match["value"])  # NaN and +Inf as Prometheus writes them are floats too
         except ValueError as error:
             raise DraftgaugeError(f"this is no page of metrics: {line.strip()[:80]!r}") from error
-        labels = {key: _unescaped(written) for key, written in _LABEL.findall(found["labels"] or "")}
-        samples.append(Sample(found["name"], value, labels))
+        labels = {key: _unescaped(written) for key, written in _LABEL.findall(match["labels"] or "")}
+        samples.append(Sample(match["name"], value, labels))
     return samples
 
 
 def _unescaped(text: str) -> str:
-    return _ESCAPED.sub(lambda found: "\n" if found[1] == "n" else found[1], text)
+    return _ESCAPED.sub(lambda match: "\n" if match[1] == "n" else match[1], text)

@@ -97,7 +97,7 @@ def request_steps(line: str, where: str) -> RequestSteps:
         usage, metrics = answer["usage"], answer["metrics"]["speculative_decoding"]
         nothing: list[int] | None = [] if metrics["num_spec_steps"] == 0 else None  # vLLM then leaves the lists out
         drafted, accepted = (metrics.get(f"per_step_{name}", nothing) for name in ("drafted", "accepted"))
-        found = RequestSteps(
+        steps = RequestSteps(
             prompt_tokens=int(usage["prompt_tokens"]),
             output_tokens=int(usage["completion_tokens"]),
             drafted=tuple(map(int, drafted)),
@@ -107,12 +107,12 @@ def request_steps(line: str, where: str) -> RequestSteps:
         )
     except (ValueError, KeyError, TypeError) as error:
         raise TraceError(f"{where} is no answer of vLLM with metrics of every step ({error!r}): {START}") from error
-    if len(found.drafted) != len(found.accepted) or any(
-        not 0 <= accepted <= drafted <= found.longest
-        for drafted, accepted in zip(found.drafted, found.accepted, strict=True)
+    if len(steps.drafted) != len(steps.accepted) or any(
+        not 0 <= accepted <= drafted <= steps.longest
+        for drafted, accepted in zip(steps.drafted, steps.accepted, strict=True)
     ):
-        raise TraceError(f"{where} accepts more tokens than it drafts, or drafts more than {found.longest}")
-    return found
+        raise TraceError(f"{where} accepts more tokens than it drafts, or drafts more than {steps.longest}")
+    return steps
 
 
 def trace_of_requests(requests: Sequence[RequestSteps], seed: int = 0) -> ImportedTrace:
@@ -127,21 +127,21 @@ def trace_of_requests(requests: Sequence[RequestSteps], seed: int = 0) -> Import
     (width,) = longest
     if width < 1:
         raise TraceError("the server drafts no tokens, so its answers say nothing of a drafter")
-    known = [(request, matches) for request in requests if (matches := position_matches(request)) is not None]
-    if not known:
+    accounted = [(request, matches) for request in requests if (matches := position_matches(request)) is not None]
+    if not accounted:
         raise TraceError(
             "no answer's steps account for its tokens: some steps drafted nothing; draft at every step, with one length"
         )
     chance = _last_depth(requests, width)
     rng = np.random.default_rng(seed)
     records, unknown, positions = [], 0, 0
-    for index, (request, matches) in enumerate(known):
+    for index, (request, matches) in enumerate(accounted):
         open_ = matches == UNKNOWN
         unknown, positions = unknown + int(open_.sum()), positions + len(matches)
         drawn = np.where(open_, rng.random(len(matches)) < chance, matches == YES)
         records.append(_record(request, index, drawn, width))
     limit = max(record.info.output_tokens for record in records)
-    return ImportedTrace(make_trace(records, limit), unknown / positions, len(requests) - len(known))
+    return ImportedTrace(make_trace(records, limit), unknown / positions, len(requests) - len(accounted))
 
 
 def position_matches(request: RequestSteps) -> NDArray[np.int64] | None:

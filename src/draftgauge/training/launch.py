@@ -22,14 +22,14 @@ RESULT, REFUSED, DIED, FAILED = "result", "refused", "died", "failed"
 Send = Callable[[str, tuple[Any, ...]], None]
 
 
-def launch(size: int, work: Callable[..., Any], arguments: tuple[Any, ...], told: Send) -> Any:
+def launch(size: int, work: Callable[..., Any], arguments: tuple[Any, ...], receive: Send) -> Any:
     """Run ``work(send, *arguments)`` in ``size`` new processes, which find each other by torchrun's variables.
 
     Args:
         size: number of processes.
         work: a function of a module; what it is given and returns is pickled.
         arguments: of it.
-        told: called with what any process sends.
+        receive: called with what any process sends.
 
     Returns:
         What the first process returned.
@@ -52,19 +52,19 @@ def launch(size: int, work: Callable[..., Any], arguments: tuple[Any, ...], told
             theirs.close()
             processes.append(process)
             ends[ours] = rank
-        results, failures = _listen(ends, told)
+        results, failures = _listen(ends, receive)
     finally:
         for started in processes:
             started.kill()
             started.join()
     for kind in (REFUSED, DIED, FAILED):
-        for rank, (found, message) in sorted(failures.items()):
-            if found == kind:
+        for rank, (failure, message) in sorted(failures.items()):
+            if failure == kind:
                 raise RuntimeError(f"process {rank}: {message}") if kind == FAILED else DraftgaugeError(message)
     return results[0]
 
 
-def _listen(ends: dict[Connection, int], told: Send) -> tuple[dict[int, Any], dict[int, tuple[str, str]]]:
+def _listen(ends: dict[Connection, int], receive: Send) -> tuple[dict[int, Any], dict[int, tuple[str, str]]]:
     """Results and failures by rank, until all processes have ended or one has failed."""
     results: dict[int, Any] = {}
     failures: dict[int, tuple[str, str]] = {}
@@ -85,7 +85,7 @@ def _listen(ends: dict[Connection, int], told: Send) -> tuple[dict[int, Any], di
             elif kind in (REFUSED, FAILED):
                 failures[rank] = kind, content
             else:
-                told(kind, content)
+                receive(kind, content)
         if failures and deadline is None:
             deadline = time.monotonic() + GRACE
     return results, failures

@@ -76,15 +76,15 @@ def world_here() -> World:
     Raises:
         DraftgaugeError: if they say what cannot be.
     """
-    told = {name: os.environ[name] for name in VARIABLES if name in os.environ}
-    if len(told) < len(VARIABLES):
+    given = {name: os.environ[name] for name in VARIABLES if name in os.environ}
+    if len(given) < len(VARIABLES):
         return World()
     try:
-        rank, size, local_rank, local_size = map(int, told.values())
+        rank, size, local_rank, local_size = map(int, given.values())
     except ValueError as error:
         raise DraftgaugeError(f"{', '.join(VARIABLES)} must be numbers, as torchrun sets them: {error}") from error
     if not 0 <= local_rank <= rank < size or not local_rank < local_size <= size:
-        shown = ", ".join(f"{name}={value}" for name, value in told.items())
+        shown = ", ".join(f"{name}={value}" for name, value in given.items())
         raise DraftgaugeError(f"{shown} do not go together: start the processes with torchrun")
     return World(rank, size, local_rank, local_size)
 

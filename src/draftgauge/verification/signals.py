@@ -38,8 +38,8 @@ def read_signals(logits: Tensor, token: Tensor, reads: Reads) -> tuple[float, fl
     """
     parts = _parts(logits, reads)
     *shown, number = _read_together([*parts.values(), token[0]])
-    known = dict(zip(parts, shown, strict=True))
-    confidence, entropy, margin = (known.get(name, math.nan) for name in IN_ORDER)
+    by_name = dict(zip(parts, shown, strict=True))
+    confidence, entropy, margin = (by_name.get(name, math.nan) for name in IN_ORDER)
     return confidence, entropy, margin, int(number)
 
 

@@ -109,14 +109,16 @@ class AblationJob:
         request = self.request()
         if request.threads is not None:
             torch.set_num_threads(request.threads)
-        place = self.study / FOLDER / self.name
-        trained = train_drafter(request, place, lambda what, done, total: progress(f"{self.name}: {what}", done, total))
+        folder = self.study / FOLDER / self.name
+        trained = train_drafter(
+            request, folder, lambda what, done, total: progress(f"{self.name}: {what}", done, total)
+        )
         target = load_target(request)
         texts, _ = read_texts(self.study / VALIDATION_NAME)
-        losses = held_out_kl(load_drafter(place, target), target.module, texts, request.depths)
+        losses = held_out_kl(load_drafter(folder, target), target.module, texts, request.depths)
         content = {"identity": self.identity(), "validation_kl": losses, "train_loss": trained.loss}
         atomic_write_text(self.path, json.dumps(content, indent=1) + "\n")
-        shutil.rmtree(place)
+        shutil.rmtree(folder)
 
 
 def ablation_jobs(
@@ -165,18 +167,18 @@ def ablation_rows(jobs: Sequence[AblationJob]) -> list[Row]:
     ``difference`` is to the design as it stands, positive where that is better: its mean over the seeds that both have,
     and the least and the most of any seed. ``best`` is true of the arm of least KL of its design, on the same seeds.
     """
-    found: dict[tuple[str, str], dict[int, list[float]]] = {}
+    by_arm: dict[tuple[str, str], dict[int, list[float]]] = {}
     for job in jobs:
         losses = read_ablation(job)
         if losses is not None:
-            found.setdefault((job.arm.design, job.arm.name), {})[job.base.seed] = losses
+            by_arm.setdefault((job.arm.design, job.arm.name), {})[job.base.seed] = losses
     rows: list[Row] = []
-    for (design, name), by_seed in found.items():
+    for (design, name), by_seed in by_arm.items():
         mean = np.mean(list(by_seed.values()), axis=0)
         row: Row = {"design": design, "ablation": name, "seeds": len(by_seed), "steps": jobs[0].base.steps}
         row |= {"validation_kl": float(mean.mean())}
         row |= {f"validation_kl_{depth}": float(value) for depth, value in enumerate(mean)}
-        base = found.get((design, AS_IT_STANDS), {})
+        base = by_arm.get((design, AS_IT_STANDS), {})
         pairs = [float(np.mean(by_seed[seed]) - np.mean(base[seed])) for seed in by_seed if seed in base]
         if pairs and name != AS_IT_STANDS:
             row |= {"difference": float(np.mean(pairs)), "least": min(pairs), "most": max(pairs)}

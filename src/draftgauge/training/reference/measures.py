@@ -51,9 +51,9 @@ def distinct_grams(tokens: Sequence[int], length: int = GRAM) -> tuple[int, int]
 
 def copied_grams(tokens: Sequence[int], prompt: Sequence[int], length: int = GRAM) -> tuple[int, int]:
     """Runs of ``length`` tokens of an output that stand in its prompt too, and all of them."""
-    known = set(_grams(prompt, length))
+    prompt_grams = set(_grams(prompt, length))
     grams = _grams(tokens, length)
-    return sum(gram in known for gram in grams), len(grams)
+    return sum(gram in prompt_grams for gram in grams), len(grams)
 
 
 def _grams(tokens: Sequence[int], length: int) -> list[tuple[int, ...]]:

@@ -47,12 +47,12 @@ class Answers:
 
     Attributes:
         conversations: in the order of the prompts.
-        made: the first line of the file: target fingerprint, hash of the prompts, longest answer, seed.
+        description: the first line of the file: target fingerprint, hash of the prompts, longest answer, seed.
         sha256: of prompts and answers, so that a cache made from others is told apart.
     """
 
     conversations: tuple[Conversation, ...]
-    made: Mapping[str, Any]
+    description: Mapping[str, Any]
     sha256: str
 
 
@@ -74,7 +74,7 @@ def describe(
 
 def make_answers(
     path: Path,
-    made: Mapping[str, Any],
+    description: Mapping[str, Any],
     module: PreTrainedModel,
     prompts: Sequence[Sequence[int]],
     end_tokens: Collection[int],
@@ -89,15 +89,15 @@ def make_answers(
     """
     partial = path.with_name(path.name + PARTIAL)
     require_writable(path.parent)
-    done = _resume(partial, made)
+    done = _resume(partial, description)
     missing = [index for index in range(len(prompts)) if index not in done]
     with partial.open("a", encoding="utf-8") as file:
         if not file.tell():
-            file.write(json.dumps(made) + "\n")
+            file.write(json.dumps(description) + "\n")
         progress("answers", len(done), len(prompts))
-        for group in groups([len(prompts[i]) for i in missing], made["new_tokens"]):
+        for group in groups([len(prompts[i]) for i in missing], description["new_tokens"]):
             chosen = [missing[i] for i in group]
-            answers = greedy_answers(module, [prompts[i] for i in chosen], made["new_tokens"], end_tokens)
+            answers = greedy_answers(module, [prompts[i] for i in chosen], description["new_tokens"], end_tokens)
             for index, answer in zip(chosen, answers, strict=True):
                 done[index] = {"index": index, "prompt": len(prompts[index]), "tokens": [*prompts[index], *answer]}
                 file.write(json.dumps(done[index]) + "\n")
@@ -105,7 +105,7 @@ def make_answers(
             progress("answers", len(done), len(prompts))
     temporary = path.with_name(f".{path.name}.sorted")
     with temporary.open("w", encoding="utf-8") as file:
-        file.write(json.dumps(made) + "\n")
+        file.write(json.dumps(description) + "\n")
         file.writelines(json.dumps(done[index]) + "\n" for index in range(len(prompts)))
         file.flush()
         os.fsync(file.fileno())
@@ -122,8 +122,8 @@ def read_answers(path: Path) -> Answers:
     """
     try:
         lines = path.read_text(encoding="utf-8").splitlines()
-        made, *rows = [json.loads(line) for line in lines]
-        if made.get("schema") != SCHEMA or len(rows) != made["prompts"]:
+        description, *rows = [json.loads(line) for line in lines]
+        if description.get("schema") != SCHEMA or len(rows) != description["prompts"]:
             raise DraftgaugeError(
                 f"{path} is not a whole file of answers of schema {SCHEMA}: remove it, or name another"
             )
@@ -138,29 +138,29 @@ def read_answers(path: Path) -> Answers:
     for conversation in conversations:
         digest.update(f"{conversation.prompt}\0{len(conversation.tokens)}\0".encode())
         digest.update(conversation.tokens.tobytes())
-    return Answers(conversations, made, digest.hexdigest())
+    return Answers(conversations, description, digest.hexdigest())
 
 
-def check_made(path: Path, made: Mapping[str, Any], wanted: Mapping[str, Any]) -> None:
+def check_description(path: Path, description: Mapping[str, Any], wanted: Mapping[str, Any]) -> None:
     """Raise ``DraftgaugeError`` if the first line of a file of answers is not as wanted."""
-    off = [key for key, value in wanted.items() if made.get(key) != value]
+    off = [key for key, value in wanted.items() if description.get(key) != value]
     if off:
         differences = "; ".join(
-            f"{key.replace('_', ' ')} is {made.get(key)!s:.40}, not {wanted[key]!s:.40}" for key in off
+            f"{key.replace('_', ' ')} is {description.get(key)!s:.40}, not {wanted[key]!s:.40}" for key in off
         )
         raise DraftgaugeError(
             f"{path} holds other answers than are asked for: {differences}. Name another file, and they are made"
         )
 
 
-def _resume(partial: Path, made: Mapping[str, Any]) -> dict[int, dict[str, Any]]:
+def _resume(partial: Path, description: Mapping[str, Any]) -> dict[int, dict[str, Any]]:
     """The rows that an interrupted call left, by prompt; the line it was killed in is cut off."""
     if not partial.exists():
         return {}
     content = partial.read_bytes()
     whole = content[: content.rfind(b"\n") + 1]
     lines = [json.loads(line) for line in whole.splitlines()]
-    if lines and lines[0] != made:
+    if lines and lines[0] != description:
         raise DraftgaugeError(
             f"{partial} was begun for another target, other prompts or settings: remove it, or name another file"
         )

@@ -116,8 +116,8 @@ class DataOrder:
 
     def step(self, step: int) -> NDArray[np.int64]:
         """``[batch]``: the conversations of a step, counted from 0; similar ones stand together."""
-        epoch, place = divmod(step, self.epoch_steps)
-        return self._epoch(epoch)[place]
+        epoch, number = divmod(step, self.epoch_steps)
+        return self._epoch(epoch)[number]
 
     def _make_epoch(self, epoch: int) -> NDArray[np.int64]:
         rng = generator(self.seed, "order", epoch)

@@ -23,7 +23,7 @@ from draftgauge.models.prompts_text import encode_prompt
 from draftgauge.models.reference import REFERENCE
 from draftgauge.training.reference.data import training_questions
 from draftgauge.training.reference.recipe import Recipe
-from draftgauge.training.reuse.answers import Answers, check_made, describe, make_answers, read_answers
+from draftgauge.training.reuse.answers import Answers, check_description, describe, make_answers, read_answers
 from draftgauge.training.reuse.request import TrainingSpec
 
 Messages = str | Sequence[dict[str, str]]
@@ -113,9 +113,9 @@ def existing_answers(request: TrainingSpec, path: Path, fingerprint: str) -> Ans
     if not path.exists():
         return None
     answers = read_answers(path)
-    check_made(
+    check_description(
         path,
-        answers.made,
+        answers.description,
         {"target_fingerprint": fingerprint, "source": source_of(request), "new_tokens": request.new_tokens},
     )
     return answers
@@ -138,8 +138,8 @@ def answers_of(request: TrainingSpec, path: Path, target: CachedModel, progress:
         tokenizer = load_tokenizer(request.target, request.trust_remote_code)
         prompts = prompt_tokens(request, tokenizer, target.spec.context - request.new_tokens)
         progress("questions", 1, 1)
-        made = describe(fingerprint, prompts, request.new_tokens, request.data_seed, source)
-        return make_answers(path, made, target.module, prompts, end_tokens(target, tokenizer), progress)
+        description = describe(fingerprint, prompts, request.new_tokens, request.data_seed, source)
+        return make_answers(path, description, target.module, prompts, end_tokens(target, tokenizer), progress)
 
 
 def token_counts(answers: Answers, vocabulary: int) -> Tensor:

@@ -108,7 +108,7 @@ def cache_identity(
     answers: Answers, conversations: Sequence[Conversation], length: int, plan: TapPlan
 ) -> CacheIdentity:
     """The identity of a cache of these conversations."""
-    fingerprint = str(answers.made["target_fingerprint"])
+    fingerprint = str(answers.description["target_fingerprint"])
     return CacheIdentity(fingerprint, answers.sha256, length, plan.hidden_layers, plan.kv_layers, len(conversations))
 
 

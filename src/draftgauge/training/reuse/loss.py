@@ -28,14 +28,14 @@ class Teacher:
     """The target's predictions at the ``n`` positions of a batch that teach, see :meth:`Batch.taught`.
 
     Attributes:
-        place: ``[B, T]`` which of them a position of the batch is.
+        index: ``[B, T]`` which of them a position of the batch is.
         logits: ``[n, V]``, of the draft vocabulary where there is one.
         log_total: ``[n]`` float32, log of the sum of their exponentials.
         entropy: ``[n]`` float32, in nats.
         token: ``[n]`` the target's own token as an id of the draft vocabulary, -1 where that lacks it.
     """
 
-    place: Tensor
+    index: Tensor
     logits: Tensor
     log_total: Tensor
     entropy: Tensor
@@ -43,7 +43,7 @@ class Teacher:
 
     def at(self, text: Tensor, position: Tensor) -> Teacher:
         """Some of these positions, in this order."""
-        chosen = self.place[text, position]
+        chosen = self.index[text, position]
         return Teacher(chosen, self.logits[chosen], self.log_total[chosen], self.entropy[chosen], self.token[chosen])
 
 
@@ -58,7 +58,7 @@ def teach(logits: Tensor, batch: Batch, t2d: Tensor | None = None, d2t: Tensor |
         d2t: ``[V]`` target ids of the draft vocabulary, likewise.
     """
     taught = batch.taught()
-    place = (taught.flatten().cumsum(0) - 1).view_as(taught).to(logits.device, non_blocking=True)
+    index = (taught.flatten().cumsum(0) - 1).view_as(taught).to(logits.device, non_blocking=True)
     token = logits.argmax(-1)
     if d2t is not None and t2d is not None:
         logits, token = logits[:, d2t], t2d[token]
@@ -70,7 +70,7 @@ def teach(logits: Tensor, batch: Batch, t2d: Tensor | None = None, d2t: Tensor |
         total.copy_(wide.logsumexp(-1))
         weights = (wide - total[:, None]).exp_()
         nats.copy_(total - torch.linalg.vecdot(weights, wide))
-    return Teacher(place, logits, log_total, entropy, token)
+    return Teacher(index, logits, log_total, entropy, token)
 
 
 def _chunk(logits: Tensor) -> int:

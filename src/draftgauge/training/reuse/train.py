@@ -66,10 +66,10 @@ def _train_on_devices(job: Job, progress: Progress, report: Report) -> TrainResu
     threads = request.threads
     if threads is None and job.device.type == "cpu":
         threads = max(1, torch.get_num_threads() // request.devices)
-    told: dict[str, Callable[..., None]] = {"progress": progress, "report": report}
+    receivers: dict[str, Callable[..., None]] = {"progress": progress, "report": report}
     alone = replace(request, devices=1, threads=threads)
     result: TrainResult = launch(
-        request.devices, _one_of_many, (alone, job.out), lambda kind, content: told[kind](*content)
+        request.devices, _one_of_many, (alone, job.out), lambda kind, content: receivers[kind](*content)
     )
     return result
 
