@@ -7,7 +7,14 @@ import pytest
 from scipy import stats
 
 from draftgauge.statistics.bootstrap import draw_counts
-from draftgauge.statistics.paired import holm, paired_difference, paired_gain, paired_share, ratio_interval
+from draftgauge.statistics.paired import (
+    holm,
+    median_interval,
+    paired_difference,
+    paired_gain,
+    paired_share,
+    ratio_interval,
+)
 
 
 def sample(seed: int, prompts: int = 40) -> tuple[np.ndarray, np.ndarray]:
@@ -129,3 +136,18 @@ def test_the_interval_of_a_share_covers_it() -> None:
         share = paired_share(seconds, tokens / 40, tokens / 60, tokens, resamples=500)  # 50 lies half-way
         covered += share.low <= 0.5 <= share.high
     assert 0.88 <= covered / 200 <= 0.99
+
+
+def test_the_median_is_that_of_the_prompts_drawn() -> None:
+    values = np.random.default_rng(3).normal(size=(7, 3))
+    values[2, 1] = values[5] = np.nan  # a round that could not be timed, and a prompt
+    found = median_interval(values, resamples=50, seed=1)
+    drawn = [np.repeat(values, counts.astype(int), axis=0) for counts in draw_counts(7, 50, 1)]
+    medians = [np.nanmedian(each) for each in drawn]
+    assert found == pytest.approx((np.nanmedian(values), *np.quantile(medians, [0.025, 0.975])), abs=1e-12)
+
+
+def test_of_an_even_number_the_median_lies_between_the_middle_two() -> None:
+    assert median_interval([[1.0, 2.0], [4.0, 8.0]]).estimate == 3.0
+    assert median_interval([[2.0]]) == (2.0, 2.0, 2.0)
+    assert np.isnan(median_interval([[np.nan]])).all()

@@ -9,8 +9,8 @@ from typing import Any
 import numpy as np
 
 from draftgauge.api.arms import PLAIN, Arm, ArmRun, BenchPrompt
-from draftgauge.statistics.bootstrap import RESAMPLES
-from draftgauge.statistics.paired import paired_gain, ratio_interval
+from draftgauge.statistics.bootstrap import Interval
+from draftgauge.statistics.paired import median_interval, paired_gain, ratio_interval
 from draftgauge.traces.repetition import distinct_share
 
 SAME_RUNS = "same runs"
@@ -113,17 +113,14 @@ def _timed(arm: Arm, chosen: Sequence[int]) -> tuple[list[int], list[float]]:
     return [arm.runs[n][0].timed for n in chosen], [float(np.median([r.seconds for r in arm.runs[n]])) for n in chosen]
 
 
-def _paired_ratio(arm: Arm, other: Arm, chosen: Sequence[int]) -> tuple[float, float, float]:
+def _paired_ratio(arm: Arm, other: Arm, chosen: Sequence[int]) -> Interval:
     """Median over prompts and rounds of one arm's speed over the other's in the same round, with a 95% interval over
     prompts.
     """
     ratios = np.array(
         [[_per_second(a) / _per_second(b) for a, b in zip(arm.runs[n], other.runs[n], strict=True)] for n in chosen]
     )
-    draws = np.random.default_rng(0).integers(0, len(chosen), (RESAMPLES, len(chosen)))
-    medians = np.nanmedian(ratios[draws].reshape(RESAMPLES, -1), axis=1)
-    low, high = np.nanquantile(medians, [0.025, 0.975])
-    return float(np.nanmedian(ratios)), float(low), float(high)
+    return median_interval(ratios)
 
 
 def _per_second(run: ArmRun) -> float:

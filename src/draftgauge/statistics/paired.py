@@ -79,6 +79,33 @@ def gain_resamples(
         return float(np.float64(estimate) / base - 1), resampled / base_resampled - 1
 
 
+def median_interval(values: ArrayLike, *, resamples: int = RESAMPLES, seed: int = 0, level: float = LEVEL) -> Interval:
+    """Median over prompts and repetitions, e.g. of ratios of two times that were measured side by side.
+
+    Args:
+        values: ``[prompts, repetitions]``; NaN is left out.
+        resamples, seed, level: as in :func:`ratio_interval`; prompts are drawn, with all their repetitions.
+    """
+    table = np.asarray(values, np.float64)
+    prompt, repetition = np.nonzero(np.isfinite(table))
+    order = np.argsort(table[prompt, repetition], kind="stable")
+    ordered, prompt = table[prompt, repetition][order], prompt[order]
+    if not len(ordered):
+        return interval_of(float("nan"), ordered, level)
+    counts = draw_counts(len(table), resamples, seed)
+    medians = [_weighted_median(ordered, weights) for weights in counts[:, prompt]]
+    return interval_of(_weighted_median(ordered, np.ones(len(ordered))), np.array(medians), level)
+
+
+def _weighted_median(ordered: NDArray[np.float64], weights: NDArray[np.float64]) -> float:
+    """The median of values in their order, each taken as often as its weight says; NaN of none."""
+    reached = np.cumsum(weights)
+    if reached[-1] == 0:
+        return float("nan")
+    middle = np.searchsorted(reached, [(reached[-1] - 1) // 2, reached[-1] // 2], side="right")
+    return float(ordered[middle].mean())
+
+
 def pooled(parts: Sequence[tuple[float, NDArray[np.float64]]], *, level: float = LEVEL) -> Interval:
     """One interval of repeated measurements: the mean of their estimates, the quantiles of all their resamples.
 
