@@ -5,6 +5,9 @@ BIN := $(VENV)/bin
 # The version that the project is tested with; on a machine with a GPU, install the build you want first (see README).
 TORCH ?= torch==2.13.0
 
+# Most modules of torch and Ray are never imported, and need not be compiled.
+INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check --no-compile
+
 # Files stay whole, as their tests share what is slow to make.
 PARALLEL := --numprocesses auto --maxprocesses 8 --dist loadfile --no-loadscope-reorder
 
@@ -15,8 +18,9 @@ setup: $(VENV)/.installed
 $(VENV)/.installed: pyproject.toml
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { echo "draftgauge needs Python 3.11 or later: make PYTHON=/path/to/python3.11 $(MAKECMDGOALS)"; exit 1; }
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check $(TORCH)
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[dev]'
+	$(INSTALL) $(TORCH)
+	$(INSTALL) --editable '.[dev]'
+	$(BIN)/python -c 'import draftgauge.api.demo'
 	touch $@
 
 demo: setup
