@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 from transformers import PreTrainedTokenizerFast
 
+from command_line import draftgauge
 from draftgauge.training.reference.data import PROMPTS_PER_SPLIT
 from draftgauge.training.reference.recipe import SEALED, SEALED_NAME
 
@@ -75,7 +76,6 @@ def test_its_prompts_have_templates_and_lengths_as_stated(pair: Path) -> None:
 
 
 def test_going_on_from_a_folder_without_a_pair_is_refused(tmp_path: Path) -> None:
-    command = [sys.executable, "-m", "draftgauge", "reference", "train", "--out", str(tmp_path / "pair")]
-    done = subprocess.run([*command, "--start", str(tmp_path)], capture_output=True, text=True, check=False)
-    assert done.returncode == 2
-    assert "target/config.json is missing" in done.stderr
+    result = draftgauge(["reference", "train", "--out", str(tmp_path / "pair"), "--start", str(tmp_path)])
+    assert result.exit_code == 2
+    assert "target/config.json is missing" in result.stderr

@@ -179,8 +179,8 @@ def _parse(line: bytes, index: int, stem: str, where: str) -> Prompt:
 def _content(entry: dict[str, Any], where: str) -> tuple[str, tuple[Message, ...], tuple[str, ...]]:
     given = [key for key in ("prompt", "turns", "messages") if key in entry]
     if len(given) != 1:
-        content = f"has {' and '.join(given)}" if given else f"has only {_listed(entry)}"
-        raise PromptError(f"{where}: needs exactly one of prompt, turns and messages; it {content}")
+        found = f"has {' and '.join(given)}" if given else f"has only {_listed(entry)}"
+        raise PromptError(f"{where}: needs exactly one of prompt, turns and messages; it {found}")
     if given == ["messages"]:
         return "", _messages(entry["messages"], where), ()
     if given == ["prompt"]:
