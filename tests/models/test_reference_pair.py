@@ -25,8 +25,8 @@ from draftgauge.training.reference.tasks.base import split_of
 
 SPLITS = ("train", "validation", "test")
 TASKS = ("code", "math", "chat", "summarization")
-# What a test of few prompts can hold it to; the card has the figures over all of them, chat's weak ones too.
-RIGHT_AT_LEAST = {"code": 0.4, "math": 0.5, "chat": 0.1, "summarization": 0.7}
+# What a test of few prompts can hold it to; the card has the figures over all of them.
+RIGHT_AT_LEAST = {"code": 0.55, "math": 0.7, "chat": 0.5, "summarization": 0.8}
 
 
 def prompts(split: str) -> list[dict[str, object]]:
