@@ -28,6 +28,7 @@ from engine_processes import llama_server, vllm_server
 LLAMA_LENGTHS, TIMED_LENGTHS = (1, 2, 3, 4), (1, 4)
 P_MINS = ("p-min:0.4,4", "p-min:0.8,8")
 VLLM_LENGTHS, VLLM_OWN_LENGTHS = (1, 2), (1, 2, 4)
+COUNTED = ("--per-request-spec-decode-metrics", "summary")  # refused without speculation
 AT_ONCE = 2  # servers of vLLM, beside the two that always run
 STOPPING = "stopping"
 Rows = list[dict[str, Any]]
@@ -102,14 +103,15 @@ def llama_options(bench: Bench, setting: str) -> list[str]:
 def own(draft: str, length: int) -> tuple[str, ...]:
     """vLLM's options for its own code of a draft model."""
     config = {"method": "draft_model", "model": draft, "num_speculative_tokens": length}
-    return "--speculative-config", json.dumps(config)
+    return *COUNTED, "--speculative-config", json.dumps(config)
 
 
 def ours(model: str, **options: Any) -> tuple[str, ...]:
     """vLLM's options for one of draftgauge's proposers."""
     name = f"draftgauge.integrations.{model}"
     config = {"method": "custom_class", "model": name, "num_speculative_tokens": LONGEST}
-    return "--speculative-config", json.dumps(config), "--additional-config", json.dumps({"draftgauge": options})
+    told = ("--additional-config", json.dumps({"draftgauge": options}))
+    return *COUNTED, "--speculative-config", json.dumps(config), *told
 
 
 @contextmanager
