@@ -158,7 +158,7 @@ class SlowPair:
     def __init__(self, compression: str) -> None:
         self.compression = compression
 
-    def encode(self, prompt: Prompt) -> list[int]:
+    def encode(self, prompt: Prompt, rendering: object = None) -> list[int]:
         return [1]
 
 

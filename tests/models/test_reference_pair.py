@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import re
 from collections import Counter
+from pathlib import Path
 
 import pytest
 import torch
@@ -24,6 +26,7 @@ from draftgauge.training.reference.recipe import SEALED_NAME
 from draftgauge.training.reference.tasks.base import split_of
 
 SPLITS = ("train", "validation", "test")
+README = Path(__file__).resolve().parents[2] / "README.md"
 TASKS = ("code", "math", "chat", "summarization")
 # What a test of few prompts can hold it to; the card has the figures over all of them.
 RIGHT_AT_LEAST = {"code": 0.55, "math": 0.7, "chat": 0.5, "summarization": 0.8}
@@ -118,10 +121,11 @@ def test_its_answers_are_right_and_speculation_is_lossless_and_pays(target: Cach
     assert sum(right) / len(right) >= RIGHT_AT_LEAST[task]
 
 
-def test_a_newcomers_prompt_gets_sentences_and_no_loop(target: CachedModel) -> None:
+def test_the_prompts_of_the_readme_get_sentences_and_no_loop(target: CachedModel) -> None:
     tokenizer = load_tokenizer("reference")
     settings = DecodingSettings(max_new_tokens=128, end_tokens=end_tokens(target, tokenizer))
-    asked = ("Hello! Can you help me?", "Complete the code: def add(a, b):", "What is a list in Python?")
+    asked = re.findall(r'draftgauge generate "([^"]+)"', README.read_text(encoding="utf-8"))
+    assert len(asked) >= 3
     for question in asked:
         output = plain_decode(
             target, encode_prompt(tokenizer, [{"role": "user", "content": question}]), settings

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import fields, replace
 from pathlib import Path
 
@@ -50,12 +51,8 @@ def test_greedy_traces_stay_what_they_were(tmp_path: Path) -> None:
     assert read_trace(tmp_path).sampled is None
     # A manifest from before there was sampling names none of it.
     path = tmp_path / "manifest.json"
-    lines = [
-        line
-        for line in path.read_text().splitlines()
-        if not any(f'"{n}"' in line for n in ("temperature", "top_k", "top_p"))
-    ]
-    path.write_text("\n".join(lines).replace('"schema_version": 1,', '"schema_version": 1'))
+    recorded = json.loads(path.read_text())
+    path.write_text(json.dumps({k: v for k, v in recorded.items() if k not in ("temperature", "top_k", "top_p")}))
     assert Manifest.load(tmp_path).temperature == 0
     assert read_trace(tmp_path).positions > 0
 
