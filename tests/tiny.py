@@ -128,6 +128,18 @@ def save_tiny(
     return folder
 
 
+def save_noisy(folder: Path, noise: float = 0.1) -> Path:
+    """Write a model with the weights of ``save_tiny``'s but for some noise: a draft that is often right for it."""
+    draft = tiny_model()
+    generator = torch.Generator().manual_seed(5)
+    with torch.no_grad():
+        for parameter in draft.parameters():
+            parameter += noise * parameter.std() * torch.randn(parameter.shape, generator=generator)
+    draft.save_pretrained(folder)
+    tiny_tokenizer().save_pretrained(folder)
+    return folder
+
+
 def tokens(length: int, seed: int = 0, vocabulary: int = 96) -> torch.Tensor:
     """Random token ids ``[length]``, the end token left out."""
     return torch.randint(1, vocabulary, (length,), generator=torch.Generator().manual_seed(seed))

@@ -13,7 +13,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-import torch
 
 from draftgauge.api import recording
 from draftgauge.api.profile import profile
@@ -24,7 +23,7 @@ from draftgauge.traces.manifest import Manifest
 from draftgauge.traces.reader import read_texts, read_trace
 from draftgauge.traces.trace import Trace
 from draftgauge.traces.writer import SHARD_PROMPTS
-from tiny import save_tiny, tiny_model, tiny_tokenizer
+from tiny import save_noisy, save_tiny
 
 PROMPTS = 7
 SMALL: dict[str, Any] = {"gamma_max": 3, "max_new_tokens": 8, "cost_seconds": 0}
@@ -35,13 +34,7 @@ def models(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     """A target, a draft with the same weights but for some noise, and a prompt file."""
     folder = tmp_path_factory.mktemp("models")
     target = save_tiny(folder / "target")
-    draft = tiny_model()
-    generator = torch.Generator().manual_seed(5)
-    with torch.no_grad():
-        for parameter in draft.parameters():
-            parameter += 0.1 * parameter.std() * torch.randn(parameter.shape, generator=generator)
-    draft.save_pretrained(folder / "draft")
-    tiny_tokenizer().save_pretrained(folder / "draft")
+    save_noisy(folder / "draft")
     lines = [
         {"prompt": f"prompt number {n}", "task": "even" if n % 2 == 0 else "odd", "split": "test" if n < 4 else "train"}
         for n in range(PROMPTS)

@@ -13,7 +13,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 
 import draftgauge as package
 from command_line import draftgauge
@@ -34,7 +33,7 @@ from draftgauge.traces.reader import read_texts, read_trace
 from draftgauge.traces.shards import shard_paths
 from draftgauge.traces.trace import Trace
 from synthetic import same_rows
-from tiny import save_tiny, tiny_model, tiny_tokenizer
+from tiny import save_noisy, save_tiny, tiny_model, tiny_tokenizer
 
 PROMPTS = 11
 MANY = 300  # that take workers long enough to be killed
@@ -45,13 +44,7 @@ SMALL: dict[str, Any] = {"gamma_max": 3, "max_new_tokens": 8, "cost_seconds": 0}
 def models(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     folder = tmp_path_factory.mktemp("models")
     target = save_tiny(folder / "target")
-    draft = tiny_model()
-    generator = torch.Generator().manual_seed(5)
-    with torch.no_grad():
-        for parameter in draft.parameters():
-            parameter += 0.1 * parameter.std() * torch.randn(parameter.shape, generator=generator)
-    draft.save_pretrained(folder / "draft")
-    tiny_tokenizer().save_pretrained(folder / "draft")
+    save_noisy(folder / "draft")
     tasks = ("even", "odd")
     lines = [{"prompt": f"prompt number {n}", "id": f"p{n}", "task": tasks[n % 2]} for n in range(PROMPTS)]
     (folder / "prompts.jsonl").write_text("\n".join(map(json.dumps, lines)))

@@ -8,7 +8,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-import torch
 
 from draftgauge.api.bench import bench
 from draftgauge.api.profile import profile
@@ -16,7 +15,7 @@ from draftgauge.api.replay import replay
 from draftgauge.core.errors import DraftgaugeError, TraceError
 from draftgauge.traces.manifest import Manifest
 from draftgauge.traces.reader import read_trace
-from tiny import save_tiny, tiny_model, tiny_tokenizer
+from tiny import save_noisy, save_tiny
 
 SETTINGS: dict[str, Any] = {"gamma_max": 3, "max_new_tokens": 8, "cost_seconds": 0, "temperature": 1.2, "top_k": 40}
 
@@ -25,13 +24,7 @@ SETTINGS: dict[str, Any] = {"gamma_max": 3, "max_new_tokens": 8, "cost_seconds":
 def models(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     """A target, a draft with the same weights but for some noise, and a prompt file."""
     folder = tmp_path_factory.mktemp("models")
-    draft = tiny_model()
-    generator = torch.Generator().manual_seed(5)
-    with torch.no_grad():
-        for parameter in draft.parameters():
-            parameter += 0.1 * parameter.std() * torch.randn(parameter.shape, generator=generator)
-    draft.save_pretrained(folder / "draft")
-    tiny_tokenizer().save_pretrained(folder / "draft")
+    save_noisy(folder / "draft")
     lines = [{"prompt": f"prompt number {n}", "task": "even" if n % 2 == 0 else "odd"} for n in range(5)]
     (folder / "prompts.jsonl").write_text("\n".join(map(json.dumps, lines)))
     return {"target": save_tiny(folder / "target"), "draft": folder / "draft", "prompts": folder / "prompts.jsonl"}

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -29,7 +29,7 @@ Warn = Callable[[str], None]
 
 
 def _warn(message: str) -> None:
-    warnings.warn(message, stacklevel=5)
+    warnings.warn(message, stacklevel=6)
 
 
 @verb(ReplayRequest)
@@ -58,14 +58,10 @@ def replay(
     if request.batches:
         return _in_batches(request, objects, on_warning)
     specs = request.policies or (() if objects else DEFAULT_POLICIES)
-    trained_on = {spec: load_fitted(Path(spec)).trained_on for spec in specs if spec.endswith(FITTED_SUFFIX)}
     rows: list[dict[str, Any]] = []
-    for run, manifest in select_runs(request.folder):
-        trace, costs = read_run(run, request.judged.tasks)
-        design = design_of(trace, request.judged.split, {key for keys in trained_on.values() for key in keys})
-        _check(run, manifest, costs, design, trained_on, on_warning)
+    for gamma_max, design, costs in _recorded(request, specs, on_warning):
 
-        def make(curve: CostCurve, gamma_max: int = trace.gamma_max) -> dict[str, Policy | Replay]:
+        def make(curve: CostCurve, gamma_max: int = gamma_max) -> dict[str, Policy | Replay]:
             return _arms(specs, objects or {}, gamma_max, curve)
 
         tune = tune_rivals if request.tune else None
@@ -80,14 +76,22 @@ def _in_batches(request: ReplayRequest, objects: Mapping[str, Policy] | None, on
     if objects:
         raise DraftgaugeError("in batches every request has a policy of its own: name policies, give no objects")
     specs = tuple(spec for spec in request.policies if spec not in ("fixed", "none"))  # every length is there anyway
-    trained_on = {spec: load_fitted(Path(spec)).trained_on for spec in specs if spec.endswith(FITTED_SUFFIX)}
     rows: list[dict[str, Any]] = []
+    for _, design, costs in _recorded(request, specs, on_warning):
+        rows += batch_rows(design.trace, costs, request.batches, specs)
+    return rows
+
+
+def _recorded(
+    request: ReplayRequest, specs: Sequence[str], on_warning: Warn
+) -> Iterator[tuple[int, Design, CostCurve]]:
+    """Of every run the longest draft, what is judged on what, and the costs, checked against the fitted policies."""
+    trained_on = {spec: load_fitted(Path(spec)).trained_on for spec in specs if spec.endswith(FITTED_SUFFIX)}
     for run, manifest in select_runs(request.folder):
         trace, costs = read_run(run, request.judged.tasks)
         design = design_of(trace, request.judged.split, {key for keys in trained_on.values() for key in keys})
         _check(run, manifest, costs, design, trained_on, on_warning)
-        rows += batch_rows(design.trace, costs, request.batches, specs)
-    return rows
+        yield trace.gamma_max, design, costs
 
 
 def best_gamma_of(run: Path) -> int:
