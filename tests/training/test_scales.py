@@ -15,6 +15,7 @@ from transformers import PreTrainedModel
 from draftgauge.api.runs import prompt_file
 from draftgauge.core.prompts import mixed_prompts
 from draftgauge.drafters.reuse import DESIGNS, INJECTIONS, ReuseNet, new_net, reuse_config
+from draftgauge.drafters.reuse.building import start_attending_self
 from draftgauge.drafters.reuse.config import NORMS
 from draftgauge.drafters.reuse.unroll import unroll_states
 from draftgauge.models.loading import load_model, load_tokenizer
@@ -46,10 +47,12 @@ def watched(net: ReuseNet, target: PreTrainedModel, text: Tensor) -> dict[str, d
 @pytest.mark.parametrize(("design", "injection"), VARIANTS)
 def test_the_bundled_target_s_drafters_start_balanced(design: str, injection: str) -> None:
     target, tokenizer = load_model("reference", device="cpu").module, load_tokenizer("reference")
-    prompts = encode_prompts(mixed_prompts(prompt_file(None), 1), tokenizer, longest=64)
-    text = torch.tensor([ids for _, ids in prompts if len(ids) == 64])
+    prompts = encode_prompts(mixed_prompts(prompt_file(None), 8), tokenizer, longest=256)
+    text = torch.tensor([ids for _, ids in prompts if len(ids) == 256])
     assert len(text) >= 2
-    scales = watched(new_net(reuse_config(target.config, design, injection=injection), target, 0), target, text)
+    net = new_net(reuse_config(target.config, design, injection=injection), target, 0)
+    start_attending_self(net)
+    scales = watched(net, target, text[:4])
     assert "blocks.0.residual" in scales
     assert ("fuse" in scales) == DESIGNS[design].reads_hidden
     assert imbalances(scales) == []

@@ -42,6 +42,14 @@ class Attention(nn.Module):
         self.from_state = nn.Linear(hidden, width, bias=False) if reads_state else None
         self.output = nn.Linear(query_heads * head_dim, hidden, bias=False)
 
+    def match_queries_to_keys(self) -> None:
+        """Give every query head the weights of the key head that it attends by."""
+        for linear in (self.from_token, self.from_state):
+            if linear is not None:
+                heads = linear.weight.unflatten(0, (self.query_heads + 2 * self.kv_heads, -1))
+                keys = heads[self.query_heads : self.query_heads + self.kv_heads]
+                heads[: self.query_heads].copy_(keys.repeat_interleave(self.query_heads // self.kv_heads, 0))
+
     def token_part(self, normed: Tensor) -> Tensor:
         """What the normalised embeddings ``[B, n, H]`` give to queries, keys and values, ``[B, n, width]``."""
         assert self.from_token is not None

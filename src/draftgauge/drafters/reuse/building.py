@@ -58,6 +58,20 @@ def start_norm(net: ReuseNet, target_module: PreTrainedModel) -> None:
     net.norm.weight.copy_(weight + 1 if net.config.target_family.startswith("gemma") else weight)
 
 
+@torch.no_grad()
+def start_attending_self(net: ReuseNet) -> None:
+    """Start every query head at its key head's weights, so that a row attends mostly to itself at first.
+
+    Between random queries and keys attention is nearly even over hundreds of positions: what a row holds itself is lost
+    in their mean, and a design whose token enters through attention alone (EAGLE-3, arXiv 2503.01840, section 3) first
+    has to find it.
+    """
+    for block in net.blocks:
+        for attention in (block.self_attention, block.chain_attention):
+            if attention is not None:
+                attention.match_queries_to_keys()
+
+
 def attach(config: ReuseConfig, target_module: PreTrainedModel, draft_tokens: Tensor | None) -> ReuseNet:
     """A drafter around a target's embedding and rotary module, on its device; the weights are float32 and hold nothing
     yet.

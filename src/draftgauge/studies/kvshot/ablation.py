@@ -1,7 +1,8 @@
 """What a drafter's inputs and its start are worth: one setting changed at a time, a few seeds, judged on validation.
 
 An *arm* is a training that differs from the design's own by one choice: a norm left out, all of them left out (the
-original EAGLE-3), the norm before the head started at one, the head frozen, other layers tapped. All arms of a design
+original EAGLE-3), the norm before the head started at one, queries started at random, the head frozen, other layers
+tapped. All arms of a design
 have the same data, steps, learning rate and seeds; differences to the design as it stands are paired by seed.
 """
 
@@ -54,9 +55,14 @@ def arms(design: str, layers: int) -> list[Arm]:
     if traits.reads_hidden:
         chosen += [(f"without {norm}", {norm: False}) for norm in NORMS]
         chosen.append(("without the three", dict.fromkeys(NORMS, False)))
-    chosen += [("norm before the head started at one", {"target_norm": False}), ("head frozen", {"freeze_head": True})]
+    chosen += [
+        ("norm before the head started at one", {"target_norm": False}),
+        ("queries started at random", {"attend_self": False}),
+        ("head frozen", {"freeze_head": True}),
+    ]
     if (traits.reads_hidden or traits.reads_kv) and layers >= EAGLE_LAYERS:
         chosen.append(("layers of SpecForge", {"taps": "specforge"}))
+        chosen.append(("layers up to the last", {"taps": (1, layers // 2, layers - 1)}))
     return [Arm(design, name, settings) for name, settings in chosen]
 
 

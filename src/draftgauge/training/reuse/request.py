@@ -67,6 +67,8 @@ class TrainingSpec(CodeSpec, SeedSpec, DeviceSpec, TeacherSpec, ChatSpec):
         norm_output: pass the drafter's states on to the next depth normalised; without any of the three, the original
             EAGLE-3.
         target_norm: start the norm before the drafter's head from the target's final norm; else it starts at one.
+        attend_self: start query heads at their key heads' weights, so that every row attends mostly to itself at
+            first; else both start at random.
         freeze_head: leave the drafter's head as it starts, at the target's; speculators does so.
         depths: K, drafted tokens that training unrolls from every anchor.
         length: longest conversation in tokens; longer ones are cut at their end.
@@ -119,6 +121,7 @@ class TrainingSpec(CodeSpec, SeedSpec, DeviceSpec, TeacherSpec, ChatSpec):
     norm_before_residual: bool = True
     norm_output: bool = True
     target_norm: bool = True
+    attend_self: bool = True
     freeze_head: bool = False
     depths: int = setting(7, short="-k")
     length: int = 1024

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from draftgauge.core.progress import Progress, silent
-from draftgauge.drafters.reuse.building import frequent_tokens, new_net, start_norm, warm_start
+from draftgauge.drafters.reuse.building import frequent_tokens, new_net, start_attending_self, start_norm, warm_start
 from draftgauge.drafters.reuse.net import ReuseNet
 from draftgauge.drafters.reuse.persistence import load_drafter, save_drafter, target_fingerprint
 from draftgauge.models.base import CachedModel
@@ -117,6 +117,8 @@ def _start(job: Job, target: CachedModel, answers: Answers) -> ReuseNet:
     net = new_net(job.config, target.module, request.seed, tokens)
     if request.target_norm:
         start_norm(net, target.module)
+    if request.attend_self:
+        start_attending_self(net)
     start_gates(net, request.gate_start)
     if request.warm_start is not None:
         warm_start(net, load_drafter(request.warm_start, target))
