@@ -9,29 +9,33 @@ soon as it is done: the same command goes on where it was stopped. Rows, one a p
 * ``draft_over_floor``: the same as the first, of the draft;
 * ``waits``: times that a step of fixed length 4 waits for the device;
 * ``generate_over_plain`` and ``compiled_over_plain``: seconds a token of transformers' ``generate()``, eager, and with
-  a static cache and ``torch.compile``, over ours;
-* ``skipped``: why a part could not run here.
+  a static cache and ``torch.compile``, over ours, at the same length of text;
+* ``target_gib``, ``draft_gib``: of the weights; ``peak_gib``: of everything on the device;
+* ``skipped``: why a part cannot run here. A part that failed otherwise is named, and tried again by the next run.
 
-**It has not been run on a GPU.** ``--dry`` runs every line on a CPU, with two narrow layers in place of the real shape,
-and states from the real shape what a part would take; no figure of it is a measurement.
+**It has not been run on a GPU.** ``--dry`` runs every line on a CPU at every compression, with two narrow layers in
+place of the real shape, and states from the real shape what a part would take; no figure of it is a measurement.
 """
 
 from __future__ import annotations
 
 import argparse
+import gc
 import json
 import sys
 import tempfile
 import time
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
 from common import console, save
-from transformers import AutoModelForCausalLM, LlamaConfig, PretrainedConfig, PreTrainedModel, Qwen3Config
+from gpu_models import SHAPES, narrow, random_model, weight_bytes
+from transformers import PreTrainedModel
 
 from draftgauge.core.errors import DraftgaugeError, is_out_of_memory
 from draftgauge.core.files import atomic_write_text
@@ -40,168 +44,147 @@ from draftgauge.decoding.settings import DecodingSettings
 from draftgauge.decoding.speculative import speculative_decode
 from draftgauge.drafters.language_model import LanguageModelDrafter
 from draftgauge.models.base import CachedModel
-from draftgauge.models.compression import activation_dtype, draft_compression
-from draftgauge.models.loading import load_model
+from draftgauge.models.compression import draft_compression
+from draftgauge.models.loading import load_model, wrap
 from draftgauge.models.reference import reference_path
 from draftgauge.policies.fixed import FixedLength
 
 GAMMA = 4
-PASSES = 50
-COMPRESSIONS = ("bf16", "int8", "nf4")
 CONTEXT = 1024
-WEIGHT_BYTES = {"int8": 1.0, "nf4": 0.55}
-LLAMA3_ROPE = {
-    "rope_type": "llama3",
-    "rope_theta": 500000.0,
-    "factor": 32.0,
-    "low_freq_factor": 1.0,
-    "high_freq_factor": 4.0,
-    "original_max_position_embeddings": 8192,
-}
-
-
-def llama(hidden: int, intermediate: int, layers: int, heads: int, head_dim: int, tied: bool = True) -> LlamaConfig:
-    """A Llama 3 shape."""
-    return LlamaConfig(
-        vocab_size=128256,
-        hidden_size=hidden,
-        intermediate_size=intermediate,
-        num_hidden_layers=layers,
-        num_attention_heads=heads,
-        num_key_value_heads=8,
-        head_dim=head_dim,
-        max_position_embeddings=131072,
-        rope_parameters=LLAMA3_ROPE,
-        tie_word_embeddings=tied,
-    )
-
-
-def qwen3(hidden: int, intermediate: int, layers: int, heads: int, tied: bool) -> Qwen3Config:
-    """A Qwen3 shape."""
-    return Qwen3Config(
-        vocab_size=151936,
-        hidden_size=hidden,
-        intermediate_size=intermediate,
-        num_hidden_layers=layers,
-        num_attention_heads=heads,
-        num_key_value_heads=8,
-        head_dim=128,
-        max_position_embeddings=40960,
-        rope_parameters={"rope_type": "default", "rope_theta": 1000000.0},
-        tie_word_embeddings=tied,
-    )
-
-
-LLAMA_1B, LLAMA_8B = llama(2048, 8192, 16, 32, 64), llama(4096, 14336, 32, 32, 128, tied=False)
-PAIRS: dict[str, tuple[PretrainedConfig, PretrainedConfig] | None] = {
+COMPRESSIONS = ("bf16", "int8", "nf4", "fp8")
+PAIRS: dict[str, tuple[str, str] | None] = {
     "bundled": None,
-    "llama-3.2-3b / 1b": (llama(3072, 8192, 28, 24, 128), LLAMA_1B),
-    "qwen3-8b / 0.6b": (qwen3(4096, 12288, 36, 32, tied=False), qwen3(1024, 3072, 28, 16, tied=True)),
-    "llama-3.1-70b / 8b": (llama(8192, 28672, 80, 64, 128, tied=False), LLAMA_8B),
+    "llama-3.2-3b-1b": ("llama-3.2-3b", "llama-3.2-1b"),
+    "qwen3-8b-0.6b": ("qwen3-8b", "qwen3-0.6b"),
+    "llama-3.1-8b-1b": ("llama-3.1-8b", "llama-3.2-1b"),
+    "llama-3.1-70b-8b": ("llama-3.1-70b", "llama-3.1-8b"),
 }
 
 
 @dataclass(frozen=True)
 class Part:
-    """One pair at one compression."""
+    """One pair at one compression of its target."""
 
     pair: str
     compression: str
 
     @property
-    def file(self) -> str:
-        """Its name on the disk."""
-        return f"{self.pair.replace(' / ', '-')}-{self.compression}.json"
+    def name(self) -> str:
+        """As ``--part`` takes it."""
+        return f"{self.pair}-{self.compression}"
+
+    @property
+    def shapes(self) -> tuple[str, str] | None:
+        """Of target and draft; None for the bundled pair, which has weights."""
+        return PAIRS[self.pair]
 
 
-def narrow(config: PretrainedConfig) -> PretrainedConfig:
-    """The same family with two narrow layers, for a dry run."""
-    small = type(config)(**config.to_dict())
-    small.update(
-        {
-            "hidden_size": 64,
-            "intermediate_size": 128,
-            "num_hidden_layers": 2,
-            "num_attention_heads": 4,
-            "num_key_value_heads": 2,
-            "head_dim": 16,
-            "vocab_size": 512,
-            "layer_types": ["full_attention"] * 2,
-        }
-    )
-    return small
+# The bundled pair is no checkpoint in float8.
+PARTS = {
+    part.name: part for pair in PAIRS for kind in COMPRESSIONS if (part := Part(pair, kind)) != Part("bundled", "fp8")
+}
 
 
-def saved(config: PretrainedConfig, folder: Path, device: str, dtype: torch.dtype) -> Path:
-    """Random weights of a shape, saved so that they are loaded as any checkpoint is."""
-    torch.manual_seed(0)
-    with torch.device(device):
-        model = AutoModelForCausalLM.from_config(config, dtype=dtype)
-    model.save_pretrained(folder)
-    return folder
+@dataclass(frozen=True)
+class Setting:
+    """Where parts run, and how often passes are timed.
+
+    Attributes:
+        dry: narrow models.
+    """
+
+    device: torch.device
+    dry: bool
+
+    @property
+    def passes(self) -> int:
+        """Timed of each kind."""
+        return 5 if self.dry else 50
+
+    @property
+    def generated(self) -> int:
+        """Tokens that ``generate()`` is timed over."""
+        return 4 if self.dry else 64
 
 
-def weights_read(model: PreTrainedModel) -> int:
-    """Parameters that a pass over one token reads: all but the token embeddings, unless the head shares them."""
-    embedding, head = model.get_input_embeddings().weight, model.get_output_embeddings().weight
-    every = sum(parameter.numel() for parameter in model.parameters())
-    return every if embedding is head or embedding.data_ptr() == head.data_ptr() != 0 else every - embedding.numel()
+def load_pair(part: Part, setting: Setting) -> tuple[CachedModel, CachedModel]:
+    """Target and draft on the device."""
+    device, kinds = setting.device, (part.compression, draft_compression(part.compression))
+    # Quantised linears run code of their own, which no graph can hold.
+    engines = ("static" if kinds[0] == kinds[1] else "auto", "static")
+    if part.shapes is None:
+        roles = zip(("target", "draft"), kinds, engines, strict=True)
+        target, draft = (load_model(reference_path(role), kind, device, engine) for role, kind, engine in roles)
+        return target, draft
+    configs = [narrow(SHAPES[shape]) if setting.dry else SHAPES[shape] for shape in part.shapes]
+    models = zip(configs, kinds, engines, strict=True)
+    target, draft = (wrap(random_model(config, kind, device), engine) for config, kind, engine in models)
+    return target, draft
 
 
-def bandwidth(device: torch.device) -> float:
+def bandwidth(setting: Setting) -> float:
     """Bytes a second of a large copy, reading and writing."""
-    size = 1 << (28 if device.type == "cuda" else 22)
-    one, other = (torch.empty(size, dtype=torch.float32, device=device) for _ in range(2))
-    return 2 * one.nbytes / timed(lambda: other.copy_(one), device)
+    size = 1 << (20 if setting.dry else 28)
+    one, other = (torch.empty(size, dtype=torch.float32, device=setting.device) for _ in range(2))
+    return 2 * one.nbytes / timed(lambda: other.copy_(one), setting)
 
 
-def timed(work: Callable[[], Any], device: torch.device) -> float:
+def timed(work: Callable[[], Any], setting: Setting) -> float:
     """Median seconds of some work, after it has been done three times."""
     for _ in range(3):
         work()
     spent = []
-    for _ in range(PASSES):
-        began = seconds(device)
+    for _ in range(setting.passes):
+        began = seconds(setting.device)
         work()
-        spent.append(seconds(device) - began)
+        spent.append(seconds(setting.device) - began)
     return sorted(spent)[len(spent) // 2]
 
 
-def pass_seconds(model: CachedModel, tokens: int, context: int) -> float:
+def pass_seconds(model: CachedModel, tokens: int, context: int, setting: Setting) -> float:
     """Seconds of a pass over so many tokens, its choices read."""
-    device = model.spec.device
     model.reset()
-    model.forward(torch.ones(context, dtype=torch.int64, device=device), last_only=True)
-    fed = torch.ones(tokens, dtype=torch.int64, device=device)
+    model.forward(torch.ones(context, dtype=torch.int64, device=setting.device), last_only=True)
+    fed = torch.ones(tokens, dtype=torch.int64, device=setting.device)
 
     def once() -> None:
         model.forward(fed).argmax(-1).tolist()
         model.truncate(context)
 
-    return timed(once, device)
+    return timed(once, setting)
 
 
 def waits_a_step(target: CachedModel, draft: CachedModel) -> float | None:
     """Times that a step of a fixed length waits for the device; None on a CPU, where nobody waits."""
-    if target.spec.device.type != "cuda":
-        return None
     drafter, settings = LanguageModelDrafter(draft), DecodingSettings(4 * (GAMMA + 1))
-    for watched in (False, False, True):
-        torch.cuda.set_sync_debug_mode("warn" if watched else "default")
-        with warnings.catch_warnings(record=True) as told:
+    on_gpu = target.spec.device.type == "cuda"
+    for watched in (False, False, True):  # graphs are captured before
+        with warnings.catch_warnings(record=True) as told, watching(on_gpu and watched):
             warnings.simplefilter("always")
             result = speculative_decode(target, drafter, FixedLength(GAMMA), [1, 2, 3], settings)
-    torch.cuda.set_sync_debug_mode("default")
-    return sum("synchroniz" in str(each.message) for each in told) / len(result.steps)
+    return sum("synchroniz" in str(each.message) for each in told) / len(result.steps) if on_gpu else None
 
 
-def generate_seconds(model: PreTrainedModel, device: torch.device, compiled: bool) -> float:
-    """Seconds a token of transformers' ``generate()``."""
-    ids = torch.ones(1, 64, dtype=torch.int64, device=device)
-    count = 64 if device.type == "cuda" else 4
-    options: dict[str, Any] = {"cache_implementation": "static"} if compiled else {}
-    for _ in range(3 if device.type == "cuda" else 1):  # compiles, and warms up
-        began = seconds(device)
+@contextmanager
+def watching(watched: bool) -> Iterator[None]:
+    """PyTorch warns of everything that waits for the device."""
+    if not watched:
+        yield
+        return
+    torch.cuda.set_sync_debug_mode("warn")
+    try:
+        yield
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
+
+
+def generate_seconds(model: PreTrainedModel, context: int, setting: Setting, compiled: bool) -> float:
+    """Seconds a token of transformers' ``generate()``: what more tokens take longer than one."""
+    ids = torch.ones(1, context, dtype=torch.int64, device=setting.device)
+    options: dict[str, Any] = {"cache_implementation": "static"} if compiled else {}  # compiles on a GPU
+
+    def generated(count: int) -> float:
+        began = seconds(setting.device)
         model.generate(
             ids,
             attention_mask=torch.ones_like(ids),
@@ -210,40 +193,27 @@ def generate_seconds(model: PreTrainedModel, device: torch.device, compiled: boo
             min_new_tokens=count,
             **options,
         )
-        spent = seconds(device) - began
-    return spent / count
+        return seconds(setting.device) - began
+
+    for _ in range(2):  # compiles, and warms up
+        generated(1 + setting.generated)
+    rounds = sorted(generated(1 + setting.generated) - generated(1) for _ in range(3))
+    return rounds[1] / setting.generated
 
 
-def measure(part: Part, device: torch.device, dry: bool) -> dict[str, Any]:
-    """The row of a part; ``skipped`` where it does not run here."""
-    began = time.perf_counter()
-    shapes = PAIRS[part.pair]
-    with tempfile.TemporaryDirectory() as scratch:
-        if shapes is None:
-            paths = [reference_path(role) for role in ("target", "draft")]
-        else:
-            used = [narrow(shape) if dry else shape for shape in shapes]
-            dtype = torch.float32 if dry else torch.bfloat16
-            roles = ("target", "draft")
-            paths = [saved(c, Path(scratch) / r, str(device), dtype) for c, r in zip(used, roles, strict=True)]
-        held = "none" if dry else part.compression
-        target = load_model(paths[0], held, device, "static" if held not in WEIGHT_BYTES else "auto")
-        draft = load_model(paths[1], draft_compression(held), device, "static")
-    rate = bandwidth(device)
+def measure(part: Part, setting: Setting) -> dict[str, Any]:
+    """The row of a part."""
+    began, device = time.perf_counter(), setting.device
+    target, draft = load_pair(part, setting)
+    rate = bandwidth(setting)
     context = min(CONTEXT, target.spec.context // 4, draft.spec.context // 4)
-    one, eight, drafting = (
-        pass_seconds(target, 1, context),
-        pass_seconds(target, 8, context),
-        pass_seconds(draft, 1, context),
-    )
-    bytes_each = WEIGHT_BYTES.get(held, activation_dtype(held, device).itemsize)
+    one, eight = (pass_seconds(target, tokens, context, setting) for tokens in (1, 8))
+    drafting = pass_seconds(draft, 1, context, setting)
     floors = (
-        weights_read(target.module) * bytes_each / rate,
-        weights_read(draft.module) * draft.spec.dtype.itemsize / rate,
+        weight_bytes(target.module.config, part.compression, device, read=True) / rate,
+        weight_bytes(draft.module.config, draft_compression(part.compression), device, read=True) / rate,
     )
     row = {
-        "pair": part.pair,
-        "compression": part.compression,
         "device": torch.cuda.get_device_name(device) if device.type == "cuda" else "cpu (dry run, no measurement)",
         "engine": target.spec.engine,
         "bandwidth_gb_s": rate / 1e9,
@@ -253,63 +223,79 @@ def measure(part: Part, device: torch.device, dry: bool) -> dict[str, Any]:
         "draft_ms": 1e3 * drafting,
         "draft_over_floor": drafting / floors[1],
         "waits": waits_a_step(target, draft),
-        "generate_over_plain": generate_seconds(target.module, device, compiled=False) / one,
+        "generate_over_plain": generate_seconds(target.module, context, setting, compiled=False) / one,
+        "compiled_over_plain": generate_seconds(target.module, context, setting, compiled=True) / one,
+        "peak_gib": torch.cuda.max_memory_allocated(device) / 2**30 if device.type == "cuda" else None,
     }
-    if device.type == "cuda":
-        row["compiled_over_plain"] = generate_seconds(target.module, device, compiled=True) / one
     return row | {"seconds": time.perf_counter() - began}
 
 
-def attempt(part: Part, device: torch.device, dry: bool) -> dict[str, Any]:
-    """The row of a part, or why there is none."""
+def attempt(part: Part, setting: Setting) -> dict[str, Any]:
+    """The row of a part: what was measured, or why there is nothing."""
+    row: dict[str, Any] = {"pair": part.pair, "compression": part.compression} | stated(part, setting)
     try:
-        return measure(part, device, dry)
-    except Exception as error:
-        if not isinstance(error, DraftgaugeError) and not is_out_of_memory(error):
-            raise
-        return {"pair": part.pair, "compression": part.compression, "skipped": str(error).splitlines()[0]}
+        return row | measure(part, setting)
+    except Exception as error:  # one part must not cost the others
+        cannot = isinstance(error, DraftgaugeError | ImportError) or is_out_of_memory(error)
+        return row | {"skipped" if cannot else "failed": f"{type(error).__name__}: {str(error).partition(chr(10))[0]}"}
+    finally:
+        gc.collect()
+        if setting.device.type == "cuda":
+            torch.cuda.empty_cache()
+            torch.cuda.reset_peak_memory_stats()
 
 
-def stated(part: Part) -> dict[str, Any]:
-    """What the real shape of a part takes, from models laid out on ``meta``."""
-    shapes = PAIRS[part.pair]
-    if shapes is None:
+def stated(part: Part, setting: Setting) -> dict[str, Any]:
+    """What the weights of a part take, from its real shapes."""
+    if part.shapes is None:
         return {}
-    gib = []
-    for number, config in enumerate(shapes):
-        with torch.device("meta"):
-            model = AutoModelForCausalLM.from_config(config)
-        each = WEIGHT_BYTES.get(part.compression, 2.0) if number == 0 else 2.0
-        gib.append(sum(parameter.numel() for parameter in model.parameters()) * each / 2**30)
-    return {"target_gib": gib[0], "draft_gib": gib[1]}
+    device = torch.device("cuda") if setting.dry else setting.device
+    target, draft = (SHAPES[shape] for shape in part.shapes)
+    return {
+        "target_gib": weight_bytes(target, part.compression, device) / 2**30,
+        "draft_gib": weight_bytes(draft, draft_compression(part.compression), device) / 2**30,
+    }
 
 
-def main() -> int:
-    """Measure what is missing and write ``gpu.json``; 2 without a GPU, unless it is a dry run."""
+def run_parts(parts: Sequence[Part], folder: Path, setting: Setting) -> list[dict[str, Any]]:
+    """The rows of all parts; those that are in the folder are not measured again."""
+    folder.mkdir(parents=True, exist_ok=True)
+    rows = []
+    for part in parts:
+        path = folder / f"{part.name}.json"
+        if not path.exists():
+            row = attempt(part, setting)
+            console.print({key: round(v, 3) if isinstance(v, float) else v for key, v in row.items()}, highlight=False)
+            if "failed" in row:
+                rows.append(row)
+                continue
+            atomic_write_text(path, json.dumps(row, indent=1) + "\n")
+        rows.append(json.loads(path.read_text()))
+    return rows
+
+
+def main(words: Sequence[str] | None = None) -> int:
+    """Measure what is missing and write ``gpu.json``; 2 without a GPU, unless it is a dry run; 1 if a part failed."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--out", type=Path, default=Path("docs/results"))
     parser.add_argument("--dry", action="store_true", help="run every line on a CPU; measures nothing")
-    args, _ = parser.parse_known_args()
-    parts = [Part(pair, compression) for pair in PAIRS for compression in COMPRESSIONS]
+    parser.add_argument("--part", action="append", choices=PARTS, help="these alone; may be repeated")
+    args, _ = parser.parse_known_args(words)
+    parts = [part for name, part in PARTS.items() if not args.part or name in args.part]
     if args.dry:
-        for part in parts:
-            row = attempt(part, torch.device("cpu"), dry=True) | stated(part)
-            console.print({key: round(v, 3) if isinstance(v, float) else v for key, v in row.items()}, highlight=False)
+        with tempfile.TemporaryDirectory() as scratch:
+            rows = run_parts(parts, Path(scratch), Setting(torch.device("cpu"), dry=True))
         console.print("A dry run on a CPU with narrow models: nothing above was measured on a GPU.")
-        return 0
-    if not torch.cuda.is_available():
+    elif torch.cuda.is_available():
+        rows = run_parts(parts, args.out / "gpu-parts", Setting(torch.device("cuda"), dry=False))
+        save(args.out, "gpu.json", rows)
+    else:
         console.print("gpu.py needs a GPU and found none: nothing was measured. --dry runs its lines on a CPU")
         return 2
-    folder = args.out / "gpu-parts"
-    folder.mkdir(parents=True, exist_ok=True)
-    for part in parts:
-        if not (folder / part.file).exists():
-            row = attempt(part, torch.device("cuda"), dry=False) | stated(part)
-            atomic_write_text(folder / part.file, json.dumps(row, indent=1) + "\n")
-            torch.cuda.empty_cache()
-            console.print(row, highlight=False)
-    save(args.out, "gpu.json", [json.loads((folder / part.file).read_text()) for part in parts])
-    return 0
+    failed = [f"{row['pair']}-{row['compression']}" for row in rows if "failed" in row]
+    if failed:
+        console.print(f"failed: {', '.join(failed)}; the same command tries them again", highlight=False)
+    return 1 if failed else 0
 
 
 if __name__ == "__main__":
