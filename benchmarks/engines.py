@@ -7,7 +7,9 @@ saved as soon as it is measured; run again, only parts that are missing are meas
   prompt;
 * ``gguf``, ``llama-server``, ``vllm``: settings of the engine, live, over plain decoding there, and what was advised
   from training prompts;
-* ``generate``: ``generate(custom_generate=draftgauge.speculative(...))`` beside transformers' assisted generation.
+* ``generate``: ``generate(custom_generate=draftgauge.speculative(...))`` beside transformers' assisted generation, and
+  what was advised for it;
+* ``goals``: what the parts must reach, from all parts that there are.
 """
 
 from __future__ import annotations
@@ -21,6 +23,8 @@ from typing import Any
 
 import torch
 from common import arguments, console, save
+from engine_goals import PART as GOALS
+from engine_goals import goal_rows
 from engine_parts import LONGEST, Bench, lengths_with, measured, tagged
 from engines_served import llama_rows, vllm_rows
 from transformers import GenerationConfig
@@ -28,7 +32,7 @@ from transformers import GenerationConfig
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "tests"))
 import draftgauge
 from draftgauge.api.advise import advise
-from draftgauge.api.arms import Arm, ArmRun, plain_arm, policy_arm
+from draftgauge.api.arms import PLAIN, Arm, ArmRun, plain_arm, policy_arm
 from draftgauge.api.baselines import ASSISTED, ASSISTED_CONSTANT, GENERATE, TransformersBaseline
 from draftgauge.api.bench_servers import server_arm
 from draftgauge.api.costs import pair_costs
@@ -43,7 +47,7 @@ from engine_processes import llama_server
 
 NAME = "engines.json"
 LENGTHS = (1, 2, 3, 4, 6)
-ASSISTED_LENGTHS = (1, 2, 3, 4, 6)
+ASSISTED_LENGTHS, SPECULATIVE_LENGTHS = (1, 2, 3, 4, 6), (3, 4)
 Rows = list[dict[str, Any]]
 
 
@@ -64,8 +68,8 @@ def main() -> None:
         for part in wanted:
             started = time.perf_counter()
             new = [row | {"part": part} for row in parts[part](bench)]
-            rows = [row for row in rows if row["part"] != part] + new
-            save(given.out, NAME, rows)
+            rows = [row for row in rows if row["part"] not in (part, GOALS)] + new
+            save(given.out, NAME, rows + goal_rows(rows))
             console.print(f"{part}: {time.perf_counter() - started:.0f} s", highlight=False)
 
 
@@ -110,8 +114,11 @@ def generate_rows(bench: Bench) -> Rows:
     for length in ASSISTED_LENGTHS:
         name = f"{ASSISTED_CONSTANT}:{length}"
         arms.append(_assisted(TransformersBaseline(pair, ASSISTED_CONSTANT, length), name, bench))
-    arms += [_speculative(pair, policy, bench) for policy in ("stopping", "fixed:3", "fixed:4")]
-    return tagged(measured(arms, bench, "generate"), "transformers", [])
+    advice = advise(folder=bench.recorded("lean-run"), engine="transformers", policies=("stopping",))
+    policies = ["stopping", *lengths_with(SPECULATIVE_LENGTHS, advice)]
+    arms += [_speculative(pair, policy, bench) for policy in policies]
+    named = [row if row["setting"] == PLAIN else row | {"setting": _named(row["setting"])} for row in advice]
+    return tagged(measured(arms, bench, "generate"), "transformers", named)
 
 
 def _assisted(baseline: TransformersBaseline, name: str, bench: Bench) -> Arm:
@@ -140,7 +147,11 @@ def _speculative(pair: Pair, policy: str, bench: Bench) -> Arm:
         tokens = out[0, len(prompt) :].tolist()
         return ArmRun(tokens, len(function.generations[0].steps), len(tokens), seconds, 0.0)
 
-    return Arm(f"speculative:{policy}", decode)
+    return Arm(_named(policy), decode)
+
+
+def _named(policy: str) -> str:
+    return f"speculative:{policy}"
 
 
 if __name__ == "__main__":

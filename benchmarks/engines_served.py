@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import math
 import sys
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
@@ -20,16 +22,21 @@ from draftgauge.api.advise import advise
 from draftgauge.api.arms import Arm, bench_arms
 from draftgauge.api.bench_rows import ASKED, Reference
 from draftgauge.api.bench_servers import costs_of_arms, seconds_a_step, server_arm
+from draftgauge.api.pair import load_pair
+from draftgauge.api.requests import PairSpec
 from draftgauge.models.reference import reference_path
+from draftgauge.serving.client import complete
 from draftgauge.serving.engines import FIXED, fixed_length, p_min_of
 from draftgauge.traces.engine_costs import load_engine_costs
 from engine_processes import llama_server, vllm_server
+from engine_steps import live_steps
 
 LLAMA_LENGTHS, TIMED_LENGTHS = (1, 2, 3, 4), (1, 4)
 P_MINS = ("p-min:0.4,4", "p-min:0.8,8")
 VLLM_LENGTHS, VLLM_OWN_LENGTHS = (1, 2), (1, 2, 4)
 COUNTED = ("--per-request-spec-decode-metrics", "summary")  # refused without speculation
 AT_ONCE = 2  # servers of vLLM, beside the two that always run
+PROBED_TOKENS = 1024  # of output at least: the probe takes a step of each length in turn, and needs several of each
 STOPPING = "stopping"
 Rows = list[dict[str, Any]]
 
@@ -65,7 +72,8 @@ def vllm_rows(bench: Bench) -> Rows:
     probe = ours("vllm_costs.CostProbe", draft=draft, costs_out=str(costs))
     with together({"plain": (), "probe": probe}) as urls:
         plain = seconds_a_step(timed_arm("plain", "vllm", urls["plain"], bench))
-        timed_arm("probe", "vllm", urls["probe"], bench)
+        once = len(bench.training) * bench.max_new_tokens
+        timed_arm("probe", "vllm", urls["probe"], bench, rounds=math.ceil(PROBED_TOKENS / once))
     probed = load_engine_costs(costs, "vllm")
     assert probed is not None
     replace(probed, plain=(sorted(plain)[len(plain) // 2], *probed.plain[1:])).save(costs)
@@ -83,7 +91,23 @@ def vllm_rows(bench: Bench) -> Rows:
                 arms = [server_arm(name, "vllm", url, bench.max_new_tokens) for name, url in (kept | more).items()]
                 group = measured(arms, bench, "vllm", Reference(STOPPING, ASKED))
             rows += [row for row in group if not rows or row["policy"] not in kept]
+        counts = counts_of(kept[STOPPING], costs, bench)
+    rows = [row | counts if row["policy"] == STOPPING else row for row in rows]
     return tagged(rows, "vllm", advice)
+
+
+def counts_of(url: str, costs: Path, bench: Bench) -> dict[str, int]:
+    """Tokens that the proposer drafted and vLLM accepted for the held-out prompts under ``stopping``, and how many
+    draftgauge's own loop drafts and accepts on the way to the same outputs.
+    """
+    pair = load_pair(PairSpec(target="reference"))
+    counts = Counter[str]()
+    for prompt in bench.prompts:
+        answer = complete("vllm", url, prompt.tokens, bench.max_new_tokens)
+        steps = live_steps(pair, STOPPING, costs, prompt.tokens, answer.tokens)
+        counts += Counter(drafted=answer.drafted, accepted=answer.accepted)
+        counts += Counter(drafted_here=sum(d for d, _ in steps), accepted_here=sum(a for _, a in steps))
+    return {name: counts[name] for name in ("drafted", "accepted", "drafted_here", "accepted_here")}
 
 
 def fixed(length: int) -> str:
@@ -128,8 +152,8 @@ def together(servers: Mapping[str, Sequence[str]]) -> Iterator[dict[str, str]]:
         yield dict(zip(servers, urls, strict=True))
 
 
-def timed_arm(name: str, engine: str, url: str, bench: Bench) -> Arm:
+def timed_arm(name: str, engine: str, url: str, bench: Bench, rounds: int = 1) -> Arm:
     """A server that has decoded the training prompts."""
     arm = server_arm(name, engine, url, bench.max_new_tokens)
-    bench_arms([arm], bench.training, 1, np.random.default_rng(0), lambda done, total: None)
+    bench_arms([arm], bench.training, rounds, np.random.default_rng(0), lambda done, total: None)
     return arm

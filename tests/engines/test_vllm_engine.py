@@ -23,19 +23,18 @@ from draftgauge.api.train import train
 from draftgauge.core.prompts import read_prompts
 from draftgauge.decoding.plain import plain_decode
 from draftgauge.decoding.settings import DecodingSettings
-from draftgauge.decoding.speculative import speculative_decode
 from draftgauge.models.loading import load_model
 from draftgauge.models.reference import PAIR_FOLDER, reference_path
-from draftgauge.policies.registry import make_policy
 from draftgauge.serving.client import complete
 from draftgauge.serving.counters import read_counts
 from draftgauge.serving.endpoint import fetch_json
 from draftgauge.serving.requests_trace import import_requests
 from draftgauge.traces.engine_costs import BY_DRAFTGAUGE, EngineCosts, read_costs
 from engine_processes import need_vllm, vllm_server
+from engine_steps import LONGEST, live_steps
 
 pytestmark = pytest.mark.slow
-OUTPUT, LONGEST, DEPTHS = 48, 16, 4
+OUTPUT, DEPTHS = 48, 4
 METRICS = ("--per-request-spec-decode-metrics", "detailed")
 SAMPLES = 600
 
@@ -63,23 +62,6 @@ def completion(url: str, prompt: list[int], **options: Any) -> Any:
     model = fetch_json(url, "/v1/models")["data"][0]["id"]
     body = {"model": model, "prompt": prompt, "max_tokens": OUTPUT, "temperature": 0.0, "return_token_ids": True}
     return fetch_json(url, "/v1/completions", body | options, 600.0)
-
-
-def live_steps(pair: Pair, policy: str, costs: Path | None, prompt: list[int], output: list[int]) -> list[list[int]]:
-    """Drafted and accepted tokens of the steps in which draftgauge's loop commits what follows the first token.
-
-    The loop goes on beyond the output, as vLLM does not tell its proposers where an output will end.
-    """
-    settings = DecodingSettings(max_new_tokens=len(output) + LONGEST, end_tokens=pair.end_tokens)
-    curve = None if costs is None else read_costs(costs, "vllm")[1]
-    rule = make_policy(policy, LONGEST, curve)
-    live = speculative_decode(pair.target, pair.drafter(), rule, [*prompt, output[0]], settings)
-    steps, left = [], len(output) - 1
-    for step in live.steps:
-        if left > 0:
-            steps.append([step.drafted, step.accepted])
-        left -= step.accepted + 1
-    return steps
 
 
 @pytest.mark.parametrize("policy", ["fixed:4", "stopping"])

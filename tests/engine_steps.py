@@ -1,0 +1,30 @@
+"""The steps that draftgauge's own loop takes to an output that an engine gave, to compare an engine's counts with."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from draftgauge.api.pair import Pair
+from draftgauge.decoding.settings import DecodingSettings
+from draftgauge.decoding.speculative import speculative_decode
+from draftgauge.policies.registry import make_policy
+from draftgauge.traces.engine_costs import read_costs
+
+LONGEST = 16
+
+
+def live_steps(pair: Pair, policy: str, costs: Path | None, prompt: list[int], output: list[int]) -> list[list[int]]:
+    """Drafted and accepted tokens of the steps in which draftgauge's loop commits what follows the first token.
+
+    The loop goes on beyond the output, as vLLM does not tell its proposers where an output will end.
+    """
+    settings = DecodingSettings(max_new_tokens=len(output) + LONGEST, end_tokens=pair.end_tokens)
+    curve = None if costs is None else read_costs(costs, "vllm")[1]
+    rule = make_policy(policy, LONGEST, curve)
+    live = speculative_decode(pair.target, pair.drafter(), rule, [*prompt, output[0]], settings)
+    steps, left = [], len(output) - 1
+    for step in live.steps:
+        if left > 0:
+            steps.append([step.drafted, step.accepted])
+        left -= step.accepted + 1
+    return steps
