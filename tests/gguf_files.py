@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import importlib.util
 import json
+import os
 import shutil
 import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -28,6 +30,17 @@ NAMES = {
     "mlp.down_proj": "ffn_down",
 }
 
+# The converter knows tokenizers by a hash of what they make of a test text, which a new vocabulary is never among; its
+# documented way is to register the hash, and that is what this does: the split pattern is that of "qwen2".
+CONVERT = """
+import runpy, sys
+sys.path[:0] = [sys.argv[1], sys.argv[1] + "/gguf-py"]
+from conversion.base import TextModel
+TextModel.get_vocab_base_pre = lambda self, tokenizer: "qwen2"
+sys.argv = ["convert_hf_to_gguf.py", *sys.argv[2:], "--outtype", "f32"]
+runpy.run_path(sys.path[0] + "/convert_hf_to_gguf.py", run_name="__main__")
+"""
+
 
 def need_libllama() -> None:
     """Skip where llama-cpp-python or gguf is not installed: ``make test-engines`` installs them."""
@@ -46,6 +59,22 @@ def need_program(name: str) -> str:
     path = shutil.which(name)
     if path is None:
         pytest.skip(f"needs {name} on the path: make test-engines")
+    return path
+
+
+def need_converter() -> Path:
+    """A checkout of llama.cpp, whose converter needs sentencepiece."""
+    folder = os.environ.get("LLAMA_CPP", "")
+    if not (folder and (Path(folder) / "convert_hf_to_gguf.py").is_file()):
+        pytest.skip("needs a checkout of llama.cpp: set LLAMA_CPP to its folder")
+    return Path(folder)
+
+
+def convert(folder: Path, path: Path, *options: str) -> Path:
+    """A folder as GGUF in float32, by llama.cpp's own converter."""
+    command = [sys.executable, "-c", CONVERT, str(need_converter()), str(folder), "--outfile", str(path), *options]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=300)
+    assert done.returncode == 0, done.stderr[-2000:]
     return path
 
 

@@ -5,11 +5,16 @@ counts.
 from __future__ import annotations
 
 import json
+from collections import Counter
 from pathlib import Path
 
 import pytest
 
 from command_line import draftgauge
+from draftgauge.api.export import export
+from draftgauge.api.pair import load_pair
+from draftgauge.api.requests import PairSpec
+from draftgauge.api.train import train
 from draftgauge.core.prompts import read_prompts
 from draftgauge.decoding.plain import plain_decode
 from draftgauge.decoding.settings import DecodingSettings
@@ -22,7 +27,8 @@ from draftgauge.policies.registry import make_policy
 from draftgauge.serving.client import complete
 from draftgauge.serving.counters import check_served, read_counts
 from engine_processes import llama_server
-from gguf_files import need_libllama, need_program, write_gguf
+from engine_steps import live_steps
+from gguf_files import convert, need_converter, need_libllama, need_program, write_gguf
 
 pytestmark = pytest.mark.slow
 LENGTH, OUTPUT = 4, 48
@@ -69,6 +75,42 @@ def test_outputs_counts_and_advice(files: dict[str, Path], prompts: list[list[in
     assert result.exit_code == 0, result.output
     rows = json.loads((tmp_path / "rows.json").read_text())["rows"]
     assert rows[LENGTH]["tokens_per_step"] == pytest.approx(1 + counts.accepted / counts.drafts)
+
+
+def test_an_exported_drafter_is_accepted_step_by_step(
+    files: dict[str, Path], prompts: list[list[int]], tmp_path: Path
+) -> None:
+    """Trained without the norms that llama.cpp has no place for."""
+    need_converter()
+    answers = {"questions": 96, "new_tokens": 32, "length": 192}
+    norms = {"norm_before_fc": False, "norm_output": False}
+    train(
+        out=tmp_path / "hidden",
+        target="reference",
+        reuse="hidden",
+        steps=120,
+        batch=2,
+        depths=LENGTH,
+        **answers,
+        **norms,
+    )
+    export(tmp_path / "hidden", out=tmp_path / "eagle3")
+    drafter = convert(
+        tmp_path / "eagle3", tmp_path / "eagle3.gguf", "--target-model-dir", str(reference_path("target"))
+    )
+    pair = load_pair(PairSpec(target="reference", drafter=str(tmp_path / "hidden")))
+    options = ("--spec-type", "draft-eagle3", "--spec-draft-model", str(drafter), "--spec-draft-n-max", str(LENGTH))
+    kinds = ("--spec-draft-type-k", "f32", "--spec-draft-type-v", "f32")
+    by_position = Counter[int]()
+    with llama_server(files["target"], *options, *kinds) as url:
+        for prompt in prompts:
+            output = complete("llama-server", url, prompt, OUTPUT).tokens
+            steps = live_steps(pair, f"fixed:{LENGTH}", None, prompt, output)
+            by_position.update(depth for _, accepted in steps for depth in range(accepted))
+        counts = read_counts("llama-server", url)
+    expected = [by_position[depth] for depth in range(LENGTH)]
+    assert expected[0] > 0
+    assert counts.by_position == pytest.approx(expected, rel=0.05, abs=3)  # ends of outputs are counted differently
 
 
 def test_a_server_without_speculation(files: dict[str, Path]) -> None:

@@ -213,6 +213,27 @@ def test_damaged_and_missing_drafters_are_refused(tmp_path: Path, target: PreTra
         export(tmp_path / "drafter", out=tmp_path / "eagle3")
 
 
+@pytest.mark.parametrize(
+    ("options", "lacks"),
+    [
+        ({}, ("--no-norm-before-fc", "--no-norm-output")),
+        ({"norm_before_fc": False}, ("--no-norm-output",)),
+        ({"norm_before_fc": False, "norm_output": False, "taps": (0, 2)}, ("2 tapped layers",)),
+        ({"norm_before_fc": False, "norm_output": False}, ()),
+        ({"norm_before_fc": False, "norm_output": False, "norm_before_residual": False}, ()),
+    ],
+)
+def test_the_command_says_whether_llama_cpp_can_run_it(
+    tmp_path: Path, target: PreTrainedModel, options: dict[str, Any], lacks: tuple[str, ...]
+) -> None:
+    saved(tmp_path / "drafter", target, **options)
+    result = draftgauge(["export", str(tmp_path / "drafter"), "--out", str(tmp_path / "out")])
+    assert result.exit_code == 0, result.output
+    assert all(word in result.stdout for word in lacks)
+    assert ("llama.cpp cannot run it" in result.stdout) == bool(lacks)
+    assert ("--spec-type draft-eagle3" in result.stdout) == (not lacks)
+
+
 def test_the_command_prints_how_engines_load_it(tmp_path: Path, target: PreTrainedModel) -> None:
     saved(tmp_path / "drafter", target)
     result = draftgauge(["export", str(tmp_path / "drafter"), "--format", "eagle3", "--out", str(tmp_path / "out")])

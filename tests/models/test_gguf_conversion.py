@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import importlib.util
 import json
-import os
 import subprocess
 import sys
 from pathlib import Path
@@ -17,18 +16,9 @@ import pytest
 
 from draftgauge.models.loading import load_tokenizer
 from draftgauge.models.reference import PAIR_FOLDER, reference_path
+from gguf_files import convert, need_converter
 
 LINES = 1000
-# The converter knows tokenizers by a hash of what they make of a test text, which a new vocabulary is never among; its
-# documented way is to register the hash, and that is what this does: the split pattern is that of "qwen2".
-CONVERT = """
-import runpy, sys
-sys.path[:0] = [sys.argv[1], sys.argv[1] + "/gguf-py"]
-from conversion.base import TextModel
-TextModel.get_vocab_base_pre = lambda self, tokenizer: "qwen2"
-sys.argv = ["convert_hf_to_gguf.py", sys.argv[2], "--outfile", sys.argv[3], "--outtype", "f32"]
-runpy.run_path(sys.path[0] + "/convert_hf_to_gguf.py", run_name="__main__")
-"""
 READ = """
 import json, sys
 sys.path[:0] = [sys.argv[1] + "/gguf-py"]
@@ -42,19 +32,12 @@ print(json.dumps({n: reader.fields[n].contents() for n in names} | {
 
 @pytest.fixture(scope="module")
 def source() -> Path:
-    folder = os.environ.get("LLAMA_CPP", "")
-    if not (folder and (Path(folder) / "convert_hf_to_gguf.py").is_file()):
-        pytest.skip("needs a checkout of llama.cpp: set LLAMA_CPP to its folder")
-    return Path(folder)
+    return need_converter()
 
 
 @pytest.fixture(scope="module")
 def converted(source: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    path = tmp_path_factory.mktemp("gguf") / "target.gguf"
-    command = [sys.executable, "-c", CONVERT, str(source), str(reference_path("target")), str(path)]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=300)
-    assert done.returncode == 0, done.stderr[-2000:]
-    return path
+    return convert(reference_path("target"), tmp_path_factory.mktemp("gguf") / "target.gguf")
 
 
 def test_the_converter_takes_the_target(source: Path, converted: Path) -> None:

@@ -8,7 +8,8 @@ from draftgauge.api.requests import ExportRequest
 from draftgauge.api.verb import verb
 from draftgauge.core.errors import DraftgaugeError
 from draftgauge.drafters.reuse import read_description
-from draftgauge.export.eagle3 import export_eagle3
+from draftgauge.drafters.reuse.persistence import read_config
+from draftgauge.export.eagle3 import export_eagle3, llama_cpp_lacks
 
 
 @verb(ExportRequest)
@@ -16,8 +17,8 @@ def export(request: ExportRequest) -> list[dict[str, Any]]:
     """Write a trained drafter as serving engines load it.
 
     Returns:
-        One row: format, drafter, folder, tensors, parameters, target, and the depths that the drafter was trained for
-        (None if it does not say).
+        One row: format, drafter, folder, tensors, parameters, target, the depths that the drafter was trained for (None
+        if it does not say), and ``llama_cpp_lacks``: why llama.cpp cannot run it, None where it can.
 
     Raises:
         ModelError: if the folder holds no drafter, or a damaged one.
@@ -36,5 +37,6 @@ def export(request: ExportRequest) -> list[dict[str, Any]]:
             "parameters": sum(tensor.numel() for tensor in tensors.values() if tensor.is_floating_point()),
             "target": description["config"]["target_source"],
             "depths": description["extra"].get("request", {}).get("depths"),
+            "llama_cpp_lacks": llama_cpp_lacks(read_config(request.drafter)),
         }
     ]

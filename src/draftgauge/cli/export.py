@@ -26,6 +26,10 @@ def export(request: ExportRequest) -> list[dict[str, Any]]:
     show_table(f"Exported to {request.out}", rows, COLUMNS)
     for engine, command in serving_commands(rows[0]).items():
         console.print(f"{engine}: {command}", highlight=False, soft_wrap=True)
+    if rows[0]["llama_cpp_lacks"]:
+        console.print(
+            f"llama.cpp cannot run it: it lacks {rows[0]['llama_cpp_lacks']}", highlight=False, soft_wrap=True
+        )
     return rows
 
 
@@ -36,7 +40,13 @@ def serving_commands(row: dict[str, Any]) -> dict[str, str]:
     sglang = ["--speculative-algorithm", "EAGLE3", "--speculative-draft-model-path", row["folder"]]
     sglang += ["--speculative-num-steps", str(length), "--speculative-eagle-topk", "1"]
     sglang += ["--speculative-num-draft-tokens", str(length + 1)]
-    return {
+    commands = {
         "vLLM": shlex.join(["vllm", "serve", target, "--speculative-config", json.dumps(settings)]),
         "SGLang": shlex.join(["python", "-m", "sglang.launch_server", "--model-path", target, *sglang]),
     }
+    if row["llama_cpp_lacks"] is None:
+        convert = ["python", "convert_hf_to_gguf.py", row["folder"], "--target-model-dir", target]
+        server = ["llama-server", "--model", "TARGET.gguf", "--spec-type", "draft-eagle3", "--spec-draft-model"]
+        server += ["DRAFTER.gguf", "--spec-draft-n-max", str(length)]
+        commands["llama.cpp"] = f"{shlex.join([*convert, '--outfile', 'DRAFTER.gguf'])} && {shlex.join(server)}"
+    return commands

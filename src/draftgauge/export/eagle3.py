@@ -27,6 +27,7 @@ DESIGN = "hidden"
 MODEL = "model.safetensors"
 CONFIG = "config.json"
 ORIGIN = "draftgauge.json"
+LLAMA_CPP_TAPS = 3
 
 _BLOCK, _LAYER = "blocks.0.", "midlayer."
 _ATTENTION = f"{_BLOCK}self_attention."
@@ -97,6 +98,21 @@ def check_exportable(config: ReuseConfig) -> None:
             f"a target of the family {config.target_family} {what}, which the engines' EAGLE-3 drafters do not do: "
             "they would draft something else than draftgauge does"
         )
+
+
+def llama_cpp_lacks(config: ReuseConfig) -> str | None:
+    """What of a drafter llama.cpp does not compute (``src/models/eagle3.cpp``); None where it computes all of it.
+
+    Its converter refuses norms of tapped layers and says nothing of ``norm_output``, which it then leaves out.
+    """
+    lacks = []
+    if config.norm_before_fc:
+        lacks.append("a norm for each tapped layer (train with --no-norm-before-fc)")
+    if config.norm_output:
+        lacks.append("states normalised from depth to depth (train with --no-norm-output)")
+    if len(config.hidden_layers) != LLAMA_CPP_TAPS:
+        lacks.append(f"{len(config.hidden_layers)} tapped layers (it takes {LLAMA_CPP_TAPS})")
+    return " and ".join(lacks) or None
 
 
 def eagle3_tensors(config: ReuseConfig, weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
