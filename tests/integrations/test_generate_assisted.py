@@ -12,6 +12,7 @@ from transformers.generation.logits_process import LogitsProcessor
 from transformers.generation.stopping_criteria import MaxLengthCriteria
 
 import draftgauge
+from draftgauge.core.errors import DraftgaugeError
 from generating import VOCABULARY, draft_of, plain_and_speculative, target_of
 from tiny import tokens
 
@@ -20,11 +21,12 @@ FAMILIES = ("qwen2", "llama", "gemma3", "gpt2", "gpt_neox")
 
 
 @pytest.mark.parametrize("family", FAMILIES)
-@pytest.mark.parametrize("assistant", ["random", "same"])
+@pytest.mark.parametrize("assistant", ["random", "same", "prompt_lookup"])
 def test_matches_greedy_search(family: str, assistant: str) -> None:
     """With the target itself as the assistant every drafted token stands."""
     target = target_of(family)
-    speculation = draftgauge.speculative(target if assistant == "same" else draft_of(family, noise=1.0), "fixed:3")
+    drafters = {"random": draft_of(family, noise=1.0), "same": target, "prompt_lookup": assistant}
+    speculation = draftgauge.speculative(drafters[assistant], "fixed:3")
     arguments = {"inputs": PROMPT, "max_new_tokens": 12, "do_sample": False, "return_dict_in_generate": True}
     plain, speculative = plain_and_speculative(target, speculation, **arguments, output_scores=True, output_logits=True)
     assert torch.equal(speculative.sequences, plain.sequences)
@@ -102,6 +104,13 @@ def test_a_later_call_starts_anew(target: PreTrainedModel, draft: PreTrainedMode
     assert torch.equal(target.generate(PROMPT, max_new_tokens=11, custom_generate=speculation), first)
     longer = target.generate(first, max_new_tokens=6, custom_generate=speculation)
     assert torch.equal(longer, target.generate(first, max_new_tokens=6))
+
+
+def test_another_input_of_the_model_is_refused_by_name(draft: PreTrainedModel) -> None:
+    """Where it has no drafter's counterpart: GPT-2 adds embeddings of token types."""
+    speculation, kinds = draftgauge.speculative(draft, "fixed:3"), torch.ones_like(PROMPT)
+    with pytest.raises(DraftgaugeError, match="token_type_ids"):
+        target_of("gpt2").generate(PROMPT, max_new_tokens=5, token_type_ids=kinds, custom_generate=speculation)
 
 
 class Only(LogitsProcessor):
