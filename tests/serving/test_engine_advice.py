@@ -171,6 +171,18 @@ def test_flags_name_the_setting() -> None:
     assert option(llama, "--spec-type") == "draft-simple"
     assert option(llama, "--spec-draft-n-max") == "16"
     assert option(llama, "--spec-draft-p-min") == "0.8"
+    ours = shlex.split(engine_of("draftgauge").flags("stopping", places))
+    assert [option(ours, f"--{name}") for name in ("target", "draft", "policy")] == ["big", "small", "stopping"]
+    lookup = Places("big", drafter="prompt_lookup")
+    assert option(shlex.split(engine_of("draftgauge").flags("fixed:3", lookup)), "--drafter") == "prompt_lookup"
+    assert "speculative('prompt_lookup'" in engine_of("transformers").flags("fixed:3", lookup)
+    trained = Places("big", "runs/hidden", drafter="reuse")
+    assert option(shlex.split(engine_of("draftgauge").flags("fixed:3", trained)), "--drafter") == "runs/hidden"
+    assert "speculative('runs/hidden'" in engine_of("transformers").flags("fixed:3", trained)
+    files = Places("big.gguf", "small.gguf")
+    gguf = shlex.split(engine_of("gguf").flags("fixed:3", files))
+    assert [option(gguf, f"--{name}") for name in ("target", "draft")] == ["big.gguf", "small.gguf"]
+    assert option(shlex.split(engine_of("gguf").flags("fixed:3", places)), "--target") == "TARGET.gguf"
     for name, engine in ENGINES.items():
         plain = engine.flags(PLAIN, places)
         assert "spec" not in plain, name

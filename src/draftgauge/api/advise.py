@@ -15,6 +15,7 @@ from draftgauge.api.runs import read_run, select_runs
 from draftgauge.api.verb import verb
 from draftgauge.core.errors import DraftgaugeError
 from draftgauge.core.files import atomic_write_text
+from draftgauge.models.reference import resolve_source
 from draftgauge.policies.fitted import FITTED_SUFFIX, is_fitted, load_fitted
 from draftgauge.policies.registry import expand_policy
 from draftgauge.replay.simulate import replay_lengths
@@ -36,6 +37,8 @@ from draftgauge.traces.manifest import COSTS_NAME, Manifest
 from draftgauge.traces.trace import Trace
 
 Z95 = 1.96
+OWN = ("draftgauge", "gguf")
+"""Engines of ``draftgauge generate``."""
 Row = dict[str, Any]
 
 
@@ -106,9 +109,12 @@ def _from_run(request: AdviseRequest, engine: Engine, run: Path, manifest: Manif
     trace, _ = read_run(run, request.judged.tasks)
     fitted = tuple(sorted(str(file) for file in run.glob(f"*{FITTED_SUFFIX}") if is_fitted(file)))
     drafted_by = _drafted_by(engine, request.costs)
+    target, draft = manifest.target.source, manifest.draft.source if manifest.draft is not None else "DRAFT"
+    if engine.name not in OWN:  # which do not know the bundled models by name
+        target, draft = str(resolve_source(target)), str(resolve_source(draft, "draft"))
     places = Places(
-        target=manifest.target.source,
-        draft=manifest.draft.source if manifest.draft is not None else "DRAFT",
+        target=target,
+        draft=draft,
         drafter=manifest.drafter,
         gamma_max=trace.gamma_max,
         costs=str(path),

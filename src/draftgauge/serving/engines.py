@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import shlex
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from draftgauge.core.errors import DraftgaugeError
@@ -15,6 +15,7 @@ PLAIN = "plain"
 FIXED = "fixed:"
 P_MIN = "p-min:"
 LANGUAGE_MODEL, LOOKUP = "language_model", "prompt_lookup"
+GGUF = ".gguf"
 P_MINS = (0.2, 0.4, 0.6, 0.8, 0.9)
 PROPOSER = "draftgauge.integrations.vllm.Proposer"
 
@@ -153,20 +154,30 @@ def _lengths(gamma_max: int) -> list[int]:
 
 
 def _draftgauge(setting: str, places: Places) -> str:
-    policy = setting if setting == PLAIN else f"{setting} --drafter {places.drafter}"
-    return f"draftgauge generate PROMPT --policy {policy}"
+    words = ["draftgauge", "generate", "PROMPT", "--target", places.target]
+    return shlex.join([*words, *_drafter_words(setting, places), "--policy", setting])
+
+
+def _drafter_words(setting: str, places: Places) -> list[str]:
+    if setting == PLAIN:
+        return []
+    if places.drafter == LANGUAGE_MODEL:
+        return ["--draft", places.draft]
+    return ["--drafter", places.drafter if places.drafter == LOOKUP else places.draft]
 
 
 def _transformers(setting: str, places: Places) -> str:
     if setting == PLAIN:
         return "model.generate(**inputs)"
-    drafter = "drafter_model" if places.drafter == LANGUAGE_MODEL else repr(places.drafter)
+    drafter = repr(places.drafter if places.drafter == LOOKUP else places.draft)
     return f"model.generate(**inputs, custom_generate=draftgauge.speculative({drafter}, policy={setting!r}))"
 
 
 def _gguf(setting: str, places: Places) -> str:
-    models = "--target TARGET.gguf" if setting == PLAIN else "--target TARGET.gguf --draft DRAFT.gguf"
-    return f"draftgauge generate PROMPT {models} --policy {setting}"
+    """Of a run on other files than GGUF ones the files still have to be made."""
+    target = places.target if places.target.endswith(GGUF) else f"TARGET{GGUF}"
+    draft = places.draft if places.draft.endswith(GGUF) else f"DRAFT{GGUF}"
+    return _draftgauge(setting, replace(places, target=target, draft=draft))
 
 
 def _llama_settings(setting: str) -> dict[str, Any]:
