@@ -30,6 +30,21 @@ def test_a_server_answers_while_it_is_wanted() -> None:
         fetch_text(url, "/health")
 
 
+PARENT = """
+import subprocess, sys
+subprocess.Popen([sys.executable, "-c", "import sys; " + sys.argv[1], *sys.argv[2:]]).wait()
+"""
+
+
+def test_what_a_server_started_ends_with_it() -> None:
+    """The one that answers here is a child of the process that is told to end."""
+    child = f"exec({SERVER!r})"
+    with launched([sys.executable, "-c", PARENT, child], seconds=60) as url:
+        assert fetch_text(url, "/health") == "fine"
+    with pytest.raises(ServerError):
+        fetch_text(url, "/health")
+
+
 def test_servers_that_do_not_start() -> None:
     broken = [sys.executable, "-c", "import sys; print('no such model'); sys.exit(3)"]
     with pytest.raises(DraftgaugeError, match="ended with code 3: no such model"), launched(broken, seconds=60):

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import os
+import signal
 import socket
 import subprocess
 import tempfile
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import IO
 
 from draftgauge.core.errors import DraftgaugeError
@@ -45,7 +46,8 @@ def launched(
     words = [*command, "--host", "127.0.0.1", "--port", str(port)]
     with tempfile.TemporaryFile("w+", errors="replace") as printed:
         try:
-            process = subprocess.Popen(words, env=os.environ | dict(variables or {}), stdout=printed, stderr=printed)
+            environment = os.environ | dict(variables or {})
+            process = subprocess.Popen(words, env=environment, stdout=printed, stderr=printed, process_group=0)
         except OSError as error:
             raise DraftgaugeError(f"cannot start {command[0]}: {error.strerror}") from error
         try:
@@ -78,9 +80,10 @@ def _wait(process: subprocess.Popen[bytes], url: str, health: str, seconds: floa
 
 
 def _end(process: subprocess.Popen[bytes]) -> None:
+    """Let a server end by itself; it and the processes that it started are killed if it does not, or leaves some."""
     process.terminate()
-    try:
+    with suppress(subprocess.TimeoutExpired):
         process.wait(END_SECONDS)
-    except subprocess.TimeoutExpired:
-        process.kill()
-        process.wait()
+    with suppress(ProcessLookupError):
+        os.killpg(process.pid, signal.SIGKILL)
+    process.wait()
