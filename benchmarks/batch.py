@@ -1,21 +1,25 @@
 """Which draft length at which load: batches of the static engine, replayed from a trace of single requests, and live.
 
-The bundled pair in float32. What passes of several requests cost is measured first, inside the batched loop; then every
-length is decoded live in batches, interleaved, over the same queue of prompts that replay walks. Rows, one a batch size
-and policy:
+The bundled pair in float32. Costs of passes of several requests are measured inside the batched loop before and after
+everything is decoded live, and replay charges their mean; in between, rounds decode with every length and policy at
+every batch size, in an order drawn anew, over the same queues of prompts that replay walks. Rounds go on until the time
+is up. Rows, one a batch size and policy:
 
-* ``replayed_*`` and ``live_*``: tokens a second of all requests, tokens a step of one, best fixed length;
+* ``replayed_*`` and ``live_*``: tokens a second of all requests and over no drafts, tokens a step of one;
+* ``best_replayed``, ``best_live``: the best fixed length; ``share_of_best_live``: what of its live speed is reached;
 * ``replayed_over_live``: how far the model of the costs is off;
+* ``*_low``, ``*_high``: 95% intervals of medians over ``rounds``: what the machine does, not which prompts they are;
 * ``equal_steps``: replay and loop took the same steps;
-* ``mismatches``: outputs that are not those of plain decoding, of all that were finished.
+* ``mismatches``: outputs that are not those of plain decoding, of all that were ``finished``.
 """
 
 from __future__ import annotations
 
 import argparse
 import tempfile
-from collections.abc import Sequence
-from dataclasses import dataclass, field
+import time
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -31,37 +35,63 @@ from draftgauge.decoding.batch_meter import BatchMeterPlan
 from draftgauge.decoding.batched import BatchPlan, BatchRun, batched_decode
 from draftgauge.decoding.settings import DecodingSettings
 from draftgauge.models.static_rows import StaticRows
+from draftgauge.policies.batch import BatchPolicy
 from draftgauge.policies.batches import make_batch_policy
-from draftgauge.replay.batched import BatchReplay, replay_batch, resampled
+from draftgauge.replay.batched import BatchReplay, replay_batch
+from draftgauge.statistics.paired import median_interval
 from draftgauge.traces.batch_costs import BatchCosts
 from draftgauge.traces.costs import CostCurve
 from draftgauge.traces.manifest import Manifest
 from draftgauge.traces.trace import Trace
 
-POLICIES = ("stopping", "shared-budget")
+REQUESTS = 4  # that each slot serves at least
 
 
 @dataclass
 class Arm:
     """One policy at one batch size: its replay, and its live runs."""
 
+    batch: int
+    label: str
     spec: str
-    replayed: BatchReplay
+    queue: list[int]
     speeds: list[float] = field(default_factory=list)
     run: BatchRun | None = None
+    replayed: BatchReplay | None = None
+
+    @property
+    def fixed(self) -> bool:
+        """Whether it drafts as many tokens at every step."""
+        return self.label.startswith("fixed")
+
+
+@dataclass(frozen=True)
+class Recorded:
+    """The trace and what policies decide by: costs of single requests, and of batches as measured at first."""
+
+    trace: Trace
+    prompts: list[list[int]]
+    costs: CostCurve
+    passes: BatchCosts
+    args: argparse.Namespace
+
+    def policy(self, arm: Arm) -> BatchPolicy:
+        """A new one."""
+        return make_batch_policy(arm.spec, arm.batch, self.args.gamma_max, self.costs, self.passes)
 
 
 def main() -> None:
     """Record, measure, decode and write ``batch.json``."""
-    parser = argparse.ArgumentParser(description=__doc__)
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--out", type=Path, default=Path("docs/results"))
+    parser.add_argument("--minutes", type=float, default=6.0, help="for decoding live; two rounds at least")
+    parser.add_argument("--seconds", type=float, default=5.0, help="of measuring every batch size, twice")
     parser.add_argument("--per-task", type=int, default=4)
-    parser.add_argument("--max-new-tokens", type=int, default=96)
+    parser.add_argument("--max-new-tokens", type=int, default=64)
     parser.add_argument("--gamma-max", type=int, default=8)
     parser.add_argument("--batches", default="1,2,4,8")
-    parser.add_argument("--lengths", default="0,1,2,3,4,6,8", help="decoded live, beside the policies")
-    parser.add_argument("--rounds", type=int, default=2, help="how often every length is decoded live")
-    parser.add_argument("--seconds", type=float, default=12.0, help="of measuring every batch size")
+    parser.add_argument("--lengths", default="0,1,2,3,4,6,8", help="decoded live; all are replayed")
+    parser.add_argument("--stopping", default="docs/results/final/stopping.json", help="fitted chances")
     args = parser.parse_args()
     batches, lengths = ([int(each) for each in text.split(",")] for text in (args.batches, args.lengths))
     with tempfile.TemporaryDirectory() as scratch:
@@ -75,104 +105,130 @@ def main() -> None:
             gamma_max=args.gamma_max,
             progress=show_progress,
         )
-        manifest = Manifest.load(run)
         pair = load_pair(engine="static")
-        prompts = [tokens for _, tokens in prompts_of(run, manifest, pair)]
+        prompts = [tokens for _, tokens in prompts_of(run, Manifest.load(run), pair)]
         trace, costs = read_run(run)
-    contexts = sorted({min(map(len, prompts)), max(map(len, prompts)) + args.max_new_tokens})
-    rows: list[dict[str, Any]] = []
-    for batch in batches:
-        text = [token for prompt in prompts for token in prompt]
-        plan = BatchMeterPlan(text, (batch,), contexts, args.gamma_max, args.seconds)
-        passes = measure_pair_batches(pair, plan, batch, show_progress)
-        arms = bench_batch(pair, (trace, costs, passes), prompts, batch, (lengths, args))
-        rows += batch_rows_of(arms, trace, batch)
+    before = measure(pair, prompts, batches, args)
+    recorded = Recorded(trace, prompts, costs, before, args)
+    arms = [arm for batch in batches for arm in arms_of(batch, len(prompts), args)]
+    live = [arm for arm in arms if not arm.fixed or int(arm.label.partition(":")[2]) in lengths]
+    decode_rounds(pair, recorded, live)
+    charged = mean_of(before, measure(pair, prompts, batches, args))
+    for arm in arms:
+        arm.replayed = replay_batch(trace, recorded.policy(arm), charged, arm.batch, arm.queue)
+    rows = [row for batch in batches for row in rows_of([arm for arm in arms if arm.batch == batch], trace)]
     save(args.out, "batch.json", rows)
 
 
-def bench_batch(
-    pair: Pair,
-    recorded: tuple[Trace, CostCurve, BatchCosts],
-    prompts: Sequence[list[int]],
-    batch: int,
-    asked: tuple[Sequence[int], argparse.Namespace],
-) -> list[Arm]:
-    """Replay every policy, then decode with all of them, interleaved."""
-    trace, costs, passes = recorded
-    lengths, args = asked
-    queue = resampled(len(prompts), batch, np.random.default_rng(batch))
-    specs = [*(f"fixed:{gamma}" for gamma in range(args.gamma_max + 1)), *POLICIES]
+def measure(pair: Pair, prompts: Sequence[list[int]], batches: Sequence[int], args: argparse.Namespace) -> BatchCosts:
+    """Costs of passes of batches."""
+    contexts = sorted({min(map(len, prompts)), max(map(len, prompts)) + args.max_new_tokens})
+    text = [token for prompt in prompts for token in prompt]
+    plan = BatchMeterPlan(text, batches, contexts, args.gamma_max, args.seconds)
+    return measure_pair_batches(pair, plan, 0, show_progress)
 
-    def make(spec: str) -> Any:
-        return make_batch_policy(spec, batch, args.gamma_max, costs, passes)
 
-    arms = [Arm(spec, replay_batch(trace, make(spec), passes, batch, queue)) for spec in specs]
-    best = max(arms[: args.gamma_max + 1], key=lambda arm: arm.replayed.tokens_per_second)
-    live = [arm for arm in arms if arm is best or arm.spec in {*(f"fixed:{each}" for each in lengths), *POLICIES}]
-    capacity = max(map(len, prompts)) + args.max_new_tokens
-    target, draft = (StaticRows(model, batch, capacity) for model in batch_models(pair))
+def mean_of(one: BatchCosts, other: BatchCosts) -> BatchCosts:
+    """The mean of two measurements of the same passes."""
+    assert (one.batches, one.contexts) == (other.batches, other.contexts)
+    names = ("verify", "draft", "onward", "overhead", "asking")
+    return replace(one, **{name: np.mean([getattr(one, name), getattr(other, name)], axis=0) for name in names})
+
+
+def arms_of(batch: int, prompts: int, args: argparse.Namespace) -> list[Arm]:
+    """All policies at a batch size, over one queue: every prompt as often as any other, in an order drawn anew."""
+    count = max(prompts, REQUESTS * batch)
+    rng = np.random.default_rng(batch)
+    queue = np.concatenate([rng.permutation(prompts) for _ in range(-(-count // prompts))])[:count].tolist()
+    specs = {f"fixed:{gamma}": f"fixed:{gamma}" for gamma in range(args.gamma_max + 1)}
+    specs |= {"stopping": args.stopping, "shared-budget": f"shared-budget:{args.stopping}"}
+    return [Arm(batch, label, spec, queue) for label, spec in specs.items()]
+
+
+def decode_rounds(pair: Pair, recorded: Recorded, arms: Sequence[Arm]) -> None:
+    """Decode with all arms, round by round, until the time is up; the first round warms up."""
+    args = recorded.args
+    capacity = max(map(len, recorded.prompts)) + args.max_new_tokens
     settings = DecodingSettings(args.max_new_tokens, end_tokens=pair.end_tokens)
+    rows = {
+        batch: tuple(StaticRows(model, batch, capacity) for model in batch_models(pair))
+        for batch in {arm.batch for arm in arms}
+    }
     rng = np.random.default_rng(0)
-    chosen = [prompts[index] for index in queue]
-    for number in range(args.rounds + 1):
-        for index in rng.permutation(len(live)):
-            arm = live[index]
-            plan = BatchPlan(batch, args.gamma_max, drain=False)
-            took = chosen if number else chosen[: 2 * batch]  # the first round warms up
-            run = batched_decode(target, draft, make(arm.spec), took, settings, plan)
+    until, number, took = time.monotonic() + 60 * args.minutes, 0, 0.0
+    while number < 3 or time.monotonic() + took < until:
+        began = time.monotonic()
+        for index in rng.permutation(len(arms)):
+            arm = arms[index]
+            queue = arm.queue if number else arm.queue[: 2 * arm.batch]
+            plan = BatchPlan(arm.batch, args.gamma_max, drain=False)
+            texts = [recorded.prompts[prompt] for prompt in queue]
+            run = batched_decode(*rows[arm.batch], recorded.policy(arm), texts, settings, plan)
             if number:
                 arm.speeds.append(run.tokens_per_second)
                 arm.run = run
-        console.print(f"batch {batch}: round {number} of {args.rounds}", highlight=False)
-    for arm in live:
-        assert arm.run is not None
-        for output in arm.run.outputs:
-            output.prompt = queue[output.prompt]
-    return arms
+        took = time.monotonic() - began
+        console.print(f"round {number}: {took:.0f} s", highlight=False)
+        number += 1
 
 
-def batch_rows_of(arms: Sequence[Arm], trace: Trace, batch: int) -> list[dict[str, Any]]:
+def rows_of(arms: Sequence[Arm], trace: Trace) -> Iterable[dict[str, Any]]:
     """The rows of one batch size."""
-    fixed = [arm for arm in arms if arm.spec.startswith("fixed")]
-    best = max(fixed, key=lambda arm: arm.replayed.tokens_per_second)
+    fixed, none = [arm for arm in arms if arm.fixed], arms[0]
+    best = max(fixed, key=replayed_speed)
     best_live = max((arm for arm in fixed if arm.speeds), key=lambda arm: float(np.median(arm.speeds)))
-    none = arms[0]
-    rows = []
     for arm in arms:
         replayed = arm.replayed
+        assert replayed is not None
         row: dict[str, Any] = {
-            "batch": batch,
-            "policy": arm.spec,
-            "replayed_tokens_per_second": replayed.tokens_per_second,
+            "batch": arm.batch,
+            "policy": arm.label,
+            "replayed_tokens_per_second": replayed_speed(arm),
             "replayed_tokens_per_step": replayed.tokens_per_step,
-            "replayed_over_none": replayed.tokens_per_second / none.replayed.tokens_per_second,
+            "replayed_over_none": replayed_speed(arm) / replayed_speed(none),
             "best_replayed": arm is best,
         }
         if arm.run is not None:
-            speed = float(np.median(arm.speeds))
+            speeds, of_none = np.array(arm.speeds), np.array(none.speeds)
+            row |= interval("live_tokens_per_second", speeds) | interval("live_over_none", speeds / of_none)
+            row |= interval("share_of_best_live", speeds / np.array(best_live.speeds))
+            row |= interval("replayed_over_live", replayed_speed(arm) / speeds)
             row |= {
-                "live_tokens_per_second": speed,
-                "live_over_none": speed / float(np.median(none.speeds)),
+                "rounds": len(speeds),
                 "best_live": arm is best_live,
-                "replayed_over_live": replayed.tokens_per_second / speed,
                 "equal_steps": replayed.steps == len(arm.run.seconds) and replayed.committed == arm.run.committed,
                 "finished": sum(output.finished for output in arm.run.outputs),
-                "mismatches": mismatches(arm.run, trace),
+                "mismatches": mismatches(arm, trace),
             }
             console.print(
-                f"batch {batch} {arm.spec:14} x{row['live_over_none']:.3f} live, x{row['replayed_over_none']:.3f} "
-                f"replayed; replayed / live {row['replayed_over_live']:.3f}; mismatches {row['mismatches']}",
+                f"batch {arm.batch} {arm.label:14} x{row['live_over_none']:.3f} live, x{row['replayed_over_none']:.3f} "
+                f"replayed; replayed / live {row['replayed_over_live']:.3f} "
+                f"[{row['replayed_over_live_low']:.3f}, {row['replayed_over_live_high']:.3f}]; mismatches "
+                f"{row['mismatches']}{'  best live' if arm is best_live else ''}{'  best' if arm is best else ''}",
                 highlight=False,
+                soft_wrap=True,
             )
-        rows.append(row)
-    return rows
+        yield row
 
 
-def mismatches(run: BatchRun, trace: Trace) -> int:
+def replayed_speed(arm: Arm) -> float:
+    """Tokens a second of its replay."""
+    assert arm.replayed is not None
+    return arm.replayed.tokens_per_second
+
+
+def interval(name: str, values: np.ndarray) -> dict[str, float]:
+    """The median over rounds and its interval."""
+    found = median_interval(values[:, None])
+    return {name: found.estimate, f"{name}_low": found.low, f"{name}_high": found.high}
+
+
+def mismatches(arm: Arm, trace: Trace) -> int:
     """Finished outputs that are not those of the trace, which were decoded plainly one by one."""
+    assert arm.run is not None
     return sum(
-        output.tokens != trace.token[trace.offsets[output.prompt] : trace.offsets[output.prompt + 1]].tolist()
-        for output in run.outputs
+        output.tokens != trace.token[slice(*trace.offsets[arm.queue[output.prompt] :][:2].tolist())].tolist()
+        for output in arm.run.outputs
         if output.finished
     )
 

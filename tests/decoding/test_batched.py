@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 import pytest
@@ -11,8 +12,9 @@ import torch
 
 from draftgauge.core.errors import DraftgaugeError, ModelError, TraceError
 from draftgauge.core.prompts import Prompt
+from draftgauge.decoding import batch_meter
 from draftgauge.decoding.batch_meter import BatchMeterPlan, measure_batches
-from draftgauge.decoding.batched import BatchPlan, BatchRun, batched_decode
+from draftgauge.decoding.batched import BatchPlan, BatchRun, Pass, batched_decode
 from draftgauge.decoding.plain import plain_decode
 from draftgauge.decoding.recorder import RecordingPlan, record_prompt
 from draftgauge.decoding.settings import DecodingSettings
@@ -49,7 +51,9 @@ def batch_costs(largest: int = 4, gamma_max: int = GAMMA_MAX) -> BatchCosts:
         )
 
     each = tuple(0.01 * b for b in batches)
-    return BatchCosts(batches, contexts, table(gamma_max + 1, 1.0), table(2, 0.2), each, tuple(x / 10 for x in each))
+    onward = tuple(tuple(0.15 * (1 + 0.1 * b + 0.001 * c) for c in contexts) for b in batches)
+    verify, draft = table(gamma_max + 1, 1.0), table(2, 0.2)
+    return BatchCosts(batches, contexts, verify, draft, onward, each, tuple(x / 10 for x in each))
 
 
 @pytest.fixture(scope="module")
@@ -126,9 +130,14 @@ def test_replay_takes_the_same_steps_at_the_same_price(
     assert replayed.committed == run.committed == sum(step.committed for step in steps)
     assert replayed.accepted == sum(step.accepted for step in steps)
     priced = len(run.seconds) * float(costs.step_seconds(batch))
-    for each in (p for step in run.passes for p in step):
-        of_kind = costs.draft_seconds if each.kind == "draft" else costs.verify_seconds
-        priced += float(of_kind(each.rows, each.tokens, each.context))
+    for depth, each in (numbered for step in run.passes for numbered in enumerate(step)):
+        if each.kind == "verify":
+            priced += float(costs.verify_seconds(each.rows, each.tokens, each.context))
+        elif depth == 0:
+            priced += float(costs.draft_seconds(each.rows, each.tokens, each.context))
+        else:
+            assert each.tokens == each.rows
+            priced += float(costs.onward_seconds(each.rows, each.context))
         priced += float(costs.asking_seconds(each.rows)) if each.signals else 0.0
     decision = policy.decision
     deciding = decision.step * len(steps) + decision.token * replayed.drafted + decision.committed * replayed.committed
@@ -152,6 +161,7 @@ def test_a_shared_budget_drafts_less_where_tokens_cost_more(trace: Trace) -> Non
         cheap.contexts,
         tuple(tuple(tuple(2.0 * b * k for k in range(1, 6)) for _ in cheap.contexts) for b in cheap.batches),
         cheap.draft,
+        cheap.onward,
         cheap.overhead,
         cheap.asking,
     )
@@ -217,5 +227,35 @@ def test_measured_costs_are_those_of_passes(models: tuple[StaticModel, StaticMod
     assert costs.gamma_max == 2
     assert np.shape(costs.verify) == (3, 2, 3)
     assert np.shape(costs.draft) == (3, 2, 2)
+    assert np.shape(costs.onward) == (3, 2)
     with pytest.raises(DraftgaugeError, match="needs more than"):
         measure_batches(models[0], models[1], BatchMeterPlan(text, (2,), (24,), 30), np.random.default_rng(0))
+
+
+def test_the_meter_finds_what_passes_cost(
+    models: tuple[StaticModel, StaticModel], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Passes at known prices: a first pass is not a later one, and what a step spends on each pass counts with it."""
+
+    def price(depth: int, p: Pass) -> float:
+        if p.kind == "verify":
+            return 1 + 0.1 * p.tokens
+        seconds = 0.1 + 0.02 * p.rows if depth else 0.2 + 0.05 * min(p.tokens, 2 * p.rows)
+        return seconds + 0.03 * p.signals
+
+    def at_known_prices(*asked: Any) -> BatchRun:
+        run = batched_decode(*asked)
+        run.passes = [[p._replace(seconds=price(depth, p)) for depth, p in enumerate(step)] for step in run.passes]
+        run.seconds = [0.5 + 0.01 * (len(step) - 1) + sum(p.seconds for p in step) for step in run.passes]
+        return run
+
+    monkeypatch.setattr(batch_meter, "batched_decode", at_known_prices)
+    plan = BatchMeterPlan(tokens(200, 3).tolist(), (3,), (24, 100), gamma_max=3, seconds=0.0)
+    costs = measure_batches(models[0], models[1], plan, np.random.default_rng(0))
+    for row, batch in enumerate((1, 3)):
+        for context in range(2):
+            assert costs.verify[row][context] == pytest.approx([1 + 0.1 * batch * k for k in range(1, 5)])
+            assert costs.draft[row][context] == pytest.approx([0.21 + 0.05 * batch * k for k in (1, 2)])
+            assert costs.onward[row][context] == pytest.approx(0.11 + 0.02 * batch)
+    assert costs.overhead == pytest.approx((0.5, 0.5))
+    assert costs.asking == pytest.approx((0.03, 0.03))

@@ -63,7 +63,7 @@ class BatchMeterPlan:
 
 
 class RandomLengths:
-    """A draft length drawn anew for every step, the same for all requests; signals are read in every second step."""
+    """A draft length drawn anew for every step, the same for all requests; signals are read in a third of the steps."""
 
     decision = DecisionSeconds()
 
@@ -135,6 +135,7 @@ def measure_batches(
         contexts=tuple(start + plan.span // 2 for start in starts),
         verify=tuple(tuple(tuple(row.tolist()) for row in each.verify) for each in measured),
         draft=tuple(tuple(tuple(row.tolist()) for row in each.draft) for each in measured),
+        onward=tuple(tuple(each.onward.tolist()) for each in measured),
         overhead=tuple(each.overhead for each in measured),
         asking=tuple(each.asking for each in measured),
     )
@@ -156,10 +157,11 @@ def _starts(plan: BatchMeterPlan, limit: int) -> list[int]:
 
 @dataclass(frozen=True)
 class _Measured:
-    """Medians of one batch size: ``[C, G + 1]``, ``[C, 2]``, and over all contexts."""
+    """Medians of one batch size: ``[C, G + 1]``, ``[C, 2]``, ``[C]``, and over all contexts."""
 
     verify: Floats
     draft: Floats
+    onward: Floats
     overhead: float
     asking: float
 
@@ -173,10 +175,9 @@ def _measure(
 ) -> _Measured:
     """All contexts of one batch size, by turns."""
     batch, starts = where
-    passes: list[list[list[Pass]]] = [[] for _ in starts]
-    rest: list[float] = []
+    steps: list[list[_TimedStep]] = [[] for _ in starts]
     began, rounds = time.perf_counter(), 0
-    while rounds < 2 or _fewest(passes, batch, plan.gamma_max) < LEAST or time.perf_counter() - began < plan.seconds:
+    while rounds < 2 or _fewest(steps, batch, plan.gamma_max) < LEAST or time.perf_counter() - began < plan.seconds:
         for place in rng.permutation(len(starts)):
             prompts = [_cut(plan.text, starts[place], rng) for _ in range(batch)]
             run = batched_decode(
@@ -188,19 +189,36 @@ def _measure(
                 BatchPlan(batch, plan.gamma_max, drain=False, timed=True),
             )
             if rounds:  # the first warms up
-                passes[place] += run.passes
-                rest += [
-                    seconds - sum(each.seconds for each in step)
-                    for seconds, step in zip(run.seconds, run.passes, strict=True)
+                steps[place] += [
+                    _TimedStep(passes, spent) for spent, passes in zip(run.seconds, run.passes, strict=True)
                 ]
         rounds += 1
-    verify = np.array([_verify(each, batch, plan.gamma_max) for each in passes])
-    drafts = [[p for step in each for p in step if p.kind == "draft"] for each in passes]
-    table = np.array([_draft(each, batch) for each in drafts])
-    added = [
-        p.seconds - row[0] for each, row in zip(drafts, table, strict=True) for p in each if _single(p, batch, True)
-    ]
-    return _Measured(verify, table, max(0.0, float(np.median(rest))), max(0.0, float(np.median(added))))
+    every = [step for each in steps for step in each]
+    overhead, bookkeeping = _line([float(len(step.drafts)) for step in every], [step.rest for step in every])
+    verify = np.array([_verify(each, batch, plan.gamma_max) for each in steps])
+    lines = [_first_line(each, batch) for each in steps]
+    onward = np.array([_onward(each, batch, line[0]) for each, line in zip(steps, lines, strict=True)])
+    added = [extra for each in zip(steps, lines, onward, strict=True) for extra in _added(*each, batch)]
+    opening = np.array([[one, one + more] for one, more in lines])
+    return _Measured(verify, opening + bookkeeping, onward + bookkeeping, overhead, max(0.0, float(np.median(added))))
+
+
+@dataclass(frozen=True)
+class _TimedStep:
+    """A step: its passes and its seconds."""
+
+    passes: list[Pass]
+    seconds: float
+
+    @property
+    def drafts(self) -> list[Pass]:
+        """Those of the drafter."""
+        return [p for p in self.passes if p.kind == "draft"]
+
+    @property
+    def rest(self) -> float:
+        """What the step took outside its passes."""
+        return self.seconds - sum(p.seconds for p in self.passes)
 
 
 def _cut(text: Sequence[int], length: int, rng: np.random.Generator) -> list[int]:
@@ -209,37 +227,76 @@ def _cut(text: Sequence[int], length: int, rng: np.random.Generator) -> list[int
     return [text[(start + index) % len(text)] for index in range(length)]
 
 
-def _fewest(passes: Sequence[Sequence[Sequence[Pass]]], batch: int, gamma_max: int) -> int:
-    """Samples of the number of tokens with the fewest."""
-    fewest = min(len(samples) for each in passes for samples in _by_width(each, batch, gamma_max))
-    asked = min(sum(_single(p, batch, True) for step in each for p in step) for each in passes)
-    return min(fewest, asked)
+def _fewest(steps: Sequence[Sequence[_TimedStep]], batch: int, gamma_max: int) -> int:
+    """Samples of the kind of pass with the fewest, at the context with the fewest."""
+    fewest = [len(samples) for each in steps for samples in _by_width(each, batch, gamma_max)]
+    for each in steps:
+        fewest += [len(_first(each, batch)), sum(p.signals for step in each for p in step.drafts)]
+        if gamma_max > 1:
+            fewest.append(len(_later(each, batch)))
+    return min(fewest)
 
 
-def _by_width(steps: Sequence[Sequence[Pass]], batch: int, gamma_max: int) -> list[list[float]]:
+def _by_width(steps: Sequence[_TimedStep], batch: int, gamma_max: int) -> list[list[float]]:
     """Seconds of the target's passes of the whole batch over 1, 2, ... tokens of every request."""
     samples: list[list[float]] = [[] for _ in range(gamma_max + 1)]
     for step in steps:
-        for p in step:
+        for p in step.passes:
             if p.kind == "verify" and p.tokens % batch == 0:
                 samples[p.tokens // batch - 1].append(p.seconds)
     return samples
 
 
-def _verify(steps: Sequence[Sequence[Pass]], batch: int, gamma_max: int) -> Floats:
+def _verify(steps: Sequence[_TimedStep], batch: int, gamma_max: int) -> Floats:
     return np.array([np.median(samples) for samples in _by_width(steps, batch, gamma_max)])
 
 
-def _single(p: Pass, batch: int, signals: bool) -> bool:
-    """Whether this is a pass of the drafter over one token of every request of the batch."""
-    return p.kind == "draft" and p.rows == p.tokens == batch and p.signals == signals
+def _first(steps: Sequence[_TimedStep], batch: int) -> list[Pass]:
+    """First passes of the drafter over the whole batch, without signals."""
+    passes = [step.drafts[0] for step in steps if step.drafts]
+    return [p for p in passes if p.rows == batch and not p.signals]
 
 
-def _draft(drafts: Sequence[Pass], batch: int) -> Floats:
-    """Seconds of passes over one token of every request, and over two: what tokens beyond one added, scaled to one
-    more of each.
+def _later(steps: Sequence[_TimedStep], batch: int) -> list[Pass]:
+    """Its later passes likewise."""
+    return [p for step in steps for p in step.drafts[1:] if p.rows == batch and not p.signals]
+
+
+def _beyond(p: Pass) -> float:
+    """Tokens beyond one that a request takes in, on average; more than one cost what one costs."""
+    return min(1.0, p.tokens / p.rows - 1)
+
+
+def _first_line(steps: Sequence[_TimedStep], batch: int) -> tuple[float, float]:
+    """Seconds of a first pass over one token of every request, and what a second one adds."""
+    passes = _first(steps, batch)
+    return _line([_beyond(p) for p in passes], [p.seconds for p in passes])
+
+
+def _onward(steps: Sequence[_TimedStep], batch: int, first: float) -> float:
+    """Seconds of a later pass; where drafts of one token have none, those of the first."""
+    passes = _later(steps, batch)
+    return float(np.median([p.seconds for p in passes])) if passes else first
+
+
+def _added(steps: Sequence[_TimedStep], line: tuple[float, float], onward: float, batch: int) -> list[float]:
+    """What passes with signals took longer than those without."""
+    extra = []
+    for step in steps:
+        for depth, p in enumerate(step.drafts):
+            if p.signals and p.rows == batch:
+                extra.append(p.seconds - (onward if depth else line[0] + line[1] * _beyond(p)))
+    return extra
+
+
+def _line(x: Sequence[float], y: Sequence[float]) -> tuple[float, float]:
+    """Value at 0 and slope, neither below 0: the median slope of pairs, each of a lower and an upper half by ``x``
+    (Theil's abbreviated method, 1950), and the median of what it leaves.
     """
-    one = float(np.median([p.seconds for p in drafts if _single(p, batch, False)]))
-    beyond = [(p.seconds - one) * batch / (p.tokens - batch) for p in drafts if p.tokens > batch and not p.signals]
-    added = max(0.0, float(np.median(beyond))) if beyond else 0.0
-    return np.array([one, one + added])
+    order = np.argsort(x, kind="stable")
+    xs, ys = np.array(x)[order], np.array(y)[order]
+    half = len(xs) // 2
+    across, up = xs[len(xs) - half :] - xs[:half], ys[len(ys) - half :] - ys[:half]
+    slopes = up[across > 0] / across[across > 0]
+    slope = max(0.0, float(np.median(slopes))) if len(slopes) else 0.0
+    return max(0.0, float(np.median(ys - slope * xs))), slope

@@ -53,7 +53,11 @@ class PassCosts(Protocol):
     def draft_seconds(
         self, batch: NDArray[np.int64] | int, tokens: NDArray[np.int64] | int, context: int
     ) -> NDArray[np.float64]:
-        """Seconds of one pass of the drafter."""
+        """Seconds of the drafter's first pass of a step."""
+        ...
+
+    def onward_seconds(self, batch: NDArray[np.int64] | int, context: int) -> NDArray[np.float64]:
+        """Seconds of each later one."""
         ...
 
     def asking_seconds(self, batch: NDArray[np.int64] | int) -> NDArray[np.float64]:
@@ -75,9 +79,11 @@ class _Prices:
         self.verify: list[float] = costs.verify_seconds(batch, tokens, context).tolist()
         """By tokens beyond one of each request."""
         self.draft: list[float] = [0.0, *(costs.draft_seconds(requests, requests, context) + asking).tolist()]
-        """By requests, each taking one token in."""
+        """A step's first pass, by requests, each taking one token in."""
         self.draft_two: list[float] = [0.0, *(costs.draft_seconds(requests, 2 * requests, context) + asking).tolist()]
         """Likewise two."""
+        self.onward: list[float] = [0.0, *(costs.onward_seconds(requests, context) + asking).tolist()]
+        """A later pass."""
 
 
 class SharedBudget:
@@ -181,9 +187,12 @@ class SharedBudget:
         best, worth, gain, fed, price = 0, 0.0, 0.0, 0, 0.0
         for count, slot in enumerate(ranked, start=1):
             gain += chances[slot]
-            fed += 1 if backlog is None else min(backlog[slot], 2)
-            more = (fed / count - 1) * (self._now.draft_two[count] - self._now.draft[count])
-            pass_ = self._now.draft[count] + more
+            if backlog is None:
+                pass_ = self._now.onward[count]
+            else:
+                fed += min(backlog[slot], 2)
+                more = (fed / count - 1) * (self._now.draft_two[count] - self._now.draft[count])
+                pass_ = self._now.draft[count] + more
             seconds = pass_ + self._now.verify[self._planned + count] - self._now.verify[self._planned]
             if gain - self.rate * seconds > worth:
                 best, worth, price = count, gain - self.rate * seconds, pass_

@@ -132,7 +132,7 @@ class _Batch:
         self.tokens = trace.token.tolist() if self.reads_text else []
         self.columns = self._columns() if self.asks else []
         self.slots: dict[int, _Cursor] = {}
-        self.drafts, self.verifications = _Passes(), _Passes()
+        self.first, self.onward, self.verifications = _Passes(), _Passes(), _Passes()
         self.counts = {"committed": 0, "drafted": 0, "verified": 0, "accepted": 0}
 
     def run(self, queue: Sequence[int]) -> BatchReplay:
@@ -171,8 +171,10 @@ class _Batch:
         slots, depth = self.policy.first(Opening(caps, backlog, context)), 0
         while slots:
             depth += 1
-            fed = sum(backlog[slot] for slot in slots) if depth == 1 else len(slots)
-            self.drafts.add(len(slots), fed, context)
+            if depth == 1:
+                self.first.add(len(slots), sum(backlog[slot] for slot in slots), context)
+            else:
+                self.onward.add(len(slots), len(slots), context)
             able = {}
             for slot in slots:
                 signal = self.signal(self.slots[slot].row, depth)
@@ -210,13 +212,16 @@ class _Batch:
         return Signal(depth, confidence, entropy, margin, int(token))
 
     def seconds(self, steps: int) -> float:
-        rows, tokens, contexts = self.drafts.columns()
-        drafting = self.costs.draft_seconds(rows, tokens, contexts)
+        first, (rows, _, contexts) = self.first.columns(), self.onward.columns()
+        spent = [
+            self.costs.draft_seconds(*first),
+            self.costs.onward_seconds(rows, contexts),
+            self.costs.verify_seconds(*self.verifications.columns()),
+        ]
         if self.asks:
-            drafting = drafting + self.costs.asking_seconds(rows)
-        verifying = self.costs.verify_seconds(*self.verifications.columns())
+            spent += [self.costs.asking_seconds(each) for each in (first[0], rows)]
         rest = steps * float(self.costs.step_seconds(self.batch))
-        return float(drafting.sum() + verifying.sum()) + rest + self._deciding(steps)
+        return float(sum(each.sum() for each in spent)) + rest + self._deciding(steps)
 
     def _deciding(self, steps: int) -> float:
         """What the policy says that deciding takes it, for all requests."""

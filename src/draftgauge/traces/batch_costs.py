@@ -25,8 +25,10 @@ class BatchCosts:
         batches: ``[B]`` requests at once, increasing from 1.
         contexts: ``[C]`` tokens of the longest request, increasing.
         verify: ``[B, C, G + 1]``; column ``k - 1`` is the target's pass over ``k`` tokens of every request.
-        draft: ``[B, C, K]``; column ``k - 1`` is one pass of the drafter over ``k`` tokens of every request; the last
-            stands for all more.
+        draft: ``[B, C, K]``; column ``k - 1`` is the drafter's first pass of a step, over ``k`` tokens of every
+            request; the last stands for all more.
+        onward: ``[B, C]`` each later pass of the drafter, over one token of every request: it finds the drafter's
+            weights in the processor's caches, where the first finds the target's.
         overhead: ``[B]`` seconds that a step takes outside its passes.
         asking: ``[B]`` what a pass of the drafter takes longer where signals are read after it.
     """
@@ -35,6 +37,7 @@ class BatchCosts:
     contexts: tuple[int, ...]
     verify: BatchTable
     draft: BatchTable
+    onward: tuple[tuple[float, ...], ...]
     overhead: tuple[float, ...]
     asking: tuple[float, ...]
 
@@ -62,10 +65,15 @@ class BatchCosts:
         return self._interpolated(self.verify, batch, tokens, context, exact=True)
 
     def draft_seconds(self, batch: Numbers, tokens: Numbers, context: Numbers) -> NDArray[np.float64]:
-        """Seconds of passes of the drafter over ``tokens`` tokens of ``batch`` requests together, see
+        """Seconds of first passes of the drafter over ``tokens`` tokens of ``batch`` requests together, see
         :meth:`verify_seconds`.
         """
         return self._interpolated(self.draft, batch, tokens, context, exact=False)
+
+    def onward_seconds(self, batch: Numbers, context: Numbers) -> NDArray[np.float64]:
+        """Seconds of later passes of the drafter, over one token of each of ``batch`` requests."""
+        table = np.asarray(self.onward)[:, :, None]
+        return self._interpolated(table, batch, batch, context, exact=False)
 
     def step_seconds(self, batch: Numbers) -> NDArray[np.float64]:
         """Seconds of a step of so many requests outside its passes."""
@@ -93,6 +101,10 @@ class BatchCosts:
                 raise TraceError(f"{name} must have as many columns everywhere, at least one")
             if not (np.isfinite(np.asarray(table)) & (np.asarray(table) > 0)).all():
                 raise TraceError(f"{name} must be seconds greater than 0")
+        if {len(each) for each in self.onward} != {len(self.contexts)} or len(self.onward) != len(self.batches):
+            raise TraceError("onward must have seconds for each batch size and context length")
+        if not (np.isfinite(np.asarray(self.onward)) & (np.asarray(self.onward) > 0)).all():
+            raise TraceError("onward must be seconds greater than 0")
         for name in ("overhead", "asking"):
             values = np.asarray(getattr(self, name))
             if values.shape != (len(self.batches),) or not (np.isfinite(values) & (values >= 0)).all():
@@ -107,7 +119,7 @@ class BatchCosts:
             )
 
     def _interpolated(
-        self, table: BatchTable, batch: Numbers, tokens: Numbers, context: Numbers, exact: bool
+        self, table: BatchTable | NDArray[np.float64], batch: Numbers, tokens: Numbers, context: Numbers, exact: bool
     ) -> NDArray[np.float64]:
         values = np.asarray(table)
         batch_, tokens_, context_ = np.broadcast_arrays(*(np.asarray(x, np.float64) for x in (batch, tokens, context)))
