@@ -164,7 +164,7 @@ def charged_parts(trace: Trace, outcome: Replay, policy: Policy, costs: CostCurv
     parts = {
         DRAFT: drafted + costs.catch_up_seconds(backlog, record.drafted),
         VERIFY: verify,
-        DECISION: charge.of_steps(record.drafted, record.committed),
+        DECISION: charge.of_steps(record.drafted, record.committed, record.appended),
         OVERHEAD: np.full(len(verify), costs.overhead),
     }
     assert np.allclose(sum(parts.values()), record.seconds)

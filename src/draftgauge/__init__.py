@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from draftgauge.api.advise import advise
     from draftgauge.api.bench import bench
+    from draftgauge.api.datastore import build_datastore
     from draftgauge.api.demo import demo
     from draftgauge.api.diagnose import diagnose
     from draftgauge.api.evaluate import evaluate
@@ -28,6 +29,7 @@ if TYPE_CHECKING:
     from draftgauge.api.requests import (
         AdviseRequest,
         BenchRequest,
+        DatastoreBuildRequest,
         DemoRequest,
         DiagnoseRequest,
         EvaluateRequest,
@@ -57,6 +59,7 @@ _PUBLIC = {
     "AdviseRequest": "draftgauge.api.requests:AdviseRequest",
     "BenchRequest": "draftgauge.api.requests:BenchRequest",
     "CostCurve": "draftgauge.traces.costs:CostCurve",
+    "DatastoreBuildRequest": "draftgauge.api.requests:DatastoreBuildRequest",
     "DemoRequest": "draftgauge.api.requests:DemoRequest",
     "DiagnoseRequest": "draftgauge.api.requests:DiagnoseRequest",
     "DraftgaugeError": "draftgauge.core.errors:DraftgaugeError",
@@ -76,6 +79,7 @@ _PUBLIC = {
     "TrainRequest": "draftgauge.api.requests:TrainRequest",
     "advise": "draftgauge.api.advise:advise",
     "bench": "draftgauge.api.bench:bench",
+    "build_datastore": "draftgauge.api.datastore:build_datastore",
     "demo": "draftgauge.api.demo:demo",
     "diagnose": "draftgauge.api.diagnose:diagnose",
     "evaluate": "draftgauge.api.evaluate:evaluate",
@@ -96,6 +100,7 @@ __all__ = [
     "AdviseRequest",
     "BenchRequest",
     "CostCurve",
+    "DatastoreBuildRequest",
     "DemoRequest",
     "DiagnoseRequest",
     "DraftgaugeError",
@@ -116,6 +121,7 @@ __all__ = [
     "__version__",
     "advise",
     "bench",
+    "build_datastore",
     "demo",
     "diagnose",
     "evaluate",

@@ -29,6 +29,7 @@ VERBS = {
     "evaluate": "EvaluateRequest",
     "diagnose": "DiagnoseRequest",
     "export": "ExportRequest",
+    "datastore build": "DatastoreBuildRequest",
     "reference train": "ReferenceTrainRequest",
     "reference evaluate": "ReferenceEvaluateRequest",
     "study kvshot": "StudyKvshotRequest",

@@ -15,12 +15,18 @@ from draftgauge.decoding import DecodingSettings, plain_decode, speculative_deco
 from draftgauge.decoding.recorder import RecordingPlan, record_prompt
 from draftgauge.drafters import LanguageModelDrafter, PromptLookupDrafter
 from draftgauge.models.loading import wrap
+from draftgauge.policies.registry import make_policy
+from draftgauge.policies.stored_policies import with_stored
+from draftgauge.policies.stored_texts import StoredTexts
 from draftgauge.policies.suffix import SuffixIndex
+from draftgauge.policies.two_source import TwoSource
 from draftgauge.replay.simulate import replay
 from draftgauge.traces.build import make_trace
 from draftgauge.verification import Sampling
+from linear_costs import LinearCosts
 from markov import Enumerator, MarkovModel, assert_same_law, law_of_model
 from tiny import tiny_model, tiny_tokenizer, tokens
+from two_source_numbers import random_numbers
 
 UNUSED = torch.Generator()  # the enumerator draws instead
 
@@ -132,3 +138,37 @@ def test_a_speculative_model_keeps_up_with_copied_tokens():
     result = speculative_decode(model, drafter, policy, prompt, DecodingSettings(40))
     assert all(step.accepted >= step.drafted for step in result.steps)
     assert any(step.accepted_text > 0 for step in result.steps)
+
+
+def test_with_stored_texts_greedy_output_is_plain_decodings_and_steps_are_those_of_replay():
+    """The stored texts hold other outputs and, as it may happen, the very one, so that long drafts come from them."""
+    settings, gamma_max = DecodingSettings(60), 6
+    prompts = [tokens(11, seed=1).tolist(), tokens(6, seed=3).tolist() * 3, tokens(3, seed=4).tolist()]
+    target, drafter = wrap(tiny_model()), LanguageModelDrafter(wrap(tiny_model(seed=2)))
+    plain = [plain_decode(target, prompt, settings).tokens for prompt in prompts]
+    entries = [Prompt(index, str(index), "code", "test", "") for index in range(len(prompts))]
+    plan = RecordingPlan(settings, gamma_max)
+    records = [
+        record_prompt(target, drafter, entry, prompt, plan, tiny_tokenizer())
+        for entry, prompt in zip(entries, prompts, strict=True)
+    ]
+    trace = make_trace(records, max_new_tokens=60)
+    stored = StoredTexts([tokens(40, seed=7).tolist(), plain[0], plain[1][:30], [*plain[2][:-1], 5]])
+    costs = LinearCosts(drafting=0.1, verifying=0.02)
+    from_text = []
+    for make in (
+        lambda: TwoSource(random_numbers(3), gamma_max, costs),
+        lambda: make_policy("gated-lookup", gamma_max, costs),
+        lambda: make_policy("lookup:least=1,tokens=5", gamma_max),
+        lambda: make_policy("lookup-else-stopping:least=2", gamma_max, costs),
+    ):
+        policies = [make(), make(), make()]
+        with_stored(policies[1:], stored)
+        runs = [speculative_decode(target, drafter, policies[1], prompt, settings) for prompt in prompts]
+        assert [run.tokens for run in runs] == plain
+        live = [step for run in runs for step in run.steps]
+        record = replay(trace, policies[2]).record
+        for name in ("drafted", "appended", "accepted", "committed", "accepted_text"):
+            assert [getattr(step, name) for step in live] == getattr(record, name).tolist()
+        from_text.append((int(record.accepted_text.sum()), int(replay(trace, policies[0]).accepted_text.sum())))
+    assert all(with_ > without for with_, without in from_text), from_text

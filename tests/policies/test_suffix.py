@@ -9,12 +9,11 @@ from hypothesis import strategies as st
 
 from draftgauge.policies.suffix import CODE_BITS, HABIT, ORDER, Match, SuffixIndex, code_of
 from draftgauge.policies.suffix_columns import (
-    TextIndex,
     continuation_cells,
     continuation_runs,
     suffix_columns,
-    window_start,
 )
+from draftgauge.policies.text_index import TextIndex, window_start
 
 
 def test_the_longest_matched_ending_and_its_last_continuation_count() -> None:

@@ -12,6 +12,7 @@ from draftgauge.api.arms import BenchPrompt, bench_arms, plain_arm, policy_arm, 
 from draftgauge.api.bench_rows import ASKED, Reference, bench_rows
 from draftgauge.api.bench_servers import bench_servers
 from draftgauge.api.costs import pair_costs, weigh_cost
+from draftgauge.api.datastore import read_stored
 from draftgauge.api.pair import Pair, load_pair
 from draftgauge.api.profile_plan import choose_prompts, encode_prompts
 from draftgauge.api.recorded import load_pair_of, prompts_of
@@ -25,8 +26,10 @@ from draftgauge.core.prompts import in_turn
 from draftgauge.core.seeds import generator
 from draftgauge.core.settings import given_settings, settings_of
 from draftgauge.decoding.settings import DecodingSettings
+from draftgauge.models.vocabulary import vocabulary_digest
 from draftgauge.policies.base import Policy
 from draftgauge.policies.registry import compared_policies, expand_policy, make_policy
+from draftgauge.policies.stored_policies import with_stored
 from draftgauge.replay.evaluate import SAME_PROMPTS
 from draftgauge.replay.splits import TEST, TRAIN, design_of
 from draftgauge.traces.costs import CostCurve
@@ -116,6 +119,7 @@ def _bench_run(request: BenchRequest, run: Path, manifest: Manifest, progress: P
     prompts = prompts_of(run, manifest, pair, replace(request.prompts, split=split))
     costs = measured if recorded else _costs(request, pair, specs, manifest.gamma_max, progress)
     policies = {spec: make_policy(spec, manifest.gamma_max, costs) for spec in specs}
+    _give_datastore(request, pair, prompts, policies)
     return _bench(request, pair, prompts, policies, manifest.max_new_tokens, progress, over)
 
 
@@ -129,7 +133,18 @@ def _bench_pair(request: BenchRequest, compression: str, progress: Progress) -> 
     prompts = encode_prompts(pair, chosen, path, length, request.prompts)
     costs = _costs(request, pair, specs, longest, progress)
     policies = {spec: make_policy(spec, longest, costs) for spec in specs}
+    _give_datastore(request, pair, prompts, policies)
     return _bench(request, pair, prompts, policies, length, progress, over)
+
+
+def _give_datastore(
+    request: BenchRequest, pair: Pair, prompts: Sequence[EncodedPrompt], policies: Mapping[str, Policy]
+) -> None:
+    """Let policies look in the datastore that the request names."""
+    if request.datastore is not None:
+        vocabulary = vocabulary_digest(pair.tokenizer)
+        stored = read_stored(request.datastore, vocabulary, [tokens for _, tokens in prompts])
+        with_stored(list(policies.values()), stored)
 
 
 def _asked_reference(request: BenchRequest, gamma_max: int) -> Reference | None:

@@ -8,10 +8,11 @@ from typing import Any
 import torch
 
 from draftgauge.api.costs import pair_costs, weigh_cost
+from draftgauge.api.datastore import GrowingStore
 from draftgauge.api.pair import Pair, load_pair, sampled
 from draftgauge.api.requests import PLAIN, GenerateRequest
 from draftgauge.api.verb import verb
-from draftgauge.core.errors import PromptError
+from draftgauge.core.errors import DraftgaugeError, PromptError
 from draftgauge.core.progress import Progress, silent
 from draftgauge.core.prompts import Prompt
 from draftgauge.decoding.plain import plain_decode
@@ -19,7 +20,9 @@ from draftgauge.decoding.results import Generation, Origin
 from draftgauge.decoding.settings import DecodingSettings
 from draftgauge.decoding.speculative import speculative_decode
 from draftgauge.models.detokenize import IncrementalDecoder
+from draftgauge.models.vocabulary import vocabulary_digest
 from draftgauge.policies.registry import make_policy
+from draftgauge.policies.stored_policies import with_stored
 from draftgauge.traces.repetition import distinct_share
 from draftgauge.verification import Sampling
 
@@ -52,7 +55,12 @@ def generate(
     """
     if request.policy != PLAIN:
         weigh_cost([request.policy])  # an unknown policy is refused before anything is loaded
+    elif request.datastore is not None:
+        raise DraftgaugeError("plain decoding looks nothing up: leave out the datastore, or name a policy")
     pair = pair or load_pair(request.pair)
+    store = None
+    if request.datastore is not None:
+        store = GrowingStore(request.datastore, vocabulary_digest(pair.tokenizer))
     device = pair.target.spec.device
     asked = sampled(request.sampling, str(pair.sources["target"]))
     sampling = Sampling(asked.temperature, asked.top_k, asked.top_p)
@@ -70,10 +78,14 @@ def generate(
         needed = weigh_cost([request.policy])
         costs = pair_costs(pair, request.costs, longest, sampling, progress) if needed else None
         policy = make_policy(request.policy, longest, costs)
+        if store is not None:
+            with_stored([policy], store.texts)
         drafter = pair.drafter(sampling, generator)
         result = speculative_decode(pair.target, drafter, policy, tokens, settings, generator, stream)
     if stream is not None:
         stream.finish()
+    if store is not None:
+        store.add(tokens, result.tokens)
     return pair.tokenizer.decode(result.tokens, skip_special_tokens=True), result
 
 

@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from draftgauge.api.datastore import read_stored
 from draftgauge.api.requests import ReplayRequest
 from draftgauge.api.runs import read_run, select_runs
 from draftgauge.api.verb import verb
@@ -15,13 +16,16 @@ from draftgauge.fitting.tuning import tune_rivals
 from draftgauge.policies.base import Policy
 from draftgauge.policies.fitted import FITTED_SUFFIX, load_fitted
 from draftgauge.policies.registry import compared_policies, expand_policy, make_policy
+from draftgauge.policies.stored_policies import with_stored
+from draftgauge.policies.stored_texts import StoredTexts
 from draftgauge.replay.batch_rows import batch_rows
 from draftgauge.replay.cost_sweep import cost_sweep
-from draftgauge.replay.evaluate import best_fixed_gamma, evaluate_design
+from draftgauge.replay.evaluate import Rivals, best_fixed_gamma, evaluate_design
 from draftgauge.replay.simulate import Replay
 from draftgauge.replay.splits import Design, design_of, prompt_keys
 from draftgauge.traces.costs import CostCurve
 from draftgauge.traces.manifest import Manifest
+from draftgauge.traces.trace import Trace
 
 DEFAULT_POLICIES = ("none", "fixed", *compared_policies())
 
@@ -49,7 +53,8 @@ def replay(
 
     Returns:
         Rows as :func:`draftgauge.replay.evaluate.evaluate` describes; the policy ``hindsight`` is the optimum with all
-        outcomes known. Of batches, as :func:`draftgauge.replay.batch_rows.batch_rows` describes.
+        outcomes known. With a datastore each says how many tokens that holds (``datastore_tokens``). Of batches, as
+        :func:`draftgauge.replay.batch_rows.batch_rows` describes.
 
     Raises:
         DraftgaugeError: for an unknown policy, or one fitted for other draft lengths or signals.
@@ -60,15 +65,30 @@ def replay(
     specs = request.policies or (() if objects else DEFAULT_POLICIES)
     rows: list[dict[str, Any]] = []
     for gamma_max, design, costs in _recorded(request, specs, on_warning):
+        judged = [prompt.prompt_token for prompt in design.trace.prompts]
+        stored = None if request.datastore is None else read_stored(request.datastore, costs.vocabulary, judged)
 
-        def make(curve: CostCurve, gamma_max: int = gamma_max) -> dict[str, Policy | Replay]:
-            return _arms(specs, objects or {}, gamma_max, curve)
+        def make(
+            curve: CostCurve, gamma_max: int = gamma_max, stored: StoredTexts | None = stored
+        ) -> dict[str, Policy | Replay]:
+            arms = _arms(specs, objects or {}, gamma_max, curve)
+            if stored is not None:
+                with_stored(list(arms.values()), stored)
+            return dict(arms)
 
-        tune = tune_rivals if request.tune else None
+        def tuned(train: Trace, curve: CostCurve, stored: StoredTexts | None = stored) -> Rivals:
+            rivals = tune_rivals(train, curve)
+            if stored is not None:
+                with_stored(list(rivals.arms.values()), stored)
+            return rivals
+
+        tune = tuned if request.tune else None
         if request.sweep:
-            rows += [dict(row) for row in cost_sweep(design, costs, make, request.sweep, tune=tune)]
+            found = cost_sweep(design, costs, make, request.sweep, tune=tune)
         else:
-            rows += [dict(row) for row in evaluate_design(design, costs, make, tune=tune)]
+            found = evaluate_design(design, costs, make, tune=tune)
+        kept = {} if stored is None else {"datastore_tokens": stored.tokens}
+        rows += [dict(row) | kept for row in found]
     return rows
 
 
@@ -103,11 +123,9 @@ def best_gamma_of(run: Path) -> int:
     return best_fixed_gamma(design.train if design.train is not None else trace, costs)
 
 
-def _arms(
-    specs: Sequence[str], objects: Mapping[str, Policy], gamma_max: int, costs: CostCurve
-) -> dict[str, Policy | Replay]:
+def _arms(specs: Sequence[str], objects: Mapping[str, Policy], gamma_max: int, costs: CostCurve) -> dict[str, Policy]:
     names = dict.fromkeys(name for spec in specs for name in expand_policy(spec, gamma_max))
-    arms: dict[str, Policy | Replay] = {name: make_policy(name, gamma_max, costs) for name in names}
+    arms = {name: make_policy(name, gamma_max, costs) for name in names}
     for name, policy in objects.items():
         if name in arms:
             raise DraftgaugeError(f"two policies are named {name!r}: give your own another name")

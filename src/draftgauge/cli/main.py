@@ -11,6 +11,7 @@ from cyclopts import App, CycloptsError
 from draftgauge.cli import (
     advise,
     bench,
+    datastore,
     demo,
     diagnose,
     evaluate,
@@ -60,6 +61,8 @@ def make_app() -> App:
     add_verb(app, "evaluate", evaluate.evaluate, NOTHING)
     add_verb(app, "diagnose", diagnose.diagnose, NOTHING)
     add_verb(app, "export", export.export, NOTHING)
+    stores = App(name="datastore", sort_key=LAST, help="Earlier outputs that tokens may be looked up in.")
+    add_verb(stores, "build", datastore.build, NOTHING)
     studies = App(name="study", sort_key=LAST, help="The papers' comparisons as runnable studies.")
     add_verb(studies, "kvshot", study.kvshot, "Finished cells are kept: the same command goes on from there.")
     bundled = App(name="reference", sort_key=LAST, help="The bundled pair: show its card, train it again, evaluate it.")
@@ -68,7 +71,7 @@ def make_app() -> App:
     add_verb(bundled, "evaluate", reference.evaluate, NOTHING)
     papers = App(name="reproduce", sort_key=LAST, help="Reproduce a paper from its published records.")
     add_verb(papers, "speckv", reproduce.speckv, NOTHING)
-    for group in (studies, bundled, papers):
+    for group in (stores, studies, bundled, papers):
         app.command(group)
     return app
 

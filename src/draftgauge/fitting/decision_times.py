@@ -8,16 +8,34 @@ import time
 import numpy as np
 
 from draftgauge.policies.base import DecisionSeconds, Extends, Policy, ReadsText, Signal, Step
+from draftgauge.policies.stored_texts import StoredTexts
+from draftgauge.policies.suffix import ORDER
 
 TIMED_DECISIONS = 1_200
 TIMED_LENGTH = 4
 """Tokens of every timed step, drafted and committed."""
 TOKENS = 64
 READ_TOKENS, READINGS = 200, 50
+LOOK_UPS = 25
 SWEPT_BYTES = 1 << 23
 """Memory that is gone over before everything timed: live, a pass of a model comes before each decision and pushes the
 policy out of the processor's caches.
 """
+
+
+def look_up_seconds(stored: StoredTexts) -> float:
+    """The median of what looking up an ending of stored texts in them takes; 0 where they hold none."""
+    text = np.concatenate([np.zeros(0, np.int64), *stored.texts])
+    if len(text) < ORDER:
+        return 0.0
+    rng, swept, taken = np.random.default_rng(0), np.zeros(SWEPT_BYTES // 8), []
+    for start in rng.integers(0, len(text) - ORDER + 1, LOOK_UPS).tolist():
+        ending = text[start : start + ORDER].tolist()
+        swept += 1
+        begun = time.perf_counter()
+        stored.index.entry(*ending)
+        taken.append(time.perf_counter() - begun)
+    return float(np.median(taken))
 
 
 def decision_times(policy: Policy) -> DecisionSeconds:

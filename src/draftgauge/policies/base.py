@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 
 from draftgauge.core.errors import DraftgaugeError
 from draftgauge.core.signals import NO_SIGNALS, OF_DRAFTED_TOKENS, Reads, SignalName
+from draftgauge.policies.stored_texts import StoredTexts
 
 
 class Signal(NamedTuple):
@@ -217,14 +218,15 @@ def begin(policy: Policy, prompt_tokens: Sequence[int]) -> None:
 
 
 class DecisionSeconds(NamedTuple):
-    """What deciding takes, in seconds: for each drafted token, each step besides, each token of the prompt, and each
-    committed token.
+    """What deciding takes, in seconds: for each drafted token, each step besides, each token of the prompt, each
+    committed token, and each appended one.
     """
 
     token: float = 0.0
     step: float = 0.0
     reading: float = 0.0
     committed: float = 0.0
+    appended: float = 0.0
 
 
 def decision_of(policy: Policy) -> DecisionSeconds:
@@ -273,7 +275,8 @@ class TextView:
         token: ``[P]`` the target's tokens.
         offsets: ``[prompts + 1]``; prompt ``i`` owns the rows ``offsets[i]:offsets[i + 1]``.
         prompt_tokens: of each prompt.
-        derived: what has been computed from this trace before, by name, to be used again.
+        derived: what has been computed from this trace, and the stored texts, before, by name, to be used again.
+        stored: texts of earlier requests that the policy looks tokens up in too.
     """
 
     signals: SignalArrays
@@ -282,6 +285,7 @@ class TextView:
     offsets: NDArray[np.int64]
     prompt_tokens: Sequence[Sequence[int]]
     derived: dict[str, Any]
+    stored: StoredTexts | None = None
 
 
 @runtime_checkable

@@ -28,6 +28,8 @@ from draftgauge.policies.checks import check_tokens
 from draftgauge.policies.first_occurrences import FirstOccurrences
 from draftgauge.policies.registry import make_policy, register_policy
 from draftgauge.policies.stopping import ThroughputStopping
+from draftgauge.policies.stored_policies import charged
+from draftgauge.policies.stored_texts import BackedIndex, StoredTexts
 from draftgauge.policies.suffix import SuffixIndex
 from draftgauge.policies.suffix_columns import cells_of, matched_lengths
 
@@ -56,7 +58,13 @@ class TextLookup(PolicyBase):
             decision: what reading and growing the index takes.
         """
         self.least, self.tokens, self.decision = least, tokens, decision
+        self.stored: StoredTexts | None = None
         self._index = SuffixIndex()
+
+    def ask_stored(self, stored: StoredTexts) -> None:
+        """Look tokens up in stored texts too."""
+        self.stored, self._index = stored, BackedIndex(stored)
+        self.decision = charged(self.decision, stored)
 
     def reset(self) -> None:
         """An empty text."""
@@ -127,8 +135,15 @@ class LookupElse:
     def __init__(self, least: int, tokens: int, stopping: ThroughputStopping) -> None:
         self.least, self.tokens = least, tokens
         self.stopping = stopping
+        self.stored: StoredTexts | None = None
         self.decision = decision_of(stopping)
         self._looks = False
+
+    def ask_stored(self, stored: StoredTexts) -> None:
+        """Look tokens up in stored texts too, and judge drafted ones by them."""
+        self.stored = stored
+        self.stopping.index = BackedIndex(stored)
+        self.decision = charged(self.decision, stored)
 
     def reset(self) -> None:
         """An empty text."""

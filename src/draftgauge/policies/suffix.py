@@ -28,6 +28,7 @@ MOST = 15
 CODE_BITS = 8
 _CODE = (1 << CODE_BITS) - 1
 _FIRST = 1 << 4 | 1
+_NO_TOKEN = -3  # which is looked up by nobody: -1 stands before a text, -2 for what is not asked
 
 
 class Match(NamedTuple):
@@ -95,6 +96,10 @@ class SuffixIndex:
         habit, run = self.habit, self.run
         self.commit(tokens)
         self.habit, self.run = habit, run
+
+    def separate(self) -> None:
+        """What is added from here on is another text: no ending goes back beyond this place."""
+        self.tail = (_NO_TOKEN,) * ORDER
 
     def commit(self, tokens: Sequence[int]) -> None:
         """Add output tokens, noting whether they were predicted."""

@@ -57,6 +57,8 @@ from draftgauge.policies.draft_chances import DraftChances
 from draftgauge.policies.fitted import register_fitted
 from draftgauge.policies.registry import register_policy
 from draftgauge.policies.stopping import SIGNALS, check_vocabulary, deciding_seconds
+from draftgauge.policies.stored_policies import charged
+from draftgauge.policies.stored_texts import BackedIndex, StoredTexts
 from draftgauge.policies.suffix import CODE_BITS, SuffixIndex
 from draftgauge.policies.suffix_columns import cells_of, suffix_of
 from draftgauge.policies.tail_model import LEAST_STAND, TailModel, TailState
@@ -84,6 +86,7 @@ class TwoSource:
     Attributes:
         reads: the text, and with a drafter the confidence of its tokens.
         index: of the text.
+        stored: earlier texts that it looks tokens up in too.
     """
 
     def __init__(self, numbers: TwoSourceNumbers, gamma_max: int, costs: StepCosts) -> None:
@@ -101,12 +104,18 @@ class TwoSource:
         self._chances = DraftChances(AcceptanceModels(stopping), gamma_max)
         self.tail = TailModel(numbers.tail, gamma_max)
         self.index = SuffixIndex()
+        self.stored: StoredTexts | None = None
         self._chosen: tuple[NDArray[np.int32], Choices] | None = None
         self.reset()
 
     def reset(self) -> None:
         """An empty text."""
         self.index.reset()
+
+    def ask_stored(self, stored: StoredTexts) -> None:
+        """Look tokens up in stored texts too."""
+        self.stored, self.index = stored, BackedIndex(stored)
+        self.decision = charged(self.decision, stored)
 
     def read(self, prompt_tokens: Sequence[int]) -> None:
         """Index the prompt."""

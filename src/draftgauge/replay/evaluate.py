@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 from draftgauge.core.errors import DraftgaugeError
 from draftgauge.policies.base import Extends, Policy
 from draftgauge.policies.fixed import FixedLength
+from draftgauge.policies.stored_policies import stored_of
 from draftgauge.replay.hindsight import Sources, hindsight_optimum
 from draftgauge.replay.simulate import Replay, context_lengths, prompt_of_rows, replay, replay_fixed_all, sum_by_prompt
 from draftgauge.replay.splits import EVERYTHING, TRAIN, Design
@@ -196,7 +197,8 @@ def evaluate_design(
 
     Returns:
         Rows as :func:`evaluate` describes: "none", the best fixed length, the policies, the tuned ones, "hindsight",
-        and where a policy looks tokens up in the text, "hindsight-text" and "hindsight-two-sources".
+        and where a policy looks tokens up in the text, "hindsight-text" and "hindsight-two-sources", with the stored
+        texts if one looks in these too.
         What they are compared with, all fixed lengths and the optimum, has no ``p_holm``.
     """
     training = design.train if design.train is not None else design.trace
@@ -208,7 +210,8 @@ def evaluate_design(
     arms |= {} if rivals is None else rivals.arms
     looks_up = any(isinstance(policy, Extends) for policy in arms.values())
     bounds = BOUNDS if looks_up else [HINDSIGHT]
-    arms |= {name: hindsight_optimum(design.trace, costs, BOUNDS[name]).replay for name in bounds}
+    stored = next(filter(None, (stored_of(policy) for policy in arms.values() if isinstance(policy, Policy))), None)
+    arms |= {name: hindsight_optimum(design.trace, costs, BOUNDS[name], stored).replay for name in bounds}
     return evaluate(
         design.trace,
         costs,

@@ -10,7 +10,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from draftgauge.core.errors import TraceError
+from draftgauge.policies.stored_texts import StoredTexts
 from draftgauge.replay.simulate import (
+    Appended,
     Replay,
     Walk,
     context_lengths,
@@ -72,7 +74,9 @@ class Hindsight:
         return self.replay.tokens_per_second
 
 
-def hindsight_optimum(trace: Trace, costs: CostCurve, sources: Sources = Sources.MODEL) -> Hindsight:
+def hindsight_optimum(
+    trace: Trace, costs: CostCurve, sources: Sources = Sources.MODEL, stored: StoredTexts | None = None
+) -> Hindsight:
     """Least modelled seconds over all choices of drafted and appended tokens, ``gamma_max`` together, at every step;
     exact.
 
@@ -94,6 +98,7 @@ def hindsight_optimum(trace: Trace, costs: CostCurve, sources: Sources = Sources
         trace: dense; greedy for other sources than the drafter alone.
         costs: of the pair.
         sources: of drafted tokens.
+        stored: earlier texts in which tokens are looked up too.
 
     Raises:
         TraceError: if the cost curve was measured up to less than the trace's ``gamma_max``, or the chances of the
@@ -122,7 +127,7 @@ def hindsight_optimum(trace: Trace, costs: CostCurve, sources: Sources = Sources
     # Rows grouped by how far they are from their end: all of a group depend on earlier groups only.
     order = np.argsort(left, kind="stable")
     for rows in np.split(order, np.flatnonzero(np.diff(left[order])) + 1):
-        accepted = _accepted(trace, rows, gammas, tails)  # [rows, C]
+        accepted = _accepted(trace, rows, gammas, Appended(tails, stored))  # [rows, C]
         target = np.where(accepted + 1 < left[rows, None], rows[:, None] + accepted + 1, trace.positions)
         here = cost_at[contexts[rows] - shortest]
         allowed = (gammas <= caps[rows, None]) & ((tails == 0) | (gammas + tails <= room[rows, None]))
@@ -138,28 +143,28 @@ def hindsight_optimum(trace: Trace, costs: CostCurve, sources: Sources = Sources
         best[rows] = np.where(least <= speculating, idle[rest], choice[:, None])
         seconds_left[rows] = np.minimum(least, speculating)
     lengths, appended = gammas[best], tails[best]
-    return Hindsight(lengths, appended, seconds_left[:-1], _walk(trace, lengths, appended, costs))
+    return Hindsight(lengths, appended, seconds_left[:-1], _walk(trace, lengths, Appended(appended, stored), costs))
 
 
-def _accepted(trace: Trace, rows: Ints, gammas: Ints, tails: Ints) -> Ints:
+def _accepted(trace: Trace, rows: Ints, gammas: Ints, tails: Appended) -> Ints:
     """``[rows, C]`` accepted tokens of every choice."""
     judged = trace.accepted[rows, None].astype(np.int64)
     accepted = np.minimum(gammas, judged)
-    if not tails.any():
+    if not tails.lengths.any():
         return accepted
-    run = text_runs(trace)[rows[:, None], gammas]
-    return accepted + np.where(judged >= gammas, np.minimum(tails, run), 0)
+    run = text_runs(trace, tails.stored)[rows[:, None], gammas]
+    return accepted + np.where(judged >= gammas, np.minimum(tails.lengths, run), 0)
 
 
-def _walk(trace: Trace, lengths: Ints, appended: Ints, costs: CostCurve) -> Replay:
+def _walk(trace: Trace, lengths: Ints, appended: Appended, costs: CostCurve) -> Replay:
     """Replay with the tokens ``[positions, backlogs]`` drafted and appended."""
     caps = draft_caps(trace)
-    runs = text_runs(trace) if appended.any() else None
+    runs = text_runs(trace, appended.stored) if appended.lengths.any() else None
     steps: list[tuple[int, int, int, int]] = []
     for first, end in pairwise(trace.offsets.tolist()):
         row, backlog = first, 1
         while row < end:
-            gamma, tail = min(int(lengths[row, backlog - 1]), int(caps[row])), int(appended[row, backlog - 1])
+            gamma, tail = min(int(lengths[row, backlog - 1]), int(caps[row])), int(appended.lengths[row, backlog - 1])
             accepted = min(gamma, int(trace.accepted[row]))
             if tail and runs is not None and accepted == gamma:
                 accepted += min(tail, int(runs[row, gamma]))

@@ -30,11 +30,13 @@ from draftgauge.policies.base import (
     decision_of,
     reads_of,
 )
+from draftgauge.policies.stored_policies import stored_of
+from draftgauge.policies.stored_texts import StoredTexts
 from draftgauge.policies.suffix_columns import continuation_runs
 from draftgauge.replay.asking import prompt_steps
 from draftgauge.replay.backlog import backlogs
 from draftgauge.replay.expectation import expected_catch_up, expected_steps, lengths_by_refusal
-from draftgauge.replay.views import check_prompt_tokens, signal_arrays, text_view
+from draftgauge.replay.views import check_prompt_tokens, derived_with, signal_arrays, text_view
 from draftgauge.traces.build import remaining_rows
 from draftgauge.traces.costs import CostCurve
 from draftgauge.traces.sampled import drawn, draws
@@ -52,14 +54,28 @@ class Charge(NamedTuple):
     reads: Reads = NO_SIGNALS
     decision: DecisionSeconds = DecisionSeconds()
 
-    def of_steps(self, drafted: Ints, committed: Ints | int = 0) -> Floats:
-        """Seconds of deciding in steps that draft and commit so many tokens."""
+    def of_steps(self, drafted: Ints, committed: Ints | int = 0, appended: Ints | int = 0) -> Floats:
+        """Seconds of deciding in steps that draft, commit and append so many tokens."""
         deciding: Floats = self.decision.step + self.decision.token * drafted.astype(np.float64)
-        return deciding + self.decision.committed * np.asarray(committed, np.float64)
+        deciding = deciding + self.decision.committed * np.asarray(committed, np.float64)
+        return deciding + self.decision.appended * np.asarray(appended, np.float64)
 
     def of_prompts(self, trace: Trace) -> Floats:
         """``[prompts]`` seconds of reading each prompt."""
         return self.decision.reading * np.array([prompt.prompt_tokens for prompt in trace.prompts], np.float64)
+
+
+@dataclass(frozen=True)
+class Appended:
+    """Tokens looked up in the text that go on with the drafts.
+
+    Attributes:
+        lengths: ``[P]`` how many are wanted after the drafted ones.
+        stored: earlier texts that they are looked up in too.
+    """
+
+    lengths: Ints
+    stored: StoredTexts | None = None
 
 
 @dataclass(frozen=True)
@@ -153,8 +169,9 @@ def replay(trace: Trace, policy: Policy, costs: CostCurve | None = None) -> Repl
     if lengths is not None:
         if isinstance(policy, ExtendingTextPolicy):
             drafted = np.minimum(lengths, draft_caps(trace))
-            appended = policy.appended_lengths(text_view(trace, charge.reads), drafted)
-            return replay_lengths(trace, lengths, costs, charge, appended)
+            stored = stored_of(policy)
+            appended = policy.appended_lengths(text_view(trace, charge.reads, stored), drafted)
+            return replay_lengths(trace, lengths, costs, charge, Appended(appended, stored))
         return replay_lengths(trace, lengths, costs, charge)
     caps = draft_caps(trace)
     steps = [step for prompt in range(len(trace.prompts)) for step in prompt_steps(trace, prompt, caps, policy)]
@@ -165,7 +182,7 @@ def _lengths_at_once(trace: Trace, policy: Policy) -> Ints | None:
     """The draft length that a policy wants at every position; None if it must be asked step by step."""
     reads = reads_of(policy)
     if isinstance(policy, TextPolicy):
-        return policy.text_lengths(text_view(trace, reads))
+        return policy.text_lengths(text_view(trace, reads, stored_of(policy)))
     return policy.lengths(signal_arrays(trace, reads)) if isinstance(policy, StatelessPolicy) else None
 
 
@@ -179,7 +196,7 @@ def replay_lengths(
     lengths: Ints,
     costs: CostCurve | None = None,
     charge: Charge | None = None,
-    appended: Ints | None = None,
+    appended: Appended | None = None,
 ) -> Replay:
     """Replay with the draft length wanted at every position, ``[positions]``, given beforehand.
 
@@ -188,17 +205,17 @@ def replay_lengths(
         lengths: ``[P]``.
         costs: to model seconds.
         charge: what finding the lengths costs; by default nothing.
-        appended: ``[P]`` tokens of the text's continuation wanted after the drafted ones; none by default.
+        appended: to the drafted tokens; none by default.
     """
     if trace.sampled is not None:
         assert appended is None
         return _expected(trace, lengths[:, None], costs, charge or Charge())
     drafted = np.minimum(lengths, draft_caps(trace))
     if appended is None:
-        appended, accepted = np.zeros_like(drafted), np.minimum(drafted, trace.accepted).astype(np.int64)
+        tails, accepted = np.zeros_like(drafted), np.minimum(drafted, trace.accepted).astype(np.int64)
     else:
-        appended = np.minimum(appended, _room(trace) - drafted)
-        accepted = accepted_tokens(trace, drafted, appended)
+        tails = np.minimum(appended.lengths, _room(trace) - drafted)
+        accepted = accepted_tokens(trace, drafted, Appended(tails, appended.stored))
     committed = np.minimum(accepted + 1, remaining_rows(trace.offsets))
     next_row = (np.arange(trace.positions) + committed).tolist()
     # A prompt's last step leads to the first row of the next prompt, so that one walk visits them all.
@@ -208,33 +225,34 @@ def replay_lengths(
         rows.append(row)
         row = next_row[row]
     visited = np.array(rows, np.int64)
-    walk = Walk(visited, *(values[visited] for values in (drafted, appended, accepted)))
+    walk = Walk(visited, *(values[visited] for values in (drafted, tails, accepted)))
     return _tally(trace, walk, costs, charge or Charge())
 
 
-def accepted_tokens(trace: Trace, drafted: Ints, appended: Ints) -> Ints:
+def accepted_tokens(trace: Trace, drafted: Ints, appended: Appended) -> Ints:
     """``[P]`` tokens accepted at every position of so many drafted ones, then so many of the text's continuation.
 
     ``min(d, a) + [a >= d] run(p, d, b)``: where all drafted tokens stand, the looked-up ones follow the output's own
     text, so how many of them stand follows from the trace's tokens.
     """
-    run = text_runs(trace)[np.arange(trace.positions), drafted].astype(np.int64)
-    stands = np.where(trace.accepted >= drafted, np.minimum(appended, run), 0)
+    run = text_runs(trace, appended.stored)[np.arange(trace.positions), drafted].astype(np.int64)
+    stands = np.where(trace.accepted >= drafted, np.minimum(appended.lengths, run), 0)
     return np.minimum(drafted, trace.accepted) + stands
 
 
-def text_runs(trace: Trace) -> NDArray[np.int16]:
+def text_runs(trace: Trace, stored: StoredTexts | None = None) -> NDArray[np.int16]:
     """``[P, G + 1]`` tokens of the text's continuation that the target would accept after ``d`` accepted drafted ones;
     see :func:`~draftgauge.policies.suffix_columns.continuation_runs`.
 
     Raises:
         TraceError: if the trace was recorded without the prompts' tokens.
     """
-    if _RUNS not in trace.derived:
+    derived = derived_with(trace, stored)
+    if _RUNS not in derived:
         check_prompt_tokens(trace)
         prompts = [prompt.prompt_token for prompt in trace.prompts]
-        trace.derived[_RUNS] = continuation_runs(trace.token, trace.offsets, prompts, trace.gamma_max)
-    runs: NDArray[np.int16] = trace.derived[_RUNS]
+        derived[_RUNS] = continuation_runs(trace.token, trace.offsets, prompts, trace.gamma_max, stored)
+    runs: NDArray[np.int16] = derived[_RUNS]
     return runs
 
 
@@ -334,7 +352,8 @@ def _tally(trace: Trace, walk: Walk, costs: CostCurve | None, charge: Charge) ->
     if costs is not None:
         prompt_tokens = np.array([p.prompt_tokens for p in trace.prompts], np.int64)
         contexts = prompt_tokens[prompt] + position
-        seconds = costs.step_seconds(drafted, contexts, charge.reads, appended) + charge.of_steps(drafted, committed)
+        seconds = costs.step_seconds(drafted, contexts, charge.reads, appended)
+        seconds += charge.of_steps(drafted, committed, appended)
         seconds += costs.catch_up_seconds(backlogs(prompt, drafted, accepted, costs), drafted)
     count = len(trace.prompts)
     return Replay(

@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 
 from draftgauge.core.errors import TraceError
 from draftgauge.core.signals import OF_DRAFTED_TOKENS, Reads, SignalName
 from draftgauge.policies.base import SignalArrays, TextView
+from draftgauge.policies.stored_texts import StoredTexts
 from draftgauge.traces.trace import Trace
 
+_STORED = "with stored texts"
 
-def text_view(trace: Trace, reads: Reads = OF_DRAFTED_TOKENS) -> TextView:
-    """A trace as policies that read text, and these signals, see it.
+
+def text_view(trace: Trace, reads: Reads = OF_DRAFTED_TOKENS, stored: StoredTexts | None = None) -> TextView:
+    """A trace as policies that read text, these signals and stored texts see it.
 
     Raises:
         TraceError: if the trace was recorded without the prompts' tokens.
@@ -19,8 +24,24 @@ def text_view(trace: Trace, reads: Reads = OF_DRAFTED_TOKENS) -> TextView:
     check_prompt_tokens(trace)
     prompt_tokens = [prompt.prompt_token for prompt in trace.prompts]
     return TextView(
-        signal_arrays(trace, reads), trace.draft_token, trace.token, trace.offsets, prompt_tokens, trace.derived
+        signal_arrays(trace, reads),
+        trace.draft_token,
+        trace.token,
+        trace.offsets,
+        prompt_tokens,
+        derived_with(trace, stored),
+        stored,
     )
+
+
+def derived_with(trace: Trace, stored: StoredTexts | None) -> dict[str, Any]:
+    """What has been computed from a trace together with stored texts: with one store of them at a time."""
+    if stored is None:
+        return trace.derived
+    known: tuple[StoredTexts, dict[str, Any]] | None = trace.derived.get(_STORED)
+    if known is None or known[0] is not stored:
+        known = trace.derived[_STORED] = stored, {}
+    return known[1]
 
 
 def signal_arrays(trace: Trace, reads: Reads) -> SignalArrays:

@@ -6,9 +6,11 @@ These are the only defaults and the only help texts. The command line is derived
 """
 
 from draftgauge.api.requests.decoding import (
+    DATASTORE_TOKENS,
     PLAIN,
     AdviseRequest,
     BenchRequest,
+    DatastoreBuildRequest,
     DemoRequest,
     FitRequest,
     GenerateRequest,
@@ -46,6 +48,8 @@ __all__ = [
     "BenchRequest",
     "ChatSpec",
     "CostSpec",
+    "DATASTORE_TOKENS",
+    "DatastoreBuildRequest",
     "DemoRequest",
     "DeviceSpec",
     "DiagnoseRequest",

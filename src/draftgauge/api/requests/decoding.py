@@ -21,6 +21,8 @@ from draftgauge.core.errors import DraftgaugeError
 from draftgauge.core.parts import at_least_one
 from draftgauge.core.settings import setting
 
+DATASTORE_TOKENS = 1 << 17
+"""Most tokens that a new datastore holds."""
 PLAIN = "plain"
 """In place of a policy: decode without speculation."""
 
@@ -93,6 +95,30 @@ class FitRequest:
 
 
 @dataclass(frozen=True, kw_only=True)
+class DatastoreBuildRequest:
+    """Put outputs of a recorded run into a datastore, for --datastore of replay, bench and generate.
+
+    Attributes:
+        folder: a recorded run, or a folder of runs.
+        out: the datastore; outputs are added to those that are there, and take the place of those to the same prompts.
+        split: the prompts whose outputs are kept: train, validation, test or all.
+        tasks: keep outputs of these tasks only, separated by commas.
+        with_prompts: keep prompts too.
+        capacity: most tokens to keep, the oldest outputs are forgotten; 131072, or as many as before, if left out.
+    """
+
+    folder: Path = setting(positional=True)
+    out: Path
+    split: str = "train"
+    tasks: tuple[str, ...] = ()
+    with_prompts: bool = False
+    capacity: int | None = None
+
+    def __post_init__(self) -> None:
+        at_least_one(self, "capacity")
+
+
+@dataclass(frozen=True, kw_only=True)
 class ReplayRequest:
     """Evaluate policies exactly on a trace with its measured cost curve; no model is loaded.
 
@@ -106,6 +132,8 @@ class ReplayRequest:
         batches: say which length is best for so many requests at once, e.g. 1,2,4,8; the run must have been profiled
             with them. The policy shared-budget, or shared-budget:FILE of a fitted stopping policy, shares draft tokens
             over the requests.
+        datastore: let policies that look tokens up in the text look in these earlier outputs too, of 'draftgauge
+            datastore build'; none may be of the prompts judged on.
     """
 
     folder: Path = setting(positional=True)
@@ -114,9 +142,12 @@ class ReplayRequest:
     sweep: tuple[float, ...] = ()
     tune: bool = False
     batches: tuple[int, ...] = ()
+    datastore: Path | None = None
 
     def __post_init__(self) -> None:
         _check_batches(self.batches)
+        if self.batches and self.datastore is not None:
+            raise DraftgaugeError("no policy of batches looks tokens up in a text: leave out --datastore")
         if self.batches and (self.sweep or self.tune):
             raise DraftgaugeError("batches are replayed at the costs measured for them: leave out --sweep and --tune")
 
@@ -142,6 +173,8 @@ class BenchRequest:
         advice: JSON of 'draftgauge advise' for that engine, to say how far it was off.
         costs_out: write what a step costs in these servers, for 'draftgauge advise --costs'; of drafting too where one
             of them is draft=URL, the draft model by itself.
+        datastore: let policies that look tokens up in the text look in these earlier outputs too, of 'draftgauge
+            datastore build'; none may be of the prompts decoded, and none is added.
     """
 
     folder: Path | None = setting(None, positional=True)
@@ -159,10 +192,13 @@ class BenchRequest:
     server_engine: str = "vllm"
     advice: Path | None = None
     costs_out: Path | None = None
+    datastore: Path | None = None
     randomness: SeedSpec = SeedSpec()
 
     def __post_init__(self) -> None:
         at_least_one(self, "rounds")
+        if self.urls and self.datastore is not None:
+            raise DraftgaugeError("servers look tokens up by their own settings: leave out --datastore")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -174,6 +210,8 @@ class GenerateRequest:
         policy: how far to draft, e.g. fixed:4; 'plain' decodes without speculation.
         stop: end the output after this text; may be repeated.
         chat: use the chat template or take the prompt as it is; the template where there is one if left out.
+        datastore: let a policy that looks tokens up in the text look in these earlier outputs too, and add this one;
+            the file is made if it is not there.
         conversation: how a conversation is put before the target.
     """
 
@@ -187,6 +225,7 @@ class GenerateRequest:
     costs: CostSpec = CostSpec()
     stop: tuple[str, ...] = setting((), repeated=True)
     chat: bool | None = setting(None, negative="--raw")
+    datastore: Path | None = None
     conversation: ChatSpec = ChatSpec()
 
 

@@ -1,0 +1,22 @@
+"""``draftgauge datastore``: earlier outputs that tokens may be looked up in."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from draftgauge.api.requests import DatastoreBuildRequest
+from draftgauge.cli.console import console
+
+
+def build(request: DatastoreBuildRequest) -> list[dict[str, Any]]:
+    """Run and show."""
+    from draftgauge.api.datastore import build_datastore
+
+    rows = build_datastore(request)
+    (row,) = rows
+    console.print(
+        f"{request.out}: {row['outputs']} outputs of {row['tokens']} tokens, at most {row['capacity']}; "
+        f"a look-up takes {1e6 * row['look_up_seconds']:.1f} us",
+        highlight=False,
+    )
+    return rows

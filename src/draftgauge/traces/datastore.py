@@ -1,0 +1,193 @@
+"""A datastore: earlier outputs in one file of bounded size, kept from one run to the next.
+
+A Parquet file with one row an output, the oldest first. It is written whole or not at all, and by one process at a
+time; who reads it meanwhile reads what was there before.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from draftgauge.core.config import from_mapping
+from draftgauge.core.errors import DraftgaugeError
+from draftgauge.core.files import atomic_write_bytes, require_writable
+from draftgauge.core.locks import alone
+
+FORMAT = "draftgauge-datastore"
+VERSION = 1
+_KEY = b"draftgauge"
+_SCHEMA = pa.schema([("prompt", pa.string()), ("tokens", pa.list_(pa.int32()))])
+
+
+@dataclass(frozen=True)
+class StoredOutput:
+    """One of the outputs.
+
+    Attributes:
+        prompt: that it answers, see :func:`prompt_digest`.
+        tokens: its tokens, behind those of the prompt where the datastore keeps prompts too.
+    """
+
+    prompt: str
+    tokens: tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class About:
+    """What a datastore says of itself.
+
+    Attributes:
+        vocabulary: that the token ids are of, see :func:`draftgauge.models.vocabulary.vocabulary_digest`.
+        capacity: most tokens that it holds.
+        with_prompts: whether texts begin with the prompt.
+        look_up_seconds: what looking an ending up in it takes, on the machine that wrote it.
+    """
+
+    vocabulary: str
+    capacity: int
+    with_prompts: bool = False
+    look_up_seconds: float = 0.0
+    format: str = FORMAT
+    version: int = VERSION
+
+    def __post_init__(self) -> None:
+        if not self.vocabulary:
+            raise DraftgaugeError(
+                "a datastore is of one vocabulary, and that of these tokens is not known: profile the pair again"
+            )
+        if self.capacity < 1:
+            raise DraftgaugeError(f"a datastore holds some number of tokens at most, 1 or more, not {self.capacity}")
+
+
+@dataclass(frozen=True)
+class Datastore:
+    """Outputs, the oldest first, one a prompt."""
+
+    about: About
+    outputs: tuple[StoredOutput, ...] = ()
+
+    @property
+    def tokens(self) -> int:
+        """How many there are, of all outputs."""
+        return sum(len(output.tokens) for output in self.outputs)
+
+    def with_outputs(self, outputs: Iterable[StoredOutput]) -> Datastore:
+        """With newer outputs, which take the place of earlier ones to the same prompts; the oldest ones that do not fit
+        are forgotten, and of one that does not fit alone the beginning.
+        """
+        kept = {output.prompt: output for output in self.outputs}
+        for output in outputs:
+            kept.pop(output.prompt, None)
+            kept[output.prompt] = replace(output, tokens=output.tokens[-self.about.capacity :])
+        newest, room = [], self.about.capacity
+        for output in reversed(kept.values()):
+            room -= len(output.tokens)
+            if room < 0:
+                break
+            newest.append(output)
+        return replace(self, outputs=tuple(reversed(newest)))
+
+    def save(self, path: Path) -> None:
+        """Write the file, atomically.
+
+        Raises:
+            DraftgaugeError: if it cannot be written.
+        """
+        columns = [[output.prompt for output in self.outputs], [list(output.tokens) for output in self.outputs]]
+        table = pa.table([pa.array(c, f.type) for c, f in zip(columns, _SCHEMA, strict=True)], schema=_SCHEMA)
+        table = table.replace_schema_metadata({_KEY: json.dumps(asdict(self.about))})
+        sink = pa.BufferOutputStream()
+        pq.write_table(table, sink, compression="zstd", write_page_checksum=True)
+        atomic_write_bytes(path, sink.getvalue().to_pybytes())
+
+    @classmethod
+    def load(cls, path: Path, vocabulary: str) -> Datastore:
+        """Read what :meth:`save` wrote.
+
+        Args:
+            path: of the file.
+            vocabulary: that the reader's token ids are of.
+
+        Raises:
+            DraftgaugeError: if there is no such file, it is no datastore or damaged, or of another vocabulary.
+        """
+        try:
+            table = pq.ParquetFile(pa.BufferReader(path.read_bytes()), page_checksum_verification=True).read()
+            about = from_mapping(About, json.loads((table.schema.metadata or {})[_KEY]), "datastore")
+        except OSError as error:
+            reason = f" ({error.strerror})" if error.strerror else ", which is damaged"
+            raise DraftgaugeError(
+                f"cannot read the datastore {path}{reason}; `draftgauge datastore build` makes one"
+            ) from error
+        except (pa.ArrowException, KeyError, ValueError) as error:
+            raise DraftgaugeError(
+                f"{path} is no datastore, or damaged: `draftgauge datastore build` makes one"
+            ) from error
+        if (about.format, about.version) != (FORMAT, VERSION) or not table.schema.equals(_SCHEMA):
+            raise DraftgaugeError(f"{path} is a datastore of another version of draftgauge: build it again")
+        if about.vocabulary != vocabulary:
+            raise DraftgaugeError(
+                f"the datastore {path} holds tokens of another tokenizer: build one from outputs of this pair"
+            )
+        rows = zip(*(table[name].to_pylist() for name in _SCHEMA.names), strict=True)
+        store = cls(about, tuple(StoredOutput(prompt, tuple(tokens)) for prompt, tokens in rows))
+        if store.tokens > about.capacity or any(min(output.tokens, default=0) < 0 for output in store.outputs):
+            raise DraftgaugeError(f"{path} holds what no datastore holds: build it again")
+        return store
+
+
+def grow(
+    path: Path,
+    about: About,
+    outputs: Iterable[StoredOutput],
+    timed: Callable[[Datastore], float],
+    capacity: int | None = None,
+) -> Datastore:
+    """Add outputs to the datastore in a file, which is made if it is not there; other processes wait.
+
+    Args:
+        path: of the file; its folder is made too.
+        about: of a new file; one that is there must agree in the vocabulary and in whether it keeps prompts.
+        outputs: newer than those in the file.
+        timed: what looking an ending up takes, in seconds.
+        capacity: a new one for a file that is there.
+
+    Raises:
+        DraftgaugeError: if the file is none that outputs can be added to, or cannot be written; it is unchanged.
+    """
+    require_writable(path.parent)
+    with alone(path):
+        store = Datastore.load(path, about.vocabulary) if path.exists() else Datastore(about)
+        if store.about.with_prompts != about.with_prompts:
+            kept = "with" if store.about.with_prompts else "without"
+            raise DraftgaugeError(f"the datastore {path} keeps outputs {kept} their prompts: build another one")
+        bounded = replace(store.about, capacity=store.about.capacity if capacity is None else capacity)
+        store = replace(store, about=bounded).with_outputs(outputs)
+        store = replace(store, about=replace(bounded, look_up_seconds=timed(store)))
+        store.save(path)
+    return store
+
+
+def stored_output(prompt: Sequence[int], output: Sequence[int], with_prompts: bool) -> StoredOutput:
+    """An output as a datastore keeps it."""
+    return StoredOutput(prompt_digest(prompt), (*(prompt if with_prompts else ()), *output))
+
+
+def prompt_digest(tokens: Sequence[int]) -> str:
+    """A name of a prompt that follows from its tokens."""
+    return hashlib.sha256(np.asarray(tokens, "<i4").tobytes()).hexdigest()[:32]
+
+
+def stored_prompts(store: Datastore, prompts: Iterable[Sequence[int]]) -> int:
+    """How many of some prompts the datastore holds an output of."""
+    known: set[Any] = {output.prompt for output in store.outputs}
+    return sum(prompt_digest(prompt) in known for prompt in prompts)

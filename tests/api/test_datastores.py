@@ -1,0 +1,164 @@
+"""Datastores from the command line and from Python: made of runs, given to replay and bench, grown by generate."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import draftgauge as package
+from command_line import Result, draftgauge
+from draftgauge.api.pair import Pair, load_pair
+from draftgauge.core.errors import DraftgaugeError
+from draftgauge.models.vocabulary import vocabulary_digest
+from draftgauge.traces.costs import CostCurve
+from draftgauge.traces.datastore import Datastore, prompt_digest
+from draftgauge.traces.manifest import COSTS_NAME
+from draftgauge.traces.reader import read_trace
+from tiny import save_tiny
+from written_runs import write_run
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """24 prompts, 8 of each split, of the vocabulary "words"."""
+    run = write_run(tmp_path_factory.mktemp("runs") / "run", 24)
+    replace(CostCurve.load(run / COSTS_NAME), vocabulary="words").save(run / COSTS_NAME)
+    return run
+
+
+@pytest.fixture(scope="module")
+def pair(tmp_path_factory: pytest.TempPathFactory) -> Pair:
+    folder = tmp_path_factory.mktemp("pair")
+    return load_pair(save_tiny(folder / "t", "qwen3"), save_tiny(folder / "d", "qwen3", seed=1), device="cpu")
+
+
+def invoke(*arguments: object) -> Result:
+    return draftgauge([str(argument) for argument in arguments])
+
+
+def rows_of(path: Path) -> list[dict[str, Any]]:
+    return list(json.loads(path.read_text())["rows"])
+
+
+def message(result: Result) -> str:
+    return " ".join(result.stderr.split())
+
+
+def test_a_datastore_holds_the_outputs_of_training_prompts(run: Path, tmp_path: Path) -> None:
+    path = tmp_path / "store.parquet"
+    result = invoke("datastore", "build", run, "--out", path, "--json", tmp_path / "rows.json")
+    assert result.exit_code == 0, result.output
+    trace = read_trace(run)
+    held = {each.prompt: each.tokens for each in Datastore.load(path, "words").outputs}
+    assert len(held) == 8
+    for row, prompt in enumerate(trace.prompts):
+        output = tuple(trace.token[trace.offsets[row] : trace.offsets[row + 1]].tolist())
+        assert held.get(prompt_digest(prompt.prompt_token)) == (output if prompt.split == "train" else None)
+    (row,) = rows_of(tmp_path / "rows.json")
+    assert (row["outputs"], row["tokens"], row["capacity"]) == (8, sum(map(len, held.values())), 1 << 17)
+    assert row["look_up_seconds"] > 0
+    rows = package.build_datastore(run, out=path, split="all", with_prompts=False, capacity=100)
+    assert rows[0]["tokens"] <= rows[0]["capacity"] == 100
+
+
+def test_replay_looks_in_it_and_names_its_size(run: Path, tmp_path: Path) -> None:
+    path = tmp_path / "store.parquet"
+    package.build_datastore(run, out=path, with_prompts=True)
+    tokens = Datastore.load(path, "words").tokens
+    specs = ("-p", "lookup:least=1", "-p", "fixed:2")
+    for given in ((), ("--datastore", path)):
+        result = invoke("replay", run, *specs, *given, "--json", tmp_path / f"{len(given)}.json")
+        assert result.exit_code == 0, result.output
+    without, with_ = (
+        {row["policy"]: row for row in rows_of(tmp_path / f"{count}.json") if row["task"] == "all"} for count in (0, 2)
+    )
+    assert {row["datastore_tokens"] for row in with_.values()} == {tokens}
+    assert with_["fixed:2"]["tokens_per_second"] == without["fixed:2"]["tokens_per_second"]
+    assert with_["lookup:least=1"]["appended_per_step"] > without["lookup:least=1"]["appended_per_step"]
+    bound = "hindsight-two-sources"
+    assert with_[bound]["tokens_per_second"] >= without[bound]["tokens_per_second"]
+    swept = package.replay(run, policies=("lookup",), datastore=path, sweep=(0.1,), tune=True)
+    assert {row["datastore_tokens"] for row in swept} == {tokens}
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (("-p", "lookup", "--split", "train"), "outputs of 8 of the 8 prompts"),
+        (("-p", "lookup", "--split", "all"), "outputs of 8 of the 24 prompts"),
+        (("-p", "fixed:2"), "looks tokens up"),
+        (("-p", "lookup", "--batches", "1,2"), "leave out --datastore"),
+    ],
+)
+def test_replay_refuses_a_datastore_that_would_cheat_or_do_nothing(
+    run: Path, tmp_path: Path, arguments: tuple[str, ...], words: str
+) -> None:
+    path = tmp_path / "store.parquet"
+    package.build_datastore(run, out=path)
+    result = invoke("replay", run, *arguments, "--datastore", path)
+    assert result.exit_code == 2
+    assert words in message(result)
+
+
+def test_bad_input_is_refused(run: Path, tmp_path: Path) -> None:
+    missing = invoke("replay", run, "-p", "lookup", "--datastore", tmp_path / "none")
+    assert (missing.exit_code, "datastore build" in message(missing)) == (2, True)
+    capacity = invoke("datastore", "build", run, "--out", tmp_path / "s", "--capacity", "0")
+    assert (capacity.exit_code, "capacity must be at least 1" in message(capacity)) == (2, True)
+    unnamed = write_run(tmp_path / "unnamed", 24)
+    result = invoke("datastore", "build", unnamed, "--out", tmp_path / "s")
+    assert (result.exit_code, "vocabulary" in message(result)) == (2, True)
+    assert not (tmp_path / "s").exists()
+    split = invoke("datastore", "build", run, "--out", tmp_path / "s", "--split", "dev")
+    assert split.exit_code == 2
+    assert "dev" in message(split)
+
+
+def test_generate_looks_in_it_and_adds_to_it(pair: Pair, tmp_path: Path) -> None:
+    path = tmp_path / "new" / "store.parquet"
+    vocabulary = vocabulary_digest(pair.tokenizer)
+    prompts = [list(range(3, 20)), list(range(30, 50)), list(range(3, 20))]
+    appended, plain = [], []
+    for number, prompt in enumerate(prompts):
+        text, result = package.generate(pair, prompt, policy="lookup", max_new_tokens=24, datastore=path)
+        assert text == package.generate(pair, prompt, policy="plain", max_new_tokens=24)[0]
+        plain.append(result.tokens)
+        appended.append(sum(step.accepted_text for step in result.steps))
+        held = Datastore.load(path, vocabulary)
+        assert held.outputs[-1].tokens == tuple(result.tokens)
+        assert len(held.outputs) == min(number + 1, 2)
+    assert appended[2] > appended[0]  # asked again, the answer is there
+    with pytest.raises(DraftgaugeError, match="plain decoding"):
+        package.generate(pair, prompts[0], policy="plain", datastore=path)
+    with pytest.raises(DraftgaugeError, match="looks tokens up"):
+        package.generate(pair, prompts[0], policy="fixed:2", datastore=path)
+
+
+def test_generate_refuses_a_datastore_of_another_tokenizer(run: Path, pair: Pair, tmp_path: Path) -> None:
+    path = tmp_path / "store.parquet"
+    package.build_datastore(run, out=path)
+    before = path.read_bytes()
+    with pytest.raises(DraftgaugeError, match="another tokenizer"):
+        package.generate(pair, [5, 6, 7], policy="lookup", datastore=path)
+    assert path.read_bytes() == before
+
+
+def test_bench_looks_in_it_adds_nothing_and_refuses_its_own_prompts(pair: Pair, tmp_path: Path) -> None:
+    path, prompts = tmp_path / "store.parquet", tmp_path / "prompts.jsonl"
+    prompts.write_text("".join(json.dumps({"prompt": words}) + "\n" for words in ("one two three", "four five six")))
+    models = {"target": pair.sources["target"], "draft": pair.sources["draft"], "device": "cpu"}
+    options = models | {"prompts": prompts, "max_new_tokens": 12, "rounds": 1, "baselines": False}
+    package.generate(pair, "another one", policy="lookup", max_new_tokens=12, datastore=path)
+    before = path.read_bytes()
+    rows = package.bench(policies=("lookup", "fixed:2"), datastore=path, **options)
+    assert {row["mismatches"] for row in rows} == {0}
+    assert path.read_bytes() == before
+    package.generate(pair, "one two three", policy="lookup", max_new_tokens=12, datastore=path)
+    with pytest.raises(DraftgaugeError, match="outputs of 1 of the 2 prompts"):
+        package.bench(policies=("lookup",), datastore=path, **options)
+    with pytest.raises(DraftgaugeError, match="leave out --datastore"):
+        package.bench(urls=("plain=http://127.0.0.1:1",), datastore=path)
