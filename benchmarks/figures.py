@@ -28,7 +28,7 @@ from final_files import (
     runs_of,
     sittings_of,
 )
-from readme_tables import FIXED, RIVAL, STOPPING, choosing_table, pair_table, with_table
+from readme_tables import FIXED, RIVAL, STOPPING, choosing_table, designs_table, pair_table, with_table
 
 from draftgauge.api.arms import PLAIN
 from draftgauge.api.replay import replay as replay_verb
@@ -54,7 +54,10 @@ KEPT_OUT = 5
 """Each fit leaves out one in so many training prompts, another part with every cost curve."""
 GRAM = 4
 
+OTHERS = ("reference-pair.json", "kvshot-quick.json")  # whose rows stand in tables of the README
+
 Row = dict[str, Any]
+Published = Mapping[str, Any]
 
 
 def main() -> int:
@@ -67,7 +70,7 @@ def main() -> int:
     args = parser.parse_args()
     rows = judged(args.runs) + spread(args.runs) + repetition(args.runs) + live(args.runs)
     text = args.readme.read_text(encoding="utf-8")
-    written = with_tables(text, rows, read_measurement(args.out / "reference-pair.json").rows)
+    written = with_tables(text, rows, *(read_measurement(args.out / name).rows for name in OTHERS))
     if args.check:
         published = read_measurement(args.out / "speckv.json").rows
         different = [*differences(rows, published), *(["the tables of the README"] if written != text else [])]
@@ -79,9 +82,12 @@ def main() -> int:
     return 0
 
 
-def with_tables(text: str, rows: Sequence[Row], pair_rows: Sequence[Mapping[str, Any]]) -> str:
-    """The README with its tables computed from the rows of ``speckv.json`` and of ``reference-pair.json``."""
-    return with_table(with_table(text, "choosing", choosing_table(rows)), "pair", pair_table(pair_rows))
+def with_tables(text: str, rows: Sequence[Row], pair: Sequence[Published], designs: Sequence[Published]) -> str:
+    """The README with its tables computed from the rows of ``speckv.json`` and of the files of ``OTHERS``."""
+    tables = {"choosing": choosing_table(rows), "pair": pair_table(pair), "designs": designs_table(designs)}
+    for name, lines in tables.items():
+        text = with_table(text, name, lines)
+    return text
 
 
 def judged(folder: Path, compressions: Sequence[str] = COMPRESSIONS) -> list[Row]:

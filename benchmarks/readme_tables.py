@@ -31,6 +31,26 @@ def pair_table(rows: Sequence[Row]) -> Iterator[str]:
         )
 
 
+def designs_table(rows: Sequence[Row]) -> Iterator[str]:
+    """Agreement by depth and tokens per step of every drafter design of ``study kvshot``, a line each."""
+    depths = (0, 3, 6)
+    columns = [*(f"agreement at depth {depth}" for depth in depths), "tokens a step, all positions", "live", "seeds"]
+    yield f"| design | {' | '.join(columns)} |"
+    yield f"|---|{'---:|' * len(columns)}"
+    for pooled in matching(rows, {"measure": "mat", "layers": 1}):
+        if "distance" in pooled or "task" in pooled:
+            continue
+        design = {"design": pooled["design"]}
+        agreement = [next(r for r in matching(rows, design | {"depth": d}) if "survival_high" in r) for d in depths]
+        live = next(r for r in matching(rows, design | {"measure": "live_mat"}) if "task" not in r)
+        shown = [*(f"{row['agreement']:.3f}" for row in agreement), *(_estimate(row) for row in (pooled, live))]
+        yield f"| `{pooled['design']}` | {' | '.join(shown)} | {pooled['seeds']} |"
+
+
+def _estimate(row: Row) -> str:
+    return f"{row['estimate']:.2f} [{row['low']:.2f}, {row['high']:.2f}]"
+
+
 def choosing_table(rows: Sequence[Row]) -> Iterator[str]:
     """What fitted stopping gains on the sealed prompts, a line for each compression and task; the sittings below it."""
     yield (

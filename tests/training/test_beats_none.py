@@ -1,0 +1,77 @@
+"""A guard against designs whose inputs are lost: who reads the bundled target's states learns more than who does not."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from draftgauge.api.runs import prompt_file
+from draftgauge.core.progress import silent
+from draftgauge.core.prompts import mixed_prompts
+from draftgauge.decoding.settings import DecodingSettings
+from draftgauge.diagnostics.held_out_loss import held_out_kl
+from draftgauge.diagnostics.texts import greedy_texts
+from draftgauge.drafters.reuse import DESIGNS, load_drafter, target_fingerprint
+from draftgauge.models.loading import end_tokens, load_model, load_tokenizer
+from draftgauge.models.prompts_text import encode_prompts
+from draftgauge.training.reuse.answers import describe, make_answers
+from draftgauge.training.reuse.data import source_of
+from draftgauge.training.reuse.request import TrainingSpec
+from draftgauge.training.reuse.train import train_drafter
+
+DEPTHS, STEPS, NEW_TOKENS, LONGEST = 2, 120, 48, 64
+MARGIN = 0.05  # nats
+
+
+@pytest.fixture
+def kl(tmp_path: Path) -> Callable[[str], float]:
+    """Trains a design for a few steps on short texts; gives its KL over all depths on others, in nats.
+
+    All designs see the same answers and the same cached features, and propose from the 1,024 most frequent tokens.
+    """
+    target, tokenizer = load_model("reference", device="cpu"), load_tokenizer("reference")
+    ends = end_tokens(target, tokenizer)
+
+    def prompts(split: str, per_task: int) -> list[tuple[str, list[int]]]:
+        return encode_prompts(mixed_prompts(prompt_file(f"reference:{split}"), per_task), tokenizer, LONGEST)
+
+    texts = greedy_texts(target, prompts("validation", 3), DecodingSettings(NEW_TOKENS, end_tokens=ends))
+    spec = TrainingSpec(
+        prompts=prompt_file("reference:train"),
+        new_tokens=NEW_TOKENS,
+        answers=tmp_path / "answers.jsonl",
+        features="cached",
+        cache=tmp_path / "features",
+        draft_vocabulary=1024,
+        depths=DEPTHS,
+        steps=STEPS,
+        batch=3,
+        checkpoint_every=STEPS,
+        log_every=STEPS,
+        device="cpu",
+        precision="fp32",
+    )
+    ids = [tokens for _, tokens in prompts("train", 32)]
+    made = describe(target_fingerprint(target.module), ids, NEW_TOKENS, 0, source_of(spec))
+    assert spec.answers is not None
+    make_answers(spec.answers, made, target.module, ids, ends, silent)
+
+    def trained(design: str) -> float:
+        train_drafter(replace(spec, reuse=design), tmp_path / design)
+        return float(np.mean(held_out_kl(load_drafter(tmp_path / design, target), target.module, texts, DEPTHS)))
+
+    return trained
+
+
+@pytest.mark.slow
+def test_every_design_that_reads_hidden_states_beats_none(kl: Callable[[str], float]) -> None:
+    """``kv`` is left out: in so few steps its queries do not find the target's keys yet, and it is level with none."""
+    reading = [name for name, design in DESIGNS.items() if design.reads_hidden]
+    assert len(reading) == len(DESIGNS) - 2
+    none = kl("none")
+    lost = {name: found for name in reading if (found := kl(name)) >= none - MARGIN}
+    assert not lost, f"no better than none ({none:.3f}): {lost}"
