@@ -23,7 +23,18 @@ from typing import Any
 import numpy as np
 from common import console, save, show_progress
 from curves import mean_curve
-from two_sources_rows import BOTH, STOPPING, Fitted, Row, curves_of, live_rows, replay_rows, subsets, verdicts
+from two_sources_rows import (
+    BOTH,
+    STOPPING,
+    Fitted,
+    Row,
+    curves_of,
+    live_rows,
+    published,
+    replay_rows,
+    subsets,
+    verdicts,
+)
 
 from draftgauge.api.arms import BenchPrompt, bench_arms, plain_arm, policy_arm
 from draftgauge.api.costs import pair_costs
@@ -81,11 +92,11 @@ def main() -> int:
     for row in judged:
         reached = "reached" if row["value"] >= row["least"] else "MISSED"
         console.print(
-            f"{row['prompts_of']:7} {row['subset']:34} {row['task']:14} {row['what']}: {row['value']:+.1%}, at least "
-            f"{row['least']:+.0%}: {reached}",
+            f"{row['prompts_of']:7} {row['subset']:34} {row['task']:14} {row['what']}: {row['value']:+.1%}"
+            f"{_interval(row)}, at least {row['least']:+.0%}: {reached}",
             highlight=False,
         )
-    save(args.out, "two-sources.json", [*rows, *judged])
+    save(args.out, "two-sources.json", list(published([*rows, *judged])))
     return 0
 
 
@@ -215,6 +226,10 @@ def _live(
     rows = {prompt.index: row for row, prompt in enumerate(trace.prompts)}
     replays = {name: replay(trace, each, costs) for name, each in policies.items()}
     return live_rows(arms, prompts[:decoded], replays, np.array([rows[prompt.index] for prompt in order[:decoded]]))
+
+
+def _interval(row: Row) -> str:
+    return f" [{row['low']:+.1%}, {row['high']:+.1%}]" if "low" in row else ""
 
 
 def _show(row: Row) -> None:

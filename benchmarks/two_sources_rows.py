@@ -30,6 +30,14 @@ DISTINCT = 0.8
 LEAST_GAINS = {"all": 0.15, f"over {DISTINCT:.0%} distinct 4-grams": 0.08}
 """Of both sources over stopping, live, by subset."""
 THIRDS = ("least", "middle", "most")
+MEASURED = "measured"
+DIGITS = 5
+LEFT_OUT = {
+    *("compression", "split", "cost_ratio", "tuned", "steps", "tokens", "drafted_per_step", "appended_per_step"),
+    *("acceptance_rate", "tokens_per_second_low", "tokens_per_second_high", "ratio_to_plain", "best_fixed_gamma"),
+    *("best_fixed_from", "p_value", "p_holm"),
+}
+"""Columns of replayed rows that are not published: the same everywhere, or that no table of this benchmark shows."""
 
 Row = dict[str, Any]
 
@@ -67,7 +75,7 @@ class Fitted:
 def curves_of(costs: CostCurve) -> dict[str, CostCurve]:
     """The measured curve, and two imagined ones in units of its verification of one token."""
     return {
-        "measured": costs,
+        MEASURED: costs,
         "flat verification, draft 5%": _imagined(costs, 0.05, 0.0),
         "verification +2% a token, draft 10%": _imagined(costs, 0.10, 0.02),
     }
@@ -172,6 +180,7 @@ def _live_figures(arm: Arm, arms: Mapping[str, Arm], numbers: NDArray[np.int64],
         "mismatched_prompts": sum(arm.runs[n][0].tokens != outputs[n] for n in numbers),
     }
     row |= _gain("gain", (tokens, seconds), _timed(arms[FIXED], numbers))
+    row |= {"best_rival": STOPPING}
     row |= _gain("gain_over_rival", (tokens, seconds), _timed(arms[STOPPING], numbers))
     if arm.name == BOTH:
         better = max(ALONE, key=lambda name: np.divide(*map(np.sum, _timed(arms[name], numbers))))
@@ -205,10 +214,28 @@ def verdicts(rows: Iterable[Row]) -> Iterator[Row]:
             continue
         key = {name: row[name] for name in ("prompts_of", "subset", "task")} | {"table": "verdict", "policy": BOTH}
         if row["task"] == ALL_TASKS and row["subset"] in LEAST_GAINS:
-            least = LEAST_GAINS[row["subset"]]
-            yield key | {"what": "gain over stopping", "value": row["gain_over_rival"], "least": least}
+            interval = {"low": row["gain_over_rival_low"], "high": row["gain_over_rival_high"]}
+            judged = {"value": row["gain_over_rival"], "least": LEAST_GAINS[row["subset"]]}
+            yield key | {"what": f"gain over {STOPPING}"} | judged | interval
         yield (
             key
             | {"what": "gain over the better source alone, at most", "least": 0.0}
             | {"value": row["gain_over_better_source_high"]}
         )
+
+
+def published(rows: Iterable[Row]) -> Iterator[Row]:
+    """The rows that are written, rounded: of replayed ones all tasks at the measured costs, and elsewhere, and for
+    thirds of the prompts, all tasks together. The others can be replayed again.
+    """
+    thirds = {f"{third} acceptance" for third in THIRDS}
+    for row in rows:
+        if row["table"] == "replay":
+            if row["task"] != ALL_TASKS and (row["curve"] != MEASURED or row["subset"] in thirds):
+                continue
+            row = {name: value for name, value in row.items() if name not in LEFT_OUT and value is not None}
+        yield {name: _rounded(value) for name, value in row.items()}
+
+
+def _rounded(value: Any) -> Any:
+    return float(f"{value:.{DIGITS}g}") if isinstance(value, float) else value

@@ -50,6 +50,8 @@ def row(subset: str, task: str, gain: float, over_better: float, **changes: Any)
         "subset": subset,
         "task": task,
         "gain_over_rival": gain,
+        "gain_over_rival_low": gain - 0.01,
+        "gain_over_rival_high": gain + 0.02,
         "gain_over_better_source_high": over_better,
     } | changes
 
@@ -68,8 +70,36 @@ def test_the_live_gain_is_judged_over_all_and_over_distinct_outputs() -> None:
     judged = list(verdicts(rows))
     gains = {each["subset"]: each["value"] >= each["least"] for each in judged if each["what"] == "gain over stopping"}
     assert gains == {"all": True, distinct: False}
+    intervals = {each["subset"]: (each["low"], each["high"]) for each in judged if "low" in each}
+    assert intervals == {"all": (0.19, 0.22), distinct: (pytest.approx(0.06), pytest.approx(0.09))}
     behind = [(each["subset"], each["task"]) for each in judged if each["least"] == 0 and each["value"] < 0]
     assert behind == [("all", "chat")]
+
+
+def test_what_can_be_replayed_again_is_not_written() -> None:
+    from two_sources_rows import published
+
+    def replayed(task: str, curve: str, subset: str) -> dict[str, Any]:
+        key = {"table": "replay", "task": task, "curve": curve, "subset": subset, "policy": "lookup"}
+        return key | {"gain": 0.123456789, "captured": None, "p_value": 0.5, "prompts": 12}
+
+    rows = [
+        replayed("chat", "measured", "all"),
+        replayed("chat", "flat", "all"),
+        replayed("all", "flat", "all"),
+        replayed("chat", "measured", "least acceptance"),
+        replayed("all", "measured", "least acceptance"),
+        row("all", "chat", 1 / 3, 0.1),
+    ]
+    written = list(published(rows))
+    assert [(each.get("task"), each.get("curve"), each["subset"]) for each in written] == [
+        ("chat", "measured", "all"),
+        ("all", "flat", "all"),
+        ("all", "measured", "least acceptance"),
+        ("chat", None, "all"),
+    ]
+    assert {"captured", "p_value"}.isdisjoint(written[0])
+    assert (written[0]["gain"], written[0]["prompts"], written[-1]["gain_over_rival"]) == (0.12346, 12, 0.33333)
 
 
 def test_the_mean_of_two_curves() -> None:
