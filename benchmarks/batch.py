@@ -1,9 +1,9 @@
 """Which draft length at which load: batches of the static engine, replayed from a trace of single requests, and live.
 
-The bundled pair in float32. Costs of passes of several requests are measured inside the batched loop before and after
-everything is decoded live, and replay charges their mean; in between, rounds decode with every length and policy at
-every batch size, in an order drawn anew, over the same queues of prompts that replay walks. Rounds go on until the time
-is up. Rows, one a batch size and policy:
+The bundled pair in float32; policies are fitted on training prompts. Costs of passes of several requests are measured
+inside the batched loop before and after everything is decoded live, and replay charges their mean; in between, rounds
+decode with every length and policy at every batch size, in an order drawn anew, over the same queues of prompts that
+replay walks. Rounds go on until the time is up. Rows, one a batch size and policy:
 
 * ``replayed_*`` and ``live_*``: tokens a second of all requests and over no drafts, tokens a step of one;
 * ``best_replayed``, ``best_live``: the best fixed length; ``share_of_best_live``: what of its live speed is reached;
@@ -27,6 +27,7 @@ import numpy as np
 from common import console, save, show_progress
 
 from draftgauge.api.batches import batch_models, measure_pair_batches
+from draftgauge.api.fit import fit
 from draftgauge.api.pair import Pair, load_pair
 from draftgauge.api.profile import profile
 from draftgauge.api.recorded import prompts_of
@@ -90,34 +91,41 @@ def main() -> None:
     parser.add_argument("--max-new-tokens", type=int, default=64)
     parser.add_argument("--gamma-max", type=int, default=8)
     parser.add_argument("--batches", default="1,2,4,8")
-    parser.add_argument("--lengths", default="0,1,2,3,4,6,8", help="decoded live; all are replayed")
-    parser.add_argument("--stopping", default="docs/results/final/stopping.json", help="fitted chances")
+    parser.add_argument("--lengths", default="0,1,2,3,4,5,6,8", help="decoded live; all are replayed")
+    parser.add_argument("--training", type=int, default=8, help="training prompts of each task, to fit chances on")
     args = parser.parse_args()
     batches, lengths = ([int(each) for each in text.split(",")] for text in (args.batches, args.lengths))
     with tempfile.TemporaryDirectory() as scratch:
-        run = Path(scratch) / "run"
-        profile(
-            prompts="reference:test",
-            out=run,
-            engine="static",
-            per_task=args.per_task,
-            max_new_tokens=args.max_new_tokens,
-            gamma_max=args.gamma_max,
-            progress=show_progress,
-        )
+        run, stopping = Path(scratch) / "run", Path(scratch) / "stopping.json"
+        record(run, "test", args.per_task, args)
+        record(Path(scratch) / "training", "train", args.training, args)
+        fit(Path(scratch) / "training", policy="stopping", out=stopping)
         pair = load_pair(engine="static")
         prompts = [tokens for _, tokens in prompts_of(run, Manifest.load(run), pair)]
         trace, costs = read_run(run)
-    before = measure(pair, prompts, batches, args)
-    recorded = Recorded(trace, prompts, costs, before, args)
-    arms = [arm for batch in batches for arm in arms_of(batch, len(prompts), args)]
-    live = [arm for arm in arms if not arm.fixed or int(arm.label.partition(":")[2]) in lengths]
-    decode_rounds(pair, recorded, live)
-    charged = mean_of(before, measure(pair, prompts, batches, args))
-    for arm in arms:
-        arm.replayed = replay_batch(trace, recorded.policy(arm), charged, arm.batch, arm.queue)
+        before = measure(pair, prompts, batches, args)
+        recorded = Recorded(trace, prompts, costs, before, args)
+        arms = [arm for batch in batches for arm in arms_of(batch, len(prompts), args.gamma_max, stopping)]
+        live = [arm for arm in arms if not arm.fixed or int(arm.label.partition(":")[2]) in lengths]
+        decode_rounds(pair, recorded, live)
+        charged = mean_of(before, measure(pair, prompts, batches, args))
+        for arm in arms:
+            arm.replayed = replay_batch(trace, recorded.policy(arm), charged, arm.batch, arm.queue)
     rows = [row for batch in batches for row in rows_of([arm for arm in arms if arm.batch == batch], trace)]
     save(args.out, "batch.json", rows)
+
+
+def record(run: Path, split: str, per_task: int, args: argparse.Namespace) -> None:
+    """A run of bundled prompts."""
+    profile(
+        prompts=f"reference:{split}",
+        out=run,
+        engine="static",
+        per_task=per_task,
+        max_new_tokens=args.max_new_tokens,
+        gamma_max=args.gamma_max,
+        progress=show_progress,
+    )
 
 
 def measure(pair: Pair, prompts: Sequence[list[int]], batches: Sequence[int], args: argparse.Namespace) -> BatchCosts:
@@ -135,13 +143,13 @@ def mean_of(one: BatchCosts, other: BatchCosts) -> BatchCosts:
     return replace(one, **{name: np.mean([getattr(one, name), getattr(other, name)], axis=0) for name in names})
 
 
-def arms_of(batch: int, prompts: int, args: argparse.Namespace) -> list[Arm]:
+def arms_of(batch: int, prompts: int, gamma_max: int, stopping: Path) -> list[Arm]:
     """All policies at a batch size, over one queue: every prompt as often as any other, in an order drawn anew."""
     count = max(prompts, REQUESTS * batch)
     rng = np.random.default_rng(batch)
     queue = np.concatenate([rng.permutation(prompts) for _ in range(-(-count // prompts))])[:count].tolist()
-    specs = {f"fixed:{gamma}": f"fixed:{gamma}" for gamma in range(args.gamma_max + 1)}
-    specs |= {"stopping": args.stopping, "shared-budget": f"shared-budget:{args.stopping}"}
+    specs = {f"fixed:{gamma}": f"fixed:{gamma}" for gamma in range(gamma_max + 1)}
+    specs |= {"stopping": str(stopping), "shared-budget": f"shared-budget:{stopping}"}
     return [Arm(batch, label, spec, queue) for label, spec in specs.items()]
 
 

@@ -1,9 +1,9 @@
 """Recording on Ray: one worker, two workers, and two workers of which one is killed, and then the driver.
 
-The bundled pair on generated questions, the shortest of many, so that there can be thousands. Every run is the command
-``draftgauge profile --executor ray``; the killed one is started again with the same words. Rows, one a run: ``seconds``
-of everything, of the killed run both commands together; ``identical``: whether its trace is that of one worker, byte
-for byte.
+The bundled pair on generated questions, the shortest of many, and few new tokens, so that there can be thousands. Every
+run is the command ``draftgauge profile``, the first without Ray in one process; the killed one is started again with
+the same words. Rows, one a run: ``seconds`` of everything, of the killed run both commands together; ``identical``:
+whether its trace is that of one process, byte for byte.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--out", type=Path, default=Path("docs/results"))
     parser.add_argument("--prompts", type=int, default=5000)
-    parser.add_argument("--max-new-tokens", type=int, default=8)
+    parser.add_argument("--max-new-tokens", type=int, default=6)
     parser.add_argument("--gamma-max", type=int, default=4)
     args = parser.parse_args()
     rows: list[dict[str, Any]] = []
@@ -50,14 +50,15 @@ def main() -> None:
         place = Path(scratch)
         questions = write_questions(place / "questions.jsonl", args.prompts)
         expected: Trace | None = None
-        for name, shards, kills in (
-            ("one worker", 1, False),
-            ("two workers", 2, False),
-            ("two workers, killed", 2, True),
+        for name, executor, shards, kills in (
+            ("one process, without Ray", "local", 1, False),
+            ("one worker", "ray", 1, False),
+            ("two workers", "ray", 2, False),
+            ("two workers, killed", "ray", 2, True),
         ):
             out = place / name.replace(" ", "-").replace(",", "")
             words = [
-                *(sys.executable, "-m", "draftgauge", "profile", "--executor", "ray", "--shards", str(shards)),
+                *(sys.executable, "-m", "draftgauge", "profile", "--executor", executor, "--shards", str(shards)),
                 *("--prompts", str(questions), "--out", str(out), "--cost-seconds", "1"),
                 *("--max-new-tokens", str(args.max_new_tokens), "--gamma-max", str(args.gamma_max)),
             ]
@@ -74,6 +75,8 @@ def main() -> None:
                     "killed": ", ".join(killed),
                     "prompts": len(trace.prompts),
                     "positions": trace.positions,
+                    "max_new_tokens": args.max_new_tokens,
+                    "gamma_max": args.gamma_max,
                     "seconds": spent,
                     "identical": same_rows(trace, expected),
                 }

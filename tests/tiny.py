@@ -7,7 +7,13 @@ from typing import Any
 
 import torch
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
-from transformers import CONFIG_MAPPING, AutoModelForCausalLM, PreTrainedModel, PreTrainedTokenizerFast
+from transformers import (
+    CONFIG_MAPPING,
+    AutoModelForCausalLM,
+    Gemma3Config,
+    PreTrainedModel,
+    PreTrainedTokenizerFast,
+)
 
 END = "<|endoftext|>"
 CHAT_TEMPLATE = (
@@ -95,6 +101,21 @@ def tiny_model(family: str = "qwen3", attention: str = "gqa", seed: int = 0, **o
                 parameter.data += 0.1 * torch.randn(parameter.shape)
             assert not name.endswith("lm_head.bias")
     return model.eval()
+
+
+def tiny_multimodal(text: PreTrainedModel) -> PreTrainedModel:
+    """A Gemma 3 that takes images, around a text model and with its weights."""
+    vision = {"hidden_size": 16, "intermediate_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2}
+    config = Gemma3Config(
+        text_config=text.config.to_dict(),
+        vision_config={**vision, "image_size": 28, "patch_size": 14},
+        mm_tokens_per_image=1,
+        tie_word_embeddings=False,
+    )
+    model = AutoModelForCausalLM.from_config(config).eval()
+    model.get_decoder().load_state_dict(text.get_decoder().state_dict())
+    model.get_output_embeddings().load_state_dict(text.get_output_embeddings().state_dict())
+    return model
 
 
 def tiny_tokenizer(size: int = 96, chat: bool = False, swap: tuple[int, int] | None = None) -> PreTrainedTokenizerFast:

@@ -24,17 +24,19 @@ from draftgauge.models.loading import wrap
 from draftgauge.models.modules_branches import takes_branch_masks
 from draftgauge.models.tap_plan import check_family
 from draftgauge.policies.fixed import FixedLength
-from tiny import FAMILIES, WINDOW, tiny_model, tokens
+from tiny import FAMILIES, WINDOW, tiny_model, tiny_multimodal, tokens
 
 PAGE = Path(__file__).parents[2] / "docs" / "engines.md"
 HEADING = "| family | engines | dense trace | taps |\n|---|---|---|---|\n"
 SETTINGS = DecodingSettings(16)
 LONGROPE = {"rope_type": "longrope", "rope_theta": 10000.0, "factor": 4.0, "original_max_position_embeddings": 64}
 LONGROPE |= {"short_factor": [1.0] * 8, "long_factor": [2.0] * 8}
+MULTIMODAL = "gemma3, multimodal"
 EXPERTS = {"num_experts_per_tok": 2}
 
 # Of a family: its model_type if it is another one, and its configuration.
 MORE: dict[str, dict[str, Any]] = {
+    MULTIMODAL: {},
     "phi3": {},
     "phi3, longrope": {"model_type": "phi3", "rope_parameters": LONGROPE, "original_max_position_embeddings": 64},
     "gpt2": {"attention": "mha", "intermediate_size": None},
@@ -71,6 +73,8 @@ REFUSED = {"mamba": {"state_size": 4, "expand": 2}, "lfm2": {"layer_types": ["co
 @functools.cache
 def made(family: str) -> PreTrainedModel:
     options = {"model_type": family, "attention": "gqa"} | MORE.get(family, {})
+    if family == MULTIMODAL:
+        return tiny_multimodal(tiny_model("gemma3"))
     return tiny_model(options.pop("model_type"), options.pop("attention"), **options)
 
 

@@ -9,7 +9,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
-from transformers import AutoModelForCausalLM, DynamicCache, Gemma3Config, PreTrainedModel
+from transformers import DynamicCache, PreTrainedModel
 
 from draftgauge.core.errors import ModelError
 from draftgauge.models import hidden, lean
@@ -17,7 +17,7 @@ from draftgauge.models.loading import wrap
 from draftgauge.models.tap_rules import specforge_taps
 from draftgauge.models.taps import TapPlan, Taps, attach_taps, batch_features, default_taps, tap_plan
 from markov import MarkovModel
-from tiny import LEAN, tiny_model, tokens
+from tiny import LEAN, tiny_model, tiny_multimodal, tokens
 
 LAYERS = 5
 FULL = ("qwen3", "qwen2", "llama", "llama3-rope", "mistral", "gemma", "gemma2", "gemma3")
@@ -273,17 +273,8 @@ def test_a_plan_for_another_model_and_a_wrapped_model_are_refused() -> None:
 
 def test_the_text_model_of_a_multimodal_target_is_tapped() -> None:
     text = tiny_model("gemma3", num_hidden_layers=LAYERS)
-    vision = {"hidden_size": 16, "intermediate_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2}
-    config = Gemma3Config(
-        text_config=text.config.to_dict(),
-        vision_config={**vision, "image_size": 28, "patch_size": 14},
-        mm_tokens_per_image=1,
-        tie_word_embeddings=False,
-    )
-    model = AutoModelForCausalLM.from_config(config).eval()
-    model.get_decoder().load_state_dict(text.get_decoder().state_dict())
-    model.get_output_embeddings().load_state_dict(text.get_output_embeddings().state_dict())
-    plan = tap_plan(config, hidden=True, kv=True)
+    model = tiny_multimodal(text)
+    plan = tap_plan(model.config, hidden=True, kv=True)
     assert plan == tap_plan(text.config, hidden=True, kv=True)
     found = []
     for target_model in (model, text):
