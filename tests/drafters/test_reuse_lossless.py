@@ -203,7 +203,7 @@ def test_signals_limits_and_ends_of_drafts() -> None:
     drafter.prefill(prompt)
     free = drafter.propose(4, None)
     assert len(free.tokens) == 4
-    assert free.signals == []
+    assert not free.signals
     assert drafter.propose(4, None).tokens == free.tokens  # asked again, nothing has changed
     shown = drafter.propose(4, lambda signal: signal.depth < 3)
     assert shown.tokens == free.tokens[:3]

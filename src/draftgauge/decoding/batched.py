@@ -25,6 +25,7 @@ from draftgauge.models.device import upload
 from draftgauge.models.static_rows import StaticRows
 from draftgauge.policies.base import Signal, Step, asks_after_each_token
 from draftgauge.policies.batch import BatchPolicy, Opening
+from draftgauge.verification import accept_greedy
 from draftgauge.verification.signals import row_signals
 
 NAN = float("nan")
@@ -289,8 +290,8 @@ class _BatchLoop:
 
     def commit(self, slot: int, request: _Request, proposed: list[int], best: list[int], shown: list[Signal]) -> bool:
         """Commit what stands; whether the output has ended."""
-        accepted = next((i for i, token in enumerate(proposed) if token != best[i]), len(proposed))
-        tokens, finish = request.stopper.cut([*proposed[:accepted], best[accepted]])
+        accepted, token = accept_greedy(proposed, best)
+        tokens, finish = request.stopper.cut([*proposed[:accepted], token])
         known = len(request.text)
         request.text += tokens
         self.target.truncate(slot, known + accepted)

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import math
 from typing import cast
 
 import torch
 from torch import Generator, Tensor
 
-from draftgauge.core.signals import SignalName
+from draftgauge.core.signals import Reads, SignalName
 from draftgauge.decoding.clock import PhaseClock, seconds
 from draftgauge.decoding.plain import prefill
 from draftgauge.decoding.results import Generation, OnCommit, Origin
@@ -79,9 +80,10 @@ class _Loop:
         self.device = target.spec.device
         self.clock = PhaseClock(self.device, settings.time_phases)
         self.extends = policy if isinstance(policy, Extends) else None
-        self.reads = reads_of(policy)
+        self.look(reads_of(policy))
         self.result = Generation(phases=self.clock.phases)
         self.last_token = -1
+        self.on_device: Tensor  # the last token, ``[1]``, as the target takes it in
 
     def run(self, prompt_tokens: list[int]) -> Generation:
         """Prefill, then step until the output ends."""
@@ -89,6 +91,7 @@ class _Loop:
         prefill(self.target, prompt_tokens)
         self.drafter.prefill(prompt_tokens)
         self.last_token = prompt_tokens[-1]
+        self.on_device = upload(prompt_tokens[-1:], self.device)
         prefilled = seconds(self.device)
 
         self.clock.start()
@@ -110,7 +113,7 @@ class _Loop:
         cached = self.target.length
         fed = self.fed(draft)
         logits = self.target.forward(fed)
-        draft, verdict = self.read(draft, fed[1:], self.judge(draft.probabilities, fed[1:], logits))
+        draft, verdict = self.judged(draft, fed, logits)
         if cached + 1 + verdict.accepted < self.target.length:
             self.target.truncate(cached + 1 + verdict.accepted)
         self.clock.end("verify")
@@ -118,11 +121,18 @@ class _Loop:
         self.clock.end("other")
         return finish
 
+    def look(self, reads: Reads) -> None:
+        """Read these signals from now on."""
+        self.reads = reads
+        self.asks = asks_after_each_token(reads)
+        self.reads_entropy, self.reads_text = SignalName.TARGET_ENTROPY in reads, SignalName.TEXT in reads
+
     def draft(self) -> Draft | UnreadDraft:
         """As many tokens as the policy wants, leaving room for the target's own."""
         limit = min(self.policy.limit(), self.stopper.remaining - 1)
-        self.reads = self.policy.reads  # anew for every step, as the cost meter changes them
-        keep_drafting = self.policy.keep_drafting if asks_after_each_token(self.reads) else None
+        if self.policy.reads is not self.reads:  # the cost meter changes them from step to step
+            self.look(self.policy.reads)
+        keep_drafting = self.policy.keep_drafting if self.asks else None
         if self.extends is not None:
             return self.extended(self.extends, limit, keep_drafting)
         if limit <= 0:
@@ -157,25 +167,37 @@ class _Loop:
 
     def fed(self, draft: Draft | UnreadDraft) -> Tensor:
         """What the target verifies in one pass: the last committed and the ``g`` drafted tokens, ``[g + 1]``."""
-        if isinstance(draft, Draft):
-            return upload([self.last_token, *draft.tokens], self.device)
-        return torch.cat((upload([self.last_token], self.device), draft.tokens.to(self.device)))
+        if not isinstance(draft, Draft):
+            return torch.cat((self.on_device, draft.tokens.to(self.device)))
+        if not draft.tokens:
+            return self.on_device
+        return upload([self.last_token, *draft.tokens], self.device)
 
-    def judge(self, draft_probabilities: Tensor | None, drafted: Tensor, logits: Tensor) -> Tensor:
-        """How many drafted tokens stand, and the target's own token: ``[2]``, unread."""
+    def judged(self, draft: Draft | UnreadDraft, fed: Tensor, logits: Tensor) -> tuple[Draft, Verdict]:
+        """How many drafted tokens stand, and the target's own token; the step's only wait for the device, unless the
+        policy asked before.
+        """
+        own = logits.argmax(-1) if self.sampling.greedy else self.drawn(draft.probabilities, fed[1:], logits)
+        if isinstance(draft, Draft):
+            tokens, read = draft.tokens, own.tolist()
+        else:
+            together = torch.cat((own, fed[1:])).tolist()
+            read, tokens = together[: len(own)], until_end(together[len(own) :], self.end_tokens)
+            draft = Draft(tokens)
         if self.sampling.greedy:
-            return accept_greedy(drafted, logits.argmax(-1))
+            verdict = accept_greedy(tokens, read)
+            self.on_device = own[verdict.accepted : verdict.accepted + 1]
+        else:
+            accepted, token = read
+            verdict = Verdict(min(accepted, len(tokens)), token)
+            self.on_device = own[1:]
+        return draft, verdict
+
+    def drawn(self, draft_probabilities: Tensor | None, drafted: Tensor, logits: Tensor) -> Tensor:
+        """The numbers of a :class:`Verdict` on sampled tokens: ``[2]``, unread."""
         if draft_probabilities is not None:
             draft_probabilities = draft_probabilities.to(self.device)
         return accept(drafted, draft_probabilities, probabilities(logits, self.sampling), self.generator)
-
-    def read(self, draft: Draft | UnreadDraft, drafted: Tensor, judged: Tensor) -> tuple[Draft, Verdict]:
-        """The step's only wait for the device, unless the policy asked before."""
-        if isinstance(draft, Draft):
-            return draft, Verdict(*judged.tolist())
-        accepted, token, *tokens = torch.cat((judged, drafted)).tolist()
-        tokens = until_end(tokens, self.end_tokens)
-        return Draft(tokens), Verdict(min(accepted, len(tokens)), token)
 
     def commit(self, draft: Draft, verdict: Verdict, logits: Tensor) -> Finish | None:
         """Add the tokens to the output, roll the drafter back to it and tell the policy."""
@@ -188,9 +210,8 @@ class _Loop:
         origins: list[Origin] = ["accepted"] * min(accepted, drafted)
         origins += ["text"] * (accepted - len(origins))
         origins = [*origins, own][: len(tokens)]
-        reads_entropy, reads_text = SignalName.TARGET_ENTROPY in self.reads, SignalName.TEXT in self.reads
-        entropy = float(entropy_bits(logits[len(tokens) - 1])) if reads_entropy else float("nan")
-        text = tokens if reads_text else ()
+        entropy = float(entropy_bits(logits[len(tokens) - 1])) if self.reads_entropy else math.nan
+        text = tokens if self.reads_text else ()
         step = Step(drafted, accepted, len(tokens), draft.signals, entropy, text, draft.appended)
         self.policy.observe(step)
 

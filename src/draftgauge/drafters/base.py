@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass, field
-from typing import Protocol, runtime_checkable
+from collections.abc import Callable, Sequence
+from typing import NamedTuple, Protocol, runtime_checkable
 
 import torch
 from torch import Tensor
@@ -16,8 +15,7 @@ from draftgauge.policies.base import Signal
 KeepDrafting = Callable[[Signal], bool]
 
 
-@dataclass(frozen=True)
-class Draft:
+class Draft(NamedTuple):
     """Proposed tokens.
 
     Attributes:
@@ -33,7 +31,7 @@ class Draft:
 
     tokens: list[int]
     probabilities: Tensor | None = None
-    signals: list[Signal] = field(default_factory=list)
+    signals: Sequence[Signal] = ()
     appended: int = 0
 
     @property
@@ -42,8 +40,7 @@ class Draft:
         return len(self.tokens) - self.appended
 
 
-@dataclass(frozen=True)
-class UnreadDraft:
+class UnreadDraft(NamedTuple):
     """Proposed tokens that only the device knows: to read them is to wait for it.
 
     Attributes:

@@ -6,6 +6,7 @@ The same object runs live and in replay. In one step the loop asks :meth:`Policy
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple, Protocol, runtime_checkable
@@ -38,8 +39,7 @@ class Signal(NamedTuple):
     token: int = -1
 
 
-@dataclass(frozen=True, slots=True)
-class Step:
+class Step(NamedTuple):
     """What one draft -> verify -> commit step did, told to the policy afterwards.
 
     Attributes:
@@ -57,7 +57,7 @@ class Step:
     accepted: int
     committed: int
     signals: Sequence[Signal] = ()
-    target_entropy: float = float("nan")
+    target_entropy: float = math.nan
     tokens: Sequence[int] = ()
     appended: int = 0
 

@@ -9,6 +9,7 @@ then has exactly the target's distribution.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import torch
@@ -61,15 +62,17 @@ def accept(
     return torch.cat((accepted, own))
 
 
-def accept_greedy(drafted: Tensor, best: Tensor) -> Tensor:
-    """:func:`accept` for a greedy target, from its most probable tokens alone.
+def accept_greedy(drafted: Sequence[int], best: Sequence[int]) -> Verdict:
+    """:func:`accept` for a greedy target, from its most probable tokens alone, once they have been read.
 
     Args:
-        drafted: ``[g]`` int64, possibly none.
-        best: ``[g + 1]`` int64, the argmax of each row of the target's logits.
+        drafted: ``g`` tokens, possibly none.
+        best: ``g + 1`` or more tokens, the argmax of each row of the target's logits.
     """
-    accepted = _leading(drafted == best[:-1])
-    return torch.cat((accepted, best.index_select(0, accepted)))
+    accepted = 0
+    while accepted < len(drafted) and drafted[accepted] == best[accepted]:
+        accepted += 1
+    return Verdict(accepted, best[accepted])
 
 
 def _leading(stands: Tensor) -> Tensor:
