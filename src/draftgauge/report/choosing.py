@@ -50,8 +50,8 @@ from draftgauge.statistics.bootstrap import RESAMPLES
 from draftgauge.traces.costs import CostCurve
 from draftgauge.traces.trace import Trace
 
-JUDGED = ("hf-confidence", "cumulative-confidence")
-"""Judged in every report, beside the policies that were asked for."""
+ALWAYS_COMPARED = ("hf-confidence", "cumulative-confidence")
+"""Rules of the field that every report compares, beside the policies that were asked for."""
 
 # Lines of the charts; more cannot be told apart.
 CHARTED = 6
@@ -100,14 +100,14 @@ def choosing_view(trace: Trace, costs: CostCurve, policies: Sequence[str], texts
     Args:
         trace: all prompts.
         costs: of the run.
-        policies: specs, beside those that every report judges.
+        policies: specs, beside those that every report compares.
         texts: decoded piece of every row of ``trace``.
 
     Raises:
         TraceError: if a split has too few prompts.
         DraftgaugeError: for an unknown policy, or one that was fitted for other drafts.
     """
-    asked = dict.fromkeys([*policies, *JUDGED])
+    asked = dict.fromkeys([*policies, *ALWAYS_COMPARED])
     design = design_of(trace, TEST)
     assert design.train is not None
     this = Contest(design, costs, tuple(spec for spec in asked if spec.partition(":")[0] not in (NOTHING, "fixed")))
