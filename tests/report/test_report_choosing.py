@@ -15,7 +15,7 @@ from draftgauge.policies.base import TextView
 from draftgauge.policies.fitted import FITTED, FittedPolicy, save_fitted
 from draftgauge.policies.fixed import FixedLength
 from draftgauge.replay import ALL_TASKS, cost_sweep, design_of, evaluate_design, replay
-from draftgauge.report.choosing import CONFIDENCE, ALWAYS_COMPARED, choosing_view
+from draftgauge.report.choosing import ALWAYS_COMPARED, CONFIDENCE, choosing_view
 from draftgauge.report.choosing_text import Verdict, judged_lines, verdict
 from draftgauge.report.choosing_views import ChoosingView, JudgedPolicy
 from draftgauge.report.collect import collect
