@@ -24,7 +24,9 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import torch
 from common import console, save, show_progress
+from torch import Tensor
 
 from draftgauge.api.batches import batch_models, measure_pair_batches
 from draftgauge.api.fit import fit
@@ -35,6 +37,7 @@ from draftgauge.api.runs import read_run
 from draftgauge.decoding.batch_meter import BatchMeterPlan
 from draftgauge.decoding.batched import BatchPlan, BatchRun, batched_decode
 from draftgauge.decoding.settings import DecodingSettings
+from draftgauge.models.lean import LeanModel
 from draftgauge.models.static_rows import StaticRows
 from draftgauge.policies.batch import BatchPolicy
 from draftgauge.policies.batches import make_batch_policy
@@ -79,6 +82,25 @@ class Recorded:
     def policy(self, arm: Arm) -> BatchPolicy:
         """A new one."""
         return make_batch_policy(arm.spec, arm.batch, self.args.gamma_max, self.costs, self.passes)
+
+
+class KeptPrompts(StaticRows):
+    """Takes a prompt in once and copies its keys and values later: taking in is not part of what is measured."""
+
+    def __init__(self, model: LeanModel, rows: int, capacity: int, kept: dict[tuple[int, ...], Tensor]) -> None:
+        super().__init__(model, rows, capacity)
+        self._kept = kept  # by tokens: ``[layers, 2 KV, tokens, D]``
+
+    @torch.inference_mode()
+    def prefill(self, row: int, tokens: Sequence[int]) -> None:
+        """As for any other rows."""
+        known, places = self._kept.get(tuple(tokens)), self._cache[:, row, :, : len(tokens)]
+        if known is None:
+            super().prefill(row, tokens)
+            self._kept[tuple(tokens)] = places.clone()
+        else:
+            places.copy_(known)
+            self._lengths[row] = len(tokens)
 
 
 def main() -> None:
@@ -158,8 +180,9 @@ def decode_rounds(pair: Pair, recorded: Recorded, arms: Sequence[Arm]) -> None:
     args = recorded.args
     capacity = max(map(len, recorded.prompts)) + args.max_new_tokens
     settings = DecodingSettings(args.max_new_tokens, end_tokens=pair.end_tokens)
+    models: list[tuple[LeanModel, dict[tuple[int, ...], Tensor]]] = [(model, {}) for model in batch_models(pair)]
     rows = {
-        batch: tuple(StaticRows(model, batch, capacity) for model in batch_models(pair))
+        batch: [KeptPrompts(model, batch, capacity, kept) for model, kept in models]
         for batch in {arm.batch for arm in arms}
     }
     rng = np.random.default_rng(0)
@@ -170,8 +193,9 @@ def decode_rounds(pair: Pair, recorded: Recorded, arms: Sequence[Arm]) -> None:
             arm = arms[index]
             queue = arm.queue if number else arm.queue[: 2 * arm.batch]
             plan = BatchPlan(arm.batch, args.gamma_max, drain=False)
+            target, draft = rows[arm.batch]
             texts = [recorded.prompts[prompt] for prompt in queue]
-            run = batched_decode(*rows[arm.batch], recorded.policy(arm), texts, settings, plan)
+            run = batched_decode(target, draft, recorded.policy(arm), texts, settings, plan)
             if number:
                 arm.speeds.append(run.tokens_per_second)
                 arm.run = run
