@@ -27,7 +27,8 @@ from draftgauge.models.loading import load_model
 from draftgauge.models.reference import PAIR_FOLDER, reference_path
 from draftgauge.serving.client import complete
 from draftgauge.serving.counters import read_counts
-from draftgauge.serving.endpoint import fetch_json
+from draftgauge.serving.endpoint import fetch_json, fetch_text
+from draftgauge.serving.prometheus import parse_metrics
 from draftgauge.serving.requests_trace import import_requests
 from draftgauge.traces.engine_costs import BY_DRAFTGAUGE, EngineCosts, read_costs
 from engine_processes import need_vllm, vllm_server
@@ -76,6 +77,9 @@ def test_outputs_and_counts_are_ours(pair: Pair, prompts: list[list[int]], polic
         counts = read_counts("vllm", url)
         with ThreadPoolExecutor(4) as pool:  # the same requests, four at a time
             four = list(pool.map(lambda prompt: completion(url, prompt), prompts))
+        samples = parse_metrics(fetch_text(url, "/metrics"))
+    reused = sum(sample.value for sample in samples if sample.name == "vllm:prefix_cache_hits_total")
+    assert reused > 0  # tokens of prompts that were not computed again
     answers.write_text("\n".join(map(json.dumps, one)))
     drafted = accepted = 0
     for prompt, answer, again in zip(prompts, one, four, strict=True):

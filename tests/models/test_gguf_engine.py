@@ -6,6 +6,7 @@ Needs libllama and the package gguf (``make test-engines``).
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import numpy as np
@@ -216,7 +217,12 @@ def test_the_verbs_take_gguf_files(files: dict[str, Path], tmp_path: Path) -> No
     small = ["--limit", "2", "--max-new-tokens", "24", "--gamma-max", "4", "--cost-seconds", "2"]
     result = draftgauge(["profile", "--out", str(run), *models, *small])
     assert result.exit_code == 0, result.output
-    result = draftgauge(["advise", str(run), "--engine", "gguf"])
+    result = draftgauge(["advise", str(run), "--engine", "gguf", "--json", str(tmp_path / "advice.json")])
     assert result.exit_code == 0, result.output
+    rows = json.loads((tmp_path / "advice.json").read_text())["rows"]
+    assert [row["setting"] for row in rows[:5]] == ["plain", *(f"fixed:{length}" for length in range(1, 5))]
+    assert {(row["engine"], row["low"] <= row["speedup"] <= row["high"]) for row in rows} == {("gguf", True)}
+    (advised,) = [row for row in rows if row["advised"]]
+    assert str(files["target"]) in advised["flags"]
     result = draftgauge(["generate", "hello", *models, "--max-new-tokens", "8", "--policy", "fixed:2"])
     assert result.exit_code == 0, result.output
