@@ -79,6 +79,8 @@ class SuffixIndex:
             of one token are keyed by the token.
     """
 
+    tail: tuple[int, ...]
+
     def __init__(self, capacity: int = CAPACITY) -> None:
         assert capacity >= 2 * ORDER
         self.capacity = capacity
@@ -98,7 +100,7 @@ class SuffixIndex:
         self.habit, self.run = habit, run
 
     def separate(self) -> None:
-        """What is added from here on is another text: no ending goes back beyond this place."""
+        """What is added from here on is another text: no ending goes back beyond it."""
         self.tail = (_NO_TOKEN,) * ORDER
 
     def commit(self, tokens: Sequence[int]) -> None:
@@ -132,19 +134,19 @@ class SuffixIndex:
         An ending that the text lacks has no longer one that it holds, so shorter ones are looked up first.
         """
         one, two, three, four = self.after
-        found = one.get(last)
-        if found is None:
+        entry = one.get(last)
+        if entry is None:
             return 0, 0
         longer = two.get((third, last))
         if longer is None:
-            return found, 1
-        found = longer
+            return entry, 1
+        entry = longer
         longer = three.get((second, third, last))
         if longer is None:
-            return found, 2
-        found = longer
+            return entry, 2
+        entry = longer
         longer = four.get((first, second, third, last))
-        return (found, 3) if longer is None else (longer, 4)
+        return (entry, 3) if longer is None else (longer, 4)
 
     def continuation(self, count: int, least: int = 1) -> list[int]:
         """Up to ``count`` tokens that the text foretells to follow it: each what followed the longest ending of text
@@ -167,7 +169,7 @@ class SuffixIndex:
             dict[tuple[int, int, int], int],
             dict[tuple[int, int, int, int], int],
         ] = ({}, {}, {}, {})
-        self.tail: tuple[int, ...] = (-1,) * ORDER
+        self.tail = (-1,) * ORDER
 
     def _add(self, tokens: Sequence[int]) -> None:
         one, two, three, four = self.after

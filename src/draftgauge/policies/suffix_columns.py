@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from draftgauge.policies.base import TextView
 from draftgauge.policies.stored_texts import StoredTexts
 from draftgauge.policies.suffix import CAPACITY, CODE_BITS, HABIT, ORDER
-from draftgauge.policies.text_index import Found, TextIndex
+from draftgauge.policies.text_index import LongestMatches, TextIndex
 
 Ints = NDArray[np.int64]
 
@@ -64,10 +64,10 @@ def suffix_columns(
     texts = texts_of(token, offsets, prompt_tokens, stored=stored)
     rows, gamma = draft_token.shape
     windows = np.lib.stride_tricks.sliding_window_view(texts.tails(draft_token), ORDER, axis=1)  # [P, G + 1, ORDER]
-    found = texts.look_up(windows.reshape(-1, ORDER), np.repeat(np.arange(rows), gamma + 1))
-    predicted, matched = found.token.reshape(rows, gamma + 1), found.order.astype(np.int8).reshape(rows, gamma + 1)
+    matches = texts.look_up(windows.reshape(-1, ORDER), np.repeat(np.arange(rows), gamma + 1))
+    predicted, matched = matches.token.reshape(rows, gamma + 1), matches.order.astype(np.int8).reshape(rows, gamma + 1)
     agreement = np.where(predicted[:, :-1] == draft_token, matched[:, :-1], -matched[:, :-1])
-    own, own_order = predicted[:, 0], matched[:, 0]
+    own, own_order = predicted[:, 0], matched[:, 0].astype(np.int64)
     if stored is not None:
         own, own_order, _ = texts.look_up_own(windows[:, 0], np.arange(rows))
     hits = np.where(own_order == 0, 0, np.where(own == token, 1, -1))
@@ -85,7 +85,7 @@ class Texts:
     Attributes:
         index: of all of them.
         begins: ``[P]`` where the text of each row begins.
-        ends: ``[P]`` where the text that is known at each row ends.
+        ends: ``[P]`` where the text before each row ends.
         shifts: ``[P]`` what is added to the row's tokens.
         size: shifts are apart by so much, more than any token of a text.
         stored: texts that are looked up beside them.
@@ -104,28 +104,28 @@ class Texts:
         """
         positions = self.ends[:, None] + np.arange(-ORDER, 0)
         before = np.where(positions >= self.begins[:, None], self.index.text[np.maximum(positions, 0)], -1)
-        known = (drafts >= 0) & (drafts < self.size)
-        return np.concatenate([before, np.where(known, drafts + self.shifts[:, None], -1)], axis=1)
+        in_a_text = (drafts >= 0) & (drafts < self.size)
+        return np.concatenate([before, np.where(in_a_text, drafts + self.shifts[:, None], -1)], axis=1)
 
-    def look_up(self, tails: Ints, rows: Ints) -> Found:
+    def look_up(self, tails: Ints, rows: Ints) -> LongestMatches:
         """The longest match of tails (``[n, ORDER]``) at some rows (``[n]``), with the tokens as they are."""
-        found = self.look_up_own(tails, rows)
+        matches = self.look_up_own(tails, rows)
         if self.stored is not None:
-            asked = np.flatnonzero(found.order < ORDER)
-            known = tails[asked]
-            known = np.where(known >= 0, known - self.shifts[rows[asked], None], -1)
+            asked = np.flatnonzero(matches.order < ORDER)
+            unshifted = tails[asked]
+            unshifted = np.where(unshifted >= 0, unshifted - self.shifts[rows[asked], None], -1)
             columns = self.stored.columns
-            stored = columns.look_up(known, np.full(len(asked), len(columns.text)))
-            longer = stored.order > found.order[asked]
-            for ours, theirs in zip(found, stored, strict=True):
+            stored = columns.look_up(unshifted, np.full(len(asked), len(columns.text)))
+            longer = stored.order > matches.order[asked]
+            for ours, theirs in zip(matches, stored, strict=True):
                 ours[asked[longer]] = theirs[longer]
-        return found
+        return matches
 
-    def look_up_own(self, tails: Ints, rows: Ints) -> Found:
+    def look_up_own(self, tails: Ints, rows: Ints) -> LongestMatches:
         """The same in the texts alone."""
-        found = self.index.look_up(tails, self.ends[rows], self.begins[rows])
-        token = np.where(found.order > 0, found.token - self.shifts[rows], -1)
-        return found._replace(token=token)
+        matches = self.index.look_up(tails, self.ends[rows], self.begins[rows])
+        token = np.where(matches.order > 0, matches.token - self.shifts[rows], -1)
+        return matches._replace(token=token)
 
 
 def texts_of(
@@ -147,8 +147,8 @@ def texts_of(
     text = np.concatenate(parts) + np.repeat(shifts, lengths)
     rows = np.diff(offsets)
     begins = np.repeat(starts, rows)
-    known = np.repeat(np.array([len(prompt) for prompt in prompts], np.int64), rows)
-    ends = begins + known + np.arange(offsets[-1]) - np.repeat(offsets[:-1], rows)
+    prompt_lengths = np.repeat(np.array([len(prompt) for prompt in prompts], np.int64), rows)
+    ends = begins + prompt_lengths + np.arange(offsets[-1]) - np.repeat(offsets[:-1], rows)
     return Texts(TextIndex(text, capacity), begins, ends, np.repeat(shifts, rows), size, stored)
 
 
@@ -186,9 +186,9 @@ def continuation_runs(
     following = np.where(np.arange(gamma_max) < left[:, None], following, -1)
     windows = np.lib.stride_tricks.sliding_window_view(texts.tails(following.astype(np.int32)), ORDER, axis=1)
     asked = following >= 0
-    found = texts.look_up(windows[:, :-1][asked], np.nonzero(asked)[0])
+    matches = texts.look_up(windows[:, :-1][asked], np.nonzero(asked)[0])
     hit = np.zeros((count, gamma_max), np.bool_)
-    hit[asked] = found.token == following[asked]
+    hit[asked] = matches.token == following[asked]
     run = np.zeros((count, gamma_max + 1), np.int16)
     for depth in range(gamma_max - 1, -1, -1):
         run[:, depth] = np.where(hit[:, depth], run[:, depth + 1] + 1, 0)
@@ -254,14 +254,14 @@ def _follow(texts: Texts, tails: Ints, rows: Ints, length: int) -> Chain:
     """Look up so many tokens at some rows, each after those before it."""
     chain = Chain(np.full((len(tails), length), -1, np.int32), np.zeros((len(tails), length), np.int16))
     at = np.arange(len(tails))
-    for place in range(length):
-        found = texts.look_up(tails, rows)
-        held = found.order > 0
+    for position in range(length):
+        matches = texts.look_up(tails, rows)
+        held = matches.order > 0
         at, rows, tails = at[held], rows[held], tails[held]
         if not len(rows):
             break
-        token = found.token[held]
-        chain.token[at, place] = token
-        chain.cell[at, place] = found.order[held] << CODE_BITS | found.code[held]
+        token = matches.token[held]
+        chain.token[at, position] = token
+        chain.cell[at, position] = matches.order[held] << CODE_BITS | matches.code[held]
         tails = np.concatenate([tails[:, 1:], (token + texts.shifts[rows])[:, None]], axis=1)
     return chain

@@ -33,8 +33,8 @@ class Level(NamedTuple):
     streak: Ints
 
 
-class Found(NamedTuple):
-    """Matches ``[n]``.
+class LongestMatches(NamedTuple):
+    """The longest matches of ``n`` tails.
 
     Attributes:
         token: what followed; -1 without a match.
@@ -80,16 +80,16 @@ class TextIndex:
         group = np.maximum.accumulate(np.where(new_name, places, 0))
         return occurrences, group, places - np.maximum.accumulate(np.where(new_follower, places, 0)) + 1
 
-    def look_up(self, tails: Ints, ends: Ints, begins: Ints | int = 0) -> Found:
+    def look_up(self, tails: Ints, ends: Ints, begins: Ints | int = 0) -> LongestMatches:
         """The longest match of each tail in the text before ``ends``.
 
         Args:
             tails: ``[n, ORDER]``, -1 before the first token.
-            ends: ``[n]`` length of the text that is known.
+            ends: ``[n]`` length of the text so far.
             begins: ``[n]`` where the text that the live index would have read begins.
         """
         count = len(tails)
-        found = Found(np.full(count, -1), np.zeros(count, np.int64), np.zeros(count, np.int64))
+        matches = LongestMatches(np.full(count, -1), np.zeros(count, np.int64), np.zeros(count, np.int64))
         rows, name = np.arange(count), np.zeros(count, np.int64)
         windowed = bool((ends - begins >= self._capacity).any())
         starts = begins + window_start(ends - begins, self._capacity)
@@ -107,13 +107,13 @@ class TextIndex:
             rows, name, at, last = rows[held], name[held], at[held], last[held]
             oldest = level.group[at]
             if windowed:
-                known = np.searchsorted(level.occurrences, name * self._size + starts[rows] + order)
-                oldest = np.maximum(oldest, known)
+                first_inside = np.searchsorted(level.occurrences, name * self._size + starts[rows] + order)
+                oldest = np.maximum(oldest, first_inside)
             seen = at - oldest + 1
             streak = np.minimum(level.streak[at], seen)
-            found.token[rows], found.order[rows] = self.text[last], order
-            found.code[rows] = np.minimum(streak, MOST) << 4 | np.minimum(seen, MOST)
-        return found
+            matches.token[rows], matches.order[rows] = self.text[last], order
+            matches.code[rows] = np.minimum(streak, MOST) << 4 | np.minimum(seen, MOST)
+        return matches
 
 
 def window_start(length: Ints, capacity: int) -> Ints:

@@ -186,8 +186,8 @@ class TwoSource:
     def _foretell_after(self) -> int:
         """Go on behind the first token that was foretold; the length of the matched ending."""
         self._at += 1
-        known = self._at < len(self._matches) or self._look_further()
-        return self._matches[self._at] >> CODE_BITS if known else 0
+        foretells = self._at < len(self._matches) or self._look_further()
+        return self._matches[self._at] >> CODE_BITS if foretells else 0
 
     def _look_further(self) -> bool:
         """Look up one more token after those foretold; whether there is one."""
@@ -238,14 +238,14 @@ def first_sums(view: TextView, numbers: TwoSourceNumbers) -> TailSums:
     """The sums of :func:`chances_and_sums` before the first drafted token, which no signal of the drafter enters; from
     what was derived before where it was of the same model.
     """
-    known = view.derived.get(_TEXT_ALONE)
-    if known is None or known[0] != numbers.tail:
+    cached = view.derived.get(_TEXT_ALONE)
+    if cached is None or cached[0] != numbers.tail:
         suffix, none = suffix_of(view), np.zeros(len(view.token))
         cells = cells_of(view)[0]
         before = TailState(0, none + 1, none, none, suffix.habit, np.log1p(suffix.run))
-        known = numbers.tail, running_sums(TailModel(numbers.tail, cells.shape[1]).gains(before, cells))
-        view.derived[_TEXT_ALONE] = known
-    sums: TailSums = known[1]
+        cached = numbers.tail, running_sums(TailModel(numbers.tail, cells.shape[1]).gains(before, cells))
+        view.derived[_TEXT_ALONE] = cached
+    sums: TailSums = cached[1]
     return sums
 
 
@@ -256,12 +256,12 @@ def decided_by(view: TextView, numbers: TwoSourceNumbers) -> tuple[Floats, list[
         *(stopping.hazard_by_agreement, stopping.hazard, stopping.next_by_order, stopping.next),
         *(stopping.tokens, stopping.token_hazard, stopping.token_next, tail),
     )
-    known = view.derived.get(TWO_SOURCE)
-    if known is None or known[0] != models:
+    cached = view.derived.get(TWO_SOURCE)
+    if cached is None or cached[0] != models:
         longest = view.draft_token.shape[1]
-        known = (models, *chances_and_sums(view, AcceptanceModels(stopping), TailModel(tail, longest)))
-        view.derived[TWO_SOURCE] = known
-    return known[1], known[2]
+        cached = (models, *chances_and_sums(view, AcceptanceModels(stopping), TailModel(tail, longest)))
+        view.derived[TWO_SOURCE] = cached
+    return cached[1], cached[2]
 
 
 def chances_and_sums(view: TextView, models: AcceptanceModels, tail: TailModel) -> tuple[Floats, list[TailSums]]:
