@@ -28,3 +28,13 @@ def live_steps(pair: Pair, policy: str, costs: Path | None, prompt: list[int], o
             steps.append([step.drafted, step.accepted])
         left -= step.accepted + 1
     return steps
+
+
+def trimmed(steps: list[list[int]], most: int) -> list[list[int]]:
+    """The steps where drafts are cut to what is left of ``most`` output tokens, as llama.cpp's server cuts them."""
+    cut, left = [], most - 1
+    for drafted, accepted in steps:
+        room = max(left - 1, 0)
+        cut.append([min(drafted, room), min(accepted, room)])
+        left -= accepted + 1
+    return cut
