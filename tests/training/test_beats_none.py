@@ -1,4 +1,4 @@
-"""A guard against designs whose inputs are lost: who reads the bundled target's states learns more than who does not."""
+"""A guard against designs whose inputs are lost: reading the states of the bundled target must pay."""
 
 from __future__ import annotations
 
@@ -49,13 +49,13 @@ def kl(tmp_path: Path) -> Callable[[str], float]:
         draft_vocabulary=1024,
         depths=DEPTHS,
         steps=STEPS,
-        batch=3,
+        batch=2,
         checkpoint_every=STEPS,
         log_every=STEPS,
         device="cpu",
         precision="fp32",
     )
-    ids = [tokens for _, tokens in prompts("train", 32)]
+    ids = [tokens for _, tokens in prompts("train", 16)]
     made = describe(target_fingerprint(target.module), ids, NEW_TOKENS, 0, source_of(spec))
     assert spec.answers is not None
     make_answers(spec.answers, made, target.module, ids, ends, silent)
