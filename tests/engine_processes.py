@@ -36,7 +36,7 @@ def llama_server(target: Path, *options: str) -> Iterator[str]:
     exact = ("--cache-type-k", "f32", "--cache-type-v", "f32", "--flash-attn", "off", "--no-repack")
     common = ("--metrics", "--parallel", "1", "--ctx-size", "2048", "--threads", str(os.cpu_count()))
     command = [need_program("llama-server"), "--model", str(target), *exact, *common, *options]
-    with launched(command, {"OMP_WAIT_POLICY": "passive"}) as url:
+    with launched(command) as url:
         yield url
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from pathlib import Path
 
 import pytest
 
@@ -54,3 +55,12 @@ def test_servers_that_do_not_start() -> None:
     silent = [sys.executable, "-c", "import time; time.sleep(60)"]
     with pytest.raises(DraftgaugeError, match="does not answer"), launched(silent, seconds=1):
         pass
+
+
+def test_a_server_s_threads_wait_as_it_chooses(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("OMP_WAIT_POLICY", "passive")  # as reading a GGUF file in this process does
+    seen = tmp_path / "seen"
+    program = f"import os, sys; open({str(seen)!r}, 'w').write(os.environ.get('OMP_WAIT_POLICY', 'unset')); sys.exit(3)"
+    with pytest.raises(DraftgaugeError), launched([sys.executable, "-c", program]):
+        pass
+    assert seen.read_text() == "unset"

@@ -18,6 +18,8 @@ from draftgauge.serving.endpoint import ServerError, fetch_text
 START_SECONDS = 400.0
 END_SECONDS = 30.0
 _SHOWN = 2000
+# What draftgauge sets for libllama beside torch (models/gguf_library.py); a server's threads would sleep between sums.
+OWN = ("OMP_WAIT_POLICY",)
 
 
 @contextmanager
@@ -31,7 +33,7 @@ def launched(
 
     Args:
         command: as both llama-server and vLLM's are.
-        variables: of the environment, beside this process's.
+        variables: of the environment, beside this process's but for how OpenMP's threads wait.
         health: a path that it answers once it is ready.
         seconds: to wait for that.
 
@@ -46,7 +48,7 @@ def launched(
     words = [*command, "--host", "127.0.0.1", "--port", str(port)]
     with tempfile.TemporaryFile("w+", errors="replace") as printed:
         try:
-            environment = os.environ | dict(variables or {})
+            environment = {name: value for name, value in os.environ.items() if name not in OWN} | dict(variables or {})
             process = subprocess.Popen(words, env=environment, stdout=printed, stderr=printed, process_group=0)
         except OSError as error:
             raise DraftgaugeError(f"cannot start {command[0]}: {error.strerror}") from error
