@@ -145,6 +145,9 @@ def test_generate_refuses_a_datastore_of_another_tokenizer(run: Path, pair: Pair
     with pytest.raises(DraftgaugeError, match="another tokenizer"):
         package.generate(pair, [5, 6, 7], policy="lookup", datastore=path)
     assert path.read_bytes() == before
+    blocked = tmp_path / "store.parquet" / "below" / "store.parquet"
+    with pytest.raises(DraftgaugeError, match="a file where a folder is needed"):
+        package.generate(pair, [5, 6, 7], policy="lookup", datastore=blocked)
 
 
 def test_bench_looks_in_it_adds_nothing_and_refuses_its_own_prompts(pair: Pair, tmp_path: Path) -> None:

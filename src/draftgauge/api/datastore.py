@@ -10,6 +10,7 @@ from draftgauge.api.requests import DATASTORE_TOKENS, DatastoreBuildRequest
 from draftgauge.api.runs import ALL_SPLITS, read_run, select_runs
 from draftgauge.api.verb import verb
 from draftgauge.core.errors import DraftgaugeError
+from draftgauge.core.files import require_writable
 from draftgauge.fitting.decision_times import look_up_seconds
 from draftgauge.policies.stored_texts import StoredTexts
 from draftgauge.replay.splits import split_trace
@@ -84,8 +85,9 @@ class GrowingStore:
         """Read the file, if it is there.
 
         Raises:
-            DraftgaugeError: if it is no datastore of this vocabulary.
+            DraftgaugeError: if it is no datastore of this vocabulary, or none can be written there.
         """
+        require_writable(path.parent)
         self.path = path
         self._about = About(vocabulary, DATASTORE_TOKENS)
         known = Datastore.load(path, vocabulary) if path.exists() else Datastore(self._about)
