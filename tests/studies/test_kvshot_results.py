@@ -95,6 +95,15 @@ def test_no_difference_is_undecided(tmp_path: Path) -> None:
     assert all(row["reason"] is None for row in found.values())
 
 
+def test_a_drafter_level_with_the_control_decides_nothing(tmp_path: Path) -> None:
+    level = {HIDDEN: ALPHAS[HIDDEN], KV: ALPHAS[NONE], NONE: ALPHAS[NONE]}
+    found = by_prediction(study_rows(results(tmp_path, level)))
+    for name in ("P1", "P3"):
+        assert found[name]["verdict"] == "undecided"
+        assert "not shown to beat none: kv-project-rope" in found[name]["reason"]
+    assert found["P3"]["low"] > 0  # hidden is better, but not than a drafter that uses the keys
+
+
 def test_what_was_not_run_is_said(tmp_path: Path) -> None:
     found = by_prediction(study_rows(results(tmp_path, {HIDDEN: ALPHAS[HIDDEN], KV: ALPHAS[KV], NONE: ALPHAS[NONE]})))
     assert found["P2"]["verdict"] == "undecided"

@@ -6,7 +6,9 @@ different positions for every drafter, and a drafter that rarely gets deep does 
 Seeds and prompts are crossed random effects (:mod:`draftgauge.statistics.effects`); p-values are two-sided and
 Holm-corrected for there being three. Beside each stands the p-value of the seeds alone. A prediction is *supported* if
 its difference is positive and *contradicted* if it is negative, at a corrected p below 0.05 and with an interval that
-leaves out 0; else it is *undecided*, as it is where the study did not train what it is about.
+leaves out 0; else it is *undecided*, as it is where the study did not train what it is about, and where one of the two
+drafters is not shown to beat, on the same measure, the control that reads nothing: what such a drafter reuses it has
+not learned to use, and to compare it says nothing about reuse.
 """
 
 from __future__ import annotations
@@ -23,7 +25,7 @@ from draftgauge.statistics.crossed import Counts
 from draftgauge.statistics.effects import EffectTest, crossed_effects
 from draftgauge.statistics.paired import holm
 from draftgauge.studies.kvshot.cells import Variant
-from draftgauge.studies.kvshot.presets import HIDDEN, KV, KV_DEEP
+from draftgauge.studies.kvshot.presets import HIDDEN, KV, KV_DEEP, NONE
 
 LEVEL = 0.05
 Floats = NDArray[np.float64]
@@ -112,7 +114,7 @@ PREDICTIONS = (
 class Verdict:
     """An answer; ``p_value`` is corrected, ``raw_p_value`` is not, and neither is ``p_seeds``, of the seeds alone.
 
-    ``reason`` says why there is no test, where there is none.
+    ``reason`` says why there is no test, where there is none, or why it decides nothing.
     """
 
     prediction: Prediction
@@ -135,7 +137,10 @@ def verdicts(runs: Mapping[Variant, Mapping[int, Run]]) -> list[Verdict]:
     """
     tests = [_test(prediction, runs) for prediction in PREDICTIONS]
     corrected = holm([test.p_value if isinstance(test, EffectTest) else math.nan for test in tests])
-    return [_answer(prediction, test, p) for prediction, test, p in zip(PREDICTIONS, tests, corrected, strict=True)]
+    return [
+        _answer(prediction, test, p, _useless(prediction, runs))
+        for prediction, test, p in zip(PREDICTIONS, tests, corrected, strict=True)
+    ]
 
 
 def _test(prediction: Prediction, runs: Mapping[Variant, Mapping[int, Run]]) -> EffectTest | str:
@@ -144,25 +149,45 @@ def _test(prediction: Prediction, runs: Mapping[Variant, Mapping[int, Run]]) -> 
     missing = [side.name for side in sides if not runs.get(side)]
     if missing:
         return f"not run: {' and '.join(missing)}"
-    seeds = sorted(set(runs[sides[0]]) & set(runs[sides[1]]))
+    seeds = _common_seeds(runs, *sides)
     if len(seeds) < 2:
         return "fewer than two seeds in common: how much seeds differ is unknown"
     depths = runs[sides[0]][seeds[0]].agreed.reached.shape[-1]
     if depths < prediction.least_depths:
         return f"drafts of {depths} tokens are too short for it"
-    better, worse = (np.stack([prediction.measure(runs[side][seed]) for seed in seeds]) for side in sides)
-    test = crossed_effects(better - worse)
+    test = _compare(prediction, runs, *sides)
     return test if math.isfinite(test.p_value) else "too few positions have a token so deep"
 
 
-def _answer(prediction: Prediction, test: EffectTest | str, p_value: float) -> Verdict:
+def _useless(prediction: Prediction, runs: Mapping[Variant, Mapping[int, Run]]) -> list[str]:
+    """Which of the two drafters are not shown to beat the control, where that was trained with seeds of theirs."""
+    sides = (prediction.better, prediction.worse)
+    testable = [side for side in sides if len(_common_seeds(runs, side, NONE)) >= 2]
+    return [side.name for side in testable if not _compare(prediction, runs, side, NONE).low > 0]
+
+
+def _common_seeds(runs: Mapping[Variant, Mapping[int, Run]], one: Variant, other: Variant) -> list[int]:
+    return sorted(set(runs.get(one, ())) & set(runs.get(other, ())))
+
+
+def _compare(
+    prediction: Prediction, runs: Mapping[Variant, Mapping[int, Run]], better: Variant, worse: Variant
+) -> EffectTest:
+    """What is measured of one drafter less that of the other, on the seeds that both have."""
+    seeds = _common_seeds(runs, better, worse)
+    one, other = (np.stack([prediction.measure(runs[side][seed]) for seed in seeds]) for side in (better, worse))
+    return crossed_effects(one - other)
+
+
+def _answer(prediction: Prediction, test: EffectTest | str, p_value: float, useless: list[str]) -> Verdict:
     if isinstance(test, str):
         return Verdict(prediction, "undecided", reason=test)
+    figures = test.estimate, test.low, test.high, p_value, test.p_value, test.p_seeds, test.seeds
+    if useless:
+        return Verdict(prediction, "undecided", *figures, f"not shown to beat none: {' and '.join(useless)}")
     verdict = "undecided"
     if p_value < LEVEL and test.low > 0:
         verdict = "supported"
     elif p_value < LEVEL and test.high < 0:
         verdict = "contradicted"
-    return Verdict(
-        prediction, verdict, test.estimate, test.low, test.high, p_value, test.p_value, test.p_seeds, test.seeds
-    )
+    return Verdict(prediction, verdict, *figures)

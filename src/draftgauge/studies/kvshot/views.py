@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -114,11 +115,12 @@ class PredictionView:
 
     @property
     def evidence(self) -> str:
-        """The numbers behind the verdict, or why there are none."""
-        if self.reason:
+        """The numbers behind the verdict, and why there are none or why they decide nothing."""
+        if not math.isfinite(self.p_value):
             return self.reason
         corrected, seeds = number(self.p_value, 2), number(self.p_seeds, 2)
-        return f"difference {self.difference.text(3)}, corrected p {corrected}, seeds alone {seeds}"
+        figures = f"difference {self.difference.text(3)}, corrected p {corrected}, seeds alone {seeds}"
+        return f"{self.reason}; {figures}" if self.reason else figures
 
 
 def label_of(row: Row) -> str:
