@@ -58,7 +58,7 @@ def test_the_head_is_calibrated_where_rejected_tokens_weigh_six(trace: Trace, sp
     # At the optimum the weighted residuals sum to 0; the regularisation leaves the intercept free.
     assert abs(np.sum(weights * (accepted - chance))) / weights.sum() < 1e-3
     assert chance[accepted].mean() > chance[~accepted].mean() + 0.1
-    assert specdec.made["judged_tokens"] == len(accepted)
+    assert specdec.provenance["judged_tokens"] == len(accepted)
     assert specdec.trained_on[0] == "code/p0"
 
 
@@ -70,7 +70,7 @@ def test_fits_are_the_same_every_time(trace: Trace, specdec: FittedPolicy, speck
 
 def test_the_networks_of_speckv_predict_acceptance(trace: Trace, speckv: FittedPolicy) -> None:
     for reading, least in (("previous", 0.05), ("two", 0.2)):
-        scores = speckv.made["training"][reading]
+        scores = speckv.provenance["training"][reading]
         assert scores["mean_squared_error"] < (1 - least) * scores["variance"]
     assert speckv.parameters["reading"] == "two"
     sure, unsure = (0.05, 0.97, 0.1, 0.95), (3.0, 0.15, 3.5, 0.1)

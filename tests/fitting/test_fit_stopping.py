@@ -105,12 +105,12 @@ def test_chances_are_right_where_the_policy_decides(traces, monkeypatch: pytest.
 def test_the_file_gives_the_same_policy(traces, tmp_path: Path) -> None:
     train, test = traces
     costs = curve(0.1)
-    fitted = fit_stopping([train], [costs], made={"why": "test"})
+    fitted = fit_stopping([train], [costs], provenance={"why": "test"})
     save_fitted(fitted, tmp_path / "p.json")
     loaded = load_fitted(tmp_path / "p.json")
     json.loads((tmp_path / "p.json").read_text())
     assert loaded.trained_on[:2] == ("code/p0", "math/p1")
-    assert loaded.made == {"why": "test"}
+    assert loaded.provenance == {"why": "test"}
     here, there = (replay(test, fitted_policy(f, GAMMA_MAX, costs), costs) for f in (fitted, loaded))
     np.testing.assert_array_equal(here.record.drafted, there.record.drafted)
     np.testing.assert_array_equal(here.seconds, there.seconds)

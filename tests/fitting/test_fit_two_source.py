@@ -51,7 +51,7 @@ def traces() -> tuple[Trace, Trace]:
 
 @pytest.fixture(scope="module")
 def fitted(traces: tuple[Trace, Trace]) -> FittedPolicy:
-    return fit_two_source([traces[0]], [curve(0.1)], made={"why": "test"})
+    return fit_two_source([traces[0]], [curve(0.1)], provenance={"why": "test"})
 
 
 def test_both_sources_gain_over_each_alone_on_prompts_never_seen(traces, fitted: FittedPolicy) -> None:

@@ -59,7 +59,9 @@ def fit(request: FitRequest) -> list[dict[str, Any]]:
     train = [split_trace(trace, TRAIN) for _, trace, _ in runs]
     curves = [costs for _, _, costs in runs]
     fitted = fit_policy(policy, train, curves, FitOptions(horizon, request.online, seed))
-    fitted = replace(fitted, made=dict(fitted.made) | _provenance([manifest for manifest, _, _ in runs], train))
+    fitted = replace(
+        fitted, provenance=dict(fitted.provenance) | _provenance([manifest for manifest, _, _ in runs], train)
+    )
     rows = [_validation_row(fitted, trace, costs) for _, trace, costs in runs]
     save_fitted(fitted, out)
     return rows

@@ -54,7 +54,7 @@ def fit_specdec(trace: Trace, gamma_max: int | None = None, seed: int = 0) -> Fi
         gamma_max=gamma_max,
         signals=FEATURES,
         parameters={"weights": slopes.tolist(), "bias": float(model.intercept_[0] - slopes @ mean)},
-        made={
+        provenance={
             "compression": trace.compression,
             "prompts": len(trace.prompts),
             "judged_tokens": len(accepted),

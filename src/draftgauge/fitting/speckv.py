@@ -65,7 +65,7 @@ def fit_speckv(traces: Trace | Sequence[Trace], reading: Reading = "previous", s
         gamma_max=gamma_max,
         signals=FEATURES,
         parameters=networks | {"reading": reading, "compression": traces[0].compression},
-        made={"compressions": [trace.compression for trace in traces], "seed": seed, "training": scores},
+        provenance={"compressions": [trace.compression for trace in traces], "seed": seed, "training": scores},
         trained_on=tuple(dict.fromkeys(chain.from_iterable(map(prompt_keys, traces)))),
     )
 

@@ -88,7 +88,7 @@ def fit_stopping(
     *,
     horizon: int = 8,
     online: bool = False,
-    made: Mapping[str, Any] | None = None,
+    provenance: Mapping[str, Any] | None = None,
 ) -> FittedPolicy:
     """Fit the two models of acceptance on some traces, for the positions at which they decide.
 
@@ -104,7 +104,7 @@ def fit_stopping(
             policy later.
         horizon: tokens that the policy looks ahead; 1 for the one-step look-ahead.
         online: whether the policy goes on calibrating while it runs.
-        made: how, for the reader of the file.
+        provenance: how, for the reader of the file.
 
     Raises:
         TraceError: if there is nothing to learn from, the traces differ in ``gamma_max`` or lack the prompts' tokens.
@@ -119,7 +119,7 @@ def fit_stopping(
         reach = [_reach(numbers, trace, curve) for trace, curve in zip(traces, costs, strict=True)]
     numbers = with_decision_times(replace(numbers, online=online), costs[0], gamma_max)
     prompts = dict.fromkeys(key for trace in traces for key in prompt_keys(trace))
-    return FittedPolicy(STOPPING, gamma_max, SIGNALS, asdict(numbers), dict(made or {}), tuple(prompts))
+    return FittedPolicy(STOPPING, gamma_max, SIGNALS, asdict(numbers), dict(provenance or {}), tuple(prompts))
 
 
 def fit_models(

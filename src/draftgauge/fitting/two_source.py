@@ -53,7 +53,7 @@ ROUNDS = 2
 KEPT_STEPS = 192
 """Steps of the fitting prompts that a fitted policy carries, to find its rate on any cost curve."""
 LEAST_GAIN = 0.01
-"""Chance below which a place of a kept tail is left out."""
+"""Chance below which a offset of a kept tail is left out."""
 MOST_EXAMPLES = 400_000
 KAPPAS = (0.0, 0.25, 0.5, 0.7, 0.85, 1.0, 1.2, 1.5, 2.0)
 
@@ -88,7 +88,7 @@ def fit_two_source(
     costs: Sequence[CostCurve],
     *,
     horizon: int = 8,
-    made: Mapping[str, Any] | None = None,
+    provenance: Mapping[str, Any] | None = None,
 ) -> FittedPolicy:
     """Fit the drafter's and the text's models of acceptance on some traces, and ``kappa`` by what the rule reaches.
 
@@ -101,7 +101,7 @@ def fit_two_source(
         traces: dense and greedy, of the prompts to fit on, one for each pair or compression; of one ``gamma_max``.
         costs: of each trace.
         horizon: drafted tokens that the policy looks ahead.
-        made: how, for the reader of the file.
+        provenance: how, for the reader of the file.
 
     Raises:
         TraceError: if there is nothing to learn from, the traces differ in ``gamma_max``, lack the prompts' tokens or
@@ -124,7 +124,7 @@ def fit_two_source(
         reach = [each.drafted for each in done]
     numbers = with_decision_times(numbers, costs[0], gamma_max)
     prompts = dict.fromkeys(key for trace in traces for key in prompt_keys(trace))
-    return FittedPolicy(TWO_SOURCE, gamma_max, SIGNALS, asdict(numbers), dict(made or {}), tuple(prompts))
+    return FittedPolicy(TWO_SOURCE, gamma_max, SIGNALS, asdict(numbers), dict(provenance or {}), tuple(prompts))
 
 
 def fit_tail(traces: Sequence[Trace], stopping: StoppingNumbers, done: Sequence[Appended] | None) -> TailNumbers:
@@ -164,17 +164,17 @@ def tail_examples(trace: Trace, stopping: StoppingNumbers, done: Appended | None
             stand = stand * models.all_stand(state)
         reached = (trace.accepted >= depth) & (caps >= depth)
         appends = np.zeros(trace.positions, np.bool_) if done is None else done.tail & (done.drafted == depth)
-        for place in range(trace.gamma_max - depth):
-            cell = cells[depth][:, place].astype(np.int64)
-            rows = np.flatnonzero(reached & (runs[:, depth] >= place) & (cell > 0))
+        for offset in range(trace.gamma_max - depth):
+            cell = cells[depth][:, offset].astype(np.int64)
+            rows = np.flatnonzero(reached & (runs[:, depth] >= offset) & (cell > 0))
             if not len(rows):
                 break
             before = TailState(
                 depth, stand[rows], state.agreed[rows], state.disagreed[rows], suffix.habit[rows], run[rows]
             )
-            shared = shared_terms(before, place + 1)
+            shared = shared_terms(before, offset + 1)
             terms.append(tail_design((match_terms(cell[rows]), shared), cell[rows] >> CODE_BITS))
-            stood.append(runs[rows, depth] > place)
+            stood.append(runs[rows, depth] > offset)
             visited.append(appends[rows])
     if not terms:
         width = ORDER * len(TailByOrder._fields) + len(TailShared._fields)
@@ -249,8 +249,8 @@ def _kept(numbers: TwoSourceNumbers, traces: Sequence[Trace], rows: Sequence[Int
     for trace, own in zip(traces, rows, strict=True):
         at = own[chosen[(chosen >= begin) & (chosen < begin + len(own))] - begin]
         begin += len(own)
-        known, sums = decided_by(text_view(trace), numbers)
-        chances += [tuple(row) for row in np.round(known[at], DIGITS).tolist()]
+        survival, sums = decided_by(text_view(trace), numbers)
+        chances += [tuple(row) for row in np.round(survival[at], DIGITS).tolist()]
         accepted += trace.accepted[at].tolist()
         gains = [np.diff(np.nan_to_num(each.running[at], neginf=0.0), axis=1, prepend=0.0) for each in sums]
         for step in range(len(at)):
@@ -262,7 +262,7 @@ def _kept(numbers: TwoSourceNumbers, traces: Sequence[Trace], rows: Sequence[Int
 
 
 def _likely(gains: Floats) -> int:
-    """How many places of a tail come before the first whose chance is small."""
+    """How many offsets of a tail come before the first whose chance is small."""
     small = gains < LEAST_GAIN
     return int(small.argmax()) if small.any() else len(gains)
 

@@ -77,7 +77,7 @@ class CostProbe(Proposer):
             verify=tuple(lines),
             draft=tuple(fitted_line(draft[batch] | {0: [0.0]}, self.longest) for batch in batches),
             drafted_by=BY_DRAFTGAUGE,
-            made="draftgauge.integrations.vllm_costs.CostProbe",
+            provenance="draftgauge.integrations.vllm_costs.CostProbe",
         )
 
     def _enough(self, timed: Timings) -> Timings:

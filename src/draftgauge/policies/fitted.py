@@ -37,7 +37,7 @@ class FittedPolicy:
         gamma_max: longest draft that it was fitted for.
         signals: the vocabulary of signals that its numbers refer to, in order.
         parameters: its numbers, whatever its kind needs; JSON only.
-        made: how: command, trace, compression, splits, scores, for the reader.
+        provenance: how: command, trace, compression, splits, scores, for the reader.
         trained_on: identifiers of the prompts it was fitted on, as ``task/identifier``.
     """
 
@@ -45,7 +45,7 @@ class FittedPolicy:
     gamma_max: int
     signals: tuple[str, ...]
     parameters: Mapping[str, Any]
-    made: Mapping[str, Any] = field(default_factory=dict)
+    provenance: Mapping[str, Any] = field(default_factory=dict)
     trained_on: tuple[str, ...] = ()
     format: str = FORMAT
     version: int = VERSION

@@ -1,7 +1,7 @@
 """The chance that a token which the text foretells is accepted, where those before it are.
 
 A logistic model of causal signals: the length of the matched ending and what is known of it (how often it was followed,
-how often in a row by the same token), how far the output has been repeating the text (habit and run), the place of the
+how often in a row by the same token), how far the output has been repeating the text (habit and run), the offset of the
 token after the drafted ones, and what the draft showed: how many tokens, how sure it is that they stand, and whether
 they were themselves what the text foretold. It is fitted by :mod:`draftgauge.fitting.two_source`.
 
@@ -95,13 +95,13 @@ def match_terms(cells: Ints) -> TailByOrder:
     return TailByOrder(np.ones(len(cells)), np.log(np.maximum(streak, 1)), np.log(np.maximum(seen, 1)), streak == seen)
 
 
-def shared_terms(state: TailState, place: Value) -> TailShared:
-    """Terms of the looked-up token at a place, 1 for the first, as arrays."""
+def shared_terms(state: TailState, offset: Value) -> TailShared:
+    """Terms of the looked-up token at an offset, 1 for the first, as arrays."""
     return TailShared(
         state.habit,
         state.run,
-        np.log(place),
-        np.equal(place, 1),
+        np.log(offset),
+        np.equal(offset, 1),
         float(state.depth == 0),
         math.log1p(state.depth),
         np.log(np.maximum(state.stand, LEAST_STAND)),
@@ -124,9 +124,9 @@ class TailModel:
         weights = np.concatenate([np.zeros((1, len(TailByOrder._fields))), numbers.by_order])[cells >> CODE_BITS]
         terms = np.stack([np.asarray(term, np.float64) for term in match_terms(cells)], axis=1)
         shared = TailShared(*numbers.shared)
-        places = np.arange(1, longest + 1)
+        offsets = np.arange(1, longest + 1)
         self.of_match: list[float] = (terms * weights).sum(axis=1).tolist()
-        self.of_place: list[float] = (shared.log_place * np.log(places) + shared.first * (places == 1)).tolist()
+        self.of_offset: list[float] = (shared.log_place * np.log(offsets) + shared.first * (offsets == 1)).tolist()
         depths = np.arange(longest + 1)
         self._of_depth: list[float] = (
             shared.log_drafted * np.log1p(depths) + shared.undrafted * (depths == 0)
@@ -143,19 +143,19 @@ class TailModel:
         return drafted + self._shared.agreed * agreed + self._shared.disagreed * disagreed
 
     def gains(self, state: TailState, cells: NDArray[np.int16]) -> Floats:
-        """``[n, places]`` chance that the tokens up to each place, drafted and looked up, all stand; 0 from where the
+        """``[n, offsets]`` chance that the tokens up to each offset, drafted and looked up, all stand; 0 from where the
         text foretells none.
 
         Args:
             state: of ``n`` positions.
-            cells: ``[n, places]`` their matches.
+            cells: ``[n, offsets]`` their matches.
         """
         log_stand = np.log(np.maximum(state.stand, LEAST_STAND))
         base = self.of_text(state.habit, state.run) + self.of_draft(
             state.depth, log_stand, state.agreed, state.disagreed
         )
-        places = cells.shape[1]
-        logits = np.asarray(self.of_match)[cells] + base[:, None] + np.asarray(self.of_place[:places])
+        offsets = cells.shape[1]
+        logits = np.asarray(self.of_match)[cells] + base[:, None] + np.asarray(self.of_offset[:offsets])
         chances = np.where(cells > 0, 1 / (1 + np.exp(-logits)), 0.0)
         stand = np.asarray(state.stand, np.float64)[:, None]
         together: Floats = np.cumprod(np.concatenate([stand, chances], axis=1), axis=1)[:, 1:]

@@ -220,10 +220,10 @@ class TwoSource:
         stand, matches, at = chances.all_stand, self._matches, self._at
         log_stand = math.log(stand if stand > LEAST_STAND else LEAST_STAND)
         base = self._of_text + tail.of_draft(depth, log_stand, chances.agreed, chances.disagreed)
-        of_match, of_place, prices, least = tail.of_match, tail.of_place, rule.prices[depth], rule.least
+        of_match, of_offset, prices, least = tail.of_match, tail.of_offset, rule.prices[depth], rule.least
         best, total, length = 0.0, 0.0, 0
         while length < longest and (at + length < len(matches) or self._look_further()):
-            stand *= 1 / (1 + math.exp(-(of_match[matches[at + length]] + base + of_place[length])))
+            stand *= 1 / (1 + math.exp(-(of_match[matches[at + length]] + base + of_offset[length])))
             total += stand
             length += 1
             worth = total - prices[length]

@@ -29,8 +29,8 @@ class TwoSourceNumbers:
         stopping: the two models of the drafter's acceptance, and kept steps: ``chances`` and ``accepted`` of these.
         tail: the model of the text's acceptance.
         kappa: how many times the tail's worth drafting on must be worth.
-        tails: ``[n][gamma_max + 1][..]`` at the kept steps the chances that all tokens up to each place of the tail
-            stand, after each number of drafted ones; places whose chance is small are left out.
+        tails: ``[n][gamma_max + 1][..]`` at the kept steps the chances that all tokens up to each offset of the tail
+            stand, after each number of drafted ones; offsets whose chance is small are left out.
         runs: ``[n][gamma_max + 1]`` how many tokens of the tail stood there, where all drafted ones did.
         sources: ask both, or the ``model`` or the ``text`` alone.
         price: of verifying a looked-up token, as a multiple of what it costs.
@@ -58,7 +58,7 @@ class TailSums(NamedTuple):
     """What tails bring at ``n`` positions.
 
     Attributes:
-        running: ``[n, places]`` tokens that a tail up to each place brings, minus infinity from where there is none.
+        running: ``[n, offsets]`` tokens that a tail up to each offset brings, minus infinity from where there is none.
         total: ``[n]`` that the longest one brings.
     """
 
@@ -132,7 +132,7 @@ class Rule:
 
         Args:
             chances: ``[n, gamma_max]`` ``S_j m_j``.
-            sums: entry ``j`` is of ``gamma_max - j`` places.
+            sums: entry ``j`` is of ``gamma_max - j`` offsets.
         """
         count = len(chances)
         drafted, appended, rows = np.zeros(count, np.int64), np.zeros(count, np.int64), np.arange(count)
@@ -222,5 +222,5 @@ def _padded(rows: Sequence[Sequence[float]], length: int) -> Floats:
 
 
 def running_sums(gains: Floats) -> TailSums:
-    """Of gains ``[n, places]``: the chances that all tokens up to each place stand, 0 from where there is none."""
+    """Of gains ``[n, offsets]``: the chances that all tokens up to each offset stand, 0 from where there is none."""
     return TailSums(np.where(gains > 0, np.cumsum(gains, axis=1), -np.inf), gains.sum(axis=1))

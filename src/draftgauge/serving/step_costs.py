@@ -48,5 +48,5 @@ def costs_of_steps(
         verify=(tuple(verify.tolist()),),
         draft=(tuple(drafting.tolist()),),
         drafted_by=BY_ENGINE,
-        made=f"servers at fixed lengths {', '.join(map(str, sorted(steps)))}",
+        provenance=f"servers at fixed lengths {', '.join(map(str, sorted(steps)))}",
     )

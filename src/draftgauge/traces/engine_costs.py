@@ -31,7 +31,7 @@ class EngineCosts:
         draft: ``[B][K + 1]``; column ``n`` is drafting ``n`` tokens for each sequence; column 0 is 0.
         drafted_by: "engine", or "draftgauge" where its proposer drafted: policies run only there.
         context: the length of the texts in tokens, 0 if not known.
-        made: how it was measured, in words or as a command.
+        provenance: how it was measured, in words or as a command.
     """
 
     engine: str
@@ -41,7 +41,7 @@ class EngineCosts:
     draft: CostTable
     drafted_by: str = BY_ENGINE
     context: int = 0
-    made: str = ""
+    provenance: str = ""
     format: str = FORMAT
     version: int = 1
 
