@@ -249,8 +249,8 @@ def _kept(numbers: TwoSourceNumbers, traces: Sequence[Trace], rows: Sequence[Int
     for trace, own in zip(traces, rows, strict=True):
         at = own[chosen[(chosen >= begin) & (chosen < begin + len(own))] - begin]
         begin += len(own)
-        survival, sums = decided_by(text_view(trace), numbers)
-        chances += [tuple(row) for row in np.round(survival[at], DIGITS).tolist()]
+        model_chances, sums = decided_by(text_view(trace), numbers)
+        chances += [tuple(row) for row in np.round(model_chances[at], DIGITS).tolist()]
         accepted += trace.accepted[at].tolist()
         gains = [np.diff(np.nan_to_num(each.running[at], neginf=0.0), axis=1, prepend=0.0) for each in sums]
         for step in range(len(at)):
