@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import pytest
 import torch
 
 from draftgauge.core.signals import OF_DRAFTED_TOKENS
 from draftgauge.drafters.language_model import LanguageModelDrafter
 from draftgauge.drafters.rows import Asked, LanguageModelRows
 from draftgauge.models.lean import LeanModel
-from draftgauge.models.lean_rows import LeanRows
+from draftgauge.models.lean_rows import FIRST_ROWS, LeanRows
 from draftgauge.policies.base import Signal
 from tiny import tiny_model, tokens
 
@@ -20,10 +21,10 @@ def test_rows_give_the_logits_of_each_text_alone() -> None:
         texts = {rows.open(): tokens(length, seed=length) for length in (5, 23, 60, 11, 40)}
         for row, text in texts.items():
             if row:
-                rows.prefill(row, text[: row * 2])
-        feed = {row: text[rows.length(row) :] for row, text in texts.items()}
+                rows.prefill(row, text[: row * 2].tolist())
+        feed = {row: text[rows.length(row) :].tolist() for row, text in texts.items()}
         together = rows.step(list(feed), list(feed.values()))
-        again = rows.step([3, 1], [torch.tensor([7]), torch.tensor([9, 4])])
+        again = rows.step([1, 3], [[9, 4], [7]])
         for index, (row, text) in enumerate(texts.items()):
             alone.reset()
             expected = alone.forward(text, last_only=True)
@@ -31,7 +32,7 @@ def test_rows_give_the_logits_of_each_text_alone() -> None:
             if row in (1, 3):
                 more = torch.tensor([9, 4] if row == 1 else [7])
                 expected = alone.forward(more, last_only=True)
-                at = [3, 1].index(row)
+                at = [1, 3].index(row)
                 torch.testing.assert_close(again[at : at + 1], expected, atol=1e-4, rtol=1e-4)
 
 
@@ -39,15 +40,73 @@ def test_rows_roll_back_and_are_used_again() -> None:
     model = tiny_model()
     rows, alone = LeanRows(LeanModel(model)), LeanModel(model)
     first = rows.open()
-    rows.prefill(first, tokens(30))
+    rows.prefill(first, tokens(30).tolist())
     rows.truncate(first, 12)
     alone.forward(tokens(30)[:12])
     more = tokens(3, seed=9)
     expected = alone.forward(more, last_only=True)
-    torch.testing.assert_close(rows.step([first], [more]), expected, atol=1e-4, rtol=1e-4)
+    torch.testing.assert_close(rows.step([first], [more.tolist()]), expected, atol=1e-4, rtol=1e-4)
     rows.close(first)
     assert rows.open() == first
     assert rows.length(first) == 0
+
+
+def test_passes_over_few_of_many_rows() -> None:
+    model = tiny_model(attention="gqa")
+    rows, alone = LeanRows(LeanModel(model)), LeanModel(model)
+    texts = [tokens(3 + row, seed=row).tolist() for row in range(10)]
+    for text in texts:
+        rows.prefill(rows.open(), text)
+    for feed in ({0: [5], 9: [6]}, {0: [7], 5: [8, 9, 10], 9: [11]}, {4: [12], 5: [13]}):
+        together = rows.step(list(feed), list(feed.values()))
+        for index, (row, fed) in enumerate(feed.items()):
+            texts[row] += fed
+            alone.reset()
+            expected = alone.forward(torch.tensor(texts[row]), last_only=True)
+            torch.testing.assert_close(together[index : index + 1], expected, atol=1e-4, rtol=1e-4)
+            assert rows.length(row) == len(texts[row])
+
+
+def test_a_text_that_begins_as_a_closed_one_takes_over_its_row(monkeypatch: pytest.MonkeyPatch) -> None:
+    model = tiny_model(seed=5)
+    rows = LanguageModelRows(LeanModel(model))
+    taken = list[int]()
+    prefill = LeanRows.prefill
+
+    def counted(of: LeanRows, row: int, behind: list[int]) -> None:
+        taken.append(len(behind))
+        prefill(of, row, behind)
+
+    monkeypatch.setattr(LeanRows, "prefill", counted)
+    one, two = (tokens(40, seed=seed).tolist() for seed in (1, 2))
+    first, second = rows.open(one), rows.open(two)
+    assert taken == [39, 39]
+    rows.propose({first: Asked(5), second: Asked(3)})
+    rows.commit(first, 0, [7])
+    rows.close(first)
+    back = [*one, 7, 8, 9]
+    assert rows.open(back) == first  # it holds the first 40
+    assert taken[2:] == [2]
+    rows.close(second)
+    turned = [*two[:20], *one]
+    assert rows.open(turned) == second
+    assert taken[3:] == [39]
+    drafts = rows.propose({first: Asked(4), second: Asked(4)})
+    for row, text in ((first, back), (second, turned)):
+        drafter = LanguageModelDrafter(LeanModel(model))
+        drafter.prefill(text)
+        assert drafts[row].tokens == drafter.propose(4, None).tokens
+
+
+def test_closed_texts_make_room() -> None:
+    rows = LanguageModelRows(LeanModel(tiny_model(seed=5)))
+    for seed in range(12):  # one after the other, no two alike
+        text = tokens(30, seed=seed).tolist()
+        row = rows.open(text)
+        assert row < FIRST_ROWS
+        rows.close(row)
+    opened = [rows.open(tokens(30, seed=seed).tolist()) for seed in range(20, 26)]
+    assert len(set(opened)) == 6
 
 
 def test_drafts_are_those_of_single_drafters() -> None:

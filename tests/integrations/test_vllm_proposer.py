@@ -24,6 +24,7 @@ from draftgauge.drafters.language_model import LanguageModelDrafter
 from draftgauge.integrations.vllm import Proposer
 from draftgauge.integrations.vllm_costs import CostProbe
 from draftgauge.integrations.vllm_guard import check_version, mend_sampling
+from draftgauge.models.lean_rows import LeanRows
 from draftgauge.models.loading import load_model
 from draftgauge.policies.registry import make_policy
 from draftgauge.traces.engine_costs import read_costs
@@ -93,12 +94,22 @@ class Served:
         return len(self.output) >= OUTPUT or self.output[-1:] == [0]
 
 
-def serve(proposer: Proposer, target: Any, prompts: list[list[int]], together: int) -> list[Served]:
-    """Decode prompts, so many at a time, in an order that changes; some steps are a prompt's first half."""
+def serve(
+    proposer: Proposer, target: Any, prompts: list[list[int]], together: int, preempted: float = 0.0
+) -> list[Served]:
+    """Decode prompts, so many at a time, in an order that changes; some steps are a prompt's first half.
+
+    Before a step each request is preempted with a chance: it loses its draft and waits behind the others.
+    """
     rng = np.random.default_rng(0)
     waiting = [Served(target, prompt) for prompt in prompts]
     everything, running = list(waiting), list[Served]()
     while waiting or running:
+        away = [r for r in running if r.output and rng.random() < preempted]
+        running = [r for r in running if r not in away]
+        for request in away:
+            request.draft = []
+        waiting += away
         while waiting and len(running) < together:
             running.append(waiting.pop(0))
         rng.shuffle(running)
@@ -141,6 +152,55 @@ def test_outputs_are_plain_and_counts_are_those_of_live_decoding(
         expected = [(step.drafted, step.accepted) for step in live.steps][: len(request.counts)]
         assert request.counts[:-1] == expected[:-1]  # the last draft may run past what the request asked for
         assert any(accepted for _, accepted in request.counts)
+
+
+def test_preempted_requests_come_back(folders: dict[str, Path]) -> None:
+    target = load_model(folders["target"], device="cpu")
+    prompts = [tokens(length, seed=length).tolist() for length in (9, 14, 30, 21)]
+    settings = DecodingSettings(max_new_tokens=OUTPUT, end_tokens=frozenset({0}))
+    proposer = Proposer(config(folders, policy="fixed:3"))
+    for request, prompt in zip(serve(proposer, target, prompts, 3, preempted=0.2), prompts, strict=True):
+        assert request.output == plain_decode(target, prompt, settings).tokens
+        assert any(not drafted for drafted, _ in request.counts)  # it was away, and verified nothing when it was back
+        assert any(accepted for _, accepted in request.counts)
+    assert len(proposer.requests) <= 3
+
+
+def test_rows_draft_together(folders: dict[str, Path], monkeypatch: pytest.MonkeyPatch) -> None:
+    """One pass of the draft model a depth, over the requests that go on."""
+    passes = list[int]()
+    step = LeanRows.step
+
+    def counted(of: LeanRows, rows: list[int], fed: list[list[int]]) -> torch.Tensor:
+        passes.append(len(rows))
+        return step(of, rows, fed)
+
+    proposer = Proposer(config(folders, policy="fixed:3"))
+    monkeypatch.setattr(LeanRows, "step", counted)
+    texts = np.zeros((3, CONTEXT + LONGEST), np.int32)
+    lengths = [20, CONTEXT - 3, 31]  # the second has room for two tokens
+    for index, length in enumerate(lengths):
+        texts[index, :length] = tokens(length, seed=index)
+    drafts = proposer.propose([[int(texts[i, n - 1])] for i, n in enumerate(lengths)], lengths, texts)
+    assert [len(draft) for draft in drafts] == [3, 2, 3]
+    assert passes == [3, 3, 2]
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_defaults_of_vllm_do_not_matter(folders: dict[str, Path], dtype: torch.dtype) -> None:
+    """vLLM loads, and may call, under a device and a dtype of its own."""
+    text = tokens(20, seed=2).tolist()
+    texts = np.zeros((1, CONTEXT), np.int32)
+    texts[0, :20] = text
+    expected = Proposer(config(folders)).propose([[text[-1]]], [20], texts)
+    torch.set_default_dtype(dtype)
+    try:
+        with torch.device("meta"):
+            drafts = Proposer(config(folders)).propose([[text[-1]]], [20], texts)
+        assert torch.get_default_dtype() == dtype
+    finally:
+        torch.set_default_dtype(torch.float32)
+    assert drafts == expected
 
 
 def test_other_drafters_and_models(folders: dict[str, Path]) -> None:

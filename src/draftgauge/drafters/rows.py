@@ -9,21 +9,28 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Protocol
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
+from torch import Tensor
 
 from draftgauge.core.signals import OF_DRAFTED_TOKENS, Reads, SignalName
 from draftgauge.drafters.base import Draft, Drafter, KeepDrafting
 from draftgauge.models.lean import LeanModel
 from draftgauge.models.lean_rows import LeanRows
 from draftgauge.policies.base import Signal
-from draftgauge.verification import read_signals
+from draftgauge.verification.signals import row_signals
 
 TAKEN_IN_TOGETHER = 8  # committed tokens of a row at most that go through with the other rows' first pass
+WORTH_KEEPING = 16  # tokens at least that a new text takes over from a closed one
 
 
 @dataclass(frozen=True)
 class Asked:
-    """What is asked for a row; as of :meth:`~draftgauge.drafters.base.Drafter.propose`."""
+    """What is asked for a row; as of :meth:`~draftgauge.drafters.base.Drafter.propose`.
+
+    Signals are computed for all rows together: what one policy reads, the others are shown too.
+    """
 
     limit: int
     keep_drafting: KeepDrafting | None = None
@@ -88,7 +95,11 @@ class _OpenDraft:
 
 
 class LanguageModelRows:
-    """A draft model over many texts; see :class:`~draftgauge.drafters.language_model.LanguageModelDrafter`."""
+    """A draft model over many texts; see :class:`~draftgauge.drafters.language_model.LanguageModelDrafter`.
+
+    Keys and values of a text that was closed stay until their place is needed. A text that begins alike takes them
+    over: a request that was preempted and is back, or the next turn of a conversation.
+    """
 
     def __init__(
         self, model: LeanModel, end_tokens: frozenset[int] = frozenset(), vocabulary: int | None = None
@@ -104,10 +115,11 @@ class LanguageModelRows:
         self._end_tokens = end_tokens
         self._vocabulary = vocabulary
         self._texts: dict[int, list[int]] = {}
+        self._closed: dict[int, NDArray[np.int64]] = {}  # row -> the text that it still holds, the oldest first
 
     def open(self, context: list[int]) -> int:
         """A row that has taken in all but the last token."""
-        row = self._rows.open()
+        row = self._row_for(context)
         self._texts[row] = list(context)
         if 1 < len(context) <= self._rows.spec.context:
             self._take_in(row, len(context) - 1)
@@ -123,15 +135,12 @@ class LanguageModelRows:
             if limit > 0:
                 drafting[row] = _OpenDraft(Asked(limit, each.keep_drafting, each.reads), [], [])
                 self._take_in(row, len(self._texts[row]) - TAKEN_IN_TOGETHER)
-        going = list(drafting)
+        going = sorted(drafting)
         feed = [self._texts[row][self._rows.length(row) :] for row in going]
         while going:
-            logits = self._rows.step(going, [self._tensor(tokens) for tokens in feed])[:, : self._vocabulary]
-            chosen = logits.argmax(-1).tolist()
-            on = [
-                self._goes_on(drafting[row], token, logits[index : index + 1])
-                for index, (row, token) in enumerate(zip(going, chosen, strict=True))
-            ]
+            logits = self._rows.step(going, feed)[:, : self._vocabulary]
+            chosen = self._grow([drafting[row] for row in going], logits)
+            on = [self._goes_on(drafting[row]) for row in going]
             feed = [[token] for token, more in zip(chosen, on, strict=True) if more]
             going = [row for row, more in zip(going, on, strict=True) if more]
         return drafts | {row: Draft(draft.tokens, None, draft.signals) for row, draft in drafting.items()}
@@ -144,26 +153,51 @@ class LanguageModelRows:
         self._texts[row] += tokens
 
     def close(self, row: int) -> None:
-        """Free the row."""
-        self._rows.close(row)
-        del self._texts[row]
+        """Free the row; what it holds may serve another text."""
+        self._closed[row] = np.array(self._texts.pop(row)[: self._rows.length(row)], np.int64)
+
+    def _row_for(self, context: list[int]) -> int:
+        """The free row that holds most of a text, cut to what it holds of it; an empty one where none holds enough."""
+        needed = np.array(context[:-1], np.int64)
+        shared = {row: _common_prefix(text, needed) for row, text in self._closed.items()}
+        best = max(shared, key=shared.__getitem__, default=None)
+        if best is not None and shared[best] >= WORTH_KEEPING:
+            del self._closed[best]
+            self._rows.truncate(best, shared[best])
+            return best
+        if self._closed and len(self._closed) + len(self._texts) == self._rows.rows:
+            oldest = next(iter(self._closed))
+            del self._closed[oldest]
+            self._rows.close(oldest)
+        return self._rows.open()
 
     def _take_in(self, row: int, until: int) -> None:
         behind = self._texts[row][self._rows.length(row) : until]
         if behind:
-            self._rows.prefill(row, self._tensor(behind))
+            self._rows.prefill(row, behind)
 
-    def _goes_on(self, draft: _OpenDraft, token: int, logits: torch.Tensor) -> bool:
-        """Add a drafted token; whether another one is drafted. As :class:`DraftBuilder` grows a single draft."""
+    def _grow(self, growing: list[_OpenDraft], logits: Tensor) -> list[int]:
+        """Add to each draft the best token of its logits, with its signals where a policy asks; the tokens."""
+        best = logits.argmax(-1)
+        reads: Reads = frozenset().union(*(draft.asked.reads for draft in growing if draft.asked.keep_drafting))
+        shown = row_signals(logits, best, reads)
+        for draft, (confidence, entropy, margin, token) in zip(growing, shown, strict=True):
+            draft.tokens.append(token)
+            if draft.asked.keep_drafting is not None:
+                depth, text = len(draft.tokens), token if SignalName.TEXT in draft.asked.reads else -1
+                draft.signals.append(Signal(depth, confidence, entropy, margin, text))
+        return [token for *_, token in shown]
+
+    def _goes_on(self, draft: _OpenDraft) -> bool:
+        """Whether another token is drafted. As :class:`DraftBuilder` grows a single draft."""
         asked = draft.asked
-        draft.tokens.append(token)
-        if asked.keep_drafting is not None:
-            shown = token if SignalName.TEXT in asked.reads else -1
-            confidence, entropy, margin, _ = read_signals(logits, self._tensor([token]), asked.reads)
-            draft.signals.append(Signal(len(draft.tokens), confidence, entropy, margin, shown))
-        if len(draft.tokens) == asked.limit or token in self._end_tokens:
+        if len(draft.tokens) == asked.limit or draft.tokens[-1] in self._end_tokens:
             return False
         return asked.keep_drafting is None or asked.keep_drafting(draft.signals[-1])
 
-    def _tensor(self, tokens: list[int]) -> torch.Tensor:
-        return torch.tensor(tokens, device=self._rows.spec.device)
+
+def _common_prefix(one: NDArray[np.int64], two: NDArray[np.int64]) -> int:
+    """How many tokens two texts have in common from the start."""
+    length = min(len(one), len(two))
+    differing = np.flatnonzero(one[:length] != two[:length])
+    return int(differing[0]) if len(differing) else length

@@ -19,10 +19,11 @@ import json
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 
 from draftgauge.core.config import from_mapping
@@ -33,6 +34,7 @@ from draftgauge.drafters.language_model import LanguageModelDrafter
 from draftgauge.drafters.rows import Asked, EachRow, LanguageModelRows, RowDrafter
 from draftgauge.drafters.source import LoadOptions, choose_drafter, drafter_kind
 from draftgauge.integrations.vllm_guard import check_version, mend_sampling
+from draftgauge.integrations.vllm_requests import Request, Sighting, match
 from draftgauge.models.lean import LeanModel
 from draftgauge.models.loading import load_model, load_tokenizer, wrap
 from draftgauge.policies.base import Policy, Step, asks_after_each_token, begin, reads_of
@@ -67,16 +69,6 @@ class ProposerOptions:
     costs_out: Path = Path("vllm-costs.json")
 
 
-@dataclass
-class Request:
-    """One request: its text, its row in the drafter, its policy, and what was last drafted for it."""
-
-    text: list[int]
-    row: int
-    policy: Policy
-    draft: Draft = field(default_factory=lambda: Draft([]))
-
-
 class Proposer:
     """A proposer for vLLM's ``custom_class``.
 
@@ -106,6 +98,8 @@ class Proposer:
         self._costs = _costs(self.options)
         self._end_tokens = _end_tokens(vllm_config.model_config.hf_config)
         self._policies = [self._new_policy()]
+        self._reads = reads_of(self._policies[0])
+        self._asks = asks_after_each_token(self._reads)
         with _own_defaults():
             self._drafter = _row_drafter(self.options, vllm_config, self._end_tokens)
         self.requests: list[Request] = []
@@ -146,56 +140,45 @@ class Proposer:
 
     def _follow(self, sampled: Sequence[Sequence[int]], lengths: Sequence[int], texts: Any) -> list[Request | None]:
         """The requests of this batch in its order, told what was committed; those that are gone are dropped."""
-        known: dict[int, list[Request]] = {}
-        for request in self.requests:
-            known.setdefault(len(request.text), []).append(request)
-        present: list[Request | None] = []
-        for index, committed in enumerate(sampled):
-            tokens = [int(token) for token in committed]
-            if not tokens:
-                present.append(None)
-                continue
-            text = texts[index, : int(lengths[index])].tolist()
-            before = text[: len(text) - len(tokens)]
-            found = _taken(known.get(len(before), []), before)
-            if found is None:
-                found = self._open(text)
-            else:
-                self._advance(found, tokens)
-            present.append(found)
-        staying = {id(request) for request in present}
+        seen = match(self.requests, sampled, lengths, np.asarray(texts))
+        staying = {id(each.request) for each in seen if each is not None}
         for request in self.requests:
             if id(request) not in staying:
                 self._drafter.close(request.row)
                 self._policies.append(request.policy)
+        present = [None if each is None else self._told(each) for each in seen]
         self.requests = [request for request in present if request is not None]
         return present
 
-    def _open(self, text: list[int]) -> Request:
-        policy = self._policies.pop() if self._policies else self._new_policy()
-        begin(policy, text)
-        return Request(list(text), self._drafter.open(text), policy)
+    def _told(self, seen: Sighting) -> Request:
+        return self._open(seen) if seen.request is None else self._advance(seen.request, seen)
 
-    def _advance(self, request: Request, tokens: list[int]) -> None:
-        drafted = request.draft.tokens
+    def _open(self, new: Sighting) -> Request:
+        policy = self._policies.pop() if self._policies else self._new_policy()
+        text = new.tokens.tolist()
+        begin(policy, text)
+        return Request(new.tokens.tobytes(), len(text), text[-1], self._drafter.open(text), policy)
+
+    def _advance(self, request: Request, step: Sighting) -> Request:
+        drafted, tokens = request.draft.tokens, step.committed
         most = min(len(drafted), len(tokens) - 1)
         accepted = next((n for n in range(most) if drafted[n] != tokens[n]), most)
         self._drafter.commit(request.row, accepted, tokens)
-        shown = tokens if SignalName.TEXT in reads_of(request.policy) else ()
+        shown = tokens if SignalName.TEXT in self._reads else ()
         request.policy.observe(Step(len(drafted), accepted, len(tokens), request.draft.signals, float("nan"), shown))
-        request.text += tokens
+        request.text, request.length, request.last = step.tokens.tobytes(), len(step.tokens), tokens[-1]
+        return request
 
     def ask(self, request: Request) -> Asked:
         """What the drafter is asked for: what the policy wants, as far as there is room."""
-        reads = reads_of(request.policy)
         limit = min(request.policy.limit(), self.room(request))
-        return Asked(limit, request.policy.keep_drafting if asks_after_each_token(reads) else None, reads)
+        return Asked(limit, request.policy.keep_drafting if self._asks else None, self._reads)
 
     def room(self, request: Request) -> int:
         """Tokens that may be drafted: none behind an end token, and one place is the target's own."""
-        if request.text[-1] in self._end_tokens:
+        if request.last in self._end_tokens:
             return 0
-        return min(self.longest, self._context - len(request.text) - 1)
+        return min(self.longest, self._context - request.length - 1)
 
     def _new_policy(self) -> Policy:
         policy = make_policy(self.options.policy, self.longest, self._costs)
@@ -209,14 +192,6 @@ class Proposer:
         if self._log is not None:
             self._log.write(json.dumps({"drafted": [len(draft) for draft in proposals], "seconds": seconds}) + "\n")
             self._log.flush()
-
-
-def _taken(candidates: list[Request], text: list[int]) -> Request | None:
-    """The first candidate with this text, taken out of the list."""
-    for index, request in enumerate(candidates):
-        if request.text == text:
-            return candidates.pop(index)
-    return None
 
 
 def _costs(options: ProposerOptions) -> CostCurve | None:
@@ -263,7 +238,15 @@ def _row_drafter(options: ProposerOptions, vllm_config: Any, end_tokens: frozens
 
 @contextmanager
 def _own_defaults() -> Iterator[None]:
-    """float32 and the CPU as torch's defaults, which vLLM changes while it loads."""
+    """float32 and the CPU as torch's defaults, which vLLM changes while it loads.
+
+    Only where they are others: under ``torch.device`` every operation goes through Python, and small models take twice
+    the time.
+    """
+    probe = torch.empty(0)
+    if probe.dtype == torch.float32 and probe.device.type == "cpu":
+        yield
+        return
     dtype = torch.get_default_dtype()
     torch.set_default_dtype(torch.float32)
     try:

@@ -7,7 +7,8 @@ from collections.abc import Sequence
 from typing import Any
 
 from draftgauge.drafters.rows import Asked
-from draftgauge.integrations.vllm import Proposer, Request
+from draftgauge.integrations.vllm import Proposer
+from draftgauge.integrations.vllm_requests import Request
 from draftgauge.traces.engine_costs import BY_DRAFTGAUGE, EngineCosts, fitted_line
 
 Timings = dict[int, list[float]]

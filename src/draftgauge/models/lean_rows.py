@@ -1,22 +1,26 @@
 """Many texts in one lean decoder: a cache with a row a text, and passes over the next tokens of several rows together.
 
-Letters in shapes: ``R`` rows of the cache, ``T`` tokens of a pass, ``L`` the longest text of the pass, ``H`` query
-heads, ``KV`` key/value heads, ``D`` head dimension.
+Letters in shapes: ``R`` rows of the cache, ``T`` tokens of a pass, ``L`` the longest text of the pass; others as in
+:mod:`draftgauge.models.row_layout`.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import accumulate
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
-from draftgauge.models.lean import LeanModel, logits, run_layers
+from draftgauge.models.attention_kernels import attention_kernels
+from draftgauge.models.device import upload
+from draftgauge.models.lean import PREFILL_CHUNK, LeanModel, logits, run_layers
 from draftgauge.models.lean_attention import attend_causally, causal_mask
+from draftgauge.models.row_layout import Shape, attend_by_row, lay_out
 from draftgauge.models.spec import check_context
 
 FIRST_ROWS, FIRST_CAPACITY = 4, 512  # that the cache holds before it first doubles
+SPARSE = 2  # rows spanned for each row of a pass, from where on attention copies those of the pass side by side
 
 
 class LeanRows:
@@ -31,13 +35,20 @@ class LeanRows:
         self._model = model
         self._weights = model._weights
         self._lengths: dict[int, int] = {}
-        self._cache = self._allocate(FIRST_ROWS, min(FIRST_CAPACITY, self.spec.context))  # [R, layers, 2 KV, L, D]
+        limits = torch.tensor([0.0, float("-inf")], dtype=self.spec.dtype, device=self.spec.device)
+        self._visible, self._hidden = limits.unbind()
+        self._cache = self._allocate(FIRST_ROWS, min(FIRST_CAPACITY, self.spec.context))
+
+    @property
+    def rows(self) -> int:
+        """Rows that the cache holds before it grows, open or not."""
+        return self._cache.shape[1]
 
     def open(self) -> int:
         """A new, empty row."""
         row = next(index for index in range(len(self._lengths) + 1) if index not in self._lengths)
-        if row >= len(self._cache):
-            self._grow(2 * len(self._cache), self._cache.shape[3])
+        if row >= self.rows:
+            self._grow(2 * self.rows, self._cache.shape[3])
         self._lengths[row] = 0
         return row
 
@@ -55,29 +66,17 @@ class LeanRows:
         self._lengths[row] = length
 
     @torch.inference_mode()
-    def prefill(self, row: int, tokens: Tensor) -> None:
-        """Append ``[k]`` tokens to one row, for their keys and values alone."""
-        begin = self._lengths[row]
-        end = begin + len(tokens)
-        self._reserve(end)
-        cos, sin = self._model.rotary(end)
-        cache, heads, key_heads = self._cache[row], self._weights.query_heads, self._weights.key_heads
-        mask = causal_mask(len(tokens), end, self._weights, cache)
-
-        def attend(layer: int, qkv: Tensor) -> Tensor:
-            cache[layer, :, begin:end] = qkv[:, heads:].transpose(0, 1)
-            return attend_causally(qkv[:, :heads], cache[layer, :, :end], key_heads, mask)
-
-        run_layers(self._weights, tokens, cos[begin:end], sin[begin:end], attend)
-        self._lengths[row] = end
+    def prefill(self, row: int, tokens: Sequence[int]) -> None:
+        """Append tokens to one row, for their keys and values alone."""
+        self._append(row, tokens)
 
     @torch.inference_mode()
-    def step(self, rows: Sequence[int], tokens: Sequence[Tensor]) -> Tensor:
+    def step(self, rows: Sequence[int], tokens: Sequence[Sequence[int]]) -> Tensor:
         """Append tokens to several rows in one pass.
 
         Args:
-            rows: each at most once.
-            tokens: of each row, ``[k]`` int64 with at least one.
+            rows: increasing.
+            tokens: of each row, at least one.
 
         Returns:
             float32 ``[len(rows), vocabulary]``: the logits after the last token of each row.
@@ -85,54 +84,89 @@ class LeanRows:
         Raises:
             ModelError: if a row would exceed the model's context.
         """
-        counts = torch.tensor([len(each) for each in tokens])
-        begins = torch.tensor([self._lengths[row] for row in rows])
-        ends = begins + counts
-        longest = int(ends.max())
+        hidden = self._append(rows[0], tokens[0])[-1:] if len(rows) == 1 else self._append_together(rows, tokens)
+        return logits(self._weights, hidden)
+
+    def _append(self, row: int, tokens: Sequence[int]) -> Tensor:
+        """Take in tokens of one row, as :class:`LeanModel` does; hidden states of the last ones."""
+        self._reserve(self._lengths[row] + len(tokens))
+        with attention_kernels(self.spec.device):
+            for chunk in upload(tokens, self.spec.device).split(PREFILL_CHUNK):
+                hidden = self._append_chunk(row, chunk)
+        return hidden
+
+    def _append_chunk(self, row: int, tokens: Tensor) -> Tensor:
+        weights, cache = self._weights, self._cache[:, row]
+        heads, key_heads = weights.query_heads, weights.key_heads
+        begin, end = self._lengths[row], self._lengths[row] + len(tokens)
+        mask = causal_mask(len(tokens), end, weights, cache)
+        written, cached = cache[:, :, begin:end].unbind(), cache[:, :, :end].unbind()
+        cos, sin = self._model.rotary(end)
+
+        def attend(layer: int, qkv: Tensor) -> Tensor:
+            written[layer].copy_(qkv[:, heads:].transpose(0, 1))
+            return attend_causally(qkv[:, :heads], cached[layer], key_heads, mask)
+
+        hidden = run_layers(weights, tokens, cos[begin:end], sin[begin:end], attend)
+        self._lengths[row] = end
+        return hidden
+
+    def _append_together(self, rows: Sequence[int], tokens: Sequence[Sequence[int]]) -> Tensor:
+        """Take in tokens of several rows; hidden states ``[len(rows), hidden]`` of the last one of each."""
+        begins, counts = [self._lengths[row] for row in rows], [len(each) for each in tokens]
+        ends = [begin + count for begin, count in zip(begins, counts, strict=True)]
+        longest = max(ends)
         self._reserve(longest)
-        last = counts.cumsum(0) - 1
-        device = self.spec.device
-        owner = torch.tensor(rows).repeat_interleave(counts).to(device)  # [T] row of each token
-        inside = torch.arange(int(counts.sum())) - (last + 1 - counts).repeat_interleave(counts)
-        position = (begins.repeat_interleave(counts) + inside).to(device)  # [T]
+        spanned = rows[-1] + 1 - rows[0]
+        copied = spanned > SPARSE * len(rows)
+        first, spanned = (0, len(rows)) if copied else (rows[0], spanned)
+        shape = Shape(first, spanned, sum(counts), max(counts), longest)
+        places = range(len(rows)) if copied else rows
+        last = [end - 1 for end in accumulate(counts)]
+        fed = [token for each in tokens for token in each]
+        uploaded = upload([*fed, *last, *rows, *lay_out(places, begins, counts, shape)], self.spec.device)
+        sizes = (shape.tokens, len(rows), len(rows), shape.tokens, shape.tokens, shape.tokens, spanned)
+        taken, ending, chosen, owner, position, slot, starts = uploaded.split(sizes)
+        if copied:
+            owner = chosen[owner]
+        cache = self._cache[:, :, :, :longest] if copied else self._cache[:, first : first + spanned, :, :longest]
+        mask = self._mask(starts, shape)
         cos, sin = self._model.rotary(longest)
-        attend = _RowAttention(self, owner, position, longest)
-        hidden = run_layers(self._weights, torch.cat(list(tokens)), cos[position], sin[position], attend)
-        for row, end in zip(rows, ends.tolist(), strict=True):
-            self._lengths[row] = end
-        return logits(self._weights, hidden[last.to(device)])
+
+        def attend(layer: int, qkv: Tensor) -> Tensor:
+            self._cache[layer][owner, :, position] = qkv[:, self._weights.query_heads :]
+            seen = cache[layer].index_select(0, chosen) if copied else cache[layer]
+            return attend_by_row(qkv[:, : self._weights.query_heads], seen, mask, None if shape.full else slot)
+
+        with attention_kernels(self.spec.device):
+            hidden = run_layers(
+                self._weights, taken, cos.index_select(0, position), sin.index_select(0, position), attend
+            )
+        self._lengths.update(zip(rows, ends, strict=True))
+        return hidden if shape.tokens == len(rows) else hidden[ending]
+
+    def _mask(self, starts: Tensor, shape: Shape) -> Tensor:
+        """Additive ``[B, 1, W G, L]``: a token sees its row up to itself."""
+        group = self._weights.query_heads // self._weights.key_heads
+        steps = torch.arange(shape.widest, device=starts.device).repeat_interleave(group)[:, None]
+        columns = torch.arange(shape.bucket, device=starts.device)
+        return torch.where(columns <= starts[:, None, None] + steps, self._visible, self._hidden)[:, None]
 
     def _reserve(self, length: int) -> None:
-        if length > self._cache.shape[3]:
+        capacity = self._cache.shape[3]
+        if length > capacity:
             check_context(self.spec, length)
-            self._grow(len(self._cache), min(max(length, 2 * self._cache.shape[3]), self.spec.context))
+            self._grow(self.rows, min(max(length, 2 * capacity), self.spec.context))
 
     def _grow(self, rows: int, capacity: int) -> None:
         before = self._cache
         self._cache = self._allocate(rows, capacity)
-        self._cache[: len(before), :, :, : before.shape[3]] = before
+        self._cache[:, : before.shape[1], :, : before.shape[3]] = before
 
     def _allocate(self, rows: int, capacity: int) -> Tensor:
+        """``[layers, R, 2 KV, capacity, D]``, zeros, as masked keys that were never written must at least be
+        numbers.
+        """
         weights = self._weights
-        shape = (rows, len(weights.layers), 2 * weights.key_heads, capacity, weights.head_dim)
+        shape = (len(weights.layers), rows, 2 * weights.key_heads, capacity, weights.head_dim)
         return torch.zeros(shape, dtype=self.spec.dtype, device=self.spec.device)
-
-
-class _RowAttention:
-    """Attention of ``T`` tokens, each over its own row up to its own position."""
-
-    def __init__(self, rows: LeanRows, owner: Tensor, position: Tensor, longest: int) -> None:
-        self._cache, self._weights = rows._cache, rows._weights
-        self._owner, self._position, self._longest = owner, position, longest
-        hidden = torch.arange(longest, device=position.device) > position[:, None]
-        mask = torch.zeros(hidden.shape, dtype=rows.spec.dtype, device=position.device)
-        self._mask = mask.masked_fill_(hidden, float("-inf"))[:, None, None]  # [T, 1, 1, L]
-
-    def __call__(self, layer: int, qkv: Tensor) -> Tensor:
-        """Attend with rotated ``[T, H + 2 KV, D]``; ``[T, H D]``."""
-        heads, key_heads = self._weights.query_heads, self._weights.key_heads
-        self._cache[self._owner, layer, :, self._position] = qkv[:, heads:]
-        seen = self._cache[self._owner, layer, :, : self._longest]  # [T, 2 KV, L, D]
-        grouped = qkv[:, :heads].reshape(len(qkv), key_heads, heads // key_heads, -1)
-        mixed = F.scaled_dot_product_attention(grouped, seen[:, :key_heads], seen[:, key_heads:], attn_mask=self._mask)
-        return mixed.reshape(len(qkv), -1)

@@ -9,10 +9,8 @@ places of the cache that the pass sees.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import NamedTuple
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
 from draftgauge.core.errors import ModelError
@@ -21,32 +19,10 @@ from draftgauge.models.device import free_bytes, upload
 from draftgauge.models.lean import PREFILL_CHUNK, LeanModel, run_layers
 from draftgauge.models.lean_attention import attend_causally, causal_mask
 from draftgauge.models.lean_weights import LeanWeights
+from draftgauge.models.row_layout import Shape, attend_by_row, lay_out
 from draftgauge.models.spec import check_context
 from draftgauge.models.static_graphs import GraphPool, Run
 from draftgauge.models.static_model import StaticModel
-
-
-class Shape(NamedTuple):
-    """What a pass must be recorded anew for.
-
-    Attributes:
-        first: of the rows that it spans, which lie side by side.
-        rows: ``B``.
-        tokens: ``T``.
-        widest: ``W``.
-        bucket: ``C``.
-    """
-
-    first: int
-    rows: int
-    tokens: int
-    widest: int
-    bucket: int
-
-    @property
-    def full(self) -> bool:
-        """Whether every row has the same number of tokens."""
-        return self.tokens == self.rows * self.widest
 
 
 class StaticRows:
@@ -125,7 +101,7 @@ class StaticRows:
         if first:
             self._passes[shape] = RowsPass(self._weights, (self._cache, self._cos, self._sin), shape)
         prepared = self._passes[shape]
-        prepared.feed(tokens, _places(rows, begins, counts, shape))
+        prepared.feed(tokens, lay_out(rows, begins, counts, shape))
         with attention_kernels(self.spec.device):
             logits = self._run(shape, prepared, first)
         for row, end in zip(rows, ends, strict=True):
@@ -188,7 +164,7 @@ class RowsPass:
         self._visible, self._hidden = limits.unbind()
 
     def feed(self, tokens: Tensor, places: list[int]) -> None:
-        """Say which tokens the next run takes in, and where they belong, see :func:`_places`."""
+        """Say which tokens the next run takes in, and where they belong, see :func:`lay_out`."""
         self._tokens.copy_(tokens)
         count, there = self._shape.tokens, upload(places, self._tokens.device)
         self._owner.copy_(there[:count])
@@ -203,26 +179,13 @@ class RowsPass:
         last_seen = self._begins[:, None, None] + self._steps  # [B, W G, 1]
         mask = torch.where(self._columns <= last_seen, self._visible, self._hidden)[:, None]  # [B, 1, W G, C]
 
+        slot = None if self._shape.full else self._slot
+
         def attend(layer: int, qkv: Tensor) -> Tensor:
             self._cache[layer][self._owner, :, self._position] = qkv[:, weights.query_heads :]
-            return self._attend(qkv[:, : weights.query_heads], self._seen[layer], mask)
+            return attend_by_row(qkv[:, : weights.query_heads], self._seen[layer], mask, slot)
 
         return weights.head(weights.norm(run_layers(weights, self._tokens, cos, sin, attend)))
-
-    def _attend(self, queries: Tensor, seen: Tensor, mask: Tensor) -> Tensor:
-        """Attention of ``[T, H, D]`` over ``[B, 2 KV, C, D]``; ``[T, H D]``."""
-        weights, shape = self._weights, self._shape
-        kv, dim, group = weights.key_heads, weights.head_dim, weights.query_heads // weights.key_heads
-        laid = queries
-        if not shape.full:
-            laid = queries.new_zeros(shape.rows * shape.widest, *queries.shape[1:])
-            laid = laid.index_copy_(0, self._slot, queries)
-        by_row = laid.reshape(shape.rows, shape.widest, kv, group, dim).transpose(1, 2)
-        packed = by_row.reshape(shape.rows, kv, shape.widest * group, dim)
-        mixed = F.scaled_dot_product_attention(packed, seen[:, :kv], seen[:, kv:], attn_mask=mask)
-        mixed = mixed.view(shape.rows, kv, shape.widest, group, dim).transpose(1, 2)
-        mixed = mixed.reshape(shape.rows * shape.widest, weights.query_heads * dim)
-        return mixed if shape.full else mixed.index_select(0, self._slot)
 
 
 def check_cache_fits(model: LeanModel, rows: int, capacity: int) -> None:
@@ -235,18 +198,3 @@ def check_cache_fits(model: LeanModel, rows: int, capacity: int) -> None:
             f"a batch of {rows} sequences of {capacity} tokens needs {needed / 2**30:.1f} GiB for its keys and values, "
             f"and {spec.device} has {free / 2**30:.1f} GiB free: choose smaller batches or shorter texts"
         )
-
-
-def _places(rows: Sequence[int], begins: Sequence[int], counts: Sequence[int], shape: Shape) -> list[int]:
-    """For each token its row, its position and its slot in ``[B, W]``; then where each of the ``B`` rows begins."""
-    owner: list[int] = []
-    position: list[int] = []
-    slot: list[int] = []
-    starts = [0] * shape.rows
-    for row, begin, count in zip(rows, begins, counts, strict=True):
-        place = row - shape.first
-        starts[place] = begin
-        owner += [row] * count
-        position += range(begin, begin + count)
-        slot += range(place * shape.widest, place * shape.widest + count)
-    return [*owner, *position, *slot, *starts]

@@ -37,7 +37,8 @@ def read_signals(logits: Tensor, token: Tensor, reads: Reads) -> tuple[float, fl
         reads: by a policy.
     """
     parts = _parts(logits, reads)
-    *shown, number = _read_together([*parts.values(), token[0]])
+    values = [*parts.values(), token]
+    *shown, number = map(float, values) if token.device.type == "cpu" else (column[0] for column in _read(values))
     by_name = dict(zip(parts, shown, strict=True))
     confidence, entropy, margin = (by_name.get(name, math.nan) for name in IN_ORDER)
     return confidence, entropy, margin, int(number)
@@ -47,38 +48,38 @@ def row_signals(logits: Tensor, tokens: Tensor, reads: Reads) -> list[tuple[floa
     """What :func:`read_signals` gives, of several distributions, in one transfer.
 
     Args:
-        logits: ``[n, V]``.
+        logits: ``[n, V]``, ``V`` at least 2.
         tokens: ``[n]`` int64.
         reads: by a policy.
     """
-    missing = torch.full(tokens.shape, math.nan, dtype=torch.float64, device=tokens.device)
-    shown = dict(zip(IN_ORDER, signals(logits), strict=True)) if reads & DISTRIBUTION else {}
-    columns = [shown[name].double() if name in reads else missing for name in IN_ORDER]
-    rows = torch.stack([*columns, tokens.double()], 1).tolist()
-    return [(confidence, entropy, margin, int(token)) for confidence, entropy, margin, token in rows]
+    parts = _parts(logits, reads)
+    *shown, numbers = _read([*parts.values(), tokens])
+    by_name, missing = dict(zip(parts, shown, strict=True)), [math.nan] * len(tokens)
+    columns = (by_name.get(name, missing) for name in IN_ORDER)
+    return list(zip(*columns, map(int, numbers), strict=True))
 
 
 def _parts(logits: Tensor, reads: Reads) -> dict[SignalName, Tensor]:
-    """The signals that are read, each ``[]`` on the device."""
+    """The signals that are read, each ``[n]`` on the device."""
     parts: dict[SignalName, Tensor] = {}
     if not reads & DISTRIBUTION:
         return parts
     distribution = logits.float().softmax(-1)
     if SignalName.MARGIN in reads:
-        first, second = distribution.topk(2, dim=-1).values[0].unbind()
+        first, second = distribution.topk(2, dim=-1).values.unbind(-1)
         parts = {SignalName.CONFIDENCE: first, SignalName.MARGIN: first - second}
     elif SignalName.CONFIDENCE in reads:
-        parts[SignalName.CONFIDENCE] = distribution.amax()
+        parts[SignalName.CONFIDENCE] = distribution.amax(-1)
     if SignalName.ENTROPY in reads:
-        parts[SignalName.ENTROPY] = _bits(distribution)[0]
+        parts[SignalName.ENTROPY] = _bits(distribution)
     return {name: part for name, part in parts.items() if name in reads}
 
 
-def _read_together(values: Sequence[Tensor]) -> list[float]:
-    """Numbers ``[]`` of a device, in one transfer; on a CPU, where reading is free, one by one."""
-    if values[0].device.type == "cpu":
-        return [float(value) for value in values]
-    return torch.stack([value.double() for value in values]).tolist()
+def _read(columns: Sequence[Tensor]) -> list[list[float]]:
+    """Numbers ``[n]`` of a device, in one transfer; on a CPU, where reading is free, column by column."""
+    if columns[0].device.type == "cpu":
+        return [column.tolist() for column in columns]
+    return torch.stack([column.double() for column in columns]).tolist()
 
 
 def entropy_bits(logits: Tensor) -> Tensor:
