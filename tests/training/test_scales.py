@@ -15,13 +15,13 @@ from transformers import PreTrainedModel
 from draftgauge.api.runs import prompt_file
 from draftgauge.core.prompts import mixed_prompts
 from draftgauge.drafters.reuse import DESIGNS, INJECTIONS, ReuseNet, new_net, reuse_config
-from draftgauge.drafters.reuse.building import start_attending_self
 from draftgauge.drafters.reuse.config import NORMS
 from draftgauge.drafters.reuse.unroll import unroll_states
 from draftgauge.models.loading import load_model, load_tokenizer
 from draftgauge.models.prompts_text import encode_prompts
 from draftgauge.models.taps import TapPlan, batch_features
 from draftgauge.training.reuse.request import TrainingSpec
+from draftgauge.training.reuse.start import start_attention
 from draftgauge.training.reuse.statistics import BALANCED, ScaleWatch, imbalances
 from draftgauge.training.reuse.train import train_drafter
 from tiny import save_tiny, tiny_model, tokens
@@ -51,7 +51,7 @@ def test_the_bundled_target_s_drafters_start_balanced(design: str, injection: st
     text = torch.tensor([ids for _, ids in prompts if len(ids) == 256])
     assert len(text) >= 2
     net = new_net(reuse_config(target.config, design, injection=injection), target, 0)
-    start_attending_self(net)
+    start_attention(net, target, "target", list(text))
     scales = watched(net, target, text[:4])
     assert "blocks.0.residual" in scales
     assert ("fuse" in scales) == DESIGNS[design].reads_hidden

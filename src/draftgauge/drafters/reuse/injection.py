@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import torch
 from torch import Tensor, nn
 
 from draftgauge.drafters.reuse.config import ReuseConfig
@@ -26,6 +27,14 @@ class Injection(nn.Module):
             width = config.kv_heads * config.head_dim
             self.keys = nn.Linear(len(config.kv_layers) * width, width, bias=False)
             self.values = nn.Linear(len(config.kv_layers) * width, width, bias=False)
+
+    @torch.no_grad()
+    def select(self, slot: int) -> None:
+        """Let a projection hand on the keys and values of one of the ``S`` layers as they are."""
+        for linear in (self.keys, self.values):
+            width = len(linear.weight)
+            linear.weight.zero_()
+            linear.weight[:, slot * width : (slot + 1) * width] = torch.eye(width, device=linear.weight.device)
 
     def forward(self, keys: Tensor, values: Tensor, begin: int, rotary: RotaryTables) -> KeysValues:
         """Join the layers.

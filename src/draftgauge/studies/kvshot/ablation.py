@@ -1,9 +1,9 @@
 """What a drafter's inputs and its start are worth: one setting changed at a time, a few seeds, judged on validation.
 
 An *arm* is a training that differs from the design's own by one choice: a norm left out, all of them left out (the
-original EAGLE-3), the norm before the head started at one, queries started at random, the head frozen, other layers
-tapped. All arms of a design
-have the same data, steps, learning rate and seeds; differences to the design as it stands are paired by seed.
+original EAGLE-3), the norm before the head started at one, attention started elsewhere, another optimiser, the head
+frozen, other layers tapped. All arms of a design have the same data, steps, learning rate and seeds; differences to the
+design as it stands are paired by seed.
 """
 
 from __future__ import annotations
@@ -57,7 +57,9 @@ def arms(design: str, layers: int) -> list[Arm]:
         chosen.append(("without the three", dict.fromkeys(NORMS, False)))
     chosen += [
         ("norm before the head started at one", {"target_norm": False}),
-        ("queries started at random", {"attend_self": False}),
+        ("attention started at random", {"start": "random"}),
+        ("attention started at itself", {"start": "self"}),
+        ("adamw", {"optimizer": "adamw"}),
         ("head frozen", {"freeze_head": True}),
     ]
     if (traits.reads_hidden or traits.reads_kv) and layers >= EAGLE_LAYERS:

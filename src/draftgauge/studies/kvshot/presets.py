@@ -88,7 +88,7 @@ def quick(request: TrainingSpec) -> Study:
             latency_prompts=2,
             bottleneck_prompts=12,
         ),
-        Tuning(steps=50, per_task=4),
+        Tuning(steps=100, per_task=4),
         other_seeds=OTHER_SEEDS,
         decisive=(HIDDEN, KV),
     )

@@ -34,7 +34,7 @@ from draftgauge.training.world import world_here
 GENERATED_LENGTHS = (222, 110)  # mean tokens of a generated question and of the bundled target's answer to it
 JSON_BYTES = 6  # of a token in a file of answers
 WEIGHT_BYTES = 4  # of one that is not trained
-TRAINED_BYTES = 16  # float32 weight, gradient and two moments of AdamW
+TRAINED_BYTES = 16  # float32 weight, gradient and the two moments of AdamW; Muon has one
 MOMENTS_BYTES = 8
 ADDED_UP_BYTES = 4  # the gradients side by side, where several devices add them up
 HUGE_GB = 1000.0  # of cached features, from where on it is said what to do instead

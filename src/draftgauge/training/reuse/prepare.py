@@ -24,6 +24,7 @@ from draftgauge.models.reference import resolve_source
 from draftgauge.models.taps import TapPlan, tap_plan
 from draftgauge.training.reuse.data import answers_path, existing_answers, source_of
 from draftgauge.training.reuse.features import check_cache_folder
+from draftgauge.training.reuse.optimizers import check_optimizer
 from draftgauge.training.reuse.request import TrainingSpec
 from draftgauge.training.reuse.tracking import check_tracker
 from draftgauge.training.world import World, world_here
@@ -138,6 +139,7 @@ def check(request: TrainingSpec, out: Path, identity: str | None) -> Job:
     check_remedies(request)
     source_of(request)
     check_tracker(request.track)
+    check_optimizer(request.optimizer)
     check_warm_start(request, drafter)
     check_out(out, request, identity)
     text = config.get_text_config()

@@ -17,6 +17,8 @@ LOSSES = ("kl", "cross-entropy", "greedy")
 FEATURES = ("online", "cached")
 PRECISIONS = ("auto", "fp32", "bf16")
 TRACKERS = ("tensorboard", "wandb", "trackio")
+TARGET, SELF, RANDOM = STARTS = ("target", "self", "random")
+MUON, ADAMW = OPTIMIZERS = ("muon", "adamw")
 
 COUNTS = (
     "layers",
@@ -67,8 +69,10 @@ class TrainingSpec(CodeSpec, SeedSpec, DeviceSpec, TeacherSpec, ChatSpec):
         norm_output: pass the drafter's states on to the next depth normalised; without any of the three, the original
             EAGLE-3.
         target_norm: start the norm before the drafter's head from the target's final norm; else it starts at one.
-        attend_self: start query heads at their key heads' weights, so that every row attends mostly to itself at
-            first; else both start at random.
+        start: of the attention: ``target`` (over the target's keys and the drafter's own chain, at a linear estimate
+            of how a tapped layer of the target attends; the attention over the drafter's own anchors as ``self``),
+            ``self`` (query heads at their key heads' weights, so that every row attends mostly to itself) or
+            ``random``.
         freeze_head: leave the drafter's head as it starts, at the target's; speculators does so.
         depths: K, drafted tokens that training unrolls from every anchor.
         length: longest conversation in tokens; longer ones are cut at their end.
@@ -87,7 +91,8 @@ class TrainingSpec(CodeSpec, SeedSpec, DeviceSpec, TeacherSpec, ChatSpec):
         warmup: share of the steps in which the rate rises; it falls as a cosine from there to ``final_rate`` of the
             peak.
         final_rate: last learning rate as a share of the peak.
-        weight_decay: of AdamW, on matrices only.
+        optimizer: ``muon`` for the matrices of the blocks, with AdamW for all else, or ``adamw`` for everything.
+        weight_decay: on matrices only.
         clip: largest norm of the gradient.
         loss: ``kl`` to the target's distribution; ``cross-entropy`` to it (the same gradient, another figure);
             ``greedy``: cross-entropy to the target's most probable token.
@@ -121,7 +126,7 @@ class TrainingSpec(CodeSpec, SeedSpec, DeviceSpec, TeacherSpec, ChatSpec):
     norm_before_residual: bool = True
     norm_output: bool = True
     target_norm: bool = True
-    attend_self: bool = True
+    start: str = TARGET
     freeze_head: bool = False
     depths: int = setting(7, short="-k")
     length: int = 1024
@@ -138,6 +143,7 @@ class TrainingSpec(CodeSpec, SeedSpec, DeviceSpec, TeacherSpec, ChatSpec):
     learning_rate: float | None = None
     warmup: float = 0.05
     final_rate: float = 0.05
+    optimizer: str = MUON
     weight_decay: float = 0.01
     clip: float = 1.0
     loss: str = "kl"
@@ -161,6 +167,8 @@ class TrainingSpec(CodeSpec, SeedSpec, DeviceSpec, TeacherSpec, ChatSpec):
             ("loss", LOSSES),
             ("features", FEATURES),
             ("precision", PRECISIONS),
+            ("start", STARTS),
+            ("optimizer", OPTIMIZERS),
             ("track", (None, *TRACKERS)),
         ):
             if getattr(self, name) not in choices:

@@ -149,12 +149,14 @@ def imbalances(scales: Mapping[str, Mapping[str, float]], factor: float = BALANC
     """The sums whose parts differ by more than a factor, the worst first.
 
     A residual stream may be smaller than what its block adds to it: the block has read it normalised, so nothing is
-    lost.
+    lost. A part that starts at nothing is no part yet.
     """
     unequal = []
     for total, parts in scales.items():
         largest = max(parts, key=parts.__getitem__)
-        smallest = min((part for part in parts if part != STREAM), key=parts.__getitem__)
+        smallest = min(
+            (part for part in parts if part != STREAM and parts[part] > 0), default=largest, key=parts.__getitem__
+        )
         ratio = parts[largest] / max(parts[smallest], 1e-12)
         if ratio > factor:
             unequal.append(Imbalance(total, largest, smallest, ratio))

@@ -20,7 +20,6 @@ from itertools import pairwise
 
 import numpy as np
 import torch
-from torch import nn
 
 from draftgauge.core.errors import DraftgaugeError
 from draftgauge.core.progress import Progress
@@ -43,13 +42,13 @@ from draftgauge.training.reuse.loss import (
     soft_cross_entropy,
     teach,
 )
+from draftgauge.training.reuse.optimizers import make_optimizers
 from draftgauge.training.reuse.prepare import Job
 from draftgauge.training.reuse.remedies import Remedies
 from draftgauge.training.reuse.result import TrainResult
 from draftgauge.training.reuse.statistics import GradientStatistics, Imbalance, ScaleWatch, imbalances
 from draftgauge.training.reuse.tracking import Tracker, open_trackers
 
-BETAS = (0.9, 0.95)
 TAIL = 0.1  # share of the steps, at the end, over which the final loss is averaged
 
 Report = Callable[[Mapping[str, float]], None]
@@ -94,7 +93,7 @@ class Training:
                 f"{self.order.batch} conversations cannot be split into {self.parts} parts: give more prompts"
             )
         self._batches = lru_cache(maxsize=2)(self._make_batches)
-        self.optimizer = make_optimizer(net, request.weight_decay)
+        self.optimizers = make_optimizers(net, request.optimizer, request.weight_decay)
         self.schedule = Schedule(
             steps=request.steps,
             rate=lambda step: request.rate(step, job.config.hidden_size),
@@ -129,10 +128,10 @@ class Training:
 
         def save(step: int) -> None:
             if self.world.leads:
-                save_checkpoint(self.job.checkpoints, self.net, [self.optimizer], asdict(state))
+                save_checkpoint(self.job.checkpoints, self.net, self.optimizers, asdict(state))
 
         try:
-            optimise(self.net, [self.optimizer], self.schedule, state.step, self._backward, log, save)
+            optimise(self.net, self.optimizers, self.schedule, state.step, self._backward, log, save)
         finally:
             for tracker in trackers:
                 tracker.close()
@@ -205,7 +204,7 @@ class Training:
         )
 
     def _resume(self, answers_sha256: str) -> State:
-        saved = load_checkpoint(self.job.checkpoints, self.net, [self.optimizer])
+        saved = load_checkpoint(self.job.checkpoints, self.net, self.optimizers)
         if saved is None:
             return State(answers_sha256=answers_sha256)
         state = State(**saved)
@@ -242,15 +241,6 @@ def warn_of(unequal: Sequence[Imbalance], norms_off: Sequence[str]) -> None:
             "the results with this in mind",
             stacklevel=2,
         )
-
-
-def make_optimizer(net: nn.Module, weight_decay: float, rate: float = 1.0) -> torch.optim.Optimizer:
-    """AdamW in one fused pass; only matrices decay. A schedule multiplies the rate by that of the step."""
-    trained = [p for p in net.parameters() if p.requires_grad]
-    matrices = [p for p in trained if p.ndim >= 2]
-    others = [p for p in trained if p.ndim < 2]
-    groups = [{"params": matrices, "weight_decay": weight_decay}, {"params": others, "weight_decay": 0.0}]
-    return torch.optim.AdamW(groups, lr=rate, betas=BETAS, fused=True)
 
 
 def autocast(job: Job) -> torch.autocast:

@@ -6,11 +6,12 @@ from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from draftgauge.core.progress import Progress, silent
-from draftgauge.drafters.reuse.building import frequent_tokens, new_net, start_attending_self, start_norm, warm_start
+from draftgauge.drafters.reuse.building import frequent_tokens, new_net, start_norm, warm_start
 from draftgauge.drafters.reuse.net import ReuseNet
 from draftgauge.drafters.reuse.persistence import load_drafter, save_drafter, target_fingerprint
 from draftgauge.models.base import CachedModel
@@ -24,6 +25,7 @@ from draftgauge.training.reuse.prepare import Job, check, known_fingerprint, ope
 from draftgauge.training.reuse.remedies import start_gates
 from draftgauge.training.reuse.request import TrainingSpec
 from draftgauge.training.reuse.result import TrainResult, finished
+from draftgauge.training.reuse.start import start_attention
 from draftgauge.training.reuse.steps import Report, Training, autocast
 from draftgauge.training.world import joined
 
@@ -99,7 +101,7 @@ def _train(job: Job, progress: Progress, report: Report) -> TrainResult:
         answers = answers_of(request, job.answers, target, progress)
         conversations = usable(answers.conversations, job.length, request.depths)
         features = _features(job, target, answers, conversations, progress)
-    training = Training(job, _start(job, target, answers), features, conversations, answers.sha256)
+    training = Training(job, _start(job, target, answers, conversations), features, conversations, answers.sha256)
     result = training.run(progress, report)
     if world.leads:
         described = {"request": request.identity(), "answers_sha256": answers.sha256, "result": result.to_json()}
@@ -108,7 +110,7 @@ def _train(job: Job, progress: Progress, report: Report) -> TrainResult:
     return result
 
 
-def _start(job: Job, target: CachedModel, answers: Answers) -> ReuseNet:
+def _start(job: Job, target: CachedModel, answers: Answers, conversations: list[Conversation]) -> ReuseNet:
     """The drafter before its first step."""
     request = job.request
     tokens: Tensor | None = None
@@ -117,8 +119,8 @@ def _start(job: Job, target: CachedModel, answers: Answers) -> ReuseNet:
     net = new_net(job.config, target.module, request.seed, tokens)
     if request.target_norm:
         start_norm(net, target.module)
-    if request.attend_self:
-        start_attending_self(net)
+    texts = [torch.from_numpy(each.tokens.astype(np.int64)) for each in conversations]
+    start_attention(net, target.module, request.start, texts)
     start_gates(net, request.gate_start)
     if request.warm_start is not None:
         warm_start(net, load_drafter(request.warm_start, target))

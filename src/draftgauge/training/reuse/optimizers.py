@@ -1,0 +1,42 @@
+"""The optimisers of a drafter's training; a schedule multiplies their rates by that of the step."""
+
+from __future__ import annotations
+
+import torch
+from torch import nn
+
+from draftgauge.core.errors import DraftgaugeError
+from draftgauge.training.reuse.request import MUON
+
+BETAS = (0.9, 0.95)
+MUON_RATE = 4.0  # times that of the other parameters
+
+
+def check_optimizer(name: str) -> None:
+    """Raise ``DraftgaugeError`` for one that the installed torch does not have."""
+    if name == MUON and not hasattr(torch.optim, "Muon"):
+        raise DraftgaugeError(f"muon needs torch 2.9 or later, not {torch.__version__}: ask for adamw")
+
+
+def make_optimizers(net: nn.Module, name: str, weight_decay: float) -> list[torch.optim.Optimizer]:
+    """Optimisers of everything that is trained; matrices decay, and nothing else.
+
+    ``muon`` orthogonalises the updates of the matrices of the blocks (K. Jordan, "Muon: an optimizer for hidden
+    layers", 2024), scaled to the size of AdamW's; the head, norms and biases stay with AdamW.
+    """
+    trained = [(n, p) for n, p in net.named_parameters() if p.requires_grad]
+    hidden = [p for n, p in trained if name == MUON and p.ndim == 2 and not n.startswith("head.")]
+    chosen = {id(p) for p in hidden}
+    matrices = [p for _, p in trained if p.ndim >= 2 and id(p) not in chosen]
+    others = [p for _, p in trained if p.ndim < 2]
+    groups = [
+        {"params": parameters, "weight_decay": decay}
+        for parameters, decay in ((matrices, weight_decay), (others, 0.0))
+        if parameters
+    ]
+    optimizers: list[torch.optim.Optimizer] = [torch.optim.AdamW(groups, lr=1.0, betas=BETAS, fused=True)]
+    if hidden:
+        optimizers.append(
+            torch.optim.Muon(hidden, lr=MUON_RATE, weight_decay=weight_decay, adjust_lr_fn="match_rms_adamw")
+        )
+    return optimizers

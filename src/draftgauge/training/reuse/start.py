@@ -1,0 +1,166 @@
+"""How a drafter's attention starts: at a linear estimate of the target's own, at its own keys, or at random.
+
+Between random queries and keys attention is nearly even over hundreds of positions, and a drafter first has to find
+that there is something to read. Yet much of what a target's layer attends by follows from the token alone: a linear map
+of its normalised embedding, found by ridge regression over some thousand positions, already gives the layer's queries,
+keys and values well enough to attend nearly as the target does. Started there, a drafter's queries meet the target's
+cached keys from the first step on, and its own drafted tokens look to them like tokens that the target has taken in.
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+from transformers import PreTrainedModel
+
+from draftgauge.drafters.reuse.attention import Attention
+from draftgauge.drafters.reuse.building import start_attending_self
+from draftgauge.drafters.reuse.config import ReuseConfig
+from draftgauge.drafters.reuse.net import ReuseNet
+from draftgauge.drafters.reuse.unroll import unroll_states
+from draftgauge.models.heads import Part, catching_heads
+from draftgauge.models.tap_plan import TAP_FAMILIES, TapPlan, tap_plan
+from draftgauge.models.taps import batch_features
+from draftgauge.training.reuse.request import RANDOM, SELF
+from draftgauge.training.reuse.statistics import STREAM, ScaleWatch
+
+PARTS: tuple[Part, ...] = ("queries", "keys", "values")
+POSITIONS = 16_384  # of texts that the maps are fitted to
+RIDGE = 1e-2  # of the mean square of an input
+BALANCED_TEXTS, BALANCED_DEPTHS = 4, 2
+
+
+@dataclass(frozen=True)
+class HeadMaps:
+    """Linear maps from a token's normalised embedding to the heads of a target layer at its position.
+
+    Attributes:
+        layer: of the target, from 0.
+        weights: part -> ``[heads, D, H]``; queries and keys before the rotary embedding.
+        explained: share of the mean square of the layer's queries that the map gives, in sample.
+    """
+
+    layer: int
+    weights: dict[Part, Tensor]
+    explained: float
+
+
+@torch.no_grad()
+def start_attention(net: ReuseNet, module: PreTrainedModel, start: str, texts: Sequence[Tensor]) -> list[HeadMaps]:
+    """Give a new drafter's attentions their first weights.
+
+    Args:
+        net: the drafter.
+        module: its target.
+        start: ``random`` leaves the weights as they are. ``self`` gives every query head the weights of its key head,
+            so that a row attends mostly to itself. ``target`` does so too, but starts the attention over the target's
+            keys and the drafter's own chain, in the first layer, from :func:`fit_head_maps`; the injection first
+            selects the layer that these explain best, and the attention's output is scaled to the stream it is added
+            to. A target whose projections are not known takes ``self`` in its place, and a warning says so.
+        texts: of the target, token ids ``[T]`` each; read for ``target`` only.
+
+    Returns:
+        The maps that the weights come from; none for other starts.
+    """
+    if start == RANDOM:
+        return []
+    start_attending_self(net)
+    if start == SELF or net.blocks[0].chain_attention is None:
+        return []
+    if net.config.target_family not in TAP_FAMILIES:
+        warnings.warn(
+            f"the projections of {net.config.target_family} targets are not known: attention starts at the drafter's "
+            "own keys",
+            stacklevel=2,
+        )
+        return []
+    layers = net.config.kv_layers or tap_plan(module.config.get_text_config(), hidden=False, kv=True).kv_layers
+    maps = fit_head_maps(net, module, layers, texts)
+    chosen = max(range(len(maps)), key=lambda slot: maps[slot].explained)
+    _start_chain(net.blocks[0].chain_attention, net.config, maps, chosen)
+    for block in net.blocks:
+        if block.injection is not None and block.injection.kind != "concat":
+            block.injection.select(chosen)
+    _balance(net, module, texts)
+    return maps
+
+
+@torch.no_grad()
+def fit_head_maps(
+    net: ReuseNet, module: PreTrainedModel, layers: Sequence[int], texts: Iterable[Tensor]
+) -> list[HeadMaps]:
+    """Ridge regression of the heads of target layers on the token embeddings as the drafter's attention reads them.
+
+    Args:
+        net: the drafter, for its embeddings and their norm.
+        module: the target.
+        layers: of the target.
+        texts: token ids ``[T]`` each; as many as hold ``POSITIONS`` positions are read.
+    """
+    norm = net.blocks[0].token_norm
+    assert norm is not None, "the first layer reads tokens"
+    gram = torch.zeros(net.config.hidden_size, net.config.hidden_size, dtype=torch.float64, device=net.embedding.device)
+    moments: dict[tuple[int, Part], Tensor] = {}
+    squares, positions = dict.fromkeys(layers, 0.0), 0
+    for text in texts:
+        if positions >= POSITIONS:
+            break
+        ids = text.to(net.embedding.device)
+        read = norm(net.embed(ids)).double()
+        with catching_heads(module, layers, PARTS) as caught:
+            module.get_decoder()(input_ids=ids[None], use_cache=False)
+        gram += read.T @ read
+        for key, heads in caught.items():
+            found = heads[0].transpose(0, 1).flatten(1).to(read.device).double()  # [T, heads D]
+            moments[key] = moments.get(key, 0.0) + read.T @ found
+            if key[1] == "queries":
+                squares[key[0]] += float(found.square().sum())
+        positions += len(ids)
+    damped = gram + RIDGE * gram.diagonal().mean() * torch.eye(len(gram), dtype=gram.dtype, device=gram.device)
+    solved = {key: torch.linalg.solve(damped, moment) for key, moment in moments.items()}
+    head_dim = net.config.head_dim
+    maps = []
+    for layer in layers:
+        weights: dict[Part, Tensor] = {
+            part: solved[layer, part].T.unflatten(0, (-1, head_dim)).float() for part in PARTS
+        }
+        map_, moment = solved[layer, "queries"], moments[layer, "queries"]
+        residual = squares[layer] - 2 * float((map_ * moment).sum()) + float((map_ * (gram @ map_)).sum())
+        maps.append(HeadMaps(layer, weights, 1 - residual / max(squares[layer], 1e-12)))
+    return maps
+
+
+def _start_chain(attention: Attention | None, config: ReuseConfig, maps: Sequence[HeadMaps], chosen: int) -> None:
+    """Write the maps into the half of an attention that reads tokens; the half that reads states starts at zero."""
+    assert attention is not None
+    assert attention.from_token is not None
+    concatenated = config.traits.reads_kv and config.injection == "concat"
+    sources = maps if concatenated else [maps[chosen]]
+    keys = torch.cat([each.weights["keys"] for each in sources])
+    values = torch.cat([each.weights["values"] for each in sources])
+    grouped = [each.weights["queries"].unflatten(0, (config.kv_heads, -1)) for each in sources]  # [KV, group, D, H]
+    taken = attention.query_heads // attention.kv_heads
+    queries = torch.cat([group[:, :taken] for group in grouped]).flatten(0, 1)
+    attention.from_token.weight.copy_(torch.cat((queries, keys, values)).flatten(0, 1))
+    if attention.from_state is not None:
+        attention.from_state.weight.zero_()
+
+
+def _balance(net: ReuseNet, module: PreTrainedModel, texts: Sequence[Tensor]) -> None:
+    """Scale the outputs of every layer's attentions, so that together they are as large as the stream they join."""
+    plan = TapPlan(net.config.hidden_layers, net.config.kv_layers)
+    watch = ScaleWatch(net)
+    with watch.watching():
+        for text in texts[:BALANCED_TEXTS]:
+            ids = text.to(net.embedding.device)[None]
+            unroll_states(net, ids, batch_features(module, ids, plan), BALANCED_DEPTHS)
+    scales = watch.scales()
+    for index, block in enumerate(net.blocks):
+        parts = scales[f"blocks.{index}.residual"]
+        for attention in (block.self_attention, block.chain_attention):
+            if attention is not None:
+                attention.output.weight.mul_(parts[STREAM] / max(parts["attention"], 1e-12))

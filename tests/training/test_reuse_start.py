@@ -1,0 +1,169 @@
+"""How attention starts: linear estimates of the target's heads, and where they go."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+from transformers import PreTrainedModel
+
+from draftgauge.core.errors import DraftgaugeError
+from draftgauge.drafters.reuse import ReuseNet, new_net, reuse_config
+from draftgauge.drafters.reuse.rotary import window
+from draftgauge.models.hidden import decoder_layers
+from draftgauge.training.reuse.optimizers import check_optimizer, make_optimizers
+from draftgauge.training.reuse.request import TrainingSpec
+from draftgauge.training.reuse.start import HeadMaps, fit_head_maps, start_attention
+from tiny import tiny_model, tokens
+
+PARTS = {"queries": "q_proj", "keys": "k_proj", "values": "v_proj"}
+
+
+@pytest.fixture
+def target() -> PreTrainedModel:
+    return tiny_model("llama", num_hidden_layers=4)
+
+
+@pytest.fixture
+def texts() -> list[Tensor]:
+    return [tokens(64, seed) for seed in range(24)]
+
+
+def drafter(target: PreTrainedModel, design: str = "kv", **settings: object) -> ReuseNet:
+    return new_net(reuse_config(target.config, design, **settings), target, 0)  # type: ignore[arg-type]
+
+
+def weights_of(target: PreTrainedModel, layer: int, part: str) -> Tensor:
+    attention: Any = decoder_layers(target)[layer].self_attn
+    weight: Tensor = getattr(attention, PARTS[part]).weight.detach()
+    return weight
+
+
+def test_heads_that_follow_from_the_token_are_found(target: PreTrainedModel, texts: list[Tensor]) -> None:
+    """The first layer of a target without norms of heads reads nothing but the normalised embedding."""
+    (maps,) = fit_head_maps(drafter(target), target, [0], texts)
+    assert maps.explained > 0.99
+    for part in PARTS:
+        true = weights_of(target, 0, part)
+        assert (maps.weights[part].flatten(0, 1) - true).norm() < 0.15 * true.norm()  # type: ignore[index]
+
+
+def test_heads_that_depend_on_the_text_are_explained_less(target: PreTrainedModel, texts: list[Tensor]) -> None:
+    layers: Any = decoder_layers(target)
+    for layer in layers:
+        layer.self_attn.o_proj.weight.data.mul_(30)
+    first, last = fit_head_maps(drafter(target), target, [0, 3], texts)
+    assert last.explained < first.explained - 0.1
+
+
+@pytest.mark.parametrize("injection", ["project", "project-rope"])
+def test_a_projection_hands_on_the_layer_that_is_explained_best(
+    target: PreTrainedModel, texts: list[Tensor], injection: str
+) -> None:
+    net = drafter(target, injection=injection)
+    maps = start_attention(net, target, "target", texts)
+    chosen = max(range(len(maps)), key=lambda slot: maps[slot].explained)
+    block = net.blocks[0]
+    assert block.injection is not None
+    layers, heads, dim = len(net.config.kv_layers), net.config.kv_heads, net.config.head_dim
+    keys, values = torch.randn(2, 1, layers, heads, 5, dim)
+    handed_on = block.injection(keys, values, 3, net.rotary)
+    for found, given in zip(handed_on, (keys, values), strict=True):
+        torch.testing.assert_close(found, given[:, chosen], atol=1e-5, rtol=1e-5)
+    _check_heads(net, [maps[chosen]], net.config.query_heads // heads)
+
+
+def test_concatenated_layers_have_their_own_queries(target: PreTrainedModel, texts: list[Tensor]) -> None:
+    net = drafter(target, injection="concat")
+    maps = start_attention(net, target, "target", texts)
+    assert [each.layer for each in maps] == list(net.config.kv_layers)
+    _check_heads(net, maps, net.config.chain_query_heads // net.config.chain_kv_heads)
+
+
+def _check_heads(net: ReuseNet, maps: list[HeadMaps], queries_a_key: int) -> None:
+    """The attention's fused weight holds, layer by layer, the first queries of every key head, the keys, the values."""
+    attention = net.blocks[0].chain_attention
+    assert attention is not None
+    assert attention.from_token is not None
+    expected = [
+        each.weights["queries"].unflatten(0, (net.config.kv_heads, -1))[:, :queries_a_key].flatten(0, 1)
+        for each in maps
+    ]
+    expected += [each.weights["keys"] for each in maps] + [each.weights["values"] for each in maps]
+    torch.testing.assert_close(attention.from_token.weight.detach(), torch.cat(expected).flatten(0, 1))
+
+
+def test_a_drafter_attends_to_cached_keys_as_the_target_does(target: PreTrainedModel, texts: list[Tensor]) -> None:
+    """Its queries of a token at a position are those of the target's layer there, to the error of the map."""
+    net = drafter(target, taps=(0,))
+    start_attention(net, target, "target", texts)
+    block, ids = net.blocks[0], texts[0][None]
+    tables = window(net.tables(64, net.embed(ids)), 0, 64)
+    part = block.token_parts(net.embed(ids)).chain
+    assert block.chain_attention is not None
+    with torch.no_grad():
+        heads = block.chain_attention.heads(part, None, tables)
+        cached = target(input_ids=ids, use_cache=True).past_key_values.layers[0].keys
+    error = (heads.keys - cached).norm() / cached.norm()
+    assert error < 0.1
+
+
+@pytest.mark.parametrize("design", ["hybrid", "cross"])
+def test_the_state_says_nothing_to_the_chain_at_first(
+    target: PreTrainedModel, texts: list[Tensor], design: str
+) -> None:
+    net = drafter(target, design)
+    start_attention(net, target, "target", texts)
+    attention = net.blocks[0].chain_attention
+    assert attention is not None
+    assert attention.from_state is not None
+    assert not attention.from_state.weight.any()
+
+
+def test_designs_and_targets_without_such_a_start_attend_to_themselves(
+    target: PreTrainedModel, texts: list[Tensor]
+) -> None:
+    hidden, matched = drafter(target, "hidden"), drafter(target, "hidden")
+    assert start_attention(hidden, target, "target", texts) == start_attention(matched, target, "self", []) == []
+    assert all(torch.equal(a, b) for a, b in zip(hidden.parameters(), matched.parameters(), strict=True))
+    strange = drafter(target, "none")
+    strange.config = replace(strange.config, target_family="mamba")
+    with pytest.warns(UserWarning, match="projections of mamba targets are not known"):
+        assert start_attention(strange, target, "target", texts) == []
+
+
+def test_random_leaves_the_weights(target: PreTrainedModel, texts: list[Tensor]) -> None:
+    started, fresh = drafter(target), drafter(target)
+    assert start_attention(started, target, "random", texts) == []
+    assert all(torch.equal(a, b) for a, b in zip(started.parameters(), fresh.parameters(), strict=True))
+
+
+@pytest.mark.parametrize(("name", "count"), [("adamw", 1), ("muon", 2)])
+def test_every_parameter_has_one_optimizer(target: PreTrainedModel, name: str, count: int) -> None:
+    net = drafter(target, "hybrid")
+    optimizers = make_optimizers(net, name, 0.1)
+    assert len(optimizers) == count
+    held = [p for optimizer in optimizers for group in optimizer.param_groups for p in group["params"]]
+    assert sorted(map(id, held)) == sorted(map(id, net.parameters()))
+    decaying = {id(p) for o in optimizers for group in o.param_groups if group["weight_decay"] for p in group["params"]}
+    assert decaying == {id(p) for p in net.parameters() if p.ndim >= 2}
+    if name == "muon":
+        orthogonal = {id(p) for group in optimizers[1].param_groups for p in group["params"]}
+        assert id(net.head.weight) not in orthogonal
+        assert orthogonal == {id(p) for n, p in net.named_parameters() if p.ndim == 2 and not n.startswith("head")}
+
+
+def test_a_torch_without_muon_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delattr(torch.optim, "Muon")
+    check_optimizer("adamw")
+    with pytest.raises(DraftgaugeError, match=r"muon needs torch 2\.9 or later.*adamw"):
+        check_optimizer("muon")
+
+
+@pytest.mark.parametrize("setting", ["start", "optimizer"])
+def test_unknown_names_are_refused(setting: str) -> None:
+    with pytest.raises(DraftgaugeError, match=f"{setting} must be one of"):
+        TrainingSpec(**{setting: "x"})  # type: ignore[arg-type]
