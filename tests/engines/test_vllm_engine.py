@@ -65,6 +65,12 @@ def completion(url: str, prompt: list[int], **options: Any) -> Any:
     return fetch_json(url, "/v1/completions", body | options, 600.0)
 
 
+def counter(url: str, name: str) -> float:
+    """One of vLLM's counters."""
+    samples = parse_metrics(fetch_text(url, "/metrics"))
+    return sum(sample.value for sample in samples if sample.name == name)
+
+
 @pytest.mark.parametrize("policy", ["fixed:4", "stopping"])
 def test_outputs_and_counts_are_ours(pair: Pair, prompts: list[list[int]], policy: str, tmp_path: Path) -> None:
     costs, answers = tmp_path / "costs.json", tmp_path / "answers.jsonl"
@@ -77,8 +83,7 @@ def test_outputs_and_counts_are_ours(pair: Pair, prompts: list[list[int]], polic
         counts = read_counts("vllm", url)
         with ThreadPoolExecutor(4) as pool:  # the same requests, four at a time
             four = list(pool.map(lambda prompt: completion(url, prompt), prompts))
-        samples = parse_metrics(fetch_text(url, "/metrics"))
-    reused = sum(sample.value for sample in samples if sample.name == "vllm:prefix_cache_hits_total")
+        reused = counter(url, "vllm:prefix_cache_hits_total")
     assert reused > 0  # tokens of prompts that were not computed again
     answers.write_text("\n".join(map(json.dumps, one)))
     drafted = accepted = 0
@@ -94,6 +99,31 @@ def test_outputs_and_counts_are_ours(pair: Pair, prompts: list[list[int]], polic
     assert (counts.drafted, counts.accepted) == (drafted, accepted)
     if policy.startswith("fixed"):
         assert len(import_requests(answers).trace.prompts) == len(prompts)
+
+
+def test_preempted_requests(pair: Pair, prompts: list[list[int]]) -> None:
+    """A KV cache too small for its requests: some lose their place, are computed anew, and are drafted for again."""
+    few = ("--max-model-len", "256", "--block-size", "32", "--num-gpu-blocks-override", "17")  # one block is vLLM's own
+    settings = DecodingSettings(max_new_tokens=OUTPUT, end_tokens=pair.end_tokens)
+    options = speculation("vllm.Proposer", DEPTHS, policy=f"fixed:{DEPTHS}")
+    with vllm_server(reference_path("target"), *options, *METRICS, *few) as url:
+        with ThreadPoolExecutor(len(prompts)) as pool:
+            answers = list(pool.map(lambda prompt: completion(url, prompt), prompts))
+        counts, preempted = read_counts("vllm", url), counter(url, "vllm:num_preemptions_total")
+    assert preempted > 0
+    drafted = accepted = undisturbed = 0
+    for prompt, answer in zip(prompts, answers, strict=True):
+        plain = plain_decode(pair.target, prompt, settings).tokens
+        assert answer["choices"][0]["token_ids"] == plain
+        told = answer["metrics"]["speculative_decoding"]
+        steps = list(zip(told["per_step_drafted"], told["per_step_accepted"], strict=True))
+        assert all(0 <= right <= count <= DEPTHS for count, right in steps)
+        assert sum(right + 1 for _, right in steps[:-1]) < len(plain)  # the last step may pass the output's end
+        drafted += sum(count for count, _ in steps)
+        accepted += sum(right for _, right in steps)
+        undisturbed += sum(right for _, right in live_steps(pair, f"fixed:{DEPTHS}", None, prompt, plain))
+    assert (counts.drafted, counts.accepted) == (drafted, accepted)
+    assert accepted > 0.8 * undisturbed  # a preemption costs a draft, not what is drafted afterwards
 
 
 def open_question(pair: Pair, prompts: list[list[int]]) -> tuple[list[int], torch.Tensor]:
