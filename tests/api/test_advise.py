@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shlex
 import shutil
 from pathlib import Path
 from typing import Any
@@ -126,6 +127,23 @@ def test_a_run_beside_its_server(run: Path, tmp_path: Path) -> None:
     assert best["server_tokens_per_step"] == pytest.approx(1.9)
     assert 1 < best["expected_tokens_per_step"] < 3
     assert "The server commits 1.90 tokens a step" in shown
+
+
+def test_the_tokenizer_of_a_run_is_named(run: Path, tmp_path: Path) -> None:
+    folder = tmp_path / "files"
+    shutil.copytree(run, folder)
+    manifest = json.loads((folder / "manifest.json").read_text())
+    for role, file in (("target", "big.gguf"), ("draft", "small.gguf")):
+        manifest[role] |= {"source": file, "engine": "gguf"}
+    for tokenizer in (None, "their folder"):
+        (folder / "manifest.json").write_text(json.dumps(manifest | {"tokenizer": tokenizer}))
+        _, best, _ = advised([str(folder), "-e", "gguf"], tmp_path / "rows.json")
+        assert best is not None
+        words = shlex.split(best["flags"])
+        assert words[words.index("--target") + 1] == "big.gguf"
+        assert [words[at + 1] for at, word in enumerate(words) if word == "--tokenizer"] == [tokenizer] * bool(
+            tokenizer
+        )
 
 
 def test_answers_of_vllm_are_advised_on(tmp_path: Path) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -90,6 +91,16 @@ def test_a_run_finds_its_pair_and_prompts_again(whole: Path) -> None:
     pair = load_pair_of(manifest)
     found = prompts_of(whole, manifest, pair)
     assert [len(tokens) for _, tokens in found] == [p.prompt_tokens for p in read_trace(whole).prompts]
+
+
+def test_a_run_names_the_tokenizer_that_was_given(models: dict[str, Any], whole: Path, tmp_path: Path) -> None:
+    assert Manifest.load(whole).tokenizer is None
+    bare = tmp_path / "bare"
+    shutil.copytree(models["target"], bare, ignore=shutil.ignore_patterns("tokenizer*"))
+    recorded = run(models | {"target": bare}, tmp_path / "run", tokenizer=str(models["draft"]), limit=2)[0]
+    manifest = Manifest.load(recorded)
+    assert manifest.tokenizer == str(models["draft"])
+    assert len(prompts_of(recorded, manifest, load_pair_of(manifest))) == 2
 
 
 class Interrupt:

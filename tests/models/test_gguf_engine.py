@@ -7,6 +7,7 @@ Needs libllama and the package gguf (``make test-engines``).
 from __future__ import annotations
 
 import json
+import shlex
 from pathlib import Path
 
 import numpy as np
@@ -223,6 +224,11 @@ def test_the_verbs_take_gguf_files(files: dict[str, Path], tmp_path: Path) -> No
     assert [row["setting"] for row in rows[:5]] == ["plain", *(f"fixed:{length}" for length in range(1, 5))]
     assert {(row["engine"], row["low"] <= row["speedup"] <= row["high"]) for row in rows} == {("gguf", True)}
     (advised,) = [row for row in rows if row["advised"]]
-    assert str(files["target"]) in advised["flags"]
+    program, *words = shlex.split(advised["flags"])
+    assert program == "draftgauge"
+    pasted = dict(zip(words[2::2], words[3::2], strict=True))
+    assert (pasted["--target"], pasted["--tokenizer"]) == (str(files["target"]), str(reference_path("target")))
+    result = draftgauge([*words, "--max-new-tokens", "8"])
+    assert result.exit_code == 0, result.output
     result = draftgauge(["generate", "hello", *models, "--max-new-tokens", "8", "--policy", "fixed:2"])
     assert result.exit_code == 0, result.output

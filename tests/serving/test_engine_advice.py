@@ -183,6 +183,11 @@ def test_flags_name_the_setting() -> None:
     gguf = shlex.split(engine_of("gguf").flags("fixed:3", files))
     assert [option(gguf, f"--{name}") for name in ("target", "draft")] == ["big.gguf", "small.gguf"]
     assert option(shlex.split(engine_of("gguf").flags("fixed:3", places)), "--target") == "TARGET.gguf"
+    assert "--tokenizer" not in gguf
+    named = Places("big.gguf", "small.gguf", tokenizer="folder")
+    for setting in (PLAIN, "fixed:3"):
+        for name, words in (("gguf", "--tokenizer"), ("vllm", "--tokenizer"), ("sglang", "--tokenizer-path")):
+            assert option(shlex.split(engine_of(name).flags(setting, named)), words) == "folder"
     for name, engine in ENGINES.items():
         plain = engine.flags(PLAIN, places)
         assert "spec" not in plain, name

@@ -110,14 +110,17 @@ def _from_run(request: AdviseRequest, engine: Engine, run: Path, manifest: Manif
     fitted = tuple(sorted(str(file) for file in run.glob(f"*{FITTED_SUFFIX}") if is_fitted(file)))
     drafted_by = _drafted_by(engine, request.costs)
     target, draft = manifest.target.source, manifest.draft.source if manifest.draft is not None else "DRAFT"
+    tokenizer = manifest.tokenizer
     if engine.name not in OWN:  # which do not know the bundled models by name
         target, draft = str(resolve_source(target)), str(resolve_source(draft, "draft"))
+        tokenizer = None if tokenizer is None else str(resolve_source(tokenizer))
     places = Places(
         target=target,
         draft=draft,
         drafter=manifest.drafter,
         gamma_max=trace.gamma_max,
         costs=str(path),
+        tokenizer=tokenizer,
         proposer=drafted_by == BY_DRAFTGAUGE,
     )
     own = tuple(name for spec in request.policies or fitted for name in expand_policy(spec, trace.gamma_max))

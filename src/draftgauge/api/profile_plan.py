@@ -160,6 +160,7 @@ def make_manifests(pair: Pair, prompts: Sequence[Prompt], path: Path, request: P
         top_p=request.sampling.top_p,
         rendering=request.prompts.rendering,
         outputs=None if request.outputs is None else OutputsEntry(str(request.outputs), file_sha256(request.outputs)),
+        tokenizer=request.pair.loading.tokenizer,
     )
     return {compression: _for_compression(first, compression, device) for compression in request.pair.compression}
 

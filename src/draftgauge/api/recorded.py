@@ -27,6 +27,7 @@ def load_pair_of(manifest: Manifest, spec: PairSpec | None = None) -> Pair:
         TraceError: if the models at those places are not the recorded ones any more.
     """
     asked = spec or PairSpec()
+    loading = replace(asked.loading, tokenizer=asked.loading.tokenizer or manifest.tokenizer)
     pair = load_pair(
         replace(
             asked,
@@ -34,6 +35,7 @@ def load_pair_of(manifest: Manifest, spec: PairSpec | None = None) -> Pair:
             draft=manifest.draft.source if manifest.draft is not None else None,
             compression=(manifest.target.compression,),
             drafter=asked.drafter or manifest.drafter,
+            loading=loading,
         )
     )
     fingerprints = pair.fingerprints()

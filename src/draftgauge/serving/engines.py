@@ -30,6 +30,7 @@ class Places:
         drafter: kind of drafter, as a run's manifest has it.
         gamma_max: the longest draft.
         costs: file of the cost curve, for policies that weigh cost; None if there is none.
+        tokenizer: of the target, where it is not its own; None if it is.
         proposer: whether the costs are of draftgauge's proposer, which then drafts at fixed lengths too, in place of
             the engine's own code.
     """
@@ -39,6 +40,7 @@ class Places:
     drafter: str = LANGUAGE_MODEL
     gamma_max: int = 16
     costs: str | None = None
+    tokenizer: str | None = None
     proposer: bool = False
 
     @property
@@ -154,8 +156,8 @@ def _lengths(gamma_max: int) -> list[int]:
 
 
 def _draftgauge(setting: str, places: Places) -> str:
-    words = ["draftgauge", "generate", "PROMPT", "--target", places.target]
-    return shlex.join([*words, *_drafter_words(setting, places), "--policy", setting])
+    words = ["draftgauge", "generate", "PROMPT", "--target", places.target, *_drafter_words(setting, places)]
+    return shlex.join([*words, *_tokenizer_words("--tokenizer", places), "--policy", setting])
 
 
 def _drafter_words(setting: str, places: Places) -> list[str]:
@@ -164,6 +166,10 @@ def _drafter_words(setting: str, places: Places) -> list[str]:
     if places.drafter == LANGUAGE_MODEL:
         return ["--draft", places.draft]
     return ["--drafter", places.drafter if places.drafter == LOOKUP else places.draft]
+
+
+def _tokenizer_words(option: str, places: Places) -> list[str]:
+    return [] if places.tokenizer is None else [option, places.tokenizer]
 
 
 def _transformers(setting: str, places: Places) -> str:
@@ -207,7 +213,7 @@ def _vllm_config(setting: str, places: Places) -> dict[str, Any]:
 
 def _vllm(setting: str, places: Places) -> str:
     config = _vllm_config(setting, places)
-    words = ["vllm", "serve", places.target]
+    words = ["vllm", "serve", places.target, *_tokenizer_words("--tokenizer", places)]
     if config:
         words += ["--speculative-config", json.dumps(config)]
     if config.get("method") == "custom_class":
@@ -220,6 +226,7 @@ def _vllm(setting: str, places: Places) -> str:
 
 def _sglang(setting: str, places: Places) -> str:
     words = ["python", "-m", "sglang.launch_server", "--model-path", places.target]
+    words += _tokenizer_words("--tokenizer-path", places)
     length = fixed_length(setting)
     if length:
         words += ["--speculative-algorithm", "STANDALONE", "--speculative-draft-model-path", places.draft]

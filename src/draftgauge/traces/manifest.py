@@ -94,6 +94,7 @@ class Manifest:
         prompts: what was recorded from.
         rendering: how the prompts became text.
         outputs: the answers that were recorded; None where the target decoded.
+        tokenizer: folder or id of the tokenizer, where it is not the target's own.
         complete: whether all prompts are recorded.
         schema_version: of the shards; it follows from the temperature.
     """
@@ -117,6 +118,7 @@ class Manifest:
     top_p: float = 1.0
     rendering: Rendering = field(default_factory=Rendering)
     outputs: OutputsEntry | None = None
+    tokenizer: str | None = None
 
     def identity(self) -> dict[str, Any]:
         """What makes rows comparable: two runs that agree in it would record the same rows for the same prompt."""
