@@ -13,6 +13,16 @@ Origin = Literal["accepted", "text", "corrected", "bonus", "plain"]
 """How a token came: drafted and accepted; looked up in the text and accepted; the target's own in place of a rejected
 one; the target's own after a proposal accepted whole; or the target's own where nothing was proposed."""
 
+
+def origins_of(step: Step) -> list[Origin]:
+    """How each of the tokens came that a step committed."""
+    proposed, accepted = step.drafted + step.appended, step.accepted
+    own: Origin = "plain" if proposed == 0 else "bonus" if accepted == proposed else "corrected"
+    origins: list[Origin] = ["accepted"] * min(accepted, step.drafted)
+    origins += ["text"] * step.accepted_text
+    return [*origins, own][: step.committed]
+
+
 OnCommit = Callable[[list[int], list[Origin]], None]
 """Told the newly committed tokens and the origin of each, once a step, in order."""
 

@@ -42,6 +42,7 @@ class DraftBuilder:
         """
         self.end_tokens = end_tokens
         self.sampling = sampling or Sampling()
+        self._greedy = self.sampling.greedy
         self._generator = generator
         self._to_target = to_target
         self._vocabulary = vocabulary
@@ -69,19 +70,21 @@ class DraftBuilder:
             rows, kept_tokens = unread.probabilities, until_end(unread.tokens.tolist(), self.end_tokens)
             return Draft(kept_tokens, None if rows is None else rows[: len(kept_tokens)])
         tokens: list[int] = []
-        kept: list[Tensor | None] = []
+        kept: list[Tensor] = []
         shown: list[Signal] = []
         reads_text = SignalName.TEXT in reads
         while True:
             token, row = self._choose(logits)
-            kept.append(row)
+            if row is not None:
+                kept.append(row)
             if keep_drafting is None:
-                tokens.append(int(token))
+                number = int(token)
+                tokens.append(number)
             else:
                 confidence, entropy, margin, number = read_signals(logits, token, reads)
                 tokens.append(number)
                 shown.append(Signal(len(tokens), confidence, entropy, margin, number if reads_text else -1))
-            if len(tokens) == limit or tokens[-1] in self.end_tokens:
+            if len(tokens) == limit or number in self.end_tokens:
                 break
             if keep_drafting is not None and not keep_drafting(shown[-1]):
                 break
@@ -91,16 +94,17 @@ class DraftBuilder:
     def build_unread(self, logits: Tensor, advance: Callable[[Tensor], Tensor], limit: int) -> UnreadDraft:
         """Draft ``limit`` tokens, end tokens or not, without reading any; arguments as of :meth:`build`."""
         token, row = self._choose(logits)
-        tokens, kept = [token], [row]
+        tokens, kept = [token], [] if row is None else [row]
         while len(tokens) < limit:
             token, row = self._choose(advance(token))
             tokens.append(token)
-            kept.append(row)
+            if row is not None:
+                kept.append(row)
         return UnreadDraft(torch.cat(tokens), _joined(kept))
 
     def _choose(self, logits: Tensor) -> tuple[Tensor, Tensor | None]:
         """The drafted token ``[1]``, and the distribution ``[1, V]`` that it was drawn from, if it was drawn."""
-        if self.sampling.greedy:
+        if self._greedy:
             best = logits.argmax(-1)
             return (best if self._to_target is None else self._to_target[best]), None
         distribution = probabilities(logits, self.sampling)
@@ -118,7 +122,6 @@ def until_end(tokens: list[int], end_tokens: frozenset[int]) -> list[int]:
     return tokens
 
 
-def _joined(rows: list[Tensor | None]) -> Tensor | None:
+def _joined(rows: list[Tensor]) -> Tensor | None:
     """``[g, V]`` distributions, or None if nothing was drawn."""
-    drawn = [row for row in rows if row is not None]
-    return torch.cat(drawn) if drawn else None
+    return torch.cat(rows) if rows else None

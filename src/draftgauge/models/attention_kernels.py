@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, nullcontext
 
 import torch
 from torch import Tensor
@@ -19,14 +18,17 @@ _NAMES = {
 }
 
 
-@contextmanager
-def attention_kernels(device: torch.device) -> Iterator[None]:
+_EVERY_KERNEL = nullcontext()
+
+
+def attention_kernels(device: torch.device) -> AbstractContextManager[None]:
     """On a GPU every kernel but cuDNN's, which plans anew for every exact shape: tens of milliseconds a length."""
     if device.type != "cuda":
-        yield
-        return
-    with sdpa_kernel([SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION, SDPBackend.MATH]):
-        yield
+        return _EVERY_KERNEL
+    kernels: AbstractContextManager[None] = sdpa_kernel(
+        [SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION, SDPBackend.MATH]
+    )
+    return kernels
 
 
 def chosen_kernel(queries: Tensor, keys: Tensor, values: Tensor, mask: Tensor | CausalBias | None) -> str:

@@ -77,15 +77,22 @@ class LeanModel:
         assert 0 <= length <= self._length, (length, self._length)
         self._length = length
 
-    @torch.inference_mode()
     def forward(self, tokens: Tensor, last_only: bool = False) -> Tensor:
         """Append tokens ``[k]`` and return float32 logits ``[k, vocabulary]``, or of the last token only."""
-        self._reserve(len(tokens))
+        if torch.is_inference_mode_enabled():  # of the loop: to enter it again for every pass takes microseconds
+            return self._forward(tokens, last_only)
+        with torch.inference_mode():
+            return self._forward(tokens, last_only)
+
+    def _forward(self, tokens: Tensor, last_only: bool) -> Tensor:
+        count = tokens.size(0)
+        self._reserve(count)
         with attention_kernels(self.spec.device):
-            hidden = [self._append(chunk) for chunk in tokens.split(PREFILL_CHUNK)]
-        if last_only:
-            return logits(self._weights, hidden[-1][-1:])
-        return logits(self._weights, hidden[0] if len(hidden) == 1 else torch.cat(hidden))
+            if count <= PREFILL_CHUNK:
+                hidden = self._append(tokens)
+                return logits(self._weights, hidden[-1:] if last_only and count > 1 else hidden)
+            chunks = [self._append(chunk) for chunk in tokens.split(PREFILL_CHUNK)]
+        return logits(self._weights, chunks[-1][-1:] if last_only else torch.cat(chunks))
 
     def branches(self, starts: Tensor) -> BranchSession:
         """Open branches after the first ``starts[i]`` cached tokens; their keys are kept from step to step."""
@@ -112,8 +119,9 @@ class LeanModel:
 
     def _append(self, tokens: Tensor) -> Tensor:
         """Run ``[k]`` tokens through the layers, writing their keys and values; hidden states ``[k, hidden]``."""
-        begin, end = self._length, self._length + len(tokens)
-        mask = causal_mask(len(tokens), end, self._weights, self._cache)
+        count = tokens.size(0)
+        begin, end = self._length, self._length + count
+        mask = causal_mask(count, end, self._weights, self._cache)
         written = self._cache[:, :, begin:end].unbind()
         cached = self._cache[:, :, :end].unbind()
         query_heads, key_heads = self._weights.query_heads, self._weights.key_heads
@@ -194,7 +202,7 @@ def run_layers(
         keep: called as ``keep(layer, x)`` with the output ``[k, hidden]`` of every layer, which goes on changing.
     """
     heads = weights.query_heads + weights.key_heads
-    shape = (len(tokens), heads + weights.key_heads, weights.head_dim)
+    shape = (tokens.size(0), heads + weights.key_heads, weights.head_dim)
     x = F.embedding(tokens, weights.embedding)
     for index, layer in enumerate(weights.layers):
         qkv = layer.qkv(layer.input_norm(x)).view(shape)
@@ -220,7 +228,8 @@ def rotate(heads: Tensor, norm: Norm | None, cos: Tensor, sin: Tensor) -> None:
 
 def logits(weights: LeanWeights, hidden: Tensor) -> Tensor:
     """float32 logits ``[k, vocabulary]`` of hidden states ``[k, hidden]``."""
-    return weights.head(weights.norm(hidden)).float()
+    scores = weights.head(weights.norm(hidden))
+    return scores if scores.dtype == torch.float32 else scores.float()
 
 
 def _rotary_tables(weights: LeanWeights, length: int) -> tuple[Tensor, Tensor]:

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from functools import cache
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
-from draftgauge.core.signals import DISTRIBUTION, Reads, SignalName
+from draftgauge.core.signals import Reads, SignalName
 
 IN_ORDER = (SignalName.CONFIDENCE, SignalName.ENTROPY, SignalName.MARGIN)
 
@@ -36,11 +38,11 @@ def read_signals(logits: Tensor, token: Tensor, reads: Reads) -> tuple[float, fl
         token: ``[1]`` int64.
         reads: by a policy.
     """
-    parts = _parts(logits, reads)
-    values = [*parts.values(), token]
+    wanted = _wanted(reads)
+    values = [*_parts(logits, wanted), token]
     *shown, number = map(float, values) if token.device.type == "cpu" else (column[0] for column in _read(values))
-    by_name = dict(zip(parts, shown, strict=True))
-    confidence, entropy, margin = (by_name.get(name, math.nan) for name in IN_ORDER)
+    left = iter(shown)
+    confidence, entropy, margin = (next(left) if each else math.nan for each in wanted)
     return confidence, entropy, margin, int(number)
 
 
@@ -52,27 +54,41 @@ def row_signals(logits: Tensor, tokens: Tensor, reads: Reads) -> list[tuple[floa
         tokens: ``[n]`` int64.
         reads: by a policy.
     """
-    parts = _parts(logits, reads)
-    *shown, numbers = _read([*parts.values(), tokens])
-    by_name, missing = dict(zip(parts, shown, strict=True)), [math.nan] * len(tokens)
-    columns = (by_name.get(name, missing) for name in IN_ORDER)
+    wanted = _wanted(reads)
+    *shown, numbers = _read([*_parts(logits, wanted), tokens])
+    left, missing = iter(shown), [math.nan] * len(tokens)
+    columns = [next(left) if each else missing for each in wanted]
     return list(zip(*columns, map(int, numbers), strict=True))
 
 
-def _parts(logits: Tensor, reads: Reads) -> dict[SignalName, Tensor]:
-    """The signals that are read, each ``[n]`` on the device."""
-    parts: dict[SignalName, Tensor] = {}
-    if not reads & DISTRIBUTION:
-        return parts
-    distribution = logits.float().softmax(-1)
-    if SignalName.MARGIN in reads:
+class _Wanted(NamedTuple):
+    """Which signals to compute of a distribution, in the order in which they are read."""
+
+    confidence: bool
+    entropy: bool
+    margin: bool
+
+
+@cache
+def _wanted(reads: Reads) -> _Wanted:
+    """Found once a set, as asking a set for an enumeration's member runs Python."""
+    return _Wanted(*(name in reads for name in IN_ORDER))
+
+
+def _parts(logits: Tensor, wanted: _Wanted) -> list[Tensor]:
+    """The signals that are wanted, each ``[n]`` on the device."""
+    if not any(wanted):
+        return []
+    distribution = (logits if logits.dtype == torch.float32 else logits.float()).softmax(-1)
+    parts: list[Tensor] = []
+    if wanted.margin:
         first, second = distribution.topk(2, dim=-1).values.unbind(-1)
-        parts = {SignalName.CONFIDENCE: first, SignalName.MARGIN: first - second}
-    elif SignalName.CONFIDENCE in reads:
-        parts[SignalName.CONFIDENCE] = distribution.amax(-1)
-    if SignalName.ENTROPY in reads:
-        parts[SignalName.ENTROPY] = _bits(distribution)
-    return {name: part for name, part in parts.items() if name in reads}
+        parts = [first] if wanted.confidence else []
+    elif wanted.confidence:
+        parts.append(distribution.amax(-1))
+    if wanted.entropy:
+        parts.append(_bits(distribution))
+    return [*parts, first - second] if wanted.margin else parts
 
 
 def _read(columns: Sequence[Tensor]) -> list[list[float]]:
