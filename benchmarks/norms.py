@@ -20,7 +20,7 @@ from draftgauge.core.files import require_writable
 from draftgauge.decoding.settings import DecodingSettings
 from draftgauge.drafters.reuse import target_fingerprint
 from draftgauge.models.loading import end_tokens, load_tokenizer
-from draftgauge.studies.kvshot.ablation import ablation_jobs, ablation_rows, read_ablation
+from draftgauge.studies.kvshot.ablation import AS_IT_STANDS, ablation_jobs, ablation_rows, read_ablation
 from draftgauge.studies.kvshot.cells import ANSWERS_NAME, FEATURES_NAME, VALIDATION_NAME, Ablation
 from draftgauge.studies.kvshot.held_out import make_texts
 from draftgauge.studies.kvshot.presets import LAPTOP
@@ -53,6 +53,7 @@ def run(args: argparse.Namespace) -> list[dict[str, Any]]:
     ablation = Ablation(tuple(args.designs), args.steps, tuple(range(args.seeds)))
     layers = target.module.config.get_text_config().num_hidden_layers
     jobs = ablation_jobs(ablation, request, work, target_fingerprint(target.module), layers)
+    jobs = [job for job in jobs if not args.arms or job.arm.name in (AS_IT_STANDS, *args.arms)]
     waiting = [job for job in jobs if read_ablation(job) is None]
     console.print(f"{len(jobs) - len(waiting)} of {len(jobs)} trainings are done", highlight=False)
     ended = execute(waiting, args.executor, lambda outcome: report(outcome.job), args.cpus or 1) if waiting else []
@@ -68,7 +69,7 @@ def report(job: str) -> None:
 
 
 def main() -> None:
-    """Measure and write ``norms.json``."""
+    """Measure and write ``norms.json``, or the file of ``--name``."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--out", type=Path, default=Path("docs/results"), help="folder for the JSON")
     parser.add_argument(
@@ -79,6 +80,8 @@ def main() -> None:
     parser.add_argument("--validation", default="reference:validation")
     parser.add_argument("--per-task", type=int, default=4, help="validation prompts of each task")
     parser.add_argument("--designs", nargs="+", default=list(Ablation().designs))
+    parser.add_argument("--arms", nargs="+", help="only these beside the design as it stands; all if left out")
+    parser.add_argument("--name", default="norms.json", help="of the JSON")
     parser.add_argument("--steps", type=int, default=Ablation().steps)
     parser.add_argument("--seeds", type=int, default=len(Ablation().seeds))
     parser.add_argument("--questions", type=int, default=LAPTOP["questions"])
@@ -96,7 +99,7 @@ def main() -> None:
             highlight=False,
             soft_wrap=True,
         )
-    save(args.out, "norms.json", rows)
+    save(args.out, args.name, rows)
 
 
 if __name__ == "__main__":

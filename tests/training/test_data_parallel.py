@@ -136,8 +136,7 @@ def test_under_torchrun(base: TrainingSpec, accumulated: Path, tmp_path: Path) -
         str(tmp_path / "rows.json"),
     ]
     shown = ("reuse", "prompts", "new_tokens", "answers", "depths", "length", "steps", "batch", "checkpoint_every")
-    arguments.append("--no-attend-self")
-    for name in (*shown, "log_every", "precision", "device", "threads"):
+    for name in (*shown, "log_every", "precision", "device", "threads", "start", "optimizer"):
         arguments += [f"--{name.replace('_', '-')}", str(getattr(base, name))]
     torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
     done = subprocess.run([*torchrun, "-m", "draftgauge", *arguments], capture_output=True, text=True, check=False)
