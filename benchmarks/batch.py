@@ -1,9 +1,9 @@
 """Which draft length at which load: batches of the static engine, replayed from a trace of single requests, and live.
 
-The bundled pair in float32; policies are fitted on training prompts. Costs of passes of several requests are measured
-inside the batched loop before and after everything is decoded live, and replay charges their mean; in between, rounds
-decode with every length and policy at every batch size, in an order drawn anew, over the same queues of prompts that
-replay walks. Rounds go on until the time is up. Rows, one a batch size and policy:
+The bundled pair in float32; policies are fitted on training prompts. Rounds decode with every length and policy at
+every batch size, in an order drawn anew, over the same queues of prompts that replay walks. Costs of passes of several
+requests are measured inside the batched loop, a turn after every live decoding of as many requests, so that a machine
+that becomes slower does so for both. Rounds go on until the time is up. Rows, one a batch size and policy:
 
 * ``replayed_*`` and ``live_*``: tokens a second of all requests and over no drafts, tokens a step of one;
 * ``best_replayed``, ``best_live``: the best fixed length; ``share_of_best_live``: what of its live speed is reached;
@@ -19,7 +19,7 @@ import argparse
 import tempfile
 import time
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -28,13 +28,13 @@ import torch
 from common import console, save, show_progress
 from torch import Tensor
 
-from draftgauge.api.batches import batch_models, measure_pair_batches
+from draftgauge.api.batches import batch_models
 from draftgauge.api.fit import fit
 from draftgauge.api.pair import Pair, load_pair
 from draftgauge.api.profile import profile
 from draftgauge.api.recorded import prompts_of
 from draftgauge.api.runs import read_run
-from draftgauge.decoding.batch_meter import BatchMeterPlan
+from draftgauge.decoding.batch_meter import BatchMeter, BatchMeterPlan
 from draftgauge.decoding.batched import BatchPlan, BatchRun, batched_decode
 from draftgauge.decoding.settings import DecodingSettings
 from draftgauge.models.lean import LeanModel
@@ -108,7 +108,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--out", type=Path, default=Path("docs/results"))
     parser.add_argument("--minutes", type=float, default=6.0, help="for decoding live; two rounds at least")
-    parser.add_argument("--seconds", type=float, default=5.0, help="of measuring every batch size, twice")
+    parser.add_argument("--samples", type=int, default=2, help="samples of every kind of pass before the rounds")
     parser.add_argument("--per-task", type=int, default=4)
     parser.add_argument("--max-new-tokens", type=int, default=64)
     parser.add_argument("--gamma-max", type=int, default=8)
@@ -125,12 +125,12 @@ def main() -> None:
         pair = load_pair(engine="static")
         prompts = [tokens for _, tokens in prompts_of(run, Manifest.load(run), pair)]
         trace, costs = read_run(run)
-        before = measure(pair, prompts, batches, args)
-        recorded = Recorded(trace, prompts, costs, before, args)
+        meter = new_meter(pair, prompts, batches, args)
+        recorded = Recorded(trace, prompts, costs, meter.costs(), args)
         arms = [arm for batch in batches for arm in arms_of(batch, len(prompts), args.gamma_max, stopping)]
         live = [arm for arm in arms if not arm.fixed or int(arm.label.partition(":")[2]) in lengths]
-        decode_rounds(pair, recorded, live)
-        charged = mean_of(before, measure(pair, prompts, batches, args))
+        decode_rounds(pair, recorded, live, meter)
+        charged = meter.costs()
         for arm in arms:
             arm.replayed = replay_batch(trace, recorded.policy(arm), charged, arm.batch, arm.queue)
     rows = [row for batch in batches for row in rows_of([arm for arm in arms if arm.batch == batch], trace)]
@@ -150,19 +150,19 @@ def record(run: Path, split: str, per_task: int, args: argparse.Namespace) -> No
     )
 
 
-def measure(pair: Pair, prompts: Sequence[list[int]], batches: Sequence[int], args: argparse.Namespace) -> BatchCosts:
-    """Costs of passes of batches."""
+def new_meter(pair: Pair, prompts: Sequence[list[int]], batches: Sequence[int], args: argparse.Namespace) -> BatchMeter:
+    """A meter of batches that has a few samples of everything."""
     contexts = sorted({min(map(len, prompts)), max(map(len, prompts)) + args.max_new_tokens})
     text = [token for prompt in prompts for token in prompt]
-    plan = BatchMeterPlan(text, batches, contexts, args.gamma_max, args.seconds)
-    return measure_pair_batches(pair, plan, 0, show_progress)
-
-
-def mean_of(one: BatchCosts, other: BatchCosts) -> BatchCosts:
-    """The mean of two measurements of the same passes."""
-    assert (one.batches, one.contexts) == (other.batches, other.contexts)
-    names = ("verify", "draft", "onward", "overhead", "asking")
-    return replace(one, **{name: np.mean([getattr(one, name), getattr(other, name)], axis=0) for name in names})
+    target, draft = batch_models(pair)
+    plan = BatchMeterPlan(text, batches, contexts, args.gamma_max)
+    meter = BatchMeter(target, draft, plan, np.random.default_rng(0))
+    for done, batch in enumerate(meter.batches):
+        show_progress("batches", done, len(meter.batches))
+        meter.warm(batch)
+        while meter.fewest(batch) < args.samples:
+            meter.turn(batch)
+    return meter
 
 
 def arms_of(batch: int, prompts: int, gamma_max: int, stopping: Path) -> list[Arm]:
@@ -175,8 +175,10 @@ def arms_of(batch: int, prompts: int, gamma_max: int, stopping: Path) -> list[Ar
     return [Arm(batch, label, spec, queue) for label, spec in specs.items()]
 
 
-def decode_rounds(pair: Pair, recorded: Recorded, arms: Sequence[Arm]) -> None:
-    """Decode with all arms, round by round, until the time is up; the first round warms up."""
+def decode_rounds(pair: Pair, recorded: Recorded, arms: Sequence[Arm], meter: BatchMeter) -> None:
+    """Decode with all arms, round by round, until the time is up; the first round warms up. What the meter measured
+    before is forgotten.
+    """
     args = recorded.args
     capacity = max(map(len, recorded.prompts)) + args.max_new_tokens
     settings = DecodingSettings(args.max_new_tokens, end_tokens=pair.end_tokens)
@@ -199,8 +201,11 @@ def decode_rounds(pair: Pair, recorded: Recorded, arms: Sequence[Arm]) -> None:
             if number:
                 arm.speeds.append(run.tokens_per_second)
                 arm.run = run
+                meter.turn(arm.batch)
         took = time.monotonic() - began
         console.print(f"round {number}: {took:.0f} s", highlight=False)
+        if not number:
+            meter.forget()
         number += 1
 
 

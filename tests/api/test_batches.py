@@ -109,6 +109,8 @@ def test_files_without_batches_are_read_and_say_what_to_do(run: Path, tmp_path: 
         ({"onward": ((1.0,), (-1.0,))}, "onward must be seconds greater than 0"),
         ({"overhead": (1.0,)}, "overhead must be seconds"),
         ({"asking": (-1.0, 0.0)}, "asking must be seconds"),
+        ({"ragged_verify": ((0.0, 0.0),)}, "ragged_verify must have two numbers for each batch size"),
+        ({"ragged_draft": ((0.0, 0.0), (0.0, -1.0))}, "ragged_draft must be seconds"),
     ],
 )
 def test_costs_that_cannot_be(change: dict[str, Any], message: str) -> None:
@@ -137,6 +139,11 @@ def test_costs_between_what_was_measured() -> None:
     assert costs.onward_seconds(2, 15) == pytest.approx(1.1)
     assert costs.step_seconds(2) == 0.5
     assert costs.asking_seconds(3) == 0.5
+    assert costs.ragged_verify_seconds(3, 5) == costs.ragged_draft_seconds(1, 5) == 0.0  # not measured
+    ragged = replace(costs, ragged_verify=((0.0, 0.0), (1.0, 0.1)), ragged_draft=((0.0, 0.0), (0.5, 0.0)))
+    ragged.validate()
+    assert ragged.ragged_verify_seconds(3, [0, 1, 5]).tolist() == pytest.approx([0.0, 1.1, 1.5])
+    assert ragged.ragged_draft_seconds(2, [0, 4]).tolist() == pytest.approx([0.0, 0.25])
     with pytest.raises(TraceError, match="1 to 2 tokens a request, asked for 3"):
         costs.verify_seconds(1, 3, 10)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -13,7 +14,7 @@ import torch
 from draftgauge.core.errors import DraftgaugeError, ModelError, TraceError
 from draftgauge.core.prompts import Prompt
 from draftgauge.decoding import batch_meter
-from draftgauge.decoding.batch_meter import BatchMeterPlan, measure_batches
+from draftgauge.decoding.batch_meter import BatchMeterPlan, RandomLengths, measure_batches
 from draftgauge.decoding.batched import BatchPlan, BatchRun, Pass, batched_decode
 from draftgauge.decoding.plain import plain_decode
 from draftgauge.decoding.recorder import RecordingPlan, record_prompt
@@ -22,7 +23,7 @@ from draftgauge.drafters.language_model import LanguageModelDrafter
 from draftgauge.models import static_rows
 from draftgauge.models.static_model import StaticModel
 from draftgauge.models.static_rows import StaticRows
-from draftgauge.policies.batch import BatchPolicy
+from draftgauge.policies.batch import BatchPolicy, Opening
 from draftgauge.policies.batches import make_batch_policy
 from draftgauge.replay.batched import replay_batch, resampled
 from draftgauge.traces.batch_costs import BatchCosts
@@ -53,7 +54,9 @@ def batch_costs(largest: int = 4, gamma_max: int = GAMMA_MAX) -> BatchCosts:
     each = tuple(0.01 * b for b in batches)
     onward = tuple(tuple(0.15 * (1 + 0.1 * b + 0.001 * c) for c in contexts) for b in batches)
     verify, draft = table(gamma_max + 1, 1.0), table(2, 0.2)
-    return BatchCosts(batches, contexts, verify, draft, onward, each, tuple(x / 10 for x in each))
+    ragged = tuple((0.02 * b, 0.003 * b) for b in batches)
+    asking = tuple(x / 10 for x in each)
+    return BatchCosts(batches, contexts, verify, draft, onward, each, asking, ragged, ragged[::-1])
 
 
 @pytest.fixture(scope="module")
@@ -126,18 +129,24 @@ def test_replay_takes_the_same_steps_at_the_same_price(
     policy = make(spec, batch)
     replayed = replay_batch(trace, policy, costs, batch, queue)
     steps = [step for output in run.outputs for step in output.steps]
+    passes = [each for step in run.passes for each in step]
     assert replayed.steps == len(run.seconds)
     assert replayed.committed == run.committed == sum(step.committed for step in steps)
     assert replayed.accepted == sum(step.accepted for step in steps)
+    assert replayed.drafted == sum(each.rows for each in passes if each.kind == "draft")
+    assert replayed.verified == sum(each.tokens - each.rows for each in passes if each.kind == "verify")
     priced = len(run.seconds) * float(costs.step_seconds(batch))
     for depth, each in (numbered for step in run.passes for numbered in enumerate(step)):
         if each.kind == "verify":
             priced += float(costs.verify_seconds(each.rows, each.tokens, each.context))
-        elif depth == 0:
-            priced += float(costs.draft_seconds(each.rows, each.tokens, each.context))
+            priced += float(costs.ragged_verify_seconds(batch, each.padded))
         else:
-            assert each.tokens == each.rows
-            priced += float(costs.onward_seconds(each.rows, each.context))
+            priced += float(costs.ragged_draft_seconds(batch, each.gap))
+            if depth:
+                assert each.tokens == each.rows
+                priced += float(costs.onward_seconds(each.rows, each.context))
+            else:
+                priced += float(costs.draft_seconds(each.rows, each.tokens, each.context))
         priced += float(costs.asking_seconds(each.rows)) if each.signals else 0.0
     decision = policy.decision
     deciding = decision.step * len(steps) + decision.token * replayed.drafted + decision.committed * replayed.committed
@@ -151,6 +160,32 @@ def test_the_batch_shrinks_where_drafts_end(models: tuple[StaticModel, StaticMod
     assert any(step and step[-1] < step[0] for step in rows)
     widths = {p.tokens / p.rows for step in run.passes for p in step if p.kind == "verify"}
     assert any(width % 1 for width in widths)  # and is verified without padding
+
+
+def test_charges_follow_the_shapes_of_passes(trace: Trace) -> None:
+    """Even steps have no padded places; those of policies that decide by request do, and are charged for them."""
+    even, queue = replace(batch_costs(), ragged_verify=(), ragged_draft=()), list(range(len(PROMPTS)))
+    seconds = {}
+    for spec in ("fixed:2", "hf-confidence:threshold=0.2"):
+        for name, costs in {"even": even, "ragged": batch_costs()}.items():
+            seconds[spec, name] = replay_batch(trace, make(spec, 4), costs, 4, queue).seconds
+    assert seconds["fixed:2", "ragged"] == pytest.approx(seconds["fixed:2", "even"], rel=0.01)  # but at outputs' ends
+    assert seconds["hf-confidence:threshold=0.2", "ragged"] > 1.01 * seconds["hf-confidence:threshold=0.2", "even"]
+
+
+def test_passes_say_their_shapes(models: tuple[StaticModel, StaticModel]) -> None:
+    """Slots 0 and 2 draft three tokens and one, slot 1 none: its row lies between those of the drafter's first pass."""
+
+    class Uneven(RandomLengths):
+        def first(self, opening: Opening) -> list[int]:
+            self._wanted = [3, 0, 1]
+            return [0, 2]
+
+    policy = Uneven(GAMMA_MAX, 3, np.random.default_rng(0))
+    first, second, third, verify = decode(models, policy, BatchPlan(3, GAMMA_MAX, timed=True)).passes[0]
+    assert (first.rows, first.span, first.gap, first.padded) == (2, 3, 1, 1)
+    assert [(p.rows, p.span, p.gap, p.padded) for p in (second, third)] == [(1, 1, 0, 0)] * 2
+    assert (verify.rows, verify.tokens, verify.span, verify.widest, verify.padded) == (3, 4 + 1 + 2, 3, 4, 5)
 
 
 def test_a_shared_budget_drafts_less_where_tokens_cost_more(trace: Trace) -> None:
@@ -239,9 +274,9 @@ def test_the_meter_finds_what_passes_cost(
 
     def price(depth: int, p: Pass) -> float:
         if p.kind == "verify":
-            return 1 + 0.1 * p.tokens
+            return 1 + 0.1 * p.tokens + (0.2 + 0.007 * p.padded if p.padded else 0.0)
         seconds = 0.1 + 0.02 * p.rows if depth else 0.2 + 0.05 * min(p.tokens, 2 * p.rows)
-        return seconds + 0.03 * p.signals
+        return seconds + 0.03 * p.signals + 0.04 * p.gap
 
     def at_known_prices(*asked: Any) -> BatchRun:
         run = batched_decode(*asked)
@@ -257,5 +292,8 @@ def test_the_meter_finds_what_passes_cost(
             assert costs.verify[row][context] == pytest.approx([1 + 0.1 * batch * k for k in range(1, 5)])
             assert costs.draft[row][context] == pytest.approx([0.21 + 0.05 * batch * k for k in (1, 2)])
             assert costs.onward[row][context] == pytest.approx(0.11 + 0.02 * batch)
+    assert costs.ragged_verify[0] == costs.ragged_draft[0] == (0, 0)  # a lone request has no neighbours
+    assert costs.ragged_verify[1] == pytest.approx((0.2, 0.007))
+    assert sum(costs.ragged_draft[1]) == pytest.approx(0.04)  # of three requests at most one is missing
     assert costs.overhead == pytest.approx((0.5, 0.5))
     assert costs.asking == pytest.approx((0.03, 0.03))

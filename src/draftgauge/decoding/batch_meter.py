@@ -2,7 +2,9 @@
 
 As for single requests (:mod:`draftgauge.decoding.meter`), passes timed on their own would flatter them: live, each
 finds the processor's caches full of the other model's weights. So the loop itself runs, over text that is cut to the
-context lengths, with draft lengths drawn at random that all requests share, so that its passes are ``[B, k]``.
+context lengths, with draft lengths drawn at random. In half of the steps all requests share one, so that passes are
+``[B, k]``; in the others each has its own, so that passes are ragged as those of policies are
+(:mod:`draftgauge.decoding.batch_samples` tells them apart).
 """
 
 from __future__ import annotations
@@ -12,11 +14,11 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
-from numpy.typing import NDArray
 
 from draftgauge.core.errors import DraftgaugeError
 from draftgauge.core.signals import NO_SIGNALS, Reads, SignalName
-from draftgauge.decoding.batched import BatchPlan, Pass, batched_decode
+from draftgauge.decoding.batch_samples import BatchSamples, TimedStep, batch_costs
+from draftgauge.decoding.batched import BatchPlan, batched_decode
 from draftgauge.decoding.settings import DecodingSettings
 from draftgauge.models.lean import LeanModel
 from draftgauge.models.static_model import StaticModel
@@ -27,9 +29,7 @@ from draftgauge.traces.batch_costs import BatchCosts
 
 LEAST = 6  # samples of every number of tokens
 READS: Reads = frozenset({SignalName.CONFIDENCE})
-
-
-Floats = NDArray[np.float64]
+DRAWN = 256  # steps whose lengths are drawn at once, as drawing takes time within a step
 
 
 @dataclass(frozen=True)
@@ -63,27 +63,37 @@ class BatchMeterPlan:
 
 
 class RandomLengths:
-    """A draft length drawn anew for every step, the same for all requests; signals are read in a third of the steps."""
+    """Draft lengths drawn anew for every step, half of the time one for all requests and else one for each; signals are
+    read in a third of the steps.
+    """
 
     decision = DecisionSeconds()
 
-    def __init__(self, gamma_max: int, rng: np.random.Generator) -> None:
-        self._gamma_max, self._rng = gamma_max, rng
+    def __init__(self, gamma_max: int, slots: int, rng: np.random.Generator) -> None:
+        self._gamma_max, self._slots, self._rng = gamma_max, slots, rng
+        self._lengths: list[list[int]] = []
+        self._read: list[bool] = []
+        self._wanted: list[int] = []
         self.reads: Reads = NO_SIGNALS
 
     def begin(self, slot: int, prompt_tokens: Sequence[int]) -> None:
-        """Nothing belongs to a request."""
+        """Draw for the steps to come."""
+        if len(self._read) < DRAWN:
+            own = self._rng.integers(self._gamma_max + 1, size=(DRAWN, self._slots))
+            shared = self._rng.random(DRAWN) < 1 / 2
+            own[shared] = own[shared, :1]
+            self._lengths += own.tolist()
+            self._read += (self._rng.random(DRAWN) < 1 / 3).tolist()
 
     def first(self, opening: Opening) -> list[int]:
-        """All requests, or none."""
-        self.reads = READS if self._rng.random() < 1 / 3 else NO_SIGNALS
-        self._wanted = int(self._rng.integers(self._gamma_max + 1))
-        return [slot for slot, cap in opening.caps.items() if cap > 0] if self._wanted else []
+        """The requests whose length is not 0."""
+        self.reads = READS if self._read.pop() else NO_SIGNALS
+        self._wanted = self._lengths.pop()
+        return [slot for slot, cap in opening.caps.items() if cap > 0 and self._wanted[slot] > 0]
 
     def onward(self, drafted: Mapping[int, Signal]) -> list[int]:
-        """All, up to the length."""
-        depth = next(iter(drafted.values())).depth
-        return list(drafted) if depth < self._wanted else []
+        """Each up to its length."""
+        return [slot for slot, signal in drafted.items() if signal.depth < self._wanted[slot]]
 
     def drafted_last(self, slot: int, signal: Signal) -> None:
         """Nothing to note."""
@@ -94,6 +104,70 @@ class RandomLengths:
 
     def observe(self, slot: int, step: Step) -> None:
         """Nothing to learn."""
+
+
+class BatchMeter:
+    """Measures by turns, so that what else happens on a machine can come between them."""
+
+    def __init__(self, target: LeanModel, draft: LeanModel, plan: BatchMeterPlan, rng: np.random.Generator) -> None:
+        """Prepare caches.
+
+        Args:
+            target, draft: their own caches are not touched.
+            plan: what to measure.
+            rng: for draft lengths and positions in the text.
+
+        Raises:
+            ModelError: if the cache of the largest batch does not fit into memory.
+            DraftgaugeError: if the models take too few tokens to measure in.
+        """
+        limit = min(target.spec.context, draft.spec.context)
+        if limit <= 2 * plan.span:
+            raise DraftgaugeError(
+                f"the models take {limit} tokens, and measuring drafts of {plan.gamma_max} in batches needs more than "
+                f"{2 * plan.span}: lower gamma_max"
+            )
+        self._plan, self._rng, self._starts = plan, rng, _starts(plan, limit)
+        self.batches = sorted({1, *plan.batches})
+        self.contexts = tuple(start + plan.span // 2 for start in self._starts)
+        capacity = max(self._starts) + plan.span
+        self._target, self._draft = (StaticRows(model, self.batches[-1], capacity) for model in (target, draft))
+        self.forget()
+
+    def forget(self) -> None:
+        """Leave out what was measured so far."""
+        self._samples = {batch: BatchSamples(batch, self._plan.gamma_max, self.contexts) for batch in self.batches}
+
+    def turn(self, batch: int) -> None:
+        """Decode a few steps of so many requests at every context length."""
+        plan = self._plan
+        for place in self._rng.permutation(len(self._starts)):
+            prompts = [_cut(plan.text, self._starts[place], self._rng) for _ in range(batch)]
+            run = batched_decode(
+                self._target,
+                self._draft,
+                RandomLengths(plan.gamma_max, batch, self._rng),
+                prompts,
+                DecodingSettings(plan.span),
+                BatchPlan(batch, plan.gamma_max, drain=False, timed=True),
+            )
+            steps = (TimedStep(*each) for each in zip(run.passes, run.seconds, strict=True))
+            self._samples[batch].steps[place].extend(steps)
+
+    def warm(self, batch: int) -> None:
+        """A turn that is not counted."""
+        kept = self._samples[batch]
+        self._samples[batch] = BatchSamples(batch, self._plan.gamma_max, self.contexts)
+        self.turn(batch)
+        self._samples[batch] = kept
+
+    def fewest(self, batch: int) -> int:
+        """Samples of the kind of pass with the fewest, at the context with the fewest."""
+        return self._samples[batch].fewest()
+
+    def costs(self) -> BatchCosts:
+        """Of everything since :meth:`forget`."""
+        return batch_costs([self._samples[batch] for batch in self.batches])
 
 
 def measure_batches(
@@ -115,30 +189,15 @@ def measure_batches(
         ModelError: if the cache of the largest batch does not fit into memory.
         DraftgaugeError: if the models take too few tokens to measure in.
     """
-    limit = min(target.spec.context, draft.spec.context)
-    if limit <= 2 * plan.span:
-        raise DraftgaugeError(
-            f"the models take {limit} tokens, and measuring drafts of {plan.gamma_max} in batches needs more than "
-            f"{2 * plan.span}: lower gamma_max"
-        )
-    starts = _starts(plan, limit)
-    batches = sorted({1, *plan.batches})
-    capacity = max(starts) + plan.span
-    rows = [StaticRows(model, batches[-1], capacity) for model in (target, draft)]
-    measured = []
-    for done, batch in enumerate(batches):
-        progress(done, len(batches))
-        measured.append(_measure(rows[0], rows[1], plan, (batch, starts), rng))
-    progress(len(batches), len(batches))
-    return BatchCosts(
-        batches=tuple(batches),
-        contexts=tuple(start + plan.span // 2 for start in starts),
-        verify=tuple(tuple(tuple(row.tolist()) for row in each.verify) for each in measured),
-        draft=tuple(tuple(tuple(row.tolist()) for row in each.draft) for each in measured),
-        onward=tuple(tuple(each.onward.tolist()) for each in measured),
-        overhead=tuple(each.overhead for each in measured),
-        asking=tuple(each.asking for each in measured),
-    )
+    meter = BatchMeter(target, draft, plan, rng)
+    for done, batch in enumerate(meter.batches):
+        progress(done, len(meter.batches))
+        began = time.perf_counter()
+        meter.warm(batch)
+        while meter.fewest(batch) < LEAST or time.perf_counter() - began < plan.seconds:
+            meter.turn(batch)
+    progress(len(meter.batches), len(meter.batches))
+    return meter.costs()
 
 
 def _starts(plan: BatchMeterPlan, limit: int) -> list[int]:
@@ -155,148 +214,7 @@ def _starts(plan: BatchMeterPlan, limit: int) -> list[int]:
     return sorted(starts)
 
 
-@dataclass(frozen=True)
-class _Measured:
-    """Medians of one batch size: ``[C, G + 1]``, ``[C, 2]``, ``[C]``, and over all contexts."""
-
-    verify: Floats
-    draft: Floats
-    onward: Floats
-    overhead: float
-    asking: float
-
-
-def _measure(
-    target: StaticRows,
-    draft: StaticRows,
-    plan: BatchMeterPlan,
-    where: tuple[int, Sequence[int]],
-    rng: np.random.Generator,
-) -> _Measured:
-    """All contexts of one batch size, by turns."""
-    batch, starts = where
-    steps: list[list[_TimedStep]] = [[] for _ in starts]
-    began, rounds = time.perf_counter(), 0
-    while rounds < 2 or _fewest(steps, batch, plan.gamma_max) < LEAST or time.perf_counter() - began < plan.seconds:
-        for place in rng.permutation(len(starts)):
-            prompts = [_cut(plan.text, starts[place], rng) for _ in range(batch)]
-            run = batched_decode(
-                target,
-                draft,
-                RandomLengths(plan.gamma_max, rng),
-                prompts,
-                DecodingSettings(plan.span),
-                BatchPlan(batch, plan.gamma_max, drain=False, timed=True),
-            )
-            if rounds:  # the first warms up
-                steps[place] += [
-                    _TimedStep(passes, spent) for spent, passes in zip(run.seconds, run.passes, strict=True)
-                ]
-        rounds += 1
-    every = [step for each in steps for step in each]
-    overhead, bookkeeping = _line([float(len(step.drafts)) for step in every], [step.rest for step in every])
-    verify = np.array([_verify(each, batch, plan.gamma_max) for each in steps])
-    lines = [_first_line(each, batch) for each in steps]
-    onward = np.array([_onward(each, batch, line[0]) for each, line in zip(steps, lines, strict=True)])
-    added = [extra for each in zip(steps, lines, onward, strict=True) for extra in _added(*each, batch)]
-    opening = np.array([[one, one + more] for one, more in lines])
-    return _Measured(verify, opening + bookkeeping, onward + bookkeeping, overhead, max(0.0, float(np.median(added))))
-
-
-@dataclass(frozen=True)
-class _TimedStep:
-    """A step: its passes and its seconds."""
-
-    passes: list[Pass]
-    seconds: float
-
-    @property
-    def drafts(self) -> list[Pass]:
-        """Those of the drafter."""
-        return [p for p in self.passes if p.kind == "draft"]
-
-    @property
-    def rest(self) -> float:
-        """What the step took outside its passes."""
-        return self.seconds - sum(p.seconds for p in self.passes)
-
-
 def _cut(text: Sequence[int], length: int, rng: np.random.Generator) -> list[int]:
     """Tokens from anywhere in the text."""
     start = int(rng.integers(len(text)))
     return [text[(start + index) % len(text)] for index in range(length)]
-
-
-def _fewest(steps: Sequence[Sequence[_TimedStep]], batch: int, gamma_max: int) -> int:
-    """Samples of the kind of pass with the fewest, at the context with the fewest."""
-    fewest = [len(samples) for each in steps for samples in _by_width(each, batch, gamma_max)]
-    for each in steps:
-        fewest += [len(_first(each, batch)), sum(p.signals for step in each for p in step.drafts)]
-        if gamma_max > 1:
-            fewest.append(len(_later(each, batch)))
-    return min(fewest)
-
-
-def _by_width(steps: Sequence[_TimedStep], batch: int, gamma_max: int) -> list[list[float]]:
-    """Seconds of the target's passes of the whole batch over 1, 2, ... tokens of every request."""
-    samples: list[list[float]] = [[] for _ in range(gamma_max + 1)]
-    for step in steps:
-        for p in step.passes:
-            if p.kind == "verify" and p.tokens % batch == 0:
-                samples[p.tokens // batch - 1].append(p.seconds)
-    return samples
-
-
-def _verify(steps: Sequence[_TimedStep], batch: int, gamma_max: int) -> Floats:
-    return np.array([np.median(samples) for samples in _by_width(steps, batch, gamma_max)])
-
-
-def _first(steps: Sequence[_TimedStep], batch: int) -> list[Pass]:
-    """First passes of the drafter over the whole batch, without signals."""
-    passes = [step.drafts[0] for step in steps if step.drafts]
-    return [p for p in passes if p.rows == batch and not p.signals]
-
-
-def _later(steps: Sequence[_TimedStep], batch: int) -> list[Pass]:
-    """Its later passes likewise."""
-    return [p for step in steps for p in step.drafts[1:] if p.rows == batch and not p.signals]
-
-
-def _beyond(p: Pass) -> float:
-    """Tokens beyond one that a request takes in, on average; more than one cost what one costs."""
-    return min(1.0, p.tokens / p.rows - 1)
-
-
-def _first_line(steps: Sequence[_TimedStep], batch: int) -> tuple[float, float]:
-    """Seconds of a first pass over one token of every request, and what a second one adds."""
-    passes = _first(steps, batch)
-    return _line([_beyond(p) for p in passes], [p.seconds for p in passes])
-
-
-def _onward(steps: Sequence[_TimedStep], batch: int, first: float) -> float:
-    """Seconds of a later pass; where drafts of one token have none, those of the first."""
-    passes = _later(steps, batch)
-    return float(np.median([p.seconds for p in passes])) if passes else first
-
-
-def _added(steps: Sequence[_TimedStep], line: tuple[float, float], onward: float, batch: int) -> list[float]:
-    """What passes with signals took longer than those without."""
-    extra = []
-    for step in steps:
-        for depth, p in enumerate(step.drafts):
-            if p.signals and p.rows == batch:
-                extra.append(p.seconds - (onward if depth else line[0] + line[1] * _beyond(p)))
-    return extra
-
-
-def _line(x: Sequence[float], y: Sequence[float]) -> tuple[float, float]:
-    """Value at 0 and slope, neither below 0: the median slope of pairs, each of a lower and an upper half by ``x``
-    (Theil's abbreviated method, 1950), and the median of what it leaves.
-    """
-    order = np.argsort(x, kind="stable")
-    xs, ys = np.array(x)[order], np.array(y)[order]
-    half = len(xs) // 2
-    across, up = xs[len(xs) - half :] - xs[:half], ys[len(ys) - half :] - ys[:half]
-    slopes = up[across > 0] / across[across > 0]
-    slope = max(0.0, float(np.median(slopes))) if len(slopes) else 0.0
-    return max(0.0, float(np.median(ys - slope * xs))), slope

@@ -38,6 +38,8 @@ class Pass(NamedTuple):
         kind: of the drafter or of the target.
         rows: requests that took part.
         tokens: that they took in together.
+        span: rows of the cache that the pass saw: from the first of them to the last.
+        widest: most tokens of one of them.
         context: tokens of the longest of them, before the step.
         signals: whether signals of drafted tokens were computed and read.
         seconds: of the pass, its tokens chosen and, where they are read at once, read.
@@ -46,9 +48,21 @@ class Pass(NamedTuple):
     kind: Literal["draft", "verify"]
     rows: int
     tokens: int
+    span: int
+    widest: int
     context: int
     signals: bool
     seconds: float
+
+    @property
+    def gap(self) -> int:
+        """Rows between the first and the last that take no part."""
+        return self.span - self.rows
+
+    @property
+    def padded(self) -> int:
+        """Places of attention that no token fills: every row of the span is as wide as the widest."""
+        return self.span * self.widest - self.tokens
 
 
 @dataclass
@@ -248,7 +262,7 @@ class _BatchLoop:
     ) -> _Drafted:
         """One token of each slot."""
         asks = asks_after_each_token(reads)
-        with self.timing("draft", len(slots), asks) as timing:
+        with self.timing("draft", slots, asks) as timing:
             if before is None:
                 texts = [self.requests[slot].text[self.draft.length(slot) :] for slot in slots]
                 counts = [len(text) for text in texts]
@@ -258,7 +272,7 @@ class _BatchLoop:
                 if len(slots) < len(before.slots):
                     kept = [before.slots.index(slot) for slot in slots]
                     fed = fed.index_select(0, upload(kept, fed.device))
-            timing.tokens = len(fed)
+            timing.counts = counts
             logits = self.draft.step(slots, counts, fed)
             if max(counts) > 1:
                 ends = [end - 1 for end in accumulate(counts)]
@@ -272,7 +286,7 @@ class _BatchLoop:
         """All tokens that the target took in, row by row, and its own choice after each: the step's one read."""
         slots = list(self.requests)
         counts = [verified[slot] + 1 for slot in slots]
-        with self.timing("verify", len(slots), False) as timing:
+        with self.timing("verify", slots, False) as timing:
             last = upload([self.requests[slot].text[-1] for slot in slots], self.device)
             pool = torch.cat((last, *(each.tokens.to(self.device) for each in depths)))
             starts = [len(slots)]
@@ -283,7 +297,7 @@ class _BatchLoop:
                 order.append(place)
                 order += [starts[depth] + depths[depth].slots.index(slot) for depth in range(verified[slot])]
             fed = pool.index_select(0, upload(order, self.device))
-            timing.tokens = len(order)
+            timing.counts = counts
             best = self.target.step(slots, counts, fed).argmax(-1)
             tokens, own = torch.stack((fed, best)).tolist()
         return tokens, own
@@ -318,26 +332,29 @@ class _BatchLoop:
         """Whether a drafted token that was read ends the text."""
         return asks_after_each_token(reads) and signal.token in self.settings.end_tokens
 
-    def timing(self, kind: Literal["draft", "verify"], rows: int, signals: bool) -> _Timing:
-        return _Timing(self, kind, rows, signals)
+    def timing(self, kind: Literal["draft", "verify"], slots: Sequence[int], signals: bool) -> _Timing:
+        return _Timing(self, kind, slots, signals)
 
 
 class _Timing:
     """Times one pass, if the plan says so."""
 
-    def __init__(self, loop: _BatchLoop, kind: Literal["draft", "verify"], rows: int, signals: bool) -> None:
-        self._loop, self._kind, self._rows, self._signals = loop, kind, rows, signals
-        self.tokens = 0
+    counts: Sequence[int]  # tokens of each slot
+
+    def __init__(self, loop: _BatchLoop, kind: Literal["draft", "verify"], slots: Sequence[int], signals: bool) -> None:
+        self._loop, self._kind, self._slots, self._signals = loop, kind, slots, signals
 
     def __enter__(self) -> _Timing:
         if self._loop.plan.timed:
             self._context, self._began = self._loop.context(), seconds(self._loop.device)
         return self
 
-    def __exit__(self, *_: object) -> None:
-        if self._loop.plan.timed:
+    def __exit__(self, kind: object, *_: object) -> None:
+        if self._loop.plan.timed and kind is None:
             spent = seconds(self._loop.device) - self._began
-            self._loop.passes.append(Pass(self._kind, self._rows, self.tokens, self._context, self._signals, spent))
+            rows, span = len(self._slots), self._slots[-1] + 1 - self._slots[0]
+            shape = (rows, sum(self.counts), span, max(self.counts), self._context)
+            self._loop.passes.append(Pass(self._kind, *shape, self._signals, spent))
 
 
 def _signals(logits: Tensor, tokens: Tensor, reads: Reads, depth: int) -> list[Signal]:

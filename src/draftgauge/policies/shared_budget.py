@@ -64,7 +64,7 @@ class PassCosts(Protocol):
         """What reading signals adds to it."""
         ...
 
-    def step_seconds(self, batch: int) -> NDArray[np.float64]:
+    def step_seconds(self, batch: NDArray[np.int64] | int) -> NDArray[np.float64]:
         """Seconds of a step outside its passes."""
         ...
 
@@ -110,8 +110,10 @@ class SharedBudget:
         self.decision = decision_of(policies[0])
         self._costs, self._batch = costs, len(policies)
         self._prices: dict[int, _Prices] = {}
+        self._prices_at: dict[int, _Prices] = {}
+        self._rest = [0.0, *costs.step_seconds(np.arange(1, self._batch + 1)).tolist()]
         self._longest = costs.gamma_max * self._batch
-        self._spent = self._price(costs.contexts[0]).verify[0] + float(costs.step_seconds(self._batch))
+        self._spent = self._price(costs.contexts[0]).verify[0] + self._rest[self._batch]
         self._tokens, self._seconds = float(self._batch), self._spent  # as without drafts
         self._stands: dict[int, list[float]] = {}
 
@@ -127,10 +129,9 @@ class SharedBudget:
     def first(self, opening: Opening) -> list[int]:
         """The requests whose first token is worth its time together."""
         self._now = self._price(opening.context)
-        self._active = len(opening.caps)
         self._stands = {slot: [] for slot in opening.caps}
         self._planned = 0
-        self._spent = float(self._costs.step_seconds(self._active))
+        self._spent = self._rest[len(opening.caps)]
         chances = {}
         for slot, cap in opening.caps.items():
             self._trackers[slot].limit()
@@ -151,13 +152,16 @@ class SharedBudget:
     def verified(self, drafted: Mapping[int, int]) -> Mapping[int, int]:
         """As many of the drafted tokens, the likeliest first, as pay for their verification."""
         ranked = sorted(((stand, slot) for slot, stands in self._stands.items() for stand in stands), reverse=True)
-        gains = np.cumsum([0.0, *(stand for stand, _ in ranked)])
-        seconds = np.array(self._now.verify[: len(ranked) + 1])
-        best = int(np.argmax(gains - self.rate * seconds))
+        rate, seconds = self.rate, self._now.verify
+        best, gain, worth = 0, 0.0, -rate * seconds[0]
+        for count, (stand, _) in enumerate(ranked, start=1):
+            gain += stand
+            if gain - rate * seconds[count] > worth:
+                best, worth = count, gain - rate * seconds[count]
         counts = dict.fromkeys(drafted, 0)
         for _, slot in ranked[:best]:
             counts[slot] += 1
-        self._spent += float(seconds[best])
+        self._spent += seconds[best]
         self._tokens, self._seconds = KEEPS * self._tokens, KEEPS * self._seconds + self._spent
         return counts
 
@@ -202,7 +206,10 @@ class SharedBudget:
 
     def _price(self, context: int) -> _Prices:
         """The costs at the nearest context length that was measured."""
-        node = min(range(len(self._costs.contexts)), key=lambda i: abs(self._costs.contexts[i] - context))
-        if node not in self._prices:
-            self._prices[node] = _Prices(self._costs, self._batch, self._costs.contexts[node])
-        return self._prices[node]
+        if context not in self._prices_at:
+            measured = self._costs.contexts
+            node = min(range(len(measured)), key=lambda i: abs(measured[i] - context))
+            if node not in self._prices:
+                self._prices[node] = _Prices(self._costs, self._batch, measured[node])
+            self._prices_at[context] = self._prices[node]
+        return self._prices_at[context]

@@ -2,7 +2,8 @@
 
 What a request commits does not depend on its neighbours, so the trace of single requests holds the outcome of every
 step of any batch. What a step takes depends on all of them: the drafter's passes, one a depth over the requests that
-still draft, and one verification of all tokens.
+still draft, and one verification of all tokens. Passes in which requests between others are missing, or have fewer
+tokens than others, take longer than even ones.
 """
 
 from __future__ import annotations
@@ -109,14 +110,16 @@ class _Passes:
     rows: list[int] = field(default_factory=list)
     tokens: list[int] = field(default_factory=list)
     contexts: list[int] = field(default_factory=list)
+    padded: list[int] = field(default_factory=list)
 
-    def add(self, rows: int, tokens: int, context: int) -> None:
+    def add(self, rows: int, tokens: int, context: int, padded: int) -> None:
         self.rows.append(rows)
         self.tokens.append(tokens)
         self.contexts.append(context)
+        self.padded.append(padded)
 
     def columns(self) -> tuple[NDArray[np.int64], ...]:
-        return tuple(np.array(each, np.int64) for each in (self.rows, self.tokens, self.contexts))
+        return tuple(np.array(each, np.int64) for each in (self.rows, self.tokens, self.contexts, self.padded))
 
 
 class _Batch:
@@ -160,7 +163,9 @@ class _Batch:
         context = max(cursor.context for cursor in self.slots.values())
         shown = self.propose(context)
         verified = self.policy.verified({slot: len(signals) for slot, signals in shown.items()})
-        self.verifications.add(len(self.slots), sum(verified.values()) + len(self.slots), context)
+        counts = [verified[slot] + 1 for slot in self.slots]
+        padded = len(counts) * max(counts) - sum(counts)
+        self.verifications.add(len(counts), sum(counts), context, padded)
         return [slot for slot, cursor in self.slots.items() if self.commit(slot, cursor, verified[slot], shown[slot])]
 
     def propose(self, context: int) -> dict[int, list[Signal]]:
@@ -171,10 +176,11 @@ class _Batch:
         slots, depth = self.policy.first(Opening(caps, backlog, context)), 0
         while slots:
             depth += 1
+            missing = slots[-1] + 1 - slots[0] - len(slots)
             if depth == 1:
-                self.first.add(len(slots), sum(backlog[slot] for slot in slots), context)
+                self.first.add(len(slots), sum(backlog[slot] for slot in slots), context, missing)
             else:
-                self.onward.add(len(slots), len(slots), context)
+                self.onward.add(len(slots), len(slots), context, missing)
             able = {}
             for slot in slots:
                 signal = self.signal(self.slots[slot].row, depth)
@@ -212,14 +218,17 @@ class _Batch:
         return Signal(depth, confidence, entropy, margin, int(token))
 
     def seconds(self, steps: int) -> float:
-        first, (rows, _, contexts) = self.first.columns(), self.onward.columns()
+        first, onward, verified = (each.columns() for each in (self.first, self.onward, self.verifications))
         spent = [
-            self.costs.draft_seconds(*first),
-            self.costs.onward_seconds(rows, contexts),
-            self.costs.verify_seconds(*self.verifications.columns()),
+            self.costs.draft_seconds(*first[:3]),
+            self.costs.onward_seconds(onward[0], onward[2]),
+            self.costs.verify_seconds(*verified[:3]),
+            self.costs.ragged_draft_seconds(self.batch, first[3]),
+            self.costs.ragged_draft_seconds(self.batch, onward[3]),
+            self.costs.ragged_verify_seconds(self.batch, verified[3]),
         ]
         if self.asks:
-            spent += [self.costs.asking_seconds(each) for each in (first[0], rows)]
+            spent += [self.costs.asking_seconds(each) for each in (first[0], onward[0])]
         rest = steps * float(self.costs.step_seconds(self.batch))
         return float(sum(each.sum() for each in spent)) + rest + self._deciding(steps)
 

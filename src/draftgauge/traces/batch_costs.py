@@ -31,6 +31,11 @@ class BatchCosts:
             weights in the processor's caches, where the first finds the target's.
         overhead: ``[B]`` seconds that a step takes outside its passes.
         asking: ``[B]`` what a pass of the drafter takes longer where signals are read after it.
+        ragged_verify: ``[B, 2]`` what a pass of the target takes longer than one over as many tokens spread evenly:
+            once, and for every place by which requests have fewer tokens than the one with the most. Empty where it
+            was not measured: nothing is charged for it then.
+        ragged_draft: ``[B, 2]`` likewise a pass of the drafter from which requests between others are missing: once,
+            and for every one that is missing. Its cache is seen from the first request to the last.
     """
 
     batches: tuple[int, ...]
@@ -40,6 +45,8 @@ class BatchCosts:
     onward: tuple[tuple[float, ...], ...]
     overhead: tuple[float, ...]
     asking: tuple[float, ...]
+    ragged_verify: tuple[tuple[float, float], ...] = ()
+    ragged_draft: tuple[tuple[float, float], ...] = ()
 
     @property
     def gamma_max(self) -> int:
@@ -84,6 +91,14 @@ class BatchCosts:
         """What a pass of the drafter over so many requests takes longer where its signals are read."""
         return np.asarray(np.interp(batch, self.batches, self.asking))
 
+    def ragged_verify_seconds(self, batch: Numbers, padded: Numbers) -> NDArray[np.float64]:
+        """What passes of the target take longer as they are padded by so many places."""
+        return self._ragged(self.ragged_verify, batch, padded)
+
+    def ragged_draft_seconds(self, batch: Numbers, missing: Numbers) -> NDArray[np.float64]:
+        """What passes of the drafter take longer as so many requests between others are missing."""
+        return self._ragged(self.ragged_draft, batch, missing)
+
     def validate(self) -> None:
         """Raise :class:`TraceError` naming the first field whose shape or values cannot be."""
         for name in ("batches", "contexts"):
@@ -109,6 +124,21 @@ class BatchCosts:
             values = np.asarray(getattr(self, name))
             if values.shape != (len(self.batches),) or not (np.isfinite(values) & (values >= 0)).all():
                 raise TraceError(f"{name} must be seconds, 0 or more, one for each batch size")
+
+        for name in ("ragged_verify", "ragged_draft"):
+            table = getattr(self, name)
+            if table and (len(table) != len(self.batches) or {len(row) for row in table} != {2}):
+                raise TraceError(f"{name} must have two numbers for each batch size")
+            if not (np.isfinite(np.asarray(table)) & (np.asarray(table) >= 0)).all():
+                raise TraceError(f"{name} must be seconds, 0 or more")
+
+    def _ragged(self, table: tuple[tuple[float, float], ...], batch: Numbers, padded: Numbers) -> NDArray[np.float64]:
+        batch_, padded_ = np.asarray(batch, np.float64), np.asarray(padded, np.float64)
+        self._check_batch(batch_)
+        if not table:
+            return np.zeros(np.broadcast_shapes(batch_.shape, padded_.shape))
+        once, each = (np.interp(batch_, self.batches, column) for column in np.asarray(table).T)
+        return np.where(padded_ > 0, once + each * padded_, 0.0)
 
     def _check_batch(self, batch: NDArray[np.float64]) -> None:
         if batch.size and (batch.max() > self.largest or batch.min() < 1):
