@@ -182,7 +182,8 @@ def test_passes_say_their_shapes(models: tuple[StaticModel, StaticModel]) -> Non
             return [0, 2]
 
     policy = Uneven(GAMMA_MAX, 3, np.random.default_rng(0))
-    first, second, third, verify = decode(models, policy, BatchPlan(3, GAMMA_MAX, timed=True)).passes[0]
+    run = decode(models, policy, BatchPlan(3, GAMMA_MAX, drain=False, timed=True))
+    first, second, third, verify = run.passes[0]
     assert (first.rows, first.span, first.gap, first.padded) == (2, 3, 1, 1)
     assert [(p.rows, p.span, p.gap, p.padded) for p in (second, third)] == [(1, 1, 0, 0)] * 2
     assert (verify.rows, verify.tokens, verify.span, verify.widest, verify.padded) == (3, 4 + 1 + 2, 3, 4, 5)
