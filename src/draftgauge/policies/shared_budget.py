@@ -111,7 +111,7 @@ class SharedBudget:
         self._costs, self._batch = costs, len(policies)
         self._prices: dict[int, _Prices] = {}
         self._prices_at: dict[int, _Prices] = {}
-        self._rest = [0.0, *costs.step_seconds(np.arange(1, self._batch + 1)).tolist()]
+        self._rest: list[float] = [0.0, *costs.step_seconds(np.arange(1, self._batch + 1)).tolist()]
         self._longest = costs.gamma_max * self._batch
         self._spent = self._price(costs.contexts[0]).verify[0] + self._rest[self._batch]
         self._tokens, self._seconds = float(self._batch), self._spent  # as without drafts
