@@ -104,16 +104,15 @@ def encode_prompts(
         shown = ", ".join(f"{prompt.identifier} ({len(tokens)} tokens)" for prompt, tokens in long[:SHOWN])
         more = f" and {len(long) - SHOWN} more" if len(long) > SHOWN else ""
         raise PromptError(
-            f"{path}: {shown}{more} longer than the {longest} tokens that the models take beside max_new_tokens "
-            f"{max_new_tokens}: "
-            "lower max_new_tokens, or choose long_prompts truncate (keep their end) or skip"
+            f"{path}: too long are the prompts {shown}{more}; the models take {longest} tokens beside max_new_tokens "
+            f"{max_new_tokens}: lower max_new_tokens, or choose --long-prompts truncate (keep their end) or skip"
         )
     if long_prompts == "truncate":
         return [(prompt, tokens[-longest:]) for prompt, tokens in encoded]
     kept = [(prompt, tokens) for prompt, tokens in encoded if len(tokens) <= longest]
     if not kept:
         raise PromptError(
-            f"{path}: every prompt is longer than the {longest} tokens that the models take: choose long_prompts "
+            f"{path}: every prompt is longer than the {longest} tokens that the models take: choose --long-prompts "
             "truncate"
         )
     return kept

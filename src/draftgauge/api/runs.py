@@ -6,6 +6,7 @@ from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 
+from draftgauge.core.errors import PromptError
 from draftgauge.core.prompts import Prompt
 from draftgauge.models.reference import PAIR_FOLDER
 from draftgauge.traces.costs import CostCurve
@@ -15,6 +16,9 @@ from draftgauge.traces.trace import Trace
 
 BUNDLED_PROMPTS = "reference:"
 ALL_SPLITS = "all"
+SPLITS = ("train", "validation", "test")
+"""Splits of the bundled prompts. A fourth one, sealed, is for the final benchmark alone."""
+_UNCOMPRESSED_FIRST = ("none", "fp32", "bf16", "fp16", "int8", "nf4")
 
 EncodedPrompt = tuple[Prompt, list[int]]
 
@@ -22,14 +26,24 @@ EncodedPrompt = tuple[Prompt, list[int]]
 def prompt_file(prompts: str | Path | None, split: str = "test") -> Path:
     """What a prompts argument means: a path, ``reference:SPLIT`` and None for bundled prompts, ``reference:all`` for
     all of them.
+
+    Raises:
+        PromptError: for a split of the bundled pair that there is not.
     """
     if prompts is None:
-        return PAIR_FOLDER / "prompts" / f"{split}.jsonl"
+        return _bundled_file(split)
     if str(prompts) == f"{BUNDLED_PROMPTS}{ALL_SPLITS}":
         return PAIR_FOLDER / "prompts"
     if str(prompts).startswith(BUNDLED_PROMPTS):
-        return PAIR_FOLDER / "prompts" / f"{str(prompts).removeprefix(BUNDLED_PROMPTS)}.jsonl"
+        return _bundled_file(str(prompts).removeprefix(BUNDLED_PROMPTS))
     return Path(prompts)
+
+
+def _bundled_file(split: str) -> Path:
+    path = PAIR_FOLDER / "prompts" / f"{split}.jsonl"
+    if not path.is_file():
+        raise PromptError(f"the bundled pair has no prompts of split {split!r}: choose one of {', '.join(SPLITS)}")
+    return path
 
 
 def prompt_name(path: Path) -> str:
@@ -40,10 +54,10 @@ def prompt_name(path: Path) -> str:
 
 
 def select_runs(folder: Path) -> list[tuple[Path, Manifest]]:
-    """The runs at a place with their manifests, uncompressed targets first."""
-    order = ("none", "bf16", "fp16", "int8", "nf4")
+    """The runs at a place with their manifests, uncompressed targets first, checkpoints that come quantised last."""
+    order = {name: place for place, name in enumerate(_UNCOMPRESSED_FIRST)}
     runs = [(run, Manifest.load(run)) for run in find_runs(folder)]
-    return sorted(runs, key=lambda r: (order.index(r[1].target.compression), r[0].name))
+    return sorted(runs, key=lambda r: (order.get(r[1].target.compression, len(order)), r[0].name))
 
 
 def read_run(run: Path, tasks: Sequence[str] | None = None, split: str | None = None) -> tuple[Trace, CostCurve]:

@@ -25,8 +25,9 @@ from draftgauge.core.errors import DraftgaugeError
 from draftgauge.core.progress import Progress
 
 # Into a file or a pipe tables may be wide; 80 columns would cut their headings.
-console = Console() if Console().is_terminal else Console(width=132)
-errors = Console(stderr=True)
+# No emoji codes: a policy such as fixed:-1: is shown as it was written.
+console = Console(emoji=False) if Console().is_terminal else Console(width=132, emoji=False)
+errors = Console(stderr=True, emoji=False)
 EXIT_INCOMPLETE = 1
 EXIT_USAGE = 2
 EXIT_INTERRUPTED = 130

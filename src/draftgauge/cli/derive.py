@@ -8,6 +8,7 @@ fail with the same words.
 from __future__ import annotations
 
 import inspect
+import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Annotated, Any, cast, get_origin, get_type_hints
@@ -18,6 +19,7 @@ from cyclopts.group import Group
 from draftgauge.cli.console import EXIT_INCOMPLETE, IncompleteError, friendly_errors, save_json
 from draftgauge.core.config import type_name
 from draftgauge.core.errors import DraftgaugeError
+from draftgauge.core.files import require_writable
 from draftgauge.core.settings import Setting, get_setting, make_request, settings_of, summary_of
 
 PANEL = 3  # settings that a part of a request has at least, to be shown under a heading of its own
@@ -46,8 +48,8 @@ def add_verb(app: App, name: str, show: Callable[..., Rows | None], resume: str 
         further = {parameter.name: options.pop(parameter.name) for parameter in own if parameter.name in options}
         given = _positional(request_class, arguments) | options
         with friendly_errors(resume) as outcome:
-            request = make_request(request_class, keywords=given, spelled=lambda entry: entry.option)
             target = None if json is None else Path(json)
+            request = _request_of(request_class, given)
             _check_destination(target, request)
             try:
                 rows = show(request, **further)
@@ -65,6 +67,18 @@ def add_verb(app: App, name: str, show: Callable[..., Rows | None], resume: str 
     command.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
     command.__annotations__ = {parameter.name: parameter.annotation for parameter in parameters}
     app.command(command, name=name, help=summary_of(request_class), sort_key=len(list(app)))
+
+
+def _request_of(request_class: type, given: Mapping[str, Any]) -> Any:
+    """The request, whose refusals name settings as the command line does: ``--max-new-tokens``."""
+    try:
+        return make_request(request_class, keywords=given, spelled=lambda entry: entry.option)
+    except DraftgaugeError as error:
+        options = {entry.name: entry.option for entry in settings_of(request_class) if not entry.positional}
+        named = re.match(r"\w+(?= must | takes )", str(error))
+        if named is None or named[0] not in options:
+            raise
+        raise type(error)(options[named[0]] + str(error)[named.end() :]) from error
 
 
 def _positional(request_class: type, arguments: tuple[Any, ...]) -> dict[str, Any]:
@@ -114,7 +128,7 @@ def _negative(entry: Setting) -> Any:
 
 def _shown(default: Any) -> Any:
     """How the help shows a default; False where there is nothing to show."""
-    if default in (None, ()):
+    if default in (None, (), ""):
         return False
     text = ",".join(map(str, default)) if isinstance(default, tuple) else str(default)
     return lambda value: text
@@ -123,7 +137,9 @@ def _shown(default: Any) -> Any:
 def _metavar(annotation: Any) -> str:
     """``INT``, ``PATH``, ``LIST``, without the ``or none`` that leaving an option out stands for."""
     words = type_name(annotation).replace(" or none", "")
-    return "LIST" if words.startswith("list of") else "TEXT" if "str" in words.split(" or ") else words.upper()
+    if words.startswith("list of"):
+        return "LIST"
+    return "TEXT" if "str" in words.split(" or ") or words.startswith("'") else words.upper()
 
 
 def _panel(request_class: type, entry: Setting) -> dict[str, Any]:
@@ -144,6 +160,7 @@ def _check_destination(json: Path | None, request: Any) -> None:
         return
     if json.is_dir() or any(parent.is_file() for parent in json.parents):
         raise DraftgaugeError(f"--json {json}: name a file in a folder, not a folder or a place below a file")
+    require_writable(json.parent)
     if json.exists() and any(path.exists() and json.samefile(path) for path in _paths(request)):
         raise DraftgaugeError(f"--json {json} is one of the files to read; choose another file")
 

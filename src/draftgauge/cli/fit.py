@@ -32,7 +32,14 @@ def fit(request: FitRequest) -> list[dict[str, Any]]:
 
     rows = run(request)
     compared = any(row.get("best_rival") is not None for row in rows)
-    show_table(f"{request.policy} on the validation prompts", rows, COLUMNS | (OVER_ONE_SOURCE if compared else {}))
+    if any("prompts" in row for row in rows):
+        show_table(f"{request.policy} on the validation prompts", rows, COLUMNS | (OVER_ONE_SOURCE if compared else {}))
+    else:
+        console.print(
+            f"fitted {request.policy} on {rows[0]['trained_prompts']} prompts; what it gains is not shown, as the run "
+            "has too few validation prompts: replay it on test prompts",
+            highlight=False,
+        )
     said = f"wrote {request.out}\nNext: draftgauge replay {request.folder} --policy {request.out}"
     console.print(said, highlight=False)
     return rows

@@ -14,6 +14,13 @@ from draftgauge.api.requests import GenerateRequest
 from draftgauge.cli.console import console, errors, progress
 
 STYLES = {"accepted": "green", "text": "yellow", "corrected": "bold red", "bonus": "bold cyan", "plain": ""}
+LEGEND = {
+    "accepted": "accepted from the draft",
+    "text": "accepted from the text itself",
+    "corrected": "the target's, in place of a rejected token",
+    "bonus": "the target's, after a draft accepted whole",
+    "plain": "the target's, without a draft",
+}
 STANDARD_INPUT = "/dev/stdin"
 
 
@@ -38,14 +45,17 @@ def generate(
         _, result = run(request, on_text=stream, progress=advance)
     console.print()
     if show_drafts:
-        legend = "  ".join(f"[{style}]{name}[/]" if style else name for name, style in STYLES.items())
-        errors.print(legend)
+        legend = "  ".join(f"[{style}]{LEGEND[name]}[/]" if style else LEGEND[name] for name, style in STYLES.items())
+        errors.print(legend, soft_wrap=True, highlight=False)
     row = generation_row(request, result)
-    looked_up = f" and {row['appended']} looked-up" if row["appended"] else ""
+    proposed = row["drafted"] + row["appended"]
+    said = "drafted tokens accepted"
+    if row["appended"]:
+        said = f"tokens accepted that were drafted ({row['drafted']}) or looked up in the text ({row['appended']})"
     errors.print(
         f"{row['tokens']} tokens in {row['steps']} steps ({row['tokens_per_step']:.2f} a step), "
-        f"{row['accepted']} of {row['drafted']} drafted{looked_up} tokens accepted, "
-        f"{row['tokens_per_second']:.0f} tokens/s",
+        f"{row['accepted']} of {proposed} {said}, {row['tokens_per_second']:.0f} tokens/s",
         highlight=False,
+        soft_wrap=True,
     )
     return [row]

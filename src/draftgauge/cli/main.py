@@ -6,7 +6,7 @@ import sys
 from collections.abc import Sequence
 from importlib.metadata import version
 
-from cyclopts import App, CycloptsError
+from cyclopts import App, CycloptsError, UnusedCliTokensError
 
 from draftgauge.cli import (
     advise,
@@ -87,6 +87,9 @@ def run(arguments: Sequence[str] | None = None) -> int:
     app = make_app()
     try:
         command, bound, _ = app.parse_args(words, exit_on_error=False, print_error=False)
+    except UnusedCliTokensError as error:
+        fail(f"nothing is known of {' '.join(error.unused_tokens)!r} here: draftgauge VERB --help lists what there is")
+        return EXIT_USAGE
     except CycloptsError as error:
         fail(" ".join(str(error).split()))
         return EXIT_USAGE

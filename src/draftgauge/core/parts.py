@@ -16,7 +16,7 @@ class DeviceSpec:
     """Where models run.
 
     Attributes:
-        device: cpu, cuda, cuda:1 ...; a GPU if there is one.
+        device: 'cpu', 'cuda', 'cuda:1' ...; a GPU if there is one.
     """
 
     device: str | None = None
@@ -104,3 +104,11 @@ def at_least_one(spec: Any, *names: str) -> None:
         value = getattr(spec, name)
         if value is not None and value < 1:
             raise DraftgaugeError(f"{name} must be at least 1, not {value}")
+
+
+def positive(spec: Any, *names: str) -> None:
+    """Refuse a request whose fields of these names are given and not above 0."""
+    for name in names:
+        value = getattr(spec, name)
+        if value is not None and not value > 0:
+            raise DraftgaugeError(f"{name} must be above 0, not {value:g}")

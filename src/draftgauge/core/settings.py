@@ -182,7 +182,7 @@ def _own_attribute_docs(cls: type) -> dict[str, str]:
         elif line.strip():
             for name in names:
                 docs[name].append(line.strip())
-    return {name: " ".join(text).replace("``", "") for name, text in docs.items()}
+    return {name: " ".join(text).replace("``", "'") for name, text in docs.items()}
 
 
 def _walk(cls: type, default: Mapping[str, Any], path: tuple[str, ...]) -> Iterator[Setting]:

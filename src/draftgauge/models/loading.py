@@ -47,6 +47,8 @@ __all__ = ["ENGINES", "check_same_vocabulary", "end_tokens", "fingerprint", "loa
 ENGINES = ("auto", "lean", "static", "modules", *GGUF_ENGINES)
 DEVICE_MAPS = ("auto", "balanced", "balanced_low_0", "sequential")
 SMALL_BYTES = 1 << 28
+OF_MODELS = ("config.json", "tokenizer_config.json", "tokenizer.json")
+"""Files of which a folder of a model or a tokenizer has one."""
 
 
 def load_model(
@@ -238,6 +240,8 @@ def _from_pretrained(auto: Any, source: str | Path, how: str = "from_pretrained"
         raise ModelError(
             f"there is no model folder {source}: give the folder that save_pretrained wrote, or a model id of the hub"
         )
+    if Path(source).is_dir() and not any((Path(source) / name).is_file() for name in OF_MODELS):
+        raise ModelError(f"{source} is not a model folder, it has no config.json{_instead(Path(source))}")
     try:
         return getattr(auto, how)(str(source), **options)
     except ImportError as error:
@@ -246,9 +250,20 @@ def _from_pretrained(auto: Any, source: str | Path, how: str = "from_pretrained"
         raise ModelError(f"cannot load {source}: {_advice(error)}") from error
 
 
+def _instead(folder: Path) -> str:
+    """What a folder that is no model's is, where it can be told."""
+    if (folder / "drafter.json").is_file():
+        return "; it is a trained drafter: give it as --drafter"
+    if (folder / "manifest.json").is_file():
+        return "; it is a recorded run"
+    return ""
+
+
 def _advice(error: Exception) -> str:
     """First lines of a loading error, with what to do where transformers does not say it."""
     text = " ".join(str(error).split())
+    if "connect to 'https" in text:
+        return "there is no such folder here, and the model hub cannot be reached: check the name, or the connection"
     if "trust_remote_code" in text:
         return (
             "it comes with Python code of its own, which runs only where trust_remote_code is asked for; "

@@ -18,7 +18,7 @@ from draftgauge.api.requests.parts import (
     SeedSpec,
 )
 from draftgauge.core.errors import DraftgaugeError
-from draftgauge.core.parts import at_least_one
+from draftgauge.core.parts import at_least_one, positive
 from draftgauge.core.settings import setting
 
 DATASTORE_TOKENS = 1 << 17
@@ -36,7 +36,8 @@ class ProfileRequest:
         out: folder for the trace; run again with the same folder to resume.
         seconds: record no further prompt of a compression after this time, tasks by turns; measuring costs comes on
             top. Run again to record more. All prompts if left out.
-        batches: also measure what passes of so many requests together cost, e.g. 1,2,4,8; for `replay --batches`.
+        batches: also measure what passes of so many requests together cost, e.g. 1,2,4,8;
+            for 'draftgauge replay --batches'.
         outputs: record these answers of a serving engine, a file in OpenAI's batch output format whose custom_id are
             the prompts' ids, in place of outputs decoded here.
         plan: say what memory and disk it takes, and record nothing.
@@ -59,6 +60,7 @@ class ProfileRequest:
 
     def __post_init__(self) -> None:
         _check_batches(self.batches)
+        positive(self, "seconds")
         if self.seconds is not None and self.where.in_parts:
             raise DraftgaugeError("workers record all of their prompts: leave out --seconds")
         if self.outputs is not None and (self.sampling.temperature > 0 or self.sampling.checkpoint_sampling):
@@ -76,12 +78,12 @@ class FitRequest:
 
     Attributes:
         folder: a recorded run, or a folder of runs, with training prompts.
-        policy: stopping, two-source, specdec++ or speckv.
+        policy: 'stopping', 'two-source', 'specdec++' or 'speckv'.
         out: file to write, ending in .json; give it to --policy of replay and bench.
         tasks: learn from the prompts of these tasks only, separated by commas.
         compression: learn from the runs of these compressions only, separated by commas.
-        horizon: stopping, two-source: tokens to look ahead; 1 for the one-step rule.
-        online: stopping: go on calibrating while running.
+        horizon: of 'stopping' and 'two-source': tokens to look ahead; 1 for the one-step rule.
+        online: of 'stopping': go on calibrating while running.
     """
 
     folder: Path = setting(positional=True)
@@ -92,6 +94,12 @@ class FitRequest:
     horizon: int = 8
     online: bool = False
     randomness: SeedSpec = SeedSpec()
+
+    def __post_init__(self) -> None:
+        if self.online and self.policy != "stopping":
+            raise DraftgaugeError(
+                f"only 'stopping' goes on calibrating while running: leave out --online for {self.policy!r}"
+            )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -197,8 +205,11 @@ class BenchRequest:
 
     def __post_init__(self) -> None:
         at_least_one(self, "rounds")
+        positive(self, "seconds")
         if self.urls and self.datastore is not None:
             raise DraftgaugeError("servers look tokens up by their own settings: leave out --datastore")
+        if not self.urls and (self.advice is not None or self.costs_out is not None):
+            raise DraftgaugeError("--advice and --costs-out are of running servers: name these with --url")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -256,7 +267,7 @@ class AdviseRequest:
 
     Attributes:
         folder: a recorded run; may be left out with --url or --requests.
-        engine: draftgauge, transformers, gguf, llama-server, vllm or sglang.
+        engine: 'draftgauge', 'transformers', 'gguf', 'llama-server', 'vllm' or 'sglang'.
         costs: JSON of what a step costs in the engine; those of the run, where draftgauge's loop decodes, if left out.
         url: a running server of the engine, e.g. http://127.0.0.1:8000.
         model: the model that the server must serve, or else it is refused.

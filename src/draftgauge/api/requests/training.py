@@ -34,7 +34,7 @@ class ExportRequest:
     Attributes:
         drafter: folder of a drafter that 'draftgauge train' wrote.
         out: folder of the checkpoint.
-        format: eagle3, which vLLM, SGLang and speculators load; for drafters of the design 'hidden'.
+        format: 'eagle3', which vLLM, SGLang and speculators load; for drafters of the design 'hidden'.
     """
 
     drafter: Path = setting(positional=True)
@@ -106,7 +106,7 @@ class StudyKvshotRequest:
 
     Attributes:
         out: folder of the study; the same folder goes on where it was stopped.
-        preset: smoke, quick (three to five seeds, on a laptop), depth (quick and deeper KV drafters) or full.
+        preset: 'smoke', 'quick' (three to five seeds, on a laptop), 'depth' (quick and deeper KV drafters) or 'full'.
         held_out: prompts to measure on; the bundled test prompts if left out.
         plan: print trainings and hours, and what of them is left in the folder, and run nothing.
     """

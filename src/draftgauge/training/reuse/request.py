@@ -56,7 +56,7 @@ class TrainingSpec(CodeSpec, SeedSpec, DeviceSpec, TeacherSpec, ChatSpec):
     """How to train one drafter. Order of data, loss and optimiser follow from it alone, whatever the design.
 
     Attributes:
-        reuse: design of the drafter: hidden, kv, hybrid, cross or none.
+        reuse: design of the drafter: 'hidden', 'kv', 'hybrid', 'cross' or 'none'.
         layers: of the drafter; more than one for ``kv`` and ``none`` only.
         injection: how keys and values of several target layers enter: concat, project or project-rope.
         taps: decoder layers of the target to read, counted from 0, or a rule: eagle3 (low, middle, high; the default)
@@ -76,7 +76,8 @@ class TrainingSpec(CodeSpec, SeedSpec, DeviceSpec, TeacherSpec, ChatSpec):
         freeze_head: leave the drafter's head as it starts, at the target's; speculators does so.
         depths: K, drafted tokens that training unrolls from every anchor.
         length: longest conversation in tokens; longer ones are cut at their end.
-        questions: how many generated questions, or at most how many prompts of the file; None takes the whole file.
+        questions: how many generated questions, or at most how many prompts of the file; 'none' takes the whole
+            file.
         new_tokens: longest answer.
         data_seed: which questions are generated, whatever the seed.
         answers: file of the answers, made where it is missing; in the run's own folder if left out. Runs that share it
@@ -88,15 +89,15 @@ class TrainingSpec(CodeSpec, SeedSpec, DeviceSpec, TeacherSpec, ChatSpec):
         batch: conversations a step.
         accumulation: parts into which the conversations of a step and a device are split, to save memory.
         learning_rate: peak; chosen by the target's width if left out.
-        warmup: share of the steps in which the rate rises; it falls as a cosine from there to ``final_rate`` of the
-            peak.
+        warmup: share of the steps in which the rate rises; it falls as a cosine from there to the final rate.
         final_rate: last learning rate as a share of the peak.
         optimizer: ``muon`` for the matrices of the blocks, with AdamW for all else, or ``adamw`` for everything.
         weight_decay: on matrices only.
         clip: largest norm of the gradient.
         loss: ``kl`` to the target's distribution; ``cross-entropy`` to it (the same gradient, another figure);
             ``greedy``: cross-entropy to the target's most probable token.
-        step_decay: depth k weighs ``step_decay ** k``, as in EAGLE-3's training.
+        step_decay: how much less each depth weighs than the one before: depth k by the k-th power, as in EAGLE-3's
+            training.
         gate_start: bias that the gate of a ``hybrid`` drafter starts from; 0 is half open.
         gate_hold: share of the steps, at the start, in which that gate is held open.
         cross_first: share of the steps, at the start, in which a ``hybrid`` drafter's cross branch alone is trained.

@@ -1,0 +1,127 @@
+"""What users get wrong ends in exit code 2 and one clear message, and help says what is to be typed."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from draftgauge.api.runs import prompt_file
+from draftgauge.cli import generate as generate_verb
+from draftgauge.cli.console import console, errors
+from draftgauge.cli.main import run
+from draftgauge.core.errors import PromptError
+from draftgauge.decoding.results import Origin
+from written_runs import write_run
+
+VERBS = (
+    ["demo"],
+    ["profile"],
+    ["fit"],
+    ["replay"],
+    ["bench"],
+    ["advise"],
+    ["generate"],
+    ["report"],
+    ["train"],
+    ["evaluate"],
+    ["diagnose"],
+    ["export"],
+    ["datastore", "build"],
+    ["study", "kvshot"],
+    ["reference", "train"],
+    ["reference", "evaluate"],
+    ["reproduce", "speckv"],
+)
+PLACE = "no/such"
+
+
+def refused(words: list[str], capsys: pytest.CaptureFixture[str]) -> str:
+    """What a command that must be refused says."""
+    capsys.readouterr()
+    assert run(words) == 2
+    said = " ".join(capsys.readouterr().err.split())
+    assert said.startswith("error: ")
+    assert "Traceback" not in said
+    return said
+
+
+@pytest.mark.parametrize(
+    ("words", "parts"),
+    [
+        (["generate", "hi", "--max-new-tokens", "-3"], ["--max-new-tokens must be at least 1, not -3"]),
+        (["generate", "hi", "--gamma-max", "0"], ["--gamma-max must be at least 1"]),
+        (["profile", "--out", PLACE, "--seconds", "-5"], ["--seconds must be above 0, not -5"]),
+        (["profile", "--out", PLACE, "--long-prompts", "no"], ["--long-prompts must be one of error, truncate, skip"]),
+        (["bench", "--seconds", "-1"], ["--seconds must be above 0"]),
+        (["bench", "--advice", "advice.json"], ["--advice", "--url"]),
+        (["bench", "--costs-out", "costs.json"], ["--costs-out", "--url"]),
+        (["fit", PLACE, "--policy", "speckv", "--online", "--out", "x.json"], ["--online", "'speckv'"]),
+        (["profile", "--out", PLACE, "--prompts", "reference:nope"], ["'nope'", "train, validation, test"]),
+        (["profile", "--out", PLACE, "--split", "nope"], ["'nope'", "train, validation, test"]),
+        (["replay", PLACE, "more"], ["more"]),
+    ],
+)
+def test_values_that_cannot_be(words: list[str], parts: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    said = refused(words, capsys)
+    assert all(part in said for part in parts), said
+
+
+def test_a_colon_and_a_number_are_no_emoji(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    write_run(tmp_path / "run", 8)
+    assert "fixed:-1:" in refused(["replay", str(tmp_path / "run"), "--policy", "fixed:-1"], capsys)
+    assert console._emoji is errors._emoji is False
+
+
+def test_a_json_file_that_cannot_be_written_is_refused_before_the_work(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def denied(*_: object, **__: object) -> None:
+        raise PermissionError(13, "Permission denied")
+
+    monkeypatch.setattr(Path, "mkdir", denied)
+    said = refused(["replay", str(tmp_path / "none"), "--json", str(tmp_path / "new" / "rows.json")], capsys)
+    assert "cannot write" in said
+    assert "Permission denied" in said
+
+
+@pytest.mark.parametrize(
+    ("name", "hint"), [("notes.txt", ""), ("drafter.json", "--drafter"), ("manifest.json", "a recorded run")]
+)
+def test_a_folder_that_is_no_model(name: str, hint: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / name).write_text("{}")
+    said = refused(["generate", "hi", "--draft", str(tmp_path)], capsys)
+    assert f"{tmp_path} is not a model folder" in said
+    assert hint in said
+
+
+def test_a_model_that_is_neither_here_nor_to_be_had(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from transformers import AutoConfig, AutoTokenizer
+
+    def unreachable(*_: object, **__: object) -> None:
+        raise OSError("We couldn't connect to 'https://a.hub' to load the files")
+
+    for auto in (AutoConfig, AutoTokenizer):
+        monkeypatch.setattr(auto, "from_pretrained", unreachable)
+    monkeypatch.setattr("transformers.PreTrainedConfig.get_config_dict", unreachable)
+    assert "no such folder here" in refused(["generate", "hi", "--target", "nothere"], capsys)
+
+
+@pytest.mark.parametrize("verb", VERBS, ids=" ".join)
+def test_help_shows_values_as_they_are_typed(verb: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    assert run([*verb, "--help"]) == 0
+    words = " ".join(capsys.readouterr().out.replace("│", " ").split())
+    assert "[default: ]" not in words
+    for wrong in ("Cpu", "Kl ", "Eagle3", "'EAGLE3'", "'TRAIN'", "`"):
+        assert wrong not in words, wrong
+
+
+def test_the_sealed_prompts_are_not_offered() -> None:
+    with pytest.raises(PromptError, match="train, validation, test"):
+        prompt_file("reference:nope")
+
+
+def test_every_colour_of_a_token_is_explained() -> None:
+    assert set(generate_verb.LEGEND) == set(generate_verb.STYLES) == set(Origin.__args__)  # type: ignore[attr-defined]
