@@ -104,8 +104,9 @@ def encode_prompts(
         shown = ", ".join(f"{prompt.identifier} ({len(tokens)} tokens)" for prompt, tokens in long[:SHOWN])
         more = f" and {len(long) - SHOWN} more" if len(long) > SHOWN else ""
         raise PromptError(
-            f"{path}: too long are the prompts {shown}{more}; the models take {longest} tokens beside max_new_tokens "
-            f"{max_new_tokens}: lower max_new_tokens, or choose --long-prompts truncate (keep their end) or skip"
+            f"{path}: prompts {shown}{more} are longer than the {longest} tokens that the models take beside "
+            f"max_new_tokens {max_new_tokens}: lower max_new_tokens, or choose --long-prompts truncate (keep their "
+            "end) or skip"
         )
     if long_prompts == "truncate":
         return [(prompt, tokens[-longest:]) for prompt, tokens in encoded]
