@@ -62,7 +62,7 @@ def test_nested_fields_are_settings_under_one_level_of_names() -> None:
     assert found["folder"].positional
     assert found["limit"].default == 3  # of the outer request, not of the part
     assert found["device"].path == ("part", "machine")
-    assert (found["names"].help, found["device"].help) == ("of things.", "cpu or cuda.")
+    assert (found["names"].help, found["device"].help) == ("of 'things'.", "cpu or cuda.")
     assert summary_of(Whole) == "Do it all, and more."
     assert attribute_docs(Part)["machine"] == "not a setting itself."
 

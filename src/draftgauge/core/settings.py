@@ -159,7 +159,8 @@ def summary_of(cls: type) -> str:
 
 
 def attribute_docs(cls: type) -> dict[str, str]:
-    """The entries under ``Attributes:`` in the docstrings of a class and of those it inherits from, without markup."""
+    """The entries under ``Attributes:`` in the docstrings of a class and of those it inherits from; names
+    in code marks stand in quotes."""
     docs: dict[str, str] = {}
     for base in reversed(cls.__mro__):
         docs |= _own_attribute_docs(base)
