@@ -159,9 +159,9 @@ def test_bad_prompt_files_are_refused_before_any_work(pair: dict[str, Path], tmp
     ("extra", "message"),
     [
         (("--compression", "int3"), "unknown compression 'int3'"),
-        (("--gamma-max", 0), "gamma_max"),
+        (("--gamma-max", 0), "--gamma-max must be at least 1"),
         (("--max-new-tokens", 4000), "the models take 128 tokens"),
-        (("--max-new-tokens", 120), "lower max_new_tokens, or choose long_prompts"),
+        (("--max-new-tokens", 120), "lower max_new_tokens, or choose --long-prompts"),
         (("--tasks", "poetry"), "no task 'poetry'"),
         (("--drafter", "oracle"), "unknown drafter 'oracle'"),
         (("--engine", "warp"), "unknown engine 'warp'"),
