@@ -56,6 +56,13 @@ def test_each_decision_is_timed_for_itself(policy: OnAClock):
     assert policy.asked[: TIMED_LENGTH + 3] == ["limit", *["token"] * TIMED_LENGTH, "observe", "limit"]
 
 
+@pytest.mark.parametrize("longest", [1, 2, 9])
+def test_no_longer_draft_is_timed_than_the_policy_takes(policy: OnAClock, longest: int):
+    expected = DecisionSeconds(TOKEN, LIMIT + OBSERVING, READING, COMMITTED)
+    assert decision_times(policy, longest) == pytest.approx(expected)
+    assert policy.asked[: policy.asked.index("observe")].count("token") == min(longest, TIMED_LENGTH)
+
+
 def test_a_pass_comes_before_each_token_and_before_what_follows_verification(
     policy: OnAClock, monkeypatch: pytest.MonkeyPatch
 ):

@@ -15,9 +15,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from draftgauge.decoding.batched import Pass
+from draftgauge.statistics.typical import typical
 from draftgauge.traces.batch_costs import BatchCosts
-
-GROUPS = 5
 
 Floats = NDArray[np.float64]
 
@@ -162,13 +161,6 @@ def batch_costs(measured: Sequence[BatchSamples]) -> BatchCosts:
         ragged_verify=tuple(verify for verify, _ in ragged),
         ragged_draft=tuple(draft for _, draft in ragged),
     )
-
-
-def typical(samples: Sequence[float]) -> float:
-    """The median of the means of groups of samples, each from all over the time of measuring."""
-    values = np.asarray(samples, np.float64)
-    groups = min(GROUPS, len(values))
-    return float(np.median([values[start::groups].mean() for start in range(groups)]))
 
 
 def line(x: Sequence[float], y: Sequence[float]) -> tuple[float, float]:

@@ -11,10 +11,11 @@ from numpy.typing import NDArray
 from draftgauge.policies.base import DecisionSeconds, Extends, Policy, ReadsText, Signal, Step
 from draftgauge.policies.stored_texts import StoredTexts
 from draftgauge.policies.suffix import ORDER
+from draftgauge.statistics.typical import typical
 
 TIMED_STEPS = 120
 TIMED_LENGTH = 4
-"""Tokens of every timed step, drafted and committed."""
+"""Tokens of a timed step, drafted and committed."""
 TOKENS = 64
 READ_TOKENS, READINGS = 200, 25
 LOOK_UPS = 25
@@ -82,23 +83,28 @@ def look_up_seconds(stored: StoredTexts) -> float:
     return float(np.median(taken))
 
 
-def decision_times(policy: Policy) -> DecisionSeconds:
-    """Medians of what a policy takes for a drafted token, a step without its tokens, a prompt's token and a committed
-    one; 0 for a prompt's token where it does not read the prompt.
+def decision_times(policy: Policy, longest: int = TIMED_LENGTH) -> DecisionSeconds:
+    """What a policy takes for a drafted token, a step without its tokens, a prompt's token and a committed one; 0 for a
+    prompt's token where it does not read the prompt.
 
-    Steps draft and commit random tokens of a small vocabulary, so that the text foretells something everywhere. Passes
-    of models come between decisions as in the live loop. What a committed token takes is found beside them, from
-    observing many at once.
+    Each is the :func:`~draftgauge.statistics.typical.typical` one of many. Steps draft and commit random tokens of a
+    small vocabulary, so that the text foretells something everywhere. Passes of models come between decisions as in the
+    live loop. What a committed token takes is found beside them, from observing many at once.
+
+    Args:
+        policy: started anew.
+        longest: tokens that it may draft; steps of ``TIMED_LENGTH`` or of as many as that are timed.
     """
+    length = min(TIMED_LENGTH, longest)
     rng = np.random.default_rng(0)
     draft, target = draft_and_target()
     of_token, of_step, reading, committed = [], [], [], []
     extends = policy if isinstance(policy, Extends) else None
     policy.reset()
     for _ in range(TIMED_STEPS):
-        drafted, sure = rng.integers(0, TOKENS, TIMED_LENGTH).tolist(), rng.random(TIMED_LENGTH).tolist()
-        signals = [Signal(depth + 1, sure[depth], math.nan, math.nan, drafted[depth]) for depth in range(TIMED_LENGTH)]
-        step = Step(TIMED_LENGTH, TIMED_LENGTH - 1, TIMED_LENGTH, signals, tokens=drafted)
+        drafted, sure = rng.integers(0, TOKENS, length).tolist(), rng.random(length).tolist()
+        signals = [Signal(depth + 1, sure[depth], math.nan, math.nan, drafted[depth]) for depth in range(length)]
+        step = Step(length, length - 1, length, signals, tokens=drafted)
         begun = time.perf_counter()
         policy.limit()
         step_seconds = time.perf_counter() - begun
@@ -109,7 +115,7 @@ def decision_times(policy: Policy) -> DecisionSeconds:
             of_token.append(time.perf_counter() - begun)
         begun = time.perf_counter()
         if extends is not None:
-            extends.extend(TIMED_LENGTH)
+            extends.extend(length)
         step_seconds += time.perf_counter() - begun
         target()
         begun = time.perf_counter()
@@ -127,10 +133,10 @@ def decision_times(policy: Policy) -> DecisionSeconds:
         begun = time.perf_counter()
         policy.observe(Step(0, READ_TOKENS, READ_TOKENS, tokens=prompt, appended=READ_TOKENS))
         committed.append((time.perf_counter() - begun) / len(prompt))
-    by_token = float(np.median(committed))
+    by_token = typical(committed)
     return DecisionSeconds(
-        token=float(np.median(of_token)),
-        step=max(0.0, float(np.median(of_step)) - TIMED_LENGTH * by_token),
-        reading=float(np.median(reading)) if reading else 0.0,
+        token=typical(of_token),
+        step=max(0.0, typical(of_step) - length * by_token),
+        reading=typical(reading) if reading else 0.0,
         committed=by_token,
     )

@@ -344,8 +344,8 @@ def next_stand_chances(numbers: StoppingNumbers, trace: Trace, costs: CostCurve)
 
 
 def with_decision_times(numbers: StoppingNumbers, costs: CostCurve, gamma_max: int) -> StoppingNumbers:
-    """The numbers with what deciding takes on this machine: medians for a drafted token, a step and a prompt token."""
-    times = decision_times(ThroughputStopping(numbers, gamma_max, costs))
+    """The numbers with what deciding takes on this machine for a drafted token, a step and a prompt token."""
+    times = decision_times(ThroughputStopping(numbers, gamma_max, costs), gamma_max)
     return replace(
         numbers,
         decision_seconds=times.token,

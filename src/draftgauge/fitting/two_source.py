@@ -269,7 +269,7 @@ def _likely(gains: Floats) -> int:
 
 def with_decision_times(numbers: TwoSourceNumbers, costs: CostCurve, gamma_max: int) -> TwoSourceNumbers:
     """The numbers with what deciding takes on this machine."""
-    times = decision_times(TwoSource(numbers, gamma_max, costs))
+    times = decision_times(TwoSource(numbers, gamma_max, costs), gamma_max)
     stopping = replace(
         numbers.stopping,
         decision_seconds=times.token,
