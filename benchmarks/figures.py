@@ -1,4 +1,4 @@
-"""The tables of the README, computed from recorded runs and results, without a model.
+"""The tables of the README and of docs/drafters.md, computed from recorded runs and results, without a model.
 
 Reads what ``benchmarks/final.py`` left (or a copy of it), writes ``speckv.json`` and puts the tables into the README.
 With ``--check`` nothing is written, and any digit that differs is an error.
@@ -28,7 +28,17 @@ from final_files import (
     runs_of,
     sittings_of,
 )
-from readme_tables import FIXED, RIVAL, STOPPING, choosing_table, designs_table, pair_table, with_table
+from readme_tables import (
+    FIXED,
+    RIVAL,
+    STOPPING,
+    choosing_table,
+    designs_table,
+    estimates_table,
+    pair_table,
+    starts_table,
+    with_table,
+)
 
 from draftgauge.api.arms import PLAIN
 from draftgauge.api.replay import replay as replay_verb
@@ -56,6 +66,8 @@ GRAM = 4
 
 OTHERS = ("reference-pair.json", "kvshot-quick.json")  # whose rows stand in tables of the README
 
+DRAFTERS = ("starts.json", "query-estimates.json")  # of the tables of docs/drafters.md
+
 Row = dict[str, Any]
 Published = Mapping[str, Any]
 
@@ -66,19 +78,24 @@ def main() -> int:
     parser.add_argument("--runs", type=Path, default=Path("docs/results/final"), help="folder of benchmarks/final.py")
     parser.add_argument("--out", type=Path, default=Path("docs/results"), help="folder for speckv.json")
     parser.add_argument("--readme", type=Path, default=Path("README.md"))
+    parser.add_argument("--drafters", type=Path, default=Path("docs/drafters.md"))
     parser.add_argument("--check", action="store_true", help="compare instead of writing")
     args = parser.parse_args()
     rows = judged(args.runs) + spread(args.runs) + repetition(args.runs) + live(args.runs)
     text = args.readme.read_text(encoding="utf-8")
     written = with_tables(text, rows, *(read_measurement(args.out / name).rows for name in OTHERS))
+    drafters = args.drafters.read_text(encoding="utf-8")
+    written_drafters = with_drafter_tables(drafters, *(read_measurement(args.out / name).rows for name in DRAFTERS))
     if args.check:
         published = read_measurement(args.out / "speckv.json").rows
         different = [*differences(rows, published), *(["the tables of the README"] if written != text else [])]
+        different += ["the tables of the page on drafters"] if written_drafters != drafters else []
         for line in different[:20]:
             console.print(f"differs: {line}", highlight=False)
         return 1 if different else 0
     save(args.out, "speckv.json", rows)
     args.readme.write_text(written, encoding="utf-8")
+    args.drafters.write_text(written_drafters, encoding="utf-8")
     return 0
 
 
@@ -86,6 +103,13 @@ def with_tables(text: str, rows: Sequence[Row], pair: Sequence[Published], desig
     """The README with its tables computed from the rows of ``speckv.json`` and of the files of ``OTHERS``."""
     tables = {"choosing": choosing_table(rows), "pair": pair_table(pair), "designs": designs_table(designs)}
     for name, lines in tables.items():
+        text = with_table(text, name, lines)
+    return text
+
+
+def with_drafter_tables(text: str, starts: Sequence[Published], estimates: Sequence[Published]) -> str:
+    """The page on drafters with its tables computed from the rows of the files of ``DRAFTERS``."""
+    for name, lines in {"starts": starts_table(starts), "estimates": estimates_table(estimates)}.items():
         text = with_table(text, name, lines)
     return text
 

@@ -1,4 +1,4 @@
-"""The tables of the README: rows in, lines of Markdown out."""
+"""The tables of the README and of docs/drafters.md: rows in, lines of Markdown out."""
 
 from __future__ import annotations
 
@@ -45,6 +45,36 @@ def designs_table(rows: Sequence[Row]) -> Iterator[str]:
         live = next(r for r in matching(rows, design | {"measure": "live_mat"}) if "task" not in r)
         shown = [*(f"{row['agreement']:.3f}" for row in agreement), *(_estimate(row) for row in (pooled, live))]
         yield f"| `{pooled['design']}` | {' | '.join(shown)} | {pooled['seeds']} |"
+
+
+def starts_table(rows: Sequence[Row]) -> Iterator[str]:
+    """Validation KL of a few designs with another start of their attention or another optimiser."""
+    names = list(dict.fromkeys(row["ablation"] for row in rows))
+    yield f"| design | {' | '.join(names)} | seeds |"
+    yield f"|---|{'---:|' * (len(names) + 1)}"
+    for design in dict.fromkeys(row["design"] for row in rows):
+        own = {row["ablation"]: row for row in matching(rows, {"design": design})}
+        shown = (f"{own[name]['validation_kl']:.2f}" if name in own else "" for name in names)
+        yield f"| `{design}` | {' | '.join(shown)} | {min(row['seeds'] for row in own.values())} |"
+
+
+def estimates_table(rows: Sequence[Row]) -> Iterator[str]:
+    """How well a linear map of the token gives the attention of the target's layers, a column each."""
+    layers = list(dict.fromkeys(row["layer"] for row in rows))
+    yield f"| layer | {' | '.join(map(str, layers))} |"
+    yield f"|---|{'---:|' * len(layers)}"
+    for name, column in (
+        ("mean square of the queries explained", "explained"),
+        ("total variation to the true attention", "total_variation"),
+        ("the same of even attention", "total_variation_uniform"),
+    ):
+        means = (_mean(row[column] for row in matching(rows, {"layer": layer})) for layer in layers)
+        yield f"| {name} | {' | '.join(f'{mean:.2f}' for mean in means)} |"
+
+
+def _mean(values: Iterable[float]) -> float:
+    found = list(values)
+    return sum(found) / len(found)
 
 
 def _estimate(row: Row) -> str:

@@ -40,3 +40,14 @@ def test_lengths_that_lie_on_a_line_help_each_other(line: np.ndarray) -> None:
         medians.append([np.median(steps.seconds[steps.lengths == length]) for length in range(1, LONGEST + 1)])
     spread = [float(np.mean((np.asarray(values) / line[1:] - 1) ** 2)) for values in (pooled, medians)]
     assert spread[0] < 0.6 * spread[1]
+
+
+def test_no_context_is_given_less_than_its_fastest_sample() -> None:
+    """A stall in another context, of a few samples, tilts the lines: the middle one's would go below nothing."""
+    lengths = np.arange(4)
+    slow = Timed(np.tile(lengths, 2), np.array([1.0, 9.0, 30.0, 90.0] * 2))
+    fast = Timed(np.tile(lengths, 2), np.array([1.0, 1.1, 1.2, 1.3] * 2))
+    for contexts in ([fast, slow, fast], [slow, fast, slow]):
+        pooled = pool(contexts, 0, 3)
+        for row, timed in enumerate(contexts):
+            assert pooled.quartiles[:, row].min() >= timed.seconds.min()

@@ -60,6 +60,8 @@ class Pooled(NamedTuple):
 def pool(contexts: Sequence[Timed], first: int, last: int) -> Pooled:
     """Pool the samples of all contexts, some of every length in at least one of them.
 
+    No context is given less than its fastest sample took.
+
     Args:
         contexts: the samples of each context.
         first, last: the shortest and the longest length; ``L`` is how many there are.
@@ -80,7 +82,8 @@ def pool(contexts: Sequence[Timed], first: int, last: int) -> Pooled:
     values, drawn = medians.copy(), lengths > 0
     values[drawn], errors[drawn] = _shrunk(lengths[drawn], medians[drawn], errors[drawn])
     shifts = np.stack([np.polyval(line, lengths) for line in lines])
-    return Pooled((quartiles + values - medians)[:, None, :] + shifts, errors, counts)
+    least = np.array([[timed.seconds.min()] for timed in kept])  # few samples may draw a line to below nothing
+    return Pooled(np.maximum((quartiles + values - medians)[:, None, :] + shifts, least), errors, counts)
 
 
 def uncertainty(steps: Pooled, seconds: float) -> Uncertainty:
