@@ -184,11 +184,11 @@ def test_a_killed_run_goes_on_where_it_stopped(models: dict[str, Any], whole: Pa
 def test_recording_ends_with_its_time_and_goes_on_when_asked_again(
     models: dict[str, Any], whole: Path, tmp_path: Path
 ) -> None:
-    (folder,) = run(models, tmp_path / "run", seconds=0)
+    (folder,) = run(models, tmp_path / "run", seconds=1e-9)
     assert Manifest.load(folder).complete
     assert len(read_trace(folder).prompts) == 1  # one is always finished
     assert CostCurve.load(folder / "costs.json").gamma_max == 3
-    run(models, tmp_path / "run", seconds=0, cost_seconds=0)
+    run(models, tmp_path / "run", seconds=1e-9, cost_seconds=1e-9)
     assert [prompt.index for prompt in read_trace(folder).prompts] == [0]  # nothing more in no time
     run(models, tmp_path / "run", seconds=600)
     assert_same_rows(read_trace(folder), read_trace(whole))
