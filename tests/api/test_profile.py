@@ -188,7 +188,7 @@ def test_recording_ends_with_its_time_and_goes_on_when_asked_again(
     assert Manifest.load(folder).complete
     assert len(read_trace(folder).prompts) == 1  # one is always finished
     assert CostCurve.load(folder / "costs.json").gamma_max == 3
-    run(models, tmp_path / "run", seconds=1e-9, cost_seconds=1e-9)
+    run(models, tmp_path / "run", seconds=1e-9, cost_seconds=0)
     assert [prompt.index for prompt in read_trace(folder).prompts] == [0]  # nothing more in no time
     run(models, tmp_path / "run", seconds=600)
     assert_same_rows(read_trace(folder), read_trace(whole))
