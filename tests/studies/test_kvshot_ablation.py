@@ -23,16 +23,18 @@ BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
 
 def test_every_arm_changes_one_choice() -> None:
     names = {design: [arm.name for arm in arms(design, 8)] for design in ("hidden", "kv", "hybrid", "none")}
-    assert len(names["hidden"]) == len(names["hybrid"]) == 10
+    assert len(names["hidden"]) == len(names["hybrid"]) == 12
     assert names["kv"] == [
         AS_IT_STANDS,
         "norm before the head started at one",
-        "queries started at random",
+        "attention started at random",
+        "attention started at itself",
+        "adamw",
         "head frozen",
         "layers of SpecForge",
         "layers up to the last",
     ]
-    assert names["none"] == names["kv"][:4]
+    assert names["none"] == names["kv"][:6]
     assert [arm.name for arm in arms("hybrid", 4)] == names["hybrid"][:-2]
     default = TrainingSpec()
     for arm in arms("hybrid", 8):
@@ -45,7 +47,7 @@ def test_every_arm_changes_one_choice() -> None:
 
 def test_differences_are_paired_by_seed(tmp_path: Path) -> None:
     jobs = ablation_jobs(Ablation(("hidden",), 3, (0, 1, 2)), TrainingSpec(), tmp_path, "target", 8)
-    assert [job.base.seed for job in jobs] == [seed for seed in (0, 1, 2) for _ in range(10)]
+    assert [job.base.seed for job in jobs] == [seed for seed in (0, 1, 2) for _ in range(12)]
     seeds = {0: 1.0, 1: 2.0, 2: 4.0}
     for job in jobs:
         better = {"head frozen": 0.25, "without the three": -0.5}.get(job.arm.name, 0.0)

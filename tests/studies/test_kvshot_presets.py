@@ -105,7 +105,7 @@ def test_the_plan_counts_what_is_left(tmp_path: Path) -> None:
     assert list(rows) == ["tuning", "training", "measuring", "ablation", "all"]
     assert rows["tuning"]["runs"] == rows["tuning"]["left"] == 8 * 6
     assert rows["training"]["runs"] == rows["training"]["left"] == 12
-    assert rows["ablation"]["runs"] == 10
+    assert rows["ablation"]["runs"] == 12
     assert rows["measuring"]["hours"] is None
     assert rows["all"]["hours"] == pytest.approx(sum(rows[s]["hours"] for s in ("tuning", "training", "ablation")))
     assert not (tmp_path / "study").exists()

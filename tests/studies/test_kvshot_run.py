@@ -123,7 +123,7 @@ def test_quick_leaves_every_row_and_a_page(tiny_target: Path, prompts: Path, tmp
     assert len(having(TRIED)) == 8 * 4
     assert sum(row["chosen"] for row in having(TRIED)) == 4
     assert [row["prediction"] for row in having(VERDICT)] == ["P1", "P2", "P3"]
-    assert len(having(ABLATED)) == 8  # but for other layers, for which there are too few
+    assert len(having(ABLATED)) == 10  # but for other layers, for which there are too few
     rates = {row["design"]: row["learning_rate"] for row in having(TRIED) if row["chosen"]}
     assert all(row["learning_rate"] == rates[row["design"]] for row in having(RUN))
     page = render_kvshot(rows, found.failures, {})

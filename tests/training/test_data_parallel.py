@@ -49,7 +49,7 @@ def base(tmp_path_factory: pytest.TempPathFactory) -> TrainingSpec:
         precision="fp32",
         device="cpu",
         threads=1,
-        start="random",  # else some gradients are so small that AdamW takes rounding for them
+        attention_start="random",  # else some gradients are so small that AdamW takes rounding for them
         optimizer="adamw",  # Muon orthogonalises in bfloat16, which makes more of rounding
     )
 
@@ -136,7 +136,7 @@ def test_under_torchrun(base: TrainingSpec, accumulated: Path, tmp_path: Path) -
         str(tmp_path / "rows.json"),
     ]
     shown = ("reuse", "prompts", "new_tokens", "answers", "depths", "length", "steps", "batch", "checkpoint_every")
-    for name in (*shown, "log_every", "precision", "device", "threads", "start", "optimizer"):
+    for name in (*shown, "log_every", "precision", "device", "threads", "attention_start", "optimizer"):
         arguments += [f"--{name.replace('_', '-')}", str(getattr(base, name))]
     torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
     done = subprocess.run([*torchrun, "-m", "draftgauge", *arguments], capture_output=True, text=True, check=False)

@@ -163,7 +163,7 @@ def test_a_torch_without_muon_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
         check_optimizer("muon")
 
 
-@pytest.mark.parametrize("setting", ["start", "optimizer"])
+@pytest.mark.parametrize("setting", ["attention_start", "optimizer"])
 def test_unknown_names_are_refused(setting: str) -> None:
     with pytest.raises(DraftgaugeError, match=f"{setting} must be one of"):
         TrainingSpec(**{setting: "x"})  # type: ignore[arg-type]

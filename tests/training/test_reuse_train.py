@@ -155,7 +155,7 @@ def _order_of_hidden(
 
 def test_accumulating_parts_is_the_whole_batch(base: TrainingSpec, tmp_path: Path) -> None:
     for parts in (1, 2):  # queries that start at their keys have gradients so small that AdamW takes rounding for them
-        request = replace(base, accumulation=parts, steps=2, start="random", optimizer="adamw")
+        request = replace(base, accumulation=parts, steps=2, attention_start="random", optimizer="adamw")
         train_drafter(request, tmp_path / str(parts))
     one, other = weights(tmp_path / "1"), weights(tmp_path / "2")
     for name, value in one.items():

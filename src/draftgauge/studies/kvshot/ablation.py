@@ -57,8 +57,8 @@ def arms(design: str, layers: int) -> list[Arm]:
         chosen.append(("without the three", dict.fromkeys(NORMS, False)))
     chosen += [
         ("norm before the head started at one", {"target_norm": False}),
-        ("attention started at random", {"start": "random"}),
-        ("attention started at itself", {"start": "self"}),
+        ("attention started at random", {"attention_start": "random"}),
+        ("attention started at itself", {"attention_start": "self"}),
         ("adamw", {"optimizer": "adamw"}),
         ("head frozen", {"freeze_head": True}),
     ]

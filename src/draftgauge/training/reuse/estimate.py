@@ -28,14 +28,14 @@ from draftgauge.training.reuse.data import existing_answers, is_reference
 from draftgauge.training.reuse.features import MANIFEST, check_disk, token_bytes
 from draftgauge.training.reuse.loss import CHUNK_ELEMENTS
 from draftgauge.training.reuse.prepare import check, drafter_config, known_fingerprint, target_config
-from draftgauge.training.reuse.request import TrainingSpec
+from draftgauge.training.reuse.request import MUON, TrainingSpec
 from draftgauge.training.world import world_here
 
 GENERATED_LENGTHS = (222, 110)  # mean tokens of a generated question and of the bundled target's answer to it
 JSON_BYTES = 6  # of a token in a file of answers
 WEIGHT_BYTES = 4  # of one that is not trained
-TRAINED_BYTES = 16  # float32 weight, gradient and the two moments of AdamW; Muon has one
-MOMENTS_BYTES = 8
+TRAINED_BYTES = 8  # float32 weight and gradient
+MOMENT_BYTES = 4  # AdamW keeps two of each parameter, Muon one
 ADDED_UP_BYTES = 4  # the gradients side by side, where several devices add them up
 HUGE_GB = 1000.0  # of cached features, from where on it is said what to do instead
 # Of a large multiplication's speed, over whole steps. Measured on a CPU with the bundled target: 0.19 to 0.26 in
@@ -170,7 +170,7 @@ def estimate_for(
     )
     share = 1 - cached / online
     # While a new checkpoint is written the old one stays; and the drafter itself.
-    disk_checkpoints = (trained * 3 * WEIGHT_BYTES + (trained - frozen) * 2 * MOMENTS_BYTES) / 1e9
+    disk_checkpoints = (trained * 3 * WEIGHT_BYTES + 2 * _moments(request, drafter, trained)) / 1e9
     return Estimate(
         target_parameters=target.num_parameters(),
         parameters=trained - frozen,
@@ -290,8 +290,15 @@ def _memory(
     activations = rows * request.depths * kept + tokens * taps * number + logits
     frozen = drafter.hidden_size * drafter.logits if request.freeze_head else 0
     per_parameter = TRAINED_BYTES + (ADDED_UP_BYTES if devices > 1 else 0)
-    trained_bytes = (trained - frozen) * per_parameter + frozen * WEIGHT_BYTES
+    trained_bytes = (trained - frozen) * per_parameter + frozen * WEIGHT_BYTES + _moments(request, drafter, trained)
     return parameters * weight / 2**30, trained_bytes / 2**30, activations / 2**30
+
+
+def _moments(request: TrainingSpec, drafter: ReuseConfig, parameters: int) -> int:
+    """Bytes of what the optimisers keep; the few parameters that are no matrices go with the blocks."""
+    head = drafter.hidden_size * drafter.logits
+    of_blocks = 1 if request.optimizer == MUON else 2
+    return MOMENT_BYTES * ((parameters - head) * of_blocks + (0 if request.freeze_head else 2 * head))
 
 
 def _on_meta(config: PreTrainedConfig, trust_remote_code: bool) -> PreTrainedModel:

@@ -69,7 +69,7 @@ class TrainingSpec(CodeSpec, SeedSpec, DeviceSpec, TeacherSpec, ChatSpec):
         norm_output: pass the drafter's states on to the next depth normalised; without any of the three, the original
             EAGLE-3.
         target_norm: start the norm before the drafter's head from the target's final norm; else it starts at one.
-        start: of the attention: ``target`` (over the target's keys and the drafter's own chain, at a linear estimate
+        attention_start: ``target`` (over the target's keys and the drafter's own chain, at a linear estimate
             of how a tapped layer of the target attends; the attention over the drafter's own anchors as ``self``),
             ``self`` (query heads at their key heads' weights, so that every row attends mostly to itself) or
             ``random``.
@@ -127,7 +127,7 @@ class TrainingSpec(CodeSpec, SeedSpec, DeviceSpec, TeacherSpec, ChatSpec):
     norm_before_residual: bool = True
     norm_output: bool = True
     target_norm: bool = True
-    start: str = TARGET
+    attention_start: str = TARGET
     freeze_head: bool = False
     depths: int = setting(7, short="-k")
     length: int = 1024
@@ -168,7 +168,7 @@ class TrainingSpec(CodeSpec, SeedSpec, DeviceSpec, TeacherSpec, ChatSpec):
             ("loss", LOSSES),
             ("features", FEATURES),
             ("precision", PRECISIONS),
-            ("start", STARTS),
+            ("attention_start", STARTS),
             ("optimizer", OPTIMIZERS),
             ("track", (None, *TRACKERS)),
         ):

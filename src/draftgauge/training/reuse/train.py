@@ -120,7 +120,7 @@ def _start(job: Job, target: CachedModel, answers: Answers, conversations: list[
     if request.target_norm:
         start_norm(net, target.module)
     texts = [torch.from_numpy(each.tokens.astype(np.int64)) for each in conversations]
-    start_attention(net, target.module, request.start, texts)
+    start_attention(net, target.module, request.attention_start, texts)
     start_gates(net, request.gate_start)
     if request.warm_start is not None:
         warm_start(net, load_drafter(request.warm_start, target))
