@@ -7,9 +7,9 @@ import functools
 from typing import Any
 
 import torch
-from transformers import PreTrainedModel
+from transformers import LogitsProcessor, PreTrainedModel
 
-from tiny import tiny_model
+from tiny import tiny_model, tokens
 
 VOCABULARY = 12  # so small that drafts are accepted in part
 
@@ -35,3 +35,15 @@ def plain_and_speculative(model: PreTrainedModel, speculation: Any, **arguments:
     """What generate returns without and with speculation."""
     plain = model.generate(**arguments)
     return plain, model.generate(**arguments, custom_generate=speculation)
+
+
+def prompt(length: int = 9, seed: int = 0) -> torch.Tensor:
+    """Random ids ``[1, length]``."""
+    return tokens(length, seed, VOCABULARY)[None]
+
+
+class Falling(LogitsProcessor):
+    """Makes the token that came last less likely, so that scores depend on the text."""
+
+    def __call__(self, input_ids: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
+        return scores.scatter_add(1, input_ids[:, -1:], torch.full((len(scores), 1), -2.0))
