@@ -88,7 +88,8 @@ def run(arguments: Sequence[str] | None = None) -> int:
     try:
         command, bound, _ = app.parse_args(words, exit_on_error=False, print_error=False)
     except UnusedCliTokensError as error:
-        fail(f"nothing is known of {' '.join(error.unused_tokens)!r} here: draftgauge VERB --help lists what there is")
+        unknown = " ".join(error.unused_tokens or [])
+        fail(f"nothing is known of {unknown!r} here: draftgauge VERB --help lists what there is")
         return EXIT_USAGE
     except CycloptsError as error:
         fail(" ".join(str(error).split()))
