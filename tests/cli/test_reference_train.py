@@ -75,6 +75,12 @@ def test_its_prompts_have_templates_and_lengths_as_stated(pair: Path) -> None:
             assert 40 <= len(tokenizer(row["reference"]).input_ids) <= 200
 
 
+def test_drafts_alone_need_a_target(tmp_path: Path) -> None:
+    result = draftgauge(["reference", "train", "--out", str(tmp_path / "pair"), "--drafts-only"])
+    assert result.exit_code == 2
+    assert "--start FOLDER" in result.stderr
+
+
 def test_going_on_from_a_folder_without_a_pair_is_refused(tmp_path: Path) -> None:
     result = draftgauge(["reference", "train", "--out", str(tmp_path / "pair"), "--start", str(tmp_path)])
     assert result.exit_code == 2

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import tempfile
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +21,7 @@ from draftgauge.api.requests import (
     ReferenceTrainRequest,
 )
 from draftgauge.api.verb import verb
-from draftgauge.core.errors import ModelError
+from draftgauge.core.errors import DraftgaugeError, ModelError
 from draftgauge.core.progress import Progress, silent
 from draftgauge.core.prompts import read_prompts
 from draftgauge.models.base import CachedModel
@@ -54,6 +54,12 @@ def train_pair(request: ReferenceTrainRequest, *, report: Report) -> Path:
     start = request.start
     if start is not None and not (start / "target" / "config.json").is_file():
         raise ModelError(f"there is no pair to go on training in {start}: target/config.json is missing")
+    if request.drafts_only:
+        if start is None:
+            raise DraftgaugeError(
+                "drafts alone are trained for a target that is there: name its pair by --start FOLDER"
+            )
+        scaled = replace(scaled, target_tokens=0)
     return train_reference(request.out, work, scaled, choose_device(request.machine.device), report, start)
 
 

@@ -129,12 +129,14 @@ class ReferenceTrainRequest:
         work: folder for checkpoints; OUT/work if left out. Run again to resume.
         scale: times the tokens of the bundled pair's training.
         start: folder of a pair of the same shapes to go on training; from nothing if left out.
+        drafts_only: take the target of START as it is, and train the drafts on its answers.
     """
 
     out: Path
     work: Path | None = None
     scale: float = 1.0
     start: Path | None = None
+    drafts_only: bool = False
     machine: DeviceSpec = DeviceSpec()
     randomness: SeedSpec = SeedSpec()
 

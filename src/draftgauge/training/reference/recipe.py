@@ -42,7 +42,7 @@ class Recipe:
     """What the bundled pair was trained with; ``scaled`` gives a shorter run of the same kind.
 
     Attributes:
-        target_tokens: training tokens of the target.
+        target_tokens: training tokens of the target; 0 takes it as it is where the run starts.
         draft_tokens: training tokens of the drafts, which learn side by side.
         vocabulary: entries of the tokenizer.
         questions: training questions that the target answers for its drafts.
@@ -256,14 +256,19 @@ def train_reference(
         recipe: sizes and seeds.
         device: to train on.
         report: told the stage and its running figures.
-        start: folder of a pair of the same shapes to go on from, with its tokenizer; without it, from nothing.
+        start: folder of a pair of the same shapes to go on from, with its tokenizer; without it, from nothing. Needed
+            if the recipe has no tokens for the target.
     """
     keep_freed_memory()
     work.mkdir(parents=True, exist_ok=True)
     report("data", {})
-    texts = data.training_texts(recipe.target_tokens, data.shares(recipe.long_share), recipe.seed)
+    enough = max(recipe.target_tokens, recipe.draft_tokens)
+    texts = data.training_texts(enough, data.shares(recipe.long_share), recipe.seed)
     tokens = _tokenizer(texts, recipe, work, start)
-    target = train_target(texts, tokens, recipe, work, device, report, start)
+    if recipe.target_tokens:
+        target = train_target(texts, tokens, recipe, work, device, report, start)
+    else:
+        target = _initial(pretrain.TARGET, tokens, recipe.seed, start and start / "target").to(device)
     drafts = train_drafts(texts, tokens, target, recipe, work, report, start)
     save_model(target, tokens, out / "target")
     for name, model in drafts.items():
@@ -278,14 +283,16 @@ def save_training_record(
 ) -> None:
     """Write ``training.json``: what the card says of how the pair was made, and the pair that it went on from."""
     states = {
-        stage: json.loads(next((work / stage).glob("step-*/state.json")).read_text()) for stage in ("target", "drafts")
+        stage: json.loads(next((work / stage).glob("step-*/state.json")).read_text())
+        for stage in (("target", "drafts") if recipe.target_tokens else ("drafts",))
     }
+    target = states.get("target", {"tokens": 0, "seconds": 0.0, "loss": None})
     machine = environment()
     record = {
         **asdict(recipe),
-        "target_tokens": states["target"]["tokens"],
-        "target_seconds": states["target"]["seconds"],
-        "target_loss": states["target"]["loss"],
+        "target_tokens": target["tokens"],
+        "target_seconds": target["seconds"],
+        "target_loss": target["loss"],
         "draft_tokens": states["drafts"]["tokens"],
         "draft_seconds": states["drafts"]["seconds"],
         "shapes": {"target": pretrain.TARGET, **DRAFT_SHAPES},
