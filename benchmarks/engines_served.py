@@ -33,7 +33,7 @@ from engine_steps import live_steps
 
 LLAMA_LENGTHS, TIMED_LENGTHS = (1, 2, 3, 4), (1, 4)
 P_MINS = ("p-min:0.4,4", "p-min:0.8,8")
-VLLM_LENGTHS, VLLM_OWN_LENGTHS = (1, 2), (1, 2, 4)
+VLLM_LENGTHS, VLLM_OWN_LENGTHS = (1, 2), (1, 2, 3, 4)
 COUNTED = ("--per-request-spec-decode-metrics", "summary")  # refused without speculation
 AT_ONCE = 2  # servers of vLLM, beside the two that always run
 PROBED_TOKENS = 1024  # of output at least: the probe takes a step of each length in turn, and needs several of each
