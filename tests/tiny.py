@@ -58,7 +58,7 @@ FAMILIES: dict[str, dict[str, Any]] = {
         "sliding_window_pattern": 2,
     },
 }
-LEAN = ("qwen3", "qwen2", "llama", "llama3-rope", "llama-biases", "mistral")
+LEAN = ("qwen3", "qwen2", "llama", "llama3-rope", "llama-biases", "mistral", "mistral-sliding", "qwen3-sliding")
 
 
 def tiny_model(family: str = "qwen3", attention: str = "gqa", seed: int = 0, **overrides: Any) -> PreTrainedModel:

@@ -51,9 +51,9 @@ def model(engine: str = "auto", layers: int = 2, device: str = "cuda:0") -> Cach
     return wrap(on_gpu(real_model(layers), device, torch.bfloat16), engine)
 
 
-def real_model(layers: int) -> PreTrainedModel:
+def real_model(layers: int, family: str = "qwen3") -> PreTrainedModel:
     with unset_fake_temporarily():
-        return tiny_model(num_hidden_layers=layers)
+        return tiny_model(family, num_hidden_layers=layers)
 
 
 def per_step(
@@ -158,9 +158,12 @@ def test_a_model_on_a_gpu_is_static_and_graphs_are_captured_when_a_pass_comes_ag
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("engine", ["lean", "static"])
-def test_devices_and_dtypes_fit_with_branches_and_taps(gpu: FakeCuda, engine: str, dtype: torch.dtype) -> None:
-    cached = wrap(on_gpu(real_model(3), "cuda:0", dtype), engine)
-    taps = attach_taps(cached, TapPlan((0, 2), (1,)))
+@pytest.mark.parametrize("family", ["qwen3", "qwen3-sliding"])
+def test_devices_and_dtypes_fit_with_branches_and_taps(
+    gpu: FakeCuda, family: str, engine: str, dtype: torch.dtype
+) -> None:
+    cached = wrap(on_gpu(real_model(3, family), "cuda:0", dtype), engine)
+    taps = attach_taps(cached, TapPlan((0, 2), (0,)))
     text = torch.ones(300, dtype=torch.int64, device="cuda:0")[:90]
     assert cached.forward(text).dtype == torch.float32
     for count in (1, 1, 5, 5):

@@ -21,7 +21,14 @@ def generate(model, prompt: list[int], **arguments) -> list[int]:
 
 
 @pytest.mark.parametrize(
-    ("family", "engine"), [("qwen3", "lean"), ("qwen3", "static"), ("mistral-sliding", "modules"), ("gemma", "modules")]
+    ("family", "engine"),
+    [
+        ("qwen3", "lean"),
+        ("qwen3", "static"),
+        ("mistral-sliding", "lean"),
+        ("mistral-sliding", "modules"),
+        ("gemma", "modules"),
+    ],
 )
 def test_greedy_equals_generate(family, engine):
     model = tiny_model(family)

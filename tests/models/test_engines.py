@@ -26,7 +26,12 @@ ENGINES = [(engine, family) for engine in ("lean", "static") for family in LEAN]
 ENGINES += [("modules", family) for family in FAMILIES]
 # with every kind of attention
 MAIN = [("lean", "qwen3"), ("lean-packed", "llama-biases"), ("static", "qwen3"), ("static-packed", "llama-biases")]
-MAIN += [("modules", "mistral-sliding"), ("modules", "gemma2")]
+MAIN += [
+    ("lean", "mistral-sliding"),
+    ("static", "qwen3-sliding"),
+    ("modules", "mistral-sliding"),
+    ("modules", "gemma2"),
+]
 ATTENTION_KINDS = [(*pair, "gqa") for pair in ENGINES] + [
     (*pair, kind) for pair in MAIN for kind in ATTENTION if kind != "gqa"
 ]
@@ -259,8 +264,6 @@ def test_fusing_leaves_the_transformers_model_as_it_was_and_holds_nothing_twice(
     ("overrides", "reason"),
     [
         ({"family": "gemma"}, "GemmaForCausalLM"),
-        ({"family": "mistral-sliding"}, "sliding-window"),
-        ({"family": "qwen3-sliding"}, "sliding-window"),
         ({"hidden_act": "gelu"}, "activation is gelu"),
         (
             {"family": "llama", "rope_parameters": {"rope_type": "dynamic", "rope_theta": 1e4, "factor": 2.0}},

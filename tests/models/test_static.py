@@ -50,8 +50,9 @@ def logged(model: StaticModel, length: int, count: int) -> list[tuple[Any, ...]]
 
 @pytest.mark.parametrize("taps", [False, True])
 @pytest.mark.parametrize("count", [1, 2, 5])
-def test_the_same_operations_on_the_same_shapes_at_two_lengths(count: int, taps: bool) -> None:
-    model = wrap(tiny_model("qwen3"), "static")
+@pytest.mark.parametrize("family", ["qwen3", "qwen3-sliding"])
+def test_the_same_operations_on_the_same_shapes_at_two_lengths(family: str, count: int, taps: bool) -> None:
+    model = wrap(tiny_model(family), "static")
     assert isinstance(model, StaticModel)
     if taps:
         attach_taps(model, TapPlan((0, 1)))

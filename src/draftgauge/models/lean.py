@@ -22,7 +22,8 @@ from transformers import PreTrainedModel
 from draftgauge.models.attention_kernels import attention_kernels
 from draftgauge.models.base import BranchSession
 from draftgauge.models.hidden import HiddenStates
-from draftgauge.models.lean_attention import BranchAttention, attend_causally, attention_names, causal_mask
+from draftgauge.models.lean_attention import Attend, attend_over, attention_names
+from draftgauge.models.lean_branches import branch_attention
 from draftgauge.models.lean_ops import Norm
 from draftgauge.models.lean_weights import LeanWeights, fuse
 from draftgauge.models.spec import check_context, check_starts, model_spec
@@ -30,12 +31,11 @@ from draftgauge.models.spec import check_context, check_starts, model_spec
 FIRST_CAPACITY = 2048  # tokens that the cache holds before it first doubles
 PREFILL_CHUNK = 512  # tokens of a long prompt that go through together: bounds the mask and the activations
 
-Attend = Callable[[int, Tensor], Tensor]
 Keep = Callable[[int, Tensor], object]
 
 
 class LeanModel:
-    """:class:`~draftgauge.models.base.CachedModel` for Llama, Mistral without a sliding window, Qwen2 and Qwen3.
+    """:class:`~draftgauge.models.base.CachedModel` for Llama, Mistral, Qwen2 and Qwen3, sliding windows included.
 
     The cache grows by doubling, up to the model's context. Logits agree with transformers' modules up to the rounding
     of differently ordered sums.
@@ -121,15 +121,7 @@ class LeanModel:
         """Run ``[k]`` tokens through the layers, writing their keys and values; hidden states ``[k, hidden]``."""
         count = tokens.size(0)
         begin, end = self._length, self._length + count
-        mask = causal_mask(count, end, self._weights, self._cache)
-        written = self._cache[:, :, begin:end].unbind()
-        cached = self._cache[:, :, :end].unbind()
-        query_heads, key_heads = self._weights.query_heads, self._weights.key_heads
-
-        def attend(layer: int, qkv: Tensor) -> Tensor:
-            written[layer].copy_(qkv[:, query_heads:].transpose(0, 1))
-            return attend_causally(qkv[:, :query_heads], cached[layer], key_heads, mask)
-
+        attend = attend_over(self._weights, self._cache, begin, end)
         keep = _keeping(self.hidden.places(begin, end)) if self.hidden is not None else None
         hidden = run_layers(self._weights, tokens, self._cos[begin:end], self._sin[begin:end], attend, keep)
         self._length = end
@@ -165,7 +157,7 @@ class LeanBranches:
         longest = int(starts.max())
         self._positions = starts
         self._end = longest  # highest position of the next tokens
-        self._attention = BranchAttention(model._cache[:, :, :longest], starts, self._weights)
+        self._attention = branch_attention(model._cache[:, :, :longest], starts, self._weights)
 
     @torch.inference_mode()
     def step(self, tokens: Tensor) -> Tensor:

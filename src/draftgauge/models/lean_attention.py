@@ -1,9 +1,11 @@
-"""Attention of the lean engine: causal over the cache, and branches off it.
+"""Attention of the lean engine over the cache, causal or within a window.
 
 Grouped queries never repeat keys in memory.
 """
 
 from __future__ import annotations
+
+from collections.abc import Callable, Sequence
 
 import torch
 import torch.nn.functional as F
@@ -11,8 +13,9 @@ from torch import Tensor
 from torch.nn.attention.bias import CausalBias, causal_lower_right
 
 from draftgauge.models.attention_kernels import chosen_kernel
-from draftgauge.models.lean_weights import LeanWeights
+from draftgauge.models.lean_weights import LeanWeights, Window
 
+Attend = Callable[[int, Tensor], Tensor]
 Mask = Tensor | CausalBias | None
 
 
@@ -21,6 +24,50 @@ def takes_causal_bias(like: Tensor) -> bool:
     in half precision on a GPU.
     """
     return like.device.type == "cuda" and like.dtype != torch.float32
+
+
+def attend_over(weights: LeanWeights, cache: Tensor, begin: int, end: int) -> Attend:
+    """Attention of the tokens ``begin .. end - 1`` over a cache that takes them in.
+
+    Args:
+        weights: of the decoder.
+        cache: ``[layers, 2 KV, capacity, D]``, keys then values, with ``begin`` tokens in it.
+        begin, end: positions.
+
+    Returns:
+        ``attend(layer, qkv)`` of rotated queries and keys and the values, ``[k, H + 2 KV, D]``: writes keys and values
+        and returns ``[k, H D]``.
+    """
+    if weights.window is not None and end > weights.window.length:
+        return _attend_within(weights, weights.window, cache, begin, end)
+    written, cached = cache[:, :, begin:end].unbind(), cache[:, :, :end].unbind()
+    query_heads, key_heads = weights.query_heads, weights.key_heads
+    mask = causal_mask(end - begin, end, weights, cache)
+
+    def attend(layer: int, qkv: Tensor) -> Tensor:
+        written[layer].copy_(qkv[:, query_heads:].transpose(0, 1))
+        return attend_causally(qkv[:, :query_heads], cached[layer], key_heads, mask)
+
+    return attend
+
+
+def _attend_within(weights: LeanWeights, window: Window, cache: Tensor, begin: int, end: int) -> Attend:
+    """The same past the window: layers that slide see only keys that one of the new tokens still reaches."""
+    new = end - begin
+    reached = min(end, window.length + new - 1)
+    near = cache[:, :, end - reached : end].unbind(), window_mask(new, reached, window.length, weights, cache)
+    far = cache[:, :, :end].unbind(), None if all(window.layers) else causal_mask(new, end, weights, cache)
+    kinds = [near if slides else far for slides in window.layers]
+    seen = [(cached[layer], mask) for layer, (cached, mask) in enumerate(kinds)]
+    written = cache[:, :, begin:end].unbind()
+    query_heads, key_heads = weights.query_heads, weights.key_heads
+
+    def attend(layer: int, qkv: Tensor) -> Tensor:
+        written[layer].copy_(qkv[:, query_heads:].transpose(0, 1))
+        cached, mask = seen[layer]
+        return attend_causally(qkv[:, :query_heads], cached, key_heads, mask)
+
+    return attend
 
 
 def causal_mask(new: int, length: int, weights: LeanWeights, like: Tensor) -> Mask:
@@ -34,9 +81,47 @@ def causal_mask(new: int, length: int, weights: LeanWeights, like: Tensor) -> Ma
         return None
     if takes_causal_bias(like):
         return causal_lower_right(new, length)
-    group = weights.query_heads // weights.key_heads
     mask = torch.zeros(new, length, dtype=like.dtype, device=like.device)
     mask[:, length - new :].fill_(float("-inf")).triu_(1)
+    return _by_query_head(mask, weights)
+
+
+def window_mask(new: int, reached: int, window: int, weights: LeanWeights, like: Tensor) -> Tensor | None:
+    """What the last ``new`` tokens see of the last ``reached`` ones: each itself and the ``window - 1`` before it.
+
+    Returns:
+        None for one token, which sees every key that it reaches; else an additive mask ``[new G, reached]``.
+    """
+    if new == 1:
+        return None
+    hidden = torch.full((new, reached), float("-inf"), dtype=like.dtype, device=like.device)
+    itself = reached - new  # column of the first token
+    return _by_query_head(hidden.triu(itself + 1) + hidden.tril(itself - window), weights)
+
+
+def masks_by_layer(
+    weights: LeanWeights, columns: Tensor, positions: Tensor, limits: tuple[Tensor, ...]
+) -> Sequence[Tensor]:
+    """Additive masks ``[..., C]``, one for each layer, of tokens whose positions are tensors.
+
+    Args:
+        weights: of the decoder.
+        columns: ``[C]``, positions of the keys, from 0 on.
+        positions: ``[..., 1]`` of the tokens.
+        limits: what is added to the score of a key that is visible, and of one that is not.
+    """
+    window, (visible, hidden) = weights.window, limits
+    causal = columns <= positions
+    if window is None or len(columns) <= window.length:
+        return [torch.where(causal, visible, hidden)] * len(weights.layers)
+    near = torch.where(causal & (columns > positions - window.length), visible, hidden)
+    far = near if all(window.layers) else torch.where(causal, visible, hidden)
+    return [near if slides else far for slides in window.layers]
+
+
+def _by_query_head(mask: Tensor, weights: LeanWeights) -> Tensor:
+    """Rows by token, then query head of a group."""
+    group = weights.query_heads // weights.key_heads
     return mask.repeat_interleave(group, 0) if group > 1 else mask
 
 
@@ -67,53 +152,25 @@ def attend_causally(queries: Tensor, cached: Tensor, key_heads: int, mask: Mask)
 
 
 def attention_names(weights: LeanWeights, cached: Tensor, fixed_shapes: bool) -> str:
-    """The kernels that attention over a layer's cache ``[2 KV, L, D]`` runs with: of one token, and of several."""
-    names = []
-    for new in (1, 2):
-        queries = cached.new_zeros(1, weights.query_heads, new, weights.head_dim)
-        keys, values = cached[None, : weights.key_heads], cached[None, weights.key_heads :]
-        mask = causal_mask(new, cached.shape[1], weights, cached)
-        if fixed_shapes:
-            mask = cached.new_zeros(new * weights.query_heads // weights.key_heads, cached.shape[1])
-        if not isinstance(mask, CausalBias):
-            queries = queries.view(1, weights.key_heads, -1, weights.head_dim)
-        names.append(chosen_kernel(queries, keys, values, mask))
-    return names[0] if names[0] == names[1] else f"{names[0]} for one token, {names[1]} for several"
-
-
-class BranchAttention:
-    """Attention of ``N`` branches, one new token each: over the shared prefix, masked, and over the branch's own
-    tokens.
-
-    In float32 whatever the model's dtype: the fused kernels accumulate so too.
+    """The kernels that attention over a layer's cache ``[2 KV, L, D]`` runs with: of one token, of several, and of
+    several past a window.
     """
+    group, length = weights.query_heads // weights.key_heads, cached.shape[1]
+    masks: dict[str, Mask] = {"one token": None, "several": causal_mask(2, length, weights, cached)}
+    if weights.window is not None:
+        masks["several past the window"] = cached.new_zeros(2 * group, length)
+    if fixed_shapes:
+        masks = {"one token": cached.new_zeros(group, length), "several": cached.new_zeros(2 * group, length)}
+    kernels: dict[str, list[str]] = {}
+    for passes, mask in masks.items():
+        kernels.setdefault(_kernel(weights, cached, mask, 1 if passes == "one token" else 2), []).append(passes)
+    if len(kernels) == 1:
+        return next(iter(kernels))
+    return ", ".join(f"{kernel} for {' and '.join(passes)}" for kernel, passes in kernels.items())
 
-    def __init__(self, prefix: Tensor, starts: Tensor, weights: LeanWeights) -> None:
-        self._key_heads, self._group = weights.key_heads, weights.query_heads // weights.key_heads
-        self._scale = weights.head_dim**-0.5
-        self._prefix = prefix.float()  # [layers, 2 KV, L, D]
-        hidden = torch.arange(prefix.shape[2], device=starts.device) >= starts[:, None]
-        self._mask = torch.zeros(hidden.shape, device=starts.device).masked_fill_(hidden, float("-inf"))  # [N, L]
-        self._own: dict[int, Tensor] = {}  # layer -> [N, 2 KV, tokens of the branch, D]
 
-    def __call__(self, layer: int, qkv: Tensor) -> Tensor:
-        """Attend with rotated ``[N, H + 2 KV, D]``; ``[N, H D]``."""
-        branches, dim, kv = len(qkv), qkv.shape[-1], self._key_heads
-        rest, new = qkv[:, : -2 * kv].float().mul(self._scale), qkv[:, -2 * kv :, None].float()
-        own = self._own[layer] = torch.cat((self._own[layer], new), 2) if layer in self._own else new
-        grouped = rest.view(branches, kv, self._group, dim)
-        keys, values = self._prefix[layer].split(kv)  # [KV, L, D]
-        packed = grouped.transpose(0, 1).reshape(kv, branches * self._group, dim)
-        before = torch.bmm(packed, keys.transpose(1, 2)).view(kv, branches, self._group, -1)
-        before.add_(self._mask[:, None])
-        inside = torch.matmul(grouped, own[:, :kv].transpose(2, 3)).transpose(0, 1)  # [KV, N, G, j]
-        weights = torch.cat((before, inside), -1).softmax(-1)
-        far, near = weights.split((before.shape[-1], inside.shape[-1]), -1)
-        mixed = torch.bmm(far.reshape(kv, branches * self._group, -1), values).view(kv, branches, self._group, dim)
-        mixed = mixed.transpose(0, 1) + torch.matmul(near.transpose(0, 1), own[:, kv:])
-        return mixed.reshape(branches, -1).to(qkv.dtype)
-
-    def keep(self, rows: Tensor) -> None:
-        """Go on with these branches only."""
-        self._mask = self._mask[rows]
-        self._own = {layer: keys[rows] for layer, keys in self._own.items()}
+def _kernel(weights: LeanWeights, cached: Tensor, mask: Mask, new: int) -> str:
+    queries = cached.new_zeros(1, weights.query_heads, new, weights.head_dim)
+    if not isinstance(mask, CausalBias):
+        queries = queries.view(1, weights.key_heads, -1, weights.head_dim)
+    return chosen_kernel(queries, cached[None, : weights.key_heads], cached[None, weights.key_heads :], mask)

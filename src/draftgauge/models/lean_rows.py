@@ -15,7 +15,7 @@ from torch import Tensor
 from draftgauge.models.attention_kernels import attention_kernels
 from draftgauge.models.device import upload
 from draftgauge.models.lean import PREFILL_CHUNK, LeanModel, logits, run_layers
-from draftgauge.models.lean_attention import attend_causally, causal_mask
+from draftgauge.models.lean_attention import attend_over, masks_by_layer
 from draftgauge.models.row_layout import Shape, attend_by_row, lay_out
 from draftgauge.models.spec import check_context
 
@@ -35,8 +35,7 @@ class LeanRows:
         self._model = model
         self._weights = model._weights
         self._lengths: dict[int, int] = {}
-        limits = torch.tensor([0.0, float("-inf")], dtype=self.spec.dtype, device=self.spec.device)
-        self._visible, self._hidden = limits.unbind()
+        self._limits = torch.tensor([0.0, float("-inf")], dtype=self.spec.dtype, device=self.spec.device).unbind()
         self._cache = self._allocate(FIRST_ROWS, min(FIRST_CAPACITY, self.spec.context))
 
     @property
@@ -96,18 +95,10 @@ class LeanRows:
         return hidden
 
     def _append_chunk(self, row: int, tokens: Tensor) -> Tensor:
-        weights, cache = self._weights, self._cache[:, row]
-        heads, key_heads = weights.query_heads, weights.key_heads
         begin, end = self._lengths[row], self._lengths[row] + len(tokens)
-        mask = causal_mask(len(tokens), end, weights, cache)
-        written, cached = cache[:, :, begin:end].unbind(), cache[:, :, :end].unbind()
         cos, sin = self._model.rotary(end)
-
-        def attend(layer: int, qkv: Tensor) -> Tensor:
-            written[layer].copy_(qkv[:, heads:].transpose(0, 1))
-            return attend_causally(qkv[:, :heads], cached[layer], key_heads, mask)
-
-        hidden = run_layers(weights, tokens, cos[begin:end], sin[begin:end], attend)
+        attend = attend_over(self._weights, self._cache[:, row], begin, end)
+        hidden = run_layers(self._weights, tokens, cos[begin:end], sin[begin:end], attend)
         self._lengths[row] = end
         return hidden
 
@@ -130,13 +121,13 @@ class LeanRows:
         if copied:
             owner = chosen[owner]
         cache = self._cache[:, :, :, :longest] if copied else self._cache[:, first : first + spanned, :, :longest]
-        mask = self._mask(starts, shape)
+        masks = self._masks(starts, shape)
         cos, sin = self._model.rotary(longest)
 
         def attend(layer: int, qkv: Tensor) -> Tensor:
             self._cache[layer][owner, :, position] = qkv[:, self._weights.query_heads :]
             seen = cache[layer].index_select(0, chosen) if copied else cache[layer]
-            return attend_by_row(qkv[:, : self._weights.query_heads], seen, mask, None if shape.full else slot)
+            return attend_by_row(qkv[:, : self._weights.query_heads], seen, masks[layer], None if shape.full else slot)
 
         with attention_kernels(self.spec.device):
             hidden = run_layers(
@@ -145,12 +136,12 @@ class LeanRows:
         self._lengths.update(zip(rows, ends, strict=True))
         return hidden if shape.tokens == len(rows) else hidden[ending]
 
-    def _mask(self, starts: Tensor, shape: Shape) -> Tensor:
-        """Additive ``[B, 1, W G, L]``: a token sees its row up to itself."""
+    def _masks(self, starts: Tensor, shape: Shape) -> Sequence[Tensor]:
+        """By layer, additive ``[B, 1, W G, L]``: a token sees its row up to itself."""
         group = self._weights.query_heads // self._weights.key_heads
         steps = torch.arange(shape.widest, device=starts.device).repeat_interleave(group)[:, None]
         columns = torch.arange(shape.bucket, device=starts.device)
-        return torch.where(columns <= starts[:, None, None] + steps, self._visible, self._hidden)[:, None]
+        return masks_by_layer(self._weights, columns, starts[:, None, None, None] + steps, self._limits)
 
     def _reserve(self, length: int) -> None:
         capacity = self._cache.shape[3]

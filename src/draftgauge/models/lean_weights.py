@@ -15,7 +15,20 @@ from draftgauge.models.lean_checks import why_changed
 from draftgauge.models.lean_ops import Norm, Projection, Residual, norm, packs, projection, residual
 
 FAMILIES = ("llama", "mistral", "qwen2", "qwen3")
+ATTENTION_KINDS = {"full_attention", "sliding_attention"}  # of a layer, where a configuration names them
 LENGTH_DEPENDENT_ROPE = ("dynamic", "longrope")  # their frequencies change with the length: a cached key would go stale
+
+
+class Window(NamedTuple):
+    """Sliding-window attention: a token sees itself and the ``length - 1`` before it.
+
+    Attributes:
+        length: in tokens.
+        layers: for each layer whether it attends so; the others see everything.
+    """
+
+    length: int
+    layers: tuple[bool, ...]
 
 
 class LeanLayer(NamedTuple):
@@ -47,6 +60,7 @@ class LeanWeights:
 
     Attributes:
         plain: all linears are plain ones; quantised linears run code of their own.
+        window: of the layers that attend within one, or None where all see everything.
     """
 
     embedding: Tensor
@@ -58,6 +72,7 @@ class LeanWeights:
     key_heads: int
     head_dim: int
     plain: bool = True
+    window: Window | None = None
 
 
 def why_not_lean(model: PreTrainedModel) -> str | None:
@@ -65,9 +80,9 @@ def why_not_lean(model: PreTrainedModel) -> str | None:
     config = model.config
     if not of_a_family(model):
         return f"{type(model).__name__} is not one of transformers' {', '.join(FAMILIES)}"
-    kinds = getattr(config, "layer_types", None)
-    if "sliding_attention" in kinds if kinds is not None else getattr(config, "sliding_window", None) is not None:
-        return "it has sliding-window attention"
+    reason = _why_no_window(config)
+    if reason is not None:
+        return reason
     if config.rope_parameters["rope_type"] in LENGTH_DEPENDENT_ROPE:
         return f"its rotary embeddings ({config.rope_parameters['rope_type']}) depend on the length of the text"
     if config.hidden_act not in ("silu", "swish"):
@@ -75,6 +90,30 @@ def why_not_lean(model: PreTrainedModel) -> str | None:
     if len({parameter.device for parameter in model.parameters()}) > 1:
         return "its weights lie on several devices"
     return why_changed(model, list(linears(model)))
+
+
+def window_of(config: PreTrainedConfig) -> Window | None:
+    """Where and how far the layers of a model of the families attend within a window, as transformers reads it."""
+    length: Any = getattr(config, "sliding_window", None)
+    if config.model_type == "mistral":  # whatever kinds of layers its configuration names
+        sliding = (length is not None,) * config.num_hidden_layers
+    else:
+        kinds = getattr(config, "layer_types", None) or ("full_attention",) * config.num_hidden_layers
+        sliding = tuple(kind == "sliding_attention" for kind in kinds)
+    return Window(length, sliding) if any(sliding) else None
+
+
+def _why_no_window(config: PreTrainedConfig) -> str | None:
+    """The reason why it cannot be said what the layers see, or None."""
+    length, kinds = getattr(config, "sliding_window", None), getattr(config, "layer_types", None)
+    if config.model_type == "llama" and length is not None:
+        return "its configuration names a sliding window, which transformers' llama does not have"
+    other = set(kinds or ()) - ATTENTION_KINDS
+    if other:
+        return f"it has layers of {', '.join(sorted(other))}"
+    if window_of(config) is not None and (length is None or length < 1):
+        return f"it has sliding-window layers, and its sliding_window is {length}"
+    return None
 
 
 def of_a_family(model: PreTrainedModel) -> bool:
@@ -108,6 +147,7 @@ def fuse(model: PreTrainedModel) -> LeanWeights:
         key_heads=config.num_key_value_heads,
         head_dim=decoder.layers[0].self_attn.head_dim,
         plain=has_plain_linears(model),
+        window=window_of(config),
     )
 
 

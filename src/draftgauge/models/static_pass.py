@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from draftgauge.models.lean import run_layers
-from draftgauge.models.lean_attention import attend_causally
+from draftgauge.models.lean_attention import attend_causally, masks_by_layer
 from draftgauge.models.lean_weights import LeanWeights
 
 
@@ -67,8 +67,7 @@ class StaticPass:
         self._steps = torch.arange(count, device=device)
         self._steps_by_head = self._steps.repeat_interleave(group)[:, None]  # [k G, 1]
         self._columns = torch.arange(bucket, device=device)
-        limits = torch.tensor([0.0, float("-inf")], dtype=places.cache.dtype, device=device)
-        self._visible, self._hidden = limits.unbind()
+        self._limits = torch.tensor([0.0, float("-inf")], dtype=places.cache.dtype, device=device).unbind()
 
     def feed(self, tokens: Tensor, begin: int) -> None:
         """Say which tokens ``[k]`` the next run takes in, and after how many cached ones."""
@@ -77,14 +76,15 @@ class StaticPass:
 
     def run(self) -> Tensor:
         """Take the tokens in; logits ``[k, V]`` in the model's dtype."""
-        weights, query_heads = self._weights, self._weights.query_heads
+        weights, whole, seen = self._weights, self._whole, self._seen
+        query_heads, key_heads = weights.query_heads, weights.key_heads
         positions = self._begin + self._steps
         cos, sin = self._places.cos.index_select(0, positions), self._places.sin.index_select(0, positions)
-        mask = torch.where(self._columns <= self._begin + self._steps_by_head, self._visible, self._hidden)  # [k G, C]
+        masks = masks_by_layer(weights, self._columns, self._begin + self._steps_by_head, self._limits)  # [k G, C]
 
         def attend(layer: int, qkv: Tensor) -> Tensor:
-            self._whole[layer].index_copy_(1, positions, qkv[:, query_heads:].transpose(0, 1))
-            return attend_causally(qkv[:, :query_heads], self._seen[layer], weights.key_heads, mask)
+            whole[layer].index_copy_(1, positions, qkv[:, query_heads:].transpose(0, 1))
+            return attend_causally(qkv[:, :query_heads], seen[layer], key_heads, masks[layer])
 
         def keep(layer: int, x: Tensor) -> None:
             if layer in self._places.state_layers:

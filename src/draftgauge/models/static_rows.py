@@ -17,7 +17,7 @@ from draftgauge.core.errors import ModelError
 from draftgauge.models.attention_kernels import attention_kernels
 from draftgauge.models.device import free_bytes, upload
 from draftgauge.models.lean import PREFILL_CHUNK, LeanModel, run_layers
-from draftgauge.models.lean_attention import attend_causally, causal_mask
+from draftgauge.models.lean_attention import attend_over, masks_by_layer
 from draftgauge.models.lean_weights import LeanWeights
 from draftgauge.models.row_layout import Shape, attend_by_row, lay_out
 from draftgauge.models.spec import check_context
@@ -122,18 +122,12 @@ class StaticRows:
         return min(bucket, self.capacity)
 
     def _prefill_chunk(self, row: int, tokens: Tensor) -> None:
-        weights, begin = self._weights, self._lengths[row]
+        begin = self._lengths[row]
         end = begin + len(tokens)
         if end > self.capacity:
             raise ModelError(f"a prompt of {end} tokens does not fit a cache of {self.capacity}")
-        cache, heads = self._cache[:, row], weights.query_heads
-        mask = causal_mask(len(tokens), end, weights, cache)
-
-        def attend(layer: int, qkv: Tensor) -> Tensor:
-            cache[layer, :, begin:end] = qkv[:, heads:].transpose(0, 1)
-            return attend_causally(qkv[:, :heads], cache[layer, :, :end], weights.key_heads, mask)
-
-        run_layers(weights, tokens, self._cos[begin:end], self._sin[begin:end], attend)
+        attend = attend_over(self._weights, self._cache[:, row], begin, end)
+        run_layers(self._weights, tokens, self._cos[begin:end], self._sin[begin:end], attend)
         self._lengths[row] = end
 
 
@@ -160,8 +154,7 @@ class RowsPass:
         group = weights.query_heads // weights.key_heads
         self._steps = torch.arange(shape.widest, device=device).repeat_interleave(group)[:, None]  # [W G, 1]
         self._columns = torch.arange(shape.bucket, device=device)
-        limits = torch.tensor([0.0, float("-inf")], dtype=cache.dtype, device=device)
-        self._visible, self._hidden = limits.unbind()
+        self._limits = torch.tensor([0.0, float("-inf")], dtype=cache.dtype, device=device).unbind()
 
     def feed(self, tokens: Tensor, places: list[int]) -> None:
         """Say which tokens the next run takes in, and where they belong, see :func:`lay_out`."""
@@ -176,14 +169,13 @@ class RowsPass:
         """Take the tokens in; logits ``[T, V]`` in the model's dtype."""
         weights = self._weights
         cos, sin = self._cos.index_select(0, self._position), self._sin.index_select(0, self._position)
-        last_seen = self._begins[:, None, None] + self._steps  # [B, W G, 1]
-        mask = torch.where(self._columns <= last_seen, self._visible, self._hidden)[:, None]  # [B, 1, W G, C]
-
+        positions = self._begins[:, None, None, None] + self._steps  # [B, 1, W G, 1]
+        masks = masks_by_layer(weights, self._columns, positions, self._limits)  # [B, 1, W G, C]
         slot = None if self._shape.full else self._slot
 
         def attend(layer: int, qkv: Tensor) -> Tensor:
             self._cache[layer][self._owner, :, self._position] = qkv[:, weights.query_heads :]
-            return attend_by_row(qkv[:, : weights.query_heads], self._seen[layer], mask, slot)
+            return attend_by_row(qkv[:, : weights.query_heads], self._seen[layer], masks[layer], slot)
 
         return weights.head(weights.norm(run_layers(weights, self._tokens, cos, sin, attend)))
 

@@ -1,0 +1,193 @@
+"""Sliding-window attention in the lean and the static engine, past the window and around its edge."""
+
+from __future__ import annotations
+
+import copy
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+from transformers import PreTrainedModel
+
+from draftgauge.core.errors import ModelError
+from draftgauge.decoding import DecodingSettings, plain_decode, speculative_decode
+from draftgauge.drafters import LanguageModelDrafter
+from draftgauge.drafters.dense import draft_densely, draft_position_by_position
+from draftgauge.models import lean, lean_attention, lean_rows, static_rows
+from draftgauge.models.base import CachedModel
+from draftgauge.models.lean import LeanModel
+from draftgauge.models.lean_rows import LeanRows
+from draftgauge.models.lean_weights import window_of
+from draftgauge.models.loading import wrap
+from draftgauge.models.static_model import StaticModel
+from draftgauge.models.static_rows import StaticRows
+from draftgauge.policies.fixed import FixedLength
+from tiny import tiny_model, tokens
+
+MIXED = {"use_sliding_window": True, "max_window_layers": 0, "num_hidden_layers": 3}
+MIXED |= {"layer_types": ["sliding_attention", "full_attention", "sliding_attention"]}
+SLIDING = {"mistral": {}, "qwen2": MIXED, "qwen3": MIXED}
+FAMILIES = pytest.mark.parametrize("family", SLIDING)
+ENGINES = pytest.mark.parametrize("engine", ["lean", "static"])
+
+
+def sliding(family: str, window: int, seed: int = 0) -> PreTrainedModel:
+    return tiny_model(family, seed=seed, sliding_window=window, **SLIDING[family])
+
+
+def on(engine: str, model: PreTrainedModel) -> CachedModel:
+    cached = wrap(model, engine)
+    if isinstance(cached, StaticModel):
+        cached.first_bucket = 8
+    return cached
+
+
+def noised(model: PreTrainedModel) -> PreTrainedModel:
+    """A draft that is often right."""
+    noised, generator = copy.deepcopy(model), torch.Generator().manual_seed(5)
+    with torch.no_grad():
+        for parameter in noised.parameters():
+            parameter += 0.15 * parameter.std() * torch.randn(parameter.shape, generator=generator)
+    return noised
+
+
+@torch.no_grad()
+def reference(model: PreTrainedModel, text: Tensor) -> Tensor:
+    """Logits of the whole text in one pass, without any cache."""
+    return model(text[None], use_cache=False).logits[0]
+
+
+def assert_same(ours: Tensor, theirs: Tensor) -> None:
+    torch.testing.assert_close(ours, theirs, rtol=1e-4, atol=2e-4)
+
+
+def test_windows_are_read_as_transformers_reads_them() -> None:
+    assert window_of(tiny_model("mistral", sliding_window=None).config) is None
+    assert window_of(tiny_model("mistral", sliding_window=9).config) == (9, (True, True))
+    assert window_of(tiny_model("qwen2", sliding_window=9).config) is None  # it is switched off
+    assert window_of(sliding("qwen3", 5).config) == (5, (True, False, True))
+
+
+@FAMILIES
+@ENGINES
+@pytest.mark.parametrize("window", [8, 16])
+@pytest.mark.parametrize("length", [5, 30])
+def test_outputs_far_beyond_the_window_are_those_of_generate(
+    engine: str, family: str, window: int, length: int
+) -> None:
+    model, prompt, settings = sliding(family, window), tokens(length, seed=2).tolist(), DecodingSettings(64)
+    expected = model.generate(
+        torch.tensor([prompt]), do_sample=False, max_new_tokens=64, pad_token_id=0, eos_token_id=None
+    )[0, length:].tolist()
+    target, drafter = on(engine, model), LanguageModelDrafter(on(engine, noised(model)))
+    assert plain_decode(target, prompt, settings).tokens == expected
+    result = speculative_decode(target, drafter, FixedLength(5), prompt, settings)
+    assert result.tokens == expected
+    accepted = {step.accepted for step in result.steps}
+    assert len(accepted) > 1, "every step went alike: rolling back was not tried"
+
+
+@FAMILIES
+@ENGINES
+def test_rolling_back_anywhere_around_the_edge(engine: str, family: str) -> None:
+    model, text = sliding(family, 8), tokens(24, seed=4)
+    expected = reference(model, text)
+    cached = on(engine, model)
+    for begin in range(13):
+        for count in (1, 2, 5, 11):
+            cached.reset()
+            cached.forward(text[:begin]) if begin else None
+            cached.forward(tokens(count + 1, seed=begin + count))  # a draft that is rejected
+            cached.truncate(begin)
+            rows = cached.forward(text[begin : begin + count])
+            assert_same(rows, expected[begin : begin + count])
+
+
+@FAMILIES
+@ENGINES
+@pytest.mark.parametrize("window", [1, 3, 8])
+def test_branches_longer_than_the_window(engine: str, family: str, window: int) -> None:
+    model, text, deep = sliding(family, window), tokens(14), tokens(4 * 12, seed=1).view(4, 12)
+    starts = torch.tensor([1, 4, 13, 14])
+    cached = on(engine, model)
+    cached.forward(text)
+    session = cached.branches(starts)
+    for depth in range(12):
+        if depth == 5:
+            rows = torch.tensor([3, 1])
+            session.keep(rows)
+            starts, deep = starts[rows], deep[rows]
+        whole = [torch.cat((text[:start], own[: depth + 1])) for start, own in zip(starts.tolist(), deep, strict=True)]
+        assert_same(session.step(deep[:, depth]), torch.stack([reference(model, each)[-1] for each in whole]))
+
+
+@FAMILIES
+@ENGINES
+def test_a_dense_trace_is_the_drafts_made_one_by_one(engine: str, family: str) -> None:
+    model, prompt = sliding(family, 8), tokens(5, seed=3).tolist()
+    output = plain_decode(on(engine, model), prompt, DecodingSettings(40)).tokens
+    draft = on(engine, noised(model))
+    fast = draft_densely(draft, prompt, output, 12)
+    slow = draft_position_by_position(LanguageModelDrafter(draft), prompt, output, 12)
+    np.testing.assert_array_equal(fast.tokens, slow.tokens)
+    np.testing.assert_allclose(fast.shown, slow.shown, atol=5e-5)
+
+
+@FAMILIES
+def test_a_prompt_that_goes_through_in_chunks(monkeypatch: pytest.MonkeyPatch, family: str) -> None:
+    for module in (lean, lean_rows, static_rows):
+        monkeypatch.setattr(module, "PREFILL_CHUNK", 10)
+    model, text = sliding(family, 8), tokens(67)
+    assert_same(on("static", model).forward(text), reference(model, text))
+
+
+@FAMILIES
+@ENGINES
+@pytest.mark.parametrize("length", [1, 7, 8, 9, 30])
+def test_the_causal_kernel_of_a_gpu_is_left_where_the_window_begins(
+    monkeypatch: pytest.MonkeyPatch, engine: str, family: str, length: int
+) -> None:
+    monkeypatch.setattr(lean_attention, "takes_causal_bias", lambda like: True)
+    model, text = sliding(family, 8), tokens(length + 3)
+    cached = on(engine, model)
+    assert_same(torch.cat((cached.forward(text[:length]), cached.forward(text[length:]))), reference(model, text))
+
+
+@FAMILIES
+def test_texts_side_by_side_are_those_of_each_alone(monkeypatch: pytest.MonkeyPatch, family: str) -> None:
+    monkeypatch.setattr(StaticModel, "first_bucket", 8)
+    model = sliding(family, 8)
+    texts = [tokens(length, seed=length) for length in (5, 23, 9, 8, 40)]
+    lean_side, static_side = LeanRows(LeanModel(model)), StaticRows(LeanModel(model), 5, 48)
+    for row, text in enumerate(texts):
+        assert lean_side.open() == row
+        lean_side.prefill(row, text[: row + 1].tolist())
+        static_side.prefill(row, text[: row + 1].tolist())
+    feed = [text[row + 1 :] for row, text in enumerate(texts)]
+    together = lean_side.step(range(5), [each.tolist() for each in feed])
+    rows = static_side.step(range(5), [len(each) for each in feed], torch.cat(feed)).split([len(each) for each in feed])
+    for row, text in enumerate(texts):
+        expected = reference(model, text)
+        assert_same(together[row], expected[-1])
+        assert_same(rows[row], expected[row + 1 :])
+    few = {0: tokens(4, seed=7), 4: tokens(1, seed=8)}
+    together = lean_side.step(list(few), [each.tolist() for each in few.values()])
+    rows = static_side.step([3, 4], [4, 1], torch.cat(list(few.values()))).split([4, 1])
+    expected = [reference(model, torch.cat((texts[row], few[fed]))) for row, fed in ((0, 0), (4, 4), (3, 0))]
+    assert_same(together, torch.stack([expected[0][-1], expected[1][-1]]))
+    assert_same(rows[0], expected[2][-4:])
+    assert_same(rows[1], expected[1][-1:])
+
+
+@pytest.mark.parametrize(
+    ("family", "overrides", "reason"),
+    [
+        ("llama", {"sliding_window": 8}, "llama does not have"),
+        ("qwen3", {"layer_types": ["full_attention", "chunked_attention"]}, "layers of chunked_attention"),
+        ("qwen3", {"layer_types": ["sliding_attention"] * 2}, "its sliding_window is None"),
+    ],
+)
+def test_other_windows_are_refused(family: str, overrides: dict, reason: str) -> None:
+    with pytest.raises(ModelError, match=reason):
+        wrap(tiny_model(family, **overrides), "lean")
