@@ -39,5 +39,6 @@ def test_the_target_stays_as_it_is_and_the_drafts_learn(tmp_path: Path, monkeypa
         assert any(not torch.equal(before[name], after[name]) for name in before)
     record = json.loads((tmp_path / "pair" / "training.json").read_text())
     assert (record["target_tokens"], record["target_loss"]) == (0, None)
+    assert record["trained_drafts"] == list(recipe.DRAFT_SHAPES)
     assert record["draft_tokens"] == small.draft_tokens
     assert record["before"] == json.loads((PAIR_FOLDER / "training.json").read_text())

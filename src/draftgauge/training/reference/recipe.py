@@ -149,17 +149,25 @@ def train_drafts(
     report: Report,
     start: Path | None = None,
 ) -> dict[str, Qwen3ForCausalLM]:
-    """Distil every draft from the target, first on text, then mostly on the target's own answers."""
+    """Distil every draft from the target, first on text unless they know some, then mostly on the target's own
+    answers.
+    """
     target = target.eval().requires_grad_(False)
     cache = work / "answers.json"
     if not cache.exists():
         questions = data.training_questions(recipe.questions, recipe.seed)
         cache.write_text(json.dumps(_answered_apart(target, tokens, questions, work, report)))
     mixed = {**texts, ANSWERS: json.loads(cache.read_text())}
-    apart, answered = recipe.draft_text_share, 1 - recipe.draft_text_share
-    counts = _windows(recipe.draft_tokens * apart, recipe.short), _windows(recipe.draft_tokens * answered, recipe.long)
-    first = data.windows(texts, tokens, counts[0], recipe.short, recipe.seed + 3, data.SHORT_SHARES)
-    second = data.windows(mixed, tokens, counts[1], recipe.long, recipe.seed + 4, DISTILLED_SHARES)
+    apart = 0.0 if start is not None else recipe.draft_text_share
+    phases = []
+    if apart:
+        count = _windows(recipe.draft_tokens * apart, recipe.short)
+        phases.append(
+            Phase(data.windows(texts, tokens, count, recipe.short, recipe.seed + 3, data.SHORT_SHARES), apart)
+        )
+    count = _windows(recipe.draft_tokens * (1 - apart), recipe.long)
+    answered = data.windows(mixed, tokens, count, recipe.long, recipe.seed + 4, DISTILLED_SHARES)
+    phases.append(Phase(answered, 1 - apart))
     drafts = nn.ModuleDict(
         {name: _initial(shape, tokens, recipe.seed + 5, start and start / name) for name, shape in DRAFT_SHAPES.items()}
     ).to(target.device)
@@ -169,11 +177,11 @@ def train_drafts(
         recipe.draft_tokens,
         step_tokens=recipe.step_tokens,
         micro_tokens=recipe.step_tokens // 2,
-        learning_rate=1e-2,
-        embedding_rate=6e-3,
+        learning_rate=8e-3,
+        embedding_rate=4e-3,
+        decay_share=0.6,
         seed=recipe.seed,
     )
-    phases = [Phase(first, apart), Phase(second, answered)]
     train(drafts, loss, phases, plan, work / "drafts", lambda row: report("drafts", row))
     return models
 
@@ -295,8 +303,9 @@ def save_training_record(
         "target_loss": target["loss"],
         "draft_tokens": states["drafts"]["tokens"],
         "draft_seconds": states["drafts"]["seconds"],
+        "trained_drafts": list(DRAFT_SHAPES),
         "shapes": {"target": pretrain.TARGET, **DRAFT_SHAPES},
-        "shares": data.shares(recipe.long_share),
+        "shares": data.shares(recipe.long_share) if recipe.target_tokens else DISTILLED_SHARES,
         "prompts": prompts,
         "machine": machine["gpu"] or f"{machine['cores']} cores of an {machine['cpu']}",
         "python": machine["python"],
