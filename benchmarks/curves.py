@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from draftgauge.traces.costs import TABLES, CostCurve, SignalSeconds
+from draftgauge.traces.costs import TABLES, CostCurve, PolicySeconds, SignalSeconds
 
 
 def mean_curve(curves: Sequence[CostCurve]) -> CostCurve:
@@ -17,7 +17,15 @@ def mean_curve(curves: Sequence[CostCurve]) -> CostCurve:
     parts = [entry.name for entry in fields(SignalSeconds)]
     signals = {name: float(np.mean([getattr(curve.signals, name) for curve in curves])) for name in parts}
     overhead = float(np.mean([curve.overhead for curve in curves]))
-    return replace(curves[0], **tables, signals=SignalSeconds(**signals), overhead=overhead)
+    decisions = tuple(_mean_decision(name, curves) for name in (each.policy for each in curves[0].decisions))
+    return replace(curves[0], **tables, signals=SignalSeconds(**signals), overhead=overhead, decisions=decisions)
+
+
+def _mean_decision(policy: str, curves: Sequence[CostCurve]) -> PolicySeconds:
+    """Over the curves that have this policy's decisions."""
+    times = [seconds for curve in curves if (seconds := curve.deciding(policy)) is not None]
+    token, step, reading = np.mean(times, axis=0).tolist()
+    return PolicySeconds(policy, token, step, reading)
 
 
 def _mean(tables: Sequence[Any]) -> Any:

@@ -27,7 +27,7 @@ from draftgauge.core.prompts import in_turn
 from draftgauge.core.seeds import generator
 from draftgauge.decoding.settings import DecodingSettings
 from draftgauge.decoding.speculative import speculative_decode
-from draftgauge.policies.base import Policy
+from draftgauge.policies.base import Policy, decision_of
 from draftgauge.policies.registry import make_policy
 from draftgauge.replay.evaluate import best_fixed_gamma
 from draftgauge.replay.simulate import Replay, replay
@@ -91,6 +91,8 @@ def _compared(run: Path, manifest: Manifest, args: argparse.Namespace, seconds: 
     specs = [fixed, *(args.policy or POLICIES)]
     policies = {spec: make_policy(spec, trace.gamma_max, recorded) for spec in specs}
     timed, costs = _live(part, manifest, policies, args.curve_seconds, seconds)
+    for spec, policy in policies.items():
+        policy.decision = decision_of(make_policy(spec, trace.gamma_max, costs))  # as timed in these minutes
     replays = {spec: replay(part, policy, costs) for spec, policy in policies.items()}
     for spec in specs:
         yield _gains(timed, replays, spec, fixed)

@@ -42,6 +42,18 @@ def test_lengths_that_lie_on_a_line_help_each_other(line: np.ndarray) -> None:
     assert spread[0] < 0.6 * spread[1]
 
 
+def test_a_length_that_was_timed_often_stands_for_itself(line: np.ndarray) -> None:
+    """A processor takes 4 tokens as fast as 3: long lengths, of few samples, do not draw that back to the line."""
+    line[3] = line[2]
+    lengths = np.concatenate([np.repeat(np.arange(7), 80), np.repeat(np.arange(7, LONGEST + 1), 8)])
+    estimates = []
+    for seed in range(40):
+        seconds = line[lengths] * np.random.default_rng(seed).lognormal(0.0, 0.08, len(lengths))
+        estimates.append(pool([Timed(lengths, seconds)], 0, LONGEST).quartiles[1, 0, 1:7])
+    away = np.mean(estimates, axis=0) - line[1:7]
+    assert np.abs(away).max() < 0.2
+
+
 def test_no_context_is_given_less_than_its_fastest_sample() -> None:
     """A stall in another context, of a few samples, tilts the lines: the middle one's would go below nothing."""
     lengths = np.arange(4)

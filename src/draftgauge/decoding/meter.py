@@ -10,28 +10,32 @@ length is best is settled, or when its time is over, and says what is left open.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field, fields
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, fields, replace
 from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy.optimize import isotonic_regression, nnls
+from scipy.optimize import isotonic_regression
 from torch import Generator
 
 from draftgauge.core.errors import DraftgaugeError
-from draftgauge.core.signals import NO_SIGNALS, OF_DRAFTED_TOKENS, Reads, SignalName
+from draftgauge.core.signals import NO_SIGNALS, OF_DRAFTED_TOKENS, SignalName
+from draftgauge.decoding.decisions import time_decisions
 from draftgauge.decoding.plain import plain_decode
 from draftgauge.decoding.pooling import Pooled, Timed, pool, uncertainty
 from draftgauge.decoding.results import Origin
 from draftgauge.decoding.settings import DecodingSettings
 from draftgauge.decoding.speculative import speculative_decode
-from draftgauge.decoding.stopwatch import IDLE_RUNS, PRICED, Sample, StepTimer, Stopwatch, TimedDrafter
+from draftgauge.decoding.stopwatch import IDLE_RUNS, Sample, StepTimer, Stopwatch, TimedDrafter
 from draftgauge.drafters.base import Drafter, RunsModel, device_of, keeps_drafted
 from draftgauge.models.base import CachedModel
 from draftgauge.models.device import upload
+from draftgauge.policies.base import Policy
 from draftgauge.policies.fixed import FixedLength
-from draftgauge.traces.costs import CostCurve, CostTable, SignalSeconds
+from draftgauge.policies.registry import make_policy, timed_policies
+from draftgauge.statistics.least_deviations import least_deviations
+from draftgauge.traces.costs import CostCurve, CostTable, PolicySeconds, SignalSeconds
 from draftgauge.verification import Sampling
 
 SPAN = 64  # tokens decoded in one go: a context length is measured around its value, over that many tokens
@@ -39,6 +43,7 @@ PLAIN_SPAN = 16
 UNWATCHED = 2  # tokens a draft where the stopwatch does not run
 LEAST = 4  # samples of every draft length and set of signals, over all contexts; one where the time is over before
 LEAST_SECONDS = 1e-9
+DECIDING = 0.1  # of the time: for what policies take to decide, after all else
 CATCH_UP_SWEEPS = 12  # between what lengths take and what backlogs add; each halves what is left
 BACKLOGS = max(IDLE_RUNS) + 1  # numbers of tokens to take in that are told apart
 
@@ -148,8 +153,10 @@ def measure_costs(
             curve = _curve(benches, plan, target, spent)
             if spent >= plan.seconds or (curve.uncertainty is not None and not curve.uncertainty.undecided):
                 break
+    policies = {name: make_policy(name, plan.gamma_max, curve) for name in timed_policies()}
+    decisions = benches[len(benches) // 2].time_decisions(policies, max(plan.seconds, spent) * DECIDING)
     progress(100, 100)
-    return curve
+    return replace(curve, decisions=decisions)
 
 
 def _by_turns(benches: Sequence[_Bench], rng: np.random.Generator) -> Iterator[_Bench]:
@@ -240,6 +247,13 @@ class _Bench:
         runs = (self._run_plain, self._run_speculative, self._run_speculative, self._run_unwatched)
         for index in self._rng.permutation(len(runs)):
             runs[index](prompt)
+
+    def time_decisions(self, policies: Mapping[str, Policy], seconds: float) -> tuple[PolicySeconds, ...]:
+        """What policies take to decide, within so many seconds."""
+        prompts = iter(lambda: self._some_text(self._start), None)
+        return time_decisions(
+            self._target, self._drafter, policies, prompts, self._speculative, seconds, self._generator
+        )
 
     def _run_speculative(self, prompt: list[int]) -> None:
         timer = self._timer
@@ -344,7 +358,8 @@ def _overhead(benches: Sequence[_Bench]) -> float:
 
 
 def _signal_seconds(benches: Sequence[_Bench], catch_up: _CatchUp) -> SignalSeconds:
-    """What each signal adds: the parts, none below 0, whose sums come closest to what the timed sets of signals took.
+    """What each signal adds: the parts, none below 0, whose sums come closest to what timed drafts with signals took
+    beyond those without.
 
     Of drafted tokens it is taken from the time of drafting alone: within a whole step it would drown in what the
     target's pass varies by. The target's entropy is computed after that pass, so its time is that of the rest of the
@@ -352,22 +367,16 @@ def _signal_seconds(benches: Sequence[_Bench], catch_up: _CatchUp) -> SignalSeco
     """
     parts = [entry.name for entry in fields(SignalSeconds) if entry.name != SignalName.TARGET_ENTROPY]
     units = [SignalSeconds(**{name: 1.0}) for name in parts]
-    shares = np.array([[unit.of_token(reads) for unit in units] for reads in PRICED])  # [sets, parts]
-    added = np.array([max(0.0, float(np.median(_added_by_token(benches, reads, catch_up)))) for reads in PRICED])
-    seconds, _ = nnls(shares, added)
-    return SignalSeconds(**dict(zip(parts, seconds.tolist(), strict=True)), target_entropy=_target_entropy(benches))
-
-
-def _added_by_token(benches: Sequence[_Bench], reads: Reads, catch_up: _CatchUp) -> list[float]:
-    """How much longer each drafted token took with a set of signals than without, one value a step."""
-    added = []
     without = _pooled(benches, lambda sample: sample.draft - catch_up.of(sample), first=1).quartiles[1]
+    shares, added, scale = [], [], []
     for row, bench in enumerate(benches):
-        steps = [sample for sample in bench.samples if sample.reads & OF_DRAFTED_TOKENS == reads]
-        added += [
-            (sample.draft - catch_up.of(sample) - without[row][sample.gamma - 1]) / sample.gamma for sample in steps
-        ]
-    return added
+        for sample in bench.samples:
+            if reads := sample.reads & OF_DRAFTED_TOKENS:
+                shares.append([float(unit.of_draft(reads, sample.gamma)) for unit in units])
+                scale.append(without[row][sample.gamma - 1])
+                added.append(sample.draft - catch_up.of(sample) - scale[-1])
+    seconds = least_deviations(np.array(shares), np.array(added), np.array(scale))
+    return SignalSeconds(**dict(zip(parts, seconds.tolist(), strict=True)), target_entropy=_target_entropy(benches))
 
 
 def _target_entropy(benches: Sequence[_Bench]) -> float:

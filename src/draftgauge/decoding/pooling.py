@@ -120,12 +120,25 @@ def _shrunk(lengths: Ints, medians: Seconds, errors: Seconds) -> tuple[Seconds, 
     if len(lengths) <= SHAPE + 1 or not errors.any():
         return medians, errors
     terms = np.stack([np.ones(len(lengths)), lengths, 1 / lengths], axis=1)
-    weights = 1 / np.maximum(errors, errors.max() * LEAST_ERROR)
-    curve = terms @ np.linalg.lstsq(terms * weights[:, None], medians * weights, rcond=None)[0]
-    spread = ((medians - curve) ** 2).sum() / (len(lengths) - SHAPE) - (errors**2).mean()
-    keep = np.maximum(spread, 0.0) / (np.maximum(spread, 0.0) + errors**2)
+    squared = np.maximum(errors, errors.max() * LEAST_ERROR) ** 2
+    curve, departure = _curve(terms, medians, 1 / squared), 0.0
+    weights = 1 / squared
+    excess = float((weights * (medians - curve) ** 2).sum()) - (len(lengths) - SHAPE)
+    if excess > 0:
+        bread = np.linalg.inv((terms * weights[:, None]).T @ terms)
+        meat = (terms * (weights**2)[:, None]).T @ terms
+        departure = excess / float(weights.sum() - np.trace(bread @ meat))
+        curve = _curve(terms, medians, 1 / (squared + departure))
+    keep = departure / (departure + squared)
     of_curve = SHAPE * (errors**2).mean() / len(lengths)
     return curve + keep * (medians - curve), np.sqrt(keep * errors**2 + (1 - keep) * of_curve)
+
+
+def _curve(terms: Seconds, medians: Seconds, weights: Seconds) -> Seconds:
+    """``[L]`` the sum of the terms that comes closest to the medians."""
+    roots = np.sqrt(weights)
+    curve: Seconds = terms @ np.linalg.lstsq(terms * roots[:, None], medians * roots, rcond=None)[0]
+    return curve
 
 
 def _decided(seconds: Seconds, widths: Seconds, acceptance: float) -> bool:

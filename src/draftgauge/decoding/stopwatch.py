@@ -22,8 +22,8 @@ IDLE_RUNS = (3, 1, 7, 1)
 """Steps in a row that draft nothing, one run a round by turns. A draft of one token follows each, so that the drafter
 is timed with several committed tokens to take in; all but a run's first count as steps that draft nothing.
 """
-SHORT, MORE_OF_SHORT = 6, 2
-"""Lengths up to the first are drafted so many times more in every round."""
+SHORT, MORE_OF_SHORT = 6, 3
+"""Lengths up to the first are drafted so many times more in every round, and once more with signals."""
 PRICED: tuple[Reads, ...] = (
     frozenset({SignalName.TEXT}),
     *(frozenset({name}) for name in sorted(DISTRIBUTION)),
@@ -89,9 +89,9 @@ class StepTimer:
     It is the loop's policy: it asks for the draft lengths in random order, over and over, so that whatever disturbs the
     machine falls on all of them alike, and every length meets the states that the others leave behind. In every round
     each length comes once without signals and once with one of the sets in :data:`PRICED`, by turns; short ones, which
-    take the least time and are what policies mostly draft, come more often without. Only steps that
-    draft nothing come in runs (:data:`IDLE_RUNS`), as where one does not speculate, and the first of a run is not
-    counted: it would find the draft in the caches.
+    take the least time and are what policies mostly draft, come more often. Only steps that draft nothing come in runs
+    (:data:`IDLE_RUNS`), as where one does not speculate, and the first of a run is not counted: it would find the draft
+    in the caches.
 
     Attributes:
         reads: the signals of the running step; unlike other policies it declares them anew for every step.
@@ -142,6 +142,7 @@ class StepTimer:
         lengths = range(1, self._gamma_max + 1)
         drafts = [[(length, reads)] for length in lengths for reads in (NO_SIGNALS, self._next_set())]
         drafts += [[(length, NO_SIGNALS)] for length in lengths[:SHORT]] * MORE_OF_SHORT
+        drafts += [[(length, self._next_set())] for length in lengths[:SHORT]]
         idle = [(0, NO_SIGNALS)] * IDLE_RUNS[self._rounds % len(IDLE_RUNS)]
         self._rounds += 1
         pieces = [*drafts, [(1, NO_SIGNALS), *idle]]  # taken from the end: the run, then the draft

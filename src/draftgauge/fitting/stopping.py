@@ -26,6 +26,7 @@ from draftgauge.policies.acceptance_model import (
     next_terms,
     states,
 )
+from draftgauge.policies.base import measured_decision
 from draftgauge.policies.fitted import FittedPolicy
 from draftgauge.policies.stopping import SIGNALS, STOPPING, ThroughputStopping
 from draftgauge.policies.suffix import ORDER
@@ -344,8 +345,12 @@ def next_stand_chances(numbers: StoppingNumbers, trace: Trace, costs: CostCurve)
 
 
 def with_decision_times(numbers: StoppingNumbers, costs: CostCurve, gamma_max: int) -> StoppingNumbers:
-    """The numbers with what deciding takes on this machine for a drafted token, a step and a prompt token."""
-    times = decision_times(ThroughputStopping(numbers, gamma_max, costs), gamma_max)
+    """The numbers with what deciding takes for a drafted token, a step and a prompt token: as it was timed in the live
+    loop with the costs, else on made-up steps on this machine.
+    """
+    times = measured_decision(costs, STOPPING) or decision_times(
+        ThroughputStopping(numbers, gamma_max, costs), gamma_max
+    )
     return replace(
         numbers,
         decision_seconds=times.token,

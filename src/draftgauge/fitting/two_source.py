@@ -24,6 +24,7 @@ from draftgauge.fitting.stopping import (
     mean_shift,
 )
 from draftgauge.policies.acceptance_model import AcceptanceModels, StoppingNumbers, columns_of, states
+from draftgauge.policies.base import measured_decision
 from draftgauge.policies.fitted import FittedPolicy
 from draftgauge.policies.stopping import SIGNALS
 from draftgauge.policies.suffix import CODE_BITS, ORDER
@@ -268,8 +269,10 @@ def _likely(gains: Floats) -> int:
 
 
 def with_decision_times(numbers: TwoSourceNumbers, costs: CostCurve, gamma_max: int) -> TwoSourceNumbers:
-    """The numbers with what deciding takes on this machine."""
-    times = decision_times(TwoSource(numbers, gamma_max, costs), gamma_max)
+    """The numbers with what deciding takes: as it was timed in the live loop with the costs, else on made-up steps on
+    this machine.
+    """
+    times = measured_decision(costs, TWO_SOURCE) or decision_times(TwoSource(numbers, gamma_max, costs), gamma_max)
     stopping = replace(
         numbers.stopping,
         decision_seconds=times.token,

@@ -229,6 +229,21 @@ class DecisionSeconds(NamedTuple):
     appended: float = 0.0
 
 
+@runtime_checkable
+class TimesDecisions(Protocol):
+    """Costs that say what policies take to decide on this machine."""
+
+    def deciding(self, policy: str) -> tuple[float, float, float] | None:
+        """Seconds for each drafted token, each step besides and each token of the prompt; None where not measured."""
+        ...
+
+
+def measured_decision(costs: StepCosts, policy: str) -> DecisionSeconds | None:
+    """What a registered policy took to decide where the costs were measured; None if that was not timed."""
+    times = costs.deciding(policy) if isinstance(costs, TimesDecisions) else None
+    return None if times is None else DecisionSeconds(*times)
+
+
 def decision_of(policy: Policy) -> DecisionSeconds:
     """What the policy says that its deciding takes; nothing where it does not say."""
     decision: DecisionSeconds = getattr(policy, "decision", DecisionSeconds())

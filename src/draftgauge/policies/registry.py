@@ -30,12 +30,14 @@ class PolicyEntry:
         variants: what it does instead where its spec holds a parameter, e.g. ``{"adaptive=true": "..."}``.
         grid: values to try for each of its parameters when it is tuned; empty if there is nothing to tune.
         compared: whether it stands in comparisons for which no policy is named.
+        timed: whether the cost meter times its decisions in the live loop.
     """
 
     description: str
     variants: Mapping[str, str]
     grid: Mapping[str, tuple[Any, ...]]
     compared: bool
+    timed: bool = False
 
 
 _ENTRIES: dict[str, PolicyEntry] = {}
@@ -48,17 +50,18 @@ def register_policy(
     variants: Mapping[str, str] | None = None,
     grid: Mapping[str, tuple[Any, ...]] | None = None,
     compared: bool = False,
+    timed: bool = False,
 ) -> Callable[[Factory], Factory]:
     """Decorator of a policy's factory.
 
     Args:
         name: what specs call it.
-        description, variants, grid, compared: as of :class:`PolicyEntry`.
+        description, variants, grid, compared, timed: as of :class:`PolicyEntry`.
     """
 
     def add(factory: Factory) -> Factory:
         POLICIES.register(name)(factory)
-        _ENTRIES[name] = PolicyEntry(description, dict(variants or {}), dict(grid or {}), compared)
+        _ENTRIES[name] = PolicyEntry(description, dict(variants or {}), dict(grid or {}), compared, timed)
         return factory
 
     return add
@@ -84,6 +87,11 @@ def compared_policies(with_costs: bool = True) -> tuple[str, ...]:
         with_costs: whether there is a cost curve, for those that weigh cost.
     """
     return tuple(name for name, entry in _ENTRIES.items() if entry.compared and (with_costs or not weighs_cost(name)))
+
+
+def timed_policies() -> tuple[str, ...]:
+    """The policies whose decisions the cost meter times."""
+    return tuple(name for name, entry in _ENTRIES.items() if entry.timed)
 
 
 def tunable_policies() -> tuple[str, ...]:

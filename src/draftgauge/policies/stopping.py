@@ -39,7 +39,16 @@ from draftgauge.policies.acceptance_model import (
     for_any_vocabulary,
     states,
 )
-from draftgauge.policies.base import DecisionSeconds, Policy, Signal, Step, StepCosts, TextView, seconds_by_length
+from draftgauge.policies.base import (
+    DecisionSeconds,
+    Policy,
+    Signal,
+    Step,
+    StepCosts,
+    TextView,
+    measured_decision,
+    seconds_by_length,
+)
 from draftgauge.policies.bundled import bundled_policy
 from draftgauge.policies.checks import check_tokens
 from draftgauge.policies.draft_chances import DraftChances
@@ -118,7 +127,7 @@ class ThroughputStopping:
         """Find rate and thresholds for a cost curve."""
         self.numbers = numbers
         self.gamma_max = gamma_max
-        self.decision = decision_seconds(numbers)
+        self.decision = measured_decision(costs, STOPPING) or decision_seconds(numbers)
         self.seconds = deciding_seconds(costs, gamma_max, self.decision)
         steps = np.asarray(numbers.chances), np.asarray(numbers.accepted)
         self.rate = numbers.rate_scale * best_rate(*steps, self.seconds, numbers.onward, numbers.horizon)
@@ -229,6 +238,7 @@ def check_vocabulary(policy: str, numbers: StoppingNumbers, costs: StepCosts) ->
     STOPPING,
     "drafts on while the next token's chance to be committed is worth its time (throughput-optimal stopping)",
     compared=True,
+    timed=True,
 )
 def stopping(horizon: int = 8, online: bool = False, *, gamma_max: int, costs: StepCosts) -> Policy:
     """Throughput-optimal stopping; the models of acceptance are the bundled ones, which know the bundled pair's tokens

@@ -49,6 +49,7 @@ from draftgauge.policies.base import (
     Step,
     StepCosts,
     TextView,
+    measured_decision,
     verification_seconds,
 )
 from draftgauge.policies.bundled import bundled_policy
@@ -95,7 +96,9 @@ class TwoSource:
         self.numbers, self.gamma_max = numbers, gamma_max
         text_alone = numbers.sources == "text"
         self.reads: Reads = frozenset({SignalName.TEXT} if text_alone else {SignalName.CONFIDENCE, SignalName.TEXT})
-        self.decision = decision_seconds(stopping)._replace(committed=numbers.committed_seconds)
+        stored = decision_seconds(stopping)._replace(committed=numbers.committed_seconds)
+        measured = None if text_alone else measured_decision(costs, TWO_SOURCE)
+        self.decision = measured or stored
         draft = deciding_seconds(costs, gamma_max, self.decision)
         rising: Floats = isotonic_regression(verification_seconds(costs, gamma_max)).x
         verify = rising + self.decision.step
@@ -303,7 +306,9 @@ def _bundled(gamma_max: int, costs: StepCosts) -> tuple[TwoSourceNumbers, int]:
 
 
 @register_policy(
-    TWO_SOURCE, "drafts on, appends what the text foretells, or stops, by what each brings and costs (two sources)"
+    TWO_SOURCE,
+    "drafts on, appends what the text foretells, or stops, by what each brings and costs (two sources)",
+    timed=True,
 )
 def two_source(horizon: int = 8, *, gamma_max: int, costs: StepCosts) -> Policy:
     """Two sources priced together; the models of acceptance are the bundled ones."""

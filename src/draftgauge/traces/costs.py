@@ -25,7 +25,7 @@ VERSION = 2
 
 @dataclass(frozen=True)
 class SignalSeconds:
-    """What signals cost in seconds: all but the last for each drafted token, the last for each step.
+    """What signals cost in seconds: for each drafted token, but for the last two, which are for each step.
 
     Attributes:
         asking: handing a drafted token to the policy and asking whether to go on, whatever signals it reads. On an
@@ -33,6 +33,8 @@ class SignalSeconds:
         distribution: the drafter's probabilities, shared by the three signals that take them.
         confidence, entropy, margin: each of them, once the probabilities are there.
         target_entropy: of the target's distribution behind the last committed token.
+        first: what the drafter's probabilities take longer at the first token of a step than at later ones: the code
+            that computes them has left the processor's caches while the target ran.
     """
 
     asking: float = 0.0
@@ -41,9 +43,15 @@ class SignalSeconds:
     entropy: float = 0.0
     margin: float = 0.0
     target_entropy: float = 0.0
+    first: float = 0.0
+
+    def of_draft(self, reads: Reads, gamma: NDArray[np.int64] | int) -> NDArray[np.float64]:
+        """Seconds that drafts of so many tokens take longer for a policy that reads these signals."""
+        first = self.first if reads & DISTRIBUTION else 0.0
+        return self.of_token(reads) * np.asarray(gamma) + first * (np.asarray(gamma) > 0)
 
     def of_token(self, reads: Reads) -> float:
-        """Seconds that each drafted token takes longer for a policy that reads these signals."""
+        """Seconds that each drafted token takes longer for such a policy, the first one set aside."""
         seconds = self.asking if reads & OF_DRAFTED_TOKENS else 0.0
         seconds += self.distribution if reads & DISTRIBUTION else 0.0
         return seconds + float(sum(getattr(self, name) for name in DISTRIBUTION & reads))
@@ -51,6 +59,23 @@ class SignalSeconds:
     def of_step(self, reads: Reads) -> float:
         """Seconds that each step takes longer for such a policy, however many tokens it drafts."""
         return self.target_entropy if SignalName.TARGET_ENTROPY in reads else 0.0
+
+
+@dataclass(frozen=True)
+class PolicySeconds:
+    """What a policy takes to decide, in seconds.
+
+    Attributes:
+        policy: its registered name.
+        token: for each drafted token that it is asked about.
+        step: for each step besides.
+        reading: for each token of the prompt.
+    """
+
+    policy: str
+    token: float
+    step: float
+    reading: float = 0.0
 
 
 @dataclass(frozen=True)
@@ -96,6 +121,7 @@ class CostCurve:
             known. Policies that know tokens by their ids check that they mean the same ones.
         uncertainty: how sure the curve is; None where it was not measured as a whole.
         batched: what passes of several requests together take; None where that was not measured.
+        decisions: what policies took to decide in the live loop, those that have their decisions timed.
     """
 
     contexts: tuple[int, ...]
@@ -117,6 +143,7 @@ class CostCurve:
     uncertainty: Uncertainty | None = None
     version: int = VERSION
     batched: BatchCosts | None = None
+    decisions: tuple[PolicySeconds, ...] = ()
 
     @property
     def gamma_max(self) -> int:
@@ -162,7 +189,7 @@ class CostCurve:
         share = node - below
         seconds: NDArray[np.float64] = (1 - share) * (draft[below, gamma_] + verify[below, verified])
         seconds = seconds + share * (draft[above, gamma_] + verify[above, verified])
-        return seconds + self.signals.of_token(reads) * gamma_ + self.signals.of_step(reads)
+        return seconds + self.signals.of_draft(reads, gamma_) + self.signals.of_step(reads)
 
     @property
     def backlog_max(self) -> int:
@@ -193,6 +220,13 @@ class CostCurve:
         """What steps with so many tokens to take in take longer than with one; nothing where nothing is drafted."""
         added = np.asarray(self.catch_up or (0.0,))[np.minimum(backlog, self.backlog_max) - 1]
         return np.where(np.asarray(drafted) > 0, added, 0.0)
+
+    def deciding(self, policy: str) -> tuple[float, float, float] | None:
+        """Seconds that a policy takes to decide for each drafted token, each step besides and each token of the prompt;
+        None where that was not measured.
+        """
+        found = next((each for each in self.decisions if each.policy == policy), None)
+        return None if found is None else (found.token, found.step, found.reading)
 
     def cost_ratio(self) -> float:
         """Seconds of one more drafted token over those of verifying one token, at the median context: the dial of the
@@ -244,6 +278,9 @@ class CostCurve:
             (0.0,),
         ):
             raise TraceError(f"catch_up must be seconds, 0 or more, the first of them 0, not {list(self.catch_up)}")
+        for each in self.decisions:
+            if any(not (np.isfinite(value) and value >= 0) for value in (each.token, each.step, each.reading)):
+                raise TraceError(f"decisions of {each.policy} must be seconds, 0 or more")
         if self.batched is not None:
             self.batched.validate()
         for name in ("verify", "draft"):
