@@ -92,7 +92,8 @@ def _compared(run: Path, manifest: Manifest, args: argparse.Namespace, seconds: 
     policies = {spec: make_policy(spec, trace.gamma_max, recorded) for spec in specs}
     timed, costs = _live(part, manifest, policies, args.curve_seconds, seconds)
     for spec, policy in policies.items():
-        policy.decision = decision_of(make_policy(spec, trace.gamma_max, costs))  # as timed in these minutes
+        if hasattr(policy, "decision"):
+            policy.decision = decision_of(make_policy(spec, trace.gamma_max, costs))  # as timed in these minutes
     replays = {spec: replay(part, policy, costs) for spec, policy in policies.items()}
     for spec in specs:
         yield _gains(timed, replays, spec, fixed)

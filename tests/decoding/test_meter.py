@@ -85,7 +85,7 @@ def test_the_curve_is_what_the_parts_take(
     assert (curve.compression, curve.device, curve.dtype) == ("none", "cpu", "float32")
 
 
-SECONDS = SignalSeconds(0.5, 0.25, 0.0625, 1.0, 0.125, 2.0, 0.75)
+SECONDS = SignalSeconds(0.5, 0.25, 0.0625, 1.0, 0.125, 2.0, 1.5)
 
 
 class LookingDrafter(LanguageModelDrafter):
@@ -123,11 +123,11 @@ def test_overhead_and_what_each_signal_costs(
     blind = curve.step_seconds(2, 40)
     assert float(blind) == pytest.approx(4 + 13 + 5)
     for reads, added in {
-        frozenset({SignalName.TEXT}): 2 * 0.5,
-        frozenset({SignalName.CONFIDENCE}): 0.75 + 2 * (0.5 + 0.25 + 0.0625),
-        frozenset({SignalName.CONFIDENCE, SignalName.TEXT}): 0.75 + 2 * (0.5 + 0.25 + 0.0625),
+        frozenset({SignalName.TEXT}): 3.5 * 0.5,
+        frozenset({SignalName.CONFIDENCE}): 3.5 * (0.5 + 0.25 + 0.0625),
+        frozenset({SignalName.CONFIDENCE, SignalName.TEXT}): 3.5 * (0.5 + 0.25 + 0.0625),
         frozenset({SignalName.TARGET_ENTROPY}): 2.0,
-        frozenset(SignalName): 0.75 + 2 * (0.5 + 0.25 + 0.0625 + 1.0 + 0.125) + 2.0,
+        frozenset(SignalName): 3.5 * (0.5 + 0.25 + 0.0625 + 1.0 + 0.125) + 2.0,
     }.items():
         assert float(curve.step_seconds(2, 40, reads) - blind) == pytest.approx(added), reads
 
@@ -136,17 +136,17 @@ def test_replay_charges_for_the_signals_that_a_policy_reads_and_no_other() -> No
     trace = synthetic_trace(seed=0, prompts=4, length=30, gamma_max=GAMMA_MAX)
     row = ((1.0,) * (GAMMA_MAX + 1),)
     curve = CostCurve((10,), row, row, row, row, row, row, 0.0, (1.0,), "none", "cpu", "float32", SECONDS)
-    for spec, (first, charged) in {
-        "fixed:2": (0.0, 0.0),
-        "hf-heuristic": (0.0, 0.0),
-        "hf-confidence": (0.75, 0.5 + 0.25 + 0.0625),
-        "cumulative-confidence": (0.75, 0.5 + 0.25 + 0.0625),
-        "svip": (0.75, 0.5 + 0.25 + 1.0),
-        "vllm": (0.75, 0.5 + 0.25 + 0.0625 + 0.125),
+    for spec, charged in {
+        "fixed:2": 0.0,
+        "hf-heuristic": 0.0,
+        "hf-confidence": 0.5 + 0.25 + 0.0625,
+        "cumulative-confidence": 0.5 + 0.25 + 0.0625,
+        "svip": 0.5 + 0.25 + 1.0,
+        "vllm": 0.5 + 0.25 + 0.0625 + 0.125,
     }.items():
         replayed = replay(trace, make_policy(spec, GAMMA_MAX, curve), curve).record
-        expected = 2 + first * (replayed.drafted > 0) + charged * replayed.drafted
-        np.testing.assert_allclose(replayed.seconds, expected, err_msg=spec)
+        reads = replayed.drafted + SECONDS.first * (replayed.drafted > 0)
+        np.testing.assert_allclose(replayed.seconds, 2 + charged * reads, err_msg=spec)
 
 
 def test_what_taking_in_several_tokens_adds(

@@ -102,15 +102,15 @@ def test_other_files_are_refused(tmp_path: Path, content: str, message: str) -> 
 
 
 def test_each_signal_is_charged_where_it_is_read() -> None:
-    curve = replace(CURVE, signals=SignalSeconds(1.0, 2.0, 4.0, 8.0, 16.0, 32.0, 64.0))
+    curve = replace(CURVE, signals=SignalSeconds(1.0, 2.0, 4.0, 8.0, 16.0, 32.0, 1.5))
     blind = float(curve.step_seconds(2, 100))
     for reads, added in {
         frozenset(): 0.0,
-        frozenset({SignalName.TEXT}): 2 * 1.0,
-        frozenset({SignalName.CONFIDENCE}): 64.0 + 2 * 7.0,
-        frozenset({SignalName.CONFIDENCE, SignalName.MARGIN, SignalName.TEXT}): 64.0 + 2 * 23.0,
+        frozenset({SignalName.TEXT}): 3.5 * 1.0,
+        frozenset({SignalName.CONFIDENCE}): 3.5 * 7.0,
+        frozenset({SignalName.CONFIDENCE, SignalName.MARGIN, SignalName.TEXT}): 3.5 * 23.0,
         frozenset({SignalName.TARGET_ENTROPY}): 32.0,
-        frozenset(SignalName): 64.0 + 2 * 31.0 + 32.0,
+        frozenset(SignalName): 3.5 * 31.0 + 32.0,
     }.items():
         assert float(curve.step_seconds(2, 100, reads)) == blind + added, reads
     assert float(curve.step_seconds(0, 100, frozenset({SignalName.CONFIDENCE}))) == float(curve.step_seconds(0, 100))

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
 import numpy as np
@@ -22,6 +22,7 @@ from torch import Generator
 from draftgauge.core.errors import DraftgaugeError
 from draftgauge.core.signals import NO_SIGNALS, OF_DRAFTED_TOKENS, SignalName
 from draftgauge.decoding.decisions import time_decisions
+from draftgauge.decoding.levels import steadied
 from draftgauge.decoding.plain import plain_decode
 from draftgauge.decoding.pooling import Pooled, Timed, pool, uncertainty
 from draftgauge.decoding.results import Origin
@@ -35,7 +36,7 @@ from draftgauge.policies.base import Policy
 from draftgauge.policies.fixed import FixedLength
 from draftgauge.policies.registry import make_policy, timed_policies
 from draftgauge.statistics.least_deviations import least_deviations
-from draftgauge.traces.costs import CostCurve, CostTable, PolicySeconds, SignalSeconds
+from draftgauge.traces.costs import CostCurve, CostTable, PolicySeconds, SignalSeconds, Uncertainty
 from draftgauge.verification import Sampling
 
 SPAN = 64  # tokens decoded in one go: a context length is measured around its value, over that many tokens
@@ -43,6 +44,8 @@ PLAIN_SPAN = 16
 UNWATCHED = 2  # tokens a draft where the stopwatch does not run
 LEAST = 4  # samples of every draft length and set of signals, over all contexts; one where the time is over before
 LEAST_SECONDS = 1e-9
+FIRST = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0)
+"""What :attr:`~draftgauge.traces.costs.SignalSeconds.first` may be."""
 DECIDING = 0.1  # of the time: for what policies take to decide, after all else
 CATCH_UP_SWEEPS = 12  # between what lengths take and what backlogs add; each halves what is left
 BACKLOGS = max(IDLE_RUNS) + 1  # numbers of tokens to take in that are told apart
@@ -150,9 +153,11 @@ def measure_costs(
         samples = sum(each.fewest() for each in benches) if all(each.measured for each in benches) else 0
         progress(min(99, int(100 * spent / max(plan.seconds, 1e-9))), 100)
         if samples >= (1 if spent >= plan.seconds > 0 else LEAST):
-            curve = _curve(benches, plan, target, spent)
-            if spent >= plan.seconds or (curve.uncertainty is not None and not curve.uncertainty.undecided):
+            for each in benches:
+                each.steady()
+            if spent >= plan.seconds or not _uncertainty(benches, _catch_up(benches), spent).undecided:
                 break
+    curve = _curve(benches, plan, target, spent)
     policies = {name: make_policy(name, plan.gamma_max, curve) for name in timed_policies()}
     decisions = benches[len(benches) // 2].time_decisions(policies, max(plan.seconds, spent) * DECIDING)
     progress(100, 100)
@@ -196,22 +201,22 @@ class _Bench:
     def forget(self) -> None:
         """Drop what was measured."""
         self._timer = StepTimer(self._stopwatch, self._gamma_max, self._rng)
+        self.samples: list[Sample] = []
         self.plain: list[float] = []
         self.overheads: list[float] = []
 
     @property
     def measured(self) -> bool:
         """Whether there is anything to go by."""
-        return bool(self.plain and self.overheads and self.plain_samples)
+        return bool(self.plain and self.overheads and self._timer.samples)
 
     def fewest(self) -> int:
         """Samples of what has the fewest, see :meth:`StepTimer.fewest`."""
         return self._timer.fewest()
 
-    @property
-    def samples(self) -> list[Sample]:
-        """All timed steps."""
-        return self._timer.samples
+    def steady(self) -> None:
+        """Let ``samples`` be all steps timed so far, without the machine's drift."""
+        self.samples = steadied(self._timer.samples)
 
     @property
     def plain_samples(self) -> list[Sample]:
@@ -299,8 +304,13 @@ def _curve(benches: Sequence[_Bench], plan: MeterPlan, target: CachedModel, spen
         device=str(target.spec.device),
         dtype=str(target.spec.dtype).removeprefix("torch."),
         vocabulary=plan.vocabulary,
-        uncertainty=uncertainty(_pooled(benches, lambda sample: sample.step - catch_up.of(sample)), spent),
+        uncertainty=_uncertainty(benches, catch_up, spent),
     )
+
+
+def _uncertainty(benches: Sequence[_Bench], catch_up: _CatchUp, spent: float) -> Uncertainty:
+    """How sure whole steps are."""
+    return uncertainty(_pooled(benches, lambda sample: sample.step - catch_up.of(sample)), spent)
 
 
 def _pooled(benches: Sequence[_Bench], value: Callable[[Sample], float], first: int = 0) -> Pooled:
@@ -365,18 +375,24 @@ def _signal_seconds(benches: Sequence[_Bench], catch_up: _CatchUp) -> SignalSeco
     target's pass varies by. The target's entropy is computed after that pass, so its time is that of the rest of the
     step.
     """
-    parts = [entry.name for entry in fields(SignalSeconds) if entry.name != SignalName.TARGET_ENTROPY]
+    parts = ("asking", "distribution", "confidence", "entropy", "margin")
     units = [SignalSeconds(**{name: 1.0}) for name in parts]
     without = _pooled(benches, lambda sample: sample.draft - catch_up.of(sample), first=1).quartiles[1]
-    shares, added, scale = [], [], []
+    lengths, shares, added, scale = [], [], [], []
     for row, bench in enumerate(benches):
         for sample in bench.samples:
             if reads := sample.reads & OF_DRAFTED_TOKENS:
-                shares.append([float(unit.of_draft(reads, sample.gamma)) for unit in units])
+                lengths.append(sample.gamma)
+                shares.append([unit.of_token(reads) for unit in units])
                 scale.append(without[row][sample.gamma - 1])
                 added.append(sample.draft - catch_up.of(sample) - scale[-1])
-    seconds = least_deviations(np.array(shares), np.array(added), np.array(scale))
-    return SignalSeconds(**dict(zip(parts, seconds.tolist(), strict=True)), target_entropy=_target_entropy(benches))
+    tokens, values, scales = np.array(lengths), np.array(added), np.array(scale)
+    fits = {first: least_deviations(np.array(shares) * (tokens + first)[:, None], values, scales) for first in FIRST}
+    first = min(FIRST, key=lambda first: fits[first][1])
+    seconds = dict(zip(parts, fits[first][0].tolist(), strict=True))
+    return SignalSeconds(
+        **seconds, target_entropy=_target_entropy(benches), first=first if any(seconds.values()) else 0.0
+    )
 
 
 def _target_entropy(benches: Sequence[_Bench]) -> float:

@@ -13,9 +13,10 @@ LEAST_DEVIATION = 1e-6
 Floats = NDArray[np.float64]
 
 
-def least_deviations(shares: Floats, values: Floats, scale: Floats) -> Floats:
-    """``[parts]`` the parts whose sums deviate least from the values, in absolute terms, so that stalls count little:
-    the median, for sums of several parts. By iteratively reweighted least squares.
+def least_deviations(shares: Floats, values: Floats, scale: Floats) -> tuple[Floats, float]:
+    """The parts ``[parts]`` whose sums deviate least from the values, in absolute terms, so that stalls count little:
+    the median, for sums of several parts; and how far they deviate in the
+    mean. By iteratively reweighted least squares.
 
     Args:
         shares: ``[samples, parts]`` how often each part is in a sum.
@@ -28,5 +29,4 @@ def least_deviations(shares: Floats, values: Floats, scale: Floats) -> Floats:
         parts, _ = nnls(shares * roots[:, None], values * roots)
         away = np.abs(values - shares @ parts) / scale
         weights = 1 / (scale * np.maximum(away, LEAST_DEVIATION) * scale)
-    found: Floats = parts
-    return found
+    return parts, float(away.mean())

@@ -25,16 +25,16 @@ VERSION = 2
 
 @dataclass(frozen=True)
 class SignalSeconds:
-    """What signals cost in seconds: for each drafted token, but for the last two, which are for each step.
+    """What signals cost in seconds: for each drafted token, but for the last two.
 
     Attributes:
         asking: handing a drafted token to the policy and asking whether to go on, whatever signals it reads. On an
             accelerator this is the wait for the device. A policy that reads text pays this and nothing else.
         distribution: the drafter's probabilities, shared by the three signals that take them.
         confidence, entropy, margin: each of them, once the probabilities are there.
-        target_entropy: of the target's distribution behind the last committed token.
-        first: what the drafter's probabilities take longer at the first token of a step than at later ones: the code
-            that computes them has left the processor's caches while the target ran.
+        target_entropy: of the target's distribution behind the last committed token, for each step.
+        first: how many later tokens' signals those of a step's first token cost beyond their own: the code that
+            computes them has left the processor's caches while the target ran.
     """
 
     asking: float = 0.0
@@ -47,11 +47,10 @@ class SignalSeconds:
 
     def of_draft(self, reads: Reads, gamma: NDArray[np.int64] | int) -> NDArray[np.float64]:
         """Seconds that drafts of so many tokens take longer for a policy that reads these signals."""
-        first = self.first if reads & DISTRIBUTION else 0.0
-        return self.of_token(reads) * np.asarray(gamma) + first * (np.asarray(gamma) > 0)
+        return self.of_token(reads) * (np.asarray(gamma) + self.first * (np.asarray(gamma) > 0))
 
     def of_token(self, reads: Reads) -> float:
-        """Seconds that each drafted token takes longer for such a policy, the first one set aside."""
+        """Seconds that each drafted token but a step's first takes longer for such a policy."""
         seconds = self.asking if reads & OF_DRAFTED_TOKENS else 0.0
         seconds += self.distribution if reads & DISTRIBUTION else 0.0
         return seconds + float(sum(getattr(self, name) for name in DISTRIBUTION & reads))
