@@ -47,7 +47,9 @@ class SignalSeconds:
 
     def of_draft(self, reads: Reads, gamma: NDArray[np.int64] | int) -> NDArray[np.float64]:
         """Seconds that drafts of so many tokens take longer for a policy that reads these signals."""
-        return self.of_token(reads) * (np.asarray(gamma) + self.first * (np.asarray(gamma) > 0))
+        tokens = np.asarray(gamma, np.float64)
+        seconds: NDArray[np.float64] = self.of_token(reads) * (tokens + self.first * (tokens > 0))
+        return seconds
 
     def of_token(self, reads: Reads) -> float:
         """Seconds that each drafted token but a step's first takes longer for such a policy."""
