@@ -14,9 +14,10 @@ import torch
 from draftgauge.core.errors import DraftgaugeError, ModelError, TraceError
 from draftgauge.core.prompts import Prompt
 from draftgauge.decoding import batch_meter
-from draftgauge.decoding.batch_meter import BatchMeterPlan, RandomLengths, measure_batches
+from draftgauge.decoding.batch_meter import BatchMeterPlan, measure_batches
 from draftgauge.decoding.batched import BatchPlan, BatchRun, Pass, batched_decode
 from draftgauge.decoding.plain import plain_decode
+from draftgauge.decoding.random_lengths import RandomLengths
 from draftgauge.decoding.recorder import RecordingPlan, record_prompt
 from draftgauge.decoding.settings import DecodingSettings
 from draftgauge.drafters.language_model import LanguageModelDrafter
@@ -56,7 +57,7 @@ def batch_costs(largest: int = 4, gamma_max: int = GAMMA_MAX) -> BatchCosts:
     verify, draft = table(gamma_max + 1, 1.0), table(2, 0.2)
     ragged = tuple((0.02 * b, 0.003 * b) for b in batches)
     asking = tuple(x / 10 for x in each)
-    return BatchCosts(batches, contexts, verify, draft, onward, each, asking, ragged, ragged[::-1])
+    return BatchCosts(batches, contexts, verify, draft, onward, each, asking, ragged, ragged[::-1], ragged)
 
 
 @pytest.fixture(scope="module")
@@ -149,6 +150,9 @@ def test_replay_takes_the_same_steps_at_the_same_price(
                 priced += float(costs.draft_seconds(each.rows, each.tokens, each.context))
         priced += float(costs.asking_seconds(each.rows)) if each.signals else 0.0
     decision = policy.decision
+    if spec == "shared-budget":
+        once, each_time = costs.ranking[batch - 1]
+        priced += once * len(run.seconds) + each_time * (len(run.seconds) * batch + replayed.drafted)
     deciding = decision.step * len(steps) + decision.token * replayed.drafted + decision.committed * replayed.committed
     assert replayed.seconds == pytest.approx(priced + deciding, rel=1e-9)
 
@@ -298,3 +302,5 @@ def test_the_meter_finds_what_passes_cost(
     assert sum(costs.ragged_draft[1]) == pytest.approx(0.04)  # of three requests at most one is missing
     assert costs.overhead == pytest.approx((0.5, 0.5))
     assert costs.asking == pytest.approx((0.03, 0.03))
+    assert len(costs.ranking) == 2
+    assert all(sum(ranking) > 0 for ranking in costs.ranking)

@@ -10,26 +10,23 @@ context lengths, with draft lengths drawn at random. In half of the steps all re
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
 from draftgauge.core.errors import DraftgaugeError
-from draftgauge.core.signals import NO_SIGNALS, Reads, SignalName
 from draftgauge.decoding.batch_samples import BatchSamples, TimedStep, batch_costs
-from draftgauge.decoding.batched import BatchPlan, batched_decode
+from draftgauge.decoding.batched import BatchPlan, BatchRun, batched_decode
+from draftgauge.decoding.random_lengths import RandomLengths, RankedLengths
 from draftgauge.decoding.settings import DecodingSettings
 from draftgauge.models.lean import LeanModel
 from draftgauge.models.static_model import StaticModel
 from draftgauge.models.static_rows import StaticRows
-from draftgauge.policies.base import DecisionSeconds, Signal, Step
-from draftgauge.policies.batch import Opening
+from draftgauge.policies.batch import BatchPolicy
 from draftgauge.traces.batch_costs import BatchCosts
 
 LEAST = 6  # samples of every number of tokens
-READS: Reads = frozenset({SignalName.CONFIDENCE})
-DRAWN = 256  # steps whose lengths are drawn at once, as drawing takes time within a step
 
 
 @dataclass(frozen=True)
@@ -60,50 +57,6 @@ class BatchMeterPlan:
     def span(self) -> int:
         """Tokens that every request decodes around a context length."""
         return 4 * (self.gamma_max + 1)
-
-
-class RandomLengths:
-    """Draft lengths drawn anew for every step, half of the time one for all requests and else one for each; signals are
-    read in a third of the steps.
-    """
-
-    decision = DecisionSeconds()
-
-    def __init__(self, gamma_max: int, slots: int, rng: np.random.Generator) -> None:
-        self._gamma_max, self._slots, self._rng = gamma_max, slots, rng
-        self._lengths: list[list[int]] = []
-        self._read: list[bool] = []
-        self._wanted: list[int] = []
-        self.reads: Reads = NO_SIGNALS
-
-    def begin(self, slot: int, prompt_tokens: Sequence[int]) -> None:
-        """Draw for the steps to come."""
-        if len(self._read) < DRAWN:
-            own = self._rng.integers(self._gamma_max + 1, size=(DRAWN, self._slots))
-            shared = self._rng.random(DRAWN) < 1 / 2
-            own[shared] = own[shared, :1]
-            self._lengths += own.tolist()
-            self._read += (self._rng.random(DRAWN) < 1 / 3).tolist()
-
-    def first(self, opening: Opening) -> list[int]:
-        """The requests whose length is not 0."""
-        self.reads = READS if self._read.pop() else NO_SIGNALS
-        self._wanted = self._lengths.pop()
-        return [slot for slot, cap in opening.caps.items() if cap > 0 and self._wanted[slot] > 0]
-
-    def onward(self, drafted: Mapping[int, Signal]) -> list[int]:
-        """Each up to its length."""
-        return [slot for slot, signal in drafted.items() if signal.depth < self._wanted[slot]]
-
-    def drafted_last(self, slot: int, signal: Signal) -> None:
-        """Nothing to note."""
-
-    def verified(self, drafted: Mapping[int, int]) -> Mapping[int, int]:
-        """All."""
-        return drafted
-
-    def observe(self, slot: int, step: Step) -> None:
-        """Nothing to learn."""
 
 
 class BatchMeter:
@@ -140,19 +93,20 @@ class BatchMeter:
 
     def turn(self, batch: int) -> None:
         """Decode a few steps of so many requests at every context length."""
+        gamma_max, samples = self._plan.gamma_max, self._samples[batch]
+        for place in self._rng.permutation(len(self._starts)).tolist():
+            run = self._decode(batch, place, RandomLengths(gamma_max, batch, self._rng), timed=True)
+            samples.steps[place].extend(TimedStep(*each) for each in zip(run.passes, run.seconds, strict=True))
+        ranked = RankedLengths(gamma_max, batch, self._rng)
+        self._decode(batch, int(self._rng.integers(len(self._starts))), ranked, timed=False)
+        samples.ranked += ranked.noted
+
+    def _decode(self, batch: int, place: int, policy: BatchPolicy, timed: bool) -> BatchRun:
+        """A few steps at a context length."""
         plan = self._plan
-        for place in self._rng.permutation(len(self._starts)):
-            prompts = [_cut(plan.text, self._starts[place], self._rng) for _ in range(batch)]
-            run = batched_decode(
-                self._target,
-                self._draft,
-                RandomLengths(plan.gamma_max, batch, self._rng),
-                prompts,
-                DecodingSettings(plan.span),
-                BatchPlan(batch, plan.gamma_max, drain=False, timed=True),
-            )
-            steps = (TimedStep(*each) for each in zip(run.passes, run.seconds, strict=True))
-            self._samples[batch].steps[place].extend(steps)
+        prompts = [_cut(plan.text, self._starts[place], self._rng) for _ in range(batch)]
+        how = BatchPlan(batch, plan.gamma_max, drain=False, timed=timed)
+        return batched_decode(self._target, self._draft, policy, prompts, DecodingSettings(plan.span), how)
 
     def warm(self, batch: int) -> None:
         """A turn that is not counted."""

@@ -7,7 +7,7 @@ The batch drafts by depth: at each one some of the requests draft a token in one
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import NamedTuple, Protocol
+from typing import ClassVar, NamedTuple, Protocol
 
 from draftgauge.core.errors import DraftgaugeError
 from draftgauge.core.signals import Reads, SignalName
@@ -51,6 +51,11 @@ class BatchPolicy(Protocol):
         """What deciding takes for each request."""
         ...
 
+    @property
+    def ranks(self) -> bool:
+        """Whether it ranks the requests, as a step begins and after every drafted token; that takes time of its own."""
+        ...
+
     def begin(self, slot: int, prompt_tokens: Sequence[int]) -> None:
         """A new request holds the slot."""
         ...
@@ -83,6 +88,8 @@ class BatchPolicy(Protocol):
 
 class PerRequest:
     """Every request decides for itself, by a policy of its own."""
+
+    ranks: ClassVar[bool] = False
 
     def __init__(self, policies: Sequence[Policy]) -> None:
         """One policy a slot, of the same kind.

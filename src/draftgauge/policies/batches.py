@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from draftgauge.policies.base import StepCosts
 from draftgauge.policies.batch import BatchPolicy, PerRequest
+from draftgauge.policies.budget_ranking import PassCosts
 from draftgauge.policies.registry import make_policy
-from draftgauge.policies.shared_budget import PassCosts, SharedBudget
+from draftgauge.policies.shared_budget import SharedBudget
 
 SHARED_BUDGET = "shared-budget"
 STOPPING = "stopping"

@@ -19,75 +19,20 @@ request 36136).
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Protocol
-
-import numpy as np
-from numpy.typing import NDArray
+from typing import ClassVar
 
 from draftgauge.core.errors import DraftgaugeError
 from draftgauge.core.signals import Reads
 from draftgauge.policies.base import Policy, Signal, Step, begin, decision_of
 from draftgauge.policies.batch import Opening
+from draftgauge.policies.budget_ranking import BudgetRanking, PassCosts
 from draftgauge.policies.stopping import ThroughputStopping
-
-KEEPS = 0.98  # of what was reached before, at every step: the rate follows the last fifty
-
-
-class PassCosts(Protocol):
-    """What must be known of a batch's passes; :class:`~draftgauge.traces.batch_costs.BatchCosts` is one."""
-
-    @property
-    def gamma_max(self) -> int:
-        """The longest draft measured."""
-        ...
-
-    @property
-    def contexts(self) -> tuple[int, ...]:
-        """Context lengths measured at, increasing."""
-        ...
-
-    def verify_seconds(self, batch: int, tokens: NDArray[np.int64] | int, context: int) -> NDArray[np.float64]:
-        """Seconds of verifying so many tokens."""
-        ...
-
-    def draft_seconds(
-        self, batch: NDArray[np.int64] | int, tokens: NDArray[np.int64] | int, context: int
-    ) -> NDArray[np.float64]:
-        """Seconds of the drafter's first pass of a step."""
-        ...
-
-    def onward_seconds(self, batch: NDArray[np.int64] | int, context: int) -> NDArray[np.float64]:
-        """Seconds of each later one."""
-        ...
-
-    def asking_seconds(self, batch: NDArray[np.int64] | int) -> NDArray[np.float64]:
-        """What reading signals adds to it."""
-        ...
-
-    def step_seconds(self, batch: NDArray[np.int64] | int) -> NDArray[np.float64]:
-        """Seconds of a step outside its passes."""
-        ...
-
-
-class _Prices:
-    """The costs at one context length, as lists: looked up many times a step."""
-
-    def __init__(self, costs: PassCosts, batch: int, context: int) -> None:
-        requests = np.arange(1, batch + 1)
-        tokens = np.arange(batch, batch * (costs.gamma_max + 1) + 1)
-        asking = costs.asking_seconds(requests)
-        self.verify: list[float] = costs.verify_seconds(batch, tokens, context).tolist()
-        """By tokens beyond one of each request."""
-        self.draft: list[float] = [0.0, *(costs.draft_seconds(requests, requests, context) + asking).tolist()]
-        """A step's first pass, by requests, each taking one token in."""
-        self.draft_two: list[float] = [0.0, *(costs.draft_seconds(requests, 2 * requests, context) + asking).tolist()]
-        """Likewise two."""
-        self.onward: list[float] = [0.0, *(costs.onward_seconds(requests, context) + asking).tolist()]
-        """A later pass."""
 
 
 class SharedBudget:
     """Ranks drafted tokens over the requests of a batch; see :mod:`draftgauge.policies.shared_budget`."""
+
+    ranks: ClassVar[bool] = True
 
     def __init__(self, policies: Sequence[Policy], costs: PassCosts) -> None:
         """Share what one policy a slot knows.
@@ -108,19 +53,8 @@ class SharedBudget:
             self._trackers.append(policy)
         self.reads: Reads = self._trackers[0].reads
         self.decision = decision_of(policies[0])
-        self._costs, self._batch = costs, len(policies)
-        self._prices: dict[int, _Prices] = {}
-        self._prices_at: dict[int, _Prices] = {}
-        self._rest: list[float] = [0.0, *costs.step_seconds(np.arange(1, self._batch + 1)).tolist()]
-        self._longest = costs.gamma_max * self._batch
-        self._spent = self._price(costs.contexts[0]).verify[0] + self._rest[self._batch]
-        self._tokens, self._seconds = float(self._batch), self._spent  # as without drafts
+        self._ranking = BudgetRanking(costs, len(policies))
         self._stands: dict[int, list[float]] = {}
-
-    @property
-    def rate(self) -> float:
-        """Committed tokens a second, of the whole batch, as reached lately."""
-        return self._tokens / self._seconds
 
     def begin(self, slot: int, prompt_tokens: Sequence[int]) -> None:
         """Reset the slot's tracker."""
@@ -128,22 +62,20 @@ class SharedBudget:
 
     def first(self, opening: Opening) -> list[int]:
         """The requests whose first token is worth its time together."""
-        self._now = self._price(opening.context)
+        self._ranking.begin(len(opening.caps), opening.context)
         self._stands = {slot: [] for slot in opening.caps}
-        self._planned = 0
-        self._spent = self._rest[len(opening.caps)]
         chances = {}
         for slot, cap in opening.caps.items():
             self._trackers[slot].limit()
             if cap > 0:
                 chances[slot] = self._chance(slot)
-        return self._admitted(chances, opening.backlog)
+        return self._ranking.admitted(chances, opening.backlog)
 
     def onward(self, drafted: Mapping[int, Signal]) -> list[int]:
         """The requests whose next token is."""
         for slot, signal in drafted.items():
             self._track(slot, signal)
-        return self._admitted({slot: self._chance(slot) for slot in drafted}, None)
+        return self._ranking.admitted({slot: self._chance(slot) for slot in drafted}, None)
 
     def drafted_last(self, slot: int, signal: Signal) -> None:
         """Note its chance to stand."""
@@ -151,23 +83,11 @@ class SharedBudget:
 
     def verified(self, drafted: Mapping[int, int]) -> Mapping[int, int]:
         """As many of the drafted tokens, the likeliest first, as pay for their verification."""
-        ranked = sorted(((stand, slot) for slot, stands in self._stands.items() for stand in stands), reverse=True)
-        rate, seconds = self.rate, self._now.verify
-        best, gain, worth = 0, 0.0, -rate * seconds[0]
-        for count, (stand, _) in enumerate(ranked, start=1):
-            gain += stand
-            if gain - rate * seconds[count] > worth:
-                best, worth = count, gain - rate * seconds[count]
-        counts = dict.fromkeys(drafted, 0)
-        for _, slot in ranked[:best]:
-            counts[slot] += 1
-        self._spent += seconds[best]
-        self._tokens, self._seconds = KEEPS * self._tokens, KEEPS * self._seconds + self._spent
-        return counts
+        return self._ranking.verified(self._stands)
 
     def observe(self, slot: int, step: Step) -> None:
         """Count what was committed, and read the text."""
-        self._tokens += step.committed
+        self._ranking.committed(step.committed)
         self._trackers[slot].observe(step)
 
     def _track(self, slot: int, signal: Signal) -> None:
@@ -179,37 +99,3 @@ class SharedBudget:
         """That one more token of a request would stand, with all before it."""
         chances = self._trackers[slot].chances
         return chances.all_stand * chances.next_stands
-
-    def _admitted(self, chances: Mapping[int, float], backlog: Mapping[int, int] | None) -> list[int]:
-        """The requests that draft a token now: the first of the ranking that pay together.
-
-        Args:
-            chances: of those that may.
-            backlog: what each takes in, in the first pass of a step; None later.
-        """
-        ranked = sorted(chances, key=lambda slot: -chances[slot])[: self._longest - self._planned]
-        best, worth, gain, fed, price = 0, 0.0, 0.0, 0, 0.0
-        for count, slot in enumerate(ranked, start=1):
-            gain += chances[slot]
-            if backlog is None:
-                pass_ = self._now.onward[count]
-            else:
-                fed += min(backlog[slot], 2)
-                more = (fed / count - 1) * (self._now.draft_two[count] - self._now.draft[count])
-                pass_ = self._now.draft[count] + more
-            seconds = pass_ + self._now.verify[self._planned + count] - self._now.verify[self._planned]
-            if gain - self.rate * seconds > worth:
-                best, worth, price = count, gain - self.rate * seconds, pass_
-        self._planned += best
-        self._spent += price
-        return sorted(ranked[:best])
-
-    def _price(self, context: int) -> _Prices:
-        """The costs at the nearest context length that was measured."""
-        if context not in self._prices_at:
-            measured = self._costs.contexts
-            node = min(range(len(measured)), key=lambda i: abs(measured[i] - context))
-            if node not in self._prices:
-                self._prices[node] = _Prices(self._costs, self._batch, measured[node])
-            self._prices_at[context] = self._prices[node]
-        return self._prices_at[context]

@@ -233,14 +233,12 @@ class _Batch:
         return float(sum(each.sum() for each in spent)) + rest + self._deciding(steps)
 
     def _deciding(self, steps: int) -> float:
-        """What the policy says that deciding takes it, for all requests."""
+        """What the policy says that deciding takes it, for all requests, and what ranking them takes."""
         decision = self.policy.decision
-        requests = steps * self.batch
-        return (
-            decision.step * requests
-            + decision.token * self.counts["drafted"]
-            + decision.committed * self.counts["committed"]
-        )
+        requests, drafted = steps * self.batch, self.counts["drafted"]
+        ranking = self.costs.ranking_seconds(self.batch, steps, requests + drafted) if self.policy.ranks else 0.0
+        deciding = decision.step * requests + decision.token * drafted + decision.committed * self.counts["committed"]
+        return ranking + deciding
 
     def _columns(self) -> list[list[list[float]]]:
         arrays = signal_arrays(self.trace, self.policy.reads)

@@ -36,6 +36,8 @@ class BatchCosts:
             was not measured: nothing is charged for it then.
         ragged_draft: ``[B, 2]`` likewise a pass of the drafter from which requests between others are missing: once,
             and for every one that is missing. Its cache is seen from the first request to the last.
+        ranking: ``[B, 2]`` what ranking takes a policy whose requests share a budget, a step: once, and for each time
+            that a request is ranked. Empty where it was not measured.
     """
 
     batches: tuple[int, ...]
@@ -47,6 +49,7 @@ class BatchCosts:
     asking: tuple[float, ...]
     ragged_verify: tuple[tuple[float, float], ...] = ()
     ragged_draft: tuple[tuple[float, float], ...] = ()
+    ranking: tuple[tuple[float, float], ...] = ()
 
     @property
     def gamma_max(self) -> int:
@@ -99,6 +102,13 @@ class BatchCosts:
         """What passes of the drafter take longer as so many requests between others are missing."""
         return self._ragged(self.ragged_draft, batch, missing)
 
+    def ranking_seconds(self, batch: int, steps: int, ranked: int) -> float:
+        """What ranking takes in so many steps of ``batch`` requests, which are ranked so often altogether."""
+        if not self.ranking:
+            return 0.0
+        once, each = (float(np.interp(batch, self.batches, column)) for column in np.asarray(self.ranking).T)
+        return once * steps + each * ranked
+
     def validate(self) -> None:
         """Raise :class:`TraceError` naming the first field whose shape or values cannot be."""
         for name in ("batches", "contexts"):
@@ -125,7 +135,7 @@ class BatchCosts:
             if values.shape != (len(self.batches),) or not (np.isfinite(values) & (values >= 0)).all():
                 raise TraceError(f"{name} must be seconds, 0 or more, one for each batch size")
 
-        for name in ("ragged_verify", "ragged_draft"):
+        for name in ("ragged_verify", "ragged_draft", "ranking"):
             table = getattr(self, name)
             if table and (len(table) != len(self.batches) or {len(row) for row in table} != {2}):
                 raise TraceError(f"{name} must have two numbers for each batch size")
