@@ -1,4 +1,4 @@
-"""The tables of the README and of docs/drafters.md, computed from recorded runs and results, without a model.
+"""The tables of the README, docs/drafters.md and docs/two-sources.md, computed from recorded runs and results, without a model.
 
 Reads what ``benchmarks/final.py`` left (or a copy of it), writes ``speckv.json`` and puts the tables into the README.
 With ``--check`` nothing is written, and any digit that differs is an error.
@@ -36,6 +36,7 @@ from readme_tables import (
     designs_table,
     estimates_table,
     pair_table,
+    sources_table,
     starts_table,
     with_table,
 )
@@ -67,6 +68,7 @@ GRAM = 4
 OTHERS = ("reference-pair.json", "kvshot-quick.json")  # whose rows stand in tables of the README
 
 DRAFTERS = ("starts.json", "query-estimates.json")  # of the tables of docs/drafters.md
+SOURCES = "two-sources.json"  # of the table of docs/two-sources.md
 
 Row = dict[str, Any]
 Published = Mapping[str, Any]
@@ -79,6 +81,7 @@ def main() -> int:
     parser.add_argument("--out", type=Path, default=Path("docs/results"), help="folder for speckv.json")
     parser.add_argument("--readme", type=Path, default=Path("README.md"))
     parser.add_argument("--drafters", type=Path, default=Path("docs/drafters.md"))
+    parser.add_argument("--sources", type=Path, default=Path("docs/two-sources.md"))
     parser.add_argument("--check", action="store_true", help="compare instead of writing")
     args = parser.parse_args()
     rows = judged(args.runs) + spread(args.runs) + repetition(args.runs) + live(args.runs)
@@ -86,16 +89,20 @@ def main() -> int:
     written = with_tables(text, rows, *(read_measurement(args.out / name).rows for name in OTHERS))
     drafters = args.drafters.read_text(encoding="utf-8")
     written_drafters = with_drafter_tables(drafters, *(read_measurement(args.out / name).rows for name in DRAFTERS))
+    sources = args.sources.read_text(encoding="utf-8")
+    written_sources = with_table(sources, "sources", sources_table(read_measurement(args.out / SOURCES).rows))
     if args.check:
         published = read_measurement(args.out / "speckv.json").rows
         different = [*differences(rows, published), *(["the tables of the README"] if written != text else [])]
         different += ["the tables of the page on drafters"] if written_drafters != drafters else []
+        different += ["the table of the page on two sources"] if written_sources != sources else []
         for line in different[:20]:
             console.print(f"differs: {line}", highlight=False)
         return 1 if different else 0
     save(args.out, "speckv.json", rows)
     args.readme.write_text(written, encoding="utf-8")
     args.drafters.write_text(written_drafters, encoding="utf-8")
+    args.sources.write_text(written_sources, encoding="utf-8")
     return 0
 
 

@@ -1,4 +1,4 @@
-"""The tables of the README and of docs/drafters.md: rows in, lines of Markdown out."""
+"""The tables of the README, of docs/drafters.md and of docs/two-sources.md: rows in, lines of Markdown out."""
 
 from __future__ import annotations
 
@@ -70,6 +70,32 @@ def estimates_table(rows: Sequence[Row]) -> Iterator[str]:
     ):
         means = (_mean(row[column] for row in matching(rows, {"layer": layer})) for layer in layers)
         yield f"| {name} | {' | '.join(f'{mean:.2f}' for mean in means)} |"
+
+
+SOURCES = ("stopping", "lookup", "lookup-else-stopping", "two-source")
+PROMPTS_OF = {"sealed": "sealed", "other": "HumanEval, GSM8K, MT-bench, CNN/DM"}
+DISTINCT = "over 80% distinct 4-grams"
+
+
+def sources_table(rows: Sequence[Row]) -> Iterator[str]:
+    """What rules with one and with two sources gain over the best fixed length, live and replayed."""
+    yield f"| prompts | | {' | '.join(f'`{name}`' for name in SOURCES)} | `two-source` over `stopping` |"
+    yield f"|---|---|{'---:|' * (len(SOURCES) + 1)}"
+    for prompts, shown in PROMPTS_OF.items():
+        for subset, table in (("all", "live"), ("all", "replay"), (DISTINCT, "live")):
+            key = {"prompts_of": prompts, "subset": subset, "table": table, "task": "all"}
+            key |= {"curve": "measured"} if table == "replay" else {}
+            own = {row["policy"]: row for row in matching(rows, key)}
+            if not own:
+                continue
+            ours = own["two-source"]
+            over = {"gain": ours["gain_over_rival"], "gain_low": ours["gain_over_rival_low"]}
+            over["gain_high"] = ours["gain_over_rival_high"]
+            assert ours["best_rival"] == STOPPING, ours["best_rival"]
+            name = shown if subset == "all" else f"{shown}, {subset}"
+            gains = " | ".join(interval(own[policy]) for policy in SOURCES)
+            how = "replayed" if table == "replay" else table
+            yield f"| {name}, {ours['prompts']} | {how} | {gains} | {interval(over)} |"
 
 
 def _mean(values: Iterable[float]) -> float:
