@@ -29,7 +29,7 @@ from draftgauge.training.reuse.data import source_of
 from draftgauge.training.reuse.request import TrainingSpec
 from draftgauge.training.reuse.train import train_drafter
 
-DEPTHS, STEPS, NEW_TOKENS, LONGEST = 2, 40, 32, 48
+DEPTHS, STEPS, NEW_TOKENS, LONGEST = 2, 120, 32, 48
 MARGIN = 0.05  # nats
 
 
