@@ -59,6 +59,7 @@ FAMILIES: dict[str, dict[str, Any]] = {
     },
 }
 LEAN = ("qwen3", "qwen2", "llama", "llama3-rope", "llama-biases", "mistral", "mistral-sliding", "qwen3-sliding")
+LEAN += ("gemma", "gemma2", "gemma3")
 
 
 def tiny_model(family: str = "qwen3", attention: str = "gqa", seed: int = 0, **overrides: Any) -> PreTrainedModel:

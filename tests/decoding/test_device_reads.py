@@ -158,12 +158,12 @@ def test_a_model_on_a_gpu_is_static_and_graphs_are_captured_when_a_pass_comes_ag
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("engine", ["lean", "static"])
-@pytest.mark.parametrize("family", ["qwen3", "qwen3-sliding"])
+@pytest.mark.parametrize("family", ["qwen3", "qwen3-sliding", "gemma2", "gemma3"])
 def test_devices_and_dtypes_fit_with_branches_and_taps(
     gpu: FakeCuda, family: str, engine: str, dtype: torch.dtype
 ) -> None:
     cached = wrap(on_gpu(real_model(3, family), "cuda:0", dtype), engine)
-    taps = attach_taps(cached, TapPlan((0, 2), (0,)))
+    taps = attach_taps(cached, TapPlan((0, 2), (1 if family.startswith("gemma") else 0,)))
     text = torch.ones(300, dtype=torch.int64, device="cuda:0")[:90]
     assert cached.forward(text).dtype == torch.float32
     for count in (1, 1, 5, 5):

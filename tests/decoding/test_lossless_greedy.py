@@ -24,7 +24,7 @@ from tiny import ATTENTION, tiny_model, tokens
 
 GAMMA_MAX = 8
 ENGINES = [(engine, family) for engine in ("lean", "static") for family in ("qwen3", "llama", "mistral")]
-ENGINES += [("lean", "mistral-sliding"), ("static", "qwen3-sliding")]
+ENGINES += [("lean", "mistral-sliding"), ("static", "qwen3-sliding"), ("static", "gemma2"), ("lean", "gemma3")]
 ENGINES += [("modules", family) for family in ("qwen3", "llama", "mistral-sliding", "gemma", "gemma2", "gemma3")]
 SETTINGS = DecodingSettings(16)
 DRAFTERS = {  # and what they draft for

@@ -28,6 +28,8 @@ def generate(model, prompt: list[int], **arguments) -> list[int]:
         ("mistral-sliding", "lean"),
         ("mistral-sliding", "modules"),
         ("gemma", "modules"),
+        ("gemma2", "static"),
+        ("gemma3", "lean"),
     ],
 )
 def test_greedy_equals_generate(family, engine):

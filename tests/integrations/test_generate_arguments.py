@@ -136,7 +136,7 @@ def test_drafters_that_do_not_fit(target: PreTrainedModel, tmp_path: Path) -> No
 
 def test_an_engine_that_cannot_run_the_model() -> None:
     speculation = draftgauge.speculative("prompt_lookup", "fixed:2", engine="lean")
-    assert "the lean engine cannot run this model" in refusal(draft_of("gemma2"), speculation)
+    assert "the lean engine cannot run this model" in refusal(draft_of("stablelm"), speculation)
 
 
 def test_a_pipeline_passes_the_error_on(tmp_path: Path) -> None:

@@ -45,7 +45,7 @@ def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     return {
         "target": save_tiny(place / "target", seed=0),
         "draft": place / "draft",
-        "other": save_tiny(place / "other", "gemma2", seed=0),
+        "other": save_tiny(place / "other", "stablelm", seed=0),
     }
 
 

@@ -32,10 +32,12 @@ MAIN += [
     ("modules", "mistral-sliding"),
     ("modules", "gemma2"),
 ]
+MAIN += [("lean", "gemma2"), ("static", "gemma3")]
 ATTENTION_KINDS = [(*pair, "gqa") for pair in ENGINES] + [
     (*pair, kind) for pair in MAIN for kind in ATTENTION if kind != "gqa"
 ]
-ATTENTION_KINDS += [("lean-packed", "qwen3", "gqa"), ("lean-packed", "llama-biases", "gqa"), ("lean", "llama", "mqa")]
+ATTENTION_KINDS += [("lean-packed", family, "gqa") for family in ("qwen3", "llama-biases", "gemma2", "gemma3")]
+ATTENTION_KINDS += [("lean", "llama", "mqa")]
 
 
 @torch.no_grad()
@@ -263,7 +265,19 @@ def test_fusing_leaves_the_transformers_model_as_it_was_and_holds_nothing_twice(
 @pytest.mark.parametrize(
     ("overrides", "reason"),
     [
-        ({"family": "gemma"}, "GemmaForCausalLM"),
+        ({"family": "cohere"}, "CohereForCausalLM is not one of"),
+        ({"family": "gemma2", "hidden_activation": "relu"}, "activation is relu"),
+        ({"family": "gemma2", "use_bidirectional_attention": True}, "see those behind them"),
+        (
+            {
+                "family": "gemma3",
+                "rope_parameters": {
+                    "full_attention": {"rope_type": "dynamic", "rope_theta": 1e4, "factor": 2.0},
+                    "sliding_attention": {"rope_type": "default", "rope_theta": 1e4},
+                },
+            },
+            r"rotary embeddings \(dynamic\) depend on the length",
+        ),
         ({"hidden_act": "gelu"}, "activation is gelu"),
         (
             {"family": "llama", "rope_parameters": {"rope_type": "dynamic", "rope_theta": 1e4, "factor": 2.0}},
@@ -285,8 +299,8 @@ def test_a_recurrent_state_is_refused() -> None:
 
 
 def test_spec_tells_what_decoding_needs() -> None:
-    engines: list[CachedModel] = [wrap(tiny_model("llama"), "lean"), wrap(tiny_model("gemma2"))]
+    engines: list[CachedModel] = [wrap(tiny_model("llama"), "lean"), wrap(tiny_model("stablelm"))]
     assert isinstance(engines[0], LeanModel)
     ours, theirs = (cached.spec for cached in engines)
     assert (ours.vocabulary, ours.context, ours.family, ours.engine) == (96, 128, "llama", "lean")
-    assert (theirs.family, theirs.engine, theirs.dtype) == ("gemma2", "modules", torch.float32)
+    assert (theirs.family, theirs.engine, theirs.dtype) == ("stablelm", "modules", torch.float32)

@@ -50,7 +50,7 @@ def logged(model: StaticModel, length: int, count: int) -> list[tuple[Any, ...]]
 
 @pytest.mark.parametrize("taps", [False, True])
 @pytest.mark.parametrize("count", [1, 2, 5])
-@pytest.mark.parametrize("family", ["qwen3", "qwen3-sliding"])
+@pytest.mark.parametrize("family", ["qwen3", "qwen3-sliding", "gemma2", "gemma3"])
 def test_the_same_operations_on_the_same_shapes_at_two_lengths(family: str, count: int, taps: bool) -> None:
     model = wrap(tiny_model(family), "static")
     assert isinstance(model, StaticModel)

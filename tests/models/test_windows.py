@@ -1,8 +1,9 @@
-"""Sliding-window attention in the lean and the static engine, past the window and around its edge."""
+"""Layers that differ in the lean and the static engine: sliding windows past their edge, soft caps, several bases."""
 
 from __future__ import annotations
 
 import copy
+from typing import Any
 
 import numpy as np
 import pytest
@@ -17,17 +18,20 @@ from draftgauge.drafters.dense import draft_densely, draft_position_by_position
 from draftgauge.models import lean, lean_attention, lean_rows, static_rows
 from draftgauge.models.base import CachedModel
 from draftgauge.models.lean import LeanModel
+from draftgauge.models.lean_families import window_of
 from draftgauge.models.lean_rows import LeanRows
-from draftgauge.models.lean_weights import window_of
 from draftgauge.models.loading import wrap
 from draftgauge.models.static_model import StaticModel
 from draftgauge.models.static_rows import StaticRows
 from draftgauge.policies.fixed import FixedLength
 from tiny import tiny_model, tokens
 
-MIXED = {"use_sliding_window": True, "max_window_layers": 0, "num_hidden_layers": 3}
+MIXED: dict[str, Any] = {"use_sliding_window": True, "max_window_layers": 0, "num_hidden_layers": 3}
 MIXED |= {"layer_types": ["sliding_attention", "full_attention", "sliding_attention"]}
-SLIDING = {"mistral": {}, "qwen2": MIXED, "qwen3": MIXED}
+# A scale of scores that is not the heads' own, and caps that bite.
+GEMMA: dict[str, Any] = {"query_pre_attn_scalar": 24, "final_logit_softcapping": 6.0, "num_hidden_layers": 3}
+SLIDING: dict[str, dict[str, Any]] = {"mistral": {}, "qwen2": MIXED, "qwen3": MIXED}
+SLIDING |= {"gemma2": {**GEMMA, "attn_logit_softcapping": 1.5}, "gemma3": {**GEMMA, "sliding_window_pattern": 2}}
 FAMILIES = pytest.mark.parametrize("family", SLIDING)
 ENGINES = pytest.mark.parametrize("engine", ["lean", "static"])
 
@@ -67,6 +71,22 @@ def test_windows_are_read_as_transformers_reads_them() -> None:
     assert window_of(tiny_model("mistral", sliding_window=9).config) == (9, (True, True))
     assert window_of(tiny_model("qwen2", sliding_window=9).config) is None  # it is switched off
     assert window_of(sliding("qwen3", 5).config) == (5, (True, False, True))
+
+
+@pytest.mark.parametrize("family", ["gemma2", "gemma3"])
+def test_soft_caps_scales_and_bases_are_felt(family: str) -> None:
+    """What the tests below compare would differ without them."""
+    model, text = sliding(family, 8), tokens(30)
+    logits = wrap(model, "lean").forward(text)
+    others: dict[str, Any] = {"query_pre_attn_scalar": 16, "final_logit_softcapping": 7.0}
+    if family == "gemma2":
+        others["attn_logit_softcapping"] = 2.0
+    else:
+        kinds = {kind: {"rope_type": "default", "rope_theta": 1e4} for kind in set(model.config.layer_types)}
+        others["rope_parameters"] = kinds
+    for name, value in others.items():
+        other = tiny_model(family, sliding_window=8, **SLIDING[family] | {name: value})
+        assert (wrap(other, "lean").forward(text) - logits).abs().max() > 1e-2, name
 
 
 @FAMILIES

@@ -15,7 +15,6 @@ from dataclasses import replace
 from typing import ClassVar
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 from transformers import PreTrainedModel
 
@@ -24,7 +23,6 @@ from draftgauge.models.base import BranchSession
 from draftgauge.models.hidden import HiddenStates
 from draftgauge.models.lean_attention import Attend, attend_over, attention_names
 from draftgauge.models.lean_branches import branch_attention
-from draftgauge.models.lean_ops import Norm
 from draftgauge.models.lean_weights import LeanWeights, fuse
 from draftgauge.models.spec import check_context, check_starts, model_spec
 
@@ -35,13 +33,13 @@ Keep = Callable[[int, Tensor], object]
 
 
 class LeanModel:
-    """:class:`~draftgauge.models.base.CachedModel` for Llama, Mistral, Qwen2 and Qwen3, sliding windows included.
+    """:class:`~draftgauge.models.base.CachedModel` for ``lean_families.FAMILIES``, sliding windows included.
 
     The cache grows by doubling, up to the model's context. Logits agree with transformers' modules up to the rounding
     of differently ordered sums.
 
     Raises:
-        ModelError: if the model is of another kind (``lean_weights.why_not_lean`` says why).
+        ModelError: if the model is of another kind (``lean_families.why_not_lean`` says why).
     """
 
     engine: ClassVar[str] = "lean"
@@ -107,8 +105,8 @@ class LeanModel:
         return keys, values
 
     def rotary(self, length: int) -> tuple[Tensor, Tensor]:
-        """Rotary tables of at least ``length`` positions, each ``[positions, 1, D]``, the sine signed for
-        :func:`rotate`.
+        """Rotary tables of at least ``length`` positions, each ``[positions, bases, D]``, the sine signed for
+        :func:`~draftgauge.models.lean_ops.rotation`.
 
         They come from transformers' own rotary module, so every scaling of the frequencies and of attention is in them.
         """
@@ -188,20 +186,21 @@ def run_layers(
     Args:
         weights: of the decoder.
         tokens: ``[k]``.
-        cos, sin: rotary tables of the tokens' positions, ``[k, 1, D]``.
+        cos, sin: rotary tables of the tokens' positions, ``[k, bases, D]``.
         attend: called as ``attend(layer, qkv)`` with rotated queries and keys and the values, ``[k, H + 2 KV, D]``;
             returns ``[k, H D]``.
         keep: called as ``keep(layer, x)`` with the output ``[k, hidden]`` of every layer, which goes on changing.
     """
     heads = weights.query_heads + weights.key_heads
     shape = (tokens.size(0), heads + weights.key_heads, weights.head_dim)
-    x = F.embedding(tokens, weights.embedding)
+    activation = weights.activation
+    x = weights.embed(tokens)
     for index, layer in enumerate(weights.layers):
         qkv = layer.qkv(layer.input_norm(x)).view(shape)
-        rotate(qkv[:, :heads], layer.head_norm, cos, sin)
+        layer.rotate(qkv[:, :heads], cos, sin)
         layer.output(x, attend(index, qkv))
         gate, up = layer.gate_up(layer.post_norm(x)).chunk(2, -1)
-        layer.down(x, F.silu(gate).mul_(up))
+        layer.down(x, activation(gate).mul_(up))
         if keep is not None:
             keep(index, x)
     return x
@@ -212,12 +211,6 @@ def _keeping(places: dict[int, Tensor]) -> Keep:
     return lambda layer, x: places[layer].copy_(x) if layer in places else None
 
 
-def rotate(heads: Tensor, norm: Norm | None, cos: Tensor, sin: Tensor) -> None:
-    """Normalise (Qwen3) and rotate query and key heads ``[k, H + KV, D]`` in place."""
-    normed = heads if norm is None else norm(heads)
-    torch.addcmul(normed * cos, normed.roll(heads.shape[-1] // 2, -1), sin, out=heads)
-
-
 def logits(weights: LeanWeights, hidden: Tensor) -> Tensor:
     """float32 logits ``[k, vocabulary]`` of hidden states ``[k, hidden]``."""
     scores = weights.head(weights.norm(hidden))
@@ -225,8 +218,8 @@ def logits(weights: LeanWeights, hidden: Tensor) -> Tensor:
 
 
 def _rotary_tables(weights: LeanWeights, length: int) -> tuple[Tensor, Tensor]:
-    positions = torch.arange(length, device=weights.embedding.device)
-    cos, sin = weights.rotary(weights.embedding, positions[None])
+    positions = torch.arange(length, device=weights.embedding.device)[None]
+    tables = [rotary(weights.embedding, positions) for rotary in weights.rotaries]  # each [1, positions, D]
+    cos, sin = (torch.cat(each).transpose(0, 1).contiguous() for each in zip(*tables, strict=True))
     half = weights.head_dim // 2
-    signed = torch.cat((-sin[..., :half], sin[..., half:]), -1)  # rotate_half(x) * sin == roll(x, D / 2) * signed
-    return cos[0, :, None], signed[0, :, None]
+    return cos, torch.cat((-sin[..., :half], sin[..., half:]), -1)  # rotate_half(x) * sin == roll(x, D / 2) * signed

@@ -8,12 +8,12 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 from torch.nn.attention.bias import CausalBias, causal_lower_right
 
 from draftgauge.models.attention_kernels import chosen_kernel
-from draftgauge.models.lean_weights import LeanWeights, Window
+from draftgauge.models.lean_families import Window
+from draftgauge.models.lean_weights import LeanWeights, Mix
 
 Attend = Callable[[int, Tensor], Tensor]
 Mask = Tensor | CausalBias | None
@@ -41,12 +41,12 @@ def attend_over(weights: LeanWeights, cache: Tensor, begin: int, end: int) -> At
     if weights.window is not None and end > weights.window.length:
         return _attend_within(weights, weights.window, cache, begin, end)
     written, cached = cache[:, :, begin:end].unbind(), cache[:, :, :end].unbind()
-    query_heads, key_heads = weights.query_heads, weights.key_heads
+    query_heads, key_heads, mix = weights.query_heads, weights.key_heads, weights.mix
     mask = causal_mask(end - begin, end, weights, cache)
 
     def attend(layer: int, qkv: Tensor) -> Tensor:
         written[layer].copy_(qkv[:, query_heads:].transpose(0, 1))
-        return attend_causally(qkv[:, :query_heads], cached[layer], key_heads, mask)
+        return attend_causally(qkv[:, :query_heads], cached[layer], key_heads, mask, mix)
 
     return attend
 
@@ -60,12 +60,12 @@ def _attend_within(weights: LeanWeights, window: Window, cache: Tensor, begin: i
     kinds = [near if slides else far for slides in window.layers]
     seen = [(cached[layer], mask) for layer, (cached, mask) in enumerate(kinds)]
     written = cache[:, :, begin:end].unbind()
-    query_heads, key_heads = weights.query_heads, weights.key_heads
+    query_heads, key_heads, mix = weights.query_heads, weights.key_heads, weights.mix
 
     def attend(layer: int, qkv: Tensor) -> Tensor:
         written[layer].copy_(qkv[:, query_heads:].transpose(0, 1))
         cached, mask = seen[layer]
-        return attend_causally(qkv[:, :query_heads], cached, key_heads, mask)
+        return attend_causally(qkv[:, :query_heads], cached, key_heads, mask, mix)
 
     return attend
 
@@ -79,7 +79,7 @@ def causal_mask(new: int, length: int, weights: LeanWeights, like: Tensor) -> Ma
     """
     if new == 1:
         return None
-    if takes_causal_bias(like):
+    if takes_causal_bias(like) and weights.score.softcap is None:
         return causal_lower_right(new, length)
     mask = torch.zeros(new, length, dtype=like.dtype, device=like.device)
     mask[:, length - new :].fill_(float("-inf")).triu_(1)
@@ -125,7 +125,7 @@ def _by_query_head(mask: Tensor, weights: LeanWeights) -> Tensor:
     return mask.repeat_interleave(group, 0) if group > 1 else mask
 
 
-def attend_causally(queries: Tensor, cached: Tensor, key_heads: int, mask: Mask) -> Tensor:
+def attend_causally(queries: Tensor, cached: Tensor, key_heads: int, mask: Mask, mix: Mix) -> Tensor:
     """Attention of new tokens over the cache that already holds them; keys are read once a group of query heads.
 
     With an additive mask, or none, the query heads of a group are laid side by side as more queries of one key head.
@@ -135,6 +135,7 @@ def attend_causally(queries: Tensor, cached: Tensor, key_heads: int, mask: Mask)
         cached: ``[2 KV, L, D]``, keys then values.
         key_heads: ``KV``.
         mask: from :func:`causal_mask`.
+        mix: of the decoder.
 
     Returns:
         ``[k, H D]``.
@@ -143,11 +144,11 @@ def attend_causally(queries: Tensor, cached: Tensor, key_heads: int, mask: Mask)
     keys, values = cached[None, :key_heads], cached[None, key_heads:]
     if isinstance(mask, CausalBias):
         together = queries.transpose(0, 1)[None]  # [1, H, k, D]
-        mixed = F.scaled_dot_product_attention(together, keys, values, attn_mask=mask, enable_gqa=heads > key_heads)
+        mixed = mix(together, keys, values, attn_mask=mask, enable_gqa=heads > key_heads)
         return mixed[0].transpose(0, 1).reshape(new, heads * dim)
     group = heads // key_heads
     packed = queries.view(new, key_heads, group, dim).transpose(0, 1).reshape(1, key_heads, new * group, dim)
-    mixed = F.scaled_dot_product_attention(packed, keys, values, attn_mask=mask)
+    mixed = mix(packed, keys, values, attn_mask=mask)
     return mixed.view(key_heads, new, group, dim).transpose(0, 1).reshape(new, heads * dim)
 
 
@@ -155,6 +156,8 @@ def attention_names(weights: LeanWeights, cached: Tensor, fixed_shapes: bool) ->
     """The kernels that attention over a layer's cache ``[2 KV, L, D]`` runs with: of one token, of several, and of
     several past a window.
     """
+    if weights.score.softcap is not None:
+        return "matmul"
     group, length = weights.query_heads // weights.key_heads, cached.shape[1]
     masks: dict[str, Mask] = {"one token": None, "several": causal_mask(2, length, weights, cached)}
     if weights.window is not None:

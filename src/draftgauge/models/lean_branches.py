@@ -5,7 +5,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from draftgauge.models.lean_weights import LeanWeights, Window
+from draftgauge.models.lean_families import Window
+from draftgauge.models.lean_weights import LeanWeights
 
 
 def branch_attention(prefix: Tensor, starts: Tensor, weights: LeanWeights) -> BranchAttention:
@@ -24,7 +25,7 @@ class BranchAttention:
 
     def __init__(self, prefix: Tensor, starts: Tensor, weights: LeanWeights) -> None:
         self._key_heads, self._group = weights.key_heads, weights.query_heads // weights.key_heads
-        self._scale = weights.head_dim**-0.5
+        self._scale, self._softcap = weights.score.scaling, weights.score.softcap
         self._prefix = prefix.float()  # [layers, 2 KV, L, D]
         hidden = torch.arange(prefix.shape[2], device=starts.device) >= starts[:, None]
         self._mask = torch.zeros(hidden.shape, device=starts.device).masked_fill_(hidden, float("-inf"))  # [N, L]
@@ -51,8 +52,11 @@ class BranchAttention:
         keys, values = self._prefix[layer].split(kv)  # [KV, L, D]
         packed = grouped.transpose(0, 1).reshape(kv, branches * self._group, dim)
         before = torch.bmm(packed, keys.transpose(1, 2)).view(kv, branches, self._group, -1)
-        before.add_(mask[:, None])
         inside = torch.matmul(grouped, own[:, :kv].transpose(2, 3)).transpose(0, 1)  # [KV, N, G, j]
+        if self._softcap is not None:
+            for scores in (before, inside):
+                scores.div_(self._softcap).tanh_().mul_(self._softcap)
+        before.add_(mask[:, None])
         weights = torch.cat((before, inside), -1).softmax(-1)
         far, near = weights.split((before.shape[-1], inside.shape[-1]), -1)
         mixed = torch.bmm(far.reshape(kv, branches * self._group, -1), values).view(kv, branches, self._group, dim)

@@ -1,4 +1,5 @@
-"""The parts of the lean engine as plain functions: linears, fused and packed for the CPU where that pays, and norms.
+"""The parts of the lean engine as plain functions: linears, fused and packed for the CPU where that pays, norms and
+rotations.
 
 oneDNN multiplies by weights that were laid out for it once. On one core of a Zen 5, in float32, 9 tokens pass a [1536,
 256] linear in a third of the time of ``F.linear``, so verification costs less; and there a token's result is the same
@@ -18,6 +19,7 @@ from torch import Tensor, nn
 Projection = Callable[[Tensor], Tensor]
 Residual = Callable[[Tensor, Tensor], Tensor]
 Norm = Callable[[Tensor], Tensor]
+Rotation = Callable[[Tensor, Tensor, Tensor], object]
 
 PACK_LIMIT = 2 << 30  # bytes of weights: packed ones are a copy, which a larger model cannot afford
 PACK_FROM = 1 << 16  # elements of a weight: below, the call itself costs more than it saves
@@ -69,6 +71,17 @@ def residual(linear: Any, pack: bool) -> Residual:
     return lambda x, inner: x.add_(project(inner))
 
 
+def normed_residual(linear: Any, pack: bool, norm: Norm) -> Residual:
+    """As :func:`residual`, with a norm between the linear and the residual stream (Gemma 2 and 3)."""
+    project = projection([linear], pack)
+    return lambda x, inner: x.add_(norm(project(inner)))
+
+
+def softcapped(project: Projection, cap: float) -> Projection:
+    """A projection whose outputs are bounded: ``cap tanh(y / cap)`` (Gemma 2)."""
+    return lambda x: project(x).div_(cap).tanh_().mul_(cap)
+
+
 def _concatenate(parts: Sequence[nn.Parameter]) -> Tensor:
     return torch.cat([part.detach() for part in parts])
 
@@ -97,3 +110,34 @@ def norm(weight: Tensor, eps: float) -> Norm:
     if weight.ndim == 1:
         return lambda x: F.rms_norm(x, (dim,), weight, eps)
     return lambda x: F.rms_norm(x, (dim,), None, eps).mul_(weight)
+
+
+def centred_norm(weight: Tensor, eps: float) -> Norm:
+    """RMS norm times ``1 + weight``, in float32 up to the end whatever the model's dtype (Gemma)."""
+    inner = norm(1.0 + weight.detach().float(), eps)
+    return inner if weight.dtype == torch.float32 else lambda x: inner(x.float()).to(x.dtype)
+
+
+def rotation(head_norm: Norm | None, head_dim: int, base: int | None) -> Rotation:
+    """A function of query and key heads ``[k, H + KV, D]`` and rotary tables, the sine signed: normalises the heads
+    where there is a norm (Qwen3, Gemma 3), and rotates them in place.
+
+    Args:
+        head_norm: of the heads, or None.
+        head_dim: ``D``.
+        base: which of several tables ``[k, bases, D]`` to read; None where there is one, ``[k, 1, D]``.
+    """
+    half = head_dim // 2
+
+    def rotate(heads: Tensor, cos: Tensor, sin: Tensor) -> None:
+        torch.addcmul(heads * cos, heads.roll(half, -1), sin, out=heads)
+
+    def norm_and_rotate(heads: Tensor, cos: Tensor, sin: Tensor) -> None:
+        assert head_norm is not None
+        normed = head_norm(heads)
+        torch.addcmul(normed * cos, normed.roll(half, -1), sin, out=heads)
+
+    whole = rotate if head_norm is None else norm_and_rotate
+    if base is None:
+        return whole
+    return lambda heads, cos, sin: whole(heads, cos.narrow(1, base, 1), sin.narrow(1, base, 1))

@@ -124,10 +124,12 @@ class LeanRows:
         masks = self._masks(starts, shape)
         cos, sin = self._model.rotary(longest)
 
+        heads, mix, laid = self._weights.query_heads, self._weights.mix, None if shape.full else slot
+
         def attend(layer: int, qkv: Tensor) -> Tensor:
-            self._cache[layer][owner, :, position] = qkv[:, self._weights.query_heads :]
+            self._cache[layer][owner, :, position] = qkv[:, heads:]
             seen = cache[layer].index_select(0, chosen) if copied else cache[layer]
-            return attend_by_row(qkv[:, : self._weights.query_heads], seen, masks[layer], None if shape.full else slot)
+            return attend_by_row(qkv[:, :heads], seen, masks[layer], laid, mix)
 
         with attention_kernels(self.spec.device):
             hidden = run_layers(

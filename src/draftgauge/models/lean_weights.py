@@ -2,33 +2,46 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, NamedTuple
 
 import torch
-from torch import Tensor, nn
+import torch.nn.functional as F
+from torch import Tensor
 from transformers import PreTrainedConfig, PreTrainedModel
 
 from draftgauge.core.errors import ModelError
-from draftgauge.models.lean_checks import why_changed
-from draftgauge.models.lean_ops import Norm, Projection, Residual, norm, packs, projection, residual
+from draftgauge.models.heads import ScoreRule, score_rule
+from draftgauge.models.lean_families import (
+    ACTIVATIONS,
+    GEMMA,
+    Window,
+    activation_name,
+    has_plain_linears,
+    rotary_bases,
+    why_not_lean,
+    window_of,
+)
+from draftgauge.models.lean_ops import (
+    Norm,
+    Projection,
+    Residual,
+    Rotation,
+    centred_norm,
+    norm,
+    normed_residual,
+    packs,
+    projection,
+    residual,
+    rotation,
+    softcapped,
+)
 
-FAMILIES = ("llama", "mistral", "qwen2", "qwen3")
-ATTENTION_KINDS = {"full_attention", "sliding_attention"}  # of a layer, where a configuration names them
-LENGTH_DEPENDENT_ROPE = ("dynamic", "longrope")  # their frequencies change with the length: a cached key would go stale
-
-
-class Window(NamedTuple):
-    """Sliding-window attention: a token sees itself and the ``length - 1`` before it.
-
-    Attributes:
-        length: in tokens.
-        layers: for each layer whether it attends so; the others see everything.
-    """
-
-    length: int
-    layers: tuple[bool, ...]
+Mix = Callable[..., Tensor]
+"""Attention as ``torch.nn.functional.scaled_dot_product_attention`` computes it: queries, keys, values, ``attn_mask``,
+``enable_gqa``."""
 
 
 class LeanLayer(NamedTuple):
@@ -38,16 +51,16 @@ class LeanLayer(NamedTuple):
     Attributes:
         input_norm: before attention.
         qkv: ``x -> [k, (H + 2 KV) head_dim]``, queries first, then keys, then values.
-        head_norm: of query and key heads ``[k, H + KV, head_dim]``, or None where the family has none.
-        output: adds the output projection of ``[k, H head_dim]`` to ``x``.
+        rotate: normalises, where the family does, and rotates query and key heads ``[k, H + KV, head_dim]`` in place.
+        output: adds the output projection of ``[k, H head_dim]`` to ``x``, normed first where the family does so.
         post_norm: before the MLP.
         gate_up: ``x -> [k, 2 intermediate]``, gate first.
-        down: adds the down projection of ``[k, intermediate]`` to ``x``.
+        down: adds the down projection of ``[k, intermediate]`` to ``x``, normed first where the family does so.
     """
 
     input_norm: Norm
     qkv: Projection
-    head_norm: Norm | None
+    rotate: Rotation
     output: Residual
     post_norm: Norm
     gate_up: Projection
@@ -59,67 +72,31 @@ class LeanWeights:
     """A whole decoder; see :class:`LeanLayer` for the letters.
 
     Attributes:
+        embedding: the table of the tokens.
+        embed: of tokens ``[k]``, the first ``x``.
+        head: logits of normed hidden states.
+        activation: of the gates.
+        rotaries: transformers' own rotary modules, one for each base: of a tensor and positions, cosines and sines.
+        score: what attention makes of the product of a query and a key.
+        mix: attention with these scores.
         plain: all linears are plain ones; quantised linears run code of their own.
         window: of the layers that attend within one, or None where all see everything.
     """
 
     embedding: Tensor
+    embed: Callable[[Tensor], Tensor]
     layers: tuple[LeanLayer, ...]
     norm: Norm
     head: Projection
-    rotary: nn.Module
+    activation: Callable[[Tensor], Tensor]
+    rotaries: tuple[Callable[[Tensor, Tensor], tuple[Tensor, Tensor]], ...]
+    score: ScoreRule
+    mix: Mix
     query_heads: int
     key_heads: int
     head_dim: int
     plain: bool = True
     window: Window | None = None
-
-
-def why_not_lean(model: PreTrainedModel) -> str | None:
-    """The reason why the lean engine cannot run this model, or None if it can."""
-    config = model.config
-    if not of_a_family(model):
-        return f"{type(model).__name__} is not one of transformers' {', '.join(FAMILIES)}"
-    reason = _why_no_window(config)
-    if reason is not None:
-        return reason
-    if config.rope_parameters["rope_type"] in LENGTH_DEPENDENT_ROPE:
-        return f"its rotary embeddings ({config.rope_parameters['rope_type']}) depend on the length of the text"
-    if config.hidden_act not in ("silu", "swish"):
-        return f"its activation is {config.hidden_act}"
-    if len({parameter.device for parameter in model.parameters()}) > 1:
-        return "its weights lie on several devices"
-    return why_changed(model, list(linears(model)))
-
-
-def window_of(config: PreTrainedConfig) -> Window | None:
-    """Where and how far the layers of a model of the families attend within a window, as transformers reads it."""
-    length: Any = getattr(config, "sliding_window", None)
-    if config.model_type == "mistral":  # whatever kinds of layers its configuration names
-        sliding = (length is not None,) * config.num_hidden_layers
-    else:
-        kinds = getattr(config, "layer_types", None) or ("full_attention",) * config.num_hidden_layers
-        sliding = tuple(kind == "sliding_attention" for kind in kinds)
-    return Window(length, sliding) if any(sliding) else None
-
-
-def _why_no_window(config: PreTrainedConfig) -> str | None:
-    """The reason why it cannot be said what the layers see, or None."""
-    length, kinds = getattr(config, "sliding_window", None), getattr(config, "layer_types", None)
-    if config.model_type == "llama" and length is not None:
-        return "its configuration names a sliding window, which transformers' llama does not have"
-    other = set(kinds or ()) - ATTENTION_KINDS
-    if other:
-        return f"it has layers of {', '.join(sorted(other))}"
-    if window_of(config) is not None and (length is None or length < 1):
-        return f"it has sliding-window layers, and its sliding_window is {length}"
-    return None
-
-
-def of_a_family(model: PreTrainedModel) -> bool:
-    """Whether transformers' own code of one of :data:`FAMILIES` runs this model."""
-    family = model.config.model_type
-    return family in FAMILIES and type(model).__module__ == f"transformers.models.{family}.modeling_{family}"
 
 
 def fuse(model: PreTrainedModel) -> LeanWeights:
@@ -136,13 +113,19 @@ def fuse(model: PreTrainedModel) -> LeanWeights:
     if reason is not None:
         raise ModelError(f"the lean engine cannot run this model: {reason}; use engine='auto' or 'modules'")
     config, decoder = model.config, model.model
-    pack = packs(model)
+    pack, bases, score = packs(model), rotary_bases(config), score_rule(model, 0)
+    head = projection([model.lm_head], pack)
+    cap = getattr(config, "final_logit_softcapping", None)
     return LeanWeights(
         embedding=decoder.embed_tokens.weight,
+        embed=_embedding(decoder.embed_tokens),
         layers=tuple(_fuse_layer(layer, config, pack) for layer in decoder.layers),
-        norm=norm(decoder.norm.weight, config.rms_norm_eps),
-        head=projection([model.lm_head], pack),
-        rotary=decoder.rotary_emb,
+        norm=_norm_of(config)(decoder.norm.weight, config.rms_norm_eps),
+        head=head if cap is None else softcapped(head, cap),
+        activation=ACTIVATIONS[activation_name(config)],
+        rotaries=tuple(partial(decoder.rotary_emb, layer_type=kind) for kind in bases) or (decoder.rotary_emb,),
+        score=score,
+        mix=_mix(score, decoder.layers[0].self_attn.head_dim),
         query_heads=config.num_attention_heads,
         key_heads=config.num_key_value_heads,
         head_dim=decoder.layers[0].self_attn.head_dim,
@@ -151,32 +134,62 @@ def fuse(model: PreTrainedModel) -> LeanWeights:
     )
 
 
-def has_plain_linears(model: PreTrainedModel) -> bool:
-    """Whether no matrix of a model of the families is quantised or adapted."""
-    return all(type(linear) is nn.Linear for linear in linears(model))
-
-
-def linears(model: PreTrainedModel) -> Iterator[nn.Module]:
-    """Everything that multiplies by a matrix in a model of one of the families, the output head included."""
-    for layer in model.model.layers:
-        attention, mlp = layer.self_attn, layer.mlp
-        yield from (attention.q_proj, attention.k_proj, attention.v_proj, attention.o_proj)
-        yield from (mlp.gate_proj, mlp.up_proj, mlp.down_proj)
-    yield model.lm_head
-
-
 def _fuse_layer(layer: Any, config: PreTrainedConfig, pack: bool) -> LeanLayer:
-    attention, mlp, eps = layer.self_attn, layer.mlp, config.rms_norm_eps
+    attention, mlp, eps, norm_of = layer.self_attn, layer.mlp, config.rms_norm_eps, _norm_of(config)
+    output, down = residual, residual
+    before_mlp = layer.post_attention_layernorm
+    if config.model_type in ("gemma2", "gemma3_text"):  # a norm before and one behind each half of the block
+        after_attention, after_mlp = (
+            norm_of(each.weight, eps) for each in (layer.post_attention_layernorm, layer.post_feedforward_layernorm)
+        )
+        output, down = partial(normed_residual, norm=after_attention), partial(normed_residual, norm=after_mlp)
+        before_mlp = layer.pre_feedforward_layernorm
+    return LeanLayer(
+        input_norm=norm_of(layer.input_layernorm.weight, eps),
+        qkv=projection([attention.q_proj, attention.k_proj, attention.v_proj], pack),
+        rotate=_rotation(attention, config),
+        output=output(attention.o_proj, pack),
+        post_norm=norm_of(before_mlp.weight, eps),
+        gate_up=projection([mlp.gate_proj, mlp.up_proj], pack),
+        down=down(mlp.down_proj, pack),
+    )
+
+
+def _rotation(attention: Any, config: PreTrainedConfig) -> Rotation:
     head_norm = None
     if hasattr(attention, "q_norm"):
         query, key = attention.q_norm.weight.detach(), attention.k_norm.weight.detach()
-        head_norm = norm(torch.stack([query] * config.num_attention_heads + [key] * config.num_key_value_heads), eps)
-    return LeanLayer(
-        input_norm=norm(layer.input_layernorm.weight, eps),
-        qkv=projection([attention.q_proj, attention.k_proj, attention.v_proj], pack),
-        head_norm=head_norm,
-        output=residual(attention.o_proj, pack),
-        post_norm=norm(layer.post_attention_layernorm.weight, eps),
-        gate_up=projection([mlp.gate_proj, mlp.up_proj], pack),
-        down=residual(mlp.down_proj, pack),
-    )
+        stacked = torch.stack([query] * config.num_attention_heads + [key] * config.num_key_value_heads)
+        head_norm = _norm_of(config)(stacked, config.rms_norm_eps)
+    bases = rotary_bases(config)
+    base = bases.index(attention.layer_type) if len(bases) > 1 else None
+    return rotation(head_norm, attention.head_dim, base)
+
+
+def _norm_of(config: PreTrainedConfig) -> Callable[[Tensor, float], Norm]:
+    return centred_norm if config.model_type in GEMMA else norm
+
+
+def _embedding(module: Any) -> Callable[[Tensor], Tensor]:
+    """Of tokens ``[k]``, their rows of the table, scaled where the family does so (Gemma)."""
+    table = module.weight
+    if not hasattr(module, "embed_scale"):
+        return partial(F.embedding, weight=table)
+    scale = module.embed_scale.to(table.dtype)
+    return lambda tokens: F.embedding(tokens, table).mul_(scale)
+
+
+def _mix(score: ScoreRule, head_dim: int) -> Mix:
+    """Attention with these scores: PyTorch's own kernels, or, as those know no softcap, one matrix after the other."""
+    attention: Mix = F.scaled_dot_product_attention
+    if score.softcap is None:
+        return attention if score.scaling == head_dim**-0.5 else partial(attention, scale=score.scaling)
+    scaling, cap = score.scaling, score.softcap
+
+    def mix(queries: Tensor, keys: Tensor, values: Tensor, attn_mask: Tensor | None) -> Tensor:
+        scores = torch.matmul(queries, keys.mT).float().mul_(scaling / cap).tanh_().mul_(cap)
+        if attn_mask is not None:
+            scores.add_(attn_mask)
+        return torch.matmul(scores.softmax(-1).to(values.dtype), values)
+
+    return mix

@@ -36,7 +36,7 @@ from draftgauge.models.fingerprint import fingerprint
 from draftgauge.models.gguf import EXACT, GGUF_ENGINES, GgufModel
 from draftgauge.models.gguf_library import INSTALL, is_gguf
 from draftgauge.models.lean import LeanModel
-from draftgauge.models.lean_weights import has_plain_linears, of_a_family, why_not_lean
+from draftgauge.models.lean_families import has_plain_linears, of_a_family, why_not_lean
 from draftgauge.models.modules_model import ModulesModel
 from draftgauge.models.reference import resolve_source
 from draftgauge.models.static_model import StaticModel

@@ -9,8 +9,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import NamedTuple
 
-import torch.nn.functional as F
 from torch import Tensor
+
+from draftgauge.models.lean_weights import Mix
 
 
 class Shape(NamedTuple):
@@ -57,7 +58,7 @@ def lay_out(rows: Sequence[int], begins: Sequence[int], counts: Sequence[int], s
     return [*owner, *position, *slot, *starts]
 
 
-def attend_by_row(queries: Tensor, seen: Tensor, mask: Tensor, slot: Tensor | None) -> Tensor:
+def attend_by_row(queries: Tensor, seen: Tensor, mask: Tensor, slot: Tensor | None, mix: Mix) -> Tensor:
     """Attention of tokens over the rows that they belong to, which already hold them.
 
     Args:
@@ -65,6 +66,7 @@ def attend_by_row(queries: Tensor, seen: Tensor, mask: Tensor, slot: Tensor | No
         seen: ``[B, 2 KV, C, D]``, keys then values.
         mask: additive, ``[B, 1, W G, C]``, by token, then query head of a group.
         slot: ``[T]`` place of each token in ``[B, W]``; None where every row has ``W`` tokens, in order.
+        mix: of the decoder.
 
     Returns:
         ``[T, H D]``.
@@ -77,6 +79,6 @@ def attend_by_row(queries: Tensor, seen: Tensor, mask: Tensor, slot: Tensor | No
     if slot is not None:
         laid = queries.new_zeros(rows * widest, heads, dim).index_copy_(0, slot, queries)
     packed = laid.reshape(rows, widest, kv, group, dim).transpose(1, 2).reshape(rows, kv, widest * group, dim)
-    mixed = F.scaled_dot_product_attention(packed, seen[:, :kv], seen[:, kv:], attn_mask=mask)
+    mixed = mix(packed, seen[:, :kv], seen[:, kv:], attn_mask=mask)
     mixed = mixed.view(rows, kv, widest, group, dim).transpose(1, 2).reshape(rows * widest, heads * dim)
     return mixed if slot is None else mixed.index_select(0, slot)

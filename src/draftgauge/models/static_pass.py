@@ -23,7 +23,7 @@ class Places:
 
     Attributes:
         cache: ``[layers, 2 KV, capacity, D]``.
-        cos, sin: rotary tables ``[positions, 1, D]``.
+        cos, sin: rotary tables ``[positions, bases, D]``.
         states: ``[positions, S, H]`` of the layers whose hidden states are kept, or None.
         state_layers: those ``S`` layers.
     """
@@ -77,14 +77,14 @@ class StaticPass:
     def run(self) -> Tensor:
         """Take the tokens in; logits ``[k, V]`` in the model's dtype."""
         weights, whole, seen = self._weights, self._whole, self._seen
-        query_heads, key_heads = weights.query_heads, weights.key_heads
+        query_heads, key_heads, mix = weights.query_heads, weights.key_heads, weights.mix
         positions = self._begin + self._steps
         cos, sin = self._places.cos.index_select(0, positions), self._places.sin.index_select(0, positions)
         masks = masks_by_layer(weights, self._columns, self._begin + self._steps_by_head, self._limits)  # [k G, C]
 
         def attend(layer: int, qkv: Tensor) -> Tensor:
             whole[layer].index_copy_(1, positions, qkv[:, query_heads:].transpose(0, 1))
-            return attend_causally(qkv[:, :query_heads], seen[layer], key_heads, masks[layer])
+            return attend_causally(qkv[:, :query_heads], seen[layer], key_heads, masks[layer], mix)
 
         def keep(layer: int, x: Tensor) -> None:
             if layer in self._places.state_layers:

@@ -175,7 +175,7 @@ class RowsPass:
 
         def attend(layer: int, qkv: Tensor) -> Tensor:
             self._cache[layer][self._owner, :, self._position] = qkv[:, weights.query_heads :]
-            return attend_by_row(qkv[:, : weights.query_heads], self._seen[layer], masks[layer], slot)
+            return attend_by_row(qkv[:, : weights.query_heads], self._seen[layer], masks[layer], slot, weights.mix)
 
         return weights.head(weights.norm(run_layers(weights, self._tokens, cos, sin, attend)))
 

@@ -1,0 +1,112 @@
+"""Which models the lean engine runs, and what their configurations say of them, as transformers' code reads it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from functools import partial
+from typing import Any, NamedTuple
+
+import torch.nn.functional as F
+from torch import Tensor, nn
+from transformers import PreTrainedConfig, PreTrainedModel
+
+from draftgauge.models.lean_checks import why_changed
+from draftgauge.models.spec import rope_kinds
+
+FAMILIES = ("llama", "mistral", "qwen2", "qwen3", "gemma", "gemma2", "gemma3_text")
+GEMMA = ("gemma", "gemma2", "gemma3_text")
+ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
+    "silu": F.silu,
+    "swish": F.silu,
+    "gelu_pytorch_tanh": partial(F.gelu, approximate="tanh"),
+}
+ATTENTION_KINDS = {"full_attention", "sliding_attention"}  # of a layer, where a configuration names them
+LENGTH_DEPENDENT_ROPE = ("dynamic", "longrope")  # their frequencies change with the length: a cached key would go stale
+
+
+class Window(NamedTuple):
+    """Sliding-window attention: a token sees itself and the ``length - 1`` before it.
+
+    Attributes:
+        length: in tokens.
+        layers: for each layer whether it attends so; the others see everything.
+    """
+
+    length: int
+    layers: tuple[bool, ...]
+
+
+def why_not_lean(model: PreTrainedModel) -> str | None:
+    """The reason why the lean engine cannot run this model, or None if it can."""
+    config = model.config
+    if not of_a_family(model):
+        return f"{type(model).__name__} is not one of transformers' {', '.join(FAMILIES)}"
+    reason = _why_no_window(config)
+    if reason is not None:
+        return reason
+    if getattr(config, "use_bidirectional_attention", False):
+        return "its tokens see those behind them"
+    for rope in rope_kinds(config):
+        if rope["rope_type"] in LENGTH_DEPENDENT_ROPE:
+            return f"its rotary embeddings ({rope['rope_type']}) depend on the length of the text"
+    if activation_name(config) not in ACTIVATIONS:
+        return f"its activation is {activation_name(config)}"
+    if len({parameter.device for parameter in model.parameters()}) > 1:
+        return "its weights lie on several devices"
+    return why_changed(model, list(linears(model)))
+
+
+def window_of(config: PreTrainedConfig) -> Window | None:
+    """Where and how far the layers of a model of the families attend within a window, as transformers reads it."""
+    length: Any = getattr(config, "sliding_window", None)
+    if config.model_type == "mistral":  # whatever kinds of layers its configuration names
+        sliding = (length is not None,) * config.num_hidden_layers
+    else:
+        kinds = getattr(config, "layer_types", None) or ("full_attention",) * config.num_hidden_layers
+        sliding = tuple(kind == "sliding_attention" for kind in kinds)
+    return Window(length, sliding) if any(sliding) else None
+
+
+def _why_no_window(config: PreTrainedConfig) -> str | None:
+    """The reason why it cannot be said what the layers see, or None."""
+    length, kinds = getattr(config, "sliding_window", None), getattr(config, "layer_types", None)
+    if config.model_type in ("llama", "gemma") and length is not None:
+        return f"its configuration names a sliding window, which transformers' {config.model_type} does not have"
+    other = set(kinds or ()) - ATTENTION_KINDS
+    if other:
+        return f"it has layers of {', '.join(sorted(other))}"
+    if window_of(config) is not None and (length is None or length < 1):
+        return f"it has sliding-window layers, and its sliding_window is {length}"
+    return None
+
+
+def of_a_family(model: PreTrainedModel) -> bool:
+    """Whether transformers' own code of one of :data:`FAMILIES` runs this model."""
+    family = model.config.model_type
+    folder = family.removesuffix("_text")
+    return family in FAMILIES and type(model).__module__ == f"transformers.models.{folder}.modeling_{folder}"
+
+
+def has_plain_linears(model: PreTrainedModel) -> bool:
+    """Whether no matrix of a model of the families is quantised or adapted."""
+    return all(type(linear) is nn.Linear for linear in linears(model))
+
+
+def linears(model: PreTrainedModel) -> Iterator[nn.Module]:
+    """Everything that multiplies by a matrix in a model of one of the families, the output head included."""
+    for layer in model.model.layers:
+        attention, mlp = layer.self_attn, layer.mlp
+        yield from (attention.q_proj, attention.k_proj, attention.v_proj, attention.o_proj)
+        yield from (mlp.gate_proj, mlp.up_proj, mlp.down_proj)
+    yield model.lm_head
+
+
+def rotary_bases(config: PreTrainedConfig) -> list[str]:
+    """The kinds of layers that rotate each by a base of its own (Gemma 3); none where one base is all there is."""
+    return sorted(set(config.layer_types)) if config.model_type == "gemma3_text" else []
+
+
+def activation_name(config: PreTrainedConfig) -> str:
+    """The name of the activation that transformers takes for the gates."""
+    name: str = config.hidden_activation if config.model_type in ("gemma2", "gemma3_text") else config.hidden_act
+    return name
