@@ -98,6 +98,24 @@ def test_p_values_are_even_where_there_is_no_difference() -> None:
     assert np.mean(np.array(p_values) < 0.05) < 0.12
 
 
+@pytest.mark.parametrize("prompts", [1, 2, 5, 12])
+def test_few_prompts_cannot_say_more_than_their_exchanges(prompts: int) -> None:
+    tokens, seconds = sample(4, prompts)
+    assert paired_gain(tokens, seconds / 1.1, tokens, seconds).p_value == 2 / 2**prompts
+    assert paired_difference(tokens, seconds / 1.1, tokens, seconds).p_value == 2 / 2**prompts
+    assert paired_gain(tokens, seconds, tokens, seconds).p_value == 1.0
+
+
+def test_the_p_value_of_few_prompts_on_a_case_worked_by_hand() -> None:
+    # 3 + 4 + 5 - 1 = 11; as far from 0 are only the signs ++++, +++-, and both turned round.
+    assert paired_difference([3, 4, 5, -1], np.ones(4), np.zeros(4), np.ones(4)).p_value == 4 / 16
+    rng = np.random.default_rng(0)
+    p_values = []
+    for a, b in rng.normal(1.0, 0.2, (2000, 2, 8)):
+        p_values.append(paired_difference(a, np.ones(8), b, np.ones(8), resamples=2).p_value)
+    assert 0.03 < np.mean(np.array(p_values) <= 0.05) <= 0.06
+
+
 def test_a_ratio_with_nothing_below_is_not_a_number() -> None:
     assert np.isnan(ratio_interval([0, 0], [0, 0])).all()
 

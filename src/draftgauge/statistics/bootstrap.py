@@ -1,4 +1,5 @@
-"""What every bootstrap here shares: how often things are drawn, percentile intervals, and the p-value of a difference.
+"""What every bootstrap here shares: how often things are drawn, percentile intervals, and the p-value of a difference;
+and the signs of exact tests, for few samples.
 
 Percentile intervals (Efron and Tibshirani 1993, chapter 13). With a fixed seed and number of things the same ones are
 drawn, whatever is computed from them: comparisons are paired.
@@ -7,6 +8,7 @@ drawn, whatever is computed from them: comparisons are paired.
 from __future__ import annotations
 
 from functools import lru_cache
+from itertools import product
 from typing import NamedTuple
 
 import numpy as np
@@ -29,12 +31,20 @@ class Interval(NamedTuple):
 
 
 class Comparison(NamedTuple):
-    """A difference or gain with its interval, and the two-sided bootstrap p-value of there being none."""
+    """A difference or gain with its interval, and the two-sided p-value of there being none."""
 
     estimate: float
     low: float
     high: float
     p_value: float
+
+
+@lru_cache(maxsize=8)
+def all_signs(count: int) -> Floats:
+    """``[2**count, count]`` every choice of 1 and -1, read-only; all 1 comes first."""
+    signs = np.array(list(product((1.0, -1.0), repeat=count)))
+    signs.flags.writeable = False
+    return signs
 
 
 @lru_cache(maxsize=8)
@@ -65,12 +75,11 @@ def interval_of(estimate: float, resampled: Floats, level: float) -> Interval:
     return Interval(estimate, float(low), float(high))
 
 
-def comparison_of(estimate: float, resampled: Floats, level: float) -> Comparison:
-    """:func:`interval_of` a difference, with the p-value of there being none."""
+def bootstrap_p_value(resampled: Floats) -> float:
+    """Two-sided p-value of there being no difference, from resampled differences; NaN where none is defined."""
     defined = resampled[np.isfinite(resampled)]
     if not len(defined):
-        return Comparison(estimate, float("nan"), float("nan"), float("nan"))
+        return float("nan")
     # The data as observed count as one more resample, so that p is never 0 (Davison and Hinkley 1997, section 4.2).
     tail = min((defined <= 0).sum(), (defined >= 0).sum()) + 1
-    p_value = float(min(1.0, 2 * tail / (len(defined) + 1)))
-    return Comparison(*interval_of(estimate, defined, level), p_value)
+    return float(min(1.0, 2 * tail / (len(defined) + 1)))

@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from draftgauge.statistics.bootstrap import LEVEL, Comparison, Interval, comparison_of, drawn, interval_of
+from draftgauge.statistics.bootstrap import LEVEL, Interval, drawn, interval_of
 
 RESAMPLES = 4000
 
@@ -129,10 +129,8 @@ def alpha_intervals(counts: Counts, resamples: int = RESAMPLES, seed: int = 0, l
 
 def difference(
     counts: Counts, base: Counts, measure: Measure, resamples: int = RESAMPLES, seed: int = 0, level: float = LEVEL
-) -> Comparison:
-    """A figure of one drafter minus that of another on the same prompts and seeds, with the two-sided bootstrap p-value
-    of none.
-    """
+) -> Interval:
+    """A figure of one drafter minus that of another on the same prompts and seeds, with its percentile interval."""
     assert counts.reached.shape == base.reached.shape
     values = measure(rates(counts, resamples, seed)) - measure(rates(base, resamples, seed))
-    return comparison_of(float(values[0]), values[1:], level)
+    return interval_of(float(values[0]), values[1:], level)

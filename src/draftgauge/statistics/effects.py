@@ -8,14 +8,13 @@ freedom, which a bootstrap over them does not know.
 
 from __future__ import annotations
 
-from itertools import product
 from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import ArrayLike
 from scipy import stats
 
-from draftgauge.statistics.bootstrap import LEVEL
+from draftgauge.statistics.bootstrap import LEVEL, all_signs
 
 MOST_FLIPPED = 16  # seeds whose signs are all enumerated
 
@@ -74,5 +73,5 @@ def sign_flip(values: ArrayLike) -> float:
     """Two-sided p-value that the mean of values is 0, by flipping their signs in all ways (Fisher 1935); exact."""
     x = np.asarray(values, np.float64)
     assert 0 < len(x) <= MOST_FLIPPED
-    flipped = np.abs(np.array(list(product((1, -1), repeat=len(x)))) @ x)
+    flipped = np.abs(all_signs(len(x)) @ x)
     return float((flipped >= abs(x.sum()) - 1e-12 * np.abs(x).sum()).mean())

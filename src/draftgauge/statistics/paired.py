@@ -2,11 +2,15 @@
 
 The quantities are ratios of sums (tokens over seconds, accepted over drafted), so a resample is a vector of how often
 each prompt was drawn, and all resamples are two matrix products.
+
+A bootstrap of few prompts knows too little of how much they vary: where all of five prompts gain, every resample gains.
+So p-values of up to :data:`MOST_EXCHANGED` prompts are exact: were there no difference, the two could change places on
+any prompt, and p is the share of all such exchanges with a difference as large (Fisher 1935); at least 2 / 2**prompts.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -16,10 +20,13 @@ from draftgauge.statistics.bootstrap import (
     RESAMPLES,
     Comparison,
     Interval,
-    comparison_of,
+    all_signs,
+    bootstrap_p_value,
     draw_counts,
     interval_of,
 )
+
+MOST_EXCHANGED = 12
 
 
 def ratio_interval(
@@ -54,8 +61,10 @@ def paired_gain(
         base_tokens, base_seconds: ``[prompts]`` of what it is compared with.
         resamples, seed, level: as in :func:`ratio_interval`.
     """
-    gain = gain_resamples(tokens, seconds, base_tokens, base_seconds, resamples=resamples, seed=seed)
-    return comparison_of(*gain, level)
+    estimate, resampled = gain_resamples(tokens, seconds, base_tokens, base_seconds, resamples=resamples, seed=seed)
+    return _comparison(
+        estimate, resampled, level, _exchanged_differences(tokens, seconds, base_tokens, base_seconds, np.log)
+    )
 
 
 def gain_resamples(
@@ -131,7 +140,8 @@ def paired_difference(
     """
     estimate, resampled = _ratios(numerator, denominator, resamples, seed)
     base, base_resampled = _ratios(base_numerator, base_denominator, resamples, seed)
-    return comparison_of(estimate - base, resampled - base_resampled, level)
+    exchanged = _exchanged_differences(numerator, denominator, base_numerator, base_denominator)
+    return _comparison(estimate - base, resampled - base_resampled, level, exchanged)
 
 
 def paired_share(
@@ -174,6 +184,45 @@ def holm(p_values: Sequence[float]) -> list[float]:
         running = max(running, min(1.0, (len(order) - rank) * p))
         adjusted[index] = running
     return adjusted
+
+
+def _comparison(
+    estimate: float, resampled: NDArray[np.float64], level: float, exchanged: NDArray[np.float64]
+) -> Comparison:
+    """A difference with its interval, and the p-value of the exchanges if there are any, else of the resamples."""
+    p_value = _exchange_p_value(exchanged) if len(exchanged) else bootstrap_p_value(resampled)
+    return Comparison(*interval_of(estimate, resampled, level), p_value)
+
+
+def _exchange_p_value(differences: NDArray[np.float64]) -> float:
+    """The share of exchanges ``[1 + others]`` whose difference is as large as that of the data, which comes first."""
+    defined = np.abs(differences[~np.isnan(differences)])
+    if np.isnan(differences[0]):
+        return float("nan")
+    return float((defined >= defined[0] * (1 - 1e-9) - 1e-12).mean())
+
+
+def _exchanged_differences(
+    numerator: ArrayLike,
+    denominator: ArrayLike,
+    base_numerator: ArrayLike,
+    base_denominator: ArrayLike,
+    scale: Callable[[NDArray[np.float64]], NDArray[np.float64]] = np.asarray,
+) -> NDArray[np.float64]:
+    """``[2**prompts]`` the difference of two ratios of sums, on a scale, with the two exchanged on some of the prompts,
+    on none first; empty of more than :data:`MOST_EXCHANGED` prompts.
+    """
+    one, base = (
+        np.stack(np.broadcast_arrays(*(np.asarray(part, np.float64) for part in parts)), axis=-1)
+        for parts in ((numerator, denominator), (base_numerator, base_denominator))
+    )
+    if len(one) > MOST_EXCHANGED:
+        return np.empty(0)
+    half = all_signs(len(one)) @ (one - base) / 2
+    middle = (one + base).sum(axis=0) / 2
+    with np.errstate(divide="ignore", invalid="ignore"):
+        first, second = (scale(sums[:, 0] / sums[:, 1]) for sums in (middle + half, middle - half))
+        return first - second
 
 
 def _ratios(
