@@ -25,6 +25,7 @@ from draftgauge.api.profile import profile
 from draftgauge.api.replay import replay as replay_verb
 from draftgauge.api.runs import read_run, select_runs
 from draftgauge.core.config import from_mapping
+from draftgauge.core.prompts import TEST, TRAIN
 from draftgauge.diagnostics.calibration import base_rates, calibration_rows, starts, visited
 from draftgauge.diagnostics.leave_out import Recorded, leave_compression_out, leave_pair_out, leave_task_out
 from draftgauge.fitting.continuation import fit_continuation
@@ -38,7 +39,7 @@ from draftgauge.replay.cost_sweep import at_cost_ratio
 from draftgauge.replay.evaluate import best_fixed_gamma
 from draftgauge.replay.hindsight import hindsight_optimum
 from draftgauge.replay.simulate import Replay, replay, replay_fixed_all
-from draftgauge.replay.splits import TEST, TRAIN, split_trace
+from draftgauge.replay.splits import split_trace
 from draftgauge.replay.views import text_view
 from draftgauge.statistics.paired import paired_gain
 from draftgauge.traces.build import select

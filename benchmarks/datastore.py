@@ -16,12 +16,12 @@ from common import console, save
 
 from draftgauge.api.datastore import build_datastore, read_stored
 from draftgauge.api.runs import read_run, select_runs
+from draftgauge.core.prompts import TRAIN, VALIDATION
 from draftgauge.policies.registry import make_policy
 from draftgauge.policies.stored_policies import with_stored
 from draftgauge.policies.stored_texts import StoredTexts
 from draftgauge.replay.evaluate import task_masks
 from draftgauge.replay.simulate import Replay, replay
-from draftgauge.replay.splits import TRAIN, VALIDATION
 from draftgauge.statistics.paired import paired_gain
 from draftgauge.traces.build import select
 from draftgauge.traces.costs import CostCurve

@@ -40,11 +40,11 @@ from draftgauge.api.profile import profile
 from draftgauge.api.requests import CostSpec, PairSpec
 from draftgauge.api.runs import read_run
 from draftgauge.core.errors import DraftgaugeError
-from draftgauge.core.prompts import prompts_sha256
+from draftgauge.core.prompts import TRAIN, prompts_sha256
 from draftgauge.fitting.tuning import tune_rivals
 from draftgauge.models.reference import PAIR_FOLDER
 from draftgauge.replay.evaluate import best_fixed_gamma
-from draftgauge.replay.splits import TRAIN, split_trace
+from draftgauge.replay.splits import split_trace
 from draftgauge.traces.join import join_run
 from draftgauge.traces.manifest import MANIFEST_NAME, Manifest
 

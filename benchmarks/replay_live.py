@@ -23,7 +23,7 @@ from draftgauge.api.costs import pair_costs
 from draftgauge.api.recorded import load_pair_of
 from draftgauge.api.requests import CostSpec
 from draftgauge.api.runs import read_run, select_runs
-from draftgauge.core.prompts import in_turn
+from draftgauge.core.prompts import TRAIN, VALIDATION, in_turn
 from draftgauge.core.seeds import generator
 from draftgauge.decoding.settings import DecodingSettings
 from draftgauge.decoding.speculative import speculative_decode
@@ -31,7 +31,7 @@ from draftgauge.policies.base import Policy, decision_of
 from draftgauge.policies.registry import make_policy
 from draftgauge.replay.evaluate import best_fixed_gamma
 from draftgauge.replay.simulate import Replay, replay
-from draftgauge.replay.splits import TRAIN, VALIDATION, split_trace
+from draftgauge.replay.splits import split_trace
 from draftgauge.statistics.bootstrap import LEVEL, interval_of
 from draftgauge.statistics.paired import gain_resamples
 from draftgauge.traces.build import select

@@ -45,12 +45,12 @@ from draftgauge.api.requests import CostSpec
 from draftgauge.api.runs import read_run, select_runs
 from draftgauge.core.errors import DraftgaugeError
 from draftgauge.core.files import atomic_write_text
-from draftgauge.core.prompts import in_turn
+from draftgauge.core.prompts import TRAIN, VALIDATION, in_turn
 from draftgauge.core.seeds import generator
 from draftgauge.decoding.settings import DecodingSettings
 from draftgauge.policies.fitted import load_fitted
 from draftgauge.replay.simulate import replay
-from draftgauge.replay.splits import TRAIN, VALIDATION, names_splits, split_trace
+from draftgauge.replay.splits import names_splits, split_trace
 from draftgauge.traces.build import select
 from draftgauge.traces.manifest import Manifest
 from draftgauge.traces.trace import Trace

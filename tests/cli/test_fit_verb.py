@@ -10,9 +10,10 @@ from pathlib import Path
 import pytest
 
 from command_line import Result, draftgauge
+from draftgauge.core.prompts import TRAIN
 from draftgauge.fitting.registry import fittable
 from draftgauge.policies.fitted import load_fitted
-from draftgauge.replay.splits import TRAIN, prompt_key
+from draftgauge.replay.splits import prompt_key
 from draftgauge.traces.reader import read_trace
 from written_runs import GAMMA_MAX, write_run
 
@@ -89,9 +90,16 @@ def test_a_fitted_policy_for_other_lengths_or_signals_is_refused(run: Path, tmp_
     out = tmp_path / "p.json"
     assert invoke("fit", run, "--out", out).exit_code == 0
     entry = json.loads(out.read_text())
+    anew = f"): fit it anew with `draftgauge fit RUN --policy stopping --out {out}`"
     for change, says in (
         ({"gamma_max": 8}, "fitted for gamma_max 8"),
         ({"signals": ["entropy"]}, "fitted on the signals entropy"),
+        ({"version": 0}, f"its format is 0, not 1{anew}"),
+        (
+            {"made": {}},
+            "p.json was fitted by an earlier or later version of draftgauge (fitted policy: unknown key 'made'",
+        ),
+        ({"parameters": entry["parameters"] | {"lambda": 1}}, anew),
     ):
         out.write_text(json.dumps(entry | change))
         result = invoke("replay", run, "--policy", out, "--json", tmp_path / "r.json")

@@ -73,6 +73,7 @@ def test_line_separators_inside_a_text_and_a_byte_order_mark(tmp_path: Path) -> 
         ({"messages": [{"role": "user"}]}, "message 1 must be an object with the texts role and content"),
         ({"prompt": "a", "task": 3}, "task must be text, not 3"),
         ({"prompt": "a", "split": []}, "split must be text, not an empty list"),
+        ({"prompt": "a", "split": "dev"}, "split must be train, validation or test, or be left out, not 'dev'"),
         ({"prompt": "a", "id": True}, "the id must be text or an integer, not True"),
         ({"prompt": "a", "reference": {}}, "reference must be text or a list of texts, not an object"),
     ],

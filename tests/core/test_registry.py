@@ -71,6 +71,18 @@ def test_errors_say_what_to_write(spec: str, message: str) -> None:
         drinks.create(spec)
 
 
+def test_what_the_caller_gives_is_not_asked_of_the_user() -> None:
+    snacks: Registry[int] = Registry("snack", supplied=("budget",), defaults={"most": "what is left"})
+
+    @snacks.register("nuts")
+    def nuts(count: int, *, most: int, budget: float) -> int:
+        return min(count, most, int(budget))
+
+    with pytest.raises(DraftgaugeError, match=r"write nuts:count=<int>,\[most=<int>, by default what is left\]$"):
+        snacks.create("nuts:size=3", most=2, budget=9.0)
+    assert snacks.create("nuts:5", most=2, budget=9.0) == 2
+
+
 def test_names_keep_their_order() -> None:
     assert drinks.names == ("water", "tea", "punch")
     assert "tea" in drinks

@@ -22,7 +22,7 @@ from draftgauge.api.runs import EncodedPrompt, read_run, select_runs
 from draftgauge.api.verb import verb
 from draftgauge.core.errors import DraftgaugeError
 from draftgauge.core.progress import Progress, silent
-from draftgauge.core.prompts import in_turn
+from draftgauge.core.prompts import TEST, TRAIN, in_turn
 from draftgauge.core.seeds import generator
 from draftgauge.core.settings import given_settings, settings_of
 from draftgauge.decoding.settings import DecodingSettings
@@ -31,7 +31,7 @@ from draftgauge.policies.base import Policy
 from draftgauge.policies.registry import compared_policies, expand_policy, make_policy
 from draftgauge.policies.stored_policies import with_stored
 from draftgauge.replay.evaluate import SAME_PROMPTS
-from draftgauge.replay.splits import TEST, TRAIN, design_of
+from draftgauge.replay.splits import design_of
 from draftgauge.traces.costs import CostCurve
 from draftgauge.traces.manifest import Manifest
 

@@ -11,6 +11,7 @@ from draftgauge.api.requests import FitRequest
 from draftgauge.api.runs import read_run, select_runs
 from draftgauge.api.verb import verb
 from draftgauge.core.errors import DraftgaugeError
+from draftgauge.core.prompts import TRAIN, VALIDATION
 from draftgauge.core.provenance import command_line, timestamp
 from draftgauge.fitting.registry import FitOptions, fit_policy, fittable
 from draftgauge.policies.base import Policy
@@ -18,7 +19,7 @@ from draftgauge.policies.fitted import FITTED_SUFFIX, FittedPolicy, fitted_polic
 from draftgauge.replay.evaluate import Rivals, TuneRivals, evaluate_design
 from draftgauge.replay.simulate import Replay
 from draftgauge.replay.simulate import replay as replay_trace
-from draftgauge.replay.splits import MIN_PROMPTS, TRAIN, VALIDATION, design_of, split_trace, splits_of
+from draftgauge.replay.splits import MIN_PROMPTS, design_of, split_trace, splits_of
 from draftgauge.traces.costs import CostCurve
 from draftgauge.traces.manifest import Manifest
 from draftgauge.traces.trace import Trace

@@ -8,7 +8,7 @@ from dataclasses import MISSING, Field, fields, is_dataclass
 from pathlib import Path
 from typing import Any, Literal, TypeVar, Union, cast, get_args, get_origin, get_type_hints
 
-from draftgauge.core.errors import DraftgaugeError
+from draftgauge.core.errors import ConfigError
 
 Config = TypeVar("Config")
 
@@ -24,21 +24,21 @@ def from_mapping(cls: type[Config], values: Mapping[str, Any], where: str = "con
         where: what the values came from, for messages.
 
     Raises:
-        DraftgaugeError: for a key that is no field (naming the fields), a field without value, a value of the wrong
+        ConfigError: for a key that is no field (naming the fields), a field without value, a value of the wrong
             type.
     """
     if not isinstance(values, Mapping):
-        raise DraftgaugeError(f"{where} must be a table of keys and values, not {values!r}")
+        raise ConfigError(f"{where} must be a table of keys and values, not {values!r}")
     by_name: dict[str, Field[Any]] = {field.name: field for field in fields(cast(Any, cls)) if field.init}
     unknown = sorted(set(values) - set(by_name))
     if unknown:
-        raise DraftgaugeError(f"{where}: unknown key {', '.join(map(repr, unknown))}; known: {', '.join(by_name)}")
+        raise ConfigError(f"{where}: unknown key {', '.join(map(repr, unknown))}; known: {', '.join(by_name)}")
     required = {
         name for name, field in by_name.items() if field.default is MISSING and field.default_factory is MISSING
     }
     missing = sorted(required - set(values))
     if missing:
-        raise DraftgaugeError(f"{where}: {', '.join(map(repr, missing))} must be given")
+        raise ConfigError(f"{where}: {', '.join(map(repr, missing))} must be given")
     hints = get_type_hints(cls)
     return cls(**{name: convert(value, hints[name], f"{where}: {name}") for name, value in values.items()})
 
@@ -56,7 +56,7 @@ def convert(value: Any, annotation: Any, where: str) -> Any:
     JSON take the same way. An int serves as a float, a path as text; a bool never serves as a number.
 
     Raises:
-        DraftgaugeError: if the value is of another type, saying which and where.
+        ConfigError: if the value is of another type, saying which and where.
     """
     origin = get_origin(annotation)
     if annotation is Any:
@@ -100,8 +100,8 @@ def type_name(annotation: Any) -> str:
     return "path" if annotation is Path else str(getattr(annotation, "__name__", annotation))
 
 
-def _mismatch(value: Any, annotation: Any, where: str) -> DraftgaugeError:
-    return DraftgaugeError(f"{where} must be {type_name(annotation)}, not {value!r}")
+def _mismatch(value: Any, annotation: Any, where: str) -> ConfigError:
+    return ConfigError(f"{where} must be {type_name(annotation)}, not {value!r}")
 
 
 def _int(value: Any) -> int | None:
@@ -148,7 +148,7 @@ def _convert_union(value: Any, annotation: Any, where: str) -> Any:
             continue
         try:
             return convert(value, choice, where)
-        except DraftgaugeError as error:
+        except ConfigError as error:
             # Inside a nested dataclass the inner message says more than "must be A or B".
             if isinstance(value, Mapping):
                 raise error

@@ -11,6 +11,10 @@ class MissingLibraryError(DraftgaugeError):
     """An optional library that a chosen option needs is not installed."""
 
 
+class ConfigError(DraftgaugeError):
+    """Keys and values that are not those of what they describe."""
+
+
 class TraceError(DraftgaugeError):
     """A trace that cannot be read, belongs to another run, or lacks what was asked of it."""
 

@@ -13,6 +13,8 @@ from typing import Any, Protocol, TypeVar
 
 from draftgauge.core.errors import PromptError
 
+TRAIN, VALIDATION, TEST = SPLITS = ("train", "validation", "test")
+
 
 @dataclass(frozen=True)
 class Message:
@@ -55,7 +57,7 @@ def read_prompts(
 
     Each line is an object with ``prompt`` (text), ``turns`` (list of texts as in MT-bench, whose first is the text) or
     ``messages`` (list of ``{"role", "content"}``), and optionally ``task`` or ``category``, ``id`` or
-    ``question_id``, ``split`` and ``reference``. Blank lines are skipped.
+    ``question_id``, ``split`` ("train", "validation" or "test") and ``reference``. Blank lines are skipped.
 
     Args:
         path: the file, UTF-8, or a folder: its ``*.jsonl`` files one after the other, in the order of their names.
@@ -168,7 +170,7 @@ def _parse(line: bytes, index: int, stem: str, where: str) -> Prompt:
         index=index,
         identifier=_identifier(entry, index, where),
         task=_optional_text(entry, "task", where) or _optional_text(entry, "category", where) or stem,
-        split=_optional_text(entry, "split", where) or "",
+        split=_split(entry, where),
         text=text,
         messages=messages,
         reference=_reference(entry, where),
@@ -229,6 +231,15 @@ def _optional_text(entry: dict[str, Any], key: str, where: str) -> str | None:
     if value is not None and not isinstance(value, str):
         raise PromptError(f"{where}: {key} must be text, not {_kind(value)}")
     return value
+
+
+def _split(entry: dict[str, Any], where: str) -> str:
+    split = _optional_text(entry, "split", where) or ""
+    if split not in {"", *SPLITS}:
+        raise PromptError(
+            f"{where}: split must be {', '.join(SPLITS[:-1])} or {SPLITS[-1]}, or be left out, not {split!r}"
+        )
+    return split
 
 
 def _kind(value: Any) -> str:

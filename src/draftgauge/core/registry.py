@@ -5,7 +5,7 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Collection, Iterator, Mapping
 from typing import Any, Generic, TypeVar
 
 from draftgauge.core.config import convert, type_name
@@ -23,13 +23,15 @@ class Registry(Generic[T]):
     annotations of the factory's parameters, which are all the parameters a spec can set.
     """
 
-    def __init__(self, kind: str, supplied: Collection[str] = ()) -> None:
+    def __init__(self, kind: str, supplied: Collection[str] = (), defaults: Mapping[str, str] | None = None) -> None:
         """``kind`` is the word for one of the things in messages, e.g. "policy".
 
-        ``supplied`` names parameters that only the caller of :meth:`create` gives, and no spec.
+        ``supplied`` names parameters that only the caller of :meth:`create` gives, and no spec; ``defaults`` says in
+        words, by parameter, what the caller gives where a spec leaves it out.
         """
         self.kind = kind
         self.supplied = frozenset(supplied)
+        self._defaults = dict(defaults or {})
         self._factories: dict[str, Callable[..., T]] = {}
 
     def register(self, name: str) -> Callable[[Factory], Factory]:
@@ -109,9 +111,8 @@ class Registry(Generic[T]):
         parts = []
         for key, parameter in self._settable(name).items():
             shown = f"{key}=<{type_name(parameter.annotation)}>"
-            parts.append(
-                shown if parameter.default is parameter.empty else f"[{shown}, by default {parameter.default}]"
-            )
+            default = self._defaults.get(key, parameter.default)
+            parts.append(shown if default is parameter.empty else f"[{shown}, by default {default}]")
         return f"write {name}:{','.join(parts)}" if parts else f"write {name}"
 
     def _settable(self, name: str) -> dict[str, inspect.Parameter]:

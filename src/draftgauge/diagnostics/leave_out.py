@@ -14,11 +14,12 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from draftgauge.core.errors import TraceError
+from draftgauge.core.prompts import TEST, TRAIN
 from draftgauge.policies.base import Policy
 from draftgauge.policies.fitted import FittedPolicy, fitted_policy
 from draftgauge.replay.evaluate import Row, evaluate_design
 from draftgauge.replay.simulate import Replay
-from draftgauge.replay.splits import TEST, TRAIN, Design, split_trace
+from draftgauge.replay.splits import Design, split_trace
 from draftgauge.statistics.bootstrap import TEST_RESAMPLES
 from draftgauge.traces.build import select
 from draftgauge.traces.costs import CostCurve

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from draftgauge.core.config import from_mapping, to_mapping
-from draftgauge.core.errors import DraftgaugeError
+from draftgauge.core.errors import ConfigError, DraftgaugeError
 from draftgauge.core.files import atomic_write_text
 from draftgauge.policies.base import Policy, StepCosts
 
@@ -119,19 +119,38 @@ def load_fitted(path: Path) -> FittedPolicy:
     if not isinstance(entry, dict) or entry.get("format") != FORMAT:
         raise DraftgaugeError(f"{path} is not a fitted policy (its format is not {FORMAT!r}); {again}")
     if entry.get("version") != VERSION:
-        raise DraftgaugeError(
-            f"{path} is a fitted policy of version {entry.get('version')}, this draftgauge reads {VERSION}: fit "
-            "it again"
-        )
+        raise _other_version(path, entry.get("policy"), f"its format is {entry.get('version')}, not {VERSION}")
     try:
         fitted = from_mapping(FittedPolicy, entry, "fitted policy")
-    except ValueError as error:
-        raise DraftgaugeError(f"{path} is not a fitted policy ({error}); {again}") from error
+    except ConfigError as error:
+        raise _other_version(path, entry.get("policy"), error) from error
     if fitted.policy not in FITTED:
         raise DraftgaugeError(
             f"{path} is of policy {fitted.policy!r}, which this draftgauge does not know; known: {', '.join(FITTED)}"
         )
     return fitted
+
+
+def policy_of_file(path: Path, gamma_max: int, costs: StepCosts | None) -> Policy:
+    """A new policy from the numbers in a file.
+
+    Raises:
+        DraftgaugeError: as :func:`load_fitted` and :func:`fitted_policy`, naming the file.
+    """
+    fitted = load_fitted(path)
+    try:
+        return fitted_policy(fitted, gamma_max, costs)
+    except ConfigError as error:
+        raise _other_version(path, fitted.policy, error) from error
+    except DraftgaugeError as error:
+        raise DraftgaugeError(f"{path}: {error}") from error
+
+
+def _other_version(path: Path, policy: object, why: object) -> DraftgaugeError:
+    return DraftgaugeError(
+        f"{path} was fitted by an earlier or later version of draftgauge ({why}): fit it anew with "
+        f"`draftgauge fit RUN --policy {policy} --out {path}`"
+    )
 
 
 def is_fitted(path: Path) -> bool:

@@ -37,7 +37,7 @@ def no_speculation() -> Policy:
 
 
 @register_policy("fixed", "always drafts that many tokens")
-def fixed(gamma: int, gamma_max: int) -> Policy:
+def fixed(gamma: int, *, gamma_max: int) -> Policy:
     """Draft ``gamma`` tokens at every step."""
     if not 0 <= gamma <= gamma_max:
         raise DraftgaugeError(f"policy fixed:{gamma}: gamma must be 0 to {gamma_max}, the longest draft here")

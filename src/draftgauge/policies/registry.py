@@ -11,9 +11,9 @@ from typing import Any, TypeVar
 from draftgauge.core.errors import DraftgaugeError
 from draftgauge.core.registry import Registry
 from draftgauge.policies.base import Policy, StepCosts
-from draftgauge.policies.fitted import FITTED_SUFFIX, fitted_policy, load_fitted
+from draftgauge.policies.fitted import FITTED_SUFFIX, policy_of_file
 
-POLICIES: Registry[Policy] = Registry("policy", supplied=("costs",))
+POLICIES: Registry[Policy] = Registry("policy", supplied=("costs",), defaults={"gamma_max": "the longest draft"})
 """Factories whose parameters are those of a spec; each takes ``gamma_max`` and ``costs``, which the caller knows, by
 these names.
 """
@@ -138,7 +138,7 @@ def make_policy(spec: str, gamma_max: int, costs: StepCosts | None = None) -> Po
     if gamma_max < 1:
         raise DraftgaugeError(f"gamma_max is the longest draft and must be at least 1, not {gamma_max}")
     if spec.endswith(FITTED_SUFFIX):
-        return fitted_policy(load_fitted(Path(spec)), gamma_max, costs)
+        return policy_of_file(Path(spec), gamma_max, costs)
     name, arguments = POLICIES.parse(spec)
     lower = arguments.get("gamma_max", gamma_max)
     if not 1 <= lower <= gamma_max:

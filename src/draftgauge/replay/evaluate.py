@@ -12,12 +12,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from draftgauge.core.errors import DraftgaugeError
+from draftgauge.core.prompts import TRAIN
 from draftgauge.policies.base import Extends, Policy
 from draftgauge.policies.fixed import FixedLength
 from draftgauge.policies.stored_policies import stored_of
 from draftgauge.replay.hindsight import Sources, hindsight_optimum
 from draftgauge.replay.simulate import Replay, context_lengths, prompt_of_rows, replay, replay_fixed_all, sum_by_prompt
-from draftgauge.replay.splits import EVERYTHING, TRAIN, Design
+from draftgauge.replay.splits import EVERYTHING, Design
 from draftgauge.statistics.bootstrap import TEST_RESAMPLES
 from draftgauge.statistics.paired import holm, paired_gain, paired_share, ratio_interval
 from draftgauge.traces.costs import CostCurve

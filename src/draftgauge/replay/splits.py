@@ -12,10 +12,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from draftgauge.core.errors import TraceError
+from draftgauge.core.prompts import SPLITS, TEST, TRAIN, VALIDATION
 from draftgauge.traces.build import select
 from draftgauge.traces.trace import PromptInfo, Trace
 
-TRAIN, VALIDATION, TEST = SPLITS = ("train", "validation", "test")
 EVERYTHING = "all"
 """The split name of all prompts of a trace together."""
 

@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from draftgauge.core.prompts import TEST, TRAIN
 from draftgauge.diagnostics.calibration import (
     base_rates,
     brier,
@@ -35,7 +36,7 @@ from draftgauge.replay import (
     replay_lengths,
 )
 from draftgauge.replay.evaluate import HINDSIGHT, NOTHING, figure
-from draftgauge.replay.splits import MIN_PROMPTS, TEST, TRAIN
+from draftgauge.replay.splits import MIN_PROMPTS
 from draftgauge.report.choosing_views import (
     ChoosingView,
     JudgedPolicy,
