@@ -14,6 +14,7 @@ from transformers.generation.streamers import BaseStreamer
 
 from draftgauge.api.pair import Pair
 from draftgauge.core.errors import DraftgaugeError
+from draftgauge.models.quiet import no_hints
 
 GENERATE, ASSISTED, ASSISTED_CONSTANT = (
     "transformers-generate",
@@ -120,7 +121,7 @@ class TransformersBaseline:
         arguments = {"assistant_model": self.assistant} if self.assistant is not None else {}
         plain = GenerationConfig(eos_token_id=ends or None, pad_token_id=ends[0] if ends else 0)
         started = _now(device)
-        with _configured(target, plain), _configured(self.assistant, self.settings) as used:
+        with no_hints(), _configured(target, plain), _configured(self.assistant, self.settings) as used:
             output = target.generate(
                 input_ids=ids,
                 attention_mask=torch.ones_like(ids),

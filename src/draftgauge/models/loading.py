@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import importlib.util
+import sys
 import warnings
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +20,6 @@ from transformers import (
     PreTrainedModel,
     PreTrainedTokenizerBase,
 )
-from transformers.utils import logging
 
 from draftgauge.core.errors import DraftgaugeError, MissingLibraryError, ModelError, is_out_of_memory
 from draftgauge.models.base import CachedModel
@@ -38,6 +38,7 @@ from draftgauge.models.gguf_library import INSTALL, is_gguf
 from draftgauge.models.lean import LeanModel
 from draftgauge.models.lean_families import has_plain_linears, of_a_family, why_not_lean
 from draftgauge.models.modules_model import ModulesModel
+from draftgauge.models.quiet import no_bars
 from draftgauge.models.reference import resolve_source
 from draftgauge.models.static_model import StaticModel
 from draftgauge.models.vocabulary import check_same_vocabulary, end_tokens
@@ -93,7 +94,7 @@ def load_model(
     if label == "nf4" and chosen.type == "cpu":
         check_nf4_widths(config, trust_remote_code)
     stays = quantisation is not None or label not in COMPRESSIONS  # quantised weights are made where they stay
-    with _bars_only_for_large(path), clear_memory_errors(f"{source} at compression {label}", chosen):
+    with _bars_only_where_they_tell(path), clear_memory_errors(f"{source} at compression {label}", chosen):
         model, report = _from_pretrained(
             AutoModelForCausalLM,
             path,
@@ -212,20 +213,12 @@ def _gguf_tokenizer(path: Path) -> PreTrainedTokenizerBase:
     return tokenizer
 
 
-@contextmanager
-def _bars_only_for_large(source: str | Path) -> Iterator[None]:
-    """Keep transformers' progress bars off while a small model on disk is loaded, which takes no time to watch."""
+def _bars_only_where_they_tell(source: str | Path) -> AbstractContextManager[None]:
+    """Transformers' progress bars off in a file or pipe, and for a small model on disk, which takes no time to load."""
     small = (
         Path(source).is_dir() and sum(file.stat().st_size for file in Path(source).glob("*.safetensors")) < SMALL_BYTES
     )
-    if not small or not logging.is_progress_bar_enabled():
-        yield
-        return
-    logging.disable_progress_bar()
-    try:
-        yield
-    finally:
-        logging.enable_progress_bar()
+    return no_bars() if small or not sys.stderr.isatty() else nullcontext()
 
 
 def _check_engine(engine: str) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import signal
 import socket
 import threading
 import time
@@ -14,6 +13,7 @@ from multiprocessing.connection import Connection, wait
 from multiprocessing.process import BaseProcess
 from typing import Any
 
+from draftgauge.core.children import deaf_to_interrupts
 from draftgauge.core.errors import DraftgaugeError
 
 GRACE = 2.0  # seconds after a failure in which another process may still say what caused it
@@ -48,7 +48,8 @@ def launch(size: int, work: Callable[..., Any], arguments: tuple[Any, ...], rece
             variables: dict[str, int | str] = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
             variables |= {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": size, "LOCAL_WORLD_SIZE": size}
             process = context.Process(target=_run, args=(theirs, variables, work, arguments), daemon=True)
-            process.start()
+            with deaf_to_interrupts():
+                process.start()
             theirs.close()
             processes.append(process)
             ends[ours] = rank
@@ -100,7 +101,6 @@ def _death(rank: int) -> str:
 
 def _run(end: Connection, variables: Mapping[str, Any], work: Callable[..., Any], arguments: tuple[Any, ...]) -> None:
     """The life of one process."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the process that started this one
     parent = parent_process()
     assert parent is not None
     threading.Thread(target=_end_with, args=(parent.sentinel,), daemon=True).start()

@@ -11,9 +11,7 @@ import json
 import shutil
 import tempfile
 from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import ProcessPoolExecutor
 from dataclasses import asdict, dataclass, replace
-from multiprocessing import get_context
 from pathlib import Path
 
 import numpy as np
@@ -21,7 +19,9 @@ import torch
 from torch import nn
 from transformers import PreTrainedTokenizerFast, Qwen3ForCausalLM
 
+from draftgauge.core.children import deaf_to_interrupts, process_pool
 from draftgauge.core.provenance import environment, timestamp
+from draftgauge.models.quiet import no_bars
 from draftgauge.training.allocator import keep_freed_memory
 from draftgauge.training.loop import Phase, Plan, train
 from draftgauge.training.reference import data, packing, pretrain, regenerate, tokenizer
@@ -94,7 +94,8 @@ def _initial(shape: dict[str, int], tokens: PreTrainedTokenizerFast, seed: int, 
     """A model of a shape with random weights, or with those of a folder."""
     model = pretrain.build(shape, len(tokens), tokens.eos_token_id, seed)
     if start is not None:
-        model.load_state_dict(Qwen3ForCausalLM.from_pretrained(start, dtype=torch.float32).state_dict())
+        with no_bars():
+            model.load_state_dict(Qwen3ForCausalLM.from_pretrained(start, dtype=torch.float32).state_dict())
     return model
 
 
@@ -203,14 +204,16 @@ def _answered_apart(
     drafts a flat distribution.
     """
     with tempfile.TemporaryDirectory(dir=work) as scratch:
-        target.save_pretrained(scratch)
+        with no_bars():
+            target.save_pretrained(scratch)
         tokens.save_pretrained(scratch)
         report("answers", {})
         workers = 1 if target.device.type != "cpu" else max(1, torch.get_num_threads())
         parts = [questions[number::workers] for number in range(workers)]
-        with ProcessPoolExecutor(workers, get_context("spawn")) as pool:
+        with process_pool(workers) as pool:
             device = str(target.device)
-            jobs = [pool.submit(regenerate.answers_of, Path(scratch), part, device, workers) for part in parts]
+            with deaf_to_interrupts():
+                jobs = [pool.submit(regenerate.answers_of, Path(scratch), part, device, workers) for part in parts]
             return [answer for job in jobs for answer in job.result()]
 
 
@@ -219,7 +222,8 @@ def save_model(model: Qwen3ForCausalLM, tokens: PreTrainedTokenizerFast, folder:
     shutil.rmtree(folder, ignore_errors=True)
     model = model.to("cpu", torch.bfloat16)
     model.generation_config.eos_token_id = model.generation_config.pad_token_id = tokens.eos_token_id
-    model.save_pretrained(folder)
+    with no_bars():
+        model.save_pretrained(folder)
     tokens.save_pretrained(folder)
 
 

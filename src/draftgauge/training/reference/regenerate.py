@@ -8,6 +8,7 @@ from pathlib import Path
 import torch
 from transformers import PreTrainedTokenizerFast, Qwen3ForCausalLM
 
+from draftgauge.models.quiet import no_bars
 from draftgauge.training.reference.data import Messages
 from draftgauge.training.reference.tokenizer import END
 
@@ -58,5 +59,6 @@ def answers_of(folder: Path, questions: Sequence[Messages], device: str, workers
     """:func:`answers` of a saved target; for a process of its own that shares the cores with other ``workers``."""
     if workers > 1:
         torch.set_num_threads(1)
-    target = Qwen3ForCausalLM.from_pretrained(folder, dtype=torch.float32).to(device).eval()
+    with no_bars():
+        target = Qwen3ForCausalLM.from_pretrained(folder, dtype=torch.float32).to(device).eval()
     return answers(target, PreTrainedTokenizerFast.from_pretrained(folder), questions)
