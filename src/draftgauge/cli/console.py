@@ -133,13 +133,21 @@ def source_columns(rows: Iterable[Mapping[str, Any]]) -> dict[str, str]:
     return SOURCES if any(row.get("source_text") for row in rows) else {}
 
 
+WHOLE, WIDE = "policy", 120
+"""The column whose cells stay on one line, on a console of so many characters."""
+
+
 def show_table(title: str, rows: Iterable[Mapping[str, Any]], columns: Mapping[str, str]) -> None:
     """Print rows; ``columns`` maps keys to headings, and missing or empty values are left blank."""
     table = Table(title=title, title_justify="left", header_style="bold", box=box.SIMPLE_HEAD, pad_edge=False)
     shown = list(rows)
+    wide = console.width >= WIDE
     for key, heading in columns.items():
         numeric = all(isinstance(row.get(key), int | float | None) for row in shown)
-        table.add_column(heading, justify="right" if numeric else "left")
+        # Names and figures are folded, never cut short: two policies may differ in their last letter.
+        table.add_column(
+            heading, justify="right" if numeric else "left", overflow="fold", no_wrap=key == WHOLE and wide
+        )
     for row in shown:
         table.add_row(*(_cell(row.get(key)) for key in columns))
     console.print(table)
