@@ -61,6 +61,14 @@ def test_a_run_prices_the_engines_of_our_loop(run: Path, tmp_path: Path) -> None
         assert 0 <= best["sure"] <= 1
 
 
+def test_few_prompts_do_not_say_how_sure_the_advice_is(tmp_path: Path) -> None:
+    few = write_run(tmp_path / "few", 3)
+    _, best, shown = advised([str(few)], tmp_path / "rows.json")
+    assert best is not None
+    assert (best["sure"], best["prompts"]) == (None, 3)
+    assert "How sure that is, 3 prompts do not say: record more." in shown
+
+
 def test_costs_of_an_engine_decide(run: Path, tmp_path: Path) -> None:
     cheap = costs_of(tmp_path / "cheap.json", "llama-server", 0.0005)
     dear = costs_of(tmp_path / "dear.json", "llama-server", 0.02)

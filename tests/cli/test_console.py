@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import warnings
+
 import pytest
 from rich.console import Console
 
 from draftgauge.cli import console
-from draftgauge.cli.console import EXIT_INTERRUPTED, friendly_errors, joined_interval, show_table
+from draftgauge.cli.console import EXIT_INTERRUPTED, friendly_errors, friendly_warnings, joined_interval, show_table
 
 ROW = {"gain": 0.0312, "gain_low": -0.01, "gain_high": 0.0725, "prompts": 12}
 
@@ -38,3 +40,9 @@ def test_an_interrupt_says_how_to_go_on_in_one_line(capsys: pytest.CaptureFixtur
         raise KeyboardInterrupt
     assert outcome.code == EXIT_INTERRUPTED == 130
     assert capsys.readouterr().err == "interrupted. Run it again [to go on].\n"
+
+
+def test_a_warning_is_one_line_without_a_place_in_the_code(capsys: pytest.CaptureFixture[str]) -> None:
+    with friendly_warnings():
+        warnings.warn("a shard is recorded [again]", stacklevel=1)
+    assert capsys.readouterr().err == "warning: a shard is recorded [again]\n"

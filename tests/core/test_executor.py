@@ -5,10 +5,12 @@ from __future__ import annotations
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
 import study_jobs
+from draftgauge.core import executor
 from draftgauge.core.errors import DraftgaugeError, MissingLibraryError
 from draftgauge.core.executor import Outcome, execute
 from study_jobs import FileJob
@@ -50,6 +52,20 @@ def test_a_job_after_one_of_an_earlier_run_starts(tmp_path: Path) -> None:
     (tmp_path / "first").write_text("")
     (outcome,) = execute([FileJob("second", tmp_path, after="first")], "local", lambda outcome: None)
     assert not outcome.error
+
+
+def test_a_ray_that_does_not_start_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def busy(**options: object) -> None:
+        raise Exception("The current node timed out\nduring startup.")
+
+    stopped: list[bool] = []
+    ray = SimpleNamespace(is_initialized=lambda: False, init=busy, shutdown=lambda: stopped.append(True))
+    monkeypatch.setattr(executor, "_import_ray", lambda: ray)
+    with pytest.raises(
+        DraftgaugeError, match=r"Ray did not start \(The current node timed out during startup\.\): try"
+    ):
+        execute(jobs(tmp_path), "ray", lambda outcome: None)
+    assert stopped
 
 
 def test_a_stop_is_no_failure(tmp_path: Path) -> None:

@@ -92,3 +92,5 @@ def test_revision_of_a_checkout(tmp_path: Path) -> None:
 def test_command_line_can_be_typed_again(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "argv", ["/usr/bin/draftgauge", "profile", "--out", "my folder"])
     assert command_line() == "draftgauge profile --out 'my folder'"
+    monkeypatch.setattr(sys, "argv", ["/site-packages/draftgauge/__main__.py", "replay", "run"])
+    assert command_line() == "draftgauge replay run"

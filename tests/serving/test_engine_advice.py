@@ -86,6 +86,14 @@ def test_where_verifying_alone_costs_too_much_no_drafting_is_cheap_enough(trace:
     assert advice.sure == 1
 
 
+def test_drafting_for_nothing_has_no_price_at_which_the_answer_turns(trace: Trace) -> None:
+    advice = advise_settings(Design("all", trace, None), engine_costs(0.0).curve(), [PLAIN, *FIXED])
+    assert advice.advised.setting != PLAIN
+    assert advice.change.drafting is None
+    dear = advise_settings(Design("all", trace, None), engine_costs(0.0, verify=5.0).curve(), [PLAIN, *FIXED])
+    assert (dear.advised.setting, dear.change.drafting) == (PLAIN, 0)
+
+
 def test_acceptance_to_pay_is_where_a_length_breaks_even() -> None:
     draft = 0.3
     chance = acceptance_to_pay(engine_costs(draft).curve(), GAMMA_MAX)

@@ -19,7 +19,7 @@ from draftgauge.models.reference import resolve_source
 from draftgauge.policies.fitted import FITTED_SUFFIX, is_fitted, load_fitted
 from draftgauge.policies.registry import expand_policy
 from draftgauge.replay.simulate import replay_lengths
-from draftgauge.replay.splits import Design, design_of
+from draftgauge.replay.splits import MIN_PROMPTS, Design, design_of
 from draftgauge.serving.advice import EngineAdvice, SettingOutcome, advise_settings, batch_lengths
 from draftgauge.serving.counters import (
     SpeculationCounts,
@@ -67,11 +67,11 @@ def advise(request: AdviseRequest) -> list[Row]:
         One row a setting: ``engine``, ``setting``, ``speedup`` over plain decoding with ``low`` and ``high`` (95%, by
         prompt; from counters as if steps were independent), ``advised``, ``tokens_per_step``, ``drafted_per_step``,
         ``acceptance_rate``, ``pays_below`` (the most plain steps that a step of this length may take to pay), and of
-        the advised one ``flags``, ``sure`` (the share of resamples that agree whether to speculate), ``best_length``,
-        ``drafting_may_cost`` (times what it costs), ``acceptance``, ``acceptance_to_pay``, ``by_batch`` (best lengths
-        as JSON), ``drawn`` (the share of an imported trace that had to be drawn), ``server_tokens_per_step`` and
-        ``expected_tokens_per_step`` (of a running server, and what the run expects at its length). Figures that are not
-        known are None.
+        the advised one ``flags``, ``sure`` (the share of resamples that agree whether to speculate; None of fewer than
+        8 ``prompts``), ``best_length``, ``drafting_may_cost`` (times what it costs), ``acceptance``,
+        ``acceptance_to_pay``, ``by_batch`` (best lengths as JSON), ``drawn`` (the share of an imported trace that had
+        to be drawn), ``server_tokens_per_step`` and ``expected_tokens_per_step`` (of a running server, and what the run
+        expects at its length). Figures that are not known are None.
 
     Raises:
         DraftgaugeError: for an unknown engine, costs that are not known, or a server that does not answer, counts no
@@ -186,7 +186,8 @@ def _rows(request: AdviseRequest, engine: Engine, source: _Source, counts: Specu
     extra = _server_row(design, counts) | {"drawn": source.drawn}
     if len(lengths) > 1:
         extra["by_batch"] = json.dumps(lengths)
-    return [_row(engine, source, advice, outcome, extra) for outcome in advice.outcomes]
+    prompts = len(design.trace.prompts)
+    return [_row(engine, source, advice, outcome, prompts, extra) for outcome in advice.outcomes]
 
 
 def _narrowed(design: Design, longest: int) -> Design:
@@ -194,7 +195,9 @@ def _narrowed(design: Design, longest: int) -> Design:
     return Design(design.split, narrow(design.trace, longest), train)
 
 
-def _row(engine: Engine, source: _Source, advice: EngineAdvice, outcome: SettingOutcome, extra: Row) -> Row:
+def _row(
+    engine: Engine, source: _Source, advice: EngineAdvice, outcome: SettingOutcome, prompts: int, extra: Row
+) -> Row:
     advised = outcome is advice.advised
     row = _EMPTY | {
         "engine": engine.name,
@@ -211,7 +214,8 @@ def _row(engine: Engine, source: _Source, advice: EngineAdvice, outcome: Setting
     if advised:
         row |= extra | {
             "flags": engine.flags(outcome.setting, source.places),
-            "sure": advice.sure,
+            "sure": advice.sure if prompts >= MIN_PROMPTS else None,
+            "prompts": prompts,
             "best_length": advice.best_length,
             "drafting_may_cost": advice.change.drafting,
             "acceptance": advice.change.accepted,
@@ -223,6 +227,7 @@ def _row(engine: Engine, source: _Source, advice: EngineAdvice, outcome: Setting
 _ADVISED_ONLY = (
     "flags",
     "sure",
+    "prompts",
     "best_length",
     "drafting_may_cost",
     "acceptance",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -70,6 +71,22 @@ def fail(message: str) -> None:
 def warn(message: str) -> None:
     """Say what makes a result other than it seems, and go on."""
     errors.print(f"[yellow]warning:[/] {_escaped(message)}", soft_wrap=True, highlight=False)
+
+
+@contextmanager
+def friendly_warnings() -> Iterator[None]:
+    """Show warnings that speak to users as one line, without the place in the code that they come from."""
+    with warnings.catch_warnings():
+        usual = warnings.showwarning
+
+        def show(message: Warning | str, category: type[Warning], *where: Any, **further: Any) -> None:
+            if issubclass(category, UserWarning):
+                warn(str(message))
+            else:
+                usual(message, category, *where, **further)
+
+        warnings.showwarning = show
+        yield
 
 
 def _escaped(text: str) -> str:

@@ -26,7 +26,7 @@ from draftgauge.cli import (
     study,
     train,
 )
-from draftgauge.cli.console import EXIT_USAGE, console, errors, fail
+from draftgauge.cli.console import EXIT_USAGE, console, errors, fail, friendly_warnings
 from draftgauge.cli.derive import add_verb
 from draftgauge.cli.generate import STANDARD_INPUT
 
@@ -94,7 +94,8 @@ def run(arguments: Sequence[str] | None = None) -> int:
     except CycloptsError as error:
         fail(" ".join(str(error).split()))
         return EXIT_USAGE
-    code = command(*bound.args, **bound.kwargs)
+    with friendly_warnings():
+        code = command(*bound.args, **bound.kwargs)
     if not words or (command == app.help_print and not {"-h", "--help"} & set(words)):
         return EXIT_USAGE  # no verb was named
     return int(code or 0)

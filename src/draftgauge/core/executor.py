@@ -118,7 +118,7 @@ def _ray(jobs: Sequence[Job], finished: Finished, cpus: int, gpus: float, retrie
     ray = _import_ray()
     started_here = not ray.is_initialized()
     if started_here:
-        ray.init(log_to_driver=False, logging_level="ERROR")
+        _start(ray)
     try:
         _check_resources(ray.nodes(), cpus, gpus)
         remote = ray.remote(num_cpus=cpus, num_gpus=gpus, max_retries=retries)(attempt)
@@ -140,6 +140,17 @@ def _ray(jobs: Sequence[Job], finished: Finished, cpus: int, gpus: float, retrie
     finally:
         if started_here:
             ray.shutdown()
+
+
+def _start(ray: Any) -> None:
+    try:
+        ray.init(log_to_driver=False, logging_level="ERROR")
+    except Exception as error:  # Ray raises no type of its own where a machine is too busy, or a cluster away
+        ray.shutdown()
+        reason = " ".join(str(error).split())
+        raise DraftgaugeError(
+            f"Ray did not start ({reason}): try again, mend RAY_ADDRESS, or choose the executor local"
+        ) from error
 
 
 def _worker_error(error: Exception) -> str:

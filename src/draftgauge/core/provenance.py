@@ -140,8 +140,9 @@ def timestamp() -> str:
 
 
 def command_line() -> str:
-    """The running command as it would be typed."""
-    return shlex.join([Path(sys.argv[0]).name, *sys.argv[1:]])
+    """The running command as it would be typed, ``python -m draftgauge`` as ``draftgauge``."""
+    program = Path(sys.argv[0])
+    return shlex.join([program.parent.name if program.name == "__main__.py" else program.name, *sys.argv[1:]])
 
 
 def _versions() -> dict[str, str]:

@@ -147,9 +147,10 @@ def policy_of_file(path: Path, gamma_max: int, costs: StepCosts | None) -> Polic
 
 
 def _other_version(path: Path, policy: object, why: object) -> DraftgaugeError:
+    named = f" --policy {policy}" if isinstance(policy, str) else ""
     return DraftgaugeError(
         f"{path} was fitted by an earlier or later version of draftgauge ({why}): fit it anew with "
-        f"`draftgauge fit RUN --policy {policy} --out {path}`"
+        f"`draftgauge fit RUN{named} --out {path}`"
     )
 
 

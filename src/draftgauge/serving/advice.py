@@ -57,13 +57,13 @@ class Change:
 
     Attributes:
         drafting: the most that drafting may cost for speculation to pay, as a multiple of what it does; 0 where it
-            would not pay if drafting were free.
+            would not pay if drafting were free, None where it is free and pays.
         acceptance: the least chance of acceptance, the same at every depth, at which a fixed length pays; None where
             none does.
         accepted: that chance as recorded.
     """
 
-    drafting: float
+    drafting: float | None
     acceptance: float | None
     accepted: float
 
@@ -194,13 +194,16 @@ def _change(prompts: _Prompts) -> Change:
     trace, costs = prompts.trace, prompts.costs
     twice = tuple(tuple((2 * np.asarray(row)).tolist()) for row in costs.draft)
     dearer = replace(costs, draft=twice, draft_low=twice, draft_high=twice)
-    plain, most = float(prompts.plain.sum()), -math.inf
+    plain, most, free = float(prompts.plain.sum()), 0.0, False
     for length in range(1, trace.gamma_max + 1):
         lengths = np.full(trace.positions, length)
         seconds = float(replay_lengths(trace, lengths, costs).seconds.sum())
         drafting = float(replay_lengths(trace, lengths, dearer).seconds.sum()) - seconds
-        most = max(most, (plain - (seconds - drafting)) / drafting)
-    return Change(max(most, 0.0), acceptance_to_pay(costs, trace.gamma_max), recorded_acceptance(trace))
+        if drafting > 0:
+            most = max(most, (plain - (seconds - drafting)) / drafting)
+        else:  # the engine drafts for nothing, or no output has room for a draft
+            free |= seconds < plain
+    return Change(None if free else most, acceptance_to_pay(costs, trace.gamma_max), recorded_acceptance(trace))
 
 
 def recorded_acceptance(trace: Trace) -> float:
