@@ -8,7 +8,14 @@ import pytest
 from rich.console import Console
 
 from draftgauge.cli import console
-from draftgauge.cli.console import EXIT_INTERRUPTED, friendly_errors, friendly_warnings, joined_interval, show_table
+from draftgauge.cli.console import (
+    EXIT_INTERRUPTED,
+    EXIT_USAGE,
+    friendly_errors,
+    friendly_warnings,
+    joined_interval,
+    show_table,
+)
 
 ROW = {"gain": 0.0312, "gain_low": -0.01, "gain_high": 0.0725, "prompts": 12}
 
@@ -46,3 +53,10 @@ def test_a_warning_is_one_line_without_a_place_in_the_code(capsys: pytest.Captur
     with friendly_warnings():
         warnings.warn("a shard is recorded [again]", stacklevel=1)
     assert capsys.readouterr().err == "warning: a shard is recorded [again]\n"
+
+
+def test_a_full_disk_is_told_in_one_line(capsys: pytest.CaptureFixture[str]) -> None:
+    with friendly_errors() as outcome:
+        raise OSError(28, "No space left on device", "runs/x/positions.parquet")
+    assert outcome.code == EXIT_USAGE
+    assert capsys.readouterr().err == "error: runs/x/positions.parquet: No space left on device\n"

@@ -51,12 +51,17 @@ class Outcome:
 
 @contextmanager
 def friendly_errors(resume: str = "") -> Iterator[Outcome]:
-    """Turn the errors that users can put right into one message and exit code 2; Ctrl-C into 130 with how to go on."""
+    """Turn the errors that users can put right, files and disks among them, into one message and exit code 2; Ctrl-C
+    into 130 with how to go on.
+    """
     outcome = Outcome()
     try:
         yield outcome
     except DraftgaugeError as error:
         fail(str(error))
+        outcome.code = EXIT_USAGE
+    except OSError as error:
+        fail(": ".join(str(part) for part in (error.filename, error.strerror or error) if part))
         outcome.code = EXIT_USAGE
     except KeyboardInterrupt:
         errors.print(f"[yellow]interrupted.[/] {_escaped(resume)}", soft_wrap=True, highlight=False)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import types
 from collections.abc import Mapping
 from dataclasses import MISSING, Field, fields, is_dataclass
+from numbers import Integral, Real
 from pathlib import Path
 from typing import Any, Literal, TypeVar, Union, cast, get_args, get_origin, get_type_hints
 
@@ -53,7 +54,8 @@ def convert(value: Any, annotation: Any, where: str) -> Any:
     dataclasses.
 
     Text is read as what is wanted (``"4"`` -> 4, ``"1,2"`` -> (1, 2), ``"none"`` -> None), so that command lines and
-    JSON take the same way. An int serves as a float, a path as text; a bool never serves as a number.
+    JSON take the same way. An int serves as a float, a path as text, a number of NumPy's as
+    Python's; a bool never serves as a number.
 
     Raises:
         ConfigError: if the value is of another type, saying which and where.
@@ -110,7 +112,7 @@ def _int(value: Any) -> int | None:
             return int(value)
         except ValueError:
             return None
-    return value if isinstance(value, int) and not isinstance(value, bool) else None
+    return int(value) if isinstance(value, Integral) and not isinstance(value, bool) else None
 
 
 def _float(value: Any) -> float | None:
@@ -119,7 +121,7 @@ def _float(value: Any) -> float | None:
             return float(value)
         except ValueError:
             return None
-    return float(value) if isinstance(value, int | float) and not isinstance(value, bool) else None
+    return float(value) if isinstance(value, Real) and not isinstance(value, bool) else None
 
 
 def _bool(value: Any) -> bool | None:
