@@ -20,11 +20,12 @@ from draftgauge.api import profile_parts
 from draftgauge.api.profile import profile
 from draftgauge.api.profile_parts import PartJob
 from draftgauge.api.requests import ProfileRequest
-from draftgauge.api.served import read_differences
+from draftgauge.api.served import answered_prompts, read_differences
 from draftgauge.core.errors import DraftgaugeError, PromptError, TraceError
 from draftgauge.core.executor import execute
 from draftgauge.core.locks import only_writer
 from draftgauge.core.progress import silent
+from draftgauge.core.prompts import Prompt
 from draftgauge.core.settings import make_request
 from draftgauge.serving.outputs import read_outputs
 from draftgauge.traces.manifest import Manifest
@@ -241,6 +242,13 @@ def test_answers_that_cannot_be_used(models: dict[str, Any], whole: tuple[Path, 
         read_outputs(tmp_path / "none.jsonl")
     with pytest.raises(DraftgaugeError, match="leave out the temperature"):
         record(models, tmp_path / "run", outputs=path, temperature=1.0)
+
+
+def test_an_answer_to_an_id_that_two_prompts_have_is_refused(whole: tuple[Path, Trace], tmp_path: Path) -> None:
+    path = write_lines(tmp_path / "answers.jsonl", batch_lines(*whole, True))
+    prompts = [(Prompt(0, "p0", "code", "", text="a"), [1]), (Prompt(1, "p0", "math", "", text="b"), [2])]
+    with pytest.raises(PromptError, match="answers p0, and several prompts have that id"):
+        answered_prompts(path, prompts)
 
 
 def test_a_plan_states_memory_and_disk_and_records_nothing(models: dict[str, Any], tmp_path: Path) -> None:

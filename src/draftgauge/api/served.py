@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
@@ -23,9 +24,14 @@ def answered_prompts(
     """The prompts that have an answer, matched by the prompt's id, and the answers by the prompt's index.
 
     Raises:
-        PromptError: if the file cannot be read, or answers none of them.
+        PromptError: if the file cannot be read, or answers none of them; if two prompts have one id, so that nobody can
+            tell whose an answer is.
     """
     answers = read_outputs(path)
+    names = Counter(prompt.identifier for prompt, _ in encoded)
+    twice = [name for name in names if names[name] > 1 and name in answers]
+    if twice:
+        raise PromptError(f"{path} answers {_some(twice)}, and several prompts have that id: give every prompt its own")
     kept = [(prompt, tokens) for prompt, tokens in encoded if prompt.identifier in answers]
     if not kept:
         raise PromptError(
