@@ -112,7 +112,7 @@ def _int(value: Any) -> int | None:
             return int(value)
         except ValueError:
             return None
-    return int(value) if isinstance(value, Integral) and not isinstance(value, bool) else None
+    return int(value) if not isinstance(value, bool) and isinstance(value, Integral) else None
 
 
 def _float(value: Any) -> float | None:
@@ -121,7 +121,7 @@ def _float(value: Any) -> float | None:
             return float(value)
         except ValueError:
             return None
-    return float(value) if isinstance(value, Real) and not isinstance(value, bool) else None
+    return float(value) if not isinstance(value, bool) and isinstance(value, Real) else None
 
 
 def _bool(value: Any) -> bool | None:
