@@ -44,7 +44,7 @@ from readme_tables import (
 from draftgauge.api.arms import PLAIN
 from draftgauge.api.replay import replay as replay_verb
 from draftgauge.api.runs import read_run
-from draftgauge.core.prompts import TRAIN, in_turn
+from draftgauge.core.prompts import in_turn
 from draftgauge.core.provenance import read_measurement
 from draftgauge.fitting.stopping import fit_stopping
 from draftgauge.fitting.tuning import tune_rivals
@@ -54,7 +54,7 @@ from draftgauge.policies.fixed import FixedLength
 from draftgauge.policies.registry import compared_policies, make_policy
 from draftgauge.replay.evaluate import best_fixed_gamma, task_masks
 from draftgauge.replay.simulate import replay
-from draftgauge.replay.splits import split_trace
+from draftgauge.replay.splits import TRAIN, split_trace
 from draftgauge.statistics.paired import gain_resamples, paired_gain, pooled
 from draftgauge.traces.build import select
 from draftgauge.traces.costs import CostCurve
