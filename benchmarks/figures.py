@@ -1,4 +1,4 @@
-"""The tables of the README, docs/drafters.md and docs/two-sources.md, computed from recorded runs and results, without a model.
+"""The tables of the README and of pages in docs, computed from recorded runs and results, without a model.
 
 Reads what ``benchmarks/final.py`` left (or a copy of it), writes ``speckv.json`` and puts the tables into the README.
 With ``--check`` nothing is written, and any digit that differs is an error.
