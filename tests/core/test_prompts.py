@@ -7,7 +7,8 @@ from pathlib import Path
 import pytest
 
 from draftgauge.core.errors import PromptError
-from draftgauge.core.prompts import Message, Prompt, prompts_sha256, read_prompts
+from draftgauge.core.prompts import SEALED, Message, Prompt, prompts_sha256, read_prompts
+from draftgauge.models.reference import PAIR_FOLDER
 
 SHARED = Path(__file__).resolve().parents[3] / "shared" / "prompts"
 
@@ -73,7 +74,7 @@ def test_line_separators_inside_a_text_and_a_byte_order_mark(tmp_path: Path) -> 
         ({"messages": [{"role": "user"}]}, "message 1 must be an object with the texts role and content"),
         ({"prompt": "a", "task": 3}, "task must be text, not 3"),
         ({"prompt": "a", "split": []}, "split must be text, not an empty list"),
-        ({"prompt": "a", "split": "dev"}, "split must be train, validation or test, or be left out, not 'dev'"),
+        ({"prompt": "a", "split": "dev"}, "split must be train, validation, test or sealed, or be left out, not 'dev'"),
         ({"prompt": "a", "id": True}, "the id must be text or an integer, not True"),
         ({"prompt": "a", "reference": {}}, "reference must be text or a list of texts, not an object"),
     ],
@@ -123,3 +124,7 @@ def test_a_folder_stands_for_its_files_in_order(tmp_path: Path) -> None:
     before = prompts_sha256(tmp_path)
     write(tmp_path / "b.jsonl", '{"prompt": "another"}\n')
     assert prompts_sha256(tmp_path) != before
+
+
+def test_the_prompts_that_only_benchmarks_read_are_prompts_too() -> None:
+    assert {prompt.split for prompt in read_prompts(PAIR_FOLDER / "sealed.jsonl")} == {SEALED}

@@ -14,6 +14,7 @@ from typing import Any, Protocol, TypeVar
 from draftgauge.core.errors import PromptError
 
 TRAIN, VALIDATION, TEST = SPLITS = ("train", "validation", "test")
+SEALED = "sealed"  # of prompts that are judged on where they are asked for by name, and read for nothing else
 
 
 @dataclass(frozen=True)
@@ -235,10 +236,8 @@ def _optional_text(entry: dict[str, Any], key: str, where: str) -> str | None:
 
 def _split(entry: dict[str, Any], where: str) -> str:
     split = _optional_text(entry, "split", where) or ""
-    if split not in {"", *SPLITS}:
-        raise PromptError(
-            f"{where}: split must be {', '.join(SPLITS[:-1])} or {SPLITS[-1]}, or be left out, not {split!r}"
-        )
+    if split not in {"", *SPLITS, SEALED}:
+        raise PromptError(f"{where}: split must be {', '.join(SPLITS)} or {SEALED}, or be left out, not {split!r}")
     return split
 
 
