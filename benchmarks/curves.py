@@ -4,21 +4,29 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import fields, replace
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 
-from draftgauge.traces.costs import TABLES, CostCurve, PolicySeconds, SignalSeconds
+from draftgauge.traces.costs import TABLES, CostCurve, PolicySeconds, RepeatSeconds, SignalSeconds
+
+Record = TypeVar("Record", SignalSeconds, RepeatSeconds)
 
 
 def mean_curve(curves: Sequence[CostCurve]) -> CostCurve:
     """The mean of curves that were measured at the same lengths and contexts."""
     tables = {name: _mean([getattr(curve, name) for curve in curves]) for name in (*TABLES, "plain", "catch_up")}
-    parts = [entry.name for entry in fields(SignalSeconds)]
-    signals = {name: float(np.mean([getattr(curve.signals, name) for curve in curves])) for name in parts}
+    signals = _mean_record(SignalSeconds, [curve.signals for curve in curves])
+    repeat = _mean_record(RepeatSeconds, [curve.repeat for curve in curves])
     overhead = float(np.mean([curve.overhead for curve in curves]))
     decisions = tuple(_mean_decision(name, curves) for name in (each.policy for each in curves[0].decisions))
-    return replace(curves[0], **tables, signals=SignalSeconds(**signals), overhead=overhead, decisions=decisions)
+    return replace(curves[0], **tables, signals=signals, repeat=repeat, overhead=overhead, decisions=decisions)
+
+
+def _mean_record(kind: type[Record], records: Sequence[Record]) -> Record:
+    """Of records of seconds."""
+    names = [entry.name for entry in fields(kind)]
+    return kind(**{name: float(np.mean([getattr(record, name) for record in records])) for name in names})
 
 
 def _mean_decision(policy: str, curves: Sequence[CostCurve]) -> PolicySeconds:

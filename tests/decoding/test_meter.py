@@ -162,6 +162,31 @@ def test_what_taking_in_several_tokens_adds(
         assert row == pytest.approx([2.5 * n for n in range(GAMMA_MAX + 1)], abs=0.02)
 
 
+class HabitualModel(SlowModel):
+    """Takes longer for a pass over another number of tokens than in the last one."""
+
+    last, change = 0, 0.0
+
+    def forward(self, tokens: Tensor, last_only: bool = False) -> Tensor:
+        if len(tokens) <= GAMMA_MAX + 1:  # and not the prompt's
+            self.clock.now += self.change if len(tokens) != self.last else 0.0
+            self.last = len(tokens)
+        return super().forward(tokens, last_only)
+
+
+@pytest.mark.parametrize("change", [0.0, 1.5])
+def test_what_a_step_like_the_one_before_it_saves(
+    pair: tuple[CachedModel, CachedModel], monkeypatch: pytest.MonkeyPatch, change: float
+) -> None:
+    clock = Clock(monkeypatch)
+    target = HabitualModel(pair[0], clock, 10.0, 1.0)
+    target.change = change
+    curve = measure(target, LanguageModelDrafter(SlowModel(pair[1], clock, 2.0, 0.0)))
+    assert curve.verify[0] == pytest.approx([10.0 + change + k for k in range(1, GAMMA_MAX + 2)])
+    assert asdict(curve.repeat) == pytest.approx({"plain": change, "proposing": change})
+    assert curve.plain == pytest.approx((11.0, 11.0))
+
+
 def test_a_drafter_with_nothing_to_propose_leaves_no_verification_unmeasured(
     pair: tuple[CachedModel, CachedModel],
 ) -> None:
@@ -182,7 +207,8 @@ def test_live_drafting_takes_in_what_was_committed(pair: tuple[CachedModel, Cach
     target = pair[0]
     timer = StepTimer(Stopwatch(torch.device("cpu")), GAMMA_MAX, np.random.default_rng(0))
     perfect = LanguageModelDrafter(Watched(wrap(tiny_model(seed=1))))
-    speculative_decode(target, TimedDrafter(perfect, timer, 1), timer, TEXT, DecodingSettings(60))
+    for _ in range(4):
+        speculative_decode(target, TimedDrafter(perfect, timer, 1), timer, TEXT, DecodingSettings(60))
     assert 2 in unseen
     timer.settle()
     assert {sample.gamma for sample in timer.samples} == set(range(GAMMA_MAX + 1))

@@ -8,7 +8,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from draftgauge.traces.costs import CostCurve
+from draftgauge.traces.costs import CostCurve, RepeatSeconds
 
 MakeCosts = Callable[..., CostCurve]
 
@@ -43,6 +43,9 @@ def random_costs() -> MakeCosts:
         draft[:, 0] = 0.0
         costs = build(verify, draft, rng.uniform(0.1, 1.0, 3), (1, 150, 300), float(rng.uniform(0, 0.2)))
         catch_up = (0.0, *rng.uniform(0.0, 0.5, int(rng.integers(0, 4))).tolist())
-        return replace(costs, catch_up=catch_up, keeps_drafted=bool(rng.integers(2)))
+        keeps_drafted = bool(rng.integers(2))
+        least = float(verify.min()) + costs.overhead
+        repeat = RepeatSeconds(*rng.uniform(0.0, least, 2).tolist()) if rng.integers(4) else RepeatSeconds()
+        return replace(costs, catch_up=catch_up, keeps_drafted=keeps_drafted, repeat=repeat)
 
     return make

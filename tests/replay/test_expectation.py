@@ -23,7 +23,7 @@ from draftgauge.replay import (
     replay_fixed_all,
 )
 from draftgauge.traces.build import make_trace, select
-from draftgauge.traces.costs import CostCurve
+from draftgauge.traces.costs import CostCurve, RepeatSeconds
 from draftgauge.traces.record import PromptRecord
 from draftgauge.traces.sampled import DRAWS, drawn, draws
 from draftgauge.traces.trace import PromptInfo, Trace
@@ -162,10 +162,15 @@ def test_acceptance_by_depth_is_that_of_many_draws(trace: Trace) -> None:
 
 
 @pytest.mark.parametrize("keeps_drafted", [True, False])
-def test_expected_catching_up_is_the_mean_of_many_walks(
+def test_expected_catching_up_and_repeating_are_the_means_of_many_walks(
     trace: Trace, linear_costs: Callable[[int], CostCurve], keeps_drafted: bool
 ) -> None:
-    costs = replace(linear_costs(GAMMA_MAX), catch_up=(0.0, 0.01, 0.03, 0.04), keeps_drafted=keeps_drafted)
+    costs = replace(
+        linear_costs(GAMMA_MAX),
+        catch_up=(0.0, 0.01, 0.03, 0.04),
+        keeps_drafted=keeps_drafted,
+        repeat=RepeatSeconds(0.003, 0.008),
+    )
     for policy in (FixedLength(1), FixedLength(2), ConfidenceThreshold(0.6, GAMMA_MAX)):
         expected = replay(trace, policy, costs).seconds
         walks = np.array([replay(drawn(trace, draw), policy, costs).seconds for draw in range(400)])

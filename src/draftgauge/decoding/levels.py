@@ -23,9 +23,9 @@ def steadied(samples: Sequence[Sample]) -> list[Sample]:
     """The samples, in the order of their timing, as they would be at the median speed of the machine."""
     if len(samples) < 2 * NEIGHBOURS:
         return list(samples)
-    kinds: dict[tuple[int, bool], list[int]] = {}
+    kinds: dict[tuple[int, bool, bool], list[int]] = {}
     for index, sample in enumerate(samples):
-        kinds.setdefault((sample.gamma, bool(sample.reads)), []).append(index)
+        kinds.setdefault((sample.gamma, bool(sample.reads), sample.repeats), []).append(index)
     relative = np.array([sample.step for sample in samples])
     for indices in kinds.values():
         relative[indices] /= np.median(relative[indices])

@@ -12,45 +12,34 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy.optimize import isotonic_regression
 from torch import Generator
 
 from draftgauge.core.errors import DraftgaugeError
-from draftgauge.core.signals import NO_SIGNALS, OF_DRAFTED_TOKENS, SignalName
 from draftgauge.decoding.decisions import time_decisions
+from draftgauge.decoding.fitted_costs import BACKLOGS, fitted_costs, step_uncertainty
 from draftgauge.decoding.levels import steadied
 from draftgauge.decoding.plain import plain_decode
-from draftgauge.decoding.pooling import Pooled, Timed, pool, uncertainty
 from draftgauge.decoding.results import Origin
 from draftgauge.decoding.settings import DecodingSettings
 from draftgauge.decoding.speculative import speculative_decode
-from draftgauge.decoding.stopwatch import IDLE_RUNS, Sample, StepTimer, Stopwatch, TimedDrafter
+from draftgauge.decoding.stopwatch import Sample, StepTimer, Stopwatch, TimedDrafter
 from draftgauge.drafters.base import Drafter, RunsModel, device_of, keeps_drafted
 from draftgauge.models.base import CachedModel
 from draftgauge.models.device import upload
 from draftgauge.policies.base import Policy
 from draftgauge.policies.fixed import FixedLength
 from draftgauge.policies.registry import make_policy, timed_policies
-from draftgauge.statistics.least_deviations import least_deviations
-from draftgauge.traces.costs import CostCurve, CostTable, PolicySeconds, SignalSeconds, Uncertainty
+from draftgauge.traces.costs import CostCurve, CostTable, PolicySeconds
 from draftgauge.verification import Sampling
 
 SPAN = 64  # tokens decoded in one go: a context length is measured around its value, over that many tokens
 PLAIN_SPAN = 16
 UNWATCHED = 2  # tokens a draft where the stopwatch does not run
 LEAST = 4  # samples of every draft length and set of signals, over all contexts; one where the time is over before
-LEAST_SECONDS = 1e-9
-FIRST = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0)
-"""What :attr:`~draftgauge.traces.costs.SignalSeconds.first` may be."""
 DECIDING = 0.1  # of the time: for what policies take to decide, after all else
-CATCH_UP_SWEEPS = 12  # between what lengths take and what backlogs add; each halves what is left
-BACKLOGS = max(IDLE_RUNS) + 1  # numbers of tokens to take in that are told apart
-
-Seconds = NDArray[np.float64]
 
 
 def default_contexts(prompt_tokens: Sequence[int], output_tokens: Sequence[int]) -> tuple[int, ...]:
@@ -155,7 +144,7 @@ def measure_costs(
         if samples >= (1 if spent >= plan.seconds > 0 else LEAST):
             for each in benches:
                 each.steady()
-            if spent >= plan.seconds or not _uncertainty(benches, _catch_up(benches), spent).undecided:
+            if spent >= plan.seconds or not step_uncertainty([each.samples for each in benches], spent).undecided:
                 break
     curve = _curve(benches, plan, target, spent)
     policies = {name: make_policy(name, plan.gamma_max, curve) for name in timed_policies()}
@@ -218,11 +207,6 @@ class _Bench:
         """Let ``samples`` be all steps timed so far, without the machine's drift."""
         self.samples = steadied(self._timer.samples)
 
-    @property
-    def plain_samples(self) -> list[Sample]:
-        """Timed steps without signals."""
-        return [sample for sample in self.samples if sample.reads == NO_SIGNALS]
-
     def warm(self) -> None:
         """Let the models take in every number of tokens that a step may take, at both ends of the span, three times: an
         engine that records its passes does so when they come again, which is no part of what a step costs.
@@ -283,123 +267,33 @@ class _Bench:
 
 
 def _curve(benches: Sequence[_Bench], plan: MeterPlan, target: CachedModel, spent: float) -> CostCurve:
-    catch_up = _catch_up(benches)
-    verify = _pooled(benches, lambda sample: sample.verify).quartiles
-    draft = _pooled(benches, lambda sample: sample.draft - catch_up.of(sample), first=1).quartiles
-    draft = np.concatenate([np.zeros((*draft.shape[:2], 1)), draft], axis=2)  # proposing nothing takes no time
+    fit = fitted_costs([bench.samples for bench in benches])
     return CostCurve(
         contexts=tuple(bench.context for bench in benches),
-        verify_low=_table(verify[0]),
-        verify=_table(verify[1]),
-        verify_high=_table(verify[2]),
-        draft_low=_table(draft[0]),
-        draft=_table(draft[1]),
-        draft_high=_table(draft[2]),
+        verify_low=_table(fit.verify[0]),
+        verify=_table(fit.verify[1]),
+        verify_high=_table(fit.verify[2]),
+        draft_low=_table(fit.draft[0]),
+        draft=_table(fit.draft[1]),
+        draft_high=_table(fit.draft[2]),
         overhead=_overhead(benches),
-        signals=_signal_seconds(benches, catch_up),
-        catch_up=catch_up.seconds,
+        signals=fit.signals,
+        repeat=fit.repeat,
+        catch_up=fit.catch_up,
         keeps_drafted=benches[0].keeps_drafted,
         plain=tuple(float(np.median(bench.plain)) for bench in benches),
         compression=plan.compression,
         device=str(target.spec.device),
         dtype=str(target.spec.dtype).removeprefix("torch."),
         vocabulary=plan.vocabulary,
-        uncertainty=_uncertainty(benches, catch_up, spent),
+        uncertainty=step_uncertainty([bench.samples for bench in benches], spent),
     )
 
 
-def _uncertainty(benches: Sequence[_Bench], catch_up: _CatchUp, spent: float) -> Uncertainty:
-    """How sure whole steps are."""
-    return uncertainty(_pooled(benches, lambda sample: sample.step - catch_up.of(sample)), spent)
-
-
-def _pooled(benches: Sequence[_Bench], value: Callable[[Sample], float], first: int = 0) -> Pooled:
-    """A value of steps without signals, by context and draft length from ``first`` on."""
-    timed = []
-    for bench in benches:
-        steps = bench.plain_samples
-        lengths = np.array([sample.gamma for sample in steps], np.int64)
-        timed.append(Timed(lengths, np.array([value(sample) for sample in steps])))
-    pooled = pool(timed, first, max(int(context.lengths.max()) for context in timed))
-    return pooled._replace(quartiles=np.maximum(pooled.quartiles, LEAST_SECONDS))
-
-
-def _table(rows: Seconds) -> CostTable:
+def _table(rows: NDArray[np.float64]) -> CostTable:
     return tuple(tuple(row.tolist()) for row in rows)
-
-
-class _CatchUp(NamedTuple):
-    """What several tokens to take in add, see :attr:`~draftgauge.traces.costs.CostCurve.catch_up`."""
-
-    seconds: tuple[float, ...] = (0.0,) * BACKLOGS
-
-    def of(self, sample: Sample) -> float:
-        """What they added to a step."""
-        return self.seconds[min(sample.backlog, BACKLOGS) - 1]
-
-
-def _catch_up(benches: Sequence[_Bench]) -> _CatchUp:
-    """Medians of what drafts took beyond those of their length, by how many tokens there were to take in; rising, and
-    interpolated where a number did not occur.
-
-    What drafts of a length take is that of all backlogs, less what the backlogs add: found by turns, one from the
-    other.
-    """
-    catch_up = _CatchUp()
-    for _ in range(CATCH_UP_SWEEPS):
-        drafts = _pooled(benches, lambda sample: sample.draft - catch_up.of(sample), first=1).quartiles[1]  # noqa: B023
-        rest: dict[int, list[float]] = {}
-        for row, bench in enumerate(benches):
-            for sample in bench.plain_samples:
-                if sample.gamma:
-                    left = sample.draft - drafts[row][sample.gamma - 1]
-                    rest.setdefault(min(sample.backlog, BACKLOGS), []).append(left)
-        occurred = sorted(rest)
-        medians = [float(np.median(rest[backlog])) for backlog in occurred]
-        rising = isotonic_regression(medians, weights=[len(rest[backlog]) for backlog in occurred]).x
-        seconds = np.interp(np.arange(1, BACKLOGS + 1), occurred, rising)
-        catch_up = _CatchUp(tuple((seconds - seconds[0]).tolist()))
-    return catch_up
 
 
 def _overhead(benches: Sequence[_Bench]) -> float:
     """What a step takes beyond its parts, the median over all runs without the stopwatch."""
     return float(np.median([seconds for bench in benches for seconds in bench.overheads]))
-
-
-def _signal_seconds(benches: Sequence[_Bench], catch_up: _CatchUp) -> SignalSeconds:
-    """What each signal adds: the parts, none below 0, whose sums come closest to what timed drafts with signals took
-    beyond those without.
-
-    Of drafted tokens it is taken from the time of drafting alone: within a whole step it would drown in what the
-    target's pass varies by. The target's entropy is computed after that pass, so its time is that of the rest of the
-    step.
-    """
-    parts = ("asking", "distribution", "confidence", "entropy", "margin")
-    units = [SignalSeconds(**{name: 1.0}) for name in parts]
-    without = _pooled(benches, lambda sample: sample.draft - catch_up.of(sample), first=1).quartiles[1]
-    lengths, shares, added, scale = [], [], [], []
-    for row, bench in enumerate(benches):
-        for sample in bench.samples:
-            if reads := sample.reads & OF_DRAFTED_TOKENS:
-                lengths.append(sample.gamma)
-                shares.append([unit.of_token(reads) for unit in units])
-                scale.append(without[row][sample.gamma - 1])
-                added.append(sample.draft - catch_up.of(sample) - scale[-1])
-    tokens, values, scales = np.array(lengths), np.array(added), np.array(scale)
-    fits = {first: least_deviations(np.array(shares) * (tokens + first)[:, None], values, scales) for first in FIRST}
-    first = min(FIRST, key=lambda first: fits[first][1])
-    seconds = dict(zip(parts, fits[first][0].tolist(), strict=True))
-    return SignalSeconds(
-        **seconds, target_entropy=_target_entropy(benches), first=first if any(seconds.values()) else 0.0
-    )
-
-
-def _target_entropy(benches: Sequence[_Bench]) -> float:
-    """What the target's entropy adds to the rest of a step."""
-    rest: dict[bool, list[float]] = {False: [], True: []}
-    for bench in benches:
-        for sample in bench.samples:
-            if sample.reads:
-                rest[SignalName.TARGET_ENTROPY in sample.reads].append(sample.step - sample.draft - sample.verify)
-    return max(0.0, float(np.median(rest[True]) - np.median(rest[False])))

@@ -98,6 +98,12 @@ def uncertainty(steps: Pooled, seconds: float) -> Uncertainty:
     )
 
 
+def median_error(values: Sequence[float]) -> float:
+    """Standard error of the median of values that are about normally distributed."""
+    low, high = np.percentile(values, (25, 75))
+    return float(MEDIAN_ERROR * (high - low) / NORMAL_IQR / np.sqrt(len(values)))
+
+
 def _without(contexts: Sequence[Timed], lines: Seconds) -> Seconds:
     """All seconds, without what their contexts add."""
     return np.concatenate([t.seconds - np.polyval(line, t.lengths) for t, line in zip(contexts, lines, strict=True)])

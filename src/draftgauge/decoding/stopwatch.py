@@ -20,10 +20,14 @@ Mark = float | torch.cuda.Event
 
 IDLE_RUNS = (3, 1, 7, 1)
 """Steps in a row that draft nothing, one run a round by turns. A draft of one token follows each, so that the drafter
-is timed with several committed tokens to take in; all but a run's first count as steps that draft nothing.
+is timed with several committed tokens to take in.
 """
-SHORT, MORE_OF_SHORT = 6, 3
-"""Lengths up to the first are drafted so many times more in every round, and once more with signals."""
+SHORT_IDLE_RUN = 3
+"""Steps of one more such run in every round, behind which a draft of two tokens follows."""
+SHORT, MORE_OF_SHORT, RUN = 6, 2, 3
+"""Lengths up to the first are drafted so many times more in every round, once more with signals, and once in a run of
+so many steps.
+"""
 PRICED: tuple[Reads, ...] = (
     frozenset({SignalName.TEXT}),
     *(frozenset({name}) for name in sorted(DISTRIBUTION)),
@@ -73,6 +77,7 @@ class Sample(NamedTuple):
         verify: all from the draft's end to the commit: handing ``gamma + 1`` tokens to the target, its pass over them,
             reading its choices off the logits, rolling back.
         step: all of it, the loop included.
+        repeats: whether the step before drafted as many tokens.
     """
 
     gamma: int
@@ -81,6 +86,7 @@ class Sample(NamedTuple):
     draft: float
     verify: float
     step: float
+    repeats: bool = False
 
 
 class StepTimer:
@@ -89,9 +95,9 @@ class StepTimer:
     It is the loop's policy: it asks for the draft lengths in random order, over and over, so that whatever disturbs the
     machine falls on all of them alike, and every length meets the states that the others leave behind. In every round
     each length comes once without signals and once with one of the sets in :data:`PRICED`, by turns; short ones, which
-    take the least time and are what policies mostly draft, come more often. Only steps that draft nothing come in runs
-    (:data:`IDLE_RUNS`), as where one does not speculate, and the first of a run is not counted: it would find the draft
-    in the caches.
+    take the least time and are what policies mostly draft, come more often, and in runs as well: steps that propose as
+    much as the one before take less (:class:`~draftgauge.traces.costs.RepeatSeconds`). So do steps that draft nothing
+    (:data:`IDLE_RUNS`), as where one does not speculate.
 
     Attributes:
         reads: the signals of the running step; unlike other policies it declares them anew for every step.
@@ -121,7 +127,7 @@ class StepTimer:
         self._ended: dict[str, Mark] = {}
         self._steps: list[_Marks] = []
         self._last: Mark | None = None
-        self._drafted_before = True
+        self._before = -1  # tokens that the last step drafted
 
     def reset(self) -> None:
         """A new output begins; its first step, just after the prefill, is not counted."""
@@ -136,16 +142,21 @@ class StepTimer:
         return self._asked
 
     def _round(self) -> list[tuple[int, Reads]]:
-        """Every length above 0 without signals and with some, short ones more often, and a run without drafts, in
-        random order.
+        """Every length above 0 without signals and with some, short ones more often and in runs, and a run without
+        drafts, in random order.
         """
         lengths = range(1, self._gamma_max + 1)
         drafts = [[(length, reads)] for length in lengths for reads in (NO_SIGNALS, self._next_set())]
         drafts += [[(length, NO_SIGNALS)] for length in lengths[:SHORT]] * MORE_OF_SHORT
+        drafts += [[(length, NO_SIGNALS)] * RUN for length in lengths[:SHORT]]
         drafts += [[(length, self._next_set())] for length in lengths[:SHORT]]
         idle = [(0, NO_SIGNALS)] * IDLE_RUNS[self._rounds % len(IDLE_RUNS)]
         self._rounds += 1
-        pieces = [*drafts, [(1, NO_SIGNALS), *idle]]  # taken from the end: the run, then the draft
+        rest = [
+            [(1, NO_SIGNALS), *idle],
+            [(2, NO_SIGNALS), *[(0, NO_SIGNALS)] * SHORT_IDLE_RUN],
+        ]  # taken from the end: the draft last
+        pieces = [*drafts, *rest]
         return [step for index in self._rng.permutation(len(pieces)) for step in pieces[index]]
 
     def _next_set(self) -> Reads:
@@ -175,14 +186,14 @@ class StepTimer:
         """The step ends."""
         now = self._stopwatch.mark()
         # Near the end of the output the loop drafts fewer tokens than asked for; so it does where a draft ends early.
-        counts = step.drafted == self._asked and (step.drafted > 0 or not self._drafted_before)
-        if self._last is not None and counts:
+        if self._last is not None and step.drafted == self._asked:
+            repeats = step.drafted == self._before
             self._steps.append(
-                _Marks(step.drafted, self.reads, self.backlog, self._begun, self._ended, self._last, now)
+                _Marks(step.drafted, self.reads, self.backlog, repeats, self._begun, self._ended, self._last, now)
             )
         self._begun, self._ended, self._last = {}, {}, now
         self.backlog = 1
-        self._drafted_before = step.drafted > 0
+        self._before = step.drafted
 
     def settle(self) -> None:
         """Make samples of the steps so far, once the device has done its work."""
@@ -190,10 +201,13 @@ class StepTimer:
         self._steps = []
 
     def fewest(self) -> int:
-        """Samples of the length that has the fewest without signals, or of the set of signals that has the fewest."""
-        plain = [sample.gamma for sample in self.samples if sample.reads == NO_SIGNALS]
+        """Samples of the length that has the fewest without signals, or of the set of signals that has the fewest;
+        those that repeat the step before are not counted.
+        """
+        counted = [sample for sample in self.samples if not sample.repeats]
+        plain = [sample.gamma for sample in counted if sample.reads == NO_SIGNALS]
         lengths = np.bincount(plain, minlength=self._gamma_max + 1)
-        sets = Counter(sample.reads & OF_DRAFTED_TOKENS for sample in self.samples)
+        sets = Counter(sample.reads & OF_DRAFTED_TOKENS for sample in counted)
         return min(int(lengths.min()), *(sets[reads] for reads in PRICED))
 
 
@@ -204,6 +218,7 @@ class _Marks:
     gamma: int
     reads: Reads
     backlog: int
+    repeats: bool
     begun: Mapping[str, Mark]
     ended: Mapping[str, Mark]
     start: Mark
@@ -212,7 +227,8 @@ class _Marks:
     def sample(self) -> Sample:
         parts = {part: seconds_between(self.begun[part], self.ended[part]) for part in self.ended}
         seconds = seconds_between(self.start, self.end)
-        return Sample(self.gamma, self.reads, self.backlog, parts.get("draft", 0.0), parts["verify"], seconds)
+        draft, verify = parts.get("draft", 0.0), parts["verify"]
+        return Sample(self.gamma, self.reads, self.backlog, draft, verify, seconds, self.repeats)
 
 
 class TimedDrafter:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from enum import Enum
 from itertools import pairwise
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -19,6 +20,7 @@ from draftgauge.replay.simulate import (
     draft_caps,
     mean_of,
     positions_in_prompt,
+    prompt_of_rows,
     text_runs,
     walked,
 )
@@ -55,10 +57,12 @@ class Hindsight:
 
     Attributes:
         lengths: ``[positions, backlogs]`` the best draft length at every position, also at those that the best path
-            skips, where the drafter has 1, 2, ... committed tokens to take in; the shortest of equals.
+            skips, where the drafter has 1, 2, ... committed tokens to take in and the step before proposed otherwise;
+            the shortest of equals.
         appended: ``[positions, backlogs]`` the tokens of the text's continuation after so many drafted ones; zeros
             where the drafter is the only source.
-        seconds_left: ``[positions, backlogs]`` least modelled seconds from there to the end of the prompt's output.
+        seconds_left: ``[positions, backlogs]`` least modelled seconds from there to the end of the prompt's output,
+            likewise.
         replay: the best path; ``replay.record.drafted`` holds its draft lengths step by step, ``replay.seconds`` the
             least seconds of each prompt.
     """
@@ -80,16 +84,18 @@ def hindsight_optimum(
     """Least modelled seconds over all choices of drafted and appended tokens, ``gamma_max`` together, at every step;
     exact.
 
-    What a step takes depends on where it starts and on how many tokens the drafter has to take in, so the state is a
-    position ``p`` of a prompt and a backlog ``q``. Backward dynamic programming, with ``T(N, .) = 0`` and
+    What a step takes depends on where it starts, on how many tokens the drafter has to take in, and on whether the step
+    before proposed as much; so the state is a position ``p`` of a prompt, a backlog ``q`` and the choice ``c'`` of the
+    step before. Backward dynamic programming over choices ``c = (d, b)``, with ``T(N, ., .) = 0`` and
 
-        ``T(p, q) = min over d, b of seconds(d, b, context at p) + catch_up(q) [d > 0] + T(p', q')``,
+        ``T(p, q, c') = min over c of seconds(d, b, context at p) + catch_up(q) [d > 0] - repeat(c) [c = c'] +
+        T(p', q', c)``,
 
     where ``p' = min(p + accepted + 1, N)`` with ``accepted = min(d, a(p)) + [a(p) >= d] min(b, run(p, d))``
     (:func:`~draftgauge.replay.simulate.accepted_tokens`), ``q'`` is the backlog that the step leaves, ``d`` goes up to
     what a live step could draft there (:func:`~draftgauge.replay.simulate.draft_caps`) and ``d + b`` up to the room
-    under the limit of output tokens. What a step that drafts leaves does not depend on ``q``, so the best of them is
-    the same for all. With the drafter alone ``b`` is 0, with the text alone ``d``.
+    under the limit of output tokens. ``T(p, q, c')`` is the lesser of the best of all choices without the repeat and of
+    ``c'`` with it. With the drafter alone ``b`` is 0, with the text alone ``d``.
 
     On a trace of sampled decoding the outcomes are coins: the mean of the optimum over draws of them, with the
     ``lengths`` and the ``replay.record`` of the first draw, that of the trace's own rows.
@@ -113,37 +119,55 @@ def hindsight_optimum(
             optima[0].lengths, optima[0].appended, seconds, mean_of([optimum.replay for optimum in optima])
         )
     gammas, tails = sources.choices(trace.gamma_max)
-    backlogs = np.arange(1, costs.backlog_max + 1)
+    choices, backlogs = np.arange(len(gammas)), np.arange(1, costs.backlog_max + 1)
     caps, left, contexts = draft_caps(trace), remaining_rows(trace.offsets), context_lengths(trace)
     room = trace.max_new_tokens - 1 - positions_in_prompt(trace)
     shortest = int(contexts.min())
     cost_at = costs.step_seconds(gammas, np.arange(shortest, int(contexts.max()) + 1)[:, None], appended=tails)
-    catch_up = costs.catch_up_seconds(backlogs, 1)  # [B]
-    idle, drafts = np.flatnonzero(gammas == 0), gammas > 0
+    catch_up = costs.catch_up_seconds(backlogs[:, None], gammas)  # [B, C]
+    repeat = costs.repeat_seconds(gammas, tails)
 
     best = np.zeros((trace.positions, len(backlogs)), np.int64)  # the best choice
-    # The last row stands for the end of the output, for every prompt.
-    seconds_left = np.zeros((trace.positions + 1, len(backlogs)))
+    seconds_left = np.zeros((trace.positions, len(backlogs)))
+    again = np.zeros((trace.positions, len(backlogs), len(gammas) if repeat.any() else 0), np.bool_)
+    prompt = prompt_of_rows(trace)
+    # Seconds left by prompt, by tokens left modulo the longest step's and one, and by the step before; none left: 0.
+    ahead = trace.gamma_max + 2
+    after = np.zeros((len(trace.prompts), ahead, len(backlogs), len(gammas)))
     # Rows grouped by how far they are from their end: all of a group depend on earlier groups only.
     order = np.argsort(left, kind="stable")
     for rows in np.split(order, np.flatnonzero(np.diff(left[order])) + 1):
         accepted = _accepted(trace, rows, gammas, Appended(tails, stored))  # [rows, C]
-        target = np.where(accepted + 1 < left[rows, None], rows[:, None] + accepted + 1, trace.positions)
-        here = cost_at[contexts[rows] - shortest]
+        rest = np.maximum(left[rows, None] - accepted - 1, 0)
+        owed = costs.backlog_after(backlogs[:, None], gammas, accepted[:, None, :]) - 1  # [rows, B, C]
+        seconds = cost_at[contexts[rows] - shortest][:, None, :] + catch_up
+        ahead_of = after[prompt[rows, None, None], (rest % ahead)[:, None, :], owed, choices]
+        seconds += np.where(rest[:, None, :] > 0, ahead_of, 0.0)
         allowed = (gammas <= caps[rows, None]) & ((tails == 0) | (gammas + tails <= room[rows, None]))
-        drafting = here + seconds_left[target, costs.backlog_after(1, gammas, accepted) - 1]
-        drafting[~(allowed & drafts)] = np.inf
-        choice = drafting.argmin(axis=1)
-        after = costs.backlog_after(backlogs[:, None], 0, accepted[:, None, idle]) - 1  # [rows, B, idle choices]
-        idling = here[:, None, idle] + seconds_left[target[:, None, idle], after]
-        idling = np.where(allowed[:, None, idle], idling, np.inf)
-        rest = idling.argmin(axis=2)  # [rows, B]
-        least = np.take_along_axis(idling, rest[:, :, None], axis=2)[:, :, 0]
-        speculating = drafting[np.arange(len(rows)), choice][:, None] + catch_up
-        best[rows] = np.where(least <= speculating, idle[rest], choice[:, None])
-        seconds_left[rows] = np.minimum(least, speculating)
-    lengths, appended = gammas[best], tails[best]
-    return Hindsight(lengths, appended, seconds_left[:-1], _walk(trace, lengths, Appended(appended, stored), costs))
+        seconds = np.where(allowed[:, None, :], seconds, np.inf)
+        best[rows] = seconds.argmin(axis=2)
+        least = seconds.min(axis=2)
+        seconds_left[rows] = least
+        if again.shape[2]:
+            again[rows] = seconds - repeat < least[:, :, None]
+        after[prompt[rows], left[rows[0]] % ahead] = np.minimum(seconds - repeat, least[:, :, None])
+    path = _walk(trace, Choice(best, again, gammas, tails), costs, stored)
+    return Hindsight(gammas[best], tails[best], seconds_left, path)
+
+
+class Choice(NamedTuple):
+    """The best step in every state.
+
+    Attributes:
+        best: ``[P, B]`` index of the best choice where the step before proposed otherwise.
+        again: ``[P, B, C]`` whether the choice of the step before is better still; empty where repeating saves nothing.
+        gammas, tails: ``[C]`` drafted and appended tokens of the choices.
+    """
+
+    best: Ints
+    again: NDArray[np.bool_]
+    gammas: Ints
+    tails: Ints
 
 
 def _accepted(trace: Trace, rows: Ints, gammas: Ints, tails: Appended) -> Ints:
@@ -156,15 +180,17 @@ def _accepted(trace: Trace, rows: Ints, gammas: Ints, tails: Appended) -> Ints:
     return accepted + np.where(judged >= gammas, np.minimum(tails.lengths, run), 0)
 
 
-def _walk(trace: Trace, lengths: Ints, appended: Appended, costs: CostCurve) -> Replay:
-    """Replay with the tokens ``[positions, backlogs]`` drafted and appended."""
-    caps = draft_caps(trace)
-    runs = text_runs(trace, appended.stored) if appended.lengths.any() else None
+def _walk(trace: Trace, choice: Choice, costs: CostCurve, stored: StoredTexts | None) -> Replay:
+    """Replay with the best steps."""
+    best, again, gammas, tails = choice
+    runs = text_runs(trace, stored) if tails.any() else None
     steps: list[tuple[int, int, int, int]] = []
     for first, end in pairwise(trace.offsets.tolist()):
-        row, backlog = first, 1
+        row, backlog, before = first, 1, -1
         while row < end:
-            gamma, tail = min(int(lengths[row, backlog - 1]), int(caps[row])), int(appended.lengths[row, backlog - 1])
+            repeats = before >= 0 and again.shape[2] and again[row, backlog - 1, before]
+            before = before if repeats else int(best[row, backlog - 1])
+            gamma, tail = int(gammas[before]), int(tails[before])
             accepted = min(gamma, int(trace.accepted[row]))
             if tail and runs is not None and accepted == gamma:
                 accepted += min(tail, int(runs[row, gamma]))
@@ -178,6 +204,8 @@ def any_order_seconds(trace: Trace, costs: CostCurve) -> NDArray[np.float64]:
     """``[prompts]`` least modelled seconds were drafter and text asked in any order within a step, token by token, and
     the drafter free of catching up: a bound that no draft of drafted and then looked-up tokens reaches in general.
 
+    Every step but a prompt's first is charged as one like the step before it, which takes the least.
+
     Each token of the output must have come from the text, which costs its verification only, or else from the drafter,
     right where its draft's first token from there is; ``T(p) = min over n of seconds(k(p, n), n - k(p, n)) + T(p + n +
     1)`` with ``k`` the tokens that only the drafter has right, as far as one of the two has.
@@ -189,7 +217,8 @@ def any_order_seconds(trace: Trace, costs: CostCurve) -> NDArray[np.float64]:
         raise TraceError("a trace of sampled decoding does not hold the target's chances of the text's tokens")
     gamma_max, left, contexts = trace.gamma_max, remaining_rows(trace.offsets), context_lengths(trace)
     lengths = np.arange(gamma_max + 1)
-    room = trace.max_new_tokens - 1 - positions_in_prompt(trace)
+    positions = positions_in_prompt(trace)
+    room = trace.max_new_tokens - 1 - positions
     runs = text_runs(trace)[:, :-1] > 0  # [P, G] whether the text foretells the token so far on
     ahead = np.minimum(np.arange(trace.positions)[:, None] + np.arange(gamma_max), trace.positions - 1)
     drafter = (trace.accepted[ahead] > 0) | (trace.accepted[:, None] > np.arange(gamma_max))
@@ -201,7 +230,9 @@ def any_order_seconds(trace: Trace, costs: CostCurve) -> NDArray[np.float64]:
     for rows in np.split(order, np.flatnonzero(np.diff(left[order])) + 1):
         fits = lengths <= np.minimum(most[rows], room[rows])[:, None]
         by_model = np.where(fits, asked[rows], 0)
-        here = costs.step_seconds(by_model, contexts[rows][:, None], appended=np.where(fits, lengths - by_model, 0))
+        by_text = np.where(fits, lengths - by_model, 0)
+        here = costs.step_seconds(by_model, contexts[rows][:, None], appended=by_text)
+        here -= costs.repeat_seconds(by_model, by_text) * (positions[rows, None] > 0)
         target = np.where(lengths + 1 < left[rows, None], rows[:, None] + lengths + 1, trace.positions)
         target = np.minimum(target, trace.positions)
         seconds_left[rows] = np.where(fits, here + seconds_left[target], np.inf).min(axis=1)

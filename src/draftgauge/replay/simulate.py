@@ -35,7 +35,7 @@ from draftgauge.policies.stored_texts import StoredTexts
 from draftgauge.policies.suffix_columns import continuation_runs
 from draftgauge.replay.asking import prompt_steps
 from draftgauge.replay.backlog import backlogs
-from draftgauge.replay.expectation import expected_catch_up, expected_steps, lengths_by_refusal
+from draftgauge.replay.expectation import expected_catch_up, expected_repeats, expected_steps, lengths_by_refusal
 from draftgauge.replay.views import check_prompt_tokens, derived_with, signal_arrays, text_view
 from draftgauge.traces.build import remaining_rows
 from draftgauge.traces.costs import CostCurve
@@ -269,18 +269,18 @@ def _expected(trace: Trace, lengths: Ints, costs: CostCurve | None, charge: Char
     """
     steps = expected_steps(trace, lengths, _room(trace))
     weight, prompt, count = steps.occupancy, prompt_of_rows(trace), len(trace.prompts)
-    seconds, catching_up = np.full(trace.positions, np.nan), np.zeros(trace.positions)
+    seconds, history = np.full(trace.positions, np.nan), np.zeros(trace.positions)
     if costs is not None:
         each = costs.step_seconds(steps.drafted, context_lengths(trace)[:, None], charge.reads)
         seconds = (steps.accepted * (each + charge.of_steps(steps.drafted))).sum(axis=1)
-        catching_up = expected_catch_up(trace, steps, costs)
+        history = expected_catch_up(trace, steps, costs) - expected_repeats(trace, steps, costs)
     accepting = np.arange(trace.gamma_max + 1)
     return replace(
         replay_lengths(drawn(trace), lengths[:, -1], costs, charge),
         steps=sum_by_prompt(prompt, weight, count),
         drafted=sum_by_prompt(prompt, weight * (steps.accepted * steps.drafted).sum(axis=1), count),
         accepted=sum_by_prompt(prompt, weight * (steps.accepted @ accepting), count),
-        seconds=sum_by_prompt(prompt, weight * seconds + catching_up, count) + charge.of_prompts(trace),
+        seconds=sum_by_prompt(prompt, weight * seconds + history, count) + charge.of_prompts(trace),
         histogram=weight @ steps.accepted,
     )
 
@@ -355,6 +355,8 @@ def _tally(trace: Trace, walk: Walk, costs: CostCurve | None, charge: Charge) ->
         seconds = costs.step_seconds(drafted, contexts, charge.reads, appended)
         seconds += charge.of_steps(drafted, committed, appended)
         seconds += costs.catch_up_seconds(backlogs(prompt, drafted, accepted, costs), drafted)
+        repeats = [values[1:] == values[:-1] for values in (prompt, drafted, appended)]
+        seconds[1:] -= np.logical_and.reduce(repeats) * costs.repeat_seconds(drafted, appended)[1:]
     count = len(trace.prompts)
     return Replay(
         steps=np.bincount(prompt, minlength=count),

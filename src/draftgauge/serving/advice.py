@@ -219,7 +219,7 @@ def acceptance_to_pay(costs: CostCurve, gamma_max: int) -> float | None:
     """
     context = costs.contexts[len(costs.contexts) // 2]
     plain = float(np.interp(context, costs.contexts, costs.plain))
-    steps = costs.step_seconds(np.arange(1, gamma_max + 1), context) / plain
+    steps = costs.fixed_seconds(np.arange(1, gamma_max + 1), context) / plain
     if not (np.arange(1, gamma_max + 1) + 1 > steps).any():
         return None
     low, high = 0.0, 1.0

@@ -80,6 +80,22 @@ class PolicySeconds:
 
 
 @dataclass(frozen=True)
+class RepeatSeconds:
+    """What a step takes less, in seconds, where it drafts and verifies as many tokens as the step before it.
+
+    On a processor, passes over another number of tokens than the last time find other code and other buffers, whatever
+    the number; only the first step of a new length takes longer.
+
+    Attributes:
+        plain: a step that proposes nothing, after another one.
+        proposing: one that proposes tokens, drafted or looked up in the text.
+    """
+
+    plain: float = 0.0
+    proposing: float = 0.0
+
+
+@dataclass(frozen=True)
 class Uncertainty:
     """How sure a cost curve is: how it was measured, and what that leaves open.
 
@@ -113,6 +129,7 @@ class CostCurve:
         plain: ``[C]`` seconds of one step of plain decoding.
         compression, device, dtype: what was measured on.
         signals: what each signal adds for the policies that read it.
+        repeat: what a step takes less where the one before it proposed as much; the tables are of steps after others.
         catch_up: ``[K]`` what proposing takes longer where the drafter has 1, 2, ... ``K`` committed tokens to take in
             first, over 1; the last stands for all more. Empty where it makes no difference.
         keeps_drafted: whether the drafter keeps what it has taken in of its own accepted tokens, as a language model
@@ -139,6 +156,7 @@ class CostCurve:
     dtype: str
     signals: SignalSeconds = SignalSeconds()
     catch_up: tuple[float, ...] = ()
+    repeat: RepeatSeconds = RepeatSeconds()
     keeps_drafted: bool = True
     vocabulary: str = ""
     uncertainty: Uncertainty | None = None
@@ -159,7 +177,8 @@ class CostCurve:
         appended: NDArray[np.int64] | int = 0,
     ) -> NDArray[np.float64]:
         """Modelled seconds of steps that draft ``gamma`` tokens at a context length, interpolated linearly, where the
-        drafter has one committed token to take in; :meth:`catch_up_seconds` says what more of them add.
+        drafter has one committed token to take in and the step before proposed otherwise; :meth:`catch_up_seconds` says
+        what more tokens add, :meth:`repeat_seconds` what a step like the one before it saves.
 
         Args:
             gamma: draft lengths, 0..gamma_max, any shape.
@@ -222,6 +241,17 @@ class CostCurve:
         added = np.asarray(self.catch_up or (0.0,))[np.minimum(backlog, self.backlog_max) - 1]
         return np.where(np.asarray(drafted) > 0, added, 0.0)
 
+    def repeat_seconds(
+        self, drafted: NDArray[np.int64] | int, appended: NDArray[np.int64] | int = 0
+    ) -> NDArray[np.float64]:
+        """What steps take less that draft, and append from the text, as many tokens as the step before them."""
+        proposes = np.add(drafted, appended) > 0
+        return np.where(proposes, self.repeat.proposing, self.repeat.plain)
+
+    def fixed_seconds(self, gamma: NDArray[np.int64] | int, context: NDArray[np.int64] | int) -> NDArray[np.float64]:
+        """Modelled seconds of a step among others that all draft as many tokens, with one token to take in."""
+        return self.step_seconds(gamma, context) - self.repeat_seconds(gamma)
+
     def deciding(self, policy: str) -> tuple[float, float, float] | None:
         """Seconds that a policy takes to decide for each drafted token, each step besides and each token of the prompt;
         None where that was not measured.
@@ -271,9 +301,13 @@ class CostCurve:
         for name, seconds in positive.items():
             if not (np.isfinite(seconds) & (seconds > 0)).all():
                 raise TraceError(f"{name} must be seconds greater than 0")
-        for name, value in {"overhead": self.overhead, **to_mapping(self.signals)}.items():
+        numbers = {"overhead": self.overhead, **to_mapping(self.signals)}
+        numbers |= {f"repeat.{name}": value for name, value in to_mapping(self.repeat).items()}
+        for name, value in numbers.items():
             if not (np.isfinite(value) and value >= 0):
                 raise TraceError(f"{name} must be seconds, 0 or more, not {value}")
+        if (least := float(np.min(self.verify)) + self.overhead) <= max(self.repeat.plain, self.repeat.proposing):
+            raise TraceError(f"repeat must be less than a step's {least:g} seconds")
         if any(not (np.isfinite(added) and added >= 0) for added in self.catch_up) or self.catch_up[:1] not in (
             (),
             (0.0,),
