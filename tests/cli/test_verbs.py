@@ -39,7 +39,7 @@ def recorded(pair: dict[str, Path], tmp_path_factory: pytest.TempPathFactory) ->
 def profile_arguments(pair: dict[str, Path], out: Path) -> list[object]:
     return [
         *("--target", pair["target"], "--draft", pair["draft"], "--prompts", pair["prompts"], "--out", out),
-        *("--max-new-tokens", 12, "--gamma-max", 4, "--device", "cpu"),
+        *("--max-new-tokens", 12, "--gamma-max", 4, "--device", "cpu", "--cost-seconds", 0),
     ]
 
 

@@ -27,6 +27,7 @@ from fake_cuda import FakeCuda, fake_cuda, on_gpu
 from tiny import tiny_model
 
 GAMMA = 4
+STEPS = 15  # of an output, at least
 PROMPT = list(range(1, 21))
 GREEDY, SAMPLED = Sampling(), Sampling(0.8, top_k=20)
 
@@ -63,7 +64,7 @@ def per_step(
 
     What is read from a fake GPU is ones, so greedily nearly all that is drafted is accepted.
     """
-    settings, generator = DecodingSettings(100, sampling), torch.Generator()
+    settings, generator = DecodingSettings(STEPS * (1 if drafter is None else GAMMA + 1), sampling), torch.Generator()
     seen: list[tuple[int, int, int, int]] = []
 
     def committed(*_: object) -> None:

@@ -32,6 +32,7 @@ MIXED |= {"layer_types": ["sliding_attention", "full_attention", "sliding_attent
 GEMMA: dict[str, Any] = {"query_pre_attn_scalar": 24, "final_logit_softcapping": 6.0, "num_hidden_layers": 3}
 SLIDING: dict[str, dict[str, Any]] = {"mistral": {}, "qwen2": MIXED, "qwen3": MIXED}
 SLIDING |= {"gemma2": {**GEMMA, "attn_logit_softcapping": 1.5}, "gemma3": {**GEMMA, "sliding_window_pattern": 2}}
+MANY = 40  # tokens, beyond every window
 FAMILIES = pytest.mark.parametrize("family", SLIDING)
 ENGINES = pytest.mark.parametrize("engine", ["lean", "static"])
 
@@ -96,9 +97,9 @@ def test_soft_caps_scales_and_bases_are_felt(family: str) -> None:
 def test_outputs_far_beyond_the_window_are_those_of_generate(
     engine: str, family: str, window: int, length: int
 ) -> None:
-    model, prompt, settings = sliding(family, window), tokens(length, seed=2).tolist(), DecodingSettings(64)
+    model, prompt, settings = sliding(family, window), tokens(length, seed=2).tolist(), DecodingSettings(MANY)
     expected = model.generate(
-        torch.tensor([prompt]), do_sample=False, max_new_tokens=64, pad_token_id=0, eos_token_id=None
+        torch.tensor([prompt]), do_sample=False, max_new_tokens=MANY, pad_token_id=0, eos_token_id=None
     )[0, length:].tolist()
     target, drafter = on(engine, model), LanguageModelDrafter(on(engine, noised(model)))
     assert plain_decode(target, prompt, settings).tokens == expected

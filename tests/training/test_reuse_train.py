@@ -6,7 +6,6 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Callable
 from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
@@ -129,28 +128,38 @@ def test_it_learns_what_the_target_says(base: TrainingSpec, tmp_path: Path) -> N
     assert rows[-1]["agreement/2"] > 0.8
 
 
-@pytest.mark.parametrize("design", DESIGNS)
-def test_every_design_sees_the_same_data_and_can_be_loaded(
-    base: TrainingSpec, tmp_path: Path, design: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def data_order(monkeypatch: pytest.MonkeyPatch) -> list[list[int]]:
+    """Which conversations the steps take that follow."""
     seen: list[list[int]] = []
     step = DataOrder.step
-    monkeypatch.setattr(DataOrder, "step", lambda self, n: seen.append(step(self, n).tolist()) or step(self, n))
+
+    def recorded(self: DataOrder, number: int) -> torch.Tensor:
+        seen.append(step(self, number).tolist())
+        return step(self, number)
+
+    monkeypatch.setattr(DataOrder, "step", recorded)
+    return seen
+
+
+@pytest.fixture(scope="module")
+def order_of_hidden(base: TrainingSpec, tmp_path_factory: pytest.TempPathFactory) -> list[list[int]]:
+    with pytest.MonkeyPatch.context() as patch:
+        seen = data_order(patch)
+        train_drafter(replace(base, steps=2), tmp_path_factory.mktemp("hidden"))
+    return seen
+
+
+@pytest.mark.parametrize("design", DESIGNS)
+def test_every_design_sees_the_same_data_and_can_be_loaded(
+    base: TrainingSpec, order_of_hidden: list[list[int]], tmp_path: Path, design: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seen = data_order(monkeypatch)
     result = train_drafter(replace(base, reuse=design, steps=2), tmp_path)
-    assert seen == _order_of_hidden(base, tmp_path, monkeypatch, step)
+    assert seen == order_of_hidden != []
     net = load_drafter(tmp_path, load_model(base.target))
     assert net.config.design == design == result.design
     assert sum(p.numel() for p in net.parameters()) == result.parameters
     assert math.isfinite(result.loss)
-
-
-def _order_of_hidden(
-    base: TrainingSpec, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, step: Callable[..., Any]
-) -> list[list[int]]:
-    seen: list[list[int]] = []
-    monkeypatch.setattr(DataOrder, "step", lambda self, n: seen.append(step(self, n).tolist()) or step(self, n))
-    train_drafter(replace(base, steps=2), tmp_path / "other")
-    return seen
 
 
 def test_accumulating_parts_is_the_whole_batch(base: TrainingSpec, tmp_path: Path) -> None:
