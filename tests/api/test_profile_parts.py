@@ -37,7 +37,7 @@ from synthetic import same_rows
 from tiny import save_noisy, save_tiny, tiny_model, tiny_tokenizer
 
 PROMPTS = 11
-MANY = 300  # that take workers long enough to be killed
+MANY = 100  # that take workers long enough to be killed
 SMALL: dict[str, Any] = {"gamma_max": 3, "max_new_tokens": 8, "cost_seconds": 0}
 
 

@@ -44,12 +44,21 @@ def watched(net: ReuseNet, target: PreTrainedModel, text: Tensor) -> dict[str, d
     return watch.scales()
 
 
-@pytest.mark.parametrize(("design", "injection"), VARIANTS)
-def test_the_bundled_target_s_drafters_start_balanced(design: str, injection: str) -> None:
+@pytest.fixture(scope="module")
+def bundled() -> tuple[PreTrainedModel, Tensor]:
+    """The bundled target, and some of its prompts that fill 256 tokens."""
     target, tokenizer = load_model("reference", device="cpu").module, load_tokenizer("reference")
     prompts = encode_prompts(mixed_prompts(prompt_file(None), 8), tokenizer, longest=256)
     text = torch.tensor([ids for _, ids in prompts if len(ids) == 256])
     assert len(text) >= 2
+    return target, text[:6]
+
+
+@pytest.mark.parametrize(("design", "injection"), VARIANTS)
+def test_the_bundled_target_s_drafters_start_balanced(
+    bundled: tuple[PreTrainedModel, Tensor], design: str, injection: str
+) -> None:
+    target, text = bundled
     net = new_net(reuse_config(target.config, design, injection=injection), target, 0)
     start_attention(net, target, "target", list(text))
     scales = watched(net, target, text[:4])
