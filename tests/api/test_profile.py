@@ -278,13 +278,13 @@ def test_the_folder_of_another_run_is_left_alone(models: dict[str, Any], whole: 
     with pytest.raises(TraceError, match=r"another run.*gamma_max"):
         run(models, whole, gamma_max=4)
     with pytest.raises(TraceError, match="one compression"):
-        run(models, whole, compression=("none", "int8"))
+        run(models, whole, compression=("none", "bf16"))
     assert sorted(path.name for path in whole.iterdir()) == before
-    run(models, tmp_path, compression=("none", "int8"), limit=1)
-    shard = tmp_path / "int8" / "manifest.json"
+    run(models, tmp_path, compression=("none", "bf16"), limit=1)
+    shard = tmp_path / "bf16" / "manifest.json"
     shard.write_text(shard.read_text().replace('"gamma_max": 3', '"gamma_max": 5'))
     with pytest.raises(TraceError, match="another run"):  # of the second folder, before the first is touched
-        run(models, tmp_path, compression=("none", "int8"), limit=2)
+        run(models, tmp_path, compression=("none", "bf16"), limit=2)
     assert len(read_trace(tmp_path / "none").prompts) == 1
 
 

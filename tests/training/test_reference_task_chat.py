@@ -21,7 +21,7 @@ def drawn(count: int, seed: int = 0) -> list[Example]:
 
 @pytest.fixture(scope="module")
 def many() -> list[Example]:
-    return drawn(12_000)
+    return drawn(6_000)
 
 
 def with_facts(found: list[Example]) -> list[Example]:

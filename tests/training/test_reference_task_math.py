@@ -22,7 +22,7 @@ TOKEN = re.compile(r"[A-Za-z]{1,6}|[0-9]|[^\sA-Za-z0-9]|\n")
 def drawn() -> list[Example]:
     """20,000 problems."""
     rng = Random(7)
-    return [draw(rng, WORDS) for _ in range(20_000)]
+    return [draw(rng, WORDS) for _ in range(10_000)]
 
 
 def distinct_4grams(text: str) -> float:

@@ -40,7 +40,7 @@ def _drawn(count: int, seed: int = 0) -> list[Example]:
 
 @pytest.fixture(scope="module")
 def many() -> list[Example]:
-    return _drawn(5000)
+    return _drawn(3000)
 
 
 def test_reference_summaries_name_all_facts_and_every_fact_stands_in_the_report(many: list[Example]) -> None:
