@@ -47,6 +47,7 @@ def random_numbers(seed: int, scale: float = 0.4, **changes: object) -> TwoSourc
         accepted=tuple(accepted.tolist()),
         horizon=int(rng.integers(1, 5)),
     )
-    tail = TailNumbers(weights(ORDER, len(TailByOrder._fields)), weights(1, len(TailShared._fields))[0])
+    shared = weights(1, len(TailShared._fields))[0]
+    tail = TailNumbers(weights(ORDER, len(TailByOrder._fields)), shared, (0, 2, 5), (0.3, -0.8, 0.5), (-0.6, 0.2, 0.9))
     numbers = TwoSourceNumbers(stopping, tail, kappa=float(rng.uniform(0.2, 1.5)), tails=tails, runs=runs)
     return replace(numbers, **changes)

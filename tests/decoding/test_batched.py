@@ -57,7 +57,8 @@ def batch_costs(largest: int = 4, gamma_max: int = GAMMA_MAX) -> BatchCosts:
     verify, draft = table(gamma_max + 1, 1.0), table(2, 0.2)
     ragged = tuple((0.02 * b, 0.003 * b) for b in batches)
     asking = tuple(x / 10 for x in each)
-    return BatchCosts(batches, contexts, verify, draft, onward, each, asking, ragged, ragged[::-1], ragged)
+    repeat = tuple((0.004 * b, 0.01 * b) for b in batches)
+    return BatchCosts(batches, contexts, verify, draft, onward, each, asking, ragged, ragged[::-1], ragged, repeat)
 
 
 @pytest.fixture(scope="module")
@@ -149,6 +150,10 @@ def test_replay_takes_the_same_steps_at_the_same_price(
             else:
                 priced += float(costs.draft_seconds(each.rows, each.tokens, each.context))
         priced += float(costs.asking_seconds(each.rows)) if each.signals else 0.0
+    shapes = [(step[-1].widest, len(step)) for step in run.passes]
+    repeats = [after for before, after in itertools.pairwise(shapes) if before == after]
+    assert repeats
+    priced -= sum(float(costs.repeat_seconds(batch, count > 1)) for _, count in repeats)
     decision = policy.decision
     if spec == "shared-budget":
         once, each_time = costs.ranking[batch - 1]
@@ -275,7 +280,9 @@ def test_measured_costs_are_those_of_passes(models: tuple[StaticModel, StaticMod
 def test_the_meter_finds_what_passes_cost(
     models: tuple[StaticModel, StaticModel], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Passes at known prices: a first pass is not a later one, and what a step spends on each pass counts with it."""
+    """Passes at known prices: a first pass is not a later one, what a step spends on each pass counts with it, and the
+    target takes less where the shapes are those of the step before.
+    """
 
     def price(depth: int, p: Pass) -> float:
         if p.kind == "verify":
@@ -286,6 +293,10 @@ def test_the_meter_finds_what_passes_cost(
     def at_known_prices(*asked: Any) -> BatchRun:
         run = batched_decode(*asked)
         run.passes = [[p._replace(seconds=price(depth, p)) for depth, p in enumerate(step)] for step in run.passes]
+        shapes = [(step[-1].rows, step[-1].widest, len(step)) for step in run.passes]
+        for before, after, step in zip(shapes, shapes[1:], run.passes[1:], strict=False):
+            if before == after:
+                step[-1] = step[-1]._replace(seconds=step[-1].seconds - (0.08 if len(step) > 1 else 0.03))
         run.seconds = [0.5 + 0.01 * (len(step) - 1) + sum(p.seconds for p in step) for step in run.passes]
         return run
 
@@ -301,6 +312,7 @@ def test_the_meter_finds_what_passes_cost(
     assert costs.ragged_verify[1] == pytest.approx((0.2, 0.007))
     assert sum(costs.ragged_draft[1]) == pytest.approx(0.04)  # of three requests at most one is missing
     assert costs.overhead == pytest.approx((0.5, 0.5))
+    assert costs.repeat == (pytest.approx((0.03, 0.08)), pytest.approx((0.03, 0.08)))
     assert costs.asking == pytest.approx((0.03, 0.03))
     assert len(costs.ranking) == 2
     assert all(sum(ranking) > 0 for ranking in costs.ranking)

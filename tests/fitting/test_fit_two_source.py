@@ -12,10 +12,14 @@ from draftgauge.core.config import from_mapping
 from draftgauge.core.errors import DraftgaugeError, TraceError
 from draftgauge.fitting.registry import FitOptions, fit_policy
 from draftgauge.fitting.stopping import fit_stopping
-from draftgauge.fitting.two_source import KAPPAS, fit_two_source, tail_examples
+from draftgauge.fitting.tail import TailExamples, tail_examples, token_scale
+from draftgauge.fitting.two_source import KAPPAS, fit_two_source
+from draftgauge.policies.acceptance_model import TokenOffsets
+from draftgauge.policies.bundled import bundled_policy
 from draftgauge.policies.fitted import FittedPolicy, fitted_policy, load_fitted, save_fitted
+from draftgauge.policies.registry import make_policy
 from draftgauge.policies.suffix import ORDER
-from draftgauge.policies.tail_model import TailByOrder
+from draftgauge.policies.tail_model import TailByOrder, TailShared
 from draftgauge.policies.two_source import TwoSource
 from draftgauge.policies.two_source_rule import TwoSourceNumbers
 from draftgauge.replay.simulate import replay, text_runs
@@ -81,7 +85,14 @@ def test_chances_of_the_tail_are_calibrated(traces, fitted: FittedPolicy) -> Non
     blocks = np.array(numbers.tail.by_order).reshape(-1)
     weights = np.concatenate([blocks, numbers.tail.shared])
     assert examples.terms.shape[1] == len(weights)
-    predicted = 1 / (1 + np.exp(-(examples.terms @ weights)))
+    of_token = [
+        TokenOffsets(numbers.tail.tokens, offsets).at(tokens)
+        for offsets, tokens in (
+            (numbers.tail.token_after, examples.before),
+            (numbers.tail.token_foretold, examples.token),
+        )
+    ]
+    predicted = 1 / (1 + np.exp(-(examples.terms @ weights + sum(of_token))))
     order = (examples.terms[:, : ORDER * len(TailByOrder._fields) : len(TailByOrder._fields)] > 0).argmax(axis=1) + 1
     for length in range(1, ORDER + 1):
         own = order == length
@@ -125,3 +136,38 @@ def test_what_cannot_be_fitted_says_why() -> None:
         fit_two_source([sampled], [curve(0.1)])
     with pytest.raises(DraftgaugeError, match="leave out --online"):
         fit_policy("two-source", [sampled], [curve(0.1)], FitOptions(online=True))
+
+
+def made_up_examples(effect: float) -> TailExamples:
+    """Tokens of which half are always copied, by so much; each prompt has words of its own besides."""
+    rng, count = np.random.default_rng(0), 4000
+    token, before, prompt = (rng.integers(0, most, count) for most in (30, 30, 16))
+    of_prompt = 1.5 * rng.standard_normal((16, 30))[prompt, token]  # which says nothing of other prompts
+    logits = effect * np.where(token % 2, 1.0, -1.0) + of_prompt
+    terms = np.zeros((count, ORDER * len(TailByOrder._fields) + len(TailShared._fields)))
+    terms[:, 0] = 1.0
+    stood = rng.random(count) < 1 / (1 + np.exp(-logits))
+    return TailExamples(terms, token, before, prompt, stood, np.ones(count, np.bool_))
+
+
+def test_single_tokens_count_where_they_say_something_of_other_prompts() -> None:
+    told, untold = made_up_examples(2.0), made_up_examples(0.0)
+    assert token_scale(told) >= 1.0
+    assert token_scale(untold) <= 0.5
+    few = replace(told, prompt=told.prompt % 3)
+    assert token_scale(few) == 0.0  # too few prompts to tell
+
+
+def test_a_policy_of_another_vocabulary_knows_no_tokens(fitted: FittedPolicy) -> None:
+    tail = from_mapping(TwoSourceNumbers, bundled_policy("two-source").parameters).tail
+    assert tail.tokens
+    assert len(tail.tokens) == len(tail.token_after) == len(tail.token_foretold)
+    ours, others = (
+        make_policy("two-source", 6, replace(curve(0.1), vocabulary=vocabulary))
+        for vocabulary in (bundled_policy("two-source").parameters["stopping"]["vocabulary"], "another")
+    )
+    assert isinstance(ours, TwoSource)
+    assert isinstance(others, TwoSource)
+    assert ours.tail.foretold.of
+    assert not others.tail.foretold.of
+    assert not others.tail.after.of

@@ -9,8 +9,8 @@ from hypothesis import strategies as st
 
 from draftgauge.policies.suffix import CODE_BITS, HABIT, ORDER, Match, SuffixIndex, code_of
 from draftgauge.policies.suffix_columns import (
-    continuation_cells,
     continuation_runs,
+    continuations,
     suffix_columns,
 )
 from draftgauge.policies.text_index import TextIndex, window_start
@@ -133,7 +133,7 @@ def test_continuations_of_a_trace_are_what_an_index_says_row_by_row(seed: int, v
     drafts = rng.integers(0, vocabulary, (offsets[-1], gamma)).astype(np.int32)
     drafts[np.arange(gamma) >= rng.integers(0, gamma + 1, offsets[-1])[:, None]] = -1
     runs = continuation_runs(token, offsets, prompts, gamma)
-    cells = continuation_cells(token, offsets, prompts, drafts)
+    foretold_after = continuations(token, offsets, prompts, drafts)
 
     def follow(index: SuffixIndex, tail: tuple[int, ...], count: int) -> list[Match]:
         found: list[Match] = []
@@ -158,5 +158,7 @@ def test_continuations_of_a_trace_are_what_an_index_says_row_by_row(seed: int, v
             for depth in range(len(drafted) + 1):
                 foretold = follow(index, (*index.tail, *drafted[:depth])[-ORDER:], gamma - depth)
                 known = [match.order << CODE_BITS | code_of(match.streak, match.seen) for match in foretold]
-                assert cells[depth][row].tolist() == known + [0] * (gamma - depth - len(known))
+                nothing = gamma - depth - len(known)
+                assert foretold_after[depth].cell[row].tolist() == known + [0] * nothing
+                assert foretold_after[depth].token[row].tolist() == [match.token for match in foretold] + [-1] * nothing
             index.commit([int(token[row])])

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from draftgauge.core.errors import DraftgaugeError
-from draftgauge.decoding.batch_samples import BatchSamples, TimedStep, batch_costs
+from draftgauge.decoding.batch_samples import BatchSamples, batch_costs, timed_steps
 from draftgauge.decoding.batched import BatchPlan, BatchRun, batched_decode
 from draftgauge.decoding.random_lengths import RandomLengths, RankedLengths
 from draftgauge.decoding.settings import DecodingSettings
@@ -96,7 +96,7 @@ class BatchMeter:
         gamma_max, samples = self._plan.gamma_max, self._samples[batch]
         for place in self._rng.permutation(len(self._starts)).tolist():
             run = self._decode(batch, place, RandomLengths(gamma_max, batch, self._rng), timed=True)
-            samples.steps[place].extend(TimedStep(*each) for each in zip(run.passes, run.seconds, strict=True))
+            samples.steps[place] += timed_steps(run.passes, run.seconds)
         ranked = RankedLengths(gamma_max, batch, self._rng)
         self._decode(batch, int(self._rng.integers(len(self._starts))), ranked, timed=False)
         samples.ranked += ranked.noted

@@ -8,13 +8,14 @@ does not move (Nemirovsky and Yudin 1983).
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
 from numpy.typing import NDArray
 
 from draftgauge.decoding.batched import Pass
+from draftgauge.decoding.pooling import drop
 from draftgauge.statistics.typical import typical
 from draftgauge.traces.batch_costs import BatchCosts
 
@@ -23,10 +24,21 @@ Floats = NDArray[np.float64]
 
 @dataclass(frozen=True)
 class TimedStep:
-    """A step: its passes and its seconds."""
+    """A step: its passes and its seconds, and whether its passes have the shape of those of the step before."""
 
     passes: list[Pass]
     seconds: float
+    repeats: bool = False
+
+    @property
+    def verify(self) -> Pass:
+        """The target's pass."""
+        return self.passes[-1]
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        """Most tokens that a request takes in, and passes of the drafter."""
+        return self.verify.widest, len(self.passes)
 
     @property
     def drafts(self) -> list[Pass]:
@@ -42,6 +54,16 @@ class TimedStep:
     def rest(self) -> float:
         """What the step took outside its passes."""
         return self.seconds - sum(p.seconds for p in self.passes)
+
+
+def timed_steps(passes: Iterable[list[Pass]], seconds: Iterable[float]) -> list[TimedStep]:
+    """The steps of one run, in order."""
+    steps: list[TimedStep] = []
+    for own, spent in zip(passes, seconds, strict=True):
+        step = TimedStep(own, spent)
+        repeats = bool(steps) and steps[-1].shape == step.shape and steps[-1].verify.rows == step.verify.rows
+        steps.append(replace(step, repeats=repeats))
+    return steps
 
 
 class BatchSamples:
@@ -65,19 +87,34 @@ class BatchSamples:
             if self.gamma_max > 1:
                 fewest.append(len(self.later(steps)))
         if self.batch > 1:
-            fewest.append(sum(step.passes[-1].padded > 0 for step in self.every))
+            fewest.append(sum(step.verify.padded > 0 and not step.repeats for step in self.every))
         if self.batch > 2 and self.gamma_max > 1:
             fewest.append(sum(p.gap > 0 for step in self.every for p in step.later))
         return min(fewest)
 
     def by_width(self, steps: Sequence[TimedStep]) -> list[list[float]]:
-        """Seconds of the target's passes over 1, 2, ... tokens of every request."""
+        """Seconds of the target's passes over 1, 2, ... tokens of every request, of steps that do not repeat the one
+        before.
+        """
         samples: list[list[float]] = [[] for _ in range(self.gamma_max + 1)]
         for step in steps:
-            verify = step.passes[-1]
-            if not verify.padded:
-                samples[verify.widest - 1].append(verify.seconds)
+            if not (step.verify.padded or step.repeats):
+                samples[step.verify.widest - 1].append(step.verify.seconds)
         return samples
+
+    def repeat(self) -> tuple[float, float]:
+        """What steps take less in the target's pass that repeat the one before: those that draft nothing, and others;
+        0 where the samples do not tell it from nothing.
+        """
+        rest: dict[tuple[bool, bool], list[float]] = {}  # by whether they draft, and whether they repeat
+        for steps in self.steps:
+            widths = [typical(samples) for samples in self.by_width(steps)]
+            for step in steps:
+                if not step.verify.padded:
+                    left = step.verify.seconds - widths[step.verify.widest - 1]
+                    rest.setdefault((bool(step.drafts), step.repeats), []).append(left)
+        plain, drafting = (drop(rest.get((each, False), []), rest.get((each, True), [])) for each in (False, True))
+        return plain, drafting
 
     def first(self, steps: Sequence[TimedStep]) -> list[Pass]:
         """First passes of the drafter over the whole batch, without signals."""
@@ -115,8 +152,8 @@ class BatchSamples:
         missing: list[tuple[float, float]] = []
         for context, steps in zip(self.contexts, self.steps, strict=True):
             for step in steps:
-                verify = step.passes[-1]
-                if verify.padded:
+                verify = step.verify
+                if verify.padded and not step.repeats:
                     even = float(costs.verify_seconds(verify.rows, verify.tokens, context))
                     padded.append((verify.padded, verify.seconds - even))
                 for p in step.later:
@@ -161,6 +198,7 @@ def batch_costs(measured: Sequence[BatchSamples]) -> BatchCosts:
         onward=tuple(tuple(row) for row in (np.array(onward) + added[:, None]).tolist()),
         ragged_verify=tuple(verify for verify, _ in ragged),
         ragged_draft=tuple(draft for _, draft in ragged),
+        repeat=tuple(samples.repeat() for samples in measured),
         ranking=tuple(line(*zip(*samples.ranked, strict=True)) for samples in measured),
     )
 

@@ -7,7 +7,6 @@ again they are samples like the others.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
@@ -16,7 +15,7 @@ from numpy.typing import NDArray
 from scipy.optimize import isotonic_regression
 
 from draftgauge.core.signals import NO_SIGNALS, OF_DRAFTED_TOKENS, SignalName
-from draftgauge.decoding.pooling import Pooled, Timed, median_error, pool, uncertainty
+from draftgauge.decoding.pooling import Pooled, Timed, drop, pool, uncertainty
 from draftgauge.decoding.stopwatch import IDLE_RUNS, Sample
 from draftgauge.statistics.least_deviations import least_deviations
 from draftgauge.traces.costs import RepeatSeconds, SignalSeconds, Uncertainty
@@ -26,8 +25,6 @@ FIRST = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0)
 """What :attr:`~draftgauge.traces.costs.SignalSeconds.first` may be."""
 CATCH_UP_SWEEPS = 12  # between what lengths take and what backlogs add; each halves what is left
 BACKLOGS = max(IDLE_RUNS) + 1  # numbers of tokens to take in that are told apart
-
-SURE = 2.0  # standard errors
 
 Seconds = NDArray[np.float64]
 Contexts = Sequence[Sequence[Sample]]
@@ -150,15 +147,7 @@ def _repeat_seconds(contexts: Contexts) -> RepeatSeconds:
         for sample in _plain(samples):
             left = sample.step - catch_up.of(sample) - steps[row][sample.gamma]
             rest.setdefault((sample.gamma > 0, sample.repeats), []).append(left)
-    return RepeatSeconds(*(_drop(rest.get((each, False), []), rest.get((each, True), [])) for each in (False, True)))
-
-
-def _drop(before: Sequence[float], after: Sequence[float]) -> float:
-    """How much the median falls, if it falls by more than chance explains."""
-    if not before or not after:
-        return 0.0
-    falls = float(np.median(before) - np.median(after))
-    return falls if falls > SURE * math.hypot(median_error(before), median_error(after)) else 0.0
+    return RepeatSeconds(*(drop(rest.get((each, False), []), rest.get((each, True), [])) for each in (False, True)))
 
 
 def _signal_seconds(contexts: Contexts, catch_up: _CatchUp) -> SignalSeconds:

@@ -26,6 +26,7 @@ NORMAL_IQR = 1.349  # interquartile range of a normal distribution, in standard 
 MEDIAN_ERROR = 1.2533  # standard error of a median, in standard deviations over the root of the samples
 SHAPE = 3  # terms of the curve that medians are drawn towards
 LEAST_ERROR = 0.1  # of the largest error: no median counts for more than a hundred others
+SURE = 2.0  # standard errors of what is told from nothing
 TWO_SIDED = 1.96  # half of a 95% interval, in standard errors
 ACCEPTANCE = (0.5, 0.6, 0.7, 0.8, 0.9)
 """Chances that a drafted token is accepted, for which the advice must hold: the meter does not know the pair's own."""
@@ -98,7 +99,15 @@ def uncertainty(steps: Pooled, seconds: float) -> Uncertainty:
     )
 
 
-def median_error(values: Sequence[float]) -> float:
+def drop(before: Sequence[float], after: Sequence[float]) -> float:
+    """By how much the median falls from some values to others, if by more than chance explains; else 0."""
+    if not before or not after:
+        return 0.0
+    falls = float(np.median(before) - np.median(after))
+    return falls if falls > SURE * np.hypot(_median_error(before), _median_error(after)) else 0.0
+
+
+def _median_error(values: Sequence[float]) -> float:
     """Standard error of the median of values that are about normally distributed."""
     low, high = np.percentile(values, (25, 75))
     return float(MEDIAN_ERROR * (high - low) / NORMAL_IQR / np.sqrt(len(values)))

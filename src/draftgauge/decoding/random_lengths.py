@@ -16,11 +16,13 @@ from draftgauge.traces.batch_costs import BatchCosts
 
 READS: Reads = frozenset({SignalName.CONFIDENCE})
 DRAWN = 256  # steps whose lengths are drawn at once, as drawing takes time within a step
+AGAIN, IDLE = 0.3, 0.05
+"""Shares of the steps: those that draft as the step before, and those that draft nothing, as the one behind them."""
 
 
 class RandomLengths:
-    """Draft lengths drawn anew for every step, half of the time one for all requests and else one for each; signals are
-    read in a third of the steps.
+    """Draft lengths drawn at random, half of the time one for all requests and else one for each, and now and then
+    those of the step before; signals are read in a third of the steps.
     """
 
     decision = DecisionSeconds()
@@ -39,6 +41,10 @@ class RandomLengths:
             own = self._rng.integers(self._gamma_max + 1, size=(DRAWN, self._slots))
             shared = self._rng.random(DRAWN) < 1 / 2
             own[shared] = own[shared, :1]
+            for step in np.flatnonzero(self._rng.random(DRAWN - 1) < AGAIN)[::-1]:
+                own[step] = own[step + 1]  # they are taken from the end
+            for step in np.flatnonzero(self._rng.random(DRAWN - 1) < IDLE):
+                own[step : step + 2] = 0
             self._lengths += own.tolist()
             self._read += (self._rng.random(DRAWN) < 1 / 3).tolist()
 

@@ -4,43 +4,28 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, replace
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
-from sklearn.linear_model import LogisticRegression
 
 from draftgauge.core.errors import DraftgaugeError, TraceError
 from draftgauge.fitting.decision_times import decision_times
 from draftgauge.fitting.registry import FitOptions, register_fit
 from draftgauge.fitting.stopping import (
     DIGITS,
-    REGULARISATION,
-    UNVISITED,
     common_gamma_max,
     common_vocabulary,
     fit_models,
-    mean_shift,
 )
-from draftgauge.policies.acceptance_model import AcceptanceModels, StoppingNumbers, columns_of, states
+from draftgauge.fitting.tail import Appended, fit_tail
 from draftgauge.policies.base import measured_decision
 from draftgauge.policies.fitted import FittedPolicy
 from draftgauge.policies.stopping import SIGNALS
-from draftgauge.policies.suffix import CODE_BITS, ORDER
-from draftgauge.policies.suffix_columns import cells_of
-from draftgauge.policies.tail_model import (
-    TailByOrder,
-    TailNumbers,
-    TailShared,
-    TailState,
-    match_terms,
-    shared_terms,
-    tail_design,
-)
 from draftgauge.policies.two_source import TWO_SOURCE, TwoSource, decided_by
 from draftgauge.policies.two_source_rule import TwoSourceNumbers
-from draftgauge.replay.simulate import Replay, draft_caps, replay, text_runs
+from draftgauge.replay.simulate import Replay, replay, text_runs
 from draftgauge.replay.splits import prompt_keys
 from draftgauge.replay.views import text_view
 from draftgauge.traces.costs import CostCurve
@@ -55,33 +40,7 @@ KEPT_STEPS = 192
 """Steps of the fitting prompts that a fitted policy carries, to find its rate on any cost curve."""
 LEAST_GAIN = 0.01
 """Chance below which a offset of a kept tail is left out."""
-MOST_EXAMPLES = 400_000
 KAPPAS = (0.0, 0.25, 0.5, 0.7, 0.85, 1.0, 1.2, 1.5, 2.0)
-
-
-@dataclass(frozen=True)
-class TailExamples:
-    """The tail model's data, ``n`` examples.
-
-    Attributes:
-        terms: ``[n, K]``.
-        stood: ``[n]`` whether the looked-up token was the output's.
-        visited: ``[n]`` whether the policy appends a tail there.
-    """
-
-    terms: Floats
-    stood: NDArray[np.bool_]
-    visited: NDArray[np.bool_]
-
-
-@dataclass(frozen=True)
-class Appended:
-    """What the policy did at every position, ``[P]`` each: tokens drafted, -1 where none of its steps starts, and
-    whether a tail followed them.
-    """
-
-    drafted: Ints
-    tail: NDArray[np.bool_]
 
 
 def fit_two_source(
@@ -126,70 +85,6 @@ def fit_two_source(
     numbers = with_decision_times(numbers, costs[0], gamma_max)
     prompts = dict.fromkeys(key for trace in traces for key in prompt_keys(trace))
     return FittedPolicy(TWO_SOURCE, gamma_max, SIGNALS, asdict(numbers), dict(provenance or {}), tuple(prompts))
-
-
-def fit_tail(traces: Sequence[Trace], stopping: StoppingNumbers, done: Sequence[Appended] | None) -> TailNumbers:
-    """The tail's model, for the drafter's models and where the policy ``done`` appends; everywhere alike if None."""
-    parts = [
-        tail_examples(trace, stopping, None if done is None else done[number]) for number, trace in enumerate(traces)
-    ]
-    terms, stood = (np.concatenate([getattr(part, name) for part in parts]) for name in ("terms", "stood"))
-    visited = np.concatenate([part.visited for part in parts])
-    if len(set(stood.tolist())) < 2:
-        raise TraceError(
-            "the traces hold no accepted and rejected tokens that the text foretold, to fit the tail on: record more "
-            "prompts"
-        )
-    weight = np.where(visited, 1.0, UNVISITED)
-    scale = terms.std(axis=0)
-    scale[scale == 0] = 1.0
-    model = LogisticRegression(C=REGULARISATION, max_iter=500).fit(terms / scale, stood, weight)
-    weights: Floats = model.coef_[0] / scale
-    logits = terms @ weights + model.intercept_[0]
-    width = len(TailByOrder._fields)
-    blocks = weights[: ORDER * width].reshape(ORDER, width).copy()
-    blocks[:, 0] += model.intercept_[0] + mean_shift(logits[visited], stood[visited])
-    return TailNumbers(tuple(map(tuple, blocks.tolist())), tuple(weights[ORDER * width :].tolist()))
-
-
-def tail_examples(trace: Trace, stopping: StoppingNumbers, done: Appended | None) -> TailExamples:
-    """One example for each token that the text foretells after tokens that all stand."""
-    view, runs = text_view(trace), text_runs(trace)
-    cells, suffix = cells_of(view), columns_of(view).suffix
-    run, models, caps = np.log1p(suffix.run), AcceptanceModels(stopping), draft_caps(trace)
-    stand = np.ones(trace.positions)
-    terms, stood, visited = [], [], []
-    for state in states(view):
-        depth = state.depth
-        if depth:
-            stand = stand * models.all_stand(state)
-        reached = (trace.accepted >= depth) & (caps >= depth)
-        appends = np.zeros(trace.positions, np.bool_) if done is None else done.tail & (done.drafted == depth)
-        for offset in range(trace.gamma_max - depth):
-            cell = cells[depth][:, offset].astype(np.int64)
-            rows = np.flatnonzero(reached & (runs[:, depth] >= offset) & (cell > 0))
-            if not len(rows):
-                break
-            before = TailState(
-                depth, stand[rows], state.agreed[rows], state.disagreed[rows], suffix.habit[rows], run[rows]
-            )
-            shared = shared_terms(before, offset + 1)
-            terms.append(tail_design((match_terms(cell[rows]), shared), cell[rows] >> CODE_BITS))
-            stood.append(runs[rows, depth] > offset)
-            visited.append(appends[rows])
-    if not terms:
-        width = ORDER * len(TailByOrder._fields) + len(TailShared._fields)
-        return TailExamples(np.zeros((0, width)), np.zeros(0, np.bool_), np.zeros(0, np.bool_))
-    joined = TailExamples(np.concatenate(terms), np.concatenate(stood), np.concatenate(visited))
-    return _thinned(joined)
-
-
-def _thinned(examples: TailExamples) -> TailExamples:
-    """All that were visited, and of the others as many as are still manageable."""
-    others = np.flatnonzero(~examples.visited)
-    others = others[:: max(1, len(others) // MOST_EXAMPLES)]
-    rows = np.concatenate([np.flatnonzero(examples.visited), others])
-    return TailExamples(examples.terms[rows], examples.stood[rows], examples.visited[rows])
 
 
 def with_kappa(numbers: TwoSourceNumbers, traces: Sequence[Trace], costs: Sequence[CostCurve]) -> TwoSourceNumbers:

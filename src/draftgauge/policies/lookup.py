@@ -31,7 +31,7 @@ from draftgauge.policies.stopping import ThroughputStopping
 from draftgauge.policies.stored_policies import charged
 from draftgauge.policies.stored_texts import BackedIndex, StoredTexts
 from draftgauge.policies.suffix import SuffixIndex
-from draftgauge.policies.suffix_columns import cells_of, matched_lengths
+from draftgauge.policies.suffix_columns import continuations_of, matched_lengths
 
 Ints = NDArray[np.int64]
 
@@ -92,7 +92,7 @@ class TextLookup(PolicyBase):
 
     def appended_lengths(self, view: TextView, drafted: Ints) -> Ints:
         """Everywhere what :meth:`extend` gives."""
-        return np.minimum(matched_lengths(cells_of(view)[0], self.least), self.tokens)
+        return np.minimum(matched_lengths(continuations_of(view)[0].cell, self.least), self.tokens)
 
 
 class FirstMatchLookup(PolicyBase):
@@ -179,7 +179,7 @@ class LookupElse:
 
     def appended_lengths(self, view: TextView, drafted: Ints) -> Ints:
         """What the text foretells."""
-        return np.minimum(matched_lengths(cells_of(view)[0], self.least), self.tokens)
+        return np.minimum(matched_lengths(continuations_of(view)[0].cell, self.least), self.tokens)
 
 
 _TOKENS = (2, 3, 4, 6, 8, 12, 16)

@@ -16,7 +16,7 @@ from draftgauge.policies.text_index import LongestMatches, TextIndex
 
 Ints = NDArray[np.int64]
 
-_CELLS, _COLUMNS = "continuation cells", "suffix columns"
+_CONTINUATIONS, _COLUMNS = "continuations", "suffix columns"
 
 
 class SuffixColumns(NamedTuple):
@@ -195,15 +195,27 @@ def continuation_runs(
     return run
 
 
-def continuation_cells(
+class Continuation(NamedTuple):
+    """Tokens that the text foretells one after the other at ``n`` positions, ``[n, offsets]`` each: -1 and 0 from where
+    it foretells none.
+
+    Attributes:
+        token: the tokens.
+        cell: what is known of each, ``order << CODE_BITS | code``.
+    """
+
+    token: NDArray[np.int32]
+    cell: NDArray[np.int16]
+
+
+def continuations(
     token: NDArray[np.int32],
     offsets: Ints,
     prompt_tokens: Sequence[Sequence[int]],
     draft_token: NDArray[np.int32],
     stored: StoredTexts | None = None,
-) -> list[NDArray[np.int16]]:
-    """What is known of the tokens that the text foretells after each draft: entry ``j``, ``[P, G - j]``, is of those
-    after ``j`` drafted tokens, ``order << CODE_BITS | code``; 0 from where no ending matches.
+) -> list[Continuation]:
+    """What the text foretells after each draft: entry ``j``, ``[P, G - j]``, is of the tokens after ``j`` drafted ones.
 
     After a drafted token that is what the text foretold, the text foretells what it did before: those are looked up
     once.
@@ -211,26 +223,25 @@ def continuation_cells(
     gamma_max = draft_token.shape[1]
     texts = texts_of(token, offsets, prompt_tokens, stored=stored)
     tails = texts.tails(draft_token)
-    chain = _follow(texts, tails[:, :ORDER], np.arange(len(token)), gamma_max)
-    cells = [chain.cell]
+    found = [_follow(texts, tails[:, :ORDER], np.arange(len(token)), gamma_max)]
     for depth in range(1, gamma_max + 1):
-        drafted = draft_token[:, depth - 1]
-        new = np.flatnonzero((drafted >= 0) & (drafted != chain.token[:, 0]))
-        chain = Chain(chain.token[:, 1:].copy(), chain.cell[:, 1:].copy())
-        chain.token[drafted < 0], chain.cell[drafted < 0] = -1, 0
-        chain.token[new], chain.cell[new] = _follow(texts, tails[new, depth : depth + ORDER], new, gamma_max - depth)
-        cells.append(chain.cell)
-    return cells
+        drafted, before = draft_token[:, depth - 1], found[-1]
+        new = np.flatnonzero((drafted >= 0) & (drafted != before.token[:, 0]))
+        after = Continuation(before.token[:, 1:].copy(), before.cell[:, 1:].copy())
+        after.token[drafted < 0], after.cell[drafted < 0] = -1, 0
+        after.token[new], after.cell[new] = _follow(texts, tails[new, depth : depth + ORDER], new, gamma_max - depth)
+        found.append(after)
+    return found
 
 
-def cells_of(view: TextView) -> list[NDArray[np.int16]]:
-    """:func:`continuation_cells` of a trace, from what was derived before where it was."""
-    if _CELLS not in view.derived:
-        view.derived[_CELLS] = continuation_cells(
+def continuations_of(view: TextView) -> list[Continuation]:
+    """:func:`continuations` of a trace, from what was derived before where it was."""
+    if _CONTINUATIONS not in view.derived:
+        view.derived[_CONTINUATIONS] = continuations(
             view.token, view.offsets, view.prompt_tokens, view.draft_token, view.stored
         )
-    cells: list[NDArray[np.int16]] = view.derived[_CELLS]
-    return cells
+    found: list[Continuation] = view.derived[_CONTINUATIONS]
+    return found
 
 
 def matched_lengths(cells: NDArray[np.int16], least: int = 1) -> Ints:
@@ -243,16 +254,9 @@ def matched_lengths(cells: NDArray[np.int16], least: int = 1) -> Ints:
     )
 
 
-class Chain(NamedTuple):
-    """Tokens that the text foretells one after the other, ``[n, places]``: -1 and 0 from where it foretells none."""
-
-    token: NDArray[np.int32]
-    cell: NDArray[np.int16]
-
-
-def _follow(texts: Texts, tails: Ints, rows: Ints, length: int) -> Chain:
+def _follow(texts: Texts, tails: Ints, rows: Ints, length: int) -> Continuation:
     """Look up so many tokens at some rows, each after those before it."""
-    chain = Chain(np.full((len(tails), length), -1, np.int32), np.zeros((len(tails), length), np.int16))
+    found = Continuation(np.full((len(tails), length), -1, np.int32), np.zeros((len(tails), length), np.int16))
     at = np.arange(len(tails))
     for position in range(length):
         matches = texts.look_up(tails, rows)
@@ -261,7 +265,7 @@ def _follow(texts: Texts, tails: Ints, rows: Ints, length: int) -> Chain:
         if not len(rows):
             break
         token = matches.token[held]
-        chain.token[at, position] = token
-        chain.cell[at, position] = matches.order[held] << CODE_BITS | matches.code[held]
+        found.token[at, position] = token
+        found.cell[at, position] = matches.order[held] << CODE_BITS | matches.code[held]
         tails = np.concatenate([tails[:, 1:], (token + texts.shifts[rows])[:, None]], axis=1)
-    return chain
+    return found

@@ -2,24 +2,27 @@
 
 A logistic model of causal signals: the length of the matched ending and what is known of it (how often it was followed,
 how often in a row by the same token), how far the output has been repeating the text (habit and run), the offset of the
-token after the drafted ones, and what the draft showed: how many tokens, how sure it is that they stand, and whether
-they were themselves what the text foretold. It is fitted by :mod:`draftgauge.fitting.two_source`.
+token after the drafted ones, what the draft showed: how many tokens, how sure it is that they stand, and whether they
+were themselves what the text foretold; and which token it is, and which one it follows: some words are always copied,
+and after some nothing is. It is fitted by :mod:`draftgauge.fitting.two_source`.
 
 What depends on the match alone is a table with one entry for every match (:data:`CELLS`), what depends on the state
-before the first looked-up token a number, so that a token costs one exponential.
+before the first looked-up token a number, so that a token costs two accesses to a dictionary and one exponential.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
+from draftgauge.policies.acceptance_model import TokenOffsets
 from draftgauge.policies.suffix import CODE_BITS, MOST, ORDER
+from draftgauge.policies.suffix_columns import Continuation
 
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
@@ -65,10 +68,16 @@ class TailNumbers:
     Attributes:
         by_order: ``[4][4]`` weights of :class:`TailByOrder`, by the length of the matched ending.
         shared: weights of :class:`TailShared`.
+        tokens: ids of the tokens that the next two fields speak of, in the tokenizer that it was fitted with.
+        token_after: added to the logit of a looked-up token that follows one of them.
+        token_foretold: added where it is one of them.
     """
 
     by_order: tuple[tuple[float, ...], ...]
     shared: tuple[float, ...]
+    tokens: tuple[int, ...] = ()
+    token_after: tuple[float, ...] = ()
+    token_foretold: tuple[float, ...] = ()
 
 
 class TailState(NamedTuple):
@@ -76,12 +85,14 @@ class TailState(NamedTuple):
 
     Attributes:
         depth: drafted tokens, the same for all positions.
+        token: the last one of text and draft.
         stand: chance that all of them stand.
         agreed, disagreed: of them, by what the text foretold.
         habit, run: of the text, the run as ``log(1 + run)``.
     """
 
     depth: int
+    token: Value
     stand: Value
     agreed: Value
     disagreed: Value
@@ -127,6 +138,9 @@ class TailModel:
         offsets = np.arange(1, longest + 1)
         self.of_match: list[float] = (terms * weights).sum(axis=1).tolist()
         self.of_offset: list[float] = (shared.log_place * np.log(offsets) + shared.first * (offsets == 1)).tolist()
+        self.after, self.foretold = (
+            TokenOffsets(numbers.tokens, offsets) for offsets in (numbers.token_after, numbers.token_foretold)
+        )
         depths = np.arange(longest + 1)
         self._of_depth: list[float] = (
             shared.log_drafted * np.log1p(depths) + shared.undrafted * (depths == 0)
@@ -142,24 +156,37 @@ class TailModel:
         drafted = self._of_depth[depth] + self._shared.log_stand * log_stand
         return drafted + self._shared.agreed * agreed + self._shared.disagreed * disagreed
 
-    def gains(self, state: TailState, cells: NDArray[np.int16]) -> Floats:
+    def gains(self, state: TailState, foretold: Continuation) -> Floats:
         """``[n, offsets]`` chance that the tokens up to each offset, drafted and looked up, all stand; 0 from where the
         text foretells none.
 
         Args:
             state: of ``n`` positions.
-            cells: ``[n, offsets]`` their matches.
+            foretold: ``[n, offsets]`` by the text.
         """
+        cells, tokens = foretold.cell, foretold.token
         log_stand = np.log(np.maximum(state.stand, LEAST_STAND))
         base = self.of_text(state.habit, state.run) + self.of_draft(
             state.depth, log_stand, state.agreed, state.disagreed
         )
         offsets = cells.shape[1]
         logits = np.asarray(self.of_match)[cells] + base[:, None] + np.asarray(self.of_offset[:offsets])
+        logits += self.foretold.at(tokens.astype(np.int64)) + self.after.at(tokens_before(state.token, tokens))
         chances = np.where(cells > 0, 1 / (1 + np.exp(-logits)), 0.0)
         stand = np.asarray(state.stand, np.float64)[:, None]
         together: Floats = np.cumprod(np.concatenate([stand, chances], axis=1), axis=1)[:, 1:]
         return together
+
+
+def tokens_before(last: Value, tokens: NDArray[np.int32]) -> NDArray[np.int64]:
+    """``[n, offsets]`` the token before each of some that follow a last one ``[n]``."""
+    first = np.broadcast_to(np.asarray(last, np.int64), len(tokens))
+    return np.concatenate([first[:, None], tokens], axis=1)[:, :-1] if tokens.shape[1] else tokens.astype(np.int64)
+
+
+def for_any_vocabulary(numbers: TailNumbers) -> TailNumbers:
+    """The same without what is known of single tokens."""
+    return replace(numbers, tokens=(), token_after=(), token_foretold=())
 
 
 def tail_design(terms: tuple[Sequence[Any], Sequence[Any]], orders: Ints) -> Floats:

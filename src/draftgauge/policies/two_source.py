@@ -41,6 +41,7 @@ from draftgauge.policies.acceptance_model import (
     columns_of,
     decision_seconds,
     for_any_vocabulary,
+    last_tokens,
     states,
 )
 from draftgauge.policies.base import (
@@ -61,8 +62,9 @@ from draftgauge.policies.stopping import SIGNALS, check_vocabulary, deciding_sec
 from draftgauge.policies.stored_policies import charged
 from draftgauge.policies.stored_texts import BackedIndex, StoredTexts
 from draftgauge.policies.suffix import CODE_BITS, SuffixIndex
-from draftgauge.policies.suffix_columns import cells_of, suffix_of
+from draftgauge.policies.suffix_columns import continuations_of, suffix_of
 from draftgauge.policies.tail_model import LEAST_STAND, TailModel, TailState
+from draftgauge.policies.tail_model import for_any_vocabulary as tail_for_any_vocabulary
 from draftgauge.policies.two_source_rule import (
     Choices,
     Rule,
@@ -224,9 +226,14 @@ class TwoSource:
         log_stand = math.log(stand if stand > LEAST_STAND else LEAST_STAND)
         base = self._of_text + tail.of_draft(depth, log_stand, chances.agreed, chances.disagreed)
         of_match, of_offset, prices, least = tail.of_match, tail.of_offset, rule.prices[depth], rule.least
+        after, of_token, foretold, before = tail.after.of, tail.foretold.of, self._foretold, self._tail[-1]
         best, total, length = 0.0, 0.0, 0
         while length < longest and (at + length < len(matches) or self._look_further()):
-            stand *= 1 / (1 + math.exp(-(of_match[matches[at + length]] + base + of_offset[length])))
+            token = foretold[at + length]
+            logit = of_match[matches[at + length]] + base + of_offset[length]
+            logit += after.get(before, 0.0) + of_token.get(token, 0.0)
+            before = token
+            stand *= 1 / (1 + math.exp(-logit))
             total += stand
             length += 1
             worth = total - prices[length]
@@ -244,9 +251,9 @@ def first_sums(view: TextView, numbers: TwoSourceNumbers) -> TailSums:
     cached = view.derived.get(_TEXT_ALONE)
     if cached is None or cached[0] != numbers.tail:
         suffix, none = suffix_of(view), np.zeros(len(view.token))
-        cells = cells_of(view)[0]
-        before = TailState(0, none + 1, none, none, suffix.habit, np.log1p(suffix.run))
-        cached = numbers.tail, running_sums(TailModel(numbers.tail, cells.shape[1]).gains(before, cells))
+        foretold = continuations_of(view)[0]
+        before = TailState(0, last_tokens(view), none + 1, none, none, suffix.habit, np.log1p(suffix.run))
+        cached = numbers.tail, running_sums(TailModel(numbers.tail, foretold.cell.shape[1]).gains(before, foretold))
         view.derived[_TEXT_ALONE] = cached
     sums: TailSums = cached[1]
     return sums
@@ -271,16 +278,16 @@ def chances_and_sums(view: TextView, models: AcceptanceModels, tail: TailModel) 
     """What the rule decides by at all positions: ``S_j m_j`` ``[P, G]``, and of each number of drafted tokens ``j`` the
     sums of the chances that the tail's ``G - j`` tokens stand.
     """
-    cells, suffix = cells_of(view), columns_of(view).suffix
+    foretold, suffix = continuations_of(view), columns_of(view).suffix
     run = np.log1p(suffix.run)
     stand, chances, sums = np.ones(len(view.token)), [], []
     for state in states(view):
         if state.depth:
             stand = stand * models.all_stand(state)
-        if state.depth < len(cells) - 1:
+        if state.depth < len(foretold) - 1:
             chances.append(stand * models.all_next_stand(state))
-        before = TailState(state.depth, stand, state.agreed, state.disagreed, suffix.habit, run)
-        sums.append(running_sums(tail.gains(before, cells[state.depth])))
+        before = TailState(state.depth, state.token, stand, state.agreed, state.disagreed, suffix.habit, run)
+        sums.append(running_sums(tail.gains(before, foretold[state.depth])))
     return np.stack(chances).T, sums  # one column after the other, as they are read
 
 
@@ -301,7 +308,8 @@ def _bundled(gamma_max: int, costs: StepCosts) -> tuple[TwoSourceNumbers, int]:
     numbers = from_mapping(TwoSourceNumbers, fitted.parameters, "bundled policy")
     longest = min(gamma_max, fitted.gamma_max)
     if numbers.stopping.vocabulary != costs.vocabulary:
-        numbers = replace(numbers, stopping=for_any_vocabulary(numbers.stopping))
+        tail = tail_for_any_vocabulary(numbers.tail)
+        numbers = replace(numbers, stopping=for_any_vocabulary(numbers.stopping), tail=tail)
     return cut(numbers, longest), longest
 
 

@@ -136,6 +136,7 @@ class _Batch:
         self.columns = self._columns() if self.asks else []
         self.slots: dict[int, _Cursor] = {}
         self.first, self.onward, self.verifications = _Passes(), _Passes(), _Passes()
+        self.shapes: list[tuple[int, int]] = []  # of every step: most tokens of a request, passes of the drafter
         self.counts = {"committed": 0, "drafted": 0, "verified": 0, "accepted": 0}
 
     def run(self, queue: Sequence[int]) -> BatchReplay:
@@ -166,6 +167,7 @@ class _Batch:
         counts = [verified[slot] + 1 for slot in self.slots]
         padded = len(counts) * max(counts) - sum(counts)
         self.verifications.add(len(counts), sum(counts), context, padded)
+        self.shapes.append((max(counts), max(map(len, shown.values()))))
         return [slot for slot, cursor in self.slots.items() if self.commit(slot, cursor, verified[slot], shown[slot])]
 
     def propose(self, context: int) -> dict[int, list[Signal]]:
@@ -230,7 +232,10 @@ class _Batch:
         if self.asks:
             spent += [self.costs.asking_seconds(each) for each in (first[0], onward[0])]
         rest = steps * float(self.costs.step_seconds(self.batch))
-        return float(sum(each.sum() for each in spent)) + rest + self._deciding(steps)
+        shapes = np.array(self.shapes)
+        repeats = shapes[1:][(shapes[1:] == shapes[:-1]).all(axis=1)]
+        saved = self.costs.repeat_seconds(self.batch, repeats[:, 1] > 0).sum()
+        return float(sum(each.sum() for each in spent)) + rest + self._deciding(steps) - float(saved)
 
     def _deciding(self, steps: int) -> float:
         """What the policy says that deciding takes it, for all requests, and what ranking them takes."""

@@ -36,6 +36,9 @@ class BatchCosts:
             was not measured: nothing is charged for it then.
         ragged_draft: ``[B, 2]`` likewise a pass of the drafter from which requests between others are missing: once,
             and for every one that is missing. Its cache is seen from the first request to the last.
+        repeat: ``[B, 2]`` what a step takes less whose passes have the shape of those of the step before, where nothing
+            is drafted and where something is, see :class:`~draftgauge.traces.costs.RepeatSeconds`. Empty where it was
+            not measured.
         ranking: ``[B, 2]`` what ranking takes a policy whose requests share a budget, a step: once, and for each time
             that a request is ranked. Empty where it was not measured.
     """
@@ -50,6 +53,7 @@ class BatchCosts:
     ragged_verify: tuple[tuple[float, float], ...] = ()
     ragged_draft: tuple[tuple[float, float], ...] = ()
     ranking: tuple[tuple[float, float], ...] = ()
+    repeat: tuple[tuple[float, float], ...] = ()
 
     @property
     def gamma_max(self) -> int:
@@ -102,6 +106,14 @@ class BatchCosts:
         """What passes of the drafter take longer as so many requests between others are missing."""
         return self._ragged(self.ragged_draft, batch, missing)
 
+    def repeat_seconds(self, batch: Numbers, drafts: NDArray[np.bool_] | bool) -> NDArray[np.float64]:
+        """What steps take less whose passes have the shape of those of the step before."""
+        if not self.repeat:
+            return np.zeros(np.broadcast_shapes(np.shape(batch), np.shape(drafts)))
+        plain, drafting = (np.interp(batch, self.batches, column) for column in np.asarray(self.repeat).T)
+        saved: NDArray[np.float64] = np.where(drafts, drafting, plain)
+        return saved
+
     def ranking_seconds(self, batch: int, steps: int, ranked: int) -> float:
         """What ranking takes in so many steps of ``batch`` requests, which are ranked so often altogether."""
         if not self.ranking:
@@ -135,7 +147,7 @@ class BatchCosts:
             if values.shape != (len(self.batches),) or not (np.isfinite(values) & (values >= 0)).all():
                 raise TraceError(f"{name} must be seconds, 0 or more, one for each batch size")
 
-        for name in ("ragged_verify", "ragged_draft", "ranking"):
+        for name in ("ragged_verify", "ragged_draft", "ranking", "repeat"):
             table = getattr(self, name)
             if table and (len(table) != len(self.batches) or {len(row) for row in table} != {2}):
                 raise TraceError(f"{name} must have two numbers for each batch size")

@@ -1,0 +1,247 @@
+"""Fit the model of the text's acceptance (:mod:`draftgauge.policies.tail_model`) to dense traces."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, fields, replace
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+from scipy import sparse
+from sklearn.linear_model import LogisticRegression
+
+from draftgauge.core.errors import TraceError
+from draftgauge.fitting.stopping import (
+    DIGITS,
+    LEAST_EXAMPLES,
+    REGULARISATION,
+    UNVISITED,
+    mean_shift,
+)
+from draftgauge.policies.acceptance_model import AcceptanceModels, StoppingNumbers, TokenOffsets, columns_of, states
+from draftgauge.policies.suffix import CODE_BITS, ORDER
+from draftgauge.policies.suffix_columns import continuations_of
+from draftgauge.policies.tail_model import (
+    TailByOrder,
+    TailNumbers,
+    TailShared,
+    TailState,
+    match_terms,
+    shared_terms,
+    tail_design,
+    tokens_before,
+)
+from draftgauge.replay.simulate import draft_caps, prompt_of_rows, text_runs
+from draftgauge.replay.splits import prompt_keys
+from draftgauge.replay.views import text_view
+from draftgauge.traces.trace import Trace
+
+Floats = NDArray[np.float64]
+Ints = NDArray[np.int64]
+
+MOST_EXAMPLES = 400_000
+TOKEN_SCALES = (0.0, 0.5, 1.0, 2.0, 4.0)
+"""How freely single tokens may have weights of their own, as a multiple of the spread that the prior gives to others; 0
+is not at all. The one that foretells best on prompts left out is taken.
+"""
+FOLDS = 4
+MOST_IN_FOLDS = 40_000
+
+
+@dataclass(frozen=True)
+class TailExamples:
+    """The tail model's data, ``n`` examples.
+
+    Attributes:
+        terms: ``[n, K]``.
+        token, before: ``[n]`` the looked-up token, and the one that it follows.
+        prompt: ``[n]`` number of the prompt.
+        stood: ``[n]`` whether the looked-up token was the output's.
+        visited: ``[n]`` whether the policy appends a tail there.
+    """
+
+    terms: Floats
+    token: Ints
+    before: Ints
+    prompt: Ints
+    stood: NDArray[np.bool_]
+    visited: NDArray[np.bool_]
+
+
+COLUMNS = tuple(entry.name for entry in fields(TailExamples))
+
+
+@dataclass(frozen=True)
+class Appended:
+    """What the policy did at every position, ``[P]`` each: tokens drafted, -1 where none of its steps starts, and
+    whether a tail followed them.
+    """
+
+    drafted: Ints
+    tail: NDArray[np.bool_]
+
+
+def fit_tail(traces: Sequence[Trace], stopping: StoppingNumbers, done: Sequence[Appended] | None) -> TailNumbers:
+    """The tail's model, for the drafter's models and where the policy ``done`` appends; everywhere alike if None."""
+    parts = [
+        tail_examples(trace, stopping, None if done is None else done[number]) for number, trace in enumerate(traces)
+    ]
+    number_of = {key: number for number, key in enumerate(dict.fromkeys(k for t in traces for k in prompt_keys(t)))}
+    for number, trace in enumerate(traces):  # a prompt of several traces is one
+        numbers = np.array([number_of[key] for key in prompt_keys(trace)], np.int64)
+        parts[number] = replace(parts[number], prompt=numbers[parts[number].prompt])
+    examples = _joined(parts)
+    stood, visited = examples.stood, examples.visited
+    if len(set(stood.tolist())) < 2:
+        raise TraceError(
+            "the traces hold no accepted and rejected tokens that the text foretold, to fit the tail on: record more "
+            "prompts"
+        )
+    design = _Design(examples)
+    model = design.fit(token_scale(examples), np.where(visited, 1.0, UNVISITED))
+    return model.numbers(mean_shift(model.logits(examples)[visited], stood[visited]))
+
+
+@dataclass(frozen=True)
+class _Fit:
+    """A fitted model of the tail: weights ``[K]``, a constant, and what tokens add, behind them and by themselves."""
+
+    weights: Floats
+    constant: float
+    tokens: Ints
+    after: Floats
+    foretold: Floats
+
+    def logits(self, examples: TailExamples) -> Floats:
+        """``[n]``."""
+        tokens = self.tokens.tolist()
+        logits: Floats = examples.terms @ self.weights + self.constant
+        logits += TokenOffsets(tokens, self.after.tolist()).at(examples.before)
+        return logits + TokenOffsets(tokens, self.foretold.tolist()).at(examples.token)
+
+    def numbers(self, shift: float) -> TailNumbers:
+        """With the constant moved."""
+        width = len(TailByOrder._fields)
+        blocks = self.weights[: ORDER * width].reshape(ORDER, width).copy()
+        blocks[:, 0] += self.constant + shift
+        shared: list[float] = self.weights[ORDER * width :].tolist()
+        after, foretold = (tuple(np.round(offsets, DIGITS).tolist()) for offsets in (self.after, self.foretold))
+        return TailNumbers(
+            tuple(map(tuple, blocks.tolist())), tuple(shared), tuple(self.tokens.tolist()), after, foretold
+        )
+
+
+class _Design:
+    """Examples as columns of a logistic regression: terms at unit scale, and one column for each common token."""
+
+    def __init__(self, examples: TailExamples) -> None:
+        self.examples = examples
+        self.scale = examples.terms.std(axis=0)
+        self.scale[self.scale == 0] = 1.0
+        self.common = [_common(examples.before), _common(examples.token)]
+
+    def fit(self, token_scale: float, weight: Floats) -> _Fit:
+        """The weights, those of tokens as free as the scale says."""
+        examples = self.examples
+        design: Any = examples.terms / self.scale
+        if token_scale:
+            asked = zip((examples.before, examples.token), self.common, strict=True)
+            columns = [token_scale * _indicators(tokens, common) for tokens, common in asked]
+            design = sparse.hstack([sparse.csr_matrix(design), *columns]).tocsr()
+        model = LogisticRegression(C=REGULARISATION, max_iter=500).fit(design, examples.stood, weight)
+        found, count = model.coef_[0], len(self.scale)
+        tokens = np.union1d(*self.common) if token_scale else np.zeros(0, np.int64)
+        offsets = np.zeros((2, len(tokens)))
+        if token_scale:
+            parts = np.split(token_scale * found[count:], [len(self.common[0])])
+            for row, (common, values) in enumerate(zip(self.common, parts, strict=True)):
+                offsets[row, np.searchsorted(tokens, common)] = values
+        return _Fit(found[:count] / self.scale, float(model.intercept_[0]), tokens, offsets[0], offsets[1])
+
+
+def token_scale(examples: TailExamples) -> float:
+    """How freely tokens may have weights: what foretells best the tokens of prompts that were left out."""
+    prompts = np.unique(examples.prompt)
+    if len(prompts) < FOLDS:
+        return 0.0
+    some = _some(examples, np.arange(0, len(examples.stood), 1 + len(examples.stood) // MOST_IN_FOLDS))
+    fold = np.searchsorted(prompts, some.prompt) % FOLDS
+    loss = np.zeros(len(TOKEN_SCALES))
+    for out in range(FOLDS):
+        kept, left = _some(some, fold != out), _some(some, fold == out)
+        if len(set(kept.stood.tolist())) < 2:
+            return 0.0
+        design, weight = _Design(kept), np.where(kept.visited, 1.0, UNVISITED)
+        for row, scale in enumerate(TOKEN_SCALES):
+            signed = np.where(left.stood, -1.0, 1.0) * design.fit(scale, weight).logits(left)
+            loss[row] += (np.logaddexp(0.0, signed) * np.where(left.visited, 1.0, UNVISITED)).sum()
+    return TOKEN_SCALES[int(loss.argmin())]
+
+
+def _some(examples: TailExamples, rows: NDArray[Any]) -> TailExamples:
+    return TailExamples(*(getattr(examples, name)[rows] for name in COLUMNS))
+
+
+def _common(tokens: Ints) -> Ints:
+    """Tokens of which there are enough examples to learn something of each."""
+    values, counts = np.unique(tokens[tokens >= 0], return_counts=True)
+    return values[counts >= LEAST_EXAMPLES]
+
+
+def _indicators(tokens: Ints, common: Ints) -> Any:
+    """``[n, len(common)]``, sparse: which of the common tokens each one is, if any."""
+    at = np.searchsorted(common, tokens)
+    rows = np.flatnonzero(np.append(common, -1)[at] == tokens)
+    return sparse.csr_matrix((np.ones(len(rows)), (rows, at[rows])), shape=(len(tokens), len(common)))
+
+
+def tail_examples(trace: Trace, stopping: StoppingNumbers, done: Appended | None) -> TailExamples:
+    """One example for each token that the text foretells after tokens that all stand."""
+    view, runs = text_view(trace), text_runs(trace)
+    foretold, suffix = continuations_of(view), columns_of(view).suffix
+    run, models, caps = np.log1p(suffix.run), AcceptanceModels(stopping), draft_caps(trace)
+    stand, prompt = np.ones(trace.positions), prompt_of_rows(trace)
+    parts = []
+    for state in states(view):
+        depth = state.depth
+        if depth:
+            stand = stand * models.all_stand(state)
+        reached = (trace.accepted >= depth) & (caps >= depth)
+        appends = np.zeros(trace.positions, np.bool_) if done is None else done.tail & (done.drafted == depth)
+        before = tokens_before(state.token, foretold[depth].token)
+        for offset in range(trace.gamma_max - depth):
+            cell = foretold[depth].cell[:, offset].astype(np.int64)
+            rows = np.flatnonzero(reached & (runs[:, depth] >= offset) & (cell > 0))
+            if not len(rows):
+                break
+            known = TailState(
+                depth,
+                state.token[rows],
+                stand[rows],
+                state.agreed[rows],
+                state.disagreed[rows],
+                suffix.habit[rows],
+                run[rows],
+            )
+            terms = tail_design((match_terms(cell[rows]), shared_terms(known, offset + 1)), cell[rows] >> CODE_BITS)
+            token = foretold[depth].token[rows, offset].astype(np.int64)
+            stood = runs[rows, depth] > offset
+            parts.append(TailExamples(terms, token, before[rows, offset], prompt[rows], stood, appends[rows]))
+    if not parts:
+        width = ORDER * len(TailByOrder._fields) + len(TailShared._fields)
+        none, nowhere = np.zeros(0, np.int64), np.zeros(0, np.bool_)
+        return TailExamples(np.zeros((0, width)), none, none, none, nowhere, nowhere)
+    return _thinned(_joined(parts))
+
+
+def _joined(parts: Sequence[TailExamples]) -> TailExamples:
+    return TailExamples(*(np.concatenate([getattr(part, name) for part in parts]) for name in COLUMNS))
+
+
+def _thinned(examples: TailExamples) -> TailExamples:
+    """All that were visited, and of the others as many as are still manageable."""
+    others = np.flatnonzero(~examples.visited)
+    others = others[:: max(1, len(others) // MOST_EXAMPLES)]
+    rows = np.concatenate([np.flatnonzero(examples.visited), others])
+    return _some(examples, rows)
