@@ -9,6 +9,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 from scipy import sparse
+from scipy.optimize import minimize
+from scipy.special import expit
 from sklearn.linear_model import LogisticRegression
 
 from draftgauge.core.errors import TraceError
@@ -30,6 +32,7 @@ from draftgauge.policies.tail_model import (
     match_terms,
     shared_terms,
     tail_design,
+    token_share,
     tokens_before,
 )
 from draftgauge.replay.simulate import draft_caps, prompt_of_rows, text_runs
@@ -68,7 +71,13 @@ class TailExamples:
     stood: NDArray[np.bool_]
     visited: NDArray[np.bool_]
 
+    @property
+    def token_share(self) -> Floats:
+        """``[n]`` how much of what is known of tokens counts."""
+        return token_share(self.terms[:, HABIT])
 
+
+HABIT = ORDER * len(TailByOrder._fields) + TailShared._fields.index("habit")  # of the terms
 COLUMNS = tuple(entry.name for entry in fields(TailExamples))
 
 
@@ -98,8 +107,7 @@ def fit_tail(traces: Sequence[Trace], stopping: StoppingNumbers, done: Sequence[
             "the traces hold no accepted and rejected tokens that the text foretold, to fit the tail on: record more "
             "prompts"
         )
-    design = _Design(examples)
-    model = design.fit(token_scale(examples), np.where(visited, 1.0, UNVISITED))
+    model = _Design(examples, np.where(visited, 1.0, UNVISITED)).fit(token_scale(examples))
     return model.numbers(mean_shift(model.logits(examples)[visited], stood[visited]))
 
 
@@ -117,8 +125,9 @@ class _Fit:
         """``[n]``."""
         tokens = self.tokens.tolist()
         logits: Floats = examples.terms @ self.weights + self.constant
-        logits += TokenOffsets(tokens, self.after.tolist()).at(examples.before)
-        return logits + TokenOffsets(tokens, self.foretold.tolist()).at(examples.token)
+        of_tokens = TokenOffsets(tokens, self.after.tolist()).at(examples.before)
+        of_tokens += TokenOffsets(tokens, self.foretold.tolist()).at(examples.token)
+        return logits + examples.token_share * of_tokens
 
     def numbers(self, shift: float) -> TailNumbers:
         """With the constant moved."""
@@ -133,31 +142,48 @@ class _Fit:
 
 
 class _Design:
-    """Examples as columns of a logistic regression: terms at unit scale, and one column for each common token."""
+    """Examples as columns of two logistic regressions: the terms at unit scale; and one column for each common token,
+    added to what the terms say.
 
-    def __init__(self, examples: TailExamples) -> None:
-        self.examples = examples
-        self.scale = examples.terms.std(axis=0)
-        self.scale[self.scale == 0] = 1.0
+    The terms are fitted by themselves, so that they are right without the tokens, too: in other texts, in those that
+    repeat themselves, for another vocabulary.
+    """
+
+    def __init__(self, examples: TailExamples, weight: Floats) -> None:
+        self.examples, self.weight = examples, weight
+        scale = examples.terms.std(axis=0)
+        scale[scale == 0] = 1.0
+        model = LogisticRegression(C=REGULARISATION, max_iter=500).fit(examples.terms / scale, examples.stood, weight)
+        self.weights, self.constant = model.coef_[0] / scale, float(model.intercept_[0])
         self.common = [_common(examples.before), _common(examples.token)]
+        columns = [_indicators(*each) for each in zip((examples.before, examples.token), self.common, strict=True)]
+        self.columns = (sparse.diags(examples.token_share) @ sparse.hstack(columns)).tocsr()
 
-    def fit(self, token_scale: float, weight: Floats) -> _Fit:
-        """The weights, those of tokens as free as the scale says."""
-        examples = self.examples
-        design: Any = examples.terms / self.scale
-        if token_scale:
-            asked = zip((examples.before, examples.token), self.common, strict=True)
-            columns = [token_scale * _indicators(tokens, common) for tokens, common in asked]
-            design = sparse.hstack([sparse.csr_matrix(design), *columns]).tocsr()
-        model = LogisticRegression(C=REGULARISATION, max_iter=500).fit(design, examples.stood, weight)
-        found, count = model.coef_[0], len(self.scale)
-        tokens = np.union1d(*self.common) if token_scale else np.zeros(0, np.int64)
+    def fit(self, token_scale: float) -> _Fit:
+        """The model, the offsets of tokens as free as the scale says."""
+        none = np.zeros(0)
+        if not token_scale:
+            return _Fit(self.weights, self.constant, np.zeros(0, np.int64), none, none)
+        tokens = np.union1d(*self.common)
         offsets = np.zeros((2, len(tokens)))
-        if token_scale:
-            parts = np.split(token_scale * found[count:], [len(self.common[0])])
-            for row, (common, values) in enumerate(zip(self.common, parts, strict=True)):
-                offsets[row, np.searchsorted(tokens, common)] = values
-        return _Fit(found[:count] / self.scale, float(model.intercept_[0]), tokens, offsets[0], offsets[1])
+        parts = np.split(self._offsets(token_scale), [len(self.common[0])])
+        for row, (common, values) in enumerate(zip(self.common, parts, strict=True)):
+            offsets[row, np.searchsorted(tokens, common)] = values
+        return _Fit(self.weights, self.constant, tokens, offsets[0], offsets[1])
+
+    def _offsets(self, token_scale: float) -> Floats:
+        """Those of the greatest likelihood under the prior."""
+        logits = self.examples.terms @ self.weights + self.constant
+        signs, prior = np.where(self.examples.stood, 1.0, -1.0), 1 / (REGULARISATION * token_scale**2)
+
+        def loss(offsets: Floats) -> tuple[float, Floats]:
+            margins = signs * (logits + self.columns @ offsets)
+            value = (self.weight * np.logaddexp(0.0, -margins)).sum() + prior / 2 * (offsets**2).sum()
+            pull = self.weight * signs * expit(-margins)
+            return float(value), prior * offsets - self.columns.T @ pull
+
+        found: Floats = minimize(loss, np.zeros(self.columns.shape[1]), jac=True, method="L-BFGS-B").x
+        return found
 
 
 def token_scale(examples: TailExamples) -> float:
@@ -172,9 +198,9 @@ def token_scale(examples: TailExamples) -> float:
         kept, left = _some(some, fold != out), _some(some, fold == out)
         if len(set(kept.stood.tolist())) < 2:
             return 0.0
-        design, weight = _Design(kept), np.where(kept.visited, 1.0, UNVISITED)
+        design = _Design(kept, np.where(kept.visited, 1.0, UNVISITED))
         for row, scale in enumerate(TOKEN_SCALES):
-            signed = np.where(left.stood, -1.0, 1.0) * design.fit(scale, weight).logits(left)
+            signed = np.where(left.stood, -1.0, 1.0) * design.fit(scale).logits(left)
             loss[row] += (np.logaddexp(0.0, signed) * np.where(left.visited, 1.0, UNVISITED)).sum()
     return TOKEN_SCALES[int(loss.argmin())]
 

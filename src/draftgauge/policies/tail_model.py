@@ -4,7 +4,8 @@ A logistic model of causal signals: the length of the matched ending and what is
 how often in a row by the same token), how far the output has been repeating the text (habit and run), the offset of the
 token after the drafted ones, what the draft showed: how many tokens, how sure it is that they stand, and whether they
 were themselves what the text foretold; and which token it is, and which one it follows: some words are always copied,
-and after some nothing is. It is fitted by :mod:`draftgauge.fitting.two_source`.
+and after some nothing is. What is known of tokens counts the less the more the output has been repeating the text of
+late: what runs in circles copies every word. The model is fitted by :mod:`draftgauge.fitting.tail`.
 
 What depends on the match alone is a table with one entry for every match (:data:`CELLS`), what depends on the state
 before the first looked-up token a number, so that a token costs two accesses to a dictionary and one exponential.
@@ -171,11 +172,17 @@ class TailModel:
         )
         offsets = cells.shape[1]
         logits = np.asarray(self.of_match)[cells] + base[:, None] + np.asarray(self.of_offset[:offsets])
-        logits += self.foretold.at(tokens.astype(np.int64)) + self.after.at(tokens_before(state.token, tokens))
+        of_tokens = self.foretold.at(tokens.astype(np.int64)) + self.after.at(tokens_before(state.token, tokens))
+        logits += token_share(state.habit)[:, None] * of_tokens
         chances = np.where(cells > 0, 1 / (1 + np.exp(-logits)), 0.0)
         stand = np.asarray(state.stand, np.float64)[:, None]
         together: Floats = np.cumprod(np.concatenate([stand, chances], axis=1), axis=1)[:, 1:]
         return together
+
+
+def token_share(habit: NDArray[np.float64]) -> NDArray[np.float64]:
+    """How much of what is known of tokens counts, by habit; see :class:`~draftgauge.policies.suffix.SuffixIndex`."""
+    return 1 - np.maximum(habit, 0.0)
 
 
 def tokens_before(last: Value, tokens: NDArray[np.int32]) -> NDArray[np.int64]:

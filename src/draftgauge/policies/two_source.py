@@ -227,11 +227,12 @@ class TwoSource:
         base = self._of_text + tail.of_draft(depth, log_stand, chances.agreed, chances.disagreed)
         of_match, of_offset, prices, least = tail.of_match, tail.of_offset, rule.prices[depth], rule.least
         after, of_token, foretold, before = tail.after.of, tail.foretold.of, self._foretold, self._tail[-1]
+        share = 1 - self.index.habit if self.index.habit > 0 else 1.0
         best, total, length = 0.0, 0.0, 0
         while length < longest and (at + length < len(matches) or self._look_further()):
             token = foretold[at + length]
             logit = of_match[matches[at + length]] + base + of_offset[length]
-            logit += after.get(before, 0.0) + of_token.get(token, 0.0)
+            logit += share * (after.get(before, 0.0) + of_token.get(token, 0.0))
             before = token
             stand *= 1 / (1 + math.exp(-logit))
             total += stand

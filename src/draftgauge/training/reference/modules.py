@@ -5,9 +5,13 @@ from __future__ import annotations
 import ast
 import gc
 import warnings
+from collections import deque
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+
+_HOLDERS = (ast.stmt, ast.excepthandler, ast.match_case)
+"""Nodes that are statements or hold some."""
 
 Function = ast.FunctionDef | ast.AsyncFunctionDef
 
@@ -59,13 +63,10 @@ def read_module(name: str, source: str) -> Module:
         for node, qualified in functions
         if (text := ast.get_docstring(node))
     ]
-    classes = [
-        Documented(node.name, "", text)
-        for node in ast.walk(tree)
-        if isinstance(node, ast.ClassDef) and (text := ast.get_docstring(node))
-    ]
+    texts = list(_documentation(tree))
+    classes = [Documented(node.name, "", text) for node, text in texts if isinstance(node, ast.ClassDef)]
     names = tuple(node.name for node, _ in functions)
-    return Module(name, source, tuple(documentation_strings(tree)), names, (*documented, *classes))
+    return Module(name, source, tuple(text for _, text in texts), names, (*documented, *classes))
 
 
 def parse(source: str) -> ast.Module:
@@ -89,9 +90,23 @@ def collection_paused() -> Iterator[None]:
 
 def documentation_strings(tree: ast.Module) -> Iterator[str]:
     """The documentation strings of a module and of all functions and classes in it."""
-    for node in ast.walk(tree):
+    return (text for _, text in _documentation(tree))
+
+
+def _documentation(tree: ast.Module) -> Iterator[tuple[ast.AST, str]]:
+    """Modules, functions and classes with their documentation strings, in the order of :func:`ast.walk`."""
+    for node in statements(tree):
         if isinstance(node, Function | ast.ClassDef | ast.Module) and (text := ast.get_docstring(node)):
-            yield text
+            yield node, text
+
+
+def statements(tree: ast.Module) -> Iterator[ast.AST]:
+    """What :func:`ast.walk` yields, in its order, without expressions, which are most of it and hold no statements."""
+    waiting: deque[ast.AST] = deque([tree])
+    while waiting:
+        node = waiting.popleft()
+        waiting.extend(child for child in ast.iter_child_nodes(node) if isinstance(child, _HOLDERS))
+        yield node
 
 
 def _functions(node: ast.AST, prefix: str) -> Iterator[tuple[Function, str]]:
