@@ -187,6 +187,11 @@ def test_what_a_step_like_the_one_before_it_saves(
     assert curve.plain == pytest.approx((11.0, 11.0))
 
 
+def test_no_longer_draft_than_asked_for_is_measured(pair: tuple[CachedModel, CachedModel]) -> None:
+    for gamma_max in (1, 2):
+        assert measure(pair[0], LanguageModelDrafter(pair[1]), gamma_max=gamma_max).gamma_max == gamma_max
+
+
 def test_a_drafter_with_nothing_to_propose_leaves_no_verification_unmeasured(
     pair: tuple[CachedModel, CachedModel],
 ) -> None:
