@@ -154,8 +154,8 @@ class StepTimer:
         self._rounds += 1
         rest = [
             [(1, NO_SIGNALS), *idle],
-            [(2, NO_SIGNALS), *[(0, NO_SIGNALS)] * SHORT_IDLE_RUN],
-        ]  # taken from the end: the draft last
+            [(min(2, self._gamma_max), NO_SIGNALS), *[(0, NO_SIGNALS)] * SHORT_IDLE_RUN],
+        ]  # taken from the end: the draft comes last
         pieces = [*drafts, *rest]
         return [step for index in self._rng.permutation(len(pieces)) for step in pieces[index]]
 
