@@ -140,6 +140,8 @@ def _repeat_seconds(contexts: Contexts) -> RepeatSeconds:
     where the samples do not tell it from nothing.
     """
     unlike = [[sample for sample in samples if not sample.repeats] for samples in contexts]
+    if not all(map(_plain, unlike)):
+        return RepeatSeconds()  # too few to say
     catch_up = _catch_up(unlike)
     steps = _steps(unlike, catch_up).quartiles[1]
     rest: dict[tuple[bool, bool], list[float]] = {}  # by whether they propose, and whether they repeat

@@ -201,13 +201,12 @@ class StepTimer:
         self._steps = []
 
     def fewest(self) -> int:
-        """Samples of the length that has the fewest without signals, or of the set of signals that has the fewest;
-        those that repeat the step before are not counted.
+        """Samples of the length that has the fewest without signals, those that repeat the step before left out, or of
+        the set of signals that has the fewest.
         """
-        counted = [sample for sample in self.samples if not sample.repeats]
-        plain = [sample.gamma for sample in counted if sample.reads == NO_SIGNALS]
+        plain = [sample.gamma for sample in self.samples if sample.reads == NO_SIGNALS and not sample.repeats]
         lengths = np.bincount(plain, minlength=self._gamma_max + 1)
-        sets = Counter(sample.reads & OF_DRAFTED_TOKENS for sample in counted)
+        sets = Counter(sample.reads & OF_DRAFTED_TOKENS for sample in self.samples)
         return min(int(lengths.min()), *(sets[reads] for reads in PRICED))
 
 
