@@ -57,9 +57,17 @@ FAMILIES: dict[str, dict[str, Any]] = {
         "query_pre_attn_scalar": 16,
         "sliding_window_pattern": 2,
     },
+    "mixtral": {"model_type": "mixtral", "num_local_experts": 4},
+    "qwen3_moe": {
+        "model_type": "qwen3_moe",
+        "num_experts": 4,
+        "moe_intermediate_size": 32,
+        "num_experts_per_tok": 2,
+        "mlp_only_layers": [0],
+    },
 }
 LEAN = ("qwen3", "qwen2", "llama", "llama3-rope", "llama-biases", "mistral", "mistral-sliding", "qwen3-sliding")
-LEAN += ("gemma", "gemma2", "gemma3")
+LEAN += ("gemma", "gemma2", "gemma3", "mixtral", "qwen3_moe")
 
 
 def tiny_model(family: str = "qwen3", attention: str = "gqa", seed: int = 0, **overrides: Any) -> PreTrainedModel:

@@ -32,7 +32,6 @@ SETTINGS = DecodingSettings(16)
 LONGROPE = {"rope_type": "longrope", "rope_theta": 10000.0, "factor": 4.0, "original_max_position_embeddings": 64}
 LONGROPE |= {"short_factor": [1.0] * 8, "long_factor": [2.0] * 8}
 MULTIMODAL = "gemma3, multimodal"
-EXPERTS = {"num_experts_per_tok": 2}
 
 # Of a family: its model_type if it is another one, and its configuration.
 MORE: dict[str, dict[str, Any]] = {
@@ -63,9 +62,7 @@ MORE: dict[str, dict[str, Any]] = {
     "starcoder2": {},
     "nemotron": {},
     "exaone4": {"sliding_window": WINDOW},
-    "mixtral": {"num_local_experts": 4},
-    "qwen3_moe": {"num_experts": 4, "moe_intermediate_size": 32, **EXPERTS},
-    "gpt_oss": {"num_local_experts": 4, "sliding_window": WINDOW, **EXPERTS},
+    "gpt_oss": {"num_local_experts": 4, "sliding_window": WINDOW, "num_experts_per_tok": 2},
 }
 REFUSED = {"mamba": {"state_size": 4, "expand": 2}, "lfm2": {"layer_types": ["conv", "full_attention"]}}
 

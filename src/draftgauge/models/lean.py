@@ -193,14 +193,12 @@ def run_layers(
     """
     heads = weights.query_heads + weights.key_heads
     shape = (tokens.size(0), heads + weights.key_heads, weights.head_dim)
-    activation = weights.activation
     x = weights.embed(tokens)
     for index, layer in enumerate(weights.layers):
         qkv = layer.qkv(layer.input_norm(x)).view(shape)
         layer.rotate(qkv[:, :heads], cos, sin)
         layer.output(x, attend(index, qkv))
-        gate, up = layer.gate_up(layer.post_norm(x)).chunk(2, -1)
-        layer.down(x, activation(gate).mul_(up))
+        layer.mlp(x)
         if keep is not None:
             keep(index, x)
     return x

@@ -13,7 +13,7 @@ from transformers import PreTrainedConfig, PreTrainedModel
 from draftgauge.models.lean_checks import why_changed
 from draftgauge.models.spec import rope_kinds
 
-FAMILIES = ("llama", "mistral", "qwen2", "qwen3", "gemma", "gemma2", "gemma3_text")
+FAMILIES = ("llama", "mistral", "qwen2", "qwen3", "gemma", "gemma2", "gemma3_text", "mixtral", "qwen3_moe")
 GEMMA = ("gemma", "gemma2", "gemma3_text")
 ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
     "silu": F.silu,
@@ -59,7 +59,7 @@ def why_not_lean(model: PreTrainedModel) -> str | None:
 def window_of(config: PreTrainedConfig) -> Window | None:
     """Where and how far the layers of a model of the families attend within a window, as transformers reads it."""
     length: Any = getattr(config, "sliding_window", None)
-    if config.model_type == "mistral":  # whatever kinds of layers its configuration names
+    if config.model_type in ("mistral", "mixtral", "qwen3_moe"):  # whatever kinds of layers its configuration names
         sliding = (length is not None,) * config.num_hidden_layers
     else:
         kinds = getattr(config, "layer_types", None) or ("full_attention",) * config.num_hidden_layers
@@ -88,16 +88,18 @@ def of_a_family(model: PreTrainedModel) -> bool:
 
 
 def has_plain_linears(model: PreTrainedModel) -> bool:
-    """Whether no matrix of a model of the families is quantised or adapted."""
+    """Whether no matrix of a model of the families is quantised, adapted, or one of several experts."""
     return all(type(linear) is nn.Linear for linear in linears(model))
 
 
 def linears(model: PreTrainedModel) -> Iterator[nn.Module]:
-    """Everything that multiplies by a matrix in a model of one of the families, the output head included."""
+    """Everything that multiplies by a matrix in a model of one of the families, the output head included; of experts,
+    the whole block.
+    """
     for layer in model.model.layers:
         attention, mlp = layer.self_attn, layer.mlp
         yield from (attention.q_proj, attention.k_proj, attention.v_proj, attention.o_proj)
-        yield from (mlp.gate_proj, mlp.up_proj, mlp.down_proj)
+        yield from (mlp.gate_proj, mlp.up_proj, mlp.down_proj) if hasattr(mlp, "gate_proj") else (mlp,)
     yield model.lm_head
 
 

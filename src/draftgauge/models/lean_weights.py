@@ -39,6 +39,7 @@ from draftgauge.models.lean_ops import (
     softcapped,
 )
 
+Update = Callable[[Tensor], object]
 Mix = Callable[..., Tensor]
 """Attention as ``torch.nn.functional.scaled_dot_product_attention`` computes it: queries, keys, values, ``attn_mask``,
 ``enable_gqa``."""
@@ -53,18 +54,14 @@ class LeanLayer(NamedTuple):
         qkv: ``x -> [k, (H + 2 KV) head_dim]``, queries first, then keys, then values.
         rotate: normalises, where the family does, and rotates query and key heads ``[k, H + KV, head_dim]`` in place.
         output: adds the output projection of ``[k, H head_dim]`` to ``x``, normed first where the family does so.
-        post_norm: before the MLP.
-        gate_up: ``x -> [k, 2 intermediate]``, gate first.
-        down: adds the down projection of ``[k, intermediate]`` to ``x``, normed first where the family does so.
+        mlp: adds the output of the MLP, or of the experts, to ``x``; their norms are in it.
     """
 
     input_norm: Norm
     qkv: Projection
     rotate: Rotation
     output: Residual
-    post_norm: Norm
-    gate_up: Projection
-    down: Residual
+    mlp: Update
 
 
 @dataclass(frozen=True)
@@ -75,11 +72,10 @@ class LeanWeights:
         embedding: the table of the tokens.
         embed: of tokens ``[k]``, the first ``x``.
         head: logits of normed hidden states.
-        activation: of the gates.
         rotaries: transformers' own rotary modules, one for each base: of a tensor and positions, cosines and sines.
         score: what attention makes of the product of a query and a key.
         mix: attention with these scores.
-        plain: all linears are plain ones; quantised linears run code of their own.
+        plain: all linears are plain ones; quantised linears and experts run code of their own.
         window: of the layers that attend within one, or None where all see everything.
     """
 
@@ -88,7 +84,6 @@ class LeanWeights:
     layers: tuple[LeanLayer, ...]
     norm: Norm
     head: Projection
-    activation: Callable[[Tensor], Tensor]
     rotaries: tuple[Callable[[Tensor, Tensor], tuple[Tensor, Tensor]], ...]
     score: ScoreRule
     mix: Mix
@@ -122,7 +117,6 @@ def fuse(model: PreTrainedModel) -> LeanWeights:
         layers=tuple(_fuse_layer(layer, config, pack) for layer in decoder.layers),
         norm=_norm_of(config)(decoder.norm.weight, config.rms_norm_eps),
         head=head if cap is None else softcapped(head, cap),
-        activation=ACTIVATIONS[activation_name(config)],
         rotaries=tuple(partial(decoder.rotary_emb, layer_type=kind) for kind in bases) or (decoder.rotary_emb,),
         score=score,
         mix=_mix(score, decoder.layers[0].self_attn.head_dim),
@@ -149,10 +143,21 @@ def _fuse_layer(layer: Any, config: PreTrainedConfig, pack: bool) -> LeanLayer:
         qkv=projection([attention.q_proj, attention.k_proj, attention.v_proj], pack),
         rotate=_rotation(attention, config),
         output=output(attention.o_proj, pack),
-        post_norm=norm_of(before_mlp.weight, eps),
-        gate_up=projection([mlp.gate_proj, mlp.up_proj], pack),
-        down=down(mlp.down_proj, pack),
+        mlp=_mlp(mlp, config, norm_of(before_mlp.weight, eps), partial(down, pack=pack), pack),
     )
+
+
+def _mlp(mlp: Any, config: PreTrainedConfig, norm: Norm, down: Callable[..., Residual], pack: bool) -> Update:
+    if not hasattr(mlp, "gate_proj"):  # a router and its experts, which transformers runs
+        return lambda x: x.add_(mlp(norm(x)[None])[0])
+    activation = ACTIVATIONS[activation_name(config)]
+    project, add = projection([mlp.gate_proj, mlp.up_proj], pack), down(mlp.down_proj)
+
+    def gated(x: Tensor) -> None:
+        gate, up = project(norm(x)).chunk(2, -1)
+        add(x, activation(gate).mul_(up))
+
+    return gated
 
 
 def _rotation(attention: Any, config: PreTrainedConfig) -> Rotation:
