@@ -25,6 +25,8 @@ WINDOW = 8  # of the sliding models: shorter than the texts of the tests
 # heads and key heads
 ATTENTION = {"mha": (4, 4), "gqa": (4, 2), "mqa": (4, 1)}
 
+EXPERTS = {"num_experts": 4, "moe_intermediate_size": 32, "num_experts_per_tok": 2}
+
 FAMILIES: dict[str, dict[str, Any]] = {
     "qwen3": {"model_type": "qwen3"},
     "qwen2": {"model_type": "qwen2"},
@@ -58,16 +60,12 @@ FAMILIES: dict[str, dict[str, Any]] = {
         "sliding_window_pattern": 2,
     },
     "mixtral": {"model_type": "mixtral", "num_local_experts": 4},
-    "qwen3_moe": {
-        "model_type": "qwen3_moe",
-        "num_experts": 4,
-        "moe_intermediate_size": 32,
-        "num_experts_per_tok": 2,
-        "mlp_only_layers": [0],
-    },
+    "qwen2_moe": {"model_type": "qwen2_moe", "shared_expert_intermediate_size": 64, **EXPERTS},
+    "qwen3_moe": {"model_type": "qwen3_moe", "mlp_only_layers": [0], **EXPERTS},
 }
 LEAN = ("qwen3", "qwen2", "llama", "llama3-rope", "llama-biases", "mistral", "mistral-sliding", "qwen3-sliding")
-LEAN += ("gemma", "gemma2", "gemma3", "mixtral", "qwen3_moe")
+MIXTURES = ("mixtral", "qwen2_moe", "qwen3_moe")
+LEAN += ("gemma", "gemma2", "gemma3", *MIXTURES)
 
 
 def tiny_model(family: str = "qwen3", attention: str = "gqa", seed: int = 0, **overrides: Any) -> PreTrainedModel:

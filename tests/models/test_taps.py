@@ -17,10 +17,10 @@ from draftgauge.models.loading import wrap
 from draftgauge.models.tap_rules import specforge_taps
 from draftgauge.models.taps import TapPlan, Taps, attach_taps, batch_features, default_taps, tap_plan
 from markov import MarkovModel
-from tiny import LEAN, tiny_model, tiny_multimodal, tokens
+from tiny import LEAN, MIXTURES, tiny_model, tiny_multimodal, tokens
 
 LAYERS = 5
-FULL = ("qwen3", "qwen2", "llama", "llama3-rope", "mistral", "gemma", "gemma2", "gemma3")
+FULL = ("qwen3", "qwen2", "llama", "llama3-rope", "mistral", "gemma", "gemma2", "gemma3", *MIXTURES)
 ENGINES = [(engine, family) for engine in ("lean", "static") for family in FULL if family in LEAN]
 ENGINES += [("modules", family) for family in FULL]
 

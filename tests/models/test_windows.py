@@ -31,11 +31,7 @@ MIXED |= {"layer_types": ["sliding_attention", "full_attention", "sliding_attent
 # A scale of scores that is not the heads' own, and caps that bite.
 GEMMA: dict[str, Any] = {"query_pre_attn_scalar": 24, "final_logit_softcapping": 6.0, "num_hidden_layers": 3}
 SLIDING: dict[str, dict[str, Any]] = {"mistral": {}, "qwen2": MIXED, "qwen3": MIXED}
-SLIDING |= {
-    "mixtral": {"num_local_experts": 4},
-    "gemma2": {**GEMMA, "attn_logit_softcapping": 1.5},
-    "gemma3": {**GEMMA, "sliding_window_pattern": 2},
-}
+SLIDING |= {"gemma2": {**GEMMA, "attn_logit_softcapping": 1.5}, "gemma3": {**GEMMA, "sliding_window_pattern": 2}}
 MANY = 40  # tokens, beyond every window
 FAMILIES = pytest.mark.parametrize("family", SLIDING)
 ENGINES = pytest.mark.parametrize("engine", ["lean", "static"])

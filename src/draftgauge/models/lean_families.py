@@ -13,7 +13,8 @@ from transformers import PreTrainedConfig, PreTrainedModel
 from draftgauge.models.lean_checks import why_changed
 from draftgauge.models.spec import rope_kinds
 
-FAMILIES = ("llama", "mistral", "qwen2", "qwen3", "gemma", "gemma2", "gemma3_text", "mixtral", "qwen3_moe")
+FAMILIES = ("llama", "mistral", "qwen2", "qwen3", "gemma", "gemma2", "gemma3_text", "mixtral", "qwen2_moe", "qwen3_moe")
+SLIDE_THROUGHOUT = ("mistral", "mixtral", "qwen3_moe")  # within a window, in every layer, if they have one
 GEMMA = ("gemma", "gemma2", "gemma3_text")
 ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
     "silu": F.silu,
@@ -59,7 +60,7 @@ def why_not_lean(model: PreTrainedModel) -> str | None:
 def window_of(config: PreTrainedConfig) -> Window | None:
     """Where and how far the layers of a model of the families attend within a window, as transformers reads it."""
     length: Any = getattr(config, "sliding_window", None)
-    if config.model_type in ("mistral", "mixtral", "qwen3_moe"):  # whatever kinds of layers its configuration names
+    if config.model_type in SLIDE_THROUGHOUT:  # whatever kinds of layers its configuration names
         sliding = (length is not None,) * config.num_hidden_layers
     else:
         kinds = getattr(config, "layer_types", None) or ("full_attention",) * config.num_hidden_layers
@@ -87,20 +88,28 @@ def of_a_family(model: PreTrainedModel) -> bool:
     return family in FAMILIES and type(model).__module__ == f"transformers.models.{folder}.modeling_{folder}"
 
 
-def has_plain_linears(model: PreTrainedModel) -> bool:
-    """Whether no matrix of a model of the families is quantised, adapted, or one of several experts."""
-    return all(type(linear) is nn.Linear for linear in linears(model))
+def why_not_recorded(model: PreTrainedModel) -> str | None:
+    """The reason why no pass of a model of the families can be recorded as a CUDA graph, or None if passes can."""
+    if any(has_experts(layer.mlp) for layer in model.model.layers):
+        return "which experts run is known only when their router has run"
+    other = {type(linear).__name__ for linear in linears(model)} - {nn.Linear.__name__}
+    return f"{', '.join(sorted(other))} runs code of its own" if other else None
 
 
 def linears(model: PreTrainedModel) -> Iterator[nn.Module]:
-    """Everything that multiplies by a matrix in a model of one of the families, the output head included; of experts,
-    the whole block.
+    """Everything that multiplies by a matrix in a model of one of the families, the output head included; experts and
+    their router are one.
     """
     for layer in model.model.layers:
         attention, mlp = layer.self_attn, layer.mlp
         yield from (attention.q_proj, attention.k_proj, attention.v_proj, attention.o_proj)
-        yield from (mlp.gate_proj, mlp.up_proj, mlp.down_proj) if hasattr(mlp, "gate_proj") else (mlp,)
+        yield from (mlp,) if has_experts(mlp) else (mlp.gate_proj, mlp.up_proj, mlp.down_proj)
     yield model.lm_head
+
+
+def has_experts(mlp: nn.Module) -> bool:
+    """Whether a layer's MLP is a mixture of experts behind a router; a few layers of such a model may have none."""
+    return not hasattr(mlp, "gate_proj")
 
 
 def rotary_bases(config: PreTrainedConfig) -> list[str]:

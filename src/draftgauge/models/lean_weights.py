@@ -19,9 +19,10 @@ from draftgauge.models.lean_families import (
     GEMMA,
     Window,
     activation_name,
-    has_plain_linears,
+    has_experts,
     rotary_bases,
     why_not_lean,
+    why_not_recorded,
     window_of,
 )
 from draftgauge.models.lean_ops import (
@@ -75,7 +76,7 @@ class LeanWeights:
         rotaries: transformers' own rotary modules, one for each base: of a tensor and positions, cosines and sines.
         score: what attention makes of the product of a query and a key.
         mix: attention with these scores.
-        plain: all linears are plain ones; quantised linears and experts run code of their own.
+        eager: why no pass can be recorded as a CUDA graph, or None if passes can.
         window: of the layers that attend within one, or None where all see everything.
     """
 
@@ -90,7 +91,7 @@ class LeanWeights:
     query_heads: int
     key_heads: int
     head_dim: int
-    plain: bool = True
+    eager: str | None = None
     window: Window | None = None
 
 
@@ -99,7 +100,7 @@ def fuse(model: PreTrainedModel) -> LeanWeights:
 
     The model itself stays usable. Small models on a CPU get packed copies of their linears (see :mod:`lean_ops`);
     otherwise the model's own linears become views of the fused weights and nothing is held twice. Quantised linears
-    (bitsandbytes) are called as they are.
+    (bitsandbytes) and mixtures of experts are called as they are.
 
     Raises:
         ModelError: if the lean engine cannot run this model.
@@ -123,7 +124,7 @@ def fuse(model: PreTrainedModel) -> LeanWeights:
         query_heads=config.num_attention_heads,
         key_heads=config.num_key_value_heads,
         head_dim=decoder.layers[0].self_attn.head_dim,
-        plain=has_plain_linears(model),
+        eager=why_not_recorded(model),
         window=window_of(config),
     )
 
@@ -148,7 +149,7 @@ def _fuse_layer(layer: Any, config: PreTrainedConfig, pack: bool) -> LeanLayer:
 
 
 def _mlp(mlp: Any, config: PreTrainedConfig, norm: Norm, down: Callable[..., Residual], pack: bool) -> Update:
-    if not hasattr(mlp, "gate_proj"):  # a router and its experts, which transformers runs
+    if has_experts(mlp):  # called as a whole, whatever form transformers gives them
         return lambda x: x.add_(mlp(norm(x)[None])[0])
     activation = ACTIVATIONS[activation_name(config)]
     project, add = projection([mlp.gate_proj, mlp.up_proj], pack), down(mlp.down_proj)

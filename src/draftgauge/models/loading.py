@@ -36,7 +36,7 @@ from draftgauge.models.fingerprint import fingerprint
 from draftgauge.models.gguf import EXACT, GGUF_ENGINES, GgufModel
 from draftgauge.models.gguf_library import INSTALL, is_gguf
 from draftgauge.models.lean import LeanModel
-from draftgauge.models.lean_families import has_plain_linears, of_a_family, why_not_lean
+from draftgauge.models.lean_families import of_a_family, why_not_lean, why_not_recorded
 from draftgauge.models.modules_model import ModulesModel
 from draftgauge.models.quiet import no_bars
 from draftgauge.models.reference import resolve_source
@@ -173,7 +173,7 @@ def _choose_engine(model: PreTrainedModel) -> str:
     """Fixed shapes on a GPU, the lean engine elsewhere; transformers' modules where neither is known to be right."""
     reason = why_not_lean(model)
     if reason is None:
-        return "static" if model.device.type == "cuda" and has_plain_linears(model) else "lean"
+        return "static" if model.device.type == "cuda" and why_not_recorded(model) is None else "lean"
     if of_a_family(model):
         warnings.warn(f"transformers' modules run this {model.config.model_type} model: {reason}", stacklevel=4)
     return "modules"

@@ -7,6 +7,8 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
+from draftgauge.models.lean_weights import LeanWeights
+
 Run = Callable[[], Tensor]
 
 
@@ -37,3 +39,8 @@ class GraphPool:
             return output
 
         return replay
+
+
+def graph_pool(weights: LeanWeights, device: torch.device) -> GraphPool | None:
+    """A pool for the graphs of a decoder's passes; None where they are not recorded."""
+    return GraphPool(device) if device.type == "cuda" and weights.eager is None else None

@@ -8,6 +8,7 @@ CPU the same passes run eagerly.
 
 from __future__ import annotations
 
+import warnings
 from typing import ClassVar
 
 import torch
@@ -16,7 +17,7 @@ from transformers import PreTrainedModel
 
 from draftgauge.models.attention_kernels import attention_kernels
 from draftgauge.models.lean import LeanModel
-from draftgauge.models.static_graphs import GraphPool, Run
+from draftgauge.models.static_graphs import GraphPool, Run, graph_pool
 from draftgauge.models.static_pass import Places, StaticPass
 
 STATIC_TOKENS = 32  # a pass of more is a prefill and runs as the lean engine's
@@ -26,7 +27,8 @@ class StaticModel(LeanModel):
     """:class:`~draftgauge.models.base.CachedModel` with fixed shapes, for the families of the lean engine.
 
     A pass is captured when it comes for the second time with the same number of tokens in the same bucket; all
-    recordings share one pool of memory. Weights that are not plain tensors (quantised linears) run eagerly.
+    recordings share one pool of memory. Quantised linears and mixtures of experts run code of their own, which need not
+    be fit to be recorded: models that have some run eagerly, and on a GPU that is said in a warning.
     """
 
     engine: ClassVar[str] = "static"
@@ -38,8 +40,12 @@ class StaticModel(LeanModel):
         self._places: Places | None = None
         self._passes: dict[tuple[int, int], StaticPass] = {}  # by number of tokens and bucket
         self._graphs: dict[tuple[int, int], Run] = {}
-        captures = self.spec.device.type == "cuda" and self._weights.plain
-        self._pool = GraphPool(self.spec.device) if captures else None
+        self._pool = graph_pool(self._weights, self.spec.device)
+        if self.spec.device.type == "cuda" and self._pool is None:
+            warnings.warn(
+                f"the static engine runs this {self.spec.family} model without CUDA graphs: {self._weights.eager}",
+                stacklevel=3,
+            )
 
     @torch.inference_mode()
     def forward(self, tokens: Tensor, last_only: bool = False) -> Tensor:

@@ -21,7 +21,7 @@ from draftgauge.models.lean_attention import attend_over, masks_by_layer
 from draftgauge.models.lean_weights import LeanWeights
 from draftgauge.models.row_layout import Shape, attend_by_row, lay_out
 from draftgauge.models.spec import check_context
-from draftgauge.models.static_graphs import GraphPool, Run
+from draftgauge.models.static_graphs import Run, graph_pool
 from draftgauge.models.static_model import StaticModel
 
 
@@ -55,8 +55,7 @@ class StaticRows:
         self._lengths = [0] * rows
         self._passes: dict[Shape, RowsPass] = {}
         self._graphs: dict[Shape, Run] = {}
-        captures = self.spec.device.type == "cuda" and weights.plain
-        self._pool = GraphPool(self.spec.device) if captures else None
+        self._pool = graph_pool(weights, self.spec.device)
 
     def length(self, row: int) -> int:
         """Tokens in a row."""

@@ -1,0 +1,178 @@
+"""Mixtures of experts in the lean and the static engine: transformers' own blocks are called, whatever is in them."""
+
+from __future__ import annotations
+
+import functools
+import warnings
+from collections.abc import Callable
+from types import MethodType
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+from torch._subclasses.fake_tensor import unset_fake_temporarily
+from transformers import PreTrainedModel
+
+from draftgauge.decoding import DecodingSettings, plain_decode, speculative_decode
+from draftgauge.drafters import LanguageModelDrafter
+from draftgauge.drafters.dense import draft_densely, draft_position_by_position
+from draftgauge.models.base import CachedModel
+from draftgauge.models.lean import LeanModel
+from draftgauge.models.lean_families import window_of
+from draftgauge.models.lean_rows import LeanRows
+from draftgauge.models.loading import wrap
+from draftgauge.models.static_rows import StaticRows
+from draftgauge.policies.fixed import FixedLength
+from fake_cuda import fake_cuda, on_gpu
+from tiny import MIXTURES, tiny_model, tokens
+
+TEXT = tokens(24)
+FAMILIES = pytest.mark.parametrize("family", MIXTURES)
+ENGINES = pytest.mark.parametrize("engine", ["lean", "static"])
+
+
+@torch.no_grad()
+def reference(model: PreTrainedModel) -> Tensor:
+    return model(TEXT[None], use_cache=False).logits[0]
+
+
+def in_parts(cached: CachedModel) -> Tensor:
+    return torch.cat((cached.forward(TEXT[:11]), cached.forward(TEXT[11:12]), cached.forward(TEXT[12:])))
+
+
+def routed(model: PreTrainedModel, run: Callable[[], Tensor]) -> tuple[Tensor, Tensor]:
+    """What ``run`` returns, and the experts that every token of its passes goes to, ``[T, layers x experts]``."""
+    chosen: dict[int, list[Tensor]] = {}
+    handles = [
+        layer.mlp.gate.register_forward_hook(
+            lambda module, inputs, output, index=index: chosen.setdefault(index, []).append(output[2].sort(-1).values)
+        )
+        for index, layer in enumerate(model.model.layers)
+        if hasattr(layer.mlp, "experts")
+    ]
+    result = run()
+    for handle in handles:
+        handle.remove()
+    return result.float(), torch.cat([torch.cat(passes) for passes in chosen.values()], -1)
+
+
+@FAMILIES
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_half_precision_agrees_up_to_its_rounding_where_tokens_go_to_the_same_experts(
+    family: str, dtype: torch.dtype
+) -> None:
+    """Rounding may send a token to another expert where two are nearly equal, in any engine and in transformers."""
+    exact, right = routed(model := tiny_model(family), lambda: reference(model))
+    half = tiny_model(family).to(dtype)
+    theirs, their_way = routed(half, lambda: reference(half))
+    for engine in ("lean", "static", "modules"):
+        ours, our_way = routed(half, functools.partial(in_parts, wrap(half, engine)))
+        alike = ((our_way == right) & (their_way == right)).all(-1)
+        assert alike.sum() >= len(TEXT) - 3
+        assert (ours - exact)[alike].norm() < 1.5 * (theirs - exact)[alike].norm()
+
+
+@FAMILIES
+@ENGINES
+@pytest.mark.parametrize("how", ["eager", "batched_mm", "grouped_mm"])
+def test_every_way_of_transformers_to_run_experts_gives_the_same(family: str, engine: str, how: str) -> None:
+    model = tiny_model(family)
+    model.set_experts_implementation("eager")
+    expected, way = routed(model, lambda: reference(model))
+    assert len(way.unique()) == 4  # every expert is some token's
+    model.set_experts_implementation(how)
+    torch.testing.assert_close(in_parts(wrap(model, engine)), expected, rtol=1e-4, atol=2e-4)
+
+
+@FAMILIES
+@ENGINES
+def test_a_changed_expert_is_called_as_it_is(family: str, engine: str) -> None:
+    """A patched forward and a hook inside the block do what they do in transformers."""
+    model = tiny_model(family)
+    before, mlp = reference(model), model.model.layers[1].mlp
+    mlp.experts.forward = MethodType(lambda self, x, *routes: 0.5 * type(self).forward(self, x, *routes), mlp.experts)
+    mlp.register_forward_hook(lambda module, inputs, output: output + 0.1)
+    expected = reference(model)
+    assert (expected - before).abs().max() > 0.1
+    torch.testing.assert_close(in_parts(wrap(model, engine)), expected, rtol=1e-4, atol=2e-4)
+
+
+def test_layers_without_experts_are_run_as_those_of_other_families() -> None:
+    """Half of the layers, as ``decoder_sparse_step`` and ``mlp_only_layers`` name them."""
+    model = tiny_model("qwen3_moe", num_hidden_layers=4, decoder_sparse_step=2, mlp_only_layers=[3])
+    assert [hasattr(layer.mlp, "experts") for layer in model.model.layers] == [False, True, False, False]
+    torch.testing.assert_close(in_parts(wrap(model, "lean")), reference(model), rtol=1e-4, atol=2e-4)
+    model.model.layers[2].mlp.forward = lambda x: 0 * x
+    with pytest.warns(UserWarning, match=r"layers\.2\.mlp has had its forward replaced"):
+        assert wrap(model).spec.engine == "modules"
+
+
+WINDOWED: dict[str, dict[str, Any]] = {
+    "mixtral": {"sliding_window": 8},
+    "qwen2_moe": {
+        "use_sliding_window": True,
+        "sliding_window": 8,
+        "layer_types": ["sliding_attention", "full_attention"],
+    },
+    "qwen3_moe": {"use_sliding_window": True, "sliding_window": 8},
+}
+
+
+@FAMILIES
+@ENGINES
+def test_past_a_window_outputs_are_those_of_generate_and_the_dense_trace_is_right(family: str, engine: str) -> None:
+    model, prompt = tiny_model(family, **WINDOWED[family]), TEXT[:5].tolist()
+    assert window_of(model.config) == (8, (True, family != "qwen2_moe"))
+    assert not torch.allclose(reference(model), reference(tiny_model(family)), atol=1e-2)  # the window is felt
+    expected = model.generate(
+        torch.tensor([prompt]), do_sample=False, max_new_tokens=20, pad_token_id=0, eos_token_id=None
+    )[0, 5:].tolist()
+    draft = wrap(tiny_model(family, num_experts_per_tok=1, **WINDOWED[family]), engine)  # the target with fewer experts
+    result = speculative_decode(
+        wrap(model, engine), LanguageModelDrafter(draft), FixedLength(4), prompt, DecodingSettings(20)
+    )
+    assert result.tokens == expected
+    assert len({step.accepted for step in result.steps}) > 1, "every step went alike: rolling back was not tried"
+    fast = draft_densely(draft, prompt, expected, 4)
+    slow = draft_position_by_position(LanguageModelDrafter(draft), prompt, expected, 4)
+    np.testing.assert_array_equal(fast.tokens, slow.tokens)
+    np.testing.assert_allclose(fast.shown, slow.shown, atol=5e-5)
+
+
+@FAMILIES
+def test_texts_side_by_side_are_those_of_each_alone(family: str) -> None:
+    model, lengths = tiny_model(family), (5, 9, 24)
+    lean_side, static_side = LeanRows(LeanModel(model)), StaticRows(LeanModel(model), 3, 32)
+    for row in range(3):
+        assert lean_side.open() == row
+        for side in (lean_side, static_side):
+            side.prefill(row, TEXT[: row + 1].tolist())
+    feed = [TEXT[row + 1 : length] for row, length in enumerate(lengths)]
+    together = lean_side.step(range(3), [each.tolist() for each in feed])
+    rows = static_side.step(range(3), [len(each) for each in feed], torch.cat(feed)).split([len(each) for each in feed])
+    expected = reference(model)
+    for row, length in enumerate(lengths):
+        torch.testing.assert_close(together[row], expected[length - 1], rtol=1e-4, atol=2e-4)
+        torch.testing.assert_close(rows[row], expected[row + 1 : length], rtol=1e-4, atol=2e-4)
+
+
+@FAMILIES
+def test_on_a_gpu_no_graph_is_recorded_and_that_is_said(monkeypatch: pytest.MonkeyPatch, family: str) -> None:
+    prompt, settings = list(range(1, 21)), DecodingSettings(8)
+    with fake_cuda(monkeypatch) as fake:
+        with unset_fake_temporarily():
+            models = tiny_model(family), tiny_model(family)
+        for model in models:
+            on_gpu(model, "cuda:0", torch.bfloat16).set_experts_implementation("batched_mm")
+        with warnings.catch_warnings():
+            warnings.simplefilter("error")
+            assert wrap(models[0]).spec.engine == "lean"
+        with pytest.warns(UserWarning, match=f"runs this {family} model without CUDA graphs: which experts"):
+            target, draft = (wrap(model, "static") for model in models)
+        with fake.counting() as counts:
+            plain_decode(target, prompt, settings)
+            speculative_decode(target, LanguageModelDrafter(draft), FixedLength(3), prompt, settings)
+        assert counts.launches.total() > 100
+        assert counts.captures == 0
