@@ -39,7 +39,7 @@ VARIANTS += [("kv", 1, injection) for injection in INJECTIONS[:2]] + [
     ("none", 2, "project-rope"),
 ]
 ENGINES = [("lean", "qwen3"), ("modules", "qwen3"), ("lean", "llama3-rope"), ("lean", "mistral"), ("lean", "qwen2")]
-ENGINES += [("static", "qwen3"), ("static", "llama3-rope")]
+ENGINES += [("static", "qwen3"), ("static", "llama3-rope"), ("lean", "qwen3_moe")]
 ENGINES += [("modules", family) for family in ("gemma", "gemma2", "gemma3")]
 PAIRS = [(variant, ("lean", "qwen3")) for variant in VARIANTS]
 PAIRS += [(("hybrid", 1, "project-rope"), engine) for engine in ENGINES[1:]]  # reads all that there is

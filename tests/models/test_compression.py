@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 from torch import nn
+from transformers import AutoModelForCausalLM
 
 from draftgauge.core.errors import DraftgaugeError, MissingLibraryError, ModelError
 from draftgauge.models import compression
@@ -99,3 +100,20 @@ def test_nf4_refuses_widths_before_it_loads(tmp_path: Path, overrides: dict[str,
     (tmp_path / "model.safetensors").unlink()
     with pytest.raises(ModelError, match=r"divisible by 64.*model\.layers\.0"):
         load_model(tmp_path, "nf4", device="cpu")
+
+
+@needs_bitsandbytes
+@pytest.mark.parametrize("name", ["int8", "nf4"])
+@pytest.mark.parametrize("family", ["mixtral", "qwen3_moe"])
+def test_experts_that_bitsandbytes_leaves_as_they_are_are_refused_before_loading(
+    tmp_path: Path, family: str, name: str
+) -> None:
+    widths = {"mlp_only_layers": []} if family == "qwen3_moe" else {}
+    save_tiny(tmp_path, family, **widths)
+    left = AutoModelForCausalLM.from_pretrained(tmp_path, quantization_config=quantization_config(name, CPU))
+    assert left.model.layers[0].mlp.experts.gate_up_proj.dtype == torch.float32  # or they need not be refused
+    (tmp_path / "model.safetensors").unlink()
+    with pytest.raises(
+        ModelError, match=rf"\d\d% of the weights of this {family} model.*{name} would leave them.*bf16"
+    ):
+        load_model(tmp_path, name, device="cpu")

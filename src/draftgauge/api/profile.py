@@ -13,8 +13,8 @@ from draftgauge.api.profile_estimate import estimate_rows
 from draftgauge.api.profile_parts import record_in_parts
 from draftgauge.api.profile_plan import (
     EncodedPrompt,
+    check_compressions,
     check_recording,
-    check_widths,
     choose_prompts,
     encode_prompts,
     make_manifests,
@@ -65,7 +65,7 @@ def profile(request: ProfileRequest, *, progress: Progress = silent) -> list[dic
     folders = run_folders(request.out, names)
     path, chosen = choose_prompts(request.prompts)
     pair = load_pair(request.pair.at(names[0]))
-    check_widths(pair, names, request.pair.loading.trust_remote_code)
+    check_compressions(pair, names, request.pair.loading.trust_remote_code)
     encoded = encode_prompts(pair, chosen, path, request.output.max_new_tokens, request.prompts)
     if request.outputs is not None:
         encoded, _ = answered_prompts(request.outputs, encoded)

@@ -21,7 +21,13 @@ from draftgauge.core.provenance import command_line, environment, timestamp
 from draftgauge.core.rendering import turns_of
 from draftgauge.drafters.refused import DraftsRefused
 from draftgauge.drafters.source import drafter_kind, drafter_kinds
-from draftgauge.models.compression import activation_dtype, check_nf4_widths, draft_compression, quantization_config
+from draftgauge.models.compression import (
+    QUANTISED,
+    activation_dtype,
+    check_quantises,
+    draft_compression,
+    quantization_config,
+)
 from draftgauge.models.reference import resolve_source
 from draftgauge.traces.manifest import MANIFEST_NAME, Manifest, ModelEntry, OutputsEntry, PromptsEntry
 from draftgauge.traces.schema import GREEDY_VERSION, SAMPLED_VERSION
@@ -119,15 +125,18 @@ def encode_prompts(
     return kept
 
 
-def check_widths(pair: Pair, compressions: Sequence[str], trust_remote_code: bool) -> None:
+def check_compressions(pair: Pair, compressions: Sequence[str], trust_remote_code: bool) -> None:
     """Refuse at once a compression that could not be loaded only later, when its turn comes.
 
     Raises:
-        ModelError: if the target's widths do not fit nf4 on a CPU.
+        ModelError: if bitsandbytes cannot quantise the target so.
     """
-    if "nf4" in compressions and pair.target.spec.device.type == "cpu":
+    later = [name for name in compressions if name in QUANTISED and name != pair.compression]
+    if later and pair.target.module is not None:  # a GGUF file has none
         source = str(resolve_source(str(pair.sources["target"]), "target"))
-        check_nf4_widths(AutoConfig.from_pretrained(source, trust_remote_code=trust_remote_code), trust_remote_code)
+        config = AutoConfig.from_pretrained(source, trust_remote_code=trust_remote_code)
+        for name in later:
+            check_quantises(config, name, pair.target.spec.device, trust_remote_code)
 
 
 def make_manifests(pair: Pair, prompts: Sequence[Prompt], path: Path, request: ProfileRequest) -> dict[str, Manifest]:

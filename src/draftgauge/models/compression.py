@@ -5,7 +5,8 @@
 - ``int8``: LLM.int8 (Dettmers et al. 2022), linears only; outliers of the activations stay in half precision.
 - ``nf4``: 4-bit NormalFloat (Dettmers et al. 2023), linears only.
 
-Quantised models keep embeddings, norms, attention and the output head in the dtype of ``none``.
+Quantised models keep embeddings, norms, attention and the output head in the dtype of ``none``. Mixtures of experts are
+refused: their experts are no linears, and would stay as they are.
 
 A checkpoint that comes quantised is loaded as it is, and goes by the name of its method (``awq``, ``gptq``,
 ``compressed-tensors``, ``fp8``, ``torchao``, ``bnb-int8``, ``bnb-nf4``): asked for with ``none`` it gets that name, and
@@ -21,7 +22,7 @@ from typing import Any
 
 import torch
 from torch import nn
-from transformers import AutoModelForCausalLM, BitsAndBytesConfig, PreTrainedConfig
+from transformers import AutoModelForCausalLM, BitsAndBytesConfig, PreTrainedConfig, PreTrainedModel
 from transformers.pytorch_utils import Conv1D
 
 from draftgauge.core.errors import DraftgaugeError, MissingLibraryError, ModelError
@@ -32,6 +33,9 @@ QUANTISED = ("int8", "nf4")
 
 # What bitsandbytes' packed 4-bit format on CPUs takes: blocks of 64 along the input, rows packed by 32.
 NF4_INPUT, NF4_OUTPUT = 64, 32
+
+EXPERTS_NDIM = 3  # transformers stacks the matrices of a layer's experts: [experts, out, in]
+MOST = 0.5  # of the weights: where more are in experts, a quantised model would be none
 
 
 def check_compression(name: str) -> None:
@@ -115,14 +119,29 @@ def quantization_config(compression: str, device: torch.device) -> BitsAndBytesC
     )
 
 
-def check_nf4_widths(config: PreTrainedConfig, trust_remote_code: bool = False) -> None:
-    """Check before loading that every linear of the architecture can be packed to 4 bits on a CPU.
+def check_quantises(
+    config: PreTrainedConfig, compression: str, device: torch.device, trust_remote_code: bool = False
+) -> None:
+    """Check before loading that bitsandbytes can quantise what the architecture's weights are in.
 
     Raises:
-        ModelError: naming the first linear whose widths do not fit.
+        ModelError: if most of them are in experts, or a linear cannot be packed to 4 bits on a CPU.
     """
     with torch.device("meta"):
         model = AutoModelForCausalLM.from_config(config, trust_remote_code=trust_remote_code)
+    sizes = [(weight.numel(), weight.ndim == EXPERTS_NDIM) for weight in model.parameters()]
+    share = sum(size for size, of_experts in sizes if of_experts) / sum(size for size, _ in sizes)
+    if share > MOST:
+        raise ModelError(
+            f"{share:.0%} of the weights of this {config.model_type} model are in its experts, which are no linears: "
+            f"{compression} would leave them as they are, so use bf16 or fp16, or a checkpoint that comes quantised"
+        )
+    if compression == "nf4" and device.type == "cpu":
+        _check_nf4_widths(model)
+
+
+def _check_nf4_widths(model: PreTrainedModel) -> None:
+    """Check that every linear can be packed to 4 bits on a CPU; the error names the first whose widths do not fit."""
     head = model.get_output_embeddings()
     for name, module in model.named_modules():
         if module is head or not isinstance(module, nn.Linear | Conv1D):

@@ -26,7 +26,7 @@ from draftgauge.models.base import CachedModel
 from draftgauge.models.compression import (
     COMPRESSIONS,
     activation_dtype,
-    check_nf4_widths,
+    check_quantises,
     label_of,
     method_of,
     quantization_config,
@@ -91,8 +91,8 @@ def load_model(
     label = label_of(compression, quantisation_method(path), source)
     quantisation = quantization_config(label, chosen)
     config = _from_pretrained(AutoConfig, path, trust_remote_code=trust_remote_code)
-    if label == "nf4" and chosen.type == "cpu":
-        check_nf4_widths(config, trust_remote_code)
+    if quantisation is not None:
+        check_quantises(config, label, chosen, trust_remote_code)
     stays = quantisation is not None or label not in COMPRESSIONS  # quantised weights are made where they stay
     with _bars_only_where_they_tell(path), clear_memory_errors(f"{source} at compression {label}", chosen):
         model, report = _from_pretrained(

@@ -12,8 +12,8 @@ from draftgauge.models.lean_families import LENGTH_DEPENDENT_ROPE
 from draftgauge.models.spec import rope_kinds
 from draftgauge.models.tap_rules import TAP_RULES, TapRule
 
-TAP_FAMILIES = ("qwen3", "qwen2", "llama", "mistral", "gemma", "gemma2", "gemma3_text")
-TAP_FAMILIES += ("mixtral", "qwen2_moe", "qwen3_moe")
+_DENSE = ("qwen3", "qwen2", "llama", "mistral", "gemma", "gemma2", "gemma3_text")
+TAP_FAMILIES = (*_DENSE, "mixtral", "qwen2_moe", "qwen3_moe")
 
 
 @dataclass(frozen=True)
