@@ -26,20 +26,42 @@ def test_an_estimate_stands_with_its_interval() -> None:
     assert joined_interval({"gain": None}, "gain") == {}
 
 
-@pytest.mark.parametrize("width", [132, 60])
-def test_no_cell_of_a_table_is_cut_short(
-    width: int, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.setattr(console, "console", Console(width=width))
-    policies = ["transformers-assisted", "transformers-assisted-constant"]
-    intervals = {f"x{number}": f"{number}00.25 [-{number}00.5%, +{number}17.5%]" for number in range(1, 6)}
-    show_table(
-        "", [{"policy": name} | intervals for name in policies], {"policy": "policy"} | {x: x for x in intervals}
-    )
+POLICIES = ["lookup:least=2,tokens=4", "sglang-adaptive:candidates=1,3,7,start=3,smoothing=0.05,up=0.0,down=0.1"]
+INTERVALS = {f"x{number}": f"{number}00.25 [-{number}00.5%, +{number}17.5%]" for number in range(1, 6)}
+FIGURES = {"tokens_per_second": 1234.5, "gain": -0.0574}
+
+
+def shown_table(width: int, terminal: bool, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> str:
+    monkeypatch.setattr(console, "console", Console(width=width, force_terminal=terminal, color_system=None))
+    keys = ("policy", *INTERVALS, *FIGURES)
+    show_table("", [{"policy": name} | INTERVALS | FIGURES for name in POLICIES], {key: key for key in keys})
     shown = capsys.readouterr().out
     assert "…" not in shown
-    whole = {cell for line in shown.splitlines() for cell in line.split()}
-    assert (width < 132) or whole.issuperset(policies)
+    return shown
+
+
+@pytest.mark.parametrize("width", [132, 80, 60])
+def test_figures_of_a_table_stay_whole_on_any_terminal(
+    width: int, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    shown = shown_table(width, True, monkeypatch, capsys)
+    assert all(len(line) <= width for line in shown.splitlines())
+    for text in (*INTERVALS.values(), "1,234", "-0.0574"):
+        assert shown.count(f" {text} ") == len(POLICIES)
+    tables = shown.count("policy")
+    assert tables > 1  # what does not fit follows, behind the policies again
+    names = "".join(line[1:].split("   ")[0].strip() for line in shown.splitlines())
+    assert names.count(POLICIES[1]) == tables  # of names no letter is lost
+
+
+def test_lines_of_a_table_are_as_long_as_they_have_to_be_in_a_file(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    lines = shown_table(60, False, monkeypatch, capsys).splitlines()
+    for name in POLICIES:
+        (line,) = [line for line in lines if name in line]
+        assert all(cell in line for cell in (*INTERVALS.values(), "1,234", "-0.0574"))
+    assert console.console.width == 60
 
 
 def test_an_interrupt_says_how_to_go_on_in_one_line(capsys: pytest.CaptureFixture[str]) -> None:

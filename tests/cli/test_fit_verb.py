@@ -86,6 +86,16 @@ def test_the_file_is_named_json_and_prompts_are_enough(run: Path, tmp_path: Path
     assert not (tmp_path / "p.json").exists()
 
 
+def test_what_is_said_to_come_next_can_be_done(run: Path, tmp_path: Path) -> None:
+    out = tmp_path / "p.json"
+    assert f"draftgauge replay {run} --policy {out}" in invoke("fit", run, "--out", out).stdout
+    few = write_run(tmp_path / "few", 20)  # 4 test prompts
+    said = invoke("fit", few, "--out", out).stdout
+    assert "too few test prompts" in said
+    assert f"replay {few}" not in said
+    assert invoke("replay", few, "--policy", out).exit_code == 2
+
+
 def test_a_fitted_policy_for_other_lengths_or_signals_is_refused(run: Path, tmp_path: Path) -> None:
     out = tmp_path / "p.json"
     assert invoke("fit", run, "--out", out).exit_code == 0

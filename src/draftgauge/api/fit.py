@@ -11,7 +11,7 @@ from draftgauge.api.requests import FitRequest
 from draftgauge.api.runs import read_run, select_runs
 from draftgauge.api.verb import verb
 from draftgauge.core.errors import DraftgaugeError
-from draftgauge.core.prompts import TRAIN, VALIDATION
+from draftgauge.core.prompts import TEST, TRAIN, VALIDATION
 from draftgauge.core.provenance import command_line, timestamp
 from draftgauge.fitting.registry import FitOptions, fit_policy, fittable
 from draftgauge.policies.base import Policy
@@ -41,8 +41,9 @@ def fit(request: FitRequest) -> list[dict[str, Any]]:
 
     Returns:
         One row for each run: what the fitted policy gains on the validation prompts (keys of
-        :func:`draftgauge.replay.evaluate.evaluate`), if there are enough of them, with ``trained_prompts``. Of
-        ``two-source`` also what it gains over the better one of its sources alone (``gain_over_rival``).
+        :func:`draftgauge.replay.evaluate.evaluate`), if there are enough of them, with ``trained_prompts``, and
+        whether the run has test prompts enough to judge the policy on by replay (``judgeable``). Of ``two-source``
+        also what it gains over the better one of its sources alone (``gain_over_rival``).
 
     Raises:
         DraftgaugeError: for a policy that is not fitted, or a file name that does not end in ``.json``; before anything
@@ -97,12 +98,14 @@ def _provenance(manifests: Sequence[Manifest], train: Sequence[Trace]) -> dict[s
 
 
 def _validation_row(fitted: FittedPolicy, trace: Trace, costs: CostCurve) -> dict[str, Any]:
+    splits = splits_of(trace)
     fitted_on: dict[str, Any] = {
         "policy": fitted.policy,
         "compression": trace.compression,
         "trained_prompts": len(fitted.trained_on),
+        "judgeable": int((splits == TEST).sum()) >= MIN_PROMPTS,
     }
-    if int((splits_of(trace) == VALIDATION).sum()) < MIN_PROMPTS:
+    if int((splits == VALIDATION).sum()) < MIN_PROMPTS:
         return fitted_on | {"split": None}
 
     def make(curve: CostCurve) -> dict[str, Policy | Replay]:

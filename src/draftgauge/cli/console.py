@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from rich import box
 from rich.console import Console
@@ -22,6 +22,7 @@ from rich.progress import (
 from rich.progress import Progress as Bars
 from rich.table import Table
 
+from draftgauge.cli.table_layout import Block, Column, divide, line_width
 from draftgauge.core.errors import DraftgaugeError
 from draftgauge.core.progress import Progress
 
@@ -155,24 +156,50 @@ def source_columns(rows: Iterable[Mapping[str, Any]]) -> dict[str, str]:
     return SOURCES if any(row.get("source_text") for row in rows) else {}
 
 
-WHOLE, WIDE = "policy", 120
-"""The column whose cells stay on one line, on a console of so many characters."""
-
-
 def show_table(title: str, rows: Iterable[Mapping[str, Any]], columns: Mapping[str, str]) -> None:
-    """Print rows; ``columns`` maps keys to headings, and missing or empty values are left blank."""
-    table = Table(title=title, title_justify="left", header_style="bold", box=box.SIMPLE_HEAD, pad_edge=False)
+    """Print rows; ``columns`` maps keys to headings, and missing or empty values are left blank.
+
+    Columns that do not fit beside each other on a terminal follow in a further table; into a file or a pipe lines are
+    as long as they have to be.
+    """
     shown = list(rows)
-    wide = console.width >= WIDE
-    for key, heading in columns.items():
-        numeric = all(isinstance(row.get(key), int | float | None) for row in shown)
-        # Names and figures are folded, never cut short: two policies may differ in their last letter.
-        table.add_column(
-            heading, justify="right" if numeric else "left", overflow="fold", no_wrap=key == WHOLE and wide
-        )
-    for row in shown:
-        table.add_row(*(_cell(row.get(key)) for key in columns))
-    console.print(table)
+    laid = [
+        Column(heading, [_cell(row.get(key)) for row in shown], all(isinstance(row.get(key), _FIGURE) for row in shown))
+        for key, heading in columns.items()
+    ]
+    console.print(f"\n[bold]{_escaped(title)}[/]" if title else "", soft_wrap=True, highlight=False)
+    for block in divide(laid, console.width, may_exceed=not console.is_terminal):
+        with _at_least(line_width(block)):
+            console.print(_block_table(laid, block))
+
+
+_FIGURE = int | float | None
+
+
+def _block_table(columns: Sequence[Column], block: Block) -> Table:
+    table = Table(header_style="bold", box=box.SIMPLE_HEAD, pad_edge=False)
+    for place, width in block.items():
+        column = columns[place]
+        justify: Literal["left", "right"] = "right" if column.numeric else "left"
+        # Nothing is cut short: two policies may differ in their last letter.
+        table.add_column(column.heading, justify=justify, overflow="fold", width=width)
+    for cells in zip(*(columns[place].cells for place in block), strict=True):
+        table.add_row(*map(_escaped, cells))
+    return table
+
+
+@contextmanager
+def _at_least(width: int) -> Iterator[None]:
+    """Lines of the console may be so wide: into a file or a pipe, where its own width is a choice."""
+    usual = console.width
+    if width <= usual or console.is_terminal:
+        yield
+        return
+    console.width = width
+    try:
+        yield
+    finally:
+        console.width = usual
 
 
 def _cell(value: Any) -> str:
@@ -180,4 +207,4 @@ def _cell(value: Any) -> str:
         return ""
     if isinstance(value, float):
         return f"{value:,.0f}" if abs(value) >= 100 else f"{value:.3g}" if abs(value) < 1 else f"{value:.2f}"
-    return _escaped(str(value))
+    return str(value)

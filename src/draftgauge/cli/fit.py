@@ -5,24 +5,20 @@ from __future__ import annotations
 from typing import Any
 
 from draftgauge.api.requests import FitRequest
-from draftgauge.cli.console import console, show_table
+from draftgauge.cli.console import console, joined_interval, show_table
 
 COLUMNS = {
     "compression": "target",
     "trained_prompts": "fitted on prompts",
     "prompts": "judged on prompts",
     "tokens_per_step": "tokens/step",
-    "gain": "gain over best fixed",
-    "gain_low": "95% from",
-    "gain_high": "to",
+    "gain": "gain over best fixed [95%]",
     "captured": "captured",
 }
 
 OVER_ONE_SOURCE = {
     "best_rival": "better source alone",
-    "gain_over_rival": "gain over it",
-    "gain_over_rival_low": "95% from",
-    "gain_over_rival_high": "to",
+    "gain_over_rival": "gain over it [95%]",
 }
 
 
@@ -33,13 +29,25 @@ def fit(request: FitRequest) -> list[dict[str, Any]]:
     rows = run(request)
     compared = any(row.get("best_rival") is not None for row in rows)
     if any("prompts" in row for row in rows):
-        show_table(f"{request.policy} on the validation prompts", rows, COLUMNS | (OVER_ONE_SOURCE if compared else {}))
+        shown = [
+            row | joined_interval(row, "gain", "{:+.1%}") | joined_interval(row, "gain_over_rival", "{:+.1%}")
+            for row in rows
+        ]
+        columns = COLUMNS | (OVER_ONE_SOURCE if compared else {})
+        show_table(f"{request.policy} on the validation prompts", shown, columns)
     else:
         console.print(
             f"fitted {request.policy} on {rows[0]['trained_prompts']} prompts; what it gains is not shown, as the run "
-            "has too few validation prompts: replay it on test prompts",
+            "has too few validation prompts",
             highlight=False,
+            soft_wrap=True,
         )
-    said = f"wrote {request.out}\nNext: draftgauge replay {request.folder} --policy {request.out}"
-    console.print(said, highlight=False)
+    if all(row["judgeable"] for row in rows):
+        following = f"Next: draftgauge replay {request.folder} --policy {request.out}"
+    else:
+        following = (
+            "The run has too few test prompts to judge it on. Next: record others into another folder, and there "
+            f"draftgauge replay FOLDER --policy {request.out}"
+        )
+    console.print(f"wrote {request.out}\n{following}", highlight=False, soft_wrap=True)
     return rows

@@ -5,16 +5,14 @@ from __future__ import annotations
 from typing import Any
 
 from draftgauge.api.requests import ReplayRequest
-from draftgauge.cli.console import show_table, source_columns, warn
+from draftgauge.cli.console import joined_interval, show_table, source_columns, warn
 
 COLUMNS = {
     "policy": "policy",
     "tokens_per_step": "tokens/step",
     "tokens_per_second": "modelled tokens/s",
     "ratio_to_plain": "x plain",
-    "gain": "gain",
-    "gain_low": "95% from",
-    "gain_high": "to",
+    "gain": "gain [95%]",
     "p_holm": "p (Holm)",
     "captured": "captured",
 }
@@ -44,7 +42,8 @@ def replay(request: ReplayRequest) -> list[dict[str, Any]]:
     columns = {"compression": "target"} | ({"cost_ratio": "cost ratio"} if request.sweep else {}) | COLUMNS
     pooled = [row for row in rows if row["task"] == "all"]
     columns |= source_columns(pooled)
-    show_table(_title(pooled, bool(request.sweep)), pooled, columns)
+    shown = [row | joined_interval(row, "gain", "{:+.1%}") for row in pooled]
+    show_table(_title(pooled, bool(request.sweep)), shown, columns)
     return rows
 
 
