@@ -12,8 +12,12 @@ import pytest
 from command_line import draftgauge
 from draftgauge.api.profile import profile
 from draftgauge.api.replay import replay
+from draftgauge.core.config import from_mapping, to_mapping
 from draftgauge.core.errors import DraftgaugeError, ModelError, TraceError
 from draftgauge.models import static_rows
+from draftgauge.policies.acceptance_model import StoppingNumbers, cut, for_any_vocabulary
+from draftgauge.policies.bundled import bundled_policy
+from draftgauge.policies.fitted import save_fitted
 from draftgauge.report import build_report
 from draftgauge.traces.batch_costs import BatchCosts
 from draftgauge.traces.costs import CostCurve
@@ -60,6 +64,24 @@ def test_profile_measures_batches_and_replay_uses_them(run: Path, models: dict[s
     before = (run / COSTS_NAME).read_bytes()
     profile(**(models | SMALL), out=run, batches=(3,))  # known
     assert (run / COSTS_NAME).read_bytes() == before
+
+
+def test_a_shared_budget_takes_the_chances_of_a_fitted_file(run: Path, tmp_path: Path) -> None:
+    file = tmp_path / "stopping.json"
+    bundled = bundled_policy("stopping")
+    numbers = cut(for_any_vocabulary(from_mapping(StoppingNumbers, bundled.parameters)), 2)
+    save_fitted(replace(bundled, gamma_max=2, parameters=to_mapping(numbers), trained_on=("t/0",)), file)
+    warned: list[str] = []
+    specs = ("shared-budget", f"shared-budget:{file}")
+    rows = replay(run, split="all", batches=(1, 3), policies=specs, on_warning=warned.append)
+    usual, named = ([row["tokens_per_step"] for row in rows if row["policy"] == spec] for spec in specs)
+    assert usual == named
+    assert len(named) == 2
+    assert "fitted on 1 of the 4 prompts" in " ".join(warned)
+    with pytest.raises(DraftgaugeError, match="ask for batches too"):
+        replay(run, policies=specs)
+    with pytest.raises(DraftgaugeError, match=r"cannot read the fitted policy nowhere\.json"):
+        replay(run, batches=(1, 3), policies=("shared-budget:nowhere.json",))
 
 
 def test_more_requests_want_shorter_drafts(run: Path, tmp_path: Path) -> None:

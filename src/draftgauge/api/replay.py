@@ -14,6 +14,7 @@ from draftgauge.api.verb import verb
 from draftgauge.core.errors import DraftgaugeError
 from draftgauge.fitting.tuning import tune_rivals
 from draftgauge.policies.base import Policy
+from draftgauge.policies.batches import SHARED_BUDGET
 from draftgauge.policies.fitted import FITTED_SUFFIX, load_fitted
 from draftgauge.policies.registry import compared_policies, expand_policy, make_policy
 from draftgauge.policies.stored_policies import with_stored
@@ -63,6 +64,8 @@ def replay(
     if request.batches:
         return _in_batches(request, objects, on_warning)
     specs = request.policies or (() if objects else DEFAULT_POLICIES)
+    if any(spec.split(":")[0] == SHARED_BUDGET for spec in specs):
+        raise DraftgaugeError(f"{SHARED_BUDGET} shares draft tokens over the requests of a batch: ask for batches too")
     rows: list[dict[str, Any]] = []
     for gamma_max, design, costs in _recorded(request, specs, on_warning):
         judged = [prompt.prompt_token for prompt in design.trace.prompts]
@@ -106,7 +109,8 @@ def _recorded(
     request: ReplayRequest, specs: Sequence[str], on_warning: Warn
 ) -> Iterator[tuple[int, Design, CostCurve]]:
     """Of every run the longest draft, what is judged on what, and the costs, checked against the fitted policies."""
-    trained_on = {spec: load_fitted(Path(spec)).trained_on for spec in specs if spec.endswith(FITTED_SUFFIX)}
+    files = {spec: spec.removeprefix(f"{SHARED_BUDGET}:") for spec in specs if spec.endswith(FITTED_SUFFIX)}
+    trained_on = {spec: load_fitted(Path(file)).trained_on for spec, file in files.items()}
     for run, manifest in select_runs(request.folder):
         trace, costs = read_run(run, request.judged.tasks)
         design = design_of(trace, request.judged.split, {key for keys in trained_on.values() for key in keys})
