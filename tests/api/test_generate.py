@@ -54,6 +54,15 @@ def test_looked_up_tokens_are_named_and_counted(pair: Pair) -> None:
     assert set(pieces) <= set(how.origins)
 
 
+def test_a_long_prompt_is_refused_in_one_message(
+    pair: Pair, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(pair.tokenizer, "model_max_length", 16)
+    with pytest.raises(DraftgaugeError, match="context longer than the model takes"):
+        generate(pair, "word " * 5_000, "plain", max_new_tokens=8)
+    assert "sequence length is longer" not in capfd.readouterr().err
+
+
 def test_sampling_is_decided_by_the_seed(pair: Pair) -> None:
     options = {"max_new_tokens": 24, "temperature": 1.0, "top_p": 0.95}
     one, same, other = (generate(pair, "hello", "fixed:2", seed=seed, **options)[0] for seed in (1, 1, 2))

@@ -75,6 +75,10 @@ def test_line_separators_inside_a_text_and_a_byte_order_mark(tmp_path: Path) -> 
         ({"prompt": "a", "task": 3}, "task must be text, not 3"),
         ({"prompt": "a", "split": []}, "split must be text, not an empty list"),
         ({"prompt": "a", "split": "dev"}, "split must be train, validation, test or sealed, or be left out, not 'dev'"),
+        ({"prompt": None}, "prompt must hold text, not null"),
+        ({"prompt": None, "turns": None}, "it has prompt and turns"),
+        ({"prompt": "half of a pair: \ud800"}, "not UTF-8"),
+        ({"messages": [{"role": "user", "content": "\udce9"}]}, "not UTF-8"),
         ({"prompt": "a", "id": True}, "the id must be text or an integer, not True"),
         ({"prompt": "a", "reference": {}}, "reference must be text or a list of texts, not an object"),
     ],
@@ -83,6 +87,13 @@ def test_a_bad_line_is_named(tmp_path: Path, line: object, message: str) -> None
     path = write(tmp_path / "p.jsonl", {"prompt": "fine"}, "", line)
     with pytest.raises(PromptError, match=rf"p\.jsonl, line 3: .*{message}"):
         read_prompts(path)
+
+
+def test_nulls_are_left_out(tmp_path: Path) -> None:
+    """As tables with gaps are written, e.g. by pandas."""
+    line = {"prompt": None, "turns": ["a", "b"], "id": None, "question_id": 7, "task": None, "split": None}
+    (prompt,) = read_prompts(write(tmp_path / "p.jsonl", line))
+    assert (prompt.text, prompt.identifier, prompt.task, prompt.split) == ("a", "7", "p", "")
 
 
 def test_not_utf8_is_named(tmp_path: Path) -> None:

@@ -56,7 +56,8 @@ def test_defaults_fill_what_the_spec_leaves_out_where_it_exists() -> None:
 @pytest.mark.parametrize(
     ("spec", "message"),
     [
-        ("beer", "unknown drink 'beer'; known: water, tea, punch"),
+        ("beer", "unknown drink 'beer'; known: punch, tea, water"),
+        ("punsh", "unknown drink 'punsh'; did you mean punch?"),
         ("", "unknown drink ''; known"),
         ("tea", r"drink tea needs minutes: write tea:minutes=<int>,\[sugar=<float>, by default 0.0\]"),
         ("tea:4,milk=1", "drink tea has no parameter 'milk': write tea:minutes=<int>"),

@@ -23,6 +23,7 @@ from draftgauge.core.progress import Progress, silent
 from draftgauge.core.prompts import read_prompts
 from draftgauge.core.provenance import environment
 from draftgauge.decoding.meter import MeterPlan, measure_costs
+from draftgauge.models.prompts_text import token_ids
 from draftgauge.models.reference import PAIR_FOLDER
 from draftgauge.models.vocabulary import vocabulary_digest
 from draftgauge.policies.fitted import FITTED_SUFFIX, load_fitted
@@ -150,4 +151,4 @@ def _text(pair: Pair) -> list[int]:
     """Token ids of bundled prompts; costs hardly depend on the words, but drafts should be accepted now and then."""
     prompts = read_prompts(PAIR_FOLDER / "prompts" / "train.jsonl", PROMPTS)
     text = "\n\n".join(prompt.text or "\n".join(message.content for message in prompt.messages) for prompt in prompts)
-    return list(pair.tokenizer(text, add_special_tokens=False)["input_ids"])
+    return token_ids(pair.tokenizer, text, special=False)

@@ -12,6 +12,7 @@ from transformers import PreTrainedTokenizerBase
 from draftgauge.api.runs import EncodedPrompt
 from draftgauge.core.errors import DraftgaugeError, PromptError
 from draftgauge.decoding.recorder import Answer
+from draftgauge.models.prompts_text import token_ids
 from draftgauge.serving.outputs import ServedAnswer, read_outputs
 
 DIFFERENCES_NAME = "differences.jsonl"
@@ -53,7 +54,7 @@ def answer_tokens(
     if tokens and max(tokens) >= len(tokenizer):
         raise PromptError(f"holds the token {max(tokens)}, and the target's tokenizer has {len(tokenizer)}")
     if not tokens:
-        tokens = list(tokenizer(served.text, add_special_tokens=False)["input_ids"])
+        tokens = token_ids(tokenizer, served.text, special=False)
     if tokenizer.decode(tokens, skip_special_tokens=True).strip() != served.text.strip():
         raise PromptError("is written with another tokenizer: the target's gives another text for its tokens")
     ends = next((place for place, token in enumerate(tokens) if token in end_tokens), None)

@@ -166,6 +166,7 @@ def _parse(line: bytes, index: int, stem: str, where: str) -> Prompt:
         raise PromptError(f"{where}: not JSON ({error.msg} at column {error.colno})") from error
     if not isinstance(entry, dict):
         raise PromptError(f"{where}: must be a JSON object, not {_kind(entry)}")
+    check_unicode(json.dumps(entry, ensure_ascii=False), where)
     text, messages, turns = _content(entry, where)
     return Prompt(
         index=index,
@@ -180,7 +181,8 @@ def _parse(line: bytes, index: int, stem: str, where: str) -> Prompt:
 
 
 def _content(entry: dict[str, Any], where: str) -> tuple[str, tuple[Message, ...], tuple[str, ...]]:
-    given = [key for key in ("prompt", "turns", "messages") if key in entry]
+    named = [key for key in ("prompt", "turns", "messages") if key in entry]
+    given = [key for key in named if entry[key] is not None] or named  # tables with gaps are written with nulls
     if len(given) != 1:
         found = f"has {' and '.join(given)}" if given else f"has only {_listed(entry)}"
         raise PromptError(f"{where}: needs exactly one of prompt, turns and messages; it {found}")
@@ -210,8 +212,22 @@ def _messages(entries: Any, where: str) -> tuple[Message, ...]:
     return tuple(Message(entry["role"], entry["content"]) for entry in entries)
 
 
+def check_unicode(text: str, where: str) -> None:
+    """Refuse text that UTF-8 cannot hold.
+
+    Raises:
+        PromptError: naming ``where`` the text came from, and the first character that stands alone.
+    """
+    try:
+        text.encode()
+    except UnicodeEncodeError as error:
+        raise PromptError(
+            f"{where}: not UTF-8 ({error.object[error.start]!r} is a byte of another encoding, or half of a pair)"
+        ) from error
+
+
 def _identifier(entry: dict[str, Any], index: int, where: str) -> str:
-    value = entry.get("id", entry.get("question_id", index))
+    value = next((entry[key] for key in ("id", "question_id") if entry.get(key) is not None), index)
     if isinstance(value, bool) or not isinstance(value, str | int):
         raise PromptError(f"{where}: the id must be text or an integer, not {_kind(value)}")
     return str(value)

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Collection, Iterator, Mapping
+from difflib import get_close_matches
 from typing import Any, Generic, TypeVar
 
 from draftgauge.core.config import convert, type_name
@@ -88,7 +89,9 @@ class Registry(Generic[T]):
         """
         name, colon, rest = spec.partition(":")
         if name not in self._factories:
-            raise DraftgaugeError(f"unknown {self.kind} {name!r}; known: {', '.join(self._factories)}")
+            alike = get_close_matches(name, self._factories, 1)
+            meant = f"did you mean {alike[0]}? " if alike else ""
+            raise DraftgaugeError(f"unknown {self.kind} {name!r}; {meant}known: {', '.join(sorted(self._factories))}")
         if colon and not rest:
             raise DraftgaugeError(f"{spec!r}: nothing follows the colon; {self.usage(name)}")
         parameters = self._settable(name)

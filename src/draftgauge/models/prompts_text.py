@@ -11,7 +11,7 @@ from jinja2 import TemplateError
 from transformers import PreTrainedTokenizerBase
 
 from draftgauge.core.errors import PromptError
-from draftgauge.core.prompts import Prompt
+from draftgauge.core.prompts import Prompt, check_unicode
 from draftgauge.core.rendering import Rendering
 
 Message = Mapping[str, str]
@@ -35,27 +35,43 @@ def encode_prompt(
         rendering: a system message, arguments of the template, whether plain text is a user's message.
 
     Raises:
-        PromptError: if the prompt is empty, the template refuses it or does not know an argument, or a system message
-            is asked for before plain text.
+        PromptError: if the prompt is empty or not Unicode, the template refuses it or does not know an argument, or a
+            system message is asked for before plain text.
     """
     if isinstance(prompt, str) and rendering.chat:
         prompt = [{"role": "user", "content": prompt}]
     if isinstance(prompt, str):
         if rendering.system is not None:
             raise PromptError("plain text takes no system message: ask for chat, or write the prompt as messages")
-        ids = tokenizer(prompt)["input_ids"]
+        ids = token_ids(tokenizer, prompt)
     else:
         messages = with_system(prompt, rendering.system)
         if tokenizer.chat_template is not None:
             text = render(tokenizer, messages, rendering.template_args)
-            ids = tokenizer(text, add_special_tokens=False)["input_ids"]
+            ids = token_ids(tokenizer, text, special=False)
         elif rendering.template_args:
             raise PromptError("the tokenizer has no chat template to give arguments to: leave out chat_template_args")
         else:
-            ids = tokenizer("\n\n".join(message["content"] for message in messages))["input_ids"]
+            ids = token_ids(tokenizer, "\n\n".join(message["content"] for message in messages))
     if not ids:
         raise PromptError("the prompt is empty: it gives no token to start from")
-    return list(ids)
+    return ids
+
+
+def token_ids(tokenizer: PreTrainedTokenizerBase, text: str, *, special: bool = True) -> list[int]:
+    """Token ids of a text of any length; whether it is too long for a model, the caller says.
+
+    Args:
+        tokenizer: its own warning of long texts is kept off.
+        text: what is tokenised.
+        special: whether to add the special tokens that the tokenizer itself adds.
+
+    Raises:
+        PromptError: if the text is not Unicode: it holds half of a surrogate pair, as bytes read in another encoding
+            leave behind.
+    """
+    check_unicode(text, "the prompt")
+    return list(tokenizer(text, add_special_tokens=special, verbose=False)["input_ids"])
 
 
 def encode_prompts(
