@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import shlex
+import subprocess
+import sys
 import warnings
 
 import pytest
@@ -62,6 +65,18 @@ def test_lines_of_a_table_are_as_long_as_they_have_to_be_in_a_file(
         (line,) = [line for line in lines if name in line]
         assert all(cell in line for cell in (*INTERVALS.values(), "1,234", "-0.0574"))
     assert console.console.width == 60
+
+
+def test_what_reads_the_output_may_stop_before_its_end() -> None:
+    """As ``head`` does; the command goes on, and writes what it was to write."""
+    code = (
+        "import sys; from draftgauge.cli.console import console\n"
+        "for n in range(20_000): console.print(f'line {n}')\n"
+        "print('done', file=sys.stderr)"
+    )
+    command = f"{shlex.quote(sys.executable)} -c {shlex.quote(code)} | head -1"
+    ended = subprocess.run(["bash", "-o", "pipefail", "-c", command], capture_output=True, text=True, check=False)
+    assert (ended.returncode, ended.stdout, ended.stderr) == (0, "line 0\n", "done\n")
 
 
 def test_an_interrupt_says_how_to_go_on_in_one_line(capsys: pytest.CaptureFixture[str]) -> None:

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import io
 import json
 from pathlib import Path
 
 import pytest
+from rich.console import Console
 
 from command_line import Result, draftgauge
+from draftgauge.cli import generate as cli_generate
 from tiny import save_tiny, tiny_tokenizer
 
 PROMPTS = [
@@ -122,10 +125,39 @@ def test_generate_with_and_without_speculation_agree(pair: dict[str, Path]) -> N
         "--device",
         "cpu",
     )
-    plain, drafted = invoke(*common, "-p", "plain"), invoke(*common, "-p", "fixed:3", "--show-drafts")
+    plain, drafted = invoke(*common, "-p", "plain"), invoke(*common, "-p", "fixed:3")
     assert plain.exit_code == drafted.exit_code == 0, drafted.output
     assert plain.stdout.strip()
     assert drafted.stdout == plain.stdout
+
+
+def test_without_colours_drafts_are_shown_by_marks(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    pieces = {"accepted": "The", "text": " lunch", "corrected": " is", "bonus": " in", "plain": " room"}
+    shown = {}
+    for colours in (None, "truecolor"):
+        console = Console(color_system=colours, force_terminal=colours is not None)
+        monkeypatch.setattr(cli_generate, "console", console)
+        for origin, piece in pieces.items():
+            cli_generate.show_text(piece, origin)
+        shown[colours] = capsys.readouterr().out, str(cli_generate.legend())
+    marked, legend = shown[None]
+    assert marked == "·The~ lunch! is+ in room"
+    assert "~ accepted from the text itself  ! the target's" in legend
+    coloured, legend = shown["truecolor"]
+    assert "\x1b[32mThe\x1b[0m" in coloured
+    assert "accepted from the draft  accepted from the text itself" in legend
+
+
+@pytest.mark.parametrize("given", ["caf\udce9", "-"])
+def test_a_prompt_of_another_encoding_is_refused(
+    given: str, pair: dict[str, Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(b"caf\xe9"), encoding="utf-8"))
+    result = invoke("generate", given, "--target", pair["target"], "--draft", pair["draft"], "--device", "cpu")
+    assert result.exit_code == 2
+    assert "not UTF-8" in result.stderr
 
 
 def test_several_compressions_get_folders_of_their_own(pair: dict[str, Path], tmp_path: Path) -> None:

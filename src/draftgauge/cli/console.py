@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import sys
 import warnings
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -26,9 +28,19 @@ from draftgauge.cli.table_layout import Block, Column, divide, line_width
 from draftgauge.core.errors import DraftgaugeError
 from draftgauge.core.progress import Progress
 
+
+class Output(Console):
+    """Standard output. Whoever reads it may stop, as ``head`` does: the command goes on and writes its files."""
+
+    def on_broken_pipe(self) -> None:
+        """Say no more."""
+        self.quiet = True
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # for what is still in its buffer
+
+
 # Into a file or a pipe tables may be wide; 80 columns would cut their headings.
 # No emoji codes: a policy such as fixed:-1: is shown as it was written.
-console = Console(emoji=False) if Console().is_terminal else Console(width=132, emoji=False)
+console = Output(emoji=False) if Console().is_terminal else Output(width=132, emoji=False)
 errors = Console(stderr=True, emoji=False)
 EXIT_INCOMPLETE = 1
 EXIT_USAGE = 2

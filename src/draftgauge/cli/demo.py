@@ -6,9 +6,11 @@ import time
 from collections.abc import Sequence
 from typing import Any
 
+from rich.text import Text
+
 from draftgauge.api.requests import DemoRequest
 from draftgauge.cli.console import console, errors, joined_interval, progress, show_table
-from draftgauge.cli.generate import STYLES, show_text
+from draftgauge.cli.generate import STYLES, legend, show_text
 from draftgauge.core.load import describe_load, machine_load
 
 POLICIES = {
@@ -51,8 +53,7 @@ def demo(request: DemoRequest) -> list[dict[str, Any]]:
                 _show_compression(name, rows)
             errors.print(f"{spent()}\n", highlight=False)
 
-        legend = "  ".join(f"[{style}]{name}[/]" if style else name for name, style in STYLES.items())
-        errors.print(f"How each token came: {legend}", highlight=False)
+        errors.print(Text("How each token came: ") + legend({name: name for name in STYLES}), highlight=False)
         rows = run(request, progress=advance, on_text=show_text, on_rows=on_rows)
     show_table("Which length to use", (row for row in rows if "best_fixed_gamma" in row), LENGTHS)
     console.print(describe_load(machine_load()), highlight=False)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Mapping
 from dataclasses import replace
 from functools import partial
 from typing import Annotated, Any
@@ -14,6 +15,9 @@ from draftgauge.api.requests import GenerateRequest
 from draftgauge.cli.console import console, errors, progress
 
 STYLES = {"accepted": "green", "text": "yellow", "corrected": "bold red", "bonus": "bold cyan", "plain": ""}
+MARKS = {"accepted": "·", "text": "~", "corrected": "!", "bonus": "+", "plain": ""}
+"""What stands before a token where there are no colours."""
+
 LEGEND = {
     "accepted": "accepted from the draft",
     "text": "accepted from the text itself",
@@ -21,18 +25,33 @@ LEGEND = {
     "bonus": "the target's, after a draft accepted whole",
     "plain": "the target's, without a draft",
 }
+SHOW_DRAFTS = "Colour the text by how each token came; where there are no colours, marks stand before tokens."
 STANDARD_INPUT = "/dev/stdin"
 
 
 def show_text(text: str, origin: str, plain: bool = False) -> None:
-    """Print a piece of an answer in the colour of how its last token came."""
-    console.print(Text(text, style="" if plain else STYLES[origin]), end="", soft_wrap=True)
+    """Print a piece of an answer in the colour of how its last token came, or behind a mark where there are none."""
+    shown = Text(text) if plain else Text(text, style=STYLES[origin]) if _coloured() else Text(MARKS[origin] + text)
+    console.print(shown, end="", soft_wrap=True)
+
+
+def legend(meanings: Mapping[str, str] = LEGEND) -> Text:
+    """What the colours or marks of :func:`show_text` mean."""
+    entries = [
+        Text(meaning, style=STYLES[name]) if _coloured() else Text(f"{MARKS[name]} {meaning}".lstrip())
+        for name, meaning in meanings.items()
+    ]
+    return Text("  ").join(entries)
+
+
+def _coloured() -> bool:
+    return console.color_system is not None and not console.no_color
 
 
 def generate(
     request: GenerateRequest,
     *,
-    show_drafts: Annotated[bool, Parameter(help="Colour the text by how each token came.", negative=())] = False,
+    show_drafts: Annotated[bool, Parameter(help=SHOW_DRAFTS, negative=(), show_default=False)] = False,
 ) -> list[dict[str, Any]]:
     """Run and show."""
     from draftgauge.api.generate import generate as run
@@ -40,13 +59,13 @@ def generate(
 
     stream = show_text if show_drafts else partial(show_text, plain=True)
     if request.prompt == STANDARD_INPUT:
-        request = replace(request, prompt=sys.stdin.read())
+        # Bytes that are not UTF-8 are refused where the prompt is tokenised, as those of a prompt argument are.
+        request = replace(request, prompt=sys.stdin.buffer.read().decode(errors="surrogateescape"))
     with progress() as advance:
         _, result = run(request, on_text=stream, progress=advance)
     console.print()
     if show_drafts:
-        legend = "  ".join(f"[{style}]{LEGEND[name]}[/]" if style else LEGEND[name] for name, style in STYLES.items())
-        errors.print(legend, soft_wrap=True, highlight=False)
+        errors.print(legend(), soft_wrap=True, highlight=False)
     row = generation_row(request, result)
     proposed = row["drafted"] + row["appended"]
     said = "drafted tokens accepted"
