@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -296,6 +297,54 @@ def test_weights_that_change_between_calls_count(draft: PreTrainedModel) -> None
         assert torch.equal(speculative, plain)
         outputs.append(plain.tolist())
     assert outputs[0] != outputs[1] != outputs[2]
+
+
+def packed_model(seed: int = 0) -> PreTrainedModel:
+    """Large enough that the engine packs copies of its matrices."""
+    sizes = {"hidden_size": 1024, "num_hidden_layers": 1, "head_dim": 32}
+    return tiny_model(vocab_size=VOCABULARY, eos_token_id=None, seed=seed, **sizes)
+
+
+def fused_step(model: PreTrainedModel) -> None:
+    text = prompt()
+    optimizer = torch.optim.AdamW(model.parameters(), lr=0.1, fused=True)
+    model(text, labels=text).loss.backward()
+    optimizer.step()
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        fused_step,
+        lambda model: model.model.layers[0].mlp.down_proj.weight.data.mul_(-1),
+        lambda model: model.model.norm.weight.data.neg_(),
+        lambda model: model.model.layers[0].register_forward_hook(lambda module, inputs, output: output * 0),
+    ],
+    ids=["a fused optimiser", "in place", "a norm in place", "a hook"],
+)
+@pytest.mark.filterwarnings("ignore:transformers' modules run this")
+def test_changes_that_no_tensor_counts_do_count(
+    draft: PreTrainedModel, change: Callable[[PreTrainedModel], Any]
+) -> None:
+    model, speculation = packed_model(), draftgauge.speculative(draft, "fixed:2")
+    outputs = []
+    for _ in range(2):
+        plain, speculative = plain_and_speculative(model, speculation, inputs=prompt(), max_new_tokens=10)
+        assert torch.equal(speculative, plain)
+        outputs.append(plain.tolist())
+        change(model)
+    assert outputs[0] != outputs[1]
+
+
+def test_a_draft_model_that_is_trained_between_calls_drafts_as_it_is_now() -> None:
+    model, other = packed_model(), packed_model(seed=1)
+    speculation = draftgauge.speculative(other, "fixed:2")
+    model.generate(prompt(), max_new_tokens=20, custom_generate=speculation)
+    before = accepted(speculation)[0]
+    for trained, weight in zip(other.parameters(), model.parameters(), strict=True):
+        trained.data.copy_(weight)
+    model.generate(prompt(), max_new_tokens=20, custom_generate=speculation)
+    assert accepted(speculation)[0] > before
 
 
 def test_one_callable_serves_several_models(draft: PreTrainedModel) -> None:

@@ -14,6 +14,7 @@ from draftgauge.decoding.meter import MeterPlan, measure_costs
 from draftgauge.drafters.language_model import LanguageModelSource
 from draftgauge.drafters.source import DraftSource, LoadOptions, Source, choose_drafter, drafter_kinds
 from draftgauge.integrations.generate_arguments import GenerateArguments
+from draftgauge.integrations.generate_weights import Weights, is_unchanged
 from draftgauge.models.base import CachedModel
 from draftgauge.models.loading import check_same_vocabulary, load_tokenizer, wrap
 from draftgauge.models.taps import Taps, attach_taps
@@ -36,7 +37,10 @@ class BoundPair:
         self.drafts = drafts
         self.taps = taps
         self.tokenizer = tokenizer
-        self._weights = _weights_now(target.module)
+        models = [target]
+        if isinstance(drafts, LanguageModelSource) and drafts.source is None:  # the caller's, who may train it
+            models.append(drafts.model)
+        self._weights = [(model, Weights.of(model)) for model in models]
 
     @classmethod
     def of(
@@ -69,8 +73,8 @@ class BoundPair:
         return cls(target, drafts, taps, tokenizer)
 
     def holds(self, model: PreTrainedModel) -> bool:
-        """Whether it is of this model, with the weights that it has now."""
-        return self.target.module is model and self._weights == _weights_now(model)
+        """Whether it is of this model, and neither that nor a draft model of the caller's has changed."""
+        return self.target.module is model and all(is_unchanged(*each) for each in self._weights)
 
     def measure(self, call: GenerateArguments, gamma_max: int) -> CostCurve:
         """What a step costs around the first prompt of a call."""
@@ -98,11 +102,6 @@ def _kind_of(drafter: str | Path) -> tuple[type[DraftSource], Source]:
         name, source = choose_drafter(drafter, None)
         return kinds[name], source
     return LanguageModelSource, drafter
-
-
-def _weights_now(model: PreTrainedModel) -> list[tuple[int, int]]:
-    """Changes when a weight is replaced or written to."""
-    return [(parameter.data_ptr(), parameter._version) for parameter in model.parameters()]
 
 
 def _tokenizer_beside(model: PreTrainedModel) -> PreTrainedTokenizerBase | None:
