@@ -225,6 +225,18 @@ def test_vllm_refuses_a_slope_that_punishes_sure_drafts_and_rounds_with_few_samp
         assert (policy._depths[0].weight, policy._depths[0].bias) == (0.0, 1.5)
 
 
+def test_vllm_survives_a_newton_step_from_where_no_doubt_is_left() -> None:
+    policy = AdaptiveVerification(1, [1.0, 1.1], refit=100, warm_up=0)
+    signals = row(0.9, margins=[0.0])
+    for step in range(2000):
+        accepted = int(step < 1000)
+        policy.limit()
+        policy.keep_drafting(signals[0])
+        policy.observe(Step(1, accepted, accepted + 1, signals))
+    assert policy._depths[0].bias < -700
+    assert policy._depths[0].chance(0.0) < 1e-300
+
+
 def test_logit_margins_are_logarithms_of_ratios_and_finite() -> None:
     assert logit_margin(Signal(1, 0.6, 0.0, 0.4)) == pytest.approx(math.log(3))
     assert logit_margin(Signal(1, 1.0, 0.0, 1.0)) == pytest.approx(20 * math.log(2))

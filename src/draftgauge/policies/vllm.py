@@ -18,6 +18,7 @@ from draftgauge.policies.units import LEAST_PROBABILITY
 _RIDGE = 1e-3
 _LEAST_OBSERVATIONS = 50  # of a depth in a round; with fewer its coefficients stay
 _LEAST_DETERMINANT = 1e-12
+_LARGEST_EXPONENT = 700.0
 
 
 @dataclass
@@ -36,7 +37,8 @@ class _Depth:
     level: float = 0.0
 
     def chance(self, margin: float) -> float:
-        return 1.0 / (1.0 + math.exp(-(self.weight * margin + self.bias)))
+        # A Newton step from where hardly any doubt is left may go very far.
+        return 1.0 / (1.0 + math.exp(min(-(self.weight * margin + self.bias), _LARGEST_EXPONENT)))
 
     def add(self, margin: float, accepted: bool) -> None:
         chance = self.chance(margin)
