@@ -350,3 +350,14 @@ def command(pid: int) -> bytes:
         return Path(f"/proc/{pid}/cmdline").read_bytes()
     except OSError:
         return b""
+
+
+def test_workers_find_what_was_named_by_relative_paths(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("target", "draft", "tokenizer"):
+        (tmp_path / name).mkdir()
+    (tmp_path / "prompts.jsonl").touch()
+    monkeypatch.chdir(tmp_path)
+    names = {"target": "target", "draft": "draft", "tokenizer": "tokenizer", "prompts": "prompts.jsonl"}
+    asked = profile_parts._from_anywhere(make_request(ProfileRequest, keywords=names | {"out": "run"}))
+    found = (asked.pair.target, asked.pair.draft, asked.pair.loading.tokenizer, asked.prompts.prompts)
+    assert [str(path) for path in found] == [str(tmp_path / name) for name in names.values()]

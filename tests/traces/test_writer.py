@@ -197,6 +197,19 @@ def test_another_run_is_refused_and_left_alone(tmp_path: Path) -> None:
     assert contents(tmp_path) == before
 
 
+def test_texts_of_another_tokenizer_do_not_join(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "one").mkdir()
+    (tmp_path / "other").mkdir()
+    run, own = tmp_path / "run", replace(MANIFEST, tokenizer=str(tmp_path / "one"))
+    record_run(run, RECORDS[:2], own)
+    for tokenizer in (None, str(tmp_path / "other"), "other/tokenizer"):
+        with pytest.raises(TraceError, match=r"another run .*tokenizer: '.*one', not"):
+            TraceWriter(run, replace(MANIFEST, tokenizer=tokenizer))
+    monkeypatch.chdir(tmp_path)
+    record_run(run, manifest=replace(MANIFEST, tokenizer="one"))  # the same one, spelled otherwise
+    assert read_trace(run).prompts == WHOLE.prompts
+
+
 def test_shards_without_manifest_or_of_another_run_are_not_removed(tmp_path: Path) -> None:
     other = tmp_path / "other"
     record_run(other, manifest=replace(MANIFEST, drafter="prompt_lookup"))

@@ -127,7 +127,10 @@ def _from_anywhere(request: ProfileRequest) -> ProfileRequest:
     pair, prompts = request.pair, request.prompts
     if prompts.prompts is not None and Path(prompts.prompts).exists():
         prompts = replace(prompts, prompts=str(Path(prompts.prompts).absolute()))
-    pair = replace(pair, target=whole(pair.target), draft=whole(pair.draft), drafter=whole(pair.drafter))
+    loading = replace(pair.loading, tokenizer=whole(pair.loading.tokenizer))
+    pair = replace(
+        pair, target=whole(pair.target), draft=whole(pair.draft), drafter=whole(pair.drafter), loading=loading
+    )
     outputs = None if request.outputs is None else request.outputs.absolute()
     return replace(request, pair=pair, prompts=prompts, outputs=outputs)
 

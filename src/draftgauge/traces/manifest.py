@@ -146,11 +146,17 @@ class Manifest:
         """SHA-256 of :meth:`identity`, in hexadecimal; date, command and machine do not change it."""
         return hashlib.sha256(json.dumps(self.identity(), sort_keys=True).encode()).hexdigest()
 
+    def goes_on(self, other: Manifest) -> bool:
+        """Whether another recording would go on with this one: the same rows of the same texts. A tokenizer of its own
+        decides what the texts are, and says so by its place alone, which is no part of the fingerprint.
+        """
+        return self.fingerprint() == other.fingerprint() and _place(self.tokenizer) == _place(other.tokenizer)
+
     def differences(self, other: Manifest) -> list[str]:
-        """The parts of :meth:`identity` that differ, as ``name: here, there``."""
+        """The parts of :meth:`identity`, and tokenizers, that differ, as ``name: here, there``."""
         if (self.temperature > 0) != (other.temperature > 0):
             return [f"temperature: {self.temperature!r}, not {other.temperature!r}"]
-        mine, theirs = self.identity(), other.identity()
+        mine, theirs = (each.identity() | {"tokenizer": _place(each.tokenizer)} for each in (self, other))
         names = [*mine, *(name for name in theirs if name not in mine)]
         return [
             f"{name}: {mine.get(name)!r}, not {theirs.get(name)!r}"
@@ -193,3 +199,8 @@ class Manifest:
             return from_mapping(cls, values, str(path))
         except DraftgaugeError as error:
             raise TraceError(str(error)) from error
+
+
+def _place(tokenizer: str | None) -> str | None:
+    """Where a tokenizer lies, however the folder was spelled."""
+    return str(Path(tokenizer).resolve()) if tokenizer and Path(tokenizer).exists() else tokenizer

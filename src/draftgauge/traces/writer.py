@@ -125,7 +125,7 @@ class TraceWriter:
 
     def _matching(self, manifest: Manifest) -> Manifest:
         existing = Manifest.load(self.folder)
-        if existing.fingerprint() != self._fingerprint:
+        if not existing.goes_on(manifest):
             listed = "; ".join(existing.differences(manifest))
             raise TraceError(f"{self.folder} holds the trace of another run ({listed}); choose another folder")
         return existing
