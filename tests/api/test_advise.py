@@ -58,6 +58,8 @@ def test_a_run_prices_the_engines_of_our_loop(run: Path, tmp_path: Path) -> None
         ]
         assert best is not None
         assert best["flags"] in shown
+        fastest = max(rows, key=lambda row: row["speedup"])["setting"]
+        assert (f"{fastest} is faster on these prompts" in shown) == (fastest != best["setting"])
         assert 0 <= best["sure"] <= 1
 
 

@@ -64,6 +64,12 @@ def test_a_long_prompt_is_refused_in_one_message(pair: Pair, monkeypatch: pytest
     assert not warned
 
 
+@pytest.mark.parametrize("token", [-1, 1_000_000])
+def test_tokens_that_the_target_does_not_know_are_refused(pair: Pair, token: int) -> None:
+    with pytest.raises(PromptError, match=f"holds the token {token}; the target's are 0 to"):
+        generate(pair, [1, token], "plain", max_new_tokens=8)
+
+
 def test_sampling_is_decided_by_the_seed(pair: Pair) -> None:
     options = {"max_new_tokens": 24, "temperature": 1.0, "top_p": 0.95}
     one, same, other = (generate(pair, "hello", "fixed:2", seed=seed, **options)[0] for seed in (1, 1, 2))

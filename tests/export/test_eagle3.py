@@ -16,6 +16,7 @@ from transformers import PreTrainedModel
 
 from command_line import draftgauge
 from draftgauge.api.export import export
+from draftgauge.cli.export import serving_commands
 from draftgauge.core.errors import DraftgaugeError, ModelError
 from draftgauge.drafters.reuse import (
     DESIGNS,
@@ -27,6 +28,7 @@ from draftgauge.drafters.reuse import (
     target_fingerprint,
 )
 from draftgauge.drafters.reuse.config import NORMS
+from draftgauge.models.reference import reference_path
 from draftgauge.models.taps import TapPlan, batch_features
 from tiny import tiny_model, tokens
 
@@ -117,8 +119,7 @@ def saved(
         intermediate_size=96,
         draft_vocabulary=0 if draft_tokens is None else len(draft_tokens),
         target_fingerprint=target_fingerprint(target),
-        target_source="some/target",
-        **options,
+        **({"target_source": "some/target"} | options),
     )
     net = new_net(config, target, 5, draft_tokens)
     with torch.no_grad():  # norms start at one, which would hide a norm of the wrong name
@@ -232,6 +233,13 @@ def test_the_command_says_whether_llama_cpp_can_run_it(
     assert all(word in result.stdout for word in lacks)
     assert ("llama.cpp cannot run it" in result.stdout) == bool(lacks)
     assert ("--spec-type draft-eagle3" in result.stdout) == (not lacks)
+
+
+def test_the_bundled_target_is_named_by_its_folder(tmp_path: Path, target: PreTrainedModel) -> None:
+    """Engines do not know what ``reference`` is."""
+    saved(tmp_path / "drafter", target, target_source="reference")
+    (row,) = export(tmp_path / "drafter", out=tmp_path / "out")
+    assert serving_commands(row)["vLLM"].startswith(f"vllm serve {reference_path('target')} ")
 
 
 def test_the_command_prints_how_engines_load_it(tmp_path: Path, target: PreTrainedModel) -> None:

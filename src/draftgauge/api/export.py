@@ -10,6 +10,7 @@ from draftgauge.core.errors import DraftgaugeError
 from draftgauge.drafters.reuse import read_description
 from draftgauge.drafters.reuse.persistence import read_config
 from draftgauge.export.eagle3 import export_eagle3, llama_cpp_lacks
+from draftgauge.models.reference import resolve_source
 
 
 @verb(ExportRequest)
@@ -35,7 +36,7 @@ def export(request: ExportRequest) -> list[dict[str, Any]]:
             "folder": str(request.out),
             "tensors": len(tensors),
             "parameters": sum(tensor.numel() for tensor in tensors.values() if tensor.is_floating_point()),
-            "target": description["config"]["target_source"],
+            "target": str(resolve_source(description["config"]["target_source"] or "")) or None,
             "depths": description["extra"].get("request", {}).get("depths"),
             "llama_cpp_lacks": llama_cpp_lacks(read_config(request.drafter)),
         }

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -69,7 +69,7 @@ def generate(
         request.output.max_new_tokens, sampling, pair.end_tokens, request.stop, pair.tokenizer.decode
     )
     prompt = request.prompt
-    tokens = _encode(pair, prompt, request) if isinstance(prompt, str) else list(prompt)
+    tokens = _encode(pair, prompt, request) if isinstance(prompt, str) else _checked(prompt, pair)
     stream = TokenStream(pair, on_text) if on_text is not None else None
     if request.policy == PLAIN:
         result = plain_decode(pair.target, tokens, settings, generator, stream)
@@ -114,6 +114,16 @@ def _encode(pair: Pair, text: str, request: GenerateRequest) -> list[int]:
         raise PromptError("the prompt is empty: give it some text")
     chat = pair.tokenizer.chat_template is not None if request.chat is None else request.chat
     return pair.encode(Prompt(0, "0", "chat" if chat else "text", "", text=text), request.conversation.rendering(chat))
+
+
+def _checked(tokens: Sequence[int], pair: Pair) -> list[int]:
+    """Token ids that the target knows."""
+    unknown = [token for token in tokens if not 0 <= token < pair.target.spec.vocabulary]
+    if unknown:
+        raise PromptError(
+            f"the prompt holds the token {unknown[0]}; the target's are 0 to {pair.target.spec.vocabulary - 1}"
+        )
+    return list(tokens)
 
 
 class TokenStream:

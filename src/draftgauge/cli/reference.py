@@ -65,4 +65,4 @@ def _report(stage: str, row: dict[str, float]) -> None:
         )
     else:
         said = f"{stage}: {row['step']:.0f} of {row['steps']:.0f}" if row else f"{stage} ..."
-    errors.print(said, highlight=False)
+    errors.print(said, highlight=False, soft_wrap=True)

@@ -61,4 +61,5 @@ def _show(row: Mapping[str, float]) -> None:
         f"{row['agreement/0']:.0%} at first{gate}, {row['tokens_per_second']:,.0f} tokens/s, "
         f"{row['seconds_left'] / 60:.1f} min left",
         highlight=False,
+        soft_wrap=True,
     )
