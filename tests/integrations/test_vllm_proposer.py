@@ -27,10 +27,14 @@ from draftgauge.integrations.vllm_guard import check_version, mend_sampling
 from draftgauge.models.lean_rows import LeanRows
 from draftgauge.models.loading import load_model
 from draftgauge.policies.registry import make_policy
+from draftgauge.traces.costs import CostCurve
 from draftgauge.traces.engine_costs import read_costs
 from tiny import save_tiny, tiny_model, tiny_tokenizer, tokens
 
 LONGEST, CONTEXT, OUTPUT = 6, 120, 40
+VERIFY = (tuple(1 + 0.02 * token for token in range(LONGEST + 1)),)
+DRAFT = (tuple(0.1 * token for token in range(LONGEST + 1)),)
+COSTS = CostCurve((20,), *[VERIFY] * 3, *[DRAFT] * 3, 0.0, (1.0,), "none", "cpu", "float32")
 
 
 @pytest.fixture(scope="module")
@@ -130,28 +134,38 @@ def serve(
 
 
 @pytest.mark.parametrize("together", [1, 3])
-@pytest.mark.parametrize("policy", ["fixed:3", "hf-confidence:threshold=0.3"])
+@pytest.mark.parametrize(
+    "policy",
+    ["fixed:3", "hf-confidence:threshold=0.3", "lookup:least=1,tokens=5", "two-source", "lookup-else-stopping:least=1"],
+)
 def test_outputs_are_plain_and_counts_are_those_of_live_decoding(
-    folders: dict[str, Path], policy: str, together: int
+    folders: dict[str, Path], policy: str, together: int, tmp_path: Path
 ) -> None:
+    COSTS.save(tmp_path / "costs.json")
     target, draft = load_model(folders["target"], device="cpu"), load_model(folders["draft"], device="cpu")
     prompts = [tokens(length, seed=length).tolist() for length in (9, 14, 9, 30, 21)]
     prompts[2] = list(prompts[0])  # two requests of one text
-    served = serve(Proposer(config(folders, policy=policy)), target, prompts, together)
+    proposer = Proposer(config(folders, policy=policy, costs=str(tmp_path / "costs.json")))
+    served = serve(proposer, target, prompts, together)
     settings = DecodingSettings(max_new_tokens=OUTPUT, end_tokens=frozenset({0}))
+    looked_up = drafted = 0
     for request, prompt in zip(served, prompts, strict=True):
         assert request.output == plain_decode(target, prompt, settings).tokens
         first = request.output[0]
         live = speculative_decode(
             target,
             LanguageModelDrafter(draft, frozenset({0}), None, None, 96),
-            make_policy(policy, LONGEST),
+            make_policy(policy, LONGEST, COSTS),
             [*prompt, first],
             DecodingSettings(max_new_tokens=OUTPUT + LONGEST, end_tokens=frozenset({0})),
         )
-        expected = [(step.drafted, step.accepted) for step in live.steps][: len(request.counts)]
+        expected = [(step.drafted + step.appended, step.accepted) for step in live.steps][: len(request.counts)]
         assert request.counts[:-1] == expected[:-1]  # the last draft may run past what the request asked for
-        assert any(accepted for _, accepted in request.counts)
+        looked_up += sum(step.appended for step in live.steps)
+        drafted += sum(step.drafted for step in live.steps)
+    assert sum(accepted for request in served for _, accepted in request.counts) > 5
+    assert (looked_up > 0) == (policy.startswith(("lookup", "two-source")))
+    assert (drafted > 0) == (not policy.startswith("lookup:"))
 
 
 def test_preempted_requests_come_back(folders: dict[str, Path]) -> None:

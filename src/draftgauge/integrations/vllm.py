@@ -133,7 +133,8 @@ class Proposer:
             asked = {r.row: self.ask(r) for r in present if r is not None and self.room(r) > 0}
             drafts = self._drafter.propose({row: each for row, each in asked.items() if each.limit > 0})
             for request in self.requests:
-                request.draft = drafts.get(request.row, Draft([]))
+                draft = drafts.get(request.row, Draft([]))
+                request.draft = self.extended(request, draft) if request.row in asked else draft
         proposals = [[] if request is None else list(request.draft.tokens) for request in present]
         self._note(proposals, time.perf_counter() - started)
         return proposals
@@ -160,19 +161,24 @@ class Proposer:
         return Request(new.tokens.tobytes(), len(text), text[-1], self._drafter.open(text), policy)
 
     def _advance(self, request: Request, step: Sighting) -> Request:
-        drafted, tokens = request.draft.tokens, step.committed
-        most = min(len(drafted), len(tokens) - 1)
-        accepted = next((n for n in range(most) if drafted[n] != tokens[n]), most)
-        self._drafter.commit(request.row, accepted, tokens)
+        draft, tokens = request.draft, step.committed
+        most = min(len(draft.tokens), len(tokens) - 1)
+        accepted = next((n for n in range(most) if draft.tokens[n] != tokens[n]), most)
+        self._drafter.commit(request.row, min(accepted, draft.drafted), tokens)
         shown = tokens if SignalName.TEXT in self._reads else ()
-        request.policy.observe(Step(len(drafted), accepted, len(tokens), request.draft.signals, float("nan"), shown))
+        how = (draft.drafted, accepted, len(tokens), draft.signals, float("nan"), shown, draft.appended)
+        request.policy.observe(Step(*how))
         request.text, request.length, request.last = step.tokens.tobytes(), len(step.tokens), tokens[-1]
         return request
 
     def ask(self, request: Request) -> Asked:
         """What the drafter is asked for: what the policy wants, as far as there is room."""
-        limit = min(request.policy.limit(), self.room(request))
-        return Asked(limit, request.policy.keep_drafting if self._asks else None, self._reads)
+        limit, request.asked = min(request.policy.limit(), self.room(request)), 0
+        return Asked(limit, request.keep_drafting if self._asks else None, self._reads)
+
+    def extended(self, request: Request, draft: Draft) -> Draft:
+        """The draft with what the policy looks up in the text behind it."""
+        return request.extend(draft, self.room(request) - len(draft.tokens))
 
     def room(self, request: Request) -> int:
         """Tokens that may be drafted: none behind an end token, and one place is the target's own."""

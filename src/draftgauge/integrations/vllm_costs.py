@@ -6,6 +6,7 @@ import time
 from collections.abc import Sequence
 from typing import Any
 
+from draftgauge.drafters.base import Draft
 from draftgauge.drafters.rows import Asked
 from draftgauge.integrations.vllm import Proposer
 from draftgauge.integrations.vllm_requests import Request
@@ -62,6 +63,10 @@ class CostProbe(Proposer):
     def ask(self, request: Request) -> Asked:
         """The length whose turn it is."""
         return Asked(min(self._length, self.room(request)))
+
+    def extended(self, request: Request, draft: Draft) -> Draft:
+        """Nothing more."""
+        return draft
 
     def measured(self) -> EngineCosts | None:
         """The costs so far, of the batch sizes with timings of two lengths at least; None where there are none."""

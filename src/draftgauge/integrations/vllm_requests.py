@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from draftgauge.drafters.base import Draft
-from draftgauge.policies.base import Policy
+from draftgauge.policies.base import Extends, Policy, Signal
 
 
 @dataclass
@@ -23,7 +23,8 @@ class Request:
         last: its last token.
         row: its number in the drafter.
         policy: its own.
-        draft: what was last drafted for it.
+        draft: what was last proposed for it.
+        asked: after how many drafted tokens of the present step the policy was asked whether to go on.
     """
 
     text: bytes
@@ -32,6 +33,24 @@ class Request:
     row: int
     policy: Policy
     draft: Draft = field(default_factory=lambda: Draft([]))
+    asked: int = 0
+
+    def keep_drafting(self, signal: Signal) -> bool:
+        """The policy's answer after a drafted token."""
+        self.asked += 1
+        return self.policy.keep_drafting(signal)
+
+    def extend(self, draft: Draft, room: int) -> Draft:
+        """The draft, and after it up to ``room`` tokens that the policy looks up in the text, if it is one that
+        does.
+        """
+        policy = self.policy
+        if not isinstance(policy, Extends):
+            return draft
+        for signal in draft.signals[self.asked :]:
+            policy.keep_drafting(signal)  # drafting ended by itself; the policy is to know with which token
+        appended = list(policy.extend(room))[:room] if room > 0 else []
+        return Draft([*draft.tokens, *appended], None, draft.signals, len(appended))
 
 
 class Sighting(NamedTuple):
