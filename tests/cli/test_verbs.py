@@ -160,6 +160,17 @@ def test_a_prompt_of_another_encoding_is_refused(
     assert "not UTF-8" in result.stderr
 
 
+def test_costs_that_are_noise_are_pointed_out(
+    pair: dict[str, Path], recorded: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (row, *_) = json.loads(recorded.with_suffix(".json").read_text())["rows"]
+    for ratio, noise in ((0.1, False), (-0.001, True)):
+        monkeypatch.setattr("draftgauge.api.profile.profile", lambda *_, **__: [row | {"cost_ratio": ratio}])  # noqa: B023
+        said = invoke("profile", *profile_arguments(pair, tmp_path / "run"))
+        assert said.exit_code == 0
+        assert ("these costs are noise" in said.stderr) == noise
+
+
 def test_several_compressions_get_folders_of_their_own(pair: dict[str, Path], tmp_path: Path) -> None:
     result = invoke("profile", *profile_arguments(pair, tmp_path / "runs"), "--compression", "none,bf16", "--limit", 1)
     assert result.exit_code == 0, result.output

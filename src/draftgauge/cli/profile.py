@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from draftgauge.api.requests import ProfileRequest
-from draftgauge.cli.console import console, progress, show_table
+from draftgauge.cli.console import console, progress, show_table, warn
 
 COLUMNS = {
     "compression": "target",
@@ -48,5 +48,10 @@ def profile(request: ProfileRequest) -> list[dict[str, Any]]:
         return rows
     differing = {"differing": "not the target's choice"} if request.outputs is not None else {}
     show_table("Recorded", rows, COLUMNS | differing)
+    if any(row["cost_ratio"] <= 0 for row in rows):
+        warn(
+            "longer drafts were not measured to take longer, so these costs are noise: run the same command again with "
+            "--measure, a larger --cost-seconds and nothing else on the machine"
+        )
     console.print(f"Next: draftgauge replay {request.out}   or   draftgauge report {request.out}", highlight=False)
     return rows
