@@ -31,6 +31,11 @@ from draftgauge.traces.trace import Trace
 
 Ints = NDArray[np.int64]
 
+SAMPLED = (
+    "a trace of sampled decoding does not hold the target's chances of the text's tokens: replay policies that look "
+    "tokens up on a greedy trace, or run them live"
+)
+
 
 class Sources(Enum):
     """Where proposed tokens may come from: the drafter, the text's continuation, or the one and then the other."""
@@ -112,7 +117,7 @@ def hindsight_optimum(
     """
     if trace.sampled is not None:
         if sources is not Sources.MODEL:
-            raise TraceError("a trace of sampled decoding does not hold the target's chances of the text's tokens")
+            raise TraceError(SAMPLED)
         optima = [hindsight_optimum(drawn, costs) for drawn in draws(trace)]
         seconds = np.mean([optimum.seconds_left for optimum in optima], axis=0)
         return Hindsight(
@@ -214,7 +219,7 @@ def any_order_seconds(trace: Trace, costs: CostCurve) -> NDArray[np.float64]:
         TraceError: on a trace of sampled decoding.
     """
     if trace.sampled is not None:
-        raise TraceError("a trace of sampled decoding does not hold the target's chances of the text's tokens")
+        raise TraceError(SAMPLED)
     gamma_max, left, contexts = trace.gamma_max, remaining_rows(trace.offsets), context_lengths(trace)
     lengths = np.arange(gamma_max + 1)
     positions = positions_in_prompt(trace)
