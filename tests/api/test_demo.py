@@ -152,6 +152,32 @@ def test_policies_of_ones_own_are_replayed(inputs: dict[str, Path], tmp_path: Pa
         replay(run, ["none"], objects={"none": Alternating()})
 
 
+class Growing(Alternating):
+    """One that learns across outputs: it drafts the more, the more outputs it has seen."""
+
+    def __init__(self) -> None:
+        self.outputs = 0
+
+    def reset(self) -> None:
+        self.outputs += 1
+
+    def limit(self) -> int:
+        return min(self.outputs, 3)
+
+    def observe(self, step: Step) -> None:
+        pass
+
+
+def test_a_policy_of_ones_own_begins_anew_with_every_replay(inputs: dict[str, Path], tmp_path: Path) -> None:
+    run, policy = recorded(inputs, tmp_path / "run"), Growing()
+    first, swept = replay(run, objects={"growing": policy}), replay(run, objects={"growing": policy}, sweep=(0.1, 0.2))
+    drafted = [
+        row["drafted_per_step"] for row in (*first, *swept) if (row["policy"], row["task"]) == ("growing", "all")
+    ]
+    assert len(drafted) == 3
+    assert len(set(drafted)) == 1
+
+
 class SlowPair:
     """A pair whose loading and decoding take given times."""
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from copy import deepcopy
 from pathlib import Path
 from typing import Any
 
@@ -49,6 +50,7 @@ def replay(
     Args:
         request: what to replay.
         objects: policies of your own by name, beside the named ones; with them and without named ones, only they run.
+            Copies run, a new one for every run and cost ratio, so that none goes on with what another has learned.
         on_warning: told of prompts that a policy was fitted on, and of costs from another device; by default a Python
             warning.
 
@@ -133,7 +135,7 @@ def _arms(specs: Sequence[str], objects: Mapping[str, Policy], gamma_max: int, c
     for name, policy in objects.items():
         if name in arms:
             raise DraftgaugeError(f"two policies are named {name!r}: give your own another name")
-        arms[name] = policy
+        arms[name] = deepcopy(policy)
     return arms
 
 
