@@ -113,6 +113,15 @@ def test_greedy_outputs_are_those_of_plain_decoding(
     assert {len(output) for output in plain} > {SETTINGS.max_new_tokens}  # some ended early: ragged in length
 
 
+@pytest.mark.parametrize("vocabulary", [60, 130])
+def test_a_draft_of_fewer_or_more_tokens_than_the_targets(
+    models: tuple[StaticModel, StaticModel], plain: list[list[int]], vocabulary: int
+) -> None:
+    other = StaticModel(tiny_model("llama", seed=0, vocab_size=vocabulary))
+    run = decode((models[0], other), make("fixed:4", 3), BatchPlan(3, GAMMA_MAX))
+    assert [output.tokens for output in run.outputs] == plain
+
+
 def test_acceptance_is_ragged(models: tuple[StaticModel, StaticModel]) -> None:
     run = decode(models, make("fixed:4", 4), BatchPlan(4, GAMMA_MAX))
     accepted = [[step.accepted for step in output.steps] for output in run.outputs[:4]]

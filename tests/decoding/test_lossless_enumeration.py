@@ -51,6 +51,14 @@ def test_sampled_drafts_that_can_hold_an_end_token(monkeypatch):
     assert_same_law(law, law_of_model(target, [0], 3, sampling, end))
 
 
+@pytest.mark.parametrize("width", [2, 4])
+def test_a_draft_of_fewer_or_more_tokens_than_the_targets(monkeypatch, width):
+    sampling, target = Sampling(1.0), MarkovModel.random(3, seed=8)
+    drafter = LanguageModelDrafter(MarkovModel.random(width, seed=9), frozenset(), sampling, UNUSED, 3)
+    law = law_of_speculation(monkeypatch, target, drafter, 2, [2, 1], DecodingSettings(3, sampling))
+    assert_same_law(law, law_of_model(target, [2, 1], 3, sampling))
+
+
 @pytest.mark.parametrize("gamma", [1, 2, 3])
 def test_drafters_without_a_distribution(monkeypatch, gamma):
     sampling, prompt = Sampling(0.9), [0, 1, 0, 1]

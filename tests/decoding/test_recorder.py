@@ -132,6 +132,18 @@ def test_chunks_and_a_padded_vocabulary_do_not_show(monkeypatch: pytest.MonkeyPa
     )
 
 
+def test_tokens_that_the_draft_does_not_have() -> None:
+    target, _ = related_pair()
+    draft = wrap(tiny_model(seed=1, vocab_size=60))
+    prompt = [*tokens(5, seed=6).tolist(), 95]
+    output = greedy(target, prompt)
+    assert max(output[:-1]) >= 60
+    assert_same_drafts(
+        draft_densely(draft, prompt, output, GAMMA_MAX, vocabulary=96),
+        draft_position_by_position(LanguageModelDrafter(draft, vocabulary=96), prompt, output, GAMMA_MAX),
+    )
+
+
 def test_the_record_of_a_prompt() -> None:
     target, draft = related_pair()
     prompt = tokens(11, seed=1).tolist()

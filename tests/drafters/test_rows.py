@@ -147,6 +147,17 @@ def test_drafts_are_those_of_single_drafters() -> None:
                 each(accepted, [*drafted[:accepted], own])
 
 
+def test_tokens_that_the_draft_model_does_not_have_are_read_as_its_last() -> None:
+    model = LeanModel(tiny_model(vocab_size=60))
+    rows, alone = LanguageModelRows(model, vocabulary=96), LanguageModelDrafter(model, vocabulary=96)
+    row = rows.open([5, 95, 7])
+    alone.prefill([5, 95, 7])
+    for committed in ([80, 3], [59, 94], [2]):
+        assert rows.propose({row: Asked(4)})[row].tokens == alone.propose(4, None).tokens
+        rows.commit(row, 0, committed)
+        alone.commit(0, committed)
+
+
 def test_a_text_that_outgrows_the_draft_model_is_not_drafted_for() -> None:
     rows = LanguageModelRows(LeanModel(tiny_model(max_position_embeddings=32)))
     short, long = rows.open(tokens(30).tolist()), rows.open(tokens(40).tolist())

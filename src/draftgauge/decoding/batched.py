@@ -213,7 +213,7 @@ class _BatchLoop:
             self.requests[slot] = _Request(prompt, self.settings, output)
             self.requests = dict(sorted(self.requests.items()))
             self.target.prefill(slot, prompt[:-1])
-            self.draft.prefill(slot, prompt[:-1])
+            self.draft.prefill(slot, self.readable(prompt[:-1]))
             self.policy.begin(slot, prompt)
             return
 
@@ -266,7 +266,7 @@ class _BatchLoop:
             if before is None:
                 texts = [self.requests[slot].text[self.draft.length(slot) :] for slot in slots]
                 counts = [len(text) for text in texts]
-                fed = upload([token for text in texts for token in text], self.draft.spec.device)
+                fed = upload(self.readable([token for text in texts for token in text]), self.draft.spec.device)
             else:
                 counts, fed = [1] * len(slots), before.tokens
                 if len(slots) < len(before.slots):
@@ -277,6 +277,8 @@ class _BatchLoop:
             if max(counts) > 1:
                 ends = [end - 1 for end in accumulate(counts)]
                 logits = logits.index_select(0, upload(ends, logits.device))
+            if logits.shape[1] > self.target.spec.vocabulary:
+                logits = logits[:, : self.target.spec.vocabulary]
             tokens = logits.argmax(-1)
             for slot, signal in zip(slots, _signals(logits, tokens, reads, len(shown[slots[0]]) + 1), strict=True):
                 shown[slot].append(signal)
@@ -324,6 +326,11 @@ class _BatchLoop:
         request = self.requests[slot]
         room = min(self.target.capacity, self.draft.capacity) - len(request.text)
         return max(0, min(self.plan.gamma_max, request.stopper.remaining - 1, room))
+
+    def readable(self, tokens: list[int]) -> list[int]:
+        """Tokens as the drafter takes them in: its last one stands for those that it does not have."""
+        last = self.draft.spec.vocabulary - 1
+        return [min(token, last) for token in tokens]
 
     def context(self) -> int:
         return max(len(request.text) for request in self.requests.values())

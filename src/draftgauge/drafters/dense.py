@@ -154,15 +154,23 @@ def _draft_first(
     model: CachedModel, prompt_tokens: list[int], output: list[int], own: DenseDrafts, vocabulary: int | None
 ) -> None:
     """Take in prompt and output; the first drafted token of every row."""
-    device = model.spec.device
-    model.reset()
-    if len(prompt_tokens) > 1:
-        model.forward(torch.tensor(prompt_tokens[:-1], device=device), last_only=True)
     rows = len(own.tokens)
-    text = torch.tensor([prompt_tokens[-1], *output][:rows], device=device)
+    text = take_in_prompt(model, prompt_tokens, output)[:rows]
     for begin in range(0, rows, CHUNK):
         logits = model.forward(text[begin : begin + CHUNK])[:, :vocabulary]
         note(logits, logits.argmax(-1), own, np.arange(begin, begin + len(logits)), 0)
+
+
+def take_in_prompt(model: CachedModel, prompt_tokens: list[int], output: list[int]) -> Tensor:
+    """Take in a prompt but for its last token; that one and the output, ``[1 + N]``, as the model takes them in: its
+    last token stands for those that it does not have.
+    """
+    text = torch.tensor([*prompt_tokens, *output], device=model.spec.device).clamp_(max=model.spec.vocabulary - 1)
+    before = len(prompt_tokens) - 1
+    model.reset()
+    if before:
+        model.forward(text[:before], last_only=True)
+    return text[before:]
 
 
 def branch_chunks(model: CachedModel, branching: Rows) -> Iterator[Rows]:

@@ -48,13 +48,16 @@ class LanguageModelDrafter:
             end_tokens: a draft ends with any of these.
             sampling: how tokens are drafted, greedily if None. Sampled drafts carry their distributions.
             generator: on the model's device; needed for sampled drafts.
-            vocabulary: number of logits of the target. A draft model padded to more is cut to it.
+            vocabulary: number of logits of the target. A draft model padded to more is cut to it; where it is padded to
+                fewer, tokens that it does not have stand as its last one in what it reads.
         """
         self.model = model
         self.end_tokens = end_tokens
         self.sampling = sampling or Sampling()
         self._builder = DraftBuilder(model.spec.device, end_tokens, sampling, generator)
-        self._vocabulary = vocabulary if vocabulary is not None and vocabulary < model.spec.vocabulary else None
+        own = model.spec.vocabulary
+        self._vocabulary = vocabulary if vocabulary is not None and vocabulary < own else None
+        self._last = own - 1 if vocabulary is not None and vocabulary > own else None
         self._text: list[int] = []
 
     def keeps_drafted(self) -> bool:
@@ -70,7 +73,7 @@ class LanguageModelDrafter:
         self.model.reset()
         self._text = list(context)
         if 1 < len(context) <= self.model.spec.context:
-            self.model.forward(upload(context[:-1], self.model.spec.device), last_only=True)
+            self.model.forward(self._readable(context[:-1]), last_only=True)
 
     def propose(self, limit: int, keep_drafting: KeepDrafting | None, reads: Reads = OF_DRAFTED_TOKENS) -> Draft:
         """Draft up to ``limit`` tokens, fewer where the draft's context ends: one forward pass for each."""
@@ -121,7 +124,12 @@ class LanguageModelDrafter:
 
     def _take_in(self) -> Tensor:
         """Logits ``[1, V]`` after the committed text."""
-        return self._logits(upload(self._text[self.model.length :], self.model.spec.device))
+        return self._logits(self._readable(self._text[self.model.length :]))
+
+    def _readable(self, tokens: list[int]) -> Tensor:
+        """Committed tokens as the model takes them in."""
+        uploaded = upload(tokens, self.model.spec.device)
+        return uploaded if self._last is None else uploaded.clamp_(max=self._last)
 
     def _logits(self, tokens: Tensor) -> Tensor:
         """Logits ``[1, V]`` after the tokens ``[k]``."""

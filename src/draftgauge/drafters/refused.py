@@ -16,7 +16,15 @@ from numpy.typing import NDArray
 from torch import Generator, Tensor
 
 from draftgauge.drafters.base import Drafter
-from draftgauge.drafters.dense import CHUNK, DenseDrafts, branch_chunks, cut_after_end, grow_branches, note
+from draftgauge.drafters.dense import (
+    CHUNK,
+    DenseDrafts,
+    branch_chunks,
+    cut_after_end,
+    grow_branches,
+    note,
+    take_in_prompt,
+)
 from draftgauge.models.base import CachedModel
 from draftgauge.verification import Sampling, choose, draw, probabilities, residual
 
@@ -81,16 +89,13 @@ def draft_refused(
     rows = max(0, min(positions, model.spec.context - len(prompt_tokens) + 1))
     drafts = DenseDrafts.empty(positions, gamma_max)
     chances = np.full((2, positions), np.nan, np.float32)
-    device = model.spec.device
-    model.reset()
-    if rows and len(prompt_tokens) > 1:
-        model.forward(torch.tensor(prompt_tokens[:-1], device=device), last_only=True)
-    text = torch.tensor([prompt_tokens[-1], *output], device=device)
+    text = take_in_prompt(model, prompt_tokens, output) if rows else torch.empty(0)
+    following = torch.tensor(output, device=model.spec.device)
     for begin in range(0, rows, CHUNK):
         end = min(begin + CHUNK, rows)
         logits = model.forward(text[begin:end])[:, :vocabulary]
         p, q = probabilities(target_logits[begin:end], sampling), probabilities(logits, rules.sampling)
-        probability, refused = _first_refused(p, q, text[begin + 1 : end + 1], generator)
+        probability, refused = _first_refused(p, q, following[begin:end], generator)
         note(logits, refused, drafts, np.arange(begin, end), 0)
         chances[:, begin:end] = probability.cpu().numpy()
     _grow(rules, len(prompt_tokens), rows, drafts, vocabulary, generator)

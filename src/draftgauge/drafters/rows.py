@@ -109,7 +109,8 @@ class LanguageModelRows:
         Args:
             model: the draft model.
             end_tokens: a draft ends with any of these.
-            vocabulary: number of logits of the target; further ones are not drafted.
+            vocabulary: number of logits of the target; further ones are not drafted, and tokens of the target's that
+                the model does not have stand as its last one in what it reads.
         """
         self._rows = LeanRows(model)
         self._end_tokens = end_tokens
@@ -119,8 +120,9 @@ class LanguageModelRows:
 
     def open(self, context: list[int]) -> int:
         """A row that has taken in all but the last token."""
+        context = self._readable(context)
         row = self._row_for(context)
-        self._texts[row] = list(context)
+        self._texts[row] = context
         if 1 < len(context) <= self._rows.spec.context:
             self._take_in(row, len(context) - 1)
         return row
@@ -150,11 +152,16 @@ class LanguageModelRows:
         agreed = len(self._texts[row]) + accepted
         if self._rows.length(row) > agreed:
             self._rows.truncate(row, agreed)
-        self._texts[row] += tokens
+        self._texts[row] += self._readable(tokens)
 
     def close(self, row: int) -> None:
         """Free the row; what it holds may serve another text."""
         self._closed[row] = np.array(self._texts.pop(row)[: self._rows.length(row)], np.int64)
+
+    def _readable(self, tokens: list[int]) -> list[int]:
+        """Committed tokens as the model takes them in."""
+        last = self._rows.spec.vocabulary - 1
+        return [min(token, last) for token in tokens]
 
     def _row_for(self, context: list[int]) -> int:
         """The free row that holds most of a text, cut to what it holds of it; an empty one where none holds enough."""
