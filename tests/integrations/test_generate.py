@@ -273,13 +273,26 @@ def test_a_streamer_is_told_what_generate_tells_it(target: PreTrainedModel, draf
 
 def test_the_model_is_left_as_it_was(tmp_path: Path) -> None:
     model = tiny_model(vocab_size=VOCABULARY, eos_token_id=None).train()
+    model.model.layers[0].eval()  # frozen
+    draft = tiny_model(vocab_size=VOCABULARY, eos_token_id=None, seed=1).train()
+    modes = [module.training for each in (model, draft) for module in each.modules()]
     before = {name: tensor.clone() for name, tensor in model.state_dict().items()}
-    model.generate(prompt(), max_new_tokens=5, custom_generate=draftgauge.speculative("prompt_lookup", "fixed:2"))
-    assert model.training
+    for drafter in ("prompt_lookup", draft):
+        model.generate(prompt(), max_new_tokens=5, custom_generate=draftgauge.speculative(drafter, "fixed:2"))
+    assert [module.training for each in (model, draft) for module in each.modules()] == modes
     assert all(torch.equal(tensor, before[name]) for name, tensor in model.state_dict().items())
     model.save_pretrained(tmp_path)
     again = type(model).from_pretrained(tmp_path)
     assert all(torch.equal(tensor, before[name]) for name, tensor in again.state_dict().items())
+
+
+def test_a_model_that_generated_in_inference_mode_can_be_trained(draft: PreTrainedModel) -> None:
+    model, speculation = tiny_model(vocab_size=VOCABULARY, eos_token_id=None), draftgauge.speculative(draft, "fixed:2")
+    for _ in range(2):
+        with torch.inference_mode():
+            plain, speculative = plain_and_speculative(model, speculation, inputs=prompt(), max_new_tokens=10)
+        assert torch.equal(speculative, plain)
+        fused_step(model)
 
 
 def test_weights_that_change_between_calls_count(draft: PreTrainedModel) -> None:

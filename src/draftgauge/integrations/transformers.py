@@ -109,7 +109,7 @@ class Speculative:
         call = read_arguments(model, input_ids, logits_processor, stopping_criteria, generation_config, model_kwargs)
         if self._streamer is not None and len(call.rows) > 1:
             raise DraftgaugeError(f"a streamer follows one row, not a batch of {len(call.rows)}: leave it out")
-        with _evaluating(model):
+        with _evaluating(model, *([self._drafter] if isinstance(self._drafter, PreTrainedModel) else [])):
             pair = self._bind(model)
             policy = self._ready_policy(pair, call)
             return self._decode(pair, policy, call, input_ids)
@@ -169,7 +169,8 @@ class Speculative:
         """The model and its drafter, made ready; those of the last call if nothing has changed."""
         if self._pair is None or not self._pair.holds(model):
             self._pair = None  # its memory is freed before more is taken
-            self._pair = BoundPair.of(model, self._drafter, self._tokenizer, self._engine)
+            with torch.inference_mode(False):  # a model's weights may move, and are to be trainable where they go
+                self._pair = BoundPair.of(model, self._drafter, self._tokenizer, self._engine)
         return self._pair
 
     def _ready_policy(self, pair: BoundPair, call: GenerateArguments) -> Policy:
@@ -208,11 +209,13 @@ def _stacked(rows: list[Tensor]) -> tuple[Tensor, ...]:
 
 
 @contextmanager
-def _evaluating(model: PreTrainedModel) -> Iterator[None]:
-    """The model in evaluation mode, and in its former mode afterwards."""
-    training = model.training
-    model.eval()
+def _evaluating(*models: PreTrainedModel) -> Iterator[None]:
+    """Models in evaluation mode, and all of their modules in their former modes afterwards."""
+    training = [module for model in models for module in model.modules() if module.training]
+    for model in models:
+        model.eval()
     try:
         yield
     finally:
-        model.train(training)
+        for module in training:
+            module.training = True
