@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -20,8 +21,9 @@ from draftgauge.api.replay import replay
 from draftgauge.api.requests import CostSpec
 from draftgauge.core.cache import cache_folder
 from draftgauge.core.errors import DraftgaugeError
+from draftgauge.models.vocabulary import vocabulary_digest
 from draftgauge.policies.registry import POLICIES, expand_policy
-from tiny import save_tiny
+from tiny import save_tiny, tiny_tokenizer
 
 GAMMA_MAX = 3
 EVERY = tuple(expand_policy("fixed", GAMMA_MAX)[:1]) + tuple(name for name in POLICIES.names if name != "fixed")
@@ -107,6 +109,8 @@ def test_a_curve_is_measured_once_and_again_on_demand(pair: Pair, monkeypatch: p
     quick = CostSpec(cost_seconds=0)
     first = pair_costs(pair, quick, gamma_max=2)
     assert pair_costs(pair, quick, gamma_max=2) == first
+    other = replace(pair, tokenizer=tiny_tokenizer(swap=(4, 5)))
+    assert pair_costs(other, quick, gamma_max=2).vocabulary == vocabulary_digest(other.tokenizer) != first.vocabulary
     assert len(measured) == 1
     assert first.uncertainty is not None
     assert first.gamma_max == 2

@@ -7,6 +7,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -60,7 +61,7 @@ def pair_costs(
     identity = _identity(pair, gamma_max, sampling or Sampling())
     path = _path(identity)
     if not asked.measure and (kept := _read(path, identity)) is not None:
-        return kept
+        return replace(kept, vocabulary=vocabulary_digest(pair.tokenizer))  # which no cost depends on
     curve = _measured(pair, asked, gamma_max, sampling or Sampling(), progress)
     _write(path, identity, curve)
     return curve
