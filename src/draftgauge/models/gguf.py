@@ -18,7 +18,14 @@ from torch import Tensor
 
 from draftgauge.core.errors import ModelError
 from draftgauge.models.base import ModelSpec
-from draftgauge.models.gguf_library import end_tokens_of, last_error, libllama, metadata, open_model
+from draftgauge.models.gguf_library import (
+    end_tokens_of,
+    last_error,
+    libllama,
+    logits_address,
+    metadata,
+    open_model,
+)
 from draftgauge.models.spec import check_context, check_starts
 
 EXACT, FAST = GGUF_ENGINES = ("gguf", "gguf-fast")
@@ -67,6 +74,9 @@ class GgufModel:
         self._context = self._open_context(path)
         self._memory = self._llama.llama_get_memory(self._context)
         self._batch = _Batch(self._llama)
+        self._places = np.arange(context, dtype=np.int32)
+        self._logits_address = logits_address(self._llama)
+        self._last_logits = 0, np.empty((0, vocabulary), np.float32)
         self._length = 0
         self._branches: _Branches | None = None
 
@@ -94,7 +104,6 @@ class GgufModel:
             )
         self._length = length
 
-    @torch.inference_mode()
     def forward(self, tokens: Tensor, last_only: bool = False) -> Tensor:
         """Append tokens ``[k]`` and return float32 logits ``[k, vocabulary]``, or of the last token only."""
         check_context(self.spec, self._length + len(tokens))
@@ -103,8 +112,7 @@ class GgufModel:
         for begin in range(0, len(ids), BATCH):
             chunk = ids[begin : begin + BATCH]
             last = begin + len(chunk) == len(ids)
-            positions = np.arange(self._length, self._length + len(chunk), dtype=np.int32)
-            self._batch.fill(chunk, positions, np.zeros(len(chunk), np.int32))
+            self._batch.fill(chunk, self._places[self._length : self._length + len(chunk)], 0)
             self._batch.ask(len(chunk), "all" if not last_only else "last" if last else "none")
             self._decode()
             self._length += len(chunk)
@@ -153,8 +161,13 @@ class GgufModel:
 
     def _logits(self, rows: int) -> Tensor:
         """A copy of the logits ``[rows, vocabulary]`` of the last pass: the next one overwrites them."""
-        pointer = self._llama.llama_get_logits(self._context)
-        return torch.from_numpy(np.ctypeslib.as_array(pointer, (rows, self.spec.vocabulary)).copy())
+        address = self._logits_address(self._context)
+        known, view = self._last_logits
+        if address != known or rows > len(view):  # libllama moved them to where there is room for more
+            floats = ctypes.c_float * (rows * self.spec.vocabulary)
+            view = np.ctypeslib.as_array(floats.from_address(address)).reshape(rows, -1)
+            self._last_logits = address, view
+        return torch.from_numpy(view[:rows].copy())
 
     def __del__(self) -> None:
         if getattr(self, "_context", None):
@@ -221,8 +234,8 @@ class _Batch:
             self._asked.ctypes.data_as(ctypes.POINTER(ctypes.c_int8)),
         )
 
-    def fill(self, tokens: NDArray[np.int64], positions: Ints, sequences: Ints) -> None:
-        """Take ``n`` tokens with their positions and sequences."""
+    def fill(self, tokens: NDArray[np.int64], positions: Ints, sequences: Ints | int) -> None:
+        """Take ``n`` tokens with their positions and sequences, or the one that all of them are of."""
         count = len(tokens)
         self.batch.n_tokens = count
         self._tokens[:count], self._positions[:count], self._sequences[:count] = tokens, positions, sequences

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import cache
 from pathlib import Path
@@ -60,6 +60,14 @@ def _log(library: Any) -> Any:
             _last_error = text.decode(errors="replace").strip()
 
     return keep
+
+
+def logits_address(library: Any) -> Callable[[Any], int]:
+    """``llama_get_logits`` as a number: llama-cpp-python's pointer takes longer to make than to read."""
+    function = library._lib["llama_get_logits"]  # not the one that llama-cpp-python has typed
+    function.argtypes, function.restype = [ctypes.c_void_p], ctypes.c_void_p
+    address: Callable[[Any], int] = function
+    return address
 
 
 def last_error() -> str:
