@@ -23,6 +23,7 @@ from final_files import (
     curve_file,
     curves_of,
     finished,
+    fitted_file,
     later_curve_file,
     live_file,
     runs_of,
@@ -31,7 +32,7 @@ from final_files import (
 from readme_tables import (
     FIXED,
     RIVAL,
-    STOPPING,
+    choosing_live_table,
     choosing_table,
     designs_table,
     estimates_table,
@@ -46,7 +47,7 @@ from draftgauge.api.replay import replay as replay_verb
 from draftgauge.api.runs import read_run
 from draftgauge.core.prompts import in_turn
 from draftgauge.core.provenance import read_measurement
-from draftgauge.fitting.stopping import fit_stopping
+from draftgauge.fitting.registry import fit_policy
 from draftgauge.fitting.tuning import tune_rivals
 from draftgauge.policies.base import Policy
 from draftgauge.policies.fitted import fitted_policy, load_fitted
@@ -108,7 +109,8 @@ def main() -> int:
 
 def with_tables(text: str, rows: Sequence[Row], pair: Sequence[Published], designs: Sequence[Published]) -> str:
     """The README with its tables computed from the rows of ``speckv.json`` and of the files of ``OTHERS``."""
-    tables = {"choosing": choosing_table(rows), "pair": pair_table(pair), "designs": designs_table(designs)}
+    tables = {"choosing": choosing_table(rows), "choosing live": choosing_live_table(rows)}
+    tables |= {"pair": pair_table(pair), "designs": designs_table(designs)}
     for name, lines in tables.items():
         text = with_table(text, name, lines)
     return text
@@ -122,19 +124,22 @@ def with_drafter_tables(text: str, starts: Sequence[Published], estimates: Seque
 
 
 def judged(folder: Path, compressions: Sequence[str] = COMPRESSIONS) -> list[Row]:
-    """Every policy of the field at its defaults and tuned, and stopping, bundled and fitted, on the sealed prompts."""
+    """Every policy of the field at its defaults and tuned, and those of draftgauge, bundled and fitted, on the sealed
+    prompts.
+    """
     rows: list[Row] = []
-    arms = (str(folder / FITTED), *compared_policies())
+    names = {str(fitted_file(folder, policy)): policy for policy in FITTED}
+    arms = (*names, *compared_policies())
     for compression in compressions:
         rows += replay_verb(folder / RUNS / compression, policies=arms, split=SEALED, tune=True)
     for row in rows:
-        if row["policy"] == str(folder / FITTED):  # on the training prompts, with this cost curve among others
-            row |= {"policy": STOPPING, "tuned": True}
+        if row["policy"] in names:  # fitted on the training prompts, with this cost curve among others
+            row |= {"policy": names[row["policy"]], "tuned": True}
     return [{"table": "replay"} | row for row in rows]
 
 
 def spread(folder: Path) -> list[Row]:
-    """Gains of stopping with intervals over prompts, cost curves and fits together.
+    """Gains of the fitted policies with intervals over prompts, cost curves and fits together.
 
     Everything is fitted, tuned and chosen with one cost curve and judged with another one of the same pair.
     """
@@ -143,32 +148,31 @@ def spread(folder: Path) -> list[Row]:
     curves = [curves_of(folder, run) for run in runs]
     count = min(len(each) for each in curves)
     tests = [split_trace(trace, SEALED) for trace in traces]
-    parts: dict[tuple[str, str, str], list[tuple[float, np.ndarray]]] = {}
+    parts: dict[tuple[str, str, str, str], list[tuple[float, np.ndarray]]] = {}
     for fit_with in range(count):
         arms = _arms(traces, [each[fit_with] for each in curves], fit_with)
         for judge_with in [turn for turn in range(count) if turn != fit_with] or [fit_with]:
             for number, test in enumerate(tests):
-                for (task, over), gain in _gains(test, arms[number], curves[number][judge_with], number):
-                    parts.setdefault((test.compression, task, over), []).append(gain)
+                for key, gain in _gains(test, arms[number], curves[number][judge_with], number):
+                    parts.setdefault((test.compression, *key), []).append(gain)
     return [_spread_row(key, repetitions) for key, repetitions in parts.items()]
 
 
 def _gains(test: Trace, arms: Mapping[str, Policy], costs: CostCurve, seed: int) -> Iterator[tuple[Any, Any]]:
-    """Gains of stopping, resampled by prompt, for each task and what it is compared with."""
+    """Gains of the fitted policies, resampled by prompt, for each of them, each task and what it is compared with."""
     outcomes = {name: replay(test, policy, costs) for name, policy in arms.items()}
-    ours = outcomes[STOPPING]
-    for (task, mask), over in product(task_masks(test), (FIXED, RIVAL)):
-        other = outcomes[over]
+    for name, (task, mask), over in product(FITTED, task_masks(test), (FIXED, RIVAL)):
+        ours, other = outcomes[name], outcomes[over]
         timed = (ours.committed[mask], ours.seconds[mask], other.committed[mask], other.seconds[mask])
-        yield (task, over), gain_resamples(*timed, seed=seed)
+        yield (name, task, over), gain_resamples(*timed, seed=seed)
 
 
-def _spread_row(key: tuple[str, str, str], repetitions: Sequence[tuple[float, np.ndarray]]) -> Row:
-    compression, task, over = key
+def _spread_row(key: tuple[str, str, str, str], repetitions: Sequence[tuple[float, np.ndarray]]) -> Row:
+    compression, policy, task, over = key
     gain = pooled(repetitions)
     return {
         "table": "spread",
-        "policy": STOPPING,
+        "policy": policy,
         "compression": compression,
         "split": SEALED,
         "task": task,
@@ -182,15 +186,17 @@ def _spread_row(key: tuple[str, str, str], repetitions: Sequence[tuple[float, np
 
 
 def _arms(traces: Sequence[Trace], curves: Sequence[CostCurve], turn: int) -> list[dict[str, Policy]]:
-    """Of each trace: stopping, the best fixed length and the best tuned rival, all chosen on most training prompts."""
+    """Of each trace: the fitted policies, the best fixed length and the best tuned rival, all chosen on most training
+    prompts.
+    """
     train = [_without_a_part(split_trace(trace, TRAIN), turn) for trace in traces]
-    fitted = fit_stopping(train, list(curves))
+    fitted = {name: fit_policy(name, train, list(curves)) for name in FITTED}
     arms = []
     for own, costs in zip(train, curves, strict=True):
         rivals = tune_rivals(own, costs)
         arms.append(
             {
-                STOPPING: fitted_policy(fitted, own.gamma_max, costs),
+                **{name: fitted_policy(each, own.gamma_max, costs) for name, each in fitted.items()},
                 FIXED: FixedLength(best_fixed_gamma(own, costs)),
                 RIVAL: rivals.arms[rivals.best],
             }
@@ -232,11 +238,11 @@ def _replayed(
     weighed = CostCurve.load(measured)
     later = later_curve_file(sitting, compression)
     costs = mean_curve([weighed, CostCurve.load(later)]) if later.exists() else weighed
-    fitted, longest = load_fitted(folder / FITTED), test.gamma_max
+    fitted, longest = {name: load_fitted(fitted_file(folder, name)) for name in FITTED}, test.gamma_max
     outcomes = {
         name: replay(
             part,
-            fitted_policy(fitted, longest, weighed) if name == STOPPING else make_policy(name, longest, weighed),
+            fitted_policy(fitted[name], longest, weighed) if name in fitted else make_policy(name, longest, weighed),
             costs,
         )
         for name in {row["policy"] for row in rows} - {PLAIN}

@@ -1,8 +1,8 @@
 """The final benchmark: the bundled pair on its sealed prompts, which nothing else reads.
 
 Records the training and the sealed prompts at three compressions, measures their costs, fits throughput-optimal
-stopping on the training prompts, and decodes the sealed prompts live. What it leaves in its folder is all that
-``benchmarks/figures.py`` needs to compute the tables of the README, without a model.
+stopping and the rule of two sources on the training prompts, and decodes the sealed prompts live. What it leaves in its
+folder is all that ``benchmarks/figures.py`` needs to compute the tables of the README, without a model.
 
 What was interrupted goes on when it is run again. Run when all is there, it begins another *sitting*: new cost curves
 and new live measurements of the same recorded runs. The README shows how far sittings lie apart, so let hours pass.
@@ -26,6 +26,7 @@ from final_files import (
     SITTINGS,
     curve_file,
     finished,
+    fitted_file,
     later_curve_file,
     live_file,
     runs_of,
@@ -49,7 +50,6 @@ from draftgauge.traces.join import join_run
 from draftgauge.traces.manifest import MANIFEST_NAME, Manifest
 
 SEALED = PAIR_FOLDER / "sealed.jsonl"
-STOPPING = "stopping"
 LEAST_LIVE = 20.0  # seconds of live decoding at each compression, however long the recording took
 MARGIN = 10.0  # seconds for loading models and choosing rivals, at each compression
 
@@ -73,6 +73,9 @@ def main() -> int:
     try:
         if not _recorded(args.out, _prompts(args.work)):
             _record(args)
+        for policy in FITTED:
+            if not fitted_file(args.out, policy).exists():
+                fit(args.out / RUNS, policy=policy, out=fitted_file(args.out, policy))
         sitting = _sitting(args.out)
         console.print(f"sitting {sitting.name}", highlight=False)
         for number, compression in enumerate(COMPRESSIONS):
@@ -109,11 +112,11 @@ def _recorded(out: Path, prompts: Path) -> bool:
         models = {"target": manifest.target.fingerprint, "draft": manifest.draft.fingerprint}
         if models != {role: fingerprints[role] for role in models} or manifest.prompts.sha256 != digest:
             raise DraftgaugeError(f"{out} was recorded with another pair or other prompts: run with --fresh")
-    return len(manifests) == len(COMPRESSIONS) and (out / FITTED).exists()
+    return len(manifests) == len(COMPRESSIONS)
 
 
 def _record(args: argparse.Namespace) -> None:
-    """Record all prompts, shard by shard, keep each run as a single shard, and fit."""
+    """Record all prompts, shard by shard, and keep each run as a single shard."""
     profile(
         out=args.work / RUNS,
         prompts=args.work / "prompts",
@@ -124,7 +127,6 @@ def _record(args: argparse.Namespace) -> None:
     )
     for run in runs_of(args.out):
         join_run(args.work / RUNS / run.name, run)
-    fit(args.out / RUNS, policy=STOPPING, out=args.out / FITTED)
 
 
 def _sitting(out: Path) -> Path:
@@ -158,8 +160,9 @@ def _sit(args: argparse.Namespace, sitting: Path, compression: str, seconds: flo
     asked = CostSpec(measure=True, cost_seconds=args.curve_seconds)
     curve = pair_costs(pair, asked, trace.gamma_max, progress=show_progress)
     curve.save(curve_file(sitting, compression))
+    names = {str(fitted_file(args.out, policy)): policy for policy in FITTED}
     rows = bench(
-        policies=tuple(dict.fromkeys((str(args.out / FITTED), fixed, rival, "none"))),
+        policies=tuple(dict.fromkeys((*names, fixed, rival, "none"))),
         over=fixed,
         prompts=SEALED,
         per_task=args.per_task,
@@ -173,7 +176,7 @@ def _sit(args: argparse.Namespace, sitting: Path, compression: str, seconds: flo
     )
     later = pair_costs(pair, asked, trace.gamma_max, progress=show_progress)
     later.save(later_curve_file(sitting, compression))
-    tuned = {str(args.out / FITTED): STOPPING, fixed: fixed, rival: rival}
+    tuned = {**names, fixed: fixed, rival: rival}
     named = [row | {"policy": tuned.get(row["policy"], row["policy"]), "tuned": row["policy"] in tuned} for row in rows]
     save(sitting, live_file(sitting, compression).name, named)
 

@@ -1,8 +1,8 @@
 """Where the final benchmark keeps what: written by ``final.py``, read by ``figures.py``.
 
-``runs/COMPRESSION/`` holds a recorded run with the cost curve that was measured with it, ``stopping.json`` the fitted
-policy, and ``sittings/WHEN/`` the live measurements of each compression with cost curves measured before and after, for
-every time that the benchmark was sat.
+``runs/COMPRESSION/`` holds a recorded run with the cost curve that was measured with it, ``stopping.json`` and
+``two-source.json`` the fitted policies, and ``sittings/WHEN/`` the live measurements of each compression with cost
+curves measured before and after, for every time that the benchmark was sat.
 """
 
 from __future__ import annotations
@@ -13,8 +13,13 @@ from draftgauge.api.runs import read_run
 from draftgauge.traces.costs import CostCurve
 
 COMPRESSIONS = ("none", "int8", "nf4")
-FITTED = "stopping.json"
+FITTED = ("stopping", "two-source")  # policies that are fitted on the training prompts
 RUNS, SITTINGS = "runs", "sittings"
+
+
+def fitted_file(folder: Path, policy: str) -> Path:
+    """A policy fitted on the training prompts of all runs."""
+    return folder / f"{policy}.json"
 
 
 def runs_of(folder: Path) -> list[Path]:

@@ -8,7 +8,7 @@ from typing import Any
 
 Row = Mapping[str, Any]
 
-STOPPING = "stopping"
+STOPPING, BOTH = "stopping", "two-source"
 FIXED, RIVAL = "best fixed", "best tuned rival"
 END = "<!-- end of figures -->"
 
@@ -108,22 +108,32 @@ def _estimate(row: Row) -> str:
 
 
 def choosing_table(rows: Sequence[Row]) -> Iterator[str]:
-    """What fitted stopping gains on the sealed prompts, a line for each compression and task; the sittings below it."""
+    """What the fitted policies gain on the sealed prompts, replayed, a line for each compression and task."""
     yield (
-        "| target | task | distinct 4-grams | best fixed | stopping over it | over the best tuned rule | it | live "
-        "| its prompts replayed |"
+        f"| target | task | distinct 4-grams | best fixed | `{STOPPING}` over it | `{BOTH}` over it "
+        f"| `{BOTH}` over the best tuned rule | it |"
     )
-    yield "|---|---|---:|---:|---:|---:|---|---:|---:|"
+    yield "|---|---|---:|---:|---:|---:|---:|---|"
     for own in matching(rows, {"table": "replay", "policy": STOPPING, "tuned": True}):
         key = {"compression": own["compression"], "task": own["task"]}
-        over = {row["over"]: row for row in matching(rows, key | {"table": "spread"})}
+        over = {(row["policy"], row["over"]): row for row in matching(rows, key | {"table": "spread"})}
         repeated = next(matching(rows, key | {"table": "repetition"}))["distinct_4grams"]
-        live = list(matching(rows, key | {"table": "live", "policy": STOPPING}))
+        gains = [over[STOPPING, FIXED], over[BOTH, FIXED], over[BOTH, RIVAL]]
         yield (
             f"| {own['compression']} | {own['task']} | {repeated:.2f} | {own['best_fixed_gamma']} "
-            f"| {interval(over[FIXED])} | {interval(over[RIVAL])} | `{own['best_rival']}` | {across(live)} "
-            f"| {replayed(live)} |"
+            f"| {' | '.join(map(interval, gains))} | `{own['best_rival']}` |"
         )
+
+
+def choosing_live_table(rows: Sequence[Row]) -> Iterator[str]:
+    """What they gain live over the best fixed length, and the same prompts replayed; the sittings below."""
+    yield f"| target | task | {' | '.join(f'`{name}` live | its prompts replayed' for name in (STOPPING, BOTH))} |"
+    yield "|---|---|---:|---:|---:|---:|"
+    for own in matching(rows, {"table": "replay", "policy": STOPPING, "tuned": True}):
+        key = {"table": "live", "compression": own["compression"], "task": own["task"]}
+        sat = [list(matching(rows, key | {"policy": name})) for name in (STOPPING, BOTH)]
+        cells = [f"{across(sittings)} | {replayed(sittings)}" for sittings in sat]
+        yield f"| {own['compression']} | {own['task']} | {' | '.join(cells)} |"
     yield from _sittings(rows)
 
 

@@ -68,6 +68,17 @@ def test_one_sitting_shows_its_interval_and_several_their_range() -> None:
     assert across([sat("a", 0.05), sat("b", -0.01), sat("c", 0.07)]) == "+5.0% (-1.0% to +7.0%)"
 
 
+def test_live_tables_hold_what_the_sittings_decoded() -> None:
+    from readme_tables import choosing_live_table
+
+    own = {"table": "replay", "policy": "stopping", "tuned": True, "task": "all", "compression": "none"}
+    later = sat("b", 0.15) | {"policy": "two-source", "replayed_gain": 0.14}
+    *_, line, empty, sittings = choosing_live_table([own, sat("a", 0.05), sat("b", 0.03), later])
+    assert line == "| none | all | +4.0% (+3.0% to +5.0%) |  | +15.0% [14.0, 16.0] | +14.0% |"
+    assert not empty
+    assert sittings.startswith("Live: a (96 prompts; other processes on 0.02 cores, steal 0.1%); b (96 prompts;")
+
+
 def test_live_rows_come_from_finished_sittings_with_the_load_of_the_machine(tmp_path: Path) -> None:
     from common import save
     from figures import live
