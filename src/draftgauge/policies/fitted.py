@@ -85,7 +85,7 @@ def fitted_policy(fitted: FittedPolicy, gamma_max: int, costs: StepCosts | None)
     if fitted.gamma_max != gamma_max:
         raise DraftgaugeError(
             f"policy {fitted.policy} was fitted for gamma_max {fitted.gamma_max}, "
-            f"the longest draft here is {gamma_max}: fit it on this trace"
+            f"the longest draft here is {gamma_max}: run with --gamma-max {fitted.gamma_max}, or fit it on such a trace"
         )
     return FITTED[fitted.policy](fitted.parameters, gamma_max, costs)
 
