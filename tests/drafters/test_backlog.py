@@ -3,19 +3,21 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Sequence
 from dataclasses import replace
 
 import numpy as np
 import pytest
 
-from draftgauge.core.signals import NO_SIGNALS
+from draftgauge.core.signals import NO_SIGNALS, SignalName
 from draftgauge.decoding.settings import DecodingSettings
 from draftgauge.decoding.speculative import speculative_decode
 from draftgauge.drafters import Drafter, LanguageModelDrafter, PromptLookupDrafter
 from draftgauge.drafters.base import Draft, backlog_of, keeps_drafted
 from draftgauge.drafters.reuse.live import ReuseDrafter
 from draftgauge.models.taps import TapPlan, attach_taps
-from draftgauge.policies.base import PolicyBase
+from draftgauge.policies.base import PolicyBase, Signal, Step
+from draftgauge.policies.suffix import SuffixIndex
 from draftgauge.replay.backlog import backlogs
 from draftgauge.traces.costs import CostCurve
 from markov import MarkovModel
@@ -36,6 +38,25 @@ class Any(PolicyBase):
 
     def limit(self) -> int:
         return self.random.choice([0, 0, 1, 1, 2, 4])
+
+
+class CopiesOrDrafts(Any):
+    """Drafts any length, and appends what followed the last token the last time."""
+
+    reads = frozenset({SignalName.TEXT})
+
+    def read(self, prompt_tokens: Sequence[int]) -> None:
+        self.index = SuffixIndex()
+        self.index.read(prompt_tokens)
+
+    def keep_drafting(self, signal: Signal) -> bool:
+        return True
+
+    def extend(self, room: int) -> list[int]:
+        return self.index.continuation(min(room, 3))
+
+    def observe(self, step: Step) -> None:
+        self.index.commit(step.tokens)
 
 
 class Watched:
@@ -85,3 +106,16 @@ def test_prompt_lookup_has_nothing_to_take_in() -> None:
     watched = Watched(PromptLookupDrafter())
     speculative_decode(target, watched, Any(), [3, 1, 2, 3, 1, 2], DecodingSettings(40))  # type: ignore[arg-type]
     assert set(watched.noted) == {0}
+
+
+def test_a_step_that_only_copies_leaves_all_that_it_commits_to_take_in() -> None:
+    target, settings = MarkovModel.random(3, seed=0), DecodingSettings(60)
+    copied = 0
+    for noise in (0.0, 0.8):
+        watched = Watched(LanguageModelDrafter(target.noised(noise, seed=1)))
+        steps = speculative_decode(target, watched, CopiesOrDrafts(), [0, 1, 2, 0, 1], settings).steps  # type: ignore[arg-type]
+        columns = np.array([(step.drafted, step.accepted) for step in steps], np.int64).T
+        computed = backlogs(np.zeros(len(steps), np.int64), *columns, COSTS)
+        assert watched.noted[1:] == computed[columns[0] > 0].tolist()[1:]
+        copied += sum(step.accepted > 0 for step in steps if not step.drafted)
+    assert copied > 3

@@ -16,15 +16,17 @@ def backlogs(prompt: Ints, drafted: Ints, accepted: Ints, costs: CostCurve) -> I
 
     Args:
         prompt: ``[S]`` of each step; the steps of a prompt stand together, in order.
-        drafted, accepted: ``[S]`` tokens.
+        drafted, accepted: ``[S]`` tokens, the accepted ones with those that were looked up in the text.
         costs: whose drafter it is.
     """
     steps = np.arange(len(prompt))
     first = np.append(True, prompt[1:] != prompt[:-1])
     drafts_before = np.append(False, drafted[:-1] > 0)
     # A step after one that drafted, or the first of a prompt, has a backlog of its own; each step after it that
-    # follows one without a draft has one token more.
+    # follows one without a draft has what that one committed more.
     after = np.append(1, costs.backlog_after(1, drafted[:-1], accepted[:-1]))
     own = np.where(first, 1, after)
     source = np.maximum.accumulate(np.where(first | drafts_before, steps, 0))
-    return np.minimum(own[source] + steps - source, costs.backlog_max)
+    committed = np.append(0, np.cumsum(accepted[:-1] + 1))
+    waiting: Ints = np.minimum(own[source] + committed - committed[source], costs.backlog_max)
+    return waiting
