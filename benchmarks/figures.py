@@ -22,6 +22,7 @@ from final_files import (
     RUNS,
     curve_file,
     curves_of,
+    decoded_with,
     finished,
     fitted_file,
     later_curve_file,
@@ -238,7 +239,7 @@ def _replayed(
     weighed = CostCurve.load(measured)
     later = later_curve_file(sitting, compression)
     costs = mean_curve([weighed, CostCurve.load(later)]) if later.exists() else weighed
-    fitted, longest = {name: load_fitted(fitted_file(folder, name)) for name in FITTED}, test.gamma_max
+    fitted, longest = {name: load_fitted(decoded_with(folder, sitting, name)) for name in FITTED}, test.gamma_max
     outcomes = {
         name: replay(
             part,

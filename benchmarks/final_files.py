@@ -2,7 +2,8 @@
 
 ``runs/COMPRESSION/`` holds a recorded run with the cost curve that was measured with it, ``stopping.json`` and
 ``two-source.json`` the fitted policies, and ``sittings/WHEN/`` the live measurements of each compression with cost
-curves measured before and after, for every time that the benchmark was sat.
+curves measured before and after, for every time that the benchmark was sat, and the fitted policies that it decoded with
+if others have been fitted since.
 """
 
 from __future__ import annotations
@@ -20,6 +21,12 @@ RUNS, SITTINGS = "runs", "sittings"
 def fitted_file(folder: Path, policy: str) -> Path:
     """A policy fitted on the training prompts of all runs."""
     return folder / f"{policy}.json"
+
+
+def decoded_with(folder: Path, sitting: Path, policy: str) -> Path:
+    """The fitted policy that a sitting decoded with."""
+    own = fitted_file(sitting, policy)
+    return own if own.exists() else fitted_file(folder, policy)
 
 
 def runs_of(folder: Path) -> list[Path]:
