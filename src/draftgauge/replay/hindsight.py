@@ -209,7 +209,8 @@ def any_order_seconds(trace: Trace, costs: CostCurve) -> NDArray[np.float64]:
     """``[prompts]`` least modelled seconds were drafter and text asked in any order within a step, token by token, and
     the drafter free of catching up: a bound that no draft of drafted and then looked-up tokens reaches in general.
 
-    Every step but a prompt's first is charged as one like the step before it, which takes the least.
+    Every step but a prompt's first is charged less by the most that being like the step before it saves: one that gets
+    nothing right may have proposed all the same. Costs are taken to rise with the tokens proposed.
 
     Each token of the output must have come from the text, which costs its verification only, or else from the drafter,
     right where its draft's first token from there is; ``T(p) = min over n of seconds(k(p, n), n - k(p, n)) + T(p + n +
@@ -230,6 +231,7 @@ def any_order_seconds(trace: Trace, costs: CostCurve) -> NDArray[np.float64]:
     right = (runs | drafter) & (np.arange(gamma_max) < left[:, None])
     most = np.where(right.all(axis=1), gamma_max, right.argmin(axis=1))
     asked = np.concatenate([np.zeros((trace.positions, 1), np.int64), (~runs).cumsum(axis=1)], axis=1)
+    saved = max(costs.repeat.plain, costs.repeat.proposing)
     seconds_left = np.zeros(trace.positions + 1)
     order = np.argsort(left, kind="stable")
     for rows in np.split(order, np.flatnonzero(np.diff(left[order])) + 1):
@@ -237,7 +239,7 @@ def any_order_seconds(trace: Trace, costs: CostCurve) -> NDArray[np.float64]:
         by_model = np.where(fits, asked[rows], 0)
         by_text = np.where(fits, lengths - by_model, 0)
         here = costs.step_seconds(by_model, contexts[rows][:, None], appended=by_text)
-        here -= costs.repeat_seconds(by_model, by_text) * (positions[rows, None] > 0)
+        here -= saved * (positions[rows, None] > 0)
         target = np.where(lengths + 1 < left[rows, None], rows[:, None] + lengths + 1, trace.positions)
         target = np.minimum(target, trace.positions)
         seconds_left[rows] = np.where(fits, here + seconds_left[target], np.inf).min(axis=1)
