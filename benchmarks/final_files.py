@@ -2,8 +2,8 @@
 
 ``runs/COMPRESSION/`` holds a recorded run with the cost curve that was measured with it, ``stopping.json`` and
 ``two-source.json`` the fitted policies, and ``sittings/WHEN/`` the live measurements of each compression with cost
-curves measured before and after, for every time that the benchmark was sat, and the fitted policies that it decoded with
-if others have been fitted since.
+curves measured before and after, for every time that the benchmark was sat, and the fitted policies that it decoded
+with if others have been fitted since.
 """
 
 from __future__ import annotations

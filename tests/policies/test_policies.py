@@ -127,7 +127,7 @@ def test_cumulative_confidence_multiplies() -> None:
 @pytest.mark.parametrize(
     ("spec", "message"),
     [
-        ("greedy", f"unknown policy 'greedy'; known: {', '.join(POLICIES)}"),
+        ("greedy", f"unknown policy 'greedy'; known: {', '.join(sorted(POLICIES))}"),
         ("fixed", "needs gamma"),
         ("fixed:6", "gamma must be 0 to 5"),
         ("fixed:-1", "gamma must be 0 to 5"),
