@@ -13,15 +13,25 @@ from draftgauge.traces.engine_costs import read_costs
 LONGEST = 16
 
 
-def live_steps(pair: Pair, policy: str, costs: Path | None, prompt: list[int], output: list[int]) -> list[list[int]]:
+def live_steps(
+    pair: Pair,
+    policy: str,
+    costs: Path | None,
+    prompt: list[int],
+    output: list[int],
+    *,
+    drafts_end: bool = True,
+) -> list[list[int]]:
     """Drafted and accepted tokens of the steps in which draftgauge's loop commits what follows the first token.
 
-    The loop goes on beyond the output, as vLLM does not tell its proposers where an output will end.
+    The loop goes on beyond the output, as vLLM does not tell its proposers where an output will end. Drafts end with an
+    end token, or do not, as in llama.cpp.
     """
     settings = DecodingSettings(max_new_tokens=len(output) + LONGEST, end_tokens=pair.end_tokens)
     curve = None if costs is None else read_costs(costs, "vllm")[1]
     rule = make_policy(policy, LONGEST, curve)
-    live = speculative_decode(pair.target, pair.drafter(), rule, [*prompt, output[0]], settings)
+    drafter = pair.drafter(end_tokens=None if drafts_end else frozenset())
+    live = speculative_decode(pair.target, drafter, rule, [*prompt, output[0]], settings)
     steps, left = [], len(output) - 1
     for step in live.steps:
         if left > 0:
