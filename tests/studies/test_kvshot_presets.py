@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -10,7 +11,7 @@ import pytest
 from draftgauge.core.errors import DraftgaugeError
 from draftgauge.drafters.reuse import count_parameters
 from draftgauge.models.loading import load_model
-from draftgauge.studies.kvshot.cells import EQUAL_PARAMETERS, check_study
+from draftgauge.studies.kvshot.cells import EQUAL_PARAMETERS, REMEDIES, check_study
 from draftgauge.studies.kvshot.plan import plan_study
 from draftgauge.studies.kvshot.presets import HIDDEN, KV, KV_DEEP, PRESETS, make_study
 from draftgauge.studies.kvshot.run import choose_configs
@@ -24,7 +25,7 @@ def test_every_preset_answers_the_predictions_it_has_cells_for(preset: str, tmp_
     study = make_study(preset, TrainingSpec())
     check_study(study.variants)
     assert {HIDDEN, KV} <= set(study.variants)  # P1 and P3
-    assert (KV_DEEP in study.variants) == (preset != "quick")  # P2
+    assert (KV_DEEP in study.variants) == (preset not in ("quick", "remedies"))  # P2
     assert study.request.depths == 7
     made = cells(tmp_path, study)
     assert len(made) == sum(len(study.seeds_of(v)) for v in study.variants) == len({cell.name for cell in made})
@@ -141,8 +142,20 @@ def test_depth_goes_on_where_quick_ended(tmp_path: Path) -> None:
     assert quick.items() <= depth.items()  # the same widths
 
 
+def test_remedies_go_on_where_quick_ended_and_full_where_they_did(tmp_path: Path) -> None:
+    request = TrainingSpec(device="cpu")
+    quick, own, full = (make_study(preset, request) for preset in ("quick", "remedies", "full"))
+    done, wanted, most = (
+        {cell.name: cell.digest() for cell in cells(tmp_path, study, fixed=100)} for study in (quick, own, full)
+    )
+    assert done.items() < wanted.items() <= most.items()
+    plain = {replace(variant, remedy="") for variant in own.variants if variant.remedy}
+    assert plain < set(own.variants)  # each remedy beside the same drafter without it
+    assert {variant.remedy for variant in own.variants} - {""} == set(REMEDIES)
+
+
 def test_unknown_preset() -> None:
-    with pytest.raises(DraftgaugeError, match="smoke, quick, depth, full"):
+    with pytest.raises(DraftgaugeError, match="smoke, quick, depth, remedies, full"):
         make_study("huge", TrainingSpec())
 
 

@@ -6,6 +6,7 @@ import json
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
+from statistics import median
 from typing import Any
 
 from transformers import PreTrainedConfig
@@ -24,8 +25,8 @@ def plan_study(study: Study, folder: Path) -> list[Row]:
     """One row a stage and one for all: ``stage, runs, left, steps, hours, hours_left``.
 
     Hours of training follow from the number of multiplications, see :mod:`draftgauge.training.reuse.estimate`. How long
-    a cell is measured is known from cells that are finished: the mean of those in the folder, else nothing is said of
-    it and the row ``measuring`` has no hours. The target's answers and held-out texts, made once, are left out.
+    a cell is measured is known from cells that are finished: the median of those in the folder, some of which may have
+    been held up; else nothing is said of it and the row ``measuring`` has no hours. The target's answers and held-out texts, made once, are left out.
 
     Args:
         study: its configuration.
@@ -85,13 +86,13 @@ def _ablation(study: Study, folder: Path, config: PreTrainedConfig) -> list[Row]
 
 
 def measuring_seconds(folder: Path) -> float | None:
-    """Mean seconds that finished cells took beside their training; None where there are none."""
+    """Median of the seconds that finished cells took beside their training; None where there are none."""
     took = []
     for path in folder.glob(f"cells/*/{RESULT_NAME}"):
         document = json.loads(path.read_text(encoding="utf-8"))
         if "seconds" in document:
             took.append(max(0.0, document["seconds"] - document["training"]["seconds"]))
-    return sum(took) / len(took) if took else None
+    return median(took) if took else None
 
 
 def _row(stage: str, runs: tuple[int, int], steps: int | None, hours: float | None, hours_left: float | None) -> Row:

@@ -103,6 +103,25 @@ def depth(request: TrainingSpec) -> Study:
     return replace(base, preset="depth", variants=variants, decisive=(*base.decisive, KV_DEEP))
 
 
+def remedies(request: TrainingSpec) -> Study:
+    """Quick, and what may be done against each bottleneck, beside the same drafters without it: in the folder of a
+    quick study only those are left to do.
+    """
+    base = quick(request)
+    return replace(
+        base, preset="remedies", variants=(*base.variants, at_equal_width(HIDDEN), warm(HYBRID), *_remedied())
+    )
+
+
+def _remedied() -> tuple[Variant, ...]:
+    """Every remedy on the drafters whose bottleneck it aims at."""
+    return (
+        remedied(KV, "kv-gradient-50"),
+        *(remedied(variant, "depths-12") for variant in (HIDDEN, KV, HYBRID)),
+        *(remedied(warm(HYBRID), remedy) for remedy in ("gate-held", "cross-first")),
+    )
+
+
 def full(request: TrainingSpec) -> Study:
     """Every row of the paper's step-wise table on 96 prompts: at equal parameters; depth and warm starts at equal width
     too; what may be done against each bottleneck; and the ablation of norms. Five seeds for the rows that verdicts are
@@ -115,16 +134,11 @@ def full(request: TrainingSpec) -> Study:
     injections = tuple(Variant("kv", injection=injection) for injection in ("concat", "project"))
     depths = tuple(Variant("kv", layers=layers, injection=ROPE) for layers in (1, 2, 3, 4))
     matched = (HIDDEN, *injections, *depths, HYBRID, CROSS, NONE)
-    remedies = (
-        remedied(KV, "kv-gradient-50"),
-        *(remedied(variant, "depths-12") for variant in (HIDDEN, KV, HYBRID)),
-        *(remedied(warm(HYBRID), remedy) for remedy in ("gate-held", "cross-first")),
-    )
     wide = tuple(at_equal_width(variant) for variant in (HIDDEN, *depths, HYBRID, CROSS))
     study = replace(
         base,
         preset="full",
-        variants=(*matched, *wide, warm(HYBRID), warm(CROSS), *remedies),
+        variants=(*matched, *wide, warm(HYBRID), warm(CROSS), *_remedied()),
         ablation=Ablation(),
         decisive=(HIDDEN, KV, KV_DEEP, HYBRID, NONE),
     )
@@ -144,14 +158,20 @@ def _on_gpu(request: TrainingSpec) -> bool:
     return choose_device(request.device).type != "cpu"
 
 
-PRESETS: dict[str, Callable[[TrainingSpec], Study]] = {"smoke": smoke, "quick": quick, "depth": depth, "full": full}
+PRESETS: dict[str, Callable[[TrainingSpec], Study]] = {
+    "smoke": smoke,
+    "quick": quick,
+    "depth": depth,
+    "remedies": remedies,
+    "full": full,
+}
 
 
 def make_study(preset: str, request: TrainingSpec, held_out: str | Path | None = None) -> Study:
     """The study of a preset on a target.
 
     Args:
-        preset: smoke, quick, depth or full.
+        preset: smoke, quick, depth, remedies or full.
         request: target, prompts and device; the preset fills in the rest.
         held_out: prompt file to measure on, if not the preset's.
 
