@@ -106,7 +106,8 @@ class StudyKvshotRequest:
 
     Attributes:
         out: folder of the study; the same folder goes on where it was stopped.
-        preset: 'smoke', 'quick' (three to five seeds, on a laptop), 'depth' (quick and deeper KV drafters) or 'full'.
+        preset: 'smoke', 'quick' (three to five seeds, on a laptop), 'depth' (quick and deeper KV drafters), 'remedies'
+            (quick, and what may be done against bottlenecks) or 'full'.
         held_out: prompts to measure on; the bundled test prompts if left out.
         plan: print trainings and hours, and what of them is left in the folder, and run nothing.
     """

@@ -26,7 +26,8 @@ def plan_study(study: Study, folder: Path) -> list[Row]:
 
     Hours of training follow from the number of multiplications, see :mod:`draftgauge.training.reuse.estimate`. How long
     a cell is measured is known from cells that are finished: the median of those in the folder, some of which may have
-    been held up; else nothing is said of it and the row ``measuring`` has no hours. The target's answers and held-out texts, made once, are left out.
+    been held up; else nothing is said of it and the row ``measuring`` has no hours. The target's answers and held-out
+    texts, made once, are left out.
 
     Args:
         study: its configuration.
