@@ -162,11 +162,11 @@ def _sit(args: argparse.Namespace, sitting: Path, compression: str, seconds: flo
     curve.save(curve_file(sitting, compression))
     names = {str(fitted_file(args.out, policy)): policy for policy in FITTED}
     rows = bench(
+        pair,  # the copy that the costs are measured with: another can be 10% faster or slower at drafting
         policies=tuple(dict.fromkeys((*names, fixed, rival, "none"))),
         over=fixed,
         prompts=SEALED,
         per_task=args.per_task,
-        compression=compression,
         max_new_tokens=args.max_new_tokens,
         gamma_max=trace.gamma_max,
         rounds=args.rounds,

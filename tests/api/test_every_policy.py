@@ -78,6 +78,20 @@ def test_bench_without_and_with_a_run(models: dict[str, Any], run: Path) -> None
         assert all(row["mismatches"] == 0 and row["tokens_per_second"] > 0 for row in found)
 
 
+def test_bench_of_a_loaded_pair(pair: Pair, models: dict[str, Any], run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def no_loading(*_: Any, **__: Any) -> Pair:
+        raise AssertionError("loaded again")
+
+    monkeypatch.setattr("draftgauge.api.bench.load_pair", no_loading)
+    common: dict[str, Any] = {"policies": ("none", "fixed:2"), "rounds": 1, "baselines": False}
+    rows = bench(pair, prompts=models["prompts"], max_new_tokens=6, **common, **QUICK)
+    assert {row["policy"] for row in rows} == {"plain", "none", "fixed:2"}
+    assert all(row["compression"] == pair.compression and row["mismatches"] == 0 for row in rows)
+    for given in ({"folder": run}, {"compression": "int8"}, {"target": models["target"]}):
+        with pytest.raises(DraftgaugeError, match=f"leave out {next(iter(given))}, or the pair"):
+            bench(pair, **given, **common)
+
+
 def test_replay(run: Path) -> None:
     rows = replay(run, EVERY)
     assert {row["policy"] for row in rows} >= set(EVERY)

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +18,7 @@ from draftgauge.api.pair import Pair, load_pair
 from draftgauge.api.profile_plan import choose_prompts, encode_prompts
 from draftgauge.api.recorded import load_pair_of, prompts_of
 from draftgauge.api.replay import best_gamma_of
-from draftgauge.api.requests import PLAIN, BenchRequest
+from draftgauge.api.requests import PLAIN, BenchRequest, PairSpec
 from draftgauge.api.runs import EncodedPrompt, read_run, select_runs
 from draftgauge.api.verb import verb
 from draftgauge.core.errors import DraftgaugeError
@@ -59,14 +60,15 @@ def default_policies(manifest: Manifest, folder: Path) -> list[str]:
     return ["none", *(f"fixed:{g}" for g in near), *compared_policies()]
 
 
-@verb(BenchRequest)
-def bench(request: BenchRequest, *, progress: Progress = silent) -> list[dict[str, Any]]:
+@verb(BenchRequest, loaded=Pair)
+def bench(request: BenchRequest, *, pair: Pair | None = None, progress: Progress = silent) -> list[dict[str, Any]]:
     """Bench policies live: on the pair and the prompts of recorded runs, or on a pair of which nothing has been
-    recorded.
+    recorded. ``bench(pair, policies=("stopping",))`` decodes with a pair that is loaded already.
 
     Args:
         request: what to bench. With a run, its manifest names the pair, the prompts and the lengths, and only what is
             chosen among them may be asked for; test prompts are, where its prompts name training and test ones.
+        pair: loaded already, and then the request names no run and no server; the request's is loaded if None.
         progress: told (what, done, total).
 
     Returns:
@@ -76,16 +78,28 @@ def bench(request: BenchRequest, *, progress: Progress = silent) -> list[dict[st
 
     Raises:
         DraftgaugeError: for unknown policies, models that are not those of the trace, a trace of sampled decoding, or
-            prompts or models that cannot be used.
+            prompts or models that cannot be used; for a loaded pair beside a run, servers or models to load.
     """
+    if pair is not None:
+        _check_loaded(request)
+        return _bench_pair(request, lambda: pair, progress)
     if request.urls:
         return bench_servers(request, progress)
     if request.folder is None:
-        return [row for name in request.pair.compression for row in _bench_pair(request, name, progress)]
+        loads = [partial(load_pair, request.pair.at(name)) for name in request.pair.compression]
+        return [row for load in loads for row in _bench_pair(request, load, progress)]
     _check_given(request, request.folder)
     return [
         row for run, manifest in select_runs(request.folder) for row in _bench_run(request, run, manifest, progress)
     ]
+
+
+def _check_loaded(request: BenchRequest) -> None:
+    """Refuse what a loaded pair leaves nothing of."""
+    given = given_settings(request)
+    named = {entry.name for entry in settings_of(PairSpec)} | {"folder", "urls"}
+    if at_odds := [entry.name for entry in settings_of(BenchRequest) if entry.name in named & given]:
+        raise DraftgaugeError(f"a loaded pair is decoded with as it is: leave out {', '.join(at_odds)}, or the pair")
 
 
 def _check_given(request: BenchRequest, folder: Path) -> None:
@@ -123,13 +137,13 @@ def _bench_run(request: BenchRequest, run: Path, manifest: Manifest, progress: P
     return _bench(request, pair, prompts, policies, manifest.max_new_tokens, progress, over)
 
 
-def _bench_pair(request: BenchRequest, compression: str, progress: Progress) -> list[dict[str, Any]]:
-    """Rows of a pair of which nothing is recorded."""
+def _bench_pair(request: BenchRequest, load: Callable[[], Pair], progress: Progress) -> list[dict[str, Any]]:
+    """Rows of a pair of which nothing is recorded, loaded once the rest of the request is known to be sound."""
     length, longest = request.output.max_new_tokens, request.drafts.gamma_max
     over = _asked_reference(request, longest)
     specs = _expanded(request.policies or DEFAULTS, longest, over)
     path, chosen = choose_prompts(request.prompts)
-    pair = load_pair(request.pair.at(compression))
+    pair = load()
     prompts = encode_prompts(pair, chosen, path, length, request.prompts)
     costs = _costs(request, pair, specs, longest, progress)
     policies = {spec: make_policy(spec, longest, costs) for spec in specs}
