@@ -34,6 +34,7 @@ from readme_tables import (
     FIXED,
     RIVAL,
     choosing_live_table,
+    choosing_summary,
     choosing_table,
     designs_table,
     estimates_table,
@@ -110,7 +111,8 @@ def main() -> int:
 
 def with_tables(text: str, rows: Sequence[Row], pair: Sequence[Published], designs: Sequence[Published]) -> str:
     """The README with its tables computed from the rows of ``speckv.json`` and of the files of ``OTHERS``."""
-    tables = {"choosing": choosing_table(rows), "choosing live": choosing_live_table(rows)}
+    tables = {"choosing summary": choosing_summary(rows), "choosing": choosing_table(rows)}
+    tables |= {"choosing live": choosing_live_table(rows)}
     tables |= {"pair": pair_table(pair), "designs": designs_table(designs)}
     for name, lines in tables.items():
         text = with_table(text, name, lines)

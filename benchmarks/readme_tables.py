@@ -107,6 +107,22 @@ def _estimate(row: Row) -> str:
     return f"{row['estimate']:.2f} [{row['low']:.2f}, {row['high']:.2f}]"
 
 
+def choosing_summary(rows: Sequence[Row]) -> Iterator[str]:
+    """What the fitted policies gain on all sealed prompts, replayed and live, a line for each compression."""
+    gains = " | ".join(f"`{name}` over it, replayed | live" for name in (STOPPING, BOTH))
+    yield f"| target | best fixed length, live over plain | {gains} | `{BOTH}` over the best tuned rule, replayed |"
+    yield "|---|---:|---:|---:|---:|---:|---:|"
+    for own in matching(rows, {"table": "replay", "policy": STOPPING, "tuned": True, "task": "all"}):
+        key = {"compression": own["compression"], "task": "all"}
+        over = {(row["policy"], row["over"]): row for row in matching(rows, key | {"table": "spread"})}
+        sat = list(matching(rows, key | {"table": "live"}))
+        fixed = [row["ratio_to_plain"] for row in sat if row["policy"] == row["over"]]
+        cells = [f"{median(fixed):.2f}x ({min(fixed):.2f}x to {max(fixed):.2f}x)" if fixed else ""]
+        for name in (STOPPING, BOTH):
+            cells += [interval(over[name, FIXED]), across([row for row in sat if row["policy"] == name])]
+        yield f"| {own['compression']} | {' | '.join(cells)} | {interval(over[BOTH, RIVAL])} |"
+
+
 def choosing_table(rows: Sequence[Row]) -> Iterator[str]:
     """What the fitted policies gain on the sealed prompts, replayed, a line for each compression and task."""
     yield (

@@ -79,6 +79,33 @@ def test_live_tables_hold_what_the_sittings_decoded() -> None:
     assert sittings.startswith("Live: a (96 prompts; other processes on 0.02 cores, steal 0.1%); b (96 prompts;")
 
 
+def test_the_summary_has_a_line_for_each_target() -> None:
+    from readme_tables import choosing_summary
+
+    key = {"task": "all", "compression": "int8"}
+    own = key | {"table": "replay", "policy": "stopping", "tuned": True}
+    task = own | {"task": "code"}
+    over = [
+        ("stopping", "best fixed", 0.05),
+        ("two-source", "best fixed", 0.12),
+        ("two-source", "best tuned rival", 0.03),
+    ]
+    spread = [
+        key | {"table": "spread", "policy": policy, "over": other, "gain": gain, "gain_low": 0.0, "gain_high": 0.2}
+        for policy, other, gain in over
+    ]
+    fixed = [
+        sat("a", 0.0, "int8") | {"policy": "fixed:4", "over": "fixed:4", "ratio_to_plain": ratio}
+        for ratio in (1.6, 1.8)
+    ]
+    live = [row | {"over": "fixed:4"} for row in (sat("a", 0.03, "int8"), sat("b", 0.07, "int8"), sat("b", 0.4))]
+    _, _, line = choosing_summary([own, task, *spread, *fixed, *live])
+    assert line == (
+        "| int8 | 1.70x (1.60x to 1.80x) | +5.0% [0.0, 20.0] | +5.0% (+3.0% to +7.0%) | +12.0% [0.0, 20.0] |  "
+        "| +3.0% [0.0, 20.0] |"
+    )
+
+
 def test_live_rows_come_from_finished_sittings_with_the_load_of_the_machine(tmp_path: Path) -> None:
     from common import save
     from figures import live
