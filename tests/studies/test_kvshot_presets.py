@@ -136,6 +136,8 @@ def test_depth_goes_on_where_quick_ended(tmp_path: Path) -> None:
     assert {name.split("-seed")[0] for name in wanted.keys() - done.keys()} == {
         "kv-project-rope-2-layers",
         "kv-project-rope-4-layers",
+        "kv-project-rope-equal-width",
+        "kv-project-rope-4-layers-equal-width",
     }
     config = load_model("reference").module.config
     quick, depth = (choose_configs(make_study(preset, TrainingSpec()), config) for preset in ("quick", "depth"))

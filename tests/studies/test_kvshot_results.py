@@ -12,8 +12,9 @@ import pytest
 from draftgauge.core.errors import DraftgaugeError
 from draftgauge.core.provenance import write_measurement
 from draftgauge.studies.kvshot.cells import RESULT_NAME
-from draftgauge.studies.kvshot.presets import HIDDEN, KV, KV_DEEP, NONE
+from draftgauge.studies.kvshot.presets import HIDDEN, KV, KV_DEEP, NONE, at_equal_width
 from draftgauge.studies.kvshot.results import read_result, study_rows, summary
+from draftgauge.studies.kvshot.verdicts import EQUAL_P2
 from kvshot_results import ALPHAS, TASKS, cells, results, study, write_result
 
 
@@ -77,7 +78,8 @@ def test_other_measures_are_pooled(rows: list[dict]) -> None:
 def test_verdicts_on_known_differences(rows: list[dict]) -> None:
     found = by_prediction(rows)
     assert found["P1"]["verdict"] == "contradicted"  # one layer of kv is worse at depth, as in the paper's own table
-    assert found["P2"]["verdict"] == "supported"
+    assert found.pop("P2")["reason"] == "not run: kv-project-rope-4-layers-equal-width and kv-project-rope-equal-width"
+    assert found[EQUAL_P2]["verdict"] == "supported"
     assert found["P3"]["verdict"] == "supported"
     assert found["P1"]["difference"] == pytest.approx(0.36 - 0.48, abs=0.03)
     for row in found.values():
@@ -89,7 +91,7 @@ def test_verdicts_on_known_differences(rows: list[dict]) -> None:
 
 
 def test_no_difference_is_undecided(tmp_path: Path) -> None:
-    same = dict.fromkeys((HIDDEN, KV, KV_DEEP), ALPHAS[KV])
+    same = dict.fromkeys((HIDDEN, KV, KV_DEEP, at_equal_width(KV), at_equal_width(KV_DEEP)), ALPHAS[KV])
     found = by_prediction(study_rows(results(tmp_path, same)))
     assert {row["verdict"] for row in found.values()} == {"undecided"}
     assert all(row["reason"] is None for row in found.values())
@@ -104,10 +106,17 @@ def test_a_drafter_level_with_the_control_decides_nothing(tmp_path: Path) -> Non
     assert found["P3"]["low"] > 0  # hidden is better, but not than a drafter that uses the keys
 
 
+def test_depth_at_equal_width_and_at_equal_parameters_are_told_apart(tmp_path: Path) -> None:
+    wide = {at_equal_width(KV): ALPHAS[KV], at_equal_width(KV_DEEP): ALPHAS[KV_DEEP]}
+    matched = {KV: ALPHAS[KV_DEEP], KV_DEEP: ALPHAS[KV]}
+    found = by_prediction(study_rows(results(tmp_path, wide | matched)))
+    assert (found["P2"]["verdict"], found[EQUAL_P2]["verdict"]) == ("supported", "contradicted")
+
+
 def test_what_was_not_run_is_said(tmp_path: Path) -> None:
     found = by_prediction(study_rows(results(tmp_path, {HIDDEN: ALPHAS[HIDDEN], KV: ALPHAS[KV], NONE: ALPHAS[NONE]})))
-    assert found["P2"]["verdict"] == "undecided"
-    assert found["P2"]["reason"] == "not run: kv-project-rope-4-layers"
+    assert found[EQUAL_P2]["verdict"] == "undecided"
+    assert found[EQUAL_P2]["reason"] == "not run: kv-project-rope-4-layers"
     assert found["P3"]["verdict"] == "supported"
 
 

@@ -66,7 +66,12 @@ def test_a_study_from_training_to_rows(tiny_target: Path, prompts: Path, tmp_pat
     for row in runs:
         assert row["live_minus_forced"] == 0.0
         assert row["live_mismatched_prompts"] == 0
-    assert [row["prediction"] for row in found.rows if "prediction" in row] == ["P1", "P2", "P3"]
+    assert [row["prediction"] for row in found.rows if "prediction" in row] == [
+        "P1",
+        "P2",
+        "P2 at equal parameters",
+        "P3",
+    ]
 
 
 RUN = {
@@ -122,7 +127,7 @@ def test_quick_leaves_every_row_and_a_page(tiny_target: Path, prompts: Path, tmp
     assert {row["design"] for row in having(GATE)} == {"hybrid"}
     assert len(having(TRIED)) == 8 * 4
     assert sum(row["chosen"] for row in having(TRIED)) == 4
-    assert [row["prediction"] for row in having(VERDICT)] == ["P1", "P2", "P3"]
+    assert [row["prediction"] for row in having(VERDICT)] == ["P1", "P2", "P2 at equal parameters", "P3"]
     assert len(having(ABLATED)) == 10  # but for other layers, for which there are too few
     rates = {row["design"]: row["learning_rate"] for row in having(TRIED) if row["chosen"]}
     assert all(row["learning_rate"] == rates[row["design"]] for row in having(RUN))

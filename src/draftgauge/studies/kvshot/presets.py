@@ -95,12 +95,12 @@ def quick(request: TrainingSpec) -> Study:
 
 
 def depth(request: TrainingSpec) -> Study:
-    """Quick, and KV drafters of 2 and 4 layers with as many parameters: in the folder of a quick study only those are
-    left to do.
+    """Quick, and KV drafters of 2 and 4 layers with as many parameters, and of 1 and 4 at the target's own width: in
+    the folder of a quick study only those are left to do.
     """
-    base = quick(request)
-    variants = (*base.variants, KV_TWO, KV_DEEP)
-    return replace(base, preset="depth", variants=variants, decisive=(*base.decisive, KV_DEEP))
+    base, wide = quick(request), (at_equal_width(KV), at_equal_width(KV_DEEP))
+    variants = (*base.variants, KV_TWO, KV_DEEP, *wide)
+    return replace(base, preset="depth", variants=variants, decisive=(*base.decisive, KV_DEEP, *wide))
 
 
 def remedies(request: TrainingSpec) -> Study:
@@ -140,7 +140,7 @@ def full(request: TrainingSpec) -> Study:
         preset="full",
         variants=(*matched, *wide, warm(HYBRID), warm(CROSS), *_remedied()),
         ablation=Ablation(),
-        decisive=(HIDDEN, KV, KV_DEEP, HYBRID, NONE),
+        decisive=(HIDDEN, KV, KV_DEEP, at_equal_width(KV), at_equal_width(KV_DEEP), HYBRID, NONE),
     )
     if not _on_gpu(request):
         return study

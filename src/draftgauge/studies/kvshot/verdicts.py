@@ -1,14 +1,17 @@
 """The paper's three predictions, each put to a paired test over prompts and seeds.
 
+The second is tested twice: at equal width as in the paper, where four layers have more than twice the parameters of
+one, and at equal parameters, where it is depth alone that differs.
+
 Agreement is taken over *all* output positions: acceptance given that all earlier tokens were accepted compares
 different positions for every drafter, and a drafter that rarely gets deep does so where the text is easy.
 
 Seeds and prompts are crossed random effects (:mod:`draftgauge.statistics.effects`); p-values are two-sided and
-Holm-corrected for there being three. Beside each stands the p-value of the seeds alone. A prediction is *supported* if
-its difference is positive and *contradicted* if it is negative, at a corrected p below 0.05 and with an interval that
-leaves out 0; else it is *undecided*, as it is where the study did not train what it is about, and where one of the two
-drafters is not shown to beat, on the same measure, the control that reads nothing: what such a drafter reuses it has
-not learned to use, and to compare it says nothing about reuse.
+Holm-corrected for there being four tests. Beside each stands the p-value of the seeds alone. A prediction is
+*supported* if its difference is positive and *contradicted* if it is negative, at a corrected p below 0.05 and with an
+interval that leaves out 0; else it is *undecided*, as it is where the study did not train what it is about, and where
+one of the two drafters is not shown to beat, on the same measure, the control that reads nothing: what such a drafter
+reuses it has not learned to use, and to compare it says nothing about reuse.
 """
 
 from __future__ import annotations
@@ -25,9 +28,10 @@ from draftgauge.statistics.crossed import Counts
 from draftgauge.statistics.effects import EffectTest, crossed_effects
 from draftgauge.statistics.paired import holm
 from draftgauge.studies.kvshot.cells import Variant
-from draftgauge.studies.kvshot.presets import HIDDEN, KV, KV_DEEP, NONE
+from draftgauge.studies.kvshot.presets import HIDDEN, KV, KV_DEEP, NONE, at_equal_width
 
 LEVEL = 0.05
+EQUAL_P2 = "P2 at equal parameters"
 Floats = NDArray[np.float64]
 
 
@@ -61,7 +65,7 @@ class Prediction:
     """What the paper expects, as a difference that should be positive.
 
     Attributes:
-        name: P1, P2 or P3.
+        name: P1, P2, P2 at equal parameters or P3.
         statement: in words.
         measured: what is compared, and how.
         measure: of a drafter, by prompt.
@@ -91,7 +95,16 @@ PREDICTIONS = (
     ),
     Prediction(
         "P2",
-        "depth of the drafter matters: kv with 4 layers minus 1, at equal parameters",
+        "depth of the drafter matters: kv with 4 layers minus 1, at equal width",
+        f"MAT over all positions; {EFFECTS}",
+        mean_accepted,
+        at_equal_width(KV_DEEP),
+        at_equal_width(KV),
+        1,
+    ),
+    Prediction(
+        EQUAL_P2,
+        "and for its own sake: kv with 4 layers minus 1, at equal parameters",
         f"MAT over all positions; {EFFECTS}",
         mean_accepted,
         KV_DEEP,
