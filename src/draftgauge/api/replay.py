@@ -159,6 +159,5 @@ def _check(
         if seen:
             on_warning(
                 f"{spec} was fitted on {seen} of the {len(keys)} prompts that it is evaluated on ({run}, split "
-                f"{design.split!r}): "
-                f"what it gains there says little about other prompts"
+                f"{design.split!r}): what it gains there says little about other prompts"
             )

@@ -110,7 +110,6 @@ def rollback_cache(model: PreTrainedModel) -> DynamicCache:
         elif type(layer) not in _ROLLED_BACK:
             raise ModelError(
                 f"{model.config.model_type} keeps a state that cannot be rolled back ({type(layer).__name__} in layer "
-                f"{index}): "
-                "speculative decoding needs plain attention layers"
+                f"{index}): speculative decoding needs plain attention layers"
             )
     return cache

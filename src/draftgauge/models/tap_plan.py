@@ -64,9 +64,8 @@ def tap_plan(
     for layer in kv_layers:
         if _slides(config, layer):
             raise ModelError(
-                f"layer {layer} of this {config.model_type} attends within a window of {config.sliding_window} "
-                "tokens, so its keys and "
-                f"values are not made for the whole text: {_full_attention_advice(config)}"
+                f"layer {layer} of this {config.model_type} attends within a window of {config.sliding_window} tokens, "
+                f"so its keys and values are not made for the whole text: {_full_attention_advice(config)}"
             )
     return TapPlan(chosen if hidden else (), kv_layers)
 
@@ -88,8 +87,7 @@ def check_family(config: PreTrainedConfig) -> None:
     if changing:
         raise ModelError(
             f"this {config.model_type} has rotary embeddings ({changing[0]}) that change with the length of the text, "
-            "so keys that were "
-            "cached do not tell their position: choose a target with another kind of rotary embedding"
+            "so keys that were cached do not tell their position: choose a target with another kind of rotary embedding"
         )
 
 

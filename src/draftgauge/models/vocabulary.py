@@ -32,8 +32,7 @@ def check_same_vocabulary(target: PreTrainedTokenizerBase, draft: PreTrainedToke
     shown = difference(differing, target_tokens, draft_tokens, ("the target", "the draft"))
     raise ModelError(
         f"target and draft have different vocabularies ({len(target_ids)} and {len(draft_ids)} tokens, "
-        f"{len(differing)} ids differ: "
-        f"{shown}): choose a draft trained with the target's tokenizer"
+        f"{len(differing)} ids differ: {shown}): choose a draft trained with the target's tokenizer"
     )
 
 

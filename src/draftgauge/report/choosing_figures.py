@@ -86,8 +86,7 @@ def lengths_panel(view: ChoosingView, line: LengthLine) -> Markup:
         committed = sum(step[3] for step in line.steps)
         text = (
             f"Draft lengths of {line.policy} along one output, {compression_title(view.name)} target: "
-            f"{len(line.steps)} steps commit "
-            f"{committed} tokens."
+            f"{len(line.steps)} steps commit {committed} tokens."
         )
         return to_svg(axes, f"lengths-{slug(view.name)}-{slug(line.policy)}", text)
 

@@ -122,10 +122,9 @@ def cost_panel(view: CompressionView) -> Markup:
         median = len(cost.contexts) // 2
         text = (
             f"Cost of a step's parts, {compression_title(view.name)} target, context {cost.contexts[median]}: "
-            "verifying one token "
-            f"{number(1e3 * cost.verify[median][0])} ms, verifying {cost.gamma_max + 1} "
-            f"{number(1e3 * cost.verify[median][-1])} ms, "
-            f"drafting {cost.gamma_max} {number(1e3 * cost.draft[median][-1])} ms."
+            f"verifying one token {number(1e3 * cost.verify[median][0])} ms, verifying {cost.gamma_max + 1} "
+            f"{number(1e3 * cost.verify[median][-1])} ms, drafting {cost.gamma_max} "
+            f"{number(1e3 * cost.draft[median][-1])} ms."
         )
         return to_svg(axes, f"cost-{slug(view.name)}", text)
 
@@ -165,8 +164,7 @@ def balance_panel(view: CompressionView, top: float) -> Markup:
         _whole_tokens(axes, 0, int(gamma[-1]))
         text = (
             f"{compression_title(view.name)} target: at draft length {best} a step commits "
-            f"{number(curve.tokens_per_step[best])} tokens "
-            f"and costs as much as {number(costs[best])} plain steps."
+            f"{number(curve.tokens_per_step[best])} tokens and costs as much as {number(costs[best])} plain steps."
         )
         return to_svg(axes, f"balance-{slug(view.name)}", text)
 

@@ -122,10 +122,8 @@ def warm_start(net: ReuseNet, hidden_net: ReuseNet) -> list[str]:
         if ours[name].shape != theirs[name].shape:
             raise ModelError(
                 f"{name} is {tuple(theirs[name].shape)} in the hidden drafter and {tuple(ours[name].shape)} here: "
-                "train a hidden drafter "
-                f"with intermediate size {net.config.intermediate_size}, target layers "
-                f"{_listed(net.config.hidden_layers)} "
-                "and the same draft vocabulary"
+                f"train a hidden drafter with intermediate size {net.config.intermediate_size}, target layers "
+                f"{_listed(net.config.hidden_layers)} and the same draft vocabulary"
             )
     if net.config.hidden_layers != hidden_net.config.hidden_layers:
         raise ModelError(
@@ -182,8 +180,7 @@ def matched_widths(
     if max(counts) > (1 + tolerance) * min(counts):
         raise ModelError(
             f"the drafters cannot be brought within {tolerance:.1%} of each other: they have {_listed(counts)} "
-            "parameters; "
-            "leave out the designs or layers that differ most"
+            "parameters; leave out the designs or layers that differ most"
         )
     return matched
 
@@ -199,8 +196,7 @@ def _fit(config: ReuseConfig, budget: int) -> ReuseConfig:
     if width < 1:
         raise ModelError(
             f"{config.design} with {config.layers} layers has {fixed} parameters without its SwiGLU, of {budget} that "
-            "all designs "
-            "are to have: leave it out, or compare it at equal width"
+            "all designs are to have: leave it out, or compare it at equal width"
         )
     return replace(config, intermediate_size=width)
 

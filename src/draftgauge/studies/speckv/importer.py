@@ -123,9 +123,8 @@ def _draft_lengths(run: list[_Step]) -> list[int]:
             limits.append(committed + step.drafted)
             if before[-1] > limits[-1] + 1:
                 raise step.row.error(
-                    f"acceptance_rate {step.rate:g} means a draft of {step.drafted}, shorter than gamma {gamma}, "
-                    "which only the end of a "
-                    f"run explains; this run goes on to {before[-1]} tokens"
+                    f"acceptance_rate {step.rate:g} means a draft of {step.drafted}, shorter than gamma {gamma}, which "
+                    f"only the end of a run explains; this run goes on to {before[-1]} tokens"
                 )
     limit = max(limits, default=MAX_NEW_TOKENS)
     left = [min(gamma, limit - committed) if committed < limit else gamma for committed in before[:-1].tolist()]
@@ -171,9 +170,8 @@ def _prompts(runs: list[list[_Step]], rows: list[Row] | None, steps: Path) -> tu
             if rows is not None:
                 raise rows[number].error("this prompt has another task in an earlier run")
             raise DraftgaugeError(
-                f"{steps}: the run that begins at line {run[0].row.line} has another task than the run in its place "
-                "at the first "
-                "compression and gamma; pass the table of experiments, which names the prompts"
+                f"{steps}: the run that begins at line {run[0].row.line} has another task than the run in its place at "
+                "the first compression and gamma; pass the table of experiments, which names the prompts"
             )
     texts = tuple(dict.fromkeys(names))
     index = {name: number for number, name in enumerate(texts)}

@@ -83,8 +83,7 @@ def check_disk(folder: Path, needed: int) -> None:
     if needed > free:
         raise DraftgaugeError(
             f"the features take {needed / 1e9:,.1f} GB and {existing} has {free / 1e9:,.1f} GB to spare: choose "
-            "another cache folder, "
-            "fewer questions or a smaller length, or compute features online"
+            "another cache folder, fewer questions or a smaller length, or compute features online"
         )
 
 

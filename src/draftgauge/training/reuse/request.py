@@ -182,8 +182,7 @@ class TrainingSpec(CodeSpec, SeedSpec, DeviceSpec, TeacherSpec, ChatSpec):
         if self.depths + 2 > self.length:
             raise DraftgaugeError(
                 f"{self.depths} draft steps do not fit a sequence of {self.length} tokens, which has room for "
-                f"{max(0, self.length - 2)}: "
-                "lower depths or raise length"
+                f"{max(0, self.length - 2)}: lower depths or raise length"
             )
         if self.batch % self.accumulation:
             raise DraftgaugeError(
