@@ -23,7 +23,7 @@ from draftgauge.diagnostics.texts import HeldOutText
 from draftgauge.diagnostics.unrolled import BATCH_TOKENS, text_batches
 from draftgauge.drafters.reuse.net import ReuseNet
 from draftgauge.drafters.reuse.unroll import unroll_states
-from draftgauge.models.taps import TapPlan, batch_features
+from draftgauge.models.taps import batch_features
 
 Ints = NDArray[np.int64]
 
@@ -62,10 +62,9 @@ def agreement(
     the same question at every position, so designs can be compared depth by depth. Arguments as in
     :func:`accepted_lengths`.
     """
-    plan = TapPlan(net.config.hidden_layers, net.config.kv_layers)
     agreed = [np.zeros((len(text.output), depths), np.int64) for text in texts]
     for batch in text_batches(texts, depths, next(net.parameters()).device, batch_tokens):
-        features = batch_features(module, batch.tokens, plan)
+        features = batch_features(module, batch.tokens, net.config.tap_plan)
         states = unroll_states(net, batch.tokens, features, depths, batch.begin)
         right = np.stack(
             [batch.right(net, state, depth, batch.begin).cpu().numpy() for depth, state in enumerate(states)], -1

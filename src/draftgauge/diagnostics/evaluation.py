@@ -18,7 +18,7 @@ from draftgauge.diagnostics.tree import tree_acceptance
 from draftgauge.drafters.reuse.live import ReuseDrafter
 from draftgauge.drafters.reuse.net import ReuseNet
 from draftgauge.models.base import CachedModel
-from draftgauge.models.taps import TapPlan, attach_taps
+from draftgauge.models.taps import attach_taps
 
 PARTS = 5
 
@@ -112,7 +112,7 @@ def evaluate_drafter(
     progress("evaluation", 2, PARTS)
 
     live_texts = texts[: plan.live]
-    taps = attach_taps(target, TapPlan(net.config.hidden_layers, net.config.kv_layers))
+    taps = attach_taps(target, net.config.tap_plan)
     drafter = ReuseDrafter(net, target, taps, plan.settings.end_tokens)
     live = live_acceptance(target, drafter, live_texts, count, plan.settings)
     walks = [

@@ -26,7 +26,7 @@ from draftgauge.diagnostics.texts import HeldOutText
 from draftgauge.drafters.reuse.attention import Attention
 from draftgauge.drafters.reuse.net import ReuseNet
 from draftgauge.drafters.reuse.unroll import unroll_states
-from draftgauge.models.taps import Features, TapPlan, batch_features
+from draftgauge.models.taps import Features, batch_features
 from draftgauge.training.reuse.statistics import parameter_groups
 
 REACHED = 0.01
@@ -53,13 +53,13 @@ def gradient_statistics(
     Returns:
         Groups within depths; nothing where no text has a draft of all depths.
     """
-    plan = TapPlan(net.config.hidden_layers, net.config.kv_layers)
     usable = [text for text in texts if len(text.prompt) > 1 and len(text.output) >= depths][:TEXTS]
     with _trainable(net):
         probe = _Probe(net, depths)
         for text in usable:
             tokens = torch.tensor([text.tokens], device=net.embedding.device)
-            probe.add(tokens, batch_features(module, tokens, plan), _anchors(text, depths, samples))
+            features = batch_features(module, tokens, net.config.tap_plan)
+            probe.add(tokens, features, _anchors(text, depths, samples))
         return probe.statistics()
 
 

@@ -11,7 +11,7 @@ from draftgauge.diagnostics.texts import HeldOutText
 from draftgauge.diagnostics.unrolled import text_batches
 from draftgauge.drafters.reuse.net import ReuseNet
 from draftgauge.drafters.reuse.unroll import unroll_states
-from draftgauge.models.taps import TapPlan, batch_features
+from draftgauge.models.taps import batch_features
 
 
 @torch.inference_mode()
@@ -26,10 +26,9 @@ def held_out_kl(net: ReuseNet, module: PreTrainedModel, texts: Sequence[HeldOutT
         texts: the target's own greedy outputs.
         depths: K.
     """
-    plan = TapPlan(net.config.hidden_layers, net.config.kv_layers)
     totals, counts = [0.0] * depths, [0] * depths
     for batch in text_batches(texts, depths, next(net.parameters()).device):
-        features = batch_features(module, batch.tokens, plan)
+        features = batch_features(module, batch.tokens, net.config.tap_plan)
         begin = batch.begin
         for depth, states in enumerate(unroll_states(net, batch.tokens, features, depths, begin)):
             row, anchor = batch.counted(depth, begin + states.shape[1])[:, begin:].nonzero(as_tuple=True)

@@ -15,7 +15,7 @@ from draftgauge.diagnostics.texts import HeldOutText
 from draftgauge.diagnostics.unrolled import text_batches
 from draftgauge.drafters.reuse.net import ReuseNet
 from draftgauge.drafters.reuse.unroll import unroll_states
-from draftgauge.models.taps import TapPlan, batch_features
+from draftgauge.models.taps import batch_features
 from draftgauge.training.reuse.gate import GateWatch
 
 PARTS = 3
@@ -57,12 +57,12 @@ def gate_openness(
     if not net.traits.gated:
         return []
     watch = GateWatch(net)
-    plan = TapPlan(net.config.hidden_layers, net.config.kv_layers)
     with watch.watching():
         for batch in text_batches(texts, depths, next(net.parameters()).device):
             anchors, begin = batch.tokens.shape[1] - 1 - depths, batch.begin
             watch.count_rows([batch.counted(depth, anchors)[:, begin:] for depth in range(depths)])
-            unroll_states(net, batch.tokens, batch_features(module, batch.tokens, plan), depths, begin)
+            features = batch_features(module, batch.tokens, net.config.tap_plan)
+            unroll_states(net, batch.tokens, features, depths, begin)
     rows = []
     for depth in (None, *range(depths)):
         figures = watch.figures(depth)

@@ -34,7 +34,7 @@ from draftgauge.drafters.reuse.net import ReuseNet
 from draftgauge.drafters.reuse.rotary import like, rotate, window
 from draftgauge.drafters.reuse.unroll import unroll_states
 from draftgauge.models.heads import ScoreRule, catching_heads, score_rule
-from draftgauge.models.taps import Features, TapPlan, batch_features
+from draftgauge.models.taps import Features, batch_features
 
 
 class _Attended(NamedTuple):
@@ -109,10 +109,9 @@ class _Comparison:
         return QueryErrors(self.layers, positions, sums, agreed, runs)
 
     def batches(self) -> Iterator[_Seen]:
-        plan = TapPlan(self.net.config.hidden_layers, self.layers)
         for batch in text_batches(self.texts, self.depths, next(self.net.parameters()).device):
             with catching_heads(self.module, self.layers, ["queries"]) as caught:
-                features = batch_features(self.module, batch.tokens, plan)
+                features = batch_features(self.module, batch.tokens, self.net.config.tap_plan)
             raw = torch.stack([caught[layer, "queries"] for layer in self.layers], 1)
             tables = window(self.net.tables(raw.shape[3], raw), 0, raw.shape[3])
             yield _Seen(batch, features, rotate(raw, like(tables, raw)).float())

@@ -19,7 +19,7 @@ from draftgauge.diagnostics.texts import HeldOutText
 from draftgauge.drafters.reuse.chain import ChainState
 from draftgauge.drafters.reuse.drafting import begin, step_many, take_in
 from draftgauge.drafters.reuse.net import ReuseNet
-from draftgauge.models.taps import Features, TapPlan, batch_features
+from draftgauge.models.taps import Features, batch_features
 
 
 @dataclass(frozen=True)
@@ -59,13 +59,12 @@ def tree_acceptance(
         texts: the target's own greedy outputs; prompts of at least two tokens.
         shape: of the trees; depth 8, top-k 10, 60 tokens by default.
     """
-    plan = TapPlan(net.config.hidden_layers, net.config.kv_layers)
-    return [_walk(net, module, plan, text, shape or TreeShape()) for text in texts]
+    return [_walk(net, module, text, shape or TreeShape()) for text in texts]
 
 
-def _walk(net: ReuseNet, module: PreTrainedModel, plan: TapPlan, text: HeldOutText, shape: TreeShape) -> TreeAcceptance:
+def _walk(net: ReuseNet, module: PreTrainedModel, text: HeldOutText, shape: TreeShape) -> TreeAcceptance:
     tokens = text.tokens
-    features = batch_features(module, torch.tensor([tokens], device=module.device), plan)
+    features = batch_features(module, torch.tensor([tokens], device=module.device), net.config.tap_plan)
     chain, anchors, steps = begin(net), 0, 0
     committed = len(text.prompt)
     while committed < len(tokens):

@@ -10,7 +10,7 @@ from transformers import PreTrainedConfig
 
 from draftgauge.core.errors import ModelError
 from draftgauge.drafters.reuse.design import DESIGNS, Design
-from draftgauge.models.tap_plan import tap_plan
+from draftgauge.models.tap_plan import TapPlan, tap_plan
 from draftgauge.models.tap_rules import TapRule
 
 NORMS = ("norm_before_fc", "norm_before_residual", "norm_output")
@@ -98,6 +98,11 @@ class ReuseConfig:
     def traits(self) -> Design:
         """What its design reads, and how."""
         return DESIGNS[self.design]
+
+    @property
+    def tap_plan(self) -> TapPlan:
+        """The target layers that it reads."""
+        return TapPlan(self.hidden_layers, self.kv_layers)
 
     @property
     def logits(self) -> int:

@@ -12,7 +12,7 @@ from draftgauge.drafters.reuse.net import ReuseNet
 from draftgauge.drafters.reuse.persistence import drafter_fingerprint, is_drafter, load_drafter, read_description
 from draftgauge.drafters.source import DraftSource, LoadOptions, Source, register_drafter
 from draftgauge.models.base import CachedModel
-from draftgauge.models.taps import TapPlan, Taps
+from draftgauge.models.taps import Taps
 from draftgauge.verification import Sampling
 
 
@@ -30,7 +30,7 @@ class ReuseSource(DraftSource):
         self.folder = folder
         self.net = net
         self.family, self.engine = f"reuse-{net.config.design}", "modules"
-        self.tap_plan = TapPlan(net.config.hidden_layers, net.config.kv_layers)
+        self.tap_plan = net.config.tap_plan
 
     @classmethod
     def recognises(cls, drafter: str | Path) -> bool:

@@ -41,7 +41,6 @@ class Job:
         request: what was asked for.
         out: the run's folder.
         config: of the drafter.
-        plan: layers of the target that the drafter reads.
         cached: layers that a cache of features holds, so that it serves every design.
         device: to train on.
         length: longest conversation, within the target's context.
@@ -51,7 +50,6 @@ class Job:
     request: TrainingSpec
     out: Path
     config: ReuseConfig
-    plan: TapPlan
     cached: TapPlan
     device: torch.device
     length: int
@@ -146,7 +144,7 @@ def check(request: TrainingSpec, out: Path, identity: str | None) -> Job:
     both = tap_plan(text, True, True, request.taps) if request.features == "cached" else TapPlan()
     world = check_world(request)
     device = choose_device(request.device) if world.size == 1 else numbered(request.device, world.local_rank)
-    job = Job(request, out, drafter, TapPlan(drafter.hidden_layers, drafter.kv_layers), both, device, length, world)
+    job = Job(request, out, drafter, both, device, length, world)
     if identity is not None:
         existing_answers(request, job.answers, identity)
     if request.features == "cached":

@@ -23,7 +23,7 @@ from draftgauge.drafters.reuse.config import ReuseConfig
 from draftgauge.drafters.reuse.net import ReuseNet
 from draftgauge.drafters.reuse.unroll import unroll_states
 from draftgauge.models.heads import Part, catching_heads
-from draftgauge.models.tap_plan import TAP_FAMILIES, TapPlan, tap_plan
+from draftgauge.models.tap_plan import TAP_FAMILIES, tap_plan
 from draftgauge.models.taps import batch_features
 from draftgauge.training.reuse.request import RANDOM, SELF
 from draftgauge.training.reuse.statistics import STREAM, ScaleWatch
@@ -152,12 +152,11 @@ def _start_chain(attention: Attention | None, config: ReuseConfig, maps: Sequenc
 
 def _balance(net: ReuseNet, module: PreTrainedModel, texts: Sequence[Tensor]) -> None:
     """Scale the outputs of every layer's attentions, so that together they are as large as the stream they join."""
-    plan = TapPlan(net.config.hidden_layers, net.config.kv_layers)
     watch = ScaleWatch(net)
     with watch.watching():
         for text in texts[:BALANCED_TEXTS]:
             ids = text.to(net.embedding.device)[None]
-            unroll_states(net, ids, batch_features(module, ids, plan), BALANCED_DEPTHS)
+            unroll_states(net, ids, batch_features(module, ids, net.config.tap_plan), BALANCED_DEPTHS)
     scales = watch.scales()
     for index, block in enumerate(net.blocks):
         parts = scales[f"blocks.{index}.residual"]

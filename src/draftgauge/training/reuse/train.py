@@ -133,7 +133,7 @@ def _features(
     job: Job, target: CachedModel, answers: Answers, conversations: list[Conversation], progress: Progress
 ) -> FeatureSource:
     if job.request.features == "online":
-        return OnlineFeatures(target.module, job.plan)
+        return OnlineFeatures(target.module, job.config.tap_plan)
     with autocast(job):
         make_cache(
             job.cache,
@@ -142,7 +142,7 @@ def _features(
             cache_identity(answers, conversations, job.length, job.cached),
             progress,
         )
-    return CachedFeatures(job.cache, target.module, job.plan)
+    return CachedFeatures(job.cache, target.module, job.config.tap_plan)
 
 
 def fill_cache(request: TrainingSpec, out: Path, target: CachedModel, answers: Answers, progress: Progress) -> None:
