@@ -20,7 +20,7 @@ target's cost curve serves another's.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, ClassVar
 
@@ -65,8 +65,23 @@ SIGNALS = ("confidence", "token")
 _RATE_MOVES = 0.01  # of the rate, before the thresholds are computed again
 
 
+def dinkelbach(rate: float, reached: Callable[[float], float]) -> float:
+    """The rate at which a rule that prices seconds by it reaches it, climbing from one below.
+
+    Args:
+        rate: to start from, in tokens a second.
+        reached: the rate that the rule reaches when it prices seconds by the given one.
+    """
+    for _ in range(20):
+        now = reached(rate)
+        if now <= rate * (1 + 1e-6):
+            break
+        rate = now
+    return rate
+
+
 def best_rate(chances: Floats, accepted: Ints, seconds: Floats, onward: Sequence[float], horizon: int) -> float:
-    """Dinkelbach's iteration: the rate that the rule with its own rate reaches on some steps, in tokens a second.
+    """The best rate of the rule on some steps, in tokens a second, see :func:`dinkelbach`.
 
     Args:
         chances: ``[n, gamma_max]``.
@@ -74,28 +89,32 @@ def best_rate(chances: Floats, accepted: Ints, seconds: Floats, onward: Sequence
         seconds: ``[gamma_max + 1]`` of a step by draft length.
         onward, horizon: as of :class:`StoppingNumbers`.
     """
-    rate = 1 / float(seconds[0])  # plain decoding; the iteration climbs from below
-    for _ in range(20):
+
+    def reached(rate: float) -> float:
         goes_on = chances > thresholds(rate, seconds, onward, horizon)
         lengths = np.where(goes_on.all(axis=1), chances.shape[1], (~goes_on).argmax(axis=1))
-        reached = float((np.minimum(lengths, accepted) + 1).sum() / seconds[lengths].sum())
-        if reached <= rate * (1 + 1e-6):
-            break
-        rate = reached
-    return rate
+        return float((np.minimum(lengths, accepted) + 1).sum() / seconds[lengths].sum())
+
+    return dinkelbach(1 / float(seconds[0]), reached)  # from plain decoding
 
 
 def thresholds(rate: float, seconds: Floats, onward: Sequence[float], horizon: int) -> Floats:
     """``[gamma_max]`` ``theta_j``: drafting goes on after ``j`` tokens while ``S_j m_j`` is above it."""
+    ahead = (look_ahead(rate, seconds, onward, horizon, drafted) for drafted in range(len(seconds) - 1))
+    return np.array([min(price / tokens for tokens, price in lines) for lines in ahead])
+
+
+def look_ahead(
+    rate: float, seconds: Floats, onward: Sequence[float], horizon: int, drafted: int
+) -> list[tuple[float, float]]:
+    """``(A_ji, lambda (T(j + i) - T(j)))`` of drafting ``i = 1, 2, ..`` more tokens after ``j = drafted``."""
     gamma_max = len(seconds) - 1
-    theta = np.full(gamma_max, np.inf)
-    for drafted in range(gamma_max):
-        tokens, chance = 0.0, 1.0
-        for more in range(1, min(horizon, gamma_max - drafted) + 1):
-            tokens += chance
-            theta[drafted] = min(theta[drafted], rate * (seconds[drafted + more] - seconds[drafted]) / tokens)
-            chance *= onward[drafted + more] if drafted + more < gamma_max else 0.0
-    return theta
+    lines, tokens, chance = [], 0.0, 1.0
+    for length in range(drafted + 1, min(drafted + horizon, gamma_max) + 1):
+        tokens += chance
+        lines.append((tokens, float(rate * (seconds[length] - seconds[drafted]))))
+        chance *= onward[length] if length < gamma_max else 0.0
+    return lines
 
 
 def deciding_seconds(costs: StepCosts, gamma_max: int, decision: DecisionSeconds) -> Floats:

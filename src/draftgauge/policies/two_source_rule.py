@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 
 from draftgauge.policies.acceptance_model import StoppingNumbers
 from draftgauge.policies.acceptance_model import cut as cut_stopping
+from draftgauge.policies.stopping import dinkelbach, look_ahead
 from draftgauge.policies.tail_model import TailNumbers
 
 Floats = NDArray[np.float64]
@@ -96,7 +97,7 @@ class Rule:
         ]
         self.least: list[float] = [float(slope) for slope in slopes]
         onward, horizon = numbers.stopping.onward, numbers.stopping.horizon
-        self.lines = [_upper_lines(_lines(rate, draft, onward, horizon, depth)) for depth in range(gamma_max)]
+        self.lines = [_upper_lines(look_ahead(rate, draft, onward, horizon, depth)) for depth in range(gamma_max)]
         self.texts, self.models = numbers.sources != "model", numbers.sources != "text"
         never = [math.inf]
         self.worthless: list[float] = [
@@ -155,15 +156,6 @@ class Rule:
         return Choices(drafted, appended)
 
 
-def _lines(rate: float, draft: Floats, onward: Sequence[float], horizon: int, depth: int) -> list[tuple[float, float]]:
-    lines, tokens, chance = [], 0.0, 1.0
-    for more in range(1, min(horizon, len(draft) - 1 - depth) + 1):
-        tokens += chance
-        lines.append((tokens, float(rate * (draft[depth + more] - draft[depth]))))
-        chance *= onward[depth + more] if depth + more < len(draft) - 1 else 0.0
-    return lines
-
-
 def _upper_lines(lines: list[tuple[float, float]]) -> list[tuple[float, float]]:
     """Those that are the greatest ``slope x - price`` for some chance ``x`` in 0..1."""
     kept: list[tuple[float, float]] = []
@@ -184,7 +176,7 @@ def _meet(lower: tuple[float, float], higher: tuple[float, float]) -> float:
 
 
 def best_rate(numbers: TwoSourceNumbers, draft: Floats, verify: Floats) -> float:
-    """Dinkelbach's iteration over the kept steps: the rate that the rule with its own rate reaches on them."""
+    """The best rate of the rule on the kept steps, see :func:`~draftgauge.policies.stopping.dinkelbach`."""
     gamma_max = len(draft) - 1
     chances, accepted = np.asarray(numbers.stopping.chances), np.asarray(numbers.stopping.accepted, np.int64)
     sums = [
@@ -192,17 +184,15 @@ def best_rate(numbers: TwoSourceNumbers, draft: Floats, verify: Floats) -> float
         for depth in range(gamma_max + 1)
     ]
     runs = np.asarray(numbers.runs, np.int64)
-    rate = 1 / float(verify[0])
-    for _ in range(20):
+
+    def reached(rate: float) -> float:
         drafted, appended = Rule(rate, draft, verify, numbers).choose(chances, sums)
         stood = np.where(accepted >= drafted, np.minimum(appended, runs[np.arange(len(runs)), drafted]), 0)
         tokens = np.minimum(drafted, accepted) + stood + 1
         seconds = draft[drafted] + verify[drafted + appended] - verify[drafted]
-        reached = float(tokens.sum() / seconds.sum())
-        if reached <= rate * (1 + 1e-6):
-            break
-        rate = reached
-    return rate
+        return float(tokens.sum() / seconds.sum())
+
+    return dinkelbach(1 / float(verify[0]), reached)
 
 
 def cut(numbers: TwoSourceNumbers, gamma_max: int) -> TwoSourceNumbers:
