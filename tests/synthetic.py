@@ -8,8 +8,10 @@ from typing import Any
 import numpy as np
 
 from draftgauge.core.errors import TraceError
+from draftgauge.replay.simulate import Replay, Walk, walked
 from draftgauge.traces.build import COLUMNS, make_trace
 from draftgauge.traces.checks import accepted_lengths
+from draftgauge.traces.costs import CostCurve
 from draftgauge.traces.manifest import Manifest, ModelEntry, PromptsEntry
 from draftgauge.traces.record import PromptRecord
 from draftgauge.traces.trace import PromptInfo, Trace
@@ -149,6 +151,12 @@ def synthetic_manifest(count: int, gamma_max: int, max_new_tokens: int, **change
         prompts=PromptsEntry("prompts.jsonl", "a" * 64, count, TASKS),
     )
     return replace(manifest, **changes)
+
+
+def replay_steps(trace: Trace, rows: np.ndarray, drafted: np.ndarray, costs: CostCurve) -> Replay:
+    """The outcome of the steps that start at some rows, in order, and draft so many tokens."""
+    walk = Walk(rows, drafted, np.zeros_like(drafted), np.minimum(drafted, trace.accepted[rows]))
+    return walked(trace, walk, costs)
 
 
 def same_rows(one: Trace, other: Trace) -> bool:

@@ -133,7 +133,7 @@ def test_only_tokens_of_the_steps_that_a_policy_takes_are_visited() -> None:
     costs = CostCurve((10,), *[row] * 6, 0.0, (1.0,), "none", "cpu", "float32")
     policy = FixedLength(2)
     record = replay(trace, policy).record
-    rows = trace.offsets[record.prompt] + record.position
+    rows = record.rows(trace)
     among = visited(trace, policy, costs)
     assert among.sum() == record.drafted.sum()
     assert (among[rows].sum(axis=1) == record.drafted).all()

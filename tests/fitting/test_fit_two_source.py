@@ -154,7 +154,7 @@ def test_single_tokens_count_where_they_say_something_of_other_prompts() -> None
     told, untold = made_up_examples(2.0), made_up_examples(0.0)
     assert token_scale(told) >= 1.0
     assert token_scale(untold) <= 0.5
-    few = replace(told, prompt=told.prompt % 3)
+    few = told._replace(prompt=told.prompt % 3)
     assert token_scale(few) == 0.0  # too few prompts to tell
 
 

@@ -16,10 +16,10 @@ from draftgauge.policies import make_policy
 from draftgauge.policies.suffix import ORDER, SuffixIndex
 from draftgauge.replay import Hindsight, best_fixed_gamma, hindsight_gain, hindsight_optimum, replay, replay_fixed_all
 from draftgauge.replay.hindsight import Sources, any_order_seconds
-from draftgauge.replay.simulate import Walk, replay_steps, walked
+from draftgauge.replay.simulate import Walk, walked
 from draftgauge.traces.costs import CostCurve, RepeatSeconds
 from draftgauge.traces.trace import Trace
-from synthetic import repeating_trace, sampled_trace, synthetic_trace
+from synthetic import repeating_trace, replay_steps, sampled_trace, synthetic_trace
 
 SPECS = ("none", "fixed:2", "hf-heuristic", "hf-confidence", "hf-confidence:adaptive=true", "cumulative-confidence")
 examples = settings(max_examples=50, deadline=None)
@@ -94,7 +94,7 @@ def test_the_best_path_has_the_seconds_of_its_steps(
     np.testing.assert_allclose(best.replay.seconds, best.seconds_left[starts, 0], rtol=1e-12)
     record = best.replay.record
     assert best.replay.committed.tolist() == [prompt.output_tokens for prompt in trace.prompts]
-    rows = trace.offsets[record.prompt] + record.position
+    rows = record.rows(trace)
     np.testing.assert_allclose(replay_steps(trace, rows, record.drafted, costs).seconds, best.replay.seconds)
     if not repeat.proposing:
         np.testing.assert_array_equal(record.drafted, best.lengths[rows, 0])
@@ -115,7 +115,7 @@ def test_idling_is_worth_less_where_it_leaves_more_to_take_in(linear_costs: Call
 
 def steps_of(trace: Trace, best: Hindsight) -> tuple[np.ndarray, np.ndarray]:
     record = best.replay.record
-    return trace.offsets[record.prompt] + record.position, record.drafted
+    return record.rows(trace), record.drafted
 
 
 def test_best_fixed_length_depends_on_the_cost_ratio(linear_costs: Callable[..., CostCurve]) -> None:

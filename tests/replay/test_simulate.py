@@ -15,10 +15,10 @@ from draftgauge.policies import Policy, Signal, SignalArrays, Step, make_policy
 from draftgauge.policies.base import DecisionSeconds, asks_after_each_token
 from draftgauge.policies.fixed import FixedLength
 from draftgauge.replay import Replay, replay, replay_fixed_all
-from draftgauge.replay.simulate import Walk, replay_steps, walked
+from draftgauge.replay.simulate import Walk, walked
 from draftgauge.traces.costs import CostCurve, RepeatSeconds
 from draftgauge.traces.trace import PromptInfo, Trace
-from synthetic import synthetic_trace
+from synthetic import replay_steps, synthetic_trace
 
 SPECS = (
     "none",
@@ -304,7 +304,7 @@ def test_signals_are_handed_to_stateless_policies_as_recorded() -> None:
             return np.where(signals.margin[:, 0] > 0.4, 3, 1)
 
     record = replay(trace, Margin(0)).record
-    sure = trace.margin[trace.offsets[record.prompt] + record.position, 0] > 0.4
+    sure = trace.margin[record.rows(trace), 0] > 0.4
     assert sure.any()
     assert record.drafted[~sure].max() == 1
     assert record.drafted[sure].max() == 3

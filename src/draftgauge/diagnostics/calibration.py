@@ -118,15 +118,14 @@ def visited(trace: Trace, policy: Policy, costs: CostCurve) -> NDArray[np.bool_]
     """
     record = replay(trace, policy, costs).record
     drafted = np.zeros(trace.positions, np.int64)
-    drafted[trace.offsets[record.prompt] + record.position] = record.drafted
+    drafted[record.rows(trace)] = record.drafted
     return np.arange(trace.gamma_max) < drafted[:, None]
 
 
 def starts(trace: Trace, policy: Policy, costs: CostCurve) -> NDArray[np.bool_]:
     """``[P, G]`` the first tokens from where the steps of a policy start, drafted or not."""
-    record = replay(trace, policy, costs).record
     chosen = np.zeros((trace.positions, trace.gamma_max), np.bool_)
-    chosen[trace.offsets[record.prompt] + record.position, 0] = True
+    chosen[replay(trace, policy, costs).record.rows(trace), 0] = True
     return chosen
 
 

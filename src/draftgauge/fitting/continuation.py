@@ -44,12 +44,10 @@ class ContinuationValues:
     values: tuple[Ridge, ...]
     rate: float
 
-    def lengths(self, trace: Trace, costs: CostCurve) -> Ints:
+    def lengths(self, trace: Trace) -> Ints:
         """``[P]`` draft length at every position."""
-        goes_on = [
-            value.predict(terms) > 0
-            for value, terms in zip(self.values, state_terms(self.numbers, trace, costs), strict=True)
-        ]
+        pairs = zip(self.values, state_terms(self.numbers, trace), strict=True)
+        goes_on = [value.predict(terms) > 0 for value, terms in pairs]
         stops = ~np.stack([*goes_on, np.zeros(trace.positions, np.bool_)], axis=1)
         lengths: Ints = stops.argmax(axis=1)
         return lengths
@@ -57,13 +55,13 @@ class ContinuationValues:
     def replay(self, trace: Trace, costs: CostCurve) -> Replay:
         """The rule on a trace, charged for its signals as :class:`ThroughputStopping` is."""
         charge = Charge(ThroughputStopping.reads, decision_seconds(self.numbers))
-        return replay_lengths(trace, self.lengths(trace, costs), costs, charge)
+        return replay_lengths(trace, self.lengths(trace), costs, charge)
 
 
 def fit_continuation(trace: Trace, costs: CostCurve, numbers: StoppingNumbers) -> ContinuationValues:
     """Regress continuation values on a trace, for one cost curve."""
     seconds = deciding_seconds(costs, trace.gamma_max, decision_seconds(numbers))
-    terms, caps = state_terms(numbers, trace, costs), draft_caps(trace)
+    terms, caps = state_terms(numbers, trace), draft_caps(trace)
     rule = ContinuationValues(numbers, (), 1 / float(seconds[0]))
     for _ in range(ROUNDS):
         values = _backwards(terms, trace.accepted.astype(np.int64), caps, seconds, rule.rate)
@@ -89,16 +87,10 @@ def _backwards(terms: list[Floats], accepted: Ints, caps: Ints, seconds: Floats,
     return tuple(reversed(values))
 
 
-def state_terms(numbers: StoppingNumbers, trace: Trace, costs: CostCurve) -> list[Floats]:
+def state_terms(numbers: StoppingNumbers, trace: Trace) -> list[Floats]:
     """Basis functions ``[P, K]`` of the states at depth ``0 .. gamma_max - 1``."""
-    chances = next_stand_chances(numbers, trace, costs)
     terms = []
-    for state in states(text_view(trace)):
-        if state.depth < trace.gamma_max:
-            chance = chances[:, state.depth, None]
-            terms.append(
-                np.concatenate(
-                    [chance, chance**2, np.sqrt(chance), next_design(state), chance * next_design(state)], axis=1
-                )
-            )
+    for chances, state in zip(next_stand_chances(numbers, trace).T, states(text_view(trace)), strict=False):
+        chance, design = chances[:, None], next_design(state)
+        terms.append(np.concatenate([chance, chance**2, np.sqrt(chance), design, chance * design], axis=1))
     return terms

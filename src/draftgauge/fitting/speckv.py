@@ -104,7 +104,7 @@ def _walk(trace: Trace, gamma: int, reading: str) -> tuple[Floats, Ints]:
     ``[steps]``.
     """
     record = replay_lengths(trace, np.full(trace.positions, gamma)).record
-    rows = trace.offsets[record.prompt] + record.position
+    rows = record.rows(trace)
     if reading == "two":
         source, target, drafted = rows, rows, np.minimum(record.drafted, 2)
     else:

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, fields, replace
-from typing import Any
+from dataclasses import asdict, replace
+from itertools import islice
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -15,6 +16,7 @@ from draftgauge.fitting.decision_times import TIMED_LENGTH, decision_times
 from draftgauge.fitting.registry import FitOptions, register_fit
 from draftgauge.policies.acceptance_model import (
     AGREEMENTS,
+    AcceptanceModels,
     HazardByClass,
     NextByOrder,
     NextShared,
@@ -56,8 +58,7 @@ UNVISITED = 0.25
 NEWTON_STEPS = 8
 
 
-@dataclass(frozen=True)
-class Examples:
+class Examples(NamedTuple):
     """One logistic regression's data, ``n`` examples.
 
     Attributes:
@@ -78,9 +79,6 @@ class Examples:
     def weight(self) -> Floats:
         """``[n]`` weight of each in the fit."""
         return np.where(self.visited, 1.0, UNVISITED)
-
-
-COLUMNS = tuple(entry.name for entry in fields(Examples))
 
 
 def fit_stopping(
@@ -175,7 +173,7 @@ def _reach(numbers: StoppingNumbers, trace: Trace, costs: CostCurve) -> NDArray[
     """``[P]`` tokens that the policy drafts where its steps start; -1 at other positions."""
     record = replay(trace, ThroughputStopping(numbers, trace.gamma_max, costs)).record
     drafted = np.full(trace.positions, -1)
-    drafted[trace.offsets[record.prompt] + record.position] = record.drafted
+    drafted[record.rows(trace)] = record.drafted
     return drafted
 
 
@@ -218,33 +216,37 @@ def next_examples(trace: Trace, reach: NDArray[np.int64]) -> Examples:
 
 def _examples(trace: Trace, reach: NDArray[np.int64], ahead: int) -> Examples:
     """Examples of states after ``d`` drafted tokens that speak of token ``d + ahead``."""
-    columns: dict[str, list[NDArray[Any]]] = {name: [] for name in COLUMNS}
-    caps = draft_caps(trace)
+    parts, caps = [], draft_caps(trace)
     for state in states(text_view(trace)):
         token = state.depth + ahead
         if not 1 <= token <= trace.gamma_max:
             continue
         judged = (trace.accepted >= token - 1) & (caps >= token)
         rows = state.at(judged)
-        columns["terms"].append(next_design(rows) if ahead else hazard_design(rows))
-        columns["token"].append(rows.token)
-        columns["stood"].append(trace.accepted[judged] >= token)
-        columns["first"].append(np.full(len(rows.token), state.depth == 0))
-        columns["visited"].append(state.depth <= reach[judged])
-    return Examples(**{name: np.concatenate(parts) for name, parts in columns.items()})
+        terms = next_design(rows) if ahead else hazard_design(rows)
+        first = np.full(len(rows.token), state.depth == 0)
+        parts.append(Examples(terms, rows.token, trace.accepted[judged] >= token, first, state.depth <= reach[judged]))
+    return _join(parts)
 
 
 def hazard_design(state: State) -> Floats:
     """``[n, K]`` the hazard's terms, those by agreement spread over one block a class."""
-    return _design(hazard_terms(state), agreement_class(state.agreement), len(AGREEMENTS))
+    return spread_design(hazard_terms(state), agreement_class(state.agreement), len(AGREEMENTS))
 
 
 def next_design(state: State) -> Floats:
     """``[n, K]`` the next token's terms, those by matched ending spread over one block a length."""
-    return _design(next_terms(state), state.order, ORDER + 1)
+    return spread_design(next_terms(state), state.order, ORDER + 1)
 
 
-def _design(terms: tuple[Sequence[Any], Sequence[Any]], classes: NDArray[np.int64], count: int) -> Floats:
+def spread_design(terms: tuple[Sequence[Any], Sequence[Any]], classes: NDArray[np.int64], count: int) -> Floats:
+    """``[n, K]`` all terms, those by class spread over one block a class.
+
+    Args:
+        terms: those whose weights depend on the class, and the others; numbers or ``[n]`` each.
+        classes: ``[n]``.
+        count: of classes.
+    """
     rows = len(classes)
     by_class, shared = (
         np.stack([np.broadcast_to(np.asarray(value, np.float64), rows) for value in values], axis=1) for values in terms
@@ -311,11 +313,10 @@ def _with_steps(numbers: StoppingNumbers, traces: Sequence[Trace], costs: Sequen
         for trace, curve in zip(traces, costs, strict=True):
             rows = np.arange(trace.positions)
             if round_:
-                record = replay(trace, ThroughputStopping(numbers, trace.gamma_max, curve)).record
-                rows = trace.offsets[record.prompt] + record.position
+                rows = replay(trace, ThroughputStopping(numbers, trace.gamma_max, curve)).record.rows(trace)
             else:
                 rows = rows[:: max(1, len(rows) // KEPT_STEPS)]
-            chances.append(next_stand_chances(numbers, trace, curve)[rows])
+            chances.append(next_stand_chances(numbers, trace)[rows])
             accepted.append(trace.accepted[rows])
         joined, outcomes = np.concatenate(chances), np.concatenate(accepted)
         kept = np.linspace(0, len(joined) - 1, min(KEPT_STEPS, len(joined))).astype(np.int64)
@@ -329,18 +330,13 @@ def _with_steps(numbers: StoppingNumbers, traces: Sequence[Trace], costs: Sequen
     return replace(numbers, rate_scale=float(np.mean(scales)))
 
 
-def next_stand_chances(numbers: StoppingNumbers, trace: Trace, costs: CostCurve) -> Floats:
+def next_stand_chances(numbers: StoppingNumbers, trace: Trace) -> Floats:
     """``[P, gamma_max]`` ``S_j m_j`` at every position, ``j = 0 .. gamma_max - 1``."""
-    numbers = numbers if numbers.chances else replace(numbers, chances=((0.0,) * trace.gamma_max,), accepted=(0,))
-    policy = ThroughputStopping(numbers, trace.gamma_max, costs)
-    stand = np.ones(trace.positions)
-    chances = []
-    for state in states(text_view(trace)):
-        if state.depth == trace.gamma_max:
-            break
+    models, stand, chances = AcceptanceModels(numbers), np.ones(trace.positions), []
+    for state in islice(states(text_view(trace)), trace.gamma_max):
         if state.depth:
-            stand = stand * policy.models.all_stand(state)
-        chances.append(stand * policy.models.all_next_stand(state))
+            stand = stand * models.all_stand(state)
+        chances.append(stand * models.all_next_stand(state))
     return np.stack(chances, axis=1)
 
 
@@ -387,7 +383,7 @@ def common_vocabulary(costs: Sequence[CostCurve], policy: str = STOPPING) -> str
 
 
 def _join(parts: Sequence[Examples]) -> Examples:
-    return Examples(**{name: np.concatenate([getattr(part, name) for part in parts]) for name in COLUMNS})
+    return Examples(*map(np.concatenate, zip(*parts, strict=True)))
 
 
 @register_fit(STOPPING)

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, fields, replace
-from typing import Any
+from dataclasses import dataclass
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -20,6 +20,7 @@ from draftgauge.fitting.stopping import (
     REGULARISATION,
     UNVISITED,
     mean_shift,
+    spread_design,
 )
 from draftgauge.policies.acceptance_model import AcceptanceModels, StoppingNumbers, TokenOffsets, columns_of, states
 from draftgauge.policies.suffix import CODE_BITS, ORDER
@@ -31,7 +32,6 @@ from draftgauge.policies.tail_model import (
     TailState,
     match_terms,
     shared_terms,
-    tail_design,
     token_share,
     tokens_before,
 )
@@ -52,8 +52,7 @@ FOLDS = 4
 MOST_IN_FOLDS = 40_000
 
 
-@dataclass(frozen=True)
-class TailExamples:
+class TailExamples(NamedTuple):
     """The tail model's data, ``n`` examples.
 
     Attributes:
@@ -78,7 +77,6 @@ class TailExamples:
 
 
 HABIT = ORDER * len(TailByOrder._fields) + TailShared._fields.index("habit")  # of the terms
-COLUMNS = tuple(entry.name for entry in fields(TailExamples))
 
 
 @dataclass(frozen=True)
@@ -99,7 +97,7 @@ def fit_tail(traces: Sequence[Trace], stopping: StoppingNumbers, done: Sequence[
     number_of = {key: number for number, key in enumerate(dict.fromkeys(k for t in traces for k in prompt_keys(t)))}
     for number, trace in enumerate(traces):  # a prompt of several traces is one
         numbers = np.array([number_of[key] for key in prompt_keys(trace)], np.int64)
-        parts[number] = replace(parts[number], prompt=numbers[parts[number].prompt])
+        parts[number] = parts[number]._replace(prompt=numbers[parts[number].prompt])
     examples = _joined(parts)
     stood, visited = examples.stood, examples.visited
     if len(set(stood.tolist())) < 2:
@@ -206,7 +204,7 @@ def token_scale(examples: TailExamples) -> float:
 
 
 def _some(examples: TailExamples, rows: NDArray[Any]) -> TailExamples:
-    return TailExamples(*(getattr(examples, name)[rows] for name in COLUMNS))
+    return TailExamples(*(column[rows] for column in examples))
 
 
 def _common(tokens: Ints) -> Ints:
@@ -241,16 +239,10 @@ def tail_examples(trace: Trace, stopping: StoppingNumbers, done: Appended | None
             rows = np.flatnonzero(reached & (runs[:, depth] >= offset) & (cell > 0))
             if not len(rows):
                 break
-            known = TailState(
-                depth,
-                state.token[rows],
-                stand[rows],
-                state.agreed[rows],
-                state.disagreed[rows],
-                suffix.habit[rows],
-                run[rows],
-            )
-            terms = tail_design((match_terms(cell[rows]), shared_terms(known, offset + 1)), cell[rows] >> CODE_BITS)
+            columns = state.token, stand, state.agreed, state.disagreed, suffix.habit, run
+            known = TailState(depth, *(column[rows] for column in columns))
+            both = match_terms(cell[rows]), shared_terms(known, offset + 1)
+            terms = spread_design(both, (cell[rows] >> CODE_BITS) - 1, ORDER)  # a match is of one token at least
             token = foretold[depth].token[rows, offset].astype(np.int64)
             stood = runs[rows, depth] > offset
             parts.append(TailExamples(terms, token, before[rows, offset], prompt[rows], stood, appends[rows]))
@@ -262,7 +254,7 @@ def tail_examples(trace: Trace, stopping: StoppingNumbers, done: Appended | None
 
 
 def _joined(parts: Sequence[TailExamples]) -> TailExamples:
-    return TailExamples(*(np.concatenate([getattr(part, name) for part in parts]) for name in COLUMNS))
+    return TailExamples(*map(np.concatenate, zip(*parts, strict=True)))
 
 
 def _thinned(examples: TailExamples) -> TailExamples:

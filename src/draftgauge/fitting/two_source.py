@@ -109,7 +109,7 @@ def _replayed(numbers: TwoSourceNumbers, trace: Trace, costs: CostCurve) -> Repl
 
 def _done(numbers: TwoSourceNumbers, trace: Trace, costs: CostCurve) -> Appended:
     record = _replayed(numbers, trace, costs).record
-    rows = trace.offsets[record.prompt] + record.position
+    rows = record.rows(trace)
     drafted, tail = np.full(trace.positions, -1), np.zeros(trace.positions, np.bool_)
     drafted[rows], tail[rows] = record.drafted, record.appended > 0
     return Appended(drafted, tail)

@@ -14,7 +14,6 @@ before the first looked-up token a number, so that a token costs two accesses to
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
@@ -194,15 +193,3 @@ def tokens_before(last: Value, tokens: NDArray[np.int32]) -> NDArray[np.int64]:
 def for_any_vocabulary(numbers: TailNumbers) -> TailNumbers:
     """The same without what is known of single tokens."""
     return replace(numbers, tokens=(), token_after=(), token_foretold=())
-
-
-def tail_design(terms: tuple[Sequence[Any], Sequence[Any]], orders: Ints) -> Floats:
-    """``[n, K]`` all terms, those by order spread over one block a length of the ending, the shortest first."""
-    count = len(orders)
-    by_order, shared = (
-        np.stack([np.broadcast_to(np.asarray(value, np.float64), count) for value in values], axis=1)
-        for values in terms
-    )
-    spread = np.zeros((count, ORDER, by_order.shape[1]))
-    spread[np.arange(count), orders - 1] = by_order
-    return np.concatenate([spread.reshape(count, -1), shared], axis=1)

@@ -18,6 +18,7 @@ from draftgauge.replay.simulate import (
     Walk,
     context_lengths,
     draft_caps,
+    draft_room,
     mean_of,
     positions_in_prompt,
     prompt_of_rows,
@@ -126,7 +127,7 @@ def hindsight_optimum(
     gammas, tails = sources.choices(trace.gamma_max)
     choices, backlogs = np.arange(len(gammas)), np.arange(1, costs.backlog_max + 1)
     caps, left, contexts = draft_caps(trace), remaining_rows(trace.offsets), context_lengths(trace)
-    room = trace.max_new_tokens - 1 - positions_in_prompt(trace)
+    room = draft_room(trace)
     shortest = int(contexts.min())
     cost_at = costs.step_seconds(gammas, np.arange(shortest, int(contexts.max()) + 1)[:, None], appended=tails)
     catch_up = costs.catch_up_seconds(backlogs[:, None], gammas)  # [B, C]
@@ -202,7 +203,7 @@ def _walk(trace: Trace, choice: Choice, costs: CostCurve, stored: StoredTexts | 
             steps.append((row, gamma, tail, accepted))
             row += accepted + 1
             backlog = int(costs.backlog_after(backlog, gamma, accepted))
-    return walked(trace, Walk(*np.array(steps, np.int64).reshape(-1, len(Walk._fields)).T), costs)
+    return walked(trace, Walk.of(steps), costs)
 
 
 def any_order_seconds(trace: Trace, costs: CostCurve) -> NDArray[np.float64]:
@@ -223,8 +224,7 @@ def any_order_seconds(trace: Trace, costs: CostCurve) -> NDArray[np.float64]:
         raise TraceError(SAMPLED)
     gamma_max, left, contexts = trace.gamma_max, remaining_rows(trace.offsets), context_lengths(trace)
     lengths = np.arange(gamma_max + 1)
-    positions = positions_in_prompt(trace)
-    room = trace.max_new_tokens - 1 - positions
+    room, positions = draft_room(trace), positions_in_prompt(trace)
     runs = text_runs(trace)[:, :-1] > 0  # [P, G] whether the text foretells the token so far on
     ahead = np.minimum(np.arange(trace.positions)[:, None] + np.arange(gamma_max), trace.positions - 1)
     drafter = (trace.accepted[ahead] > 0) | (trace.accepted[:, None] > np.arange(gamma_max))

@@ -65,6 +65,9 @@ class Charge(NamedTuple):
         return self.decision.reading * np.array([prompt.prompt_tokens for prompt in trace.prompts], np.float64)
 
 
+FREE = Charge()
+
+
 @dataclass(frozen=True)
 class Appended:
     """Tokens looked up in the text that go on with the drafts.
@@ -97,6 +100,10 @@ class StepRecord:
     seconds: Floats
     appended: Ints
     accepted_text: Ints
+
+    def rows(self, trace: Trace) -> Ints:
+        """``[S]`` the row of the trace that each step starts at."""
+        return trace.offsets[self.prompt] + self.position
 
 
 @dataclass(frozen=True)
@@ -175,7 +182,7 @@ def replay(trace: Trace, policy: Policy, costs: CostCurve | None = None) -> Repl
         return replay_lengths(trace, lengths, costs, charge)
     caps = draft_caps(trace)
     steps = [step for prompt in range(len(trace.prompts)) for step in prompt_steps(trace, prompt, caps, policy)]
-    return _tally(trace, Walk(*np.array(steps, np.int64).reshape(-1, len(Walk._fields)).T), costs, charge)
+    return walked(trace, Walk.of(steps), costs, charge)
 
 
 def _lengths_at_once(trace: Trace, policy: Policy) -> Ints | None:
@@ -195,7 +202,7 @@ def replay_lengths(
     trace: Trace,
     lengths: Ints,
     costs: CostCurve | None = None,
-    charge: Charge | None = None,
+    charge: Charge = FREE,
     appended: Appended | None = None,
 ) -> Replay:
     """Replay with the draft length wanted at every position, ``[positions]``, given beforehand.
@@ -209,12 +216,12 @@ def replay_lengths(
     """
     if trace.sampled is not None:
         assert appended is None
-        return _expected(trace, lengths[:, None], costs, charge or Charge())
+        return _expected(trace, lengths[:, None], costs, charge)
     drafted = np.minimum(lengths, draft_caps(trace))
     if appended is None:
         tails, accepted = np.zeros_like(drafted), np.minimum(drafted, trace.accepted).astype(np.int64)
     else:
-        tails = np.minimum(appended.lengths, _room(trace) - drafted)
+        tails = np.minimum(appended.lengths, draft_room(trace) - drafted)
         accepted = accepted_tokens(trace, drafted, Appended(tails, appended.stored))
     committed = np.minimum(accepted + 1, remaining_rows(trace.offsets))
     next_row = (np.arange(trace.positions) + committed).tolist()
@@ -226,7 +233,7 @@ def replay_lengths(
         row = next_row[row]
     visited = np.array(rows, np.int64)
     walk = Walk(visited, *(values[visited] for values in (drafted, tails, accepted)))
-    return _tally(trace, walk, costs, charge or Charge())
+    return walked(trace, walk, costs, charge)
 
 
 def accepted_tokens(trace: Trace, drafted: Ints, appended: Appended) -> Ints:
@@ -267,7 +274,7 @@ def _expected(trace: Trace, lengths: Ints, costs: CostCurve | None, charge: Char
     """The expectation over all walks with draft lengths by position and refusal, ``[P, G + 1]``, or by position alone,
     ``[P, 1]``.
     """
-    steps = expected_steps(trace, lengths, _room(trace))
+    steps = expected_steps(trace, lengths, draft_room(trace))
     weight, prompt, count = steps.occupancy, prompt_of_rows(trace), len(trace.prompts)
     seconds, history = np.full(trace.positions, np.nan), np.zeros(trace.positions)
     if costs is not None:
@@ -291,10 +298,10 @@ def draft_caps(trace: Trace) -> Ints:
     A step leaves room for the target's own token under ``max_new_tokens``, and drafts no more than the drafter had to
     propose. That the output stops before the limit is not known to it.
     """
-    return np.minimum(trace.drafted, _room(trace))
+    return np.minimum(trace.drafted, draft_room(trace))
 
 
-def _room(trace: Trace) -> Ints:
+def draft_room(trace: Trace) -> Ints:
     """``[positions]`` tokens that may be drafted there, leaving room for the target's own under ``max_new_tokens``."""
     return trace.max_new_tokens - 1 - positions_in_prompt(trace)
 
@@ -321,12 +328,6 @@ def sum_by_prompt(prompt: Ints, values: ArrayLike, count: int) -> Floats:
     return np.bincount(prompt, np.asarray(values, np.float64), count).astype(np.float64, copy=False)
 
 
-def replay_steps(trace: Trace, rows: Ints, drafted: Ints, costs: CostCurve | None = None) -> Replay:
-    """The outcome of given steps: those that start at ``rows`` (``[S]``, in order) and draft so many tokens."""
-    walk = Walk(rows, drafted, np.zeros_like(drafted), np.minimum(drafted, trace.accepted[rows]))
-    return walked(trace, walk, costs)
-
-
 class Walk(NamedTuple):
     """Steps in order, ``[S]`` each: the row that each starts at, and its tokens as in :class:`StepRecord`."""
 
@@ -335,14 +336,14 @@ class Walk(NamedTuple):
     appended: Ints
     accepted: Ints
 
+    @classmethod
+    def of(cls, steps: Sequence[tuple[int, int, int, int]]) -> Walk:
+        """The steps one by one as columns."""
+        return cls(*np.array(steps, np.int64).reshape(-1, len(cls._fields)).T)
 
-def walked(trace: Trace, walk: Walk, costs: CostCurve | None = None) -> Replay:
-    """The outcome of given steps."""
-    return _tally(trace, walk, costs, Charge())
 
-
-def _tally(trace: Trace, walk: Walk, costs: CostCurve | None, charge: Charge) -> Replay:
-    """The outcome of some steps, with what the policy costs."""
+def walked(trace: Trace, walk: Walk, costs: CostCurve | None = None, charge: Charge = FREE) -> Replay:
+    """The outcome of given steps, with what the policy costs."""
     rows, drafted, appended, accepted = walk
     prompt = np.searchsorted(trace.offsets, rows, side="right") - 1
     position = rows - trace.offsets[prompt]
@@ -350,9 +351,7 @@ def _tally(trace: Trace, walk: Walk, costs: CostCurve | None, charge: Charge) ->
     committed = np.minimum(accepted + 1, trace.offsets[prompt + 1] - rows)
     seconds = np.full(len(rows), np.nan)
     if costs is not None:
-        prompt_tokens = np.array([p.prompt_tokens for p in trace.prompts], np.int64)
-        contexts = prompt_tokens[prompt] + position
-        seconds = costs.step_seconds(drafted, contexts, charge.reads, appended)
+        seconds = costs.step_seconds(drafted, context_lengths(trace)[rows], charge.reads, appended)
         seconds += charge.of_steps(drafted, committed, appended)
         seconds += costs.catch_up_seconds(backlogs(prompt, drafted, accepted, costs), drafted)
         repeats = [values[1:] == values[:-1] for values in (prompt, drafted, appended)]

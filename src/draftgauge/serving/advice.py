@@ -180,7 +180,7 @@ def _p_min(trace: Trace, costs: CostCurve, p_min: float, longest: int) -> tuple[
     lengths = np.where(sure.all(axis=1), sure.shape[1], sure.argmin(axis=1))
     outcome = replay_lengths(trace, lengths, costs)
     record = outcome.record
-    rows = trace.offsets[record.prompt] + record.position
+    rows = record.rows(trace)
     possible = np.minimum(trace.drafted[rows], longest)
     in_vain = (record.drafted < possible) & (record.drafted == lengths[rows])
     table = np.asarray(costs.draft)
