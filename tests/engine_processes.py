@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from draftgauge.serving.launch import launched
 from gguf_files import need_program
+from launching import launched
 
 SOURCE = Path(__file__).parents[1] / "src"
 QUIET = {"VLLM_CPU_KVCACHE_SPACE": "1", "VLLM_LOGGING_LEVEL": "WARNING", "PYTHONPATH": str(SOURCE)}

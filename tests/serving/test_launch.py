@@ -9,7 +9,7 @@ import pytest
 
 from draftgauge.core.errors import DraftgaugeError
 from draftgauge.serving.endpoint import ServerError, fetch_text
-from draftgauge.serving.launch import launched
+from launching import launched
 
 SERVER = """
 import argparse, http.server

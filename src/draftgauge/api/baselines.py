@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -14,6 +13,7 @@ from transformers.generation.streamers import BaseStreamer
 
 from draftgauge.api.pair import Pair
 from draftgauge.core.errors import DraftgaugeError
+from draftgauge.decoding.clock import seconds
 from draftgauge.models.quiet import no_hints
 
 GENERATE, ASSISTED, ASSISTED_CONSTANT = (
@@ -49,7 +49,7 @@ class _Clock(BaseStreamer):
     def put(self, value: Tensor) -> None:
         self.puts += 1
         if self.puts == 2:
-            self.first_at, self.first_tokens = _now(self.device), value.numel()
+            self.first_at, self.first_tokens = seconds(self.device), value.numel()
 
     def end(self) -> None:
         """Nothing is buffered."""
@@ -72,12 +72,6 @@ def _configured(
         yield lambda: model.generation_config
     finally:
         model.generation_config = original
-
-
-def _now(device: torch.device) -> float:
-    if device.type == "cuda":
-        torch.cuda.synchronize(device)
-    return time.perf_counter()
 
 
 class TransformersBaseline:
@@ -120,7 +114,7 @@ class TransformersBaseline:
         ends = sorted(self.pair.end_tokens)
         arguments = {"assistant_model": self.assistant} if self.assistant is not None else {}
         plain = GenerationConfig(eos_token_id=ends or None, pad_token_id=ends[0] if ends else 0)
-        started = _now(device)
+        started = seconds(device)
         with no_hints(), _configured(target, plain), _configured(self.assistant, self.settings) as used:
             output = target.generate(
                 input_ids=ids,
@@ -131,7 +125,7 @@ class TransformersBaseline:
                 **arguments,
             )
             self.settings = used()
-        ended = _now(device)
+        ended = seconds(device)
         first_at = clock.first_at or ended
         return BaselineRun(
             output[0, len(prompt_tokens) :].tolist(), clock.first_tokens, first_at - started, ended - first_at

@@ -5,18 +5,13 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from draftgauge.api.evaluate import DEFAULT_DEPTHS, load_single
-from draftgauge.api.profile_plan import choose_prompts, encode_prompts
+from draftgauge.api.evaluate import depths_of, held_out_texts, load_single
 from draftgauge.api.requests import DiagnoseRequest
 from draftgauge.api.verb import verb
 from draftgauge.core.progress import Progress, silent
-from draftgauge.core.prompts import in_turn
-from draftgauge.decoding.settings import DecodingSettings
 from draftgauge.diagnostics.bottlenecks import Bottlenecks, bottleneck_rows
 from draftgauge.diagnostics.limits import measure_bottlenecks
-from draftgauge.diagnostics.texts import greedy_texts
 from draftgauge.drafters.reuse import load_drafter, read_description
-from draftgauge.models.loading import end_tokens
 from draftgauge.training.reuse.tracking import read_history
 
 INCIDENTAL = ("target_fingerprint", "target_source")  # of a configuration: not what a drafter is made of
@@ -42,13 +37,10 @@ def diagnose(request: DiagnoseRequest, *, progress: Progress = silent) -> list[d
     descriptions = {run: read_description(run) for run in request.runs}
     first = descriptions[request.runs[0]]
     source = request.learned.target or first["config"]["target_source"]
-    depths = request.learned.depths or first["extra"].get("request", {}).get("depths", DEFAULT_DEPTHS)
+    depths = depths_of(request, first)
     target = load_single(source, request.machine, request.loading)
     nets = {run: load_drafter(run, target.model) for run in request.runs}
-    settings = DecodingSettings(request.output.max_new_tokens, end_tokens=end_tokens(target.model, target.tokenizer))
-    path, chosen = choose_prompts(request.prompts)
-    kept = encode_prompts(target, in_turn(chosen), path, settings.max_new_tokens, request.prompts)
-    texts = greedy_texts(target.model, [(prompt.task, tokens) for prompt, tokens in kept], settings, progress)
+    texts = held_out_texts(request, target, progress)
     groups: dict[str, list[Path]] = {}
     for run in request.runs:
         groups.setdefault(_made_alike(descriptions[run]), []).append(run)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -11,7 +11,7 @@ from transformers import PreTrainedTokenizerBase
 
 from draftgauge.api.conversation import greedy_answer
 from draftgauge.api.profile_plan import choose_prompts, encode_prompts
-from draftgauge.api.requests import DeviceSpec, EvaluateRequest, LoadSpec
+from draftgauge.api.requests import DeviceSpec, DiagnoseRequest, EvaluateRequest, LoadSpec
 from draftgauge.api.verb import verb
 from draftgauge.core.progress import Progress, silent
 from draftgauge.core.prompts import Prompt, in_turn
@@ -19,8 +19,9 @@ from draftgauge.core.rendering import Rendering
 from draftgauge.decoding.settings import DecodingSettings
 from draftgauge.diagnostics.distance import distance_names, needed_context
 from draftgauge.diagnostics.evaluation import DrafterEvaluation, EvaluationPlan, evaluate_drafter
-from draftgauge.diagnostics.texts import greedy_texts
+from draftgauge.diagnostics.texts import HeldOutText, greedy_texts
 from draftgauge.drafters.reuse import load_drafter, read_description
+from draftgauge.drafters.reuse.persistence import trained_depths
 from draftgauge.models.base import CachedModel
 from draftgauge.models.loading import end_tokens, load_model, load_tokenizer
 from draftgauge.models.prompts_text import encode_with
@@ -61,16 +62,17 @@ def evaluate(request: EvaluateRequest, *, progress: Progress = silent) -> list[R
     """
     description = read_description(request.drafter)
     source = request.learned.target or description["config"]["target_source"]
-    depths = request.learned.depths or description["extra"].get("request", {}).get("depths", DEFAULT_DEPTHS)
     target = load_single(source, request.machine, request.loading)
     net = load_drafter(request.drafter, target.model)
-    settings = DecodingSettings(request.output.max_new_tokens, end_tokens=end_tokens(target.model, target.tokenizer))
-    path, chosen = choose_prompts(request.prompts)
-    kept = encode_prompts(target, in_turn(chosen), path, settings.max_new_tokens, request.prompts)
-    texts = greedy_texts(target.model, [(prompt.task, tokens) for prompt, tokens in kept], settings, progress)
+    texts = held_out_texts(request, target, progress)
     needs = needed_context(target.model.module, texts)
-    plan = EvaluationPlan(depths, settings)
+    plan = EvaluationPlan(depths_of(request, description), target.settings(request.output.max_new_tokens))
     return evaluation_rows(evaluate_drafter(net, target.model, texts, needs, plan, progress))
+
+
+def depths_of(request: EvaluateRequest | DiagnoseRequest, description: Mapping[str, Any]) -> int:
+    """Tokens a draft: as asked for, else as many as the drafter was trained for."""
+    return request.learned.depths or trained_depths(description) or DEFAULT_DEPTHS
 
 
 @dataclass(frozen=True)
@@ -91,8 +93,11 @@ class SingleTarget:
 
     def answer(self, tokens: list[int], max_new_tokens: int) -> str:
         """The target's greedy answer, as text."""
-        settings = DecodingSettings(max_new_tokens, end_tokens=end_tokens(self.model, self.tokenizer))
-        return greedy_answer(self.model, self.tokenizer, tokens, settings)
+        return greedy_answer(self.model, self.tokenizer, tokens, self.settings(max_new_tokens))
+
+    def settings(self, max_new_tokens: int) -> DecodingSettings:
+        """Greedy decoding up to an end token or so many tokens."""
+        return DecodingSettings(max_new_tokens, end_tokens=end_tokens(self.model, self.tokenizer))
 
 
 def load_single(source: str, machine: DeviceSpec, loading: LoadSpec) -> SingleTarget:
@@ -100,6 +105,16 @@ def load_single(source: str, machine: DeviceSpec, loading: LoadSpec) -> SingleTa
     trusted = loading.trust_remote_code
     model = load_model(source, device=machine.device, engine=loading.engine, trust_remote_code=trusted)
     return SingleTarget(model, load_tokenizer(source, trusted))
+
+
+def held_out_texts(
+    request: EvaluateRequest | DiagnoseRequest, target: SingleTarget, progress: Progress
+) -> list[HeldOutText]:
+    """The request's prompts, tasks in turn, with what the target answers."""
+    settings = target.settings(request.output.max_new_tokens)
+    path, chosen = choose_prompts(request.prompts)
+    kept = encode_prompts(target, in_turn(chosen), path, settings.max_new_tokens, request.prompts)
+    return greedy_texts(target.model, [(prompt.task, tokens) for prompt, tokens in kept], settings, progress)
 
 
 def evaluation_rows(measured: DrafterEvaluation) -> list[Row]:

@@ -8,7 +8,7 @@ from draftgauge.api.requests import ExportRequest
 from draftgauge.api.verb import verb
 from draftgauge.core.errors import DraftgaugeError
 from draftgauge.drafters.reuse import read_description
-from draftgauge.drafters.reuse.persistence import read_config
+from draftgauge.drafters.reuse.persistence import read_config, trained_depths
 from draftgauge.export.eagle3 import export_eagle3, llama_cpp_lacks
 from draftgauge.models.reference import resolve_source
 
@@ -37,7 +37,7 @@ def export(request: ExportRequest) -> list[dict[str, Any]]:
             "tensors": len(tensors),
             "parameters": sum(tensor.numel() for tensor in tensors.values() if tensor.is_floating_point()),
             "target": str(resolve_source(description["config"]["target_source"] or "")) or None,
-            "depths": description["extra"].get("request", {}).get("depths"),
+            "depths": trained_depths(description),
             "llama_cpp_lacks": llama_cpp_lacks(read_config(request.drafter)),
         }
     ]

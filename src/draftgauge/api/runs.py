@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from draftgauge.core.errors import PromptError
-from draftgauge.core.prompts import Prompt
+from draftgauge.core.prompts import SPLITS, Prompt
 from draftgauge.models.reference import PAIR_FOLDER
 from draftgauge.traces.costs import CostCurve
 from draftgauge.traces.manifest import COSTS_NAME, Manifest
@@ -16,8 +16,6 @@ from draftgauge.traces.trace import Trace
 
 BUNDLED_PROMPTS = "reference:"
 ALL_SPLITS = "all"
-SPLITS = ("train", "validation", "test")
-"""Splits of the bundled prompts. A fourth one, sealed, is for the final benchmark alone."""
 _UNCOMPRESSED_FIRST = ("none", "fp32", "bf16", "fp16", "int8", "nf4")
 
 EncodedPrompt = tuple[Prompt, list[int]]

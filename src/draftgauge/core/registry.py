@@ -125,12 +125,10 @@ class Registry(Generic[T]):
         return dict(inspect.signature(self._factories[name], eval_str=True).parameters)
 
 
-def _split(rest: str, first: str) -> Iterator[tuple[str, str]]:
+def _split(rest: str, first: str) -> list[tuple[str, str]]:
     """``4,window=8`` -> (first, "4"), ("window", "8")."""
-    if not rest:
-        return
     pairs: list[tuple[str, str]] = []
-    for piece in rest.split(","):
+    for piece in rest.split(",") if rest else ():
         key, equals, value = piece.partition("=")
         if equals:
             pairs.append((key.strip(), value.strip()))
@@ -138,4 +136,4 @@ def _split(rest: str, first: str) -> Iterator[tuple[str, str]]:
             pairs[-1] = (pairs[-1][0], f"{pairs[-1][1]},{piece.strip()}")
         else:
             pairs.append((first, piece.strip()))
-    yield from pairs
+    return pairs

@@ -7,7 +7,7 @@ ends leaves its slot to the next prompt. Decoding is greedy, and every output is
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import accumulate
 from typing import Literal, NamedTuple
@@ -370,7 +370,3 @@ def _signals(logits: Tensor, tokens: Tensor, reads: Reads, depth: int) -> list[S
         return [Signal(depth, NAN, NAN, NAN)] * len(tokens)
     columns = row_signals(logits, tokens, reads)
     return [Signal(depth, confidence, entropy, margin, int(token)) for confidence, entropy, margin, token in columns]
-
-
-MakePolicy = Callable[[int], BatchPolicy]
-"""A new policy for so many slots."""

@@ -16,6 +16,7 @@ from draftgauge.drafters.source import DraftSource, LoadOptions, Source, choose_
 from draftgauge.integrations.generate_arguments import GenerateArguments
 from draftgauge.integrations.generate_weights import Weights, is_unchanged
 from draftgauge.models.base import CachedModel
+from draftgauge.models.compression import half_precision
 from draftgauge.models.loading import check_same_vocabulary, load_tokenizer, wrap
 from draftgauge.models.taps import Taps, attach_taps
 from draftgauge.models.vocabulary import vocabulary_digest
@@ -24,7 +25,6 @@ from draftgauge.traces.costs import CostCurve
 Drafts: TypeAlias = PreTrainedModel | str | Path
 
 MEASURING_SECONDS = 5.0  # at most, for costs that nobody asked for
-_COMPRESSION = {torch.float16: "fp16", torch.bfloat16: "bf16"}
 
 
 class BoundPair:
@@ -61,8 +61,7 @@ class BoundPair:
             _check_models(model, drafter, tokenizer)
             drafts: DraftSource = LanguageModelSource(None, wrap(drafter, engine))
         else:
-            compression = _COMPRESSION.get(target.spec.dtype, "none")
-            options = LoadOptions(compression, target.spec.device, engine)
+            options = LoadOptions(half_precision(target.spec.dtype), target.spec.device, engine)
             kind, source = _kind_of(drafter)
             if tokenizer is not None:
                 kind.check(source, tokenizer, options)

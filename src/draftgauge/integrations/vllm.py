@@ -35,6 +35,7 @@ from draftgauge.drafters.rows import Asked, EachRow, LanguageModelRows, RowDraft
 from draftgauge.drafters.source import LoadOptions, choose_drafter, drafter_kind
 from draftgauge.integrations.vllm_guard import check_version, mend_sampling
 from draftgauge.integrations.vllm_requests import Request, Sighting, match
+from draftgauge.models.compression import half_precision
 from draftgauge.models.lean import LeanModel
 from draftgauge.models.loading import load_model, load_tokenizer, wrap
 from draftgauge.policies.base import Policy, Step, asks_after_each_token, begin, reads_of
@@ -43,7 +44,6 @@ from draftgauge.traces.costs import CostCurve
 from draftgauge.traces.engine_costs import read_costs
 
 LANGUAGE_MODEL = "language_model"
-_HALF = {torch.float16: "fp16", torch.bfloat16: "bf16"}
 
 
 @dataclass(frozen=True)
@@ -218,7 +218,7 @@ def _row_drafter(options: ProposerOptions, vllm_config: Any, end_tokens: frozens
     kind = drafter_kind(name)
     model_config = vllm_config.model_config
     device = options.device or str(getattr(vllm_config.device_config, "device", "cpu"))
-    place = LoadOptions(_HALF.get(model_config.dtype, "none"), device)
+    place = LoadOptions(half_precision(model_config.dtype), device)
     if model_config.tokenizer:
         kind.check(source, load_tokenizer(str(model_config.tokenizer)), place)
     vocabulary = int(model_config.get_vocab_size())

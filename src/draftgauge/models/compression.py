@@ -38,6 +38,11 @@ EXPERTS_NDIM = 3  # transformers stacks the matrices of a layer's experts: [expe
 MOST = 0.5  # of the weights: where more are in experts, a quantised model would be none
 
 
+def half_precision(dtype: torch.dtype) -> str:
+    """The compression that holds weights in a dtype of 16 bits; ``none`` for other dtypes."""
+    return next((name for name in ("fp16", "bf16") if DTYPES[name] == dtype), "none")
+
+
 def check_compression(name: str) -> None:
     """Raise ``DraftgaugeError`` if there is no such compression."""
     if name not in COMPRESSIONS:

@@ -5,6 +5,16 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from draftgauge.core.errors import DraftgaugeError
+from draftgauge.policies.base import StepCosts
+
+
+def require_costs(name: str, costs: StepCosts | None) -> StepCosts:
+    """The costs of a policy that weighs them; raises ``DraftgaugeError`` where there are none."""
+    if costs is None:
+        raise DraftgaugeError(
+            f"policy {name} weighs the cost of a step: give the pair's cost curve (`draftgauge profile` measures it)"
+        )
+    return costs
 
 
 def check_threshold(name: str, threshold: float, key: str = "threshold") -> None:

@@ -11,6 +11,7 @@ from typing import Any, TypeVar
 from draftgauge.core.errors import DraftgaugeError
 from draftgauge.core.registry import Registry
 from draftgauge.policies.base import Policy, StepCosts
+from draftgauge.policies.checks import require_costs
 from draftgauge.policies.fitted import FITTED_SUFFIX, policy_of_file
 
 POLICIES: Registry[Policy] = Registry("policy", supplied=("costs",), defaults={"gamma_max": "the longest draft"})
@@ -143,10 +144,8 @@ def make_policy(spec: str, gamma_max: int, costs: StepCosts | None = None) -> Po
     lower = arguments.get("gamma_max", gamma_max)
     if not 1 <= lower <= gamma_max:
         raise DraftgaugeError(f"policy {spec}: gamma_max must be 1 to {gamma_max}, the longest draft here, not {lower}")
-    if costs is None and weighs_cost(name):
-        raise DraftgaugeError(
-            f"policy {name} weighs the cost of a step: give the pair's cost curve (`draftgauge profile` measures it)"
-        )
+    if weighs_cost(name):
+        require_costs(name, costs)
     return POLICIES.create(spec, gamma_max=gamma_max, costs=costs)
 
 

@@ -50,7 +50,7 @@ from draftgauge.policies.base import (
     seconds_by_length,
 )
 from draftgauge.policies.bundled import bundled_policy
-from draftgauge.policies.checks import check_tokens
+from draftgauge.policies.checks import check_tokens, require_costs
 from draftgauge.policies.draft_chances import DraftChances
 from draftgauge.policies.fitted import register_fitted
 from draftgauge.policies.online import OnlineCalibration
@@ -235,10 +235,7 @@ class ThroughputStopping:
 
 @register_fitted(STOPPING, SIGNALS)
 def _build(parameters: Mapping[str, Any], gamma_max: int, costs: StepCosts | None) -> Policy:
-    if costs is None:
-        raise DraftgaugeError(
-            "policy stopping weighs the cost of a step: give the pair's cost curve (`draftgauge profile` measures it)"
-        )
+    costs = require_costs(STOPPING, costs)
     numbers = from_mapping(StoppingNumbers, parameters, "policy stopping")
     check_vocabulary(STOPPING, numbers, costs)
     return ThroughputStopping(numbers, gamma_max, costs)

@@ -34,7 +34,6 @@ from numpy.typing import NDArray
 from scipy.optimize import isotonic_regression
 
 from draftgauge.core.config import from_mapping
-from draftgauge.core.errors import DraftgaugeError
 from draftgauge.core.signals import Reads, SignalName
 from draftgauge.policies.acceptance_model import (
     AcceptanceModels,
@@ -54,7 +53,7 @@ from draftgauge.policies.base import (
     verification_seconds,
 )
 from draftgauge.policies.bundled import bundled_policy
-from draftgauge.policies.checks import check_positive, check_tokens
+from draftgauge.policies.checks import check_positive, check_tokens, require_costs
 from draftgauge.policies.draft_chances import DraftChances
 from draftgauge.policies.fitted import register_fitted
 from draftgauge.policies.registry import register_policy
@@ -294,10 +293,7 @@ def chances_and_sums(view: TextView, models: AcceptanceModels, tail: TailModel) 
 
 @register_fitted(TWO_SOURCE, SIGNALS)
 def _build(parameters: Mapping[str, Any], gamma_max: int, costs: StepCosts | None) -> Policy:
-    if costs is None:
-        raise DraftgaugeError(
-            "policy two-source weighs the cost of a step: give the pair's cost curve (`draftgauge profile` measures it)"
-        )
+    costs = require_costs(TWO_SOURCE, costs)
     numbers = from_mapping(TwoSourceNumbers, parameters, "policy two-source")
     check_vocabulary(TWO_SOURCE, numbers.stopping, costs)
     return TwoSource(numbers, gamma_max, costs)

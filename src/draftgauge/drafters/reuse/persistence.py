@@ -103,6 +103,12 @@ def read_description(folder: Path) -> dict[str, Any]:
     return description
 
 
+def trained_depths(description: Mapping[str, Any]) -> int | None:
+    """Tokens a draft that a drafter was trained for, by its description; None where that does not say."""
+    depths: int | None = description["extra"].get("request", {}).get("depths")
+    return depths
+
+
 def drafter_fingerprint(folder: Path) -> str:
     """SHA-256 over a drafter's configuration and weights, wherever it and its target lie."""
     description = read_description(folder)
