@@ -84,15 +84,12 @@ class SingleTarget:
 
     @property
     def context(self) -> int:
-        """The longest text in tokens."""
         return self.model.spec.context
 
     def encode(self, prompt: Prompt, rendering: Rendering) -> list[int]:
-        """Token ids of a prompt."""
         return encode_with(self.tokenizer, prompt, rendering)
 
     def answer(self, tokens: list[int], max_new_tokens: int) -> str:
-        """The target's greedy answer, as text."""
         return greedy_answer(self.model, self.tokenizer, tokens, self.settings(max_new_tokens))
 
     def settings(self, max_new_tokens: int) -> DecodingSettings:

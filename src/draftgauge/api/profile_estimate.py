@@ -111,7 +111,6 @@ class _Encoder:
         self.context = min((length for length in named if length), default=1 << 31)
 
     def encode(self, prompt: Prompt, rendering: Rendering) -> list[int]:
-        """Token ids of a prompt."""
         return encode_with(self._tokenizer, prompt, rendering)
 
     def answer(self, tokens: list[int], max_new_tokens: int) -> str:

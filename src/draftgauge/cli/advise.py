@@ -20,7 +20,6 @@ SHOWN = 12
 
 
 def advise(request: AdviseRequest) -> list[dict[str, Any]]:
-    """Run and show."""
     from draftgauge.api.advise import advise as run
     from draftgauge.core.templates import environment
 

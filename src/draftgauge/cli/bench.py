@@ -23,7 +23,6 @@ ADVICE = {"expected": "advice expects", "off": "off by"}
 
 
 def bench(request: BenchRequest) -> list[dict[str, Any]]:
-    """Run and show."""
     from draftgauge.api.bench import bench as run
 
     with progress() as advance:

@@ -9,7 +9,6 @@ from draftgauge.cli.console import console
 
 
 def build(request: DatastoreBuildRequest) -> list[dict[str, Any]]:
-    """Run and show."""
     from draftgauge.api.datastore import build_datastore
 
     rows = build_datastore(request)

@@ -34,7 +34,6 @@ LENGTHS = {
 
 
 def demo(request: DemoRequest) -> list[dict[str, Any]]:
-    """Run and show."""
     from draftgauge.api.demo import demo as run
     from draftgauge.api.report import REPORT_NAME
 

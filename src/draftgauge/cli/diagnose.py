@@ -49,7 +49,6 @@ GATE = DRAFTER | {
 
 
 def diagnose(request: DiagnoseRequest) -> list[dict[str, Any]]:
-    """Run and show."""
     from draftgauge.api.diagnose import diagnose as run
 
     with progress() as advance:

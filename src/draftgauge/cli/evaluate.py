@@ -37,7 +37,6 @@ PARTS = {
 
 
 def evaluate(request: EvaluateRequest) -> list[dict[str, Any]]:
-    """Run and show."""
     from draftgauge.api.evaluate import evaluate as run
 
     with progress() as advance:

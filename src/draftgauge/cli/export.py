@@ -19,7 +19,6 @@ COLUMNS = {
 
 
 def export(request: ExportRequest) -> list[dict[str, Any]]:
-    """Run and show."""
     from draftgauge.api.export import export as run
 
     rows = run(request)

@@ -23,7 +23,6 @@ OVER_ONE_SOURCE = {
 
 
 def fit(request: FitRequest) -> list[dict[str, Any]]:
-    """Run and show."""
     from draftgauge.api.fit import fit as run
 
     rows = run(request)

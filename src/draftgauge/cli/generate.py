@@ -53,7 +53,6 @@ def generate(
     *,
     show_drafts: Annotated[bool, Parameter(help=SHOW_DRAFTS, negative=(), show_default=False)] = False,
 ) -> list[dict[str, Any]]:
-    """Run and show."""
     from draftgauge.api.generate import generate as run
     from draftgauge.api.generate import generation_row
 

@@ -38,7 +38,6 @@ PLAN_COLUMNS = {
 
 
 def profile(request: ProfileRequest) -> list[dict[str, Any]]:
-    """Run and show."""
     from draftgauge.api.profile import profile as run
 
     with progress() as advance:

@@ -37,7 +37,6 @@ def card() -> None:
 
 
 def train(request: ReferenceTrainRequest) -> None:
-    """Run and show."""
     from draftgauge.api.reference import train_pair
 
     folder = train_pair(request, report=_report)
@@ -45,7 +44,6 @@ def train(request: ReferenceTrainRequest) -> None:
 
 
 def evaluate(request: ReferenceEvaluateRequest) -> list[dict[str, Any]]:
-    """Run and show."""
     from draftgauge.api.reference import evaluate_pair
 
     with progress() as advance:

@@ -30,7 +30,6 @@ BATCH_COLUMNS = {
 
 
 def replay(request: ReplayRequest) -> list[dict[str, Any]]:
-    """Run and show."""
     from draftgauge.api.replay import replay as run
 
     rows = run(request, on_warning=warn)

@@ -7,7 +7,6 @@ from draftgauge.cli.console import console
 
 
 def report(request: ReportRequest) -> None:
-    """Run and show."""
     from draftgauge.api.report import report as run
 
     console.print(f"wrote {run(request)}", highlight=False)

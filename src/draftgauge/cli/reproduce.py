@@ -36,7 +36,6 @@ SPEED = {
 
 
 def speckv(request: ReproduceSpeckvRequest) -> list[dict[str, Any]]:
-    """Run and show."""
     from draftgauge.api.reproduce import REPORT_NAME, reproduce_speckv
     from draftgauge.studies.speckv.captions import improvement
 

@@ -45,7 +45,6 @@ VERDICTS = {
 
 
 def kvshot(request: StudyKvshotRequest) -> list[dict[str, Any]]:
-    """Run and show."""
     from draftgauge.api.study import REPORT_NAME, study_kvshot
     from draftgauge.studies.kvshot.results import summary
 

@@ -32,7 +32,6 @@ COLUMNS = {
 
 
 def train(request: TrainRequest) -> list[dict[str, Any]]:
-    """Run and show."""
     from draftgauge.api.train import train as run
     from draftgauge.training.world import world_here
 

@@ -41,25 +41,21 @@ class TimedPolicy:
             self.extend = self._extend(policy)
 
     def reset(self) -> None:
-        """A new output."""
         self._policy.reset()
 
     def limit(self) -> int:
-        """The policy's."""
         begun = time.perf_counter()
         limit = self._policy.limit()
         self._step = time.perf_counter() - begun
         return limit
 
     def keep_drafting(self, signal: Signal) -> bool:
-        """The policy's."""
         begun = time.perf_counter()
         keeps = self._policy.keep_drafting(signal)
         self.of_token.append(time.perf_counter() - begun)
         return keeps
 
     def observe(self, step: Step) -> None:
-        """The policy's; the step ends."""
         begun = time.perf_counter()
         self._policy.observe(step)
         self.of_step.append(self._step + time.perf_counter() - begun)

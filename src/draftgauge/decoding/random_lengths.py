@@ -49,20 +49,17 @@ class RandomLengths:
             self._read += (self._rng.random(DRAWN) < 1 / 3).tolist()
 
     def first(self, opening: Opening) -> list[int]:
-        """The requests whose length is not 0."""
         self.reads = READS if self._read.pop() else NO_SIGNALS
         self._wanted = self._lengths.pop()
         return [slot for slot, cap in opening.caps.items() if cap > 0 and self._wanted[slot] > 0]
 
     def onward(self, drafted: Mapping[int, Signal]) -> list[int]:
-        """Each up to its length."""
         return [slot for slot, signal in drafted.items() if signal.depth < self._wanted[slot]]
 
     def drafted_last(self, slot: int, signal: Signal) -> None:
         """Nothing to note."""
 
     def verified(self, drafted: Mapping[int, int]) -> Mapping[int, int]:
-        """All."""
         return drafted
 
     def observe(self, slot: int, step: Step) -> None:
@@ -85,7 +82,6 @@ class RankedLengths(RandomLengths):
         self._stands: dict[int, list[float]] = {}
 
     def first(self, opening: Opening) -> list[int]:
-        """As drawn."""
         wanted = super().first(opening)
         self.reads = READS
         began = time.perf_counter()
@@ -97,7 +93,6 @@ class RankedLengths(RandomLengths):
         return wanted
 
     def onward(self, drafted: Mapping[int, Signal]) -> list[int]:
-        """As drawn."""
         began = time.perf_counter()
         for slot, signal in drafted.items():
             self._stands[slot].append(self._chances[signal.depth - 1])
@@ -106,11 +101,9 @@ class RankedLengths(RandomLengths):
         return super().onward(drafted)
 
     def drafted_last(self, slot: int, signal: Signal) -> None:
-        """Note its chance."""
         self._stands[slot].append(self._chances[signal.depth - 1])
 
     def verified(self, drafted: Mapping[int, int]) -> Mapping[int, int]:
-        """All."""
         began = time.perf_counter()
         self._ranking.verified(self._stands)
         self._spent += time.perf_counter() - began
@@ -118,7 +111,6 @@ class RankedLengths(RandomLengths):
         return drafted
 
     def observe(self, slot: int, step: Step) -> None:
-        """Count what was committed."""
         self._ranking.committed(step.committed)
 
 

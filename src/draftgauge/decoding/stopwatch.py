@@ -167,7 +167,6 @@ class StepTimer:
         return self._sets.pop()
 
     def keep_drafting(self, signal: Signal) -> bool:
-        """Always."""
         return True
 
     def begin(self, part: str) -> None:
@@ -244,7 +243,6 @@ class TimedDrafter:
         self._proposed = 0
 
     def prefill(self, context: list[int]) -> None:
-        """Start a new sequence."""
         self._drafter.prefill(context)
 
     def propose_unread(self, limit: int) -> UnreadDraft | None:

@@ -22,23 +22,18 @@ class WrappedModel:
 
     @property
     def length(self) -> int:
-        """Tokens in the cache."""
         return self.model.length
 
     def reset(self) -> None:
-        """Empty the cache."""
         self.model.reset()
 
     def forward(self, tokens: Tensor, last_only: bool = False) -> Tensor:
-        """Append tokens and return logits."""
         return self.model.forward(tokens, last_only)
 
     def truncate(self, length: int) -> None:
-        """Keep the first ``length`` tokens of the cache."""
         self.model.truncate(length)
 
     def branches(self, starts: Tensor) -> BranchSession:
-        """Open short branches off the cached sequence."""
         return self.model.branches(starts)
 
 

@@ -61,7 +61,6 @@ class LanguageModelDrafter:
         self._text: list[int] = []
 
     def keeps_drafted(self) -> bool:
-        """Yes, in its cache."""
         return True
 
     def backlog(self) -> int:

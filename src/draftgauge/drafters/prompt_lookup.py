@@ -59,7 +59,6 @@ class PromptLookupDrafter:
         return Draft(tokens, None, shown)
 
     def commit(self, accepted: int, tokens: list[int]) -> None:
-        """Index the committed tokens."""
         self._occurrences.extend(tokens)
 
 

@@ -82,17 +82,14 @@ class GgufModel:
 
     @property
     def length(self) -> int:
-        """Tokens in the cache."""
         return self._length
 
     def reset(self) -> None:
-        """Empty the cache."""
         self._branches = None
         self._llama.llama_memory_clear(self._memory, False)
         self._length = 0
 
     def truncate(self, length: int) -> None:
-        """Keep the first ``length`` tokens of the cache."""
         assert 0 <= length <= self._length, (length, self._length)
         self._close_branches()
         if length == self._length:
@@ -188,7 +185,6 @@ class _Branches:
 
     @torch.inference_mode()
     def step(self, tokens: Tensor) -> Tensor:
-        """Append one token ``[N]`` to every branch; float32 logits ``[N, vocabulary]``."""
         model, count = self._model, len(tokens)
         assert model._branches is self, "the branches ended with the model's last forward, truncate or reset"
         check_context(model.spec, int(self._positions.max()) + 1)

@@ -63,7 +63,6 @@ class LeanModel:
 
     @property
     def length(self) -> int:
-        """Tokens in the cache."""
         return self._length
 
     def reset(self) -> None:
@@ -159,7 +158,6 @@ class LeanBranches:
 
     @torch.inference_mode()
     def step(self, tokens: Tensor) -> Tensor:
-        """Append one token ``[N]`` to every branch; float32 logits ``[N, vocabulary]``."""
         cos, sin = self._model.rotary(self._end + 1)
         hidden = run_layers(self._weights, tokens, cos[self._positions], sin[self._positions], self._attention)
         self._positions = self._positions + 1
@@ -167,7 +165,6 @@ class LeanBranches:
         return logits(self._weights, hidden)
 
     def keep(self, rows: Tensor) -> None:
-        """Go on with these branches only."""
         self._positions = self._positions[rows]
         self._end = int(self._positions.max()) if len(rows) else 0
         self._attention.keep(rows)

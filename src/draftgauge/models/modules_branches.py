@@ -50,7 +50,6 @@ class MaskedBranches:
 
     @torch.inference_mode()
     def step(self, tokens: Tensor) -> Tensor:
-        """Append one token ``[N]`` to every branch; float32 logits ``[N, vocabulary]``."""
         check_context(self._spec, int(self._positions.max()) + 1)
         own = torch.eye(len(tokens), dtype=torch.bool, device=tokens.device)
         self._visible = torch.cat((self._visible, own), 1)
@@ -97,7 +96,6 @@ class SequentialBranches:
 
     @torch.inference_mode()
     def step(self, tokens: Tensor) -> Tensor:
-        """Append one token ``[N]`` to every branch; float32 logits ``[N, vocabulary]``."""
         check_context(self._spec, max(cache.get_seq_length() for cache in self._caches) + 1)
         rows = [
             self._model(input_ids=token[None, None], past_key_values=cache, use_cache=True).logits[0, -1]
@@ -106,7 +104,6 @@ class SequentialBranches:
         return torch.stack(rows).float()
 
     def keep(self, rows: Tensor) -> None:
-        """Go on with these branches only."""
         self._caches = [self._caches[row] for row in rows.tolist()]
 
 

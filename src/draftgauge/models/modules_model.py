@@ -45,11 +45,9 @@ class ModulesModel:
 
     @property
     def length(self) -> int:
-        """Tokens in the cache."""
         return self._length
 
     def reset(self) -> None:
-        """Empty the cache."""
         self._cache = rollback_cache(self.module)
         self._length = 0
 
@@ -65,7 +63,6 @@ class ModulesModel:
         return logits.to(self.spec.device, torch.float32)
 
     def truncate(self, length: int) -> None:
-        """Keep the first ``length`` tokens of the cache."""
         assert 0 <= length <= self._length, (length, self._length)
         if length == 0:
             self.reset()

@@ -56,16 +56,13 @@ class AdaEDL:
         self.reset()
 
     def reset(self) -> None:
-        """Back to the first threshold."""
         self.threshold = self.settings.threshold
         self._rate = 0.0
 
     def limit(self) -> int:
-        """``gamma``."""
         return self.gamma
 
     def keep_drafting(self, signal: Signal) -> bool:
-        """While the bound is not below the threshold."""
         return 1.0 - math.sqrt(self.settings.factor * nats(signal.entropy)) >= self.threshold
 
     def observe(self, step: Step) -> None:

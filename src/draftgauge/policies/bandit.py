@@ -43,7 +43,6 @@ class EpsilonGreedy(PolicyBase):
         self._arm = 0
 
     def limit(self) -> int:
-        """The length of the arm that is pulled now."""
         self._arm = self._choose()
         return self.arms[self._arm]
 

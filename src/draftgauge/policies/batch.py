@@ -113,27 +113,22 @@ class PerRequest:
         self._limits: dict[int, int] = {}
 
     def begin(self, slot: int, prompt_tokens: Sequence[int]) -> None:
-        """Reset the slot's policy."""
         begin(self._policies[slot], prompt_tokens)
 
     def first(self, opening: Opening) -> list[int]:
-        """Those whose policy wants at least one token."""
         self._limits = {slot: min(self._policies[slot].limit(), cap) for slot, cap in opening.caps.items()}
         return [slot for slot, limit in self._limits.items() if limit > 0]
 
     def onward(self, drafted: Mapping[int, Signal]) -> list[int]:
-        """Those whose policy says so."""
         return [slot for slot, signal in drafted.items() if self._goes_on(slot, signal)]
 
     def drafted_last(self, slot: int, signal: Signal) -> None:
         """A policy is not asked after the last possible token."""
 
     def verified(self, drafted: Mapping[int, int]) -> Mapping[int, int]:
-        """All of them."""
         return drafted
 
     def observe(self, slot: int, step: Step) -> None:
-        """Tell the slot's policy."""
         self._policies[slot].observe(step)
 
     def _goes_on(self, slot: int, signal: Signal) -> bool:

@@ -31,12 +31,10 @@ class CumulativeConfidence(PolicyBase):
         self._product = 1.0
 
     def limit(self) -> int:
-        """``gamma``; a new product begins."""
         self._product = 1.0
         return self.gamma
 
     def keep_drafting(self, signal: Signal) -> bool:
-        """While the product is not below the threshold."""
         self._product *= signal.confidence
         return self._product >= self.threshold
 

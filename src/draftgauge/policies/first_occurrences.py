@@ -35,7 +35,6 @@ class FirstOccurrences:
         self._after: dict[tuple[int, ...], int] = {}
 
     def extend(self, tokens: Sequence[int]) -> None:
-        """Add tokens."""
         text, after = self.text, self._after
         for token in tokens:
             # The n-grams that ended the text get a continuation only now, so the end of the text never matches itself.

@@ -22,11 +22,9 @@ class FixedLength(PolicyBase):
     reads: ClassVar[Reads] = NO_SIGNALS
 
     def limit(self) -> int:
-        """``gamma``."""
         return self.gamma
 
     def lengths(self, signals: SignalArrays) -> NDArray[np.int64]:
-        """``gamma`` at every position, ``[positions]``."""
         return np.full(signals.positions, self.gamma, np.int64)
 
 

@@ -38,11 +38,9 @@ class ConfidenceThreshold(PolicyBase):
     reads: ClassVar[Reads] = frozenset({SignalName.CONFIDENCE})
 
     def limit(self) -> int:
-        """``gamma``."""
         return self.gamma
 
     def keep_drafting(self, signal: Signal) -> bool:
-        """Unless the last token was in doubt."""
         return signal.confidence >= self.threshold
 
     def lengths(self, signals: SignalArrays) -> NDArray[np.int64]:
@@ -70,21 +68,17 @@ class AdaptiveConfidenceThreshold:
         self.reset()
 
     def reset(self) -> None:
-        """Back to the initial threshold, without samples."""
         self.threshold = self.initial_threshold
         self._confidences: list[float] = []
         self._matches: list[int] = []
 
     def limit(self) -> int:
-        """``gamma``."""
         return self.gamma
 
     def keep_drafting(self, signal: Signal) -> bool:
-        """Unless the last token was in doubt."""
         return signal.confidence >= self.threshold
 
     def observe(self, step: Step) -> None:
-        """Add the step's samples and move the threshold."""
         matches = step.committed - 1
         judged = min(matches + 1, step.drafted)
         self._confidences += [signal.confidence for signal in step.signals[:judged]]

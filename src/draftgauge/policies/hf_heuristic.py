@@ -36,16 +36,13 @@ class HuggingFaceHeuristic(PolicyBase):
         self._length = self.start
 
     def reset(self) -> None:
-        """Begin anew, unless the length is persistent."""
         if not self.persistent:
             self._length = self.start
 
     def limit(self) -> int:
-        """The present length."""
         return self._length
 
     def observe(self, step: Step) -> None:
-        """Grow after a full acceptance, shrink after any other step."""
         # As transformers counts: an end token that ends the output stands in the place of the target's own token.
         matches = step.committed - 1
         if matches == step.drafted:

@@ -62,36 +62,28 @@ class TextLookup(PolicyBase):
         self._index = SuffixIndex()
 
     def ask_stored(self, stored: StoredTexts) -> None:
-        """Look tokens up in stored texts too."""
         self.stored, self._index = stored, BackedIndex(stored)
         self.decision = charged(self.decision, stored)
 
     def reset(self) -> None:
-        """An empty text."""
         self._index.reset()
 
     def read(self, prompt_tokens: Sequence[int]) -> None:
-        """Index the prompt."""
         self._index.read(prompt_tokens)
 
     def limit(self) -> int:
-        """Nothing."""
         return 0
 
     def extend(self, room: int) -> Sequence[int]:
-        """What the text foretells."""
         return self._index.continuation(min(room, self.tokens), self.least)
 
     def observe(self, step: Step) -> None:
-        """Index the committed tokens."""
         self._index.commit(step.tokens)
 
     def text_lengths(self, view: TextView) -> Ints:
-        """Nothing anywhere."""
         return np.zeros(len(view.token), np.int64)
 
     def appended_lengths(self, view: TextView, drafted: Ints) -> Ints:
-        """Everywhere what :meth:`extend` gives."""
         return np.minimum(matched_lengths(continuations_of(view)[0].cell, self.least), self.tokens)
 
 
@@ -107,23 +99,18 @@ class FirstMatchLookup(PolicyBase):
         self._text = FirstOccurrences(ngram)
 
     def reset(self) -> None:
-        """An empty text."""
         self._text.reset()
 
     def read(self, prompt_tokens: Sequence[int]) -> None:
-        """Index the prompt."""
         self._text.extend(prompt_tokens)
 
     def limit(self) -> int:
-        """Nothing."""
         return 0
 
     def extend(self, room: int) -> Sequence[int]:
-        """The copy."""
         return self._text.continuation(min(room, self.tokens))
 
     def observe(self, step: Step) -> None:
-        """Index the committed tokens."""
         self._text.extend(step.tokens)
 
 
@@ -146,11 +133,9 @@ class LookupElse:
         self.decision = charged(self.decision, stored)
 
     def reset(self) -> None:
-        """An empty text."""
         self.stopping.reset()
 
     def read(self, prompt_tokens: Sequence[int]) -> None:
-        """Index the prompt."""
         self.stopping.read(prompt_tokens)
 
     def limit(self) -> int:
@@ -160,15 +145,12 @@ class LookupElse:
         return 0 if self._looks else self.stopping.limit()
 
     def keep_drafting(self, signal: Signal) -> bool:
-        """As stopping does."""
         return self.stopping.keep_drafting(signal)
 
     def extend(self, room: int) -> Sequence[int]:
-        """What the text foretells, where it is asked."""
         return self.stopping.index.continuation(min(room, self.tokens), self.least) if self._looks else ()
 
     def observe(self, step: Step) -> None:
-        """Index the committed tokens."""
         self.stopping.observe(step)
 
     def text_lengths(self, view: TextView) -> Ints:
@@ -178,7 +160,6 @@ class LookupElse:
         return np.where(self.appended_lengths(view, lengths) > 0, 0, lengths)
 
     def appended_lengths(self, view: TextView, drafted: Ints) -> Ints:
-        """What the text foretells."""
         return np.minimum(matched_lengths(continuations_of(view)[0].cell, self.least), self.tokens)
 
 

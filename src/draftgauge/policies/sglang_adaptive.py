@@ -57,7 +57,6 @@ class AdaptiveSteps(PolicyBase):
         self._steps = 0
 
     def limit(self) -> int:
-        """The present candidate."""
         return self.candidates[self._index]
 
     def observe(self, step: Step) -> None:

@@ -55,7 +55,6 @@ class ThroughputAware(PolicyBase):
         self._windows: tuple[deque[int], ...] = tuple(deque(maxlen=window) for _ in range(self.candidates[-1]))
 
     def limit(self) -> int:
-        """The present candidate."""
         return self._length
 
     def observe(self, step: Step) -> None:

@@ -57,7 +57,6 @@ class SharedBudget:
         self._stands: dict[int, list[float]] = {}
 
     def begin(self, slot: int, prompt_tokens: Sequence[int]) -> None:
-        """Reset the slot's tracker."""
         begin(self._trackers[slot], prompt_tokens)
 
     def first(self, opening: Opening) -> list[int]:
@@ -72,13 +71,11 @@ class SharedBudget:
         return self._ranking.admitted(chances, opening.backlog)
 
     def onward(self, drafted: Mapping[int, Signal]) -> list[int]:
-        """The requests whose next token is."""
         for slot, signal in drafted.items():
             self._track(slot, signal)
         return self._ranking.admitted({slot: self._chance(slot) for slot in drafted}, None)
 
     def drafted_last(self, slot: int, signal: Signal) -> None:
-        """Note its chance to stand."""
         self._track(slot, signal)
 
     def verified(self, drafted: Mapping[int, int]) -> Mapping[int, int]:
@@ -86,7 +83,6 @@ class SharedBudget:
         return self._ranking.verified(self._stands)
 
     def observe(self, slot: int, step: Step) -> None:
-        """Count what was committed, and read the text."""
         self._ranking.committed(step.committed)
         self._trackers[slot].observe(step)
 

@@ -83,13 +83,11 @@ class SpecDecPlusPlus(PolicyBase):
         self._all_stand = 1.0  # predicted chance
 
     def limit(self) -> int:
-        """``gamma``; a new product begins."""
         self._log_product = 0.0
         self._lowest = self._all_stand = 1.0
         return self.gamma
 
     def keep_drafting(self, signal: Signal) -> bool:
-        """Until a rejection has become too likely."""
         confidence = max(signal.confidence, LEAST_PROBABILITY)
         log_confidence = math.log(confidence)
         self._log_product += log_confidence

@@ -134,11 +134,9 @@ class SpecKVPrevious(PolicyBase):
         self._length = self._first
 
     def reset(self) -> None:
-        """Begin anew: there is no step before."""
         self._length = self._first
 
     def limit(self) -> int:
-        """The length chosen after the previous step."""
         return self._length
 
     def observe(self, step: Step) -> None:
@@ -163,11 +161,9 @@ class SpecKVTwo(PolicyBase):
         self._length = self._longest
 
     def limit(self) -> int:
-        """The longest candidate."""
         return self._longest
 
     def keep_drafting(self, signal: Signal) -> bool:
-        """Until the length chosen at the second token."""
         if signal.depth == 1:
             self._first = signal
             return True

@@ -162,7 +162,6 @@ class ThroughputStopping:
         self.index.reset()
 
     def read(self, prompt_tokens: Sequence[int]) -> None:
-        """Index the prompt."""
         self.index.read(prompt_tokens)
 
     def limit(self) -> int:
@@ -178,7 +177,6 @@ class ThroughputStopping:
         return self.gamma_max if chance > self._theta[0] else 0
 
     def keep_drafting(self, signal: Signal) -> bool:
-        """While ``S_j m_j`` is above the threshold."""
         token, chances = signal.token, self.chances
         agrees = token == self._foretold >> CODE_BITS
         _, second, third, last = self._tail

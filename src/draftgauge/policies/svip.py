@@ -40,11 +40,9 @@ class EntropyThreshold(PolicyBase):
     reads: ClassVar[Reads] = frozenset({SignalName.ENTROPY})
 
     def limit(self) -> int:
-        """``gamma``."""
         return self.gamma
 
     def keep_drafting(self, signal: Signal) -> bool:
-        """Unless the last token's entropy was too high."""
         return math.sqrt(self.scale * nats(signal.entropy)) <= self.threshold
 
     def lengths(self, signals: SignalArrays) -> NDArray[np.int64]:

@@ -113,16 +113,13 @@ class TwoSource:
         self.reset()
 
     def reset(self) -> None:
-        """An empty text."""
         self.index.reset()
 
     def ask_stored(self, stored: StoredTexts) -> None:
-        """Look tokens up in stored texts too."""
         self.stored, self.index = stored, BackedIndex(stored)
         self.decision = charged(self.decision, stored)
 
     def read(self, prompt_tokens: Sequence[int]) -> None:
-        """Index the prompt."""
         self.index.read(prompt_tokens)
 
     def limit(self) -> int:
@@ -144,21 +141,17 @@ class TwoSource:
         return self._goes_on(chances.drafted(token, agrees, order, signal.confidence))
 
     def extend(self, room: int) -> Sequence[int]:
-        """The best tail."""
         if self._length is None:
             self._best_tail()
         return self._foretold[self._at : self._at + min(self._length or 0, room)]
 
     def observe(self, step: Step) -> None:
-        """Read the committed tokens."""
         self.index.commit(step.tokens)
 
     def text_lengths(self, view: TextView) -> Ints:
-        """All positions at once."""
         return self._choices(view).drafted
 
     def appended_lengths(self, view: TextView, drafted: Ints) -> Ints:
-        """The best tails after so many drafted tokens."""
         choices = self._choices(view)
         lengths = choices.appended.copy()
         others = np.flatnonzero(drafted != choices.drafted)  # where not as many could be drafted as were wanted

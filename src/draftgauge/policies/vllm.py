@@ -100,7 +100,6 @@ class AdaptiveVerification(PolicyBase):
         self._rate = 0.0  # and a second
 
     def limit(self) -> int:
-        """``gamma``; a new product begins."""
         self._survival = self._tokens = 1.0
         self._rate = 1.0 / self.seconds[0]
         return self.gamma

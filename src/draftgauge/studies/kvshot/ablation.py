@@ -91,7 +91,6 @@ class AblationJob:
 
     @property
     def after(self) -> str | None:
-        """Nothing is waited for."""
         return None
 
     @property

@@ -47,7 +47,6 @@ class TuneJob:
 
     @property
     def after(self) -> str | None:
-        """Nothing is waited for."""
         return None
 
     @property
