@@ -7,13 +7,7 @@ from typing import Any
 
 import torch
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
-from transformers import (
-    CONFIG_MAPPING,
-    AutoModelForCausalLM,
-    Gemma3Config,
-    PreTrainedModel,
-    PreTrainedTokenizerFast,
-)
+from transformers import CONFIG_MAPPING, AutoModelForCausalLM, Gemma3Config, PreTrainedModel, PreTrainedTokenizerFast
 
 END = "<|endoftext|>"
 CHAT_TEMPLATE = (

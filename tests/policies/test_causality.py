@@ -10,14 +10,7 @@ import pytest
 
 from draftgauge.core.signals import SignalName
 from draftgauge.policies import POLICIES, Policy, make_policy
-from draftgauge.policies.base import (
-    ExtendingTextPolicy,
-    Extends,
-    ReadsText,
-    SignalArrays,
-    StatelessPolicy,
-    TextPolicy,
-)
+from draftgauge.policies.base import ExtendingTextPolicy, Extends, ReadsText, SignalArrays, StatelessPolicy, TextPolicy
 from draftgauge.policies.fixed import FixedLength
 from draftgauge.replay import replay
 from draftgauge.replay.views import text_view

@@ -8,11 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from draftgauge.policies.suffix import CODE_BITS, HABIT, ORDER, Match, SuffixIndex, code_of
-from draftgauge.policies.suffix_columns import (
-    continuation_runs,
-    continuations,
-    suffix_columns,
-)
+from draftgauge.policies.suffix_columns import continuation_runs, continuations, suffix_columns
 from draftgauge.policies.text_index import TextIndex, window_start
 
 

@@ -21,13 +21,7 @@ from draftgauge.policies.registry import expand_policy
 from draftgauge.replay.simulate import replay_lengths
 from draftgauge.replay.splits import MIN_PROMPTS, Design, design_of
 from draftgauge.serving.advice import EngineAdvice, SettingOutcome, advise_settings, batch_lengths
-from draftgauge.serving.counters import (
-    SpeculationCounts,
-    check_served,
-    read_counts,
-    standard_errors,
-    tokens_per_step,
-)
+from draftgauge.serving.counters import SpeculationCounts, check_served, read_counts, standard_errors, tokens_per_step
 from draftgauge.serving.engines import FIXED, PLAIN, Engine, Places, engine_of, fixed_length, settings_document
 from draftgauge.serving.requests_trace import import_requests
 from draftgauge.traces.build import narrow

@@ -26,9 +26,7 @@ _OF_ASSISTANTS = ("num_assistant_tokens", "num_assistant_tokens_schedule", "assi
 
 @dataclass
 class BaselineRun:
-    """One output of ``generate()``: tokens, seconds of decoding after the first tokens came, and how many those
-    were.
-    """
+    """One output of ``generate()``: its tokens, how many came first, and the seconds before and after those came."""
 
     tokens: list[int]
     first_tokens: int

@@ -52,9 +52,7 @@ SETTLED = (  # by the manifest of a run
 
 
 def default_policies(manifest: Manifest, folder: Path) -> list[str]:
-    """Without a choice: the best fixed length of the recorded run, a shorter and a longer one, and the adaptive
-    policies.
-    """
+    """The default: a recorded run's best fixed length, one shorter and one longer, and the adaptive policies."""
     best = max(1, best_gamma_of(folder))
     near = sorted({max(1, best - 2), best, min(manifest.gamma_max, best + 2)})
     return ["none", *(f"fixed:{g}" for g in near), *compared_policies()]
@@ -171,9 +169,7 @@ def _asked_reference(request: BenchRequest, gamma_max: int) -> Reference | None:
 
 
 def _expanded(policies: Sequence[str], gamma_max: int, over: Reference | None) -> tuple[str, ...]:
-    """Every policy by its spec, each once, with the one that gains are stated over; unknown ones are refused before
-    anything is loaded.
-    """
+    """The spec of every policy once, that of the reference among them; unknown ones are refused before any loading."""
     named = (*policies, over.arm) if over is not None and over.arm != PLAIN else policies
     specs = tuple(dict.fromkeys(spec for policy in named for spec in expand_policy(policy, gamma_max)))
     weigh_cost(specs)

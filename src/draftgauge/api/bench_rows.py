@@ -114,9 +114,7 @@ def _timed(arm: Arm, chosen: Sequence[int]) -> tuple[list[int], list[float]]:
 
 
 def _paired_ratio(arm: Arm, other: Arm, chosen: Sequence[int]) -> Interval:
-    """Median over prompts and rounds of one arm's speed over the other's in the same round, with a 95% interval over
-    prompts.
-    """
+    """Median of one arm's speed over another's in the same round, with its 95% interval over prompts."""
     ratios = np.array(
         [[_per_second(a) / _per_second(b) for a, b in zip(arm.runs[n], other.runs[n], strict=True)] for n in chosen]
     )

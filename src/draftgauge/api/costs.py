@@ -1,6 +1,4 @@
-"""The cost curve of a loaded pair: measured once on a machine, kept in the user's cache, found again by its
-fingerprint.
-"""
+"""The cost curve of a loaded pair: measured once on a machine, then kept in the user's cache by its fingerprint."""
 
 from __future__ import annotations
 

@@ -1,6 +1,4 @@
-"""The whole path on the bundled pair within a given time: a streamed answer first, then profile, replay, bench and
-report.
-"""
+"""The whole path on the bundled pair within a given time: a streamed answer, profile, replay, bench and report."""
 
 from __future__ import annotations
 
@@ -193,9 +191,7 @@ def _first_answer(request: DemoRequest, pair: Pair, on_text: OnText | None) -> d
 
 
 def _plan(request: DemoRequest, pair: Pair, clock: _Clock) -> Plan:
-    """Prompts and lengths that fit into the time; those of an earlier, interrupted demo in the same folder if there was
-    one.
-    """
+    """Prompts and lengths that fit into the time; those of an interrupted demo in the same folder, if there is one."""
     path = request.out / PLAN_NAME
     if path.exists():
         try:

@@ -121,9 +121,7 @@ def _recorded(
 
 
 def best_gamma_of(run: Path) -> int:
-    """The best fixed length of one recorded run, 0 where not speculating is best; of its training prompts where it
-    names any.
-    """
+    """The best fixed length of a recorded run, 0 for none; chosen on training prompts where the run names any."""
     trace, costs = read_run(run)
     design = design_of(trace)
     return best_fixed_gamma(design.train if design.train is not None else trace, costs)

@@ -153,9 +153,7 @@ def _panel(request_class: type, entry: Setting) -> dict[str, Any]:
 
 
 def _check_destination(json: Path | None, request: Any) -> None:
-    """Refuse a JSON file that could not be written, or that is one of the inputs, before the work rather than after
-    it.
-    """
+    """Refuse a JSON file that cannot be written, or is one of the inputs, before any work is done."""
     if json is None:
         return
     if json.is_dir() or any(parent.is_file() for parent in json.parents):

@@ -1,6 +1,4 @@
-"""Names that users type, and the factories behind them: ``fixed``, ``fixed:4``,
-``confidence:threshold=0.4,gamma_max=16``.
-"""
+"""Names that users type and their factories: ``fixed``, ``fixed:4``, ``confidence:threshold=0.4,gamma_max=16``."""
 
 from __future__ import annotations
 

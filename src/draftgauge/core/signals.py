@@ -1,6 +1,4 @@
-"""The signals that a policy can read, by name: what it declares is what the live loop computes and what replay charges
-it for.
-"""
+"""The signals that a policy can declare: the live loop computes exactly those, and replay charges for them."""
 
 from __future__ import annotations
 

@@ -93,9 +93,7 @@ class BatchSamples:
         return min(fewest)
 
     def by_width(self, steps: Sequence[TimedStep]) -> list[list[float]]:
-        """Seconds of the target's passes over 1, 2, ... tokens of every request, of steps that do not repeat the one
-        before.
-        """
+        """Seconds of target passes over 1, 2, ... tokens a request, in steps that do not repeat the one before."""
         samples: list[list[float]] = [[] for _ in range(self.gamma_max + 1)]
         for step in steps:
             if not (step.verify.padded or step.repeats):

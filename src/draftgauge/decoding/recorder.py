@@ -1,6 +1,4 @@
-"""The recorder: the target's output for a prompt, greedy or drawn, and at each of its positions what would be drafted
-from there.
-"""
+"""The recorder: the target's output for a prompt, greedy or sampled, and the drafts from each of its positions."""
 
 from __future__ import annotations
 
@@ -194,9 +192,7 @@ def generate_greedily(
     drafter: Drafter | None = None,
     policy: Policy | None = None,
 ) -> tuple[Generation, NDArray[np.float32]]:
-    """The target's output, by the plain loop or with a drafter and a policy, and the entropy in bits behind each of its
-    tokens.
-    """
+    """The target's output, decoded plainly or with a drafter, and the entropy in bits behind each of its tokens."""
     tap = EntropyTap(target, len(prompt_tokens))
     if drafter is None or policy is None:
         output = plain_decode(tap, prompt_tokens, settings)
@@ -213,9 +209,7 @@ def generate_sampled(
     drafter: Drafter | None = None,
     policy: Policy | None = None,
 ) -> tuple[Generation, Tensor]:
-    """An output drawn from the target, by the plain loop or with a drafter and a policy, and the logits ``[N, V]`` it
-    was drawn from.
-    """
+    """An output sampled from the target, plainly or with a drafter, and the logits ``[N, V]`` that it came from."""
     tap = LogitsTap(target, len(prompt_tokens))
     if drafter is None or policy is None:
         output = plain_decode(tap, prompt_tokens, settings, generator)

@@ -98,9 +98,7 @@ class _Loop:
         prefilled = seconds(self.device)
 
         self.clock.start()
-        begin(
-            self.policy, prompt_tokens
-        )  # a policy that reads the prompt does so in decoding's time, not in the models'
+        begin(self.policy, prompt_tokens)  # reading the prompt is part of decoding, not of the models' prefill
         finish: Finish | None = None
         while finish is None:
             finish = self.step()
@@ -184,9 +182,7 @@ class _Loop:
         return self.own if self.own.size(0) == 1 else self.own[self.own_at : self.own_at + 1]
 
     def judged(self, draft: Draft | UnreadDraft, fed: Tensor, logits: Tensor) -> tuple[Draft, Verdict]:
-        """How many drafted tokens stand, and the target's own token; the step's only wait for the device, unless the
-        policy asked before.
-        """
+        """How many drafted tokens stand, and the target's own token; reading them waits for the device."""
         if self.reads_rows and isinstance(draft, Draft) and draft.tokens:
             self.own = None  # argmax of several rows takes NumPy a sixth of PyTorch's time
             return draft, accept_greedy(draft.tokens, logits.numpy().argmax(-1).tolist())

@@ -142,9 +142,7 @@ class StepTimer:
         return self._asked
 
     def _round(self) -> list[tuple[int, Reads]]:
-        """Every length above 0 without signals and with some, short ones more often and in runs, and a run without
-        drafts, in random order.
-        """
+        """Lengths above 0 with and without signals, short ones more often and in runs, and idle runs, shuffled."""
         lengths = range(1, self._gamma_max + 1)
         drafts = [[(length, reads)] for length in lengths for reads in (NO_SIGNALS, self._next_set())]
         drafts += [[(length, NO_SIGNALS)] for length in lengths[:SHORT]] * MORE_OF_SHORT
@@ -152,11 +150,9 @@ class StepTimer:
         drafts += [[(length, self._next_set())] for length in lengths[:SHORT]]
         idle = [(0, NO_SIGNALS)] * IDLE_RUNS[self._rounds % len(IDLE_RUNS)]
         self._rounds += 1
-        rest = [
-            [(1, NO_SIGNALS), *idle],
-            [(min(2, self._gamma_max), NO_SIGNALS), *[(0, NO_SIGNALS)] * SHORT_IDLE_RUN],
-        ]  # taken from the end: the draft comes last
-        pieces = [*drafts, *rest]
+        short = [(0, NO_SIGNALS)] * SHORT_IDLE_RUN
+        # Steps are taken from the end, so the draft of each run comes last.
+        pieces = [*drafts, [(1, NO_SIGNALS), *idle], [(min(2, self._gamma_max), NO_SIGNALS), *short]]
         return [step for index in self._rng.permutation(len(pieces)) for step in pieces[index]]
 
     def _next_set(self) -> Reads:

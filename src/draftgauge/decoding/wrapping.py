@@ -38,9 +38,7 @@ class WrappedModel:
 
 
 class LogitsTap(WrappedModel):
-    """Keeps the logits behind every token of one output, whichever loop decodes it: its length times the vocabulary, in
-    float32.
-    """
+    """Keeps the float32 logits behind every token of an output, ``[length, vocabulary]``, whichever loop decodes it."""
 
     def __init__(self, model: CachedModel, prompt_tokens: int) -> None:
         """Watch the decoding of a prompt of that many tokens."""

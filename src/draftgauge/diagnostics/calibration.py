@@ -33,9 +33,7 @@ class PredictsAcceptance(Protocol):
     """A policy that says how likely it takes each drafted token to be accepted."""
 
     def acceptance(self, view: TextView) -> NDArray[np.float64]:
-        """``[P, G]`` chance that the token at each depth is accepted if all before it are; NaN where there is no
-        prediction.
-        """
+        """``[P, G]`` chance that each drafted token is accepted if all before it are; NaN without a prediction."""
         ...
 
 

@@ -1,6 +1,4 @@
-"""What drafting costs: seconds a drafted token, and tokens a second end to end, beside plain decoding of the same
-prompts.
-"""
+"""What drafting costs: seconds a drafted token, and tokens a second beside plain decoding of the same prompts."""
 
 from __future__ import annotations
 

@@ -30,9 +30,7 @@ LEFT_OUT, LEFT_IN = "left-out", "left-in"
 
 @dataclass(frozen=True)
 class Recorded:
-    """A recorded run: its trace, the costs that belong to it, and a name of its pair, to tell drafts of several sizes
-    apart.
-    """
+    """A recorded run: its trace, its costs, and a name that tells its pair from those with other drafts."""
 
     trace: Trace
     costs: CostCurve

@@ -133,9 +133,7 @@ class _Comparison:
                 yield layer, depth, attended
 
     def pairing(self) -> list[_Pairs]:
-        """For each drafter layer the target's heads nearest to its own, in the sum of the KL over all anchors and
-        depths.
-        """
+        """For each drafter layer the target heads nearest to its own, by the KL summed over anchors and depths."""
         config = self.net.config
         costs = torch.zeros(
             len(self.attentions),

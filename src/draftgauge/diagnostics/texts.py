@@ -1,6 +1,4 @@
-"""Held-out texts: prompts with the output that the target itself decodes greedily, on which a drafter is asked to agree
-with it.
-"""
+"""Held-out texts: prompts with the target's own greedy outputs, with which a drafter is asked to agree."""
 
 from __future__ import annotations
 

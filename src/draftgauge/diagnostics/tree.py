@@ -39,9 +39,7 @@ class TreeShape:
 
 @dataclass(frozen=True)
 class TreeAcceptance:
-    """Tokens and steps of one text, decoded with draft trees; their quotient is the accepted length with the target's
-    own token.
-    """
+    """Tokens and steps of one text decoded with draft trees; their ratio is the accepted length plus one."""
 
     tokens: int
     steps: int
@@ -89,9 +87,8 @@ def _take_in(
 def _accepted(net: ReuseNet, chain: ChainState, logits: Tensor, future: list[int], shape: TreeShape) -> int:
     """Length of the path of a tree that follows the text; the text's last token is the target's own at the latest."""
     parents, drafted, scores = grow(net, chain, logits, shape)
-    kept = scores.argsort(descending=True, stable=True)[
-        : shape.tokens - 1
-    ]  # a parent is more probable than its children, and earlier
+    # A parent is more probable than its children, and earlier, so it is kept with them.
+    kept = scores.argsort(descending=True, stable=True)[: shape.tokens - 1]
     children = {(int(parents[node]), int(drafted[node])): int(node) for node in kept}
     node, length = -1, 0
     for token in future[:-1]:

@@ -99,9 +99,8 @@ def draft_densely(
         The drafts, shorter where an end token came or the draft model's context ends.
     """
     positions = len(output)
-    rows = min(
-        positions + 1, model.spec.context - len(prompt_tokens) + 1
-    )  # row N is what drafts right up to the end go on with
+    # Drafts that are right up to the end of the output go on with row N.
+    rows = min(positions + 1, model.spec.context - len(prompt_tokens) + 1)
     drafts = DenseDrafts.empty(positions, gamma_max)
     if rows <= 0:
         return drafts

@@ -42,9 +42,7 @@ class DraftRules:
 
 @runtime_checkable
 class DraftsRefused(Drafter, Protocol):
-    """A drafter whose drafts along a sampled output can be recorded: its draft from one position tells of the next
-    ones.
-    """
+    """A drafter whose drafts along a sampled output can be recorded: one draft tells of the next positions too."""
 
     def draft_refused(
         self,

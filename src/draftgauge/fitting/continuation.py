@@ -72,9 +72,7 @@ def fit_continuation(trace: Trace, costs: CostCurve, numbers: StoppingNumbers) -
 
 
 def _backwards(terms: list[Floats], accepted: Ints, caps: Ints, seconds: Floats, rate: float) -> tuple[Ridge, ...]:
-    """Regressions from the last depth to the first; ``stop`` is where the rule found so far ends each draft that got so
-    far.
-    """
+    """Regressions by depth, from the last one backwards; ``stop`` is where the rules so far would end each draft."""
     gamma_max = len(terms)
     stop = np.full(len(accepted), gamma_max)
     values: list[Ridge] = []

@@ -100,9 +100,7 @@ def _samples(trace: Trace, candidates: Sequence[int], reading: str) -> tuple[Flo
 
 
 def _walk(trace: Trace, gamma: int, reading: str) -> tuple[Floats, Ints]:
-    """Walk the texts drafting ``gamma`` tokens a step: figures of signals ``[steps, 4]`` and the row that they speak of
-    ``[steps]``.
-    """
+    """Walk with drafts of ``gamma`` tokens: signal figures ``[steps, 4]`` and the rows they belong to ``[steps]``."""
     record = replay_lengths(trace, np.full(trace.positions, gamma)).record
     rows = record.rows(trace)
     if reading == "two":
@@ -115,9 +113,7 @@ def _walk(trace: Trace, gamma: int, reading: str) -> tuple[Floats, Ints]:
 
 
 def _summaries(trace: Trace, rows: Ints, drafted: Ints) -> Floats:
-    """Mean entropy, mean confidence, highest entropy and lowest confidence of the first ``drafted`` tokens of rows,
-    ``[rows, 4]``.
-    """
+    """``[rows, 4]`` mean entropy, mean confidence, highest entropy and lowest confidence of the drafted tokens."""
     within = np.arange(trace.gamma_max) < drafted[:, None]
     entropy, confidence = trace.entropy[rows].astype(np.float64), trace.confidence[rows].astype(np.float64)
     figures = (

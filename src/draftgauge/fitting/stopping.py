@@ -268,9 +268,7 @@ def _regress(examples: Examples) -> Floats:
 
 
 def _token_offsets(examples: Examples, weights: Floats, tokens: NDArray[np.int64], prior: float) -> tuple[float, ...]:
-    """What each token adds to the logit: one Newton step on its own examples from the shared model, held back by a
-    prior.
-    """
+    """What each token adds to the logit: a Newton step on its own examples from the shared model, under a prior."""
     chance = 1 / (1 + np.exp(-(examples.terms @ weights[:-1] + weights[-1])))
     size = int(max(examples.token.max(), tokens.max(initial=0))) + 1
     tokens_present = examples.token >= 0

@@ -14,14 +14,7 @@ from scipy.special import expit
 from sklearn.linear_model import LogisticRegression
 
 from draftgauge.core.errors import TraceError
-from draftgauge.fitting.stopping import (
-    DIGITS,
-    LEAST_EXAMPLES,
-    REGULARISATION,
-    UNVISITED,
-    mean_shift,
-    spread_design,
-)
+from draftgauge.fitting.stopping import DIGITS, LEAST_EXAMPLES, REGULARISATION, UNVISITED, mean_shift, spread_design
 from draftgauge.policies.acceptance_model import AcceptanceModels, StoppingNumbers, TokenOffsets, columns_of, states
 from draftgauge.policies.suffix import CODE_BITS, ORDER
 from draftgauge.policies.suffix_columns import continuations_of
@@ -81,9 +74,7 @@ HABIT = ORDER * len(TailByOrder._fields) + TailShared._fields.index("habit")  # 
 
 @dataclass(frozen=True)
 class Appended:
-    """What the policy did at every position, ``[P]`` each: tokens drafted, -1 where none of its steps starts, and
-    whether a tail followed them.
-    """
+    """What the policy did, ``[P]`` each: tokens drafted, -1 where no step starts, and whether a tail was appended."""
 
     drafted: Ints
     tail: NDArray[np.bool_]

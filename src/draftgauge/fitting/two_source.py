@@ -13,12 +13,7 @@ from numpy.typing import NDArray
 from draftgauge.core.errors import DraftgaugeError, TraceError
 from draftgauge.fitting.decision_times import decision_times
 from draftgauge.fitting.registry import FitOptions, register_fit
-from draftgauge.fitting.stopping import (
-    DIGITS,
-    common_gamma_max,
-    common_vocabulary,
-    fit_models,
-)
+from draftgauge.fitting.stopping import DIGITS, common_gamma_max, common_vocabulary, fit_models
 from draftgauge.fitting.tail import Appended, fit_tail
 from draftgauge.policies.base import measured_decision
 from draftgauge.policies.fitted import FittedPolicy
@@ -164,9 +159,7 @@ def _likely(gains: Floats) -> int:
 
 
 def with_decision_times(numbers: TwoSourceNumbers, costs: CostCurve, gamma_max: int) -> TwoSourceNumbers:
-    """The numbers with what deciding takes: as it was timed in the live loop with the costs, else on made-up steps on
-    this machine.
-    """
+    """The numbers with their decision times: as timed in the live loop, else measured here on made-up steps."""
     times = measured_decision(costs, TWO_SOURCE) or decision_times(TwoSource(numbers, gamma_max, costs), gamma_max)
     stopping = replace(
         numbers.stopping,

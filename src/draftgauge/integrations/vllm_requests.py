@@ -41,9 +41,7 @@ class Request:
         return self.policy.keep_drafting(signal)
 
     def extend(self, draft: Draft, room: int) -> Draft:
-        """The draft, and after it up to ``room`` tokens that the policy looks up in the text, if it is one that
-        does.
-        """
+        """The draft, and after it up to ``room`` tokens looked up in the text, if the policy does that."""
         policy = self.policy
         if not isinstance(policy, Extends):
             return draft

@@ -18,14 +18,7 @@ from torch import Tensor
 
 from draftgauge.core.errors import ModelError
 from draftgauge.models.base import ModelSpec
-from draftgauge.models.gguf_library import (
-    end_tokens_of,
-    last_error,
-    libllama,
-    logits_address,
-    metadata,
-    open_model,
-)
+from draftgauge.models.gguf_library import end_tokens_of, last_error, libllama, logits_address, metadata, open_model
 from draftgauge.models.spec import check_context, check_starts
 
 EXACT, FAST = GGUF_ENGINES = ("gguf", "gguf-fast")

@@ -56,16 +56,12 @@ class HiddenStates:
 
 @contextmanager
 def watching(module: PreTrainedModel, layers: Sequence[int], take: Callable[[int, Tensor], object]) -> Iterator[None]:
-    """While it lasts, ``take(layer, states)`` is called with the output ``[B, k, H]`` of each of these decoder
-    layers.
-    """
+    """Inside the block ``take(layer, states)`` gets the output ``[B, k, H]`` of each of these decoder layers."""
     blocks = decoder_layers(module)
 
     def hook(layer: int) -> Callable[[nn.Module, object, Tensor], None]:
-        def look(
-            block: nn.Module, inputs: object, output: Tensor
-        ) -> None:  # what a hook returns would replace the output
-            take(layer, output)
+        def look(block: nn.Module, inputs: object, output: Tensor) -> None:
+            take(layer, output)  # and return nothing: it would replace the output
 
         return look
 

@@ -97,9 +97,7 @@ class LeanModel:
         return LeanBranches(self, starts)
 
     def keys_values(self, layer: int) -> tuple[Tensor, Tensor]:
-        """Cached keys, rotated, and values of a decoder layer, each ``[KV, length, D]``: views, valid until the next
-        ``forward``.
-        """
+        """A decoder layer's rotated keys, and values, ``[KV, length, D]`` each: views until the next ``forward``."""
         keys, values = self._cache[layer, :, : self._length].split(self._weights.key_heads)
         return keys, values
 
@@ -144,9 +142,7 @@ class LeanModel:
 
 
 class LeanBranches:
-    """:class:`~draftgauge.models.base.BranchSession` of the lean engine: shared prefix keys, own keys for every
-    branch.
-    """
+    """:class:`~draftgauge.models.base.BranchSession` of the lean engine: a shared prefix, own keys for each branch."""
 
     def __init__(self, model: LeanModel, starts: Tensor) -> None:
         self._model = model

@@ -97,9 +97,7 @@ def why_not_recorded(model: PreTrainedModel) -> str | None:
 
 
 def linears(model: PreTrainedModel) -> Iterator[nn.Module]:
-    """Everything that multiplies by a matrix in a model of one of the families, the output head included; experts and
-    their router are one.
-    """
+    """Every matrix of a model of these families, the output head included; experts and their router are one."""
     for layer in model.model.layers:
         attention, mlp = layer.self_attn, layer.mlp
         yield from (attention.q_proj, attention.k_proj, attention.v_proj, attention.o_proj)

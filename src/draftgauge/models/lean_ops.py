@@ -60,9 +60,7 @@ def projection(linears: Sequence[Any], pack: bool) -> Projection:
 
 
 def residual(linear: Any, pack: bool) -> Residual:
-    """A function of the residual stream ``x`` and an inner activation that adds the linear's output to ``x``, in
-    place.
-    """
+    """A function of the residual ``x`` and an inner activation that adds the linear's output to ``x`` in place."""
     pack = pack and linear.weight.numel() >= PACK_FROM
     if type(linear) is nn.Linear and linear.bias is None and not pack:
         transposed = linear.weight.t()

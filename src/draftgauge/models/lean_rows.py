@@ -157,9 +157,7 @@ class LeanRows:
         self._cache[:, : before.shape[1], :, : before.shape[3]] = before
 
     def _allocate(self, rows: int, capacity: int) -> Tensor:
-        """``[layers, R, 2 KV, capacity, D]``, zeros, as masked keys that were never written must at least be
-        numbers.
-        """
+        """``[layers, R, 2 KV, capacity, D]`` zeros: masked keys that were never written must still be finite."""
         weights = self._weights
         shape = (len(weights.layers), rows, 2 * weights.key_heads, capacity, weights.head_dim)
         return torch.zeros(shape, dtype=self.spec.dtype, device=self.spec.device)

@@ -71,17 +71,13 @@ class ModulesModel:
             self._length = length
 
     def keys_values(self, layer: int) -> tuple[Tensor, Tensor]:
-        """Cached keys, rotated, and values of a decoder layer, each ``[KV, length, D]``: views, valid until the next
-        ``forward``.
-        """
+        """A decoder layer's rotated keys, and values, ``[KV, length, D]`` each: views until the next ``forward``."""
         assert self._length > 0
         cached = self._cache.layers[layer]
         return cached.keys[0], cached.values[0]
 
     def branches(self, starts: Tensor) -> BranchSession:
-        """Open branches after the first ``starts[i]`` cached tokens: one masked pass a step, or one by one where masks
-        cannot say it.
-        """
+        """Branches after the first ``starts[i]`` cached tokens: one masked pass a step, or one by one without masks."""
         check_starts(int(starts.min()), int(starts.max()), self._length)
         session = MaskedBranches if takes_branch_masks(self.module) else SequentialBranches
         return session(self.module, self.spec, self._cache, starts)

@@ -13,9 +13,7 @@ TapRule = Literal["eagle3", "specforge"]
 
 
 def default_taps(layers: int) -> tuple[int, ...]:
-    """A low, a middle and a high layer of ``layers``: 2, L // 2 and L - 3 as in EAGLE-3 (arXiv 2503.01840), spread
-    evenly where L < 7.
-    """
+    """Layers 2, L // 2 and L - 3 of ``layers`` as in EAGLE-3 (arXiv 2503.01840), spread evenly where L < 7."""
     if layers >= EAGLE_LAYERS:
         return (2, layers // 2, layers - 3)
     count = min(TAPS, layers)

@@ -49,18 +49,14 @@ class Taps:
         return self._model.length
 
     def hidden(self, begin: int, end: int) -> Tensor:
-        """``[end - begin, S, H]``, the residual stream after the plan's hidden layers at positions ``begin .. end -
-        1``.
-        """
+        """``[end - begin, S, H]`` residual stream after the plan's hidden layers, positions ``begin .. end - 1``."""
         assert 0 <= begin <= end <= self.length, (begin, end, self.length)
         assert self._store is not None, "the plan taps no hidden states"
         assert self._store is self._model.hidden, "other taps have taken the place of these"
         return self._store.rows(begin, end)
 
     def keys(self, slot: int, begin: int, end: int) -> Tensor:
-        """``[KV, end - begin, D]``, the keys of the plan's KV layer number ``slot``, rotated at their positions, as
-        cached.
-        """
+        """``[KV, end - begin, D]`` keys of the plan's KV layer number ``slot``, rotated at their positions."""
         assert 0 <= begin <= end <= self.length, (begin, end, self.length)
         return self._model.keys_values(self.plan.kv_layers[slot])[0][:, begin:end]
 

@@ -47,9 +47,7 @@ class EpsilonGreedy(PolicyBase):
         return self.arms[self._arm]
 
     def observe(self, step: Step) -> None:
-        """Credit the arm with the step's tokens and seconds, also where the end of the output or the drafter made it
-        shorter.
-        """
+        """Credit the arm with the step's tokens and seconds, even where the step drafted fewer tokens than wanted."""
         self._tokens[self._arm] += step.committed
         self._spent[self._arm] += self.seconds[step.drafted]
 

@@ -154,9 +154,7 @@ def seconds_by_length(costs: StepCosts, gamma_max: int, reads: Reads) -> NDArray
 
 
 def verification_seconds(costs: StepCosts, gamma_max: int) -> NDArray[np.float64]:
-    """``[gamma_max + 1]`` seconds of a step that drafts nothing and verifies 0, 1, ... tokens that nobody drafted, at
-    the same context length.
-    """
+    """``[gamma_max + 1]`` seconds of steps that draft nothing and verify 0, 1, ... looked-up tokens, likewise."""
     return costs.step_seconds(0, middle_context(costs), NO_SIGNALS, np.arange(gamma_max + 1))
 
 
@@ -305,9 +303,7 @@ class TextView:
 
 @runtime_checkable
 class TextPolicy(Policy, ReadsText, Protocol):
-    """A policy that depends on the text so far and the signals of the step, so that all positions can be decided at
-    once.
-    """
+    """A policy that depends on the text and the step's signals alone, so that all positions can be decided at once."""
 
     def text_lengths(self, view: TextView) -> NDArray[np.int64] | None:
         """Draft length wanted at every position, ``[P]``; None while the policy learns as it goes, and must be asked in

@@ -1,6 +1,4 @@
-"""The confidence threshold of Hugging Face transformers: held constant, or, as by default there, adapted to what was
-accepted.
-"""
+"""The confidence threshold of Hugging Face transformers: constant, or (its default) adapted to what was accepted."""
 
 from __future__ import annotations
 

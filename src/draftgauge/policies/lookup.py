@@ -13,16 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from draftgauge.core.signals import Reads, SignalName
-from draftgauge.policies.base import (
-    DecisionSeconds,
-    Policy,
-    PolicyBase,
-    Signal,
-    Step,
-    StepCosts,
-    TextView,
-    decision_of,
-)
+from draftgauge.policies.base import DecisionSeconds, Policy, PolicyBase, Signal, Step, StepCosts, TextView, decision_of
 from draftgauge.policies.bundled import bundled_policy
 from draftgauge.policies.checks import check_tokens
 from draftgauge.policies.first_occurrences import FirstOccurrences

@@ -38,9 +38,7 @@ class OnlineCalibration:
         return True
 
     def learn(self, step: Step, seconds: float) -> tuple[float, float, float]:
-        """Both constants and the rate after a step: a step of stochastic gradient descent on the log loss of what was
-        judged.
-        """
+        """Both constants and the rate after a step of stochastic gradient descent on the judged tokens' log loss."""
         for depth in range(min(step.accepted + 1, step.drafted)):
             outcome = float(depth < step.accepted)
             if depth < len(self._stands):

@@ -1,6 +1,4 @@
-"""SGLang's adaptive number of speculative steps: a smoothed number of accepted tokens against thresholds with
-hysteresis.
-"""
+"""SGLang's adaptive number of speculative steps: mean accepted tokens against thresholds with hysteresis."""
 
 from __future__ import annotations
 

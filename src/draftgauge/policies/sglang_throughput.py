@@ -84,9 +84,7 @@ class ThroughputAware(PolicyBase):
             self._length = best
 
     def _chances(self) -> list[float]:
-        """Chance that the token at each depth stands; shorter than the candidates where nothing is known to continue
-        from.
-        """
+        """Chance that the token at each depth stands; ends at the depth from which nothing can be extrapolated."""
         chances: list[float] = []
         for window in self._windows:
             if window:

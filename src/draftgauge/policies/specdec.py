@@ -125,9 +125,7 @@ def _features(
     log_product: NDArray[np.float64],
     lowest: NDArray[np.float64],
 ) -> tuple[NDArray[np.float64], NDArray[np.float64], NDArray[np.float64]]:
-    """Of the tokens of some rows at one depth: features ``[rows, features]``, and the product and lowest confidence
-    with them in.
-    """
+    """At one depth of some rows: features ``[rows, features]``, and the updated product and lowest confidence."""
     column = depth - 1
     confidence = np.maximum(signals.confidence[rows, column].astype(np.float64), LEAST_PROBABILITY)
     margin, entropy = signals.margin[rows, column].astype(np.float64), all_nats(signals.entropy[rows, column])

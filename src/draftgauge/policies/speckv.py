@@ -1,6 +1,4 @@
-"""SpecKV as a live controller: a small network predicts the acceptance rate of each candidate length, from signals that
-exist by then.
-"""
+"""SpecKV as a live controller: a small network predicts each candidate length's acceptance from causal signals."""
 
 from __future__ import annotations
 
@@ -79,9 +77,7 @@ class GammaChooser:
     """The published choice: ``argmax over gamma of clip(rate(signals, compression, gamma), 0, 1) * gamma + 1``."""
 
     def __init__(self, network: Network, compression: Compression, gamma_max: int) -> None:
-        """Choose among the published candidates up to ``gamma_max``, or ``gamma_max`` itself if it is below all of
-        them.
-        """
+        """Choose among the published candidates up to ``gamma_max``; ``gamma_max`` itself if it is below them all."""
         network.validate()
         candidates = [gamma for gamma in CANDIDATES if gamma <= gamma_max] or [gamma_max]
         hidden = np.asarray(network.hidden)
@@ -182,9 +178,7 @@ class SpecKVTwo(PolicyBase):
 
 
 def summarise(signals: Sequence[Signal]) -> tuple[float, float, float, float]:
-    """Mean entropy, mean confidence, highest entropy and lowest confidence of drafted tokens, at least one; entropies
-    in bits.
-    """
+    """Mean entropy, mean confidence, highest entropy (bits) and lowest confidence of drafted tokens, at least one."""
     entropies = [signal.entropy for signal in signals]
     confidences = [signal.confidence for signal in signals]
     count = len(signals)

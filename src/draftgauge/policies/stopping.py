@@ -255,9 +255,7 @@ def check_vocabulary(policy: str, numbers: StoppingNumbers, costs: StepCosts) ->
     timed=True,
 )
 def stopping(horizon: int = 8, online: bool = False, *, gamma_max: int, costs: StepCosts) -> Policy:
-    """Throughput-optimal stopping; the models of acceptance are the bundled ones, which know the bundled pair's tokens
-    one by one.
-    """
+    """Throughput-optimal stopping with the bundled models of acceptance, which know the bundled pair's tokens."""
     check_tokens("stopping", "horizon", horizon)
     fitted = bundled_policy(STOPPING)
     numbers = from_mapping(StoppingNumbers, fitted.parameters, "bundled policy")

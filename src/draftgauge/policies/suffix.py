@@ -117,9 +117,7 @@ class SuffixIndex:
         self._add(tokens)
 
     def look_up(self, tail: tuple[int, ...]) -> tuple[int, int]:
-        """What followed the longest ending of ``tail`` that the text holds, and that ending's length; (-1, 0) without
-        one.
-        """
+        """What followed the longest ending of ``tail`` held by the text, and its length; (-1, 0) if none is held."""
         entry, order = self.entry(*_padded(tail))
         return (entry >> CODE_BITS, order) if order else (-1, 0)
 

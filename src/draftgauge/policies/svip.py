@@ -47,9 +47,8 @@ class EntropyThreshold(PolicyBase):
 
     def lengths(self, signals: SignalArrays) -> NDArray[np.int64]:
         """Depth of the first entropy that is too high, else ``gamma``; ``[positions]``."""
-        return first_stop(
-            np.sqrt(self.scale * all_nats(signals.entropy)) > self.threshold, self.gamma
-        )  # NaN is not above
+        bound = np.sqrt(self.scale * all_nats(signals.entropy))
+        return first_stop(bound > self.threshold, self.gamma)  # NaN is not above
 
 
 @register_policy(

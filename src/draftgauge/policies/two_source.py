@@ -43,15 +43,7 @@ from draftgauge.policies.acceptance_model import (
     last_tokens,
     states,
 )
-from draftgauge.policies.base import (
-    Policy,
-    Signal,
-    Step,
-    StepCosts,
-    TextView,
-    measured_decision,
-    verification_seconds,
-)
+from draftgauge.policies.base import Policy, Signal, Step, StepCosts, TextView, measured_decision, verification_seconds
 from draftgauge.policies.bundled import bundled_policy
 from draftgauge.policies.checks import check_positive, check_tokens, require_costs
 from draftgauge.policies.draft_chances import DraftChances
@@ -64,15 +56,7 @@ from draftgauge.policies.suffix import CODE_BITS, SuffixIndex
 from draftgauge.policies.suffix_columns import continuations_of, suffix_of
 from draftgauge.policies.tail_model import LEAST_STAND, TailModel, TailState
 from draftgauge.policies.tail_model import for_any_vocabulary as tail_for_any_vocabulary
-from draftgauge.policies.two_source_rule import (
-    Choices,
-    Rule,
-    TailSums,
-    TwoSourceNumbers,
-    best_rate,
-    cut,
-    running_sums,
-)
+from draftgauge.policies.two_source_rule import Choices, Rule, TailSums, TwoSourceNumbers, best_rate, cut, running_sums
 
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]

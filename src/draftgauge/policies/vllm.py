@@ -1,6 +1,4 @@
-"""vLLM's adaptive verification: the chance that each drafted token survives, learned while running, against the cost of
-a step.
-"""
+"""vLLM's adaptive verification: learned chances that drafted tokens survive, against the cost of a step."""
 
 from __future__ import annotations
 
@@ -23,9 +21,7 @@ _LARGEST_EXPONENT = 700.0
 
 @dataclass
 class _Depth:
-    """The chance at one depth, ``sigmoid(weight * margin + bias)``, and what was seen since its coefficients last
-    moved.
-    """
+    """The chance at one depth, ``sigmoid(weight * margin + bias)``, and the sums since the last refit."""
 
     weight: float = 0.0
     bias: float = 1.5
@@ -51,9 +47,7 @@ class _Depth:
         self.level += residual
 
     def refit(self) -> _Depth:
-        """One Newton step, unless too little was seen or a surer draft would count as less likely to stand; sums begin
-        anew.
-        """
+        """One Newton step, then fresh sums; no step if too little was seen or the weight would become negative."""
         squares, ones = self.squares + _RIDGE, self.ones + _RIDGE
         determinant = squares * ones - self.cross * self.cross
         if self.count < _LEAST_OBSERVATIONS or abs(determinant) <= _LEAST_DETERMINANT:
@@ -116,9 +110,7 @@ class AdaptiveVerification(PolicyBase):
         return rises
 
     def observe(self, step: Step) -> None:
-        """Count what was judged (the accepted tokens and the first rejected one) and, when it is time, move the
-        coefficients.
-        """
+        """Count the judged tokens (the accepted ones and the first rejected one), and refit when it is time."""
         if step.drafted == 0:
             return
         for depth, signal in zip(self._depths, step.signals[: step.accepted + 1], strict=False):

@@ -1,6 +1,4 @@
-"""Policies on a trace as table rows: modelled speed with intervals, beside plain decoding, the best fixed length and
-hindsight.
-"""
+"""Policies on a trace as rows: modelled speed with intervals, beside plain decoding, best fixed and hindsight."""
 
 from __future__ import annotations
 
@@ -236,9 +234,7 @@ def figure(row: Mapping[str, object], key: str) -> float:
 
 
 def best_fixed_gamma(trace: Trace, costs: CostCurve) -> int:
-    """The fixed draft length with the most modelled tokens per second, 0 if not speculating is best; the shortest of
-    equals.
-    """
+    """The shortest of the fixed lengths with the most modelled tokens per second; 0 if not speculating is best."""
     return _best_of(replay_fixed_all(trace, costs))
 
 
@@ -311,10 +307,7 @@ def _baselines(
 def _measures(outcome: Replay, baselines: _Baselines, mask: NDArray[np.bool_], how: Resampling) -> Row:
     """The figures of a row, over the prompts in ``mask``."""
     tokens, seconds = outcome.committed[mask], outcome.seconds[mask]
-    steps, drafted = (
-        outcome.steps[mask].sum().item(),
-        outcome.drafted[mask].sum().item(),
-    )  # whole numbers, or expectations
+    steps, drafted = (counts[mask].sum().item() for counts in (outcome.steps, outcome.drafted))  # or expectations
     proposed = drafted + outcome.appended[mask].sum().item()
     drawn = {"resamples": how.resamples, "seed": how.seed}
     speed = ratio_interval(tokens, seconds, **drawn)

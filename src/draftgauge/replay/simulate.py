@@ -271,9 +271,7 @@ def mean_of(outcomes: Sequence[Replay]) -> Replay:
 
 
 def _expected(trace: Trace, lengths: Ints, costs: CostCurve | None, charge: Charge) -> Replay:
-    """The expectation over all walks with draft lengths by position and refusal, ``[P, G + 1]``, or by position alone,
-    ``[P, 1]``.
-    """
+    """The expectation over all walks; lengths by position and refusal ``[P, G + 1]``, or by position ``[P, 1]``."""
     steps = expected_steps(trace, lengths, draft_room(trace))
     weight, prompt, count = steps.occupancy, prompt_of_rows(trace), len(trace.prompts)
     seconds, history = np.full(trace.positions, np.nan), np.zeros(trace.positions)

@@ -1,6 +1,4 @@
-"""Which prompts a policy may learn from, and on which it is judged: by prompt, as the steps of one prompt depend on
-each other.
-"""
+"""Which prompts a policy is fitted and judged on: whole prompts, as the steps of one depend on each other."""
 
 from __future__ import annotations
 

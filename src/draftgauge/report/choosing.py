@@ -1,6 +1,4 @@
-"""Policies that choose the draft length, judged as they should be: on prompts they never saw, against the best fixed
-length.
-"""
+"""Policies that choose the draft length, judged on prompts they never saw against the best fixed length."""
 
 from __future__ import annotations
 

@@ -1,6 +1,4 @@
-"""Charts of the policies that choose the draft length: against the cost ratio, along one output, and how right their
-chances are.
-"""
+"""Charts of policies that choose the draft length: by cost ratio, along one output, and their calibration."""
 
 from __future__ import annotations
 
@@ -67,9 +65,7 @@ def captured_panel(view: ChoosingView) -> Markup:
 
 
 def lengths_panel(view: ChoosingView, line: LengthLine) -> Markup:
-    """Drafted tokens of every step along an output: a bar as wide as what the step committed, its accepted part
-    filled.
-    """
+    """Drafted tokens along an output: a bar a step, as wide as what it committed, its accepted part filled."""
     top = max(drafted for other in view.lengths.lines for _, drafted, _, _ in other.steps)  # one scale for all lines
     with panel("output token", "drafted tokens", STRIP) as axes:
         for position, drafted, accepted, committed in line.steps:

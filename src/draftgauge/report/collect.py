@@ -1,6 +1,4 @@
-"""From recorded runs and live measurements to what the report shows; every figure of it comes from
-:mod:`draftgauge.replay`.
-"""
+"""From recorded runs and live measurements to what the report shows, by :mod:`draftgauge.replay`."""
 
 from __future__ import annotations
 

@@ -64,9 +64,7 @@ def _policies(trace: Trace, cost: CostCurve, live: Sequence[LiveRow]) -> dict[st
 
 
 def _shown_lengths(curve: SpeedCurve, here: Mapping[str, LiveRow], lengths: Sequence[int]) -> set[int]:
-    """Fixed lengths of one task's table: those for every task, its own best, and what was measured or at least the
-    fastest of it.
-    """
+    """Fixed lengths in one task's table: the common ones, its own best, and those measured or the fastest of them."""
     gamma_max = len(curve.tokens_per_second) - 1
     measured = {
         row.gamma: row.ratio_to_plain or 0.0

@@ -67,9 +67,7 @@ def _step(
 
 
 def representative_prompts(trace: Trace, per_task: int) -> tuple[int, ...]:
-    """For every task the prompts whose mean accepted length is nearest the task's median, in order: typical ones, not
-    the prettiest.
-    """
+    """Typical prompts of every task: those whose mean accepted length is nearest the task's median, in order."""
     accepted = np.array([rows.mean() for rows in np.split(trace.accepted, trace.offsets[1:-1])])
     tasks = np.array([info.task for info in trace.prompts])
     chosen: list[int] = []

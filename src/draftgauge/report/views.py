@@ -1,6 +1,4 @@
-"""What a report shows of one compression, as plain values: filled by :mod:`draftgauge.report.collect`, drawn by all
-else here.
-"""
+"""What a report shows of one compression, as plain values that :mod:`draftgauge.report.collect` fills in."""
 
 from __future__ import annotations
 
@@ -64,16 +62,12 @@ class SpeedCurve:
 
     @property
     def best_gamma(self) -> int:
-        """The fixed draft length with the most modelled tokens/s, 0 if drafting nothing is best (the shortest of
-        equals).
-        """
+        """The shortest of the fixed lengths with the most modelled tokens/s; 0 if drafting nothing is best."""
         return max(range(len(self.tokens_per_second)), key=self.tokens_per_second.__getitem__)
 
     @property
     def near_best(self) -> tuple[int, int]:
-        """The shortest and the longest draft length about as good as the best, see
-        :func:`draftgauge.replay.near_best`.
-        """
+        """The shortest and longest length about as good as the best, see :func:`draftgauge.replay.near_best`."""
         return near_best(self.tokens_per_second)
 
     @property
@@ -144,9 +138,7 @@ class TimelineToken:
 
 @dataclass(frozen=True)
 class Timeline:
-    """One prompt's output, step by step, in a replay at a fixed draft length, or (``gamma`` None) at one that
-    changes.
-    """
+    """One output, step by step, in a replay at a fixed draft length, or a changing one (``gamma`` None)."""
 
     task: str
     identifier: str

@@ -1,6 +1,4 @@
-"""Whether to speculate in an engine, with what and how far: its settings on a trace with its costs, and how sure that
-is.
-"""
+"""Whether to speculate in an engine, how and how far: its settings on a trace with its costs, and how sure."""
 
 from __future__ import annotations
 

@@ -1,3 +1,1 @@
-"""Intervals and comparisons by resampling: of prompts (:mod:`paired`), and of prompts and seeds at once
-(:mod:`crossed`).
-"""
+"""Intervals and tests by resampling prompts (:mod:`paired`), or prompts and seeds together (:mod:`crossed`)."""

@@ -101,9 +101,7 @@ def mean_accepted(alpha: Floats) -> Floats:
 
 
 def retention(alpha: Floats) -> Floats:
-    """The last depth's acceptance over the first's. To be read beside the first: a drafter that knows nothing retains
-    everything.
-    """
+    """The last depth's acceptance over the first's; read it beside the first, as knowing nothing retains all."""
     with np.errstate(divide="ignore", invalid="ignore"):
         return np.asarray(alpha[..., -1] / alpha[..., 0])
 

@@ -135,9 +135,7 @@ def paired_difference(
     seed: int = 0,
     level: float = LEVEL,
 ) -> Comparison:
-    """Difference of two ratios of sums on the same prompts; with denominators of 1, of two means. Arguments as in
-    :func:`paired_gain`.
-    """
+    """Difference of two ratios of sums on the same prompts (denominators 1: of means); see :func:`paired_gain`."""
     estimate, resampled = _ratios(numerator, denominator, resamples, seed)
     base, base_resampled = _ratios(base_numerator, base_denominator, resamples, seed)
     exchanged = _exchanged_differences(numerator, denominator, base_numerator, base_denominator)
@@ -175,9 +173,7 @@ def paired_share(
 
 
 def holm(p_values: Sequence[float]) -> list[float]:
-    """Adjusted p-values that keep the chance of any false finding below the level (Holm 1979); NaN stays NaN and does
-    not count.
-    """
+    """P-values adjusted to control the family-wise error (Holm 1979); NaN stays NaN and does not count."""
     order = sorted((p, index) for index, p in enumerate(p_values) if p == p)
     adjusted, running = [float("nan")] * len(p_values), 0.0
     for rank, (p, index) in enumerate(order):

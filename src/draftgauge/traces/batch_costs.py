@@ -79,9 +79,7 @@ class BatchCosts:
         return self._interpolated(self.verify, batch, tokens, context, exact=True)
 
     def draft_seconds(self, batch: Numbers, tokens: Numbers, context: Numbers) -> NDArray[np.float64]:
-        """Seconds of first passes of the drafter over ``tokens`` tokens of ``batch`` requests together, see
-        :meth:`verify_seconds`.
-        """
+        """Seconds of the drafter's first pass over so many tokens of all requests, see :meth:`verify_seconds`."""
         return self._interpolated(self.draft, batch, tokens, context, exact=False)
 
     def onward_seconds(self, batch: Numbers, context: Numbers) -> NDArray[np.float64]:

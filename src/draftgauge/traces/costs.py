@@ -260,9 +260,7 @@ class CostCurve:
         return None if found is None else (found.token, found.step, found.reading)
 
     def cost_ratio(self) -> float:
-        """Seconds of one more drafted token over those of verifying one token, at the median context: the dial of the
-        best gamma.
-        """
+        """Seconds of one more drafted token over those of verifying one, at the median context."""
         row = len(self.contexts) // 2
         lengths, seconds = np.arange(1, self.gamma_max + 1), self.draft[row][1:]
         per_token = float(np.polyfit(lengths, seconds, 1)[0]) if self.gamma_max > 1 else seconds[0]

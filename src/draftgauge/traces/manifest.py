@@ -132,9 +132,7 @@ class Manifest:
         for role, model in (("target", self.target), ("draft", self.draft)):
             for name in ("fingerprint", "compression", "dtype"):
                 identity[f"{role}.{name}"] = None if model is None else getattr(model, name)
-        if (
-            self.temperature > 0
-        ):  # greedy runs have none of it, as before there were others: their folders stay resumable
+        if self.temperature > 0:  # greedy runs leave these out, so that folders of earlier versions stay resumable
             identity |= {name: getattr(self, name) for name in ("temperature", "top_k", "top_p", "seed")}
         if not self.rendering.plain:
             identity["rendering"] = to_mapping(self.rendering)

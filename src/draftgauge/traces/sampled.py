@@ -158,9 +158,7 @@ def refused_signals(trace: Trace, depth: int) -> tuple[NDArray[np.float32], NDAr
 
 
 def along_path(values: NDArray[Any], offsets: NDArray[np.int64], depths: int) -> NDArray[Any]:
-    """``[P]`` values to ``[P, depths]``: row ``s`` holds those of the positions ``s, s + 1, ...``, NaN past the end of
-    the prompt.
-    """
+    """``[P]`` values to ``[P, depths]``: row ``s`` holds those of ``s, s + 1, ...``, NaN past the prompt's end."""
     padded = np.concatenate([values, np.full(depths, np.nan, values.dtype)])
     windows = np.lib.stride_tricks.sliding_window_view(padded, depths)[: len(values)]
     return np.where(_inside(offsets, depths), windows, np.asarray(np.nan, values.dtype))
@@ -192,9 +190,7 @@ def path_chances(trace: Trace) -> PathChances:
 
 
 def reach_chances(trace: Trace) -> NDArray[np.float64]:
-    """``[P, G + 1]`` the chance, given the output, that the first 0, 1, .. G tokens drafted from a position stand; 0
-    past its end.
-    """
+    """``[P, G + 1]`` chance, given the output, that the first 0, 1, .. G drafted tokens stand; 0 past its end."""
     assert trace.sampled is not None
     survival = np.nan_to_num(along_path(trace.sampled.survival.astype(np.float64), trace.offsets, trace.gamma_max))
     return np.concatenate([np.ones((trace.positions, 1)), np.cumprod(survival, axis=1)], axis=1)
@@ -208,9 +204,7 @@ def refused_lengths(trace: Trace) -> NDArray[np.int64]:
 
 
 def path_lengths(trace: Trace) -> NDArray[np.int64]:
-    """``[P]`` most tokens that a draft from a position can hold if all are accepted: up to the end of output and draft
-    context.
-    """
+    """``[P]`` most tokens of a draft that is accepted whole: up to the end of the output and the draft's context."""
     return _next_true(refused_lengths(trace) == 0, trace.offsets) - np.arange(trace.positions)
 
 

@@ -1,6 +1,4 @@
-"""Keep freed memory instead of handing it back to the system: half of a CPU training's time otherwise goes to page
-faults.
-"""
+"""Keep freed memory instead of returning it: else half of a CPU training's time goes to page faults."""
 
 from __future__ import annotations
 

@@ -114,9 +114,7 @@ def _run(end: Connection, variables: Mapping[str, Any], work: Callable[..., Any]
 
 
 def _end_with(sentinel: int) -> None:
-    """End this process as soon as another one does, however that one ends: nobody would stop it, and a second run in
-    its folder would meet it.
-    """
+    """End this process as soon as another one ends: nobody else would, and a second run would find it there."""
     wait([sentinel])
     os._exit(1)
 

@@ -11,9 +11,7 @@ import torch
 
 
 def peak_memory_gib(device: torch.device) -> float:
-    """Most memory in use so far: of the device on a GPU, of the process on a CPU; not a number where the system does
-    not tell.
-    """
+    """Most memory in use so far, of the GPU or else of the process; NaN where the system does not tell."""
     if device.type == "cuda":
         return torch.cuda.max_memory_allocated(device) / 2**30
     if find_spec("resource") is None:  # Windows

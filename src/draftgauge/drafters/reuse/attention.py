@@ -1,6 +1,4 @@
-"""The one attention of all designs: projections of what is read, heads with rotary embedding, joint attention,
-output.
-"""
+"""The one attention of all designs: input projections, heads with rotary embedding, joint attention, output."""
 
 from __future__ import annotations
 

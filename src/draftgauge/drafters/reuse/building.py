@@ -139,9 +139,7 @@ def warm_start(net: ReuseNet, hidden_net: ReuseNet) -> list[str]:
 
 
 def frequent_tokens(counts: Tensor, size: int) -> Tensor:
-    """The ``size`` most frequent token ids of ``counts`` ``[vocabulary]``, ascending; of equally frequent ones the
-    lower ids.
-    """
+    """The ``size`` most frequent token ids by ``counts`` ``[vocabulary]``, ascending; ties go to the lower id."""
     return counts.argsort(descending=True, stable=True)[:size].sort().values
 
 
@@ -186,9 +184,7 @@ def matched_widths(
 
 
 def _fit(config: ReuseConfig, budget: int) -> ReuseConfig:
-    """The configuration with the SwiGLU's width that comes closest to a number of parameters, in multiples that suit
-    the hardware.
-    """
+    """The configuration whose SwiGLU width, in multiples that suit the hardware, comes closest to the budget."""
     multiple = max(1, config.hidden_size // 64)
     slope = 3 * config.hidden_size * config.layers  # parameters a unit of width
     fixed = count_parameters(config) - slope * config.intermediate_size

@@ -1,6 +1,4 @@
-"""The state of live drafting: what was committed, in buffers that grow, and a chain of drafted tokens, which is a
-value.
-"""
+"""The state of live drafting: the committed text in growing buffers, and a chain of drafted tokens as a value."""
 
 from __future__ import annotations
 

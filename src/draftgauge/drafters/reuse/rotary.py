@@ -39,9 +39,8 @@ class RotaryTables:
             wanted = torch.empty(0, device=positions.device)  # tells the module to answer in float32
             cos, sin = self._module(wanted, positions[None], *([kind] if kind else []))
             half = cos.shape[-1] // 2
-            signed = torch.cat(
-                (-sin[..., :half], sin[..., half:]), -1
-            )  # rotate_half(x) * sin == roll(x, D / 2) * signed
+            # rotate_half(x) * sin == roll(x, D / 2) * signed
+            signed = torch.cat((-sin[..., :half], sin[..., half:]), -1)
             return cos[0].to(like.device, like.dtype), signed[0].to(like.device, like.dtype)
 
 

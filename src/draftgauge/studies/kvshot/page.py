@@ -1,6 +1,4 @@
-"""The report of the KVShot study: predictions, acceptance by depth, capacity and latency, in one self-contained HTML
-file; no torch.
-"""
+"""The report of the KVShot study as one HTML file: predictions, acceptance, capacity and latency; no torch."""
 
 from __future__ import annotations
 

@@ -1,6 +1,4 @@
-"""A whole study: what all cells share is made first, then every cell that has no result yet runs, then rows are made of
-all results.
-"""
+"""A whole study: shared data first, then every cell without a result, then rows of all results."""
 
 from __future__ import annotations
 

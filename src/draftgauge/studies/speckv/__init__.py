@@ -1,6 +1,4 @@
-"""SpecKV (arXiv 2605.02888) from its author's records: the paper to its last published digit, and what the records
-themselves say.
-"""
+"""SpecKV (arXiv 2605.02888) from its author's records: the paper to its last digit, and what the records say."""
 
 from draftgauge.studies.speckv.importer import read_records
 from draftgauge.studies.speckv.paper import reproduce_paper

@@ -1,6 +1,4 @@
-"""What a step costs, from the timed runs: seconds = steps x t_verify + drafted tokens x t_draft, for each
-compression.
-"""
+"""What a step costs by compression, from timed runs: seconds = steps x t_verify + drafted tokens x t_draft."""
 
 from __future__ import annotations
 

@@ -17,9 +17,7 @@ FOLDS = 5
 
 
 def prompt_folds(records: Records) -> Ints:
-    """``[S]`` the fold of each step: the n-th prompt of every task goes to fold n modulo 5, so that no prompt is on
-    both sides.
-    """
+    """``[S]`` fold of each step: the n-th prompt of every task goes to fold n modulo 5, so none is on both sides."""
     runs = records.runs
     task_of = dict(zip(runs.prompt.tolist(), runs.task.tolist(), strict=True))
     rank = np.array([sum(task_of[other] == task_of[p] for other in range(p)) for p in range(records.prompts)])
@@ -27,9 +25,7 @@ def prompt_folds(records: Records) -> Ints:
 
 
 def held_out_tokens(records: Records, name: str) -> Floats:
-    """``[S, 4]`` expected tokens a step at each gamma, each step's by the candidate that was fitted without its
-    prompt.
-    """
+    """``[S, 4]`` expected tokens a step at each gamma, by the candidate fitted without the step's own prompt."""
     inputs, folds = predictors.features(records.steps), prompt_folds(records)
     expected = np.empty((len(folds), len(GAMMAS)))
     for fold in np.unique(folds):
@@ -84,9 +80,7 @@ def leave_one_out_rows(records: Records, models: tuple[str, ...] = (predictors.F
 
 
 def _score_without(records: Records, model: str, out: Mask, parts: Ints) -> dict[str, float]:
-    """Scores on the steps left out; those of a part are predicted by a model that saw neither them nor, if there are
-    several, its part.
-    """
+    """Scores on the left-out steps; parts are predicted by a model that saw neither them nor (of several) that part."""
     rate, inputs = records.steps.rate, predictors.features(records.steps)
     predicted = np.empty(len(rate))
     for part in np.unique(parts):

@@ -148,16 +148,13 @@ def _match(rows: list[Row], runs: list[list[_Step]], steps: Path) -> None:
             raise row.error(f"num_steps and num_tokens must be {len(run)} and {tokens}, as in {begins}")
         if abs(row.number("mean_acceptance_rate", 0.0, 1.0) - rate) > 2 * ROUNDED:
             raise row.error(f"mean_acceptance_rate is not {rate:.4f}, that of {begins}")
-        if (
-            abs(speed * seconds - tokens) > 0.051 * seconds + 0.00051 * speed
-        ):  # rounded to 0.1 tokens/s and to milliseconds
+        # Both are rounded, to 0.1 tokens/s and to milliseconds.
+        if abs(speed * seconds - tokens) > 0.051 * seconds + 0.00051 * speed:
             raise row.error(f"tokens_per_sec {speed:g} is not num_tokens / elapsed_sec = {tokens / seconds:.1f}")
 
 
 def _prompts(runs: list[list[_Step]], rows: list[Row] | None, steps: Path) -> tuple[Ints, tuple[str, ...]]:
-    """``[R]`` prompt of each run, and the texts: as the experiments say, else by place within a compression and
-    gamma.
-    """
+    """``[R]`` prompt of each run, and the texts: as in the experiments, else by place in a compression and gamma."""
     seen: Counter[tuple[int, int]] = Counter()
     names: list[str] = []
     task_of: dict[str, int] = {}

@@ -55,9 +55,7 @@ def tokens_per_second_rows(records: Records, timings: Timings) -> Rows:
 
 
 def always_longest_rows(records: Records, timings: Timings) -> Rows:
-    """What drafting 8 tokens at every step gains (or costs, where negative) against the fastest gamma and against 4, in
-    percent.
-    """
+    """Percent that drafting 8 tokens at every step gains over the fastest gamma and over 4; negative if it costs."""
     rows: Rows = []
     for c, name in enumerate(COMPRESSIONS):
         best = best_gamma(records, timings, c)
@@ -95,9 +93,7 @@ def speed_gain(records: Records, timings: Timings, compression: int, base: int) 
 
 
 def step_gain(records: Records, mask: Mask) -> Comparison:
-    """Gain in measured tokens a step of always 8 over always 4, paired by prompt, within the steps that the mask
-    ``[S]`` names.
-    """
+    """Gain in tokens a step of always 8 over always 4, paired by prompt, in the steps of the mask ``[S]``."""
     (long, long_steps), (short, short_steps) = (
         _tokens_and_steps(records, mask & (records.steps.gamma == gamma)) for gamma in (LONGEST, USUAL)
     )

@@ -27,9 +27,7 @@ Mask = NDArray[np.bool_]
 
 
 def policy_gammas(records: Records, expected: Mapping[str, Floats]) -> dict[str, Ints]:
-    """Policy -> ``[S]`` the gamma it chooses; the controllers by ``expected``, candidate -> ``[S, 4]`` fitted without
-    the step's prompt.
-    """
+    """Policy -> ``[S]`` its gamma; controllers by ``expected``: candidate -> ``[S, 4]`` fitted without the prompt."""
     fixed = gammas_of(records)
     chosen = [np.array(GAMMAS)[expected[name].argmax(axis=1)] for name in (predictors.FAST, predictors.ACCURATE)]
     return dict(zip(POLICIES, [fixed[:, 0], fixed[:, 1], fixed[:, 2], *chosen], strict=True))
@@ -41,9 +39,7 @@ def outcome_rows(
     costs: Sequence[StepCost] | None = None,
     timings: Timings | None = None,
 ) -> Rows:
-    """Measured tokens a step of every policy; with costs also tokens/s and its gain over the fastest fixed gamma of the
-    compression.
-    """
+    """Tokens a step of every policy; with costs also tokens/s and the gain over the compression's fastest gamma."""
     rows: Rows = []
     for policy, gamma in gammas.items():
         for name, mask in _gamma_8(records):

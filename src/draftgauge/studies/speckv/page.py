@@ -1,6 +1,4 @@
-"""The report of the SpecKV study: one HTML file with the paper's tables and figures, and what its records say beside
-them.
-"""
+"""The report of the SpecKV study: the paper's tables and figures, and beside them what its records say."""
 
 from __future__ import annotations
 

@@ -139,12 +139,8 @@ def _predictor_rows(inputs: Floats, rate: Floats, train: Ints, test: Ints) -> Ro
 
 
 def _policy_rows(scored: _Scored) -> Rows:
-    """Table 1, with the author's resampling of steps: one generator from seed 42 through all policies, then the paired
-    test.
-    """
-    generator = np.random.RandomState(
-        predictors.SEED
-    )  # the legacy generator, whose stream the published interval ends come from
+    """Table 1, with the author's bootstrap over steps: one generator from seed 42 for all policies, then the test."""
+    generator = np.random.RandomState(predictors.SEED)  # the published interval ends come from this legacy generator
     rows: Rows = []
     for policy, tokens in scored.expected.items():
         low, high = _interval(tokens, generator)

@@ -150,9 +150,7 @@ def train_drafts(
     report: Report,
     start: Path | None = None,
 ) -> dict[str, Qwen3ForCausalLM]:
-    """Distil every draft from the target, first on text unless they know some, then mostly on the target's own
-    answers.
-    """
+    """Distil every draft from the target: on text first unless already trained, then mostly on its answers."""
     target = target.eval().requires_grad_(False)
     cache = work / "answers.json"
     if not cache.exists():

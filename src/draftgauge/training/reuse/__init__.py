@@ -1,3 +1,1 @@
-"""Training of drafters that reuse what the target computed: answers -> features -> test-time-training unroll ->
-drafter.
-"""
+"""Training of drafters that reuse what the target computed: answers, features, unrolled training, drafter."""

@@ -121,16 +121,13 @@ class DataOrder:
 
     def _make_epoch(self, epoch: int) -> NDArray[np.int64]:
         rng = generator(self.seed, "order", epoch)
-        order = rng.permutation(len(self._prompt))[
-            : self.epoch_steps * self.batch
-        ]  # a remainder waits for another epoch's shuffle
+        whole = self.epoch_steps * self.batch  # a remainder waits for another epoch's shuffle
+        order = rng.permutation(len(self._prompt))[:whole]
         size = POOL_BATCHES * self.batch
         return np.concatenate([self._cut(order[start : start + size], rng) for start in range(0, len(order), size)])
 
     def _cut(self, pool: NDArray[np.int64], rng: np.random.Generator) -> NDArray[np.int64]:
-        """``[batches, batch]`` from one pool: alike in prompt length by quarters of the pool, then alike in answer
-        length.
-        """
+        """``[batches, batch]`` from one pool: alike in prompt length by quarters, then alike in answer length."""
         by_prompt = pool[np.argsort(self._prompt[pool], kind="stable")]
         quarter = max(self.batch, -(-len(pool) // 4 // self.batch) * self.batch)
         parts = [by_prompt[start : start + quarter] for start in range(0, len(pool), quarter)]

@@ -42,10 +42,7 @@ HUGE_GB = 1000.0  # of cached features, from where on it is said what to do inst
 # bfloat16, 0.59 in float32.
 EFFICIENCY = {("cpu", True): 0.2, ("cpu", False): 0.55}
 EFFICIENCY_ELSEWHERE = 0.35
-PADDED_TOKENS, PADDED_ROWS = (
-    1.15,
-    1.7,
-)  # positions and anchors that a batch computes for one that it needs, of generated questions
+PADDED_TOKENS, PADDED_ROWS = 1.15, 1.7  # positions and anchors computed for each that is needed; generated questions
 STEPS_LOOKED_AT = 64
 DRAFTER_LOGITS = 4  # copies of a chunk of them, in float32: logits, probabilities, gradient and a temporary
 PROBE_SECONDS = 0.3
@@ -270,9 +267,7 @@ def _memory(
     device: torch.device,
     sizes: Sizes,
 ) -> tuple[float, float, float]:
-    """GiB of the target, of the drafter with gradient and optimiser, and of what a step computes, at its longest
-    batch.
-    """
+    """GiB of the target, of the drafter with gradient and optimiser, and of a step's activations at its longest."""
     half = request.precision == "bf16" or (request.precision == "auto" and autocast_dtype(device) is not None)
     weight = COMPRESSED_BYTES.get(request.compression) or activation_dtype(request.compression, device).itemsize
     parameters = sum(p.numel() for p in target.parameters())

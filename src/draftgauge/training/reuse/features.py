@@ -206,9 +206,7 @@ class CachedFeatures:
         self._announced: dict[tuple[int, ...], Future[dict[str, Tensor]]] = {}
 
     def prefetch(self, batch: Batch) -> None:
-        """Begin to read a batch's conversations; of batches that were announced before and not asked for, none is
-        kept.
-        """
+        """Start reading a batch's conversations; earlier batches that nobody asked for are dropped."""
         announced = self._announced.pop(batch.index, None)
         self._announced = {batch.index: announced or self._submit(batch)}
 
@@ -227,9 +225,7 @@ class CachedFeatures:
         return self._reader.submit(self._load, batch)
 
     def _load(self, batch: Batch) -> dict[str, Tensor]:
-        """What is asked for of the batch's conversations, ``[B, T, ...]``; of the head's inputs, ``[n, H]`` that
-        teach.
-        """
+        """What is asked for of the conversations, ``[B, T, ...]``; of the head's inputs, ``[n, H]`` that teach."""
         rows, width = [self._read(index) for index in batch.index], batch.tokens.shape[1]
         slots = {"hidden": self._hidden, "keys": self._kv, "values": self._kv}
         parts = {

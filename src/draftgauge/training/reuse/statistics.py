@@ -51,9 +51,7 @@ class GradientStatistics:
 
     @torch.no_grad()
     def row(self) -> dict[str, float]:
-        """``{"gradient_norm/GROUP", "gradient_rms/GROUP", "weight_rms/GROUP"}`` of the gradients as they stand, before
-        clipping.
-        """
+        """``{"gradient_norm/GROUP", "gradient_rms/GROUP", "weight_rms/GROUP"}`` of the gradients before clipping."""
         row: dict[str, float] = {}
         for name, parts in self.groups.items():
             count = sum(parameter[rows].numel() for parameter, rows in parts)
@@ -70,9 +68,7 @@ def _norm(tensors: list[Tensor]) -> float:
 
 @dataclass(frozen=True)
 class Imbalance:
-    """A sum whose parts are of different scales: its name, its largest and its smallest part, and the ratio of their
-    RMS.
-    """
+    """A sum of parts at different scales: its name, its largest and smallest part, and the ratio of their RMS."""
 
     sum: str
     largest: str

@@ -231,9 +231,7 @@ class Training:
 
 
 def warn_of(unequal: Sequence[Imbalance], norms_off: Sequence[str]) -> None:
-    """Say which sums start with parts of so different scales that the smaller ones are lost in them, and name the norms
-    that were left out.
-    """
+    """Warn of sums whose parts start so far apart in scale that the small ones are lost, naming the missing norms."""
     if unequal:
         advice = f"Ask for {', '.join(norms_off)}, or read" if norms_off else "Read"
         warnings.warn(

@@ -6,14 +6,7 @@ from random import Random
 
 from draftgauge.training.reference.tasks.base import Words
 from draftgauge.training.reference.tasks.math.arithmetic import minus, over, plus, times
-from draftgauge.training.reference.tasks.math.wording import (
-    Problem,
-    by_position,
-    connector,
-    people,
-    sentence,
-    thing,
-)
+from draftgauge.training.reference.tasks.math.wording import Problem, by_position, connector, people, sentence, thing
 
 # What people do with the things: third person, plural, things.
 ACTIVITIES = (
