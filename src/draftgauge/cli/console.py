@@ -64,9 +64,7 @@ class Outcome:
 
 @contextmanager
 def friendly_errors(resume: str = "") -> Iterator[Outcome]:
-    """Turn the errors that users can put right, files and disks among them, into one message and exit code 2; Ctrl-C
-    into 130 with how to go on.
-    """
+    """Turn errors that users can put right into one message and exit code 2, Ctrl-C into 130 and how to go on."""
     outcome = Outcome()
     try:
         yield outcome

@@ -45,7 +45,7 @@ def fit(request: FitRequest) -> list[dict[str, Any]]:
         following = f"Next: draftgauge replay {request.folder} --policy {request.out}"
     else:
         following = (
-            "The run has too few test prompts to judge it on. Next: record others into another folder, and there "
+            "The run has too few test prompts to judge the policy on. Next: record others into another FOLDER, then "
             f"draftgauge replay FOLDER --policy {request.out}"
         )
     console.print(f"wrote {request.out}\n{following}", highlight=False, soft_wrap=True)

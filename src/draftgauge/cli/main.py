@@ -89,7 +89,7 @@ def run(arguments: Sequence[str] | None = None) -> int:
         command, bound, _ = app.parse_args(words, exit_on_error=False, print_error=False)
     except UnusedCliTokensError as error:
         unknown = " ".join(error.unused_tokens or [])
-        fail(f"nothing is known of {unknown!r} here: draftgauge VERB --help lists what there is")
+        fail(f"unknown argument {unknown!r}: draftgauge VERB --help lists the options")
         return EXIT_USAGE
     except CycloptsError as error:
         fail(" ".join(str(error).split()))

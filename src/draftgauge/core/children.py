@@ -25,9 +25,7 @@ def deaf_to_interrupts() -> Iterator[None]:
 
 @contextmanager
 def process_pool(workers: int) -> Iterator[ProcessPoolExecutor]:
-    """New processes for jobs that are submitted inside :func:`deaf_to_interrupts`; an error or Ctrl-C ends them at once
-    instead of waiting for their jobs.
-    """
+    """New processes for jobs submitted inside :func:`deaf_to_interrupts`; an error or Ctrl-C kills them at once."""
     others = set(active_children())
     with ProcessPoolExecutor(workers, get_context("spawn")) as pool:
         try:

@@ -136,9 +136,7 @@ def make_request(
 
 
 def given_settings(request: Any) -> frozenset[str]:
-    """The names of the settings that a request was given, also those given their default; of one that was not made by
-    :func:`make_request`, those that differ from their default.
-    """
+    """Names of the settings that :func:`make_request` was given; of other requests, those that are not the default."""
     noted: frozenset[str] | None = getattr(request, _GIVEN, None)
     if noted is not None:
         return noted

@@ -155,9 +155,7 @@ def measure_batches(
 
 
 def _starts(plan: BatchMeterPlan, limit: int) -> list[int]:
-    """Where requests start to decode: for the context lengths of the plan, and on both sides of every length between
-    them at which passes see a larger bucket of the cache.
-    """
+    """Where requests start: at the plan's contexts, and on both sides of every bucket of the cache between them."""
     contexts = [min(context, limit) for context in plan.contexts]
     starts = {max(1, context - plan.span) for context in contexts}
     bucket = StaticModel.first_bucket

@@ -101,9 +101,7 @@ class BatchSamples:
         return samples
 
     def repeat(self) -> tuple[float, float]:
-        """What steps take less in the target's pass that repeat the one before: those that draft nothing, and others;
-        0 where the samples do not tell it from nothing.
-        """
+        """Seconds that repeating steps save in the target's pass, without and with drafts; 0 where within noise."""
         rest: dict[tuple[bool, bool], list[float]] = {}  # by whether they draft, and whether they repeat
         for steps in self.steps:
             widths = [typical(samples) for samples in self.by_width(steps)]
@@ -143,9 +141,7 @@ class BatchSamples:
         return max(0.0, typical(extra))
 
     def ragged(self, costs: BatchCosts) -> tuple[tuple[float, float], tuple[float, float]]:
-        """What ragged passes take longer than even ones: the target's, by padded places, and the drafter's later ones,
-        by missing requests.
-        """
+        """Seconds that ragged passes add: the target's by padded places, the drafter's later by missing requests."""
         padded: list[tuple[float, float]] = []
         missing: list[tuple[float, float]] = []
         for context, steps in zip(self.contexts, self.steps, strict=True):

@@ -136,9 +136,7 @@ def _catch_up(contexts: Contexts) -> _CatchUp:
 
 
 def _repeat_seconds(contexts: Contexts) -> RepeatSeconds:
-    """Medians of what steps took less that repeat the step before, of those that propose nothing and of all others; 0
-    where the samples do not tell it from nothing.
-    """
+    """Median seconds that repeating the step before saves, without and with proposals; 0 where within noise."""
     unlike = [[sample for sample in samples if not sample.repeats] for samples in contexts]
     if not all(map(_plain, unlike)):
         return RepeatSeconds()  # too few to say

@@ -196,9 +196,7 @@ class StepTimer:
         self._steps = []
 
     def fewest(self) -> int:
-        """Samples of the length that has the fewest without signals, those that repeat the step before left out, or of
-        the set of signals that has the fewest.
-        """
+        """The fewest samples of any length (without signals, repeats left out) or of any set of signals."""
         plain = [sample.gamma for sample in self.samples if sample.reads == NO_SIGNALS and not sample.repeats]
         lengths = np.bincount(plain, minlength=self._gamma_max + 1)
         sets = Counter(sample.reads & OF_DRAFTED_TOKENS for sample in self.samples)

@@ -140,9 +140,7 @@ class _Probe:
     def reach(
         self, depth: int, shown: Sequence[tuple[str, int, Tensor]], derivatives: Sequence[Tensor | None], anchor: int
     ) -> None:
-        """At which of a sample's positions the loss reaches each group; shown are outputs of modules, each with the
-        position of its first row.
-        """
+        """Share of a sample's positions at which the loss reaches each group, by outputs and their first positions."""
         size = anchor + 1 + depth  # positions that the sample has so far
         strength = {name: torch.zeros(size + self.depths) for name in self.groups}
         for (module, begin, _), gradient in zip(shown, derivatives, strict=True):

@@ -70,9 +70,7 @@ class Drafter(Protocol):
         ...
 
     def commit(self, accepted: int, tokens: list[int]) -> None:
-        """The step committed ``tokens``: the first ``accepted`` of the proposal, then others: those accepted of what a
-        policy appended to it, and the target's own.
-        """
+        """The step committed ``tokens``: ``accepted`` of the proposal, then appended ones and the target's own."""
         ...
 
 

@@ -161,9 +161,7 @@ def _draft_first(
 
 
 def take_in_prompt(model: CachedModel, prompt_tokens: list[int], output: list[int]) -> Tensor:
-    """Take in a prompt but for its last token; that one and the output, ``[1 + N]``, as the model takes them in: its
-    last token stands for those that it does not have.
-    """
+    """Take in a prompt but for its last token; return that and the output, ``[1 + N]``, as ids that the model has."""
     text = torch.tensor([*prompt_tokens, *output], device=model.spec.device).clamp_(max=model.spec.vocabulary - 1)
     before = len(prompt_tokens) - 1
     model.reset()

@@ -187,9 +187,7 @@ def _shift(logits: Floats, examples: Examples, chosen: NDArray[np.bool_]) -> flo
 
 
 def mean_shift(logits: Floats, stood: NDArray[np.bool_]) -> float:
-    """What added to the logits of some examples makes their mean chance the share that stood, by Newton's method; 0
-    where all of them went one way.
-    """
+    """The shift of some logits at which their mean chance is the share that stood (Newton); 0 if all went one way."""
     if not stood.any() or stood.all():
         return 0.0
     shift = 0.0
@@ -339,9 +337,7 @@ def next_stand_chances(numbers: StoppingNumbers, trace: Trace) -> Floats:
 
 
 def with_decision_times(numbers: StoppingNumbers, costs: CostCurve, gamma_max: int) -> StoppingNumbers:
-    """The numbers with what deciding takes for a drafted token, a step and a prompt token: as it was timed in the live
-    loop with the costs, else on made-up steps on this machine.
-    """
+    """The numbers with their decision times: as timed in the live loop, else measured here on made-up steps."""
     times = measured_decision(costs, STOPPING) or decision_times(
         ThroughputStopping(numbers, gamma_max, costs), gamma_max
     )

@@ -54,9 +54,7 @@ def check_devices(device: str | torch.device | None, count: int) -> None:
 
 
 def numbered(device: str | torch.device | None, number: int) -> torch.device:
-    """The device of this number, of the kind that :func:`choose_device` gives, where that says no number itself; a CPU
-    has none.
-    """
+    """The device of this number, of the kind that :func:`choose_device` gives if it names none; a CPU has none."""
     chosen = choose_device(device)
     return chosen if chosen.type == "cpu" or chosen.index is not None else torch.device(chosen.type, number)
 

@@ -20,9 +20,7 @@ Mask = Tensor | CausalBias | None
 
 
 def takes_causal_bias(like: Tensor) -> bool:
-    """Whether attention over a cache like this one has a causal kernel that reads grouped keys once: flash attention,
-    in half precision on a GPU.
-    """
+    """Whether a causal kernel reads this cache's grouped keys once: flash attention in half precision on a GPU."""
     return like.device.type == "cuda" and like.dtype != torch.float32
 
 
@@ -153,9 +151,7 @@ def attend_causally(queries: Tensor, cached: Tensor, key_heads: int, mask: Mask,
 
 
 def attention_names(weights: LeanWeights, cached: Tensor, fixed_shapes: bool) -> str:
-    """The kernels that attention over a layer's cache ``[2 KV, L, D]`` runs with: of one token, of several, and of
-    several past a window.
-    """
+    """The attention kernels for a layer's cache ``[2 KV, L, D]``: of one token, of several, and past a window."""
     if weights.score.softcap is not None:
         return "matmul"
     group, length = weights.query_heads // weights.key_heads, cached.shape[1]

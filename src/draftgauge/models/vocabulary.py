@@ -43,9 +43,7 @@ def difference(ids: Sequence[int], ours: Mapping[int, str], theirs: Mapping[int,
 
 
 def vocabulary_digest(tokenizer: PreTrainedTokenizerBase) -> str:
-    """SHA-256 of which token has which id, in hexadecimal: what is known of token ids is known of those of one
-    vocabulary.
-    """
+    """SHA-256 of which token has which id, in hexadecimal: token ids mean the same where it is the same."""
     return hashlib.sha256(json.dumps(sorted(tokenizer.get_vocab().items())).encode()).hexdigest()
 
 

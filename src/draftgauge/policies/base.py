@@ -137,9 +137,7 @@ class StepCosts(Protocol):
         reads: Reads,
         appended: NDArray[np.int64] | int = 0,
     ) -> NDArray[np.float64]:
-        """Seconds of a step that drafts ``gamma`` tokens at a context length, for a policy that reads these signals,
-        and verifies ``appended`` more that nobody drafted.
-        """
+        """Seconds of a step that drafts ``gamma`` tokens, verifies ``appended`` more, and computes these signals."""
         ...
 
 
@@ -216,9 +214,7 @@ def begin(policy: Policy, prompt_tokens: Sequence[int]) -> None:
 
 
 class DecisionSeconds(NamedTuple):
-    """What deciding takes, in seconds: for each drafted token, each step besides, each token of the prompt, each
-    committed token, and each appended one.
-    """
+    """What deciding takes, in seconds for each drafted token, step, prompt token, committed and appended token."""
 
     token: float = 0.0
     step: float = 0.0
@@ -250,9 +246,7 @@ def decision_of(policy: Policy) -> DecisionSeconds:
 
 @dataclass(frozen=True)
 class SignalArrays:
-    """The signals of many positions at once, each ``[positions, gamma_max]``, NaN where nothing was drafted and for
-    what a policy does not read.
-    """
+    """Signals of many positions, each ``[positions, gamma_max]``; NaN where nothing was drafted or is not read."""
 
     confidence: NDArray[np.float32]
     entropy: NDArray[np.float32]

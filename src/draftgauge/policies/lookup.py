@@ -79,9 +79,7 @@ class TextLookup(PolicyBase):
 
 
 class FirstMatchLookup(PolicyBase):
-    """No drafted token, and ``tokens`` tokens copied from after the first occurrence of the text's last n-gram, the
-    longest that occurred before: prompt lookup as in transformers.
-    """
+    """Prompt lookup as in transformers: copies ``tokens`` tokens from behind the longest n-gram's first occurrence."""
 
     reads: ClassVar[Reads] = frozenset({SignalName.TEXT})
 

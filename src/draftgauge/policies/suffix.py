@@ -147,9 +147,7 @@ class SuffixIndex:
         return (entry, 3) if longer is None else (longer, 4)
 
     def continuation(self, count: int, least: int = 1) -> list[int]:
-        """Up to ``count`` tokens that the text foretells to follow it: each what followed the longest ending of text
-        and tokens before it, as long as endings of at least ``least`` tokens match.
-        """
+        """Up to ``count`` tokens that the text foretells one by one, while endings of ``least`` tokens match."""
         tokens: list[int] = []
         a, b, c, d = self.tail
         while len(tokens) < count:

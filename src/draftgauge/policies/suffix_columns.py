@@ -153,9 +153,7 @@ def texts_of(
 
 
 def _habits(hits: Ints) -> tuple[NDArray[np.float64], Ints]:
-    """:attr:`SuffixIndex.habit` and ``run`` before each output token of one prompt, ``[rows]`` each, from 1 where the
-    token was predicted, -1 where another one was, 0 where none.
-    """
+    """:attr:`SuffixIndex.habit` and ``run`` before each output token, ``[rows]``, from hits (1), misses (-1) and 0."""
     habits, runs = np.empty(len(hits)), np.empty(len(hits), np.int64)
     habit, run = 0.0, 0
     for row, hit in enumerate(hits.tolist()):

@@ -222,9 +222,7 @@ class TwoSource:
 
 
 def first_sums(view: TextView, numbers: TwoSourceNumbers) -> TailSums:
-    """The sums of :func:`chances_and_sums` before the first drafted token, which no signal of the drafter enters; from
-    what was derived before where it was of the same model.
-    """
+    """:func:`chances_and_sums` before the first drafted token, where no signal enters; kept with the trace."""
     cached = view.derived.get(_TEXT_ALONE)
     if cached is None or cached[0] != numbers.tail:
         suffix, none = suffix_of(view), np.zeros(len(view.token))
@@ -252,9 +250,7 @@ def decided_by(view: TextView, numbers: TwoSourceNumbers) -> tuple[Floats, list[
 
 
 def chances_and_sums(view: TextView, models: AcceptanceModels, tail: TailModel) -> tuple[Floats, list[TailSums]]:
-    """What the rule decides by at all positions: ``S_j m_j`` ``[P, G]``, and of each number of drafted tokens ``j`` the
-    sums of the chances that the tail's ``G - j`` tokens stand.
-    """
+    """What the rule decides by: ``S_j m_j`` ``[P, G]``, and for each ``j`` the sums over the tail's tokens."""
     foretold, suffix = continuations_of(view), columns_of(view).suffix
     run = np.log1p(suffix.run)
     stand, chances, sums = np.ones(len(view.token)), [], []

@@ -138,9 +138,7 @@ def _occupancy(trace: Trace, accepted: Floats) -> Floats:
 
 
 def _forward(trace: Trace, outcomes: int) -> Iterator[tuple[Ints, Ints, NDArray[np.bool_]]]:
-    """Forward over the positions of all prompts together: their rows ``[n]``, the rows ``[n, outcomes]`` that steps
-    which accept 0, 1, ... tokens lead to, and whether those are within the prompt.
-    """
+    """Forward over all prompts together: rows ``[n]``, the rows ``[n, outcomes]`` they lead to, and which exist."""
     starts, lengths = trace.offsets[:-1], np.diff(trace.offsets)
     ahead = np.arange(1, outcomes + 1)
     for position in range(int(lengths.max())):

@@ -11,9 +11,7 @@ from draftgauge.report.views import CompressionView
 
 @dataclass(frozen=True)
 class ReportData:
-    """One view per compression, in the order they are shown; ``choosing`` of those whose policies were judged on test
-    prompts, ``batches`` of those with costs of batches.
-    """
+    """Views by compression, in the order shown; ``choosing`` and ``batches`` of those that have them."""
 
     compressions: tuple[CompressionView, ...]
     provenance: tuple[tuple[str, str], ...] = field(default=())

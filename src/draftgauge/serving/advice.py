@@ -212,9 +212,7 @@ def recorded_acceptance(trace: Trace) -> float:
 
 
 def acceptance_to_pay(costs: CostCurve, gamma_max: int) -> float | None:
-    """The least chance of acceptance, the same at every depth, at which some fixed length is faster than plain decoding
-    at the median context; None where none is even if everything is accepted.
-    """
+    """The least constant chance of acceptance at which some fixed length pays at the median context; None if none."""
     context = costs.contexts[len(costs.contexts) // 2]
     plain = float(np.interp(context, costs.contexts, costs.plain))
     steps = costs.fixed_seconds(np.arange(1, gamma_max + 1), context) / plain

@@ -205,9 +205,7 @@ def _exchanged_differences(
     base_denominator: ArrayLike,
     scale: Callable[[NDArray[np.float64]], NDArray[np.float64]] = np.asarray,
 ) -> NDArray[np.float64]:
-    """``[2**prompts]`` the difference of two ratios of sums, on a scale, with the two exchanged on some of the prompts,
-    on none first; empty of more than :data:`MOST_EXCHANGED` prompts.
-    """
+    """``[2**prompts]`` scaled difference of two ratios by exchange, none first; empty above :data:`MOST_EXCHANGED`."""
     one, base = (
         np.stack(np.broadcast_arrays(*(np.asarray(part, np.float64) for part in parts)), axis=-1)
         for parts in ((numerator, denominator), (base_numerator, base_denominator))

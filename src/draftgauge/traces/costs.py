@@ -253,9 +253,7 @@ class CostCurve:
         return self.step_seconds(gamma, context) - self.repeat_seconds(gamma)
 
     def deciding(self, policy: str) -> tuple[float, float, float] | None:
-        """Seconds that a policy takes to decide for each drafted token, each step besides and each token of the prompt;
-        None where that was not measured.
-        """
+        """Seconds that a policy takes to decide: a drafted token, a step, a prompt token; None if not measured."""
         found = next((each for each in self.decisions if each.policy == policy), None)
         return None if found is None else (found.token, found.step, found.reading)
 

@@ -34,13 +34,12 @@ class ProfileRequest:
 
     Attributes:
         out: folder for the trace; run again with the same folder to resume.
-        seconds: record no further prompt of a compression after this time, tasks by turns; measuring costs comes on
-            top. Run again to record more. All prompts if left out.
-        batches: also measure what passes of so many requests together cost, e.g. 1,2,4,8;
-            for 'draftgauge replay --batches'.
-        outputs: record these answers of a serving engine, a file in OpenAI's batch output format whose custom_id are
-            the prompts' ids, in place of outputs decoded here.
-        plan: say what memory and disk it takes, and record nothing.
+        seconds: start no further prompt of a compression after this time, taking tasks in turn; measuring costs comes
+            on top. Run again to record more. If left out, all prompts are recorded.
+        batches: also measure passes over batches of these sizes, e.g. 1,2,4,8, for 'draftgauge replay --batches'.
+        outputs: record the answers of a serving engine instead of decoding here: a file in OpenAI's batch output format
+            whose custom_id are the prompts' ids.
+        plan: print the memory and disk that recording takes, and record nothing.
         where: who records.
     """
 
@@ -74,7 +73,7 @@ def _check_batches(batches: tuple[int, ...]) -> None:
 
 @dataclass(frozen=True, kw_only=True)
 class FitRequest:
-    """Fit a policy on the training prompts of a trace; what it gains on the validation prompts is shown.
+    """Fit a policy on the training prompts of a trace, and show its gain on the validation prompts.
 
     Attributes:
         folder: a recorded run, or a folder of runs, with training prompts.
@@ -82,8 +81,8 @@ class FitRequest:
         out: file to write, ending in .json; give it to --policy of replay and bench.
         tasks: learn from the prompts of these tasks only, separated by commas.
         compression: learn from the runs of these compressions only, separated by commas.
-        horizon: of 'stopping' and 'two-source': tokens to look ahead; 1 for the one-step rule.
-        online: of 'stopping': go on calibrating while running.
+        horizon: for 'stopping' and 'two-source': tokens to look ahead; 1 for the one-step rule.
+        online: for 'stopping': keep calibrating while it runs.
     """
 
     folder: Path = setting(positional=True)
@@ -108,11 +107,12 @@ class DatastoreBuildRequest:
 
     Attributes:
         folder: a recorded run, or a folder of runs.
-        out: the datastore; outputs are added to those that are there, and take the place of those to the same prompts.
+        out: the datastore's file; new outputs are added, and replace earlier ones to the same prompts.
         split: the prompts whose outputs are kept: train, validation, test or all.
         tasks: keep outputs of these tasks only, separated by commas.
         with_prompts: keep prompts too.
-        capacity: most tokens to keep, the oldest outputs are forgotten; 131072, or as many as before, if left out.
+        capacity: the most tokens to keep, the newest outputs first; if left out, 131072, or what the file was built
+            with.
     """
 
     folder: Path = setting(positional=True)
@@ -133,15 +133,15 @@ class ReplayRequest:
     Attributes:
         folder: a recorded run, or a folder of runs.
         policies: a policy, e.g. none, fixed (every length), fixed:4, hf-heuristic, or a fitted file; may be repeated.
-            All simple policies if left out.
-        sweep: evaluate at these costs of a drafted token over a verification, e.g. .04,.10,.25.
-        tune: evaluate the rules of the field a second time, each with the parameters of its own grid that are fastest
-            on the training prompts for this cost curve.
-        batches: say which length is best for so many requests at once, e.g. 1,2,4,8; the run must have been profiled
-            with them. The policy shared-budget, or shared-budget:FILE of a fitted stopping policy, shares draft tokens
-            over the requests.
-        datastore: let policies that look tokens up in the text look in these earlier outputs too, of 'draftgauge
-            datastore build'; none may be of the prompts judged on.
+            If left out: none, every fixed length and the policies compared by default.
+        sweep: evaluate at these cost ratios (a drafted token over a verification), e.g. .04,.10,.25.
+        tune: also evaluate every policy that has a grid of parameters at the point that is fastest on the training
+            prompts.
+        batches: find the best length at these batch sizes, e.g. 1,2,4,8; the run must have been profiled with them. The
+            policy shared-budget (or shared-budget:FILE, with a fitted stopping policy) shares draft tokens among the
+            requests.
+        datastore: let policies that look tokens up in the text search these earlier outputs too, a file of 'draftgauge
+            datastore build'; none may answer a prompt judged on.
     """
 
     folder: Path = setting(positional=True)
@@ -168,21 +168,21 @@ class BenchRequest:
     Attributes:
         folder: a recorded run (its manifest names the pair, the prompts and the lengths), or a folder of runs; else
             name the pair.
-        policies: a policy, e.g. none, fixed (every length), fixed:4, hf-heuristic, or a fitted file; may be repeated. A
-            sensible choice if left out.
-        over: the policy that gains are stated over, e.g. fixed:4, or plain. If left out: of a recorded run its best
-            fixed length, else the fastest fixed length among the policies, which favours the fixed length.
+        policies: a policy, e.g. none, fixed (every length), fixed:4, hf-heuristic, or a fitted file; may be repeated.
+            If left out, some fixed lengths and the policies compared by default.
+        over: the policy to state gains over, e.g. fixed:4 or plain. If left out: the best fixed length of a recorded
+            run, else the fastest fixed length among the policies, which favours the fixed length.
         baselines: also run transformers' generate(), plain and assisted.
         rounds: how often every prompt is decoded by every policy.
-        seconds: decode no further prompt after this time; as many rounds as asked for if left out.
-        urls: in place of a pair, a running server with its setting, e.g. fixed:4=http://127.0.0.1:8001; repeated, one
-            of them plain.
-        server_engine: of these servers: vllm or llama-server.
-        advice: JSON of 'draftgauge advise' for that engine, to say how far it was off.
-        costs_out: write what a step costs in these servers, for 'draftgauge advise --costs'; of drafting too where one
-            of them is draft=URL, the draft model by itself.
-        datastore: let policies that look tokens up in the text look in these earlier outputs too, of 'draftgauge
-            datastore build'; none may be of the prompts decoded, and none is added.
+        seconds: start no further prompt after this time; if left out, all rounds are run.
+        urls: instead of a pair: a running server as SETTING=URL, e.g. fixed:4=http://127.0.0.1:8001; may be repeated,
+            and one of them is plain.
+        server_engine: what these servers run: vllm or llama-server.
+        advice: JSON of 'draftgauge advise' for that engine, to show how far its advice was off.
+        costs_out: write what a step costs in these servers, for 'draftgauge advise --costs'; with draft=URL, the draft
+            model served by itself, what drafting costs too.
+        datastore: let policies that look tokens up in the text search these earlier outputs too, a file of 'draftgauge
+            datastore build'; none may answer a prompt decoded here, and none is added.
     """
 
     folder: Path | None = setting(None, positional=True)
@@ -220,9 +220,9 @@ class GenerateRequest:
         prompt: the prompt; '-' reads it from standard input.
         policy: how far to draft, e.g. fixed:4; 'plain' decodes without speculation.
         stop: end the output after this text; may be repeated.
-        chat: use the chat template or take the prompt as it is; the template where there is one if left out.
-        datastore: let a policy that looks tokens up in the text look in these earlier outputs too, and add this one;
-            the file is made if it is not there.
+        chat: use the chat template, or take the prompt as it is; if left out, the template where there is one.
+        datastore: let a policy that looks tokens up in the text search these earlier outputs too, and add this one; the
+            file is created if it is missing.
         conversation: how a conversation is put before the target.
     """
 
@@ -268,9 +268,10 @@ class AdviseRequest:
     Attributes:
         folder: a recorded run; may be left out with --url or --requests.
         engine: 'draftgauge', 'transformers', 'gguf', 'llama-server', 'vllm' or 'sglang'.
-        costs: JSON of what a step costs in the engine; those of the run, where draftgauge's loop decodes, if left out.
+        costs: JSON of what a step costs in the engine; if left out, the run's own costs, for engines in which
+            draftgauge decodes.
         url: a running server of the engine, e.g. http://127.0.0.1:8000.
-        model: the model that the server must serve, or else it is refused.
+        model: refuse the server unless it serves this model.
         requests: JSON Lines of vLLM's answers with metrics of every step, in place of a recorded run.
         policies: a policy to try beside the fixed lengths, by name or fitted file; may be repeated. Those that are
             compared by default, and the fitted ones in the folder, if left out.

@@ -35,7 +35,7 @@ class LoadSpec(CodeSpec):
         engine: 'lean' (own decoder), 'static' (the same with fixed shapes: CUDA graphs), 'modules' (transformers), or
             'auto': static on a GPU and lean elsewhere, where they are known to be right; of GGUF files 'gguf' or
             'gguf-fast' (llama.cpp with float32 keys and values, or with its faster defaults).
-        tokenizer: folder or id of the target's tokenizer, where it is not the target's own; for GGUF files.
+        tokenizer: folder or id of the target's tokenizer, where the target has none of its own (GGUF files).
         device_map: spread the target over all GPUs: 'auto', 'balanced', 'balanced_low_0' or 'sequential'.
         draft_device: where a draft model runs; with the target if left out.
     """
@@ -86,13 +86,13 @@ class PromptSpec:
     Attributes:
         prompts: JSON Lines with 'prompt', 'turns' or 'messages', or 'reference:SPLIT'; the bundled test prompts if left
             out.
-        limit: use the first so many prompts only.
-        per_task: use the first so many prompts of each task and split only.
+        limit: use at most this many prompts, the first ones.
+        per_task: use at most this many prompts of each task and split, the first ones.
         tasks: use these tasks only, separated by commas.
         split: use the prompts of this split only: train, validation or test.
         long_prompts: prompts longer than the models take: error, truncate (keep the end) or skip.
         chat: take plain text as a user's message, through the chat template.
-        turns: of prompts with several turns, use the first so many, each as a prompt of its own behind the target's
+        turns: of prompts with several turns, use up to this many, each as a prompt of its own that follows the target's
             greedy answers to the earlier ones.
         conversation: how conversations are put before the target.
     """
@@ -164,7 +164,7 @@ class SamplingSpec:
     """How tokens are chosen.
 
     Attributes:
-        temperature: 0 decodes greedily; above 0 output and drafts are drawn.
+        temperature: 0 decodes greedily; above 0 output and drafts are sampled.
         top_k: sample from the k most likely tokens; 0 is off.
         top_p: sample from the smallest set with this much probability; 1 is off.
         checkpoint_sampling: take temperature, top_k and top_p from the target's own generation_config.json.
@@ -207,9 +207,9 @@ class CostSpec:
     """How a pair's costs are measured.
 
     Attributes:
-        cost_seconds: time that measuring the cost of a step may take for each compression; it ends earlier where which
-            draft length is best is settled.
-        measure: measure the pair's costs again, even where this machine has done so before.
+        cost_seconds: time limit for measuring the cost of a step, for each compression; it ends earlier once the best
+            draft length is settled.
+        measure: measure the pair's costs again, even if this machine has done so before.
     """
 
     cost_seconds: float = 15.0

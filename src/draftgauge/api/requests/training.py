@@ -105,11 +105,11 @@ class StudyKvshotRequest:
     folder.
 
     Attributes:
-        out: folder of the study; the same folder goes on where it was stopped.
+        out: folder of the study; run again with the same folder to resume.
         preset: 'smoke', 'quick' (three to five seeds, on a laptop), 'depth' (quick and deeper KV drafters), 'remedies'
             (quick, and what may be done against bottlenecks) or 'full'.
         held_out: prompts to measure on; the bundled test prompts if left out.
-        plan: print trainings and hours, and what of them is left in the folder, and run nothing.
+        plan: print the trainings and hours of the study and how many of them are left, and run nothing.
     """
 
     out: Path
@@ -128,8 +128,8 @@ class ReferenceTrainRequest:
     Attributes:
         out: folder for the trained pair, its prompts and its card.
         work: folder for checkpoints; OUT/work if left out. Run again to resume.
-        scale: times the tokens of the bundled pair's training.
-        start: folder of a pair of the same shapes to go on training; from nothing if left out.
+        scale: how many times the tokens of the bundled pair's training to train on.
+        start: folder of a pair of the same shapes to continue training; from scratch if left out.
         drafts_only: take the target of START as it is, and train the drafts on its answers.
     """
 
