@@ -6,14 +6,14 @@ import shutil
 from pathlib import Path
 from typing import Any
 
-import torch
-from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedConfig, PreTrainedModel
+from transformers import AutoConfig, PreTrainedConfig, PreTrainedModel
 
 from draftgauge.api.pair import drafter_of, target_of
 from draftgauge.api.profile_plan import choose_prompts, encode_prompts
 from draftgauge.api.requests import ProfileRequest
 from draftgauge.api.served import answered_prompts
 from draftgauge.core.errors import DraftgaugeError, ModelError
+from draftgauge.core.files import nearest_existing
 from draftgauge.core.prompts import Prompt
 from draftgauge.core.rendering import Rendering
 from draftgauge.decoding.forced import CHUNK as FORCED_CHUNK
@@ -21,13 +21,13 @@ from draftgauge.decoding.wrapping import ENTROPY_CHUNK
 from draftgauge.drafters.dense import CHUNK as DENSE_CHUNK
 from draftgauge.drafters.language_model import LanguageModelSource
 from draftgauge.drafters.source import drafter_kind
-from draftgauge.models.compression import activation_dtype, draft_compression
+from draftgauge.models.compression import activation_dtype, draft_compression, on_meta, weight_bytes
 from draftgauge.models.device import choose_device, free_bytes
 from draftgauge.models.loading import load_tokenizer
 from draftgauge.models.prompts_text import encode_with
 from draftgauge.models.reference import resolve_source
+from draftgauge.models.spec import head_dim
 
-COMPRESSED_BYTES = {"int8": 1.0, "nf4": 0.55}  # of a weight, with what its blocks need
 ROW_BYTES = 22  # of a position: token, entropy, accepted, text
 DRAFTED_BYTES = 16  # of a drafted token: itself and three signals
 COPIES = 3  # of a chunk of logits: themselves, probabilities, a temporary
@@ -48,9 +48,9 @@ def estimate_rows(request: ProfileRequest) -> list[dict[str, Any]]:
         DraftgaugeError: for prompts or models that cannot be used.
     """
     target, (name, source) = target_of(request.pair), drafter_of(request.pair)
-    models = [_on_meta(target, "target", request)]
+    models = [_laid_out(target, "target", request)]
     if issubclass(drafter_kind(name), LanguageModelSource) and source is not None:
-        models.append(_on_meta(source, "draft", request))
+        models.append(_laid_out(source, "draft", request))
     path, chosen = choose_prompts(request.prompts)
     if request.prompts.turns > 1:
         raise DraftgaugeError("a plan decodes nothing, so it knows no later turns: leave out --turns")
@@ -71,7 +71,7 @@ def _row(
     for number, model in enumerate(models):
         held = compression if number == 0 else draft_compression(compression)
         width = activation_dtype(held, device).itemsize
-        weights += sum(p.numel() for p in model.parameters()) * COMPRESSED_BYTES.get(held, width)
+        weights += sum(p.numel() for p in model.parameters()) * weight_bytes(held, device)
         cache += together * longest * width * _values_a_token(model.config.get_text_config())
     vocabulary = models[0].config.get_text_config().vocab_size
     rows = max(ENTROPY_CHUNK, min(DENSE_CHUNK, request.output.max_new_tokens + 1))
@@ -83,7 +83,7 @@ def _row(
     positions = prompts * request.output.max_new_tokens
     disk = positions * (ROW_BYTES + DRAFTED_BYTES * request.drafts.gamma_max)
     free = free_bytes(device)
-    free_disk = shutil.disk_usage(_existing(request.out)).free
+    free_disk = shutil.disk_usage(nearest_existing(request.out)).free
     return {
         "compression": compression,
         "prompts": prompts,
@@ -118,24 +118,16 @@ class _Encoder:
         raise AssertionError
 
 
-def _on_meta(source: str | Path, part: str, request: ProfileRequest) -> PreTrainedModel:
+def _laid_out(source: str | Path, part: str, request: ProfileRequest) -> PreTrainedModel:
     trusted, place = request.pair.loading.trust_remote_code, str(resolve_source(source, part))
     try:
         config = AutoConfig.from_pretrained(place, trust_remote_code=trusted)
     except (OSError, ValueError) as error:
         raise ModelError(f"cannot read the configuration of {source}: {' '.join(str(error).split())}") from error
-    with torch.device("meta"):
-        model: PreTrainedModel = AutoModelForCausalLM.from_config(config, trust_remote_code=trusted)
-    return model
+    return on_meta(config, trusted)
 
 
 def _values_a_token(config: PreTrainedConfig) -> int:
     """Keys and values of one token in all layers."""
     heads = getattr(config, "num_key_value_heads", None) or config.num_attention_heads
-    dim = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
-    return 2 * int(config.num_hidden_layers) * int(heads) * int(dim)
-
-
-def _existing(folder: Path) -> Path:
-    """The folder, or the nearest above it that is there."""
-    return next(place for place in (folder.absolute(), *folder.absolute().parents) if place.exists())
+    return 2 * int(config.num_hidden_layers) * int(heads) * head_dim(config)

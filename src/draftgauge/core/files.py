@@ -70,6 +70,11 @@ def require_writable(folder: Path) -> None:
         raise DraftgaugeError(f"{folder} cannot be written to; choose another folder or change its permissions")
 
 
+def nearest_existing(folder: Path) -> Path:
+    """The folder, or the nearest one above it that exists."""
+    return next(place for place in (folder.absolute(), *folder.absolute().parents) if place.exists())
+
+
 def file_sha256(path: Path) -> str:
     """SHA-256 of a file's content, in hexadecimal."""
     with path.open("rb") as file:

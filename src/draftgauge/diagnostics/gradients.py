@@ -14,7 +14,7 @@ the draft from one anchor. For a few of them the loss of every depth is taken ba
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 
 import numpy as np
 import torch
@@ -211,17 +211,13 @@ def _columns(net: ReuseNet) -> dict[str, list[tuple[str, slice]]]:
 def _outputs(net: ReuseNet, columns: dict[str, list[tuple[str, slice]]]) -> Iterator[dict[str, list[Tensor]]]:
     """While it lasts, the outputs of every module with weights, in the order of its calls."""
     outputs: dict[str, list[Tensor]] = {name: [] for name in columns}
-    handles = [
-        net.get_submodule(name).register_forward_hook(
-            lambda part, inputs, output, name=name: outputs[name].append(output)  # type: ignore[misc]
-        )
-        for name in columns
-    ]
-    try:
+    with ExitStack() as hooks:
+        for name, calls in outputs.items():
+            hook = net.get_submodule(name).register_forward_hook(
+                lambda part, inputs, output, calls=calls: calls.append(output)  # type: ignore[misc]
+            )
+            hooks.enter_context(hook)
         yield outputs
-    finally:
-        for handle in handles:
-            handle.remove()
 
 
 @contextmanager

@@ -126,7 +126,7 @@ class _Comparison:
         with ExitStack() as stack:
             for layer, attention in enumerate(self.attentions):
                 assert attention is not None
-                stack.callback(attention.register_forward_pre_hook(catch(layer)).remove)
+                stack.enter_context(attention.register_forward_pre_hook(catch(layer)))
             unroll_states(self.net, seen.batch.tokens, seen.features, self.depths)
         for layer, by_depth in enumerate(calls):
             for depth, attended in enumerate(by_depth):
@@ -254,7 +254,7 @@ class _Comparison:
         with ExitStack() as stack:
             for layer, attention in enumerate(self.attentions if control != OWN else ()):
                 assert attention is not None
-                stack.callback(attention.register_forward_hook(plug(layer)).remove)
+                stack.enter_context(attention.register_forward_hook(plug(layer)))
             yield
 
     def nearest_weights(self, seen: _Seen, nearest: _Pairs, depth: int, attended: _Attended) -> Tensor:

@@ -124,6 +124,18 @@ def quantization_config(compression: str, device: torch.device) -> BitsAndBytesC
     )
 
 
+def weight_bytes(compression: str, device: torch.device) -> float:
+    """Bytes that a weight takes, with what the blocks of quantised ones need."""
+    return {"int8": 1.0, "nf4": 0.55}.get(compression) or activation_dtype(compression, device).itemsize
+
+
+def on_meta(config: PreTrainedConfig, trust_remote_code: bool = False) -> PreTrainedModel:
+    """A model of a configuration laid out without weights."""
+    with torch.device("meta"):
+        model: PreTrainedModel = AutoModelForCausalLM.from_config(config, trust_remote_code=trust_remote_code)
+    return model
+
+
 def check_quantises(
     config: PreTrainedConfig, compression: str, device: torch.device, trust_remote_code: bool = False
 ) -> None:
@@ -132,8 +144,7 @@ def check_quantises(
     Raises:
         ModelError: if most of them are in experts, or a linear cannot be packed to 4 bits on a CPU.
     """
-    with torch.device("meta"):
-        model = AutoModelForCausalLM.from_config(config, trust_remote_code=trust_remote_code)
+    model = on_meta(config, trust_remote_code)
     sizes = [(weight.numel(), weight.ndim == EXPERTS_NDIM) for weight in model.parameters()]
     share = sum(size for size, of_experts in sizes if of_experts) / sum(size for size, _ in sizes)
     if share > MOST:

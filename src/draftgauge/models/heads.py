@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
+from itertools import product
 from typing import Any, Literal
 
 import torch
@@ -66,14 +67,9 @@ def catching_heads(
 
         return catch
 
-    attentions: dict[int, Any] = {layer: decoder_layers(module)[layer].self_attn for layer in layers}
-    handles = [
-        getattr(attention, _PROJECTIONS[part][0]).register_forward_hook(hook(layer, part, attention))
-        for layer, attention in attentions.items()
-        for part in parts
-    ]
-    try:
+    with ExitStack() as hooks:
+        for layer, part in product(layers, parts):
+            attention: Any = decoder_layers(module)[layer].self_attn
+            projection = getattr(attention, _PROJECTIONS[part][0])
+            hooks.enter_context(projection.register_forward_hook(hook(layer, part, attention)))
         yield caught
-    finally:
-        for handle in handles:
-            handle.remove()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 
 import torch
 from torch import Tensor, nn
@@ -65,12 +65,10 @@ def watching(module: PreTrainedModel, layers: Sequence[int], take: Callable[[int
 
         return look
 
-    handles = [blocks[layer].register_forward_hook(hook(layer)) for layer in layers]
-    try:
+    with ExitStack() as hooks:
+        for layer in layers:
+            hooks.enter_context(blocks[layer].register_forward_hook(hook(layer)))
         yield
-    finally:
-        for handle in handles:
-            handle.remove()
 
 
 def decoder_layers(module: PreTrainedModel) -> nn.ModuleList:

@@ -51,6 +51,11 @@ def _context(config: PreTrainedConfig) -> tuple[int, str]:
     return named, ""
 
 
+def head_dim(config: PreTrainedConfig) -> int:
+    """The width of a model's attention heads, by its text configuration."""
+    return int(getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads)
+
+
 def rope_kinds(config: PreTrainedConfig) -> list[dict[str, Any]]:
     """The rotary embeddings of a model: one, or one for each kind of attention; none for other position schemes."""
     rope = getattr(config, "rope_parameters", None) or {}

@@ -184,11 +184,8 @@ def _head_sees(module: PreTrainedModel, where: Tensor | None) -> Iterator[None]:
         return
     chosen = where.flatten().nonzero()[:, 0].to(module.device, non_blocking=True)
     head = module.get_output_embeddings()
-    handle = head.register_forward_pre_hook(lambda head, inputs: (inputs[0].flatten(0, 1)[chosen],))
-    try:
+    with head.register_forward_pre_hook(lambda head, inputs: (inputs[0].flatten(0, 1)[chosen],)):
         yield
-    finally:
-        handle.remove()
 
 
 class _PassingLayer(DynamicLayer):

@@ -10,6 +10,7 @@ from transformers import PreTrainedConfig
 
 from draftgauge.core.errors import ModelError
 from draftgauge.drafters.reuse.design import DESIGNS, Design
+from draftgauge.models.spec import head_dim
 from draftgauge.models.tap_plan import TapPlan, tap_plan
 from draftgauge.models.tap_rules import TapRule
 
@@ -166,7 +167,7 @@ def reuse_config(
         hidden_size=text.hidden_size,
         query_heads=text.num_attention_heads,
         kv_heads=text.num_key_value_heads,
-        head_dim=getattr(text, "head_dim", None) or text.hidden_size // text.num_attention_heads,
+        head_dim=head_dim(text),
         intermediate_size=text.intermediate_size if intermediate_size is None else intermediate_size,
         vocabulary=text.vocab_size,
         draft_vocabulary=draft_vocabulary,

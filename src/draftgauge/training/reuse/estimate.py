@@ -13,12 +13,12 @@ from functools import cache
 from pathlib import Path
 
 import torch
-from transformers import AutoModelForCausalLM, PreTrainedConfig, PreTrainedModel
+from transformers import PreTrainedConfig, PreTrainedModel
 
 from draftgauge.core.errors import DraftgaugeError
 from draftgauge.drafters.reuse.building import count_parameters
 from draftgauge.drafters.reuse.config import ReuseConfig
-from draftgauge.models.compression import activation_dtype
+from draftgauge.models.compression import on_meta, weight_bytes
 from draftgauge.models.device import choose_device
 from draftgauge.models.taps import TapPlan
 from draftgauge.training.loop import autocast_dtype
@@ -46,7 +46,6 @@ PADDED_TOKENS, PADDED_ROWS = 1.15, 1.7  # positions and anchors computed for eac
 STEPS_LOOKED_AT = 64
 DRAFTER_LOGITS = 4  # copies of a chunk of them, in float32: logits, probabilities, gradient and a temporary
 PROBE_SECONDS = 0.3
-COMPRESSED_BYTES = {"int8": 1.0, "nf4": 0.55}
 
 
 @dataclass(frozen=True)
@@ -145,7 +144,7 @@ def estimate_for(
     """:func:`estimate` for a target's configuration, and the answers where there are some already."""
     drafter = drafter_config(request, config)
     device = choose_device(request.device)
-    target = _on_meta(config, request.trust_remote_code)
+    target = on_meta(config, request.trust_remote_code)
     sizes = _sizes(request, min(request.length, drafter.context), answers)
     trained = count_parameters(drafter)
     frozen = drafter.hidden_size * drafter.logits if request.freeze_head else 0
@@ -269,7 +268,6 @@ def _memory(
 ) -> tuple[float, float, float]:
     """GiB of the target, of the drafter with gradient and optimiser, and of a step's activations at its longest."""
     half = request.precision == "bf16" or (request.precision == "auto" and autocast_dtype(device) is not None)
-    weight = COMPRESSED_BYTES.get(request.compression) or activation_dtype(request.compression, device).itemsize
     parameters = sum(p.numel() for p in target.parameters())
     devices = max(request.devices, world_here().size)
     parts = request.accumulation * devices
@@ -286,7 +284,7 @@ def _memory(
     frozen = drafter.hidden_size * drafter.logits if request.freeze_head else 0
     per_parameter = TRAINED_BYTES + (ADDED_UP_BYTES if devices > 1 else 0)
     trained_bytes = (trained - frozen) * per_parameter + frozen * WEIGHT_BYTES + _moments(request, drafter, trained)
-    return parameters * weight / 2**30, trained_bytes / 2**30, activations / 2**30
+    return parameters * weight_bytes(request.compression, device) / 2**30, trained_bytes / 2**30, activations / 2**30
 
 
 def _moments(request: TrainingSpec, drafter: ReuseConfig, parameters: int) -> int:
@@ -294,12 +292,6 @@ def _moments(request: TrainingSpec, drafter: ReuseConfig, parameters: int) -> in
     head = drafter.hidden_size * drafter.logits
     of_blocks = 1 if request.optimizer == MUON else 2
     return MOMENT_BYTES * ((parameters - head) * of_blocks + (0 if request.freeze_head else 2 * head))
-
-
-def _on_meta(config: PreTrainedConfig, trust_remote_code: bool) -> PreTrainedModel:
-    with torch.device("meta"):
-        model: PreTrainedModel = AutoModelForCausalLM.from_config(config, trust_remote_code=trust_remote_code)
-    return model
 
 
 def _embedding(target: PreTrainedModel) -> int:

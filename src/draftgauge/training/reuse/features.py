@@ -24,9 +24,10 @@ from torch import Tensor
 from transformers import PreTrainedConfig, PreTrainedModel
 
 from draftgauge.core.errors import DraftgaugeError
-from draftgauge.core.files import atomic_write_text, remove_temporaries, require_writable
+from draftgauge.core.files import atomic_write_text, nearest_existing, remove_temporaries, require_writable
 from draftgauge.core.locks import alone
 from draftgauge.core.progress import Progress, silent
+from draftgauge.models.spec import head_dim
 from draftgauge.models.taps import Features, TapPlan, batch_features
 from draftgauge.training.reuse.answers import Answers, Conversation
 from draftgauge.training.reuse.batches import Batch
@@ -69,16 +70,13 @@ class OnlineFeatures:
 def token_bytes(config: PreTrainedConfig, plan: TapPlan) -> int:
     """Bytes that a token takes in a cache."""
     text = config.get_text_config()
-    head_dim = getattr(text, "head_dim", None) or text.hidden_size // text.num_attention_heads
-    numbers = (
-        text.hidden_size * (1 + len(plan.hidden_layers)) + 2 * len(plan.kv_layers) * text.num_key_value_heads * head_dim
-    )
-    return numbers * DTYPE.itemsize
+    states = text.hidden_size * (1 + len(plan.hidden_layers))
+    return (states + 2 * len(plan.kv_layers) * text.num_key_value_heads * head_dim(text)) * DTYPE.itemsize
 
 
 def check_disk(folder: Path, needed: int) -> None:
     """Raise ``DraftgaugeError`` if the disk of a folder, which need not exist yet, has not that many bytes to spare."""
-    existing = next(parent for parent in (folder.absolute(), *folder.absolute().parents) if parent.exists())
+    existing = nearest_existing(folder)
     free = shutil.disk_usage(existing).free * (1 - SPARE)
     if needed > free:
         raise DraftgaugeError(
@@ -312,9 +310,6 @@ def _with_last(module: PreTrainedModel, tokens: Tensor, plan: TapPlan) -> tuple[
     """Features of a batch, and what the target's head took in, ``[B, T, H]``."""
     seen: list[Tensor] = []
     head = module.get_output_embeddings()
-    handle = head.register_forward_pre_hook(lambda head, inputs: seen.append(inputs[0]))
-    try:
+    with head.register_forward_pre_hook(lambda head, inputs: seen.append(inputs[0])):
         features = batch_features(module, tokens, plan)
-    finally:
-        handle.remove()
     return features, seen[0]

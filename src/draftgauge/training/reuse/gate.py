@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 
 import torch
@@ -56,12 +56,10 @@ class GateWatch:
     def watching(self, on: bool = True) -> Iterator[None]:
         """Record every pass, if ``on``, and forget those before."""
         self._clear()
-        handles = [gate.register_forward_hook(self._take) for gate in self._gates] if on else []
-        try:
+        with ExitStack() as hooks:
+            for gate in self._gates if on else ():
+                hooks.enter_context(gate.register_forward_hook(self._take))
             yield
-        finally:
-            for handle in handles:
-                handle.remove()
 
     def count_rows(self, rows: Sequence[Tensor]) -> None:
         """Which rows of the next unroll count, ``[B, R]`` bool for each of its depths: those that are no padding."""

@@ -10,7 +10,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 
 import torch
 from torch import Tensor, nn
@@ -44,13 +44,10 @@ class Remedies:
     @contextmanager
     def holding(self, step: int) -> Iterator[None]:
         """The forward passes of a step, counted from 0: with the gate held open where that is asked for."""
-        held = self._gates if step < self.held_steps else []
-        handles = [gate.register_forward_hook(_open) for gate in held]
-        try:
+        with ExitStack() as hooks:
+            for gate in self._gates if step < self.held_steps else ():
+                hooks.enter_context(gate.register_forward_hook(_open))
             yield
-        finally:
-            for handle in handles:
-                handle.remove()
 
     @torch.no_grad()
     def change_gradients(self, step: int) -> None:

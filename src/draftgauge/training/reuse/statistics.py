@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 
 import torch
@@ -122,12 +122,10 @@ class ScaleWatch:
     def watching(self, on: bool = True) -> Iterator[None]:
         """Record every pass, if ``on``."""
         self._squares.clear()
-        handles = [module.register_forward_hook(hook) for module, hook in self._hooks] if on else []
-        try:
+        with ExitStack() as hooks:
+            for module, hook in self._hooks if on else ():
+                hooks.enter_context(module.register_forward_hook(hook))
             yield
-        finally:
-            for handle in handles:
-                handle.remove()
 
     def scales(self) -> dict[str, dict[str, float]]:
         """Sum -> part -> RMS over the passes that were watched."""
