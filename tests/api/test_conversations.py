@@ -166,7 +166,7 @@ def test_a_checkpoint_s_own_sampling(pair: dict[str, Any], tmp_path: Path) -> No
     assert own(do_sample=True) == Sampling(1.0)
     assert own(do_sample=True, temperature=0.6, top_k=20, top_p=0.95) == Sampling(0.6, 20, 0.95)
     for name, value in (("min_p", 0.1), ("repetition_penalty", 1.1)):
-        with pytest.raises(ModelError, match=f"hold {name} {value}, which"):
+        with pytest.raises(ModelError, match=f"use {name} {value}, which"):
             own(do_sample=True, **{name: value})
     own(do_sample=True, temperature=0.6, top_k=20)
     manifest, run = record(pair | {"target": target}, tmp_path / "run", checkpoint_sampling=True, limit=1)

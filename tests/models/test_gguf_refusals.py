@@ -25,7 +25,7 @@ def file(tmp_path: Path) -> Path:
 
 def test_options_that_do_not_fit_a_file(file: Path, tmp_path: Path) -> None:
     for options, message in (
-        ({"compression": "int8"}, "quantised as it is"),
+        ({"compression": "int8"}, "quantised already"),
         ({"device": "cuda"}, "run on the CPU"),
         ({"engine": "lean"}, "gguf and gguf-fast run"),
     ):

@@ -109,7 +109,7 @@ def test_another_vocabulary_or_another_way_of_keeping_is_refused_and_nothing_cha
         grow(path, About("words", 10, with_prompts=True), [output("b", 1)], timed)
     with pytest.raises(DraftgaugeError, match="vocabulary"):
         About("", 10)
-    with pytest.raises(DraftgaugeError, match="1 or more"):
+    with pytest.raises(DraftgaugeError, match="at least 1 token"):
         About("words", 0)
     assert path.read_bytes() == before
 

@@ -76,7 +76,7 @@ def test_records_of_the_other_kind_are_refused(tmp_path: Path) -> None:
         make_trace([greedy[0], sampled[1]], LENGTH)
     with (
         TraceWriter(tmp_path / "a", GREEDY) as writer,
-        pytest.raises(TraceError, match="does not belong into a greedy run"),
+        pytest.raises(TraceError, match="does not belong in a greedy run"),
     ):
         writer.add(sampled[0])
     with (

@@ -90,7 +90,7 @@ def advise(request: AdviseRequest) -> list[Row]:
     runs = select_runs(request.folder)
     if len(runs) > 1:
         names = ", ".join(str(run) for run, _ in runs)
-        raise DraftgaugeError(f"{request.folder} holds {len(runs)} runs: advice is of one of them ({names})")
+        raise DraftgaugeError(f"{request.folder} holds {len(runs)} runs: advice is about one of them ({names})")
     return _rows(request, engine, _from_run(request, engine, *runs[0]), counts)
 
 

@@ -97,7 +97,7 @@ def _check_loaded(request: BenchRequest) -> None:
     given = given_settings(request)
     named = {entry.name for entry in settings_of(PairSpec)} | {"folder", "urls"}
     if at_odds := [entry.name for entry in settings_of(BenchRequest) if entry.name in named & given]:
-        raise DraftgaugeError(f"a loaded pair is decoded with as it is: leave out {', '.join(at_odds)}, or the pair")
+        raise DraftgaugeError(f"the given pair is loaded already: leave out {', '.join(at_odds)}, or the pair")
 
 
 def _check_given(request: BenchRequest, folder: Path) -> None:

@@ -41,15 +41,17 @@ def bench_servers(request: BenchRequest, progress: Progress) -> list[dict[str, A
         raise DraftgaugeError("--url asks running servers, which have models of their own: leave out the recorded run")
     engine = request.server_engine
     if engine not in CLIENTS:
-        raise DraftgaugeError(f"a server of {engine} is not asked: choose --server-engine {' or '.join(CLIENTS)}")
+        raise DraftgaugeError(f"servers of {engine} cannot be benched: choose --server-engine {' or '.join(CLIENTS)}")
     if request.prompts.turns > 1:
-        raise DraftgaugeError("a server is asked single turns: leave out --turns, or bench the pair itself")
+        raise DraftgaugeError("servers are asked single turns only: leave out --turns, or bench the pair itself")
     expected = {} if request.advice is None else _advice(read_measurement(request.advice).rows, engine)
     for url in urls.values():
         served_models(engine, url)
     draft = urls.pop(DRAFT, None)
     if draft is not None and request.costs_out is None:
-        raise DraftgaugeError("a server of the draft model is asked for costs only: name their file with --costs-out")
+        raise DraftgaugeError(
+            "a server of the draft model serves to measure costs: name the file for them with --costs-out"
+        )
     _, chosen = choose_prompts(request.prompts)
     prompts = _encoded(request, chosen)
     arms = [server_arm(name, engine, url, request.output.max_new_tokens) for name, url in urls.items()]
@@ -117,7 +119,7 @@ def costs_of_arms(engine: str, arms: Sequence[Arm], draft: Arm | None) -> Engine
 
 
 def seconds_a_step(arm: Arm) -> list[float]:
-    """Of each run of an arm of a server, after the prompt's pass."""
+    """Seconds per step of each run of a server's arm, after the prompt's pass."""
     runs = [run for each in arm.runs for run in each]
     return [run.seconds / (run.timed - run.accepted_draft) for run in runs if run.timed > run.accepted_draft]
 

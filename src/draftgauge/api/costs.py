@@ -107,7 +107,7 @@ def _path(identity: dict[str, Any]) -> Path:
 
 
 def _read(path: Path, identity: dict[str, Any]) -> CostCurve | None:
-    """The kept curve; None if there is none, or what is there is not it."""
+    """The kept cost curve; None if it is missing, damaged or of another pair or machine."""
     try:
         document = json.loads(path.read_text(encoding="utf-8"))
         if document["of"] != identity:

@@ -93,7 +93,7 @@ class SingleTarget:
         return greedy_answer(self.model, self.tokenizer, tokens, self.settings(max_new_tokens))
 
     def settings(self, max_new_tokens: int) -> DecodingSettings:
-        """Greedy decoding up to an end token or so many tokens."""
+        """Greedy decoding up to an end token or ``max_new_tokens``."""
         return DecodingSettings(max_new_tokens, end_tokens=end_tokens(self.model, self.tokenizer))
 
 

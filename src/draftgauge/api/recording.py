@@ -36,7 +36,7 @@ def sampling_of(request: ProfileRequest) -> Sampling:
 
 
 def missing_prompts(writer: TraceWriter, encoded: Sequence[EncodedPrompt]) -> list[EncodedPrompt]:
-    """Those that are not recorded."""
+    """The prompts that are not yet recorded."""
     done = writer.done
     return [(prompt, tokens) for prompt, tokens in encoded if prompt.index not in done]
 

@@ -56,9 +56,7 @@ def train_pair(request: ReferenceTrainRequest, *, report: Report) -> Path:
         raise ModelError(f"there is no pair to go on training in {start}: target/config.json is missing")
     if request.drafts_only:
         if start is None:
-            raise DraftgaugeError(
-                "drafts alone are trained for a target that is there: name its pair by --start FOLDER"
-            )
+            raise DraftgaugeError("training only the drafts needs a trained target: name its pair with --start FOLDER")
         scaled = replace(scaled, target_tokens=0)
     return train_reference(request.out, work, scaled, choose_device(request.machine.device), report, start)
 

@@ -110,7 +110,7 @@ def _in_batches(request: ReplayRequest, objects: Mapping[str, Policy] | None, on
 def _recorded(
     request: ReplayRequest, specs: Sequence[str], on_warning: Warn
 ) -> Iterator[tuple[int, Design, CostCurve]]:
-    """Of every run the longest draft, what is judged on what, and the costs, checked against the fitted policies."""
+    """For every run its longest draft, train and test traces, and costs, checked against the fitted policies."""
     files = {spec: spec.removeprefix(f"{SHARED_BUDGET}:") for spec in specs if spec.endswith(FITTED_SUFFIX)}
     trained_on = {spec: load_fitted(Path(file)).trained_on for spec, file in files.items()}
     for run, manifest in select_runs(request.folder):

@@ -30,7 +30,7 @@ STANDARD_INPUT = "/dev/stdin"
 
 
 def show_text(text: str, origin: str, plain: bool = False) -> None:
-    """Print a piece of an answer in the colour of how its last token came, or behind a mark where there are none."""
+    """Print a piece of an answer in the colour of its last token's origin, or after a mark if there are no colours."""
     shown = Text(text) if plain else Text(text, style=STYLES[origin]) if _coloured() else Text(MARKS[origin] + text)
     console.print(shown, end="", soft_wrap=True)
 

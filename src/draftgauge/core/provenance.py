@@ -124,7 +124,7 @@ def environment() -> dict[str, Any]:
 
 
 def git_revision(checkout: Path) -> str | None:
-    """The commit of a source checkout, with ``-dirty`` where files differ from it; None where ``checkout`` is none."""
+    """The commit of a source checkout, with ``-dirty`` where files differ from it; None outside a git checkout."""
     if not (checkout / ".git").exists():
         return None
     command = ["git", "-C", str(checkout), "describe", "--always", "--dirty", "--abbrev=40", "--exclude=*"]

@@ -92,7 +92,7 @@ class BatchMeter:
         self._samples = {batch: BatchSamples(batch, self._plan.gamma_max, self.contexts) for batch in self.batches}
 
     def turn(self, batch: int) -> None:
-        """Decode a few steps of so many requests at every context length."""
+        """Decode a few steps of ``batch`` requests at every context length."""
         gamma_max, samples = self._plan.gamma_max, self._samples[batch]
         for place in self._rng.permutation(len(self._starts)).tolist():
             run = self._decode(batch, place, RandomLengths(gamma_max, batch, self._rng), timed=True)
@@ -120,7 +120,7 @@ class BatchMeter:
         return self._samples[batch].fewest()
 
     def costs(self) -> BatchCosts:
-        """Of everything since :meth:`forget`."""
+        """The costs from all samples since :meth:`forget`."""
         return batch_costs([self._samples[batch] for batch in self.batches])
 
 

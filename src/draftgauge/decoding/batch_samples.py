@@ -42,12 +42,12 @@ class TimedStep:
 
     @property
     def drafts(self) -> list[Pass]:
-        """Those of the drafter."""
+        """The drafter's passes."""
         return [p for p in self.passes if p.kind == "draft"]
 
     @property
     def later(self) -> list[Pass]:
-        """Those of the drafter after its first."""
+        """The drafter's passes after its first."""
         return self.drafts[1:]
 
     @property
@@ -76,7 +76,7 @@ class BatchSamples:
 
     @property
     def every(self) -> list[TimedStep]:
-        """Of all contexts."""
+        """The timed steps at all context lengths."""
         return [step for steps in self.steps for step in steps]
 
     def fewest(self) -> int:

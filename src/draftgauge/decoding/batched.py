@@ -365,7 +365,7 @@ class _Timing:
 
 
 def _signals(logits: Tensor, tokens: Tensor, reads: Reads, depth: int) -> list[Signal]:
-    """The signals of one drafted token of each row; those that nobody reads are not computed, nor are tokens read."""
+    """The signals of one drafted token of each row; what no policy reads is not computed or fetched."""
     if not asks_after_each_token(reads):
         return [Signal(depth, NAN, NAN, NAN)] * len(tokens)
     columns = row_signals(logits, tokens, reads)

@@ -57,7 +57,7 @@ def fitted_costs(contexts: Contexts) -> FittedCosts:
 
 
 def step_uncertainty(contexts: Contexts, seconds: float) -> Uncertainty:
-    """How sure whole steps are, which measuring took so many seconds."""
+    """The uncertainty of whole steps, from measuring that took ``seconds``."""
     contexts = _as_unlike(contexts)[1]
     return uncertainty(_steps(contexts, _catch_up(contexts)), seconds)
 

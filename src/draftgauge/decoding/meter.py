@@ -238,7 +238,7 @@ class _Bench:
             runs[index](prompt)
 
     def time_decisions(self, policies: Mapping[str, Policy], seconds: float) -> tuple[PolicySeconds, ...]:
-        """What policies take to decide, within so many seconds."""
+        """Measure what policies take to decide, for about ``seconds``."""
         prompts = iter(lambda: self._some_text(self._start), None)
         return time_decisions(
             self._target, self._drafter, policies, prompts, self._speculative, seconds, self._generator

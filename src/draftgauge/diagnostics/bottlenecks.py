@@ -65,7 +65,7 @@ class QueryErrors:
 
 @dataclass(frozen=True)
 class GroupGradient:
-    """Of one parameter group, for the loss of one depth.
+    """The gradient of one depth's loss in one parameter group.
 
     Attributes:
         group: see :func:`~draftgauge.training.reuse.statistics.parameter_groups`.

@@ -53,7 +53,7 @@ class Judged:
     accepted: NDArray[np.bool_]
 
     def at(self, depth: int) -> Judged:
-        """Those at one depth."""
+        """The predictions at one depth."""
         here = self.depth == depth
         return Judged(self.depth[here], self.predicted[here], self.accepted[here])
 
@@ -109,7 +109,7 @@ def predicted_acceptance(policy: Policy, trace: Trace) -> NDArray[np.float64] | 
 
 
 def visited(trace: Trace, policy: Policy, costs: CostCurve) -> NDArray[np.bool_]:
-    """``[P, G]`` the tokens that a policy drafts on a trace: where its chances decide, and only there.
+    """``[P, G]`` the tokens that a policy drafts on a trace, the only ones that its chances decide on.
 
     A step starts where the one before was corrected, which is where the draft is bad: chances that are right over all
     positions can be too high at these.

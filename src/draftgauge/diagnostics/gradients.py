@@ -64,7 +64,7 @@ def gradient_statistics(
 
 
 def effective_rank(gradients: Tensor) -> float:
-    """Of vectors ``[n, width]``: 0 where all vanish, else 1..n."""
+    """Effective rank of vectors ``[n, width]``: 0 where all vanish, else 1..n."""
     gram = (gradients @ gradients.T).double()
     eigenvalues = torch.linalg.eigvalsh(gram).clamp(min=0)
     if float(eigenvalues.sum()) <= 0:

@@ -66,7 +66,7 @@ class TextBatch:
 def text_batches(
     texts: Sequence[HeldOutText], depths: int, device: torch.device, batch_tokens: int = BATCH_TOKENS
 ) -> Iterator[TextBatch]:
-    """All texts, the short ones first, up to so many tokens together, padding included."""
+    """Batches of all texts, shortest first, of up to ``batch_tokens`` tokens, padding included."""
     members: list[int] = []
     for i in sorted(range(len(texts)), key=lambda i: len(texts[i].tokens)):
         width = len(texts[i].tokens) + depths

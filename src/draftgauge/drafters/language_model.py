@@ -100,7 +100,7 @@ class LanguageModelDrafter:
     ) -> DenseDrafts:
         """See :class:`~draftgauge.drafters.dense.DraftsEverywhere`; all positions are drafted from together."""
         if not self.sampling.greedy:
-            raise DraftgaugeError("a trace is of greedy drafts: record with a drafter at temperature 0")
+            raise DraftgaugeError("a trace holds greedy drafts: record with a drafter at temperature 0")
         return draft_densely(self.model, prompt_tokens, output, gamma_max, self.end_tokens, vocabulary)
 
     def draft_refused(
@@ -189,6 +189,6 @@ class LanguageModelSource(DraftSource):
         return LanguageModelDrafter(self.model, end_tokens, sampling, own, target.spec.vocabulary)
 
     def fingerprint(self) -> str:
-        """Of the draft model's files."""
+        """Fingerprint of the draft model's files."""
         assert self.source is not None
         return fingerprint(resolve_source(self.source, "draft"))

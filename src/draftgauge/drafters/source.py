@@ -126,7 +126,7 @@ class DraftSource(ABC):
         """
 
     def fingerprint(self) -> str | None:
-        """Which weights draft, by hash; None if there are none."""
+        """Fingerprint of the weights that draft; None for a drafter without weights."""
         return None
 
 
@@ -185,4 +185,4 @@ def choose_drafter(drafter: str | Path, draft: Source) -> tuple[str, Source]:
             return kind.name, drafter
     named = ", ".join(kind.name for kind in kinds.values() if not kind.self_describing)
     folders = " or ".join(kind.takes for kind in kinds.values() if kind.self_describing)
-    raise DraftgaugeError(f"unknown drafter {str(drafter)!r}: choose {named}, or give {folders}; {drafter} is none")
+    raise DraftgaugeError(f"unknown drafter {str(drafter)!r}: choose {named}, or give {folders}; {drafter} is not one")

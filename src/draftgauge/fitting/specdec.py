@@ -67,7 +67,7 @@ def fit_specdec(trace: Trace, gamma_max: int | None = None, seed: int = 0) -> Fi
 
 
 def _samples(trace: Trace, gamma_max: int) -> tuple[NDArray[np.float64], NDArray[np.bool_]]:
-    """Of the judged tokens: features ``[tokens, features]`` and whether they were accepted ``[tokens]``."""
+    """Features ``[tokens, features]`` of the judged tokens, and whether these were accepted ``[tokens]``."""
     signals = SignalArrays(*(values[:, :gamma_max] for values in (trace.confidence, trace.entropy, trace.margin)))
     depth = np.arange(1, gamma_max + 1)
     accepted = depth <= trace.accepted[:, None]

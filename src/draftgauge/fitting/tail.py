@@ -161,7 +161,7 @@ class _Design:
         return _Fit(self.weights, self.constant, tokens, offsets[0], offsets[1])
 
     def _offsets(self, token_scale: float) -> Floats:
-        """Those of the greatest likelihood under the prior."""
+        """The offsets of the greatest likelihood under the prior."""
         logits = self.examples.terms @ self.weights + self.constant
         signs, prior = np.where(self.examples.stood, 1.0, -1.0), 1 / (REGULARISATION * token_scale**2)
 

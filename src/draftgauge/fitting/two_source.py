@@ -34,7 +34,7 @@ ROUNDS = 2
 KEPT_STEPS = 192
 """Steps of the fitting prompts that a fitted policy carries, to find its rate on any cost curve."""
 LEAST_GAIN = 0.01
-"""Chance below which a offset of a kept tail is left out."""
+"""Chance below which an offset of a kept tail is left out."""
 KAPPAS = (0.0, 0.25, 0.5, 0.7, 0.85, 1.0, 1.2, 1.5, 2.0)
 
 

@@ -47,7 +47,7 @@ def is_unchanged(model: CachedModel, weights: Weights) -> bool:
 
 
 def _copied(model: CachedModel, parameters: list[nn.Parameter]) -> list[nn.Parameter]:
-    """Those that an engine holds copies of, or of what follows from them."""
+    """The parameters that an engine holds copies of, or has derived others from."""
     if not isinstance(model, LeanModel):
         return []
     packed = packs(model.module)

@@ -69,7 +69,7 @@ class CostProbe(Proposer):
         return draft
 
     def measured(self) -> EngineCosts | None:
-        """The costs so far, of the batch sizes with timings of two lengths at least; None where there are none."""
+        """The costs so far, of the batch sizes timed at two lengths or more; None if there are none."""
         verify = {batch: self._enough(timed) for batch, timed in self._verify.items()}
         draft = {batch: self._enough(timed) for batch, timed in self._draft.items()}
         batches = sorted(b for b in verify if 0 in verify[b] and len(verify[b]) > 1 and len(draft.get(b, {})) > 1)

@@ -6,7 +6,7 @@
 - ``nf4``: 4-bit NormalFloat (Dettmers et al. 2023), linears only.
 
 Quantised models keep embeddings, norms, attention and the output head in the dtype of ``none``. Mixtures of experts are
-refused: their experts are no linears, and would stay as they are.
+refused: their experts are not linear layers, and would stay as they are.
 
 A checkpoint that comes quantised is loaded as it is, and goes by the name of its method (``awq``, ``gptq``,
 ``compressed-tensors``, ``fp8``, ``torchao``, ``bnb-int8``, ``bnb-nf4``): asked for with ``none`` it gets that name, and
@@ -149,7 +149,7 @@ def check_quantises(
     share = sum(size for size, of_experts in sizes if of_experts) / sum(size for size, _ in sizes)
     if share > MOST:
         raise ModelError(
-            f"{share:.0%} of the weights of this {config.model_type} model are in its experts, which are no linears: "
+            f"{share:.0%} of the weights of this {config.model_type} model are in its experts, not in linear layers: "
             f"{compression} would leave them as they are, so use bf16 or fp16, or a checkpoint that comes quantised"
         )
     if compression == "nf4" and device.type == "cpu":

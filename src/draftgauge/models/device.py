@@ -39,7 +39,7 @@ def device_count(kind: str) -> int:
 
 
 def check_devices(device: str | torch.device | None, count: int) -> None:
-    """Check that a machine has so many devices of the kind that :func:`choose_device` gives.
+    """Check that a machine has ``count`` devices of the kind that :func:`choose_device` gives.
 
     Raises:
         DraftgaugeError: saying how many there are.
@@ -60,7 +60,7 @@ def numbered(device: str | torch.device | None, number: int) -> torch.device:
 
 
 def free_bytes(device: torch.device) -> int | None:
-    """Memory of a device that is free; None where nobody says."""
+    """Free memory of a device; None where it cannot be found out."""
     if device.type == "cuda":
         return int(torch.cuda.mem_get_info(device)[0])
     try:

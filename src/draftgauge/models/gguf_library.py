@@ -71,7 +71,7 @@ def logits_address(library: Any) -> Callable[[Any], int]:
 
 
 def last_error() -> str:
-    """What libllama last complained of; empty if it has not."""
+    """The last error that libllama logged; empty if there was none."""
     return _last_error
 
 

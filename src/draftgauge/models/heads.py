@@ -34,7 +34,7 @@ class ScoreRule:
 
 
 def score_rule(module: PreTrainedModel, layer: int) -> ScoreRule:
-    """Of a decoder layer."""
+    """How a decoder layer scores keys."""
     attention: Any = decoder_layers(module)[layer].self_attn
     gemma2 = module.config.get_text_config().model_type == "gemma2"  # Gemma 3 names a softcap, and computes none
     return ScoreRule(attention.scaling, attention.attn_logit_softcapping if gemma2 else None)

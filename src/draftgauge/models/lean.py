@@ -123,7 +123,7 @@ class LeanModel:
         return hidden
 
     def _reserve(self, count: int) -> None:
-        """Make room for so many more tokens."""
+        """Make room for ``count`` more tokens."""
         end = self._length + count
         if end > self._capacity:
             check_context(self.spec, end)

@@ -177,7 +177,7 @@ def _norm_of(config: PreTrainedConfig) -> Callable[[Tensor, float], Norm]:
 
 
 def _embedding(module: Any) -> Callable[[Tensor], Tensor]:
-    """Of tokens ``[k]``, their rows of the table, scaled where the family does so (Gemma)."""
+    """A function from tokens ``[k]`` to their embeddings, scaled where the family does so (Gemma)."""
     table = module.weight
     if not hasattr(module, "embed_scale"):
         return partial(F.embedding, weight=table)

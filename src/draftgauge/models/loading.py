@@ -84,7 +84,9 @@ def load_model(
     if is_gguf(source):
         return _load_gguf(Path(source), compression, device, engine)
     if engine in GGUF_ENGINES:
-        raise ModelError(f"the engine {engine} runs GGUF files, and {source} is none: give a file that ends in .gguf")
+        raise ModelError(
+            f"the engine {engine} runs GGUF files, and {source} is not one: give a file that ends in .gguf"
+        )
     chosen = choose_device(device)
     check_device_map(device_map, device)
     path = resolve_source(source, part)
@@ -148,7 +150,7 @@ def clear_memory_errors(what: str, device: torch.device) -> Iterator[None]:
 
 def _load_gguf(path: Path, compression: str, device: str | torch.device | None, engine: str) -> CachedModel:
     if compression != "none":
-        raise ModelError(f"{path} is quantised as it is: give another file in place of compression {compression}")
+        raise ModelError(f"{path} is quantised already: give another file instead of compression {compression}")
     if device is not None and torch.device(device).type != "cpu":
         raise ModelError(f"GGUF files run on the CPU here, not on {device}: leave out --device")
     if engine not in ("auto", *GGUF_ENGINES):

@@ -45,7 +45,7 @@ def own_sampling(source: str | Path) -> Sampling:
     if off:
         shown = ", ".join(f"{name} {getattr(own, name)}" for name in off)
         raise ModelError(
-            f"the sampling defaults of {source} hold {shown}, which draftgauge does not have: give temperature, top_k "
+            f"the sampling defaults of {source} use {shown}, which is not supported here: give temperature, top_k "
             "and top_p instead"
         )
     if not own.do_sample:

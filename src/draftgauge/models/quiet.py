@@ -24,7 +24,7 @@ def no_bars() -> Iterator[None]:
 
 @contextmanager
 def no_hints() -> Iterator[None]:
-    """No hints on the arguments of ``generate()``, which are for whoever calls it; its errors stay."""
+    """Silence hints on the arguments of ``generate()``, which its caller cannot act on; errors are still logged."""
     logger = logging.getLogger("transformers.generation")
     level = logger.level
     logger.setLevel(logging.ERROR)

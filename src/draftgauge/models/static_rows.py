@@ -180,7 +180,7 @@ class RowsPass:
 
 
 def check_cache_fits(model: LeanModel, rows: int, capacity: int) -> None:
-    """Raise ``ModelError`` if keys and values of so many sequences do not fit into what memory is free."""
+    """Raise ``ModelError`` if the keys and values of ``rows`` sequences do not fit into the free memory."""
     weights, spec = model._weights, model.spec
     values = len(weights.layers) * rows * 2 * weights.key_heads * capacity * weights.head_dim
     needed, free = values * spec.dtype.itemsize, free_bytes(spec.device)

@@ -113,7 +113,7 @@ def _slides(config: PreTrainedConfig, layer: int) -> bool:
 
 
 def _nearest_full(config: PreTrainedConfig, layers: tuple[int, ...]) -> tuple[int, ...]:
-    """For each layer the nearest free one with full attention; the layers themselves where there is none at all."""
+    """The nearest unused layer with full attention for each layer; the layers themselves if no layer has it."""
     left = [layer for layer in range(config.num_hidden_layers) if not _slides(config, layer)]
     if not left:
         return layers

@@ -298,7 +298,7 @@ class TokenOffsets:
         self._dense[list(tokens)] = offsets
 
     def at(self, tokens: Ints) -> Floats:
-        """``[n]`` of token ids, -1 where there is none."""
+        """``[n]`` the offsets of token ids, where -1 stands for no token."""
         inside = (tokens >= 0) & (tokens < len(self._dense))
         offsets: Floats = self._dense[np.where(inside, tokens, -1)]
         return offsets

@@ -15,7 +15,7 @@ STOPPING = "stopping"
 def make_batch_policy(
     spec: str, slots: int, gamma_max: int, costs: StepCosts | None, passes: PassCosts | None = None
 ) -> BatchPolicy:
-    """A new policy for so many requests at once.
+    """A new policy for up to ``slots`` requests at once.
 
     Args:
         spec: of any policy, which then decides for each request by itself; or ``shared-budget``, which takes the

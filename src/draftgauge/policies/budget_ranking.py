@@ -27,7 +27,7 @@ class PassCosts(Protocol):
         ...
 
     def verify_seconds(self, batch: int, tokens: NDArray[np.int64] | int, context: int) -> NDArray[np.float64]:
-        """Seconds of verifying so many tokens."""
+        """Seconds of verifying ``tokens`` tokens."""
         ...
 
     def draft_seconds(
@@ -70,7 +70,7 @@ class BudgetRanking:
     """Ranks the tokens of one step after another, and says which of them pay."""
 
     def __init__(self, costs: PassCosts, batch: int) -> None:
-        """For so many requests."""
+        """Start a ranking for up to ``batch`` requests."""
         self._costs, self._batch = costs, batch
         self._prices: dict[int, _Prices] = {}
         self._prices_at: dict[int, _Prices] = {}
@@ -86,7 +86,7 @@ class BudgetRanking:
         return self._tokens / self._seconds
 
     def begin(self, requests: int, context: int) -> None:
-        """A step of so many requests begins, the longest of ``context`` tokens."""
+        """Begin a step of some requests, the longest of ``context`` tokens."""
         self._now = self._price(context)
         self._planned = 0
         self._spent = self._rest[requests]
@@ -136,7 +136,7 @@ class BudgetRanking:
         return counts
 
     def committed(self, tokens: int) -> None:
-        """A request committed so many tokens."""
+        """Note that a request committed some tokens."""
         self._tokens += tokens
 
     def _price(self, context: int) -> _Prices:

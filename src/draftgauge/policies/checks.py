@@ -9,7 +9,7 @@ from draftgauge.policies.base import StepCosts
 
 
 def require_costs(name: str, costs: StepCosts | None) -> StepCosts:
-    """The costs of a policy that weighs them; raises ``DraftgaugeError`` where there are none."""
+    """The costs that a policy needs; raises ``DraftgaugeError`` if they are None."""
     if costs is None:
         raise DraftgaugeError(
             f"policy {name} weighs the cost of a step: give the pair's cost curve (`draftgauge profile` measures it)"

@@ -92,6 +92,6 @@ class SharedBudget:
         self._stands[slot].append(tracker.chances.all_stand)
 
     def _chance(self, slot: int) -> float:
-        """That one more token of a request would stand, with all before it."""
+        """The chance that one more token of a request would stand, with all before it."""
         chances = self._trackers[slot].chances
         return chances.all_stand * chances.next_stands

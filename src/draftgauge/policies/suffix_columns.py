@@ -253,7 +253,7 @@ def matched_lengths(cells: NDArray[np.int16], least: int = 1) -> Ints:
 
 
 def _follow(texts: Texts, tails: Ints, rows: Ints, length: int) -> Continuation:
-    """Look up so many tokens at some rows, each after those before it."""
+    """Look up ``length`` tokens at some rows, each after those before it."""
     found = Continuation(np.full((len(tails), length), -1, np.int32), np.zeros((len(tails), length), np.int16))
     at = np.arange(len(tails))
     for position in range(length):

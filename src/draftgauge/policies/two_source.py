@@ -301,7 +301,7 @@ def two_source(horizon: int = 8, *, gamma_max: int, costs: StepCosts) -> Policy:
     grid={"price": (0.5, 0.7, 0.85, 1.0, 1.2, 1.5, 2.0, 3.0)},
 )
 def gated_lookup(price: float = 1.0, *, gamma_max: int, costs: StepCosts) -> Policy:
-    """The text alone under the rule of two sources, its tokens' verification priced so many times what it costs."""
+    """The text alone under the rule of two sources, verifying a token being priced at ``price`` times its cost."""
     check_positive("gated-lookup", "price", price)
     numbers, longest = _bundled(gamma_max, costs)
     return TwoSource(replace(numbers, sources="text", price=price), longest, costs)

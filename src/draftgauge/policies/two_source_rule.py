@@ -157,7 +157,7 @@ class Rule:
 
 
 def _upper_lines(lines: list[tuple[float, float]]) -> list[tuple[float, float]]:
-    """Those that are the greatest ``slope x - price`` for some chance ``x`` in 0..1."""
+    """The lines ``slope x - price`` that are the greatest at some chance ``x`` in 0..1."""
     kept: list[tuple[float, float]] = []
     for slope, price in sorted(lines):
         while kept and (
@@ -212,5 +212,5 @@ def _padded(rows: Sequence[Sequence[float]], length: int) -> Floats:
 
 
 def running_sums(gains: Floats) -> TailSums:
-    """Of gains ``[n, offsets]``: the chances that all tokens up to each offset stand, 0 from where there is none."""
+    """Sums of gains ``[n, offsets]``, chances that all tokens up to each offset stand (0 where there is no token)."""
     return TailSums(np.where(gains > 0, np.cumsum(gains, axis=1), -np.inf), gains.sum(axis=1))

@@ -86,7 +86,7 @@ def replay_batch(trace: Trace, policy: BatchPolicy, costs: BatchCosts, batch: in
 
 @dataclass
 class _Cursor:
-    """Where a slot stands: the rows of its prompt, and what its drafter has not taken in."""
+    """A slot's place in its prompt's rows, and the tokens that its drafter has yet to read."""
 
     first: int
     row: int
@@ -209,7 +209,7 @@ class _Batch:
         return cursor.row >= cursor.end
 
     def cap(self, cursor: _Cursor) -> int:
-        """The most tokens that a slot may draft; where nobody reads them, an end token does not end a draft."""
+        """The most tokens that a slot may draft; an end token ends a draft only where drafted tokens are read."""
         room = min(self.gamma_max, self.trace.max_new_tokens - 1 - cursor.position)
         return min(room, self.drafted[cursor.row]) if self.asks else room
 

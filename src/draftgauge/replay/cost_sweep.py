@@ -34,7 +34,7 @@ def at_cost_ratio(costs: CostCurve, ratio: float) -> CostCurve:
     measured = costs.cost_ratio()
     if not 0 < ratio < float("inf"):
         raise DraftgaugeError(
-            f"a cost ratio is the time of a drafted token over that of a verification and above 0, not {ratio:g}"
+            f"a cost ratio, a drafted token's time over a verification's, must be above 0, not {ratio:g}"
         )
     if measured <= 0:
         raise DraftgaugeError(

@@ -227,7 +227,7 @@ def evaluate_design(
 
 
 def figure(row: Mapping[str, object], key: str) -> float:
-    """A figure of a row, NaN where there is none."""
+    """A row's figure, NaN where it is None."""
     value = row[key]
     assert value is None or isinstance(value, int | float), (key, value)
     return math.nan if value is None else float(value)

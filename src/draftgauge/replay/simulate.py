@@ -55,7 +55,7 @@ class Charge(NamedTuple):
     decision: DecisionSeconds = DecisionSeconds()
 
     def of_steps(self, drafted: Ints, committed: Ints | int = 0, appended: Ints | int = 0) -> Floats:
-        """Seconds of deciding in steps that draft, commit and append so many tokens."""
+        """Seconds of deciding in steps that draft, commit and append these numbers of tokens."""
         deciding: Floats = self.decision.step + self.decision.token * drafted.astype(np.float64)
         deciding = deciding + self.decision.committed * np.asarray(committed, np.float64)
         return deciding + self.decision.appended * np.asarray(appended, np.float64)
@@ -237,7 +237,7 @@ def replay_lengths(
 
 
 def accepted_tokens(trace: Trace, drafted: Ints, appended: Appended) -> Ints:
-    """``[P]`` tokens accepted at every position of so many drafted ones, then so many of the text's continuation.
+    """``[P]`` tokens accepted at every position of ``drafted`` ones, then ``appended`` of the text's continuation.
 
     ``min(d, a) + [a >= d] run(p, d, b)``: where all drafted tokens stand, the looked-up ones follow the output's own
     text, so how many of them stand follows from the trace's tokens.

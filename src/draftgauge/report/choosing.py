@@ -193,7 +193,7 @@ def _texts_of(trace: Trace, part: Trace, texts: Sequence[str]) -> list[str]:
 
 
 def _calibration(this: Contest, train: Trace) -> tuple[ReliabilityCurve, ...]:
-    """Of the drafter's confidence, and of every policy that predicts acceptance."""
+    """Reliability of the drafter's confidence, and of every policy that predicts acceptance."""
     base = base_rates(train)
     predictions: dict[str, NDArray[Any]] = {CONFIDENCE: this.trace.confidence}
     for spec in this.specs:

@@ -90,7 +90,7 @@ def colour_variables(scheme: str) -> str:
 
 
 def number(value: float | None, digits: int = 3) -> str:
-    """A figure with ``digits`` significant digits, never in scientific notation; an en dash where there is none."""
+    """A figure with ``digits`` significant digits, never in scientific notation; an en dash for None and NaN."""
     if value is None or math.isnan(value):
         return MISSING
     if value == 0:

@@ -50,7 +50,7 @@ def table_of(rows: Sequence[Mapping[str, Any]], columns: Columns, caption: str =
 
 
 def decimals(count: int) -> Format:
-    """A format with so many decimals."""
+    """A format with ``count`` decimals."""
     return lambda value: f"{value:,.{count}f}"
 
 

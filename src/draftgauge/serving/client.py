@@ -47,7 +47,7 @@ def complete(engine: str, url: str, prompt: list[int], max_new_tokens: int) -> C
         ServerError: if the server does not answer, or not as this engine does.
     """
     if engine not in CLIENTS:
-        raise DraftgaugeError(f"a server of {engine} is not asked: choose one of {', '.join(CLIENTS)}")
+        raise DraftgaugeError(f"servers of {engine} cannot be asked: choose one of {', '.join(CLIENTS)}")
     try:
         return CLIENTS[engine](url, prompt, max_new_tokens)
     except (KeyError, IndexError, TypeError) as error:

@@ -85,7 +85,7 @@ def read_counts(engine: str, url: str) -> SpeculationCounts:
     """
     if engine not in PREFIXES:
         raise DraftgaugeError(
-            f"a server of {engine} is not read: --url takes one of {' and '.join(PREFIXES)}; for others record a run"
+            f"counters of {engine} cannot be read: --url takes one of {' and '.join(PREFIXES)}; for others record a run"
         )
     samples = parse_metrics(fetch_text(url, "/metrics"))
     counts = counts_of(samples, PREFIXES[engine])
@@ -102,7 +102,7 @@ def read_counts(engine: str, url: str) -> SpeculationCounts:
 
 
 def counts_of(samples: Sequence[Sample], prefix: str) -> SpeculationCounts | None:
-    """The counters among samples, summed over a server's engines and models; None where there are none."""
+    """The counters among samples, summed over a server's engines and models; None if there are no counters."""
     totals: dict[str, float] = {}
     positions: dict[int, float] = {}
     for sample in samples:

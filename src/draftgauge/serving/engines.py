@@ -180,7 +180,7 @@ def _transformers(setting: str, places: Places) -> str:
 
 
 def _gguf(setting: str, places: Places) -> str:
-    """Of a run on other files than GGUF ones the files still have to be made."""
+    """The command for GGUF files, with placeholders for files that a run on other files has yet to make."""
     target = places.target if places.target.endswith(GGUF) else f"TARGET{GGUF}"
     draft = places.draft if places.draft.endswith(GGUF) else f"DRAFT{GGUF}"
     return _draftgauge(setting, replace(places, target=target, draft=draft))

@@ -34,7 +34,7 @@ def costs_of_steps(
         TraceError: if no fixed length was served.
     """
     if not steps:
-        raise TraceError("costs follow from steps of at least one fixed length: name such a server, as fixed:4=URL")
+        raise TraceError("costs need a server at a fixed length or more: name one, e.g. fixed:4=URL")
     whole = np.array(fitted_line({0: list(plain)} | {n: list(seconds) for n, seconds in steps.items()}, gamma_max))
     if len(draft):
         drafting = np.arange(gamma_max + 1) * float(np.median(draft))

@@ -79,7 +79,7 @@ class BatchCosts:
         return self._interpolated(self.verify, batch, tokens, context, exact=True)
 
     def draft_seconds(self, batch: Numbers, tokens: Numbers, context: Numbers) -> NDArray[np.float64]:
-        """Seconds of the drafter's first pass over so many tokens of all requests, see :meth:`verify_seconds`."""
+        """Seconds of the drafter's first pass over ``tokens`` tokens of all requests, see :meth:`verify_seconds`."""
         return self._interpolated(self.draft, batch, tokens, context, exact=False)
 
     def onward_seconds(self, batch: Numbers, context: Numbers) -> NDArray[np.float64]:
@@ -88,24 +88,24 @@ class BatchCosts:
         return self._interpolated(table, batch, batch, context, exact=False)
 
     def step_seconds(self, batch: Numbers) -> NDArray[np.float64]:
-        """Seconds of a step of so many requests outside its passes."""
+        """Seconds of a step of ``batch`` requests outside its passes."""
         self._check_batch(np.asarray(batch, np.float64))
         return np.asarray(np.interp(batch, self.batches, self.overhead))
 
     def asking_seconds(self, batch: Numbers) -> NDArray[np.float64]:
-        """What a pass of the drafter over so many requests takes longer where its signals are read."""
+        """Seconds that reading its signals adds to a drafter's pass over ``batch`` requests."""
         return np.asarray(np.interp(batch, self.batches, self.asking))
 
     def ragged_verify_seconds(self, batch: Numbers, padded: Numbers) -> NDArray[np.float64]:
-        """What passes of the target take longer as they are padded by so many places."""
+        """Seconds that ``padded`` places of padding add to passes of the target."""
         return self._ragged(self.ragged_verify, batch, padded)
 
     def ragged_draft_seconds(self, batch: Numbers, missing: Numbers) -> NDArray[np.float64]:
-        """What passes of the drafter take longer as so many requests between others are missing."""
+        """Seconds that ``missing`` requests between others add to passes of the drafter."""
         return self._ragged(self.ragged_draft, batch, missing)
 
     def repeat_seconds(self, batch: Numbers, drafts: NDArray[np.bool_] | bool) -> NDArray[np.float64]:
-        """What steps take less whose passes have the shape of those of the step before."""
+        """Seconds that steps save whose passes have the shape of those of the step before."""
         if not self.repeat:
             return np.zeros(np.broadcast_shapes(np.shape(batch), np.shape(drafts)))
         plain, drafting = (np.interp(batch, self.batches, column) for column in np.asarray(self.repeat).T)
@@ -113,7 +113,7 @@ class BatchCosts:
         return saved
 
     def ranking_seconds(self, batch: int, steps: int, ranked: int) -> float:
-        """What ranking takes in so many steps of ``batch`` requests, which are ranked so often altogether."""
+        """Seconds of ranking in ``steps`` steps of ``batch`` requests, with ``ranked`` rankings in all."""
         if not self.ranking:
             return 0.0
         once, each = (float(np.interp(batch, self.batches, column)) for column in np.asarray(self.ranking).T)

@@ -46,13 +46,13 @@ class SignalSeconds:
     first: float = 0.0
 
     def of_draft(self, reads: Reads, gamma: NDArray[np.int64] | int) -> NDArray[np.float64]:
-        """Seconds that drafts of so many tokens take longer for a policy that reads these signals."""
+        """Seconds that reading these signals adds to drafts of ``gamma`` tokens."""
         tokens = np.asarray(gamma, np.float64)
         seconds: NDArray[np.float64] = self.of_token(reads) * (tokens + self.first * (tokens > 0))
         return seconds
 
     def of_token(self, reads: Reads) -> float:
-        """Seconds that each drafted token but a step's first takes longer for such a policy."""
+        """Seconds that reading these signals adds to each drafted token but a step's first."""
         seconds = self.asking if reads & OF_DRAFTED_TOKENS else 0.0
         seconds += self.distribution if reads & DISTRIBUTION else 0.0
         return seconds + float(sum(getattr(self, name) for name in DISTRIBUTION & reads))
@@ -237,7 +237,7 @@ class CostCurve:
     def catch_up_seconds(
         self, backlog: NDArray[np.int64] | int, drafted: NDArray[np.int64] | int
     ) -> NDArray[np.float64]:
-        """What steps with so many tokens to take in take longer than with one; nothing where nothing is drafted."""
+        """Seconds that a backlog adds to steps, over one of a single token; 0 where nothing is drafted."""
         added = np.asarray(self.catch_up or (0.0,))[np.minimum(backlog, self.backlog_max) - 1]
         return np.where(np.asarray(drafted) > 0, added, 0.0)
 
@@ -265,7 +265,7 @@ class CostCurve:
         return per_token / self.verify[row][0]
 
     def of_batches(self, largest: int = 1) -> BatchCosts:
-        """What passes of up to so many requests together take.
+        """The costs of passes over up to ``largest`` requests together.
 
         Raises:
             TraceError: if that was not measured.

@@ -62,10 +62,10 @@ class About:
     def __post_init__(self) -> None:
         if not self.vocabulary:
             raise DraftgaugeError(
-                "a datastore is of one vocabulary, and that of these tokens is not known: profile the pair again"
+                "a datastore belongs to one vocabulary, and that of these tokens is unknown: profile the pair again"
             )
         if self.capacity < 1:
-            raise DraftgaugeError(f"a datastore holds some number of tokens at most, 1 or more, not {self.capacity}")
+            raise DraftgaugeError(f"the capacity of a datastore must be at least 1 token, not {self.capacity}")
 
 
 @dataclass(frozen=True)
@@ -141,7 +141,7 @@ class Datastore:
         rows = zip(*(table[name].to_pylist() for name in _SCHEMA.names), strict=True)
         store = cls(about, tuple(StoredOutput(prompt, tuple(tokens)) for prompt, tokens in rows))
         if store.tokens > about.capacity or any(min(output.tokens, default=0) < 0 for output in store.outputs):
-            raise DraftgaugeError(f"{path} holds what no datastore holds: build it again")
+            raise DraftgaugeError(f"{path} is damaged: build it again")
         return store
 
 

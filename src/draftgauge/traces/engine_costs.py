@@ -150,7 +150,7 @@ def fitted_line(seconds: dict[int, list[float]], gamma_max: int) -> tuple[float,
     """
     seen = sorted(count for count, timings in seconds.items() if timings)
     if len(seen) < 2:
-        raise TraceError(f"steps with two numbers of tokens must be timed at least, not with {seen or 'none'}")
+        raise TraceError(f"at least two numbers of tokens must be timed, not {seen or 'none'}")
     medians = [float(np.median(seconds[count])) for count in seen]
     slope = (medians[-1] - medians[-2]) / (seen[-1] - seen[-2])
     inside = np.interp(np.arange(gamma_max + 1), seen, medians)

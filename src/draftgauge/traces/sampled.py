@@ -226,7 +226,7 @@ def check_chances(
 
 
 def _inside(offsets: NDArray[np.int64], depths: int) -> NDArray[np.bool_]:
-    """``[P, depths]`` whether the position so many rows on (0, 1, ...) belongs to the same prompt."""
+    """``[P, depths]`` whether the row 0, 1, ... rows on belongs to the same prompt."""
     ends = np.repeat(offsets[1:], np.diff(offsets))
     inside: NDArray[np.bool_] = np.arange(offsets[-1])[:, None] + np.arange(depths) < ends[:, None]
     return inside

@@ -98,7 +98,7 @@ class TraceWriter:
                 ("a greedy record", "a run of sampled decoding"),
             )
             one, other = sampled if record.sampled else greedy
-            raise TraceError(f"{where}: {one} does not belong into {other}")
+            raise TraceError(f"{where}: {one} does not belong in {other}")
         if record.info.index in self._tasks or any(
             record.info.index == pending.info.index for pending in self._pending
         ):

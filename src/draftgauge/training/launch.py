@@ -114,7 +114,7 @@ def _run(end: Connection, variables: Mapping[str, Any], work: Callable[..., Any]
 
 
 def _end_with(sentinel: int) -> None:
-    """End this process as soon as another one ends: nobody else would, and a second run would find it there."""
+    """End this process as soon as another one ends, lest it be left behind and meet the next run."""
     wait([sentinel])
     os._exit(1)
 

@@ -68,7 +68,7 @@ class ProfileRequest:
 
 def _check_batches(batches: tuple[int, ...]) -> None:
     if any(batch < 1 for batch in batches) or len(set(batches)) < len(batches):
-        raise DraftgaugeError(f"batches are numbers of requests, at least 1 and each once, not {list(batches)}")
+        raise DraftgaugeError(f"batches must be numbers of requests, at least 1 and each once, not {list(batches)}")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -155,7 +155,7 @@ class ReplayRequest:
     def __post_init__(self) -> None:
         _check_batches(self.batches)
         if self.batches and self.datastore is not None:
-            raise DraftgaugeError("no policy of batches looks tokens up in a text: leave out --datastore")
+            raise DraftgaugeError("in batches no policy looks tokens up in the text: leave out --datastore")
         if self.batches and (self.sweep or self.tune):
             raise DraftgaugeError("batches are replayed at the costs measured for them: leave out --sweep and --tune")
 
@@ -209,7 +209,7 @@ class BenchRequest:
         if self.urls and self.datastore is not None:
             raise DraftgaugeError("servers look tokens up by their own settings: leave out --datastore")
         if not self.urls and (self.advice is not None or self.costs_out is not None):
-            raise DraftgaugeError("--advice and --costs-out are of running servers: name these with --url")
+            raise DraftgaugeError("--advice and --costs-out are for running servers: name these with --url")
 
 
 @dataclass(frozen=True, kw_only=True)

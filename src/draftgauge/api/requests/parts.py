@@ -178,7 +178,7 @@ class SamplingSpec:
     def __post_init__(self) -> None:
         if self.checkpoint_sampling and (self.temperature, self.top_k, self.top_p) != (0.0, 0, 1.0):
             raise DraftgaugeError(
-                "checkpoint_sampling takes temperature, top_k and top_p from the target: leave them out, or it"
+                "checkpoint_sampling takes temperature, top_k and top_p from the target: leave out these three, or it"
             )
 
 

@@ -19,7 +19,7 @@ class Heads(NamedTuple):
     values: Tensor
 
     def since(self, row: int) -> Heads:
-        """Of this row and those after it; a negative one counts from the end."""
+        """The heads of this row and those after it; a negative row counts from the end."""
         return Heads(*(part[:, :, row:] for part in self))
 
 

@@ -58,7 +58,7 @@ class TokenParts(NamedTuple):
     chain: Tensor | None
 
     def window(self, begin: int, end: int) -> TokenParts:
-        """Of some of the tokens."""
+        """The parts of the tokens ``begin`` to ``end``."""
         return TokenParts(*(None if part is None else part[:, begin:end] for part in self))
 
 
@@ -69,7 +69,7 @@ class BlockHeads(NamedTuple):
     chain: Heads | None
 
     def since(self, row: int) -> BlockHeads:
-        """Of this row and those after it; a negative one counts from the end."""
+        """The heads of this row and those after it; a negative row counts from the end."""
         return BlockHeads(*(None if part is None else part.since(row) for part in self))
 
 

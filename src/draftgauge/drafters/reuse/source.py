@@ -41,7 +41,9 @@ class ReuseSource(DraftSource):
     def resolve(cls, source: Source) -> Source:
         """The folder."""
         if source is None or not is_drafter(source):
-            raise DraftgaugeError(f"drafter reuse needs {cls.takes}{'' if source is None else f'; {source} is none'}")
+            raise DraftgaugeError(
+                f"drafter reuse needs {cls.takes}{'' if source is None else f'; {source} is not one'}"
+            )
         return source
 
     @classmethod
@@ -69,5 +71,5 @@ class ReuseSource(DraftSource):
         return ReuseDrafter(self.net, target, taps, end_tokens, sampling, generator)
 
     def fingerprint(self) -> str:
-        """Of the folder's configuration and weights."""
+        """Fingerprint of the folder's configuration and weights."""
         return drafter_fingerprint(self.folder)

@@ -40,7 +40,7 @@ SPARE, LEAST_CHARACTERS = 2, 500_000  # times what windows will hold, as not eve
 
 
 def shares(long_share: float) -> dict[str, float]:
-    """Of all training tokens by kind, where ``long_share`` of them stand in long windows."""
+    """Each kind's share of the training tokens, where ``long_share`` of all are in long windows."""
     kinds = dict.fromkeys([*SHORT_SHARES, *LONG_SHARES])
     return {
         kind: (1 - long_share) * SHORT_SHARES.get(kind, 0.0) + long_share * LONG_SHARES.get(kind, 0.0) for kind in kinds
@@ -109,7 +109,7 @@ def _passages(texts: Sequence[str]) -> list[str]:
 
 
 def sample(texts: Sequence[str], characters: float, rng: np.random.Generator) -> list[str]:
-    """Texts of a kind in random order until there are so many characters."""
+    """Texts of a kind in random order, ``characters`` or more in all."""
     chosen: list[str] = []
     for index in rng.permutation(len(texts)).tolist():
         if characters <= 0:
@@ -120,7 +120,7 @@ def sample(texts: Sequence[str], characters: float, rng: np.random.Generator) ->
 
 
 def _enough(tokens: float) -> float:
-    """Characters to have at hand of a kind of which so many tokens are trained on."""
+    """Characters to prepare of a kind for training on ``tokens`` tokens of it."""
     return LEAST_CHARACTERS + SPARE * tokens * CHARACTERS_A_TOKEN
 
 

@@ -149,7 +149,7 @@ def check_description(path: Path, description: Mapping[str, Any], wanted: Mappin
             f"{key.replace('_', ' ')} is {description.get(key)!s:.40}, not {wanted[key]!s:.40}" for key in off
         )
         raise DraftgaugeError(
-            f"{path} holds other answers than are asked for: {differences}. Name another file, and they are made"
+            f"{path} holds other answers than are asked for: {differences}. Name another file to have them made"
         )
 
 

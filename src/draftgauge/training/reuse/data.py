@@ -48,7 +48,7 @@ def source_of(request: TrainingSpec) -> str:
 
 
 def _rendered(request: TrainingSpec) -> str:
-    """How prompts become text, where that is not the plain way."""
+    """How prompts become text; empty for the plain way."""
     if request.rendering().plain:
         return ""
     return f", rendered with {json.dumps(to_mapping(request.rendering()), sort_keys=True)}"

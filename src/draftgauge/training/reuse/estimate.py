@@ -246,9 +246,7 @@ def _sizes(request: TrainingSpec, length: int, answers: Sequence[Conversation] |
         return Sizes(len(kept), sum(len(c.tokens) for c in kept), tokens, rows, anchors, longest_tokens, longest_rows)
     count = request.questions
     if count is None:
-        raise DraftgaugeError(
-            "say how many questions there are to be (--questions), or name a file of answers: no size is known yet"
-        )
+        raise DraftgaugeError("the number of questions is not known: give it (--questions), or name a file of answers")
     prompt, answer = (
         GENERATED_LENGTHS if is_reference(request.target) else (length // 2, min(length // 2, request.new_tokens))
     )

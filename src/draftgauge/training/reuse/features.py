@@ -75,7 +75,7 @@ def token_bytes(config: PreTrainedConfig, plan: TapPlan) -> int:
 
 
 def check_disk(folder: Path, needed: int) -> None:
-    """Raise ``DraftgaugeError`` if the disk of a folder, which need not exist yet, has not that many bytes to spare."""
+    """Raise ``DraftgaugeError`` if the disk of a folder, which need not exist yet, has too few bytes to spare."""
     existing = nearest_existing(folder)
     free = shutil.disk_usage(existing).free * (1 - SPARE)
     if needed > free:
@@ -204,7 +204,7 @@ class CachedFeatures:
         self._announced: dict[tuple[int, ...], Future[dict[str, Tensor]]] = {}
 
     def prefetch(self, batch: Batch) -> None:
-        """Start reading a batch's conversations; earlier batches that nobody asked for are dropped."""
+        """Start reading a batch's conversations; earlier batches that were not asked for are dropped."""
         announced = self._announced.pop(batch.index, None)
         self._announced = {batch.index: announced or self._submit(batch)}
 

@@ -67,11 +67,11 @@ class GateWatch:
         self._calls = dict.fromkeys(self._gates, 0)
 
     def sums(self) -> list[Tensor]:
-        """Everything that the figures are made of; whoever adds to it has the figures of more passes."""
+        """The sums that the figures are made of, to be added to in place for figures over several processes."""
         return [sums[depth] for sums in (self._sum, self._open, self._bins) for depth in sorted(sums)]
 
     def figures(self, depth: int | None = None) -> GateFigures | None:
-        """Of a depth, or of all together; None for designs without a gate, or where nothing was seen."""
+        """The figures of a depth, or of all together; None without a gate, or where nothing was seen."""
         depths = [depth] if depth is not None else sorted(self._bins)
         if not depths or any(one not in self._bins for one in depths):
             return None

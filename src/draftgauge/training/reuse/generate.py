@@ -13,7 +13,7 @@ DROP_SHARE = 8  # answered rows leave the group when they are an eighth of it: l
 
 
 def groups(lengths: Sequence[int], new_tokens: int, group_tokens: int = GROUP_TOKENS) -> Iterator[list[int]]:
-    """Indices of prompts of similar length, longest first, so many together as their caches fit."""
+    """Groups of prompts of similar length, by index, longest first, as many together as their caches fit."""
     order = sorted(range(len(lengths)), key=lambda i: (-lengths[i], i))
     start = 0
     while start < len(order):

@@ -206,7 +206,7 @@ def check_warm_start(request: TrainingSpec, drafter: ReuseConfig) -> None:
     hidden = read_config(folder)
     if hidden.design != WARM_START:
         raise ModelError(
-            f"a warm start is from a drafter of the design hidden, and {folder} holds one of the design {hidden.design}"
+            f"a warm start needs a drafter of the design hidden, and {folder} holds one of the design {hidden.design}"
         )
     if drafter.target_fingerprint and hidden.target_fingerprint != drafter.target_fingerprint:
         raise ModelError(

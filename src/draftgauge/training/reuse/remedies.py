@@ -26,7 +26,7 @@ OWN_KEYS = (".chain_attention.keys", ".chain_attention.values")
 
 
 class Remedies:
-    """Those that a request asks for, step by step."""
+    """The remedies that a request asks for, step by step."""
 
     def __init__(self, net: ReuseNet, request: TrainingSpec) -> None:
         self.held_steps = round(request.gate_hold * request.steps)

@@ -94,7 +94,7 @@ def open_trackers(name: str | None, folder: Path, settings: Mapping[str, Any], s
 
 
 def read_history(folder: Path, points: int = 16) -> list[dict[str, float]]:
-    """What the log of a run says of gradients, gate and scales, at so many of its steps, the first and the last among
+    """What the log of a run says of gradients, gate and scales, at up to ``points`` steps, the first and the last among
     them; empty where there is no log.
 
     Returns:
