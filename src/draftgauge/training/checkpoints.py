@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import shutil
 from collections.abc import Sequence
 from pathlib import Path
@@ -12,6 +11,8 @@ from typing import Any
 import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
+
+from draftgauge.core.files import atomic_write_text
 
 LATEST = "latest.json"
 
@@ -34,9 +35,7 @@ def save_checkpoint(
             tensors |= {f"{n}.{index}.{key}": torch.as_tensor(value).contiguous() for key, value in values.items()}
     save_file(tensors, checkpoint / "optimizers.safetensors")
     (checkpoint / "state.json").write_text(json.dumps(state, indent=1))
-    temporary = folder / (LATEST + ".tmp")
-    temporary.write_text(json.dumps({"checkpoint": checkpoint.name}))
-    os.replace(temporary, folder / LATEST)
+    atomic_write_text(folder / LATEST, json.dumps({"checkpoint": checkpoint.name}))
     for old in folder.glob("step-*"):
         if old != checkpoint:
             shutil.rmtree(old, ignore_errors=True)
@@ -46,7 +45,7 @@ def save_checkpoint(
 def load_checkpoint(
     folder: Path, model: nn.Module, optimizers: Sequence[torch.optim.Optimizer]
 ) -> dict[str, Any] | None:
-    """Restore the newest checkpoint of the folder in place and return its JSON state, or None if there is none."""
+    """Restore the folder's newest checkpoint in place and return its JSON state; None if it has no checkpoint."""
     if not (folder / LATEST).exists():
         return None
     checkpoint = folder / json.loads((folder / LATEST).read_text())["checkpoint"]

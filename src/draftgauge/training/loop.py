@@ -20,20 +20,7 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from draftgauge.training.checkpoints import load_checkpoint, save_checkpoint
-from draftgauge.training.compiling import compiled
 from draftgauge.training.optimise import Schedule, optimise
-
-__all__ = [
-    "Batches",
-    "LossFunction",
-    "Phase",
-    "Plan",
-    "Progress",
-    "autocast_dtype",
-    "compiled",
-    "optimizers_for",
-    "train",
-]
 
 LossFunction = Callable[[Tensor], Tensor]
 LOG_EVERY = 10

@@ -89,7 +89,7 @@ def state_rms(model: CachedModel, texts: Sequence[Sequence[int]]) -> list[dict[s
     squares: dict[int, list[Tensor]] = {layer: [] for layer in range(len(layers) + 1)}
     for text in texts:
         ids = torch.tensor([text], device=module.device)
-        squares[0].append(module.get_input_embeddings()(ids)[0].float().square().mean(-1))
+        squares[0].append(_position_squares(module.get_input_embeddings()(ids)))
         with watching(module, layers, lambda layer, states: squares[layer + 1].append(_position_squares(states))):
             module(input_ids=ids, use_cache=False)
     rows = []

@@ -11,7 +11,8 @@ import torch.nn.functional as F
 from torch import Tensor
 from transformers import Qwen3Config, Qwen3ForCausalLM
 
-from draftgauge.training.loop import LossFunction, autocast_dtype, compiled
+from draftgauge.training.compiling import compiled
+from draftgauge.training.loop import LossFunction, autocast_dtype
 from draftgauge.training.reference.trunk import ATTENTION, layer_states, logits_at
 
 TARGET = {

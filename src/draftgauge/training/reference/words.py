@@ -14,48 +14,13 @@ from draftgauge.training.reference.modules import Module
 from draftgauge.training.reference.tasks.base import Words
 
 ARTICLES = {"a", "an", "each", "every", "the"}
-AFTER_NOUNS = {
-    "of",
-    "is",
-    "in",
-    "to",
-    "for",
-    "from",
-    "with",
-    "that",
-    "as",
-    "and",
-    "or",
-    "was",
-    "on",
-    "has",
-    "which",
-    "by",
-    "at",
-    "can",
-    "will",
-    ".",
-    ",",
-}
+AFTER_NOUNS = {"as", "at", "by", "for", "from", "in", "of", "on", "to", "with", "and", "or", "that", "which", ".", ","}
+AFTER_NOUNS |= {"can", "has", "is", "was", "will"}
 BEFORE_VERBS = {"to", "will", "can", "must", "should", "not"}
 AFTER_VERBS = {"the", "a", "an", "it", "this", "all"}
 ADJECTIVE_ENDINGS = ("al", "ic", "ive", "able", "ible", "ous", "ful", "less", "ent", "ant", "ary", "ern", "der", "ect")
-NOT_NOUNS = {
-    "case",
-    "cause",
-    "future",
-    "global",
-    "kind",
-    "local",
-    "need",
-    "other",
-    "return",
-    "second",
-    "spec",
-    "right",
-    "delta",
-    "boolean",
-}
+NOT_NOUNS = {"boolean", "case", "cause", "delta", "future", "global", "kind", "local", "need", "other", "return"}
+NOT_NOUNS |= {"right", "second", "spec"}
 NOT_VERBS = {"become", "cause", "confuse", "have", "just", "like", "only", "quite", "see", "which", "using", "mention"}
 IDENTIFIER = re.compile(r"[a-z]{3,}(_[a-z]{3,}){1,2}")
 LONGEST_IDENTIFIER = 24
@@ -89,7 +54,7 @@ def collect_words(texts: Iterable[str], identifiers: Iterable[str]) -> Words:
 
 
 def snake_case(names: Iterable[str]) -> tuple[str, ...]:
-    """Those names that are two or three plain words, tests left out, in alphabetical order."""
+    """The names of two or three plain words, tests left out, in alphabetical order."""
     chosen = {name for name in names if IDENTIFIER.fullmatch(name) and len(name) <= LONGEST_IDENTIFIER}
     return tuple(sorted(name for name in chosen if not name.startswith("test_")))
 
