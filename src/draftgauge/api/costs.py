@@ -69,7 +69,7 @@ def weigh_cost(specs: Sequence[str]) -> bool:
     """Whether one of these policies needs a cost curve.
 
     Raises:
-        DraftgaugeError: for an unknown policy, or a file that is none.
+        DraftgaugeError: for an unknown policy, or a file that is not a fitted policy.
     """
     needed = False
     for spec in specs:

@@ -74,7 +74,7 @@ def profile(request: ProfileRequest, *, progress: Progress = silent) -> list[dic
     manifests = make_manifests(pair, [prompt for prompt, _ in encoded], path, request)
     require_writable(request.out)
     loaded = [pair]
-    del pair  # whoever needs the memory lets go of it
+    del pair  # so that its memory can be freed
     with only_writer(request.out):
         try:
             if request.where.in_parts:

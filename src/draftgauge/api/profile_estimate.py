@@ -41,7 +41,7 @@ def estimate_rows(request: ProfileRequest) -> list[dict[str, Any]]:
     Returns:
         Rows with ``prompts``; ``positions``, at most; ``longest``, tokens of the longest prompt and its output;
         ``weights_gib``, ``cache_gib`` (keys and values of target and draft, and of the batches asked for),
-        ``logits_gib``, ``memory_gib`` (their sum) and ``free_gib`` of the device, None where nobody says;
+        ``logits_gib``, ``memory_gib`` (their sum) and ``free_gib`` of the device, None where it cannot be found out;
         ``disk_gib``, at most, and ``free_disk_gib``; ``fits``.
 
     Raises:

@@ -57,7 +57,7 @@ def prompts_of(run: Path, manifest: Manifest, pair: Pair, spec: PromptSpec | Non
         spec: which of the recorded prompts; all if None.
 
     Raises:
-        TraceError: if the prompt file has changed since, or the target answers earlier turns otherwise than then.
+        TraceError: if the prompt file has changed since, or the target answers earlier turns differently than then.
     """
     asked = spec or PromptSpec()
     path = prompt_file(manifest.prompts.path)
@@ -73,7 +73,7 @@ def prompts_of(run: Path, manifest: Manifest, pair: Pair, spec: PromptSpec | Non
     short = [p.identifier for p, tokens in encoded if len(tokens) < recorded[p.index]]
     if short:
         raise TraceError(
-            f"the target answers the turns before {', '.join(short)} otherwise than when {run} was recorded: record it "
-            "again with this engine"
+            f"the target answers the turns before {', '.join(short)} differently than when {run} was recorded: record "
+            "it again with this engine"
         )
     return encoded

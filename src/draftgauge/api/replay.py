@@ -69,12 +69,12 @@ def replay(
     if any(spec.split(":")[0] == SHARED_BUDGET for spec in specs):
         raise DraftgaugeError(f"{SHARED_BUDGET} shares draft tokens over the requests of a batch: ask for batches too")
     rows: list[dict[str, Any]] = []
-    for gamma_max, design, costs in _recorded(request, specs, on_warning):
+    for design, costs in _recorded(request, specs, on_warning):
         judged = [prompt.prompt_token for prompt in design.trace.prompts]
         stored = None if request.datastore is None else read_stored(request.datastore, costs.vocabulary, judged)
 
         def make(
-            curve: CostCurve, gamma_max: int = gamma_max, stored: StoredTexts | None = stored
+            curve: CostCurve, gamma_max: int = design.trace.gamma_max, stored: StoredTexts | None = stored
         ) -> dict[str, Policy | Replay]:
             arms = _arms(specs, objects or {}, gamma_max, curve)
             if stored is not None:
@@ -102,22 +102,20 @@ def _in_batches(request: ReplayRequest, objects: Mapping[str, Policy] | None, on
         raise DraftgaugeError("in batches every request has a policy of its own: name policies, give no objects")
     specs = tuple(spec for spec in request.policies if spec not in ("fixed", "none"))  # every length is there anyway
     rows: list[dict[str, Any]] = []
-    for _, design, costs in _recorded(request, specs, on_warning):
+    for design, costs in _recorded(request, specs, on_warning):
         rows += batch_rows(design.trace, costs, request.batches, specs)
     return rows
 
 
-def _recorded(
-    request: ReplayRequest, specs: Sequence[str], on_warning: Warn
-) -> Iterator[tuple[int, Design, CostCurve]]:
-    """For every run its longest draft, train and test traces, and costs, checked against the fitted policies."""
+def _recorded(request: ReplayRequest, specs: Sequence[str], on_warning: Warn) -> Iterator[tuple[Design, CostCurve]]:
+    """For every run its train and test traces and its costs, checked against the fitted policies."""
     files = {spec: spec.removeprefix(f"{SHARED_BUDGET}:") for spec in specs if spec.endswith(FITTED_SUFFIX)}
     trained_on = {spec: load_fitted(Path(file)).trained_on for spec, file in files.items()}
     for run, manifest in select_runs(request.folder):
         trace, costs = read_run(run, request.judged.tasks)
         design = design_of(trace, request.judged.split, {key for keys in trained_on.values() for key in keys})
         _check(run, manifest, costs, design, trained_on, on_warning)
-        yield trace.gamma_max, design, costs
+        yield design, costs
 
 
 def best_gamma_of(run: Path) -> int:

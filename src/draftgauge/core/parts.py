@@ -38,7 +38,7 @@ class SeedSpec:
     """Randomness.
 
     Attributes:
-        seed: of everything random.
+        seed: seed of everything random.
     """
 
     seed: int = 0

@@ -19,7 +19,7 @@ class Rendering:
         template_args: given to the tokenizer's chat template, e.g. ``{"enable_thinking": False}`` for Qwen3.
         system: a system message in front of conversations that have none; None for none.
         chat: plain text is a user's message.
-        turns: of a prompt with several user turns, the first so many are each a prompt of its own.
+        turns: of a prompt with several user turns, each of the first ``turns`` is a prompt of its own.
     """
 
     template_args: Mapping[str, Any] = field(default_factory=dict)

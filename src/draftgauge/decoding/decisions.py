@@ -21,7 +21,7 @@ from draftgauge.statistics.typical import typical
 from draftgauge.traces.costs import PolicySeconds
 
 STEPS = 160
-"""Timed steps of each policy, where there is time for so many."""
+"""Timed steps of each policy, where time allows."""
 
 
 class TimedPolicy:

@@ -1,8 +1,8 @@
 """From timed steps to a cost curve's tables, and to what signals, repeats and tokens to take in add or save.
 
 All take the samples of each context length, and pool them (:mod:`draftgauge.decoding.pooling`). The tables are of steps
-that propose otherwise than the step before them. Those that repeat it say what that saves, and with what it saves added
-again they are samples like the others.
+that propose differently than the step before them. Those that repeat it say what that saves; with it added again, they
+are samples like the others.
 """
 
 from __future__ import annotations

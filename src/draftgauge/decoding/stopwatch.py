@@ -25,8 +25,8 @@ is timed with several committed tokens to take in.
 SHORT_IDLE_RUN = 3
 """Steps of one more such run in every round, behind which a draft of two tokens follows."""
 SHORT, MORE_OF_SHORT, RUN = 6, 2, 3
-"""Lengths up to the first are drafted so many times more in every round, once more with signals, and once in a run of
-so many steps.
+"""Lengths up to the first are drafted that many times more in every round, once more with signals, and once in a run of
+that many steps.
 """
 PRICED: tuple[Reads, ...] = (
     frozenset({SignalName.TEXT}),

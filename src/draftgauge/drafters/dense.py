@@ -93,7 +93,7 @@ def draft_densely(
         output: ``N`` tokens; an end token can only be the last.
         gamma_max: longest draft, ``G``.
         end_tokens: a draft ends with any of these.
-        vocabulary: the draft's logits are cut to so many, those of the target.
+        vocabulary: number of the target's logits, to which the draft's are cut.
 
     Returns:
         The drafts, shorter where an end token came or the draft model's context ends.

@@ -24,7 +24,7 @@ from draftgauge.traces.costs import CostCurve
 
 Drafts: TypeAlias = PreTrainedModel | str | Path
 
-MEASURING_SECONDS = 5.0  # at most, for costs that nobody asked for
+MEASURING_SECONDS = 5.0  # at most, for costs that were not asked for
 
 
 class BoundPair:

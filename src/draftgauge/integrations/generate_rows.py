@@ -76,7 +76,7 @@ class ProcessedModel(WrappedModel):
         start = self.model.length
         self._text[start:] = tokens.tolist()
         logits = self.model.forward(tokens, last_only)
-        if start < self._first:  # the prompt, whose logits nobody reads
+        if start < self._first:  # the prompt, whose logits are not read
             return logits
         scores = self._process(logits, start)
         if self._keeps:

@@ -1,4 +1,4 @@
-"""Which layers of a target are tapped where nobody names them: the rules of two systems; no torch."""
+"""Which layers of a target are tapped by default: the rules of two systems; no torch."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Literal
 
 from draftgauge.core.errors import ModelError
 
-EAGLE_LAYERS = 7  # from so many on, layers 2, L // 2 and L - 3 are three
+EAGLE_LAYERS = 7  # from this many on, layers 2, L // 2 and L - 3 are three
 TAPS = 3
 TapRule = Literal["eagle3", "specforge"]
 

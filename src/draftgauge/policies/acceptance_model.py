@@ -93,7 +93,7 @@ class StoppingNumbers:
         hazard: weights of :class:`HazardShared`.
         next_by_order: ``[5][4]`` weights of :class:`NextByOrder`, by the length of the matched ending.
         next: weights of :class:`NextShared`.
-        tokens: ids of the tokens that the next two fields speak of, in the tokenizer that it was fitted with.
+        tokens: ids of the tokens that the next two fields are about, in the tokenizer that it was fitted with.
         token_hazard: added to the hazard's logit where the drafted token is one of them.
         token_next: added to the next token's logit after one of them.
         onward: ``[gamma_max]`` how often token ``d + 1`` of a draft stood where the ``d`` before it did.

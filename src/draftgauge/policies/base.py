@@ -316,6 +316,6 @@ class ExtendingTextPolicy(TextPolicy, Extends, Protocol):
         """``[P]`` how many tokens it would append at every position after ``drafted`` (``[P]``) drafted ones, before
         the end of the output caps it.
 
-        Must agree with ``extend``, asked where its step drafted so many tokens.
+        Must agree with ``extend``, asked after as many drafted tokens.
         """
         ...

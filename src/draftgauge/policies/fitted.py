@@ -106,8 +106,8 @@ def load_fitted(path: Path) -> FittedPolicy:
     """Read a fitted policy.
 
     Raises:
-        DraftgaugeError: if the file is missing, is none, is of another version, or names a policy or signals that are
-            not known.
+        DraftgaugeError: if the file is missing, is not a fitted policy or one of another version, or names an unknown
+            policy or unknown signals.
     """
     again = "`draftgauge fit` writes them"
     try:

@@ -1,7 +1,7 @@
 """Drafts from the text alone, or from the text where it is matched and else from the drafter: fixed rules of lookup.
 
-Prompt lookup decoding (Saxena 2023) and its relatives in serving systems append so many tokens wherever an ending of
-the text is found again. They are what a rule that prices both sources must beat.
+Prompt lookup decoding (Saxena 2023) and its relatives in serving systems append a fixed number of tokens wherever an
+ending of the text is found again. They are what a rule that prices both sources must beat.
 """
 
 from __future__ import annotations

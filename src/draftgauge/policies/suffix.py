@@ -20,7 +20,7 @@ HABIT = 0.85
 """How much of :attr:`SuffixIndex.habit` a token leaves in place."""
 
 CAPACITY = 1 << 15
-"""Tokens that an index holds at most: when it holds so many it forgets the first half of them."""
+"""The most tokens that an index holds; on reaching it, the index forgets the first half."""
 
 MOST = 15
 """Occurrences that are told apart; more count as this many."""
@@ -28,7 +28,7 @@ MOST = 15
 CODE_BITS = 8
 _CODE = (1 << CODE_BITS) - 1
 _FIRST = 1 << 4 | 1
-_NO_TOKEN = -3  # which is looked up by nobody: -1 stands before a text, -2 for what is not asked
+_NO_TOKEN = -3  # which is never looked up: -1 stands before a text, -2 for what is not asked
 
 
 class Match(NamedTuple):

@@ -87,7 +87,7 @@ class Texts:
         begins: ``[P]`` where the text of each row begins.
         ends: ``[P]`` where the text before each row ends.
         shifts: ``[P]`` what is added to the row's tokens.
-        size: shifts are apart by so much, more than any token of a text.
+        size: distance between shifts, more than any token of a text.
         stored: texts that are looked up beside them.
     """
 

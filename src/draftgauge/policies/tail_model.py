@@ -68,7 +68,7 @@ class TailNumbers:
     Attributes:
         by_order: ``[4][4]`` weights of :class:`TailByOrder`, by the length of the matched ending.
         shared: weights of :class:`TailShared`.
-        tokens: ids of the tokens that the next two fields speak of, in the tokenizer that it was fitted with.
+        tokens: ids of the tokens that the next two fields are about, in the tokenizer that it was fitted with.
         token_after: added to the logit of a looked-up token that follows one of them.
         token_foretold: added where it is one of them.
     """

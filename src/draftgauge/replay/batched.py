@@ -22,7 +22,7 @@ from draftgauge.replay.views import check_prompt_tokens, signal_arrays
 from draftgauge.traces.batch_costs import BatchCosts
 from draftgauge.traces.trace import Trace
 
-ROUNDS = 8  # requests that each slot serves at least, where nobody says how many
+ROUNDS = 8  # requests that each slot serves at least, by default
 
 
 @dataclass(frozen=True)

@@ -44,7 +44,7 @@ def live_rows(rows: Sequence[Mapping[str, Any]]) -> tuple[LiveRow, ...]:
     """Read the rows of ``draftgauge bench``; keys beyond those of :class:`LiveRow` are not looked at.
 
     Raises:
-        DraftgaugeError: if a row lacks a key that every measurement has, or names a fixed length that is none.
+        DraftgaugeError: if a row lacks a key that every measurement has, or names an impossible fixed length.
     """
     return tuple(_live_row(row) for row in rows)
 

@@ -162,7 +162,7 @@ def paired_share(
         resamples, seed, level: as in :func:`ratio_interval`.
 
     Returns:
-        NaN where there is no way to go: a way of rounding errors only is none.
+        NaN where base and top are equal up to rounding errors.
     """
     parts = [_ratios(tokens, each, resamples, seed) for each in (seconds, base_seconds, top_seconds)]
     speed, base, top = (np.concatenate([[estimate], resampled]) for estimate, resampled in parts)

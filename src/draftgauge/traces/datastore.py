@@ -162,7 +162,7 @@ def grow(
         capacity: a new one for a file that is there.
 
     Raises:
-        DraftgaugeError: if the file is none that outputs can be added to, or cannot be written; it is unchanged.
+        DraftgaugeError: if outputs cannot be added to the file, or it cannot be written; it is unchanged.
     """
     require_writable(path.parent)
     with alone(path):

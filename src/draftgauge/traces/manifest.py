@@ -31,7 +31,7 @@ class ModelEntry:
         family: ``model_type`` of its configuration.
         engine: "lean", "static" or "modules".
         dtype: of its activations, e.g. "float32".
-        attention: the kernels that its attention ran with; empty if nobody asked.
+        attention: the kernels that its attention ran with; empty if it was not asked for.
     """
 
     source: str

@@ -100,4 +100,4 @@ def joined(world: World, device: torch.device) -> Iterator[None]:
     backend = "cpu:gloo,cuda:nccl" if device.type == "cuda" else "gloo"
     dist.init_process_group(backend, rank=world.rank, world_size=world.size, timeout=PATIENCE)
     yield
-    dist.destroy_process_group()  # after an error the processes end, and nobody is left to say goodbye to
+    dist.destroy_process_group()  # not after an error: then the processes just end

@@ -54,7 +54,8 @@ class PairSpec:
         target: target model: a Hugging Face id, a folder, or 'reference' (the bundled one). If left out, the one that a
             trained drafter was trained for, else 'reference'.
         draft: draft model: an id, a folder, 'reference' or 'reference/draft-small'.
-        compression: of the target: none, fp32, fp16, bf16, int8, nf4; several with commas where a verb takes several.
+        compression: how the target is compressed: none, fp32, fp16, bf16, int8 or nf4; several with commas where a verb
+            takes several.
         drafter: what proposes tokens: 'language_model' (the draft model), 'prompt_lookup' (no model), or the folder of
             a trained drafter. If left out, the draft model, or what a recorded run was recorded with.
         machine: where the models run.

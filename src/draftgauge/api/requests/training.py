@@ -47,8 +47,8 @@ class LearnedSpec:
     """What a trained drafter is measured with.
 
     Attributes:
-        target: its target; the one that its folder names if left out.
-        depths: tokens a draft; as many as it was trained for if left out.
+        target: target of the drafter; the one that its folder names if left out.
+        depths: tokens in a draft; as many as it was trained for if left out.
     """
 
     target: str | None = None
@@ -60,8 +60,8 @@ class LearnedSpec:
 
 @dataclass(frozen=True, kw_only=True)
 class EvaluateRequest:
-    """Acceptance by depth with intervals, accepted tokens a step (MAT) forced, live and with draft trees, retention and
-    speed.
+    """Measure a trained drafter: acceptance by depth with intervals, accepted tokens a step (MAT) forced, live and with
+    draft trees, retention and speed.
 
     Attributes:
         drafter: folder of a drafter that 'draftgauge train' wrote.
@@ -77,8 +77,8 @@ class EvaluateRequest:
 
 @dataclass(frozen=True, kw_only=True)
 class DiagnoseRequest:
-    """What limits trained drafters: how far their queries are from the target's, which weights the loss reaches, how
-    far the gate is open.
+    """Show what limits trained drafters: how far their queries are from the target's, which weights the loss reaches,
+    how far the gate is open.
 
     Attributes:
         runs: folders that 'draftgauge train' wrote, of one target; those that differ only in their seed are pooled.

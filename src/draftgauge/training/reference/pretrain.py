@@ -76,7 +76,7 @@ def taught_positions(batch: Tensor, marks: Marks, share: float = TAUGHT_SHARE) -
     """The positions of a batch whose next token is learned: a fixed share, as indices into the flattened batch.
 
     Every token of an answer comes first, then most of the plain text, then some of the prompts, whose numbers and
-    names nobody could foretell. Positions in the window decide which ones of a kind, so that a resumed run learns the
+    names cannot be foretold. Positions in the window decide which ones of a kind, so that a resumed run learns the
     same.
 
     Args:

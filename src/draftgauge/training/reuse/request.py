@@ -53,11 +53,13 @@ INCIDENTAL = frozenset(
 
 @dataclass(frozen=True)
 class TrainingSpec(CodeSpec, SeedSpec, DeviceSpec, TeacherSpec, ChatSpec):
-    """How to train one drafter. Order of data, loss and optimiser follow from it alone, whatever the design.
+    """How to train one drafter.
+
+    Order of data, loss and optimiser follow from it alone, whatever the design.
 
     Attributes:
         reuse: design of the drafter: 'hidden', 'kv', 'hybrid', 'cross' or 'none'.
-        layers: of the drafter; more than one for ``kv`` and ``none`` only.
+        layers: decoder layers of the drafter; more than one for ``kv`` and ``none`` only.
         injection: how keys and values of several target layers enter: concat, project or project-rope.
         taps: decoder layers of the target to read, counted from 0, or a rule: eagle3 (low, middle, high; the default)
             or specforge (1, L/2 - 1, L - 4).
@@ -69,17 +71,15 @@ class TrainingSpec(CodeSpec, SeedSpec, DeviceSpec, TeacherSpec, ChatSpec):
         norm_output: pass the drafter's states on to the next depth normalised; without any of the three, the original
             EAGLE-3.
         target_norm: start the norm before the drafter's head from the target's final norm; else it starts at one.
-        attention_start: ``target`` (over the target's keys and the drafter's own chain, at a linear estimate
-            of how a tapped layer of the target attends; the attention over the drafter's own anchors as ``self``),
-            ``self`` (query heads at their key heads' weights, so that every row attends mostly to itself) or
-            ``random``.
+        attention_start: how attention starts: ``self`` (query heads at their key heads' weights, so that every row
+            attends mostly to itself), ``target`` (at a linear estimate of how a tapped layer of the target attends;
+            over the drafter's own anchors as ``self``) or ``random``.
         freeze_head: leave the drafter's head as it starts, at the target's; speculators does so.
         depths: K, drafted tokens that training unrolls from every anchor.
         length: longest conversation in tokens; longer ones are cut at their end.
-        questions: how many generated questions, or at most how many prompts of the file; 'none' takes the whole
-            file.
+        questions: number of generated questions, or the most prompts to take from the file; 'none' takes all.
         new_tokens: longest answer.
-        data_seed: which questions are generated, whatever the seed.
+        data_seed: seed of the generated questions, whatever ``seed`` is.
         answers: file of the answers, made where it is missing; in the run's own folder if left out. Runs that share it
             share their data.
         features: ``online`` (target forward inside the step) or ``cached`` (computed once, to disk).
@@ -88,30 +88,29 @@ class TrainingSpec(CodeSpec, SeedSpec, DeviceSpec, TeacherSpec, ChatSpec):
         steps: optimiser steps.
         batch: conversations a step.
         accumulation: parts into which the conversations of a step and a device are split, to save memory.
-        learning_rate: peak; chosen by the target's width if left out.
+        learning_rate: peak learning rate; chosen by the target's width if left out.
         warmup: share of the steps in which the rate rises; it falls as a cosine from there to the final rate.
         final_rate: last learning rate as a share of the peak.
         optimizer: ``muon`` for the matrices of the blocks, with AdamW for all else, or ``adamw`` for everything.
-        weight_decay: on matrices only.
+        weight_decay: weight decay, of matrices only.
         clip: largest norm of the gradient.
         loss: ``kl`` to the target's distribution; ``cross-entropy`` to it (the same gradient, another figure);
             ``greedy``: cross-entropy to the target's most probable token.
-        step_decay: how much less each depth weighs than the one before: depth k by the k-th power, as in EAGLE-3's
-            training.
+        step_decay: weight of a depth's loss over that of the depth before it, as in EAGLE-3's training.
         gate_start: bias that the gate of a ``hybrid`` drafter starts from; 0 is half open.
         gate_hold: share of the steps, at the start, in which that gate is held open.
         cross_first: share of the steps, at the start, in which a ``hybrid`` drafter's cross branch alone is trained.
         kv_gradient: factor of the gradients of the keys and values that a drafter makes of its own chain.
-        precision: of the arithmetic: auto (bfloat16 where the hardware has it), fp32 or bf16. Weights and optimiser are
-            float32.
+        precision: precision of the arithmetic: auto (bfloat16 where the hardware has it), fp32 or bf16; weights and
+            optimiser are float32.
         compile: run the loss of every step through ``torch.compile``, where its result agrees.
-        compression: of the target.
-        devices: how many devices of this machine share every step; leave it out under torchrun, on one machine or
+        compression: how the target is compressed.
+        devices: number of this machine's devices that share every step; leave it out under torchrun, on one machine or
             several. A run may be resumed with another number: the order of the data is the same.
         checkpoint_every: steps between checkpoints.
         log_every: steps between rows of the log.
         track: also log to tensorboard, wandb or trackio.
-        threads: of torch, in every process; left as they are if left out.
+        threads: threads of torch in every process; if left out, the processes divide torch's own number.
 
     Raises:
         DraftgaugeError: for a value out of its range.
