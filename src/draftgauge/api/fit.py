@@ -25,7 +25,7 @@ from draftgauge.traces.manifest import Manifest
 from draftgauge.traces.trace import Trace
 
 SOURCES = "sources"
-"""Among the numbers of a fitted policy: which sources it asks."""
+"""Key in a fitted policy's numbers for the sources that it asks."""
 
 
 @verb(FitRequest)

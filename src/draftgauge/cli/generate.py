@@ -16,7 +16,7 @@ from draftgauge.cli.console import console, errors, progress
 
 STYLES = {"accepted": "green", "text": "yellow", "corrected": "bold red", "bonus": "bold cyan", "plain": ""}
 MARKS = {"accepted": "·", "text": "~", "corrected": "!", "bonus": "+", "plain": ""}
-"""What stands before a token where there are no colours."""
+"""Marks before a token where there are no colours."""
 
 LEGEND = {
     "accepted": "accepted from the draft",

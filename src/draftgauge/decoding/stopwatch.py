@@ -19,11 +19,11 @@ from draftgauge.policies.base import Signal, Step
 Mark = float | torch.cuda.Event
 
 IDLE_RUNS = (3, 1, 7, 1)
-"""Steps in a row that draft nothing, one run a round by turns. A draft of one token follows each, so that the drafter
-is timed with several committed tokens to take in.
+"""Steps in a row that draft nothing; the rounds take turns with these runs. A draft of one token follows each, so that
+the drafter is timed with several committed tokens to take in.
 """
 SHORT_IDLE_RUN = 3
-"""Steps of one more such run in every round, behind which a draft of two tokens follows."""
+"""Steps of one more such run in every round, followed by a draft of two tokens."""
 SHORT, MORE_OF_SHORT, RUN = 6, 2, 3
 """Lengths up to the first are drafted that many times more in every round, once more with signals, and once in a run of
 that many steps.

@@ -18,7 +18,7 @@ from draftgauge.traces.costs import CostCurve
 from draftgauge.traces.trace import Trace
 
 REJECTION_WEIGHT = 6.0
-"""Of a rejected token in the cross-entropy, an accepted one weighing 1; ``w_rej`` of the paper."""
+"""Weight of a rejected token in the cross-entropy, an accepted one weighing 1; ``w_rej`` of the paper."""
 
 
 def fit_specdec(trace: Trace, gamma_max: int | None = None, seed: int = 0) -> FittedPolicy:

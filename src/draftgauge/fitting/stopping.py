@@ -46,13 +46,13 @@ KEPT_STEPS = 512
 """Steps of the fitting prompts that a fitted policy carries, to find its rate on any cost curve."""
 DIGITS = 4
 LEAST_EXAMPLES = 5
-"""Of a token, to give it offsets of its own."""
+"""Examples that a token needs to have offsets of its own."""
 HAZARD_PRIOR, NEXT_PRIOR = 2.0, 20.0
 """Weight of the prior that a token adds nothing, in units of the log loss's curvature, chosen by the gain on validation
 prompts.
 """
 ROUNDS = 3
-"""Of fitting: the first on all positions alike, each later one for those that the policy found before comes to."""
+"""Rounds of fitting: the first on all positions alike, later ones for those that the policy fitted before reaches."""
 UNVISITED = 0.25
 """Weight of the other positions in later rounds: they still tell how the chances depend on the signals."""
 NEWTON_STEPS = 8

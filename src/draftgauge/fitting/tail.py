@@ -39,7 +39,7 @@ Ints = NDArray[np.int64]
 MOST_EXAMPLES = 400_000
 TOKEN_SCALES = (0.0, 0.5, 1.0, 2.0, 4.0)
 """How freely single tokens may have weights of their own, as a multiple of the spread that the prior gives to others; 0
-is not at all. The one that foretells best on prompts left out is taken.
+is not at all. The one that predicts best on prompts left out is taken.
 """
 FOLDS = 4
 MOST_IN_FOLDS = 40_000

@@ -30,7 +30,7 @@ Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
 
 ROUNDS = 2
-"""Of fitting: the first on all positions alike, the second for those that the policy of the first comes to."""
+"""Rounds of fitting: the first on all positions alike, the second for those that the policy of the first reaches."""
 KEPT_STEPS = 192
 """Steps of the fitting prompts that a fitted policy carries, to find its rate on any cost curve."""
 LEAST_GAIN = 0.01

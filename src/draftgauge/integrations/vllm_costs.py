@@ -28,7 +28,7 @@ class CostProbe(Proposer):
 
     WRITE_EVERY = 25
     LEAST = 3
-    """Timings of a length, for it to count."""
+    """Timings that a length needs to count."""
 
     def __init__(self, vllm_config: Any) -> None:
         """As of :class:`~draftgauge.integrations.vllm.Proposer`; ``policy`` is not used."""

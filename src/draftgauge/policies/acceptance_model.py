@@ -202,7 +202,7 @@ class State(NamedTuple):
 
 
 Terms = tuple[tuple[Value, ...], tuple[Value, ...]]
-"""Those whose weights depend on a class, and the others, in the order of their weights' fields."""
+"""Terms whose weights depend on a class, and the others, in the order of their weights' fields."""
 
 
 def hazard_terms(state: State) -> Terms:

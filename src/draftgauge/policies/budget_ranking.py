@@ -57,13 +57,13 @@ class _Prices:
         tokens = np.arange(batch, batch * (costs.gamma_max + 1) + 1)
         asking = costs.asking_seconds(requests)
         self.verify: list[float] = costs.verify_seconds(batch, tokens, context).tolist()
-        """By tokens beyond one of each request."""
+        """Verification, by tokens beyond one of each request."""
         self.draft: list[float] = [0.0, *(costs.draft_seconds(requests, requests, context) + asking).tolist()]
-        """A step's first pass, by requests, each taking one token in."""
+        """A step's first draft pass, by requests, each reading one new token."""
         self.draft_two: list[float] = [0.0, *(costs.draft_seconds(requests, 2 * requests, context) + asking).tolist()]
-        """Likewise two."""
+        """Likewise, each reading two new tokens."""
         self.onward: list[float] = [0.0, *(costs.onward_seconds(requests, context) + asking).tolist()]
-        """A later pass."""
+        """A later draft pass, by requests."""
 
 
 class BudgetRanking:

@@ -38,7 +38,7 @@ BOUNDS = {HINDSIGHT: Sources.MODEL, HINDSIGHT_TEXT: Sources.TEXT, HINDSIGHT_BOTH
 Row = dict[str, str | int | float | None]
 
 MakeArms = Callable[[CostCurve], Mapping[str, Policy | Replay]]
-"""New policies by name for a cost curve: those that weigh cost are to weigh that one."""
+"""Makes new policies, by name, for a cost curve, which those that weigh cost must use."""
 
 
 @dataclass(frozen=True)

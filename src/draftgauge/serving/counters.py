@@ -17,7 +17,7 @@ from draftgauge.serving.endpoint import ServerError, fetch_json, fetch_text
 from draftgauge.serving.prometheus import Sample, parse_metrics
 
 PREFIXES = {"vllm": "vllm:", "llama-server": "llamacpp:"}
-"""Of the metrics of the engines whose servers count their speculation."""
+"""Prefixes of the metrics of engines whose servers count their speculation."""
 
 _COUNTER = "spec_decode_num_"
 _STARTED = {

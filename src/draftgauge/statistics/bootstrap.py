@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 RESAMPLES = 2000
 TEST_RESAMPLES = 10_000
-"""For p-values: the least one is 2 over this."""
+"""Resamples for p-values: the least one is 2 over this."""
 LEVEL = 0.95
 
 Floats = NDArray[np.float64]

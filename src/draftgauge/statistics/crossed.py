@@ -23,7 +23,7 @@ RESAMPLES = 4000
 
 Floats = NDArray[np.float64]
 Measure = Callable[[Floats], Floats]
-"""From acceptance rates ``[..., depths]`` to one figure ``[...]``."""
+"""A function from acceptance rates ``[..., depths]`` to one figure ``[...]``."""
 
 
 @dataclass(frozen=True)

@@ -8,7 +8,7 @@ from scipy.optimize import nnls
 
 ROUNDS = 20
 LEAST_DEVIATION = 1e-6
-"""Of a sample's scale: nearer ones count no more."""
+"""Least deviation that counts, as a share of a sample's scale."""
 
 Floats = NDArray[np.float64]
 

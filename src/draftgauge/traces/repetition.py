@@ -12,7 +12,7 @@ from draftgauge.traces.build import COLUMNS, offsets_of
 from draftgauge.traces.trace import Trace
 
 SHARE_OF = 4
-"""Length of the n-grams whose distinct share is told."""
+"""Length of the n-grams whose distinct share is reported."""
 REPEATED = 8
 """Length of the n-gram whose second occurrence counts as the beginning of repetition."""
 

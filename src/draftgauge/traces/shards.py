@@ -29,7 +29,7 @@ from draftgauge.traces.schema import (
 from draftgauge.traces.trace import PromptInfo
 
 LEVEL = 9
-"""Of Zstandard: 5% smaller than its default, and as quick to read."""
+"""Level of Zstandard: 5% smaller than its default, and as quick to read."""
 _NAME = re.compile(r"positions-(\d{5,})\.parquet")
 
 
