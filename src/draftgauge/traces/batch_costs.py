@@ -9,6 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from draftgauge.core.errors import TraceError
+from draftgauge.traces.checks import are_seconds
 
 BatchTable = tuple[tuple[tuple[float, ...], ...], ...]
 Numbers = NDArray[np.float64] | NDArray[np.int64] | float
@@ -134,22 +135,22 @@ class BatchCosts:
                 raise TraceError(f"{name} must have a row for each batch size and context length")
             if len(widths) != 1 or not widths.pop():
                 raise TraceError(f"{name} must have as many columns everywhere, at least one")
-            if not (np.isfinite(np.asarray(table)) & (np.asarray(table) > 0)).all():
+            if not are_seconds(table, positive=True):
                 raise TraceError(f"{name} must be seconds greater than 0")
         if {len(each) for each in self.onward} != {len(self.contexts)} or len(self.onward) != len(self.batches):
             raise TraceError("onward must have seconds for each batch size and context length")
-        if not (np.isfinite(np.asarray(self.onward)) & (np.asarray(self.onward) > 0)).all():
+        if not are_seconds(self.onward, positive=True):
             raise TraceError("onward must be seconds greater than 0")
         for name in ("overhead", "asking"):
-            values = np.asarray(getattr(self, name))
-            if values.shape != (len(self.batches),) or not (np.isfinite(values) & (values >= 0)).all():
+            values = getattr(self, name)
+            if len(values) != len(self.batches) or not are_seconds(values):
                 raise TraceError(f"{name} must be seconds, 0 or more, one for each batch size")
 
         for name in ("ragged_verify", "ragged_draft", "ranking", "repeat"):
             table = getattr(self, name)
             if table and (len(table) != len(self.batches) or {len(row) for row in table} != {2}):
                 raise TraceError(f"{name} must have two numbers for each batch size")
-            if not (np.isfinite(np.asarray(table)) & (np.asarray(table) >= 0)).all():
+            if not are_seconds(table):
                 raise TraceError(f"{name} must be seconds, 0 or more")
 
     def _ragged(self, table: tuple[tuple[float, float], ...], batch: Numbers, padded: Numbers) -> NDArray[np.float64]:

@@ -1,11 +1,11 @@
-"""What must hold for recorded rows, whether they come from a recorder or from a file."""
+"""What must hold for recorded rows and measured seconds, whether just taken or read from a file."""
 
 from __future__ import annotations
 
 from typing import Any, Protocol
 
 import numpy as np
-from numpy.typing import NDArray
+from numpy.typing import ArrayLike, NDArray
 
 from draftgauge.core.errors import TraceError
 
@@ -30,6 +30,12 @@ class Rows(Protocol):
     def entropy(self) -> NDArray[np.float32]: ...
     @property
     def margin(self) -> NDArray[np.float32]: ...
+
+
+def are_seconds(values: ArrayLike, positive: bool = False) -> bool:
+    """Whether all values are finite and at least 0, or above it if they must be ``positive``."""
+    seconds = np.asarray(values, np.float64)
+    return bool((np.isfinite(seconds) & (seconds > 0 if positive else seconds >= 0)).all())
 
 
 def accepted_lengths(

@@ -15,12 +15,13 @@ from draftgauge.core.errors import TraceError
 from draftgauge.core.files import atomic_write_text
 from draftgauge.core.signals import DISTRIBUTION, NO_SIGNALS, OF_DRAFTED_TOKENS, Reads, SignalName
 from draftgauge.traces.batch_costs import BatchCosts
+from draftgauge.traces.checks import are_seconds
 
 CostTable = tuple[tuple[float, ...], ...]
 
 TABLES = ("verify", "verify_low", "verify_high", "draft", "draft_low", "draft_high")
 VERSION = 2
-"""Of the format. Files of version 1, which name none, priced all signals together."""
+"""Version of the format. Files of version 1, which name none, priced all signals together."""
 
 
 @dataclass(frozen=True)
@@ -295,22 +296,19 @@ class CostCurve:
         for name in TABLES[3:]:
             positive[name] = positive[name][:, 1:]  # proposing nothing takes no time
         for name, seconds in positive.items():
-            if not (np.isfinite(seconds) & (seconds > 0)).all():
+            if not are_seconds(seconds, positive=True):
                 raise TraceError(f"{name} must be seconds greater than 0")
         numbers = {"overhead": self.overhead, **to_mapping(self.signals)}
         numbers |= {f"repeat.{name}": value for name, value in to_mapping(self.repeat).items()}
         for name, value in numbers.items():
-            if not (np.isfinite(value) and value >= 0):
+            if not are_seconds(value):
                 raise TraceError(f"{name} must be seconds, 0 or more, not {value}")
         if (least := float(np.min(self.verify)) + self.overhead) <= max(self.repeat.plain, self.repeat.proposing):
             raise TraceError(f"repeat must be less than a step's {least:g} seconds")
-        if any(not (np.isfinite(added) and added >= 0) for added in self.catch_up) or self.catch_up[:1] not in (
-            (),
-            (0.0,),
-        ):
+        if not are_seconds(self.catch_up) or any(self.catch_up[:1]):
             raise TraceError(f"catch_up must be seconds, 0 or more, the first of them 0, not {list(self.catch_up)}")
         for each in self.decisions:
-            if any(not (np.isfinite(value) and value >= 0) for value in (each.token, each.step, each.reading)):
+            if not are_seconds((each.token, each.step, each.reading)):
                 raise TraceError(f"decisions of {each.policy} must be seconds, 0 or more")
         if self.batched is not None:
             self.batched.validate()
