@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from draftgauge.decoding.batched import Pass
-from draftgauge.decoding.pooling import drop
+from draftgauge.decoding.pooling import saved_by_repeating
 from draftgauge.statistics.typical import typical
 from draftgauge.traces.batch_costs import BatchCosts
 
@@ -103,13 +103,17 @@ class BatchSamples:
     def repeat(self) -> tuple[float, float]:
         """Seconds that repeating steps save in the target's pass, without and with drafts; 0 where within noise."""
         rest: dict[tuple[bool, bool], list[float]] = {}  # by whether they draft, and whether they repeat
+        shortest = np.inf
         for steps in self.steps:
             widths = [typical(samples) for samples in self.by_width(steps)]
+            shortest = min(shortest, *widths)
             for step in steps:
                 if not step.verify.padded:
                     left = step.verify.seconds - widths[step.verify.widest - 1]
                     rest.setdefault((bool(step.drafts), step.repeats), []).append(left)
-        plain, drafting = (drop(rest.get((each, False), []), rest.get((each, True), [])) for each in (False, True))
+        plain, drafting = (
+            saved_by_repeating(rest.get((d, False), []), rest.get((d, True), []), shortest) for d in (False, True)
+        )
         return plain, drafting
 
     def first(self, steps: Sequence[TimedStep]) -> list[Pass]:

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from scipy.optimize import isotonic_regression
 
 from draftgauge.core.signals import NO_SIGNALS, OF_DRAFTED_TOKENS, SignalName
-from draftgauge.decoding.pooling import Pooled, Timed, drop, pool, uncertainty
+from draftgauge.decoding.pooling import Pooled, Timed, pool, saved_by_repeating, uncertainty
 from draftgauge.decoding.stopwatch import IDLE_RUNS, Sample
 from draftgauge.statistics.least_deviations import least_deviations
 from draftgauge.traces.costs import RepeatSeconds, SignalSeconds, Uncertainty
@@ -49,7 +49,7 @@ def fitted_costs(contexts: Contexts) -> FittedCosts:
     """Fit all of it."""
     repeat, contexts = _as_unlike(contexts)
     catch_up = _catch_up(contexts)
-    verify = _pooled(contexts, lambda sample: sample.verify).quartiles
+    verify = _verification(contexts).quartiles
     draft = _drafting(contexts, catch_up).quartiles
     draft = np.concatenate([np.zeros((*draft.shape[:2], 1)), draft], axis=2)  # proposing nothing takes no time
     signals = _signal_seconds(contexts, catch_up)
@@ -101,6 +101,11 @@ class _CatchUp(NamedTuple):
         return self.seconds[min(sample.backlog, BACKLOGS) - 1]
 
 
+def _verification(contexts: Contexts) -> Pooled:
+    """The target's passes."""
+    return _pooled(contexts, lambda sample: sample.verify)
+
+
 def _drafting(contexts: Contexts, catch_up: _CatchUp) -> Pooled:
     """Drafting, without what several tokens to take in add."""
     return _pooled(contexts, lambda sample: sample.draft - catch_up.of(sample), first=1)
@@ -147,7 +152,10 @@ def _repeat_seconds(contexts: Contexts) -> RepeatSeconds:
         for sample in _plain(samples):
             left = sample.step - catch_up.of(sample) - steps[row][sample.gamma]
             rest.setdefault((sample.gamma > 0, sample.repeats), []).append(left)
-    return RepeatSeconds(*(drop(rest.get((each, False), []), rest.get((each, True), [])) for each in (False, True)))
+    shortest = float(_verification(unlike).quartiles[1].min())
+    return RepeatSeconds(
+        *(saved_by_repeating(rest.get((p, False), []), rest.get((p, True), []), shortest) for p in (False, True))
+    )
 
 
 def _signal_seconds(contexts: Contexts, catch_up: _CatchUp) -> SignalSeconds:

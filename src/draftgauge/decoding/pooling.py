@@ -27,6 +27,7 @@ MEDIAN_ERROR = 1.2533  # standard error of a median, in standard deviations over
 SHAPE = 3  # terms of the curve that medians are drawn towards
 LEAST_ERROR = 0.1  # of the largest error: no median counts for more than a hundred others
 SURE = 2.0  # standard errors of what is told from nothing
+MOST_SAVED = 0.5  # of the shortest pass, by repeating the step before
 TWO_SIDED = 1.96  # half of a 95% interval, in standard errors
 ACCEPTANCE = (0.5, 0.6, 0.7, 0.8, 0.9)
 """Chances that a drafted token is accepted, for which the advice must hold: the meter does not know the pair's own."""
@@ -99,12 +100,15 @@ def uncertainty(steps: Pooled, seconds: float) -> Uncertainty:
     )
 
 
-def drop(before: Sequence[float], after: Sequence[float]) -> float:
-    """By how much the median falls from some values to others, if by more than chance explains; else 0."""
+def saved_by_repeating(before: Sequence[float], after: Sequence[float], shortest: float) -> float:
+    """By how many seconds the median falls from steps unlike the one before to those like it, if by more than chance
+    explains, else 0; and never by more than half of the shortest pass, as few samples on a busy machine may say.
+    """
     if not before or not after:
         return 0.0
     falls = float(np.median(before) - np.median(after))
-    return falls if falls > SURE * np.hypot(_median_error(before), _median_error(after)) else 0.0
+    sure = falls > SURE * np.hypot(_median_error(before), _median_error(after))
+    return min(falls, MOST_SAVED * shortest) if sure else 0.0
 
 
 def _median_error(values: Sequence[float]) -> float:
