@@ -36,6 +36,7 @@ from readme_tables import (
     choosing_live_table,
     choosing_summary,
     choosing_table,
+    depths_table,
     designs_table,
     estimates_table,
     pair_table,
@@ -70,7 +71,7 @@ GRAM = 4
 
 OTHERS = ("reference-pair.json", "kvshot-quick.json")  # whose rows stand in tables of the README
 
-DRAFTERS = ("starts.json", "query-estimates.json")  # of the tables of docs/drafters.md
+DRAFTERS = ("starts.json", "query-estimates.json", "kvshot-depth.json")  # of the tables of docs/drafters.md
 SOURCES = "two-sources.json"  # of the table of docs/two-sources.md
 
 Row = dict[str, Any]
@@ -119,9 +120,12 @@ def with_tables(text: str, rows: Sequence[Row], pair: Sequence[Published], desig
     return text
 
 
-def with_drafter_tables(text: str, starts: Sequence[Published], estimates: Sequence[Published]) -> str:
+def with_drafter_tables(
+    text: str, starts: Sequence[Published], estimates: Sequence[Published], depths: Sequence[Published]
+) -> str:
     """The page on drafters with its tables computed from the rows of the files of ``DRAFTERS``."""
-    for name, lines in {"starts": starts_table(starts), "estimates": estimates_table(estimates)}.items():
+    tables = {"starts": starts_table(starts), "estimates": estimates_table(estimates), "depths": depths_table(depths)}
+    for name, lines in tables.items():
         text = with_table(text, name, lines)
     return text
 

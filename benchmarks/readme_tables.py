@@ -10,6 +10,7 @@ Row = Mapping[str, Any]
 
 STOPPING, BOTH = "stopping", "two-source"
 FIXED, RIVAL = "best fixed", "best tuned rival"
+EQUAL_PARAMETERS, EQUAL_WIDTH = "equal parameters", "equal width"
 END = "<!-- end of figures -->"
 
 
@@ -37,14 +38,29 @@ def designs_table(rows: Sequence[Row]) -> Iterator[str]:
     columns = [*(f"agreement at depth {depth}" for depth in depths), "tokens a step, all positions", "live", "seeds"]
     yield f"| design | {' | '.join(columns)} |"
     yield f"|---|{'---:|' * len(columns)}"
-    for pooled in matching(rows, {"measure": "mat", "layers": 1}):
+    for pooled in matching(rows, {"measure": "mat", "layers": 1, "capacity": EQUAL_PARAMETERS}):
         if "distance" in pooled or "task" in pooled:
             continue
-        design = {"design": pooled["design"]}
+        design = {"design": pooled["design"], "capacity": EQUAL_PARAMETERS, "layers": 1}
         agreement = [next(r for r in matching(rows, design | {"depth": d}) if "survival_high" in r) for d in depths]
         live = next(r for r in matching(rows, design | {"measure": "live_mat"}) if "task" not in r)
         shown = [*(f"{row['agreement']:.3f}" for row in agreement), *(_estimate(row) for row in (pooled, live))]
         yield f"| `{pooled['design']}` | {' | '.join(shown)} | {pooled['seeds']} |"
+
+
+def depths_table(rows: Sequence[Row]) -> Iterator[str]:
+    """Tokens per step over all positions of KV drafters of several layers, at equal parameters and at equal width."""
+    capacities = (EQUAL_PARAMETERS, EQUAL_WIDTH)
+    found = matching(rows, {"measure": "mat", "design": "kv"})
+    pooled = [row for row in found if not {"task", "distance"} & row.keys()]
+    yield "| layers | at equal parameters | seeds | at equal width | seeds |"
+    yield "|---:|---:|---:|---:|---:|"
+    for layers in sorted({row["layers"] for row in pooled}):
+        cells = []
+        for capacity in capacities:
+            own = next(matching(pooled, {"layers": layers, "capacity": capacity}), None)
+            cells += [_estimate(own), str(own["seeds"])] if own else ["", ""]
+        yield f"| {layers} | {' | '.join(cells)} |"
 
 
 def starts_table(rows: Sequence[Row]) -> Iterator[str]:
