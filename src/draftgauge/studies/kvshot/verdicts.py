@@ -1,7 +1,7 @@
 """The paper's three predictions, each put to a paired test over prompts and seeds.
 
 The second is tested twice: at equal width as in the paper, where four layers have more than twice the parameters of
-one, and at equal parameters, where it is depth alone that differs.
+one, and at equal parameters, where their MLPs are as much narrower.
 
 Agreement is taken over *all* output positions: acceptance given that all earlier tokens were accepted compares
 different positions for every drafter, and a drafter that rarely gets deep does so where the text is easy.
