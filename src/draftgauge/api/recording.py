@@ -10,6 +10,7 @@ from torch import Generator
 
 from draftgauge.api.batches import measure_pair_batches
 from draftgauge.api.pair import Pair
+from draftgauge.api.profile_plan import choose_prompts, encode_prompts, make_manifests
 from draftgauge.api.requests import ProfileRequest
 from draftgauge.api.runs import EncodedPrompt
 from draftgauge.api.served import answer_tokens, answered_prompts, note_differences
@@ -24,8 +25,10 @@ from draftgauge.decoding.settings import DecodingSettings
 from draftgauge.models.vocabulary import vocabulary_digest
 from draftgauge.traces.costs import CostCurve
 from draftgauge.traces.manifest import COSTS_NAME
+from draftgauge.traces.reader import read_trace
 from draftgauge.traces.record import PromptRecord
-from draftgauge.traces.writer import TraceWriter
+from draftgauge.traces.trace import Trace
+from draftgauge.traces.writer import SHARD_PROMPTS, TraceWriter
 from draftgauge.verification import Sampling
 
 
@@ -68,6 +71,16 @@ def record_missing(
         done += 1
         progress(label, done, len(encoded))
     return bool(missing)
+
+
+def record_trace(pair: Pair, request: ProfileRequest, progress: Progress) -> Trace:
+    """The trace of a pair on the prompts of a request, recorded into its folder without measuring costs."""
+    path, chosen = choose_prompts(request.prompts)
+    encoded = encode_prompts(pair, chosen, path, request.output.max_new_tokens, request.prompts)
+    manifest = make_manifests(pair, [prompt for prompt, _ in encoded], path, request)[pair.compression]
+    with TraceWriter(request.out, manifest, SHARD_PROMPTS) as writer:
+        record_missing(pair, writer, encoded, request, progress)
+    return read_trace(request.out)
 
 
 def measure_pair(

@@ -11,9 +11,8 @@ from typing import Any
 import numpy as np
 
 from draftgauge.api.pair import Pair, load_pair
-from draftgauge.api.profile import profile
+from draftgauge.api.recording import record_trace
 from draftgauge.api.requests import (
-    CostSpec,
     PairSpec,
     ProfileRequest,
     PromptSpec,
@@ -29,7 +28,6 @@ from draftgauge.models.device import choose_device
 from draftgauge.models.reference import PAIR_FOLDER
 from draftgauge.replay.acceptance import acceptance_by_depth
 from draftgauge.traces.build import select
-from draftgauge.traces.reader import read_trace
 from draftgauge.traces.trace import Trace
 from draftgauge.training.reference import measures
 from draftgauge.training.reference.card import write_card
@@ -85,18 +83,15 @@ def evaluate_pair(request: ReferenceEvaluateRequest, *, progress: Progress = sil
         for name in DRAFT_SHAPES:
             run = Path(scratch) / name
             spec = PairSpec(target=str(folder / "target"), draft=str(folder / name))
-            profile(
-                ProfileRequest(
-                    out=run,
-                    pair=spec,
-                    prompts=PromptSpec(prompts=str(prompts)),
-                    output=request.output,
-                    drafts=request.drafts,
-                    costs=CostSpec(cost_seconds=0),
-                ),
-                progress=progress,
+            pair = load_pair(spec)
+            asked = ProfileRequest(
+                out=run,
+                pair=spec,
+                prompts=PromptSpec(prompts=str(prompts)),
+                output=request.output,
+                drafts=request.drafts,
             )
-            pair, trace = load_pair(spec), read_trace(run)
+            trace = record_trace(pair, asked, progress)
             assert pair.draft is not None
             answers = _answers(pair, trace, prompts)
             drafts += _draft_rows(name, pair.draft, trace, answers)
