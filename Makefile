@@ -5,7 +5,9 @@ BIN := $(VENV)/bin
 # The version that the project is tested with; on a machine with a GPU, install the build you want first (see README).
 TORCH ?= torch==2.13.0
 
-# Most modules of torch and Ray are never imported, and need not be compiled.
+# Most modules of torch and Ray are never imported, and need not be compiled; the others are compiled once, where an
+# environment that forbids to keep that would have every process of the tests do it again.
+unexport PYTHONDONTWRITEBYTECODE
 INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check --no-compile
 
 # Files stay whole, as their tests share what is slow to make.
