@@ -127,8 +127,8 @@ def full(request: TrainingSpec) -> Study:
     too; what may be done against each bottleneck; and the ablation of norms. Five seeds for the rows that verdicts are
     about and the other plain designs, three for the rest.
 
-    Without a GPU its trainings are those of quick, so that a folder of quick or depth is a beginning of it; what it
-    takes, ``--plan`` says.
+    Without a GPU its trainings are those of quick, so that a folder of quick or depth is a beginning of it, and norms
+    are left out of ``hidden`` alone; what it takes, ``--plan`` says.
     """
     base = quick(request)
     injections = tuple(Variant("kv", injection=injection) for injection in ("concat", "project"))
@@ -139,7 +139,7 @@ def full(request: TrainingSpec) -> Study:
         base,
         preset="full",
         variants=(*matched, *wide, warm(HYBRID), warm(CROSS), *_remedied()),
-        ablation=Ablation(),
+        ablation=Ablation(designs=("hidden",)),
         decisive=(HIDDEN, KV, KV_DEEP, at_equal_width(KV), at_equal_width(KV_DEEP), HYBRID, NONE),
     )
     if not _on_gpu(request):
@@ -149,6 +149,7 @@ def full(request: TrainingSpec) -> Study:
         request=replace(request, **GPU),
         evaluation=Evaluation(per_task=PER_TASK, max_new_tokens=128, tree_prompts=48, latency_prompts=8),
         tuning=Tuning(steps=300),
+        ablation=Ablation(),
     )
 
 
