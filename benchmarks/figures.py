@@ -39,6 +39,7 @@ from readme_tables import (
     depths_table,
     designs_table,
     estimates_table,
+    norms_table,
     pair_table,
     sources_table,
     starts_table,
@@ -71,7 +72,14 @@ GRAM = 4
 
 OTHERS = ("reference-pair.json", "kvshot-quick.json")  # whose rows stand in tables of the README
 
-DRAFTERS = ("starts.json", "query-estimates.json", "kvshot-depth.json")  # of the tables of docs/drafters.md
+DRAFTERS = {
+    "norms": ("norms.json", norms_table),
+    "starts": ("starts.json", starts_table),
+    "estimates": ("query-estimates.json", estimates_table),
+    "depths": ("kvshot-depth.json", depths_table),
+}
+"""Tables of docs/drafters.md: the file of the rows of each, and what makes lines of them."""
+
 SOURCES = "two-sources.json"  # of the table of docs/two-sources.md
 
 Row = dict[str, Any]
@@ -92,7 +100,7 @@ def main() -> int:
     text = args.readme.read_text(encoding="utf-8")
     written = with_tables(text, rows, *(read_measurement(args.out / name).rows for name in OTHERS))
     drafters = args.drafters.read_text(encoding="utf-8")
-    written_drafters = with_drafter_tables(drafters, *(read_measurement(args.out / name).rows for name in DRAFTERS))
+    written_drafters = with_drafter_tables(drafters, drafter_rows(args.out))
     sources = args.sources.read_text(encoding="utf-8")
     written_sources = with_table(sources, "sources", sources_table(read_measurement(args.out / SOURCES).rows))
     if args.check:
@@ -120,13 +128,15 @@ def with_tables(text: str, rows: Sequence[Row], pair: Sequence[Published], desig
     return text
 
 
-def with_drafter_tables(
-    text: str, starts: Sequence[Published], estimates: Sequence[Published], depths: Sequence[Published]
-) -> str:
-    """The page on drafters with its tables computed from the rows of the files of ``DRAFTERS``."""
-    tables = {"starts": starts_table(starts), "estimates": estimates_table(estimates), "depths": depths_table(depths)}
-    for name, lines in tables.items():
-        text = with_table(text, name, lines)
+def drafter_rows(results: Path) -> dict[str, list[Published]]:
+    """The published rows of every table of the page on drafters."""
+    return {table: [*read_measurement(results / name).rows] for table, (name, _) in DRAFTERS.items()}
+
+
+def with_drafter_tables(text: str, rows: Mapping[str, Sequence[Published]]) -> str:
+    """The page on drafters with its tables computed from published rows."""
+    for table, (_, lines) in DRAFTERS.items():
+        text = with_table(text, table, lines(rows[table]))
     return text
 
 

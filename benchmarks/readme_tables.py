@@ -63,6 +63,18 @@ def depths_table(rows: Sequence[Row]) -> Iterator[str]:
         yield f"| {layers} | {' | '.join(cells)} |"
 
 
+def norms_table(rows: Sequence[Row]) -> Iterator[str]:
+    """Validation KL of a design as it stands and with one choice changed, with the least and most of its seeds."""
+    yield "| changed | KL, nats | difference, least to most of the seeds |"
+    yield "|---|---:|---:|"
+    for row in rows:
+        if "difference" not in row:
+            yield f"| nothing | {row['validation_kl']:.2f} | |"
+        elif row["least"] != row["most"]:  # a choice that is the default of the design changes nothing
+            seeds = f"{row['difference']:+.3f} ({row['least']:+.3f} to {row['most']:+.3f})"
+            yield f"| {row['ablation']} | {row['validation_kl']:.2f} | {seeds} |"
+
+
 def starts_table(rows: Sequence[Row]) -> Iterator[str]:
     """Validation KL of a few designs with another start of their attention or another optimiser."""
     names = list(dict.fromkeys(row["ablation"] for row in rows))
