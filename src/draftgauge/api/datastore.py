@@ -69,11 +69,11 @@ def read_stored(path: Path, vocabulary: str, judged: Iterable[Sequence[int]]) ->
         DraftgaugeError: if the file is no datastore of this vocabulary, or holds outputs of the prompts themselves.
     """
     store, prompts = Datastore.load(path, vocabulary), list(judged)
-    known = stored_prompts(store, prompts)
-    if known:
+    already_stored = stored_prompts(store, prompts)
+    if already_stored:
         raise DraftgaugeError(
-            f"the datastore {path} holds outputs of {known} of the {len(prompts)} prompts that policies are judged on, "
-            "which would be looked up in their own answers: build it from other prompts"
+            f"the datastore {path} holds outputs of {already_stored} of the {len(prompts)} prompts that policies are judged "
+            "on, which would be looked up in their own answers: build it from other prompts"
         )
     return _texts(store)
 
@@ -90,9 +90,9 @@ class GrowingStore:
         require_writable(path.parent)
         self.path = path
         self._about = About(vocabulary, DATASTORE_TOKENS)
-        known = Datastore.load(path, vocabulary) if path.exists() else Datastore(self._about)
-        self._about = known.about
-        self.texts = _texts(known)
+        store = Datastore.load(path, vocabulary) if path.exists() else Datastore(self._about)
+        self._about = store.about
+        self.texts = _texts(store)
 
     def add(self, prompt: Sequence[int], output: Sequence[int]) -> None:
         """Add an answer to the file, as other processes may have left it meanwhile."""

@@ -119,9 +119,9 @@ class _Encoder:
 
 
 def _laid_out(source: str | Path, part: str, request: ProfileRequest) -> PreTrainedModel:
-    trusted, place = request.pair.loading.trust_remote_code, str(resolve_source(source, part))
+    trusted, path = request.pair.loading.trust_remote_code, str(resolve_source(source, part))
     try:
-        config = AutoConfig.from_pretrained(place, trust_remote_code=trusted)
+        config = AutoConfig.from_pretrained(path, trust_remote_code=trusted)
     except (OSError, ValueError) as error:
         raise ModelError(f"cannot read the configuration of {source}: {' '.join(str(error).split())}") from error
     return on_meta(config, trusted)

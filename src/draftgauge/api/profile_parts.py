@@ -49,14 +49,14 @@ class PartJob:
 
     def run(self, progress: Progress) -> None:
         """Record what of the part is missing."""
-        place = part_folder(self.folder, self.part)
-        require_writable(place)
-        with only_writer(place, PATIENCE):
+        folder = part_folder(self.folder, self.part)
+        require_writable(folder)
+        with only_writer(folder, PATIENCE):
             pair = load_pair(self.request.pair)
             _check_pair(pair, self.manifest)
             encoded = _encoded(pair, self.request, set(self.indices))
             prompts = replace(self.manifest.prompts, count=len(encoded))
-            with TraceWriter(place, replace(self.manifest, prompts=prompts, complete=False), SHARD_PROMPTS) as writer:
+            with TraceWriter(folder, replace(self.manifest, prompts=prompts, complete=False), SHARD_PROMPTS) as writer:
                 record_missing(pair, writer, encoded, self.request, progress)
 
 
@@ -161,7 +161,7 @@ def _encoded(pair: Pair, request: ProfileRequest, indices: set[int]) -> list[Enc
 
 def _check_pair(pair: Pair, manifest: Manifest) -> None:
     """A worker may find other models under the same names."""
-    found = pair.fingerprints()
+    fingerprints = pair.fingerprints()
     for role, entry in (("target", manifest.target), ("draft", manifest.draft)):
-        if entry is not None and found[role] != entry.fingerprint:
+        if entry is not None and fingerprints[role] != entry.fingerprint:
             raise TraceError(f"the {role} at {entry.source} is another model for this worker than for the run")

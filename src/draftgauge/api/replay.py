@@ -89,11 +89,11 @@ def replay(
 
         tune = tuned if request.tune else None
         if request.sweep:
-            found = cost_sweep(design, costs, make, request.sweep, tune=tune)
+            evaluated = cost_sweep(design, costs, make, request.sweep, tune=tune)
         else:
-            found = evaluate_design(design, costs, make, tune=tune)
+            evaluated = evaluate_design(design, costs, make, tune=tune)
         kept = {} if stored is None else {"datastore_tokens": stored.tokens}
-        rows += [dict(row) | kept for row in found]
+        rows += [dict(row) | kept for row in evaluated]
     return rows
 
 

@@ -53,7 +53,7 @@ def prompt_name(path: Path) -> str:
 
 def select_runs(folder: Path) -> list[tuple[Path, Manifest]]:
     """The runs at a place with their manifests, uncompressed targets first, checkpoints that come quantised last."""
-    order = {name: place for place, name in enumerate(_UNCOMPRESSED_FIRST)}
+    order = {name: position for position, name in enumerate(_UNCOMPRESSED_FIRST)}
     runs = [(run, Manifest.load(run)) for run in find_runs(folder)]
     return sorted(runs, key=lambda r: (order.get(r[1].target.compression, len(order)), r[0].name))
 

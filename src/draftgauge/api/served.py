@@ -57,7 +57,7 @@ def answer_tokens(
         tokens = token_ids(tokenizer, served.text, special=False)
     if tokenizer.decode(tokens, skip_special_tokens=True).strip() != served.text.strip():
         raise PromptError("is written with another tokenizer: the target's gives another text for its tokens")
-    ends = next((place for place, token in enumerate(tokens) if token in end_tokens), None)
+    ends = next((position for position, token in enumerate(tokens) if token in end_tokens), None)
     if ends is not None:
         tokens = tokens[: ends + 1]
     elif served.finish == "stop" and end_tokens:
@@ -91,14 +91,14 @@ def read_differences(folder: Path) -> dict[int, tuple[int, ...]]:
     path = folder / DIFFERENCES_NAME
     if not path.exists():
         return {}
-    found: dict[int, tuple[int, ...]] = {}
+    differences: dict[int, tuple[int, ...]] = {}
     for line in path.read_text(encoding="utf-8").splitlines():
         try:
             entry: Mapping[str, object] = json.loads(line)
         except ValueError:  # the last line, if a kill cut it: its prompt is recorded again
             continue
-        found[int(str(entry["prompt"]))] = tuple(entry["differs"])  # type: ignore[arg-type]
-    return found
+        differences[int(str(entry["prompt"]))] = tuple(entry["differs"])  # type: ignore[arg-type]
+    return differences
 
 
 def _some(names: Iterable[str]) -> str:

@@ -188,12 +188,12 @@ _FIGURE = int | float | None
 
 def _block_table(columns: Sequence[Column], block: Block) -> Table:
     table = Table(header_style="bold", box=box.SIMPLE_HEAD, pad_edge=False)
-    for place, width in block.items():
-        column = columns[place]
+    for index, width in block.items():
+        column = columns[index]
         justify: Literal["left", "right"] = "right" if column.numeric else "left"
         # Nothing is cut short: two policies may differ in their last letter.
         table.add_column(column.heading, justify=justify, overflow="fold", width=width)
-    for cells in zip(*(columns[place].cells for place in block), strict=True):
+    for cells in zip(*(columns[index].cells for index in block), strict=True):
         table.add_row(*map(_escaped, cells))
     return table
 

@@ -62,13 +62,13 @@ def divide(columns: Sequence[Column], limit: int, *, may_exceed: bool) -> list[B
     widths = [column.least for column in columns]
     if may_exceed or _total(widths) <= limit:
         return [_widened(dict(enumerate(widths)), columns, limit)]
-    first = {place: min(width, FOLDED) for place, width in enumerate(widths[:keys])}
+    first = {index: min(width, FOLDED) for index, width in enumerate(widths[:keys])}
     blocks = [dict(first)]
-    for place in range(keys, len(columns)):
-        if _total([*blocks[-1].values(), widths[place]]) > limit and len(blocks[-1]) > keys:
+    for index in range(keys, len(columns)):
+        if _total([*blocks[-1].values(), widths[index]]) > limit and len(blocks[-1]) > keys:
             blocks.append(dict(first))
         room = limit - _total([*blocks[-1].values(), 0])
-        blocks[-1][place] = max(min(widths[place], room), NARROWEST)
+        blocks[-1][index] = max(min(widths[index], room), NARROWEST)
     return [_widened(block, columns, limit) for block in blocks]
 
 
@@ -84,8 +84,8 @@ def _total(widths: Sequence[int]) -> int:
 def _widened(block: Block, columns: Sequence[Column], limit: int) -> Block:
     """The block with what is left of the line given to columns that break something, the first ones first."""
     spare = limit - line_width(block)
-    for place, width in block.items():
-        more = max(0, min(spare, columns[place].whole - width))
-        block[place] += more
+    for index, width in block.items():
+        more = max(0, min(spare, columns[index].whole - width))
+        block[index] += more
         spare -= more
     return block

@@ -72,7 +72,7 @@ def require_writable(folder: Path) -> None:
 
 def nearest_existing(folder: Path) -> Path:
     """The folder, or the nearest one above it that exists."""
-    return next(place for place in (folder.absolute(), *folder.absolute().parents) if place.exists())
+    return next(parent for parent in (folder.absolute(), *folder.absolute().parents) if parent.exists())
 
 
 def file_sha256(path: Path) -> str:

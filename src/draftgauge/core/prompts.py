@@ -184,8 +184,8 @@ def _content(entry: dict[str, Any], where: str) -> tuple[str, tuple[Message, ...
     named = [key for key in ("prompt", "turns", "messages") if key in entry]
     given = [key for key in named if entry[key] is not None] or named  # tables with gaps are written with nulls
     if len(given) != 1:
-        found = f"has {' and '.join(given)}" if given else f"has only {_listed(entry)}"
-        raise PromptError(f"{where}: needs exactly one of prompt, turns and messages; it {found}")
+        given_as = f"has {' and '.join(given)}" if given else f"has only {_listed(entry)}"
+        raise PromptError(f"{where}: needs exactly one of prompt, turns and messages; it {given_as}")
     if given == ["messages"]:
         return "", _messages(entry["messages"], where), ()
     if given == ["prompt"]:

@@ -94,17 +94,17 @@ class BatchMeter:
     def turn(self, batch: int) -> None:
         """Decode a few steps of ``batch`` requests at every context length."""
         gamma_max, samples = self._plan.gamma_max, self._samples[batch]
-        for place in self._rng.permutation(len(self._starts)).tolist():
-            run = self._decode(batch, place, RandomLengths(gamma_max, batch, self._rng), timed=True)
-            samples.steps[place] += timed_steps(run.passes, run.seconds)
+        for context in self._rng.permutation(len(self._starts)).tolist():
+            run = self._decode(batch, context, RandomLengths(gamma_max, batch, self._rng), timed=True)
+            samples.steps[context] += timed_steps(run.passes, run.seconds)
         ranked = RankedLengths(gamma_max, batch, self._rng)
         self._decode(batch, int(self._rng.integers(len(self._starts))), ranked, timed=False)
         samples.ranked += ranked.noted
 
-    def _decode(self, batch: int, place: int, policy: BatchPolicy, timed: bool) -> BatchRun:
+    def _decode(self, batch: int, context: int, policy: BatchPolicy, timed: bool) -> BatchRun:
         """A few steps at a context length."""
         plan = self._plan
-        prompts = [_cut(plan.text, self._starts[place], self._rng) for _ in range(batch)]
+        prompts = [_cut(plan.text, self._starts[context], self._rng) for _ in range(batch)]
         how = BatchPlan(batch, plan.gamma_max, drain=False, timed=timed)
         return batched_decode(self._target, self._draft, policy, prompts, DecodingSettings(plan.span), how)
 

@@ -158,8 +158,8 @@ class BatchSamples:
                     if p.gap and not p.signals:
                         even = float(costs.onward_seconds(p.rows, context))
                         missing.append((p.gap, p.seconds - even))
-        found = [line(*zip(*pairs, strict=True)) if pairs else (0.0, 0.0) for pairs in (padded, missing)]
-        return found[0], found[1]
+        lines = [line(*zip(*pairs, strict=True)) if pairs else (0.0, 0.0) for pairs in (padded, missing)]
+        return lines[0], lines[1]
 
 
 def batch_costs(measured: Sequence[BatchSamples]) -> BatchCosts:

@@ -224,11 +224,11 @@ class _BatchLoop:
         drafted = {slot: sum(slot in each.slots for each in depths) for slot in self.requests}
         verified = dict(self.policy.verified(drafted))
         tokens, best = self.verify(depths, verified)
-        place, free = 0, []
+        row, free = 0, []
         for slot, request in self.requests.items():
             count = verified[slot]
-            own = slice(place + 1, place + count + 1)
-            place += count + 1
+            own = slice(row + 1, row + count + 1)
+            row += count + 1
             proposed = until_end(tokens[own], self.settings.end_tokens)
             if self.commit(slot, request, proposed, best[own.start - 1 : own.stop], shown[slot]):
                 free.append(slot)
@@ -295,8 +295,8 @@ class _BatchLoop:
             for each in depths:
                 starts.append(starts[-1] + len(each.slots))
             order = []
-            for place, slot in enumerate(slots):
-                order.append(place)
+            for row, slot in enumerate(slots):
+                order.append(row)
                 order += [starts[depth] + depths[depth].slots.index(slot) for depth in range(verified[slot])]
             fed = pool.index_select(0, upload(order, self.device))
             timing.counts = counts
@@ -308,11 +308,11 @@ class _BatchLoop:
         """Commit what stands; whether the output has ended."""
         accepted, token = accept_greedy(proposed, best)
         tokens, finish = request.stopper.cut([*proposed[:accepted], token])
-        known = len(request.text)
+        committed = len(request.text)
         request.text += tokens
-        self.target.truncate(slot, known + accepted)
-        if self.draft.length(slot) > known + accepted:
-            self.draft.truncate(slot, known + accepted)
+        self.target.truncate(slot, committed + accepted)
+        if self.draft.length(slot) > committed + accepted:
+            self.draft.truncate(slot, committed + accepted)
         text = tokens if SignalName.TEXT in self.policy.reads else ()
         step = Step(len(proposed), accepted, len(tokens), shown[: len(proposed)], NAN, text)
         self.policy.observe(slot, step)

@@ -171,8 +171,8 @@ class _Design:
             pull = self.weight * signs * expit(-margins)
             return float(value), prior * offsets - self.columns.T @ pull
 
-        found: Floats = minimize(loss, np.zeros(self.columns.shape[1]), jac=True, method="L-BFGS-B").x
-        return found
+        best: Floats = minimize(loss, np.zeros(self.columns.shape[1]), jac=True, method="L-BFGS-B").x
+        return best
 
 
 def token_scale(examples: TailExamples) -> float:
@@ -231,8 +231,8 @@ def tail_examples(trace: Trace, stopping: StoppingNumbers, done: Appended | None
             if not len(rows):
                 break
             columns = state.token, stand, state.agreed, state.disagreed, suffix.habit, run
-            known = TailState(depth, *(column[rows] for column in columns))
-            both = match_terms(cell[rows]), shared_terms(known, offset + 1)
+            tail_states = TailState(depth, *(column[rows] for column in columns))
+            both = match_terms(cell[rows]), shared_terms(tail_states, offset + 1)
             terms = spread_design(both, (cell[rows] >> CODE_BITS) - 1, ORDER)  # a match is of one token at least
             token = foretold[depth].token[rows, offset].astype(np.int64)
             stood = runs[rows, depth] > offset

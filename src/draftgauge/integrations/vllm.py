@@ -218,13 +218,13 @@ def _row_drafter(options: ProposerOptions, vllm_config: Any, end_tokens: frozens
     kind = drafter_kind(name)
     model_config = vllm_config.model_config
     device = options.device or str(getattr(vllm_config.device_config, "device", "cpu"))
-    place = LoadOptions(half_precision(model_config.dtype), device)
+    loading = LoadOptions(half_precision(model_config.dtype), device)
     if model_config.tokenizer:
-        kind.check(source, load_tokenizer(str(model_config.tokenizer)), place)
+        kind.check(source, load_tokenizer(str(model_config.tokenizer)), loading)
     vocabulary = int(model_config.get_vocab_size())
     if name == LANGUAGE_MODEL:
         assert source is not None
-        model = load_model(source, place.compression, device, part="draft")
+        model = load_model(source, loading.compression, device, part="draft")
         if isinstance(model, LeanModel):  # also of fixed shapes, which hold one text
             lean = model if type(model) is LeanModel else LeanModel(model.module)
             return LanguageModelRows(lean, end_tokens, vocabulary)
@@ -238,7 +238,7 @@ def _row_drafter(options: ProposerOptions, vllm_config: Any, end_tokens: frozens
             "(`draftgauge export`), or draft with language_model or prompt_lookup"
         )
     nothing: Any = None  # kinds without a model read no target
-    drafts = kind.load(source, nothing, place)
+    drafts = kind.load(source, nothing, loading)
     return EachRow(lambda: drafts.drafter(nothing, None, end_tokens, None, None))
 
 

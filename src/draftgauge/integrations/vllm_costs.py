@@ -50,10 +50,10 @@ class CostProbe(Proposer):
         self._calls += 1
         before = {id(request) for request in self.requests}
         proposals = super().propose(sampled_token_ids, *arguments, **named)
-        known = all(id(request) in before for request in self.requests)  # no prompt was taken in
+        all_running = all(id(request) in before for request in self.requests)  # no prompt was taken in
         alike = decoding and all(len(draft) == self._length for draft in proposals)
         ended = time.perf_counter()
-        if alike and known:
+        if alike and all_running:
             self._draft.setdefault(batch, {}).setdefault(self._length, []).append(ended - started)
         if self._calls % self.WRITE_EVERY == 0 and (costs := self.measured()) is not None:
             costs.save(self.options.costs_out)

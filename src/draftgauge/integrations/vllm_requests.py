@@ -94,8 +94,8 @@ def match(
         tokens = texts[index, : int(lengths[index])]
         before = len(tokens) - len(committed)
         candidates = by_length.get(before)
-        found = _take(candidates, tokens[:before].tobytes()) if candidates else None
-        seen.append(Sighting(committed, tokens, found))
+        matched = _take(candidates, tokens[:before].tobytes()) if candidates else None
+        seen.append(Sighting(committed, tokens, matched))
     return seen
 
 

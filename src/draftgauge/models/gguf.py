@@ -152,8 +152,8 @@ class GgufModel:
     def _logits(self, rows: int) -> Tensor:
         """A copy of the logits ``[rows, vocabulary]`` of the last pass: the next one overwrites them."""
         address = self._logits_address(self._context)
-        known, view = self._last_logits
-        if address != known or rows > len(view):  # libllama moved them to where there is room for more
+        viewed_address, view = self._last_logits
+        if address != viewed_address or rows > len(view):  # libllama moved them to where there is room for more
             floats = ctypes.c_float * (rows * self.spec.vocabulary)
             view = np.ctypeslib.as_array(floats.from_address(address)).reshape(rows, -1)
             self._last_logits = address, view

@@ -50,11 +50,11 @@ def lay_out(rows: Sequence[int], begins: Sequence[int], counts: Sequence[int], s
     slot: list[int] = []
     starts = [0] * shape.rows
     for row, begin, count in zip(rows, begins, counts, strict=True):
-        place = row - shape.first
-        starts[place] = begin
+        index = row - shape.first
+        starts[index] = begin
         owner += [row] * count
         position += range(begin, begin + count)
-        slot += range(place * shape.widest, place * shape.widest + count)
+        slot += range(index * shape.widest, index * shape.widest + count)
     return [*owner, *position, *slot, *starts]
 
 

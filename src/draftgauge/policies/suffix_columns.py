@@ -221,15 +221,15 @@ def continuations(
     gamma_max = draft_token.shape[1]
     texts = texts_of(token, offsets, prompt_tokens, stored=stored)
     tails = texts.tails(draft_token)
-    found = [_follow(texts, tails[:, :ORDER], np.arange(len(token)), gamma_max)]
+    by_depth = [_follow(texts, tails[:, :ORDER], np.arange(len(token)), gamma_max)]
     for depth in range(1, gamma_max + 1):
-        drafted, before = draft_token[:, depth - 1], found[-1]
+        drafted, before = draft_token[:, depth - 1], by_depth[-1]
         new = np.flatnonzero((drafted >= 0) & (drafted != before.token[:, 0]))
         after = Continuation(before.token[:, 1:].copy(), before.cell[:, 1:].copy())
         after.token[drafted < 0], after.cell[drafted < 0] = -1, 0
         after.token[new], after.cell[new] = _follow(texts, tails[new, depth : depth + ORDER], new, gamma_max - depth)
-        found.append(after)
-    return found
+        by_depth.append(after)
+    return by_depth
 
 
 def continuations_of(view: TextView) -> list[Continuation]:
@@ -238,8 +238,8 @@ def continuations_of(view: TextView) -> list[Continuation]:
         view.derived[_CONTINUATIONS] = continuations(
             view.token, view.offsets, view.prompt_tokens, view.draft_token, view.stored
         )
-    found: list[Continuation] = view.derived[_CONTINUATIONS]
-    return found
+    derived: list[Continuation] = view.derived[_CONTINUATIONS]
+    return derived
 
 
 def matched_lengths(cells: NDArray[np.int16], least: int = 1) -> Ints:
@@ -254,7 +254,7 @@ def matched_lengths(cells: NDArray[np.int16], least: int = 1) -> Ints:
 
 def _follow(texts: Texts, tails: Ints, rows: Ints, length: int) -> Continuation:
     """Look up ``length`` tokens at some rows, each after those before it."""
-    found = Continuation(np.full((len(tails), length), -1, np.int32), np.zeros((len(tails), length), np.int16))
+    continuation = Continuation(np.full((len(tails), length), -1, np.int32), np.zeros((len(tails), length), np.int16))
     at = np.arange(len(tails))
     for position in range(length):
         matches = texts.look_up(tails, rows)
@@ -263,7 +263,7 @@ def _follow(texts: Texts, tails: Ints, rows: Ints, length: int) -> Continuation:
         if not len(rows):
             break
         token = matches.token[held]
-        found.token[at, position] = token
-        found.cell[at, position] = matches.order[held] << CODE_BITS | matches.code[held]
+        continuation.token[at, position] = token
+        continuation.cell[at, position] = matches.order[held] << CODE_BITS | matches.code[held]
         tails = np.concatenate([tails[:, 1:], (token + texts.shifts[rows])[:, None]], axis=1)
-    return found
+    return continuation

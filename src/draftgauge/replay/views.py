@@ -38,10 +38,10 @@ def derived_with(trace: Trace, stored: StoredTexts | None) -> dict[str, Any]:
     """What has been computed from a trace together with stored texts: with one store of them at a time."""
     if stored is None:
         return trace.derived
-    known: tuple[StoredTexts, dict[str, Any]] | None = trace.derived.get(_STORED)
-    if known is None or known[0] is not stored:
-        known = trace.derived[_STORED] = stored, {}
-    return known[1]
+    views: tuple[StoredTexts, dict[str, Any]] | None = trace.derived.get(_STORED)
+    if views is None or views[0] is not stored:
+        views = trace.derived[_STORED] = stored, {}
+    return views[1]
 
 
 def signal_arrays(trace: Trace, reads: Reads) -> SignalArrays:

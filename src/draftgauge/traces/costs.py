@@ -255,8 +255,8 @@ class CostCurve:
 
     def deciding(self, policy: str) -> tuple[float, float, float] | None:
         """Seconds that a policy takes to decide: a drafted token, a step, a prompt token; None if not measured."""
-        found = next((each for each in self.decisions if each.policy == policy), None)
-        return None if found is None else (found.token, found.step, found.reading)
+        decision = next((each for each in self.decisions if each.policy == policy), None)
+        return None if decision is None else (decision.token, decision.step, decision.reading)
 
     def cost_ratio(self) -> float:
         """Seconds of one more drafted token over those of verifying one, at the median context."""

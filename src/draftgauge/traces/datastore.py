@@ -189,5 +189,5 @@ def prompt_digest(tokens: Sequence[int]) -> str:
 
 def stored_prompts(store: Datastore, prompts: Iterable[Sequence[int]]) -> int:
     """How many of some prompts the datastore holds an output of."""
-    known: set[Any] = {output.prompt for output in store.outputs}
-    return sum(prompt_digest(prompt) in known for prompt in prompts)
+    digests: set[Any] = {output.prompt for output in store.outputs}
+    return sum(prompt_digest(prompt) in digests for prompt in prompts)

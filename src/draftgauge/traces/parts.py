@@ -78,7 +78,7 @@ def _join_notes(part: Path, run: Path) -> None:
 
 
 def _check(part: Path, manifest: Manifest) -> None:
-    found = Manifest.load(part)
-    if found.fingerprint() != manifest.fingerprint():
-        listed = "; ".join(found.differences(manifest))
+    existing = Manifest.load(part)
+    if existing.fingerprint() != manifest.fingerprint():
+        listed = "; ".join(existing.differences(manifest))
         raise TraceError(f"{part} is a part of another run ({listed}): remove it")

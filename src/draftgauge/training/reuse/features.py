@@ -122,19 +122,19 @@ def check_cache_folder(folder: Path, wanted: Mapping[str, Any]) -> Mapping[str, 
             raise DraftgaugeError(f"{folder} holds files that are no cache of features: choose an empty folder")
         return None
     try:
-        found = json.loads(path.read_text(encoding="utf-8"))
+        recorded = json.loads(path.read_text(encoding="utf-8"))
     except ValueError as error:
         raise DraftgaugeError(f"{path} is not JSON: remove the folder, or choose another") from error
     layers = ("hidden_layers", "kv_layers")
-    off = [key for key in wanted if key not in layers and found.get(key) != wanted[key]]
-    off += [key for key in layers if not set(wanted.get(key, ())) <= set(found.get(key, ()))]
+    off = [key for key in wanted if key not in layers and recorded.get(key) != wanted[key]]
+    off += [key for key in layers if not set(wanted.get(key, ())) <= set(recorded.get(key, ()))]
     if off:
         shown = ", ".join(key.replace("_", " ") for key in off)
         raise DraftgaugeError(
             f"{folder} holds the features of another run (other {shown}): choose another cache folder, or remove this "
             "one"
         )
-    return dict(found)
+    return dict(recorded)
 
 
 def make_cache(
@@ -164,16 +164,16 @@ def _make_missing(
     progress: Progress,
 ) -> None:
     plan = TapPlan(identity.hidden_layers, identity.kv_layers)
-    found = check_cache_folder(folder, identity.mapping())
-    if found is not None:  # it may hold more layers than wanted, and goes on with those
-        plan = TapPlan(tuple(found["hidden_layers"]), tuple(found["kv_layers"]))
+    recorded = check_cache_folder(folder, identity.mapping())
+    if recorded is not None:  # it may hold more layers than wanted, and goes on with those
+        plan = TapPlan(tuple(recorded["hidden_layers"]), tuple(recorded["kv_layers"]))
     starts = range(0, len(conversations), SHARD_CONVERSATIONS)
     missing = [start for start in starts if not _shard(folder, start).exists()]
     tokens = sum(len(c.tokens) for start in missing for c in conversations[start : start + SHARD_CONVERSATIONS])
     check_disk(folder, tokens * token_bytes(module.config, plan))
     require_writable(folder)
     remove_temporaries(folder)
-    if found is None:
+    if recorded is None:
         atomic_write_text(folder / MANIFEST, json.dumps(identity.mapping(), indent=1) + "\n")
     for start in missing:
         progress("features", starts.index(start), len(starts))
@@ -268,7 +268,7 @@ def _shard(folder: Path, start: int) -> Path:
 
 def _write_shard(path: Path, module: PreTrainedModel, conversations: Sequence[Conversation], plan: TapPlan) -> None:
     """One shard: tensors ``[tokens, ...]`` of all its conversations one after the other, their offsets beside them."""
-    found: dict[int, dict[str, Tensor]] = {}
+    by_conversation: dict[int, dict[str, Tensor]] = {}
     for group in _passes(conversations):
         longest = max(len(conversations[i].tokens) for i in group)
         tokens = torch.zeros((len(group), longest), dtype=torch.int64)
@@ -285,11 +285,12 @@ def _write_shard(path: Path, module: PreTrainedModel, conversations: Sequence[Co
                     "keys": features.keys[row, :, :, :length].permute(2, 0, 1, 3),
                     "values": features.values[row, :, :, :length].permute(2, 0, 1, 3),
                 }
-            found[i] = {name: part.to("cpu", DTYPE) for name, part in parts.items()}
+            by_conversation[i] = {name: part.to("cpu", DTYPE) for name, part in parts.items()}
     offsets = [0]
     for conversation in conversations:
         offsets.append(offsets[-1] + len(conversation.tokens))
-    tensors = {name: torch.cat([found[i][name] for i in range(len(conversations))]) for name in found[0]}
+    order = range(len(conversations))
+    tensors = {name: torch.cat([by_conversation[i][name] for i in order]) for name in by_conversation[0]}
     temporary = path.with_name(f".{path.name}.draftgauge-tmp")
     save_file(tensors, temporary, metadata={"offsets": json.dumps(offsets)})
     temporary.replace(path)

@@ -115,10 +115,10 @@ def fit_head_maps(
             module.get_decoder()(input_ids=ids[None], use_cache=False)
         gram += read.T @ read
         for key, heads in caught.items():
-            found = heads[0].transpose(0, 1).flatten(1).to(read.device).double()  # [T, heads D]
-            moments[key] = moments.get(key, 0.0) + read.T @ found
+            heads_of_part = heads[0].transpose(0, 1).flatten(1).to(read.device).double()  # [T, heads D]
+            moments[key] = moments.get(key, 0.0) + read.T @ heads_of_part
             if key[1] == "queries":
-                squares[key[0]] += float(found.square().sum())
+                squares[key[0]] += float(heads_of_part.square().sum())
         positions += len(ids)
     damped = gram + RIDGE * gram.diagonal().mean() * torch.eye(len(gram), dtype=gram.dtype, device=gram.device)
     solved = {key: torch.linalg.solve(damped, moment) for key, moment in moments.items()}
