@@ -69,10 +69,10 @@ def read_stored(path: Path, vocabulary: str, judged: Iterable[Sequence[int]]) ->
         DraftgaugeError: if the file is no datastore of this vocabulary, or holds outputs of the prompts themselves.
     """
     store, prompts = Datastore.load(path, vocabulary), list(judged)
-    already_stored = stored_prompts(store, prompts)
-    if already_stored:
+    stored = stored_prompts(store, prompts)
+    if stored:
         raise DraftgaugeError(
-            f"the datastore {path} holds outputs of {already_stored} of the {len(prompts)} prompts that policies are judged "
+            f"the datastore {path} holds outputs of {stored} of the {len(prompts)} prompts that policies are judged "
             "on, which would be looked up in their own answers: build it from other prompts"
         )
     return _texts(store)
