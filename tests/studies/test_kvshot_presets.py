@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from draftgauge.api.study import study_kvshot
 from draftgauge.core.errors import DraftgaugeError
 from draftgauge.drafters.reuse import count_parameters
 from draftgauge.models.loading import load_model
@@ -154,6 +155,25 @@ def test_remedies_go_on_where_quick_ended_and_full_where_they_did(tmp_path: Path
     plain = {replace(variant, remedy="") for variant in own.variants if variant.remedy}
     assert plain < set(own.variants)  # each remedy beside the same drafter without it
     assert {variant.remedy for variant in own.variants} - {""} == set(REMEDIES)
+
+
+@pytest.mark.parametrize("preset", PRESETS)
+def test_with_fewer_seeds_a_study_is_a_beginning_of_itself(preset: str, tmp_path: Path) -> None:
+    whole = make_study(preset, TrainingSpec(device="cpu"))
+    begun = whole.with_seeds(2)
+    assert all(begun.seeds_of(variant) == whole.seeds_of(variant)[:2] for variant in whole.variants)
+    if whole.ablation is not None:
+        assert begun.ablation == replace(whole.ablation, seeds=whole.ablation.seeds[:2])
+    first, every = (
+        {cell.name: cell.digest() for cell in cells(tmp_path, study, fixed=100)} for study in (begun, whole)
+    )
+    assert first.items() <= every.items()
+    assert whole.with_seeds(9) == replace(whole, other_seeds=whole.other_seeds or 9)
+
+
+def test_one_seed_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(DraftgaugeError, match="seeds must be at least 2"):
+        study_kvshot(out=tmp_path, seeds=1)
 
 
 def test_unknown_preset() -> None:

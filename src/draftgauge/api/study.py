@@ -42,6 +42,8 @@ def study_kvshot(request: StudyKvshotRequest, *, progress: Progress = silent) ->
     out, target = request.out, request.teacher.target
     training = TrainingSpec(target=target, prompts=request.teacher.prompts, device=request.machine.device)
     study = make_study(request.preset, training, request.held_out)
+    if request.seeds is not None:
+        study = study.with_seeds(request.seeds)
     if request.plan:
         return StudyOutcome(plan_study(study, out), {})
     require_writable(out)

@@ -108,6 +108,7 @@ class StudyKvshotRequest:
         out: folder of the study; run again with the same folder to resume.
         preset: 'smoke', 'quick' (three to five seeds, on a laptop), 'depth' (quick and deeper KV drafters), 'remedies'
             (quick, and what may be done against bottlenecks) or 'full'.
+        seeds: most seeds of a row, at least 2; all of the preset's if left out. Run again with more to go on.
         held_out: prompts to measure on; the bundled test prompts if left out.
         plan: print the trainings and hours of the study and how many of them are left, and run nothing.
     """
@@ -115,10 +116,17 @@ class StudyKvshotRequest:
     out: Path
     plan: bool = False
     preset: str = "smoke"
+    seeds: int | None = None
     teacher: TeacherSpec = TeacherSpec()
     held_out: str | None = None
     workers: WorkersSpec = WorkersSpec()
     machine: DeviceSpec = DeviceSpec()
+
+    def __post_init__(self) -> None:
+        if self.seeds is not None and self.seeds < 2:
+            raise DraftgaugeError(
+                f"seeds must be at least 2, to show how much they differ, not {self.seeds}"
+            )
 
 
 @dataclass(frozen=True, kw_only=True)

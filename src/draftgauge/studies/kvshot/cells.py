@@ -166,6 +166,12 @@ class Study:
         """The seeds of one row."""
         return self.seeds if variant in self.decisive else self.seeds[: self.other_seeds]
 
+    def with_seeds(self, most: int) -> Study:
+        """The same with no more than some seeds for any row: a beginning of it, which is whole in itself."""
+        ablation = self.ablation and replace(self.ablation, seeds=self.ablation.seeds[:most])
+        others = most if self.other_seeds is None else min(most, self.other_seeds)
+        return replace(self, seeds=self.seeds[:most], other_seeds=others, ablation=ablation)
+
 
 @dataclass(frozen=True)
 class Cell:
