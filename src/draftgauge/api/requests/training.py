@@ -124,9 +124,7 @@ class StudyKvshotRequest:
 
     def __post_init__(self) -> None:
         if self.seeds is not None and self.seeds < 2:
-            raise DraftgaugeError(
-                f"seeds must be at least 2, to show how much they differ, not {self.seeds}"
-            )
+            raise DraftgaugeError(f"seeds must be at least 2, to show how much they differ, not {self.seeds}")
 
 
 @dataclass(frozen=True, kw_only=True)
