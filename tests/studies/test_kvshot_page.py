@@ -95,9 +95,12 @@ def test_remedies_stand_beside_the_drafter_without_them(tmp_path: Path) -> None:
     views = variant_views(study_rows(results(tmp_path, {KV: ALPHAS[KV], HYBRID: ALPHAS[HYBRID]} | better)))
     (line,) = remedies_table(views).lines  # of hidden there is nothing to compare with
     assert line[:2] == ("kv, kv gradient 50", "equal parameters")
-    before, after = (float(value) for value in line[2].split(" to "))
+    before, after = (float(value) for value in line[3].split(" to "))
     assert 1.5 < before < after - 0.3
-    assert line[4:] == ("0.70 to 0.70", "0.250 to 0.250", "")
+    gained, _, interval = line[2].partition(" ")
+    assert float(gained) == pytest.approx(after - before, abs=0.011)
+    assert interval
+    assert line[5:] == ("0.70 to 0.70", "0.250 to 0.250", "")
 
 
 def test_a_study_cut_short_still_has_a_page(tmp_path: Path) -> None:

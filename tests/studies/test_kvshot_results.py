@@ -12,7 +12,7 @@ import pytest
 from draftgauge.core.errors import DraftgaugeError
 from draftgauge.core.provenance import write_measurement
 from draftgauge.studies.kvshot.cells import RESULT_NAME
-from draftgauge.studies.kvshot.presets import HIDDEN, KV, KV_DEEP, NONE, at_equal_width
+from draftgauge.studies.kvshot.presets import HIDDEN, KV, KV_DEEP, NONE, at_equal_width, remedied
 from draftgauge.studies.kvshot.results import read_result, study_rows, summary
 from draftgauge.studies.kvshot.verdicts import EQUAL_P2
 from kvshot_results import ALPHAS, TASKS, cells, results, study, write_result
@@ -73,6 +73,17 @@ def test_other_measures_are_pooled(rows: list[dict]) -> None:
     assert control["retention"] == pytest.approx(1.0, abs=0.2)
     assert control["tree_mat"] == pytest.approx(170 / 55)
     assert control["alpha_deep"] == pytest.approx(0.24, abs=0.03)
+
+
+def test_what_a_remedy_adds_is_measured_against_the_same_drafter_without_it(tmp_path: Path) -> None:
+    better, alone = remedied(KV, "kv-gradient-50"), remedied(HIDDEN, "depths-12")
+    measured = study_rows(results(tmp_path, {KV: ALPHAS[KV], better: ALPHAS[KV_DEEP], alone: ALPHAS[HIDDEN]}))
+    (row,) = [row for row in measured if row.get("measure") == "mat_minus_plain"]  # of hidden there is nothing without
+    assert (row["design"], row["remedy"], row["seeds"], row["p_seeds"]) == ("kv", "kv-gradient-50", 3, 0.25)
+    mats = {row.get("remedy"): row["estimate"] for row in measured if row.get("measure") == "mat" and "task" not in row}
+    assert row["estimate"] == pytest.approx(mats["kv-gradient-50"] - mats[None], abs=0.01)
+    assert 0 < row["low"] < row["estimate"] < row["high"]
+    assert 0 < row["p_value"] < 0.05
 
 
 def test_verdicts_on_known_differences(rows: list[dict]) -> None:

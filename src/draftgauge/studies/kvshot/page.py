@@ -248,8 +248,13 @@ def remedies_table(views: Sequence[VariantView]) -> Table:
         without = plain.get(_but_for_remedy(view))
         if view.remedy and without is not None:
             pairs = zip(_bottlenecks(without), _bottlenecks(view), strict=True)
-            lines.append((view.label, view.capacity, *(f"{a} to {b}" if a or b else "" for a, b in pairs)))
-    headings = ("drafter", "matched by", "MAT, all positions", "agreement", "query error", "own keys reached", "gate")
+            gained = view.measures.get("mat_minus_plain")
+            figures = (gained.text(3) if gained else "", *(f"{a} to {b}" if a or b else "" for a, b in pairs))
+            lines.append((view.label, view.capacity, *figures))
+    headings = (
+        *("drafter", "matched by", "MAT gained, all positions", "MAT"),
+        *("agreement", "query error", "own keys reached", "gate"),
+    )
     return _table(headings, lines)
 
 

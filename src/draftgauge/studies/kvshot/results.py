@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -26,7 +26,7 @@ from draftgauge.statistics.crossed import (
 from draftgauge.statistics.paired import ratio_interval
 from draftgauge.studies.kvshot.cells import RESULT_NAME, Cell, Variant
 from draftgauge.studies.kvshot.tuning import Tuned
-from draftgauge.studies.kvshot.verdicts import Run, verdicts
+from draftgauge.studies.kvshot.verdicts import EFFECTS, Run, common_seeds, compare, mat_by_prompt, verdicts
 
 Row = dict[str, Any]
 NORMS = ("norm_before_fc", "norm_before_residual", "norm_output")
@@ -125,6 +125,8 @@ def study_rows(results: Sequence[CellResult]) -> list[Row]:
       from 0; beside alpha, which compares the survivors of each drafter, ``agreement`` over all positions and
       ``survival``, the share of all positions where every token up to this depth is right, with their intervals;
     - other measures, likewise pooled: ``measure`` with ``task`` or ``distance``, ``estimate, low, high``;
+    - what a remedy adds: the measure ``mat_minus_plain``, MAT over all positions less that of the same drafter without
+      the remedy, on the seeds of both, with ``p_value, p_seeds``, neither corrected;
     - what limits a drafter: rows of :func:`~draftgauge.diagnostics.bottlenecks.bottleneck_rows`;
     - a prediction: ``prediction, verdict, difference, low, high, test, seeds, p_value, p_seeds``.
 
@@ -139,7 +141,10 @@ def study_rows(results: Sequence[CellResult]) -> list[Row]:
         rows += _measure_rows(group)
     for group in pooled:
         rows += bottleneck_rows([result.bottlenecks for result in group], _labels(group[0].variant))
-    return rows + _verdict_rows(results)
+    runs: dict[Variant, dict[int, Run]] = {}
+    for result in results:
+        runs.setdefault(result.variant, {})[result.seed] = Run(result.agreed, result.survived)
+    return [*rows, *_remedy_rows(runs), *_verdict_rows(runs)]
 
 
 def _labels(variant: Variant) -> Row:
@@ -238,10 +243,19 @@ def _measured(name: str, counts: Counts, measure: Measure) -> Row:
     return {"measure": name, "estimate": estimate, "low": low, "high": high}
 
 
-def _verdict_rows(results: Sequence[CellResult]) -> list[Row]:
-    runs: dict[Variant, dict[int, Run]] = {}
-    for result in results:
-        runs.setdefault(result.variant, {})[result.seed] = Run(result.agreed, result.survived)
+def _remedy_rows(runs: Mapping[Variant, Mapping[int, Run]]) -> Iterator[Row]:
+    for variant in runs:
+        plain = replace(variant, remedy="")
+        seeds = common_seeds(runs, variant, plain)
+        if variant == plain or len(seeds) < 2:
+            continue
+        test = compare(mat_by_prompt, runs, variant, plain)
+        figures = {"estimate": test.estimate, "low": test.low, "high": test.high}
+        tests = {"seeds": test.seeds, "p_value": test.p_value, "p_seeds": test.p_seeds, "test": EFFECTS}
+        yield _labels(variant) | {"measure": "mat_minus_plain"} | figures | tests
+
+
+def _verdict_rows(runs: Mapping[Variant, Mapping[int, Run]]) -> list[Row]:
     return [
         {
             "prediction": v.prediction.name,

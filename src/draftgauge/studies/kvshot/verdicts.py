@@ -49,7 +49,7 @@ def mean_agreement(first: int, last: int) -> Callable[[Run], Floats]:
     return lambda run: _by_prompt(run.agreed)[:, first : last + 1].mean(-1)
 
 
-def mean_accepted(run: Run) -> Floats:
+def mat_by_prompt(run: Run) -> Floats:
     """``[prompts]``, whose mean is MAT over all positions."""
     return np.asarray(1 + _by_prompt(run.survived).sum(-1))
 
@@ -97,7 +97,7 @@ PREDICTIONS = (
         "P2",
         "depth of the drafter matters: kv with 4 layers minus 1, at equal width",
         f"MAT over all positions; {EFFECTS}",
-        mean_accepted,
+        mat_by_prompt,
         at_equal_width(KV_DEEP),
         at_equal_width(KV),
         1,
@@ -106,7 +106,7 @@ PREDICTIONS = (
         EQUAL_P2,
         "and for its own sake: kv with 4 layers minus 1, at equal parameters",
         f"MAT over all positions; {EFFECTS}",
-        mean_accepted,
+        mat_by_prompt,
         KV_DEEP,
         KV,
         1,
@@ -162,33 +162,34 @@ def _test(prediction: Prediction, runs: Mapping[Variant, Mapping[int, Run]]) -> 
     missing = [side.name for side in sides if not runs.get(side)]
     if missing:
         return f"not run: {' and '.join(missing)}"
-    seeds = _common_seeds(runs, *sides)
+    seeds = common_seeds(runs, *sides)
     if len(seeds) < 2:
         return "fewer than two seeds in common: how much seeds differ is unknown"
     depths = runs[sides[0]][seeds[0]].agreed.reached.shape[-1]
     if depths < prediction.least_depths:
         return f"drafts of {depths} tokens are too short for it"
-    test = _compare(prediction, runs, *sides)
+    test = compare(prediction.measure, runs, *sides)
     return test if math.isfinite(test.p_value) else "too few positions have a token so deep"
 
 
 def _useless(prediction: Prediction, runs: Mapping[Variant, Mapping[int, Run]]) -> list[str]:
     """Which of the two drafters are not shown to beat the control, where that was trained with seeds of theirs."""
     sides = (prediction.better, prediction.worse)
-    testable = [side for side in sides if len(_common_seeds(runs, side, NONE)) >= 2]
-    return [side.name for side in testable if not _compare(prediction, runs, side, NONE).low > 0]
+    testable = [side for side in sides if len(common_seeds(runs, side, NONE)) >= 2]
+    return [side.name for side in testable if not compare(prediction.measure, runs, side, NONE).low > 0]
 
 
-def _common_seeds(runs: Mapping[Variant, Mapping[int, Run]], one: Variant, other: Variant) -> list[int]:
+def common_seeds(runs: Mapping[Variant, Mapping[int, Run]], one: Variant, other: Variant) -> list[int]:
+    """The seeds that both were trained with."""
     return sorted(set(runs.get(one, ())) & set(runs.get(other, ())))
 
 
-def _compare(
-    prediction: Prediction, runs: Mapping[Variant, Mapping[int, Run]], better: Variant, worse: Variant
+def compare(
+    measure: Callable[[Run], Floats], runs: Mapping[Variant, Mapping[int, Run]], better: Variant, worse: Variant
 ) -> EffectTest:
-    """What is measured of one drafter less that of the other, on the seeds that both have."""
-    seeds = _common_seeds(runs, better, worse)
-    one, other = (np.stack([prediction.measure(runs[side][seed]) for seed in seeds]) for side in (better, worse))
+    """What is measured of one drafter less that of the other, on the seeds that both have, two at least."""
+    seeds = common_seeds(runs, better, worse)
+    one, other = (np.stack([measure(runs[side][seed]) for seed in seeds]) for side in (better, worse))
     return crossed_effects(one - other)
 
 
