@@ -41,6 +41,7 @@ from readme_tables import (
     estimates_table,
     norms_table,
     pair_table,
+    remedies_table,
     sources_table,
     starts_table,
     with_table,
@@ -77,6 +78,7 @@ DRAFTERS = {
     "starts": ("starts.json", starts_table),
     "estimates": ("query-estimates.json", estimates_table),
     "depths": ("kvshot-depth.json", depths_table),
+    "remedies": ("kvshot-remedies.json", remedies_table),
 }
 """Tables of docs/drafters.md: the file of the rows of each, and what makes lines of them."""
 

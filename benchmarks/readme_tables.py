@@ -75,6 +75,20 @@ def norms_table(rows: Sequence[Row]) -> Iterator[str]:
             yield f"| {row['ablation']} | {row['validation_kl']:.2f} | {seeds} |"
 
 
+def remedies_table(rows: Sequence[Row]) -> Iterator[str]:
+    """What every remedy adds to the tokens per step of the drafter that it was tried on."""
+    yield "| drafter | remedy | tokens a step without it | with it | gained | seeds |"
+    yield "|---|---|---:|---:|---:|---:|"
+    pooled = [row for row in matching(rows, {"measure": "mat"}) if not {"task", "distance"} & row.keys()]
+    for gained in matching(rows, {"measure": "mat_minus_plain"}):
+        drafter = {key: gained[key] for key in ("design", "layers", "injection", "init", "capacity")}
+        both = {row.get("remedy"): row["estimate"] for row in matching(pooled, drafter)}
+        gain = f"{gained['estimate']:+.3f} [{gained['low']:+.3f}, {gained['high']:+.3f}]"
+        name = f"`{gained['design']}`" + (", warm start" if gained["init"] == "warm" else "")
+        figures = f"{both[None]:.2f} | {both[gained['remedy']]:.2f} | {gain} | {gained['seeds']}"
+        yield f"| {name} | {gained['remedy']} | {figures} |"
+
+
 def starts_table(rows: Sequence[Row]) -> Iterator[str]:
     """Validation KL of a few designs with another start of their attention or another optimiser."""
     names = list(dict.fromkeys(row["ablation"] for row in rows))
