@@ -13,7 +13,7 @@ from draftgauge.core.errors import DraftgaugeError
 from draftgauge.drafters.reuse import count_parameters
 from draftgauge.models.loading import load_model
 from draftgauge.studies.kvshot.cells import EQUAL_PARAMETERS, REMEDIES, check_study
-from draftgauge.studies.kvshot.plan import plan_study
+from draftgauge.studies.kvshot.plan import plan_study, training_pace
 from draftgauge.studies.kvshot.presets import HIDDEN, KV, KV_DEEP, PRESETS, make_study
 from draftgauge.studies.kvshot.run import choose_configs
 from draftgauge.studies.kvshot.verdicts import PREDICTIONS
@@ -120,6 +120,18 @@ def test_the_plan_counts_what_is_left(tmp_path: Path) -> None:
     assert (later["training"]["runs"], later["training"]["left"]) == (12, 9)
     assert later["measuring"]["hours_left"] == pytest.approx(9 * 36 / 3600)
     assert later["all"]["hours_left"] < later["all"]["hours"]
+
+
+def test_the_plan_goes_by_what_finished_trainings_took(tmp_path: Path) -> None:
+    study = make_study("smoke", TrainingSpec(device="cpu"))
+    folder, variants = tmp_path / "study", study.variants
+    assert training_pace(study, folder, dict.fromkeys(variants, 1.0)) == 1.0
+    for cell, seconds in zip(cells(folder, study), (1.0, 2.0, 30.0), strict=False):  # the third was held up
+        write_result(cell, [0.5] * 7)
+        document = json.loads((cell.folder / "result.json").read_text())
+        document["training"] |= {"seconds": seconds, "steps": 10}
+        (cell.folder / "result.json").write_text(json.dumps(document))
+    assert training_pace(study, folder, dict.fromkeys(variants, 0.1)) == pytest.approx(2.0)
 
 
 def test_cells_differ_in_nothing_but_variant_and_seed(tmp_path: Path) -> None:

@@ -53,7 +53,8 @@ def kvshot(request: StudyKvshotRequest) -> list[dict[str, Any]]:
     if request.plan:
         show_table("Before anything starts", outcome.rows, PLAN)
         console.print(
-            "Answers and held-out texts, made once, come on top. Stop at any time: the folder keeps what is done."
+            "Hours are of one job after the other. Answers and held-out texts, made once, come on top. Stop at any "
+            "time: the folder keeps what is done."
         )
         return outcome.rows
     show_table("Pooled over seeds", summary(outcome.rows), POOLED)

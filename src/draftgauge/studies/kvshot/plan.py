@@ -24,10 +24,11 @@ Row = dict[str, Any]
 def plan_study(study: Study, folder: Path) -> list[Row]:
     """One row a stage and one for all: ``stage, runs, left, steps, hours, hours_left``.
 
-    Hours of training follow from the number of multiplications, see :mod:`draftgauge.training.reuse.estimate`. How long
-    a cell is measured is known from cells that are finished: the median of those in the folder, some of which may have
-    been held up; else nothing is said of it and the row ``measuring`` has no hours. The target's answers and held-out
-    texts, made once, are left out.
+    Hours are those of one job after the other. Hours of training follow from the number of multiplications, see
+    :mod:`draftgauge.training.reuse.estimate`, times :func:`training_pace`, what finished cells of the folder took for
+    that. How long a cell is measured is known from finished cells alone: the median of those in the folder, some of
+    which may have been held up; else nothing is said of it and the row ``measuring`` has no hours. The target's answers
+    and held-out texts, made once, are left out.
 
     Args:
         study: its configuration.
@@ -42,7 +43,9 @@ def plan_study(study: Study, folder: Path) -> list[Row]:
         variant: estimate_for(variant.request(study.request, widths[variant], 0, None), config).seconds_a_step
         for variant in study.variants
     }
-    rows = [*_tuning(study, folder, seconds), *_cells(study, folder, seconds), *_ablation(study, folder, config)]
+    pace = training_pace(study, folder, seconds)
+    seconds = {variant: pace * each for variant, each in seconds.items()}
+    rows = [*_tuning(study, folder, seconds), *_cells(study, folder, seconds), *_ablation(study, folder, config, pace)]
     total: Row = {"stage": "all", "steps": None}
     total |= {key: sum(row[key] for row in rows if row["steps"] is not None) for key in ("runs", "left")}
     return [*rows, total | {key: sum(row[key] or 0.0 for row in rows) for key in ("hours", "hours_left")}]
@@ -70,7 +73,7 @@ def _cells(study: Study, folder: Path, seconds: Mapping[Variant, float]) -> list
     return [_row("training", runs, steps, *training), _row("measuring", runs, None, *measuring)]
 
 
-def _ablation(study: Study, folder: Path, config: PreTrainedConfig) -> list[Row]:
+def _ablation(study: Study, folder: Path, config: PreTrainedConfig, pace: float) -> list[Row]:
     if study.ablation is None:
         return []
     wanted = study.ablation
@@ -82,8 +85,26 @@ def _ablation(study: Study, folder: Path, config: PreTrainedConfig) -> list[Row]
     ]
     runs = len(each) * len(wanted.seeds)
     left = max(0, runs - len(list((folder / FOLDER).glob("*.json"))))
-    hours = wanted.steps * sum(each) * len(wanted.seeds) / 3600
+    hours = pace * wanted.steps * sum(each) * len(wanted.seeds) / 3600
     return [_row("ablation", (runs, left), wanted.steps, hours, hours * left / runs)]
+
+
+def training_pace(study: Study, folder: Path, seconds: Mapping[Variant, float]) -> float:
+    """Median over finished cells of what their training took, as a multiple of its estimate; 1 where there are none.
+
+    Args:
+        study: its configuration.
+        folder: of the study.
+        seconds: estimated, a step of each variant.
+    """
+    paces = []
+    for variant in study.variants:
+        for seed in study.seeds_of(variant):
+            path = cell_folder(folder, cell_name(variant, seed)) / RESULT_NAME
+            if path.exists():
+                training = json.loads(path.read_text(encoding="utf-8"))["training"]
+                paces.append(training["seconds"] / (training["steps"] * seconds[variant]))
+    return median(paces) if paces else 1.0
 
 
 def measuring_seconds(folder: Path) -> float | None:
