@@ -36,6 +36,7 @@ from readme_tables import (
     choosing_live_table,
     choosing_summary,
     choosing_table,
+    curves_table,
     depths_table,
     designs_table,
     estimates_table,
@@ -82,7 +83,7 @@ DRAFTERS = {
 }
 """Tables of docs/drafters.md: the file of the rows of each, and what makes lines of them."""
 
-SOURCES = "two-sources.json"  # of the table of docs/two-sources.md
+SOURCES = "two-sources.json"  # of the tables of docs/two-sources.md
 
 Row = dict[str, Any]
 Published = Mapping[str, Any]
@@ -104,12 +105,12 @@ def main() -> int:
     drafters = args.drafters.read_text(encoding="utf-8")
     written_drafters = with_drafter_tables(drafters, drafter_rows(args.out))
     sources = args.sources.read_text(encoding="utf-8")
-    written_sources = with_table(sources, "sources", sources_table(read_measurement(args.out / SOURCES).rows))
+    written_sources = with_source_tables(sources, read_measurement(args.out / SOURCES).rows)
     if args.check:
         published = read_measurement(args.out / "speckv.json").rows
         different = [*differences(rows, published), *(["the tables of the README"] if written != text else [])]
         different += ["the tables of the page on drafters"] if written_drafters != drafters else []
-        different += ["the table of the page on two sources"] if written_sources != sources else []
+        different += ["the tables of the page on two sources"] if written_sources != sources else []
         for line in different[:20]:
             console.print(f"differs: {line}", highlight=False)
         return 1 if different else 0
@@ -126,6 +127,13 @@ def with_tables(text: str, rows: Sequence[Row], pair: Sequence[Published], desig
     tables |= {"choosing live": choosing_live_table(rows)}
     tables |= {"pair": pair_table(pair), "designs": designs_table(designs)}
     for name, lines in tables.items():
+        text = with_table(text, name, lines)
+    return text
+
+
+def with_source_tables(text: str, rows: Sequence[Published]) -> str:
+    """The page on two sources with its tables computed from the rows of ``SOURCES``."""
+    for name, lines in {"sources": sources_table(rows), "curves": curves_table(rows)}.items():
         text = with_table(text, name, lines)
     return text
 

@@ -114,15 +114,17 @@ def estimates_table(rows: Sequence[Row]) -> Iterator[str]:
         yield f"| {name} | {' | '.join(f'{mean:.2f}' for mean in means)} |"
 
 
-SOURCES = ("stopping", "lookup", "lookup-else-stopping", "two-source")
+SOURCES = (STOPPING, "lookup", "gated-lookup", "lookup-else-stopping", BOTH)
 PROMPTS_OF = {"sealed": "sealed", "other": "HumanEval, GSM8K, MT-bench, CNN/DM"}
 DISTINCT = "over 80% distinct 4-grams"
 
 
 def sources_table(rows: Sequence[Row]) -> Iterator[str]:
     """What rules with one and with two sources gain over the best fixed length, live and replayed."""
-    yield f"| prompts | | {' | '.join(f'`{name}`' for name in SOURCES)} | `two-source` over `stopping` |"
-    yield f"|---|---|{'---:|' * (len(SOURCES) + 1)}"
+    columns = ["best fixed length over plain", *(f"`{name}`" for name in SOURCES), f"`{BOTH}` over `{STOPPING}`"]
+    columns.append(f"`{BOTH}` over plain")
+    yield f"| prompts | | {' | '.join(columns)} |"
+    yield f"|---|---|{'---:|' * len(columns)}"
     for prompts, shown in PROMPTS_OF.items():
         for subset, table in (("all", "live"), ("all", "replay"), (DISTINCT, "live")):
             key = {"prompts_of": prompts, "subset": subset, "table": table, "task": "all"}
@@ -130,14 +132,28 @@ def sources_table(rows: Sequence[Row]) -> Iterator[str]:
             own = {row["policy"]: row for row in matching(rows, key)}
             if not own:
                 continue
-            ours = own["two-source"]
+            ours = own[BOTH]
             over = {"gain": ours["gain_over_rival"], "gain_low": ours["gain_over_rival_low"]}
             over["gain_high"] = ours["gain_over_rival_high"]
             assert ours["best_rival"] == STOPPING, ours["best_rival"]
             name = shown if subset == "all" else f"{shown}, {subset}"
-            gains = " | ".join(interval(own[policy]) for policy in SOURCES)
+            plain = own["plain"]["tokens_per_second"] if table == "live" else None
+            times = [f"{own[each]['tokens_per_second'] / plain:.2f}x" if plain else "" for each in ("fixed", BOTH)]
+            cells = [times[0], *(interval(own[policy]) for policy in SOURCES), interval(over), times[1]]
             how = "replayed" if table == "replay" else table
-            yield f"| {name}, {ours['prompts']} | {how} | {gains} | {interval(over)} |"
+            yield f"| {name}, {ours['prompts']} | {how} | {' | '.join(cells)} |"
+
+
+def curves_table(rows: Sequence[Row]) -> Iterator[str]:
+    """What the same rules gain replayed, at the measured cost curve and at imagined ones."""
+    yield f"| prompts | cost curve | best fixed length | {' | '.join(f'`{name}`' for name in SOURCES)} |"
+    yield f"|---|---|---:|{'---:|' * len(SOURCES)}"
+    for prompts, shown in PROMPTS_OF.items():
+        own = list(matching(rows, {"prompts_of": prompts, "subset": "all", "table": "replay", "task": "all"}))
+        for curve in dict.fromkeys(row["curve"] for row in own):
+            gains = {row["policy"]: row for row in matching(own, {"curve": curve})}
+            length = gains["fixed"]["spec"].partition(":")[2]
+            yield f"| {shown} | {curve} | {length} | {' | '.join(interval(gains[name]) for name in SOURCES)} |"
 
 
 def _mean(values: Iterable[float]) -> float:
