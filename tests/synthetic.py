@@ -155,7 +155,8 @@ def synthetic_manifest(count: int, gamma_max: int, max_new_tokens: int, **change
 
 def replay_steps(trace: Trace, rows: np.ndarray, drafted: np.ndarray, costs: CostCurve) -> Replay:
     """The outcome of the steps that start at some rows, in order, and draft so many tokens."""
-    walk = Walk(rows, drafted, np.zeros_like(drafted), np.minimum(drafted, trace.accepted[rows]))
+    none = np.zeros_like(drafted)
+    walk = Walk(rows, drafted, none, np.minimum(drafted, trace.accepted[rows]), none)
     return walked(trace, walk, costs)
 
 

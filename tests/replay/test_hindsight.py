@@ -253,7 +253,7 @@ def test_the_best_two_source_path_has_the_seconds_of_its_steps(linear_costs: Cal
     record = best.replay.record
     np.testing.assert_array_equal(record.drafted + record.appended, record.accepted)
     assert record.accepted_text.sum() > 20
-    again = walked(trace, Walk(*steps_of(trace, best), record.appended, record.accepted), costs)
+    again = walked(trace, Walk(*steps_of(trace, best), record.appended, record.accepted, record.trimmed), costs)
     np.testing.assert_allclose(again.seconds, best.replay.seconds)
 
 

@@ -254,7 +254,7 @@ def test_a_step_like_the_one_before_it_takes_less(linear_costs: Callable[..., Co
     rows, drafted = np.arange(6), np.array([2, 2, 0, 0, 0, 2])
     with_it, without = (replay_steps(trace, rows, drafted, curve).record for curve in (costs, plain))
     assert (without.seconds - with_it.seconds).round(9).tolist() == [0.0, 0.002, 0.0, 0.001, 0.001, 0.0]
-    walk = Walk(rows, np.array([1, 1, 1, 0, 0, 0]), np.array([1, 1, 0, 1, 1, 0]), np.zeros(6, np.int64))
+    walk = Walk(rows, np.array([1, 1, 1, 0, 0, 0]), np.array([1, 1, 0, 1, 1, 0]), *np.zeros((2, 6), np.int64))
     with_it, without = (walked(trace, walk, curve).record for curve in (costs, plain))
     assert (without.seconds - with_it.seconds).round(9).tolist() == [0.0, 0.002, 0.0, 0.0, 0.002, 0.0]
 

@@ -16,7 +16,7 @@ from draftgauge.decoding.settings import DecodingSettings
 from draftgauge.decoding.speculative import speculative_decode
 from draftgauge.drafters.base import Drafter
 from draftgauge.models.base import CachedModel
-from draftgauge.policies.base import Extends, Policy, ReadsText, Signal, Step, reads_of
+from draftgauge.policies.base import Extends, Policy, ReadsText, Signal, Step, Trims, reads_of
 from draftgauge.statistics.typical import typical
 from draftgauge.traces.costs import PolicySeconds
 
@@ -37,6 +37,8 @@ class TimedPolicy:
         self._step = 0.0
         if isinstance(policy, ReadsText):
             self.read = self._read(policy)
+        if isinstance(policy, Trims):
+            self.trims = self._trims(policy)
         if isinstance(policy, Extends):
             self.extend = self._extend(policy)
 
@@ -74,6 +76,15 @@ class TimedPolicy:
             self.of_reading.append((time.perf_counter() - begun) / len(prompt_tokens))
 
         return read
+
+    def _trims(self, policy: Trims) -> Callable[[], bool]:
+        def trims() -> bool:
+            begun = time.perf_counter()
+            leaves_out = policy.trims()
+            self._step += time.perf_counter() - begun
+            return leaves_out
+
+        return trims
 
     def _extend(self, policy: Extends) -> Callable[[int], Sequence[int]]:
         def extend(room: int) -> Sequence[int]:

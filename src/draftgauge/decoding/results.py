@@ -16,9 +16,9 @@ one; the target's own after a proposal accepted whole; or the target's own where
 
 def origins_of(step: Step) -> list[Origin]:
     """How each of the tokens came that a step committed."""
-    proposed, accepted = step.drafted + step.appended, step.accepted
+    proposed, accepted = step.proposed, step.accepted
     own: Origin = "plain" if proposed == 0 else "bonus" if accepted == proposed else "corrected"
-    origins: list[Origin] = ["accepted"] * min(accepted, step.drafted)
+    origins: list[Origin] = ["accepted"] * (accepted - step.accepted_text)
     origins += ["text"] * step.accepted_text
     return [*origins, own][: step.committed]
 

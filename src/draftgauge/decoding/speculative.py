@@ -14,11 +14,11 @@ from draftgauge.decoding.plain import prefill
 from draftgauge.decoding.results import Generation, OnCommit, origins_of
 from draftgauge.decoding.settings import DecodingSettings, check_request
 from draftgauge.decoding.stopping import Finish, Stopper
-from draftgauge.drafters.base import Draft, Drafter, DraftsUnread, KeepDrafting, UnreadDraft
+from draftgauge.drafters.base import Draft, Drafter, DraftsUnread, KeepDrafting, UnreadDraft, completed
 from draftgauge.drafters.draft_builder import until_end
 from draftgauge.models.base import CachedModel
 from draftgauge.models.device import upload
-from draftgauge.policies.base import Extends, Policy, Signal, Step, asks_after_each_token, begin, reads_of
+from draftgauge.policies.base import Extends, Policy, Signal, Step, Trims, asks_after_each_token, begin, reads_of
 from draftgauge.verification import Verdict, accept, accept_greedy, entropy_bits, probabilities
 
 _NO_DRAFT = Draft([])
@@ -80,7 +80,7 @@ class _Loop:
         self.stopper = Stopper(settings)
         self.device = target.spec.device
         self.clock = PhaseClock(self.device, settings.time_phases)
-        self.extends = policy if isinstance(policy, Extends) else None
+        self.completes = isinstance(policy, (Extends, Trims))
         self.look(reads_of(policy))
         self.result = Generation(phases=self.clock.phases)
         self.last_token = -1
@@ -135,8 +135,8 @@ class _Loop:
         if self.policy.reads is not self.reads:  # the cost meter changes them from step to step
             self.look(self.policy.reads)
         keep_drafting = self.policy.keep_drafting if self.asks else None
-        if self.extends is not None:
-            return self.extended(self.extends, limit, keep_drafting)
+        if self.completes:
+            return self.completed(limit, keep_drafting)
         if limit <= 0:
             return _NO_DRAFT
         if keep_drafting is None and self.drafts_unread:
@@ -145,8 +145,8 @@ class _Loop:
                 return unread
         return self.drafter.propose(limit, keep_drafting, self.reads)
 
-    def extended(self, policy: Extends, limit: int, keep_drafting: KeepDrafting | None) -> Draft:
-        """A draft, and after it what the policy looks up in the text."""
+    def completed(self, limit: int, keep_drafting: KeepDrafting | None) -> Draft:
+        """A draft that the policy has gone on with, or has left the last token out of."""
         asked = 0
 
         def counted(signal: Signal) -> bool:
@@ -158,14 +158,7 @@ class _Loop:
         draft = _NO_DRAFT
         if limit > 0:
             draft = self.drafter.propose(limit, counted if keep_drafting is not None else None, self.reads)
-            if keep_drafting is not None:
-                for signal in draft.signals[asked:]:
-                    keep_drafting(signal)  # drafting ended by itself; the policy is to know with which token
-        room = self.stopper.remaining - 1 - len(draft.tokens)
-        appended = list(policy.extend(room))[:room] if room > 0 else []
-        if not appended:
-            return draft
-        return Draft([*draft.tokens, *appended], draft.probabilities, draft.signals, len(appended))
+        return completed(self.policy, draft, asked, self.stopper.remaining - 1)
 
     def fed(self, draft: Draft | UnreadDraft) -> Tensor:
         """What the target verifies in one pass: the last committed and the ``g`` drafted tokens, ``[g + 1]``."""
@@ -211,16 +204,15 @@ class _Loop:
 
     def commit(self, draft: Draft, verdict: Verdict, logits: Tensor) -> Finish | None:
         """Add the tokens to the output, roll the drafter back to it and tell the policy."""
-        accepted, appended, signals = verdict.accepted, draft.appended, draft.signals
-        drafted = len(draft.tokens) - appended
+        accepted = verdict.accepted
         tokens, finish = self.stopper.cut([*draft.tokens[:accepted], verdict.token])
         committed = len(tokens)
-        self.drafter.commit(min(accepted, drafted, committed), tokens)
+        self.drafter.commit(min(accepted, draft.kept, committed), tokens)
         self.last_token = tokens[-1]
 
         entropy = float(entropy_bits(logits[committed - 1])) if self.reads_entropy else math.nan
         text = tokens if self.reads_text else ()
-        step = Step(drafted, accepted, committed, signals, entropy, text, appended)
+        step = Step(draft.drafted, accepted, committed, draft.signals, entropy, text, draft.appended, draft.trimmed)
         self.policy.observe(step)
 
         self.result.tokens += tokens

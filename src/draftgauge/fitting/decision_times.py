@@ -8,7 +8,7 @@ import time
 import numpy as np
 from numpy.typing import NDArray
 
-from draftgauge.policies.base import DecisionSeconds, Extends, Policy, ReadsText, Signal, Step
+from draftgauge.policies.base import DecisionSeconds, Extends, Policy, ReadsText, Signal, Step, Trims
 from draftgauge.policies.stored_texts import StoredTexts
 from draftgauge.policies.suffix import ORDER
 from draftgauge.statistics.typical import typical
@@ -99,6 +99,7 @@ def decision_times(policy: Policy, longest: int = TIMED_LENGTH) -> DecisionSecon
     rng = np.random.default_rng(0)
     draft, target = draft_and_target()
     of_token, of_step, reading, committed = [], [], [], []
+    trims = policy if isinstance(policy, Trims) else None
     extends = policy if isinstance(policy, Extends) else None
     policy.reset()
     for _ in range(TIMED_STEPS):
@@ -114,6 +115,8 @@ def decision_times(policy: Policy, longest: int = TIMED_LENGTH) -> DecisionSecon
             policy.keep_drafting(signal)
             of_token.append(time.perf_counter() - begun)
         begun = time.perf_counter()
+        if trims is not None:
+            trims.trims()
         if extends is not None:
             extends.extend(length)
         step_seconds += time.perf_counter() - begun

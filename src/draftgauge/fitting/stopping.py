@@ -116,6 +116,8 @@ def fit_stopping(
         numbers = replace(numbers, horizon=horizon, vocabulary=vocabulary)
         numbers = _with_steps(numbers, traces, costs)
         reach = [_reach(numbers, trace, curve) for trace, curve in zip(traces, costs, strict=True)]
+    if not online:
+        numbers = _trimming(numbers, traces, costs)
     numbers = with_decision_times(replace(numbers, online=online), costs[0], gamma_max)
     prompts = dict.fromkeys(key for trace in traces for key in prompt_keys(trace))
     return FittedPolicy(STOPPING, gamma_max, SIGNALS, asdict(numbers), dict(provenance or {}), tuple(prompts))
@@ -318,12 +320,28 @@ def _with_steps(numbers: StoppingNumbers, traces: Sequence[Trace], costs: Sequen
         kept = np.linspace(0, len(joined) - 1, min(KEPT_STEPS, len(joined))).astype(np.int64)
         rounded = tuple(tuple(row) for row in np.round(joined[kept], DIGITS).tolist())
         numbers = replace(numbers, chances=rounded, accepted=tuple(outcomes[kept].tolist()))
+    return _scaled(numbers, traces, costs)[0]
+
+
+def _scaled(
+    numbers: StoppingNumbers, traces: Sequence[Trace], costs: Sequence[CostCurve]
+) -> tuple[StoppingNumbers, float]:
+    """The numbers with their rate scaled to what the policy reaches over whole outputs; the mean logarithm of that."""
+    numbers = replace(numbers, rate_scale=1.0)
     policies = [ThroughputStopping(numbers, trace.gamma_max, curve) for trace, curve in zip(traces, costs, strict=True)]
-    scales = [
-        replay(trace, p, curve).tokens_per_second / p.rate
-        for trace, p, curve in zip(traces, policies, costs, strict=True)
+    speeds = [
+        replay(trace, policy, curve).tokens_per_second
+        for trace, policy, curve in zip(traces, policies, costs, strict=True)
     ]
-    return replace(numbers, rate_scale=float(np.mean(scales)))
+    scales = [speed / policy.rate for speed, policy in zip(speeds, policies, strict=True)]
+    return replace(numbers, rate_scale=float(np.mean(scales))), float(np.mean(np.log(speeds)))
+
+
+def _trimming(numbers: StoppingNumbers, traces: Sequence[Trace], costs: Sequence[CostCurve]) -> StoppingNumbers:
+    """The numbers with which the last drafted token is left out where it is not worth its verification, if the policy
+    is the faster for it on these traces."""
+    trims, speed = _scaled(replace(numbers, trims=True), traces, costs)
+    return trims if speed > _scaled(numbers, traces, costs)[1] else numbers
 
 
 def next_stand_chances(numbers: StoppingNumbers, trace: Trace) -> Floats:

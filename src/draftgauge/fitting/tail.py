@@ -74,9 +74,12 @@ HABIT = ORDER * len(TailByOrder._fields) + TailShared._fields.index("habit")  # 
 
 @dataclass(frozen=True)
 class Appended:
-    """What the policy did, ``[P]`` each: tokens drafted, -1 where no step starts, and whether a tail was appended."""
+    """What the policy did, ``[P]`` each: tokens drafted, and kept of these, -1 where no step starts; and whether a tail
+    was appended.
+    """
 
     drafted: Ints
+    kept: Ints
     tail: NDArray[np.bool_]
 
 
@@ -223,7 +226,7 @@ def tail_examples(trace: Trace, stopping: StoppingNumbers, done: Appended | None
         if depth:
             stand = stand * models.all_stand(state)
         reached = (trace.accepted >= depth) & (caps >= depth)
-        appends = np.zeros(trace.positions, np.bool_) if done is None else done.tail & (done.drafted == depth)
+        appends = np.zeros(trace.positions, np.bool_) if done is None else done.tail & (done.kept == depth)
         before = tokens_before(state.token, foretold[depth].token)
         for offset in range(trace.gamma_max - depth):
             cell = foretold[depth].cell[:, offset].astype(np.int64)

@@ -9,18 +9,19 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
+from sklearn.linear_model import LogisticRegression
 
 from draftgauge.core.errors import DraftgaugeError, TraceError
 from draftgauge.fitting.decision_times import decision_times
 from draftgauge.fitting.registry import FitOptions, register_fit
-from draftgauge.fitting.stopping import DIGITS, common_gamma_max, common_vocabulary, fit_models
+from draftgauge.fitting.stopping import DIGITS, REGULARISATION, common_gamma_max, common_vocabulary, fit_models
 from draftgauge.fitting.tail import Appended, fit_tail
 from draftgauge.policies.base import measured_decision
 from draftgauge.policies.fitted import FittedPolicy
 from draftgauge.policies.stopping import SIGNALS
-from draftgauge.policies.two_source import TWO_SOURCE, TwoSource, decided_by
-from draftgauge.policies.two_source_rule import TwoSourceNumbers
-from draftgauge.replay.simulate import Replay, replay, text_runs
+from draftgauge.policies.two_source import TWO_SOURCE, TwoSource, decided_by, spoken_against
+from draftgauge.policies.two_source_rule import Instead, TwoSourceNumbers
+from draftgauge.replay.simulate import Replay, draft_caps, replay, text_runs
 from draftgauge.replay.splits import prompt_keys
 from draftgauge.replay.views import text_view
 from draftgauge.traces.costs import CostCurve
@@ -74,7 +75,8 @@ def fit_two_source(
         stopping = fit_models(traces, reach, gamma_max, recalibrate=round_ > 0)
         stopping = replace(stopping, horizon=horizon, vocabulary=vocabulary)
         tail = fit_tail(traces, stopping, done)
-        numbers = with_kappa(TwoSourceNumbers(stopping, tail), traces, costs)
+        numbers = TwoSourceNumbers(stopping, tail)
+        numbers = with_kappa(replace(numbers, instead=fit_instead(traces, numbers)), traces, costs)
         done = [_done(numbers, trace, curve) for trace, curve in zip(traces, costs, strict=True)]
         reach = [each.drafted for each in done]
     numbers = with_decision_times(numbers, costs[0], gamma_max)
@@ -82,14 +84,44 @@ def fit_two_source(
     return FittedPolicy(TWO_SOURCE, gamma_max, SIGNALS, asdict(numbers), dict(provenance or {}), tuple(prompts))
 
 
+def fit_instead(traces: Sequence[Trace], numbers: TwoSourceNumbers) -> tuple[float, ...]:
+    """Weights of :class:`~draftgauge.policies.two_source_rule.Instead`; none where there is nothing to learn them from.
+
+    An example is a drafted token whose forerunners all stand and in whose place the text foretells another one.
+    """
+    terms, stood = [np.zeros((0, len(Instead._fields) - 1))], [np.zeros(0, np.bool_)]
+    for trace in traces:
+        view, runs, caps = text_view(trace), text_runs(trace), draft_caps(trace)
+        decided = decided_by(view, numbers)
+        for depth in range(1, trace.gamma_max + 1):
+            judged = (trace.accepted >= depth - 1) & (caps >= depth)
+            rows = np.flatnonzero(judged & spoken_against(view, depth))
+            known = decided.instead(depth, rows)
+            terms.append(np.stack([known.text, known.draft], axis=1))
+            stood.append(runs[rows, depth - 1] > 0)
+    joined, outcomes = np.concatenate(terms), np.concatenate(stood)
+    if len(set(outcomes.tolist())) < 2:
+        return ()
+    model = LogisticRegression(C=REGULARISATION, max_iter=500).fit(joined, outcomes)
+    return (float(model.intercept_[0]), *model.coef_[0].tolist())
+
+
 def with_kappa(numbers: TwoSourceNumbers, traces: Sequence[Trace], costs: Sequence[CostCurve]) -> TwoSourceNumbers:
-    """Add the kept steps and the ``kappa``, or the one source, with which the rule is fastest on these traces."""
+    """Add the kept steps and the ``kappa``, or the one source, with which the rule is fastest on these traces; every
+    drafted token is verified where that is faster.
+    """
     kept = with_steps(numbers, traces, costs)
     candidates = [replace(kept, kappa=kappa) for kappa in KAPPAS]
-    candidates += [replace(kept, sources="model"), replace(kept, sources="text")]
+    best = _fastest(candidates, traces, costs)
+    alone = (replace(kept, sources=source, instead=()) for source in ("model", "text"))
+    return with_steps(_fastest([best, replace(best, instead=()), *alone], traces, costs), traces, costs)
+
+
+def _fastest(
+    candidates: Sequence[TwoSourceNumbers], traces: Sequence[Trace], costs: Sequence[CostCurve]
+) -> TwoSourceNumbers:
     speeds = [_speed(each, traces, costs) for each in candidates]
-    best = candidates[max(range(len(candidates)), key=speeds.__getitem__)]
-    return with_steps(best, traces, costs)
+    return candidates[max(range(len(candidates)), key=speeds.__getitem__)]
 
 
 def _speed(numbers: TwoSourceNumbers, traces: Sequence[Trace], costs: Sequence[CostCurve]) -> float:
@@ -107,7 +139,9 @@ def _done(numbers: TwoSourceNumbers, trace: Trace, costs: CostCurve) -> Appended
     rows = record.rows(trace)
     drafted, tail = np.full(trace.positions, -1), np.zeros(trace.positions, np.bool_)
     drafted[rows], tail[rows] = record.drafted, record.appended > 0
-    return Appended(drafted, tail)
+    kept = drafted.copy()
+    kept[rows] -= record.trimmed
+    return Appended(drafted, kept, tail)
 
 
 def with_steps(numbers: TwoSourceNumbers, traces: Sequence[Trace], costs: Sequence[CostCurve]) -> TwoSourceNumbers:
@@ -140,7 +174,7 @@ def _kept(numbers: TwoSourceNumbers, traces: Sequence[Trace], rows: Sequence[Int
     for trace, own in zip(traces, rows, strict=True):
         at = own[chosen[(chosen >= begin) & (chosen < begin + len(own))] - begin]
         begin += len(own)
-        model_chances, sums = decided_by(text_view(trace), numbers)
+        model_chances, sums, _ = decided_by(text_view(trace), numbers)
         chances += [tuple(row) for row in np.round(model_chances[at], DIGITS).tolist()]
         accepted += trace.accepted[at].tolist()
         gains = [np.diff(np.nan_to_num(each.running[at], neginf=0.0), axis=1, prepend=0.0) for each in sums]

@@ -134,7 +134,7 @@ class Proposer:
             drafts = self._drafter.propose({row: each for row, each in asked.items() if each.limit > 0})
             for request in self.requests:
                 draft = drafts.get(request.row, Draft([]))
-                request.draft = self.extended(request, draft) if request.row in asked else draft
+                request.draft = self.completed(request, draft) if request.row in asked else draft
         proposals = [[] if request is None else list(request.draft.tokens) for request in present]
         self._note(proposals, time.perf_counter() - started)
         return proposals
@@ -164,10 +164,10 @@ class Proposer:
         draft, tokens = request.draft, step.committed
         most = min(len(draft.tokens), len(tokens) - 1)
         accepted = next((n for n in range(most) if draft.tokens[n] != tokens[n]), most)
-        self._drafter.commit(request.row, min(accepted, draft.drafted), tokens)
+        self._drafter.commit(request.row, min(accepted, draft.kept), tokens)
         shown = tokens if SignalName.TEXT in self._reads else ()
-        how = (draft.drafted, accepted, len(tokens), draft.signals, float("nan"), shown, draft.appended)
-        request.policy.observe(Step(*how))
+        how = draft.signals, float("nan"), shown, draft.appended, draft.trimmed
+        request.policy.observe(Step(draft.drafted, accepted, len(tokens), *how))
         request.text, request.length, request.last = step.tokens.tobytes(), len(step.tokens), tokens[-1]
         return request
 
@@ -176,9 +176,9 @@ class Proposer:
         limit, request.asked = min(request.policy.limit(), self.room(request)), 0
         return Asked(limit, request.keep_drafting if self._asks else None, self._reads)
 
-    def extended(self, request: Request, draft: Draft) -> Draft:
-        """The draft with what the policy looks up in the text behind it."""
-        return request.extend(draft, self.room(request) - len(draft.tokens))
+    def completed(self, request: Request, draft: Draft) -> Draft:
+        """The draft as the policy wants it verified."""
+        return request.completed(draft, self.room(request))
 
     def room(self, request: Request) -> int:
         """Tokens that may be drafted: none behind an end token, and one place is the target's own."""

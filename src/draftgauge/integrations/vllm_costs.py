@@ -64,7 +64,7 @@ class CostProbe(Proposer):
         """The length whose turn it is."""
         return Asked(min(self._length, self.room(request)))
 
-    def extended(self, request: Request, draft: Draft) -> Draft:
+    def completed(self, request: Request, draft: Draft) -> Draft:
         """Nothing more."""
         return draft
 

@@ -9,8 +9,8 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from draftgauge.drafters.base import Draft
-from draftgauge.policies.base import Extends, Policy, Signal
+from draftgauge.drafters.base import Draft, completed
+from draftgauge.policies.base import Extends, Policy, Signal, Trims
 
 
 @dataclass
@@ -40,15 +40,10 @@ class Request:
         self.asked += 1
         return self.policy.keep_drafting(signal)
 
-    def extend(self, draft: Draft, room: int) -> Draft:
-        """The draft, and after it up to ``room`` tokens looked up in the text, if the policy does that."""
+    def completed(self, draft: Draft, room: int) -> Draft:
+        """The draft as it is to be verified, ``room`` tokens at most (:func:`draftgauge.drafters.base.completed`)."""
         policy = self.policy
-        if not isinstance(policy, Extends):
-            return draft
-        for signal in draft.signals[self.asked :]:
-            policy.keep_drafting(signal)  # drafting ended by itself; the policy is to know with which token
-        appended = list(policy.extend(room))[:room] if room > 0 else []
-        return Draft([*draft.tokens, *appended], None, draft.signals, len(appended))
+        return completed(policy, draft, self.asked, room) if isinstance(policy, (Extends, Trims)) else draft
 
 
 class Sighting(NamedTuple):

@@ -108,6 +108,7 @@ class StoppingNumbers:
         reading_seconds: what reading one token of the prompt takes.
         online: go on calibrating while running.
         vocabulary: that the ids of ``tokens`` are of, as cost curves name it; empty where it was not known.
+        trims: leave the last drafted token out where it is worth less than its verification.
     """
 
     hazard_by_agreement: tuple[tuple[float, ...], ...]
@@ -127,6 +128,7 @@ class StoppingNumbers:
     reading_seconds: float = 0.0
     online: bool = False
     vocabulary: str = ""
+    trims: bool = False
 
 
 def decision_seconds(numbers: StoppingNumbers) -> DecisionSeconds:

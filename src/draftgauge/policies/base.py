@@ -51,6 +51,7 @@ class Step(NamedTuple):
             that do not read it.
         tokens: the committed tokens; empty for policies that do not read text.
         appended: tokens that the policy looked up in the text and appended to the drafted ones (:class:`Extends`).
+        trimmed: drafted tokens that it left out (:class:`Trims`), 0 or 1.
     """
 
     drafted: int
@@ -60,11 +61,17 @@ class Step(NamedTuple):
     target_entropy: float = math.nan
     tokens: Sequence[int] = ()
     appended: int = 0
+    trimmed: int = 0
+
+    @property
+    def proposed(self) -> int:
+        """Tokens that the target verified."""
+        return self.drafted - self.trimmed + self.appended
 
     @property
     def accepted_text(self) -> int:
         """How many of the accepted tokens were looked up."""
-        return max(0, self.accepted - self.drafted)
+        return max(0, self.accepted - (self.drafted - self.trimmed))
 
 
 @runtime_checkable
@@ -167,6 +174,22 @@ class ReadsText(Protocol):
 
     def read(self, prompt_tokens: Sequence[int]) -> None:
         """The prompt of the output that begins now, told after ``reset``."""
+        ...
+
+
+@runtime_checkable
+class Trims(Protocol):
+    """A policy that may leave its last drafted token out, where drafting it has shown that it is worth less than its
+    verification, or than what the policy would append in its place.
+
+    It is asked once a step, after drafting and before :meth:`Extends.extend`, where something was drafted greedily: a
+    token that is left out for what it is would give the output another distribution than the target's if it was drawn.
+    Where it reads signals of drafted tokens, ``keep_drafting`` tells it every one of them, as it does
+    :class:`Extends`.
+    """
+
+    def trims(self) -> bool:
+        """Whether the last drafted token is left out of what the target verifies."""
         ...
 
 
@@ -309,12 +332,24 @@ class TextPolicy(Policy, ReadsText, Protocol):
 
 
 @runtime_checkable
+class TrimmingTextPolicy(TextPolicy, Trims, Protocol):
+    """Such a policy that leaves out its last drafted token where that pays."""
+
+    def trimmed(self, view: TextView, drafted: NDArray[np.int64]) -> NDArray[np.int64]:
+        """``[P]`` whether it leaves out the last of ``drafted`` (``[P]``) tokens at every position, 0 or 1.
+
+        Must agree with ``trims``, asked after as many drafted tokens.
+        """
+        ...
+
+
+@runtime_checkable
 class ExtendingTextPolicy(TextPolicy, Extends, Protocol):
     """Such a policy that appends what :class:`~draftgauge.policies.suffix.SuffixIndex` says followed the last time."""
 
     def appended_lengths(self, view: TextView, drafted: NDArray[np.int64]) -> NDArray[np.int64]:
-        """``[P]`` how many tokens it would append at every position after ``drafted`` (``[P]``) drafted ones, before
-        the end of the output caps it.
+        """``[P]`` how many tokens it would append at every position after ``drafted`` (``[P]``) drafted ones, less
+        those that it leaves out, before the end of the output caps it.
 
         Must agree with ``extend``, asked after as many drafted tokens.
         """

@@ -15,6 +15,11 @@ cost curve alone decides ``theta`` and ``lambda``; ``S`` and ``m`` come from two
 token and its confidence, the product and the worst of the confidences so far, the depth, and whether the text itself
 has said this before (:mod:`draftgauge.policies.acceptance_model`). Compression is no input: a policy fitted on one
 target's cost curve serves another's.
+
+The token that ends a draft is mostly one that the drafter was unsure of. What drafting it took is spent, what verifying
+it takes is not, so it is left out where ``S_j < lambda (V(j) - V(j - 1))``, ``V(k)`` being the seconds of a step that
+verifies ``k`` tokens. That pays where every token more costs the target time: on CPUs, under LLM.int8, for mixtures of
+experts. A fit tries it on its prompts.
 """
 
 from __future__ import annotations
@@ -48,6 +53,7 @@ from draftgauge.policies.base import (
     TextView,
     measured_decision,
     seconds_by_length,
+    verification_seconds,
 )
 from draftgauge.policies.bundled import bundled_policy
 from draftgauge.policies.checks import check_tokens, require_costs
@@ -153,6 +159,11 @@ class ThroughputStopping:
         self.models = AcceptanceModels(numbers)
         self.chances = DraftChances(self.models, gamma_max)
         self._theta = self._thresholds()
+        self._least: list[float] = []  # entry j is the chance below which the last of j drafted tokens is left out
+        if numbers.trims and not numbers.online:
+            verify: Floats = isotonic_regression(verification_seconds(costs, gamma_max)).x
+            self._least = (self.rate * np.diff(verify, prepend=verify[0])).tolist()
+        self._walked: tuple[NDArray[np.int32], Ints, Floats] | None = None
         self.index = SuffixIndex()
         self._online = OnlineCalibration(self.rate) if numbers.online else None
         self.reset()
@@ -187,6 +198,11 @@ class ThroughputStopping:
             self._online.note(chances.stands, chances.next_stands)
         return chances.depth < self.gamma_max and worth > self._theta[chances.depth]
 
+    def trims(self) -> bool:
+        """Where the last token is worth less than its verification."""
+        chances = self.chances
+        return bool(self._least) and chances.all_stand < self._least[chances.depth]
+
     def observe(self, step: Step) -> None:
         """Read the committed tokens; online, calibrate."""
         self.index.commit(step.tokens)
@@ -199,23 +215,37 @@ class ThroughputStopping:
 
     def text_lengths(self, view: TextView) -> Ints | None:
         """All positions at once; None online."""
-        if self._online is not None:
-            return None
+        return None if self._online is not None else self._walk(view)[0]
+
+    def trimmed(self, view: TextView, drafted: Ints) -> Ints:
+        if not self._least:
+            return np.zeros_like(drafted)
+        stand = self._walk(view)[1][np.arange(len(drafted)), drafted]
+        return (stand < np.asarray(self._least)[drafted]).astype(np.int64)
+
+    def _walk(self, view: TextView) -> tuple[Ints, Floats]:
+        """Draft lengths ``[P]``; and where tokens are left out the chance ``[P, gamma_max + 1]`` that all of 1, 2, ...
+        drafted tokens stand, 0 beyond those lengths. Found once."""
+        if self._walked is not None and self._walked[0] is view.token:
+            return self._walked[1:]
         lengths = np.zeros(len(view.token), np.int64)
+        stands = np.zeros((len(view.token), self.gamma_max + 1 if self._least else 0))
         rows = np.arange(len(view.token))
         stand = np.ones(len(rows))
         walk = states(view)
         state = next(walk)
         for depth in range(self.gamma_max):
-            if depth:
-                stand = stand * self.models.all_stand(state)
             goes_on = stand * self.models.all_next_stand(state) > self._theta[depth]
-            rows, stand = rows[goes_on], stand[goes_on]
+            rows = rows[goes_on]
             lengths[rows] = depth + 1
             if not len(rows):
                 break
             state = walk.send(goes_on)
-        return lengths
+            stand = stand[goes_on] * self.models.all_stand(state)
+            if self._least:
+                stands[rows, depth + 1] = stand
+        self._walked = view.token, lengths, stands
+        return lengths, stands
 
     def acceptance(self, view: TextView) -> Floats:
         """``[P, G]`` chance that each drafted token stands where those before it do; NaN where nothing was drafted."""

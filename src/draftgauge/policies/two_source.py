@@ -20,6 +20,12 @@ token. With nothing in the text ``G_j`` is 0 and the rule is stopping.
 be appended, and a tail stays what it was worth where that token is the one that it began with, which asks for a
 ``kappa`` below 1; and ``M_j`` looks ahead by means over all drafts, the tail by chances of its own, so that their
 errors differ. So ``kappa`` is fitted on training prompts, by the rate that the rule reaches there.
+
+Once the draft has ended, its last token may be left out. Where the text foretells another one in its place, the tail
+from there is worth ``S_j-1 c'_1 + S_j-1 c'_1 c_2 + ...`` tokens, ``c'_1`` being the chance of that other one now that
+the drafter has spoken against it (:class:`~draftgauge.policies.two_source_rule.Instead`); and a token that is worth
+less than its verification is left out even if nothing takes its place. The rule takes what is worth most. The draft may
+then go on for longer, so ``kappa`` falls.
 """
 
 from __future__ import annotations
@@ -27,7 +33,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -56,7 +62,19 @@ from draftgauge.policies.suffix import CODE_BITS, SuffixIndex
 from draftgauge.policies.suffix_columns import continuations_of, suffix_of
 from draftgauge.policies.tail_model import LEAST_STAND, TailModel, TailState
 from draftgauge.policies.tail_model import for_any_vocabulary as tail_for_any_vocabulary
-from draftgauge.policies.two_source_rule import Choices, Rule, TailSums, TwoSourceNumbers, best_rate, cut, running_sums
+from draftgauge.policies.two_source_rule import (
+    MOST_LOGIT,
+    Choices,
+    Instead,
+    Rule,
+    TailSums,
+    TwoSourceNumbers,
+    best_rate,
+    cut,
+    instead_chance,
+    logit,
+    running_sums,
+)
 
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
@@ -64,6 +82,42 @@ Ints = NDArray[np.int64]
 TWO_SOURCE = "two-source"
 _TEXT_ALONE = "text alone"
 _CODE = (1 << CODE_BITS) - 1
+
+
+class _SpokenAgainst(NamedTuple):
+    """What the text foretold where the drafter has drafted another token.
+
+    Attributes:
+        foretold: tokens and matches from some place on, that place, and the ending that they were looked up to.
+        state: as of :meth:`TwoSource._tail_worth`.
+    """
+
+    foretold: tuple[list[int], list[int], int, tuple[int, ...]]
+    state: tuple[int, float, int, int, int]
+
+
+class Decided(NamedTuple):
+    """What the rule decides by at all positions of a trace, with drafts of up to ``G`` tokens.
+
+    Attributes:
+        chances: ``[P, G]`` ``S_j m_j``.
+        sums: for each ``j`` over the tail's tokens.
+        stand: ``[P, G + 1]`` ``S_j``.
+    """
+
+    chances: Floats
+    sums: list[TailSums]
+    stand: Floats
+
+    def foretold(self, depth: int, rows: Ints) -> Floats:
+        """``[n]`` the chance of the token that the text foretells after ``depth`` drafted ones which all stand."""
+        chances: Floats = self.sums[depth].running[rows, 0] / self.stand[rows, depth]
+        return chances
+
+    def instead(self, depth: int, rows: Ints) -> Instead:
+        """What is known of the token foretold in place of the last of ``depth`` drafted ones."""
+        draft = self.stand[rows, depth] / self.stand[rows, depth - 1]
+        return Instead(1.0, logit(self.foretold(depth - 1, rows)), logit(draft))
 
 
 class TwoSource:
@@ -93,7 +147,13 @@ class TwoSource:
         self.tail = TailModel(numbers.tail, gamma_max)
         self.index = SuffixIndex()
         self.stored: StoredTexts | None = None
+        self._foretold: list[int] = []
+        self._matches: list[int] = []
+        self._at, self._end = 0, self.index.tail
+        self._length: int | None = None  # of the best tail, which is looked for where it matters
         self._chosen: tuple[NDArray[np.int32], Choices] | None = None
+        self._ended: tuple[Ints, Ints, Ints] | None = None
+        self._instead = numbers.instead if numbers.sources == "both" else ()
         self.reset()
 
     def reset(self) -> None:
@@ -112,6 +172,7 @@ class TwoSource:
         self._tail = index.tail
         log_run = math.log1p(index.run)
         self._of_text: float = self.tail.of_text(index.habit, log_run)
+        self._spoken_against: _SpokenAgainst | None = None
         order = self._foretell_from(index.tail)
         return self.gamma_max if self._goes_on(self._chances.begin(index.tail[-1], order, index.habit, log_run)) else 0
 
@@ -120,9 +181,35 @@ class TwoSource:
         token, chances = signal.token, self._chances
         _, second, third, last = self._tail
         self._tail = (second, third, last, token)
-        agrees = chances.order > 0 and token == self._foretold[self._at]
+        foretells = chances.order > 0
+        agrees = foretells and token == self._foretold[self._at]
+        if self._instead:
+            self._spoken_against = self._contradicted(last) if foretells and not agrees else None
         order = self._foretell_after() if agrees else self._foretell_from(self._tail)
         return self._goes_on(chances.drafted(token, agrees, order, signal.confidence))
+
+    def trims(self) -> bool:
+        """Where the last token is worth less than its verification, or than what the text foretells in its place."""
+        if not self._instead:
+            return False
+        if self._length is None:
+            self._best_tail()
+        chances = self._chances
+        prices = self.rule.prices[chances.depth - 1]
+        kept = chances.all_stand + self._worth - prices[1]
+        against = self._spoken_against
+        if against is not None:
+            length = self._length
+            foretold = self._foretold, self._matches, self._at, self._end
+            self._foretold, self._matches, self._at, self._end = against.foretold
+            if self._tail_worth(against.state, chances.stands) > max(kept, 0.0):
+                return True
+            self._foretold, self._matches, self._at, self._end = foretold
+            self._length = length
+        if kept >= 0:
+            return False
+        self._length = 0
+        return True
 
     def extend(self, room: int) -> Sequence[int]:
         if self._length is None:
@@ -136,21 +223,51 @@ class TwoSource:
         return self._choices(view).drafted
 
     def appended_lengths(self, view: TextView, drafted: Ints) -> Ints:
-        choices = self._choices(view)
-        lengths = choices.appended.copy()
-        others = np.flatnonzero(drafted != choices.drafted)  # where not as many could be drafted as were wanted
-        if len(others):
-            _, sums = decided_by(view, self.numbers)
-            for depth in np.unique(drafted[others]).tolist():
-                rows = others[drafted[others] == depth]
-                lengths[rows] = self.rule.best_tails(depth, sums[depth], rows)[1]
-        return lengths
+        return self._ends(view, drafted)[0]
+
+    def trimmed(self, view: TextView, drafted: Ints) -> Ints:
+        return self._ends(view, drafted)[1]
+
+    def _ends(self, view: TextView, drafted: Ints) -> tuple[Ints, Ints]:
+        """``[P]`` tokens appended, and left out, after drafts of some lengths; found once for an array of lengths."""
+        if self._ended is None or self._ended[0] is not drafted:
+            choices = self._choices(view)
+            appended, trimmed = choices.appended.copy(), np.zeros_like(drafted)
+            others = np.flatnonzero(drafted != choices.drafted)  # where not as many could be drafted as were wanted
+            if len(others):
+                sums = decided_by(view, self.numbers).sums
+                for depth in np.unique(drafted[others]).tolist():
+                    rows = others[drafted[others] == depth]
+                    appended[rows] = self.rule.best_tails(depth, sums[depth], rows)[1]
+            if self._instead:
+                for depth in np.unique(drafted[drafted > 0]).tolist():
+                    rows = np.flatnonzero(drafted == depth)
+                    appended[rows], trimmed[rows] = self._end_at(view, depth, rows, appended[rows])
+            self._ended = drafted, appended, trimmed
+        return self._ended[1:]
+
+    def _end_at(self, view: TextView, depth: int, rows: Ints, appended: Ints) -> tuple[Ints, Ints]:
+        """:meth:`_ends` at some positions ``[n]`` where ``depth`` tokens are drafted."""
+        decided, rule = decided_by(view, self.numbers), self.rule
+        tail = rule.best_tails(depth, decided.sums[depth], rows)[0]
+        kept = decided.stand[rows, depth] + tail - rule.prices[depth - 1][1]
+        trimmed = kept < 0
+        lengths = np.where(trimmed, 0, appended)
+        against = np.flatnonzero(spoken_against(view, depth)[rows])
+        at, prices = rows[against], rule.prices[depth - 1][1:]
+        terms = decided.instead(depth, at)
+        share = instead_chance(self._instead, terms) / decided.foretold(depth - 1, at)
+        worth = decided.sums[depth - 1].running[at, : len(prices)] * share[:, None] - prices
+        length = worth.argmax(axis=1)
+        better = worth[np.arange(len(at)), length] > np.maximum(kept[against], 0.0)
+        lengths[against[better]], trimmed[against[better]] = length[better] + 1, True
+        return lengths, trimmed.astype(np.int64)
 
     def _choices(self, view: TextView) -> Choices:
         """What it does at all positions, found once."""
         if self._chosen is None or self._chosen[0] is not view.token:
             if self.rule.models:
-                choices = self.rule.choose(*decided_by(view, self.numbers))
+                choices = self.rule.choose(*decided_by(view, self.numbers)[:2])
             else:
                 rows = np.arange(len(view.token))
                 choices = Choices(np.zeros_like(rows), self.rule.best_tails(0, first_sums(view, self.numbers), rows)[1])
@@ -159,8 +276,7 @@ class TwoSource:
 
     def _foretell_from(self, tail: tuple[int, ...]) -> int:
         """Begin anew with what the text foretells after a tail; the length of the matched ending."""
-        self._foretold: list[int] = []
-        self._matches: list[int] = []
+        self._foretold, self._matches = [], []
         self._at, self._end = 0, tail
         return self._matches[0] >> CODE_BITS if self._look_further() else 0
 
@@ -182,9 +298,21 @@ class TwoSource:
         self._end = (second, third, last, token)
         return True
 
+    def _contradicted(self, last: int) -> _SpokenAgainst:
+        """What the text foretells here, behind a last token, before the drafted one that speaks against it."""
+        chances = self._chances
+        state = chances.depth, chances.all_stand, chances.agreed, chances.disagreed, last
+        return _SpokenAgainst((self._foretold, self._matches, self._at, self._end), state)
+
+    def _logit_instead(self, logit: float, drafted: float) -> float:
+        """The logit of a looked-up token in place of a drafted one that stands with a chance."""
+        one, by_text, by_draft = self._instead
+        of_draft = math.log(drafted / (1 - drafted)) if drafted < 1 else MOST_LOGIT
+        return one + by_text * _held(logit) + by_draft * _held(of_draft)
+
     def _goes_on(self, chance: float) -> bool:
         """Whether to draft one more token, which stands with all before it with that chance."""
-        self._length: int | None = None  # of the best tail, which is looked for where it matters
+        self._length = None
         chances, rule = self._chances, self.rule
         depth = chances.depth
         if chance <= rule.worthless[depth]:
@@ -192,23 +320,39 @@ class TwoSource:
         return not chances.order or rule.advantage(depth, chance) > rule.kappa * self._best_tail()
 
     def _best_tail(self) -> float:
-        """``G_j``; notes the length of the tail."""
-        chances, rule, tail = self._chances, self.rule, self.tail
-        self._length = 0
-        depth, longest = chances.depth, self.gamma_max - chances.depth
-        if not chances.order or not rule.texts or not longest:
+        """``G_j``; notes it and the length of the tail."""
+        chances = self._chances
+        self._length, self._worth = 0, 0.0
+        if chances.order and self.rule.texts:
+            before = chances.depth, chances.all_stand, chances.agreed, chances.disagreed, self._tail[-1]
+            self._worth = self._tail_worth(before)
+        return self._worth
+
+    def _tail_worth(self, state: tuple[int, float, int, int, int], drafted: float | None = None) -> float:
+        """What the best tail is worth from a state on; notes its length.
+
+        Args:
+            state: tokens drafted, the chance that all stand, how many of them were and were not foretold, and the last.
+            drafted: the chance of the token that was drafted in place of the first one foretold, if one was.
+        """
+        rule, tail = self.rule, self.tail
+        depth, stand, agreed, disagreed, before = state
+        self._length, longest = 0, self.gamma_max - depth
+        if not longest:
             return 0.0
-        stand, matches, at = chances.all_stand, self._matches, self._at
+        matches, at = self._matches, self._at
         log_stand = math.log(stand if stand > LEAST_STAND else LEAST_STAND)
-        base = self._of_text + tail.of_draft(depth, log_stand, chances.agreed, chances.disagreed)
+        base = self._of_text + tail.of_draft(depth, log_stand, agreed, disagreed)
         of_match, of_offset, prices, least = tail.of_match, tail.of_offset, rule.prices[depth], rule.least
-        after, of_token, foretold, before = tail.after.of, tail.foretold.of, self._foretold, self._tail[-1]
+        after, of_token, foretold = tail.after.of, tail.foretold.of, self._foretold
         share = 1 - self.index.habit if self.index.habit > 0 else 1.0
         best, total, length = 0.0, 0.0, 0
         while length < longest and (at + length < len(matches) or self._look_further()):
             token = foretold[at + length]
             logit = of_match[matches[at + length]] + base + of_offset[length]
             logit += share * (after.get(before, 0.0) + of_token.get(token, 0.0))
+            if drafted is not None:
+                logit, drafted = self._logit_instead(logit, drafted), None
             before = token
             stand *= 1 / (1 + math.exp(-logit))
             total += stand
@@ -222,7 +366,7 @@ class TwoSource:
 
 
 def first_sums(view: TextView, numbers: TwoSourceNumbers) -> TailSums:
-    """:func:`chances_and_sums` before the first drafted token, where no signal enters; kept with the trace."""
+    """:func:`decide` before the first drafted token, where no signal enters; kept with the trace."""
     cached = view.derived.get(_TEXT_ALONE)
     if cached is None or cached[0] != numbers.tail:
         suffix, none = suffix_of(view), np.zeros(len(view.token))
@@ -234,8 +378,19 @@ def first_sums(view: TextView, numbers: TwoSourceNumbers) -> TailSums:
     return sums
 
 
-def decided_by(view: TextView, numbers: TwoSourceNumbers) -> tuple[Floats, list[TailSums]]:
-    """:func:`chances_and_sums` of a trace, from what was derived before where it was of the same models."""
+def _held(logit: float) -> float:
+    return min(max(logit, -MOST_LOGIT), MOST_LOGIT)
+
+
+def spoken_against(view: TextView, depth: int) -> NDArray[np.bool_]:
+    """``[P]`` whether the text foretells another token in place of the last of ``depth`` drafted ones."""
+    foretold, drafted = continuations_of(view)[depth - 1], view.draft_token[:, depth - 1]
+    against: NDArray[np.bool_] = (foretold.cell[:, 0] > 0) & (drafted >= 0) & (foretold.token[:, 0] != drafted)
+    return against
+
+
+def decided_by(view: TextView, numbers: TwoSourceNumbers) -> Decided:
+    """:func:`decide` for a trace, from what was derived before where it was of the same models."""
     stopping, tail = numbers.stopping, numbers.tail
     models = (
         *(stopping.hazard_by_agreement, stopping.hazard, stopping.next_by_order, stopping.next),
@@ -244,24 +399,26 @@ def decided_by(view: TextView, numbers: TwoSourceNumbers) -> tuple[Floats, list[
     cached = view.derived.get(TWO_SOURCE)
     if cached is None or cached[0] != models:
         longest = view.draft_token.shape[1]
-        cached = (models, *chances_and_sums(view, AcceptanceModels(stopping), TailModel(tail, longest)))
+        cached = models, decide(view, AcceptanceModels(stopping), TailModel(tail, longest))
         view.derived[TWO_SOURCE] = cached
-    return cached[1], cached[2]
+    decided: Decided = cached[1]
+    return decided
 
 
-def chances_and_sums(view: TextView, models: AcceptanceModels, tail: TailModel) -> tuple[Floats, list[TailSums]]:
-    """What the rule decides by: ``S_j m_j`` ``[P, G]``, and for each ``j`` the sums over the tail's tokens."""
+def decide(view: TextView, models: AcceptanceModels, tail: TailModel) -> Decided:
+    """What the rule decides by at every position of a trace."""
     foretold, suffix = continuations_of(view), columns_of(view).suffix
     run = np.log1p(suffix.run)
-    stand, chances, sums = np.ones(len(view.token)), [], []
+    stand, stands, chances, sums = np.ones(len(view.token)), [], [], []
     for state in states(view):
         if state.depth:
             stand = stand * models.all_stand(state)
+        stands.append(stand)
         if state.depth < len(foretold) - 1:
             chances.append(stand * models.all_next_stand(state))
         before = TailState(state.depth, state.token, stand, state.agreed, state.disagreed, suffix.habit, run)
         sums.append(running_sums(tail.gains(before, foretold[state.depth])))
-    return np.stack(chances).T, sums  # one column after the other, as they are read
+    return Decided(np.stack(chances).T, sums, np.stack(stands).T)  # one column after the other, as they are read
 
 
 @register_fitted(TWO_SOURCE, SIGNALS)

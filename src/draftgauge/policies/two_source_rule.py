@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Literal, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -36,6 +36,7 @@ class TwoSourceNumbers:
         sources: ask both, or the ``model`` or the ``text`` alone.
         price: of verifying a looked-up token, as a multiple of what it costs.
         committed_seconds: what growing the index takes by a committed token.
+        instead: weights of :class:`Instead`; without them every drafted token is verified.
     """
 
     stopping: StoppingNumbers
@@ -46,6 +47,7 @@ class TwoSourceNumbers:
     sources: Literal["both", "model", "text"] = "both"
     price: float = 1.0
     committed_seconds: float = 0.0
+    instead: tuple[float, ...] = ()
 
 
 class Choices(NamedTuple):
@@ -53,6 +55,32 @@ class Choices(NamedTuple):
 
     drafted: Ints
     appended: Ints
+
+
+class Instead(NamedTuple):
+    """The terms of the chance that the token which the text foretells stands where the drafter has drafted another one;
+    also their weights.
+
+    ``text`` and ``draft`` are the logits of either chance where nothing is known of the other.
+    """
+
+    one: Any
+    text: Any
+    draft: Any
+
+
+MOST_LOGIT = 25.0
+
+
+def logit(chance: Any) -> Any:
+    """The logits of chances ``[n]``, held within what their differences can be told of."""
+    with np.errstate(divide="ignore"):
+        return np.clip(np.log(chance) - np.log1p(-chance), -MOST_LOGIT, MOST_LOGIT)
+
+
+def instead_chance(numbers: Sequence[float], terms: Instead) -> Any:
+    """The chance that a looked-up token stands in place of a drafted one."""
+    return 1 / (1 + np.exp(-sum(weight * term for weight, term in zip(numbers, terms, strict=True))))
 
 
 class TailSums(NamedTuple):

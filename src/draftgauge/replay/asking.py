@@ -9,16 +9,36 @@ import numpy as np
 from numpy.typing import NDArray
 
 from draftgauge.core.signals import Reads, SignalName
-from draftgauge.policies.base import Extends, Policy, ReadsText, Signal, Step, asks_after_each_token, begin, reads_of
+from draftgauge.policies.base import (
+    Extends,
+    Policy,
+    ReadsText,
+    Signal,
+    Step,
+    Trims,
+    asks_after_each_token,
+    begin,
+    reads_of,
+)
 from draftgauge.replay.views import check_prompt_tokens, signal_arrays
 from draftgauge.traces.trace import Trace
 
 Ints = NDArray[np.int64]
 
 
-def prompt_steps(trace: Trace, prompt: int, caps: Ints, policy: Policy) -> Iterator[tuple[int, int, int, int]]:
+def prompt_steps(
+    trace: Trace, prompt: int, caps: Ints, policy: Policy, trims: bool
+) -> Iterator[tuple[int, int, int, int, int]]:
     """Ask a policy token by token, as the live loop does; yields each step's row and its tokens drafted, appended,
-    accepted."""
+    accepted, trimmed.
+
+    Args:
+        trace: dense.
+        prompt: number of the prompt.
+        caps: ``[P]`` the most tokens that a step can draft.
+        policy: to ask.
+        trims: whether it may leave drafted tokens out, where it is one that does.
+    """
     first, end = trace.offsets[prompt : prompt + 2].tolist()
     limits, accepts = caps[first:end].tolist(), trace.accepted[first:end].tolist()
     reads = reads_of(policy)
@@ -31,26 +51,29 @@ def prompt_steps(trace: Trace, prompt: int, caps: Ints, policy: Policy) -> Itera
     target_entropy = trace.target_entropy[first:end].tolist()
     tokens = trace.token[first:end].tolist()
     extends = policy if isinstance(policy, Extends) else None
+    trimming = policy if trims and isinstance(policy, Trims) else None
     if isinstance(policy, ReadsText):
         check_prompt_tokens(trace)
     begin(policy, trace.prompts[prompt].prompt_token)
     position, length = 0, end - first
     while position < length:
         most = min(policy.limit(), limits[position])
-        last_too = extends is not None
+        last_too = extends is not None or trimming is not None
         signals = _draft(policy, [values[position] for values in columns], most, last_too) if asks else []
         drafted = len(signals) if asks else most
-        accepted, appended = min(drafted, accepts[position]), 0
-        room = trace.max_new_tokens - 1 - position - drafted
+        trimmed = int(trimming is not None and drafted > 0 and trimming.trims())
+        kept = drafted - trimmed
+        accepted, appended = min(kept, accepts[position]), 0
+        room = trace.max_new_tokens - 1 - position - kept
         if extends is not None and room > 0:
             looked_up = list(extends.extend(room))[:room]
             appended = len(looked_up)
-            accepted += _agreeing(looked_up, tokens[position + drafted :]) if accepted == drafted else 0
+            accepted += _agreeing(looked_up, tokens[position + kept :]) if accepted == kept else 0
         committed = min(accepted + 1, length - position)
         entropy = target_entropy[position + committed - 1] if reads_entropy else float("nan")
         text = tokens[position : position + committed] if reads_text else ()
-        policy.observe(Step(drafted, accepted, committed, signals, entropy, text, appended))
-        yield first + position, drafted, appended, accepted
+        policy.observe(Step(drafted, accepted, committed, signals, entropy, text, appended, trimmed))
+        yield first + position, drafted, appended, accepted, trimmed
         position += committed
 
 

@@ -308,7 +308,7 @@ def _measures(outcome: Replay, baselines: _Baselines, mask: NDArray[np.bool_], h
     """The figures of a row, over the prompts in ``mask``."""
     tokens, seconds = outcome.committed[mask], outcome.seconds[mask]
     steps, drafted = (counts[mask].sum().item() for counts in (outcome.steps, outcome.drafted))  # or expectations
-    proposed = drafted + outcome.appended[mask].sum().item()
+    proposed = drafted + (outcome.appended - outcome.trimmed)[mask].sum().item()
     drawn = {"resamples": how.resamples, "seed": how.seed}
     speed = ratio_interval(tokens, seconds, **drawn)
     fixed, bound = baselines.best_fixed, baselines.hindsight

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from draftgauge.core.errors import TraceError
 from draftgauge.policies.stored_texts import StoredTexts
 from draftgauge.replay.simulate import (
-    Appended,
+    Ends,
     Replay,
     Walk,
     context_lengths,
@@ -143,7 +143,7 @@ def hindsight_optimum(
     # Rows grouped by how far they are from their end: all of a group depend on earlier groups only.
     order = np.argsort(left, kind="stable")
     for rows in np.split(order, np.flatnonzero(np.diff(left[order])) + 1):
-        accepted = _accepted(trace, rows, gammas, Appended(tails, stored))  # [rows, C]
+        accepted = _accepted(trace, rows, gammas, Ends(tails, stored=stored))  # [rows, C]
         rest = np.maximum(left[rows, None] - accepted - 1, 0)
         owed = costs.backlog_after(backlogs[:, None], gammas, accepted[:, None, :]) - 1  # [rows, B, C]
         seconds = cost_at[contexts[rows] - shortest][:, None, :] + catch_up
@@ -176,21 +176,21 @@ class Choice(NamedTuple):
     tails: Ints
 
 
-def _accepted(trace: Trace, rows: Ints, gammas: Ints, tails: Appended) -> Ints:
+def _accepted(trace: Trace, rows: Ints, gammas: Ints, ends: Ends) -> Ints:
     """``[rows, C]`` accepted tokens of every choice."""
     judged = trace.accepted[rows, None].astype(np.int64)
     accepted = np.minimum(gammas, judged)
-    if not tails.lengths.any():
+    if not ends.appended.any():
         return accepted
-    run = text_runs(trace, tails.stored)[rows[:, None], gammas]
-    return accepted + np.where(judged >= gammas, np.minimum(tails.lengths, run), 0)
+    run = text_runs(trace, ends.stored)[rows[:, None], gammas]
+    return accepted + np.where(judged >= gammas, np.minimum(ends.appended, run), 0)
 
 
 def _walk(trace: Trace, choice: Choice, costs: CostCurve, stored: StoredTexts | None) -> Replay:
     """Replay with the best steps."""
     best, again, gammas, tails = choice
     runs = text_runs(trace, stored) if tails.any() else None
-    steps: list[tuple[int, int, int, int]] = []
+    steps: list[tuple[int, int, int, int, int]] = []
     for first, end in pairwise(trace.offsets.tolist()):
         row, backlog, before = first, 1, -1
         while row < end:
@@ -200,7 +200,7 @@ def _walk(trace: Trace, choice: Choice, costs: CostCurve, stored: StoredTexts | 
             accepted = min(gamma, int(trace.accepted[row]))
             if tail and runs is not None and accepted == gamma:
                 accepted += min(tail, int(runs[row, gamma]))
-            steps.append((row, gamma, tail, accepted))
+            steps.append((row, gamma, tail, accepted, 0))
             row += accepted + 1
             backlog = int(costs.backlog_after(backlog, gamma, accepted))
     return walked(trace, Walk.of(steps), costs)

@@ -27,6 +27,8 @@ from draftgauge.policies.base import (
     Policy,
     StatelessPolicy,
     TextPolicy,
+    TrimmingTextPolicy,
+    Trims,
     decision_of,
     reads_of,
 )
@@ -69,15 +71,17 @@ FREE = Charge()
 
 
 @dataclass(frozen=True)
-class Appended:
-    """Tokens looked up in the text that go on with the drafts.
+class Ends:
+    """How policies end the drafts.
 
     Attributes:
-        lengths: ``[P]`` how many are wanted after the drafted ones.
-        stored: earlier texts that they are looked up in too.
+        appended: ``[P]`` how many tokens, looked up in the text, are wanted after the drafted ones that are kept.
+        trimmed: ``[P]`` how many drafted ones are left out, 0 or 1; 0 for none anywhere.
+        stored: earlier texts that tokens are looked up in too.
     """
 
-    lengths: Ints
+    appended: Ints
+    trimmed: Ints | int = 0
     stored: StoredTexts | None = None
 
 
@@ -88,7 +92,7 @@ class StepRecord:
     Attributes:
         prompt: index of the prompt in ``trace.prompts``.
         position: output tokens committed before the step.
-        drafted, accepted, committed, appended, accepted_text: as in :class:`~draftgauge.policies.base.Step`.
+        drafted, accepted, committed, appended, accepted_text, trimmed: as in :class:`~draftgauge.policies.base.Step`.
         seconds: modelled; NaN without a cost curve.
     """
 
@@ -100,6 +104,7 @@ class StepRecord:
     seconds: Floats
     appended: Ints
     accepted_text: Ints
+    trimmed: Ints
 
     def rows(self, trace: Trace) -> Ints:
         """``[S]`` the row of the trace that each step starts at."""
@@ -120,6 +125,7 @@ class Replay:
         histogram: ``[gamma_max + 1]`` number of steps with 0, 1, ... accepted tokens.
         record: the single steps.
         appended, accepted_text: tokens that were looked up in the text, and how many of them were accepted.
+        trimmed: drafted tokens that were left out.
     """
 
     steps: Ints | Floats
@@ -131,6 +137,7 @@ class Replay:
     record: StepRecord
     appended: Ints
     accepted_text: Ints
+    trimmed: Ints
 
     @property
     def tokens_per_step(self) -> float:
@@ -145,7 +152,7 @@ class Replay:
     @property
     def acceptance_rate(self) -> float:
         """Accepted over proposed tokens, drafted and looked up; NaN if nothing was proposed."""
-        proposed = float(self.drafted.sum() + self.appended.sum())
+        proposed = float(self.drafted.sum() - self.trimmed.sum() + self.appended.sum())
         return float(self.accepted.sum() / proposed) if proposed else float("nan")
 
 
@@ -161,6 +168,11 @@ def replay(trace: Trace, policy: Policy, costs: CostCurve | None = None) -> Repl
         TraceError: if the policy proposes longer drafts than the cost curve was measured for, or appends tokens from
             the text to drafts of sampled decoding.
     """
+    return _replayed(trace, policy, costs, trims=isinstance(policy, Trims))
+
+
+def _replayed(trace: Trace, policy: Policy, costs: CostCurve | None, trims: bool) -> Replay:
+    """:func:`replay`; of sampled decoding no drafted token is left out (:class:`~draftgauge.policies.base.Trims`)."""
     charge = Charge(reads_of(policy), decision_of(policy))
     if trace.sampled is not None:
         if isinstance(policy, Extends):
@@ -170,19 +182,27 @@ def replay(trace: Trace, policy: Policy, costs: CostCurve | None = None) -> Repl
             )
         if isinstance(policy, StatelessPolicy) and not isinstance(policy, TextPolicy):
             return _expected(trace, lengths_by_refusal(trace, policy), costs, charge)
-        return mean_of([replay(walked, deepcopy(policy), costs) for walked in draws(trace)])
-    asked_in_order = isinstance(policy, Extends) and not isinstance(policy, ExtendingTextPolicy)
+        return mean_of([_replayed(walked, deepcopy(policy), costs, trims=False) for walked in draws(trace)])
+    by_text = isinstance(policy, ExtendingTextPolicy) or not isinstance(policy, Extends)
+    asked_in_order = not by_text or (trims and not isinstance(policy, TrimmingTextPolicy))
     lengths = None if asked_in_order else _lengths_at_once(trace, policy)
     if lengths is not None:
-        if isinstance(policy, ExtendingTextPolicy):
-            drafted = np.minimum(lengths, draft_caps(trace))
-            stored = stored_of(policy)
-            appended = policy.appended_lengths(text_view(trace, charge.reads, stored), drafted)
-            return replay_lengths(trace, lengths, costs, charge, Appended(appended, stored))
-        return replay_lengths(trace, lengths, costs, charge)
+        return replay_lengths(trace, lengths, costs, charge, _ends(trace, policy, lengths, charge, trims))
     caps = draft_caps(trace)
-    steps = [step for prompt in range(len(trace.prompts)) for step in prompt_steps(trace, prompt, caps, policy)]
+    steps = [step for prompt in range(len(trace.prompts)) for step in prompt_steps(trace, prompt, caps, policy, trims)]
     return walked(trace, Walk.of(steps), costs, charge)
+
+
+def _ends(trace: Trace, policy: Policy, lengths: Ints, charge: Charge, trims: bool) -> Ends | None:
+    """How a policy that decides at all positions at once ends the drafts that it wants; None if as they are."""
+    if not isinstance(policy, ExtendingTextPolicy) and not trims:
+        return None
+    stored = stored_of(policy)
+    view, drafted = text_view(trace, charge.reads, stored), np.minimum(lengths, draft_caps(trace))
+    none = np.zeros_like(drafted)
+    appended = policy.appended_lengths(view, drafted) if isinstance(policy, ExtendingTextPolicy) else none
+    trimmed = policy.trimmed(view, drafted) if trims and isinstance(policy, TrimmingTextPolicy) else 0
+    return Ends(appended, trimmed, stored)
 
 
 def _lengths_at_once(trace: Trace, policy: Policy) -> Ints | None:
@@ -203,26 +223,29 @@ def replay_lengths(
     lengths: Ints,
     costs: CostCurve | None = None,
     charge: Charge = FREE,
-    appended: Appended | None = None,
+    ends: Ends | None = None,
 ) -> Replay:
     """Replay with the draft length wanted at every position, ``[positions]``, given beforehand.
 
     Args:
-        trace: dense; greedy where tokens are appended.
+        trace: dense; greedy where drafts are not verified as they are.
         lengths: ``[P]``.
         costs: to model seconds.
         charge: what finding the lengths costs; by default nothing.
-        appended: to the drafted tokens; none by default.
+        ends: of the drafts; as they are by default.
     """
     if trace.sampled is not None:
-        assert appended is None
+        assert ends is None
         return _expected(trace, lengths[:, None], costs, charge)
     drafted = np.minimum(lengths, draft_caps(trace))
-    if appended is None:
-        tails, accepted = np.zeros_like(drafted), np.minimum(drafted, trace.accepted).astype(np.int64)
+    trimmed: Ints = np.zeros_like(drafted)
+    tails: Ints = trimmed
+    if ends is None:
+        accepted = np.minimum(drafted, trace.accepted).astype(np.int64)
     else:
-        tails = np.minimum(appended.lengths, draft_room(trace) - drafted)
-        accepted = accepted_tokens(trace, drafted, Appended(tails, appended.stored))
+        trimmed = trimmed + ends.trimmed
+        tails = np.minimum(ends.appended, draft_room(trace) - drafted + trimmed)
+        accepted = accepted_tokens(trace, drafted, Ends(tails, trimmed, ends.stored))
     committed = np.minimum(accepted + 1, remaining_rows(trace.offsets))
     next_row = (np.arange(trace.positions) + committed).tolist()
     # A prompt's last step leads to the first row of the next prompt, so that one walk visits them all.
@@ -232,19 +255,23 @@ def replay_lengths(
         rows.append(row)
         row = next_row[row]
     visited = np.array(rows, np.int64)
-    walk = Walk(visited, *(values[visited] for values in (drafted, tails, accepted)))
+    walk = Walk(visited, *(values[visited] for values in (drafted, tails, accepted, trimmed)))
     return walked(trace, walk, costs, charge)
 
 
-def accepted_tokens(trace: Trace, drafted: Ints, appended: Appended) -> Ints:
-    """``[P]`` tokens accepted at every position of ``drafted`` ones, then ``appended`` of the text's continuation.
+def accepted_tokens(trace: Trace, drafted: Ints, ends: Ends) -> Ints:
+    """``[P]`` tokens accepted at every position of ``drafted`` ones less those left out, then of the text's
+    continuation.
 
-    ``min(d, a) + [a >= d] run(p, d, b)``: where all drafted tokens stand, the looked-up ones follow the output's own
-    text, so how many of them stand follows from the trace's tokens.
+    ``min(d, a) + [a >= d] run(p, d, b)`` for ``d`` that are kept: where all of them stand, the looked-up ones follow
+    the output's own text, so how many of these stand follows from the trace's tokens.
     """
-    run = text_runs(trace, appended.stored)[np.arange(trace.positions), drafted].astype(np.int64)
-    stands = np.where(trace.accepted >= drafted, np.minimum(appended.lengths, run), 0)
-    return np.minimum(drafted, trace.accepted) + stands
+    kept = drafted - ends.trimmed
+    accepted: Ints = np.minimum(kept, trace.accepted).astype(np.int64)
+    if ends.appended.any():
+        run = text_runs(trace, ends.stored)[np.arange(trace.positions), kept].astype(np.int64)
+        accepted += np.where(trace.accepted >= kept, np.minimum(ends.appended, run), 0)
+    return accepted
 
 
 def text_runs(trace: Trace, stored: StoredTexts | None = None) -> NDArray[np.int16]:
@@ -333,27 +360,29 @@ class Walk(NamedTuple):
     drafted: Ints
     appended: Ints
     accepted: Ints
+    trimmed: Ints
 
     @classmethod
-    def of(cls, steps: Sequence[tuple[int, int, int, int]]) -> Walk:
+    def of(cls, steps: Sequence[tuple[int, int, int, int, int]]) -> Walk:
         """The steps one by one as columns."""
         return cls(*np.array(steps, np.int64).reshape(-1, len(cls._fields)).T)
 
 
 def walked(trace: Trace, walk: Walk, costs: CostCurve | None = None, charge: Charge = FREE) -> Replay:
     """The outcome of given steps, with what the policy costs."""
-    rows, drafted, appended, accepted = walk
+    rows, drafted, appended, accepted, trimmed = walk
     prompt = np.searchsorted(trace.offsets, rows, side="right") - 1
     position = rows - trace.offsets[prompt]
-    accepted_text = np.maximum(accepted - drafted, 0)
+    accepted_text = np.maximum(accepted - (drafted - trimmed), 0)
+    beyond = appended - trimmed  # tokens verified and not drafted, less those drafted and not verified
     committed = np.minimum(accepted + 1, trace.offsets[prompt + 1] - rows)
     seconds = np.full(len(rows), np.nan)
     if costs is not None:
-        seconds = costs.step_seconds(drafted, context_lengths(trace)[rows], charge.reads, appended)
+        seconds = costs.step_seconds(drafted, context_lengths(trace)[rows], charge.reads, beyond)
         seconds += charge.of_steps(drafted, committed, appended)
         seconds += costs.catch_up_seconds(backlogs(prompt, drafted, accepted, costs), drafted)
-        repeats = [values[1:] == values[:-1] for values in (prompt, drafted, appended)]
-        seconds[1:] -= np.logical_and.reduce(repeats) * costs.repeat_seconds(drafted, appended)[1:]
+        repeats = [values[1:] == values[:-1] for values in (prompt, drafted, beyond)]
+        seconds[1:] -= np.logical_and.reduce(repeats) * costs.repeat_seconds(drafted, beyond)[1:]
     count = len(trace.prompts)
     return Replay(
         steps=np.bincount(prompt, minlength=count),
@@ -362,7 +391,8 @@ def walked(trace: Trace, walk: Walk, costs: CostCurve | None = None, charge: Cha
         committed=sum_by_prompt(prompt, committed, count).astype(np.int64),
         seconds=sum_by_prompt(prompt, seconds, count) + charge.of_prompts(trace),
         histogram=np.bincount(accepted, minlength=trace.gamma_max + 1),
-        record=StepRecord(prompt, position, drafted, accepted, committed, seconds, appended, accepted_text),
+        record=StepRecord(prompt, position, drafted, accepted, committed, seconds, appended, accepted_text, trimmed),
         appended=sum_by_prompt(prompt, appended, count).astype(np.int64),
         accepted_text=sum_by_prompt(prompt, accepted_text, count).astype(np.int64),
+        trimmed=sum_by_prompt(prompt, trimmed, count).astype(np.int64),
     )

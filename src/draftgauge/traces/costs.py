@@ -186,7 +186,8 @@ class CostCurve:
             context: context lengths in tokens, broadcast against ``gamma``; beyond the measured range the nearest
                 counts.
             reads: the signals that the policy reads.
-            appended: tokens looked up in the text, which are verified and not drafted, broadcast likewise.
+            appended: tokens looked up in the text, which are verified and not drafted, less drafted ones that are not
+                verified; broadcast likewise.
 
         Raises:
             TraceError: if a draft length was not measured, for drafting or, with the appended tokens, for verifying.
@@ -195,8 +196,8 @@ class CostCurve:
             np.asarray(gamma, np.int64), np.asarray(context, np.float64), np.asarray(appended, np.int64)
         )
         verified = gamma_ + appended_
-        if gamma_.size and (int(verified.max()) > self.gamma_max or min(int(gamma_.min()), int(appended_.min())) < 0):
-            least = min(int(gamma_.min()), int(appended_.min()))
+        if gamma_.size and (int(verified.max()) > self.gamma_max or min(int(gamma_.min()), int(verified.min())) < 0):
+            least = min(int(gamma_.min()), int(verified.min()))
             asked = least if least < 0 else int(verified.max())
             raise TraceError(
                 f"the cost curve was measured for gamma 0..{self.gamma_max}, asked for {asked}: profile with a "
@@ -245,7 +246,8 @@ class CostCurve:
     def repeat_seconds(
         self, drafted: NDArray[np.int64] | int, appended: NDArray[np.int64] | int = 0
     ) -> NDArray[np.float64]:
-        """What steps take less that draft, and append from the text, as many tokens as the step before them."""
+        """What steps take less that draft and verify as many tokens as the step before them; arguments as of
+        :meth:`step_seconds`."""
         proposes = np.add(drafted, appended) > 0
         return np.where(proposes, self.repeat.proposing, self.repeat.plain)
 
