@@ -10,6 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from draftgauge.core.signals import NO_SIGNALS, Reads
+from draftgauge.traces.costs import CostCurve
 
 
 @dataclass(frozen=True)
@@ -36,3 +37,10 @@ class LinearCosts:
         seconds = 1.0 + self.drafting * np.asarray(gamma, np.float64) + (np.asarray(context) - 100) / 1000
         seconds = seconds + self.verifying * np.asarray(appended, np.float64)
         return seconds + self.reading * len(reads)
+
+
+def curve(drafting: float, verifying: float = 0.02, gamma_max: int = 6) -> CostCurve:
+    """A real cost curve of steps of 1 second and so much for each token drafted and verified."""
+    draft = (tuple(drafting * n for n in range(gamma_max + 1)),)
+    verify = (tuple(1 + verifying * n for n in range(gamma_max + 1)),)
+    return CostCurve((100,), verify, verify, verify, draft, draft, draft, 0.0, (1.0,), "none", "cpu", "float32")

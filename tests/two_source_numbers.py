@@ -50,4 +50,5 @@ def random_numbers(seed: int, scale: float = 0.4, **changes: object) -> TwoSourc
     shared = weights(1, len(TailShared._fields))[0]
     tail = TailNumbers(weights(ORDER, len(TailByOrder._fields)), shared, (0, 2, 5), (0.3, -0.8, 0.5), (-0.6, 0.2, 0.9))
     numbers = TwoSourceNumbers(stopping, tail, kappa=float(rng.uniform(0.2, 1.5)), tails=tails, runs=runs)
+    numbers = replace(numbers, instead=tuple(rng.normal((0.3, 0.8, -0.4), 0.5).tolist()))
     return replace(numbers, **changes)

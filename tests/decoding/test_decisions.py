@@ -55,6 +55,14 @@ class Extending(OnAClock):
         return ()
 
 
+class Trimming(OnAClock):
+    """Leaves no token out, after some thought."""
+
+    def trims(self) -> bool:
+        self.clock[0] += EXTENDING
+        return False
+
+
 @pytest.fixture
 def clock(monkeypatch: pytest.MonkeyPatch) -> list[float]:
     now = [0.0]
@@ -69,11 +77,13 @@ def timed(policies: dict[str, OnAClock], seconds: float) -> tuple[PolicySeconds,
 
 
 def test_each_question_is_timed_by_what_it_is_asked_for(clock: list[float]) -> None:
-    reader, extending = timed({"reader": OnAClock(clock), "extending": Extending(clock)}, 0.0)
+    policies = {"reader": OnAClock(clock), "extending": Extending(clock), "trimming": Trimming(clock)}
+    reader, extending, trimming = timed(policies, 0.0)
     assert reader == PolicySeconds("reader", TOKEN, LIMIT + OBSERVING, READING)
     assert (extending.token, extending.reading) == (TOKEN, READING)
     steps_with_room = (extending.step - LIMIT - OBSERVING) / EXTENDING  # the last step of an output may have none
     assert 0.5 < steps_with_room <= 1
+    assert 0.5 < (trimming.step - LIMIT - OBSERVING) / EXTENDING <= 1
 
 
 def test_it_ends_with_enough_steps_or_with_its_time(clock: list[float], monkeypatch: pytest.MonkeyPatch) -> None:

@@ -32,12 +32,14 @@ UNUSED = torch.Generator()  # the enumerator draws instead
 
 
 class DraftsThenCopies:
-    """Drafts up to some tokens, ends drafts by a coin, and appends what the text foretells after them."""
+    """Drafts up to some tokens, ends drafts by a coin, leaves out some last ones by what they are, and appends what the
+    text foretells after them.
+    """
 
     reads = frozenset({SignalName.TEXT})
 
-    def __init__(self, limits: tuple[int, ...], tokens: int, ends: float = 0.0) -> None:
-        self.limits, self.tokens, self.ends = limits, tokens, ends
+    def __init__(self, limits: tuple[int, ...], tokens: int, ends: float = 0.0, trims_at: int = 0) -> None:
+        self.limits, self.tokens, self.ends, self.trims_at = limits, tokens, ends, trims_at
         self.index = SuffixIndex()
 
     def reset(self) -> None:
@@ -50,6 +52,7 @@ class DraftsThenCopies:
 
     def limit(self) -> int:
         self.drafted: list[int] = []
+        self.left_out = False
         self.step += 1
         return self.limits[self.step % len(self.limits)]
 
@@ -58,13 +61,20 @@ class DraftsThenCopies:
         self.drafted.append(signal.token)
         return self.random.random() >= self.ends
 
+    def trims(self) -> bool:
+        """Every token that a number divides, or none."""
+        self.left_out = bool(self.trims_at) and self.drafted[-1] % self.trims_at == 0
+        return self.left_out
+
     def extend(self, room: int) -> list[int]:
         known = SuffixIndex()
-        known.after, known.tail = self.index.after, (*self.index.tail, *self.drafted)[-4:]
+        kept = self.drafted[:-1] if self.left_out else self.drafted
+        known.after, known.tail = self.index.after, (*self.index.tail, *kept)[-4:]
         return known.continuation(min(room, self.tokens))
 
     def observe(self, step) -> None:
         assert step.drafted == len(self.drafted)
+        assert step.trimmed == int(self.left_out)
         self.index.commit(step.tokens)
 
 
@@ -79,21 +89,27 @@ class DraftsThenCopies:
     ],
 )
 @pytest.mark.parametrize("drawn", [True, False])
-def test_sampled_decoding_has_the_targets_law(monkeypatch, vocabulary, count, limits, tokens_, sampling, drawn):
+@pytest.mark.parametrize("trims_at", [0, 1, 2])
+def test_sampled_decoding_has_the_targets_law(
+    monkeypatch, vocabulary, count, limits, tokens_, sampling, drawn, trims_at
+):
     target = MarkovModel.random(vocabulary, seed=vocabulary)
     model = target.noised(1.0, seed=9)
     drafter = LanguageModelDrafter(model, sampling=sampling if drawn else None, generator=UNUSED)
-    policy, prompt = DraftsThenCopies(limits, tokens_), [1, 0, 1, 1, 0, 0, 1]
-    appended = 0
+    policy, prompt = DraftsThenCopies(limits, tokens_, trims_at=trims_at), [1, 0, 1, 1, 0, 0, 1]
+    appended = trimmed = 0
 
     def program():
-        nonlocal appended
+        nonlocal appended, trimmed
         result = speculative_decode(target, drafter, policy, prompt, DecodingSettings(count, sampling), UNUSED)
         appended += sum(step.appended for step in result.steps)
+        trimmed += sum(step.trimmed for step in result.steps)
         return tuple(result.tokens)
 
     assert_same_law(Enumerator(monkeypatch).law(program), law_of_model(target, prompt, count, sampling))
     assert appended > 0
+    if drawn or trims_at != 2:  # which tokens are drafted decides where some of them are left out
+        assert (trimmed > 0) == (trims_at > 0 and not drawn and max(limits) > 0)
 
 
 def test_greedy_output_and_steps_are_those_of_plain_decoding_and_of_replay():
@@ -114,16 +130,16 @@ def test_greedy_output_and_steps_are_those_of_plain_decoding_and_of_replay():
             for entry, prompt in zip(entries, prompts, strict=True)
         ]
         trace = make_trace(records, max_new_tokens=60)
-        for limits in ((0,), (2,), (3, 0, 5)):
-            policy = DraftsThenCopies(limits, 3, ends=0.3)
+        for limits, trims_at in (((0,), 0), ((2,), 0), ((3, 0, 5), 0), ((3, 0, 5), 1), ((4,), 3)):
+            policy = DraftsThenCopies(limits, 3, ends=0.3, trims_at=trims_at)
             runs = [speculative_decode(target, drafter, policy, prompt, settings) for prompt in prompts]
             for run, prompt in zip(runs, prompts, strict=True):
                 assert run.tokens == plain_decode(target, prompt, settings).tokens
                 assert run.origins.count("text") == sum(step.accepted_text for step in run.steps)
                 assert run.origins.count("accepted") == sum(step.accepted - step.accepted_text for step in run.steps)
             live = [step for run in runs for step in run.steps]
-            record = replay(trace, DraftsThenCopies(limits, 3, ends=0.3)).record
-            for name in ("drafted", "appended", "accepted", "committed", "accepted_text"):
+            record = replay(trace, DraftsThenCopies(limits, 3, ends=0.3, trims_at=trims_at)).record
+            for name in ("drafted", "trimmed", "appended", "accepted", "committed", "accepted_text"):
                 assert [getattr(step, name) for step in live] == getattr(record, name).tolist()
             mixed += sum(step.drafted > 0 and step.accepted_text > 0 for step in live)
     assert mixed > 5
@@ -133,11 +149,12 @@ def test_a_speculative_model_keeps_up_with_copied_tokens():
     """The drafter's own cache is rolled back to what it drafted, and takes in what was copied."""
     model = wrap(tiny_model(seed=1))
     drafter = LanguageModelDrafter(wrap(tiny_model(seed=1)))  # always right
-    policy = DraftsThenCopies((2, 0), 3)
-    prompt = tokens(6, seed=3).tolist() * 3
-    result = speculative_decode(model, drafter, policy, prompt, DecodingSettings(40))
-    assert all(step.accepted >= step.drafted for step in result.steps)
-    assert any(step.accepted_text > 0 for step in result.steps)
+    for trims_at in (0, 1):
+        policy = DraftsThenCopies((2, 0), 3, trims_at=trims_at)
+        prompt = tokens(6, seed=3).tolist() * 3
+        result = speculative_decode(model, drafter, policy, prompt, DecodingSettings(40))
+        assert all(step.accepted >= step.drafted - step.trimmed for step in result.steps)
+        assert any(step.accepted_text > 0 for step in result.steps)
 
 
 def test_with_stored_texts_greedy_output_is_plain_decodings_and_steps_are_those_of_replay():
@@ -168,7 +185,7 @@ def test_with_stored_texts_greedy_output_is_plain_decodings_and_steps_are_those_
         assert [run.tokens for run in runs] == plain
         live = [step for run in runs for step in run.steps]
         record = replay(trace, policies[2]).record
-        for name in ("drafted", "appended", "accepted", "committed", "accepted_text"):
+        for name in ("drafted", "trimmed", "appended", "accepted", "committed", "accepted_text"):
             assert [getattr(step, name) for step in live] == getattr(record, name).tolist()
         from_text.append((int(record.accepted_text.sum()), int(replay(trace, policies[0]).accepted_text.sum())))
     assert all(with_ > without for with_, without in from_text), from_text

@@ -22,15 +22,14 @@ from draftgauge.replay.evaluate import best_fixed_gamma
 from draftgauge.replay.simulate import replay, replay_fixed_all
 from draftgauge.replay.views import text_view
 from draftgauge.traces.costs import CostCurve
+from linear_costs import curve as linear_curve
 from synthetic import synthetic_trace
 
 GAMMA_MAX = 8
 
 
-def curve(drafting: float) -> CostCurve:
-    draft = (tuple(drafting * n for n in range(GAMMA_MAX + 1)),)
-    verify = ((1.0,) * (GAMMA_MAX + 1),)
-    return CostCurve((100,), verify, verify, verify, draft, draft, draft, 0.0, (1.0,), "none", "cpu", "float32")
+def curve(drafting: float, verifying: float = 0.0) -> CostCurve:
+    return linear_curve(drafting, verifying, GAMMA_MAX)
 
 
 @pytest.fixture(scope="module")
@@ -61,6 +60,19 @@ def test_another_cost_curve_moves_the_lengths_without_fitting_again(traces) -> N
     assert mean[0] > mean[1] > mean[2]
     # Where a draft token costs as much as three verifications nothing pays, and nothing is drafted.
     assert replay(test, fitted_policy(fitted, GAMMA_MAX, curve(3.0)), curve(3.0)).drafted.sum() == 0
+
+
+def test_leaving_tokens_out_pays_where_their_verification_costs(traces) -> None:
+    train, test = traces
+    for verifying, least in ((0.0, 1.0), (0.1, 1.001), (0.3, 1.01)):
+        costs = curve(0.02, verifying)
+        fitted = fit_stopping([train], [costs])
+        assert fitted.parameters["trims"]
+        whole = replace(fitted, parameters=fitted.parameters | {"trims": False})
+        trimmed, kept = (replay(test, fitted_policy(each, GAMMA_MAX, costs), costs) for each in (fitted, whole))
+        assert trimmed.tokens_per_second >= least * kept.tokens_per_second
+        assert bool(trimmed.trimmed.sum()) == (verifying > 0)
+        assert kept.trimmed.sum() == 0
 
 
 def test_hazards_are_calibrated(traces) -> None:

@@ -25,15 +25,10 @@ from draftgauge.policies.two_source_rule import TwoSourceNumbers
 from draftgauge.replay.simulate import replay, text_runs
 from draftgauge.traces.costs import CostCurve
 from draftgauge.traces.trace import Trace
+from linear_costs import curve
 from synthetic import repeating_trace, sampled_trace
 
 GAMMA_MAX = 6
-
-
-def curve(drafting: float, verifying: float = 0.02) -> CostCurve:
-    draft = (tuple(drafting * n for n in range(GAMMA_MAX + 1)),)
-    verify = (tuple(1 + verifying * n for n in range(GAMMA_MAX + 1)),)
-    return CostCurve((100,), verify, verify, verify, draft, draft, draft, 0.0, (1.0,), "none", "cpu", "float32")
 
 
 def tokens_per_second(trace: Trace, fitted: FittedPolicy, costs: CostCurve) -> float:

@@ -17,7 +17,7 @@ from draftgauge.policies.stopping import ThroughputStopping, best_rate, deciding
 from draftgauge.policies.suffix import ORDER
 from draftgauge.replay.simulate import replay
 from linear_costs import LinearCosts
-from synthetic import synthetic_trace
+from synthetic import sampled_trace, synthetic_trace
 
 GAMMA_MAX = 6
 
@@ -96,12 +96,42 @@ def test_all_positions_at_once_are_what_asking_token_by_token_gives() -> None:
         chances=((0.5, 0.4, 0.3, 0.2, 0.1, 0.1),),
         accepted=(2,),
     )
-    policy = ThroughputStopping(random, GAMMA_MAX, LinearCosts(drafting=0.05))
-    at_once = replay(trace, policy).record
-    policy.text_lengths = lambda view: None  # type: ignore[method-assign]  # now it is asked step by step
-    asked = replay(trace, policy).record
-    np.testing.assert_array_equal(at_once.drafted, asked.drafted)
-    assert len(set(at_once.drafted.tolist())) > 2
+    for trims in (False, True):
+        policy = ThroughputStopping(replace(random, trims=trims), GAMMA_MAX, LinearCosts(drafting=0.05, verifying=0.2))
+        at_once = replay(trace, policy).record
+        policy.text_lengths = lambda view: None  # type: ignore[method-assign]  # now it is asked step by step
+        asked = replay(trace, policy).record
+        np.testing.assert_array_equal(at_once.drafted, asked.drafted)
+        np.testing.assert_array_equal(at_once.trimmed, asked.trimmed)
+        assert len(set(at_once.drafted.tolist())) > 2
+        assert at_once.trimmed.any() == trims
+
+
+def test_the_last_token_is_left_out_where_it_is_worth_less_than_its_verification() -> None:
+    numbers = constant_numbers(hazard=0.5, following=0.9, trims=True)
+    for verifying in (0.0, 0.02, 0.2):
+        costs = LinearCosts(drafting=0.001, verifying=verifying)
+        policy = ThroughputStopping(numbers, GAMMA_MAX, costs)
+        policy.read([1, 2])
+        policy.limit()
+        left_out = []
+        for depth in range(1, GAMMA_MAX + 1):
+            policy.keep_drafting(Signal(depth, 0.5, 1.0, 0.1, 3))
+            left_out.append(policy.trims())
+        assert left_out == [0.5**depth < policy.rate * verifying for depth in range(1, GAMMA_MAX + 1)]
+        assert any(left_out) == (verifying > 0)
+
+
+def test_drafts_that_are_drawn_are_verified_whole() -> None:
+    """A token left out for what it is would change what is drawn."""
+    trace = sampled_trace(1, prompts=4, length=30, gamma_max=GAMMA_MAX)
+    costs = LinearCosts(drafting=0.01, verifying=0.3)
+    kept, trims = (
+        replay(trace, ThroughputStopping(constant_numbers(0.5, 0.9, trims=trims), GAMMA_MAX, costs))
+        for trims in (False, True)
+    )
+    np.testing.assert_array_equal(kept.steps, trims.steps)
+    assert not trims.record.trimmed.any()
 
 
 def test_it_predicts_a_chance_for_every_drafted_token() -> None:

@@ -12,15 +12,18 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from draftgauge.core.config import from_mapping
 from draftgauge.core.errors import DraftgaugeError, TraceError
+from draftgauge.fitting.two_source import fit_two_source
 from draftgauge.policies.base import DecisionSeconds
 from draftgauge.policies.fitted import FittedPolicy, fitted_policy
 from draftgauge.policies.stopping import SIGNALS, ThroughputStopping, thresholds
-from draftgauge.policies.two_source import TwoSource
-from draftgauge.policies.two_source_rule import Rule, best_rate, cut, running_sums
-from draftgauge.replay.simulate import replay
-from draftgauge.traces.costs import CostCurve
-from linear_costs import LinearCosts
+from draftgauge.policies.suffix_columns import continuations_of
+from draftgauge.policies.two_source import TwoSource, decided_by
+from draftgauge.policies.two_source_rule import Instead, Rule, TwoSourceNumbers, best_rate, cut, running_sums
+from draftgauge.replay.simulate import draft_caps, replay
+from draftgauge.replay.views import text_view
+from linear_costs import LinearCosts, curve
 from synthetic import repeating_trace, sampled_trace
 from two_source_numbers import GAMMA_MAX, random_numbers
 
@@ -31,7 +34,7 @@ class Asked:
     def __init__(self, inner: TwoSource) -> None:
         self.reads, self.read, self.decision = inner.reads, inner.read, inner.decision
         self.reset, self.limit, self.keep_drafting = inner.reset, inner.limit, inner.keep_drafting
-        self.extend, self.observe = inner.extend, inner.observe
+        self.trims, self.extend, self.observe = inner.trims, inner.extend, inner.observe
 
 
 @settings(deadline=None, max_examples=25)
@@ -45,7 +48,7 @@ def test_asked_token_by_token_and_at_once_it_does_the_same(seed: int, verifying:
     costs = LinearCosts(drafting=0.1, verifying=verifying)
     policy = TwoSource(random_numbers(seed, sources=sources), GAMMA_MAX, costs)
     at_once, asked = replay(trace, policy).record, replay(trace, Asked(policy)).record
-    for name in ("prompt", "position", "drafted", "appended", "accepted", "committed"):
+    for name in ("prompt", "position", "drafted", "trimmed", "appended", "accepted", "committed"):
         np.testing.assert_array_equal(getattr(at_once, name), getattr(asked, name), err_msg=name)
     if sources != "both":
         assert not (at_once.drafted if sources == "text" else at_once.appended).any()
@@ -57,6 +60,58 @@ def test_it_mixes_both_sources() -> None:
     assert ((record.drafted > 0) & (record.appended > 0)).sum() > 5
     assert ((record.drafted == 0) & (record.appended > 0)).sum() > 5
     assert record.accepted_text.sum() > 20
+
+
+@settings(deadline=None, max_examples=25)
+@given(seed=st.integers(0, 10_000), verifying=st.sampled_from([0.0, 0.05, 0.3]))
+def test_the_end_of_a_draft_is_what_is_worth_most(seed: int, verifying: float) -> None:
+    """By brute force over keeping the last token and leaving it out, and over all tails."""
+    trace = repeating_trace(seed, prompts=2, length=40, gamma_max=GAMMA_MAX, vocabulary=5)
+    numbers, costs = random_numbers(seed), LinearCosts(drafting=0.1, verifying=verifying)
+    policy, view = TwoSource(numbers, GAMMA_MAX, costs), text_view(trace)
+    decided, foretold = decided_by(view, numbers), continuations_of(view)
+    drafted = np.minimum(policy.text_lengths(view), draft_caps(trace))
+    appended, trimmed = policy.appended_lengths(view, drafted), policy.trimmed(view, drafted)
+    one, by_text, by_draft = numbers.instead
+    for row, depth in enumerate(drafted.tolist()):
+        worths = {}
+        for out in range(min(depth, 1) + 1):
+            begin = depth - out
+            tail = foretold[begin]
+            contradicts = not out or (
+                tail.token[row, 0] != trace.draft_token[row, begin] if begin < GAMMA_MAX else False
+            )
+            running = decided.sums[begin].running[row]
+            gains = np.diff(np.where(np.isfinite(running), running, np.nan), prepend=0.0)
+            if out and contradicts and len(gains) and np.isfinite(gains[0]):
+                chance = gains[0] / decided.stand[row, begin]
+                stands = decided.stand[row, depth] / decided.stand[row, begin]
+                logit = one + by_text * math.log(chance / (1 - chance)) + by_draft * math.log(stands / (1 - stands))
+                gains = gains * (1 / (1 + math.exp(-logit)) / chance)
+            kept = float(decided.stand[row, 1 : begin + 1].sum())
+            for count in range(GAMMA_MAX - begin + 1 if contradicts else 1):
+                if np.isfinite(gains[:count]).all():
+                    price = policy.rate * verifying * (begin + count)
+                    worths[out, count] = kept + float(gains[:count].sum()) - price
+        best = max(worths.values())
+        assert worths[int(trimmed[row]), int(appended[row])] == pytest.approx(best, abs=1e-9)
+
+
+def test_what_is_left_out_is_seldom_right_and_what_takes_its_place_more_often() -> None:
+    trace = repeating_trace(2, prompts=16, length=90, gamma_max=GAMMA_MAX, vocabulary=12)
+    costs = curve(0.02, 0.02)
+    fitted = fit_two_source([trace], [costs])
+    numbers = from_mapping(TwoSourceNumbers, fitted.parameters, "fitted")
+    assert len(numbers.instead) == len(Instead._fields)
+    record = replay(trace, TwoSource(numbers, GAMMA_MAX, costs)).record
+    rows, out = record.rows(trace), record.trimmed > 0
+    kept = record.drafted - record.trimmed
+    reached = trace.accepted[rows] >= kept
+    right = trace.accepted[rows] >= record.drafted
+    replaced = out & reached & (record.appended > 0)
+    assert replaced.sum() > 10
+    assert right[out & reached].mean() < 0.8 * right[~out & (record.drafted > 0)].mean()
+    assert (record.accepted_text[replaced] > 0).mean() > right[replaced].mean()
 
 
 @settings(deadline=None, max_examples=60)
@@ -160,14 +215,12 @@ def test_numbers_for_shorter_drafts() -> None:
     policy = TwoSource(shorter, 3, LinearCosts())
     trace = repeating_trace(3, prompts=3, length=40, gamma_max=3, vocabulary=4)
     record = replay(trace, policy).record
-    assert (record.drafted + record.appended).max() <= 3
+    assert (record.drafted - record.trimmed + record.appended).max() <= 3
 
 
 def test_reading_and_growing_the_index_are_charged() -> None:
     trace = repeating_trace(3, prompts=3, length=40, gamma_max=GAMMA_MAX, vocabulary=4)
-    draft, verify = (tuple(first + step * n for n in range(GAMMA_MAX + 1)) for first, step in ((0.0, 0.1), (1.0, 0.02)))
-    tables = ((verify,),) * 3 + ((draft,),) * 3
-    costs = CostCurve((100,), *tables, 0.0, (1.0,), "none", "cpu", "float32")
+    costs = curve(0.1)
     numbers = random_numbers(5)
     policy = TwoSource(numbers, GAMMA_MAX, costs)
     free = replay(trace, policy, costs)

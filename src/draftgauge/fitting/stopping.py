@@ -338,10 +338,10 @@ def _scaled(
 
 
 def _trimming(numbers: StoppingNumbers, traces: Sequence[Trace], costs: Sequence[CostCurve]) -> StoppingNumbers:
-    """The numbers with which the last drafted token is left out where it is not worth its verification, if the policy
-    is the faster for it on these traces."""
+    """The numbers with which the last drafted token is left out where it is not worth its verification, unless the
+    policy is the slower for it on these traces."""
     trims, speed = _scaled(replace(numbers, trims=True), traces, costs)
-    return trims if speed > _scaled(numbers, traces, costs)[1] else numbers
+    return trims if speed >= _scaled(numbers, traces, costs)[1] else numbers
 
 
 def next_stand_chances(numbers: StoppingNumbers, trace: Trace) -> Floats:
