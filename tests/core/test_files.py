@@ -9,6 +9,7 @@ import pytest
 from draftgauge.core.errors import DraftgaugeError
 from draftgauge.core.files import (
     TEMPORARY_SUFFIX,
+    append_lines,
     atomic_write_bytes,
     atomic_write_text,
     file_sha256,
@@ -23,6 +24,18 @@ def test_write_replaces_and_leaves_nothing_else(tmp_path: Path) -> None:
     atomic_write_text(path, "zwölf")
     assert path.read_bytes() == "zwölf".encode()
     assert list(tmp_path.iterdir()) == [path]
+
+
+def test_lines_are_whole_behind_one_that_a_kill_has_cut(tmp_path: Path) -> None:
+    path = tmp_path / "notes.jsonl"
+    append_lines(path, "one")
+    append_lines(path, "zwölf\nthree\n")
+    assert path.read_text(encoding="utf-8") == "one\nzwölf\nthree\n"
+    with path.open("a") as file:
+        file.write("fo")
+    append_lines(path, "five")
+    append_lines(path, "")
+    assert path.read_text(encoding="utf-8").splitlines() == ["one", "zwölf", "three", "fo", "five"]
 
 
 @pytest.mark.parametrize("step", ["fsync", "replace"])

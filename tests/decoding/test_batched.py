@@ -24,6 +24,7 @@ from draftgauge.drafters.language_model import LanguageModelDrafter
 from draftgauge.models import static_rows
 from draftgauge.models.static_model import StaticModel
 from draftgauge.models.static_rows import StaticRows
+from draftgauge.policies.base import Step
 from draftgauge.policies.batch import BatchPolicy, Opening
 from draftgauge.policies.batches import make_batch_policy
 from draftgauge.replay.batched import replay_batch, resampled
@@ -169,6 +170,35 @@ def test_replay_takes_the_same_steps_at_the_same_price(
         priced += once * len(run.seconds) + each_time * (len(run.seconds) * batch + replayed.drafted)
     deciding = decision.step * len(steps) + decision.token * replayed.drafted + decision.committed * replayed.committed
     assert replayed.seconds == pytest.approx(priced + deciding, rel=1e-9)
+
+
+class Watched:
+    """A policy, and the steps that it was told of."""
+
+    def __init__(self, policy: BatchPolicy) -> None:
+        self.policy = policy
+        self.steps: list[tuple[int, int, int, int]] = []
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.policy, name)
+
+    def observe(self, slot: int, step: Step) -> None:
+        self.steps.append((slot, step.drafted, step.accepted, step.committed))
+        self.policy.observe(slot, step)
+
+
+@pytest.mark.parametrize("spec", ["fixed:4", "sglang-throughput:window=3,every=1,hysteresis=0.0", "bandit:epsilon=0.1"])
+@pytest.mark.parametrize("batch", [1, 2])
+def test_policies_that_learn_are_told_the_same_steps(
+    models: tuple[StaticModel, StaticModel], trace: Trace, spec: str, batch: int
+) -> None:
+    """Also where an end token was drafted, which ends a proposal but not the drafting."""
+    queue = [0, 1, 2, 3, 4, 5, 2, 0]
+    live, replayed = (Watched(make(spec, batch)) for _ in range(2))
+    decode(models, live, BatchPlan(batch, GAMMA_MAX, False, True), [PROMPTS[i] for i in queue])
+    replay_batch(trace, replayed, batch_costs(), batch, queue)
+    assert live.steps == replayed.steps
+    assert any(end in trace.draft_token for end in SETTINGS.end_tokens)
 
 
 def test_the_batch_shrinks_where_drafts_end(models: tuple[StaticModel, StaticModel]) -> None:

@@ -17,7 +17,7 @@ from draftgauge.policies.bundled import bundled_policy
 from draftgauge.policies.fitted import FittedPolicy, fitted_policy, load_fitted, save_fitted
 from draftgauge.policies.specdec import AcceptanceHead, SpecDecPlusPlus, dense_features
 from draftgauge.policies.speckv import GammaChooser, Network, SpecKVPrevious, SpecKVTwo
-from draftgauge.replay.simulate import replay
+from draftgauge.replay.simulate import positions_in_prompt, replay
 from draftgauge.traces.trace import Trace
 from synthetic import synthetic_trace
 
@@ -43,8 +43,9 @@ def judged(trace: Trace) -> tuple[np.ndarray, np.ndarray]:
     """Features of the tokens that a verification judges, and whether they were accepted, position by position."""
     features = dense_features(SignalArrays(trace.confidence, trace.entropy, trace.margin))
     rows, accepted = [], []
+    room = trace.max_new_tokens - 1 - positions_in_prompt(trace)
     for position in range(trace.positions):
-        for depth in range(1, min(trace.accepted[position] + 1, trace.drafted[position]) + 1):
+        for depth in range(1, min(trace.accepted[position] + 1, trace.drafted[position], room[position]) + 1):
             rows.append(features[position, depth - 1])
             accepted.append(depth <= trace.accepted[position])
     return np.array(rows), np.array(accepted)
@@ -125,6 +126,26 @@ def test_numbers_of_the_wrong_shape_are_refused(specdec: FittedPolicy, speckv: F
     network = {**speckv.parameters["two"], "output": [1.0]}
     with pytest.raises(DraftgaugeError, match="tables do not fit together"):
         fitted_policy(replace(speckv, parameters={**speckv.parameters, "two": network}), GAMMA_MAX, None)
+
+
+def test_no_token_past_the_end_of_an_output_counts_as_rejected() -> None:
+    """What the target would have said there is not known."""
+    trace = synthetic_trace(seed=2, prompts=4, length=16, gamma_max=8)
+    left = np.concatenate([np.arange(count)[::-1] for count in np.diff(trace.offsets)])
+    signals = dict.fromkeys(("confidence", "entropy", "margin"), np.full_like(trace.confidence, 0.5))
+    accepted = np.minimum(left, 8).astype(np.int16)
+    perfect = replace(trace, drafted=np.full_like(trace.drafted, 8), accepted=accepted, **signals)
+    with pytest.raises(TraceError, match="accepted and ones that were rejected"):
+        fit_specdec(perfect)
+
+
+def test_compressions_that_speckv_knows() -> None:
+    trace = synthetic_trace(seed=1, prompts=4, length=20, gamma_max=8)
+    for compression in ("fp32", "bnb-int8", "bnb-nf4"):
+        fitted = fit_speckv(replace(trace, compression=compression))
+        assert fitted_policy(fitted, GAMMA_MAX, None).limit() > 0
+    with pytest.raises(TraceError, match="this one is awq: fit another policy"):
+        fit_speckv(replace(trace, compression="awq"))
 
 
 def test_traces_that_cannot_be_learned_from_are_refused(trace: Trace) -> None:

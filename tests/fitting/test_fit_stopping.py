@@ -75,6 +75,16 @@ def test_leaving_tokens_out_pays_where_their_verification_costs(traces) -> None:
         assert kept.trimmed.sum() == 0
 
 
+@pytest.mark.parametrize("chance", [0.01, 0.5, 0.97])
+@pytest.mark.parametrize("stood", [1, 6, 9])
+def test_the_shift_makes_the_mean_chance_right(chance: float, stood: int) -> None:
+    for spread in (0.0, 4.0):
+        logits = np.log(chance / (1 - chance)) + spread * np.linspace(-1, 1, 10)
+        shift = fitting.mean_shift(logits, np.arange(10) < stood)
+        assert (1 / (1 + np.exp(-(logits + shift)))).mean() == pytest.approx(stood / 10)
+    assert fitting.mean_shift(logits, np.ones(10, np.bool_)) == 0.0
+
+
 def test_hazards_are_calibrated(traces) -> None:
     train, test = traces
     policy = fitted_policy(fit_stopping([train], [curve(0.1)]), GAMMA_MAX, curve(0.1))

@@ -11,6 +11,7 @@ from transformers import PreTrainedTokenizerBase
 
 from draftgauge.api.runs import EncodedPrompt
 from draftgauge.core.errors import DraftgaugeError, PromptError
+from draftgauge.core.files import append_lines
 from draftgauge.decoding.recorder import Answer
 from draftgauge.models.prompts_text import token_ids
 from draftgauge.serving.outputs import ServedAnswer, read_outputs
@@ -81,9 +82,7 @@ def note_differences(folder: Path, index: int, differs: Sequence[int], length: i
             f"prompt {index}: {len(differs)} of {length} tokens are not the target's choice: the answers are of "
             "another model, tokenizer or chat template, or were sampled; give answers decoded at temperature 0"
         )
-    line = json.dumps({"prompt": index, "tokens": length, "differs": list(differs)})
-    with (folder / DIFFERENCES_NAME).open("a", encoding="utf-8") as file:
-        file.write(line + "\n")
+    append_lines(folder / DIFFERENCES_NAME, json.dumps({"prompt": index, "tokens": length, "differs": list(differs)}))
 
 
 def read_differences(folder: Path) -> dict[int, tuple[int, ...]]:

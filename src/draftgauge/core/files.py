@@ -45,6 +45,21 @@ def atomic_write_text(path: Path, content: str) -> None:
     atomic_write_bytes(path, content.encode())
 
 
+def append_lines(path: Path, lines: str) -> None:
+    """Append whole lines to a file, behind a new line where a kill has cut the last one.
+
+    Args:
+        path: the file; made if it is not there.
+        lines: one or more, the last one with or without its end.
+    """
+    with path.open("ab+") as file:
+        if file.tell():
+            file.seek(-1, os.SEEK_END)
+            if file.read() != b"\n":
+                file.write(b"\n")
+        file.write((lines if not lines or lines.endswith("\n") else lines + "\n").encode())
+
+
 def remove_temporaries(folder: Path) -> list[Path]:
     """Remove what writes that were killed left in a folder; returns what was removed."""
     leftovers = sorted(folder.glob(f".*{TEMPORARY_SUFFIX}"))

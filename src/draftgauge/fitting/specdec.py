@@ -13,6 +13,7 @@ from draftgauge.fitting.registry import FitOptions, register_fit
 from draftgauge.policies.base import SignalArrays
 from draftgauge.policies.fitted import FittedPolicy
 from draftgauge.policies.specdec import FEATURES, NAME, dense_features
+from draftgauge.replay.simulate import draft_caps
 from draftgauge.replay.splits import prompt_keys
 from draftgauge.traces.costs import CostCurve
 from draftgauge.traces.trace import Trace
@@ -71,7 +72,7 @@ def _samples(trace: Trace, gamma_max: int) -> tuple[NDArray[np.float64], NDArray
     signals = SignalArrays(*(values[:, :gamma_max] for values in (trace.confidence, trace.entropy, trace.margin)))
     depth = np.arange(1, gamma_max + 1)
     accepted = depth <= trace.accepted[:, None]
-    judged = depth <= np.minimum(trace.accepted + 1, trace.drafted)[:, None]
+    judged = depth <= np.minimum(trace.accepted + 1, draft_caps(trace))[:, None]
     return dense_features(signals)[judged], accepted[judged]
 
 

@@ -89,11 +89,17 @@ def _samples(trace: Trace, candidates: Sequence[int], reading: str) -> tuple[Flo
     summaries, targets = zip(*(_walk(trace, gamma, reading) for gamma in candidates), strict=True)
     signals, target = np.concatenate(summaries), np.concatenate(targets)
     most = draft_caps(trace)[target]
+    if trace.compression not in COMPRESSION_CODES:
+        raise TraceError(
+            f"SpecKV's network reads whether the target is in full precision, int8 or nf4, and this one is "
+            f"{trace.compression}: fit another policy"
+        )
+    code = float(COMPRESSION_CODES[trace.compression])
     features, rates = [], []
     for gamma in candidates:
         drafted = np.minimum(gamma, most)
         some = drafted > 0
-        given = np.broadcast_to([float(COMPRESSION_CODES[trace.compression]), float(gamma)], (int(some.sum()), 2))
+        given = np.broadcast_to([code, float(gamma)], (int(some.sum()), 2))
         features.append(np.concatenate([signals[some], given], axis=1))
         rates.append(np.minimum(drafted, trace.accepted[target])[some] / drafted[some])
     return np.concatenate(features), np.concatenate(rates)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, replace
 from itertools import islice
@@ -9,6 +10,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
+from scipy.optimize import brentq
+from scipy.special import expit
 from sklearn.linear_model import LogisticRegression
 
 from draftgauge.core.errors import TraceError
@@ -55,7 +58,7 @@ ROUNDS = 3
 """Rounds of fitting: the first on all positions alike, later ones for those that the policy fitted before reaches."""
 UNVISITED = 0.25
 """Weight of the other positions in later rounds: they still tell how the chances depend on the signals."""
-NEWTON_STEPS = 8
+SHIFT_TOLERANCE = 1e-12  # of logits
 
 
 class Examples(NamedTuple):
@@ -189,14 +192,19 @@ def _shift(logits: Floats, examples: Examples, chosen: NDArray[np.bool_]) -> flo
 
 
 def mean_shift(logits: Floats, stood: NDArray[np.bool_]) -> float:
-    """The shift of some logits at which their mean chance is the share that stood (Newton); 0 if all went one way."""
+    """The shift of some logits at which their mean chance is the share that stood; 0 if all went one way."""
     if not stood.any() or stood.all():
         return 0.0
-    shift = 0.0
-    for _ in range(NEWTON_STEPS):
-        chance = 1 / (1 + np.exp(-(logits + shift)))
-        shift += float((stood - chance).sum() / (chance * (1 - chance)).sum())
-    return shift
+    share = float(stood.mean())
+    wanted = math.log(share / (1 - share))
+    least, most = wanted - float(logits.max()), wanted - float(logits.min())
+    if most - least < SHIFT_TOLERANCE:
+        return least
+
+    def excess(shift: float) -> float:
+        return float(expit(logits + shift).mean()) - share
+
+    return float(brentq(excess, least - SHIFT_TOLERANCE, most + SHIFT_TOLERANCE, xtol=SHIFT_TOLERANCE))
 
 
 def _moved(by_class: tuple[tuple[float, ...], ...], shift: float) -> tuple[tuple[float, ...], ...]:

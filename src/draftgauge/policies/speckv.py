@@ -21,15 +21,17 @@ NAME = "speckv"
 FEATURES = ("mean_entropy", "mean_confidence", "max_entropy", "min_confidence", "compression", "gamma")
 """What the network reads, as published; entropies in bits."""
 CANDIDATES = (2, 4, 6, 8)
-COMPRESSION_CODES = {"none": 0, "fp16": 0, "bf16": 0, "int8": 1, "nf4": 2}
-"""The paper's 0, 1, 2 for fp16, int8, nf4; other targets that are not quantised count as fp16."""
+COMPRESSION_CODES = {"none": 0, "fp32": 0, "fp16": 0, "bf16": 0, "int8": 1, "bnb-int8": 1, "nf4": 2, "bnb-nf4": 2}
+"""The paper's 0, 1, 2 for fp16, int8, nf4; other targets that are not quantised count as fp16, and quantised beforehand
+is as quantised here.
+"""
 FIRST = 4
 """Length of a prompt's first draft in the reading that needs a step before: the fixed length that the paper compares
 with.
 """
 
 Reading = Literal["previous", "two"]
-Compression = Literal["none", "fp16", "bf16", "int8", "nf4"]
+Compression = Literal["none", "fp32", "fp16", "bf16", "int8", "bnb-int8", "nf4", "bnb-nf4"]
 Floats = NDArray[np.float64]
 
 

@@ -198,7 +198,8 @@ class _Batch:
         accepted = min(verified, self.accepts[cursor.row])
         committed = min(accepted + 1, cursor.end - cursor.row)
         text = self.tokens[cursor.row : cursor.row + committed] if self.reads_text else ()
-        self.policy.observe(slot, Step(verified, accepted, committed, shown[:verified], float("nan"), text))
+        proposed = min(verified, self.drafted[cursor.row])  # what follows an end token was drafted and is no proposal
+        self.policy.observe(slot, Step(proposed, accepted, committed, shown[:proposed], float("nan"), text))
         for name, count in zip(self.counts, (committed, len(shown), verified, accepted), strict=True):
             self.counts[name] += count
         if shown:

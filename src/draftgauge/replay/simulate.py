@@ -312,7 +312,8 @@ def _expected(trace: Trace, lengths: Ints, costs: CostCurve | None, charge: Char
         steps=sum_by_prompt(prompt, weight, count),
         drafted=sum_by_prompt(prompt, weight * (steps.accepted * steps.drafted).sum(axis=1), count),
         accepted=sum_by_prompt(prompt, weight * (steps.accepted @ accepting), count),
-        seconds=sum_by_prompt(prompt, weight * seconds + history, count) + charge.of_prompts(trace),
+        seconds=sum_by_prompt(prompt, weight * seconds + history + charge.decision.committed, count)
+        + charge.of_prompts(trace),
         histogram=weight @ steps.accepted,
     )
 

@@ -84,8 +84,8 @@ class Datastore:
         """With newer outputs, which take the place of earlier ones to the same prompts; the oldest ones that do not fit
         are forgotten, and of one that does not fit alone the beginning.
         """
-        kept = {output.prompt: output for output in self.outputs}
-        for output in outputs:
+        kept: dict[str, StoredOutput] = {}
+        for output in (*self.outputs, *outputs):
             kept.pop(output.prompt, None)
             kept[output.prompt] = replace(output, tokens=output.tokens[-self.about.capacity :])
         newest, room = [], self.about.capacity

@@ -10,7 +10,7 @@ import shutil
 from pathlib import Path
 
 from draftgauge.core.errors import TraceError
-from draftgauge.core.files import atomic_write_bytes
+from draftgauge.core.files import append_lines, atomic_write_bytes
 from draftgauge.core.locks import only_writer
 from draftgauge.traces.manifest import MANIFEST_NAME, Manifest
 from draftgauge.traces.shards import DamagedShardError, read_shard, shard_number, shard_paths
@@ -73,8 +73,7 @@ def join_parts(run: Path) -> int:
 def _join_notes(part: Path, run: Path) -> None:
     """Lines that were noted of single prompts."""
     for notes in sorted(part.glob("*.jsonl")):
-        with (run / notes.name).open("a", encoding="utf-8") as file:
-            file.write(notes.read_text(encoding="utf-8"))
+        append_lines(run / notes.name, notes.read_text(encoding="utf-8"))
 
 
 def _check(part: Path, manifest: Manifest) -> None:
