@@ -131,10 +131,12 @@ def test_numbers_of_the_wrong_shape_are_refused(specdec: FittedPolicy, speckv: F
 def test_no_token_past_the_end_of_an_output_counts_as_rejected() -> None:
     """What the target would have said there is not known."""
     trace = synthetic_trace(seed=2, prompts=4, length=16, gamma_max=8)
-    left = np.concatenate([np.arange(count)[::-1] for count in np.diff(trace.offsets)])
-    signals = dict.fromkeys(("confidence", "entropy", "margin"), np.full_like(trace.confidence, 0.5))
+    counts = np.diff(trace.offsets)
+    left = np.concatenate([np.arange(count)[::-1] for count in counts])
     accepted = np.minimum(left, 8).astype(np.int16)
-    perfect = replace(trace, drafted=np.full_like(trace.drafted, 8), accepted=accepted, **signals)
+    drafted = np.where(np.repeat(counts, counts) == 16, 8, accepted)  # others ended with an end token, as drafts do
+    signals = dict.fromkeys(("confidence", "entropy", "margin"), np.full_like(trace.confidence, 0.5))
+    perfect = replace(trace, drafted=drafted.astype(np.int16), accepted=accepted, **signals)
     with pytest.raises(TraceError, match="accepted and ones that were rejected"):
         fit_specdec(perfect)
 
