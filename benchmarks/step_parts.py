@@ -158,8 +158,9 @@ def charged_parts(trace: Trace, outcome: Replay, policy: Policy, costs: CostCurv
     record, charge = outcome.record, Charge(reads_of(policy), decision_of(policy))
     prompt_tokens = np.array([prompt.prompt_tokens for prompt in trace.prompts], np.int64)
     contexts = prompt_tokens[record.prompt] + record.position
-    verify = costs.step_seconds(0, contexts, appended=record.drafted + record.appended) - costs.overhead
-    drafted = costs.step_seconds(record.drafted, contexts, charge.reads, record.appended) - verify - costs.overhead
+    beyond = record.appended - record.trimmed
+    verify = costs.step_seconds(0, contexts, appended=record.drafted + beyond) - costs.overhead
+    drafted = costs.step_seconds(record.drafted, contexts, charge.reads, beyond) - verify - costs.overhead
     backlog = backlogs(record.prompt, record.drafted, record.accepted, costs)
     parts = {
         DRAFT: drafted + costs.catch_up_seconds(backlog, record.drafted),
