@@ -22,7 +22,7 @@ def live_steps(
     *,
     drafts_end: bool = True,
 ) -> list[list[int]]:
-    """Drafted and accepted tokens of the steps in which draftgauge's loop commits what follows the first token.
+    """Proposed and accepted tokens of the steps in which draftgauge's loop commits what follows the first token.
 
     The loop goes on beyond the output, as vLLM does not tell its proposers where an output will end. Drafts end with an
     end token, or do not, as in llama.cpp.
@@ -35,7 +35,7 @@ def live_steps(
     steps, left = [], len(output) - 1
     for step in live.steps:
         if left > 0:
-            steps.append([step.drafted, step.accepted])
+            steps.append([step.proposed, step.accepted])
         left -= step.accepted + 1
     return steps
 

@@ -5,14 +5,19 @@ from __future__ import annotations
 import json
 import shlex
 import shutil
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from command_line import draftgauge
+from draftgauge.api.advise import LOADED, recorded_with
+from draftgauge.core.rendering import Rendering
+from draftgauge.models.compression import COMPRESSIONS
 from draftgauge.traces.costs import CostCurve
 from draftgauge.traces.engine_costs import EngineCosts
+from draftgauge.traces.manifest import Manifest
 from engine_server import llama_metrics, models_page, serving, vllm_metrics
 from written_runs import GAMMA_MAX, write_run
 
@@ -154,6 +159,30 @@ def test_the_tokenizer_of_a_run_is_named(run: Path, tmp_path: Path) -> None:
         assert [words[at + 1] for at, word in enumerate(words) if word == "--tokenizer"] == [tokenizer] * bool(
             tokenizer
         )
+
+
+def test_how_a_run_was_recorded_is_repeated(run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    manifest = Manifest.load(run)
+    assert recorded_with(manifest) == ()
+    rendering = Rendering({"enable_thinking": False}, "Be brief.", chat=True)
+    target = replace(manifest.target, compression="nf4")
+    sampled = replace(manifest, target=target, rendering=rendering, temperature=0.7, top_k=5, top_p=0.9)
+    words = ("--compression", "nf4", "--temperature", "0.7", "--top-k", "5", "--top-p", "0.9", "--chat")
+    words += ("--system", "Be brief.", "--chat-template-args", '{"enable_thinking": false}')
+    assert recorded_with(sampled) == words
+    assert "--compression" not in recorded_with(replace(sampled, target=replace(target, compression="awq")))
+    assert {*LOADED, "none"} == set(COMPRESSIONS)
+
+    _, best, _ = advised([str(run), "-e", "transformers"], tmp_path / "rows.json")
+    assert best is not None
+    assert best["recorded_with"] is None
+    monkeypatch.setattr("draftgauge.api.advise.recorded_with", lambda _: words)
+    _, best, shown = advised([str(run)], tmp_path / "rows.json")
+    assert best is not None
+    assert tuple(shlex.split(best["flags"])[-len(words) - 2 : -2]) == words == tuple(shlex.split(best["recorded_with"]))
+    assert "The run was recorded with" not in shown
+    _, best, shown = advised([str(run), "-e", "transformers"], tmp_path / "rows.json")
+    assert "The run was recorded with --compression nf4 --temperature 0.7" in shown
 
 
 def test_answers_of_vllm_are_advised_on(tmp_path: Path) -> None:

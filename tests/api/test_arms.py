@@ -89,6 +89,17 @@ def test_gains_are_over_the_reference(over: Reference | None, arm: str, chosen_f
         assert (row["gain_low"], row["gain"], row["gain_high"]) == pytest.approx((gain, gain, gain))
 
 
+def test_an_output_that_is_over_with_its_first_pass_has_no_speed() -> None:
+    """transformers' clock begins with the second one."""
+    arms = timed_arms(**{PLAIN: 1.0, "transformers": 0.5})
+    arms[1].runs[0] = [ArmRun([1], 1, 0, 0.0, 0.1)]
+    rows = {row["policy"]: row for row in bench_rows(arms, PROMPTS, "none") if row["task"] == "all"}
+    assert {row["prompts"] for row in rows.values()} == {len(PROMPTS)}
+    assert rows["transformers"]["tokens_per_second"] == pytest.approx(4.0)
+    assert rows["transformers"]["ratio_to_plain"] == rows["transformers"]["ratio_to_plain_low"] == 2.0
+    assert rows["transformers"]["gain_low"] == pytest.approx(1.0)
+
+
 def test_without_fixed_lengths_gains_are_over_plain_decoding() -> None:
     rows = bench_rows(timed_arms(**{PLAIN: 1.0, "svip": 0.5}), PROMPTS, "none")
     assert {(row["over"], row["over_from"]) for row in rows} == {(PLAIN, NO_FIXED)}

@@ -76,6 +76,8 @@ def test_the_template_gets_its_arguments_and_no_others() -> None:
             text(template_args={name: True})
     with pytest.raises(PromptError, match="no chat template to give arguments to"):
         encode_prompt(tiny_tokenizer(), messages, Rendering({"enable_thinking": False}))
+    with pytest.raises(PromptError, match="no chat template: leave out chat"):
+        encode_prompt(tiny_tokenizer(), "hi", Rendering(chat=True))
     with pytest.raises(PromptError, match="plain text takes no system message"):
         encode_prompt(tokenizer, "hi", Rendering(system="x"))
     own = [{"role": "system", "content": "own"}, *messages]
@@ -175,6 +177,8 @@ def test_a_checkpoint_s_own_sampling(pair: dict[str, Any], tmp_path: Path) -> No
     assert same.fingerprint() == manifest.fingerprint()
     with pytest.raises(DraftgaugeError, match="takes temperature, top_k and top_p from the target"):
         record(pair, tmp_path / "x", checkpoint_sampling=True, temperature=0.5)
+    with pytest.raises(DraftgaugeError, match="at temperature 0 decoding is greedy: give a temperature"):
+        record(pair, tmp_path / "x", top_k=5)
     path.unlink()
     with pytest.raises(ModelError, match="comes without sampling defaults"):
         own_sampling(target)

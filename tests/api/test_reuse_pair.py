@@ -146,6 +146,15 @@ def test_what_is_no_drafter_for_this_target_is_refused(models: dict[str, Path], 
         DraftgaugeError, match="unknown drafter 'oracle': choose language_model, prompt_lookup, or give the folder"
     ):
         load_pair(models["target"], drafter="oracle")
+    for drafter in ("prompt_lookup", models["hybrid"]):
+        with pytest.raises(DraftgaugeError, match=r"drafts without the model .*: leave out --draft, or --drafter"):
+            profile(
+                target=models["target"],
+                draft=models["other"],
+                drafter=drafter,
+                prompts=models["prompts"],
+                out=tmp_path / "run",
+            )
     with pytest.raises(DraftgaugeError, match="unknown drafter"):
         profile(target=models["target"], drafter=models["target"], prompts=models["prompts"], out=tmp_path / "run")
     assert not (tmp_path / "run").exists()

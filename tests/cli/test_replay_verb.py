@@ -156,4 +156,4 @@ def test_bad_options(run: Path, kept: Path, arguments: tuple[str, ...], expected
 def test_too_few_test_prompts_say_what_to_do(tmp_path: Path, kept: Path) -> None:
     said = refused(invoke(write_run(tmp_path / "run", 20), "-p", "none", "--json", kept), kept)
     assert "the test split of this trace has 4 prompts" in said
-    assert "evaluate on all of them (split 'all')" in said
+    assert "what was fitted on none of them `draftgauge replay` judges on all with --split all" in said

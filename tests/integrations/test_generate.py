@@ -74,6 +74,9 @@ def test_a_policy_that_weighs_cost_has_them_measured_once_or_given(
     given = draftgauge.speculative(draft, gamma_max=3, costs=tmp_path / "costs.json")
     assert torch.equal(target.generate(prompt(), max_new_tokens=20, custom_generate=given), plain)
     assert given.costs == curve
+    shorter = draftgauge.speculative(draft, costs=curve)  # the longest draft is what the costs are known for
+    assert torch.equal(target.generate(prompt(), max_new_tokens=20, custom_generate=shorter), plain)
+    assert max(step.drafted for step in shorter.generations[0].steps) <= 3
 
 
 def test_a_fitted_policy_by_its_file(target: PreTrainedModel, draft: PreTrainedModel) -> None:

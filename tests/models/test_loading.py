@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from pathlib import Path
 
 import pytest
@@ -39,6 +40,16 @@ def test_the_tokenizer_loads(folder: Path) -> None:
     tokenizer = load_tokenizer(folder)
     assert tokenizer("ab c")["input_ids"] == [66, 67, 1, 68]
     assert tokenizer.decode([66, 67, 1, 68]) == "ab c"
+
+
+def test_a_folder_without_a_tokenizer_says_so(folder: Path, tmp_path: Path) -> None:
+    shutil.copytree(folder, tmp_path / "bare", ignore=shutil.ignore_patterns("tokenizer*", "special*", "vocab*"))
+    with pytest.raises(
+        ModelError, match=r"holds no tokenizer: copy tokenizer\.json .* there \(or --tokenizer FOLDER\)"
+    ):
+        load_tokenizer(tmp_path / "bare")
+    with pytest.raises(ModelError, match=r"there$"):
+        load_tokenizer(tmp_path / "bare", part="draft")
 
 
 def test_unknown_engine(folder: Path) -> None:

@@ -84,8 +84,9 @@ class Asked:
     """A policy without the form that decides for all positions at once."""
 
     def __init__(self, inner: Policy) -> None:
-        for name in ("reads", "read", "decision", "reset", "limit", "keep_drafting", "extend", "observe"):
-            setattr(self, name, getattr(inner, name))
+        for name in ("reads", "read", "decision", "reset", "limit", "keep_drafting", "trims", "extend", "observe"):
+            if hasattr(inner, name):
+                setattr(self, name, getattr(inner, name))
 
 
 def cost_curve() -> CostCurve:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shlex
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -31,6 +32,8 @@ from draftgauge.traces.manifest import COSTS_NAME, Manifest
 from draftgauge.traces.trace import Trace
 
 Z95 = 1.96
+LOADED = frozenset({"fp32", "fp16", "bf16", "int8", "nf4"})
+"""What ``--compression`` makes of a checkpoint."""
 OWN = ("draftgauge", "gguf")
 """Engines of ``draftgauge generate``."""
 Row = dict[str, Any]
@@ -65,7 +68,8 @@ def advise(request: AdviseRequest) -> list[Row]:
         8 ``prompts``), ``best_length``, ``drafting_may_cost`` (times what it costs), ``acceptance``,
         ``acceptance_to_pay``, ``by_batch`` (best lengths as JSON), ``drawn`` (the share of an imported trace that had
         to be drawn), ``server_tokens_per_step`` and ``expected_tokens_per_step`` (of a running server, and what the run
-        expects at its length). Figures that are not known are None.
+        expects at its length), and ``recorded_with`` (options of ``draftgauge generate`` that say how the run was
+        recorded). Figures that are not known are None.
 
     Raises:
         DraftgaugeError: for an unknown engine, costs that are not known, or a server that does not answer, counts no
@@ -116,10 +120,28 @@ def _from_run(request: AdviseRequest, engine: Engine, run: Path, manifest: Manif
         costs=str(path),
         tokenizer=tokenizer,
         proposer=drafted_by == BY_DRAFTGAUGE,
+        options=recorded_with(manifest),
     )
     own = tuple(name for spec in request.policies or fitted for name in expand_policy(spec, trace.gamma_max))
     policies = engine.policies and (engine.name != "vllm" or drafted_by != BY_ENGINE)  # there only in the proposer
     return _Source(trace, curves, places, own, True, policies)
+
+
+def recorded_with(manifest: Manifest) -> tuple[str, ...]:
+    """The words of ``draftgauge generate`` for decoding as a run was recorded, beside the models."""
+    words: list[str] = []
+    if manifest.target.compression in LOADED:  # else the checkpoint itself was quantised
+        words += ["--compression", manifest.target.compression]
+    if manifest.temperature > 0:
+        words += ["--temperature", f"{manifest.temperature:g}"]
+        words += ["--top-k", str(manifest.top_k)] if manifest.top_k else []
+        words += ["--top-p", f"{manifest.top_p:g}"] if manifest.top_p < 1 else []
+    rendering = manifest.rendering
+    words += ["--chat"] if rendering.chat else []
+    words += ["--system", rendering.system] if rendering.system is not None else []
+    if rendering.template_args:
+        words += ["--chat-template-args", json.dumps(dict(rendering.template_args))]
+    return tuple(words)
 
 
 def _check_drafter(engine: Engine, run: Path, manifest: Manifest) -> None:
@@ -214,6 +236,7 @@ def _row(
             "drafting_may_cost": advice.change.drafting,
             "acceptance": advice.change.accepted,
             "acceptance_to_pay": advice.change.acceptance,
+            "recorded_with": shlex.join(source.places.options) or None,
         }
     return row
 
@@ -230,6 +253,7 @@ _ADVISED_ONLY = (
     "drawn",
     "server_tokens_per_step",
     "expected_tokens_per_step",
+    "recorded_with",
 )
 _EMPTY: Row = dict.fromkeys(("speedup", "low", "high", *_ADVISED_ONLY))
 

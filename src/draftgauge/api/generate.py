@@ -9,7 +9,7 @@ import torch
 
 from draftgauge.api.costs import pair_costs, weigh_cost
 from draftgauge.api.datastore import GrowingStore
-from draftgauge.api.pair import Pair, load_pair, sampled
+from draftgauge.api.pair import Pair, check_draft_is_used, load_pair, sampled
 from draftgauge.api.requests import PLAIN, GenerateRequest
 from draftgauge.api.verb import verb
 from draftgauge.core.errors import DraftgaugeError, PromptError
@@ -57,6 +57,7 @@ def generate(
         weigh_cost([request.policy])  # an unknown policy is refused before anything is loaded
     elif request.datastore is not None:
         raise DraftgaugeError("plain decoding looks nothing up: leave out the datastore, or name a policy")
+    check_draft_is_used(request.pair)
     pair = pair or load_pair(request.pair)
     store = None
     if request.datastore is not None:

@@ -158,3 +158,16 @@ def target_of(spec: PairSpec) -> str:
 def drafter_of(spec: PairSpec) -> tuple[str, str | Path | None]:
     """The kind of drafter of a pair, and what it takes; see :func:`~draftgauge.drafters.source.choose_drafter`."""
     return choose_drafter(spec.drafter or DEFAULT_DRAFTER, spec.draft)
+
+
+def check_draft_is_used(spec: PairSpec) -> None:
+    """Refuse a pair as it was asked for, if it names a draft model that its drafter does without.
+
+    Raises:
+        DraftgaugeError: saying which.
+    """
+    drafter = spec.drafter or DEFAULT_DRAFTER
+    name, source = drafter_of(spec)
+    unused = source is None or (drafter != name and str(source) == drafter)
+    if unused and spec.draft not in (None, REFERENCE, drafter):
+        raise DraftgaugeError(f"{drafter} drafts without the model {spec.draft}: leave out --draft, or --drafter")

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from draftgauge.api.batches import check_batches
-from draftgauge.api.pair import Pair, drafter_of, labelled, load_pair, sampled, target_of
+from draftgauge.api.pair import Pair, check_draft_is_used, drafter_of, labelled, load_pair, sampled, target_of
 from draftgauge.api.profile_estimate import estimate_rows
 from draftgauge.api.profile_parts import record_in_parts
 from draftgauge.api.profile_plan import (
@@ -58,6 +58,7 @@ def profile(request: ProfileRequest, *, progress: Progress = silent) -> list[dic
     request = replace(request, pair=labelled(request.pair), sampling=sampled(request.sampling, target_of(request.pair)))
     names = request.pair.compression
     kind, _ = drafter_of(request.pair)
+    check_draft_is_used(request.pair)
     check_recording(names, kind, sampling_of(request))
     check_executor(request.where.executor)
     if request.plan:

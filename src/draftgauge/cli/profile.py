@@ -47,7 +47,7 @@ def profile(request: ProfileRequest) -> list[dict[str, Any]]:
         return rows
     differing = {"differing": "not the target's choice"} if request.outputs is not None else {}
     show_table("Recorded", rows, COLUMNS | differing)
-    if any(row["cost_ratio"] <= 0 for row in rows):
+    if any(row["noisy_costs"] for row in rows):
         warn(
             "longer drafts were not measured to take longer, so these costs are noise: run the same command again with "
             "--measure, a larger --cost-seconds and nothing else on the machine"

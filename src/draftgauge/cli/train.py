@@ -47,7 +47,7 @@ def train(request: TrainRequest) -> list[dict[str, Any]]:
                 console.print(row["advice"], highlight=False)
         return rows
     show_table("Trained", rows, COLUMNS)
-    said = f"Next: draftgauge evaluate {request.out}   or   draftgauge generate --drafter {request.out}"
+    said = f"Next: draftgauge evaluate {request.out}   or   draftgauge generate PROMPT --drafter {request.out}"
     console.print(said, highlight=False)
     return rows
 

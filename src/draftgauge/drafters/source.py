@@ -172,7 +172,7 @@ def choose_drafter(drafter: str | Path, draft: Source) -> tuple[str, Source]:
 
     Args:
         drafter: the name of a kind, or a source that itself says its kind, such as the folder of a trained drafter.
-        draft: the source where ``drafter`` names a kind, such as the draft model; ignored otherwise.
+        draft: the source where ``drafter`` names a kind that takes one, such as the draft model; else not used.
 
     Raises:
         DraftgaugeError: for a drafter that is neither, or one that lacks what it takes.

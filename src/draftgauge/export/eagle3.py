@@ -90,7 +90,7 @@ def check_exportable(config: ReuseConfig) -> None:
         )
         raise DraftgaugeError(
             f"the {config.design} design has no EAGLE-3 layout, and no serving engine loads it: {reads}. "
-            f"Train with `--design {DESIGN}` to export, or run this drafter with draftgauge itself"
+            f"Train with `--reuse {DESIGN}` to export, or run this drafter with draftgauge itself"
         )
     if config.embedding_scale != 1 or config.rope_kind:
         what = "scales its token embeddings" if config.embedding_scale != 1 else "has several rotary embeddings"

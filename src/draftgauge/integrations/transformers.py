@@ -37,6 +37,8 @@ from draftgauge.policies.base import Policy
 from draftgauge.policies.registry import make_policy
 from draftgauge.traces.costs import CostCurve
 
+LONGEST = 16
+
 
 class Speculative:
     """A decoding function for ``generate(custom_generate=...)``, known as ``draftgauge.speculative``.
@@ -54,7 +56,7 @@ class Speculative:
         drafter: Drafts,
         policy: str = "stopping",
         *,
-        gamma_max: int = 16,
+        gamma_max: int | None = None,
         costs: CostCurve | str | Path | None = None,
         streamer: BaseStreamer | None = None,
         tokenizer: PreTrainedTokenizerBase | None = None,
@@ -66,7 +68,7 @@ class Speculative:
             drafter: a causal language model, loaded or by folder or id; the folder of a trained drafter; or
                 "prompt_lookup".
             policy: how far to draft, as ``--policy`` takes it.
-            gamma_max: longest draft.
+            gamma_max: longest draft; 16 if left out, or what the given costs were measured for, if that is less.
             costs: of a step on this machine, for policies that weigh them: a curve, or the file of one in a recorded
                 run. They are measured in the first call if None, which takes some seconds.
             streamer: told each token. ``generate`` does not hand on its own.
@@ -78,6 +80,8 @@ class Speculative:
             DraftgaugeError: for a policy or an engine that does not exist, or costs that cannot be read.
         """
         self.costs = costs if costs is None or isinstance(costs, CostCurve) else CostCurve.load(Path(costs))
+        if gamma_max is None:
+            gamma_max = LONGEST if self.costs is None else min(LONGEST, self.costs.gamma_max)
         if not weigh_cost([policy]) or self.costs is not None:
             make_policy(policy, gamma_max, self.costs)  # a mistake shows here, not in the first call
         self.generations: list[Generation] = []

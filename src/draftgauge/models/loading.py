@@ -192,10 +192,23 @@ def load_tokenizer(
     """
     if is_gguf(source):
         return _gguf_tokenizer(Path(source))
-    tokenizer: PreTrainedTokenizerBase = _from_pretrained(
-        AutoTokenizer, resolve_source(source, part), trust_remote_code=trust_remote_code
-    )
+    path = resolve_source(source, part)
+    try:
+        tokenizer: PreTrainedTokenizerBase = _from_pretrained(AutoTokenizer, path, trust_remote_code=trust_remote_code)
+    except ModelError as error:
+        if not _lacks_tokenizer(path):
+            raise
+        own = " (or --tokenizer FOLDER)" if part == "target" else ""
+        raise ModelError(
+            f"{source} holds no tokenizer: copy tokenizer.json and tokenizer_config.json of its family there{own}"
+        ) from error
     return tokenizer
+
+
+def _lacks_tokenizer(path: str | Path) -> bool:
+    """Whether a source is a model's folder without any tokenizer's file."""
+    folder = Path(path)
+    return (folder / "config.json").is_file() and not [*folder.glob("tokenizer*"), *folder.glob("vocab*")]
 
 
 def _gguf_tokenizer(path: Path) -> PreTrainedTokenizerBase:

@@ -36,7 +36,7 @@ def encode_prompt(
 
     Raises:
         PromptError: if the prompt is empty or not Unicode, the template refuses it or does not know an argument, or a
-            system message is asked for before plain text.
+            system message is asked for before plain text, or plain text is a user's message and there is no template.
     """
     if isinstance(prompt, str) and rendering.chat:
         prompt = [{"role": "user", "content": prompt}]
@@ -51,6 +51,8 @@ def encode_prompt(
             ids = token_ids(tokenizer, text, special=False)
         elif rendering.template_args:
             raise PromptError("the tokenizer has no chat template to give arguments to: leave out chat_template_args")
+        elif rendering.chat:
+            raise PromptError("the tokenizer has no chat template: leave out chat, and plain text is taken as it is")
         else:
             ids = token_ids(tokenizer, "\n\n".join(message["content"] for message in messages))
     if not ids:

@@ -136,6 +136,9 @@ class LookupElse:
     def keep_drafting(self, signal: Signal) -> bool:
         return self.stopping.keep_drafting(signal)
 
+    def trims(self) -> bool:
+        return self.stopping.trims()
+
     def extend(self, room: int) -> Sequence[int]:
         return self.stopping.index.continuation(min(room, self.tokens), self.least) if self._looks else ()
 
@@ -147,6 +150,9 @@ class LookupElse:
         lengths = self.stopping.text_lengths(view)
         assert lengths is not None, "this stopping does not learn"
         return np.where(self.appended_lengths(view, lengths) > 0, 0, lengths)
+
+    def trimmed(self, view: TextView, drafted: Ints) -> Ints:
+        return self.stopping.trimmed(view, drafted)
 
     def appended_lengths(self, view: TextView, drafted: Ints) -> Ints:
         return np.minimum(matched_lengths(continuations_of(view)[0].cell, self.least), self.tokens)

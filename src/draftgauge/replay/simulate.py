@@ -382,6 +382,7 @@ def walked(trace: Trace, walk: Walk, costs: CostCurve | None = None, charge: Cha
         seconds = costs.step_seconds(drafted, context_lengths(trace)[rows], charge.reads, beyond)
         seconds += charge.of_steps(drafted, committed, appended)
         seconds += costs.catch_up_seconds(backlogs(prompt, drafted, accepted, costs), drafted)
+        # A pass as wide as the one before may save as much where a token was left out; it is charged in full.
         repeats = [values[1:] == values[:-1] for values in (prompt, drafted, beyond)]
         seconds[1:] -= np.logical_and.reduce(repeats) * costs.repeat_seconds(drafted, beyond)[1:]
     count = len(trace.prompts)

@@ -95,7 +95,8 @@ def split_trace(trace: Trace, split: str) -> Trace:
     if count < MIN_PROMPTS:
         raise TraceError(
             f"the {split} split of this trace has {count} prompts, fitting and evaluating take {MIN_PROMPTS} or more: "
-            f"record more prompts, or, to judge what was not fitted, evaluate on all of them (split {EVERYTHING!r})"
+            f"record more prompts; what was fitted on none of them `draftgauge replay` judges on all with --split "
+            f"{EVERYTHING}"
         )
     return select(trace, chosen)
 

@@ -33,6 +33,7 @@ class Places:
         tokenizer: of the target, where it is not its own; None if it is.
         proposer: whether the costs are of draftgauge's proposer, which then drafts at fixed lengths too, in place of
             the engine's own code.
+        options: further words of ``draftgauge generate`` for decoding as the run was recorded.
     """
 
     target: str = "TARGET"
@@ -42,6 +43,7 @@ class Places:
     costs: str | None = None
     tokenizer: str | None = None
     proposer: bool = False
+    options: tuple[str, ...] = ()
 
     @property
     def engines_own(self) -> bool:
@@ -157,7 +159,7 @@ def _lengths(gamma_max: int) -> list[int]:
 
 def _draftgauge(setting: str, places: Places) -> str:
     words = ["draftgauge", "generate", "PROMPT", "--target", places.target, *_drafter_words(setting, places)]
-    return shlex.join([*words, *_tokenizer_words("--tokenizer", places), "--policy", setting])
+    return shlex.join([*words, *_tokenizer_words("--tokenizer", places), *places.options, "--policy", setting])
 
 
 def _drafter_words(setting: str, places: Places) -> list[str]:

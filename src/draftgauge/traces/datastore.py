@@ -21,6 +21,7 @@ from draftgauge.core.config import from_mapping
 from draftgauge.core.errors import DraftgaugeError
 from draftgauge.core.files import atomic_write_bytes, require_writable
 from draftgauge.core.locks import alone
+from draftgauge.traces.parquet import read_parquet
 
 FORMAT = "draftgauge-datastore"
 VERSION = 1
@@ -121,7 +122,7 @@ class Datastore:
             DraftgaugeError: if there is no such file, it is no datastore or damaged, or of another vocabulary.
         """
         try:
-            table = pq.ParquetFile(pa.BufferReader(path.read_bytes()), page_checksum_verification=True).read()
+            table = read_parquet(path.read_bytes())
             about = from_mapping(About, json.loads((table.schema.metadata or {})[_KEY]), "datastore")
         except OSError as error:
             reason = f" ({error.strerror})" if error.strerror else ", which is damaged"

@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 
 from draftgauge.core.errors import TraceError
 from draftgauge.core.files import atomic_write_bytes
+from draftgauge.traces.parquet import read_parquet
 from draftgauge.traces.record import PromptRecord
 from draftgauge.traces.schema import (
     FINGERPRINT_KEY,
@@ -123,7 +124,7 @@ def read_shard(path: Path, fingerprint: str) -> Shard:
     except OSError as error:
         raise TraceError(f"cannot read {path}: {error.strerror}") from error
     try:
-        table = pq.ParquetFile(pa.BufferReader(content), page_checksum_verification=True).read().combine_chunks()
+        table = read_parquet(content).combine_chunks()
     except (pa.ArrowException, OSError) as error:
         reason = str(error).partition("\n")[0]
         raise DamagedShardError(f"{path} is truncated or damaged ({reason})") from error

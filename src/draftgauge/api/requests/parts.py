@@ -181,6 +181,11 @@ class SamplingSpec:
             raise DraftgaugeError(
                 "checkpoint_sampling takes temperature, top_k and top_p from the target: leave out these three, or it"
             )
+        if self.temperature == 0 and (self.top_k, self.top_p) != (0, 1.0):
+            raise DraftgaugeError(
+                "top_k and top_p say what to sample from, and at temperature 0 decoding is greedy: give a temperature "
+                "too, or leave them out"
+            )
 
 
 @dataclass(frozen=True, kw_only=True)
