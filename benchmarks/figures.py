@@ -237,7 +237,7 @@ def _without_a_part(trace: Trace, turn: int) -> Trace:
 
 def live(folder: Path) -> list[Row]:
     """What every finished sitting measured, with what else the machine did meanwhile, and what replay says of the same
-    prompts.
+    prompts. Fitted policies that a sitting keeps of its own are of an earlier rule and left out.
     """
     rows: list[Row] = []
     for sitting in filter(finished, sittings_of(folder)):
@@ -247,7 +247,8 @@ def live(folder: Path) -> list[Row]:
             busy = {name: load.get(name, 0.0) for name in ("load_average", "other_cores", "steal")}
             key = {"table": "live", "sitting": sitting.name, "split": SEALED}
             replayed = _replayed(folder, sitting, compression, measured.rows)
-            rows += [key | dict(row) | busy | replayed.get((row["policy"], row["task"]), {}) for row in measured.rows]
+            present = [row for row in measured.rows if not fitted_file(sitting, row["policy"]).exists()]
+            rows += [key | dict(row) | busy | replayed.get((row["policy"], row["task"]), {}) for row in present]
     return rows
 
 

@@ -48,6 +48,7 @@ __all__ = ["ENGINES", "check_same_vocabulary", "end_tokens", "fingerprint", "loa
 ENGINES = ("auto", "lean", "static", "modules", *GGUF_ENGINES)
 DEVICE_MAPS = ("auto", "balanced", "balanced_low_0", "sequential")
 SMALL_BYTES = 1 << 28
+OF_TOKENIZERS = ("tokeni*", "vocab*", "*.model", "*.tiktoken")
 OF_MODELS = ("config.json", "tokenizer_config.json", "tokenizer.json")
 """Files of which a folder of a model or a tokenizer has one."""
 
@@ -193,22 +194,18 @@ def load_tokenizer(
     if is_gguf(source):
         return _gguf_tokenizer(Path(source))
     path = resolve_source(source, part)
-    try:
-        tokenizer: PreTrainedTokenizerBase = _from_pretrained(AutoTokenizer, path, trust_remote_code=trust_remote_code)
-    except ModelError as error:
-        if not _lacks_tokenizer(path):
-            raise
+    if _lacks_tokenizer(Path(path)):  # transformers makes an empty one for some families
         own = " (or --tokenizer FOLDER)" if part == "target" else ""
         raise ModelError(
             f"{source} holds no tokenizer: copy tokenizer.json and tokenizer_config.json of its family there{own}"
-        ) from error
+        )
+    tokenizer: PreTrainedTokenizerBase = _from_pretrained(AutoTokenizer, path, trust_remote_code=trust_remote_code)
     return tokenizer
 
 
-def _lacks_tokenizer(path: str | Path) -> bool:
-    """Whether a source is a model's folder without any tokenizer's file."""
-    folder = Path(path)
-    return (folder / "config.json").is_file() and not [*folder.glob("tokenizer*"), *folder.glob("vocab*")]
+def _lacks_tokenizer(folder: Path) -> bool:
+    """Whether a model's folder is without any tokenizer's file."""
+    return (folder / "config.json").is_file() and not any(list(folder.glob(name)) for name in OF_TOKENIZERS)
 
 
 def _gguf_tokenizer(path: Path) -> PreTrainedTokenizerBase:
