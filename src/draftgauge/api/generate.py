@@ -99,6 +99,7 @@ def generation_row(request: GenerateRequest, result: Generation) -> dict[str, An
         "steps": len(result.steps),
         "tokens_per_step": result.tokens_per_step,
         "drafted": sum(step.drafted for step in result.steps),
+        "trimmed": sum(step.trimmed for step in result.steps),
         "appended": sum(step.appended for step in result.steps),
         "accepted": sum(step.accepted for step in result.steps),
         "source_model": sum(step.accepted - step.accepted_text for step in result.steps) / len(result.steps),

@@ -66,10 +66,11 @@ def generate(
     if show_drafts:
         errors.print(legend(), soft_wrap=True, highlight=False)
     row = generation_row(request, result)
-    proposed = row["drafted"] + row["appended"]
+    kept = row["drafted"] - row["trimmed"]
+    proposed = kept + row["appended"]
     said = "drafted tokens accepted"
     if row["appended"]:
-        said = f"tokens accepted that were drafted ({row['drafted']}) or looked up in the text ({row['appended']})"
+        said = f"tokens accepted that were drafted ({kept}) or looked up in the text ({row['appended']})"
     errors.print(
         f"{row['tokens']} tokens in {row['steps']} steps ({row['tokens_per_step']:.2f} a step), "
         f"{row['accepted']} of {proposed} {said}, {row['tokens_per_second']:.0f} tokens/s",
