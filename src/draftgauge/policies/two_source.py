@@ -152,7 +152,7 @@ class TwoSource:
         self._at, self._end = 0, self.index.tail
         self._length: int | None = None  # of the best tail, which is looked for where it matters
         self._chosen: tuple[NDArray[np.int32], Choices] | None = None
-        self._ended: tuple[Ints, Ints, Ints] | None = None
+        self._ended: tuple[NDArray[np.int32], Ints, Ints, Ints] | None = None
         self._instead = numbers.instead if numbers.sources == "both" else ()
         self.reset()
 
@@ -229,8 +229,9 @@ class TwoSource:
         return self._ends(view, drafted)[1]
 
     def _ends(self, view: TextView, drafted: Ints) -> tuple[Ints, Ints]:
-        """``[P]`` tokens appended, and left out, after drafts of some lengths; found once for an array of lengths."""
-        if self._ended is None or self._ended[0] is not drafted:
+        """``[P]`` tokens appended, and left out, after drafts of some lengths; found once."""
+        ended = self._ended
+        if ended is None or ended[0] is not view.token or not np.array_equal(ended[1], drafted):
             choices = self._choices(view)
             appended, trimmed = choices.appended.copy(), np.zeros_like(drafted)
             others = np.flatnonzero(drafted != choices.drafted)  # where not as many could be drafted as were wanted
@@ -243,8 +244,8 @@ class TwoSource:
                 for depth in np.unique(drafted[drafted > 0]).tolist():
                     rows = np.flatnonzero(drafted == depth)
                     appended[rows], trimmed[rows] = self._end_at(view, depth, rows, appended[rows])
-            self._ended = drafted, appended, trimmed
-        return self._ended[1:]
+            ended = self._ended = view.token, drafted, appended, trimmed
+        return ended[2:]
 
     def _end_at(self, view: TextView, depth: int, rows: Ints, appended: Ints) -> tuple[Ints, Ints]:
         """:meth:`_ends` at some positions ``[n]`` where ``depth`` tokens are drafted."""
