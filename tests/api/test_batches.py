@@ -181,7 +181,7 @@ def test_what_cannot_be_measured_or_replayed(
         assert not out.exists()
 
     refused(DraftgaugeError, "run on the engines lean and static", batches=(2,), engine="modules")
-    refused(DraftgaugeError, "prompt_lookup drafts here", batches=(2,), drafter="prompt_lookup")
+    refused(DraftgaugeError, "prompt_lookup drafts here", batches=(2,), draft=None, drafter="prompt_lookup")
     refused(DraftgaugeError, "at least 1 and each once", batches=(2, 2))
     with monkeypatch.context() as patch:
         patch.setattr(static_rows, "free_bytes", lambda device: 10_000)

@@ -94,6 +94,6 @@ def test_what_replay_charges_falls_into_the_same_parts() -> None:
     record, parts = outcome.record, charged_parts(trace, outcome, policy, costs)
     caught_up = parts[DRAFT] - (0.1 + 0.03) * record.drafted
     assert set(np.round(caught_up, 6).tolist()) == {0.0, 0.3}
-    np.testing.assert_allclose(parts[VERIFY], 1.0 + 0.02 * (record.drafted + record.appended))
+    np.testing.assert_allclose(parts[VERIFY], 1.0 + 0.02 * (record.drafted - record.trimmed + record.appended))
     np.testing.assert_allclose(parts[DECISION], 2.0 + 0.25 * record.drafted + 0.5 * record.committed)
     np.testing.assert_allclose(parts[OVERHEAD], 0.05)

@@ -191,7 +191,7 @@ def test_the_configuration_says_what_the_engines_ask(tmp_path: Path, target: Pre
 @pytest.mark.parametrize("design", sorted(set(DESIGNS) - {"hidden"}))
 def test_other_designs_are_refused(tmp_path: Path, target: PreTrainedModel, design: str) -> None:
     saved(tmp_path / "drafter", target, design)
-    with pytest.raises(DraftgaugeError, match=f"the {design} design has no EAGLE-3 layout.*--design hidden"):
+    with pytest.raises(DraftgaugeError, match=f"the {design} design has no EAGLE-3 layout.*--reuse hidden"):
         export(tmp_path / "drafter", out=tmp_path / "eagle3")
     assert not (tmp_path / "eagle3").exists()
 
