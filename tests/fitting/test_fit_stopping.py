@@ -14,6 +14,7 @@ from draftgauge.core.errors import TraceError
 from draftgauge.diagnostics.calibration import judged, starts, visited
 from draftgauge.fitting import stopping as fitting
 from draftgauge.fitting.continuation import fit_continuation
+from draftgauge.fitting.logistic import mean_shift
 from draftgauge.fitting.stopping import fit_stopping
 from draftgauge.policies.acceptance_model import StoppingNumbers
 from draftgauge.policies.fitted import fitted_policy, load_fitted, save_fitted
@@ -80,9 +81,9 @@ def test_leaving_tokens_out_pays_where_their_verification_costs(traces) -> None:
 def test_the_shift_makes_the_mean_chance_right(chance: float, stood: int) -> None:
     for spread in (0.0, 4.0):
         logits = np.log(chance / (1 - chance)) + spread * np.linspace(-1, 1, 10)
-        shift = fitting.mean_shift(logits, np.arange(10) < stood)
+        shift = mean_shift(logits, np.arange(10) < stood)
         assert (1 / (1 + np.exp(-(logits + shift)))).mean() == pytest.approx(stood / 10)
-    assert fitting.mean_shift(logits, np.ones(10, np.bool_)) == 0.0
+    assert mean_shift(logits, np.ones(10, np.bool_)) == 0.0
 
 
 def test_hazards_are_calibrated(traces) -> None:

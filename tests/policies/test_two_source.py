@@ -19,8 +19,9 @@ from draftgauge.policies.base import DecisionSeconds
 from draftgauge.policies.fitted import FittedPolicy, fitted_policy
 from draftgauge.policies.stopping import SIGNALS, ThroughputStopping, thresholds
 from draftgauge.policies.suffix_columns import continuations_of
-from draftgauge.policies.two_source import TwoSource, decided_by
+from draftgauge.policies.two_source import TwoSource
 from draftgauge.policies.two_source_rule import Instead, Rule, TwoSourceNumbers, best_rate, cut, running_sums
+from draftgauge.policies.two_source_trace import decided_by
 from draftgauge.replay.simulate import draft_caps, replay
 from draftgauge.replay.views import text_view
 from linear_costs import LinearCosts, curve

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, replace
 from itertools import islice
@@ -10,12 +9,11 @@ from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy.optimize import brentq
-from scipy.special import expit
 from sklearn.linear_model import LogisticRegression
 
 from draftgauge.core.errors import TraceError
 from draftgauge.fitting.decision_times import TIMED_LENGTH, decision_times
+from draftgauge.fitting.logistic import DIGITS, LEAST_EXAMPLES, REGULARISATION, UNVISITED, mean_shift, spread_design
 from draftgauge.fitting.registry import FitOptions, register_fit
 from draftgauge.policies.acceptance_model import (
     AGREEMENTS,
@@ -43,22 +41,14 @@ from draftgauge.traces.trace import Trace
 
 Floats = NDArray[np.float64]
 
-REGULARISATION = 0.3
-"""``C`` of the logistic regressions, on standardised terms."""
 KEPT_STEPS = 512
 """Steps of the fitting prompts that a fitted policy carries, to find its rate on any cost curve."""
-DIGITS = 4
-LEAST_EXAMPLES = 5
-"""Examples that a token needs to have offsets of its own."""
 HAZARD_PRIOR, NEXT_PRIOR = 2.0, 20.0
 """Weight of the prior that a token adds nothing, in units of the log loss's curvature, chosen by the gain on validation
 prompts.
 """
 ROUNDS = 3
 """Rounds of fitting: the first on all positions alike, later ones for those that the policy fitted before reaches."""
-UNVISITED = 0.25
-"""Weight of the other positions in later rounds: they still tell how the chances depend on the signals."""
-SHIFT_TOLERANCE = 1e-12  # of logits
 
 
 class Examples(NamedTuple):
@@ -191,22 +181,6 @@ def _shift(logits: Floats, examples: Examples, chosen: NDArray[np.bool_]) -> flo
     return mean_shift(logits[chosen], examples.stood[chosen])
 
 
-def mean_shift(logits: Floats, stood: NDArray[np.bool_]) -> float:
-    """The shift of some logits at which their mean chance is the share that stood; 0 if all went one way."""
-    if not stood.any() or stood.all():
-        return 0.0
-    share = float(stood.mean())
-    wanted = math.log(share / (1 - share))
-    least, most = wanted - float(logits.max()), wanted - float(logits.min())
-    if most - least < SHIFT_TOLERANCE:
-        return least
-
-    def excess(shift: float) -> float:
-        return float(expit(logits + shift).mean()) - share
-
-    return float(brentq(excess, least - SHIFT_TOLERANCE, most + SHIFT_TOLERANCE, xtol=SHIFT_TOLERANCE))
-
-
 def _moved(by_class: tuple[tuple[float, ...], ...], shift: float) -> tuple[tuple[float, ...], ...]:
     """Weights by class with their constants moved."""
     return tuple((constant + shift, *rest) for constant, *rest in by_class)
@@ -245,23 +219,6 @@ def hazard_design(state: State) -> Floats:
 def next_design(state: State) -> Floats:
     """``[n, K]`` the next token's terms, those by matched ending spread over one block a length."""
     return spread_design(next_terms(state), state.order, ORDER + 1)
-
-
-def spread_design(terms: tuple[Sequence[Any], Sequence[Any]], classes: NDArray[np.int64], count: int) -> Floats:
-    """``[n, K]`` all terms, those by class spread over one block a class.
-
-    Args:
-        terms: those whose weights depend on the class, and the others; numbers or ``[n]`` each.
-        classes: ``[n]``.
-        count: of classes.
-    """
-    rows = len(classes)
-    by_class, shared = (
-        np.stack([np.broadcast_to(np.asarray(value, np.float64), rows) for value in values], axis=1) for values in terms
-    )
-    spread = np.zeros((rows, count, by_class.shape[1]))
-    spread[np.arange(rows), classes] = by_class
-    return np.concatenate([spread.reshape(rows, count * by_class.shape[1]), shared], axis=1)
 
 
 def _regress(examples: Examples) -> Floats:

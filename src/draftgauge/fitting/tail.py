@@ -14,7 +14,7 @@ from scipy.special import expit
 from sklearn.linear_model import LogisticRegression
 
 from draftgauge.core.errors import TraceError
-from draftgauge.fitting.stopping import DIGITS, LEAST_EXAMPLES, REGULARISATION, UNVISITED, mean_shift, spread_design
+from draftgauge.fitting.logistic import DIGITS, LEAST_EXAMPLES, REGULARISATION, UNVISITED, mean_shift, spread_design
 from draftgauge.policies.acceptance_model import AcceptanceModels, StoppingNumbers, TokenOffsets, columns_of, states
 from draftgauge.policies.suffix import CODE_BITS, ORDER
 from draftgauge.policies.suffix_columns import continuations_of

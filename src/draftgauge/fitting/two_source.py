@@ -13,14 +13,16 @@ from sklearn.linear_model import LogisticRegression
 
 from draftgauge.core.errors import DraftgaugeError, TraceError
 from draftgauge.fitting.decision_times import decision_times
+from draftgauge.fitting.logistic import DIGITS, REGULARISATION
 from draftgauge.fitting.registry import FitOptions, register_fit
-from draftgauge.fitting.stopping import DIGITS, REGULARISATION, common_gamma_max, common_vocabulary, fit_models
+from draftgauge.fitting.stopping import common_gamma_max, common_vocabulary, fit_models
 from draftgauge.fitting.tail import Appended, fit_tail
 from draftgauge.policies.base import measured_decision
 from draftgauge.policies.fitted import FittedPolicy
 from draftgauge.policies.stopping import SIGNALS
-from draftgauge.policies.two_source import TWO_SOURCE, TwoSource, decided_by, spoken_against
+from draftgauge.policies.two_source import TWO_SOURCE, TwoSource
 from draftgauge.policies.two_source_rule import Instead, TwoSourceNumbers
+from draftgauge.policies.two_source_trace import decided_by, spoken_against
 from draftgauge.replay.simulate import Replay, draft_caps, replay, text_runs
 from draftgauge.replay.splits import prompt_keys
 from draftgauge.replay.views import text_view

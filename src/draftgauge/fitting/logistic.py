@@ -1,0 +1,58 @@
+"""What the fitted logistic models of acceptance have in common."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+from scipy.optimize import brentq
+from scipy.special import expit
+
+Floats = NDArray[np.float64]
+
+REGULARISATION = 0.3
+"""``C`` of the logistic regressions, on standardised terms."""
+DIGITS = 4
+LEAST_EXAMPLES = 5
+"""Examples that a token needs to have offsets of its own."""
+UNVISITED = 0.25
+"""Weight of positions that the policy fitted before does not come to: they still tell how the chances depend on the
+signals.
+"""
+SHIFT_TOLERANCE = 1e-12  # of logits
+
+
+def mean_shift(logits: Floats, stood: NDArray[np.bool_]) -> float:
+    """The shift of some logits at which their mean chance is the share that stood; 0 if all went one way."""
+    if not stood.any() or stood.all():
+        return 0.0
+    share = float(stood.mean())
+    wanted = math.log(share / (1 - share))
+    least, most = wanted - float(logits.max()), wanted - float(logits.min())
+    if most - least < SHIFT_TOLERANCE:
+        return least
+
+    def excess(shift: float) -> float:
+        return float(expit(logits + shift).mean()) - share
+
+    return float(brentq(excess, least - SHIFT_TOLERANCE, most + SHIFT_TOLERANCE, xtol=SHIFT_TOLERANCE))
+
+
+def spread_design(terms: tuple[Sequence[Any], Sequence[Any]], classes: NDArray[np.int64], count: int) -> Floats:
+    """``[n, K]`` all terms, those by class spread over one block a class.
+
+    Args:
+        terms: those whose weights depend on the class, and the others; numbers or ``[n]`` each.
+        classes: ``[n]``.
+        count: of classes.
+    """
+    rows = len(classes)
+    by_class, shared = (
+        np.stack([np.broadcast_to(np.asarray(value, np.float64), rows) for value in values], axis=1) for values in terms
+    )
+    spread = np.zeros((rows, count, by_class.shape[1]))
+    spread[np.arange(rows), classes] = by_class
+    return np.concatenate([spread.reshape(rows, count * by_class.shape[1]), shared], axis=1)
