@@ -15,7 +15,7 @@ from command_line import draftgauge
 from draftgauge.training.reference.data import PROMPTS_PER_SPLIT
 from draftgauge.training.reference.recipe import SEALED, SEALED_NAME
 
-SCALE = 0.002
+SCALE = 0.0012
 
 
 def run(*arguments: str | Path) -> str:
@@ -51,7 +51,7 @@ def with_few_prompts(pair: Path, folder: Path) -> Path:
 def test_a_small_relative_of_the_bundled_pair_is_trained_and_evaluated(pair: Path, tmp_path: Path) -> None:
     record = json.loads((pair / "training.json").read_text())
     assert record["target_tokens"] > 0
-    assert record["target_loss"] < 8.2  # it learns: a guess among 4,096 tokens costs 8.32 nats
+    assert record["target_loss"] < 8.25  # it learns: a guess among 4,096 tokens costs 8.32 nats
 
     rows_file = tmp_path / "rows.json"
     few = with_few_prompts(pair, tmp_path)
