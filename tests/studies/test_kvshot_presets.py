@@ -188,6 +188,11 @@ def test_one_seed_is_refused(tmp_path: Path) -> None:
         study_kvshot(out=tmp_path, seeds=1)
 
 
+def test_what_is_left_and_what_is_done_are_asked_one_by_one(tmp_path: Path) -> None:
+    with pytest.raises(DraftgaugeError, match="choose --plan"):
+        study_kvshot(out=tmp_path, plan=True, so_far=True)
+
+
 def test_unknown_preset() -> None:
     with pytest.raises(DraftgaugeError, match="smoke, quick, depth, remedies, full"):
         make_study("huge", TrainingSpec())

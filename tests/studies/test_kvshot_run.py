@@ -14,7 +14,7 @@ from draftgauge.core.provenance import read_measurement, write_measurement
 from draftgauge.studies.kvshot.cells import ERROR_NAME, RESULT_NAME, Ablation, Evaluation, Study, Variant
 from draftgauge.studies.kvshot.page import render_kvshot
 from draftgauge.studies.kvshot.presets import HIDDEN, KV, NONE, at_equal_width, make_study, warm
-from draftgauge.studies.kvshot.run import run_study
+from draftgauge.studies.kvshot.run import run_study, study_so_far
 from draftgauge.training.reuse import features
 from draftgauge.training.reuse.request import TrainingSpec
 from tiny import save_tiny
@@ -182,12 +182,18 @@ def test_it_goes_on_where_it_was_stopped(tiny_target: Path, prompts: Path, tmp_p
     assert stopped
     assert first.exists()
     assert not (folder / "cells" / "kv-project-rope-seed0" / RESULT_NAME).exists()
+    files = sorted(folder.rglob("*"))
+    begun = study_so_far(study, folder)
+    assert ([row["design"] for row in begun.rows if "seed" in row], begun.left) == (["hidden"], 1)
+    assert sorted(folder.rglob("*")) == files
     before = first.read_bytes(), first.stat().st_mtime_ns
     seen: list[str] = []
     found = run_study(study, folder, prompts, progress=lambda what, done, total: seen.append(what))
     assert found.failures == {}
     assert (first.read_bytes(), first.stat().st_mtime_ns) == before
     assert not any(what.startswith("hidden") for what in seen)
+    ended = study_so_far(study, folder)
+    assert (str(ended.rows), ended.left) == (str(found.rows), 0)
     whole = run_study(study, tmp_path / "uninterrupted", prompts)
     assert [row["mat"] for row in found.rows if "mat" in row] == [row["mat"] for row in whole.rows if "mat" in row]
 
@@ -227,6 +233,12 @@ def test_nothing_finished_is_an_error(
     monkeypatch.setattr(work, "train_drafter", failing)
     with pytest.raises(DraftgaugeError, match="hidden-seed0: RuntimeError: out of memory"):
         run_study(small(tiny_target, prompts), tmp_path / "study", prompts)
+
+
+def test_nothing_finished_so_far_is_an_error(tiny_target: Path, prompts: Path, tmp_path: Path) -> None:
+    with pytest.raises(DraftgaugeError, match="none of the 2 cells of the study"):
+        study_so_far(small(tiny_target, prompts), tmp_path / "study")
+    assert not (tmp_path / "study").exists()
 
 
 def test_another_study_in_the_folder_is_refused(tiny_target: Path, prompts: Path, tmp_path: Path) -> None:

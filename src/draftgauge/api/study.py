@@ -13,7 +13,7 @@ from draftgauge.core.provenance import command_line, environment
 from draftgauge.studies.kvshot.page import write_kvshot_report
 from draftgauge.studies.kvshot.plan import plan_study
 from draftgauge.studies.kvshot.presets import make_study
-from draftgauge.studies.kvshot.run import StudyOutcome, run_study
+from draftgauge.studies.kvshot.run import StudyOutcome, run_study, study_so_far
 from draftgauge.training.reuse.request import TrainingSpec
 
 REPORT_NAME = "report.html"
@@ -31,26 +31,41 @@ def study_kvshot(request: StudyKvshotRequest, *, progress: Progress = silent) ->
         progress: told (what, done, total).
 
     Returns:
-        Rows of all finished cells, see :func:`draftgauge.studies.kvshot.results.study_rows`, and the errors of those
-        that failed. Of a plan, see :func:`draftgauge.studies.kvshot.plan.plan_study`; nothing is written.
+        Rows of all finished cells, see :func:`draftgauge.studies.kvshot.results.study_rows`, the errors of those that
+        failed, and how many are left. Of a plan, see :func:`draftgauge.studies.kvshot.plan.plan_study`; nothing is
+        written.
 
     Raises:
         DraftgaugeError: for an unknown preset or executor, a folder that holds another study, or if no cell could be
             finished.
         MissingLibraryError: if Ray is asked for and not installed.
     """
-    out, target = request.out, request.teacher.target
-    training = TrainingSpec(target=target, prompts=request.teacher.prompts, device=request.machine.device)
+    out = request.out
+    training = TrainingSpec(
+        target=request.teacher.target, prompts=request.teacher.prompts, device=request.machine.device
+    )
     study = make_study(request.preset, training, request.held_out)
     if request.seeds is not None:
         study = study.with_seeds(request.seeds)
     if request.plan:
         return StudyOutcome(plan_study(study, out), {})
+    if request.so_far:
+        return _reported(request, study_so_far(study, out))
     require_writable(out)
     prompts = prompt_file(study.evaluation.prompts)
     validation = None if study.tuning is None else prompt_file(study.tuning.prompts)
     jobs = request.workers
     outcome = run_study(study, out, prompts, validation, jobs.executor, jobs.cpus, jobs.gpus, progress)
-    provenance: dict[str, Any] = {"command": command_line(), "preset": request.preset, "target": target} | environment()
-    write_kvshot_report(outcome.rows, out / REPORT_NAME, outcome.failures, provenance)
+    return _reported(request, outcome)
+
+
+def _reported(request: StudyKvshotRequest, outcome: StudyOutcome) -> StudyOutcome:
+    """Write the report of an outcome into the study's folder."""
+    provenance: dict[str, Any] = {
+        "command": command_line(),
+        "preset": request.preset,
+        "target": request.teacher.target,
+        "cells_left": outcome.left or None,
+    } | environment()
+    write_kvshot_report(outcome.rows, request.out / REPORT_NAME, outcome.failures, provenance)
     return outcome

@@ -60,6 +60,8 @@ def kvshot(request: StudyKvshotRequest) -> list[dict[str, Any]]:
     show_table("Pooled over seeds", summary(outcome.rows), POOLED)
     show_table("Predictions", (row for row in outcome.rows if "prediction" in row), VERDICTS)
     errors.print(f"wrote {request.out / REPORT_NAME}", highlight=False)
+    if outcome.left and request.so_far:
+        errors.print(f"{outcome.left} cells are left; without --so-far the study goes on.")
     for name, message in outcome.failures.items():
         errors.print(f"[bold red]cell {name} failed:[/] {message}", soft_wrap=True, highlight=False)
     if outcome.failures:

@@ -111,10 +111,12 @@ class StudyKvshotRequest:
         seeds: most seeds of a row, at least 2; all of the preset's if left out. Run again with more to go on.
         held_out: prompts to measure on; the bundled test prompts if left out.
         plan: print the trainings and hours of the study and how many of them are left, and run nothing.
+        so_far: rows and report of what is finished, while the study goes on elsewhere or rests; train nothing.
     """
 
     out: Path
     plan: bool = False
+    so_far: bool = False
     preset: str = "smoke"
     seeds: int | None = None
     teacher: TeacherSpec = TeacherSpec()
@@ -125,6 +127,8 @@ class StudyKvshotRequest:
     def __post_init__(self) -> None:
         if self.seeds is not None and self.seeds < 2:
             raise DraftgaugeError(f"seeds must be at least 2, to show how much they differ, not {self.seeds}")
+        if self.plan and self.so_far:
+            raise DraftgaugeError("choose --plan (what is left to do) or --so-far (what is done), not both")
 
 
 @dataclass(frozen=True, kw_only=True)

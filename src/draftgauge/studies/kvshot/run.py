@@ -16,7 +16,7 @@ from draftgauge.decoding.settings import DecodingSettings
 from draftgauge.drafters.reuse import ReuseConfig, count_parameters, matched_widths, reuse_config, target_fingerprint
 from draftgauge.drafters.reuse.config import NORMS
 from draftgauge.models.loading import end_tokens, load_tokenizer
-from draftgauge.studies.kvshot.ablation import ablation_jobs, ablation_rows, read_ablation
+from draftgauge.studies.kvshot.ablation import AblationJob, ablation_jobs, ablation_rows, read_ablation
 from draftgauge.studies.kvshot.cells import (
     ANSWERS_NAME,
     DRAFTER_FOLDER,
@@ -44,10 +44,11 @@ from draftgauge.training.reuse.train import fill_cache
 
 @dataclass(frozen=True)
 class StudyOutcome:
-    """Rows of every finished cell, and what went wrong in the others, by name."""
+    """Rows of every finished cell, what went wrong in the others, by name, and how many cells are left."""
 
     rows: list[Row]
     failures: dict[str, str]
+    left: int = 0
 
 
 def run_study(
@@ -83,11 +84,14 @@ def run_study(
     require_writable(folder)
     if executor == "ray":
         study = replace(study, request=replace(study.request, threads=cpus))
-    rows = _Rows(study, folder, prompts, validation, progress)
+    rows = _Rows(study, folder)
+    fill = rows.prepare(prompts, validation, progress)
     run = partial(execute, executor=executor, finished=lambda outcome: None, cpus=cpus, gpus=gpus, progress=progress)
-    tuned = rows.tune(run)
+    tuned = rows.tune(run, fill)
     cells = rows.cells(tuned)
     waiting = [cell for cell in cells if read_result(cell) is None]
+    if waiting:
+        fill(waiting[0].request)
     done = len(cells) - len(waiting)
     progress("cells", done, len(cells))
 
@@ -98,7 +102,7 @@ def run_study(
         progress("cells", done, len(cells))
 
     outcomes = execute([CellJob(cell) for cell in waiting], executor, finished, cpus, gpus, progress) if waiting else []
-    ablated, outcomes_of_it = rows.ablate(run)
+    outcomes_of_it = rows.ablate(run)
     failures = {outcome.job: outcome.message for outcome in (*outcomes, *outcomes_of_it) if outcome.error}
     results = [result for cell in cells if (result := read_result(cell)) is not None]
     if not results:
@@ -106,7 +110,28 @@ def run_study(
         raise DraftgaugeError(
             f"no cell of the study could be finished; {name}: {message} (see {cell_folder(folder, name) / ERROR_NAME})"
         )
-    return StudyOutcome([*study_rows(results), *tuned_rows(tuned), *ablated], failures)
+    all_rows = [*study_rows(results), *tuned_rows(tuned), *rows.ablated()]
+    return StudyOutcome(all_rows, failures, len(cells) - len(results))
+
+
+def study_so_far(study: Study, folder: Path) -> StudyOutcome:
+    """What is finished of a study that was stopped or is still running; nothing is trained, and nothing written.
+
+    Args:
+        study: its configuration.
+        folder: of the study.
+
+    Raises:
+        DraftgaugeError: if no cell is finished, or the folder holds another study.
+    """
+    check_study(study.variants)
+    rows = _Rows(study, folder.resolve())
+    tuned = rows.tuned()
+    cells = rows.cells(tuned)
+    results = [result for cell in cells if (result := read_result(cell)) is not None]
+    if not results:
+        raise DraftgaugeError(f"none of the {len(cells)} cells of the study in {folder} is finished")
+    return StudyOutcome([*study_rows(results), *tuned_rows(tuned), *rows.ablated()], {}, len(cells) - len(results))
 
 
 def _note(folder: Path, outcome: Outcome) -> None:
@@ -119,13 +144,23 @@ def _note(folder: Path, outcome: Outcome) -> None:
 
 
 class _Rows:
-    """The rows of a study: what all cells share, answers and held-out texts, and the widths."""
+    """The rows of a study, their widths, and what is kept of them in its folder."""
 
-    def __init__(self, study: Study, folder: Path, prompts: Path, validation: Path | None, progress: Progress) -> None:
-        self.study, self.folder, self.progress = study, folder, progress
-        request = study.request
-        self.target = load_target(request)
+    def __init__(self, study: Study, folder: Path) -> None:
+        self.study, self.folder = study, folder
+        self.target = load_target(study.request)
         self.fingerprint = target_fingerprint(self.target.module)
+        configs = choose_configs(study, self.target.module.config)
+        self.widths = {variant: config.intermediate_size for variant, config in configs.items()}
+        self.parameters = {variant: count_parameters(config) for variant, config in configs.items()}
+
+    def prepare(self, prompts: Path, validation: Path | None, progress: Progress) -> Callable[[TrainingSpec], None]:
+        """Make the texts to measure on and the answers to learn from, where they are not there.
+
+        Returns:
+            What computes the target's features that a training reads, where they are not there.
+        """
+        study, request = self.study, self.study.request
         tokenizer = load_tokenizer(request.target, request.trust_remote_code)
         settings = DecodingSettings(study.evaluation.max_new_tokens, end_tokens=end_tokens(self.target, tokenizer))
         files = [(TEXTS_NAME, prompts, study.evaluation.per_task)]
@@ -133,49 +168,63 @@ class _Rows:
             assert validation is not None, "a study that tunes has validation prompts"
             files.append((VALIDATION_NAME, validation, study.tuning.per_task))
         for name, path, per_task in files:
-            make_texts(folder / name, path, per_task, self.target, tokenizer, settings, progress)
-        self.answers = answers_of(request, folder / ANSWERS_NAME, self.target, progress)
-        configs = choose_configs(study, self.target.module.config)
-        self.widths = {variant: config.intermediate_size for variant, config in configs.items()}
-        self.parameters = {variant: count_parameters(config) for variant, config in configs.items()}
+            make_texts(self.folder / name, path, per_task, self.target, tokenizer, settings, progress)
+        answers = answers_of(request, self.folder / ANSWERS_NAME, self.target, progress)
+        out = self.folder / DRAFTER_FOLDER
+        return lambda training: fill_cache(training, out, self.target, answers, progress)
 
-    def ablate(self, run: Callable[[Sequence[Job]], list[Outcome]]) -> tuple[list[Row], list[Outcome]]:
-        """What is left of the ablation, after the cells: rows of all that is there, and how the jobs ended."""
+    def ablate(self, run: Callable[[Sequence[Job]], list[Outcome]]) -> list[Outcome]:
+        """Run what is left of the ablation, after the cells; tells how the jobs ended."""
+        waiting = [job for job in self._ablation() if read_ablation(job) is None]
+        return run(waiting) if waiting else []
+
+    def ablated(self) -> list[Row]:
+        """Rows of all that is there of the ablation."""
+        return ablation_rows(self._ablation())
+
+    def _ablation(self) -> list[AblationJob]:
         if self.study.ablation is None:
-            return [], []
+            return []
         assert self.study.tuning is not None, "an ablation is judged on the prompts of the tuning"
         base = shared_request(self.study, self.folder)
         layers = self.target.module.config.get_text_config().num_hidden_layers
-        jobs = ablation_jobs(self.study.ablation, base, self.folder, self.fingerprint, layers)
-        waiting = [job for job in jobs if read_ablation(job) is None]
-        outcomes = run(waiting) if waiting else []
-        return ablation_rows(jobs), outcomes
+        return ablation_jobs(self.study.ablation, base, self.folder, self.fingerprint, layers)
 
-    def tune(self, run: Callable[[Sequence[Job]], list[Outcome]]) -> dict[Variant, Tuned]:
+    def tune(
+        self, run: Callable[[Sequence[Job]], list[Outcome]], fill: Callable[[TrainingSpec], None]
+    ) -> dict[Variant, Tuned]:
         """Tune what is not yet tuned; nothing where the study does not tune.
 
         Args:
             run: runs the jobs.
+            fill: computes the features that they read.
 
         Raises:
             DraftgaugeError: if the trials of a row failed.
         """
+        waiting = [job for job in self._tuning() if read_tuned(job.path, job.identity()) is None]
+        if waiting:
+            fill(waiting[0].request())
+        failed = [outcome for outcome in run(waiting) if outcome.error] if waiting else []
+        if failed:
+            raise DraftgaugeError(f"the tuning could not be finished; {failed[0].job}: {failed[0].message}")
+        return self.tuned()
+
+    def tuned(self) -> dict[Variant, Tuned]:
+        """What was found for the rows that are tuned."""
+        read = {job.variant: read_tuned(job.path, job.identity()) for job in self._tuning()}
+        return {variant: tuned for variant, tuned in read.items() if tuned is not None}
+
+    def _tuning(self) -> list[TuneJob]:
         if self.study.tuning is None:
-            return {}
+            return []
         base = shared_request(self.study, self.folder)
         jobs = []
         for variant in distinct(self.study.variants):
             width = next(self.widths[one] for one in self.study.variants if tuned_as(one) == variant)
             request = variant.request(base, width, 0, None)
             jobs.append(TuneJob(variant, request, self.study.tuning, self.folder, self.fingerprint))
-        waiting = [job for job in jobs if read_tuned(job.path, job.identity()) is None]
-        if waiting:
-            fill_cache(waiting[0].request(), self.folder / DRAFTER_FOLDER, self.target, self.answers, self.progress)
-        failed = [outcome for outcome in run(waiting) if outcome.error] if waiting else []
-        if failed:
-            raise DraftgaugeError(f"the tuning could not be finished; {failed[0].job}: {failed[0].message}")
-        read = {job.variant: read_tuned(job.path, job.identity()) for job in jobs}
-        return {variant: tuned for variant, tuned in read.items() if tuned is not None}
+        return jobs
 
     def cells(self, tuned: Mapping[Variant, Tuned]) -> list[Cell]:
         """All cells, each with what was tuned for its row."""
@@ -184,11 +233,7 @@ class _Rows:
             search = tuned.get(tuned_as(variant))
             return request if search is None else search.chosen.request(request)
 
-        cells = make_cells(self.study, self.widths, self.parameters, self.fingerprint, self.folder, settle)
-        waiting = [cell for cell in cells if read_result(cell) is None]
-        if waiting:
-            fill_cache(waiting[0].request, waiting[0].folder / DRAFTER_FOLDER, self.target, self.answers, self.progress)
-        return cells
+        return make_cells(self.study, self.widths, self.parameters, self.fingerprint, self.folder, settle)
 
 
 def choose_configs(study: Study, target_config: Any) -> dict[Variant, ReuseConfig]:
