@@ -11,6 +11,7 @@ Row = Mapping[str, Any]
 STOPPING, BOTH = "stopping", "two-source"
 FIXED, RIVAL = "best fixed", "best tuned rival"
 EQUAL_PARAMETERS, EQUAL_WIDTH = "equal parameters", "equal width"
+PROJECT_ROPE = "project-rope"
 END = "<!-- end of figures -->"
 
 
@@ -61,6 +62,44 @@ def depths_table(rows: Sequence[Row]) -> Iterator[str]:
             own = next(matching(pooled, {"layers": layers, "capacity": capacity}), None)
             cells += [_estimate(own), str(own["seeds"])] if own else ["", ""]
         yield f"| {layers} | {' | '.join(cells)} |"
+
+
+def rows_table(rows: Sequence[Row]) -> Iterator[str]:
+    """Every drafter of a study but for remedies: its size, agreement and tokens a step, these also over the control."""
+    columns = ("parameters", "agreement at depth 0", "3", "6", "tokens a step", "less `none`, paired", "live", "seeds")
+    yield f"| drafter | {' | '.join(columns)} |"
+    yield f"|---|{'---:|' * len(columns)}"
+    kinds = ("design", "layers", "injection", "init", "capacity")
+    rows = [row for row in rows if not {"task", "distance", "remedy"} & row.keys()]
+    for pooled in matching(rows, {"measure": "mat"}):
+        own = [*matching(rows, {key: pooled[key] for key in kinds})]
+        by_measure = {row["measure"]: row for row in own if "measure" in row}
+        agreement = {row["depth"]: row["agreement"] for row in own if "survival_high" in row}
+        size = next(row["parameters"] for row in own if "parameters" in row)
+        over = by_measure.get("mat_minus_none")
+        figures = [
+            f"{size / 1e6:.1f}M",
+            *(f"{agreement[depth]:.3f}" for depth in (0, 3, 6)),
+            _estimate(pooled),
+            f"{over['estimate']:+.2f} [{over['low']:+.2f}, {over['high']:+.2f}]" if over else "",
+            _estimate(by_measure["live_mat"]),
+            str(pooled["seeds"]),
+        ]
+        yield f"| {_drafter(pooled)} | {' | '.join(figures)} |"
+
+
+def _drafter(row: Row) -> str:
+    """A drafter of the study, in words."""
+    parts = [f"`{row['design']}`"]
+    if row["design"] == "kv" and row["injection"] != PROJECT_ROPE:
+        parts.append(row["injection"])
+    if row["layers"] > 1:
+        parts.append(f"{row['layers']} layers")
+    if row["capacity"] == EQUAL_WIDTH:
+        parts.append("equal width")
+    if row["init"] == "warm":
+        parts.append("warm start")
+    return ", ".join(parts)
 
 
 def norms_table(rows: Sequence[Row]) -> Iterator[str]:

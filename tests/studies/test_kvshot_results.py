@@ -11,8 +11,8 @@ import pytest
 
 from draftgauge.core.errors import DraftgaugeError
 from draftgauge.core.provenance import write_measurement
-from draftgauge.studies.kvshot.cells import RESULT_NAME
-from draftgauge.studies.kvshot.presets import HIDDEN, KV, KV_DEEP, NONE, at_equal_width, remedied
+from draftgauge.studies.kvshot.cells import EQUAL_PARAMETERS, EQUAL_WIDTH, RESULT_NAME
+from draftgauge.studies.kvshot.presets import HIDDEN, HYBRID, KV, KV_DEEP, NONE, at_equal_width, remedied, warm
 from draftgauge.studies.kvshot.results import read_result, study_rows, summary
 from draftgauge.studies.kvshot.verdicts import EQUAL_P2
 from kvshot_results import ALPHAS, TASKS, cells, results, study, write_result
@@ -84,6 +84,23 @@ def test_what_a_remedy_adds_is_measured_against_the_same_drafter_without_it(tmp_
     assert row["estimate"] == pytest.approx(mats["kv-gradient-50"] - mats[None], abs=0.01)
     assert 0 < row["low"] < row["estimate"] < row["high"]
     assert 0 < row["p_value"] < 0.05
+
+
+def test_every_drafter_is_paired_with_the_control_and_a_warm_start_with_its_random_one(tmp_path: Path) -> None:
+    wide, better = ALPHAS[KV], ALPHAS[KV_DEEP]
+    alphas = {HYBRID: wide, at_equal_width(HYBRID): wide, warm(HYBRID): better, NONE: ALPHAS[NONE]}
+    tested = [row for row in study_rows(results(tmp_path, alphas)) if {"measure", "p_seeds"} <= row.keys()]
+    paired = {(row["init"], row["capacity"], row["measure"]): row for row in tested}
+    assert set(paired) == {
+        ("random", EQUAL_PARAMETERS, "mat_minus_none"),
+        ("random", EQUAL_WIDTH, "mat_minus_none"),
+        ("warm", EQUAL_WIDTH, "mat_minus_none"),
+        ("warm", EQUAL_WIDTH, "mat_minus_random"),
+    }
+    estimate = {key: row["estimate"] for key, row in paired.items()}
+    gained = estimate["warm", EQUAL_WIDTH, "mat_minus_none"] - estimate["random", EQUAL_WIDTH, "mat_minus_none"]
+    assert estimate["warm", EQUAL_WIDTH, "mat_minus_random"] == pytest.approx(gained)
+    assert gained > 0
 
 
 def test_verdicts_on_known_differences(rows: list[dict]) -> None:

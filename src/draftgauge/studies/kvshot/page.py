@@ -141,15 +141,18 @@ def results_table(views: Sequence[VariantView]) -> Table:
         *(f"alpha {d}" for d in depths),
         "retention",
         "MAT, all positions",
+        "less none, paired",
         "MAT, live",
         "MAT, trees",
     )
     lines = []
     for view in views:
         alphas = [fixed(view.alpha[depth].value, 3) if depth < len(view.alpha) else "" for depth in depths]
+        over_none = view.measures.get("mat_minus_none")
         measures = [
-            view.measure("retention").text(),
-            *(view.measure(name).text() for name in ("mat", "live_mat", "tree_mat")),
+            *(view.measure(name).text() for name in ("retention", "mat")),
+            over_none.text(3) if over_none else "",
+            *(view.measure(name).text() for name in ("live_mat", "tree_mat")),
         ]
         lines.append((view.label, view.capacity, str(view.seeds), *alphas, *measures))
     return _table(headings, lines)

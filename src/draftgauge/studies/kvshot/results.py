@@ -25,6 +25,7 @@ from draftgauge.statistics.crossed import (
 )
 from draftgauge.statistics.paired import ratio_interval
 from draftgauge.studies.kvshot.cells import RESULT_NAME, Cell, Variant
+from draftgauge.studies.kvshot.presets import NONE
 from draftgauge.studies.kvshot.tuning import Tuned
 from draftgauge.studies.kvshot.verdicts import EFFECTS, Run, common_seeds, compare, mat_by_prompt, verdicts
 
@@ -125,8 +126,9 @@ def study_rows(results: Sequence[CellResult]) -> list[Row]:
       from 0; beside alpha, which compares the survivors of each drafter, ``agreement`` over all positions and
       ``survival``, the share of all positions where every token up to this depth is right, with their intervals;
     - other measures, likewise pooled: ``measure`` with ``task`` or ``distance``, ``estimate, low, high``;
-    - what a remedy adds: the measure ``mat_minus_plain``, MAT over all positions less that of the same drafter without
-      the remedy, on the seeds of both, with ``p_value, p_seeds``, neither corrected;
+    - paired differences of MAT over all positions, on the seeds of both, with ``p_value, p_seeds``, neither corrected:
+      ``mat_minus_plain`` to the same drafter without its remedy, ``mat_minus_random`` to the same from random weights,
+      ``mat_minus_none`` to the control;
     - what limits a drafter: rows of :func:`~draftgauge.diagnostics.bottlenecks.bottleneck_rows`;
     - a prediction: ``prediction, verdict, difference, low, high, test, seeds, p_value, p_seeds``.
 
@@ -144,7 +146,7 @@ def study_rows(results: Sequence[CellResult]) -> list[Row]:
     runs: dict[Variant, dict[int, Run]] = {}
     for result in results:
         runs.setdefault(result.variant, {})[result.seed] = Run(result.agreed, result.survived)
-    return [*rows, *_remedy_rows(runs), *_verdict_rows(runs)]
+    return [*rows, *_paired_rows(runs), *_verdict_rows(runs)]
 
 
 def _labels(variant: Variant) -> Row:
@@ -243,16 +245,20 @@ def _measured(name: str, counts: Counts, measure: Measure) -> Row:
     return {"measure": name, "estimate": estimate, "low": low, "high": high}
 
 
-def _remedy_rows(runs: Mapping[Variant, Mapping[int, Run]]) -> Iterator[Row]:
+def _paired_rows(runs: Mapping[Variant, Mapping[int, Run]]) -> Iterator[Row]:
     for variant in runs:
-        plain = replace(variant, remedy="")
-        seeds = common_seeds(runs, variant, plain)
-        if variant == plain or len(seeds) < 2:
-            continue
-        test = compare(mat_by_prompt, runs, variant, plain)
-        figures = {"estimate": test.estimate, "low": test.low, "high": test.high}
-        tests = {"seeds": test.seeds, "p_value": test.p_value, "p_seeds": test.p_seeds, "test": EFFECTS}
-        yield _labels(variant) | {"measure": "mat_minus_plain"} | figures | tests
+        bases = {
+            "plain": replace(variant, remedy=""),
+            "random": replace(variant, init="random"),
+            "none": NONE,
+        }
+        for name, base in bases.items():
+            if variant == base or len(common_seeds(runs, variant, base)) < 2:
+                continue
+            test = compare(mat_by_prompt, runs, variant, base)
+            figures = {"estimate": test.estimate, "low": test.low, "high": test.high}
+            tests = {"seeds": test.seeds, "p_value": test.p_value, "p_seeds": test.p_seeds, "test": EFFECTS}
+            yield _labels(variant) | {"measure": f"mat_minus_{name}"} | figures | tests
 
 
 def _verdict_rows(runs: Mapping[Variant, Mapping[int, Run]]) -> list[Row]:
