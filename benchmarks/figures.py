@@ -43,6 +43,7 @@ from readme_tables import (
     norms_table,
     pair_table,
     remedies_table,
+    rows_table,
     sources_table,
     starts_table,
     with_table,
@@ -80,6 +81,7 @@ DRAFTERS = {
     "estimates": ("query-estimates.json", estimates_table),
     "depths": ("kvshot-depth.json", depths_table),
     "remedies": ("kvshot-remedies.json", remedies_table),
+    "rows": ("kvshot-full.json", rows_table),
 }
 """Tables of docs/drafters.md: the file of the rows of each, and what makes lines of them."""
 

@@ -27,7 +27,7 @@ ALPHAS: dict[Variant, list[float]] = {
 }
 
 
-def study(variants: Sequence[Variant] = tuple(ALPHAS), seeds: tuple[int, ...] = (0, 1, 2)) -> Study:
+def study(variants: Sequence[Variant] = tuple(ALPHAS), seeds: tuple[int, ...] = (0, 1, 2, 3, 4)) -> Study:
     return Study("test", tuple(variants), seeds, TrainingSpec(), Evaluation())
 
 
@@ -95,7 +95,7 @@ def limits(cell: Cell, depths: int) -> Bottlenecks:
 
 
 def results(
-    folder: Path, alphas: dict[Variant, list[float]] | None = None, seeds: tuple[int, ...] = (0, 1, 2)
+    folder: Path, alphas: dict[Variant, list[float]] | None = None, seeds: tuple[int, ...] = (0, 1, 2, 3, 4)
 ) -> list[CellResult]:
     """Results of a whole study."""
     alphas = alphas or ALPHAS

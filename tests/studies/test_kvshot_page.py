@@ -73,7 +73,7 @@ def test_the_page_holds_what_was_found(rows: list[dict], tmp_path: Path) -> None
 def test_tables(rows: list[dict]) -> None:
     views = variant_views(rows)
     assert [view.label for view in views] == ["hidden", "kv", "kv, 4 layers", "hybrid", "cross", "none", "hidden", "kv"]
-    assert all(view.seeds == 3 for view in views)
+    assert all(view.seeds == 5 for view in views)
     found = results_table(views)
     assert found.headings[3:6] == ("alpha 0", "alpha 3", "alpha 6")
     assert all(len(line) == len(found.headings) for line in found.lines)

@@ -30,7 +30,7 @@ def rows(tmp_path_factory: pytest.TempPathFactory) -> list[dict]:
 
 def test_runs(rows: list[dict], tmp_path: Path) -> None:
     runs = [row for row in rows if "seed" in row]
-    assert len(runs) == 18
+    assert len(runs) == 30
     assert {"design", "seed", "layers", "injection", "init", "mat", "retention", "parameters"} <= runs[0].keys()
     hidden = next(row for row in runs if row["design"] == "hidden")
     assert hidden["mat"] == pytest.approx(1 + float(np.cumprod(ALPHAS[HIDDEN]).sum()), abs=0.05)
@@ -79,7 +79,7 @@ def test_what_a_remedy_adds_is_measured_against_the_same_drafter_without_it(tmp_
     better, alone = remedied(KV, "kv-gradient-50"), remedied(HIDDEN, "depths-12")
     measured = study_rows(results(tmp_path, {KV: ALPHAS[KV], better: ALPHAS[KV_DEEP], alone: ALPHAS[HIDDEN]}))
     (row,) = [row for row in measured if row.get("measure") == "mat_minus_plain"]  # of hidden there is nothing without
-    assert (row["design"], row["remedy"], row["seeds"], row["p_seeds"]) == ("kv", "kv-gradient-50", 3, 0.25)
+    assert (row["design"], row["remedy"], row["seeds"], row["p_seeds"]) == ("kv", "kv-gradient-50", 5, 0.0625)
     mats = {row.get("remedy"): row["estimate"] for row in measured if row.get("measure") == "mat" and "task" not in row}
     assert row["estimate"] == pytest.approx(mats["kv-gradient-50"] - mats[None], abs=0.01)
     assert 0 < row["low"] < row["estimate"] < row["high"]
@@ -112,10 +112,20 @@ def test_verdicts_on_known_differences(rows: list[dict]) -> None:
     assert found["P1"]["difference"] == pytest.approx(0.36 - 0.48, abs=0.03)
     for row in found.values():
         assert row["low"] < row["difference"] < row["high"]
-        assert row["seeds"] == 3
-        assert row["p_seeds"] == 0.25  # the least that three seeds can give
+        assert row["seeds"] == 5
+        assert row["p_seeds"] == 0.0625  # the least that five seeds can give
         assert "crossed random effects" in row["test"]
         assert row["uncorrected_p_value"] <= row["p_value"] <= 3 * row["uncorrected_p_value"] + 1e-12
+
+
+def test_fewer_than_five_seeds_decide_nothing_however_alike_they_are(tmp_path: Path) -> None:
+    alphas = {HIDDEN: ALPHAS[HIDDEN], KV: ALPHAS[KV]}
+    few, enough = (
+        by_prediction(study_rows(results(tmp_path / str(seeds), alphas, tuple(range(seeds)))))["P3"] for seeds in (4, 5)
+    )
+    assert few["p_value"] < 0.001
+    assert (few["verdict"], enough["verdict"]) == ("undecided", "supported")
+    assert few["reason"] == "4 seeds: how much seeds differ is hardly known from fewer than 5"
 
 
 def test_no_difference_is_undecided(tmp_path: Path) -> None:

@@ -11,7 +11,8 @@ Holm-corrected for there being four tests. Beside each stands the p-value of the
 *supported* if its difference is positive and *contradicted* if it is negative, at a corrected p below 0.05 and with an
 interval that leaves out 0; else it is *undecided*, as it is where the study did not train what it is about, and where
 one of the two drafters is not shown to beat, on the same measure, the control that reads nothing: what such a drafter
-reuses it has not learned to use, and to compare it says nothing about reuse.
+reuses it has not learned to use, and to compare it says nothing about reuse. Nor is anything decided by fewer than five
+seeds.
 """
 
 from __future__ import annotations
@@ -83,6 +84,8 @@ class Prediction:
 
 
 EFFECTS = "seeds and prompts as crossed random effects"
+DECISIVE_SEEDS = 5
+"""Fewer decide nothing: two that happen to agree would make any difference certain."""
 PREDICTIONS = (
     Prediction(
         "P1",
@@ -199,6 +202,9 @@ def _answer(prediction: Prediction, test: EffectTest | str, p_value: float, usel
     figures = test.estimate, test.low, test.high, p_value, test.p_value, test.p_seeds, test.seeds
     if useless:
         return Verdict(prediction, "undecided", *figures, f"not shown to beat none: {' and '.join(useless)}")
+    if test.seeds < DECISIVE_SEEDS:
+        few = f"{test.seeds} seeds: how much seeds differ is hardly known from fewer than {DECISIVE_SEEDS}"
+        return Verdict(prediction, "undecided", *figures, few)
     verdict = "undecided"
     if p_value < LEVEL and test.low > 0:
         verdict = "supported"
