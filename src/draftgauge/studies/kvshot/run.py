@@ -33,7 +33,7 @@ from draftgauge.studies.kvshot.cells import (
     shared_request,
 )
 from draftgauge.studies.kvshot.held_out import make_texts
-from draftgauge.studies.kvshot.results import Row, read_result, study_rows, tuned_rows
+from draftgauge.studies.kvshot.results import CellResult, Row, read_result, study_rows, tuned_rows
 from draftgauge.studies.kvshot.tune import TuneJob
 from draftgauge.studies.kvshot.tuning import Tuned, distinct, read_tuned, tuned_as
 from draftgauge.studies.kvshot.work import CellJob
@@ -110,8 +110,7 @@ def run_study(
         raise DraftgaugeError(
             f"no cell of the study could be finished; {name}: {message} (see {cell_folder(folder, name) / ERROR_NAME})"
         )
-    all_rows = [*study_rows(results), *tuned_rows(tuned), *rows.ablated()]
-    return StudyOutcome(all_rows, failures, len(cells) - len(results))
+    return StudyOutcome(rows.all_rows(results, tuned), failures, len(cells) - len(results))
 
 
 def study_so_far(study: Study, folder: Path) -> StudyOutcome:
@@ -131,7 +130,7 @@ def study_so_far(study: Study, folder: Path) -> StudyOutcome:
     results = [result for cell in cells if (result := read_result(cell)) is not None]
     if not results:
         raise DraftgaugeError(f"none of the {len(cells)} cells of the study in {folder} is finished")
-    return StudyOutcome([*study_rows(results), *tuned_rows(tuned), *rows.ablated()], {}, len(cells) - len(results))
+    return StudyOutcome(rows.all_rows(results, tuned), {}, len(cells) - len(results))
 
 
 def _note(folder: Path, outcome: Outcome) -> None:
@@ -178,9 +177,9 @@ class _Rows:
         waiting = [job for job in self._ablation() if read_ablation(job) is None]
         return run(waiting) if waiting else []
 
-    def ablated(self) -> list[Row]:
-        """Rows of all that is there of the ablation."""
-        return ablation_rows(self._ablation())
+    def all_rows(self, results: Sequence[CellResult], tuned: Mapping[Variant, Tuned]) -> list[Row]:
+        """Rows of finished cells, of the tuning, and of all that is there of the ablation."""
+        return [*study_rows(results), *tuned_rows(tuned), *ablation_rows(self._ablation())]
 
     def _ablation(self) -> list[AblationJob]:
         if self.study.ablation is None:
