@@ -9,6 +9,7 @@ from __future__ import annotations
 import argparse
 import sys
 from collections.abc import Iterator, Mapping, Sequence
+from functools import cache
 from itertools import product
 from pathlib import Path
 from typing import Any
@@ -254,6 +255,14 @@ def live(folder: Path) -> list[Row]:
     return rows
 
 
+@cache
+def _decoded_live(run: Path, count: int) -> Trace:
+    """A run's sealed prompts, as many as a sitting decoded; most sittings decoded the same."""
+    test = split_trace(read_run(run)[0], SEALED)
+    decoded = {prompt.index for prompt in in_turn(test.prompts)[:count]}
+    return select(test, [prompt.index in decoded for prompt in test.prompts])
+
+
 def _replayed(
     folder: Path, sitting: Path, compression: str, rows: Sequence[Mapping[str, Any]]
 ) -> dict[tuple[str, str], Row]:
@@ -261,14 +270,11 @@ def _replayed(
     run, measured = folder / RUNS / compression, curve_file(sitting, compression)
     if not (run.exists() and measured.exists()):
         return {}
-    test = split_trace(read_run(run)[0], SEALED)
-    count = max(row["prompts"] for row in rows)
-    decoded = {prompt.index for prompt in in_turn(test.prompts)[:count]}
-    part = select(test, [prompt.index in decoded for prompt in test.prompts])
+    part = _decoded_live(run, max(row["prompts"] for row in rows))
     weighed = CostCurve.load(measured)
     later = later_curve_file(sitting, compression)
     costs = mean_curve([weighed, CostCurve.load(later)]) if later.exists() else weighed
-    fitted, longest = {name: load_fitted(decoded_with(folder, sitting, name)) for name in FITTED}, test.gamma_max
+    fitted, longest = {name: load_fitted(decoded_with(folder, sitting, name)) for name in FITTED}, part.gamma_max
     outcomes = {
         name: replay(
             part,

@@ -15,7 +15,7 @@ from command_line import draftgauge
 from draftgauge.training.reference.data import PROMPTS_PER_SPLIT
 from draftgauge.training.reference.recipe import SEALED, SEALED_NAME
 
-SCALE = 0.0012
+SCALE = 0.0005
 
 
 def run(*arguments: str | Path) -> str:

@@ -172,6 +172,8 @@ def _convert_tuple(value: Any, arguments: tuple[Any, ...], where: str) -> tuple[
     if not isinstance(items, list | tuple):
         raise _mismatch(value, annotation, where)
     if arguments[-1] is Ellipsis:
+        if arguments[0] in _SCALARS and set(map(type, items)) <= {arguments[0]}:
+            return tuple(items)  # at once, as there are thousands of tokens in a prompt
         arguments = (arguments[0],) * len(items)
     if len(items) != len(arguments):
         raise _mismatch(value, annotation, where)

@@ -31,6 +31,7 @@ Texts = Mapping[str, Sequence[str]]
 Report = Callable[[str, dict[str, float]], None]
 TOKENIZER_CHARACTERS, LEAST_TOKENIZER_CHARACTERS = 24_000_000, 2_000_000
 PROBED_WINDOWS = 8
+FEWEST_STEPS = 16  # of a scaled target, as long as a step holds its windows
 ANSWERS = "answers"
 SEALED, SEALED_NAME = "sealed", "sealed.jsonl"  # where nothing that reads a folder of prompts comes upon it
 DISTILLED_SHARES = {packing.PLAIN: 0.1, data.PROSE: 0.1, data.EXPLANATIONS: 0.05, ANSWERS: 0.75}
@@ -69,10 +70,13 @@ class Recipe:
     decay_share: float = 0.4
 
     def scaled(self, factor: float) -> Recipe:
-        """The same recipe with ``factor`` times the tokens and questions."""
+        """The same recipe with ``factor`` times the tokens and questions, and shorter steps where few would be left."""
+        target_tokens = max(8192, int(self.target_tokens * factor))
+        shortest = 2 * self.long  # half a step holds a long window
         return replace(
             self,
-            target_tokens=max(8192, int(self.target_tokens * factor)),
+            target_tokens=target_tokens,
+            step_tokens=min(self.step_tokens, max(shortest, target_tokens // FEWEST_STEPS)),
             draft_tokens=max(8192, int(self.draft_tokens * factor)),
             questions=max(8, int(self.questions * factor)),
         )
