@@ -254,7 +254,7 @@ def test_another_study_in_the_folder_is_refused(tiny_target: Path, prompts: Path
 def test_ray_gives_what_local_gives(tiny_target: Path, prompts: Path, tmp_path: Path) -> None:
     ray = pytest.importorskip("ray", reason="Ray is not installed")
     study = small(tiny_target, prompts, (NONE, WIDE_HIDDEN, WARM))
-    ray.init(num_cpus=2, include_dashboard=False, log_to_driver=False, logging_level="ERROR")
+    ray.init(num_cpus=1, include_dashboard=False, log_to_driver=False, logging_level="ERROR")
     try:
         spread = run_study(study, tmp_path / "ray", prompts, executor="ray")
     finally:

@@ -10,6 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy.optimize import brentq
 from scipy.special import expit
+from sklearn.linear_model import LogisticRegression
 
 Floats = NDArray[np.float64]
 
@@ -23,6 +24,26 @@ UNVISITED = 0.25
 signals.
 """
 SHIFT_TOLERANCE = 1e-12  # of logits
+GRADIENT_TOLERANCE = 1e-8  # a mean over examples
+
+
+def fit_logistic(
+    terms: Floats, outcomes: NDArray[np.bool_], weight: Floats | None = None, regularisation: float = REGULARISATION
+) -> tuple[Floats, float]:
+    """Weights ``[K]`` and the constant of a logistic regression, with a prior on the weights.
+
+    Newton's method goes on until nothing is left to gain, so that sums in another order (more threads, another
+    processor) lead to the same numbers.
+
+    Args:
+        terms: ``[n, K]``, of about the same scale.
+        outcomes: ``[n]``, both of them there.
+        weight: ``[n]`` of the examples; all alike without.
+        regularisation: ``C``, the inverse of the prior's strength.
+    """
+    model = LogisticRegression(C=regularisation, solver="newton-cholesky", tol=GRADIENT_TOLERANCE)
+    model.fit(terms, outcomes, weight)
+    return model.coef_[0], float(model.intercept_[0])
 
 
 def mean_shift(logits: Floats, stood: NDArray[np.bool_]) -> float:

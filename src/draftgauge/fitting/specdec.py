@@ -6,9 +6,9 @@ from collections.abc import Sequence
 
 import numpy as np
 from numpy.typing import NDArray
-from sklearn.linear_model import LogisticRegression
 
 from draftgauge.core.errors import TraceError
+from draftgauge.fitting.logistic import fit_logistic
 from draftgauge.fitting.registry import FitOptions, register_fit
 from draftgauge.policies.base import SignalArrays
 from draftgauge.policies.fitted import FittedPolicy
@@ -48,13 +48,13 @@ def fit_specdec(trace: Trace, gamma_max: int | None = None, seed: int = 0) -> Fi
     # Standardised for the solver; the numbers that are kept undo it.
     mean, spread = features.mean(0), np.maximum(features.std(0), np.finfo(np.float64).tiny)
     weights = np.where(accepted, 1.0, REJECTION_WEIGHT)
-    model = LogisticRegression(max_iter=1000).fit((features - mean) / spread, accepted, weights)
-    slopes = model.coef_[0] / spread
+    slopes, constant = fit_logistic((features - mean) / spread, accepted, weights, regularisation=1.0)
+    slopes /= spread
     return FittedPolicy(
         policy=NAME,
         gamma_max=gamma_max,
         signals=FEATURES,
-        parameters={"weights": slopes.tolist(), "bias": float(model.intercept_[0] - slopes @ mean)},
+        parameters={"weights": slopes.tolist(), "bias": float(constant - slopes @ mean)},
         provenance={
             "compression": trace.compression,
             "prompts": len(trace.prompts),

@@ -9,11 +9,10 @@ from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
-from sklearn.linear_model import LogisticRegression
 
 from draftgauge.core.errors import TraceError
 from draftgauge.fitting.decision_times import TIMED_LENGTH, decision_times
-from draftgauge.fitting.logistic import DIGITS, LEAST_EXAMPLES, REGULARISATION, UNVISITED, mean_shift, spread_design
+from draftgauge.fitting.logistic import DIGITS, LEAST_EXAMPLES, UNVISITED, fit_logistic, mean_shift, spread_design
 from draftgauge.fitting.registry import FitOptions, register_fit
 from draftgauge.policies.acceptance_model import (
     AGREEMENTS,
@@ -225,11 +224,8 @@ def _regress(examples: Examples) -> Floats:
     """Weights ``[K]`` on the terms as they are; the blocks of classes hold the constant."""
     scale = examples.terms.std(axis=0)
     scale[scale == 0] = 1.0
-    model = LogisticRegression(C=REGULARISATION, max_iter=500).fit(
-        examples.terms / scale, examples.stood, examples.weight
-    )
-    weights: Floats = model.coef_[0] / scale
-    return np.append(weights, model.intercept_)
+    weights, constant = fit_logistic(examples.terms / scale, examples.stood, examples.weight)
+    return np.append(weights / scale, constant)
 
 
 def _token_offsets(examples: Examples, weights: Floats, tokens: NDArray[np.int64], prior: float) -> tuple[float, ...]:

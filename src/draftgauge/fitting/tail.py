@@ -11,10 +11,17 @@ from numpy.typing import NDArray
 from scipy import sparse
 from scipy.optimize import minimize
 from scipy.special import expit
-from sklearn.linear_model import LogisticRegression
 
 from draftgauge.core.errors import TraceError
-from draftgauge.fitting.logistic import DIGITS, LEAST_EXAMPLES, REGULARISATION, UNVISITED, mean_shift, spread_design
+from draftgauge.fitting.logistic import (
+    DIGITS,
+    LEAST_EXAMPLES,
+    REGULARISATION,
+    UNVISITED,
+    fit_logistic,
+    mean_shift,
+    spread_design,
+)
 from draftgauge.policies.acceptance_model import AcceptanceModels, StoppingNumbers, TokenOffsets, columns_of, states
 from draftgauge.policies.suffix import CODE_BITS, ORDER
 from draftgauge.policies.suffix_columns import continuations_of
@@ -43,6 +50,8 @@ is not at all. The one that predicts best on prompts left out is taken.
 """
 FOLDS = 4
 MOST_IN_FOLDS = 40_000
+CONVERGED = {"ftol": 1e-14, "gtol": 1e-6, "maxiter": 1000}
+"""Until nothing is left to gain, whatever the order of the sums."""
 
 
 class TailExamples(NamedTuple):
@@ -145,8 +154,8 @@ class _Design:
         self.examples, self.weight = examples, weight
         scale = examples.terms.std(axis=0)
         scale[scale == 0] = 1.0
-        model = LogisticRegression(C=REGULARISATION, max_iter=500).fit(examples.terms / scale, examples.stood, weight)
-        self.weights, self.constant = model.coef_[0] / scale, float(model.intercept_[0])
+        weights, self.constant = fit_logistic(examples.terms / scale, examples.stood, weight)
+        self.weights = weights / scale
         self.common = [_common(examples.before), _common(examples.token)]
         columns = [_indicators(*each) for each in zip((examples.before, examples.token), self.common, strict=True)]
         self.columns = (sparse.diags(examples.token_share) @ sparse.hstack(columns)).tocsr()
@@ -174,7 +183,8 @@ class _Design:
             pull = self.weight * signs * expit(-margins)
             return float(value), prior * offsets - self.columns.T @ pull
 
-        best: Floats = minimize(loss, np.zeros(self.columns.shape[1]), jac=True, method="L-BFGS-B").x
+        start = np.zeros(self.columns.shape[1])
+        best: Floats = minimize(loss, start, jac=True, method="L-BFGS-B", options=CONVERGED).x
         return best
 
 

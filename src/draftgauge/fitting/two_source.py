@@ -9,11 +9,10 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
-from sklearn.linear_model import LogisticRegression
 
 from draftgauge.core.errors import DraftgaugeError, TraceError
 from draftgauge.fitting.decision_times import decision_times
-from draftgauge.fitting.logistic import DIGITS, REGULARISATION
+from draftgauge.fitting.logistic import DIGITS, fit_logistic
 from draftgauge.fitting.registry import FitOptions, register_fit
 from draftgauge.fitting.stopping import common_gamma_max, common_vocabulary, fit_models
 from draftgauge.fitting.tail import Appended, fit_tail
@@ -104,8 +103,8 @@ def fit_instead(traces: Sequence[Trace], numbers: TwoSourceNumbers) -> tuple[flo
     joined, outcomes = np.concatenate(terms), np.concatenate(stood)
     if len(set(outcomes.tolist())) < 2:
         return ()
-    model = LogisticRegression(C=REGULARISATION, max_iter=500).fit(joined, outcomes)
-    return (float(model.intercept_[0]), *model.coef_[0].tolist())
+    weights, constant = fit_logistic(joined, outcomes)
+    return (constant, *weights.tolist())
 
 
 def with_kappa(numbers: TwoSourceNumbers, traces: Sequence[Trace], costs: Sequence[CostCurve]) -> TwoSourceNumbers:
