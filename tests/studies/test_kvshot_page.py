@@ -5,12 +5,14 @@ from __future__ import annotations
 import re
 import subprocess
 import sys
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
 
 from draftgauge.core.errors import DraftgaugeError
 from draftgauge.core.provenance import read_measurement, write_measurement
+from draftgauge.studies.kvshot import figures
 from draftgauge.studies.kvshot.page import (
     capacity_table,
     comparisons,
@@ -119,3 +121,13 @@ def test_no_torch() -> None:
     modules = "draftgauge.studies.kvshot.page, draftgauge.studies.kvshot.results"
     code = f"import sys, {modules}; sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
+
+
+def test_names_beside_points_stand_apart_and_in_order() -> None:
+    values = [1.0, 1.01, 0.99, 0.2, 1.02]
+    heights = figures._spread(values, 0.1, 0.0, 1.1)
+    assert sorted(range(5), key=heights.__getitem__) == sorted(range(5), key=values.__getitem__)
+    ordered = sorted(heights)
+    assert all(above - below >= 0.1 - 1e-9 for below, above in pairwise(ordered))
+    assert heights[3] == 0.2
+    assert max(heights) <= 1.1

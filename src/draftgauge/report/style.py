@@ -74,8 +74,15 @@ SERIES = (
 
 
 def series(index: int) -> Series:
-    """The style of the ``index``-th line; styles repeat after the sixth."""
-    return SERIES[index % len(SERIES)]
+    """The style of the ``index``-th line; from the seventh on hues come again, with other dashes and markers."""
+    turn, hue = divmod(index, len(SERIES))
+    shape = SERIES[(hue + turn) % len(SERIES)]
+    return Series(SERIES[hue].colour, shape.dash, shape.marker)
+
+
+def p_text(p_value: float) -> str:
+    """A p-value with two significant digits, small ones as a bound."""
+    return "below 0.001" if p_value < 0.001 else number(p_value, 2)
 
 
 def themed(svg: str) -> str:

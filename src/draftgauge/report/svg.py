@@ -49,15 +49,22 @@ RC: dict[str, Any] = {
 
 
 @contextmanager
-def panel(xlabel: str, ylabel: str, size: tuple[float, float] = PANEL) -> Iterator[Any]:
+def panel(
+    xlabel: str,
+    ylabel: str,
+    size: tuple[float, float] = PANEL,
+    left: float = MARGINS[0],
+    right: float = MARGINS[1],
+) -> Iterator[Any]:
     """Axes of one panel, within the report's style; turn them into SVG with :func:`to_svg` inside the block.
 
     Args:
         xlabel: what lies along the horizontal axis, with its unit.
         ylabel: likewise for the vertical axis; it is written level, above the axis.
         size: width and height in inches.
+        left, right: margins in inches, for names that stand beside the axes.
     """
-    (width, height), (left, right, below, above) = size, MARGINS
+    (width, height), (below, above) = size, MARGINS[2:]
     box = (left / width, below / height, 1 - (left + right) / width, 1 - (below + above) / height)
     with matplotlib.rc_context(RC):
         axes: Any = Figure(figsize=size).add_axes(box)

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
@@ -23,6 +24,11 @@ DESIGN_STYLES = {
 }
 
 
+ROW, LETTER = 0.19, 0.064  # inches of a line of names, and of one of their letters
+WIDE = 6.6  # inches of a panel with a column of names
+Range = tuple[float, float]
+
+
 def design_style(view: VariantView) -> Series:
     """Of a design."""
     return DESIGN_STYLES[view.design]
@@ -35,14 +41,21 @@ def styles(views: Sequence[VariantView]) -> list[Series]:
     return [series(index) for index in range(len(views))]
 
 
-def alpha_panel(views: Sequence[VariantView], name: str) -> Markup:
+def depth_range(views: Sequence[VariantView], figure: str) -> Range:
+    """Percent that hold all lines of ``alpha`` or ``agreement`` with their bands, the same for all panels."""
+    parts = [part for view in views for each in getattr(view, figure) for part in each if math.isfinite(part)]
+    low, high = 100 * min(parts, default=0.0), 100 * max(parts, default=1.0)
+    return max(0.0, 5 * math.floor(low / 5)), min(102.0, 5 * math.ceil(high / 5) + 2)
+
+
+def alpha_panel(views: Sequence[VariantView], name: str, limits: Range) -> Markup:
     """Acceptance by depth with 95% bands."""
-    return _depth_panel(views, "alpha", name, "accepted, given all before, %", "Acceptance")
+    return _depth_panel(views, ("alpha", "Acceptance"), name, "accepted, given all before, %", limits)
 
 
-def agreement_panel(views: Sequence[VariantView], name: str) -> Markup:
+def agreement_panel(views: Sequence[VariantView], name: str, limits: Range) -> Markup:
     """Agreement over all positions by depth with 95% bands."""
-    return _depth_panel(views, "agreement", name, "agreement, all positions, %", "Agreement")
+    return _depth_panel(views, ("agreement", "Agreement"), name, "agreement, all positions, %", limits)
 
 
 def query_panel(views: Sequence[VariantView]) -> Markup:
@@ -58,14 +71,13 @@ def query_panel(views: Sequence[VariantView]) -> Markup:
 
 def share_panel(views: Sequence[VariantView], kinds: Sequence[str]) -> Markup:
     """Share of positions that the loss reaches, by kind of parameter group."""
-    with panel("", "positions reached, %") as axes:
+    with _named_rows("positions reached, %", [_in_words(kind) for kind in kinds]) as axes:
         for view in views:
             style = design_style(view)
             points = [(position, share) for position, kind in enumerate(kinds) for share in _shares(view, kind)]
             positions, shares = [position for position, _ in points], [100 * share for _, share in points]
-            axes.plot(positions, shares, color=style.hex, marker=style.marker, linestyle="")
-        axes.set_ylim(0, 102)
-        axes.set_xticks(range(len(kinds)), kinds)
+            axes.plot(shares, positions, color=style.hex, marker=style.marker, linestyle="")
+        axes.set_xlim(0, 102)
         return to_svg(axes, "gradient-share", f"Share of positions that the loss reaches: {', '.join(kinds)}.")
 
 
@@ -85,7 +97,14 @@ def _shares(view: VariantView, kind: str) -> list[float]:
     return [row["gradient_share"] for row in view.limits.gradients if row["group"].endswith(kind)]
 
 
-def _depth_panel(views: Sequence[VariantView], figure: str, name: str, ylabel: str, title: str) -> Markup:
+def _in_words(kind: str) -> str:
+    return kind.replace("_", " ").replace(".", ", ")
+
+
+def _depth_panel(
+    views: Sequence[VariantView], measure: tuple[str, str], name: str, ylabel: str, limits: Range
+) -> Markup:
+    figure, title = measure
     with panel("depth of the draft step, k", ylabel) as axes:
         for view, style in zip(views, styles(views), strict=True):
             by_depth = getattr(view, figure)
@@ -93,7 +112,7 @@ def _depth_panel(views: Sequence[VariantView], figure: str, name: str, ylabel: s
             value, low, high = (100 * np.array([getattr(a, key) for a in by_depth]) for key in ("value", "low", "high"))
             axes.fill_between(depth, low, high, color=style.hex, alpha=0.14, linewidth=0)
             axes.plot(depth, value, color=style.hex, linestyle=style.linestyle, marker=style.marker)
-        axes.set_ylim(0, 102)
+        axes.set_ylim(*limits)
         axes.set_xticks(range(max(len(view.alpha) for view in views)))
         ends = "; ".join(
             f"{v.label} {_percent(getattr(v, figure)[0])} at depth 0, {_percent(getattr(v, figure)[-1])} at depth "
@@ -105,54 +124,34 @@ def _depth_panel(views: Sequence[VariantView], figure: str, name: str, ylabel: s
 
 def mat_panel(views: Sequence[VariantView]) -> Markup:
     """MAT of every drafter with its interval, in the order of the table."""
-    with panel("MAT, tokens a step", "", (PANEL[0], max(2.0, 0.9 + 0.26 * len(views)))) as axes:
+    names = [view.label + (", equal width" if view.capacity == EQUAL_WIDTH else "") for view in views]
+    with _named_rows("MAT, tokens a step", names, WIDE) as axes:
         for row, view in enumerate(views):
             style, mat = design_style(view), view.measure("mat")
             axes.plot([mat.low, mat.high], [row, row], color=style.hex, linewidth=1.6)
             axes.plot([mat.value], [row], color=style.hex, marker=style.marker, linestyle="")
-        axes.set_yticks([])
-        axes.set_ylim(len(views) - 0.4, -0.9)
-        top = max(view.measure("mat").high for view in views)
-        axes.set_xlim(1, 1 + 1.6 * (top - 1))  # room for the names
-        for row, view in enumerate(views):
-            wide = ", equal width" if view.capacity == EQUAL_WIDTH else ""
-            axes.text(
-                view.measure("mat").high + 0.03 * (top - 1),
-                row,
-                view.label + wide,
-                va="center",
-                fontsize=9,
-                color=LIGHT["muted"],
-            )
         return to_svg(axes, "mat", "; ".join(f"{v.label} MAT {v.measure('mat').text()}" for v in views) + ".")
 
 
 def retention_panel(views: Sequence[VariantView]) -> Markup:
     """Retention against acceptance at depth 0: only what is high in both is good at depth."""
-    with panel("accepted at depth 0, %", "retention, %") as axes:
-        for view in views:
-            _point(axes, view, _scaled(view.measure("alpha_first"), 100), _scaled(view.measure("retention"), 100))
-        finite = [
-            100 * view.measure("retention").high for view in views if not math.isnan(view.measure("retention").high)
-        ]
-        axes.set_xlim(0, 100)
-        axes.set_ylim(0, max([105, *finite]))
-        text = "; ".join(
-            f"{v.label} {_percent(v.measure('alpha_first'))} and {_percent(v.measure('retention'))}" for v in views
-        )
-        return to_svg(axes, "retention", f"Acceptance at depth 0 and retention: {text}.")
+    points = [
+        (view, _scaled(view.measure("alpha_first"), 100), _scaled(view.measure("retention"), 100)) for view in views
+    ]
+    text = "; ".join(
+        f"{v.label} {_percent(v.measure('alpha_first'))} and {_percent(v.measure('retention'))}" for v in views
+    )
+    labels = "accepted at depth 0, %", "retention, %"
+    return _named_points(labels, points, "retention", f"Acceptance at depth 0 and retention: {text}.")
 
 
 def latency_panel(views: Sequence[VariantView]) -> Markup:
     """MAT against the time that a drafted token takes."""
     timed = [view for view in views if not math.isnan(view.draft_ms)]
-    with panel("milliseconds a drafted token", "MAT, tokens a step") as axes:
-        for view in timed:
-            _point(axes, view, Estimate(view.draft_ms, float("nan"), float("nan")), view.measure("mat"))
-        axes.set_xlim(left=0)
-        axes.set_ylim(bottom=1)
-        text = "; ".join(f"{v.label} {number(v.draft_ms, 2)} ms, MAT {number(v.measure('mat').value)}" for v in timed)
-        return to_svg(axes, "latency", f"Drafting time and MAT: {text}.")
+    points = [(view, Estimate(view.draft_ms, float("nan"), float("nan")), view.measure("mat")) for view in timed]
+    text = "; ".join(f"{v.label} {number(v.draft_ms, 2)} ms, MAT {number(v.measure('mat').value)}" for v in timed)
+    labels = "milliseconds a drafted token", "MAT, tokens a step"
+    return _named_points(labels, points, "latency", f"Drafting time and MAT: {text}.")
 
 
 def distance_panel(views: Sequence[VariantView], measure: str, ylabel: str) -> Markup:
@@ -175,8 +174,61 @@ def distance_panel(views: Sequence[VariantView], measure: str, ylabel: str) -> M
         )
 
 
-def _point(axes: Any, view: VariantView, x: Estimate, y: Estimate) -> None:
-    style = design_style(view)
+@contextmanager
+def _named_rows(xlabel: str, names: Sequence[str], width: float = PANEL[0]) -> Iterator[Any]:
+    """A panel with a row for each name, the first at the top."""
+    size = width, max(2.0, 0.9 + 1.3 * ROW * len(names))
+    with panel(xlabel, "", size, left=0.2 + LETTER * max(map(len, names))) as axes:
+        axes.set_yticks(range(len(names)), names)
+        axes.set_ylim(len(names) - 0.4, -0.6)
+        yield axes
+
+
+def _named_points(
+    labels: tuple[str, str], points: Sequence[tuple[VariantView, Estimate, Estimate]], name: str, description: str
+) -> Markup:
+    """Drafters as points with intervals; their names stand in a column, and a line leads to each."""
+    known = [point for point in points if math.isfinite(point[1].value) and math.isfinite(point[2].value)]
+    size = WIDE, max(PANEL[1], 0.9 + ROW * len(known))
+    with panel(*labels, size, right=0.4 + LETTER * max((len(view.label) for view, _, _ in known), default=0)) as axes:
+        for view, x, y in known:
+            _point(axes, design_style(view), x, y)
+        (left, right), (low, high) = axes.get_xlim(), axes.get_ylim()
+        axes.set_xlim(left, right)
+        axes.set_ylim(low, high)
+        column, step = right + 0.06 * (right - left), (high - low) * ROW / (size[1] - 0.72)
+        for (view, x, y), level in zip(known, _spread([y.value for _, _, y in known], step, low, high), strict=True):
+            axes.annotate(
+                view.label,
+                (x.value, y.value),
+                (column, level),
+                va="center",
+                fontsize=9,
+                color=LIGHT["muted"],
+                annotation_clip=False,
+                arrowprops={
+                    "arrowstyle": "-",
+                    "color": LIGHT["line"],
+                    "linewidth": 0.6,
+                    "relpos": (0, 0.5),
+                    "shrinkA": 1,
+                },
+            )
+        return to_svg(axes, name, description)
+
+
+def _spread(values: Sequence[float], step: float, low: float, high: float) -> list[float]:
+    """Heights of labels, at least ``step`` apart and in the order of the values, as near to them as this allows."""
+    heights, order = list(values), np.argsort(values).tolist()
+    above, below = high + step, low - step
+    for index in reversed(order):
+        above = heights[index] = min(heights[index], above - step)
+    for index in order:
+        below = heights[index] = max(heights[index], below + step)
+    return heights
+
+
+def _point(axes: Any, style: Series, x: Estimate, y: Estimate) -> None:
     if not math.isnan(x.low):
         axes.plot([x.low, x.high], [y.value, y.value], color=style.hex, linewidth=1.2, alpha=0.6)
     if not math.isnan(y.low):
@@ -190,9 +242,6 @@ def _point(axes: Any, view: VariantView, x: Estimate, y: Estimate) -> None:
         markeredgecolor=LIGHT["card"],
         linestyle="",
     )
-    if view.label != view.design and math.isfinite(x.value) and math.isfinite(y.value):
-        offset = {"xytext": (5, 3), "textcoords": "offset points"}
-        axes.annotate(view.label.partition(", ")[2], (x.value, y.value), fontsize=8, color=LIGHT["muted"], **offset)
 
 
 def _scaled(estimate: Estimate, factor: float) -> Estimate:

@@ -118,12 +118,14 @@ def comparisons(views: Sequence[VariantView]) -> list[Comparison]:
             _where(wide, lambda v: v.design in ("hidden", "hybrid", "cross")),
         ),
     ]
+    compared = [view for _, _, lines in chosen if len(lines) > 1 for view in lines]
+    alphas, agreements = (figures.depth_range(compared, figure) for figure in ("alpha", "agreement"))
     return [
         Comparison(
             title,
             tuple((v.label, s) for v, s in zip(lines, figures.styles(lines), strict=True)),
-            figures.alpha_panel(lines, name),
-            figures.agreement_panel(lines, name),
+            figures.alpha_panel(lines, name, alphas),
+            figures.agreement_panel(lines, name, agreements),
         )
         for name, title, lines in chosen
         if len(lines) > 1

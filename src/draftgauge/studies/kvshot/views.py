@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
-from draftgauge.report.style import fixed, number
+from draftgauge.report.style import fixed, p_text
 
 Row = Mapping[str, Any]
 LABELS = ("design", "layers", "injection", "init", "capacity", "remedy")
@@ -118,7 +118,7 @@ class PredictionView:
         """The numbers behind the verdict, and why there are none or why they decide nothing."""
         if not math.isfinite(self.p_value):
             return self.reason
-        corrected, seeds = number(self.p_value, 2), number(self.p_seeds, 2)
+        corrected, seeds = p_text(self.p_value), p_text(self.p_seeds)
         figures = f"difference {self.difference.text(3)}, corrected p {corrected}, seeds alone {seeds}"
         return f"{self.reason}; {figures}" if self.reason else figures
 
