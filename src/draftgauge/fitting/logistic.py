@@ -46,6 +46,14 @@ def fit_logistic(
     return model.coef_[0], float(model.intercept_[0])
 
 
+def fit_scaled(terms: Floats, outcomes: NDArray[np.bool_], weight: Floats) -> tuple[Floats, float]:
+    """:func:`fit_logistic` of terms brought to unit scale; the weights are those of the terms as they are."""
+    scale = terms.std(axis=0)
+    scale[scale == 0] = 1.0
+    weights, constant = fit_logistic(terms / scale, outcomes, weight)
+    return weights / scale, constant
+
+
 def mean_shift(logits: Floats, stood: NDArray[np.bool_]) -> float:
     """The shift of some logits at which their mean chance is the share that stood; 0 if all went one way."""
     if not stood.any() or stood.all():

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from draftgauge.core.errors import TraceError
 from draftgauge.fitting.decision_times import TIMED_LENGTH, decision_times
-from draftgauge.fitting.logistic import DIGITS, LEAST_EXAMPLES, UNVISITED, fit_logistic, mean_shift, spread_design
+from draftgauge.fitting.logistic import DIGITS, LEAST_EXAMPLES, UNVISITED, fit_scaled, mean_shift, spread_design
 from draftgauge.fitting.registry import FitOptions, register_fit
 from draftgauge.policies.acceptance_model import (
     AGREEMENTS,
@@ -222,10 +222,8 @@ def next_design(state: State) -> Floats:
 
 def _regress(examples: Examples) -> Floats:
     """Weights ``[K]`` on the terms as they are; the blocks of classes hold the constant."""
-    scale = examples.terms.std(axis=0)
-    scale[scale == 0] = 1.0
-    weights, constant = fit_logistic(examples.terms / scale, examples.stood, examples.weight)
-    return np.append(weights / scale, constant)
+    weights, constant = fit_scaled(examples.terms, examples.stood, examples.weight)
+    return np.append(weights, constant)
 
 
 def _token_offsets(examples: Examples, weights: Floats, tokens: NDArray[np.int64], prior: float) -> tuple[float, ...]:
