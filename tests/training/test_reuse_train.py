@@ -4,6 +4,7 @@ does.
 
 from __future__ import annotations
 
+import gc
 import json
 import math
 from dataclasses import replace
@@ -177,6 +178,24 @@ def test_cached_features_train_as_online_ones_do(base: TrainingSpec, tmp_path: P
         for kind in ("online", "cached")
     ]
     assert losses[1] == pytest.approx(losses[0], rel=0.02)
+
+
+@pytest.mark.parametrize("features", ["online", "cached"])
+def test_its_memory_is_free_behind_it(base: TrainingSpec, tmp_path: Path, features: str) -> None:
+    """Python collects what refers to itself late, and who trains one drafter after another loads a target each time."""
+
+    def modules() -> int:
+        return sum(issubclass(type(each), torch.nn.Module) for each in gc.get_objects())
+
+    train_drafter(replace(base, steps=1), tmp_path / "first")  # what is kept for all
+    gc.collect()
+    gc.disable()
+    try:
+        before = modules()
+        train_drafter(replace(base, steps=1, features=features), tmp_path / "second")
+        assert modules() == before
+    finally:
+        gc.enable()
 
 
 def test_a_warm_start_begins_where_the_hidden_drafter_ended(base: TrainingSpec, tmp_path: Path) -> None:

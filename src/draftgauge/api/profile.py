@@ -25,7 +25,7 @@ from draftgauge.api.requests import ProfileRequest
 from draftgauge.api.served import answered_prompts
 from draftgauge.api.summary import profile_rows
 from draftgauge.api.verb import verb
-from draftgauge.core.executor import check_executor
+from draftgauge.core.executor import check_executor, shared_ray
 from draftgauge.core.files import require_writable
 from draftgauge.core.locks import only_writer
 from draftgauge.core.progress import Progress, silent
@@ -80,9 +80,10 @@ def profile(request: ProfileRequest, *, progress: Progress = silent) -> list[dic
         try:
             if request.where.in_parts:
                 loaded.clear()  # the workers load their own
-                for name in names:
-                    single = replace(request, pair=request.pair.at(name))
-                    record_in_parts(single, folders[name], manifests[name], encoded, progress)
+                with shared_ray():
+                    for name in names:
+                        single = replace(request, pair=request.pair.at(name))
+                        record_in_parts(single, folders[name], manifests[name], encoded, progress)
             else:
                 _record_here(loaded, folders, manifests, encoded, request, progress)
         except KeyboardInterrupt as interrupt:

@@ -7,6 +7,7 @@ from typing import Any
 from draftgauge.api.requests import StudyKvshotRequest
 from draftgauge.api.runs import prompt_file
 from draftgauge.api.verb import verb
+from draftgauge.core.executor import shared_ray
 from draftgauge.core.files import require_writable
 from draftgauge.core.progress import Progress, silent
 from draftgauge.core.provenance import command_line, environment
@@ -55,7 +56,8 @@ def study_kvshot(request: StudyKvshotRequest, *, progress: Progress = silent) ->
     prompts = prompt_file(study.evaluation.prompts)
     validation = None if study.tuning is None else prompt_file(study.tuning.prompts)
     jobs = request.workers
-    outcome = run_study(study, out, prompts, validation, jobs.executor, jobs.cpus, jobs.gpus, progress)
+    with shared_ray():
+        outcome = run_study(study, out, prompts, validation, jobs.executor, jobs.cpus, jobs.gpus, progress)
     return _reported(request, outcome)
 
 

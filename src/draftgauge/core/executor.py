@@ -7,8 +7,11 @@ several machines the folder of their results must be one that all of them see.
 from __future__ import annotations
 
 import re
+import sys
 import traceback
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from contextvars import ContextVar
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -51,6 +54,30 @@ class Job(Protocol):
 
 Finished = Callable[[Outcome], None]
 
+_kept: ContextVar[bool] = ContextVar("whether a Ray that is started stays for the next jobs", default=False)
+
+
+@contextmanager
+def shared_ray() -> Iterator[None]:
+    """All that is executed inside uses the Ray that its first job on Ray starts: starting one, and the processes of its
+    workers, takes seconds. It ends behind the outermost of these blocks.
+    """
+    if _kept.get() or _ray_runs():
+        yield
+        return
+    token = _kept.set(True)
+    try:
+        yield
+    finally:
+        _kept.reset(token)
+        if _ray_runs():
+            sys.modules["ray"].shutdown()
+
+
+def _ray_runs() -> bool:
+    ray = sys.modules.get("ray")
+    return ray is not None and ray.is_initialized()
+
 
 def execute(
     jobs: Sequence[Job],
@@ -66,7 +93,7 @@ def execute(
     Args:
         jobs: those that others come after first.
         executor: ``local`` or ``ray``. The running Ray of this process is used, else the cluster that ``RAY_ADDRESS``
-            names, else one is started on this machine.
+            names, else one is started on this machine, for these jobs or those of a :func:`shared_ray`.
         finished: called with each outcome as it comes.
         cpus, gpus: that a job asks Ray for.
         progress: told (what, done, total) by jobs in this process.
@@ -138,7 +165,7 @@ def _ray(jobs: Sequence[Job], finished: Finished, cpus: int, gpus: float, retrie
             finished(outcome)
         return [outcomes[job.name] for job in jobs]
     finally:
-        if started_here:
+        if started_here and not _kept.get():
             ray.shutdown()
 
 
