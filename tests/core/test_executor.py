@@ -126,9 +126,13 @@ def test_what_is_run_in_one_block_shares_a_ray(counted: CountedRay, tmp_path: Pa
 
 
 def test_a_shared_ray_ends_with_an_error(counted: CountedRay, tmp_path: Path) -> None:
-    with pytest.raises(KeyboardInterrupt), shared_ray():
-        run_one(tmp_path)
-        raise KeyboardInterrupt
+    def stopped() -> None:
+        with shared_ray():
+            run_one(tmp_path)
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        stopped()
     assert not counted.running
     run_one(tmp_path)
     assert not counted.running

@@ -29,7 +29,7 @@ from draftgauge.training.reuse.data import source_of
 from draftgauge.training.reuse.request import TrainingSpec
 from draftgauge.training.reuse.train import train_drafter
 
-DEPTHS, STEPS, NEW_TOKENS, LONGEST = 2, 120, 32, 48
+DEPTHS, STEPS, NEW_TOKENS, LONGEST = 2, 60, 32, 48
 MARGIN = 0.05  # nats
 
 
@@ -67,7 +67,7 @@ def kl(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str], tuple
         draft_vocabulary=1024,
         depths=DEPTHS,
         steps=STEPS,
-        batch=2,
+        batch=4,
         checkpoint_every=STEPS,
         log_every=STEPS,
         device="cpu",
