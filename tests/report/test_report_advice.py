@@ -144,6 +144,13 @@ def test_the_best_policy_is_marked_and_the_bound_is_not():
     assert (group.lines[2].tokens_per_step, group.lines[2].modelled, group.lines[2].description) == ("–", "–", "")
 
 
+def test_a_point_is_no_interval():
+    ends = [(1.75, 1.75), (1.75, 1.76), (None, None)]
+    rows = [TableRow("code", f"fixed:{n}", live_low=low, live_high=high) for n, (low, high) in enumerate(ends)]
+    (group,) = compression_table(_view(rows=rows))
+    assert [line.interval for line in group.lines] == ["", "1.75 – 1.76", ""]
+
+
 def test_policies_side_by_side():
     one = _view(
         "none",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -82,21 +83,25 @@ def _line(row: TableRow, best_modelled: float, best_live: float, decimals: int) 
         marks.add("modelled")
     if best_live and row.live_ratio == best_live:
         marks.add("live")
-    interval = ""
-    if row.live_low is not None and row.live_high is not None:
-        interval = f"{fixed(row.live_low, 2)} {MISSING} {fixed(row.live_high, 2)}"
     return Line(
         policy=row.policy,
         description=describe(row.policy),
         modelled=ratio(row.modelled_ratio),
         live=ratio(row.live_ratio),
-        interval=interval,
+        interval=_interval(row.live_low, row.live_high),
         tokens_per_step=fixed(row.tokens_per_step, 3),
         modelled_speed=fixed(row.modelled_tokens_per_second, decimals),
         live_speed=fixed(row.live_tokens_per_second, decimals),
         mismatches=MISSING if row.mismatches is None else f"{row.mismatches:,}",
         marks=frozenset(marks),
     )
+
+
+def _interval(low: float | None, high: float | None) -> str:
+    """The ends of an interval; empty where it is a point, as of a single prompt or of plain decoding over itself."""
+    if low is None or high is None or math.isclose(low, high, rel_tol=1e-9):
+        return ""
+    return f"{fixed(low, 2)} {MISSING} {fixed(high, 2)}"
 
 
 @dataclass(frozen=True)
