@@ -4,9 +4,9 @@ after every resume.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from functools import lru_cache
+from typing import Generic, TypeVar
 
 import numpy as np
 import torch
@@ -16,6 +16,8 @@ from torch import Tensor
 from draftgauge.core.errors import DraftgaugeError
 from draftgauge.core.seeds import generator
 from draftgauge.training.reuse.answers import Conversation
+
+Value = TypeVar("Value")
 
 POOL_BATCHES = 16  # batches among whose conversations lengths are matched: little padding, and still a random order
 ROUND = 8  # sequences are padded to a multiple of this: fewer shapes, better tiles
@@ -100,6 +102,23 @@ def trained_positions(conversations: Sequence[Conversation], depth: int) -> int:
     return sum(max(0, len(c.tokens) - c.prompt - depth) for c in conversations)
 
 
+class Recent(Generic[Value]):
+    """The values of the two keys asked for last.
+
+    Who makes them is not kept, as ``functools.lru_cache`` of a bound method would: an object with such a cache refers
+    to itself, and its memory comes back late.
+    """
+
+    def __init__(self) -> None:
+        self._values: dict[int, Value] = {}
+
+    def get(self, key: int, make: Callable[[int], Value]) -> Value:
+        """The value of a key, made now if it is not at hand."""
+        value = self._values.pop(key) if key in self._values else make(key)
+        self._values = dict([*self._values.items(), (key, value)][-2:])
+        return value
+
+
 class DataOrder:
     """The conversations of every step.
 
@@ -112,12 +131,12 @@ class DataOrder:
         self._prompt = np.array([c.prompt for c in conversations])
         self._answer = np.array([len(c.tokens) - c.prompt for c in conversations])
         self.epoch_steps = len(conversations) // self.batch
-        self._epoch = lru_cache(maxsize=2)(self._make_epoch)
+        self._epochs = Recent[NDArray[np.int64]]()
 
     def step(self, step: int) -> NDArray[np.int64]:
         """``[batch]``: the conversations of a step, counted from 0; similar ones stand together."""
         epoch, number = divmod(step, self.epoch_steps)
-        return self._epoch(epoch)[number]
+        return self._epochs.get(epoch, self._make_epoch)[number]
 
     def _make_epoch(self, epoch: int) -> NDArray[np.int64]:
         rng = generator(self.seed, "order", epoch)

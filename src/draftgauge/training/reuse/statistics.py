@@ -14,6 +14,8 @@ from draftgauge.drafters.reuse.attention import Attention
 from draftgauge.drafters.reuse.blocks import Block
 from draftgauge.drafters.reuse.net import ReuseNet
 
+Hooked = tuple[nn.Module, Callable[..., None]]
+
 STREAM = "stream"
 BALANCED = 4.0  # largest ratio of the RMS of two parts of a sum, at initialisation, that training does not warn of
 
@@ -87,26 +89,29 @@ class ScaleWatch:
     """
 
     def __init__(self, net: ReuseNet) -> None:
+        self._net = net
         self._squares: dict[tuple[str, str], list[Tensor]] = {}
-        self._hooks: list[tuple[nn.Module, Callable[..., None]]] = []
-        if net.fuse is not None:
-            self._hooks.append((net.fuse, self._taps))
-        for index, block in enumerate(net.blocks):
-            self._watch_block(f"blocks.{index}", block)
 
-    def _watch_block(self, name: str, block: Block) -> None:
+    def _hooks(self) -> Iterator[Hooked]:
+        """What is called with which module; made anew whenever it is needed, as it refers to this watch."""
+        if self._net.fuse is not None:
+            yield self._net.fuse, self._taps
+        for index, block in enumerate(self._net.blocks):
+            yield from self._block_hooks(f"blocks.{index}", block)
+
+    def _block_hooks(self, name: str, block: Block) -> Iterator[Hooked]:
         for kind, attention in (("self", block.self_attention), ("chain", block.chain_attention)):
             if attention is not None and attention.from_token is not None and attention.from_state is not None:
-                self._watch(attention.from_token, f"{name}.{kind}_attention", "token")
-                self._watch(attention.from_state, f"{name}.{kind}_attention", "state")
+                yield self._hook(attention.from_token, f"{name}.{kind}_attention", "token")
+                yield self._hook(attention.from_state, f"{name}.{kind}_attention", "state")
         attended = block.join or block.self_attention or block.chain_attention
         assert attended is not None
-        self._hooks.append((block, lambda module, inputs, output: self._add(f"{name}.residual", STREAM, inputs[0])))
-        self._watch(attended, f"{name}.residual", "attention")
-        self._watch(block.mlp, f"{name}.residual", "mlp")
+        yield block, lambda module, inputs, output: self._add(f"{name}.residual", STREAM, inputs[0])
+        yield self._hook(attended, f"{name}.residual", "attention")
+        yield self._hook(block.mlp, f"{name}.residual", "mlp")
 
-    def _watch(self, module: nn.Module, total: str, part: str) -> None:
-        self._hooks.append((module, lambda module, inputs, output: self._add(total, part, output)))
+    def _hook(self, module: nn.Module, total: str, part: str) -> Hooked:
+        return module, lambda module, inputs, output: self._add(total, part, output)
 
     def _taps(self, fuse: nn.Linear, inputs: tuple[Tensor, ...], output: Tensor) -> None:
         width = fuse.weight.shape[0]
@@ -123,7 +128,7 @@ class ScaleWatch:
         """Record every pass, if ``on``."""
         self._squares.clear()
         with ExitStack() as hooks:
-            for module, hook in self._hooks if on else ():
+            for module, hook in self._hooks() if on else ():
                 hooks.enter_context(module.register_forward_hook(hook))
             yield
 

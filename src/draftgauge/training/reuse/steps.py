@@ -15,7 +15,6 @@ import time
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
-from functools import lru_cache
 from itertools import pairwise
 
 import numpy as np
@@ -31,7 +30,7 @@ from draftgauge.training.loop import autocast_dtype
 from draftgauge.training.memory import peak_memory_gib
 from draftgauge.training.optimise import Schedule, optimise
 from draftgauge.training.reuse.answers import Conversation
-from draftgauge.training.reuse.batches import Batch, DataOrder, collate, trained_positions
+from draftgauge.training.reuse.batches import Batch, DataOrder, Recent, collate, trained_positions
 from draftgauge.training.reuse.features import FeatureSource
 from draftgauge.training.reuse.gate import GateWatch
 from draftgauge.training.reuse.loss import (
@@ -92,7 +91,7 @@ class Training:
             raise DraftgaugeError(
                 f"{self.order.batch} conversations cannot be split into {self.parts} parts: give more prompts"
             )
-        self._batches = lru_cache(maxsize=2)(self._make_batches)
+        self._recent = Recent[list[Batch]]()
         self.optimizers = make_optimizers(net, request.optimizer, request.weight_decay)
         self.schedule = Schedule(
             steps=request.steps,
@@ -158,6 +157,9 @@ class Training:
             interval.last |= {} if gate is None else gate.row()
         if step == 0 and self.world.leads:
             warn_of(imbalances(self.scales.scales()), [name for name in NORMS if not getattr(request, name)])
+
+    def _batches(self, step: int) -> list[Batch]:
+        return self._recent.get(step, self._make_batches)
 
     def _make_batches(self, step: int) -> list[Batch]:
         """This process's parts of a step."""

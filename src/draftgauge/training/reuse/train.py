@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gc
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -60,9 +59,7 @@ def train_drafter(
     with joined(job.world, job.device):
         if not job.world.leads:
             progress, report = silent, lambda row: None
-        result = _train(job, progress, report)
-    gc.collect()  # a training refers to itself; who loads the target again needs the memory of this one
-    return result
+        return _train(job, progress, report)
 
 
 def _train_on_devices(job: Job, progress: Progress, report: Report) -> TrainResult:
