@@ -236,6 +236,17 @@ def test_drafts_leave_room_in_the_context(folders: dict[str, Path]) -> None:
         assert len(draft) <= room
 
 
+@pytest.mark.parametrize("longest", [1, 4, 7, 8, 9, 14])
+def test_the_probe_drafts_every_length_in_turn(folders: dict[str, Path], longest: int) -> None:
+    served = config(folders, costs_out="unused")
+    served.speculative_config.num_speculative_tokens = longest
+    probe = CostProbe(served)
+    texts = np.zeros((1, CONTEXT), np.int32)
+    texts[0, :9] = tokens(9).tolist()
+    lengths = [len(probe.propose([[int(texts[0, 8])]], np.array([9]), texts)[0]) for _ in range(longest + 1)]
+    assert sorted(lengths) == list(range(longest + 1))
+
+
 def test_the_probe_measures_every_length(folders: dict[str, Path], tmp_path: Path) -> None:
     out = tmp_path / "costs.json"
     probe = CostProbe(config(folders, costs_out=str(out)))

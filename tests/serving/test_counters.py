@@ -59,6 +59,20 @@ def test_without_positions_acceptance_is_taken_to_be_constant() -> None:
     assert counts.survival() == pytest.approx([chance**depth for depth in range(1, 5)], abs=1e-4)
 
 
+@pytest.mark.parametrize("by_position", [(800, 320, 256, 205, 164, 131, 105, 84), ()])
+def test_drafts_of_many_lengths_have_no_survival(by_position: tuple[int, ...]) -> None:
+    """Half of them one token and half eight: that few are accepted to depth two is not the target's doing."""
+    counts = SpeculationCounts(1000, 4500, 2065, by_position)
+    assert not counts.alike
+    with pytest.raises(DraftgaugeError, match="differ in length .4.5 tokens on average"):
+        counts.survival()
+
+
+def test_drafts_cut_short_at_the_end_are_alike() -> None:
+    assert SpeculationCounts(259, 1025, 357, (170, 100, 60, 27)).alike  # of llama.cpp's server, drafting four
+    assert SpeculationCounts(259, 1025, 357).alike
+
+
 def test_metrics_are_read_as_prometheus_writes_them() -> None:
     text = '# a comment\nup 1\nname{a="x\\"y",b="2"} 1.5e+03 1395066363000\n\nnothing NaN\n'
     up, name, nothing = parse_metrics(text)

@@ -73,7 +73,7 @@ def advise(request: AdviseRequest) -> list[Row]:
 
     Raises:
         DraftgaugeError: for an unknown engine, costs that are not known, or a server that does not answer, counts no
-            speculation, or serves another model.
+            speculation, serves another model, or, where nothing else is given, drafts more and fewer tokens in turn.
         TraceError: if the folder holds no complete run, or what is imported cannot be.
     """
     engine = engine_of(request.engine)
@@ -264,7 +264,7 @@ def _server_row(design: Design, counts: SpeculationCounts | None) -> Row:
         return {}
     length = round(counts.length)
     row: Row = {"server_tokens_per_step": 1 + counts.accepted / counts.drafts}
-    if length <= design.trace.gamma_max:
+    if counts.alike and length <= design.trace.gamma_max:
         outcome = replay_lengths(design.trace, np.full(design.trace.positions, length))
         row["expected_tokens_per_step"] = outcome.tokens_per_step
     return row

@@ -53,7 +53,7 @@ class ProposerOptions:
     Attributes:
         draft: draft model: an id, a folder, or 'reference'.
         drafter: kind of drafter: 'language_model' or 'prompt_lookup'.
-        policy: how far to draft, by spec or fitted file.
+        policy: how far to draft, by spec or fitted file; always ``num_speculative_tokens`` if left out.
         costs: JSON of what a step costs here, for policies that weigh cost.
         device: of the drafter; that of vLLM if left out.
         log: file to which every call is written, one JSON object a line.
@@ -62,7 +62,7 @@ class ProposerOptions:
 
     draft: str | None = None
     drafter: str = LANGUAGE_MODEL
-    policy: str = "fixed:4"
+    policy: str | None = None
     costs: Path | None = None
     device: str | None = None
     log: Path | None = None
@@ -187,7 +187,7 @@ class Proposer:
         return min(self.longest, self._context - request.length - 1)
 
     def _new_policy(self) -> Policy:
-        policy = make_policy(self.options.policy, self.longest, self._costs)
+        policy = make_policy(self.options.policy or f"fixed:{self.longest}", self.longest, self._costs)
         if SignalName.TARGET_ENTROPY in reads_of(policy):
             raise DraftgaugeError(
                 f"policy {self.options.policy} reads the target's entropy, which vLLM does not hand over"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Sequence
 from typing import Any
@@ -17,7 +18,7 @@ Timings = dict[int, list[float]]
 
 
 class CostProbe(Proposer):
-    """Drafts 0, 1, .. K tokens in turn, whatever becomes of them, and times the engine around it.
+    """Drafts every length from 0 to K in turn, whatever becomes of them, and times the engine around it.
 
     Serve requests with ``"model": "draftgauge.integrations.vllm_costs.CostProbe"``; the costs by batch size are written
     to ``costs_out`` as they come in, for ``draftgauge advise --costs`` and for the policies of the proposer. Drafting
@@ -37,6 +38,7 @@ class CostProbe(Proposer):
         self._draft: dict[int, Timings] = {}
         self._calls = 0
         self._length = 0
+        self._stride = next(stride for stride in (5, 3, 2, 1) if math.gcd(stride, self.longest + 1) == 1)
         self._returned: tuple[int, int, float] | None = None  # batch, length, when
 
     def propose(self, sampled_token_ids: Sequence[Sequence[int]], *arguments: Any, **named: Any) -> list[list[int]]:
@@ -46,7 +48,7 @@ class CostProbe(Proposer):
         if self._returned is not None and decoding and self._returned[0] == batch:
             _, length, returned = self._returned
             self._verify.setdefault(batch, {}).setdefault(length, []).append(started - returned)
-        self._length = self._calls * 5 % (self.longest + 1)
+        self._length = self._calls * self._stride % (self.longest + 1)
         self._calls += 1
         before = {id(request) for request in self.requests}
         proposals = super().propose(sampled_token_ids, *arguments, **named)

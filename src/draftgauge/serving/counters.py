@@ -26,6 +26,12 @@ _STARTED = {
 }
 
 
+ALIKE = 0.95
+"""Share of a draft's longest length that drafts have on average, at least, where they count as alike: ends of outputs
+and of contexts shorten some.
+"""
+
+
 @dataclass(frozen=True)
 class SpeculationCounts:
     """Counters of a server since it started.
@@ -47,12 +53,27 @@ class SpeculationCounts:
         """Mean tokens a draft."""
         return self.drafted / self.drafts
 
+    @property
+    def alike(self) -> bool:
+        """Whether all drafts may have had one length, but for a few that were cut short."""
+        longest = len(self.by_position) or math.ceil(self.length - (1 - ALIKE) * self.length)
+        return self.length >= ALIKE * longest
+
     def survival(self) -> tuple[float, ...]:
         """The share of drafts accepted up to each position ``1..K``.
 
         Where positions are not counted, every token is taken to be accepted with the same chance ``a`` after those
         before it, with ``a + .. + a ** K`` the accepted tokens a draft.
+
+        Raises:
+            DraftgaugeError: if drafts differ in length: how many had a position at all is not counted.
         """
+        if not self.alike:
+            longest = f" of up to {len(self.by_position)}" if self.by_position else ""
+            raise DraftgaugeError(
+                f"the server's drafts differ in length ({self.length:.3g} tokens on average{longest}), so its counters do "
+                "not say how often a position was reached: serve one fixed length, or give a recorded run"
+            )
         if self.by_position:
             return tuple(count / self.drafts for count in self.by_position)
         length = round(self.length)

@@ -26,8 +26,9 @@ def costs_of_steps(
         engine: which.
         plain: seconds of a step without speculation, one for each output.
         steps: fixed length -> seconds of a step that drafts and verifies so many tokens, one for each output.
-        draft: seconds of a token of the draft model served by itself. Without it all that a step takes beyond a plain
-            one counts as drafting, which is right for fixed lengths only.
+        draft: seconds of a token of the draft model served by itself, which may take longer than one within a step:
+            drafting is at most what a step takes beyond a plain one, and both parts add up to the step. Without it all
+            of that counts as drafting, which is right for fixed lengths only.
         gamma_max: the longest length wanted.
 
     Raises:
@@ -36,11 +37,11 @@ def costs_of_steps(
     if not steps:
         raise TraceError("costs need a server at a fixed length or more: name one, e.g. fixed:4=URL")
     whole = np.array(fitted_line({0: list(plain)} | {n: list(seconds) for n, seconds in steps.items()}, gamma_max))
-    if len(draft):
-        drafting = np.arange(gamma_max + 1) * float(np.median(draft))
-    else:
-        drafting = np.maximum.accumulate(np.maximum(whole - whole[0], np.arange(gamma_max + 1) * LEAST))
-    verify = np.maximum(whole - drafting, whole[0])  # a pass of more tokens is not shorter
+    beyond = np.maximum.accumulate(np.maximum(whole - whole[0], np.arange(gamma_max + 1) * LEAST))
+    alone = np.arange(gamma_max + 1) * float(np.median(draft)) if len(draft) else beyond
+    verifying = beyond - np.minimum(alone, beyond)
+    verifying = np.minimum.accumulate(verifying[::-1])[::-1]  # a pass of more tokens is not shorter
+    drafting, verify = beyond - verifying, whole[0] + verifying
     return EngineCosts(
         engine=engine,
         batches=(1,),
