@@ -23,6 +23,7 @@ class LinearCosts:
     reading: float = 0.0
     verifying: float = 0.02
     vocabulary: str = ""
+    compression: str = ""
 
     def step_seconds(
         self,

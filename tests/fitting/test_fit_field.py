@@ -12,13 +12,14 @@ from draftgauge.core.errors import DraftgaugeError, TraceError
 from draftgauge.fitting.specdec import fit_specdec
 from draftgauge.fitting.speckv import fit_speckv
 from draftgauge.policies import StatelessPolicy, make_policy
-from draftgauge.policies.base import SignalArrays
+from draftgauge.policies.base import Signal, SignalArrays, Step
 from draftgauge.policies.bundled import bundled_policy
 from draftgauge.policies.fitted import FittedPolicy, fitted_policy, load_fitted, save_fitted
 from draftgauge.policies.specdec import AcceptanceHead, SpecDecPlusPlus, dense_features
 from draftgauge.policies.speckv import GammaChooser, Network, SpecKVPrevious, SpecKVTwo
 from draftgauge.replay.simulate import positions_in_prompt, replay
 from draftgauge.traces.trace import Trace
+from linear_costs import LinearCosts
 from synthetic import synthetic_trace
 
 GAMMA_MAX = 8
@@ -92,6 +93,14 @@ def test_speckv_learns_compression_from_traces_of_several(trace: Trace) -> None:
     assert rates["none"] > 0.5
     assert rates["nf4"] < 0.2
     assert fitted.parameters["compression"] == "none"
+
+    def chosen(compression: str) -> int:
+        policy = fitted_policy(fitted, GAMMA_MAX, LinearCosts(compression=compression))
+        policy.observe(Step(2, 2, 3, (Signal(1, 0.95, 0.1, 0.9), Signal(2, 0.97, 0.05, 0.9))))
+        return policy.limit()
+
+    assert chosen("nf4") == chosen("bnb-nf4") == 2 < chosen("none") == chosen("bf16")
+    assert chosen("int8") == chosen("") == chosen("none")  # none of which it has seen
 
 
 @pytest.mark.parametrize("kind", ["specdec", "speckv"])

@@ -60,12 +60,13 @@ def fit_speckv(traces: Trace | Sequence[Trace], reading: Reading = "previous", s
         if len(rates) == 0:
             raise TraceError(f"{NAME} learns from steps that follow each other; the texts of this trace are too short")
         networks[kind], scores[kind] = _fit(features, rates, seed)
+    compressions = [trace.compression for trace in traces]
     return FittedPolicy(
         policy=NAME,
         gamma_max=gamma_max,
         signals=FEATURES,
-        parameters=networks | {"reading": reading, "compression": traces[0].compression},
-        provenance={"compressions": [trace.compression for trace in traces], "seed": seed, "training": scores},
+        parameters=networks | {"reading": reading, "compression": compressions[0], "fitted_on": compressions},
+        provenance={"compressions": compressions, "seed": seed, "training": scores},
         trained_on=tuple(dict.fromkeys(chain.from_iterable(map(prompt_keys, traces)))),
     )
 

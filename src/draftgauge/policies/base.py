@@ -133,6 +133,11 @@ class StepCosts(Protocol):
         ...
 
     @property
+    def compression(self) -> str:
+        """Of the target; empty where it is not known."""
+        ...
+
+    @property
     def contexts(self) -> tuple[int, ...]:
         """Context lengths in tokens at which costs were measured, increasing."""
         ...

@@ -66,13 +66,21 @@ class SpecKVNumbers:
         previous: network of the reading "previous".
         two: network of the reading "two".
         reading: the one to use.
-        compression: of the target, one of the keys of :data:`COMPRESSION_CODES`.
+        compression: of the target, one of the keys of :data:`COMPRESSION_CODES`, where costs do not say it.
+        fitted_on: compressions that the networks have seen.
     """
 
     previous: Network
     two: Network
     reading: Reading = "previous"
     compression: Compression = "none"
+    fitted_on: tuple[Compression, ...] = ()
+
+    def of(self, compression: str) -> SpecKVNumbers:
+        """The same for a target of this compression; as they are if the networks have not seen any such."""
+        code = COMPRESSION_CODES.get(compression)
+        seen = {COMPRESSION_CODES[each]: each for each in self.fitted_on}
+        return self if code is None else replace(self, compression=seen.get(code, self.compression))
 
 
 class GammaChooser:
@@ -196,7 +204,8 @@ def make_speckv(numbers: SpecKVNumbers, gamma_max: int) -> Policy:
 
 @register_fitted(NAME, FEATURES)
 def _from_numbers(parameters: Mapping[str, Any], gamma_max: int, costs: StepCosts | None) -> Policy:
-    return make_speckv(from_mapping(SpecKVNumbers, parameters, f"fitted policy {NAME}"), gamma_max)
+    numbers = from_mapping(SpecKVNumbers, parameters, f"fitted policy {NAME}")
+    return make_speckv(numbers if costs is None else numbers.of(costs.compression), gamma_max)
 
 
 @register_policy(

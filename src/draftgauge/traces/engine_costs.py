@@ -64,7 +64,7 @@ class EngineCosts:
             draft_high=draft,
             overhead=0.0,
             plain=(self.plain[row],),
-            compression="none",
+            compression="",  # an engine may serve any checkpoint
             device=self.engine,
             dtype="",
         )
