@@ -12,9 +12,14 @@ from typing import Any
 import pytest
 
 from command_line import draftgauge
-from draftgauge.api.advise import LOADED, recorded_with
+from draftgauge.api.advise import LOADED, advise, recorded_with
+from draftgauge.api.runs import read_run
 from draftgauge.core.rendering import Rendering
+from draftgauge.fitting.registry import FitOptions, fit_policy
 from draftgauge.models.compression import COMPRESSIONS
+from draftgauge.policies.fitted import save_fitted
+from draftgauge.replay.splits import Design, split_trace
+from draftgauge.serving.advice import EngineAdvice, advise_settings
 from draftgauge.traces.costs import CostCurve
 from draftgauge.traces.engine_costs import EngineCosts
 from draftgauge.traces.manifest import Manifest
@@ -74,6 +79,28 @@ def test_few_prompts_do_not_say_how_sure_the_advice_is(tmp_path: Path) -> None:
     assert best is not None
     assert (best["sure"], best["prompts"]) == (None, 3)
     assert "How sure that is, 3 prompts do not say: record more." in shown
+
+
+def test_rules_are_not_chosen_on_their_own_prompts(run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    trace, costs = read_run(run)
+    fitted = fit_policy("stopping", [split_trace(trace, "train")], [costs], FitOptions(GAMMA_MAX))
+    save_fitted(fitted, tmp_path / "rule.json")
+    chosen_on: list[set[str]] = []
+
+    def recorded(design: Design, *rest: Any) -> EngineAdvice:
+        assert design.train is not None
+        chosen_on.append({prompt.split for prompt in design.train.prompts})
+        return advise_settings(design, *rest)
+
+    monkeypatch.setattr("draftgauge.api.advise.advise_settings", recorded)
+    _, best, shown = advised([str(run), "--policy", str(tmp_path / "rule.json")], tmp_path / "rows.json")
+    assert best is not None
+    assert "was fitted on" not in shown
+    advised([str(run)], tmp_path / "rows.json")
+    assert chosen_on == [{"validation"}, {"train"}]
+    monkeypatch.undo()
+    with pytest.warns(UserWarning, match="was fitted on 36 of the 36 prompts that it is evaluated on"):
+        advise(run, policies=[str(tmp_path / "rule.json")], split="train")
 
 
 def test_costs_of_an_engine_decide(run: Path, tmp_path: Path) -> None:

@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import json
 import shlex
+import warnings
 from collections.abc import Mapping
 from dataclasses import dataclass
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from draftgauge.api.replay import Warn, warn_of_seen
 from draftgauge.api.requests import AdviseRequest
 from draftgauge.api.runs import read_run, select_runs
 from draftgauge.api.verb import verb
@@ -20,7 +23,7 @@ from draftgauge.models.reference import resolve_source
 from draftgauge.policies.fitted import FITTED_SUFFIX, is_fitted, load_fitted
 from draftgauge.policies.registry import expand_policy
 from draftgauge.replay.simulate import replay_lengths
-from draftgauge.replay.splits import MIN_PROMPTS, Design, design_of
+from draftgauge.replay.splits import MIN_PROMPTS, Design, choosing_unseen, design_of
 from draftgauge.serving.advice import EngineAdvice, SettingOutcome, advise_settings, batch_lengths
 from draftgauge.serving.counters import SpeculationCounts, check_served, read_counts, standard_errors, tokens_per_step
 from draftgauge.serving.engines import FIXED, PLAIN, Engine, Places, engine_of, fixed_length, settings_document
@@ -52,13 +55,22 @@ class _Source:
     drawn: float | None = None
 
 
+def _warn(message: str) -> None:
+    warnings.warn(message, stacklevel=6)
+
+
 @verb(AdviseRequest)
-def advise(request: AdviseRequest) -> list[Row]:
+def advise(request: AdviseRequest, *, on_warning: Warn = _warn) -> list[Row]:
     """Say whether to speculate in an engine, with which length or rule, and how sure that is.
 
     From a run or from imported requests, every setting that the engine can run is replayed with the engine's costs; the
-    one advised is chosen on training prompts where there are any. From a server alone, what each length up to the one
+    one advised is chosen on training prompts where there are any, or, where a rule was fitted on some of these, on
+    validation prompts if there are 8. From a server alone, what each length up to the one
     it drafts commits follows from its counters; with costs, so does the speed.
+
+    Args:
+        request: what to advise on.
+        on_warning: told of rules that are judged on prompts that they were fitted on; by default a Python warning.
 
     Returns:
         One row a setting: ``engine``, ``setting``, ``speedup`` over plain decoding with ``low`` and ``high`` (95%, by
@@ -89,13 +101,13 @@ def advise(request: AdviseRequest) -> list[Row]:
             raise DraftgaugeError("advice needs a recorded run, --requests, or a running server (--url)")
         return _from_counters(request, engine, counts)
     if request.requests is not None:
-        return _rows(request, engine, _from_requests(request, engine, request.requests), counts)
+        return _rows(request, engine, _from_requests(request, engine, request.requests), counts, on_warning)
     assert request.folder is not None
     runs = select_runs(request.folder)
     if len(runs) > 1:
         names = ", ".join(str(run) for run, _ in runs)
         raise DraftgaugeError(f"{request.folder} holds {len(runs)} runs: advice is about one of them ({names})")
-    return _rows(request, engine, _from_run(request, engine, *runs[0]), counts)
+    return _rows(request, engine, _from_run(request, engine, *runs[0]), counts, on_warning)
 
 
 def _from_run(request: AdviseRequest, engine: Engine, run: Path, manifest: Manifest) -> _Source:
@@ -185,12 +197,14 @@ def _from_requests(request: AdviseRequest, engine: Engine, answers: Path) -> _So
     return _Source(imported.trace, curves, places, (), False, False, imported.drawn)
 
 
-def _trained_on(own: tuple[str, ...]) -> set[str]:
-    return {key for spec in own if spec.endswith(FITTED_SUFFIX) for key in load_fitted(Path(spec)).trained_on}
-
-
-def _rows(request: AdviseRequest, engine: Engine, source: _Source, counts: SpeculationCounts | None) -> list[Row]:
-    design = design_of(source.trace, request.judged.split, _trained_on(source.own))
+def _rows(
+    request: AdviseRequest, engine: Engine, source: _Source, counts: SpeculationCounts | None, on_warning: Warn
+) -> list[Row]:
+    fitted_on = {spec: load_fitted(Path(spec)).trained_on for spec in source.own if spec.endswith(FITTED_SUFFIX)}
+    seen = set(chain.from_iterable(fitted_on.values()))
+    design = choosing_unseen(design_of(source.trace, request.judged.split, seen), source.trace, seen)
+    if request.folder is not None:
+        warn_of_seen(request.folder, design, fitted_on, on_warning)
     design = _narrowed(design, min(curve.gamma_max for curve in source.curves.values()))
     settings = engine.settings(design.trace.gamma_max, source.own)
     if not source.policies:

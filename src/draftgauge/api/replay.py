@@ -149,6 +149,18 @@ def _check(
             f"the costs in {run} were measured on {costs.device}, its trace on {manifest.device}: seconds are those "
             f"of {costs.device}"
         )
+    warn_of_seen(run, design, trained_on, on_warning)
+
+
+def warn_of_seen(run: Path, design: Design, trained_on: Mapping[str, Sequence[str]], on_warning: Warn) -> None:
+    """Warn of policies that are evaluated on prompts that they were fitted on.
+
+    Args:
+        run: folder of the run.
+        design: its prompts.
+        trained_on: ``task/identifier`` of the prompts that each policy was fitted on.
+        on_warning: told of each.
+    """
     keys = prompt_keys(design.trace)
     for spec, fitted_on in trained_on.items():
         seen = len(set(fitted_on).intersection(keys))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Collection
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 from numpy.typing import NDArray
@@ -118,3 +118,24 @@ def design_of(trace: Trace, split: str | None = None, trained_on: Collection[str
         split = TEST if named or set(trained_on).intersection(prompt_keys(trace)) else EVERYTHING
     judged_alone = split in (TRAIN, EVERYTHING)
     return Design(split, split_trace(trace, split), None if judged_alone else split_trace(trace, TRAIN))
+
+
+def choosing_unseen(design: Design, trace: Trace, trained_on: Collection[str]) -> Design:
+    """The same with validation prompts in the place of training ones that a policy was fitted on.
+
+    A fitted policy looks better on its own prompts than fixed lengths do, so to choose between them takes others. The
+    design stays as it is where validation prompts are judged, are fewer than :data:`MIN_PROMPTS`, or were seen too.
+
+    Args:
+        design: of the trace.
+        trace: all recorded prompts.
+        trained_on: ``task/identifier`` of the prompts that policies were fitted on.
+    """
+    seen = set(trained_on)
+    if design.train is None or design.split == VALIDATION or not seen.intersection(prompt_keys(design.train)):
+        return design
+    validation = splits_of(trace) == VALIDATION
+    if validation.sum() < MIN_PROMPTS:
+        return design
+    unseen = select(trace, validation)
+    return design if seen.intersection(prompt_keys(unseen)) else replace(design, train=unseen)

@@ -71,8 +71,8 @@ class SpeculationCounts:
         if not self.alike:
             longest = f" of up to {len(self.by_position)}" if self.by_position else ""
             raise DraftgaugeError(
-                f"the server's drafts differ in length ({self.length:.3g} tokens on average{longest}), so its counters do "
-                "not say how often a position was reached: serve one fixed length, or give a recorded run"
+                f"the server's drafts differ in length ({self.length:.3g} tokens on average{longest}), so its counters "
+                "do not say how often a position was reached: serve one fixed length, or give a recorded run"
             )
         if self.by_position:
             return tuple(count / self.drafts for count in self.by_position)
