@@ -8,11 +8,11 @@ different positions for every drafter, and a drafter that rarely gets deep does 
 
 Seeds and prompts are crossed random effects (:mod:`draftgauge.statistics.effects`); p-values are two-sided and
 Holm-corrected for as many tests as the study allows, four at most. Beside each stands the p-value of the seeds alone. A
-prediction is *supported* if its difference is positive and *contradicted* if it is negative, at a corrected p below 0.05 and with an
-interval that leaves out 0; else it is *undecided*, as it is where the study did not train what it is about, and where
-one of the two drafters is not shown to beat, on the same measure, the control that reads nothing: what such a drafter
-reuses it has not learned to use, and to compare it says nothing about reuse. Nor is anything decided by fewer than five
-seeds.
+prediction is *supported* if its difference is positive and *contradicted* if it is negative, at a corrected p below
+0.05 and with an interval that leaves out 0; else it is *undecided*, as it is where the study did not train what it is
+about, and where one of the two drafters is not shown to beat, on the same measure, the control that reads nothing: what
+such a drafter reuses it has not learned to use, and to compare it says nothing about reuse. Nor is anything decided by
+fewer than five seeds.
 """
 
 from __future__ import annotations
