@@ -145,6 +145,25 @@ def test_greedy_output_and_steps_are_those_of_plain_decoding_and_of_replay():
     assert mixed > 5
 
 
+@pytest.mark.parametrize("limits", [(0,), (2,)])
+def test_what_is_copied_behind_an_end_token_was_not_accepted(limits):
+    """A prompt that holds end tokens foretells what follows them; the output ends there, live as in replay."""
+    table = torch.zeros(5, 5, 5)
+    for last in range(1, 5):
+        table[:, last, last % 4 + 1] = 9.0  # 1 2 3 4 1 2 3 4 ...
+    target, drafter = MarkovModel(table), LanguageModelDrafter(MarkovModel(table))
+    settings, prompt = DecodingSettings(20, end_tokens=frozenset({4})), [1, 2, 3, 4, 1, 2, 3, 4, 1]
+    entry = Prompt(0, "0", "code", "test", "")
+    record = record_prompt(target, drafter, entry, prompt, RecordingPlan(settings, 8), tiny_tokenizer())
+    live = speculative_decode(target, drafter, DraftsThenCopies(limits, 6), prompt, settings)
+    assert live.tokens == [2, 3, 4]
+    assert live.origins.count("text") == sum(step.accepted_text for step in live.steps) > 0
+    assert [step.accepted for step in live.steps] == [3]
+    replayed = replay(make_trace([record], max_new_tokens=20), DraftsThenCopies(limits, 6)).record
+    for name in ("drafted", "appended", "accepted", "committed", "accepted_text"):
+        assert [getattr(step, name) for step in live.steps] == getattr(replayed, name).tolist()
+
+
 def test_a_speculative_model_keeps_up_with_copied_tokens():
     """The drafter's own cache is rolled back to what it drafted, and takes in what was copied."""
     model = wrap(tiny_model(seed=1))

@@ -175,7 +175,7 @@ def test_an_end_token_inside_a_draft_drops_the_rest():
     assert result.tokens == [1, 2, 3, 4]
     assert result.finish == "stop"
     assert result.origins == ["accepted"] * 4
-    assert (result.steps[0].drafted, result.steps[0].accepted, result.steps[0].committed) == (6, 6, 4)
+    assert (result.steps[0].drafted, result.steps[0].accepted, result.steps[0].committed) == (6, 4, 4)
     assert seen == [(result.tokens, result.origins)]
 
 

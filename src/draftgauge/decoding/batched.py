@@ -314,7 +314,7 @@ class _BatchLoop:
         if self.draft.length(slot) > committed + accepted:
             self.draft.truncate(slot, committed + accepted)
         text = tokens if SignalName.TEXT in self.policy.reads else ()
-        step = Step(len(proposed), accepted, len(tokens), shown[: len(proposed)], NAN, text)
+        step = Step(len(proposed), min(accepted, len(tokens)), len(tokens), shown[: len(proposed)], NAN, text)
         self.policy.observe(slot, step)
         request.output.tokens += tokens
         request.output.steps.append(step)

@@ -204,10 +204,10 @@ class _Loop:
 
     def commit(self, draft: Draft, verdict: Verdict, logits: Tensor) -> Finish | None:
         """Add the tokens to the output, roll the drafter back to it and tell the policy."""
-        accepted = verdict.accepted
-        tokens, finish = self.stopper.cut([*draft.tokens[:accepted], verdict.token])
+        tokens, finish = self.stopper.cut([*draft.tokens[: verdict.accepted], verdict.token])
         committed = len(tokens)
-        self.drafter.commit(min(accepted, draft.kept, committed), tokens)
+        accepted = min(verdict.accepted, committed)  # what stands behind the end of the output is no part of it
+        self.drafter.commit(min(accepted, draft.kept), tokens)
         self.last_token = tokens[-1]
 
         entropy = float(entropy_bits(logits[committed - 1])) if self.reads_entropy else math.nan

@@ -44,7 +44,8 @@ class Step(NamedTuple):
 
     Attributes:
         drafted: tokens that the drafter drafted, 0 or more.
-        accepted: how many tokens the target accepted, of the drafted ones and then of those looked up.
+        accepted: how many tokens the target accepted, of the drafted ones and then of those looked up, up to the end of
+            the output.
         committed: tokens added to the output: ``accepted + 1``, fewer where the output ended inside the step.
         signals: one per drafted token, in order; empty for policies that read no signal of drafted tokens.
         target_entropy: entropy in bits of the target's distribution behind the last committed token; NaN for policies

@@ -10,6 +10,7 @@ from torch import Generator, Tensor
 
 from draftgauge.core.errors import DraftgaugeError
 
+_COLDEST = torch.finfo(torch.float32).tiny
 _FIRST_WIDTH = 256  # tokens sorted at first for top-p, enough for most distributions
 
 
@@ -33,6 +34,11 @@ class Sampling:
     def __post_init__(self) -> None:
         if not (math.isfinite(self.temperature) and self.temperature >= 0):
             raise DraftgaugeError(f"temperature must be 0 (greedy) or a positive number, not {self.temperature}")
+        if 0 < self.temperature < _COLDEST:
+            raise DraftgaugeError(
+                f"temperature {self.temperature} is too small to divide by in float32: give {_COLDEST:.2g} or more, or "
+                "0 for greedy decoding"
+            )
         if self.top_k < 0:
             raise DraftgaugeError(f"top_k must be 0 (keep all tokens) or positive, not {self.top_k}")
         if not 0 < self.top_p <= 1:
