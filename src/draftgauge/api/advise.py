@@ -21,12 +21,12 @@ from draftgauge.core.errors import DraftgaugeError
 from draftgauge.core.files import atomic_write_text
 from draftgauge.models.reference import resolve_source
 from draftgauge.policies.fitted import FITTED_SUFFIX, is_fitted, load_fitted
-from draftgauge.policies.registry import expand_policy
-from draftgauge.replay.simulate import replay_lengths
+from draftgauge.policies.registry import expand_policy, make_policy
+from draftgauge.replay.simulate import can_replay, replay_lengths
 from draftgauge.replay.splits import MIN_PROMPTS, Design, choosing_unseen, design_of
 from draftgauge.serving.advice import EngineAdvice, SettingOutcome, advise_settings, batch_lengths
 from draftgauge.serving.counters import SpeculationCounts, check_served, read_counts, standard_errors, tokens_per_step
-from draftgauge.serving.engines import FIXED, PLAIN, Engine, Places, engine_of, fixed_length, settings_document
+from draftgauge.serving.engines import FIXED, P_MIN, PLAIN, Engine, Places, engine_of, fixed_length, settings_document
 from draftgauge.serving.requests_trace import import_requests
 from draftgauge.traces.build import narrow
 from draftgauge.traces.costs import CostCurve
@@ -210,6 +210,8 @@ def _rows(
     if not source.policies:
         settings = [s for s in settings if fixed_length(s) is not None or (source.signals and engine.p_min)]
     curve = source.curves[min(source.curves)]
+    if not request.policies:
+        settings = [setting for setting in settings if _known(setting, design.trace, curve)]
     advice = advise_settings(design, curve, settings)
     lengths = batch_lengths(design, source.curves) if len(source.curves) > 1 else {1: advice.best_length}
     _write_settings(request, engine, advice.advised.setting, lengths, source.places)
@@ -218,6 +220,13 @@ def _rows(
         extra["by_batch"] = json.dumps(lengths)
     prompts = len(design.trace.prompts)
     return [_row(engine, source, advice, outcome, prompts, extra) for outcome in advice.outcomes]
+
+
+def _known(setting: str, trace: Trace, costs: CostCurve) -> bool:
+    """Whether a trace says how a setting does."""
+    if setting.startswith(P_MIN) or fixed_length(setting) is not None:
+        return True
+    return can_replay(trace, make_policy(setting, trace.gamma_max, costs))
 
 
 def _narrowed(design: Design, longest: int) -> Design:

@@ -23,7 +23,7 @@ from draftgauge.policies.stored_texts import StoredTexts
 from draftgauge.replay.batch_rows import batch_rows
 from draftgauge.replay.cost_sweep import cost_sweep
 from draftgauge.replay.evaluate import Rivals, best_fixed_gamma, evaluate_design
-from draftgauge.replay.simulate import Replay
+from draftgauge.replay.simulate import Replay, can_replay
 from draftgauge.replay.splits import Design, design_of, prompt_keys
 from draftgauge.traces.costs import CostCurve
 from draftgauge.traces.manifest import Manifest
@@ -48,7 +48,7 @@ def replay(
     policy was fitted on some of them, else all.
 
     Args:
-        request: what to replay.
+        request: what to replay; where it names no policy, those that every comparison has, and that the trace can judge.
         objects: policies of your own by name, beside the named ones; with them and without named ones, only they run.
             Copies run, a new one for every run and cost ratio, so that none goes on with what another has learned.
         on_warning: told of prompts that a policy was fitted on, and of costs from another device; by default a Python
@@ -74,9 +74,11 @@ def replay(
         stored = None if request.datastore is None else read_stored(request.datastore, costs.vocabulary, judged)
 
         def make(
-            curve: CostCurve, gamma_max: int = design.trace.gamma_max, stored: StoredTexts | None = stored
+            curve: CostCurve, trace: Trace = design.trace, stored: StoredTexts | None = stored
         ) -> dict[str, Policy | Replay]:
-            arms = _arms(specs, objects or {}, gamma_max, curve)
+            arms = _arms(specs, objects or {}, trace.gamma_max, curve)
+            if specs is DEFAULT_POLICIES:
+                arms = {name: policy for name, policy in arms.items() if can_replay(trace, policy)}
             if stored is not None:
                 with_stored(list(arms.values()), stored)
             return dict(arms)

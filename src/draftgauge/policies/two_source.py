@@ -360,6 +360,7 @@ def _bundled(gamma_max: int, costs: StepCosts) -> tuple[TwoSourceNumbers, int]:
 @register_policy(
     TWO_SOURCE,
     "drafts on, appends what the text foretells, or stops, by what each brings and costs (two sources)",
+    compared=True,
     timed=True,
 )
 def two_source(horizon: int = 8, *, gamma_max: int, costs: StepCosts) -> Policy:

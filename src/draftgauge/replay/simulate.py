@@ -156,6 +156,13 @@ class Replay:
         return float(self.accepted.sum() / proposed) if proposed else float("nan")
 
 
+def can_replay(trace: Trace, policy: Policy) -> bool:
+    """Whether a trace says how a policy does: one of sampled decoding does not hold the target's chances of tokens that
+    a policy looks up in the text.
+    """
+    return trace.sampled is None or not isinstance(policy, Extends)
+
+
 def replay(trace: Trace, policy: Policy, costs: CostCurve | None = None) -> Replay:
     """Run a policy over all prompts of a trace, in their order.
 
@@ -174,12 +181,12 @@ def replay(trace: Trace, policy: Policy, costs: CostCurve | None = None) -> Repl
 def _replayed(trace: Trace, policy: Policy, costs: CostCurve | None, trims: bool) -> Replay:
     """:func:`replay`; of sampled decoding no drafted token is left out (:class:`~draftgauge.policies.base.Trims`)."""
     charge = Charge(reads_of(policy), decision_of(policy))
+    if not can_replay(trace, policy):
+        raise TraceError(
+            f"policy {type(policy).__name__} appends tokens that it looks up in the text, and a trace of sampled "
+            "decoding does not hold the target's chances of those: replay it on a greedy trace, or run it live"
+        )
     if trace.sampled is not None:
-        if isinstance(policy, Extends):
-            raise TraceError(
-                f"policy {type(policy).__name__} appends tokens that it looks up in the text, and a trace of sampled "
-                "decoding does not hold the target's chances of those: replay it on a greedy trace, or run it live"
-            )
         if isinstance(policy, StatelessPolicy) and not isinstance(policy, TextPolicy):
             return _expected(trace, lengths_by_refusal(trace, policy), costs, charge)
         return mean_of([_replayed(walked, deepcopy(policy), costs, trims=False) for walked in draws(trace)])

@@ -10,6 +10,7 @@ from draftgauge.policies.base import Policy
 from draftgauge.policies.registry import compared_policies
 from draftgauge.replay import Replay, evaluate
 from draftgauge.replay.evaluate import Resampling
+from draftgauge.replay.simulate import can_replay
 from draftgauge.report.live import LiveRow, fixed_gamma, is_policy
 from draftgauge.report.views import SpeedCurve, TableRow
 from draftgauge.statistics.bootstrap import RESAMPLES
@@ -58,9 +59,10 @@ def table_rows(
 
 
 def _policies(trace: Trace, cost: CostCurve, live: Sequence[LiveRow]) -> dict[str, Policy | Replay]:
-    """The policies to replay beside fixed lengths: the standard ones, and those measured."""
+    """The policies to replay beside fixed lengths: of the standard ones and those measured what the trace can judge."""
     measured = [row.policy for row in live if row.gamma is None and is_policy(row.policy)]
-    return {spec: make_policy(spec, trace.gamma_max, cost) for spec in dict.fromkeys([*POLICIES, *measured])}
+    made = {spec: make_policy(spec, trace.gamma_max, cost) for spec in dict.fromkeys([*POLICIES, *measured])}
+    return {spec: policy for spec, policy in made.items() if can_replay(trace, policy)}
 
 
 def _shown_lengths(curve: SpeedCurve, here: Mapping[str, LiveRow], lengths: Sequence[int]) -> set[int]:
@@ -81,9 +83,8 @@ def _order(lengths: set[int], policies: Mapping[str, Any], here: Mapping[str, Li
     fixed = [f"fixed:{gamma}" for gamma in sorted(lengths)]
     others = [name for name in policies if name not in (NOTHING, HINDSIGHT) and fixed_gamma(name) is None]
     nothing = [NOTHING] if NOTHING in policies else []
-    return list(
-        dict.fromkeys([PLAIN, *nothing, *fixed, *others, *(name for name in here if not is_policy(name)), HINDSIGHT])
-    )
+    measured = [name for name in here if not is_policy(name) or (fixed_gamma(name) is None and name not in policies)]
+    return list(dict.fromkeys([PLAIN, *nothing, *fixed, *others, *measured, HINDSIGHT]))
 
 
 def _row(curve: SpeedCurve, policy: str, replayed: Mapping[str, Any] | None, live: LiveRow | None) -> TableRow:
