@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from command_line import draftgauge
 from draftgauge.api import demo as demo_module
 from draftgauge.api.arms import transformers_arms
 from draftgauge.api.bench import bench
@@ -93,6 +94,20 @@ def test_demo_gives_modelled_and_live_figures(inputs: dict[str, Path], tmp_path:
         if row["compression"] == "none":
             assert row["mismatches"] == 0
             assert row["tokens_per_step"] == pytest.approx(row["live_tokens_per_step"])
+
+
+def test_what_a_short_time_does_not_reach_is_left_out(inputs: dict[str, Path], tmp_path: Path) -> None:
+    models = [f"--{name}={inputs[name]}" for name in ("target", "draft", "prompts")]
+    lengths = ["--gamma-max=2", "--max-new-tokens=4"]
+    out = tmp_path / "demo"
+    arguments = ["demo", f"--out={out}", "--compression=none,bf16", *models, *lengths]
+    result = draftgauge([*arguments, "--seconds=1", f"--json={tmp_path / 'demo.json'}"])
+    assert result.exit_code == 0, result.output
+    assert "Target bf16: no time left." in result.stdout
+    assert "Run the same command with a larger --seconds to add bf16." in result.stdout
+    rows = read_measurement(tmp_path / "demo.json").rows
+    assert {row["compression"] for row in rows} == {"none"}
+    assert (out / "report.html").is_file()
 
 
 def test_bench_refuses_what_was_not_recorded(inputs: dict[str, Path], tmp_path: Path) -> None:

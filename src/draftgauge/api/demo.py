@@ -49,7 +49,7 @@ RECORDING = 2.0  # times what plain decoding of a prompt takes: its output, its 
 RECORD_SHARE = 0.3  # of the time of a compression, at most; recording ends with the prompt at which it is over
 COST_SHARE = 0.3  # at most too; what neither takes goes into the live bench
 LOADS = 2  # of each compression, behind the one that its speed is estimated with: to record and to bench
-LEAST_SECONDS = 1.0  # for a cost curve and for a bench, where the time is over before
+LEAST_SECONDS = 1.0  # for a recording, a cost curve and a bench each, where the time is over before
 SHORTEST = 32  # output tokens of a prompt, of which fewer say little
 PROBE = 24  # output tokens from which the speed at a compression is estimated
 
@@ -87,14 +87,15 @@ def demo(
     that was interrupted goes on where it was, with the prompts that it chose then.
 
     Every phase ends when its share of the time is over: recording and the bench with the prompt that they are at (one
-    prompt is always finished), measuring costs as soon as every length has been timed.
+    prompt is always finished), measuring costs as soon as every length has been timed. The first compression is always
+    shown; others that the time does not reach are left out, and are there when the demo is run again with more.
 
     Args:
         request: what to show, within which time.
         progress: told (what, done, total).
         on_text: told each new piece of the first answer, see :func:`~draftgauge.api.generate.generate`.
         on_rows: told rows as soon as they are measured: ``"first"`` of the first answer, then those of each
-            compression.
+            compression, none of one for which there was no time.
 
     Returns:
         Rows. A row of a policy has ``compression, task, policy, ratio_to_plain`` (with ``_low`` and ``_high``),
@@ -116,6 +117,9 @@ def demo(
     rows: list[dict[str, Any]] = []
     live: list[dict[str, Any]] = []
     for position, compression in enumerate(request.pair.compression):
+        if position > 0 and clock.left() <= LOADS * plan.loading[compression] + LEAST_SECONDS:
+            on_rows(compression, [])
+            continue
         seconds = clock.left() * plan.shares[compression] / _rest(plan, request.pair.compression[position:])
         end = time.monotonic() + seconds
         with clock.phase("profile", compression):
@@ -247,7 +251,7 @@ def _profile_request(request: DemoRequest, plan: Plan, compression: str, runs: P
         prompts=replace(request.prompts, per_task=request.prompts.per_task or plan.per_task),
         output=OutputSpec(max_new_tokens=plan.max_new_tokens),
         drafts=request.drafts,
-        seconds=RECORD_SHARE * seconds,
+        seconds=max(LEAST_SECONDS, RECORD_SHARE * seconds),
         costs=replace(request.costs, cost_seconds=_cost_seconds(request.costs.cost_seconds, seconds)),
     )
 

@@ -48,7 +48,7 @@ def replay(
     policy was fitted on some of them, else all.
 
     Args:
-        request: what to replay; where it names no policy, those that every comparison has, and that the trace can judge.
+        request: what to replay; where it names no policy, those that every comparison has and that the trace can judge.
         objects: policies of your own by name, beside the named ones; with them and without named ones, only they run.
             Copies run, a new one for every run and cost ratio, so that none goes on with what another has learned.
         on_warning: told of prompts that a policy was fitted on, and of costs from another device; by default a Python

@@ -38,6 +38,7 @@ def demo(request: DemoRequest) -> list[dict[str, Any]]:
     from draftgauge.api.report import REPORT_NAME
 
     begun = time.monotonic()
+    left_out: list[str] = []
 
     def spent() -> str:
         gone = time.monotonic() - begun
@@ -48,6 +49,9 @@ def demo(request: DemoRequest) -> list[dict[str, Any]]:
         def on_rows(name: str, rows: Sequence[dict[str, Any]]) -> None:
             if name == "first":
                 _show_first(rows[0])
+            elif not rows:
+                left_out.append(name)
+                console.print(f"Target {name}: no time left.", highlight=False)
             else:
                 _show_compression(name, rows)
             errors.print(f"{spent()}\n", highlight=False)
@@ -55,6 +59,9 @@ def demo(request: DemoRequest) -> list[dict[str, Any]]:
         errors.print(Text("How each token came: ") + legend({name: name for name in STYLES}), highlight=False)
         rows = run(request, progress=advance, on_text=show_text, on_rows=on_rows)
     show_table("Which length to use", (row for row in rows if "best_fixed_gamma" in row), LENGTHS)
+    if left_out:
+        missing = " and ".join(left_out)
+        console.print(f"Run the same command with a larger --seconds to add {missing}.", highlight=False)
     console.print(describe_load(machine_load()), highlight=False)
     console.print(f"{time.monotonic() - begun:.0f} s. Open {request.out / REPORT_NAME} in a browser.", highlight=False)
     return rows
