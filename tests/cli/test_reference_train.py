@@ -56,12 +56,13 @@ def test_a_small_relative_of_the_bundled_pair_is_trained_and_evaluated(pair: Pat
     rows_file = tmp_path / "rows.json"
     few = with_few_prompts(pair, tmp_path)
     evaluated = draftgauge(
-        ["reference", "evaluate", "--folder", str(few), "--max-new-tokens", "4", "--json", str(rows_file)]
+        ["reference", "evaluate", "--folder", str(few), "--max-new-tokens=4", "--gamma-max=4", f"--json={rows_file}"]
     )
     assert evaluated.exit_code == 0, evaluated.stderr
     rows = json.loads(rows_file.read_text())["rows"]
     assert {row["task"] for row in rows if "right" in row} == {"code", "math", "chat", "summarization", "all"}
     assert [row["layer"] for row in rows if "rms" in row] == list(range(9))
+    assert all(row["acceptance_depth_8"] is None for row in rows if "acceptance_depth_8" in row)  # beyond gamma_max
 
 
 @pytest.mark.slow

@@ -200,8 +200,8 @@ def _draft_rows(name: str, model: CachedModel, trace: Trace, answers: _Answers) 
                 "parameters": model.module.num_parameters(),
                 "perplexity": perplexity[task],
                 "acceptance_depth_1": alpha[1],
-                "acceptance_depth_4": alpha[4],
-                "acceptance_depth_8": alpha[8],
+                "acceptance_depth_4": alpha.get(4),
+                "acceptance_depth_8": alpha.get(8),
                 "mean_accepted": float(_part(trace, task).accepted.mean()),
             }
         )

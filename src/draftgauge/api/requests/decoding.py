@@ -21,6 +21,8 @@ from draftgauge.core.errors import DraftgaugeError
 from draftgauge.core.parts import at_least_one, positive
 from draftgauge.core.settings import setting
 
+HORIZON = 8
+"""Tokens that rules look ahead."""
 DATASTORE_TOKENS = 1 << 17
 """Most tokens that a new datastore holds."""
 PLAIN = "plain"
@@ -90,7 +92,7 @@ class FitRequest:
     out: Path
     tasks: tuple[str, ...] = ()
     compression: tuple[str, ...] = ()
-    horizon: int = 8
+    horizon: int = HORIZON
     online: bool = False
     randomness: SeedSpec = SeedSpec()
 
@@ -98,6 +100,10 @@ class FitRequest:
         if self.online and self.policy != "stopping":
             raise DraftgaugeError(
                 f"only 'stopping' goes on calibrating while running: leave out --online for {self.policy!r}"
+            )
+        if self.horizon != HORIZON and self.policy not in ("stopping", "two-source"):
+            raise DraftgaugeError(
+                f"only 'stopping' and 'two-source' look ahead: leave out --horizon for {self.policy!r}"
             )
 
 

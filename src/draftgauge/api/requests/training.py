@@ -8,7 +8,7 @@ from typing import Literal
 
 from draftgauge.api.requests.parts import DeviceSpec, DraftSpec, LoadSpec, OutputSpec, PromptSpec, SeedSpec
 from draftgauge.core.errors import DraftgaugeError
-from draftgauge.core.parts import TeacherSpec, WorkersSpec, at_least_one
+from draftgauge.core.parts import TeacherSpec, WorkersSpec, at_least_one, positive
 from draftgauge.core.settings import setting
 from draftgauge.training.reuse.request import TrainingSpec
 
@@ -151,6 +151,9 @@ class ReferenceTrainRequest:
     machine: DeviceSpec = DeviceSpec()
     randomness: SeedSpec = SeedSpec()
 
+    def __post_init__(self) -> None:
+        positive(self, "scale")
+
 
 @dataclass(frozen=True, kw_only=True)
 class ReferenceEvaluateRequest:
@@ -168,6 +171,12 @@ class ReferenceEvaluateRequest:
     write_card: bool = False
     output: OutputSpec = OutputSpec()
     drafts: DraftSpec = DraftSpec()
+
+    def __post_init__(self) -> None:
+        if self.write_card and self.drafts.gamma_max < 8:
+            raise DraftgaugeError(
+                "the card shows acceptance up to depth 8: give --gamma-max 8 or more with --write-card"
+            )
 
 
 @dataclass(frozen=True, kw_only=True)
