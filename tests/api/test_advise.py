@@ -20,9 +20,9 @@ from draftgauge.models.compression import COMPRESSIONS
 from draftgauge.policies.fitted import save_fitted
 from draftgauge.replay.splits import Design, split_trace
 from draftgauge.serving.advice import EngineAdvice, advise_settings
-from draftgauge.traces.costs import CostCurve
+from draftgauge.traces.costs import CostCurve, Uncertainty
 from draftgauge.traces.engine_costs import EngineCosts
-from draftgauge.traces.manifest import Manifest
+from draftgauge.traces.manifest import COSTS_NAME, Manifest
 from engine_server import llama_metrics, models_page, serving, vllm_metrics
 from written_runs import GAMMA_MAX, write_run
 
@@ -101,6 +101,18 @@ def test_rules_are_not_chosen_on_their_own_prompts(run: Path, tmp_path: Path, mo
     monkeypatch.undo()
     with pytest.warns(UserWarning, match="was fitted on 36 of the 36 prompts that it is evaluated on"):
         advise(run, policies=[str(tmp_path / "rule.json")], split="train")
+
+
+def test_costs_of_a_busy_machine_are_warned_of(tmp_path: Path, run: Path) -> None:
+    doubted = shutil.copytree(run, tmp_path / "run")
+    costs = CostCurve.load(doubted / COSTS_NAME)
+    vague = Uncertainty(1.0, (2,) * (GAMMA_MAX + 1), (0.3,) * (GAMMA_MAX + 1), ())
+    replace(costs, uncertainty=vague).save(doubted / COSTS_NAME)
+    for verb in ("advise", "replay"):
+        result = draftgauge([verb, str(doubted)])
+        assert result.exit_code == 0
+        assert "not to be trusted, a step's seconds are known to within 30% only" in " ".join(result.stderr.split())
+        assert "not to be trusted" not in draftgauge([verb, str(run)]).stderr
 
 
 def test_costs_of_an_engine_decide(run: Path, tmp_path: Path) -> None:

@@ -164,12 +164,12 @@ def test_costs_that_are_noise_are_pointed_out(
     pair: dict[str, Path], recorded: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (row, *_) = json.loads(recorded.with_suffix(".json").read_text())["rows"]
-    assert not row["noisy_costs"]
-    for noise in (False, True):
-        monkeypatch.setattr("draftgauge.api.profile.profile", lambda *_, **__: [row | {"noisy_costs": noise}])  # noqa: B023
+    assert "cost_doubt" in row
+    for doubt in (None, "all of them are noise"):
+        monkeypatch.setattr("draftgauge.api.profile.profile", lambda *_, **__: [row | {"cost_doubt": doubt}] * 2)  # noqa: B023
         said = invoke("profile", *profile_arguments(pair, tmp_path / "run"))
         assert said.exit_code == 0
-        assert ("these costs are noise" in said.stderr) == noise
+        assert " ".join(said.stderr.split()).count("are not to be trusted, all of them are noise: run") == bool(doubt)
 
 
 def test_several_compressions_get_folders_of_their_own(pair: dict[str, Path], tmp_path: Path) -> None:

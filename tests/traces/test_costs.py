@@ -10,7 +10,7 @@ import pytest
 
 from draftgauge.core.errors import TraceError
 from draftgauge.core.signals import SignalName
-from draftgauge.traces.costs import CostCurve, SignalSeconds
+from draftgauge.traces.costs import CostCurve, SignalSeconds, Uncertainty
 
 CURVE = CostCurve(
     contexts=(100, 300),
@@ -43,6 +43,18 @@ def test_step_seconds_of_one_context() -> None:
 def test_unmeasured_draft_lengths_are_refused(gamma: int) -> None:
     with pytest.raises(TraceError, match=rf"measured for gamma 0\.\.2, asked for {gamma}"):
         CURVE.step_seconds(np.asarray([0, gamma]), 100)
+
+
+def test_what_a_busy_machine_measures_is_doubted() -> None:
+    sure = replace(CURVE, uncertainty=Uncertainty(9.0, (20, 20, 20), (0.02, 0.03, 0.15), ()))
+    assert sure.doubt() == CURVE.doubt() == ""  # of which nothing is said, nothing is known
+    vague = replace(CURVE, uncertainty=Uncertainty(9.0, (3, 3, 3), (0.02, 0.26, 0.1), ()))
+    assert "within 26% only" in vague.doubt()
+    assert "plain decoding was measured at 0.50 times verifying one token" in replace(sure, plain=(4.0, 4.0)).doubt()
+    assert "plain decoding was measured at 1.50 times verifying one token" in replace(sure, plain=(6.0, 8.0)).doubt()
+    assert "were not measured to take longer" in replace(sure, draft=((0.0, 2.0, 1.0), (0.0, 4.0, 2.0))).doubt()
+    looked_up = replace(sure, draft=((0.0, 0.001, 0.0), (0.0, 0.001, 0.0)))
+    assert looked_up.doubt() == ""
 
 
 def test_cost_ratio_is_one_more_draft_token_over_verifying_one() -> None:

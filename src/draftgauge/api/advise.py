@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import shlex
-import warnings
 from collections.abc import Mapping
 from dataclasses import dataclass
 from itertools import chain
@@ -13,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from draftgauge.api.replay import Warn, warn_of_seen
+from draftgauge.api.replay import Warn, warn, warn_of_doubt, warn_of_seen
 from draftgauge.api.requests import AdviseRequest
 from draftgauge.api.runs import read_run, select_runs
 from draftgauge.api.verb import verb
@@ -55,12 +54,8 @@ class _Source:
     drawn: float | None = None
 
 
-def _warn(message: str) -> None:
-    warnings.warn(message, stacklevel=6)
-
-
 @verb(AdviseRequest)
-def advise(request: AdviseRequest, *, on_warning: Warn = _warn) -> list[Row]:
+def advise(request: AdviseRequest, *, on_warning: Warn = warn) -> list[Row]:
     """Say whether to speculate in an engine, with which length or rule, and how sure that is.
 
     From a run or from imported requests, every setting that the engine can run is replayed with the engine's costs; the
@@ -70,7 +65,8 @@ def advise(request: AdviseRequest, *, on_warning: Warn = _warn) -> list[Row]:
 
     Args:
         request: what to advise on.
-        on_warning: told of rules that are judged on prompts that they were fitted on; by default a Python warning.
+        on_warning: told of rules that are judged on prompts that they were fitted on, and of costs that are not to be
+            trusted; by default a Python warning.
 
     Returns:
         One row a setting: ``engine``, ``setting``, ``speedup`` over plain decoding with ``low`` and ``high`` (95%, by
@@ -204,6 +200,7 @@ def _rows(
     seen = set(chain.from_iterable(fitted_on.values()))
     design = choosing_unseen(design_of(source.trace, request.judged.split, seen), source.trace, seen)
     if request.folder is not None:
+        warn_of_doubt(request.costs or request.folder, source.curves[min(source.curves)], on_warning)
         warn_of_seen(request.folder, design, fitted_on, on_warning)
     design = _narrowed(design, min(curve.gamma_max for curve in source.curves.values()))
     settings = engine.settings(design.trace.gamma_max, source.own)

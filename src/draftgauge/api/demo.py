@@ -16,7 +16,7 @@ from draftgauge.api.generate import OnText, generate
 from draftgauge.api.pair import Pair, load_pair
 from draftgauge.api.profile import profile
 from draftgauge.api.profile_plan import choose_prompts
-from draftgauge.api.replay import replay
+from draftgauge.api.replay import Warn, replay, warn
 from draftgauge.api.report import REPORT_NAME
 from draftgauge.api.requests import (
     PLAIN,
@@ -80,6 +80,7 @@ def demo(
     progress: Progress = silent,
     on_text: OnText | None = None,
     on_rows: OnRows = lambda name, rows: None,
+    on_warning: Warn = warn,
 ) -> list[dict[str, Any]]:
     """Record, replay and bench a pair within ``seconds`` and write the report.
 
@@ -96,6 +97,7 @@ def demo(
         on_text: told each new piece of the first answer, see :func:`~draftgauge.api.generate.generate`.
         on_rows: told rows as soon as they are measured: ``"first"`` of the first answer, then those of each
             compression, none of one for which there was no time.
+        on_warning: told of costs that are not to be trusted; by default a Python warning.
 
     Returns:
         Rows. A row of a policy has ``compression, task, policy, ratio_to_plain`` (with ``_low`` and ``_high``),
@@ -127,7 +129,7 @@ def demo(
         with clock.phase("bench", compression):
             timed = _bench(request, runs / compression, end - plan.loading.get(compression, 0.0), progress)
         with clock.phase("replay", compression):
-            shown = _shown(runs / compression, timed)
+            shown = _shown(runs / compression, timed, on_warning)
         live += timed
         rows += shown
         on_rows(compression, shown)
@@ -280,9 +282,9 @@ def _bench(request: DemoRequest, run: Path, end: float, progress: Progress) -> l
     return bench(asked, progress=progress)
 
 
-def _shown(run: Path, measured: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
+def _shown(run: Path, measured: Sequence[Mapping[str, Any]], on_warning: Warn) -> list[dict[str, Any]]:
     """The demo's rows of a recorded run that was benched."""
-    rows = _joined(replay(run, _policies(run)), measured)
+    rows = _joined(replay(run, _policies(run), on_warning=on_warning), measured)
     return rows + [{key: row[key] for key in SUMMARY} for row in profile_rows([run])]
 
 

@@ -34,13 +34,14 @@ DEFAULT_POLICIES = ("none", "fixed", *compared_policies())
 Warn = Callable[[str], None]
 
 
-def _warn(message: str) -> None:
+def warn(message: str) -> None:
+    """A Python warning."""
     warnings.warn(message, stacklevel=6)
 
 
 @verb(ReplayRequest)
 def replay(
-    request: ReplayRequest, *, objects: Mapping[str, Policy] | None = None, on_warning: Warn = _warn
+    request: ReplayRequest, *, objects: Mapping[str, Policy] | None = None, on_warning: Warn = warn
 ) -> list[dict[str, Any]]:
     """Replay policies on recorded runs, beside plain decoding, the best fixed length and the hindsight optimum.
 
@@ -51,8 +52,8 @@ def replay(
         request: what to replay; where it names no policy, those that every comparison has and that the trace can judge.
         objects: policies of your own by name, beside the named ones; with them and without named ones, only they run.
             Copies run, a new one for every run and cost ratio, so that none goes on with what another has learned.
-        on_warning: told of prompts that a policy was fitted on, and of costs from another device; by default a Python
-            warning.
+        on_warning: told of prompts that a policy was fitted on, and of costs that are from another device or not to be
+            trusted; by default a Python warning.
 
     Returns:
         Rows as :func:`draftgauge.replay.evaluate.evaluate` describes; the policy ``hindsight`` is the optimum with all
@@ -151,7 +152,23 @@ def _check(
             f"the costs in {run} were measured on {costs.device}, its trace on {manifest.device}: seconds are those "
             f"of {costs.device}"
         )
+    warn_of_doubt(run, costs, on_warning)
     warn_of_seen(run, design, trained_on, on_warning)
+
+
+def warn_of_doubt(run: Path, costs: CostCurve, on_warning: Warn) -> None:
+    """Warn of costs that were measured too shortly, or beside other work.
+
+    Args:
+        run: folder of the run.
+        costs: of it.
+        on_warning: told why they are not to be trusted.
+    """
+    if doubt := costs.doubt():
+        on_warning(
+            f"the costs in {run} are not to be trusted, {doubt}: run its `draftgauge profile` command again with "
+            "--measure, a larger --cost-seconds and nothing else on the machine"
+        )
 
 
 def warn_of_seen(run: Path, design: Design, trained_on: Mapping[str, Sequence[str]], on_warning: Warn) -> None:

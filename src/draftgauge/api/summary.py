@@ -29,8 +29,8 @@ def profile_rows(runs: Sequence[Path]) -> list[dict[str, Any]]:
 
     ``near_best_from`` to ``near_best_to`` are the lengths within 2% of the best one: where they are many, another run
     may name another. ``differing`` is the share of positions, of recorded answers of a serving engine, whose token is
-    not the target's choice; None where the target decoded. ``noisy_costs`` says that drafting with a model was not
-    measured to take time, which it does.
+    not the target's choice; None where the target decoded. ``cost_doubt`` says why the costs are not to be
+    trusted (:meth:`draftgauge.traces.costs.CostCurve.doubt`); None where nothing speaks against them.
     """
     rows: list[dict[str, Any]] = []
     for run in runs:
@@ -56,7 +56,7 @@ def profile_rows(runs: Sequence[Path]) -> list[dict[str, Any]]:
                     "near_best_to": longest,
                     "hindsight_gain": hindsight_gain(part, costs),
                     "cost_ratio": costs.cost_ratio(),
-                    "noisy_costs": manifest.draft is not None and costs.cost_ratio() <= 0,
+                    "cost_doubt": costs.doubt() or None,
                     "verify_one_ms": 1e3 * costs.verify[len(costs.contexts) // 2][0],
                     "differing": differing,
                     "device": manifest.device,

@@ -9,7 +9,7 @@ from typing import Any
 from rich.text import Text
 
 from draftgauge.api.requests import DemoRequest
-from draftgauge.cli.console import console, errors, joined_interval, progress, show_table
+from draftgauge.cli.console import console, errors, joined_interval, progress, show_table, warn
 from draftgauge.cli.generate import STYLES, legend, show_text
 from draftgauge.core.load import describe_load, machine_load
 
@@ -57,7 +57,7 @@ def demo(request: DemoRequest) -> list[dict[str, Any]]:
             errors.print(f"{spent()}\n", highlight=False)
 
         errors.print(Text("How each token came: ") + legend({name: name for name in STYLES}), highlight=False)
-        rows = run(request, progress=advance, on_text=show_text, on_rows=on_rows)
+        rows = run(request, progress=advance, on_text=show_text, on_rows=on_rows, on_warning=warn)
     show_table("Which length to use", (row for row in rows if "best_fixed_gamma" in row), LENGTHS)
     if left_out:
         missing = " and ".join(left_out)

@@ -47,10 +47,11 @@ def profile(request: ProfileRequest) -> list[dict[str, Any]]:
         return rows
     differing = {"differing": "not the target's choice"} if request.outputs is not None else {}
     show_table("Recorded", rows, COLUMNS | differing)
-    if any(row["noisy_costs"] for row in rows):
-        warn(
-            "longer drafts were not measured to take longer, so these costs are noise: run the same command again with "
-            "--measure, a larger --cost-seconds and nothing else on the machine"
-        )
+    for compression, doubt in {row["compression"]: row["cost_doubt"] for row in rows}.items():
+        if doubt:
+            warn(
+                f"the costs of {compression} are not to be trusted, {doubt}: run the same command again with "
+                "--measure, a larger --cost-seconds and nothing else on the machine"
+            )
     console.print(f"Next: draftgauge replay {request.out}   or   draftgauge report {request.out}", highlight=False)
     return rows

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
@@ -21,6 +22,14 @@ CostTable = tuple[tuple[float, ...], ...]
 
 TABLES = ("verify", "verify_low", "verify_high", "draft", "draft_low", "draft_high")
 VERSION = 2
+LEVEL = 0.01
+"""A drafted token that costs less than minus this share of a verified one was not measured; one looked up costs nearly
+nothing.
+"""
+VAGUE = 0.15
+"""Half widths of a step's interval above this say that measuring was too short or the machine too busy."""
+APART = 1.4
+"""So do plain decoding and verifying one token that differ by more than this factor."""
 """Version of the format. Files of version 1, which name none, priced all signals together."""
 
 
@@ -259,6 +268,23 @@ class CostCurve:
         """Seconds that a policy takes to decide: a drafted token, a step, a prompt token; None if not measured."""
         decision = next((each for each in self.decisions if each.policy == policy), None)
         return None if decision is None else (decision.token, decision.step, decision.reading)
+
+    def doubt(self) -> str:
+        """Why a measured curve is not to be trusted, as one of a busy machine; empty where nothing speaks against it.
+
+        Plain decoding and verifying one token are nearly the same pass, timed apart.
+        """
+        if self.uncertainty is None:
+            return ""
+        if self.cost_ratio() < -LEVEL:
+            return "longer drafts were not measured to take longer"
+        widest = max(self.uncertainty.half_widths)
+        if widest > VAGUE:
+            return f"a step's seconds are known to within {widest:.0%} only"
+        apart = max((p / v[0] for p, v in zip(self.plain, self.verify, strict=True)), key=lambda r: abs(math.log(r)))
+        if not 1 / APART <= apart <= APART:
+            return f"plain decoding was measured at {apart:.2f} times verifying one token, nearly the same pass"
+        return ""
 
     def cost_ratio(self) -> float:
         """Seconds of one more drafted token over those of verifying one, at the median context."""

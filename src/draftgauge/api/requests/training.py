@@ -175,7 +175,7 @@ class ReferenceEvaluateRequest:
     def __post_init__(self) -> None:
         if self.write_card and self.drafts.gamma_max < 8:
             raise DraftgaugeError(
-                "the card shows acceptance up to depth 8: give --gamma-max 8 or more with --write-card"
+                "the card shows acceptance up to depth 8: with --write-card give --gamma-max 8 or more"
             )
 
 
