@@ -103,6 +103,13 @@ def test_rules_are_not_chosen_on_their_own_prompts(run: Path, tmp_path: Path, mo
         advise(run, policies=[str(tmp_path / "rule.json")], split="train")
 
 
+def test_one_prompt_has_no_interval(tmp_path: Path) -> None:
+    _, best, shown = advised([str(write_run(tmp_path / "one", 1))], tmp_path / "rows.json")
+    assert best is not None
+    assert (best["low"], best["high"]) == (None, None)
+    assert "plain decoding, " in shown
+
+
 def test_costs_of_a_busy_machine_are_warned_of(tmp_path: Path, run: Path) -> None:
     doubted = shutil.copytree(run, tmp_path / "run")
     costs = CostCurve.load(doubted / COSTS_NAME)

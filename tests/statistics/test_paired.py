@@ -98,7 +98,7 @@ def test_p_values_are_even_where_there_is_no_difference() -> None:
     assert np.mean(np.array(p_values) < 0.05) < 0.12
 
 
-@pytest.mark.parametrize("prompts", [1, 2, 5, 12])
+@pytest.mark.parametrize("prompts", [2, 5, 12])
 def test_few_prompts_cannot_say_more_than_their_exchanges(prompts: int) -> None:
     tokens, seconds = sample(4, prompts)
     assert paired_gain(tokens, seconds / 1.1, tokens, seconds).p_value == 2 / 2**prompts
@@ -167,5 +167,16 @@ def test_the_median_is_that_of_the_prompts_drawn() -> None:
 
 def test_of_an_even_number_the_median_lies_between_the_middle_two() -> None:
     assert median_interval([[1.0, 2.0], [4.0, 8.0]]).estimate == 3.0
-    assert median_interval([[2.0]]) == (2.0, 2.0, 2.0)
     assert np.isnan(median_interval([[np.nan]])).all()
+
+
+def test_a_single_prompt_has_no_interval() -> None:
+    for found, estimate in (
+        (median_interval([[2.0, 2.0, 3.0]]), 2.0),
+        (ratio_interval([6.0], [2.0]), 3.0),
+        (paired_share([2.0], [3.0], [1.0], [6.0]), 0.25),
+        (paired_gain([6.0], [2.0], [6.0], [3.0]), 0.5),
+        (paired_difference([6.0], [2.0], [6.0], [3.0]), 1.0),
+    ):
+        assert found.estimate == pytest.approx(estimate)
+        assert np.isnan(found[1:]).all()

@@ -70,14 +70,14 @@ def advise(request: AdviseRequest, *, on_warning: Warn = warn) -> list[Row]:
 
     Returns:
         One row a setting: ``engine``, ``setting``, ``speedup`` over plain decoding with ``low`` and ``high`` (95%, by
-        prompt; from counters as if steps were independent), ``advised``, ``tokens_per_step``, ``drafted_per_step``,
-        ``acceptance_rate``, ``pays_below`` (the most plain steps that a step of this length may take to pay), and of
-        the advised one ``flags``, ``sure`` (the share of resamples that agree whether to speculate; None of fewer than
-        8 ``prompts``), ``best_length``, ``drafting_may_cost`` (times what it costs), ``acceptance``,
-        ``acceptance_to_pay``, ``by_batch`` (best lengths as JSON), ``drawn`` (the share of an imported trace that had
-        to be drawn), ``server_tokens_per_step`` and ``expected_tokens_per_step`` (of a running server, and what the run
-        expects at its length), and ``recorded_with`` (options of ``draftgauge generate`` that say how the run was
-        recorded). Figures that are not known are None.
+        prompt, of one None; from counters as if steps were independent), ``advised``, ``tokens_per_step``,
+        ``drafted_per_step``, ``acceptance_rate``, ``pays_below`` (the most plain steps that a step of this length may
+        take to pay), and of the advised one ``flags``, ``sure`` (the share of resamples that agree whether to
+        speculate; None of fewer than 8 ``prompts``), ``best_length``, ``drafting_may_cost`` (times what it costs),
+        ``acceptance``, ``acceptance_to_pay``, ``by_batch`` (best lengths as JSON), ``drawn`` (the share of an imported
+        trace that had to be drawn), ``server_tokens_per_step`` and ``expected_tokens_per_step`` (of a running server,
+        and what the run expects at its length), and ``recorded_with`` (options of ``draftgauge generate`` that say how
+        the run was recorded). Figures that are not known are None.
 
     Raises:
         DraftgaugeError: for an unknown engine, costs that are not known, or a server that does not answer, counts no
@@ -239,8 +239,8 @@ def _row(
         "engine": engine.name,
         "setting": outcome.setting,
         "speedup": outcome.speedup,
-        "low": outcome.low,
-        "high": outcome.high,
+        "low": outcome.low if prompts > 1 else None,
+        "high": outcome.high if prompts > 1 else None,
         "advised": advised,
         "tokens_per_step": outcome.tokens_per_step,
         "drafted_per_step": outcome.drafted_per_step,

@@ -26,8 +26,9 @@ def acceptance_by_depth(trace: Trace, *, resamples: int = RESAMPLES, seed: int =
 
     Returns:
         Rows with ``compression``, ``task``, ``depth`` (1..gamma_max), ``rate`` with ``low`` and ``high`` (95%,
-        resampled by prompt; None where nothing reached that depth) and ``positions``, how many did. In a trace of
-        sampled decoding rates are means of chances, and so many positions reach a depth on average.
+        resampled by prompt; None where nothing reached that depth, the interval also of one prompt) and ``positions``,
+        how many did. In a trace of sampled decoding rates are means of chances, and so many positions reach a depth on
+        average.
     """
     prompt, count = prompt_of_rows(trace), len(trace.prompts)
     chances = path_chances(trace)

@@ -188,8 +188,12 @@ def _acceptance(trace: Trace) -> tuple[AcceptanceCurve, ...]:
 
 def _acceptance_curve(task: str, rows: Sequence[Mapping[str, Any]]) -> AcceptanceCurve:
     kept = [row if row["positions"] >= MIN_POSITIONS else {} for row in rows]
-    rate, low, high = (tuple(float(row.get(key, np.nan)) for row in kept) for key in ("rate", "low", "high"))
+    rate, low, high = (tuple(_number(row.get(key)) for row in kept) for key in ("rate", "low", "high"))
     return AcceptanceCurve(task, rate, low, high)
+
+
+def _number(value: float | None) -> float:
+    return float("nan") if value is None else float(value)
 
 
 def _timelines(run: Run, gamma: int) -> tuple[Timeline, ...]:

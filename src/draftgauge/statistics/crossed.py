@@ -115,14 +115,13 @@ def interval(
     counts: Counts, measure: Measure, resamples: int = RESAMPLES, seed: int = 0, level: float = LEVEL
 ) -> Interval:
     """A figure of the acceptance rates with its percentile interval over prompts and seeds."""
-    values = measure(rates(counts, resamples, seed))
-    return interval_of(float(values[0]), values[1:], level)
+    return _interval_of(measure(rates(counts, resamples, seed)), counts, level)
 
 
 def alpha_intervals(counts: Counts, resamples: int = RESAMPLES, seed: int = 0, level: float = LEVEL) -> list[Interval]:
     """The acceptance rate of every depth with its interval."""
     values = rates(counts, resamples, seed)
-    return [interval_of(float(column[0]), column[1:], level) for column in values.T]
+    return [_interval_of(column, counts, level) for column in values.T]
 
 
 def difference(
@@ -131,4 +130,10 @@ def difference(
     """A figure of one drafter minus that of another on the same prompts and seeds, with its percentile interval."""
     assert counts.reached.shape == base.reached.shape
     values = measure(rates(counts, resamples, seed)) - measure(rates(base, resamples, seed))
-    return interval_of(float(values[0]), values[1:], level)
+    return _interval_of(values, counts, level)
+
+
+def _interval_of(values: Floats, counts: Counts, level: float) -> Interval:
+    """Of an estimate and its resamples ``[1 + resamples]``; a single prompt says nothing of how prompts differ."""
+    resampled = values[1:] if counts.reached.shape[1] > 1 else np.empty(0)
+    return interval_of(float(values[0]), resampled, level)

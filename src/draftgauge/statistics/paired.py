@@ -3,9 +3,10 @@
 The quantities are ratios of sums (tokens over seconds, accepted over drafted), so a resample is a vector of how often
 each prompt was drawn, and all resamples are two matrix products.
 
-A bootstrap of few prompts knows too little of how much they vary: where all of five prompts gain, every resample gains.
-So p-values of up to :data:`MOST_EXCHANGED` prompts are exact: were there no difference, the two could change places on
-any prompt, and p is the share of all such exchanges with a difference as large (Fisher 1935); at least 2 / 2**prompts.
+A single prompt has no interval and no p-value: they are NaN. A bootstrap of few prompts knows too little of how much
+they vary: where all of five prompts gain, every resample gains. So p-values of up to :data:`MOST_EXCHANGED` prompts are
+exact: were there no difference, the two could change places on any prompt, and p is the share of all such exchanges
+with a difference as large (Fisher 1935); at least 2 / 2**prompts.
 """
 
 from __future__ import annotations
@@ -102,7 +103,7 @@ def median_interval(values: ArrayLike, *, resamples: int = RESAMPLES, seed: int 
     if not len(ordered):
         return interval_of(float("nan"), ordered, level)
     counts = draw_counts(len(table), resamples, seed)
-    medians = [_weighted_median(ordered, weights) for weights in counts[:, prompt]]
+    medians = [_weighted_median(ordered, weights) for weights in counts[:, prompt]] if len(table) > 1 else []
     return interval_of(_weighted_median(ordered, np.ones(len(ordered))), np.array(medians), level)
 
 
@@ -205,12 +206,14 @@ def _exchanged_differences(
     base_denominator: ArrayLike,
     scale: Callable[[NDArray[np.float64]], NDArray[np.float64]] = np.asarray,
 ) -> NDArray[np.float64]:
-    """``[2**prompts]`` scaled difference of two ratios by exchange, none first; empty above :data:`MOST_EXCHANGED`."""
+    """``[2**prompts]`` scaled difference of two ratios by exchange, none first; empty of one, and above
+    :data:`MOST_EXCHANGED`.
+    """
     one, base = (
         np.stack(np.broadcast_arrays(*(np.asarray(part, np.float64) for part in parts)), axis=-1)
         for parts in ((numerator, denominator), (base_numerator, base_denominator))
     )
-    if len(one) > MOST_EXCHANGED:
+    if not 1 < len(one) <= MOST_EXCHANGED:
         return np.empty(0)
     half = all_signs(len(one)) @ (one - base) / 2
     middle = (one + base).sum(axis=0) / 2
@@ -222,9 +225,11 @@ def _exchanged_differences(
 def _ratios(
     numerator: ArrayLike, denominator: ArrayLike, resamples: int, seed: int
 ) -> tuple[float, NDArray[np.float64]]:
-    """The ratio over all prompts and in every resample ``[resamples]``; NaN where the denominator is 0."""
+    """The ratio over all prompts and in every resample ``[resamples]``; NaN where the denominator is 0, and of a single
+    prompt, which says nothing of how prompts differ.
+    """
     above, below = np.broadcast_arrays(np.asarray(numerator, np.float64), np.asarray(denominator, np.float64))
     both = np.stack([above, below], axis=1)
     sums, totals = np.concatenate([both.sum(axis=0)[None], draw_counts(len(above), resamples, seed) @ both]).T
     ratios = np.divide(sums, totals, out=np.full(len(sums), np.nan), where=totals != 0)
-    return float(ratios[0]), ratios[1:]
+    return float(ratios[0]), ratios[1:] if len(above) > 1 else np.full(resamples, np.nan)
