@@ -5,8 +5,8 @@ BIN := $(VENV)/bin
 # The version that the project is tested with; on a machine with a GPU, install the build you want first (see README).
 TORCH ?= torch==2.13.0
 
-# Most modules of torch and Ray are never imported, and need not be compiled; the others are compiled once, where an
-# environment that forbids to keep that would have every process of the tests do it again.
+# Most modules of torch and Ray are never imported, and need not be compiled; the others are compiled once, torch's while
+# the rest is installed, where an environment that forbids to keep that would have every process of the tests do it again.
 unexport PYTHONDONTWRITEBYTECODE
 INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check --no-compile
 
@@ -21,8 +21,12 @@ $(VENV)/.installed: pyproject.toml
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { echo "draftgauge needs Python 3.11 or later: make PYTHON=/path/to/python3.11 $(MAKECMDGOALS)"; exit 1; }
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	$(INSTALL) $(TORCH)
-	$(INSTALL) --editable '.[dev]'
+	$(BIN)/python -W ignore -c 'import torch' & $(INSTALL) --editable '.[test]'; installed=$$?; wait; exit $$installed
 	$(BIN)/python -c 'import draftgauge.api.demo'
+	touch $@
+
+$(VENV)/.linters: $(VENV)/.installed
+	$(INSTALL) --editable '.[dev]'
 	touch $@
 
 demo: setup
@@ -40,13 +44,13 @@ test-engines: setup
 test-fast: setup
 	$(BIN)/python -m pytest $(PARALLEL) -m 'not slow'
 
-lint: setup
+lint: $(VENV)/.linters
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/lint-imports
 	$(BIN)/python tools/check_structure.py
 
-types: setup
+types: $(VENV)/.linters
 	$(BIN)/mypy
 
 bench: setup

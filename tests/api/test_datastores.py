@@ -65,6 +65,13 @@ def test_a_datastore_holds_the_outputs_of_training_prompts(run: Path, tmp_path: 
     assert rows[0]["tokens"] <= rows[0]["capacity"] == 100
 
 
+def test_a_datastore_of_few_outputs_is_one(tmp_path: Path) -> None:
+    few = write_run(tmp_path / "few", 2)
+    replace(CostCurve.load(few / COSTS_NAME), vocabulary="words").save(few / COSTS_NAME)
+    rows = package.build_datastore(few, out=tmp_path / "few.parquet")
+    assert rows[0]["outputs"] == 2
+
+
 def test_replay_looks_in_it_and_names_its_size(run: Path, tmp_path: Path) -> None:
     path = tmp_path / "store.parquet"
     package.build_datastore(run, out=path, with_prompts=True)

@@ -29,6 +29,20 @@ def test_an_estimate_stands_with_its_interval() -> None:
     assert joined_interval({"gain": None}, "gain") == {}
 
 
+def test_progress_shows_in_a_file_now_and_then(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    now = [0.0]
+    monkeypatch.setattr(console.time, "monotonic", lambda: now[0])
+    monkeypatch.setattr(console, "errors", Console(stderr=True, force_terminal=False))
+    with console.progress() as advance:
+        for done in range(7):
+            advance("cells", done, 6)
+            now[0] += 12.0
+    lines = [line for line in capsys.readouterr().err.splitlines() if line.startswith("cells: ")]
+    assert lines == ["cells: 3 of 6", "cells: 6 of 6"]
+
+
 POLICIES = ["lookup:least=2,tokens=4", "sglang-adaptive:candidates=1,3,7,start=3,smoothing=0.05,up=0.0,down=0.1"]
 INTERVALS = {f"x{number}": f"{number}00.25 [-{number}00.5%, +{number}17.5%]" for number in range(1, 6)}
 FIGURES = {"tokens_per_second": 1234.5, "gain": -0.0574}

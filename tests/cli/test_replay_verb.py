@@ -14,6 +14,7 @@ import pytest
 from command_line import Result, draftgauge
 from draftgauge.policies.fitted import FITTED, FittedPolicy, save_fitted
 from draftgauge.policies.fixed import FixedLength
+from draftgauge.traces.manifest import Manifest
 from written_runs import GAMMA_MAX, write_run
 
 KEYS = {
@@ -142,7 +143,7 @@ def test_a_policy_fitted_for_something_else_is_refused(
 @pytest.mark.parametrize(
     ("arguments", "expected"),
     [
-        (("--split", "validation", "--tasks", "code"), "validation split of this trace has 2 prompts"),
+        (("--split", "validation", "--tasks", "code"), "2 of the 6 recorded prompts are validation prompts"),
         (("--split", "dev"), "no split 'dev'"),
         (("--sweep", "0"), "above 0"),
         (("--sweep", "cheap"), "--sweep"),
@@ -155,5 +156,24 @@ def test_bad_options(run: Path, kept: Path, arguments: tuple[str, ...], expected
 
 def test_too_few_test_prompts_say_what_to_do(tmp_path: Path, kept: Path) -> None:
     said = refused(invoke(write_run(tmp_path / "run", 20), "-p", "none", "--json", kept), kept)
-    assert "the test split of this trace has 4 prompts" in said
-    assert "what was fitted on none of them `draftgauge replay` judges on all with --split all" in said
+    assert "4 of the 20 recorded prompts are test prompts, and it takes 8 or more: record more test prompts" in said
+    assert "or take all of them together with --split all" in said
+
+
+def test_a_policy_fitted_on_another_pair_is_named(run: Path, tmp_path: Path, fitted: FittedPolicy) -> None:
+    manifest = Manifest.load(run)
+    assert manifest.draft is not None
+    own = {"target": manifest.target.fingerprint, "draft": manifest.draft.fingerprint}
+    for name, pair in (("own", own), ("older", None), ("other", own | {"draft": "another"})):
+        provenance = {"target": "a-target", "draft": "a-draft"} | ({} if pair is None else {"pair": pair})
+        save_fitted(replace(fitted, provenance=provenance), tmp_path / f"{name}.json")
+        said = " ".join(invoke(run, "-p", tmp_path / f"{name}.json", "--split", "all").stderr.split())
+        assert ("was fitted on another pair (a-target and a-draft)" in said) == (name == "other")
+
+
+def test_where_rules_are_tuned_is_said(tmp_path: Path) -> None:
+    few = write_run(tmp_path / "run", 4)
+    said = " ".join(invoke(few, "-p", "none", "--tune", "--split", "all").stdout.split())
+    assert "chosen on these prompts: " in said
+    assert ", as are the parameters of tuned rules" in said
+    assert "tuned rules" not in invoke(few, "-p", "none", "--split", "all").stdout

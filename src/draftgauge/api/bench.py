@@ -14,10 +14,11 @@ from draftgauge.api.bench_rows import ASKED, Reference, bench_rows
 from draftgauge.api.bench_servers import bench_servers
 from draftgauge.api.costs import pair_costs, weigh_cost
 from draftgauge.api.datastore import read_stored
+from draftgauge.api.fitted_pairs import warn_of_other_pairs
 from draftgauge.api.pair import Pair, load_pair
 from draftgauge.api.profile_plan import choose_prompts, encode_prompts
 from draftgauge.api.recorded import load_pair_of, prompts_of
-from draftgauge.api.replay import best_gamma_of
+from draftgauge.api.replay import best_gamma_of, warn
 from draftgauge.api.requests import PLAIN, BenchRequest, PairSpec
 from draftgauge.api.runs import EncodedPrompt, read_run, select_runs
 from draftgauge.api.verb import verb
@@ -128,6 +129,7 @@ def _bench_run(request: BenchRequest, run: Path, manifest: Manifest, progress: P
     specs = _expanded(specs, manifest.gamma_max, over)
     split = request.prompts.split or (TEST if design_of(trace).split == TEST else None)
     pair = load_pair_of(manifest, request.pair)
+    warn_of_other_pairs(specs, pair.fingerprints(), warn)
     prompts = prompts_of(run, manifest, pair, replace(request.prompts, split=split))
     costs = measured if recorded else _costs(request, pair, specs, manifest.gamma_max, progress)
     policies = {spec: make_policy(spec, manifest.gamma_max, costs) for spec in specs}
@@ -142,6 +144,7 @@ def _bench_pair(request: BenchRequest, load: Callable[[], Pair], progress: Progr
     specs = _expanded(request.policies or DEFAULTS, longest, over)
     path, chosen = choose_prompts(request.prompts)
     pair = load()
+    warn_of_other_pairs(specs, pair.fingerprints(), warn)
     prompts = encode_prompts(pair, chosen, path, length, request.prompts)
     costs = _costs(request, pair, specs, longest, progress)
     policies = {spec: make_policy(spec, longest, costs) for spec in specs}

@@ -36,7 +36,7 @@ def build_datastore(request: DatastoreBuildRequest) -> list[dict[str, Any]]:
     vocabularies, outputs = set(), []
     for run, _ in select_runs(request.folder):
         trace, costs = read_run(run, request.tasks)
-        part = trace if request.split == ALL_SPLITS else split_trace(trace, request.split)
+        part = trace if request.split == ALL_SPLITS else split_trace(trace, request.split, least=1)
         check_prompt_tokens(part)
         vocabularies.add(costs.vocabulary)
         outputs += list(_outputs(part, request.with_prompts))

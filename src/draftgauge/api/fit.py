@@ -7,6 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from draftgauge.api.fitted_pairs import PAIR, fingerprints_of
 from draftgauge.api.requests import FitRequest
 from draftgauge.api.runs import read_run, select_runs
 from draftgauge.api.verb import verb
@@ -90,6 +91,7 @@ def _provenance(manifests: Sequence[Manifest], train: Sequence[Trace]) -> dict[s
         "created": timestamp(),
         "target": manifests[0].target.source,
         "draft": None if manifests[0].draft is None else manifests[0].draft.source,
+        PAIR: fingerprints_of(manifests[0]),
         "compressions": [manifest.target.compression for manifest in manifests],
         "prompts": manifests[0].prompts.path,
         "training_prompts": len(train[0].prompts),

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from draftgauge.api.datastore import read_stored
+from draftgauge.api.fitted_pairs import fingerprints_of, fitted_files, warn_of_other_pairs
 from draftgauge.api.requests import ReplayRequest
 from draftgauge.api.runs import read_run, select_runs
 from draftgauge.api.verb import verb
@@ -16,7 +17,7 @@ from draftgauge.core.errors import DraftgaugeError
 from draftgauge.fitting.tuning import tune_rivals
 from draftgauge.policies.base import Policy
 from draftgauge.policies.batches import SHARED_BUDGET
-from draftgauge.policies.fitted import FITTED_SUFFIX, load_fitted
+from draftgauge.policies.fitted import load_fitted
 from draftgauge.policies.registry import compared_policies, expand_policy, make_policy
 from draftgauge.policies.stored_policies import with_stored
 from draftgauge.policies.stored_texts import StoredTexts
@@ -52,8 +53,8 @@ def replay(
         request: what to replay; where it names no policy, those that every comparison has and that the trace can judge.
         objects: policies of your own by name, beside the named ones; with them and without named ones, only they run.
             Copies run, a new one for every run and cost ratio, so that none goes on with what another has learned.
-        on_warning: told of prompts that a policy was fitted on, and of costs that are from another device or not to be
-            trusted; by default a Python warning.
+        on_warning: told of prompts that a policy was fitted on, of policies fitted on another pair, and of costs that
+            are from another device or not to be trusted; by default a Python warning.
 
     Returns:
         Rows as :func:`draftgauge.replay.evaluate.evaluate` describes; the policy ``hindsight`` is the optimum with all
@@ -112,11 +113,11 @@ def _in_batches(request: ReplayRequest, objects: Mapping[str, Policy] | None, on
 
 def _recorded(request: ReplayRequest, specs: Sequence[str], on_warning: Warn) -> Iterator[tuple[Design, CostCurve]]:
     """For every run its train and test traces and its costs, checked against the fitted policies."""
-    files = {spec: spec.removeprefix(f"{SHARED_BUDGET}:") for spec in specs if spec.endswith(FITTED_SUFFIX)}
-    trained_on = {spec: load_fitted(Path(file)).trained_on for spec, file in files.items()}
+    trained_on = {spec: load_fitted(file).trained_on for spec, file in fitted_files(specs).items()}
     for run, manifest in select_runs(request.folder):
         trace, costs = read_run(run, request.judged.tasks)
         design = design_of(trace, request.judged.split, {key for keys in trained_on.values() for key in keys})
+        warn_of_other_pairs(specs, fingerprints_of(manifest), on_warning)
         _check(run, manifest, costs, design, trained_on, on_warning)
         yield design, costs
 

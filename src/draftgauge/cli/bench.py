@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from draftgauge.api.requests import BenchRequest
@@ -37,9 +38,18 @@ def bench(request: BenchRequest) -> list[dict[str, Any]]:
     ]
     advice = ADVICE if any(row.get("expected") is not None for row in rows) else {}
     show_table(
-        "All tasks together, live: ratios within the same prompt and round first",
+        f"All tasks together, {_counted(shown)}, live: ratios within the same prompt and round first",
         shown,
         COLUMNS | advice | source_columns(shown),
     )
     console.print(describe_load(machine_load()), highlight=False)
     return rows
+
+
+def _counted(rows: Sequence[Mapping[str, Any]]) -> str:
+    """How many prompts were decoded, by target where they differ."""
+    counts = {row["compression"]: row["prompts"] for row in rows}
+    if len(set(counts.values())) > 1:
+        return ", ".join(f"{count} prompts ({name})" for name, count in counts.items())
+    count = next(iter(counts.values()))
+    return "1 prompt" if count == 1 else f"{count} prompts"

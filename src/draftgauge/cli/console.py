@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
+import time
 import warnings
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -111,7 +112,10 @@ def _escaped(text: str) -> str:
 
 @contextmanager
 def progress() -> Iterator[Progress]:
-    """A progress display; the callback takes (what, done, total) and opens a bar for every new ``what``."""
+    """A progress display; the callback takes (what, done, total) and opens a bar for every new ``what``.
+
+    Into a file or a pipe a line is written every :data:`SILENCE` seconds, as what takes hours must not look dead.
+    """
     columns = (
         SpinnerColumn(),
         TextColumn("{task.description}"),
@@ -122,8 +126,13 @@ def progress() -> Iterator[Progress]:
     )
     bars = Bars(*columns, console=errors, transient=not errors.is_terminal)
     tasks: dict[str, Any] = {}
+    written = time.monotonic()
 
     def advance(what: str, done: int, total: int) -> None:
+        nonlocal written
+        if not errors.is_terminal and time.monotonic() - written >= SILENCE:
+            errors.print(f"{what}: {done} of {total}", highlight=False)
+            written = time.monotonic()
         if what not in tasks:
             bars.start()  # not before there is something to show: an error may come first
             tasks[what] = bars.add_task(what, total=total)
@@ -157,6 +166,8 @@ def save_json(path: Path | None, rows: Iterable[Mapping[str, Any]]) -> None:
     errors.print(f"wrote {path}", highlight=False)
 
 
+SILENCE = 30.0
+"""Seconds without a line of progress where no bar is seen, at most."""
 SOURCES = {"source_model": "model/step", "source_text": "text/step", "distinct_4grams": "distinct 4-grams"}
 """Columns of what each source of drafts brought."""
 

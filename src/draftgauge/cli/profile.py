@@ -47,6 +47,8 @@ def profile(request: ProfileRequest) -> list[dict[str, Any]]:
         return rows
     differing = {"differing": "not the target's choice"} if request.outputs is not None else {}
     show_table("Recorded", rows, COLUMNS | differing)
+    if request.seconds is not None:
+        _show_cut(request, rows)
     for compression, doubt in {row["compression"]: row["cost_doubt"] for row in rows}.items():
         if doubt:
             warn(
@@ -55,3 +57,14 @@ def profile(request: ProfileRequest) -> list[dict[str, Any]]:
             )
     console.print(f"Next: draftgauge replay {request.out}   or   draftgauge report {request.out}", highlight=False)
     return rows
+
+
+def _show_cut(request: ProfileRequest, rows: list[dict[str, Any]]) -> None:
+    """How many prompts the time sufficed for, where not for all."""
+    from draftgauge.api.profile_plan import choose_prompts
+
+    asked = len(choose_prompts(request.prompts)[1])
+    for row in rows:
+        if row["task"] == "all" and row["prompts"] < asked:
+            said = f"Target {row['compression']}: {row['prompts']} of {asked} prompts, as the time was over."
+            console.print(said, highlight=False)

@@ -55,4 +55,5 @@ def _title(rows: list[dict[str, Any]], swept: bool) -> str:
     named = ": " + ", ".join(f"{best} ({compression})" for compression, _, best in lengths) if not swept else ""
     prompts = "All prompts" if rows[0]["split"] == EVERYTHING else f"{rows[0]['split'].capitalize()} prompts"
     chosen = "these prompts" if rows[0]["best_fixed_from"] == SAME_PROMPTS else "training prompts"
-    return f"{prompts}, all tasks together; gains are over the best fixed length chosen on {chosen}{named}"
+    tuned = ", as are the parameters of tuned rules" if any(row["best_rival"] is not None for row in rows) else ""
+    return f"{prompts}, all tasks together; gains are over the best fixed length chosen on {chosen}{named}{tuned}"

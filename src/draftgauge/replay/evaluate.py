@@ -118,7 +118,7 @@ def evaluate(
     Seconds are modelled from the cost curve; intervals are 95%, resampled by prompt. Keys of a row:
 
     * ``policy``, ``compression``, ``task``, ``split``, ``prompts``, ``steps``, ``tokens``;
-    * ``tuned``: whether its parameters were chosen on training prompts for this cost curve;
+    * ``tuned``: whether its parameters were chosen for this cost curve, on the prompts of ``best_fixed_from``;
     * ``tokens_per_step``, ``drafted_per_step``, ``appended_per_step`` (looked up in the text), ``acceptance_rate`` of
       both together (None if nothing was proposed);
     * ``source_model``, ``source_text``: accepted tokens per step that the drafter drafted, and that were looked up;

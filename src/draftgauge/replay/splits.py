@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Collection
 from dataclasses import dataclass, replace
+from math import ceil
 
 import numpy as np
 from numpy.typing import NDArray
@@ -20,7 +21,8 @@ EVERYTHING = "all"
 MIN_PROMPTS = 8
 """Fewer prompts than this make no split: an interval resampled from them would mean nothing."""
 
-TRAIN_SHARE, TEST_SHARE = 0.6, 0.2
+TRAIN_SHARE, VALIDATION_SHARE, TEST_SHARE = 0.6, 0.2, 0.2
+SHARES = {TRAIN: TRAIN_SHARE, VALIDATION: VALIDATION_SHARE, TEST: TEST_SHARE}
 
 
 @dataclass(frozen=True)
@@ -76,11 +78,17 @@ def splits_of(trace: Trace) -> NDArray[np.str_]:
     return splits
 
 
-def split_trace(trace: Trace, split: str) -> Trace:
+def split_trace(trace: Trace, split: str, least: int = MIN_PROMPTS, why: str = "") -> Trace:
     """The prompts of one split (see :func:`splits_of`); all of them for "all".
 
+    Args:
+        trace: all recorded prompts.
+        split: name of the split.
+        least: prompts that it must have.
+        why: this split is wanted, for the message of an error.
+
     Raises:
-        TraceError: for an unknown split, or one of fewer than :data:`MIN_PROMPTS` prompts.
+        TraceError: for an unknown split, or one of fewer than ``least`` prompts.
     """
     if split == EVERYTHING:
         return trace
@@ -92,13 +100,23 @@ def split_trace(trace: Trace, split: str) -> Trace:
         )
     chosen = splits == split
     count = int(chosen.sum())
-    if count < MIN_PROMPTS:
-        raise TraceError(
-            f"the {split} split of this trace has {count} prompts, fitting and evaluating take {MIN_PROMPTS} or more: "
-            f"record more prompts; what was fitted on none of them `draftgauge replay` judges on all with --split "
-            f"{EVERYTHING}"
-        )
+    if count < least:
+        raise TraceError(f"{why}{_too_few(trace, split, count, least)}")
     return select(trace, chosen)
+
+
+def _too_few(trace: Trace, split: str, count: int, least: int) -> str:
+    """What to do about a split without prompts enough."""
+    if names_splits(trace):
+        more = f"more {split} prompts"
+    else:
+        shares = ", ".join(f"{share:.0%} {name}" for name, share in SHARES.items())
+        more = f"some {ceil(least / SHARES[split])} prompts (those that name no split are divided, {shares})"
+    together = f", or take all of them together with --split {EVERYTHING}" if split != TRAIN or least == 1 else ""
+    return (
+        f"{count} of the {len(trace.prompts)} recorded prompts {'is' if count == 1 else 'are'} {split} prompts, and it "
+        f"takes {least} or more: record {more}{together}"
+    )
 
 
 def design_of(trace: Trace, split: str | None = None, trained_on: Collection[str] = ()) -> Design:
@@ -113,11 +131,15 @@ def design_of(trace: Trace, split: str | None = None, trained_on: Collection[str
     Raises:
         TraceError: as :func:`split_trace`.
     """
+    why = ""
     if split is None:
         named = {prompt.split for prompt in trace.prompts} >= {TRAIN, TEST}
-        split = TEST if named or set(trained_on).intersection(prompt_keys(trace)) else EVERYTHING
+        seen = bool(set(trained_on).intersection(prompt_keys(trace)))
+        split = TEST if named or seen else EVERYTHING
+        why = "a policy was fitted on some of these prompts, so test prompts are to judge it on, but " if seen else ""
     judged_alone = split in (TRAIN, EVERYTHING)
-    return Design(split, split_trace(trace, split), None if judged_alone else split_trace(trace, TRAIN))
+    judged = split_trace(trace, split, why=why)
+    return Design(split, judged, None if judged_alone else split_trace(trace, TRAIN))
 
 
 def choosing_unseen(design: Design, trace: Trace, trained_on: Collection[str]) -> Design:

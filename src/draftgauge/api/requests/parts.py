@@ -213,8 +213,8 @@ class CostSpec:
     """How a pair's costs are measured.
 
     Attributes:
-        cost_seconds: time limit for measuring the cost of a step, for each compression; it ends earlier once the best
-            draft length is settled.
+        cost_seconds: seconds for measuring the cost of a step, for each compression; it ends earlier once the best
+            draft length is settled, and later where not every length has been timed by then.
         measure: measure the pair's costs again, even if this machine has done so before.
     """
 
