@@ -79,6 +79,12 @@ def test_its_prompts_have_templates_and_lengths_as_stated(pair: Path) -> None:
             assert 40 <= len(tokenizer(row["reference"]).input_ids) <= 200
 
 
+def test_a_folder_without_a_pair_is_not_evaluated(tmp_path: Path) -> None:
+    result = draftgauge(["reference", "evaluate", "--folder", str(tmp_path)])
+    assert result.exit_code == 2
+    assert "prompts/test.jsonl is missing" in " ".join(result.stderr.split())
+
+
 def test_drafts_alone_need_a_target(tmp_path: Path) -> None:
     result = draftgauge(["reference", "train", "--out", str(tmp_path / "pair"), "--drafts-only"])
     assert result.exit_code == 2

@@ -65,15 +65,11 @@ def test_few_prompts_of_a_task_are_trained_and_tested_on_first(prompts: int, exp
 def test_a_split_of_too_few_prompts_is_refused_with_their_number() -> None:
     small = synthetic_trace(8, prompts=19, length=12, gamma_max=4)  # 8, 7 and 4
     assert len(split_trace(small, "train").prompts) == MIN_PROMPTS
-    with pytest.raises(
-        TraceError, match=r"4 of the 19 recorded prompts are test prompts, .* 8 or more: record more"
-    ):
+    with pytest.raises(TraceError, match=r"4 of the 19 recorded prompts are test prompts, .* 8 or more: record more"):
         split_trace(small, "test")
     assert len(split_trace(small, "test", least=4).prompts) == 4
     unnamed = renamed(synthetic_trace(8, prompts=5, length=12, gamma_max=4), "")
-    with pytest.raises(
-        TraceError, match=r"^3 of the 5 .*: record some 14 prompts \(.* 60% train, 20%"
-    ):
+    with pytest.raises(TraceError, match=r"^3 of the 5 .*: record some 14 prompts \(.* 60% train, 20%"):
         split_trace(replace(unnamed, prompts=tuple(replace(p, task="code") for p in unnamed.prompts)), "train")
     with pytest.raises(TraceError, match=r"fitted on some of these prompts.*, but 4 of .* with --split all"):
         design_of(small, None, prompt_keys(small)[:1])

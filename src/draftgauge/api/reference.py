@@ -73,9 +73,14 @@ def evaluate_pair(request: ReferenceEvaluateRequest, *, progress: Progress = sil
     Args:
         request: which pair, which split of its prompts.
         progress: told (what, done, total).
+
+    Raises:
+        ModelError: if the folder holds no pair.
     """
     folder = request.folder or PAIR_FOLDER
     prompts = folder / "prompts" / f"{request.split}.jsonl"
+    if not prompts.is_file():
+        raise ModelError(f"there is no pair to evaluate in {folder}: {prompts.relative_to(folder)} is missing")
     targets: list[dict[str, Any]] = []
     drafts: list[dict[str, Any]] = []
     layers: list[dict[str, Any]] = []
