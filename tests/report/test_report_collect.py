@@ -18,6 +18,7 @@ from draftgauge.replay import (
     hindsight_optimum,
     replay,
 )
+from draftgauge.replay.hindsight import Sources
 from draftgauge.report.collect import MIN_POSITIONS, collect
 from draftgauge.report.rows import MEASURED_LENGTHS, POLICIES
 from draftgauge.traces.build import select
@@ -60,7 +61,7 @@ def test_held_out_speed_chooses_on_the_other_prompts(data, runs):
 def test_table_rows_are_those_of_evaluate(data, runs):
     trace, costs = read_trace(runs[1]), CostCurve.load(runs[1] / COSTS_NAME)
     view = data.compressions[1]
-    policies = {row.policy for row in view.rows} - {"plain", "hindsight"}
+    policies = {row.policy for row in view.rows} - {"plain", "hindsight", "hindsight-two-sources"}
     assert policies >= {*POLICIES, f"fixed:{view.pooled.best_gamma}", f"fixed:{data.compressions[0].pooled.best_draft}"}
     made = {policy: make_policy(policy, trace.gamma_max, costs) for policy in policies}
     expected = {(row["task"], row["policy"]): row for row in evaluate(trace, costs, made)}
@@ -71,6 +72,9 @@ def test_table_rows_are_those_of_evaluate(data, runs):
             assert row.modelled_tokens_per_second == wanted["tokens_per_second"]
             assert row.modelled_ratio == wanted["ratio_to_plain"]
             assert row.live_ratio is None
+    bounds = {row.task: row.modelled_tokens_per_second for row in view.rows if row.policy == "hindsight-two-sources"}
+    assert all(row.modelled_tokens_per_second <= bounds[row.task] for row in view.rows if row.task != "all")
+    assert bounds["all"] == pytest.approx(hindsight_optimum(trace, costs, Sources.BOTH).tokens_per_second)
     plain = next(row for row in view.rows if row.policy == "plain")
     assert plain.modelled_tokens_per_second == view.pooled.plain
 
@@ -106,7 +110,7 @@ def test_live_measurements_join_the_replays(runs, live_row):
     assert pooled["none"].modelled_tokens_per_second is not None
     assert pooled["transformers-generate"].modelled_tokens_per_second is None
     order = list(pooled)
-    assert (order[0], order[1], order[-1]) == ("plain", "none", "hindsight")
+    assert (order[:2], order[-2:]) == (["plain", "none"], ["hindsight", "hindsight-two-sources"])
 
 
 def test_fixed_measurements_are_points_of_the_charts(runs, live_row):

@@ -6,10 +6,11 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from draftgauge.policies import make_policy
-from draftgauge.policies.base import Policy
+from draftgauge.policies.base import Extends, Policy
 from draftgauge.policies.registry import compared_policies
 from draftgauge.replay import Replay, evaluate
-from draftgauge.replay.evaluate import Resampling
+from draftgauge.replay.evaluate import BOUNDS, HINDSIGHT, HINDSIGHT_BOTH, NOTHING, Resampling
+from draftgauge.replay.hindsight import Sources, hindsight_optimum
 from draftgauge.replay.simulate import can_replay
 from draftgauge.report.live import LiveRow, fixed_gamma, is_policy
 from draftgauge.report.views import SpeedCurve, TableRow
@@ -17,7 +18,7 @@ from draftgauge.statistics.bootstrap import RESAMPLES
 from draftgauge.traces.costs import CostCurve
 from draftgauge.traces.trace import Trace
 
-PLAIN, NOTHING, HINDSIGHT = "plain", "none", "hindsight"
+PLAIN = "plain"
 POLICIES = (*compared_policies(), "hf-confidence:adaptive=true")
 """Replayed for every report, beside the best fixed lengths and whatever was measured live."""
 
@@ -47,6 +48,8 @@ def table_rows(
     shown = {curve.task: _shown_lengths(curve, by_task[curve.task], lengths) for curve in speeds}
     policies = _policies(trace, cost, live)
     policies |= {f"fixed:{gamma}": fixed[gamma] for gamma in set().union(*shown.values())} | {HINDSIGHT: hindsight}
+    if any(isinstance(policy, Extends) for policy in policies.values()):
+        policies[HINDSIGHT_BOTH] = hindsight_optimum(trace, cost, Sources.BOTH).replay
     replayed = {
         (row["task"], row["policy"]): row for row in evaluate(trace, cost, policies, drawn=Resampling(RESAMPLES))
     }
@@ -81,10 +84,11 @@ def _shown_lengths(curve: SpeedCurve, here: Mapping[str, LiveRow], lengths: Sequ
 def _order(lengths: set[int], policies: Mapping[str, Any], here: Mapping[str, LiveRow]) -> list[str]:
     """Plain decoding, fixed lengths, other policies, baselines, the optimum."""
     fixed = [f"fixed:{gamma}" for gamma in sorted(lengths)]
-    others = [name for name in policies if name not in (NOTHING, HINDSIGHT) and fixed_gamma(name) is None]
+    others = [name for name in policies if name not in (NOTHING, *BOUNDS) and fixed_gamma(name) is None]
+    bounds = [name for name in BOUNDS if name in policies]
     nothing = [NOTHING] if NOTHING in policies else []
     measured = [name for name in here if not is_policy(name) or (fixed_gamma(name) is None and name not in policies)]
-    return list(dict.fromkeys([PLAIN, *nothing, *fixed, *others, *measured, HINDSIGHT]))
+    return list(dict.fromkeys([PLAIN, *nothing, *fixed, *others, *measured, *bounds]))
 
 
 def _row(curve: SpeedCurve, policy: str, replayed: Mapping[str, Any] | None, live: LiveRow | None) -> TableRow:

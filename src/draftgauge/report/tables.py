@@ -8,13 +8,15 @@ from dataclasses import dataclass
 
 from draftgauge.policies import describe_policy
 from draftgauge.replay import ALL_TASKS
+from draftgauge.replay.evaluate import BOUNDS, HINDSIGHT, HINDSIGHT_BOTH
 from draftgauge.report.data import ReportData
 from draftgauge.report.style import MISSING, column_decimals, compression_title, fixed, ratio
 from draftgauge.report.views import CompressionView, TableRow
 
 BESIDE_POLICIES = {
     "plain": "plain decoding, one token a step",
-    "hindsight": "the exact optimum over all choices of length, knowing the outcome: a bound, not a policy",
+    HINDSIGHT: "the exact optimum over all choices of length, knowing what the drafter drafts and the target accepts",
+    HINDSIGHT_BOTH: "the same where tokens of the text may be appended",
     "transformers-generate": "generate() of transformers, no draft",
     "transformers-assisted": "generate(assistant_model=...) of transformers at its defaults",
     "transformers-assisted-constant": "generate(assistant_model=...) of transformers at a constant length",
@@ -71,7 +73,7 @@ def _task_title(task: str) -> str:
 
 
 def _lines(rows: Sequence[TableRow], decimals: int) -> tuple[Line, ...]:
-    rivals = [row for row in rows if row.policy != "hindsight"]
+    rivals = [row for row in rows if row.policy not in BOUNDS]
     best_modelled = max((r.modelled_tokens_per_second or 0.0 for r in rivals), default=0.0)
     best_live = max((r.live_ratio or 0.0 for r in rivals), default=0.0)
     return tuple(_line(row, best_modelled, best_live, decimals) for row in rows)
@@ -79,7 +81,7 @@ def _lines(rows: Sequence[TableRow], decimals: int) -> tuple[Line, ...]:
 
 def _line(row: TableRow, best_modelled: float, best_live: float, decimals: int) -> Line:
     marks = set()
-    if row.policy != "hindsight" and best_modelled and row.modelled_tokens_per_second == best_modelled:
+    if row.policy not in BOUNDS and best_modelled and row.modelled_tokens_per_second == best_modelled:
         marks.add("modelled")
     if best_live and row.live_ratio == best_live:
         marks.add("live")
@@ -124,14 +126,14 @@ def policies_table(data: ReportData) -> tuple[tuple[str, ...], tuple[PolicyLine,
         for policy in policies
     }
     shown = {policy: values for policy, values in table.items() if any(value is not None for value in values)}
-    bests = [max((v[i] or 0.0 for p, v in shown.items() if p != "hindsight"), default=0.0) for i in range(len(columns))]
+    bests = [max((v[i] or 0.0 for p, v in shown.items() if p not in BOUNDS), default=0.0) for i in range(len(columns))]
     lines = tuple(
         PolicyLine(
             policy,
             describe(policy),
             tuple(ratio(value) for value in values),
             tuple(
-                policy != "hindsight" and value is not None and value == best
+                policy not in BOUNDS and value is not None and value == best
                 for value, best in zip(values, bests, strict=True)
             ),
         )
