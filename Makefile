@@ -10,8 +10,10 @@ TORCH ?= torch==2.13.0
 unexport PYTHONDONTWRITEBYTECODE
 INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check --no-compile
 
-# Files stay whole, as their tests share what is slow to make.
-PARALLEL := --numprocesses auto --maxprocesses 8 --dist loadfile --no-loadscope-reorder
+# One process more than there are cores, as some tests wait for programs that they start. Files stay whole, as their tests
+# share what is slow to make.
+PROCESSES = $(shell $(BIN)/python -c 'import os; print(min(8, os.cpu_count() + 1))')
+PARALLEL = --numprocesses $(PROCESSES) --dist loadfile --no-loadscope-reorder
 
 .PHONY: demo test test-engines test-fast lint types bench final figures setup clean
 
@@ -32,7 +34,7 @@ $(VENV)/.linters: $(VENV)/.installed
 demo: setup
 	$(BIN)/draftgauge demo --out demo --json demo/demo.json
 
-# The whole suite, a process a core; of ARGS (make test ARGS=tests/core/test_seeds.py) one process runs what they name.
+# The whole suite, in several processes; of ARGS (make test ARGS=tests/core/test_seeds.py) one process runs what they name.
 test: setup
 	$(BIN)/python -m pytest $(or $(ARGS),$(PARALLEL))
 
