@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 import draftgauge as package
 from command_line import draftgauge
@@ -305,7 +306,8 @@ from draftgauge.api.profile import profile
 profile(out={str(run)!r}, executor="ray", shards=2, **{asked!r})
 """
     source = str(Path(package.__file__).parents[1])
-    environment = os.environ | {"PYTHONPATH": source, "OMP_NUM_THREADS": "1"}
+    threads = str(torch.get_num_threads())  # as many as here: sums of other parts of a product round differently
+    environment = os.environ | {"PYTHONPATH": source, "OMP_NUM_THREADS": threads}
 
     def driver() -> subprocess.Popen[bytes]:
         return subprocess.Popen([sys.executable, "-c", program], env=environment, stderr=log.open("ab"))
