@@ -7,6 +7,7 @@ that becomes slower does so for both. Rounds go on until the time is up. Rows, o
 
 * ``replayed_*`` and ``live_*``: tokens a second of all requests and over no drafts, tokens a step of one;
 * ``best_replayed``, ``best_live``: the best fixed length; ``share_of_best_live``: what of its live speed is reached;
+* ``distinct_4grams``: of the outputs, the share that does not repeat;
 * ``replayed_over_live``: how far the model of the costs is off;
 * ``*_low``, ``*_high``: 95% intervals of medians over ``rounds``: what the machine does, not which prompts they are;
 * ``equal_steps``: replay and loop took the same steps;
@@ -46,6 +47,7 @@ from draftgauge.statistics.paired import median_interval
 from draftgauge.traces.batch_costs import BatchCosts
 from draftgauge.traces.costs import CostCurve
 from draftgauge.traces.manifest import Manifest
+from draftgauge.traces.repetition import distinct_ratio, prompt_gram_counts
 from draftgauge.traces.trace import Trace
 
 REQUESTS = 4  # that each slot serves at least
@@ -224,6 +226,7 @@ def rows_of(arms: Sequence[Arm], trace: Trace) -> Iterable[dict[str, Any]]:
             "replayed_tokens_per_step": replayed.tokens_per_step,
             "replayed_over_none": replayed_speed(arm) / replayed_speed(none),
             "best_replayed": arm is best,
+            "distinct_4grams": distinct_ratio(prompt_gram_counts(trace)),
         }
         if arm.run is not None:
             speeds, of_none = np.array(arm.speeds), np.array(none.speeds)

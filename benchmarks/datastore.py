@@ -25,6 +25,7 @@ from draftgauge.replay.simulate import Replay, replay
 from draftgauge.statistics.paired import paired_gain
 from draftgauge.traces.build import select
 from draftgauge.traces.costs import CostCurve
+from draftgauge.traces.repetition import distinct_ratio, prompt_gram_counts
 from draftgauge.traces.trace import Trace
 
 POLICIES = ("lookup:least=2", "lookup:least=3", "gated-lookup", "lookup-else-stopping:least=2,tokens=4", "two-source")
@@ -53,6 +54,7 @@ def _compared(run: Path) -> Iterator[dict[str, Any]]:
     """Every policy with a datastore over the same without one."""
     trace, costs = read_run(run)
     part = select(trace, [prompt.split not in (TRAIN, VALIDATION) for prompt in trace.prompts])
+    grams = prompt_gram_counts(part)
     judged = [prompt.prompt_token for prompt in part.prompts]
     without = {spec: _replayed(part, costs, spec, None) for spec in POLICIES}
     for with_prompts in (False, True):
@@ -70,6 +72,7 @@ def _compared(run: Path) -> Iterator[dict[str, Any]]:
                     "policy": spec,
                     "task": task,
                     "prompts": int(mask.sum()),
+                    "distinct_4grams": distinct_ratio(grams[mask]),
                     "with_prompts": with_prompts,
                     "datastore_tokens": stored.tokens,
                     "look_up_seconds": built["look_up_seconds"],

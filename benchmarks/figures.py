@@ -67,12 +67,12 @@ from draftgauge.replay.splits import TRAIN, split_trace
 from draftgauge.statistics.paired import gain_resamples, paired_gain, pooled
 from draftgauge.traces.build import select
 from draftgauge.traces.costs import CostCurve
+from draftgauge.traces.repetition import distinct_ratio, prompt_gram_counts
 from draftgauge.traces.trace import Trace
 
 SEALED = "sealed"
 KEPT_OUT = 5
 """Each fit leaves out one in so many training prompts, another part with every cost curve."""
-GRAM = 4
 
 OTHERS = ("reference-pair.json", "kvshot-quick.json")  # whose rows stand in tables of the README
 
@@ -301,24 +301,14 @@ def repetition(folder: Path) -> list[Row]:
     rows = []
     for run in runs_of(folder):
         test = split_trace(read_run(run)[0], SEALED)
+        counts = prompt_gram_counts(test)
         for task, mask in task_masks(test):
-            counts = [_distinct(output) for output, chosen in zip(_outputs(test), mask, strict=True) if chosen]
-            share = sum(part for part, _ in counts) / sum(whole for _, whole in counts)
+            share = distinct_ratio(counts[mask])
             rows.append(
                 {"table": "repetition", "compression": test.compression, "split": SEALED, "task": task}
                 | {"distinct_4grams": share}
             )
     return rows
-
-
-def _outputs(trace: Trace) -> Iterator[list[int]]:
-    for first, end in zip(trace.offsets[:-1], trace.offsets[1:], strict=True):
-        yield trace.token[first:end].tolist()
-
-
-def _distinct(tokens: Sequence[int]) -> tuple[int, int]:
-    grams = [tuple(tokens[i : i + GRAM]) for i in range(len(tokens) - GRAM + 1)]
-    return len(set(grams)), len(grams)
 
 
 def differences(rows: Sequence[Row], published: Sequence[Mapping[str, Any]], tolerance: float = 1e-6) -> Iterator[str]:

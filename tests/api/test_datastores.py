@@ -61,8 +61,12 @@ def test_a_datastore_holds_the_outputs_of_training_prompts(run: Path, tmp_path: 
     (row,) = rows_of(tmp_path / "rows.json")
     assert (row["outputs"], row["tokens"], row["capacity"]) == (8, sum(map(len, held.values())), 1 << 17)
     assert row["look_up_seconds"] > 0
+    assert (row["left_out"], "did not fit" in result.output) == (0, False)
     rows = package.build_datastore(run, out=path, split="all", with_prompts=False, capacity=100)
     assert rows[0]["tokens"] <= rows[0]["capacity"] == 100
+    assert 0 < rows[0]["left_out"] == len(trace.prompts) - rows[0]["outputs"]
+    small = invoke("datastore", "build", run, "--out", tmp_path / "small.parquet", "--capacity", "50")
+    assert "outputs, the oldest, did not fit: raise --capacity" in " ".join(small.output.split())
 
 
 def test_a_datastore_of_few_outputs_is_one(tmp_path: Path) -> None:

@@ -27,7 +27,8 @@ def build_datastore(request: DatastoreBuildRequest) -> list[dict[str, Any]]:
         request: which outputs, and where they are put.
 
     Returns:
-        One row: how many outputs and tokens the datastore holds now and how many it may, and what a look-up takes.
+        One row: how many outputs and tokens the datastore holds now and how many tokens it may, how many outputs of the
+        runs there was no room for (``left_out``), and what a look-up takes.
 
     Raises:
         DraftgaugeError: if a run does not say which vocabulary its tokens are of, or the file is of another one.
@@ -44,11 +45,13 @@ def build_datastore(request: DatastoreBuildRequest) -> list[dict[str, Any]]:
         raise DraftgaugeError(f"the runs in {request.folder} are of several vocabularies: name one of them")
     about = About(vocabularies.pop(), request.capacity or DATASTORE_TOKENS, request.with_prompts)
     store = grow(request.out, about, outputs, lambda store: look_up_seconds(_texts(store)), request.capacity)
+    kept = {output.prompt for output in store.outputs}
     return [
         {
             "outputs": len(store.outputs),
             "tokens": store.tokens,
             "capacity": store.about.capacity,
+            "left_out": len({output.prompt for output in outputs} - kept),
             "with_prompts": store.about.with_prompts,
             "look_up_seconds": store.about.look_up_seconds,
         }

@@ -18,4 +18,8 @@ def build(request: DatastoreBuildRequest) -> list[dict[str, Any]]:
         f"a look-up takes {1e6 * row['look_up_seconds']:.1f} us",
         highlight=False,
     )
+    if row["left_out"]:
+        console.print(
+            f"{row['left_out']} outputs, the oldest, did not fit: raise --capacity to keep them", highlight=False
+        )
     return rows

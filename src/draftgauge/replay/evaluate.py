@@ -20,7 +20,7 @@ from draftgauge.replay.splits import EVERYTHING, Design
 from draftgauge.statistics.bootstrap import TEST_RESAMPLES
 from draftgauge.statistics.paired import holm, paired_gain, paired_share, ratio_interval
 from draftgauge.traces.costs import CostCurve
-from draftgauge.traces.repetition import prompt_gram_counts
+from draftgauge.traces.repetition import distinct_ratio, prompt_gram_counts
 from draftgauge.traces.trace import Trace
 
 ALL_TASKS = "all"
@@ -323,7 +323,6 @@ def _measures(outcome: Replay, baselines: _Baselines, mask: NDArray[np.bool_], h
     if baselines.two_sources is not None:
         both = paired_share(seconds, fixed.seconds[mask], baselines.two_sources.seconds[mask], tokens, **drawn).estimate
     text = float(outcome.accepted_text[mask].sum())
-    grams = baselines.grams[mask].sum(axis=0)
     return {
         "prompts": int(mask.sum()),
         "steps": steps,
@@ -334,7 +333,7 @@ def _measures(outcome: Replay, baselines: _Baselines, mask: NDArray[np.bool_], h
         "acceptance_rate": float(outcome.accepted[mask].sum() / proposed) if proposed else None,
         "source_model": (float(outcome.accepted[mask].sum()) - text) / steps,
         "source_text": text / steps,
-        "distinct_4grams": float(grams[0] / grams[1]) if grams[1] else 1.0,
+        "distinct_4grams": distinct_ratio(baselines.grams[mask]),
         "tokens_per_second": speed.estimate,
         "tokens_per_second_low": speed.low,
         "tokens_per_second_high": speed.high,

@@ -25,8 +25,13 @@ def gram_counts(tokens: Sequence[int], order: int = SHARE_OF) -> tuple[int, int]
 
 def distinct_share(outputs: Sequence[Sequence[int]], order: int = SHARE_OF) -> float:
     """Distinct n-grams of each output over all its n-grams, summed over outputs; 1 where no output is that long."""
-    counts = np.array([gram_counts(tokens, order) for tokens in outputs], np.int64).reshape(-1, 2).sum(axis=0)
-    return float(counts[0] / counts[1]) if counts[1] else 1.0
+    return distinct_ratio(np.array([gram_counts(tokens, order) for tokens in outputs], np.int64).reshape(-1, 2))
+
+
+def distinct_ratio(counts: NDArray[np.int64]) -> float:
+    """What :func:`gram_counts` of several outputs, ``[outputs, 2]``, say of all of them; 1 where none is that long."""
+    distinct, grams = counts.sum(axis=0)
+    return float(distinct / grams) if grams else 1.0
 
 
 def prompt_gram_counts(trace: Trace, order: int = SHARE_OF) -> NDArray[np.int64]:
