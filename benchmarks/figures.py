@@ -60,7 +60,7 @@ from draftgauge.fitting.tuning import tune_rivals
 from draftgauge.policies.base import Policy
 from draftgauge.policies.fitted import fitted_policy, load_fitted
 from draftgauge.policies.fixed import FixedLength
-from draftgauge.policies.registry import compared_policies, make_policy
+from draftgauge.policies.registry import compared_policies, make_policy, tunable_policies
 from draftgauge.replay.evaluate import best_fixed_gamma, task_masks
 from draftgauge.replay.simulate import replay
 from draftgauge.replay.splits import TRAIN, split_trace
@@ -159,7 +159,7 @@ def judged(folder: Path, compressions: Sequence[str] = COMPRESSIONS) -> list[Row
     """
     rows: list[Row] = []
     names = {str(fitted_file(folder, policy)): policy for policy in FITTED}
-    arms = (*names, *compared_policies())
+    arms = (*names, *dict.fromkeys([*compared_policies(), *tunable_policies()]))
     for compression in compressions:
         rows += replay_verb(folder / RUNS / compression, policies=arms, split=SEALED, tune=True)
     for row in rows:

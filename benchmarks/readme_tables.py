@@ -153,19 +153,29 @@ def estimates_table(rows: Sequence[Row]) -> Iterator[str]:
         yield f"| {name} | {' | '.join(f'{mean:.2f}' for mean in means)} |"
 
 
-SOURCES = (STOPPING, "lookup", "gated-lookup", "lookup-else-stopping", BOTH)
+SOURCES = (STOPPING, "lookup", "hf-prompt-lookup", "gated-lookup", "lookup-else-stopping", BOTH)
 PROMPTS_OF = {"sealed": "sealed", "other": "HumanEval, GSM8K, MT-bench, CNN/DM"}
 DISTINCT = "over 80% distinct 4-grams"
+SUBSETS = (
+    *(("all", "live"), ("all", "replay"), (DISTINCT, "live"), (DISTINCT, "replay")),
+    ("cut at the first repeated 8-gram", "replay"),
+    *((f"{third} acceptance", "replay") for third in ("least", "middle", "most")),
+)
 
 
 def sources_table(rows: Sequence[Row]) -> Iterator[str]:
     """What rules with one and with two sources gain over the best fixed length, live and replayed."""
-    columns = ["best fixed length over plain", *(f"`{name}`" for name in SOURCES), f"`{BOTH}` over `{STOPPING}`"]
+    columns = [
+        "distinct 4-grams",
+        "best fixed length over plain",
+        *(f"`{name}`" for name in SOURCES),
+        f"`{BOTH}` over `{STOPPING}`",
+    ]
     columns.append(f"`{BOTH}` over plain")
     yield f"| prompts | | {' | '.join(columns)} |"
     yield f"|---|---|{'---:|' * len(columns)}"
     for prompts, shown in PROMPTS_OF.items():
-        for subset, table in (("all", "live"), ("all", "replay"), (DISTINCT, "live")):
+        for subset, table in SUBSETS:
             key = {"prompts_of": prompts, "subset": subset, "table": table, "task": "all"}
             key |= {"curve": "measured"} if table == "replay" else {}
             own = {row["policy"]: row for row in matching(rows, key)}
@@ -178,21 +188,30 @@ def sources_table(rows: Sequence[Row]) -> Iterator[str]:
             name = shown if subset == "all" else f"{shown}, {subset}"
             plain = own["plain"]["tokens_per_second"] if table == "live" else None
             times = [f"{own[each]['tokens_per_second'] / plain:.2f}x" if plain else "" for each in ("fixed", BOTH)]
-            cells = [times[0], *(interval(own[policy]) for policy in SOURCES), interval(over), times[1]]
+            cells = [
+                f"{ours['distinct_4grams']:.2f}",
+                times[0],
+                *(interval(own[policy]) for policy in SOURCES),
+                interval(over),
+                times[1],
+            ]
             how = "replayed" if table == "replay" else table
             yield f"| {name}, {ours['prompts']} | {how} | {' | '.join(cells)} |"
 
 
 def curves_table(rows: Sequence[Row]) -> Iterator[str]:
     """What the same rules gain replayed, at the measured cost curve and at imagined ones."""
-    yield f"| prompts | cost curve | best fixed length | {' | '.join(f'`{name}`' for name in SOURCES)} |"
-    yield f"|---|---|---:|{'---:|' * len(SOURCES)}"
+    names = " | ".join(f"`{name}`" for name in SOURCES)
+    yield f"| prompts | distinct 4-grams | cost curve | best fixed length | {names} |"
+    yield f"|---|---:|---|---:|{'---:|' * len(SOURCES)}"
     for prompts, shown in PROMPTS_OF.items():
         own = list(matching(rows, {"prompts_of": prompts, "subset": "all", "table": "replay", "task": "all"}))
         for curve in dict.fromkeys(row["curve"] for row in own):
             gains = {row["policy"]: row for row in matching(own, {"curve": curve})}
             length = gains["fixed"]["spec"].partition(":")[2]
-            yield f"| {shown} | {curve} | {length} | {' | '.join(interval(gains[name]) for name in SOURCES)} |"
+            repeated = f"{gains[BOTH]['distinct_4grams']:.2f}"
+            cells = [repeated, curve, length, *(interval(gains[name]) for name in SOURCES)]
+            yield f"| {shown} | {' | '.join(cells)} |"
 
 
 def _mean(values: Iterable[float]) -> float:
@@ -207,14 +226,18 @@ def _estimate(row: Row) -> str:
 def choosing_summary(rows: Sequence[Row]) -> Iterator[str]:
     """What the fitted policies gain on all sealed prompts, replayed and live, a line for each compression."""
     gains = " | ".join(f"`{name}` over it, replayed | live" for name in (STOPPING, BOTH))
-    yield f"| target | best fixed length, live over plain | {gains} | `{BOTH}` over the best tuned rule, replayed |"
-    yield "|---|---:|---:|---:|---:|---:|---:|"
+    yield (
+        f"| target | distinct 4-grams | best fixed length, live over plain | {gains} "
+        f"| `{BOTH}` over the best tuned rule, replayed |"
+    )
+    yield "|---|---:|---:|---:|---:|---:|---:|---:|"
     for own in matching(rows, {"table": "replay", "policy": STOPPING, "tuned": True, "task": "all"}):
         key = {"compression": own["compression"], "task": "all"}
         over = {(row["policy"], row["over"]): row for row in matching(rows, key | {"table": "spread"})}
         sat = list(matching(rows, key | {"table": "live"}))
         fixed = [row["ratio_to_plain"] for row in sat if row["policy"] == row["over"]]
-        cells = [f"{median(fixed):.2f}x ({min(fixed):.2f}x to {max(fixed):.2f}x)" if fixed else ""]
+        cells = [f"{own['distinct_4grams']:.2f}"]
+        cells.append(f"{median(fixed):.2f}x ({min(fixed):.2f}x to {max(fixed):.2f}x)" if fixed else "")
         for name in (STOPPING, BOTH):
             cells += [interval(over[name, FIXED]), across([row for row in sat if row["policy"] == name])]
         yield f"| {own['compression']} | {' | '.join(cells)} | {interval(over[BOTH, RIVAL])} |"
@@ -240,13 +263,15 @@ def choosing_table(rows: Sequence[Row]) -> Iterator[str]:
 
 def choosing_live_table(rows: Sequence[Row]) -> Iterator[str]:
     """What they gain live over the best fixed length, and the same prompts replayed; the sittings below."""
-    yield f"| target | task | {' | '.join(f'`{name}` live | its prompts replayed' for name in (STOPPING, BOTH))} |"
-    yield "|---|---|---:|---:|---:|---:|"
+    gains = " | ".join(f"`{name}` live | its prompts replayed" for name in (STOPPING, BOTH))
+    yield f"| target | task | distinct 4-grams | {gains} |"
+    yield "|---|---|---:|---:|---:|---:|---:|"
     for own in matching(rows, {"table": "replay", "policy": STOPPING, "tuned": True}):
         key = {"table": "live", "compression": own["compression"], "task": own["task"]}
         sat = [list(matching(rows, key | {"policy": name})) for name in (STOPPING, BOTH)]
         cells = [f"{across(sittings)} | {replayed(sittings)}" for sittings in sat]
-        yield f"| {own['compression']} | {own['task']} | {' | '.join(cells)} |"
+        repeated = median([row["distinct_4grams"] for row in sat[-1]]) if sat[-1] else own["distinct_4grams"]
+        yield f"| {own['compression']} | {own['task']} | {repeated:.2f} | {' | '.join(cells)} |"
     yield from _sittings(rows)
 
 
