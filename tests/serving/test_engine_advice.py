@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shlex
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -94,11 +95,24 @@ def test_drafting_for_nothing_has_no_price_at_which_the_answer_turns(trace: Trac
     assert (dear.advised.setting, dear.change.drafting) == (PLAIN, 0)
 
 
-def test_acceptance_to_pay_is_where_a_length_breaks_even() -> None:
+def test_acceptance_to_pay_is_where_a_length_breaks_even(trace: Trace) -> None:
     draft = 0.3
-    chance = acceptance_to_pay(engine_costs(draft).curve(), GAMMA_MAX)
+    chance = acceptance_to_pay(trace, engine_costs(draft).curve())
     assert chance == pytest.approx(draft, abs=1e-9)  # one token: 1 + a = 1 + draft; longer drafts need more
-    assert acceptance_to_pay(engine_costs(0.6, verify=0.5).curve(), GAMMA_MAX) is None
+    assert acceptance_to_pay(trace, engine_costs(0.6, verify=0.5).curve()) is None
+
+
+def test_acceptance_to_pay_is_of_the_contexts_of_the_prompts(trace: Trace) -> None:
+    """A curve whose middle context was timed while the machine was busy says little of prompts that are shorter."""
+    quiet = engine_costs(0.3).curve()
+    rows = {name: (getattr(quiet, name)[0],) * 3 for name in ("plain", "verify", "draft")}
+    level = replace(quiet, contexts=(1, 1_000_000, 2_000_000), **rows)
+    busy = replace(level, plain=(level.plain[0], 3 * level.plain[1], level.plain[2]))
+    assert acceptance_to_pay(trace, busy) == pytest.approx(acceptance_to_pay(trace, level), abs=0.02)
+
+
+def test_where_drafts_pay_without_acceptance_no_chance_is_named(trace: Trace) -> None:
+    assert acceptance_to_pay(trace, engine_costs(0.0, verify=-0.1).curve()) == 0
 
 
 def test_recorded_acceptance_counts_what_was_judged(trace: Trace) -> None:

@@ -76,7 +76,8 @@ def advise(request: AdviseRequest, *, on_warning: Warn = warn) -> list[Row]:
         speculate; None of fewer than 8 ``prompts``), ``best_length``, ``drafting_may_cost`` (times what it costs),
         ``acceptance``, ``acceptance_to_pay``, ``by_batch`` (best lengths as JSON), ``drawn`` (the share of an imported
         trace that had to be drawn), ``server_tokens_per_step`` and ``expected_tokens_per_step`` (of a running server,
-        and what the run expects at its length), and ``recorded_with`` (options of ``draftgauge generate`` that say how
+        and what the run expects at its length), ``cost_doubt`` (why the
+        costs are not to be trusted) and ``recorded_with`` (options of ``draftgauge generate`` that say how
         the run was recorded). Figures that are not known are None.
 
     Raises:
@@ -256,6 +257,7 @@ def _row(
             "drafting_may_cost": advice.change.drafting,
             "acceptance": advice.change.accepted,
             "acceptance_to_pay": advice.change.acceptance,
+            "cost_doubt": source.curves[min(source.curves)].doubt() or None,
             "recorded_with": shlex.join(source.places.options) or None,
         }
     return row
@@ -273,6 +275,7 @@ _ADVISED_ONLY = (
     "drawn",
     "server_tokens_per_step",
     "expected_tokens_per_step",
+    "cost_doubt",
     "recorded_with",
 )
 _EMPTY: Row = dict.fromkeys(("speedup", "low", "high", *_ADVISED_ONLY))

@@ -15,11 +15,11 @@ from draftgauge.api.bench_servers import bench_servers
 from draftgauge.api.costs import pair_costs, weigh_cost
 from draftgauge.api.datastore import read_stored
 from draftgauge.api.fitted_pairs import warn_of_other_pairs
-from draftgauge.api.pair import Pair, load_pair
+from draftgauge.api.pair import Pair, load_pair, refuse_beside_pair
 from draftgauge.api.profile_plan import choose_prompts, encode_prompts
 from draftgauge.api.recorded import load_pair_of, prompts_of
 from draftgauge.api.replay import best_gamma_of, warn
-from draftgauge.api.requests import PLAIN, BenchRequest, PairSpec
+from draftgauge.api.requests import PLAIN, BenchRequest
 from draftgauge.api.runs import EncodedPrompt, read_run, select_runs
 from draftgauge.api.verb import verb
 from draftgauge.core.errors import DraftgaugeError
@@ -30,7 +30,7 @@ from draftgauge.core.settings import given_settings, settings_of
 from draftgauge.decoding.settings import DecodingSettings
 from draftgauge.models.vocabulary import vocabulary_digest
 from draftgauge.policies.base import Policy
-from draftgauge.policies.registry import compared_policies, expand_policy, make_policy
+from draftgauge.policies.registry import compared_policies, expand_policy, make_policy, with_objects
 from draftgauge.policies.stored_policies import with_stored
 from draftgauge.replay.evaluate import SAME_PROMPTS
 from draftgauge.replay.splits import design_of
@@ -60,7 +60,13 @@ def default_policies(manifest: Manifest, folder: Path) -> list[str]:
 
 
 @verb(BenchRequest, loaded=Pair)
-def bench(request: BenchRequest, *, pair: Pair | None = None, progress: Progress = silent) -> list[dict[str, Any]]:
+def bench(
+    request: BenchRequest,
+    *,
+    pair: Pair | None = None,
+    objects: Mapping[str, Policy] | None = None,
+    progress: Progress = silent,
+) -> list[dict[str, Any]]:
     """Bench policies live: on the pair and the prompts of recorded runs, or on a pair of which nothing has been
     recorded. ``bench(pair, policies=("stopping",))`` decodes with a pair that is loaded already.
 
@@ -68,6 +74,8 @@ def bench(request: BenchRequest, *, pair: Pair | None = None, progress: Progress
         request: what to bench. With a run, its manifest names the pair, the prompts and the lengths, and only what is
             chosen among them may be asked for; test prompts are, where its prompts name training and test ones.
         pair: loaded already, and then the request names no run and no server; the request's is loaded if None.
+        objects: policies of your own by name, beside the named ones; with them and without named ones, only they run,
+            beside plain decoding and what gains are stated over. A copy runs for every pair.
         progress: told (what, done, total).
 
     Returns:
@@ -80,25 +88,19 @@ def bench(request: BenchRequest, *, pair: Pair | None = None, progress: Progress
             prompts or models that cannot be used; for a loaded pair beside a run, servers or models to load.
     """
     if pair is not None:
-        _check_loaded(request)
-        return _bench_pair(request, lambda: pair, progress)
+        refuse_beside_pair(request, "folder", "urls")
+        return _bench_pair(request, lambda: pair, objects or {}, progress)
     if request.urls:
+        if objects:
+            raise DraftgaugeError("servers decode with what they were started with: name policies, give no objects")
         return bench_servers(request, progress)
+    own = objects or {}
     if request.folder is None:
         loads = [partial(load_pair, request.pair.at(name)) for name in request.pair.compression]
-        return [row for load in loads for row in _bench_pair(request, load, progress)]
+        return [row for load in loads for row in _bench_pair(request, load, own, progress)]
     _check_given(request, request.folder)
-    return [
-        row for run, manifest in select_runs(request.folder) for row in _bench_run(request, run, manifest, progress)
-    ]
-
-
-def _check_loaded(request: BenchRequest) -> None:
-    """Refuse what a loaded pair leaves nothing of."""
-    given = given_settings(request)
-    named = {entry.name for entry in settings_of(PairSpec)} | {"folder", "urls"}
-    if at_odds := [entry.name for entry in settings_of(BenchRequest) if entry.name in named & given]:
-        raise DraftgaugeError(f"the given pair is loaded already: leave out {', '.join(at_odds)}, or the pair")
+    runs = select_runs(request.folder)
+    return [row for run, manifest in runs for row in _bench_run(request, run, manifest, own, progress)]
 
 
 def _check_given(request: BenchRequest, folder: Path) -> None:
@@ -111,7 +113,9 @@ def _check_given(request: BenchRequest, folder: Path) -> None:
         )
 
 
-def _bench_run(request: BenchRequest, run: Path, manifest: Manifest, progress: Progress) -> list[dict[str, Any]]:
+def _bench_run(
+    request: BenchRequest, run: Path, manifest: Manifest, objects: Mapping[str, Policy], progress: Progress
+) -> list[dict[str, Any]]:
     """Rows of one recorded run."""
     if manifest.temperature > 0:
         raise DraftgaugeError(
@@ -122,7 +126,7 @@ def _bench_run(request: BenchRequest, run: Path, manifest: Manifest, progress: P
     recorded = request.pair.drafter is None
     trace, measured = read_run(run)
     over = _asked_reference(request, manifest.gamma_max)
-    specs = request.policies or (default_policies(manifest, run) if recorded else DEFAULTS)
+    specs = request.policies or (() if objects else default_policies(manifest, run) if recorded else DEFAULTS)
     if recorded and over is None:
         best_fixed = f"fixed:{gamma}" if (gamma := best_gamma_of(run)) else "none"
         over = Reference(best_fixed, TRAIN if design_of(trace).train is not None else SAME_PROMPTS)
@@ -132,24 +136,34 @@ def _bench_run(request: BenchRequest, run: Path, manifest: Manifest, progress: P
     warn_of_other_pairs(specs, pair.fingerprints(), warn)
     prompts = prompts_of(run, manifest, pair, replace(request.prompts, split=split))
     costs = measured if recorded else _costs(request, pair, specs, manifest.gamma_max, progress)
-    policies = {spec: make_policy(spec, manifest.gamma_max, costs) for spec in specs}
+    policies = _policies(specs, objects, manifest.gamma_max, costs)
     _give_datastore(request, pair, prompts, policies)
     return _bench(request, pair, prompts, policies, manifest.max_new_tokens, progress, over)
 
 
-def _bench_pair(request: BenchRequest, load: Callable[[], Pair], progress: Progress) -> list[dict[str, Any]]:
+def _bench_pair(
+    request: BenchRequest, load: Callable[[], Pair], objects: Mapping[str, Policy], progress: Progress
+) -> list[dict[str, Any]]:
     """Rows of a pair of which nothing is recorded, loaded once the rest of the request is known to be sound."""
     length, longest = request.output.max_new_tokens, request.drafts.gamma_max
     over = _asked_reference(request, longest)
-    specs = _expanded(request.policies or DEFAULTS, longest, over)
+    specs = _expanded(request.policies or (() if objects else DEFAULTS), longest, over)
     path, chosen = choose_prompts(request.prompts)
     pair = load()
     warn_of_other_pairs(specs, pair.fingerprints(), warn)
     prompts = encode_prompts(pair, chosen, path, length, request.prompts)
     costs = _costs(request, pair, specs, longest, progress)
-    policies = {spec: make_policy(spec, longest, costs) for spec in specs}
+    policies = _policies(specs, objects, longest, costs)
     _give_datastore(request, pair, prompts, policies)
     return _bench(request, pair, prompts, policies, length, progress, over)
+
+
+def _policies(
+    specs: Sequence[str], objects: Mapping[str, Policy], gamma_max: int, costs: CostCurve | None
+) -> dict[str, Policy]:
+    """Every named policy, and copies of the given ones."""
+    policies = {spec: make_policy(spec, gamma_max, costs) for spec in specs}
+    return with_objects(policies, objects)
 
 
 def _give_datastore(

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
 
 from draftgauge.api.costs import pair_costs, weigh_cost
 from draftgauge.api.datastore import GrowingStore
-from draftgauge.api.pair import Pair, check_draft_is_used, load_pair, sampled
+from draftgauge.api.pair import Pair, check_draft_is_used, load_pair, refuse_beside_pair, sampled
 from draftgauge.api.requests import PLAIN, GenerateRequest
 from draftgauge.api.verb import verb
 from draftgauge.core.errors import DraftgaugeError, PromptError
@@ -21,7 +21,8 @@ from draftgauge.decoding.settings import DecodingSettings
 from draftgauge.decoding.speculative import speculative_decode
 from draftgauge.models.detokenize import IncrementalDecoder
 from draftgauge.models.vocabulary import vocabulary_digest
-from draftgauge.policies.registry import make_policy
+from draftgauge.policies.base import Policy
+from draftgauge.policies.registry import make_policy, with_objects
 from draftgauge.policies.stored_policies import with_stored
 from draftgauge.traces.repetition import distinct_share
 from draftgauge.verification import Sampling
@@ -34,6 +35,7 @@ def generate(
     request: GenerateRequest,
     *,
     pair: Pair | None = None,
+    objects: Mapping[str, Policy] | None = None,
     on_text: OnText | None = None,
     progress: Progress = silent,
 ) -> tuple[str, Generation]:
@@ -44,18 +46,23 @@ def generate(
 
     Args:
         request: the prompt, as text or as token ids taken as they are, and how to decode it.
-        pair: loaded already; the request's is loaded if None.
+        pair: loaded already, and then the request says nothing of one; the request's is loaded if None.
+        objects: policies of your own by name; the request's ``policy`` may be one of them. A copy decodes.
         on_text: told each new piece of text and how it came: accepted, text (looked up in the text and accepted),
             corrected, bonus or plain.
         progress: told (what, done, total) while the pair's costs are measured, for a policy that weighs them; on a
             machine that has measured them before they are known.
 
     Raises:
-        DraftgaugeError: for unknown policies, prompts that are empty or too long, settings out of range.
+        DraftgaugeError: for unknown policies, prompts that are empty or too long, settings out of range, or a pair that
+            is given twice.
     """
-    if request.policy != PLAIN:
+    if pair is not None:
+        refuse_beside_pair(request)
+    own = with_objects({}, objects or {}).get(request.policy)
+    if request.policy != PLAIN and own is None:
         weigh_cost([request.policy])  # an unknown policy is refused before anything is loaded
-    elif request.datastore is not None:
+    elif own is None and request.datastore is not None:
         raise DraftgaugeError("plain decoding looks nothing up: leave out the datastore, or name a policy")
     check_draft_is_used(request.pair)
     pair = pair or load_pair(request.pair)
@@ -72,13 +79,13 @@ def generate(
     prompt = request.prompt
     tokens = _encode(pair, prompt, request) if isinstance(prompt, str) else _checked(prompt, pair)
     stream = TokenStream(pair, on_text) if on_text is not None else None
-    if request.policy == PLAIN:
+    if request.policy == PLAIN and own is None:
         result = plain_decode(pair.target, tokens, settings, generator, stream)
     else:
         longest = request.drafts.gamma_max
-        needed = weigh_cost([request.policy])
+        needed = own is None and weigh_cost([request.policy])
         costs = pair_costs(pair, request.costs, longest, sampling, progress) if needed else None
-        policy = make_policy(request.policy, longest, costs)
+        policy = own or make_policy(request.policy, longest, costs)
         if store is not None:
             with_stored([policy], store.texts)
         drafter = pair.drafter(sampling, generator)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 from torch import Generator
 from transformers import PreTrainedTokenizerBase
@@ -14,6 +15,7 @@ from draftgauge.api.verb import verb
 from draftgauge.core.errors import DraftgaugeError
 from draftgauge.core.prompts import Prompt
 from draftgauge.core.rendering import Rendering
+from draftgauge.core.settings import given_settings, settings_of
 from draftgauge.decoding.settings import DecodingSettings
 from draftgauge.drafters.base import Drafter
 from draftgauge.drafters.source import DraftSource, LoadOptions, choose_drafter, drafter_kind
@@ -158,6 +160,21 @@ def target_of(spec: PairSpec) -> str:
 def drafter_of(spec: PairSpec) -> tuple[str, str | Path | None]:
     """The kind of drafter of a pair, and what it takes; see :func:`~draftgauge.drafters.source.choose_drafter`."""
     return choose_drafter(spec.drafter or DEFAULT_DRAFTER, spec.draft)
+
+
+def refuse_beside_pair(request: Any, *others: str) -> None:
+    """Refuse a request beside a pair that is loaded already, if it says how to load one.
+
+    Args:
+        request: of a verb.
+        others: settings that a loaded pair leaves nothing of either.
+
+    Raises:
+        DraftgaugeError: naming what to leave out.
+    """
+    named = {entry.name for entry in settings_of(PairSpec)}.union(others) & given_settings(request)
+    if at_odds := [entry.name for entry in settings_of(type(request)) if entry.name in named]:
+        raise DraftgaugeError(f"the given pair is loaded already: leave out {', '.join(at_odds)}, or the pair")
 
 
 def check_draft_is_used(spec: PairSpec) -> None:

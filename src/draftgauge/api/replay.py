@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from copy import deepcopy
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +17,7 @@ from draftgauge.fitting.tuning import tune_rivals
 from draftgauge.policies.base import Policy
 from draftgauge.policies.batches import SHARED_BUDGET
 from draftgauge.policies.fitted import load_fitted
-from draftgauge.policies.registry import compared_policies, expand_policy, make_policy
+from draftgauge.policies.registry import compared_policies, expand_policy, make_policy, with_objects
 from draftgauge.policies.stored_policies import with_stored
 from draftgauge.policies.stored_texts import StoredTexts
 from draftgauge.replay.batch_rows import batch_rows
@@ -131,12 +130,7 @@ def best_gamma_of(run: Path) -> int:
 
 def _arms(specs: Sequence[str], objects: Mapping[str, Policy], gamma_max: int, costs: CostCurve) -> dict[str, Policy]:
     names = dict.fromkeys(name for spec in specs for name in expand_policy(spec, gamma_max))
-    arms = {name: make_policy(name, gamma_max, costs) for name in names}
-    for name, policy in objects.items():
-        if name in arms:
-            raise DraftgaugeError(f"two policies are named {name!r}: give your own another name")
-        arms[name] = deepcopy(policy)
-    return arms
+    return with_objects({name: make_policy(name, gamma_max, costs) for name in names}, objects)
 
 
 def _check(

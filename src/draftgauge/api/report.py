@@ -7,6 +7,7 @@ from pathlib import Path
 from draftgauge.api.requests import ReportRequest
 from draftgauge.api.runs import select_runs
 from draftgauge.api.verb import verb
+from draftgauge.core.files import require_writable
 from draftgauge.core.provenance import read_measurement
 from draftgauge.policies.fitted import FITTED_SUFFIX, is_fitted
 from draftgauge.report.page import build_report
@@ -31,4 +32,5 @@ def report(request: ReportRequest) -> Path:
     fitted = sorted({str(path) for folder in folders for path in folder.glob(f"*{FITTED_SUFFIX}") if is_fitted(path)})
     policies = [*request.policies, *fitted]
     out = request.out or request.folder / REPORT_NAME
+    require_writable(out.parent)
     return build_report(runs, out, rows or None, request.title, policies=policies or None)

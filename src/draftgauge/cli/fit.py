@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from shlex import quote
 from typing import Any
 
 from draftgauge.api.requests import FitRequest
@@ -42,11 +43,11 @@ def fit(request: FitRequest) -> list[dict[str, Any]]:
             soft_wrap=True,
         )
     if all(row["judgeable"] for row in rows):
-        following = f"Next: draftgauge replay {request.folder} --policy {request.out}"
+        following = f"Next: draftgauge replay {quote(str(request.folder))} --policy {quote(str(request.out))}"
     else:
         following = (
             "The run has too few test prompts to judge the policy on. Next: record others into another FOLDER, then "
-            f"draftgauge replay FOLDER --policy {request.out}"
+            f"draftgauge replay FOLDER --policy {quote(str(request.out))}"
         )
     console.print(f"wrote {request.out}\n{following}", highlight=False, soft_wrap=True)
     return rows

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from shlex import quote
 from typing import Any
 
 from draftgauge.api.requests import ProfileRequest
@@ -55,7 +56,8 @@ def profile(request: ProfileRequest) -> list[dict[str, Any]]:
                 f"the costs of {compression} are not to be trusted, {doubt}: run the same command again with "
                 "--measure, a larger --cost-seconds and nothing else on the machine"
             )
-    console.print(f"Next: draftgauge replay {request.out}   or   draftgauge report {request.out}", highlight=False)
+    out = quote(str(request.out))
+    console.print(f"Next: draftgauge replay {out}   or   draftgauge report {out}", highlight=False, soft_wrap=True)
     return rows
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from shlex import quote
 from typing import Any
 
 from draftgauge.api.requests import TrainRequest
@@ -47,8 +48,9 @@ def train(request: TrainRequest) -> list[dict[str, Any]]:
                 console.print(row["advice"], highlight=False)
         return rows
     show_table("Trained", rows, COLUMNS)
-    said = f"Next: draftgauge evaluate {request.out}   or   draftgauge generate PROMPT --drafter {request.out}"
-    console.print(said, highlight=False)
+    out = quote(str(request.out))
+    said = f"Next: draftgauge evaluate {out}   or   draftgauge generate PROMPT --drafter {out}"
+    console.print(said, highlight=False, soft_wrap=True)
     return rows
 
 

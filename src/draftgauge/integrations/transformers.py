@@ -34,7 +34,7 @@ from draftgauge.integrations.generate_arguments import GenerateArguments, read_a
 from draftgauge.integrations.generate_pair import BoundPair, Drafts
 from draftgauge.integrations.generate_rows import BatchRow, CriteriaWatch, ProcessedModel
 from draftgauge.policies.base import Policy
-from draftgauge.policies.registry import make_policy
+from draftgauge.policies.registry import make_policy, with_objects
 from draftgauge.traces.costs import CostCurve
 
 LONGEST = 16
@@ -54,7 +54,7 @@ class Speculative:
     def __init__(
         self,
         drafter: Drafts,
-        policy: str = "stopping",
+        policy: str | Policy = "stopping",
         *,
         gamma_max: int | None = None,
         costs: CostCurve | str | Path | None = None,
@@ -67,7 +67,7 @@ class Speculative:
         Args:
             drafter: a causal language model, loaded or by folder or id; the folder of a trained drafter; or
                 "prompt_lookup".
-            policy: how far to draft, as ``--policy`` takes it.
+            policy: how far to draft, as ``--policy`` takes it, or a policy of your own.
             gamma_max: longest draft; 16 if left out, or what the given costs were measured for, if that is less.
             costs: of a step on this machine, for policies that weigh them: a curve, or the file of one in a recorded
                 run. They are measured in the first call if None, which takes some seconds.
@@ -82,17 +82,18 @@ class Speculative:
         self.costs = costs if costs is None or isinstance(costs, CostCurve) else CostCurve.load(Path(costs))
         if gamma_max is None:
             gamma_max = LONGEST if self.costs is None else min(LONGEST, self.costs.gamma_max)
-        if not weigh_cost([policy]) or self.costs is not None:
+        own = None if isinstance(policy, str) else with_objects({}, {type(policy).__name__: policy})
+        if isinstance(policy, str) and (not weigh_cost([policy]) or self.costs is not None):
             make_policy(policy, gamma_max, self.costs)  # a mistake shows here, not in the first call
         self.generations: list[Generation] = []
         self._drafter = drafter
-        self._policy_spec = policy
+        self._policy_spec = policy if isinstance(policy, str) else ""
         self._gamma_max = gamma_max
         self._streamer = streamer
         self._tokenizer = tokenizer
         self._engine = engine
         self._pair: BoundPair | None = None
-        self._policy: Policy | None = None
+        self._policy: Policy | None = None if own is None else next(iter(own.values()))
 
     def __call__(
         self,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
+from copy import deepcopy
 from dataclasses import dataclass
 from itertools import product
 from pathlib import Path
@@ -42,6 +43,9 @@ class PolicyEntry:
 
 
 _ENTRIES: dict[str, PolicyEntry] = {}
+
+
+INTERFACE = ("reset", "limit", "keep_drafting", "observe")
 
 
 def register_policy(
@@ -147,6 +151,20 @@ def make_policy(spec: str, gamma_max: int, costs: StepCosts | None = None) -> Po
     if weighs_cost(name):
         require_costs(name, costs)
     return POLICIES.create(spec, gamma_max=gamma_max, costs=costs)
+
+
+def with_objects(policies: Mapping[str, Policy], objects: Mapping[str, Policy]) -> dict[str, Policy]:
+    """Named policies, and copies of a user's own, which so do not go on with what they learned before.
+
+    Raises:
+        DraftgaugeError: if two have one name, or one is no policy.
+    """
+    for name, policy in objects.items():
+        if name in policies:
+            raise DraftgaugeError(f"two policies are named {name!r}: give your own another name")
+        if lacking := [part for part in ("reads", *INTERFACE) if not hasattr(policy, part)]:
+            raise DraftgaugeError(f"the policy {name!r} lacks {', '.join(lacking)}: see draftgauge.Policy")
+    return {**policies, **{name: deepcopy(policy) for name, policy in objects.items()}}
 
 
 def expand_policy(spec: str, gamma_max: int) -> list[str]:

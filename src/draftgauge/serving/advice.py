@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from draftgauge.policies.registry import make_policy
 from draftgauge.replay.evaluate import plain_seconds
-from draftgauge.replay.simulate import Replay, replay, replay_lengths, sum_by_prompt
+from draftgauge.replay.simulate import Replay, context_lengths, replay, replay_lengths, sum_by_prompt
 from draftgauge.replay.splits import Design
 from draftgauge.serving.engines import FIXED, P_MIN, PLAIN, fixed_length, p_min_of
 from draftgauge.statistics.paired import gain_resamples, ratio_interval
@@ -201,7 +201,7 @@ def _change(prompts: _Prompts) -> Change:
             most = max(most, (plain - (seconds - drafting)) / drafting)
         else:  # the engine drafts for nothing, or no output has room for a draft
             free |= seconds < plain
-    return Change(None if free else most, acceptance_to_pay(costs, trace.gamma_max), recorded_acceptance(trace))
+    return Change(None if free else most, acceptance_to_pay(trace, costs), recorded_acceptance(trace))
 
 
 def recorded_acceptance(trace: Trace) -> float:
@@ -211,17 +211,21 @@ def recorded_acceptance(trace: Trace) -> float:
     return accepted / (accepted + rejected) if accepted + rejected else math.nan
 
 
-def acceptance_to_pay(costs: CostCurve, gamma_max: int) -> float | None:
-    """The least constant chance of acceptance at which some fixed length pays at the median context; None if none."""
-    context = costs.contexts[len(costs.contexts) // 2]
-    plain = float(np.interp(context, costs.contexts, costs.plain))
-    steps = costs.fixed_seconds(np.arange(1, gamma_max + 1), context) / plain
-    if not (np.arange(1, gamma_max + 1) + 1 > steps).any():
+def acceptance_to_pay(trace: Trace, costs: CostCurve) -> float | None:
+    """The least constant chance of acceptance at which some fixed length pays on average over the positions of a trace;
+    0 if one does without any, None if none does at 1.
+    """
+    contexts, lengths = context_lengths(trace), np.arange(1, trace.gamma_max + 1)
+    plain = np.interp(contexts, costs.contexts, costs.plain).mean()
+    steps = np.array([costs.fixed_seconds(int(length), contexts).mean() for length in lengths]) / plain
+    if (steps < 1).any():
+        return 0.0
+    if not (lengths + 1 > steps).any():
         return None
     low, high = 0.0, 1.0
     for _ in range(50):
         middle = (low + high) / 2
-        committed = np.cumsum(middle ** np.arange(gamma_max + 1))[1:]
+        committed = np.cumsum(middle ** np.arange(trace.gamma_max + 1))[1:]
         low, high = (low, middle) if (committed > steps).any() else (middle, high)
     return high
 

@@ -40,7 +40,7 @@ def find_runs(folder: Path) -> list[Path]:
 
 
 def read_trace(
-    folder: Path, tasks: Collection[str] | None = None, split: str | None = None, allow_incomplete: bool = False
+    folder: Path | str, tasks: Collection[str] | None = None, split: str | None = None, allow_incomplete: bool = False
 ) -> Trace:
     """Read a run folder.
 
@@ -57,6 +57,7 @@ def read_trace(
         TraceError: if the folder holds no trace, an incomplete or damaged one, values that cannot be, or nothing of
             what was asked.
     """
+    folder = Path(folder)
     manifest = Manifest.load(folder)
     shards = _read_shards(folder, manifest)
     prompts = tuple(prompt for shard in shards for prompt in shard.prompts)
