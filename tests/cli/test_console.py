@@ -43,6 +43,20 @@ def test_progress_shows_in_a_file_now_and_then(
     assert lines == ["cells: 3 of 6", "cells: 6 of 6"]
 
 
+def test_what_was_said_to_go_on_is_said_to_have_ended(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    now = [0.0]
+    monkeypatch.setattr(console.time, "monotonic", lambda: now[0])
+    monkeypatch.setattr(console, "errors", Console(stderr=True, force_terminal=False))
+    with console.progress() as advance:
+        for done in range(6):
+            advance("cells", done, 5)
+            now[0] += 10.0
+        advance("short", 1, 1)
+    assert capsys.readouterr().err.split("\n")[:2] == ["cells: 3 of 5", "cells: 5 of 5"]
+
+
 POLICIES = ["lookup:least=2,tokens=4", "sglang-adaptive:candidates=1,3,7,start=3,smoothing=0.05,up=0.0,down=0.1"]
 INTERVALS = {f"x{number}": f"{number}00.25 [-{number}00.5%, +{number}17.5%]" for number in range(1, 6)}
 FIGURES = {"tokens_per_second": 1234.5, "gain": -0.0574}
@@ -111,3 +125,15 @@ def test_a_full_disk_is_told_in_one_line(capsys: pytest.CaptureFixture[str]) -> 
         raise OSError(28, "No space left on device", "runs/x/positions.parquet")
     assert outcome.code == EXIT_USAGE
     assert capsys.readouterr().err == "error: runs/x/positions.parquet: No space left on device\n"
+
+
+def test_an_import_that_ctrl_c_broke_off_is_an_interrupt(capsys: pytest.CaptureFixture[str]) -> None:
+    with console.friendly_errors("Go on.") as outcome:
+        try:
+            raise KeyboardInterrupt
+        except KeyboardInterrupt:
+            raise ModuleNotFoundError("Could not import module 'PreTrainedModel'")  # noqa: B904
+    assert outcome.code == console.EXIT_INTERRUPTED
+    assert "interrupted. Go on." in capsys.readouterr().err
+    with pytest.raises(ModuleNotFoundError), console.friendly_errors():
+        raise ModuleNotFoundError("no such thing")

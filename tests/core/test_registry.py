@@ -63,6 +63,7 @@ def test_defaults_fill_what_the_spec_leaves_out_where_it_exists() -> None:
         ("tea:4,milk=1", "drink tea has no parameter 'milk': write tea:minutes=<int>"),
         ("tea:soon", "drink tea: minutes must be int, not 'soon'"),
         ("tea:4,minutes=5", "gives minutes twice"),
+        ("tea:4,water", "names more than one drink: give water by itself"),
         ("tea:", "nothing follows the colon"),
         ("water:3", "drink water takes no parameters: write water"),
     ],

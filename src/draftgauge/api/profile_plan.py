@@ -110,9 +110,9 @@ def encode_prompts(
         shown = ", ".join(f"{prompt.identifier} ({len(tokens)} tokens)" for prompt, tokens in long[:SHOWN])
         more = f" and {len(long) - SHOWN} more" if len(long) > SHOWN else ""
         raise PromptError(
-            f"{path}: prompts {shown}{more} are longer than the {longest} tokens that the models take beside "
-            f"max_new_tokens {max_new_tokens}: lower max_new_tokens, or choose --long-prompts truncate (keep their "
-            "end) or skip"
+            f"{path}: {len(long)} of {len(encoded)} prompts are longer than the {longest} tokens that the models take "
+            f"beside max_new_tokens {max_new_tokens} (by id: {shown}{more}): lower "
+            "max_new_tokens, or choose --long-prompts truncate (keep their end) or skip"
         )
     if long_prompts == "truncate":
         return [(prompt, tokens[-longest:]) for prompt, tokens in encoded]

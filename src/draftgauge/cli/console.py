@@ -76,8 +76,24 @@ def friendly_errors(resume: str = "") -> Iterator[Outcome]:
         fail(": ".join(str(part) for part in (error.filename, error.strerror or error) if part))
         outcome.code = EXIT_USAGE
     except KeyboardInterrupt:
-        errors.print(f"[yellow]interrupted.[/] {_escaped(resume)}", soft_wrap=True, highlight=False)
-        outcome.code = EXIT_INTERRUPTED
+        outcome.code = interrupted(resume)
+    except ImportError as error:
+        if not _by_interrupt(error):
+            raise
+        outcome.code = interrupted(resume)
+
+
+def _by_interrupt(error: BaseException | None) -> bool:
+    """Whether Ctrl-C is behind an error; libraries that import lazily make errors of their own of it."""
+    while error is not None and not isinstance(error, KeyboardInterrupt):
+        error = error.__cause__ or error.__context__
+    return error is not None
+
+
+def interrupted(resume: str = "") -> int:
+    """Say that Ctrl-C ended a command; its exit code."""
+    errors.print(f"[yellow]interrupted.[/] {_escaped(resume)}", soft_wrap=True, highlight=False)
+    return EXIT_INTERRUPTED
 
 
 def fail(message: str) -> None:
@@ -126,13 +142,14 @@ def progress() -> Iterator[Progress]:
     )
     bars = Bars(*columns, console=errors, transient=not errors.is_terminal)
     tasks: dict[str, Any] = {}
-    written = time.monotonic()
+    written, shown = time.monotonic(), ""
 
     def advance(what: str, done: int, total: int) -> None:
-        nonlocal written
-        if not errors.is_terminal and time.monotonic() - written >= SILENCE:
+        nonlocal written, shown
+        last = done == total and what == shown
+        if not errors.is_terminal and (last or time.monotonic() - written >= SILENCE):
             errors.print(f"{what}: {done} of {total}", highlight=False)
-            written = time.monotonic()
+            written, shown = time.monotonic(), "" if last else what
         if what not in tasks:
             bars.start()  # not before there is something to show: an error may come first
             tasks[what] = bars.add_task(what, total=total)

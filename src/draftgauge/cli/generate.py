@@ -38,7 +38,7 @@ def show_text(text: str, origin: str, plain: bool = False) -> None:
 def legend(meanings: Mapping[str, str] = LEGEND) -> Text:
     """What the colours or marks of :func:`show_text` mean."""
     entries = [
-        Text(meaning, style=STYLES[name]) if _coloured() else Text(f"{MARKS[name]} {meaning}".lstrip())
+        Text(meaning, style=STYLES[name]) if _coloured() else Text(f"{MARKS[name] or '(no mark)'} {meaning}")
         for name, meaning in meanings.items()
     ]
     return Text("  ").join(entries)

@@ -86,6 +86,9 @@ class Registry(Generic[T]):
             DraftgaugeError: as :meth:`create`, except for missing parameters.
         """
         name, colon, rest = spec.partition(":")
+        others = [part for part in spec.split(",")[1:] if part.partition(":")[0] in self._factories]
+        if others:
+            raise DraftgaugeError(f"{spec!r} names more than one {self.kind}: give {others[0]} by itself")
         if name not in self._factories:
             alike = get_close_matches(name, self._factories, 1)
             meant = f"did you mean {alike[0]}? " if alike else ""
