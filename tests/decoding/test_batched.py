@@ -22,6 +22,7 @@ from draftgauge.decoding.recorder import RecordingPlan, record_prompt
 from draftgauge.decoding.settings import DecodingSettings
 from draftgauge.drafters.language_model import LanguageModelDrafter
 from draftgauge.models import static_rows
+from draftgauge.models.static_graphs import Run
 from draftgauge.models.static_model import StaticModel
 from draftgauge.models.static_rows import StaticRows
 from draftgauge.policies.base import Step
@@ -273,6 +274,36 @@ def test_rows_agree_with_single_passes(models: tuple[StaticModel, StaticModel]) 
             model.reset()
             model.forward(torch.tensor(texts[row][: begins[row]]))
             torch.testing.assert_close(logits, model.forward(torch.tensor(fed[row])), rtol=1e-4, atol=1e-4)
+
+
+class CountingPool:
+    """Stands in for the graphs of a GPU: what is captured runs as it is."""
+
+    def __init__(self) -> None:
+        self.captured = 0
+
+    def capture(self, run: Run) -> Run:
+        self.captured += 1
+        return run
+
+
+def test_graphs_of_ragged_passes_are_bounded(models: tuple[StaticModel, StaticModel]) -> None:
+    """Even shapes are all captured, ragged ones up to a number; both give the same logits as without graphs."""
+    captured = {}
+    logits: dict[bool, list[torch.Tensor]] = {True: [], False: []}
+    for graphs in (True, False):
+        rows, pool = StaticRows(models[0], 2, 64), CountingPool()
+        rows.most_ragged_graphs = 1
+        rows._pool = pool if graphs else None  # type: ignore[assignment]
+        for row in (0, 1):
+            rows.prefill(row, tokens(8, row).tolist())
+        for counts in [(2, 2), (1, 2), (1, 3), (3, 3)] * 3:
+            logits[graphs].append(rows.step([0, 1], counts, tokens(sum(counts), 5)))
+            for row in (0, 1):
+                rows.truncate(row, 8)
+        captured[graphs] = pool.captured
+    assert captured == {True: 3, False: 0}
+    assert all(torch.equal(ours, theirs) for ours, theirs in zip(logits[True], logits[False], strict=True))
 
 
 def test_what_a_batch_cannot_do(

@@ -29,8 +29,11 @@ class StaticRows:
     """Sequences that a decoder of the lean families takes in side by side, with fixed shapes.
 
     Logits are those of :class:`~draftgauge.models.static_model.StaticModel` up to the rounding of differently ordered
-    sums. On a GPU a pass whose shape comes again is captured as a CUDA graph.
+    sums. On a GPU a pass whose shape comes again is captured as a CUDA graph; of ragged shapes, which are many and each
+    keep memory for their logits, the first :attr:`most_ragged_graphs`, and the others are launched kernel by kernel.
     """
+
+    most_ragged_graphs = 64
 
     def __init__(self, model: LeanModel, rows: int, capacity: int) -> None:
         """Share the weights of a model; its own cache is not touched.
@@ -111,6 +114,9 @@ class StaticRows:
         if first or self._pool is None:
             return prepared.run()
         if shape not in self._graphs:
+            ragged = sum(not captured.full for captured in self._graphs)
+            if not shape.full and ragged >= self.most_ragged_graphs:
+                return prepared.run()
             self._graphs[shape] = self._pool.capture(prepared.run)
         return self._graphs[shape]()
 
