@@ -242,6 +242,33 @@ def test_packed_linears_compute_the_same_for_a_token_alone_and_among_others(monk
     assert small.weight.untyped_storage().nbytes() == small.weight.nbytes + other.weight.nbytes  # shared: a view
 
 
+class WithoutWeight(torch.nn.Module):
+    """A quantised linear as GPTQ and AWQ have it: no ``weight``, on a CPU too."""
+
+    bias = None
+
+    def __init__(self, linear: torch.nn.Linear) -> None:
+        super().__init__()
+        self.register_buffer("qweight", linear.weight.detach().clone())
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x @ self.qweight.T
+
+
+def test_linears_without_a_weight_are_called_as_they_are(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(lean_ops, "PACK_FROM", 0)
+    model, text = tiny_model("llama"), tokens(12)
+    expected = reference(model, text)
+    for layer in model.model.layers:
+        for part in (layer.self_attn, layer.mlp):
+            for name, linear in list(part.named_children()):
+                if type(linear) is torch.nn.Linear:
+                    setattr(part, name, WithoutWeight(linear))
+    cached = wrap(model)
+    assert cached.spec.engine == "lean"
+    assert_same(cached.forward(text), expected)
+
+
 def test_large_models_are_not_packed(monkeypatch: pytest.MonkeyPatch) -> None:
     model = tiny_model()
     assert lean_ops.packs(model) == torch.backends.mkldnn.is_available()

@@ -61,8 +61,9 @@ def projection(linears: Sequence[Any], pack: bool) -> Projection:
 
 def residual(linear: Any, pack: bool) -> Residual:
     """A function of the residual ``x`` and an inner activation that adds the linear's output to ``x`` in place."""
-    pack = pack and linear.weight.numel() >= PACK_FROM
-    if type(linear) is nn.Linear and linear.bias is None and not pack:
+    plain = type(linear) is nn.Linear  # quantised ones need not have a weight
+    pack = pack and plain and linear.weight.numel() >= PACK_FROM
+    if plain and linear.bias is None and not pack:
         transposed = linear.weight.t()
         return lambda x, inner: x.addmm_(inner, transposed)
     project = projection([linear], pack)
