@@ -9,6 +9,7 @@ from torch import Tensor
 from transformers import DynamicCache, PreTrainedModel
 from transformers.cache_utils import DynamicLayer
 
+from draftgauge.models.attention_kernels import attention_kernels
 from draftgauge.models.base import ModelSpec
 from draftgauge.models.spec import check_context
 
@@ -54,13 +55,14 @@ class MaskedBranches:
         own = torch.eye(len(tokens), dtype=torch.bool, device=tokens.device)
         self._visible = torch.cat((self._visible, own), 1)
         self._key_positions = torch.cat((self._key_positions, self._positions))
-        output = self._model(
-            input_ids=tokens[None],
-            position_ids=self._positions[None],
-            attention_mask=self._masks(),
-            past_key_values=self._cache,
-            use_cache=True,
-        )
+        with attention_kernels(self._spec.device):
+            output = self._model(
+                input_ids=tokens[None],
+                position_ids=self._positions[None],
+                attention_mask=self._masks(),
+                past_key_values=self._cache,
+                use_cache=True,
+            )
         self._positions = self._positions + 1
         logits: Tensor = output.logits[0]
         return logits.float()
@@ -97,10 +99,11 @@ class SequentialBranches:
     @torch.inference_mode()
     def step(self, tokens: Tensor) -> Tensor:
         check_context(self._spec, max(cache.get_seq_length() for cache in self._caches) + 1)
-        rows = [
-            self._model(input_ids=token[None, None], past_key_values=cache, use_cache=True).logits[0, -1]
-            for token, cache in zip(tokens, self._caches, strict=True)
-        ]
+        with attention_kernels(self._spec.device):
+            rows = [
+                self._model(input_ids=token[None, None], past_key_values=cache, use_cache=True).logits[0, -1]
+                for token, cache in zip(tokens, self._caches, strict=True)
+            ]
         return torch.stack(rows).float()
 
     def keep(self, rows: Tensor) -> None:

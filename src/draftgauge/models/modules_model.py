@@ -15,6 +15,7 @@ from transformers import DynamicCache, PreTrainedModel, cache_utils
 from transformers.cache_utils import DynamicLayer, DynamicSlidingWindowLayer
 
 from draftgauge.core.errors import ModelError
+from draftgauge.models.attention_kernels import attention_kernels
 from draftgauge.models.base import BranchSession
 from draftgauge.models.hidden import HiddenStates, watching
 from draftgauge.models.modules_branches import MaskedBranches, SequentialBranches, takes_branch_masks
@@ -56,7 +57,7 @@ class ModulesModel:
         """Append tokens ``[k]`` and return float32 logits ``[k, vocabulary]``, or of the last token only."""
         check_context(self.spec, self._length + len(tokens))
         keep = self._last_only if last_only else {}
-        with self._keeping_hidden(len(tokens)):
+        with attention_kernels(self.spec.device), self._keeping_hidden(len(tokens)):
             output = self.module(input_ids=tokens[None], past_key_values=self._cache, use_cache=True, **keep)
         self._length += len(tokens)
         logits: Tensor = output.logits[0, -1:] if last_only else output.logits[0]
