@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import warnings
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -22,7 +23,7 @@ from draftgauge.api.profile_plan import (
 )
 from draftgauge.api.recording import has_costs, measure_pair, missing_prompts, record_missing, sampling_of
 from draftgauge.api.requests import ProfileRequest
-from draftgauge.api.served import answered_prompts
+from draftgauge.api.served import said_left_out, usable_answers
 from draftgauge.api.summary import profile_rows
 from draftgauge.api.verb import verb
 from draftgauge.core.executor import check_executor, shared_ray
@@ -34,8 +35,14 @@ from draftgauge.traces.manifest import COSTS_NAME, Manifest
 from draftgauge.traces.writer import SHARD_PROMPTS, TraceWriter
 
 
+def _warn(message: str) -> None:
+    warnings.warn(message, stacklevel=4)
+
+
 @verb(ProfileRequest)
-def profile(request: ProfileRequest, *, progress: Progress = silent) -> list[dict[str, Any]]:
+def profile(
+    request: ProfileRequest, *, progress: Progress = silent, on_warning: Callable[[str], None] = _warn
+) -> list[dict[str, Any]]:
     """Record traces and cost curves of a pair, one run for each compression of the target.
 
     Everything is checked before anything is recorded. A run that was interrupted, or killed, goes on where it stopped
@@ -48,6 +55,7 @@ def profile(request: ProfileRequest, *, progress: Progress = silent) -> list[dic
     Args:
         request: what to record.
         progress: told (what, done, total).
+        on_warning: told of answers of a serving engine that are left out; by default a Python warning.
 
     Returns:
         Rows as :func:`draftgauge.api.summary.profile_rows` describes; ``run`` names the folder of each run.
@@ -69,7 +77,12 @@ def profile(request: ProfileRequest, *, progress: Progress = silent) -> list[dic
     check_compressions(pair, names, request.pair.loading.trust_remote_code)
     encoded = encode_prompts(pair, chosen, path, request.output.max_new_tokens, request.prompts)
     if request.outputs is not None:
-        encoded, _ = answered_prompts(request.outputs, encoded)
+        limit = request.output.max_new_tokens
+        usable = usable_answers(request.outputs, encoded, pair.tokenizer, pair.end_tokens, limit)
+        encoded = usable.prompts
+        if usable.left_out:
+            said = said_left_out(usable.left_out, len(usable.left_out) + len(encoded))
+            on_warning(f"{request.outputs}: {said}. They are left out, with their prompts")
     measured_span(request.drafts.gamma_max, pair.context)
     check_batches(pair, request.batches, max(len(tokens) for _, tokens in encoded) + request.output.max_new_tokens)
     manifests = make_manifests(pair, [prompt for prompt, _ in encoded], path, request)

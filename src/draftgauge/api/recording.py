@@ -13,8 +13,8 @@ from draftgauge.api.pair import Pair
 from draftgauge.api.profile_plan import choose_prompts, encode_prompts, make_manifests
 from draftgauge.api.requests import ProfileRequest
 from draftgauge.api.runs import EncodedPrompt
-from draftgauge.api.served import answer_tokens, answered_prompts, note_differences
-from draftgauge.core.errors import PromptError, TraceError
+from draftgauge.api.served import note_differences, usable_answers
+from draftgauge.core.errors import TraceError
 from draftgauge.core.progress import Progress
 from draftgauge.core.prompts import in_turn
 from draftgauge.core.seeds import derive_seed, generator
@@ -125,7 +125,11 @@ class _Recorder:
         settings = DecodingSettings(request.output.max_new_tokens, sampling_of(request), pair.end_tokens)
         self._plan = RecordingPlan(settings, request.drafts.gamma_max)
         self._pair, self._request, self._folder = pair, request, writer.folder
-        self._answers = None if request.outputs is None else answered_prompts(request.outputs, encoded)[1]
+        self._answers = None
+        if request.outputs is not None:
+            limit = request.output.max_new_tokens
+            usable = usable_answers(request.outputs, encoded, pair.tokenizer, pair.end_tokens, limit)
+            self._answers = usable.answers
 
     def __call__(self, encoded: EncodedPrompt) -> PromptRecord:
         prompt, tokens = encoded
@@ -134,11 +138,7 @@ class _Recorder:
         drafter = pair.drafter(plan.settings.sampling, drawing)
         if self._answers is None:
             return record_prompt(pair.target, drafter, prompt, tokens, plan, pair.tokenizer, drawing)
-        try:
-            served = self._answers[prompt.index]
-            answer = answer_tokens(served, pair.tokenizer, pair.end_tokens, plan.settings.max_new_tokens)
-        except PromptError as error:
-            raise PromptError(f"{self._request.outputs}: the answer to prompt {prompt.identifier} {error}") from error
+        answer = self._answers[prompt.index]
         record, differs = record_answer(pair.target, drafter, encoded, answer, plan, pair.tokenizer)
         note_differences(self._folder, prompt.index, differs, len(answer.tokens))
         return record

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import json
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
+from typing import NamedTuple
 
 from transformers import PreTrainedTokenizerBase
 
@@ -18,6 +19,22 @@ from draftgauge.serving.outputs import ServedAnswer, read_outputs
 
 DIFFERENCES_NAME = "differences.jsonl"
 MOST_DIFFERING = 0.5  # of an output's positions: more means another model, another tokenizer, or a high temperature
+MOST_LEFT_OUT = 0.5  # of the answers for one reason: more means that the file is not what it is taken for
+CUT_CHARACTER = "\ufffd"  # what a tokenizer decodes from some of a character's bytes; engines hold them back
+
+
+class UsableAnswers(NamedTuple):
+    """Answers that a target can take in.
+
+    Attributes:
+        prompts: those that have one.
+        answers: by the prompt's index.
+        left_out: why the answers to other prompts cannot be used, by the prompt's id.
+    """
+
+    prompts: list[EncodedPrompt]
+    answers: dict[int, Answer]
+    left_out: dict[str, str]
 
 
 def answered_prompts(
@@ -43,20 +60,73 @@ def answered_prompts(
     return kept, {prompt.index: answers[prompt.identifier] for prompt, _ in kept}
 
 
+def usable_answers(
+    path: Path,
+    encoded: Sequence[EncodedPrompt],
+    tokenizer: PreTrainedTokenizerBase,
+    end_tokens: frozenset[int],
+    limit: int,
+) -> UsableAnswers:
+    """The answers of :func:`answered_prompts` as token ids, without those that cannot be used.
+
+    Args:
+        path: of the answers.
+        encoded: the prompts.
+        tokenizer, end_tokens, limit: as of :func:`answer_tokens`.
+
+    Raises:
+        PromptError: as :func:`answered_prompts`; if no answer can be used, or more than half cannot for one reason.
+    """
+    answered, served = answered_prompts(path, encoded)
+    usable, left_out = UsableAnswers([], {}, {}), {}
+    for prompt, tokens in answered:
+        try:
+            usable.answers[prompt.index] = answer_tokens(served[prompt.index], tokenizer, end_tokens, limit)
+        except PromptError as error:
+            left_out[prompt.identifier] = str(error)
+        else:
+            usable.prompts.append((prompt, tokens))
+    most = max(map(len, _by_reason(left_out).values()), default=0)
+    if not usable.prompts or most > MOST_LEFT_OUT * len(answered):
+        raise PromptError(f"{path}: {said_left_out(left_out, len(answered))}")
+    return usable._replace(left_out=left_out)
+
+
+def said_left_out(left_out: Mapping[str, str], answers: int) -> str:
+    """How many of the answers cannot be used, and why: for each reason a few ids and what is wrong with the first."""
+    reasons = [f"{len(ids)} ({_some(ids)}): it {left_out[ids[0]]}" for ids in _by_reason(left_out).values()]
+    return f"{len(left_out)} of {answers} answers cannot be used; of " + "; of ".join(reasons)
+
+
+def _by_reason(left_out: Mapping[str, str]) -> dict[str, list[str]]:
+    """Ids by what comes before the colon: behind it stands what is particular to one answer."""
+    groups: defaultdict[str, list[str]] = defaultdict(list)
+    for identifier, reason in left_out.items():
+        groups[reason.partition(":")[0]].append(identifier)
+    return groups
+
+
 def answer_tokens(
     served: ServedAnswer, tokenizer: PreTrainedTokenizerBase, end_tokens: frozenset[int], limit: int
 ) -> Answer:
     """Token ids of an answer, with its end token, cut at the limit.
 
     Raises:
-        PromptError: if the ids are not this tokenizer's, or it cannot write the text.
+        PromptError: if the answer has a flaw, the ids are not this tokenizer's, or it cannot write the text; the message
+            is the rest of a sentence about the answer.
     """
+    if served.flaw:
+        raise PromptError(served.flaw)
     tokens = list(served.token_ids)
-    if tokens and max(tokens) >= len(tokenizer):
-        raise PromptError(f"holds the token {max(tokens)}, and the target's tokenizer has {len(tokenizer)}")
+    strange = [token for token in tokens if not 0 <= token < len(tokenizer)]
+    if strange:
+        raise PromptError(
+            f"is written with another tokenizer: it holds the token {max(strange)}, and the target's tokenizer has "
+            f"{len(tokenizer)}"
+        )
     if not tokens:
         tokens = token_ids(tokenizer, served.text, special=False)
-    if tokenizer.decode(tokens, skip_special_tokens=True).strip() != served.text.strip():
+    if not _is_text_of(served, tokenizer.decode(tokens, skip_special_tokens=True)):
         raise PromptError("is written with another tokenizer: the target's gives another text for its tokens")
     ends = next((position for position, token in enumerate(tokens) if token in end_tokens), None)
     if ends is not None:
@@ -68,6 +138,12 @@ def answer_tokens(
         raise PromptError("is empty")
     cut = tokens[:limit]
     return Answer(cut, "stop" if cut[-1] in end_tokens else "length")
+
+
+def _is_text_of(served: ServedAnswer, decoded: str) -> bool:
+    """Whether an answer's text is that of its tokens, but for white space and a last character that was cut."""
+    whole, text = (each.rstrip(CUT_CHARACTER).strip() for each in (decoded, served.text))
+    return whole.endswith(text) if served.reasoned else whole == text
 
 
 def note_differences(folder: Path, index: int, differs: Sequence[int], length: int) -> None:

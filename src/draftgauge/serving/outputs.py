@@ -10,6 +10,11 @@ from typing import Any
 
 from draftgauge.core.errors import PromptError
 
+NO_TEXT = "has no text: it was cut while the model was thinking, or calls a tool"
+REASONED = (
+    "has its reasoning beside its text: let the engine write token_ids too, which hold all (vLLM's return_token_ids)"
+)
+
 
 @dataclass(frozen=True)
 class ServedAnswer:
@@ -19,18 +24,23 @@ class ServedAnswer:
         text: of the assistant, or the completion.
         finish: "stop" or "length", as the engine says.
         token_ids: where the engine wrote them (vLLM's ``return_token_ids``); else empty.
+        reasoned: the engine took a reasoning out of the text, which is only the end of what it wrote.
+        flaw: why it cannot be taken in, as the rest of a sentence about it; empty if it can.
     """
 
     text: str
     finish: str
     token_ids: tuple[int, ...] = ()
+    reasoned: bool = False
+    flaw: str = ""
 
 
 def read_outputs(path: Path) -> dict[str, ServedAnswer]:
     """Read a file of answers by their ``custom_id``.
 
     Each line has ``custom_id`` and ``response.body.choices``, of which the first is taken: ``message.content`` or
-    ``text``, and ``finish_reason``. Lines of requests that failed are left out.
+    ``text``, and ``finish_reason``. Lines of requests that failed are left out; answers without a text, or with a
+    reasoning beside it and no token ids, have a flaw.
 
     Raises:
         PromptError: if the file cannot be read, a line is not as above (it is named), an id comes twice, or no request
@@ -71,10 +81,12 @@ def _answer(entry: Mapping[str, Any], where: str) -> ServedAnswer | None:
         return None
     try:
         choice = response["body"]["choices"][0]
-        text = choice["message"]["content"] if "message" in choice else choice["text"]
+        message = choice["message"] if "message" in choice else {"content": choice["text"]}
+        text, reasoned = message["content"], bool(message.get("reasoning_content") or message.get("reasoning"))
         tokens = choice.get("token_ids") or ()
-        if not isinstance(text, str) or not all(isinstance(token, int) for token in tokens):
+        if not isinstance(text, str | None) or not all(isinstance(token, int) for token in tokens):
             raise TypeError
-    except (KeyError, IndexError, TypeError) as error:
+    except (AttributeError, KeyError, IndexError, TypeError) as error:
         raise PromptError(f"{where}: its response has no choice with a text: give the output of completions") from error
-    return ServedAnswer(text, str(choice.get("finish_reason") or "length"), tuple(tokens))
+    flaw = NO_TEXT if text is None else REASONED if reasoned and not tokens else ""
+    return ServedAnswer(text or "", str(choice.get("finish_reason") or "length"), tuple(tokens), reasoned, flaw)
