@@ -13,7 +13,7 @@ import torch
 
 from draftgauge.core.errors import DraftgaugeError, ModelError, TraceError
 from draftgauge.core.prompts import Prompt
-from draftgauge.decoding import batch_meter
+from draftgauge.decoding import batch_meter, batched
 from draftgauge.decoding.batch_meter import BatchMeterPlan, measure_batches
 from draftgauge.decoding.batched import BatchPlan, BatchRun, Pass, batched_decode
 from draftgauge.decoding.plain import plain_decode
@@ -87,6 +87,35 @@ def trace(models: tuple[StaticModel, StaticModel]) -> Trace:
         for n, prompt in enumerate(PROMPTS)
     ]
     return make_trace(records, SETTINGS.max_new_tokens)
+
+
+def test_a_step_begins_when_the_device_is_done_with_the_prompts_before_it(
+    models: tuple[StaticModel, StaticModel], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    order: list[str] = []
+    prefill, step = StaticRows.prefill, StaticRows.step
+
+    def noted(name: str, usual: Any) -> Any:
+        def call(*arguments: Any) -> Any:
+            order.append(name)
+            return usual(*arguments)
+
+        return call
+
+    def waited(device: torch.device) -> float:
+        order.append("wait")
+        return 0.0
+
+    monkeypatch.setattr(StaticRows, "prefill", noted("prefill", prefill))
+    monkeypatch.setattr(StaticRows, "step", noted("step", step))
+    monkeypatch.setattr(batched, "seconds", waited)
+    monkeypatch.setattr(batched.time, "perf_counter", lambda: 5.0)
+    run = decode(models, make("none", 2), BatchPlan(2, GAMMA_MAX))
+    assert "prefill" in order[5:]
+    for before, after in itertools.pairwise(order):
+        assert after != "step" or before in ("wait", "step")
+    assert order.count("wait") == sum(pair == ("prefill", "wait") for pair in itertools.pairwise(order))
+    assert set(run.seconds) == {5.0, 0.0}  # from the device's time where prompts were taken in, else from the host's
 
 
 def make(spec: str, batch: int) -> BatchPolicy:

@@ -187,6 +187,7 @@ class _BatchLoop:
         self.device = target.spec.device
         self.requests: dict[int, _Request] = {}
         self.passes: list[Pass] = []
+        self.admitted = False  # a prompt since the last step
         self.run_ = BatchRun()
 
     def run(self, prompts: Sequence[list[int]]) -> BatchRun:
@@ -194,7 +195,7 @@ class _BatchLoop:
         for slot in range(self.plan.batch):
             self.admit(slot, waiting)
         while self.requests and (self.plan.drain or len(self.requests) == self.plan.batch):
-            began = time.perf_counter()
+            began = self.begin()
             self.passes = []
             free = self.step()
             self.run_.seconds.append(time.perf_counter() - began)  # it ended with a read, so the device is done
@@ -215,7 +216,14 @@ class _BatchLoop:
             self.target.prefill(slot, prompt[:-1])
             self.draft.prefill(slot, self.readable(prompt[:-1]))
             self.policy.begin(slot, prompt)
+            self.admitted = True
             return
+
+    def begin(self) -> float:
+        """When a step begins: once the devices are done with the prompts that were taken in before it."""
+        devices = {self.device, self.draft.spec.device} if self.admitted else ()
+        self.admitted = False
+        return max(map(seconds, devices), default=time.perf_counter())
 
     def step(self) -> list[int]:
         """One step of all requests; the slots whose outputs ended."""
