@@ -112,8 +112,8 @@ def answer_tokens(
     """Token ids of an answer, with its end token, cut at the limit.
 
     Raises:
-        PromptError: if the answer has a flaw, the ids are not this tokenizer's, or it cannot write the text; the message
-            is the rest of a sentence about the answer.
+        PromptError: if the answer has a flaw, the ids are not this tokenizer's, or it cannot write the text; the
+            message is the rest of a sentence about the answer.
     """
     if served.flaw:
         raise PromptError(served.flaw)
