@@ -10,8 +10,12 @@ from typing import Any
 import pytest
 
 from command_line import draftgauge
+from draftgauge.api import recording
+from draftgauge.api.batches import batch_models, check_batches
+from draftgauge.api.pair import load_pair
 from draftgauge.api.profile import profile
 from draftgauge.api.replay import replay
+from draftgauge.api.requests import PairSpec
 from draftgauge.core.config import from_mapping, to_mapping
 from draftgauge.core.errors import DraftgaugeError, ModelError, TraceError
 from draftgauge.models import static_rows
@@ -168,6 +172,40 @@ def test_costs_between_what_was_measured() -> None:
     assert ragged.ragged_draft_seconds(2, [0, 4]).tolist() == pytest.approx([0.0, 0.25])
     with pytest.raises(TraceError, match="1 to 2 tokens a request, asked for 3"):
         costs.verify_seconds(1, 3, 10)
+
+
+def test_single_costs_are_kept_where_batches_fail(
+    models: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fails(*_: Any) -> None:
+        raise ModelError("memory ran out")
+
+    out = tmp_path / "run"
+    with monkeypatch.context() as patch:
+        patch.setattr(recording, "measure_pair_batches", fails)
+        with pytest.raises(ModelError, match="memory ran out"):
+            profile(**(models | SMALL), out=out, batches=(2,))
+    before = (out / COSTS_NAME).read_bytes()
+    assert CostCurve.load(out / COSTS_NAME).batched is None
+    profile(**(models | SMALL), out=out)  # nothing is left to do
+    assert (out / COSTS_NAME).read_bytes() == before
+    profile(**(models | SMALL), out=out, batches=(2,))
+    batched = CostCurve.load(out / COSTS_NAME).batched
+    assert batched is not None
+    assert batched.batches == (1, 2)
+
+
+def test_caches_on_one_device_must_fit_together(models: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    pair = load_pair(PairSpec(target=str(models["target"]), draft=str(models["draft"])))
+    target, _ = batch_models(pair)
+    config = target.module.config
+    one = 2 * config.num_hidden_layers * config.num_key_value_heads * config.head_dim * 4 * 3 * 20
+    monkeypatch.setattr(static_rows, "free_bytes", lambda device: 2 * one)
+    check_batches(pair, (1, 3), 20)
+    monkeypatch.setattr(static_rows, "free_bytes", lambda device: 2 * one - 1)
+    static_rows.check_caches_fit([(target, 20)], 3)
+    with pytest.raises(ModelError, match="a batch of 3 sequences of 20 tokens needs"):
+        check_batches(pair, (1, 3), 20)
 
 
 def test_what_cannot_be_measured_or_replayed(

@@ -43,6 +43,12 @@ def test_a_device_that_is_not_there(monkeypatch: pytest.MonkeyPatch) -> None:
         choose_device("cuda:2")
 
 
+def test_memory_that_pytorch_holds_and_does_not_use_is_free(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name, value in (("mem_get_info", (100, 1000)), ("memory_reserved", 700), ("memory_allocated", 650)):
+        monkeypatch.setattr(device.torch.cuda, name, lambda _, value=value: value)
+    assert device.free_bytes(torch.device("cuda")) == 150
+
+
 @pytest.mark.parametrize(
     "error", [torch.OutOfMemoryError("CUDA out of memory"), MemoryError(), RuntimeError("can't allocate memory: 9")]
 )

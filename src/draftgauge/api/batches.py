@@ -11,7 +11,7 @@ from draftgauge.core.seeds import generator
 from draftgauge.decoding.batch_meter import BatchMeterPlan, measure_batches
 from draftgauge.drafters.language_model import LanguageModelSource
 from draftgauge.models.lean import LeanModel
-from draftgauge.models.static_rows import check_cache_fits
+from draftgauge.models.static_rows import check_caches_fit
 from draftgauge.traces.batch_costs import BatchCosts
 
 
@@ -44,14 +44,13 @@ def check_batches(pair: Pair, batches: Sequence[int], longest: int) -> None:
 
     Raises:
         DraftgaugeError: for sizes below 1, or as :func:`batch_models`.
-        ModelError: if the largest does not fit into memory.
+        ModelError: if the caches of the largest do not fit into memory.
     """
     if not batches:
         return
     if min(batches) < 1:
         raise DraftgaugeError(f"a batch holds at least one request, not {min(batches)}")
-    for model in batch_models(pair):
-        check_cache_fits(model, max(batches), min(longest, model.spec.context))
+    check_caches_fit([(model, min(longest, model.spec.context)) for model in batch_models(pair)], max(batches))
 
 
 def measure_pair_batches(pair: Pair, plan: BatchMeterPlan, seed: int, progress: Progress) -> BatchCosts:

@@ -131,4 +131,4 @@ def _record_here(
         with writer:
             recorded = record_missing(pair, writer, encoded, request, progress)
             if recorded or request.costs.measure or not has_costs(writer, request):
-                measure_pair(pair, encoded, request, progress).save(writer.folder / COSTS_NAME)
+                measure_pair(pair, encoded, request, progress, writer.folder / COSTS_NAME)

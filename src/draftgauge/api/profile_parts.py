@@ -82,7 +82,7 @@ class CostJob:
         pair = load_pair(self.request.pair)
         _check_pair(pair, self.manifest)
         encoded = _encoded(pair, self.request, set(self.indices))
-        measure_pair(pair, encoded, self.request, progress).save(self.folder / COSTS_NAME)
+        measure_pair(pair, encoded, self.request, progress, self.folder / COSTS_NAME)
 
 
 def record_in_parts(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Sequence
 from dataclasses import replace
+from pathlib import Path
 
 from torch import Generator
 
@@ -84,9 +85,12 @@ def record_trace(pair: Pair, request: ProfileRequest, progress: Progress) -> Tra
 
 
 def measure_pair(
-    pair: Pair, encoded: Sequence[EncodedPrompt], request: ProfileRequest, progress: Progress
-) -> CostCurve:
-    """The cost curve at the context lengths of these prompts."""
+    pair: Pair, encoded: Sequence[EncodedPrompt], request: ProfileRequest, progress: Progress, path: Path
+) -> None:
+    """Measure the cost curve at the context lengths of these prompts and save it.
+
+    That of single requests is saved before batches are measured, and so is kept if they fail.
+    """
     lengths = [len(tokens) for _, tokens in encoded]
     label = f"cost curve {pair.compression}"
     drawing = _generator(pair, request, "costs")
@@ -108,12 +112,13 @@ def measure_pair(
         drawing,
         lambda done, total: progress(label, done, total),
     )
+    curve.save(path)
     if not request.batches:
-        return curve
+        return
     of_batches = BatchMeterPlan(
         plan.text, request.batches, plan.contexts, plan.gamma_max, plan.seconds / len(request.batches)
     )
-    return replace(curve, batched=measure_pair_batches(pair, of_batches, request.randomness.seed, progress))
+    replace(curve, batched=measure_pair_batches(pair, of_batches, request.randomness.seed, progress)).save(path)
 
 
 class _Recorder:

@@ -22,7 +22,7 @@ from draftgauge.decoding.random_lengths import RandomLengths, RankedLengths
 from draftgauge.decoding.settings import DecodingSettings
 from draftgauge.models.lean import LeanModel
 from draftgauge.models.static_model import StaticModel
-from draftgauge.models.static_rows import StaticRows
+from draftgauge.models.static_rows import StaticRows, check_caches_fit
 from draftgauge.policies.batch import BatchPolicy
 from draftgauge.traces.batch_costs import BatchCosts
 
@@ -71,7 +71,7 @@ class BatchMeter:
             rng: for draft lengths and positions in the text.
 
         Raises:
-            ModelError: if the cache of the largest batch does not fit into memory.
+            ModelError: if the caches of the largest batch do not fit into memory.
             DraftgaugeError: if the models take too few tokens to measure in.
         """
         limit = min(target.spec.context, draft.spec.context)
@@ -84,6 +84,7 @@ class BatchMeter:
         self.batches = sorted({1, *plan.batches})
         self.contexts = tuple(start + plan.span // 2 for start in self._starts)
         capacity = max(self._starts) + plan.span
+        check_caches_fit([(target, capacity), (draft, capacity)], self.batches[-1])
         self._target, self._draft = (StaticRows(model, self.batches[-1], capacity) for model in (target, draft))
         self.forget()
 
@@ -140,7 +141,7 @@ def measure_batches(
         progress: told (batch sizes measured, all).
 
     Raises:
-        ModelError: if the cache of the largest batch does not fit into memory.
+        ModelError: if the caches of the largest batch do not fit into memory.
         DraftgaugeError: if the models take too few tokens to measure in.
     """
     meter = BatchMeter(target, draft, plan, rng)

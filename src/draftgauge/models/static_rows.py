@@ -8,6 +8,7 @@ places of the cache that the pass sees.
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Sequence
 
 import torch
@@ -48,7 +49,7 @@ class StaticRows:
         """
         self.spec = model.spec
         check_context(self.spec, capacity)
-        check_cache_fits(model, rows, capacity)
+        check_caches_fit([(model, capacity)], rows)
         weights = model._weights
         shape = (len(weights.layers), rows, 2 * weights.key_heads, capacity, weights.head_dim)
         self.capacity = capacity
@@ -185,13 +186,26 @@ class RowsPass:
         return weights.head(weights.norm(run_layers(weights, self._tokens, cos, sin, attend)))
 
 
-def check_cache_fits(model: LeanModel, rows: int, capacity: int) -> None:
-    """Raise ``ModelError`` if the keys and values of ``rows`` sequences do not fit into the free memory."""
-    weights, spec = model._weights, model.spec
-    values = len(weights.layers) * rows * 2 * weights.key_heads * capacity * weights.head_dim
-    needed, free = values * spec.dtype.itemsize, free_bytes(spec.device)
-    if free is not None and needed > free:
-        raise ModelError(
-            f"a batch of {rows} sequences of {capacity} tokens needs {needed / 2**30:.1f} GiB for its keys and values, "
-            f"and {spec.device} has {free / 2**30:.1f} GiB free: choose smaller batches or shorter texts"
-        )
+def check_caches_fit(caches: Sequence[tuple[LeanModel, int]], rows: int) -> None:
+    """Check that keys and values of ``rows`` sequences fit into the free memory, those of one device together.
+
+    Args:
+        caches: models, and most tokens of a sequence in each.
+        rows: of each cache.
+
+    Raises:
+        ModelError: saying how much they need.
+    """
+    needed: defaultdict[torch.device, int] = defaultdict(int)
+    for model, capacity in caches:
+        weights, spec = model._weights, model.spec
+        values = len(weights.layers) * rows * 2 * weights.key_heads * capacity * weights.head_dim
+        needed[spec.device] += values * spec.dtype.itemsize
+    longest = max(capacity for _, capacity in caches)
+    for device, size in needed.items():
+        free = free_bytes(device)
+        if free is not None and size > free:
+            raise ModelError(
+                f"a batch of {rows} sequences of {longest} tokens needs {size / 2**30:.1f} GiB for its keys and "
+                f"values, and {device} has {free / 2**30:.1f} GiB free: choose smaller batches or shorter texts"
+            )
