@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 import time
+import weakref
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -18,6 +19,7 @@ import torch
 import draftgauge as package
 from command_line import draftgauge
 from draftgauge.api import profile_parts, recording
+from draftgauge.api.pair import load_pair
 from draftgauge.api.profile import profile
 from draftgauge.api.profile_parts import PartJob
 from draftgauge.api.requests import ProfileRequest
@@ -40,6 +42,7 @@ from tiny import save_noisy, save_tiny, tiny_model, tiny_tokenizer
 
 PROMPTS = 11
 MANY = 100  # that take workers long enough to be killed
+profile_module = sys.modules["draftgauge.api.profile"]  # the package has the verb under its name
 SMALL: dict[str, Any] = {"gamma_max": 3, "max_new_tokens": 8, "cost_seconds": 0}
 
 
@@ -132,6 +135,53 @@ def test_parts_that_cannot_join(models: dict[str, Any], tmp_path: Path) -> None:
     other = replace(job.manifest, target=replace(job.manifest.target, fingerprint="another"))
     with pytest.raises(TraceError, match="is another model for this worker"):
         replace(job, manifest=other, part=1).run(silent)
+
+
+@pytest.mark.parametrize(
+    ("change", "match"),
+    [
+        ({"device": "cuda:0"}, "the device is cpu for this worker and cuda for the run: .* \\(--gpus asks"),
+        ({"target": {"dtype": "bfloat16"}}, "the dtype is float32 for this worker and bfloat16 for the run"),
+        ({"target": {"engine": "static"}}, "the engine is lean for this worker and static for the run"),
+        ({"draft": {"engine": "modules"}}, "the engine of the draft is lean for this worker and modules for the run"),
+    ],
+)
+def test_a_worker_that_runs_models_otherwise_is_refused(
+    models: dict[str, Any], whole: tuple[Path, Trace], tmp_path: Path, change: dict[str, Any], match: str
+) -> None:
+    job = part_job(models, whole[0], (1,))
+    changed = {
+        name: replace(getattr(job.manifest, name), **value) if isinstance(value, dict) else value
+        for name, value in change.items()
+    }
+    with pytest.raises(TraceError, match=match):
+        replace(job, manifest=replace(job.manifest, **changed), folder=tmp_path / "run").run(silent)
+
+
+def test_memory_of_the_driver_s_models_is_handed_back_before_workers_load(
+    models: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    order: list[str] = []
+
+    def emptied() -> None:
+        order.append("emptied")
+        assert target() is None
+
+    def loads(request: Any) -> Any:
+        nonlocal target
+        pair = load_pair(request)
+        if not order:
+            target = weakref.ref(pair.target)
+        order.append("loaded")
+        return pair
+
+    target: Any = None
+    monkeypatch.setattr(profile_module, "load_pair", loads)
+    monkeypatch.setattr(profile_parts, "load_pair", loads)
+    monkeypatch.setattr(torch.cuda, "is_initialized", lambda: True)
+    monkeypatch.setattr(torch.cuda, "empty_cache", emptied)
+    record(models, tmp_path / "run", shards=2, limit=2)
+    assert order == ["loaded", "emptied", "loaded", "loaded", "loaded"]
 
 
 def test_a_part_that_fails_is_named_and_the_others_are_kept(

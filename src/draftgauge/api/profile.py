@@ -31,6 +31,7 @@ from draftgauge.core.files import require_writable
 from draftgauge.core.locks import only_writer
 from draftgauge.core.progress import Progress, silent
 from draftgauge.decoding.meter import measured_span
+from draftgauge.models.device import release_unused
 from draftgauge.traces.manifest import COSTS_NAME, Manifest
 from draftgauge.traces.writer import SHARD_PROMPTS, TraceWriter
 
@@ -93,6 +94,7 @@ def profile(
         try:
             if request.where.in_parts:
                 loaded.clear()  # the workers load their own
+                release_unused()
                 with shared_ray():
                     for name in names:
                         single = replace(request, pair=request.pair.at(name))

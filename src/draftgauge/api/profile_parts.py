@@ -6,6 +6,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+import torch
+
 from draftgauge.api.pair import Pair, load_pair
 from draftgauge.api.profile_plan import choose_prompts, encode_prompts
 from draftgauge.api.recording import has_costs, measure_pair, missing_prompts, record_missing
@@ -16,6 +18,7 @@ from draftgauge.core.executor import Job, Outcome, execute
 from draftgauge.core.files import require_writable
 from draftgauge.core.locks import only_writer
 from draftgauge.core.progress import Progress
+from draftgauge.models.compression import activation_dtype
 from draftgauge.traces.manifest import COSTS_NAME, Manifest
 from draftgauge.traces.parts import PATIENCE, join_parts, part_folder
 from draftgauge.traces.writer import SHARD_PROMPTS, TraceWriter
@@ -160,8 +163,28 @@ def _encoded(pair: Pair, request: ProfileRequest, indices: set[int]) -> list[Enc
 
 
 def _check_pair(pair: Pair, manifest: Manifest) -> None:
-    """A worker may find other models under the same names."""
+    """Check that a worker runs what the run's manifest says: it may find other models under the same names, another
+    kind of device, or no library for the engine.
+
+    Raises:
+        TraceError: saying what differs.
+    """
     fingerprints = pair.fingerprints()
     for role, entry in (("target", manifest.target), ("draft", manifest.draft)):
         if entry is not None and fingerprints[role] != entry.fingerprint:
             raise TraceError(f"the {role} at {entry.source} is another model for this worker than for the run")
+    device = pair.target.spec.device
+    dtype = str(activation_dtype(pair.compression, device)).removeprefix("torch.")
+    compared = [
+        ("device", device.type, torch.device(manifest.device).type),
+        ("dtype", dtype, manifest.target.dtype),
+        ("engine", pair.target.spec.engine, manifest.target.engine),
+    ]
+    if manifest.draft is not None:
+        compared.append(("engine of the draft", pair.draft_source.engine, manifest.draft.engine))
+    for what, own, of_run in compared:
+        if own != of_run:
+            raise TraceError(
+                f"the {what} is {own} for this worker and {of_run} for the run: let its machine have what the driver's "
+                "has (--gpus asks Ray for GPUs), or name a device and an engine that all have (--device, --engine)"
+            )

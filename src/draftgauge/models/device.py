@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 from collections.abc import Sequence
 from pathlib import Path
@@ -71,6 +72,13 @@ def free_bytes(device: torch.device) -> int | None:
         return None
     kib = [line.split()[1] for line in lines if line.startswith("MemAvailable:")]
     return int(kib[0]) * 1024 if device.type == "cpu" and kib else None
+
+
+def release_unused() -> None:
+    """Hand memory of GPUs that PyTorch holds and does not use back to other processes; without a GPU do nothing."""
+    if torch.cuda.is_initialized():
+        gc.collect()
+        torch.cuda.empty_cache()
 
 
 def upload(tokens: Sequence[int], device: torch.device) -> Tensor:
