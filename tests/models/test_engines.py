@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import weakref
 
 import pytest
 import torch
@@ -331,3 +332,32 @@ def test_spec_tells_what_decoding_needs() -> None:
     ours, theirs = (cached.spec for cached in engines)
     assert (ours.vocabulary, ours.context, ours.family, ours.engine) == (96, 128, "llama", "lean")
     assert (theirs.family, theirs.engine, theirs.dtype) == ("stablelm", "modules", torch.float32)
+
+
+@pytest.mark.parametrize("engine", ["lean", "static"])
+@pytest.mark.parametrize("context", [1000, 14_000, 131_072])
+def test_caches_that_exist_at_once_take_no_more_places_than_planned(
+    monkeypatch: pytest.MonkeyPatch, engine: str, context: int
+) -> None:
+    model = wrap(tiny_model("llama", num_hidden_layers=1, max_position_embeddings=context), engine)
+    assert isinstance(model, LeanModel)
+    caches = [weakref.ref(model._cache)]
+    most = model._cache.shape[2]
+    grow = model._grow
+
+    def noted(capacity: int) -> None:
+        nonlocal most
+        before = sum(cache.shape[2] for cache in (ref() for ref in caches) if cache is not None)
+        most = max(most, before + capacity)
+        grow(capacity)
+        caches.append(weakref.ref(model._cache))
+
+    monkeypatch.setattr(model, "_grow", noted)
+    longest = min(12_003, context)
+    for prompt in (700, 2_500, longest - 3):
+        model.reset()
+        model.forward(torch.zeros(min(prompt, longest - 3), dtype=torch.int64), last_only=True)
+        for _ in range(3):
+            model.forward(torch.zeros(1, dtype=torch.int64), last_only=True)
+    assert model.length == longest
+    assert most <= lean.most_places(longest, context)

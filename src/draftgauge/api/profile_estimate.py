@@ -17,16 +17,18 @@ from draftgauge.core.files import nearest_existing
 from draftgauge.core.prompts import Prompt
 from draftgauge.core.rendering import Rendering
 from draftgauge.decoding.forced import CHUNK as FORCED_CHUNK
+from draftgauge.decoding.meter import measured_span
 from draftgauge.decoding.wrapping import ENTROPY_CHUNK
 from draftgauge.drafters.dense import CHUNK as DENSE_CHUNK
 from draftgauge.drafters.language_model import LanguageModelSource
 from draftgauge.drafters.source import drafter_kind
 from draftgauge.models.compression import activation_dtype, draft_compression, on_meta, weight_bytes
 from draftgauge.models.device import choose_device, free_bytes
+from draftgauge.models.lean import most_places
 from draftgauge.models.loading import load_tokenizer
 from draftgauge.models.prompts_text import encode_with
 from draftgauge.models.reference import resolve_source
-from draftgauge.models.spec import head_dim
+from draftgauge.models.spec import UNLIMITED, head_dim
 
 ROW_BYTES = 22  # of a position: token, entropy, accepted, text
 DRAFTED_BYTES = 16  # of a drafted token: itself and three signals
@@ -40,7 +42,7 @@ def estimate_rows(request: ProfileRequest) -> list[dict[str, Any]]:
 
     Returns:
         Rows with ``prompts``; ``positions``, at most; ``longest``, tokens of the longest prompt and its output;
-        ``weights_gib``, ``cache_gib`` (keys and values of target and draft, and of the batches asked for),
+        ``weights_gib``, ``cache_gib`` (keys and values of target and draft while they grow, and of the batches),
         ``logits_gib``, ``memory_gib`` (their sum) and ``free_gib`` of the device, None where it cannot be found out;
         ``disk_gib``, at most, and ``free_disk_gib``; ``fits``.
 
@@ -59,20 +61,26 @@ def estimate_rows(request: ProfileRequest) -> list[dict[str, Any]]:
     if request.outputs is not None:
         encoded, _ = answered_prompts(request.outputs, encoded)
     longest = max(len(tokens) for _, tokens in encoded) + request.output.max_new_tokens
-    return [_row(request, name, models, len(encoded), longest) for name in request.pair.compression]
+    span = measured_span(request.drafts.gamma_max, encoder.context)
+    return [_row(request, name, models, len(encoded), (longest, span)) for name in request.pair.compression]
 
 
 def _row(
-    request: ProfileRequest, compression: str, models: list[PreTrainedModel], prompts: int, longest: int
+    request: ProfileRequest, compression: str, models: list[PreTrainedModel], prompts: int, lengths: tuple[int, int]
 ) -> dict[str, Any]:
+    longest, span = lengths
     device = choose_device(request.pair.machine.device)
     weights = cache = 0.0
-    together = 1 + max(request.batches, default=0)
+    measured = max(longest, span) + span  # costs are measured around a length, over a span
+    of_batches = max(request.batches, default=0) * measured
     for number, model in enumerate(models):
         held = compression if number == 0 else draft_compression(compression)
         width = activation_dtype(held, device).itemsize
         weights += sum(p.numel() for p in model.parameters()) * weight_bytes(held, device)
-        cache += together * longest * width * _values_a_token(model.config.get_text_config())
+        config = model.config.get_text_config()
+        context = getattr(config, "max_position_embeddings", None) or UNLIMITED
+        places = most_places(min(measured, context), context) + of_batches
+        cache += places * width * _values_a_token(config)
     vocabulary = models[0].config.get_text_config().vocab_size
     rows = max(ENTROPY_CHUNK, min(DENSE_CHUNK, request.output.max_new_tokens + 1))
     if request.outputs is not None:

@@ -166,6 +166,17 @@ class LeanBranches:
         self._attention.keep(rows)
 
 
+def most_places(longest: int, context: int) -> int:
+    """Places of all caches of a model that exist at once, at most, while texts of up to ``longest`` tokens go through
+    it: one that grows is copied into one of up to twice the size.
+    """
+    first = min(FIRST_CAPACITY, context)
+    if longest <= first:
+        return first
+    outgrown = longest - 1
+    return outgrown + min(2 * outgrown, context)
+
+
 def run_layers(
     weights: LeanWeights,
     tokens: Tensor,

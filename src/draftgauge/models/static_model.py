@@ -61,6 +61,11 @@ class StaticModel(LeanModel):
         # A copy, as the next pass writes to the same memory.
         return (rows[-1:] if last_only else rows).to(torch.float32, copy=True)
 
+    def _grow(self, capacity: int) -> None:
+        if self._capacity:  # the passes would keep a cache in memory that was outgrown
+            self._forget(None)
+        super()._grow(capacity)
+
     def _run(self, tokens: Tensor, end: int) -> Tensor:
         """Logits ``[k, V]`` of the pass that ends at ``end`` tokens, valid until the next one."""
         key = (len(tokens), self._bucket(end))
@@ -87,8 +92,10 @@ class StaticModel(LeanModel):
         states = None if self.hidden is None else self.hidden.reserve(self._length, end)
         layers = () if self.hidden is None else self.hidden.layers
         places = Places(self._cache, self._cos, self._sin, states, layers)
-        if places.same_as(self._places):
-            return
+        if not places.same_as(self._places):
+            self._forget(places)
+
+    def _forget(self, places: Places | None) -> None:
         if self._graphs:
             self._graphs.clear()
             self._pool = GraphPool(self.spec.device)
