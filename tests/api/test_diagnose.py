@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import json
+import shutil
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from command_line import draftgauge
 from draftgauge.api.diagnose import diagnose
 from draftgauge.core.errors import DraftgaugeError, ModelError
+from draftgauge.drafters.reuse.persistence import DESCRIPTION, read_description
 from draftgauge.training.reuse.request import TrainingSpec
 from draftgauge.training.reuse.train import train_drafter
 from tiny import save_tiny
@@ -65,3 +68,21 @@ def test_what_cannot_be(folder: Path) -> None:
     with pytest.raises(DraftgaugeError, match="each once"):
         diagnose([folder / "kv-0", folder / "kv-0"])
     assert draftgauge(["diagnose"]).exit_code == 2
+    with pytest.raises(DraftgaugeError, match="no output holds 9 drafted tokens with max_new_tokens 8"):
+        diagnose([folder / "kv-0"], prompts=folder / "prompts.jsonl", depths=9, max_new_tokens=8)
+
+
+def test_only_seeds_are_pooled(folder: Path, tmp_path: Path) -> None:
+    """Not drafters that started from another one with those that did not, nor one training twice."""
+    request = read_description(folder / "kv-0")["extra"]["request"]
+    for name, warm in (("again", None), ("warm", str(folder / "kv-1"))):
+        copy = tmp_path / name
+        shutil.copytree(folder / "kv-0", copy)
+        description = json.loads((copy / DESCRIPTION).read_text())
+        description["extra"]["request"] = request | {"warm_start": warm}
+        (copy / DESCRIPTION).write_text(json.dumps(description))
+    options: dict[str, Any] = {"prompts": folder / "prompts.jsonl", "max_new_tokens": 8}
+    with pytest.raises(DraftgaugeError, match="trained alike, with the same seed"):
+        diagnose([folder / "kv-0", tmp_path / "again"], **options)
+    rows = diagnose([folder / "kv-0", tmp_path / "warm"], **options)
+    assert {(row["init"], row["seeds"]) for row in rows} == {("random", 1), ("warm", 1)}

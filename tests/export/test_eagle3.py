@@ -252,3 +252,16 @@ def test_the_command_prints_how_engines_load_it(tmp_path: Path, target: PreTrain
     refused = draftgauge(["export", str(tmp_path / "drafter"), "--format", "onnx", "--out", str(tmp_path / "out")])
     assert refused.exit_code == 2
     assert "eagle3" in refused.stderr
+
+
+def test_folders_that_no_export_left_are_not_written_into(tmp_path: Path, target: PreTrainedModel) -> None:
+    saved(tmp_path / "drafter", target)
+    other = tmp_path / "model"
+    other.mkdir()
+    (other / "config.json").write_text("{}")
+    with pytest.raises(DraftgaugeError, match="holds files that no export left"):
+        export(tmp_path / "drafter", out=other)
+    assert [path.name for path in other.iterdir()] == ["config.json"]
+    assert (other / "config.json").read_text() == "{}"
+    for _ in range(2):  # what an export left may be exported into again
+        export(tmp_path / "drafter", out=tmp_path / "out")

@@ -3,17 +3,22 @@
 from __future__ import annotations
 
 import json
+import math
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from draftgauge.core.errors import DraftgaugeError
+from draftgauge.core.errors import DivergenceError, DraftgaugeError
+from draftgauge.studies.kvshot import tune
 from draftgauge.studies.kvshot.cells import Evaluation, Study, Tuning
 from draftgauge.studies.kvshot.presets import HIDDEN, HYBRID, KV, remedied, warm
 from draftgauge.studies.kvshot.run import run_study
 from draftgauge.studies.kvshot.tuning import TRIALS, Trial, Tuned, read_tuned, save_tuned, search, tuned_as
 from draftgauge.training.reuse.request import TrainingSpec
+from draftgauge.training.reuse.result import TrainResult
+from draftgauge.training.reuse.train import train_drafter
 from tiny import save_tiny
 
 
@@ -77,3 +82,43 @@ def test_a_study_tunes_before_its_seeds_run(tmp_path: Path) -> None:
     again = run_study(study, tmp_path / "study", prompts, prompts, progress=lambda what, done, total: seen.append(what))
     assert not any(what.startswith("tuning-") for what in seen)
     assert [row for row in again.rows if "trial" in row] == trials
+
+
+def test_trials_that_diverge_come_last(tmp_path: Path) -> None:
+    found = search(1e-3, 0.05, False, lambda trial: math.nan if trial.learning_rate < 2e-3 else trial.learning_rate)
+    assert found.chosen.learning_rate == 2e-3
+    save_tuned(tmp_path / "kv.json", found, {})
+    assert "NaN" not in (tmp_path / "kv.json").read_text()
+    assert "Infinity" not in (tmp_path / "kv.json").read_text()
+    assert read_tuned(tmp_path / "kv.json", {}) == found
+    assert [row["validation_kl"] for row in found.rows({})][:2] == [None, None]
+    with pytest.raises(DivergenceError, match="every trial of the tuning diverged"):
+        search(1e-3, 0.05, False, lambda trial: math.inf)
+
+
+def test_a_trial_whose_loss_is_no_number_does_not_end_the_study(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    target = save_tiny(tmp_path / "target", num_hidden_layers=3)
+    prompts = tmp_path / "prompts.jsonl"
+    prompts.write_text("\n".join(json.dumps({"prompt": text, "task": "a"}) for text in ("one two", "three", "six")))
+    request = TrainingSpec(
+        target=str(target), prompts=prompts, new_tokens=12, length=40, depths=2, steps=2, batch=2, checkpoint_every=2
+    )
+    evaluation = Evaluation(str(prompts), 1, max_new_tokens=8, tree_prompts=1, latency_prompts=0, bottleneck_prompts=1)
+    study = Study("test", (HIDDEN,), (0,), request, evaluation, Tuning(1, per_task=2))
+    study = replace(study, request=replace(request, length=60))
+    tried: list[float] = []
+
+    def diverging(request: TrainingSpec, *further: Any) -> TrainResult:
+        assert request.learning_rate is not None
+        tried.append(request.learning_rate)
+        if len(tried) == 4:
+            raise DivergenceError("the loss is nan at step 1")
+        return train_drafter(request, *further)
+
+    monkeypatch.setattr(tune, "train_drafter", diverging)
+    found = run_study(study, tmp_path / "study", prompts, prompts)
+    assert found.failures == {}
+    (fourth,) = [row for row in found.rows if row.get("trial") == 3]
+    assert (fourth["validation_kl"], fourth["chosen"]) == (None, False)

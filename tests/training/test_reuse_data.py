@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -120,9 +121,14 @@ def test_a_file_of_answers_is_made_once_and_shared(request_: TrainingSpec, monke
 
 
 @pytest.mark.parametrize(
-    ("change", "words"), [({"questions": 3}, "source is"), ({"new_tokens": 7}, "new tokens is 6, not 7")]
+    ("change", "words"),
+    [
+        ({"questions": 3}, "source is"),
+        ({"new_tokens": 7}, "new tokens is 6, not 7"),
+        ({"compression": "fp16"}, "compression is none, not fp16"),
+    ],
 )
-def test_other_answers_than_asked_for_are_refused(request_: TrainingSpec, change: dict[str, int], words: str) -> None:
+def test_other_answers_than_asked_for_are_refused(request_: TrainingSpec, change: dict[str, Any], words: str) -> None:
     prepared(request_)
     with pytest.raises(DraftgaugeError, match=words):
         prepared(replace(request_, **change))  # type: ignore[arg-type]

@@ -19,7 +19,15 @@ from draftgauge.models.taps import Features, TapPlan, batch_features
 from draftgauge.training.reuse import features as module
 from draftgauge.training.reuse.answers import Conversation
 from draftgauge.training.reuse.batches import collate
-from draftgauge.training.reuse.features import CachedFeatures, CacheIdentity, OnlineFeatures, make_cache, token_bytes
+from draftgauge.training.reuse.features import (
+    MANIFEST,
+    CachedFeatures,
+    CacheIdentity,
+    OnlineFeatures,
+    check_cache_folder,
+    make_cache,
+    token_bytes,
+)
 from tiny import tiny_model, tokens
 
 HELD = TapPlan((0, 2), (1, 2))
@@ -188,3 +196,13 @@ def test_a_token_takes_as_many_bytes_as_estimated(tmp_path: Path) -> None:
     size = sum(path.stat().st_size for path in tmp_path.glob("*.safetensors"))
     estimated = sum(len(c.tokens) for c in conversations()) * token_bytes(target.config, HELD)
     assert estimated < size < estimated + 3 * 1024  # headers
+
+
+def test_a_cache_of_another_compression_is_refused(tmp_path: Path) -> None:
+    make_cache(tmp_path / "cache", tiny_model(num_hidden_layers=4), conversations(), identity())
+    with pytest.raises(DraftgaugeError, match="other compression"):
+        check_cache_folder(tmp_path / "cache", identity(compression="int8").mapping())
+    path = tmp_path / "cache" / MANIFEST
+    written = json.loads(path.read_text())
+    path.write_text(json.dumps({key: value for key, value in written.items() if key != "compression"}))
+    assert check_cache_folder(tmp_path / "cache", identity().mapping()) is not None  # made before it was recorded

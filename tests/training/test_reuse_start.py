@@ -14,6 +14,7 @@ from draftgauge.core.errors import DraftgaugeError
 from draftgauge.drafters.reuse import ReuseNet, new_net, reuse_config
 from draftgauge.drafters.reuse.rotary import window
 from draftgauge.models.hidden import decoder_layers
+from draftgauge.training.reuse import start
 from draftgauge.training.reuse.optimizers import check_optimizer, make_optimizers
 from draftgauge.training.reuse.request import TrainingSpec
 from draftgauge.training.reuse.start import HeadMaps, fit_head_maps, start_attention
@@ -167,3 +168,15 @@ def test_a_torch_without_muon_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_unknown_names_are_refused(setting: str) -> None:
     with pytest.raises(DraftgaugeError, match=f"{setting} must be one of"):
         TrainingSpec(**{setting: "x"})  # type: ignore[arg-type]
+
+
+@torch.no_grad()
+def test_texts_too_short_to_draft_from_are_passed_over(target: PreTrainedModel, texts: list[Tensor]) -> None:
+    short = [text[:3] for text in texts[:5]]
+    with_both, with_long, with_short, fresh = (drafter(target) for _ in range(4))
+    for net, given in ((with_both, [*short, *texts]), (with_long, texts), (with_short, short)):
+        start._balance(net, target, given)
+    weights = [dict(net.named_parameters()) for net in (with_both, with_long, with_short, fresh)]
+    assert all(torch.equal(weights[0][name], weights[1][name]) for name in weights[0])
+    assert all(torch.equal(weights[2][name], weights[3][name]) for name in weights[0])
+    assert not all(torch.equal(weights[1][name], weights[3][name]) for name in weights[0])

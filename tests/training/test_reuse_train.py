@@ -16,6 +16,8 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
+from draftgauge.core.errors import DraftgaugeError
+from draftgauge.core.locks import FOLDER_LOCK, only_writer
 from draftgauge.drafters.reuse import DESIGNS
 from draftgauge.drafters.reuse.persistence import load_drafter
 from draftgauge.models.loading import load_model
@@ -280,3 +282,12 @@ def test_the_rate_rises_and_falls_as_a_cosine() -> None:
     assert rates[55] == pytest.approx(0.55, abs=0.01)
     assert rates[-1] == pytest.approx(0.1, abs=0.01)
     assert TrainingSpec(steps=1).rate(0, 4096) == pytest.approx(default_rate(4096)) == pytest.approx(1.25e-4)
+
+
+def test_a_second_training_in_one_folder_is_refused(base: TrainingSpec, tmp_path: Path) -> None:
+    out = tmp_path / "run"
+    out.mkdir()
+    with only_writer(out), pytest.raises(DraftgaugeError, match="another process is writing into"):
+        train_drafter(base, out)
+    assert [path.name for path in out.iterdir()] == [FOLDER_LOCK]
+    assert train_drafter(base, out).steps == base.steps

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from draftgauge.api.evaluate import depths_of, held_out_texts, load_single
 from draftgauge.api.requests import DiagnoseRequest
 from draftgauge.api.verb import verb
+from draftgauge.core.errors import DraftgaugeError
 from draftgauge.core.progress import Progress, silent
 from draftgauge.diagnostics.bottlenecks import Bottlenecks, bottleneck_rows
 from draftgauge.diagnostics.limits import measure_bottlenecks
@@ -26,24 +28,27 @@ def diagnose(request: DiagnoseRequest, *, progress: Progress = silent) -> list[d
         progress: told (what, done, total).
 
     Returns:
-        Rows of :func:`draftgauge.diagnostics.bottlenecks.bottleneck_rows` that begin with ``design``, ``layers`` and
-        ``injection``, and with ``runs``, the folders that were pooled: those whose drafters are made alike and were
-        trained alike but for the seed.
+        Rows of :func:`draftgauge.diagnostics.bottlenecks.bottleneck_rows` that begin with ``design``, ``layers``,
+        ``injection`` and ``init`` (``warm`` for those that started from another drafter), and with ``runs``, the
+        folders that were pooled: those whose drafters are made alike and were trained alike but for the seed.
 
     Raises:
         ModelError: if a folder holds no drafter, or one of another target.
         PromptError: if the prompts cannot be read.
+        DraftgaugeError: if two drafters were trained alike with the same seed.
     """
     descriptions = {run: read_description(run) for run in request.runs}
+    groups: dict[str, list[Path]] = {}
+    for run in request.runs:
+        groups.setdefault(_made_alike(descriptions[run]), []).append(run)
+    for runs in groups.values():
+        _check_seeds(runs, descriptions)
     first = descriptions[request.runs[0]]
     source = request.learned.target or first["config"]["target_source"]
     depths = depths_of(request, first)
     target = load_single(source, request.machine, request.loading)
     nets = {run: load_drafter(run, target.model) for run in request.runs}
     texts = held_out_texts(request, target, progress)
-    groups: dict[str, list[Path]] = {}
-    for run in request.runs:
-        groups.setdefault(_made_alike(descriptions[run]), []).append(run)
     rows = []
     for runs in groups.values():
         measured: list[Bottlenecks] = []
@@ -55,6 +60,7 @@ def diagnose(request: DiagnoseRequest, *, progress: Progress = silent) -> list[d
             "design": config.design,
             "layers": config.layers,
             "injection": config.injection if config.traits.reads_kv else None,
+            "init": "warm" if _warm(descriptions[runs[0]]) else "random",
             "runs": ", ".join(map(str, runs)),
         }
         rows += bottleneck_rows(measured, labels)
@@ -69,4 +75,18 @@ def _made_alike(description: dict[str, Any]) -> str:
         for key, value in description["extra"].get("request", {}).items()
         if key not in ("seed", "warm_start")
     }
-    return repr((sorted(config.items(), key=str), sorted(training.items(), key=str)))
+    return repr((sorted(config.items(), key=str), sorted(training.items(), key=str), _warm(description)))
+
+
+def _warm(description: dict[str, Any]) -> bool:
+    """Whether a drafter started from another one."""
+    return description["extra"].get("request", {}).get("warm_start") is not None
+
+
+def _check_seeds(runs: Sequence[Path], descriptions: Mapping[Path, dict[str, Any]]) -> None:
+    """Refuse drafters that are one training twice."""
+    seeds = [descriptions[run]["extra"].get("request", {}).get("seed") for run in runs]
+    if twice := [run for run, seed in zip(runs, seeds, strict=True) if seed is not None and seeds.count(seed) > 1]:
+        raise DraftgaugeError(
+            f"{' and '.join(map(str, twice))} are trained alike, with the same seed: name one of them"
+        )

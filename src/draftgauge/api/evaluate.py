@@ -13,6 +13,7 @@ from draftgauge.api.conversation import greedy_answer
 from draftgauge.api.profile_plan import choose_prompts, encode_prompts
 from draftgauge.api.requests import DeviceSpec, DiagnoseRequest, EvaluateRequest, LoadSpec
 from draftgauge.api.verb import verb
+from draftgauge.core.errors import DraftgaugeError
 from draftgauge.core.progress import Progress, silent
 from draftgauge.core.prompts import Prompt, in_turn
 from draftgauge.core.rendering import Rendering
@@ -71,7 +72,14 @@ def evaluate(request: EvaluateRequest, *, progress: Progress = silent) -> list[R
 
 
 def depths_of(request: EvaluateRequest | DiagnoseRequest, description: Mapping[str, Any]) -> int:
-    """Tokens a draft: as asked for, else as many as the drafter was trained for."""
+    """Tokens a draft: as asked for, else as many as the drafter was trained for.
+
+    Raises:
+        DraftgaugeError: for more than an output holds.
+    """
+    longest = request.output.max_new_tokens
+    if request.learned.depths is not None and request.learned.depths > longest:
+        raise DraftgaugeError(f"no output holds {request.learned.depths} drafted tokens with max_new_tokens {longest}")
     return request.learned.depths or trained_depths(description) or DEFAULT_DEPTHS
 
 

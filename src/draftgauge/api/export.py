@@ -9,7 +9,7 @@ from draftgauge.api.verb import verb
 from draftgauge.core.errors import DraftgaugeError
 from draftgauge.drafters.reuse import read_description
 from draftgauge.drafters.reuse.persistence import read_config, trained_depths
-from draftgauge.export.eagle3 import export_eagle3, llama_cpp_lacks
+from draftgauge.export.eagle3 import ORIGIN, export_eagle3, llama_cpp_lacks
 from draftgauge.models.reference import resolve_source
 
 
@@ -23,10 +23,13 @@ def export(request: ExportRequest) -> list[dict[str, Any]]:
 
     Raises:
         ModelError: if the folder holds no drafter, or a damaged one.
-        DraftgaugeError: if the format has no place for a drafter of its design, or the folder cannot be written.
+        DraftgaugeError: if the format has no place for a drafter of its design, or the folder cannot be written
+            or holds something else.
     """
     if request.out.resolve() == request.drafter.resolve():
         raise DraftgaugeError(f"{request.out} is the drafter itself: choose another folder for the checkpoint")
+    if request.out.is_dir() and any(request.out.iterdir()) and not (request.out / ORIGIN).exists():
+        raise DraftgaugeError(f"{request.out} holds files that no export left: choose an empty folder")
     tensors = export_eagle3(request.drafter, request.out)
     description = read_description(request.drafter)
     return [

@@ -27,6 +27,10 @@ class ModelError(DraftgaugeError):
     """A model that cannot be loaded, or a draft and target that do not fit together."""
 
 
+class DivergenceError(DraftgaugeError):
+    """A training whose loss is no finite number any more."""
+
+
 def is_out_of_memory(error: BaseException) -> bool:
     """Whether memory ran out, a GPU's or the machine's."""
     return (

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import shutil
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -10,6 +11,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from draftgauge.core.errors import DivergenceError
 from draftgauge.core.progress import Progress
 from draftgauge.diagnostics.held_out_loss import held_out_kl
 from draftgauge.drafters.reuse import load_drafter
@@ -80,7 +82,10 @@ class TuneJob:
 
         def measure(trial: Trial) -> float:
             run = folder / trial.name
-            train_drafter(trial.request(self.request()), run, lambda what, done, total: None)
+            try:
+                train_drafter(trial.request(self.request()), run, lambda what, done, total: None)
+            except DivergenceError:
+                return math.inf
             net = load_drafter(run, target)
             loss = float(np.mean(held_out_kl(net, target.module, texts, self.base.depths)))
             progress(f"{self.name}: {trial.name}", 1, 1)

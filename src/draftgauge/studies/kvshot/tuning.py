@@ -9,12 +9,13 @@ warm-started drafter takes over what was tuned for the same drafter from a rando
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from draftgauge.core.errors import DraftgaugeError
+from draftgauge.core.errors import DivergenceError, DraftgaugeError
 from draftgauge.core.files import atomic_write_text, require_writable
 from draftgauge.studies.kvshot.cells import Variant
 from draftgauge.training.reuse.request import TrainingSpec
@@ -55,7 +56,9 @@ class Trial:
 
 @dataclass(frozen=True)
 class Tuned:
-    """What was tried for a row, in order, with the validation KL of each, and which was chosen."""
+    """What was tried for a row, in order, with the validation KL of each, infinite where it diverged, and which was
+    chosen.
+    """
 
     trials: tuple[Trial, ...]
     losses: tuple[float, ...]
@@ -66,9 +69,12 @@ class Tuned:
         return self.trials[min(range(len(self.losses)), key=self.losses.__getitem__)]
 
     def rows(self, labels: Mapping[str, Any]) -> list[dict[str, Any]]:
-        """``trial, learning_rate, warmup, gate_start, validation_kl, chosen``, one a trial."""
+        """``trial, learning_rate, warmup, gate_start, validation_kl, chosen``, one a trial; None for the KL of one that
+        diverged.
+        """
         return [
-            {**labels, "trial": number, **asdict(trial), "validation_kl": loss, "chosen": trial == self.chosen}
+            {**labels, "trial": number, **asdict(trial)}
+            | {"validation_kl": loss if math.isfinite(loss) else None, "chosen": trial == self.chosen}
             for number, (trial, loss) in enumerate(zip(self.trials, self.losses, strict=True))
         ]
 
@@ -80,7 +86,10 @@ def search(default_rate: float, warmup: float, gated: bool, measure: Callable[[T
         default_rate: learning rate around which is searched.
         warmup: of the first trials.
         gated: whether the design has a gate.
-        measure: validation loss of a trial; called once for each.
+        measure: validation loss of a trial, infinite or NaN where it diverged; called once for each.
+
+    Raises:
+        DivergenceError: if the trials of all learning rates diverge.
     """
     trials: list[Trial] = []
     losses: list[float] = []
@@ -88,10 +97,14 @@ def search(default_rate: float, warmup: float, gated: bool, measure: Callable[[T
     def attempt(candidates: Iterator[Trial]) -> Trial:
         for trial in list(candidates):
             trials.append(trial)
-            losses.append(measure(trial))
+            loss = measure(trial)
+            losses.append(loss if math.isfinite(loss) else math.inf)
         return trials[min(range(len(losses)), key=losses.__getitem__)]
 
     best = attempt(Trial(factor * default_rate, warmup) for factor in FACTORS)
+    if min(losses) == math.inf:
+        rates = ", ".join(f"{trial.learning_rate:.2g}" for trial in trials)
+        raise DivergenceError(f"every trial of the tuning diverged, at learning rates of {rates}")
     best = attempt(replace(best, warmup=other) for other in WARMUPS)
     if gated:
         attempt(replace(best, gate_start=start) for start in GATE_STARTS)
@@ -117,7 +130,7 @@ def save_tuned(path: Path, tuned: Tuned, identity: Mapping[str, Any]) -> None:
     content = {
         "identity": dict(identity),
         "trials": [asdict(trial) for trial in tuned.trials],
-        "losses": list(tuned.losses),
+        "losses": [loss if math.isfinite(loss) else None for loss in tuned.losses],
     }
     atomic_write_text(path, json.dumps(content, indent=1) + "\n")
 
@@ -134,11 +147,15 @@ def read_tuned(path: Path, identity: Mapping[str, Any]) -> Tuned | None:
         content = json.loads(path.read_text(encoding="utf-8"))
         if content["identity"] != json.loads(json.dumps(dict(identity))):
             raise DraftgaugeError(f"{path} is the tuning of other settings: give this study a folder of its own")
-        return Tuned(tuple(Trial(**trial) for trial in content["trials"]), tuple(content["losses"]))
+        return Tuned(tuple(Trial(**trial) for trial in content["trials"]), _losses(content["losses"]))
     except (OSError, json.JSONDecodeError, KeyError, TypeError) as error:
         raise DraftgaugeError(
             f"{path} cannot be read as a tuning ({error}): remove it, and it is done again"
         ) from error
+
+
+def _losses(written: Sequence[float | None]) -> tuple[float, ...]:
+    return tuple(math.inf if loss is None else loss for loss in written)
 
 
 def distinct(variants: Sequence[Variant]) -> list[Variant]:

@@ -24,7 +24,7 @@ from draftgauge.models.reference import REFERENCE
 from draftgauge.training.reference.data import training_questions
 from draftgauge.training.reference.recipe import Recipe
 from draftgauge.training.reuse.answers import Answers, check_description, describe, make_answers, read_answers
-from draftgauge.training.reuse.request import TrainingSpec
+from draftgauge.training.reuse.request import UNCOMPRESSED, TrainingSpec
 
 Messages = str | Sequence[dict[str, str]]
 
@@ -108,16 +108,14 @@ def existing_answers(request: TrainingSpec, path: Path, fingerprint: str) -> Ans
     """The answers in a file, if it is there.
 
     Raises:
-        DraftgaugeError: if they are of another target, other prompts or of another length than asked for.
+        DraftgaugeError: if they are of another target, other prompts, of another length or compression than asked for.
     """
     if not path.exists():
         return None
     answers = read_answers(path)
-    check_description(
-        path,
-        answers.description,
-        {"target_fingerprint": fingerprint, "source": source_of(request), "new_tokens": request.new_tokens},
-    )
+    wanted = {"target_fingerprint": fingerprint, "source": source_of(request), "new_tokens": request.new_tokens}
+    wanted["compression"] = request.compression
+    check_description(path, {"compression": UNCOMPRESSED} | dict(answers.description), wanted)
     return answers
 
 
@@ -139,6 +137,8 @@ def answers_of(request: TrainingSpec, path: Path, target: CachedModel, progress:
         prompts = prompt_tokens(request, tokenizer, target.spec.context - request.new_tokens)
         progress("questions", 1, 1)
         description = describe(fingerprint, prompts, request.new_tokens, request.data_seed, source)
+        if request.compression != UNCOMPRESSED:  # the fingerprint is of the files, which say nothing of it
+            description["compression"] = request.compression
         return make_answers(path, description, target.module, prompts, end_tokens(target, tokenizer), progress)
 
 

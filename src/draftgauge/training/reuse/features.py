@@ -31,6 +31,7 @@ from draftgauge.models.spec import head_dim
 from draftgauge.models.taps import Features, TapPlan, batch_features
 from draftgauge.training.reuse.answers import Answers, Conversation
 from draftgauge.training.reuse.batches import Batch
+from draftgauge.training.reuse.request import UNCOMPRESSED
 
 SCHEMA = 1
 MANIFEST = "features.json"
@@ -95,6 +96,7 @@ class CacheIdentity:
     hidden_layers: tuple[int, ...]
     kv_layers: tuple[int, ...]
     conversations: int
+    compression: str = UNCOMPRESSED
 
     def mapping(self) -> dict[str, Any]:
         """Ready for JSON."""
@@ -104,9 +106,11 @@ class CacheIdentity:
 def cache_identity(
     answers: Answers, conversations: Sequence[Conversation], length: int, plan: TapPlan
 ) -> CacheIdentity:
-    """The identity of a cache of these conversations."""
+    """The identity of a cache of these conversations, of the target that answered."""
     fingerprint = str(answers.description["target_fingerprint"])
-    return CacheIdentity(fingerprint, answers.sha256, length, plan.hidden_layers, plan.kv_layers, len(conversations))
+    compression = str(answers.description.get("compression", UNCOMPRESSED))
+    layers = plan.hidden_layers, plan.kv_layers
+    return CacheIdentity(fingerprint, answers.sha256, length, *layers, len(conversations), compression)
 
 
 def check_cache_folder(folder: Path, wanted: Mapping[str, Any]) -> Mapping[str, Any] | None:
@@ -122,7 +126,7 @@ def check_cache_folder(folder: Path, wanted: Mapping[str, Any]) -> Mapping[str, 
             raise DraftgaugeError(f"{folder} holds files that are no cache of features: choose an empty folder")
         return None
     try:
-        recorded = json.loads(path.read_text(encoding="utf-8"))
+        recorded = {"compression": UNCOMPRESSED} | json.loads(path.read_text(encoding="utf-8"))
     except ValueError as error:
         raise DraftgaugeError(f"{path} is not JSON: remove the folder, or choose another") from error
     layers = ("hidden_layers", "kv_layers")

@@ -148,9 +148,8 @@ def check(request: TrainingSpec, out: Path, identity: str | None) -> Job:
     if identity is not None:
         existing_answers(request, job.answers, identity)
     if request.features == "cached":
-        check_cache_folder(
-            job.cache, {"length": length} | ({"target_fingerprint": identity} if identity is not None else {})
-        )
+        wanted = {"length": length, "compression": request.compression}
+        check_cache_folder(job.cache, wanted | ({"target_fingerprint": identity} if identity is not None else {}))
     return job
 
 

@@ -16,6 +16,7 @@ from draftgauge.models.tap_rules import TapRule
 LOSSES = ("kl", "cross-entropy", "greedy")
 FEATURES = ("online", "cached")
 PRECISIONS = ("auto", "fp32", "bf16")
+UNCOMPRESSED = "none"
 TRACKERS = ("tensorboard", "wandb", "trackio")
 TARGET, SELF, RANDOM = STARTS = ("target", "self", "random")
 MUON, ADAMW = OPTIMIZERS = ("muon", "adamw")
@@ -154,7 +155,7 @@ class TrainingSpec(CodeSpec, SeedSpec, DeviceSpec, TeacherSpec, ChatSpec):
     kv_gradient: float = 1.0
     precision: str = "auto"
     compile: bool = False
-    compression: str = "none"
+    compression: str = UNCOMPRESSED
     devices: int = 1
     checkpoint_every: int = 100
     log_every: int = 10

@@ -151,10 +151,16 @@ def _start_chain(attention: Attention | None, config: ReuseConfig, maps: Sequenc
 
 
 def _balance(net: ReuseNet, module: PreTrainedModel, texts: Sequence[Tensor]) -> None:
-    """Scale the outputs of every layer's attentions, so that together they are as large as the stream they join."""
+    """Scale the outputs of every layer's attentions, so that together they are as large as the stream they join.
+
+    Texts that are too short to draft that many tokens are passed over; without any others nothing is scaled.
+    """
+    long_enough = [text for text in texts if len(text) >= BALANCED_DEPTHS + 2]
+    if not long_enough:
+        return
     watch = ScaleWatch(net)
     with watch.watching():
-        for text in texts[:BALANCED_TEXTS]:
+        for text in long_enough[:BALANCED_TEXTS]:
             ids = text.to(net.embedding.device)[None]
             unroll_states(net, ids, batch_features(module, ids, net.config.tap_plan), BALANCED_DEPTHS)
     scales = watch.scales()

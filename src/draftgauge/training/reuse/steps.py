@@ -20,7 +20,7 @@ from itertools import pairwise
 import numpy as np
 import torch
 
-from draftgauge.core.errors import DraftgaugeError
+from draftgauge.core.errors import DivergenceError, DraftgaugeError
 from draftgauge.core.progress import Progress
 from draftgauge.drafters.reuse.config import NORMS
 from draftgauge.drafters.reuse.net import ReuseNet
@@ -186,7 +186,7 @@ class Training:
         loss, agreed = (total.loss / counts).tolist(), (total.agreed / counts).tolist()
         mean = float(sum(weight * value for weight, value in zip(self.weights.tolist(), loss, strict=True)))
         if not math.isfinite(mean):
-            raise DraftgaugeError(
+            raise DivergenceError(
                 f"the loss is {mean} at step {step}: lower the learning rate, or ask for precision fp32"
             )
         seconds = time.monotonic() - interval.since

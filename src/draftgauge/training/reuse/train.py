@@ -10,6 +10,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from draftgauge.core.files import require_writable
+from draftgauge.core.locks import only_writer
 from draftgauge.core.progress import Progress, silent
 from draftgauge.drafters.reuse.building import frequent_tokens, new_net, start_norm, warm_start
 from draftgauge.drafters.reuse.net import ReuseNet
@@ -59,7 +61,10 @@ def train_drafter(
     with joined(job.world, job.device):
         if not job.world.leads:
             progress, report = silent, lambda row: None
-        return _train(job, progress, report)
+            return _train(job, progress, report)
+        require_writable(job.out)
+        with only_writer(job.out):
+            return _train(job, progress, report)
 
 
 def _train_on_devices(job: Job, progress: Progress, report: Report) -> TrainResult:
