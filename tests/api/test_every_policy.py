@@ -12,18 +12,21 @@ import pytest
 
 from command_line import draftgauge
 from draftgauge.api import costs as costs_module
+from draftgauge.api.advise import advise
 from draftgauge.api.bench import bench
 from draftgauge.api.costs import pair_costs
 from draftgauge.api.generate import generate
 from draftgauge.api.pair import Pair, load_pair
 from draftgauge.api.profile import profile
 from draftgauge.api.replay import replay
+from draftgauge.api.report import report
 from draftgauge.api.requests import CostSpec
 from draftgauge.core.cache import cache_folder
 from draftgauge.core.errors import DraftgaugeError
 from draftgauge.models.vocabulary import vocabulary_digest
 from draftgauge.policies.registry import POLICIES, expand_policy
 from tiny import save_tiny, tiny_tokenizer
+from written_runs import write_run
 
 GAMMA_MAX = 3
 EVERY = tuple(expand_policy("fixed", GAMMA_MAX)[:1]) + tuple(name for name in POLICIES.names if name != "fixed")
@@ -96,6 +99,15 @@ def test_replay(run: Path) -> None:
     rows = replay(run, EVERY)
     assert {row["policy"] for row in rows} >= set(EVERY)
     assert all(np.isfinite(row["tokens_per_second"]) for row in rows)
+
+
+def test_advise_and_report(run: Path, tmp_path: Path) -> None:
+    named = tuple(policy for policy in EVERY if policy not in ("none", "fixed:0"))
+    settings = {row["setting"] for row in advise(run, policies=named)}
+    assert settings >= set(named) - {"none"}
+    written = write_run(tmp_path / "written", 40)  # enough to be divided
+    page = report(written, policies=named, out=tmp_path / "new" / "report.html").read_text(encoding="utf-8")
+    assert all(policy in page for policy in named)
 
 
 def test_replay_and_generate_on_the_command_line(models: dict[str, Any], run: Path) -> None:

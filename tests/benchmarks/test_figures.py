@@ -51,6 +51,17 @@ def test_the_page_on_drafters_shows_the_published_rows() -> None:
         assert with_drafter_tables(text, rows | {table: changed}) != text
 
 
+def test_the_page_on_two_sources_shows_the_published_rows() -> None:
+    from figures import SOURCES, with_source_tables
+
+    text = (ROOT / "docs" / "two-sources.md").read_text(encoding="utf-8")
+    rows = [dict(row) for row in read_measurement(RESULTS / SOURCES).rows]
+    assert with_source_tables(text, rows) == text
+    for table in ("live", "replay"):
+        changed = [row | {"gain": row["gain"] + 0.01} if row["table"] == table else row for row in rows]
+        assert with_source_tables(text, changed) != text
+
+
 def test_every_policy_stands_there_on_sealed_prompts_at_its_defaults_and_tuned(
     published: Sequence[dict[str, Any]],
 ) -> None:

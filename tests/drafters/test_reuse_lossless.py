@@ -28,7 +28,9 @@ from draftgauge.models.base import CachedModel
 from draftgauge.models.loading import wrap
 from draftgauge.models.taps import TapPlan, attach_taps, batch_features
 from draftgauge.policies.fixed import FixedLength
+from draftgauge.policies.registry import make_policy
 from draftgauge.verification import Sampling, probabilities
+from linear_costs import LinearCosts
 from markov import Enumerator, assert_same_law
 from tiny import tiny_model, tokens
 
@@ -78,6 +80,23 @@ def test_greedy_output_is_the_plain_one(variant: tuple[str, int, str], engine: t
         output = speculative_decode(target, drafter, FixedLength(gamma), prompt, settings)
         assert output.tokens == plain
         assert sum(step.drafted for step in output.steps) > 0
+
+
+@pytest.mark.parametrize("engine", ["lean", "static", "modules"])
+@pytest.mark.parametrize("variant", VARIANTS)
+def test_greedy_output_is_the_plain_one_where_the_text_adds_to_drafts(
+    variant: tuple[str, int, str], engine: str
+) -> None:
+    target = wrap(target_module("qwen3"), engine)
+    prompt, settings = tokens(6, vocabulary=SMALL_VOCABULARY).tolist() * 3, DecodingSettings(24)
+    plain = plain_decode(target, prompt, settings).tokens
+    net, appended = build_net(target.module, variant), 0
+    for name in ("two-source", "lookup-else-stopping:least=1,tokens=4"):
+        policy = make_policy(name, 6, LinearCosts())
+        output = speculative_decode(target, build_drafter(target, net), policy, prompt, settings)
+        assert output.tokens == plain
+        appended += sum(step.appended for step in output.steps)
+    assert appended > 0
 
 
 @pytest.mark.parametrize(("variant", "engine"), PAIRS)
