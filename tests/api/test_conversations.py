@@ -139,7 +139,7 @@ def test_a_conversation_without_room_is_refused_or_left_out(pair: dict[str, Any]
     path = tmp_path / "long.jsonl"
     path.write_text(json.dumps({"turns": ["x" * 100, "y" * 40, "z"]}))
     asked: dict[str, Any] = {"prompts": path, "turns": 3}
-    with pytest.raises(PromptError, match=r"0/2.*longer than the 122 tokens"):
+    with pytest.raises(PromptError, match=r"longer than the 122 tokens.*by id: 0/2"):
         record(pair, tmp_path / "a", **asked)
     manifest, run = record(pair, tmp_path / "b", long_prompts="skip", **asked)
     assert [p.index for p in read_trace(run).prompts] == [0]

@@ -52,6 +52,7 @@ def sat(sitting: str, gain: float, compression: str = "none") -> dict[str, Any]:
         "task": "all",
         "compression": compression,
         "prompts": 96,
+        "distinct_4grams": 0.95,
         "gain": gain,
         "gain_low": gain - 0.01,
         "gain_high": gain + 0.01,
@@ -74,7 +75,7 @@ def test_live_tables_hold_what_the_sittings_decoded() -> None:
     own = {"table": "replay", "policy": "stopping", "tuned": True, "task": "all", "compression": "none"}
     later = sat("b", 0.15) | {"policy": "two-source", "replayed_gain": 0.14}
     *_, line, empty, sittings = choosing_live_table([own, sat("a", 0.05), sat("b", 0.03), later])
-    assert line == "| none | all | +4.0% (+3.0% to +5.0%) |  | +15.0% [14.0, 16.0] | +14.0% |"
+    assert line == "| none | all | 0.95 | +4.0% (+3.0% to +5.0%) |  | +15.0% [14.0, 16.0] | +14.0% |"
     assert not empty
     assert sittings.startswith("Live: a (96 prompts; other processes on 0.02 cores, steal 0.1%); b (96 prompts;")
 
@@ -83,7 +84,7 @@ def test_the_summary_has_a_line_for_each_target() -> None:
     from readme_tables import choosing_summary
 
     key = {"task": "all", "compression": "int8"}
-    own = key | {"table": "replay", "policy": "stopping", "tuned": True}
+    own = key | {"table": "replay", "policy": "stopping", "tuned": True, "distinct_4grams": 0.96}
     task = own | {"task": "code"}
     over = [
         ("stopping", "best fixed", 0.05),
@@ -101,7 +102,7 @@ def test_the_summary_has_a_line_for_each_target() -> None:
     live = [row | {"over": "fixed:4"} for row in (sat("a", 0.03, "int8"), sat("b", 0.07, "int8"), sat("b", 0.4))]
     _, _, line = choosing_summary([own, task, *spread, *fixed, *live])
     assert line == (
-        "| int8 | 1.70x (1.60x to 1.80x) | +5.0% [0.0, 20.0] | +5.0% (+3.0% to +7.0%) | +12.0% [0.0, 20.0] |  "
+        "| int8 | 0.96 | 1.70x (1.60x to 1.80x) | +5.0% [0.0, 20.0] | +5.0% (+3.0% to +7.0%) | +12.0% [0.0, 20.0] |  "
         "| +3.0% [0.0, 20.0] |"
     )
 

@@ -72,6 +72,7 @@ STATEFUL = tuple(
 # What generate prepares for the model's forward; caches among it are fresh, see refuse_dropped_arguments.
 DERIVED = (
     "attention_mask",
+    "cache",
     "cache_params",
     "cache_position",
     "logits_to_keep",
@@ -79,6 +80,7 @@ DERIVED = (
     "position_ids",
     "use_cache",
 )
+CACHES = ("cache", "past_key_values")  # what it is called from transformers 5.24 on, and before
 INSTEAD = "leave it out, or call generate without custom_generate"
 
 
@@ -195,7 +197,7 @@ def refuse_dropped_arguments() -> None:
     for name, advice in instead.items():
         if frame.f_locals.get(name) not in (None, False):
             raise DraftgaugeError(f"generate does not hand {name} on to custom_generate: {advice}")
-    if frame.f_locals["kwargs"].get("past_key_values") is not None:
+    if any(frame.f_locals["kwargs"].get(name) is not None for name in CACHES):
         raise DraftgaugeError(
             f"draftgauge.speculative has a cache of its own and cannot fill past_key_values: {INSTEAD}"
         )
@@ -234,8 +236,8 @@ def _check_model_kwargs(model_kwargs: Mapping[str, Any]) -> None:
             raise DraftgaugeError(f"draftgauge.speculative cannot honour {name}: {INSTEAD}")
     if model_kwargs.get("use_cache") is False:
         raise DraftgaugeError(f"draftgauge.speculative cannot honour use_cache=False: {INSTEAD}")
-    cache = model_kwargs.get("past_key_values")
-    if cache is not None and (getattr(cache, "_is_user_defined", False) or cache.get_seq_length() > 0):
+    cache = next((model_kwargs[name] for name in CACHES if model_kwargs.get(name) is not None), None)
+    if cache is not None and _is_filled(cache):
         raise DraftgaugeError(
             f"draftgauge.speculative keeps a cache of its own and cannot honour past_key_values: {INSTEAD}"
         )
@@ -282,3 +284,13 @@ def _split_criteria(criteria: StoppingCriteriaList) -> tuple[int, set[int], Stop
             others.append(criterion)
     assert limits, "generate always sets a max_length"
     return min(limits), ends, others
+
+
+def _is_filled(cache: Any) -> bool:
+    """Whether a cache is a user's own, or holds tokens; one without any attention layer cannot say, and is fresh."""
+    if getattr(cache, "_is_user_defined", False):
+        return True
+    try:
+        return bool(cache.get_seq_length() > 0)
+    except ValueError:
+        return False
