@@ -143,12 +143,12 @@ class Batches:
         ]
 
 
-class Progress:
+class TrainingLog:
     """The running figures of a training: loss, tokens a second, time left; written to ``log.jsonl``."""
 
     def __init__(self, folder: Path, plan: Plan, report: Callable[[dict[str, float]], None]) -> None:
         folder.mkdir(parents=True, exist_ok=True)
-        self.log, self.plan, self.report = folder / "log.jsonl", plan, report
+        self.path, self.plan, self.report = folder / "log.jsonl", plan, report
         self.losses: list[Tensor] = []
         self.since, self.steps = time.monotonic(), 0
 
@@ -167,7 +167,7 @@ class Progress:
         self.steps = 0
         row = {"step": step, "steps": self.plan.steps, "loss": state["loss"], "tokens_per_second": speed}
         row["seconds_left"] = (self.plan.steps - step) * self.plan.step_tokens / speed
-        with self.log.open("a") as log:
+        with self.path.open("a") as log:
             log.write(json.dumps({k: round(v, 4) for k, v in row.items()}) + "\n")
         self.report(row)
 
@@ -193,7 +193,7 @@ def train(
     device = next(model.parameters()).device
     optimizers = optimizers_for(model, plan)
     state = load_checkpoint(folder, model, optimizers) or {"step": 0, "tokens": 0, "seconds": 0.0, "loss": math.nan}
-    batches, progress = Batches(phases, plan), Progress(folder, plan, report)
+    batches, log = Batches(phases, plan), TrainingLog(folder, plan, report)
 
     def backward(step: int) -> None:
         losses, parts = [], batches.step(step)
@@ -201,11 +201,11 @@ def train(
             loss = loss_function(torch.from_numpy(part).to(device))
             (loss / len(parts)).backward()
             losses.append(loss.detach())
-        progress.add(losses)
+        log.add(losses)
 
     def save(step: int) -> None:
         save_checkpoint(folder, model, optimizers, state | {"plan": asdict(plan)})
 
     schedule = Schedule(plan.steps, plan.rate, plan.clip, LOG_EVERY, plan.checkpoint_every)
-    optimise(model, optimizers, schedule, state["step"], backward, lambda step, norm: progress.flush(step, state), save)
+    optimise(model, optimizers, schedule, state["step"], backward, lambda step, norm: log.flush(step, state), save)
     return state
