@@ -98,8 +98,9 @@ def test_hazards_are_calibrated(traces) -> None:
     assert stood[confident].mean() > stood[~confident].mean() + 0.2
 
 
-def test_chances_are_right_where_the_policy_decides(traces, monkeypatch: pytest.MonkeyPatch) -> None:
-    train, _ = traces
+def test_chances_are_right_where_the_policy_decides(monkeypatch: pytest.MonkeyPatch) -> None:
+    """On other prompts than it was fitted on, so many that the means of both are alike."""
+    train, test = (synthetic_trace(seed, prompts=300, length=120, gamma_max=GAMMA_MAX) for seed in (0, 1))
     costs = curve(0.1)
 
     def errors(rounds: int) -> tuple[float, float]:
@@ -107,22 +108,23 @@ def test_chances_are_right_where_the_policy_decides(traces, monkeypatch: pytest.
         monkeypatch.setattr(fitting, "ROUNDS", rounds)
         policy = fitted_policy(fit_stopping([train], [costs]), GAMMA_MAX, costs)
         assert isinstance(policy, ThroughputStopping)
-        view = text_view(train)
+        view = text_view(test)
         first = np.repeat(policy.first_chances(view)[:, None], GAMMA_MAX, axis=1)
         found = []
         for predicted, among in (
-            (first, starts(train, policy, costs)),
-            (policy.acceptance(view), visited(train, policy, costs)),
+            (first, starts(test, policy, costs)),
+            (policy.acceptance(view), visited(test, policy, costs)),
         ):
-            tokens = judged(train, predicted, among)
-            assert len(tokens.accepted) > 300
+            tokens = judged(test, predicted, among)
+            assert len(tokens.accepted) > 5000
             found.append(abs(float(tokens.predicted.mean() - tokens.accepted.mean())))
         return found[0], found[1]
 
     everywhere, decided = errors(1), errors(3)
-    assert decided[0] < 0.01
-    assert decided[1] < 0.02
-    assert decided[0] < everywhere[0]
+    assert decided[0] < 0.04
+    assert decided[1] < 0.025
+    assert decided[0] < everywhere[0] / 4
+    assert decided[1] < everywhere[1]
 
 
 def test_the_file_gives_the_same_policy(traces, tmp_path: Path) -> None:
