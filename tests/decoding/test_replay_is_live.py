@@ -23,7 +23,7 @@ from draftgauge.drafters import LanguageModelDrafter
 from draftgauge.drafters.base import Draft, KeepDrafting
 from draftgauge.models.base import CachedModel
 from draftgauge.models.loading import wrap
-from draftgauge.policies.base import decision_of, reads_of
+from draftgauge.policies.base import Step, decision_of, reads_of
 from draftgauge.policies.registry import make_policy
 from draftgauge.policies.stopping import ThroughputStopping
 from draftgauge.replay.backlog import backlogs
@@ -34,6 +34,13 @@ GAMMA_MAX = 5
 SIGNALS = SignalSeconds(asking=0.1, distribution=0.2, confidence=0.1)
 STEP = 1.0
 POLICIES = ("none", "fixed:1", "fixed:4", "hf-heuristic", "cumulative-confidence:threshold=0.05", "stopping")
+ENDING = (
+    ("stopping", True, False),
+    ("lookup:least=1,tokens=3", False, True),
+    ("lookup-else-stopping:least=1,tokens=3", True, True),
+    ("two-source", True, True),
+)
+"""Policies that leave drafted tokens out, that append others, or both."""
 
 
 class Machine:
@@ -87,28 +94,35 @@ def machine(monkeypatch: pytest.MonkeyPatch) -> Machine:
     return machine
 
 
-def modelled(curve: CostCurve, prompt: int, steps: list[tuple[int, int, int, int]], policy: object) -> float:
-    """Seconds of steps of one output (drafted, trimmed, accepted, committed), as replay models them."""
-    drafted, trimmed, accepted, committed = np.array(steps).T
+def modelled(curve: CostCurve, prompt: int, steps: list[Step], policy: object) -> float:
+    """Seconds of the steps of one output, as replay models them."""
+    drafted, beyond, accepted, committed = np.array(
+        [(step.drafted, step.appended - step.trimmed, step.accepted, step.committed) for step in steps]
+    ).T
     contexts = prompt + np.concatenate([[0], np.cumsum(committed)[:-1]])
-    seconds = curve.step_seconds(drafted, contexts, reads_of(policy), -trimmed).sum()  # type: ignore[arg-type]
+    seconds = curve.step_seconds(drafted, contexts, reads_of(policy), beyond).sum()  # type: ignore[arg-type]
     waiting = backlogs(np.zeros(len(steps), np.int64), drafted, accepted, curve)
     decision = decision_of(policy)  # type: ignore[arg-type]  # takes no time on this clock
     assert decision.token < 1e-3
-    repeats = (drafted[1:] == drafted[:-1]) & (trimmed[1:] == trimmed[:-1])
-    saved = curve.repeat_seconds(drafted, -trimmed)[1:][repeats].sum()
+    repeats = (drafted[1:] == drafted[:-1]) & (beyond[1:] == beyond[:-1])
+    saved = curve.repeat_seconds(drafted, beyond)[1:][repeats].sum()
     return float(seconds + curve.catch_up_seconds(waiting, drafted).sum() - saved)
 
 
-@pytest.mark.parametrize("change", [0.0, 3.0])
-def test_modelled_seconds_are_those_of_the_live_loop(machine: Machine, change: float) -> None:
-    """Steps like the one before them take less time, or not."""
+def measured(machine: Machine, change: float) -> tuple[CachedModel, TimedSignals, CostCurve]:
+    """A pair whose passes take time on the machine, and its cost curve."""
     target = TimedPasses(wrap(tiny_model(seed=1)), machine, (0.0, 10.0, 15.0, 16.0, 17.0, 18.0, 19.0), change)
     draft = TimedPasses(wrap(tiny_model(seed=1, num_hidden_layers=1)), machine, (0.0, 2.0, 3.0))
     drafter = TimedSignals(draft)
     drafter.machine = machine
     plan = MeterPlan(tokens(60, seed=1).tolist(), (30, 90), gamma_max=GAMMA_MAX, seconds=30_000.0)
-    curve = measure_costs(target, drafter, plan, np.random.default_rng(0))
+    return target, drafter, measure_costs(target, drafter, plan, np.random.default_rng(0))
+
+
+@pytest.mark.parametrize("change", [0.0, 3.0])
+def test_modelled_seconds_are_those_of_the_live_loop(machine: Machine, change: float) -> None:
+    """Steps like the one before them take less time, or not."""
+    target, drafter, curve = measured(machine, change)
     settings = DecodingSettings(max_new_tokens=40)
     for spec in POLICIES:
         policy, live, model = make_policy(spec, GAMMA_MAX, curve), 0.0, 0.0
@@ -118,6 +132,24 @@ def test_modelled_seconds_are_those_of_the_live_loop(machine: Machine, change: f
             prompt = tokens(20, seed=seed).tolist()
             result = speculative_decode(target, drafter, policy, prompt, settings)
             live += result.decode_seconds
-            steps = [(s.drafted, s.trimmed, s.accepted, s.committed) for s in result.steps]
-            model += modelled(curve, len(prompt), steps, policy)
+            model += modelled(curve, len(prompt), result.steps, policy)
         assert model == pytest.approx(live, rel=0.03), spec
+
+
+@pytest.mark.parametrize("change", [0.0, 3.0])
+def test_seconds_of_tokens_left_out_and_appended_are_those_of_the_live_loop(machine: Machine, change: float) -> None:
+    """Where a token is left out, the saving of a pass as wide as the one before is not modelled: no less than live."""
+    target, drafter, curve = measured(machine, change)
+    settings = DecodingSettings(max_new_tokens=40)
+    for spec, trims, appends in ENDING:
+        policy, live, model = make_policy(spec, GAMMA_MAX, curve), 0.0, 0.0
+        steps: list[Step] = []
+        for seed in range(6):
+            prompt = tokens(20, seed=seed).tolist() * 2
+            result = speculative_decode(target, drafter, policy, prompt, settings)
+            live += result.decode_seconds
+            model += modelled(curve, len(prompt), result.steps, policy)
+            steps += result.steps
+        assert (sum(step.trimmed for step in steps) > 20) == trims, spec
+        assert (sum(step.appended for step in steps) > 100) == appends, spec
+        assert 0.97 * live < model < (1.06 if trims and change else 1.03) * live, spec
