@@ -2,8 +2,9 @@
 
 - No file imports another that, by way of others or not, imports it. Imports inside functions do not count: they happen
   later.
-- No function takes more than seven parameters. Records (dataclasses) may have as many fields as they need, and so may
-  functions that do nothing but make one. Of a policy's factory those are not counted that the registry supplies.
+- No function takes more than seven parameters. Records (dataclasses and named tuples) may have as many fields as they
+  need, and so may functions that do nothing but check, name values and make one. Of a policy's factory those are not
+  counted that the registry supplies.
 - Every policy and every kind of drafter is registered once, in a file of its room, and nothing registers itself
   elsewhere.
 """
@@ -12,12 +13,13 @@ from __future__ import annotations
 
 import ast
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 PACKAGE = "draftgauge"
 MOST_PARAMETERS = 7
 ROOMS = {"register_policy": "policies", "register_drafter": "drafters"}
+CHECKS = ("check", "validate")  # what functions and methods are called that refuse what cannot be
 FunctionNode = ast.FunctionDef | ast.AsyncFunctionDef
 
 
@@ -94,25 +96,49 @@ def reachable(start: str, graph: dict[str, set[str]]) -> set[str]:
 
 def long_signatures(trees: dict[str, ast.Module]) -> Iterator[str]:
     """Functions with too many parameters."""
+    records = plain_records(trees.values())
     for module, tree in trees.items():
         for node in ast.walk(tree):
-            if not isinstance(node, FunctionNode) or makes_record(node):
+            if not isinstance(node, FunctionNode) or makes_record(node, records):
                 continue
             if (count := parameters(node)) > MOST_PARAMETERS:
                 yield f"{module}:{node.lineno}: {node.name} takes {count} parameters, more than {MOST_PARAMETERS}"
 
 
-def makes_record(node: FunctionNode) -> bool:
-    """Whether a function makes one object of the class that it is annotated with, and returns nothing else."""
+def plain_records(trees: Iterable[ast.Module]) -> set[str]:
+    """Names of the package's dataclasses and named tuples."""
+    classes = [node for tree in trees for node in ast.walk(tree) if isinstance(node, ast.ClassDef)]
+    return {
+        node.name
+        for node in classes
+        if any(called(decorator) == "dataclass" for decorator in node.decorator_list)
+        or any(called(base) == "NamedTuple" for base in node.bases)
+    }
+
+
+def makes_record(node: FunctionNode, records: set[str]) -> bool:
+    """Whether a function does nothing but make one of the records that it is annotated with: it checks, gives names to
+    values, and returns the record.
+    """
     wanted = ast.unparse(node.returns) if node.returns is not None else ""
 
     def makes(value: ast.expr | None) -> bool:
         return isinstance(value, ast.Call) and ast.unparse(value.func) == wanted
 
-    inner = list(ast.walk(node))
-    named = {ast.unparse(entry.targets[0]) for entry in inner if isinstance(entry, ast.Assign) and makes(entry.value)}
-    returned = [entry.value for entry in inner if isinstance(entry, ast.Return)]
-    return bool(returned) and all(makes(value) or (value and ast.unparse(value) in named) for value in returned)
+    *before, last = node.body
+    if wanted not in records or not isinstance(last, ast.Return) or not all(map(prepares, before)):
+        return False
+    named = {ast.unparse(entry.targets[0]) for entry in before if isinstance(entry, ast.Assign) and makes(entry.value)}
+    return makes(last.value) or (last.value is not None and ast.unparse(last.value) in named)
+
+
+def prepares(entry: ast.stmt) -> bool:
+    """Whether a statement is a docstring, gives a value a name, or refuses what cannot be."""
+    if isinstance(entry, ast.If):
+        return not entry.orelse and all(isinstance(inner, ast.Raise) for inner in entry.body)
+    if isinstance(entry, ast.Expr) and isinstance(entry.value, ast.Call):
+        return called(entry.value).strip("_").startswith(CHECKS)
+    return isinstance(entry, ast.Assign) or (isinstance(entry, ast.Expr) and isinstance(entry.value, ast.Constant))
 
 
 def parameters(node: FunctionNode) -> int:
@@ -150,7 +176,7 @@ def registrations(trees: dict[str, ast.Module]) -> Iterator[str]:
 
 
 def called(decorator: ast.expr) -> str:
-    """The name of a decorator, called or not."""
+    """The last name of a decorator, base or function, called or not."""
     target = decorator.func if isinstance(decorator, ast.Call) else decorator
     return ast.unparse(target).rpartition(".")[2]
 

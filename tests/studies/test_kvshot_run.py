@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from draftgauge.core.errors import DraftgaugeError
+from draftgauge.core.parts import WorkersSpec
 from draftgauge.core.provenance import read_measurement, write_measurement
 from draftgauge.studies.kvshot.cells import ERROR_NAME, RESULT_NAME, Ablation, Evaluation, Study, Variant
 from draftgauge.studies.kvshot.page import render_kvshot
@@ -256,7 +257,7 @@ def test_ray_gives_what_local_gives(tiny_target: Path, prompts: Path, tmp_path: 
     study = small(tiny_target, prompts, (NONE, WIDE_HIDDEN, WARM))
     ray.init(num_cpus=1, include_dashboard=False, log_to_driver=False, logging_level="ERROR")
     try:
-        spread = run_study(study, tmp_path / "ray", prompts, executor="ray")
+        spread = run_study(study, tmp_path / "ray", prompts, workers=WorkersSpec(executor="ray"))
     finally:
         ray.shutdown()
     local = run_study(study, tmp_path / "local", prompts)
@@ -269,7 +270,7 @@ def test_ray_gives_what_local_gives(tiny_target: Path, prompts: Path, tmp_path: 
 def test_what_cannot_be_is_refused_before_any_work(tiny_target: Path, prompts: Path, tmp_path: Path) -> None:
     study = small(tiny_target, prompts, (HIDDEN,))
     with pytest.raises(DraftgaugeError, match="unknown executor"):
-        run_study(study, tmp_path / "study", prompts, executor="slurm")
+        run_study(study, tmp_path / "study", prompts, workers=WorkersSpec(executor="slurm"))
     with pytest.raises(DraftgaugeError, match="give a prompt file"):
         run_study(replace(study, request=replace(study.request, prompts=None)), tmp_path / "study", prompts)
     assert not (tmp_path / "study").exists()

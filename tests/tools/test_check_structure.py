@@ -45,6 +45,8 @@ def test_the_package_passes(check: ModuleType, capsys: pytest.CaptureFixture[str
 
 
 EIGHT = ", ".join("abcdefgh")
+RECORD = f"@dataclass\nclass Record:\n    a: int\ndef make({EIGHT}) -> Record:\n"
+MADE = "    record = Record(a)\n    record.validate()\n    return record\n"
 
 
 @pytest.mark.parametrize(
@@ -59,8 +61,13 @@ EIGHT = ", ".join("abcdefgh")
         ({"core/b.py": "if TYPE_CHECKING:\n    from draftgauge.core import a\n"}, ""),
         ({"core/c.py": f"def f({EIGHT}):\n    return a\n"}, "f takes 8 parameters"),
         ({"core/c.py": f"class C:\n    def f(self, {EIGHT[:-3]}):\n        return 1\n"}, ""),
-        ({"core/c.py": f"def make({EIGHT}) -> Record:\n    return Record(a)\n"}, ""),
-        ({"core/c.py": f"def make({EIGHT}) -> Record:\n    return work(Record(a))\n"}, "make takes 8 parameters"),
+        ({"core/c.py": f"{RECORD}    return Record(a)\n"}, ""),
+        ({"core/c.py": RECORD.replace("@dataclass\nclass Record", "class Record(NamedTuple)") + MADE}, ""),
+        ({"core/c.py": f"{RECORD}    if a:\n        raise E\n    b = a\n{MADE}"}, ""),
+        ({"core/c.py": f"{RECORD}    return work(Record(a))\n"}, "make takes 8 parameters"),
+        ({"core/c.py": f"{RECORD}    work(a)\n{MADE}"}, "make takes 8 parameters"),
+        ({"core/c.py": f"{RECORD}    for b in a:\n        work(b)\n{MADE}"}, "make takes 8 parameters"),
+        ({"core/c.py": RECORD.replace("@dataclass\n", "") + MADE}, "make takes 8 parameters"),
         (
             {"policies/two.py": 'NAME = "one"\n' + POLICY.replace('"{name}"', "NAME")},
             "register_policy of 'one' in 2 places",

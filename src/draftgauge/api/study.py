@@ -55,9 +55,8 @@ def study_kvshot(request: StudyKvshotRequest, *, progress: Progress = silent) ->
     require_writable(out)
     prompts = prompt_file(study.evaluation.prompts)
     validation = None if study.tuning is None else prompt_file(study.tuning.prompts)
-    jobs = request.workers
     with shared_ray():
-        outcome = run_study(study, out, prompts, validation, jobs.executor, jobs.cpus, jobs.gpus, progress)
+        outcome = run_study(study, out, prompts, validation, request.workers, progress)
     return _reported(request, outcome)
 
 

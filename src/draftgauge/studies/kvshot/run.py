@@ -11,6 +11,7 @@ from typing import Any
 from draftgauge.core.errors import DraftgaugeError
 from draftgauge.core.executor import Job, Outcome, check_executor, execute
 from draftgauge.core.files import atomic_write_text, require_writable
+from draftgauge.core.parts import WorkersSpec
 from draftgauge.core.progress import Progress, silent
 from draftgauge.decoding.settings import DecodingSettings
 from draftgauge.drafters.reuse import ReuseConfig, count_parameters, matched_widths, reuse_config, target_fingerprint
@@ -56,9 +57,7 @@ def run_study(
     folder: Path,
     prompts: Path,
     validation: Path | None = None,
-    executor: str = "local",
-    cpus: int = 1,
-    gpus: float = 0,
+    workers: WorkersSpec | None = None,
     progress: Progress = silent,
 ) -> StudyOutcome:
     """Run a study, or what is left of it.
@@ -69,14 +68,15 @@ def run_study(
             see.
         prompts: file of the held-out prompts.
         validation: file of the prompts that every row is tuned on, where the study tunes.
-        executor: ``local`` or ``ray``.
-        cpus, gpus: that each cell asks Ray for.
+        workers: where cells run; by default in this process.
         progress: told (what, done, total).
 
     Raises:
         DraftgaugeError: if the folder holds another study, nothing could be finished, or an argument cannot be.
         MissingLibraryError: if Ray is asked for and not installed.
     """
+    workers = workers or WorkersSpec()
+    executor, cpus, gpus = workers.executor, workers.cpus, workers.gpus
     check_study(study.variants)
     check_executor(executor)
     source_of(study.request)
