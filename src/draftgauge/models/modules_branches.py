@@ -11,6 +11,7 @@ from transformers.cache_utils import DynamicLayer
 
 from draftgauge.models.attention_kernels import attention_kernels
 from draftgauge.models.base import ModelSpec
+from draftgauge.models.cache_argument import cache_argument
 from draftgauge.models.spec import check_context
 
 Masks = Tensor | dict[str, Tensor]
@@ -60,8 +61,8 @@ class MaskedBranches:
                 input_ids=tokens[None],
                 position_ids=self._positions[None],
                 attention_mask=self._masks(),
-                past_key_values=self._cache,
                 use_cache=True,
+                **cache_argument(self._model, self._cache),
             )
         self._positions = self._positions + 1
         logits: Tensor = output.logits[0]
@@ -101,7 +102,9 @@ class SequentialBranches:
         check_context(self._spec, max(cache.get_seq_length() for cache in self._caches) + 1)
         with attention_kernels(self._spec.device):
             rows = [
-                self._model(input_ids=token[None, None], past_key_values=cache, use_cache=True).logits[0, -1]
+                self._model(
+                    input_ids=token[None, None], use_cache=True, **cache_argument(self._model, cache)
+                ).logits[0, -1]
                 for token, cache in zip(tokens, self._caches, strict=True)
             ]
         return torch.stack(rows).float()

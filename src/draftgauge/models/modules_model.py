@@ -17,6 +17,7 @@ from transformers.cache_utils import DynamicLayer, DynamicSlidingWindowLayer
 from draftgauge.core.errors import ModelError
 from draftgauge.models.attention_kernels import attention_kernels
 from draftgauge.models.base import BranchSession
+from draftgauge.models.cache_argument import cache_argument
 from draftgauge.models.hidden import HiddenStates, watching
 from draftgauge.models.modules_branches import MaskedBranches, SequentialBranches, takes_branch_masks
 from draftgauge.models.spec import check_context, check_starts, model_spec
@@ -58,7 +59,9 @@ class ModulesModel:
         check_context(self.spec, self._length + len(tokens))
         keep = self._last_only if last_only else {}
         with attention_kernels(self.spec.device), self._keeping_hidden(len(tokens)):
-            output = self.module(input_ids=tokens[None], past_key_values=self._cache, use_cache=True, **keep)
+            output = self.module(
+                input_ids=tokens[None], use_cache=True, **cache_argument(self.module, self._cache), **keep
+            )
         self._length += len(tokens)
         logits: Tensor = output.logits[0, -1:] if last_only else output.logits[0]
         return logits.to(self.spec.device, torch.float32)

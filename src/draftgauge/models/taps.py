@@ -21,6 +21,7 @@ from transformers.cache_utils import DynamicLayer
 
 from draftgauge.core.errors import ModelError
 from draftgauge.models.base import CachedModel
+from draftgauge.models.cache_argument import cache_argument
 from draftgauge.models.gguf import GgufModel
 from draftgauge.models.hidden import HiddenStates, watching
 from draftgauge.models.lean import LeanModel
@@ -166,7 +167,7 @@ def batch_features(module: PreTrainedModel, tokens: Tensor, plan: TapPlan, where
     hidden: dict[int, Tensor] = {}
     cache = _keeping_cache(module, plan.kv_layers) if plan.kv_layers else None
     with watching(module, plan.hidden_layers, hidden.__setitem__), _head_sees(module, where):
-        logits: Tensor = module(input_ids=tokens, past_key_values=cache, use_cache=cache is not None).logits
+        logits: Tensor = module(input_ids=tokens, use_cache=cache is not None, **cache_argument(module, cache)).logits
     kept = [cache.layers[layer] for layer in plan.kv_layers] if cache is not None else []
     return Features(
         hidden=torch.stack([hidden[layer] for layer in plan.hidden_layers], 2) if plan.hidden_layers else None,

@@ -8,6 +8,8 @@ import torch
 from torch import Tensor
 from transformers import DynamicCache, PreTrainedModel
 
+from draftgauge.models.cache_argument import cache_argument
+
 GROUP_TOKENS = 24_576  # prompt and answer tokens held in one group's cache
 DROP_SHARE = 8  # answered rows leave the group when they are an eighth of it: leaving copies the cache
 
@@ -44,9 +46,9 @@ def greedy_answers(
             input_ids=tokens,
             attention_mask=mask,
             position_ids=positions,
-            past_key_values=cache,
             use_cache=True,
             logits_to_keep=1,
+            **cache_argument(module, cache),
         )
         chosen = output.logits[:, -1].argmax(-1)
         for row, token in zip(live, chosen.tolist(), strict=True):
