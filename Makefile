@@ -58,13 +58,14 @@ types: $(VENV)/.linters
 bench: setup
 	$(BIN)/python benchmarks/run_all.py --out docs/results
 
-# The README's table, recomputed without a model from the runs that `make final` recorded.
+# The README's tables and its chart, recomputed without a model from the runs that `make final` recorded.
 figures: setup
 	$(BIN)/python benchmarks/figures.py
+	$(BIN)/python benchmarks/pictures.py
 
 final: setup
 	$(BIN)/python benchmarks/final.py
-	$(BIN)/python benchmarks/figures.py
+	$(MAKE) figures
 
 clean:
 	rm -rf $(VENV) demo build dist .mypy_cache .pytest_cache .ruff_cache .import_linter_cache

@@ -1,4 +1,4 @@
-"""Several cost curves of one pair as one."""
+"""Cost curves made of measured ones: several as one, and imagined ones."""
 
 from __future__ import annotations
 
@@ -21,6 +21,16 @@ def mean_curve(curves: Sequence[CostCurve]) -> CostCurve:
     overhead = float(np.mean([curve.overhead for curve in curves]))
     decisions = tuple(_mean_decision(name, curves) for name in (each.policy for each in curves[0].decisions))
     return replace(curves[0], **tables, signals=signals, repeat=repeat, overhead=overhead, decisions=decisions)
+
+
+def imagined(costs: CostCurve, draft: float, verify: float) -> CostCurve:
+    """A drafted token costs ``draft`` and each further verified one ``verify`` of verifying one token."""
+    lengths = np.arange(costs.gamma_max + 1)
+    one = np.asarray(costs.verify)[:, :1]
+    verified, drafted = (tuple(map(tuple, (one * each).tolist())) for each in (1 + verify * lengths, draft * lengths))
+    tables = dict.fromkeys(("verify", "verify_low", "verify_high"), verified)
+    tables |= dict.fromkeys(("draft", "draft_low", "draft_high"), drafted)
+    return replace(costs, **tables, overhead=0.0, plain=tuple(one[:, 0].tolist()), catch_up=())
 
 
 def _mean_record(kind: type[Record], records: Sequence[Record]) -> Record:

@@ -47,6 +47,7 @@ from readme_tables import (
     rows_table,
     sources_table,
     starts_table,
+    states_table,
     with_table,
 )
 
@@ -87,6 +88,7 @@ DRAFTERS = {
 """Tables of docs/drafters.md: the file of the rows of each, and what makes lines of them."""
 
 SOURCES = "two-sources.json"  # of the tables of docs/two-sources.md
+STATES = "target-states.json"  # of the table of docs/stopping.md
 
 Row = dict[str, Any]
 Published = Mapping[str, Any]
@@ -100,28 +102,34 @@ def main() -> int:
     parser.add_argument("--readme", type=Path, default=Path("README.md"))
     parser.add_argument("--drafters", type=Path, default=Path("docs/drafters.md"))
     parser.add_argument("--sources", type=Path, default=Path("docs/two-sources.md"))
+    parser.add_argument("--stopping", type=Path, default=Path("docs/stopping.md"))
     parser.add_argument("--check", action="store_true", help="compare instead of writing")
     args = parser.parse_args()
     rows = judged(args.runs) + spread(args.runs) + repetition(args.runs) + live(args.runs)
-    text = args.readme.read_text(encoding="utf-8")
-    written = with_tables(text, rows, *(read_measurement(args.out / name).rows for name in OTHERS))
-    drafters = args.drafters.read_text(encoding="utf-8")
-    written_drafters = with_drafter_tables(drafters, drafter_rows(args.out))
-    sources = args.sources.read_text(encoding="utf-8")
-    written_sources = with_source_tables(sources, read_measurement(args.out / SOURCES).rows)
+    pages = {
+        args.readme: with_tables(_text(args.readme), rows, *(_rows(args.out, name) for name in OTHERS)),
+        args.drafters: with_drafter_tables(_text(args.drafters), drafter_rows(args.out)),
+        args.sources: with_source_tables(_text(args.sources), _rows(args.out, SOURCES)),
+        args.stopping: with_table(_text(args.stopping), "states", states_table(_rows(args.out, STATES))),
+    }
     if args.check:
-        published = read_measurement(args.out / "speckv.json").rows
-        different = [*differences(rows, published), *(["the tables of the README"] if written != text else [])]
-        different += ["the tables of the page on drafters"] if written_drafters != drafters else []
-        different += ["the tables of the page on two sources"] if written_sources != sources else []
+        different = [*differences(rows, _rows(args.out, "speckv.json"))]
+        different += [f"the tables of {page}" for page, written in pages.items() if written != _text(page)]
         for line in different[:20]:
             console.print(f"differs: {line}", highlight=False)
         return 1 if different else 0
     save(args.out, "speckv.json", rows)
-    args.readme.write_text(written, encoding="utf-8")
-    args.drafters.write_text(written_drafters, encoding="utf-8")
-    args.sources.write_text(written_sources, encoding="utf-8")
+    for page, written in pages.items():
+        page.write_text(written, encoding="utf-8")
     return 0
+
+
+def _text(page: Path) -> str:
+    return page.read_text(encoding="utf-8")
+
+
+def _rows(results: Path, name: str) -> Sequence[Published]:
+    return read_measurement(results / name).rows
 
 
 def with_tables(text: str, rows: Sequence[Row], pair: Sequence[Published], designs: Sequence[Published]) -> str:

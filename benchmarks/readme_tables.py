@@ -1,4 +1,4 @@
-"""The tables of the README, of docs/drafters.md and of docs/two-sources.md: rows in, lines of Markdown out."""
+"""The tables of the README and of pages in docs: rows in, lines of Markdown out."""
 
 from __future__ import annotations
 
@@ -212,6 +212,28 @@ def curves_table(rows: Sequence[Row]) -> Iterator[str]:
             repeated = f"{gains[BOTH]['distinct_4grams']:.2f}"
             cells = [repeated, curve, length, *(interval(gains[name]) for name in SOURCES)]
             yield f"| {shown} | {' | '.join(cells)} |"
+
+
+def states_table(rows: Sequence[Row]) -> Iterator[str]:
+    """What the target's state is worth to a stopping rule, a line for each cost curve, dearest drafts last."""
+    kinds = list(dict.fromkeys(row["reads"] for row in rows))
+    heads = " | ".join(f"{kind}, over the best fixed length" if n == 0 else kind for n, kind in enumerate(kinds))
+    yield f"| cost curve | a drafted token, in verifications | best fixed length | over plain | optimum | {heads} |"
+    yield f"|---|---:|---:|---:|---:|{'---:|' * len(kinds)}"
+    by_curve: dict[str, list[Row]] = {}
+    for row in rows:
+        by_curve.setdefault(row["curve"], []).append(row)
+    for name, own in sorted(by_curve.items(), key=lambda item: item[1][0]["draft_share"]):
+        first, *others = own
+        gains = [interval(first)] + [f"{row['gain']:+.1%}, {_over_signals(row)} over signals" for row in others]
+        yield (
+            f"| {name} | {first['draft_share']:.2f} | {first['best_fixed']} | {first['best_fixed_over_plain']:.2f}x "
+            f"| {first['hindsight']:+.1%} | {' | '.join(gains)} |"
+        )
+
+
+def _over_signals(row: Row) -> str:
+    return f"{row['over_signals']:+.1%} [{100 * row['over_signals_low']:.1f}, {100 * row['over_signals_high']:.1f}]"
 
 
 def _mean(values: Iterable[float]) -> float:

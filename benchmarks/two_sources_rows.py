@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
+from curves import imagined
 from numpy.typing import NDArray
 
 from draftgauge.api.arms import Arm, BenchPrompt
@@ -76,19 +77,9 @@ def curves_of(costs: CostCurve) -> dict[str, CostCurve]:
     """The measured curve, and two imagined ones in units of its verification of one token."""
     return {
         MEASURED: costs,
-        "flat verification, draft 5%": _imagined(costs, 0.05, 0.0),
-        "verification +2% a token, draft 10%": _imagined(costs, 0.10, 0.02),
+        "flat verification, draft 5%": imagined(costs, 0.05, 0.0),
+        "verification +2% a token, draft 10%": imagined(costs, 0.10, 0.02),
     }
-
-
-def _imagined(costs: CostCurve, draft: float, verify: float) -> CostCurve:
-    """A drafted token costs ``draft`` and each further verified one ``verify`` of verifying one token."""
-    lengths = np.arange(costs.gamma_max + 1)
-    one = np.asarray(costs.verify)[:, :1]
-    verified, drafted = (tuple(map(tuple, (one * each).tolist())) for each in (1 + verify * lengths, draft * lengths))
-    tables = dict.fromkeys(("verify", "verify_low", "verify_high"), verified)
-    tables |= dict.fromkeys(("draft", "draft_low", "draft_high"), drafted)
-    return replace(costs, **tables, overhead=0.0, plain=tuple(one[:, 0].tolist()), catch_up=())
 
 
 def subsets(trace: Trace) -> Iterator[tuple[str, Trace]]:

@@ -156,18 +156,25 @@ def prompt_words() -> dict[str, Words]:
 
 
 def choose_prompts(
-    tokenizer: PreTrainedTokenizerFast, seed: int = 0, longest: int = 1400, answer: tuple[int, int] = (40, 200)
+    tokenizer: PreTrainedTokenizerFast,
+    seed: int = 0,
+    longest: int = 1400,
+    answer: tuple[int, int] = (40, 200),
+    counts: Mapping[str, int] = PROMPTS_PER_SPLIT,
 ) -> dict[str, list[Example]]:
-    """Examples for the prompts of every split: each of a template of its own, of no more tokens than ``longest``.
+    """Examples for the prompts of some splits: each of a template of its own, of no more tokens than ``longest``.
 
     Args:
         tokenizer: of the pair.
         seed: of the examples.
         longest: tokens of prompt and answer together.
         answer: least and most tokens of the answer.
+        counts: prompts of each task, by split. A larger count goes on where a smaller one ends.
     """
     chosen: dict[str, list[Example]] = {}
-    for split, words in prompt_words().items():
+    words_of = prompt_words()
+    for split, count in counts.items():
+        words = words_of[split]
         chosen[split] = []
         for task, draw in DRAWS.items():
             fitting: dict[str, Example] = {}
@@ -176,7 +183,7 @@ def choose_prompts(
                 whole = len(tokenizer(dialogue(example.messages, example.answer)).input_ids)
                 if answer[0] <= tokens <= answer[1] and whole <= longest:
                     fitting.setdefault(example.template, example)
-                if len(fitting) == PROMPTS_PER_SPLIT[split]:
+                if len(fitting) == count:
                     break
             chosen[split] += fitting.values()
     return chosen

@@ -229,11 +229,23 @@ def save_model(model: Qwen3ForCausalLM, tokens: PreTrainedTokenizerFast, folder:
     tokens.save_pretrained(folder)
 
 
-def save_prompts(tokens: PreTrainedTokenizerFast, folder: Path, seed: int = 0) -> dict[str, int]:
-    """Write the prompts, a JSON Lines file a split, the sealed one beside the folder; returns how many each holds."""
+def save_prompts(
+    tokens: PreTrainedTokenizerFast,
+    folder: Path,
+    seed: int = 0,
+    per_task: Mapping[str, int] = data.PROMPTS_PER_SPLIT,
+) -> dict[str, int]:
+    """Write the prompts, a JSON Lines file a split, the sealed one beside the folder; returns how many each holds.
+
+    Args:
+        tokens: of the pair.
+        folder: to write to.
+        seed: of the prompts.
+        per_task: how many of each task, by split.
+    """
     folder.mkdir(parents=True, exist_ok=True)
     counts = {}
-    for split, examples in data.choose_prompts(tokens, seed).items():
+    for split, examples in data.choose_prompts(tokens, seed, counts=per_task).items():
         lines = []
         for number, e in enumerate(examples):
             row = {
