@@ -1,9 +1,9 @@
 """What would it be worth to a stopping rule if it knew the target's own hidden state?
 
-A step starts where the target has just been read: its last hidden state is there for nothing, and no rule of the field
-looks at it. Here the chance that the next drafted token stands, which ``stopping`` takes from the draft's confidence
-and the text, is corrected by a linear function of that state, or by a small network of it; and, as a control, by a
-network that is not told the state. They are fitted on training prompts and judged on validation prompts: how well they
+A step starts where the target has just been read: its last hidden state is there for nothing, and no rule that is
+compared here looks at it. The chance that the next drafted token stands, which ``stopping`` takes from the draft's
+confidence and the text, is corrected by a linear function of that state, or by a small network of it; and, as a
+control, by a network that is not told the state. They are fitted on training prompts and judged on validation prompts: how well they
 foretell acceptance, and what that gains over the best fixed length at the measured cost curve, at curves in the
 proportions of SpecKV's pair, and at dearer and cheaper drafts.
 
