@@ -60,7 +60,7 @@ def drawn(rng: np.random.Generator, count: int, resamples: int) -> Floats:
     return counts
 
 
-def interval_of(estimate: float, resampled: Floats, level: float) -> Interval:
+def interval_of(estimate: float, resampled: Floats, level: float = LEVEL) -> Interval:
     """The percentile interval from the resamples in which the quantity is defined.
 
     Args:

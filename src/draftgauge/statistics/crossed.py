@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from draftgauge.statistics.bootstrap import LEVEL, Interval, drawn, interval_of
+from draftgauge.statistics.bootstrap import Interval, drawn, interval_of
 
 RESAMPLES = 4000
 
@@ -111,29 +111,25 @@ def at_depths(first: int, last: int) -> Measure:
     return lambda alpha: np.asarray(alpha[..., first : last + 1].mean(-1))
 
 
-def interval(
-    counts: Counts, measure: Measure, resamples: int = RESAMPLES, seed: int = 0, level: float = LEVEL
-) -> Interval:
+def interval(counts: Counts, measure: Measure, resamples: int = RESAMPLES, seed: int = 0) -> Interval:
     """A figure of the acceptance rates with its percentile interval over prompts and seeds."""
-    return _interval_of(measure(rates(counts, resamples, seed)), counts, level)
+    return _interval_of(measure(rates(counts, resamples, seed)), counts)
 
 
-def alpha_intervals(counts: Counts, resamples: int = RESAMPLES, seed: int = 0, level: float = LEVEL) -> list[Interval]:
+def alpha_intervals(counts: Counts, resamples: int = RESAMPLES, seed: int = 0) -> list[Interval]:
     """The acceptance rate of every depth with its interval."""
     values = rates(counts, resamples, seed)
-    return [_interval_of(column, counts, level) for column in values.T]
+    return [_interval_of(column, counts) for column in values.T]
 
 
-def difference(
-    counts: Counts, base: Counts, measure: Measure, resamples: int = RESAMPLES, seed: int = 0, level: float = LEVEL
-) -> Interval:
+def difference(counts: Counts, base: Counts, measure: Measure, resamples: int = RESAMPLES, seed: int = 0) -> Interval:
     """A figure of one drafter minus that of another on the same prompts and seeds, with its percentile interval."""
     assert counts.reached.shape == base.reached.shape
     values = measure(rates(counts, resamples, seed)) - measure(rates(base, resamples, seed))
-    return _interval_of(values, counts, level)
+    return _interval_of(values, counts)
 
 
-def _interval_of(values: Floats, counts: Counts, level: float) -> Interval:
+def _interval_of(values: Floats, counts: Counts) -> Interval:
     """Of an estimate and its resamples ``[1 + resamples]``; a single prompt says nothing of how prompts differ."""
     resampled = values[1:] if counts.reached.shape[1] > 1 else np.empty(0)
-    return interval_of(float(values[0]), resampled, level)
+    return interval_of(float(values[0]), resampled)
