@@ -17,7 +17,7 @@ from draftgauge.policies.stored_policies import stored_of
 from draftgauge.replay.hindsight import Sources, hindsight_optimum
 from draftgauge.replay.simulate import Replay, context_lengths, prompt_of_rows, replay, replay_fixed_all, sum_by_prompt
 from draftgauge.replay.splits import EVERYTHING, Design
-from draftgauge.statistics.bootstrap import TEST_RESAMPLES
+from draftgauge.statistics.bootstrap import TEST_RESAMPLES, columns
 from draftgauge.statistics.paired import holm, paired_gain, paired_share, ratio_interval
 from draftgauge.traces.costs import CostCurve
 from draftgauge.traces.repetition import distinct_ratio, prompt_gram_counts
@@ -321,15 +321,11 @@ def _measures(outcome: Replay, baselines: _Baselines, mask: NDArray[np.bool_], r
         "source_model": (float(outcome.accepted[mask].sum()) - text) / steps,
         "source_text": text / steps,
         "distinct_4grams": distinct_ratio(baselines.grams[mask]),
-        "tokens_per_second": speed.estimate,
-        "tokens_per_second_low": speed.low,
-        "tokens_per_second_high": speed.high,
+        **columns("tokens_per_second", speed),
         "ratio_to_plain": float(baselines.plain_seconds[mask].sum() / seconds.sum()),
         "best_fixed_gamma": baselines.best_gamma,
         "best_fixed_from": baselines.best_from,
-        "gain": gain.estimate,
-        "gain_low": gain.low,
-        "gain_high": gain.high,
+        **columns("gain", gain),
         "p_value": gain.p_value,
         "p_holm": None,
         "best_rival": baselines.best_rival,
