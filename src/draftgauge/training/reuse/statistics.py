@@ -144,8 +144,8 @@ class ScaleWatch:
         return {f"rms/{total}/{part}": rms for total, parts in self.scales().items() for part, rms in parts.items()}
 
 
-def imbalances(scales: Mapping[str, Mapping[str, float]], factor: float = BALANCED) -> list[Imbalance]:
-    """The sums whose parts differ by more than a factor, the worst first.
+def imbalances(scales: Mapping[str, Mapping[str, float]]) -> list[Imbalance]:
+    """The sums whose parts differ by more than :data:`BALANCED` times, the worst first.
 
     A residual stream may be smaller than what its block adds to it: the block has read it normalised, so nothing is
     lost. A part that starts at nothing is no part yet.
@@ -157,6 +157,6 @@ def imbalances(scales: Mapping[str, Mapping[str, float]], factor: float = BALANC
             (part for part in parts if part != STREAM and parts[part] > 0), default=largest, key=parts.__getitem__
         )
         ratio = parts[largest] / max(parts[smallest], 1e-12)
-        if ratio > factor:
+        if ratio > BALANCED:
             unequal.append(Imbalance(total, largest, smallest, ratio))
     return sorted(unequal, key=lambda one: -one.ratio)
