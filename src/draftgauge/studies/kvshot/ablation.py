@@ -13,7 +13,7 @@ import shutil
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import torch
@@ -83,15 +83,12 @@ class AblationJob:
     base: TrainingSpec
     study: Path
     fingerprint: str
+    after: ClassVar[str | None] = None
 
     @property
     def name(self) -> str:
         """Of the job."""
         return f"ablation-{self.arm.design}-{self.arm.name.replace(' ', '-')}-seed{self.base.seed}"
-
-    @property
-    def after(self) -> str | None:
-        return None
 
     @property
     def path(self) -> Path:

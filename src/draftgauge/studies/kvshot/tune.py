@@ -6,7 +6,7 @@ import math
 import shutil
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import torch
@@ -41,15 +41,12 @@ class TuneJob:
     tuning: Tuning
     study: Path
     fingerprint: str
+    after: ClassVar[str | None] = None
 
     @property
     def name(self) -> str:
         """Of the row."""
         return f"tuning-{self.variant.name}"
-
-    @property
-    def after(self) -> str | None:
-        return None
 
     @property
     def path(self) -> Path:
@@ -83,7 +80,7 @@ class TuneJob:
         def measure(trial: Trial) -> float:
             run = folder / trial.name
             try:
-                train_drafter(trial.request(self.request()), run, lambda what, done, total: None)
+                train_drafter(trial.request(self.request()), run)
             except DivergenceError:
                 return math.inf
             net = load_drafter(run, target)
