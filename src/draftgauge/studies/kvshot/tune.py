@@ -16,7 +16,7 @@ from draftgauge.core.progress import Progress
 from draftgauge.diagnostics.held_out_loss import held_out_kl
 from draftgauge.drafters.reuse import load_drafter
 from draftgauge.drafters.reuse.design import DESIGNS
-from draftgauge.studies.kvshot.cells import VALIDATION_NAME, Tuning, Variant
+from draftgauge.studies.kvshot.cells import VALIDATION_NAME, Tuning, Variant, training_identity
 from draftgauge.studies.kvshot.held_out import read_texts
 from draftgauge.studies.kvshot.tuning import SEED, TUNING_FOLDER, Trial, read_tuned, save_tuned, search, tuning_path
 from draftgauge.training.reuse.data import load_target
@@ -55,12 +55,11 @@ class TuneJob:
 
     def identity(self) -> dict[str, Any]:
         """Everything that the trials follow from."""
-        training = {
-            key: value
-            for key, value in self.request().identity().items()
-            if key not in ("target", "prompts", "warm_start")
+        return {
+            "training": training_identity(self.request()),
+            "per_task": self.tuning.per_task,
+            "target": self.fingerprint,
         }
-        return {"training": training, "per_task": self.tuning.per_task, "target": self.fingerprint}
 
     def request(self) -> TrainingSpec:
         """Of a trial, but for what is tuned."""
