@@ -12,7 +12,8 @@ from markupsafe import Markup
 
 from draftgauge.report.style import LIGHT, Series, number, series
 from draftgauge.report.svg import PANEL, panel, to_svg
-from draftgauge.studies.kvshot.views import EQUAL_WIDTH, Estimate, VariantView
+from draftgauge.studies.kvshot.cells import EQUAL_WIDTH
+from draftgauge.studies.kvshot.views import Estimate, VariantView
 
 # A design keeps its colour in every chart.
 DESIGN_STYLES = {

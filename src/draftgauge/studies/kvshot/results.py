@@ -32,7 +32,6 @@ from draftgauge.studies.kvshot.verdicts import EFFECTS, Run, common_seeds, compa
 
 Row = dict[str, Any]
 NORMS = ("norm_before_fc", "norm_before_residual", "norm_output")
-ALL = "all"
 
 
 @dataclass(frozen=True)
