@@ -34,10 +34,8 @@ def parameter_groups(net: nn.Module) -> dict[str, list[tuple[Tensor, slice]]]:
         for linear in (module.from_token, module.from_state):
             if linear is None:
                 continue
-            head = len(linear.weight) // (module.query_heads + 2 * module.kv_heads)
-            bounds = (0, module.query_heads * head, (module.query_heads + module.kv_heads) * head, len(linear.weight))
-            for part, begin, end in zip(("queries", "keys", "values"), bounds[:-1], bounds[1:], strict=True):
-                groups.setdefault(f"{name}.{part}", []).append((linear.weight, slice(begin, end)))
+            for part, rows in module.parts().items():
+                groups.setdefault(f"{name}.{part}", []).append((linear.weight, rows))
             taken.add(id(linear.weight))
     for name, parameter in net.named_parameters():
         if parameter.requires_grad and id(parameter) not in taken:
