@@ -54,7 +54,7 @@ def record(
 ) -> PromptRecord:
     end_tokens = options.pop("end_tokens", frozenset())
     settings = DecodingSettings(count, end_tokens=end_tokens)
-    plan = RecordingPlan(settings, gamma_max, options.pop("speculate", None))
+    plan = RecordingPlan(settings, gamma_max)
     made = record_prompt(target, drafter, PROMPT, prompt, plan, tiny_tokenizer(), **options)
     made.validate()
     return made
@@ -155,16 +155,6 @@ def test_the_record_of_a_prompt() -> None:
     logits = target.forward(torch.tensor([*prompt, *made.token.tolist()[:-1]]))[len(prompt) - 1 :]
     bits = torch.distributions.Categorical(logits=logits).entropy() / np.log(2)
     np.testing.assert_allclose(made.target_entropy, bits, atol=2e-5)
-
-
-def test_a_speculatively_generated_record_is_the_same() -> None:
-    target, draft = related_pair()
-    prompt = tokens(11, seed=1).tolist()
-    plain = record(target, LanguageModelDrafter(draft), prompt)
-    spec = record(target, LanguageModelDrafter(draft), prompt, speculate=FixedLength(4))
-    np.testing.assert_array_equal(spec.token, plain.token)
-    np.testing.assert_array_equal(spec.draft_token, plain.draft_token)
-    np.testing.assert_allclose(spec.target_entropy, plain.target_entropy, atol=2e-5)
 
 
 def test_prompt_lookup_is_recorded_as_it_drafts_live() -> None:

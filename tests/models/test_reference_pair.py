@@ -21,6 +21,7 @@ from draftgauge.models.prompts_text import encode_prompt
 from draftgauge.models.reference import PAIR_FOLDER, PARTS, reference_path
 from draftgauge.models.vocabulary import check_same_vocabulary, end_tokens
 from draftgauge.policies import make_policy
+from draftgauge.traces.repetition import gram_counts
 from draftgauge.training.reference import measures
 from draftgauge.training.reference.recipe import SEALED_NAME
 from draftgauge.training.reference.tasks.base import split_of
@@ -130,5 +131,5 @@ def test_the_prompts_of_the_readme_get_sentences_and_no_loop(target: CachedModel
         output = plain_decode(
             target, encode_prompt(tokenizer, [{"role": "user", "content": question}]), settings
         ).tokens
-        different, all_grams = measures.distinct_grams(output)
+        different, all_grams = gram_counts(output)
         assert different >= 0.6 * all_grams, tokenizer.decode(output)

@@ -24,7 +24,7 @@ from draftgauge.replay import (
     replay,
     replay_fixed_all,
 )
-from draftgauge.replay.evaluate import Compared, Resampling, evaluate_design
+from draftgauge.replay.evaluate import Compared, evaluate_design
 from draftgauge.replay.splits import Design
 from draftgauge.traces.costs import CostCurve
 from draftgauge.traces.trace import Trace
@@ -101,9 +101,7 @@ def test_gains_are_over_the_best_fixed_length(trace: Trace, costs: CostCurve, ro
 
 def test_p_values_are_adjusted_within_a_task_for_what_is_compared(trace: Trace, costs: CostCurve) -> None:
     policies = {spec: make_policy(spec, GAMMA_MAX) for spec in ("fixed:1", "hf-heuristic", "cumulative-confidence")}
-    rows = evaluate(
-        trace, costs, policies, compared=Compared(references=["fixed:1"]), split="test", drawn=Resampling(500)
-    )
+    rows = evaluate(trace, costs, policies, compared=Compared(references=["fixed:1"]), split="test", resamples=500)
     assert {row["split"] for row in rows} == {"test"}
     for task in ("code", "all"):
         fixed, *compared = [row for row in rows if row["task"] == task]

@@ -83,10 +83,10 @@ def test_a_paired_difference_forgets_what_both_share() -> None:
     assert same == (0.0, 0.0, 0.0)
 
 
-def test_same_draws_for_the_same_seed() -> None:
+def test_drafters_of_the_same_seeds_and_prompts_are_resampled_alike() -> None:
     counts = drawn(np.random.default_rng(1), [0.5, 0.4])
-    assert np.array_equal(rates(counts, 50, seed=3), rates(counts, 50, seed=3))
-    assert not np.array_equal(rates(counts, 50, seed=3), rates(counts, 50, seed=4))
+    twice = Counts(2 * counts.reached, 2 * counts.accepted)
+    assert np.array_equal(rates(counts, 50), rates(twice, 50))
 
 
 def test_prompts_of_a_task() -> None:

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from draftgauge.api.arms import PLAIN, Arm, ArmRun, BenchPrompt
-from draftgauge.statistics.bootstrap import Interval
+from draftgauge.statistics.bootstrap import Interval, columns
 from draftgauge.statistics.paired import median_interval, paired_gain, ratio_interval
 from draftgauge.traces.repetition import distinct_share
 
@@ -63,9 +63,7 @@ def bench_rows(
             row = {"policy": arm.name, "compression": compression, "task": task, "prompts": len(chosen)}
             row |= _figures(arm, plain, chosen) | _speeds(arm, plain, best, clocked)
             gain = paired_gain(*_timed(arm, clocked), *_timed(base, clocked))
-            row |= {"over": base.name, "over_from": reference.chosen_from}
-            row |= {"gain": gain.estimate, "gain_low": gain.low, "gain_high": gain.high}
-            rows.append(row)
+            rows.append(row | {"over": base.name, "over_from": reference.chosen_from} | columns("gain", gain))
     return rows
 
 
@@ -92,15 +90,9 @@ def _figures(arm: Arm, plain: Arm, chosen: Sequence[int]) -> dict[str, Any]:
 
 
 def _speeds(arm: Arm, plain: Arm, best: Arm | None, clocked: Sequence[int]) -> dict[str, Any]:
-    speed, low, high = _speed(arm, clocked)
-    ratio, ratio_low, ratio_high = _paired_ratio(arm, plain, clocked)
     return {
-        "tokens_per_second": speed,
-        "tokens_per_second_low": low,
-        "tokens_per_second_high": high,
-        "ratio_to_plain": ratio,
-        "ratio_to_plain_low": ratio_low,
-        "ratio_to_plain_high": ratio_high,
+        **columns("tokens_per_second", _speed(arm, clocked)),
+        **columns("ratio_to_plain", _paired_ratio(arm, plain, clocked)),
         "ratio_to_best_transformers": _paired_ratio(arm, best, clocked)[0] if best is not None else None,
         "best_transformers": best.name if best is not None else None,
     }
@@ -117,7 +109,7 @@ def _mismatches(tokens: list[int], reference: list[int]) -> int:
     return sum(a != b for a, b in zip(tokens, reference, strict=False)) + abs(len(tokens) - len(reference))
 
 
-def _speed(arm: Arm, chosen: Sequence[int]) -> tuple[float, float, float]:
+def _speed(arm: Arm, chosen: Sequence[int]) -> Interval:
     """Tokens per second with its interval over prompts; the median of the rounds stands for each prompt."""
     return ratio_interval(*_timed(arm, chosen))
 

@@ -26,6 +26,7 @@ from draftgauge.drafters.reuse.persistence import trained_depths
 from draftgauge.models.base import CachedModel
 from draftgauge.models.loading import end_tokens, load_model, load_tokenizer
 from draftgauge.models.prompts_text import encode_with
+from draftgauge.statistics.bootstrap import columns
 from draftgauge.statistics.crossed import (
     Counts,
     Measure,
@@ -129,8 +130,8 @@ def evaluation_rows(measured: DrafterEvaluation) -> list[Row]:
     by_depth = zip(alpha_intervals(forced), alpha_intervals(agreed), alpha_intervals(survived), strict=True)
     rows: list[Row] = [
         {"depth": depth, "alpha": alpha.estimate, "low": alpha.low, "high": alpha.high}
-        | _interval("agreement", *agreement)
-        | _interval("survival", *survival)
+        | columns("agreement", agreement)
+        | columns("survival", survival)
         for depth, (alpha, agreement, survival) in enumerate(by_depth)
     ]
     rows.append(_whole(measured, forced))
@@ -153,20 +154,15 @@ def evaluation_rows(measured: DrafterEvaluation) -> list[Row]:
 def _whole(measured: DrafterEvaluation, forced: Counts) -> Row:
     row: Row = {"texts": len(measured.tasks)}
     for name, measure in (("mat", mean_accepted), ("retention", retention)):
-        row |= _interval(name, *interval(forced, measure))
+        row |= columns(name, interval(forced, measure))
     live = Counts.of(measured.live_reached, measured.live_accepted)
-    row |= _interval("live_mat", *interval(live, mean_accepted))
+    row |= columns("live_mat", interval(live, mean_accepted))
     gap = difference(live, Counts.of(measured.walked_reached, measured.walked_accepted), mean_accepted)
-    row |= _interval("live_minus_forced", gap.estimate, gap.low, gap.high)
+    row |= columns("live_minus_forced", gap)
     row["live_mismatched_prompts"] = measured.mismatched
-    row |= _interval("tree_mat", *ratio_interval(measured.tree_tokens, measured.tree_steps))
+    row |= columns("tree_mat", ratio_interval(measured.tree_tokens, measured.tree_steps))
     return row | ({} if measured.latency is None else vars(measured.latency))
 
 
-def _interval(name: str, estimate: float, low: float, high: float) -> Row:
-    return {name: estimate, f"{name}_low": low, f"{name}_high": high}
-
-
 def _measured(name: str, counts: Counts, measure: Measure, **labels: str) -> Row:
-    estimate, low, high = interval(counts, measure)
-    return labels | {"measure": name, "estimate": estimate, "low": low, "high": high}
+    return labels | {"measure": name} | interval(counts, measure)._asdict()

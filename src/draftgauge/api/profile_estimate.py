@@ -6,13 +6,13 @@ import shutil
 from pathlib import Path
 from typing import Any
 
-from transformers import AutoConfig, PreTrainedConfig, PreTrainedModel
+from transformers import PreTrainedConfig, PreTrainedModel
 
 from draftgauge.api.pair import drafter_of, target_of
 from draftgauge.api.profile_plan import choose_prompts, encode_prompts
 from draftgauge.api.requests import ProfileRequest
 from draftgauge.api.served import answered_prompts
-from draftgauge.core.errors import DraftgaugeError, ModelError
+from draftgauge.core.errors import DraftgaugeError
 from draftgauge.core.files import nearest_existing
 from draftgauge.core.prompts import Prompt
 from draftgauge.core.rendering import Rendering
@@ -27,8 +27,7 @@ from draftgauge.models.device import choose_device, free_bytes
 from draftgauge.models.lean import most_places
 from draftgauge.models.loading import load_tokenizer
 from draftgauge.models.prompts_text import encode_with
-from draftgauge.models.reference import resolve_source
-from draftgauge.models.spec import UNLIMITED, head_dim
+from draftgauge.models.spec import UNLIMITED, head_dim, read_configuration
 
 ROW_BYTES = 22  # of a position: token, entropy, accepted, text
 DRAFTED_BYTES = 16  # of a drafted token: itself and three signals
@@ -127,12 +126,8 @@ class _Encoder:
 
 
 def _laid_out(source: str | Path, part: str, request: ProfileRequest) -> PreTrainedModel:
-    trusted, path = request.pair.loading.trust_remote_code, str(resolve_source(source, part))
-    try:
-        config = AutoConfig.from_pretrained(path, trust_remote_code=trusted)
-    except (OSError, ValueError) as error:
-        raise ModelError(f"cannot read the configuration of {source}: {' '.join(str(error).split())}") from error
-    return on_meta(config, trusted)
+    trusted = request.pair.loading.trust_remote_code
+    return on_meta(read_configuration(source, trusted, part), trusted)
 
 
 def _values_a_token(config: PreTrainedConfig) -> int:

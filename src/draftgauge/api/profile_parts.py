@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import ClassVar
 
 import torch
 
@@ -43,7 +44,7 @@ class PartJob:
     folder: Path
     part: int
     indices: tuple[int, ...]
-    after: str | None = None
+    after: ClassVar[str | None] = None
 
     @property
     def name(self) -> str:
@@ -77,8 +78,8 @@ class CostJob:
     manifest: Manifest
     folder: Path
     indices: tuple[int, ...]
-    name: str = "costs"
-    after: str | None = None
+    name: ClassVar[str] = "costs"
+    after: ClassVar[str | None] = None
 
     def run(self, progress: Progress) -> None:
         """Measure and save."""
@@ -146,7 +147,7 @@ def _execute(jobs: Sequence[Job], request: ProfileRequest, progress: Progress, l
         ended += 1
         progress(label, ended, len(jobs))
 
-    outcomes = execute(jobs, where.executor, finished, where.cpus, where.gpus, progress, RETRIES) if jobs else []
+    outcomes = execute(jobs, where.executor, finished, where.cpus, where.gpus, progress, RETRIES)
     join_parts(folder)
     failed = [outcome for outcome in outcomes if outcome.error]
     if failed:

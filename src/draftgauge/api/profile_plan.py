@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from transformers import AutoConfig
 
 from draftgauge.api.conversation import PromptEncoder, with_answers
 from draftgauge.api.pair import Pair, drafter_of
@@ -28,7 +27,7 @@ from draftgauge.models.compression import (
     draft_compression,
     quantization_config,
 )
-from draftgauge.models.reference import resolve_source
+from draftgauge.models.spec import read_configuration
 from draftgauge.traces.manifest import MANIFEST_NAME, Manifest, ModelEntry, OutputsEntry, PromptsEntry
 from draftgauge.traces.schema import GREEDY_VERSION, SAMPLED_VERSION
 from draftgauge.verification import Sampling
@@ -133,8 +132,7 @@ def check_compressions(pair: Pair, compressions: Sequence[str], trust_remote_cod
     """
     later = [name for name in compressions if name in QUANTISED and name != pair.compression]
     if later and pair.target.module is not None:  # a GGUF file has none
-        source = str(resolve_source(str(pair.sources["target"]), "target"))
-        config = AutoConfig.from_pretrained(source, trust_remote_code=trust_remote_code)
+        config = read_configuration(str(pair.sources["target"]), trust_remote_code)
         for name in later:
             check_quantises(config, name, pair.target.spec.device, trust_remote_code)
 

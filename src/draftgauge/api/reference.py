@@ -28,6 +28,7 @@ from draftgauge.models.device import choose_device
 from draftgauge.models.reference import PAIR_FOLDER
 from draftgauge.replay.acceptance import acceptance_by_depth
 from draftgauge.traces.build import select
+from draftgauge.traces.repetition import gram_counts
 from draftgauge.traces.trace import Trace
 from draftgauge.training.reference import measures
 from draftgauge.training.reference.card import write_card
@@ -163,7 +164,7 @@ def _target_rows(model: CachedModel, trace: Trace, answers: _Answers) -> list[di
     perplexity, rows = _perplexities(model, answers), []
     for task in _tasks(answers):
         chosen = answers.of(task)
-        distinct = [measures.distinct_grams(answers.outputs[n]) for n in chosen]
+        distinct = [gram_counts(answers.outputs[n]) for n in chosen]
         copied = [measures.copied_grams(answers.outputs[n], answers.prompts[n]) for n in chosen]
         rows.append(
             {

@@ -58,9 +58,9 @@ def select_runs(folder: Path) -> list[tuple[Path, Manifest]]:
     return sorted(runs, key=lambda r: (order.get(r[1].target.compression, len(order)), r[0].name))
 
 
-def read_run(run: Path, tasks: Sequence[str] | None = None, split: str | None = None) -> tuple[Trace, CostCurve]:
+def read_run(run: Path, tasks: Sequence[str] | None = None) -> tuple[Trace, CostCurve]:
     """Trace and cost curve of a run."""
-    return read_trace(run, tasks, split), CostCurve.load(run / COSTS_NAME)
+    return read_trace(run, tasks), CostCurve.load(run / COSTS_NAME)
 
 
 def first_per_task(prompts: list[Prompt], count: int | None) -> list[Prompt]:

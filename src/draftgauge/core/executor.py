@@ -107,7 +107,7 @@ def execute(
         MissingLibraryError: if Ray is asked for and not installed.
     """
     check_executor(executor)
-    if executor == "ray":
+    if executor == "ray" and jobs:
         return _ray(jobs, finished, cpus, gpus, retries)
     return _local(jobs, finished, progress)
 

@@ -270,7 +270,7 @@ class _BatchLoop:
     ) -> _Drafted:
         """One token of each slot."""
         asks = asks_after_each_token(reads)
-        with self.timing("draft", slots, asks) as timing:
+        with _Timing(self, "draft", slots, asks) as timing:
             if before is None:
                 texts = [self.requests[slot].text[self.draft.length(slot) :] for slot in slots]
                 counts = [len(text) for text in texts]
@@ -296,7 +296,7 @@ class _BatchLoop:
         """All tokens that the target took in, row by row, and its own choice after each: the step's one read."""
         slots = list(self.requests)
         counts = [verified[slot] + 1 for slot in slots]
-        with self.timing("verify", slots, False) as timing:
+        with _Timing(self, "verify", slots, False) as timing:
             last = upload([self.requests[slot].text[-1] for slot in slots], self.device)
             pool = torch.cat((last, *(each.tokens.to(self.device) for each in depths)))
             starts = [len(slots)]
@@ -346,9 +346,6 @@ class _BatchLoop:
     def ended(self, signal: Signal, reads: Reads) -> bool:
         """Whether a drafted token that was read ends the text."""
         return asks_after_each_token(reads) and signal.token in self.settings.end_tokens
-
-    def timing(self, kind: Literal["draft", "verify"], slots: Sequence[int], signals: bool) -> _Timing:
-        return _Timing(self, kind, slots, signals)
 
 
 class _Timing:

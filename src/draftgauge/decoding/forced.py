@@ -8,6 +8,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from draftgauge.decoding.plain import prefill
 from draftgauge.models.base import CachedModel
 from draftgauge.models.device import upload
 from draftgauge.verification import entropy_bits
@@ -40,9 +41,7 @@ def force_output(target: CachedModel, prompt_tokens: list[int], output: list[int
         ModelError: if they are longer than the model takes.
     """
     device = target.spec.device
-    target.reset()
-    if len(prompt_tokens) > 1:
-        target.forward(upload(prompt_tokens[:-1], device), last_only=True)
+    prefill(target, prompt_tokens)
     text = upload([prompt_tokens[-1], *output], device)
     entropies, agreeing = [], []
     for begin in range(0, len(output), CHUNK):

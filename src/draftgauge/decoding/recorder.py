@@ -7,16 +7,14 @@ from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
-from torch import Generator, Tensor
+from torch import Generator
 from transformers import PreTrainedTokenizerBase
 
 from draftgauge.core.errors import DraftgaugeError
 from draftgauge.core.prompts import Prompt
 from draftgauge.decoding.forced import force_output
 from draftgauge.decoding.plain import plain_decode
-from draftgauge.decoding.results import Generation
 from draftgauge.decoding.settings import DecodingSettings
-from draftgauge.decoding.speculative import speculative_decode
 from draftgauge.decoding.stopping import Finish
 from draftgauge.decoding.wrapping import EntropyTap, LogitsTap
 from draftgauge.drafters.base import Drafter
@@ -24,7 +22,6 @@ from draftgauge.drafters.dense import DenseDrafts, draft_everywhere
 from draftgauge.drafters.refused import Chances, DraftsRefused
 from draftgauge.models.base import CachedModel
 from draftgauge.models.detokenize import IncrementalDecoder
-from draftgauge.policies.base import Policy
 from draftgauge.traces.checks import accepted_lengths
 from draftgauge.traces.record import PromptRecord
 from draftgauge.traces.trace import PromptInfo
@@ -46,9 +43,6 @@ class RecordingPlan:
     Attributes:
         settings: their limit and end tokens end the output, the end tokens also drafts.
         gamma_max: longest draft, at least 1.
-        speculate: generate the output with the drafter under this policy instead of the plain loop. In float32 the
-            output is the same and comes sooner; in lower precision or with a quantised target, near-ties may fall the
-            other way.
 
     Raises:
         DraftgaugeError: if the settings stop at strings, or ``gamma_max`` is not positive.
@@ -56,7 +50,6 @@ class RecordingPlan:
 
     settings: DecodingSettings
     gamma_max: int = 16
-    speculate: Policy | None = None
 
     def __post_init__(self) -> None:
         if self.gamma_max < 1:
@@ -96,21 +89,21 @@ def record_prompt(
     Raises:
         DraftgaugeError: if sampling lacks its generator or a draft model, or as the loops raise.
     """
-    settings, gamma_max, speculate = plan.settings, plan.gamma_max, plan.speculate
+    settings, gamma_max = plan.settings, plan.gamma_max
     chances = None
     if settings.sampling.greedy:
-        output, target_entropy = generate_greedily(
-            target, prompt_tokens, settings, drafter if speculate else None, speculate
-        )
+        entropies = EntropyTap(target, len(prompt_tokens))
+        output = plain_decode(entropies, prompt_tokens, settings)
+        target_entropy = entropies.taken().cpu().numpy()
         drafts = draft_everywhere(drafter, prompt_tokens, output.tokens, gamma_max, target.spec.vocabulary)
     else:
         if not isinstance(drafter, DraftsRefused) or generator is None:
             raise DraftgaugeError(
                 "recording at a temperature above 0 needs a draft model (drafter language_model) and a random generator"
             )
-        output, logits = generate_sampled(
-            target, prompt_tokens, settings, generator, drafter if speculate else None, speculate
-        )
+        watched = LogitsTap(target, len(prompt_tokens))
+        output = plain_decode(watched, prompt_tokens, settings, generator)
+        logits = watched.taken()
         target_entropy = entropy_bits(logits).cpu().numpy()
         drafts, *chances = drafter.draft_refused(
             prompt_tokens, output.tokens, logits, settings.sampling, gamma_max, generator
@@ -183,39 +176,6 @@ def _record(
         acceptance=acceptance,
         survival=survival,
     )
-
-
-def generate_greedily(
-    target: CachedModel,
-    prompt_tokens: list[int],
-    settings: DecodingSettings,
-    drafter: Drafter | None = None,
-    policy: Policy | None = None,
-) -> tuple[Generation, NDArray[np.float32]]:
-    """The target's output, decoded plainly or with a drafter, and the entropy in bits behind each of its tokens."""
-    tap = EntropyTap(target, len(prompt_tokens))
-    if drafter is None or policy is None:
-        output = plain_decode(tap, prompt_tokens, settings)
-    else:
-        output = speculative_decode(tap, drafter, policy, prompt_tokens, settings)
-    return output, tap.entropies(len(output.tokens)).cpu().numpy()
-
-
-def generate_sampled(
-    target: CachedModel,
-    prompt_tokens: list[int],
-    settings: DecodingSettings,
-    generator: Generator,
-    drafter: Drafter | None = None,
-    policy: Policy | None = None,
-) -> tuple[Generation, Tensor]:
-    """An output sampled from the target, plainly or with a drafter, and the logits ``[N, V]`` that it came from."""
-    tap = LogitsTap(target, len(prompt_tokens))
-    if drafter is None or policy is None:
-        output = plain_decode(tap, prompt_tokens, settings, generator)
-    else:
-        output = speculative_decode(tap, drafter, policy, prompt_tokens, settings, generator)
-    return output, tap.logits(len(output.tokens))
 
 
 def text_pieces(tokenizer: PreTrainedTokenizerBase, tokens: list[int]) -> list[str]:

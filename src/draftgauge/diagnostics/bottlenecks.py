@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from draftgauge.statistics.bootstrap import columns
 from draftgauge.statistics.crossed import Counts, alpha_intervals, at_depths, difference
 
 Floats = NDArray[np.float64]
@@ -161,9 +162,7 @@ def _query_rows(queries: Sequence[QueryErrors]) -> Iterator[Row]:
             for depth in range(depths):
                 kl, error = intervals["query_kl"][depth], intervals["attended_error"][depth]
                 row: Row = {"depth": depth, "layer": layer, "target_layer": queries[0].target_layers[slot]}
-                row |= {"query_kl": kl.estimate, "low": kl.low, "high": kl.high}
-                row |= {"attended_error": error.estimate}
-                row |= {"attended_error_low": error.low, "attended_error_high": error.high}
+                row |= {"query_kl": kl.estimate, "low": kl.low, "high": kl.high} | columns("attended_error", error)
                 for name in ("total_variation", "uniform_kl", "cosine"):
                     value = intervals[name][depth].estimate
                     row[name] = value if np.isfinite(value) else None

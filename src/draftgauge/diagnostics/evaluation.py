@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, fields
+from dataclasses import asdict, dataclass
 
 import numpy as np
 
@@ -77,9 +77,8 @@ class DrafterEvaluation:
 
     def to_json(self) -> dict[str, object]:
         """Plain lists and numbers."""
-        values = {field.name: getattr(self, field.name) for field in fields(self)}
-        document = {key: value.tolist() if isinstance(value, np.ndarray) else value for key, value in values.items()}
-        return document | {"latency": None if self.latency is None else vars(self.latency)}
+        values = asdict(self).items()
+        return {key: value.tolist() if isinstance(value, np.ndarray) else value for key, value in values}
 
 
 def evaluate_drafter(

@@ -192,14 +192,8 @@ def _columns(net: ReuseNet) -> dict[str, list[tuple[str, slice]]]:
     for name, module in net.named_modules():
         if isinstance(module, Attention):
             for part, linear in (("from_token", module.from_token), ("from_state", module.from_state)):
-                if linear is None:
-                    continue
-                head = len(linear.weight) // (module.query_heads + 2 * module.kv_heads)
-                bounds = np.cumsum([0, module.query_heads, module.kv_heads, module.kv_heads]) * head
-                columns[f"{name}.{part}"] = [
-                    (f"{name}.{kind}", slice(int(begin), int(end)))
-                    for kind, begin, end in zip(("queries", "keys", "values"), bounds[:-1], bounds[1:], strict=True)
-                ]
+                if linear is not None:
+                    columns[f"{name}.{part}"] = [(f"{name}.{kind}", rows) for kind, rows in module.parts().items()]
     for name, module in net.named_modules():
         if name not in columns and "weight" in module._parameters:
             biased = module._parameters.get("bias") is not None

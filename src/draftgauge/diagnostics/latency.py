@@ -40,12 +40,7 @@ class Latency:
 
 
 def measure_latency(
-    target: CachedModel,
-    drafter: Drafter,
-    texts: Sequence[HeldOutText],
-    gamma: int,
-    settings: DecodingSettings,
-    rounds: int = ROUNDS,
+    target: CachedModel, drafter: Drafter, texts: Sequence[HeldOutText], gamma: int, settings: DecodingSettings
 ) -> Latency:
     """Decode some prompts plainly and with drafts in turn; the first one also beforehand, uncounted.
 
@@ -55,11 +50,10 @@ def measure_latency(
         texts: whose prompts to decode.
         gamma: tokens drafted a step.
         settings: of both ways of decoding.
-        rounds: how often.
     """
     policy = FixedLength(gamma)
     rows = []
-    for number, text in enumerate([texts[0], *(text for _ in range(rounds) for text in texts)]):
+    for number, text in enumerate([texts[0], *(text for _ in range(ROUNDS) for text in texts)]):
         prompt = list(text.prompt)
         plain = plain_decode(target, prompt, settings)
         run = timed = speculative_decode(target, drafter, policy, prompt, replace(settings, time_phases=True))

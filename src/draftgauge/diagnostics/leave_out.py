@@ -41,13 +41,13 @@ Fit = Callable[[Sequence[Recorded]], FittedPolicy]
 """Fits one policy on several runs, which hold training prompts only."""
 
 
-def leave_task_out(runs: Sequence[Recorded], fit: Fit, *, resamples: int = TEST_RESAMPLES, seed: int = 0) -> list[Row]:
+def leave_task_out(runs: Sequence[Recorded], fit: Fit, *, resamples: int = TEST_RESAMPLES) -> list[Row]:
     """For every task: fit on the training prompts of all other tasks, evaluate on the test prompts of that one.
 
     Args:
         runs: whole recorded runs, e.g. one a compression; fitted on together, evaluated on one by one.
         fit: fits the policy.
-        resamples, seed: of the intervals.
+        resamples: of the intervals.
 
     Returns:
         Rows as :func:`~draftgauge.replay.evaluate.evaluate` describes, with ``design`` ("task"), ``left`` (which one)
@@ -68,35 +68,33 @@ def leave_task_out(runs: Sequence[Recorded], fit: Fit, *, resamples: int = TEST_
         ]
         for name in names
     }
-    rows = _leave_out("task", groups, others, runs, fit, resamples, seed)
+    rows = _leave_out("task", groups, others, runs, fit, resamples)
     return [row for row in rows if row["task"] == row["left"]]  # over all tasks they are the same
 
 
-def leave_compression_out(
-    runs: Sequence[Recorded], fit: Fit, *, resamples: int = TEST_RESAMPLES, seed: int = 0
-) -> list[Row]:
+def leave_compression_out(runs: Sequence[Recorded], fit: Fit, *, resamples: int = TEST_RESAMPLES) -> list[Row]:
     """For every compression: fit on the runs of the others, evaluate on its own.
 
     Otherwise as :func:`leave_task_out`.
     """
-    return _leave_runs_out("compression", [run.trace.compression for run in runs], runs, fit, resamples, seed)
+    return _leave_runs_out("compression", [run.trace.compression for run in runs], runs, fit, resamples)
 
 
-def leave_pair_out(runs: Sequence[Recorded], fit: Fit, *, resamples: int = TEST_RESAMPLES, seed: int = 0) -> list[Row]:
+def leave_pair_out(runs: Sequence[Recorded], fit: Fit, *, resamples: int = TEST_RESAMPLES) -> list[Row]:
     """For every pair, say every draft size: fit on the runs of the others, evaluate on its own.
 
     Otherwise as :func:`leave_task_out`.
     """
-    return _leave_runs_out("pair", [run.pair for run in runs], runs, fit, resamples, seed)
+    return _leave_runs_out("pair", [run.pair for run in runs], runs, fit, resamples)
 
 
 def _leave_runs_out(
-    design: str, labels: Sequence[str], runs: Sequence[Recorded], fit: Fit, resamples: int, seed: int
+    design: str, labels: Sequence[str], runs: Sequence[Recorded], fit: Fit, resamples: int
 ) -> list[Row]:
     names = _at_least_two(f"{design}s", labels)
     groups = {name: [run for run, label in zip(runs, labels, strict=True) if label == name] for name in names}
     others = {name: [run for run, label in zip(runs, labels, strict=True) if label != name] for name in names}
-    return _leave_out(design, groups, others, runs, fit, resamples, seed)
+    return _leave_out(design, groups, others, runs, fit, resamples)
 
 
 def _leave_out(
@@ -106,7 +104,6 @@ def _leave_out(
     runs: Sequence[Recorded],
     fit: Fit,
     resamples: int,
-    seed: int,
 ) -> list[Row]:
     """Fit without each group in turn, and once with everything; evaluate both on the group."""
     left_in = fit(_training(runs))
@@ -115,9 +112,7 @@ def _leave_out(
         fitted = {LEFT_OUT: fit(_training(others[name])), LEFT_IN: left_in}
         for run in group:
             plan = Design(TEST, split_trace(run.trace, TEST), split_trace(run.trace, TRAIN))
-            rows_without = evaluate_design(
-                plan, run.costs, _arms(fitted, run.trace.gamma_max), resamples=resamples, seed=seed
-            )
+            rows_without = evaluate_design(plan, run.costs, _arms(fitted, run.trace.gamma_max), resamples=resamples)
             key: Row = {"design": design, "left": name, "pair": run.pair}
             rows += [key | row for row in rows_without]
     return rows

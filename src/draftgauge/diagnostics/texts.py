@@ -19,13 +19,11 @@ class HeldOutText:
         prompt: token ids, at least one.
         output: token ids; the last one is an end token where the output ended by itself.
         task: of the prompt.
-        seconds: that plain decoding took for the output, prefill left out.
     """
 
     prompt: tuple[int, ...]
     output: tuple[int, ...]
     task: str = ""
-    seconds: float = float("nan")
 
     @property
     def tokens(self) -> list[int]:
@@ -50,7 +48,7 @@ def greedy_texts(
     assert settings.sampling.greedy
     texts = []
     for number, (task, prompt) in enumerate(prompts, start=1):
-        result = plain_decode(target, prompt, settings)
-        texts.append(HeldOutText(tuple(prompt), tuple(result.tokens), task, result.decode_seconds))
+        output = plain_decode(target, prompt, settings).tokens
+        texts.append(HeldOutText(tuple(prompt), tuple(output), task))
         progress("held-out texts", number, len(prompts))
     return texts

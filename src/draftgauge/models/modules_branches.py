@@ -101,13 +101,11 @@ class SequentialBranches:
     def step(self, tokens: Tensor) -> Tensor:
         check_context(self._spec, max(cache.get_seq_length() for cache in self._caches) + 1)
         with attention_kernels(self._spec.device):
-            rows = [
-                self._model(
-                    input_ids=token[None, None], use_cache=True, **cache_argument(self._model, cache)
-                ).logits[0, -1]
+            outputs = [
+                self._model(input_ids=token[None, None], use_cache=True, **cache_argument(self._model, cache))
                 for token, cache in zip(tokens, self._caches, strict=True)
             ]
-        return torch.stack(rows).float()
+        return torch.stack([output.logits[0, -1] for output in outputs]).float()
 
     def keep(self, rows: Tensor) -> None:
         self._caches = [self._caches[row] for row in rows.tolist()]

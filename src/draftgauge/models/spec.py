@@ -2,14 +2,30 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
-from transformers import PreTrainedConfig, PreTrainedModel
+from transformers import AutoConfig, PreTrainedConfig, PreTrainedModel
 
 from draftgauge.core.errors import ModelError
 from draftgauge.models.base import ModelSpec
+from draftgauge.models.reference import resolve_source
 
 UNLIMITED = 2**31 - 1  # context of models whose configuration names none (ALiBi and the like)
+
+
+def read_configuration(source: str | Path, trust_remote_code: bool, part: str = "target") -> PreTrainedConfig:
+    """The configuration of a model whose weights need not be there.
+
+    Raises:
+        ModelError: if it cannot be found.
+    """
+    path = str(resolve_source(source, part))
+    try:
+        config: PreTrainedConfig = AutoConfig.from_pretrained(path, trust_remote_code=trust_remote_code)
+    except (OSError, ValueError) as error:
+        raise ModelError(f"cannot read the configuration of {source}: {' '.join(str(error).split())}") from error
+    return config
 
 
 def model_spec(model: PreTrainedModel, engine: str) -> ModelSpec:

@@ -17,10 +17,10 @@ def require_costs(name: str, costs: StepCosts | None) -> StepCosts:
     return costs
 
 
-def check_threshold(name: str, threshold: float, key: str = "threshold") -> None:
+def check_threshold(name: str, threshold: float) -> None:
     """Raise ``DraftgaugeError`` unless a threshold is above 0 and at most 1."""
     if not 0 < threshold <= 1:
-        raise DraftgaugeError(f"policy {name}: {key} must be above 0 and at most 1, not {threshold}")
+        raise DraftgaugeError(f"policy {name}: threshold must be above 0 and at most 1, not {threshold}")
 
 
 def check_share(name: str, key: str, value: float) -> None:

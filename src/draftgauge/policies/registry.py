@@ -85,13 +85,9 @@ def describe_policy(spec: str) -> str:
     return next((text for key, text in entry.variants.items() if key in spec), entry.description)
 
 
-def compared_policies(with_costs: bool = True) -> tuple[str, ...]:
-    """The policies of comparisons for which none is named.
-
-    Args:
-        with_costs: whether there is a cost curve, for those that weigh cost.
-    """
-    return tuple(name for name, entry in _ENTRIES.items() if entry.compared and (with_costs or not weighs_cost(name)))
+def compared_policies() -> tuple[str, ...]:
+    """The policies of comparisons for which none is named."""
+    return tuple(name for name, entry in _ENTRIES.items() if entry.compared)
 
 
 def timed_policies() -> tuple[str, ...]:

@@ -129,11 +129,7 @@ class Texts:
 
 
 def texts_of(
-    token: NDArray[np.int32],
-    offsets: Ints,
-    prompt_tokens: Sequence[Sequence[int]],
-    capacity: int = CAPACITY,
-    stored: StoredTexts | None = None,
+    token: NDArray[np.int32], offsets: Ints, prompt_tokens: Sequence[Sequence[int]], stored: StoredTexts | None = None
 ) -> Texts:
     """The texts of a trace; arguments as of :func:`suffix_columns`."""
     outputs = np.split(token.astype(np.int64), offsets[1:-1])
@@ -149,7 +145,7 @@ def texts_of(
     begins = np.repeat(starts, rows)
     prompt_lengths = np.repeat(np.array([len(prompt) for prompt in prompts], np.int64), rows)
     ends = begins + prompt_lengths + np.arange(offsets[-1]) - np.repeat(offsets[:-1], rows)
-    return Texts(TextIndex(text, capacity), begins, ends, np.repeat(shifts, rows), size, stored)
+    return Texts(TextIndex(text, CAPACITY), begins, ends, np.repeat(shifts, rows), size, stored)
 
 
 def _habits(hits: Ints) -> tuple[NDArray[np.float64], Ints]:

@@ -16,7 +16,7 @@ from draftgauge.traces.sampled import path_chances
 from draftgauge.traces.trace import Trace
 
 
-def acceptance_by_depth(trace: Trace, *, resamples: int = RESAMPLES, seed: int = 0) -> list[Row]:
+def acceptance_by_depth(trace: Trace, *, resamples: int = RESAMPLES) -> list[Row]:
     """Conditional acceptance rates ``alpha_k`` of every task, and of all prompts together, over all positions of a
     trace.
 
@@ -39,7 +39,7 @@ def acceptance_by_depth(trace: Trace, *, resamples: int = RESAMPLES, seed: int =
     rows: list[Row] = []
     for task, mask in task_masks(trace):
         for depth, (above, below) in enumerate(zip(accepted, reached, strict=True), start=1):
-            rate, low, high = ratio_interval(above[mask], below[mask], resamples=resamples, seed=seed)
+            rate, low, high = ratio_interval(above[mask], below[mask], resamples=resamples)
             rows.append(
                 {
                     "compression": trace.compression,

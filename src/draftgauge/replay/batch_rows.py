@@ -16,7 +16,7 @@ NONE = "fixed:0"
 
 
 def batch_rows(
-    trace: Trace, costs: CostCurve, batches: Sequence[int], specs: Sequence[str] = (), seed: int = 0
+    trace: Trace, costs: CostCurve, batches: Sequence[int], specs: Sequence[str] = ()
 ) -> list[dict[str, Any]]:
     """Every fixed length, and some policies, in batches of several sizes, over the same resampled prompts.
 
@@ -25,7 +25,6 @@ def batch_rows(
         costs: measured for batches.
         batches: requests at once.
         specs: of policies, as :func:`draftgauge.policies.batches.make_batch_policy` takes them.
-        seed: of the resampling.
 
     Returns:
         One row for each batch size and policy: ``batch``, ``policy``, ``gamma`` (None for a policy that is no fixed
@@ -41,7 +40,7 @@ def batch_rows(
     fixed = [f"fixed:{gamma}" for gamma in range(longest + 1)]
     rows: list[dict[str, Any]] = []
     for batch in batches:
-        queue = resampled(len(trace.prompts), batch, np.random.default_rng(seed))
+        queue = resampled(len(trace.prompts), batch, np.random.default_rng(0))
         of_batch: list[dict[str, Any]] = []
         for spec in dict.fromkeys((*fixed, *specs)):
             policy = make_batch_policy(spec, batch, longest, costs, passes)

@@ -55,7 +55,6 @@ def cost_sweep(
     *,
     tune: TuneRivals | None = None,
     resamples: int = TEST_RESAMPLES,
-    seed: int = 0,
 ) -> list[Row]:
     """:func:`evaluate_design` at other cost ratios; the best fixed length is chosen anew at each, policies are not
     fitted again.
@@ -66,7 +65,7 @@ def cost_sweep(
     rows = []
     for ratio in ratios:
         curve = at_cost_ratio(costs, ratio)
-        evaluated = evaluate_design(design, curve, make, tune=tune, resamples=resamples, seed=seed)
+        evaluated = evaluate_design(design, curve, make, tune=tune, resamples=resamples)
         rows += [row | {"cost_ratio": ratio} for row in evaluated]  # as asked, without what rounding made of it
     return rows
 

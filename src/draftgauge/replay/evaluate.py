@@ -17,7 +17,7 @@ from draftgauge.policies.stored_policies import stored_of
 from draftgauge.replay.hindsight import Sources, hindsight_optimum
 from draftgauge.replay.simulate import Replay, context_lengths, prompt_of_rows, replay, replay_fixed_all, sum_by_prompt
 from draftgauge.replay.splits import EVERYTHING, Design
-from draftgauge.statistics.bootstrap import TEST_RESAMPLES
+from draftgauge.statistics.bootstrap import TEST_RESAMPLES, columns
 from draftgauge.statistics.paired import holm, paired_gain, paired_share, ratio_interval
 from draftgauge.traces.costs import CostCurve
 from draftgauge.traces.repetition import distinct_ratio, prompt_gram_counts
@@ -74,19 +74,6 @@ class _Baselines:
 
 
 @dataclass(frozen=True)
-class Resampling:
-    """How intervals and p-values are drawn.
-
-    Attributes:
-        resamples: how often.
-        seed: of the draws.
-    """
-
-    resamples: int = TEST_RESAMPLES
-    seed: int = 0
-
-
-@dataclass(frozen=True)
 class Compared:
     """What policies are compared with.
 
@@ -111,7 +98,7 @@ def evaluate(
     *,
     compared: Compared | None = None,
     split: str = EVERYTHING,
-    drawn: Resampling | None = None,
+    resamples: int = TEST_RESAMPLES,
 ) -> list[Row]:
     """One flat row for every policy on every task of a trace, and on all prompts together (task "all").
 
@@ -143,7 +130,7 @@ def evaluate(
             does as well.
         compared: what they are compared with; the fixed length that is best on these prompts if None.
         split: name of the prompts, for the rows.
-        drawn: how intervals and p-values are drawn.
+        resamples: of the intervals and p-values.
 
     Raises:
         DraftgaugeError: if ``best_fixed`` is not in 0..gamma_max.
@@ -168,7 +155,7 @@ def evaluate(
                 "cost_ratio": ratio,
                 "tuned": name in against.tuned,
             }
-            rows.append(key | _measures(outcome, baselines, mask, drawn or Resampling()))
+            rows.append(key | _measures(outcome, baselines, mask, resamples))
     for task, _ in masks:
         tested = [row for row in rows if row["task"] == task and row["policy"] not in against.references]
         for row, adjusted in zip(tested, holm([figure(row, "p_value") for row in tested]), strict=True):
@@ -183,7 +170,6 @@ def evaluate_design(
     *,
     tune: TuneRivals | None = None,
     resamples: int = TEST_RESAMPLES,
-    seed: int = 0,
 ) -> list[Row]:
     """Policies beside drafting nothing, the best fixed length and the hindsight optimum, on the prompts of a design.
 
@@ -192,7 +178,7 @@ def evaluate_design(
         costs: of the trace.
         make: new policies by name.
         tune: tunes policies to compare with, on the training prompts where the design has any.
-        resamples, seed: of the intervals.
+        resamples: of the intervals.
 
     Returns:
         Rows as :func:`evaluate` describes: "none", the best fixed length, the policies, the tuned ones, "hindsight",
@@ -222,7 +208,7 @@ def evaluate_design(
             references={*bounds, *(name for name, policy in arms.items() if isinstance(policy, FixedLength))},
         ),
         split=design.split,
-        drawn=Resampling(resamples, seed),
+        resamples=resamples,
     )
 
 
@@ -304,24 +290,25 @@ def _baselines(
     )
 
 
-def _measures(outcome: Replay, baselines: _Baselines, mask: NDArray[np.bool_], how: Resampling) -> Row:
+def _measures(outcome: Replay, baselines: _Baselines, mask: NDArray[np.bool_], resamples: int) -> Row:
     """The figures of a row, over the prompts in ``mask``."""
     tokens, seconds = outcome.committed[mask], outcome.seconds[mask]
     steps, drafted = (counts[mask].sum().item() for counts in (outcome.steps, outcome.drafted))  # or expectations
     proposed = drafted + (outcome.appended - outcome.trimmed)[mask].sum().item()
-    drawn = {"resamples": how.resamples, "seed": how.seed}
-    speed = ratio_interval(tokens, seconds, **drawn)
+    speed = ratio_interval(tokens, seconds, resamples=resamples)
     fixed, bound = baselines.best_fixed, baselines.hindsight
-    gain = paired_gain(tokens, seconds, fixed.committed[mask], fixed.seconds[mask], **drawn)
-    share = paired_share(seconds, fixed.seconds[mask], bound.seconds[mask], tokens, **drawn)
+    gain = paired_gain(tokens, seconds, fixed.committed[mask], fixed.seconds[mask], resamples=resamples)
+    share = paired_share(seconds, fixed.seconds[mask], bound.seconds[mask], tokens, resamples=resamples)
     rival = baselines.rival
     over_rival: tuple[float | None, ...] = (None, None, None)
     if rival is not None:
-        over_rival = paired_gain(tokens, seconds, rival.committed[mask], rival.seconds[mask], **drawn)[:3]
+        over_rival = paired_gain(tokens, seconds, rival.committed[mask], rival.seconds[mask], resamples=resamples)[:3]
     captured = share if not math.isnan(share.estimate) else (None, None, None)
     both = None
     if baselines.two_sources is not None:
-        both = paired_share(seconds, fixed.seconds[mask], baselines.two_sources.seconds[mask], tokens, **drawn).estimate
+        both = paired_share(
+            seconds, fixed.seconds[mask], baselines.two_sources.seconds[mask], tokens, resamples=resamples
+        ).estimate
     text = float(outcome.accepted_text[mask].sum())
     return {
         "prompts": int(mask.sum()),
@@ -334,15 +321,11 @@ def _measures(outcome: Replay, baselines: _Baselines, mask: NDArray[np.bool_], h
         "source_model": (float(outcome.accepted[mask].sum()) - text) / steps,
         "source_text": text / steps,
         "distinct_4grams": distinct_ratio(baselines.grams[mask]),
-        "tokens_per_second": speed.estimate,
-        "tokens_per_second_low": speed.low,
-        "tokens_per_second_high": speed.high,
+        **columns("tokens_per_second", speed),
         "ratio_to_plain": float(baselines.plain_seconds[mask].sum() / seconds.sum()),
         "best_fixed_gamma": baselines.best_gamma,
         "best_fixed_from": baselines.best_from,
-        "gain": gain.estimate,
-        "gain_low": gain.low,
-        "gain_high": gain.high,
+        **columns("gain", gain),
         "p_value": gain.p_value,
         "p_holm": None,
         "best_rival": baselines.best_rival,

@@ -37,7 +37,7 @@ def gain_panel(view: ChoosingView) -> Markup:
                 alpha=0.12,
                 linewidth=0,
             )
-            _line(axes, curve.ratios, _percents(curve.gain), style)
+            axes.plot(curve.ratios, _percents(curve.gain), **style.line)
         low, high = _extent([value for curve in view.sweep for value in (*curve.gain_low, *curve.gain_high)])
         axes.set_ylim(100 * max(low, -0.5), 100 * high)
         _ratio_axis(axes, view)
@@ -54,7 +54,7 @@ def captured_panel(view: ChoosingView) -> Markup:
         axes.axhline(0, color=FIXED.hex)
         axes.axhline(100, color=HINDSIGHT.hex, linestyle=HINDSIGHT.linestyle)
         for index, curve in enumerate(view.sweep):
-            _line(axes, curve.ratios, _percents(curve.captured), series(index))
+            axes.plot(curve.ratios, _percents(curve.captured), **series(index).line)
         low, _ = _extent([value for curve in view.sweep for value in curve.captured])
         axes.set_ylim(100 * max(low, LOWEST_SHARE), 106)
         _ratio_axis(axes, view)
@@ -126,10 +126,6 @@ def _reliability(axes: Any, curve: ReliabilityCurve, style: Series, most: int) -
         linewidths=0.6,
         zorder=3,
     )
-
-
-def _line(axes: Any, x: Sequence[float], y: Sequence[float], style: Series) -> None:
-    axes.plot(x, y, color=style.hex, linestyle=style.linestyle, marker=style.marker)
 
 
 def _ratio_axis(axes: Any, view: ChoosingView) -> None:

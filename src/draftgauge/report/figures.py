@@ -39,14 +39,7 @@ def _acceptance_line(axes: Any, curve: AcceptanceCurve, style: Series) -> None:
     axes.fill_between(
         depth, 100 * np.array(curve.low), 100 * np.array(curve.high), color=style.hex, alpha=0.14, linewidth=0
     )
-    axes.plot(
-        depth,
-        100 * np.array(curve.rate),
-        color=style.hex,
-        linestyle=style.linestyle,
-        marker=style.marker,
-        label=curve.task,
-    )
+    axes.plot(depth, 100 * np.array(curve.rate), **style.line, label=curve.task)
 
 
 def speed_panel(view: CompressionView, curve: SpeedCurve) -> Markup:
@@ -155,7 +148,7 @@ def balance_panel(view: CompressionView, top: float) -> Markup:
     gamma = np.arange(len(curve.tokens_per_step))
     with panel("drafted tokens a step, \N{GREEK SMALL LETTER GAMMA}", "tokens or plain steps") as axes:
         for values, style in ((curve.tokens_per_step, COMMITTED), (costs[: len(gamma)], STEP_COST)):
-            axes.plot(gamma, values, color=style.hex, linestyle=style.linestyle, marker=style.marker, markersize=3.5)
+            axes.plot(gamma, values, **style.line, markersize=3.5)
         best = curve.best_gamma
         axes.plot(
             [best, best], [costs[best], curve.tokens_per_step[best]], color=LIGHT["muted"], linewidth=1.2, zorder=1

@@ -9,7 +9,7 @@ from draftgauge.policies import make_policy
 from draftgauge.policies.base import Extends, Policy
 from draftgauge.policies.registry import compared_policies
 from draftgauge.replay import Replay, evaluate
-from draftgauge.replay.evaluate import BOUNDS, HINDSIGHT, HINDSIGHT_BOTH, NOTHING, Resampling
+from draftgauge.replay.evaluate import BOUNDS, HINDSIGHT, HINDSIGHT_BOTH, NOTHING
 from draftgauge.replay.hindsight import Sources, hindsight_optimum
 from draftgauge.replay.simulate import can_replay
 from draftgauge.report.live import LiveRow, fixed_gamma, is_policy
@@ -50,9 +50,7 @@ def table_rows(
     policies |= {f"fixed:{gamma}": fixed[gamma] for gamma in set().union(*shown.values())} | {HINDSIGHT: hindsight}
     if any(isinstance(policy, Extends) for policy in policies.values()):
         policies[HINDSIGHT_BOTH] = hindsight_optimum(trace, cost, Sources.BOTH).replay
-    replayed = {
-        (row["task"], row["policy"]): row for row in evaluate(trace, cost, policies, drawn=Resampling(RESAMPLES))
-    }
+    replayed = {(row["task"], row["policy"]): row for row in evaluate(trace, cost, policies, resamples=RESAMPLES)}
     rows: list[TableRow] = []
     for curve in speeds:
         here = by_task[curve.task]

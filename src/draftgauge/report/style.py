@@ -10,6 +10,7 @@ import math
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 TIMES = "\N{MULTIPLICATION SIGN}"
 MISSING = "\N{EN DASH}"
@@ -61,6 +62,11 @@ class Series:
     def linestyle(self) -> str | tuple[int, tuple[float, ...]]:
         """For matplotlib."""
         return (0, self.dash) if self.dash else "-"
+
+    @property
+    def line(self) -> dict[str, Any]:
+        """All three as keywords of matplotlib's ``plot``."""
+        return {"color": self.hex, "linestyle": self.linestyle, "marker": self.marker}
 
 
 SERIES = (

@@ -16,15 +16,7 @@ COMPLETION_SECONDS = 600.0
 
 
 class ServerError(DraftgaugeError):
-    """A server that does not answer, refuses, or answers what cannot be read.
-
-    Attributes:
-        status: of its answer; None where there was none.
-    """
-
-    def __init__(self, message: str, status: int | None = None) -> None:
-        super().__init__(message)
-        self.status = status
+    """A server that does not answer, refuses, or answers what cannot be read."""
 
 
 def fetch_text(url: str, path: str, seconds: float = SECONDS) -> str:
@@ -63,7 +55,7 @@ def _ask(url: str, path: str, body: Any, seconds: float) -> str:
             text: str = answer.read().decode("utf-8", "replace")
             return text
     except HTTPError as error:
-        raise ServerError(f"{whole} answers {error.code}: {_reason(error)}", error.code) from error
+        raise ServerError(f"{whole} answers {error.code}: {_reason(error)}") from error
     except (URLError, TimeoutError, http.client.HTTPException, ConnectionError) as error:
         reason = getattr(error, "reason", error)
         raise ServerError(f"no server answers at {whole} ({reason}): start it, or check the address") from error

@@ -39,6 +39,11 @@ class Comparison(NamedTuple):
     p_value: float
 
 
+def columns(name: str, found: Interval | Comparison) -> dict[str, float]:
+    """A figure and the ends of its interval as columns of a flat row: ``NAME``, ``NAME_low``, ``NAME_high``."""
+    return {name: found.estimate, f"{name}_low": found.low, f"{name}_high": found.high}
+
+
 @lru_cache(maxsize=8)
 def all_signs(count: int) -> Floats:
     """``[2**count, count]`` every choice of 1 and -1, read-only; all 1 comes first."""
@@ -60,7 +65,7 @@ def drawn(rng: np.random.Generator, count: int, resamples: int) -> Floats:
     return counts
 
 
-def interval_of(estimate: float, resampled: Floats, level: float) -> Interval:
+def interval_of(estimate: float, resampled: Floats, level: float = LEVEL) -> Interval:
     """The percentile interval from the resamples in which the quantity is defined.
 
     Args:

@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from draftgauge.statistics.bootstrap import LEVEL, Interval, drawn, interval_of
+from draftgauge.statistics.bootstrap import Interval, drawn, interval_of
 
 RESAMPLES = 4000
 
@@ -62,15 +62,14 @@ class Counts:
         return Counts(self.reached[:, chosen], self.accepted[:, chosen])
 
 
-def rates(counts: Counts, resamples: int = RESAMPLES, seed: int = 0) -> Floats:
+def rates(counts: Counts, resamples: int = RESAMPLES) -> Floats:
     """Acceptance rates ``[1 + resamples, depths]``: of all the data first, then of every resample; NaN where no draft
     got so deep.
 
-    Shapes and ``seed`` decide what is drawn, so two drafters with the same seeds and prompts are resampled alike:
-        paired.
+    The shape decides what is drawn, so two drafters with the same seeds and prompts are resampled alike: paired.
     """
     seeds, prompts, _ = counts.reached.shape
-    by_seed, by_prompt = _weights(seeds, prompts, resamples, seed)
+    by_seed, by_prompt = _weights(seeds, prompts, resamples)
     totals = []
     for values in (counts.accepted, counts.reached):
         within = np.einsum("rn,snk->rsk", by_prompt, values.astype(np.float64), optimize=True)
@@ -81,9 +80,9 @@ def rates(counts: Counts, resamples: int = RESAMPLES, seed: int = 0) -> Floats:
 
 
 @lru_cache(maxsize=8)
-def _weights(seeds: int, prompts: int, resamples: int, seed: int) -> tuple[Floats, Floats]:
+def _weights(seeds: int, prompts: int, resamples: int) -> tuple[Floats, Floats]:
     """How often each seed and each prompt was drawn, kept for the next call."""
-    rng = np.random.default_rng(seed)
+    rng = np.random.default_rng(0)
     return _with_all(drawn(rng, seeds, resamples)), _with_all(drawn(rng, prompts, resamples))
 
 
@@ -111,29 +110,23 @@ def at_depths(first: int, last: int) -> Measure:
     return lambda alpha: np.asarray(alpha[..., first : last + 1].mean(-1))
 
 
-def interval(
-    counts: Counts, measure: Measure, resamples: int = RESAMPLES, seed: int = 0, level: float = LEVEL
-) -> Interval:
+def interval(counts: Counts, measure: Measure) -> Interval:
     """A figure of the acceptance rates with its percentile interval over prompts and seeds."""
-    return _interval_of(measure(rates(counts, resamples, seed)), counts, level)
+    return _interval_of(measure(rates(counts)), counts)
 
 
-def alpha_intervals(counts: Counts, resamples: int = RESAMPLES, seed: int = 0, level: float = LEVEL) -> list[Interval]:
+def alpha_intervals(counts: Counts, resamples: int = RESAMPLES) -> list[Interval]:
     """The acceptance rate of every depth with its interval."""
-    values = rates(counts, resamples, seed)
-    return [_interval_of(column, counts, level) for column in values.T]
+    return [_interval_of(column, counts) for column in rates(counts, resamples).T]
 
 
-def difference(
-    counts: Counts, base: Counts, measure: Measure, resamples: int = RESAMPLES, seed: int = 0, level: float = LEVEL
-) -> Interval:
+def difference(counts: Counts, base: Counts, measure: Measure) -> Interval:
     """A figure of one drafter minus that of another on the same prompts and seeds, with its percentile interval."""
     assert counts.reached.shape == base.reached.shape
-    values = measure(rates(counts, resamples, seed)) - measure(rates(base, resamples, seed))
-    return _interval_of(values, counts, level)
+    return _interval_of(measure(rates(counts)) - measure(rates(base)), counts)
 
 
-def _interval_of(values: Floats, counts: Counts, level: float) -> Interval:
+def _interval_of(values: Floats, counts: Counts) -> Interval:
     """Of an estimate and its resamples ``[1 + resamples]``; a single prompt says nothing of how prompts differ."""
     resampled = values[1:] if counts.reached.shape[1] > 1 else np.empty(0)
-    return interval_of(float(values[0]), resampled, level)
+    return interval_of(float(values[0]), resampled)

@@ -38,12 +38,11 @@ class EffectTest(NamedTuple):
     seeds: int
 
 
-def crossed_effects(differences: ArrayLike, level: float = LEVEL) -> EffectTest:
+def crossed_effects(differences: ArrayLike) -> EffectTest:
     """Test that the mean of differences is 0.
 
     Args:
         differences: ``[seeds, prompts]``.
-        level: of the interval.
 
     Returns:
         NaN for interval and p-values where there are fewer than two seeds or prompts: how much they vary is unknown.
@@ -65,7 +64,7 @@ def crossed_effects(differences: ArrayLike, level: float = LEVEL) -> EffectTest:
         return EffectTest(mean, mean, mean, 1.0 if mean == 0 else 0.0, p_seeds, seeds)
     degrees = max(1.0, total**2 / float((squares**2 / freedom).sum()))
     error = (total / (seeds * prompts)) ** 0.5
-    half = float(stats.t.ppf((1 + level) / 2, degrees)) * error
+    half = float(stats.t.ppf((1 + LEVEL) / 2, degrees)) * error
     return EffectTest(mean, mean - half, mean + half, float(2 * stats.t.sf(abs(mean) / error, degrees)), p_seeds, seeds)
 
 

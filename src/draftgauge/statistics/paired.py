@@ -17,7 +17,6 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from draftgauge.statistics.bootstrap import (
-    LEVEL,
     RESAMPLES,
     Comparison,
     Interval,
@@ -31,7 +30,7 @@ MOST_EXCHANGED = 12
 
 
 def ratio_interval(
-    numerator: ArrayLike, denominator: ArrayLike, *, resamples: int = RESAMPLES, seed: int = 0, level: float = LEVEL
+    numerator: ArrayLike, denominator: ArrayLike, *, resamples: int = RESAMPLES, seed: int = 0
 ) -> Interval:
     """Sum over prompts of a numerator over that of a denominator, e.g. tokens per second.
 
@@ -39,10 +38,9 @@ def ratio_interval(
         numerator, denominator: ``[prompts]``, at least one.
         resamples: how many; 2,000 place the ends of a 95% interval well, p-values below 0.01 want 10,000.
         seed: of the resampling.
-        level: of the interval.
     """
     estimate, resampled = _ratios(numerator, denominator, resamples, seed)
-    return interval_of(estimate, resampled, level)
+    return interval_of(estimate, resampled)
 
 
 def paired_gain(
@@ -53,19 +51,17 @@ def paired_gain(
     *,
     resamples: int = RESAMPLES,
     seed: int = 0,
-    level: float = LEVEL,
 ) -> Comparison:
     """Gain of one ratio of sums over another on the same prompts: their quotient minus 1.
 
     Args:
         tokens, seconds: ``[prompts]`` of the one.
         base_tokens, base_seconds: ``[prompts]`` of what it is compared with.
-        resamples, seed, level: as in :func:`ratio_interval`.
+        resamples, seed: as in :func:`ratio_interval`.
     """
     estimate, resampled = gain_resamples(tokens, seconds, base_tokens, base_seconds, resamples=resamples, seed=seed)
-    return _comparison(
-        estimate, resampled, level, _exchanged_differences(tokens, seconds, base_tokens, base_seconds, np.log)
-    )
+    exchanged = _exchanged_differences(tokens, seconds, base_tokens, base_seconds, np.log)
+    return _comparison(estimate, resampled, exchanged)
 
 
 def gain_resamples(
@@ -89,22 +85,22 @@ def gain_resamples(
         return float(np.float64(estimate) / base - 1), resampled / base_resampled - 1
 
 
-def median_interval(values: ArrayLike, *, resamples: int = RESAMPLES, seed: int = 0, level: float = LEVEL) -> Interval:
+def median_interval(values: ArrayLike, *, resamples: int = RESAMPLES, seed: int = 0) -> Interval:
     """Median over prompts and repetitions, e.g. of ratios of two times that were measured side by side.
 
     Args:
         values: ``[prompts, repetitions]``; NaN is left out.
-        resamples, seed, level: as in :func:`ratio_interval`; prompts are drawn, with all their repetitions.
+        resamples, seed: as in :func:`ratio_interval`; prompts are drawn, with all their repetitions.
     """
     table = np.asarray(values, np.float64)
     prompt, repetition = np.nonzero(np.isfinite(table))
     order = np.argsort(table[prompt, repetition], kind="stable")
     ordered, prompt = table[prompt, repetition][order], prompt[order]
     if not len(ordered):
-        return interval_of(float("nan"), ordered, level)
+        return interval_of(float("nan"), ordered)
     counts = draw_counts(len(table), resamples, seed)
     medians = [_weighted_median(ordered, weights) for weights in counts[:, prompt]] if len(table) > 1 else []
-    return interval_of(_weighted_median(ordered, np.ones(len(ordered))), np.array(medians), level)
+    return interval_of(_weighted_median(ordered, np.ones(len(ordered))), np.array(medians))
 
 
 def _weighted_median(ordered: NDArray[np.float64], weights: NDArray[np.float64]) -> float:
@@ -116,14 +112,13 @@ def _weighted_median(ordered: NDArray[np.float64], weights: NDArray[np.float64])
     return float(ordered[middle].mean())
 
 
-def pooled(parts: Sequence[tuple[float, NDArray[np.float64]]], *, level: float = LEVEL) -> Interval:
+def pooled(parts: Sequence[tuple[float, NDArray[np.float64]]]) -> Interval:
     """One interval of repeated measurements: the mean of their estimates, the quantiles of all their resamples.
 
     Args:
         parts: estimate and resamples of each repetition, e.g. with another cost curve and another fit.
-        level: of the interval.
     """
-    return interval_of(float(np.mean([e for e, _ in parts])), np.concatenate([draws for _, draws in parts]), level)
+    return interval_of(float(np.mean([e for e, _ in parts])), np.concatenate([draws for _, draws in parts]))
 
 
 def paired_difference(
@@ -134,13 +129,12 @@ def paired_difference(
     *,
     resamples: int = RESAMPLES,
     seed: int = 0,
-    level: float = LEVEL,
 ) -> Comparison:
     """Difference of two ratios of sums on the same prompts (denominators 1: of means); see :func:`paired_gain`."""
     estimate, resampled = _ratios(numerator, denominator, resamples, seed)
     base, base_resampled = _ratios(base_numerator, base_denominator, resamples, seed)
     exchanged = _exchanged_differences(numerator, denominator, base_numerator, base_denominator)
-    return _comparison(estimate - base, resampled - base_resampled, level, exchanged)
+    return _comparison(estimate - base, resampled - base_resampled, exchanged)
 
 
 def paired_share(
@@ -151,7 +145,6 @@ def paired_share(
     *,
     resamples: int = RESAMPLES,
     seed: int = 0,
-    level: float = LEVEL,
 ) -> Interval:
     """Share of the way from one speed to another that a third one has gone, all of the same tokens.
 
@@ -160,7 +153,7 @@ def paired_share(
             than the base.
         base_seconds, top_seconds: ``[prompts]`` of the ends of the way.
         tokens: ``[prompts]``.
-        resamples, seed, level: as in :func:`ratio_interval`.
+        resamples, seed: as in :func:`ratio_interval`.
 
     Returns:
         NaN where base and top are equal up to rounding errors.
@@ -170,7 +163,7 @@ def paired_share(
     way = top - base
     none = np.isclose(top, base, rtol=1e-9, atol=0.0)
     shares = np.divide(speed - base, way, out=np.full(len(way), np.nan), where=~none)
-    return interval_of(float(shares[0]), shares[1:], level)
+    return interval_of(float(shares[0]), shares[1:])
 
 
 def holm(p_values: Sequence[float]) -> list[float]:
@@ -183,12 +176,10 @@ def holm(p_values: Sequence[float]) -> list[float]:
     return adjusted
 
 
-def _comparison(
-    estimate: float, resampled: NDArray[np.float64], level: float, exchanged: NDArray[np.float64]
-) -> Comparison:
+def _comparison(estimate: float, resampled: NDArray[np.float64], exchanged: NDArray[np.float64]) -> Comparison:
     """A difference with its interval, and the p-value of the exchanges if there are any, else of the resamples."""
     p_value = _exchange_p_value(exchanged) if len(exchanged) else bootstrap_p_value(resampled)
-    return Comparison(*interval_of(estimate, resampled, level), p_value)
+    return Comparison(*interval_of(estimate, resampled), p_value)
 
 
 def _exchange_p_value(differences: NDArray[np.float64]) -> float:

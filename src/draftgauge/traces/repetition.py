@@ -17,15 +17,20 @@ REPEATED = 8
 """Length of the n-gram whose second occurrence counts as the beginning of repetition."""
 
 
-def gram_counts(tokens: Sequence[int], order: int = SHARE_OF) -> tuple[int, int]:
+def grams_of(tokens: Sequence[int]) -> list[tuple[int, ...]]:
+    """The n-grams of an output, in their order."""
+    return list(zip(*(tokens[start:] for start in range(SHARE_OF)), strict=False))
+
+
+def gram_counts(tokens: Sequence[int]) -> tuple[int, int]:
     """How many distinct n-grams an output has, and how many in all; (0, 0) for a shorter one."""
-    grams = list(zip(*(tokens[start:] for start in range(order)), strict=False))
+    grams = grams_of(tokens)
     return len(set(grams)), len(grams)
 
 
-def distinct_share(outputs: Sequence[Sequence[int]], order: int = SHARE_OF) -> float:
+def distinct_share(outputs: Sequence[Sequence[int]]) -> float:
     """Distinct n-grams of each output over all its n-grams, summed over outputs; 1 where no output is that long."""
-    return distinct_ratio(np.array([gram_counts(tokens, order) for tokens in outputs], np.int64).reshape(-1, 2))
+    return distinct_ratio(np.array([gram_counts(tokens) for tokens in outputs], np.int64).reshape(-1, 2))
 
 
 def distinct_ratio(counts: NDArray[np.int64]) -> float:
@@ -34,10 +39,10 @@ def distinct_ratio(counts: NDArray[np.int64]) -> float:
     return float(distinct / grams) if grams else 1.0
 
 
-def prompt_gram_counts(trace: Trace, order: int = SHARE_OF) -> NDArray[np.int64]:
+def prompt_gram_counts(trace: Trace) -> NDArray[np.int64]:
     """``[prompts, 2]`` :func:`gram_counts` of each output of a trace."""
     outputs = np.split(trace.token, trace.offsets[1:-1])
-    return np.array([gram_counts(output.tolist(), order) for output in outputs], np.int64).reshape(-1, 2)
+    return np.array([gram_counts(output.tolist()) for output in outputs], np.int64).reshape(-1, 2)
 
 
 def repeats_from(tokens: Sequence[int], order: int = REPEATED) -> int:

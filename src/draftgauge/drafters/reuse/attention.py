@@ -40,6 +40,12 @@ class Attention(nn.Module):
         self.from_state = nn.Linear(hidden, width, bias=False) if reads_state else None
         self.output = nn.Linear(query_heads * head_dim, hidden, bias=False)
 
+    def parts(self) -> dict[str, slice]:
+        """Which outputs of an input projection, rows of its weight, are queries, which keys and which values."""
+        width = self.output.in_features // self.query_heads
+        queries, keys = self.query_heads * width, (self.query_heads + self.kv_heads) * width
+        return {"queries": slice(0, queries), "keys": slice(queries, keys), "values": slice(keys, None)}
+
     def match_queries_to_keys(self) -> None:
         """Give every query head the weights of the key head that it attends by."""
         for linear in (self.from_token, self.from_state):

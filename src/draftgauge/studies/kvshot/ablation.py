@@ -13,7 +13,7 @@ import shutil
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import torch
@@ -26,7 +26,7 @@ from draftgauge.drafters.reuse import load_drafter
 from draftgauge.drafters.reuse.config import NORMS
 from draftgauge.drafters.reuse.design import DESIGNS
 from draftgauge.models.tap_rules import EAGLE_LAYERS
-from draftgauge.studies.kvshot.cells import VALIDATION_NAME, Ablation
+from draftgauge.studies.kvshot.cells import VALIDATION_NAME, Ablation, training_identity
 from draftgauge.studies.kvshot.held_out import read_texts
 from draftgauge.training.reuse.data import load_target
 from draftgauge.training.reuse.request import TrainingSpec
@@ -83,15 +83,12 @@ class AblationJob:
     base: TrainingSpec
     study: Path
     fingerprint: str
+    after: ClassVar[str | None] = None
 
     @property
     def name(self) -> str:
         """Of the job."""
         return f"ablation-{self.arm.design}-{self.arm.name.replace(' ', '-')}-seed{self.base.seed}"
-
-    @property
-    def after(self) -> str | None:
-        return None
 
     @property
     def path(self) -> Path:
@@ -107,9 +104,7 @@ class AblationJob:
 
     def identity(self) -> dict[str, Any]:
         """Everything that its result follows from."""
-        left_out = ("target", "prompts", "warm_start")
-        training = {key: value for key, value in self.request().identity().items() if key not in left_out}
-        return {"training": training, "target": self.fingerprint}
+        return {"training": training_identity(self.request()), "target": self.fingerprint}
 
     def run(self, progress: Progress) -> None:
         """Train, measure on the validation texts, keep the result and drop the drafter."""

@@ -212,14 +212,9 @@ class Cell:
 
         Places of files are left out: the study's folder may move.
         """
-        training = {
-            key: value
-            for key, value in self.request.identity().items()
-            if key not in ("warm_start", "target", "prompts")
-        }
         return {
             "variant": asdict(self.variant),
-            "training": training,
+            "training": training_identity(self.request),
             "evaluation": asdict(self.evaluation) | {"depths": self.depths},
             "target": self.fingerprint,
             "after": self.after,
@@ -228,6 +223,11 @@ class Cell:
     def digest(self) -> str:
         """Hash of the settings: a result counts only where it is the same."""
         return hashlib.sha256(json.dumps(self.settings(), sort_keys=True).encode()).hexdigest()
+
+
+def training_identity(request: TrainingSpec) -> dict[str, Any]:
+    """What a training's result follows from, ready for JSON, but for places of files and its target."""
+    return {key: value for key, value in request.identity().items() if key not in ("target", "prompts", "warm_start")}
 
 
 def cell_name(variant: Variant, seed: int) -> str:

@@ -12,7 +12,8 @@ from markupsafe import Markup
 
 from draftgauge.report.style import LIGHT, Series, number, series
 from draftgauge.report.svg import PANEL, panel, to_svg
-from draftgauge.studies.kvshot.views import EQUAL_WIDTH, Estimate, VariantView
+from draftgauge.studies.kvshot.cells import EQUAL_WIDTH
+from draftgauge.studies.kvshot.views import Estimate, VariantView
 
 # A design keeps its colour in every chart.
 DESIGN_STYLES = {
@@ -63,7 +64,7 @@ def query_panel(views: Sequence[VariantView]) -> Markup:
     with panel("depth of the draft step, k", "KL to the target's query, nats") as axes:
         for view in views:
             style, values = design_style(view), view.limits.query_kl
-            axes.plot(range(len(values)), values, color=style.hex, linestyle=style.linestyle, marker=style.marker)
+            axes.plot(range(len(values)), values, **style.line)
         axes.set_ylim(bottom=0)
         ends = (f"{v.label} {number(v.limits.query_kl[0])} to {number(v.limits.query_kl[-1])}" for v in views)
         return to_svg(axes, "query-error", f"Query estimation error, first to last depth: {'; '.join(ends)}.")
@@ -87,7 +88,7 @@ def gate_panel(views: Sequence[VariantView]) -> Markup:
         for view in views:
             style = design_style(view)
             steps, openness = zip(*view.limits.gate, strict=True)
-            axes.plot(steps, openness, color=style.hex, linestyle=style.linestyle, marker=style.marker)
+            axes.plot(steps, openness, **style.line)
         axes.set_ylim(0, 1)
         ends = (f"{v.label} {number(v.limits.gate[0][1])} to {number(v.limits.gate[-1][1])}" for v in views)
         return to_svg(axes, "gate", f"Openness of the gate, first to last step: {'; '.join(ends)}.")
@@ -111,7 +112,7 @@ def _depth_panel(
             depth = np.arange(len(by_depth))
             value, low, high = (100 * np.array([getattr(a, key) for a in by_depth]) for key in ("value", "low", "high"))
             axes.fill_between(depth, low, high, color=style.hex, alpha=0.14, linewidth=0)
-            axes.plot(depth, value, color=style.hex, linestyle=style.linestyle, marker=style.marker)
+            axes.plot(depth, value, **style.line)
         axes.set_ylim(*limits)
         axes.set_xticks(range(max(len(view.alpha) for view in views)))
         ends = "; ".join(
@@ -166,7 +167,7 @@ def distance_panel(views: Sequence[VariantView], measure: str, ylabel: str) -> M
                 100 * np.array([getattr(e, key) for _, e in measured]) for key in ("value", "low", "high")
             )
             axes.fill_between(positions, low, high, color=style.hex, alpha=0.14, linewidth=0)
-            axes.plot(positions, value, color=style.hex, linestyle=style.linestyle, marker=style.marker)
+            axes.plot(positions, value, **style.line)
         axes.set_ylim(0, 102)
         axes.set_xticks(range(len(names)), names)
         return to_svg(

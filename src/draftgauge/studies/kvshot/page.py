@@ -16,9 +16,10 @@ from draftgauge.core.provenance import timestamp
 from draftgauge.report.layout import render_page
 from draftgauge.report.style import Series, fixed, number, ratio
 from draftgauge.report.table import Table
-from draftgauge.studies.kvshot import figures as figures
+from draftgauge.studies.kvshot import figures
+from draftgauge.studies.kvshot.cells import EQUAL_WIDTH
+from draftgauge.studies.kvshot.presets import ROPE
 from draftgauge.studies.kvshot.views import (
-    EQUAL_WIDTH,
     Estimate,
     VariantView,
     label_of,
@@ -28,7 +29,6 @@ from draftgauge.studies.kvshot.views import (
 
 PACKAGE = "draftgauge.studies.kvshot"
 TITLE = "Hidden states or the KV cache"
-PROJECT_ROPE = "project-rope"
 
 
 @dataclass(frozen=True)
@@ -254,8 +254,8 @@ def remedies_table(views: Sequence[VariantView]) -> Table:
         if view.remedy and without is not None:
             pairs = zip(_bottlenecks(without), _bottlenecks(view), strict=True)
             gained = view.measures.get("mat_minus_plain")
-            figures = (gained.text(3) if gained else "", *(f"{a} to {b}" if a or b else "" for a, b in pairs))
-            lines.append((view.label, view.capacity, *figures))
+            changes = (f"{a} to {b}" if a or b else "" for a, b in pairs)
+            lines.append((view.label, view.capacity, gained.text(3) if gained else "", *changes))
     headings = (
         *("drafter", "matched by", "MAT gained, all positions", "MAT"),
         *("agreement", "query error", "own keys reached", "gate"),
@@ -340,13 +340,11 @@ def _table(headings: Sequence[str], lines: Iterable[tuple[str, ...]]) -> Table:
 
 def _designs(views: Sequence[VariantView]) -> list[VariantView]:
     """One line a design: one layer, random start, the default injection."""
-    return _where(
-        views, lambda v: v.layers == 1 and v.init == "random" and not v.remedy and v.injection in ("", PROJECT_ROPE)
-    )
+    return _where(views, lambda v: v.layers == 1 and v.init == "random" and not v.remedy and v.injection in ("", ROPE))
 
 
 def _depths(views: Sequence[VariantView]) -> list[VariantView]:
-    return _where(views, lambda v: v.design == "kv" and v.injection == PROJECT_ROPE and not v.remedy)
+    return _where(views, lambda v: v.design == "kv" and v.injection == ROPE and not v.remedy)
 
 
 def _where(views: Sequence[VariantView], wanted: Callable[[VariantView], bool]) -> list[VariantView]:

@@ -13,6 +13,7 @@ import numpy as np
 
 from draftgauge.core.errors import DraftgaugeError
 from draftgauge.diagnostics.bottlenecks import Bottlenecks, bottleneck_rows
+from draftgauge.statistics.bootstrap import Interval, columns
 from draftgauge.statistics.crossed import (
     Counts,
     Measure,
@@ -31,7 +32,6 @@ from draftgauge.studies.kvshot.verdicts import EFFECTS, Run, common_seeds, compa
 
 Row = dict[str, Any]
 NORMS = ("norm_before_fc", "norm_before_residual", "norm_output")
-ALL = "all"
 
 
 @dataclass(frozen=True)
@@ -163,29 +163,29 @@ def _run_row(result: CellResult) -> Row:
     labels = _labels(result.variant)
     row: Row = {"design": labels.pop("design"), "seed": result.seed} | labels
     for name, measure in (("mat", mean_accepted), ("retention", retention)):
-        row |= _with_interval(name, *interval(result.forced, measure))
+        row |= columns(name, interval(result.forced, measure))
     row |= {"parameters": result.parameters, "intermediate_size": result.intermediate_size}
     row |= {"normalisation": result.normalisation, "learning_rate": result.learning_rate}
     if result.live.reached.shape[1]:
-        row |= _with_interval("live_mat", *interval(result.live, mean_accepted))
+        row |= columns("live_mat", interval(result.live, mean_accepted))
         gap = difference(result.live, result.walked, mean_accepted)
-        row |= _with_interval("live_minus_forced", gap.estimate, gap.low, gap.high)
+        row |= columns("live_minus_forced", gap)
         row["live_mismatched_prompts"] = result.raw["evaluation"]["mismatched"]
-    row |= _tree_figures([result]) | {f"train_{key}": value for key, value in result.raw["training"].items()}
+    tree = _tree_mat([result])
+    row |= {} if tree is None else columns("tree_mat", tree)
+    row |= {f"train_{key}": value for key, value in result.raw["training"].items()}
     latency = result.raw["evaluation"]["latency"]
     return row | ({} if latency is None else dict(latency))
 
 
-def _with_interval(name: str, estimate: float, low: float, high: float) -> Row:
-    return {name: estimate, f"{name}_low": low, f"{name}_high": high}
-
-
-def _tree_figures(group: Sequence[CellResult]) -> Row:
-    """Accepted length with draft trees, the target's own token included, over the prompts of all seeds."""
+def _tree_mat(group: Sequence[CellResult]) -> Interval | None:
+    """Accepted length with draft trees, the target's own token included, over the prompts of all seeds; None where no
+    trees were drafted.
+    """
     tokens, steps = (
         np.sum([result.raw["evaluation"][f"tree_{key}"] for result in group], axis=0) for key in ("tokens", "steps")
     )
-    return _with_interval("tree_mat", *ratio_interval(tokens, steps)) if len(tokens) else {}
+    return ratio_interval(tokens, steps) if len(tokens) else None
 
 
 def _depth_rows(group: Sequence[CellResult]) -> Iterator[Row]:
@@ -202,7 +202,7 @@ def _depth_rows(group: Sequence[CellResult]) -> Iterator[Row]:
             "high": high,
         }
         for name in ("agreement", "survival"):
-            row |= _with_interval(name, *intervals[name][depth])
+            row |= columns(name, intervals[name][depth])
         yield row
 
 
@@ -224,16 +224,10 @@ def _measure_rows(group: Sequence[CellResult]) -> Iterator[Row]:
     if group[0].live.reached.shape[1]:
         live, walked = (Counts.stack([getattr(result, kind) for result in group]) for kind in ("live", "walked"))
         yield labels | _measured("live_mat", live, mean_accepted)
-        gap = difference(live, walked, mean_accepted)
-        yield labels | {"measure": "live_minus_forced", "estimate": gap.estimate, "low": gap.low, "high": gap.high}
-    tree = _tree_figures(group)
-    if tree:
-        yield labels | {
-            "measure": "tree_mat",
-            "estimate": tree["tree_mat"],
-            "low": tree["tree_mat_low"],
-            "high": tree["tree_mat_high"],
-        }
+        yield labels | {"measure": "live_minus_forced"} | difference(live, walked, mean_accepted)._asdict()
+    tree = _tree_mat(group)
+    if tree is not None:
+        yield labels | {"measure": "tree_mat"} | tree._asdict()
     for index, name in enumerate(group[0].distance_names):
         at = Counts.stack([result.by_distance[index] for result in group])
         for which, measure in (("alpha_first", at_depths(0, 0)), ("alpha_deep", deep)):
@@ -241,8 +235,7 @@ def _measure_rows(group: Sequence[CellResult]) -> Iterator[Row]:
 
 
 def _measured(name: str, counts: Counts, measure: Measure) -> Row:
-    estimate, low, high = interval(counts, measure)
-    return {"measure": name, "estimate": estimate, "low": low, "high": high}
+    return {"measure": name} | interval(counts, measure)._asdict()
 
 
 def _paired_rows(runs: Mapping[Variant, Mapping[int, Run]]) -> Iterator[Row]:
@@ -296,7 +289,7 @@ def summary(rows: Sequence[Row]) -> list[Row]:
         if "measure" in row and "task" not in row and "distance" not in row:
             name = row["measure"]
             line = _line(lines, row)
-            line |= _with_interval(name, row["estimate"], row["low"], row["high"])
+            line |= columns(name, Interval(row["estimate"], row["low"], row["high"]))
     return list(lines.values())
 
 

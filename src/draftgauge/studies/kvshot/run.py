@@ -101,7 +101,7 @@ def run_study(
         _note(cell_folder(folder, outcome.job), outcome)
         progress("cells", done, len(cells))
 
-    outcomes = execute([CellJob(cell) for cell in waiting], executor, finished, cpus, gpus, progress) if waiting else []
+    outcomes = run([CellJob(cell) for cell in waiting], finished=finished)
     outcomes_of_it = rows.ablate(run)
     failures = {outcome.job: outcome.message for outcome in (*outcomes, *outcomes_of_it) if outcome.error}
     results = [result for cell in cells if (result := read_result(cell)) is not None]
@@ -174,8 +174,7 @@ class _Rows:
 
     def ablate(self, run: Callable[[Sequence[Job]], list[Outcome]]) -> list[Outcome]:
         """Run what is left of the ablation, after the cells; tells how the jobs ended."""
-        waiting = [job for job in self._ablation() if read_ablation(job) is None]
-        return run(waiting) if waiting else []
+        return run([job for job in self._ablation() if read_ablation(job) is None])
 
     def all_rows(self, results: Sequence[CellResult], tuned: Mapping[Variant, Tuned]) -> list[Row]:
         """Rows of finished cells, of the tuning, and of all that is there of the ablation."""
@@ -204,7 +203,7 @@ class _Rows:
         waiting = [job for job in self._tuning() if read_tuned(job.path, job.identity()) is None]
         if waiting:
             fill(waiting[0].request())
-        failed = [outcome for outcome in run(waiting) if outcome.error] if waiting else []
+        failed = [outcome for outcome in run(waiting) if outcome.error]
         if failed:
             raise DraftgaugeError(f"the tuning could not be finished; {failed[0].job}: {failed[0].message}")
         return self.tuned()

@@ -6,7 +6,7 @@ import math
 import shutil
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import torch
@@ -16,7 +16,7 @@ from draftgauge.core.progress import Progress
 from draftgauge.diagnostics.held_out_loss import held_out_kl
 from draftgauge.drafters.reuse import load_drafter
 from draftgauge.drafters.reuse.design import DESIGNS
-from draftgauge.studies.kvshot.cells import VALIDATION_NAME, Tuning, Variant
+from draftgauge.studies.kvshot.cells import VALIDATION_NAME, Tuning, Variant, training_identity
 from draftgauge.studies.kvshot.held_out import read_texts
 from draftgauge.studies.kvshot.tuning import SEED, TUNING_FOLDER, Trial, read_tuned, save_tuned, search, tuning_path
 from draftgauge.training.reuse.data import load_target
@@ -41,15 +41,12 @@ class TuneJob:
     tuning: Tuning
     study: Path
     fingerprint: str
+    after: ClassVar[str | None] = None
 
     @property
     def name(self) -> str:
         """Of the row."""
         return f"tuning-{self.variant.name}"
-
-    @property
-    def after(self) -> str | None:
-        return None
 
     @property
     def path(self) -> Path:
@@ -58,12 +55,11 @@ class TuneJob:
 
     def identity(self) -> dict[str, Any]:
         """Everything that the trials follow from."""
-        training = {
-            key: value
-            for key, value in self.request().identity().items()
-            if key not in ("target", "prompts", "warm_start")
+        return {
+            "training": training_identity(self.request()),
+            "per_task": self.tuning.per_task,
+            "target": self.fingerprint,
         }
-        return {"training": training, "per_task": self.tuning.per_task, "target": self.fingerprint}
 
     def request(self) -> TrainingSpec:
         """Of a trial, but for what is tuned."""
@@ -83,7 +79,7 @@ class TuneJob:
         def measure(trial: Trial) -> float:
             run = folder / trial.name
             try:
-                train_drafter(trial.request(self.request()), run, lambda what, done, total: None)
+                train_drafter(trial.request(self.request()), run)
             except DivergenceError:
                 return math.inf
             net = load_drafter(run, target)

@@ -9,10 +9,10 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from draftgauge.report.style import fixed, p_text
+from draftgauge.studies.kvshot.presets import ROPE
 
 Row = Mapping[str, Any]
 LABELS = ("design", "layers", "injection", "init", "capacity", "remedy")
-EQUAL_WIDTH = "equal width"
 
 
 class Estimate(NamedTuple):
@@ -127,7 +127,7 @@ def label_of(row: Row) -> str:
     """A drafter's name in a legend or a table's first column."""
     injection, remedy = row.get("injection"), row.get("remedy")
     parts = [row["design"]]
-    parts += [injection] if row["design"] == "kv" and injection and injection != "project-rope" else []
+    parts += [injection] if row["design"] == "kv" and injection and injection != ROPE else []
     parts += [f"{row['layers']} layers"] if row["layers"] > 1 else []
     parts += ["warm start"] if row["init"] == "warm" else []
     parts += [remedy.replace("-", " ")] if remedy else []

@@ -43,61 +43,56 @@ class CellJob:
         return self.cell.after
 
     def run(self, progress: Progress) -> None:
-        """Train, evaluate, and leave the result in the cell's folder."""
-        run_cell(self.cell, progress)
+        """Train, evaluate, and leave the result in the cell's folder.
 
+        A training that was interrupted goes on from its checkpoint, a finished one is not repeated.
+        """
+        cell, began = self.cell, time.monotonic()
+        require_writable(cell.folder)
+        atomic_write_text(cell.folder / SETTINGS_NAME, json.dumps(cell.settings(), indent=1) + "\n")
+        if cell.request.threads is not None:
+            torch.set_num_threads(cell.request.threads)
 
-def run_cell(cell: Cell, progress: Progress) -> None:
-    """Train and evaluate one cell.
+        def report(what: str, done: int, total: int) -> None:
+            progress(f"{cell.name}: {what}", done, total)
 
-    A training that was interrupted goes on from its checkpoint, a finished one is not repeated.
-    """
-    began = time.monotonic()
-    require_writable(cell.folder)
-    atomic_write_text(cell.folder / SETTINGS_NAME, json.dumps(cell.settings(), indent=1) + "\n")
-    if cell.request.threads is not None:
-        torch.set_num_threads(cell.request.threads)
-
-    def report(what: str, done: int, total: int) -> None:
-        progress(f"{cell.name}: {what}", done, total)
-
-    request = cell.request
-    trained = train_drafter(request, cell.folder / DRAFTER_FOLDER, report)
-    target = load_target(request)
-    tokenizer = load_tokenizer(request.target, request.trust_remote_code)
-    net = load_drafter(cell.folder / DRAFTER_FOLDER, target)
-    texts, classes = read_texts(cell.study / TEXTS_NAME)
-    plan = EvaluationPlan(
-        depths=cell.depths,
-        settings=DecodingSettings(cell.evaluation.max_new_tokens, end_tokens=end_tokens(target, tokenizer)),
-        live=cell.evaluation.live_prompts,
-        tree=cell.evaluation.tree_prompts,
-        latency=cell.evaluation.latency_prompts,
-    )
-    evaluation = evaluate_drafter(net, target, texts, classes, plan, report)
-    limits = measure_bottlenecks(
-        net,
-        target.module,
-        texts[: cell.evaluation.bottleneck_prompts],
-        cell.depths,
-        read_history(cell.folder / DRAFTER_FOLDER),
-        report,
-    )
-    training = {
-        key: value
-        for key, value in asdict(trained).items()
-        if key in ("steps", "tokens", "seconds", "tokens_per_second", "loss")
-    }
-    document = {
-        "cell": cell.name,
-        "digest": cell.digest(),
-        "created": timestamp(),
-        "device": str(target.spec.device),
-        "settings": cell.settings(),
-        "training": training,
-        "seconds": time.monotonic() - began,
-        "distances": distance_names(),
-        "evaluation": evaluation.to_json(),
-        "bottlenecks": limits.to_json(),
-    }
-    atomic_write_text(cell.folder / RESULT_NAME, json.dumps(document) + "\n")
+        request = cell.request
+        trained = train_drafter(request, cell.folder / DRAFTER_FOLDER, report)
+        target = load_target(request)
+        tokenizer = load_tokenizer(request.target, request.trust_remote_code)
+        net = load_drafter(cell.folder / DRAFTER_FOLDER, target)
+        texts, classes = read_texts(cell.study / TEXTS_NAME)
+        plan = EvaluationPlan(
+            depths=cell.depths,
+            settings=DecodingSettings(cell.evaluation.max_new_tokens, end_tokens=end_tokens(target, tokenizer)),
+            live=cell.evaluation.live_prompts,
+            tree=cell.evaluation.tree_prompts,
+            latency=cell.evaluation.latency_prompts,
+        )
+        evaluation = evaluate_drafter(net, target, texts, classes, plan, report)
+        limits = measure_bottlenecks(
+            net,
+            target.module,
+            texts[: cell.evaluation.bottleneck_prompts],
+            cell.depths,
+            read_history(cell.folder / DRAFTER_FOLDER),
+            report,
+        )
+        training = {
+            key: value
+            for key, value in asdict(trained).items()
+            if key in ("steps", "tokens", "seconds", "tokens_per_second", "loss")
+        }
+        document = {
+            "cell": cell.name,
+            "digest": cell.digest(),
+            "created": timestamp(),
+            "device": str(target.spec.device),
+            "settings": cell.settings(),
+            "training": training,
+            "seconds": time.monotonic() - began,
+            "distances": distance_names(),
+            "evaluation": evaluation.to_json(),
+            "bottlenecks": limits.to_json(),
+        }
+        atomic_write_text(cell.folder / RESULT_NAME, json.dumps(document) + "\n")

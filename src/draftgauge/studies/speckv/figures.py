@@ -135,7 +135,7 @@ def speed_figure(rows: Rows) -> Markup:
         for number, name in enumerate(COMPRESSIONS):
             points = [row for row in findings(rows, "tokens_per_second") if row["compression"] == name]
             x, y, low, high = ([row[key] for row in points] for key in ("gamma", "tokens_per_second", "low", "high"))
-            _line(axes, x, y, number, name)
+            axes.plot(x, y, **series(number).line, label=name)
             axes.fill_between(x, low, high, color=series(number).hex, alpha=0.14, linewidth=0)
             best = next(row for row in points if row["best"])
             marker = {"marker": series(number).marker, "markersize": 11, "markeredgecolor": LIGHT["card"]}
@@ -157,7 +157,8 @@ def tokens_figure(rows: Rows) -> Markup:
         for number, (key, label) in enumerate(
             (("predicted", "predicted for all steps (the paper's way)"), ("measured", "measured"))
         ):
-            _line(axes, [row["gamma"] for row in points], [row[key] for row in points], number, label)
+            lengths, values = ([row[column] for row in points] for column in ("gamma", key))
+            axes.plot(lengths, values, **series(number).line, label=label)
         axes.set_ylim(0, 7)
         axes.set_xticks(GAMMAS)
         _legend(axes, location="lower right")
@@ -196,11 +197,6 @@ def select(rows: Rows, table: str) -> list[Mapping[str, Any]]:
 def findings(rows: Rows, finding: str) -> list[Mapping[str, Any]]:
     """The honest rows of one finding."""
     return [row for row in select(rows, "honest") if row["finding"] == finding]
-
-
-def _line(axes: Any, x: Sequence[float], y: Sequence[float], number: int, label: str) -> None:
-    style = series(number)
-    axes.plot(x, y, color=style.hex, linestyle=style.linestyle, marker=style.marker, label=label)
 
 
 def _names(axes: Any, names: Sequence[str]) -> None:

@@ -46,12 +46,12 @@ def prompt_split(name: str) -> str:
 
 @cache
 @collection_paused()
-def standard_library(root: Path | None = None) -> tuple[Module, ...]:
+def standard_library() -> tuple[Module, ...]:
     """Every parseable module of the running Python's standard library, with its ``test`` package, in path order.
 
     They are read once in a process, which takes some ten seconds.
     """
-    root = root or Path(sysconfig.get_path("stdlib"))
+    root = Path(sysconfig.get_path("stdlib"))
     modules = []
     for path in sorted(root.rglob("*.py")):
         relative = path.relative_to(root)

@@ -14,11 +14,11 @@ from torch import Tensor
 
 from draftgauge.models.base import CachedModel
 from draftgauge.models.hidden import watching
+from draftgauge.traces.repetition import grams_of
 from draftgauge.training.reference.tasks import chat, code, summarization
 from draftgauge.training.reference.tasks import math as arithmetic
 
 SCORERS = {"math": arithmetic.score, "chat": chat.score, "summarization": summarization.score}
-GRAM = 4
 
 
 def checks(path: Path) -> dict[str, dict[str, Any]]:
@@ -43,21 +43,10 @@ def right_shares(tasks: Sequence[str], checked: Sequence[Mapping[str, Any]], ans
     return [next(programs) if task == "code" else SCORERS[task](check, answer) for task, check, answer in rows]
 
 
-def distinct_grams(tokens: Sequence[int], length: int = GRAM) -> tuple[int, int]:
-    """Different runs of ``length`` tokens in an output, and all of them."""
-    grams = _grams(tokens, length)
-    return len(set(grams)), len(grams)
-
-
-def copied_grams(tokens: Sequence[int], prompt: Sequence[int], length: int = GRAM) -> tuple[int, int]:
-    """Runs of ``length`` tokens of an output that stand in its prompt too, and all of them."""
-    prompt_grams = set(_grams(prompt, length))
-    grams = _grams(tokens, length)
+def copied_grams(tokens: Sequence[int], prompt: Sequence[int]) -> tuple[int, int]:
+    """4-grams of an output that stand in its prompt too, and all of them."""
+    prompt_grams, grams = set(grams_of(prompt)), grams_of(tokens)
     return sum(gram in prompt_grams for gram in grams), len(grams)
-
-
-def _grams(tokens: Sequence[int], length: int) -> list[tuple[int, ...]]:
-    return [tuple(tokens[i : i + length]) for i in range(len(tokens) - length + 1)]
 
 
 @torch.inference_mode()

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import os
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,7 +19,7 @@ from numpy.typing import NDArray
 from transformers import PreTrainedModel
 
 from draftgauge.core.errors import DraftgaugeError
-from draftgauge.core.files import require_writable
+from draftgauge.core.files import atomic_write_text, require_writable
 from draftgauge.core.progress import Progress, silent
 from draftgauge.training.reuse.generate import greedy_answers, groups
 
@@ -103,13 +102,8 @@ def make_answers(
                 file.write(json.dumps(done[index]) + "\n")
             file.flush()
             progress("answers", len(done), len(prompts))
-    temporary = path.with_name(f".{path.name}.sorted")
-    with temporary.open("w", encoding="utf-8") as file:
-        file.write(json.dumps(description) + "\n")
-        file.writelines(json.dumps(done[index]) + "\n" for index in range(len(prompts)))
-        file.flush()
-        os.fsync(file.fileno())
-    temporary.replace(path)
+    rows = (description, *(done[index] for index in range(len(prompts))))
+    atomic_write_text(path, "".join(json.dumps(row) + "\n" for row in rows))
     partial.unlink()
     return read_answers(path)
 

@@ -24,7 +24,13 @@ from torch import Tensor
 from transformers import PreTrainedConfig, PreTrainedModel
 
 from draftgauge.core.errors import DraftgaugeError
-from draftgauge.core.files import atomic_write_text, nearest_existing, remove_temporaries, require_writable
+from draftgauge.core.files import (
+    TEMPORARY_SUFFIX,
+    atomic_write_text,
+    nearest_existing,
+    remove_temporaries,
+    require_writable,
+)
 from draftgauge.core.locks import alone
 from draftgauge.core.progress import Progress, silent
 from draftgauge.models.spec import head_dim
@@ -295,7 +301,7 @@ def _write_shard(path: Path, module: PreTrainedModel, conversations: Sequence[Co
         offsets.append(offsets[-1] + len(conversation.tokens))
     order = range(len(conversations))
     tensors = {name: torch.cat([by_conversation[i][name] for i in order]) for name in by_conversation[0]}
-    temporary = path.with_name(f".{path.name}.draftgauge-tmp")
+    temporary = path.with_name(f".{path.name}{TEMPORARY_SUFFIX}")
     save_file(tensors, temporary, metadata={"offsets": json.dumps(offsets)})
     temporary.replace(path)
 

@@ -38,11 +38,16 @@ class GateFigures:
         return {"gate_mean": self.mean, "gate_open": self.open} | dict(zip(names, self.quantiles, strict=True))
 
 
+def gates_of(net: nn.Module) -> list[nn.Linear]:
+    """The gates of a drafter, block by block; none but of a hybrid one."""
+    return [module.gate for module in net.modules() if isinstance(module, GatedDelta)]
+
+
 class GateWatch:
     """The gates of a drafter while they are being watched: sums and a histogram, so that any amount can be taken in."""
 
     def __init__(self, net: nn.Module) -> None:
-        self._gates: list[nn.Module] = [module.gate for module in net.modules() if isinstance(module, GatedDelta)]
+        self._gates = gates_of(net)
         self._rows: Sequence[Tensor] = ()
         self._calls = dict.fromkeys(self._gates, 0)
         self._clear()
@@ -89,7 +94,7 @@ class GateWatch:
         )
 
     @torch.no_grad()
-    def _take(self, gate: nn.Module, inputs: object, output: Tensor) -> None:
+    def _take(self, gate: nn.Linear, inputs: object, output: Tensor) -> None:
         depth = self._calls[gate]
         self._calls[gate] += 1
         assert depth < len(self._rows), "say which rows count before every unroll"

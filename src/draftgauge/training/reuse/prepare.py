@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from transformers import AutoConfig, PreTrainedConfig
+from transformers import PreTrainedConfig
 
 from draftgauge.core.errors import DraftgaugeError, ModelError
 from draftgauge.core.files import atomic_write_text, require_writable
@@ -21,6 +21,7 @@ from draftgauge.models.compression import check_compression
 from draftgauge.models.device import check_devices, choose_device, numbered
 from draftgauge.models.fingerprint import fingerprint
 from draftgauge.models.reference import resolve_source
+from draftgauge.models.spec import read_configuration
 from draftgauge.models.taps import TapPlan, tap_plan
 from draftgauge.training.reuse.data import answers_path, existing_answers, source_of
 from draftgauge.training.reuse.features import check_cache_folder
@@ -72,19 +73,8 @@ class Job:
 
 
 def target_config(request: TrainingSpec) -> PreTrainedConfig:
-    """Configuration of the target; its weights need not be there.
-
-    Raises:
-        ModelError: if it cannot be found.
-    """
-    source = resolve_source(request.target)
-    try:
-        config: PreTrainedConfig = AutoConfig.from_pretrained(str(source), trust_remote_code=request.trust_remote_code)
-    except (OSError, ValueError) as error:
-        raise ModelError(
-            f"cannot read the configuration of {request.target}: {' '.join(str(error).split())}"
-        ) from error
-    return config
+    """Configuration of the target, see :func:`~draftgauge.models.spec.read_configuration`."""
+    return read_configuration(request.target, request.trust_remote_code)
 
 
 def drafter_config(request: TrainingSpec, config: PreTrainedConfig, target_fingerprint: str = "") -> ReuseConfig:

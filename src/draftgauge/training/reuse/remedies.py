@@ -15,8 +15,8 @@ from contextlib import ExitStack, contextmanager
 import torch
 from torch import Tensor, nn
 
-from draftgauge.drafters.reuse.blocks import GatedDelta
 from draftgauge.drafters.reuse.net import ReuseNet
+from draftgauge.training.reuse.gate import gates_of
 from draftgauge.training.reuse.request import TrainingSpec
 from draftgauge.training.reuse.statistics import parameter_groups
 
@@ -32,7 +32,7 @@ class Remedies:
         self.held_steps = round(request.gate_hold * request.steps)
         self.cross_steps = round(request.cross_first * request.steps)
         self.factor = request.kv_gradient
-        self._gates = _gates(net)
+        self._gates = gates_of(net)
         self._others = [
             parameter
             for name, parameter in net.named_parameters()
@@ -64,12 +64,8 @@ class Remedies:
 @torch.no_grad()
 def start_gates(net: ReuseNet, bias: float) -> None:
     """Let every gate of a drafter start from a bias."""
-    for gate in _gates(net):
+    for gate in gates_of(net):
         gate.bias.fill_(bias)
-
-
-def _gates(net: nn.Module) -> list[nn.Linear]:
-    return [module.gate for module in net.modules() if isinstance(module, GatedDelta)]
 
 
 def _open(gate: nn.Module, inputs: object, output: Tensor) -> Tensor:

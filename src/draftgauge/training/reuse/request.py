@@ -188,9 +188,7 @@ class TrainingSpec(CodeSpec, SeedSpec, DeviceSpec, TeacherSpec, ChatSpec):
             raise DraftgaugeError(
                 f"a batch of {self.batch} conversations cannot be split into {self.accumulation} equal parts"
             )
-        if not 0 <= self.warmup < 1:
-            raise DraftgaugeError(f"warmup is a share of the steps, at least 0 and below 1, not {self.warmup}")
-        for name in ("gate_hold", "cross_first"):
+        for name in ("warmup", "gate_hold", "cross_first"):
             if not 0 <= getattr(self, name) < 1:
                 raise DraftgaugeError(
                     f"{name} is a share of the steps, at least 0 and below 1, not {getattr(self, name)}"

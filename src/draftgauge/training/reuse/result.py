@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -38,9 +37,7 @@ class TrainResult:
 
     def to_json(self) -> dict[str, Any]:
         """Ready for JSON, the folder left out: folders move."""
-        return {
-            key: value for key, value in json.loads(json.dumps(asdict(self), default=str)).items() if key != "folder"
-        }
+        return {key: value for key, value in asdict(self).items() if key != "folder"}
 
 
 def finished(folder: Path) -> TrainResult | None:

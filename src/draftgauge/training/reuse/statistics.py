@@ -34,10 +34,8 @@ def parameter_groups(net: nn.Module) -> dict[str, list[tuple[Tensor, slice]]]:
         for linear in (module.from_token, module.from_state):
             if linear is None:
                 continue
-            head = len(linear.weight) // (module.query_heads + 2 * module.kv_heads)
-            bounds = (0, module.query_heads * head, (module.query_heads + module.kv_heads) * head, len(linear.weight))
-            for part, begin, end in zip(("queries", "keys", "values"), bounds[:-1], bounds[1:], strict=True):
-                groups.setdefault(f"{name}.{part}", []).append((linear.weight, slice(begin, end)))
+            for part, rows in module.parts().items():
+                groups.setdefault(f"{name}.{part}", []).append((linear.weight, rows))
             taken.add(id(linear.weight))
     for name, parameter in net.named_parameters():
         if parameter.requires_grad and id(parameter) not in taken:
@@ -144,8 +142,8 @@ class ScaleWatch:
         return {f"rms/{total}/{part}": rms for total, parts in self.scales().items() for part, rms in parts.items()}
 
 
-def imbalances(scales: Mapping[str, Mapping[str, float]], factor: float = BALANCED) -> list[Imbalance]:
-    """The sums whose parts differ by more than a factor, the worst first.
+def imbalances(scales: Mapping[str, Mapping[str, float]]) -> list[Imbalance]:
+    """The sums whose parts differ by more than :data:`BALANCED` times, the worst first.
 
     A residual stream may be smaller than what its block adds to it: the block has read it normalised, so nothing is
     lost. A part that starts at nothing is no part yet.
@@ -157,6 +155,6 @@ def imbalances(scales: Mapping[str, Mapping[str, float]], factor: float = BALANC
             (part for part in parts if part != STREAM and parts[part] > 0), default=largest, key=parts.__getitem__
         )
         ratio = parts[largest] / max(parts[smallest], 1e-12)
-        if ratio > factor:
+        if ratio > BALANCED:
             unequal.append(Imbalance(total, largest, smallest, ratio))
     return sorted(unequal, key=lambda one: -one.ratio)

@@ -13,6 +13,7 @@ from draftgauge.core.errors import MissingLibraryError
 
 LOG_NAME = "log.jsonl"
 PROJECT = "draftgauge"
+POINTS = 16  # of a history
 
 
 class Tracker(Protocol):
@@ -93,8 +94,8 @@ def open_trackers(name: str | None, folder: Path, settings: Mapping[str, Any], s
     return trackers
 
 
-def read_history(folder: Path, points: int = 16) -> list[dict[str, float]]:
-    """What the log of a run says of gradients, gate and scales, at up to ``points`` steps, the first and the last among
+def read_history(folder: Path) -> list[dict[str, float]]:
+    """What the log of a run says of gradients, gate and scales, at up to ``POINTS`` steps, the first and the last among
     them; empty where there is no log.
 
     Returns:
@@ -103,7 +104,7 @@ def read_history(folder: Path, points: int = 16) -> list[dict[str, float]]:
     """
     rows = [json.loads(line) for line in _whole_lines(folder / LOG_NAME)]
     last = max(0, len(rows) - 1)
-    chosen = sorted({round(last * point / max(1, points - 1)) for point in range(points)}) if rows else []
+    chosen = sorted({round(last * point / (POINTS - 1)) for point in range(POINTS)}) if rows else []
     kept = ("gradient_norm/", "gradient_rms/", "weight_rms/", "gate_", "rms/")
     return [{key: rows[i][key] for key in rows[i] if key == "step" or key.startswith(kept)} for i in chosen]
 
