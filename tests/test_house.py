@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import ast
+import re
 import subprocess
 import sys
+import tomllib
 from pathlib import Path
 
 import grimp
@@ -14,6 +16,7 @@ import draftgauge
 from draftgauge.drafters.source import drafter_kinds
 
 ROOT = "draftgauge"
+PROJECT = Path(__file__).parents[1]
 
 
 @pytest.fixture(scope="module")
@@ -57,3 +60,13 @@ def test_every_drafter_is_registered_in_one_file_and_nobody_asks_for_a_kind() ->
         if isinstance(part, ast.Constant) and part.value in kinds
     ]
     assert asked == []
+
+
+def test_the_source_archive_holds_what_its_tests_read_and_its_makefile_runs() -> None:
+    build = tomllib.loads((PROJECT / "pyproject.toml").read_text(encoding="utf-8"))["tool"]["hatch"]["build"]
+    patterns = build["targets"]["sdist"]["include"]
+    assert all(pattern.startswith("/") for pattern in patterns), "others match in every folder"
+    run = re.findall(r"python (\w+)/", (PROJECT / "Makefile").read_text(encoding="utf-8"))
+    assert set(run) == {"benchmarks", "tools"}
+    needed = {*run, "src", "tests", "docs", "CONTRIBUTING.md", "README.md"}
+    assert [name for name in sorted(needed) if not any(PROJECT / name in PROJECT.glob(p[1:]) for p in patterns)] == []

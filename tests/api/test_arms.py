@@ -5,12 +5,17 @@ from __future__ import annotations
 import time
 from collections import Counter
 from itertools import pairwise
+from pathlib import Path
 
 import numpy as np
 import pytest
 
-from draftgauge.api.arms import PLAIN, Arm, ArmRun, BenchPrompt, bench_arms
+from draftgauge.api.arms import PLAIN, Arm, ArmRun, BenchPrompt, bench_arms, plain_arm, transformers_arms
 from draftgauge.api.bench_rows import ASKED, NO_FIXED, SAME_RUNS, Reference, bench_rows
+from draftgauge.api.pair import load_pair
+from draftgauge.api.requests import DeviceSpec, PairSpec
+from draftgauge.decoding import DecodingSettings
+from tiny import save_tiny
 
 NAMES = (PLAIN, "b", "c")
 PROMPTS = [BenchPrompt([n], "ab"[n % 2]) for n in range(6)]
@@ -98,6 +103,19 @@ def test_an_output_that_is_over_with_its_first_pass_has_no_speed() -> None:
     assert rows["transformers"]["tokens_per_second"] == pytest.approx(4.0)
     assert rows["transformers"]["ratio_to_plain"] == rows["transformers"]["ratio_to_plain_low"] == 2.0
     assert rows["transformers"]["gain_low"] == pytest.approx(1.0)
+
+
+def test_where_every_output_is_over_with_its_first_pass_there_is_no_speed_of_0(tmp_path: Path) -> None:
+    """Nor a loss of 100%: transformers' seconds behind its only token are not the time of a token."""
+    folder = save_tiny(tmp_path)
+    pair = load_pair(PairSpec(target=str(folder), draft=str(folder), machine=DeviceSpec(device="cpu")))
+    arms = [plain_arm(pair, DecodingSettings(1)), *transformers_arms(pair, 1)]
+    prompts = [BenchPrompt([5, 6, 7], "a")]
+    bench_arms(arms, prompts, 1, np.random.default_rng(0), lambda done, total: None)
+    rows = {row["policy"]: row for row in bench_rows(arms, prompts, "none") if row["task"] == "all"}
+    assert len(rows) == 4
+    for name, row in rows.items():
+        assert np.isfinite([row["tokens_per_second"], row["gain"]]).all() == (name == PLAIN), row
 
 
 def test_without_fixed_lengths_gains_are_over_plain_decoding() -> None:

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import os
 import shlex
 import subprocess
 import sys
 import warnings
+from pathlib import Path
 
 import pytest
 from rich.console import Console
@@ -118,6 +120,15 @@ def test_a_warning_is_one_line_without_a_place_in_the_code(capsys: pytest.Captur
     with friendly_warnings():
         warnings.warn("a shard is recorded [again]", stacklevel=1)
     assert capsys.readouterr().err == "warning: a shard is recorded [again]\n"
+
+
+def test_matplotlib_says_nothing_of_a_home_that_it_cannot_write_to(tmp_path: Path) -> None:
+    (tmp_path / "home").write_text("no folder")
+    code = "from draftgauge.cli.console import friendly_warnings\nwith friendly_warnings(): import matplotlib"
+    variables = {"HOME": str(tmp_path / "home"), "PATH": os.environ["PATH"]}
+    variables |= {"PYTHONPATH": str(Path(console.__file__).parents[2])}
+    done = subprocess.run([sys.executable, "-c", code], env=variables, capture_output=True, text=True, check=True)
+    assert done.stderr == ""
 
 
 def test_a_full_disk_is_told_in_one_line(capsys: pytest.CaptureFixture[str]) -> None:

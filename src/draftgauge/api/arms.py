@@ -86,7 +86,9 @@ def transformers_arms(pair: Pair, max_new_tokens: int, gamma: int = DEFAULT_CONS
     def arm(baseline: TransformersBaseline) -> Arm:
         def decode(prompt: list[int]) -> ArmRun:
             r = baseline.run(prompt, max_new_tokens)
-            return ArmRun(r.tokens, 0, max(len(r.tokens) - r.first_tokens, 0), r.decode_seconds, r.prefill_seconds)
+            timed = max(len(r.tokens) - r.first_tokens, 0)
+            # Of an output that is over with its first pass nothing is known: it took no seconds, rather than brought 0.
+            return ArmRun(r.tokens, 0, timed, r.decode_seconds if timed else 0.0, r.prefill_seconds)
 
         return Arm(f"{baseline.name}:{gamma}" if baseline.name == ASSISTED_CONSTANT else baseline.name, decode)
 

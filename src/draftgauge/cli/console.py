@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import sys
 import time
@@ -108,7 +109,11 @@ def warn(message: str) -> None:
 
 @contextmanager
 def friendly_warnings() -> Iterator[None]:
-    """Show warnings that speak to users as one line, without the place in the code that they come from."""
+    """Show warnings that speak to users as one line, without the place in the code that they come from.
+
+    Where Matplotlib keeps its caches, and that it makes them, is nothing to who asked for a page.
+    """
+    logging.getLogger("matplotlib").setLevel(logging.ERROR)
     with warnings.catch_warnings():
         usual = warnings.showwarning
 

@@ -78,7 +78,7 @@ def splits_of(trace: Trace) -> NDArray[np.str_]:
     return splits
 
 
-def split_trace(trace: Trace, split: str, least: int = MIN_PROMPTS, why: str = "") -> Trace:
+def split_trace(trace: Trace, split: str, least: int = MIN_PROMPTS, why: str = "", *, fixed: bool = False) -> Trace:
     """The prompts of one split (see :func:`splits_of`); all of them for "all".
 
     Args:
@@ -86,6 +86,7 @@ def split_trace(trace: Trace, split: str, least: int = MIN_PROMPTS, why: str = "
         split: name of the split.
         least: prompts that it must have.
         why: this split is wanted, for the message of an error.
+        fixed: there is no option for another split, so the message names none.
 
     Raises:
         TraceError: for an unknown split, or one of fewer than ``least`` prompts.
@@ -101,25 +102,27 @@ def split_trace(trace: Trace, split: str, least: int = MIN_PROMPTS, why: str = "
     chosen = splits == split
     count = int(chosen.sum())
     if count < least:
-        raise TraceError(f"{why}{_too_few(trace, split, count, least)}")
+        raise TraceError(f"{why}{_too_few(trace, split, count, least, fixed or split == TRAIN and least > 1)}")
     return select(trace, chosen)
 
 
-def _too_few(trace: Trace, split: str, count: int, least: int) -> str:
+def _too_few(trace: Trace, split: str, count: int, least: int, fixed: bool) -> str:
     """What to do about a split without prompts enough."""
     if names_splits(trace):
         more = f"more {split} prompts"
     else:
         shares = ", ".join(f"{share:.0%} {name}" for name, share in SHARES.items())
         more = f"some {ceil(least / SHARES[split])} prompts (those that name no split are divided, {shares})"
-    together = f", or take all of them together with --split {EVERYTHING}" if split != TRAIN or least == 1 else ""
+    together = "" if fixed else f", or take all of them together with --split {EVERYTHING}"
     return (
         f"{count} of the {len(trace.prompts)} recorded prompts {'is' if count == 1 else 'are'} {split} prompts, and it "
         f"takes {least} or more: record {more}{together}"
     )
 
 
-def design_of(trace: Trace, split: str | None = None, trained_on: Collection[str] = ()) -> Design:
+def design_of(
+    trace: Trace, split: str | None = None, trained_on: Collection[str] = (), *, fixed: bool = False
+) -> Design:
     """What to evaluate on and what to choose the best fixed length on.
 
     Args:
@@ -127,6 +130,7 @@ def design_of(trace: Trace, split: str | None = None, trained_on: Collection[str
         split: to evaluate on. If None, "test" where the prompts name both train and test ones, or where some of them
             are in ``trained_on``; else all prompts.
         trained_on: ``task/identifier`` of the prompts that the policies to be evaluated were fitted on.
+        fixed: as in :func:`split_trace`.
 
     Raises:
         TraceError: as :func:`split_trace`.
@@ -138,7 +142,7 @@ def design_of(trace: Trace, split: str | None = None, trained_on: Collection[str
         split = TEST if named or seen else EVERYTHING
         why = "a policy was fitted on some of these prompts, so test prompts are to judge it on, but " if seen else ""
     judged_alone = split in (TRAIN, EVERYTHING)
-    judged = split_trace(trace, split, why=why)
+    judged = split_trace(trace, split, why=why, fixed=fixed)
     return Design(split, judged, None if judged_alone else split_trace(trace, TRAIN))
 
 

@@ -107,7 +107,7 @@ def choosing_view(trace: Trace, costs: CostCurve, policies: Sequence[str], texts
         DraftgaugeError: for an unknown policy, or one that was fitted for other drafts.
     """
     asked = dict.fromkeys([*policies, *ALWAYS_COMPARED])
-    design = design_of(trace, TEST)
+    design = design_of(trace, TEST, fixed=True)
     assert design.train is not None
     this = Contest(design, costs, tuple(spec for spec in asked if spec.partition(":")[0] not in (NOTHING, "fixed")))
     rows = [row for row in evaluate_design(design, costs, this.arms) if row["task"] == ALL_TASKS]
