@@ -1,7 +1,7 @@
 """The pictures of the README: what speculation gains, from published rows, and drafts as they stand or fall.
 
-    python benchmarks/pictures.py            # docs/images/gains.svg, from docs/results/speckv.json
-    python benchmarks/pictures.py --drafts   # docs/images/drafts.svg too: decodes two prompts with the bundled pair
+python benchmarks/pictures.py            # docs/images/gains.svg, from docs/results/speckv.json
+python benchmarks/pictures.py --drafts   # docs/images/drafts.svg too: decodes two prompts with the bundled pair
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from rich.console import Console
 from rich.text import Text
 
 from draftgauge.api.generate import generate
-from draftgauge.api.pair import load_pair
+from draftgauge.api.pair import Pair, load_pair
 from draftgauge.api.requests import PairSpec
 from draftgauge.cli.generate import LEGEND, STYLES
 from draftgauge.core.files import atomic_write_text
@@ -96,12 +96,16 @@ def drafts(prompts: Sequence[str]) -> str:
     pair = load_pair(PairSpec())
     for prompt in prompts:
         screen.print(Text(f'$ draftgauge generate "{prompt}" --policy {TWO_SOURCE} --show-drafts', style="dim"))
-        pieces: list[Text] = []
-        generate(pair, prompt, policy=TWO_SOURCE, on_text=lambda text, origin: pieces.append(_piece(text, origin)))
-        screen.print(Text.assemble(*pieces), end="\n\n")
+        screen.print(_answer(pair, prompt), end="\n\n")
     screen.print(Text("   ").join(_piece(meaning, name) for name, meaning in LEGEND.items()))
     svg = screen.export_svg(title="draftgauge generate --show-drafts", unique_id="drafts")
     return re.sub(r"@font-face \{.*?\}\n?", "", svg, flags=re.DOTALL)  # fonts from elsewhere, which nothing here needs
+
+
+def _answer(pair: Pair, prompt: str) -> Text:
+    pieces: list[Text] = []
+    generate(pair, prompt, policy=TWO_SOURCE, on_text=lambda text, origin: pieces.append(_piece(text, origin)))
+    return Text.assemble(*pieces)
 
 
 def _piece(text: str, origin: str) -> Text:

@@ -3,9 +3,9 @@
 A step starts where the target has just been read: its last hidden state is there for nothing, and no rule that is
 compared here looks at it. The chance that the next drafted token stands, which ``stopping`` takes from the draft's
 confidence and the text, is corrected by a linear function of that state, or by a small network of it; and, as a
-control, by a network that is not told the state. They are fitted on training prompts and judged on validation prompts: how well they
-foretell acceptance, and what that gains over the best fixed length at the measured cost curve, at curves in the
-proportions of SpecKV's pair, and at dearer and cheaper drafts.
+control, by a network that is not told the state. They are fitted on training prompts and judged on validation prompts:
+how well they foretell acceptance, and what that gains over the best fixed length at the measured cost curve, at curves
+in the proportions of SpecKV's pair, and at dearer and cheaper drafts.
 
 Deciding is charged nothing, every drafted token is verified, and costs of signals are as measured. What was recorded
 is kept in ``--work``, so that an interrupted run goes on.
@@ -106,7 +106,9 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--out", type=Path, default=Path("docs/results"), help="folder for the JSON")
     parser.add_argument("--work", type=Path, default=Path("build/target-states"), help="folder for what is recorded")
-    parser.add_argument("--costs", type=Path, default=Path("docs/results/final/runs/none"), help="run with a cost curve")
+    parser.add_argument(
+        "--costs", type=Path, default=Path("docs/results/final/runs/none"), help="run with a cost curve"
+    )
     parser.add_argument("--per-task", type=int, default=160, help="training prompts of each task")
     parser.add_argument("--validation", type=int, default=24, help="validation prompts of each task")
     parser.add_argument("--gamma-max", type=int, default=16)

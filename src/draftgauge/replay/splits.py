@@ -102,7 +102,7 @@ def split_trace(trace: Trace, split: str, least: int = MIN_PROMPTS, why: str = "
     chosen = splits == split
     count = int(chosen.sum())
     if count < least:
-        raise TraceError(f"{why}{_too_few(trace, split, count, least, fixed or split == TRAIN and least > 1)}")
+        raise TraceError(f"{why}{_too_few(trace, split, count, least, fixed or (split == TRAIN and least > 1))}")
     return select(trace, chosen)
 
 
