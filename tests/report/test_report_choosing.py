@@ -157,6 +157,7 @@ def test_the_page_has_its_charts_and_the_text_as_it_was(judged_run: Path) -> Non
 def test_without_test_prompts_there_is_nothing_to_judge_on(runs: list[Path], single_run: Path) -> None:
     assert collect(runs).choosing == ()
     assert 'id="choosing"' not in render(collect(runs, command="x"))
+    assert collect([single_run], fitted=["hf-heuristic"]).choosing == ()  # which lies in the folder, unasked
     with pytest.raises(TraceError, match=r"8 or more: record (?!.*--split)"):  # which `draftgauge report` has not
         collect([single_run], policies=["hf-heuristic"])
 

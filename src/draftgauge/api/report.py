@@ -19,8 +19,8 @@ REPORT_NAME = "report.html"
 def report(request: ReportRequest) -> Path:
     """Write one self-contained HTML file about the runs at a place, and return its path.
 
-    Fitted policies that lie in the folder are judged too. Without any policy the standard ones are, where the prompts
-    name training and test ones.
+    Fitted policies that lie in the folder are judged too, where there are prompts enough. Without any policy the
+    standard ones are, where the prompts name training and test ones.
 
     Raises:
         TraceError: if the folder holds no complete trace, or too few prompts to judge policies on.
@@ -30,7 +30,6 @@ def report(request: ReportRequest) -> Path:
     runs = [run for run, _ in select_runs(request.folder)]
     folders = (request.folder, *runs)
     fitted = sorted({str(path) for folder in folders for path in folder.glob(f"*{FITTED_SUFFIX}") if is_fitted(path)})
-    policies = [*request.policies, *fitted]
     out = request.out or request.folder / REPORT_NAME
     require_writable(out.parent)
-    return build_report(runs, out, rows or None, request.title, policies=policies or None)
+    return build_report(runs, out, rows or None, request.title, policies=request.policies or None, fitted=fitted)

@@ -65,10 +65,12 @@ def check_request(
         raise PromptError("the prompt is empty: give it at least one token")
     length = len(prompt_tokens) + settings.max_new_tokens
     if length > spec.context:
+        excess = length - spec.context
+        fewer = " or lower max_new_tokens" if excess < settings.max_new_tokens else ""
         raise DraftgaugeError(
             f"context longer than the model takes: {len(prompt_tokens)} prompt tokens and max_new_tokens "
             f"{settings.max_new_tokens} make {length}, the model takes {spec.context}{context_note(spec)}. "
-            f"Shorten the prompt or lower max_new_tokens by {length - spec.context}"
+            f"Shorten the prompt{fewer} by {excess}"
         )
     if generator is None and not settings.sampling.greedy:
         raise DraftgaugeError("sampling at a temperature above 0 needs a random generator on the model's device")

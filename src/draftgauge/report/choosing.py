@@ -34,7 +34,7 @@ from draftgauge.replay import (
     replay_lengths,
 )
 from draftgauge.replay.evaluate import HINDSIGHT, NOTHING, figure
-from draftgauge.replay.splits import MIN_PROMPTS
+from draftgauge.replay.splits import MIN_PROMPTS, splits_of
 from draftgauge.report.choosing_views import (
     ChoosingView,
     JudgedPolicy,
@@ -88,9 +88,9 @@ class Contest:
 
 
 def can_judge(trace: Trace) -> bool:
-    """Whether the prompts name enough training and test prompts."""
-    named = [prompt.split for prompt in trace.prompts]
-    return min(named.count(TRAIN), named.count(TEST)) >= MIN_PROMPTS
+    """Whether there are enough training and test prompts, named by the prompts or divided."""
+    splits = splits_of(trace).tolist()
+    return min(splits.count(TRAIN), splits.count(TEST)) >= MIN_PROMPTS
 
 
 def choosing_view(trace: Trace, costs: CostCurve, policies: Sequence[str], texts: Sequence[str]) -> ChoosingView:

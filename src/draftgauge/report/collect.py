@@ -21,6 +21,7 @@ from draftgauge.replay import (
     task_masks,
 )
 from draftgauge.replay.batch_rows import batch_rows, shown_rows
+from draftgauge.replay.splits import names_splits
 from draftgauge.report.choosing import can_judge, choosing_view
 from draftgauge.report.data import ReportData
 from draftgauge.report.facts import Facts, report_facts, run_facts, split_facts
@@ -69,6 +70,7 @@ def collect(
     bench_rows: Sequence[Mapping[str, Any]] | None = None,
     command: str | None = None,
     policies: Sequence[str] | None = None,
+    fitted: Sequence[str] = (),
 ) -> ReportData:
     """Read and replay runs.
 
@@ -81,6 +83,7 @@ def collect(
         command: that asked for the report; the running one if None.
         policies: specs of policies to judge on test prompts, beside the standard ones. If None, the standard ones are
             judged where the prompts name enough training and test ones.
+        fitted: fitted policies to judge with them where there are enough prompts, named or divided.
 
     Raises:
         TraceError: if a folder holds no readable run, two folders the same compression, or too few prompts to judge
@@ -98,8 +101,9 @@ def collect(
     speeds = [_speeds(run) for run in runs]
     lengths = sorted({curves[0].best_draft for curves in speeds})
     views = tuple(_view(run, curves, lengths, facts) for run, curves, facts in zip(runs, speeds, own, strict=True))
-    chosen = [run for run in runs if policies is not None or can_judge(run.trace)]
-    judged = tuple(choosing_view(run.trace, run.cost, policies or (), _texts(run)) for run in chosen)
+    asked = policies is not None
+    chosen = [run for run in runs if asked or (can_judge(run.trace) and (bool(fitted) or names_splits(run.trace)))]
+    judged = tuple(choosing_view(run.trace, run.cost, (*(policies or ()), *fitted), _texts(run)) for run in chosen)
     batches = tuple(_batches(run) for run in runs if run.cost.batched is not None and run.trace.sampled is None)
     return ReportData(views, report_facts(command) + shared, judged, batches)
 

@@ -56,6 +56,7 @@ def build_report(
     title: str = TITLE,
     command: str | None = None,
     policies: Sequence[str] | None = None,
+    fitted: Sequence[str] = (),
 ) -> Path:
     """Read recorded runs, replay them and write the report.
 
@@ -65,7 +66,7 @@ def build_report(
         bench: rows of live measurements, see :func:`draftgauge.report.collect.collect`.
         title: of the page.
         command: that asked for the report, named on the page; the running one if None.
-        policies: to judge on test prompts, see :func:`draftgauge.report.collect.collect`.
+        policies, fitted: to judge on test prompts, see :func:`draftgauge.report.collect.collect`.
 
     Returns:
         ``out``.
@@ -74,7 +75,7 @@ def build_report(
         TraceError: if a folder holds no readable run, or two folders the same compression.
         DraftgaugeError: if the file cannot be written.
     """
-    atomic_write_text(out, render(collect(run_folders, bench, command, policies), title))
+    atomic_write_text(out, render(collect(run_folders, bench, command, policies, fitted), title))
     return out
 
 
