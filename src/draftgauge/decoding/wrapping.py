@@ -60,7 +60,7 @@ class LogitsTap(WrappedModel):
 
 
 class EntropyTap(LogitsTap):
-    """Keeps their entropies alone."""
+    """Keeps the entropies of those logits alone."""
 
     def __init__(self, model: CachedModel, prompt_tokens: int) -> None:
         super().__init__(model, prompt_tokens)
