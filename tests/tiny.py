@@ -9,6 +9,8 @@ import torch
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from transformers import CONFIG_MAPPING, AutoModelForCausalLM, Gemma3Config, PreTrainedModel, PreTrainedTokenizerFast
 
+from draftgauge.models.loading import attention_of
+
 END = "<|endoftext|>"
 CHAT_TEMPLATE = (
     "{% for m in messages %}<{{ m['role'] }}>{{ m['content'] }}{% endfor %}"
@@ -93,7 +95,7 @@ def tiny_model(family: str = "qwen3", attention: str = "gqa", seed: int = 0, **o
     config = CONFIG_MAPPING[settings.pop("model_type")](**settings)
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
-        model = AutoModelForCausalLM.from_config(config)
+        model = AutoModelForCausalLM.from_config(config, attn_implementation=attention_of(config))
         for (
             name,
             parameter,

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
+from transformers import Gemma2PreTrainedModel
 
 from draftgauge.core.errors import DraftgaugeError, ModelError
 from draftgauge.models.gguf import GGUF_ENGINES
@@ -34,6 +35,16 @@ def test_a_folder_loads_with_its_weights(folder: Path, engine: str) -> None:
 
 def test_other_architectures_take_the_modules(tmp_path: Path) -> None:
     assert load_model(save_tiny(tmp_path, "stablelm"), device="cpu").spec.engine == "modules"
+
+
+def test_bounded_scores_are_bounded_by_every_engine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also where transformers chooses PyTorch's kernels for Gemma 2, as it does before 5.21."""
+    monkeypatch.setattr(Gemma2PreTrainedModel, "_supports_sdpa", True)
+    folder = save_tiny(tmp_path, "gemma2", attn_logit_softcapping=0.5)
+    lean, modules = (
+        load_model(folder, device="cpu", engine=engine).forward(tokens(20)) for engine in ("lean", "modules")
+    )
+    torch.testing.assert_close(lean, modules, rtol=1e-4, atol=2e-4)
 
 
 def test_the_tokenizer_loads(folder: Path) -> None:

@@ -43,7 +43,16 @@ from draftgauge.models.reference import resolve_source
 from draftgauge.models.static_model import StaticModel
 from draftgauge.models.vocabulary import check_same_vocabulary, end_tokens
 
-__all__ = ["ENGINES", "check_same_vocabulary", "end_tokens", "fingerprint", "load_model", "load_tokenizer", "wrap"]
+__all__ = [
+    "ENGINES",
+    "attention_of",
+    "check_same_vocabulary",
+    "end_tokens",
+    "fingerprint",
+    "load_model",
+    "load_tokenizer",
+    "wrap",
+]
 
 ENGINES = ("auto", "lean", "static", "modules", *GGUF_ENGINES)
 DEVICE_MAPS = ("auto", "balanced", "balanced_low_0", "sequential")
@@ -104,6 +113,7 @@ def load_model(
             config=config,
             dtype=activation_dtype(label, chosen),
             quantization_config=quantisation,
+            attn_implementation=attention_of(config),
             device_map=device_map or ({"": chosen} if stays else None),
             trust_remote_code=trust_remote_code,
             use_safetensors=True,
@@ -115,6 +125,14 @@ def load_model(
                 f"{source} holds no weights for {names}: it is not the checkpoint of a {type(model).__name__}"
             )
         return wrap(model if stays or device_map else model.to(chosen), engine)
+
+
+def attention_of(config: PreTrainedConfig) -> str | None:
+    """Which attention transformers runs; None where that is its own choice.
+
+    Gemma 2 bounds its scores. Before 5.21 transformers runs PyTorch's kernels there, which leave that out.
+    """
+    return "eager" if config.model_type == "gemma2" else None
 
 
 def quantisation_method(source: str | Path) -> str | None:
