@@ -81,7 +81,7 @@ def test_requests_that_cannot_be_met():
         plain_decode(model, [], DecodingSettings(4))
     with pytest.raises(DraftgaugeError, match="Shorten the prompt or lower max_new_tokens by 3"):
         plain_decode(model, [1] * 7, DecodingSettings(4))
-    with pytest.raises(DraftgaugeError, match="Shorten the prompt by 4$"):
+    with pytest.raises(DraftgaugeError, match=r"Shorten the prompt by 4$"):
         plain_decode(model, [1] * 8, DecodingSettings(4))
     with pytest.raises(DraftgaugeError, match="generator"):
         plain_decode(model, [1], DecodingSettings(4, Sampling(0.5)))
