@@ -89,8 +89,8 @@ class Contest:
 
 def can_judge(trace: Trace) -> bool:
     """Whether there are enough training and test prompts, named by the prompts or divided."""
-    splits = splits_of(trace).tolist()
-    return min(splits.count(TRAIN), splits.count(TEST)) >= MIN_PROMPTS
+    splits = splits_of(trace)
+    return all(int((splits == split).sum()) >= MIN_PROMPTS for split in (TRAIN, TEST))
 
 
 def choosing_view(trace: Trace, costs: CostCurve, policies: Sequence[str], texts: Sequence[str]) -> ChoosingView:
