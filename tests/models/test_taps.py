@@ -13,6 +13,7 @@ from transformers import DynamicCache, PreTrainedModel
 
 from draftgauge.core.errors import ModelError
 from draftgauge.models import hidden, lean
+from draftgauge.models.cache_argument import cache_argument
 from draftgauge.models.loading import wrap
 from draftgauge.models.tap_rules import specforge_taps
 from draftgauge.models.taps import TapPlan, Taps, attach_taps, batch_features, default_taps, tap_plan
@@ -34,7 +35,9 @@ def one_pass(model: PreTrainedModel, text: Tensor, plan: TapPlan) -> tuple[Tenso
     """Hidden states ``[T, S, H]``, keys and values ``[S, KV, T, D]`` of transformers' own forward."""
     cache = DynamicCache()
     with torch.no_grad():
-        states = model(text[None], past_key_values=cache, use_cache=True, output_hidden_states=True).hidden_states
+        states = model(
+            text[None], use_cache=True, output_hidden_states=True, **cache_argument(model, cache)
+        ).hidden_states
     assert all(
         layer < LAYERS - 1 for layer in plan.hidden_layers
     )  # of the last one, transformers gives the normed states
