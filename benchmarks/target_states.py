@@ -119,12 +119,14 @@ def main() -> int:
     numbers = from_mapping(StoppingNumbers, fit_stopping([train], [costs]).parameters, "fit")
     target = load_model(PAIR_FOLDER / "target").module
     fitted, judged = (_set(part, numbers, target) for part in (train, validation))
-    known = {SIGNALS: _foretold(None, fitted, judged)}
-    for name, classifier in {CONTROL: _network, LINEAR: _linear, NETWORK: _network}.items():
-        chances = _fit(classifier, fitted, None if name != CONTROL else 1 + DEPTHS)
-        known[name] = _foretold(chances, fitted, judged)
+    known = {SIGNALS: foretell(None, fitted, judged)}
+    for name, classifier in {CONTROL: _network, LINEAR: linear, NETWORK: _network}.items():
+        chances = fit_chances(classifier, fitted, None if name != CONTROL else 1 + DEPTHS)
+        known[name] = foretell(chances, fitted, judged)
         console.print(f"{name}: log-loss {known[name].log_loss:.3f}, AUC {known[name].auc:.3f}", highlight=False)
-    rows = [row for name, curve in _curves(costs).items() for row in _rows(name, curve, numbers, fitted, judged, known)]
+    rows = [
+        row for name, curve in _curves(costs).items() for row in rows_at(name, curve, numbers, fitted, judged, known)
+    ]
     save(args.out, NAME, rows)
     return 0
 
@@ -198,7 +200,7 @@ def _judged(part: Set, prompts: NDArray[np.bool_]) -> tuple[NDArray[np.float32],
     return np.concatenate(features), np.concatenate(stood), np.concatenate(chances)
 
 
-def _fit(classifier: Callable[[], Any], part: Set, width: int | None) -> Chances:
+def fit_chances(classifier: Callable[[], Any], part: Set, width: int | None) -> Chances:
     """A classifier of the first standardised features, its logits calibrated on prompts that it has not seen."""
     held_back = np.arange(len(part.trace.prompts)) % HELD_BACK == 0
     features, stood, _ = _judged(part, ~held_back)
@@ -218,7 +220,7 @@ def _fit(classifier: Callable[[], Any], part: Set, width: int | None) -> Chances
     return lambda values: calibration.predict_proba(logits(values))[:, 1]
 
 
-def _linear() -> Any:
+def linear() -> Any:
     return LogisticRegression(C=0.01, tol=1e-3)
 
 
@@ -226,7 +228,7 @@ def _network() -> Any:
     return MLPClassifier((32,), alpha=1.0, batch_size=512, learning_rate_init=2e-3, max_iter=6, random_state=0)
 
 
-def _rows(
+def rows_at(
     name: str,
     curve: CostCurve,
     numbers: StoppingNumbers,
@@ -269,7 +271,7 @@ def _rows(
         }
 
 
-def _foretold(chances: Chances | None, fitted: Set, judged: Set) -> Foretold:
+def foretell(chances: Chances | None, fitted: Set, judged: Set) -> Foretold:
     features, stood, of_signals = _judged(judged, np.ones(len(judged.trace.prompts), np.bool_))
     given = of_signals if chances is None else chances(features)
     everywhere = [_next_stand(part, chances) for part in (fitted, judged)]
