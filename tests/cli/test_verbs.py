@@ -129,6 +129,9 @@ def test_generate_with_and_without_speculation_agree(pair: dict[str, Path]) -> N
     assert plain.exit_code == drafted.exit_code == 0, drafted.output
     assert plain.stdout.strip()
     assert drafted.stdout == plain.stdout
+    assert " steps (1.00 a step)" in plain.stderr
+    one = invoke(*common[:-3], 1, *common[-2:], "-p", "plain")
+    assert "1 token in 1 step (1.00 a step)" in one.stderr
 
 
 def test_without_colours_drafts_are_shown_by_marks(

@@ -44,6 +44,10 @@ def legend(meanings: Mapping[str, str] = LEGEND) -> Text:
     return Text("  ").join(entries)
 
 
+def _counted(number: int, noun: str) -> str:
+    return f"{number} {noun}" if number == 1 else f"{number} {noun}s"
+
+
 def _coloured() -> bool:
     return console.color_system is not None and not console.no_color
 
@@ -72,8 +76,9 @@ def generate(
     if row["appended"]:
         said = f"tokens accepted that were drafted ({kept}) or looked up in the text ({row['appended']})"
     errors.print(
-        f"{row['tokens']} tokens in {row['steps']} steps ({row['tokens_per_step']:.2f} a step), "
-        f"{row['accepted']} of {proposed} {said}, {row['tokens_per_second']:.0f} tokens/s",
+        f"{_counted(row['tokens'], 'token')} in {_counted(row['steps'], 'step')} "
+        f"({row['tokens_per_step']:.2f} a step), {row['accepted']} of {proposed} {said}, "
+        f"{row['tokens_per_second']:.0f} tokens/s",
         highlight=False,
         soft_wrap=True,
     )
