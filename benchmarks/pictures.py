@@ -18,7 +18,7 @@ from typing import Any
 import matplotlib
 from common import console
 from matplotlib.figure import Figure
-from readme_tables import FIXED, STOPPING, matching
+from readme_tables import FIXED, RIVAL, STOPPING, matching
 from rich.console import Console
 from rich.text import Text
 
@@ -37,7 +37,12 @@ PROMPTS = (
     "My meeting is in room 12, and the lunch is in room 7. In which room is the lunch?",
 )
 GAINS, DRAFTS = "gains.svg", "drafts.svg"
-ARMS = {FIXED: ("best fixed length", "muted"), STOPPING: (STOPPING, "sky"), TWO_SOURCE: (TWO_SOURCE, "blue")}
+ARMS = {
+    FIXED: ("best fixed length", "muted"),
+    STOPPING: (STOPPING, "sky"),
+    RIVAL: ("best other rule, tuned", "ochre"),
+    TWO_SOURCE: (TWO_SOURCE, "blue"),
+}
 UNSTAMPED = {"Date": None, "Creator": None, "Format": None, "Type": None}
 
 
@@ -85,9 +90,16 @@ def gains(rows: Sequence[Mapping[str, Any]]) -> str:
 
 
 def ratios_of(live: Sequence[Mapping[str, Any]], compression: str, arm: str) -> list[float]:
-    """Speed over plain decoding, sitting by sitting; of the length that is best on training prompts for ``fixed``."""
-    own = [row for row in live if row["compression"] == compression]
-    return [row["ratio_to_plain"] for row in own if row["policy"] == (row["over"] if arm == FIXED else arm)]
+    """Speed over plain decoding, sitting by sitting; of the length and the other rule that are best on training prompts
+    for those two arms.
+    """
+    return [row["ratio_to_plain"] for row in live if row["compression"] == compression and _arm(row) == arm]
+
+
+def _arm(row: Mapping[str, Any]) -> str:
+    if row["policy"] == row["over"]:
+        return FIXED
+    return RIVAL if row["tuned"] and row["policy"] not in ARMS else row["policy"]
 
 
 def drafts(prompts: Sequence[str]) -> str:
