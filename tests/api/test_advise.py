@@ -78,7 +78,7 @@ def test_few_prompts_do_not_say_how_sure_the_advice_is(tmp_path: Path) -> None:
     _, best, shown = advised([str(few)], tmp_path / "rows.json")
     assert best is not None
     assert (best["sure"], best["prompts"]) == (None, 3)
-    assert "How sure that is, 3 prompts do not say: record more." in shown
+    assert "3 prompts are too few to say how sure that is: record more." in shown
 
 
 def test_rules_are_not_chosen_on_their_own_prompts(run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
