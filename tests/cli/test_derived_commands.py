@@ -51,6 +51,7 @@ def test_help_shows_every_setting(verb: str) -> None:
     shown = result.stdout.split()
     for entry in settings_of(REQUESTS[VERBS[verb]]):
         assert (entry.name.upper() if entry.positional else entry.option) in shown, entry.name
+    assert shown.count("on]") == sum(entry.default is True for entry in settings_of(REQUESTS[VERBS[verb]]))
 
 
 @pytest.mark.parametrize(

@@ -103,7 +103,7 @@ def _parameter(entry: Setting, panel: dict[str, Any]) -> inspect.Parameter:
         help=entry.help[:1].upper() + entry.help[1:],
         metavar=None if switch else _metavar(entry.annotation),
         negative=_negative(entry) if switch else (),
-        show_default=_shown(entry.default) if not entry.required and not switch else False,
+        show_default=_shown(entry.default) if not entry.required else False,
         required=entry.required,
         negative_iterable=(),
         negative_none=(),
@@ -128,9 +128,9 @@ def _negative(entry: Setting) -> Any:
 
 def _shown(default: Any) -> Any:
     """How the help shows a default; False where there is nothing to show."""
-    if default in (None, (), ""):
+    if default in (None, (), "") or default is False:
         return False
-    text = ",".join(map(str, default)) if isinstance(default, tuple) else str(default)
+    text = "on" if default is True else ",".join(map(str, default)) if isinstance(default, tuple) else str(default)
     return lambda value: text
 
 

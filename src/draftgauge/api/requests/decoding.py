@@ -78,7 +78,7 @@ class FitRequest:
     """Fit a policy on the training prompts of a trace, and show its gain on the validation prompts.
 
     Attributes:
-        folder: a recorded run, or a folder of runs, with training prompts.
+        folder: a recorded run, or a folder of runs, with training prompts; prompts that name no split are divided.
         policy: 'stopping', 'two-source', 'specdec++' or 'speckv'.
         out: file to write, ending in .json; give it to --policy of replay and bench.
         tasks: learn from the prompts of these tasks only, separated by commas.
@@ -248,7 +248,7 @@ class GenerateRequest:
 
 @dataclass(frozen=True, kw_only=True)
 class ReportRequest:
-    """Draw acceptance, speed against gamma, costs and token timelines; the file works offline.
+    """Write one HTML file, which works offline: acceptance, speed by draft length, costs and token timelines.
 
     Attributes:
         folder: a recorded run, or a folder of runs.

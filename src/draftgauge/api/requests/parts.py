@@ -33,8 +33,9 @@ class LoadSpec(CodeSpec):
 
     Attributes:
         engine: 'lean' (own decoder), 'static' (the same with fixed shapes: CUDA graphs), 'modules' (transformers), or
-            'auto': static on a GPU and lean elsewhere, where they are known to be right; of GGUF files 'gguf' or
-            'gguf-fast' (llama.cpp with float32 keys and values, or with its faster defaults).
+            'auto': static on a GPU and lean elsewhere, for models that they are known to run right, else modules; of
+            GGUF files 'gguf' (which 'auto' is) or 'gguf-fast' (llama.cpp with float32 keys and values, or with its
+            faster defaults).
         tokenizer: folder or id of the target's tokenizer, where the target has none of its own (GGUF files).
         device_map: spread the target over all GPUs: 'auto', 'balanced', 'balanced_low_0' or 'sequential'.
         draft_device: where a draft model runs; with the target if left out.

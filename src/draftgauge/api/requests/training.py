@@ -60,8 +60,9 @@ class LearnedSpec:
 
 @dataclass(frozen=True, kw_only=True)
 class EvaluateRequest:
-    """Measure a trained drafter: acceptance by depth with intervals, accepted tokens a step (MAT) forced, live and with
-    draft trees, retention and speed.
+    """Measure a trained drafter: acceptance by depth with intervals, tokens a step (MAT: accepted ones and the target's
+    own) teacher-forced, live and with draft trees, retention (acceptance at the last depth over that at the first) and
+    speed.
 
     Attributes:
         drafter: folder of a drafter that 'draftgauge train' wrote.
@@ -181,7 +182,7 @@ class ReferenceEvaluateRequest:
 
 @dataclass(frozen=True, kw_only=True)
 class ReproduceSpeckvRequest:
-    """SpecKV (arXiv 2605.02888): its tables to the last published digit, and what its records really say.
+    """SpecKV (arXiv 2605.02888): its tables, computed from its author's records, and what else those records say.
 
     Attributes:
         steps: the published table of steps, phase2_step_results.csv.

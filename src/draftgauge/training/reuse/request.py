@@ -76,7 +76,7 @@ class TrainingSpec(CodeSpec, SeedSpec, DeviceSpec, TeacherSpec, ChatSpec):
             attends mostly to itself), ``target`` (at a linear estimate of how a tapped layer of the target attends;
             over the drafter's own anchors as ``self``) or ``random``.
         freeze_head: leave the drafter's head as it starts, at the target's; speculators does so.
-        depths: K, drafted tokens that training unrolls from every anchor.
+        depths: drafted tokens that training unrolls from every position.
         length: longest conversation in tokens; longer ones are cut at their end.
         questions: number of generated questions, or the most prompts to take from the file; 'none' takes all.
         new_tokens: longest answer.
