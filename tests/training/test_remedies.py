@@ -9,6 +9,7 @@ from draftgauge.core.errors import DraftgaugeError
 from draftgauge.drafters.reuse import ReuseNet
 from draftgauge.drafters.reuse.unroll import unroll
 from draftgauge.models.taps import TapPlan, batch_features
+from draftgauge.training.reuse.optimizers import make_optimizers
 from draftgauge.training.reuse.prepare import check_remedies
 from draftgauge.training.reuse.remedies import Remedies, start_gates
 from draftgauge.training.reuse.request import TrainingSpec
@@ -39,6 +40,22 @@ def test_gradients_of_own_keys_are_multiplied() -> None:
     for group, norm in plain.items():
         factor = 50 if group.endswith(("chain_attention.keys", "chain_attention.values")) else 1
         assert scaled[group] == pytest.approx(factor * norm, rel=1e-4), group
+
+
+@pytest.mark.parametrize(("optimizer", "shared"), [("muon", True), ("adamw", False)])
+def test_the_factor_of_own_keys_reaches_the_queries_with_muon_alone(optimizer: str, shared: bool) -> None:
+    """Muon updates queries, keys and values as one matrix."""
+    queries = []
+    for factor in (1, 50):
+        net = net_for(target(), "kv").requires_grad_(True)
+        backward(net, Remedies(net, TrainingSpec(reuse="kv", kv_gradient=factor)), 0)
+        for each in make_optimizers(net, optimizer, 0.0):
+            each.step()
+        attention = net.blocks[0].chain_attention
+        assert attention is not None
+        assert attention.from_token is not None
+        queries.append(attention.from_token.weight[attention.parts()["queries"]].detach())
+    assert torch.allclose(*queries) != shared
 
 
 def test_a_gate_is_held_open_and_then_freed() -> None:

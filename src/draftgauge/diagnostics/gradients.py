@@ -7,8 +7,8 @@ the draft from one anchor. For a few of them the loss of every depth is taken ba
 - the norm of the mean gradient of a group, and that norm over the norm of its weights;
 - the share of a sample's positions at which the loss reaches the group: those where the gradient by the output of the
   group's module is at least ``REACHED`` of the largest;
-- the effective rank of the samples' gradients (Roy and Vetterli 2007): the exponential of the entropy of the
-  normalised eigenvalues of their Gram matrix, 1 where all samples pull one way, their number where each has its own.
+- the effective rank (Roy and Vetterli 2007) of the Gram matrix of the samples' gradients: the exponential of the
+  entropy of its normalised eigenvalues, 1 where all samples pull one way, their number where each has its own.
 """
 
 from __future__ import annotations

@@ -35,8 +35,9 @@ def tap_plan(
 ) -> TapPlan:
     """Plan the taps of a target.
 
-    Without a choice these are EAGLE-3's. Where a rule chooses and not the caller, keys and values of a target that
-    alternates full and sliding-window attention come from the full-attention layers nearest to them.
+    Without a choice they are :func:`~draftgauge.models.tap_rules.default_taps`. Where a rule chooses and not the
+    caller, keys and values of a target that alternates full and sliding-window attention come from the full-attention
+    layers nearest to them.
 
     Args:
         config: of the target.

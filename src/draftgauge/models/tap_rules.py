@@ -1,4 +1,9 @@
-"""Which layers of a target are tapped by default: the rules of two systems; no torch."""
+"""Which layers of a target are tapped by default, and which by EAGLE-3; no torch.
+
+EAGLE-3's code takes what *enters* layers 2, L // 2 and L - 3 of L, which is the output of the layers below them:
+SpecForge names those. The default has EAGLE-3's numbers and takes what leaves these layers, one layer further on. Their
+keys and values are made of what enters them.
+"""
 
 from __future__ import annotations
 
@@ -13,7 +18,7 @@ TapRule = Literal["eagle3", "specforge"]
 
 
 def default_taps(layers: int) -> tuple[int, ...]:
-    """Layers 2, L // 2 and L - 3 of ``layers`` as in EAGLE-3 (arXiv 2503.01840), spread evenly where L < 7."""
+    """Layers 2, L // 2 and L - 3 of ``layers``: each the one above EAGLE-3's; spread evenly where L < 7."""
     if layers >= EAGLE_LAYERS:
         return (2, layers // 2, layers - 3)
     count = min(TAPS, layers)
@@ -21,7 +26,7 @@ def default_taps(layers: int) -> tuple[int, ...]:
 
 
 def specforge_taps(layers: int) -> tuple[int, ...]:
-    """Layers 1, L // 2 - 1 and L - 4 of ``layers``, as SpecForge has them: each the one below EAGLE-3's.
+    """Layers 1, L // 2 - 1 and L - 4 of ``layers``, whose outputs EAGLE-3 (arXiv 2503.01840) and SpecForge take.
 
     Raises:
         ModelError: if these are not three layers.

@@ -158,6 +158,8 @@ def reuse_config(
     text = target_config.get_text_config()
     plan = tap_plan(text, DESIGNS[design].reads_hidden, DESIGNS[design].reads_kv, taps)
     rope = text.rope_parameters
+    one_kind = "rope_type" in rope
+    rope_kind = "" if one_kind else "full_attention"  # keys and values are tapped in layers of this kind only
     return ReuseConfig(
         design=design,
         layers=layers,
@@ -173,9 +175,7 @@ def reuse_config(
         draft_vocabulary=draft_vocabulary,
         rms_norm_eps=text.rms_norm_eps,
         rope=rope,
-        rope_kind=""
-        if "rope_type" in rope
-        else "full_attention",  # keys and values are tapped in layers of this kind only
+        rope_kind=rope_kind,
         context=text.max_position_embeddings,
         embedding_scale=text.hidden_size**0.5 if text.model_type.startswith("gemma") else 1.0,
         target_family=text.model_type,

@@ -154,7 +154,9 @@ def verdicts(runs: Mapping[Variant, Mapping[int, Run]]) -> list[Verdict]:
     tests = [_test(prediction, runs) for prediction in PREDICTIONS]
     corrected = holm([test.p_value if isinstance(test, EffectTest) else math.nan for test in tests])
     return [
-        _answer(prediction, test, p, _useless(prediction, runs))
+        Verdict(prediction, "undecided", reason=test)
+        if isinstance(test, str)
+        else _answer(prediction, test, p, _useless(prediction, runs))
         for prediction, test, p in zip(PREDICTIONS, tests, corrected, strict=True)
     ]
 
@@ -196,9 +198,7 @@ def compare(
     return crossed_effects(one - other)
 
 
-def _answer(prediction: Prediction, test: EffectTest | str, p_value: float, useless: list[str]) -> Verdict:
-    if isinstance(test, str):
-        return Verdict(prediction, "undecided", reason=test)
+def _answer(prediction: Prediction, test: EffectTest, p_value: float, useless: list[str]) -> Verdict:
     figures = test.estimate, test.low, test.high, p_value, test.p_value, test.p_seeds, test.seeds
     if useless:
         return Verdict(prediction, "undecided", *figures, f"not shown to beat none: {' and '.join(useless)}")

@@ -1,8 +1,9 @@
 """What may be done in training against the bottlenecks that KVShot names (arXiv 2604.26412).
 
 - Its own keys and values learn from few positions: their gradients are multiplied. The paper did so by 50 and gained
-  nothing. AdamW divides a gradient by its own size, and Muon by its own norm, so a factor acts through the clipping of
-  the whole gradient alone, which is one reason why.
+  nothing. AdamW divides the gradient of each weight by its own size, so there a factor acts through the clipping of the
+  whole gradient alone. Muon orthogonalises the matrix of queries, keys and values as one, so there it also shifts the
+  update from the queries to the keys and values.
 - The gate of a hybrid drafter shuts before its cross branch has learned anything: it is held open at first, or the
   cross branch is trained alone at first, everything else frozen.
 """

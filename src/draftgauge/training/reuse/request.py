@@ -62,8 +62,8 @@ class TrainingSpec(CodeSpec, SeedSpec, DeviceSpec, TeacherSpec, ChatSpec):
         reuse: design of the drafter: 'hidden', 'kv', 'hybrid', 'cross' or 'none'.
         layers: decoder layers of the drafter; more than one for ``kv`` and ``none`` only.
         injection: how keys and values of several target layers enter: concat, project or project-rope.
-        taps: decoder layers of the target to read, counted from 0, or a rule: eagle3 (low, middle, high; the default)
-            or specforge (1, L/2 - 1, L - 4).
+        taps: decoder layers of the target to read, counted from 0, or a rule: eagle3 (2, L/2, L - 3; the default) or
+            specforge (1, L/2 - 1, L - 4, whose outputs the code of EAGLE-3 takes too).
         intermediate_size: width of the drafter's MLP; the target's if left out. The study sets it to match capacities.
         draft_vocabulary: size of the vocabulary that the drafter proposes from, the most frequent tokens of the
             answers; 0 for all.

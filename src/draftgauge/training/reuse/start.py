@@ -69,7 +69,8 @@ def start_attention(net: ReuseNet, module: PreTrainedModel, start: str, texts: S
     if start == RANDOM:
         return []
     start_attending_self(net)
-    if start == SELF or net.blocks[0].chain_attention is None:
+    chain = net.blocks[0].chain_attention
+    if start == SELF or chain is None:
         return []
     if net.config.target_family not in TAP_FAMILIES:
         warnings.warn(
@@ -81,7 +82,7 @@ def start_attention(net: ReuseNet, module: PreTrainedModel, start: str, texts: S
     layers = net.config.kv_layers or tap_plan(module.config.get_text_config(), hidden=False, kv=True).kv_layers
     maps = fit_head_maps(net, module, layers, texts)
     chosen = max(range(len(maps)), key=lambda slot: maps[slot].explained)
-    _start_chain(net.blocks[0].chain_attention, net.config, maps, chosen)
+    _start_chain(chain, net.config, maps, chosen)
     for block in net.blocks:
         if block.injection is not None and block.injection.kind != "concat":
             block.injection.select(chosen)
@@ -134,10 +135,9 @@ def fit_head_maps(
     return maps
 
 
-def _start_chain(attention: Attention | None, config: ReuseConfig, maps: Sequence[HeadMaps], chosen: int) -> None:
+def _start_chain(attention: Attention, config: ReuseConfig, maps: Sequence[HeadMaps], chosen: int) -> None:
     """Write the maps into the half of an attention that reads tokens; the half that reads states starts at zero."""
-    assert attention is not None
-    assert attention.from_token is not None
+    assert attention.from_token is not None, "the first layer reads tokens"
     concatenated = config.traits.reads_kv and config.injection == "concat"
     sources = maps if concatenated else [maps[chosen]]
     keys = torch.cat([each.weights["keys"] for each in sources])
