@@ -14,9 +14,9 @@ from draftgauge.drafters.reuse import count_parameters
 from draftgauge.models.loading import load_model
 from draftgauge.studies.kvshot.cells import EQUAL_PARAMETERS, REMEDIES, check_study
 from draftgauge.studies.kvshot.plan import plan_study, training_pace
-from draftgauge.studies.kvshot.presets import HIDDEN, KV, KV_DEEP, PRESETS, make_study
+from draftgauge.studies.kvshot.presets import HIDDEN, KV, KV_DEEP, PRESETS, at_equal_width, make_study
 from draftgauge.studies.kvshot.run import choose_configs
-from draftgauge.studies.kvshot.verdicts import PREDICTIONS
+from draftgauge.studies.kvshot.verdicts import PREDICTIONS, WIDE_PREDICTIONS
 from draftgauge.training.reuse.request import TrainingSpec
 from kvshot_results import cells, write_result
 
@@ -25,12 +25,14 @@ from kvshot_results import cells, write_result
 def test_every_preset_answers_the_predictions_it_has_cells_for(preset: str, tmp_path: Path) -> None:
     study = make_study(preset, TrainingSpec())
     check_study(study.variants)
-    assert {HIDDEN, KV} <= set(study.variants)  # P1 and P3
-    assert (KV_DEEP in study.variants) == (preset not in ("quick", "remedies"))  # P2
+    assert ({HIDDEN, KV} <= set(study.variants)) == (preset != "width")  # P1 and P3
+    assert ({*map(at_equal_width, (HIDDEN, KV))} <= set(study.variants)) == (preset in ("width", "full"))
+    assert (KV_DEEP in study.variants) == (preset not in ("quick", "width", "remedies"))  # P2
     assert study.request.depths == 7
     made = cells(tmp_path, study)
     assert len(made) == sum(len(study.seeds_of(v)) for v in study.variants) == len({cell.name for cell in made})
-    for prediction in PREDICTIONS:
+    wide = WIDE_PREDICTIONS if preset in ("width", "full") else ()
+    for prediction in (*PREDICTIONS, *wide):
         for variant in {prediction.better, prediction.worse} & set(study.variants):
             assert len(study.seeds_of(variant)) == (2 if preset == "smoke" else 5)
     before: set[str] = set()
@@ -194,7 +196,7 @@ def test_what_is_left_and_what_is_done_are_asked_one_by_one(tmp_path: Path) -> N
 
 
 def test_unknown_preset() -> None:
-    with pytest.raises(DraftgaugeError, match="smoke, quick, depth, remedies, full"):
+    with pytest.raises(DraftgaugeError, match="smoke, quick, depth, width, remedies, full"):
         make_study("huge", TrainingSpec())
 
 

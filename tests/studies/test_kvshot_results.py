@@ -14,7 +14,7 @@ from draftgauge.core.provenance import write_measurement
 from draftgauge.studies.kvshot.cells import EQUAL_PARAMETERS, EQUAL_WIDTH, RESULT_NAME
 from draftgauge.studies.kvshot.presets import HIDDEN, HYBRID, KV, KV_DEEP, NONE, at_equal_width, remedied, warm
 from draftgauge.studies.kvshot.results import read_result, study_rows, summary
-from draftgauge.studies.kvshot.verdicts import EQUAL_P2
+from draftgauge.studies.kvshot.verdicts import EQUAL_P2, WIDE_P1, WIDE_P3
 from kvshot_results import ALPHAS, TASKS, cells, results, study, write_result
 
 
@@ -149,6 +149,16 @@ def test_depth_at_equal_width_and_at_equal_parameters_are_told_apart(tmp_path: P
     matched = {KV: ALPHAS[KV_DEEP], KV_DEEP: ALPHAS[KV]}
     found = by_prediction(study_rows(results(tmp_path, wide | matched)))
     assert (found["P2"]["verdict"], found[EQUAL_P2]["verdict"]) == ("supported", "contradicted")
+
+
+def test_designs_at_equal_width_are_tested_where_both_were_trained_so(tmp_path: Path) -> None:
+    matched = {HIDDEN: ALPHAS[HIDDEN], KV: ALPHAS[HIDDEN]}
+    wide = {at_equal_width(HIDDEN): ALPHAS[HIDDEN], at_equal_width(KV): ALPHAS[KV]}
+    found = by_prediction(study_rows(results(tmp_path, matched | wide)))
+    assert [found[name]["verdict"] for name in ("P1", "P3")] == ["undecided", "undecided"]
+    assert (found[WIDE_P1]["verdict"], found[WIDE_P3]["verdict"]) == ("contradicted", "supported")
+    assert found[WIDE_P3]["p_value"] > found[WIDE_P3]["uncorrected_p_value"]  # six tests share a study
+    assert not {WIDE_P1, WIDE_P3} & set(by_prediction(study_rows(results(tmp_path / "matched", matched))))
 
 
 def test_what_was_not_run_is_said(tmp_path: Path) -> None:

@@ -107,8 +107,8 @@ class StudyKvshotRequest:
 
     Attributes:
         out: folder of the study; run again with the same folder to resume.
-        preset: 'smoke', 'quick' (three to five seeds, on a laptop), 'depth' (quick and deeper KV drafters), 'remedies'
-            (quick, and what may be done against bottlenecks) or 'full'.
+        preset: 'smoke', 'quick' (three to five seeds, on a laptop), 'depth' (quick and deeper KV drafters), 'width'
+            (hidden and kv at equal width), 'remedies' (quick, and what may be done against bottlenecks) or 'full'.
         seeds: most seeds of a row, at least 2; all of the preset's if left out. Run again with more to go on.
         held_out: prompts to measure on; the bundled test prompts if left out.
         plan: print the trainings and hours of the study and how many of them are left, and run nothing.

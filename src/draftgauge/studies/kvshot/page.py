@@ -105,6 +105,7 @@ def comparisons(views: Sequence[VariantView]) -> list[Comparison]:
     matched = [view for view in views if view.capacity != EQUAL_WIDTH]
     chosen: list[tuple[str, str, list[VariantView]]] = [
         ("designs", "Designs, at equal parameters", _designs(matched)),
+        ("designs-wide", "Designs, at equal width", _designs(wide)),
         (
             "injections",
             "Ways of injecting the KV cache",

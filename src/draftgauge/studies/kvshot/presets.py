@@ -103,6 +103,14 @@ def depth(request: TrainingSpec) -> Study:
     return replace(base, preset="depth", variants=variants, decisive=(*base.decisive, KV_DEEP, *wide))
 
 
+def width(request: TrainingSpec) -> Study:
+    """The designs that predictions are about, with MLPs as wide as the target's, as the paper compares them, and the
+    control.
+    """
+    wide = at_equal_width(HIDDEN), at_equal_width(KV)
+    return replace(quick(request), preset="width", variants=(*wide, NONE), decisive=wide)
+
+
 def remedies(request: TrainingSpec) -> Study:
     """Quick, and what may be done against each bottleneck, beside the same drafters without it: in the folder of a
     quick study only those are left to do.
@@ -140,7 +148,7 @@ def full(request: TrainingSpec) -> Study:
         preset="full",
         variants=(*matched, *wide, warm(HYBRID), warm(CROSS), *_remedied()),
         ablation=Ablation(designs=("hidden",)),
-        decisive=(HIDDEN, KV, KV_DEEP, at_equal_width(KV), at_equal_width(KV_DEEP), HYBRID, NONE),
+        decisive=(HIDDEN, KV, KV_DEEP, HYBRID, NONE, *(at_equal_width(one) for one in (HIDDEN, KV, KV_DEEP))),
     )
     if not _on_gpu(request):
         return study
@@ -163,6 +171,7 @@ PRESETS: dict[str, Callable[[TrainingSpec], Study]] = {
     "smoke": smoke,
     "quick": quick,
     "depth": depth,
+    "width": width,
     "remedies": remedies,
     "full": full,
 }
@@ -172,7 +181,7 @@ def make_study(preset: str, request: TrainingSpec, held_out: str | Path | None =
     """The study of a preset on a target.
 
     Args:
-        preset: smoke, quick, depth, remedies or full.
+        preset: smoke, quick, depth, width, remedies or full.
         request: target, prompts and device; the preset fills in the rest.
         held_out: prompt file to measure on, if not the preset's.
 

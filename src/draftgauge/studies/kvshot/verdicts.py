@@ -1,13 +1,15 @@
 """The paper's three predictions, each put to a paired test over prompts and seeds.
 
 The second is tested twice: at equal width as in the paper, where four layers have more than twice the parameters of
-one, and at equal parameters, where their MLPs are as much narrower.
+one, and at equal parameters, where their MLPs are as much narrower. The first and the third are tested at equal
+parameters, and at equal width too where the study trained ``hidden`` and ``kv`` so: ``kv``, which reads less, has fewer
+parameters there.
 
 Agreement is taken over *all* output positions: acceptance given that all earlier tokens were accepted compares
 different positions for every drafter, and a drafter that rarely gets deep does so where the text is easy.
 
 Seeds and prompts are crossed random effects (:mod:`draftgauge.statistics.effects`); p-values are two-sided and
-Holm-corrected for as many tests as the study allows, four at most. Beside each stands the p-value of the seeds alone. A
+Holm-corrected for as many tests as the study allows, six at most. Beside each stands the p-value of the seeds alone. A
 prediction is *supported* if its difference is positive and *contradicted* if it is negative, at a corrected p below
 0.05 and with an interval that leaves out 0; else it is *undecided*, as it is where the study did not train what it is
 about, and where one of the two drafters is not shown to beat, on the same measure, the control that reads nothing: what
@@ -19,7 +21,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 import numpy as np
@@ -33,6 +35,7 @@ from draftgauge.studies.kvshot.presets import HIDDEN, KV, KV_DEEP, NONE, at_equa
 
 LEVEL = 0.05
 EQUAL_P2 = "P2 at equal parameters"
+WIDE_P1, WIDE_P3 = "P1 at equal width", "P3 at equal width"
 Floats = NDArray[np.float64]
 
 
@@ -66,7 +69,7 @@ class Prediction:
     """What the paper expects, as a difference that should be positive.
 
     Attributes:
-        name: P1, P2, P2 at equal parameters or P3.
+        name: P1, P2 or P3, with what is equal where another test of it goes by the plain name.
         statement: in words.
         measured: what is compared, and how.
         measure: of a drafter, by prompt.
@@ -124,6 +127,17 @@ PREDICTIONS = (
         1,
     ),
 )
+WIDE_PREDICTIONS = tuple(
+    replace(
+        prediction,
+        name=name,
+        statement=f"{prediction.statement}, at equal width",
+        better=at_equal_width(prediction.better),
+        worse=at_equal_width(prediction.worse),
+    )
+    for prediction, name in ((PREDICTIONS[0], WIDE_P1), (PREDICTIONS[-1], WIDE_P3))
+)
+"""Those that are put at equal parameters, as the paper put them; asked where both drafters were trained so."""
 
 
 @dataclass(frozen=True)
@@ -151,13 +165,15 @@ def verdicts(runs: Mapping[Variant, Mapping[int, Run]]) -> list[Verdict]:
     Args:
         runs: for each variant and seed; all on the same prompts.
     """
-    tests = [_test(prediction, runs) for prediction in PREDICTIONS]
+    wide = [one for one in WIDE_PREDICTIONS if runs.get(one.better) and runs.get(one.worse)]
+    predictions = [*PREDICTIONS, *wide]
+    tests = [_test(prediction, runs) for prediction in predictions]
     corrected = holm([test.p_value if isinstance(test, EffectTest) else math.nan for test in tests])
     return [
         Verdict(prediction, "undecided", reason=test)
         if isinstance(test, str)
         else _answer(prediction, test, p, _useless(prediction, runs))
-        for prediction, test, p in zip(PREDICTIONS, tests, corrected, strict=True)
+        for prediction, test, p in zip(predictions, tests, corrected, strict=True)
     ]
 
 
