@@ -142,6 +142,22 @@ def test_the_draft_may_live_on_another_gpu(gpu: FakeCuda, reads: Reads, sampling
     assert waited == (GAMMA + 1 if reads else 1)
 
 
+def test_clocks_wait_for_the_drafts_gpu_too(gpu: FakeCuda, monkeypatch: pytest.MonkeyPatch) -> None:
+    waited: list[str] = []
+    monkeypatch.setattr(torch.cuda, "synchronize", lambda device: waited.append(str(device)))
+    monkeypatch.setattr(static_rows, "free_bytes", lambda device: None)
+    target, drafter = model(), drafter_on("auto", "cuda:1")
+    result = speculative_decode(target, drafter, FixedLength(GAMMA), PROMPT, DecodingSettings(9, time_phases=True))
+    moments = 4 + 3 * len(result.steps)
+    assert (waited.count("cuda:0"), waited.count("cuda:1")) == (moments, moments)
+    waited.clear()
+    rows = [StaticRows(each, 1, 64) for each in (target, drafter.model)]
+    plan = BatchPlan(1, GAMMA, timed=True)
+    run = batched_decode(*rows, PerRequest([FixedLength(GAMMA)]), [PROMPT], DecodingSettings(9), plan)
+    moments = 1 + 2 * sum(map(len, run.passes))
+    assert (waited.count("cuda:0"), waited.count("cuda:1")) == (moments, moments)
+
+
 def test_a_model_on_a_gpu_is_static_and_graphs_are_captured_when_a_pass_comes_again(gpu: FakeCuda) -> None:
     cached = model()
     assert cached.spec.engine == "static"

@@ -185,6 +185,7 @@ class _BatchLoop:
         self.target, self.draft, self.policy = target, draft, policy
         self.settings, self.plan = settings, plan
         self.device = target.spec.device
+        self.devices = {self.device, draft.spec.device}
         self.requests: dict[int, _Request] = {}
         self.passes: list[Pass] = []
         self.admitted = False  # a prompt since the last step
@@ -221,9 +222,8 @@ class _BatchLoop:
 
     def begin(self) -> float:
         """When a step begins: once the devices are done with the prompts that were taken in before it."""
-        devices = {self.device, self.draft.spec.device} if self.admitted else ()
-        self.admitted = False
-        return max(map(seconds, devices), default=time.perf_counter())
+        admitted, self.admitted = self.admitted, False
+        return seconds(*self.devices) if admitted else time.perf_counter()
 
     def step(self) -> list[int]:
         """One step of all requests; the slots whose outputs ended."""
@@ -358,12 +358,12 @@ class _Timing:
 
     def __enter__(self) -> _Timing:
         if self._loop.plan.timed:
-            self._context, self._began = self._loop.context(), seconds(self._loop.device)
+            self._context, self._began = self._loop.context(), seconds(*self._loop.devices)
         return self
 
     def __exit__(self, kind: object, *_: object) -> None:
         if self._loop.plan.timed and kind is None:
-            spent = seconds(self._loop.device) - self._began
+            spent = seconds(*self._loop.devices) - self._began
             rows, span = len(self._slots), self._slots[-1] + 1 - self._slots[0]
             shape = (rows, sum(self.counts), span, max(self.counts), self._context)
             self._loop.passes.append(Pass(self._kind, *shape, self._signals, spent))
