@@ -14,9 +14,10 @@ from draftgauge.decoding import DecodingSettings, plain_decode, speculative_deco
 from draftgauge.decoding.batched import BatchPlan, batched_decode
 from draftgauge.drafters import LanguageModelDrafter, PromptLookupDrafter
 from draftgauge.drafters.base import Drafter
-from draftgauge.models import static_rows
+from draftgauge.models import hidden, lean, static_rows
 from draftgauge.models.base import CachedModel
 from draftgauge.models.loading import wrap
+from draftgauge.models.static_model import StaticModel
 from draftgauge.models.static_rows import StaticRows
 from draftgauge.models.taps import TapPlan, attach_taps
 from draftgauge.policies.base import PolicyBase
@@ -172,6 +173,27 @@ def test_a_model_on_a_gpu_is_static_and_graphs_are_captured_when_a_pass_comes_ag
     with gpu.counting() as counts:
         cached.forward(torch.ones(100, dtype=torch.int64, device="cuda:0"))  # a prompt
     assert (counts.captures, counts.launches["graph"]) == (0, 0)
+
+
+@pytest.mark.parametrize("tapped", [False, True])
+def test_passes_that_were_recorded_ahead_are_replayed_from_the_first_on(
+    gpu: FakeCuda, monkeypatch: pytest.MonkeyPatch, tapped: bool
+) -> None:
+    monkeypatch.setattr(lean, "FIRST_CAPACITY", 16)
+    monkeypatch.setattr(hidden, "FIRST_CAPACITY", 16)
+    cached = model()
+    assert isinstance(cached, StaticModel)
+    cached.first_bucket = 16
+    if tapped:
+        attach_taps(cached, TapPlan((0,), (1,)))
+    with gpu.counting() as counts:
+        cached.record(3, 50)
+    assert counts.captures == 3 * 3  # over 16, 32 and 64 places
+    assert cached.length == 0
+    with gpu.counting() as counts:
+        for count in (3, 2, 1) * 8:
+            cached.forward(torch.ones(count, dtype=torch.int64, device="cuda:0"))
+    assert (counts.captures, counts.launches["graph"]) == (0, 24)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
