@@ -43,6 +43,7 @@ class Pass(NamedTuple):
         context: tokens of the longest of them, before the step.
         signals: whether signals of drafted tokens were computed and read.
         seconds: of the pass, its tokens chosen and, where they are read at once, read.
+        records: whether its CUDA graph was recorded in it, once for all passes of its shape.
     """
 
     kind: Literal["draft", "verify"]
@@ -53,6 +54,7 @@ class Pass(NamedTuple):
     context: int
     signals: bool
     seconds: float
+    records: bool = False
 
     @property
     def gap(self) -> int:
@@ -340,6 +342,9 @@ class _BatchLoop:
         last = self.draft.spec.vocabulary - 1
         return [min(token, last) for token in tokens]
 
+    def recorded(self) -> int:
+        return self.target.recorded + self.draft.recorded
+
     def context(self) -> int:
         return max(len(request.text) for request in self.requests.values())
 
@@ -358,6 +363,7 @@ class _Timing:
 
     def __enter__(self) -> _Timing:
         if self._loop.plan.timed:
+            self._recorded = self._loop.recorded()
             self._context, self._began = self._loop.context(), seconds(*self._loop.devices)
         return self
 
@@ -366,7 +372,8 @@ class _Timing:
             spent = seconds(*self._loop.devices) - self._began
             rows, span = len(self._slots), self._slots[-1] + 1 - self._slots[0]
             shape = (rows, sum(self.counts), span, max(self.counts), self._context)
-            self._loop.passes.append(Pass(self._kind, *shape, self._signals, spent))
+            records = self._loop.recorded() > self._recorded
+            self._loop.passes.append(Pass(self._kind, *shape, self._signals, spent, records))
 
 
 def _signals(logits: Tensor, tokens: Tensor, reads: Reads, depth: int) -> list[Signal]:
