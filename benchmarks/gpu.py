@@ -27,7 +27,7 @@ import tempfile
 import time
 import warnings
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -51,6 +51,7 @@ from draftgauge.policies.fixed import FixedLength
 
 GAMMA = 4
 CONTEXT = 1024
+WAITED = "called a synchronizing CUDA operation"  # what PyTorch says then; that it says so at all is another warning
 COMPRESSIONS = ("bf16", "int8", "nf4", "fp8")
 PAIRS: dict[str, tuple[str, str] | None] = {
     "bundled": None,
@@ -162,7 +163,7 @@ def waits_a_step(target: CachedModel, draft: CachedModel) -> float | None:
         with warnings.catch_warnings(record=True) as told, watching(on_gpu and watched):
             warnings.simplefilter("always")
             result = speculative_decode(target, drafter, FixedLength(GAMMA), [1, 2, 3], settings)
-    return sum("synchroniz" in str(each.message) for each in told) / len(result.steps) if on_gpu else None
+    return sum(str(each.message).startswith(WAITED) for each in told) / len(result.steps) if on_gpu else None
 
 
 @contextmanager
@@ -241,8 +242,9 @@ def attempt(part: Part, setting: Setting) -> dict[str, Any]:
     finally:
         gc.collect()
         if setting.device.type == "cuda":
-            torch.cuda.empty_cache()
-            torch.cuda.reset_peak_memory_stats()
+            with suppress(RuntimeError):  # after some errors the device does nothing any more
+                torch.cuda.empty_cache()
+                torch.cuda.reset_peak_memory_stats()
 
 
 def stated(part: Part, setting: Setting) -> dict[str, Any]:

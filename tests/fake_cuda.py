@@ -246,6 +246,13 @@ class _Graph:
         self.fake.launched("graph")
 
 
+class _Stream:
+    """A class, as it is in the annotations of what is imported meanwhile."""
+
+    def __init__(self, device: torch.device) -> None:
+        pass
+
+
 def _real_bias(new: int, length: int) -> CausalBias:
     """A tensor of a class of its own, which no fake can be."""
     with no_dispatch():
@@ -270,7 +277,7 @@ def fake_cuda(monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeCuda]:
     monkeypatch.setattr(FakeTensor, "tolist", fake.tolist)
     monkeypatch.setattr(torch.cuda, "CUDAGraph", type("CUDAGraph", (_Graph,), {"fake": fake}))
     monkeypatch.setattr(torch.cuda, "graph", lambda *_, **__: fake.recording())
-    monkeypatch.setattr(torch.cuda, "Stream", lambda device: None)
+    monkeypatch.setattr(torch.cuda, "Stream", _Stream)
     monkeypatch.setattr(torch.cuda, "graph_pool_handle", lambda: (0, 1))
     monkeypatch.setattr(torch.cuda, "device", lambda *_: nullcontext())
     monkeypatch.setattr(torch.cuda, "synchronize", lambda *_: fake.read("synchronize"))

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import json
+import warnings
 from pathlib import Path
-from types import ModuleType
+from types import ModuleType, SimpleNamespace
 
 import pytest
 import torch
@@ -16,6 +17,7 @@ from draftgauge.models import compression
 from draftgauge.models.loading import wrap
 from draftgauge.policies.fixed import FixedLength
 from fake_cuda import fake_cuda, on_gpu
+from tiny import tiny_model
 
 CPU, GPU = torch.device("cpu"), torch.device("cuda")
 PUBLISHED = {
@@ -95,6 +97,38 @@ def test_parts_that_are_there_are_kept_and_failed_ones_tried_again(
     assert asked == [*parts, parts[0]]
     assert again == [{"pair": "bundled", "compression": "bf16", "plain_ms": 1.0}, first[1]]
     assert json.loads((tmp_path / "bundled-bf16.json").read_text()) == again[0]
+
+
+def test_waits_are_counted_without_the_warning_that_they_are(gpu: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
+    prototype = "Synchronization debug mode is a prototype feature and does not yet detect all synchronizing operations"
+    modes: list[str] = []
+
+    def decode(*_: object) -> SimpleNamespace:
+        for _ in range(3):
+            if modes[-1:] == ["warn"]:
+                warnings.warn("called a synchronizing CUDA operation (Triggered internally at ...)", stacklevel=1)
+        return SimpleNamespace(steps=[None] * 3)
+
+    def switch(mode: str) -> None:
+        modes.append(mode)
+        warnings.warn(prototype, stacklevel=1)
+
+    monkeypatch.setattr(torch.cuda, "set_sync_debug_mode", switch)
+    monkeypatch.setattr(gpu, "speculative_decode", decode)
+    draft = wrap(tiny_model(), "static")
+    target = SimpleNamespace(spec=SimpleNamespace(device=GPU))
+    assert gpu.waits_a_step(target, draft) == 1
+    assert modes == ["warn", "default"]
+
+
+def test_a_device_that_does_nothing_any_more_costs_no_row(gpu: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
+    def broken(*_: object) -> None:
+        raise RuntimeError("CUDA error: an illegal memory access was encountered")
+
+    monkeypatch.setattr(gpu, "measure", broken)
+    monkeypatch.setattr(torch.cuda, "empty_cache", broken)
+    row = gpu.attempt(gpu.PARTS["bundled-bf16"], gpu.Setting(GPU, dry=False))
+    assert row["failed"].startswith("RuntimeError: CUDA error: an illegal memory access")
 
 
 def test_without_a_gpu_nothing_is_measured(gpu: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

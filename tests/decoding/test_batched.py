@@ -15,6 +15,7 @@ from draftgauge.core.errors import DraftgaugeError, ModelError, TraceError
 from draftgauge.core.prompts import Prompt
 from draftgauge.decoding import batch_meter, batched
 from draftgauge.decoding.batch_meter import BatchMeterPlan, measure_batches
+from draftgauge.decoding.batch_samples import timed_steps
 from draftgauge.decoding.batched import BatchPlan, BatchRun, Pass, batched_decode
 from draftgauge.decoding.plain import plain_decode
 from draftgauge.decoding.random_lengths import RandomLengths
@@ -333,6 +334,18 @@ def test_graphs_of_ragged_passes_are_bounded(models: tuple[StaticModel, StaticMo
         captured[graphs] = pool.captured
     assert captured == {True: 3, False: 0}
     assert all(torch.equal(ours, theirs) for ours, theirs in zip(logits[True], logits[False], strict=True))
+
+
+def test_steps_in_which_a_graph_is_recorded_are_no_samples(models: tuple[StaticModel, StaticModel]) -> None:
+    rows = [StaticRows(model, 2, CAPACITY) for model in models]
+    pools = [CountingPool() for _ in rows]
+    for each, pool in zip(rows, pools, strict=True):
+        each._pool = pool  # type: ignore[assignment]
+    run = batched_decode(*rows, make("fixed:2", 2), PROMPTS, SETTINGS, BatchPlan(2, GAMMA_MAX, timed=True))
+    recorded = [p for passes in run.passes for p in passes if p.records]
+    assert len(recorded) == sum(pool.captured for pool in pools) > 2
+    kept = timed_steps(run.passes, run.seconds)
+    assert 0 < len(kept) == sum(not any(p.records for p in passes) for passes in run.passes) < len(run.passes)
 
 
 def test_what_a_batch_cannot_do(

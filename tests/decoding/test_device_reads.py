@@ -14,9 +14,10 @@ from draftgauge.decoding import DecodingSettings, plain_decode, speculative_deco
 from draftgauge.decoding.batched import BatchPlan, batched_decode
 from draftgauge.drafters import LanguageModelDrafter, PromptLookupDrafter
 from draftgauge.drafters.base import Drafter
-from draftgauge.models import static_rows
+from draftgauge.models import hidden, lean, static_rows
 from draftgauge.models.base import CachedModel
 from draftgauge.models.loading import wrap
+from draftgauge.models.static_model import StaticModel
 from draftgauge.models.static_rows import StaticRows
 from draftgauge.models.taps import TapPlan, attach_taps
 from draftgauge.policies.base import PolicyBase
@@ -142,6 +143,22 @@ def test_the_draft_may_live_on_another_gpu(gpu: FakeCuda, reads: Reads, sampling
     assert waited == (GAMMA + 1 if reads else 1)
 
 
+def test_clocks_wait_for_the_drafts_gpu_too(gpu: FakeCuda, monkeypatch: pytest.MonkeyPatch) -> None:
+    waited: list[str] = []
+    monkeypatch.setattr(torch.cuda, "synchronize", lambda device: waited.append(str(device)))
+    monkeypatch.setattr(static_rows, "free_bytes", lambda device: None)
+    target, drafter = model(), drafter_on("auto", "cuda:1")
+    result = speculative_decode(target, drafter, FixedLength(GAMMA), PROMPT, DecodingSettings(9, time_phases=True))
+    moments = 4 + 3 * len(result.steps)
+    assert (waited.count("cuda:0"), waited.count("cuda:1")) == (moments, moments)
+    waited.clear()
+    rows = [StaticRows(each, 1, 64) for each in (target, drafter.model)]
+    plan = BatchPlan(1, GAMMA, timed=True)
+    run = batched_decode(*rows, PerRequest([FixedLength(GAMMA)]), [PROMPT], DecodingSettings(9), plan)
+    moments = 1 + 2 * sum(map(len, run.passes))
+    assert (waited.count("cuda:0"), waited.count("cuda:1")) == (moments, moments)
+
+
 def test_a_model_on_a_gpu_is_static_and_graphs_are_captured_when_a_pass_comes_again(gpu: FakeCuda) -> None:
     cached = model()
     assert cached.spec.engine == "static"
@@ -156,6 +173,27 @@ def test_a_model_on_a_gpu_is_static_and_graphs_are_captured_when_a_pass_comes_ag
     with gpu.counting() as counts:
         cached.forward(torch.ones(100, dtype=torch.int64, device="cuda:0"))  # a prompt
     assert (counts.captures, counts.launches["graph"]) == (0, 0)
+
+
+@pytest.mark.parametrize("tapped", [False, True])
+def test_passes_that_were_recorded_ahead_are_replayed_from_the_first_on(
+    gpu: FakeCuda, monkeypatch: pytest.MonkeyPatch, tapped: bool
+) -> None:
+    monkeypatch.setattr(lean, "FIRST_CAPACITY", 16)
+    monkeypatch.setattr(hidden, "FIRST_CAPACITY", 16)
+    cached = model()
+    assert isinstance(cached, StaticModel)
+    cached.first_bucket = 16
+    if tapped:
+        attach_taps(cached, TapPlan((0,), (1,)))
+    with gpu.counting() as counts:
+        cached.record(3, 50)
+    assert counts.captures == 3 * 3  # over 16, 32 and 64 places
+    assert cached.length == 0
+    with gpu.counting() as counts:
+        for count in (3, 2, 1) * 8:
+            cached.forward(torch.ones(count, dtype=torch.int64, device="cuda:0"))
+    assert (counts.captures, counts.launches["graph"]) == (0, 24)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])

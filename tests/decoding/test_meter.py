@@ -20,6 +20,7 @@ from draftgauge.decoding.stopwatch import StepTimer, Stopwatch, TimedDrafter
 from draftgauge.decoding.wrapping import WrappedModel
 from draftgauge.drafters import Drafter, LanguageModelDrafter, PromptLookupDrafter
 from draftgauge.drafters.base import Draft, KeepDrafting
+from draftgauge.models import lean
 from draftgauge.models.base import CachedModel
 from draftgauge.models.loading import wrap
 from draftgauge.models.static_model import StaticModel
@@ -295,14 +296,20 @@ def test_marks_on_a_cpu_are_its_clock() -> None:
     assert stopwatch.seconds_between(start, end) == end - start >= 0
 
 
-def test_warming_meets_every_pass_that_steps_will_make() -> None:
+@pytest.mark.parametrize("first_capacity", [2048, 64])
+def test_warming_meets_every_pass_that_steps_will_make(first_capacity: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also where the cache grows in between."""
+    monkeypatch.setattr(lean, "FIRST_CAPACITY", first_capacity)
     target, draft = (wrap(tiny_model(seed=seed), "static") for seed in (0, 1))
     assert isinstance(target, StaticModel)
     assert isinstance(draft, StaticModel)
     target.first_bucket = draft.first_bucket = 16
     plan, rng = MeterPlan(TEXT, (40, 90), gamma_max=GAMMA_MAX), np.random.default_rng(0)
-    bench = meter._Bench(target, LanguageModelDrafter(draft), plan, (40, 20, 40), rng, None)
-    bench.warm()
+    bench, longer = (
+        meter._Bench(target, LanguageModelDrafter(draft), plan, where, rng, None)
+        for where in ((40, 20, 40), (100, 80, 40))
+    )
+    meter._warm([bench, longer])
     warmed = set(target._passes), set(draft._passes)
     assert {count for count, _ in warmed[0]} >= set(range(1, GAMMA_MAX + 2))
     for _ in range(3):

@@ -8,11 +8,12 @@ import pytest
 import torch
 import torch.nn.functional as F
 from torch import Tensor
+from torch._subclasses.fake_tensor import FakeTensorMode
 
 from draftgauge.drafters.reuse.blocks import GatedDelta
 from draftgauge.drafters.reuse.config import reuse_config
 from draftgauge.drafters.reuse.injection import Injection
-from draftgauge.drafters.reuse.joint import FusedCausal, plain_attention
+from draftgauge.drafters.reuse.joint import FusedCausal, joint_attention, plain_attention
 from draftgauge.drafters.reuse.rotary import RotaryTables, rotate, unrotate, window
 from draftgauge.models.taps import TapPlan, batch_features
 from tiny import tiny_model, tokens
@@ -62,6 +63,16 @@ def test_own_keys_alone() -> None:
     values = torch.stack([t.repeat_interleave(2, 1) for t in tensors[4::2]], -2)
     weights = ((tensors[0][..., None, :] * keys).sum(-1) * DIM**-0.5).softmax(-1)
     torch.testing.assert_close(alone, (weights[..., None] * values).sum(-2), atol=2e-6, rtol=0)
+
+
+def test_a_gpus_kernels_get_one_dtype(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Keys that are injected as they are, are float32 under autocast, and the backward kernel is cast nothing."""
+    given: list[torch.dtype] = []
+    monkeypatch.setattr(FusedCausal, "apply", lambda *tensors: given.extend(t.dtype for t in tensors) or tensors[0])
+    with FakeTensorMode():
+        half, wide = (torch.empty(1, KEY_HEADS, ROWS, DIM, dtype=d, device="cuda") for d in (torch.bfloat16, None))
+        joint_attention(half.repeat_interleave(2, 1), (wide, wide), [(half, half)], causal=True)
+    assert given == [torch.bfloat16] * 5
 
 
 @pytest.mark.parametrize("rope", [None, YARN])

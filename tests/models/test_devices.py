@@ -112,6 +112,9 @@ def test_work_on_one_gpu_is_timed_in_its_own_stream_and_on_two_after_both(monkey
     asked.clear()
     assert isinstance(Stopwatch(one, two).mark(), float)
     assert asked == [("wait", "cuda:0"), ("wait", "cuda:1")]
+    asked.clear()
+    assert isinstance(Stopwatch(torch.device("cpu"), one).mark(), float)  # an event says nothing of a CPU's work
+    assert asked == [("wait", "cuda:1")]
 
 
 @pytest.mark.parametrize(

@@ -12,7 +12,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from draftgauge.training.loop import Batches, LossFunction, Phase, Plan, train
+from draftgauge.training.loop import Batches, LossFunction, Phase, Plan, autocast_dtype, train
 
 VOCABULARY = 16
 
@@ -122,3 +122,11 @@ def test_interleaved_phases_come_by_turns_in_their_shares_and_windows_in_order(p
     for number, step in enumerate(short):
         for one, other in zip(interleaved.step(step), turns.step(number), strict=True):
             np.testing.assert_array_equal(one, other)
+
+
+@pytest.mark.parametrize(("native", "dtype"), [(True, torch.bfloat16), (False, None)])
+def test_bfloat16_that_a_gpu_only_emulates_is_not_used(
+    native: bool, dtype: torch.dtype | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(torch.cuda, "is_bf16_supported", lambda including_emulation=True: native or including_emulation)
+    assert autocast_dtype(torch.device("cuda")) == dtype

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -14,8 +16,10 @@ from torch import Tensor
 
 from draftgauge.core.errors import DraftgaugeError
 from draftgauge.decoding import DecodingSettings, plain_decode
+from draftgauge.models import taps
 from draftgauge.models.loading import load_model, wrap
 from draftgauge.training.reuse import answers as answers_file
+from draftgauge.training.reuse import generate
 from draftgauge.training.reuse.answers import Answers, Conversation, describe, make_answers, read_answers
 from draftgauge.training.reuse.batches import DataOrder, collate, usable
 from draftgauge.training.reuse.data import answers_of, load_target, token_counts
@@ -38,6 +42,28 @@ def test_answers_are_those_of_plain_decoding(family: str) -> None:
     for prompt, answer in zip(prompts(), found, strict=True):
         assert answer == plain_decode(target, prompt, DecodingSettings(12, end_tokens=END | {7, 11})).tokens
     assert len({len(answer) for answer in found}) > 1, "some answers should end early"
+
+
+def test_the_target_attends_with_the_kernels_that_decoding_allows(monkeypatch: pytest.MonkeyPatch) -> None:
+    """cuDNN's, which a GPU may prefer, plan anew for every length of an answer and every shape of a batch."""
+    inside: list[str] = []
+
+    @contextmanager
+    def kernels(device: torch.device) -> Iterator[None]:
+        inside.append(device.type)
+        yield
+        inside.clear()
+
+    monkeypatch.setattr(generate, "attention_kernels", kernels)
+    monkeypatch.setattr(taps, "attention_kernels", kernels)
+    seen: list[list[str]] = []
+    model = tiny_model()
+    model.model.layers[0].register_forward_hook(lambda *_: seen.append(list(inside)))
+    greedy_answers(model, prompts(2), 3, END)
+    passes = len(seen)
+    taps.batch_features(model, tokens(9)[None], taps.TapPlan((0,), (1,)))
+    assert seen == [["cpu"]] * (passes + 1)
+    assert passes > 1
 
 
 def test_groups_hold_every_prompt_once_within_their_budget() -> None:

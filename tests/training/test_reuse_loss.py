@@ -165,3 +165,16 @@ def test_the_compiled_loss_is_the_loss() -> None:
         arguments = random(rows, VOCABULARY), teacher, teacher.logsumexp(-1), tokens(rows, 1, VOCABULARY)
         for found, wanted in zip(call(*arguments), losses.soft_cross_entropy(*arguments), strict=True):
             torch.testing.assert_close(found, wanted)
+
+
+def test_autocast_rounds_nothing_of_what_the_loss_was(batch: Batch) -> None:
+    """Peaked distributions over large logits, whose cross-entropy is a small difference of large numbers."""
+    count = int(batch.taught().sum())
+    target, own = (20 * random(count, VOCABULARY, seed=seed).bfloat16() for seed in (1, 2))
+    found = {}
+    for half in (False, True):
+        with torch.autocast("cpu", torch.bfloat16, enabled=half):
+            teacher = teach(target, batch)
+            loss, _, _ = losses.soft_cross_entropy(own, teacher.logits, teacher.log_total, teacher.token)
+        found[half] = [loss, teacher.entropy]
+    torch.testing.assert_close(found[True], found[False])

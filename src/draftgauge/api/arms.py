@@ -14,6 +14,7 @@ from draftgauge.core.errors import DraftgaugeError
 from draftgauge.decoding.plain import plain_decode
 from draftgauge.decoding.settings import DecodingSettings
 from draftgauge.decoding.speculative import speculative_decode
+from draftgauge.models.static_model import StaticModel
 from draftgauge.policies.base import Policy
 
 PLAIN = "plain"
@@ -73,6 +74,14 @@ def policy_arm(pair: Pair, name: str, policy: Policy, settings: DecodingSettings
         return ArmRun(g.tokens, len(g.steps), len(g.tokens), g.decode_seconds, g.prefill_seconds, draft, text)
 
     return Arm(name, decode)
+
+
+def record_passes(pair: Pair, prompts: Sequence[list[int]], max_new_tokens: int, gamma_max: int) -> None:
+    """Let engines that record their passes do so before anything is timed; those that do not are left alone."""
+    longest = max(map(len, prompts)) + max_new_tokens
+    for model in (pair.target, pair.draft):
+        if isinstance(model, StaticModel):
+            model.record(gamma_max + 1, longest)
 
 
 def transformers_arms(pair: Pair, max_new_tokens: int, gamma: int = DEFAULT_CONSTANT) -> list[Arm]:

@@ -9,7 +9,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from draftgauge.api.arms import BenchPrompt, bench_arms, plain_arm, policy_arm, transformers_arms
+from draftgauge.api.arms import BenchPrompt, bench_arms, plain_arm, policy_arm, record_passes, transformers_arms
 from draftgauge.api.bench_rows import ASKED, Reference, bench_rows
 from draftgauge.api.bench_servers import bench_servers
 from draftgauge.api.costs import pair_costs, weigh_cost
@@ -138,6 +138,7 @@ def _bench_run(
     costs = measured if recorded else _costs(request, pair, specs, manifest.gamma_max, progress)
     policies = _policies(specs, objects, manifest.gamma_max, costs)
     _give_datastore(request, pair, prompts, policies)
+    record_passes(pair, [tokens for _, tokens in prompts], manifest.max_new_tokens, manifest.gamma_max)
     return _bench(request, pair, prompts, policies, manifest.max_new_tokens, progress, over)
 
 
@@ -155,6 +156,7 @@ def _bench_pair(
     costs = _costs(request, pair, specs, longest, progress)
     policies = _policies(specs, objects, longest, costs)
     _give_datastore(request, pair, prompts, policies)
+    record_passes(pair, [tokens for _, tokens in prompts], length, longest)
     return _bench(request, pair, prompts, policies, length, progress, over)
 
 

@@ -57,13 +57,15 @@ class TimedStep:
 
 
 def timed_steps(passes: Iterable[list[Pass]], seconds: Iterable[float]) -> list[TimedStep]:
-    """The steps of one run, in order."""
+    """The steps of one run, in order, but for those in which the graph of a pass was recorded: the next ones of its
+    shape do without.
+    """
     steps: list[TimedStep] = []
     for own, spent in zip(passes, seconds, strict=True):
         step = TimedStep(own, spent)
         repeats = bool(steps) and steps[-1].shape == step.shape and steps[-1].verify.rows == step.verify.rows
         steps.append(replace(step, repeats=repeats))
-    return steps
+    return [step for step in steps if not any(p.records for p in step.passes)]
 
 
 class BatchSamples:

@@ -43,6 +43,7 @@ class Pass(NamedTuple):
         context: tokens of the longest of them, before the step.
         signals: whether signals of drafted tokens were computed and read.
         seconds: of the pass, its tokens chosen and, where they are read at once, read.
+        records: whether its CUDA graph was recorded in it, once for all passes of its shape.
     """
 
     kind: Literal["draft", "verify"]
@@ -53,6 +54,7 @@ class Pass(NamedTuple):
     context: int
     signals: bool
     seconds: float
+    records: bool = False
 
     @property
     def gap(self) -> int:
@@ -185,6 +187,7 @@ class _BatchLoop:
         self.target, self.draft, self.policy = target, draft, policy
         self.settings, self.plan = settings, plan
         self.device = target.spec.device
+        self.devices = {self.device, draft.spec.device}
         self.requests: dict[int, _Request] = {}
         self.passes: list[Pass] = []
         self.admitted = False  # a prompt since the last step
@@ -221,9 +224,8 @@ class _BatchLoop:
 
     def begin(self) -> float:
         """When a step begins: once the devices are done with the prompts that were taken in before it."""
-        devices = {self.device, self.draft.spec.device} if self.admitted else ()
-        self.admitted = False
-        return max(map(seconds, devices), default=time.perf_counter())
+        admitted, self.admitted = self.admitted, False
+        return seconds(*self.devices) if admitted else time.perf_counter()
 
     def step(self) -> list[int]:
         """One step of all requests; the slots whose outputs ended."""
@@ -340,6 +342,9 @@ class _BatchLoop:
         last = self.draft.spec.vocabulary - 1
         return [min(token, last) for token in tokens]
 
+    def recorded(self) -> int:
+        return self.target.recorded + self.draft.recorded
+
     def context(self) -> int:
         return max(len(request.text) for request in self.requests.values())
 
@@ -358,15 +363,17 @@ class _Timing:
 
     def __enter__(self) -> _Timing:
         if self._loop.plan.timed:
-            self._context, self._began = self._loop.context(), seconds(self._loop.device)
+            self._recorded = self._loop.recorded()
+            self._context, self._began = self._loop.context(), seconds(*self._loop.devices)
         return self
 
     def __exit__(self, kind: object, *_: object) -> None:
         if self._loop.plan.timed and kind is None:
-            spent = seconds(self._loop.device) - self._began
+            spent = seconds(*self._loop.devices) - self._began
             rows, span = len(self._slots), self._slots[-1] + 1 - self._slots[0]
             shape = (rows, sum(self.counts), span, max(self.counts), self._context)
-            self._loop.passes.append(Pass(self._kind, *shape, self._signals, spent))
+            records = self._loop.recorded() > self._recorded
+            self._loop.passes.append(Pass(self._kind, *shape, self._signals, spent, records))
 
 
 def _signals(logits: Tensor, tokens: Tensor, reads: Reads, depth: int) -> list[Signal]:

@@ -132,8 +132,7 @@ def measure_costs(
     benches = [_Bench(target, drafter, plan, (length, starts[length], span), rng, generator) for length in lengths]
     begun = time.perf_counter()
     if target.spec.device.type == "cuda":
-        for bench in benches:
-            bench.warm()
+        _warm(benches)
     benches[-1].run_all()  # warms up, and is not counted
     benches[-1].forget()
     for bench in _by_turns(benches, rng):
@@ -151,6 +150,12 @@ def measure_costs(
     decisions = benches[len(benches) // 2].time_decisions(policies, max(plan.seconds, spent) * DECIDING)
     progress(100, 100)
     return replace(curve, decisions=decisions)
+
+
+def _warm(benches: Sequence[_Bench]) -> None:
+    """Warm all of them, the longest context first: a cache that grows forgets the passes that were recorded over it."""
+    for bench in reversed(benches):
+        bench.warm()
 
 
 def _by_turns(benches: Sequence[_Bench], rng: np.random.Generator) -> Iterator[_Bench]:

@@ -14,7 +14,7 @@ from draftgauge.decoding.plain import prefill
 from draftgauge.decoding.results import Generation, OnCommit, origins_of
 from draftgauge.decoding.settings import DecodingSettings, check_request
 from draftgauge.decoding.stopping import Finish, Stopper
-from draftgauge.drafters.base import Draft, Drafter, DraftsUnread, KeepDrafting, UnreadDraft, completed
+from draftgauge.drafters.base import Draft, Drafter, DraftsUnread, KeepDrafting, UnreadDraft, completed, device_of
 from draftgauge.drafters.draft_builder import until_end
 from draftgauge.models.base import CachedModel
 from draftgauge.models.device import upload
@@ -79,7 +79,8 @@ class _Loop:
         self.on_commit = on_commit
         self.stopper = Stopper(settings)
         self.device = target.spec.device
-        self.clock = PhaseClock(self.device, settings.time_phases)
+        self.devices = {self.device, device_of(drafter, self.device)}
+        self.clock = PhaseClock(self.devices, settings.time_phases)
         self.completes = isinstance(policy, (Extends, Trims))
         self.look(reads_of(policy))
         self.result = Generation(phases=self.clock.phases)
@@ -90,12 +91,12 @@ class _Loop:
 
     def run(self, prompt_tokens: list[int]) -> Generation:
         """Prefill, then step until the output ends."""
-        started = seconds(self.device)
+        started = seconds(*self.devices)
         prefill(self.target, prompt_tokens)
         self.drafter.prefill(prompt_tokens)
         self.last_token = prompt_tokens[-1]
         self.own = upload(prompt_tokens[-1:], self.device)
-        prefilled = seconds(self.device)
+        prefilled = seconds(*self.devices)
 
         self.clock.start()
         begin(self.policy, prompt_tokens)  # reading the prompt is part of decoding, not of the models' prefill
@@ -104,7 +105,7 @@ class _Loop:
             finish = self.step()
         self.result.finish = finish
         self.result.prefill_seconds = prefilled - started
-        self.result.decode_seconds = seconds(self.device) - prefilled
+        self.result.decode_seconds = seconds(*self.devices) - prefilled
         self.result.origins = [origin for step in self.result.steps for origin in origins_of(step)]
         return self.result
 

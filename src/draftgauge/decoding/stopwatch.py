@@ -39,16 +39,17 @@ PRICED: tuple[Reads, ...] = (
 class Stopwatch:
     """Marks moments: on a GPU by events in its stream, which wait for nothing; elsewhere by the clock.
 
-    Work that is spread over several GPUs has no stream of its own: each mark then waits for all of them.
+    Work that is spread over several devices has no stream of its own: each mark then waits for all of them.
     """
 
     def __init__(self, *devices: torch.device) -> None:
         """For work on those devices."""
         self._gpus = sorted({device for device in devices if device.type == "cuda"}, key=str)
+        self._one_stream = len({*devices}) == len(self._gpus) == 1
 
     def mark(self) -> Mark:
         """This moment, to be compared later."""
-        if len(self._gpus) == 1:
+        if self._one_stream:
             event = torch.cuda.Event(enable_timing=True)
             event.record(torch.cuda.current_stream(self._gpus[0]))
             return event

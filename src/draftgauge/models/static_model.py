@@ -61,6 +61,29 @@ class StaticModel(LeanModel):
         # A copy, as the next pass writes to the same memory.
         return (rows[-1:] if last_only else rows).to(torch.float32, copy=True)
 
+    @torch.inference_mode()
+    def record(self, most: int, longest: int) -> None:
+        """Record the passes over up to ``most`` tokens in texts of up to ``longest``, lest one is recorded while
+        something is timed; nothing happens where passes are not recorded. The cache is empty afterwards.
+        """
+        if self._pool is None:
+            return
+        ends = [self.first_bucket]
+        while ends[-1] < longest:
+            ends.append(2 * ends[-1])
+        ends = sorted({min(end, self.spec.context) for end in ends})
+        self.reset()
+        self._reserve(ends[-1])
+        if self.hidden is not None:
+            self.hidden.reserve(0, ends[-1])
+        for end in ends:
+            for count in range(1, min(most, STATIC_TOKENS, end) + 1):
+                tokens = torch.zeros(count, dtype=torch.int64, device=self.spec.device)
+                for _ in range(2):  # recorded when it comes again
+                    self._length = end - count  # whatever the cache holds
+                    self.forward(tokens)
+        self.reset()
+
     def _grow(self, capacity: int) -> None:
         if self._capacity:  # the passes would keep a cache in memory that was outgrown
             self._forget(None)

@@ -61,6 +61,11 @@ class StaticRows:
         self._graphs: dict[Shape, Run] = {}
         self._pool = graph_pool(weights, self.spec.device)
 
+    @property
+    def recorded(self) -> int:
+        """Passes that have been recorded as CUDA graphs."""
+        return len(self._graphs)
+
     def length(self, row: int) -> int:
         """Tokens in a row."""
         return self._lengths[row]

@@ -20,6 +20,7 @@ from transformers import DynamicCache, PreTrainedModel
 from transformers.cache_utils import DynamicLayer
 
 from draftgauge.core.errors import ModelError
+from draftgauge.models.attention_kernels import attention_kernels
 from draftgauge.models.base import CachedModel
 from draftgauge.models.cache_argument import cache_argument
 from draftgauge.models.gguf import GgufModel
@@ -166,7 +167,11 @@ def batch_features(module: PreTrainedModel, tokens: Tensor, plan: TapPlan, where
     """
     hidden: dict[int, Tensor] = {}
     cache = _keeping_cache(module, plan.kv_layers) if plan.kv_layers else None
-    with watching(module, plan.hidden_layers, hidden.__setitem__), _head_sees(module, where):
+    with (
+        attention_kernels(tokens.device),
+        watching(module, plan.hidden_layers, hidden.__setitem__),
+        _head_sees(module, where),
+    ):
         logits: Tensor = module(input_ids=tokens, use_cache=cache is not None, **cache_argument(module, cache)).logits
     kept = [cache.layers[layer] for layer in plan.kv_layers] if cache is not None else []
     return Features(

@@ -81,7 +81,7 @@ def optimizers_for(model: nn.Module, plan: Plan) -> list[torch.optim.Optimizer]:
 def autocast_dtype(device: torch.device) -> torch.dtype | None:
     """bfloat16 where the hardware multiplies it natively, else None (train in float32)."""
     if device.type == "cuda":
-        return torch.bfloat16 if torch.cuda.is_bf16_supported() else None
+        return torch.bfloat16 if torch.cuda.is_bf16_supported(including_emulation=False) else None
     supported = getattr(torch.cpu, "_is_avx512_bf16_supported", lambda: False)()
     return torch.bfloat16 if supported else None
 

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 from transformers import DynamicCache, PreTrainedModel
 
+from draftgauge.models.attention_kernels import attention_kernels
 from draftgauge.models.cache_argument import cache_argument
 
 GROUP_TOKENS = 24_576  # prompt and answer tokens held in one group's cache
@@ -42,14 +43,15 @@ def greedy_answers(
     live = list(range(len(prompts)))
     positions = (mask.cumsum(-1) - 1).clamp(min=0)
     for _ in range(new_tokens):
-        output = module(
-            input_ids=tokens,
-            attention_mask=mask,
-            position_ids=positions,
-            use_cache=True,
-            logits_to_keep=1,
-            **cache_argument(module, cache),
-        )
+        with attention_kernels(module.device):
+            output = module(
+                input_ids=tokens,
+                attention_mask=mask,
+                position_ids=positions,
+                use_cache=True,
+                logits_to_keep=1,
+                **cache_argument(module, cache),
+            )
         chosen = output.logits[:, -1].argmax(-1)
         for row, token in zip(live, chosen.tolist(), strict=True):
             if not answers[row] or answers[row][-1] not in end_tokens:

@@ -69,8 +69,14 @@ def teach(logits: Tensor, batch: Batch, t2d: Tensor | None = None, d2t: Tensor |
         wide = part.float()
         total.copy_(wide.logsumexp(-1))
         weights = (wide - total[:, None]).exp_()
-        nats.copy_(total - torch.linalg.vecdot(weights, wide))
+        nats.copy_(total - _row_products(weights, wide))
     return Teacher(index, logits, log_total, entropy, token)
+
+
+def _row_products(one: Tensor, other: Tensor) -> Tensor:
+    """``[n]`` products of the rows of two float32 ``[n, V]``; autocast would round both to half precision first."""
+    with torch.autocast(one.device.type, enabled=False):
+        return torch.linalg.vecdot(one, other)
 
 
 def _chunk(logits: Tensor) -> int:
@@ -176,7 +182,7 @@ def soft_cross_entropy(
     top = q.amax(-1, keepdim=True)
     agreed = ((q.gather(1, token.clamp(min=0)[:, None]) >= top) & taught).sum().float()  # far cheaper than argmax
     p = (teacher.float() - log_total[:, None]).exp_()
-    crossed = torch.linalg.vecdot(p, q)[:, None]
+    crossed = _row_products(p, q)[:, None]
     q = q.sub_(top) if q is not logits else q - top
     total = q.exp_().sum(-1, keepdim=True)
     loss = ((total.log() + top - crossed) * taught).sum()
