@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Iterator
+from contextlib import contextmanager
 
 import pytest
 import torch
@@ -173,6 +175,49 @@ def test_a_model_on_a_gpu_is_static_and_graphs_are_captured_when_a_pass_comes_ag
     with gpu.counting() as counts:
         cached.forward(torch.ones(100, dtype=torch.int64, device="cuda:0"))  # a prompt
     assert (counts.captures, counts.launches["graph"]) == (0, 0)
+
+
+def test_where_no_graph_can_be_recorded_passes_are_launched(gpu: FakeCuda, monkeypatch: pytest.MonkeyPatch) -> None:
+    @contextmanager
+    def refusing() -> Iterator[None]:
+        try:
+            yield
+            raise RuntimeError("operation not permitted\nwhen capturing")
+        finally:
+            raise RuntimeError("the capture is invalid")
+
+    restored: list[str] = []
+    monkeypatch.setattr(torch.cuda, "graph", lambda *_, **__: refusing())
+    monkeypatch.setattr(torch.cuda, "current_stream", lambda *_: "the stream before")
+    monkeypatch.setattr(torch.cuda, "set_stream", restored.append)
+    cached, text = model(), torch.ones(3, dtype=torch.int64, device="cuda:0")
+    cached.forward(text)
+    with pytest.warns(UserWarning, match="none could be recorded: operation not permitted$"):
+        cached.forward(text)
+    assert restored == ["the stream before"]
+    with warnings.catch_warnings(), gpu.counting() as counts:
+        warnings.simplefilter("error")
+        for count in (3, 2, 2, 2):  # 2 comes anew, and is not tried again
+            cached.forward(text[:count])
+    assert counts.launches["graph"] == 0 < counts.launches.total()
+    assert cached.length == 15
+
+
+def test_memory_that_runs_out_while_a_graph_is_recorded_is_said(gpu: FakeCuda, monkeypatch: pytest.MonkeyPatch) -> None:
+    @contextmanager
+    def exhausted() -> Iterator[None]:
+        try:
+            yield
+            raise torch.OutOfMemoryError("CUDA out of memory")
+        finally:
+            raise RuntimeError("the capture is invalid")
+
+    monkeypatch.setattr(torch.cuda, "graph", lambda *_, **__: exhausted())
+    monkeypatch.setattr(torch.cuda, "set_stream", lambda stream: None)
+    cached, text = model(), torch.ones(3, dtype=torch.int64, device="cuda:0")
+    cached.forward(text)
+    with pytest.raises(torch.OutOfMemoryError):
+        cached.forward(text)
 
 
 @pytest.mark.parametrize("tapped", [False, True])

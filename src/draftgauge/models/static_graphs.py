@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable
 
 import torch
@@ -20,18 +21,32 @@ class GraphPool:
         self._device = device
         self._stream = torch.cuda.Stream(device)  # the default one of torch.cuda.graph is of one device for all
         self._memory = torch.cuda.graph_pool_handle()
+        self._records = True
 
     def capture(self, run: Run) -> Run:
         """Record what ``run`` launches. The function that comes back launches it again, on the same memory.
 
-        What ``run`` needs for the first time (workspaces of libraries) must be there: run it once before.
+        What ``run`` needs for the first time (workspaces of libraries) must be there: run it once before. Where it
+        cannot be recorded it comes back as it is, to be launched kernel by kernel, and so does all that follows.
         """
-        graph = torch.cuda.CUDAGraph()
-        with (
-            torch.cuda.device(self._device),
-            torch.cuda.graph(graph, self._memory, self._stream, capture_error_mode="thread_local"),
-        ):
-            output = run()
+        if not self._records:
+            return run
+        graph, before = torch.cuda.CUDAGraph(), torch.cuda.current_stream(self._device)
+        try:
+            with (
+                torch.cuda.device(self._device),
+                torch.cuda.graph(graph, self._memory, self._stream, capture_error_mode="thread_local"),
+            ):
+                output = run()
+        except RuntimeError as error:
+            torch.cuda.set_stream(before)  # where a recording that failed may have left another one
+            cause = error.__context__ or error  # ending it fails too, and says less
+            if isinstance(cause, torch.OutOfMemoryError):
+                raise cause from None
+            self._records = False
+            why = str(cause).split("\n", 1)[0]
+            warnings.warn(f"passes are launched kernel by kernel, as none could be recorded: {why}", stacklevel=2)
+            return run
 
         def replay() -> Tensor:
             with torch.cuda.device(self._device):
