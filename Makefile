@@ -15,7 +15,7 @@ INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check --no
 PROCESSES = $(shell $(BIN)/python -c 'import os; print(min(8, os.cpu_count() + 1))')
 PARALLEL = --numprocesses $(PROCESSES) --dist loadfile --no-loadscope-reorder
 
-.PHONY: demo test test-engines test-recipe test-fast lint types bench final figures setup clean
+.PHONY: demo test test-gpu test-engines test-recipe test-fast lint types bench final figures setup clean
 
 setup: $(VENV)/.installed
 
@@ -37,6 +37,10 @@ demo: setup
 # The whole suite, in several processes; of ARGS (make test ARGS=tests/core/test_seeds.py) one process runs what they name.
 test: setup
 	$(BIN)/python -m pytest $(or $(ARGS),$(PARALLEL))
+
+# The whole path on this machine's GPU, which the other tests do not see: they are the same on every machine.
+test-gpu: setup
+	DRAFTGAUGE_TEST_DEVICE=cuda $(BIN)/python -m pytest -rs tests/devices tests/drafters/test_reuse_attention.py
 
 # Serving engines in environments of their own below .engines: built once (some 15 minutes), then only tested.
 test-engines: setup

@@ -1,4 +1,6 @@
-"""What all tests share: no network, no cost curves in the user's cache, one thread where tests run side by side."""
+"""What all tests share: no network, no cost curves in the user's cache, one thread where tests run side by side, and a
+CPU, unless ``DRAFTGAUGE_TEST_DEVICE`` names another device for :mod:`devices`.
+"""
 
 from __future__ import annotations
 
@@ -8,6 +10,8 @@ import tempfile
 import pytest
 
 os.environ["HF_HUB_OFFLINE"] = "1"  # before transformers is imported: a test that needs the network is wrong
+if os.environ.get("DRAFTGAUGE_TEST_DEVICE", "cpu") == "cpu":  # before torch is imported: what is the same everywhere
+    os.environ["CUDA_VISIBLE_DEVICES"] = ""
 _CACHE = tempfile.TemporaryDirectory(prefix="draftgauge-tests-")  # removed when the tests end
 os.environ["DRAFTGAUGE_CACHE"] = _CACHE.name
 if "PYTEST_XDIST_WORKER" in os.environ:  # before torch is imported: each process has one core

@@ -1,0 +1,175 @@
+"""The whole path on one device: a CPU, or with ``make test-gpu`` the machine's GPU, which the other tests do not see.
+
+In float32, where greedy output can be compared token by token.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+import draftgauge as dg
+from draftgauge.api.pair import Pair, load_pair
+from draftgauge.api.requests import LoadSpec, PairSpec
+from draftgauge.core.parts import DeviceSpec
+from draftgauge.decoding.batched import BatchPlan, batched_decode
+from draftgauge.decoding.plain import plain_decode
+from draftgauge.decoding.settings import DecodingSettings
+from draftgauge.decoding.speculative import speculative_decode
+from draftgauge.models.lean import LeanModel
+from draftgauge.models.reference import PAIR_FOLDER
+from draftgauge.models.static_rows import StaticRows
+from draftgauge.policies.batches import make_batch_policy
+from draftgauge.policies.registry import make_policy
+from draftgauge.traces.manifest import Manifest
+from draftgauge.training.reuse.request import TrainingSpec
+from draftgauge.training.reuse.train import train_drafter
+from draftgauge.verification import Sampling
+from linear_costs import LinearCosts
+
+DEVICE = os.environ.get("DRAFTGAUGE_TEST_DEVICE", "cpu")
+ENGINES = ("static", "lean", "modules")
+GAMMA_MAX = 8
+COSTS = LinearCosts(drafting=0.05)
+PROMPTS = PAIR_FOLDER / "prompts" / "train.jsonl"
+
+
+def pair_of(engine: str = "auto", compression: str = "fp32", **drafter: Any) -> Pair:
+    where, how = DeviceSpec(device=DEVICE), LoadSpec(engine=engine)
+    return load_pair(PairSpec(compression=(compression,), machine=where, loading=how, **drafter))
+
+
+@pytest.fixture(scope="module")
+def prompts() -> list[list[int]]:
+    """A short and a long one, whose cache outgrows the first bucket of the static engine."""
+    tokenizer = pair_of().tokenizer
+    found = []
+    for line in PROMPTS.read_text(encoding="utf-8").splitlines():
+        text = tokenizer.apply_chat_template(json.loads(line)["messages"], tokenize=False, add_generation_prompt=True)
+        found.append(tokenizer(text).input_ids)
+    found.sort(key=len)
+    return [found[0], next(tokens for tokens in found if len(tokens) > 230)]
+
+
+def drafter_of(pair: Pair, sampling: Sampling | None = None) -> Any:
+    generator = torch.Generator(pair.target.spec.device).manual_seed(1)
+    return pair.drafter(sampling or Sampling(), generator)
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+@pytest.mark.parametrize("policy", ["fixed:4", "stopping", "two-source", "hf-confidence"])
+def test_greedy_output_is_that_of_plain_decoding(engine: str, policy: str, prompts: list[list[int]]) -> None:
+    pair = pair_of(engine)
+    assert pair.target.spec.engine == engine
+    settings = DecodingSettings(40, end_tokens=pair.end_tokens)
+    for prompt in prompts:
+        expected = plain_decode(pair.target, prompt, settings).tokens
+        found = speculative_decode(
+            pair.target, drafter_of(pair), make_policy(policy, GAMMA_MAX, COSTS), prompt, settings
+        )
+        assert found.tokens == expected
+        assert len(found.steps) < len(expected)
+
+
+def test_static_passes_give_what_lean_ones_give_however_often_they_are_replayed(prompts: list[list[int]]) -> None:
+    static, lean = pair_of("static").target, pair_of("lean").target
+    text = torch.tensor(prompts[1], device=static.spec.device)
+    for model in (static, lean):
+        model.reset()
+        model.forward(text)
+    tokens = text[:9]
+    for _ in range(3):  # run, recorded, replayed
+        for count in (1, 2, 5, 9, 3):
+            found, expected = (model.forward(tokens[:count]) for model in (static, lean))
+            torch.testing.assert_close(found, expected, atol=2e-3, rtol=2e-3)
+            for model in (static, lean):
+                model.truncate(model.length - count + 1)
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+def test_sampling_from_one_token_is_greedy_and_a_perfect_draft_stands(engine: str, prompts: list[list[int]]) -> None:
+    pair = pair_of(engine)
+    greedy = plain_decode(pair.target, prompts[0], DecodingSettings(32, end_tokens=pair.end_tokens)).tokens
+    one = Sampling(0.7, top_k=1)
+    settings = DecodingSettings(32, one, end_tokens=pair.end_tokens)
+    generator = torch.Generator(pair.target.spec.device).manual_seed(3)
+    policy = make_policy("fixed:4", GAMMA_MAX, COSTS)
+    drawn = speculative_decode(pair.target, drafter_of(pair, one), policy, prompts[0], settings, generator)
+    assert drawn.tokens == greedy
+
+    twin, warm = pair_of(engine, draft=str(PAIR_FOLDER / "target")), Sampling(0.9, top_p=0.95)
+    found = speculative_decode(
+        twin.target, drafter_of(twin, warm), policy, prompts[0], DecodingSettings(32, warm), generator
+    )
+    assert sum(step.accepted for step in found.steps) >= 0.97 * sum(step.proposed for step in found.steps)
+
+
+@pytest.mark.parametrize("policy", ["fixed:3", "stopping"])
+def test_outputs_of_a_batch_are_those_of_plain_decoding(policy: str, prompts: list[list[int]]) -> None:
+    pair = pair_of("static")
+    settings, queue = DecodingSettings(24, end_tokens=pair.end_tokens), prompts * 3
+    room = max(map(len, prompts)) + settings.max_new_tokens
+    rows = [_rows(model, room) for model in (pair.target, pair.draft)]
+    chosen = make_batch_policy(policy, 3, GAMMA_MAX, COSTS)
+    run = batched_decode(*rows, chosen, queue, settings, BatchPlan(3, GAMMA_MAX))
+    expected = {tuple(prompt): plain_decode(pair.target, prompt, settings).tokens for prompt in prompts}
+    assert [output.tokens for output in run.outputs] == [expected[tuple(prompt)] for prompt in queue]
+
+
+def _rows(model: Any, room: int) -> StaticRows:
+    assert isinstance(model, LeanModel)
+    return StaticRows(model, 3, room)
+
+
+@pytest.mark.parametrize("compression", ["none", "bf16", "int8", "nf4"])
+def test_every_compression_decodes(compression: str, prompts: list[list[int]]) -> None:
+    pair = pair_of(compression=compression)
+    settings = DecodingSettings(16)
+    policy = make_policy("two-source", GAMMA_MAX, COSTS)
+    found = speculative_decode(pair.target, drafter_of(pair), policy, prompts[0], settings)
+    assert len(found.tokens) == 16
+    assert found.tokens_per_step > 1
+
+
+def test_from_profile_to_advice(tmp_path: Path) -> None:
+    lines = PROMPTS.read_text(encoding="utf-8").splitlines()[::16]
+    (tmp_path / "prompts.jsonl").write_text("\n".join(lines))
+    run = tmp_path / "run"
+    dg.profile(
+        target="reference",
+        draft="reference",
+        compression="fp32",
+        out=run,
+        prompts=tmp_path / "prompts.jsonl",
+        max_new_tokens=24,
+        gamma_max=4,
+        cost_seconds=2,
+        device=DEVICE,
+    )
+    manifest = Manifest.load(run)
+    assert manifest.device.startswith(DEVICE)
+    assert all(row["tokens_per_second"] > 0 for row in dg.replay(run, ["fixed", "stopping"]))
+    rows = dg.bench(folder=run, policies=["fixed:3", "stopping"], device=DEVICE, rounds=1)
+    live = {row["policy"]: row["mismatches"] for row in rows if row["task"] == "all"}
+    assert live["fixed:3"] == live["stopping"] == 0
+    assert any(row["advised"] for row in dg.advise(folder=run))
+
+
+@pytest.mark.parametrize(("design", "precision"), [("hidden", "auto"), ("kv", "fp32"), ("hybrid", "auto")])
+def test_a_trained_drafter_is_lossless(design: str, precision: str, prompts: list[list[int]], tmp_path: Path) -> None:
+    data = {"questions": 8, "new_tokens": 16, "length": 128}
+    request = TrainingSpec(target="reference", reuse=design, steps=2, batch=2, depths=3, **data)
+    train_drafter(replace(request, device=DEVICE, precision=precision), tmp_path / "drafter")
+    for engine in ("static", "modules"):
+        pair = pair_of(engine, target="reference", draft=None, drafter=str(tmp_path / "drafter"))
+        settings = DecodingSettings(24, end_tokens=pair.end_tokens)
+        expected = plain_decode(pair.target, prompts[1], settings).tokens
+        policy = make_policy("fixed:3", GAMMA_MAX, COSTS)
+        found = speculative_decode(pair.target, drafter_of(pair), policy, prompts[1], settings)
+        assert found.tokens == expected
