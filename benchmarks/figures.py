@@ -84,6 +84,7 @@ DRAFTERS = {
     "depths": ("kvshot-depth.json", depths_table),
     "remedies": ("kvshot-remedies.json", remedies_table),
     "rows": ("kvshot-full.json", rows_table),
+    "widths": ("kvshot-width.json", rows_table),
 }
 """Tables of docs/drafters.md: the file of the rows of each, and what makes lines of them."""
 
