@@ -21,7 +21,7 @@ from draftgauge.studies.kvshot.page import (
     results_table,
     write_kvshot_report,
 )
-from draftgauge.studies.kvshot.presets import HIDDEN, HYBRID, KV, KV_DEEP, at_equal_width, remedied
+from draftgauge.studies.kvshot.presets import HIDDEN, HYBRID, KV, KV_DEEP, NONE, at_equal_width, remedied
 from draftgauge.studies.kvshot.results import study_rows, tuned_rows
 from draftgauge.studies.kvshot.tuning import Trial, Tuned
 from draftgauge.studies.kvshot.views import variant_views
@@ -103,6 +103,14 @@ def test_remedies_stand_beside_the_drafter_without_them(tmp_path: Path) -> None:
     assert float(gained) == pytest.approx(after - before, abs=0.011)
     assert interval
     assert line[5:] == ("0.70 to 0.70", "0.250 to 0.250", "")
+
+
+def test_a_study_at_equal_width_shows_its_designs_throughout(tmp_path: Path) -> None:
+    wide = {at_equal_width(variant): ALPHAS[variant] for variant in (HIDDEN, KV)}
+    page = render_kvshot(study_rows(results(tmp_path, wide | {NONE: ALPHAS[NONE]})), {}, {})
+    assert "Designs, at equal width" in page
+    retention = page[page.index("Retention beside the first step") : page.index("By the context that a token needs")]
+    assert all(re.search(rf"\b{design}\b", retention) for design in ("hidden", "kv", "none"))
 
 
 def test_a_study_cut_short_still_has_a_page(tmp_path: Path) -> None:

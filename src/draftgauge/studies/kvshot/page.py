@@ -64,7 +64,8 @@ def render_kvshot(rows: Sequence[Mapping[str, Any]], failures: Mapping[str, str]
     views = variant_views(rows)
     if not views:
         raise DraftgaugeError("there is nothing to report: no run of the study is among these rows")
-    main = [view for view in views if view.capacity != EQUAL_WIDTH] or views
+    matched = [view for view in views if view.capacity != EQUAL_WIDTH]
+    main = matched if any(view.design != "none" for view in matched) else views
     plain = _designs(main)
     values = {
         "predictions": prediction_views(rows),
