@@ -132,3 +132,9 @@ def test_signals():
     torch.testing.assert_close(entropy, torch.tensor([1.5, 2.0]))
     torch.testing.assert_close(margin, torch.tensor([0.25, 0.0]))
     torch.testing.assert_close(entropy_bits(rows[0]), torch.tensor(1.5))
+
+
+def test_a_mass_that_is_just_reached_is_enough():
+    halves = torch.tensor([4.0, 2.0, 1.0, 1.0]).log()
+    assert (probabilities(halves, Sampling(1.0, top_p=0.5)) > 0).tolist() == [True, False, False, False]
+    assert (probabilities(halves, Sampling(1.0, top_p=0.51)) > 0).tolist() == [True, True, False, False]
