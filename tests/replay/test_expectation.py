@@ -23,7 +23,7 @@ from draftgauge.replay import (
     replay,
     replay_fixed_all,
 )
-from draftgauge.traces.build import make_trace, select
+from draftgauge.traces.build import make_trace, narrow, select
 from draftgauge.traces.costs import CostCurve, RepeatSeconds
 from draftgauge.traces.record import PromptRecord
 from draftgauge.traces.sampled import DRAWS, drawn, draws
@@ -76,12 +76,14 @@ def test_a_fixed_length_by_hand() -> None:
     assert replay(trace, FixedLength(2)).steps.tolist() == [pytest.approx(1 + 0.5 * (1 + 0.75) + 0.5 * 0.75)]
 
 
-def test_every_committed_token_is_charged() -> None:
+def test_deciding_and_reading_are_charged_as_often_as_they_happen_in_the_mean() -> None:
     trace = sampled_trace(0, prompts=4, length=20, gamma_max=4)
     policy = FixedLength(2)
     free = replay(trace, policy, curve(0.1, gamma_max=4))
-    object.__setattr__(policy, "decision", DecisionSeconds(committed=1.0))
-    assert_allclose(replay(trace, policy, curve(0.1, gamma_max=4)).seconds - free.seconds, free.committed)
+    object.__setattr__(policy, "decision", DecisionSeconds(token=0.25, step=2.0, reading=0.01, committed=1.0))
+    read = 0.01 * np.array([prompt.prompt_tokens for prompt in trace.prompts])
+    added = 2.0 * free.steps + 0.25 * free.drafted + free.committed + read
+    assert_allclose(replay(trace, policy, curve(0.1, gamma_max=4)).seconds - free.seconds, added)
 
 
 def test_what_is_drafted_after_a_refused_token_counts() -> None:
@@ -135,7 +137,8 @@ def test_policies_with_a_memory_are_averaged_over_draws(trace: Trace) -> None:
     outcome = replay(trace, make_policy(spec, GAMMA_MAX))
     walks = [replay(walk, make_policy(spec, GAMMA_MAX)) for walk in draws(trace)]
     assert len(walks) == DRAWS
-    assert_allclose(outcome.steps, np.mean([walk.steps for walk in walks], axis=0))
+    for name in ("steps", "drafted", "accepted", "histogram"):
+        assert_allclose(getattr(outcome, name), np.mean([getattr(walk, name) for walk in walks], axis=0))
     assert (outcome.record.drafted == walks[0].record.drafted).all()
     policy = make_policy(spec, GAMMA_MAX)
     assert_allclose(replay(trace, policy).steps, replay(trace, policy).steps)
@@ -146,7 +149,9 @@ def test_hindsight_bounds_every_policy_and_rows_are_made_of_it(
 ) -> None:
     costs = linear_costs(GAMMA_MAX)
     bound = np.mean([hindsight_optimum(walk, costs).replay.seconds for walk in draws(trace)], axis=0)
-    assert_allclose(hindsight_optimum(trace, costs).replay.seconds, bound)
+    optimum = hindsight_optimum(trace, costs)
+    assert_allclose(optimum.replay.seconds, bound)
+    assert_allclose(optimum.seconds_left[trace.offsets[:-1], 0], bound)
     for outcome in (
         np.mean([replay(walk, FixedLength(g), costs).seconds for walk in draws(trace)], axis=0)
         for g in range(GAMMA_MAX + 1)
@@ -186,3 +191,13 @@ def test_expected_catching_up_and_repeating_are_the_means_of_many_walks(
         walks = np.array([replay(drawn(trace, draw), policy, costs).seconds for draw in range(400)])
         error = walks.std(axis=0) / np.sqrt(len(walks))
         assert (np.abs(walks.mean(axis=0) - expected) <= 4 * error + 1e-12).all()
+
+
+def test_narrowing_a_trace_is_recording_shorter_drafts(trace: Trace, linear_costs: Callable[[int], CostCurve]) -> None:
+    cut, costs = narrow(trace, 2), replace(linear_costs(2), catch_up=(0.0, 0.01), repeat=RepeatSeconds(0.003, 0.002))
+    for policy in (FixedLength(2), ConfidenceThreshold(0.6, 2)):
+        for name in ("steps", "drafted", "accepted", "seconds"):
+            assert_allclose(getattr(replay(cut, policy, costs), name), getattr(replay(trace, policy, costs), name))
+    walk, wide = drawn(cut, 3), drawn(trace, 3)
+    assert (walk.draft_token == wide.draft_token[:, :2]).all()
+    assert (walk.accepted == np.minimum(wide.accepted, 2)).all()
