@@ -17,8 +17,10 @@ from draftgauge.policies.stored_policies import with_stored
 from draftgauge.policies.stored_texts import BackedIndex, StoredTexts
 from draftgauge.policies.suffix import ORDER, Match
 from draftgauge.policies.two_source import TwoSource
+from draftgauge.replay.evaluate import BOUNDS, evaluate_design
 from draftgauge.replay.hindsight import Sources, hindsight_optimum
 from draftgauge.replay.simulate import replay
+from draftgauge.replay.splits import Design
 from draftgauge.traces.costs import CostCurve
 from draftgauge.traces.trace import Trace
 from linear_costs import LinearCosts
@@ -179,3 +181,18 @@ def test_policies_that_look_nothing_up_take_no_datastore() -> None:
     with pytest.raises(DraftgaugeError, match="looks tokens up"):
         with_stored([make_policy("fixed:2", 4)], stored)
     with_stored([make_policy("fixed:2", 4), make_policy("lookup", 4)], stored)
+
+
+def test_bounds_look_in_the_stored_texts_that_policies_look_in() -> None:
+    trace = repeating_trace(1, prompts=4, length=60, gamma_max=GAMMA_MAX, vocabulary=40)
+    costs, policy, stored = cost_curve(), TextLookup(2, 6), stored_answers(trace)
+    with_stored([policy], stored)
+    found = {
+        str(row["policy"]): row["tokens_per_second"]
+        for row in evaluate_design(Design("all", trace, None), costs, lambda given: {"lookup": policy})
+        if row["task"] == "all"
+    }
+    for name, sources in BOUNDS.items():
+        known = None if sources is Sources.MODEL else stored
+        assert found[name] == pytest.approx(hindsight_optimum(trace, costs, sources, known).tokens_per_second)
+    assert found["lookup"] <= found["hindsight-text"]

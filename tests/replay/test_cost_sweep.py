@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -44,11 +45,12 @@ def arms(costs: CostCurve) -> dict[str, Policy | Replay]:
 
 @pytest.mark.parametrize("ratio", [0.02, 0.2, 0.75])
 def test_drafting_is_scaled_and_verifying_stays(costs: CostCurve, ratio: float) -> None:
-    swept = at_cost_ratio(costs, ratio)
+    swept = at_cost_ratio(replace(costs, catch_up=(0.0, 0.001, 0.004)), ratio)
     swept.validate()
     assert costs.cost_ratio() == pytest.approx(0.2)  # 2 ms a token of a verification of 10 ms
     assert swept.cost_ratio() == pytest.approx(ratio)
     assert np.array(swept.draft) == pytest.approx(np.array(costs.draft) * ratio / 0.2)
+    assert swept.catch_up == pytest.approx((0.0, 0.001 * ratio / 0.2, 0.004 * ratio / 0.2))
     assert (swept.verify, swept.plain, swept.overhead) == (costs.verify, costs.plain, costs.overhead)
 
 

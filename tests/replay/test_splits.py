@@ -93,6 +93,7 @@ def test_what_is_evaluated_on_by_default(trace: Trace) -> None:
     assert fitted.train is not None
     assert not set(prompt_keys(fitted.train)) & set(prompt_keys(fitted.trace))
     assert design_of(renamed(trace, ""), trained_on=["elsewhere/p9"]).split == "all"
+    assert design_of(select(trace, splits_of(trace) != "validation")).split == "test"
 
 
 @pytest.mark.parametrize("split", ["train", "all"])
@@ -122,3 +123,7 @@ def test_few_validation_prompts_choose_nothing(trace: Trace) -> None:
     few = select(trace, ~validation | (np.cumsum(validation) < MIN_PROMPTS))
     design = design_of(few)
     assert choosing_unseen(design, few, prompt_keys(few)) is design
+    enough = select(trace, ~validation | (np.cumsum(validation) <= MIN_PROMPTS))
+    chosen = choosing_unseen(design_of(enough), enough, prompt_keys(split_trace(enough, "train")))
+    assert chosen.train is not None
+    assert {prompt.split for prompt in chosen.train.prompts} == {"validation"}
