@@ -164,16 +164,29 @@ def test_what_is_copied_behind_an_end_token_was_not_accepted(limits):
         assert [getattr(step, name) for step in live.steps] == getattr(replayed, name).tolist()
 
 
+class Told(LanguageModelDrafter):
+    """Notes how many of its tokens it is told were accepted."""
+
+    def prefill(self, context: list[int]) -> None:
+        super().prefill(context)
+        self.told: list[int] = []
+
+    def commit(self, accepted: int, tokens: list[int]) -> None:
+        super().commit(accepted, tokens)
+        self.told.append(accepted)
+
+
 def test_a_speculative_model_keeps_up_with_copied_tokens():
     """The drafter's own cache is rolled back to what it drafted, and takes in what was copied."""
     model = wrap(tiny_model(seed=1))
-    drafter = LanguageModelDrafter(wrap(tiny_model(seed=1)))  # always right
+    drafter = Told(wrap(tiny_model(seed=1)))  # always right
     for trims_at in (0, 1):
         policy = DraftsThenCopies((2, 0), 3, trims_at=trims_at)
         prompt = tokens(6, seed=3).tolist() * 3
         result = speculative_decode(model, drafter, policy, prompt, DecodingSettings(40))
         assert all(step.accepted >= step.drafted - step.trimmed for step in result.steps)
         assert any(step.accepted_text > 0 for step in result.steps)
+        assert drafter.told == [step.accepted - step.accepted_text for step in result.steps]
 
 
 def test_with_stored_texts_greedy_output_is_plain_decodings_and_steps_are_those_of_replay():

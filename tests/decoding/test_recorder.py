@@ -17,7 +17,7 @@ from draftgauge.drafters import LanguageModelDrafter, PromptLookupDrafter, dense
 from draftgauge.drafters.base import Drafter
 from draftgauge.drafters.dense import DenseDrafts, draft_densely, draft_position_by_position
 from draftgauge.models.base import CachedModel
-from draftgauge.models.loading import wrap
+from draftgauge.models.loading import load_tokenizer, wrap
 from draftgauge.policies.base import Step
 from draftgauge.policies.fixed import FixedLength
 from draftgauge.policies.registry import make_policy
@@ -269,3 +269,10 @@ def test_what_cannot_be_recorded_is_refused() -> None:
 
 def test_text_pieces_of_special_tokens_are_empty() -> None:
     assert text_pieces(tiny_tokenizer(), [34, 35, 0]) == ["A", "B", ""]
+
+
+def test_text_pieces_of_an_output_that_ends_within_a_character_are_its_text() -> None:
+    tokenizer = load_tokenizer("reference")
+    output = tokenizer("smile \N{GRINNING FACE}", add_special_tokens=False)["input_ids"][:-1]
+    assert tokenizer.decode(output).endswith("\N{REPLACEMENT CHARACTER}")
+    assert "".join(text_pieces(tokenizer, output)) == tokenizer.decode(output)
