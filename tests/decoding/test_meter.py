@@ -164,13 +164,13 @@ def test_what_taking_in_several_tokens_adds(
 
 
 class HabitualModel(SlowModel):
-    """Takes longer for a pass over another number of tokens than in the last one."""
+    """Takes longer for a pass over another number of tokens than in the last one, twice as long for several."""
 
     last, change = 0, 0.0
 
     def forward(self, tokens: Tensor, last_only: bool = False) -> Tensor:
         if len(tokens) <= GAMMA_MAX + 1:  # and not the prompt's
-            self.clock.now += self.change if len(tokens) != self.last else 0.0
+            self.clock.now += self.change * min(len(tokens), 2) if len(tokens) != self.last else 0.0
             self.last = len(tokens)
         return super().forward(tokens, last_only)
 
@@ -183,8 +183,8 @@ def test_what_a_step_like_the_one_before_it_saves(
     target = HabitualModel(pair[0], clock, 10.0, 1.0)
     target.change = change
     curve = measure(target, LanguageModelDrafter(SlowModel(pair[1], clock, 2.0, 0.0)))
-    assert curve.verify[0] == pytest.approx([10.0 + change + k for k in range(1, GAMMA_MAX + 2)])
-    assert asdict(curve.repeat) == pytest.approx({"plain": change, "proposing": change})
+    assert curve.verify[0] == pytest.approx([10.0 + change * min(k, 2) + k for k in range(1, GAMMA_MAX + 2)])
+    assert asdict(curve.repeat) == pytest.approx({"plain": change, "proposing": 2 * change})
     assert curve.plain == pytest.approx((11.0, 11.0))
 
 
