@@ -13,7 +13,8 @@ from draftgauge.core.errors import DraftgaugeError
 from draftgauge.policies.acceptance_model import AGREEMENTS, HazardShared, NextShared, StoppingNumbers, cut
 from draftgauge.policies.base import DecisionSeconds, Signal, Step
 from draftgauge.policies.fitted import fitted_policy
-from draftgauge.policies.stopping import ThroughputStopping, best_rate, deciding_seconds, thresholds
+from draftgauge.policies.online import _LEARNING_RATE, _REMEMBERED, OnlineCalibration
+from draftgauge.policies.stopping import ThroughputStopping, best_rate, deciding_seconds, dinkelbach, thresholds
 from draftgauge.policies.suffix import ORDER
 from draftgauge.replay.simulate import replay
 from linear_costs import LinearCosts
@@ -120,6 +121,12 @@ def test_the_last_token_is_left_out_where_it_is_worth_less_than_its_verification
             left_out.append(policy.trims())
         assert left_out == [0.5**depth < policy.rate * verifying for depth in range(1, GAMMA_MAX + 1)]
         assert any(left_out) == (verifying > 0)
+        learning = ThroughputStopping(replace(numbers, online=True), GAMMA_MAX, costs)
+        learning.read([1, 2])
+        learning.limit()
+        for depth in range(1, GAMMA_MAX + 1):
+            learning.keep_drafting(Signal(depth, 0.5, 1.0, 0.1, 3))
+            assert not learning.trims()  # what is left out is not judged, and could not be learned from
 
 
 def test_drafts_that_are_drawn_are_verified_whole() -> None:
@@ -204,3 +211,64 @@ def test_a_dip_in_a_noisy_cost_curve_is_averaged_out() -> None:
 
     found = deciding_seconds(Dipping(), GAMMA_MAX, DecisionSeconds(token=0.01))
     np.testing.assert_allclose(found, np.array([1.0, 1.2, 1.3, 1.3, 1.6, 1.7, 1.8]) + 0.01 * np.arange(7))
+
+
+def test_reading_signals_and_deciding_are_part_of_a_steps_seconds() -> None:
+    found = deciding_seconds(LinearCosts(drafting=0.1, reading=0.03), GAMMA_MAX, DecisionSeconds(token=0.01, step=0.5))
+    np.testing.assert_allclose(found, 1.0 + 2 * 0.03 + 0.5 + (0.1 + 0.01) * np.arange(GAMMA_MAX + 1))
+
+
+def test_the_rate_is_scaled_to_whole_outputs() -> None:
+    whole, half = (
+        ThroughputStopping(constant_numbers(0.8, 0.8, rate_scale=scale), GAMMA_MAX, LinearCosts()).rate
+        for scale in (1.0, 0.5)
+    )
+    assert half == pytest.approx(0.5 * whole)
+
+
+def test_online_the_thresholds_follow_the_rate() -> None:
+    policy = ThroughputStopping(constant_numbers(0.8, 0.8, online=True, horizon=1), GAMMA_MAX, LinearCosts())
+    policy.read([1])
+    fitted = policy.rate
+    for _ in range(100):
+        policy.limit()
+        for depth in range(1, GAMMA_MAX + 1):
+            policy.keep_drafting(Signal(depth, 0.5, 0.0, 0.0, depth))
+        policy.observe(Step(GAMMA_MAX, GAMMA_MAX, GAMMA_MAX + 1, (), tokens=[3]))
+    assert policy.rate > 1.1 * fitted
+    assert policy._theta == pytest.approx(thresholds(policy.rate, policy.seconds, policy.numbers.onward, 1))
+
+
+def test_it_decides_anew_on_another_trace() -> None:
+    traces = [synthetic_trace(seed, prompts=4, length=40, gamma_max=GAMMA_MAX) for seed in (1, 2)]
+    numbers = constant_numbers(0.5, 0.8, trims=True)
+    policy, *others = (ThroughputStopping(numbers, GAMMA_MAX, LinearCosts(verifying=0.2)) for _ in range(3))
+    for trace, other in zip(traces, others, strict=True):
+        for name in ("drafted", "trimmed"):
+            found, expected = (getattr(replay(trace, each).record, name) for each in (policy, other))
+            np.testing.assert_array_equal(found, expected)
+
+
+def test_the_rate_climbs_until_it_is_the_one_that_seconds_are_priced_by() -> None:
+    assert dinkelbach(1.0, lambda rate: (rate + 3.0) / 2) == pytest.approx(3.0, rel=1e-5)
+    assert dinkelbach(1.0, lambda rate: 1.0) == 1.0
+
+
+def test_online_the_constants_move_by_what_was_judged() -> None:
+    """Two of four tokens stand and the third does not; of the fourth nothing is known."""
+    online = OnlineCalibration(rate=2.0)
+    online.begin(0.5)
+    for _ in range(4):
+        online.note(0.5, 0.5)
+    hazard, following, _ = online.learn(Step(4, 2, 3), seconds=1.0)
+    assert hazard == following == pytest.approx(_LEARNING_RATE * (0.5 + 0.5 - 0.5))
+
+
+def test_online_the_rate_becomes_that_of_the_last_steps() -> None:
+    online = OnlineCalibration(rate=2.0)
+    rates = []
+    for _ in range(10 * _REMEMBERED):
+        online.begin(0.5)
+        rates.append(online.learn(Step(0, 0, 1), seconds=2.0)[2])
+    assert rates[0] == pytest.approx(2.0, rel=0.01)
+    assert rates[-1] == pytest.approx(0.5, rel=0.01)
