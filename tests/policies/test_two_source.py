@@ -18,7 +18,9 @@ from draftgauge.fitting.two_source import fit_two_source
 from draftgauge.policies.base import DecisionSeconds
 from draftgauge.policies.fitted import FittedPolicy, fitted_policy
 from draftgauge.policies.stopping import SIGNALS, ThroughputStopping, thresholds
-from draftgauge.policies.suffix_columns import continuations_of
+from draftgauge.policies.suffix import CODE_BITS, ORDER
+from draftgauge.policies.suffix_columns import Continuation, continuations_of
+from draftgauge.policies.tail_model import TailByOrder, TailModel, TailState, shared_terms
 from draftgauge.policies.two_source import TwoSource
 from draftgauge.policies.two_source_rule import Instead, Rule, TwoSourceNumbers, best_rate, cut, running_sums
 from draftgauge.policies.two_source_trace import decided_by
@@ -247,3 +249,76 @@ def test_sampled_traces_are_refused_with_the_reason() -> None:
     policy = TwoSource(cut(random_numbers(5), 3), 3, LinearCosts())
     with pytest.raises(TraceError, match="does not hold the target's chances"):
         replay(sampled_trace(1, prompts=2, length=9, gamma_max=3), policy)
+
+
+def test_a_price_makes_a_token_that_was_looked_up_so_much_dearer() -> None:
+    numbers, draft, verify = random_numbers(5), 1 + 0.2 * np.arange(GAMMA_MAX + 1), 1 + 0.1 * np.arange(GAMMA_MAX + 1)
+    priced, dear = Rule(2.0, draft, verify, replace(numbers, price=1.5)), Rule(2.0, draft, 1.5 * verify, numbers)
+    for ours, theirs in zip(priced.prices, dear.prices, strict=True):
+        assert ours == pytest.approx(theirs)
+    assert priced.least == pytest.approx(dear.least)
+    assert priced.lines == dear.lines
+
+
+def test_where_nothing_pays_the_rate_is_that_of_steps_without_a_proposal() -> None:
+    numbers = random_numbers(5)
+    numbers = replace(numbers, stopping=replace(numbers.stopping, step_decision_seconds=0.5))
+    assert TwoSource(numbers, GAMMA_MAX, LinearCosts(drafting=50.0, verifying=50.0)).rate == pytest.approx(1 / 1.5)
+
+
+def test_the_rate_is_scaled_to_whole_outputs() -> None:
+    numbers = random_numbers(3)
+    scaled = replace(numbers, stopping=replace(numbers.stopping, rate_scale=0.5))
+    whole, half = (TwoSource(each, GAMMA_MAX, LinearCosts()).rate for each in (numbers, scaled))
+    assert half == pytest.approx(0.5 * whole)
+
+
+@pytest.mark.parametrize("sources", ["both", "text"])
+def test_it_decides_anew_on_another_trace(sources: str) -> None:
+    traces = [repeating_trace(seed, prompts=3, length=50, gamma_max=GAMMA_MAX, vocabulary=5) for seed in (1, 2)]
+    policy, *others = (TwoSource(random_numbers(5, sources=sources), GAMMA_MAX, LinearCosts()) for _ in range(3))
+    for trace, other in zip(traces, others, strict=True):
+        for name in ("drafted", "trimmed", "appended"):
+            found, expected = (getattr(replay(trace, each).record, name) for each in (policy, other))
+            np.testing.assert_array_equal(found, expected)
+
+
+@pytest.mark.parametrize("depth", [0, 1, 3])
+def test_a_tail_stands_by_the_logistic_model_of_its_terms(depth: int) -> None:
+    rng, count, offsets = np.random.default_rng(depth), 40, GAMMA_MAX - depth
+    numbers = random_numbers(depth).tail
+    shape = count, offsets
+    seen, order, token = rng.integers(1, 16, shape), rng.integers(1, ORDER + 1, shape), rng.integers(0, 6, shape)
+    streak = rng.integers(1, seen + 1)
+    foretold = Continuation(token.astype(np.int32), (order << CODE_BITS | streak << 4 | seen).astype(np.int16))
+    agreed, disagreed, before = rng.integers(0, 3, (3, count))
+    habit = rng.uniform(-1, 1, count)
+    state = TailState(depth, before, rng.random(count), agreed, disagreed, habit, rng.random(count))
+    after, own = (dict(zip(numbers.tokens, of, strict=True)) for of in (numbers.token_after, numbers.token_foretold))
+    found, stand = TailModel(numbers, GAMMA_MAX).gains(state, foretold), state.stand
+    for offset in range(offsets):
+        shared = zip(numbers.shared, shared_terms(state, offset + 1), strict=True)
+        logit = sum(weight * term for weight, term in shared)
+        for row in range(count):
+            terms = TailByOrder(
+                one=1.0,
+                log_streak=math.log(streak[row, offset]),
+                log_seen=math.log(seen[row, offset]),
+                unbroken=float(streak[row, offset] == seen[row, offset]),
+            )
+            logit[row] += np.dot(numbers.by_order[order[row, offset] - 1], terms)
+            of_tokens = after.get(int(before[row]), 0.0) + own.get(int(token[row, offset]), 0.0)
+            logit[row] += (1 - max(habit[row], 0.0)) * of_tokens
+        stand = stand / (1 + np.exp(-logit))
+        np.testing.assert_allclose(found[:, offset], stand)
+        before = token[:, offset]
+
+
+def test_a_tail_brings_something_only_where_all_drafted_tokens_stand() -> None:
+    """One token is drafted, which stands in one step of two, and two are appended behind it, which are right."""
+    numbers, nothing = random_numbers(0, kappa=1.0), (0,) * (GAMMA_MAX - 1)
+    stopping = replace(numbers.stopping, chances=((0.9, 0.0, *nothing[1:]),) * 2, accepted=(1, 0), horizon=1)
+    tails = (((), (0.8, 0.7), *((),) * (GAMMA_MAX - 1)),) * 2
+    numbers = replace(numbers, stopping=stopping, tails=tails, runs=((0, 2, *nothing),) * 2)
+    draft, verify = 1 + 0.1 * np.arange(GAMMA_MAX + 1), 1 + 0.02 * np.arange(GAMMA_MAX + 1)
+    assert best_rate(numbers, draft, verify) == pytest.approx((4 + 1) / 2 / (1.1 + 2 * 0.02))
