@@ -29,19 +29,23 @@ from draftgauge.models.static_rows import StaticRows
 from draftgauge.policies.base import Step
 from draftgauge.policies.batch import BatchPolicy, Opening
 from draftgauge.policies.batches import make_batch_policy
+from draftgauge.replay.batch_rows import batch_rows
 from draftgauge.replay.batched import replay_batch, resampled
 from draftgauge.traces.batch_costs import BatchCosts
 from draftgauge.traces.build import make_trace
 from draftgauge.traces.trace import Trace
 from draftgauge.verification import Sampling
-from linear_costs import LinearCosts
+from linear_costs import LinearCosts, curve
 from tiny import tiny_model, tiny_tokenizer, tokens
 
 GAMMA_MAX = 4
 SETTINGS = DecodingSettings(24, end_tokens=frozenset({7, 20, 41}))
 LENGTHS = (3, 17, 9, 30, 5, 12)  # of the prompts
 PROMPTS = [tokens(length, seed=length).tolist() for length in LENGTHS]
-POLICIES = ("none", "fixed:1", "fixed:4", "hf-confidence:threshold=0.2", "hf-heuristic", "stopping", "shared-budget")
+POLICIES = (
+    *("none", "fixed:1", "fixed:4", "hf-confidence:threshold=0.2", "hf-heuristic"),
+    *("bandit:arms=0,3,epsilon=1.0", "stopping", "shared-budget"),
+)
 CAPACITY = max(LENGTHS) + SETTINGS.max_new_tokens
 
 
@@ -428,3 +432,31 @@ def test_the_meter_finds_what_passes_cost(
     assert costs.asking == pytest.approx((0.03, 0.03))
     assert len(costs.ranking) == 2
     assert all(sum(ranking) > 0 for ranking in costs.ranking)
+
+
+def test_rows_say_what_was_drafted_and_not_what_was_verified(trace: Trace) -> None:
+    passes = batch_costs()
+    dear = replace(passes, verify=tuple(tuple(tuple(2.0 * x for x in row) for row in each) for each in passes.verify))
+    costs = replace(curve(0.1, gamma_max=GAMMA_MAX), batched=dear)
+    row = batch_rows(trace, costs, (4,), ("shared-budget",))[-1]
+    queue = resampled(len(PROMPTS), 4, np.random.default_rng(0))
+    policy = make_batch_policy("shared-budget", 4, GAMMA_MAX, costs, dear)
+    outcome = replay_batch(trace, policy, dear, 4, queue)
+    assert outcome.verified < outcome.drafted
+    assert row["drafted_per_step"] == outcome.drafted / (4 * outcome.steps)
+    assert row["tokens_per_step"] == outcome.committed / (4 * outcome.steps)
+
+
+def test_what_stands_behind_a_stop_string_was_not_accepted(
+    models: tuple[StaticModel, StaticModel], plain: list[list[int]]
+) -> None:
+    target = models[0]
+    words = replace(
+        SETTINGS, stop_strings=(f" {plain[0][1]} ",), detokenize=lambda text: "".join(f" {t} " for t in text)
+    )
+    rows = [StaticRows(target, 2, CAPACITY) for _ in range(2)]  # so that all that is drafted is right
+    run = batched_decode(*rows, make("fixed:4", 2), PROMPTS[:2], words, BatchPlan(2, GAMMA_MAX))
+    usual = [plain_decode(target, prompt, words).tokens for prompt in PROMPTS[:2]]
+    assert [output.tokens for output in run.outputs] == usual
+    (step,) = run.outputs[0].steps
+    assert (step.drafted, step.accepted, step.committed) == (4, 2, 2)
