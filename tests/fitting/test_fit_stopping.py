@@ -14,17 +14,20 @@ from draftgauge.core.errors import TraceError
 from draftgauge.diagnostics.calibration import judged, starts, visited
 from draftgauge.fitting import stopping as fitting
 from draftgauge.fitting.continuation import fit_continuation
+from draftgauge.fitting.decision_times import TIMED_LENGTH
 from draftgauge.fitting.logistic import mean_shift
 from draftgauge.fitting.stopping import fit_stopping
-from draftgauge.policies.acceptance_model import StoppingNumbers
+from draftgauge.policies.acceptance_model import StoppingNumbers, decision_seconds
+from draftgauge.policies.base import DecisionSeconds
 from draftgauge.policies.fitted import fitted_policy, load_fitted, save_fitted
 from draftgauge.policies.stopping import ThroughputStopping
 from draftgauge.replay.evaluate import best_fixed_gamma
-from draftgauge.replay.simulate import replay, replay_fixed_all
+from draftgauge.replay.simulate import draft_caps, replay, replay_fixed_all
 from draftgauge.replay.views import text_view
 from draftgauge.traces.costs import CostCurve
 from linear_costs import curve as linear_curve
 from synthetic import synthetic_trace
+from two_source_numbers import random_numbers
 
 GAMMA_MAX = 8
 
@@ -163,3 +166,46 @@ def test_what_cannot_be_fitted_is_said(traces) -> None:
     unread = replace(train, prompts=tuple(replace(prompt, prompt_token=()) for prompt in train.prompts))
     with pytest.raises(TraceError, match="lacks the prompt tokens of 24 of 24"):
         fit_stopping([unread], [costs])
+
+
+def test_what_is_learned_from_are_the_tokens_that_a_step_would_have_judged(traces) -> None:
+    train, _ = traces
+    reached, stood = np.zeros((2, GAMMA_MAX), np.int64)
+    for accepted, most in zip(train.accepted.tolist(), draft_caps(train).tolist(), strict=True):
+        reached[: min(accepted + 1, most)] += 1
+        stood[: min(accepted, most)] += 1
+    everywhere = np.full(train.positions, GAMMA_MAX)
+    for examples in (fitting.hazard_examples(train, everywhere), fitting.next_examples(train, everywhere)):
+        assert (len(examples.stood), examples.stood.sum()) == (reached.sum(), stood.sum())
+    onward = fitting.fit_models([train], [everywhere], GAMMA_MAX, recalibrate=False).onward
+    assert onward == pytest.approx((stood + 1) / (reached + 2))
+
+
+def test_the_rate_is_what_the_policy_reaches_over_whole_outputs(traces) -> None:
+    train, _ = traces
+    costs = curve(0.1, 0.05)
+    numbers = from_mapping(StoppingNumbers, fit_stopping([train], [costs]).parameters, "numbers")
+    numbers = replace(numbers, decision_seconds=0.0, step_decision_seconds=0.0, reading_seconds=0.0)
+    whole, kept = (
+        ThroughputStopping(replace(numbers, rate_scale=scale), GAMMA_MAX, costs) for scale in (numbers.rate_scale, 1.0)
+    )
+    assert whole.rate == pytest.approx(replay(train, kept, costs).tokens_per_second)
+    assert abs(numbers.rate_scale - 1) > 1e-3
+
+
+def test_growing_the_index_is_part_of_what_a_step_takes(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its decisions are told by step, at as many committed tokens as were timed."""
+    monkeypatch.setattr(fitting, "decision_times", lambda *_: DecisionSeconds(0.001, 0.01, 0.0002, 0.003))
+    numbers = fitting.with_decision_times(random_numbers(0).stopping, linear_curve(0.1), 6)
+    assert decision_seconds(numbers) == pytest.approx(DecisionSeconds(0.001, 0.01 + TIMED_LENGTH * 0.003, 0.0002))
+
+
+def test_what_a_token_adds_is_held_by_the_prior() -> None:
+    """Six examples at even chances, all of which stood: three more than expected, at a curvature of six quarters."""
+    one = np.ones(6, np.bool_)
+    examples = fitting.Examples(np.zeros((6, 1)), np.full(6, 2), one, ~one, one)
+    for prior in (0.5, 2.0, 20.0):
+        found = fitting._token_offsets(examples, np.zeros(2), np.array([1, 2]), prior)
+        assert found == pytest.approx((0.0, 3 / (1.5 + prior)), abs=1e-4)
+    seldom = examples._replace(visited=~one)
+    assert fitting._token_offsets(seldom, np.zeros(2), np.array([2]), 2.0) == pytest.approx((0.75 / 2.375,), abs=1e-4)
