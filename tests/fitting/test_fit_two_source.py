@@ -10,6 +10,8 @@ import pytest
 
 from draftgauge.core.config import from_mapping
 from draftgauge.core.errors import DraftgaugeError, TraceError
+from draftgauge.fitting import tail as tail_fitting
+from draftgauge.fitting import two_source as fitting
 from draftgauge.fitting.registry import FitOptions, fit_policy
 from draftgauge.fitting.stopping import fit_stopping
 from draftgauge.fitting.tail import TailExamples, tail_examples, token_scale
@@ -23,10 +25,12 @@ from draftgauge.policies.tail_model import TailByOrder, TailShared
 from draftgauge.policies.two_source import TwoSource
 from draftgauge.policies.two_source_rule import TwoSourceNumbers
 from draftgauge.replay.simulate import replay, text_runs
+from draftgauge.traces.build import take
 from draftgauge.traces.costs import CostCurve
 from draftgauge.traces.trace import Trace
 from linear_costs import curve
 from synthetic import repeating_trace, sampled_trace
+from two_source_numbers import random_numbers
 
 GAMMA_MAX = 6
 
@@ -166,3 +170,51 @@ def test_a_policy_of_another_vocabulary_knows_no_tokens(fitted: FittedPolicy) ->
     assert ours.tail.foretold.of
     assert not others.tail.foretold.of
     assert not others.tail.after.of
+
+
+def test_what_a_policy_did_is_told_by_its_steps(traces) -> None:
+    trace, numbers, costs = traces[0], random_numbers(3), curve(0.1, 0.1)
+    record = replay(trace, TwoSource(numbers, GAMMA_MAX, costs)).record
+    done, rows = fitting._done(numbers, trace, costs), record.rows(trace)
+    assert record.trimmed.sum() > 10
+    np.testing.assert_array_equal(done.drafted[rows], record.drafted)
+    np.testing.assert_array_equal(done.kept[rows], record.drafted - record.trimmed)
+    np.testing.assert_array_equal(done.tail[rows], record.appended > 0)
+    elsewhere = np.delete(np.arange(trace.positions), rows)
+    assert (done.drafted[elsewhere] == -1).all()
+    assert not done.tail[elsewhere].any()
+
+
+def test_kept_steps_are_of_all_traces_evenly(traces) -> None:
+    rows = [np.arange(start, trace.positions, 3) for start, trace in zip((0, 1), traces, strict=True)]
+    kept = fitting._kept(random_numbers(3), traces, rows)
+    accepted = np.concatenate([trace.accepted[own] for trace, own in zip(traces, rows, strict=True)])
+    runs = np.concatenate([text_runs(trace)[own] for trace, own in zip(traces, rows, strict=True)])
+    chosen = np.linspace(0, len(accepted) - 1, fitting.KEPT_STEPS).astype(np.int64)
+    assert len(accepted) > fitting.KEPT_STEPS
+    assert kept.stopping.accepted == tuple(accepted[chosen].tolist())
+    assert kept.runs == tuple(map(tuple, runs[chosen].tolist()))
+
+
+def test_a_prompt_of_several_traces_is_left_out_of_all_of_them(traces, monkeypatch: pytest.MonkeyPatch) -> None:
+    noted: list[TailExamples] = []
+    monkeypatch.setattr(tail_fitting, "token_scale", lambda examples: noted.append(examples) or 0.0)
+    backwards = take(traces[0], np.arange(len(traces[0].prompts))[::-1])
+    for given in ([traces[0]], [traces[0], backwards]):
+        tail_fitting.fit_tail(given, random_numbers(3).stopping, None)
+    one, both = (np.bincount(examples.prompt) for examples in noted)
+    np.testing.assert_array_equal(both, 2 * one)
+
+
+def test_chances_of_the_tail_are_right_where_the_policy_appends(traces) -> None:
+    trace, numbers, costs = traces[0], random_numbers(3), curve(0.1)
+    done = fitting._done(numbers, trace, costs)
+    fitted = tail_fitting.fit_tail([trace], numbers.stopping, [done])
+    examples = tail_examples(trace, numbers.stopping, done)
+    weights = np.concatenate([np.array(fitted.by_order).reshape(-1), fitted.shared])
+    of_tokens = TokenOffsets(fitted.tokens, fitted.token_after).at(examples.before)
+    of_tokens += TokenOffsets(fitted.tokens, fitted.token_foretold).at(examples.token)
+    predicted = 1 / (1 + np.exp(-(examples.terms @ weights + examples.token_share * of_tokens)))
+    visited = examples.visited
+    assert 0.02 < visited.mean() < 0.98
+    assert predicted[visited].mean() == pytest.approx(examples.stood[visited].mean(), abs=1e-3)
