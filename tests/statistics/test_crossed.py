@@ -94,3 +94,11 @@ def test_prompts_of_a_task() -> None:
     part = counts.prompts(np.array([True, False, False, True]))
     assert part.reached.shape == (2, 2, 1)
     assert part.accepted[1, 1].tolist() == counts.accepted[1, 3].tolist()
+
+
+def test_one_seed_has_an_interval_over_prompts_and_one_prompt_has_none() -> None:
+    counts = drawn(np.random.default_rng(0), [0.5], seeds=1, prompts=20)
+    found = interval(counts, mean_accepted)
+    assert found.low < found.estimate < found.high
+    alone = interval(drawn(np.random.default_rng(0), [0.5], seeds=4, prompts=1), mean_accepted)
+    assert np.isnan([alone.low, alone.high]).all()

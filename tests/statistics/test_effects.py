@@ -39,3 +39,11 @@ def test_one_seed_says_nothing_about_seeds() -> None:
     found = crossed_effects(np.ones((1, 5)))
     assert found.estimate == 1.0
     assert np.isnan([found.low, found.p_value, found.p_seeds]).all()
+
+
+def test_two_seeds_and_two_prompts_by_hand() -> None:
+    """Mean squares of 9, 4 and 1: a variance of 12 / 4, at 12 squared / (81 + 16 + 1) degrees of freedom."""
+    found = crossed_effects([[1.0, 2.0], [3.0, 6.0]])
+    assert found.estimate == 3.0
+    assert found.p_value == pytest.approx(2 * stats.t.sf(3 / 3**0.5, 144 / 98))
+    assert found.high - 3.0 == pytest.approx(stats.t.ppf(0.975, 144 / 98) * 3**0.5)

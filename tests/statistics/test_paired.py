@@ -13,6 +13,7 @@ from draftgauge.statistics.paired import (
     paired_difference,
     paired_gain,
     paired_share,
+    pooled,
     ratio_interval,
 )
 
@@ -180,3 +181,8 @@ def test_a_single_prompt_has_no_interval() -> None:
     ):
         assert found.estimate == pytest.approx(estimate)
         assert np.isnan(found[1:]).all()
+
+
+def test_pooled_repetitions_are_one_sample_of_resamples() -> None:
+    parts = [(1.0, np.arange(0.0, 100.0)), (4.0, np.arange(100.0, 200.0))]
+    assert pooled(parts) == pytest.approx((2.5, *np.quantile(np.arange(200.0), [0.025, 0.975])))

@@ -21,3 +21,7 @@ def test_one_stall_spoils_nothing() -> None:
 @pytest.mark.parametrize("count", [1, 2, 4])
 def test_few_samples(count: int) -> None:
     assert typical([2.0] * count) == 2.0
+
+
+def test_each_group_is_from_all_over_the_time() -> None:
+    assert typical([1.0] * 5 + [3.0] * 10) == pytest.approx(7 / 3)
