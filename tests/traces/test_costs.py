@@ -10,7 +10,7 @@ import pytest
 
 from draftgauge.core.errors import TraceError
 from draftgauge.core.signals import SignalName
-from draftgauge.traces.costs import CostCurve, SignalSeconds, Uncertainty
+from draftgauge.traces.costs import CostCurve, PolicySeconds, RepeatSeconds, SignalSeconds, Uncertainty
 
 CURVE = CostCurve(
     contexts=(100, 300),
@@ -84,6 +84,11 @@ def test_round_trip(tmp_path: Path) -> None:
         ({"draft": ((0.0, 1.0, 2.0), (0.0, float("nan"), 4.0))}, "draft must be seconds greater than 0"),
         ({"signals": SignalSeconds(entropy=-1.0)}, "entropy must be seconds, 0 or more, not -1.0"),
         ({"overhead": -0.1}, "overhead must be seconds, 0 or more, not -0.1"),
+        ({"repeat": RepeatSeconds(plain=4.25)}, "repeat must be less than a step's 4.25 seconds"),
+        ({"repeat": RepeatSeconds(proposing=5.0)}, "repeat must be less than a step's 4.25 seconds"),
+        ({"catch_up": (0.5, 1.0)}, r"catch_up must be seconds, 0 or more, the first of them 0, not \[0.5, 1.0\]"),
+        ({"catch_up": (0.0, -1.0)}, "catch_up must be seconds, 0 or more"),
+        ({"decisions": (PolicySeconds("stopping", -1.0, 0.0),)}, "decisions of stopping must be seconds, 0 or more"),
         ({"verify_high": CURVE.verify_low}, "verify must lie between verify_low and verify_high"),
     ],
 )
