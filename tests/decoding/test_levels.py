@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from draftgauge.core.signals import NO_SIGNALS
+from draftgauge.core.signals import NO_SIGNALS, SignalName
 from draftgauge.decoding.levels import NEIGHBOURS, steadied
 from draftgauge.decoding.stopwatch import Sample
 
@@ -36,6 +36,16 @@ def test_what_one_step_takes_longer_stays_with_it() -> None:
     speed = np.ones(80)
     speed[40] = 3.0
     made = samples(speed, np.random.default_rng(1))
+    assert steadied(made) == made
+
+
+def test_what_steps_of_another_kind_take_is_no_drift() -> None:
+    """Those of a length, those that read signals and those that repeat the step before, one kind after the other."""
+    confidence = frozenset({SignalName.CONFIDENCE})
+    plain = Sample(2, NO_SIGNALS, 1, 2.0, 10.0, 14.0)
+    longer, looking = Sample(5, NO_SIGNALS, 1, 5.0, 13.0, 20.0), Sample(2, confidence, 1, 3.0, 10.0, 15.0)
+    repeating = Sample(2, NO_SIGNALS, 1, 2.0, 8.0, 12.0, True)
+    made = [sample for kind in (plain, longer, looking, repeating) for sample in [kind] * 30]
     assert steadied(made) == made
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from draftgauge.decoding.pooling import Timed, pool
+from draftgauge.decoding.pooling import Pooled, Timed, pool, saved_by_repeating, uncertainty
 
 LONGEST, SAMPLES, NOISE = 8, 12, 0.4
 
@@ -63,3 +63,24 @@ def test_no_context_is_given_less_than_its_fastest_sample() -> None:
         pooled = pool(contexts, 0, 3)
         for row, timed in enumerate(contexts):
             assert pooled.quartiles[:, row].min() >= timed.seconds.min()
+
+
+def test_advice_is_open_where_another_length_may_be_faster() -> None:
+    """A drafted token adds 0.7 of a step: worth it or not at a chance of 0.7, as far as the errors do not tell."""
+    seconds = np.array([1.0, 1.7])
+
+    def undecided(error: float) -> tuple[float, ...]:
+        steps = Pooled(np.broadcast_to(seconds, (3, 1, 2)), error * seconds, np.array([9, 9]))
+        return uncertainty(steps, 1.0).undecided
+
+    assert undecided(0.005) == ()
+    assert undecided(0.01) == (0.7,)
+    assert undecided(0.03) == (0.6, 0.7, 0.8)
+
+
+def test_what_repeating_saves_is_told_from_noise_and_is_never_most_of_a_pass() -> None:
+    before = np.random.default_rng(0).normal(10.0, 1.0, 20).tolist()
+    assert saved_by_repeating(before, [x - 0.2 for x in before], 10.0) == 0.0
+    assert saved_by_repeating(before, [x - 3.0 for x in before], 10.0) == pytest.approx(3.0)
+    assert saved_by_repeating(before, [x - 8.0 for x in before], 10.0) == 5.0
+    assert saved_by_repeating(before, [], 10.0) == saved_by_repeating([], before, 10.0) == 0.0
