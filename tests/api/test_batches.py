@@ -170,6 +170,11 @@ def test_costs_between_what_was_measured() -> None:
     ragged.validate()
     assert ragged.ragged_verify_seconds(3, [0, 1, 5]).tolist() == pytest.approx([0.0, 1.1, 1.5])
     assert ragged.ragged_draft_seconds(2, [0, 4]).tolist() == pytest.approx([0.0, 0.25])
+    assert costs.repeat_seconds(2, [True, False]).tolist() == [0.0, 0.0]
+    repeating = replace(costs, repeat=((0.1, 0.5), (0.3, 0.9)), ranking=((0.0, 0.2), (1.0, 0.4)))
+    repeating.validate()
+    assert repeating.repeat_seconds(2, [True, False]).tolist() == pytest.approx([0.7, 0.2])
+    assert repeating.ranking_seconds(2, 3, 10) == pytest.approx(3 * 0.5 + 10 * 0.3)
     with pytest.raises(TraceError, match="1 to 2 tokens a request, asked for 3"):
         costs.verify_seconds(1, 3, 10)
 
