@@ -57,7 +57,11 @@ def test_incomplete_and_other_runs_are_refused(tmp_path: Path) -> None:
     assert not (tmp_path / "joined").exists()
     record(tmp_path / "joined")
     before = {path: path.read_bytes() for path in (tmp_path / "joined").iterdir()}
-    other = record(tmp_path / "other", replace(MANIFEST, prompts=replace(MANIFEST.prompts, sha256="f" * 64)))
-    with pytest.raises(TraceError, match="another run"):
-        join_run(other, tmp_path / "joined")
+    for changes, named in (
+        ({"prompts": replace(MANIFEST.prompts, sha256="f" * 64)}, "prompts.sha256"),
+        ({"tokenizer": "another/tokenizer"}, "tokenizer"),
+    ):
+        other = record(tmp_path / named, replace(MANIFEST, **changes))
+        with pytest.raises(TraceError, match=rf"another run \({named}: "):
+            join_run(other, tmp_path / "joined")
     assert {path: path.read_bytes() for path in (tmp_path / "joined").iterdir()} == before

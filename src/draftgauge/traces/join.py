@@ -27,7 +27,7 @@ def join_run(folder: Path, target: Path) -> None:
     require_writable(target)
     if (target / MANIFEST_NAME).exists():
         there = Manifest.load(target)
-        if there.fingerprint() != manifest.fingerprint():
+        if not there.goes_on(manifest):
             listed = "; ".join(there.differences(manifest))
             raise TraceError(f"{target} holds the trace of another run ({listed}); move it away")
     elif shard_paths(target):
