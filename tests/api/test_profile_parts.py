@@ -502,3 +502,24 @@ def test_workers_find_what_was_named_by_relative_paths(tmp_path: Path, monkeypat
     asked = profile_parts._from_anywhere(make_request(ProfileRequest, keywords=names | {"out": "run"}))
     found = (asked.pair.target, asked.pair.draft, asked.pair.loading.tokenizer, asked.prompts.prompts)
     assert [str(path) for path in found] == [str(tmp_path / name) for name in names.values()]
+
+
+def test_parts_that_overlap_each_other_cannot_join(models: dict[str, Any], tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    record(models, run, limit=3)
+    part_job(models, run, (3, 4)).run(silent)
+    replace(part_job(models, run, (4, 5)), part=1).run(silent)
+    with pytest.raises(TraceError, match=r"holds prompt 4, as another shard .* prompt 5, .* must not overlap"):
+        join_parts(run)
+
+
+def test_prompts_of_a_damaged_part_are_recorded_again(
+    models: dict[str, Any], whole: tuple[Path, Trace], tmp_path: Path
+) -> None:
+    run = tmp_path / "run"
+    record(models, run, limit=3)
+    part_job(models, run, tuple(range(3, PROMPTS))).run(silent)
+    first, *others = shard_paths(part_folder(run, 0))
+    assert others
+    first.write_bytes(first.read_bytes()[:-40])
+    assert same_rows(record(models, run, shards=2), whole[1])
