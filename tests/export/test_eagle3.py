@@ -169,6 +169,21 @@ def test_the_same_logits_from_the_same_states(
         assert weights["t2d"].nonzero().flatten().tolist() == draft_tokens.tolist()
 
 
+def test_layers_are_in_the_order_in_which_engines_hand_them_over(tmp_path: Path, target: PreTrainedModel) -> None:
+    """From the first to the last, however a drafter was told to tap them."""
+    net = saved(tmp_path / "drafter", target, taps=(2, 0, 1))
+    export(tmp_path / "drafter", out=tmp_path / "eagle3")
+    config, weights = read(tmp_path / "eagle3")
+    assert config["eagle_aux_hidden_state_layer_ids"] == [1, 2, 3]
+    assert config["eagle_config"]["eagle_aux_hidden_state_layer_ids"] == [0, 1, 2]
+    text = tokens(9)
+    handed_over = batch_features(target, text[None], TapPlan((0, 1, 2), ())).hidden[0]
+    tapped = batch_features(target, text[None], TapPlan((2, 0, 1), ())).hidden
+    reference = Reference(config, weights, target.get_input_embeddings().weight.detach())
+    fused = torch.stack([reference.fuse(taps) for taps in handed_over])
+    torch.testing.assert_close(fused, net.fuse_hidden(tapped)[0].detach(), atol=1e-4, rtol=1e-4)
+
+
 def test_the_configuration_says_what_the_engines_ask(tmp_path: Path, target: PreTrainedModel) -> None:
     net = saved(tmp_path / "drafter", target, taps=(0, 2), norm_before_residual=False)
     export(tmp_path / "drafter", out=tmp_path / "eagle3")

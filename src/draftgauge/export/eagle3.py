@@ -119,11 +119,15 @@ def eagle3_tensors(config: ReuseConfig, weights: Mapping[str, Tensor]) -> dict[s
     """The checkpoint's tensors of a drafter's weights.
 
     ``d2t`` holds offsets, the target's id minus the draft's own; ``t2d`` marks the target's ids that can be drafted.
+    Tapped layers are in ascending order, as engines hand their states over whatever order the configuration has.
     """
     left = dict(weights)
     tensors = {new: left.pop(old) for old, new in _RENAMED.items()}
-    for tap in range(len(config.hidden_layers) if config.norm_before_fc else 0):
-        tensors[f"fc_norm.{tap}.weight"] = left.pop(f"tap_norms.{tap}.weight")
+    order = _ascending(config)
+    by_tap = tensors["fc.weight"].split(config.hidden_size, 1)
+    tensors["fc.weight"] = torch.cat([by_tap[tap] for tap in order], 1)
+    for place, tap in enumerate(order if config.norm_before_fc else ()):
+        tensors[f"fc_norm.{place}.weight"] = left.pop(f"tap_norms.{tap}.weight")
     joined = torch.cat((left.pop(f"{_ATTENTION}from_token.weight"), left.pop(f"{_ATTENTION}from_state.weight")), 1)
     heads = (config.query_heads, config.kv_heads, config.kv_heads)
     parts = joined.split([count * config.head_dim for count in heads])
@@ -136,6 +140,11 @@ def eagle3_tensors(config: ReuseConfig, weights: Mapping[str, Tensor]) -> dict[s
         tensors["t2d"] = torch.zeros(config.vocabulary, dtype=torch.bool).index_fill_(0, ids, True)
     assert not left, f"weights without a name in EAGLE-3: {sorted(left)}"
     return {name: tensor.contiguous().clone() for name, tensor in tensors.items()}
+
+
+def _ascending(config: ReuseConfig) -> list[int]:
+    """The drafter's taps in the order of their layers."""
+    return sorted(range(len(config.hidden_layers)), key=config.hidden_layers.__getitem__)
 
 
 def eagle3_config(config: ReuseConfig, dtype: torch.dtype) -> dict[str, Any]:
@@ -175,9 +184,9 @@ def eagle3_config(config: ReuseConfig, dtype: torch.dtype) -> dict[str, Any]:
         "norm_before_residual": config.norm_before_residual,
         "norm_output": config.norm_output,
         "num_aux_hidden_states": len(config.hidden_layers),
-        "eagle_aux_hidden_state_layer_ids": [layer + 1 for layer in config.hidden_layers],
+        "eagle_aux_hidden_state_layer_ids": [layer + 1 for layer in sorted(config.hidden_layers)],
         "eagle_config": {
             "use_aux_hidden_state": True,
-            "eagle_aux_hidden_state_layer_ids": list(config.hidden_layers),
+            "eagle_aux_hidden_state_layer_ids": sorted(config.hidden_layers),
         },
     }
