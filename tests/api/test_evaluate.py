@@ -3,13 +3,19 @@
 from __future__ import annotations
 
 import json
+import shutil
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from command_line import draftgauge
+from draftgauge.api import evaluate as module
 from draftgauge.api.evaluate import evaluate
 from draftgauge.core.errors import ModelError
+from draftgauge.drafters.reuse.persistence import DESCRIPTION
+from draftgauge.models.base import CachedModel
+from draftgauge.models.loading import load_model
 from draftgauge.training.reuse.request import TrainingSpec
 from draftgauge.training.reuse.train import train_drafter
 from tiny import save_tiny
@@ -82,3 +88,33 @@ def test_another_target(folder: Path, tmp_path: Path) -> None:
     other = save_tiny(tmp_path / "other", seed=1, num_hidden_layers=3)
     with pytest.raises(ModelError, match="another target"):
         evaluate(folder / "drafter", target=str(other))
+
+
+def test_the_target_is_held_as_in_training_unless_asked_otherwise(
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    drafter = tmp_path / "drafter"
+    shutil.copytree(folder / "drafter", drafter)
+    description = json.loads((drafter / DESCRIPTION).read_text())
+    description["extra"]["request"]["compression"] = "bf16"
+    (drafter / DESCRIPTION).write_text(json.dumps(description))
+    held: list[str] = []
+
+    def load(source: str, compression: str, *rest: Any) -> CachedModel:
+        held.append(compression)
+        return load_model(source, compression, *rest)
+
+    monkeypatch.setattr(module, "load_model", load)
+    options: dict[str, Any] = {"prompts": folder / "prompts.jsonl", "max_new_tokens": 4, "limit": 1}
+    evaluate(drafter, **options)
+    evaluate(drafter, compression="fp32", **options)
+    assert held == ["bf16", "fp32"]
+
+
+def test_no_option_is_passed_over(folder: Path) -> None:
+    """A target spread over devices shows its states on each of them, and a drafter has no draft model."""
+    for verb in ("evaluate", "diagnose"):
+        command = [verb, str(folder / "drafter"), "--prompts", str(folder / "prompts.jsonl")]
+        for option in ("--device-map", "--draft-device"):
+            assert option in draftgauge([*command, option, "auto"]).stderr
+        assert "there is no model folder /nowhere" in draftgauge([*command, "--tokenizer", "/nowhere"]).stderr

@@ -44,9 +44,8 @@ def diagnose(request: DiagnoseRequest, *, progress: Progress = silent) -> list[d
     for runs in groups.values():
         _check_seeds(runs, descriptions)
     first = descriptions[request.runs[0]]
-    source = request.learned.target or first["config"]["target_source"]
     depths = depths_of(request, first)
-    target = load_single(source, request.machine, request.loading)
+    target = load_single(request, first)
     nets = {run: load_drafter(run, target.model) for run in request.runs}
     texts = held_out_texts(request, target, progress)
     rows = []

@@ -11,7 +11,7 @@ from transformers import PreTrainedTokenizerBase
 
 from draftgauge.api.conversation import greedy_answer
 from draftgauge.api.profile_plan import choose_prompts, encode_prompts
-from draftgauge.api.requests import DeviceSpec, DiagnoseRequest, EvaluateRequest, LoadSpec
+from draftgauge.api.requests import DiagnoseRequest, EvaluateRequest
 from draftgauge.api.verb import verb
 from draftgauge.core.errors import DraftgaugeError
 from draftgauge.core.progress import Progress, silent
@@ -22,7 +22,7 @@ from draftgauge.diagnostics.distance import distance_names, needed_context
 from draftgauge.diagnostics.evaluation import DrafterEvaluation, EvaluationPlan, evaluate_drafter
 from draftgauge.diagnostics.texts import HeldOutText, greedy_texts
 from draftgauge.drafters.reuse import load_drafter, read_description
-from draftgauge.drafters.reuse.persistence import trained_depths
+from draftgauge.drafters.reuse.persistence import trained_compression, trained_depths
 from draftgauge.models.base import CachedModel
 from draftgauge.models.loading import end_tokens, load_model, load_tokenizer
 from draftgauge.models.prompts_text import encode_with
@@ -63,8 +63,7 @@ def evaluate(request: EvaluateRequest, *, progress: Progress = silent) -> list[R
         PromptError: if the prompts cannot be read.
     """
     description = read_description(request.drafter)
-    source = request.learned.target or description["config"]["target_source"]
-    target = load_single(source, request.machine, request.loading)
+    target = load_single(request, description)
     net = load_drafter(request.drafter, target.model)
     texts = held_out_texts(request, target, progress)
     needs = needed_context(target.model.module, texts)
@@ -106,11 +105,14 @@ class SingleTarget:
         return DecodingSettings(max_new_tokens, end_tokens=end_tokens(self.model, self.tokenizer))
 
 
-def load_single(source: str, machine: DeviceSpec, loading: LoadSpec) -> SingleTarget:
-    """Load a target and its tokenizer."""
+def load_single(request: EvaluateRequest | DiagnoseRequest, description: Mapping[str, Any]) -> SingleTarget:
+    """Load the target of a drafter and its tokenizer: as asked for, else as the drafter's description has it."""
+    learned, loading = request.learned, request.loading
+    source = learned.target or description["config"]["target_source"]
+    compression = learned.compression or trained_compression(description)
     trusted = loading.trust_remote_code
-    model = load_model(source, device=machine.device, engine=loading.engine, trust_remote_code=trusted)
-    return SingleTarget(model, load_tokenizer(source, trusted))
+    model = load_model(source, compression, request.machine.device, loading.engine, trusted)
+    return SingleTarget(model, load_tokenizer(loading.tokenizer or source, trusted))
 
 
 def held_out_texts(

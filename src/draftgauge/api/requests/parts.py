@@ -22,14 +22,15 @@ __all__ = [
     "PromptSpec",
     "SamplingSpec",
     "SeedSpec",
+    "TargetLoadSpec",
 ]
 
 LONG_PROMPTS = ("error", "truncate", "skip")
 
 
 @dataclass(frozen=True, kw_only=True)
-class LoadSpec(CodeSpec):
-    """How models are loaded.
+class TargetLoadSpec(CodeSpec):
+    """How a target is loaded.
 
     Attributes:
         engine: 'lean' (own decoder), 'static' (the same with fixed shapes: CUDA graphs), 'modules' (transformers), or
@@ -37,12 +38,21 @@ class LoadSpec(CodeSpec):
             GGUF files 'gguf' (which 'auto' is) or 'gguf-fast' (llama.cpp with float32 keys and values, or with its
             faster defaults).
         tokenizer: folder or id of the target's tokenizer, where the target has none of its own (GGUF files).
-        device_map: spread the target over all GPUs: 'auto', 'balanced', 'balanced_low_0' or 'sequential'.
-        draft_device: where a draft model runs; with the target if left out.
     """
 
     engine: str = "auto"
     tokenizer: str | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class LoadSpec(TargetLoadSpec):
+    """How models are loaded.
+
+    Attributes:
+        device_map: spread the target over all GPUs: 'auto', 'balanced', 'balanced_low_0' or 'sequential'.
+        draft_device: where a draft model runs; with the target if left out.
+    """
+
     device_map: str | None = None
     draft_device: str | None = None
 

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-from draftgauge.api.requests.parts import DeviceSpec, DraftSpec, LoadSpec, OutputSpec, PromptSpec, SeedSpec
+from draftgauge.api.requests.parts import DeviceSpec, DraftSpec, OutputSpec, PromptSpec, SeedSpec, TargetLoadSpec
 from draftgauge.core.errors import DraftgaugeError
 from draftgauge.core.parts import TeacherSpec, WorkersSpec, at_least_one, positive
 from draftgauge.core.settings import setting
@@ -48,10 +48,12 @@ class LearnedSpec:
 
     Attributes:
         target: target of the drafter; the one that its folder names if left out.
+        compression: how the target is held: fp32, fp16, bf16, int8 or nf4; as it was in training if left out.
         depths: tokens in a draft; as many as it was trained for if left out.
     """
 
     target: str | None = None
+    compression: str | None = None
     depths: int | None = None
 
     def __post_init__(self) -> None:
@@ -73,7 +75,7 @@ class EvaluateRequest:
     prompts: PromptSpec = PromptSpec(long_prompts="truncate")
     output: OutputSpec = OutputSpec()
     machine: DeviceSpec = DeviceSpec()
-    loading: LoadSpec = LoadSpec()
+    loading: TargetLoadSpec = TargetLoadSpec()
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -83,7 +85,7 @@ class DiagnoseRequest:
 
     Attributes:
         runs: folders that 'draftgauge train' wrote, of one target; those that differ only in their seed are pooled.
-            Target and depths are those of the first, if left out.
+            Target, its compression and depths are those of the first, if left out.
     """
 
     runs: tuple[Path, ...] = setting(positional=True)
@@ -91,7 +93,7 @@ class DiagnoseRequest:
     prompts: PromptSpec = PromptSpec(prompts="reference:validation", per_task=4, long_prompts="truncate")
     output: OutputSpec = OutputSpec(max_new_tokens=96)
     machine: DeviceSpec = DeviceSpec()
-    loading: LoadSpec = LoadSpec()
+    loading: TargetLoadSpec = TargetLoadSpec()
 
     def __post_init__(self) -> None:
         if not self.runs or len(set(self.runs)) < len(self.runs):

@@ -109,6 +109,12 @@ def trained_depths(description: Mapping[str, Any]) -> int | None:
     return depths
 
 
+def trained_compression(description: Mapping[str, Any]) -> str:
+    """How the target was held when a drafter was trained, by its description; uncompressed where that does not say."""
+    compression: str = description["extra"].get("request", {}).get("compression", "none")
+    return compression
+
+
 def drafter_fingerprint(folder: Path) -> str:
     """SHA-256 over a drafter's configuration and weights, wherever it and its target lie."""
     description = read_description(folder)
