@@ -118,3 +118,25 @@ def test_no_option_is_passed_over(folder: Path) -> None:
         for option in ("--device-map", "--draft-device"):
             assert option in draftgauge([*command, option, "auto"]).stderr
         assert "there is no model folder /nowhere" in draftgauge([*command, "--tokenizer", "/nowhere"]).stderr
+
+
+def test_the_prompts_of_a_training_split_are_not_judged_on(folder: Path, tmp_path: Path) -> None:
+    prompts = tmp_path / "prompts.jsonl"
+    splits = ["train", "train", "test", "validation"]
+    prompts.write_text("\n".join(json.dumps({"prompt": f"{n} is", "split": s}) for n, s in enumerate(splits)))
+
+    def texts(**options: Any) -> int:
+        rows = evaluate(folder / "drafter", prompts=prompts, max_new_tokens=4, **options)
+        return next(row["texts"] for row in rows if "texts" in row)
+
+    assert [texts(), texts(limit=1), texts(split="train")] == [1, 1, 2]
+
+
+def test_prompts_that_the_drafter_learned_from_are_warned_of(
+    folder: Path, tmp_path: Path, recwarn: pytest.WarningsRecorder
+) -> None:
+    evaluate(folder / "drafter", prompts=folder / "prompts.jsonl", max_new_tokens=4, limit=1)
+    assert "has learned from prompts of" in str(recwarn.pop(UserWarning).message)
+    shutil.copy(folder / "prompts.jsonl", tmp_path / "others.jsonl")
+    evaluate(folder / "drafter", prompts=tmp_path / "others.jsonl", max_new_tokens=4, limit=1)
+    assert not [each for each in recwarn if "learned from" in str(each.message)]

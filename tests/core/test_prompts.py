@@ -7,7 +7,16 @@ from pathlib import Path
 import pytest
 
 from draftgauge.core.errors import PromptError
-from draftgauge.core.prompts import SEALED, Message, Prompt, prompts_sha256, read_prompts
+from draftgauge.core.prompts import (
+    SEALED,
+    Message,
+    Prompt,
+    for_judging,
+    for_training,
+    mixed_prompts,
+    prompts_sha256,
+    read_prompts,
+)
 from draftgauge.models.reference import PAIR_FOLDER
 
 SHARED = Path(__file__).resolve().parents[3] / "shared" / "prompts"
@@ -49,6 +58,16 @@ def test_selection_keeps_the_index(tmp_path: Path) -> None:
         read_prompts(path, split="dev")
     with pytest.raises(PromptError, match="limit of prompts is 0"):
         read_prompts(path, limit=0)
+
+
+def test_what_is_learned_from_and_what_is_judged_on(tmp_path: Path) -> None:
+    lines = [{"prompt": str(n), "split": split} for n, split in enumerate(["test", "train", "sealed", "validation"])]
+    prompts = read_prompts(write(tmp_path / "p.jsonl", *lines))
+    assert [p.text for p in for_training(prompts)] == ["1"]
+    assert [p.text for p in for_judging(prompts)] == ["0"]
+    assert [p.text for p in mixed_prompts(tmp_path / "p.jsonl", None)] == ["0"]
+    for some in (prompts[:1], prompts[2:]):
+        assert for_training(some) == for_judging(some) == some
 
 
 def test_line_separators_inside_a_text_and_a_byte_order_mark(tmp_path: Path) -> None:

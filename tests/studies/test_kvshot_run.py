@@ -57,7 +57,8 @@ def small(
 
 def test_a_study_from_training_to_rows(tiny_target: Path, prompts: Path, tmp_path: Path) -> None:
     study = small(tiny_target, prompts, (HIDDEN, KV, NONE, WIDE_HIDDEN, WARM))
-    found = run_study(study, tmp_path / "study", prompts)
+    with pytest.warns(UserWarning, match="trained on prompts of .* that they are judged on"):
+        found = run_study(study, tmp_path / "study", prompts)
     assert found.failures == {}
     runs = [row for row in found.rows if "seed" in row]
     assert [row["design"] for row in runs] == ["hidden", "kv", "none", "hidden", "hybrid"]

@@ -22,10 +22,10 @@ from draftgauge.training.reuse import answers as answers_file
 from draftgauge.training.reuse import generate
 from draftgauge.training.reuse.answers import Answers, Conversation, describe, make_answers, read_answers
 from draftgauge.training.reuse.batches import DataOrder, collate, usable
-from draftgauge.training.reuse.data import answers_of, load_target, token_counts
+from draftgauge.training.reuse.data import answers_of, load_target, prompt_tokens, source_of, token_counts
 from draftgauge.training.reuse.generate import greedy_answers, groups
 from draftgauge.training.reuse.request import TrainingSpec
-from tiny import save_tiny, tiny_model, tokens
+from tiny import save_tiny, tiny_model, tiny_tokenizer, tokens
 
 END = frozenset({0})
 
@@ -158,6 +158,18 @@ def test_other_answers_than_asked_for_are_refused(request_: TrainingSpec, change
     prepared(request_)
     with pytest.raises(DraftgaugeError, match=words):
         prepared(replace(request_, **change))  # type: ignore[arg-type]
+
+
+def test_test_prompts_are_not_learned_from(request_: TrainingSpec) -> None:
+    assert request_.prompts is not None
+    whole = source_of(request_)
+    splits = ("test", "train", "sealed", "validation")
+    lines = [json.dumps({"prompt": split, "split": split}) + "\n" for split in splits]
+    request_.prompts.write_text("".join(lines))
+    tokenizer = tiny_tokenizer()
+    assert [tokenizer.decode(tokens) for tokens in prompt_tokens(request_, tokenizer, 99)] == ["train"]
+    assert source_of(request_).endswith("first 3000, split train")
+    assert whole.endswith("first 3000")
 
 
 def test_answers_of_another_target_are_refused(request_: TrainingSpec, tmp_path: Path) -> None:

@@ -47,7 +47,7 @@ def diagnose(request: DiagnoseRequest, *, progress: Progress = silent) -> list[d
     depths = depths_of(request, first)
     target = load_single(request, first)
     nets = {run: load_drafter(run, target.model) for run in request.runs}
-    texts = held_out_texts(request, target, progress)
+    texts = held_out_texts(request, list(descriptions.values()), target, progress)
     rows = []
     for runs in groups.values():
         measured: list[Bottlenecks] = []

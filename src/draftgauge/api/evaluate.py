@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -15,14 +16,14 @@ from draftgauge.api.requests import DiagnoseRequest, EvaluateRequest
 from draftgauge.api.verb import verb
 from draftgauge.core.errors import DraftgaugeError
 from draftgauge.core.progress import Progress, silent
-from draftgauge.core.prompts import Prompt, in_turn
+from draftgauge.core.prompts import TEST, Prompt, for_judging, in_turn, learned_from
 from draftgauge.core.rendering import Rendering
 from draftgauge.decoding.settings import DecodingSettings
 from draftgauge.diagnostics.distance import distance_names, needed_context
 from draftgauge.diagnostics.evaluation import DrafterEvaluation, EvaluationPlan, evaluate_drafter
 from draftgauge.diagnostics.texts import HeldOutText, greedy_texts
 from draftgauge.drafters.reuse import load_drafter, read_description
-from draftgauge.drafters.reuse.persistence import trained_compression, trained_depths
+from draftgauge.drafters.reuse.persistence import trained_compression, trained_depths, trained_prompts
 from draftgauge.models.base import CachedModel
 from draftgauge.models.loading import end_tokens, load_model, load_tokenizer
 from draftgauge.models.prompts_text import encode_with
@@ -41,6 +42,7 @@ from draftgauge.statistics.paired import ratio_interval
 
 Row = dict[str, Any]
 DEFAULT_DEPTHS = 7
+SEEN = "the drafter has learned from prompts of {} that it is judged on here: its figures flatter it"
 
 
 @verb(EvaluateRequest)
@@ -65,7 +67,7 @@ def evaluate(request: EvaluateRequest, *, progress: Progress = silent) -> list[R
     description = read_description(request.drafter)
     target = load_single(request, description)
     net = load_drafter(request.drafter, target.model)
-    texts = held_out_texts(request, target, progress)
+    texts = held_out_texts(request, [description], target, progress)
     needs = needed_context(target.model.module, texts)
     plan = EvaluationPlan(depths_of(request, description), target.settings(request.output.max_new_tokens))
     return evaluation_rows(evaluate_drafter(net, target.model, texts, needs, plan, progress))
@@ -116,12 +118,23 @@ def load_single(request: EvaluateRequest | DiagnoseRequest, description: Mapping
 
 
 def held_out_texts(
-    request: EvaluateRequest | DiagnoseRequest, target: SingleTarget, progress: Progress
+    request: EvaluateRequest | DiagnoseRequest,
+    descriptions: Sequence[Mapping[str, Any]],
+    target: SingleTarget,
+    progress: Progress,
 ) -> list[HeldOutText]:
-    """The request's prompts, tasks in turn, with what the target answers."""
-    settings = target.settings(request.output.max_new_tokens)
-    path, chosen = choose_prompts(request.prompts)
-    kept = encode_prompts(target, in_turn(chosen), path, settings.max_new_tokens, request.prompts)
+    """The request's prompts, tasks in turn, with what the target answers; test ones where the file names training and
+    test ones and no split is asked for. Prompts that one of the described drafters has learned from are warned of.
+    """
+    settings, asked = target.settings(request.output.max_new_tokens), request.prompts
+    everything = choose_prompts(replace(asked, per_task=None, limit=None))[1]
+    if asked.split is None and len(for_judging(everything)) < len(everything):
+        asked = replace(asked, split=TEST)
+    path, chosen = choose_prompts(asked)
+    places = {prompt.index // asked.turns for prompt in chosen}
+    if any(learned_from(trained_prompts(description), path, places) for description in descriptions):
+        warnings.warn(SEEN.format(path), stacklevel=2)
+    kept = encode_prompts(target, in_turn(chosen), path, settings.max_new_tokens, asked)
     return greedy_texts(target.model, [(prompt.task, tokens) for prompt, tokens in kept], settings, progress)
 
 

@@ -50,7 +50,8 @@ class TeacherSpec:
 
     Attributes:
         target: target model: a Hugging Face id, a folder, or 'reference' (the bundled one).
-        prompts: training prompts, which the target answers; generated for 'reference' if left out.
+        prompts: training prompts, which the target answers, those of the split 'train' where some are; generated for
+            'reference' if left out.
     """
 
     target: str = "reference"

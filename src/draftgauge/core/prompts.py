@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections import Counter
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 from itertools import chain, zip_longest
 from pathlib import Path
@@ -105,15 +105,33 @@ def in_turn(prompts: Iterable[OfTask]) -> list[OfTask]:
     return [prompt for prompt in turns if prompt is not None]
 
 
+def for_training(prompts: Sequence[Prompt]) -> list[Prompt]:
+    """Those to learn from: of prompts that name the split "train" these alone, else all."""
+    return [prompt for prompt in prompts if prompt.split == TRAIN] or list(prompts)
+
+
+def for_judging(prompts: Sequence[Prompt]) -> list[Prompt]:
+    """Those to judge on: of prompts that name "train" and "test" the test ones alone, else all."""
+    named = {prompt.split for prompt in prompts}
+    return [prompt for prompt in prompts if prompt.split == TEST or not {TRAIN, TEST} <= named]
+
+
+def learned_from(trained: Path | None, judged: Path, places: Collection[int]) -> bool:
+    """Whether a training on one prompt file has learned from what stands at some places of another: of the same."""
+    if trained is None or not (trained.exists() and judged.exists() and trained.samefile(judged)):
+        return False
+    return any(prompt.index in places for prompt in for_training(read_prompts(judged)))
+
+
 def mixed_prompts(path: Path, per_task: int | None) -> list[Prompt]:
-    """The first prompts of each task, tasks in turn.
+    """The first prompts of each task to judge on, tasks in turn.
 
     Raises:
         PromptError: if the file cannot be read.
     """
     counts: Counter[str] = Counter()
     first = []
-    for prompt in read_prompts(path):
+    for prompt in for_judging(read_prompts(path)):
         counts[prompt.task] += 1
         if per_task is None or counts[prompt.task] <= per_task:
             first.append(prompt)

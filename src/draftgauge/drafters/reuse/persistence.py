@@ -109,6 +109,12 @@ def trained_depths(description: Mapping[str, Any]) -> int | None:
     return depths
 
 
+def trained_prompts(description: Mapping[str, Any]) -> Path | None:
+    """The file of the prompts that a drafter was trained on, by its description; None where that names none."""
+    prompts = description["extra"].get("request", {}).get("prompts")
+    return None if prompts is None else Path(prompts)
+
+
 def trained_compression(description: Mapping[str, Any]) -> str:
     """How the target was held when a drafter was trained, by its description; uncompressed where that does not say."""
     compression: str = description["extra"].get("request", {}).get("compression", "none")

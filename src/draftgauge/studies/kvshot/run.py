@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
@@ -13,6 +14,7 @@ from draftgauge.core.executor import Job, Outcome, check_executor, execute
 from draftgauge.core.files import atomic_write_text, require_writable
 from draftgauge.core.parts import WorkersSpec
 from draftgauge.core.progress import Progress, silent
+from draftgauge.core.prompts import learned_from, mixed_prompts
 from draftgauge.decoding.settings import DecodingSettings
 from draftgauge.drafters.reuse import ReuseConfig, count_parameters, matched_widths, reuse_config, target_fingerprint
 from draftgauge.drafters.reuse.config import NORMS
@@ -84,6 +86,9 @@ def run_study(
     require_writable(folder)
     if executor == "ray":
         study = replace(study, request=replace(study.request, threads=cpus))
+    judged = {prompt.index for prompt in mixed_prompts(prompts, study.evaluation.per_task)}
+    if learned_from(study.request.prompts, prompts, judged):
+        warnings.warn(f"drafters are trained on prompts of {prompts} that they are judged on", stacklevel=2)
     rows = _Rows(study, folder)
     fill = rows.prepare(prompts, validation, progress)
     run = partial(execute, executor=executor, finished=lambda outcome: None, cpus=cpus, gpus=gpus, progress=progress)

@@ -15,7 +15,7 @@ from draftgauge.core.errors import DraftgaugeError, PromptError
 from draftgauge.core.files import require_writable
 from draftgauge.core.locks import alone
 from draftgauge.core.progress import Progress, silent
-from draftgauge.core.prompts import prompts_sha256, read_prompts
+from draftgauge.core.prompts import TRAIN, for_training, prompts_sha256, read_prompts
 from draftgauge.drafters.reuse.persistence import target_fingerprint
 from draftgauge.models.base import CachedModel
 from draftgauge.models.loading import end_tokens, load_model, load_tokenizer
@@ -38,7 +38,9 @@ def source_of(request: TrainingSpec) -> str:
     """
     if request.prompts is not None:
         count = "all" if request.questions is None else f"first {request.questions}"
-        return f"prompt file {prompts_sha256(request.prompts)[:16]}, {count}{_rendered(request)}"
+        everything = read_prompts(request.prompts)
+        split = "" if len(for_training(everything)) == len(everything) else f", split {TRAIN}"
+        return f"prompt file {prompts_sha256(request.prompts)[:16]}, {count}{split}{_rendered(request)}"
     if not is_reference(request.target):
         raise DraftgaugeError(
             f"questions are generated for the bundled target only: "
@@ -86,7 +88,7 @@ def _messages(request: TrainingSpec) -> list[Messages]:
     if request.prompts is None:
         conversations = dict.fromkeys(training_questions(question_count(request), request.data_seed))
         return [[{"role": role, "content": text} for role, text in messages] for messages in conversations]
-    prompts = read_prompts(request.prompts, request.questions)
+    prompts = for_training(read_prompts(request.prompts))[: request.questions]
     return [[{"role": m.role, "content": m.content} for m in prompt.messages] or prompt.text for prompt in prompts]
 
 
