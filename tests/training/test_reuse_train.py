@@ -16,7 +16,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from draftgauge.core.errors import DraftgaugeError
+from draftgauge.core.errors import DraftgaugeError, ModelError
 from draftgauge.core.locks import FOLDER_LOCK, only_writer
 from draftgauge.drafters.reuse import DESIGNS
 from draftgauge.drafters.reuse.persistence import load_drafter
@@ -291,3 +291,15 @@ def test_a_second_training_in_one_folder_is_refused(base: TrainingSpec, tmp_path
         train_drafter(base, out)
     assert [path.name for path in out.iterdir()] == [FOLDER_LOCK]
     assert train_drafter(base, out).steps == base.steps
+
+
+@pytest.mark.parametrize("features", ["online", "cached"])
+@pytest.mark.parametrize("design", ["hidden", "none"])
+def test_designs_that_read_no_keys_train_where_every_layer_slides(
+    base: TrainingSpec, tmp_path: Path, design: str, features: str
+) -> None:
+    target = save_tiny(tmp_path / "target", "mistral-sliding", num_hidden_layers=4, eos_token_id=95)
+    request = replace(base, target=str(target), answers=None, reuse=design, features=features, steps=2)
+    assert math.isfinite(train_drafter(request, tmp_path / "run").loss)
+    with pytest.raises(ModelError, match="attends within a window"):
+        train_drafter(replace(request, reuse="kv"), tmp_path / "kv")

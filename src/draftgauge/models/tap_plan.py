@@ -61,7 +61,7 @@ def tap_plan(
     _check_layers(config, chosen)
     kv_layers = chosen if kv else ()
     if kv and isinstance(rule, str):
-        kv_layers = _nearest_full(config, chosen)
+        kv_layers = nearest_full(config, chosen)
     for layer in kv_layers:
         if _slides(config, layer):
             raise ModelError(
@@ -113,7 +113,7 @@ def _slides(config: PreTrainedConfig, layer: int) -> bool:
     )
 
 
-def _nearest_full(config: PreTrainedConfig, layers: tuple[int, ...]) -> tuple[int, ...]:
+def nearest_full(config: PreTrainedConfig, layers: tuple[int, ...]) -> tuple[int, ...]:
     """The nearest unused layer with full attention for each layer; the layers themselves if no layer has it."""
     left = [layer for layer in range(config.num_hidden_layers) if not _slides(config, layer)]
     if not left:

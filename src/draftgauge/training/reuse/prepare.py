@@ -130,17 +130,24 @@ def check(request: TrainingSpec, out: Path, identity: str | None) -> Job:
     check_optimizer(request.optimizer)
     check_warm_start(request, drafter)
     check_out(out, request, identity)
-    text = config.get_text_config()
-    both = tap_plan(text, True, True, request.taps) if request.features == "cached" else TapPlan()
+    cached = _cached_layers(config, request) if request.features == "cached" else TapPlan()
     world = check_world(request)
     device = choose_device(request.device) if world.size == 1 else numbered(request.device, world.local_rank)
-    job = Job(request, out, drafter, both, device, length, world)
+    job = Job(request, out, drafter, cached, device, length, world)
     if identity is not None:
         existing_answers(request, job.answers, identity)
     if request.features == "cached":
         wanted = {"length": length, "compression": request.compression}
         check_cache_folder(job.cache, wanted | ({"target_fingerprint": identity} if identity is not None else {}))
     return job
+
+
+def _cached_layers(config: PreTrainedConfig, request: TrainingSpec) -> TapPlan:
+    """What a cache holds: layers of every design, or hidden states alone where no layer has keys of the whole text."""
+    try:
+        return tap_plan(config, True, True, request.taps)
+    except ModelError:
+        return tap_plan(config, True, False, request.taps)
 
 
 def check_world(request: TrainingSpec) -> World:

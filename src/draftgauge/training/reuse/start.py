@@ -23,7 +23,8 @@ from draftgauge.drafters.reuse.config import ReuseConfig
 from draftgauge.drafters.reuse.net import ReuseNet
 from draftgauge.drafters.reuse.unroll import unroll_states
 from draftgauge.models.heads import Part, catching_heads
-from draftgauge.models.tap_plan import TAP_FAMILIES, tap_plan
+from draftgauge.models.tap_plan import TAP_FAMILIES, nearest_full
+from draftgauge.models.tap_rules import default_taps
 from draftgauge.models.taps import batch_features
 from draftgauge.training.reuse.request import RANDOM, SELF
 from draftgauge.training.reuse.statistics import STREAM, ScaleWatch
@@ -79,7 +80,8 @@ def start_attention(net: ReuseNet, module: PreTrainedModel, start: str, texts: S
             stacklevel=2,
         )
         return []
-    layers = net.config.kv_layers or tap_plan(module.config.get_text_config(), hidden=False, kv=True).kv_layers
+    text = module.config.get_text_config()
+    layers = net.config.kv_layers or nearest_full(text, default_taps(text.num_hidden_layers))
     maps = fit_head_maps(net, module, layers, texts)
     chosen = max(range(len(maps)), key=lambda slot: maps[slot].explained)
     _start_chain(chain, net.config, maps, chosen)
