@@ -209,6 +209,16 @@ def test_a_warm_start_begins_where_the_hidden_drafter_ended(base: TrainingSpec, 
     assert first["warm"] < 0.8 * first["random"]
 
 
+def test_a_warm_start_takes_the_weights_as_they_are(base: TrainingSpec, tmp_path: Path) -> None:
+    """Not rounded to the precision in which the target is held."""
+    request = replace(base, compression="bf16", answers=None, steps=1, learning_rate=1e-9, weight_decay=0.0)
+    train_drafter(replace(request, learning_rate=1e-3), tmp_path / "hidden")
+    train_drafter(replace(request, reuse="hybrid", warm_start=tmp_path / "hidden"), tmp_path / "warm")
+    one, other = weights(tmp_path / "hidden"), weights(tmp_path / "warm")
+    for name, value in one.items():
+        torch.testing.assert_close(other[name], value, atol=1e-6, rtol=0)
+
+
 def test_a_frozen_head_stays_the_targets(base: TrainingSpec, tmp_path: Path) -> None:
     target = load_model(base.target, device="cpu").module
     frozen = train_drafter(replace(base, freeze_head=True), tmp_path / "frozen")

@@ -128,7 +128,7 @@ def _start(job: Job, target: CachedModel, answers: Answers, conversations: list[
     start_attention(net, target.module, request.attention_start, texts)
     start_gates(net, request.gate_start)
     if request.warm_start is not None:
-        warm_start(net, load_drafter(request.warm_start, target))
+        warm_start(net, load_drafter(request.warm_start, target, torch.float32))
     if request.freeze_head:
         net.head.requires_grad_(False)
     return net
