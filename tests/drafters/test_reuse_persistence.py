@@ -83,6 +83,15 @@ def test_another_target_is_refused(tmp_path: Path) -> None:
         load_drafter(tmp_path, wrap(tiny_model(num_hidden_layers=4, seed=1)))
 
 
+def test_a_target_without_modules_is_refused(tmp_path: Path) -> None:
+    """As the engine of GGUF files has it."""
+    target = wrap(tiny_model(num_hidden_layers=4))
+    save_drafter(tmp_path, net_for(target), {})
+    target.module = None
+    with pytest.raises(ModelError, match="a GGUF target does not show it"):
+        load_drafter(tmp_path, target)
+
+
 def test_a_drafter_saved_before_there_were_norms_has_none(tmp_path: Path) -> None:
     target = wrap(tiny_model(num_hidden_layers=4))
     raw = replace(net_for(target).config, **dict.fromkeys(NORMS, False))

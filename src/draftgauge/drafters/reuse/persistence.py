@@ -149,8 +149,14 @@ def load_drafter(folder: str | Path, target: CachedModel, dtype: torch.dtype | N
         dtype: of its weights; by default that of the target's activations.
 
     Raises:
-        ModelError: if the folder holds no drafter, its files are damaged, or it was trained for another target.
+        ModelError: if the folder holds no drafter, its files are damaged, or it was trained for another target or one
+            in another format.
     """
+    if target.module is None:
+        raise ModelError(
+            f"the drafter in {folder} reads what its target's layers compute, and a GGUF target does not show it: name "
+            "the model that the file was made from, or draft with a language model or prompt_lookup"
+        )
     path = Path(folder)
     config = read_config(path)
     weights = read_weights(path)
