@@ -91,3 +91,7 @@ def test_prompts_that_cannot_be_used() -> None:
     strict.chat_template = "{{ raise_exception('roles must alternate') }}"
     with pytest.raises(PromptError, match="refuses these messages: roles must alternate"):
         encode_prompt(strict, [{"role": "user", "content": "a"}])
+    answered = [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}]
+    for tokenizer in (tiny_tokenizer(), tiny_tokenizer(chat=True)):
+        with pytest.raises(PromptError, match="ends with the assistant's message"):
+            encode_prompt(tokenizer, answered)

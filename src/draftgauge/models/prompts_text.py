@@ -35,8 +35,9 @@ def encode_prompt(
         rendering: a system message, arguments of the template, whether plain text is a user's message.
 
     Raises:
-        PromptError: if the prompt is empty or not Unicode, the template refuses it or does not know an argument, or a
-            system message is asked for before plain text, or plain text is a user's message and there is no template.
+        PromptError: if the prompt is empty, not Unicode or answered already, the template refuses it or does not know
+            an argument, or a system message is asked for before plain text, or plain text is a user's message and there
+            is no template.
     """
     if isinstance(prompt, str) and rendering.chat:
         prompt = [{"role": "user", "content": prompt}]
@@ -46,6 +47,10 @@ def encode_prompt(
         ids = token_ids(tokenizer, prompt)
     else:
         messages = with_system(prompt, rendering.system)
+        if messages[-1]["role"] == "assistant":
+            raise PromptError(
+                "the conversation ends with the assistant's message: end it with the one that is to be answered"
+            )
         if tokenizer.chat_template is not None:
             text = render(tokenizer, messages, rendering.template_args)
             ids = token_ids(tokenizer, text, special=False)
