@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import warnings
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -21,7 +23,11 @@ from draftgauge.core.prompts import Prompt
 from draftgauge.core.provenance import read_measurement
 from draftgauge.core.signals import NO_SIGNALS
 from draftgauge.policies.base import Signal, Step
+from draftgauge.policies.fitted import FITTED, FittedPolicy, save_fitted
+from draftgauge.policies.fixed import FixedLength
 from draftgauge.policies.registry import compared_policies
+from draftgauge.replay.splits import prompt_keys, split_trace
+from draftgauge.traces.reader import read_trace
 from tiny import save_tiny
 
 TASKS = ("code", "math")
@@ -39,7 +45,7 @@ def inputs(tmp_path: Path) -> dict[str, Path]:
     }
 
 
-def recorded(inputs: dict[str, Path], out: Path) -> Path:
+def recorded(inputs: dict[str, Any], out: Path) -> Path:
     profile(**inputs, out=out, gamma_max=4, max_new_tokens=10, cost_seconds=0, device="cpu")
     return out
 
@@ -120,6 +126,27 @@ def test_bench_refuses_what_was_not_recorded(inputs: dict[str, Path], tmp_path: 
     save_tiny(inputs["draft"], "qwen3", num_hidden_layers=1, seed=5)
     with pytest.raises(TraceError, match="not the model that this trace was recorded with"):
         bench(run, ["none"], device="cpu")
+
+
+def test_bench_decodes_prompts_that_a_policy_was_not_fitted_on(
+    inputs: dict[str, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(FITTED, "two", lambda parameters, gamma_max, costs: FixedLength(2))
+    inputs["prompts"].write_text("\n".join(json.dumps({"prompt": f"number {n}", "task": "a"}) for n in range(40)))
+    run, few = recorded(inputs, tmp_path / "run"), recorded(inputs | {"limit": 5}, tmp_path / "few")
+    trained_on = tuple(prompt_keys(split_trace(read_trace(run), "train")))
+    save_fitted(FittedPolicy("two", 4, (), {}, trained_on=trained_on), tmp_path / "two.json")
+    policies = (str(tmp_path / "two.json"),)
+    asked: dict[str, Any] = {"policies": policies, "baselines": False, "rounds": 1, "device": "cpu"}
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert {row["prompts"] for row in bench(run, **asked)} == {8}
+        assert {row["prompts"] for row in bench(run, limit=3, **asked)} == {3}
+    with pytest.warns(UserWarning, match=r"was fitted on \d of the 5 prompts"):
+        assert {row["prompts"] for row in bench(few, **asked)} == {5}
+    inputs["prompts"].write_text("\n".join(json.dumps({"prompt": "number", "task": task}) for task in "ab"))
+    with pytest.raises(TraceError, match="holds none of these prompts"):
+        bench(recorded(inputs | {"limit": 1}, tmp_path / "one"), ["none"], tasks="b", device="cpu")
 
 
 def test_transformers_baselines_decode_the_same_tokens(inputs: dict[str, Path]) -> None:

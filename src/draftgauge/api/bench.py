@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -14,11 +14,11 @@ from draftgauge.api.bench_rows import ASKED, Reference, bench_rows
 from draftgauge.api.bench_servers import bench_servers
 from draftgauge.api.costs import pair_costs, weigh_cost
 from draftgauge.api.datastore import read_stored
-from draftgauge.api.fitted_pairs import warn_of_other_pairs
+from draftgauge.api.fitted_pairs import fitted_files, warn_of_other_pairs
 from draftgauge.api.pair import Pair, load_pair, refuse_beside_pair
 from draftgauge.api.profile_plan import choose_prompts, encode_prompts
 from draftgauge.api.recorded import load_pair_of, prompts_of
-from draftgauge.api.replay import best_gamma_of, warn
+from draftgauge.api.replay import best_gamma_of, warn, warn_of_seen
 from draftgauge.api.requests import PLAIN, BenchRequest
 from draftgauge.api.runs import EncodedPrompt, read_run, select_runs
 from draftgauge.api.verb import verb
@@ -30,12 +30,15 @@ from draftgauge.core.settings import given_settings, settings_of
 from draftgauge.decoding.settings import DecodingSettings
 from draftgauge.models.vocabulary import vocabulary_digest
 from draftgauge.policies.base import Policy
+from draftgauge.policies.fitted import load_fitted
 from draftgauge.policies.registry import compared_policies, expand_policy, make_policy, with_objects
 from draftgauge.policies.stored_policies import with_stored
 from draftgauge.replay.evaluate import SAME_PROMPTS
-from draftgauge.replay.splits import design_of
+from draftgauge.replay.splits import EVERYTHING, MIN_PROMPTS, Design, design_of, prompt_keys, splits_of
+from draftgauge.traces.build import select
 from draftgauge.traces.costs import CostCurve
 from draftgauge.traces.manifest import Manifest
+from draftgauge.traces.trace import Trace
 
 DEFAULTS = ("none", "fixed:2", "fixed:4", "fixed:6", *compared_policies())  # without a recorded run of this drafter
 SETTLED = (  # by the manifest of a run
@@ -72,7 +75,8 @@ def bench(
 
     Args:
         request: what to bench. With a run, its manifest names the pair, the prompts and the lengths, and only what is
-            chosen among them may be asked for; test prompts are, where its prompts name training and test ones.
+            chosen among them may be asked for; test prompts are, where its prompts name training and test ones, or name
+            none and a policy was fitted on some of them.
         pair: loaded already, and then the request names no run and no server; the request's is loaded if None.
         objects: policies of your own by name, beside the named ones; with them and without named ones, only they run,
             beside plain decoding and what gains are stated over. A copy runs for every pair.
@@ -132,14 +136,29 @@ def _bench_run(
         over = Reference(best_fixed, TRAIN if design_of(trace).train is not None else SAME_PROMPTS)
     specs = _expanded(specs, manifest.gamma_max, over)
     split = request.prompts.split or (TEST if design_of(trace).split == TEST else None)
+    trained_on = {spec: load_fitted(file).trained_on for spec, file in fitted_files(specs).items()}
+    unseen = None if split is not None else _unseen(trace, (key for keys in trained_on.values() for key in keys))
     pair = load_pair_of(manifest, request.pair)
     warn_of_other_pairs(specs, pair.fingerprints(), warn)
-    prompts = prompts_of(run, manifest, pair, replace(request.prompts, split=split))
+    prompts = prompts_of(run, manifest, pair, replace(request.prompts, split=split), unseen)
+    decoded = {prompt.index for prompt, _ in prompts}
+    judged = select(trace, [prompt.index in decoded for prompt in trace.prompts])
+    warn_of_seen(run, Design(split or EVERYTHING, judged, None), trained_on, warn)
     costs = measured if recorded else _costs(request, pair, specs, manifest.gamma_max, progress)
     policies = _policies(specs, objects, manifest.gamma_max, costs)
     _give_datastore(request, pair, prompts, policies)
     record_passes(pair, [tokens for _, tokens in prompts], manifest.max_new_tokens, manifest.gamma_max)
     return _bench(request, pair, prompts, policies, manifest.max_new_tokens, progress, over)
+
+
+def _unseen(trace: Trace, trained_on: Iterable[str]) -> set[int] | None:
+    """Where a policy was fitted on some of the prompts, the indices of test ones, if there are enough: named or divided
+    as ``fit`` does. None for all of them.
+    """
+    testing = splits_of(trace) == TEST
+    if not set(trained_on).intersection(prompt_keys(trace)) or testing.sum() < MIN_PROMPTS:
+        return None
+    return {prompt.index for prompt in select(trace, testing).prompts}
 
 
 def _bench_pair(

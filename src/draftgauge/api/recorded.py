@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from dataclasses import replace
 from pathlib import Path
 
@@ -48,16 +49,24 @@ def load_pair_of(manifest: Manifest, spec: PairSpec | None = None) -> Pair:
     return pair
 
 
-def prompts_of(run: Path, manifest: Manifest, pair: Pair, spec: PromptSpec | None = None) -> list[EncodedPrompt]:
+def prompts_of(
+    run: Path,
+    manifest: Manifest,
+    pair: Pair,
+    spec: PromptSpec | None = None,
+    among: Collection[int] | None = None,
+) -> list[EncodedPrompt]:
     """The recorded prompts of a run with their token ids.
 
     Args:
         run, manifest: the run.
         pair: whose tokenizer it is.
         spec: which of the recorded prompts; all if None.
+        among: their indices; any if None.
 
     Raises:
-        TraceError: if the prompt file has changed since, or the target answers earlier turns differently than then.
+        TraceError: if the prompt file has changed since, none of these prompts was recorded, or the target answers
+            earlier turns differently than then.
     """
     asked = spec or PromptSpec()
     path = prompt_file(manifest.prompts.path)
@@ -66,7 +75,10 @@ def prompts_of(run: Path, manifest: Manifest, pair: Pair, spec: PromptSpec | Non
     recorded = {p.index: p.prompt_tokens for p in read_trace(run).prompts}
     rendering = manifest.rendering
     turns = turns_of(read_prompts(path, None, asked.tasks, asked.split), rendering.turns)
-    chosen = first_per_task([p for p in turns if p.index in recorded], asked.per_task)[: asked.limit]
+    there = [p for p in turns if p.index in recorded and (among is None or p.index in among)]
+    if not there:
+        raise TraceError(f"{run} holds none of these prompts: ask for others, or record them")
+    chosen = first_per_task(there, asked.per_task)[: asked.limit]
     prompts = with_answers(pair, chosen, rendering, manifest.max_new_tokens, truncate=True)
     # A prompt that was recorded truncated is decoded truncated: its end is what was kept.
     encoded = [(p, pair.encode(p, rendering)[-recorded[p.index] :]) for p in prompts]
