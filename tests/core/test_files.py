@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import errno
 import os
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -24,6 +25,20 @@ def test_write_replaces_and_leaves_nothing_else(tmp_path: Path) -> None:
     atomic_write_text(path, "zwölf")
     assert path.read_bytes() == "zwölf".encode()
     assert list(tmp_path.iterdir()) == [path]
+
+
+def test_a_link_stays_one_and_what_is_no_file_is_not_replaced(tmp_path: Path) -> None:
+    link, pipe = tmp_path / "link.json", tmp_path / "pipe"
+    link.symlink_to(tmp_path / "a.json")
+    atomic_write_text(link, "one")
+    assert link.is_symlink()
+    assert (tmp_path / "a.json").read_text() == "one"
+    os.mkfifo(pipe)
+    with ThreadPoolExecutor(1) as pool:
+        read = pool.submit(pipe.read_text)
+        atomic_write_text(pipe, "two")
+        assert read.result(timeout=30) == "two"
+    assert pipe.is_fifo()
 
 
 def test_lines_are_whole_behind_one_that_a_kill_has_cut(tmp_path: Path) -> None:

@@ -158,7 +158,8 @@ def _check_destination(json: Path | None, request: Any) -> None:
         return
     if json.is_dir() or any(parent.is_file() for parent in json.parents):
         raise DraftgaugeError(f"--json {json}: name a file in a folder, not a folder or a place below a file")
-    require_writable(json.parent)
+    if not json.exists() or json.is_file():  # else a device or a pipe, of whose folder nothing is asked
+        require_writable(json.parent)
     if json.exists() and any(path.exists() and json.samefile(path) for path in _paths(request)):
         raise DraftgaugeError(f"--json {json} is one of the files to read; choose another file")
 

@@ -17,7 +17,8 @@ _FULL = (errno.ENOSPC, errno.EDQUOT)
 
 
 def atomic_write_bytes(path: Path, content: bytes) -> None:
-    """Write a file under a temporary name beside it, flush it to the disk, then rename it to its own.
+    """Write a file under a temporary name beside it, flush it to the disk, then rename it to its own. A link stays one;
+    what is no file (``/dev/stdout``, a pipe) is written to, not replaced.
 
     Args:
         path: the file; its folder exists.
@@ -26,18 +27,23 @@ def atomic_write_bytes(path: Path, content: bytes) -> None:
     Raises:
         DraftgaugeError: if the disk is full or the file cannot be written; what stood at ``path`` is unchanged.
     """
-    temporary = path.with_name(f".{path.name}.{os.getpid()}{TEMPORARY_SUFFIX}")
+    if path.exists() and not path.is_file():
+        with _explained(path):
+            path.write_bytes(content)
+        return
+    target = path.resolve()
+    temporary = target.with_name(f".{target.name}.{os.getpid()}{TEMPORARY_SUFFIX}")
     with _explained(path):
         try:
             with temporary.open("wb") as file:
                 file.write(content)
                 file.flush()
                 os.fsync(file.fileno())
-            temporary.replace(path)
+            temporary.replace(target)
         except BaseException:  # KeyboardInterrupt too: no leftovers
             temporary.unlink(missing_ok=True)
             raise
-        _sync_folder(path.parent)
+        _sync_folder(target.parent)
 
 
 def atomic_write_text(path: Path, content: str) -> None:
