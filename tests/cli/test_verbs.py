@@ -10,7 +10,9 @@ import pytest
 from rich.console import Console
 
 from command_line import Result, draftgauge
+from draftgauge.api.requests import GenerateRequest
 from draftgauge.cli import generate as cli_generate
+from draftgauge.core.errors import DraftgaugeError
 from tiny import save_tiny, tiny_tokenizer
 
 PROMPTS = [
@@ -161,6 +163,19 @@ def test_a_prompt_of_another_encoding_is_refused(
     result = invoke("generate", given, "--target", pair["target"], "--draft", pair["draft"], "--device", "cpu")
     assert result.exit_code == 2
     assert "not UTF-8" in result.stderr
+
+
+def test_a_dash_is_standard_input_as_the_prompt_alone(pair: dict[str, Path], monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[GenerateRequest] = []
+
+    def noted(request: GenerateRequest, **_: object) -> None:
+        asked.append(request)
+        raise DraftgaugeError("noted")
+
+    monkeypatch.setattr("draftgauge.api.generate.generate", noted)
+    monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(b"typed"), encoding="utf-8"))
+    assert invoke("generate", "-", "--stop", "-", "--stop", "b", "--system", "-").exit_code == 2
+    assert (asked[0].prompt, asked[0].stop, asked[0].conversation.system) == ("typed", ("-", "b"), "-")
 
 
 def test_costs_that_are_noise_are_pointed_out(

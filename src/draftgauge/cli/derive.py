@@ -22,6 +22,8 @@ from draftgauge.core.errors import DraftgaugeError
 from draftgauge.core.files import require_writable
 from draftgauge.core.settings import Setting, get_setting, make_request, settings_of, summary_of
 
+DASH = "\0-"
+"""The word ``-`` while cyclopts reads the words; none of a command line holds a zero."""
 PANEL = 3  # settings that a part of a request has at least, to be shown under a heading of its own
 
 Rows = Iterable[Mapping[str, Any]]
@@ -44,6 +46,8 @@ def add_verb(app: App, name: str, show: Callable[..., Rows | None], resume: str 
     measures = hints["return"] is not type(None)
 
     def command(*arguments: Any, **options: Any) -> int:
+        arguments = tuple(map(_as_typed, arguments))
+        options = {name: _as_typed(value) for name, value in options.items()}
         json = options.pop("json", None)
         further = {parameter.name: options.pop(parameter.name) for parameter in own if parameter.name in options}
         given = _positional(request_class, arguments) | options
@@ -88,6 +92,11 @@ def _positional(request_class: type, arguments: tuple[Any, ...]) -> dict[str, An
     if entries and _is_list(entries[-1]) and entries[-1].name in given:
         given[entries[-1].name] = arguments[len(entries) - 1 :]
     return given
+
+
+def _as_typed(value: Any) -> Any:
+    """A value with the words that were typed."""
+    return [*map(_as_typed, value)] if isinstance(value, list) else "-" if value == DASH else value
 
 
 def _is_list(entry: Setting) -> bool:

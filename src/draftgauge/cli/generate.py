@@ -26,7 +26,7 @@ LEGEND = {
     "plain": "the target's, without a draft",
 }
 SHOW_DRAFTS = "Colour the text by how each token came; where there are no colours, marks stand before tokens."
-STANDARD_INPUT = "/dev/stdin"
+STANDARD_INPUT = "-"
 
 
 def show_text(text: str, origin: str, plain: bool = False) -> None:

@@ -27,8 +27,7 @@ from draftgauge.cli import (
     train,
 )
 from draftgauge.cli.console import EXIT_USAGE, console, errors, fail, friendly_warnings
-from draftgauge.cli.derive import add_verb
-from draftgauge.cli.generate import STANDARD_INPUT
+from draftgauge.cli.derive import DASH, add_verb
 
 KEPT = "Everything finished so far is kept: run the same command again to go on."
 NOTHING = "Nothing was written."
@@ -83,7 +82,7 @@ def run(arguments: Sequence[str] | None = None) -> int:
         arguments: the words after ``draftgauge``; those of the running command if None.
     """
     given = sys.argv[1:] if arguments is None else arguments
-    words = [STANDARD_INPUT if word == "-" else word for word in given]  # which would read as an option without a name
+    words = [DASH if word == "-" else word for word in given]  # which would read as an option without a name
     app = make_app()
     try:
         command, bound, _ = app.parse_args(words, exit_on_error=False, print_error=False)
