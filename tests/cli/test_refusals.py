@@ -88,6 +88,14 @@ def test_a_json_file_that_cannot_be_written_is_refused_before_the_work(
     assert "Permission denied" in said
 
 
+def test_a_json_file_that_is_read_is_not_overwritten(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    run, file = write_run(tmp_path / "run", 8), tmp_path / "a.json"
+    file.write_text("{}")
+    for words in (["replay", str(run), "--policy", str(file)], ["bench", "--prompts", str(file)]):
+        assert "is one of the files to read" in refused([*words, "--json", str(file)], capsys)
+    assert file.read_text() == "{}"
+
+
 @pytest.mark.parametrize(
     ("name", "hint"), [("notes.txt", ""), ("drafter.json", "--drafter"), ("manifest.json", "a recorded run")]
 )

@@ -8,6 +8,7 @@ fail with the same words.
 from __future__ import annotations
 
 import inspect
+import os
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
@@ -169,11 +170,13 @@ def _check_destination(json: Path | None, request: Any) -> None:
         raise DraftgaugeError(f"--json {json}: name a file in a folder, not a folder or a place below a file")
     if not json.exists() or json.is_file():  # else a device or a pipe, of whose folder nothing is asked
         require_writable(json.parent)
-    if json.exists() and any(path.exists() and json.samefile(path) for path in _paths(request)):
+    if json.exists() and any(os.path.exists(name) and json.samefile(name) for name in _named(request)):
         raise DraftgaugeError(f"--json {json} is one of the files to read; choose another file")
 
 
-def _paths(request: Any) -> Iterator[Path]:
+def _named(request: Any) -> Iterator[str]:
+    """What may name a file: prompts and fitted policies are given as text."""
     for entry in settings_of(type(request)):
         value = get_setting(request, entry)
-        yield from (item for item in (value if isinstance(value, tuple) else (value,)) if isinstance(item, Path))
+        items = value if isinstance(value, tuple) else (value,)
+        yield from (str(item) for item in items if isinstance(item, str | Path))
