@@ -53,6 +53,13 @@ def write_run(
 
 
 @pytest.fixture(scope="session")
+def of_task_all(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A run of one task, which has the name of all tasks together."""
+    costs = make_costs("none", 5e-3, 0.05, 1.5e-3)
+    return write_run(tmp_path_factory.mktemp("all") / "none", costs, seed=3, tasks=("all",))
+
+
+@pytest.fixture(scope="session")
 def runs(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
     """Two compressions of two tasks: with "int8" verifying is dear beside drafting."""
     root = tmp_path_factory.mktemp("runs")

@@ -20,6 +20,7 @@ from draftgauge.replay import (
 )
 from draftgauge.replay.hindsight import Sources
 from draftgauge.report.collect import MIN_POSITIONS, collect
+from draftgauge.report.page import build_report
 from draftgauge.report.rows import MEASURED_LENGTHS, POLICIES
 from draftgauge.traces.build import select
 from draftgauge.traces.costs import CostCurve
@@ -46,6 +47,17 @@ def test_speed_curves_are_the_replays(data, runs, number):
         assert curve.best_gamma == best_fixed_gamma(part, costs)
         assert curve.hindsight == pytest.approx(hindsight_optimum(part, costs).tokens_per_second)
         assert curve.hindsight_gain == pytest.approx(hindsight_gain(part, costs))
+
+
+def test_a_task_that_is_called_all_is_all_of_them(of_task_all, tmp_path):
+    trace, costs = read_trace(of_task_all), CostCurve.load(of_task_all / COSTS_NAME)
+    policies = {spec: make_policy(spec, trace.gamma_max) for spec in ("hf-heuristic", "cumulative-confidence")}
+    rows = evaluate(trace, costs, policies)
+    assert [(row["policy"], row["task"]) for row in rows] == [(spec, ALL_TASKS) for spec in policies]
+    least = min(row["p_value"] for row in rows)
+    assert min(row["p_holm"] for row in rows) == pytest.approx(min(1.0, 2 * least))
+    assert [curve.task for curve in collect([of_task_all]).compressions[0].acceptance] == [ALL_TASKS]
+    build_report([of_task_all], tmp_path / "report.html")
 
 
 def test_held_out_speed_chooses_on_the_other_prompts(data, runs):

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 
 from draftgauge.api.arms import PLAIN, Arm, ArmRun, BenchPrompt
+from draftgauge.replay.evaluate import ALL_TASKS
 from draftgauge.statistics.bootstrap import Interval, columns
 from draftgauge.statistics.paired import median_interval, paired_gain, ratio_interval
 from draftgauge.traces.repetition import distinct_share
@@ -52,10 +53,9 @@ def bench_rows(
     plain = next(arm for arm in arms if arm.name == PLAIN)
     reference = over or _fastest_fixed(arms, _clocked(arms, range(len(prompts))))
     base = next(arm for arm in arms if arm.name == reference.arm)
-    tasks = [*dict.fromkeys(p.task for p in prompts), "all"]
     rows = []
-    for task in tasks if len(tasks) > 2 else [*tasks[:1], "all"]:
-        chosen = [n for n, p in enumerate(prompts) if task in (p.task, "all")]
+    for task in [*(task for task in dict.fromkeys(p.task for p in prompts) if task != ALL_TASKS), ALL_TASKS]:
+        chosen = [n for n, p in enumerate(prompts) if task in (p.task, ALL_TASKS)]
         outside = [arm for arm in arms if arm.name.startswith("transformers")]
         clocked = _clocked(arms, chosen)
         best = max(outside, key=lambda arm: _speed(arm, clocked)[0], default=None)

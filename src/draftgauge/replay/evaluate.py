@@ -254,10 +254,13 @@ def plain_seconds(trace: Trace, costs: CostCurve) -> NDArray[np.float64]:
 
 
 def task_masks(trace: Trace) -> Iterator[tuple[str, NDArray[np.bool_]]]:
-    """Every task in order of first appearance with its prompts ``[prompts]``, then all of them as "all"."""
+    """Every task in order of first appearance with its prompts ``[prompts]``, then all of them as "all". A task of that
+    very name, as of a file ``all.jsonl``, has no figures of its own.
+    """
     tasks = np.array([prompt.task for prompt in trace.prompts])
     for task in dict.fromkeys(tasks.tolist()):
-        yield task, tasks == task
+        if task != ALL_TASKS:
+            yield task, tasks == task
     yield ALL_TASKS, np.ones(len(tasks), np.bool_)
 
 

@@ -183,11 +183,8 @@ def _held_out(seconds: NDArray[np.float64], tokens: int) -> float | None:
 
 def _acceptance(trace: Trace) -> tuple[AcceptanceCurve, ...]:
     rows = acceptance_by_depth(trace)
-    return tuple(
-        _acceptance_curve(task, [row for row in rows if row["task"] == task])
-        for task, _ in task_masks(trace)
-        if task != ALL_TASKS
-    )
+    tasks = [task for task, _ in task_masks(trace) if task != ALL_TASKS] or [ALL_TASKS]
+    return tuple(_acceptance_curve(task, [row for row in rows if row["task"] == task]) for task in tasks)
 
 
 def _acceptance_curve(task: str, rows: Sequence[Mapping[str, Any]]) -> AcceptanceCurve:
