@@ -85,6 +85,7 @@ def test_wrong_keys_and_types_are_named(values: dict[str, Any], message: str) ->
         ("True", bool, True),
         ("false", bool, False),
         ("none", int | None, None),
+        ("none", str | None, "none"),  # also the name of a policy
         ("3", int | None, 3),
         ("a/b", Path, Path("a/b")),
         ("1, 2,4", tuple[int, ...], (1, 2, 4)),

@@ -53,8 +53,8 @@ def convert(value: Any, annotation: Any, where: str) -> Any:
     """A value as an annotation wants it: ``int, float, str, bool, Path, tuple, Literal, Mapping``, optional ones,
     dataclasses.
 
-    Text is read as what is wanted (``"4"`` -> 4, ``"1,2"`` -> (1, 2), ``"none"`` -> None), so that command lines and
-    JSON take the same way. An int serves as a float, a path as text, a number of NumPy's as
+    Text is read as what is wanted (``"4"`` -> 4, ``"1,2"`` -> (1, 2), ``"none"`` -> None unless text is wanted), so
+    that command lines and JSON take the same way. An int serves as a float, a path as text, a number of NumPy's as
     Python's; a bool never serves as a number.
 
     Raises:
@@ -143,7 +143,8 @@ _SCALARS = {int: _int, float: _float, bool: _bool, str: _str, Path: _path}
 
 def _convert_union(value: Any, annotation: Any, where: str) -> Any:
     choices = get_args(annotation)
-    if types.NoneType in choices and (value is None or (isinstance(value, str) and value.lower() == "none")):
+    said = isinstance(value, str) and value.lower() == "none" and str not in choices
+    if types.NoneType in choices and (value is None or said):
         return None
     for choice in choices:
         if choice is types.NoneType:
