@@ -155,6 +155,12 @@ def test_without_colours_drafts_are_shown_by_marks(
     assert "accepted from the draft  accepted from the text itself" in legend
 
 
+def test_tabs_and_line_ends_of_an_answer_stay(capsys: pytest.CaptureFixture[str]) -> None:
+    for plain in (True, False):
+        cli_generate.show_text("if x:\r\n\ty\t= 1", "plain", plain)
+        assert capsys.readouterr().out == "if x:\r\n\ty\t= 1"
+
+
 @pytest.mark.parametrize("given", ["caf\udce9", "-"])
 def test_a_prompt_of_another_encoding_is_refused(
     given: str, pair: dict[str, Path], monkeypatch: pytest.MonkeyPatch

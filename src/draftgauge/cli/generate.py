@@ -9,6 +9,7 @@ from functools import partial
 from typing import Annotated, Any
 
 from cyclopts import Parameter
+from rich.segment import Segment, Segments
 from rich.text import Text
 
 from draftgauge.api.requests import GenerateRequest
@@ -30,9 +31,13 @@ STANDARD_INPUT = "-"
 
 
 def show_text(text: str, origin: str, plain: bool = False) -> None:
-    """Print a piece of an answer in the colour of its last token's origin, or after a mark if there are no colours."""
-    shown = Text(text) if plain else Text(text, style=STYLES[origin]) if _coloured() else Text(MARKS[origin] + text)
-    console.print(shown, end="", soft_wrap=True)
+    """Print a piece of an answer in the colour of its last token's origin, or after a mark if there are no colours; its
+    tabs and line ends stay as they are.
+    """
+    coloured = not plain and _coloured()
+    mark = "" if plain or coloured else MARKS[origin]
+    style = console.get_style(STYLES[origin]) if coloured else None
+    console.print(Segments([Segment(mark + text, style)]), end="", soft_wrap=True)
 
 
 def legend(meanings: Mapping[str, str] = LEGEND) -> Text:
