@@ -116,6 +116,14 @@ def test_what_a_short_time_does_not_reach_is_left_out(inputs: dict[str, Path], t
     assert (out / "report.html").is_file()
 
 
+def test_a_demo_goes_on_with_what_was_planned(inputs: dict[str, Path], tmp_path: Path) -> None:
+    (tmp_path / "plan.json").write_text(
+        json.dumps({"per_task": 1, "max_new_tokens": 4, "shares": {"none": 1.0}, "loading": {"none": 0.1}})
+    )
+    with pytest.raises(DraftgaugeError, match="go on with --compression none, or choose another folder"):
+        demo(tmp_path, compression=("none", "bf16"), **inputs, max_new_tokens=4, gamma_max=2)
+
+
 def test_bench_refuses_what_was_not_recorded(inputs: dict[str, Path], tmp_path: Path) -> None:
     run = recorded(inputs, tmp_path / "run")
     with pytest.raises(DraftgaugeError, match="rounds"):

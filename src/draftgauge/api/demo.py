@@ -201,9 +201,16 @@ def _plan(request: DemoRequest, pair: Pair, clock: _Clock) -> Plan:
     path = request.out / PLAN_NAME
     if path.exists():
         try:
-            return from_mapping(Plan, json.loads(path.read_text(encoding="utf-8")), str(path))
+            plan = from_mapping(Plan, json.loads(path.read_text(encoding="utf-8")), str(path))
         except ValueError as error:
             raise DraftgaugeError(f"{path} is not the plan of a demo ({error}): choose another folder") from error
+        if not plan.shares.keys() >= set(request.pair.compression):
+            planned = ",".join(plan.shares)
+            raise DraftgaugeError(
+                f"{path} is the plan of a demo of {planned}: go on with --compression {planned}, or choose another "
+                "folder"
+            )
+        return plan
     _, chosen = choose_prompts(request.prompts)
     by_task = in_turn(chosen)
     tasks = len({prompt.task for prompt in chosen})
