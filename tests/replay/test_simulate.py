@@ -15,10 +15,11 @@ from draftgauge.policies import Policy, Signal, SignalArrays, Step, make_policy
 from draftgauge.policies.base import DecisionSeconds, asks_after_each_token
 from draftgauge.policies.fixed import FixedLength
 from draftgauge.replay import Replay, replay, replay_fixed_all
-from draftgauge.replay.simulate import Walk, walked
+from draftgauge.replay.asking import prompt_steps
+from draftgauge.replay.simulate import Walk, draft_caps, walked
 from draftgauge.traces.costs import CostCurve, RepeatSeconds
 from draftgauge.traces.trace import PromptInfo, Trace
-from synthetic import replay_steps, synthetic_trace
+from synthetic import replay_steps, sampled_trace, synthetic_trace
 
 SPECS = (
     "none",
@@ -284,6 +285,17 @@ def test_every_output_is_committed_whole_at_every_fixed_length() -> None:
     totals = [int(outcome.steps.sum()) for outcome in outcomes]
     assert totals[0] == trace.positions
     assert max(totals[1:]) < totals[0]
+
+
+def test_a_limit_below_0_drafts_nothing() -> None:
+    """As in the live loop."""
+    for trace in (synthetic_trace(0, prompts=2, length=10, gamma_max=4), sampled_trace(0, 2, 10, 4)):
+        outcome = replay(trace, FixedLength(-1))
+        assert outcome.steps.sum() == trace.positions
+        assert outcome.drafted.sum() == 0
+    trace = synthetic_trace(0, prompts=2, length=10, gamma_max=4)
+    steps = list(prompt_steps(trace, 0, draft_caps(trace), FixedLength(-1), trims=False))
+    assert len(steps) == 10
 
 
 def test_a_longer_policy_than_the_trace_is_cut_to_it() -> None:

@@ -57,7 +57,7 @@ def prompt_steps(
     begin(policy, trace.prompts[prompt].prompt_token)
     position, length = 0, end - first
     while position < length:
-        most = min(policy.limit(), limits[position])
+        most = max(0, min(policy.limit(), limits[position]))
         last_too = extends is not None or trimming is not None
         signals = _draft(policy, [values[position] for values in columns], most, last_too) if asks else []
         drafted = len(signals) if asks else most

@@ -72,7 +72,7 @@ def expected_steps(trace: Trace, lengths: Ints, room: Ints) -> ExpectedSteps:
     """
     positions, most = trace.positions, trace.gamma_max
     accepting = np.arange(most + 1)
-    wanted = np.minimum(lengths, room[:, None])
+    wanted = np.clip(lengths, 0, room[:, None])
     # Tokens of a draft of which none is refused.
     whole = np.minimum(wanted[:, -1], np.minimum(path_lengths(trace), most))[:, None]
     refused_at = np.minimum(np.arange(positions)[:, None] + accepting, positions - 1)

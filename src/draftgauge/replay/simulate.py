@@ -205,7 +205,7 @@ def _ends(trace: Trace, policy: Policy, lengths: Ints, charge: Charge, trims: bo
     if not isinstance(policy, ExtendingTextPolicy) and not trims:
         return None
     stored = stored_of(policy)
-    view, drafted = text_view(trace, charge.reads, stored), np.minimum(lengths, draft_caps(trace))
+    view, drafted = text_view(trace, charge.reads, stored), np.clip(lengths, 0, draft_caps(trace))
     none = np.zeros_like(drafted)
     appended = policy.appended_lengths(view, drafted) if isinstance(policy, ExtendingTextPolicy) else none
     trimmed = policy.trimmed(view, drafted) if trims and isinstance(policy, TrimmingTextPolicy) else 0
@@ -244,7 +244,7 @@ def replay_lengths(
     if trace.sampled is not None:
         assert ends is None
         return _expected(trace, lengths[:, None], costs, charge)
-    drafted = np.minimum(lengths, draft_caps(trace))
+    drafted = np.clip(lengths, 0, draft_caps(trace))
     trimmed: Ints = np.zeros_like(drafted)
     tails: Ints = trimmed
     if ends is None:
