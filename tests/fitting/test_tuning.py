@@ -17,6 +17,7 @@ from draftgauge.replay import Design, evaluate_design, replay
 from draftgauge.replay.cost_sweep import cost_sweep
 from draftgauge.traces.costs import CostCurve
 from linear_costs import LinearCosts
+from linear_costs import curve as linear_curve
 from synthetic import synthetic_trace
 from written_runs import write_run
 
@@ -46,6 +47,13 @@ def test_every_point_of_every_grid_can_be_made_and_the_defaults_are_near_one(nam
 
 def test_all_rules_of_the_field_have_a_grid() -> None:
     assert set(POLICIES) - set(tunable_policies()) == {"none", "fixed", "stopping", "two-source"}
+
+
+def test_rules_without_a_point_for_short_drafts_are_left_out() -> None:
+    trace = synthetic_trace(0, prompts=4, length=20, gamma_max=1)
+    rivals = tune_rivals(trace, linear_curve(0.1, gamma_max=1))
+    assert not any(spec.startswith("hf-heuristic") for spec in rivals.arms)
+    assert rivals.best in rivals.arms
 
 
 @pytest.mark.parametrize("name", FEW)

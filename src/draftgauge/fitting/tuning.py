@@ -50,7 +50,7 @@ def tune(name: str, trace: Trace, costs: CostCurve) -> Tuned:
         raise DraftgaugeError(
             f"there is nothing to tune in policy {name!r}; choose one of {', '.join(tunable_policies())}"
         )
-    specs = [spec for spec in grid_specs(name) if _fits(spec, trace.gamma_max)]
+    specs = _points(name, trace)
     speeds = [replay(trace, make_policy(spec, trace.gamma_max, costs), costs).tokens_per_second for spec in specs]
     fastest = max(range(len(specs)), key=speeds.__getitem__)
     return Tuned(specs[fastest], speeds[fastest], len(specs))
@@ -65,7 +65,7 @@ def tune_rivals(trace: Trace, costs: CostCurve, names: Sequence[str] | None = No
         names: of registered policies with grids.
     """
     if names is None:
-        names = [name for name in tunable_policies() if _replays(name, trace, costs)]
+        names = [name for name in tunable_policies() if _points(name, trace) and _replays(name, trace, costs)]
     tuned = [tune(name, trace, costs) for name in names]
     best = max(tuned, key=lambda each: each.tokens_per_second)
     return Rivals({each.spec: make_policy(each.spec, trace.gamma_max, costs) for each in tuned}, best.spec)
@@ -74,6 +74,11 @@ def tune_rivals(trace: Trace, costs: CostCurve, names: Sequence[str] | None = No
 def _replays(name: str, trace: Trace, costs: CostCurve) -> bool:
     """Whether a policy's drafts hold nothing that a trace of sampled decoding knows nothing of."""
     return trace.sampled is None or not isinstance(make_policy(name, trace.gamma_max, costs), Extends)
+
+
+def _points(name: str, trace: Trace) -> list[str]:
+    """The points of a policy's grid that fit a trace; none where all ask for longer drafts."""
+    return [spec for spec in grid_specs(name) if _fits(spec, trace.gamma_max)]
 
 
 def _fits(spec: str, gamma_max: int) -> bool:
