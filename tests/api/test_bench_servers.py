@@ -99,6 +99,25 @@ def test_costs_of_servers_are_written(inputs: list[str], tmp_path: Path) -> None
         assert "fixed:4=URL" in result.stderr
 
 
+def test_what_is_asked_of_a_bench_is_asked_of_servers_too(inputs: list[str], tmp_path: Path) -> None:
+    models = {"/v1/models": (200, models_page("m")), "/props": (200, '{"model_path": "m.gguf"}')}
+    with (
+        serving(models | {"/completion": (200, llama_answer(80.0))}) as plain,
+        serving(models | {"/completion": (200, llama_answer(40.0, 12, 5))}) as fixed,
+    ):
+        servers = ["--url", f"plain={plain}", "--url", f"fixed:4={fixed}", "--server-engine", "llama-server"]
+        costs = tmp_path / "new" / "costs.json"
+        asked = ["--seconds", "1e-9", "--over", "plain", "--costs-out", str(costs)]
+        found = benched([*inputs, *servers, *asked], tmp_path / "rows.json")
+        assert {(row["prompts"], row["over"]) for row in found.values()} == {(1, "plain")}
+        assert found["fixed:4"]["gain"] == pytest.approx(1.0)
+        assert costs.is_file()
+        for wrong, message in (["--over", "fixed:2"], "plain, fixed:4, not 'fixed:2'"), (["-p", "svip"], "--policy"):
+            result = draftgauge(["bench", *inputs, *servers, *wrong])
+            assert result.exit_code == 2
+            assert message in result.stderr
+
+
 def test_vllm_servers(inputs: list[str], tmp_path: Path) -> None:
     models = {"/v1/models": (200, models_page("m"))}
     with (

@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 from draftgauge.api.arms import PLAIN, Arm, ArmRun, BenchPrompt, bench_arms
-from draftgauge.api.bench_rows import bench_rows
+from draftgauge.api.bench_rows import ASKED, Reference, bench_rows
 from draftgauge.api.profile_plan import choose_prompts
 from draftgauge.api.requests import BenchRequest
 from draftgauge.core.errors import DraftgaugeError
+from draftgauge.core.files import require_writable
 from draftgauge.core.progress import Progress
-from draftgauge.core.prompts import Prompt
+from draftgauge.core.prompts import Prompt, in_turn
 from draftgauge.core.provenance import read_measurement
 from draftgauge.core.seeds import generator
 from draftgauge.models.loading import load_tokenizer
@@ -34,7 +36,8 @@ def bench_servers(request: BenchRequest, progress: Progress) -> list[dict[str, A
     which serves the draft model by itself, then says what drafting costs, and has no row.
 
     Raises:
-        DraftgaugeError: if no server is named ``plain``, names are doubled, or a server does not answer.
+        DraftgaugeError: if no server is named ``plain`` or as what gains shall be over, names are doubled, or a server
+            does not answer.
     """
     urls = _named(request.urls)
     if request.folder is not None:
@@ -52,18 +55,28 @@ def bench_servers(request: BenchRequest, progress: Progress) -> list[dict[str, A
         raise DraftgaugeError(
             "a server of the draft model serves to measure costs: name the file for them with --costs-out"
         )
+    if request.over is not None and request.over not in urls:
+        raise DraftgaugeError(f"gains are stated over one of the servers, {', '.join(urls)}, not {request.over!r}")
+    if request.costs_out is not None:
+        require_writable(request.costs_out.parent)
     _, chosen = choose_prompts(request.prompts)
     prompts = _encoded(request, chosen)
+    until = None
+    if request.seconds is not None:
+        until = time.monotonic() + request.seconds
+        prompts = in_turn(prompts)  # the time may be over before the last one
     arms = [server_arm(name, engine, url, request.output.max_new_tokens) for name, url in urls.items()]
     rng = generator(request.randomness.seed, "bench", engine)
     label = f"bench {engine}"
-    decoded = bench_arms(arms, prompts, request.rounds, rng, lambda done, total: progress(label, done, total))
+    decoded = bench_arms(arms, prompts, request.rounds, rng, lambda done, total: progress(label, done, total), until)
     if request.costs_out is not None:
         alone = None if draft is None else server_arm(DRAFT, engine, draft, request.output.max_new_tokens)
         if alone is not None:
             bench_arms([alone], prompts[:decoded], request.rounds, rng, lambda done, total: None)
         costs_of_arms(engine, arms, alone).save(request.costs_out)
-    return [_with_advice(row | {"engine": engine}, expected) for row in bench_rows(arms, prompts[:decoded], "none")]
+    over = None if request.over is None else Reference(request.over, ASKED)
+    rows = bench_rows(arms, prompts[:decoded], "none", over)
+    return [_with_advice(row | {"engine": engine}, expected) for row in rows]
 
 
 def _named(urls: Sequence[str]) -> dict[str, str]:

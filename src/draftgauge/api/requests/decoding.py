@@ -212,6 +212,8 @@ class BenchRequest:
     def __post_init__(self) -> None:
         at_least_one(self, "rounds")
         positive(self, "seconds")
+        if self.urls and self.policies:
+            raise DraftgaugeError("servers draft by their own settings: leave out --policy, and name them in --url")
         if self.urls and self.datastore is not None:
             raise DraftgaugeError("servers look tokens up by their own settings: leave out --datastore")
         if not self.urls and (self.advice is not None or self.costs_out is not None):
