@@ -138,10 +138,9 @@ def test_costs_of_an_engine_decide(run: Path, tmp_path: Path) -> None:
 def test_policies_run_in_vllm_only_where_our_proposer_was_timed(run: Path, tmp_path: Path) -> None:
     for drafted_by, policies in (("engine", False), ("draftgauge", True)):
         costs = costs_of(tmp_path / "costs.json", "vllm", 0.001, drafted_by=drafted_by)
-        rows, _, _ = advised(
-            [str(run), "-e", "vllm", "--costs", str(costs), "--policy", "svip"], tmp_path / "rows.json"
-        )
-        assert any(row["setting"] == "svip" for row in rows) == policies
+        result = draftgauge(["advise", str(run), "-e", "vllm", "--costs", str(costs), "-p", "svip", "-p", "fixed:2"])
+        assert ("svip" in result.stdout) == policies
+        assert ("vllm does not run svip with these costs" in " ".join(result.stderr.split())) != policies
 
 
 def test_settings_by_batch_are_written(run: Path, tmp_path: Path) -> None:

@@ -17,7 +17,7 @@ from draftgauge.api.requests import AdviseRequest
 from draftgauge.api.runs import read_run, select_runs
 from draftgauge.api.verb import verb
 from draftgauge.core.errors import DraftgaugeError
-from draftgauge.core.files import atomic_write_text
+from draftgauge.core.files import atomic_write_text, require_writable
 from draftgauge.models.reference import resolve_source
 from draftgauge.policies.fitted import FITTED_SUFFIX, is_fitted, load_fitted
 from draftgauge.policies.registry import expand_policy, make_policy
@@ -65,8 +65,8 @@ def advise(request: AdviseRequest, *, on_warning: Warn = warn) -> list[Row]:
 
     Args:
         request: what to advise on.
-        on_warning: told of rules that are judged on prompts that they were fitted on, and of costs that are not to be
-            trusted; by default a Python warning.
+        on_warning: told of rules that are judged on prompts that they were fitted on, of those asked for that the engine
+            does not run, and of costs that are not to be trusted; by default a Python warning.
 
     Returns:
         One row a setting: ``engine``, ``setting``, ``speedup`` over plain decoding with ``low`` and ``high`` (95%, by
@@ -90,6 +90,8 @@ def advise(request: AdviseRequest, *, on_warning: Warn = warn) -> list[Row]:
         raise DraftgaugeError("advice is from a recorded run or from --requests, not from both: leave one out")
     if request.model is not None and request.url is None:
         raise DraftgaugeError("--model says what a server must serve: name the server with --url")
+    if request.settings is not None:
+        require_writable(request.settings.parent)
     if request.url is not None and request.model is not None:
         check_served(engine.name, request.url, request.model)
     counts = None if request.url is None else read_counts(engine.name, request.url)
@@ -207,6 +209,9 @@ def _rows(
     settings = engine.settings(design.trace.gamma_max, source.own)
     if not source.policies:
         settings = [s for s in settings if fixed_length(s) is not None or (source.signals and engine.p_min)]
+    left_out = [spec for spec in source.own if not spec.startswith(FIXED) and spec not in settings]
+    if request.policies and left_out:
+        on_warning(f"{engine.name} does not run {', '.join(left_out)} with these costs: not tried (docs/serving.md)")
     curve = source.curves[min(source.curves)]
     if not request.policies:
         settings = [setting for setting in settings if _known(setting, design.trace, curve)]
