@@ -133,6 +133,16 @@ def test_a_file_of_answers(tmp_path: Path) -> None:
     assert trace.accepted[:4].tolist() == [2, 1, 0, 0]
 
 
+def test_line_separators_inside_a_text(tmp_path: Path) -> None:
+    path = tmp_path / "answers.jsonl"
+    given = json.dumps(answer() | {"choices": [{"text": "a\u2028b"}]}, ensure_ascii=False)
+    path.write_text(given, encoding="utf-8")
+    assert len(import_requests(path).trace.prompts) == 1
+    path.write_bytes(given.replace("\u2028", "\xe9").encode("latin-1"))
+    with pytest.raises(TraceError, match="is not UTF-8"):
+        import_requests(path)
+
+
 def test_an_answer_without_a_step_is_left_out(tmp_path: Path) -> None:
     path = tmp_path / "answers.jsonl"
     short = answer(num_spec_steps=0)

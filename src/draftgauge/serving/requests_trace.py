@@ -77,9 +77,11 @@ def import_requests(path: Path, seed: int = 0) -> ImportedTrace:
         TraceError: if the file cannot be read, a line is no such answer, or nothing can be used.
     """
     try:
-        lines = path.read_text(encoding="utf-8").splitlines()
+        lines = path.read_text(encoding="utf-8").split("\n")  # texts may hold other separators, which JSON allows
     except OSError as error:
         raise TraceError(f"cannot read {path}: {error.strerror}") from error
+    except UnicodeDecodeError as error:
+        raise TraceError(f"{path} is not UTF-8: give vLLM's answers as they came") from error
     steps = [request_steps(line, f"{path}, line {n}") for n, line in enumerate(lines, 1) if line.strip()]
     if not steps:
         raise TraceError(f"{path} holds no answers: write one JSON object a line")
