@@ -160,6 +160,8 @@ def test_cumulative_confidence_multiplies() -> None:
         ("bandit:arms=-1,2", "lengths of at least 0, not -1"),
         ("bandit:arms=", "at least one draft length"),
         ("bandit:seed=-1", "seed must be at least 0"),
+        ("lookup:least=0", "least must be at least 1"),
+        ("lookup-else-stopping:least=5", "least must be at most 4, the longest ending, not 5"),
     ],
 )
 def test_bad_specs_are_refused_with_what_is_wrong(spec: str, message: str) -> None:

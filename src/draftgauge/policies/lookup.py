@@ -12,6 +12,7 @@ from typing import ClassVar
 import numpy as np
 from numpy.typing import NDArray
 
+from draftgauge.core.errors import DraftgaugeError
 from draftgauge.core.signals import Reads, SignalName
 from draftgauge.policies.base import DecisionSeconds, Policy, PolicyBase, Signal, Step, StepCosts, TextView, decision_of
 from draftgauge.policies.bundled import bundled_policy
@@ -21,7 +22,7 @@ from draftgauge.policies.registry import make_policy, register_policy
 from draftgauge.policies.stopping import ThroughputStopping
 from draftgauge.policies.stored_policies import charged
 from draftgauge.policies.stored_texts import BackedIndex, StoredTexts
-from draftgauge.policies.suffix import SuffixIndex
+from draftgauge.policies.suffix import ORDER, SuffixIndex
 from draftgauge.policies.suffix_columns import continuations_of, matched_lengths
 
 Ints = NDArray[np.int64]
@@ -161,6 +162,13 @@ class LookupElse:
 _TOKENS = (2, 3, 4, 6, 8, 12, 16)
 
 
+def _check_least(name: str, least: int) -> None:
+    """Raise ``DraftgaugeError`` unless endings of ``least`` tokens are looked up."""
+    check_tokens(name, "least", least)
+    if least > ORDER:
+        raise DraftgaugeError(f"policy {name}: least must be at most {ORDER}, the longest ending, not {least}")
+
+
 @register_policy(
     "lookup",
     "drafts nothing and appends what followed the same words the last time (prompt lookup)",
@@ -168,7 +176,7 @@ _TOKENS = (2, 3, 4, 6, 8, 12, 16)
 )
 def lookup(least: int = 2, tokens: int = 8, *, gamma_max: int) -> Policy:
     """Prompt lookup after the last occurrence of an ending of at least ``least`` tokens."""
-    check_tokens("lookup", "least", least)
+    _check_least("lookup", least)
     check_tokens("lookup", "tokens", tokens)
     return TextLookup(least, min(tokens, gamma_max), index_seconds())
 
@@ -192,7 +200,7 @@ def hf_prompt_lookup(ngram: int = 2, tokens: int = 10, *, gamma_max: int) -> Pol
 )
 def lookup_else_stopping(least: int = 2, tokens: int = 8, *, gamma_max: int, costs: StepCosts) -> Policy:
     """The text where an ending of at least ``least`` tokens matches, else throughput-optimal stopping."""
-    check_tokens("lookup-else-stopping", "least", least)
+    _check_least("lookup-else-stopping", least)
     check_tokens("lookup-else-stopping", "tokens", tokens)
     inner = make_policy("stopping", gamma_max, costs)
     assert isinstance(inner, ThroughputStopping)
