@@ -34,6 +34,18 @@ def test_a_fingerprint_is_of_the_model_and_not_of_its_place(
     assert fingerprint(first) != fingerprint(copy)
 
 
+def test_a_model_with_the_ends_of_its_base_is_another(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name, length in (("WHOLE", 64), ("EDGE", 32), ("PIECE", 16)):
+        monkeypatch.setattr(fingerprints, name, length)
+    base = save_tiny(tmp_path / "base")
+    tuned = Path(shutil.copytree(base, tmp_path / "tuned"))
+    content = bytearray((base / "model.safetensors").read_bytes())
+    quarter = len(content) // 4
+    content[quarter : 2 * quarter] = bytes(255 - byte for byte in content[quarter : 2 * quarter])
+    (tuned / "model.safetensors").write_bytes(content)
+    assert fingerprint(base) != fingerprint(tuned)
+
+
 def test_a_fingerprint_of_a_model_in_memory() -> None:
     first = fingerprint(tiny_model())
     assert first == fingerprint(tiny_model())

@@ -16,14 +16,15 @@ from draftgauge.models.gguf_library import is_gguf
 
 WHOLE = 64 << 20  # bytes up to which a file is hashed whole
 EDGE = 1 << 20  # bytes taken from either end of a larger one
+PIECES, PIECE = 64, 1 << 16  # places evenly apart, and the bytes taken there
 
 
 def fingerprint(model: str | Path | PreTrainedModel) -> str:
     """SHA-256 over the configuration and the weights of a model, as 64 hexadecimal digits.
 
     Of a folder or a model id, ``config.json`` and the safetensors files are hashed: whole up to 64 MiB, else their size
-    and their first and last MiB; of a GGUF file, that file. Of a model in memory, its configuration and tensors
-    likewise; the two kinds do not compare.
+    and their first and last MiB, and pieces between them; of a GGUF file, that file. Of a model in memory, its
+    configuration and tensors likewise; the two kinds do not compare.
 
     Args:
         model: a folder, a GGUF file, the id of a model that was loaded before, or a model in memory.
@@ -52,9 +53,21 @@ def _sized(path: Path) -> tuple[int, bytes]:
     with path.open("rb") as file:
         if size <= WHOLE:
             return size, file.read()
-        head = file.read(EDGE)
-        file.seek(-EDGE, 2)
-        return size, head + file.read()
+        pieces = []
+        for start, length in _places(size):
+            file.seek(start)
+            pieces.append(file.read(length))
+        return size, b"".join(pieces)
+
+
+def _places(size: int) -> Iterator[tuple[int, int]]:
+    """Where something large is looked at, and over how many bytes: what was fine-tuned in its middle layers alone, or
+    in some of their matrices, may have the ends of its base.
+    """
+    yield 0, min(EDGE, size)
+    for number in range(1, PIECES):
+        yield number * size // PIECES, PIECE
+    yield max(0, size - EDGE), EDGE
 
 
 def _folder(source: str | Path) -> Path:
@@ -82,5 +95,6 @@ def _tensors(model: PreTrainedModel) -> Iterator[tuple[str, int, bytes]]:
     for name, tensor in model.state_dict().items():
         if isinstance(tensor, Tensor):
             raw = tensor.detach().contiguous().flatten().view(torch.uint8)
-            piece = raw if len(raw) <= WHOLE else torch.cat((raw[:EDGE], raw[-EDGE:]))
+            size = len(raw)
+            piece = raw if size <= WHOLE else torch.cat([raw[at : at + length] for at, length in _places(size)])
             yield f"{name} {tuple(tensor.shape)} {tensor.dtype}", len(raw), piece.cpu().numpy().tobytes()
