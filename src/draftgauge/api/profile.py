@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -87,10 +88,12 @@ def profile(
     measured_span(request.drafts.gamma_max, pair.context)
     check_batches(pair, request.batches, max(len(tokens) for _, tokens in encoded) + request.output.max_new_tokens)
     manifests = make_manifests(pair, [prompt for prompt, _ in encoded], path, request)
-    require_writable(request.out)
     loaded = [pair]
     del pair  # so that its memory can be freed
-    with only_writer(request.out):
+    with ExitStack() as alone:
+        for folder in dict.fromkeys((request.out, *folders.values())):  # a run may be gone on with by itself
+            require_writable(folder)
+            alone.enter_context(only_writer(folder))
         try:
             if request.where.in_parts:
                 loaded.clear()  # the workers load their own
