@@ -164,11 +164,11 @@ def test_a_policy_fitted_on_another_pair_is_named(run: Path, tmp_path: Path, fit
     manifest = Manifest.load(run)
     assert manifest.draft is not None
     own = {"target": manifest.target.fingerprint, "draft": manifest.draft.fingerprint}
-    for name, pair in (("own", own), ("older", None), ("other", own | {"draft": "another"})):
+    for name, pair in (("own", own), ("older", None), ("other", own | {"draft": "another"}), ("edited", "x")):
         provenance = {"target": "a-target", "draft": "a-draft"} | ({} if pair is None else {"pair": pair})
         save_fitted(replace(fitted, provenance=provenance), tmp_path / f"{name}.json")
         said = " ".join(invoke(run, "-p", tmp_path / f"{name}.json", "--split", "all").stderr.split())
-        assert ("was fitted on another pair (a-target and a-draft)" in said) == (name == "other")
+        assert ("was fitted on another pair (a-target and a-draft)" in said) == (name in ("other", "edited"))
 
 
 def test_where_rules_are_tuned_is_said(tmp_path: Path) -> None:

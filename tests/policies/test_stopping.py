@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import itertools
+import json
 import math
-from dataclasses import replace
+from dataclasses import asdict, replace
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -12,7 +14,8 @@ import pytest
 from draftgauge.core.errors import DraftgaugeError
 from draftgauge.policies.acceptance_model import AGREEMENTS, HazardShared, NextShared, StoppingNumbers, cut
 from draftgauge.policies.base import DecisionSeconds, Signal, Step
-from draftgauge.policies.fitted import fitted_policy
+from draftgauge.policies.bundled import bundled_policy
+from draftgauge.policies.fitted import fitted_policy, policy_of_file
 from draftgauge.policies.online import _LEARNING_RATE, _REMEMBERED, OnlineCalibration
 from draftgauge.policies.stopping import ThroughputStopping, best_rate, deciding_seconds, dinkelbach, thresholds
 from draftgauge.policies.suffix import ORDER
@@ -272,3 +275,13 @@ def test_online_the_rate_becomes_that_of_the_last_steps() -> None:
         rates.append(online.learn(Step(0, 0, 1), seconds=2.0)[2])
     assert rates[0] == pytest.approx(2.0, rel=0.01)
     assert rates[-1] == pytest.approx(0.5, rel=0.01)
+
+
+@pytest.mark.parametrize("part", ["hazard", "tokens", "onward"])
+def test_numbers_that_were_cut_by_hand_are_refused(part: str, tmp_path: Path) -> None:
+    bundled = asdict(bundled_policy("stopping"))
+    bundled["parameters"] = dict(bundled["parameters"]) | {part: bundled["parameters"][part][:-1]}
+    path = tmp_path / "edited.json"
+    path.write_text(json.dumps(bundled))
+    with pytest.raises(DraftgaugeError, match=r"edited\.json: its numbers do not fit together"):
+        policy_of_file(path, bundled["gamma_max"], LinearCosts())

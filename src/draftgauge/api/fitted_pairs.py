@@ -37,7 +37,7 @@ def warn_of_other_pairs(specs: Iterable[str], pair: Fingerprints, on_warning: Ca
     for spec, file in fitted_files(specs).items():
         fitted = load_fitted(file).provenance
         theirs = fitted.get(PAIR)
-        if theirs is not None and dict(theirs) != dict(pair):
+        if theirs is not None and theirs != dict(pair):
             on_warning(
                 f"{spec} was fitted on another pair ({fitted.get('target')} and {fitted.get('draft') or 'no model'}): "
                 "its chances of acceptance are of that one; fit it on a run of this pair"

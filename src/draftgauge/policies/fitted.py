@@ -144,6 +144,8 @@ def policy_of_file(path: Path, gamma_max: int, costs: StepCosts | None) -> Polic
         raise _other_version(path, fitted.policy, error) from error
     except DraftgaugeError as error:
         raise DraftgaugeError(f"{path}: {error}") from error
+    except (ArithmeticError, IndexError, TypeError, ValueError) as error:
+        raise DraftgaugeError(f"{path}: its numbers do not fit together ({error}): fit it again") from error
 
 
 def _other_version(path: Path, policy: object, why: object) -> DraftgaugeError:
