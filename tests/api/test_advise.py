@@ -17,7 +17,8 @@ from draftgauge.api.runs import read_run
 from draftgauge.core.rendering import Rendering
 from draftgauge.fitting.registry import FitOptions, fit_policy
 from draftgauge.models.compression import COMPRESSIONS
-from draftgauge.policies.fitted import save_fitted
+from draftgauge.policies.fitted import FITTED, FittedPolicy, save_fitted
+from draftgauge.policies.fixed import FixedLength
 from draftgauge.replay.splits import Design, split_trace
 from draftgauge.serving.advice import EngineAdvice, advise_settings
 from draftgauge.traces.costs import CostCurve, Uncertainty
@@ -120,6 +121,16 @@ def test_costs_of_a_busy_machine_are_warned_of(tmp_path: Path, run: Path) -> Non
         assert result.exit_code == 0
         assert "not to be trusted, a step's seconds are known to within 30% only" in " ".join(result.stderr.split())
         assert "not to be trusted" not in draftgauge([verb, str(run)]).stderr
+
+
+def test_a_policy_that_was_fitted_on_another_pair_is_named(
+    run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(FITTED, "two", lambda parameters, gamma_max, costs: FixedLength(2))
+    provenance = {"pair": {"target": "other", "draft": None}, "target": "a-target"}
+    save_fitted(FittedPolicy("two", GAMMA_MAX, (), {}, provenance), tmp_path / "two.json")
+    said = draftgauge(["advise", str(run), "-p", str(tmp_path / "two.json")]).stderr
+    assert "was fitted on another pair (a-target and no model)" in " ".join(said.split())
 
 
 def test_costs_of_an_engine_decide(run: Path, tmp_path: Path) -> None:

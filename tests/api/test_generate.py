@@ -11,6 +11,8 @@ from draftgauge.api.generate import generate, generation_row
 from draftgauge.api.pair import Pair, load_pair
 from draftgauge.api.requests import GenerateRequest
 from draftgauge.core.errors import DraftgaugeError, ModelError, PromptError
+from draftgauge.policies.fitted import FITTED, FittedPolicy, save_fitted
+from draftgauge.policies.fixed import FixedLength
 from tiny import save_tiny
 
 
@@ -28,6 +30,16 @@ def test_greedy_output_does_not_depend_on_the_policy(pair: Pair) -> None:
         text, how = generate(pair, "hello", policy, max_new_tokens=20)
         assert text == plain
         assert len(how.origins) == len(how.tokens)
+
+
+def test_a_policy_that_was_fitted_on_another_pair_is_named(
+    pair: Pair, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(FITTED, "two", lambda parameters, gamma_max, costs: FixedLength(2))
+    provenance = {"pair": {"target": "other", "draft": None}, "target": "a-target"}
+    save_fitted(FittedPolicy("two", 16, (), {}, provenance), tmp_path / "two.json")
+    with pytest.warns(UserWarning, match=r"was fitted on another pair \(a-target and no model\)"):
+        generate(pair, "hello", str(tmp_path / "two.json"), max_new_tokens=4)
 
 
 def test_the_stream_is_the_result(pair: Pair) -> None:

@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 
+from draftgauge.api.fitted_pairs import fingerprints_of, warn_of_other_pairs
 from draftgauge.api.replay import Warn, warn, warn_of_doubt, warn_of_seen
 from draftgauge.api.requests import AdviseRequest
 from draftgauge.api.runs import read_run, select_runs
@@ -65,8 +66,9 @@ def advise(request: AdviseRequest, *, on_warning: Warn = warn) -> list[Row]:
 
     Args:
         request: what to advise on.
-        on_warning: told of rules that are judged on prompts that they were fitted on, of those asked for that the engine
-            does not run, and of costs that are not to be trusted; by default a Python warning.
+        on_warning: told of rules that were fitted on another pair, or are judged on prompts that they were fitted on,
+            of those asked for that the engine does not run, and of costs that are not to be trusted; by default a
+            Python warning.
 
     Returns:
         One row a setting: ``engine``, ``setting``, ``speedup`` over plain decoding with ``low`` and ``high`` (95%, by
@@ -106,7 +108,10 @@ def advise(request: AdviseRequest, *, on_warning: Warn = warn) -> list[Row]:
     if len(runs) > 1:
         names = ", ".join(str(run) for run, _ in runs)
         raise DraftgaugeError(f"{request.folder} holds {len(runs)} runs: advice is about one of them ({names})")
-    return _rows(request, engine, _from_run(request, engine, *runs[0]), counts, on_warning)
+    run, manifest = runs[0]
+    source = _from_run(request, engine, run, manifest)
+    warn_of_other_pairs(source.own, fingerprints_of(manifest), on_warning)
+    return _rows(request, engine, source, counts, on_warning)
 
 
 def _from_run(request: AdviseRequest, engine: Engine, run: Path, manifest: Manifest) -> _Source:

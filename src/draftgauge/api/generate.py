@@ -9,7 +9,9 @@ import torch
 
 from draftgauge.api.costs import pair_costs, weigh_cost
 from draftgauge.api.datastore import GrowingStore
+from draftgauge.api.fitted_pairs import fitted_files, warn_of_other_pairs
 from draftgauge.api.pair import Pair, check_draft_is_used, load_pair, refuse_beside_pair, sampled
+from draftgauge.api.replay import warn
 from draftgauge.api.requests import PLAIN, GenerateRequest
 from draftgauge.api.verb import verb
 from draftgauge.core.errors import DraftgaugeError, PromptError
@@ -82,6 +84,8 @@ def generate(
     if request.policy == PLAIN and own is None:
         result = plain_decode(pair.target, tokens, settings, generator, stream)
     else:
+        if own is None and fitted_files([request.policy]):
+            warn_of_other_pairs([request.policy], pair.fingerprints(), warn)
         longest = request.drafts.gamma_max
         needed = own is None and weigh_cost([request.policy])
         costs = pair_costs(pair, request.costs, longest, sampling, progress) if needed else None
