@@ -84,6 +84,9 @@ def test_what_needs_no_model_does_not_load_torch(program: str, without: set[str]
         (["fly"], "fly"),
         (["bench", "runs", "--target", "other"], "leave out --target, or the run"),
         (["bench", "runs", "--max-new-tokens", "128"], "leave out --max-new-tokens, or the run"),  # its default too
+        (["bench", "runs", "--measure"], "leave out --measure, or the run"),
+        (["bench", "runs", "--long-prompts", "skip"], "leave out --long-prompts, or the run"),
+        (["bench", "--drafter", "prompt_lookup", "--draft", "a"], "drafts without the model a"),
         (["bench", "--over", "fixed", "--policy", "none"], "one policy, and 'fixed' stands for several"),
         (["generate", "x", "--compression", "none,int8"], "one compression"),
     ],

@@ -15,7 +15,7 @@ from draftgauge.api.bench_servers import bench_servers
 from draftgauge.api.costs import pair_costs, weigh_cost
 from draftgauge.api.datastore import read_stored
 from draftgauge.api.fitted_pairs import fitted_files, warn_of_other_pairs
-from draftgauge.api.pair import Pair, load_pair, refuse_beside_pair
+from draftgauge.api.pair import Pair, check_draft_is_used, load_pair, refuse_beside_pair
 from draftgauge.api.profile_plan import choose_prompts, encode_prompts
 from draftgauge.api.recorded import load_pair_of, prompts_of
 from draftgauge.api.replay import best_gamma_of, warn, warn_of_seen
@@ -52,7 +52,9 @@ SETTLED = (  # by the manifest of a run
     "turns",
     "chat_template_args",
     "system",
+    "long_prompts",
 )
+MEASURED = ("cost_seconds", "measure")  # by the run, unless another drafter is named
 
 
 def default_policies(manifest: Manifest, folder: Path) -> list[str]:
@@ -100,6 +102,7 @@ def bench(
         return bench_servers(request, progress)
     own = objects or {}
     if request.folder is None:
+        check_draft_is_used(request.pair)
         loads = [partial(load_pair, request.pair.at(name)) for name in request.pair.compression]
         return [row for load in loads for row in _bench_pair(request, load, own, progress)]
     _check_given(request, request.folder)
@@ -110,10 +113,12 @@ def bench(
 def _check_given(request: BenchRequest, folder: Path) -> None:
     """Refuse what a recorded run settles itself."""
     given = given_settings(request)
-    settled = [entry.option for entry in settings_of(BenchRequest) if entry.name in SETTLED and entry.name in given]
+    names = SETTLED if request.pair.drafter is not None else (*SETTLED, *MEASURED)
+    settled = [entry.option for entry in settings_of(BenchRequest) if entry.name in names and entry.name in given]
     if settled:
         raise DraftgaugeError(
-            f"the recorded run in {folder} has its own pair and prompts: leave out {', '.join(settled)}, or the run"
+            f"the recorded run in {folder} has its own pair, prompts and costs: leave out {', '.join(settled)}, or the "
+            "run"
         )
 
 
