@@ -25,6 +25,7 @@ from draftgauge.core.cache import cache_folder
 from draftgauge.core.errors import DraftgaugeError
 from draftgauge.models.vocabulary import vocabulary_digest
 from draftgauge.policies.registry import POLICIES, expand_policy
+from draftgauge.verification import Sampling
 from tiny import save_tiny, tiny_tokenizer
 from written_runs import write_run
 
@@ -144,6 +145,9 @@ def test_a_curve_is_measured_once_and_again_on_demand(pair: Pair, monkeypatch: p
     assert len(measured) == 2
     pair_costs(pair, quick, gamma_max=1)  # another length
     assert len(measured) == 3
+    for sampling in (Sampling(1.0), Sampling(0.5), Sampling(0.5, top_k=5)):  # sorting takes time of its own
+        pair_costs(pair, quick, gamma_max=1, sampling=sampling)
+    assert len(measured) == 5
 
 
 def test_a_damaged_cache_is_measured_again_and_an_unwritable_one_does_no_harm(

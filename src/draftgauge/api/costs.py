@@ -95,7 +95,7 @@ def _identity(pair: Pair, gamma_max: int, sampling: Sampling) -> dict[str, Any]:
         "draft_device": None if pair.draft is None else str(pair.draft.spec.device),
         "dtype": str(pair.target.spec.dtype),
         "gamma_max": gamma_max,
-        "sampled": not sampling.greedy,
+        "sampled": [not sampling.greedy, sampling.top_k > 0, sampling.top_p < 1],  # each takes time of its own
         **{name: machine[name] for name in _MACHINE},
         "versions": {name: machine["versions"].get(name) for name in _LIBRARIES},
     }
