@@ -122,6 +122,14 @@ def test_a_warning_is_one_line_without_a_place_in_the_code(capsys: pytest.Captur
     assert capsys.readouterr().err == "warning: a shard is recorded [again]\n"
 
 
+def test_brackets_in_the_name_of_a_file_are_shown(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    console.save_json(Path("rows[v2].json"), [])
+    assert capsys.readouterr().err == "wrote rows[v2].json\n"
+
+
 def test_matplotlib_says_nothing_of_a_home_that_it_cannot_write_to(tmp_path: Path) -> None:
     (tmp_path / "home").write_text("no folder")
     code = "from draftgauge.cli.console import friendly_warnings\nwith friendly_warnings(): import matplotlib"

@@ -185,7 +185,7 @@ def save_json(path: Path | None, rows: Iterable[Mapping[str, Any]]) -> None:
 
     path.parent.mkdir(parents=True, exist_ok=True)
     write_measurement(path, command_line(), rows)
-    errors.print(f"wrote {path}", highlight=False)
+    errors.print(f"wrote {path}", highlight=False, markup=False)
 
 
 SILENCE = 30.0

@@ -49,5 +49,5 @@ def fit(request: FitRequest) -> list[dict[str, Any]]:
             "The run has too few test prompts to judge the policy on. Next: record others into another FOLDER, then "
             f"draftgauge replay FOLDER --policy {quote(str(request.out))}"
         )
-    console.print(f"wrote {request.out}\n{following}", highlight=False, soft_wrap=True)
+    console.print(f"wrote {request.out}\n{following}", highlight=False, markup=False, soft_wrap=True)
     return rows

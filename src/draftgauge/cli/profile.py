@@ -57,7 +57,8 @@ def profile(request: ProfileRequest) -> list[dict[str, Any]]:
                 "--measure, a larger --cost-seconds and nothing else on the machine"
             )
     out = quote(str(request.out))
-    console.print(f"Next: draftgauge replay {out}   or   draftgauge report {out}", highlight=False, soft_wrap=True)
+    said = f"Next: draftgauge replay {out}   or   draftgauge report {out}"
+    console.print(said, highlight=False, markup=False, soft_wrap=True)
     return rows
 
 
