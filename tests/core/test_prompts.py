@@ -81,6 +81,8 @@ def test_line_separators_inside_a_text_and_a_byte_order_mark(tmp_path: Path) -> 
     [
         ('{"prompt": ', "not JSON"),
         ('["a"]', "must be a JSON object, not a list"),
+        ('{"prompt": "a", "id": ' + "9" * 5000 + "}", "not JSON that can be read"),
+        ('{"prompt": ' + "[" * 100_000, "not JSON that can be read"),
         ({"question": "a"}, "needs exactly one of prompt, turns and messages; it has only question"),
         ({}, "it has only nothing"),
         ({"prompt": "a", "turns": ["b"]}, "it has prompt and turns"),

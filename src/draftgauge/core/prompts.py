@@ -182,6 +182,8 @@ def _parse(line: bytes, index: int, stem: str, where: str) -> Prompt:
         raise PromptError(f"{where}: not UTF-8 ({error.reason} at byte {error.start})") from error
     except json.JSONDecodeError as error:
         raise PromptError(f"{where}: not JSON ({error.msg} at column {error.colno})") from error
+    except (ValueError, RecursionError) as error:  # a number of thousands of digits, lists within lists
+        raise PromptError(f"{where}: not JSON that can be read ({error})") from error
     if not isinstance(entry, dict):
         raise PromptError(f"{where}: must be a JSON object, not {_kind(entry)}")
     check_unicode(json.dumps(entry, ensure_ascii=False), where)
