@@ -53,6 +53,8 @@ def refused(words: list[str], capsys: pytest.CaptureFixture[str]) -> str:
         (["generate", "hi", "--gamma-max", "0"], ["--gamma-max must be at least 1"]),
         (["profile", "--out", PLACE, "--seconds", "-5"], ["--seconds must be above 0, not -5"]),
         (["profile", "--out", PLACE, "--long-prompts", "no"], ["--long-prompts must be one of error, truncate, skip"]),
+        (["generate", "hi", "--seed", "9" * 30], ["--seed must be a number of 64 bits"]),
+        (["generate", "hi", "--cost-seconds", "nan"], ["--cost-seconds must be at least 0, not nan"]),
         (["bench", "--seconds", "-1"], ["--seconds must be above 0"]),
         (["bench", "--advice", "advice.json"], ["--advice", "--url"]),
         (["bench", "--costs-out", "costs.json"], ["--costs-out", "--url"]),

@@ -43,6 +43,10 @@ class SeedSpec:
 
     seed: int = 0
 
+    def __post_init__(self) -> None:
+        if not -(2**63) <= self.seed < 2**63:
+            raise DraftgaugeError(f"seed must be a number of 64 bits, not {self.seed}")
+
 
 @dataclass(frozen=True, kw_only=True)
 class TeacherSpec:

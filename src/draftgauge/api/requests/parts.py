@@ -233,5 +233,5 @@ class CostSpec:
     measure: bool = False
 
     def __post_init__(self) -> None:
-        if self.cost_seconds < 0:
+        if not self.cost_seconds >= 0:
             raise DraftgaugeError(f"cost_seconds must be at least 0, not {self.cost_seconds:g}")
