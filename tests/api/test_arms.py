@@ -94,6 +94,17 @@ def test_gains_are_over_the_reference(over: Reference | None, arm: str, chosen_f
         assert (row["gain_low"], row["gain"], row["gain_high"]) == pytest.approx((gain, gain, gain))
 
 
+def test_turns_of_a_conversation_are_drawn_together() -> None:
+    arms = timed_arms(**{PLAIN: 1.0, "svip": 0.5})
+    arms[1].runs = [[ArmRun([1, 2], 1, 2, 0.3 + 0.1 * (n // 2), 0.1)] for n in range(6)]
+    both = [BenchPrompt([n], "a", n // 2) for n in range(6)]
+    single = [Arm(arm.name, arm.decode, arm.runs[::2]) for arm in arms]
+    rows = [bench_rows(arms, both, "none")[-1], bench_rows(single, both[::2], "none")[-1]]
+    for name in ("gain", "tokens_per_second", "ratio_to_plain"):
+        ends = [[row[f"{name}{end}"] for end in ("", "_low", "_high")] for row in rows]
+        assert ends[0] == pytest.approx(ends[1])
+
+
 def test_an_output_that_is_over_with_its_first_pass_has_no_speed() -> None:
     """transformers' clock begins with the second one."""
     arms = timed_arms(**{PLAIN: 1.0, "transformers": 0.5})

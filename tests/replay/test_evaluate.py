@@ -26,6 +26,7 @@ from draftgauge.replay import (
 )
 from draftgauge.replay.evaluate import Compared, evaluate_design
 from draftgauge.replay.splits import Design
+from draftgauge.traces.build import select, take
 from draftgauge.traces.costs import CostCurve
 from draftgauge.traces.trace import Trace
 from synthetic import repeating_trace, synthetic_trace
@@ -107,6 +108,22 @@ def test_p_values_are_adjusted_within_a_task_for_what_is_compared(trace: Trace, 
         fixed, *compared = [row for row in rows if row["task"] == task]
         assert fixed["p_holm"] is None
         assert [row["p_holm"] for row in compared] == pytest.approx(holm([row["p_value"] for row in compared]))
+
+
+def test_turns_of_a_conversation_are_drawn_together(trace: Trace, costs: CostCurve) -> None:
+    """A conversation said twice is no second sample."""
+    once = select(trace, [prompt.index < 12 for prompt in trace.prompts])
+    twice = take(once, np.repeat(np.arange(12), 2))
+    numbered = tuple(replace(prompt, index=index) for index, prompt in enumerate(twice.prompts))
+    kept = ("gain", "gain_low", "gain_high", "p_value", "captured_low", "tokens_per_second_high")
+    found = []
+    for each in (once, replace(twice, prompts=numbered, turns=2), replace(twice, prompts=numbered)):
+        row = evaluate(each, costs, {"hf-heuristic": make_policy("hf-heuristic:persistent=false", GAMMA_MAX)})[-1]
+        found.append([row[name] for name in kept])
+        rates = acceptance_by_depth(each)[0]
+        found[-1] += [rates["rate"], rates["low"], rates["high"]]
+    assert found[1] == pytest.approx(found[0])
+    assert found[2][1] > found[0][1]
 
 
 def test_the_captured_share_has_an_interval(rows: dict[tuple[str, str], Row]) -> None:

@@ -52,6 +52,18 @@ def test_the_division_follows_the_prompts_wherever_they_stand(trace: Trace) -> N
     assert list(known.values()) != sorted(known.values())
 
 
+def test_turns_of_a_conversation_stay_together(trace: Trace) -> None:
+    prompts = tuple(
+        replace(prompt, task="chat", identifier=f"{prompt.index // 2}" + "/2" * (prompt.index % 2))
+        for prompt in renamed(trace, "").prompts
+    )
+    split = splits_of(replace(trace, prompts=prompts, turns=2))
+    assert (split[::2] == split[1::2]).all()
+    assert Counter(split.tolist()) == {"train": 24, "validation": 8, "test": 8}
+    apart = splits_of(replace(trace, prompts=prompts))
+    assert (apart[::2] != apart[1::2]).any()
+
+
 @pytest.mark.parametrize(
     ("prompts", "expected"), [(1, (1, 0, 0)), (2, (1, 0, 1)), (3, (2, 0, 1)), (4, (2, 1, 1)), (5, (3, 1, 1))]
 )

@@ -23,10 +23,11 @@ DEFAULT_CONSTANT = 5
 
 @dataclass(frozen=True)
 class BenchPrompt:
-    """A prompt ready to decode."""
+    """A prompt ready to decode; ``conversation`` is the one that it is a turn of, one of its own if None."""
 
     tokens: list[int]
     task: str
+    conversation: int | None = None
 
 
 @dataclass(frozen=True)

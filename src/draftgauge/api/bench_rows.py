@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import zip_longest
 from typing import Any
 
 import numpy as np
@@ -19,6 +21,9 @@ SAME_RUNS = "same runs"
 ASKED = "asked for"
 NO_FIXED = "no fixed length among the policies"
 FIXED = "fixed:"
+
+Conversations = Sequence[Sequence[int]]
+"""Numbers of prompts, those that are turns of one conversation together: resampling draws them so."""
 
 
 @dataclass(frozen=True)
@@ -51,13 +56,13 @@ def bench_rows(
     decoding where there is no fixed length.
     """
     plain = next(arm for arm in arms if arm.name == PLAIN)
-    reference = over or _fastest_fixed(arms, _clocked(arms, range(len(prompts))))
+    reference = over or _fastest_fixed(arms, _together(prompts, _clocked(arms, range(len(prompts)))))
     base = next(arm for arm in arms if arm.name == reference.arm)
     rows = []
     for task in [*(task for task in dict.fromkeys(p.task for p in prompts) if task != ALL_TASKS), ALL_TASKS]:
         chosen = [n for n, p in enumerate(prompts) if task in (p.task, ALL_TASKS)]
         outside = [arm for arm in arms if arm.name.startswith("transformers")]
-        clocked = _clocked(arms, chosen)
+        clocked = _together(prompts, _clocked(arms, chosen))
         best = max(outside, key=lambda arm: _speed(arm, clocked)[0], default=None)
         for arm in arms:
             row = {"policy": arm.name, "compression": compression, "task": task, "prompts": len(chosen)}
@@ -75,6 +80,15 @@ def _clocked(arms: Sequence[Arm], chosen: Sequence[int]) -> Sequence[int]:
     return clocked or chosen
 
 
+def _together(prompts: Sequence[BenchPrompt], chosen: Sequence[int]) -> Conversations:
+    """Prompts by their conversation."""
+    groups: dict[int, list[int]] = {}
+    for n in chosen:
+        conversation = prompts[n].conversation
+        groups.setdefault(~n if conversation is None else conversation, []).append(n)
+    return list(groups.values())
+
+
 def _figures(arm: Arm, plain: Arm, chosen: Sequence[int]) -> dict[str, Any]:
     steps = sum(arm.runs[n][0].steps for n in chosen)
     differing = [_mismatches(arm.runs[n][0].tokens, plain.runs[n][0].tokens) for n in chosen]
@@ -89,7 +103,7 @@ def _figures(arm: Arm, plain: Arm, chosen: Sequence[int]) -> dict[str, Any]:
     }
 
 
-def _speeds(arm: Arm, plain: Arm, best: Arm | None, clocked: Sequence[int]) -> dict[str, Any]:
+def _speeds(arm: Arm, plain: Arm, best: Arm | None, clocked: Conversations) -> dict[str, Any]:
     return {
         **columns("tokens_per_second", _speed(arm, clocked)),
         **columns("ratio_to_plain", _paired_ratio(arm, plain, clocked)),
@@ -98,7 +112,7 @@ def _speeds(arm: Arm, plain: Arm, best: Arm | None, clocked: Sequence[int]) -> d
     }
 
 
-def _fastest_fixed(arms: Sequence[Arm], chosen: Sequence[int]) -> Reference:
+def _fastest_fixed(arms: Sequence[Arm], chosen: Conversations) -> Reference:
     fixed = [arm for arm in arms if arm.name.startswith(FIXED)]
     fastest = max(fixed, key=lambda arm: _speed(arm, chosen)[0], default=None)
     return Reference(PLAIN, NO_FIXED) if fastest is None else Reference(fastest.name, SAME_RUNS)
@@ -109,22 +123,24 @@ def _mismatches(tokens: list[int], reference: list[int]) -> int:
     return sum(a != b for a, b in zip(tokens, reference, strict=False)) + abs(len(tokens) - len(reference))
 
 
-def _speed(arm: Arm, chosen: Sequence[int]) -> Interval:
+def _speed(arm: Arm, chosen: Conversations) -> Interval:
     """Tokens per second with its interval over prompts; the median of the rounds stands for each prompt."""
     return ratio_interval(*_timed(arm, chosen))
 
 
-def _timed(arm: Arm, chosen: Sequence[int]) -> tuple[list[int], list[float]]:
-    """Timed tokens and seconds of each prompt, the median of its rounds."""
-    return [arm.runs[n][0].timed for n in chosen], [float(np.median([r.seconds for r in arm.runs[n]])) for n in chosen]
+def _timed(arm: Arm, chosen: Conversations) -> tuple[list[int], list[float]]:
+    """Timed tokens and seconds, of each prompt the median of its rounds, summed by conversation."""
+    tokens = [sum(arm.runs[n][0].timed for n in turns) for turns in chosen]
+    return tokens, [sum(float(np.median([r.seconds for r in arm.runs[n]])) for n in turns) for turns in chosen]
 
 
-def _paired_ratio(arm: Arm, other: Arm, chosen: Sequence[int]) -> Interval:
+def _paired_ratio(arm: Arm, other: Arm, chosen: Conversations) -> Interval:
     """Median of one arm's speed over another's in the same round, with its 95% interval over prompts."""
-    ratios = np.array(
-        [[_per_second(a) / _per_second(b) for a, b in zip(arm.runs[n], other.runs[n], strict=True)] for n in chosen]
-    )
-    return median_interval(ratios)
+    ratios = [
+        [_per_second(a) / _per_second(b) for n in turns for a, b in zip(arm.runs[n], other.runs[n], strict=True)]
+        for turns in chosen
+    ]
+    return median_interval(np.array(list(zip_longest(*ratios, fillvalue=math.nan))).T)
 
 
 def _per_second(run: ArmRun) -> float:

@@ -171,10 +171,10 @@ def joined_interval(row: Mapping[str, Any], name: str, form: str = "{:.2f}") -> 
     """An estimate with its interval in one cell, e.g. ``1.32 [1.20, 1.41]``; of a single prompt without one."""
     if row.get(name) is None:
         return {}
-    if row.get("prompts") == 1:
+    low, high = (row[name + end] for end in ("_low", "_high"))
+    if row.get("prompts") == 1 or low != low:  # of a single conversation too
         return {name: form.format(row[name])}
-    low, high = (form.format(row[name + end]) for end in ("_low", "_high"))
-    return {name: f"{form.format(row[name])} [{low}, {high}]"}
+    return {name: f"{form.format(row[name])} [{form.format(low)}, {form.format(high)}]"}
 
 
 def save_json(path: Path | None, rows: Iterable[Mapping[str, Any]]) -> None:

@@ -11,7 +11,7 @@ from draftgauge.replay.evaluate import Row, task_masks
 from draftgauge.replay.simulate import prompt_of_rows, sum_by_prompt
 from draftgauge.statistics.bootstrap import RESAMPLES
 from draftgauge.statistics.paired import ratio_interval
-from draftgauge.traces.build import remaining_rows
+from draftgauge.traces.build import conversations, remaining_rows
 from draftgauge.traces.sampled import path_chances
 from draftgauge.traces.trace import Trace
 
@@ -26,20 +26,22 @@ def acceptance_by_depth(trace: Trace, *, resamples: int = RESAMPLES) -> list[Row
 
     Returns:
         Rows with ``compression``, ``task``, ``depth`` (1..gamma_max), ``rate`` with ``low`` and ``high`` (95%,
-        resampled by prompt; None where nothing reached that depth, the interval also of one prompt) and ``positions``,
-        how many did. In a trace of sampled decoding rates are means of chances, and so many positions reach a depth on
-        average.
+        resampled by prompt, the turns of a conversation together; None where nothing reached that depth, the interval
+        also of one prompt) and ``positions``, how many did. In a trace of sampled decoding rates are means of chances,
+        and so many positions reach a depth on average.
     """
-    prompt, count = prompt_of_rows(trace), len(trace.prompts)
+    conversation = conversations(trace)
+    number, count = conversation[prompt_of_rows(trace)], int(conversation.max()) + 1
     chances = path_chances(trace)
     reach = np.nan_to_num(chances.reach)
     both = reach * np.nan_to_num(chances.acceptance)
-    reached = [sum_by_prompt(prompt, column, count) for column in reach.T]  # by depth, each [prompts]
-    accepted = [sum_by_prompt(prompt, column, count) for column in both.T]
+    reached = [sum_by_prompt(number, column, count) for column in reach.T]  # by depth, each [conversations]
+    accepted = [sum_by_prompt(number, column, count) for column in both.T]
     rows: list[Row] = []
     for task, mask in task_masks(trace):
+        chosen = np.unique(conversation[mask])
         for depth, (above, below) in enumerate(zip(accepted, reached, strict=True), start=1):
-            rate, low, high = ratio_interval(above[mask], below[mask], resamples=resamples)
+            rate, low, high = ratio_interval(above[chosen], below[chosen], resamples=resamples)
             rows.append(
                 {
                     "compression": trace.compression,
@@ -48,7 +50,7 @@ def acceptance_by_depth(trace: Trace, *, resamples: int = RESAMPLES) -> list[Row
                     "rate": _defined(rate),
                     "low": _defined(low),
                     "high": _defined(high),
-                    "positions": round(below[mask].sum()),
+                    "positions": round(below[chosen].sum()),
                 }
             )
     return rows

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -19,6 +20,7 @@ from draftgauge.replay.simulate import Replay, context_lengths, prompt_of_rows, 
 from draftgauge.replay.splits import EVERYTHING, Design
 from draftgauge.statistics.bootstrap import TEST_RESAMPLES, columns
 from draftgauge.statistics.paired import holm, paired_gain, paired_share, ratio_interval
+from draftgauge.traces.build import conversations
 from draftgauge.traces.costs import CostCurve
 from draftgauge.traces.repetition import distinct_ratio, prompt_gram_counts
 from draftgauge.traces.trace import Trace
@@ -69,6 +71,7 @@ class _Baselines:
     hindsight: Replay
     two_sources: Replay | None
     grams: NDArray[np.int64]
+    conversation: NDArray[np.int64]
     best_rival: str | None
     rival: Replay | None
 
@@ -102,7 +105,8 @@ def evaluate(
 ) -> list[Row]:
     """One flat row for every policy on every task of a trace, and on all prompts together (task "all").
 
-    Seconds are modelled from the cost curve; intervals are 95%, resampled by prompt. Keys of a row:
+    Seconds are modelled from the cost curve; intervals are 95%, resampled by prompt, the turns of a conversation
+    together. Keys of a row:
 
     * ``policy``, ``compression``, ``task``, ``split``, ``prompts``, ``steps``, ``tokens``;
     * ``tuned``: whether its parameters were chosen for this cost curve, on the prompts of ``best_fixed_from``;
@@ -288,6 +292,7 @@ def _baselines(
         hindsight=outcomes.get(HINDSIGHT) or hindsight_optimum(trace, costs).replay,
         two_sources=outcomes.get(HINDSIGHT_BOTH),
         grams=prompt_gram_counts(trace),
+        conversation=conversations(trace),
         best_rival=best_rival,
         rival=None if best_rival is None else outcomes[best_rival],
     )
@@ -295,23 +300,30 @@ def _baselines(
 
 def _measures(outcome: Replay, baselines: _Baselines, mask: NDArray[np.bool_], resamples: int) -> Row:
     """The figures of a row, over the prompts in ``mask``."""
-    tokens, seconds = outcome.committed[mask], outcome.seconds[mask]
+    numbers = np.unique(baselines.conversation[mask], return_inverse=True)[1].reshape(-1)
+
+    def summed(values: NDArray[Any]) -> NDArray[np.float64]:
+        """By conversation: its turns are no prompts of their own to draw."""
+        return np.bincount(numbers, values[mask])
+
+    tokens, seconds = summed(outcome.committed), summed(outcome.seconds)
     steps, drafted = (counts[mask].sum().item() for counts in (outcome.steps, outcome.drafted))  # or expectations
     proposed = drafted + (outcome.appended - outcome.trimmed)[mask].sum().item()
     speed = ratio_interval(tokens, seconds, resamples=resamples)
     fixed, bound = baselines.best_fixed, baselines.hindsight
-    gain = paired_gain(tokens, seconds, fixed.committed[mask], fixed.seconds[mask], resamples=resamples)
-    share = paired_share(seconds, fixed.seconds[mask], bound.seconds[mask], tokens, resamples=resamples)
+    fixed_seconds = summed(fixed.seconds)
+    gain = paired_gain(tokens, seconds, summed(fixed.committed), fixed_seconds, resamples=resamples)
+    share = paired_share(seconds, fixed_seconds, summed(bound.seconds), tokens, resamples=resamples)
     rival = baselines.rival
     over_rival: tuple[float | None, ...] = (None, None, None)
     if rival is not None:
-        over_rival = paired_gain(tokens, seconds, rival.committed[mask], rival.seconds[mask], resamples=resamples)[:3]
+        base = summed(rival.committed), summed(rival.seconds)
+        over_rival = paired_gain(tokens, seconds, *base, resamples=resamples)[:3]
     captured = share if not math.isnan(share.estimate) else (None, None, None)
     both = None
     if baselines.two_sources is not None:
-        both = paired_share(
-            seconds, fixed.seconds[mask], baselines.two_sources.seconds[mask], tokens, resamples=resamples
-        ).estimate
+        top = summed(baselines.two_sources.seconds)
+        both = paired_share(seconds, fixed_seconds, top, tokens, resamples=resamples).estimate
     text = float(outcome.accepted_text[mask].sum())
     return {
         "prompts": int(mask.sum()),

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from draftgauge.core.errors import TraceError
 from draftgauge.core.prompts import SPLITS, TEST, TRAIN, VALIDATION
-from draftgauge.traces.build import select
+from draftgauge.traces.build import conversations, select
 from draftgauge.traces.trace import PromptInfo, Trace
 
 EVERYTHING = "all"
@@ -60,13 +60,15 @@ def splits_of(trace: Trace) -> NDArray[np.str_]:
 
     Where prompts name "train", what they name. Elsewhere 60% train, 20% validation and 20% test of every task, in the
     order of a hash of ``task/identifier``: the same for every compression, draft and machine, and whatever other tasks
-    the trace holds.
+    the trace holds. The turns of a conversation stay together, where its first one belongs.
     """
     if names_splits(trace):
         return np.array([prompt.split for prompt in trace.prompts])
-    splits = np.full(len(trace.prompts), VALIDATION)
-    tasks = np.array([prompt.task for prompt in trace.prompts])
-    digests = np.array([hashlib.sha256(key.encode()).hexdigest() for key in prompt_keys(trace)])
+    conversation = conversations(trace)
+    first = [trace.prompts[row] for row in np.unique(conversation, return_index=True)[1]]
+    splits = np.full(len(first), VALIDATION)
+    tasks = np.array([prompt.task for prompt in first])
+    digests = np.array([hashlib.sha256(prompt_key(prompt).encode()).hexdigest() for prompt in first])
     for task in np.unique(tasks):
         members = np.flatnonzero(tasks == task)
         shuffled = members[np.argsort(digests[members], kind="stable")]
@@ -75,7 +77,7 @@ def splits_of(trace: Trace) -> NDArray[np.str_]:
         training = max(round(TRAIN_SHARE * len(members)), 1)
         splits[shuffled[:training]] = TRAIN
         splits[shuffled[len(members) - testing :]] = TEST
-    return splits
+    return splits[conversation]
 
 
 def split_trace(trace: Trace, split: str, least: int = MIN_PROMPTS, why: str = "", *, fixed: bool = False) -> Trace:

@@ -15,6 +15,7 @@ from draftgauge.replay.simulate import Replay, context_lengths, replay, replay_l
 from draftgauge.replay.splits import Design
 from draftgauge.serving.engines import FIXED, P_MIN, PLAIN, fixed_length, p_min_of
 from draftgauge.statistics.paired import gain_resamples, ratio_interval
+from draftgauge.traces.build import conversations
 from draftgauge.traces.costs import CostCurve
 from draftgauge.traces.trace import Trace
 
@@ -152,8 +153,10 @@ class _Prompts:
 def _outcome(setting: str, judged: _Prompts, chosen_on: _Prompts) -> SettingOutcome:
     outcome, seconds = judged.run(setting)
     chosen_seconds = seconds if chosen_on is judged else chosen_on.run(setting)[1]
-    ratio = ratio_interval(judged.plain, seconds)
-    _, gains = gain_resamples(outcome.committed, seconds, outcome.committed, judged.plain)
+    conversation = conversations(judged.trace)
+    spent, plain, tokens = (np.bincount(conversation, part) for part in (seconds, judged.plain, outcome.committed))
+    ratio = ratio_interval(plain, spent)
+    _, gains = gain_resamples(tokens, spent, tokens, plain)
     steps, drafted = float(outcome.steps.sum()), float(outcome.drafted.sum())
     return SettingOutcome(
         setting=setting,

@@ -71,6 +71,14 @@ def remaining_rows(offsets: NDArray[np.int64]) -> NDArray[np.int64]:
     return rest
 
 
+def conversations(trace: Trace) -> NDArray[np.int64]:
+    """``[prompts]`` number of the conversation that each is a turn of, from 0 on; mostly there is one turn."""
+    if trace.turns == 1:
+        return np.arange(len(trace.prompts))
+    numbers = np.unique([prompt.index // trace.turns for prompt in trace.prompts], return_inverse=True)[1]
+    return numbers.reshape(-1).astype(np.int64)
+
+
 def select(trace: Trace, keep: ArrayLike) -> Trace:
     """The prompts for which ``keep`` (``[prompts]`` bool) is true, in their order.
 

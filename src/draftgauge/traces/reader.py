@@ -69,6 +69,7 @@ def read_trace(
         gamma_max=manifest.gamma_max,
         max_new_tokens=manifest.max_new_tokens,
         compression=manifest.target.compression,
+        turns=manifest.rendering.turns,
         **{name: columns[name] for name in COLUMNS},
     )
     check_rows(trace, remaining_rows(trace.offsets), str(folder))

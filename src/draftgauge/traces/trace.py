@@ -95,6 +95,7 @@ class Trace:
         compression: of the target, by name.
         sampled: only of sampled decoding: the chances behind the drafts. The output then is one drawn from the target,
             and the columns above hold one draw of the drafts, which any policy may be walked over like a greedy trace.
+        turns: prompts whose indices agree when divided by it are turns of one conversation.
     """
 
     prompts: tuple[PromptInfo, ...]
@@ -111,6 +112,7 @@ class Trace:
     max_new_tokens: int
     compression: str = "none"
     sampled: SampledDrafts | None = None
+    turns: int = 1
     derived: dict[str, Any] = field(default_factory=dict, init=False, compare=False, repr=False)
     """What was computed from the other columns, by name, so that it is computed once."""
 
