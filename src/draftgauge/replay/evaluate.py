@@ -304,7 +304,7 @@ def _measures(outcome: Replay, baselines: _Baselines, mask: NDArray[np.bool_], r
 
     def summed(values: NDArray[Any]) -> NDArray[np.float64]:
         """By conversation: its turns are no prompts of their own to draw."""
-        return np.bincount(numbers, values[mask])
+        return np.bincount(numbers, values[mask]).astype(np.float64)
 
     tokens, seconds = summed(outcome.committed), summed(outcome.seconds)
     steps, drafted = (counts[mask].sum().item() for counts in (outcome.steps, outcome.drafted))  # or expectations
