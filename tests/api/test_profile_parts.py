@@ -205,7 +205,10 @@ def test_a_part_that_fails_is_named_and_the_others_are_kept(
 
 def test_nobody_else_goes_on_with_one_of_several_runs(models: dict[str, Any], tmp_path: Path) -> None:
     (tmp_path / "bf16").mkdir()
-    with only_writer(tmp_path / "bf16"), pytest.raises(DraftgaugeError, match=r"another process is writing into .*bf16"):
+    with (
+        only_writer(tmp_path / "bf16"),
+        pytest.raises(DraftgaugeError, match=r"another process is writing into .*bf16"),
+    ):
         record(models, tmp_path, compression="none,bf16")
 
 

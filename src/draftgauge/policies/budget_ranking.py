@@ -9,6 +9,9 @@ from typing import Protocol
 
 import numpy as np
 from numpy.typing import NDArray
+from scipy.optimize import isotonic_regression
+
+from draftgauge.policies.base import DecisionSeconds
 
 KEEPS = 0.98  # of what was reached before, at every step: the rate follows the last fifty
 
@@ -48,35 +51,59 @@ class PassCosts(Protocol):
         """Seconds of a step outside its passes."""
         ...
 
+    def ragged_verify_seconds(self, batch: int, padded: NDArray[np.int64]) -> NDArray[np.float64]:
+        """Seconds that so many places of padding add to verification."""
+        ...
+
+    def ranking_seconds(self, batch: int, steps: int, ranked: int) -> float:
+        """Seconds of ranking in some steps, with so many rankings of a request in all."""
+        ...
+
 
 class _Prices:
     """The costs at one context length, as lists: looked up many times a step."""
 
-    def __init__(self, costs: PassCosts, batch: int, context: int) -> None:
+    def __init__(self, costs: PassCosts, batch: int, context: int, deciding: float) -> None:
+        """Tabulate, ``deciding`` being the seconds that a drafted token takes besides its passes."""
         requests = np.arange(1, batch + 1)
         tokens = np.arange(batch, batch * (costs.gamma_max + 1) + 1)
-        asking = costs.asking_seconds(requests)
-        self.verify: list[float] = costs.verify_seconds(batch, tokens, context).tolist()
-        """Verification, by tokens beyond one of each request."""
-        self.draft: list[float] = [0.0, *(costs.draft_seconds(requests, requests, context) + asking).tolist()]
+        besides = costs.asking_seconds(requests) + deciding * requests
+        measured = costs.verify_seconds(batch, tokens, context)
+        self.verify: list[float] = isotonic_regression(measured).x.tolist()
+        """Verification, by tokens beyond one of each request; more take no less time."""
+        self.draft: list[float] = [0.0, *(costs.draft_seconds(requests, requests, context) + besides).tolist()]
         """A step's first draft pass, by requests, each reading one new token."""
-        self.draft_two: list[float] = [0.0, *(costs.draft_seconds(requests, 2 * requests, context) + asking).tolist()]
+        self.draft_two: list[float] = [0.0, *(costs.draft_seconds(requests, 2 * requests, context) + besides).tolist()]
         """Likewise, each reading two new tokens."""
-        self.onward: list[float] = [0.0, *(costs.onward_seconds(requests, context) + asking).tolist()]
+        self.onward: list[float] = [0.0, *(costs.onward_seconds(requests, context) + besides).tolist()]
         """A later draft pass, by requests."""
 
 
 class BudgetRanking:
     """Ranks the tokens of one step after another, and says which of them pay."""
 
-    def __init__(self, costs: PassCosts, batch: int) -> None:
-        """Start a ranking for up to ``batch`` requests."""
-        self._costs, self._batch = costs, batch
+    def __init__(
+        self, costs: PassCosts, batch: int, ahead: Sequence[Sequence[float]], decision: DecisionSeconds
+    ) -> None:
+        """Start a ranking.
+
+        Args:
+            costs: of passes.
+            batch: the most requests at once.
+            ahead: entry ``j`` is of :func:`tokens_ahead`, for ``j = 0 .. gamma_max - 1``.
+            decision: what the chances take, for each request.
+        """
+        self._costs, self._batch, self._ahead = costs, batch, ahead
+        self._deciding = decision.token + costs.ranking_seconds(batch, 0, 1)
         self._prices: dict[int, _Prices] = {}
         self._prices_at: dict[int, _Prices] = {}
-        self._rest: list[float] = [0.0, *costs.step_seconds(np.arange(1, batch + 1)).tolist()]
+        requests = np.arange(1, batch + 1)
+        once = costs.ranking_seconds(batch, 1, 0)
+        each = decision.step + costs.ranking_seconds(batch, 0, 1)
+        self._rest: list[float] = [0.0, *(costs.step_seconds(requests) + once + each * requests).tolist()]
         self._longest = costs.gamma_max * batch
-        self._planned = 0
+        self._ragged: list[float] = costs.ragged_verify_seconds(batch, np.arange(self._longest + 1)).tolist()
+        self._depth = self._planned = 0
         self._spent = self._price(costs.contexts[0]).verify[0] + self._rest[batch]
         self._tokens, self._seconds = float(batch), self._spent  # as without drafts
 
@@ -88,7 +115,8 @@ class BudgetRanking:
     def begin(self, requests: int, context: int) -> None:
         """Begin a step of some requests, the longest of ``context`` tokens."""
         self._now = self._price(context)
-        self._planned = 0
+        self._requests = requests
+        self._depth = self._planned = 0
         self._spent = self._rest[requests]
 
     def admitted(self, chances: Mapping[int, float], backlog: Mapping[int, int] | None) -> list[int]:
@@ -99,18 +127,29 @@ class BudgetRanking:
             backlog: what each takes in, in the first pass of a step; None later.
         """
         ranked = sorted(chances, key=lambda slot: -chances[slot])[: self._longest - self._planned]
+        now, rate, planned, ragged = self._now, self.rate, self._planned, self._ragged
+        verify, ahead = now.verify, self._ahead[self._depth]
+        missing = self._requests * self._depth - planned  # tokens that would make all drafts as long as the longest
+        verified = verify[planned] + ragged[missing]
         best, worth, gain, fed, price = 0, 0.0, 0.0, 0, 0.0
         for count, slot in enumerate(ranked, start=1):
             gain += chances[slot]
+            onward, others = now.onward[count], self._requests - count
             if backlog is None:
-                pass_ = self._now.onward[count]
+                pass_ = onward
             else:
                 fed += min(backlog[slot], 2)
-                more = (fed / count - 1) * (self._now.draft_two[count] - self._now.draft[count])
-                pass_ = self._now.draft[count] + more
-            seconds = pass_ + self._now.verify[self._planned + count] - self._now.verify[self._planned]
-            if gain - self.rate * seconds > worth:
-                best, worth, price = count, gain - self.rate * seconds, pass_
+                more = (fed / count - 1) * (now.draft_two[count] - now.draft[count])
+                pass_ = now.draft[count] + more
+            drafting, total, padded = pass_ - verified, planned, missing
+            for tokens in ahead:
+                total += count
+                padded += others
+                value = gain * tokens - rate * (drafting + verify[total] + ragged[padded])
+                if value > worth:
+                    best, worth, price = count, value, pass_
+                drafting += onward
+        self._depth += 1
         self._planned += best
         self._spent += price
         return sorted(ranked[:best])
@@ -122,16 +161,19 @@ class BudgetRanking:
             stands: by request, the chances that its drafted tokens stand, one after the other.
         """
         ranked = sorted(((stand, slot) for slot, own in stands.items() for stand in own), reverse=True)
-        rate, seconds = self.rate, self._now.verify
-        best, gain, worth = 0, 0.0, -rate * seconds[0]
-        for count, (stand, _) in enumerate(ranked, start=1):
+        rate, verify, ragged = self.rate, self._now.verify, self._ragged
+        counts, longest = dict.fromkeys(stands, 0), 0
+        best, gain, worth, seconds = 0, 0.0, -rate * verify[0], verify[0]
+        for count, (stand, slot) in enumerate(ranked, start=1):
             gain += stand
-            if gain - rate * seconds[count] > worth:
-                best, worth = count, gain - rate * seconds[count]
-        counts = dict.fromkeys(stands, 0)
-        for _, slot in ranked[:best]:
             counts[slot] += 1
-        self._spent += seconds[best]
+            longest = max(longest, counts[slot])
+            now = verify[count] + ragged[len(counts) * longest - count]
+            if gain - rate * now > worth:
+                best, worth, seconds = count, gain - rate * now, now
+        for _, slot in ranked[best:]:
+            counts[slot] -= 1
+        self._spent += seconds
         self._tokens, self._seconds = KEEPS * self._tokens, KEEPS * self._seconds + self._spent
         return counts
 
@@ -145,6 +187,21 @@ class BudgetRanking:
             measured = self._costs.contexts
             node = min(range(len(measured)), key=lambda i: abs(measured[i] - context))
             if node not in self._prices:
-                self._prices[node] = _Prices(self._costs, self._batch, measured[node])
+                self._prices[node] = _Prices(self._costs, self._batch, measured[node], self._deciding)
             self._prices_at[context] = self._prices[node]
         return self._prices_at[context]
+
+
+def tokens_ahead(onward: Sequence[float], horizon: int, gamma_max: int) -> list[list[float]]:
+    """Entry ``j`` holds ``A_ji``, the tokens that drafting ``i = 1, 2, ..`` more ones after ``j`` brings for each that
+    the first of them does, see :mod:`draftgauge.policies.stopping`.
+
+    Args:
+        onward: ``[gamma_max]`` how often token ``d + 1`` of a draft stood where the ``d`` before it did.
+        horizon: tokens looked ahead, at least 1.
+        gamma_max: longest draft.
+    """
+    return [
+        np.cumprod([1.0, *onward[drafted + 1 : min(drafted + horizon, gamma_max)]]).cumsum().tolist()
+        for drafted in range(gamma_max)
+    ]

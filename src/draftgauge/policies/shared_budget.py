@@ -2,15 +2,17 @@
 
 In a batch, drafts compete: a token drafted for one request takes time that another request's token could have used. So
 at every depth the requests are ranked by the chance that their next token would be committed, ``S_j m_j``, and as many
-of the first of them draft as raise committed tokens per second: those with
+of the first of them draft as raise committed tokens per second: those with the greatest
 
-    ``sum of S_j m_j  >  rate (seconds of the pass + what verifying one more token of each takes)``.
+    ``A_ji sum of S_j m_j  -  rate (seconds of i passes + what verifying i more tokens of each takes)``,
 
-After drafting, the drafted tokens of all requests are ranked by the chance ``S_j`` that they stand, and as many of the
-first of them are verified as pay for it likewise; the chance never rises along a draft, so every request keeps a prefix
-of its own. ``rate`` is what the batch has reached so far, as Dinkelbach's iteration has it (see
-:mod:`draftgauge.policies.stopping`); chances come from that policy's calibrated models, seconds from costs measured
-for batches.
+if it is above 0 for some ``i``, the number of tokens that they would go on for; ``A_ji`` is as of
+:mod:`draftgauge.policies.stopping`. Verification takes longer where requests have fewer tokens than the one with the
+most, so leaving a request out has a price too. After drafting, the drafted tokens of all requests are ranked by the
+chance ``S_j`` that they stand, and as many of the first of them are verified as pay for it likewise; the chance never
+rises along a draft, so every request keeps a prefix of its own. ``rate`` is what the batch has reached so far, deciding
+and ranking included, as Dinkelbach's iteration has it; chances come from the calibrated models of ``stopping``, seconds
+from costs measured for batches.
 
 vLLM prunes the drafts of a parallel drafter by confidence across requests (pull request 47808), SGLang likewise (pull
 request 36136).
@@ -25,7 +27,7 @@ from draftgauge.core.errors import DraftgaugeError
 from draftgauge.core.signals import Reads
 from draftgauge.policies.base import Policy, Signal, Step, begin, decision_of
 from draftgauge.policies.batch import Opening
-from draftgauge.policies.budget_ranking import BudgetRanking, PassCosts
+from draftgauge.policies.budget_ranking import BudgetRanking, PassCosts, tokens_ahead
 from draftgauge.policies.stopping import ThroughputStopping
 
 
@@ -53,7 +55,9 @@ class SharedBudget:
             self._trackers.append(policy)
         self.reads: Reads = self._trackers[0].reads
         self.decision = decision_of(policies[0])
-        self._ranking = BudgetRanking(costs, len(policies))
+        numbers = self._trackers[0].numbers
+        ahead = tokens_ahead(numbers.onward, numbers.horizon, costs.gamma_max)
+        self._ranking = BudgetRanking(costs, len(policies), ahead, self.decision)
         self._stands: dict[int, list[float]] = {}
 
     def begin(self, slot: int, prompt_tokens: Sequence[int]) -> None:
