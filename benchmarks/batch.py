@@ -110,7 +110,12 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--out", type=Path, default=Path("docs/results"))
     parser.add_argument("--minutes", type=float, default=6.0, help="for decoding live; two rounds at least")
-    parser.add_argument("--samples", type=int, default=6, help="samples of every kind of pass before the rounds, by which policies decide; as `profile` takes")
+    parser.add_argument(
+        "--samples",
+        type=int,
+        default=6,
+        help="samples of every kind of pass before the rounds, by which policies decide; as `profile` takes",
+    )
     parser.add_argument("--per-task", type=int, default=4)
     parser.add_argument("--max-new-tokens", type=int, default=64)
     parser.add_argument("--gamma-max", type=int, default=8)
