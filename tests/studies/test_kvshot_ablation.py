@@ -61,6 +61,15 @@ def test_differences_are_paired_by_seed(tmp_path: Path) -> None:
     assert (rows["head frozen"]["difference"], rows["head frozen"]["seeds"]) == (pytest.approx(-0.25), 2)
     assert rows["without the three"]["difference"] == pytest.approx(0.5)
     assert rows["without the three"]["least"] == pytest.approx(0.5)
+    assert [name for name, row in rows.items() if row["best"]] == ["head frozen"]
+    for job in jobs:  # a seed that only some arms have run says nothing of which is best
+        if job.base.seed == 2 and job.arm.name != AS_IT_STANDS:
+            job.path.unlink(missing_ok=True)
+        elif job.arm.name == "head frozen":
+            job.path.write_text(json.dumps({"identity": job.identity(), "validation_kl": [2.5] * 7}))
+    rows = {row["ablation"]: row for row in ablation_rows(jobs)}
+    assert rows["head frozen"]["validation_kl"] > rows["adamw"]["validation_kl"] < rows[AS_IT_STANDS]["validation_kl"]
+    assert rows[AS_IT_STANDS]["best"]
     with pytest.raises(DraftgaugeError, match="other settings"):
         read_ablation(replace(jobs[0], fingerprint="another"))
     jobs[0].path.write_text("{")

@@ -12,6 +12,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from draftgauge.core.errors import DraftgaugeError
 from draftgauge.training.loop import Batches, LossFunction, Phase, Plan, autocast_dtype, train
 
 VOCABULARY = 16
@@ -93,6 +94,21 @@ def test_a_killed_run_resumes_exactly(phases: list[Phase], tmp_path: Path, kille
     assert state["step"] == PLAN.steps
     for (name, one), other in zip(straight.named_parameters(), resumed.parameters(), strict=True):
         assert torch.equal(one, other), name
+
+
+def test_a_folder_that_holds_another_training(phases: list[Phase], tmp_path: Path) -> None:
+    model = Bigrams()
+    train(model, loss_of(model), phases, PLAN, tmp_path)
+    other = replace(PLAN, seed=1, tokens=2 * PLAN.tokens)
+    with pytest.raises(DraftgaugeError, match="tokens 2560 there, 5120 here; seed 0 there, 1 here"):
+        train(model, loss_of(model), phases, other, tmp_path)
+    (weights,) = tmp_path.glob("step-*/weights.safetensors")
+    weights.write_bytes(weights.read_bytes()[:99])
+    with pytest.raises(DraftgaugeError, match=r"cannot be read .*: remove that folder"):
+        train(model, loss_of(model), phases, PLAN, tmp_path)
+    weights.unlink()
+    with pytest.raises(DraftgaugeError, match="cannot be read"):
+        train(model, loss_of(model), phases, PLAN, tmp_path)
 
 
 def test_every_step_sees_the_same_number_of_tokens(phases: list[Phase]) -> None:

@@ -160,6 +160,20 @@ def test_other_answers_than_asked_for_are_refused(request_: TrainingSpec, change
         prepared(replace(request_, **change))  # type: ignore[arg-type]
 
 
+def test_plain_text_can_be_a_users_message(request_: TrainingSpec) -> None:
+    tokenizer = tiny_tokenizer(chat=True)
+
+    def first(**changes: Any) -> str:
+        return str(tokenizer.decode(prompt_tokens(replace(request_, **changes), tokenizer, 99)[0]))
+
+    assert first() == "Number 0 please"
+    assert first(chat=True) == "<user>Number 0 please<assistant>"
+    assert first(chat=True, system="Count") == "<system>Count<user>Number 0 please<assistant>"
+    assert "chat" not in request_.identity()  # earlier runs go on
+    assert replace(request_, chat=True).identity()["chat"]
+    assert source_of(request_) != source_of(replace(request_, chat=True))
+
+
 def test_test_prompts_are_not_learned_from(request_: TrainingSpec) -> None:
     assert request_.prompts is not None
     whole = source_of(request_)
@@ -170,6 +184,40 @@ def test_test_prompts_are_not_learned_from(request_: TrainingSpec) -> None:
     assert [tokenizer.decode(tokens) for tokens in prompt_tokens(request_, tokenizer, 99)] == ["train"]
     assert source_of(request_).endswith("first 3000, split train")
     assert whole.endswith("first 3000")
+
+
+def test_prompts_that_leave_no_room_are_told(request_: TrainingSpec) -> None:
+    assert request_.prompts is not None
+    tokenizer = tiny_tokenizer()
+
+    def found(*lengths: int, longest: int = 30, **changes: Any) -> int:
+        assert request_.prompts is not None
+        request_.prompts.write_text("".join(json.dumps({"prompt": "a" * length}) + "\n" for length in lengths))
+        return len(prompt_tokens(replace(request_, **changes), tokenizer, longest))
+
+    with pytest.warns(UserWarning, match="1 of 3 prompts are left out: they are longer than the 30 tokens"):
+        assert found(5, 31, 30) == 2
+    with pytest.warns(UserWarning, match=r"the first 3000 of the 3001 training prompts in .* --questions none"):
+        assert found(*[3] * 3001) == 3000
+    assert found(*[3] * 3001, questions=None) == 3001
+    with pytest.raises(DraftgaugeError, match="every prompt is longer than the 30 tokens"):
+        found(31)
+    with pytest.raises(DraftgaugeError, match="no answer would begin within the first 12 tokens"):
+        found(12, 20, length=12)
+    with pytest.raises(DraftgaugeError, match="new_tokens 6 leave no room for a prompt"):
+        found(5, longest=-2)
+
+
+def test_a_prompt_that_cannot_be_encoded_is_named(request_: TrainingSpec) -> None:
+    assert request_.prompts is not None
+    tokenizer = tiny_tokenizer(chat=True)
+    tokenizer.chat_template = (
+        "{% for m in messages %}{% if m.role == 'tool' %}{{ raise_exception('a tool') }}{% endif %}x{% endfor %}"
+    )
+    lines = [{"id": f"p{n}", "messages": [{"role": role, "content": "hi"}]} for n, role in enumerate(["user", "tool"])]
+    request_.prompts.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    with pytest.raises(DraftgaugeError, match=r"prompts\.jsonl, prompt p1: .* a tool"):
+        prompt_tokens(request_, tokenizer, 30)
 
 
 def test_answers_of_another_target_are_refused(request_: TrainingSpec, tmp_path: Path) -> None:

@@ -294,6 +294,14 @@ def test_the_rate_rises_and_falls_as_a_cosine() -> None:
     assert TrainingSpec(steps=1).rate(0, 4096) == pytest.approx(default_rate(4096)) == pytest.approx(1.25e-4)
 
 
+def test_answers_that_begin_too_late_are_told(base: TrainingSpec, tmp_path: Path) -> None:
+    assert base.prompts is not None
+    prompts = tmp_path / "prompts.jsonl"
+    prompts.write_text("".join(json.dumps({"prompt": "a" * length}) + "\n" for length in (9, 9, 9, 9, 50, 60)))
+    with pytest.warns(UserWarning, match="2 of 6 answers are not trained on"):
+        train_drafter(replace(base, prompts=prompts, answers=None, length=40, steps=1), tmp_path / "run")
+
+
 def test_a_second_training_in_one_folder_is_refused(base: TrainingSpec, tmp_path: Path) -> None:
     out = tmp_path / "run"
     out.mkdir()

@@ -9,7 +9,7 @@ from torch import Generator
 
 from draftgauge.core.errors import DraftgaugeError, PromptError
 from draftgauge.models.base import ModelSpec
-from draftgauge.models.spec import context_note
+from draftgauge.models.spec import check_tokens, context_note
 from draftgauge.verification import Sampling
 
 Detokenize = Callable[[list[int]], str]
@@ -58,11 +58,13 @@ def check_request(
 
     Raises:
         PromptError: if the prompt is empty.
+        ModelError: if it holds tokens that the target has not.
         DraftgaugeError: if prompt and output together are longer than the model takes, or a sampled output lacks its
             generator.
     """
     if not prompt_tokens:
         raise PromptError("the prompt is empty: give it at least one token")
+    check_tokens(spec, prompt_tokens)
     length = len(prompt_tokens) + settings.max_new_tokens
     if length > spec.context:
         excess = length - spec.context

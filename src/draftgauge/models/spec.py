@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -84,6 +85,15 @@ def check_context(spec: ModelSpec, length: int) -> None:
         raise ModelError(
             f"a sequence of {length} tokens exceeds the {spec.context} that this {spec.family} model takes"
             f"{context_note(spec)}: shorten the prompt or ask for fewer new tokens"
+        )
+
+
+def check_tokens(spec: ModelSpec, tokens: Sequence[int]) -> None:
+    """Raise ``ModelError`` if a text holds tokens that the model has not."""
+    if (highest := max(tokens)) >= spec.vocabulary:
+        raise ModelError(
+            f"the text holds token {highest}, and this {spec.family} model has {spec.vocabulary}, counted from 0: the "
+            "tokenizer is of another model, or had tokens added that this model was not given"
         )
 
 

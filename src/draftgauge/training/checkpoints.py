@@ -9,9 +9,11 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
+from draftgauge.core.errors import DraftgaugeError
 from draftgauge.core.files import atomic_write_text
 
 LATEST = "latest.json"
@@ -45,15 +47,25 @@ def save_checkpoint(
 def load_checkpoint(
     folder: Path, model: nn.Module, optimizers: Sequence[torch.optim.Optimizer]
 ) -> dict[str, Any] | None:
-    """Restore the folder's newest checkpoint in place and return its JSON state; None if it has no checkpoint."""
+    """Restore the folder's newest checkpoint in place and return its JSON state; None if it has no checkpoint.
+
+    Raises:
+        DraftgaugeError: if a file of it is missing or damaged.
+    """
     if not (folder / LATEST).exists():
         return None
-    checkpoint = folder / json.loads((folder / LATEST).read_text())["checkpoint"]
-    weights = load_file(checkpoint / "weights.safetensors")
+    try:
+        checkpoint = folder / json.loads((folder / LATEST).read_text())["checkpoint"]
+        weights = load_file(checkpoint / "weights.safetensors")
+        tensors = load_file(checkpoint / "optimizers.safetensors")
+        state: dict[str, Any] = json.loads((checkpoint / "state.json").read_text())
+    except (OSError, ValueError, KeyError, SafetensorError) as error:
+        raise DraftgaugeError(
+            f"the checkpoint in {folder} cannot be read ({error}): remove that folder, and the training begins anew"
+        ) from error
     with torch.no_grad():
         for name, parameter in model.named_parameters():
             parameter.copy_(weights[name])
-    tensors = load_file(checkpoint / "optimizers.safetensors")
     for n, optimizer in enumerate(optimizers):
         current = optimizer.state_dict()
         current["state"] = {}
@@ -62,5 +74,4 @@ def load_checkpoint(
             if int(owner) == n:
                 current["state"].setdefault(int(index), {})[name] = value
         optimizer.load_state_dict(current)
-    state: dict[str, Any] = json.loads((checkpoint / "state.json").read_text())
     return state

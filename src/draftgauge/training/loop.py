@@ -19,6 +19,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
+from draftgauge.core.errors import DraftgaugeError
 from draftgauge.training.checkpoints import load_checkpoint, save_checkpoint
 from draftgauge.training.optimise import Schedule, optimise
 
@@ -172,6 +173,19 @@ class TrainingLog:
         self.report(row)
 
 
+def _check_plan(folder: Path, state: dict[str, Any], plan: Plan) -> None:
+    begun = state.get("plan", {})
+    off = [
+        f"{name} {begun[name]} there, {value} here"
+        for name, value in asdict(plan).items()
+        if begun.get(name, value) != value
+    ]
+    if off:
+        raise DraftgaugeError(
+            f"{folder} holds another training ({'; '.join(off)}): choose another folder, or ask for the same"
+        )
+
+
 def train(
     model: nn.Module,
     loss_function: LossFunction,
@@ -189,10 +203,14 @@ def train(
         plan: tokens, rates and batch.
         folder: for checkpoints and ``log.jsonl``.
         report: told ``{"step", "steps", "loss", "tokens_per_second", "seconds_left"}`` every ten steps.
+
+    Raises:
+        DraftgaugeError: if the folder holds a training with another plan.
     """
     device = next(model.parameters()).device
     optimizers = optimizers_for(model, plan)
     state = load_checkpoint(folder, model, optimizers) or {"step": 0, "tokens": 0, "seconds": 0.0, "loss": math.nan}
+    _check_plan(folder, state, plan)
     batches, log = Batches(phases, plan), TrainingLog(folder, plan, report)
 
     def backward(step: int) -> None:

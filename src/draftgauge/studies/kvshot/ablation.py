@@ -185,9 +185,16 @@ def ablation_rows(jobs: Sequence[AblationJob]) -> list[Row]:
         if pairs and name != AS_IT_STANDS:
             row |= {"difference": float(np.mean(pairs)), "least": min(pairs), "most": max(pairs)}
         rows.append(row)
-    best = {design: min(_kls(rows, design)) for design in dict.fromkeys(row["design"] for row in rows)}
-    return [row | {"best": row["validation_kl"] == best[row["design"]]} for row in rows]
+    best = _best(by_arm)
+    return [row | {"best": (row["design"], row["ablation"]) in best} for row in rows]
 
 
-def _kls(rows: Sequence[Row], design: str) -> list[float]:
-    return [row["validation_kl"] for row in rows if row["design"] == design]
+def _best(by_arm: Mapping[tuple[str, str], Mapping[int, list[float]]]) -> set[tuple[str, str]]:
+    """The arms of least KL of their designs, on the seeds that all arms of a design have; none where there is none."""
+    best: set[tuple[str, str]] = set()
+    for design in dict.fromkeys(design for design, _ in by_arm):
+        arms_of_it = {key: by_seed for key, by_seed in by_arm.items() if key[0] == design}
+        shared = set.intersection(*(set(by_seed) for by_seed in arms_of_it.values()))
+        kls = {key: float(np.mean([by_seed[seed] for seed in shared])) for key, by_seed in arms_of_it.items() if shared}
+        best |= {key for key, kl in kls.items() if kl == min(kls.values())}
+    return best

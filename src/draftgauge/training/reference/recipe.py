@@ -20,6 +20,7 @@ from torch import nn
 from transformers import PreTrainedTokenizerFast, Qwen3ForCausalLM
 
 from draftgauge.core.children import deaf_to_interrupts, process_pool
+from draftgauge.core.files import atomic_write_text
 from draftgauge.core.provenance import environment, timestamp
 from draftgauge.models.quiet import no_bars
 from draftgauge.training.allocator import keep_freed_memory
@@ -159,7 +160,7 @@ def train_drafts(
     cache = work / "answers.json"
     if not cache.exists():
         questions = data.training_questions(recipe.questions, recipe.seed)
-        cache.write_text(json.dumps(_answered_apart(target, tokens, questions, work, report)))
+        atomic_write_text(cache, json.dumps(_answered_apart(target, tokens, questions, work, report)))
     mixed = {**texts, ANSWERS: json.loads(cache.read_text())}
     apart = 0.0 if start is not None else recipe.draft_text_share
     phases = []

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import warnings
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -21,6 +22,7 @@ from draftgauge.models.base import CachedModel
 from draftgauge.models.loading import end_tokens, load_model, load_tokenizer
 from draftgauge.models.prompts_text import encode_prompt
 from draftgauge.models.reference import REFERENCE
+from draftgauge.models.spec import check_tokens
 from draftgauge.training.reference.data import training_questions
 from draftgauge.training.reference.recipe import Recipe
 from draftgauge.training.reuse.answers import Answers, check_description, describe, make_answers, read_answers
@@ -51,9 +53,8 @@ def source_of(request: TrainingSpec) -> str:
 
 def _rendered(request: TrainingSpec) -> str:
     """How prompts become text; empty for the plain way."""
-    if request.rendering().plain:
-        return ""
-    return f", rendered with {json.dumps(to_mapping(request.rendering()), sort_keys=True)}"
+    rendering = request.rendering(request.chat)
+    return "" if rendering.plain else f", rendered with {json.dumps(to_mapping(rendering), sort_keys=True)}"
 
 
 def is_reference(target: str) -> bool:
@@ -73,23 +74,59 @@ def prompt_tokens(request: TrainingSpec, tokenizer: PreTrainedTokenizerBase, lon
     measure drafters, share no template with them.
 
     Raises:
-        PromptError: if no prompt is short enough.
+        PromptError: if there is no room for a prompt, none is short enough, or one cannot be encoded.
     """
-    encoded = [encode_prompt(tokenizer, message, request.rendering()) for message in _messages(request)]
+    if longest < 1:
+        raise PromptError(
+            f"new_tokens {request.new_tokens} leave no room for a prompt in what the target takes: lower it"
+        )
+    encoded = [_encoded(request, tokenizer, *named) for named in _messages(request)]
     fitting = [tokens for tokens in encoded if len(tokens) <= longest]
     if not fitting:
         raise PromptError(
             f"every prompt is longer than the {longest} tokens that leave room for an answer: give shorter prompts"
         )
+    if all(len(tokens) >= request.length for tokens in fitting):
+        raise PromptError(
+            f"no answer would begin within the first {request.length} tokens of its conversation: raise length, or "
+            "give shorter prompts"
+        )
+    if len(fitting) < len(encoded):
+        warnings.warn(
+            f"{len(encoded) - len(fitting)} of {len(encoded)} prompts are left out: they are longer than the {longest} "
+            "tokens that leave room for an answer",
+            stacklevel=2,
+        )
     return fitting
 
 
-def _messages(request: TrainingSpec) -> list[Messages]:
+def _encoded(request: TrainingSpec, tokenizer: PreTrainedTokenizerBase, name: str, messages: Messages) -> list[int]:
+    try:
+        return encode_prompt(tokenizer, messages, request.rendering(request.chat))
+    except PromptError as error:
+        raise PromptError(f"{request.prompts}, prompt {name}: {error}") from error
+
+
+def _messages(request: TrainingSpec) -> list[tuple[str, Messages]]:
+    """The prompts, each with its name."""
     if request.prompts is None:
         conversations = dict.fromkeys(training_questions(question_count(request), request.data_seed))
-        return [[{"role": role, "content": text} for role, text in messages] for messages in conversations]
-    prompts = for_training(read_prompts(request.prompts))[: request.questions]
-    return [[{"role": m.role, "content": m.content} for m in prompt.messages] or prompt.text for prompt in prompts]
+        return [
+            (str(number), [{"role": role, "content": text} for role, text in messages])
+            for number, messages in enumerate(conversations)
+        ]
+    everything = for_training(read_prompts(request.prompts))
+    prompts = everything[: request.questions]
+    if request.questions == TrainingSpec.questions and len(prompts) < len(everything):
+        warnings.warn(
+            f"the first {len(prompts)} of the {len(everything)} training prompts in {request.prompts} are taken: "
+            "--questions none takes all",
+            stacklevel=2,
+        )
+    return [
+        (prompt.identifier, [{"role": m.role, "content": m.content} for m in prompt.messages] or prompt.text)
+        for prompt in prompts
+    ]
 
 
 def answers_path(request: TrainingSpec, out: Path) -> Path:
@@ -137,6 +174,8 @@ def answers_of(request: TrainingSpec, path: Path, target: CachedModel, progress:
         progress("questions", 0, 1)
         tokenizer = load_tokenizer(request.target, request.trust_remote_code)
         prompts = prompt_tokens(request, tokenizer, target.spec.context - request.new_tokens)
+        for tokens in prompts:
+            check_tokens(target.spec, tokens)
         progress("questions", 1, 1)
         description = describe(fingerprint, prompts, request.new_tokens, request.data_seed, source)
         if request.compression != UNCOMPRESSED:  # the fingerprint is of the files, which say nothing of it

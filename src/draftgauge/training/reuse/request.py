@@ -112,6 +112,7 @@ class TrainingSpec(CodeSpec, SeedSpec, DeviceSpec, TeacherSpec, ChatSpec):
         log_every: steps between rows of the log.
         track: also log to tensorboard, wandb or trackio.
         threads: threads of torch in every process; if left out, the processes divide torch's own number.
+        chat: take prompts that are plain text as a user's message, through the chat template.
 
     Raises:
         DraftgaugeError: for a value out of its range.
@@ -161,6 +162,7 @@ class TrainingSpec(CodeSpec, SeedSpec, DeviceSpec, TeacherSpec, ChatSpec):
     log_every: int = 10
     track: str | None = None
     threads: int | None = None
+    chat: bool = False
 
     def __post_init__(self) -> None:
         at_least_one(self, *COUNTS)
@@ -209,7 +211,7 @@ class TrainingSpec(CodeSpec, SeedSpec, DeviceSpec, TeacherSpec, ChatSpec):
     def identity(self) -> dict[str, Any]:
         """Everything that decides where the run ends, ready for JSON."""
         identity = {key: value for key, value in to_mapping(self).items() if key not in INCIDENTAL}
-        for name in ("chat_template_args", "system"):  # earlier runs, which had none, go on
+        for name in ("chat", "chat_template_args", "system"):  # earlier runs, which had none, go on
             if not identity[name]:
                 del identity[name]
         return identity

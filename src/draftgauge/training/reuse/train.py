@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -105,6 +106,13 @@ def _train(job: Job, progress: Progress, report: Report) -> TrainResult:
         open_run(job)
         answers = answers_of(request, job.answers, target, progress)
         conversations = usable(answers.conversations, job.length, request.depths)
+        left_out = len(answers.conversations) - len(conversations)
+        if left_out and world.leads:
+            warnings.warn(
+                f"{left_out} of {len(answers.conversations)} answers are not trained on: they begin after the first "
+                f"{job.length} tokens of their conversation (length), or behind a prompt of one token",
+                stacklevel=2,
+            )
         features = _features(job, target, answers, conversations, progress)
     training = Training(job, _start(job, target, answers, conversations), features, conversations, answers.sha256)
     result = training.run(progress, report)
