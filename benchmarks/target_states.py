@@ -45,7 +45,8 @@ from draftgauge.policies.base import DecisionSeconds
 from draftgauge.policies.stopping import ThroughputStopping, deciding_seconds, thresholds
 from draftgauge.replay.evaluate import best_fixed_gamma
 from draftgauge.replay.hindsight import hindsight_optimum
-from draftgauge.replay.simulate import Charge, Replay, draft_caps, replay_fixed_all, replay_lengths
+from draftgauge.replay.rows import draft_caps
+from draftgauge.replay.simulate import Charge, Replay, replay_fixed_all, replay_lengths
 from draftgauge.replay.splits import split_trace
 from draftgauge.replay.views import text_view
 from draftgauge.statistics.bootstrap import Comparison

@@ -11,9 +11,9 @@ from numpy.typing import ArrayLike, NDArray
 
 from draftgauge.policies.base import DecisionSeconds, Signal
 from draftgauge.policies.batch import Opening
-from draftgauge.policies.budget_ranking import KEEPS, BudgetRanking, tokens_ahead
+from draftgauge.policies.budget_ranking import KEEPS, BudgetRanking
 from draftgauge.policies.shared_budget import SharedBudget
-from draftgauge.policies.stopping import ThroughputStopping
+from draftgauge.policies.stopping import ThroughputStopping, tokens_ahead
 from linear_costs import LinearCosts
 from two_source_numbers import GAMMA_MAX, random_numbers
 
@@ -52,7 +52,7 @@ class Costs:
 
 COSTS = Costs()
 DECISION = DecisionSeconds(token=0.01, step=0.02)
-AHEAD = tokens_ahead((0.9, 0.7, 0.5), 3, 3)
+AHEAD = [tokens_ahead((0.9, 0.7, 0.5), 3 - drafted, drafted) for drafted in range(3)]
 BESIDES = DECISION.token + COSTS.ranking_seconds(BATCH, 0, 1)  # that a drafted token takes
 
 
@@ -69,7 +69,7 @@ def some_of(slots: Sequence[int]) -> list[tuple[int, ...]]:
 
 def test_the_tokens_ahead_are_those_that_drafts_went_on_to() -> None:
     assert [pytest.approx([1, 1.7, 2.05]), pytest.approx([1, 1.5]), [1]] == AHEAD
-    assert tokens_ahead((0.9, 0.7, 0.5), 1, 3) == [[1], [1], [1]]
+    assert tokens_ahead((0.9, 0.7, 0.5), 1, 0) == [1]
 
 
 @pytest.mark.parametrize("seed", range(20))
@@ -100,7 +100,7 @@ def test_those_requests_draft_on_whose_tokens_pay_together(seed: int) -> None:
 
 def test_a_first_token_is_drafted_for_those_behind_it() -> None:
     """Which alone would not pay."""
-    alone, ahead = (BudgetRanking(COSTS, 1, tokens_ahead((0.99,) * 3, horizon, 3), DECISION) for horizon in (1, 3))
+    alone, ahead = (BudgetRanking(COSTS, 1, [tokens_ahead((0.99,) * 3, longest, 0)], DECISION) for longest in (1, 3))
     for ranking in (alone, ahead):
         ranking.begin(1, 40)
     chance = {0: 0.15}

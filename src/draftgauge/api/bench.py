@@ -153,7 +153,8 @@ def _bench_run(
     policies = _policies(specs, objects, manifest.gamma_max, costs)
     _give_datastore(request, pair, prompts, policies)
     record_passes(pair, [tokens for _, tokens in prompts], manifest.max_new_tokens, manifest.gamma_max)
-    return _bench(request, pair, (prompts, manifest.rendering.turns), policies, manifest.max_new_tokens, progress, over)
+    ready = _ready(prompts, manifest.rendering.turns)
+    return _bench(request, pair, ready, policies, manifest.max_new_tokens, progress, over)
 
 
 def _unseen(trace: Trace, trained_on: Iterable[str]) -> set[int] | None:
@@ -181,7 +182,7 @@ def _bench_pair(
     policies = _policies(specs, objects, longest, costs)
     _give_datastore(request, pair, prompts, policies)
     record_passes(pair, [tokens for _, tokens in prompts], length, longest)
-    return _bench(request, pair, (prompts, request.prompts.turns), policies, length, progress, over)
+    return _bench(request, pair, _ready(prompts, request.prompts.turns), policies, length, progress, over)
 
 
 def _policies(
@@ -226,21 +227,23 @@ def _costs(
     return pair_costs(pair, request.costs, gamma_max, progress=progress) if weigh_cost(specs) else None
 
 
+def _ready(prompts: Sequence[EncodedPrompt], turns: int) -> list[BenchPrompt]:
+    """Prompts to decode, ``turns`` being the most turns of a conversation."""
+    return [BenchPrompt(tokens, prompt.task, prompt.index // turns) for prompt, tokens in prompts]
+
+
 def _bench(
     request: BenchRequest,
     pair: Pair,
-    prompts: tuple[Sequence[EncodedPrompt], int],
+    ready: list[BenchPrompt],
     policies: Mapping[str, Policy],
     max_new_tokens: int,
     progress: Progress,
     over: Reference | None,
 ) -> list[dict[str, Any]]:
-    """Rows; ``prompts`` come with the most turns of a conversation."""
     settings = DecodingSettings(max_new_tokens=max_new_tokens, end_tokens=pair.end_tokens)
     arms = [plain_arm(pair, settings), *(policy_arm(pair, spec, policy, settings) for spec, policy in policies.items())]
     arms += transformers_arms(pair, max_new_tokens) if request.baselines else []
-    encoded, turns = prompts
-    ready = [BenchPrompt(tokens, prompt.task, prompt.index // turns) for prompt, tokens in encoded]
     until = None
     if request.seconds is not None:
         until = time.monotonic() + request.seconds

@@ -11,7 +11,7 @@ import numpy as np
 from draftgauge.core.signals import NO_SIGNALS, Reads, SignalName
 from draftgauge.policies.base import DecisionSeconds, Signal, Step
 from draftgauge.policies.batch import Opening
-from draftgauge.policies.budget_ranking import BudgetRanking, tokens_ahead
+from draftgauge.policies.budget_ranking import BudgetRanking
 from draftgauge.traces.batch_costs import BatchCosts
 
 READS: Reads = frozenset({SignalName.CONFIDENCE})
@@ -77,7 +77,7 @@ class RankedLengths(RandomLengths):
     def __init__(self, gamma_max: int, slots: int, rng: np.random.Generator) -> None:
         super().__init__(gamma_max, slots, rng)
         self.noted: list[tuple[int, float]] = []
-        ahead = tokens_ahead((0.5,) * gamma_max, gamma_max, gamma_max)
+        ahead = [[1.0] * (gamma_max - drafted) for drafted in range(gamma_max)]
         self._ranking = BudgetRanking(_some_costs(slots, gamma_max), slots, ahead, DecisionSeconds())
         self._chances: list[float] = np.sort(rng.random(gamma_max + 1))[::-1].tolist()  # by tokens drafted
         self._stands: dict[int, list[float]] = {}

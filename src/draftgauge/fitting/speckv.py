@@ -14,7 +14,8 @@ from draftgauge.core.errors import TraceError
 from draftgauge.fitting.registry import FitOptions, register_fit
 from draftgauge.policies.fitted import FittedPolicy
 from draftgauge.policies.speckv import CANDIDATES, COMPRESSION_CODES, FEATURES, NAME, Reading
-from draftgauge.replay.simulate import draft_caps, replay_lengths
+from draftgauge.replay.rows import draft_caps
+from draftgauge.replay.simulate import replay_lengths
 from draftgauge.replay.splits import prompt_keys
 from draftgauge.traces.costs import CostCurve
 from draftgauge.traces.trace import Trace

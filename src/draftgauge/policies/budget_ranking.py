@@ -90,7 +90,7 @@ class BudgetRanking:
         Args:
             costs: of passes.
             batch: the most requests at once.
-            ahead: entry ``j`` is of :func:`tokens_ahead`, for ``j = 0 .. gamma_max - 1``.
+            ahead: entry ``j`` is of :func:`~draftgauge.policies.stopping.tokens_ahead`, for ``j = 0 .. gamma_max - 1``.
             decision: what the chances take, for each request.
         """
         self._costs, self._batch, self._ahead = costs, batch, ahead
@@ -190,18 +190,3 @@ class BudgetRanking:
                 self._prices[node] = _Prices(self._costs, self._batch, measured[node], self._deciding)
             self._prices_at[context] = self._prices[node]
         return self._prices_at[context]
-
-
-def tokens_ahead(onward: Sequence[float], horizon: int, gamma_max: int) -> list[list[float]]:
-    """Entry ``j`` holds ``A_ji``, the tokens that drafting ``i = 1, 2, ..`` more ones after ``j`` brings for each that
-    the first of them does, see :mod:`draftgauge.policies.stopping`.
-
-    Args:
-        onward: ``[gamma_max]`` how often token ``d + 1`` of a draft stood where the ``d`` before it did.
-        horizon: tokens looked ahead, at least 1.
-        gamma_max: longest draft.
-    """
-    return [
-        np.cumprod([1.0, *onward[drafted + 1 : min(drafted + horizon, gamma_max)]]).cumsum().tolist()
-        for drafted in range(gamma_max)
-    ]

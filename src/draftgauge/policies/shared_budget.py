@@ -27,8 +27,8 @@ from draftgauge.core.errors import DraftgaugeError
 from draftgauge.core.signals import Reads
 from draftgauge.policies.base import Policy, Signal, Step, begin, decision_of
 from draftgauge.policies.batch import Opening
-from draftgauge.policies.budget_ranking import BudgetRanking, PassCosts, tokens_ahead
-from draftgauge.policies.stopping import ThroughputStopping
+from draftgauge.policies.budget_ranking import BudgetRanking, PassCosts
+from draftgauge.policies.stopping import ThroughputStopping, tokens_ahead
 
 
 class SharedBudget:
@@ -56,7 +56,8 @@ class SharedBudget:
         self.reads: Reads = self._trackers[0].reads
         self.decision = decision_of(policies[0])
         numbers = self._trackers[0].numbers
-        ahead = tokens_ahead(numbers.onward, numbers.horizon, costs.gamma_max)
+        longest = costs.gamma_max
+        ahead = [tokens_ahead(numbers.onward, min(numbers.horizon, longest - j), j) for j in range(longest)]
         self._ranking = BudgetRanking(costs, len(policies), ahead, self.decision)
         self._stands: dict[int, list[float]] = {}
 

@@ -25,8 +25,10 @@ experts. A fit tries it on its prompts.
 from __future__ import annotations
 
 import math
+import operator
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from itertools import accumulate
 from typing import Any, ClassVar
 
 import numpy as np
@@ -114,13 +116,19 @@ def look_ahead(
     rate: float, seconds: Floats, onward: Sequence[float], horizon: int, drafted: int
 ) -> list[tuple[float, float]]:
     """``(A_ji, lambda (T(j + i) - T(j)))`` of drafting ``i = 1, 2, ..`` more tokens after ``j = drafted``."""
-    gamma_max = len(seconds) - 1
-    lines, tokens, chance = [], 0.0, 1.0
-    for length in range(drafted + 1, min(drafted + horizon, gamma_max) + 1):
-        tokens += chance
-        lines.append((tokens, float(rate * (seconds[length] - seconds[drafted]))))
-        chance *= onward[length] if length < gamma_max else 0.0
-    return lines
+    ahead = tokens_ahead(onward, min(horizon, len(seconds) - 1 - drafted), drafted)
+    return [
+        (tokens, float(rate * (seconds[drafted + more] - seconds[drafted])))
+        for more, tokens in enumerate(ahead, start=1)
+    ]
+
+
+def tokens_ahead(onward: Sequence[float], longest: int, drafted: int) -> list[float]:
+    """``A_ji``: what drafting ``i = 1 .. longest`` more tokens after ``j = drafted`` brings, for each token that the
+    first of them does.
+    """
+    going_on = accumulate((onward[at] for at in range(drafted + 1, drafted + longest)), operator.mul, initial=1.0)
+    return list(accumulate(going_on))
 
 
 def deciding_seconds(costs: StepCosts, gamma_max: int, decision: DecisionSeconds) -> Floats:

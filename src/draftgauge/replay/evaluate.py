@@ -16,7 +16,8 @@ from draftgauge.policies.base import Extends, Policy
 from draftgauge.policies.fixed import FixedLength
 from draftgauge.policies.stored_policies import stored_of
 from draftgauge.replay.hindsight import Sources, hindsight_optimum
-from draftgauge.replay.simulate import Replay, context_lengths, prompt_of_rows, replay, replay_fixed_all, sum_by_prompt
+from draftgauge.replay.rows import context_lengths, prompt_of_rows, sum_by_prompt
+from draftgauge.replay.simulate import Replay, replay, replay_fixed_all
 from draftgauge.replay.splits import EVERYTHING, Design
 from draftgauge.statistics.bootstrap import TEST_RESAMPLES, columns
 from draftgauge.statistics.paired import holm, paired_gain, paired_share, ratio_interval
@@ -304,7 +305,7 @@ def _measures(outcome: Replay, baselines: _Baselines, mask: NDArray[np.bool_], r
 
     def summed(values: NDArray[Any]) -> NDArray[np.float64]:
         """By conversation: its turns are no prompts of their own to draw."""
-        return np.bincount(numbers, values[mask]).astype(np.float64)
+        return sum_by_prompt(numbers, values[mask], int(numbers.max()) + 1)
 
     tokens, seconds = summed(outcome.committed), summed(outcome.seconds)
     steps, drafted = (counts[mask].sum().item() for counts in (outcome.steps, outcome.drafted))  # or expectations

@@ -12,19 +12,8 @@ from numpy.typing import NDArray
 
 from draftgauge.core.errors import TraceError
 from draftgauge.policies.stored_texts import StoredTexts
-from draftgauge.replay.simulate import (
-    Ends,
-    Replay,
-    Walk,
-    context_lengths,
-    draft_caps,
-    draft_room,
-    mean_of,
-    positions_in_prompt,
-    prompt_of_rows,
-    text_runs,
-    walked,
-)
+from draftgauge.replay.rows import context_lengths, draft_caps, draft_room, positions_in_prompt, prompt_of_rows
+from draftgauge.replay.simulate import Ends, Replay, Walk, mean_of, text_runs, walked
 from draftgauge.traces.build import remaining_rows
 from draftgauge.traces.costs import CostCurve
 from draftgauge.traces.sampled import draws

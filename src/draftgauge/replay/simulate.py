@@ -16,7 +16,7 @@ from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
 import numpy as np
-from numpy.typing import ArrayLike, NDArray
+from numpy.typing import NDArray
 
 from draftgauge.core.errors import TraceError
 from draftgauge.core.signals import NO_SIGNALS, Reads
@@ -38,6 +38,7 @@ from draftgauge.policies.suffix_columns import continuation_runs
 from draftgauge.replay.asking import prompt_steps
 from draftgauge.replay.backlog import backlogs
 from draftgauge.replay.expectation import expected_catch_up, expected_repeats, expected_steps, lengths_by_refusal
+from draftgauge.replay.rows import context_lengths, draft_caps, draft_room, prompt_of_rows, sum_by_prompt
 from draftgauge.replay.views import check_prompt_tokens, derived_with, signal_arrays, text_view
 from draftgauge.traces.build import remaining_rows
 from draftgauge.traces.costs import CostCurve
@@ -323,42 +324,6 @@ def _expected(trace: Trace, lengths: Ints, costs: CostCurve | None, charge: Char
         + charge.of_prompts(trace),
         histogram=weight @ steps.accepted,
     )
-
-
-def draft_caps(trace: Trace) -> Ints:
-    """``[positions]`` the most tokens that a step can draft there, whatever the policy.
-
-    A step leaves room for the target's own token under ``max_new_tokens``, and drafts no more than the drafter had to
-    propose. That the output stops before the limit is not known to it.
-    """
-    return np.minimum(trace.drafted, draft_room(trace))
-
-
-def draft_room(trace: Trace) -> Ints:
-    """``[positions]`` tokens that may be drafted there, leaving room for the target's own under ``max_new_tokens``."""
-    return trace.max_new_tokens - 1 - positions_in_prompt(trace)
-
-
-def positions_in_prompt(trace: Trace) -> Ints:
-    """``[positions]`` output tokens committed at each row."""
-    starts: Ints = np.repeat(trace.offsets[:-1], np.diff(trace.offsets))
-    return np.arange(trace.positions) - starts
-
-
-def context_lengths(trace: Trace) -> Ints:
-    """``[positions]`` prompt and committed output tokens at each row: the context length that steps are costed at."""
-    prompt_tokens = np.array([prompt.prompt_tokens for prompt in trace.prompts], np.int64)
-    return np.repeat(prompt_tokens, np.diff(trace.offsets)) + positions_in_prompt(trace)
-
-
-def prompt_of_rows(trace: Trace) -> Ints:
-    """``[positions]`` index of each row's prompt in ``trace.prompts``."""
-    return np.repeat(np.arange(len(trace.prompts)), np.diff(trace.offsets))
-
-
-def sum_by_prompt(prompt: Ints, values: ArrayLike, count: int) -> Floats:
-    """Sums ``[count]`` of values over the rows or steps of each prompt."""
-    return np.bincount(prompt, np.asarray(values, np.float64), count).astype(np.float64, copy=False)
 
 
 class Walk(NamedTuple):

@@ -11,7 +11,8 @@ from numpy.typing import NDArray
 
 from draftgauge.policies.registry import make_policy
 from draftgauge.replay.evaluate import plain_seconds
-from draftgauge.replay.simulate import Replay, context_lengths, replay, replay_lengths, sum_by_prompt
+from draftgauge.replay.rows import context_lengths, sum_by_prompt
+from draftgauge.replay.simulate import Replay, replay, replay_lengths
 from draftgauge.replay.splits import Design
 from draftgauge.serving.engines import FIXED, P_MIN, PLAIN, fixed_length, p_min_of
 from draftgauge.statistics.paired import gain_resamples, ratio_interval
@@ -154,7 +155,9 @@ def _outcome(setting: str, judged: _Prompts, chosen_on: _Prompts) -> SettingOutc
     outcome, seconds = judged.run(setting)
     chosen_seconds = seconds if chosen_on is judged else chosen_on.run(setting)[1]
     conversation = conversations(judged.trace)
-    spent, plain, tokens = (np.bincount(conversation, part) for part in (seconds, judged.plain, outcome.committed))
+    count = int(conversation.max()) + 1
+    parts = seconds, judged.plain, outcome.committed
+    spent, plain, tokens = (sum_by_prompt(conversation, part, count) for part in parts)
     ratio = ratio_interval(plain, spent)
     _, gains = gain_resamples(tokens, spent, tokens, plain)
     steps, drafted = float(outcome.steps.sum()), float(outcome.drafted.sum())
