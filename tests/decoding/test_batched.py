@@ -11,19 +11,17 @@ import numpy as np
 import pytest
 import torch
 
+from batched_models import static_pair
 from draftgauge.core.errors import DraftgaugeError, ModelError, TraceError
 from draftgauge.core.prompts import Prompt
-from draftgauge.decoding import batch_meter, batched
-from draftgauge.decoding.batch_meter import BatchMeterPlan, measure_batches
-from draftgauge.decoding.batch_samples import timed_steps
-from draftgauge.decoding.batched import BatchPlan, BatchRun, Pass, batched_decode
+from draftgauge.decoding import batched
+from draftgauge.decoding.batched import BatchPlan, BatchRun, batched_decode
 from draftgauge.decoding.plain import plain_decode
 from draftgauge.decoding.random_lengths import RandomLengths
 from draftgauge.decoding.recorder import RecordingPlan, record_prompt
 from draftgauge.decoding.settings import DecodingSettings
 from draftgauge.drafters.language_model import LanguageModelDrafter
 from draftgauge.models import static_rows
-from draftgauge.models.static_graphs import Run
 from draftgauge.models.static_model import StaticModel
 from draftgauge.models.static_rows import StaticRows
 from draftgauge.policies.base import Step
@@ -70,12 +68,7 @@ def batch_costs(largest: int = 4, gamma_max: int = GAMMA_MAX) -> BatchCosts:
 
 @pytest.fixture(scope="module")
 def models() -> tuple[StaticModel, StaticModel]:
-    draft = tiny_model("llama", num_hidden_layers=2, seed=0)
-    generator = torch.Generator().manual_seed(5)
-    with torch.no_grad():
-        for parameter in draft.parameters():
-            parameter += 0.15 * parameter.std() * torch.randn(parameter.shape, generator=generator)
-    return StaticModel(tiny_model("llama", seed=0)), StaticModel(draft)
+    return static_pair()
 
 
 @pytest.fixture(scope="module")
@@ -291,67 +284,6 @@ def test_a_shared_budget_drafts_less_where_tokens_cost_more(trace: Trace) -> Non
     assert drafted[1] < drafted[0]
 
 
-def test_rows_agree_with_single_passes(models: tuple[StaticModel, StaticModel]) -> None:
-    model = models[0]
-    rows = StaticRows(model, 3, 64)
-    texts = [tokens(20, seed).tolist() for seed in (1, 2, 3)]
-    begins, counts = (11, 3, 16), (1, 4, 2)
-    for row, (text, begin) in enumerate(zip(texts, begins, strict=True)):
-        rows.prefill(row, text[:begin])
-    fed = [text[begin : begin + count] for text, begin, count in zip(texts, begins, counts, strict=True)]
-    for which in ([0, 1, 2], [1], [0, 2]):
-        for row in which:
-            rows.truncate(row, begins[row])
-        flat = torch.tensor([token for row in which for token in fed[row]])
-        together = rows.step(which, [counts[row] for row in which], flat).split([counts[row] for row in which])
-        for row, logits in zip(which, together, strict=True):
-            model.reset()
-            model.forward(torch.tensor(texts[row][: begins[row]]))
-            torch.testing.assert_close(logits, model.forward(torch.tensor(fed[row])), rtol=1e-4, atol=1e-4)
-
-
-class CountingPool:
-    """Stands in for the graphs of a GPU: what is captured runs as it is."""
-
-    def __init__(self) -> None:
-        self.captured = 0
-
-    def capture(self, run: Run) -> Run:
-        self.captured += 1
-        return run
-
-
-def test_graphs_of_ragged_passes_are_bounded(models: tuple[StaticModel, StaticModel]) -> None:
-    """Even shapes are all captured, ragged ones up to a number; both give the same logits as without graphs."""
-    captured = {}
-    logits: dict[bool, list[torch.Tensor]] = {True: [], False: []}
-    for graphs in (True, False):
-        rows, pool = StaticRows(models[0], 2, 64), CountingPool()
-        rows.most_ragged_graphs = 1
-        rows._pool = pool if graphs else None  # type: ignore[assignment]
-        for row in (0, 1):
-            rows.prefill(row, tokens(8, row).tolist())
-        for counts in [(2, 2), (1, 2), (1, 3), (3, 3)] * 3:
-            logits[graphs].append(rows.step([0, 1], counts, tokens(sum(counts), 5)))
-            for row in (0, 1):
-                rows.truncate(row, 8)
-        captured[graphs] = pool.captured
-    assert captured == {True: 3, False: 0}
-    assert all(torch.equal(ours, theirs) for ours, theirs in zip(logits[True], logits[False], strict=True))
-
-
-def test_steps_in_which_a_graph_is_recorded_are_no_samples(models: tuple[StaticModel, StaticModel]) -> None:
-    rows = [StaticRows(model, 2, CAPACITY) for model in models]
-    pools = [CountingPool() for _ in rows]
-    for each, pool in zip(rows, pools, strict=True):
-        each._pool = pool  # type: ignore[assignment]
-    run = batched_decode(*rows, make("fixed:2", 2), PROMPTS, SETTINGS, BatchPlan(2, GAMMA_MAX, timed=True))
-    recorded = [p for passes in run.passes for p in passes if p.records]
-    assert len(recorded) == sum(pool.captured for pool in pools) > 2
-    kept = timed_steps(run.passes, run.seconds)
-    assert 0 < len(kept) == sum(not any(p.records for p in passes) for passes in run.passes) < len(run.passes)
-
-
 def test_what_a_batch_cannot_do(
     models: tuple[StaticModel, StaticModel], trace: Trace, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -377,61 +309,6 @@ def test_what_a_batch_cannot_do(
         replay_batch(trace, make("fixed:2", 5), batch_costs(), 5, [0] * 8)
     with pytest.raises(TraceError, match="needs as many prompts"):
         replay_batch(trace, fixed, batch_costs(), 2, [0])
-
-
-def test_measured_costs_are_those_of_passes(models: tuple[StaticModel, StaticModel]) -> None:
-    text = tokens(200, 3).tolist()
-    plan = BatchMeterPlan(text, (2, 3), (24, 100), gamma_max=2, seconds=0.0)
-    costs = measure_batches(models[0], models[1], plan, np.random.default_rng(0))
-    costs.validate()
-    assert costs.batches == (1, 2, 3)
-    assert costs.gamma_max == 2
-    assert np.shape(costs.verify) == (3, 2, 3)
-    assert np.shape(costs.draft) == (3, 2, 2)
-    assert np.shape(costs.onward) == (3, 2)
-    with pytest.raises(DraftgaugeError, match="needs more than"):
-        measure_batches(models[0], models[1], BatchMeterPlan(text, (2,), (24,), 30), np.random.default_rng(0))
-
-
-def test_the_meter_finds_what_passes_cost(
-    models: tuple[StaticModel, StaticModel], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Passes at known prices: a first pass is not a later one, what a step spends on each pass counts with it, and the
-    target takes less where the shapes are those of the step before.
-    """
-
-    def price(depth: int, p: Pass) -> float:
-        if p.kind == "verify":
-            return 1 + 0.1 * p.tokens + (0.2 + 0.007 * p.padded if p.padded else 0.0)
-        seconds = 0.1 + 0.02 * p.rows if depth else 0.2 + 0.05 * min(p.tokens, 2 * p.rows)
-        return seconds + 0.03 * p.signals + 0.04 * p.gap
-
-    def at_known_prices(*asked: Any) -> BatchRun:
-        run = batched_decode(*asked)
-        run.passes = [[p._replace(seconds=price(depth, p)) for depth, p in enumerate(step)] for step in run.passes]
-        shapes = [(step[-1].rows, step[-1].widest, len(step)) for step in run.passes]
-        for before, after, step in zip(shapes, shapes[1:], run.passes[1:], strict=False):
-            if before == after:
-                step[-1] = step[-1]._replace(seconds=step[-1].seconds - (0.08 if len(step) > 1 else 0.03))
-        run.seconds = [0.5 + 0.01 * (len(step) - 1) + sum(p.seconds for p in step) for step in run.passes]
-        return run
-
-    monkeypatch.setattr(batch_meter, "batched_decode", at_known_prices)
-    plan = BatchMeterPlan(tokens(200, 3).tolist(), (3,), (24, 100), gamma_max=3, seconds=0.0)
-    costs = measure_batches(models[0], models[1], plan, np.random.default_rng(0))
-    for row, batch in enumerate((1, 3)):
-        for context in range(2):
-            assert costs.verify[row][context] == pytest.approx([1 + 0.1 * batch * k for k in range(1, 5)])
-            assert costs.draft[row][context] == pytest.approx([0.21 + 0.05 * batch * k for k in (1, 2)])
-            assert costs.onward[row][context] == pytest.approx(0.11 + 0.02 * batch)
-    assert costs.ragged_verify[0] == costs.ragged_draft[0] == (0, 0)  # a lone request has no neighbours
-    assert costs.ragged_verify[1] == pytest.approx((0.2, 0.007))
-    assert sum(costs.ragged_draft[1]) == pytest.approx(0.04)  # of three requests at most one is missing
-    assert costs.overhead == pytest.approx((0.5, 0.5))
-    assert costs.repeat == (pytest.approx((0.03, 0.08)), pytest.approx((0.03, 0.08)))
-    assert costs.asking == pytest.approx((0.03, 0.03))
-    assert len(costs.ranking) == 2
-    assert all(sum(ranking) > 0 for ranking in costs.ranking)
 
 
 def test_rows_say_what_was_drafted_and_not_what_was_verified(trace: Trace) -> None:

@@ -1,0 +1,30 @@
+"""A target and a draft that batches run, tiny."""
+
+from __future__ import annotations
+
+import torch
+
+from draftgauge.models.static_graphs import Run
+from draftgauge.models.static_model import StaticModel
+from tiny import tiny_model
+
+
+def static_pair() -> tuple[StaticModel, StaticModel]:
+    """A target, and a draft that often agrees with it."""
+    draft = tiny_model("llama", num_hidden_layers=2, seed=0)
+    generator = torch.Generator().manual_seed(5)
+    with torch.no_grad():
+        for parameter in draft.parameters():
+            parameter += 0.15 * parameter.std() * torch.randn(parameter.shape, generator=generator)
+    return StaticModel(tiny_model("llama", seed=0)), StaticModel(draft)
+
+
+class CountingPool:
+    """Stands in for the graphs of a GPU: what is captured runs as it is."""
+
+    def __init__(self) -> None:
+        self.captured = 0
+
+    def capture(self, run: Run) -> Run:
+        self.captured += 1
+        return run
