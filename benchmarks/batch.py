@@ -42,7 +42,7 @@ from draftgauge.models.lean import LeanModel
 from draftgauge.models.static_rows import StaticRows
 from draftgauge.policies.batch import BatchPolicy
 from draftgauge.policies.batches import make_batch_policy
-from draftgauge.replay.batched import BatchReplay, replay_batch
+from draftgauge.replaying.batched import BatchReplay, replay_batch
 from draftgauge.statistics.paired import median_interval
 from draftgauge.traces.batch_costs import BatchCosts
 from draftgauge.traces.costs import CostCurve

@@ -35,12 +35,12 @@ from draftgauge.policies.fitted import FittedPolicy, fitted_policy, load_fitted
 from draftgauge.policies.registry import make_policy
 from draftgauge.policies.stopping import ThroughputStopping
 from draftgauge.policies.suffix_columns import SuffixColumns
-from draftgauge.replay.cost_sweep import at_cost_ratio
-from draftgauge.replay.evaluate import best_fixed_gamma
-from draftgauge.replay.hindsight import hindsight_optimum
-from draftgauge.replay.simulate import Replay, replay, replay_fixed_all
-from draftgauge.replay.splits import split_trace
-from draftgauge.replay.views import text_view
+from draftgauge.replaying.cost_sweep import at_cost_ratio
+from draftgauge.replaying.evaluate import best_fixed_gamma
+from draftgauge.replaying.hindsight import hindsight_optimum
+from draftgauge.replaying.simulate import Replay, replay, replay_fixed_all
+from draftgauge.replaying.splits import split_trace
+from draftgauge.replaying.views import text_view
 from draftgauge.statistics.paired import paired_gain
 from draftgauge.traces.build import select
 from draftgauge.traces.costs import CostCurve

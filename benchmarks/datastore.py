@@ -20,8 +20,8 @@ from draftgauge.core.prompts import TRAIN, VALIDATION
 from draftgauge.policies.registry import make_policy
 from draftgauge.policies.stored_policies import with_stored
 from draftgauge.policies.stored_texts import StoredTexts
-from draftgauge.replay.evaluate import task_masks
-from draftgauge.replay.simulate import Replay, replay
+from draftgauge.replaying.evaluate import task_masks
+from draftgauge.replaying.simulate import Replay, replay
 from draftgauge.statistics.paired import paired_gain
 from draftgauge.traces.build import select
 from draftgauge.traces.costs import CostCurve

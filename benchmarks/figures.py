@@ -62,9 +62,9 @@ from draftgauge.policies.base import Policy
 from draftgauge.policies.fitted import fitted_policy, load_fitted
 from draftgauge.policies.fixed import FixedLength
 from draftgauge.policies.registry import compared_policies, make_policy, tunable_policies
-from draftgauge.replay.evaluate import best_fixed_gamma, task_masks
-from draftgauge.replay.simulate import replay
-from draftgauge.replay.splits import TRAIN, split_trace
+from draftgauge.replaying.evaluate import best_fixed_gamma, task_masks
+from draftgauge.replaying.simulate import replay
+from draftgauge.replaying.splits import TRAIN, split_trace
 from draftgauge.statistics.paired import gain_resamples, paired_gain, pooled
 from draftgauge.traces.build import select
 from draftgauge.traces.costs import CostCurve

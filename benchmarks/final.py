@@ -44,8 +44,8 @@ from draftgauge.core.errors import DraftgaugeError
 from draftgauge.core.prompts import TRAIN, prompts_sha256
 from draftgauge.fitting.tuning import tune_rivals
 from draftgauge.models.reference import PAIR_FOLDER
-from draftgauge.replay.evaluate import best_fixed_gamma
-from draftgauge.replay.splits import split_trace
+from draftgauge.replaying.evaluate import best_fixed_gamma
+from draftgauge.replaying.splits import split_trace
 from draftgauge.traces.join import join_run
 from draftgauge.traces.manifest import MANIFEST_NAME, Manifest
 

@@ -18,8 +18,8 @@ import numpy as np
 from common import console, save
 
 from draftgauge.api.runs import read_run
-from draftgauge.replay.evaluate import plain_seconds
-from draftgauge.replay.simulate import replay_fixed_all, replay_lengths
+from draftgauge.replaying.evaluate import plain_seconds
+from draftgauge.replaying.simulate import replay_fixed_all, replay_lengths
 from draftgauge.serving.requests_trace import RequestSteps, trace_of_requests
 from draftgauge.traces.build import narrow
 from draftgauge.traces.costs import CostCurve

@@ -29,8 +29,8 @@ from draftgauge.cli.generate import LEGEND, STYLES
 from draftgauge.core.files import atomic_write_text
 from draftgauge.core.provenance import read_measurement
 from draftgauge.policies.two_source import TWO_SOURCE
-from draftgauge.report.style import LIGHT, compression_title
-from draftgauge.report.svg import RC
+from draftgauge.reporting.style import LIGHT, compression_title
+from draftgauge.reporting.svg import RC
 
 PROMPTS = (
     "Tell me a short story about a lantern.",

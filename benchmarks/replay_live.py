@@ -29,9 +29,9 @@ from draftgauge.decoding.settings import DecodingSettings
 from draftgauge.decoding.speculative import speculative_decode
 from draftgauge.policies.base import Policy, decision_of
 from draftgauge.policies.registry import make_policy
-from draftgauge.replay.evaluate import best_fixed_gamma
-from draftgauge.replay.simulate import Replay, replay
-from draftgauge.replay.splits import split_trace
+from draftgauge.replaying.evaluate import best_fixed_gamma
+from draftgauge.replaying.simulate import Replay, replay
+from draftgauge.replaying.splits import split_trace
 from draftgauge.statistics.bootstrap import LEVEL, interval_of
 from draftgauge.statistics.paired import gain_resamples
 from draftgauge.traces.build import select

@@ -13,8 +13,8 @@ from common import arguments, console, save, show_progress
 from draftgauge.api.profile import profile
 from draftgauge.api.runs import read_run
 from draftgauge.policies.registry import make_policy
-from draftgauge.replay.hindsight import hindsight_optimum
-from draftgauge.replay.simulate import replay
+from draftgauge.replaying.hindsight import hindsight_optimum
+from draftgauge.replaying.simulate import replay
 from draftgauge.traces.build import take
 from draftgauge.traces.trace import Trace
 

@@ -20,7 +20,7 @@ from draftgauge.core.seeds import derive_seed
 from draftgauge.decoding import DecodingSettings, speculative_decode
 from draftgauge.decoding.recorder import RecordingPlan, record_prompt
 from draftgauge.policies.registry import make_policy
-from draftgauge.replay import replay
+from draftgauge.replaying import replay
 from draftgauge.traces.build import make_trace
 from draftgauge.traces.trace import Trace
 from draftgauge.verification import Sampling

@@ -16,8 +16,8 @@ from draftgauge.decoding.speculative import speculative_decode
 from draftgauge.drafters.base import Draft, Drafter, KeepDrafting
 from draftgauge.models.base import CachedModel
 from draftgauge.policies.base import Policy, Signal, Step, decision_of, reads_of
-from draftgauge.replay.backlog import backlogs
-from draftgauge.replay.simulate import Charge, Replay
+from draftgauge.replaying.backlog import backlogs
+from draftgauge.replaying.simulate import Charge, Replay
 from draftgauge.traces.costs import CostCurve
 from draftgauge.traces.trace import Trace
 

@@ -43,12 +43,12 @@ from draftgauge.models.taps import TapPlan, batch_features
 from draftgauge.policies.acceptance_model import AcceptanceModels, StoppingNumbers, states
 from draftgauge.policies.base import DecisionSeconds
 from draftgauge.policies.stopping import ThroughputStopping, deciding_seconds, thresholds
-from draftgauge.replay.evaluate import best_fixed_gamma
-from draftgauge.replay.hindsight import hindsight_optimum
-from draftgauge.replay.rows import draft_caps
-from draftgauge.replay.simulate import Charge, Replay, replay_fixed_all, replay_lengths
-from draftgauge.replay.splits import split_trace
-from draftgauge.replay.views import text_view
+from draftgauge.replaying.evaluate import best_fixed_gamma
+from draftgauge.replaying.hindsight import hindsight_optimum
+from draftgauge.replaying.rows import draft_caps
+from draftgauge.replaying.simulate import Charge, Replay, replay_fixed_all, replay_lengths
+from draftgauge.replaying.splits import split_trace
+from draftgauge.replaying.views import text_view
 from draftgauge.statistics.bootstrap import Comparison
 from draftgauge.statistics.paired import paired_gain
 from draftgauge.traces.costs import CostCurve

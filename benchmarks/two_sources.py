@@ -49,8 +49,8 @@ from draftgauge.core.prompts import TRAIN, VALIDATION, in_turn
 from draftgauge.core.seeds import generator
 from draftgauge.decoding.settings import DecodingSettings
 from draftgauge.policies.fitted import load_fitted
-from draftgauge.replay.simulate import replay
-from draftgauge.replay.splits import names_splits, split_trace
+from draftgauge.replaying.simulate import replay
+from draftgauge.replaying.splits import names_splits, split_trace
 from draftgauge.traces.build import select
 from draftgauge.traces.manifest import Manifest
 from draftgauge.traces.trace import Trace

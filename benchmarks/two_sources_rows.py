@@ -15,9 +15,9 @@ from draftgauge.fitting.tuning import tune
 from draftgauge.policies.base import Policy
 from draftgauge.policies.fitted import FittedPolicy, fitted_policy
 from draftgauge.policies.registry import make_policy
-from draftgauge.replay.evaluate import ALL_TASKS, BOUNDS, Compared, best_fixed_gamma, evaluate, task_masks
-from draftgauge.replay.hindsight import any_order_seconds, hindsight_optimum
-from draftgauge.replay.simulate import Replay, replay
+from draftgauge.replaying.evaluate import ALL_TASKS, BOUNDS, Compared, best_fixed_gamma, evaluate, task_masks
+from draftgauge.replaying.hindsight import any_order_seconds, hindsight_optimum
+from draftgauge.replaying.simulate import Replay, replay
 from draftgauge.statistics.paired import paired_gain
 from draftgauge.traces.build import select
 from draftgauge.traces.costs import CostCurve

@@ -22,7 +22,7 @@ from draftgauge.policies.registry import make_policy
 from draftgauge.policies.stopping import ThroughputStopping
 from draftgauge.policies.suffix import SuffixIndex
 from draftgauge.policies.two_source import TwoSource
-from draftgauge.replay.simulate import replay
+from draftgauge.replaying.simulate import replay
 from draftgauge.traces.build import take
 from draftgauge.traces.costs import CostCurve
 from draftgauge.traces.trace import Trace

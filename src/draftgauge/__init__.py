@@ -6,10 +6,8 @@ traces does not load torch.
 
 from __future__ import annotations
 
-import sys
 from importlib import import_module
 from importlib.metadata import PackageNotFoundError, version
-from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -137,17 +135,6 @@ __all__ = [
     "speculative",
     "train",
 ]
-
-
-class _Package(ModuleType):
-    """Keeps ``draftgauge.replay`` and ``draftgauge.report`` the verbs, although folders have these names too."""
-
-    def __setattr__(self, name: str, value: Any) -> None:
-        if not (name in _PUBLIC and isinstance(value, ModuleType)):
-            super().__setattr__(name, value)
-
-
-sys.modules[__name__].__class__ = _Package
 
 
 def __getattr__(name: str) -> Any:

@@ -19,7 +19,7 @@ from draftgauge.fitting.registry import FitOptions, fit_policy
 from draftgauge.models.compression import COMPRESSIONS
 from draftgauge.policies.fitted import FITTED, FittedPolicy, save_fitted
 from draftgauge.policies.fixed import FixedLength
-from draftgauge.replay.splits import Design, split_trace
+from draftgauge.replaying.splits import Design, split_trace
 from draftgauge.serving.advice import EngineAdvice, advise_settings
 from draftgauge.traces.costs import CostCurve, Uncertainty
 from draftgauge.traces.engine_costs import EngineCosts

@@ -26,7 +26,7 @@ from draftgauge.policies.base import Signal, Step
 from draftgauge.policies.fitted import FITTED, FittedPolicy, save_fitted
 from draftgauge.policies.fixed import FixedLength
 from draftgauge.policies.registry import compared_policies
-from draftgauge.replay.splits import prompt_keys, split_trace
+from draftgauge.replaying.splits import prompt_keys, split_trace
 from draftgauge.traces.reader import read_trace
 from tiny import save_tiny
 

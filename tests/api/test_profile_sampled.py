@@ -14,7 +14,7 @@ from draftgauge.api.bench import bench
 from draftgauge.api.profile import profile
 from draftgauge.api.replay import DEFAULT_POLICIES, replay
 from draftgauge.core.errors import DraftgaugeError, TraceError
-from draftgauge.report.page import build_report
+from draftgauge.reporting.page import build_report
 from draftgauge.traces.manifest import Manifest
 from draftgauge.traces.reader import read_trace
 from tiny import save_noisy, save_tiny

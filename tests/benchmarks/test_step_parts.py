@@ -15,7 +15,7 @@ from draftgauge.drafters import LanguageModelDrafter
 from draftgauge.models.loading import wrap
 from draftgauge.policies.base import DecisionSeconds, Signal, Step
 from draftgauge.policies.two_source import TwoSource
-from draftgauge.replay.simulate import replay
+from draftgauge.replaying.simulate import replay
 from draftgauge.traces.costs import CostCurve, SignalSeconds
 from synthetic import repeating_trace
 from tiny import tiny_model, tokens

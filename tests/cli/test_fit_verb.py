@@ -13,7 +13,7 @@ from command_line import Result, draftgauge
 from draftgauge.core.prompts import TRAIN
 from draftgauge.fitting.registry import fittable
 from draftgauge.policies.fitted import load_fitted
-from draftgauge.replay.splits import prompt_key
+from draftgauge.replaying.splits import prompt_key
 from draftgauge.traces.reader import read_trace
 from written_runs import GAMMA_MAX, write_run
 

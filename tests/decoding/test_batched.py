@@ -27,8 +27,8 @@ from draftgauge.models.static_rows import StaticRows
 from draftgauge.policies.base import Step
 from draftgauge.policies.batch import BatchPolicy, Opening
 from draftgauge.policies.batches import make_batch_policy
-from draftgauge.replay.batch_rows import batch_rows
-from draftgauge.replay.batched import replay_batch, resampled
+from draftgauge.replaying.batch_rows import batch_rows
+from draftgauge.replaying.batched import replay_batch, resampled
 from draftgauge.traces.batch_costs import BatchCosts
 from draftgauge.traces.build import make_trace
 from draftgauge.traces.trace import Trace

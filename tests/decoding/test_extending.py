@@ -20,7 +20,7 @@ from draftgauge.policies.stored_policies import with_stored
 from draftgauge.policies.stored_texts import StoredTexts
 from draftgauge.policies.suffix import SuffixIndex
 from draftgauge.policies.two_source import TwoSource
-from draftgauge.replay.simulate import replay
+from draftgauge.replaying.simulate import replay
 from draftgauge.traces.build import make_trace
 from draftgauge.verification import Sampling
 from linear_costs import LinearCosts

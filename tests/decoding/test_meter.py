@@ -26,7 +26,7 @@ from draftgauge.models.loading import wrap
 from draftgauge.models.static_model import StaticModel
 from draftgauge.policies.base import Step
 from draftgauge.policies.registry import make_policy
-from draftgauge.replay.simulate import replay
+from draftgauge.replaying.simulate import replay
 from draftgauge.traces.costs import CostCurve, SignalSeconds
 from synthetic import synthetic_trace
 from tiny import tiny_model, tokens

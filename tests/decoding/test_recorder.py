@@ -21,7 +21,7 @@ from draftgauge.models.loading import load_tokenizer, wrap
 from draftgauge.policies.base import Step
 from draftgauge.policies.fixed import FixedLength
 from draftgauge.policies.registry import make_policy
-from draftgauge.replay.simulate import replay
+from draftgauge.replaying.simulate import replay
 from draftgauge.traces.build import make_trace
 from draftgauge.traces.record import PromptRecord
 from draftgauge.verification import Sampling

@@ -26,7 +26,7 @@ from draftgauge.models.loading import wrap
 from draftgauge.policies.base import Step, decision_of, reads_of
 from draftgauge.policies.registry import make_policy
 from draftgauge.policies.stopping import ThroughputStopping
-from draftgauge.replay.backlog import backlogs
+from draftgauge.replaying.backlog import backlogs
 from draftgauge.traces.costs import CostCurve, SignalSeconds
 from tiny import tiny_model, tokens
 

@@ -21,7 +21,7 @@ from draftgauge.diagnostics.calibration import (
     visited,
 )
 from draftgauge.policies.fixed import FixedLength
-from draftgauge.replay import acceptance_by_depth, replay
+from draftgauge.replaying import acceptance_by_depth, replay
 from draftgauge.traces.costs import CostCurve
 from draftgauge.traces.trace import Trace
 from synthetic import synthetic_trace

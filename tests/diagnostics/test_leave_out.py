@@ -14,8 +14,8 @@ from draftgauge.diagnostics.leave_out import Recorded, leave_compression_out, le
 from draftgauge.policies.base import Policy, StepCosts
 from draftgauge.policies.fitted import FITTED, FittedPolicy
 from draftgauge.policies.fixed import FixedLength
-from draftgauge.replay.evaluate import best_fixed_gamma
-from draftgauge.replay.splits import prompt_keys, split_trace
+from draftgauge.replaying.evaluate import best_fixed_gamma
+from draftgauge.replaying.splits import prompt_keys, split_trace
 from draftgauge.traces.costs import CostCurve
 from draftgauge.traces.trace import Trace
 from synthetic import synthetic_trace

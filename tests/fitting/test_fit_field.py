@@ -17,8 +17,8 @@ from draftgauge.policies.bundled import bundled_policy
 from draftgauge.policies.fitted import FittedPolicy, fitted_policy, load_fitted, save_fitted
 from draftgauge.policies.specdec import AcceptanceHead, SpecDecPlusPlus, dense_features
 from draftgauge.policies.speckv import GammaChooser, Network, SpecKVPrevious, SpecKVTwo
-from draftgauge.replay.rows import positions_in_prompt
-from draftgauge.replay.simulate import replay
+from draftgauge.replaying.rows import positions_in_prompt
+from draftgauge.replaying.simulate import replay
 from draftgauge.traces.trace import Trace
 from linear_costs import LinearCosts
 from synthetic import synthetic_trace

@@ -21,10 +21,10 @@ from draftgauge.policies.acceptance_model import StoppingNumbers, decision_secon
 from draftgauge.policies.base import DecisionSeconds
 from draftgauge.policies.fitted import fitted_policy, load_fitted, save_fitted
 from draftgauge.policies.stopping import ThroughputStopping
-from draftgauge.replay.evaluate import best_fixed_gamma
-from draftgauge.replay.rows import draft_caps
-from draftgauge.replay.simulate import replay, replay_fixed_all
-from draftgauge.replay.views import text_view
+from draftgauge.replaying.evaluate import best_fixed_gamma
+from draftgauge.replaying.rows import draft_caps
+from draftgauge.replaying.simulate import replay, replay_fixed_all
+from draftgauge.replaying.views import text_view
 from draftgauge.traces.costs import CostCurve
 from linear_costs import curve as linear_curve
 from synthetic import synthetic_trace

@@ -24,7 +24,7 @@ from draftgauge.policies.suffix import ORDER
 from draftgauge.policies.tail_model import TailByOrder, TailShared
 from draftgauge.policies.two_source import TwoSource
 from draftgauge.policies.two_source_rule import TwoSourceNumbers
-from draftgauge.replay.simulate import replay, text_runs
+from draftgauge.replaying.simulate import replay, text_runs
 from draftgauge.traces.build import take
 from draftgauge.traces.costs import CostCurve
 from draftgauge.traces.trace import Trace

@@ -12,8 +12,8 @@ from draftgauge.core.signals import SignalName
 from draftgauge.policies import POLICIES, Policy, make_policy
 from draftgauge.policies.base import ExtendingTextPolicy, Extends, ReadsText, SignalArrays, StatelessPolicy, TextPolicy
 from draftgauge.policies.fixed import FixedLength
-from draftgauge.replay import replay
-from draftgauge.replay.views import text_view
+from draftgauge.replaying import replay
+from draftgauge.replaying.views import text_view
 from draftgauge.traces.trace import Trace
 from linear_costs import LinearCosts
 from synthetic import repeating_trace, synthetic_trace

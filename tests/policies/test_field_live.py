@@ -13,7 +13,7 @@ from draftgauge.drafters import LanguageModelDrafter
 from draftgauge.models.base import CachedModel
 from draftgauge.models.loading import wrap
 from draftgauge.policies import make_policy
-from draftgauge.replay.simulate import replay
+from draftgauge.replaying.simulate import replay
 from draftgauge.traces.build import make_trace
 from draftgauge.traces.trace import Trace
 from linear_costs import LinearCosts

@@ -19,7 +19,7 @@ from draftgauge.policies.fitted import fitted_policy, policy_of_file
 from draftgauge.policies.online import _LEARNING_RATE, _REMEMBERED, OnlineCalibration
 from draftgauge.policies.stopping import ThroughputStopping, best_rate, deciding_seconds, dinkelbach, thresholds
 from draftgauge.policies.suffix import ORDER
-from draftgauge.replay.simulate import replay
+from draftgauge.replaying.simulate import replay
 from linear_costs import LinearCosts
 from synthetic import sampled_trace, synthetic_trace
 
@@ -146,7 +146,7 @@ def test_drafts_that_are_drawn_are_verified_whole() -> None:
 
 def test_it_predicts_a_chance_for_every_drafted_token() -> None:
     trace = synthetic_trace(seed=1, prompts=2, length=20, gamma_max=GAMMA_MAX)
-    from draftgauge.replay.simulate import text_view
+    from draftgauge.replaying.simulate import text_view
 
     found = ThroughputStopping(constant_numbers(0.7, 0.6), GAMMA_MAX, LinearCosts()).acceptance(text_view(trace))
     drafted = trace.draft_token >= 0

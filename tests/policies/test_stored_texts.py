@@ -17,10 +17,10 @@ from draftgauge.policies.stored_policies import with_stored
 from draftgauge.policies.stored_texts import BackedIndex, StoredTexts
 from draftgauge.policies.suffix import ORDER, Match
 from draftgauge.policies.two_source import TwoSource
-from draftgauge.replay.evaluate import BOUNDS, evaluate_design
-from draftgauge.replay.hindsight import Sources, hindsight_optimum
-from draftgauge.replay.simulate import replay
-from draftgauge.replay.splits import Design
+from draftgauge.replaying.evaluate import BOUNDS, evaluate_design
+from draftgauge.replaying.hindsight import Sources, hindsight_optimum
+from draftgauge.replaying.simulate import replay
+from draftgauge.replaying.splits import Design
 from draftgauge.traces.costs import CostCurve
 from draftgauge.traces.trace import Trace
 from linear_costs import LinearCosts

@@ -24,9 +24,9 @@ from draftgauge.policies.tail_model import TailByOrder, TailModel, TailState, sh
 from draftgauge.policies.two_source import TwoSource
 from draftgauge.policies.two_source_rule import Instead, Rule, TwoSourceNumbers, best_rate, cut, running_sums
 from draftgauge.policies.two_source_trace import decided_by
-from draftgauge.replay.rows import draft_caps
-from draftgauge.replay.simulate import replay
-from draftgauge.replay.views import text_view
+from draftgauge.replaying.rows import draft_caps
+from draftgauge.replaying.simulate import replay
+from draftgauge.replaying.views import text_view
 from linear_costs import LinearCosts, curve
 from synthetic import repeating_trace, sampled_trace
 from two_source_numbers import GAMMA_MAX, random_numbers

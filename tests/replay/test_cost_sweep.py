@@ -12,7 +12,7 @@ from draftgauge.core.errors import DraftgaugeError
 from draftgauge.policies import make_policy
 from draftgauge.policies.base import Policy
 from draftgauge.policies.fixed import FixedLength
-from draftgauge.replay import (
+from draftgauge.replaying import (
     Design,
     Replay,
     at_cost_ratio,

@@ -11,7 +11,7 @@ import pytest
 from draftgauge.core.errors import DraftgaugeError
 from draftgauge.policies import make_policy
 from draftgauge.policies.fixed import FixedLength
-from draftgauge.replay import (
+from draftgauge.replaying import (
     Row,
     acceptance_by_depth,
     best_fixed_gamma,
@@ -24,8 +24,8 @@ from draftgauge.replay import (
     replay,
     replay_fixed_all,
 )
-from draftgauge.replay.evaluate import Compared, evaluate_design
-from draftgauge.replay.splits import Design
+from draftgauge.replaying.evaluate import Compared, evaluate_design
+from draftgauge.replaying.splits import Design
 from draftgauge.traces.build import select, take
 from draftgauge.traces.costs import CostCurve
 from draftgauge.traces.trace import Trace

@@ -15,7 +15,7 @@ from draftgauge.policies import make_policy
 from draftgauge.policies.base import DecisionSeconds
 from draftgauge.policies.fixed import FixedLength
 from draftgauge.policies.hf_confidence import ConfidenceThreshold
-from draftgauge.replay import (
+from draftgauge.replaying import (
     acceptance_by_depth,
     best_fixed_gamma,
     evaluate,

@@ -14,9 +14,16 @@ from hypothesis import strategies as st
 from draftgauge.core.errors import TraceError
 from draftgauge.policies import make_policy
 from draftgauge.policies.suffix import ORDER, SuffixIndex
-from draftgauge.replay import Hindsight, best_fixed_gamma, hindsight_gain, hindsight_optimum, replay, replay_fixed_all
-from draftgauge.replay.hindsight import Sources, any_order_seconds
-from draftgauge.replay.simulate import Walk, walked
+from draftgauge.replaying import (
+    Hindsight,
+    best_fixed_gamma,
+    hindsight_gain,
+    hindsight_optimum,
+    replay,
+    replay_fixed_all,
+)
+from draftgauge.replaying.hindsight import Sources, any_order_seconds
+from draftgauge.replaying.simulate import Walk, walked
 from draftgauge.traces.costs import CostCurve, RepeatSeconds
 from draftgauge.traces.trace import Trace
 from synthetic import repeating_trace, replay_steps, sampled_trace, synthetic_trace

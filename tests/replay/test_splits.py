@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from draftgauge.core.errors import TraceError
-from draftgauge.replay.splits import MIN_PROMPTS, choosing_unseen, design_of, prompt_keys, split_trace, splits_of
+from draftgauge.replaying.splits import MIN_PROMPTS, choosing_unseen, design_of, prompt_keys, split_trace, splits_of
 from draftgauge.traces.build import select
 from draftgauge.traces.trace import Trace
 from synthetic import SPLITS, same_rows, synthetic_trace

@@ -6,12 +6,12 @@ from dataclasses import replace
 
 import pytest
 
-from draftgauge.report.advice import advise, contrast, held_out_speedups
-from draftgauge.report.data import ReportData
-from draftgauge.report.figures import step_costs
-from draftgauge.report.style import column_decimals, fixed, number, percent, ratio, signed
-from draftgauge.report.tables import compression_table, describe, policies_table
-from draftgauge.report.views import CompressionView, SpeedCurve, TableRow
+from draftgauge.reporting.advice import advise, contrast, held_out_speedups
+from draftgauge.reporting.data import ReportData
+from draftgauge.reporting.figures import step_costs
+from draftgauge.reporting.style import column_decimals, fixed, number, percent, ratio, signed
+from draftgauge.reporting.tables import compression_table, describe, policies_table
+from draftgauge.reporting.views import CompressionView, SpeedCurve, TableRow
 from draftgauge.traces.costs import CostCurve
 
 

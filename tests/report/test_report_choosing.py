@@ -14,14 +14,14 @@ from draftgauge.policies import make_policy
 from draftgauge.policies.base import TextView
 from draftgauge.policies.fitted import FITTED, FittedPolicy, save_fitted
 from draftgauge.policies.fixed import FixedLength
-from draftgauge.replay import ALL_TASKS, cost_sweep, design_of, evaluate_design, replay
-from draftgauge.report.choosing import ALWAYS_COMPARED, CONFIDENCE, choosing_view
-from draftgauge.report.choosing_text import Verdict, judged_lines, verdict
-from draftgauge.report.choosing_views import ChoosingView, JudgedPolicy
-from draftgauge.report.collect import collect
-from draftgauge.report.page import render
-from draftgauge.report.style import signed
-from draftgauge.report.timeline import replay_timeline
+from draftgauge.replaying import ALL_TASKS, cost_sweep, design_of, evaluate_design, replay
+from draftgauge.reporting.choosing import ALWAYS_COMPARED, CONFIDENCE, choosing_view
+from draftgauge.reporting.choosing_text import Verdict, judged_lines, verdict
+from draftgauge.reporting.choosing_views import ChoosingView, JudgedPolicy
+from draftgauge.reporting.collect import collect
+from draftgauge.reporting.page import render
+from draftgauge.reporting.style import signed
+from draftgauge.reporting.timeline import replay_timeline
 from draftgauge.traces.costs import CostCurve
 from draftgauge.traces.manifest import COSTS_NAME
 from draftgauge.traces.reader import read_trace

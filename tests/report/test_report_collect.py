@@ -9,7 +9,7 @@ import pytest
 
 from draftgauge.core.errors import DraftgaugeError, TraceError
 from draftgauge.policies import make_policy
-from draftgauge.replay import (
+from draftgauge.replaying import (
     ALL_TASKS,
     acceptance_by_depth,
     best_fixed_gamma,
@@ -18,10 +18,10 @@ from draftgauge.replay import (
     hindsight_optimum,
     replay,
 )
-from draftgauge.replay.hindsight import Sources
-from draftgauge.report.collect import MIN_POSITIONS, collect
-from draftgauge.report.page import build_report
-from draftgauge.report.rows import MEASURED_LENGTHS, POLICIES
+from draftgauge.replaying.hindsight import Sources
+from draftgauge.reporting.collect import MIN_POSITIONS, collect
+from draftgauge.reporting.page import build_report
+from draftgauge.reporting.rows import MEASURED_LENGTHS, POLICIES
 from draftgauge.traces.build import select
 from draftgauge.traces.costs import CostCurve
 from draftgauge.traces.manifest import COSTS_NAME

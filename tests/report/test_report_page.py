@@ -12,11 +12,11 @@ import pytest
 
 from draftgauge.core.errors import DraftgaugeError
 from draftgauge.policies import make_policy
-from draftgauge.replay import replay
-from draftgauge.replay.evaluate import plain_seconds
-from draftgauge.report.collect import collect
-from draftgauge.report.page import build_report, render
-from draftgauge.report.style import COLOURS
+from draftgauge.replaying import replay
+from draftgauge.replaying.evaluate import plain_seconds
+from draftgauge.reporting.collect import collect
+from draftgauge.reporting.page import build_report, render
+from draftgauge.reporting.style import COLOURS
 from draftgauge.traces.costs import CostCurve
 from draftgauge.traces.manifest import COSTS_NAME
 from draftgauge.traces.reader import read_texts, read_trace

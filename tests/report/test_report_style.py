@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from draftgauge.report.style import p_text, series
+from draftgauge.reporting.style import p_text, series
 
 
 def test_a_dozen_lines_are_told_apart() -> None:

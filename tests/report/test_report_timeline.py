@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 
 from draftgauge.policies import make_policy
-from draftgauge.replay import replay
-from draftgauge.report.timeline import replay_timeline, representative_prompts, spans
+from draftgauge.replaying import replay
+from draftgauge.reporting.timeline import replay_timeline, representative_prompts, spans
 from draftgauge.traces.build import make_trace, select
 from draftgauge.traces.record import make_record
 from draftgauge.traces.trace import PromptInfo

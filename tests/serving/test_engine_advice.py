@@ -10,9 +10,9 @@ import numpy as np
 import pytest
 
 from draftgauge.core.errors import DraftgaugeError
-from draftgauge.replay.evaluate import plain_seconds
-from draftgauge.replay.simulate import replay_lengths
-from draftgauge.replay.splits import Design
+from draftgauge.replaying.evaluate import plain_seconds
+from draftgauge.replaying.simulate import replay_lengths
+from draftgauge.replaying.splits import Design
 from draftgauge.serving.advice import acceptance_to_pay, advise_settings, batch_lengths, recorded_acceptance
 from draftgauge.serving.engines import ENGINES, PLAIN, Places, by_batch, engine_of, settings_document
 from draftgauge.traces.engine_costs import EngineCosts

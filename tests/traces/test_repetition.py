@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from draftgauge.policies.fixed import FixedLength
-from draftgauge.replay.simulate import replay
+from draftgauge.replaying.simulate import replay
 from draftgauge.traces.repetition import (
     cut_at_repetition,
     distinct_share,

@@ -22,8 +22,8 @@ from draftgauge.core.files import atomic_write_text, require_writable
 from draftgauge.models.reference import resolve_source
 from draftgauge.policies.fitted import FITTED_SUFFIX, is_fitted, load_fitted
 from draftgauge.policies.registry import expand_policy, make_policy
-from draftgauge.replay.simulate import can_replay, replay_lengths
-from draftgauge.replay.splits import MIN_PROMPTS, Design, choosing_unseen, design_of
+from draftgauge.replaying.simulate import can_replay, replay_lengths
+from draftgauge.replaying.splits import MIN_PROMPTS, Design, choosing_unseen, design_of
 from draftgauge.serving.advice import EngineAdvice, SettingOutcome, advise_settings, batch_lengths
 from draftgauge.serving.counters import SpeculationCounts, check_served, read_counts, standard_errors, tokens_per_step
 from draftgauge.serving.engines import FIXED, P_MIN, PLAIN, Engine, Places, engine_of, fixed_length, settings_document

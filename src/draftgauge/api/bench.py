@@ -33,8 +33,8 @@ from draftgauge.policies.base import Policy
 from draftgauge.policies.fitted import load_fitted
 from draftgauge.policies.registry import compared_policies, expand_policy, make_policy, with_objects
 from draftgauge.policies.stored_policies import with_stored
-from draftgauge.replay.evaluate import SAME_PROMPTS
-from draftgauge.replay.splits import EVERYTHING, MIN_PROMPTS, Design, design_of, prompt_keys, splits_of
+from draftgauge.replaying.evaluate import SAME_PROMPTS
+from draftgauge.replaying.splits import EVERYTHING, MIN_PROMPTS, Design, design_of, prompt_keys, splits_of
 from draftgauge.traces.build import select
 from draftgauge.traces.costs import CostCurve
 from draftgauge.traces.manifest import Manifest

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from draftgauge.api.arms import PLAIN, Arm, ArmRun, BenchPrompt
-from draftgauge.replay.evaluate import ALL_TASKS
+from draftgauge.replaying.evaluate import ALL_TASKS
 from draftgauge.statistics.bootstrap import Interval, columns
 from draftgauge.statistics.paired import median_interval, paired_gain, ratio_interval
 from draftgauge.traces.repetition import distinct_share

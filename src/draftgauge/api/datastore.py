@@ -13,8 +13,8 @@ from draftgauge.core.errors import DraftgaugeError
 from draftgauge.core.files import require_writable
 from draftgauge.fitting.decision_times import look_up_seconds
 from draftgauge.policies.stored_texts import StoredTexts
-from draftgauge.replay.splits import split_trace
-from draftgauge.replay.views import check_prompt_tokens
+from draftgauge.replaying.splits import split_trace
+from draftgauge.replaying.views import check_prompt_tokens
 from draftgauge.traces.datastore import About, Datastore, StoredOutput, grow, stored_output, stored_prompts
 from draftgauge.traces.trace import Trace
 

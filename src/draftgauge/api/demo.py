@@ -37,8 +37,8 @@ from draftgauge.core.progress import Progress, silent
 from draftgauge.core.prompts import in_turn
 from draftgauge.core.provenance import command_line, write_measurement
 from draftgauge.policies.registry import compared_policies
-from draftgauge.replay.evaluate import best_fixed_gamma
-from draftgauge.report.page import build_report
+from draftgauge.replaying.evaluate import best_fixed_gamma
+from draftgauge.reporting.page import build_report
 
 PLAN_NAME = "plan.json"
 PHASES_NAME = "phases.json"

@@ -9,7 +9,7 @@ from draftgauge.api.verb import verb
 from draftgauge.core.errors import DraftgaugeError
 from draftgauge.drafters.reuse import read_description
 from draftgauge.drafters.reuse.persistence import read_config, trained_depths
-from draftgauge.export.eagle3 import ORIGIN, export_eagle3, llama_cpp_lacks
+from draftgauge.exporting.eagle3 import ORIGIN, export_eagle3, llama_cpp_lacks
 from draftgauge.models.reference import resolve_source
 
 

@@ -18,10 +18,10 @@ from draftgauge.core.provenance import command_line, timestamp
 from draftgauge.fitting.registry import FitOptions, fit_policy, fittable
 from draftgauge.policies.base import Policy
 from draftgauge.policies.fitted import FITTED_SUFFIX, FittedPolicy, fitted_policy, save_fitted
-from draftgauge.replay.evaluate import Rivals, TuneRivals, evaluate_design
-from draftgauge.replay.simulate import Replay
-from draftgauge.replay.simulate import replay as replay_trace
-from draftgauge.replay.splits import MIN_PROMPTS, design_of, split_trace, splits_of
+from draftgauge.replaying.evaluate import Rivals, TuneRivals, evaluate_design
+from draftgauge.replaying.simulate import Replay
+from draftgauge.replaying.simulate import replay as replay_trace
+from draftgauge.replaying.splits import MIN_PROMPTS, design_of, split_trace, splits_of
 from draftgauge.traces.costs import CostCurve
 from draftgauge.traces.manifest import Manifest
 from draftgauge.traces.trace import Trace
@@ -35,7 +35,7 @@ def fit(request: FitRequest) -> list[dict[str, Any]]:
     """Fit a policy on the training prompts of recorded runs and write it to a file that ``--policy`` takes.
 
     Training prompts are those that the prompt file names so; where it names none, 60% of them by a hash that stays the
-    same (see :func:`draftgauge.replay.splits.splits_of`), and ``replay`` evaluates on others. ``stopping``,
+    same (see :func:`draftgauge.replaying.splits.splits_of`), and ``replay`` evaluates on others. ``stopping``,
     ``two-source`` and ``speckv`` learn from all runs together, ``specdec++`` from the first.
 
     Args:
@@ -43,7 +43,7 @@ def fit(request: FitRequest) -> list[dict[str, Any]]:
 
     Returns:
         One row for each run: what the fitted policy gains on the validation prompts (keys of
-        :func:`draftgauge.replay.evaluate.evaluate`), if there are enough of them, with ``trained_prompts``, and
+        :func:`draftgauge.replaying.evaluate.evaluate`), if there are enough of them, with ``trained_prompts``, and
         whether the run has test prompts enough to judge the policy on by replay (``judgeable``). Of ``two-source``
         also what it gains over the better one of its sources alone (``gain_over_rival``).
 

@@ -26,7 +26,7 @@ from draftgauge.core.prompts import read_prompts
 from draftgauge.models.base import CachedModel
 from draftgauge.models.device import choose_device
 from draftgauge.models.reference import PAIR_FOLDER
-from draftgauge.replay.acceptance import acceptance_by_depth
+from draftgauge.replaying.acceptance import acceptance_by_depth
 from draftgauge.traces.build import select
 from draftgauge.traces.repetition import gram_counts
 from draftgauge.traces.trace import Trace

@@ -20,11 +20,11 @@ from draftgauge.policies.fitted import load_fitted
 from draftgauge.policies.registry import compared_policies, expand_policy, make_policy, with_objects
 from draftgauge.policies.stored_policies import with_stored
 from draftgauge.policies.stored_texts import StoredTexts
-from draftgauge.replay.batch_rows import batch_rows
-from draftgauge.replay.cost_sweep import cost_sweep
-from draftgauge.replay.evaluate import Rivals, best_fixed_gamma, evaluate_design
-from draftgauge.replay.simulate import Replay, can_replay
-from draftgauge.replay.splits import Design, design_of, prompt_keys
+from draftgauge.replaying.batch_rows import batch_rows
+from draftgauge.replaying.cost_sweep import cost_sweep
+from draftgauge.replaying.evaluate import Rivals, best_fixed_gamma, evaluate_design
+from draftgauge.replaying.simulate import Replay, can_replay
+from draftgauge.replaying.splits import Design, design_of, prompt_keys
 from draftgauge.traces.costs import CostCurve
 from draftgauge.traces.manifest import Manifest
 from draftgauge.traces.trace import Trace
@@ -56,9 +56,9 @@ def replay(
             are from another device or not to be trusted; by default a Python warning.
 
     Returns:
-        Rows as :func:`draftgauge.replay.evaluate.evaluate` describes; the policy ``hindsight`` is the optimum with all
-        outcomes known. With a datastore each says how many tokens that holds (``datastore_tokens``). Of batches, as
-        :func:`draftgauge.replay.batch_rows.batch_rows` describes.
+        Rows as :func:`draftgauge.replaying.evaluate.evaluate` describes; the policy ``hindsight`` is the optimum with
+        all outcomes known. With a datastore each says how many tokens that holds (``datastore_tokens``). Of batches, as
+        :func:`draftgauge.replaying.batch_rows.batch_rows` describes.
 
     Raises:
         DraftgaugeError: for an unknown policy, or one fitted for other draft lengths or signals.

@@ -10,7 +10,7 @@ from draftgauge.api.verb import verb
 from draftgauge.core.files import require_writable
 from draftgauge.core.provenance import read_measurement
 from draftgauge.policies.fitted import FITTED_SUFFIX, is_fitted
-from draftgauge.report.page import build_report
+from draftgauge.reporting.page import build_report
 
 REPORT_NAME = "report.html"
 

@@ -10,7 +10,7 @@ import numpy as np
 
 from draftgauge.api.runs import read_run
 from draftgauge.api.served import read_differences
-from draftgauge.replay.evaluate import best_fixed_gamma, hindsight_gain, near_best_gammas, task_masks
+from draftgauge.replaying.evaluate import best_fixed_gamma, hindsight_gain, near_best_gammas, task_masks
 from draftgauge.traces.build import select
 from draftgauge.traces.manifest import Manifest
 from draftgauge.traces.trace import Trace

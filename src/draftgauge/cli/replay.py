@@ -34,7 +34,7 @@ def replay(request: ReplayRequest) -> list[dict[str, Any]]:
 
     rows = run(request, on_warning=warn)
     if request.batches:
-        from draftgauge.replay.batch_rows import shown_rows
+        from draftgauge.replaying.batch_rows import shown_rows
 
         show_table("The best fixed length by batch size, and other policies", shown_rows(rows), BATCH_COLUMNS)
         return rows
@@ -48,8 +48,8 @@ def replay(request: ReplayRequest) -> list[dict[str, Any]]:
 
 def _title(rows: list[dict[str, Any]], swept: bool) -> str:
     """What the table is about: which prompts, and what gains are over."""
-    from draftgauge.replay.evaluate import SAME_PROMPTS
-    from draftgauge.replay.splits import EVERYTHING
+    from draftgauge.replaying.evaluate import SAME_PROMPTS
+    from draftgauge.replaying.splits import EVERYTHING
 
     lengths = dict.fromkeys((row["compression"], row["cost_ratio"], row["best_fixed_gamma"]) for row in rows)
     named = ": " + ", ".join(f"{best} ({compression})" for compression, _, best in lengths) if not swept else ""

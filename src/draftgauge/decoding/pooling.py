@@ -32,7 +32,7 @@ TWO_SIDED = 1.96  # half of a 95% interval, in standard errors
 ACCEPTANCE = (0.5, 0.6, 0.7, 0.8, 0.9)
 """Chances that a drafted token is accepted, for which the advice must hold: the meter does not know the pair's own."""
 NEAR = 0.02
-"""A length is advised where none is more than this much faster (as in :mod:`draftgauge.replay.evaluate`)."""
+"""A length is advised where none is more than this much faster (as in :mod:`draftgauge.replaying.evaluate`)."""
 
 Ints = NDArray[np.int64]
 Seconds = NDArray[np.float64]

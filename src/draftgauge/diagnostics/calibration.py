@@ -17,10 +17,10 @@ from numpy.typing import ArrayLike, NDArray
 
 from draftgauge.core.errors import DraftgaugeError
 from draftgauge.policies.base import Policy, TextView
-from draftgauge.replay.acceptance import known_drafts
-from draftgauge.replay.evaluate import Row
-from draftgauge.replay.simulate import replay
-from draftgauge.replay.views import text_view
+from draftgauge.replaying.acceptance import known_drafts
+from draftgauge.replaying.evaluate import Row
+from draftgauge.replaying.simulate import replay
+from draftgauge.replaying.views import text_view
 from draftgauge.traces.costs import CostCurve
 from draftgauge.traces.trace import Trace
 

@@ -1,7 +1,7 @@
 """Does what was fitted on some tasks, compressions or draft sizes hold on others? Leave one out, fit on the rest, judge
 on it; no torch.
 
-Every design fits on training prompts and evaluates on test prompts (:func:`draftgauge.replay.splits.splits_of`), so
+Every design fits on training prompts and evaluates on test prompts (:func:`draftgauge.replaying.splits.splits_of`), so
 that what was left out is new in both ways. Gains are over the best fixed length on the *training prompts of what was
 left out*: a rival that knows the new task, compression or pair, which the fitted policy does not.
 """
@@ -17,9 +17,9 @@ from draftgauge.core.errors import TraceError
 from draftgauge.core.prompts import TEST, TRAIN
 from draftgauge.policies.base import Policy
 from draftgauge.policies.fitted import FittedPolicy, fitted_policy
-from draftgauge.replay.evaluate import Row, evaluate_design
-from draftgauge.replay.simulate import Replay
-from draftgauge.replay.splits import Design, split_trace
+from draftgauge.replaying.evaluate import Row, evaluate_design
+from draftgauge.replaying.simulate import Replay
+from draftgauge.replaying.splits import Design, split_trace
 from draftgauge.statistics.bootstrap import TEST_RESAMPLES
 from draftgauge.traces.build import select
 from draftgauge.traces.costs import CostCurve
@@ -50,9 +50,9 @@ def leave_task_out(runs: Sequence[Recorded], fit: Fit, *, resamples: int = TEST_
         resamples: of the intervals.
 
     Returns:
-        Rows as :func:`~draftgauge.replay.evaluate.evaluate` describes, with ``design`` ("task"), ``left`` (which one)
-        and ``pair``. The policies are ``left-out``, ``left-in`` (fitted on everything, what it was left out of too),
-        the baselines.
+        Rows as :func:`~draftgauge.replaying.evaluate.evaluate` describes, with ``design`` ("task"), ``left`` (which
+        one) and ``pair``. The policies are ``left-out``, ``left-in`` (fitted on everything, what it was left out of
+        too), the baselines.
 
     Raises:
         TraceError: if there are fewer than two tasks, or a split of one has too few prompts.

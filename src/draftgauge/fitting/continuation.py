@@ -18,9 +18,9 @@ from sklearn.linear_model import Ridge
 from draftgauge.fitting.stopping import next_design, next_stand_chances
 from draftgauge.policies.acceptance_model import StoppingNumbers, decision_seconds, states
 from draftgauge.policies.stopping import ThroughputStopping, deciding_seconds
-from draftgauge.replay.rows import draft_caps
-from draftgauge.replay.simulate import Charge, Replay, replay_lengths
-from draftgauge.replay.views import text_view
+from draftgauge.replaying.rows import draft_caps
+from draftgauge.replaying.simulate import Charge, Replay, replay_lengths
+from draftgauge.replaying.views import text_view
 from draftgauge.traces.costs import CostCurve
 from draftgauge.traces.trace import Trace
 

@@ -13,8 +13,8 @@ from draftgauge.fitting.registry import FitOptions, register_fit
 from draftgauge.policies.base import SignalArrays
 from draftgauge.policies.fitted import FittedPolicy
 from draftgauge.policies.specdec import FEATURES, NAME, dense_features
-from draftgauge.replay.rows import draft_caps
-from draftgauge.replay.splits import prompt_keys
+from draftgauge.replaying.rows import draft_caps
+from draftgauge.replaying.splits import prompt_keys
 from draftgauge.traces.costs import CostCurve
 from draftgauge.traces.trace import Trace
 

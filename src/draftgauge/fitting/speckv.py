@@ -14,9 +14,9 @@ from draftgauge.core.errors import TraceError
 from draftgauge.fitting.registry import FitOptions, register_fit
 from draftgauge.policies.fitted import FittedPolicy
 from draftgauge.policies.speckv import CANDIDATES, COMPRESSION_CODES, FEATURES, NAME, Reading
-from draftgauge.replay.rows import draft_caps
-from draftgauge.replay.simulate import replay_lengths
-from draftgauge.replay.splits import prompt_keys
+from draftgauge.replaying.rows import draft_caps
+from draftgauge.replaying.simulate import replay_lengths
+from draftgauge.replaying.splits import prompt_keys
 from draftgauge.traces.costs import CostCurve
 from draftgauge.traces.trace import Trace
 

@@ -32,10 +32,10 @@ from draftgauge.policies.base import measured_decision
 from draftgauge.policies.fitted import FittedPolicy
 from draftgauge.policies.stopping import SIGNALS, STOPPING, ThroughputStopping
 from draftgauge.policies.suffix import ORDER
-from draftgauge.replay.rows import draft_caps
-from draftgauge.replay.simulate import replay
-from draftgauge.replay.splits import prompt_keys
-from draftgauge.replay.views import text_view
+from draftgauge.replaying.rows import draft_caps
+from draftgauge.replaying.simulate import replay
+from draftgauge.replaying.splits import prompt_keys
+from draftgauge.replaying.views import text_view
 from draftgauge.traces.costs import CostCurve
 from draftgauge.traces.trace import Trace
 

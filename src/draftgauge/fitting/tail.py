@@ -35,10 +35,10 @@ from draftgauge.policies.tail_model import (
     token_share,
     tokens_before,
 )
-from draftgauge.replay.rows import draft_caps, prompt_of_rows
-from draftgauge.replay.simulate import text_runs
-from draftgauge.replay.splits import prompt_keys
-from draftgauge.replay.views import text_view
+from draftgauge.replaying.rows import draft_caps, prompt_of_rows
+from draftgauge.replaying.simulate import text_runs
+from draftgauge.replaying.splits import prompt_keys
+from draftgauge.replaying.views import text_view
 from draftgauge.traces.trace import Trace
 
 Floats = NDArray[np.float64]

@@ -14,8 +14,8 @@ from dataclasses import dataclass
 from draftgauge.core.errors import DraftgaugeError
 from draftgauge.policies.base import Extends
 from draftgauge.policies.registry import POLICIES, grid_specs, make_policy, tunable_policies
-from draftgauge.replay.evaluate import Rivals
-from draftgauge.replay.simulate import replay
+from draftgauge.replaying.evaluate import Rivals
+from draftgauge.replaying.simulate import replay
 from draftgauge.traces.costs import CostCurve
 from draftgauge.traces.trace import Trace
 

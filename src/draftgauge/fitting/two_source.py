@@ -22,10 +22,10 @@ from draftgauge.policies.stopping import SIGNALS
 from draftgauge.policies.two_source import TWO_SOURCE, TwoSource
 from draftgauge.policies.two_source_rule import Instead, TwoSourceNumbers
 from draftgauge.policies.two_source_trace import decided_by, spoken_against
-from draftgauge.replay.rows import draft_caps
-from draftgauge.replay.simulate import Replay, replay, text_runs
-from draftgauge.replay.splits import prompt_keys
-from draftgauge.replay.views import text_view
+from draftgauge.replaying.rows import draft_caps
+from draftgauge.replaying.simulate import Replay, replay, text_runs
+from draftgauge.replaying.splits import prompt_keys
+from draftgauge.replaying.views import text_view
 from draftgauge.traces.costs import CostCurve
 from draftgauge.traces.trace import Trace
 

@@ -1,7 +1,7 @@
 """How far to draft in a batch whose requests take every step together.
 
 The batch drafts by depth: at each one some of the requests draft a token in one pass. The same object runs live
-(:mod:`draftgauge.decoding.batched`) and in replay (:mod:`draftgauge.replay.batched`).
+(:mod:`draftgauge.decoding.batched`) and in replay (:mod:`draftgauge.replaying.batched`).
 """
 
 from __future__ import annotations

@@ -10,10 +10,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from draftgauge.policies.registry import make_policy
-from draftgauge.replay.evaluate import plain_seconds
-from draftgauge.replay.rows import context_lengths, sum_by_prompt
-from draftgauge.replay.simulate import Replay, replay, replay_lengths
-from draftgauge.replay.splits import Design
+from draftgauge.replaying.evaluate import plain_seconds
+from draftgauge.replaying.rows import context_lengths, sum_by_prompt
+from draftgauge.replaying.simulate import Replay, replay, replay_lengths
+from draftgauge.replaying.splits import Design
 from draftgauge.serving.engines import FIXED, P_MIN, PLAIN, fixed_length, p_min_of
 from draftgauge.statistics.paired import gain_resamples, ratio_interval
 from draftgauge.traces.build import conversations

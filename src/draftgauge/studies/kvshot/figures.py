@@ -10,8 +10,8 @@ from typing import Any
 import numpy as np
 from markupsafe import Markup
 
-from draftgauge.report.style import LIGHT, Series, number, series
-from draftgauge.report.svg import PANEL, panel, to_svg
+from draftgauge.reporting.style import LIGHT, Series, number, series
+from draftgauge.reporting.svg import PANEL, panel, to_svg
 from draftgauge.studies.kvshot.cells import EQUAL_WIDTH
 from draftgauge.studies.kvshot.views import Estimate, VariantView
 

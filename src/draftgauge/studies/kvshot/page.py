@@ -13,9 +13,9 @@ from markupsafe import Markup
 from draftgauge.core.errors import DraftgaugeError
 from draftgauge.core.files import atomic_write_text
 from draftgauge.core.provenance import timestamp
-from draftgauge.report.layout import render_page
-from draftgauge.report.style import Series, fixed, number, ratio
-from draftgauge.report.table import Table
+from draftgauge.reporting.layout import render_page
+from draftgauge.reporting.style import Series, fixed, number, ratio
+from draftgauge.reporting.table import Table
 from draftgauge.studies.kvshot import figures
 from draftgauge.studies.kvshot.cells import EQUAL_WIDTH
 from draftgauge.studies.kvshot.presets import ROPE

@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
-from draftgauge.report.style import fixed, p_text
+from draftgauge.reporting.style import fixed, p_text
 from draftgauge.studies.kvshot.presets import ROPE
 
 Row = Mapping[str, Any]

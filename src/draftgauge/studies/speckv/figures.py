@@ -13,8 +13,8 @@ from typing import Any
 import numpy as np
 from markupsafe import Markup
 
-from draftgauge.report.style import LIGHT, percent, series
-from draftgauge.report.svg import PANEL, panel, to_svg
+from draftgauge.reporting.style import LIGHT, percent, series
+from draftgauge.reporting.svg import PANEL, panel, to_svg
 from draftgauge.studies.speckv.records import ALL, COMPRESSIONS, GAMMAS, TASKS
 
 Rows = Sequence[Mapping[str, Any]]

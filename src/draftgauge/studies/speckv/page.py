@@ -10,10 +10,10 @@ from typing import Any
 from markupsafe import Markup
 
 from draftgauge.core.files import atomic_write_text
-from draftgauge.report.facts import report_facts
-from draftgauge.report.layout import render_page
-from draftgauge.report.style import MISSING, percent
-from draftgauge.report.table import Columns, Format, Table, decimals, table_of, words
+from draftgauge.reporting.facts import report_facts
+from draftgauge.reporting.layout import render_page
+from draftgauge.reporting.style import MISSING, percent
+from draftgauge.reporting.table import Columns, Format, Table, decimals, table_of, words
 from draftgauge.studies.speckv import figures
 from draftgauge.studies.speckv.captions import caption_figures, gain, improvement
 from draftgauge.studies.speckv.figures import Rows, findings, select

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from draftgauge.report.views import Timeline, TimelineToken
+from draftgauge.reporting.views import Timeline, TimelineToken
 from draftgauge.traces.trace import Trace
 
 KINDS = {

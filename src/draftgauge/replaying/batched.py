@@ -18,7 +18,7 @@ from draftgauge.core.errors import TraceError
 from draftgauge.core.signals import SignalName
 from draftgauge.policies.base import Signal, Step, asks_after_each_token
 from draftgauge.policies.batch import BatchPolicy, Opening
-from draftgauge.replay.views import check_prompt_tokens, signal_arrays
+from draftgauge.replaying.views import check_prompt_tokens, signal_arrays
 from draftgauge.traces.batch_costs import BatchCosts
 from draftgauge.traces.trace import Trace
 

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from draftgauge.policies.batches import make_batch_policy
-from draftgauge.replay.batched import replay_batch, resampled
+from draftgauge.replaying.batched import replay_batch, resampled
 from draftgauge.traces.costs import CostCurve
 from draftgauge.traces.trace import Trace
 

@@ -4,7 +4,7 @@ Greedy output does not depend on how far one drafts, and drafters start from the
 dense trace holds the outcome of every step that any policy could take, and the replay is exact.
 
 A trace of sampled decoding holds chances in place of outcomes. There the replay is what decoding takes on average given
-the outputs: exact (:mod:`draftgauge.replay.expectation`) for policies that look at the step alone, and else the mean
+the outputs: exact (:mod:`draftgauge.replaying.expectation`) for policies that look at the step alone, and else the mean
 over walks drawn from those chances.
 """
 
@@ -35,11 +35,11 @@ from draftgauge.policies.base import (
 from draftgauge.policies.stored_policies import stored_of
 from draftgauge.policies.stored_texts import StoredTexts
 from draftgauge.policies.suffix_columns import continuation_runs
-from draftgauge.replay.asking import prompt_steps
-from draftgauge.replay.backlog import backlogs
-from draftgauge.replay.expectation import expected_catch_up, expected_repeats, expected_steps, lengths_by_refusal
-from draftgauge.replay.rows import context_lengths, draft_caps, draft_room, prompt_of_rows, sum_by_prompt
-from draftgauge.replay.views import check_prompt_tokens, derived_with, signal_arrays, text_view
+from draftgauge.replaying.asking import prompt_steps
+from draftgauge.replaying.backlog import backlogs
+from draftgauge.replaying.expectation import expected_catch_up, expected_repeats, expected_steps, lengths_by_refusal
+from draftgauge.replaying.rows import context_lengths, draft_caps, draft_room, prompt_of_rows, sum_by_prompt
+from draftgauge.replaying.views import check_prompt_tokens, derived_with, signal_arrays, text_view
 from draftgauge.traces.build import remaining_rows
 from draftgauge.traces.costs import CostCurve
 from draftgauge.traces.sampled import drawn, draws

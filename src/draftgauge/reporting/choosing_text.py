@@ -5,8 +5,8 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-from draftgauge.report.choosing_views import ChoosingView, JudgedPolicy
-from draftgauge.report.style import MISSING, column_decimals, fixed, signed
+from draftgauge.reporting.choosing_views import ChoosingView, JudgedPolicy
+from draftgauge.reporting.style import MISSING, column_decimals, fixed, signed
 
 LEVEL = 0.05
 

@@ -12,8 +12,8 @@ from dataclasses import replace
 import numpy as np
 
 from draftgauge.core.errors import DraftgaugeError
-from draftgauge.replay.evaluate import MakeArms, Row, TuneRivals, evaluate_design
-from draftgauge.replay.splits import Design
+from draftgauge.replaying.evaluate import MakeArms, Row, TuneRivals, evaluate_design
+from draftgauge.replaying.splits import Design
 from draftgauge.statistics.bootstrap import TEST_RESAMPLES
 from draftgauge.traces.costs import CostCurve, CostTable
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from draftgauge.diagnostics.calibration import Bin
-from draftgauge.report.views import Floats, Timeline
+from draftgauge.reporting.views import Floats, Timeline
 
 
 @dataclass(frozen=True)

@@ -9,10 +9,10 @@ import numpy as np
 from markupsafe import Markup
 from matplotlib.ticker import MaxNLocator, NullFormatter, NullLocator
 
-from draftgauge.report.choosing_views import ChoosingView, LengthLine, ReliabilityCurve
-from draftgauge.report.figures import HINDSIGHT, slug
-from draftgauge.report.style import LIGHT, Series, compression_title, number, percent, series
-from draftgauge.report.svg import panel, to_svg
+from draftgauge.reporting.choosing_views import ChoosingView, LengthLine, ReliabilityCurve
+from draftgauge.reporting.figures import HINDSIGHT, slug
+from draftgauge.reporting.style import LIGHT, Series, compression_title, number, percent, series
+from draftgauge.reporting.svg import panel, to_svg
 
 FIXED, UNCHARTED = Series("muted", (), ""), Series("muted", (5, 1.5), "o")
 ACCEPTED, REJECTED = Series("blue", (), ""), Series("vermillion", (), "")

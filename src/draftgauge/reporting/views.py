@@ -1,10 +1,10 @@
-"""What a report shows of one compression, as plain values that :mod:`draftgauge.report.collect` fills in."""
+"""What a report shows of one compression, as plain values that :mod:`draftgauge.reporting.collect` fills in."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
-from draftgauge.replay.evaluate import near_best
+from draftgauge.replaying.evaluate import near_best
 from draftgauge.traces.costs import CostCurve
 
 Floats = tuple[float, ...]
@@ -43,7 +43,7 @@ class SpeedCurve:
     """Modelled speed against draft length, of one task or of all prompts together.
 
     Attributes:
-        task: the kind of task, or :data:`draftgauge.replay.ALL_TASKS`.
+        task: the kind of task, or :data:`draftgauge.replaying.ALL_TASKS`.
         tokens_per_step, tokens_per_second: ``[G + 1]``; entry ``g`` belongs to drafting ``g`` tokens at every step.
         plain: modelled tokens/s of plain decoding.
         hindsight: modelled tokens/s of the hindsight optimum.
@@ -67,7 +67,7 @@ class SpeedCurve:
 
     @property
     def near_best(self) -> tuple[int, int]:
-        """The shortest and longest length about as good as the best, see :func:`draftgauge.replay.near_best`."""
+        """The shortest and longest length about as good as the best, see :func:`draftgauge.replaying.near_best`."""
         return near_best(self.tokens_per_second)
 
     @property

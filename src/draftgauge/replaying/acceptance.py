@@ -7,8 +7,8 @@ import math
 import numpy as np
 from numpy.typing import NDArray
 
-from draftgauge.replay.evaluate import Row, task_masks
-from draftgauge.replay.rows import prompt_of_rows, sum_by_prompt
+from draftgauge.replaying.evaluate import Row, task_masks
+from draftgauge.replaying.rows import prompt_of_rows, sum_by_prompt
 from draftgauge.statistics.bootstrap import RESAMPLES
 from draftgauge.statistics.paired import ratio_interval
 from draftgauge.traces.build import conversations, remaining_rows

@@ -15,10 +15,10 @@ from draftgauge.core.prompts import TRAIN
 from draftgauge.policies.base import Extends, Policy
 from draftgauge.policies.fixed import FixedLength
 from draftgauge.policies.stored_policies import stored_of
-from draftgauge.replay.hindsight import Sources, hindsight_optimum
-from draftgauge.replay.rows import context_lengths, prompt_of_rows, sum_by_prompt
-from draftgauge.replay.simulate import Replay, replay, replay_fixed_all
-from draftgauge.replay.splits import EVERYTHING, Design
+from draftgauge.replaying.hindsight import Sources, hindsight_optimum
+from draftgauge.replaying.rows import context_lengths, prompt_of_rows, sum_by_prompt
+from draftgauge.replaying.simulate import Replay, replay, replay_fixed_all
+from draftgauge.replaying.splits import EVERYTHING, Design
 from draftgauge.statistics.bootstrap import TEST_RESAMPLES, columns
 from draftgauge.statistics.paired import holm, paired_gain, paired_share, ratio_interval
 from draftgauge.traces.build import conversations

@@ -13,7 +13,7 @@ from markupsafe import Markup
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
-from draftgauge.report.style import LIGHT, themed
+from draftgauge.reporting.style import LIGHT, themed
 
 # Width and height in inches. On the page a panel is about as many CSS pixels wide as it has points, so text keeps its
 # size.

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from draftgauge.report.choosing_views import ChoosingView
-from draftgauge.report.table import Table
-from draftgauge.report.views import CompressionView
+from draftgauge.reporting.choosing_views import ChoosingView
+from draftgauge.reporting.table import Table
+from draftgauge.reporting.views import CompressionView
 
 
 @dataclass(frozen=True)

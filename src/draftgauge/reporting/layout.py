@@ -6,9 +6,9 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from draftgauge.core.templates import environment
-from draftgauge.report.style import colour_variables
+from draftgauge.reporting.style import colour_variables
 
-KIT = "draftgauge.report"
+KIT = "draftgauge.reporting"
 
 
 Functions = Mapping[str, Callable[..., Any]]

@@ -22,7 +22,7 @@ from draftgauge.diagnostics.calibration import (
 from draftgauge.policies import make_policy
 from draftgauge.policies.base import Policy
 from draftgauge.policies.fitted import FITTED_SUFFIX, load_fitted
-from draftgauge.replay import (
+from draftgauge.replaying import (
     ALL_TASKS,
     Design,
     Replay,
@@ -33,9 +33,9 @@ from draftgauge.replay import (
     replay,
     replay_lengths,
 )
-from draftgauge.replay.evaluate import HINDSIGHT, NOTHING, figure
-from draftgauge.replay.splits import MIN_PROMPTS, splits_of
-from draftgauge.report.choosing_views import (
+from draftgauge.replaying.evaluate import HINDSIGHT, NOTHING, figure
+from draftgauge.replaying.splits import MIN_PROMPTS, splits_of
+from draftgauge.reporting.choosing_views import (
     ChoosingView,
     JudgedPolicy,
     LengthChart,
@@ -43,8 +43,8 @@ from draftgauge.report.choosing_views import (
     ReliabilityCurve,
     SweepCurve,
 )
-from draftgauge.report.tables import describe
-from draftgauge.report.timeline import TOKENS_SHOWN, replay_timeline, representative_prompts
+from draftgauge.reporting.tables import describe
+from draftgauge.reporting.timeline import TOKENS_SHOWN, replay_timeline, representative_prompts
 from draftgauge.statistics.bootstrap import RESAMPLES
 from draftgauge.traces.costs import CostCurve
 from draftgauge.traces.trace import Trace

@@ -1,4 +1,4 @@
-"""From recorded runs and live measurements to what the report shows, by :mod:`draftgauge.replay`."""
+"""From recorded runs and live measurements to what the report shows, by :mod:`draftgauge.replaying`."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from draftgauge.core.errors import TraceError
-from draftgauge.replay import (
+from draftgauge.replaying import (
     ALL_TASKS,
     Replay,
     acceptance_by_depth,
@@ -20,17 +20,17 @@ from draftgauge.replay import (
     replay_fixed_all,
     task_masks,
 )
-from draftgauge.replay.batch_rows import batch_rows, shown_rows
-from draftgauge.replay.splits import names_splits
-from draftgauge.report.choosing import can_judge, choosing_view
-from draftgauge.report.data import ReportData
-from draftgauge.report.facts import Facts, report_facts, run_facts, split_facts
-from draftgauge.report.live import LiveRow, live_rows
-from draftgauge.report.rows import table_rows
-from draftgauge.report.style import compression_title, ratio
-from draftgauge.report.table import Columns, Table, decimals, table_of
-from draftgauge.report.timeline import replay_timeline, representative_prompts
-from draftgauge.report.views import AcceptanceCurve, CompressionView, LivePoint, SpeedCurve, Timeline
+from draftgauge.replaying.batch_rows import batch_rows, shown_rows
+from draftgauge.replaying.splits import names_splits
+from draftgauge.reporting.choosing import can_judge, choosing_view
+from draftgauge.reporting.data import ReportData
+from draftgauge.reporting.facts import Facts, report_facts, run_facts, split_facts
+from draftgauge.reporting.live import LiveRow, live_rows
+from draftgauge.reporting.rows import table_rows
+from draftgauge.reporting.style import compression_title, ratio
+from draftgauge.reporting.table import Columns, Table, decimals, table_of
+from draftgauge.reporting.timeline import replay_timeline, representative_prompts
+from draftgauge.reporting.views import AcceptanceCurve, CompressionView, LivePoint, SpeedCurve, Timeline
 from draftgauge.traces.costs import CostCurve
 from draftgauge.traces.manifest import COSTS_NAME, Manifest
 from draftgauge.traces.reader import read_trace

@@ -12,8 +12,8 @@ from numpy.typing import NDArray
 
 from draftgauge.core.errors import TraceError
 from draftgauge.policies.stored_texts import StoredTexts
-from draftgauge.replay.rows import context_lengths, draft_caps, draft_room, positions_in_prompt, prompt_of_rows
-from draftgauge.replay.simulate import Ends, Replay, Walk, mean_of, text_runs, walked
+from draftgauge.replaying.rows import context_lengths, draft_caps, draft_room, positions_in_prompt, prompt_of_rows
+from draftgauge.replaying.simulate import Ends, Replay, Walk, mean_of, text_runs, walked
 from draftgauge.traces.build import remaining_rows
 from draftgauge.traces.costs import CostCurve
 from draftgauge.traces.sampled import draws
@@ -87,10 +87,10 @@ def hindsight_optimum(
         T(p', q', c)``,
 
     where ``p' = min(p + accepted + 1, N)`` with ``accepted = min(d, a(p)) + [a(p) >= d] min(b, run(p, d))``
-    (:func:`~draftgauge.replay.simulate.accepted_tokens`), ``q'`` is the backlog that the step leaves, ``d`` goes up to
-    what a live step could draft there (:func:`~draftgauge.replay.simulate.draft_caps`) and ``d + b`` up to the room
-    under the limit of output tokens. ``T(p, q, c')`` is the lesser of the best of all choices without the repeat and of
-    ``c'`` with it. With the drafter alone ``b`` is 0, with the text alone ``d``.
+    (:func:`~draftgauge.replaying.simulate.accepted_tokens`), ``q'`` is the backlog that the step leaves, ``d`` goes up
+    to what a live step could draft there (:func:`~draftgauge.replaying.simulate.draft_caps`) and ``d + b`` up to the
+    room under the limit of output tokens. ``T(p, q, c')`` is the lesser of the best of all choices without the repeat
+    and of ``c'`` with it. With the drafter alone ``b`` is 0, with the text alone ``d``.
 
     On a trace of sampled decoding the outcomes are coins: the mean of the optimum over draws of them, with the
     ``lengths`` and the ``replay.record`` of the first draw, that of the trace's own rows.

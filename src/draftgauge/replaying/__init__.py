@@ -1,8 +1,8 @@
 """What would have happened otherwise: policies replayed on a recorded trace, exactly, without a model."""
 
-from draftgauge.replay.acceptance import acceptance_by_depth
-from draftgauge.replay.cost_sweep import at_cost_ratio, cost_sweep
-from draftgauge.replay.evaluate import (
+from draftgauge.replaying.acceptance import acceptance_by_depth
+from draftgauge.replaying.cost_sweep import at_cost_ratio, cost_sweep
+from draftgauge.replaying.evaluate import (
     ALL_TASKS,
     Row,
     best_fixed_gamma,
@@ -14,9 +14,9 @@ from draftgauge.replay.evaluate import (
     plain_seconds,
     task_masks,
 )
-from draftgauge.replay.hindsight import Hindsight, hindsight_optimum
-from draftgauge.replay.simulate import Replay, StepRecord, replay, replay_fixed_all, replay_lengths
-from draftgauge.replay.splits import MIN_PROMPTS, Design, design_of, split_trace, splits_of
+from draftgauge.replaying.hindsight import Hindsight, hindsight_optimum
+from draftgauge.replaying.simulate import Replay, StepRecord, replay, replay_fixed_all, replay_lengths
+from draftgauge.replaying.splits import MIN_PROMPTS, Design, design_of, split_trace, splits_of
 from draftgauge.statistics.bootstrap import Comparison, Interval
 from draftgauge.statistics.paired import holm, paired_difference, paired_gain, paired_share, ratio_interval
 

@@ -8,9 +8,9 @@ from typing import Any
 import numpy as np
 from markupsafe import Markup
 
-from draftgauge.report.style import LIGHT, Series, compression_title, number, percent, ratio, series
-from draftgauge.report.svg import PANEL, SMALL_PANEL, panel, to_svg
-from draftgauge.report.views import AcceptanceCurve, CompressionView, LivePoint, SpeedCurve
+from draftgauge.reporting.style import LIGHT, Series, compression_title, number, percent, ratio, series
+from draftgauge.reporting.svg import PANEL, SMALL_PANEL, panel, to_svg
+from draftgauge.reporting.views import AcceptanceCurve, CompressionView, LivePoint, SpeedCurve
 from draftgauge.traces.costs import CostCurve
 
 VERIFY, DRAFT = Series("blue", (), ""), Series("vermillion", (), "")

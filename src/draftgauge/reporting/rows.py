@@ -8,12 +8,12 @@ from typing import Any
 from draftgauge.policies import make_policy
 from draftgauge.policies.base import Extends, Policy
 from draftgauge.policies.registry import compared_policies
-from draftgauge.replay import Replay, evaluate
-from draftgauge.replay.evaluate import BOUNDS, HINDSIGHT, HINDSIGHT_BOTH, NOTHING
-from draftgauge.replay.hindsight import Sources, hindsight_optimum
-from draftgauge.replay.simulate import can_replay
-from draftgauge.report.live import LiveRow, fixed_gamma, is_policy
-from draftgauge.report.views import SpeedCurve, TableRow
+from draftgauge.replaying import Replay, evaluate
+from draftgauge.replaying.evaluate import BOUNDS, HINDSIGHT, HINDSIGHT_BOTH, NOTHING
+from draftgauge.replaying.hindsight import Sources, hindsight_optimum
+from draftgauge.replaying.simulate import can_replay
+from draftgauge.reporting.live import LiveRow, fixed_gamma, is_policy
+from draftgauge.reporting.views import SpeedCurve, TableRow
 from draftgauge.statistics.bootstrap import RESAMPLES
 from draftgauge.traces.costs import CostCurve
 from draftgauge.traces.trace import Trace

@@ -7,16 +7,16 @@ from pathlib import Path
 from typing import Any
 
 from draftgauge.core.files import atomic_write_text
-from draftgauge.replay.evaluate import NEAR
-from draftgauge.report import choosing_figures, figures
-from draftgauge.report.advice import advise, contrast, held_out_speedups
-from draftgauge.report.choosing_text import judged_lines, optimum_gains, verdict
-from draftgauge.report.collect import MIN_POSITIONS, collect
-from draftgauge.report.data import ReportData
-from draftgauge.report.layout import Functions, render_page
-from draftgauge.report.style import compression_heading, compression_title, number, percent, ratio, series, signed
-from draftgauge.report.tables import compression_table, policies_table
-from draftgauge.report.timeline import KINDS, spans
+from draftgauge.replaying.evaluate import NEAR
+from draftgauge.reporting import choosing_figures, figures
+from draftgauge.reporting.advice import advise, contrast, held_out_speedups
+from draftgauge.reporting.choosing_text import judged_lines, optimum_gains, verdict
+from draftgauge.reporting.collect import MIN_POSITIONS, collect
+from draftgauge.reporting.data import ReportData
+from draftgauge.reporting.layout import Functions, render_page
+from draftgauge.reporting.style import compression_heading, compression_title, number, percent, ratio, series, signed
+from draftgauge.reporting.tables import compression_table, policies_table
+from draftgauge.reporting.timeline import KINDS, spans
 
 TITLE = "How far to draft"
 
@@ -63,10 +63,10 @@ def build_report(
     Args:
         run_folders: one run folder per compression, as ``draftgauge profile`` writes them, in the order to show.
         out: the HTML file to write; its folder must exist.
-        bench: rows of live measurements, see :func:`draftgauge.report.collect.collect`.
+        bench: rows of live measurements, see :func:`draftgauge.reporting.collect.collect`.
         title: of the page.
         command: that asked for the report, named on the page; the running one if None.
-        policies, fitted: to judge on test prompts, see :func:`draftgauge.report.collect.collect`.
+        policies, fitted: to judge on test prompts, see :func:`draftgauge.reporting.collect.collect`.
 
     Returns:
         ``out``.

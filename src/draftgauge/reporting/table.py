@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from draftgauge.report.style import MISSING
+from draftgauge.reporting.style import MISSING
 
 Format = Callable[[Any], str]
 Columns = Mapping[str, tuple[str, Format]]

@@ -20,7 +20,7 @@ from draftgauge.policies.base import (
     begin,
     reads_of,
 )
-from draftgauge.replay.views import check_prompt_tokens, signal_arrays
+from draftgauge.replaying.views import check_prompt_tokens, signal_arrays
 from draftgauge.traces.trace import Trace
 
 Ints = NDArray[np.int64]

@@ -9,8 +9,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 
-from draftgauge.report.figures import step_costs
-from draftgauge.report.views import CompressionView, SpeedCurve
+from draftgauge.reporting.figures import step_costs
+from draftgauge.reporting.views import CompressionView, SpeedCurve
 
 
 @dataclass(frozen=True)

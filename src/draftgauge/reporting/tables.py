@@ -7,11 +7,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from draftgauge.policies import describe_policy
-from draftgauge.replay import ALL_TASKS
-from draftgauge.replay.evaluate import BOUNDS, HINDSIGHT, HINDSIGHT_BOTH
-from draftgauge.report.data import ReportData
-from draftgauge.report.style import MISSING, column_decimals, compression_title, fixed, ratio
-from draftgauge.report.views import CompressionView, TableRow
+from draftgauge.replaying import ALL_TASKS
+from draftgauge.replaying.evaluate import BOUNDS, HINDSIGHT, HINDSIGHT_BOTH
+from draftgauge.reporting.data import ReportData
+from draftgauge.reporting.style import MISSING, column_decimals, compression_title, fixed, ratio
+from draftgauge.reporting.views import CompressionView, TableRow
 
 BESIDE_POLICIES = {
     "plain": "plain decoding, one token a step",
