@@ -10,7 +10,16 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from draftgauge.api.arms import PLAIN, Arm, ArmRun, BenchPrompt, bench_arms, plain_arm, transformers_arms
+from draftgauge.api.arms import (
+    PLAIN,
+    Arm,
+    ArmRun,
+    BenchPrompt,
+    bench_arms,
+    plain_arm,
+    transformers_arms,
+    without_failed,
+)
 from draftgauge.api.bench_rows import ASKED, NO_FIXED, SAME_RUNS, Reference, bench_rows
 from draftgauge.api.pair import load_pair
 from draftgauge.api.requests import DeviceSpec, PairSpec
@@ -133,3 +142,29 @@ def test_without_fixed_lengths_gains_are_over_plain_decoding() -> None:
     rows = bench_rows(timed_arms(**{PLAIN: 1.0, "svip": 0.5}), PROMPTS, "none")
     assert {(row["over"], row["over_from"]) for row in rows} == {(PLAIN, NO_FIXED)}
     assert {row["gain"] for row in rows if row["policy"] == "svip"} == {1.0}
+
+
+@pytest.mark.parametrize("fails_at", [0, 4])
+def test_an_outside_baseline_that_fails_drops_out_with_a_warning(fails_at: int) -> None:
+    order: list[tuple[str, int]] = []
+    arms, warnings = watched_arms(order), []
+    decode = arms[1].decode
+
+    def failing(tokens: list[int]) -> ArmRun:
+        if tokens[0] == fails_at:
+            raise ValueError("main and assistant differ")
+        return decode(tokens)
+
+    arms[1].decode, arms[1].outside = failing, True
+    assert bench_arms(arms, PROMPTS, 1, np.random.default_rng(0), lambda done, total: None) == len(PROMPTS)
+    kept = without_failed(arms, warnings.append)
+    assert [arm.name for arm in kept] == [PLAIN, "c"]
+    assert warnings == ["b fails on this pair and is left out (ValueError: main and assistant differ)"]
+    assert {row["policy"] for row in bench_rows(kept, PROMPTS, "none")} == {PLAIN, "c"}
+
+
+def test_an_arm_of_our_own_that_fails_ends_the_bench() -> None:
+    arms = watched_arms([])
+    arms[1].decode = lambda tokens: 1 / 0
+    with pytest.raises(ZeroDivisionError):
+        bench_arms(arms, PROMPTS, 1, np.random.default_rng(0), lambda done, total: None)

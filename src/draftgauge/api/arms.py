@@ -47,11 +47,16 @@ class ArmRun:
 
 @dataclass
 class Arm:
-    """One way of decoding, with all its runs by prompt and round."""
+    """One way of decoding, with all its runs by prompt and round.
+
+    An ``outside`` one is another library's: where it fails, its error is kept in ``failed`` and the others go on.
+    """
 
     name: str
     decode: Callable[[list[int]], ArmRun]
     runs: list[list[ArmRun]] = field(default_factory=list)
+    outside: bool = False
+    failed: str = ""
 
 
 def plain_arm(pair: Pair, settings: DecodingSettings) -> Arm:
@@ -100,7 +105,8 @@ def transformers_arms(pair: Pair, max_new_tokens: int, gamma: int = DEFAULT_CONS
             # Of an output that is over with its first pass nothing is known: it took no seconds, rather than brought 0.
             return ArmRun(r.tokens, 0, timed, r.decode_seconds if timed else 0.0, r.prefill_seconds)
 
-        return Arm(f"{baseline.name}:{gamma}" if baseline.name == ASSISTED_CONSTANT else baseline.name, decode)
+        name = f"{baseline.name}:{gamma}" if baseline.name == ASSISTED_CONSTANT else baseline.name
+        return Arm(name, decode, outside=True)
 
     return [arm(b) for b in baselines]
 
@@ -129,12 +135,12 @@ def bench_arms(
 
     Returns:
         How many of the prompts have runs, the first ones: all, unless the time was over in the first round. All of them
-        have as many runs.
+        have as many runs, but for arms that failed.
     """
     if rounds < 1:
         raise DraftgaugeError(f"rounds must be at least 1, not {rounds}")
     for index in rng.permutation(len(arms)):
-        arms[index].decode(prompts[0].tokens)
+        _decode(arms[index], prompts[0].tokens)
     for arm in arms:
         arm.runs = [[] for _ in prompts]
     done, total = 0, rounds * len(prompts)
@@ -144,14 +150,38 @@ def bench_arms(
             if until is not None and done and time.monotonic() > until:
                 return _trimmed(arms, len(prompts))
             for index in rng.permutation(len(arms)):
-                arms[index].runs[number].append(arms[index].decode(prompt.tokens))
+                run = _decode(arms[index], prompt.tokens)
+                if run is not None:
+                    arms[index].runs[number].append(run)
             done += 1
             progress(done, total)
     return len(prompts)
 
 
+def _decode(arm: Arm, prompt: list[int]) -> ArmRun | None:
+    """One run; None of an outside arm that fails now or has failed before."""
+    if arm.failed:
+        return None
+    try:
+        return arm.decode(prompt)
+    except Exception as error:
+        if not arm.outside:
+            raise
+        arm.failed = f"{type(error).__name__}: {error}"
+        return None
+
+
+def without_failed(arms: Sequence[Arm], on_warning: Callable[[str], None]) -> list[Arm]:
+    """The arms without outside ones that failed; ``on_warning`` is told of these."""
+    for arm in arms:
+        if arm.failed:
+            on_warning(f"{arm.name} fails on this pair and is left out ({arm.failed})")
+    return [arm for arm in arms if not arm.failed]
+
+
 def _trimmed(arms: Sequence[Arm], prompts: int) -> int:
     """Drop the last round where it was not finished; in the first one, the prompts that it did not reach."""
+    arms = [arm for arm in arms if not arm.failed]
     rounds = [len(runs) for runs in arms[0].runs]
     whole = min(rounds)
     if whole == 0:

@@ -9,7 +9,15 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from draftgauge.api.arms import BenchPrompt, bench_arms, plain_arm, policy_arm, record_passes, transformers_arms
+from draftgauge.api.arms import (
+    BenchPrompt,
+    bench_arms,
+    plain_arm,
+    policy_arm,
+    record_passes,
+    transformers_arms,
+    without_failed,
+)
 from draftgauge.api.bench_rows import ASKED, Reference, bench_rows
 from draftgauge.api.bench_servers import bench_servers
 from draftgauge.api.costs import pair_costs, weigh_cost
@@ -251,4 +259,4 @@ def _bench(
     rng = generator(request.randomness.seed, "bench", pair.compression)
     label = f"bench {pair.compression}"
     decoded = bench_arms(arms, ready, request.rounds, rng, lambda done, total: progress(label, done, total), until)
-    return bench_rows(arms, ready[:decoded], pair.compression, over)
+    return bench_rows(without_failed(arms, warn), ready[:decoded], pair.compression, over)
