@@ -79,7 +79,7 @@ def test_the_template_gets_its_arguments_and_no_others() -> None:
     with pytest.raises(PromptError, match="no chat template: leave out chat"):
         encode_prompt(tiny_tokenizer(), "hi", Rendering(chat=True))
     with pytest.raises(PromptError, match="plain text takes no system message"):
-        encode_prompt(tokenizer, "hi", Rendering(system="x"))
+        encode_prompt(tokenizer, "hi", Rendering(system="x", chat=False))
     own = [{"role": "system", "content": "own"}, *messages]
     assert tokenizer.decode(encode_prompt(tokenizer, own, Rendering(system="x"))) == "<s>own<u>hi<a>"
 
@@ -104,7 +104,7 @@ def test_every_turn_is_a_prompt_of_its_own(pair: dict[str, Any]) -> None:
 
 def test_a_later_turn_stands_behind_the_target_s_own_answers(pair: dict[str, Any], tmp_path: Path) -> None:
     manifest, run = record(pair, tmp_path / "run", turns=3, chat_template_args={"enable_thinking": False})
-    assert manifest.rendering == Rendering({"enable_thinking": False}, turns=3)
+    assert manifest.rendering == Rendering({"enable_thinking": False}, chat=manifest.rendering.chat, turns=3)
     loaded = load_pair_of(manifest)
     settings = DecodingSettings(6, end_tokens=loaded.end_tokens)
     conversation = [{"role": "user", "content": "first"}]

@@ -8,12 +8,10 @@ from types import SimpleNamespace
 
 import pytest
 
-from draftgauge.core.errors import ModelError, PromptError
-from draftgauge.core.rendering import Rendering
+from draftgauge.core.errors import ModelError
 from draftgauge.models import fingerprint as fingerprints
 from draftgauge.models.fingerprint import fingerprint
 from draftgauge.models.loading import wrap
-from draftgauge.models.prompts_text import encode_prompt
 from draftgauge.models.vocabulary import check_same_vocabulary, end_tokens
 from tiny import save_tiny, tiny_model, tiny_tokenizer
 
@@ -84,26 +82,3 @@ def test_end_tokens_are_gathered_from_everywhere() -> None:
     assert end_tokens(model.config, SimpleNamespace(eos_token_id=9)) == {0, 9}
     assert end_tokens(tiny_tokenizer()) == {0}
     assert end_tokens(SimpleNamespace(eos_token_id=None)) == frozenset()
-
-
-def test_prompts_plain_and_chat() -> None:
-    plain, chat = tiny_tokenizer(), tiny_tokenizer(chat=True)
-    messages = [{"role": "system", "content": "x"}, {"role": "user", "content": "hi"}]
-    assert plain.decode(encode_prompt(plain, "hello")) == "hello"
-    assert chat.decode(encode_prompt(chat, "hello")) == "hello"
-    assert chat.decode(encode_prompt(chat, "hello", Rendering(chat=True))) == "<user>hello<assistant>"
-    assert chat.decode(encode_prompt(chat, messages)) == "<system>x<user>hi<assistant>"
-    assert encode_prompt(plain, messages) == [89, 0, 0, 73, 74]  # x, a blank line (unknown characters here), hi
-
-
-def test_prompts_that_cannot_be_used() -> None:
-    with pytest.raises(PromptError, match="empty"):
-        encode_prompt(tiny_tokenizer(), "")
-    strict = tiny_tokenizer(chat=True)
-    strict.chat_template = "{{ raise_exception('roles must alternate') }}"
-    with pytest.raises(PromptError, match="refuses these messages: roles must alternate"):
-        encode_prompt(strict, [{"role": "user", "content": "a"}])
-    answered = [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}]
-    for tokenizer in (tiny_tokenizer(), tiny_tokenizer(chat=True)):
-        with pytest.raises(PromptError, match="ends with the assistant's message"):
-            encode_prompt(tokenizer, answered)

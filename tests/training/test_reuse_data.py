@@ -212,7 +212,8 @@ def test_a_prompt_that_cannot_be_encoded_is_named(request_: TrainingSpec) -> Non
     assert request_.prompts is not None
     tokenizer = tiny_tokenizer(chat=True)
     tokenizer.chat_template = (
-        "{% for m in messages %}{% if m.role == 'tool' %}{{ raise_exception('a tool') }}{% endif %}x{% endfor %}"
+        "{% for m in messages %}{% if m.role == 'tool' %}{{ raise_exception('a tool') }}{% endif %}"
+        "{{ m.content }}{% endfor %}"
     )
     lines = [{"id": f"p{n}", "messages": [{"role": role, "content": "hi"}]} for n, role in enumerate(["user", "tool"])]
     request_.prompts.write_text("".join(json.dumps(line) + "\n" for line in lines))

@@ -125,8 +125,7 @@ def generation_row(request: GenerateRequest, result: Generation) -> dict[str, An
 def _encode(pair: Pair, text: str, request: GenerateRequest) -> list[int]:
     if not text.strip():
         raise PromptError("the prompt is empty: give it some text")
-    chat = pair.tokenizer.chat_template is not None if request.chat is None else request.chat
-    return pair.encode(Prompt(0, "0", "chat" if chat else "text", "", text=text), request.conversation.rendering(chat))
+    return pair.encode(Prompt(0, "0", "", "", text=text), request.conversation.rendering(request.chat))
 
 
 def _checked(tokens: Sequence[int], pair: Pair) -> list[int]:

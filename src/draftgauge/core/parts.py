@@ -77,7 +77,7 @@ class ChatSpec:
     def __post_init__(self) -> None:
         template_arguments(self.chat_template_args)
 
-    def rendering(self, chat: bool = False, turns: int = 1) -> Rendering:
+    def rendering(self, chat: bool | None = None, turns: int = 1) -> Rendering:
         """What these come to."""
         return Rendering(template_arguments(self.chat_template_args), self.system, chat, turns)
 

@@ -18,19 +18,19 @@ class Rendering:
     Attributes:
         template_args: given to the tokenizer's chat template, e.g. ``{"enable_thinking": False}`` for Qwen3.
         system: a system message in front of conversations that have none; None for none.
-        chat: plain text is a user's message.
+        chat: whether text is a user's message; None: where the tokenizer has a chat template. False: base text (--raw).
         turns: of a prompt with several user turns, each of the first ``turns`` is a prompt of its own.
     """
 
     template_args: Mapping[str, Any] = field(default_factory=dict)
     system: str | None = None
-    chat: bool = False
+    chat: bool | None = None
     turns: int = 1
 
     @property
     def plain(self) -> bool:
-        """Whether nothing but the prompts themselves decides what a model reads."""
-        return self == Rendering()
+        """Whether text is taken as it is and nothing is added to it."""
+        return self == Rendering(chat=False)
 
 
 def template_arguments(given: Mapping[str, Any] | str) -> dict[str, Any]:

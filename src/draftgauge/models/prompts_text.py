@@ -1,4 +1,4 @@
-"""From a prompt, plain or a conversation, to token ids."""
+"""From prompts to token ids. All verbs go through ``encode_prompt``; ``answers_warning`` checks what came out."""
 
 from __future__ import annotations
 
@@ -7,17 +7,19 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from jinja2 import TemplateError
 from transformers import PreTrainedTokenizerBase
 
 from draftgauge.core.errors import PromptError
 from draftgauge.core.prompts import Prompt, check_unicode
 from draftgauge.core.rendering import Rendering
+from draftgauge.traces.repetition import distinct_share
 
 Message = Mapping[str, str]
 
 PLAIN = Rendering()
-_OF_TEMPLATES = ("tools", "documents")  # parameters of apply_chat_template that are the template's own
+_TEMPLATE_PARAMETERS = ("tools", "documents")  # of apply_chat_template: what is left is not the template's own
+_REPEATING = 0.3  # share of distinct 4-grams below which an answer repeats itself
+_SHORT = 16  # tokens: too few to say that an answer repeats itself
 
 
 def encode_prompt(
@@ -25,57 +27,56 @@ def encode_prompt(
 ) -> list[int]:
     """Token ids of a prompt.
 
-    A conversation goes through the tokenizer's chat template, opened for the assistant's answer; where there is none,
-    its contents are joined by blank lines. Plain text is taken as it is, with the special tokens that the tokenizer
-    itself adds.
+    Text is a user's message where the tokenizer has a chat template, and is taken as it is, with the tokenizer's own
+    special tokens, where it has none or ``rendering.chat`` is False. A conversation goes through the chat template,
+    opened for the assistant's answer; without a template its contents are joined by blank lines.
 
     Args:
         tokenizer: of the target.
         prompt: text, or messages with ``role`` and ``content``.
-        rendering: a system message, arguments of the template, whether plain text is a user's message.
+        rendering: a system message, arguments of the template, whether text goes through the template.
 
     Raises:
-        PromptError: if the prompt is empty, not Unicode or answered already, the template refuses it or does not know
-            an argument, or a system message is asked for before plain text, or plain text is a user's message and there
-            is no template.
+        PromptError: if the prompt is empty, not Unicode or answered already; if the template fails, leaves a message
+            out or does not read an argument; if a template or a system message is asked for and there is no template.
     """
-    if isinstance(prompt, str) and rendering.chat:
-        prompt = [{"role": "user", "content": prompt}]
+    has_template = tokenizer.chat_template is not None
     if isinstance(prompt, str):
-        if rendering.system is not None:
-            raise PromptError("plain text takes no system message: ask for chat, or write the prompt as messages")
+        check_unicode(prompt, "the prompt")
+        if rendering.chat and not has_template:
+            raise PromptError("the tokenizer has no chat template: leave out chat, and text is taken as it is")
+        if has_template if rendering.chat is None else rendering.chat:
+            prompt = [{"role": "user", "content": prompt}]
+        elif rendering.system is not None:
+            raise PromptError("plain text takes no system message: use the chat template, or write messages")
+    if isinstance(prompt, str):
         ids = token_ids(tokenizer, prompt)
     else:
-        messages = with_system(prompt, rendering.system)
-        if messages[-1]["role"] == "assistant":
-            raise PromptError(
-                "the conversation ends with the assistant's message: end it with the one that is to be answered"
-            )
-        if tokenizer.chat_template is not None:
-            text = render(tokenizer, messages, rendering.template_args)
-            ids = token_ids(tokenizer, text, special=False)
-        elif rendering.template_args:
-            raise PromptError("the tokenizer has no chat template to give arguments to: leave out chat_template_args")
-        elif rendering.chat:
-            raise PromptError("the tokenizer has no chat template: leave out chat, and plain text is taken as it is")
-        else:
-            ids = token_ids(tokenizer, "\n\n".join(message["content"] for message in messages))
+        ids = _conversation_ids(tokenizer, with_system(prompt, rendering.system), rendering)
     if not ids:
         raise PromptError("the prompt is empty: it gives no token to start from")
     return ids
 
 
-def token_ids(tokenizer: PreTrainedTokenizerBase, text: str, *, special: bool = True) -> list[int]:
-    """Token ids of a text of any length; whether it is too long for a model, the caller says.
+def _conversation_ids(
+    tokenizer: PreTrainedTokenizerBase, messages: Sequence[Message], rendering: Rendering
+) -> list[int]:
+    if messages[-1]["role"] == "assistant":
+        raise PromptError(
+            "the conversation ends with the assistant's message: end it with the one that is to be answered"
+        )
+    if tokenizer.chat_template is not None:
+        return token_ids(tokenizer, render(tokenizer, messages, rendering.template_args), special=False)
+    if rendering.template_args:
+        raise PromptError("the tokenizer has no chat template to give arguments to: leave out chat_template_args")
+    return token_ids(tokenizer, "\n\n".join(message["content"] for message in messages))
 
-    Args:
-        tokenizer: its own warning of long texts is kept off.
-        text: what is tokenised.
-        special: whether to add the special tokens that the tokenizer itself adds.
+
+def token_ids(tokenizer: PreTrainedTokenizerBase, text: str, *, special: bool = True) -> list[int]:
+    """Token ids of a text of any length, with the special tokens that the tokenizer itself adds where ``special``.
 
     Raises:
-        PromptError: if the text is not Unicode: it holds half of a surrogate pair, as bytes read in another encoding
-            leave behind.
+        PromptError: if the text is not Unicode: it holds half of a surrogate pair.
     """
     check_unicode(text, "the prompt")
     return list(tokenizer(text, add_special_tokens=special, verbose=False)["input_ids"])
@@ -89,7 +90,7 @@ def encode_prompts(
 
 
 def encode_with(tokenizer: PreTrainedTokenizerBase, prompt: Prompt, rendering: Rendering = PLAIN) -> list[int]:
-    """Token ids of a prompt of a file, conversations through the chat template."""
+    """Token ids of a prompt of a file."""
     messages = [{"role": message.role, "content": message.content} for message in prompt.messages]
     return encode_prompt(tokenizer, messages or prompt.text, rendering)
 
@@ -106,24 +107,63 @@ def render(
     messages: Sequence[Message],
     template_args: Mapping[str, Any] = PLAIN.template_args,
 ) -> str:
-    """A conversation as text, ready for the assistant's answer."""
+    """A conversation as text, ready for the assistant's answer.
+
+    Raises:
+        PromptError: if the template fails, does not read an argument, or leaves out a message.
+    """
     _check_arguments(tokenizer, template_args)
+    text = _apply_template(tokenizer, messages, template_args)
+    # At the end of each message, as templates trim contents and cut the thinking off their beginnings.
+    marks = [f"message{number}mark" for number in range(len(messages))]
+    marked = [{**message, "content": message["content"] + mark} for message, mark in zip(messages, marks, strict=True)]
+    seen = _apply_template(tokenizer, marked, template_args)
+    for number, (message, mark) in enumerate(zip(messages, marks, strict=True), start=1):
+        if message["content"].strip() and mark not in seen:
+            raise PromptError(
+                f"the tokenizer's chat template leaves out message {number}, of the role {message['role']!r}: "
+                "leave it out, or give it a role that the template knows"
+            )
+    return text
+
+
+def _apply_template(
+    tokenizer: PreTrainedTokenizerBase, messages: Sequence[Message], template_args: Mapping[str, Any]
+) -> str:
+    conversation = [dict(message) for message in messages]
     try:
         return str(
-            tokenizer.apply_chat_template(
-                [dict(m) for m in messages], add_generation_prompt=True, tokenize=False, **template_args
-            )
+            tokenizer.apply_chat_template(conversation, add_generation_prompt=True, tokenize=False, **template_args)
         )
-    except (TemplateError, TypeError, ValueError) as error:
+    except Exception as error:  # a template is a program of strangers: it may divide by zero or call itself for ever
         raise PromptError(f"the tokenizer's chat template refuses these messages: {error}") from error
 
 
 def _check_arguments(tokenizer: PreTrainedTokenizerBase, template_args: Mapping[str, Any]) -> None:
     """Refuse arguments that the template would silently ignore, and those that are not the template's."""
-    reserved = set(inspect.signature(tokenizer.apply_chat_template).parameters) - set(_OF_TEMPLATES)
+    reserved = set(inspect.signature(tokenizer.apply_chat_template).parameters) - set(_TEMPLATE_PARAMETERS)
     template = str(tokenizer.chat_template)
     for name in template_args:
         if name in reserved:
             raise PromptError(f"chat_template_args: {name!r} is set by draftgauge, not an argument of the template")
         if not re.search(rf"\b{re.escape(name)}\b", template):
             raise PromptError(f"chat_template_args: the tokenizer's chat template does not read {name!r}")
+
+
+def answers_warning(answers: Sequence[Sequence[int]], end_tokens: frozenset[int] = frozenset()) -> str | None:
+    """What looks wrong with a model's answers: empty, or going round in circles; None where all is well.
+
+    Args:
+        answers: output tokens, prompt by prompt.
+        end_tokens: that end an answer, and do not count as its content.
+    """
+    contents = [[token for token in answer if token not in end_tokens] for answer in answers]
+    empty = sum(not content for content in contents)
+    repeating = sum(len(content) >= _SHORT and distinct_share([content]) < _REPEATING for content in contents)
+    found = [f"{count} {what}" for count, what in ((empty, "are empty"), (repeating, "repeat themselves")) if count]
+    if not found:
+        return None
+    return (
+        f"of {len(answers)} answers {' and '.join(found)}: look at the rendered prompt; does the model expect its chat "
+        "template, or, as a base model, plain text (--raw)?"
+    )

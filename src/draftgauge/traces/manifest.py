@@ -116,7 +116,7 @@ class Manifest:
     temperature: float = 0.0
     top_k: int = 0
     top_p: float = 1.0
-    rendering: Rendering = field(default_factory=Rendering)
+    rendering: Rendering = field(default_factory=lambda: Rendering(chat=False))  # what manifests without it mean
     outputs: OutputsEntry | None = None
     tokenizer: str | None = None
 
