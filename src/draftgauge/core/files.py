@@ -1,49 +1,62 @@
-"""Files that are either whole or not there: a kill at any moment leaves the old content or the new, never a part."""
+"""Durable files: a kill or power cut at any moment leaves the old content of a file or the new, never a part."""
 
 from __future__ import annotations
 
 import errno
 import hashlib
 import os
+import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
 from draftgauge.core.errors import DraftgaugeError
+from draftgauge.core.locks import try_lock
 
 TEMPORARY_SUFFIX = ".draftgauge-tmp"
 
 _FULL = (errno.ENOSPC, errno.EDQUOT)
 
 
-def atomic_write_bytes(path: Path, content: bytes) -> None:
-    """Write a file under a temporary name beside it, flush it to the disk, then rename it to its own. A link stays one;
-    what is no file (``/dev/stdout``, a pipe) is written to, not replaced.
+@contextmanager
+def replacing(path: Path) -> Iterator[Path]:
+    """Write a file by any library: yields a temporary path beside it, which is flushed to disk and then takes its name.
 
-    Args:
-        path: the file; its folder exists.
-        content: all of it.
+    A symbolic link stays one. Temporaries that killed writers of the same file left behind are removed.
 
     Raises:
-        DraftgaugeError: if the disk is full or the file cannot be written; what stood at ``path`` is unchanged.
+        DraftgaugeError: if the disk is full or the file cannot be written; the file at ``path`` is unchanged.
     """
-    if path.exists() and not path.is_file():
-        with _explained(path):
-            path.write_bytes(content)
-        return
-    target = path.resolve()
-    temporary = target.with_name(f".{target.name}.{os.getpid()}{TEMPORARY_SUFFIX}")
-    with _explained(path):
+    with explained(path):
+        if path.is_dir():
+            raise DraftgaugeError(f"{path} is a folder: name a file in it")
+        target = path.resolve()
+        remove_temporaries(target.parent, target.name)
+        temporary = target.with_name(f".{target.name}.{os.getpid()}-{threading.get_ident()}{TEMPORARY_SUFFIX}")
         try:
-            with temporary.open("wb") as file:
-                file.write(content)
-                file.flush()
-                os.fsync(file.fileno())
-            temporary.replace(target)
+            with temporary.open("ab") as held:  # held and locked: others see that its writer is alive
+                try_lock(held)
+                yield temporary
+                sync(temporary)
+                temporary.replace(target)
         except BaseException:  # KeyboardInterrupt too: no leftovers
             temporary.unlink(missing_ok=True)
             raise
-        _sync_folder(target.parent)
+        sync(target.parent)
+
+
+def atomic_write_bytes(path: Path, content: bytes) -> None:
+    """Replace a file's content, see :func:`replacing`. Pipes and devices such as ``/dev/stdout`` are written to.
+
+    Raises:
+        DraftgaugeError: as :func:`replacing`.
+    """
+    with explained(path):
+        if path.exists() and not path.is_file() and not path.is_dir():
+            path.write_bytes(content)
+            return
+    with replacing(path) as temporary:
+        temporary.write_bytes(content)
 
 
 def atomic_write_text(path: Path, content: str) -> None:
@@ -51,14 +64,38 @@ def atomic_write_text(path: Path, content: str) -> None:
     atomic_write_bytes(path, content.encode())
 
 
+def sync(path: Path) -> None:
+    """Flush a file, or the names in a folder, from the system's memory to the disk."""
+    if os.name == "nt" and path.is_dir():  # Windows cannot open folders; its rename is durable enough
+        return
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def sync_tree(folder: Path) -> None:
+    """Flush all files below a folder, and the folders, to the disk."""
+    with explained(folder):
+        for parent, _, names in os.walk(folder):
+            for name in names:
+                sync(Path(parent, name))
+            sync(Path(parent))
+        sync(folder.absolute().parent)
+
+
 def append_lines(path: Path, lines: str) -> None:
-    """Append whole lines to a file, behind a new line where a kill has cut the last one.
+    """Append whole lines to a file, on a new line where a kill has cut the last one.
 
     Args:
         path: the file; made if it is not there.
         lines: one or more, the last one with or without its end.
+
+    Raises:
+        DraftgaugeError: if the file cannot be written.
     """
-    with path.open("ab+") as file:
+    with explained(path), path.open("ab+") as file:
         if file.tell():
             file.seek(-1, os.SEEK_END)
             if file.read() != b"\n":
@@ -66,12 +103,21 @@ def append_lines(path: Path, lines: str) -> None:
         file.write((lines if not lines or lines.endswith("\n") else lines + "\n").encode())
 
 
-def remove_temporaries(folder: Path) -> list[Path]:
-    """Remove what writes that were killed left in a folder; returns what was removed."""
-    leftovers = sorted(folder.glob(f".*{TEMPORARY_SUFFIX}"))
-    for leftover in leftovers:
-        leftover.unlink()
-    return leftovers
+def remove_temporaries(folder: Path, name: str = "") -> list[Path]:
+    """Remove the temporaries that killed writers left in a folder, of all files or of one; returns their paths."""
+    removed = []
+    with os.scandir(folder) as entries:
+        leftovers = [e.name for e in entries if e.name.startswith(f".{name}") and e.name.endswith(TEMPORARY_SUFFIX)]
+    for leftover in (folder / entry for entry in sorted(leftovers)):
+        try:
+            with leftover.open("ab") as file:
+                if not try_lock(file):  # its writer is alive
+                    continue
+            leftover.unlink()
+        except OSError:  # removed by another process, or not ours to remove
+            continue
+        removed.append(leftover)
+    return removed
 
 
 def require_writable(folder: Path) -> None:
@@ -80,12 +126,12 @@ def require_writable(folder: Path) -> None:
     Raises:
         DraftgaugeError: if a file is in the way, or the folder cannot be created or written to.
     """
-    obstacle = next((parent for parent in (folder, *folder.parents) if parent.is_file()), None)
-    if obstacle is not None:
-        raise DraftgaugeError(
-            f"{obstacle} is a file where a folder is needed; choose another folder or move the file away"
-        )
-    with _explained(folder):
+    with explained(folder):
+        obstacle = next((parent for parent in (folder, *folder.parents) if parent.is_file()), None)
+        if obstacle is not None:
+            raise DraftgaugeError(
+                f"{obstacle} is a file where a folder is needed; choose another folder or move the file away"
+            )
         folder.mkdir(parents=True, exist_ok=True)
     if not os.access(folder, os.W_OK | os.X_OK):
         raise DraftgaugeError(f"{folder} cannot be written to; choose another folder or change its permissions")
@@ -103,25 +149,25 @@ def file_sha256(path: Path) -> str:
 
 
 @contextmanager
-def _explained(path: Path) -> Iterator[None]:
+def explained(path: Path) -> Iterator[None]:
+    """What goes wrong while a path is written to, as a :class:`DraftgaugeError` that names it.
+
+    Libraries that write by themselves (safetensors) have errors of their own for a full disk.
+    """
     try:
         yield
-    except OSError as error:
-        if error.errno in _FULL:
+    except DraftgaugeError:
+        raise
+    except Exception as error:
+        if getattr(error, "errno", None) in _FULL or "No space left on device" in str(error):
             raise DraftgaugeError(
                 f"no space left on the disk while writing {path}; whatever was written before is whole. "
                 "Free some space and run the same command again: it goes on from there"
             ) from error
-        raise DraftgaugeError(
-            f"cannot write {path}: {error.strerror or error}; choose another place or change its permissions"
-        ) from error
-
-
-def _sync_folder(folder: Path) -> None:
-    if os.name == "nt":  # Windows cannot open folders; its rename is durable enough
-        return
-    descriptor = os.open(folder, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
+        # pathlib raises ValueError for a NUL in a name, RuntimeError for links that form a loop.
+        if isinstance(error, OSError) or str(error).startswith(("embedded null", "Symlink loop")):
+            raise DraftgaugeError(
+                f"cannot write {path}: {getattr(error, 'strerror', None) or error}; "
+                "choose another place or change its permissions"
+            ) from error
+        raise

@@ -11,7 +11,7 @@ from contextlib import contextmanager
 from importlib import import_module
 from importlib.util import find_spec
 from pathlib import Path
-from typing import IO
+from typing import IO, Any
 
 from draftgauge.core.errors import DraftgaugeError
 
@@ -23,7 +23,7 @@ POLL_SECONDS = 0.1
 def alone(path: Path) -> Iterator[None]:
     """Wait until no other process is in here with the same path, whose folder exists."""
     with path.with_name(f".{path.name}.lock").open("a") as file:
-        _lock(file, wait=True)
+        try_lock(file, wait=True)
         yield
 
 
@@ -40,7 +40,7 @@ def only_writer(folder: Path, patience: float = 0.0) -> Iterator[None]:
     """
     until = time.monotonic() + patience
     with (folder / FOLDER_LOCK).open("a") as file:  # not "w", which would touch the file
-        while not _lock(file, wait=False):
+        while not try_lock(file):
             if time.monotonic() >= until:
                 raise DraftgaugeError(
                     f"another process is writing into {folder}: wait for it to end, or choose another folder"
@@ -49,8 +49,8 @@ def only_writer(folder: Path, patience: float = 0.0) -> Iterator[None]:
         yield
 
 
-def _lock(file: IO[str], wait: bool) -> bool:
-    """Lock a file; whether it is ours."""
+def try_lock(file: IO[Any], wait: bool = False) -> bool:
+    """Lock an open file until it is closed; whether that succeeded."""
     if find_spec("fcntl") is None:
         return True
     fcntl = import_module("fcntl")

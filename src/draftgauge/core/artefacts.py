@@ -1,0 +1,218 @@
+"""JSON in and out: the one reader of JSON and JSON Lines, and the one format of the files that draftgauge writes."""
+
+from __future__ import annotations
+
+import codecs
+import hashlib
+import json
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, NoReturn
+
+from draftgauge.core.errors import DraftgaugeError
+from draftgauge.core.files import atomic_write_text
+
+MAX_BYTES = 2**30
+MAX_DEPTH = 100
+
+_MARKS = ((codecs.BOM_UTF8, "utf-8"), (codecs.BOM_UTF16_LE, "utf-16-le"), (codecs.BOM_UTF16_BE, "utf-16-be"))
+_NUMBERS = re.compile(r"\[\n[\s\d.,eE+-]+\]")  # lists of numbers: one line each; no string in JSON holds a line break
+
+
+@dataclass(frozen=True)
+class Artefact:
+    """A kind of JSON file that draftgauge writes and reads again: an object that begins with its format, its version
+    and a digest over all of its content.
+
+    Attributes:
+        format: its name in the file, e.g. "draftgauge-costs".
+        version: of what this draftgauge writes.
+        what: in words, e.g. "cost curve".
+        remedy: what to do where there is none that can be read, e.g. "measure it with `draftgauge profile`".
+        readable: earlier versions that the caller can still read; it finds the version in what :meth:`read` returns.
+        error: of what is raised.
+    """
+
+    format: str
+    version: int
+    what: str
+    remedy: str
+    readable: tuple[int, ...] = ()
+    error: type[DraftgaugeError] = DraftgaugeError
+
+    def write(self, path: Path, content: Mapping[str, Any]) -> None:
+        """Write a file, atomically and durably.
+
+        Args:
+            path: its folder exists.
+            content: JSON values by name, without ``format``, ``version`` and ``sha256``; numbers are finite.
+
+        Raises:
+            DraftgaugeError: if it cannot be written.
+        """
+        document = {"format": self.format, "version": self.version, **content}
+        document = {"format": self.format, "version": self.version, "sha256": _digest(document), **content}
+        text = json.dumps(document, indent=1, allow_nan=False)
+        atomic_write_text(path, _NUMBERS.sub(lambda match: " ".join(match[0].split()), text) + "\n")
+
+    def read(self, path: Path) -> dict[str, Any]:
+        """The content of a file, checked against its digest: with ``version``, without ``format`` and ``sha256``.
+
+        Raises:
+            DraftgaugeError: (or ``error``) if the file is missing, damaged, of another kind or version, or was written
+                without a digest.
+        """
+        document = read_json(path, self.what, self.remedy, error=self.error)
+        if not isinstance(document, dict) or document.get("format") != self.format:
+            self._refuse(path, f"is not a {self.what} (its format is not {self.format!r})")
+        version, digest = document.get("version"), document.pop("sha256", None)
+        if version not in (self.version, *self.readable) or isinstance(version, bool):
+            self._refuse(path, f"is a {self.what} of version {version!r}, this draftgauge reads {self.version}")
+        if digest is None:
+            self._refuse(path, f"is a {self.what} without a checksum (key 'sha256'), so damage would go unseen")
+        try:
+            intact = digest == _digest(document)
+        except (ValueError, RecursionError):  # a number that is not finite
+            intact = False
+        if not intact:
+            self._refuse(path, f"is damaged or was edited: its content does not match its checksum ({self.what})")
+        del document["format"]
+        return document
+
+    def is_one(self, path: Path) -> bool:
+        """Whether a file says that it is of this kind; damaged or not."""
+        try:
+            document = read_json(path, self.what)
+        except DraftgaugeError:
+            return False
+        return isinstance(document, dict) and document.get("format") == self.format
+
+    def _refuse(self, path: Path, problem: str) -> NoReturn:
+        raise self.error(f"{path} {problem}: {self.remedy}")
+
+
+def _digest(document: Mapping[str, Any]) -> str:
+    """SHA-256 over values and names, however they are laid out in the file."""
+    text = json.dumps(document, sort_keys=True, separators=(",", ":"), allow_nan=False)
+    return hashlib.sha256(text.encode()).hexdigest()
+
+
+def read_json(path: Path, what: str = "file", remedy: str = "", error: type[DraftgaugeError] = DraftgaugeError) -> Any:
+    """What a JSON file holds.
+
+    Args:
+        path: the file: UTF-8, or UTF-16 with its byte order mark.
+        what: the file in words, for messages.
+        remedy: what to do if there is none.
+        error: of what is raised.
+
+    Raises:
+        DraftgaugeError: (or ``error``) naming the file, if it cannot be read or is not JSON, see :func:`parse_json`.
+    """
+    return parse_json(read_text(path, what, remedy, error), str(path), remedy, error)
+
+
+def read_json_lines(
+    path: Path, what: str = "file", remedy: str = "", error: type[DraftgaugeError] = DraftgaugeError
+) -> Iterator[tuple[str, Any]]:
+    """The values of a JSON Lines file, each behind where it stands (``FILE, line N``); blank lines are skipped.
+
+    Raises:
+        DraftgaugeError: as :func:`read_json`.
+    """
+    # Not str.splitlines: it also splits at U+2028 and others, which JSON allows inside a string.
+    for number, line in enumerate(read_text(path, what, remedy, error).split("\n"), start=1):
+        if line.strip():
+            where = f"{path}, line {number}"
+            yield where, parse_json(line, where, error=error)
+
+
+def parse_json(text: str | bytes, where: str, remedy: str = "", error: type[DraftgaugeError] = DraftgaugeError) -> Any:
+    """The value that a JSON text stands for.
+
+    Raises:
+        DraftgaugeError: (or ``error``) naming ``where``, for text that is not JSON, names a key of an object twice, has
+            numbers of thousands of digits, or nests deeper than 100 levels.
+    """
+    try:
+        text = _decoded(text) if isinstance(text, bytes) else text
+        value = json.loads(text, object_pairs_hook=_object)
+        if text.count("[") + text.count("{") > MAX_DEPTH and _deeper(value, MAX_DEPTH):
+            raise RecursionError
+    except RecursionError as cause:
+        problem = f"lists or objects within each other, more than {MAX_DEPTH} levels deep"
+        raise error(_joined(f"{where}: not JSON that can be read ({problem})", remedy)) from cause
+    except json.JSONDecodeError as cause:
+        place = f"line {cause.lineno}, column {cause.colno}" if cause.lineno > 1 else f"column {cause.colno}"
+        raise error(_joined(f"{where}: not JSON ({cause.msg} at {place})", remedy)) from cause
+    except UnicodeDecodeError as cause:
+        raise error(_joined(f"{where}: not UTF-8 ({cause.reason} at byte {cause.start})", remedy)) from cause
+    except ValueError as cause:  # a number of thousands of digits, a key given twice
+        raise error(_joined(f"{where}: not JSON that can be read ({cause})", remedy)) from cause
+    return value
+
+
+def read_text(
+    path: Path,
+    what: str = "file",
+    remedy: str = "",
+    error: type[DraftgaugeError] = DraftgaugeError,
+    max_bytes: int = MAX_BYTES,
+) -> str:
+    """The text of a file in UTF-8, or in UTF-16 with its byte order mark; marks are left out.
+
+    Raises:
+        DraftgaugeError: (or ``error``) if it cannot be read, is larger than ``max_bytes``, or is not such text.
+    """
+    try:
+        with path.open("rb") as file:
+            content = file.read(max_bytes + 1)
+    except FileNotFoundError as cause:
+        raise error(_joined(f"there is no {what} {path}", remedy)) from cause
+    except (OSError, ValueError) as cause:  # ValueError: a NUL in the name
+        raise error(_joined(f"cannot read the {what} {path}: {getattr(cause, 'strerror', cause)}", remedy)) from cause
+    if len(content) > max_bytes:
+        raise error(_joined(f"{path} is larger than {max_bytes / 2**20:.0f} MiB, the most for a {what}", remedy))
+    try:
+        return _decoded(content)
+    except UnicodeDecodeError as cause:
+        line = content.count(b"\n", 0, cause.start) + 1
+        raise error(
+            _joined(f"{path}, line {line}: not UTF-8 ({cause.reason} at byte {cause.start})", remedy)
+        ) from cause
+
+
+def _decoded(content: bytes) -> str:
+    for mark, encoding in _MARKS:
+        if content.startswith(mark):
+            return content[len(mark) :].decode(encoding)
+    return content.decode()
+
+
+def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    found = dict(pairs)
+    if len(found) < len(pairs):
+        names = [name for name, _ in pairs]
+        raise ValueError(f"the key {next(name for name in names if names.count(name) > 1)!r} is given twice")
+    return found
+
+
+def _deeper(value: Any, levels: int) -> bool:
+    """Whether lists and objects nest deeper than that."""
+    level = [value]
+    for _ in range(levels + 1):
+        level = [
+            child
+            for parent in level
+            if isinstance(parent, dict | list)
+            for child in (parent.values() if isinstance(parent, dict) else parent)
+        ]
+        if not level:
+            return False
+    return True
+
+
+def _joined(problem: str, remedy: str) -> str:
+    return f"{problem}; {remedy}" if remedy else problem
