@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable
+from dataclasses import MISSING
 from functools import wraps
 from typing import Any, TypeVar
 
@@ -58,7 +59,7 @@ def _signature(request_class: type, own: list[inspect.Parameter]) -> inspect.Sig
         inspect.Parameter(
             entry.name,
             inspect.Parameter.KEYWORD_ONLY,
-            default=empty if entry.required else entry.default,
+            default=empty if entry.default is MISSING else entry.default,
             annotation=entry.annotation,
         )
         for entry in settings_of(request_class)

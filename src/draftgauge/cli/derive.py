@@ -11,6 +11,7 @@ import inspect
 import os
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import MISSING
 from pathlib import Path
 from typing import Annotated, Any, cast, get_origin, get_type_hints
 
@@ -109,12 +110,12 @@ def _parameter(entry: Setting, panel: dict[str, Any]) -> inspect.Parameter:
     switch = entry.annotation in (bool, bool | None)
     kind: Any = bool | None if switch else list[str] | None if entry.repeated else str | None
     details = Parameter(
-        name=None if entry.positional else tuple(filter(None, (entry.option, entry.metadata.get("short")))),
+        name=None if entry.positional else tuple(filter(None, (entry.option, entry.short))),
         help=entry.help[:1].upper() + entry.help[1:],
         metavar=None if switch else _metavar(entry.annotation),
         negative=_negative(entry) if switch else (),
-        show_default=_shown(entry.default) if not entry.required else False,
-        required=entry.required,
+        show_default=_shown(entry.default) if entry.default is not MISSING else False,
+        required=entry.default is MISSING,
         negative_iterable=(),
         negative_none=(),
         allow_repeating=True,  # the last one counts
@@ -125,14 +126,14 @@ def _parameter(entry: Setting, panel: dict[str, Any]) -> inspect.Parameter:
     return inspect.Parameter(
         entry.name,
         inspect.Parameter.POSITIONAL_ONLY if entry.positional else inspect.Parameter.KEYWORD_ONLY,
-        default=inspect.Parameter.empty if entry.required else None,
+        default=inspect.Parameter.empty if entry.default is MISSING else None,
         annotation=Annotated[kind, details],
     )
 
 
 def _negative(entry: Setting) -> Any:
     """The switch that says no: only where the default is not no already."""
-    named = entry.metadata.get("negative")
+    named = entry.negative
     return named or (f"--no-{entry.option.removeprefix('--')}" if entry.default is not False else ())
 
 

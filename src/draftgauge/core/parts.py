@@ -9,39 +9,28 @@ from typing import Any
 
 from draftgauge.core.errors import DraftgaugeError
 from draftgauge.core.rendering import Rendering, template_arguments
+from draftgauge.core.settings import option
 
 
 @dataclass(frozen=True, kw_only=True)
 class DeviceSpec:
-    """Where models run.
+    """Where models run."""
 
-    Attributes:
-        device: 'cpu', 'cuda', 'cuda:1' ...; a GPU if there is one.
-    """
-
-    device: str | None = None
+    device: str | None = option(None, help="'cpu', 'cuda', 'cuda:1' ...; a GPU if there is one.")
 
 
 @dataclass(frozen=True, kw_only=True)
 class CodeSpec:
-    """Whether a checkpoint's own code is run.
+    """Whether a checkpoint's own code is run."""
 
-    Attributes:
-        trust_remote_code: run model code that comes with a checkpoint.
-    """
-
-    trust_remote_code: bool = False
+    trust_remote_code: bool = option(False, help="run model code that comes with a checkpoint.")
 
 
 @dataclass(frozen=True, kw_only=True)
 class SeedSpec:
-    """Randomness.
+    """Randomness."""
 
-    Attributes:
-        seed: seed of everything random.
-    """
-
-    seed: int = 0
+    seed: int = option(0, help="seed of everything random.")
 
     def __post_init__(self) -> None:
         if not -(2**63) <= self.seed < 2**63:
@@ -50,29 +39,26 @@ class SeedSpec:
 
 @dataclass(frozen=True, kw_only=True)
 class TeacherSpec:
-    """What drafters learn from.
+    """What drafters learn from."""
 
-    Attributes:
-        target: target model: a Hugging Face id, a folder, or 'reference' (the bundled one).
-        prompts: training prompts, which the target answers, those of the split 'train' where some are; generated for
-            'reference' if left out.
-    """
-
-    target: str = "reference"
-    prompts: Path | None = None
+    target: str = option(
+        "reference", help="target model: a Hugging Face id, a folder, or 'reference' (the bundled one)."
+    )
+    prompts: Path | None = option(
+        None,
+        help="training prompts, which the target answers, those of the split 'train' where some are; generated for "
+        "'reference' if left out.",
+    )
 
 
 @dataclass(frozen=True, kw_only=True)
 class ChatSpec:
-    """How conversations are put before the target.
+    """How conversations are put before the target."""
 
-    Attributes:
-        chat_template_args: arguments of the target's chat template, a JSON object, e.g. '{"enable_thinking": false}'.
-        system: a system message for conversations that have none.
-    """
-
-    chat_template_args: Mapping[str, Any] | str = ""
-    system: str | None = None
+    chat_template_args: Mapping[str, Any] | str = option(
+        "", help="arguments of the target's chat template, a JSON object, e.g. '{\"enable_thinking\": false}'."
+    )
+    system: str | None = option(None, help="a system message for conversations that have none.")
 
     def __post_init__(self) -> None:
         template_arguments(self.chat_template_args)
@@ -84,18 +70,15 @@ class ChatSpec:
 
 @dataclass(frozen=True, kw_only=True)
 class WorkersSpec:
-    """Where jobs run.
+    """Where jobs run."""
 
-    Attributes:
-        executor: 'local', one job after the other in this process, or 'ray', on a cluster: the one that RAY_ADDRESS
-            names, else this machine.
-        cpus: CPUs that each job asks Ray for.
-        gpus: GPUs that each job asks Ray for; a share such as 0.5 puts two jobs on one.
-    """
-
-    executor: str = "local"
-    cpus: int = 1
-    gpus: float = 0
+    executor: str = option(
+        "local",
+        help="'local', one job after the other in this process, or 'ray', on a cluster: the one that RAY_ADDRESS "
+        "names, else this machine.",
+    )
+    cpus: int = option(1, help="CPUs that each job asks Ray for.")
+    gpus: float = option(0, help="GPUs that each job asks Ray for; a share such as 0.5 puts two jobs on one.")
 
     def __post_init__(self) -> None:
         at_least_one(self, "cpus")

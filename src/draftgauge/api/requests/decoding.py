@@ -19,7 +19,7 @@ from draftgauge.api.requests.parts import (
 )
 from draftgauge.core.errors import DraftgaugeError
 from draftgauge.core.parts import at_least_one, positive
-from draftgauge.core.settings import setting
+from draftgauge.core.settings import option
 
 HORIZON = 8
 """Tokens that rules look ahead."""
@@ -32,21 +32,14 @@ PLAIN = "plain"
 @dataclass(frozen=True, kw_only=True)
 class ProfileRequest:
     """Record, for every position of the target's output, what would be drafted from there, and measure what a step
-    costs.
+    costs."""
 
-    Attributes:
-        out: folder for the trace; run again with the same folder to resume.
-        seconds: start no further prompt of a compression after this time, taking tasks in turn; measuring costs comes
-            on top. Run again to record more. If left out, all prompts are recorded.
-        batches: also measure passes over batches of these sizes, e.g. 1,2,4,8, for 'draftgauge replay --batches'.
-        outputs: record the answers of a serving engine instead of decoding here: a file in OpenAI's batch output format
-            whose custom_id are the prompts' ids.
-        plan: print the memory and disk that recording takes, and record nothing.
-        where: who records.
-    """
-
-    out: Path
-    seconds: float | None = None
+    out: Path = option(help="folder for the trace; run again with the same folder to resume.")
+    seconds: float | None = option(
+        None,
+        help="start no further prompt of a compression after this time, taking tasks in turn; measuring costs comes on "
+        "top. Run again to record more. If left out, all prompts are recorded.",
+    )
     pair: PairSpec = PairSpec()
     prompts: PromptSpec = PromptSpec()
     output: OutputSpec = OutputSpec()
@@ -54,10 +47,16 @@ class ProfileRequest:
     sampling: SamplingSpec = SamplingSpec()
     randomness: SeedSpec = SeedSpec()
     costs: CostSpec = CostSpec()
-    batches: tuple[int, ...] = ()
-    outputs: Path | None = None
-    plan: bool = False
-    where: ExecutorSpec = ExecutorSpec()
+    batches: tuple[int, ...] = option(
+        (), help="also measure passes over batches of these sizes, e.g. 1,2,4,8, for 'draftgauge replay --batches'."
+    )
+    outputs: Path | None = option(
+        None,
+        help="record the answers of a serving engine instead of decoding here: a file in OpenAI's batch output format "
+        "whose custom_id are the prompts' ids.",
+    )
+    plan: bool = option(False, help="print the memory and disk that recording takes, and record nothing.")
+    where: ExecutorSpec = option(ExecutorSpec(), help="who records.")
 
     def __post_init__(self) -> None:
         _check_batches(self.batches)
@@ -75,25 +74,22 @@ def _check_batches(batches: tuple[int, ...]) -> None:
 
 @dataclass(frozen=True, kw_only=True)
 class FitRequest:
-    """Fit a policy on the training prompts of a trace, and show its gain on the validation prompts.
+    """Fit a policy on the training prompts of a trace, and show its gain on the validation prompts."""
 
-    Attributes:
-        folder: a recorded run, or a folder of runs, with training prompts; prompts that name no split are divided.
-        policy: 'stopping', 'two-source', 'specdec++' or 'speckv'.
-        out: file to write, ending in .json; give it to --policy of replay and bench.
-        tasks: learn from the prompts of these tasks only, separated by commas.
-        compression: learn from the runs of these compressions only, separated by commas.
-        horizon: for 'stopping' and 'two-source': tokens to look ahead; 1 for the one-step rule.
-        online: for 'stopping': keep calibrating while it runs.
-    """
-
-    folder: Path = setting(positional=True)
-    policy: str = setting("stopping", short="-p")
-    out: Path
-    tasks: tuple[str, ...] = ()
-    compression: tuple[str, ...] = ()
-    horizon: int = HORIZON
-    online: bool = False
+    folder: Path = option(
+        positional=True,
+        help="a recorded run, or a folder of runs, with training prompts; prompts that name no split are divided.",
+    )
+    policy: str = option("stopping", short="-p", help="'stopping', 'two-source', 'specdec++' or 'speckv'.")
+    out: Path = option(help="file to write, ending in .json; give it to --policy of replay and bench.")
+    tasks: tuple[str, ...] = option((), help="learn from the prompts of these tasks only, separated by commas.")
+    compression: tuple[str, ...] = option(
+        (), help="learn from the runs of these compressions only, separated by commas."
+    )
+    horizon: int = option(
+        HORIZON, help="for 'stopping' and 'two-source': tokens to look ahead; 1 for the one-step rule."
+    )
+    online: bool = option(False, help="for 'stopping': keep calibrating while it runs.")
     randomness: SeedSpec = SeedSpec()
 
     def __post_init__(self) -> None:
@@ -109,24 +105,19 @@ class FitRequest:
 
 @dataclass(frozen=True, kw_only=True)
 class DatastoreBuildRequest:
-    """Put outputs of a recorded run into a datastore, for --datastore of replay, bench and generate.
+    """Put outputs of a recorded run into a datastore, for --datastore of replay, bench and generate."""
 
-    Attributes:
-        folder: a recorded run, or a folder of runs.
-        out: the datastore's file; new outputs are added, and replace earlier ones to the same prompts.
-        split: the prompts whose outputs are kept: train, validation, test or all.
-        tasks: keep outputs of these tasks only, separated by commas.
-        with_prompts: keep prompts too.
-        capacity: the most tokens to keep, the newest outputs first; if left out, 131072, or what the file was built
-            with.
-    """
-
-    folder: Path = setting(positional=True)
-    out: Path
-    split: str = "train"
-    tasks: tuple[str, ...] = ()
-    with_prompts: bool = False
-    capacity: int | None = None
+    folder: Path = option(positional=True, help="a recorded run, or a folder of runs.")
+    out: Path = option(
+        help="the datastore's file; new outputs are added, and replace earlier ones to the same prompts."
+    )
+    split: str = option("train", help="the prompts whose outputs are kept: train, validation, test or all.")
+    tasks: tuple[str, ...] = option((), help="keep outputs of these tasks only, separated by commas.")
+    with_prompts: bool = option(False, help="keep prompts too.")
+    capacity: int | None = option(
+        None,
+        help="the most tokens to keep, the newest outputs first; if left out, 131072, or what the file was built with.",
+    )
 
     def __post_init__(self) -> None:
         at_least_one(self, "capacity")
@@ -134,29 +125,37 @@ class DatastoreBuildRequest:
 
 @dataclass(frozen=True, kw_only=True)
 class ReplayRequest:
-    """Evaluate policies exactly on a trace with its measured cost curve; no model is loaded.
+    """Evaluate policies exactly on a trace with its measured cost curve; no model is loaded."""
 
-    Attributes:
-        folder: a recorded run, or a folder of runs.
-        policies: a policy, e.g. none, fixed (every length), fixed:4, hf-heuristic, or a fitted file; may be repeated.
-            If left out: none, every fixed length and the policies compared by default.
-        sweep: evaluate at these cost ratios (a drafted token over a verification), e.g. .04,.10,.25.
-        tune: also evaluate every policy that has a grid of parameters at the point that is fastest on the training
-            prompts.
-        batches: find the best length at these batch sizes, e.g. 1,2,4,8; the run must have been profiled with them. The
-            policy shared-budget (or shared-budget:FILE, with a fitted stopping policy) shares draft tokens among the
-            requests.
-        datastore: let policies that look tokens up in the text search these earlier outputs too, a file of 'draftgauge
-            datastore build'; none may answer a prompt judged on.
-    """
-
-    folder: Path = setting(positional=True)
-    policies: tuple[str, ...] = setting((), short="-p", option="--policy", repeated=True)
+    folder: Path = option(positional=True, help="a recorded run, or a folder of runs.")
+    policies: tuple[str, ...] = option(
+        (),
+        short="-p",
+        name="--policy",
+        repeated=True,
+        help="a policy, e.g. none, fixed (every length), fixed:4, hf-heuristic, or a fitted file; may be repeated. If "
+        "left out: none, every fixed length and the policies compared by default.",
+    )
     judged: JudgedSpec = JudgedSpec()
-    sweep: tuple[float, ...] = ()
-    tune: bool = False
-    batches: tuple[int, ...] = ()
-    datastore: Path | None = None
+    sweep: tuple[float, ...] = option(
+        (), help="evaluate at these cost ratios (a drafted token over a verification), e.g. .04,.10,.25."
+    )
+    tune: bool = option(
+        False,
+        help="also evaluate every policy that has a grid of parameters at the point that is fastest on the training "
+        "prompts.",
+    )
+    batches: tuple[int, ...] = option(
+        (),
+        help="find the best length at these batch sizes, e.g. 1,2,4,8; the run must have been profiled with them. The "
+        "policy shared-budget (or shared-budget:FILE, with a fitted stopping policy) shares draft tokens among "
+        "the requests.",
+    )
+    datastore: Path | None = option(
+        None,
+        help="let policies that look tokens up in the text search these earlier outputs too, a file of 'draftgauge "
+        "datastore build'; none may answer a prompt judged on.",
+    )
 
     def __post_init__(self) -> None:
         _check_batches(self.batches)
@@ -169,44 +168,58 @@ class ReplayRequest:
 @dataclass(frozen=True, kw_only=True)
 class BenchRequest:
     """Decode live with every policy, beside plain decoding and transformers, in one process, interleaved prompt by
-    prompt.
+    prompt."""
 
-    Attributes:
-        folder: a recorded run (its manifest names the pair, the prompts and the lengths), or a folder of runs; else
-            name the pair.
-        policies: a policy, e.g. none, fixed (every length), fixed:4, hf-heuristic, or a fitted file; may be repeated.
-            If left out, some fixed lengths and the policies compared by default.
-        over: the policy to state gains over, e.g. fixed:4 or plain. If left out: the best fixed length of a recorded
-            run, else the fastest fixed length among the policies, which favours the fixed length.
-        baselines: also run transformers' generate(), plain and assisted.
-        rounds: how often every prompt is decoded by every policy.
-        seconds: start no further prompt after this time; if left out, all rounds are run.
-        urls: instead of a pair: a running server as SETTING=URL, e.g. fixed:4=http://127.0.0.1:8001; may be repeated,
-            and one of them is plain.
-        server_engine: what these servers run: vllm or llama-server.
-        advice: JSON of 'draftgauge advise' for that engine, to show how far its advice was off.
-        costs_out: write what a step costs in these servers, for 'draftgauge advise --costs'; with draft=URL, the draft
-            model served by itself, what drafting costs too.
-        datastore: let policies that look tokens up in the text search these earlier outputs too, a file of 'draftgauge
-            datastore build'; none may answer a prompt decoded here, and none is added.
-    """
-
-    folder: Path | None = setting(None, positional=True)
-    policies: tuple[str, ...] = setting((), short="-p", option="--policy", repeated=True)
+    folder: Path | None = option(
+        None,
+        positional=True,
+        help="a recorded run (its manifest names the pair, the prompts and the lengths), or a folder of runs; else "
+        "name the pair.",
+    )
+    policies: tuple[str, ...] = option(
+        (),
+        short="-p",
+        name="--policy",
+        repeated=True,
+        help="a policy, e.g. none, fixed (every length), fixed:4, hf-heuristic, or a fitted file; may be repeated. If "
+        "left out, some fixed lengths and the policies compared by default.",
+    )
     pair: PairSpec = PairSpec()
     prompts: PromptSpec = PromptSpec()
     output: OutputSpec = OutputSpec()
     drafts: DraftSpec = DraftSpec()
     costs: CostSpec = CostSpec()
-    over: str | None = None
-    baselines: bool = True
-    rounds: int = 3
-    seconds: float | None = None
-    urls: tuple[str, ...] = setting((), option="--url", repeated=True)
-    server_engine: str = "vllm"
-    advice: Path | None = None
-    costs_out: Path | None = None
-    datastore: Path | None = None
+    over: str | None = option(
+        None,
+        help="the policy to state gains over, e.g. fixed:4 or plain. If left out: the best fixed length of a recorded "
+        "run, else the fastest fixed length among the policies, which favours the fixed length.",
+    )
+    baselines: bool = option(True, help="also run transformers' generate(), plain and assisted.")
+    rounds: int = option(3, help="how often every prompt is decoded by every policy.")
+    seconds: float | None = option(
+        None, help="start no further prompt after this time; if left out, all rounds are run."
+    )
+    urls: tuple[str, ...] = option(
+        (),
+        name="--url",
+        repeated=True,
+        help="instead of a pair: a running server as SETTING=URL, e.g. fixed:4=http://127.0.0.1:8001; may be repeated, "
+        "and one of them is plain.",
+    )
+    server_engine: str = option("vllm", help="what these servers run: vllm or llama-server.")
+    advice: Path | None = option(
+        None, help="JSON of 'draftgauge advise' for that engine, to show how far its advice was off."
+    )
+    costs_out: Path | None = option(
+        None,
+        help="write what a step costs in these servers, for 'draftgauge advise --costs'; with draft=URL, the draft "
+        "model served by itself, what drafting costs too.",
+    )
+    datastore: Path | None = option(
+        None,
+        help="let policies that look tokens up in the text search these earlier outputs too, a file of 'draftgauge "
+        "datastore build'; none may answer a prompt decoded here, and none is added.",
+    )
     randomness: SeedSpec = SeedSpec()
 
     def __post_init__(self) -> None:
@@ -222,100 +235,101 @@ class BenchRequest:
 
 @dataclass(frozen=True, kw_only=True)
 class GenerateRequest:
-    """Decode a prompt with speculation and stream the text.
+    """Decode a prompt with speculation and stream the text."""
 
-    Attributes:
-        prompt: the prompt; '-' reads it from standard input.
-        policy: how far to draft, e.g. fixed:4; 'plain' decodes without speculation.
-        stop: end the output after this text; may be repeated.
-        chat: use the chat template, or take the prompt as it is; if left out, the template where there is one.
-        datastore: let a policy that looks tokens up in the text search these earlier outputs too, and add this one; the
-            file is created if it is missing.
-        conversation: how a conversation is put before the target.
-    """
-
-    prompt: str | tuple[int, ...] = setting(positional=True)
-    policy: str = setting("fixed:4", short="-p")
+    prompt: str | tuple[int, ...] = option(positional=True, help="the prompt; '-' reads it from standard input.")
+    policy: str = option(
+        "fixed:4", short="-p", help="how far to draft, e.g. fixed:4; 'plain' decodes without speculation."
+    )
     pair: PairSpec = PairSpec()
     output: OutputSpec = OutputSpec()
     drafts: DraftSpec = DraftSpec()
     sampling: SamplingSpec = SamplingSpec()
     randomness: SeedSpec = SeedSpec()
     costs: CostSpec = CostSpec()
-    stop: tuple[str, ...] = setting((), repeated=True)
-    chat: bool | None = setting(None, negative="--raw")
-    datastore: Path | None = None
-    conversation: ChatSpec = ChatSpec()
+    stop: tuple[str, ...] = option((), repeated=True, help="end the output after this text; may be repeated.")
+    chat: bool | None = option(
+        None,
+        negative="--raw",
+        help="use the chat template, or take the prompt as it is; if left out, the template where there is one.",
+    )
+    datastore: Path | None = option(
+        None,
+        help="let a policy that looks tokens up in the text search these earlier outputs too, and add this one; the "
+        "file is created if it is missing.",
+    )
+    conversation: ChatSpec = option(ChatSpec(), help="how a conversation is put before the target.")
 
 
 @dataclass(frozen=True, kw_only=True)
 class ReportRequest:
-    """Write one HTML file, which works offline: acceptance, speed by draft length, costs and token timelines.
+    """Write one HTML file, which works offline: acceptance, speed by draft length, costs and token timelines."""
 
-    Attributes:
-        folder: a recorded run, or a folder of runs.
-        out: the file to write; report.html in the folder if left out.
-        bench: JSON of 'draftgauge bench', to show live figures; may be repeated.
-        policies: a policy to judge on test prompts, by name or fitted file; may be repeated. Fitted ones that lie in
-            the folder are added.
-        title: heading of the report.
-    """
-
-    folder: Path = setting(positional=True)
-    out: Path | None = None
-    bench: tuple[Path, ...] = setting((), repeated=True)
-    policies: tuple[str, ...] = setting((), short="-p", option="--policy", repeated=True)
-    title: str = "How far to draft"
+    folder: Path = option(positional=True, help="a recorded run, or a folder of runs.")
+    out: Path | None = option(None, help="the file to write; report.html in the folder if left out.")
+    bench: tuple[Path, ...] = option(
+        (), repeated=True, help="JSON of 'draftgauge bench', to show live figures; may be repeated."
+    )
+    policies: tuple[str, ...] = option(
+        (),
+        short="-p",
+        name="--policy",
+        repeated=True,
+        help="a policy to judge on test prompts, by name or fitted file; may be repeated. Fitted ones that lie in the "
+        "folder are added.",
+    )
+    title: str = option("How far to draft", help="heading of the report.")
 
 
 @dataclass(frozen=True, kw_only=True)
 class AdviseRequest:
     """Say whether to speculate in an engine, with which length or rule and which flags, from a recorded run or from
-    what a running server counts.
+    what a running server counts."""
 
-    Attributes:
-        folder: a recorded run; may be left out with --url or --requests.
-        engine: 'draftgauge', 'transformers', 'gguf', 'llama-server', 'vllm' or 'sglang'.
-        costs: JSON of what a step costs in the engine; if left out, the run's own costs, for engines in which
-            draftgauge decodes.
-        url: a running server of the engine, e.g. http://127.0.0.1:8000.
-        model: refuse the server unless it serves this model.
-        requests: JSON Lines of vLLM's answers with metrics of every step, in place of a recorded run.
-        policies: a policy to try beside the fixed lengths, by name or fitted file; may be repeated. Those that are
-            compared by default, and the fitted ones in the folder, if left out.
-        settings: also write the engine's own settings to this file: vLLM's speculative configuration, SGLang's
-            candidate steps, llama.cpp's options.
-    """
-
-    folder: Path | None = setting(None, positional=True)
-    engine: str = setting("draftgauge", short="-e")
-    costs: Path | None = None
-    url: str | None = None
-    model: str | None = None
-    requests: Path | None = None
-    policies: tuple[str, ...] = setting((), short="-p", option="--policy", repeated=True)
+    folder: Path | None = option(
+        None, positional=True, help="a recorded run; may be left out with --url or --requests."
+    )
+    engine: str = option(
+        "draftgauge", short="-e", help="'draftgauge', 'transformers', 'gguf', 'llama-server', 'vllm' or 'sglang'."
+    )
+    costs: Path | None = option(
+        None,
+        help="JSON of what a step costs in the engine; if left out, the run's own costs, for engines in which "
+        "draftgauge decodes.",
+    )
+    url: str | None = option(None, help="a running server of the engine, e.g. http://127.0.0.1:8000.")
+    model: str | None = option(None, help="refuse the server unless it serves this model.")
+    requests: Path | None = option(
+        None, help="JSON Lines of vLLM's answers with metrics of every step, in place of a recorded run."
+    )
+    policies: tuple[str, ...] = option(
+        (),
+        short="-p",
+        name="--policy",
+        repeated=True,
+        help="a policy to try beside the fixed lengths, by name or fitted file; may be repeated. Those that are "
+        "compared by default, and the fitted ones in the folder, if left out.",
+    )
     judged: JudgedSpec = JudgedSpec()
-    settings: Path | None = None
+    settings: Path | None = option(
+        None,
+        help="also write the engine's own settings to this file: vLLM's speculative configuration, SGLang's candidate "
+        "steps, llama.cpp's options.",
+    )
 
 
 @dataclass(frozen=True, kw_only=True)
 class DemoRequest:
-    """Profile, replay, bench and report the bundled pair at several compressions, within a given time.
+    """Profile, replay, bench and report the bundled pair at several compressions, within a given time."""
 
-    Attributes:
-        out: folder for the runs and the report.
-        seconds: time that it may take; prompts, rounds and lengths are chosen to fit.
-        rounds: rounds of the live bench at most.
-    """
-
-    out: Path = Path("demo")
-    seconds: float = 120.0
+    out: Path = option(Path("demo"), help="folder for the runs and the report.")
+    seconds: float = option(120.0, help="time that it may take; prompts, rounds and lengths are chosen to fit.")
     pair: PairSpec = PairSpec(compression=("none", "int8", "nf4"))
     prompts: PromptSpec = PromptSpec()
     output: OutputSpec = OutputSpec()
     drafts: DraftSpec = DraftSpec()
     costs: CostSpec = CostSpec()
-    rounds: int = 3
+    rounds: int = option(3, help="rounds of the live bench at most.")
 
     def __post_init__(self) -> None:
         at_least_one(self, "rounds", "seconds")

@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 from draftgauge.core.errors import DraftgaugeError
 from draftgauge.core.parts import ChatSpec, CodeSpec, DeviceSpec, SeedSpec, WorkersSpec, at_least_one
 from draftgauge.core.rendering import Rendering
+from draftgauge.core.settings import option
 
 __all__ = [
     "LONG_PROMPTS",
@@ -30,55 +31,54 @@ LONG_PROMPTS = ("error", "truncate", "skip")
 
 @dataclass(frozen=True, kw_only=True)
 class TargetLoadSpec(CodeSpec):
-    """How a target is loaded.
+    """How a target is loaded."""
 
-    Attributes:
-        engine: 'lean' (own decoder), 'static' (the same with fixed shapes: CUDA graphs), 'modules' (transformers), or
-            'auto': static on a GPU and lean elsewhere, for models that they are known to run right, else modules; of
-            GGUF files 'gguf' (which 'auto' is) or 'gguf-fast' (llama.cpp with float32 keys and values, or with its
-            faster defaults).
-        tokenizer: folder or id of the target's tokenizer, where the target has none of its own (GGUF files).
-    """
-
-    engine: str = "auto"
-    tokenizer: str | None = None
+    engine: str = option(
+        "auto",
+        help="'lean' (own decoder), 'static' (the same with fixed shapes: CUDA graphs), 'modules' (transformers), or "
+        "'auto': static on a GPU and lean elsewhere, for models that they are known to run right, else modules; "
+        "of GGUF files 'gguf' (which 'auto' is) or 'gguf-fast' (llama.cpp with float32 keys and values, or with "
+        "its faster defaults).",
+    )
+    tokenizer: str | None = option(
+        None, help="folder or id of the target's tokenizer, where the target has none of its own (GGUF files)."
+    )
 
 
 @dataclass(frozen=True, kw_only=True)
 class LoadSpec(TargetLoadSpec):
-    """How models are loaded.
+    """How models are loaded."""
 
-    Attributes:
-        device_map: spread the target over all GPUs: 'auto', 'balanced', 'balanced_low_0' or 'sequential'.
-        draft_device: where a draft model runs; with the target if left out.
-    """
-
-    device_map: str | None = None
-    draft_device: str | None = None
+    device_map: str | None = option(
+        None, help="spread the target over all GPUs: 'auto', 'balanced', 'balanced_low_0' or 'sequential'."
+    )
+    draft_device: str | None = option(None, help="where a draft model runs; with the target if left out.")
 
 
 @dataclass(frozen=True, kw_only=True)
 class PairSpec:
-    """A target and what drafts for it.
+    """A target and what drafts for it."""
 
-    Attributes:
-        target: target model: a Hugging Face id, a folder, or 'reference' (the bundled one). If left out, the one that a
-            trained drafter was trained for, else 'reference'.
-        draft: draft model: an id, a folder, 'reference' or 'reference/draft-small'.
-        compression: how the target is compressed: none, fp32, fp16, bf16, int8 or nf4; several with commas where a verb
-            takes several.
-        drafter: what proposes tokens: 'language_model' (the draft model), 'prompt_lookup' (no model), or the folder of
-            a trained drafter. If left out, the draft model, or what a recorded run was recorded with.
-        machine: where the models run.
-        loading: how they are loaded.
-    """
-
-    target: str | None = None
-    draft: str | None = "reference"
-    compression: tuple[str, ...] = ("none",)
-    drafter: str | None = None
-    machine: DeviceSpec = DeviceSpec()
-    loading: LoadSpec = LoadSpec()
+    target: str | None = option(
+        None,
+        help="target model: a Hugging Face id, a folder, or 'reference' (the bundled one). If left out, the one that a "
+        "trained drafter was trained for, else 'reference'.",
+    )
+    draft: str | None = option(
+        "reference", help="draft model: an id, a folder, 'reference' or 'reference/draft-small'."
+    )
+    compression: tuple[str, ...] = option(
+        ("none",),
+        help="how the target is compressed: none, fp32, fp16, bf16, int8 or nf4; several with commas where a verb "
+        "takes several.",
+    )
+    drafter: str | None = option(
+        None,
+        help="what proposes tokens: 'language_model' (the draft model), 'prompt_lookup' (no model), or the folder of a "
+        "trained drafter. If left out, the draft model, or what a recorded run was recorded with.",
+    )
+    machine: DeviceSpec = option(DeviceSpec(), help="where the models run.")
+    loading: LoadSpec = option(LoadSpec(), help="how they are loaded.")
 
     def __post_init__(self) -> None:
         if not self.compression or len(set(self.compression)) < len(self.compression):
@@ -93,31 +93,27 @@ class PairSpec:
 
 @dataclass(frozen=True, kw_only=True)
 class PromptSpec:
-    """Which prompts.
+    """Which prompts."""
 
-    Attributes:
-        prompts: JSON Lines with 'prompt', 'turns' or 'messages', or 'reference:SPLIT'; the bundled test prompts if left
-            out.
-        limit: use at most this many prompts, the first ones.
-        per_task: use at most this many prompts of each task and split, the first ones.
-        tasks: use these tasks only, separated by commas.
-        split: use the prompts of this split only: train, validation or test.
-        long_prompts: prompts longer than the models take: error, truncate (keep the end) or skip.
-        chat: take plain text as a user's message, through the chat template.
-        turns: of prompts with several turns, use up to this many, each as a prompt of its own that follows the target's
-            greedy answers to the earlier ones.
-        conversation: how conversations are put before the target.
-    """
-
-    prompts: str | None = None
-    limit: int | None = None
-    per_task: int | None = None
-    tasks: tuple[str, ...] = ()
-    split: str | None = None
-    long_prompts: str = "error"
-    chat: bool = False
-    turns: int = 1
-    conversation: ChatSpec = ChatSpec()
+    prompts: str | None = option(
+        None,
+        help="JSON Lines with 'prompt', 'turns' or 'messages', or 'reference:SPLIT'; the bundled test prompts if left "
+        "out.",
+    )
+    limit: int | None = option(None, help="use at most this many prompts, the first ones.")
+    per_task: int | None = option(None, help="use at most this many prompts of each task and split, the first ones.")
+    tasks: tuple[str, ...] = option((), help="use these tasks only, separated by commas.")
+    split: str | None = option(None, help="use the prompts of this split only: train, validation or test.")
+    long_prompts: str = option(
+        "error", help="prompts longer than the models take: error, truncate (keep the end) or skip."
+    )
+    chat: bool = option(False, help="take plain text as a user's message, through the chat template.")
+    turns: int = option(
+        1,
+        help="of prompts with several turns, use up to this many, each as a prompt of its own that follows the "
+        "target's greedy answers to the earlier ones.",
+    )
+    conversation: ChatSpec = option(ChatSpec(), help="how conversations are put before the target.")
 
     def __post_init__(self) -> None:
         at_least_one(self, "limit", "per_task", "turns")
@@ -132,26 +128,19 @@ class PromptSpec:
 
 @dataclass(frozen=True, kw_only=True)
 class JudgedSpec:
-    """Which prompts of a recorded run policies are judged on.
+    """Which prompts of a recorded run policies are judged on."""
 
-    Attributes:
-        tasks: judge on these tasks only, separated by commas.
-        split: judge on train, validation, test or all prompts; on test ones where the run has training ones too.
-    """
-
-    tasks: tuple[str, ...] = ()
-    split: str | None = None
+    tasks: tuple[str, ...] = option((), help="judge on these tasks only, separated by commas.")
+    split: str | None = option(
+        None, help="judge on train, validation, test or all prompts; on test ones where the run has training ones too."
+    )
 
 
 @dataclass(frozen=True, kw_only=True)
 class OutputSpec:
-    """How long outputs may be.
+    """How long outputs may be."""
 
-    Attributes:
-        max_new_tokens: output tokens a prompt at most.
-    """
-
-    max_new_tokens: int = 128
+    max_new_tokens: int = option(128, help="output tokens a prompt at most.")
 
     def __post_init__(self) -> None:
         at_least_one(self, "max_new_tokens")
@@ -159,13 +148,9 @@ class OutputSpec:
 
 @dataclass(frozen=True, kw_only=True)
 class DraftSpec:
-    """How long drafts may be.
+    """How long drafts may be."""
 
-    Attributes:
-        gamma_max: longest draft.
-    """
-
-    gamma_max: int = 16
+    gamma_max: int = option(16, help="longest draft.")
 
     def __post_init__(self) -> None:
         at_least_one(self, "gamma_max")
@@ -173,19 +158,14 @@ class DraftSpec:
 
 @dataclass(frozen=True, kw_only=True)
 class SamplingSpec:
-    """How tokens are chosen.
+    """How tokens are chosen."""
 
-    Attributes:
-        temperature: 0 decodes greedily; above 0 output and drafts are sampled.
-        top_k: sample from the k most likely tokens; 0 is off.
-        top_p: sample from the smallest set with this much probability; 1 is off.
-        checkpoint_sampling: take temperature, top_k and top_p from the target's own generation_config.json.
-    """
-
-    temperature: float = 0.0
-    top_k: int = 0
-    top_p: float = 1.0
-    checkpoint_sampling: bool = False
+    temperature: float = option(0.0, help="0 decodes greedily; above 0 output and drafts are sampled.")
+    top_k: int = option(0, help="sample from the k most likely tokens; 0 is off.")
+    top_p: float = option(1.0, help="sample from the smallest set with this much probability; 1 is off.")
+    checkpoint_sampling: bool = option(
+        False, help="take temperature, top_k and top_p from the target's own generation_config.json."
+    )
 
     def __post_init__(self) -> None:
         if self.checkpoint_sampling and (self.temperature, self.top_k, self.top_p) != (0.0, 0, 1.0):
@@ -201,13 +181,9 @@ class SamplingSpec:
 
 @dataclass(frozen=True, kw_only=True)
 class ExecutorSpec(WorkersSpec):
-    """Where prompts are recorded.
+    """Where prompts are recorded."""
 
-    Attributes:
-        shards: parts that the prompts are divided into; each is recorded by a worker of its own.
-    """
-
-    shards: int = 1
+    shards: int = option(1, help="parts that the prompts are divided into; each is recorded by a worker of its own.")
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -221,16 +197,14 @@ class ExecutorSpec(WorkersSpec):
 
 @dataclass(frozen=True, kw_only=True)
 class CostSpec:
-    """How a pair's costs are measured.
+    """How a pair's costs are measured."""
 
-    Attributes:
-        cost_seconds: seconds for measuring the cost of a step, for each compression; it ends earlier once the best
-            draft length is settled, and later where not every length has been timed by then.
-        measure: measure the pair's costs again, even if this machine has done so before.
-    """
-
-    cost_seconds: float = 15.0
-    measure: bool = False
+    cost_seconds: float = option(
+        15.0,
+        help="seconds for measuring the cost of a step, for each compression; it ends earlier once the best draft "
+        "length is settled, and later where not every length has been timed by then.",
+    )
+    measure: bool = option(False, help="measure the pair's costs again, even if this machine has done so before.")
 
     def __post_init__(self) -> None:
         if not self.cost_seconds >= 0:

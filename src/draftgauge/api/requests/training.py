@@ -9,52 +9,39 @@ from typing import Literal
 from draftgauge.api.requests.parts import DeviceSpec, DraftSpec, OutputSpec, PromptSpec, SeedSpec, TargetLoadSpec
 from draftgauge.core.errors import DraftgaugeError
 from draftgauge.core.parts import TeacherSpec, WorkersSpec, at_least_one, positive
-from draftgauge.core.settings import setting
+from draftgauge.core.settings import option
 from draftgauge.training.reuse.request import TrainingSpec
 
 
 @dataclass(frozen=True, kw_only=True)
 class TrainRequest:
-    """Train a drafter on the target's own answers, unrolled over several draft steps as it will be used.
+    """Train a drafter on the target's own answers, unrolled over several draft steps as it will be used."""
 
-    Attributes:
-        out: folder of the run; run again with the same folder to resume.
-        plan: print parameters, memory, time and disk, and train nothing.
-    """
-
-    out: Path | None = None
-    plan: bool = False
+    out: Path | None = option(None, help="folder of the run; run again with the same folder to resume.")
+    plan: bool = option(False, help="print parameters, memory, time and disk, and train nothing.")
     training: TrainingSpec = TrainingSpec()
 
 
 @dataclass(frozen=True, kw_only=True)
 class ExportRequest:
-    """Write a trained drafter as serving engines load it.
+    """Write a trained drafter as serving engines load it."""
 
-    Attributes:
-        drafter: folder of a drafter that 'draftgauge train' wrote.
-        out: folder of the checkpoint.
-        format: 'eagle3', which vLLM, SGLang and speculators load; for drafters of the design 'hidden'.
-    """
-
-    drafter: Path = setting(positional=True)
-    out: Path = setting()
-    format: Literal["eagle3"] = "eagle3"
+    drafter: Path = option(positional=True, help="folder of a drafter that 'draftgauge train' wrote.")
+    out: Path = option(help="folder of the checkpoint.")
+    format: Literal["eagle3"] = option(
+        "eagle3", help="'eagle3', which vLLM, SGLang and speculators load; for drafters of the design 'hidden'."
+    )
 
 
 @dataclass(frozen=True, kw_only=True)
 class LearnedSpec:
-    """What a trained drafter is measured with.
+    """What a trained drafter is measured with."""
 
-    Attributes:
-        target: target of the drafter; the one that its folder names if left out.
-        compression: how the target is held: fp32, fp16, bf16, int8 or nf4; as it was in training if left out.
-        depths: tokens in a draft; as many as it was trained for if left out.
-    """
-
-    target: str | None = None
-    compression: str | None = None
-    depths: int | None = None
+    target: str | None = option(None, help="target of the drafter; the one that its folder names if left out.")
+    compression: str | None = option(
+        None, help="how the target is held: fp32, fp16, bf16, int8 or nf4; as it was in training if left out."
+    )
+    depths: int | None = option(None, help="tokens in a draft; as many as it was trained for if left out.")
 
     def __post_init__(self) -> None:
         at_least_one(self, "depths")
@@ -64,13 +51,9 @@ class LearnedSpec:
 class EvaluateRequest:
     """Measure a trained drafter: acceptance by depth with intervals, tokens a step (MAT: accepted ones and the target's
     own) teacher-forced, live and with draft trees, retention (acceptance at the last depth over that at the first) and
-    speed.
+    speed."""
 
-    Attributes:
-        drafter: folder of a drafter that 'draftgauge train' wrote.
-    """
-
-    drafter: Path = setting(positional=True)
+    drafter: Path = option(positional=True, help="folder of a drafter that 'draftgauge train' wrote.")
     learned: LearnedSpec = LearnedSpec()
     prompts: PromptSpec = PromptSpec(long_prompts="truncate")
     output: OutputSpec = OutputSpec()
@@ -81,14 +64,13 @@ class EvaluateRequest:
 @dataclass(frozen=True, kw_only=True)
 class DiagnoseRequest:
     """Show what limits trained drafters: how far their queries are from the target's, which weights the loss reaches,
-    how far the gate is open.
+    how far the gate is open."""
 
-    Attributes:
-        runs: folders that 'draftgauge train' wrote, of one target; those that differ only in their seed are pooled.
-            Target, its compression and depths are those of the first, if left out.
-    """
-
-    runs: tuple[Path, ...] = setting(positional=True)
+    runs: tuple[Path, ...] = option(
+        positional=True,
+        help="folders that 'draftgauge train' wrote, of one target; those that differ only in their seed are pooled. "
+        "Target, its compression and depths are those of the first, if left out.",
+    )
     learned: LearnedSpec = LearnedSpec()
     prompts: PromptSpec = PromptSpec(prompts="reference:validation", per_task=4, long_prompts="truncate")
     output: OutputSpec = OutputSpec(max_new_tokens=96)
@@ -105,25 +87,25 @@ class DiagnoseRequest:
 @dataclass(frozen=True, kw_only=True)
 class StudyKvshotRequest:
     """Train and compare drafters that reuse hidden states, the KV cache, both or neither; a report is written to the
-    folder.
+    folder."""
 
-    Attributes:
-        out: folder of the study; run again with the same folder to resume.
-        preset: 'smoke', 'quick' (three to five seeds, on a laptop), 'depth' (quick and deeper KV drafters), 'width'
-            (hidden and kv at equal width), 'remedies' (quick, and what may be done against bottlenecks) or 'full'.
-        seeds: most seeds of a row, at least 2; all of the preset's if left out. Run again with more to go on.
-        held_out: prompts to measure on; the bundled test prompts if left out.
-        plan: print the trainings and hours of the study and how many of them are left, and run nothing.
-        so_far: rows and report of what is finished, while the study goes on elsewhere or rests; train nothing.
-    """
-
-    out: Path
-    plan: bool = False
-    so_far: bool = False
-    preset: str = "smoke"
-    seeds: int | None = None
+    out: Path = option(help="folder of the study; run again with the same folder to resume.")
+    plan: bool = option(
+        False, help="print the trainings and hours of the study and how many of them are left, and run nothing."
+    )
+    so_far: bool = option(
+        False, help="rows and report of what is finished, while the study goes on elsewhere or rests; train nothing."
+    )
+    preset: str = option(
+        "smoke",
+        help="'smoke', 'quick' (three to five seeds, on a laptop), 'depth' (quick and deeper KV drafters), 'width' "
+        "(hidden and kv at equal width), 'remedies' (quick, and what may be done against bottlenecks) or 'full'.",
+    )
+    seeds: int | None = option(
+        None, help="most seeds of a row, at least 2; all of the preset's if left out. Run again with more to go on."
+    )
     teacher: TeacherSpec = TeacherSpec()
-    held_out: str | None = None
+    held_out: str | None = option(None, help="prompts to measure on; the bundled test prompts if left out.")
     workers: WorkersSpec = WorkersSpec()
     machine: DeviceSpec = DeviceSpec()
 
@@ -136,21 +118,15 @@ class StudyKvshotRequest:
 
 @dataclass(frozen=True, kw_only=True)
 class ReferenceTrainRequest:
-    """Train target and drafts from the installation's documentation and generated tasks; nothing is downloaded.
+    """Train target and drafts from the installation's documentation and generated tasks; nothing is downloaded."""
 
-    Attributes:
-        out: folder for the trained pair, its prompts and its card.
-        work: folder for checkpoints; OUT/work if left out. Run again to resume.
-        scale: how many times the tokens of the bundled pair's training to train on.
-        start: folder of a pair of the same shapes to continue training; from scratch if left out.
-        drafts_only: take the target of START as it is, and train the drafts on its answers.
-    """
-
-    out: Path
-    work: Path | None = None
-    scale: float = 1.0
-    start: Path | None = None
-    drafts_only: bool = False
+    out: Path = option(help="folder for the trained pair, its prompts and its card.")
+    work: Path | None = option(None, help="folder for checkpoints; OUT/work if left out. Run again to resume.")
+    scale: float = option(1.0, help="how many times the tokens of the bundled pair's training to train on.")
+    start: Path | None = option(
+        None, help="folder of a pair of the same shapes to continue training; from scratch if left out."
+    )
+    drafts_only: bool = option(False, help="take the target of START as it is, and train the drafts on its answers.")
     machine: DeviceSpec = DeviceSpec()
     randomness: SeedSpec = SeedSpec()
 
@@ -161,17 +137,11 @@ class ReferenceTrainRequest:
 @dataclass(frozen=True, kw_only=True)
 class ReferenceEvaluateRequest:
     """Measure right answers, repetition, perplexity, acceptance by depth and sizes of states on the held-out test
-    prompts.
+    prompts."""
 
-    Attributes:
-        folder: a trained pair; the bundled one if left out.
-        split: of its prompts: train, validation or test.
-        write_card: write the figures into the pair's card.
-    """
-
-    folder: Path | None = None
-    split: Literal["train", "validation", "test"] = "test"
-    write_card: bool = False
+    folder: Path | None = option(None, help="a trained pair; the bundled one if left out.")
+    split: Literal["train", "validation", "test"] = option("test", help="of its prompts: train, validation or test.")
+    write_card: bool = option(False, help="write the figures into the pair's card.")
     output: OutputSpec = OutputSpec()
     drafts: DraftSpec = DraftSpec()
 
@@ -184,14 +154,10 @@ class ReferenceEvaluateRequest:
 
 @dataclass(frozen=True, kw_only=True)
 class ReproduceSpeckvRequest:
-    """SpecKV (arXiv 2605.02888): its tables, computed from its author's records, and what else those records say.
+    """SpecKV (arXiv 2605.02888): its tables, computed from its author's records, and what else those records say."""
 
-    Attributes:
-        steps: the published table of steps, phase2_step_results.csv.
-        experiments: the published table of experiments; without it there is nothing about seconds.
-        out: a folder that receives report.html.
-    """
-
-    steps: Path
-    experiments: Path | None = None
-    out: Path | None = None
+    steps: Path = option(help="the published table of steps, phase2_step_results.csv.")
+    experiments: Path | None = option(
+        None, help="the published table of experiments; without it there is nothing about seconds."
+    )
+    out: Path | None = option(None, help="a folder that receives report.html.")

@@ -10,7 +10,7 @@ from typing import Any
 from draftgauge.core.config import to_mapping
 from draftgauge.core.errors import DraftgaugeError
 from draftgauge.core.parts import ChatSpec, CodeSpec, DeviceSpec, SeedSpec, TeacherSpec, at_least_one
-from draftgauge.core.settings import setting
+from draftgauge.core.settings import option
 from draftgauge.models.tap_rules import TapRule
 
 LOSSES = ("kl", "cross-entropy", "greedy")
@@ -58,111 +58,118 @@ class TrainingSpec(CodeSpec, SeedSpec, DeviceSpec, TeacherSpec, ChatSpec):
 
     Order of data, loss and optimiser follow from it alone, whatever the design.
 
-    Attributes:
-        reuse: design of the drafter: 'hidden', 'kv', 'hybrid', 'cross' or 'none'.
-        layers: decoder layers of the drafter; more than one for ``kv`` and ``none`` only.
-        injection: how keys and values of several target layers enter: concat, project or project-rope.
-        taps: decoder layers of the target to read, counted from 0, or a rule: eagle3 (2, L/2, L - 3; the default) or
-            specforge (1, L/2 - 1, L - 4, whose outputs the code of EAGLE-3 takes too).
-        intermediate_size: width of the drafter's MLP; the target's if left out. The study sets it to match capacities.
-        draft_vocabulary: size of the vocabulary that the drafter proposes from, the most frequent tokens of the
-            answers; 0 for all.
-        norm_before_fc: normalise the hidden states of every tapped layer before they are fused.
-        norm_before_residual: normalise the fused states before they become the block's residual.
-        norm_output: pass the drafter's states on to the next depth normalised; without any of the three, the original
-            EAGLE-3.
-        target_norm: start the norm before the drafter's head from the target's final norm; else it starts at one.
-        attention_start: how attention starts: ``self`` (query heads at their key heads' weights, so that every row
-            attends mostly to itself), ``target`` (at a linear estimate of how a tapped layer of the target attends;
-            over the drafter's own anchors as ``self``) or ``random``.
-        freeze_head: leave the drafter's head as it starts, at the target's; speculators does so.
-        depths: drafted tokens that training unrolls from every position.
-        length: longest conversation in tokens; longer ones are cut at their end.
-        questions: number of generated questions, or the most prompts to take from the file; 'none' takes all.
-        new_tokens: longest answer.
-        data_seed: seed of the generated questions, whatever ``seed`` is.
-        answers: file of the answers, made where it is missing; in the run's own folder if left out. Runs that share it
-            share their data.
-        features: ``online`` (target forward inside the step) or ``cached`` (computed once, to disk).
-        cache: folder of the cached features; in the run's own folder if left out.
-        warm_start: folder of a trained ``hidden`` drafter to start a ``hybrid`` or ``cross`` one from.
-        steps: optimiser steps.
-        batch: conversations a step.
-        accumulation: parts into which the conversations of a step and a device are split, to save memory.
-        learning_rate: peak learning rate; chosen by the target's width if left out.
-        warmup: share of the steps in which the rate rises; it falls as a cosine from there to the final rate.
-        final_rate: last learning rate as a share of the peak.
-        optimizer: ``muon`` for the matrices of the blocks, with AdamW for all else, or ``adamw`` for everything.
-        weight_decay: weight decay, of matrices only.
-        clip: largest norm of the gradient.
-        loss: ``kl`` to the target's distribution; ``cross-entropy`` to it (the same gradient, another figure);
-            ``greedy``: cross-entropy to the target's most probable token.
-        step_decay: weight of a depth's loss over that of the depth before it, as in EAGLE-3's training.
-        gate_start: bias that the gate of a ``hybrid`` drafter starts from; 0 is half open.
-        gate_hold: share of the steps, at the start, in which that gate is held open.
-        cross_first: share of the steps, at the start, in which a ``hybrid`` drafter's cross branch alone is trained.
-        kv_gradient: factor of the gradients of the keys and values that a drafter makes of its own chain.
-        precision: precision of the arithmetic: auto (bfloat16 where the hardware has it), fp32 or bf16; weights and
-            optimiser are float32.
-        compile: run the loss of every step through ``torch.compile``, where its result agrees.
-        compression: how the target is compressed.
-        devices: number of this machine's devices that share every step; leave it out under torchrun, on one machine or
-            several. A run may be resumed with another number: the order of the data is the same.
-        checkpoint_every: steps between checkpoints.
-        log_every: steps between rows of the log.
-        track: also log to tensorboard, wandb or trackio.
-        threads: threads of torch in every process; if left out, the processes divide torch's own number.
-        chat: take prompts that are plain text as a user's message, through the chat template.
-
     Raises:
         DraftgaugeError: for a value out of its range.
     """
 
-    reuse: str = "hybrid"
-    layers: int = 1
-    injection: str = "project-rope"
-    taps: tuple[int, ...] | TapRule | None = None
-    intermediate_size: int | None = None
-    draft_vocabulary: int = 0
-    norm_before_fc: bool = True
-    norm_before_residual: bool = True
-    norm_output: bool = True
-    target_norm: bool = True
-    attention_start: str = TARGET
-    freeze_head: bool = False
-    depths: int = setting(7, short="-k")
-    length: int = 1024
-    questions: int | None = 3000
-    new_tokens: int = 160
-    data_seed: int = 0
-    answers: Path | None = None
-    features: str = "online"
-    cache: Path | None = None
-    warm_start: Path | None = None
-    steps: int = 1500
-    batch: int = 8
-    accumulation: int = 1
-    learning_rate: float | None = None
-    warmup: float = 0.05
-    final_rate: float = 0.05
-    optimizer: str = MUON
-    weight_decay: float = 0.01
-    clip: float = 1.0
-    loss: str = "kl"
-    step_decay: float = 0.8
-    gate_start: float = 0.0
-    gate_hold: float = 0.0
-    cross_first: float = 0.0
-    kv_gradient: float = 1.0
-    precision: str = "auto"
-    compile: bool = False
-    compression: str = UNCOMPRESSED
-    devices: int = 1
-    checkpoint_every: int = 100
-    log_every: int = 10
-    track: str | None = None
-    threads: int | None = None
-    chat: bool = False
+    reuse: str = option("hybrid", help="design of the drafter: 'hidden', 'kv', 'hybrid', 'cross' or 'none'.")
+    layers: int = option(1, help="decoder layers of the drafter; more than one for 'kv' and 'none' only.")
+    injection: str = option(
+        "project-rope", help="how keys and values of several target layers enter: concat, project or project-rope."
+    )
+    taps: tuple[int, ...] | TapRule | None = option(
+        None,
+        help="decoder layers of the target to read, counted from 0, or a rule: eagle3 (2, L/2, L - 3; the default) or "
+        "specforge (1, L/2 - 1, L - 4, whose outputs the code of EAGLE-3 takes too).",
+    )
+    intermediate_size: int | None = option(
+        None, help="width of the drafter's MLP; the target's if left out. The study sets it to match capacities."
+    )
+    draft_vocabulary: int = option(
+        0,
+        help="size of the vocabulary that the drafter proposes from, the most frequent tokens of the answers; 0 for "
+        "all.",
+    )
+    norm_before_fc: bool = option(True, help="normalise the hidden states of every tapped layer before they are fused.")
+    norm_before_residual: bool = option(
+        True, help="normalise the fused states before they become the block's residual."
+    )
+    norm_output: bool = option(
+        True,
+        help="pass the drafter's states on to the next depth normalised; without any of the three, the original "
+        "EAGLE-3.",
+    )
+    target_norm: bool = option(
+        True, help="start the norm before the drafter's head from the target's final norm; else it starts at one."
+    )
+    attention_start: str = option(
+        TARGET,
+        help="how attention starts: 'self' (query heads at their key heads' weights, so that every row attends mostly "
+        "to itself), 'target' (at a linear estimate of how a tapped layer of the target attends; over the "
+        "drafter's own anchors as 'self') or 'random'.",
+    )
+    freeze_head: bool = option(
+        False, help="leave the drafter's head as it starts, at the target's; speculators does so."
+    )
+    depths: int = option(7, short="-k", help="drafted tokens that training unrolls from every position.")
+    length: int = option(1024, help="longest conversation in tokens; longer ones are cut at their end.")
+    questions: int | None = option(
+        3000, help="number of generated questions, or the most prompts to take from the file; 'none' takes all."
+    )
+    new_tokens: int = option(160, help="longest answer.")
+    data_seed: int = option(0, help="seed of the generated questions, whatever 'seed' is.")
+    answers: Path | None = option(
+        None,
+        help="file of the answers, made where it is missing; in the run's own folder if left out. Runs that share it "
+        "share their data.",
+    )
+    features: str = option(
+        "online", help="'online' (target forward inside the step) or 'cached' (computed once, to disk)."
+    )
+    cache: Path | None = option(None, help="folder of the cached features; in the run's own folder if left out.")
+    warm_start: Path | None = option(
+        None, help="folder of a trained 'hidden' drafter to start a 'hybrid' or 'cross' one from."
+    )
+    steps: int = option(1500, help="optimiser steps.")
+    batch: int = option(8, help="conversations a step.")
+    accumulation: int = option(
+        1, help="parts into which the conversations of a step and a device are split, to save memory."
+    )
+    learning_rate: float | None = option(None, help="peak learning rate; chosen by the target's width if left out.")
+    warmup: float = option(
+        0.05, help="share of the steps in which the rate rises; it falls as a cosine from there to the final rate."
+    )
+    final_rate: float = option(0.05, help="last learning rate as a share of the peak.")
+    optimizer: str = option(
+        MUON, help="'muon' for the matrices of the blocks, with AdamW for all else, or 'adamw' for everything."
+    )
+    weight_decay: float = option(0.01, help="weight decay, of matrices only.")
+    clip: float = option(1.0, help="largest norm of the gradient.")
+    loss: str = option(
+        "kl",
+        help="'kl' to the target's distribution; 'cross-entropy' to it (the same gradient, another figure); 'greedy': "
+        "cross-entropy to the target's most probable token.",
+    )
+    step_decay: float = option(
+        0.8, help="weight of a depth's loss over that of the depth before it, as in EAGLE-3's training."
+    )
+    gate_start: float = option(0.0, help="bias that the gate of a 'hybrid' drafter starts from; 0 is half open.")
+    gate_hold: float = option(0.0, help="share of the steps, at the start, in which that gate is held open.")
+    cross_first: float = option(
+        0.0, help="share of the steps, at the start, in which a 'hybrid' drafter's cross branch alone is trained."
+    )
+    kv_gradient: float = option(
+        1.0, help="factor of the gradients of the keys and values that a drafter makes of its own chain."
+    )
+    precision: str = option(
+        "auto",
+        help="precision of the arithmetic: auto (bfloat16 where the hardware has it), fp32 or bf16; weights and "
+        "optimiser are float32.",
+    )
+    compile: bool = option(False, help="run the loss of every step through 'torch.compile', where its result agrees.")
+    compression: str = option(UNCOMPRESSED, help="how the target is compressed.")
+    devices: int = option(
+        1,
+        help="number of this machine's devices that share every step; leave it out under torchrun, on one machine or "
+        "several. A run may be resumed with another number: the order of the data is the same.",
+    )
+    checkpoint_every: int = option(100, help="steps between checkpoints.")
+    log_every: int = option(10, help="steps between rows of the log.")
+    track: str | None = option(None, help="also log to tensorboard, wandb or trackio.")
+    threads: int | None = option(
+        None, help="threads of torch in every process; if left out, the processes divide torch's own number."
+    )
+    chat: bool = option(False, help="take prompts that are plain text as a user's message, through the chat template.")
 
     def __post_init__(self) -> None:
         at_least_one(self, *COUNTS)
