@@ -46,7 +46,6 @@ from draftgauge.fitting.tuning import tune_rivals
 from draftgauge.models.reference import PAIR_FOLDER
 from draftgauge.replaying.evaluate import best_fixed_gamma
 from draftgauge.replaying.splits import split_trace
-from draftgauge.traces.join import join_run
 from draftgauge.traces.manifest import MANIFEST_NAME, Manifest
 
 SEALED = PAIR_FOLDER / "sealed.jsonl"
@@ -116,7 +115,7 @@ def _recorded(out: Path, prompts: Path) -> bool:
 
 
 def _record(args: argparse.Namespace) -> None:
-    """Record all prompts, shard by shard, and keep each run as a single shard."""
+    """Record all prompts, then keep each run beside the results."""
     profile(
         out=args.work / RUNS,
         prompts=args.work / "prompts",
@@ -126,7 +125,7 @@ def _record(args: argparse.Namespace) -> None:
         progress=show_progress,
     )
     for run in runs_of(args.out):
-        join_run(args.work / RUNS / run.name, run)
+        shutil.copytree(args.work / RUNS / run.name, run, dirs_exist_ok=True)
 
 
 def _sitting(out: Path) -> Path:

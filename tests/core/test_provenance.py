@@ -21,7 +21,7 @@ def test_measurement_round_trip_has_no_nan(tmp_path: Path) -> None:
     ]
     write_measurement(path, "draftgauge bench x", rows)
     document = json.loads(path.read_text(), parse_constant=lambda name: pytest.fail(f"{name} is not JSON"))
-    assert list(document) == ["command", "created", "environment", "rows"]
+    assert list(document) == ["format", "version", "sha256", "command", "created", "environment", "rows"]
     measurement = read_measurement(path)
     assert measurement.command == "draftgauge bench x"
     assert abs((datetime.now(UTC) - datetime.fromisoformat(measurement.created)).total_seconds()) < 60
@@ -40,8 +40,9 @@ def test_rows_are_flat(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("content", "message"),
     [
-        ("", "is not JSON"),
-        ("[]", "is not a measurement of draftgauge: command, created, environment, rows"),
+        ("", "not JSON"),
+        ("[]", "is not a measurement"),
+        ("{}", "is not a measurement of draftgauge: command, created, environment, rows"),
         ('{"command": "", "created": "", "environment": {}, "rows": [1]}', "is not a measurement of draftgauge: rows"),
     ],
 )
@@ -53,7 +54,7 @@ def test_what_is_no_measurement_is_refused(tmp_path: Path, content: str, message
 
 
 def test_missing_measurement(tmp_path: Path) -> None:
-    with pytest.raises(DraftgaugeError, match=r"cannot read the measurement .*x\.json"):
+    with pytest.raises(DraftgaugeError, match=r"there is no measurement .*x\.json"):
         read_measurement(tmp_path / "x.json")
 
 

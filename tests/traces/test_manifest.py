@@ -1,13 +1,17 @@
 from __future__ import annotations
 
+import re
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from draftgauge.core.config import to_mapping
 from draftgauge.core.errors import TraceError
-from draftgauge.traces.manifest import Manifest
+from draftgauge.core.rendering import Rendering
+from draftgauge.traces.manifest import MANIFEST, Manifest
 from synthetic import synthetic_manifest
 
 BASE = synthetic_manifest(24, 16, 256)
@@ -36,7 +40,7 @@ def test_round_trip(tmp_path: Path) -> None:
 def test_how_and_where_it_was_recorded_does_not_change_the_fingerprint(changes: dict[str, Any]) -> None:
     other = replace(BASE, **changes)
     assert other.fingerprint() == BASE.fingerprint()
-    assert other.differences(BASE) == []
+    other.refuse_other(BASE, "it is")
 
 
 @pytest.mark.parametrize(
@@ -52,32 +56,43 @@ def test_how_and_where_it_was_recorded_does_not_change_the_fingerprint(changes: 
         ({"drafter": "prompt_lookup"}, "drafter: 'prompt_lookup', not 'language_model'"),
         ({"gamma_max": 8}, "gamma_max: 8, not 16"),
         ({"max_new_tokens": 8}, "max_new_tokens: 8, not 256"),
+        (
+            {"rendering": Rendering(turns=2)},
+            f"rendering: {to_mapping(Rendering(turns=2))}, not {to_mapping(Rendering())}",
+        ),
         ({"prompts": replace(BASE.prompts, sha256="b")}, f"prompts.sha256: 'b', not '{'a' * 64}'"),
     ],
 )
 def test_what_changes_rows_changes_the_fingerprint(changes: dict[str, Any], named: str) -> None:
     other = replace(BASE, **changes)
     assert other.fingerprint() != BASE.fingerprint()
-    assert other.differences(BASE) == [named]
-
-
-def test_the_fingerprint_stays_what_it_is() -> None:
-    """Folders recorded before must stay resumable."""
-    assert BASE.fingerprint() == "31583e972ee61a506556d6d4a1605b7a0d8b029be97bbf4958eca03853d5b44d"
+    with pytest.raises(TraceError, match=re.escape(f"it is of another run ({named}); choose another folder")):
+        other.refuse_other(BASE, "it is")
 
 
 @pytest.mark.parametrize(
-    ("content", "message"),
+    ("change", "message"),
     [
-        ("{", r"manifest\.json is damaged"),
-        ("[]", r"manifest\.json is damaged \(not a JSON object\)"),
-        ('{"schema_version": 7}', "has schema version 7, this draftgauge reads 1"),
-        ('{"schema_version": 1}', "'command', 'created'.* must be given"),
+        (lambda _: "{", "not JSON"),
+        (lambda _: "[]", "is not a manifest of a trace"),
+        (lambda text: text.replace('"gamma_max": 16', '"gamma_max": 17'), "does not match its checksum"),
+        (lambda text: text.replace('"version": 1', '"version": 2'), "of version 2, this draftgauge reads 1"),
     ],
 )
-def test_what_is_no_manifest_is_refused(tmp_path: Path, content: str, message: str) -> None:
-    (tmp_path / "manifest.json").write_text(content)
-    with pytest.raises(TraceError, match=message):
+def test_what_is_no_manifest_is_refused(tmp_path: Path, change: Callable[[str], str], message: str) -> None:
+    path = tmp_path / "manifest.json"
+    BASE.save(tmp_path)
+    path.write_text(change(path.read_text()))
+    with pytest.raises(TraceError, match=rf"manifest\.json.*{message}.*record the trace again"):
+        Manifest.load(tmp_path)
+
+
+@pytest.mark.parametrize(
+    "changes", [{"gamma_max": 0}, {"max_new_tokens": 2**31}, {"temperature": -1.0}, {"top_p": 0.0}]
+)
+def test_numbers_out_of_range_are_refused(tmp_path: Path, changes: dict[str, Any]) -> None:
+    MANIFEST.write(tmp_path / "manifest.json", to_mapping(BASE) | changes)
+    with pytest.raises(TraceError, match=r"of a trace|was not drawn"):
         Manifest.load(tmp_path)
 
 

@@ -13,7 +13,7 @@ from draftgauge.traces.build import make_trace
 from draftgauge.traces.manifest import Manifest
 from draftgauge.traces.reader import find_runs, read_texts, read_trace
 from draftgauge.traces.record import PromptRecord
-from draftgauge.traces.shards import shard_paths, write_shard
+from draftgauge.traces.shards import next_shard, shard_paths, write_shard
 from draftgauge.traces.writer import TraceWriter
 from synthetic import same_rows, synthetic_manifest, synthetic_records
 
@@ -83,16 +83,16 @@ def test_a_run_without_prompts_yet(tmp_path: Path) -> None:
 
 
 def test_a_doubled_prompt_is_refused(run: Path) -> None:
-    write_shard(run, 7, [RECORDS[2]], MANIFEST.fingerprint())
+    write_shard(next_shard(run), [RECORDS[2]], MANIFEST.fingerprint())
     with pytest.raises(TraceError, match="holds prompt 2 more than once"):
         read_trace(run)
-    with pytest.raises(TraceError, match=r"positions-00007\.parquet holds prompt 2, as an earlier shard does"):
+    with pytest.raises(TraceError, match=r"positions-00003\.parquet holds prompt 2, as an earlier shard does"):
         TraceWriter(run, MANIFEST)
 
 
 def test_a_shard_of_another_run_is_refused(run: Path) -> None:
-    write_shard(run, 7, synthetic_records(5, 1, LENGTH, GAMMA), "another")
-    with pytest.raises(TraceError, match=r"positions-00007\.parquet belongs to another run"):
+    write_shard(next_shard(run), synthetic_records(5, 1, LENGTH, GAMMA), "another")
+    with pytest.raises(TraceError, match=r"positions-00003\.parquet belongs to another run"):
         read_trace(run)
 
 
@@ -117,9 +117,9 @@ def test_values_that_cannot_be_are_refused(tmp_path: Path, changes: dict[str, An
     manifest.save(tmp_path)
     if "info" in changes:
         with pytest.raises(ValueError, match=message):
-            write_shard(tmp_path, 0, [record], manifest.fingerprint())
+            write_shard(next_shard(tmp_path), [record], manifest.fingerprint())
         return
-    write_shard(tmp_path, 0, [record], manifest.fingerprint())
+    write_shard(next_shard(tmp_path), [record], manifest.fingerprint())
     with pytest.raises(TraceError, match=message):
         read_trace(tmp_path)
 
@@ -130,7 +130,7 @@ def test_drafts_and_outputs_longer_than_the_manifest_says_are_refused(tmp_path: 
         (synthetic_manifest(1, GAMMA, 5, complete=True), r"prompt 0 has more output tokens than max_new_tokens \(5\)"),
     ):
         manifest.save(tmp_path)
-        write_shard(tmp_path, 0, RECORDS[:1], manifest.fingerprint())
+        write_shard(tmp_path / "positions-00000.parquet", RECORDS[:1], manifest.fingerprint())
         with pytest.raises(TraceError, match=message):
             read_trace(tmp_path)
 

@@ -64,8 +64,6 @@ def changed(name: str, at: tuple[int, ...], value: float) -> dict[str, Any]:
     ("changes", "message"),
     [
         ({"info": replace(good().info, output_tokens=11)}, "text has 12 pieces for 11 output tokens"),
-        ({"info": replace(good().info, output_tokens=0)}, "output_tokens is 0"),
-        ({"info": replace(good().info, finish="eos")}, "finish is 'eos', must be one of length, stop"),
         ({"text": ["x"]}, "text has 1 pieces for 12 output tokens"),
         ({"token": good().token[:5]}, r"token has shape \[5\], expected \[12\]"),
         ({"token": good().token.astype(np.int64)}, "token is int64, expected int32"),
@@ -91,6 +89,20 @@ def test_what_is_off_is_named(changes: dict[str, Any], message: str) -> None:
     good().validate()
     with pytest.raises(TraceError, match=f"prompt 3: {message}"):
         replace(good(), **changes).validate()
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"output_tokens": 0}, "output_tokens is 0, must be 1 or more"),
+        ({"index": -1}, "index is -1"),
+        ({"prompt_tokens": 2**31}, "prompt_tokens is 2147483648"),
+        ({"finish": "eos"}, "finish is 'eos', must be one of length, stop"),
+    ],
+)
+def test_prompts_out_of_range_are_refused(changes: dict[str, Any], message: str) -> None:
+    with pytest.raises(TraceError, match=message):
+        replace(info(4), **changes)
 
 
 def test_ragged_lists_that_do_not_fit_are_refused() -> None:

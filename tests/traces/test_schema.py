@@ -1,6 +1,8 @@
 from __future__ import annotations
 
+import json
 import tempfile
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -11,9 +13,10 @@ from hypothesis import strategies as st
 
 from draftgauge.core.errors import TraceError
 from draftgauge.traces.build import make_trace
+from draftgauge.traces.parquet import read_parquet, write_parquet
 from draftgauge.traces.reader import read_texts, read_trace
 from draftgauge.traces.record import PromptRecord, make_record
-from draftgauge.traces.schema import COLUMNS, check_schema, read_prompt_infos, to_lists, to_padded, to_table
+from draftgauge.traces.shards import COLUMNS, read_shard, to_lists, to_padded, write_shard
 from draftgauge.traces.trace import PromptInfo
 from draftgauge.traces.writer import TraceWriter
 from synthetic import same_rows, synthetic_manifest, synthetic_records
@@ -95,18 +98,62 @@ def test_lists_and_padding_are_inverse() -> None:
         to_padded(pa.array([[1, None]], pa.list_(pa.int32())), 2, -1, np.int32)
 
 
-def test_other_columns_and_versions_are_named() -> None:
-    table = to_table(synthetic_records(0, 2, 5, 3), "f")
-    check_schema(table.schema)
-    with pytest.raises(TraceError, match="lacks the column margin"):
-        check_schema(table.schema.remove(table.schema.get_field_index("margin")))
-    with pytest.raises(TraceError, match="column accepted is int64, expected int16"):
-        check_schema(table.schema.set(9, pa.field("accepted", pa.int64())))
-    with pytest.raises(TraceError, match="names no schema version"):
-        check_schema(table.schema.remove_metadata())
-    later = {**table.schema.metadata, b"draftgauge.schema_version": b"9"}
-    with pytest.raises(TraceError, match="has schema version 9, this draftgauge reads 1"):
-        check_schema(table.schema.with_metadata(later))
-    broken = {**table.schema.metadata, b"draftgauge.prompts": b'[{"index": 1}]'}
-    with pytest.raises(TraceError, match=r"prompt metadata that cannot be read .*'finish'"):
-        read_prompt_infos(table.schema.with_metadata(broken))
+@pytest.fixture
+def shard(tmp_path: Path) -> Path:
+    path = tmp_path / "positions-00000.parquet"
+    write_shard(path, synthetic_records(0, 2, 5, 3), "f")
+    return path
+
+
+def with_metadata(table: pa.Table, **changes: bytes) -> pa.Table:
+    named = {f"draftgauge.{name}".encode(): value for name, value in changes.items()}
+    return table.replace_schema_metadata({**table.schema.metadata, **named})
+
+
+def without_tokens(table: pa.Table) -> pa.Table:
+    nulls = pa.array([None] * table.num_rows, pa.int32())
+    return table.set_column(table.schema.names.index("token"), "token", nulls)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (lambda table: table.drop_columns("margin"), "lacks the column margin"),
+        (lambda table: table.set_column(9, "accepted", table["position"]), "column accepted is int32, expected int16"),
+        (lambda table: table.replace_schema_metadata({}), "has columns of version none, this draftgauge reads 1 and 2"),
+        (lambda table: with_metadata(table, schema_version=b"9"), "has columns of version 9"),
+        (lambda table: with_metadata(table, fingerprint=b"g"), "belongs to another run"),
+        (lambda table: with_metadata(table, prompts=b'[{"index": 1}]'), r"has prompt metadata that cannot .*'finish'"),
+        (lambda table: with_metadata(table, prompts=b"["), r"has prompt metadata that cannot be read .*not JSON"),
+        (lambda table: with_metadata(table, prompts=b"[]"), "does not hold whole prompts"),
+        (lambda table: table.slice(1), "does not hold whole prompts"),
+        (without_tokens, "has missing values in the column token"),
+    ],
+)
+def test_what_is_no_shard_of_this_run_is_refused(shard: Path, change: Callable, message: str) -> None:
+    read_shard(shard, "f")
+    write_parquet(shard, change(read_parquet(shard)))
+    with pytest.raises(TraceError, match=rf"positions-00000\.parquet {message}"):
+        read_shard(shard, "f")
+
+
+@pytest.mark.parametrize("output_tokens", [-1, 0, 2**31, 2**63])
+def test_lengths_out_of_range_are_refused(shard: Path, output_tokens: int) -> None:
+    table = read_parquet(shard)
+    prompts = json.loads(table.schema.metadata[b"draftgauge.prompts"])
+    prompts[0]["output_tokens"] = output_tokens
+    write_parquet(shard, with_metadata(table, prompts=json.dumps(prompts).encode()))
+    with pytest.raises(TraceError, match="output_tokens is"):
+        read_shard(shard, "f")
+
+
+def test_every_flipped_bit_and_every_cut_is_refused(shard: Path) -> None:
+    """The footer too, where the prompts are."""
+    good = shard.read_bytes()
+    for place in range(0, len(good), 7):
+        shard.write_bytes(good[:place] + bytes([good[place] ^ 1 << place % 8]) + good[place + 1 :])
+        with pytest.raises(TraceError, match="truncated"):
+            read_shard(shard, "f")
+        shard.write_bytes(good[:place])
+        with pytest.raises(TraceError, match="truncated"):
+            read_shard(shard, "f")

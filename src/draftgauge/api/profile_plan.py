@@ -29,7 +29,6 @@ from draftgauge.models.compression import (
 )
 from draftgauge.models.spec import read_configuration
 from draftgauge.traces.manifest import MANIFEST_NAME, Manifest, ModelEntry, OutputsEntry, PromptsEntry
-from draftgauge.traces.schema import GREEDY_VERSION, SAMPLED_VERSION
 from draftgauge.verification import Sampling
 
 SHOWN = 5
@@ -161,7 +160,6 @@ def make_manifests(pair: Pair, prompts: Sequence[Prompt], path: Path, request: P
             len(prompts),
             tuple(dict.fromkeys(prompt.task for prompt in prompts)),
         ),
-        schema_version=GREEDY_VERSION if request.sampling.temperature == 0 else SAMPLED_VERSION,
         temperature=request.sampling.temperature,
         top_k=request.sampling.top_k,
         top_p=request.sampling.top_p,

@@ -32,6 +32,7 @@ class Artefact:
         what: in words, e.g. "cost curve".
         remedy: what to do where there is none that can be read, e.g. "measure it with `draftgauge profile`".
         readable: earlier versions that the caller can still read; it finds the version in what :meth:`read` returns.
+        published: whether files without format, version and digest are read too, as some were published so.
         error: of what is raised.
     """
 
@@ -40,6 +41,7 @@ class Artefact:
     what: str
     remedy: str
     readable: tuple[int, ...] = ()
+    published: bool = False
     error: type[DraftgaugeError] = DraftgaugeError
 
     def write(self, path: Path, content: Mapping[str, Any]) -> None:
@@ -65,6 +67,8 @@ class Artefact:
                 without a digest.
         """
         document = read_json(path, self.what, self.remedy, error=self.error)
+        if isinstance(document, dict) and self.published and not {"format", "version", "sha256"} & set(document):
+            return document
         if not isinstance(document, dict) or document.get("format") != self.format:
             self._refuse(path, f"is not a {self.what} (its format is not {self.format!r})")
         version, digest = document.get("version"), document.pop("sha256", None)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 import os
 import platform
@@ -18,8 +17,8 @@ from typing import Any
 
 import numpy as np
 
+from draftgauge.core.artefacts import Artefact
 from draftgauge.core.errors import DraftgaugeError
-from draftgauge.core.files import atomic_write_text
 from draftgauge.core.load import machine_load
 
 PACKAGES = (
@@ -35,6 +34,8 @@ PACKAGES = (
     "scikit-learn",
     "scipy",
 )
+
+MEASUREMENT = Artefact("draftgauge-measurement", 1, "measurement", "measure again, with --json FILE", published=True)
 
 Scalar = str | int | float | bool | None
 
@@ -75,25 +76,18 @@ def write_measurement(path: Path, command: str, rows: Iterable[Mapping[str, Any]
         "environment": environment(),
         "rows": [{key: _scalar(value, key) for key, value in row.items()} for row in rows],
     }
-    atomic_write_text(path, json.dumps(document, indent=1, allow_nan=False) + "\n")
+    MEASUREMENT.write(path, document)
 
 
 def read_measurement(path: Path) -> Measurement:
     """Read what :func:`write_measurement` wrote.
 
     Raises:
-        DraftgaugeError: if the file cannot be read or is no measurement.
+        DraftgaugeError: if the file cannot be read, is damaged or no measurement.
     """
-    try:
-        document = json.loads(path.read_text(encoding="utf-8"))
-    except OSError as error:
-        raise DraftgaugeError(f"cannot read the measurement {path}: {error.strerror}") from error
-    except ValueError as error:
-        raise DraftgaugeError(f"{path} is not JSON: {error}") from error
+    document = MEASUREMENT.read(path)
     kinds = {"command": str, "created": str, "environment": dict, "rows": list}
-    off = [
-        key for key, kind in kinds.items() if not isinstance(document, dict) or not isinstance(document.get(key), kind)
-    ]
+    off = [key for key, kind in kinds.items() if not isinstance(document.get(key), kind)]
     if off or not all(isinstance(row, dict) for row in document["rows"]):
         raise DraftgaugeError(
             f"{path} is not a measurement of draftgauge: {', '.join(off or ['rows'])} missing or of the wrong type"

@@ -18,7 +18,7 @@ COLUMNS = ("token", "target_entropy", "drafted", "accepted", "draft_token", "con
 """The arrays of a trace with one row a position."""
 
 CHANCES = ("acceptance", "survival")
-"""The arrays of a record that only sampled decoding has."""
+"""Those that only a record of sampled decoding has."""
 
 
 def make_trace(records: Sequence[PromptRecord], max_new_tokens: int, compression: str = "none") -> Trace:

@@ -1,16 +1,15 @@
-"""What must hold for recorded rows and measured seconds, whether just taken or read from a file."""
+"""What must hold for recorded rows, whether just taken or read from a file."""
 
 from __future__ import annotations
 
-from typing import Any, Protocol
+from typing import Protocol
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from draftgauge.core.errors import TraceError
 
-# float32 softmax over a large vocabulary may sum to slightly more than 1.
-TOLERANCE = 1e-4
+TOLERANCE = 1e-4  # a softmax in float32 over a large vocabulary may sum to slightly more than 1
 
 
 class Rows(Protocol):
@@ -63,40 +62,46 @@ def accepted_lengths(
 
 
 def check_rows(rows: Rows, remaining: NDArray[np.int64] | None = None, where: str = "the record") -> None:
-    """Raise :class:`TraceError` naming the first column whose values cannot be, and the row.
+    """Raise :class:`TraceError` naming the first column with a value out of range, and the row.
 
     Args:
         rows: a record or a trace; the shapes must agree already.
         remaining: as in :func:`accepted_lengths`.
         where: what the rows belong to, for the message.
     """
-    _refuse(rows.token < 0, where, "token", "must be 0 or more")
     drafted = rows.draft_token >= 0
-    gapped = drafted[:, 1:] & ~drafted[:, :-1]
-    _refuse(gapped, where, "draft_token", "has tokens after its padding (-1)")
-    _refuse(
-        ~(rows.target_entropy >= -TOLERANCE) | np.isinf(rows.target_entropy),
-        where,
-        "target_entropy",
-        "must be bits, 0 or more",
-    )
+    entropy = rows.target_entropy
+    _refuse(rows.token < 0, f"{where}: token must be 0 or more")
+    _refuse(drafted[:, 1:] & ~drafted[:, :-1], f"{where}: draft_token has tokens after its padding (-1)")
+    _refuse(~(entropy >= -TOLERANCE) | np.isinf(entropy), f"{where}: target_entropy must be bits, 0 or more")
     for name, highest in (("confidence", 1.0), ("entropy", np.inf), ("margin", 1.0)):
         values: NDArray[np.float32] = getattr(rows, name)
-        _refuse(
-            np.isnan(values) == drafted, where, name, "must be a number for each drafted token and NaN for the others"
-        )
+        problem = "must be a number for each drafted token and NaN for the others"
+        _refuse(np.isnan(values) == drafted, f"{where}: {name} {problem}")
         outside = (values < -TOLERANCE) | (values > highest + TOLERANCE) | np.isinf(values)
-        _refuse(outside, where, name, f"must lie in 0..{highest:g}")
+        _refuse(outside, f"{where}: {name} must lie in 0..{highest:g}")
     expected = accepted_lengths(rows.token, rows.draft_token, remaining)
     _refuse(
         rows.accepted != expected,
-        where,
-        "accepted",
-        "differs from the drafted tokens that equal the greedy continuation",
+        f"{where}: accepted differs from the drafted tokens that equal the greedy continuation",
     )
 
 
-def _refuse(bad: NDArray[np.bool_], where: str, column: str, problem: str) -> None:
+def check_chances(
+    acceptance: NDArray[np.float32], survival: NDArray[np.float32], drafted: NDArray[np.bool_], where: str
+) -> None:
+    """Raise :class:`TraceError` naming the first chance out of range, and its row.
+
+    Args:
+        acceptance, survival: ``[P]``, see :class:`~draftgauge.traces.trace.SampledDrafts`.
+        drafted: ``[P]`` whether anything was drafted from the position.
+        where: what the rows belong to, for the message.
+    """
+    for name, values in (("acceptance", acceptance), ("survival", survival)):
+        bad = np.where(drafted, ~((values >= 0) & (values <= 1)), ~np.isnan(values))
+        _refuse(bad, f"{where}: {name} must be a chance where a token was drafted and NaN elsewhere")
+
+
+def _refuse(bad: NDArray[np.bool_], problem: str) -> None:
     if bad.any():
-        row: Any = np.argwhere(bad)[0][0]
-        raise TraceError(f"{where}: {column} {problem} (row {int(row)})")
+        raise TraceError(f"{problem} (row {int(np.argwhere(bad)[0][0])})")

@@ -15,16 +15,17 @@ from typing import Any
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.parquet as pq
 
+from draftgauge.core.artefacts import parse_json
 from draftgauge.core.config import from_mapping
 from draftgauge.core.errors import DraftgaugeError
-from draftgauge.core.files import atomic_write_bytes, require_writable
+from draftgauge.core.files import require_writable
 from draftgauge.core.locks import alone
-from draftgauge.traces.parquet import read_parquet
+from draftgauge.traces.parquet import DamagedFileError, read_parquet, write_parquet
 
 FORMAT = "draftgauge-datastore"
 VERSION = 1
+MAX_LOOK_UP_SECONDS = 60.0
 _KEY = b"draftgauge"
 _SCHEMA = pa.schema([("prompt", pa.string()), ("tokens", pa.list_(pa.int32()))])
 
@@ -67,6 +68,8 @@ class About:
             )
         if self.capacity < 1:
             raise DraftgaugeError(f"the capacity of a datastore must be at least 1 token, not {self.capacity}")
+        if not 0 <= self.look_up_seconds <= MAX_LOOK_UP_SECONDS:
+            raise DraftgaugeError(f"a look-up in a datastore does not take {self.look_up_seconds} seconds")
 
 
 @dataclass(frozen=True)
@@ -105,10 +108,7 @@ class Datastore:
         """
         columns = [[output.prompt for output in self.outputs], [list(output.tokens) for output in self.outputs]]
         table = pa.table([pa.array(c, f.type) for c, f in zip(columns, _SCHEMA, strict=True)], schema=_SCHEMA)
-        table = table.replace_schema_metadata({_KEY: json.dumps(asdict(self.about))})
-        sink = pa.BufferOutputStream()
-        pq.write_table(table, sink, compression="zstd", write_page_checksum=True)
-        atomic_write_bytes(path, sink.getvalue().to_pybytes())
+        write_parquet(path, table.replace_schema_metadata({_KEY: json.dumps(asdict(self.about))}))
 
     @classmethod
     def load(cls, path: Path, vocabulary: str) -> Datastore:
@@ -121,19 +121,18 @@ class Datastore:
         Raises:
             DraftgaugeError: if there is no such file, it is no datastore or damaged, or of another vocabulary.
         """
+        again = "`draftgauge datastore build` makes one"
         try:
-            table = read_parquet(path.read_bytes())
-            about = from_mapping(About, json.loads((table.schema.metadata or {})[_KEY]), "datastore")
+            table = read_parquet(path)
+            about = from_mapping(About, parse_json((table.schema.metadata or {}).get(_KEY, b""), "it"), "datastore")
         except OSError as error:
-            reason = f" ({error.strerror})" if error.strerror else ", which is damaged"
-            raise DraftgaugeError(
-                f"cannot read the datastore {path}{reason}; `draftgauge datastore build` makes one"
-            ) from error
-        except (pa.ArrowException, KeyError, ValueError) as error:
-            raise DraftgaugeError(
-                f"{path} is no datastore, or damaged: `draftgauge datastore build` makes one"
-            ) from error
-        if (about.format, about.version) != (FORMAT, VERSION) or not table.schema.equals(_SCHEMA):
+            raise DraftgaugeError(f"cannot read the datastore {path} ({error.strerror}); {again}") from error
+        except DamagedFileError as error:
+            raise DraftgaugeError(f"{path} is no datastore, or {str(error).removeprefix('is ')}: {again}") from error
+        except DraftgaugeError as error:
+            raise DraftgaugeError(f"{path} is no datastore of this version of draftgauge ({error}): {again}") from error
+        nulls = sum(column.null_count for column in table.columns)
+        if (about.format, about.version) != (FORMAT, VERSION) or table.schema.names != _SCHEMA.names or nulls:
             raise DraftgaugeError(f"{path} is a datastore of another version of draftgauge: build it again")
         if about.vocabulary != vocabulary:
             raise DraftgaugeError(
@@ -141,7 +140,8 @@ class Datastore:
             )
         rows = zip(*(table[name].to_pylist() for name in _SCHEMA.names), strict=True)
         store = cls(about, tuple(StoredOutput(prompt, tuple(tokens)) for prompt, tokens in rows))
-        if store.tokens > about.capacity or any(min(output.tokens, default=0) < 0 for output in store.outputs):
+        numbers = [token for output in store.outputs for token in output.tokens]
+        if len(numbers) > about.capacity or not all(isinstance(token, int) and token >= 0 for token in numbers):
             raise DraftgaugeError(f"{path} is damaged: build it again")
         return store
 

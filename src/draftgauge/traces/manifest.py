@@ -4,19 +4,27 @@ from __future__ import annotations
 
 import hashlib
 import json
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from draftgauge.core.artefacts import Artefact
 from draftgauge.core.config import from_mapping, to_mapping
 from draftgauge.core.errors import DraftgaugeError, TraceError
-from draftgauge.core.files import atomic_write_text
 from draftgauge.core.rendering import Rendering
-from draftgauge.traces.schema import GREEDY_VERSION, VERSIONS, unknown_version
+from draftgauge.traces.shards import GREEDY_VERSION, SAMPLED_VERSION
 
 MANIFEST_NAME = "manifest.json"
 COSTS_NAME = "costs.json"
+MANIFEST = Artefact(
+    "draftgauge-trace",
+    1,
+    "manifest of a trace",
+    "move the folder away and record the trace again with `draftgauge profile`",
+    error=TraceError,
+)
 
 
 @dataclass(frozen=True)
@@ -89,14 +97,13 @@ class Manifest:
         gamma_max: longest draft recorded.
         max_new_tokens: limit of output tokens.
         seed: of whatever was random; greedy recording draws nothing.
+        prompts: what was recorded from.
+        complete: whether all prompts are recorded.
         temperature, top_k, top_p: that output and drafts were drawn with; temperature 0 is greedy decoding, whatever
             the other two.
-        prompts: what was recorded from.
         rendering: how the prompts became text.
         outputs: the answers that were recorded; None where the target decoded.
         tokenizer: folder or id of the tokenizer, where it is not the target's own.
-        complete: whether all prompts are recorded.
-        schema_version: of the shards; it follows from the temperature.
     """
 
     draftgauge: str
@@ -112,30 +119,35 @@ class Manifest:
     seed: int
     prompts: PromptsEntry
     complete: bool = False
-    schema_version: int = GREEDY_VERSION
     temperature: float = 0.0
     top_k: int = 0
     top_p: float = 1.0
-    rendering: Rendering = field(default_factory=lambda: Rendering(chat=False))  # what manifests without it mean
+    rendering: Rendering = field(default_factory=Rendering)
     outputs: OutputsEntry | None = None
     tokenizer: str | None = None
+
+    def __post_init__(self) -> None:
+        for name, least in (("gamma_max", 1), ("max_new_tokens", 1), ("top_k", 0)):
+            if not least <= getattr(self, name) < 2**31:
+                raise TraceError(f"{name} of a trace is {getattr(self, name)}, must be {least} or more")
+        if not (0 <= self.temperature < math.inf and 0 < self.top_p <= 1):
+            raise TraceError(f"a trace was not drawn at temperature {self.temperature} and top_p {self.top_p}")
 
     def identity(self) -> dict[str, Any]:
         """What makes rows comparable: two runs that agree in it would record the same rows for the same prompt."""
         identity: dict[str, Any] = {
-            "schema_version": self.schema_version,
+            "schema_version": SAMPLED_VERSION if self.temperature > 0 else GREEDY_VERSION,
             "drafter": self.drafter,
             "gamma_max": self.gamma_max,
             "max_new_tokens": self.max_new_tokens,
             "prompts.sha256": self.prompts.sha256,
+            "rendering": to_mapping(self.rendering),
         }
         for role, model in (("target", self.target), ("draft", self.draft)):
             for name in ("fingerprint", "compression", "dtype"):
                 identity[f"{role}.{name}"] = None if model is None else getattr(model, name)
-        if self.temperature > 0:  # greedy runs leave these out, so that folders of earlier versions stay resumable
+        if self.temperature > 0:
             identity |= {name: getattr(self, name) for name in ("temperature", "top_k", "top_p", "seed")}
-        if not self.rendering.plain:
-            identity["rendering"] = to_mapping(self.rendering)
         if self.outputs is not None:
             identity["outputs.sha256"] = self.outputs.sha256
         return identity
@@ -144,23 +156,26 @@ class Manifest:
         """SHA-256 of :meth:`identity`, in hexadecimal; date, command and machine do not change it."""
         return hashlib.sha256(json.dumps(self.identity(), sort_keys=True).encode()).hexdigest()
 
-    def goes_on(self, other: Manifest) -> bool:
-        """Whether another recording would go on with this one: the same rows of the same texts. A tokenizer of its own
-        decides what the texts are, and says so by its place alone, which is no part of the fingerprint.
-        """
-        return self.fingerprint() == other.fingerprint() and _place(self.tokenizer) == _place(other.tokenizer)
+    def refuse_other(self, other: Manifest, where: str) -> None:
+        """Raise :class:`TraceError` naming what differs, if another run would not record the same rows of the same
+        texts.
 
-    def differences(self, other: Manifest) -> list[str]:
-        """The parts of :meth:`identity`, and tokenizers, that differ, as ``name: here, there``."""
-        if (self.temperature > 0) != (other.temperature > 0):
-            return [f"temperature: {self.temperature!r}, not {other.temperature!r}"]
+        A tokenizer that is not the target's own counts too: by its place, which is no part of the fingerprint.
+
+        Args:
+            other: the manifest of a run that would go on with this one.
+            where: the beginning of the message, e.g. "FOLDER holds the trace".
+        """
         mine, theirs = (each.identity() | {"tokenizer": _place(each.tokenizer)} for each in (self, other))
-        names = [*mine, *(name for name in theirs if name not in mine)]
-        return [
+        if (self.temperature > 0) != (other.temperature > 0):
+            mine, theirs = {"temperature": self.temperature}, {"temperature": other.temperature}
+        listed = [
             f"{name}: {mine.get(name)!r}, not {theirs.get(name)!r}"
-            for name in names
+            for name in dict.fromkeys([*mine, *theirs])
             if mine.get(name) != theirs.get(name)
         ]
+        if listed:
+            raise TraceError(f"{where} of another run ({'; '.join(listed)}); choose another folder, or remove it")
 
     def save(self, folder: Path) -> None:
         """Write ``manifest.json`` into a folder that exists, atomically.
@@ -168,31 +183,20 @@ class Manifest:
         Raises:
             DraftgaugeError: if it cannot be written.
         """
-        atomic_write_text(folder / MANIFEST_NAME, json.dumps(to_mapping(self), indent=1) + "\n")
+        MANIFEST.write(folder / MANIFEST_NAME, to_mapping(self))
 
     @classmethod
     def load(cls, folder: Path) -> Manifest:
         """Read ``manifest.json`` of a run folder.
 
         Raises:
-            TraceError: if it is missing or not a manifest of this version.
+            TraceError: if it is missing, damaged or not a manifest of this version.
         """
         path = folder / MANIFEST_NAME
-        try:
-            values = json.loads(path.read_text(encoding="utf-8"))
-        except FileNotFoundError as error:
-            raise TraceError(
-                f"{folder} holds no trace (no {MANIFEST_NAME}); record one with `draftgauge profile`"
-            ) from error
-        except OSError as error:
-            raise TraceError(f"cannot read {path}: {error.strerror}") from error
-        except ValueError as error:
-            raise TraceError(f"{path} is damaged ({error}); move the folder away and record the trace again") from error
-        if not isinstance(values, dict):
-            raise TraceError(f"{path} is damaged (not a JSON object); move the folder away and record the trace again")
-        version = values.get("schema_version")
-        if version not in VERSIONS:
-            raise TraceError(f"{path} {unknown_version(version)}")
+        if not path.exists():
+            raise TraceError(f"{folder} holds no trace (no {MANIFEST_NAME}); record one with `draftgauge profile`")
+        values = MANIFEST.read(path)
+        del values["version"]
         try:
             return from_mapping(cls, values, str(path))
         except DraftgaugeError as error:

@@ -13,7 +13,8 @@ from draftgauge.core.errors import TraceError
 from draftgauge.core.files import append_lines, atomic_write_bytes
 from draftgauge.core.locks import only_writer
 from draftgauge.traces.manifest import MANIFEST_NAME, Manifest
-from draftgauge.traces.shards import DamagedShardError, read_shard, shard_number, shard_paths
+from draftgauge.traces.parquet import DamagedFileError
+from draftgauge.traces.shards import next_shard, read_shard, shard_paths
 
 PARTS = "parts"
 PATIENCE = 60.0  # seconds that a worker whose driver died may take to end
@@ -43,15 +44,14 @@ def join_parts(run: Path) -> int:
     manifest = Manifest.load(run)
     fingerprint = manifest.fingerprint()
     done = {prompt.index for path in shard_paths(run) for prompt in read_shard(path, fingerprint).prompts}
-    number = max(map(shard_number, shard_paths(run)), default=-1) + 1
     joined = 0
     for part in parts:
-        _check(part, manifest)
+        Manifest.load(part).refuse_other(manifest, f"{part} is a part")
         with only_writer(part, PATIENCE):
             for path in shard_paths(part):
                 try:
                     prompts = {prompt.index for prompt in read_shard(path, fingerprint).prompts}
-                except DamagedShardError:  # its prompts are recorded again
+                except DamagedFileError:  # its prompts are recorded again
                     continue
                 if prompts <= done:  # copied before a kill
                     continue
@@ -60,24 +60,11 @@ def join_parts(run: Path) -> int:
                         f"{path} holds prompt {min(prompts & done)}, as another shard of {run} does, and prompt "
                         f"{min(prompts - done)}, which none does: parts must not overlap; remove {part}"
                     )
-                atomic_write_bytes(run / f"positions-{number:05d}.parquet", path.read_bytes())
+                atomic_write_bytes(next_shard(run), path.read_bytes())
                 done |= prompts
                 joined += len(prompts)
-                number += 1
-            _join_notes(part, run)
+            for notes in sorted(part.glob("*.jsonl")):  # lines that were noted of single prompts
+                append_lines(run / notes.name, notes.read_text(encoding="utf-8"))
         shutil.rmtree(part)
     shutil.rmtree(run / PARTS, ignore_errors=True)
     return joined
-
-
-def _join_notes(part: Path, run: Path) -> None:
-    """Lines that were noted of single prompts."""
-    for notes in sorted(part.glob("*.jsonl")):
-        append_lines(run / notes.name, notes.read_text(encoding="utf-8"))
-
-
-def _check(part: Path, manifest: Manifest) -> None:
-    existing = Manifest.load(part)
-    if existing.fingerprint() != manifest.fingerprint():
-        listed = "; ".join(existing.differences(manifest))
-        raise TraceError(f"{part} is a part of another run ({listed}): remove it")

@@ -12,11 +12,11 @@ from numpy.typing import NDArray
 
 from draftgauge.core.errors import TraceError
 from draftgauge.traces.build import CHANCES, COLUMNS, offsets_of, remaining_rows, select, take
-from draftgauge.traces.checks import check_rows
+from draftgauge.traces.checks import check_chances, check_rows
 from draftgauge.traces.manifest import MANIFEST_NAME, Manifest
-from draftgauge.traces.sampled import check_chances, with_chances
-from draftgauge.traces.schema import SIGNALS, to_padded
-from draftgauge.traces.shards import DamagedShardError, Shard, list_lengths, read_shard, shard_paths
+from draftgauge.traces.parquet import DamagedFileError
+from draftgauge.traces.sampled import with_chances
+from draftgauge.traces.shards import SIGNALS, Shard, list_lengths, read_shard, shard_paths, to_padded
 from draftgauge.traces.trace import PromptInfo, Trace
 
 
@@ -59,10 +59,32 @@ def read_trace(
     """
     folder = Path(folder)
     manifest = Manifest.load(folder)
-    shards = _read_shards(folder, manifest)
+    again = f"run `{manifest.command}` again"
+    try:
+        shards = [read_shard(path, manifest.fingerprint()) for path in shard_paths(folder)]
+    except DamagedFileError as error:
+        raise TraceError(f"{error}; {again} to record its prompts anew") from error
     prompts = tuple(prompt for shard in shards for prompt in shard.prompts)
-    _check_prompts(folder, manifest, prompts, allow_incomplete)
-    columns: dict[str, Any] = _columns(shards, manifest.gamma_max)
+    indices, counts = np.unique([prompt.index for prompt in prompts], return_counts=True)
+    if (counts > 1).any():
+        raise TraceError(
+            f"{folder} holds prompt {int(indices[counts > 1][0])} more than once; record the trace again into "
+            "another folder"
+        )
+    if not allow_incomplete and (not manifest.complete or len(prompts) < manifest.prompts.count):
+        raise TraceError(
+            f"{folder} is incomplete: {len(prompts)} of {manifest.prompts.count} prompts are recorded; "
+            f"{again} to finish"
+        )
+    if not prompts:
+        raise TraceError(f"{folder} holds no recorded prompts yet; {again}")
+    longest = max(prompts, key=lambda prompt: prompt.output_tokens)
+    if longest.output_tokens > manifest.max_new_tokens:
+        raise TraceError(
+            f"{folder}: prompt {longest.index} has more output tokens than max_new_tokens ({manifest.max_new_tokens})"
+        )
+    parts = [_columns(shard, manifest.gamma_max) for shard in shards]
+    columns: dict[str, Any] = {name: np.concatenate([part[name] for part in parts]) for name in parts[0]}
     trace = Trace(
         prompts=prompts,
         offsets=offsets_of([prompt.output_tokens for prompt in prompts]),
@@ -98,45 +120,7 @@ def read_texts(folder: Path, prompt_index: int) -> list[str]:
     raise TraceError(f"{folder} holds no prompt {prompt_index}")
 
 
-def _read_shards(folder: Path, manifest: Manifest) -> list[Shard]:
-    try:
-        return [read_shard(path, manifest.fingerprint()) for path in shard_paths(folder)]
-    except DamagedShardError as error:
-        raise TraceError(f"{error}; {_again(manifest)} to record its prompts anew") from error
-
-
-def _check_prompts(folder: Path, manifest: Manifest, prompts: Sequence[PromptInfo], allow_incomplete: bool) -> None:
-    indices, counts = np.unique([prompt.index for prompt in prompts], return_counts=True)
-    if (counts > 1).any():
-        raise TraceError(
-            f"{folder} holds prompt {int(indices[counts > 1][0])} more than once; record the trace again into "
-            "another folder"
-        )
-    if not allow_incomplete and (not manifest.complete or len(prompts) < manifest.prompts.count):
-        raise TraceError(
-            f"{folder} is incomplete: {len(prompts)} of {manifest.prompts.count} prompts are recorded; "
-            f"{_again(manifest)} to finish"
-        )
-    if not prompts:
-        raise TraceError(f"{folder} holds no recorded prompts yet; {_again(manifest)}")
-    longest = max(prompts, key=lambda prompt: prompt.output_tokens)
-    if longest.output_tokens > manifest.max_new_tokens:
-        raise TraceError(
-            f"{folder}: prompt {longest.index} has more output tokens than max_new_tokens ({manifest.max_new_tokens})"
-        )
-
-
-def _again(manifest: Manifest) -> str:
-    return f"run `{manifest.command}` again"
-
-
-def _columns(shards: Sequence[Shard], gamma_max: int) -> dict[str, NDArray[Any]]:
-    """The arrays of all shards, one after the other."""
-    parts = [_shard_columns(shard, gamma_max) for shard in shards]
-    return {name: np.concatenate([part[name] for part in parts]) for name in parts[0]}
-
-
-def _shard_columns(shard: Shard, gamma_max: int) -> dict[str, NDArray[Any]]:
+def _columns(shard: Shard, gamma_max: int) -> dict[str, NDArray[Any]]:
     table = shard.table
     columns: dict[str, NDArray[Any]] = {
         name: table[name].to_numpy() for name in ("token", "target_entropy", "accepted")

@@ -10,11 +10,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from draftgauge.core.errors import TraceError
-from draftgauge.traces.checks import accepted_lengths, check_rows
-from draftgauge.traces.sampled import check_chances
+from draftgauge.traces.checks import accepted_lengths, check_chances, check_rows
 from draftgauge.traces.trace import PromptInfo
 
-FINISHES = ("length", "stop")
 Number = TypeVar("Number", np.int32, np.float32)
 
 
@@ -32,10 +30,8 @@ class PromptRecord:
         text: ``N`` decoded pieces; joined they are the output's text.
         target_entropy: ``[N]`` float32, bits.
         draft_token: ``[N, G]`` int32, -1 where nothing was drafted.
-        confidence: ``[N, G]`` float32, NaN where nothing was drafted.
-        entropy: ``[N, G]`` float32 bits, NaN likewise.
-        margin: ``[N, G]`` float32, NaN likewise.
-        accepted: ``[N]`` int16; :func:`~draftgauge.traces.checks.accepted_lengths` gives it from the tokens.
+        confidence, entropy, margin: ``[N, G]`` float32, NaN where nothing was drafted.
+        accepted: ``[N]`` int16, see :func:`~draftgauge.traces.checks.accepted_lengths`.
         acceptance, survival: ``[N]`` float32, NaN where nothing was drafted; None for greedy decoding.
     """
 
@@ -70,10 +66,6 @@ class PromptRecord:
     def validate(self) -> None:
         """Raise :class:`TraceError` naming the first thing that is off: a shape, a dtype, a value."""
         where, length = f"prompt {self.info.index}", self.info.output_tokens
-        if length < 1:
-            raise TraceError(f"{where}: output_tokens is {length}, a recorded prompt has at least one output token")
-        if self.info.finish not in FINISHES:
-            raise TraceError(f"{where}: finish is {self.info.finish!r}, must be one of {', '.join(FINISHES)}")
         if len(self.text) != length:
             raise TraceError(f"{where}: text has {len(self.text)} pieces for {length} output tokens")
         if self.draft_token.ndim != 2 or self.gamma_max < 1:
@@ -82,32 +74,19 @@ class PromptRecord:
             )
         if (self.acceptance is None) != (self.survival is None):
             raise TraceError(f"{where}: acceptance and survival belong together, and one of them is missing")
-        for name, dtype, shape in self._layout(length):
-            column = getattr(self, name)
+        types = {"token": np.int32, "draft_token": np.int32, "accepted": np.int16}
+        chances = ("acceptance", "survival") if self.sampled else ()
+        for name in ("token", "target_entropy", "accepted", "draft_token", "confidence", "entropy", "margin", *chances):
+            column, dtype = getattr(self, name), np.dtype(types.get(name, np.float32))
+            flat = name in ("token", "target_entropy", "accepted", *chances)
+            shape = (length,) if flat else (length, self.gamma_max)
             if column.shape != shape:
                 raise TraceError(f"{where}: {name} has shape {list(column.shape)}, expected {list(shape)}")
             if column.dtype != dtype:
-                raise TraceError(f"{where}: {name} is {column.dtype}, expected {np.dtype(dtype)}")
+                raise TraceError(f"{where}: {name} is {column.dtype}, expected {dtype}")
         check_rows(self, where=where)
         if self.acceptance is not None and self.survival is not None:
             check_chances(self.acceptance, self.survival, self.drafted > 0, where)
-
-    def _layout(self, length: int) -> list[tuple[str, type[np.generic], tuple[int, ...]]]:
-        flat, wide = (length,), (length, self.gamma_max)
-        chances: list[tuple[str, type[np.generic], tuple[int, ...]]] = [
-            ("acceptance", np.float32, flat),
-            ("survival", np.float32, flat),
-        ]
-        return [
-            ("token", np.int32, flat),
-            ("target_entropy", np.float32, flat),
-            ("accepted", np.int16, flat),
-            ("draft_token", np.int32, wide),
-            ("confidence", np.float32, wide),
-            ("entropy", np.float32, wide),
-            ("margin", np.float32, wide),
-            *(chances if self.sampled else []),
-        ]
 
 
 def make_record(
@@ -140,32 +119,26 @@ def make_record(
             f"prompt {info.index}: {len(drafts)} drafts for {len(token)} tokens; every position has one, possibly empty"
         )
     tokens = np.asarray(token, np.int32)
-    draft_token = pad_ragged(drafts, gamma_max, -1, np.int32)
+    draft_token = _padded(drafts, gamma_max, -1, np.int32)
     certain = [[1.0] * len(draft) for draft in drafts]
     unsure = [[0.0] * len(draft) for draft in drafts]
     record = PromptRecord(
         info=info,
         token=tokens,
         text=[f"{t} " for t in token] if text is None else list(text),
-        target_entropy=np.zeros(len(tokens), np.float32)
-        if target_entropy is None
-        else np.asarray(target_entropy, np.float32),
+        target_entropy=np.asarray([0.0] * len(tokens) if target_entropy is None else target_entropy, np.float32),
         draft_token=draft_token,
-        confidence=pad_ragged(certain if confidence is None else confidence, gamma_max, np.nan, np.float32),
-        entropy=pad_ragged(unsure if entropy is None else entropy, gamma_max, np.nan, np.float32),
-        margin=pad_ragged(certain if margin is None else margin, gamma_max, np.nan, np.float32),
+        confidence=_padded(certain if confidence is None else confidence, gamma_max, np.nan, np.float32),
+        entropy=_padded(unsure if entropy is None else entropy, gamma_max, np.nan, np.float32),
+        margin=_padded(certain if margin is None else margin, gamma_max, np.nan, np.float32),
         accepted=accepted_lengths(tokens, draft_token),
     )
     record.validate()
     return record
 
 
-def pad_ragged(rows: Sequence[Sequence[float]], width: int, fill: float, dtype: type[Number]) -> NDArray[Number]:
-    """``[len(rows), width]`` with the rows to the left and ``fill`` behind them.
-
-    Raises:
-        TraceError: if a row is longer than ``width``.
-    """
+def _padded(rows: Sequence[Sequence[float]], width: int, fill: float, dtype: type[Number]) -> NDArray[Number]:
+    """``[len(rows), width]`` with the rows to the left and ``fill`` behind them."""
     lengths = np.fromiter((len(row) for row in rows), np.int64, len(rows))
     if lengths.size and int(lengths.max()) > width:
         raise TraceError(f"a draft of {int(lengths.max())} tokens does not fit gamma_max {width}")

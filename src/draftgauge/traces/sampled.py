@@ -43,7 +43,6 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from draftgauge.core.errors import TraceError
 from draftgauge.core.seeds import generator
 from draftgauge.traces.trace import PromptInfo, SampledDrafts, Trace
 
@@ -206,23 +205,6 @@ def refused_lengths(trace: Trace) -> NDArray[np.int64]:
 def path_lengths(trace: Trace) -> NDArray[np.int64]:
     """``[P]`` most tokens of a draft that is accepted whole: up to the end of the output and the draft's context."""
     return _next_true(refused_lengths(trace) == 0, trace.offsets) - np.arange(trace.positions)
-
-
-def check_chances(
-    acceptance: NDArray[np.float32], survival: NDArray[np.float32], drafted: NDArray[np.bool_], where: str
-) -> None:
-    """Raise :class:`TraceError` naming the first chance that cannot be, and its row.
-
-    Args:
-        acceptance, survival: ``[P]``.
-        drafted: ``[P]`` whether anything was drafted from the position.
-        where: what the rows belong to, for the message.
-    """
-    for name, values in (("acceptance", acceptance), ("survival", survival)):
-        bad = np.where(drafted, ~((values >= 0) & (values <= 1)), ~np.isnan(values))
-        if bad.any():
-            problem = "must be a chance where a token was drafted and NaN elsewhere"
-            raise TraceError(f"{where}: {name} {problem} (row {int(np.flatnonzero(bad)[0])})")
 
 
 def _inside(offsets: NDArray[np.int64], depths: int) -> NDArray[np.bool_]:

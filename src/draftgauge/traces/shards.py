@@ -1,41 +1,59 @@
-"""One shard of a trace: a Parquet file with whole prompts."""
+"""One shard of a trace: a Parquet file with whole prompts, one row a position of their outputs."""
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
-import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
-from draftgauge.core.errors import TraceError
-from draftgauge.core.files import atomic_write_bytes
-from draftgauge.traces.parquet import read_parquet
+from draftgauge.core.artefacts import parse_json
+from draftgauge.core.config import from_mapping
+from draftgauge.core.errors import DraftgaugeError, TraceError
+from draftgauge.traces.parquet import DamagedFileError, read_parquet, write_parquet
 from draftgauge.traces.record import PromptRecord
-from draftgauge.traces.schema import (
-    FINGERPRINT_KEY,
-    PROMPTS_KEY,
-    SIGNALS,
-    check_schema,
-    leaf_paths,
-    prompts_metadata,
-    read_prompt_infos,
-    to_table,
-)
 from draftgauge.traces.trace import PromptInfo
 
-LEVEL = 9
-"""Level of Zstandard: 5% smaller than its default, and as quick to read."""
+GREEDY_VERSION = 1
+SAMPLED_VERSION = 2
+"""Versions of the columns: sampled decoding has two more. One is added when a column changes name, type or meaning."""
+
+VERSION_KEY = b"draftgauge.schema_version"
+FINGERPRINT_KEY = b"draftgauge.fingerprint"
+PROMPTS_KEY = b"draftgauge.prompts"
+
+SIGNALS = ("confidence", "entropy", "margin")
+
+COLUMNS = pa.schema(
+    [
+        pa.field("prompt_index", pa.int32()),
+        pa.field("position", pa.int32()),
+        pa.field("token", pa.int32()),
+        pa.field("text", pa.string()),
+        pa.field("target_entropy", pa.float32()),
+        pa.field("draft_token", pa.list_(pa.int32())),
+        pa.field("confidence", pa.list_(pa.float32())),
+        pa.field("entropy", pa.list_(pa.float32())),
+        pa.field("margin", pa.list_(pa.float32())),
+        pa.field("accepted", pa.int16()),
+    ]
+)
+"""One row a position; the lists hold one element a drafted token."""
+
+SAMPLED_COLUMNS = pa.schema([*COLUMNS, pa.field("acceptance", pa.float32()), pa.field("survival", pa.float32())])
+"""Of sampled decoding, with the chances of :class:`~draftgauge.traces.trace.SampledDrafts`; its drafts are the refused
+ones."""
+
+_BY_VERSION = {GREEDY_VERSION: COLUMNS, SAMPLED_VERSION: SAMPLED_COLUMNS}
 _NAME = re.compile(r"positions-(\d{5,})\.parquet")
-
-
-class DamagedShardError(TraceError):
-    """A shard that does not hold what was written: truncated, or changed since."""
+_COMPRESSION_LEVEL = 9  # of Zstandard: 5% smaller than its default, and as quick to read
 
 
 @dataclass(frozen=True)
@@ -45,7 +63,7 @@ class Shard:
     Attributes:
         path: its file.
         prompts: in the order of the rows.
-        table: the columns of :data:`~draftgauge.traces.schema.COLUMNS`, one chunk each.
+        table: the columns, one chunk each.
     """
 
     path: Path
@@ -55,91 +73,121 @@ class Shard:
 
 def shard_paths(folder: Path) -> list[Path]:
     """The shards of a run folder, in the order of their numbers."""
-    return sorted((path for path in folder.iterdir() if _NAME.fullmatch(path.name)), key=shard_number)
+    return sorted((path for path in folder.iterdir() if _NAME.fullmatch(path.name)), key=_number)
 
 
-def shard_number(path: Path) -> int:
-    """``positions-00007.parquet`` -> 7."""
+def next_shard(folder: Path) -> Path:
+    """Where the next shard of a run folder is written."""
+    return folder / f"positions-{max(map(_number, shard_paths(folder)), default=-1) + 1:05d}.parquet"
+
+
+def _number(path: Path) -> int:
     match = _NAME.fullmatch(path.name)
     assert match is not None, path
     return int(match[1])
 
 
-def write_shard(folder: Path, number: int, records: Sequence[PromptRecord], fingerprint: str) -> Path:
-    """Write whole prompts as shard ``number``, atomically.
+def write_shard(path: Path, records: Sequence[PromptRecord], fingerprint: str) -> None:
+    """Write whole prompts, atomically.
+
+    Args:
+        path: see :func:`next_shard`.
+        records: each valid, all greedy or all of sampled decoding.
+        fingerprint: of the run, see :meth:`~draftgauge.traces.manifest.Manifest.fingerprint`.
 
     Raises:
-        DraftgaugeError: if it cannot be written; no part of it is left.
+        DraftgaugeError: if the file cannot be written; no part of it is left.
     """
-    return _write_table(folder, number, to_table(records, fingerprint))
-
-
-def join_shards(folder: Path, target: Path, fingerprint: str) -> Path:
-    """Write all shards of a run as the only one of another folder, prompts by index: smaller, and as quick to read.
-
-    Raises:
-        TraceError: if a shard is damaged or of another run; nothing is written.
-        DraftgaugeError: if it cannot be written.
-    """
-    shards = [read_shard(path, fingerprint) for path in shard_paths(folder)]
-    prompts = sorted((prompt for shard in shards for prompt in shard.prompts), key=lambda prompt: prompt.index)
-    rows = pa.concat_tables(shard.table.replace_schema_metadata() for shard in shards)
-    metadata = shards[0].table.schema.metadata | {PROMPTS_KEY: prompts_metadata(prompts)}
-    ordered = rows.sort_by([("prompt_index", "ascending"), ("position", "ascending")])
-    return _write_table(target, 0, ordered.replace_schema_metadata(metadata))
-
-
-def _write_table(folder: Path, number: int, table: pa.Table) -> Path:
-    """A table as shard ``number``, atomically."""
-    path = folder / f"positions-{number:05d}.parquet"
-    sink = pa.BufferOutputStream()
-    columns = leaf_paths(table.schema)
-    with pq.ParquetWriter(
-        sink,
-        table.schema,
-        compression="zstd",
-        compression_level=LEVEL,
+    lengths = [record.info.output_tokens for record in records]
+    draft_token = np.concatenate([record.draft_token for record in records])
+    drafted = draft_token >= 0
+    version = SAMPLED_VERSION if records[0].sampled else GREEDY_VERSION
+    columns: dict[str, Any] = {
+        "prompt_index": np.repeat(np.asarray([record.info.index for record in records], np.int32), lengths),
+        "position": np.concatenate([np.arange(length, dtype=np.int32) for length in lengths]),
+        "text": pa.array([piece for record in records for piece in record.text], pa.string()),
+        "draft_token": to_lists(draft_token, drafted),
+    }
+    for name in (name for name in _BY_VERSION[version].names if name not in columns):
+        values = np.concatenate([getattr(record, name) for record in records])
+        columns[name] = to_lists(values, drafted) if name in SIGNALS else values
+    prompts = json.dumps([asdict(record.info) for record in records], separators=(",", ":"))
+    metadata = {VERSION_KEY: str(version), FINGERPRINT_KEY: fingerprint, PROMPTS_KEY: prompts}
+    schema = _BY_VERSION[version].with_metadata(metadata)
+    leaves = {
+        f"{field.name}.list.element" if pa.types.is_list(field.type) else field.name: (
+            field.type.value_type if pa.types.is_list(field.type) else field.type
+        )
+        for field in schema
+    }
+    floats = [name for name, kind in leaves.items() if pa.types.is_floating(kind)]
+    write_parquet(
+        path,
+        pa.table([columns[name] for name in schema.names], schema=schema),
+        compression_level=_COMPRESSION_LEVEL,
         # The bytes of floating-point numbers, grouped by their significance, compress to half.
-        use_dictionary=[path for path, kind in columns.items() if not pa.types.is_floating(kind)],
-        column_encoding={path: "BYTE_STREAM_SPLIT" for path, kind in columns.items() if pa.types.is_floating(kind)},
-        # Checksums: damage in the middle of a file would otherwise be read as other numbers.
-        write_page_checksum=True,
-        store_schema=False,  # Arrow's own copy of the schema would hold all prompts once more
-    ) as writer:
-        writer.write_table(table)
-        writer.add_key_value_metadata(table.schema.metadata)
-    atomic_write_bytes(path, sink.getvalue().to_pybytes())
-    return path
+        use_dictionary=[name for name in leaves if name not in floats],
+        column_encoding=dict.fromkeys(floats, "BYTE_STREAM_SPLIT"),
+    )
 
 
 def read_shard(path: Path, fingerprint: str) -> Shard:
     """Read a shard and check that it is whole and of this run.
 
     Raises:
-        DamagedShardError: naming the file and what is wrong with it.
-        TraceError: if the file cannot be opened, is of another run or another schema version.
+        DamagedFileError: naming the file and what is wrong with it.
+        TraceError: if the file cannot be opened, is of another run or another version of the columns.
     """
     try:
-        content = path.read_bytes()
+        table = read_parquet(path)
+        _check_schema(table.schema)
+        if table.schema.metadata.get(FINGERPRINT_KEY) != fingerprint.encode():
+            raise TraceError("belongs to another run than the manifest beside it; move it away")
+        prompts = _prompts_of(table)
     except OSError as error:
         raise TraceError(f"cannot read {path}: {error.strerror}") from error
-    try:
-        table = read_parquet(content).combine_chunks()
-    except (pa.ArrowException, OSError) as error:
-        reason = str(error).partition("\n")[0]
-        raise DamagedShardError(f"{path} is truncated or damaged ({reason})") from error
-    try:
-        check_schema(table.schema)
     except TraceError as error:
-        raise TraceError(f"{path} {error}") from error
-    if table.schema.metadata.get(FINGERPRINT_KEY) != fingerprint.encode():
-        raise TraceError(f"{path} belongs to another run than the manifest beside it; move it away")
-    try:
-        prompts = tuple(read_prompt_infos(table.schema))
-        _check_rows_belong(table, prompts)
-    except TraceError as error:
-        raise DamagedShardError(f"{path} {error}") from error
+        raise type(error)(f"{path} {error}") from error
     return Shard(path, prompts, table)
+
+
+def _check_schema(schema: pa.Schema) -> None:
+    version = (schema.metadata or {}).get(VERSION_KEY, b"").decode(errors="replace")
+    known = next((columns for number, columns in _BY_VERSION.items() if str(number) == version), None)
+    if known is None:
+        raise TraceError(
+            f"has columns of version {version or 'none'}, this draftgauge reads "
+            f"{' and '.join(map(str, _BY_VERSION))}: read it with the draftgauge that wrote it, or record it again"
+        )
+    for field in known:
+        if field.name not in schema.names:
+            raise TraceError(f"lacks the column {field.name}")
+        actual = schema.field(field.name).type
+        if actual != field.type:
+            raise TraceError(f"column {field.name} is {actual}, expected {field.type}")
+
+
+def _prompts_of(table: pa.Table) -> tuple[PromptInfo, ...]:
+    """The prompts that the metadata names: the rows are exactly theirs, and no value is missing."""
+    try:
+        entries = parse_json(table.schema.metadata[PROMPTS_KEY], "its prompts")
+        prompts = tuple(from_mapping(PromptInfo, entry, "prompt") for entry in entries)
+    except (DraftgaugeError, KeyError, TypeError) as error:
+        raise DamagedFileError(f"has prompt metadata that cannot be read ({error})") from error
+    for name in table.column_names:
+        if table[name].null_count:
+            raise DamagedFileError(f"has missing values in the column {name}")
+    lengths = [prompt.output_tokens for prompt in prompts]
+    if sum(lengths) != table.num_rows or not (
+        np.array_equal(table["prompt_index"].to_numpy(), np.repeat([prompt.index for prompt in prompts], lengths))
+        and np.array_equal(table["position"].to_numpy(), np.concatenate([np.arange(length) for length in lengths]))
+    ):
+        raise DamagedFileError("does not hold whole prompts: its rows are not those that its metadata names")
+    drafted = list_lengths(table, "draft_token")
+    for name in SIGNALS:
+        if not np.array_equal(list_lengths(table, name), drafted):
+            raise DamagedFileError(f"has another number of values in {name} than of drafted tokens")
+    return prompts
 
 
 def list_lengths(table: pa.Table, column: str) -> NDArray[np.int64]:
@@ -148,21 +196,24 @@ def list_lengths(table: pa.Table, column: str) -> NDArray[np.int64]:
     return lengths
 
 
-def _check_rows_belong(table: pa.Table, prompts: Sequence[PromptInfo]) -> None:
-    """The rows are exactly those that the prompts in the metadata promise, and no value is missing."""
-    if not prompts:
-        raise TraceError("names no prompts")
-    for name in table.column_names:
-        if table[name].null_count:
-            raise TraceError(f"has missing values in the column {name}")
-    lengths = [prompt.output_tokens for prompt in prompts]
-    index = np.repeat([prompt.index for prompt in prompts], lengths)
-    position = np.concatenate([np.arange(length) for length in lengths])
-    if not np.array_equal(table["prompt_index"].to_numpy(), index) or not np.array_equal(
-        table["position"].to_numpy(), position
-    ):
-        raise TraceError("does not hold whole prompts: its rows are not those that its metadata names")
-    drafted = list_lengths(table, "draft_token")
-    for name in SIGNALS:
-        if not np.array_equal(list_lengths(table, name), drafted):
-            raise TraceError(f"has another number of values in {name} than of drafted tokens")
+def to_lists(padded: NDArray[Any], present: NDArray[np.bool_]) -> pa.ListArray:
+    """The present elements of each row, ``[P, G]`` -> ``P`` lists."""
+    offsets = np.concatenate([[0], np.cumsum(present.sum(axis=1))]).astype(np.int32)
+    return pa.ListArray.from_arrays(pa.array(offsets), pa.array(padded[present]))
+
+
+def to_padded(lists: pa.ListArray, width: int, fill: float, dtype: type[np.generic]) -> NDArray[Any]:
+    """Inverse of :func:`to_lists`: ``P`` lists -> ``[P, width]`` with ``fill`` behind each.
+
+    Raises:
+        TraceError: if a list is longer than ``width`` or holds a null.
+    """
+    lengths = lists.value_lengths().to_numpy(zero_copy_only=False)
+    if lengths.size and lengths.max() > width:
+        raise TraceError(f"has a draft of {int(lengths.max())} tokens, longer than gamma_max {width}")
+    values = lists.flatten()
+    if values.null_count:
+        raise TraceError("has missing values in its drafts")
+    padded = np.full((len(lists), width), fill, dtype)
+    padded[np.arange(width) < lengths[:, None]] = values.to_numpy(zero_copy_only=False)
+    return padded

@@ -14,6 +14,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from draftgauge.core.errors import TraceError
+
+FINISHES = ("length", "stop")
+
 
 @dataclass(frozen=True)
 class PromptInfo:
@@ -25,10 +29,12 @@ class PromptInfo:
         task: the kind of task.
         split: "train", "validation", "test" or "" where the file names none.
         prompt_tokens: length of the prompt.
-        output_tokens: length of the recorded output, ``N``.
+        output_tokens: length of the recorded output, ``N``, at least 1.
         finish: "length" (the limit was reached) or "stop" (an end token is the last of the output).
-        prompt_token: the prompt's token ids, for policies that read the text; empty in traces recorded before they were
-            kept.
+        prompt_token: the prompt's token ids, for policies that read the text; empty where they are not known.
+
+    Raises:
+        TraceError: for values out of range.
     """
 
     index: int
@@ -40,21 +46,26 @@ class PromptInfo:
     finish: str
     prompt_token: tuple[int, ...] = ()
 
+    def __post_init__(self) -> None:
+        for name, least in (("index", 0), ("prompt_tokens", 0), ("output_tokens", 1)):
+            if not least <= getattr(self, name) < 2**31:
+                raise TraceError(f"prompt {self.index}: {name} is {getattr(self, name)}, must be {least} or more")
+        if self.finish not in FINISHES:
+            raise TraceError(f"prompt {self.index}: finish is {self.finish!r}, must be one of {', '.join(FINISHES)}")
+
 
 @dataclass(frozen=True)
 class SampledDrafts:
     """What a trace of sampled decoding knows of the drafts from its positions, beside those that were drawn.
 
-    ``p`` and ``q`` are the distributions of target and draft at a position, after the prompt and the output before it;
-    ``y`` is the output's token there. :mod:`draftgauge.traces.sampled` says how the two chances differ and what each is
-    for.
+    ``p`` and ``q`` are the distributions of target and draft at a position; ``y`` is the output's token there.
+    :mod:`draftgauge.traces.sampled` says what each of the two chances is for.
 
     Attributes:
         acceptance: ``[P]`` the chance that a token drafted at the position is accepted, ``sum_v min(p(v), q(v))``.
         survival: ``[P]`` the same chance once it is known that the output has ``y`` there, ``min(1, q(y) / p(y))``.
         draft_token: ``[P, G]`` the *refused draft*: drafted from the position, its first token one that the target
-            refused;
-            -1 where nothing was drafted.
+            refused; -1 where nothing was drafted.
         confidence, entropy, margin: ``[P, G]`` its signals, NaN likewise. Those of its first token belong to the
             position, whatever was drafted there.
 

@@ -12,14 +12,11 @@ from typing import Self
 from draftgauge.core.errors import TraceError
 from draftgauge.core.files import remove_temporaries, require_writable
 from draftgauge.traces.manifest import MANIFEST_NAME, Manifest
+from draftgauge.traces.parquet import DamagedFileError
 from draftgauge.traces.record import PromptRecord
-from draftgauge.traces.shards import DamagedShardError, read_shard, shard_number, shard_paths, write_shard
+from draftgauge.traces.shards import next_shard, read_shard, shard_paths, write_shard
 
 SHARD_PROMPTS = 4  # a kill loses what was recorded of one shard
-
-
-def _warn(message: str) -> None:
-    warnings.warn(message, stacklevel=2)
 
 
 class TraceWriter:
@@ -39,7 +36,11 @@ class TraceWriter:
     """
 
     def __init__(
-        self, folder: Path, manifest: Manifest, shard_prompts: int = 8, on_warning: Callable[[str], None] = _warn
+        self,
+        folder: Path,
+        manifest: Manifest,
+        shard_prompts: int = 8,
+        on_warning: Callable[[str], None] = warnings.warn,
     ) -> None:
         """Open a new or an interrupted run.
 
@@ -62,11 +63,13 @@ class TraceWriter:
         self._pending: list[PromptRecord] = []
         require_writable(folder)
         if (folder / MANIFEST_NAME).exists():
-            self.manifest = self._matching(manifest)
+            self.manifest = Manifest.load(folder)
+            self.manifest.refuse_other(manifest, f"{folder} holds the trace")
             remove_temporaries(folder)
             self._remove_damaged(on_warning)
+        elif shard_paths(folder):
+            raise TraceError(f"{folder} holds shards of a trace without their {MANIFEST_NAME}; choose another folder")
         else:
-            self._refuse_orphans()
             remove_temporaries(folder)
             self._save(replace(manifest, complete=False))
 
@@ -92,16 +95,11 @@ class TraceWriter:
             raise TraceError(
                 f"{where}: {record.info.output_tokens} output tokens, the run's limit is {self.manifest.max_new_tokens}"
             )
-        if record.sampled != (self.manifest.temperature > 0):
-            sampled, greedy = (
-                ("a record of sampled decoding", "a greedy run"),
-                ("a greedy record", "a run of sampled decoding"),
-            )
-            one, other = sampled if record.sampled else greedy
-            raise TraceError(f"{where}: {one} does not belong in {other}")
-        if record.info.index in self._tasks or any(
-            record.info.index == pending.info.index for pending in self._pending
-        ):
+        if record.sampled and self.manifest.temperature == 0:
+            raise TraceError(f"{where}: a record of sampled decoding does not belong in a greedy run")
+        if self.manifest.temperature > 0 and not record.sampled:
+            raise TraceError(f"{where}: a greedy record does not belong in a run of sampled decoding")
+        if record.info.index in {*self._tasks, *(pending.info.index for pending in self._pending)}:
             raise TraceError(f"{where} is recorded already in {self.folder}")
         self._pending.append(record)
         if len(self._pending) >= self._shard_prompts:
@@ -123,25 +121,12 @@ class TraceWriter:
             prompts = replace(self.manifest.prompts, count=len(self._tasks), tasks=tasks)
             self._save(replace(self.manifest, complete=True, prompts=prompts))
 
-    def _matching(self, manifest: Manifest) -> Manifest:
-        existing = Manifest.load(self.folder)
-        if not existing.goes_on(manifest):
-            listed = "; ".join(existing.differences(manifest))
-            raise TraceError(f"{self.folder} holds the trace of another run ({listed}); choose another folder")
-        return existing
-
-    def _refuse_orphans(self) -> None:
-        if shard_paths(self.folder):
-            raise TraceError(
-                f"{self.folder} holds shards of a trace without their {MANIFEST_NAME}; choose another folder"
-            )
-
     def _remove_damaged(self, on_warning: Callable[[str], None]) -> None:
         damaged: list[Path] = []
         for path in shard_paths(self.folder):
             try:
                 prompts = read_shard(path, self._fingerprint).prompts
-            except DamagedShardError as error:
+            except DamagedFileError as error:
                 on_warning(f"{error}; it is removed and its prompts are recorded again")
                 damaged.append(path)
                 continue
@@ -162,8 +147,7 @@ class TraceWriter:
         if not records:
             return
         self._mark_incomplete()
-        number = max(map(shard_number, shard_paths(self.folder)), default=-1) + 1
-        write_shard(self.folder, number, records, self._fingerprint)
+        write_shard(next_shard(self.folder), records, self._fingerprint)
         self._tasks.update((record.info.index, record.info.task) for record in records)
 
     def _mark_incomplete(self) -> None:
