@@ -281,8 +281,7 @@ def test_the_folder_of_another_run_is_left_alone(models: dict[str, Any], whole: 
         run(models, whole, compression=("none", "bf16"))
     assert sorted(path.name for path in whole.iterdir()) == before
     run(models, tmp_path, compression=("none", "bf16"), limit=1)
-    shard = tmp_path / "bf16" / "manifest.json"
-    shard.write_text(shard.read_text().replace('"gamma_max": 3', '"gamma_max": 5'))
+    replace(Manifest.load(tmp_path / "bf16"), gamma_max=5).save(tmp_path / "bf16")
     with pytest.raises(TraceError, match="another run"):  # of the second folder, before the first is touched
         run(models, tmp_path, compression=("none", "bf16"), limit=2)
     assert len(read_trace(tmp_path / "none").prompts) == 1
