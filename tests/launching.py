@@ -70,7 +70,7 @@ def _wait(process: subprocess.Popen[bytes], url: str, health: str, seconds: floa
     until = time.monotonic() + seconds
     while time.monotonic() < until and process.poll() is None:
         try:
-            fetch_text(url, health, 2.0)
+            fetch_text(url, health, seconds=2.0)
         except ServerError:
             time.sleep(0.2)
         else:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -44,29 +45,35 @@ def complete(engine: str, url: str, prompt: list[int], max_new_tokens: int) -> C
 
     Raises:
         DraftgaugeError: for another engine.
-        ServerError: if the server does not answer, or not as this engine does.
+        ServerError: if the server does not answer, not as this engine does, or with figures that cannot be.
     """
     if engine not in CLIENTS:
         raise DraftgaugeError(f"servers of {engine} cannot be asked: choose one of {', '.join(CLIENTS)}")
     try:
-        return CLIENTS[engine](url, prompt, max_new_tokens)
-    except (KeyError, IndexError, TypeError) as error:
+        answer = CLIENTS[engine](url, prompt, max_new_tokens)
+    except (AttributeError, KeyError, IndexError, TypeError, ValueError) as error:
         raise ServerError(f"the server at {url} does not answer as {engine} does ({error!r})") from error
+    if answer.accepted > answer.drafted or (answer.timed and answer.decode_seconds == 0):
+        raise ServerError(
+            f"the server at {url} says that it accepted {answer.accepted} of {answer.drafted} drafted tokens, and "
+            f"decoded {answer.timed} tokens in {answer.decode_seconds:g} s, which cannot be"
+        )
+    return answer
 
 
 def _llama(url: str, prompt: list[int], max_new_tokens: int) -> Completion:
     body = {"prompt": prompt, "n_predict": max_new_tokens, "temperature": 0.0, "cache_prompt": False}
     answer = fetch_json(url, "/completion", body | {"return_tokens": True}, COMPLETION_SECONDS)
     timings = answer["timings"]
-    accepted = int(timings.get("draft_n_accepted", 0))
+    predicted, accepted = _count(timings["predicted_n"]), _count(timings.get("draft_n_accepted", 0))
     return Completion(
-        tokens=[int(token) for token in answer["tokens"]],
-        prefill_seconds=timings["prompt_ms"] / 1000,
-        decode_seconds=timings["predicted_ms"] / 1000,
-        timed=max(int(timings["predicted_n"]) - 1, 0),
-        drafted=int(timings.get("draft_n", 0)),
+        tokens=[_count(token) for token in answer["tokens"]],
+        prefill_seconds=_number(timings["prompt_ms"]) / 1000,
+        decode_seconds=_number(timings["predicted_ms"]) / 1000,
+        timed=max(predicted - 1, 0),
+        drafted=_count(timings.get("draft_n", 0)),
         accepted=accepted,
-        steps=int(timings["predicted_n"]) - accepted,
+        steps=predicted - accepted,
     )
 
 
@@ -83,20 +90,30 @@ def _vllm(url: str, prompt: list[int], max_new_tokens: int) -> Completion:
     passed = time.perf_counter() - started
     metrics: dict[str, Any] = answer.get("metrics") or {}
     counted: dict[str, Any] = metrics.get("speculative_decoding") or {}
-    prefill = (metrics.get("time_to_first_token_ms") or 0.0) / 1000
     decode = metrics.get("generation_time_ms")
-    tokens = [int(token) for token in answer["choices"][0]["token_ids"]]
-    accepted = int(counted.get("num_accepted_draft_tokens", 0))
+    tokens = [_count(token) for token in answer["choices"][0]["token_ids"]]
+    accepted = _count(counted.get("num_accepted_draft_tokens", 0))
     return Completion(
         tokens=tokens,
-        prefill_seconds=prefill,
-        decode_seconds=passed if decode is None else decode / 1000,
+        prefill_seconds=_number(metrics.get("time_to_first_token_ms") or 0) / 1000,
+        decode_seconds=passed if decode is None else _number(decode) / 1000,
         timed=len(tokens) if decode is None else max(len(tokens) - 1, 0),
-        drafted=int(counted.get("num_draft_tokens", 0)),
+        drafted=_count(counted.get("num_draft_tokens", 0)),
         accepted=accepted,
         steps=len(tokens) - accepted if counted else None,
     )
 
 
+def _number(value: Any) -> float:
+    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value < math.inf:
+        raise ValueError(f"{value!r} in place of a number from 0")
+    return float(value)
+
+
+def _count(value: Any) -> int:
+    if _number(value) != int(value) or value > 2**53:
+        raise ValueError(f"{value!r} in place of a count")
+    return int(value)
+
+
 CLIENTS: dict[str, Callable[[str, list[int], int], Completion]] = {"vllm": _vllm, "llama-server": _llama}
-"""How each engine is asked."""

@@ -9,6 +9,8 @@ begin at other places of the text were alike.
 from __future__ import annotations
 
 import math
+import re
+from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -16,20 +18,17 @@ from draftgauge.core.errors import DraftgaugeError
 from draftgauge.serving.endpoint import ServerError, fetch_json, fetch_text
 from draftgauge.serving.prometheus import Sample, parse_metrics
 
-PREFIXES = {"vllm": "vllm:", "llama-server": "llamacpp:"}
-"""Prefixes of the metrics of engines whose servers count their speculation."""
+PREFIXES = {"vllm": "vllm:", "llama-server": "llamacpp:"}  # of metrics of servers that count their speculation
+ALIKE = 0.95  # drafts are of one length if their mean is this share of the longest: ends of outputs shorten some
+MAX_COUNT = 2.0**53
 
 _COUNTER = "spec_decode_num_"
+_TOTALS = ("drafts", "draft_tokens", "accepted_tokens")
+_BY_POSITION = "accepted_tokens_per_pos"
 _STARTED = {
     "vllm": "start it with --speculative-config",
     "llama-server": "start it with --metrics and --spec-type draft-simple --spec-draft-model DRAFT.gguf",
 }
-
-
-ALIKE = 0.95
-"""Share of a draft's longest length that drafts have on average, at least, where they count as alike: ends of outputs
-and of contexts shorten some.
-"""
 
 
 @dataclass(frozen=True)
@@ -119,29 +118,34 @@ def read_counts(engine: str, url: str) -> SpeculationCounts:
             f"the server at {url} has drafted nothing yet: send it the requests that it is to be judged on, or, if it "
             f"runs without speculation, {_STARTED[engine]}"
         )
+    if max(counts.accepted / counts.drafted, *(count / counts.drafts for count in counts.by_position)) > 1:
+        raise DraftgaugeError(f"the server at {url} counts more accepted tokens than drafted ones, which cannot be")
     return counts
 
 
 def counts_of(samples: Sequence[Sample], prefix: str) -> SpeculationCounts | None:
-    """The counters among samples, summed over a server's engines and models; None if there are no counters."""
-    totals: dict[str, float] = {}
-    positions: dict[int, float] = {}
+    """The counters among samples, summed over a server's engines and models; None if there are none.
+
+    Raises:
+        DraftgaugeError: if one of them is no count.
+    """
+    totals: defaultdict[str, float] = defaultdict(float)
+    positions: defaultdict[int, float] = defaultdict(float)
     for sample in samples:
-        name = sample.name.removesuffix("_total")
-        if not name.startswith(prefix + _COUNTER):
+        counter = sample.name.removesuffix("_total").removeprefix(prefix + _COUNTER)
+        if counter not in (*_TOTALS, _BY_POSITION) or not sample.name.startswith(prefix):
             continue
-        counter = name.removeprefix(prefix + _COUNTER)
-        if counter == "accepted_tokens_per_pos":
-            position = int(sample.labels.get("position", "0"))
-            positions[position] = positions.get(position, 0.0) + sample.value
+        position = sample.labels.get("position", "0")
+        if not 0 <= sample.value <= MAX_COUNT or not re.fullmatch("[0-9]{1,3}", position):
+            raise DraftgaugeError(f"{sample.name} at position {position!r} is {sample.value:g}, which is no count")
+        if counter == _BY_POSITION:
+            positions[int(position)] += sample.value
         else:
-            totals[counter] = totals.get(counter, 0.0) + sample.value
-    wanted = ("drafts", "draft_tokens", "accepted_tokens")
-    if not all(name in totals for name in wanted):
+            totals[counter] += sample.value
+    if len(totals) < len(_TOTALS):
         return None
-    drafts, drafted, accepted = (int(totals[name]) for name in wanted)
-    by_position = tuple(int(positions.get(at, 0)) for at in range(max(positions, default=-1) + 1))
-    return SpeculationCounts(drafts, drafted, accepted, by_position)
+    by_position = tuple(int(positions[at]) for at in range(max(positions, default=-1) + 1))
+    return SpeculationCounts(*(int(totals[name]) for name in _TOTALS), by_position)
 
 
 def served_models(engine: str, url: str) -> list[str]:
@@ -156,7 +160,8 @@ def served_models(engine: str, url: str) -> list[str]:
     except (KeyError, TypeError) as error:
         raise ServerError(f"the server at {url} does not list its models as {engine} does") from error
     if engine == "llama-server":
-        names.append(str(fetch_json(url, "/props").get("model_path", "")))
+        properties = fetch_json(url, "/props")
+        names.append(str(properties.get("model_path", "") if isinstance(properties, dict) else ""))
     return [name for name in names if name]
 
 

@@ -1,83 +1,122 @@
-"""Asking a running server over HTTP, with errors that say what to do."""
+"""HTTP requests to a running server: limited in time and size, with errors that say what to do."""
 
 from __future__ import annotations
 
-import http.client
+import asyncio
 import json
+import os
+import ssl
+from concurrent.futures import ThreadPoolExecutor
+from functools import cache
 from typing import Any
-from urllib.error import HTTPError, URLError
-from urllib.parse import urlsplit
-from urllib.request import Request, urlopen
 
+from draftgauge.core.artefacts import parse_json
 from draftgauge.core.errors import DraftgaugeError
 
+API_KEY = "DRAFTGAUGE_API_KEY"  # environment variable
 SECONDS = 10.0
 COMPLETION_SECONDS = 600.0
+MAX_BYTES = 32 * 2**20  # a page of vLLM's metrics has 0.1 MB, 100,000 token ids less than 1 MB
 
 
 class ServerError(DraftgaugeError):
     """A server that does not answer, refuses, or answers what cannot be read."""
 
 
-def fetch_text(url: str, path: str, seconds: float = SECONDS) -> str:
-    """The text at a path of a server.
+def fetch_text(url: str, path: str, body: Any = None, seconds: float = SECONDS) -> str:
+    """The text at a path of a server: got, or posted for where there is a ``body``, which is sent as JSON.
+
+    The key in the environment variable ``DRAFTGAUGE_API_KEY``, if there is one, is sent as a bearer token.
 
     Args:
-        url: of the server, ``http://host:port``, with or without a path in front.
+        url: of the server, ``http://host:port``; it may have a path, which comes first, and a query, which comes last.
         path: below it, beginning with a slash.
-        seconds: to wait for it.
+        body: JSON value.
+        seconds: for the whole answer.
 
     Raises:
-        ServerError: if there is no such text.
+        DraftgaugeError: for an address that cannot be one.
+        ServerError: if the server does not answer in time with at most 32 MiB, or refuses.
     """
-    return _ask(url, path, None, seconds)
+    address = _address(url, path)
+    work = _ask(address, body, seconds)
+    try:
+        asyncio.get_running_loop()
+    except RuntimeError:
+        status, content = asyncio.run(work)
+    else:  # in a notebook, which has an event loop of its own
+        with ThreadPoolExecutor(1) as thread:
+            status, content = thread.submit(asyncio.run, work).result()
+    text = content.decode("utf-8", "replace")
+    if status >= 400:
+        hint = f" (set its key in {API_KEY})" if status in (401, 403) else ""
+        raise ServerError(f"{address} answers {status}: {_reason(text)}{hint}")
+    if status != 200:
+        raise ServerError(f"{address} answers {status}, a redirection or nothing: give the server's own address")
+    return text
 
 
 def fetch_json(url: str, path: str, body: Any = None, seconds: float = SECONDS) -> Any:
-    """JSON at a path of a server: got, or posted for where there is a ``body``.
+    """As :func:`fetch_text`, parsed as JSON.
 
     Raises:
-        ServerError: if there is no such answer, or it is not JSON.
+        ServerError: also for what is not JSON.
     """
-    text = _ask(url, path, body, seconds)
+    text = fetch_text(url, path, body, seconds)
+    return parse_json(text, f"the answer of {_address(url, path)}, {text[:80]!r}", error=ServerError)
+
+
+async def _ask(address: str, body: Any, seconds: float) -> tuple[int, bytes]:
+    import httpx2
+
+    headers = {"Authorization": f"Bearer {key}"} if (key := os.environ.get(API_KEY)) else {}
+    method = "GET" if body is None else "POST"
+    tls = _tls() if address.startswith("https") else False
     try:
-        return json.loads(text)
-    except ValueError as error:
-        raise ServerError(f"{_joined(url, path)} answers what is not JSON: {text[:80]!r}") from error
+        async with (
+            asyncio.timeout(seconds),  # httpx's own timeouts are for single reads, so a server that drips never ends
+            httpx2.AsyncClient(timeout=None, headers=headers, verify=tls) as client,
+            client.stream(method, address, json=body) as answer,
+        ):
+            content = bytearray()
+            async for chunk in answer.aiter_bytes():
+                content += chunk
+                if len(content) > MAX_BYTES:
+                    raise ServerError(f"{address} answers with more than {MAX_BYTES // 2**20} MiB: is it the server?")
+            return answer.status_code, bytes(content)
+    except TimeoutError as error:
+        raise ServerError(f"{address} has not answered within {seconds:g} s") from error
+    except (httpx2.ConnectError, httpx2.ProxyError) as error:
+        raise ServerError(f"no server answers at {address} ({error}): start it, or check the address") from error
+    except (httpx2.HTTPError, httpx2.InvalidURL, OSError, ValueError) as error:
+        said = str(error) or type(error).__name__
+        raise ServerError(f"{address} does not answer as HTTP servers do ({said}): check the address") from error
 
 
-def _ask(url: str, path: str, body: Any, seconds: float) -> str:
-    whole = _joined(url, path)
-    content = None if body is None else json.dumps(body).encode()
-    asked = Request(whole, content, {"Content-Type": "application/json"} if content else {})
+@cache
+def _tls() -> ssl.SSLContext:
+    import httpx2
+
+    return httpx2.create_ssl_context()
+
+
+def _address(url: str, path: str) -> str:
+    import httpx2
+
     try:
-        with urlopen(asked, timeout=seconds) as answer:
-            text: str = answer.read().decode("utf-8", "replace")
-            return text
-    except HTTPError as error:
-        raise ServerError(f"{whole} answers {error.code}: {_reason(error)}") from error
-    except (URLError, TimeoutError, http.client.HTTPException, ConnectionError) as error:
-        reason = getattr(error, "reason", error)
-        raise ServerError(f"no server answers at {whole} ({reason}): start it, or check the address") from error
+        base = httpx2.URL(url)
+        if base.scheme not in ("http", "https") or not base.host or not 0 < (base.port or 80) < 65536:
+            raise ValueError
+        return str(base.copy_with(path=base.path.rstrip("/") + path))
+    except (httpx2.InvalidURL, ValueError) as error:
+        raise DraftgaugeError(f"--url is the address of a server, as http://127.0.0.1:8000, not {url!r}") from error
 
 
-def _joined(url: str, path: str) -> str:
-    parts = urlsplit(url)
-    try:
-        usable = parts.scheme in ("http", "https") and parts.hostname and (parts.port is None or parts.port > 0)
-    except ValueError:  # a port that is no number
-        usable = False
-    if not usable:
-        raise DraftgaugeError(f"--url is the address of a server, as http://127.0.0.1:8000, not {url!r}")
-    return url.rstrip("/") + path
-
-
-def _reason(error: HTTPError) -> str:
+def _reason(text: str) -> str:
     """What the server says of its refusal: OpenAI's and llama.cpp's servers answer ``{"error": {"message": ...}}``."""
-    text = error.read().decode("utf-8", "replace")
     try:
         document = json.loads(text)
         said = document.get("error", document)
-        return str(said.get("message", said) if isinstance(said, dict) else said)
-    except (ValueError, AttributeError):
-        return text.strip()[:200] or str(error.reason)
+        return str(said.get("message", said) if isinstance(said, dict) else said)[:200]
+    except (ValueError, AttributeError, RecursionError):
+        return text.strip()[:200]

@@ -1,4 +1,4 @@
-"""The text format of Prometheus' metrics, as far as counters of servers need it."""
+"""The text format of Prometheus' metrics (version 0.0.4), as far as counters of servers need it."""
 
 from __future__ import annotations
 
@@ -10,12 +10,11 @@ from draftgauge.core.errors import DraftgaugeError
 
 _SAMPLE = re.compile(r"^(?P<name>[A-Za-z_:][\w:]*)(?:\{(?P<labels>.*)\})?\s+(?P<value>\S+)(?:\s+-?\d+)?$")
 _LABEL = re.compile(r'(\w+)="((?:[^"\\]|\\.)*)"')
-_ESCAPED = re.compile(r"\\(.)")
 
 
 @dataclass(frozen=True)
 class Sample:
-    """One line: a name, its labels, a value."""
+    """One line: a name, its labels as they are written, a value, which may be NaN or infinite."""
 
     name: str
     value: float
@@ -23,26 +22,20 @@ class Sample:
 
 
 def parse_metrics(text: str) -> list[Sample]:
-    """The samples of a page (``text/plain; version=0.0.4``), in its order.
+    """The samples of a page in its order.
 
     Raises:
         DraftgaugeError: if a line is neither a sample nor a comment.
     """
     samples = []
-    for line in text.splitlines():
-        if not line.strip() or line.startswith("#"):
+    for line in map(str.strip, text.splitlines()):
+        if not line or line.startswith("#"):
             continue
-        match = _SAMPLE.match(line.strip())
+        match = _SAMPLE.match(line)
         try:
             if match is None:
                 raise ValueError(line)
-            value = float(match["value"])  # NaN and +Inf as Prometheus writes them are floats too
+            samples.append(Sample(match["name"], float(match["value"]), dict(_LABEL.findall(match["labels"] or ""))))
         except ValueError as error:
-            raise DraftgaugeError(f"this is no page of metrics: {line.strip()[:80]!r}") from error
-        labels = {key: _unescaped(written) for key, written in _LABEL.findall(match["labels"] or "")}
-        samples.append(Sample(match["name"], value, labels))
+            raise DraftgaugeError(f"this is no page of metrics: {line[:80]!r}") from error
     return samples
-
-
-def _unescaped(text: str) -> str:
-    return _ESCAPED.sub(lambda match: "\n" if match[1] == "n" else match[1], text)
