@@ -47,9 +47,9 @@ test-engines: setup
 	$(BIN)/python tools/engines.py set-up
 	eval "$$($(BIN)/python tools/engines.py environment)" && $(BIN)/python -m pytest -rs tests/engines tests/models/test_gguf_engine.py tests/models/test_gguf_conversion.py
 
-# The recipe of the bundled pair end to end at a 250th of its length, where `make test` takes a 2,000th: some minutes.
+# The recipe of the bundled pair, among it end to end at a 2,000th of its length: some minutes.
 test-recipe: setup
-	DRAFTGAUGE_RECIPE_SCALE=0.004 $(BIN)/python -m pytest tests/cli/test_reference_train.py
+	$(BIN)/python -m pytest $(PARALLEL) recipes
 
 test-fast: setup
 	$(BIN)/python -m pytest $(PARALLEL) -m 'not slow'

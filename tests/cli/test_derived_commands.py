@@ -29,8 +29,6 @@ VERBS = {
     "diagnose": "DiagnoseRequest",
     "export": "ExportRequest",
     "datastore build": "DatastoreBuildRequest",
-    "reference train": "ReferenceTrainRequest",
-    "reference evaluate": "ReferenceEvaluateRequest",
     "study kvshot": "StudyKvshotRequest",
     "reproduce speckv": "ReproduceSpeckvRequest",
 }

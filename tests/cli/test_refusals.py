@@ -29,8 +29,6 @@ VERBS = (
     ["export"],
     ["datastore", "build"],
     ["study", "kvshot"],
-    ["reference", "train"],
-    ["reference", "evaluate"],
     ["reproduce", "speckv"],
 )
 PLACE = "no/such"
@@ -60,8 +58,6 @@ def refused(words: list[str], capsys: pytest.CaptureFixture[str]) -> str:
         (["bench", "--costs-out", "costs.json"], ["--costs-out", "--url"]),
         (["fit", PLACE, "--policy", "speckv", "--online", "--out", "x.json"], ["--online", "'speckv'"]),
         (["fit", PLACE, "--policy", "specdec++", "--horizon", "3", "--out", "x.json"], ["--horizon", "'specdec++'"]),
-        (["reference", "train", "--out", PLACE, "--scale", "-1"], ["--scale must be above 0, not -1"]),
-        (["reference", "evaluate", "--write-card", "--gamma-max", "4"], ["--gamma-max 8", "--write-card"]),
         (["profile", "--out", PLACE, "--prompts", "reference:nope"], ["'nope'", "train, validation, test"]),
         (["profile", "--out", PLACE, "--split", "nope"], ["'nope'", "train, validation, test"]),
         (["replay", PLACE, "more"], ["more"]),

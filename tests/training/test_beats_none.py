@@ -74,7 +74,7 @@ def kl(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str], tuple
         precision="fp32",
     )
     ids = [tokens for _, tokens in prompts("train", 16)]
-    made = describe(target_fingerprint(target.module), ids, NEW_TOKENS, 0, source_of(spec))
+    made = describe(target_fingerprint(target.module), ids, NEW_TOKENS, source_of(spec))
     assert spec.answers is not None
     make_answers(spec.answers, made, target.module, ids, ends, silent)
 

@@ -76,7 +76,7 @@ def test_groups_hold_every_prompt_once_within_their_budget() -> None:
 
 def test_an_interrupted_making_of_answers_goes_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     model = tiny_model()
-    made = describe("target", prompts(), 6, 0, "test")
+    made = describe("target", prompts(), 6, "test")
     monkeypatch.setattr(
         answers_file,
         "groups",
@@ -110,10 +110,10 @@ def test_an_interrupted_making_of_answers_goes_on(tmp_path: Path, monkeypatch: p
 def test_what_is_left_of_other_answers_is_not_mixed_in(tmp_path: Path) -> None:
     path = tmp_path / "a.jsonl"
     path.with_name(path.name + answers_file.PARTIAL).write_text(
-        json.dumps(describe("another", prompts(), 6, 0, "test")) + "\n"
+        json.dumps(describe("another", prompts(), 6, "test")) + "\n"
     )
     with pytest.raises(DraftgaugeError, match="begun for another target"):
-        make_answers(path, describe("target", prompts(), 6, 0, "test"), tiny_model(), prompts(), END)
+        make_answers(path, describe("target", prompts(), 6, "test"), tiny_model(), prompts(), END)
 
 
 @pytest.fixture(scope="module")

@@ -19,7 +19,6 @@ from draftgauge.cli import (
     fit,
     generate,
     profile,
-    reference,
     replay,
     report,
     reproduce,
@@ -64,13 +63,9 @@ def make_app() -> App:
     add_verb(stores, "build", datastore.build, NOTHING)
     studies = App(name="study", sort_key=LAST, help="The papers' comparisons as runnable studies.")
     add_verb(studies, "kvshot", study.kvshot, "Finished cells are kept: the same command goes on from there.")
-    bundled = App(name="reference", sort_key=LAST, help="The bundled pair: show its card, train it again, evaluate it.")
-    bundled.command(reference.card, name="card", sort_key=0)
-    add_verb(bundled, "train", reference.train, "Run the same command again to go on from the last checkpoint.")
-    add_verb(bundled, "evaluate", reference.evaluate, NOTHING)
     papers = App(name="reproduce", sort_key=LAST, help="Reproduce a paper from its published records.")
     add_verb(papers, "speckv", reproduce.speckv, NOTHING)
-    for group in (stores, studies, bundled, papers):
+    for group in (stores, studies, papers):
         app.command(group)
     return app
 

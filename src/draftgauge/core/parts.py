@@ -46,8 +46,8 @@ class TeacherSpec:
     )
     prompts: Path | None = option(
         None,
-        help="training prompts, which the target answers, those of the split 'train' where some are; generated for "
-        "'reference' if left out.",
+        help="training prompts, which the target answers, those of the split 'train' where some are; bundled ones "
+        "for 'reference' if left out.",
     )
 
 

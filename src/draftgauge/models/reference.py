@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import lzma
 from pathlib import Path
 
 from draftgauge.core.errors import ModelError
@@ -9,6 +11,7 @@ from draftgauge.core.errors import ModelError
 REFERENCE = "reference"
 PARTS = ("target", "draft", "draft-small")
 PAIR_FOLDER = Path(__file__).parent / "reference_pair"
+QUESTIONS_FILE = PAIR_FOLDER / "questions.jsonl.xz"  # for training drafters; no prompt shares a template with them
 
 
 def reference_path(part: str = "target", folder: Path = PAIR_FOLDER) -> Path:
@@ -21,11 +24,13 @@ def reference_path(part: str = "target", folder: Path = PAIR_FOLDER) -> Path:
         raise ModelError(f"the reference pair has no part {part!r}: choose one of {', '.join(PARTS)}")
     path = folder / part
     if not (path / "model.safetensors").is_file():
-        raise ModelError(
-            f"the bundled {part} is not in {folder}: reinstall draftgauge, or train it with `draftgauge reference "
-            "train`"
-        )
+        raise ModelError(f"the bundled {part} is not in {folder}: reinstall draftgauge")
     return path
+
+
+def bundled_questions() -> list[list[dict[str, str]]]:
+    """Conversations that wait for an answer, in the wording of the target's own training; tasks in turn."""
+    return [json.loads(line)["messages"] for line in lzma.decompress(QUESTIONS_FILE.read_bytes()).splitlines()]
 
 
 def resolve_source(source: str | Path, part: str = "target") -> str | Path:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
+import torch
 from torch import nn
 from torch.optim import Optimizer
 
@@ -73,3 +74,11 @@ def optimise(
             log(step + 1, float(norm))
         if schedule.saved(step):
             save(step + 1)
+
+
+def autocast_dtype(device: torch.device) -> torch.dtype | None:
+    """bfloat16 where the hardware multiplies it natively, else None (train in float32)."""
+    if device.type == "cuda":
+        return torch.bfloat16 if torch.cuda.is_bf16_supported(including_emulation=False) else None
+    supported = getattr(torch.cpu, "_is_avx512_bf16_supported", lambda: False)()
+    return torch.bfloat16 if supported else None

@@ -6,9 +6,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-from draftgauge.api.requests.parts import DeviceSpec, DraftSpec, OutputSpec, PromptSpec, SeedSpec, TargetLoadSpec
+from draftgauge.api.requests.parts import DeviceSpec, OutputSpec, PromptSpec, TargetLoadSpec
 from draftgauge.core.errors import DraftgaugeError
-from draftgauge.core.parts import TeacherSpec, WorkersSpec, at_least_one, positive
+from draftgauge.core.parts import TeacherSpec, WorkersSpec, at_least_one
 from draftgauge.core.settings import option
 from draftgauge.training.reuse.request import TrainingSpec
 
@@ -114,42 +114,6 @@ class StudyKvshotRequest:
             raise DraftgaugeError(f"seeds must be at least 2, to show how much they differ, not {self.seeds}")
         if self.plan and self.so_far:
             raise DraftgaugeError("choose --plan (what is left to do) or --so-far (what is done), not both")
-
-
-@dataclass(frozen=True, kw_only=True)
-class ReferenceTrainRequest:
-    """Train target and drafts from the installation's documentation and generated tasks; nothing is downloaded."""
-
-    out: Path = option(help="folder for the trained pair, its prompts and its card.")
-    work: Path | None = option(None, help="folder for checkpoints; OUT/work if left out. Run again to resume.")
-    scale: float = option(1.0, help="how many times the tokens of the bundled pair's training to train on.")
-    start: Path | None = option(
-        None, help="folder of a pair of the same shapes to continue training; from scratch if left out."
-    )
-    drafts_only: bool = option(False, help="take the target of START as it is, and train the drafts on its answers.")
-    machine: DeviceSpec = DeviceSpec()
-    randomness: SeedSpec = SeedSpec()
-
-    def __post_init__(self) -> None:
-        positive(self, "scale")
-
-
-@dataclass(frozen=True, kw_only=True)
-class ReferenceEvaluateRequest:
-    """Measure right answers, repetition, perplexity, acceptance by depth and sizes of states on the held-out test
-    prompts."""
-
-    folder: Path | None = option(None, help="a trained pair; the bundled one if left out.")
-    split: Literal["train", "validation", "test"] = option("test", help="of its prompts: train, validation or test.")
-    write_card: bool = option(False, help="write the figures into the pair's card.")
-    output: OutputSpec = OutputSpec()
-    drafts: DraftSpec = DraftSpec()
-
-    def __post_init__(self) -> None:
-        if self.write_card and self.drafts.gamma_max < 8:
-            raise DraftgaugeError(
-                "the card shows acceptance up to depth 8: with --write-card give --gamma-max 8 or more"
-            )
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -64,7 +64,7 @@ def smoke(request: TrainingSpec) -> Study:
 
 
 def _small_data(request: TrainingSpec) -> TrainingSpec:
-    """The first bundled training prompts in place of generated questions, which take a while to make."""
+    """The first bundled training prompts in place of the bundled questions, whose answers take longer."""
     bundled = PAIR_FOLDER / "prompts" / "train.jsonl" if request.target == REFERENCE else None
     return replace(request, prompts=request.prompts or bundled, questions=24)
 

@@ -46,7 +46,7 @@ class Answers:
 
     Attributes:
         conversations: in the order of the prompts.
-        description: the first line of the file: target fingerprint, hash of the prompts, longest answer, seed.
+        description: the first line of the file: target fingerprint, hash of the prompts, longest answer.
         sha256: of prompts and answers, so that a cache made from others is told apart.
     """
 
@@ -55,16 +55,13 @@ class Answers:
     sha256: str
 
 
-def describe(
-    fingerprint: str, prompts: Sequence[Sequence[int]], new_tokens: int, seed: int, source: str
-) -> dict[str, Any]:
+def describe(fingerprint: str, prompts: Sequence[Sequence[int]], new_tokens: int, source: str) -> dict[str, Any]:
     """The first line of a file of answers."""
     digest = hashlib.sha256(json.dumps([list(p) for p in prompts]).encode()).hexdigest()
     return {
         "schema": SCHEMA,
         "target_fingerprint": fingerprint,
         "source": source,
-        "seed": seed,
         "new_tokens": new_tokens,
         "prompts": len(prompts),
         "prompts_sha256": digest,

@@ -21,10 +21,8 @@ from draftgauge.drafters.reuse.persistence import target_fingerprint
 from draftgauge.models.base import CachedModel
 from draftgauge.models.loading import end_tokens, load_model, load_tokenizer
 from draftgauge.models.prompts_text import encode_prompt
-from draftgauge.models.reference import REFERENCE
+from draftgauge.models.reference import REFERENCE, bundled_questions
 from draftgauge.models.spec import check_tokens
-from draftgauge.training.reference.data import training_questions
-from draftgauge.training.reference.recipe import Recipe
 from draftgauge.training.reuse.answers import Answers, check_description, describe, make_answers, read_answers
 from draftgauge.training.reuse.request import UNCOMPRESSED, TrainingSpec
 
@@ -45,10 +43,10 @@ def source_of(request: TrainingSpec) -> str:
         return f"prompt file {prompts_sha256(request.prompts)[:16]}, {count}{split}{_rendered(request)}"
     if not is_reference(request.target):
         raise DraftgaugeError(
-            f"questions are generated for the bundled target only: "
+            f"questions come with the bundled target only: "
             f"give a prompt file for {request.target} to answer (--prompts FILE)"
         )
-    return f"generated questions, {question_count(request)}, seed {request.data_seed}{_rendered(request)}"
+    return f"bundled questions, first {question_count(request)}{_rendered(request)}"
 
 
 def _rendered(request: TrainingSpec) -> str:
@@ -63,15 +61,12 @@ def is_reference(target: str) -> bool:
 
 
 def question_count(request: TrainingSpec) -> int:
-    """How many questions are generated."""
-    return request.questions or Recipe().questions
+    """How many of the bundled questions are asked."""
+    return len(bundled_questions()[: request.questions])
 
 
 def prompt_tokens(request: TrainingSpec, tokenizer: PreTrainedTokenizerBase, longest: int) -> list[list[int]]:
     """Token ids of the prompts, those left out that are longer than ``longest``.
-
-    Generated questions are worded as the bundled target's own training was, tasks in turn; the bundled prompts, which
-    measure drafters, share no template with them.
 
     Raises:
         PromptError: if there is no room for a prompt, none is short enough, or one cannot be encoded.
@@ -110,11 +105,7 @@ def _encoded(request: TrainingSpec, tokenizer: PreTrainedTokenizerBase, name: st
 def _messages(request: TrainingSpec) -> list[tuple[str, Messages]]:
     """The prompts, each with its name."""
     if request.prompts is None:
-        conversations = dict.fromkeys(training_questions(question_count(request), request.data_seed))
-        return [
-            (str(number), [{"role": role, "content": text} for role, text in messages])
-            for number, messages in enumerate(conversations)
-        ]
+        return [(str(number), each) for number, each in enumerate(bundled_questions()[: request.questions])]
     everything = for_training(read_prompts(request.prompts))
     prompts = everything[: request.questions]
     if request.questions == TrainingSpec.questions and len(prompts) < len(everything):
@@ -177,7 +168,7 @@ def answers_of(request: TrainingSpec, path: Path, target: CachedModel, progress:
         for tokens in prompts:
             check_tokens(target.spec, tokens)
         progress("questions", 1, 1)
-        description = describe(fingerprint, prompts, request.new_tokens, request.data_seed, source)
+        description = describe(fingerprint, prompts, request.new_tokens, source)
         if request.compression != UNCOMPRESSED:  # the fingerprint is of the files, which say nothing of it
             description["compression"] = request.compression
         return make_answers(path, description, target.module, prompts, end_tokens(target, tokenizer), progress)

@@ -21,7 +21,7 @@ from draftgauge.drafters.reuse.config import ReuseConfig
 from draftgauge.models.compression import on_meta, weight_bytes
 from draftgauge.models.device import choose_device
 from draftgauge.models.taps import TapPlan
-from draftgauge.training.loop import autocast_dtype
+from draftgauge.training.optimise import autocast_dtype
 from draftgauge.training.reuse.answers import Conversation
 from draftgauge.training.reuse.batches import DataOrder, collate, usable
 from draftgauge.training.reuse.data import existing_answers, is_reference
@@ -42,7 +42,7 @@ HUGE_GB = 1000.0  # of cached features, from where on it is said what to do inst
 # bfloat16, 0.59 in float32.
 EFFICIENCY = {("cpu", True): 0.2, ("cpu", False): 0.55}
 EFFICIENCY_ELSEWHERE = 0.35
-PADDED_TOKENS, PADDED_ROWS = 1.15, 1.7  # positions and anchors computed for each that is needed; generated questions
+PADDED_TOKENS, PADDED_ROWS = 1.15, 1.7  # positions and anchors computed for each that is needed; the bundled questions
 STEPS_LOOKED_AT = 64
 DRAFTER_LOGITS = 4  # copies of a chunk of them, in float32: logits, probabilities, gradient and a temporary
 PROBE_SECONDS = 0.3

@@ -104,10 +104,9 @@ class TrainingSpec(CodeSpec, SeedSpec, DeviceSpec, TeacherSpec, ChatSpec):
     depths: int = option(7, short="-k", help="drafted tokens that training unrolls from every position.")
     length: int = option(1024, help="longest conversation in tokens; longer ones are cut at their end.")
     questions: int | None = option(
-        3000, help="number of generated questions, or the most prompts to take from the file; 'none' takes all."
+        3000, help="most prompts to take from the file, or of the bundled questions; 'none' takes all."
     )
     new_tokens: int = option(160, help="longest answer.")
-    data_seed: int = option(0, help="seed of the generated questions, whatever 'seed' is.")
     answers: Path | None = option(
         None,
         help="file of the answers, made where it is missing; in the run's own folder if left out. Runs that share it "

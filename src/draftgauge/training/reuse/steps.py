@@ -26,9 +26,8 @@ from draftgauge.drafters.reuse.config import NORMS
 from draftgauge.drafters.reuse.net import ReuseNet
 from draftgauge.drafters.reuse.unroll import unroll_states
 from draftgauge.training.checkpoints import load_checkpoint, save_checkpoint
-from draftgauge.training.loop import autocast_dtype
 from draftgauge.training.memory import peak_memory_gib
-from draftgauge.training.optimise import Schedule, optimise
+from draftgauge.training.optimise import Schedule, autocast_dtype, optimise
 from draftgauge.training.reuse.answers import Conversation
 from draftgauge.training.reuse.batches import Batch, DataOrder, Recent, collate, trained_positions
 from draftgauge.training.reuse.features import FeatureSource
