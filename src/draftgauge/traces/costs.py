@@ -1,235 +1,154 @@
-"""What the parts of a step cost on one machine, measured, for one pair, compression and device."""
+"""The cost curve: what the parts of a step cost for one pair, compression, engine and device, measured."""
 
 from __future__ import annotations
 
 import json
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
+from scipy.optimize import isotonic_regression
 
 from draftgauge.core.config import from_mapping, to_mapping
 from draftgauge.core.errors import TraceError
 from draftgauge.core.files import atomic_write_text
-from draftgauge.core.signals import DISTRIBUTION, NO_SIGNALS, OF_DRAFTED_TOKENS, Reads, SignalName
+from draftgauge.core.signals import NO_SIGNALS, OF_DRAFTED_TOKENS, Reads
 from draftgauge.traces.batch_costs import BatchCosts
 from draftgauge.traces.checks import are_seconds
+from draftgauge.traces.manifest import COSTS_NAME, Manifest
 
 CostTable = tuple[tuple[float, ...], ...]
+Numbers = NDArray[np.int64] | int
 
-TABLES = ("verify", "verify_low", "verify_high", "draft", "draft_low", "draft_high")
-VERSION = 2
-LEVEL = 0.01
-"""A drafted token that costs less than minus this share of a verified one was not measured; one looked up costs nearly
-nothing.
-"""
-VAGUE = 0.15
-"""Half widths of a step's interval above this say that measuring was too short or the machine too busy."""
-APART = 1.4
-"""So do plain decoding and verifying one token that differ by more than this factor."""
-"""Version of the format. Files of version 1, which name none, priced all signals together."""
+VERSION = 3
+MAX_HALF_WIDTH = 0.15  # a step's interval wider than this: measured too briefly, or on a busy machine
+MAX_PLAIN_RATIO = 1.4  # plain decoding vs verifying one token, nearly the same pass; beyond this the machine was busy
+AGAIN = "run `draftgauge profile` again"
 
 
 @dataclass(frozen=True)
-class SignalSeconds:
-    """What signals cost in seconds: for each drafted token, but for the last two.
-
-    Attributes:
-        asking: handing a drafted token to the policy and asking whether to go on, whatever signals it reads. On an
-            accelerator this is the wait for the device. A policy that reads text pays this and nothing else.
-        distribution: the drafter's probabilities, shared by the three signals that take them.
-        confidence, entropy, margin: each of them, once the probabilities are there.
-        target_entropy: of the target's distribution behind the last committed token, for each step.
-        first: how many later tokens' signals those of a step's first token cost beyond their own: the code that
-            computes them has left the processor's caches while the target ran.
-    """
-
-    asking: float = 0.0
-    distribution: float = 0.0
-    confidence: float = 0.0
-    entropy: float = 0.0
-    margin: float = 0.0
-    target_entropy: float = 0.0
-    first: float = 0.0
-
-    def of_draft(self, reads: Reads, gamma: NDArray[np.int64] | int) -> NDArray[np.float64]:
-        """Seconds that reading these signals adds to drafts of ``gamma`` tokens."""
-        tokens = np.asarray(gamma, np.float64)
-        seconds: NDArray[np.float64] = self.of_token(reads) * (tokens + self.first * (tokens > 0))
-        return seconds
-
-    def of_token(self, reads: Reads) -> float:
-        """Seconds that reading these signals adds to each drafted token but a step's first."""
-        seconds = self.asking if reads & OF_DRAFTED_TOKENS else 0.0
-        seconds += self.distribution if reads & DISTRIBUTION else 0.0
-        return seconds + float(sum(getattr(self, name) for name in DISTRIBUTION & reads))
-
-    def of_step(self, reads: Reads) -> float:
-        """Seconds that each step takes longer for such a policy, however many tokens it drafts."""
-        return self.target_entropy if SignalName.TARGET_ENTROPY in reads else 0.0
-
-
-@dataclass(frozen=True)
-class PolicySeconds:
-    """What a policy takes to decide, in seconds.
-
-    Attributes:
-        policy: its registered name.
-        token: for each drafted token that it is asked about.
-        step: for each step besides.
-        reading: for each token of the prompt.
-    """
-
-    policy: str
-    token: float
-    step: float
-    reading: float = 0.0
-
-
-@dataclass(frozen=True)
-class RepeatSeconds:
-    """What a step takes less, in seconds, where it drafts and verifies as many tokens as the step before it.
-
-    On a processor, passes over another number of tokens than the last time find other code and other buffers, whatever
-    the number; only the first step of a new length takes longer.
-
-    Attributes:
-        plain: a step that proposes nothing, after another one.
-        proposing: one that proposes tokens, drafted or looked up in the text.
-    """
-
-    plain: float = 0.0
-    proposing: float = 0.0
-
-
-@dataclass(frozen=True)
-class Uncertainty:
-    """How sure a cost curve is: how it was measured, and what that leaves open.
+class Measurement:
+    """How a cost curve was measured.
 
     Attributes:
         seconds: that measuring took.
-        samples: ``[G + 1]`` timed steps of each draft length, over all contexts.
-        half_widths: ``[G + 1]`` half of the 95% interval of a whole step's seconds, as a share of them.
-        undecided: chances of acceptance (the same at every depth) at which another draft length than the one that looks
-            best could still be more than 2% faster; empty where the curve settles the advice.
+        samples: ``[G + 1]`` timed steps of each draft length over all contexts; 0 where it was interpolated.
+        half_width: half of the 95% interval of a whole step's seconds, as a share of them; of the length known worst.
+        note: what was left out to keep the time given, in one sentence; empty if nothing was.
     """
 
     seconds: float
     samples: tuple[int, ...]
-    half_widths: tuple[float, ...]
-    undecided: tuple[float, ...]
+    half_width: float
+    note: str = ""
 
 
 @dataclass(frozen=True)
 class CostCurve:
-    """Measured seconds of the parts of a step, by context length.
+    """Seconds of the parts of a step by context length.
 
-    ``C`` is the number of measured context lengths, ``G`` is ``gamma_max``. Each table has its medians and its lower
-    and upper quartiles, all ``[C, columns]``.
+    ``C`` is the number of measured context lengths, ``G`` is ``gamma_max``.
 
     Attributes:
         contexts: ``[C]`` context lengths in tokens, increasing.
-        verify: ``[C, G + 1]``; column ``k - 1`` is the target's pass over ``k`` tokens, reading off its choices and
-            rolling back.
+        verify: ``[C, G + 1]``; column ``k - 1`` is a step that verifies ``k`` tokens: the target's pass, reading off
+            its choices, rolling back, committing; all of a step but drafting.
         draft: ``[C, G + 1]``; column ``n`` is proposing ``n`` tokens (column 0 is 0).
-        overhead: seconds a step spends outside drafting and verifying (committing, the policy).
         plain: ``[C]`` seconds of one step of plain decoding.
-        compression, device, dtype: what was measured on.
-        signals: what each signal adds for the policies that read it.
-        repeat: what a step takes less where the one before it proposed as much; the tables are of steps after others.
-        catch_up: ``[K]`` what proposing takes longer where the drafter has 1, 2, ... ``K`` committed tokens to take in
-            first, over 1; the last stands for all more. Empty where it makes no difference.
+        compression, device, dtype: of the target that was measured.
+        signals: what each drafted token takes longer where a policy looks at it before the next one is drafted.
+        catch_up: ``[K]`` what drafting takes longer where the drafter must first take in 1, 2, ... ``K`` committed
+            tokens, over 1; the last stands for all more. Empty where it makes no difference.
         keeps_drafted: whether the drafter keeps what it has taken in of its own accepted tokens, as a language model
-            does, or takes in every committed token anew, as drafters do that read the target; see
-            :meth:`backlog_after`.
-        vocabulary: of the pair, see :func:`draftgauge.models.vocabulary.vocabulary_digest`; empty where it is not
-            known. Policies that know tokens by their ids check that they mean the same ones.
-        uncertainty: how sure the curve is; None where it was not measured as a whole.
+            does; drafters that read the target take in every committed token anew.
+        vocabulary: of the pair, see :func:`draftgauge.models.vocabulary.vocabulary_digest`; empty if not known.
+        pair: fingerprints of target and drafter, ``engine``: of the target; empty if not known.
+        measured: how it was measured; None for a curve from elsewhere.
         batched: what passes of several requests together take; None where that was not measured.
-        decisions: what policies took to decide in the live loop, those that have their decisions timed.
     """
 
     contexts: tuple[int, ...]
     verify: CostTable
-    verify_low: CostTable
-    verify_high: CostTable
     draft: CostTable
-    draft_low: CostTable
-    draft_high: CostTable
-    overhead: float
     plain: tuple[float, ...]
     compression: str
     device: str
     dtype: str
-    signals: SignalSeconds = SignalSeconds()
+    signals: float = 0.0
     catch_up: tuple[float, ...] = ()
-    repeat: RepeatSeconds = RepeatSeconds()
     keeps_drafted: bool = True
     vocabulary: str = ""
-    uncertainty: Uncertainty | None = None
-    version: int = VERSION
+    pair: str = ""
+    engine: str = ""
+    measured: Measurement | None = None
     batched: BatchCosts | None = None
-    decisions: tuple[PolicySeconds, ...] = ()
+    version: int = VERSION
 
     @property
     def gamma_max(self) -> int:
         """The longest draft measured."""
         return len(self.draft[0]) - 1
 
+    def verify_seconds(self, tokens: Numbers, context: Numbers) -> NDArray[np.float64]:
+        """Seconds of a step that verifies ``tokens`` tokens (1..gamma_max + 1) and drafts none, interpolated linearly
+        between context lengths; beyond the measured ones the nearest counts. The arguments are broadcast.
+
+        Raises:
+            TraceError: if that many tokens were not measured.
+        """
+        return self._interpolated(self.verify, np.asarray(tokens, np.int64) - 1, context)
+
+    def draft_seconds(self, tokens: Numbers, context: Numbers) -> NDArray[np.float64]:
+        """Seconds of drafting ``tokens`` tokens (0..gamma_max), likewise."""
+        return self._interpolated(self.draft, np.asarray(tokens, np.int64), context)
+
     def step_seconds(
-        self,
-        gamma: NDArray[np.int64] | int,
-        context: NDArray[np.int64] | int,
-        reads: Reads = NO_SIGNALS,
-        appended: NDArray[np.int64] | int = 0,
+        self, gamma: Numbers, context: Numbers, reads: Reads = NO_SIGNALS, appended: Numbers = 0
     ) -> NDArray[np.float64]:
-        """Modelled seconds of steps that draft ``gamma`` tokens at a context length, interpolated linearly, where the
-        drafter has one committed token to take in and the step before proposed otherwise; :meth:`catch_up_seconds` says
-        what more tokens add, :meth:`repeat_seconds` what a step like the one before it saves.
+        """Seconds of a step of a policy: ``draft(gamma) + verify(gamma + appended + 1)``, and a wait for each drafted
+        token where the policy reads signals of drafted tokens. The drafter has one committed token to take in;
+        :meth:`catch_up_seconds` says what more add.
 
         Args:
             gamma: draft lengths, 0..gamma_max, any shape.
-            context: context lengths in tokens, broadcast against ``gamma``; beyond the measured range the nearest
-                counts.
+            context: context lengths in tokens, broadcast.
             reads: the signals that the policy reads.
             appended: tokens looked up in the text, which are verified and not drafted, less drafted ones that are not
-                verified; broadcast likewise.
+                verified; broadcast.
 
         Raises:
             TraceError: if a draft length was not measured, for drafting or, with the appended tokens, for verifying.
         """
-        gamma_, context_, appended_ = np.broadcast_arrays(
-            np.asarray(gamma, np.int64), np.asarray(context, np.float64), np.asarray(appended, np.int64)
-        )
-        verified = gamma_ + appended_
-        if gamma_.size and (int(verified.max()) > self.gamma_max or min(int(gamma_.min()), int(verified.min())) < 0):
-            least = min(int(gamma_.min()), int(verified.min()))
-            asked = least if least < 0 else int(verified.max())
+        drafted = np.asarray(gamma, np.int64)
+        seconds = self.draft_seconds(drafted, context) + self.verify_seconds(drafted + appended + 1, context)
+        return seconds + self.signals * drafted if reads & OF_DRAFTED_TOKENS else seconds
+
+    def _interpolated(self, table: CostTable, column: NDArray[np.int64], context: Numbers) -> NDArray[np.float64]:
+        if column.size and not (0 <= int(column.min()) and int(column.max()) <= self.gamma_max):
+            asked = int(column.min()) if column.min() < 0 else int(column.max())
             raise TraceError(
                 f"the cost curve was measured for gamma 0..{self.gamma_max}, asked for {asked}: profile with a "
                 "larger gamma_max"
             )
-        draft, verify = np.asarray(self.draft), np.asarray(self.verify) + self.overhead
-        nodes = np.asarray(self.contexts, np.float64)
-        node = np.interp(context_, nodes, np.arange(len(nodes)))  # clamped to the ends
+        values, nodes = np.asarray(table), np.asarray(self.contexts, np.float64)
+        node = np.interp(context, nodes, np.arange(len(nodes)))  # clamped to the ends
         below = np.floor(node).astype(np.int64)
         above = np.minimum(below + 1, len(nodes) - 1)
         share = node - below
-        seconds: NDArray[np.float64] = (1 - share) * (draft[below, gamma_] + verify[below, verified])
-        seconds = seconds + share * (draft[above, gamma_] + verify[above, verified])
-        return seconds + self.signals.of_draft(reads, gamma_) + self.signals.of_step(reads)
+        seconds: NDArray[np.float64] = (1 - share) * values[below, column] + share * values[above, column]
+        return seconds
 
     @property
     def backlog_max(self) -> int:
         """The most tokens to take in that are told apart, at least 1."""
         return max(1, len(self.catch_up))
 
-    def backlog_after(
-        self, backlog: NDArray[np.int64] | int, drafted: NDArray[np.int64] | int, accepted: NDArray[np.int64] | int
-    ) -> NDArray[np.int64]:
+    def backlog_after(self, backlog: Numbers, drafted: Numbers, accepted: Numbers) -> NDArray[np.int64]:
         """How many committed tokens the drafter has to take in after a step, at most ``backlog_max``.
 
         A step that drafts takes in what there was and leaves the target's own token and, of the accepted ones, those
@@ -245,44 +164,19 @@ class CostCurve:
         after = np.where(np.asarray(drafted) > 0, accepted + 1 - kept, np.asarray(backlog) + accepted + 1)
         return np.minimum(after, self.backlog_max).astype(np.int64)
 
-    def catch_up_seconds(
-        self, backlog: NDArray[np.int64] | int, drafted: NDArray[np.int64] | int
-    ) -> NDArray[np.float64]:
+    def catch_up_seconds(self, backlog: Numbers, drafted: Numbers) -> NDArray[np.float64]:
         """Seconds that a backlog adds to steps, over one of a single token; 0 where nothing is drafted."""
         added = np.asarray(self.catch_up or (0.0,))[np.minimum(backlog, self.backlog_max) - 1]
         return np.where(np.asarray(drafted) > 0, added, 0.0)
 
-    def repeat_seconds(
-        self, drafted: NDArray[np.int64] | int, appended: NDArray[np.int64] | int = 0
-    ) -> NDArray[np.float64]:
-        """What steps take less that draft and verify as many tokens as the step before them; arguments as of
-        :meth:`step_seconds`."""
-        proposes = np.add(drafted, appended) > 0
-        return np.where(proposes, self.repeat.proposing, self.repeat.plain)
-
-    def fixed_seconds(self, gamma: NDArray[np.int64] | int, context: NDArray[np.int64] | int) -> NDArray[np.float64]:
-        """Modelled seconds of a step among others that all draft as many tokens, with one token to take in."""
-        return self.step_seconds(gamma, context) - self.repeat_seconds(gamma)
-
-    def deciding(self, policy: str) -> tuple[float, float, float] | None:
-        """Seconds that a policy takes to decide: a drafted token, a step, a prompt token; None if not measured."""
-        decision = next((each for each in self.decisions if each.policy == policy), None)
-        return None if decision is None else (decision.token, decision.step, decision.reading)
-
     def doubt(self) -> str:
-        """Why a measured curve is not to be trusted, as one of a busy machine; empty where nothing speaks against it.
-
-        Plain decoding and verifying one token are nearly the same pass, timed apart.
-        """
-        if self.uncertainty is None:
+        """Why a measured curve is not to be trusted, as one of a busy machine; empty where nothing speaks against it."""
+        if self.measured is None:
             return ""
-        if self.cost_ratio() < -LEVEL:
-            return "longer drafts were not measured to take longer"
-        widest = max(self.uncertainty.half_widths)
-        if widest > VAGUE:
-            return f"a step's seconds are known to within {widest:.0%} only"
+        if self.measured.half_width > MAX_HALF_WIDTH:
+            return f"a step's seconds are known to within {self.measured.half_width:.0%} only"
         apart = max((p / v[0] for p, v in zip(self.plain, self.verify, strict=True)), key=lambda r: abs(math.log(r)))
-        if not 1 / APART <= apart <= APART:
+        if not 1 / MAX_PLAIN_RATIO <= apart <= MAX_PLAIN_RATIO:
             return f"plain decoding was measured at {apart:.2f} times verifying one token, nearly the same pass"
         return ""
 
@@ -291,7 +185,7 @@ class CostCurve:
         row = len(self.contexts) // 2
         lengths, seconds = np.arange(1, self.gamma_max + 1), self.draft[row][1:]
         per_token = float(np.polyfit(lengths, seconds, 1)[0]) if self.gamma_max > 1 else seconds[0]
-        return per_token / self.verify[row][0]
+        return max(0.0, per_token) / self.verify[row][0]
 
     def of_batches(self, largest: int = 1) -> BatchCosts:
         """The costs of passes over up to ``largest`` requests together.
@@ -314,36 +208,35 @@ class CostCurve:
             raise TraceError(f"contexts must be increasing lengths, at least one, not {list(self.contexts)}")
         if columns < 2:
             raise TraceError("draft must have the columns 0..gamma_max, with gamma_max at least 1")
-        for name in TABLES:
+        for name in ("verify", "draft"):
             table = getattr(self, name)
             if len(table) != contexts or any(len(row) != columns for row in table):
                 raise TraceError(f"{name} must have {contexts} rows (contexts) of {columns} columns (gamma_max + 1)")
         if len(self.plain) != contexts:
             raise TraceError(f"plain must have {contexts} values (contexts), not {len(self.plain)}")
-        positive = {name: np.asarray(getattr(self, name)) for name in (*TABLES, "plain")}
-        for name in TABLES[3:]:
-            positive[name] = positive[name][:, 1:]  # proposing nothing takes no time
-        for name, seconds in positive.items():
+        drafting = np.asarray(self.draft)[:, 1:]  # proposing nothing takes no time
+        for name, seconds in (("verify", self.verify), ("draft", drafting), ("plain", self.plain)):
             if not are_seconds(seconds, positive=True):
                 raise TraceError(f"{name} must be seconds greater than 0")
-        numbers = {"overhead": self.overhead, **to_mapping(self.signals)}
-        numbers |= {f"repeat.{name}": value for name, value in to_mapping(self.repeat).items()}
-        for name, value in numbers.items():
-            if not are_seconds(value):
-                raise TraceError(f"{name} must be seconds, 0 or more, not {value}")
-        if (least := float(np.min(self.verify)) + self.overhead) <= max(self.repeat.plain, self.repeat.proposing):
-            raise TraceError(f"repeat must be less than a step's {least:g} seconds")
+        if not are_seconds(self.signals):
+            raise TraceError(f"signals must be seconds, 0 or more, not {self.signals}")
         if not are_seconds(self.catch_up) or any(self.catch_up[:1]):
             raise TraceError(f"catch_up must be seconds, 0 or more, the first of them 0, not {list(self.catch_up)}")
-        for each in self.decisions:
-            if not are_seconds((each.token, each.step, each.reading)):
-                raise TraceError(f"decisions of {each.policy} must be seconds, 0 or more")
         if self.batched is not None:
             self.batched.validate()
-        for name in ("verify", "draft"):
-            low, middle, high = (np.asarray(getattr(self, name + end)) for end in ("_low", "", "_high"))
-            if not ((low <= middle) & (middle <= high)).all():
-                raise TraceError(f"{name} must lie between {name}_low and {name}_high")
+
+    def check_run(self, manifest: Manifest) -> None:
+        """Raise :class:`TraceError` if it was measured for another pair, compression or engine than a run's."""
+        expected = {
+            "compression": manifest.target.compression,
+            "dtype": manifest.target.dtype,
+            "engine": manifest.target.engine,
+            "pair": pair_fingerprint(manifest),
+        }
+        for name, recorded in expected.items():
+            mine = getattr(self, name)
+            if mine and mine != recorded:
+                raise TraceError(f"the costs are of {name} {mine}, the trace of {name} {recorded}; {AGAIN}")
 
     def save(self, path: Path) -> None:
         """Write as JSON, atomically.
@@ -355,28 +248,72 @@ class CostCurve:
 
     @classmethod
     def load(cls, path: Path) -> CostCurve:
-        """Read what :meth:`save` wrote.
+        """Read what :meth:`save` wrote, or a file of version 2.
 
         Raises:
             TraceError: if the file is missing or is not a cost curve that could have been measured.
         """
-        again = "run `draftgauge profile` again"
         try:
             entry = json.loads(path.read_text(encoding="utf-8"))
-            _check_version(entry)
-            curve = from_mapping(cls, entry, "cost curve")
+            curve = from_mapping(cls, _current(entry), "cost curve")
             curve.validate()
         except OSError as error:
-            raise TraceError(f"cannot read the cost curve {path} ({error.strerror}); {again}") from error
+            raise TraceError(f"cannot read the cost curve {path} ({error.strerror}); {AGAIN}") from error
         except ValueError as error:  # not JSON, or as from_mapping and validate
-            raise TraceError(f"{path} is not a cost curve: {error}; {again}") from error
+            raise TraceError(f"{path} is not a cost curve: {error}; {AGAIN}") from error
         return curve
 
 
-def _check_version(entry: object) -> None:
-    """Raise :class:`TraceError` for what an earlier or later version measured."""
-    version = entry.get("version", 1) if isinstance(entry, dict) and "contexts" in entry else VERSION
-    if version != VERSION:
-        raise TraceError(
-            f"its format is {version}, this draftgauge reads format {VERSION}, which prices each signal by itself"
-        )
+def run_costs(run: Path) -> CostCurve:
+    """The cost curve of a recorded run.
+
+    Raises:
+        TraceError: if it is missing, damaged, or was measured for another pair, compression or engine than the trace.
+    """
+    curve = CostCurve.load(run / COSTS_NAME)
+    try:
+        curve.check_run(Manifest.load(run))
+    except TraceError as error:
+        raise TraceError(f"{run / COSTS_NAME}: {error}") from error
+    return curve
+
+
+def pair_fingerprint(manifest: Manifest) -> str:
+    """What the costs of a run's pair name it by."""
+    draft = manifest.drafter if manifest.draft is None else manifest.draft.fingerprint
+    return f"{manifest.target.fingerprint}+{draft}"
+
+
+def _current(entry: Any) -> Any:
+    """A file's content as this version holds it: from version 2 the main tables, without its finer terms."""
+    if not isinstance(entry, Mapping) or "contexts" not in entry:
+        return entry
+    version = entry.get("version", 1)
+    if version == VERSION:
+        return entry
+    if version != 2:
+        raise TraceError(f"its format is {version}, this draftgauge reads formats 2 and {VERSION}")
+    try:
+        kept = ("contexts", "plain", "compression", "device", "dtype", "catch_up", "keeps_drafted", "vocabulary")
+        uncertainty, signals, batched = entry.get("uncertainty"), entry["signals"], entry.get("batched")
+        verify = np.asarray(entry["verify"], np.float64) + entry["overhead"]
+        return {
+            **{name: entry[name] for name in kept if name in entry},
+            "verify": monotone(verify).tolist(),
+            "draft": monotone(np.asarray(entry["draft"], np.float64)).tolist(),
+            "signals": signals["asking"] + signals["distribution"] + signals["confidence"],
+            "measured": uncertainty
+            and {
+                "seconds": uncertainty["seconds"],
+                "samples": uncertainty["samples"],
+                "half_width": max(uncertainty["half_widths"]),
+            },
+            "batched": batched,
+        }
+    except (KeyError, TypeError, ValueError) as error:
+        raise TraceError(f"it is damaged ({error!r})") from error
+
+
+def monotone(table: NDArray[np.float64]) -> NDArray[np.float64]:
+    """The nearest table ``[C, K]`` in which no row falls: one token more never costs less than nothing."""
+    return np.stack([isotonic_regression(row).x for row in table])
