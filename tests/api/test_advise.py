@@ -21,7 +21,7 @@ from draftgauge.policies.fitted import FITTED, FittedPolicy, save_fitted
 from draftgauge.policies.fixed import FixedLength
 from draftgauge.replaying.splits import Design, split_trace
 from draftgauge.serving.advice import EngineAdvice, advise_settings
-from draftgauge.traces.costs import CostCurve, Uncertainty
+from draftgauge.traces.costs import CostCurve, Measurement
 from draftgauge.traces.engine_costs import EngineCosts
 from draftgauge.traces.manifest import COSTS_NAME, Manifest
 from engine_server import llama_metrics, models_page, serving, vllm_metrics
@@ -114,8 +114,8 @@ def test_one_prompt_has_no_interval(tmp_path: Path) -> None:
 def test_costs_of_a_busy_machine_are_warned_of(tmp_path: Path, run: Path) -> None:
     doubted = shutil.copytree(run, tmp_path / "run")
     costs = CostCurve.load(doubted / COSTS_NAME)
-    vague = Uncertainty(1.0, (2,) * (GAMMA_MAX + 1), (0.3,) * (GAMMA_MAX + 1), ())
-    replace(costs, uncertainty=vague).save(doubted / COSTS_NAME)
+    vague = Measurement(1.0, (2,) * (GAMMA_MAX + 1), 0.3)
+    replace(costs, measured=vague).save(doubted / COSTS_NAME)
     for verb in ("advise", "replay"):
         result = draftgauge([verb, str(doubted)])
         assert result.exit_code == 0

@@ -139,7 +139,7 @@ def test_a_curve_is_measured_once_and_again_on_demand(pair: Pair, monkeypatch: p
     other = replace(pair, tokenizer=tiny_tokenizer(swap=(4, 5)))
     assert pair_costs(other, quick, gamma_max=2).vocabulary == vocabulary_digest(other.tokenizer) != first.vocabulary
     assert len(measured) == 1
-    assert first.uncertainty is not None
+    assert first.measured is not None
     assert first.gamma_max == 2
     pair_costs(pair, CostSpec(cost_seconds=0, measure=True), gamma_max=2)
     assert len(measured) == 2

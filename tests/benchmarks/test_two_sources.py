@@ -106,7 +106,7 @@ def test_the_mean_of_two_curves() -> None:
     from curves import mean_curve
 
     def curve(scale: float) -> CostCurve:
-        tables = (((1.0 * scale, 2.0 * scale),),) * 3 + (((0.0, 0.5 * scale),),) * 3
-        return CostCurve((10,), *tables, scale, (scale,), "none", "cpu", "float32", catch_up=(0.0, scale))
+        verify, draft = ((1.0 * scale, 2.0 * scale),), ((0.0, 0.5 * scale),)
+        return CostCurve((10,), verify, draft, (scale,), "none", "cpu", "float32", catch_up=(0.0, scale))
 
     assert mean_curve([curve(1.0), curve(3.0)]) == curve(2.0)

@@ -130,7 +130,7 @@ def test_policies_without_predictions_have_none(trace: Trace) -> None:
 def test_only_tokens_of_the_steps_that_a_policy_takes_are_visited() -> None:
     trace = synthetic_trace(0, prompts=4, length=40, gamma_max=4)
     row = ((1.0,) * 5,)
-    costs = CostCurve((10,), *[row] * 6, 0.0, (1.0,), "none", "cpu", "float32")
+    costs = CostCurve((10,), row, row, (1.0,), "none", "cpu", "float32")
     policy = FixedLength(2)
     record = replay(trace, policy).record
     rows = record.rows(trace)

@@ -47,9 +47,7 @@ def _kind(monkeypatch: pytest.MonkeyPatch) -> None:
 def costs(t_draft: float) -> CostCurve:
     verify = tuple(0.01 + 0.001 * k for k in range(GAMMA_MAX + 1))
     draft = tuple(t_draft * n for n in range(GAMMA_MAX + 1))
-    return CostCurve(
-        (0,), (verify,), (verify,), (verify,), (draft,), (draft,), (draft,), 0.0, (0.01,), "none", "cpu", "float32"
-    )
+    return CostCurve((0,), (verify,), (draft,), (0.01,), "none", "cpu", "float32")
 
 
 def trace(compression: str = "none") -> Trace:

@@ -11,7 +11,7 @@ import torch
 from draftgauge.api.pair import labelled, load_pair
 from draftgauge.api.requests import DeviceSpec, LoadSpec, PairSpec
 from draftgauge.core.errors import DraftgaugeError, MissingLibraryError, ModelError
-from draftgauge.decoding.stopwatch import Stopwatch
+from draftgauge.meter.steps import Stopwatch
 from draftgauge.models import compression, device, loading
 from draftgauge.models.compression import label_of, method_of
 from draftgauge.models.device import choose_device, generator_on

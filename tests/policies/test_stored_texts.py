@@ -93,7 +93,7 @@ class Asked:
 
 def cost_curve() -> CostCurve:
     draft, verify = (tuple(first + step * n for n in range(GAMMA_MAX + 1)) for first, step in ((0.0, 0.1), (1.0, 0.02)))
-    return CostCurve((100,), *((verify,) * 1,) * 3, *((draft,) * 1,) * 3, 0.0, (1.0,), "none", "cpu", "float32")
+    return CostCurve((100,), (verify,), (draft,), (1.0,), "none", "cpu", "float32")
 
 
 def policies(seed: int, costs: StepCosts) -> list[Policy]:

@@ -8,17 +8,15 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from draftgauge.traces.costs import CostCurve, RepeatSeconds
+from draftgauge.traces.costs import CostCurve
 
 MakeCosts = Callable[..., CostCurve]
 
 
-def build(
-    verify: np.ndarray, draft: np.ndarray, plain: np.ndarray, contexts: tuple[int, ...], overhead: float
-) -> CostCurve:
-    """Tables ``[C, G + 1]`` without spread."""
+def build(verify: np.ndarray, draft: np.ndarray, plain: np.ndarray, contexts: tuple[int, ...]) -> CostCurve:
+    """Tables ``[C, G + 1]``."""
     v, d = (tuple(tuple(row) for row in table.tolist()) for table in (verify, draft))
-    return CostCurve(contexts, v, v, v, d, d, d, overhead, tuple(plain.tolist()), "none", "cpu", "float32")
+    return CostCurve(contexts, v, d, tuple(plain.tolist()), "none", "cpu", "float32")
 
 
 @pytest.fixture(scope="session")
@@ -28,7 +26,7 @@ def linear_costs() -> MakeCosts:
     def make(gamma_max: int, t_draft: float = 0.002) -> CostCurve:
         gamma = np.arange(gamma_max + 1)
         scale = np.array([[1.0], [1.1]])
-        return build(scale * (0.01 + 0.0005 * gamma), scale * t_draft * gamma, 0.0095 * scale[:, 0], (0, 500), 0.0001)
+        return build(scale * (0.01 + 0.0005 * gamma), scale * t_draft * gamma, 0.0095 * scale[:, 0], (0, 500))
 
     return make
 
@@ -41,11 +39,9 @@ def random_costs() -> MakeCosts:
         rng = np.random.default_rng(seed)
         verify, draft = rng.uniform(0.1, 1.0, (2, 3, gamma_max + 1))
         draft[:, 0] = 0.0
-        costs = build(verify, draft, rng.uniform(0.1, 1.0, 3), (1, 150, 300), float(rng.uniform(0, 0.2)))
+        costs = build(verify, draft, rng.uniform(0.1, 1.0, 3), (1, 150, 300))
         catch_up = (0.0, *rng.uniform(0.0, 0.5, int(rng.integers(0, 4))).tolist())
         keeps_drafted = bool(rng.integers(2))
-        least = float(verify.min()) + costs.overhead
-        repeat = RepeatSeconds(*rng.uniform(0.0, least, 2).tolist()) if rng.integers(4) else RepeatSeconds()
-        return replace(costs, catch_up=catch_up, keeps_drafted=keeps_drafted, repeat=repeat)
+        return replace(costs, catch_up=catch_up, keeps_drafted=keeps_drafted)
 
     return make

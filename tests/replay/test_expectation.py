@@ -24,7 +24,7 @@ from draftgauge.replaying import (
     replay_fixed_all,
 )
 from draftgauge.traces.build import make_trace, narrow, select
-from draftgauge.traces.costs import CostCurve, RepeatSeconds
+from draftgauge.traces.costs import CostCurve
 from draftgauge.traces.record import PromptRecord
 from draftgauge.traces.sampled import DRAWS, drawn, draws
 from draftgauge.traces.trace import PromptInfo, Trace
@@ -177,15 +177,10 @@ def test_acceptance_by_depth_is_that_of_many_draws(trace: Trace) -> None:
 
 
 @pytest.mark.parametrize("keeps_drafted", [True, False])
-def test_expected_catching_up_and_repeating_are_the_means_of_many_walks(
+def test_expected_catching_up_is_the_mean_of_many_walks(
     trace: Trace, linear_costs: Callable[[int], CostCurve], keeps_drafted: bool
 ) -> None:
-    costs = replace(
-        linear_costs(GAMMA_MAX),
-        catch_up=(0.0, 0.01, 0.03, 0.04),
-        keeps_drafted=keeps_drafted,
-        repeat=RepeatSeconds(0.003, 0.008),
-    )
+    costs = replace(linear_costs(GAMMA_MAX), catch_up=(0.0, 0.01, 0.03, 0.04), keeps_drafted=keeps_drafted)
     for policy in (FixedLength(1), FixedLength(2), ConfidenceThreshold(0.6, GAMMA_MAX)):
         expected = replay(trace, policy, costs).seconds
         walks = np.array([replay(drawn(trace, draw), policy, costs).seconds for draw in range(400)])
@@ -194,7 +189,7 @@ def test_expected_catching_up_and_repeating_are_the_means_of_many_walks(
 
 
 def test_narrowing_a_trace_is_recording_shorter_drafts(trace: Trace, linear_costs: Callable[[int], CostCurve]) -> None:
-    cut, costs = narrow(trace, 2), replace(linear_costs(2), catch_up=(0.0, 0.01), repeat=RepeatSeconds(0.003, 0.002))
+    cut, costs = narrow(trace, 2), replace(linear_costs(2), catch_up=(0.0, 0.01))
     for policy in (FixedLength(2), ConfidenceThreshold(0.6, 2)):
         for name in ("steps", "drafted", "accepted", "seconds"):
             assert_allclose(getattr(replay(cut, policy, costs), name), getattr(replay(trace, policy, costs), name))

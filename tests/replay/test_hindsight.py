@@ -8,7 +8,7 @@ from functools import cache
 
 import numpy as np
 import pytest
-from hypothesis import example, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from draftgauge.core.errors import TraceError
@@ -24,7 +24,7 @@ from draftgauge.replaying import (
 )
 from draftgauge.replaying.hindsight import Sources, any_order_seconds
 from draftgauge.replaying.simulate import Walk, walked
-from draftgauge.traces.costs import CostCurve, RepeatSeconds
+from draftgauge.traces.costs import CostCurve
 from draftgauge.traces.trace import Trace
 from synthetic import repeating_trace, replay_steps, sampled_trace, synthetic_trace
 
@@ -39,7 +39,7 @@ def every_path(trace: Trace, prompt: int, costs: CostCurve) -> list[float]:
     output = trace.token[first:end].tolist()
 
     @cache
-    def paths(position: int, backlog: int, before: int) -> tuple[float, ...]:
+    def paths(position: int, backlog: int) -> tuple[float, ...]:
         if position == len(output):
             return (0.0,)
         available = [token for token in trace.draft_token[first + position].tolist() if token >= 0]
@@ -50,16 +50,15 @@ def every_path(trace: Trace, prompt: int, costs: CostCurve) -> list[float]:
                 agreed += 1
             after = min(position + agreed + 1, len(output))
             here = float(costs.step_seconds(gamma, info.prompt_tokens + position))
-            here -= (costs.repeat.proposing if gamma else costs.repeat.plain) if gamma == before else 0.0
             if gamma:
                 here += costs.catch_up[min(backlog, len(costs.catch_up)) - 1]
                 left = (2 if agreed == gamma else 1) if costs.keeps_drafted else agreed + 1
             else:
                 left = backlog + 1
-            found |= {here + rest for rest in paths(after, min(left, len(costs.catch_up)), gamma)}
+            found |= {here + rest for rest in paths(after, min(left, len(costs.catch_up)))}
         return tuple(found)
 
-    return list(paths(0, 1, -1))
+    return list(paths(0, 1))
 
 
 @examples
@@ -90,12 +89,9 @@ def test_no_policy_beats_hindsight_on_any_prompt(
     assert hindsight_gain(trace, costs) >= -1e-12
 
 
-@pytest.mark.parametrize("repeat", [RepeatSeconds(), RepeatSeconds(0.003, 0.004)], ids=["plain", "repeats save"])
-def test_the_best_path_has_the_seconds_of_its_steps(
-    linear_costs: Callable[..., CostCurve], repeat: RepeatSeconds
-) -> None:
+def test_the_best_path_has_the_seconds_of_its_steps(linear_costs: Callable[..., CostCurve]) -> None:
     trace = synthetic_trace(7, prompts=5, length=80, gamma_max=6)
-    costs = replace(linear_costs(6), repeat=repeat)
+    costs = linear_costs(6)
     best = hindsight_optimum(trace, costs)
     starts = trace.offsets[:-1]
     np.testing.assert_allclose(best.replay.seconds, best.seconds_left[starts, 0], rtol=1e-12)
@@ -103,10 +99,9 @@ def test_the_best_path_has_the_seconds_of_its_steps(
     assert best.replay.committed.tolist() == [prompt.output_tokens for prompt in trace.prompts]
     rows = record.rows(trace)
     np.testing.assert_allclose(replay_steps(trace, rows, record.drafted, costs).seconds, best.replay.seconds)
-    if not repeat.proposing:
-        np.testing.assert_array_equal(record.drafted, best.lengths[rows, 0])
-        # Where longer drafts cost more, nothing is drafted in vain.
-        np.testing.assert_array_equal(record.drafted, record.accepted)
+    np.testing.assert_array_equal(record.drafted, best.lengths[rows, 0])
+    # Where longer drafts cost more, nothing is drafted in vain.
+    np.testing.assert_array_equal(record.drafted, record.accepted)
 
 
 def test_idling_is_worth_less_where_it_leaves_more_to_take_in(linear_costs: Callable[..., CostCurve]) -> None:
@@ -149,7 +144,7 @@ def every_two_source_path(trace: Trace, prompt: int, costs: CostCurve, sources: 
         return count
 
     @cache
-    def paths(position: int, backlog: int, before: tuple[int, int]) -> tuple[float, ...]:
+    def paths(position: int, backlog: int) -> tuple[float, ...]:
         if position == len(output):
             return (0.0,)
         index = SuffixIndex()
@@ -168,8 +163,6 @@ def every_two_source_path(trace: Trace, prompt: int, costs: CostCurve, sources: 
                     draft.append(index.look_up((*index.tail, *draft)[-ORDER:])[0])
                 accepted = agreed(draft, position)
                 here = float(costs.step_seconds(gamma, info.prompt_tokens + position, appended=appended))
-                if (gamma, appended) == before:
-                    here -= costs.repeat.proposing if gamma + appended else costs.repeat.plain
                 if gamma:
                     here += costs.catch_up[min(backlog, len(costs.catch_up)) - 1]
                     kept = min(accepted, gamma - 1) if costs.keeps_drafted else 0
@@ -177,10 +170,10 @@ def every_two_source_path(trace: Trace, prompt: int, costs: CostCurve, sources: 
                 else:
                     left = backlog + accepted + 1
                 after = min(position + accepted + 1, len(output))
-                found |= {here + rest for rest in paths(after, min(left, len(costs.catch_up)), (gamma, appended))}
+                found |= {here + rest for rest in paths(after, min(left, len(costs.catch_up)))}
         return tuple(found)
 
-    return list(paths(0, 1, (-1, -1)))
+    return list(paths(0, 1))
 
 
 @examples
@@ -218,7 +211,6 @@ def any_order_paths(trace: Trace, prompt: int, costs: CostCurve) -> float:
         while states:
             for drafted, looked_up in states:
                 here = float(costs.step_seconds(drafted, info.prompt_tokens + position, appended=looked_up))
-                here -= max(costs.repeat.proposing, costs.repeat.plain) if position else 0.0
                 found.append(here + least(min(position + drafted + looked_up + 1, len(output))))
             nexts = set()
             for drafted, looked_up in states:
@@ -239,12 +231,11 @@ def any_order_paths(trace: Trace, prompt: int, costs: CostCurve) -> float:
 
 @examples
 @given(seed=st.integers(0, 100_000), length=st.integers(1, 9), gamma_max=st.integers(1, 4))
-@example(seed=3, length=6, gamma_max=1)  # a wrong proposal saves more than none
 def test_bounds_lie_one_below_the_other(
     seed: int, length: int, gamma_max: int, linear_costs: Callable[..., CostCurve]
 ) -> None:
     trace = repeating_trace(seed, prompts=3, length=length, gamma_max=gamma_max, vocabulary=3)
-    costs = replace(linear_costs(gamma_max), repeat=RepeatSeconds(0.002, 0.001 * (seed % 4)))
+    costs = linear_costs(gamma_max)
     model, text, both = (hindsight_optimum(trace, costs, sources).replay.seconds for sources in Sources)
     any_order = any_order_seconds(trace, costs)
     assert (both <= np.minimum(model, text) + 1e-12).all()

@@ -17,8 +17,7 @@ from draftgauge.policies.fixed import FixedLength
 from draftgauge.replaying import Replay, replay, replay_fixed_all
 from draftgauge.replaying.asking import prompt_steps
 from draftgauge.replaying.rows import draft_caps
-from draftgauge.replaying.simulate import Walk, walked
-from draftgauge.traces.costs import CostCurve, RepeatSeconds
+from draftgauge.traces.costs import CostCurve
 from draftgauge.traces.trace import PromptInfo, Trace
 from synthetic import replay_steps, sampled_trace, synthetic_trace
 
@@ -247,26 +246,6 @@ def test_catching_up_is_charged_where_it_happens(linear_costs: Callable[..., Cos
     # four).
     anew = replace(costs, keeps_drafted=False)
     assert added(anew, [2, 3, 0, 0, 1, 1]) == [0.0, 200.0, 0.0, 0.0, 3000.0, 10.0]
-
-
-def test_a_step_like_the_one_before_it_takes_less(linear_costs: Callable[..., CostCurve]) -> None:
-    plain = linear_costs(4)
-    costs = replace(plain, repeat=RepeatSeconds(0.001, 0.002))
-    trace = replace(hand_made_trace([0] * 6), accepted=np.zeros(6, np.int16))
-    rows, drafted = np.arange(6), np.array([2, 2, 0, 0, 0, 2])
-    with_it, without = (replay_steps(trace, rows, drafted, curve).record for curve in (costs, plain))
-    assert (without.seconds - with_it.seconds).round(9).tolist() == [0.0, 0.002, 0.0, 0.001, 0.001, 0.0]
-    walk = Walk(rows, np.array([1, 1, 1, 0, 0, 0]), np.array([1, 1, 0, 1, 1, 0]), *np.zeros((2, 6), np.int64))
-    with_it, without = (walked(trace, walk, curve).record for curve in (costs, plain))
-    assert (without.seconds - with_it.seconds).round(9).tolist() == [0.0, 0.002, 0.0, 0.0, 0.002, 0.0]
-
-
-def test_no_prompt_repeats_the_last_step_of_another(linear_costs: Callable[..., CostCurve]) -> None:
-    plain = linear_costs(4)
-    trace = synthetic_trace(3, prompts=4, length=9, gamma_max=4)
-    saved = replay(trace, FixedLength(0), plain).seconds
-    saved = saved - replay(trace, FixedLength(0), replace(plain, repeat=RepeatSeconds(0.001))).seconds
-    np.testing.assert_allclose(saved, 0.001 * (np.diff(trace.offsets) - 1))
 
 
 def test_without_costs_there_are_no_seconds() -> None:

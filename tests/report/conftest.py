@@ -25,13 +25,9 @@ def make_costs(compression: str, verify: float, growth: float, draft: float, gam
     contexts = (32, 128, 512)
     verifying = np.array([[verify * (1 + c / 4096) * (1 + growth * k) for k in range(gamma_max + 1)] for c in contexts])
     drafting = np.array([[draft * n for n in range(gamma_max + 1)] for _ in contexts])
-    tables = [
-        tuple(map(tuple, (part * share).tolist())) for part in (verifying, drafting) for share in (1.0, 0.97, 1.06)
-    ]
     plain = tuple((verifying[:, 0] + 1e-4).tolist())
-    return CostCurve(
-        contexts, *tables, overhead=2e-4, plain=plain, compression=compression, device="cpu", dtype="float32"
-    )
+    tables = [tuple(map(tuple, part.tolist())) for part in (verifying + 2e-4, drafting)]
+    return CostCurve(contexts, *tables, plain, compression, "cpu", "float32")
 
 
 def write_run(

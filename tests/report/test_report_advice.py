@@ -19,7 +19,7 @@ def _costs(verify=10e-3, growth=0.1, draft=1e-3, gamma_max=3):
     contexts = (64, 128)
     verifying = ((*(verify * (1 + growth * k) for k in range(gamma_max + 1)),),) * 2
     drafting = ((*(draft * n for n in range(gamma_max + 1)),),) * 2
-    return CostCurve(contexts, *[verifying] * 3, *[drafting] * 3, 0.0, (verify, verify), "none", "cpu", "float32")
+    return CostCurve(contexts, verifying, drafting, (verify, verify), "none", "cpu", "float32")
 
 
 def _view(name="int8", speeds=(100.0, 150.0, 210.0, 190.0), costs=None, rows=(), held_out=None, hindsight=275.1):

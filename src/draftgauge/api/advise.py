@@ -347,7 +347,7 @@ def _speeds(curve: CostCurve, committed: list[float]) -> list[float]:
     context = curve.contexts[len(curve.contexts) // 2]
     plain = curve.plain[len(curve.contexts) // 2]
     longest = min(len(committed) - 1, curve.gamma_max)
-    steps = [float(curve.fixed_seconds(length, context)) for length in range(1, longest + 1)]
+    steps = [float(curve.step_seconds(length, context)) for length in range(1, longest + 1)]
     return [1.0, *(tokens * plain / step for tokens, step in zip(committed[1:], steps, strict=False))]
 
 

@@ -21,7 +21,7 @@ from draftgauge.core.files import atomic_write_text
 from draftgauge.core.progress import Progress, silent
 from draftgauge.core.prompts import read_prompts
 from draftgauge.core.provenance import environment
-from draftgauge.decoding.meter import MeterPlan, measure_costs
+from draftgauge.meter import MeterPlan, measure_costs
 from draftgauge.models.prompts_text import token_ids
 from draftgauge.models.reference import PAIR_FOLDER
 from draftgauge.models.vocabulary import vocabulary_digest
@@ -32,7 +32,7 @@ from draftgauge.verification import Sampling
 
 CONTEXTS = (64, 256, 1024)  # lengths measured at, as far as the models take them
 PROMPTS = 16  # whose text is decoded for it
-METER = 5  # raised where the meter measures otherwise, so that no curve of an earlier one is taken from the cache
+METER = 6  # raised where the meter measures otherwise, so that no curve of an earlier one is taken from the cache
 _MACHINE = ("cpu", "cores", "threads", "gpu")
 _LIBRARIES = ("draftgauge", "torch", "transformers", "bitsandbytes", "llama-cpp-python")
 

@@ -31,9 +31,9 @@ from draftgauge.core.executor import check_executor, shared_ray
 from draftgauge.core.files import require_writable
 from draftgauge.core.locks import only_writer
 from draftgauge.core.progress import Progress, silent
-from draftgauge.decoding.meter import measured_span
+from draftgauge.meter import measured_span
 from draftgauge.models.device import release_unused
-from draftgauge.traces.manifest import COSTS_NAME, Manifest
+from draftgauge.traces.manifest import Manifest
 from draftgauge.traces.writer import SHARD_PROMPTS, TraceWriter
 
 
@@ -136,4 +136,4 @@ def _record_here(
         with writer:
             recorded = record_missing(pair, writer, encoded, request, progress)
             if recorded or request.costs.measure or not has_costs(writer, request):
-                measure_pair(pair, encoded, request, progress, writer.folder / COSTS_NAME)
+                measure_pair(pair, encoded, request, progress, writer.folder)

@@ -17,11 +17,11 @@ from draftgauge.core.files import nearest_existing
 from draftgauge.core.prompts import Prompt
 from draftgauge.core.rendering import Rendering
 from draftgauge.decoding.forced import CHUNK as FORCED_CHUNK
-from draftgauge.decoding.meter import measured_span
 from draftgauge.decoding.wrapping import ENTROPY_CHUNK
 from draftgauge.drafters.dense import CHUNK as DENSE_CHUNK
 from draftgauge.drafters.language_model import LanguageModelSource
 from draftgauge.drafters.source import drafter_kind
+from draftgauge.meter import measured_span
 from draftgauge.models.compression import activation_dtype, draft_compression, on_meta, weight_bytes
 from draftgauge.models.device import choose_device, free_bytes
 from draftgauge.models.lean import most_places

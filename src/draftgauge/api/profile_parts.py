@@ -20,7 +20,7 @@ from draftgauge.core.files import require_writable
 from draftgauge.core.locks import only_writer
 from draftgauge.core.progress import Progress
 from draftgauge.models.compression import activation_dtype
-from draftgauge.traces.manifest import COSTS_NAME, Manifest
+from draftgauge.traces.manifest import Manifest
 from draftgauge.traces.parts import PATIENCE, join_parts, part_folder
 from draftgauge.traces.writer import SHARD_PROMPTS, TraceWriter
 
@@ -86,7 +86,7 @@ class CostJob:
         pair = load_pair(self.request.pair)
         _check_pair(pair, self.manifest)
         encoded = _encoded(pair, self.request, set(self.indices))
-        measure_pair(pair, encoded, self.request, progress, self.folder / COSTS_NAME)
+        measure_pair(pair, encoded, self.request, progress, self.folder)
 
 
 def record_in_parts(

@@ -20,12 +20,12 @@ from draftgauge.core.progress import Progress
 from draftgauge.core.prompts import in_turn
 from draftgauge.core.seeds import derive_seed, generator
 from draftgauge.decoding.batch_meter import BatchMeterPlan
-from draftgauge.decoding.meter import MeterPlan, default_contexts, measure_costs
 from draftgauge.decoding.recorder import RecordingPlan, record_answer, record_prompt
 from draftgauge.decoding.settings import DecodingSettings
+from draftgauge.meter import MeterPlan, default_contexts, measure_costs
 from draftgauge.models.vocabulary import vocabulary_digest
-from draftgauge.traces.costs import CostCurve
-from draftgauge.traces.manifest import COSTS_NAME
+from draftgauge.traces.costs import pair_fingerprint, run_costs
+from draftgauge.traces.manifest import COSTS_NAME, Manifest
 from draftgauge.traces.reader import read_trace
 from draftgauge.traces.record import PromptRecord
 from draftgauge.traces.trace import Trace
@@ -48,8 +48,8 @@ def missing_prompts(writer: TraceWriter, encoded: Sequence[EncodedPrompt]) -> li
 def has_costs(writer: TraceWriter, request: ProfileRequest) -> bool:
     """Whether what the request asks for has been measured."""
     try:
-        costs = CostCurve.load(writer.folder / COSTS_NAME)
-    except TraceError:  # not measured yet, or damaged
+        costs = run_costs(writer.folder)
+    except TraceError:  # not measured yet, damaged, or of another pair
         return False
     measured = () if costs.batched is None else costs.batched.batches
     return costs.gamma_max == writer.manifest.gamma_max and set(request.batches) <= set(measured)
@@ -85,9 +85,9 @@ def record_trace(pair: Pair, request: ProfileRequest, progress: Progress) -> Tra
 
 
 def measure_pair(
-    pair: Pair, encoded: Sequence[EncodedPrompt], request: ProfileRequest, progress: Progress, path: Path
+    pair: Pair, encoded: Sequence[EncodedPrompt], request: ProfileRequest, progress: Progress, run: Path
 ) -> None:
-    """Measure the cost curve at the context lengths of these prompts and save it.
+    """Measure the cost curve at the context lengths of these prompts and save it into a run.
 
     That of single requests is saved before batches are measured, and so is kept if they fail.
     """
@@ -112,13 +112,17 @@ def measure_pair(
         drawing,
         lambda done, total: progress(label, done, total),
     )
-    curve.save(path)
+    manifest = Manifest.load(run)
+    curve = replace(curve, pair=pair_fingerprint(manifest), engine=manifest.target.engine)
+    curve.save(run / COSTS_NAME)
     if not request.batches:
         return
     of_batches = BatchMeterPlan(
         plan.text, request.batches, plan.contexts, plan.gamma_max, plan.seconds / len(request.batches)
     )
-    replace(curve, batched=measure_pair_batches(pair, of_batches, request.randomness.seed, progress)).save(path)
+    replace(curve, batched=measure_pair_batches(pair, of_batches, request.randomness.seed, progress)).save(
+        run / COSTS_NAME
+    )
 
 
 class _Recorder:

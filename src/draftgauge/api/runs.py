@@ -9,8 +9,8 @@ from pathlib import Path
 from draftgauge.core.errors import PromptError
 from draftgauge.core.prompts import SPLITS, Prompt
 from draftgauge.models.reference import PAIR_FOLDER
-from draftgauge.traces.costs import CostCurve
-from draftgauge.traces.manifest import COSTS_NAME, Manifest
+from draftgauge.traces.costs import CostCurve, run_costs
+from draftgauge.traces.manifest import Manifest
 from draftgauge.traces.reader import find_runs, read_trace
 from draftgauge.traces.trace import Trace
 
@@ -60,7 +60,7 @@ def select_runs(folder: Path) -> list[tuple[Path, Manifest]]:
 
 def read_run(run: Path, tasks: Sequence[str] | None = None) -> tuple[Trace, CostCurve]:
     """Trace and cost curve of a run."""
-    return read_trace(run, tasks), CostCurve.load(run / COSTS_NAME)
+    return read_trace(run, tasks), run_costs(run)
 
 
 def first_per_task(prompts: list[Prompt], count: int | None) -> list[Prompt]:

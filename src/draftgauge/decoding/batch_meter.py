@@ -1,6 +1,6 @@
 """What the passes of a batch cost on this machine, measured inside the batched loop.
 
-As for single requests (:mod:`draftgauge.decoding.meter`), passes timed on their own would flatter them: live, each
+As for single requests (:mod:`draftgauge.meter`), passes timed on their own would flatter them: live, each
 finds the processor's caches full of the other model's weights. So the loop itself runs, over text that is cut to the
 context lengths, with draft lengths drawn at random. In half of the steps all requests share one, so that passes are
 ``[B, k]``; in the others each has its own, so that passes are ragged as those of policies are

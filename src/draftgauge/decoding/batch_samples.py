@@ -15,7 +15,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from draftgauge.decoding.batched import Pass
-from draftgauge.decoding.pooling import saved_by_repeating
 from draftgauge.statistics.typical import typical
 from draftgauge.traces.batch_costs import BatchCosts
 
@@ -102,22 +101,6 @@ class BatchSamples:
                 samples[step.verify.widest - 1].append(step.verify.seconds)
         return samples
 
-    def repeat(self) -> tuple[float, float]:
-        """Seconds that repeating steps save in the target's pass, without and with drafts; 0 where within noise."""
-        rest: dict[tuple[bool, bool], list[float]] = {}  # by whether they draft, and whether they repeat
-        shortest = np.inf
-        for steps in self.steps:
-            widths = [typical(samples) for samples in self.by_width(steps)]
-            shortest = min(shortest, *widths)
-            for step in steps:
-                if not step.verify.padded:
-                    left = step.verify.seconds - widths[step.verify.widest - 1]
-                    rest.setdefault((bool(step.drafts), step.repeats), []).append(left)
-        plain, drafting = (
-            saved_by_repeating(rest.get((d, False), []), rest.get((d, True), []), shortest) for d in (False, True)
-        )
-        return plain, drafting
-
     def first(self, steps: Sequence[TimedStep]) -> list[Pass]:
         """First passes of the drafter over the whole batch, without signals."""
         return [p for step in steps for p in step.drafts[:1] if p.rows == self.batch and not p.signals]
@@ -198,7 +181,6 @@ def batch_costs(measured: Sequence[BatchSamples]) -> BatchCosts:
         onward=tuple(tuple(row) for row in (np.array(onward) + added[:, None]).tolist()),
         ragged_verify=tuple(verify for verify, _ in ragged),
         ragged_draft=tuple(draft for _, draft in ragged),
-        repeat=tuple(samples.repeat() for samples in measured),
         ranking=tuple(line(*zip(*samples.ranked, strict=True)) for samples in measured),
     )
 

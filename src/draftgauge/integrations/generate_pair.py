@@ -10,11 +10,11 @@ import torch
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from draftgauge.core.errors import DraftgaugeError, ModelError
-from draftgauge.decoding.meter import MeterPlan, measure_costs
 from draftgauge.drafters.language_model import LanguageModelSource
 from draftgauge.drafters.source import DraftSource, LoadOptions, Source, choose_drafter, drafter_kinds
 from draftgauge.integrations.generate_arguments import GenerateArguments
 from draftgauge.integrations.generate_weights import Weights, is_unchanged
+from draftgauge.meter import MeterPlan, measure_costs
 from draftgauge.models.base import CachedModel
 from draftgauge.models.compression import half_precision
 from draftgauge.models.loading import check_same_vocabulary, load_tokenizer, wrap

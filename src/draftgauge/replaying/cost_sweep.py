@@ -15,7 +15,7 @@ from draftgauge.core.errors import DraftgaugeError
 from draftgauge.replaying.evaluate import MakeArms, Row, TuneRivals, evaluate_design
 from draftgauge.replaying.splits import Design
 from draftgauge.statistics.bootstrap import TEST_RESAMPLES
-from draftgauge.traces.costs import CostCurve, CostTable
+from draftgauge.traces.costs import CostCurve
 
 RATIOS = (0.02, 0.04, 0.10, 0.25, 0.50)
 
@@ -42,9 +42,8 @@ def at_cost_ratio(costs: CostCurve, ratio: float) -> CostCurve:
             "costs again"
         )
     factor = ratio / measured
-    draft, low, high = (_scaled(table, factor) for table in (costs.draft, costs.draft_low, costs.draft_high))
-    catch_up = tuple(added * factor for added in costs.catch_up)
-    return replace(costs, draft=draft, draft_low=low, draft_high=high, catch_up=catch_up)
+    draft = tuple(tuple(row) for row in (np.asarray(costs.draft) * factor).tolist())
+    return replace(costs, draft=draft, catch_up=tuple(added * factor for added in costs.catch_up))
 
 
 def cost_sweep(
@@ -68,7 +67,3 @@ def cost_sweep(
         evaluated = evaluate_design(design, curve, make, tune=tune, resamples=resamples)
         rows += [row | {"cost_ratio": ratio} for row in evaluated]  # as asked, without what rounding made of it
     return rows
-
-
-def _scaled(table: CostTable, factor: float) -> CostTable:
-    return tuple(tuple(row) for row in (np.asarray(table) * factor).tolist())

@@ -109,24 +109,6 @@ def expected_catch_up(trace: Trace, steps: ExpectedSteps, costs: CostCurve) -> F
     return mean
 
 
-def expected_repeats(trace: Trace, steps: ExpectedSteps, costs: CostCurve) -> Floats:
-    """``[P]`` mean seconds that steps from each position take less as the step before drafted as many tokens.
-
-    The occupancy is that of positions and of the tokens that the step before drafted; before a prompt's first, none
-    that is counted.
-    """
-    saved = costs.repeat_seconds(np.arange(steps.accepted.shape[1]))
-    if not saved.any():
-        return np.zeros(trace.positions)
-    chance, before = np.zeros((2, trace.positions, len(saved)))  # of the step's length, and of that before it
-    np.add.at(chance, (np.arange(trace.positions)[:, None], steps.drafted), steps.accepted)
-    for rows, target, inside in _forward(trace, len(saved)):
-        mass = steps.occupancy[rows, None] * steps.accepted[rows]
-        np.add.at(before, (target[inside], steps.drafted[rows][inside]), mass[inside])
-    mean: Floats = (before * chance) @ saved
-    return mean
-
-
 def _occupancy(trace: Trace, accepted: Floats) -> Floats:
     """Mass moves from each position to those where the next step starts."""
     occupancy = np.zeros(trace.positions)

@@ -5,14 +5,13 @@ from __future__ import annotations
 from dataclasses import dataclass
 from enum import Enum
 from itertools import pairwise
-from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from draftgauge.core.errors import TraceError
 from draftgauge.policies.stored_texts import StoredTexts
-from draftgauge.replaying.rows import context_lengths, draft_caps, draft_room, positions_in_prompt, prompt_of_rows
+from draftgauge.replaying.rows import context_lengths, draft_caps, draft_room, prompt_of_rows
 from draftgauge.replaying.simulate import Ends, Replay, Walk, mean_of, text_runs, walked
 from draftgauge.traces.build import remaining_rows
 from draftgauge.traces.costs import CostCurve
@@ -52,8 +51,7 @@ class Hindsight:
 
     Attributes:
         lengths: ``[positions, backlogs]`` the best draft length at every position, also at those that the best path
-            skips, where the drafter has 1, 2, ... committed tokens to take in and the step before proposed otherwise;
-            the shortest of equals.
+            skips, where the drafter has 1, 2, ... committed tokens to take in; the shortest of equals.
         appended: ``[positions, backlogs]`` the tokens of the text's continuation after so many drafted ones; zeros
             where the drafter is the only source.
         seconds_left: ``[positions, backlogs]`` least modelled seconds from there to the end of the prompt's output,
@@ -79,18 +77,16 @@ def hindsight_optimum(
     """Least modelled seconds over all choices of drafted and appended tokens, ``gamma_max`` together, at every step;
     exact.
 
-    What a step takes depends on where it starts, on how many tokens the drafter has to take in, and on whether the step
-    before proposed as much; so the state is a position ``p`` of a prompt, a backlog ``q`` and the choice ``c'`` of the
-    step before. Backward dynamic programming over choices ``c = (d, b)``, with ``T(N, ., .) = 0`` and
+    What a step takes depends on where it starts and on how many tokens the drafter has to take in; so the state is a
+    position ``p`` of a prompt and a backlog ``q``. Backward dynamic programming over ``d`` drafted and ``b`` appended
+    tokens, with ``T(N, .) = 0`` and
 
-        ``T(p, q, c') = min over c of seconds(d, b, context at p) + catch_up(q) [d > 0] - repeat(c) [c = c'] +
-        T(p', q', c)``,
+        ``T(p, q) = min over (d, b) of seconds(d, b, context at p) + catch_up(q) [d > 0] + T(p', q')``,
 
     where ``p' = min(p + accepted + 1, N)`` with ``accepted = min(d, a(p)) + [a(p) >= d] min(b, run(p, d))``
     (:func:`~draftgauge.replaying.simulate.accepted_tokens`), ``q'`` is the backlog that the step leaves, ``d`` goes up
     to what a live step could draft there (:func:`~draftgauge.replaying.simulate.draft_caps`) and ``d + b`` up to the
-    room under the limit of output tokens. ``T(p, q, c')`` is the lesser of the best of all choices without the repeat
-    and of ``c'`` with it. With the drafter alone ``b`` is 0, with the text alone ``d``.
+    room under the limit of output tokens. With the drafter alone ``b`` is 0, with the text alone ``d``.
 
     On a trace of sampled decoding the outcomes are coins: the mean of the optimum over draws of them, with the
     ``lengths`` and the ``replay.record`` of the first draw, that of the trace's own rows.
@@ -114,21 +110,19 @@ def hindsight_optimum(
             optima[0].lengths, optima[0].appended, seconds, mean_of([optimum.replay for optimum in optima])
         )
     gammas, tails = sources.choices(trace.gamma_max)
-    choices, backlogs = np.arange(len(gammas)), np.arange(1, costs.backlog_max + 1)
+    backlogs = np.arange(1, costs.backlog_max + 1)
     caps, left, contexts = draft_caps(trace), remaining_rows(trace.offsets), context_lengths(trace)
     room = draft_room(trace)
     shortest = int(contexts.min())
     cost_at = costs.step_seconds(gammas, np.arange(shortest, int(contexts.max()) + 1)[:, None], appended=tails)
     catch_up = costs.catch_up_seconds(backlogs[:, None], gammas)  # [B, C]
-    repeat = costs.repeat_seconds(gammas, tails)
 
     best = np.zeros((trace.positions, len(backlogs)), np.int64)  # the best choice
     seconds_left = np.zeros((trace.positions, len(backlogs)))
-    again = np.zeros((trace.positions, len(backlogs), len(gammas) if repeat.any() else 0), np.bool_)
     prompt = prompt_of_rows(trace)
-    # Seconds left by prompt, by tokens left modulo the longest step's and one, and by the step before; none left: 0.
+    # Seconds left by prompt, by tokens left modulo the longest step's and one, and by backlog; none left: 0.
     ahead = trace.gamma_max + 2
-    after = np.zeros((len(trace.prompts), ahead, len(backlogs), len(gammas)))
+    after = np.zeros((len(trace.prompts), ahead, len(backlogs)))
     # Rows grouped by how far they are from their end: all of a group depend on earlier groups only.
     order = np.argsort(left, kind="stable")
     for rows in np.split(order, np.flatnonzero(np.diff(left[order])) + 1):
@@ -136,33 +130,15 @@ def hindsight_optimum(
         rest = np.maximum(left[rows, None] - accepted - 1, 0)
         owed = costs.backlog_after(backlogs[:, None], gammas, accepted[:, None, :]) - 1  # [rows, B, C]
         seconds = cost_at[contexts[rows] - shortest][:, None, :] + catch_up
-        ahead_of = after[prompt[rows, None, None], (rest % ahead)[:, None, :], owed, choices]
+        ahead_of = after[prompt[rows, None, None], (rest % ahead)[:, None, :], owed]
         seconds += np.where(rest[:, None, :] > 0, ahead_of, 0.0)
         allowed = (gammas <= caps[rows, None]) & ((tails == 0) | (gammas + tails <= room[rows, None]))
         seconds = np.where(allowed[:, None, :], seconds, np.inf)
         best[rows] = seconds.argmin(axis=2)
-        least = seconds.min(axis=2)
-        seconds_left[rows] = least
-        if again.shape[2]:
-            again[rows] = seconds - repeat < least[:, :, None]
-        after[prompt[rows], left[rows[0]] % ahead] = np.minimum(seconds - repeat, least[:, :, None])
-    path = _walk(trace, Choice(best, again, gammas, tails), costs, stored)
+        seconds_left[rows] = seconds.min(axis=2)
+        after[prompt[rows], left[rows[0]] % ahead] = seconds_left[rows]
+    path = _walk(trace, gammas[best], tails[best], costs, stored)
     return Hindsight(gammas[best], tails[best], seconds_left, path)
-
-
-class Choice(NamedTuple):
-    """The best step in every state.
-
-    Attributes:
-        best: ``[P, B]`` index of the best choice where the step before proposed otherwise.
-        again: ``[P, B, C]`` whether the choice of the step before is better still; empty where repeating saves nothing.
-        gammas, tails: ``[C]`` drafted and appended tokens of the choices.
-    """
-
-    best: Ints
-    again: NDArray[np.bool_]
-    gammas: Ints
-    tails: Ints
 
 
 def _accepted(trace: Trace, rows: Ints, gammas: Ints, ends: Ends) -> Ints:
@@ -175,17 +151,14 @@ def _accepted(trace: Trace, rows: Ints, gammas: Ints, ends: Ends) -> Ints:
     return accepted + np.where(judged >= gammas, np.minimum(ends.appended, run), 0)
 
 
-def _walk(trace: Trace, choice: Choice, costs: CostCurve, stored: StoredTexts | None) -> Replay:
-    """Replay with the best steps."""
-    best, again, gammas, tails = choice
-    runs = text_runs(trace, stored) if tails.any() else None
+def _walk(trace: Trace, lengths: Ints, appended: Ints, costs: CostCurve, stored: StoredTexts | None) -> Replay:
+    """Replay with the best steps, ``[P, B]`` drafted and appended tokens."""
+    runs = text_runs(trace, stored) if appended.any() else None
     steps: list[tuple[int, int, int, int, int]] = []
     for first, end in pairwise(trace.offsets.tolist()):
-        row, backlog, before = first, 1, -1
+        row, backlog = first, 1
         while row < end:
-            repeats = before >= 0 and again.shape[2] and again[row, backlog - 1, before]
-            before = before if repeats else int(best[row, backlog - 1])
-            gamma, tail = int(gammas[before]), int(tails[before])
+            gamma, tail = int(lengths[row, backlog - 1]), int(appended[row, backlog - 1])
             accepted = min(gamma, int(trace.accepted[row]))
             if tail and runs is not None and accepted == gamma:
                 accepted += min(tail, int(runs[row, gamma]))
@@ -199,8 +172,7 @@ def any_order_seconds(trace: Trace, costs: CostCurve) -> NDArray[np.float64]:
     """``[prompts]`` least modelled seconds were drafter and text asked in any order within a step, token by token, and
     the drafter free of catching up: a bound that no draft of drafted and then looked-up tokens reaches in general.
 
-    Every step but a prompt's first is charged less by the most that being like the step before it saves: one that gets
-    nothing right may have proposed all the same. Costs are taken to rise with the tokens proposed.
+    Costs are taken to rise with the tokens proposed.
 
     Each token of the output must have come from the text, which costs its verification only, or else from the drafter,
     right where its draft's first token from there is; ``T(p) = min over n of seconds(k(p, n), n - k(p, n)) + T(p + n +
@@ -213,14 +185,13 @@ def any_order_seconds(trace: Trace, costs: CostCurve) -> NDArray[np.float64]:
         raise TraceError(SAMPLED)
     gamma_max, left, contexts = trace.gamma_max, remaining_rows(trace.offsets), context_lengths(trace)
     lengths = np.arange(gamma_max + 1)
-    room, positions = draft_room(trace), positions_in_prompt(trace)
+    room = draft_room(trace)
     runs = text_runs(trace)[:, :-1] > 0  # [P, G] whether the text foretells the token so far on
     ahead = np.minimum(np.arange(trace.positions)[:, None] + np.arange(gamma_max), trace.positions - 1)
     drafter = (trace.accepted[ahead] > 0) | (trace.accepted[:, None] > np.arange(gamma_max))
     right = (runs | drafter) & (np.arange(gamma_max) < left[:, None])
     most = np.where(right.all(axis=1), gamma_max, right.argmin(axis=1))
     asked = np.concatenate([np.zeros((trace.positions, 1), np.int64), (~runs).cumsum(axis=1)], axis=1)
-    saved = max(costs.repeat.plain, costs.repeat.proposing)
     seconds_left = np.zeros(trace.positions + 1)
     order = np.argsort(left, kind="stable")
     for rows in np.split(order, np.flatnonzero(np.diff(left[order])) + 1):
@@ -228,7 +199,6 @@ def any_order_seconds(trace: Trace, costs: CostCurve) -> NDArray[np.float64]:
         by_model = np.where(fits, asked[rows], 0)
         by_text = np.where(fits, lengths - by_model, 0)
         here = costs.step_seconds(by_model, contexts[rows][:, None], appended=by_text)
-        here -= saved * (positions[rows, None] > 0)
         target = np.where(lengths + 1 < left[rows, None], rows[:, None] + lengths + 1, trace.positions)
         target = np.minimum(target, trace.positions)
         seconds_left[rows] = np.where(fits, here + seconds_left[target], np.inf).min(axis=1)

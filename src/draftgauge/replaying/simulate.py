@@ -37,7 +37,7 @@ from draftgauge.policies.stored_texts import StoredTexts
 from draftgauge.policies.suffix_columns import continuation_runs
 from draftgauge.replaying.asking import prompt_steps
 from draftgauge.replaying.backlog import backlogs
-from draftgauge.replaying.expectation import expected_catch_up, expected_repeats, expected_steps, lengths_by_refusal
+from draftgauge.replaying.expectation import expected_catch_up, expected_steps, lengths_by_refusal
 from draftgauge.replaying.rows import context_lengths, draft_caps, draft_room, prompt_of_rows, sum_by_prompt
 from draftgauge.replaying.views import check_prompt_tokens, derived_with, signal_arrays, text_view
 from draftgauge.traces.build import remaining_rows
@@ -313,7 +313,7 @@ def _expected(trace: Trace, lengths: Ints, costs: CostCurve | None, charge: Char
     if costs is not None:
         each = costs.step_seconds(steps.drafted, context_lengths(trace)[:, None], charge.reads)
         seconds = (steps.accepted * (each + charge.of_steps(steps.drafted))).sum(axis=1)
-        history = expected_catch_up(trace, steps, costs) - expected_repeats(trace, steps, costs)
+        history = expected_catch_up(trace, steps, costs)
     accepting = np.arange(trace.gamma_max + 1)
     return replace(
         replay_lengths(drawn(trace), lengths[:, -1], costs, charge),
@@ -354,9 +354,6 @@ def walked(trace: Trace, walk: Walk, costs: CostCurve | None = None, charge: Cha
         seconds = costs.step_seconds(drafted, context_lengths(trace)[rows], charge.reads, beyond)
         seconds += charge.of_steps(drafted, committed, appended)
         seconds += costs.catch_up_seconds(backlogs(prompt, drafted, accepted, costs), drafted)
-        # A pass as wide as the one before may save as much where a token was left out; it is charged in full.
-        repeats = [values[1:] == values[:-1] for values in (prompt, drafted, beyond)]
-        seconds[1:] -= np.logical_and.reduce(repeats) * costs.repeat_seconds(drafted, beyond)[1:]
     count = len(trace.prompts)
     return Replay(
         steps=np.bincount(prompt, minlength=count),

@@ -31,8 +31,8 @@ from draftgauge.reporting.style import compression_title, ratio
 from draftgauge.reporting.table import Columns, Table, decimals, table_of
 from draftgauge.reporting.timeline import replay_timeline, representative_prompts
 from draftgauge.reporting.views import AcceptanceCurve, CompressionView, LivePoint, SpeedCurve, Timeline
-from draftgauge.traces.costs import CostCurve
-from draftgauge.traces.manifest import COSTS_NAME, Manifest
+from draftgauge.traces.costs import CostCurve, run_costs
+from draftgauge.traces.manifest import Manifest
 from draftgauge.traces.reader import read_trace
 from draftgauge.traces.shards import read_shard, shard_paths
 from draftgauge.traces.trace import Trace
@@ -109,7 +109,7 @@ def collect(
 
 
 def _read(folder: Path, live: Sequence[LiveRow]) -> Run:
-    manifest, trace, cost = Manifest.load(folder), read_trace(folder), CostCurve.load(folder / COSTS_NAME)
+    manifest, trace, cost = Manifest.load(folder), read_trace(folder), run_costs(folder)
     return Run(
         folder=folder,
         manifest=manifest,

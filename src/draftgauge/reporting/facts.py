@@ -31,7 +31,7 @@ def run_facts(manifest: Manifest, cost: CostCurve) -> Facts:
             f"drafts up to {manifest.gamma_max} tokens, outputs up to {manifest.max_new_tokens}; seed {manifest.seed}",
         ),
         ("costs measured on", f"{cost.device}, {cost.dtype}, contexts of {', '.join(map(str, cost.contexts))} tokens"),
-        ("overhead", f"{cost.overhead * 1e6:.0f} \N{MICRO SIGN}s a step outside drafting and verifying"),
+        ("costs interpolated", "" if cost.measured is None else cost.measured.note),
         *((label.replace("_", " "), _plain(value)) for label, value in manifest.environment.items()),
     ]
     return tuple((label, value) for label, value in facts if value)

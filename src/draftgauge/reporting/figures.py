@@ -95,7 +95,7 @@ def shown_contexts(cost: CostCurve) -> tuple[int, ...]:
 
 
 def context_dash(cost: CostCurve, row: int) -> tuple[float, ...]:
-    """Dash of a context length in the cost panels: solid for the median, which alone has a band."""
+    """Dash of a context length in the cost panels: solid for the median."""
     median = len(cost.contexts) // 2
     return CONTEXT_DASHES[1 + (row > median) - (row < median)]
 
@@ -105,11 +105,11 @@ def cost_panel(view: CompressionView) -> Markup:
     cost = view.cost
     with panel("tokens, k or n", "milliseconds") as axes:
         for row in shown_contexts(cost):
-            for style, table, low, high, skip in (
-                (VERIFY, cost.verify, cost.verify_low, cost.verify_high, 0),
-                (DRAFT, cost.draft, cost.draft_low, cost.draft_high, 1),
-            ):
-                _cost_line(axes, style, context_dash(cost, row), [part[row][skip:] for part in (table, low, high)])
+            dash = context_dash(cost, row)
+            line, width = ((0, dash), 1.3) if dash else ("-", 1.8)
+            for style, seconds in ((VERIFY, cost.verify[row]), (DRAFT, cost.draft[row][1:])):
+                tokens, milliseconds = np.arange(1, len(seconds) + 1), 1e3 * np.asarray(seconds)
+                axes.plot(tokens, milliseconds, color=style.hex, linestyle=line, linewidth=width)
         axes.set_ylim(bottom=0)
         _whole_tokens(axes, 1, cost.gamma_max + 1)
         median = len(cost.contexts) // 2
@@ -120,14 +120,6 @@ def cost_panel(view: CompressionView) -> Markup:
             f"{number(1e3 * cost.draft[median][-1])} ms."
         )
         return to_svg(axes, f"cost-{slug(view.name)}", text)
-
-
-def _cost_line(axes: Any, style: Series, dash: tuple[float, ...], tables: list[tuple[float, ...]]) -> None:
-    tokens = np.arange(1, len(tables[0]) + 1)
-    middle, low, high = (1e3 * np.asarray(table) for table in tables)
-    if not dash:
-        axes.fill_between(tokens, low, high, color=style.hex, alpha=0.18, linewidth=0)
-    axes.plot(tokens, middle, color=style.hex, linestyle=(0, dash) if dash else "-", linewidth=1.8 if not dash else 1.3)
 
 
 def step_costs(cost: CostCurve) -> list[float]:

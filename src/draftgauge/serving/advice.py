@@ -197,7 +197,7 @@ def _p_min(trace: Trace, costs: CostCurve, p_min: float, longest: int) -> tuple[
 def _change(prompts: _Prompts) -> Change:
     trace, costs = prompts.trace, prompts.costs
     twice = tuple(tuple((2 * np.asarray(row)).tolist()) for row in costs.draft)
-    dearer = replace(costs, draft=twice, draft_low=twice, draft_high=twice)
+    dearer = replace(costs, draft=twice)
     plain, most, free = float(prompts.plain.sum()), 0.0, False
     for length in range(1, trace.gamma_max + 1):
         lengths = np.full(trace.positions, length)
@@ -223,7 +223,7 @@ def acceptance_to_pay(trace: Trace, costs: CostCurve) -> float | None:
     """
     contexts, lengths = context_lengths(trace), np.arange(1, trace.gamma_max + 1)
     plain = np.interp(contexts, costs.contexts, costs.plain).mean()
-    steps = np.array([costs.fixed_seconds(int(length), contexts).mean() for length in lengths]) / plain
+    steps = np.array([costs.step_seconds(int(length), contexts).mean() for length in lengths]) / plain
     if (steps < 1).any():
         return 0.0
     if not (lengths + 1 > steps).any():

@@ -129,7 +129,7 @@ class CostCurve:
         return seconds + self.signals * drafted if reads & OF_DRAFTED_TOKENS else seconds
 
     def _interpolated(self, table: CostTable, column: NDArray[np.int64], context: Numbers) -> NDArray[np.float64]:
-        if column.size and not (0 <= int(column.min()) and int(column.max()) <= self.gamma_max):
+        if column.size and not (int(column.min()) >= 0 and int(column.max()) <= self.gamma_max):
             asked = int(column.min()) if column.min() < 0 else int(column.max())
             raise TraceError(
                 f"the cost curve was measured for gamma 0..{self.gamma_max}, asked for {asked}: profile with a "
@@ -170,7 +170,7 @@ class CostCurve:
         return np.where(np.asarray(drafted) > 0, added, 0.0)
 
     def doubt(self) -> str:
-        """Why a measured curve is not to be trusted, as one of a busy machine; empty where nothing speaks against it."""
+        """Why a measured curve is not to be trusted, as one of a busy machine; empty if nothing speaks against it."""
         if self.measured is None:
             return ""
         if self.measured.half_width > MAX_HALF_WIDTH:
@@ -229,7 +229,6 @@ class CostCurve:
         """Raise :class:`TraceError` if it was measured for another pair, compression or engine than a run's."""
         expected = {
             "compression": manifest.target.compression,
-            "dtype": manifest.target.dtype,
             "engine": manifest.target.engine,
             "pair": pair_fingerprint(manifest),
         }

@@ -53,16 +53,10 @@ class EngineCosts:
     def curve(self, batch: int | None = None) -> CostCurve:
         """The cost curve at a batch size; of the smallest if None."""
         row = 0 if batch is None else self.batches.index(batch)
-        verify, draft = (self.verify[row],), (self.draft[row],)
         return CostCurve(
             contexts=(self.context,),
-            verify=verify,
-            verify_low=verify,
-            verify_high=verify,
-            draft=draft,
-            draft_low=draft,
-            draft_high=draft,
-            overhead=0.0,
+            verify=(self.verify[row],),
+            draft=(self.draft[row],),
             plain=(self.plain[row],),
             compression="",  # an engine may serve any checkpoint
             device=self.engine,

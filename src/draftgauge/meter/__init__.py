@@ -1,0 +1,5 @@
+"""The cost meter: what the parts of a step take on this machine, measured inside the live loops."""
+
+from draftgauge.meter.costs import MeterPlan, default_contexts, measure_costs, measured_span
+
+__all__ = ["MeterPlan", "default_contexts", "measure_costs", "measured_span"]

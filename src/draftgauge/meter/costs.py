@@ -1,0 +1,373 @@
+"""Measures a cost curve: what drafting, verifying and plain decoding take on this machine.
+
+Timing ``propose`` and ``forward`` on their own flatters them: live, each finds the caches full of the other's weights,
+and the draft must first take in what the last step committed. So the meter runs the loop itself on real text, with
+draft lengths in random order.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from scipy.optimize import isotonic_regression
+from torch import Generator
+
+from draftgauge.core.errors import DraftgaugeError
+from draftgauge.decoding.settings import DecodingSettings
+from draftgauge.decoding.speculative import speculative_decode
+from draftgauge.drafters.base import Drafter, RunsModel, device_of, keeps_drafted
+from draftgauge.meter.steps import BACKLOGS, Asked, Sample, StepTimer, Stopwatch, TimedDrafter
+from draftgauge.models.base import CachedModel
+from draftgauge.models.device import upload
+from draftgauge.models.static_model import StaticModel
+from draftgauge.traces.costs import CostCurve, Measurement
+from draftgauge.verification import Sampling, choose
+
+SPAN = 64  # tokens decoded in one go: a context length is measured around its value, over that many tokens
+PLAIN_STEPS, FEW_PLAIN_STEPS = 8, 3  # in a row, the first of them not counted; where there is time, and where not
+LEAST_ROUNDS = 2  # samples of every length and context, where the time allows
+SURE_ROUNDS, SURE = 8, 0.01  # every so many rounds: is half of a step's 95% interval below this share of it?
+IDLE_RUNS = (
+    1,
+    3,
+    BACKLOGS - 1,
+)  # steps that draft nothing, by turns; the draft behind them has more to take in
+LOOKED_AT = (2, 4)  # draft lengths that are timed with a policy that looks at each token
+LEAST_SECONDS = 1e-9
+NORMAL_IQR = 1.349  # interquartile range of a normal distribution, in standard deviations
+MEDIAN_ERROR = 1.2533  # standard error of a median, in standard deviations over the root of the samples
+TWO_SIDED = 1.96  # half of a 95% interval, in standard errors
+
+Samples = Sequence[Sequence[Sample]]
+"""Timed steps of each context length."""
+Floats = NDArray[np.float64]
+
+
+def default_contexts(prompt_tokens: Sequence[int], output_tokens: Sequence[int]) -> tuple[int, ...]:
+    """Context lengths worth measuring for some prompts: where the first step starts, the median, where the last one
+    ends.
+
+    Args:
+        prompt_tokens, output_tokens: of each prompt.
+    """
+    prompts, outputs = np.asarray(prompt_tokens), np.asarray(output_tokens)
+    return tuple(sorted({int(prompts.min()), int(np.median(prompts + outputs // 2)), int((prompts + outputs).max())}))
+
+
+def measured_span(gamma_max: int, context_limit: int) -> int:
+    """Tokens that are decoded in one go: room for several of the longest drafts, as far as the models take them.
+
+    Raises:
+        DraftgaugeError: if not even two of the longest drafts fit.
+    """
+    span = min(max(SPAN, 4 * (gamma_max + 1)), context_limit - 1)
+    if span < 2 * (gamma_max + 1):
+        raise DraftgaugeError(
+            f"the models take {context_limit} tokens, and measuring drafts of {gamma_max} needs "
+            f"{2 * gamma_max + 3}: lower gamma_max"
+        )
+    return span
+
+
+@dataclass(frozen=True)
+class MeterPlan:
+    """What to measure, and for how long.
+
+    Attributes:
+        text: token ids of real text; the contexts are cut from it, repeated as often as needed.
+        contexts: lengths in tokens; those past the limit are measured at the limit.
+        gamma_max: longest draft.
+        seconds: that measuring may take; it ends earlier where the costs are known well enough. Where steps are so slow
+            that not everything fits, fewer lengths and contexts are measured and the rest is interpolated.
+        context_limit: longest sequence that target and draft take, the target's if None.
+        compression: of the target, by name.
+        vocabulary: of the pair, see :class:`~draftgauge.traces.costs.CostCurve`.
+        sampling: of the target.
+
+    Raises:
+        DraftgaugeError: for a plan that measures nothing.
+    """
+
+    text: Sequence[int]
+    contexts: Sequence[int]
+    gamma_max: int = 16
+    seconds: float = 15.0
+    context_limit: int | None = None
+    compression: str = "none"
+    vocabulary: str = ""
+    sampling: Sampling = field(default_factory=Sampling)
+
+    def __post_init__(self) -> None:
+        if not self.text or not self.contexts or self.gamma_max < 1 or self.seconds < 0:
+            raise DraftgaugeError(
+                "measuring costs needs text, at least one context length, gamma_max 1 or more and seconds, 0 or more"
+            )
+
+
+def measure_costs(
+    target: CachedModel,
+    drafter: Drafter,
+    plan: MeterPlan,
+    rng: np.random.Generator,
+    generator: Generator | None = None,
+    progress: Callable[[int, int], None] = lambda done, total: None,
+) -> CostCurve:
+    """Measure a cost curve by decoding with the pair, greedily or as it samples.
+
+    Args:
+        target: its cache is overwritten.
+        drafter: knows no end tokens, so that it drafts as many tokens as asked.
+        plan: what to measure, and for how long.
+        rng: for the order of measurements and the positions in the text.
+        generator: on the target's device, needed to sample.
+        progress: told (hundredths of the time that are over, 100) before every step.
+
+    Raises:
+        DraftgaugeError: if the models' context is too short to decode in.
+    """
+    limit = target.spec.context if plan.context_limit is None else min(target.spec.context, plan.context_limit)
+    span = measured_span(plan.gamma_max, limit)
+    lengths = sorted({max(1, min(context, limit)) for context in plan.contexts})
+    begun, expected = time.perf_counter(), math.inf  # not known before the first steps
+
+    def tell() -> None:
+        progress(min(99, int(100 * (time.perf_counter() - begun) / expected)), 100)
+
+    for model, most in _recorded_models(target, drafter, plan.gamma_max):
+        model.record(most, lengths[-1] + span)
+    text = np.asarray(plan.text)
+    benches = [_Bench(target, drafter, plan, context, limit, span, text, rng, generator, tell) for context in lengths]
+    pace = _pace(benches[0], plan.gamma_max)
+    schedule = _schedule(pace, benches, plan, time.perf_counter() - begun)
+    expected = max(plan.seconds, schedule.seconds, 1e-9)
+    benches = schedule.benches
+    rounds, longest = 0, 0.0
+    while True:
+        started = time.perf_counter()
+        for index in rng.permutation(len(benches)):
+            benches[index].run(_round(schedule.lengths, rounds, rng), schedule.plain_steps)
+        rounds += 1
+        now = time.perf_counter()
+        longest, spent = max(longest, now - started), now - begun
+        if spent + longest > plan.seconds:
+            break
+        if rounds % SURE_ROUNDS == 0:
+            measured = _measurement([bench.samples for bench in benches], plan.gamma_max, spent, "")
+            if measured.half_width <= SURE:
+                break
+    progress(100, 100)
+    return _curve(benches, schedule, plan, target, keeps_drafted(drafter), spent)
+
+
+def _recorded_models(target: CachedModel, drafter: Drafter, gamma_max: int) -> list[tuple[StaticModel, int]]:
+    """The models whose passes are recorded as CUDA graphs, which is no part of what a step costs, and the most tokens
+    that they take in at once.
+    """
+    models = [(target, gamma_max + 1)] + ([(drafter.model, BACKLOGS)] if isinstance(drafter, RunsModel) else [])
+    return [(model, most) for model, most in models if isinstance(model, StaticModel)]
+
+
+class _Bench:
+    """The measurements at one context length."""
+
+    def __init__(
+        self,
+        target: CachedModel,
+        drafter: Drafter,
+        plan: MeterPlan,
+        context: int,
+        limit: int,
+        span: int,
+        text: NDArray[np.int64],
+        rng: np.random.Generator,
+        generator: Generator | None,
+        tell: Callable[[], None],
+    ) -> None:
+        self.context, self.start = context, min(max(1, context - span // 2), limit - span)
+        self.samples: list[Sample] = []
+        self.plain: list[float] = []
+        self.prefill_seconds = 0.0  # of the last run
+        self._target, self._drafter, self._text = target, drafter, text
+        self._rng, self._generator, self._tell = rng, generator, tell
+        device = target.spec.device
+        self._timer = StepTimer(Stopwatch(device, device_of(drafter, device)), tell)
+        self._settings = DecodingSettings(span, plan.sampling, stop_when=self._timer.ends_output)
+
+    def run(self, asked: list[Asked], plain_steps: int) -> None:
+        """Time these steps, and plain ones behind them, from anywhere in the text."""
+        self._timer.queue = asked
+        while asked:
+            positions = (int(self._rng.integers(len(self._text))) + np.arange(self.start)) % len(self._text)
+            prompt: list[int] = self._text[positions].tolist()
+            drafter = TimedDrafter(self._drafter, self._timer, filler=prompt[0])
+            done = speculative_decode(self._target, drafter, self._timer, prompt, self._settings, self._generator)
+            self.prefill_seconds = done.prefill_seconds
+        self.samples += self._timer.samples()
+        self._decode_plainly(done.tokens[-1], plain_steps)
+
+    @torch.inference_mode()
+    def _decode_plainly(self, token: int, steps: int) -> None:
+        """The steps of the plain loop, on the text that the target holds; the first is not counted."""
+        fed = upload([token], self._target.spec.device)
+        steps = min(steps, self._target.spec.context - self._target.length)
+        last = time.perf_counter()
+        for step in range(steps):
+            self._tell()
+            fed = choose(self._target.forward(fed), self._settings.sampling, self._generator)
+            fed.tolist()  # the loop reads the token, so the device is done with it
+            now = time.perf_counter()
+            if step or steps == 1:
+                self.plain.append(now - last)
+            last = now
+
+
+class _Pace(NamedTuple):
+    """Seconds of a first look at the pair: of a step that drafts nothing, of the longest, and of a prompt's token."""
+
+    shortest: float
+    longest: float
+    prefill: float
+
+    def of(self, lengths: Sequence[int], gamma_max: int) -> float:
+        """Of one step of each length."""
+        return sum(self.shortest + (self.longest - self.shortest) * length / gamma_max for length in lengths)
+
+
+class _Schedule(NamedTuple):
+    """What is measured, the seconds until every length has been timed once, and what is said of what is left out."""
+
+    benches: list[_Bench]
+    lengths: tuple[int, ...]
+    plain_steps: int
+    seconds: float
+    note: str
+
+
+def _pace(bench: _Bench, gamma_max: int) -> _Pace:
+    bench.run([Asked(gamma_max), Asked(0)], 0)
+    by_length = {sample.gamma: sample.draft + sample.verify for sample in bench.samples}
+    return _Pace(by_length[0], by_length[gamma_max], bench.prefill_seconds / bench.start)
+
+
+def _schedule(pace: _Pace, benches: list[_Bench], plan: MeterPlan, spent: float) -> _Schedule:
+    """As many lengths and contexts as the time allows."""
+    every = tuple(range(plan.gamma_max + 1))
+    doubling = tuple(length for length in every if length & (length - 1) == 0 or length == plan.gamma_max)
+    fewest = tuple(sorted({0, 1, plan.gamma_max}))
+    ends = [benches[0], benches[-1]] if len(benches) > 1 else benches
+    choices = ((benches, every), (benches, doubling), (ends, doubling), (benches[:1], doubling), (benches[:1], fewest))
+    for some, lengths in choices:
+        plain_steps = PLAIN_STEPS if lengths == every else FEW_PLAIN_STEPS
+        steps = [asked.gamma for asked in _round(lengths, 1, np.random.default_rng(0))] + [0] * plain_steps + [1]
+        each = sum(pace.prefill * bench.start + pace.of(steps, plan.gamma_max) for bench in some)
+        if spent + LEAST_ROUNDS * each <= plan.seconds:
+            break
+    if (some, lengths) == (benches, every):
+        return _Schedule(some, lengths, plain_steps, spent + each, "")
+    named = ", ".join(map(str, lengths))
+    where = ", ".join(str(bench.context) for bench in some)
+    note = (
+        f"a step takes {pace.shortest:.2g} to {pace.longest:.2g} s, so within {plan.seconds:g} s drafts of {named} "
+        f"tokens were timed at contexts of {where} tokens, and costs between them are interpolated"
+        f"{'' if spent + each <= plan.seconds else f'; that alone takes about {spent + each:.0f} s'}"
+    )
+    return _Schedule(some, lengths, plain_steps, spent + each, note)
+
+
+def _round(lengths: Sequence[int], number: int, rng: np.random.Generator) -> list[Asked]:
+    """Every length once in random order, some with a policy that looks on, and a run of steps that draft nothing."""
+    looked_at = {min(length, lengths[-1]) for length in (LOOKED_AT if len(lengths) > 3 else LOOKED_AT[:1])}
+    pieces = [[Asked(length)] for length in lengths[1:]]
+    pieces += [[Asked(length, looks=True)] for length in sorted(looked_at)]
+    # Steps are taken from the end, so the draft that follows the run comes first.
+    pieces.append([Asked(1), *[Asked(0)] * IDLE_RUNS[number % len(IDLE_RUNS)]])
+    return [asked for index in rng.permutation(len(pieces)) for asked in pieces[index]]
+
+
+def _curve(
+    benches: Sequence[_Bench], schedule: _Schedule, plan: MeterPlan, target: CachedModel, keeps: bool, spent: float
+) -> CostCurve:
+    samples = [bench.samples for bench in benches]
+    catch_up = _catch_up(samples)
+    draft = _table(samples, lambda sample: sample.draft - catch_up[sample.backlog - 1], plan.gamma_max)
+    draft[:, 1:] = np.maximum(draft[:, 1:], LEAST_SECONDS)
+    verify = _table(samples, lambda sample: sample.verify, plan.gamma_max)
+    looked_at = [
+        (sample.draft - catch_up[sample.backlog - 1] - draft[row, sample.gamma]) / sample.gamma
+        for row, own in enumerate(samples)
+        for sample in own
+        if sample.looks
+    ]
+    return CostCurve(
+        contexts=tuple(bench.context for bench in benches),
+        verify=tuple(map(tuple, verify.tolist())),
+        draft=tuple(map(tuple, draft.tolist())),
+        plain=tuple(float(np.median(bench.plain)) for bench in benches),
+        compression=plan.compression,
+        device=str(target.spec.device),
+        dtype=str(target.spec.dtype).removeprefix("torch."),
+        signals=max(0.0, float(np.median(looked_at))),
+        catch_up=tuple(catch_up.tolist()),
+        keeps_drafted=keeps,
+        vocabulary=plan.vocabulary,
+        engine=target.spec.engine,
+        measured=_measurement(samples, plan.gamma_max, spent, schedule.note),
+    )
+
+
+def _by_length(samples: Sequence[Sample], value: Callable[[Sample], float]) -> dict[int, list[float]]:
+    """Draft length -> values of the steps at which no policy looked."""
+    values: dict[int, list[float]] = {}
+    for sample in sorted(samples, key=lambda sample: sample.gamma):
+        if not sample.looks:
+            values.setdefault(sample.gamma, []).append(value(sample))
+    return values
+
+
+def _table(samples: Samples, value: Callable[[Sample], float], gamma_max: int) -> Floats:
+    """``[C, gamma_max + 1]`` medians by draft length, interpolated where a length was not timed; never falling with the
+    length, as one token more costs nothing at least.
+    """
+    rows = []
+    for own in samples:
+        timed = _by_length(own, value)
+        medians = [float(np.median(values)) for values in timed.values()]
+        rising = isotonic_regression(medians, weights=[len(values) for values in timed.values()]).x
+        rows.append(np.interp(np.arange(gamma_max + 1), list(timed), rising))
+    return np.stack(rows)
+
+
+def _catch_up(samples: Samples) -> Floats:
+    """``[BACKLOGS]`` what drafting takes longer by how many tokens there were to take in: from drafts of one token;
+    rising, and interpolated where a number did not occur.
+    """
+    added: dict[int, list[float]] = {}
+    for own in samples:
+        ones = [sample for sample in own if sample.gamma == 1 and not sample.looks]
+        least = min(sample.backlog for sample in ones)
+        base = float(np.median([sample.draft for sample in ones if sample.backlog == least]))
+        for sample in ones:
+            added.setdefault(sample.backlog, []).append(sample.draft - base)
+    known = sorted(added)
+    medians = [float(np.median(added[backlog])) for backlog in known]
+    rising = isotonic_regression(medians, weights=[len(added[backlog]) for backlog in known]).x
+    seconds: Floats = np.interp(np.arange(1, BACKLOGS + 1), known, rising - rising[0])
+    return seconds
+
+
+def _measurement(samples: Samples, gamma_max: int, spent: float, note: str) -> Measurement:
+    timed = [_by_length(own, lambda sample: sample.draft + sample.verify) for own in samples]
+    counts = [sum(len(by_length.get(gamma, ())) for by_length in timed) for gamma in range(gamma_max + 1)]
+    cells = [np.array(values) for by_length in timed for values in by_length.values()]
+    rest = np.concatenate([values / np.median(values) for values in cells])
+    low, high = np.percentile(rest, (25, 75))  # of all: the few of one length say little
+    spread = (high - low) / NORMAL_IQR * math.sqrt(len(rest) / max(1, len(rest) - len(cells)))
+    least = min(count for count in counts if count)
+    return Measurement(spent, tuple(counts), TWO_SIDED * MEDIAN_ERROR * spread / math.sqrt(least), note)

@@ -1,0 +1,170 @@
+"""Timing the steps of the live loop: a policy that asks for given draft lengths, and a drafter that is timed."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from typing import NamedTuple
+
+import torch
+from torch.nn import functional
+
+from draftgauge.core.signals import NO_SIGNALS, OF_DRAFTED_TOKENS, Reads, SignalName
+from draftgauge.drafters.base import Draft, Drafter, DraftsUnread, KeepDrafting, UnreadDraft, backlog_of
+from draftgauge.policies.base import Signal, Step
+
+Mark = float | torch.cuda.Event
+
+BACKLOGS = 8  # numbers of tokens to take in that are told apart
+LOOKS: Reads = frozenset({SignalName.CONFIDENCE, SignalName.TEXT})  # what a policy that looks at each token reads
+
+
+class Stopwatch:
+    """Marks moments: on a GPU by events in its stream, which wait for nothing; elsewhere by the clock.
+
+    Work that is spread over several devices has no stream of its own: each mark then waits for all of them.
+    """
+
+    def __init__(self, *devices: torch.device) -> None:
+        self._gpus = sorted({device for device in devices if device.type == "cuda"}, key=str)
+        self._one_stream = len({*devices}) == len(self._gpus) == 1
+
+    def mark(self) -> Mark:
+        if self._one_stream:
+            event = torch.cuda.Event(enable_timing=True)
+            event.record(torch.cuda.current_stream(self._gpus[0]))
+            return event
+        for gpu in self._gpus:
+            torch.cuda.synchronize(gpu)
+        return time.perf_counter()
+
+
+def seconds_between(start: Mark, end: Mark) -> float:
+    """Seconds from one mark to the other; on a GPU the later one must have passed."""
+    if isinstance(start, float) or isinstance(end, float):
+        assert isinstance(start, float)
+        assert isinstance(end, float)
+        return end - start
+    return start.elapsed_time(end) / 1000
+
+
+class Asked(NamedTuple):
+    """A step to time: tokens to draft, and whether the policy looks at each of them."""
+
+    gamma: int
+    looks: bool = False
+
+
+class Sample(NamedTuple):
+    """Seconds of one step.
+
+    Attributes:
+        gamma, looks: as :class:`Asked`.
+        backlog: committed tokens that the drafter had to take in, ``BACKLOGS`` standing for all more; 1 where nothing
+            was drafted.
+        draft: proposing the tokens.
+        verify: all else of the step.
+    """
+
+    gamma: int
+    looks: bool
+    backlog: int
+    draft: float
+    verify: float
+
+
+class StepTimer:
+    """The loop's policy while it is timed: asks for the steps of a queue, one after the other, and times them.
+
+    Attributes:
+        queue: steps to time, the next one last. A step that the loop cut short stays in it.
+        reads: the signals of the running step; unlike other policies it declares them anew for every step.
+        backlog, drafting: of the running step, told by the drafter: tokens to take in, and the two marks around it.
+    """
+
+    def __init__(self, stopwatch: Stopwatch, tell: Callable[[], None]) -> None:
+        """``tell`` is called before each step."""
+        self.queue: list[Asked] = []
+        self.reads = NO_SIGNALS
+        self.backlog = 1
+        self.drafting: tuple[Mark, Mark] | None = None
+        self.stopwatch = stopwatch
+        self._tell = tell
+        self._last: Mark | None = None
+        self._marks: list[tuple[Asked, int, tuple[Mark, Mark] | None, Mark, Mark]] = []
+
+    def reset(self) -> None:
+        """A new output begins; its first step, just after the prefill, is not counted."""
+        self._last = None
+
+    def limit(self) -> int:
+        self._tell()
+        self._asked = Asked(1) if self._last is None else self.queue[-1]
+        self.reads = LOOKS if self._asked.looks else NO_SIGNALS
+        self.drafting, self.backlog = None, 1
+        return self._asked.gamma
+
+    def keep_drafting(self, signal: Signal) -> bool:
+        return True
+
+    def observe(self, step: Step) -> None:
+        now = self.stopwatch.mark()
+        if self._last is not None and step.drafted == self._asked.gamma:
+            self._marks.append((self.queue.pop(), self.backlog, self.drafting, self._last, now))
+        self._last = now
+
+    def ends_output(self, token: int) -> bool:
+        """Whether the running step is the last one of the queue."""
+        return self._last is not None and len(self.queue) == 1
+
+    def samples(self) -> list[Sample]:
+        """The steps timed since the last call, once the device has done its work."""
+        marks, self._marks = self._marks, []
+        samples = []
+        for asked, backlog, drafting, start, end in marks:
+            draft = 0.0 if drafting is None else seconds_between(*drafting)
+            samples.append(Sample(*asked, min(backlog, BACKLOGS), draft, seconds_between(start, end) - draft))
+        return samples
+
+
+class TimedDrafter:
+    """A drafter whose proposals are timed, and filled up to the length asked for: one that has less to propose (prompt
+    lookup without a match) would leave long verifications unmeasured.
+    """
+
+    def __init__(self, drafter: Drafter, timer: StepTimer, filler: int) -> None:
+        """Missing tokens are replaced by the token ``filler``."""
+        self._drafter = drafter
+        self._timer = timer
+        self._filler = filler
+        self._proposed = 0
+
+    def prefill(self, context: list[int]) -> None:
+        self._drafter.prefill(context)
+
+    def propose_unread(self, limit: int) -> UnreadDraft | None:
+        if not isinstance(self._drafter, DraftsUnread):
+            return None
+        self._timer.backlog = max(1, backlog_of(self._drafter))
+        begun = self._timer.stopwatch.mark()
+        draft = self._drafter.propose_unread(limit)
+        if draft is None:
+            return None
+        self._timer.drafting = begun, self._timer.stopwatch.mark()
+        self._proposed = len(draft.tokens)
+        if self._proposed == limit:
+            return draft
+        return UnreadDraft(functional.pad(draft.tokens, (0, limit - self._proposed), value=self._filler))
+
+    def propose(self, limit: int, keep_drafting: KeepDrafting | None, reads: Reads = OF_DRAFTED_TOKENS) -> Draft:
+        self._timer.backlog = max(1, backlog_of(self._drafter))
+        begun = self._timer.stopwatch.mark()
+        draft = self._drafter.propose(limit, keep_drafting, reads)
+        self._timer.drafting = begun, self._timer.stopwatch.mark()
+        self._proposed = len(draft.tokens)
+        if self._proposed == limit:
+            return draft
+        return Draft(draft.tokens + [self._filler] * (limit - self._proposed), None, draft.signals)
+
+    def commit(self, accepted: int, tokens: list[int]) -> None:
+        self._drafter.commit(min(accepted, self._proposed), tokens)

@@ -1,0 +1,223 @@
+"""The cost meter: complete tables from steps whose parts are timed where they should be, within the time given."""
+
+from __future__ import annotations
+
+import time
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+from draftgauge.core.errors import DraftgaugeError
+from draftgauge.core.signals import OF_DRAFTED_TOKENS, Reads
+from draftgauge.decoding.wrapping import WrappedModel
+from draftgauge.drafters import Drafter, LanguageModelDrafter, PromptLookupDrafter
+from draftgauge.drafters.base import Draft, KeepDrafting
+from draftgauge.meter import MeterPlan, default_contexts, measure_costs
+from draftgauge.meter.costs import LEAST_ROUNDS
+from draftgauge.meter.steps import BACKLOGS, Stopwatch, seconds_between
+from draftgauge.models.base import CachedModel
+from draftgauge.models.loading import wrap
+from draftgauge.policies.registry import make_policy
+from draftgauge.replaying.simulate import replay
+from draftgauge.traces.costs import CostCurve
+from synthetic import synthetic_trace
+from tiny import tiny_model, tokens
+
+GAMMA_MAX = 3
+TEXT = tokens(60, seed=1).tolist()
+
+
+class Clock:
+    """A clock that stands still unless it is told that time passes."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.now = 0.0
+        monkeypatch.setattr(time, "perf_counter", lambda: self.now)
+
+
+class SlowModel(WrappedModel):
+    """Takes ``base + each * k`` seconds of a clock for a pass over ``k`` tokens."""
+
+    def __init__(self, model: CachedModel, clock: Clock, base: float, each: float) -> None:
+        super().__init__(model)
+        self.clock, self.base, self.each = clock, base, each
+
+    def forward(self, tokens: Tensor, last_only: bool = False) -> Tensor:
+        self.clock.now += self.base + self.each * len(tokens)
+        return self.model.forward(tokens, last_only)
+
+
+class SlowDrafter(LanguageModelDrafter):
+    """Each look takes half a second of a clock, and committing five."""
+
+    clock: Clock
+
+    def propose(self, limit: int, keep_drafting: KeepDrafting | None, reads: Reads = OF_DRAFTED_TOKENS) -> Draft:
+        draft = super().propose(limit, keep_drafting, reads)
+        self.clock.now += 0.5 * len(draft.signals) if keep_drafting else 0.0
+        return draft
+
+    def commit(self, accepted: int, tokens: list[int]) -> None:
+        self.clock.now += 5.0
+        super().commit(accepted, tokens)
+
+
+@pytest.fixture
+def pair() -> tuple[CachedModel, CachedModel]:
+    return wrap(tiny_model(seed=1)), wrap(tiny_model(seed=2, num_hidden_layers=1))
+
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
+    return Clock(monkeypatch)
+
+
+def measure(target: CachedModel, drafter: Drafter, contexts: tuple[int, ...] = (40, 90), **options) -> CostCurve:
+    progress = options.pop("progress", lambda done, total: None)
+    plan = MeterPlan(TEXT, contexts, **{"gamma_max": GAMMA_MAX, "seconds": 0.5} | options)
+    curve = measure_costs(target, drafter, plan, np.random.default_rng(0), progress=progress)
+    curve.validate()
+    return curve
+
+
+def test_the_curve_is_what_the_parts_take(pair: tuple[CachedModel, CachedModel], clock: Clock) -> None:
+    target, drafter = SlowModel(pair[0], clock, 10.0, 1.0), SlowDrafter(SlowModel(pair[1], clock, 2.0, 0.0))
+    drafter.clock = clock
+    curve = measure(target, drafter, seconds=20_000.0)
+    assert curve.contexts == (40, 90)
+    for verify, draft in zip(curve.verify, curve.draft, strict=True):
+        assert verify == pytest.approx([15.0 + k for k in range(1, GAMMA_MAX + 2)])
+        assert draft == pytest.approx([2.0 * n for n in range(GAMMA_MAX + 1)])
+    assert curve.plain == pytest.approx((11.0, 11.0))
+    assert curve.signals == pytest.approx(0.5)
+    assert curve.catch_up == pytest.approx((0.0,) * BACKLOGS)
+    assert (curve.compression, curve.device, curve.dtype, curve.engine) == ("none", "cpu", "float32", "lean")
+    assert curve.measured is not None
+    assert (curve.measured.half_width, curve.measured.note) == (pytest.approx(0.0), "")
+    assert curve.measured.seconds < 20_000  # nothing is left to find out
+    assert min(curve.measured.samples) >= LEAST_ROUNDS
+
+
+def test_what_taking_in_several_tokens_adds(pair: tuple[CachedModel, CachedModel], clock: Clock) -> None:
+    target, draft = SlowModel(pair[0], clock, 10.0, 1.0), SlowModel(pair[1], clock, 2.0, 0.5)
+    curve = measure(target, LanguageModelDrafter(draft), seconds=20_000.0)
+    assert curve.keeps_drafted
+    assert curve.catch_up == pytest.approx([0.5 * (tokens - 1) for tokens in range(1, BACKLOGS + 1)], abs=0.02)
+    for row in curve.draft:
+        assert row == pytest.approx([2.5 * n for n in range(GAMMA_MAX + 1)], abs=0.02)
+
+
+@pytest.mark.parametrize("seconds", [15.0, 60.0, 600.0])
+def test_the_time_is_kept_where_a_step_takes_half_a_second(
+    pair: tuple[CachedModel, CachedModel], clock: Clock, seconds: float
+) -> None:
+    """The longest drafts take two seconds and a prompt of a thousand tokens ten."""
+    target, draft = SlowModel(pair[0], clock, 0.5, 0.01), SlowModel(pair[1], clock, 0.1, 0.001)
+    told: list[int] = []
+    contexts = (40, 90, 120)
+    curve = measure(
+        target,
+        LanguageModelDrafter(draft),
+        contexts,
+        gamma_max=16,
+        seconds=seconds,
+        progress=lambda done, total: told.append(done),
+    )
+    assert curve.measured is not None
+    assert 0.5 * seconds < curve.measured.seconds == clock.now <= seconds
+    for row, verify in zip(curve.draft, curve.verify, strict=True):
+        assert row == pytest.approx([0.101 * n for n in range(17)], abs=0.02)
+        assert verify == pytest.approx([0.51 + 0.01 * n for n in range(17)])
+    timed = {n for n, count in enumerate(curve.measured.samples) if count}
+    if seconds == 600:
+        assert (curve.contexts, timed, curve.measured.note) == (contexts, set(range(17)), "")
+    else:
+        assert {0, 1, 16} <= timed < set(range(17))
+        assert "costs between them are interpolated" in curve.measured.note
+        assert curve.measured.note.startswith("a step takes 0.51 to 2.3 s, so within")
+    assert told == sorted(told)
+    assert told[-1] == 100
+    assert max(np.diff([0, *told])) <= 100 * 2.5 / seconds + 25  # a prompt goes by at once, and so may the end
+
+
+def test_what_cannot_be_left_out_is_measured_whatever_the_time(
+    pair: tuple[CachedModel, CachedModel], clock: Clock
+) -> None:
+    target, draft = SlowModel(pair[0], clock, 10.0, 1.0), SlowModel(pair[1], clock, 2.0, 0.0)
+    told: list[int] = []
+    progress = lambda done, total: told.append(done)  # noqa: E731
+    curve = measure(target, LanguageModelDrafter(draft), gamma_max=8, seconds=1.0, progress=progress)
+    assert curve.contexts == (40,)
+    assert curve.verify[0] == pytest.approx([10.0 + k for k in range(1, 10)])
+    assert curve.measured is not None
+    assert "that alone takes about" in curve.measured.note
+    assert told.count(99) <= 2
+
+
+def test_no_marginal_cost_is_below_0_on_a_noisy_machine(pair: tuple[CachedModel, CachedModel], clock: Clock) -> None:
+    rng = np.random.default_rng(3)
+
+    class NoisyModel(SlowModel):
+        def forward(self, tokens: Tensor, last_only: bool = False) -> Tensor:
+            self.clock.now += rng.choice([0.0, 20.0, 40.0])
+            return super().forward(tokens, last_only)
+
+    target, draft = NoisyModel(pair[0], clock, 10.0, 0.01), NoisyModel(pair[1], clock, 0.1, 0.0)
+    curve = measure(target, LanguageModelDrafter(draft), seconds=10_000.0)
+    for row in (*curve.verify, *curve.draft):
+        assert min(np.diff(row)) >= 0
+    assert curve.cost_ratio() >= 0
+    assert curve.measured is not None
+    assert 5_000 < curve.measured.seconds <= 10_000
+    assert curve.measured.half_width > 0.05
+
+
+def test_replay_charges_a_wait_for_each_drafted_token_that_a_policy_looks_at() -> None:
+    trace = synthetic_trace(seed=0, prompts=4, length=30, gamma_max=GAMMA_MAX)
+    row = ((1.0,) * (GAMMA_MAX + 1),)
+    curve = CostCurve((10,), row, row, (1.0,), "none", "cpu", "float32", signals=0.5)
+    for spec, charged in {"fixed:2": 0.0, "hf-heuristic": 0.0, "hf-confidence": 0.5, "svip": 0.5}.items():
+        record = replay(trace, make_policy(spec, GAMMA_MAX, curve), curve).record
+        np.testing.assert_allclose(record.seconds, 2 + charged * record.drafted, err_msg=spec)
+
+
+def test_no_longer_draft_than_asked_for_is_measured(pair: tuple[CachedModel, CachedModel]) -> None:
+    for gamma_max in (1, 2):
+        assert measure(pair[0], LanguageModelDrafter(pair[1]), gamma_max=gamma_max).gamma_max == gamma_max
+
+
+def test_a_drafter_with_nothing_to_propose_leaves_no_verification_unmeasured(
+    pair: tuple[CachedModel, CachedModel],
+) -> None:
+    curve = measure(pair[0], PromptLookupDrafter(max_ngram=5, min_ngram=5))
+    assert np.shape(curve.verify) == (2, GAMMA_MAX + 1)
+    assert min(map(min, curve.verify)) > 0
+    assert curve.measured is not None
+    assert min(curve.measured.samples) > 0
+
+
+def test_contexts_past_the_models_are_measured_at_their_limit(pair: tuple[CachedModel, CachedModel]) -> None:
+    curve = measure(pair[0], LanguageModelDrafter(pair[1]), contexts=(5, 100, 5000), context_limit=100)
+    assert curve.contexts == (5, 100)
+    assert measure(pair[0], LanguageModelDrafter(pair[1]), context_limit=20).contexts == (20,)
+
+
+def test_models_too_short_to_decode_in_are_refused(pair: tuple[CachedModel, CachedModel]) -> None:
+    with pytest.raises(DraftgaugeError, match="lower gamma_max"):
+        measure(pair[0], LanguageModelDrafter(pair[1]), context_limit=2 * GAMMA_MAX + 2)
+    with pytest.raises(DraftgaugeError, match="needs text"):
+        measure(pair[0], LanguageModelDrafter(pair[1]), contexts=())
+
+
+def test_default_contexts_reach_from_the_first_step_to_the_last() -> None:
+    assert default_contexts([30, 200, 50], [100, 100, 20]) == (30, 80, 300)
+    assert default_contexts([30], [0]) == (30,)
+
+
+def test_marks_on_a_cpu_are_its_clock() -> None:
+    watch = Stopwatch(torch.device("cpu"))
+    start = watch.mark()
+    end = watch.mark()
+    assert seconds_between(start, end) == end - start >= 0
