@@ -69,10 +69,6 @@ def test_the_meter_finds_what_passes_cost(
     def at_known_prices(*asked: Any) -> BatchRun:
         run = batched_decode(*asked)
         run.passes = [[p._replace(seconds=price(depth, p)) for depth, p in enumerate(step)] for step in run.passes]
-        shapes = [(step[-1].rows, step[-1].widest, len(step)) for step in run.passes]
-        for before, after, step in zip(shapes, shapes[1:], run.passes[1:], strict=False):
-            if before == after:
-                step[-1] = step[-1]._replace(seconds=step[-1].seconds - (0.08 if len(step) > 1 else 0.03))
         run.seconds = [0.5 + 0.01 * (len(step) - 1) + sum(p.seconds for p in step) for step in run.passes]
         return run
 
@@ -88,7 +84,6 @@ def test_the_meter_finds_what_passes_cost(
     assert costs.ragged_verify[1] == pytest.approx((0.2, 0.007))
     assert sum(costs.ragged_draft[1]) == pytest.approx(0.04)  # of three requests at most one is missing
     assert costs.overhead == pytest.approx((0.5, 0.5))
-    assert costs.repeat == (pytest.approx((0.03, 0.08)), pytest.approx((0.03, 0.08)))
     assert costs.asking == pytest.approx((0.03, 0.03))
     assert len(costs.ranking) == 2
     assert all(sum(ranking) > 0 for ranking in costs.ranking)
