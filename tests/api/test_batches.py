@@ -109,16 +109,12 @@ def test_more_requests_want_shorter_drafts(run: Path, tmp_path: Path) -> None:
 
 
 def test_files_without_batches_are_read_and_say_what_to_do(run: Path, tmp_path: Path) -> None:
-    document = json.loads((run / COSTS_NAME).read_text())
-    del document["batched"]
-    path = tmp_path / "costs.json"
-    path.write_text(json.dumps(document))
-    curve = CostCurve.load(path)
-    assert curve.batched is None
+    path, batched = tmp_path / "costs.json", CostCurve.load(run / COSTS_NAME)
+    curve = replace(batched, batched=None)
     with pytest.raises(TraceError, match=r"measured for single requests, asked for batches of 4: run .*--batches"):
         curve.of_batches(4)
-    document["batched"] = {"batches": [2, 4]}
-    path.write_text(json.dumps(document))
+    assert batched.batched is not None
+    replace(batched, batched=replace(batched.batched, batches=(2, 4))).save(path)
     with pytest.raises(TraceError, match="is not a cost curve"):
         CostCurve.load(path)
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -15,9 +16,7 @@ import torch
 from draftgauge.api.pair import Pair
 from draftgauge.api.requests import CostSpec
 from draftgauge.core.cache import cache_folder
-from draftgauge.core.config import from_mapping, to_mapping
-from draftgauge.core.errors import DraftgaugeError
-from draftgauge.core.files import atomic_write_text
+from draftgauge.core.errors import DraftgaugeError, TraceError
 from draftgauge.core.progress import Progress, silent
 from draftgauge.core.prompts import read_prompts
 from draftgauge.core.provenance import environment
@@ -58,10 +57,13 @@ def pair_costs(
     asked = spec or CostSpec()
     identity = _identity(pair, gamma_max, sampling or Sampling())
     path = _path(identity)
-    if not asked.measure and (kept := _read(path, identity)) is not None:
-        return replace(kept, vocabulary=vocabulary_digest(pair.tokenizer))  # which no cost depends on
+    if not asked.measure:
+        with suppress(TraceError):  # not measured yet, or damaged
+            return replace(CostCurve.load(path), vocabulary=vocabulary_digest(pair.tokenizer))  # no cost depends on it
     curve = _measured(pair, asked, gamma_max, sampling or Sampling(), progress)
-    _write(path, identity, curve)
+    with suppress(OSError, DraftgaugeError):  # a cache that cannot be written costs the next run its time
+        path.parent.mkdir(parents=True, exist_ok=True)
+        curve.save(path)
     return curve
 
 
@@ -104,28 +106,6 @@ def _identity(pair: Pair, gamma_max: int, sampling: Sampling) -> dict[str, Any]:
 def _path(identity: dict[str, Any]) -> Path:
     digest = hashlib.sha256(json.dumps(identity, sort_keys=True).encode()).hexdigest()
     return cache_folder() / "costs" / f"{digest[:32]}.json"
-
-
-def _read(path: Path, identity: dict[str, Any]) -> CostCurve | None:
-    """The kept cost curve; None if it is missing, damaged or of another pair or machine."""
-    try:
-        document = json.loads(path.read_text(encoding="utf-8"))
-        if document["of"] != identity:
-            return None
-        curve = from_mapping(CostCurve, document["curve"], str(path))
-        curve.validate()
-    except (OSError, ValueError, KeyError, TypeError):
-        return None
-    return curve
-
-
-def _write(path: Path, identity: dict[str, Any], curve: CostCurve) -> None:
-    """Keep a curve. A cache that cannot be written costs the next run its time, and this one nothing."""
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        atomic_write_text(path, json.dumps({"of": identity, "curve": to_mapping(curve)}, indent=1) + "\n")
-    except (OSError, DraftgaugeError):
-        return
 
 
 def _measured(pair: Pair, spec: CostSpec, gamma_max: int, sampling: Sampling, progress: Progress) -> CostCurve:

@@ -142,17 +142,17 @@ def measure_costs(
 
     for model, most in _recorded_models(target, drafter, plan.gamma_max):
         model.record(most, lengths[-1] + span)
-    text = np.asarray(plan.text)
-    benches = [_Bench(target, drafter, plan, context, limit, span, text, rng, generator, tell) for context in lengths]
-    pace = _pace(benches[0], plan.gamma_max)
-    schedule = _schedule(pace, benches, plan, time.perf_counter() - begun)
+    runner = _Runner(target, drafter, plan, span, rng, generator, tell)
+    benches = [_Bench(context, min(max(1, context - span // 2), limit - span)) for context in lengths]
+    runner.run(benches[0], [Asked(plan.gamma_max), Asked(0)], 0)
+    schedule = _schedule(benches, plan, time.perf_counter() - begun)
     expected = max(plan.seconds, schedule.seconds, 1e-9)
     benches = schedule.benches
     rounds, longest = 0, 0.0
     while True:
         started = time.perf_counter()
         for index in rng.permutation(len(benches)):
-            benches[index].run(_round(schedule.lengths, rounds, rng), schedule.plain_steps)
+            runner.run(benches[index], _round(schedule.lengths, rounds, rng), schedule.plain_steps)
         rounds += 1
         now = time.perf_counter()
         longest, spent = max(longest, now - started), now - begun
@@ -174,70 +174,58 @@ def _recorded_models(target: CachedModel, drafter: Drafter, gamma_max: int) -> l
     return [(model, most) for model, most in models if isinstance(model, StaticModel)]
 
 
+@dataclass
 class _Bench:
-    """The measurements at one context length."""
+    """The measurements at one context length, for which decoding starts at ``start`` tokens."""
+
+    context: int
+    start: int
+    samples: list[Sample] = field(default_factory=list)
+    plain: list[float] = field(default_factory=list)
+    prefill_seconds: float = 0.0  # of the last run
+
+
+class _Runner:
+    """Runs the loop under the stopwatch."""
 
     def __init__(
         self,
         target: CachedModel,
         drafter: Drafter,
         plan: MeterPlan,
-        context: int,
-        limit: int,
         span: int,
-        text: NDArray[np.int64],
         rng: np.random.Generator,
         generator: Generator | None,
         tell: Callable[[], None],
     ) -> None:
-        self.context, self.start = context, min(max(1, context - span // 2), limit - span)
-        self.samples: list[Sample] = []
-        self.plain: list[float] = []
-        self.prefill_seconds = 0.0  # of the last run
-        self._target, self._drafter, self._text = target, drafter, text
-        self._rng, self._generator, self._tell = rng, generator, tell
+        self.target, self.drafter, self.rng, self.generator, self.tell = target, drafter, rng, generator, tell
+        self.text = np.asarray(plan.text)
         device = target.spec.device
-        self._timer = StepTimer(Stopwatch(device, device_of(drafter, device)), tell)
-        self._settings = DecodingSettings(span, plan.sampling, stop_when=self._timer.ends_output)
+        self.timer = StepTimer(Stopwatch(device, device_of(drafter, device)), tell)
+        self.settings = DecodingSettings(span, plan.sampling, stop_when=self.timer.ends_output)
 
-    def run(self, asked: list[Asked], plain_steps: int) -> None:
+    def run(self, bench: _Bench, asked: list[Asked], plain_steps: int) -> None:
         """Time these steps, and plain ones behind them, from anywhere in the text."""
-        self._timer.queue = asked
+        self.timer.queue = asked
         while asked:
-            positions = (int(self._rng.integers(len(self._text))) + np.arange(self.start)) % len(self._text)
-            prompt: list[int] = self._text[positions].tolist()
-            drafter = TimedDrafter(self._drafter, self._timer, filler=prompt[0])
-            done = speculative_decode(self._target, drafter, self._timer, prompt, self._settings, self._generator)
-            self.prefill_seconds = done.prefill_seconds
-        self.samples += self._timer.samples()
-        self._decode_plainly(done.tokens[-1], plain_steps)
+            positions = (int(self.rng.integers(len(self.text))) + np.arange(bench.start)) % len(self.text)
+            prompt: list[int] = self.text[positions].tolist()
+            drafter = TimedDrafter(self.drafter, self.timer, filler=prompt[0])
+            done = speculative_decode(self.target, drafter, self.timer, prompt, self.settings, self.generator)
+            bench.prefill_seconds = done.prefill_seconds
+        bench.samples += self.timer.samples()
+        bench.plain += self.plain_seconds(done.tokens[-1], plain_steps)
 
     @torch.inference_mode()
-    def _decode_plainly(self, token: int, steps: int) -> None:
-        """The steps of the plain loop, on the text that the target holds; the first is not counted."""
-        fed = upload([token], self._target.spec.device)
-        steps = min(steps, self._target.spec.context - self._target.length)
-        last = time.perf_counter()
-        for step in range(steps):
-            self._tell()
-            fed = choose(self._target.forward(fed), self._settings.sampling, self._generator)
+    def plain_seconds(self, token: int, steps: int) -> list[float]:
+        """Seconds of the steps of the plain loop, on the text that the target holds; the first is not counted."""
+        fed, moments = upload([token], self.target.spec.device), []
+        for _ in range(min(steps, self.target.spec.context - self.target.length)):
+            self.tell()
+            fed = choose(self.target.forward(fed), self.settings.sampling, self.generator)
             fed.tolist()  # the loop reads the token, so the device is done with it
-            now = time.perf_counter()
-            if step or steps == 1:
-                self.plain.append(now - last)
-            last = now
-
-
-class _Pace(NamedTuple):
-    """Seconds of a first look at the pair: of a step that drafts nothing, of the longest, and of a prompt's token."""
-
-    shortest: float
-    longest: float
-    prefill: float
-
-    def of(self, lengths: Sequence[int], gamma_max: int) -> float:
-        """Of one step of each length."""
-        return sum(self.shortest + (self.longest - self.shortest) * length / gamma_max for length in lengths)
+            moments.append(time.perf_counter())
+        return np.diff(moments).tolist()
 
 
 class _Schedule(NamedTuple):
@@ -250,14 +238,11 @@ class _Schedule(NamedTuple):
     note: str
 
 
-def _pace(bench: _Bench, gamma_max: int) -> _Pace:
-    bench.run([Asked(gamma_max), Asked(0)], 0)
-    by_length = {sample.gamma: sample.draft + sample.verify for sample in bench.samples}
-    return _Pace(by_length[0], by_length[gamma_max], bench.prefill_seconds / bench.start)
-
-
-def _schedule(pace: _Pace, benches: list[_Bench], plan: MeterPlan, spent: float) -> _Schedule:
-    """As many lengths and contexts as the time allows."""
+def _schedule(benches: list[_Bench], plan: MeterPlan, spent: float) -> _Schedule:
+    """As many lengths and contexts as the time allows, by the first steps of the shortest context."""
+    took = {sample.gamma: sample.draft + sample.verify for sample in benches[0].samples}
+    shortest, longest = took[0], took[plan.gamma_max]
+    prefill = benches[0].prefill_seconds / benches[0].start
     every = tuple(range(plan.gamma_max + 1))
     doubling = tuple(length for length in every if length & (length - 1) == 0 or length == plan.gamma_max)
     fewest = tuple(sorted({0, 1, plan.gamma_max}))
@@ -265,17 +250,17 @@ def _schedule(pace: _Pace, benches: list[_Bench], plan: MeterPlan, spent: float)
     choices = ((benches, every), (benches, doubling), (ends, doubling), (benches[:1], doubling), (benches[:1], fewest))
     for some, lengths in choices:
         plain_steps = PLAIN_STEPS if lengths == every else FEW_PLAIN_STEPS
-        steps = [asked.gamma for asked in _round(lengths, 1, np.random.default_rng(0))] + [0] * plain_steps + [1]
-        each = sum(pace.prefill * bench.start + pace.of(steps, plan.gamma_max) for bench in some)
+        drafted = [1, *(asked.gamma for asked in _round(lengths, 1, np.random.default_rng(0)))]
+        steps = shortest * (plain_steps + len(drafted)) + (longest - shortest) * sum(drafted) / plan.gamma_max
+        each = sum(prefill * bench.start + steps for bench in some)
         if spent + LEAST_ROUNDS * each <= plan.seconds:
             break
     if (some, lengths) == (benches, every):
         return _Schedule(some, lengths, plain_steps, spent + each, "")
-    named = ", ".join(map(str, lengths))
-    where = ", ".join(str(bench.context) for bench in some)
+    named, where = ", ".join(map(str, lengths)), ", ".join(str(bench.context) for bench in some)
     note = (
-        f"a step takes {pace.shortest:.2g} to {pace.longest:.2g} s, so within {plan.seconds:g} s drafts of {named} "
-        f"tokens were timed at contexts of {where} tokens, and costs between them are interpolated"
+        f"a step takes {shortest:.2g} to {longest:.2g} s, so within {plan.seconds:g} s drafts of {named} tokens were "
+        f"timed at contexts of {where} tokens, and costs between them are interpolated"
         f"{'' if spent + each <= plan.seconds else f'; that alone takes about {spent + each:.0f} s'}"
     )
     return _Schedule(some, lengths, plain_steps, spent + each, note)
@@ -309,7 +294,7 @@ def _curve(
         contexts=tuple(bench.context for bench in benches),
         verify=tuple(map(tuple, verify.tolist())),
         draft=tuple(map(tuple, draft.tolist())),
-        plain=tuple(float(np.median(bench.plain)) for bench in benches),
+        plain=tuple(float(np.median(b.plain or v[0])) for b, v in zip(benches, verify.tolist(), strict=True)),
         compression=plan.compression,
         device=str(target.spec.device),
         dtype=str(target.spec.dtype).removeprefix("torch."),

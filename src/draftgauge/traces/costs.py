@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -14,9 +13,9 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy.optimize import isotonic_regression
 
+from draftgauge.core.artefacts import Artefact, read_json
 from draftgauge.core.config import from_mapping, to_mapping
-from draftgauge.core.errors import TraceError
-from draftgauge.core.files import atomic_write_text
+from draftgauge.core.errors import DraftgaugeError, TraceError
 from draftgauge.core.signals import NO_SIGNALS, OF_DRAFTED_TOKENS, Reads
 from draftgauge.traces.batch_costs import BatchCosts
 from draftgauge.traces.checks import are_seconds
@@ -29,6 +28,7 @@ VERSION = 3
 MAX_HALF_WIDTH = 0.15  # a step's interval wider than this: measured too briefly, or on a busy machine
 MAX_PLAIN_RATIO = 1.4  # plain decoding vs verifying one token, nearly the same pass; beyond this the machine was busy
 AGAIN = "run `draftgauge profile` again"
+ARTEFACT = Artefact("draftgauge-costs", VERSION, "cost curve", AGAIN, error=TraceError)
 
 
 @dataclass(frozen=True)
@@ -87,7 +87,6 @@ class CostCurve:
     engine: str = ""
     measured: Measurement | None = None
     batched: BatchCosts | None = None
-    version: int = VERSION
 
     @property
     def gamma_max(self) -> int:
@@ -238,27 +237,28 @@ class CostCurve:
                 raise TraceError(f"the costs are of {name} {mine}, the trace of {name} {recorded}; {AGAIN}")
 
     def save(self, path: Path) -> None:
-        """Write as JSON, atomically.
+        """Write as JSON with a digest over all of it, atomically.
 
         Raises:
             DraftgaugeError: if the file cannot be written.
         """
-        atomic_write_text(path, json.dumps(to_mapping(self), indent=1) + "\n")
+        ARTEFACT.write(path, to_mapping(self))
 
     @classmethod
     def load(cls, path: Path) -> CostCurve:
         """Read what :meth:`save` wrote, or a file of version 2.
 
         Raises:
-            TraceError: if the file is missing or is not a cost curve that could have been measured.
+            TraceError: if the file is missing, damaged, or is not a cost curve that could have been measured.
         """
+        document = read_json(path, ARTEFACT.what, AGAIN, error=TraceError)
+        old = isinstance(document, dict) and "format" not in document and document.get("version") == 2
+        content = None if old else ARTEFACT.read(path)
         try:
-            entry = json.loads(path.read_text(encoding="utf-8"))
-            curve = from_mapping(cls, _current(entry), "cost curve")
+            content = content or _from_version_2(document)
+            curve = from_mapping(cls, {name: value for name, value in content.items() if name != "version"})
             curve.validate()
-        except OSError as error:
-            raise TraceError(f"cannot read the cost curve {path} ({error.strerror}); {AGAIN}") from error
-        except ValueError as error:  # not JSON, or as from_mapping and validate
+        except DraftgaugeError as error:
             raise TraceError(f"{path} is not a cost curve: {error}; {AGAIN}") from error
         return curve
 
@@ -283,22 +283,16 @@ def pair_fingerprint(manifest: Manifest) -> str:
     return f"{manifest.target.fingerprint}+{draft}"
 
 
-def _current(entry: Any) -> Any:
-    """A file's content as this version holds it: from version 2 the main tables, without its finer terms."""
-    if not isinstance(entry, Mapping) or "contexts" not in entry:
-        return entry
-    version = entry.get("version", 1)
-    if version == VERSION:
-        return entry
-    if version != 2:
-        raise TraceError(f"its format is {version}, this draftgauge reads formats 2 and {VERSION}")
+def _from_version_2(entry: Mapping[str, Any]) -> dict[str, Any]:
+    """The main tables of a file of version 2, without its finer terms."""
+    kept = ("contexts", "plain", "compression", "device", "dtype")
+    optional = ("catch_up", "keeps_drafted", "vocabulary", "batched")
     try:
-        kept = ("contexts", "plain", "compression", "device", "dtype", "catch_up", "keeps_drafted", "vocabulary")
-        uncertainty, signals, batched = entry.get("uncertainty"), entry["signals"], entry.get("batched")
-        verify = np.asarray(entry["verify"], np.float64) + entry["overhead"]
+        uncertainty, signals = entry.get("uncertainty"), entry["signals"]
         return {
-            **{name: entry[name] for name in kept if name in entry},
-            "verify": monotone(verify).tolist(),
+            **{name: entry[name] for name in kept},
+            **{name: entry[name] for name in optional if name in entry},
+            "verify": monotone(np.asarray(entry["verify"], np.float64) + entry["overhead"]).tolist(),
             "draft": monotone(np.asarray(entry["draft"], np.float64)).tolist(),
             "signals": signals["asking"] + signals["distribution"] + signals["confidence"],
             "measured": uncertainty
@@ -307,7 +301,6 @@ def _current(entry: Any) -> Any:
                 "samples": uncertainty["samples"],
                 "half_width": max(uncertainty["half_widths"]),
             },
-            "batched": batched,
         }
     except (KeyError, TypeError, ValueError) as error:
         raise TraceError(f"it is damaged ({error!r})") from error
