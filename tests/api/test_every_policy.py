@@ -157,7 +157,7 @@ def test_a_damaged_cache_is_measured_again_and_an_unwritable_one_does_no_harm(
     monkeypatch.setenv("DRAFTGAUGE_CACHE", str(tmp_path / "cache"))
     first = pair_costs(pair, quick, gamma_max=1)
     (kept,) = (cache_folder() / "costs").iterdir()
-    kept.write_text(kept.read_text().replace('"signals": 0', '"signals": 1'))
+    kept.write_text(kept.read_text().replace('"device": "cpu"', '"device": "cuda"'))
     assert pair_costs(pair, quick, gamma_max=1) != first
     (tmp_path / "file").write_text("in the way")
     monkeypatch.setenv("DRAFTGAUGE_CACHE", str(tmp_path / "file"))

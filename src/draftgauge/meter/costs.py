@@ -261,7 +261,7 @@ def _schedule(benches: list[_Bench], plan: MeterPlan, spent: float) -> _Schedule
     note = (
         f"a step takes {shortest:.2g} to {longest:.2g} s, so within {plan.seconds:g} s drafts of {named} tokens were "
         f"timed at contexts of {where} tokens, and costs between them are interpolated"
-        f"{'' if spent + each <= plan.seconds else f'; that alone takes about {spent + each:.0f} s'}"
+        f"{'' if spent + each <= plan.seconds else f'; that alone takes about {spent + each:.2g} s'}"
     )
     return _Schedule(some, lengths, plain_steps, spent + each, note)
 
