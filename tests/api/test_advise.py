@@ -203,11 +203,11 @@ def test_a_run_beside_its_server(run: Path, tmp_path: Path) -> None:
 def test_the_tokenizer_of_a_run_is_named(run: Path, tmp_path: Path) -> None:
     folder = tmp_path / "files"
     shutil.copytree(run, folder)
-    manifest = json.loads((folder / "manifest.json").read_text())
-    for role, file in (("target", "big.gguf"), ("draft", "small.gguf")):
-        manifest[role] |= {"source": file, "engine": "gguf"}
+    manifest = Manifest.load(folder)
+    target = replace(manifest.target, source="big.gguf", engine="gguf")
+    draft = replace(manifest.target, source="small.gguf", engine="gguf")
     for tokenizer in (None, "their folder"):
-        (folder / "manifest.json").write_text(json.dumps(manifest | {"tokenizer": tokenizer}))
+        replace(manifest, target=target, draft=draft, tokenizer=tokenizer).save(folder)
         _, best, _ = advised([str(folder), "-e", "gguf"], tmp_path / "rows.json")
         assert best is not None
         words = shlex.split(best["flags"])
@@ -266,8 +266,7 @@ def test_drafters_that_an_engine_does_not_run(run: Path, tmp_path: Path) -> None
     costs = costs_of(tmp_path / "costs.json", "sglang", 0.001)
     folder = tmp_path / "lookup"
     shutil.copytree(run, folder)
-    manifest = json.loads((folder / "manifest.json").read_text())
-    (folder / "manifest.json").write_text(json.dumps(manifest | {"drafter": "prompt_lookup"}))
+    replace(Manifest.load(folder), drafter="prompt_lookup").save(folder)
     result = draftgauge(["advise", str(folder), "-e", "sglang", "--costs", str(costs)])
     assert result.exit_code == 2
     assert "recorded with the drafter prompt_lookup, which sglang does not run" in result.stderr

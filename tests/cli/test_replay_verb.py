@@ -8,13 +8,13 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import pyarrow.parquet as pq
 import pytest
 
 from command_line import Result, draftgauge
 from draftgauge.policies.fitted import FITTED, FittedPolicy, save_fitted
 from draftgauge.policies.fixed import FixedLength
 from draftgauge.traces.manifest import Manifest
+from draftgauge.traces.parquet import read_parquet, write_parquet
 from written_runs import GAMMA_MAX, write_run
 
 KEYS = {
@@ -126,7 +126,7 @@ def kept(tmp_path: Path) -> Path:
 def test_a_trace_without_a_column_is_refused(run: Path, tmp_path: Path, kept: Path) -> None:
     shutil.copytree(run, tmp_path / "run")
     shard = tmp_path / "run" / "positions-00000.parquet"
-    pq.write_table(pq.read_table(shard).drop_columns(["margin"]), shard)
+    write_parquet(shard, read_parquet(shard).drop_columns(["margin"]))
     said = refused(invoke(tmp_path / "run", "-p", "cumulative-confidence", "--json", kept), kept)
     assert "margin" in said
 

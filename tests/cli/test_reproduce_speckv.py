@@ -32,7 +32,7 @@ def test_writes_rows_and_report(tables: tuple[Path, Path], tmp_path: Path, monke
     )
     assert result.exit_code == 0, result.output
     document = json.loads((tmp_path / "new" / "s.json").read_text())
-    assert set(document) == {"command", "created", "environment", "rows"}
+    assert set(document) >= {"sha256", "command", "created", "environment", "rows"}
     rows = document["rows"]
     policies = {(row["policy"], row["compression"]) for row in rows if row["table"] == "policies"}
     names = ("fixed-4", "fixed-best", "task-oracle", "SpecKV-fast", "SpecKV-accurate")

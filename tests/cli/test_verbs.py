@@ -54,7 +54,7 @@ def invoke(*arguments: object) -> Result:
 
 def rows_of(path: Path) -> list[dict[str, object]]:
     document = json.loads(path.read_text())
-    assert set(document) == {"command", "created", "environment", "rows"}
+    assert set(document) >= {"sha256", "command", "created", "environment", "rows"}
     return list(document["rows"])
 
 

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from draftgauge.core.cache import cache_folder
 from draftgauge.core.errors import DraftgaugeError
 from draftgauge.core.files import (
     TEMPORARY_SUFFIX,
@@ -15,8 +16,11 @@ from draftgauge.core.files import (
     atomic_write_text,
     file_sha256,
     remove_temporaries,
+    replacing,
     require_writable,
+    require_writable_file,
 )
+from draftgauge.core.locks import try_lock
 
 
 def test_write_replaces_and_leaves_nothing_else(tmp_path: Path) -> None:
@@ -128,3 +132,60 @@ def test_a_read_only_folder_is_named(tmp_path: Path) -> None:
 def test_sha256(tmp_path: Path) -> None:
     (tmp_path / "a").write_bytes(b"abc")
     assert file_sha256(tmp_path / "a") == "ba7816bf8f01cfea414140de5dae2223b00361a396177a9cb410ff61f20015ad"
+
+
+def test_paths_that_cannot_be_files_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "a").symlink_to("b")
+    (tmp_path / "b").symlink_to("a")
+    for path in (Path("a"), Path("."), Path("/"), Path("a/c"), Path("n\0l")):
+        with pytest.raises(DraftgaugeError, match=r"cannot write|is a folder: name a file in it"):
+            require_writable_file(path)
+        with pytest.raises(DraftgaugeError, match=r"cannot write|is a folder"):
+            atomic_write_text(path, "x")
+    for folder in (Path("a"), Path("n\0l")):
+        with pytest.raises(DraftgaugeError, match="cannot write"):
+            require_writable(folder)
+    require_writable_file(Path("new/c.json"))
+    assert (tmp_path / "new").is_dir()
+
+
+def test_the_temporaries_of_killed_writers_are_removed_by_the_next_write(tmp_path: Path) -> None:
+    mine, others = (tmp_path / f".{name}.123{TEMPORARY_SUFFIX}" for name in ("a.json", "b.json"))
+    alive = tmp_path / f".a.json.124{TEMPORARY_SUFFIX}"
+    for path in (mine, others):
+        path.write_text("half")
+    with alive.open("w") as file:
+        try_lock(file)
+        atomic_write_text(tmp_path / "a.json", "x")
+        assert sorted(tmp_path.iterdir()) == sorted([alive, others, tmp_path / "a.json"])
+
+
+def test_a_library_writes_in_one_piece(tmp_path: Path) -> None:
+    def write(text: str, fails: bool = False) -> None:
+        with replacing(tmp_path / "a") as path:
+            path.write_text(text)
+            if fails:
+                raise RuntimeError("I/O error: No space left on device (os error 28)")  # as safetensors says it
+
+    write("one")
+    with pytest.raises(DraftgaugeError, match="no space left on the disk"):
+        write("two", fails=True)
+    assert (tmp_path / "a").read_text() == "one"
+    assert len(list(tmp_path.iterdir())) == 1
+
+
+@pytest.mark.parametrize(("named", "home"), [("~no_such_user_here/x", True), ("", False)])
+def test_the_cache_has_a_place_without_a_home(monkeypatch: pytest.MonkeyPatch, named: str, home: bool) -> None:
+    monkeypatch.setenv("DRAFTGAUGE_CACHE", named)
+    monkeypatch.delenv("XDG_CACHE_HOME", raising=False)
+    if home:
+        with pytest.raises(DraftgaugeError, match="no such user"):
+            cache_folder()
+        return
+
+    def no_home() -> Path:
+        raise RuntimeError("Could not determine home directory.")
+
+    monkeypatch.setattr(Path, "home", no_home)
+    assert cache_folder().name == f"draftgauge-{os.getuid()}"

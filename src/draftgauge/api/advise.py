@@ -18,7 +18,7 @@ from draftgauge.api.requests import AdviseRequest
 from draftgauge.api.runs import read_run, select_runs
 from draftgauge.api.verb import verb
 from draftgauge.core.errors import DraftgaugeError
-from draftgauge.core.files import atomic_write_text, require_writable
+from draftgauge.core.files import atomic_write_text, require_writable_file
 from draftgauge.models.reference import resolve_source
 from draftgauge.policies.fitted import FITTED_SUFFIX, is_fitted, load_fitted
 from draftgauge.policies.registry import expand_policy, make_policy
@@ -93,7 +93,7 @@ def advise(request: AdviseRequest, *, on_warning: Warn = warn) -> list[Row]:
     if request.model is not None and request.url is None:
         raise DraftgaugeError("--model says what a server must serve: name the server with --url")
     if request.settings is not None:
-        require_writable(request.settings.parent)
+        require_writable_file(request.settings)
     if request.url is not None and request.model is not None:
         check_served(engine.name, request.url, request.model)
     counts = None if request.url is None else read_counts(engine.name, request.url)

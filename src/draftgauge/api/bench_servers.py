@@ -11,7 +11,7 @@ from draftgauge.api.bench_rows import ASKED, Reference, bench_rows
 from draftgauge.api.profile_plan import choose_prompts
 from draftgauge.api.requests import BenchRequest
 from draftgauge.core.errors import DraftgaugeError
-from draftgauge.core.files import require_writable
+from draftgauge.core.files import require_writable_file
 from draftgauge.core.progress import Progress
 from draftgauge.core.prompts import Prompt, in_turn
 from draftgauge.core.provenance import read_measurement
@@ -58,7 +58,7 @@ def bench_servers(request: BenchRequest, progress: Progress) -> list[dict[str, A
     if request.over is not None and request.over not in urls:
         raise DraftgaugeError(f"gains are stated over one of the servers, {', '.join(urls)}, not {request.over!r}")
     if request.costs_out is not None:
-        require_writable(request.costs_out.parent)
+        require_writable_file(request.costs_out)
     _, chosen = choose_prompts(request.prompts)
     prompts = _encoded(request, chosen)
     until = None

@@ -10,7 +10,7 @@ from draftgauge.api.requests import DATASTORE_TOKENS, DatastoreBuildRequest
 from draftgauge.api.runs import ALL_SPLITS, read_run, select_runs
 from draftgauge.api.verb import verb
 from draftgauge.core.errors import DraftgaugeError
-from draftgauge.core.files import require_writable
+from draftgauge.core.files import require_writable_file
 from draftgauge.fitting.decision_times import look_up_seconds
 from draftgauge.policies.stored_texts import StoredTexts
 from draftgauge.replaying.splits import split_trace
@@ -90,7 +90,7 @@ class GrowingStore:
         Raises:
             DraftgaugeError: if it is no datastore of this vocabulary, or none can be written there.
         """
-        require_writable(path.parent)
+        require_writable_file(path)
         self.path = path
         self._about = About(vocabulary, DATASTORE_TOKENS)
         store = Datastore.load(path, vocabulary) if path.exists() else Datastore(self._about)

@@ -12,7 +12,7 @@ from draftgauge.api.requests import FitRequest
 from draftgauge.api.runs import read_run, select_runs
 from draftgauge.api.verb import verb
 from draftgauge.core.errors import DraftgaugeError
-from draftgauge.core.files import require_writable
+from draftgauge.core.files import require_writable_file
 from draftgauge.core.prompts import TEST, TRAIN, VALIDATION
 from draftgauge.core.provenance import command_line, timestamp
 from draftgauge.fitting.registry import FitOptions, fit_policy, fittable
@@ -60,7 +60,7 @@ def fit(request: FitRequest) -> list[dict[str, Any]]:
     if horizon < 1:
         raise DraftgaugeError(f"the horizon is tokens to look ahead and must be at least 1, not {horizon}")
     runs = _runs(request.folder, request.tasks, request.compression)
-    require_writable(out.parent)
+    require_writable_file(out)
     train = [split_trace(trace, TRAIN) for _, trace, _ in runs]
     curves = [costs for _, _, costs in runs]
     fitted = fit_policy(policy, train, curves, FitOptions(horizon, request.online, seed))

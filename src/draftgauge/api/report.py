@@ -7,7 +7,7 @@ from pathlib import Path
 from draftgauge.api.requests import ReportRequest
 from draftgauge.api.runs import select_runs
 from draftgauge.api.verb import verb
-from draftgauge.core.files import require_writable
+from draftgauge.core.files import require_writable_file
 from draftgauge.core.provenance import read_measurement
 from draftgauge.policies.fitted import FITTED_SUFFIX, is_fitted
 from draftgauge.reporting.page import build_report
@@ -31,5 +31,5 @@ def report(request: ReportRequest) -> Path:
     folders = (request.folder, *runs)
     fitted = sorted({str(path) for folder in folders for path in folder.glob(f"*{FITTED_SUFFIX}") if is_fitted(path)})
     out = request.out or request.folder / REPORT_NAME
-    require_writable(out.parent)
+    require_writable_file(out)
     return build_report(runs, out, rows or None, request.title, policies=request.policies or None, fitted=fitted)

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from rich import box
-from rich.console import Console
+from rich.console import Console, ConsoleOptions, RenderableType
 from rich.progress import (
     BarColumn,
     MofNCompleteColumn,
@@ -24,15 +24,22 @@ from rich.progress import (
     TimeRemainingColumn,
 )
 from rich.progress import Progress as Bars
+from rich.segment import Segment
 from rich.table import Table
 
 from draftgauge.cli.table_layout import Block, Column, divide, line_width
 from draftgauge.core.errors import DraftgaugeError
+from draftgauge.core.printable import printable
 from draftgauge.core.progress import Progress
 
 
 class Output(Console):
-    """Standard output. Whoever reads it may stop, as ``head`` does: the command goes on and writes its files."""
+    """A stream for people. Whoever reads it may stop, as ``head`` does: the command goes on and writes its files."""
+
+    def render(self, renderable: RenderableType, options: ConsoleOptions | None = None) -> Iterable[Segment]:
+        """As rich does, with control characters of what is shown escaped; a terminal would obey them."""
+        for segment in super().render(renderable, options):
+            yield segment if segment.control else Segment(printable(segment.text), segment.style)
 
     def on_broken_pipe(self) -> None:
         """Say no more."""
@@ -43,7 +50,7 @@ class Output(Console):
 # Into a file or a pipe tables may be wide; 80 columns would cut their headings.
 # No emoji codes: a policy such as fixed:-1: is shown as it was written.
 console = Output(emoji=False) if Console().is_terminal else Output(width=132, emoji=False)
-errors = Console(stderr=True, emoji=False)
+errors = Output(stderr=True, emoji=False)
 EXIT_INCOMPLETE = 1
 EXIT_USAGE = 2
 EXIT_INTERRUPTED = 130
@@ -128,7 +135,7 @@ def friendly_warnings() -> Iterator[None]:
 
 
 def _escaped(text: str) -> str:
-    return text.replace("[", r"\[")
+    return printable(text).replace("[", r"\[")
 
 
 @contextmanager

@@ -21,7 +21,7 @@ from cyclopts.group import Group
 from draftgauge.cli.console import EXIT_INCOMPLETE, IncompleteError, friendly_errors, save_json
 from draftgauge.core.config import type_name
 from draftgauge.core.errors import DraftgaugeError
-from draftgauge.core.files import require_writable
+from draftgauge.core.files import require_writable_file
 from draftgauge.core.settings import Setting, get_setting, make_request, settings_of, summary_of
 
 DASH = "\0-"
@@ -170,7 +170,7 @@ def _check_destination(json: Path | None, request: Any) -> None:
     if json.is_dir() or any(parent.is_file() for parent in json.parents):
         raise DraftgaugeError(f"--json {json}: name a file in a folder, not a folder or a place below a file")
     if not json.exists() or json.is_file():  # else a device or a pipe, of whose folder nothing is asked
-        require_writable(json.parent)
+        require_writable_file(json)
     if json.exists() and any(os.path.exists(name) and json.samefile(name) for name in _named(request)):
         raise DraftgaugeError(f"--json {json} is one of the files to read; choose another file")
 

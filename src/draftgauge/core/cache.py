@@ -3,16 +3,28 @@
 from __future__ import annotations
 
 import os
+import tempfile
 from pathlib import Path
+
+from draftgauge.core.errors import DraftgaugeError
 
 VARIABLE = "DRAFTGAUGE_CACHE"
 
 
 def cache_folder() -> Path:
-    """``$DRAFTGAUGE_CACHE``, else ``draftgauge`` in the user's cache folder (``$XDG_CACHE_HOME``, else
-    ``~/.cache``).
+    """``$DRAFTGAUGE_CACHE``, else ``draftgauge`` in the user's cache folder (``$XDG_CACHE_HOME``, else ``~/.cache``);
+    in the folder for temporary files where a user has no home, as in containers.
+
+    Raises:
+        DraftgaugeError: if the variable begins with the name of an unknown user.
     """
     named = os.environ.get(VARIABLE)
     if named:
-        return Path(named).expanduser()
-    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "draftgauge"
+        try:
+            return Path(named).expanduser()
+        except RuntimeError as error:
+            raise DraftgaugeError(f"{VARIABLE} is {named!r}, and there is no such user: give a folder") from error
+    try:
+        return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "draftgauge"
+    except RuntimeError:
+        return Path(tempfile.gettempdir()) / f"draftgauge-{os.getuid()}"

@@ -135,6 +135,8 @@ def _str(value: Any) -> str | None:
 
 
 def _path(value: Any) -> Path | None:
+    if "\0" in str(value) or value == "":
+        return None
     return Path(value) if isinstance(value, str | Path) else None
 
 

@@ -120,6 +120,20 @@ def remove_temporaries(folder: Path, name: str = "") -> list[Path]:
     return removed
 
 
+def require_writable_file(path: Path) -> None:
+    """Make sure that a file can be written at a path; its folder is created if need be.
+
+    Raises:
+        DraftgaugeError: if the path is a folder, links that form a loop or no path at all, or its folder cannot be
+            created or written to.
+    """
+    with explained(path):
+        if path.is_dir():
+            raise DraftgaugeError(f"{str(path.resolve())!r} is a folder: name a file in it")
+        target = path.resolve()
+    require_writable(target.parent)
+
+
 def require_writable(folder: Path) -> None:
     """Create a folder if need be and make sure that files can be written into it.
 

@@ -19,7 +19,7 @@ import pyarrow as pa
 from draftgauge.core.artefacts import parse_json
 from draftgauge.core.config import from_mapping
 from draftgauge.core.errors import DraftgaugeError
-from draftgauge.core.files import require_writable
+from draftgauge.core.files import require_writable_file
 from draftgauge.core.locks import alone
 from draftgauge.traces.parquet import DamagedFileError, read_parquet, write_parquet
 
@@ -165,7 +165,7 @@ def grow(
     Raises:
         DraftgaugeError: if outputs cannot be added to the file, or it cannot be written; it is unchanged.
     """
-    require_writable(path.parent)
+    require_writable_file(path)
     with alone(path):
         store = Datastore.load(path, about.vocabulary) if path.exists() else Datastore(about)
         if store.about.with_prompts != about.with_prompts:

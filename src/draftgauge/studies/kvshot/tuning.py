@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from draftgauge.core.errors import DivergenceError, DraftgaugeError
-from draftgauge.core.files import atomic_write_text, require_writable
+from draftgauge.core.files import atomic_write_text, require_writable_file
 from draftgauge.studies.kvshot.cells import Variant
 from draftgauge.training.reuse.request import TrainingSpec
 
@@ -126,7 +126,7 @@ def tuning_path(study: Path, variant: Variant) -> Path:
 
 def save_tuned(path: Path, tuned: Tuned, identity: Mapping[str, Any]) -> None:
     """Keep what was found, and of what."""
-    require_writable(path.parent)
+    require_writable_file(path)
     content = {
         "identity": dict(identity),
         "trials": [asdict(trial) for trial in tuned.trials],

@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 from transformers import PreTrainedModel
 
 from draftgauge.core.errors import DraftgaugeError
-from draftgauge.core.files import atomic_write_text, require_writable
+from draftgauge.core.files import atomic_write_text, require_writable_file
 from draftgauge.core.progress import Progress, silent
 from draftgauge.training.reuse.generate import greedy_answers, groups
 
@@ -84,7 +84,7 @@ def make_answers(
             prompts.
     """
     partial = path.with_name(path.name + PARTIAL)
-    require_writable(path.parent)
+    require_writable_file(path)
     done = _resume(partial, description)
     missing = [index for index in range(len(prompts)) if index not in done]
     with partial.open("a", encoding="utf-8") as file:

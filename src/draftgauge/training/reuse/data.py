@@ -13,7 +13,7 @@ from transformers import PreTrainedTokenizerBase
 
 from draftgauge.core.config import to_mapping
 from draftgauge.core.errors import DraftgaugeError, PromptError
-from draftgauge.core.files import require_writable
+from draftgauge.core.files import require_writable_file
 from draftgauge.core.locks import alone
 from draftgauge.core.progress import Progress, silent
 from draftgauge.core.prompts import TRAIN, for_training, prompts_sha256, read_prompts
@@ -156,7 +156,7 @@ def answers_of(request: TrainingSpec, path: Path, target: CachedModel, progress:
         DraftgaugeError: as :func:`existing_answers` and :func:`prompt_tokens`.
     """
     fingerprint = target_fingerprint(target.module)
-    require_writable(path.parent)
+    require_writable_file(path)
     with alone(path):
         answers = existing_answers(request, path, fingerprint)
         if answers is not None:

@@ -1,0 +1,15 @@
+"""Text from files, prompts, models and servers made safe for a terminal."""
+
+from __future__ import annotations
+
+import re
+
+# Control characters but tab and line ends, and those that turn the direction of text.
+_UNSAFE = re.compile(
+    r"\r(?!\n)|[\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x9f\u200e\u200f\u202a-\u202e\u2066-\u2069\ud800-\udfff]"
+)
+
+
+def printable(text: str) -> str:
+    """The text with characters that would move a terminal's cursor, colour or order shown escaped, e.g. ``\\x1b``."""
+    return _UNSAFE.sub(lambda match: match[0].encode("unicode_escape", "backslashreplace").decode(), text)
