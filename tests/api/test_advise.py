@@ -204,8 +204,9 @@ def test_the_tokenizer_of_a_run_is_named(run: Path, tmp_path: Path) -> None:
     folder = tmp_path / "files"
     shutil.copytree(run, folder)
     manifest = Manifest.load(folder)
+    assert manifest.draft is not None
     target = replace(manifest.target, source="big.gguf", engine="gguf")
-    draft = replace(manifest.target, source="small.gguf", engine="gguf")
+    draft = replace(manifest.draft, source="small.gguf", engine="gguf")
     for tokenizer in (None, "their folder"):
         replace(manifest, target=target, draft=draft, tokenizer=tokenizer).save(folder)
         _, best, _ = advised([str(folder), "-e", "gguf"], tmp_path / "rows.json")
@@ -241,25 +242,95 @@ def test_how_a_run_was_recorded_is_repeated(run: Path, tmp_path: Path, monkeypat
     assert "The run was recorded with --compression nf4 --temperature 0.7" in shown
 
 
-def test_answers_of_vllm_are_advised_on(tmp_path: Path) -> None:
+def answers_file(path: Path) -> Path:
     metrics = {
         "num_spec_tokens": 4,
         "num_spec_steps": 6,
         "per_step_drafted": [4] * 6,
         "per_step_accepted": [2, 1, 3, 0, 2, 3],
     }
-    answer = {
-        "usage": {"prompt_tokens": 9, "completion_tokens": 18},
-        "metrics": {"speculative_decoding": metrics},
-    }
-    answers = tmp_path / "answers.jsonl"
-    answers.write_text("\n".join([json.dumps(answer)] * 12))
-    costs = costs_of(tmp_path / "costs.json", "vllm", 0.001)
+    answer = {"usage": {"prompt_tokens": 9, "completion_tokens": 18}, "metrics": {"speculative_decoding": metrics}}
+    path.write_text("\n".join([json.dumps(answer)] * 12))
+    return path
+
+
+def test_answers_of_vllm_are_advised_on(tmp_path: Path) -> None:
+    answers, costs = answers_file(tmp_path / "answers.jsonl"), costs_of(tmp_path / "costs.json", "vllm", 0.001)
     rows, best, _ = advised(["-e", "vllm", "--requests", str(answers), "--costs", str(costs)], tmp_path / "rows.json")
     assert best is not None
     assert best["drawn"] == 0
     four = next(row for row in rows if row["setting"] == "fixed:4")
     assert four["tokens_per_step"] == pytest.approx(17 / 6)
+
+
+@pytest.mark.parametrize("engine", ["vllm", "sglang", "llama-server"])
+@pytest.mark.parametrize("given", ["requests", "url"])
+def test_a_drafter_that_is_not_known_stays_and_only_its_length_changes(engine: str, given: str, tmp_path: Path) -> None:
+    """Flags name no method, no model and nothing of draftgauge; lengths by batch reach the settings."""
+    if (engine, given) == ("sglang", "url"):
+        pytest.skip("SGLang's counters are not read")
+    costs = costs_of(tmp_path / "costs.json", engine, 0.0005, batches=(1, 64))
+    metrics = vllm_metrics if engine == "vllm" else llama_metrics
+    with serving({"/metrics": (200, metrics(1000, 4000, 2100, (800, 600, 400, 300)))}) as url:
+        words = ["--url", url] if given == "url" else ["--requests", str(answers_file(tmp_path / "answers.jsonl"))]
+        words += ["-e", engine, "--costs", str(costs), "--settings", str(tmp_path / "settings.json")]
+        _, best, shown = advised(words, tmp_path / "rows.json")
+    assert best is not None
+    length = best["best_length"]
+    assert length > 0
+    assert "How the server drafts is not known here, so it stays as it is; change its length" in shown
+    assert (
+        best["flags"]
+        == {
+            "vllm": f'"num_speculative_tokens": {length}',
+            "sglang": f"--speculative-num-steps {length} --speculative-eagle-topk 1 --speculative-num-draft-tokens "
+            f"{length + 1}",
+            "llama-server": f"--spec-draft-n-max {length}",
+        }[engine]
+    )
+    lengths = json.loads(best["by_batch"])
+    assert lengths["1"] > lengths["64"]
+    document = json.loads((tmp_path / "settings.json").read_text())
+    if engine == "vllm":
+        ranges = [[1, 63, lengths["1"]], [64, 64, lengths["64"]]]
+        assert document == {"num_speculative_tokens": length, "num_speculative_tokens_per_batch_size": ranges}
+    elif engine == "sglang":
+        assert document == {"candidate_steps": sorted({value for value in lengths.values() if value})}
+    else:
+        assert document == {"spec-draft-n-max": length}
+
+
+def test_a_server_that_had_better_not_speculate_is_told_so_without_flags(tmp_path: Path) -> None:
+    costs = costs_of(tmp_path / "costs.json", "vllm", 0.5)
+    answers = answers_file(tmp_path / "answers.jsonl")
+    _, best, shown = advised(["-e", "vllm", "--requests", str(answers), "--costs", str(costs)], tmp_path / "rows.json")
+    assert best is not None
+    assert (best["setting"], best["flags"]) == ("plain", "")
+    assert "Start the server without its options for speculation." in shown
+
+
+@pytest.mark.parametrize("engine", ["vllm", "sglang"])
+def test_a_trained_drafter_is_advised_on_as_the_checkpoint_that_export_writes(
+    engine: str, run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("draftgauge.drafters.reuse.persistence.read_config", lambda folder: folder)
+    monkeypatch.setattr("draftgauge.exporting.eagle3.check_exportable", lambda config: None)
+    manifest = Manifest.load(run)
+    assert manifest.draft is not None
+    draft = replace(manifest.draft, source="runs/hidden")
+    folder = write_run(tmp_path / "run", 12, drafter="reuse", draft=draft)
+    costs = costs_of(tmp_path / "costs.json", engine, 0.0005)
+    _, best, _ = advised([str(folder), "-e", engine, "--costs", str(costs)], tmp_path / "rows.json")
+    assert best is not None
+    export, _, serve = best["flags"].partition(" && ")
+    assert export == "draftgauge export runs/hidden --out runs/hidden-eagle3"
+    words = shlex.split(serve)
+    if engine == "vllm":
+        config = json.loads(words[words.index("--speculative-config") + 1])
+        assert (config["method"], config["model"]) == ("eagle3", "runs/hidden-eagle3")
+    else:
+        assert words[words.index("--speculative-algorithm") + 1] == "EAGLE3"
+        assert words[words.index("--speculative-draft-model-path") + 1] == "runs/hidden-eagle3"
 
 
 def test_drafters_that_an_engine_does_not_run(run: Path, tmp_path: Path) -> None:
@@ -283,7 +354,8 @@ def test_bad_input_is_one_line_and_exit_code_2(run: Path, tmp_path: Path) -> Non
     EngineCosts("vllm", (1,), (0.01,), ((0.01, 0.011),), ((0.0, 0.001),)).save(short)
     for arguments, message in (
         ([str(run), "-e", "tgi"], "unknown engine 'tgi'"),
-        ([str(run), "-e", "vllm"], "docs/serving.md"),
+        ([str(run), "-e", "vllm"], f"--costs-out vllm-costs.json`, and `draftgauge advise {run} --engine vllm --costs"),
+        ([str(run), "-e", "sglang"], "docs/serving.md"),
         ([str(run), "-e", "gguf"], "recorded with the engine lean"),
         ([str(run), "-e", "vllm", "--costs", str(other)], "holds the costs of sglang, not of vllm"),
         ([str(run), "-e", "vllm", "--costs", str(broken)], "is not JSON"),
@@ -294,6 +366,7 @@ def test_bad_input_is_one_line_and_exit_code_2(run: Path, tmp_path: Path) -> Non
         ([str(run), "--model", "m"], "--url"),
         ([], "needs a recorded run"),
         (["-e", "vllm", "--requests", "x.jsonl"], "--costs"),
+        (["-e", "transformers", "--requests", "x.jsonl"], "name the server's engine"),
         ([str(run), "-e", "transformers", "--settings", str(tmp_path / "s.json")], "as an argument"),
         ([str(run), "--policy", "clairvoyant"], "clairvoyant"),
     ):

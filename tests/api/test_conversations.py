@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -167,9 +168,14 @@ def test_a_checkpoint_s_own_sampling(pair: dict[str, Any], tmp_path: Path) -> No
     assert own() == Sampling()
     assert own(do_sample=True) == Sampling(1.0)
     assert own(do_sample=True, temperature=0.6, top_k=20, top_p=0.95) == Sampling(0.6, 20, 0.95)
-    for name, value in (("min_p", 0.1), ("repetition_penalty", 1.1)):
-        with pytest.raises(ModelError, match=f"use {name} {value}, which"):
+    changing = {"min_p": 0.1, "repetition_penalty": 1.1, "bad_words_ids": [[5]], "suppress_tokens": [7], "top_h": 0.5}
+    changing |= {"min_new_tokens": 10, "min_length": 30, "forced_eos_token_id": 3, "sequence_bias": [[[5], -10.0]]}
+    changing |= {"guidance_scale": 1.5, "presence_penalty": 0.5, "stop_strings": ["x"], "num_return_sequences": 2}
+    for name, value in changing.items():
+        with pytest.raises(ModelError, match=re.escape(f"use {name} {value}, which")):
             own(do_sample=True, **{name: value})
+    neutral = {"min_p": 0.0, "repetition_penalty": 1.0, "num_beams": 1, "min_new_tokens": 0, "max_new_tokens": 9}
+    assert own(do_sample=True, transformers_version="5", bos_token_id=1, chat_format="x", **neutral) == Sampling(1.0)
     own(do_sample=True, temperature=0.6, top_k=20)
     manifest, run = record(pair | {"target": target}, tmp_path / "run", checkpoint_sampling=True, limit=1)
     assert (manifest.temperature, manifest.top_k, manifest.top_p) == (0.6, 20, 1.0)

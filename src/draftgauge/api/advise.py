@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import shlex
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import chain
 from pathlib import Path
 from typing import Any
@@ -24,9 +24,20 @@ from draftgauge.policies.fitted import FITTED_SUFFIX, is_fitted, load_fitted
 from draftgauge.policies.registry import expand_policy, make_policy
 from draftgauge.replaying.simulate import can_replay, replay_lengths
 from draftgauge.replaying.splits import MIN_PROMPTS, Design, choosing_unseen, design_of
-from draftgauge.serving.advice import EngineAdvice, SettingOutcome, advise_settings, batch_lengths
+from draftgauge.serving.advice import SettingOutcome, advise_settings, batch_lengths
+from draftgauge.serving.client import CLIENTS
 from draftgauge.serving.counters import SpeculationCounts, check_served, read_counts, standard_errors, tokens_per_step
-from draftgauge.serving.engines import FIXED, P_MIN, PLAIN, Engine, Places, engine_of, fixed_length, settings_document
+from draftgauge.serving.engines import (
+    EAGLE3,
+    FIXED,
+    P_MIN,
+    PLAIN,
+    Engine,
+    Places,
+    engine_of,
+    fixed_length,
+    settings_document,
+)
 from draftgauge.serving.requests_trace import import_requests
 from draftgauge.traces.build import narrow
 from draftgauge.traces.costs import CostCurve
@@ -35,24 +46,58 @@ from draftgauge.traces.manifest import COSTS_NAME, Manifest
 from draftgauge.traces.trace import Trace
 
 Z95 = 1.96
-LOADED = frozenset({"fp32", "fp16", "bf16", "int8", "nf4"})
-"""What ``--compression`` makes of a checkpoint."""
-OWN = ("draftgauge", "gguf")
-"""Engines of ``draftgauge generate``."""
+LOADED = frozenset({"fp32", "fp16", "bf16", "int8", "nf4"})  # what --compression makes of a checkpoint
+OWN = ("draftgauge", "gguf")  # engines of ``draftgauge generate``
+REUSE = "reuse"
 Row = dict[str, Any]
+COLUMNS = (
+    "engine",
+    "setting",
+    "speedup",
+    "low",
+    "high",
+    "advised",
+    "tokens_per_step",
+    "drafted_per_step",
+    "acceptance_rate",
+    "pays_below",
+)
+ADVISED_COLUMNS = (
+    "flags",
+    "length_only",
+    "sure",
+    "prompts",
+    "best_length",
+    "drafting_may_cost",
+    "acceptance",
+    "acceptance_to_pay",
+    "by_batch",
+    "drawn",
+    "server_tokens_per_step",
+    "expected_tokens_per_step",
+    "cost_doubt",
+    "recorded_with",
+)
 
 
 @dataclass(frozen=True)
 class _Source:
-    """What is judged: prompts with their drafts, the costs by batch size, and what the flags name."""
+    """What is judged: prompts with their drafts, the costs by batch size, and what the flags name.
+
+    ``policies``: whether any policy of draftgauge runs there; ``first``: a command to run before the flags.
+    """
 
     trace: Trace
     curves: Mapping[int, CostCurve]
     places: Places
-    own: tuple[str, ...]
-    signals: bool
-    policies: bool
+    own: tuple[str, ...] = ()
+    policies: bool = False
     drawn: float | None = None
+    first: str = ""
+
+    @property
+    def curve(self) -> CostCurve:
+        return self.curves[min(self.curves)]
 
 
 @verb(AdviseRequest)
@@ -61,8 +106,8 @@ def advise(request: AdviseRequest, *, on_warning: Warn = warn) -> list[Row]:
 
     From a run or from imported requests, every setting that the engine can run is replayed with the engine's costs; the
     one advised is chosen on training prompts where there are any, or, where a rule was fitted on some of these, on
-    validation prompts if there are 8. From a server alone, what each length up to the one
-    it drafts commits follows from its counters; with costs, so does the speed.
+    validation prompts if there are 8. From a server alone, what each length up to the one it drafts commits follows
+    from its counters; with costs, so does the speed.
 
     Args:
         request: what to advise on.
@@ -71,16 +116,16 @@ def advise(request: AdviseRequest, *, on_warning: Warn = warn) -> list[Row]:
             Python warning.
 
     Returns:
-        One row a setting: ``engine``, ``setting``, ``speedup`` over plain decoding with ``low`` and ``high`` (95%, by
-        prompt, of one None; from counters as if steps were independent), ``advised``, ``tokens_per_step``,
-        ``drafted_per_step``, ``acceptance_rate``, ``pays_below`` (the most plain steps that a step of this length may
-        take to pay), and of the advised one ``flags``, ``sure`` (the share of resamples that agree whether to
-        speculate; None of fewer than 8 ``prompts``), ``best_length``, ``drafting_may_cost`` (times what it costs),
-        ``acceptance``, ``acceptance_to_pay``, ``by_batch`` (best lengths as JSON), ``drawn`` (the share of an imported
-        trace that had to be drawn), ``server_tokens_per_step`` and ``expected_tokens_per_step`` (of a running server,
-        and what the run expects at its length), ``cost_doubt`` (why the
-        costs are not to be trusted) and ``recorded_with`` (options of ``draftgauge generate`` that say how
-        the run was recorded). Figures that are not known are None.
+        One row a setting, with None for figures that are not known: ``engine``, ``setting``, ``speedup`` over plain
+        decoding with ``low`` and ``high`` (95%, by prompt; from counters as if steps were independent), ``advised``,
+        ``tokens_per_step``, ``drafted_per_step``, ``acceptance_rate``, ``pays_below`` (the most plain steps that a step
+        of this length may take to pay). The advised one also has ``flags``; ``length_only`` (the flags change only the
+        length of a server whose drafter is not known); ``sure`` (the share of resamples that agree whether to
+        speculate, of 8 ``prompts`` or more); ``best_length``; ``drafting_may_cost`` (times what it costs);
+        ``acceptance``; ``acceptance_to_pay``; ``by_batch`` (best lengths as JSON); ``drawn`` (the share of an imported
+        trace that had to be drawn); ``server_tokens_per_step`` and ``expected_tokens_per_step`` (of a running server,
+        and what the run expects at its length); ``cost_doubt`` (why the costs are not to be trusted);
+        ``recorded_with`` (options of ``draftgauge generate`` that say how the run was recorded).
 
     Raises:
         DraftgaugeError: for an unknown engine, costs that are not known, or a server that does not answer, counts no
@@ -97,13 +142,12 @@ def advise(request: AdviseRequest, *, on_warning: Warn = warn) -> list[Row]:
     if request.url is not None and request.model is not None:
         check_served(engine.name, request.url, request.model)
     counts = None if request.url is None else read_counts(engine.name, request.url)
-    if request.folder is None and request.requests is None:
+    if request.requests is not None:
+        return _rows(request, engine, _from_requests(request, engine, request.requests), counts, on_warning)
+    if request.folder is None:
         if counts is None:
             raise DraftgaugeError("advice needs a recorded run, --requests, or a running server (--url)")
         return _from_counters(request, engine, counts)
-    if request.requests is not None:
-        return _rows(request, engine, _from_requests(request, engine, request.requests), counts, on_warning)
-    assert request.folder is not None
     runs = select_runs(request.folder)
     if len(runs) > 1:
         names = ", ".join(str(run) for run, _ in runs)
@@ -116,13 +160,14 @@ def advise(request: AdviseRequest, *, on_warning: Warn = warn) -> list[Row]:
 
 def _from_run(request: AdviseRequest, engine: Engine, run: Path, manifest: Manifest) -> _Source:
     path = request.costs or run / COSTS_NAME
-    _check_drafter(engine, run, manifest)
+    eagle3 = _check_drafter(engine, run, manifest)
     if request.costs is None:
         _check_loop(engine, run, manifest)
     curves = read_costs(path, engine.name)
     trace, _ = read_run(run, request.judged.tasks)
     fitted = tuple(sorted(str(file) for file in run.glob(f"*{FITTED_SUFFIX}") if is_fitted(file)))
-    drafted_by = _drafted_by(engine, request.costs)
+    measured = None if request.costs is None else load_engine_costs(request.costs, engine.name)
+    drafted_by = None if measured is None else measured.drafted_by
     target, draft = manifest.target.source, manifest.draft.source if manifest.draft is not None else "DRAFT"
     tokenizer = manifest.tokenizer
     if engine.name not in OWN:  # which do not know the bundled models by name
@@ -138,9 +183,14 @@ def _from_run(request: AdviseRequest, engine: Engine, run: Path, manifest: Manif
         proposer=drafted_by == BY_DRAFTGAUGE,
         options=recorded_with(manifest),
     )
+    first = ""
+    if eagle3:
+        places = replace(places, drafter=EAGLE3, draft=f"{draft.rstrip('/')}-eagle3", proposer=False)
+        first = shlex.join(["draftgauge", "export", draft, "--out", places.draft])
     own = tuple(name for spec in request.policies or fitted for name in expand_policy(spec, trace.gamma_max))
-    policies = engine.policies and (engine.name != "vllm" or drafted_by != BY_ENGINE)  # there only in the proposer
-    return _Source(trace, curves, places, own, True, policies)
+    in_proposer = drafted_by != BY_ENGINE and not eagle3  # the only place for policies in vLLM
+    policies = engine.policies and (engine.name != "vllm" or in_proposer)
+    return _Source(trace, curves, places, own, policies, first=first)
 
 
 def recorded_with(manifest: Manifest) -> tuple[str, ...]:
@@ -160,21 +210,38 @@ def recorded_with(manifest: Manifest) -> tuple[str, ...]:
     return tuple(words)
 
 
-def _check_drafter(engine: Engine, run: Path, manifest: Manifest) -> None:
-    """Refuse a drafter that the engine cannot run."""
-    if engine.drafters and manifest.drafter not in engine.drafters:
-        raise DraftgaugeError(
-            f"{run} was recorded with the drafter {manifest.drafter}, which {engine.name} does not run (it runs "
-            f"{' and '.join(engine.drafters)}): record a run with one of these, or export the drafter (`draftgauge "
-            "export`) and give the server's answers with --requests"
-        )
+def _check_drafter(engine: Engine, run: Path, manifest: Manifest) -> bool:
+    """Refuse a drafter that the engine cannot run; whether it runs exported, as an EAGLE-3 checkpoint."""
+    if not engine.drafters or manifest.drafter in engine.drafters:
+        return False
+    if manifest.drafter == REUSE and EAGLE3 in engine.drafters and manifest.draft is not None:
+        from draftgauge.drafters.reuse.persistence import read_config
+        from draftgauge.exporting.eagle3 import check_exportable
+
+        check_exportable(read_config(Path(manifest.draft.source)))
+        return True
+    runs = " and ".join(kind for kind in engine.drafters if kind != EAGLE3)
+    raise DraftgaugeError(
+        f"{run} was recorded with the drafter {manifest.drafter}, which {engine.name} does not run (it runs {runs}): "
+        "record a run with one of these, or serve a drafter of the engine's own and give its answers with --requests"
+    )
 
 
 def _check_loop(engine: Engine, run: Path, manifest: Manifest) -> None:
     """Refuse to price an engine by a loop that is not its own."""
-    how = f"give them with --costs (see docs/serving.md for how to measure them in {engine.name})"
     if not engine.loop:
-        raise DraftgaugeError(f"what a step costs in {engine.name} is not known from {run}: {how}")
+        file = f"{engine.name}-costs.json"
+        again = shlex.join(["draftgauge", "advise", str(run), "--engine", engine.name, "--costs", file])
+        measure = f"write what a step takes there to {file}"
+        if engine.name in CLIENTS:
+            words = ["draftgauge", "bench-serving", "--engine", engine.name, "--url", "plain=http://127.0.0.1:8000"]
+            words += ["--url", "fixed:4=http://127.0.0.1:8001", "--target", manifest.target.source]
+            measure = f"start one server without speculation and one at a fixed length, then `{shlex.join(words)}"
+            measure += f" --costs-out {file}`"
+        raise DraftgaugeError(
+            f"what a step costs in {engine.name} is not known from {run}: {measure}, and `{again}` "
+            "(docs/serving.md says more)"
+        )
     if engine.name == "gguf" and manifest.target.engine != "gguf":
         raise DraftgaugeError(
             f"{run} was recorded with the engine {manifest.target.engine}, whose costs are not those of gguf: record a "
@@ -182,13 +249,12 @@ def _check_loop(engine: Engine, run: Path, manifest: Manifest) -> None:
         )
 
 
-def _drafted_by(engine: Engine, costs: Path | None) -> str | None:
-    """Whose code drafted while costs were measured; None where they do not say."""
-    measured = None if costs is None else load_engine_costs(costs, engine.name)
-    return None if measured is None else measured.drafted_by
-
-
 def _from_requests(request: AdviseRequest, engine: Engine, answers: Path) -> _Source:
+    if engine.loop:
+        raise DraftgaugeError(
+            f"--requests holds answers of a server, and {engine.name} decodes with draftgauge's own drafters: name the "
+            "server's engine with --engine, or record a run"
+        )
     if request.costs is None:
         raise DraftgaugeError(
             f"answers say what is accepted, not what a step costs: give the costs of a step in {engine.name} with "
@@ -197,8 +263,7 @@ def _from_requests(request: AdviseRequest, engine: Engine, answers: Path) -> _So
     if request.policies:
         raise DraftgaugeError("answers hold no signals of the drafter, so only fixed lengths can be judged on them")
     imported = import_requests(answers)
-    curves, places = read_costs(request.costs, engine.name), Places(drafter="requests")
-    return _Source(imported.trace, curves, places, (), False, False, imported.drawn)
+    return _Source(imported.trace, read_costs(request.costs, engine.name), Places(drafter=None), drawn=imported.drawn)
 
 
 def _rows(
@@ -208,87 +273,63 @@ def _rows(
     seen = set(chain.from_iterable(fitted_on.values()))
     design = choosing_unseen(design_of(source.trace, request.judged.split, seen), source.trace, seen)
     if request.folder is not None:
-        warn_of_doubt(request.costs or request.folder, source.curves[min(source.curves)], on_warning)
+        warn_of_doubt(request.costs or request.folder, source.curve, on_warning)
         warn_of_seen(request.folder, design, fitted_on, on_warning)
-    design = _narrowed(design, min(curve.gamma_max for curve in source.curves.values()))
+    longest = min(curve.gamma_max for curve in source.curves.values())
+    train = None if design.train is None else narrow(design.train, longest)
+    design = Design(design.split, narrow(design.trace, longest), train)
     settings = engine.settings(design.trace.gamma_max, source.own)
     if not source.policies:
-        settings = [s for s in settings if fixed_length(s) is not None or (source.signals and engine.p_min)]
+        p_min = engine.p_min and source.places.drafter is not None
+        settings = [s for s in settings if fixed_length(s) is not None or (p_min and s.startswith(P_MIN))]
     left_out = [spec for spec in source.own if not spec.startswith(FIXED) and spec not in settings]
     if request.policies and left_out:
         on_warning(f"{engine.name} does not run {', '.join(left_out)} with these costs: not tried (docs/serving.md)")
-    curve = source.curves[min(source.curves)]
     if not request.policies:
-        settings = [setting for setting in settings if _known(setting, design.trace, curve)]
-    advice = advise_settings(design, curve, settings)
+        settings = [setting for setting in settings if _is_known(setting, design.trace, source.curve)]
+    advice = advise_settings(design, source.curve, settings)
     lengths = batch_lengths(design, source.curves) if len(source.curves) > 1 else {1: advice.best_length}
-    _write_settings(request, engine, advice.advised.setting, lengths, source.places)
-    extra = _server_row(design, counts) | {"drawn": source.drawn}
-    if len(lengths) > 1:
-        extra["by_batch"] = json.dumps(lengths)
     prompts = len(design.trace.prompts)
-    return [_row(engine, source, advice, outcome, prompts, extra) for outcome in advice.outcomes]
+    rows = [_row(engine, outcome, prompts) for outcome in advice.outcomes]
+    best = rows[advice.outcomes.index(advice.advised)]
+    best |= _server_row(design, counts) | {
+        "advised": True,
+        "sure": advice.sure if prompts >= MIN_PROMPTS else None,
+        "prompts": prompts,
+        "best_length": advice.best_length,
+        "drafting_may_cost": advice.change.drafting,
+        "acceptance": advice.change.accepted,
+        "acceptance_to_pay": advice.change.acceptance,
+        "drawn": source.drawn,
+        "cost_doubt": source.curve.doubt() or None,
+        "recorded_with": shlex.join(source.places.options) or None,
+    }
+    _tell(request, engine, best, lengths, source.places)
+    if source.first and best["setting"] != PLAIN:
+        best["flags"] = f"{source.first} && {best['flags']}"
+    return rows
 
 
-def _known(setting: str, trace: Trace, costs: CostCurve) -> bool:
+def _is_known(setting: str, trace: Trace, costs: CostCurve) -> bool:
     """Whether a trace says how a setting does."""
     if setting.startswith(P_MIN) or fixed_length(setting) is not None:
         return True
     return can_replay(trace, make_policy(setting, trace.gamma_max, costs))
 
 
-def _narrowed(design: Design, longest: int) -> Design:
-    train = None if design.train is None else narrow(design.train, longest)
-    return Design(design.split, narrow(design.trace, longest), train)
-
-
-def _row(
-    engine: Engine, source: _Source, advice: EngineAdvice, outcome: SettingOutcome, prompts: int, extra: Row
-) -> Row:
-    advised = outcome is advice.advised
-    row = _EMPTY | {
+def _row(engine: Engine, outcome: SettingOutcome, prompts: int) -> Row:
+    return dict.fromkeys((*COLUMNS, *ADVISED_COLUMNS)) | {
         "engine": engine.name,
         "setting": outcome.setting,
         "speedup": outcome.speedup,
         "low": outcome.low if prompts > 1 else None,
         "high": outcome.high if prompts > 1 else None,
-        "advised": advised,
+        "advised": False,
         "tokens_per_step": outcome.tokens_per_step,
         "drafted_per_step": outcome.drafted_per_step,
         "acceptance_rate": outcome.acceptance_rate,
         "pays_below": outcome.tokens_per_step,
     }
-    if advised:
-        row |= extra | {
-            "flags": engine.flags(outcome.setting, source.places),
-            "sure": advice.sure if prompts >= MIN_PROMPTS else None,
-            "prompts": prompts,
-            "best_length": advice.best_length,
-            "drafting_may_cost": advice.change.drafting,
-            "acceptance": advice.change.accepted,
-            "acceptance_to_pay": advice.change.acceptance,
-            "cost_doubt": source.curves[min(source.curves)].doubt() or None,
-            "recorded_with": shlex.join(source.places.options) or None,
-        }
-    return row
-
-
-_ADVISED_ONLY = (
-    "flags",
-    "sure",
-    "prompts",
-    "best_length",
-    "drafting_may_cost",
-    "acceptance",
-    "acceptance_to_pay",
-    "by_batch",
-    "drawn",
-    "server_tokens_per_step",
-    "expected_tokens_per_step",
-    "cost_doubt",
-    "recorded_with",
-)
-_EMPTY: Row = dict.fromkeys(("speedup", "low", "high", *_ADVISED_ONLY))
 
 
 def _server_row(design: Design, counts: SpeculationCounts | None) -> Row:
@@ -303,19 +344,29 @@ def _server_row(design: Design, counts: SpeculationCounts | None) -> Row:
     return row
 
 
+def _tell(request: AdviseRequest, engine: Engine, best: Row, lengths: dict[int, int], places: Places) -> None:
+    """How the engine is told of the advised setting: its flags in the row, its settings in a file."""
+    best |= {"flags": engine.flags(best["setting"], places), "length_only": places.drafter is None}
+    if len(lengths) > 1:
+        best["by_batch"] = json.dumps(lengths)
+    if request.settings is not None:
+        document = settings_document(engine, best["setting"], lengths, places)
+        atomic_write_text(request.settings, json.dumps(document, indent=1) + "\n")
+
+
 def _from_counters(request: AdviseRequest, engine: Engine, counts: SpeculationCounts) -> list[Row]:
     """Rows from a server's counters; settings and speeds only where costs are given."""
     if request.policies or request.judged.tasks or request.judged.split:
         raise DraftgaugeError("a server's counters hold neither tasks nor signals: give a recorded run to judge these")
+    if request.settings is not None and request.costs is None:
+        raise DraftgaugeError("settings follow from costs: give them with --costs")
     survival = counts.survival()
     committed, errors = tokens_per_step(survival), standard_errors(survival, counts.drafts)
-    curves = None if request.costs is None else read_costs(request.costs, engine.name)
     rows = [
-        _EMPTY
+        dict.fromkeys((*COLUMNS, *ADVISED_COLUMNS))
         | {
             "engine": engine.name,
             "setting": f"{FIXED}{length}" if length else PLAIN,
-            "advised": None,
             "tokens_per_step": committed[length],
             "drafted_per_step": float(length),
             "acceptance_rate": (committed[length] - 1) / length if length else None,
@@ -323,38 +374,24 @@ def _from_counters(request: AdviseRequest, engine: Engine, counts: SpeculationCo
         }
         for length in range(len(committed))
     ]
-    if curves is None:
-        if request.settings is not None:
-            raise DraftgaugeError("settings follow from costs: give them with --costs")
+    if request.costs is None:
         return rows
+    curves = read_costs(request.costs, engine.name)
     speeds = {batch: _speeds(curve, committed) for batch, curve in curves.items()}
     lengths = {batch: speed.index(max(speed)) for batch, speed in speeds.items()}
     batch = min(curves)
-    places = Places(drafter="server", gamma_max=len(survival))
     for row, speed, error, tokens in zip(rows, speeds[batch], errors, committed, strict=False):
         share = Z95 * error / tokens
         row |= {"speedup": speed, "low": speed * (1 - share), "high": speed * (1 + share), "advised": False}
     best = rows[lengths[batch]]
-    best |= {"advised": True, "best_length": lengths[batch], "flags": engine.flags(best["setting"], places)}
-    if len(lengths) > 1:
-        best["by_batch"] = json.dumps(lengths)
-    _write_settings(request, engine, best["setting"], lengths, places)
+    best |= {"advised": True, "best_length": lengths[batch]}
+    _tell(request, engine, best, lengths, Places(drafter=None))
     return rows[: len(speeds[batch])]
 
 
 def _speeds(curve: CostCurve, committed: list[float]) -> list[float]:
     """Speed over plain decoding by length, at the median context, up to the longest length that was measured."""
-    context = curve.contexts[len(curve.contexts) // 2]
-    plain = curve.plain[len(curve.contexts) // 2]
+    middle = len(curve.contexts) // 2
     longest = min(len(committed) - 1, curve.gamma_max)
-    steps = [float(curve.step_seconds(length, context)) for length in range(1, longest + 1)]
-    return [1.0, *(tokens * plain / step for tokens, step in zip(committed[1:], steps, strict=False))]
-
-
-def _write_settings(
-    request: AdviseRequest, engine: Engine, setting: str, lengths: dict[int, int], places: Places
-) -> None:
-    if request.settings is None:
-        return
-    document = settings_document(engine, setting, lengths, places)
-    atomic_write_text(request.settings, json.dumps(document, indent=1) + "\n")
+    steps = [float(curve.step_seconds(length, curve.contexts[middle])) for length in range(1, longest + 1)]
+    return [1.0, *(tokens * curve.plain[middle] / step for tokens, step in zip(committed[1:], steps, strict=False))]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import shlex
 from typing import Any
 
@@ -16,6 +15,7 @@ COLUMNS = {
     "depths": "trained for",
     "target": "target",
 }
+SERVED = {"vLLM": "vllm", "SGLang": "sglang"}
 
 
 def export(request: ExportRequest) -> list[dict[str, Any]]:
@@ -34,15 +34,11 @@ def export(request: ExportRequest) -> list[dict[str, Any]]:
 
 def serving_commands(row: dict[str, Any]) -> dict[str, str]:
     """How engines are started with an EAGLE-3 checkpoint, by engine; drafts as long as it was trained for."""
+    from draftgauge.serving.engines import EAGLE3, FIXED, Places, engine_of
+
     target, length = row["target"] or "TARGET", row["depths"] or 1
-    settings = {"method": "eagle3", "model": row["folder"], "num_speculative_tokens": length}
-    sglang = ["--speculative-algorithm", "EAGLE3", "--speculative-draft-model-path", row["folder"]]
-    sglang += ["--speculative-num-steps", str(length), "--speculative-eagle-topk", "1"]
-    sglang += ["--speculative-num-draft-tokens", str(length + 1)]
-    commands = {
-        "vLLM": shlex.join(["vllm", "serve", target, "--speculative-config", json.dumps(settings)]),
-        "SGLang": shlex.join(["python", "-m", "sglang.launch_server", "--model-path", target, *sglang]),
-    }
+    places = Places(target, row["folder"], EAGLE3)
+    commands = {title: engine_of(name).flags(f"{FIXED}{length}", places) for title, name in SERVED.items()}
     if row["llama_cpp_lacks"] is None:
         convert = ["python", "convert_hf_to_gguf.py", row["folder"], "--target-model-dir", target]
         server = ["llama-server", "--model", "TARGET.gguf", "--spec-type", "draft-eagle3", "--spec-draft-model"]

@@ -13,7 +13,8 @@ class IncrementalDecoder:
 
     def __init__(self, tokenizer: PreTrainedTokenizerBase) -> None:
         self._tokenizer = tokenizer
-        self._special = frozenset(tokenizer.all_special_ids)
+        added = tokenizer.added_tokens_decoder  # end-of-turn tokens are special here, and often among no named ones
+        self._special = frozenset(tokenizer.all_special_ids) | {token for token, each in added.items() if each.special}
         self._before: list[int] = []
         self._pending: list[int] = []
 

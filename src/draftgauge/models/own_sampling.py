@@ -10,18 +10,21 @@ from draftgauge.core.errors import ModelError
 from draftgauge.models.gguf_library import is_gguf
 from draftgauge.verification import Sampling
 
-# What changes the distribution and is not to be had here, with the values at which it changes nothing.
-_NEUTRAL = {
-    "repetition_penalty": (None, 1.0),
-    "encoder_repetition_penalty": (None, 1.0),
-    "no_repeat_ngram_size": (None, 0),
-    "min_p": (None, 0.0),
-    "typical_p": (None, 1.0),
-    "epsilon_cutoff": (None, 0.0),
-    "eta_cutoff": (None, 0.0),
-    "penalty_alpha": (None, 0.0),
-    "num_beams": (None, 1),
-}
+# Settings of a GenerationConfig that are honoured, or do not change what is decoded from the same limits.
+_HARMLESS = (
+    *("do_sample", "temperature", "top_k", "top_p", "max_length", "max_new_tokens"),
+    *("pad_token_id", "bos_token_id", "eos_token_id", "decoder_start_token_id"),
+    *("use_cache", "cache_implementation", "cache_config", "max_cache_len", "low_memory", "prefill_chunk_size"),
+    *("compile_config", "disable_compile", "continuous_batching_config", "_from_model_config", "transformers_version"),
+    *("output_attentions", "output_hidden_states", "output_scores", "output_logits", "return_dict_in_generate"),
+    *("is_assistant", "num_assistant_tokens", "num_assistant_tokens_schedule", "assistant_confidence_threshold"),
+    *("prompt_lookup_num_tokens", "max_matching_ngram_size", "assistant_early_exit", "assistant_lookbehind"),
+    *("target_lookbehind", "assistant_ensemble_weight", "speculation_type", "use_mtp"),
+    *("early_stopping", "length_penalty", "diversity_penalty", "num_beam_groups"),  # of beams, which are refused
+)
+# Values that change nothing, where they are not transformers' own defaults.
+_NEUTRAL = {"guidance_scale": 1, "min_p": 0, "penalty_alpha": 0, "min_new_tokens": 0}
+_NEUTRAL |= {"presence_penalty": 0, "frequency_penalty": 0}  # which transformers does not know, and serving engines do
 
 
 def own_sampling(source: str | Path) -> Sampling:
@@ -41,7 +44,9 @@ def own_sampling(source: str | Path) -> Sampling:
         raise ModelError(
             f"{source} comes without sampling defaults (generation_config.json): give temperature, top_k and top_p"
         ) from error
-    off = [name for name, neutral in _NEUTRAL.items() if getattr(own, name, None) not in neutral]
+    neutral = GenerationConfig._get_default_generation_params() | _NEUTRAL
+    checked = [name for name in vars(GenerationConfig()) | _NEUTRAL if name not in _HARMLESS]
+    off = [name for name in checked if getattr(own, name, None) not in (None, False, [], neutral.get(name))]
     if off:
         shown = ", ".join(f"{name} {getattr(own, name)}" for name in off)
         raise ModelError(

@@ -14,7 +14,7 @@ from draftgauge.policies.registry import compared_policies
 PLAIN = "plain"
 FIXED = "fixed:"
 P_MIN = "p-min:"
-LANGUAGE_MODEL, LOOKUP = "language_model", "prompt_lookup"
+LANGUAGE_MODEL, LOOKUP, EAGLE3 = "language_model", "prompt_lookup", "eagle3"
 GGUF = ".gguf"
 P_MINS = (0.2, 0.4, 0.6, 0.8, 0.9)
 PROPOSER = "draftgauge.integrations.vllm.Proposer"
@@ -26,8 +26,9 @@ class Places:
 
     Attributes:
         target: model that verifies.
-        draft: model that drafts.
-        drafter: kind of drafter, as a run's manifest has it.
+        draft: model that drafts; of "eagle3" the exported checkpoint.
+        drafter: kind of drafter, as a run's manifest has it, or "eagle3"; None where the server drafts in a way that is
+            not known, which then stays: flags only change its length.
         gamma_max: the longest draft.
         costs: file of the cost curve, for policies that weigh cost; None if there is none.
         tokenizer: of the target, where it is not its own; None if it is.
@@ -38,17 +39,12 @@ class Places:
 
     target: str = "TARGET"
     draft: str = "DRAFT"
-    drafter: str = LANGUAGE_MODEL
+    drafter: str | None = LANGUAGE_MODEL
     gamma_max: int = 16
     costs: str | None = None
     tokenizer: str | None = None
     proposer: bool = False
     options: tuple[str, ...] = ()
-
-    @property
-    def engines_own(self) -> bool:
-        """Whether the engine's own code runs the draft model at fixed lengths."""
-        return self.drafter == LANGUAGE_MODEL and not self.proposer
 
 
 @dataclass(frozen=True)
@@ -79,7 +75,8 @@ class Engine:
             own: further policies, by spec or fitted file; the ones that are compared by default if there are none.
         """
         fixed = [f"{FIXED}{length}" for length in range(1, gamma_max + 1)]
-        stopping = [f"{P_MIN}{p},{n}" for n in _lengths(gamma_max) for p in P_MINS] if self.p_min else []
+        lengths = sorted({min(length, gamma_max) for length in (4, 8, 16)})
+        stopping = [f"{P_MIN}{p},{n}" for n in lengths for p in P_MINS] if self.p_min else []
         rules = list(own or compared_policies()) if self.policies else []
         return [PLAIN, *fixed, *stopping, *(rule for rule in rules if not rule.startswith(FIXED))]
 
@@ -140,45 +137,37 @@ def settings_document(engine: Engine, setting: str, lengths: dict[int, int], pla
     """
     length = fixed_length(setting)
     if engine.name == "vllm":
-        own = length is not None and places.engines_own
-        if not own or len(lengths) == 1 or not any(lengths.values()):
+        longest = max(lengths.values())
+        if length is None or len(lengths) == 1 or longest == 0 or _is_custom(f"{FIXED}{longest}", places):
             return _vllm_config(setting, places)
-        longest = _vllm_config(f"{FIXED}{max(lengths.values())}", places)  # no range goes beyond it
-        return longest | {"num_speculative_tokens_per_batch_size": by_batch(lengths)}
+        config = _vllm_config(f"{FIXED}{longest}", places)  # no range goes beyond it
+        return config | {"num_speculative_tokens_per_batch_size": by_batch(lengths)}
     if engine.name == "sglang":
         steps = sorted({value for value in lengths.values() if value} | ({length} if length else set()))
         return {"candidate_steps": steps} if steps else {}
     if engine.name == "llama-server":
-        return _llama_settings(setting)
+        return _llama_settings(setting, places)
     raise DraftgaugeError(f"{engine.name} takes its setting as an argument, not from a file: leave out --settings")
 
 
-def _lengths(gamma_max: int) -> list[int]:
-    return sorted({min(length, gamma_max) for length in (4, 8, 16)})
-
-
 def _draftgauge(setting: str, places: Places) -> str:
-    words = ["draftgauge", "generate", "PROMPT", "--target", places.target, *_drafter_words(setting, places)]
-    return shlex.join([*words, *_tokenizer_words("--tokenizer", places), *places.options, "--policy", setting])
+    words = ["draftgauge", "generate", "PROMPT", "--target", places.target]
+    if setting != PLAIN and places.drafter == LANGUAGE_MODEL:
+        words += ["--draft", places.draft]
+    elif setting != PLAIN:
+        words += ["--drafter", LOOKUP if places.drafter == LOOKUP else places.draft]
+    return shlex.join([*words, *_tokenizer("--tokenizer", places), *places.options, "--policy", setting])
 
 
-def _drafter_words(setting: str, places: Places) -> list[str]:
-    if setting == PLAIN:
-        return []
-    if places.drafter == LANGUAGE_MODEL:
-        return ["--draft", places.draft]
-    return ["--drafter", places.drafter if places.drafter == LOOKUP else places.draft]
-
-
-def _tokenizer_words(option: str, places: Places) -> list[str]:
+def _tokenizer(option: str, places: Places) -> list[str]:
     return [] if places.tokenizer is None else [option, places.tokenizer]
 
 
 def _transformers(setting: str, places: Places) -> str:
     if setting == PLAIN:
         return "model.generate(**inputs)"
-    drafter = repr(places.drafter if places.drafter == LOOKUP else places.draft)
-    return f"model.generate(**inputs, custom_generate=draftgauge.speculative({drafter}, policy={setting!r}))"
+    drafter = LOOKUP if places.drafter == LOOKUP else places.draft
+    return f"model.generate(**inputs, custom_generate=draftgauge.speculative({drafter!r}, policy={setting!r}))"
 
 
 def _gguf(setting: str, places: Places) -> str:
@@ -188,34 +177,47 @@ def _gguf(setting: str, places: Places) -> str:
     return _draftgauge(setting, replace(places, target=target, draft=draft))
 
 
-def _llama_settings(setting: str) -> dict[str, Any]:
+def _llama_settings(setting: str, places: Places) -> dict[str, Any]:
     if setting == PLAIN:
         return {}
     length = fixed_length(setting)
+    if places.drafter is None:
+        return {"spec-draft-n-max": length}
     p_min, longest = p_min_of(setting) if length is None else (0.0, length)
     return {"spec-type": "draft-simple", "spec-draft-n-max": longest, "spec-draft-p-min": p_min}
 
 
 def _llama_server(setting: str, places: Places) -> str:
-    options = _llama_settings(setting)
-    words = ["llama-server", "--model", "TARGET.gguf"]
-    if options:
+    options = _llama_settings(setting, places)
+    words = [] if places.drafter is None else ["llama-server", "--model", "TARGET.gguf"]
+    if options and places.drafter is not None:
         words += ["--spec-draft-model", "DRAFT.gguf"]
     return shlex.join([*words, *(word for name, value in options.items() for word in (f"--{name}", str(value)))])
+
+
+def _is_custom(setting: str, places: Places) -> bool:
+    """Whether draftgauge's proposer drafts in vLLM, not vLLM's own code."""
+    own = places.drafter == EAGLE3 or (places.drafter == LANGUAGE_MODEL and not places.proposer)
+    return places.drafter is not None and (fixed_length(setting) is None or not own)
 
 
 def _vllm_config(setting: str, places: Places) -> dict[str, Any]:
     length = fixed_length(setting)
     if length == 0:
         return {}
-    if length is not None and places.engines_own:
-        return {"method": "draft_model", "model": places.draft, "num_speculative_tokens": length}
-    return {"method": "custom_class", "model": PROPOSER, "num_speculative_tokens": length or places.gamma_max}
+    tokens = {"num_speculative_tokens": length or places.gamma_max}
+    if places.drafter is None:
+        return tokens
+    if _is_custom(setting, places):
+        return {"method": "custom_class", "model": PROPOSER} | tokens
+    return {"method": EAGLE3 if places.drafter == EAGLE3 else "draft_model", "model": places.draft} | tokens
 
 
 def _vllm(setting: str, places: Places) -> str:
     config = _vllm_config(setting, places)
-    words = ["vllm", "serve", places.target, *_tokenizer_words("--tokenizer", places)]
+    if places.drafter is None:
+        return json.dumps(config)[1:-1]
+    words = ["vllm", "serve", places.target, *_tokenizer("--tokenizer", places)]
     if config:
         words += ["--speculative-config", json.dumps(config)]
     if config.get("method") == "custom_class":
@@ -227,11 +229,15 @@ def _vllm(setting: str, places: Places) -> str:
 
 
 def _sglang(setting: str, places: Places) -> str:
-    words = ["python", "-m", "sglang.launch_server", "--model-path", places.target]
-    words += _tokenizer_words("--tokenizer-path", places)
+    words = []
     length = fixed_length(setting)
+    if places.drafter is not None:
+        words = ["python", "-m", "sglang.launch_server", "--model-path", places.target]
+        words += _tokenizer("--tokenizer-path", places)
+    if length and places.drafter is not None:
+        algorithm = "EAGLE3" if places.drafter == EAGLE3 else "STANDALONE"
+        words += ["--speculative-algorithm", algorithm, "--speculative-draft-model-path", places.draft]
     if length:
-        words += ["--speculative-algorithm", "STANDALONE", "--speculative-draft-model-path", places.draft]
         words += ["--speculative-num-steps", str(length), "--speculative-eagle-topk", "1"]
         words += ["--speculative-num-draft-tokens", str(length + 1)]
     return shlex.join(words)
@@ -244,8 +250,7 @@ ENGINES = {
         Engine("transformers", loop=True, policies=True, p_min=False, drafters=(), flags=_transformers),
         Engine("gguf", loop=True, policies=True, p_min=False, drafters=(LANGUAGE_MODEL, LOOKUP), flags=_gguf),
         Engine("llama-server", loop=False, policies=False, p_min=True, drafters=(LANGUAGE_MODEL,), flags=_llama_server),
-        Engine("vllm", loop=False, policies=True, p_min=False, drafters=(LANGUAGE_MODEL, LOOKUP), flags=_vllm),
-        Engine("sglang", loop=False, policies=False, p_min=False, drafters=(LANGUAGE_MODEL,), flags=_sglang),
+        Engine("vllm", loop=False, policies=True, p_min=False, drafters=(LANGUAGE_MODEL, LOOKUP, EAGLE3), flags=_vllm),
+        Engine("sglang", loop=False, policies=False, p_min=False, drafters=(LANGUAGE_MODEL, EAGLE3), flags=_sglang),
     )
 }
-"""Every engine by name."""
