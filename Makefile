@@ -15,7 +15,7 @@ INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check --no
 PROCESSES = $(shell $(BIN)/python -c 'import os; print(min(8, os.cpu_count() + 1))')
 PARALLEL = --numprocesses $(PROCESSES) --dist loadfile --no-loadscope-reorder
 
-.PHONY: demo test test-gpu test-engines test-recipe test-fast lint types bench final figures setup clean
+.PHONY: demo test test-gpu test-engines test-recipe test-fast lint types figures setup clean
 
 setup: $(VENV)/.installed
 
@@ -63,17 +63,10 @@ lint: $(VENV)/.linters
 types: $(VENV)/.linters
 	$(BIN)/mypy
 
-bench: setup
-	$(BIN)/python benchmarks/run_all.py --out docs/results
-
-# The README's tables and its chart, recomputed without a model from the runs that `make final` recorded.
+# The tables of README and docs, recomputed without a model from the published run and rows.
 figures: setup
+	$(BIN)/python benchmarks/bundled_pair.py
 	$(BIN)/python benchmarks/figures.py
-	$(BIN)/python benchmarks/pictures.py
-
-final: setup
-	$(BIN)/python benchmarks/final.py
-	$(MAKE) figures
 
 clean:
 	rm -rf $(VENV) demo build dist .mypy_cache .pytest_cache .ruff_cache .import_linter_cache

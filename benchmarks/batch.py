@@ -1,4 +1,4 @@
-"""Which draft length at which load: batches of the static engine, replayed from a trace of single requests, and live.
+"""Makes the table of docs/load.md: the best draft length by batch size, replayed and live, on the static engine.
 
 The bundled pair in float32; policies are fitted on training prompts. Rounds decode with every length and policy at
 every batch size, in an order drawn anew, over the same queues of prompts that replay walks. Costs of passes of several
@@ -26,7 +26,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from common import console, save, show_progress
+from common import RESULTS, console, save, show_progress
 from torch import Tensor
 
 from draftgauge.api.batches import batch_models
@@ -108,7 +108,7 @@ class KeptPrompts(StaticRows):
 def main() -> None:
     """Record, measure, decode and write ``batch.json``."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--out", type=Path, default=Path("docs/results"))
+    parser.add_argument("--out", type=Path, default=RESULTS)
     parser.add_argument("--minutes", type=float, default=6.0, help="for decoding live; two rounds at least")
     parser.add_argument(
         "--samples",

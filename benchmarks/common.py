@@ -12,12 +12,14 @@ from rich.console import Console
 from draftgauge.core.provenance import command_line, write_measurement
 
 console = Console(stderr=True)
+ROOT = Path(__file__).resolve().parents[1]
+RESULTS = ROOT / "docs" / "results"
 
 
 def arguments(description: str | None, parts: Sequence[str] = ()) -> argparse.Namespace:
     """Parse ``--out``, ``--per-task``, ``--rounds`` and ``--max-new-tokens``, and ``--part`` where there are parts."""
     parser = argparse.ArgumentParser(description=description)
-    parser.add_argument("--out", type=Path, default=Path("docs/results"), help="folder for the JSON")
+    parser.add_argument("--out", type=Path, default=RESULTS, help="folder for the JSON")
     parser.add_argument("--per-task", type=int, default=6, help="prompts of each task")
     parser.add_argument("--rounds", type=int, default=3, help="how often every prompt is decoded")
     parser.add_argument("--max-new-tokens", type=int, default=128)

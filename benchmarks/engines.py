@@ -1,4 +1,4 @@
-"""Serving engines on the bundled pair, each against itself: is advice right where it is given, and how fast are they?
+"""Makes the table "How far the advice was off" of docs/serving.md: serving engines on the bundled pair.
 
 Needs what ``make test-engines`` sets up, and its environment (``python tools/engines.py environment``). Every part is
 saved as soon as it is measured; run again, only parts that are missing are measured, or those named with ``--part``.
@@ -8,8 +8,7 @@ saved as soon as it is measured; run again, only parts that are missing are meas
 * ``gguf``, ``llama-server``, ``vllm``: settings of the engine, live, over plain decoding there, and what was advised
   from training prompts;
 * ``generate``: ``generate(custom_generate=draftgauge.speculative(...))`` beside transformers' assisted generation, and
-  what was advised for it;
-* ``goals``: what the parts must reach, from all parts that there are.
+  what was advised for it.
 """
 
 from __future__ import annotations
@@ -23,8 +22,6 @@ from typing import Any
 
 import torch
 from common import arguments, console, save
-from engine_goals import PART as GOALS
-from engine_goals import goal_rows
 from engine_parts import LONGEST, Bench, lengths_with, measured, tagged
 from engines_served import llama_rows, vllm_rows
 from transformers import GenerationConfig
@@ -68,8 +65,8 @@ def main() -> None:
         for part in wanted:
             started = time.perf_counter()
             new = [row | {"part": part} for row in parts[part](bench)]
-            rows = [row for row in rows if row["part"] not in (part, GOALS)] + new
-            save(given.out, NAME, rows + goal_rows(rows))
+            rows = [row for row in rows if row["part"] != part] + new
+            save(given.out, NAME, rows)
             console.print(f"{part}: {time.perf_counter() - started:.0f} s", highlight=False)
 
 
