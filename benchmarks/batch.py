@@ -29,11 +29,11 @@ import torch
 from common import RESULTS, console, save, show_progress
 from torch import Tensor
 
-from draftgauge.api.batches import batch_models
 from draftgauge.api.fit import fit
 from draftgauge.api.pair import Pair, load_pair
 from draftgauge.api.profile import profile
-from draftgauge.api.recorded import prompts_of
+from draftgauge.api.prompts import prompts_of
+from draftgauge.api.recording import batch_models
 from draftgauge.api.runs import read_run
 from draftgauge.decoding.batch_meter import BatchMeter, BatchMeterPlan
 from draftgauge.decoding.batched import BatchPlan, BatchRun, batched_decode

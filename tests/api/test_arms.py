@@ -10,16 +10,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from draftgauge.api.arms import (
-    PLAIN,
-    Arm,
-    ArmRun,
-    BenchPrompt,
-    bench_arms,
-    plain_arm,
-    transformers_arms,
-    without_failed,
-)
+from draftgauge.api.arms import PLAIN, Arm, ArmRun, BenchPrompt, bench_arms, plain_arm, without_failed
+from draftgauge.api.baselines import transformers_arms
 from draftgauge.api.bench_rows import ASKED, NO_FIXED, SAME_RUNS, Reference, bench_rows
 from draftgauge.api.pair import load_pair
 from draftgauge.api.requests import DeviceSpec, PairSpec

@@ -11,9 +11,9 @@ import pytest
 
 from command_line import draftgauge
 from draftgauge.api import recording
-from draftgauge.api.batches import batch_models, check_batches
 from draftgauge.api.pair import load_pair
 from draftgauge.api.profile import profile
+from draftgauge.api.recording import batch_models, check_batches
 from draftgauge.api.replay import replay
 from draftgauge.api.requests import PairSpec
 from draftgauge.core.config import from_mapping, to_mapping

@@ -1,4 +1,4 @@
-"""``draftgauge bench --url``: servers interleaved prompt by prompt, in the formats of llama.cpp and of vLLM."""
+"""``draftgauge bench-servers``: servers interleaved prompt by prompt, in the formats of llama.cpp and of vLLM."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def inputs(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
 
 
 def benched(arguments: list[str], out: Path) -> dict[str, dict[str, Any]]:
-    result = draftgauge(["bench", *arguments, "--json", str(out)])
+    result = draftgauge(["bench-servers", *arguments, "--json", str(out)])
     assert result.exit_code == 0, result.output
     return {row["policy"]: row for row in json.loads(out.read_text())["rows"] if row["task"] == "all"}
 
@@ -63,7 +63,7 @@ def test_llama_servers_and_how_far_advice_was_off(inputs: list[str], tmp_path: P
         serving(models | {"/completion": (200, llama_answer(80.0))}) as plain,
         serving(models | {"/completion": (200, llama_answer(40.0, 12, 5))}) as fixed,
     ):
-        servers = ["--url", f"plain={plain}", "--url", f"fixed:4={fixed}", "--server-engine", "llama-server"]
+        servers = [f"plain={plain}", f"fixed:4={fixed}", "--engine", "llama-server"]
         found = benched([*inputs, *servers, "--advice", str(advice)], tmp_path / "rows.json")
     assert found["fixed:4"]["ratio_to_plain"] == pytest.approx(2.0)
     assert found["fixed:4"]["tokens_per_step"] == pytest.approx(8 / 3)
@@ -79,9 +79,9 @@ def test_costs_of_servers_are_written(inputs: list[str], tmp_path: Path) -> None
         serving(models | {"/completion": (200, llama_answer(40.0, 12, 5))}) as fixed,
         serving(models | {"/completion": (200, llama_answer(14.0))}) as draft,
     ):
-        servers = ["--url", f"plain={plain}", "--url", f"fixed:4={fixed}", "--server-engine", "llama-server"]
+        servers = [f"plain={plain}", f"fixed:4={fixed}", "--engine", "llama-server"]
         costs = ["--costs-out", str(tmp_path / "costs.json")]
-        found = benched([*inputs, *servers, "--url", f"draft={draft}", *costs], tmp_path / "rows.json")
+        found = benched([*inputs, *servers, f"draft={draft}", *costs], tmp_path / "rows.json")
         assert set(found) == {"plain", "fixed:4"}
         curve = read_costs(tmp_path / "costs.json", "llama-server")[1]
         assert curve.plain[0] == pytest.approx(0.08 / 7)
@@ -91,10 +91,10 @@ def test_costs_of_servers_are_written(inputs: list[str], tmp_path: Path) -> None
         whole = read_costs(tmp_path / "costs.json", "llama-server")[1]
         assert whole.step_seconds(4, 256) == pytest.approx(0.04 / 2)
         assert whole.draft[0][4] == pytest.approx(0.04 / 2 - 0.08 / 7)
-        result = draftgauge(["bench", *inputs, *servers, "--url", f"draft={draft}"])
+        result = draftgauge(["bench-servers", *inputs, *servers, f"draft={draft}"])
         assert result.exit_code == 2
         assert "--costs-out" in result.stderr
-        result = draftgauge(["bench", *inputs, "--url", f"plain={plain}", "--server-engine", "llama-server", *costs])
+        result = draftgauge(["bench-servers", *inputs, f"plain={plain}", "--engine", "llama-server", *costs])
         assert result.exit_code == 2
         assert "fixed:4=URL" in result.stderr
 
@@ -105,15 +105,18 @@ def test_what_is_asked_of_a_bench_is_asked_of_servers_too(inputs: list[str], tmp
         serving(models | {"/completion": (200, llama_answer(80.0))}) as plain,
         serving(models | {"/completion": (200, llama_answer(40.0, 12, 5))}) as fixed,
     ):
-        servers = ["--url", f"plain={plain}", "--url", f"fixed:4={fixed}", "--server-engine", "llama-server"]
+        servers = [f"plain={plain}", f"fixed:4={fixed}", "--engine", "llama-server"]
         costs = tmp_path / "new" / "costs.json"
         asked = ["--seconds", "1e-9", "--over", "plain", "--costs-out", str(costs)]
         found = benched([*inputs, *servers, *asked], tmp_path / "rows.json")
         assert {(row["prompts"], row["over"]) for row in found.values()} == {(1, "plain")}
         assert found["fixed:4"]["gain"] == pytest.approx(1.0)
         assert costs.is_file()
-        for wrong, message in (["--over", "fixed:2"], "plain, fixed:4, not 'fixed:2'"), (["-p", "svip"], "--policy"):
-            result = draftgauge(["bench", *inputs, *servers, *wrong])
+        for wrong, message in (
+            (["--over", "fixed:2"], "plain, fixed:4, not 'fixed:2'"),
+            (["--turns", "2"], "single turns"),
+        ):
+            result = draftgauge(["bench-servers", *inputs, *servers, *wrong])
             assert result.exit_code == 2
             assert message in result.stderr
 
@@ -124,7 +127,7 @@ def test_vllm_servers(inputs: list[str], tmp_path: Path) -> None:
         serving(models | {"/v1/completions": (200, vllm_answer(80.0))}) as plain,
         serving(models | {"/v1/completions": (200, vllm_answer(100.0, 4))}) as fixed,
     ):
-        servers = ["--url", f"plain={plain}", "--url", f"fixed:4={fixed}"]
+        servers = [f"plain={plain}", f"fixed:4={fixed}"]
         found = benched([*inputs, *servers], tmp_path / "rows.json")
     assert found["fixed:4"]["ratio_to_plain"] == pytest.approx(0.8)
     assert found["fixed:4"]["tokens_per_step"] == pytest.approx(2.0)
@@ -136,14 +139,14 @@ def test_servers_that_cannot_be_compared(inputs: list[str], tmp_path: Path) -> N
     models = {"/v1/models": (200, models_page("m"))}
     with serving(models | {"/v1/completions": (500, error_page("out of memory", 500))}) as url:
         for arguments, message in (
-            (["--url", url], "SETTING=URL"),
-            (["--url", f"fixed:2={url}"], "plain=URL"),
-            (["--url", f"plain={url}", "--url", f"plain={url}"], "each setting once"),
-            (["--url", f"plain={url}", "--server-engine", "sglang"], "--server-engine vllm or llama-server"),
-            (["--url", "plain=http://127.0.0.1:9"], "no server answers"),
-            (["--url", f"plain={url}", "--advice", str(other)], "holds no rows"),
-            (["--url", f"plain={url}"], "500: out of memory"),
+            ([url], "SETTING=URL"),
+            ([f"fixed:2={url}"], "plain=URL"),
+            ([f"plain={url}", f"plain={url}"], "each setting once"),
+            ([f"plain={url}", "--engine", "sglang"], "--engine vllm or llama-server"),
+            (["plain=http://127.0.0.1:9"], "no server answers"),
+            ([f"plain={url}", "--advice", str(other)], "holds no rows"),
+            ([f"plain={url}"], "500: out of memory"),
         ):
-            result = draftgauge(["bench", *arguments, *inputs])
+            result = draftgauge(["bench-servers", *arguments, *inputs])
             assert result.exit_code == 2, (arguments, result.output)
             assert message in result.stderr, (arguments, result.stderr)

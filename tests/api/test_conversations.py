@@ -13,8 +13,9 @@ import pytest
 from command_line import draftgauge
 from draftgauge.api.bench import bench
 from draftgauge.api.generate import generate
+from draftgauge.api.pair import load_pair_of
 from draftgauge.api.profile import profile
-from draftgauge.api.recorded import load_pair_of, prompts_of
+from draftgauge.api.prompts import prompts_of
 from draftgauge.core.errors import DraftgaugeError, ModelError, PromptError, TraceError
 from draftgauge.core.prompts import Message, Prompt, read_prompts
 from draftgauge.core.rendering import Rendering, template_arguments, turns_of

@@ -174,5 +174,3 @@ def test_bench_looks_in_it_adds_nothing_and_refuses_its_own_prompts(pair: Pair, 
     package.generate(pair, "one two three", policy="lookup", max_new_tokens=12, datastore=path)
     with pytest.raises(DraftgaugeError, match="outputs of 1 of the 2 prompts"):
         package.bench(policies=("lookup",), datastore=path, **options)
-    with pytest.raises(DraftgaugeError, match="leave out --datastore"):
-        package.bench(urls=("plain=http://127.0.0.1:1",), datastore=path)

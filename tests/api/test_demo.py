@@ -11,7 +11,7 @@ import pytest
 
 from command_line import draftgauge
 from draftgauge.api import demo as demo_module
-from draftgauge.api.arms import transformers_arms
+from draftgauge.api.baselines import transformers_arms
 from draftgauge.api.bench import bench
 from draftgauge.api.demo import demo
 from draftgauge.api.pair import load_pair

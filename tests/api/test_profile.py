@@ -16,8 +16,9 @@ import numpy as np
 import pytest
 
 from draftgauge.api import recording
+from draftgauge.api.pair import load_pair_of
 from draftgauge.api.profile import profile
-from draftgauge.api.recorded import load_pair_of, prompts_of
+from draftgauge.api.prompts import prompts_of
 from draftgauge.core.errors import DraftgaugeError, ModelError, PromptError, TraceError
 from draftgauge.traces.costs import CostCurve
 from draftgauge.traces.manifest import Manifest

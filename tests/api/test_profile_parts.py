@@ -18,10 +18,10 @@ import torch
 
 import draftgauge as package
 from command_line import draftgauge
-from draftgauge.api import profile_parts
+from draftgauge.api import recording
 from draftgauge.api.pair import load_pair
 from draftgauge.api.profile import profile
-from draftgauge.api.profile_parts import PartJob
+from draftgauge.api.recording import PartJob
 from draftgauge.api.requests import ProfileRequest
 from draftgauge.core.errors import DraftgaugeError, TraceError
 from draftgauge.core.executor import execute
@@ -78,7 +78,7 @@ def test_an_interrupted_recording_goes_on_with_any_number_of_parts(
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patch:
-        patch.setattr(profile_parts, "execute", stops)
+        patch.setattr(recording, "execute", stops)
         with pytest.raises(KeyboardInterrupt):
             record(models, run, shards=3)
     assert len(list((run / PARTS).iterdir())) == 1
@@ -90,7 +90,7 @@ def test_an_interrupted_recording_goes_on_with_any_number_of_parts(
 
 def part_job(models: dict[str, Any], run: Path, indices: tuple[int, ...]) -> PartJob:
     request = make_request(ProfileRequest, keywords=models | SMALL | {"out": run})
-    return PartJob(request, Manifest.load(run), run, 0, indices)
+    return PartJob("part 0", request, Manifest.load(run), run, indices)
 
 
 def test_a_join_that_was_killed_goes_on(models: dict[str, Any], whole: tuple[Path, Trace], tmp_path: Path) -> None:
@@ -119,7 +119,7 @@ def test_parts_that_cannot_join(models: dict[str, Any], tmp_path: Path) -> None:
     job = part_job(models, run, (5,))
     other = replace(job.manifest, target=replace(job.manifest.target, fingerprint="another"))
     with pytest.raises(TraceError, match="is another model for this worker"):
-        replace(job, manifest=other, part=1).run(silent)
+        replace(job, manifest=other, number=1).run(silent)
 
 
 @pytest.mark.parametrize(
@@ -162,7 +162,7 @@ def test_memory_of_the_driver_s_models_is_handed_back_before_workers_load(
 
     target: Any = None
     monkeypatch.setattr(profile_module, "load_pair", loads)
-    monkeypatch.setattr(profile_parts, "load_pair", loads)
+    monkeypatch.setattr(recording, "load_pair", loads)
     monkeypatch.setattr(torch.cuda, "is_initialized", lambda: True)
     monkeypatch.setattr(torch.cuda, "empty_cache", emptied)
     record(models, tmp_path / "run", shards=2, limit=2)
@@ -172,7 +172,7 @@ def test_memory_of_the_driver_s_models_is_handed_back_before_workers_load(
 def test_a_part_that_fails_is_named_and_the_others_are_kept(
     models: dict[str, Any], whole: tuple[Path, Trace], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    recorded = profile_parts.record_missing
+    recorded = recording.record_missing
 
     def fails(pair: Any, writer: Any, encoded: Any, *rest: Any) -> bool:
         if any(prompt.index == 1 for prompt, _ in encoded):
@@ -180,7 +180,7 @@ def test_a_part_that_fails_is_named_and_the_others_are_kept(
         return recorded(pair, writer, encoded, *rest)
 
     with monkeypatch.context() as patch:
-        patch.setattr(profile_parts, "record_missing", fails)
+        patch.setattr(recording, "record_missing", fails)
         with pytest.raises(DraftgaugeError, match=r"part 1 failed: the memory .* ask for the same again"):
             record(models, tmp_path / "run", shards=2)
     assert [p.index for p in read_trace(tmp_path / "run", allow_incomplete=True).prompts] == list(range(0, PROMPTS, 2))
@@ -316,7 +316,7 @@ def test_workers_find_what_was_named_by_relative_paths(tmp_path: Path, monkeypat
     (tmp_path / "prompts.jsonl").touch()
     monkeypatch.chdir(tmp_path)
     names = {"target": "target", "draft": "draft", "tokenizer": "tokenizer", "prompts": "prompts.jsonl"}
-    asked = profile_parts._from_anywhere(make_request(ProfileRequest, keywords=names | {"out": "run"}))
+    asked = recording._with_absolute_paths(make_request(ProfileRequest, keywords=names | {"out": "run"}))
     found = (asked.pair.target, asked.pair.draft, asked.pair.loading.tokenizer, asked.prompts.prompts)
     assert [str(path) for path in found] == [str(tmp_path / name) for name in names.values()]
 
@@ -325,7 +325,7 @@ def test_parts_that_overlap_each_other_cannot_join(models: dict[str, Any], tmp_p
     run = tmp_path / "run"
     record(models, run, limit=3)
     part_job(models, run, (3, 4)).run(silent)
-    replace(part_job(models, run, (4, 5)), part=1).run(silent)
+    replace(part_job(models, run, (4, 5)), number=1).run(silent)
     with pytest.raises(TraceError, match=r"holds prompt 4, as another shard .* prompt 5, .* must not overlap"):
         join_parts(run)
 

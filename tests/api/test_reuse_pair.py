@@ -13,9 +13,8 @@ import pytest
 from command_line import draftgauge
 from draftgauge.api.bench import bench
 from draftgauge.api.generate import generate
-from draftgauge.api.pair import load_pair
+from draftgauge.api.pair import load_pair, load_pair_of
 from draftgauge.api.profile import profile
-from draftgauge.api.recorded import load_pair_of
 from draftgauge.api.replay import replay
 from draftgauge.api.requests import DeviceSpec, PairSpec
 from draftgauge.core.errors import DraftgaugeError, ModelError, TraceError

@@ -21,6 +21,7 @@ VERBS = {
     "fit": "FitRequest",
     "replay": "ReplayRequest",
     "bench": "BenchRequest",
+    "bench-servers": "BenchServersRequest",
     "advise": "AdviseRequest",
     "generate": "GenerateRequest",
     "report": "ReportRequest",

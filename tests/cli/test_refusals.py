@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from draftgauge.api.runs import prompt_file
+from draftgauge.api.prompts import prompt_file
 from draftgauge.cli import generate as generate_verb
 from draftgauge.cli.console import console, errors
 from draftgauge.cli.main import run
@@ -54,8 +54,6 @@ def refused(words: list[str], capsys: pytest.CaptureFixture[str]) -> str:
         (["generate", "hi", "--seed", "9" * 30], ["--seed must be a number of 64 bits"]),
         (["generate", "hi", "--cost-seconds", "nan"], ["--cost-seconds must be at least 0, not nan"]),
         (["bench", "--seconds", "-1"], ["--seconds must be above 0"]),
-        (["bench", "--advice", "advice.json"], ["--advice", "--url"]),
-        (["bench", "--costs-out", "costs.json"], ["--costs-out", "--url"]),
         (["fit", PLACE, "--policy", "speckv", "--online", "--out", "x.json"], ["--online", "'speckv'"]),
         (["fit", PLACE, "--policy", "specdec++", "--horizon", "3", "--out", "x.json"], ["--horizon", "'specdec++'"]),
         (["profile", "--out", PLACE, "--prompts", "reference:nope"], ["'nope'", "train, validation, test"]),

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from draftgauge.api.runs import prompt_file
+from draftgauge.api.prompts import prompt_file
 from draftgauge.core.progress import silent
 from draftgauge.core.prompts import mixed_prompts
 from draftgauge.decoding.settings import DecodingSettings

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from draftgauge.api.runs import prompt_file
+from draftgauge.api.prompts import prompt_file
 from draftgauge.core.prompts import mixed_prompts
 from draftgauge.drafters.reuse import DESIGNS, INJECTIONS, ReuseNet, new_net, reuse_config
 from draftgauge.drafters.reuse.config import NORMS

@@ -6,21 +6,19 @@ import json
 import shlex
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from itertools import chain
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from draftgauge.api.fitted_pairs import fingerprints_of, warn_of_other_pairs
-from draftgauge.api.replay import Warn, warn, warn_of_doubt, warn_of_seen
+from draftgauge.api.policies import fitted_on, read_policies, warn_of_other_pairs, warn_of_seen
 from draftgauge.api.requests import AdviseRequest
-from draftgauge.api.runs import read_run, select_runs
+from draftgauge.api.runs import Warn, fingerprints_of, read_run, select_runs, warn, warn_of_doubt
 from draftgauge.api.verb import verb
 from draftgauge.core.errors import DraftgaugeError
 from draftgauge.core.files import atomic_write_text, require_writable_file
 from draftgauge.models.reference import resolve_source
-from draftgauge.policies.fitted import FITTED_SUFFIX, is_fitted, load_fitted
+from draftgauge.policies.fitted import FITTED_SUFFIX, is_fitted
 from draftgauge.policies.registry import expand_policy, make_policy
 from draftgauge.replaying.simulate import can_replay, replay_lengths
 from draftgauge.replaying.splits import MIN_PROMPTS, Design, choosing_unseen, design_of
@@ -154,7 +152,7 @@ def advise(request: AdviseRequest, *, on_warning: Warn = warn) -> list[Row]:
         raise DraftgaugeError(f"{request.folder} holds {len(runs)} runs: advice is about one of them ({names})")
     run, manifest = runs[0]
     source = _from_run(request, engine, run, manifest)
-    warn_of_other_pairs(source.own, fingerprints_of(manifest), on_warning)
+    warn_of_other_pairs(read_policies(source.own), fingerprints_of(manifest), on_warning)
     return _rows(request, engine, source, counts, on_warning)
 
 
@@ -269,12 +267,12 @@ def _from_requests(request: AdviseRequest, engine: Engine, answers: Path) -> _So
 def _rows(
     request: AdviseRequest, engine: Engine, source: _Source, counts: SpeculationCounts | None, on_warning: Warn
 ) -> list[Row]:
-    fitted_on = {spec: load_fitted(Path(spec)).trained_on for spec in source.own if spec.endswith(FITTED_SUFFIX)}
-    seen = set(chain.from_iterable(fitted_on.values()))
+    policies = read_policies(source.own)
+    seen = fitted_on(policies)
     design = choosing_unseen(design_of(source.trace, request.judged.split, seen), source.trace, seen)
     if request.folder is not None:
         warn_of_doubt(request.costs or request.folder, source.curve, on_warning)
-        warn_of_seen(request.folder, design, fitted_on, on_warning)
+        warn_of_seen(request.folder, design, policies, on_warning)
     longest = min(curve.gamma_max for curve in source.curves.values())
     train = None if design.train is None else narrow(design.train, longest)
     design = Design(design.split, narrow(design.trace, longest), train)

@@ -8,7 +8,6 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from draftgauge.api.baselines import ASSISTED, ASSISTED_CONSTANT, GENERATE, TransformersBaseline
 from draftgauge.api.pair import Pair
 from draftgauge.core.errors import DraftgaugeError
 from draftgauge.decoding.plain import plain_decode
@@ -18,7 +17,6 @@ from draftgauge.models.static_model import StaticModel
 from draftgauge.policies.base import Policy
 
 PLAIN = "plain"
-DEFAULT_CONSTANT = 5
 
 
 @dataclass(frozen=True)
@@ -88,27 +86,6 @@ def record_passes(pair: Pair, prompts: Sequence[list[int]], max_new_tokens: int,
     for model in (pair.target, pair.draft):
         if isinstance(model, StaticModel):
             model.record(gamma_max + 1, longest)
-
-
-def transformers_arms(pair: Pair, max_new_tokens: int, gamma: int = DEFAULT_CONSTANT) -> list[Arm]:
-    """``generate()`` plain, assisted at its defaults, and at a constant length, where transformers runs the models."""
-    if pair.target.module is None:
-        return []
-    baselines = [TransformersBaseline(pair, GENERATE)]
-    if pair.draft is not None and pair.draft.module is not None:
-        baselines += [TransformersBaseline(pair, ASSISTED), TransformersBaseline(pair, ASSISTED_CONSTANT, gamma)]
-
-    def arm(baseline: TransformersBaseline) -> Arm:
-        def decode(prompt: list[int]) -> ArmRun:
-            r = baseline.run(prompt, max_new_tokens)
-            timed = max(len(r.tokens) - r.first_tokens, 0)
-            # Of an output that is over with its first pass nothing is known: it took no seconds, rather than brought 0.
-            return ArmRun(r.tokens, 0, timed, r.decode_seconds if timed else 0.0, r.prefill_seconds)
-
-        name = f"{baseline.name}:{gamma}" if baseline.name == ASSISTED_CONSTANT else baseline.name
-        return Arm(name, decode, outside=True)
-
-    return [arm(b) for b in baselines]
 
 
 def bench_arms(

@@ -1,42 +1,30 @@
-"""Transformers' own ``generate()`` as an outside baseline, timed like our loops: decoding only, prefill apart."""
+"""Transformers' own ``generate()`` as an outside baseline, timed as our loops are: decoding only, prefill apart."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass, field
+from functools import partial
 
 import torch
 from torch import Tensor
 from transformers import GenerationConfig, PreTrainedModel
 from transformers.generation.streamers import BaseStreamer
 
+from draftgauge.api.arms import Arm, ArmRun
 from draftgauge.api.pair import Pair
-from draftgauge.core.errors import DraftgaugeError
 from draftgauge.decoding.clock import seconds
 from draftgauge.models.quiet import no_hints
 
-GENERATE, ASSISTED, ASSISTED_CONSTANT = (
-    "transformers-generate",
-    "transformers-assisted",
-    "transformers-assisted-constant",
-)
+GENERATE = "transformers-generate"
+ASSISTED = "transformers-assisted"
+ASSISTED_CONSTANT = "transformers-assisted-constant"
+DEFAULT_CONSTANT = 5
 _OF_ASSISTANTS = ("num_assistant_tokens", "num_assistant_tokens_schedule", "assistant_confidence_threshold")
 
 
 @dataclass
-class BaselineRun:
-    """One output of ``generate()``: its tokens, how many came first, and the seconds before and after those came."""
-
-    tokens: list[int]
-    first_tokens: int
-    prefill_seconds: float
-    decode_seconds: float
-
-
-@dataclass
 class _Clock(BaseStreamer):
-    """A streamer that notes when the first tokens came; ``generate`` hands it the prompt first."""
+    """A streamer that notes when the first tokens came, and how many; ``generate`` hands it the prompt first."""
 
     device: torch.device
     puts: int = 0
@@ -53,25 +41,6 @@ class _Clock(BaseStreamer):
         """Nothing is buffered."""
 
 
-@contextmanager
-def _configured(
-    model: PreTrainedModel | None, settings: GenerationConfig | None
-) -> Iterator[Callable[[], GenerationConfig | None]]:
-    """Generate with these settings and none of the checkpoint's own: penalties in them would make another baseline.
-
-    Gives a function that tells the settings as generation has left them.
-    """
-    if model is None:
-        yield lambda: None
-        return
-    original = model.generation_config
-    model.generation_config = settings
-    try:
-        yield lambda: model.generation_config
-    finally:
-        model.generation_config = original
-
-
 class TransformersBaseline:
     """``generate()`` of transformers, plain, assisted at its defaults, or assisted with a constant draft length.
 
@@ -80,22 +49,14 @@ class TransformersBaseline:
     """
 
     def __init__(self, pair: Pair, name: str, gamma: int | None = None) -> None:
-        """A baseline on the models of a pair.
-
-        Args:
-            pair: with a draft model, unless the baseline is plain ``generate()``.
-            name: one of ``transformers-generate``, ``transformers-assisted`` and ``transformers-assisted-constant``.
-            gamma: the constant length.
-        """
-        self.pair, self.name = pair, name
+        self.pair = pair
         self.assistant: PreTrainedModel | None = None
         self.settings: GenerationConfig | None = None
         if name != GENERATE:
-            if pair.draft is None:
-                raise DraftgaugeError(f"{name} needs a draft model, and this pair drafts with {pair.draft_source.name}")
+            assert pair.draft is not None
             self.assistant = pair.draft.module
             own = self.assistant.generation_config
-            settings = GenerationConfig(**{name: getattr(own, name) for name in _OF_ASSISTANTS if hasattr(own, name)})
+            settings = GenerationConfig(**{key: getattr(own, key) for key in _OF_ASSISTANTS if hasattr(own, key)})
             if name == ASSISTED_CONSTANT:
                 settings.num_assistant_tokens = gamma
                 settings.num_assistant_tokens_schedule = "constant"
@@ -103,28 +64,51 @@ class TransformersBaseline:
             self.settings = settings
 
     @torch.inference_mode()
-    def run(self, prompt_tokens: list[int], max_new_tokens: int) -> BaselineRun:
-        """Decode one prompt greedily."""
-        target = self.pair.target.module
+    def run(self, prompt: list[int], max_new_tokens: int) -> ArmRun:
+        """Decode one prompt greedily. Timed are the tokens after those that came first."""
+        target, assistant = self.pair.target.module, self.assistant
         device = self.pair.target.spec.device
-        ids = torch.tensor([prompt_tokens], device=device)
-        clock = _Clock(device)
-        ends = sorted(self.pair.end_tokens)
-        arguments = {"assistant_model": self.assistant} if self.assistant is not None else {}
-        plain = GenerationConfig(eos_token_id=ends or None, pad_token_id=ends[0] if ends else 0)
+        ids = torch.tensor([prompt], device=device)
+        clock, ends = _Clock(device), sorted(self.pair.end_tokens)
+        targets_own, assistants_own = target.generation_config, assistant and assistant.generation_config
         started = seconds(device)
-        with no_hints(), _configured(target, plain), _configured(self.assistant, self.settings) as used:
-            output = target.generate(
-                input_ids=ids,
-                attention_mask=torch.ones_like(ids),
-                max_new_tokens=max_new_tokens,
-                do_sample=False,
-                streamer=clock,
-                **arguments,
-            )
-            self.settings = used()
+        try:
+            # None of the checkpoint's own settings: penalties in them would make another baseline.
+            target.generation_config = GenerationConfig(eos_token_id=ends or None, pad_token_id=ends[0] if ends else 0)
+            if assistant is not None:
+                assistant.generation_config = self.settings
+            with no_hints():
+                output = target.generate(
+                    input_ids=ids,
+                    attention_mask=torch.ones_like(ids),
+                    max_new_tokens=max_new_tokens,
+                    do_sample=False,
+                    streamer=clock,
+                    **({} if assistant is None else {"assistant_model": assistant}),
+                )
+            if assistant is not None:
+                self.settings = assistant.generation_config  # as it has adapted it
+        finally:
+            target.generation_config = targets_own
+            if assistant is not None:
+                assistant.generation_config = assistants_own
         ended = seconds(device)
         first_at = clock.first_at or ended
-        return BaselineRun(
-            output[0, len(prompt_tokens) :].tolist(), clock.first_tokens, first_at - started, ended - first_at
-        )
+        tokens = output[0, len(prompt) :].tolist()
+        timed = max(len(tokens) - clock.first_tokens, 0)
+        # Of an output that is over with its first pass nothing is known: it took no seconds, rather than brought 0.
+        return ArmRun(tokens, 0, timed, ended - first_at if timed else 0.0, first_at - started)
+
+
+def transformers_arms(pair: Pair, max_new_tokens: int, gamma: int = DEFAULT_CONSTANT) -> list[Arm]:
+    """``generate()`` plain, assisted at its defaults, and at a constant length, where transformers runs the models."""
+    if pair.target.module is None:
+        return []
+    baselines = {GENERATE: TransformersBaseline(pair, GENERATE)}
+    if pair.draft is not None and pair.draft.module is not None:
+        baselines[ASSISTED] = TransformersBaseline(pair, ASSISTED)
+        baselines[f"{ASSISTED_CONSTANT}:{gamma}"] = TransformersBaseline(pair, ASSISTED_CONSTANT, gamma)
+    return [
+        Arm(name, partial(baseline.run, max_new_tokens=max_new_tokens), outside=True)
+        for name, baseline in baselines.items()
+    ]

@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import zip_longest
 from typing import Any
 
 import numpy as np
 
-from draftgauge.api.arms import PLAIN, Arm, ArmRun, BenchPrompt
+from draftgauge.api.arms import PLAIN, Arm, BenchPrompt
 from draftgauge.replaying.evaluate import ALL_TASKS
-from draftgauge.statistics.bootstrap import Interval, columns
-from draftgauge.statistics.paired import median_interval, paired_gain, ratio_interval
+from draftgauge.statistics.bootstrap import Comparison, Interval, columns
+from draftgauge.statistics.paired import paired_gain, ratio_interval
 from draftgauge.traces.repetition import distinct_share
 
 SAME_RUNS = "same runs"
@@ -48,12 +46,14 @@ def bench_rows(
     Rows hold ``policy, compression, task, prompts, tokens_per_step``, ``source_model`` and ``source_text`` (accepted
     tokens per step that were drafted, and that were looked up in the text), ``distinct_4grams`` (the share of the
     outputs' 4-grams that do not repeat), ``tokens_per_second`` (with
-    ``_low`` and ``_high``), ``ratio_to_plain`` (median of the
-    interleaved pairs with its 95% interval over prompts), ``ratio_to_best_transformers``, ``mismatches`` (positions
-    whose token is not plain decoding's), ``mismatched_prompts``, ``prefill_seconds``, and ``gain`` (with ``_low``,
-    ``_high``): tokens per second over those of the arm ``over``, minus 1, resampled by prompt; ``over_from`` says what
-    that arm was chosen by. Without a reference it is the fastest of the fixed lengths on all these prompts, or plain
-    decoding where there is no fixed length.
+    ``_low`` and ``_high``), ``ratio_to_plain`` (with ``_low`` and ``_high``), ``ratio_to_best_transformers``,
+    ``mismatches`` (positions whose token is not plain decoding's), ``mismatched_prompts``, ``prefill_seconds``, and
+    ``gain`` (with ``_low``, ``_high``) over the arm ``over``; ``over_from`` says what that arm was chosen by. Without a
+    reference it is the fastest of the fixed lengths on all these prompts, or plain decoding where there is no fixed
+    length.
+
+    All speeds of a row are one estimator: tokens over seconds, summed over prompts, of each prompt the median of its
+    rounds; intervals are 95%, by resampling conversations.
     """
     plain = next(arm for arm in arms if arm.name == PLAIN)
     reference = over or _fastest_fixed(arms, _together(prompts, _clocked(arms, range(len(prompts)))))
@@ -67,8 +67,8 @@ def bench_rows(
         for arm in arms:
             row = {"policy": arm.name, "compression": compression, "task": task, "prompts": len(chosen)}
             row |= _figures(arm, plain, chosen) | _speeds(arm, plain, best, clocked)
-            gain = paired_gain(*_timed(arm, clocked), *_timed(base, clocked))
-            rows.append(row | {"over": base.name, "over_from": reference.chosen_from} | columns("gain", gain))
+            row |= {"over": base.name, "over_from": reference.chosen_from}
+            rows.append(row | columns("gain", _gain(arm, base, clocked)))
     return rows
 
 
@@ -106,8 +106,8 @@ def _figures(arm: Arm, plain: Arm, chosen: Sequence[int]) -> dict[str, Any]:
 def _speeds(arm: Arm, plain: Arm, best: Arm | None, clocked: Conversations) -> dict[str, Any]:
     return {
         **columns("tokens_per_second", _speed(arm, clocked)),
-        **columns("ratio_to_plain", _paired_ratio(arm, plain, clocked)),
-        "ratio_to_best_transformers": _paired_ratio(arm, best, clocked)[0] if best is not None else None,
+        **columns("ratio_to_plain", Interval(*(1 + value for value in _gain(arm, plain, clocked)[:3]))),
+        "ratio_to_best_transformers": None if best is None else 1 + _gain(arm, best, clocked).estimate,
         "best_transformers": best.name if best is not None else None,
     }
 
@@ -134,14 +134,6 @@ def _timed(arm: Arm, chosen: Conversations) -> tuple[list[int], list[float]]:
     return tokens, [sum(float(np.median([r.seconds for r in arm.runs[n]])) for n in turns) for turns in chosen]
 
 
-def _paired_ratio(arm: Arm, other: Arm, chosen: Conversations) -> Interval:
-    """Median of one arm's speed over another's in the same round, with its 95% interval over prompts."""
-    ratios = [
-        [_per_second(a) / _per_second(b) for n in turns for a, b in zip(arm.runs[n], other.runs[n], strict=True)]
-        for turns in chosen
-    ]
-    return median_interval(np.array(list(zip_longest(*ratios, fillvalue=math.nan))).T)
-
-
-def _per_second(run: ArmRun) -> float:
-    return run.timed / run.seconds if run.timed and run.seconds else float("nan")
+def _gain(arm: Arm, other: Arm, chosen: Conversations) -> Comparison:
+    """Speed of one arm over that of another, minus 1."""
+    return paired_gain(*_timed(arm, chosen), *_timed(other, chosen))

@@ -8,12 +8,13 @@ from typing import Any
 
 from draftgauge.api.arms import PLAIN, Arm, ArmRun, BenchPrompt, bench_arms
 from draftgauge.api.bench_rows import ASKED, Reference, bench_rows
-from draftgauge.api.profile_plan import choose_prompts
-from draftgauge.api.requests import BenchRequest
+from draftgauge.api.prompts import choose_prompts
+from draftgauge.api.requests import BenchServersRequest
+from draftgauge.api.verb import verb
 from draftgauge.core.errors import DraftgaugeError
 from draftgauge.core.files import require_writable_file
-from draftgauge.core.progress import Progress
-from draftgauge.core.prompts import Prompt, in_turn
+from draftgauge.core.progress import Progress, silent
+from draftgauge.core.prompts import in_turn
 from draftgauge.core.provenance import read_measurement
 from draftgauge.core.seeds import generator
 from draftgauge.models.loading import load_tokenizer
@@ -28,25 +29,28 @@ from draftgauge.traces.engine_costs import EngineCosts
 DRAFT = "draft"
 
 
-def bench_servers(request: BenchRequest, progress: Progress) -> list[dict[str, Any]]:
-    """Rows of :func:`~draftgauge.api.bench_rows.bench_rows`, one arm a server, with ``engine``; where advice is given
-    also ``advised``, ``expected`` (its speed-up) and ``off`` (measured over expected, minus 1).
+@verb(BenchServersRequest)
+def bench_servers(request: BenchServersRequest, *, progress: Progress = silent) -> list[dict[str, Any]]:
+    """Bench running servers.
 
     With ``costs_out`` what a step costs is written, from the fixed lengths among the servers; one named ``draft``,
     which serves the draft model by itself, then says what drafting costs, and has no row.
+
+    Args:
+        request: which servers, asked what.
+        progress: told (what, done, total).
+
+    Returns:
+        Rows of :func:`~draftgauge.api.bench_rows.bench_rows`, one arm a server, with ``engine``; where advice is given
+        also ``advised``, ``expected`` (its speed-up) and ``off`` (measured over expected, minus 1).
 
     Raises:
         DraftgaugeError: if no server is named ``plain`` or as what gains shall be over, names are doubled, or a server
             does not answer.
     """
-    urls = _named(request.urls)
-    if request.folder is not None:
-        raise DraftgaugeError("--url asks running servers, which have models of their own: leave out the recorded run")
-    engine = request.server_engine
+    urls, engine = _named(request.servers), request.engine
     if engine not in CLIENTS:
-        raise DraftgaugeError(f"servers of {engine} cannot be benched: choose --server-engine {' or '.join(CLIENTS)}")
-    if request.prompts.turns > 1:
-        raise DraftgaugeError("servers are asked single turns only: leave out --turns, or bench the pair itself")
+        raise DraftgaugeError(f"servers of {engine} cannot be benched: choose --engine {' or '.join(CLIENTS)}")
     expected = {} if request.advice is None else _advice(read_measurement(request.advice).rows, engine)
     for url in urls.values():
         served_models(engine, url)
@@ -60,7 +64,9 @@ def bench_servers(request: BenchRequest, progress: Progress) -> list[dict[str, A
     if request.costs_out is not None:
         require_writable_file(request.costs_out)
     _, chosen = choose_prompts(request.prompts)
-    prompts = _encoded(request, chosen)
+    loading, rendering = request.loading, request.prompts.rendering
+    tokenizer = load_tokenizer(loading.tokenizer or request.target or REFERENCE, loading.trust_remote_code)
+    prompts = [BenchPrompt(encode_with(tokenizer, prompt, rendering), prompt.task) for prompt in chosen]
     until = None
     if request.seconds is not None:
         until = time.monotonic() + request.seconds
@@ -75,27 +81,24 @@ def bench_servers(request: BenchRequest, progress: Progress) -> list[dict[str, A
             bench_arms([alone], prompts[:decoded], request.rounds, rng, lambda done, total: None)
         costs_of_arms(engine, arms, alone).save(request.costs_out)
     over = None if request.over is None else Reference(request.over, ASKED)
-    rows = bench_rows(arms, prompts[:decoded], "none", over)
-    return [_with_advice(row | {"engine": engine}, expected) for row in rows]
+    rows = [row | {"engine": engine} for row in bench_rows(arms, prompts[:decoded], "none", over)]
+    if not expected:
+        return rows
+    return [row | _beside_advice(row, expected.get(row["policy"], {})) for row in rows]
 
 
-def _named(urls: Sequence[str]) -> dict[str, str]:
-    pairs = [url.partition("=") for url in urls]
+def _named(servers: Sequence[str]) -> dict[str, str]:
+    """URLs by setting."""
+    pairs = [server.partition("=") for server in servers]
     names = [name for name, _, _ in pairs]
     if not all(equals and name and "://" not in name for name, equals, _ in pairs) or len(set(names)) < len(names):
         raise DraftgaugeError(
-            "give each server as SETTING=URL, and each setting once, e.g. --url plain=http://127.0.0.1:8000 --url "
+            "give each server as SETTING=URL, and each setting once, e.g. plain=http://127.0.0.1:8000 "
             "fixed:4=http://127.0.0.1:8001"
         )
     if PLAIN not in names:
         raise DraftgaugeError(f"speeds are over plain decoding: name the server without speculation {PLAIN}=URL")
     return {name: url for name, _, url in pairs}
-
-
-def _encoded(request: BenchRequest, prompts: Sequence[Prompt]) -> list[BenchPrompt]:
-    source = request.pair.loading.tokenizer or request.pair.target or REFERENCE
-    tokenizer = load_tokenizer(source, request.pair.loading.trust_remote_code)
-    return [BenchPrompt(encode_with(tokenizer, prompt, request.prompts.rendering), prompt.task) for prompt in prompts]
 
 
 def server_arm(name: str, engine: str, url: str, max_new_tokens: int) -> Arm:
@@ -110,20 +113,14 @@ def server_arm(name: str, engine: str, url: str, max_new_tokens: int) -> Arm:
 
 
 def costs_of_arms(engine: str, arms: Sequence[Arm], draft: Arm | None) -> EngineCosts:
-    """What a step costs, from servers that have been asked: one of them plain, others at fixed lengths.
-
-    Args:
-        engine: which.
-        arms: of servers, with their runs.
-        draft: of the draft model by itself, if it was asked.
+    """What a step costs, from servers that have been asked: one plain, others at fixed lengths, and the draft model.
 
     Raises:
         DraftgaugeError: if no server is at a fixed length, or one does not say how many tokens it accepted.
     """
-    silent = [arm.name for arm in arms if fixed_length(arm.name) and not arm.runs[0][0].steps]
-    if silent:
+    if unsaid := [arm.name for arm in arms if fixed_length(arm.name) and not arm.runs[0][0].steps]:
         raise DraftgaugeError(
-            f"the server {silent[0]} does not say what it accepted: start vLLM with --enable-per-request-metrics and "
+            f"the server {unsaid[0]} does not say what it accepted: start vLLM with --enable-per-request-metrics and "
             "--per-request-spec-decode-metrics summary"
         )
     fixed = {length: seconds_a_step(arm) for arm in arms if (length := fixed_length(arm.name))}
@@ -144,10 +141,7 @@ def _advice(rows: Sequence[Mapping[str, Any]], engine: str) -> dict[str, Mapping
     return by_setting
 
 
-def _with_advice(row: dict[str, Any], expected: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
-    if not expected:
-        return row
-    advice = expected.get(row["policy"], {})
+def _beside_advice(row: Mapping[str, Any], advice: Mapping[str, Any]) -> dict[str, Any]:
     speedup = advice.get("speedup")
     off = None if speedup is None else row["ratio_to_plain"] / speedup - 1
-    return row | {"advised": advice.get("advised"), "expected": speedup, "off": off}
+    return {"advised": advice.get("advised"), "expected": speedup, "off": off}

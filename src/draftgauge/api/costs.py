@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
@@ -24,8 +23,6 @@ from draftgauge.meter import MeterPlan, measure_costs
 from draftgauge.models.prompts_text import token_ids
 from draftgauge.models.reference import PAIR_FOLDER
 from draftgauge.models.vocabulary import vocabulary_digest
-from draftgauge.policies.fitted import FITTED_SUFFIX, load_fitted
-from draftgauge.policies.registry import POLICIES, weighs_cost
 from draftgauge.traces.costs import VERSION, CostCurve
 from draftgauge.verification import Sampling
 
@@ -65,22 +62,6 @@ def pair_costs(
         path.parent.mkdir(parents=True, exist_ok=True)
         curve.save(path)
     return curve
-
-
-def weigh_cost(specs: Sequence[str]) -> bool:
-    """Whether one of these policies needs a cost curve.
-
-    Raises:
-        DraftgaugeError: for an unknown policy, or a file that is not a fitted policy.
-    """
-    needed = False
-    for spec in specs:
-        if spec.endswith(FITTED_SUFFIX):
-            name = load_fitted(Path(spec)).policy
-            needed |= name not in POLICIES or weighs_cost(name)
-        else:
-            needed |= weighs_cost(POLICIES.parse(spec)[0])
-    return needed
 
 
 def _identity(pair: Pair, gamma_max: int, sampling: Sampling) -> dict[str, Any]:

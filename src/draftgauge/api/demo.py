@@ -14,9 +14,9 @@ from typing import Any
 from draftgauge.api.bench import bench
 from draftgauge.api.generate import OnText, generate
 from draftgauge.api.pair import Pair, load_pair
-from draftgauge.api.profile import profile
-from draftgauge.api.profile_plan import choose_prompts
-from draftgauge.api.replay import Warn, replay, warn
+from draftgauge.api.profile import profile, profile_rows
+from draftgauge.api.prompts import choose_prompts
+from draftgauge.api.replay import replay
 from draftgauge.api.report import REPORT_NAME
 from draftgauge.api.requests import (
     PLAIN,
@@ -27,8 +27,7 @@ from draftgauge.api.requests import (
     PairSpec,
     ProfileRequest,
 )
-from draftgauge.api.runs import read_run, select_runs
-from draftgauge.api.summary import profile_rows
+from draftgauge.api.runs import Warn, read_run, select_runs, warn
 from draftgauge.api.verb import verb
 from draftgauge.core.config import from_mapping, to_mapping
 from draftgauge.core.errors import DraftgaugeError

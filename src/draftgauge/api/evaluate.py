@@ -10,14 +10,14 @@ from typing import Any
 import numpy as np
 from transformers import PreTrainedTokenizerBase
 
-from draftgauge.api.conversation import greedy_answer
-from draftgauge.api.profile_plan import choose_prompts, encode_prompts
+from draftgauge.api.prompts import choose_prompts, encode_prompts
 from draftgauge.api.requests import DiagnoseRequest, EvaluateRequest
 from draftgauge.api.verb import verb
 from draftgauge.core.errors import DraftgaugeError
 from draftgauge.core.progress import Progress, silent
 from draftgauge.core.prompts import TEST, Prompt, for_judging, in_turn, learned_from
 from draftgauge.core.rendering import Rendering
+from draftgauge.decoding.plain import plain_decode
 from draftgauge.decoding.settings import DecodingSettings
 from draftgauge.diagnostics.distance import distance_names, needed_context
 from draftgauge.diagnostics.evaluation import DrafterEvaluation, EvaluationPlan, evaluate_drafter
@@ -100,7 +100,8 @@ class SingleTarget:
         return encode_with(self.tokenizer, prompt, rendering)
 
     def answer(self, tokens: list[int], max_new_tokens: int) -> str:
-        return greedy_answer(self.model, self.tokenizer, tokens, self.settings(max_new_tokens))
+        answer = plain_decode(self.model, tokens, self.settings(max_new_tokens)).tokens
+        return str(self.tokenizer.decode(answer, skip_special_tokens=True))
 
     def settings(self, max_new_tokens: int) -> DecodingSettings:
         """Greedy decoding up to an end token or ``max_new_tokens``."""

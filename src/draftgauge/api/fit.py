@@ -7,9 +7,9 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from draftgauge.api.fitted_pairs import PAIR, fingerprints_of
+from draftgauge.api.policies import PAIR
 from draftgauge.api.requests import FitRequest
-from draftgauge.api.runs import read_run, select_runs
+from draftgauge.api.runs import fingerprints_of, read_run, select_runs
 from draftgauge.api.verb import verb
 from draftgauge.core.errors import DraftgaugeError
 from draftgauge.core.files import require_writable_file

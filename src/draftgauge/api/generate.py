@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
 
-from draftgauge.api.costs import pair_costs, weigh_cost
+from draftgauge.api.costs import pair_costs
 from draftgauge.api.datastore import GrowingStore
-from draftgauge.api.fitted_pairs import fitted_files, warn_of_other_pairs
 from draftgauge.api.pair import Pair, check_draft_is_used, load_pair, refuse_beside_pair, sampled
-from draftgauge.api.replay import warn
+from draftgauge.api.policies import read_policies, warn_of_other_pairs
+from draftgauge.api.prompts import log
 from draftgauge.api.requests import PLAIN, GenerateRequest
+from draftgauge.api.runs import warn
 from draftgauge.api.verb import verb
 from draftgauge.core.errors import DraftgaugeError, PromptError
 from draftgauge.core.progress import Progress, silent
@@ -22,9 +23,10 @@ from draftgauge.decoding.results import Generation, Origin
 from draftgauge.decoding.settings import DecodingSettings
 from draftgauge.decoding.speculative import speculative_decode
 from draftgauge.models.detokenize import IncrementalDecoder
+from draftgauge.models.prompts_text import answers_warning
 from draftgauge.models.vocabulary import vocabulary_digest
 from draftgauge.policies.base import Policy
-from draftgauge.policies.registry import make_policy, with_objects
+from draftgauge.policies.registry import with_objects
 from draftgauge.policies.stored_policies import with_stored
 from draftgauge.traces.repetition import distinct_share
 from draftgauge.verification import Sampling
@@ -61,35 +63,35 @@ def generate(
     """
     if pair is not None:
         refuse_beside_pair(request)
-    own = with_objects({}, objects or {}).get(request.policy)
-    if request.policy != PLAIN and own is None:
-        weigh_cost([request.policy])  # an unknown policy is refused before anything is loaded
-    elif own is None and request.datastore is not None:
+    policy = with_objects({}, objects or {}).get(request.policy)
+    plain = policy is None and request.policy == PLAIN
+    if plain and request.datastore is not None:
         raise DraftgaugeError("plain decoding looks nothing up: leave out the datastore, or name a policy")
+    named = read_policies([request.policy] if policy is None and not plain else [])
     check_draft_is_used(request.pair)
     pair = pair or load_pair(request.pair)
     store = None
     if request.datastore is not None:
         store = GrowingStore(request.datastore, vocabulary_digest(pair.tokenizer))
-    device = pair.target.spec.device
     asked = sampled(request.sampling, str(pair.sources["target"]))
     sampling = Sampling(asked.temperature, asked.top_k, asked.top_p)
-    generator = None if sampling.greedy else torch.Generator(device).manual_seed(request.randomness.seed)
+    generator = None
+    if not sampling.greedy:
+        generator = torch.Generator(pair.target.spec.device).manual_seed(request.randomness.seed)
     settings = DecodingSettings(
         request.output.max_new_tokens, sampling, pair.end_tokens, request.stop, pair.tokenizer.decode
     )
-    prompt = request.prompt
-    tokens = _encode(pair, prompt, request) if isinstance(prompt, str) else _checked(prompt, pair)
+    tokens = _encode(pair, request)
     stream = TokenStream(pair, on_text) if on_text is not None else None
-    if request.policy == PLAIN and own is None:
+    if plain:
         result = plain_decode(pair.target, tokens, settings, generator, stream)
     else:
-        if own is None and fitted_files([request.policy]):
-            warn_of_other_pairs([request.policy], pair.fingerprints(), warn)
+        warn_of_other_pairs(named, pair.fingerprints() if any(each.fitted for each in named) else {}, warn)
         longest = request.drafts.gamma_max
-        needed = own is None and weigh_cost([request.policy])
-        costs = pair_costs(pair, request.costs, longest, sampling, progress) if needed else None
-        policy = own or make_policy(request.policy, longest, costs)
+        for each in named:
+            costs = pair_costs(pair, request.costs, longest, sampling, progress) if each.weighs_cost else None
+            policy = each.make(longest, costs)
+        assert policy is not None
         if store is not None:
             with_stored([policy], store.texts)
         drafter = pair.drafter(sampling, generator)
@@ -98,6 +100,8 @@ def generate(
         stream.finish()
     if store is not None:
         store.add(tokens, result.tokens)
+    if said := answers_warning([result.tokens], pair.end_tokens):
+        warn(said)
     return pair.tokenizer.decode(result.tokens, skip_special_tokens=True), result
 
 
@@ -122,20 +126,19 @@ def generation_row(request: GenerateRequest, result: Generation) -> dict[str, An
     }
 
 
-def _encode(pair: Pair, text: str, request: GenerateRequest) -> list[int]:
-    if not text.strip():
+def _encode(pair: Pair, request: GenerateRequest) -> list[int]:
+    """Token ids of the prompt; ids are taken as they are."""
+    prompt = request.prompt
+    if not isinstance(prompt, str):
+        last = pair.target.spec.vocabulary - 1
+        if unknown := [token for token in prompt if not 0 <= token <= last]:
+            raise PromptError(f"the prompt holds the token {unknown[0]}; the target's are 0 to {last}")
+        return list(prompt)
+    if not prompt.strip():
         raise PromptError("the prompt is empty: give it some text")
-    return pair.encode(Prompt(0, "0", "", "", text=text), request.conversation.rendering(request.chat))
-
-
-def _checked(tokens: Sequence[int], pair: Pair) -> list[int]:
-    """Token ids that the target knows."""
-    unknown = [token for token in tokens if not 0 <= token < pair.target.spec.vocabulary]
-    if unknown:
-        raise PromptError(
-            f"the prompt holds the token {unknown[0]}; the target's are 0 to {pair.target.spec.vocabulary - 1}"
-        )
-    return list(tokens)
+    tokens = pair.encode(Prompt(0, "0", "", "", text=prompt), request.conversation.rendering(request.chat))
+    log.info("the prompt as the model reads it: %r", pair.tokenizer.decode(tokens))
+    return tokens
 
 
 class TokenStream:

@@ -9,13 +9,13 @@ from typing import Any
 from torch import Generator
 from transformers import PreTrainedTokenizerBase
 
-from draftgauge.api.conversation import greedy_answer
 from draftgauge.api.requests import PairSpec, SamplingSpec
 from draftgauge.api.verb import verb
-from draftgauge.core.errors import DraftgaugeError
+from draftgauge.core.errors import DraftgaugeError, TraceError
 from draftgauge.core.prompts import Prompt
 from draftgauge.core.rendering import Rendering
 from draftgauge.core.settings import given_settings, settings_of
+from draftgauge.decoding.plain import plain_decode
 from draftgauge.decoding.settings import DecodingSettings
 from draftgauge.drafters.base import Drafter
 from draftgauge.drafters.source import DraftSource, LoadOptions, choose_drafter, drafter_kind
@@ -27,6 +27,7 @@ from draftgauge.models.own_sampling import own_sampling
 from draftgauge.models.prompts_text import PLAIN, encode_with
 from draftgauge.models.reference import REFERENCE, resolve_source
 from draftgauge.models.taps import Taps, attach_taps
+from draftgauge.traces.manifest import Manifest
 from draftgauge.verification import Sampling
 
 DEFAULT_DRAFTER = "language_model"
@@ -88,7 +89,7 @@ class Pair:
     def answer(self, tokens: list[int], max_new_tokens: int) -> str:
         """The target's greedy answer, as text."""
         settings = DecodingSettings(max_new_tokens, end_tokens=self.end_tokens)
-        return greedy_answer(self.target, self.tokenizer, tokens, settings)
+        return str(self.tokenizer.decode(plain_decode(self.target, tokens, settings).tokens, skip_special_tokens=True))
 
     def fingerprints(self) -> dict[str, str | None]:
         """Which models these are, by hash of configuration and weights."""
@@ -125,6 +126,33 @@ def load_pair(spec: PairSpec) -> Pair:
     taps = None if drafts.tap_plan is None else attach_taps(model, drafts.tap_plan)
     sources = {"target": str(target), "draft": None if source is None else str(source)}
     return Pair(model, drafts, tokenizer, end_tokens(model, tokenizer), sources, compression, taps)
+
+
+def load_pair_of(manifest: Manifest, spec: PairSpec | None = None) -> Pair:
+    """Load the models that a trace was recorded with, or its target with the drafter that ``spec`` names.
+
+    Raises:
+        TraceError: if the models at those places are not the recorded ones any more.
+    """
+    spec = spec or PairSpec()
+    pair = load_pair(
+        replace(
+            spec,
+            target=manifest.target.source,
+            draft=manifest.draft.source if manifest.draft is not None else None,
+            compression=(manifest.target.compression,),
+            drafter=spec.drafter or manifest.drafter,
+            loading=replace(spec.loading, tokenizer=spec.loading.tokenizer or manifest.tokenizer),
+        )
+    )
+    fingerprints = pair.fingerprints()
+    for role, entry in (("target", manifest.target), ("draft", manifest.draft if spec.drafter is None else None)):
+        if entry is not None and fingerprints[role] != entry.fingerprint:
+            raise TraceError(
+                f"the {role} at {entry.source} is not the model that this trace was recorded with: profile it into a "
+                "new folder"
+            )
+    return pair
 
 
 def labelled(spec: PairSpec) -> PairSpec:

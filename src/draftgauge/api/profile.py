@@ -3,37 +3,47 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from draftgauge.api.batches import check_batches
+import numpy as np
+import torch
+
 from draftgauge.api.pair import Pair, check_draft_is_used, drafter_of, labelled, load_pair, sampled, target_of
 from draftgauge.api.profile_estimate import estimate_rows
-from draftgauge.api.profile_parts import record_in_parts
-from draftgauge.api.profile_plan import (
-    EncodedPrompt,
-    check_compressions,
-    check_recording,
-    choose_prompts,
-    encode_prompts,
+from draftgauge.api.prompts import choose_prompts, encode_prompts, log
+from draftgauge.api.recording import (
+    check_batches,
+    has_costs,
     make_manifests,
-    run_folders,
+    measure_pair,
+    missing_prompts,
+    record_in_parts,
+    record_missing,
 )
-from draftgauge.api.recording import has_costs, measure_pair, missing_prompts, record_missing, sampling_of
 from draftgauge.api.requests import ProfileRequest
-from draftgauge.api.served import said_left_out, usable_answers
-from draftgauge.api.summary import profile_rows
+from draftgauge.api.runs import read_run
+from draftgauge.api.served import read_differences, said_left_out, usable_answers
 from draftgauge.api.verb import verb
+from draftgauge.core.errors import DraftgaugeError, TraceError
 from draftgauge.core.executor import check_executor, shared_ray
 from draftgauge.core.files import require_writable
 from draftgauge.core.locks import only_writer
 from draftgauge.core.progress import Progress, silent
+from draftgauge.drafters.refused import DraftsRefused
+from draftgauge.drafters.source import drafter_kind, drafter_kinds
 from draftgauge.meter import measured_span
+from draftgauge.models.compression import QUANTISED, check_quantises, quantization_config
 from draftgauge.models.device import release_unused
-from draftgauge.traces.manifest import Manifest
+from draftgauge.models.prompts_text import answers_warning
+from draftgauge.models.spec import read_configuration
+from draftgauge.replaying.evaluate import best_fixed_gamma, hindsight_gain, near_best_gammas, task_masks
+from draftgauge.traces.build import select
+from draftgauge.traces.manifest import MANIFEST_NAME, Manifest
+from draftgauge.traces.trace import Trace
 from draftgauge.traces.writer import SHARD_PROMPTS, TraceWriter
 
 
@@ -57,83 +67,165 @@ def profile(
     Args:
         request: what to record.
         progress: told (what, done, total).
-        on_warning: told of answers of a serving engine that are left out; by default a Python warning.
+        on_warning: told of answers that look wrong, and of answers of a serving engine that are left out; by default a
+            Python warning.
 
     Returns:
-        Rows as :func:`draftgauge.api.summary.profile_rows` describes; ``run`` names the folder of each run.
+        Rows as :func:`profile_rows` describes; ``run`` names the folder of each run.
 
     Raises:
         DraftgaugeError: for arguments, prompts, models or folders that cannot be used, before any work is done.
     """
     request = replace(request, pair=labelled(request.pair), sampling=sampled(request.sampling, target_of(request.pair)))
-    names = request.pair.compression
-    kind, _ = drafter_of(request.pair)
-    check_draft_is_used(request.pair)
-    check_recording(names, kind, sampling_of(request))
-    check_executor(request.where.executor)
+    _check_recordable(request)
     if request.plan:
         return estimate_rows(request)
+    names, limit = request.pair.compression, request.output.max_new_tokens
     folders = run_folders(request.out, names)
     path, chosen = choose_prompts(request.prompts)
     pair = load_pair(request.pair.at(names[0]))
-    check_compressions(pair, names, request.pair.loading.trust_remote_code)
-    encoded = encode_prompts(pair, chosen, path, request.output.max_new_tokens, request.prompts)
+    _check_later_compressions(pair, request)
+    encoded = encode_prompts(pair, chosen, path, limit, request.prompts)
     if request.outputs is not None:
-        limit = request.output.max_new_tokens
         usable = usable_answers(request.outputs, encoded, pair.tokenizer, pair.end_tokens, limit)
         encoded = usable.prompts
         if usable.left_out:
             said = said_left_out(usable.left_out, len(usable.left_out) + len(encoded))
             on_warning(f"{request.outputs}: {said}. They are left out, with their prompts")
     measured_span(request.drafts.gamma_max, pair.context)
-    check_batches(pair, request.batches, max(len(tokens) for _, tokens in encoded) + request.output.max_new_tokens)
+    check_batches(pair, request.batches, max(len(tokens) for _, tokens in encoded) + limit)
     manifests = make_manifests(pair, [prompt for prompt, _ in encoded], path, request)
-    loaded = [pair]
-    del pair  # so that its memory can be freed
+    end_tokens = pair.end_tokens
     with ExitStack() as alone:
-        for folder in dict.fromkeys((request.out, *folders.values())):  # a run may be gone on with by itself
+        for folder in dict.fromkeys((request.out, *folders.values())):  # each run may also be resumed by itself
             require_writable(folder)
             alone.enter_context(only_writer(folder))
         try:
             if request.where.in_parts:
-                loaded.clear()  # the workers load their own
+                del pair  # the workers load their own
                 release_unused()
                 with shared_ray():
-                    for name in names:
+                    for name, folder in folders.items():
                         single = replace(request, pair=request.pair.at(name))
-                        record_in_parts(single, folders[name], manifests[name], encoded, progress)
+                        record_in_parts(single, folder, manifests[name], encoded, progress)
             else:
-                _record_here(loaded, folders, manifests, encoded, request, progress)
+                writers = {name: TraceWriter(folders[name], manifests[name], SHARD_PROMPTS) for name in names}
+                for name, writer in writers.items():
+                    finished = writer.manifest.complete and not missing_prompts(writer, encoded)
+                    if finished and has_costs(writer, request) and not request.costs.measure:
+                        continue
+                    if pair.compression != name:
+                        del pair  # two targets may not fit
+                        pair = load_pair(request.pair.at(name))
+                    with writer:  # a run is complete only with its costs
+                        recorded = record_missing(pair, writer, encoded, request, progress)
+                        if recorded or request.costs.measure or not has_costs(writer, request):
+                            measure_pair(pair, encoded, request, progress, writer.folder)
         except KeyboardInterrupt as interrupt:
             interrupt.add_note(
                 f"What was recorded is kept in {request.out}: ask for the same again to go on from there."
             )
             raise
+    for name, folder in folders.items():
+        _say_how_answers_look(name, read_run(folder)[0], end_tokens, on_warning)
     return profile_rows(list(folders.values()))
 
 
-def _record_here(
-    loaded: list[Pair],
-    folders: Mapping[str, Path],
-    manifests: Mapping[str, Manifest],
-    encoded: Sequence[EncodedPrompt],
-    request: ProfileRequest,
-    progress: Progress,
-) -> None:
-    """Every compression in turn, in this process; a run is complete only with its costs.
-
-    ``loaded`` is emptied: it holds a pair at the first compression.
+def _check_recordable(request: ProfileRequest) -> None:
+    """Refuse what could not be recorded: an unknown compression, a library that one lacks, a draft model that the
+    drafter does without, a kind of drafter of which sampled decoding cannot be recorded, an unknown executor.
     """
-    pair = loaded.pop()
-    writers = {name: TraceWriter(folders[name], manifests[name], SHARD_PROMPTS) for name in folders}
-    for name, writer in writers.items():
-        finished = writer.manifest.complete and not missing_prompts(writer, encoded) and has_costs(writer, request)
-        if finished and not request.costs.measure:
-            continue
-        if pair.compression != name:
-            del pair  # two targets may not fit
-            pair = load_pair(request.pair.at(name))
-        with writer:
-            recorded = record_missing(pair, writer, encoded, request, progress)
-            if recorded or request.costs.measure or not has_costs(writer, request):
-                measure_pair(pair, encoded, request, progress, writer.folder)
+    check_draft_is_used(request.pair)
+    for compression in request.pair.compression:
+        quantization_config(compression, torch.device("cpu"))
+    kind, _ = drafter_of(request.pair)
+    if request.sampling.temperature > 0 and not issubclass(drafter_kind(kind).drafter_type, DraftsRefused):
+        able = [each.name for each in drafter_kinds().values() if issubclass(each.drafter_type, DraftsRefused)]
+        raise DraftgaugeError(
+            f"at a temperature above 0 a trace is recorded with the drafter {' or '.join(able)}, not {kind}: "
+            "only there the draft from one position tells of the next ones"
+        )
+    check_executor(request.where.executor)
+
+
+def _check_later_compressions(pair: Pair, request: ProfileRequest) -> None:
+    """Refuse at once a compression whose turn comes later, and that bitsandbytes cannot give the target."""
+    trusted = request.pair.loading.trust_remote_code
+    later = [name for name in request.pair.compression if name in QUANTISED and name != pair.compression]
+    if later and pair.target.module is not None:  # a GGUF file has none
+        config = read_configuration(str(pair.sources["target"]), trusted)
+        for name in later:
+            check_quantises(config, name, pair.target.spec.device, trusted)
+
+
+def run_folders(out: Path, compressions: Sequence[str]) -> dict[str, Path]:
+    """The run folder of each compression: ``out`` itself for a single one, else a folder in it for each.
+
+    Raises:
+        TraceError: if ``out`` is laid out the other way already.
+    """
+    single = (out / MANIFEST_NAME).exists()
+    several = sorted(child.parent.name for child in out.glob(f"*/{MANIFEST_NAME}"))
+    if len(compressions) > 1 and single:
+        raise TraceError(
+            f"{out} holds the trace of one compression, which {len(compressions)} cannot join: choose another folder"
+        )
+    if len(compressions) == 1 and several:
+        raise TraceError(
+            f"{out} holds a folder for each of {', '.join(several)}: name {out / compressions[0]}, or another folder"
+        )
+    return {name: out / name for name in compressions} if len(compressions) > 1 else {compressions[0]: out}
+
+
+def _say_how_answers_look(
+    compression: str, trace: Trace, end_tokens: frozenset[int], on_warning: Callable[[str], None]
+) -> None:
+    answers = [trace.token[a:b].tolist() for a, b in zip(trace.offsets[:-1], trace.offsets[1:], strict=True)]
+    if said := answers_warning(answers, end_tokens):
+        on_warning(f"target {compression}: {said}")
+    if cut := sum(prompt.finish == "length" for prompt in trace.prompts):
+        log.info("target %s: %d of %d answers are cut at --max-new-tokens", compression, cut, len(answers))
+
+
+def profile_rows(runs: Sequence[Path]) -> list[dict[str, Any]]:
+    """One row for every run and task (and ``all``): how much was recorded, how much is accepted, which length is best.
+
+    ``near_best_from`` to ``near_best_to`` are the lengths within 2% of the best one: where they are many, another run
+    may name another. ``differing`` is the share of positions, of recorded answers of a serving engine, whose token is
+    not the target's choice; None where the target decoded. ``cost_doubt`` says why the costs are not to be
+    trusted (:meth:`draftgauge.traces.costs.CostCurve.doubt`); None where nothing speaks against them.
+    """
+    rows: list[dict[str, Any]] = []
+    for run in runs:
+        manifest = Manifest.load(run)
+        trace, costs = read_run(run)
+        differing = None
+        if manifest.outputs is not None:
+            noted = read_differences(run)
+            differing = sum(len(noted.get(prompt.index, ())) for prompt in trace.prompts) / trace.positions
+        for task, mask in task_masks(trace):
+            part = select(trace, mask)
+            shortest, longest = near_best_gammas(part, costs)
+            drafted = part.drafted > 0
+            rows.append(
+                {
+                    "compression": trace.compression,
+                    "task": task,
+                    "prompts": len(part.prompts),
+                    "tokens": part.positions,
+                    "gamma_max": trace.gamma_max,
+                    "mean_accepted": float(part.accepted.mean()),
+                    "first_accepted": float(np.mean(part.accepted[drafted] > 0)) if drafted.any() else None,
+                    "best_fixed_gamma": best_fixed_gamma(part, costs),
+                    "near_best_from": shortest,
+                    "near_best_to": longest,
+                    "hindsight_gain": hindsight_gain(part, costs),
+                    "cost_ratio": costs.cost_ratio(),
+                    "cost_doubt": costs.doubt() or None,
+                    "verify_one_ms": 1e3 * costs.verify[len(costs.contexts) // 2][0],
+                    "differing": differing,
+                    "device": manifest.device,
+                    "run": str(run),
+                }
+            )
+    return rows

@@ -9,7 +9,7 @@ from typing import Any
 from transformers import PreTrainedConfig, PreTrainedModel
 
 from draftgauge.api.pair import drafter_of, target_of
-from draftgauge.api.profile_plan import choose_prompts, encode_prompts
+from draftgauge.api.prompts import choose_prompts, encode_prompts
 from draftgauge.api.requests import ProfileRequest
 from draftgauge.api.served import answered_prompts
 from draftgauge.core.errors import DraftgaugeError
@@ -113,12 +113,12 @@ class _Encoder:
 
     def __init__(self, target: str, models: list[PreTrainedModel], request: ProfileRequest) -> None:
         loading = request.pair.loading
-        self._tokenizer = load_tokenizer(loading.tokenizer or target, loading.trust_remote_code)
+        self.tokenizer = load_tokenizer(loading.tokenizer or target, loading.trust_remote_code)
         named = [getattr(m.config.get_text_config(), "max_position_embeddings", None) for m in models]
         self.context = min((length for length in named if length), default=1 << 31)
 
     def encode(self, prompt: Prompt, rendering: Rendering) -> list[int]:
-        return encode_with(self._tokenizer, prompt, rendering)
+        return encode_with(self.tokenizer, prompt, rendering)
 
     def answer(self, tokens: list[int], max_new_tokens: int) -> str:
         """Never asked: single turns only."""

@@ -1,42 +1,93 @@
-"""Recording the prompts of one run, and measuring its costs."""
+"""Recording the prompts of one run, here or in parts by several workers, and measuring its costs."""
 
 from __future__ import annotations
 
 import time
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any, ClassVar
 
+import torch
 from torch import Generator
 
-from draftgauge.api.batches import measure_pair_batches
-from draftgauge.api.pair import Pair
-from draftgauge.api.profile_plan import choose_prompts, encode_prompts, make_manifests
+from draftgauge.api.pair import Pair, drafter_of, load_pair
+from draftgauge.api.prompts import EncodedPrompt, choose_prompts, encode_prompts, prompt_name
 from draftgauge.api.requests import ProfileRequest
-from draftgauge.api.runs import EncodedPrompt
 from draftgauge.api.served import note_differences, usable_answers
-from draftgauge.core.errors import TraceError
+from draftgauge.core.errors import DraftgaugeError, TraceError
+from draftgauge.core.executor import Job, Outcome, execute
+from draftgauge.core.files import file_sha256, require_writable
+from draftgauge.core.locks import only_writer
 from draftgauge.core.progress import Progress
-from draftgauge.core.prompts import in_turn
+from draftgauge.core.prompts import Prompt, in_turn, prompts_sha256
+from draftgauge.core.provenance import command_line, environment, timestamp
 from draftgauge.core.seeds import derive_seed, generator
-from draftgauge.decoding.batch_meter import BatchMeterPlan
+from draftgauge.decoding.batch_meter import BatchMeterPlan, measure_batches
 from draftgauge.decoding.recorder import RecordingPlan, record_answer, record_prompt
 from draftgauge.decoding.settings import DecodingSettings
+from draftgauge.drafters.language_model import LanguageModelSource
 from draftgauge.meter import MeterPlan, default_contexts, measure_costs
+from draftgauge.models.compression import activation_dtype, draft_compression
+from draftgauge.models.lean import LeanModel
+from draftgauge.models.static_rows import check_caches_fit
 from draftgauge.models.vocabulary import vocabulary_digest
 from draftgauge.traces.costs import pair_fingerprint, run_costs
-from draftgauge.traces.manifest import COSTS_NAME, Manifest
+from draftgauge.traces.manifest import COSTS_NAME, Manifest, ModelEntry, OutputsEntry, PromptsEntry
+from draftgauge.traces.parts import PATIENCE, join_parts, part_folder
 from draftgauge.traces.reader import read_trace
-from draftgauge.traces.record import PromptRecord
 from draftgauge.traces.trace import Trace
 from draftgauge.traces.writer import SHARD_PROMPTS, TraceWriter
 from draftgauge.verification import Sampling
 
+RETRIES = 2  # of a part whose worker died; it goes on where it was
 
-def sampling_of(request: ProfileRequest) -> Sampling:
-    """How its tokens are chosen."""
-    asked = request.sampling
-    return Sampling(asked.temperature, asked.top_k, asked.top_p)
+
+def make_manifests(pair: Pair, prompts: Sequence[Prompt], path: Path, request: ProfileRequest) -> dict[str, Manifest]:
+    """The manifest of the run of each compression, from a pair loaded at the first of them."""
+    device = pair.target.spec.device
+    fingerprints = pair.fingerprints()
+    machine = environment()
+    outputs = None
+    if request.outputs is not None:
+        outputs = OutputsEntry(str(request.outputs), file_sha256(request.outputs))
+
+    def entry(role: str, model: Any, attention: str, compression: str) -> ModelEntry:
+        source, fingerprint = pair.sources[role], fingerprints[role]
+        assert source is not None
+        assert fingerprint is not None
+        dtype = str(activation_dtype(compression, device)).removeprefix("torch.")
+        return ModelEntry(source, fingerprint, compression, model.family, model.engine, dtype, attention)
+
+    def manifest(compression: str) -> Manifest:
+        draft = None
+        if pair.sources["draft"] is not None:
+            attention = "" if pair.draft is None else pair.draft.spec.attention
+            draft = entry("draft", pair.draft_source, attention, draft_compression(compression))
+        return Manifest(
+            draftgauge=machine["versions"].get("draftgauge", "not installed"),
+            command=command_line(),
+            created=timestamp(),
+            environment=machine,
+            target=entry("target", pair.target.spec, pair.target.spec.attention, compression),
+            draft=draft,
+            drafter=drafter_of(request.pair)[0],
+            device=str(device),
+            gamma_max=request.drafts.gamma_max,
+            max_new_tokens=request.output.max_new_tokens,
+            seed=request.randomness.seed,
+            prompts=PromptsEntry(
+                prompt_name(path), prompts_sha256(path), len(prompts), tuple(dict.fromkeys(p.task for p in prompts))
+            ),
+            temperature=request.sampling.temperature,
+            top_k=request.sampling.top_k,
+            top_p=request.sampling.top_p,
+            rendering=request.prompts.rendering,
+            outputs=outputs,
+            tokenizer=request.pair.loading.tokenizer,
+        )
+
+    return {compression: manifest(compression) for compression in request.pair.compression}
 
 
 def missing_prompts(writer: TraceWriter, encoded: Sequence[EncodedPrompt]) -> list[EncodedPrompt]:
@@ -59,16 +110,32 @@ def record_missing(
     pair: Pair, writer: TraceWriter, encoded: Sequence[EncodedPrompt], request: ProfileRequest, progress: Progress
 ) -> bool:
     """Record the prompts that are missing, inside the writer's context; whether there were any."""
+    sampling, limit = _sampling(request), request.output.max_new_tokens
+    plan = RecordingPlan(DecodingSettings(limit, sampling, pair.end_tokens), request.drafts.gamma_max)
+    answers = None
+    if request.outputs is not None:
+        answers = usable_answers(request.outputs, encoded, pair.tokenizer, pair.end_tokens, limit).answers
     missing = missing_prompts(writer, encoded)
-    record = _Recorder(pair, writer, encoded, request)
-    until = None if request.seconds is None else time.monotonic() + request.seconds
     done, label = len(encoded) - len(missing), f"record {pair.compression}"
+    until = None
+    if request.seconds is not None:
+        until = time.monotonic() + request.seconds
+        by_index = {prompt.index: (prompt, tokens) for prompt, tokens in missing}
+        missing = [by_index[prompt.index] for prompt in in_turn(prompt for prompt, _ in missing)]
     progress(label, done, len(encoded))
-    for prompt in missing if until is None else _by_turns(missing):
+    for prompt, tokens in missing:
         if until is not None and done and time.monotonic() > until:
             writer.settle()
             break
-        writer.add(record(prompt))
+        drawing = _generator(pair, request, "record", prompt.index)  # of its own: a run may be resumed anywhere
+        drafter = pair.drafter(sampling, drawing)
+        if answers is None:
+            writer.add(record_prompt(pair.target, drafter, prompt, tokens, plan, pair.tokenizer, drawing))
+        else:
+            answer = answers[prompt.index]
+            record, differs = record_answer(pair.target, drafter, (prompt, tokens), answer, plan, pair.tokenizer)
+            note_differences(writer.folder, prompt.index, differs, len(answer.tokens))
+            writer.add(record)
         done += 1
         progress(label, done, len(encoded))
     return bool(missing)
@@ -92,7 +159,6 @@ def measure_pair(
     That of single requests is saved before batches are measured, and so is kept if they fail.
     """
     lengths = [len(tokens) for _, tokens in encoded]
-    label = f"cost curve {pair.compression}"
     drawing = _generator(pair, request, "costs")
     plan = MeterPlan(
         text=[token for _, tokens in encoded for token in tokens],
@@ -102,7 +168,7 @@ def measure_pair(
         context_limit=pair.context,
         compression=pair.compression,
         vocabulary=vocabulary_digest(pair.tokenizer),
-        sampling=sampling_of(request),
+        sampling=_sampling(request),
     )
     curve = measure_costs(
         pair.target,
@@ -110,53 +176,52 @@ def measure_pair(
         plan,
         generator(request.randomness.seed, "costs", pair.compression),
         drawing,
-        lambda done, total: progress(label, done, total),
+        lambda done, total: progress(f"cost curve {pair.compression}", done, total),
     )
     manifest = Manifest.load(run)
     curve = replace(curve, pair=pair_fingerprint(manifest), engine=manifest.target.engine)
     curve.save(run / COSTS_NAME)
     if not request.batches:
         return
+    target, draft = batch_models(pair)
     of_batches = BatchMeterPlan(
         plan.text, request.batches, plan.contexts, plan.gamma_max, plan.seconds / len(request.batches)
     )
-    replace(curve, batched=measure_pair_batches(pair, of_batches, request.randomness.seed, progress)).save(
-        run / COSTS_NAME
-    )
+    rng = generator(request.randomness.seed, "batches", pair.compression)
+    label = f"batches {pair.compression}"
+    batched = measure_batches(target, draft, of_batches, rng, lambda done, total: progress(label, done, total))
+    replace(curve, batched=batched).save(run / COSTS_NAME)
 
 
-class _Recorder:
-    """Records one prompt after the other: what the target decodes, or what a serving engine answered."""
+def check_batches(pair: Pair, batches: Sequence[int], longest: int) -> None:
+    """Refuse batches that cannot be measured with requests of up to ``longest`` tokens.
 
-    def __init__(
-        self, pair: Pair, writer: TraceWriter, encoded: Sequence[EncodedPrompt], request: ProfileRequest
-    ) -> None:
-        settings = DecodingSettings(request.output.max_new_tokens, sampling_of(request), pair.end_tokens)
-        self._plan = RecordingPlan(settings, request.drafts.gamma_max)
-        self._pair, self._request, self._folder = pair, request, writer.folder
-        self._answers = None
-        if request.outputs is not None:
-            limit = request.output.max_new_tokens
-            usable = usable_answers(request.outputs, encoded, pair.tokenizer, pair.end_tokens, limit)
-            self._answers = usable.answers
-
-    def __call__(self, encoded: EncodedPrompt) -> PromptRecord:
-        prompt, tokens = encoded
-        pair, plan = self._pair, self._plan
-        drawing = _generator(pair, self._request, "record", prompt.index)  # of its own: a run may go on anywhere
-        drafter = pair.drafter(plan.settings.sampling, drawing)
-        if self._answers is None:
-            return record_prompt(pair.target, drafter, prompt, tokens, plan, pair.tokenizer, drawing)
-        answer = self._answers[prompt.index]
-        record, differs = record_answer(pair.target, drafter, encoded, answer, plan, pair.tokenizer)
-        note_differences(self._folder, prompt.index, differs, len(answer.tokens))
-        return record
+    Raises:
+        DraftgaugeError: if the models run on another engine, or something else than a draft model drafts.
+        ModelError: if the caches of the largest do not fit into memory.
+    """
+    if batches:
+        check_caches_fit([(model, min(longest, model.spec.context)) for model in batch_models(pair)], max(batches))
 
 
-def _by_turns(encoded: Sequence[EncodedPrompt]) -> list[EncodedPrompt]:
-    """The first prompt of each task, then the second ones, and so on."""
-    by_index = {prompt.index: (prompt, tokens) for prompt, tokens in encoded}
-    return [by_index[prompt.index] for prompt in in_turn(prompt for prompt, _ in encoded)]
+def batch_models(pair: Pair) -> tuple[LeanModel, LeanModel]:
+    """Target and draft, as batches run them."""
+    target, draft = pair.target, pair.draft
+    if not isinstance(pair.draft_source, LanguageModelSource) or draft is None:
+        raise DraftgaugeError(
+            f"batches are decoded with a draft model, and {pair.draft_source.name} drafts here: leave out --batches"
+        )
+    if not isinstance(target, LeanModel) or not isinstance(draft, LeanModel):
+        raise DraftgaugeError(
+            f"batches run on the engines lean and static, and target and draft run on {target.spec.engine} and "
+            f"{draft.spec.engine}: leave out --batches"
+        )
+    return target, draft
+
+
+def _sampling(request: ProfileRequest) -> Sampling:
+    asked = request.sampling
+    return Sampling(asked.temperature, asked.top_k, asked.top_p)
 
 
 def _generator(pair: Pair, request: ProfileRequest, *labels: str | int) -> Generator | None:
@@ -164,3 +229,150 @@ def _generator(pair: Pair, request: ProfileRequest, *labels: str | int) -> Gener
     if request.sampling.temperature == 0:
         return None
     return Generator(pair.target.spec.device).manual_seed(derive_seed(request.randomness.seed, *labels))
+
+
+@dataclass(frozen=True)
+class _Part:
+    """A job of a worker on some prompts of a run; ``request`` is at one compression."""
+
+    name: str
+    request: ProfileRequest
+    manifest: Manifest
+    folder: Path
+    indices: tuple[int, ...]
+    after: ClassVar[str | None] = None
+
+    def load(self) -> tuple[Pair, list[EncodedPrompt]]:
+        pair = load_pair(self.request.pair)
+        _check_same(pair, self.manifest)
+        path, chosen = choose_prompts(self.request.prompts)
+        own = [prompt for prompt in chosen if prompt.index in self.indices]
+        return pair, encode_prompts(pair, own, path, self.request.output.max_new_tokens, self.request.prompts)
+
+
+@dataclass(frozen=True)
+class PartJob(_Part):
+    """Records what of its prompts is missing into a part of the run."""
+
+    number: int = 0
+
+    def run(self, progress: Progress) -> None:
+        folder = part_folder(self.folder, self.number)
+        require_writable(folder)
+        with only_writer(folder, PATIENCE):
+            pair, encoded = self.load()
+            prompts = replace(self.manifest.prompts, count=len(encoded))
+            manifest = replace(self.manifest, prompts=prompts, complete=False)
+            with TraceWriter(folder, manifest, SHARD_PROMPTS) as writer:
+                record_missing(pair, writer, encoded, self.request, progress)
+
+
+@dataclass(frozen=True)
+class CostJob(_Part):
+    """Measures what a step of a recorded run costs; nothing else runs beside it."""
+
+    def run(self, progress: Progress) -> None:
+        pair, encoded = self.load()
+        measure_pair(pair, encoded, self.request, progress, self.folder)
+
+
+def record_in_parts(
+    request: ProfileRequest, folder: Path, manifest: Manifest, encoded: Sequence[EncodedPrompt], progress: Progress
+) -> None:
+    """Record a run in parts, join them, then measure its costs.
+
+    What an earlier, interrupted recording left in parts joins first, however many parts there were.
+
+    Args:
+        request: at one compression.
+        folder: of the run.
+        manifest: of the run.
+        encoded: all of its prompts.
+        progress: told (what, done, total).
+
+    Raises:
+        DraftgaugeError: if a part or the measuring failed; what was recorded is kept.
+    """
+    request, folder = _with_absolute_paths(request), folder.absolute()
+    where = request.where
+
+    def run(jobs: Sequence[Job], label: str) -> None:
+        ended = 0
+
+        def finished(outcome: Outcome) -> None:
+            nonlocal ended
+            ended += 1
+            progress(label, ended, len(jobs))
+
+        outcomes = execute(jobs, where.executor, finished, where.cpus, where.gpus, progress, RETRIES)
+        join_parts(folder)
+        if failed := [outcome for outcome in outcomes if outcome.error]:
+            raise DraftgaugeError(
+                f"{failed[0].job} failed: {failed[0].message}. What was recorded is kept in {folder}: ask for the same "
+                "again to go on from there"
+            )
+
+    TraceWriter(folder, manifest, SHARD_PROMPTS)  # which checks the folder before parts join it
+    join_parts(folder)
+    writer = TraceWriter(folder, manifest, SHARD_PROMPTS)
+    missing = [prompt.index for prompt, _ in missing_prompts(writer, encoded)]
+    shares = [tuple(missing[number :: where.shards]) for number in range(where.shards)]
+    parts = [
+        PartJob(f"part {number}", request, manifest, folder, share, number)
+        for number, share in enumerate(shares)
+        if share
+    ]
+    run(parts, f"parts {manifest.target.compression}")
+    if missing or request.costs.measure or not has_costs(writer, request):
+        indices = tuple(prompt.index for prompt, _ in encoded)
+        run([CostJob("costs", request, manifest, folder, indices)], "costs")
+    with TraceWriter(folder, manifest, SHARD_PROMPTS):
+        pass  # complete with all prompts in it
+
+
+def _with_absolute_paths(request: ProfileRequest) -> ProfileRequest:
+    """The same request for workers, which may run in other folders."""
+
+    def absolute(source: str | None) -> str | None:
+        return str(Path(source).absolute()) if source and Path(source).exists() else source
+
+    pair = request.pair
+    return replace(
+        request,
+        pair=replace(
+            pair,
+            target=absolute(pair.target),
+            draft=absolute(pair.draft),
+            drafter=absolute(pair.drafter),
+            loading=replace(pair.loading, tokenizer=absolute(pair.loading.tokenizer)),
+        ),
+        prompts=replace(request.prompts, prompts=absolute(request.prompts.prompts)),
+        outputs=request.outputs and request.outputs.absolute(),
+    )
+
+
+def _check_same(pair: Pair, manifest: Manifest) -> None:
+    """Check that a worker runs what the run's manifest says: it may find other models under the same names, another
+    kind of device, or no library for the engine.
+
+    Raises:
+        TraceError: saying what differs.
+    """
+    fingerprints = pair.fingerprints()
+    for role, entry in (("target", manifest.target), ("draft", manifest.draft)):
+        if entry is not None and fingerprints[role] != entry.fingerprint:
+            raise TraceError(f"the {role} at {entry.source} is another model for this worker than for the run")
+    device = pair.target.spec.device
+    compared = [
+        ("device", device.type, torch.device(manifest.device).type),
+        ("dtype", str(activation_dtype(pair.compression, device)).removeprefix("torch."), manifest.target.dtype),
+        ("engine", pair.target.spec.engine, manifest.target.engine),
+    ]
+    if manifest.draft is not None:
+        compared.append(("engine of the draft", pair.draft_source.engine, manifest.draft.engine))
+    for what, own, of_run in compared:
+        if own != of_run:
+            raise TraceError(
+                f"the {what} is {own} for this worker and {of_run} for the run: let its machine have what the driver's "
+                "has (--gpus asks Ray for GPUs), or name a device and an engine that all have (--device, --engine)"
+            )

@@ -2,41 +2,30 @@
 
 from __future__ import annotations
 
-import warnings
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from pathlib import Path
+from collections.abc import Mapping
 from typing import Any
 
 from draftgauge.api.datastore import read_stored
-from draftgauge.api.fitted_pairs import fingerprints_of, fitted_files, warn_of_other_pairs
+from draftgauge.api.policies import expanded, fitted_on, read_policies, warn_of_other_pairs, warn_of_seen
 from draftgauge.api.requests import ReplayRequest
-from draftgauge.api.runs import read_run, select_runs
+from draftgauge.api.runs import Warn, fingerprints_of, read_run, select_runs, warn, warn_of_doubt
 from draftgauge.api.verb import verb
 from draftgauge.core.errors import DraftgaugeError
 from draftgauge.fitting.tuning import tune_rivals
 from draftgauge.policies.base import Policy
 from draftgauge.policies.batches import SHARED_BUDGET
-from draftgauge.policies.fitted import load_fitted
-from draftgauge.policies.registry import compared_policies, expand_policy, make_policy, with_objects
+from draftgauge.policies.registry import compared_policies, with_objects
 from draftgauge.policies.stored_policies import with_stored
 from draftgauge.policies.stored_texts import StoredTexts
 from draftgauge.replaying.batch_rows import batch_rows
 from draftgauge.replaying.cost_sweep import cost_sweep
-from draftgauge.replaying.evaluate import Rivals, best_fixed_gamma, evaluate_design
+from draftgauge.replaying.evaluate import Rivals, evaluate_design
 from draftgauge.replaying.simulate import Replay, can_replay
-from draftgauge.replaying.splits import Design, design_of, prompt_keys
+from draftgauge.replaying.splits import design_of
 from draftgauge.traces.costs import CostCurve
-from draftgauge.traces.manifest import Manifest
 from draftgauge.traces.trace import Trace
 
 DEFAULT_POLICIES = ("none", "fixed", *compared_policies())
-
-Warn = Callable[[str], None]
-
-
-def warn(message: str) -> None:
-    """A Python warning."""
-    warnings.warn(message, stacklevel=6)
 
 
 @verb(ReplayRequest)
@@ -64,122 +53,59 @@ def replay(
         DraftgaugeError: for an unknown policy, or one fitted for other draft lengths or signals.
         TraceError: if the folder holds no complete trace, or lacks what was asked for.
     """
-    if request.batches:
-        return _in_batches(request, objects, on_warning)
-    specs = request.policies or (() if objects else DEFAULT_POLICIES)
-    if any(spec.split(":")[0] == SHARED_BUDGET for spec in specs):
+    objects = objects or {}
+    if request.batches and objects:
+        raise DraftgaugeError("in batches every request has a policy of its own: name policies, give no objects")
+    default = not request.policies and not objects
+    specs = DEFAULT_POLICIES if default and not request.batches else request.policies
+    if not request.batches and any(spec.split(":")[0] == SHARED_BUDGET for spec in specs):
         raise DraftgaugeError(f"{SHARED_BUDGET} shares draft tokens over the requests of a batch: ask for batches too")
+    runs = select_runs(request.folder)
+    named = read_policies(specs)
     rows: list[dict[str, Any]] = []
-    for design, costs in _recorded(request, specs, on_warning):
-        judged = [prompt.prompt_token for prompt in design.trace.prompts]
-        stored = None if request.datastore is None else read_stored(request.datastore, costs.vocabulary, judged)
+    for run, manifest in runs:
+        policies = expanded(named, manifest.gamma_max)
+        trace, costs = read_run(run, request.judged.tasks)
+        design = design_of(trace, request.judged.split, fitted_on(policies))
+        if costs.device != manifest.device:
+            on_warning(
+                f"the costs in {run} were measured on {costs.device}, its trace on {manifest.device}: seconds are "
+                f"those of {costs.device}"
+            )
+        warn_of_doubt(run, costs, on_warning)
+        warn_of_other_pairs(policies, fingerprints_of(manifest), on_warning)
+        warn_of_seen(run, design, policies, on_warning)
+        if request.batches:
+            # Plain decoding and every fixed length are compared anyway.
+            others = tuple(spec for spec in specs if spec not in ("fixed", "none"))
+            rows += batch_rows(design.trace, costs, request.batches, others)
+            continue
+        stored = None
+        if request.datastore is not None:
+            judged = [prompt.prompt_token for prompt in design.trace.prompts]
+            stored = read_stored(request.datastore, costs.vocabulary, judged)
 
         def make(
-            curve: CostCurve, trace: Trace = design.trace, stored: StoredTexts | None = stored
+            curve: CostCurve, trace: Trace = design.trace, policies: Any = policies, stored: StoredTexts | None = stored
         ) -> dict[str, Policy | Replay]:
-            arms = _arms(specs, objects or {}, trace.gamma_max, curve)
-            if specs is DEFAULT_POLICIES:
+            arms = with_objects({p.spec: p.make(trace.gamma_max, curve) for p in policies}, objects)
+            if default:
                 arms = {name: policy for name, policy in arms.items() if can_replay(trace, policy)}
             if stored is not None:
                 with_stored(list(arms.values()), stored)
             return dict(arms)
 
-        def tuned(train: Trace, curve: CostCurve, stored: StoredTexts | None = stored) -> Rivals:
+        def tune(train: Trace, curve: CostCurve, stored: StoredTexts | None = stored) -> Rivals:
             rivals = tune_rivals(train, curve)
             if stored is not None:
                 with_stored(list(rivals.arms.values()), stored)
             return rivals
 
-        tune = tuned if request.tune else None
+        tuned = tune if request.tune else None
         if request.sweep:
-            evaluated = cost_sweep(design, costs, make, request.sweep, tune=tune)
+            evaluated = cost_sweep(design, costs, make, request.sweep, tune=tuned)
         else:
-            evaluated = evaluate_design(design, costs, make, tune=tune)
+            evaluated = evaluate_design(design, costs, make, tune=tuned)
         kept = {} if stored is None else {"datastore_tokens": stored.tokens}
         rows += [dict(row) | kept for row in evaluated]
     return rows
-
-
-def _in_batches(request: ReplayRequest, objects: Mapping[str, Policy] | None, on_warning: Warn) -> list[dict[str, Any]]:
-    if objects:
-        raise DraftgaugeError("in batches every request has a policy of its own: name policies, give no objects")
-    specs = tuple(spec for spec in request.policies if spec not in ("fixed", "none"))  # every length is there anyway
-    rows: list[dict[str, Any]] = []
-    for design, costs in _recorded(request, specs, on_warning):
-        rows += batch_rows(design.trace, costs, request.batches, specs)
-    return rows
-
-
-def _recorded(request: ReplayRequest, specs: Sequence[str], on_warning: Warn) -> Iterator[tuple[Design, CostCurve]]:
-    """For every run its train and test traces and its costs, checked against the fitted policies."""
-    trained_on = {spec: load_fitted(file).trained_on for spec, file in fitted_files(specs).items()}
-    for run, manifest in select_runs(request.folder):
-        trace, costs = read_run(run, request.judged.tasks)
-        design = design_of(trace, request.judged.split, {key for keys in trained_on.values() for key in keys})
-        warn_of_other_pairs(specs, fingerprints_of(manifest), on_warning)
-        _check(run, manifest, costs, design, trained_on, on_warning)
-        yield design, costs
-
-
-def best_gamma_of(run: Path) -> int:
-    """The best fixed length of a recorded run, 0 for none; chosen on training prompts where the run names any."""
-    trace, costs = read_run(run)
-    design = design_of(trace)
-    return best_fixed_gamma(design.train if design.train is not None else trace, costs)
-
-
-def _arms(specs: Sequence[str], objects: Mapping[str, Policy], gamma_max: int, costs: CostCurve) -> dict[str, Policy]:
-    names = dict.fromkeys(name for spec in specs for name in expand_policy(spec, gamma_max))
-    return with_objects({name: make_policy(name, gamma_max, costs) for name in names}, objects)
-
-
-def _check(
-    run: Path,
-    manifest: Manifest,
-    costs: CostCurve,
-    design: Design,
-    trained_on: Mapping[str, Sequence[str]],
-    on_warning: Warn,
-) -> None:
-    """Warn of what makes figures other than they seem."""
-    if costs.device != manifest.device:
-        on_warning(
-            f"the costs in {run} were measured on {costs.device}, its trace on {manifest.device}: seconds are those "
-            f"of {costs.device}"
-        )
-    warn_of_doubt(run, costs, on_warning)
-    warn_of_seen(run, design, trained_on, on_warning)
-
-
-def warn_of_doubt(run: Path, costs: CostCurve, on_warning: Warn) -> None:
-    """Warn of costs that were measured too shortly, or beside other work.
-
-    Args:
-        run: folder of the run.
-        costs: of it.
-        on_warning: told why they are not to be trusted.
-    """
-    if doubt := costs.doubt():
-        on_warning(
-            f"the costs in {run} are not to be trusted, {doubt}: run its `draftgauge profile` command again with "
-            "--measure, a larger --cost-seconds and nothing else on the machine"
-        )
-
-
-def warn_of_seen(run: Path, design: Design, trained_on: Mapping[str, Sequence[str]], on_warning: Warn) -> None:
-    """Warn of policies that are evaluated on prompts that they were fitted on.
-
-    Args:
-        run: folder of the run.
-        design: its prompts.
-        trained_on: ``task/identifier`` of the prompts that each policy was fitted on.
-        on_warning: told of each.
-    """
-    keys = prompt_keys(design.trace)
-    for spec, fitted_on in trained_on.items():
-        seen = len(set(fitted_on).intersection(keys))
-        if seen:
-            on_warning(
-                f"{spec} was fitted on {seen} of the {len(keys)} prompts that it is evaluated on ({run}, split "
-                f"{design.split!r}): what it gains there says little about other prompts"
-            )

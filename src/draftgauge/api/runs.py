@@ -1,54 +1,27 @@
-"""Recorded runs and prompt files: which folder holds what. No model is loaded, and no torch."""
+"""Recorded runs: which folder holds what, and what speaks against their figures. No model is loaded, and no torch."""
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Sequence
+import warnings
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from draftgauge.core.errors import PromptError
-from draftgauge.core.prompts import SPLITS, Prompt
-from draftgauge.models.reference import PAIR_FOLDER
+from draftgauge.replaying.evaluate import best_fixed_gamma
+from draftgauge.replaying.splits import design_of
 from draftgauge.traces.costs import CostCurve, run_costs
 from draftgauge.traces.manifest import Manifest
 from draftgauge.traces.reader import find_runs, read_trace
 from draftgauge.traces.trace import Trace
 
-BUNDLED_PROMPTS = "reference:"
 ALL_SPLITS = "all"
 _UNCOMPRESSED_FIRST = ("none", "fp32", "bf16", "fp16", "int8", "nf4")
 
-EncodedPrompt = tuple[Prompt, list[int]]
+Warn = Callable[[str], None]
 
 
-def prompt_file(prompts: str | Path | None, split: str = "test") -> Path:
-    """What a prompts argument means: a path, ``reference:SPLIT`` and None for bundled prompts, ``reference:all`` for
-    all of them.
-
-    Raises:
-        PromptError: for a split of the bundled pair that there is not.
-    """
-    if prompts is None:
-        return _bundled_file(split)
-    if str(prompts) == f"{BUNDLED_PROMPTS}{ALL_SPLITS}":
-        return PAIR_FOLDER / "prompts"
-    if str(prompts).startswith(BUNDLED_PROMPTS):
-        return _bundled_file(str(prompts).removeprefix(BUNDLED_PROMPTS))
-    return Path(prompts)
-
-
-def _bundled_file(split: str) -> Path:
-    path = PAIR_FOLDER / "prompts" / f"{split}.jsonl"
-    if not path.is_file():
-        raise PromptError(f"the bundled pair has no prompts of split {split!r}: choose one of {', '.join(SPLITS)}")
-    return path
-
-
-def prompt_name(path: Path) -> str:
-    """How a manifest names a prompt file: bundled ones by their split, so that the name holds on every machine."""
-    if path == PAIR_FOLDER / "prompts":
-        return f"{BUNDLED_PROMPTS}{ALL_SPLITS}"
-    return f"{BUNDLED_PROMPTS}{path.stem}" if path.parent == PAIR_FOLDER / "prompts" else str(path)
+def warn(message: str) -> None:
+    """A Python warning at the call of a verb."""
+    warnings.warn(message, stacklevel=6)
 
 
 def select_runs(folder: Path) -> list[tuple[Path, Manifest]]:
@@ -63,14 +36,23 @@ def read_run(run: Path, tasks: Sequence[str] | None = None) -> tuple[Trace, Cost
     return read_trace(run, tasks), run_costs(run)
 
 
-def first_per_task(prompts: list[Prompt], count: int | None) -> list[Prompt]:
-    """The first ``count`` prompts of every task in every split, in the file's order; all of them if None."""
-    if count is None:
-        return prompts
-    seen: Counter[tuple[str, str]] = Counter()
-    kept = []
-    for prompt in prompts:
-        seen[prompt.task, prompt.split] += 1
-        if seen[prompt.task, prompt.split] <= count:
-            kept.append(prompt)
-    return kept
+def best_gamma_of(run: Path) -> int:
+    """The best fixed length of a run, 0 for none; chosen on training prompts where the run names any."""
+    trace, costs = read_run(run)
+    train = design_of(trace).train
+    return best_fixed_gamma(trace if train is None else train, costs)
+
+
+def fingerprints_of(manifest: Manifest) -> dict[str, str | None]:
+    """Which models a run was recorded with; as :meth:`draftgauge.api.pair.Pair.fingerprints` of a loaded pair."""
+    draft = None if manifest.draft is None else manifest.draft.fingerprint
+    return {"target": manifest.target.fingerprint, "draft": draft}
+
+
+def warn_of_doubt(run: Path, costs: CostCurve, on_warning: Warn) -> None:
+    """Warn of costs that were measured too shortly, or beside other work."""
+    if doubt := costs.doubt():
+        on_warning(
+            f"the costs in {run} are not to be trusted, {doubt}: run its `draftgauge profile` command again with "
+            "--measure, a larger --cost-seconds and nothing else on the machine"
+        )

@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 from transformers import PreTrainedTokenizerBase
 
-from draftgauge.api.runs import EncodedPrompt
+from draftgauge.api.prompts import EncodedPrompt
 from draftgauge.core.errors import DraftgaugeError, PromptError
 from draftgauge.core.files import append_lines
 from draftgauge.decoding.recorder import Answer

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
+from draftgauge.api.prompts import prompt_file
 from draftgauge.api.requests import StudyKvshotRequest
-from draftgauge.api.runs import prompt_file
 from draftgauge.api.verb import verb
 from draftgauge.core.executor import shared_ray
 from draftgauge.core.files import require_writable

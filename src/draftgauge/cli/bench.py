@@ -1,11 +1,11 @@
-"""``draftgauge bench``: policies and baselines live, interleaved prompt by prompt."""
+"""``draftgauge bench`` and ``bench-servers``: ways of decoding live, interleaved prompt by prompt."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from draftgauge.api.requests import BenchRequest
+from draftgauge.api.requests import BenchRequest, BenchServersRequest
 from draftgauge.cli.console import console, joined_interval, progress, show_table, source_columns
 from draftgauge.core.load import describe_load, machine_load
 
@@ -28,28 +28,33 @@ def bench(request: BenchRequest) -> list[dict[str, Any]]:
 
     with progress() as advance:
         rows = run(request, progress=advance)
-    shown = [
-        row
-        | joined_interval(row, "ratio_to_plain")
-        | joined_interval(row, "gain", "{:+.1%}")
-        | joined_interval(row, "tokens_per_second", "{:.0f}")
-        for row in rows
-        if row["task"] == "all"
-    ]
-    advice = ADVICE if any(row.get("expected") is not None for row in rows) else {}
-    show_table(
-        f"All tasks together, {_counted(shown)}, live: ratios within the same prompt and round first",
-        shown,
-        COLUMNS | advice | source_columns(shown),
-    )
-    console.print(describe_load(machine_load()), highlight=False)
+    _show(rows)
     return rows
 
 
-def _counted(rows: Sequence[Mapping[str, Any]]) -> str:
-    """How many prompts were decoded, by target where they differ."""
-    counts = {row["compression"]: row["prompts"] for row in rows}
+def bench_servers(request: BenchServersRequest) -> list[dict[str, Any]]:
+    from draftgauge.api.bench_servers import bench_servers as run
+
+    with progress() as advance:
+        rows = run(request, progress=advance)
+    _show(rows)
+    return rows
+
+
+def _show(rows: Sequence[Mapping[str, Any]]) -> None:
+    pooled = [row for row in rows if row["task"] == "all"]
+    shown = [
+        {**row}
+        | joined_interval(row, "ratio_to_plain")
+        | joined_interval(row, "gain", "{:+.1%}")
+        | joined_interval(row, "tokens_per_second", "{:.0f}")
+        for row in pooled
+    ]
+    counts = {row["compression"]: row["prompts"] for row in pooled}
     if len(set(counts.values())) > 1:
-        return ", ".join(f"{count} prompts ({name})" for name, count in counts.items())
-    count = next(iter(counts.values()))
-    return "1 prompt" if count == 1 else f"{count} prompts"
+        prompts = ", ".join(f"{count} prompts ({name})" for name, count in counts.items())
+    else:
+        prompts = f"{pooled[0]['prompts']} prompts" if pooled[0]["prompts"] > 1 else "1 prompt"
+    columns = COLUMNS | (ADVICE if any(row.get("expected") is not None for row in rows) else {})
+    show_table(f"All tasks together, {prompts}, live", shown, columns | source_columns(shown))
+    console.print(describe_load(machine_load()), highlight=False)

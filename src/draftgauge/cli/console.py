@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import logging
 import os
+import signal
 import sys
+import threading
 import time
 import warnings
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from types import FrameType
+from typing import IO, Any, Literal, cast
 
 from rich import box
 from rich.console import Console, ConsoleOptions, RenderableType
@@ -34,26 +37,49 @@ from draftgauge.core.progress import Progress
 
 
 class Output(Console):
-    """A stream for people. Whoever reads it may stop, as ``head`` does: the command goes on and writes its files."""
+    """A stream for people."""
 
     def render(self, renderable: RenderableType, options: ConsoleOptions | None = None) -> Iterable[Segment]:
         """As rich does, with control characters of what is shown escaped; a terminal would obey them."""
         for segment in super().render(renderable, options):
             yield segment if segment.control else Segment(printable(segment.text), segment.style)
 
-    def on_broken_pipe(self) -> None:
-        """Say no more."""
-        self.quiet = True
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # for what is still in its buffer
+
+class StandardOutput:
+    """``sys.stdout`` that a command outlives: ``head`` stops reading, a disk is full, and other files are yet to be
+    written. ``failed`` is what else than a closed pipe went wrong.
+    """
+
+    failed: OSError | None = None
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(sys.stdout, name)
+
+    def write(self, text: str) -> int:
+        return self._try(sys.stdout.write, text) or len(text)
+
+    def flush(self) -> None:
+        self._try(sys.stdout.flush)
+
+    def _try(self, act: Callable[..., Any], *arguments: Any) -> Any:
+        try:
+            return act(*arguments)
+        except OSError as error:
+            if not isinstance(error, BrokenPipeError):
+                self.failed = error
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # for what is still in its buffer
+            return None
 
 
 # Into a file or a pipe tables may be wide; 80 columns would cut their headings.
 # No emoji codes: a policy such as fixed:-1: is shown as it was written.
-console = Output(emoji=False) if Console().is_terminal else Output(width=132, emoji=False)
+standard_output = StandardOutput()
+console = Output(file=cast(IO[str], standard_output), emoji=False, width=None if Console().is_terminal else 132)
 errors = Output(stderr=True, emoji=False)
 EXIT_INCOMPLETE = 1
 EXIT_USAGE = 2
 EXIT_INTERRUPTED = 130
+AGAIN = 2.0  # seconds in which further presses of Ctrl-C count as one
 
 
 class IncompleteError(Exception):
@@ -75,33 +101,53 @@ class Outcome:
 def friendly_errors(resume: str = "") -> Iterator[Outcome]:
     """Turn errors that users can put right into one message and exit code 2, Ctrl-C into 130 and how to go on."""
     outcome = Outcome()
+    standard_output.failed = None
     try:
         yield outcome
+        if standard_output.failed is not None:
+            raise OSError(standard_output.failed.errno, standard_output.failed.strerror, "standard output")
     except DraftgaugeError as error:
         fail(str(error))
         outcome.code = EXIT_USAGE
     except OSError as error:
         fail(": ".join(str(part) for part in (error.filename, error.strerror or error) if part))
         outcome.code = EXIT_USAGE
-    except KeyboardInterrupt:
-        outcome.code = interrupted(resume)
-    except ImportError as error:
+    except BaseException as error:
         if not _by_interrupt(error):
             raise
-        outcome.code = interrupted(resume)
+        errors.print(f"[yellow]interrupted.[/] {_escaped(resume)}", soft_wrap=True, highlight=False)
+        outcome.code = EXIT_INTERRUPTED
 
 
 def _by_interrupt(error: BaseException | None) -> bool:
-    """Whether Ctrl-C is behind an error; libraries that import lazily make errors of their own of it."""
+    """Whether Ctrl-C is behind an error; libraries make errors of their own of it, where they import or write."""
     while error is not None and not isinstance(error, KeyboardInterrupt):
         error = error.__cause__ or error.__context__
     return error is not None
 
 
-def interrupted(resume: str = "") -> int:
-    """Say that Ctrl-C ended a command; its exit code."""
-    errors.print(f"[yellow]interrupted.[/] {_escaped(resume)}", soft_wrap=True, highlight=False)
-    return EXIT_INTERRUPTED
+@contextmanager
+def interruptible() -> Iterator[None]:
+    """Ctrl-C and SIGTERM raise KeyboardInterrupt, so that what is open is closed; pressed again at once, they do not
+    break off the closing.
+    """
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    last = -AGAIN
+
+    def interrupt(number: int, frame: FrameType | None) -> None:
+        nonlocal last
+        since, last = time.monotonic() - last, time.monotonic()
+        if since >= AGAIN:
+            raise KeyboardInterrupt
+
+    before = {number: signal.signal(number, interrupt) for number in (signal.SIGINT, signal.SIGTERM)}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
 
 
 def fail(message: str) -> None:
@@ -114,13 +160,29 @@ def warn(message: str) -> None:
     errors.print(f"[yellow]warning:[/] {_escaped(message)}", soft_wrap=True, highlight=False)
 
 
+class _Notes(logging.Handler):
+    """Shows what the package logs, each line once a command."""
+
+    def __init__(self) -> None:
+        super().__init__(logging.INFO)
+        self.said: set[str] = set()
+
+    def emit(self, record: logging.LogRecord) -> None:
+        if (text := record.getMessage()) not in self.said:
+            self.said.add(text)
+            errors.print(text, markup=False, highlight=False, soft_wrap=True)
+
+
 @contextmanager
 def friendly_warnings() -> Iterator[None]:
-    """Show warnings that speak to users as one line, without the place in the code that they come from.
+    """Show warnings that speak to users, and what the package logs, without the place in the code that they come from.
 
     Where Matplotlib keeps its caches, and that it makes them, is nothing to who asked for a page.
     """
     logging.getLogger("matplotlib").setLevel(logging.ERROR)
+    own, notes = logging.getLogger("draftgauge"), _Notes()
+    own.setLevel(logging.INFO)
+    own.addHandler(notes)
     with warnings.catch_warnings():
         usual = warnings.showwarning
 
@@ -131,7 +193,10 @@ def friendly_warnings() -> Iterator[None]:
                 usual(message, category, *where, **further)
 
         warnings.showwarning = show
-        yield
+        try:
+            yield
+        finally:
+            own.removeHandler(notes)
 
 
 def _escaped(text: str) -> str:

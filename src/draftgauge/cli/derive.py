@@ -1,8 +1,8 @@
 """Commands derived from requests: every setting of a request is an option of its verb.
 
 cyclopts reads the command line and prints the help; values stay text, which
-:func:`~draftgauge.core.settings.make_request` converts, so that a command line and a Python call take the same way and
-fail with the same words.
+:func:`~draftgauge.core.settings.make_request` converts, so that a command line and a Python call fail with the same
+words.
 """
 
 from __future__ import annotations
@@ -24,12 +24,17 @@ from draftgauge.core.errors import DraftgaugeError
 from draftgauge.core.files import require_writable_file
 from draftgauge.core.settings import Setting, get_setting, make_request, settings_of, summary_of
 
-DASH = "\0-"
-"""The word ``-`` while cyclopts reads the words; none of a command line holds a zero."""
+TEXT = "\0"
+"""Before words that begin with a dash and are no options while cyclopts reads them; no word holds a zero."""
 PANEL = 3  # settings that a part of a request has at least, to be shown under a heading of its own
 
 Rows = Iterable[Mapping[str, Any]]
 Json = Annotated[str | None, Parameter(help="Also write the measured rows to this file.", metavar="FILE")]
+
+
+def as_words(words: Iterable[str]) -> list[str]:
+    """The words of a command line for cyclopts: ``-`` alone, and text such as a list with dashes, are no options."""
+    return [TEXT + word if re.match(r"-(?:$|[^=]*\s)", word) else word for word in words]
 
 
 def add_verb(app: App, name: str, show: Callable[..., Rows | None], resume: str = "") -> None:
@@ -43,36 +48,46 @@ def add_verb(app: App, name: str, show: Callable[..., Rows | None], resume: str 
         resume: said after Ctrl-C.
     """
     hints = get_type_hints(show, include_extras=True)
-    own = [p for p in inspect.signature(show).parameters.values() if p.kind is p.KEYWORD_ONLY]
-    request_class = hints[next(iter(inspect.signature(show).parameters))]
-    measures = hints["return"] is not type(None)
+    first, *others = inspect.signature(show).parameters.values()
+    request_class = hints[first.name]
+    settings = settings_of(request_class)
+    positional = [entry for entry in settings if entry.positional]
 
     def command(*arguments: Any, **options: Any) -> int:
-        arguments = tuple(map(_as_typed, arguments))
         options = {name: _as_typed(value) for name, value in options.items()}
         json = options.pop("json", None)
-        further = {parameter.name: options.pop(parameter.name) for parameter in own if parameter.name in options}
-        given = _positional(request_class, arguments) | options
+        further = {parameter.name: options.pop(parameter.name) for parameter in others if parameter.name in options}
+        given = dict(zip((entry.name for entry in positional), map(_as_typed, arguments), strict=False))
+        if positional and _is_list(positional[-1]):  # it takes all that are left
+            given[positional[-1].name] = tuple(map(_as_typed, arguments[len(positional) - 1 :]))
         with friendly_errors(resume) as outcome:
-            target = None if json is None else Path(json)
-            request = _request_of(request_class, given)
-            _check_destination(target, request)
+            request = _request_of(request_class, given | options)
+            destination = _destination(json, request)
             try:
                 rows = show(request, **further)
             except IncompleteError as incomplete:
                 rows, outcome.code = incomplete.rows, EXIT_INCOMPLETE
-            save_json(target, rows or ())
+            save_json(destination, rows or ())
         return outcome.code
 
-    parameters = [_parameter(entry, _panel(request_class, entry)) for entry in settings_of(request_class)]
-    parameters += [parameter.replace(annotation=hints[parameter.name]) for parameter in own]
-    if measures:
-        json = inspect.Parameter("json", inspect.Parameter.KEYWORD_ONLY, default=None, annotation=Json)
-        parameters.append(json)
+    parameters = [_parameter(entry, _panel(request_class, entry)) for entry in settings]
+    parameters += [parameter.replace(annotation=hints[parameter.name]) for parameter in others]
+    if hints["return"] is not type(None):
+        parameters.append(inspect.Parameter("json", inspect.Parameter.KEYWORD_ONLY, default=None, annotation=Json))
     parameters.sort(key=lambda parameter: parameter.kind)
     command.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
     command.__annotations__ = {parameter.name: parameter.annotation for parameter in parameters}
     app.command(command, name=name, help=summary_of(request_class), sort_key=len(list(app)))
+
+
+def _as_typed(value: Any) -> Any:
+    if isinstance(value, list):
+        return [*map(_as_typed, value)]
+    return value.removeprefix(TEXT) if isinstance(value, str) else value
+
+
+def _is_list(entry: Setting) -> bool:
+    return get_origin(entry.annotation) is tuple
 
 
 def _request_of(request_class: type, given: Mapping[str, Any]) -> Any:
@@ -87,59 +102,54 @@ def _request_of(request_class: type, given: Mapping[str, Any]) -> Any:
         raise type(error)(options[named[0]] + str(error)[named.end() :]) from error
 
 
-def _positional(request_class: type, arguments: tuple[Any, ...]) -> dict[str, Any]:
-    """Values given without a name; a list takes all that are left."""
-    entries = [entry for entry in settings_of(request_class) if entry.positional]
-    given = {entry.name: value for entry, value in zip(entries, arguments, strict=False)}
-    if entries and _is_list(entries[-1]) and entries[-1].name in given:
-        given[entries[-1].name] = arguments[len(entries) - 1 :]
-    return given
+def _destination(json: str | None, request: Any) -> Path | None:
+    """Where the rows go. A file that cannot be written, or is one of the inputs, is refused before any work is done."""
+    if json is None:
+        return None
+    path = Path(json)
+    if path.is_dir() or any(parent.is_file() for parent in path.parents):
+        raise DraftgaugeError(f"--json {path}: name a file in a folder, not a folder or a place below a file")
+    if not path.exists() or path.is_file():  # else a device or a pipe, of whose folder nothing is asked
+        require_writable_file(path)
+    if path.exists() and any(os.path.exists(name) and path.samefile(name) for name in _named(request)):
+        raise DraftgaugeError(f"--json {path} is one of the files to read; choose another file")
+    return path
 
 
-def _as_typed(value: Any) -> Any:
-    """A value with the words that were typed."""
-    return [*map(_as_typed, value)] if isinstance(value, list) else "-" if value == DASH else value
-
-
-def _is_list(entry: Setting) -> bool:
-    return entry.positional and get_origin(entry.annotation) is tuple
+def _named(request: Any) -> Iterator[str]:
+    """What may name a file: prompts and fitted policies are given as text."""
+    for entry in settings_of(type(request)):
+        value = get_setting(request, entry)
+        yield from (str(item) for item in (value if isinstance(value, tuple) else (value,)))
 
 
 def _parameter(entry: Setting, panel: dict[str, Any]) -> inspect.Parameter:
-    """The parameter that cyclopts makes an option of."""
-    switch = entry.annotation in (bool, bool | None)
-    kind: Any = bool | None if switch else list[str] | None if entry.repeated else str | None
+    """The parameter that cyclopts makes an option of. Booleans are switches; all else is text."""
+    switch, required = entry.annotation in (bool, bool | None), entry.default is MISSING
+    kind: Any = bool | None if switch else list[str] | None if entry.repeated and not entry.positional else str | None
+    no: Any = entry.negative or (f"--no-{entry.option.removeprefix('--')}" if entry.default is not False else ())
     details = Parameter(
         name=None if entry.positional else tuple(filter(None, (entry.option, entry.short))),
         help=entry.help[:1].upper() + entry.help[1:],
         metavar=None if switch else _metavar(entry.annotation),
-        negative=_negative(entry) if switch else (),
-        show_default=_shown(entry.default) if entry.default is not MISSING else False,
-        required=entry.default is MISSING,
+        negative=no if switch else (),
+        show_default=_shown(entry.default),
+        required=required,
         negative_iterable=(),
         negative_none=(),
         allow_repeating=True,  # the last one counts
         **panel,
     )
-    if _is_list(entry):
+    if entry.positional and _is_list(entry):
         return inspect.Parameter(entry.name, inspect.Parameter.VAR_POSITIONAL, annotation=Annotated[str, details])
-    return inspect.Parameter(
-        entry.name,
-        inspect.Parameter.POSITIONAL_ONLY if entry.positional else inspect.Parameter.KEYWORD_ONLY,
-        default=inspect.Parameter.empty if entry.default is MISSING else None,
-        annotation=Annotated[kind, details],
-    )
-
-
-def _negative(entry: Setting) -> Any:
-    """The switch that says no: only where the default is not no already."""
-    named = entry.negative
-    return named or (f"--no-{entry.option.removeprefix('--')}" if entry.default is not False else ())
+    place = inspect.Parameter.POSITIONAL_ONLY if entry.positional else inspect.Parameter.KEYWORD_ONLY
+    default = inspect.Parameter.empty if required else None
+    return inspect.Parameter(entry.name, place, default=default, annotation=Annotated[kind, details])
 
 
 def _shown(default: Any) -> Any:
     """How the help shows a default; False where there is nothing to show."""
-    if default in (None, (), "") or default is False:
+    if default in (None, (), "", MISSING) or default is False:
         return False
     text = "on" if default is True else ",".join(map(str, default)) if isinstance(default, tuple) else str(default)
     return lambda value: text
@@ -154,30 +164,8 @@ def _metavar(annotation: Any) -> str:
 
 
 def _panel(request_class: type, entry: Setting) -> dict[str, Any]:
-    """The heading of the part of the request that a setting belongs to, if it is shown under one."""
-    if not entry.path:
+    """The heading of the part of the request that a setting belongs to, if that has some settings."""
+    own = [other for other in settings_of(request_class) if other.path[:1] == entry.path[:1]]
+    if not entry.path or len(own) < PANEL:
         return {}
-    part = entry.path[0]
-    if sum(other.path[:1] == (part,) for other in settings_of(request_class)) < PANEL:
-        return {}
-    return {"group": Group(summary_of(cast(type, get_type_hints(request_class)[part])).rstrip("."))}
-
-
-def _check_destination(json: Path | None, request: Any) -> None:
-    """Refuse a JSON file that cannot be written, or is one of the inputs, before any work is done."""
-    if json is None:
-        return
-    if json.is_dir() or any(parent.is_file() for parent in json.parents):
-        raise DraftgaugeError(f"--json {json}: name a file in a folder, not a folder or a place below a file")
-    if not json.exists() or json.is_file():  # else a device or a pipe, of whose folder nothing is asked
-        require_writable_file(json)
-    if json.exists() and any(os.path.exists(name) and json.samefile(name) for name in _named(request)):
-        raise DraftgaugeError(f"--json {json} is one of the files to read; choose another file")
-
-
-def _named(request: Any) -> Iterator[str]:
-    """What may name a file: prompts and fitted policies are given as text."""
-    for entry in settings_of(type(request)):
-        value = get_setting(request, entry)
-        items = value if isinstance(value, tuple) else (value,)
-        yield from (str(item) for item in items if isinstance(item, str | Path))
+    return {"group": Group(summary_of(cast(type, get_type_hints(request_class)[entry.path[0]])).rstrip("."))}

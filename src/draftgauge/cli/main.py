@@ -6,7 +6,7 @@ import sys
 from collections.abc import Sequence
 from importlib.metadata import version
 
-from cyclopts import App, CycloptsError, UnusedCliTokensError
+from cyclopts import App, CycloptsError, UnknownOptionError, UnusedCliTokensError
 
 from draftgauge.cli import (
     advise,
@@ -25,8 +25,8 @@ from draftgauge.cli import (
     study,
     train,
 )
-from draftgauge.cli.console import EXIT_USAGE, console, errors, fail, friendly_warnings
-from draftgauge.cli.derive import DASH, add_verb
+from draftgauge.cli.console import EXIT_USAGE, console, errors, fail, friendly_warnings, interruptible
+from draftgauge.cli.derive import TEXT, add_verb, as_words
 
 KEPT = "Everything finished so far is kept: run the same command again to go on."
 NOTHING = "Nothing was written."
@@ -50,6 +50,7 @@ def make_app() -> App:
     add_verb(app, "fit", fit.fit, NOTHING)
     add_verb(app, "replay", replay.replay, NOTHING)
     add_verb(app, "bench", bench.bench, NOTHING)
+    add_verb(app, "bench-servers", bench.bench_servers, NOTHING)
     add_verb(app, "advise", advise.advise, NOTHING)
     add_verb(app, "generate", generate.generate)
     add_verb(app, "report", report.report, NOTHING)
@@ -76,19 +77,19 @@ def run(arguments: Sequence[str] | None = None) -> int:
     Args:
         arguments: the words after ``draftgauge``; those of the running command if None.
     """
-    given = sys.argv[1:] if arguments is None else arguments
-    words = [DASH if word == "-" else word for word in given]  # which would read as an option without a name
+    words = as_words(sys.argv[1:] if arguments is None else arguments)
     app = make_app()
     try:
         command, bound, _ = app.parse_args(words, exit_on_error=False, print_error=False)
     except UnusedCliTokensError as error:
-        unknown = " ".join(error.unused_tokens or [])
+        unknown = " ".join(error.unused_tokens or []).replace(TEXT, "")
         fail(f"unknown argument {unknown!r}: draftgauge VERB --help lists the options")
         return EXIT_USAGE
     except CycloptsError as error:
-        fail(" ".join(str(error).split()))
+        hint = ' Put "--" before a text that begins with a dash.' if isinstance(error, UnknownOptionError) else ""
+        fail(" ".join(str(error).replace(TEXT, "").split()) + hint)
         return EXIT_USAGE
-    with friendly_warnings():
+    with friendly_warnings(), interruptible():
         code = command(*bound.args, **bound.kwargs)
     if not words or (command == app.help_print and not {"-h", "--help"} & set(words)):
         return EXIT_USAGE  # no verb was named

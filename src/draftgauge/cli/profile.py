@@ -64,7 +64,7 @@ def profile(request: ProfileRequest) -> list[dict[str, Any]]:
 
 def _show_cut(request: ProfileRequest, rows: list[dict[str, Any]]) -> None:
     """How many prompts the time sufficed for, where not for all."""
-    from draftgauge.api.profile_plan import choose_prompts
+    from draftgauge.api.prompts import choose_prompts
 
     asked = len(choose_prompts(request.prompts)[1])
     for row in rows:

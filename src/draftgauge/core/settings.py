@@ -11,7 +11,7 @@ from dataclasses import MISSING, dataclass, field, fields, is_dataclass, replace
 from functools import cache
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any, TypeVar, cast, get_origin, get_type_hints
+from typing import Any, TypeVar, get_origin, get_type_hints
 
 from draftgauge.core.config import convert
 from draftgauge.core.errors import DraftgaugeError
@@ -63,9 +63,13 @@ class Setting:
     repeated: bool = False
 
 
-@cache
 def settings_of(cls: Any) -> tuple[Setting, ...]:
     """The settings of a request, in the order of its fields, nested ones in their place."""
+    return _settings_of(cls)
+
+
+@cache
+def _settings_of(cls: Any) -> tuple[Setting, ...]:
     settings = tuple(_walk(cls, ()))
     names = [entry.name for entry in settings]
     assert len(set(names)) == len(names), f"{cls.__name__} has two settings of one name: {names}"
@@ -147,7 +151,7 @@ def given_settings(request: Any) -> frozenset[str]:
     noted: frozenset[str] | None = getattr(request, _GIVEN, None)
     if noted is not None:
         return noted
-    settings = settings_of(cast(Any, type(request)))
+    settings = settings_of(type(request))
     return frozenset(entry.name for entry in settings if get_setting(request, entry) != entry.default)
 
 

@@ -26,7 +26,7 @@ from transformers import (
 from transformers.generation import GenerateDecoderOnlyOutput
 from transformers.generation.streamers import BaseStreamer
 
-from draftgauge.api.costs import weigh_cost
+from draftgauge.api.policies import NamedPolicy, read_policies
 from draftgauge.core.errors import DraftgaugeError
 from draftgauge.decoding.results import Generation, OnCommit, Origin
 from draftgauge.decoding.speculative import speculative_decode
@@ -34,7 +34,7 @@ from draftgauge.integrations.generate_arguments import GenerateArguments, read_a
 from draftgauge.integrations.generate_pair import BoundPair, Drafts
 from draftgauge.integrations.generate_rows import BatchRow, CriteriaWatch, ProcessedModel
 from draftgauge.policies.base import Policy
-from draftgauge.policies.registry import make_policy, with_objects
+from draftgauge.policies.registry import with_objects
 from draftgauge.traces.costs import CostCurve
 
 LONGEST = 16
@@ -82,18 +82,25 @@ class Speculative:
         self.costs = costs if costs is None or isinstance(costs, CostCurve) else CostCurve.load(Path(costs))
         if gamma_max is None:
             gamma_max = LONGEST if self.costs is None else min(LONGEST, self.costs.gamma_max)
-        own = None if isinstance(policy, str) else with_objects({}, {type(policy).__name__: policy})
-        if isinstance(policy, str) and (not weigh_cost([policy]) or self.costs is not None):
-            make_policy(policy, gamma_max, self.costs)  # a mistake shows here, not in the first call
+        if drafter is None:
+            raise DraftgaugeError(
+                "name what drafts: a model, its folder or id, the folder of a trained drafter, or 'prompt_lookup'"
+            )
+        self._named: NamedPolicy | None = None
+        self._policy: Policy | None = None
+        if isinstance(policy, str):
+            (self._named,) = read_policies([policy])
+            if not self._named.weighs_cost or self.costs is not None:
+                self._named.make(gamma_max, self.costs)  # a mistake shows here, not in the first call
+        else:
+            (self._policy,) = with_objects({}, {type(policy).__name__: policy}).values()
         self.generations: list[Generation] = []
         self._drafter = drafter
-        self._policy_spec = policy if isinstance(policy, str) else ""
         self._gamma_max = gamma_max
         self._streamer = streamer
         self._tokenizer = tokenizer
         self._engine = engine
         self._pair: BoundPair | None = None
-        self._policy: Policy | None = None if own is None else next(iter(own.values()))
 
     def __call__(
         self,
@@ -181,9 +188,10 @@ class Speculative:
     def _ready_policy(self, pair: BoundPair, call: GenerateArguments) -> Policy:
         """The policy, the same one from call to call, as some learn; its costs are measured if need be."""
         if self._policy is None:
-            if self.costs is None and weigh_cost([self._policy_spec]):
+            assert self._named is not None
+            if self.costs is None and self._named.weighs_cost:
                 self.costs = pair.measure(call, self._gamma_max)
-            self._policy = make_policy(self._policy_spec, self._gamma_max, self.costs)
+            self._policy = self._named.make(self._gamma_max, self.costs)
         return self._policy
 
 

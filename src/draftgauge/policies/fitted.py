@@ -131,13 +131,13 @@ def load_fitted(path: Path) -> FittedPolicy:
     return fitted
 
 
-def policy_of_file(path: Path, gamma_max: int, costs: StepCosts | None) -> Policy:
-    """A new policy from the numbers in a file.
+def policy_of_file(path: Path, gamma_max: int, costs: StepCosts | None, fitted: FittedPolicy | None = None) -> Policy:
+    """A new policy from the numbers in a file, which ``fitted`` are where it was read already.
 
     Raises:
         DraftgaugeError: as :func:`load_fitted` and :func:`fitted_policy`, naming the file.
     """
-    fitted = load_fitted(path)
+    fitted = fitted or load_fitted(path)
     try:
         return fitted_policy(fitted, gamma_max, costs)
     except ConfigError as error:

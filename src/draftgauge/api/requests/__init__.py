@@ -10,6 +10,7 @@ from draftgauge.api.requests.decoding import (
     PLAIN,
     AdviseRequest,
     BenchRequest,
+    BenchServersRequest,
     DatastoreBuildRequest,
     DemoRequest,
     FitRequest,
@@ -44,6 +45,7 @@ from draftgauge.api.requests.training import (
 __all__ = [
     "AdviseRequest",
     "BenchRequest",
+    "BenchServersRequest",
     "ChatSpec",
     "CostSpec",
     "DATASTORE_TOKENS",

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from draftgauge.api.requests.parts import (
+    CHAT,
     ChatSpec,
     CostSpec,
     DraftSpec,
@@ -16,6 +17,7 @@ from draftgauge.api.requests.parts import (
     PromptSpec,
     SamplingSpec,
     SeedSpec,
+    TokenizerSpec,
 )
 from draftgauge.core.errors import DraftgaugeError
 from draftgauge.core.parts import at_least_one, positive
@@ -32,7 +34,8 @@ PLAIN = "plain"
 @dataclass(frozen=True, kw_only=True)
 class ProfileRequest:
     """Record, for every position of the target's output, what would be drafted from there, and measure what a step
-    costs."""
+    costs.
+    """
 
     out: Path = option(help="folder for the trace; run again with the same folder to resume.")
     seconds: float | None = option(
@@ -56,7 +59,7 @@ class ProfileRequest:
         "whose custom_id are the prompts' ids.",
     )
     plan: bool = option(False, help="print the memory and disk that recording takes, and record nothing.")
-    where: ExecutorSpec = option(ExecutorSpec(), help="who records.")
+    where: ExecutorSpec = ExecutorSpec()
 
     def __post_init__(self) -> None:
         _check_batches(self.batches)
@@ -168,7 +171,8 @@ class ReplayRequest:
 @dataclass(frozen=True, kw_only=True)
 class BenchRequest:
     """Decode live with every policy, beside plain decoding and transformers, in one process, interleaved prompt by
-    prompt."""
+    prompt.
+    """
 
     folder: Path | None = option(
         None,
@@ -199,22 +203,6 @@ class BenchRequest:
     seconds: float | None = option(
         None, help="start no further prompt after this time; if left out, all rounds are run."
     )
-    urls: tuple[str, ...] = option(
-        (),
-        name="--url",
-        repeated=True,
-        help="instead of a pair: a running server as SETTING=URL, e.g. fixed:4=http://127.0.0.1:8001; may be repeated, "
-        "and one of them is plain.",
-    )
-    server_engine: str = option("vllm", help="what these servers run: vllm or llama-server.")
-    advice: Path | None = option(
-        None, help="JSON of 'draftgauge advise' for that engine, to show how far its advice was off."
-    )
-    costs_out: Path | None = option(
-        None,
-        help="write what a step costs in these servers, for 'draftgauge advise --costs'; with draft=URL, the draft "
-        "model served by itself, what drafting costs too.",
-    )
     datastore: Path | None = option(
         None,
         help="let policies that look tokens up in the text search these earlier outputs too, a file of 'draftgauge "
@@ -225,12 +213,46 @@ class BenchRequest:
     def __post_init__(self) -> None:
         at_least_one(self, "rounds")
         positive(self, "seconds")
-        if self.urls and self.policies:
-            raise DraftgaugeError("servers draft by their own settings: leave out --policy, and name them in --url")
-        if self.urls and self.datastore is not None:
-            raise DraftgaugeError("servers look tokens up by their own settings: leave out --datastore")
-        if not self.urls and (self.advice is not None or self.costs_out is not None):
-            raise DraftgaugeError("--advice and --costs-out are for running servers: name these with --url")
+
+
+@dataclass(frozen=True, kw_only=True)
+class BenchServersRequest:
+    """Ask running servers, each at a setting of its own, prompt by prompt, and compare their speeds."""
+
+    servers: tuple[str, ...] = option(
+        positional=True,
+        help="running servers as SETTING=URL, e.g. plain=http://127.0.0.1:8000 fixed:4=http://127.0.0.1:8001; one is "
+        "plain.",
+    )
+    engine: str = option("vllm", short="-e", help="what they run: vllm or llama-server.")
+    target: str | None = option(
+        None, help="the model that they serve, for its tokenizer: an id, a folder or 'reference', which is the default."
+    )
+    prompts: PromptSpec = PromptSpec()
+    output: OutputSpec = OutputSpec()
+    loading: TokenizerSpec = TokenizerSpec()
+    over: str | None = option(
+        None, help="the setting to state gains over; if left out: the fastest fixed length among the servers."
+    )
+    rounds: int = option(3, help="how often every prompt is decoded by every server.")
+    seconds: float | None = option(
+        None, help="start no further prompt after this time; if left out, all rounds are run."
+    )
+    advice: Path | None = option(
+        None, help="JSON of 'draftgauge advise' for that engine, to show how far its advice was off."
+    )
+    costs_out: Path | None = option(
+        None,
+        help="write what a step costs in these servers, for 'draftgauge advise --costs'; with draft=URL, the draft "
+        "model served by itself, what drafting costs too.",
+    )
+    randomness: SeedSpec = SeedSpec()
+
+    def __post_init__(self) -> None:
+        at_least_one(self, "rounds")
+        positive(self, "seconds")
+        if self.prompts.turns > 1:
+            raise DraftgaugeError("servers are asked single turns only: leave out --turns, or bench the pair itself")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -248,17 +270,13 @@ class GenerateRequest:
     randomness: SeedSpec = SeedSpec()
     costs: CostSpec = CostSpec()
     stop: tuple[str, ...] = option((), repeated=True, help="end the output after this text; may be repeated.")
-    chat: bool | None = option(
-        None,
-        negative="--raw",
-        help="use the chat template, or take the prompt as it is; if left out, the template where there is one.",
-    )
+    chat: bool | None = option(None, negative="--raw", help=CHAT)
     datastore: Path | None = option(
         None,
         help="let a policy that looks tokens up in the text search these earlier outputs too, and add this one; the "
         "file is created if it is missing.",
     )
-    conversation: ChatSpec = option(ChatSpec(), help="how a conversation is put before the target.")
+    conversation: ChatSpec = ChatSpec()
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -284,7 +302,8 @@ class ReportRequest:
 @dataclass(frozen=True, kw_only=True)
 class AdviseRequest:
     """Say whether to speculate in an engine, with which length or rule and which flags, from a recorded run or from
-    what a running server counts."""
+    what a running server counts.
+    """
 
     folder: Path | None = option(
         None, positional=True, help="a recorded run; may be left out with --url or --requests."

@@ -24,13 +24,24 @@ __all__ = [
     "SamplingSpec",
     "SeedSpec",
     "TargetLoadSpec",
+    "TokenizerSpec",
 ]
 
 LONG_PROMPTS = ("error", "truncate", "skip")
+CHAT = "put text through the chat template as a user's message, or take it as it is; the template if there is one."
 
 
 @dataclass(frozen=True, kw_only=True)
-class TargetLoadSpec(CodeSpec):
+class TokenizerSpec(CodeSpec):
+    """How a target's tokenizer is loaded."""
+
+    tokenizer: str | None = option(
+        None, help="folder or id of the target's tokenizer, where the target has none of its own (GGUF files)."
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
+class TargetLoadSpec(TokenizerSpec):
     """How a target is loaded."""
 
     engine: str = option(
@@ -39,9 +50,6 @@ class TargetLoadSpec(CodeSpec):
         "'auto': static on a GPU and lean elsewhere, for models that they are known to run right, else modules; "
         "of GGUF files 'gguf' (which 'auto' is) or 'gguf-fast' (llama.cpp with float32 keys and values, or with "
         "its faster defaults).",
-    )
-    tokenizer: str | None = option(
-        None, help="folder or id of the target's tokenizer, where the target has none of its own (GGUF files)."
     )
 
 
@@ -77,8 +85,8 @@ class PairSpec:
         help="what proposes tokens: 'language_model' (the draft model), 'prompt_lookup' (no model), or the folder of a "
         "trained drafter. If left out, the draft model, or what a recorded run was recorded with.",
     )
-    machine: DeviceSpec = option(DeviceSpec(), help="where the models run.")
-    loading: LoadSpec = option(LoadSpec(), help="how they are loaded.")
+    machine: DeviceSpec = DeviceSpec()
+    loading: LoadSpec = LoadSpec()
 
     def __post_init__(self) -> None:
         if not self.compression or len(set(self.compression)) < len(self.compression):
@@ -107,13 +115,13 @@ class PromptSpec:
     long_prompts: str = option(
         "error", help="prompts longer than the models take: error, truncate (keep the end) or skip."
     )
-    chat: bool = option(False, help="take plain text as a user's message, through the chat template.")
+    chat: bool | None = option(None, negative="--raw", help=CHAT)
     turns: int = option(
         1,
         help="of prompts with several turns, use up to this many, each as a prompt of its own that follows the "
         "target's greedy answers to the earlier ones.",
     )
-    conversation: ChatSpec = option(ChatSpec(), help="how conversations are put before the target.")
+    conversation: ChatSpec = ChatSpec()
 
     def __post_init__(self) -> None:
         at_least_one(self, "limit", "per_task", "turns")

@@ -51,7 +51,8 @@ class LearnedSpec:
 class EvaluateRequest:
     """Measure a trained drafter: acceptance by depth with intervals, tokens a step (MAT: accepted ones and the target's
     own) teacher-forced, live and with draft trees, retention (acceptance at the last depth over that at the first) and
-    speed."""
+    speed.
+    """
 
     drafter: Path = option(positional=True, help="folder of a drafter that 'draftgauge train' wrote.")
     learned: LearnedSpec = LearnedSpec()
@@ -64,7 +65,8 @@ class EvaluateRequest:
 @dataclass(frozen=True, kw_only=True)
 class DiagnoseRequest:
     """Show what limits trained drafters: how far their queries are from the target's, which weights the loss reaches,
-    how far the gate is open."""
+    how far the gate is open.
+    """
 
     runs: tuple[Path, ...] = option(
         positional=True,
@@ -87,7 +89,8 @@ class DiagnoseRequest:
 @dataclass(frozen=True, kw_only=True)
 class StudyKvshotRequest:
     """Train and compare drafters that reuse hidden states, the KV cache, both or neither; a report is written to the
-    folder."""
+    folder.
+    """
 
     out: Path = option(help="folder of the study; run again with the same folder to resume.")
     plan: bool = option(

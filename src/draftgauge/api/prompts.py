@@ -1,0 +1,206 @@
+"""Which prompts a verb takes, and their token ids."""
+
+from __future__ import annotations
+
+import logging
+from collections import Counter
+from collections.abc import Collection, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Protocol
+
+from transformers import PreTrainedTokenizerBase
+
+from draftgauge.api.requests import PromptSpec
+from draftgauge.core.errors import PromptError, TraceError
+from draftgauge.core.prompts import SPLITS, Message, Prompt, prompts_sha256, read_prompts
+from draftgauge.core.rendering import Rendering, turns_of
+from draftgauge.models.reference import PAIR_FOLDER
+from draftgauge.traces.manifest import Manifest
+from draftgauge.traces.reader import read_trace
+
+BUNDLED = "reference:"
+ALL_SPLITS = "all"
+SHOWN = 5  # prompts that a message names
+log = logging.getLogger("draftgauge")
+
+EncodedPrompt = tuple[Prompt, list[int]]
+
+
+class PromptEncoder(Protocol):
+    """What a pair, or a target alone, can do with prompts."""
+
+    @property
+    def tokenizer(self) -> PreTrainedTokenizerBase: ...
+
+    @property
+    def context(self) -> int:
+        """Longest sequence in tokens."""
+
+    def encode(self, prompt: Prompt, rendering: Rendering) -> list[int]: ...
+
+    def answer(self, tokens: list[int], max_new_tokens: int) -> str:
+        """The target's greedy answer."""
+
+
+def prompt_file(prompts: str | Path | None, split: str = "test") -> Path:
+    """What a prompts argument names: a path, or with ``reference:SPLIT``, ``reference:all`` or None bundled prompts."""
+    bundled = PAIR_FOLDER / "prompts"
+    if prompts is not None and not str(prompts).startswith(BUNDLED):
+        return Path(prompts)
+    split = split if prompts is None else str(prompts).removeprefix(BUNDLED)
+    if split == ALL_SPLITS:
+        return bundled
+    path = bundled / f"{split}.jsonl"
+    if not path.is_file():
+        raise PromptError(f"the bundled pair has no prompts of split {split!r}: choose one of {', '.join(SPLITS)}")
+    return path
+
+
+def prompt_name(path: Path) -> str:
+    """How a manifest names a prompt file: bundled ones by their split, so that the name holds on every machine."""
+    bundled = PAIR_FOLDER / "prompts"
+    if path == bundled:
+        return f"{BUNDLED}{ALL_SPLITS}"
+    return f"{BUNDLED}{path.stem}" if path.parent == bundled else str(path)
+
+
+def choose_prompts(spec: PromptSpec) -> tuple[Path, list[Prompt]]:
+    """The prompt file and the prompts to take from it; every turn counts as one."""
+    path = prompt_file(spec.prompts, spec.split or "test")
+    turns = turns_of(read_prompts(path, None, spec.tasks, spec.split), spec.turns)
+    return path, first_per_task(turns, spec.per_task)[: spec.limit]
+
+
+def first_per_task(prompts: Sequence[Prompt], count: int | None) -> list[Prompt]:
+    """The first ``count`` prompts of every task in every split, in the file's order; all of them if None."""
+    seen: Counter[tuple[str, str]] = Counter()
+    kept = []
+    for prompt in prompts:
+        seen[prompt.task, prompt.split] += 1
+        if count is None or seen[prompt.task, prompt.split] <= count:
+            kept.append(prompt)
+    return kept
+
+
+def encode_prompts(
+    model: PromptEncoder, prompts: Sequence[Prompt], path: Path, max_new_tokens: int, spec: PromptSpec
+) -> list[EncodedPrompt]:
+    """Token ids of the prompts; those longer than the models take are refused, truncated to their end, or left out.
+
+    Args:
+        model: encodes them, answers earlier turns, and says how long a sequence it takes.
+        prompts, path: the prompts and the file they are from.
+        max_new_tokens: room that each leaves for its output.
+        spec: how they become text, and what becomes of long ones.
+
+    Raises:
+        PromptError: for a prompt that gives no tokens or is too long, or if none is left.
+    """
+    longest = model.context - max_new_tokens
+    if longest < 1:
+        raise PromptError(
+            f"the models take {model.context} tokens, which max_new_tokens {max_new_tokens} fill: lower it"
+        )
+    encoded: list[EncodedPrompt] = []
+    for prompt in with_answers(model, prompts, spec.rendering, max_new_tokens, spec.long_prompts == "truncate"):
+        try:
+            encoded.append((prompt, model.encode(prompt, spec.rendering)))
+        except PromptError as error:
+            raise PromptError(f"{path}, prompt {prompt.identifier}: {error}") from error
+    long = [(prompt, tokens) for prompt, tokens in encoded if len(tokens) > longest]
+    if long and spec.long_prompts == "error":
+        shown = ", ".join(f"{prompt.identifier} ({len(tokens)} tokens)" for prompt, tokens in long[:SHOWN])
+        more = f" and {len(long) - SHOWN} more" if len(long) > SHOWN else ""
+        raise PromptError(
+            f"{path}: {len(long)} of {len(encoded)} prompts are longer than the {longest} tokens that the models take "
+            f"beside max_new_tokens {max_new_tokens} (by id: {shown}{more}): lower max_new_tokens, or choose "
+            "--long-prompts truncate (keep their end) or skip"
+        )
+    if spec.long_prompts == "truncate":
+        encoded = [(prompt, tokens[-longest:]) for prompt, tokens in encoded]
+    encoded = [(prompt, tokens) for prompt, tokens in encoded if len(tokens) <= longest]
+    if not encoded:
+        raise PromptError(
+            f"{path}: every prompt is longer than the {longest} tokens that the models take: choose --long-prompts "
+            "truncate"
+        )
+    log.info("the first prompt as the model reads it: %r", model.tokenizer.decode(encoded[0][1]))
+    return encoded
+
+
+def with_answers(
+    model: PromptEncoder, prompts: Sequence[Prompt], rendering: Rendering, max_new_tokens: int, truncate: bool
+) -> list[Prompt]:
+    """The prompts, later turns behind the conversation so far, which the target answers greedily.
+
+    A conversation that leaves no room for an answer is not answered any more: its next turn is longer still, and is
+    treated as every prompt that is too long.
+
+    Args:
+        model: who answers.
+        prompts: as :func:`draftgauge.core.rendering.turns_of` makes them: later turns have ``turns`` and no
+            ``messages``.
+        rendering: how they become text.
+        max_new_tokens: of each answer.
+        truncate: answer the end of a conversation that is too long.
+    """
+    answers: dict[tuple[Message, ...], str] = {}
+    joined = []
+    for prompt in prompts:
+        if prompt.messages or prompt.text:
+            joined.append(prompt)
+            continue
+        messages: tuple[Message, ...] = ()
+        for said in prompt.turns:
+            if messages and messages not in answers:
+                tokens = model.encode(replace(prompt, messages=messages), rendering)
+                room = model.context - max_new_tokens
+                fits = len(tokens) <= room or truncate
+                answers[messages] = model.answer(tokens[-room:], max_new_tokens) if fits else ""
+            if messages:
+                messages += (Message("assistant", answers[messages]),)
+            messages += (Message("user", said),)
+        joined.append(replace(prompt, messages=messages))
+    return joined
+
+
+def prompts_of(
+    run: Path,
+    manifest: Manifest,
+    model: PromptEncoder,
+    spec: PromptSpec | None = None,
+    among: Collection[int] | None = None,
+) -> list[EncodedPrompt]:
+    """The recorded prompts of a run with their token ids.
+
+    Args:
+        run, manifest: the run.
+        model: with the run's target.
+        spec: which of the recorded prompts; all if None.
+        among: their indices; any if None.
+
+    Raises:
+        TraceError: if the prompt file has changed since, none of these prompts was recorded, or the target answers
+            earlier turns differently than then.
+    """
+    spec = spec or PromptSpec()
+    path = prompt_file(manifest.prompts.path)
+    if path.exists() and prompts_sha256(path) != manifest.prompts.sha256:
+        raise TraceError(f"{path} has changed since the trace in {run} was recorded: record it again into a new folder")
+    recorded = {prompt.index: prompt.prompt_tokens for prompt in read_trace(run).prompts}
+    rendering = manifest.rendering
+    turns = turns_of(read_prompts(path, None, spec.tasks, spec.split), rendering.turns)
+    there = [p for p in turns if p.index in recorded and (among is None or p.index in among)]
+    if not there:
+        raise TraceError(f"{run} holds none of these prompts: ask for others, or record them")
+    chosen = first_per_task(there, spec.per_task)[: spec.limit]
+    prompts = with_answers(model, chosen, rendering, manifest.max_new_tokens, truncate=True)
+    # A prompt that was recorded truncated is decoded truncated: its end is what was kept.
+    encoded = [(prompt, model.encode(prompt, rendering)[-recorded[prompt.index] :]) for prompt in prompts]
+    if short := [prompt.identifier for prompt, tokens in encoded if len(tokens) < recorded[prompt.index]]:
+        raise TraceError(
+            f"the target answers the turns before {', '.join(short)} differently than when {run} was recorded: record "
+            "it again with this engine"
+        )
+    return encoded
