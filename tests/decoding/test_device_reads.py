@@ -112,7 +112,7 @@ def test_prompt_lookup_and_plain_decoding_read_once_a_step(gpu: FakeCuda) -> Non
     assert per_step(gpu, target, PromptLookupDrafter(), FixedLength(GAMMA))[1:] == (1, 0)
     launches, reads, waits = per_step(gpu, target, None)
     assert (reads, waits) == (1, 0)
-    assert launches <= 6
+    assert launches <= 8
 
 
 def test_launches_do_not_grow_with_the_layers_where_graphs_are_replayed(gpu: FakeCuda) -> None:

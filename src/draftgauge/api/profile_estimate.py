@@ -16,8 +16,6 @@ from draftgauge.core.errors import DraftgaugeError
 from draftgauge.core.files import nearest_existing
 from draftgauge.core.prompts import Prompt
 from draftgauge.core.rendering import Rendering
-from draftgauge.decoding.forced import CHUNK as FORCED_CHUNK
-from draftgauge.decoding.wrapping import ENTROPY_CHUNK
 from draftgauge.drafters.dense import CHUNK as DENSE_CHUNK
 from draftgauge.drafters.language_model import LanguageModelSource
 from draftgauge.drafters.source import drafter_kind
@@ -81,9 +79,7 @@ def _row(
         places = most_places(min(measured, context), context) + of_batches
         cache += places * width * _values_a_token(config)
     vocabulary = models[0].config.get_text_config().vocab_size
-    rows = max(ENTROPY_CHUNK, min(DENSE_CHUNK, request.output.max_new_tokens + 1))
-    if request.outputs is not None:
-        rows = max(rows, min(FORCED_CHUNK, request.output.max_new_tokens))
+    rows = min(DENSE_CHUNK, request.output.max_new_tokens + 1)
     if request.sampling.temperature > 0:  # of the whole output: its chances of acceptance need both distributions
         rows = max(rows, request.output.max_new_tokens)
     logits = COPIES * rows * vocabulary * LOGITS_BYTES

@@ -25,7 +25,7 @@ from draftgauge.models.device import upload
 from draftgauge.models.static_rows import StaticRows
 from draftgauge.policies.base import Signal, Step, asks_after_each_token
 from draftgauge.policies.batch import BatchPolicy, Opening
-from draftgauge.verification import accept_greedy
+from draftgauge.verification import accept_greedy, best_tokens, check_finite
 from draftgauge.verification.signals import row_signals
 
 NAN = float("nan")
@@ -310,8 +310,9 @@ class _BatchLoop:
                 order += [starts[depth] + depths[depth].slots.index(slot) for depth in range(verified[slot])]
             fed = pool.index_select(0, upload(order, self.device))
             timing.counts = counts
-            best = self.target.step(slots, counts, fed).argmax(-1)
+            best = best_tokens(self.target.step(slots, counts, fed))
             tokens, own = torch.stack((fed, best)).tolist()
+        check_finite(own, f"target ({self.target.spec.dtype})", self.context())
         return tokens, own
 
     def commit(self, slot: int, request: _Request, proposed: list[int], best: list[int], shown: list[Signal]) -> bool:

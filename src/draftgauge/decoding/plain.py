@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import torch
-from torch import Generator
+from torch import Generator, Tensor
 
 from draftgauge.decoding.clock import seconds
 from draftgauge.decoding.results import Generation, OnCommit
@@ -12,7 +14,7 @@ from draftgauge.decoding.stopping import Finish, Stopper
 from draftgauge.models.base import CachedModel
 from draftgauge.models.device import upload
 from draftgauge.policies.base import Step
-from draftgauge.verification import choose
+from draftgauge.verification import check_finite, choose
 
 
 @torch.inference_mode()
@@ -22,6 +24,7 @@ def plain_decode(
     settings: DecodingSettings,
     generator: Generator | None = None,
     on_commit: OnCommit | None = None,
+    on_logits: Callable[[Tensor], None] | None = None,
 ) -> Generation:
     """Decode without speculation.
 
@@ -31,12 +34,14 @@ def plain_decode(
         settings: limit, sampling and what stops the output.
         generator: on the model's device, needed if the sampling is not greedy.
         on_commit: told each token as it is committed.
+        on_logits: told the logits ``[1, V]`` that give each token, before it is read.
 
     Returns:
         The output; every origin is "plain" and every step commits one token.
 
     Raises:
         DraftgaugeError: if the prompt is empty, does not fit the model's context, or something needed is missing.
+        ModelError: if logits are not finite.
     """
     check_request(model.spec, prompt_tokens, settings, generator)
     device = model.spec.device
@@ -49,8 +54,13 @@ def plain_decode(
     token = upload(prompt_tokens[-1:], device)
     finish: Finish | None = None
     while finish is None:
-        token = choose(model.forward(token), settings.sampling, generator)
-        committed, finish = stopper.cut(token.tolist())
+        logits = model.forward(token)
+        if on_logits is not None:
+            on_logits(logits)
+        token = choose(logits, settings.sampling, generator)
+        read = token.tolist()
+        check_finite(read, f"target ({model.spec.dtype})", model.length)
+        committed, finish = stopper.cut(read)
         result.tokens += committed
         if on_commit is not None:
             on_commit(committed, ["plain"])

@@ -1,4 +1,4 @@
-"""The recorder: the target's output for a prompt, greedy or sampled, and the drafts from each of its positions."""
+"""The recorder: the target's output for a prompt, and the drafts from each of its positions."""
 
 from __future__ import annotations
 
@@ -6,26 +6,26 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
-from torch import Generator
+from torch import Generator, Tensor
 from transformers import PreTrainedTokenizerBase
 
 from draftgauge.core.errors import DraftgaugeError
 from draftgauge.core.prompts import Prompt
-from draftgauge.decoding.forced import force_output
-from draftgauge.decoding.plain import plain_decode
+from draftgauge.decoding.plain import plain_decode, prefill
 from draftgauge.decoding.settings import DecodingSettings
 from draftgauge.decoding.stopping import Finish
-from draftgauge.decoding.wrapping import EntropyTap, LogitsTap
 from draftgauge.drafters.base import Drafter
-from draftgauge.drafters.dense import DenseDrafts, draft_everywhere
+from draftgauge.drafters.dense import CHUNK, DenseDrafts, draft_everywhere
 from draftgauge.drafters.refused import Chances, DraftsRefused
 from draftgauge.models.base import CachedModel
 from draftgauge.models.detokenize import IncrementalDecoder
+from draftgauge.models.device import upload
 from draftgauge.traces.checks import accepted_lengths
 from draftgauge.traces.record import PromptRecord
 from draftgauge.traces.trace import PromptInfo
-from draftgauge.verification import entropy_bits
+from draftgauge.verification import NOT_FINITE, best_tokens, check_finite, entropy_bits
 
 
 @dataclass(frozen=True)
@@ -88,31 +88,30 @@ def record_prompt(
 
     Raises:
         DraftgaugeError: if sampling lacks its generator or a draft model, or as the loops raise.
+        ModelError: if logits are not finite.
     """
     settings, gamma_max = plan.settings, plan.gamma_max
-    chances = None
-    if settings.sampling.greedy:
-        entropies = EntropyTap(target, len(prompt_tokens))
-        output = plain_decode(entropies, prompt_tokens, settings)
-        target_entropy = entropies.taken().cpu().numpy()
-        drafts = draft_everywhere(drafter, prompt_tokens, output.tokens, gamma_max, target.spec.vocabulary)
-    else:
-        if not isinstance(drafter, DraftsRefused) or generator is None:
-            raise DraftgaugeError(
-                "recording at a temperature above 0 needs a draft model (drafter language_model) and a random generator"
-            )
-        watched = LogitsTap(target, len(prompt_tokens))
-        output = plain_decode(watched, prompt_tokens, settings, generator)
-        logits = watched.taken()
-        target_entropy = entropy_bits(logits).cpu().numpy()
-        drafts, *chances = drafter.draft_refused(
-            prompt_tokens, output.tokens, logits, settings.sampling, gamma_max, generator
+    greedy = settings.sampling.greedy
+    if not greedy and (generator is None or not isinstance(drafter, DraftsRefused)):
+        raise DraftgaugeError(
+            "recording at a temperature above 0 needs a draft model (drafter language_model) and a random generator"
         )
-    assert output.finish is not None
+    kept: list[Tensor] = []  # of each output token the entropy [1], or the logits [1, V]
+    keep = (lambda logits: kept.append(entropy_bits(logits))) if greedy else kept.append
+    output = plain_decode(target, prompt_tokens, settings, generator, on_logits=keep)
+    behind, chances = torch.cat(kept), None
+    if isinstance(drafter, DraftsRefused) and generator is not None and not greedy:
+        drafts, *chances = drafter.draft_refused(
+            prompt_tokens, output.tokens, behind, settings.sampling, gamma_max, generator
+        )
+        behind = entropy_bits(behind)
+    else:
+        drafts = draft_everywhere(drafter, prompt_tokens, output.tokens, gamma_max, target.spec.vocabulary)
     answer = Answer(output.tokens, output.finish)
-    return _record((prompt, prompt_tokens), answer, target_entropy, drafts, tokenizer, chances)
+    return _record((prompt, prompt_tokens), answer, behind.cpu().numpy(), drafts, tokenizer, chances)
 
 
+@torch.inference_mode()
 def record_answer(
     target: CachedModel,
     drafter: Drafter,
@@ -137,9 +136,17 @@ def record_answer(
         The record, and the positions whose token is not the target's choice.
     """
     _, prompt_tokens = prompt
-    forced = force_output(target, prompt_tokens, answer.tokens)
+    prefill(target, prompt_tokens)
+    text = upload([prompt_tokens[-1], *answer.tokens], target.spec.device)
+    entropy, best = [], []
+    for chunk in text[:-1].split(CHUNK):  # no more logits exist at once
+        logits = target.forward(chunk)
+        entropy.append(entropy_bits(logits))
+        best += best_tokens(logits).tolist()
+    check_finite(best, f"target ({target.spec.dtype})", len(prompt_tokens))
+    differs = tuple(n for n, (own, token) in enumerate(zip(best, answer.tokens, strict=True)) if own != token)
     drafts = draft_everywhere(drafter, prompt_tokens, answer.tokens, plan.gamma_max, target.spec.vocabulary)
-    return _record(prompt, answer, forced.entropy, drafts, tokenizer, None), forced.differs
+    return _record(prompt, answer, torch.cat(entropy).cpu().numpy(), drafts, tokenizer, None), differs
 
 
 def _record(
@@ -151,6 +158,8 @@ def _record(
     chances: Sequence[Chances] | None,
 ) -> PromptRecord:
     prompt, prompt_tokens = source
+    if np.isnan(drafts.shown[0][drafts.tokens >= 0]).any():
+        check_finite((NOT_FINITE,), "draft model", len(prompt_tokens))
     acceptance, survival = chances or (None, None)
     info = PromptInfo(
         index=prompt.index,

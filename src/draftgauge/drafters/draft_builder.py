@@ -10,7 +10,7 @@ from torch import Generator, Tensor
 from draftgauge.core.signals import OF_DRAFTED_TOKENS, Reads, SignalName
 from draftgauge.drafters.base import Draft, KeepDrafting, UnreadDraft
 from draftgauge.policies.base import Signal
-from draftgauge.verification import Sampling, draw, probabilities, read_signals
+from draftgauge.verification import Sampling, best_tokens, check_finite, draw, probabilities, read_signals
 
 
 class DraftBuilder:
@@ -84,6 +84,7 @@ class DraftBuilder:
                 confidence, entropy, margin, number = read_signals(logits, token, reads)
                 tokens.append(number)
                 shown.append(Signal(len(tokens), confidence, entropy, margin, number if reads_text else -1))
+            check_finite((number,), "draft model")
             if len(tokens) == limit or number in self.end_tokens:
                 break
             if keep_drafting is not None and not keep_drafting(shown[-1]):
@@ -92,26 +93,29 @@ class DraftBuilder:
         return Draft(tokens, _joined(kept), shown)
 
     def build_unread(self, logits: Tensor, advance: Callable[[Tensor], Tensor], limit: int) -> UnreadDraft:
-        """Draft ``limit`` tokens, end tokens or not, without reading any; arguments as of :meth:`build`."""
-        token, row = self._choose(logits)
+        """Draft ``limit`` tokens, end tokens or not, without reading any; arguments as of :meth:`build`. Where logits
+        are not finite it drafts any tokens, which the target hardly accepts.
+        """
+        token, row = self._choose(logits, checked=False)
         tokens, kept = [token], [] if row is None else [row]
         while len(tokens) < limit:
-            token, row = self._choose(advance(token))
+            token, row = self._choose(advance(token), checked=False)
             tokens.append(token)
             if row is not None:
                 kept.append(row)
         return UnreadDraft(torch.cat(tokens), _joined(kept))
 
-    def _choose(self, logits: Tensor) -> tuple[Tensor, Tensor | None]:
+    def _choose(self, logits: Tensor, checked: bool = True) -> tuple[Tensor, Tensor | None]:
         """The drafted token ``[1]``, and the distribution ``[1, V]`` that it was drawn from, if it was drawn."""
         if self._greedy:
-            best = logits.argmax(-1)
-            return (best if self._to_target is None else self._to_target[best]), None
+            best = best_tokens(logits) if checked else logits.argmax(-1)
+            return (best if self._to_target is None else torch.where(best < 0, best, self._to_target[best])), None
         distribution = probabilities(logits, self.sampling)
         if self._to_target is not None:
             everywhere = distribution.new_zeros(1, self._vocabulary)
             distribution = everywhere.index_copy_(1, self._to_target, distribution)
-        return draw(distribution, self._generator), distribution
+        drawn = draw(distribution, self._generator)
+        return (drawn if checked else drawn.clamp_min(0)), distribution
 
 
 def until_end(tokens: list[int], end_tokens: frozenset[int]) -> list[int]:

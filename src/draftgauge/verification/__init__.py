@@ -1,14 +1,26 @@
 """From logits to committed tokens: the one place where distributions are made, compared and drawn from."""
 
 from draftgauge.verification.acceptance import Verdict, accept, accept_greedy, residual
-from draftgauge.verification.sampling import Sampling, choose, draw, flip, probabilities
+from draftgauge.verification.sampling import (
+    NOT_FINITE,
+    Sampling,
+    best_tokens,
+    check_finite,
+    choose,
+    draw,
+    flip,
+    probabilities,
+)
 from draftgauge.verification.signals import entropy_bits, read_signals, signals
 
 __all__ = [
+    "NOT_FINITE",
     "Sampling",
     "Verdict",
     "accept",
     "accept_greedy",
+    "best_tokens",
+    "check_finite",
     "choose",
     "draw",
     "entropy_bits",

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
 from torch import Generator, Tensor
 
-from draftgauge.core.errors import DraftgaugeError
+from draftgauge.core.errors import DraftgaugeError, ModelError
 
+NOT_FINITE = -1
+"""Stands in a token's place, in what is read from a device anyway, where its logits were not finite numbers."""
 _COLDEST = torch.finfo(torch.float32).tiny
 _FIRST_WIDTH = 256  # tokens sorted at first for top-p, enough for most distributions
 
@@ -96,7 +99,7 @@ def _nucleus_edge(distribution: Tensor, top_p: float) -> Tensor:
             break
         width = min(8 * width, vocabulary)
     inside = (mass - descending < top_p).sum(-1, keepdim=True)  # a token is inside if those above it do not reach top_p
-    return descending.gather(-1, inside - 1)
+    return descending.gather(-1, (inside - 1).clamp_min(0))  # none is inside where the distribution is NaN
 
 
 def draw(weights: Tensor, generator: Generator | None) -> Tensor:
@@ -110,11 +113,44 @@ def draw(weights: Tensor, generator: Generator | None) -> Tensor:
         generator: on the device of the weights.
 
     Returns:
-        int64 ``[...]``.
+        int64 ``[...]``; ``NOT_FINITE`` for a row with a weight that is not a finite number.
     """
     cumulative = weights.double().cumsum(-1)
     uniform = 1 - torch.rand(weights.shape[:-1], dtype=torch.float64, device=weights.device, generator=generator)
-    return torch.searchsorted(cumulative, (uniform * cumulative[..., -1]).unsqueeze(-1)).squeeze(-1)
+    drawn = torch.searchsorted(cumulative, (uniform * cumulative[..., -1]).unsqueeze(-1)).squeeze(-1)
+    return torch.where(_finite(cumulative[..., -1]), drawn, NOT_FINITE)
+
+
+def best_tokens(logits: Tensor) -> Tensor:
+    """The most probable token of each row, the lowest of tied ids: ``[..., V]`` to int64 ``[...]``.
+
+    ``NOT_FINITE`` where a logit is NaN or infinite; ``-inf`` masks a token and is not meant.
+    """
+    best = logits.max(-1)  # NaN counts as the largest
+    return torch.where(_finite(best.values), best.indices, NOT_FINITE)
+
+
+def _finite(values: Tensor) -> Tensor:
+    return values - values == 0  # half the launches of isfinite
+
+
+def check_finite(tokens: Sequence[int], model: str, position: int | None = None) -> None:
+    """Check tokens that were just read from the device.
+
+    Args:
+        tokens: as of :func:`best_tokens` or :func:`draw`.
+        model: whose logits they are from, in words.
+        position: where in the text the pass began, in tokens, if known.
+
+    Raises:
+        ModelError: if logits were not finite.
+    """
+    if min(tokens) == NOT_FINITE:
+        where = "" if position is None else f" from token {position} of the text on"
+        raise ModelError(
+            f"the logits of the {model} are NaN or infinite{where}: either activations overflow in float16 (load it in "
+            "bfloat16 or float32), or its weights are damaged (download them again)"
+        )
 
 
 def flip(chances: Tensor, generator: Generator | None) -> Tensor:
@@ -131,8 +167,8 @@ def choose(logits: Tensor, sampling: Sampling, generator: Generator | None) -> T
         generator: on the device of the logits; unused if greedy.
 
     Returns:
-        int64 ``[...]``.
+        int64 ``[...]``; ``NOT_FINITE`` where logits are not finite.
     """
     if sampling.greedy:
-        return logits.argmax(-1)
+        return best_tokens(logits)
     return draw(probabilities(logits, sampling), generator)
