@@ -10,8 +10,11 @@ from __future__ import annotations
 import json
 import shutil
 import tempfile
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import ProcessPoolExecutor
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
+from multiprocessing import active_children, get_context
 from pathlib import Path
 
 import numpy as np
@@ -19,7 +22,7 @@ import torch
 from torch import nn
 from transformers import PreTrainedTokenizerFast, Qwen3ForCausalLM
 
-from draftgauge.core.children import deaf_to_interrupts, process_pool
+from draftgauge.core.children import deaf_to_interrupts
 from draftgauge.core.files import atomic_write_text
 from draftgauge.core.provenance import environment, timestamp
 from draftgauge.models.quiet import no_bars
@@ -213,11 +216,24 @@ def _answered_apart(
         report("answers", {})
         workers = 1 if target.device.type != "cpu" else max(1, torch.get_num_threads())
         parts = [questions[number::workers] for number in range(workers)]
-        with process_pool(workers) as pool:
+        with _process_pool(workers) as pool:
             device = str(target.device)
             with deaf_to_interrupts():
                 jobs = [pool.submit(regenerate.answers_of, Path(scratch), part, device, workers) for part in parts]
             return [answer for job in jobs for answer in job.result()]
+
+
+@contextmanager
+def _process_pool(workers: int) -> Iterator[ProcessPoolExecutor]:
+    """New processes for jobs submitted inside :func:`deaf_to_interrupts`; an error or Ctrl-C kills them at once."""
+    others = set(active_children())
+    with ProcessPoolExecutor(workers, get_context("spawn")) as pool:
+        try:
+            yield pool
+        except BaseException:
+            for child in set(active_children()) - others:
+                child.kill()
+            raise
 
 
 def save_model(model: Qwen3ForCausalLM, tokens: PreTrainedTokenizerFast, folder: Path) -> None:

@@ -6,14 +6,13 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
 
 import pytest
 
 import study_jobs
 from draftgauge.core import executor
 from draftgauge.core.errors import DraftgaugeError, MissingLibraryError
-from draftgauge.core.executor import Outcome, execute, shared_ray
+from draftgauge.core.executor import Outcome, execute
 from study_jobs import FileJob
 
 
@@ -67,82 +66,6 @@ def test_a_ray_that_does_not_start_is_told(tmp_path: Path, monkeypatch: pytest.M
     ):
         execute(jobs(tmp_path), "ray", lambda outcome: None)
     assert stopped
-
-
-class CountedRay:
-    """Runs what it is given at once, and counts how often it is started."""
-
-    exceptions = SimpleNamespace(RayError=RuntimeError)
-
-    def __init__(self) -> None:
-        self.running, self.starts = False, 0
-
-    def init(self, **options: object) -> None:
-        assert not self.running
-        self.running, self.starts = True, self.starts + 1
-
-    def shutdown(self) -> None:
-        self.running = False
-
-    def is_initialized(self) -> bool:
-        return self.running
-
-    def nodes(self) -> list[dict[str, Any]]:
-        return [{"Alive": True, "Resources": {"CPU": 1.0}}]
-
-    def remote(self, **options: object) -> Any:
-        return lambda function: SimpleNamespace(remote=function)
-
-    def wait(self, references: list[Outcome], num_returns: int) -> tuple[list[Outcome], list[Outcome]]:
-        return references[:1], references[1:]
-
-    def get(self, reference: Outcome) -> Outcome:
-        return reference
-
-
-@pytest.fixture
-def counted(monkeypatch: pytest.MonkeyPatch) -> CountedRay:
-    ray = CountedRay()
-    monkeypatch.setitem(sys.modules, "ray", ray)
-    return ray
-
-
-def run_one(folder: Path) -> None:
-    (outcome,) = execute([FileJob("first", folder)], "ray", lambda outcome: None)
-    assert not outcome.error
-
-
-def test_what_is_run_in_one_block_shares_a_ray(counted: CountedRay, tmp_path: Path) -> None:
-    with shared_ray():
-        assert counted.starts == 0  # there may be nothing to do
-        with shared_ray():
-            run_one(tmp_path)
-        assert counted.running
-        run_one(tmp_path)
-        assert counted.starts == 1
-    assert not counted.running
-    run_one(tmp_path)
-    assert (counted.running, counted.starts) == (False, 2)
-
-
-def test_a_shared_ray_ends_with_an_error(counted: CountedRay, tmp_path: Path) -> None:
-    def stopped() -> None:
-        with shared_ray():
-            run_one(tmp_path)
-            raise KeyboardInterrupt
-
-    with pytest.raises(KeyboardInterrupt):
-        stopped()
-    assert not counted.running
-    run_one(tmp_path)
-    assert not counted.running
-
-
-def test_a_ray_that_ran_before_goes_on(counted: CountedRay, tmp_path: Path) -> None:
-    counted.init()
-    with shared_ray():
-        run_one(tmp_path)
-    assert (counted.running, counted.starts) == (True, 1)
 
 
 def test_a_stop_is_no_failure(tmp_path: Path) -> None:

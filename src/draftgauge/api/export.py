@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from typing import Any
 
 from draftgauge.api.requests import ExportRequest
@@ -26,7 +27,7 @@ def export(request: ExportRequest) -> list[dict[str, Any]]:
         DraftgaugeError: if the format has no place for a drafter of its design, or the folder cannot be written
             or holds something else.
     """
-    if request.out.resolve() == request.drafter.resolve():
+    if os.path.realpath(request.out) == os.path.realpath(request.drafter):
         raise DraftgaugeError(f"{request.out} is the drafter itself: choose another folder for the checkpoint")
     if request.out.is_dir() and any(request.out.iterdir()) and not (request.out / ORIGIN).exists():
         raise DraftgaugeError(f"{request.out} holds files that no export left: choose an empty folder")

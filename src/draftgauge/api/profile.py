@@ -29,7 +29,7 @@ from draftgauge.api.runs import read_run
 from draftgauge.api.served import read_differences, said_left_out, usable_answers
 from draftgauge.api.verb import verb
 from draftgauge.core.errors import DraftgaugeError, TraceError
-from draftgauge.core.executor import check_executor, shared_ray
+from draftgauge.core.executor import check_executor
 from draftgauge.core.files import require_writable
 from draftgauge.core.locks import only_writer
 from draftgauge.core.progress import Progress, silent
@@ -104,10 +104,9 @@ def profile(
             if request.where.in_parts:
                 del pair  # the workers load their own
                 release_unused()
-                with shared_ray():
-                    for name, folder in folders.items():
-                        single = replace(request, pair=request.pair.at(name))
-                        record_in_parts(single, folder, manifests[name], encoded, progress)
+                for name, folder in folders.items():
+                    single = replace(request, pair=request.pair.at(name))
+                    record_in_parts(single, folder, manifests[name], encoded, progress)
             else:
                 writers = {name: TraceWriter(folders[name], manifests[name], SHARD_PROMPTS) for name in names}
                 for name, writer in writers.items():

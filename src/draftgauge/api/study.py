@@ -7,7 +7,6 @@ from typing import Any
 from draftgauge.api.prompts import prompt_file
 from draftgauge.api.requests import StudyKvshotRequest
 from draftgauge.api.verb import verb
-from draftgauge.core.executor import shared_ray
 from draftgauge.core.files import require_writable
 from draftgauge.core.progress import Progress, silent
 from draftgauge.core.provenance import command_line, environment
@@ -55,8 +54,7 @@ def study_kvshot(request: StudyKvshotRequest, *, progress: Progress = silent) ->
     require_writable(out)
     prompts = prompt_file(study.evaluation.prompts)
     validation = None if study.tuning is None else prompt_file(study.tuning.prompts)
-    with shared_ray():
-        outcome = run_study(study, out, prompts, validation, request.workers, progress)
+    outcome = run_study(study, out, prompts, validation, request.workers, progress)
     return _reported(request, outcome)
 
 

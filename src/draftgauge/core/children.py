@@ -5,9 +5,7 @@ from __future__ import annotations
 import signal
 import threading
 from collections.abc import Iterator
-from concurrent.futures import ProcessPoolExecutor
 from contextlib import contextmanager
-from multiprocessing import active_children, get_context
 
 
 @contextmanager
@@ -21,16 +19,3 @@ def deaf_to_interrupts() -> Iterator[None]:
         yield
     finally:
         signal.signal(signal.SIGINT, before)
-
-
-@contextmanager
-def process_pool(workers: int) -> Iterator[ProcessPoolExecutor]:
-    """New processes for jobs submitted inside :func:`deaf_to_interrupts`; an error or Ctrl-C kills them at once."""
-    others = set(active_children())
-    with ProcessPoolExecutor(workers, get_context("spawn")) as pool:
-        try:
-            yield pool
-        except BaseException:
-            for child in set(active_children()) - others:
-                child.kill()
-            raise

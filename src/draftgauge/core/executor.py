@@ -7,11 +7,8 @@ several machines the folder of their results must be one that all of them see.
 from __future__ import annotations
 
 import re
-import sys
 import traceback
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
-from contextvars import ContextVar
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -44,7 +41,7 @@ class Job(Protocol):
 
     @property
     def after(self) -> str | None:
-        """The job whose result this one needs; it stands earlier in the list, unless it was done before."""
+        """The job whose result this one needs: earlier in the list, or done before."""
         ...
 
     def run(self, progress: Progress) -> None:
@@ -53,30 +50,6 @@ class Job(Protocol):
 
 
 Finished = Callable[[Outcome], None]
-
-_kept: ContextVar[bool] = ContextVar("whether a Ray that is started stays for the next jobs", default=False)
-
-
-@contextmanager
-def shared_ray() -> Iterator[None]:
-    """All that is executed inside uses the Ray that its first job on Ray starts: starting one, and the processes of its
-    workers, takes seconds. It ends behind the outermost of these blocks.
-    """
-    if _kept.get() or _ray_runs():
-        yield
-        return
-    token = _kept.set(True)
-    try:
-        yield
-    finally:
-        _kept.reset(token)
-        if _ray_runs():
-            sys.modules["ray"].shutdown()
-
-
-def _ray_runs() -> bool:
-    ray = sys.modules.get("ray")
-    return ray is not None and ray.is_initialized()
 
 
 def execute(
@@ -93,7 +66,7 @@ def execute(
     Args:
         jobs: those that others come after first.
         executor: ``local`` or ``ray``. The running Ray of this process is used, else the cluster that ``RAY_ADDRESS``
-            names, else one is started on this machine, for these jobs or those of a :func:`shared_ray`.
+            names, else one is started on this machine, which ends with this process.
         finished: called with each outcome as it comes.
         cpus, gpus: that a job asks Ray for.
         progress: told (what, done, total) by jobs in this process.
@@ -108,8 +81,12 @@ def execute(
     """
     check_executor(executor)
     if executor == "ray" and jobs:
-        return _ray(jobs, finished, cpus, gpus, retries)
-    return _local(jobs, finished, progress)
+        return _on_ray(jobs, finished, cpus, gpus, retries)
+    outcomes: dict[str, Outcome] = {}
+    for job in jobs:
+        outcomes[job.name] = attempt(job, outcomes.get(job.after or ""), progress)
+        finished(outcomes[job.name])
+    return list(outcomes.values())
 
 
 def check_executor(executor: str) -> None:
@@ -133,58 +110,41 @@ def attempt(job: Job, before: Outcome | None, progress: Progress = silent) -> Ou
     return Outcome(job.name)
 
 
-def _local(jobs: Sequence[Job], finished: Finished, progress: Progress) -> list[Outcome]:
-    outcomes: dict[str, Outcome] = {}
-    for job in jobs:
-        outcomes[job.name] = attempt(job, outcomes.get(job.after or ""), progress)
-        finished(outcomes[job.name])
-    return list(outcomes.values())
-
-
-def _ray(jobs: Sequence[Job], finished: Finished, cpus: int, gpus: float, retries: int) -> list[Outcome]:
+def _on_ray(jobs: Sequence[Job], finished: Finished, cpus: int, gpus: float, retries: int) -> list[Outcome]:
     ray = _import_ray()
-    started_here = not ray.is_initialized()
-    if started_here:
-        _start(ray)
+    if not ray.is_initialized():
+        try:
+            ray.init(log_to_driver=False, logging_level="ERROR")
+        except Exception as error:  # Ray raises no type of its own where a machine is too busy, or a cluster away
+            ray.shutdown()
+            raise DraftgaugeError(
+                f"Ray did not start ({' '.join(str(error).split())}): try again, correct RAY_ADDRESS, or choose the "
+                "executor local"
+            ) from error
+    _check_resources([node["Resources"] for node in ray.nodes() if node["Alive"]], cpus, gpus)
+    remote = ray.remote(num_cpus=cpus, num_gpus=gpus, max_retries=retries)(attempt)
+    references: dict[str, Any] = {}
+    for job in jobs:  # Ray starts a job once the outcome that it waits for is there
+        references[job.name] = remote.remote(job, references.get(job.after or ""))
+    names = {reference: name for name, reference in references.items()}
+    outcomes: dict[str, Outcome] = {}
+    waiting = list(names)
     try:
-        _check_resources(ray.nodes(), cpus, gpus)
-        remote = ray.remote(num_cpus=cpus, num_gpus=gpus, max_retries=retries)(attempt)
-        references: dict[str, Any] = {}
-        for job in jobs:  # Ray starts a job once the outcome that it waits for is there
-            references[job.name] = remote.remote(job, references.get(job.after or ""))
-        names = {reference: name for name, reference in references.items()}
-        outcomes: dict[str, Outcome] = {}
-        waiting = list(names)
         while waiting:
             (ready,), waiting = ray.wait(waiting, num_returns=1)
             try:
                 outcome = ray.get(ready)
             except ray.exceptions.RayError as error:  # the worker died, e.g. for want of memory
-                outcome = Outcome(names[ready], _worker_error(error))
+                text = re.sub(r"\x1b\[[0-9;]*m", "", str(error)).strip() or "no reason given"
+                reason = f"its Ray worker failed ({type(error).__name__}): {text.splitlines()[-1]}"
+                outcome = Outcome(names[ready], f"{text}\n{reason}")
             outcomes[names[ready]] = outcome
             finished(outcome)
-        return [outcomes[job.name] for job in jobs]
-    finally:
-        if started_here and not _kept.get():
-            ray.shutdown()
-
-
-def _start(ray: Any) -> None:
-    try:
-        ray.init(log_to_driver=False, logging_level="ERROR")
-    except Exception as error:  # Ray raises no type of its own where a machine is too busy, or a cluster away
-        ray.shutdown()
-        reason = " ".join(str(error).split())
-        raise DraftgaugeError(
-            f"Ray did not start ({reason}): try again, mend RAY_ADDRESS, or choose the executor local"
-        ) from error
-
-
-def _worker_error(error: Exception) -> str:
-    """What Ray says of a job that it could not bring to its end, without the colours of a terminal; the gist last."""
-    text = re.sub(r"\x1b\[[0-9;]*m", "", str(error)).strip()
-    reason = text.splitlines()[-1] if text else "no reason given"
-    return f"{text}\nits Ray worker failed ({type(error).__name__}): {reason}"
+    except BaseException:  # Ctrl-C: no job goes on behind the back of who stopped it
+        for reference in waiting:
+            ray.cancel(reference, force=True)
+        raise
+    return [outcomes[job.name] for job in jobs]
 
 
 def _import_ray() -> Any:
@@ -198,12 +158,10 @@ def _import_ray() -> Any:
     return ray
 
 
-def _check_resources(nodes: Sequence[Any], cpus: int, gpus: float) -> None:
+def _check_resources(machines: Sequence[Any], cpus: int, gpus: float) -> None:
     """A job that fits no machine would wait forever."""
-    resources = [node["Resources"] for node in nodes if node["Alive"]]
-    if not any(r.get("CPU", 0) >= cpus and r.get("GPU", 0) >= gpus for r in resources):
-        resources_text = "; ".join(f"{r.get('CPU', 0):g} CPUs and {r.get('GPU', 0):g} GPUs" for r in resources)
+    if not any(machine.get("CPU", 0) >= cpus and machine.get("GPU", 0) >= gpus for machine in machines):
+        listed = "; ".join(f"{machine.get('CPU', 0):g} CPUs and {machine.get('GPU', 0):g} GPUs" for machine in machines)
         raise DraftgaugeError(
-            f"a job asks for {cpus} CPUs and {gpus:g} GPUs, but no machine of the cluster has that (they have "
-            f"{resources_text})"
+            f"a job asks for {cpus} CPUs and {gpus:g} GPUs, but no machine of the cluster has that (they have {listed})"
         )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -82,7 +83,7 @@ def run_study(
     check_study(study.variants)
     check_executor(executor)
     source_of(study.request)
-    folder = folder.resolve()  # cells may run in processes that started elsewhere
+    folder = Path(os.path.realpath(folder))  # cells may run in processes that started elsewhere
     require_writable(folder)
     if executor == "ray":
         study = replace(study, request=replace(study.request, threads=cpus))
@@ -129,7 +130,7 @@ def study_so_far(study: Study, folder: Path) -> StudyOutcome:
         DraftgaugeError: if no cell is finished, or the folder holds another study.
     """
     check_study(study.variants)
-    rows = _Rows(study, folder.resolve())
+    rows = _Rows(study, Path(os.path.realpath(folder)))
     tuned = rows.tuned()
     cells = rows.cells(tuned)
     results = [result for cell in cells if (result := read_result(cell)) is not None]
