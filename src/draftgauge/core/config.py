@@ -13,8 +13,6 @@ from draftgauge.core.errors import ConfigError
 
 Config = TypeVar("Config")
 
-_TRUTH = {"true": True, "false": False}
-
 
 def from_mapping(cls: type[Config], values: Mapping[str, Any], where: str = "configuration") -> Config:
     """A dataclass from a mapping of its fields' names.
@@ -25,8 +23,7 @@ def from_mapping(cls: type[Config], values: Mapping[str, Any], where: str = "con
         where: what the values came from, for messages.
 
     Raises:
-        ConfigError: for a key that is no field (naming the fields), a field without value, a value of the wrong
-            type.
+        ConfigError: for a key that is no field (naming the fields), a field without value, a value of the wrong type.
     """
     if not isinstance(values, Mapping):
         raise ConfigError(f"{where} must be a table of keys and values, not {values!r}")
@@ -34,10 +31,11 @@ def from_mapping(cls: type[Config], values: Mapping[str, Any], where: str = "con
     unknown = sorted(set(values) - set(by_name))
     if unknown:
         raise ConfigError(f"{where}: unknown key {', '.join(map(repr, unknown))}; known: {', '.join(by_name)}")
-    required = {
-        name for name, field in by_name.items() if field.default is MISSING and field.default_factory is MISSING
-    }
-    missing = sorted(required - set(values))
+    missing = sorted(
+        name
+        for name, field in by_name.items()
+        if field.default is MISSING and field.default_factory is MISSING and name not in values
+    )
     if missing:
         raise ConfigError(f"{where}: {', '.join(map(repr, missing))} must be given")
     hints = get_type_hints(cls)
@@ -60,30 +58,39 @@ def convert(value: Any, annotation: Any, where: str) -> Any:
     Raises:
         ConfigError: if the value is of another type, saying which and where.
     """
-    origin = get_origin(annotation)
+    origin, arguments = get_origin(annotation), get_args(annotation)
+    converted: Any = None
     if annotation is Any:
         return value
     if origin in (Union, types.UnionType):
-        return _convert_union(value, annotation, where)
+        return _one_of(value, annotation, where)
     if origin is Literal:
-        return _convert_literal(value, get_args(annotation), where)
-    if origin is tuple:
-        return _convert_tuple(value, get_args(annotation), where)
-    if origin is Mapping:
-        if isinstance(value, Mapping):
-            return value
+        for choice in arguments:
+            if (type(value) is type(choice) and value == choice) or (isinstance(value, str) and value == str(choice)):
+                return choice
+    elif origin is tuple:
+        return _items(value, annotation, where)
+    elif origin is Mapping:
+        converted = value if isinstance(value, Mapping) else None
     elif is_dataclass(annotation):
         if isinstance(value, Mapping):
             return from_mapping(cast(type, annotation), value, where)
-        if isinstance(value, cast(type, annotation)):
-            return value
-    elif annotation in _SCALARS:
-        converted = _SCALARS[annotation](value)
-        if converted is not None:
-            return converted
+        converted = value if isinstance(value, cast(type, annotation)) else None
+    elif annotation in (int, float):
+        converted = _number(value, annotation)
+    elif annotation is bool:
+        converted = {"true": True, "false": False}.get(value.lower()) if isinstance(value, str) else value
+        converted = converted if isinstance(converted, bool) else None
+    elif annotation is str:
+        converted = str(value) if isinstance(value, str | Path) else None
+    elif annotation is Path:
+        usable = isinstance(value, str | Path) and str(value) and "\0" not in str(value)
+        converted = Path(value) if usable else None
     else:
         raise TypeError(f"{where}: no conversion to {annotation}")
-    raise _mismatch(value, annotation, where)
+    if converted is None:
+        raise _mismatch(value, annotation, where)
+    return converted
 
 
 def type_name(annotation: Any) -> str:
@@ -106,83 +113,41 @@ def _mismatch(value: Any, annotation: Any, where: str) -> ConfigError:
     return ConfigError(f"{where} must be {type_name(annotation)}, not {value!r}")
 
 
-def _int(value: Any) -> int | None:
-    if isinstance(value, str):
-        try:
-            return int(value)
-        except ValueError:
-            return None
-    return int(value) if not isinstance(value, bool) and isinstance(value, Integral) else None
-
-
-def _float(value: Any) -> float | None:
-    if isinstance(value, str):
-        try:
-            return float(value)
-        except ValueError:
-            return None
-    return float(value) if not isinstance(value, bool) and isinstance(value, Real) else None
-
-
-def _bool(value: Any) -> bool | None:
-    if isinstance(value, str):
-        return _TRUTH.get(value.lower())
-    return value if isinstance(value, bool) else None
-
-
-def _str(value: Any) -> str | None:
-    return str(value) if isinstance(value, str | Path) else None
-
-
-def _path(value: Any) -> Path | None:
-    if "\0" in str(value) or value == "":
+def _number(value: Any, kind: type) -> Any:
+    if isinstance(value, bool) or not isinstance(value, str | (Integral if kind is int else Real)):
         return None
-    return Path(value) if isinstance(value, str | Path) else None
+    try:
+        return kind(value)
+    except (ValueError, OverflowError):
+        return None
 
 
-_SCALARS = {int: _int, float: _float, bool: _bool, str: _str, Path: _path}
-
-
-def _convert_union(value: Any, annotation: Any, where: str) -> Any:
+def _one_of(value: Any, annotation: Any, where: str) -> Any:
     choices = get_args(annotation)
-    said = isinstance(value, str) and value.lower() == "none" and str not in choices
-    if types.NoneType in choices and (value is None or said):
+    none = value is None or (isinstance(value, str) and value.lower() == "none" and str not in choices)
+    if none and types.NoneType in choices:
         return None
-    for choice in choices:
-        if choice is types.NoneType:
-            continue
+    for choice in (choice for choice in choices if choice is not types.NoneType):
         try:
             return convert(value, choice, where)
         except ConfigError as error:
-            # Inside a nested dataclass the inner message says more than "must be A or B".
-            if isinstance(value, Mapping):
+            if isinstance(value, Mapping):  # what is wrong inside says more than "must be A or B"
                 raise error
     raise _mismatch(value, annotation, where)
 
 
-def _convert_literal(value: Any, choices: tuple[Any, ...], where: str) -> Any:
-    for choice in choices:
-        if type(value) is type(choice) and value == choice:
-            return choice
-        if isinstance(value, str) and str(choice) == value:
-            return choice
-    raise _mismatch(value, Literal[choices], where)
-
-
-def _convert_tuple(value: Any, arguments: tuple[Any, ...], where: str) -> tuple[Any, ...]:
+def _items(value: Any, annotation: Any, where: str) -> tuple[Any, ...]:
     items = [item.strip() for item in value.split(",") if item.strip()] if isinstance(value, str) else value
-    annotation = tuple[arguments]  # type: ignore[valid-type]
+    wanted = get_args(annotation)
     if not isinstance(items, list | tuple):
         raise _mismatch(value, annotation, where)
-    if arguments[-1] is Ellipsis:
-        if arguments[0] in _SCALARS and set(map(type, items)) <= {arguments[0]}:
+    if wanted[-1] is Ellipsis:
+        if wanted[0] in (int, float, str) and set(map(type, items)) <= {wanted[0]}:
             return tuple(items)  # at once, as there are thousands of tokens in a prompt
-        arguments = (arguments[0],) * len(items)
-    if len(items) != len(arguments):
+        wanted = (wanted[0],) * len(items)
+    if len(items) != len(wanted):
         raise _mismatch(value, annotation, where)
-    return tuple(
-        convert(item, wanted, f"{where}[{i}]") for i, (item, wanted) in enumerate(zip(items, arguments, strict=True))
-    )
+    return tuple(convert(item, kind, f"{where}[{i}]") for i, (item, kind) in enumerate(zip(items, wanted, strict=True)))
 
 
 def _plain(value: Any) -> Any:

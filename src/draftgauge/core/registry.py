@@ -17,9 +17,9 @@ Factory = TypeVar("Factory", bound=Callable[..., Any])
 class Registry(Generic[T]):
     """Named factories of one kind of thing.
 
-    A *spec* is ``name`` or ``name:key=value,key=value``. The first value may stand without its key (``fixed:4``); a
+    A *spec* is ``name`` or ``name:key=value,key=value``. The first value may come without its key (``fixed:4``); a
     piece without ``=`` after a keyed one continues its value (``bandit:arms=1,2,4``). Values are converted by the
-    annotations of the factory's parameters, which are all the parameters a spec can set.
+    annotations of the factory's parameters.
     """
 
     def __init__(self, kind: str, supplied: Collection[str] = (), defaults: Mapping[str, str] | None = None) -> None:
@@ -99,12 +99,8 @@ class Registry(Generic[T]):
         arguments: dict[str, Any] = {}
         for key, text in _split(rest, next(iter(parameters), "")):
             if key not in parameters:
-                shown = (
-                    f"{self.kind} {name} has no parameter {key!r}"
-                    if parameters
-                    else f"{self.kind} {name} takes no parameters"
-                )
-                raise DraftgaugeError(f"{shown}: {self.usage(name)}")
+                problem = f"has no parameter {key!r}" if parameters else "takes no parameters"
+                raise DraftgaugeError(f"{self.kind} {name} {problem}: {self.usage(name)}")
             if key in arguments:
                 raise DraftgaugeError(f"{spec!r} gives {key} twice")
             arguments[key] = convert(text, parameters[key].annotation, f"{self.kind} {name}: {key}")
