@@ -46,8 +46,8 @@ def test_the_dtype_of_activations() -> None:
 def test_a_missing_library_is_named_with_its_installation(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(compression.importlib.util, "find_spec", lambda name: None)
     with pytest.raises(MissingLibraryError, match="pip install bitsandbytes accelerate"):
-        quantization_config("nf4", CPU)
-    assert quantization_config("bf16", CPU) is None
+        quantization_config("nf4", torch.float32)
+    assert quantization_config("bf16", torch.float32) is None
 
 
 @pytest.mark.parametrize(
@@ -110,7 +110,7 @@ def test_experts_that_bitsandbytes_leaves_as_they_are_are_refused_before_loading
 ) -> None:
     widths = {"mlp_only_layers": []} if family == "qwen3_moe" else {}
     save_tiny(tmp_path, family, **widths)
-    left = AutoModelForCausalLM.from_pretrained(tmp_path, quantization_config=quantization_config(name, CPU))
+    left = AutoModelForCausalLM.from_pretrained(tmp_path, quantization_config=quantization_config(name, torch.float32))
     assert left.model.layers[0].mlp.experts.gate_up_proj.dtype == torch.float32  # or they need not be refused
     (tmp_path / "model.safetensors").unlink()
     with pytest.raises(

@@ -136,7 +136,7 @@ def _check_recordable(request: ProfileRequest) -> None:
     """
     check_draft_is_used(request.pair)
     for compression in request.pair.compression:
-        quantization_config(compression, torch.device("cpu"))
+        quantization_config(compression, torch.float32)
     kind, _ = drafter_of(request.pair)
     if request.sampling.temperature > 0 and not issubclass(drafter_kind(kind).drafter_type, DraftsRefused):
         able = [each.name for each in drafter_kinds().values() if issubclass(each.drafter_type, DraftsRefused)]

@@ -72,9 +72,10 @@ def _row(
     of_batches = max(request.batches, default=0) * measured
     for number, model in enumerate(models):
         held = compression if number == 0 else draft_compression(compression)
-        width = activation_dtype(held, device).itemsize
-        weights += sum(p.numel() for p in model.parameters()) * weight_bytes(held, device)
         config = model.config.get_text_config()
+        dtype = activation_dtype(held, device, config.dtype)
+        width = dtype.itemsize
+        weights += sum(p.numel() for p in model.parameters()) * weight_bytes(held, dtype)
         context = getattr(config, "max_position_embeddings", None) or UNLIMITED
         places = most_places(min(measured, context), context) + of_batches
         cache += places * width * _values_a_token(config)

@@ -28,8 +28,9 @@ from draftgauge.decoding.recorder import RecordingPlan, record_answer, record_pr
 from draftgauge.decoding.settings import DecodingSettings
 from draftgauge.drafters.language_model import LanguageModelSource
 from draftgauge.meter import MeterPlan, default_contexts, measure_costs
-from draftgauge.models.compression import activation_dtype, draft_compression
+from draftgauge.models.compression import draft_compression
 from draftgauge.models.lean import LeanModel
+from draftgauge.models.loading import planned_dtype
 from draftgauge.models.static_rows import check_caches_fit
 from draftgauge.models.vocabulary import vocabulary_digest
 from draftgauge.traces.costs import pair_fingerprint, run_costs
@@ -56,7 +57,8 @@ def make_manifests(pair: Pair, prompts: Sequence[Prompt], path: Path, request: P
         source, fingerprint = pair.sources[role], fingerprints[role]
         assert source is not None
         assert fingerprint is not None
-        dtype = str(activation_dtype(compression, device)).removeprefix("torch.")
+        loads = role if role == "target" or pair.draft is not None else "target"  # others compute in the target's dtype
+        dtype = str(planned_dtype(str(pair.sources[loads]), compression, device, loads)).removeprefix("torch.")
         return ModelEntry(source, fingerprint, compression, model.family, model.engine, dtype, attention)
 
     def manifest(compression: str) -> Manifest:
@@ -365,7 +367,7 @@ def _check_same(pair: Pair, manifest: Manifest) -> None:
     device = pair.target.spec.device
     compared = [
         ("device", device.type, torch.device(manifest.device).type),
-        ("dtype", str(activation_dtype(pair.compression, device)).removeprefix("torch."), manifest.target.dtype),
+        ("dtype", str(pair.target.spec.dtype).removeprefix("torch."), manifest.target.dtype),
         ("engine", pair.target.spec.engine, manifest.target.engine),
     ]
     if manifest.draft is not None:

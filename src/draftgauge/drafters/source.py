@@ -21,6 +21,7 @@ from transformers import PreTrainedTokenizerBase
 from draftgauge.core.errors import DraftgaugeError
 from draftgauge.drafters.base import Drafter
 from draftgauge.models.base import CachedModel
+from draftgauge.models.folder import other_kind
 from draftgauge.models.taps import TapPlan, Taps
 from draftgauge.verification import Sampling
 
@@ -185,4 +186,7 @@ def choose_drafter(drafter: str | Path, draft: Source) -> tuple[str, Source]:
             return kind.name, drafter
     named = ", ".join(kind.name for kind in kinds.values() if not kind.self_describing)
     folders = " or ".join(kind.takes for kind in kinds.values() if kind.self_describing)
-    raise DraftgaugeError(f"unknown drafter {str(drafter)!r}: choose {named}, or give {folders}; {drafter} is not one")
+    kind = other_kind(Path(drafter))
+    raise DraftgaugeError(
+        f"unknown drafter {str(drafter)!r}: choose {named}, or give {folders}; {drafter} is {kind or 'not one'}"
+    )

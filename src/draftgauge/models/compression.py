@@ -1,6 +1,7 @@
 """How a model's weights are held: in full, in half precision, or quantised by bitsandbytes.
 
-- ``none``: float32 on a CPU, bfloat16 on a GPU.
+- ``none``: the checkpoint's own dtype where the processor has it. On a CPU bfloat16 (in hardware) stays, all else is
+  float32; on a GPU float32 becomes bfloat16.
 - ``fp32``, ``fp16``, ``bf16``: single or half precision on any device.
 - ``int8``: LLM.int8 (Dettmers et al. 2022), linears only; outliers of the activations stay in half precision.
 - ``nf4``: 4-bit NormalFloat (Dettmers et al. 2023), linears only.
@@ -17,7 +18,9 @@ from __future__ import annotations
 
 import importlib.util
 import logging
+import platform
 from collections.abc import Mapping
+from functools import cache
 from typing import Any
 
 import torch
@@ -49,11 +52,17 @@ def check_compression(name: str) -> None:
         raise DraftgaugeError(f"unknown compression {name!r}: choose one of {', '.join(COMPRESSIONS)}")
 
 
-def method_of(config: Mapping[str, Any]) -> str | None:
-    """By which method the weights of a checkpoint come quantised, from its ``config.json``; None if they do not."""
+def method_of(config: Mapping[str, Any], source: object = "the checkpoint") -> str | None:
+    """By which method the weights of a checkpoint come quantised, from its ``config.json``; None if they do not.
+
+    Raises:
+        ModelError: if its quantization_config is no object.
+    """
     quantisation = config.get("quantization_config") or config.get("compression_config")
     if not quantisation:
         return None
+    if not isinstance(quantisation, Mapping):
+        raise ModelError(f"the quantization_config of {source} is damaged: it must be an object, not {quantisation!r}")
     method = str(quantisation.get("quant_method") or "unknown")
     if method.startswith("bitsandbytes"):
         return (
@@ -83,10 +92,21 @@ def label_of(compression: str, method: str | None, source: object) -> str:
     )
 
 
-def activation_dtype(compression: str, device: torch.device) -> torch.dtype:
-    """The dtype in which a model of this compression computes on the device."""
-    default = torch.float32 if device.type == "cpu" else torch.bfloat16
-    return DTYPES.get(compression, default)
+def activation_dtype(compression: str, device: torch.device, own: torch.dtype | None = None) -> torch.dtype:
+    """The dtype in which a model computes on a device, held so; ``own`` is that of its checkpoint, None if unknown."""
+    if compression in DTYPES:
+        return DTYPES[compression]
+    if device.type != "cpu":
+        return own if own in (torch.bfloat16, torch.float16) else torch.bfloat16
+    return torch.bfloat16 if own == torch.bfloat16 and cpu_has_bfloat16() else torch.float32
+
+
+@cache
+def cpu_has_bfloat16() -> bool:
+    """Whether this processor multiplies bfloat16 in hardware; elsewhere float32 is faster."""
+    if platform.machine() in ("x86_64", "AMD64"):
+        return torch.cpu._is_avx512_bf16_supported() or torch.cpu._is_amx_tile_supported()
+    return bool(torch.ops.mkldnn._is_mkldnn_bf16_supported())
 
 
 def draft_compression(compression: str) -> str:
@@ -100,8 +120,8 @@ def missing_libraries(compression: str) -> list[str]:
     return [name for name in needed if importlib.util.find_spec(name) is None]
 
 
-def quantization_config(compression: str, device: torch.device) -> BitsAndBytesConfig | None:
-    """What transformers needs to quantise while loading; None for a compression that does not quantise.
+def quantization_config(compression: str, dtype: torch.dtype) -> BitsAndBytesConfig | None:
+    """What transformers needs to quantise while loading, to compute in a dtype; None where nothing is quantised.
 
     Raises:
         MissingLibraryError: if bitsandbytes or accelerate is not installed.
@@ -120,13 +140,13 @@ def quantization_config(compression: str, device: torch.device) -> BitsAndBytesC
     return BitsAndBytesConfig(
         load_in_4bit=True,
         bnb_4bit_quant_type="nf4",
-        bnb_4bit_compute_dtype=activation_dtype(compression, device),
+        bnb_4bit_compute_dtype=dtype,
     )
 
 
-def weight_bytes(compression: str, device: torch.device) -> float:
-    """Bytes that a weight takes, with what the blocks of quantised ones need."""
-    return {"int8": 1.0, "nf4": 0.55}.get(compression) or activation_dtype(compression, device).itemsize
+def weight_bytes(compression: str, dtype: torch.dtype) -> float:
+    """Bytes that a weight takes beside activations of a dtype, with what the blocks of quantised ones need."""
+    return {"int8": 1.0, "nf4": 0.55}.get(compression) or dtype.itemsize
 
 
 def on_meta(config: PreTrainedConfig, trust_remote_code: bool = False) -> PreTrainedModel:

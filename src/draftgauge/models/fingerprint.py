@@ -12,39 +12,53 @@ from transformers import PreTrainedModel
 from transformers.utils import cached_file
 
 from draftgauge.core.errors import ModelError
+from draftgauge.models.folder import INDEX
 from draftgauge.models.gguf_library import is_gguf
 
 WHOLE = 64 << 20  # bytes up to which a file is hashed whole
 EDGE = 1 << 20  # bytes taken from either end of a larger one
+_TEXTS = (
+    "tokeni*",
+    "vocab*",
+    "merges.txt",
+    "*.model",
+    "*.tiktoken",
+    "chat_template*",
+    "special_tokens_map.json",
+    "added_tokens.json",
+    "generation_config.json",
+)
 PIECES, PIECE = 64, 1 << 16  # places evenly apart, and the bytes taken there
 
 
-def fingerprint(model: str | Path | PreTrainedModel) -> str:
-    """SHA-256 over the configuration and the weights of a model, as 64 hexadecimal digits.
+def fingerprint(model: str | Path | PreTrainedModel, *, texts: bool = True) -> str:
+    """SHA-256 over a model, as 64 hexadecimal digits.
 
-    Of a folder or a model id, ``config.json`` and the safetensors files are hashed: whole up to 64 MiB, else their size
-    and their first and last MiB, and pieces between them; of a GGUF file, that file. Of a model in memory, its
-    configuration and tensors likewise; the two kinds do not compare.
+    Of a folder or a model id, the configuration, the safetensors files and, as they decide what a text is to the model,
+    its tokenizer and chat template are hashed: whole up to 64 MiB, else their size and their first and last MiB, and
+    pieces between them; of a GGUF file, that file. Of a model in memory, its configuration and tensors likewise; the
+    two kinds do not compare.
 
     Args:
         model: a folder, a GGUF file, the id of a model that was loaded before, or a model in memory.
+        texts: whether tokenizer, chat template and generation defaults count; without them it is that of the weights.
 
     Raises:
         ModelError: if the folder has no configuration or no safetensors weights.
     """
     digest = hashlib.sha256()
-    for name, size, piece in _pieces(model):
+    for name, size, piece in _pieces(model, texts):
         digest.update(f"{name}\0{size}\0".encode())
         digest.update(piece)
     return digest.hexdigest()
 
 
-def _pieces(model: str | Path | PreTrainedModel) -> Iterator[tuple[str, int, bytes]]:
+def _pieces(model: str | Path | PreTrainedModel, texts: bool) -> Iterator[tuple[str, int, bytes]]:
     if isinstance(model, PreTrainedModel):
         return _tensors(model)
     if is_gguf(model) and Path(model).is_file():
         return iter([("gguf", *_sized(Path(model)))])
-    return _files(_folder(model))
+    return _files(_folder(model), texts)
 
 
 def _sized(path: Path) -> tuple[int, bytes]:
@@ -81,11 +95,13 @@ def _folder(source: str | Path) -> Path:
         ) from error
 
 
-def _files(folder: Path) -> Iterator[tuple[str, int, bytes]]:
-    paths = [folder / "config.json", *sorted(folder.glob("*.safetensors"))]
-    if not paths[0].is_file() or len(paths) == 1:
+def _files(folder: Path, texts: bool) -> Iterator[tuple[str, int, bytes]]:
+    weights = sorted(folder.glob("*.safetensors"))
+    if not (folder / "config.json").is_file() or not weights:
         raise ModelError(f"{folder} lacks config.json or safetensors weights: is it the folder of a model?")
-    for path in paths:
+    index = [path for path in (folder / INDEX,) if path.is_file()]
+    of_texts = sorted({path for pattern in _TEXTS for path in folder.glob(pattern) if path.is_file()}) if texts else []
+    for path in (folder / "config.json", *weights, *index, *of_texts):
         yield path.name, *_sized(path)
 
 

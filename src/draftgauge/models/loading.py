@@ -5,13 +5,12 @@ from __future__ import annotations
 import importlib.util
 import sys
 import warnings
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors import SafetensorError
 from transformers import (
     AutoConfig,
     AutoModelForCausalLM,
@@ -27,12 +26,14 @@ from draftgauge.models.compression import (
     COMPRESSIONS,
     activation_dtype,
     check_quantises,
+    draft_compression,
     label_of,
     method_of,
     quantization_config,
 )
 from draftgauge.models.device import choose_device
 from draftgauge.models.fingerprint import fingerprint
+from draftgauge.models.folder import check_folder, check_index, explained
 from draftgauge.models.gguf import EXACT, GGUF_ENGINES, GgufModel
 from draftgauge.models.gguf_library import INSTALL, is_gguf
 from draftgauge.models.lean import LeanModel
@@ -58,8 +59,6 @@ ENGINES = ("auto", "lean", "static", "modules", *GGUF_ENGINES)
 DEVICE_MAPS = ("auto", "balanced", "balanced_low_0", "sequential")
 SMALL_BYTES = 1 << 28
 OF_TOKENIZERS = ("tokeni*", "vocab*", "*.model", "*.tiktoken")
-OF_MODELS = ("config.json", "tokenizer_config.json", "tokenizer.json")
-"""Files of which a folder of a model or a tokenizer has one."""
 
 
 def load_model(
@@ -100,18 +99,25 @@ def load_model(
     chosen = choose_device(device)
     check_device_map(device_map, device)
     path = resolve_source(source, part)
-    label = label_of(compression, quantisation_method(path), source)
-    quantisation = quantization_config(label, chosen)
+    declared = _declared(path)
+    method = method_of(declared, source)
+    label = label_of(compression, method, source)
+    dtype = activation_dtype(label, chosen, _dtype_of(declared))
+    quantisation = quantization_config(label, dtype)
     config = _from_pretrained(AutoConfig, path, trust_remote_code=trust_remote_code)
-    if quantisation is not None:
-        check_quantises(config, label, chosen, trust_remote_code)
+    check_index(path)
     stays = quantisation is not None or label not in COMPRESSIONS  # quantised weights are made where they stay
-    with _bars_only_where_they_tell(path), clear_memory_errors(f"{source} at compression {label}", chosen):
-        model, report = _from_pretrained(
-            AutoModelForCausalLM,
-            path,
+    with (
+        _bars_only_where_they_tell(path),
+        clear_memory_errors(f"{source} at compression {label}", chosen),
+        explained(source),
+    ):
+        if quantisation is not None:
+            check_quantises(config, label, chosen, trust_remote_code)
+        model, report = AutoModelForCausalLM.from_pretrained(
+            str(path),
             config=config,
-            dtype=activation_dtype(label, chosen),
+            dtype=dtype,
             quantization_config=quantisation,
             attn_implementation=attention_of(config),
             device_map=device_map or ({"": chosen} if stays else None),
@@ -119,12 +125,35 @@ def load_model(
             use_safetensors=True,
             output_loading_info=True,
         )
-        if report["missing_keys"]:
-            names = ", ".join(sorted(report["missing_keys"])[:3])
-            raise ModelError(
-                f"{source} holds no weights for {names}: it is not the checkpoint of a {type(model).__name__}"
-            )
+        _check_complete(model, report, source)
+        if method is not None:
+            _check_stayed_quantised(model, method, source)
         return wrap(model if stays or device_map else model.to(chosen), engine)
+
+
+def _check_complete(model: PreTrainedModel, report: Mapping[str, Any], source: str | Path) -> None:
+    if not report["missing_keys"]:
+        return
+    names = ", ".join(sorted(report["missing_keys"])[:3])
+    eagle = "; it looks like an EAGLE drafter, which draftgauge does not run" * (
+        "fc.weight" in report["unexpected_keys"]
+    )
+    raise ModelError(
+        f"{source} holds no weights for {names}: it is not the checkpoint of a {type(model).__name__}{eagle}"
+    )
+
+
+def _check_stayed_quantised(model: PreTrainedModel, method: str, source: str | Path) -> None:
+    """Refuse a quantised checkpoint that transformers turned into plain weights: its runs would be labelled wrongly."""
+    quantizer = getattr(model, "hf_quantizer", None)
+    if quantizer is None or getattr(quantizer.quantization_config, "dequantize", False):
+        raise ModelError(
+            f"{source} comes quantised by {method}, which transformers does not run here: it would be measured as "
+            f"plain {str(model.dtype).removeprefix('torch.')} weights. Install what the method needs, take another "
+            "device, or give the unquantised model"
+        )
+    if any(type(part).__name__ == "Linear4bit" and part.weight.quant_state is None for part in model.modules()):
+        raise ModelError(f"{source} says that its weights have 4 bits, and they have not: convert the model again")
 
 
 def attention_of(config: PreTrainedConfig) -> str | None:
@@ -137,10 +166,33 @@ def attention_of(config: PreTrainedConfig) -> str | None:
 
 def quantisation_method(source: str | Path) -> str | None:
     """By which method a checkpoint comes quantised, see :func:`~draftgauge.models.compression.method_of`."""
+    return None if is_gguf(source) else method_of(_declared(source), source)
+
+
+def planned_dtype(source: str | Path, compression: str, device: torch.device, part: str = "target") -> torch.dtype:
+    """The dtype in which a target of a compression would compute, or a draft beside it, without loading any weights."""
+    held = compression if part == "target" else draft_compression(compression)
     if is_gguf(source):
-        return None
+        return torch.float32
+    return activation_dtype(held, device, _dtype_of(_declared(resolve_source(source, part))))
+
+
+def _declared(source: str | Path) -> Mapping[str, Any]:
+    """What ``config.json`` says, as it stands there."""
     config, _ = _from_pretrained(PreTrainedConfig, source, "get_config_dict")
-    return method_of(config)
+    if not isinstance(config, Mapping):
+        raise ModelError(f"the config.json of {source} is damaged: it must hold a JSON object; copy the model again")
+    return config
+
+
+def _dtype_of(declared: Mapping[str, Any]) -> torch.dtype | None:
+    """The dtype that a checkpoint says its weights have."""
+    text = declared.get("text_config")
+    holders = [declared, *([text] if isinstance(text, Mapping) else [])]
+    names = [holder.get(key) for holder in holders for key in ("dtype", "torch_dtype")]
+    name = next((name for name in names if isinstance(name, str)), "").removeprefix("torch.")
+    dtype = getattr(torch, name, None) if name else None
+    return dtype if isinstance(dtype, torch.dtype) else None
 
 
 def check_device_map(device_map: str | None, device: str | torch.device | None) -> None:
@@ -212,6 +264,7 @@ def load_tokenizer(
     if is_gguf(source):
         return _gguf_tokenizer(Path(source))
     path = resolve_source(source, part)
+    check_folder(path)
     if _lacks_tokenizer(Path(path)):  # transformers makes an empty one for some families
         own = " (or --tokenizer FOLDER)" if part == "target" else ""
         raise ModelError(
@@ -234,12 +287,10 @@ def _gguf_tokenizer(path: Path) -> PreTrainedTokenizerBase:
             f"the tokenizer in {path} is read by the package gguf: {INSTALL}, or give --tokenizer FOLDER"
         )
     try:
-        tokenizer: PreTrainedTokenizerBase = AutoTokenizer.from_pretrained(str(path.parent), gguf_file=path.name)
-    except (OSError, ValueError, KeyError, NotImplementedError) as error:
-        raise ModelError(
-            f"transformers cannot read the tokenizer in {path} ({_advice(error)}): give --tokenizer FOLDER of the "
-            "model that it was converted from"
-        ) from error
+        with explained(path):
+            tokenizer: PreTrainedTokenizerBase = AutoTokenizer.from_pretrained(str(path.parent), gguf_file=path.name)
+    except ModelError as error:
+        raise ModelError(f"{error}: give --tokenizer FOLDER of the model that the file was converted from") from error
     return tokenizer
 
 
@@ -258,42 +309,6 @@ def _check_engine(engine: str) -> None:
 
 def _from_pretrained(auto: Any, source: str | Path, how: str = "from_pretrained", **options: Any) -> Any:
     """``auto.from_pretrained``, or another of its functions, whose failures say what to do."""
-    looks_local = isinstance(source, Path) or source.startswith((".", "/")) or source.count("/") > 1
-    if looks_local and not Path(source).is_dir():
-        raise ModelError(
-            f"there is no model folder {source}: give the folder that save_pretrained wrote, or a model id of the hub"
-        )
-    if Path(source).is_dir() and not any((Path(source) / name).is_file() for name in OF_MODELS):
-        raise ModelError(f"{source} is not a model folder, it has no config.json{_instead(Path(source))}")
-    try:
+    check_folder(source)
+    with explained(source):
         return getattr(auto, how)(str(source), **options)
-    except ImportError as error:
-        raise MissingLibraryError(f"cannot load {source}: {' '.join(str(error).split())}") from error
-    except (OSError, ValueError, SafetensorError) as error:
-        raise ModelError(f"cannot load {source}: {_advice(error)}") from error
-
-
-def _instead(folder: Path) -> str:
-    """What a folder that is no model's is, where it can be told."""
-    if (folder / "drafter.json").is_file():
-        return "; it is a trained drafter: give it as --drafter"
-    if (folder / "manifest.json").is_file():
-        return "; it is a recorded run"
-    return ""
-
-
-def _advice(error: Exception) -> str:
-    """First lines of a loading error, with what to do where transformers does not say it."""
-    text = " ".join(str(error).split())
-    if "connect to 'https" in text:
-        return "there is no such folder here, and the model hub cannot be reached: check the name, or the connection"
-    if "trust_remote_code" in text:
-        return (
-            "it comes with Python code of its own, which runs only where trust_remote_code is asked for; "
-            "read that code first"
-        )
-    if "safetensors" in text:
-        return (
-            f"only safetensors weights are read, and it has none that can be ({text}); convert it with save_pretrained"
-        )
-    return text

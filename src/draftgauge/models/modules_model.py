@@ -14,7 +14,7 @@ from torch import Tensor
 from transformers import DynamicCache, PreTrainedModel, cache_utils
 from transformers.cache_utils import DynamicLayer, DynamicSlidingWindowLayer
 
-from draftgauge.core.errors import ModelError
+from draftgauge.core.errors import ModelError, is_out_of_memory
 from draftgauge.models.attention_kernels import attention_kernels
 from draftgauge.models.base import BranchSession
 from draftgauge.models.cache_argument import cache_argument
@@ -59,12 +59,34 @@ class ModulesModel:
         check_context(self.spec, self._length + len(tokens))
         keep = self._last_only if last_only else {}
         with attention_kernels(self.spec.device), self._keeping_hidden(len(tokens)):
-            output = self.module(
-                input_ids=tokens[None], use_cache=True, **cache_argument(self.module, self._cache), **keep
-            )
+            logits = self._first_pass(tokens, keep) if self._length == 0 else self._pass(tokens, keep)
         self._length += len(tokens)
-        logits: Tensor = output.logits[0, -1:] if last_only else output.logits[0]
-        return logits.to(self.spec.device, torch.float32)
+        return (logits[-1:] if last_only else logits).to(self.spec.device, torch.float32)
+
+    def _pass(self, tokens: Tensor, keep: dict[str, int]) -> Tensor:
+        cache = cache_argument(self.module, self._cache)
+        logits: Tensor = self.module(input_ids=tokens[None], use_cache=True, **cache, **keep).logits[0]
+        return logits
+
+    def _first_pass(self, tokens: Tensor, keep: dict[str, int]) -> Tensor:
+        """The pass that shows whether the architecture fills the cache: many take it and leave it empty."""
+        try:
+            logits = self._pass(tokens, keep)
+        except Exception as error:
+            if is_out_of_memory(error):
+                raise
+            reason = f" ({type(error).__name__}: {' '.join(str(error).split())[:200]})"
+            raise ModelError(f"{self._no_cache()}{reason}") from error
+        cached = max((layer.get_seq_length() for layer in self._cache.layers), default=0)
+        if cached != len(tokens):
+            raise ModelError(f"{self._no_cache()}: it has cached {cached} of {len(tokens)} tokens")
+        return logits
+
+    def _no_cache(self) -> str:
+        return (
+            f"{self.spec.family} models ({type(self.module).__name__}) do not keep their keys and values in a cache of "
+            "transformers, which decoding needs: choose a decoder-only model that does"
+        )
 
     def truncate(self, length: int) -> None:
         assert 0 <= length <= self._length, (length, self._length)

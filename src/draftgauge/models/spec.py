@@ -10,6 +10,7 @@ from transformers import AutoConfig, PreTrainedConfig, PreTrainedModel
 
 from draftgauge.core.errors import ModelError
 from draftgauge.models.base import ModelSpec
+from draftgauge.models.folder import check_folder, explained
 from draftgauge.models.reference import resolve_source
 
 UNLIMITED = 2**31 - 1  # context of models whose configuration names none (ALiBi and the like)
@@ -21,11 +22,10 @@ def read_configuration(source: str | Path, trust_remote_code: bool, part: str = 
     Raises:
         ModelError: if it cannot be found.
     """
-    path = str(resolve_source(source, part))
-    try:
-        config: PreTrainedConfig = AutoConfig.from_pretrained(path, trust_remote_code=trust_remote_code)
-    except (OSError, ValueError) as error:
-        raise ModelError(f"cannot read the configuration of {source}: {' '.join(str(error).split())}") from error
+    path = resolve_source(source, part)
+    check_folder(path)
+    with explained(source):
+        config: PreTrainedConfig = AutoConfig.from_pretrained(str(path), trust_remote_code=trust_remote_code)
     return config
 
 

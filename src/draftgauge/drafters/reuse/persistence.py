@@ -38,7 +38,7 @@ def target_fingerprint(module: PreTrainedModel) -> str:
     Raises:
         ModelError: if it was loaded from files that are not there any more.
     """
-    return fingerprint(module.config.name_or_path or module)
+    return fingerprint(module.config.name_or_path or module, texts=False)
 
 
 def is_drafter(folder: str | Path) -> bool:

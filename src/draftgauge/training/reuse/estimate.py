@@ -18,7 +18,7 @@ from transformers import PreTrainedConfig, PreTrainedModel
 from draftgauge.core.errors import DraftgaugeError
 from draftgauge.drafters.reuse.building import count_parameters
 from draftgauge.drafters.reuse.config import ReuseConfig
-from draftgauge.models.compression import on_meta, weight_bytes
+from draftgauge.models.compression import activation_dtype, on_meta, weight_bytes
 from draftgauge.models.device import choose_device
 from draftgauge.models.taps import TapPlan
 from draftgauge.training.optimise import autocast_dtype
@@ -282,7 +282,8 @@ def _memory(
     frozen = drafter.hidden_size * drafter.logits if request.freeze_head else 0
     per_parameter = TRAINED_BYTES + (ADDED_UP_BYTES if devices > 1 else 0)
     trained_bytes = (trained - frozen) * per_parameter + frozen * WEIGHT_BYTES + _moments(request, drafter, trained)
-    return parameters * weight_bytes(request.compression, device) / 2**30, trained_bytes / 2**30, activations / 2**30
+    dtype = activation_dtype(request.compression, device, target.config.get_text_config().dtype)
+    return parameters * weight_bytes(request.compression, dtype) / 2**30, trained_bytes / 2**30, activations / 2**30
 
 
 def _moments(request: TrainingSpec, drafter: ReuseConfig, parameters: int) -> int:

@@ -100,7 +100,7 @@ def drafter_config(request: TrainingSpec, config: PreTrainedConfig, target_finge
 def known_fingerprint(request: TrainingSpec) -> str | None:
     """Which model the target is; None where its weights are not on this machine yet."""
     try:
-        return fingerprint(resolve_source(request.target))
+        return fingerprint(resolve_source(request.target), texts=False)
     except ModelError:
         return None
 

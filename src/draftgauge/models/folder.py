@@ -1,0 +1,151 @@
+"""What a model's folder is, checked before transformers reads it, and one translation of all that loading raises."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from transformers.utils import cached_file
+
+from draftgauge.core.artefacts import read_json
+from draftgauge.core.errors import DraftgaugeError, MissingLibraryError, ModelError, is_out_of_memory
+
+INDEX = "model.safetensors.index.json"
+_MODEL_FILES = ("config.json", "tokenizer_config.json", "tokenizer.json")  # a model's or tokenizer's folder has one
+_POINTER = b"version https://git-lfs"
+_READ_FILES = ("*.json", "*.safetensors", "*.model", "*.jinja")
+
+
+def check_folder(source: str | Path) -> None:
+    """Refuse a source that is no folder of a model, is a folder of another kind, or lacks its large files.
+
+    Raises:
+        ModelError: saying what it is, and what to give instead.
+    """
+    looks_local = isinstance(source, Path) or source.startswith((".", "/", "~")) or source.count("/") > 1
+    folder = Path(source)
+    if not folder.is_dir():
+        if looks_local or folder.exists():
+            raise ModelError(
+                f"there is no model folder {source}: give the folder that save_pretrained wrote, or a model id of the "
+                "hub"
+            )
+        return
+    kind = other_kind(folder)
+    if kind is not None:
+        raise ModelError(f"{source} is {kind}")
+    if not any((folder / name).is_file() for name in _MODEL_FILES):
+        raise ModelError(f"{source} is not a model folder, it has no config.json")
+    for path in (path for pattern in _READ_FILES for path in sorted(folder.glob(pattern))):
+        if path.is_file() and path.open("rb").read(len(_POINTER)) == _POINTER:
+            raise ModelError(
+                f"{path} is a pointer of Git LFS, not the file itself: fetch it with `git lfs pull` in {folder}"
+            )
+
+
+def other_kind(folder: Path) -> str | None:
+    """What a folder is that is no language model's, and what to do with it; None where it may be one."""
+    if (folder / "drafter.json").is_file():
+        return "a trained drafter: give it as --drafter"
+    if (folder / "manifest.json").is_file() and not (folder / "config.json").is_file():
+        return "a recorded run: give the model that it was recorded with"
+    if (folder / "adapter_config.json").is_file() and not (folder / "config.json").is_file():
+        base = _mapping(folder / "adapter_config.json").get("base_model_name_or_path")
+        return (
+            f"an adapter (LoRA or the like) of {base}, not a whole model: merge the two (peft's merge_and_unload, "
+            "then save_pretrained) and give that folder"
+        )
+    if (folder / "config.json").is_file() and is_eagle(_mapping(folder / "config.json")):
+        return (
+            "an EAGLE drafter, which serving engines run and draftgauge does not: give a small language model of the "
+            "target's family as --draft, or train a drafter with `draftgauge train`"
+        )
+    return None
+
+
+def is_eagle(config: Mapping[str, Any]) -> bool:
+    """Whether a ``config.json`` is of a drafter for serving engines (EAGLE, or of the library speculators)."""
+    architectures = config.get("architectures")
+    names = architectures if isinstance(architectures, list) else []
+    return (
+        any("eagle" in str(name).lower() for name in names)
+        or "draft_vocab_size" in config
+        or "speculators_model_type" in config
+    )
+
+
+def check_index(source: str | Path) -> None:
+    """Refuse weights in several files whose index names anything but safetensors files of the same folder.
+
+    Raises:
+        ModelError: naming the file; pickled weights run code when they are read.
+    """
+    found = cached_file(
+        str(source),
+        INDEX,
+        _raise_exceptions_for_gated_repo=False,
+        _raise_exceptions_for_missing_entries=False,
+        _raise_exceptions_for_connection_errors=False,
+    )
+    if found is None:
+        return
+    weight_map = _mapping(Path(found)).get("weight_map")
+    if not isinstance(weight_map, dict) or not all(isinstance(name, str) for name in weight_map.values()):
+        raise ModelError(f"{found} is damaged: its weight_map must name a file for each weight; copy the model again")
+    for name in sorted(set(weight_map.values())):
+        if Path(name).name != name or not name.endswith(".safetensors"):
+            raise ModelError(
+                f"{found} names {name!r}: only safetensors files of the model's own folder are read. Convert the model "
+                "with save_pretrained"
+            )
+        if Path(source).is_dir() and not (Path(source) / name).is_file():
+            raise ModelError(f"{source} lacks {name}, which {INDEX} names: copy or download the rest of the model")
+
+
+@contextmanager
+def explained(source: str | Path) -> Iterator[None]:
+    """Whatever libraries raise for a model's files inside the block becomes an error that says what to do.
+
+    Raises:
+        MissingLibraryError: if a library is missing.
+        ModelError: else; where memory runs out, the error stays as it is.
+    """
+    try:
+        yield
+    except DraftgaugeError:
+        raise
+    except ImportError as error:
+        raise MissingLibraryError(f"cannot load {source}: {' '.join(str(error).split())}") from error
+    except Exception as error:
+        if is_out_of_memory(error):
+            raise
+        raise ModelError(f"cannot load {source}: {_advice(error)}") from error
+
+
+def _mapping(path: Path) -> dict[str, Any]:
+    """An object in a JSON file of a model."""
+    value = read_json(path, "file", "copy the model again", ModelError)
+    if not isinstance(value, dict):
+        raise ModelError(f"{path} is damaged: it must hold a JSON object, not {type(value).__name__}")
+    return value
+
+
+def _advice(error: Exception) -> str:
+    """What a library says, with what to do where it does not say it."""
+    text = " ".join(str(error).split())
+    if "connect to 'https" in text or "cached snapshot" in text:
+        return "there is no such folder here, and the model hub cannot be reached: check the name, or the connection"
+    if "trust_remote_code" in text:
+        return (
+            "it comes with Python code of its own, which runs only where trust_remote_code is asked for; "
+            "read that code first"
+        )
+    if "no file named" in text and "safetensors" in text:
+        return f"only safetensors weights are read, and it has none ({text}); convert it with save_pretrained"
+    if isinstance(error, OSError | ValueError) and text:
+        return text
+    return (
+        f"transformers cannot read its files, which are damaged or of another version ({type(error).__name__}: {text})"
+    )
