@@ -243,6 +243,9 @@ def save_model(model: Qwen3ForCausalLM, tokens: PreTrainedTokenizerFast, folder:
     model.generation_config.eos_token_id = model.generation_config.pad_token_id = tokens.eos_token_id
     with no_bars():
         model.save_pretrained(folder)
+    # Stored in half the space; what the pair computes in is float32, where greedy outputs are compared token by token.
+    config = folder / "config.json"
+    config.write_text(config.read_text().replace('"dtype": "bfloat16"', '"dtype": "float32"'))
     tokens.save_pretrained(folder)
 
 

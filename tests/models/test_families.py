@@ -112,6 +112,12 @@ def test_a_family_decodes_losslessly_and_its_dense_trace_is_right(family: str) -
         np.testing.assert_allclose(fast.shown, slow.shown, atol=5e-5)
 
 
+@pytest.mark.parametrize("family", ["openai-gpt", "rwkv", "bert", "bart", "xlstm", "xlm", "rembert"])
+def test_a_family_that_does_not_decode_with_a_cache_is_refused(family: str) -> None:
+    with pytest.raises(ModelError, match="does not decode with a cache of keys and values"):
+        wrap(tiny_model(family))
+
+
 @pytest.mark.parametrize("family", REFUSED)
 def test_a_family_with_a_recurrent_state_is_refused(family: str) -> None:
     if family not in CONFIG_MAPPING:

@@ -271,6 +271,8 @@ def load_tokenizer(
             f"{source} holds no tokenizer: copy tokenizer.json and tokenizer_config.json of its family there{own}"
         )
     tokenizer: PreTrainedTokenizerBase = _from_pretrained(AutoTokenizer, path, trust_remote_code=trust_remote_code)
+    with explained(f"the tokenizer of {source}"):
+        tokenizer("a")  # damaged settings show at the first text
     return tokenizer
 
 

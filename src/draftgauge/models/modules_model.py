@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import inspect
 from contextlib import AbstractContextManager, nullcontext
+from typing import NoReturn
+from weakref import WeakSet
 
 import torch
 from torch import Tensor
@@ -27,12 +29,16 @@ _ROLLED_BACK = tuple(
     getattr(cache_utils, name) for name in ("DynamicLayer", "DummyLayer") if hasattr(cache_utils, name)
 )
 
+PROBED = 8  # tokens of either part of the text that shows whether a model decodes with its cache
+_CHECKED: WeakSet[PreTrainedModel] = WeakSet()
+MOST_APART = 0.3  # of the norm of its logits; bfloat16 and experts that change come to a tenth of that
+
 
 class ModulesModel:
     """:class:`~draftgauge.models.base.CachedModel` of any causal language model of transformers.
 
     Raises:
-        ModelError: if the architecture keeps a recurrent state instead of keys and values (it cannot be rolled back).
+        ModelError: if the architecture does not decode with a cache of keys and values that can be rolled back.
     """
 
     def __init__(self, model: PreTrainedModel) -> None:
@@ -44,6 +50,9 @@ class ModulesModel:
         self._last_only = (
             {"logits_to_keep": 1} if "logits_to_keep" in inspect.signature(model.forward).parameters else {}
         )
+        if model not in _CHECKED:
+            self._check_cache()
+            _CHECKED.add(model)
 
     @property
     def length(self) -> int:
@@ -59,34 +68,39 @@ class ModulesModel:
         check_context(self.spec, self._length + len(tokens))
         keep = self._last_only if last_only else {}
         with attention_kernels(self.spec.device), self._keeping_hidden(len(tokens)):
-            logits = self._first_pass(tokens, keep) if self._length == 0 else self._pass(tokens, keep)
+            cache = cache_argument(self.module, self._cache)
+            output = self.module(input_ids=tokens[None], use_cache=True, **cache, **keep)
         self._length += len(tokens)
-        return (logits[-1:] if last_only else logits).to(self.spec.device, torch.float32)
+        logits: Tensor = output.logits[0, -1:] if last_only else output.logits[0]
+        return logits.to(self.spec.device, torch.float32)
 
-    def _pass(self, tokens: Tensor, keep: dict[str, int]) -> Tensor:
-        cache = cache_argument(self.module, self._cache)
-        logits: Tensor = self.module(input_ids=tokens[None], use_cache=True, **cache, **keep).logits[0]
-        return logits
-
-    def _first_pass(self, tokens: Tensor, keep: dict[str, int]) -> Tensor:
-        """The pass that shows whether the architecture fills the cache: many take it and leave it empty."""
+    def _check_cache(self) -> None:
+        """Decode a few tokens at once and in two parts: many architectures take a cache and leave it empty, or let
+        tokens see those behind them, and would give a wrong text without an error.
+        """
+        count = 2 * min(PROBED, self.spec.context // 2)
+        tokens = torch.linspace(self.spec.vocabulary // 4, self.spec.vocabulary // 2, count, device=self.spec.device)
+        first, second = tokens.long().chunk(2)
         try:
-            logits = self._pass(tokens, keep)
+            whole = self.forward(tokens.long())
+            cached = max((layer.get_seq_length() for layer in self._cache.layers), default=0)
+            self.reset()
+            parts = torch.cat((self.forward(first), self.forward(second)))
+            self.reset()
         except Exception as error:
             if is_out_of_memory(error):
                 raise
-            reason = f" ({type(error).__name__}: {' '.join(str(error).split())[:200]})"
-            raise ModelError(f"{self._no_cache()}{reason}") from error
-        cached = max((layer.get_seq_length() for layer in self._cache.layers), default=0)
-        if cached != len(tokens):
-            raise ModelError(f"{self._no_cache()}: it has cached {cached} of {len(tokens)} tokens")
-        return logits
+            self._refuse(f"it ends in {type(error).__name__}: {' '.join(str(error).split())[:200]}", error)
+        if cached != count:
+            self._refuse(f"it has cached {cached} of {count} tokens")
+        if (whole - parts).norm() > MOST_APART * whole.norm():
+            self._refuse("its logits are others when a text comes in parts; do its tokens see those behind them?")
 
-    def _no_cache(self) -> str:
-        return (
-            f"{self.spec.family} models ({type(self.module).__name__}) do not keep their keys and values in a cache of "
-            "transformers, which decoding needs: choose a decoder-only model that does"
-        )
+    def _refuse(self, reason: str, cause: Exception | None = None) -> NoReturn:
+        raise ModelError(
+            f"this {self.spec.family} model ({type(self.module).__name__}) does not decode with a cache of keys and "
+            f"values ({reason}): choose a decoder-only language model"
+        ) from cause
 
     def truncate(self, length: int) -> None:
         assert 0 <= length <= self._length, (length, self._length)
