@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from itertools import product
+
 import numpy as np
 import pytest
 from scipy import stats
@@ -10,10 +12,8 @@ from draftgauge.statistics.bootstrap import draw_counts, interval_of
 from draftgauge.statistics.paired import (
     holm,
     median_interval,
-    paired_difference,
     paired_gain,
     paired_share,
-    pooled,
     ratio_interval,
 )
 
@@ -86,7 +86,6 @@ def test_pairing_removes_what_prompts_share() -> None:
 def test_nothing_against_itself() -> None:
     tokens, seconds = sample(4)
     assert paired_gain(tokens, seconds, tokens, seconds) == (0.0, 0.0, 0.0, 1.0)
-    assert paired_difference(tokens, seconds, tokens, seconds) == (0.0, 0.0, 0.0, 1.0)
 
 
 def test_p_values_are_even_where_there_is_no_difference() -> None:
@@ -94,7 +93,7 @@ def test_p_values_are_even_where_there_is_no_difference() -> None:
     for seed in range(200):
         rng = np.random.default_rng(seed)
         a, b = rng.normal(1.0, 0.2, (2, 50))
-        p_values.append(paired_difference(a, np.ones(50), b, np.ones(50), resamples=500).p_value)
+        p_values.append(paired_gain(a, np.ones(50), b, np.ones(50), resamples=500).p_value)
     assert stats.kstest(p_values, "uniform").pvalue > 0.001
     assert np.mean(np.array(p_values) < 0.05) < 0.12
 
@@ -103,17 +102,21 @@ def test_p_values_are_even_where_there_is_no_difference() -> None:
 def test_few_prompts_cannot_say_more_than_their_exchanges(prompts: int) -> None:
     tokens, seconds = sample(4, prompts)
     assert paired_gain(tokens, seconds / 1.1, tokens, seconds).p_value == 2 / 2**prompts
-    assert paired_difference(tokens, seconds / 1.1, tokens, seconds).p_value == 2 / 2**prompts
     assert paired_gain(tokens, seconds, tokens, seconds).p_value == 1.0
 
 
-def test_the_p_value_of_few_prompts_on_a_case_worked_by_hand() -> None:
-    # 3 + 4 + 5 - 1 = 11; as far from 0 are only the signs ++++, +++-, and both turned round.
-    assert paired_difference([3, 4, 5, -1], np.ones(4), np.zeros(4), np.ones(4)).p_value == 4 / 16
+def test_the_p_value_of_few_prompts_is_that_of_all_exchanges() -> None:
     rng = np.random.default_rng(0)
+    one, base = rng.normal(1.0, 0.2, (2, 4))
+    gains = [
+        abs(np.log(np.where(swapped, base, one).sum() / np.where(swapped, one, base).sum()))
+        for swapped in product((False, True), repeat=4)
+    ]
+    expected = np.mean([gain >= gains[0] - 1e-12 for gain in gains])
+    assert paired_gain(one, np.ones(4), base, np.ones(4)).p_value == expected
     p_values = []
     for a, b in rng.normal(1.0, 0.2, (2000, 2, 8)):
-        p_values.append(paired_difference(a, np.ones(8), b, np.ones(8), resamples=2).p_value)
+        p_values.append(paired_gain(a, np.ones(8), b, np.ones(8), resamples=2).p_value)
     assert 0.03 < np.mean(np.array(p_values) <= 0.05) <= 0.06
 
 
@@ -177,12 +180,6 @@ def test_a_single_prompt_has_no_interval() -> None:
         (ratio_interval([6.0], [2.0]), 3.0),
         (paired_share([2.0], [3.0], [1.0], [6.0]), 0.25),
         (paired_gain([6.0], [2.0], [6.0], [3.0]), 0.5),
-        (paired_difference([6.0], [2.0], [6.0], [3.0]), 1.0),
     ):
         assert found.estimate == pytest.approx(estimate)
         assert np.isnan(found[1:]).all()
-
-
-def test_pooled_repetitions_are_one_sample_of_resamples() -> None:
-    parts = [(1.0, np.arange(0.0, 100.0)), (4.0, np.arange(100.0, 200.0))]
-    assert pooled(parts) == pytest.approx((2.5, *np.quantile(np.arange(200.0), [0.025, 0.975])))

@@ -18,7 +18,7 @@ from draftgauge.replaying.hindsight import Hindsight, hindsight_optimum
 from draftgauge.replaying.simulate import Replay, StepRecord, replay, replay_fixed_all, replay_lengths
 from draftgauge.replaying.splits import MIN_PROMPTS, Design, design_of, split_trace, splits_of
 from draftgauge.statistics.bootstrap import Comparison, Interval
-from draftgauge.statistics.paired import holm, paired_difference, paired_gain, paired_share, ratio_interval
+from draftgauge.statistics.paired import holm, paired_gain, paired_share, ratio_interval
 
 __all__ = [
     "ALL_TASKS",
@@ -42,7 +42,6 @@ __all__ = [
     "holm",
     "near_best",
     "near_best_gammas",
-    "paired_difference",
     "paired_gain",
     "paired_share",
     "plain_seconds",

@@ -1,8 +1,6 @@
-"""What every bootstrap here shares: how often things are drawn, percentile intervals, and the p-value of a difference;
-and the signs of exact tests, for few samples.
+"""Percentile bootstrap intervals (Efron and Tibshirani 1993, chapter 13) and p-values, and the signs of exact tests.
 
-Percentile intervals (Efron and Tibshirani 1993, chapter 13). With a fixed seed and number of things the same ones are
-drawn, whatever is computed from them: comparisons are paired.
+With a fixed seed and number of things the same ones are drawn, whatever is computed from them: comparisons are paired.
 """
 
 from __future__ import annotations

@@ -54,11 +54,7 @@ class Counts:
         return Counts(np.concatenate([p.reached for p in parts]), np.concatenate([p.accepted for p in parts]))
 
     def prompts(self, chosen: NDArray[np.bool_]) -> Counts:
-        """Some of the prompts only.
-
-        Args:
-            chosen: ``[prompts]``.
-        """
+        """Some of the prompts only, by a mask ``[prompts]``."""
         return Counts(self.reached[:, chosen], self.accepted[:, chosen])
 
 
@@ -70,25 +66,20 @@ def rates(counts: Counts, resamples: int = RESAMPLES) -> Floats:
     """
     seeds, prompts, _ = counts.reached.shape
     by_seed, by_prompt = _weights(seeds, prompts, resamples)
-    totals = []
-    for values in (counts.accepted, counts.reached):
-        within = np.einsum("rn,snk->rsk", by_prompt, values.astype(np.float64), optimize=True)
-        totals.append(np.einsum("rs,rsk->rk", by_seed, within))
-    above, below = totals
+    above, below = (
+        np.einsum("rs,rn,snk->rk", by_seed, by_prompt, values.astype(np.float64), optimize=True)
+        for values in (counts.accepted, counts.reached)
+    )
     alpha: Floats = np.divide(above, below, out=np.full(below.shape, np.nan), where=below > 0)
     return alpha
 
 
 @lru_cache(maxsize=8)
 def _weights(seeds: int, prompts: int, resamples: int) -> tuple[Floats, Floats]:
-    """How often each seed and each prompt was drawn, kept for the next call."""
+    """How often each seed and each prompt was drawn ``[1 + resamples, count]``: all the data, once each, come first."""
     rng = np.random.default_rng(0)
-    return _with_all(drawn(rng, seeds, resamples)), _with_all(drawn(rng, prompts, resamples))
-
-
-def _with_all(counts: Floats) -> Floats:
-    """``[1 + resamples, count]``: all the data, once each, before the resamples."""
-    return np.concatenate([np.ones((1, counts.shape[1])), counts])
+    drawn_seeds, drawn_prompts = (drawn(rng, count, resamples) for count in (seeds, prompts))
+    return np.vstack([np.ones(seeds), drawn_seeds]), np.vstack([np.ones(prompts), drawn_prompts])
 
 
 def mean_accepted(alpha: Floats) -> Floats:

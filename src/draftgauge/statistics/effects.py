@@ -20,13 +20,11 @@ MOST_FLIPPED = 16  # seeds whose signs are all enumerated
 
 
 class EffectTest(NamedTuple):
-    """A mean difference with its 95% interval, and two p-values: of both random effects, and of seeds alone.
+    """A mean difference over seeds and prompts with its 95% interval, and two two-sided p-values of there being none.
 
     Attributes:
-        estimate: mean over seeds and prompts.
-        low, high: interval.
-        p_value: of no difference, two-sided, seeds and prompts as crossed random effects.
-        p_seeds: of no difference, two-sided, from flipping the signs of the seeds' means; at least ``2 / 2**seeds``.
+        p_value: seeds and prompts as crossed random effects.
+        p_seeds: from flipping the signs of the seeds' means; at least ``2 / 2**seeds``.
         seeds: how many.
     """
 

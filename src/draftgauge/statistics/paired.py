@@ -1,7 +1,8 @@
 """Intervals by resampling prompts: they are the samples, as the steps of one prompt depend on each other.
 
 The quantities are ratios of sums (tokens over seconds, accepted over drafted), so a resample is a vector of how often
-each prompt was drawn, and all resamples are two matrix products.
+each prompt was drawn, and all resamples are two matrix products. ``resamples`` is how many: 2,000 place the ends of a
+95% interval well, p-values below 0.01 want 10,000; ``seed`` is that of the resampling.
 
 A single prompt has no interval and no p-value: they are NaN. A bootstrap of few prompts knows too little of how much
 they vary: where all of five prompts gain, every resample gains. So p-values of up to :data:`MOST_EXCHANGED` prompts are
@@ -11,7 +12,7 @@ with a difference as large (Fisher 1935); at least 2 / 2**prompts.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -36,11 +37,9 @@ def ratio_interval(
 
     Args:
         numerator, denominator: ``[prompts]``, at least one.
-        resamples: how many; 2,000 place the ends of a 95% interval well, p-values below 0.01 want 10,000.
-        seed: of the resampling.
+        resamples, seed: of the interval.
     """
-    estimate, resampled = _ratios(numerator, denominator, resamples, seed)
-    return interval_of(estimate, resampled)
+    return interval_of(*_ratios(numerator, denominator, resamples, seed))
 
 
 def paired_gain(
@@ -57,11 +56,12 @@ def paired_gain(
     Args:
         tokens, seconds: ``[prompts]`` of the one.
         base_tokens, base_seconds: ``[prompts]`` of what it is compared with.
-        resamples, seed: as in :func:`ratio_interval`.
+        resamples, seed: of the interval.
     """
     estimate, resampled = gain_resamples(tokens, seconds, base_tokens, base_seconds, resamples=resamples, seed=seed)
-    exchanged = _exchanged_differences(tokens, seconds, base_tokens, base_seconds, np.log)
-    return _comparison(estimate, resampled, exchanged)
+    exchanged = _exchanged_gains(tokens, seconds, base_tokens, base_seconds)
+    p_value = _exchange_p_value(exchanged) if len(exchanged) else bootstrap_p_value(resampled)
+    return Comparison(*interval_of(estimate, resampled), p_value)
 
 
 def gain_resamples(
@@ -73,12 +73,7 @@ def gain_resamples(
     resamples: int = RESAMPLES,
     seed: int = 0,
 ) -> tuple[float, NDArray[np.float64]]:
-    """The gain of :func:`paired_gain` and its resamples ``[resamples]``, for intervals over more than prompts.
-
-    Args:
-        tokens, seconds, base_tokens, base_seconds: ``[prompts]`` as in :func:`paired_gain`.
-        resamples, seed: as in :func:`ratio_interval`.
-    """
+    """The gain of :func:`paired_gain` and its resamples ``[resamples]``, for intervals over more than prompts."""
     estimate, resampled = _ratios(tokens, seconds, resamples, seed)
     base, base_resampled = _ratios(base_tokens, base_seconds, resamples, seed)
     with np.errstate(divide="ignore", invalid="ignore"):
@@ -89,8 +84,8 @@ def median_interval(values: ArrayLike, *, resamples: int = RESAMPLES, seed: int 
     """Median over prompts and repetitions, e.g. of ratios of two times that were measured side by side.
 
     Args:
-        values: ``[prompts, repetitions]``; NaN is left out.
-        resamples, seed: as in :func:`ratio_interval`; prompts are drawn, with all their repetitions.
+        values: ``[prompts, repetitions]``; NaN is left out. Prompts are drawn, with all their repetitions.
+        resamples, seed: of the interval.
     """
     table = np.asarray(values, np.float64)
     prompt, repetition = np.nonzero(np.isfinite(table))
@@ -104,37 +99,12 @@ def median_interval(values: ArrayLike, *, resamples: int = RESAMPLES, seed: int 
 
 
 def _weighted_median(ordered: NDArray[np.float64], weights: NDArray[np.float64]) -> float:
-    """The median of values in their order, each taken as often as its weight says; NaN of none."""
+    """The median of sorted values, each taken as often as its weight says; NaN of none."""
     reached = np.cumsum(weights)
     if reached[-1] == 0:
         return float("nan")
     middle = np.searchsorted(reached, [(reached[-1] - 1) // 2, reached[-1] // 2], side="right")
     return float(ordered[middle].mean())
-
-
-def pooled(parts: Sequence[tuple[float, NDArray[np.float64]]]) -> Interval:
-    """One interval of repeated measurements: the mean of their estimates, the quantiles of all their resamples.
-
-    Args:
-        parts: estimate and resamples of each repetition, e.g. with another cost curve and another fit.
-    """
-    return interval_of(float(np.mean([e for e, _ in parts])), np.concatenate([draws for _, draws in parts]))
-
-
-def paired_difference(
-    numerator: ArrayLike,
-    denominator: ArrayLike,
-    base_numerator: ArrayLike,
-    base_denominator: ArrayLike,
-    *,
-    resamples: int = RESAMPLES,
-    seed: int = 0,
-) -> Comparison:
-    """Difference of two ratios of sums on the same prompts (denominators 1: of means); see :func:`paired_gain`."""
-    estimate, resampled = _ratios(numerator, denominator, resamples, seed)
-    base, base_resampled = _ratios(base_numerator, base_denominator, resamples, seed)
-    exchanged = _exchanged_differences(numerator, denominator, base_numerator, base_denominator)
-    return _comparison(estimate - base, resampled - base_resampled, exchanged)
 
 
 def paired_share(
@@ -149,11 +119,11 @@ def paired_share(
     """Share of the way from one speed to another that a third one has gone, all of the same tokens.
 
     Args:
-        seconds: ``[prompts]`` of the one that goes; 0 is as slow as the base, 1 as fast as the top, and below 0 slower
-            than the base.
+        seconds: ``[prompts]`` of the one that goes; its share is 0 where it is as slow as the base, 1 as fast as the
+            top.
         base_seconds, top_seconds: ``[prompts]`` of the ends of the way.
         tokens: ``[prompts]``.
-        resamples, seed: as in :func:`ratio_interval`.
+        resamples, seed: of the interval.
 
     Returns:
         NaN where base and top are equal up to rounding errors.
@@ -176,12 +146,6 @@ def holm(p_values: Sequence[float]) -> list[float]:
     return adjusted
 
 
-def _comparison(estimate: float, resampled: NDArray[np.float64], exchanged: NDArray[np.float64]) -> Comparison:
-    """A difference with its interval, and the p-value of the exchanges if there are any, else of the resamples."""
-    p_value = _exchange_p_value(exchanged) if len(exchanged) else bootstrap_p_value(resampled)
-    return Comparison(*interval_of(estimate, resampled), p_value)
-
-
 def _exchange_p_value(differences: NDArray[np.float64]) -> float:
     """The share of exchanges ``[1 + others]`` whose difference is as large as that of the data, which comes first."""
     defined = np.abs(differences[~np.isnan(differences)])
@@ -190,27 +154,24 @@ def _exchange_p_value(differences: NDArray[np.float64]) -> float:
     return float((defined >= defined[0] * (1 - 1e-9) - 1e-12).mean())
 
 
-def _exchanged_differences(
-    numerator: ArrayLike,
-    denominator: ArrayLike,
-    base_numerator: ArrayLike,
-    base_denominator: ArrayLike,
-    scale: Callable[[NDArray[np.float64]], NDArray[np.float64]] = np.asarray,
+def _exchanged_gains(
+    tokens: ArrayLike, seconds: ArrayLike, base_tokens: ArrayLike, base_seconds: ArrayLike
 ) -> NDArray[np.float64]:
-    """``[2**prompts]`` scaled difference of two ratios by exchange, none first; empty of one, and above
+    """``[2**prompts]`` logarithm of the quotient of two ratios by exchange, none first; empty of one prompt, and above
     :data:`MOST_EXCHANGED`.
     """
     one, base = (
         np.stack(np.broadcast_arrays(*(np.asarray(part, np.float64) for part in parts)), axis=-1)
-        for parts in ((numerator, denominator), (base_numerator, base_denominator))
+        for parts in ((tokens, seconds), (base_tokens, base_seconds))
     )
     if not 1 < len(one) <= MOST_EXCHANGED:
         return np.empty(0)
     half = all_signs(len(one)) @ (one - base) / 2
     middle = (one + base).sum(axis=0) / 2
     with np.errstate(divide="ignore", invalid="ignore"):
-        first, second = (scale(sums[:, 0] / sums[:, 1]) for sums in (middle + half, middle - half))
-        return first - second
+        first, second = (np.log(sums[:, 0] / sums[:, 1]) for sums in (middle + half, middle - half))
+        difference: NDArray[np.float64] = first - second
+        return difference
 
 
 def _ratios(
