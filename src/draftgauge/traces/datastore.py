@@ -32,7 +32,7 @@ _SCHEMA = pa.schema([("prompt", pa.string()), ("tokens", pa.list_(pa.int32()))])
 
 @dataclass(frozen=True)
 class StoredOutput:
-    """One of the outputs.
+    """An output.
 
     Attributes:
         prompt: that it answers, see :func:`prompt_digest`.
@@ -51,7 +51,7 @@ class About:
         vocabulary: that the token ids are of, see :func:`draftgauge.models.vocabulary.vocabulary_digest`.
         capacity: most tokens that it holds.
         with_prompts: whether texts begin with the prompt.
-        look_up_seconds: what looking an ending up in it takes, on the machine that wrote it.
+        look_up_seconds: what one look-up takes, on the machine that wrote it.
     """
 
     vocabulary: str

@@ -70,12 +70,7 @@ class PromptsEntry:
 
 @dataclass(frozen=True)
 class OutputsEntry:
-    """Answers that were recorded in place of outputs decoded by the target.
-
-    Attributes:
-        path: of the file, as it was given.
-        sha256: of its content.
-    """
+    """The file of answers that were recorded in place of outputs decoded by the target; its path as it was given."""
 
     path: str
     sha256: str

@@ -61,8 +61,8 @@ class PathChances:
         reach: the chance that all tokens before that depth are accepted (for a greedy trace 0 or 1): a weight.
         acceptance: the chance that the token drafted there is accepted, given that (0 or 1 likewise): a label.
 
-    All are NaN where it is not known what the target would have said: past the end of the output, or where nothing was
-    drafted. In a greedy trace signals past the first refused token are NaN as well, and ``reach`` is 0.
+    All are NaN past the end of the output and where nothing was drafted; signals of a greedy trace also past the first
+    refused token.
     """
 
     confidence: NDArray[np.float32]
@@ -73,12 +73,7 @@ class PathChances:
 
 
 def with_chances(trace: Trace, acceptance: NDArray[np.float32], survival: NDArray[np.float32]) -> Trace:
-    """The trace of sampled decoding whose refused drafts are the rows of a trace.
-
-    Args:
-        trace: the refused drafts, in the place of drafts.
-        acceptance, survival: ``[P]``.
-    """
+    """The trace of sampled decoding whose refused drafts are the rows of a trace; the chances are ``[P]``."""
     sampled = SampledDrafts(acceptance, survival, trace.draft_token, trace.confidence, trace.entropy, trace.margin)
     return replace(trace, sampled=sampled, **draw_rows(trace.token, trace.prompts, trace.offsets, sampled))
 
@@ -89,13 +84,10 @@ def take_rows(sampled: SampledDrafts, rows: NDArray[np.int64]) -> SampledDrafts:
 
 
 def drawn(trace: Trace, draw: int = 0) -> Trace:
-    """A trace of sampled decoding as if its drafts had been recorded with coins: rows as in a greedy trace, and nothing
-    else.
+    """A trace of sampled decoding with its drafts drawn: rows as in a greedy trace.
 
-    Args:
-        trace: of sampled decoding.
-        draw: which coins. A prompt has the same coins in every trace and for every policy, so that comparisons are
-            paired; draw 0 is in the columns of the trace itself.
+    A prompt has the same coins of a ``draw`` in every trace and for every policy, so that comparisons are paired; draw
+    0 is in the columns of the trace itself.
     """
     assert trace.sampled is not None, "a greedy trace has nothing to draw"
     return replace(trace, sampled=None, **draw_rows(trace.token, trace.prompts, trace.offsets, trace.sampled, draw))
