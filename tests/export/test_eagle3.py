@@ -280,3 +280,28 @@ def test_folders_that_no_export_left_are_not_written_into(tmp_path: Path, target
     assert (other / "config.json").read_text() == "{}"
     for _ in range(2):  # what an export left may be exported into again
         export(tmp_path / "drafter", out=tmp_path / "out")
+
+
+@pytest.mark.parametrize("at", range(1, 7))
+def test_a_killed_export_does_not_keep_the_next_one_out(
+    at: int, tmp_path: Path, target: PreTrainedModel, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Killed at each of its writes to disk, it leaves no configuration, so that no engine loads a part."""
+    saved(tmp_path / "drafter", target)
+    out, synced = tmp_path / "out", 0
+    (out).mkdir()
+    (out / ".model.safetensors.123.draftgauge-tmp").write_bytes(b"of another export, killed before it wrote more")
+
+    def killed(path: Path) -> None:
+        nonlocal synced
+        synced += 1
+        if synced == at:
+            raise KeyboardInterrupt
+
+    monkeypatch.setattr("draftgauge.core.files.sync", killed)
+    with pytest.raises(KeyboardInterrupt):
+        export(tmp_path / "drafter", out=out)
+    monkeypatch.undo()
+    assert (out / "config.json").exists() == (at == 6)
+    export(tmp_path / "drafter", out=out)
+    assert sorted(path.name for path in out.iterdir()) == ["config.json", "draftgauge.json", "model.safetensors"]

@@ -8,6 +8,7 @@ from typing import Any
 from draftgauge.api.requests import ExportRequest
 from draftgauge.api.verb import verb
 from draftgauge.core.errors import DraftgaugeError
+from draftgauge.core.files import remove_temporaries
 from draftgauge.drafters.reuse import read_description
 from draftgauge.drafters.reuse.persistence import read_config, trained_depths
 from draftgauge.exporting.eagle3 import ORIGIN, export_eagle3, llama_cpp_lacks
@@ -29,6 +30,8 @@ def export(request: ExportRequest) -> list[dict[str, Any]]:
     """
     if os.path.realpath(request.out) == os.path.realpath(request.drafter):
         raise DraftgaugeError(f"{request.out} is the drafter itself: choose another folder for the checkpoint")
+    if request.out.is_dir():
+        remove_temporaries(request.out)  # of an export that was killed before it left more
     if request.out.is_dir() and any(request.out.iterdir()) and not (request.out / ORIGIN).exists():
         raise DraftgaugeError(f"{request.out} holds files that no export left: choose an empty folder")
     tensors = export_eagle3(request.drafter, request.out)

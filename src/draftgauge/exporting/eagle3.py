@@ -46,6 +46,9 @@ _RENAMED = {
 def export_eagle3(folder: Path, out: Path) -> dict[str, Tensor]:
     """Write a drafter as an EAGLE-3 checkpoint: ``config.json``, ``model.safetensors`` and where it came from.
 
+    What says where it came from is written first and the configuration last: a killed export leaves a folder that the
+    next one knows as its own, and no engine loads.
+
     Args:
         folder: of the drafter, as training wrote it.
         out: created if need be.
@@ -61,8 +64,6 @@ def export_eagle3(folder: Path, out: Path) -> dict[str, Tensor]:
     check_exportable(config)
     tensors = eagle3_tensors(config, read_weights(folder))
     require_writable(out)
-    atomic_write_bytes(out / MODEL, save(tensors, metadata={"format": "pt"}))
-    atomic_write_text(out / CONFIG, json.dumps(eagle3_config(config, tensors["fc.weight"].dtype), indent=1) + "\n")
     origin = {
         "command": command_line(),
         "created": timestamp(),
@@ -73,6 +74,9 @@ def export_eagle3(folder: Path, out: Path) -> dict[str, Tensor]:
         "environment": environment(),
     }
     atomic_write_text(out / ORIGIN, json.dumps(origin, indent=1) + "\n")
+    (out / CONFIG).unlink(missing_ok=True)
+    atomic_write_bytes(out / MODEL, save(tensors, metadata={"format": "pt"}))
+    atomic_write_text(out / CONFIG, json.dumps(eagle3_config(config, tensors["fc.weight"].dtype), indent=1) + "\n")
     return tensors
 
 
