@@ -44,6 +44,41 @@ def test_all_three_forms(tmp_path: Path) -> None:
     ]
 
 
+USER, ANSWER = Message("user", "6 * 7?"), Message("assistant", "42")
+ASKED = {"role": "user", "content": "6 * 7?"}
+
+
+@pytest.mark.parametrize(
+    ("entry", "messages", "reference"),
+    [
+        ({"conversations": [{"from": "human", "value": "6 * 7?"}, {"from": "gpt", "value": "42"}]}, (USER,), "42"),
+        ({"conversations": [ASKED, {"role": "assistant", "content": "42"}, ASKED]}, (USER, ANSWER, USER), None),
+        ({"messages": [ASKED, {"role": "assistant", "content": "42"}]}, (USER,), "42"),
+        ({"messages": [{"role": "user", "content": [{"type": "text", "text": "6 * 7?"}]}]}, (USER,), None),
+        ({"method": "POST", "url": "/v1/chat/completions", "body": {"model": "m", "messages": [ASKED]}}, (USER,), None),
+        ({"body": {"model": "m", "prompt": "6 * 7?"}}, (), None),
+    ],
+)  # fmt: skip
+@pytest.mark.parametrize("array", [False, True])
+def test_files_that_people_have_are_read(
+    tmp_path: Path, entry: dict[str, object], messages: tuple[Message, ...], reference: str | None, array: bool
+) -> None:
+    """ShareGPT, speculators' conversations, messages with answers, content parts, OpenAI's batch input."""
+    entries = [entry | {"custom_id": "r1"}, entry | {"reference": "mine"}]
+    path = tmp_path / "f.json"
+    path.write_text(json.dumps(entries, indent=1) if array else "\n".join(map(json.dumps, entries)))
+    first, second = read_prompts(path)
+    assert (first.messages, first.text) == (messages, "" if messages else "6 * 7?")
+    assert (first.identifier, first.reference, second.identifier, second.reference) == ("r1", reference, "1", "mine")
+
+
+@pytest.mark.parametrize("encoding", ["utf-8-sig", "utf-16"])
+def test_byte_order_marks_are_read(tmp_path: Path, encoding: str) -> None:
+    path = tmp_path / "p.jsonl"
+    path.write_text('{"prompt": "\u00e4"}', encoding=encoding)
+    assert read_prompts(path)[0].text == "\u00e4"
+
+
 def test_selection_keeps_the_index(tmp_path: Path) -> None:
     splits = ["train", "test"] * 4
     path = write(
@@ -83,7 +118,10 @@ def test_line_separators_inside_a_text_and_a_byte_order_mark(tmp_path: Path) -> 
         ('["a"]', "must be a JSON object, not a list"),
         ('{"prompt": "a", "id": ' + "9" * 5000 + "}", "not JSON that can be read"),
         ('{"prompt": ' + "[" * 100_000, "not JSON that can be read"),
-        ({"question": "a"}, "needs exactly one of prompt, turns and messages; it has only question"),
+        (
+            {"question": "a"},
+            "one of prompt, turns, messages, conversations and body; it has only question",
+        ),
         ({}, "it has only nothing"),
         ({"prompt": "a", "turns": ["b"]}, "it has prompt and turns"),
         ({"prompt": 5}, "prompt must hold text, not 5"),
@@ -93,6 +131,13 @@ def test_line_separators_inside_a_text_and_a_byte_order_mark(tmp_path: Path) -> 
         ({"turns": [None]}, "turns must hold text, not null"),
         ({"messages": []}, "messages must be a list with at least one message, not an empty list"),
         ({"messages": [{"role": "user"}]}, "message 1 must be an object with the texts role and content"),
+        ({"messages": [{"role": "user", "content": [{"type": "image_url"}]}]}, "only parts of type text are read"),
+        ({"messages": [{"role": "user", "content": [{"type": "text"}]}]}, "with the texts role and content"),
+        ({"conversations": [{"from": "gpt", "value": "a"}]}, "must hold a message that is to be answered"),
+        ({"conversations": [{"from": ["human"], "value": "a"}]}, "with the texts role and content"),
+        ({"conversations": ["a"]}, "message 1 must be an object"),
+        ({"body": {"model": "m"}}, "body must be a request of a batch"),
+        ({"body": {"prompt": [1, 2]}}, "prompt must hold text, not a list"),
         ({"prompt": "a", "task": 3}, "task must be text, not 3"),
         ({"prompt": "a", "split": []}, "split must be text, not an empty list"),
         ({"prompt": "a", "split": "dev"}, "split must be train, validation, test or sealed, or be left out, not 'dev'"),

@@ -1,19 +1,22 @@
-"""Prompt files: JSON Lines, one prompt a line; a folder stands for all of its files."""
+"""Prompt files, in the forms that people have them."""
 
 from __future__ import annotations
 
 import hashlib
 import json
-from collections import Counter
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import chain, zip_longest
 from pathlib import Path
 from typing import Any, Protocol, TypeVar
 
+from draftgauge.core.artefacts import parse_json, read_json_lines, read_text
 from draftgauge.core.errors import PromptError
 
 TRAIN, VALIDATION, TEST = SPLITS = ("train", "validation", "test")
+FORMS = ("prompt", "turns", "messages", "conversations", "body")
+ID_KEYS = ("id", "question_id", "custom_id")
+SHAREGPT_ROLES = {"human": "user", "gpt": "assistant", "chatgpt": "assistant"}
 SEALED = "sealed"  # of prompts that are judged on where they are asked for by name, and read for nothing else
 
 
@@ -30,9 +33,8 @@ class Prompt:
     """One prompt: either ``text`` or ``messages``.
 
     Attributes:
-        index: position in its file, counted from 0 over the prompts (blank lines do not count, filters do not change
-            it).
-        identifier: ``id`` or ``question_id`` of the line, else the index as text.
+        index: position in its file, counted from 0 over the prompts whatever is filtered.
+        identifier: ``id``, ``question_id`` or ``custom_id`` of the line, else the index as text.
         task: ``task`` of the line, else its ``category``, else the file's name without its ending.
         split: "train", "validation", "test" or "" where the line names none.
         text: the prompt as it is; "" where there are messages.
@@ -54,23 +56,35 @@ class Prompt:
 def read_prompts(
     path: Path, limit: int | None = None, tasks: Collection[str] | None = None, split: str | None = None
 ) -> list[Prompt]:
-    """Read a prompt file.
+    """Read a prompt file: JSON Lines, or a JSON array of such objects.
 
-    Each line is an object with ``prompt`` (text), ``turns`` (list of texts as in MT-bench, whose first is the text) or
-    ``messages`` (list of ``{"role", "content"}``), and optionally ``task`` or ``category``, ``id`` or
-    ``question_id``, ``split`` ("train", "validation" or "test") and ``reference``. Blank lines are skipped.
+    Each is an object with one of these, and optionally ``task`` or ``category``, ``id``, ``question_id`` or
+    ``custom_id``, ``split`` ("train", "validation", "test") and ``reference``:
+
+    - ``prompt``: text,
+    - ``turns``: a list of texts as in MT-bench, whose first is the text,
+    - ``messages``: a list of ``{"role", "content"}``, a content being text or parts ``{"type": "text", "text"}``,
+    - ``conversations``: the same, or ``{"from", "value"}`` as in ShareGPT,
+    - ``body``: a line of OpenAI's batch input, which holds a ``prompt`` or ``messages``.
+
+    A conversation that ends with an answer is the prompt of that answer, which becomes the reference if there is none.
 
     Args:
-        path: the file, UTF-8, or a folder: its ``*.jsonl`` files one after the other, in the order of their names.
+        path: the file, or a folder: its ``*.jsonl`` files one after the other, in the order of their names.
         limit: take the first ones only, after ``tasks`` and ``split``.
         tasks: take these tasks only.
         split: take this split only.
 
     Raises:
-        PromptError: if the file is missing, empty, or a line is not as above (file and line are named), or nothing is
+        PromptError: if the file is missing, empty, or an entry is not as above (file and line are named), or nothing is
             left.
     """
-    prompts = _read_all(path)
+    prompts: list[Prompt] = []
+    for file in _files(path):
+        for where, entry in _entries(file):
+            prompts.append(_parse(entry, len(prompts), file.stem, where))
+    if not prompts:
+        raise PromptError(f'{path} holds no prompts; write one JSON object a line, e.g. {{"prompt": "..."}}')
     for name in tasks or ():
         if all(prompt.task != name for prompt in prompts):
             raise PromptError(f"{path} has no task {name!r}; it has {_listed(prompt.task for prompt in prompts)}")
@@ -86,14 +100,11 @@ def read_prompts(
 
 
 class HasTask(Protocol):
-    """A prompt, or what became of one."""
-
     @property
-    def task(self) -> str:
-        """Its task."""
+    def task(self) -> str: ...
 
 
-OfTask = TypeVar("OfTask", bound=HasTask)
+OfTask = TypeVar("OfTask", bound=HasTask)  # a prompt, or what became of one
 
 
 def in_turn(prompts: Iterable[OfTask]) -> list[OfTask]:
@@ -124,27 +135,19 @@ def learned_from(trained: Path | None, judged: Path, places: Collection[int]) ->
 
 
 def mixed_prompts(path: Path, per_task: int | None) -> list[Prompt]:
-    """The first prompts of each task to judge on, tasks in turn.
-
-    Raises:
-        PromptError: if the file cannot be read.
-    """
-    counts: Counter[str] = Counter()
-    first = []
+    """The first prompts of each task to judge on, tasks in turn."""
+    by_task: dict[str, list[Prompt]] = {}
     for prompt in for_judging(read_prompts(path)):
-        counts[prompt.task] += 1
-        if per_task is None or counts[prompt.task] <= per_task:
-            first.append(prompt)
-    return in_turn(first)
+        by_task.setdefault(prompt.task, []).append(prompt)
+    return in_turn(chain.from_iterable(prompts[:per_task] for prompts in by_task.values()))
 
 
 def prompts_sha256(path: Path) -> str:
-    """Hash of what :func:`read_prompts` reads at a path: of the file's content, or of all files of the folder joined.
-
-    Raises:
-        PromptError: if there is nothing to read.
-    """
-    return hashlib.sha256(b"".join(_content_of(file) for file in _files(path))).hexdigest()
+    """Hash of what :func:`read_prompts` reads at a path: of the file, or of all files of the folder joined."""
+    try:
+        return hashlib.sha256(b"".join(file.read_bytes() for file in _files(path))).hexdigest()
+    except OSError as error:
+        raise PromptError(f"cannot read the prompt file {path}: {error.strerror}") from error
 
 
 def _files(path: Path) -> list[Path]:
@@ -154,67 +157,64 @@ def _files(path: Path) -> list[Path]:
     return files
 
 
-def _content_of(path: Path) -> bytes:
-    try:
-        return path.read_bytes()
-    except FileNotFoundError as error:
-        raise PromptError(f"there is no prompt file {path}; give a JSON Lines file, one prompt a line") from error
-    except OSError as error:
-        raise PromptError(f"cannot read the prompt file {path}: {error.strerror}") from error
+def _entries(file: Path) -> Iterator[tuple[str, Any]]:
+    """What a file holds, each behind where it stands."""
+    text = read_text(file, "prompt file", "give a JSON Lines file, one prompt a line", PromptError)
+    if text.lstrip().startswith("["):
+        entries = parse_json(text, str(file), error=PromptError)
+        return ((f"{file}, entry {number}", entry) for number, entry in enumerate(entries, start=1))
+    return read_json_lines(file, "prompt file", error=PromptError)
 
 
-def _read_all(path: Path) -> list[Prompt]:
-    prompts: list[Prompt] = []
-    for file in _files(path):
-        # Not str.splitlines: it also splits at U+2028 and others, which JSON allows inside a string.
-        for number, line in enumerate(_content_of(file).removeprefix(b"\xef\xbb\xbf").split(b"\n"), start=1):
-            if line.strip():
-                prompts.append(_parse(line, len(prompts), file.stem, f"{file}, line {number}"))
-    if not prompts:
-        raise PromptError(f'{path} holds no prompts; write one JSON object a line, e.g. {{"prompt": "..."}}')
-    return prompts
-
-
-def _parse(line: bytes, index: int, stem: str, where: str) -> Prompt:
-    try:
-        entry = json.loads(line.decode())
-    except UnicodeDecodeError as error:
-        raise PromptError(f"{where}: not UTF-8 ({error.reason} at byte {error.start})") from error
-    except json.JSONDecodeError as error:
-        raise PromptError(f"{where}: not JSON ({error.msg} at column {error.colno})") from error
-    except (ValueError, RecursionError) as error:  # a number of thousands of digits, lists within lists
-        raise PromptError(f"{where}: not JSON that can be read ({error})") from error
+def _parse(entry: Any, index: int, stem: str, where: str) -> Prompt:
     if not isinstance(entry, dict):
         raise PromptError(f"{where}: must be a JSON object, not {_kind(entry)}")
     check_unicode(json.dumps(entry, ensure_ascii=False), where)
-    text, messages, turns = _content(entry, where)
+    said, messages, reference = _content(entry, where)
+    identifier = next((entry[key] for key in ID_KEYS if entry.get(key) is not None), index)
+    if isinstance(identifier, bool) or not isinstance(identifier, str | int):
+        raise PromptError(f"{where}: the id must be text or an integer, not {_kind(identifier)}")
+    split = _optional_text(entry, "split", where) or ""
+    if split not in {"", *SPLITS, SEALED}:
+        raise PromptError(f"{where}: split must be {', '.join(SPLITS)} or {SEALED}, or be left out, not {split!r}")
     return Prompt(
         index=index,
-        identifier=_identifier(entry, index, where),
+        identifier=str(identifier),
         task=_optional_text(entry, "task", where) or _optional_text(entry, "category", where) or stem,
-        split=_split(entry, where),
-        text=text,
+        split=split,
+        text=said[0] if said else "",
         messages=messages,
-        reference=_reference(entry, where),
-        turns=turns,
+        reference=_reference(entry, where) or reference,
+        turns=said if "turns" in entry and entry["turns"] is not None else (),
     )
 
 
-def _content(entry: dict[str, Any], where: str) -> tuple[str, tuple[Message, ...], tuple[str, ...]]:
-    named = [key for key in ("prompt", "turns", "messages") if key in entry]
-    given = [key for key in named if entry[key] is not None] or named  # tables with gaps are written with nulls
+def _content(entry: dict[str, Any], where: str) -> tuple[tuple[str, ...], tuple[Message, ...], str | None]:
+    """What the user says, or a conversation with the answer that ends it."""
+    named = [form for form in FORMS if form in entry]
+    given = [form for form in named if entry[form] is not None] or named  # tables with gaps are written with nulls
     if len(given) != 1:
         given_as = f"has {' and '.join(given)}" if given else f"has only {_listed(entry)}"
-        raise PromptError(f"{where}: needs exactly one of prompt, turns and messages; it {given_as}")
-    if given == ["messages"]:
-        return "", _messages(entry["messages"], where), ()
-    if given == ["prompt"]:
-        return _text(entry["prompt"], "prompt", where), (), ()
-    turns = entry["turns"]
-    if not isinstance(turns, list) or not turns:
-        raise PromptError(f"{where}: turns must be a list of texts with at least one, not {_kind(turns)}")
-    said = tuple(_text(turn, "turns", where) for turn in turns)
-    return said[0], (), said
+        raise PromptError(f"{where}: needs exactly one of {', '.join(FORMS[:-1])} and {FORMS[-1]}; it {given_as}")
+    (form,), value = given, entry[given[0]]
+    if form == "body":
+        if not isinstance(value, dict) or ("messages" in value) == ("prompt" in value):
+            raise PromptError(f"{where}: body must be a request of a batch: an object with a prompt or messages")
+        form = "messages" if "messages" in value else "prompt"
+        value = value[form]
+    if form == "prompt":
+        return (_text(value, "prompt", where),), (), None
+    if form == "turns":
+        if not isinstance(value, list) or not value:
+            raise PromptError(f"{where}: turns must be a list of texts with at least one, not {_kind(value)}")
+        return tuple(_text(turn, "turns", where) for turn in value), (), None
+    messages = _messages(value, form, where)
+    asked = list(messages)
+    while asked and asked[-1].role == "assistant":
+        asked.pop()
+    if not asked:
+        raise PromptError(f"{where}: {form} must hold a message that is to be answered, not only the assistant's")
+    return (), tuple(asked), messages[len(asked)].content if len(asked) < len(messages) else None
 
 
 def _text(value: Any, key: str, where: str) -> str:
@@ -223,34 +223,31 @@ def _text(value: Any, key: str, where: str) -> str:
     return value
 
 
-def _messages(entries: Any, where: str) -> tuple[Message, ...]:
+def _messages(entries: Any, form: str, where: str) -> list[Message]:
     if not isinstance(entries, list) or not entries:
-        raise PromptError(f"{where}: messages must be a list with at least one message, not {_kind(entries)}")
+        raise PromptError(f"{where}: {form} must be a list with at least one message, not {_kind(entries)}")
+    messages = []
     for number, entry in enumerate(entries, start=1):
-        if not isinstance(entry, dict) or not all(isinstance(entry.get(key), str) for key in ("role", "content")):
+        said = entry if isinstance(entry, dict) else {}
+        role, content = said.get("role", said.get("from")), said.get("content", said.get("value"))
+        parts = content if isinstance(content, list) else [{"type": "text", "text": content}]
+        if any(not isinstance(part, dict) or part.get("type") != "text" for part in parts):
+            raise PromptError(f"{where}: message {number} has parts that are no text: only parts of type text are read")
+        texts = [part.get("text") for part in parts]
+        if not all(isinstance(text, str) for text in (role, *texts)):
             raise PromptError(f"{where}: message {number} must be an object with the texts role and content")
-    return tuple(Message(entry["role"], entry["content"]) for entry in entries)
+        messages.append(Message(SHAREGPT_ROLES.get(role, role), "".join(texts)))
+    return messages
 
 
 def check_unicode(text: str, where: str) -> None:
-    """Refuse text that UTF-8 cannot hold.
-
-    Raises:
-        PromptError: naming ``where`` the text came from, and the first character that stands alone.
-    """
+    """Refuse text that UTF-8 cannot hold, naming ``where`` it came from, and the first character that stands alone."""
     try:
         text.encode()
     except UnicodeEncodeError as error:
         raise PromptError(
             f"{where}: not UTF-8 ({error.object[error.start]!r} is a byte of another encoding, or half of a pair)"
         ) from error
-
-
-def _identifier(entry: dict[str, Any], index: int, where: str) -> str:
-    value = next((entry[key] for key in ("id", "question_id") if entry.get(key) is not None), index)
-    if isinstance(value, bool) or not isinstance(value, str | int):
-        raise PromptError(f"{where}: the id must be text or an integer, not {_kind(value)}")
-    return str(value)
 
 
 def _reference(entry: dict[str, Any], where: str) -> str | None:
@@ -270,19 +267,11 @@ def _optional_text(entry: dict[str, Any], key: str, where: str) -> str | None:
     return value
 
 
-def _split(entry: dict[str, Any], where: str) -> str:
-    split = _optional_text(entry, "split", where) or ""
-    if split not in {"", *SPLITS, SEALED}:
-        raise PromptError(f"{where}: split must be {', '.join(SPLITS)} or {SEALED}, or be left out, not {split!r}")
-    return split
-
-
 def _kind(value: Any) -> str:
     if isinstance(value, str):
         return "text" if value.strip() else "empty text"
-    return {dict: "an object", list: "a list" if value else "an empty list", type(None): "null"}.get(
-        type(value), f"{value!r}"
-    )
+    names = {dict: "an object", list: "a list" if value else "an empty list", type(None): "null"}
+    return names.get(type(value), repr(value))
 
 
 def _listed(names: Any) -> str:
