@@ -6,13 +6,13 @@ traces does not load torch.
 
 from __future__ import annotations
 
-from importlib import import_module
-from importlib.metadata import PackageNotFoundError, version
-from typing import TYPE_CHECKING, Any
-
+TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from typing import Any
+
     from draftgauge.api.advise import advise
     from draftgauge.api.bench import bench
+    from draftgauge.api.bench_servers import bench_servers
     from draftgauge.api.datastore import build_datastore
     from draftgauge.api.demo import demo
     from draftgauge.api.diagnose import diagnose
@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from draftgauge.api.requests import (
         AdviseRequest,
         BenchRequest,
+        BenchServersRequest,
         DatastoreBuildRequest,
         DemoRequest,
         DiagnoseRequest,
@@ -48,55 +49,37 @@ if TYPE_CHECKING:
     from draftgauge.traces.reader import read_trace
     from draftgauge.traces.trace import Trace
 
-try:
-    __version__ = version("draftgauge")
-except PackageNotFoundError:  # run from a source tree that was never installed
-    __version__ = "0+unknown"
+    __version__: str
 
-_PUBLIC = {
-    "AdviseRequest": "draftgauge.api.requests:AdviseRequest",
-    "BenchRequest": "draftgauge.api.requests:BenchRequest",
-    "CostCurve": "draftgauge.traces.costs:CostCurve",
-    "DatastoreBuildRequest": "draftgauge.api.requests:DatastoreBuildRequest",
-    "DemoRequest": "draftgauge.api.requests:DemoRequest",
-    "DiagnoseRequest": "draftgauge.api.requests:DiagnoseRequest",
-    "DraftgaugeError": "draftgauge.core.errors:DraftgaugeError",
-    "EvaluateRequest": "draftgauge.api.requests:EvaluateRequest",
-    "ExportRequest": "draftgauge.api.requests:ExportRequest",
-    "FitRequest": "draftgauge.api.requests:FitRequest",
-    "GenerateRequest": "draftgauge.api.requests:GenerateRequest",
-    "Pair": "draftgauge.api.pair:Pair",
-    "Policy": "draftgauge.policies.base:Policy",
-    "ProfileRequest": "draftgauge.api.requests:ProfileRequest",
-    "ReplayRequest": "draftgauge.api.requests:ReplayRequest",
-    "ReportRequest": "draftgauge.api.requests:ReportRequest",
-    "Signal": "draftgauge.policies.base:Signal",
-    "Speculative": "draftgauge.integrations.transformers:Speculative",
-    "Step": "draftgauge.policies.base:Step",
-    "Trace": "draftgauge.traces.trace:Trace",
-    "TrainRequest": "draftgauge.api.requests:TrainRequest",
-    "advise": "draftgauge.api.advise:advise",
-    "bench": "draftgauge.api.bench:bench",
-    "build_datastore": "draftgauge.api.datastore:build_datastore",
-    "demo": "draftgauge.api.demo:demo",
-    "diagnose": "draftgauge.api.diagnose:diagnose",
-    "evaluate": "draftgauge.api.evaluate:evaluate",
-    "export": "draftgauge.api.export:export",
-    "fit": "draftgauge.api.fit:fit",
-    "generate": "draftgauge.api.generate:generate",
-    "load_pair": "draftgauge.api.pair:load_pair",
-    "make_policy": "draftgauge.policies.registry:make_policy",
-    "profile": "draftgauge.api.profile:profile",
-    "read_trace": "draftgauge.traces.reader:read_trace",
-    "replay": "draftgauge.api.replay:replay",
-    "report": "draftgauge.api.report:report",
-    "speculative": "draftgauge.integrations.transformers:speculative",
-    "train": "draftgauge.api.train:train",
+_MODULES = {
+    "api.advise": ("advise",),
+    "api.bench": ("bench",),
+    "api.bench_servers": ("bench_servers",),
+    "api.datastore": ("build_datastore",),
+    "api.demo": ("demo",),
+    "api.diagnose": ("diagnose",),
+    "api.evaluate": ("evaluate",),
+    "api.export": ("export",),
+    "api.fit": ("fit",),
+    "api.generate": ("generate",),
+    "api.pair": ("Pair", "load_pair"),
+    "api.profile": ("profile",),
+    "api.replay": ("replay",),
+    "api.report": ("report",),
+    "api.train": ("train",),
+    "core.errors": ("DraftgaugeError",),
+    "integrations.transformers": ("Speculative", "speculative"),
+    "policies.base": ("Policy", "Signal", "Step"),
+    "policies.registry": ("make_policy",),
+    "traces.costs": ("CostCurve",),
+    "traces.reader": ("read_trace",),
+    "traces.trace": ("Trace",),
 }
 
 __all__ = [
     "AdviseRequest",
     "BenchRequest",
+    "BenchServersRequest",
     "CostCurve",
     "DatastoreBuildRequest",
     "DemoRequest",
@@ -119,6 +102,7 @@ __all__ = [
     "__version__",
     "advise",
     "bench",
+    "bench_servers",
     "build_datastore",
     "demo",
     "diagnose",
@@ -138,10 +122,19 @@ __all__ = [
 
 
 def __getattr__(name: str) -> Any:
-    if name not in _PUBLIC:
+    if name == "__version__":
+        from importlib.metadata import PackageNotFoundError, version
+
+        try:
+            return version("draftgauge")
+        except PackageNotFoundError:  # run from a source tree that was never installed
+            return "0+unknown"
+    if name not in __all__:
         raise AttributeError(f"module 'draftgauge' has no attribute {name!r}")
-    module, _, attribute = _PUBLIC[name].partition(":")
-    return getattr(import_module(module), attribute)
+    from importlib import import_module
+
+    module = next((module for module, names in _MODULES.items() if name in names), "api.requests")
+    return getattr(import_module(f"draftgauge.{module}"), name)
 
 
 def __dir__() -> list[str]:

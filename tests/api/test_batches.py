@@ -183,7 +183,7 @@ def test_single_costs_are_kept_where_batches_fail(
 
     out = tmp_path / "run"
     with monkeypatch.context() as patch:
-        patch.setattr(recording, "measure_pair_batches", fails)
+        patch.setattr(recording, "measure_batches", fails)
         with pytest.raises(ModelError, match="memory ran out"):
             profile(**(models | SMALL), out=out, batches=(2,))
     before = (out / COSTS_NAME).read_bytes()

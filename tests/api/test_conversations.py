@@ -106,7 +106,7 @@ def test_every_turn_is_a_prompt_of_its_own(pair: dict[str, Any]) -> None:
 
 def test_a_later_turn_stands_behind_the_target_s_own_answers(pair: dict[str, Any], tmp_path: Path) -> None:
     manifest, run = record(pair, tmp_path / "run", turns=3, chat_template_args={"enable_thinking": False})
-    assert manifest.rendering == Rendering({"enable_thinking": False}, chat=manifest.rendering.chat, turns=3)
+    assert manifest.rendering == Rendering({"enable_thinking": False}, chat=True, turns=3)
     loaded = load_pair_of(manifest)
     settings = DecodingSettings(6, end_tokens=loaded.end_tokens)
     conversation = [{"role": "user", "content": "first"}]
@@ -131,9 +131,10 @@ def test_a_later_turn_stands_behind_the_target_s_own_answers(pair: dict[str, Any
 def test_a_run_goes_on_only_with_the_same_rendering(pair: dict[str, Any], tmp_path: Path) -> None:
     _, run = record(pair, tmp_path / "run", system="be brief", chat=True)
     assert record(pair, run, system="be brief", chat=True)[0].rendering.system == "be brief"
-    with pytest.raises(TraceError, match=r"rendering: .*be brief.*, not None"):
+    with pytest.raises(TraceError, match=r"rendering: .*be brief.*, not .*'system': None"):
         record(pair, run)
-    plain, _ = record(pair, tmp_path / "plain")
+    assert record(pair, tmp_path / "default")[0].rendering.chat is True  # as the tokenizer has a template
+    plain, _ = record(pair, tmp_path / "plain", chat=False)
     assert "rendering" not in plain.identity()
 
 
@@ -206,7 +207,7 @@ def test_the_command_line_refuses_with_code_2(pair: dict[str, Any], tmp_path: Pa
     for further, said in (
         (["--chat-template-args", "{thinking}"], "must be a JSON object"),
         (["--chat-template-args", '{"enable_thinkin": false}'], "does not read 'enable_thinkin'"),
-        (["--system", "s"], "plain text takes no system message"),
+        (["--system", "s", "--raw"], "plain text takes no system message"),
         (["--turns", "0"], "turns must be at least 1"),
     ):
         result = draftgauge([*words, *further])

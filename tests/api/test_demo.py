@@ -148,6 +148,7 @@ def test_bench_decodes_prompts_that_a_policy_was_not_fitted_on(
     asked: dict[str, Any] = {"policies": policies, "baselines": False, "rounds": 1, "device": "cpu"}
     with warnings.catch_warnings():
         warnings.simplefilter("error")
+        warnings.filterwarnings("ignore", "of . answers")
         assert {row["prompts"] for row in bench(run, **asked)} == {8}
         assert {row["prompts"] for row in bench(run, limit=3, **asked)} == {3}
     with pytest.warns(UserWarning, match=r"was fitted on \d of the 5 prompts"):

@@ -50,9 +50,10 @@ def read_policies(specs: Iterable[str]) -> tuple[NamedPolicy, ...]:
         path = spec.removeprefix(f"{SHARED_BUDGET}:")
         if path.endswith(FITTED_SUFFIX):
             policies.append(NamedPolicy(spec, load_fitted(Path(path))))
-        else:
+            continue
+        if path != SHARED_BUDGET:  # which is no policy of a single request
             POLICIES.parse(spec)
-            policies.append(NamedPolicy(spec))
+        policies.append(NamedPolicy(spec))
     return tuple(policies)
 
 

@@ -85,6 +85,8 @@ def profile(
     path, chosen = choose_prompts(request.prompts)
     pair = load_pair(request.pair.at(names[0]))
     _check_later_compressions(pair, request)
+    if request.prompts.chat is None:  # the manifest says what was done
+        request = replace(request, prompts=replace(request.prompts, chat=pair.tokenizer.chat_template is not None))
     encoded = encode_prompts(pair, chosen, path, limit, request.prompts)
     if request.outputs is not None:
         usable = usable_answers(request.outputs, encoded, pair.tokenizer, pair.end_tokens, limit)
