@@ -134,8 +134,6 @@ def test_a_run_goes_on_only_with_the_same_rendering(pair: dict[str, Any], tmp_pa
     with pytest.raises(TraceError, match=r"rendering: .*be brief.*, not .*'system': None"):
         record(pair, run)
     assert record(pair, tmp_path / "default")[0].rendering.chat is True  # as the tokenizer has a template
-    plain, _ = record(pair, tmp_path / "plain", chat=False)
-    assert "rendering" not in plain.identity()
 
 
 def test_a_conversation_without_room_is_refused_or_left_out(pair: dict[str, Any], tmp_path: Path) -> None:

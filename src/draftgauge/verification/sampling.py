@@ -13,7 +13,7 @@ from draftgauge.core.errors import DraftgaugeError, ModelError
 
 NOT_FINITE = -1
 """Stands in a token's place, in what is read from a device anyway, where its logits were not finite numbers."""
-_COLDEST = torch.finfo(torch.float32).tiny
+_TINY = torch.finfo(torch.float32).tiny
 _FIRST_WIDTH = 256  # tokens sorted at first for top-p, enough for most distributions
 
 
@@ -37,14 +37,14 @@ class Sampling:
     def __post_init__(self) -> None:
         if not (math.isfinite(self.temperature) and self.temperature >= 0):
             raise DraftgaugeError(f"temperature must be 0 (greedy) or a positive number, not {self.temperature}")
-        if 0 < self.temperature < _COLDEST:
+        if 0 < self.temperature < _TINY:
             raise DraftgaugeError(
-                f"temperature {self.temperature} is too small to divide by in float32: give {_COLDEST:.2g} or more, or "
+                f"temperature {self.temperature} is too small to divide by in float32: give {_TINY:.2g} or more, or "
                 "0 for greedy decoding"
             )
         if self.top_k < 0:
             raise DraftgaugeError(f"top_k must be 0 (keep all tokens) or positive, not {self.top_k}")
-        if not 0 < self.top_p <= 1:
+        if not _TINY <= self.top_p <= 1:  # below it is 0 in float32, which keeps no token
             raise DraftgaugeError(f"top_p must be above 0 and at most 1 (keep all tokens), not {self.top_p}")
 
     @property
