@@ -15,7 +15,7 @@ INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check --no
 PROCESSES = $(shell $(BIN)/python -c 'import os; print(min(8, os.cpu_count() + 1))')
 PARALLEL = --numprocesses $(PROCESSES) --dist loadfile --no-loadscope-reorder
 
-.PHONY: demo test test-gpu test-engines test-recipe test-fast lint types figures setup clean
+.PHONY: demo test test-gpu test-engines test-recipe test-faults test-fast lint types figures setup clean
 
 setup: $(VENV)/.installed
 
@@ -50,6 +50,10 @@ test-engines: setup
 # The recipe of the bundled pair, among it end to end at a 2,000th of its length: some minutes.
 test-recipe: setup
 	$(BIN)/python -m pytest $(PARALLEL) recipes
+
+# Damaged, swapped and killed artefacts, full disks, hostile servers: the campaign of tests/faults whole, some minutes.
+test-faults: setup
+	DRAFTGAUGE_FAULTS=whole $(BIN)/python -m pytest -rs tests/faults
 
 test-fast: setup
 	$(BIN)/python -m pytest $(PARALLEL) -m 'not slow'

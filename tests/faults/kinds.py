@@ -1,0 +1,86 @@
+"""Every kind of artefact that is written and read again: how one is made, and what reading it gives."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, fields, is_dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from draftgauge.core.provenance import read_measurement, write_measurement
+from draftgauge.traces.costs import CostCurve, pair_fingerprint, run_costs
+from draftgauge.traces.datastore import About, Datastore, stored_output
+from draftgauge.traces.manifest import COSTS_NAME, Manifest, ModelEntry
+from draftgauge.traces.reader import read_texts, read_trace
+from draftgauge.traces.writer import TraceWriter
+from synthetic import synthetic_manifest, synthetic_records
+
+PROMPTS, GAMMA, LENGTH = 5, 4, 12
+
+
+@dataclass(frozen=True)
+class Kind:
+    """A kind of artefact.
+
+    Attributes:
+        make: writes it into a folder that exists, with contents that follow from a seed.
+        read: what it gives its reader, everything.
+        swapped: whether its files say which run they are of, so that one file of another run is noticed.
+    """
+
+    make: Callable[[Path, int], None]
+    read: Callable[[Path], Any]
+    swapped: bool = True
+
+
+def seen(value: Any) -> Any:
+    """What was read as a value that can be compared, to the last bit."""
+    if isinstance(value, np.ndarray):
+        return value.dtype.str, value.shape, value.tobytes()
+    if is_dataclass(value):
+        return [(field.name, seen(getattr(value, field.name))) for field in fields(value)]
+    if isinstance(value, Mapping):
+        return sorted((str(name), seen(each)) for name, each in value.items())
+    return [seen(each) for each in value] if isinstance(value, list | tuple) else repr(value)
+
+
+def _manifest(seed: int) -> Manifest:
+    target = ModelEntry("target", f"target {seed}", "none", "qwen3", "lean", "float32")
+    return synthetic_manifest(PROMPTS, GAMMA, LENGTH, target=target)
+
+
+def _costs(seed: int) -> CostCurve:
+    verify, draft = ((tuple(part * n + base for n in range(GAMMA + 1)),) for part, base in ((0.001, 0.01), (0.002, 0)))
+    pair = pair_fingerprint(_manifest(seed))
+    return CostCurve((0,), verify, draft, (0.01,), "none", "cpu", "float32", pair=pair, engine="lean")
+
+
+def _make_run(folder: Path, seed: int) -> None:
+    with TraceWriter(folder, _manifest(seed), shard_prompts=2) as writer:
+        for record in synthetic_records(seed, PROMPTS, LENGTH, GAMMA):
+            if record.info.index not in writer.done:
+                writer.add(record)
+    _costs(seed).save(folder / COSTS_NAME)
+
+
+def _read_run(folder: Path) -> Any:
+    texts = [read_texts(folder, index) for index in range(PROMPTS)]
+    return read_trace(folder), run_costs(folder), Manifest.load(folder).prompts, texts
+
+
+def _make_datastore(folder: Path, seed: int) -> None:
+    about = About("words", 1000, with_prompts=True, look_up_seconds=1e-6 * (seed + 1))
+    outputs = [stored_output([seed, number], range(seed, seed + 9), True) for number in range(4)]
+    Datastore(about).with_outputs(outputs).save(folder / "store.parquet")
+
+
+KINDS = {
+    "recorded run": Kind(_make_run, _read_run),
+    "datastore": Kind(_make_datastore, lambda folder: Datastore.load(folder / "store.parquet", "words")),
+    "measurement": Kind(
+        lambda folder, seed: write_measurement(folder / "r.json", "bench", [{"a": 0.1 * seed, "b": "x"}] * 3),
+        lambda folder: read_measurement(folder / "r.json").rows,
+    ),
+}
