@@ -114,7 +114,7 @@ def test_answers_that_cannot_be_used(models: dict[str, Any], whole: tuple[Path, 
     path.write_text("{")
     with pytest.raises(PromptError, match="line 1: not JSON"):
         read_outputs(path)
-    with pytest.raises(PromptError, match="cannot read the answers"):
+    with pytest.raises(PromptError, match="there is no file of answers"):
         read_outputs(tmp_path / "none.jsonl")
     with pytest.raises(DraftgaugeError, match="leave out the temperature"):
         record(models, tmp_path / "run", outputs=path, temperature=1.0)

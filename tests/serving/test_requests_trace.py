@@ -139,7 +139,7 @@ def test_line_separators_inside_a_text(tmp_path: Path) -> None:
     path.write_text(given, encoding="utf-8")
     assert len(import_requests(path).trace.prompts) == 1
     path.write_bytes(given.replace("\u2028", "\xe9").encode("latin-1"))
-    with pytest.raises(TraceError, match="is not UTF-8"):
+    with pytest.raises(TraceError, match="not UTF-8"):
         import_requests(path)
 
 
@@ -155,7 +155,10 @@ def test_an_answer_without_a_step_is_left_out(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("line", "message"),
     [
-        ("{", "line 1 is no answer of vLLM"),
+        ("{", "line 1: not JSON"),
+        ("[" * 100_000, "line 1: not JSON"),
+        ("[1]", "line 1 is no answer of vLLM"),
+        (json.dumps(answer(num_spec_tokens=10**9)), "drafts more than 1024"),
         ('{"usage": {}, "metrics": null}', "--per-request-spec-decode-metrics detailed"),
         (json.dumps(answer(per_step_accepted=[5, 0])), "accepts more tokens than it drafts"),
         (json.dumps(answer(per_step_accepted=[1])), "accepts more tokens than it drafts"),
@@ -167,7 +170,7 @@ def test_files_that_are_none(tmp_path: Path, line: str, message: str) -> None:
     path.write_text(line + "\n")
     with pytest.raises(TraceError, match=message):
         import_requests(path)
-    with pytest.raises(TraceError, match="cannot read"):
+    with pytest.raises(TraceError, match="there is no file of answers"):
         import_requests(tmp_path / "missing.jsonl")
 
 

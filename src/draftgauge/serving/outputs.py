@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from draftgauge.core.artefacts import read_json_lines
 from draftgauge.core.errors import PromptError
 
 NO_TEXT = "has no text: it was cut while the model was thinking, or calls a tool"
@@ -46,21 +46,8 @@ def read_outputs(path: Path) -> dict[str, ServedAnswer]:
         PromptError: if the file cannot be read, a line is not as above (it is named), an id comes twice, or no request
             succeeded.
     """
-    try:
-        lines = path.read_text(encoding="utf-8").split("\n")
-    except OSError as error:
-        raise PromptError(f"cannot read the answers {path}: {error.strerror}") from error
-    except UnicodeDecodeError as error:
-        raise PromptError(f"{path} is not UTF-8: give the output file of a batch") from error
     answers: dict[str, ServedAnswer] = {}
-    for number, line in enumerate(lines, start=1):
-        if not line.strip():
-            continue
-        where = f"{path}, line {number}"
-        try:
-            entry = json.loads(line)
-        except ValueError as error:
-            raise PromptError(f"{where}: not JSON ({error})") from error
+    for where, entry in read_json_lines(path, "file of answers", "give the output file of a batch", PromptError):
         identifier = entry.get("custom_id") if isinstance(entry, dict) else None
         if not isinstance(identifier, str):
             raise PromptError(f"{where}: has no custom_id; give the output file of a batch in OpenAI's format")

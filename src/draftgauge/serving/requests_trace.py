@@ -2,19 +2,17 @@
 
 vLLM started with ``--per-request-spec-decode-metrics detailed`` answers how many tokens each step drafted and accepted.
 Of a drafter that depends on the text alone, such as an independent draft model, that says at almost every position
-whether its next token is the target's: at the accepted ones yes, at the first rejected one no. A draft that is taken up
-again inside an accepted run continues it, so the rows there are read off. Not known is the position behind a draft that
-was accepted whole, where the target's own token was not drafted: it is drawn, with the chance that a token at the
-draft's last depth was accepted after all before it.
+whether its next token is the target's: at the accepted ones yes, at the first rejected one no. It is not known at the
+position after a draft that was accepted whole, where the target's own token was not drafted: there it is drawn, with
+the probability that a token at the draft's last depth was accepted after all before it.
 
-Drafters that start anew from the target's state at every step (EAGLE, MTP heads) draft better right behind it than deep
+Drafters that start anew from the target's state at every step (EAGLE, MTP heads) draft better right after it than deep
 in a draft; for them, rows inside an accepted run are an approximation.
 """
 
 from __future__ import annotations
 
-import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -22,12 +20,14 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from draftgauge.core.artefacts import read_json_lines
 from draftgauge.core.errors import TraceError
 from draftgauge.traces.build import make_trace
 from draftgauge.traces.record import PromptRecord, make_record
 from draftgauge.traces.trace import PromptInfo, Trace
 
 NO, YES, UNKNOWN = 0, 1, 2
+MAX_LENGTH = 1024  # of a draft
 START = "start the server with --per-request-spec-decode-metrics detailed, and ask for one sequence a request"
 
 
@@ -76,26 +76,20 @@ def import_requests(path: Path, seed: int = 0) -> ImportedTrace:
     Raises:
         TraceError: if the file cannot be read, a line is no such answer, or nothing can be used.
     """
-    try:
-        lines = path.read_text(encoding="utf-8").split("\n")  # texts may hold other separators, which JSON allows
-    except OSError as error:
-        raise TraceError(f"cannot read {path}: {error.strerror}") from error
-    except UnicodeDecodeError as error:
-        raise TraceError(f"{path} is not UTF-8: give vLLM's answers as they came") from error
-    steps = [request_steps(line, f"{path}, line {n}") for n, line in enumerate(lines, 1) if line.strip()]
+    answers = read_json_lines(path, "file of answers", "give vLLM's answers as they came", TraceError)
+    steps = [request_steps(answer, where) for where, answer in answers]
     if not steps:
         raise TraceError(f"{path} holds no answers: write one JSON object a line")
     return trace_of_requests(steps, seed)
 
 
-def request_steps(line: str, where: str) -> RequestSteps:
-    """One answer.
+def request_steps(answer: Any, where: str) -> RequestSteps:
+    """The steps of one answer.
 
     Raises:
         TraceError: if it is no answer with per-step metrics.
     """
     try:
-        answer = json.loads(line)
         usage, metrics = answer["usage"], answer["metrics"]["speculative_decoding"]
         nothing: list[int] | None = [] if metrics["num_spec_steps"] == 0 else None  # vLLM then leaves the lists out
         drafted, accepted = (metrics.get(f"per_step_{name}", nothing) for name in ("drafted", "accepted"))
@@ -107,13 +101,14 @@ def request_steps(line: str, where: str) -> RequestSteps:
             longest=int(metrics["num_spec_tokens"]),
             task=str(answer.get("task", "")),
         )
-    except (ValueError, KeyError, TypeError) as error:
+    except (ValueError, KeyError, TypeError, AttributeError, OverflowError) as error:
         raise TraceError(f"{where} is no answer of vLLM with metrics of every step ({error!r}): {START}") from error
     if len(steps.drafted) != len(steps.accepted) or any(
-        not 0 <= accepted <= drafted <= steps.longest
+        not 0 <= accepted <= drafted <= steps.longest <= MAX_LENGTH
         for drafted, accepted in zip(steps.drafted, steps.accepted, strict=True)
     ):
-        raise TraceError(f"{where} accepts more tokens than it drafts, or drafts more than {steps.longest}")
+        most = min(steps.longest, MAX_LENGTH)
+        raise TraceError(f"{where} accepts more tokens than it drafts, or drafts more than {most}")
     return steps
 
 
@@ -174,10 +169,5 @@ def _record(request: RequestSteps, index: int, matches: NDArray[np.bool_], width
         ahead = matches[row : row + width]
         right = int(ahead.argmin()) if not ahead.all() else len(ahead)
         drafts.append([*token[row : row + right], *[0] * (width - right)])
-    info = _info(request, index, length)
-    return make_record(info, token, drafts, width)
-
-
-def _info(request: RequestSteps, index: int, length: int) -> PromptInfo:
-    named: Mapping[str, Any] = {"index": index, "identifier": str(index), "task": request.task or "requests"}
-    return PromptInfo(**named, split="", prompt_tokens=request.prompt_tokens + 1, output_tokens=length, finish="stop")
+    task, prompt_tokens = request.task or "requests", request.prompt_tokens + 1
+    return make_record(PromptInfo(index, str(index), task, "", prompt_tokens, length, "stop"), token, drafts, width)
