@@ -18,7 +18,6 @@ from transformers import (
     WatermarkingConfig,
     pipeline,
 )
-from transformers.generation import GenerateDecoderOnlyOutput
 
 import draftgauge
 from draftgauge.drafters.reuse.building import new_net
@@ -231,20 +230,6 @@ def test_a_processor_never_sees_a_text_that_generate_would_not_show(
     for sampled in (False, True):
         output = target.generate(prompt(), **options, do_sample=sampled, custom_generate=speculation)
         assert output[0].tolist() == plain
-
-
-def test_scores_and_logits_are_those_of_generate(target: PreTrainedModel, draft: PreTrainedModel) -> None:
-    speculation = draftgauge.speculative(draft, "fixed:3")
-    arguments = {"inputs": prompt(), "max_new_tokens": 15, "repetition_penalty": 1.5}
-    arguments |= {"return_dict_in_generate": True, "output_scores": True, "output_logits": True}
-    plain, speculative = plain_and_speculative(target, speculation, **arguments)
-    assert isinstance(speculative, GenerateDecoderOnlyOutput)
-    assert torch.equal(speculative.sequences, plain.sequences)
-    for name in ("scores", "logits"):
-        ours, theirs = torch.cat(speculative[name]), torch.cat(plain[name])
-        assert ours.shape == theirs.shape == (15, VOCABULARY)
-        torch.testing.assert_close(ours, theirs, rtol=1e-3, atol=1e-3)
-    assert not torch.equal(torch.cat(speculative.scores), torch.cat(speculative.logits))
 
 
 class Puts(TextStreamer):

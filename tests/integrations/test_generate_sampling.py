@@ -51,7 +51,7 @@ class Recorder(LogitsProcessor):
         {"temperature": 1.3, "top_p": 0.8},
         {"temperature": 0.9, "min_p": 0.2},
         {"logits_processor": LogitsProcessorList([Falling()])},
-        {"return_dict_in_generate": True, "output_scores": True, "top_k": 3, "temperature": 1.5},
+        {"return_dict_in_generate": True, "top_k": 3, "temperature": 1.5},
     ],
 )
 @pytest.mark.parametrize("greedy_draft", [False, True])

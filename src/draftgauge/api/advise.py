@@ -232,8 +232,8 @@ def _check_loop(engine: Engine, run: Path, manifest: Manifest) -> None:
         again = shlex.join(["draftgauge", "advise", str(run), "--engine", engine.name, "--costs", file])
         measure = f"write what a step takes there to {file}"
         if engine.name in CLIENTS:
-            words = ["draftgauge", "bench-serving", "--engine", engine.name, "--url", "plain=http://127.0.0.1:8000"]
-            words += ["--url", "fixed:4=http://127.0.0.1:8001", "--target", manifest.target.source]
+            words = ["draftgauge", "bench-servers", "plain=http://127.0.0.1:8000", "fixed:4=http://127.0.0.1:8001"]
+            words += ["--engine", engine.name, "--target", manifest.target.source]
             measure = f"start one server without speculation and one at a fixed length, then `{shlex.join(words)}"
             measure += f" --costs-out {file}`"
         raise DraftgaugeError(

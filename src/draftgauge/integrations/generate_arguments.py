@@ -28,35 +28,18 @@ from draftgauge.decoding.settings import DecodingSettings
 from draftgauge.integrations.generate_rows import BatchRow
 from draftgauge.verification import Sampling
 
-# Settings of generate that change what is decoded or returned in a way that this loop cannot, with the values at which
-# they change nothing. None always changes nothing.
-NEUTRAL: dict[str, tuple[Any, ...]] = {
-    "num_beams": (1,),
-    "num_beam_groups": (1,),
-    "penalty_alpha": (0, 0.0),
-    "dola_layers": (),
-    "constraints": (),
-    "force_words_ids": (),
-    "guidance_scale": (1, 1.0),
-    "use_mtp": (False,),
-    "use_cache": (True,),
-    "cache_implementation": ("dynamic",),
-    "prefill_chunk_size": (),
-    "output_attentions": (False,),
-    "output_hidden_states": (False,),
-    "is_assistant": (False,),
-    "prompt_lookup_num_tokens": (),
-    "assistant_early_exit": (),
-    "speculation_type": (),
-}
-# Settings of assisted generation: the drafter and its policy take their place. At their defaults nobody asked for them.
+# Settings of generate that change what is decoded or returned in a way that this loop cannot.
+UNSUPPORTED = (
+    *("num_beams", "num_beam_groups", "penalty_alpha", "dola_layers", "constraints", "force_words_ids"),
+    *("guidance_scale", "use_mtp", "use_cache", "cache_implementation", "prefill_chunk_size", "is_assistant"),
+    *("output_attentions", "output_hidden_states", "output_scores", "output_logits"),
+    *("prompt_lookup_num_tokens", "assistant_early_exit", "speculation_type"),
+)
+NEUTRAL = {"penalty_alpha": 0, "guidance_scale": 1, "cache_implementation": "dynamic"}  # beside transformers' defaults
+# Settings of assisted generation: the drafter and its policy take their place.
 ASSISTED = (
-    "num_assistant_tokens",
-    "num_assistant_tokens_schedule",
-    "assistant_confidence_threshold",
-    "max_matching_ngram_size",
-    "assistant_lookbehind",
-    "target_lookbehind",
+    *("num_assistant_tokens", "num_assistant_tokens_schedule", "assistant_confidence_threshold"),
+    *("max_matching_ngram_size", "assistant_lookbehind", "target_lookbehind"),
 )
 # Processors that keep a state from call to call, which rejected drafts would spoil.
 STATEFUL = tuple(
@@ -69,18 +52,9 @@ STATEFUL = tuple(
     )
     if hasattr(logits_process, name)
 )
-# What generate prepares for the model's forward; caches among it are fresh, see refuse_dropped_arguments.
-DERIVED = (
-    "attention_mask",
-    "cache",
-    "cache_params",
-    "cache_position",
-    "logits_to_keep",
-    "past_key_values",
-    "position_ids",
-    "use_cache",
-)
 CACHES = ("cache", "past_key_values")  # what it is called from transformers 5.24 on, and before
+# What generate prepares for the model's forward.
+DERIVED = ("attention_mask", "cache_params", "cache_position", "logits_to_keep", "position_ids", "use_cache", *CACHES)
 INSTEAD = "leave it out, or call generate without custom_generate"
 
 
@@ -95,7 +69,7 @@ class GenerateArguments:
         processors: what is left of the logits processors beside ``settings.sampling``.
         criteria: what is left of the stopping criteria beside ``settings``.
         pad_token: fills rows that end before others; None where none is needed.
-        returns_dict, returns_scores, returns_logits: what ``generate`` is to return.
+        returns_dict: whether ``generate`` is to return more than a tensor.
     """
 
     rows: list[BatchRow]
@@ -105,13 +79,6 @@ class GenerateArguments:
     criteria: StoppingCriteriaList
     pad_token: int | None
     returns_dict: bool
-    returns_scores: bool
-    returns_logits: bool
-
-    @property
-    def keeps(self) -> bool:
-        """Whether anything of the logits is returned."""
-        return self.returns_scores or self.returns_logits
 
 
 def read_arguments(
@@ -131,19 +98,18 @@ def read_arguments(
         raise DraftgaugeError(f"{type(model).__name__} is an encoder-decoder: speculative() is for causal models")
     _check_config(config)
     _check_model_kwargs(model_kwargs)
-    _check_processors(processors)
-    returns_scores, returns_logits = (
-        bool(config.return_dict_in_generate and asked) for asked in (config.output_scores, config.output_logits)
-    )
+    for processor in processors:
+        if isinstance(processor, STATEFUL):
+            raise DraftgaugeError(
+                f"{type(processor).__name__} (of logits_processor, guidance_scale or watermarking_config) keeps a "
+                f"state from token to token, which rejected drafts would spoil: {INSTEAD}"
+            )
     rows = list(_rows(input_ids, model_kwargs.get("attention_mask"), model_kwargs.get("position_ids")))
-    if len(rows) > 1 and (returns_scores or returns_logits):
-        name = "output_scores" if returns_scores else "output_logits"
-        raise DraftgaugeError(f"{name} is for one row at a time, not for a batch of {len(rows)}: {INSTEAD}")
-
-    sampling, others = Sampling(), processors
+    sampling, others, draft_sampling = Sampling(), processors, Sampling()
     if config.do_sample:
-        # Scores are what all processors make of the logits, so none may be left to the sampling then.
-        sampling, others = (Sampling(1.0), processors) if returns_scores else split_processors(processors)
+        sampling, others = split_processors(processors)
+        top_p = 1.0 if config.top_p is None else config.top_p
+        draft_sampling = Sampling(config.temperature or 1.0, config.top_k or 0, top_p)
     limit, ends, further = _split_criteria(criteria)
     if len(rows) > 1 and further and not ends:
         raise DraftgaugeError(
@@ -154,13 +120,11 @@ def read_arguments(
     return GenerateArguments(
         rows,
         DecodingSettings(max(1, limit - input_ids.shape[1]), sampling, frozenset(ends)),
-        _draft_sampling(config),
+        draft_sampling,
         others,
         further,
         None if pad is None else int(pad),
         bool(config.return_dict_in_generate),
-        returns_scores,
-        returns_logits,
     )
 
 
@@ -170,8 +134,8 @@ def split_processors(processors: LogitsProcessorList) -> tuple[Sampling, LogitsP
     Where others follow temperature, top-k and top-p (min-p, watermarks), all stay processors and the sampling is plain.
     """
     others = LogitsProcessorList(processors)
-    top_p = others.pop().top_p if others and _plain_warper(others[-1], TopPLogitsWarper) else 1.0
-    top_k = others.pop().top_k if others and _plain_warper(others[-1], TopKLogitsWarper) else 0
+    top_p = others.pop().top_p if others and _is_plain(others[-1], TopPLogitsWarper) else 1.0
+    top_k = others.pop().top_k if others and _is_plain(others[-1], TopKLogitsWarper) else 0
     temperature = others.pop().temperature if others and type(others[-1]) is TemperatureLogitsWarper else 1.0
     if any(isinstance(each, TemperatureLogitsWarper | TopKLogitsWarper | TopPLogitsWarper) for each in others):
         return Sampling(1.0), LogitsProcessorList(processors)
@@ -203,31 +167,22 @@ def refuse_dropped_arguments() -> None:
         )
 
 
-def _plain_warper(processor: Any, kind: Any) -> bool:
+def _is_plain(processor: Any, kind: Any) -> bool:
     """Whether a warper does what :class:`Sampling` does."""
     keeps_one = getattr(processor, "min_tokens_to_keep", 1) == 1
     return type(processor) is kind and processor.filter_value == -math.inf and keeps_one
 
 
-def _draft_sampling(config: GenerationConfig) -> Sampling:
-    if not config.do_sample:
-        return Sampling()
-    return Sampling(config.temperature or 1.0, config.top_k or 0, 1.0 if config.top_p is None else config.top_p)
-
-
 def _check_config(config: GenerationConfig) -> None:
-    for name, neutral in NEUTRAL.items():
+    neutral = GenerationConfig._get_default_generation_params() | NEUTRAL
+    for name in (*UNSUPPORTED, *ASSISTED):
         value = getattr(config, name, None)
-        if value is not None and value not in neutral:
-            raise DraftgaugeError(f"draftgauge.speculative cannot honour {name}={value!r}: {INSTEAD}")
-    defaults = GenerationConfig._get_default_generation_params()
-    for name in ASSISTED:
-        value = getattr(config, name, None)
-        if value is not None and value != defaults.get(name):
-            raise DraftgaugeError(
-                f"draftgauge.speculative cannot honour {name}={value!r}: how far to draft is its policy's to say, "
-                "e.g. speculative(drafter, policy='fixed:4')"
-            )
+        if value in (None, neutral.get(name)) or (value is False and name != "use_cache"):
+            continue
+        instead = INSTEAD
+        if name in ASSISTED:
+            instead = "how far to draft is its policy's to say, e.g. speculative(drafter, policy='fixed:4')"
+        raise DraftgaugeError(f"draftgauge.speculative cannot honour {name}={value!r}: {instead}")
 
 
 def _check_model_kwargs(model_kwargs: Mapping[str, Any]) -> None:
@@ -243,13 +198,14 @@ def _check_model_kwargs(model_kwargs: Mapping[str, Any]) -> None:
         )
 
 
-def _check_processors(processors: LogitsProcessorList) -> None:
-    for processor in processors:
-        if isinstance(processor, STATEFUL):
-            raise DraftgaugeError(
-                f"{type(processor).__name__} (of logits_processor, guidance_scale or watermarking_config) keeps a "
-                f"state from token to token, which rejected drafts would spoil: {INSTEAD}"
-            )
+def _is_filled(cache: Any) -> bool:
+    """Whether a cache is a user's own, or holds tokens; one without any attention layer cannot say, and is fresh."""
+    if getattr(cache, "_is_user_defined", False):
+        return True
+    try:
+        return bool(cache.get_seq_length() > 0)
+    except ValueError:
+        return False
 
 
 def _rows(input_ids: Tensor, mask: Tensor | None, positions: Tensor | None) -> Iterator[BatchRow]:
@@ -263,9 +219,8 @@ def _rows(input_ids: Tensor, mask: Tensor | None, positions: Tensor | None) -> I
                 f"attention_mask of row {index} is not padding to the left of a prompt of one token or more: "
                 "set padding_side='left' in the tokenizer"
             )
-        if positions is not None and positions[index % len(positions), padded:].tolist() != list(
-            range(length - padded)
-        ):
+        counted = list(range(length - padded))
+        if positions is not None and positions[index % len(positions), padded:].tolist() != counted:
             raise DraftgaugeError(f"position_ids of row {index} do not count its tokens from 0: {INSTEAD}")
         yield BatchRow(index, batch, ids[:padded], ids[padded:], input_ids.device)
 
@@ -284,13 +239,3 @@ def _split_criteria(criteria: StoppingCriteriaList) -> tuple[int, set[int], Stop
             others.append(criterion)
     assert limits, "generate always sets a max_length"
     return min(limits), ends, others
-
-
-def _is_filled(cache: Any) -> bool:
-    """Whether a cache is a user's own, or holds tokens; one without any attention layer cannot say, and is fresh."""
-    if getattr(cache, "_is_user_defined", False):
-        return True
-    try:
-        return bool(cache.get_seq_length() > 0)
-    except ValueError:
-        return False

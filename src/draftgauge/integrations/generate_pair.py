@@ -7,16 +7,19 @@ from typing import TypeAlias
 
 import numpy as np
 import torch
+from torch import Tensor
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from draftgauge.core.errors import DraftgaugeError, ModelError
 from draftgauge.drafters.language_model import LanguageModelSource
-from draftgauge.drafters.source import DraftSource, LoadOptions, Source, choose_drafter, drafter_kinds
+from draftgauge.drafters.source import DraftSource, LoadOptions, choose_drafter, drafter_kinds
 from draftgauge.integrations.generate_arguments import GenerateArguments
-from draftgauge.integrations.generate_weights import Weights, is_unchanged
 from draftgauge.meter import MeterPlan, measure_costs
 from draftgauge.models.base import CachedModel
 from draftgauge.models.compression import half_precision
+from draftgauge.models.lean import LeanModel
+from draftgauge.models.lean_families import why_not_lean
+from draftgauge.models.lean_ops import packs
 from draftgauge.models.loading import check_same_vocabulary, load_tokenizer, wrap
 from draftgauge.models.taps import Taps, attach_taps
 from draftgauge.models.vocabulary import vocabulary_digest
@@ -25,55 +28,51 @@ from draftgauge.traces.costs import CostCurve
 Drafts: TypeAlias = PreTrainedModel | str | Path
 
 MEASURING_SECONDS = 5.0  # at most, for costs that were not asked for
+SAMPLED = 64  # elements of each weight, at least
 
 
 class BoundPair:
     """A target and what drafts for it."""
 
     def __init__(
-        self, target: CachedModel, drafts: DraftSource, taps: Taps | None, tokenizer: PreTrainedTokenizerBase | None
+        self, model: PreTrainedModel, drafter: Drafts, tokenizer: PreTrainedTokenizerBase | None, engine: str
     ) -> None:
-        self.target = target
-        self.drafts = drafts
-        self.taps = taps
-        self.tokenizer = tokenizer
-        models = [target]
-        if isinstance(drafts, LanguageModelSource) and drafts.source is None:  # the caller's, who may train it
-            models.append(drafts.model)
-        self._weights = [(model, Weights.of(model)) for model in models]
-
-    @classmethod
-    def of(
-        cls,
-        model: PreTrainedModel,
-        drafter: Drafts,
-        tokenizer: PreTrainedTokenizerBase | None,
-        engine: str,
-    ) -> BoundPair:
         """Load the drafter for a model.
 
         Raises:
             ModelError: if they do not belong together.
         """
-        target = wrap(model, engine)
-        tokenizer = tokenizer or _tokenizer_beside(model)
+        self.target = wrap(model, engine)
+        self.tokenizer = tokenizer = tokenizer or _tokenizer_beside(model)
+        watched = [self.target]
         if isinstance(drafter, PreTrainedModel):
             _check_models(model, drafter, tokenizer)
-            drafts: DraftSource = LanguageModelSource(None, wrap(drafter, engine))
+            self.drafts: DraftSource = LanguageModelSource(None, wrap(drafter, engine))
+            assert self.drafts.model is not None
+            watched.append(self.drafts.model)  # the caller may train it
         else:
-            options = LoadOptions(half_precision(target.spec.dtype), target.spec.device, engine)
-            kind, source = _kind_of(drafter)
+            options = LoadOptions(half_precision(self.target.spec.dtype), self.target.spec.device, engine)
+            kinds = drafter_kinds()
+            if str(drafter) in kinds or any(kind.recognises(drafter) for kind in kinds.values()):
+                name, source = choose_drafter(drafter, None)
+                kind = kinds[name]
+            else:
+                kind, source = LanguageModelSource, drafter
             if tokenizer is not None:
                 kind.check(source, tokenizer, options)
-            drafts = kind.load(source, target, options)
-            if drafts.model is not None and tokenizer is None:
-                _check_models(model, drafts.model.module, None)
-        taps = None if drafts.tap_plan is None else attach_taps(target, drafts.tap_plan)
-        return cls(target, drafts, taps, tokenizer)
+            self.drafts = kind.load(source, self.target, options)
+            if self.drafts.model is not None and tokenizer is None:
+                _check_models(model, self.drafts.model.module, None)
+        plan = self.drafts.tap_plan
+        self.taps: Taps | None = None if plan is None else attach_taps(self.target, plan)
+        self._weights = [(each, _weights(each)) for each in watched]
 
     def holds(self, model: PreTrainedModel) -> bool:
         """Whether it is of this model, and neither that nor a draft model of the caller's has changed."""
-        return self.target.module is model and all(is_unchanged(*each) for each in self._weights)
+        return self.target.module is model and all(
+            _weights(each) == before and not (isinstance(each, LeanModel) and why_not_lean(each.module))
+            for each, before in self._weights
+        )
 
     def measure(self, call: GenerateArguments, gamma_max: int) -> CostCurve:
         """What a step costs around the first prompt of a call."""
@@ -94,13 +93,27 @@ class BoundPair:
         return measure_costs(self.target, drafter, plan, np.random.default_rng(0), generator)
 
 
-def _kind_of(drafter: str | Path) -> tuple[type[DraftSource], Source]:
-    """The kind of a drafter and what it takes; what is of no other kind is a language model."""
-    kinds = drafter_kinds()
-    if str(drafter) in kinds or any(kind.recognises(drafter) for kind in kinds.values()):
-        name, source = choose_drafter(drafter, None)
-        return kinds[name], source
-    return LanguageModelSource, drafter
+@torch.inference_mode()
+def _weights(model: CachedModel) -> tuple[tuple[int, int] | float, ...]:
+    """What tells that a model's weights are still those that an engine has taken over.
+
+    PyTorch counts writes to a tensor, but neither those through ``.data`` nor those of fused optimisers. So where an
+    engine holds copies of weights, these are looked at: their norm, and the sum of some elements.
+    """
+    parameters = list(model.module.parameters())
+    written = tuple((each.data_ptr(), 0 if each.is_inference() else each._version) for each in parameters)
+    if not isinstance(model, LeanModel):
+        return written
+    packed = packs(model.module)
+    figures: list[Tensor] = []
+    for weight in parameters:
+        if weight.is_floating_point() and (packed or weight.ndim == 1):
+            values = weight.detach().flatten()
+            figures += [
+                torch.linalg.vector_norm(values).float(),
+                values[:: max(1, len(values) // SAMPLED)].float().sum(),
+            ]
+    return (*written, *(torch.stack(figures).nan_to_num().tolist() if figures else ()))
 
 
 def _tokenizer_beside(model: PreTrainedModel) -> PreTrainedTokenizerBase | None:

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Generator, Tensor
+from torch import Tensor
 from transformers import (
     GenerationConfig,
     LogitsProcessorList,
@@ -32,7 +32,8 @@ from draftgauge.decoding.results import Generation, OnCommit, Origin
 from draftgauge.decoding.speculative import speculative_decode
 from draftgauge.integrations.generate_arguments import GenerateArguments, read_arguments, refuse_dropped_arguments
 from draftgauge.integrations.generate_pair import BoundPair, Drafts
-from draftgauge.integrations.generate_rows import BatchRow, CriteriaWatch, ProcessedModel
+from draftgauge.integrations.generate_rows import CriteriaWatch, ProcessedModel
+from draftgauge.models.base import CachedModel
 from draftgauge.policies.base import Policy
 from draftgauge.policies.registry import with_objects
 from draftgauge.traces.costs import CostCurve
@@ -134,55 +135,29 @@ class Speculative:
             generator = torch.Generator(pair.target.spec.device).manual_seed(int(torch.randint(2**62, ())))
         if self._streamer is not None:
             self._streamer.put(input_ids.cpu())
-        self.generations, targets = [], []
+        self.generations = []
         for row in call.rows:
-            target = ProcessedModel(pair.target, call.processors, row, call.settings.sampling.greedy, call.keeps)
-            self.generations.append(self._decode_row(pair, target, policy, call, row, generator))
-            targets.append(target)
+            target: CachedModel = pair.target
+            if call.processors:
+                target = ProcessedModel(target, call.processors, row, call.settings.sampling.greedy)
+            ends = call.settings.end_tokens
+            drafter = pair.drafts.drafter(pair.target, pair.taps, ends, call.draft_sampling, generator)
+            watch = CriteriaWatch(call.criteria, row) if call.criteria else None
+            settings = replace(call.settings, stop_when=watch)
+            on_commit = None if self._streamer is None else _put_each(self._streamer)
+            result = speculative_decode(target, drafter, policy, row.prompt, settings, generator, on_commit)
+            self.generations.append(result)
         if self._streamer is not None:
             self._streamer.end()
         sequences = _sequences(input_ids, [result.tokens for result in self.generations], call.pad_token)
-        if not call.returns_dict:
-            return sequences
-        count = len(self.generations[0].tokens)
-        return GenerateDecoderOnlyOutput(
-            sequences=sequences,
-            scores=_stacked(targets[0].scores(count)) if call.returns_scores else None,
-            logits=_stacked(targets[0].logits(count)) if call.returns_logits else None,
-        )
-
-    def _decode_row(
-        self,
-        pair: BoundPair,
-        target: ProcessedModel,
-        policy: Policy,
-        call: GenerateArguments,
-        row: BatchRow,
-        generator: Generator | None,
-    ) -> Generation:
-        ends = call.settings.end_tokens
-        drafter = pair.drafts.drafter(pair.target, pair.taps, ends, call.draft_sampling, generator)
-        watch = None
-        if call.criteria:
-            watch = CriteriaWatch(call.criteria, row, target.scores if call.returns_scores else None)
-        on_commit = None if self._streamer is None else _put_each(self._streamer)
-        bare = not call.processors and not call.keeps
-        return speculative_decode(
-            pair.target if bare else target,
-            drafter,
-            policy,
-            row.prompt,
-            replace(call.settings, stop_when=watch),
-            generator,
-            on_commit,
-        )
+        return GenerateDecoderOnlyOutput(sequences=sequences) if call.returns_dict else sequences
 
     def _bind(self, model: PreTrainedModel) -> BoundPair:
         """The model and its drafter, made ready; those of the last call if nothing has changed."""
         if self._pair is None or not self._pair.holds(model):
             self._pair = None  # its memory is freed before more is taken
             with torch.inference_mode(False):  # a model's weights may move, and are to be trainable where they go
-                self._pair = BoundPair.of(model, self._drafter, self._tokenizer, self._engine)
+                self._pair = BoundPair(model, self._drafter, self._tokenizer, self._engine)
         return self._pair
 
     def _ready_policy(self, pair: BoundPair, call: GenerateArguments) -> Policy:
@@ -214,11 +189,6 @@ def _sequences(input_ids: Tensor, outputs: list[list[int]], pad_token: int | Non
     assert pad_token is not None or all(len(output) == longest for output in outputs)
     filled = [output + [pad_token or 0] * (longest - len(output)) for output in outputs]
     return torch.cat((input_ids, torch.tensor(filled, dtype=input_ids.dtype, device=input_ids.device)), -1)
-
-
-def _stacked(rows: list[Tensor]) -> tuple[Tensor, ...]:
-    """``[1, V]`` each, usable by autograd again."""
-    return tuple(row.clone()[None] for row in rows)
 
 
 @contextmanager
