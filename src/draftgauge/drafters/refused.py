@@ -94,6 +94,7 @@ def draft_refused(
         logits = model.forward(text[begin:end])[:, :vocabulary]
         p, q = probabilities(target_logits[begin:end], sampling), probabilities(logits, rules.sampling)
         probability, refused = _first_refused(p, q, following[begin:end], generator)
+        # Of logits that are not finite any token will do: the recorder refuses their signals.
         note(logits, refused, drafts, np.arange(begin, end), 0)
         chances[:, begin:end] = probability.cpu().numpy()
     _grow(rules, len(prompt_tokens), rows, drafts, vocabulary, generator)
@@ -116,7 +117,7 @@ def _first_refused(p: Tensor, q: Tensor, output: Tensor, generator: Generator) -
     # edge.
     of_target = p[position, output].clamp_min(torch.finfo(p.dtype).tiny)
     chances = torch.stack([torch.minimum(shared, q).sum(-1), of_draft / of_target])
-    return chances.clamp(0, 1), draw(residual(q, shared), generator)
+    return chances.clamp(0, 1), draw(residual(q, shared), generator).clamp_min(0)
 
 
 def _grow(
@@ -139,6 +140,6 @@ def _grow(
             limits,
             drafts,
             vocabulary,
-            lambda logits: choose(logits, rules.sampling, generator),
+            lambda logits: choose(logits, rules.sampling, generator).clamp_min(0),
         )
     cut_after_end(drafts, rules.end_tokens)
