@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
@@ -310,23 +310,26 @@ def _curve(
 def _by_length(samples: Sequence[Sample], value: Callable[[Sample], float]) -> dict[int, list[float]]:
     """Draft length -> values of the steps at which no policy looked."""
     values: dict[int, list[float]] = {}
-    for sample in sorted(samples, key=lambda sample: sample.gamma):
+    for sample in samples:
         if not sample.looks:
             values.setdefault(sample.gamma, []).append(value(sample))
     return values
 
 
 def _table(samples: Samples, value: Callable[[Sample], float], gamma_max: int) -> Floats:
-    """``[C, gamma_max + 1]`` medians by draft length, interpolated where a length was not timed; never falling with the
-    length, as one token more costs nothing at least.
+    """``[C, gamma_max + 1]`` medians by draft length."""
+    return np.stack([rising_row(_by_length(own, value), range(gamma_max + 1)) for own in samples])
+
+
+def rising_row(timed: Mapping[int, Sequence[float]], wanted: Sequence[int]) -> Floats:
+    """Median seconds for each number of tokens wanted, interpolated where it was not timed; never falling, as one token
+    more costs nothing at least.
     """
-    rows = []
-    for own in samples:
-        timed = _by_length(own, value)
-        medians = [float(np.median(values)) for values in timed.values()]
-        rising = isotonic_regression(medians, weights=[len(values) for values in timed.values()]).x
-        rows.append(np.interp(np.arange(gamma_max + 1), list(timed), rising))
-    return np.stack(rows)
+    tokens = sorted(timed)
+    medians = [float(np.median(timed[count])) for count in tokens]
+    rising = isotonic_regression(medians, weights=[len(timed[count]) for count in tokens]).x
+    row: Floats = np.interp(wanted, tokens, rising)
+    return row
 
 
 def _catch_up(samples: Samples) -> Floats:
@@ -355,4 +358,4 @@ def _measurement(samples: Samples, gamma_max: int, spent: float, note: str) -> M
     low, high = np.percentile(rest, (25, 75))  # of all: the few of one length say little
     spread = (high - low) / NORMAL_IQR * math.sqrt(len(rest) / max(1, len(rest) - len(cells)))
     least = min(count for count in counts if count)
-    return Measurement(spent, tuple(counts), TWO_SIDED * MEDIAN_ERROR * spread / math.sqrt(least), note)
+    return Measurement(spent, tuple(counts), float(TWO_SIDED * MEDIAN_ERROR * spread / math.sqrt(least)), note)

@@ -9,8 +9,9 @@ from pathlib import Path
 
 import numpy as np
 
+from draftgauge.core.artefacts import read_json
 from draftgauge.core.config import from_mapping, to_mapping
-from draftgauge.core.errors import TraceError
+from draftgauge.core.errors import DraftgaugeError, TraceError
 from draftgauge.core.files import atomic_write_text
 from draftgauge.traces.costs import CostCurve, CostTable
 
@@ -20,7 +21,8 @@ BY_ENGINE, BY_DRAFTGAUGE = "engine", "draftgauge"
 
 @dataclass(frozen=True)
 class EngineCosts:
-    """Seconds of the parts of a step of an engine, for batches in which all sequences draft alike.
+    """Seconds of the parts of a step of an engine, for batches in which all sequences draft alike. The file may be
+    written or edited by hand, and so carries no digest.
 
     Attributes:
         engine: which, e.g. "vllm".
@@ -84,11 +86,7 @@ class EngineCosts:
             self.curve(batch).validate()
 
     def save(self, path: Path) -> None:
-        """Write as JSON, atomically.
-
-        Raises:
-            DraftgaugeError: if the file cannot be written.
-        """
+        """Write as JSON, atomically."""
         atomic_write_text(path, json.dumps(to_mapping(self), indent=1) + "\n")
 
 
@@ -103,9 +101,7 @@ def read_costs(path: Path, engine: str) -> dict[int, CostCurve]:
         TraceError: if the file is missing, is neither, cannot have been measured, or is of another engine.
     """
     costs = load_engine_costs(path, engine)
-    if costs is None:
-        return {1: CostCurve.load(path)}
-    return {batch: costs.curve(batch) for batch in costs.batches}
+    return {1: CostCurve.load(path)} if costs is None else {batch: costs.curve(batch) for batch in costs.batches}
 
 
 def load_engine_costs(path: Path, engine: str) -> EngineCosts | None:
@@ -114,18 +110,13 @@ def load_engine_costs(path: Path, engine: str) -> EngineCosts | None:
     Raises:
         TraceError: if the file cannot be read, cannot have been measured, or is of another engine.
     """
-    try:
-        document = json.loads(path.read_text(encoding="utf-8"))
-    except OSError as error:
-        raise TraceError(f"cannot read the costs {path} ({error.strerror})") from error
-    except ValueError as error:
-        raise TraceError(f"{path} is not JSON: {error}") from error
+    document = read_json(path, "file of costs", error=TraceError)
     if not isinstance(document, dict) or "batches" not in document:
         return None
     try:
         costs = from_mapping(EngineCosts, document, "engine costs")
         costs.validate()
-    except ValueError as error:
+    except DraftgaugeError as error:
         raise TraceError(f"{path} does not hold the costs of an engine: {error}") from error
     if costs.engine != engine:
         raise TraceError(f"{path} holds the costs of {costs.engine}, not of {engine}: measure them there")
