@@ -85,7 +85,7 @@ def test_recording(sampling: Sampling) -> None:
     with pytest.raises(ModelError, match="the logits of the draft model are NaN or infinite from token 10"):
         record_prompt(wrap(tiny_model(seed=1)), bad, prompt, PROMPT, plan, tokenizer, generator)
     if sampling.greedy:
-        with pytest.raises(ModelError, match="the logits of the target .* from token 10 of the text on"):
+        with pytest.raises(ModelError, match=r"the logits of the target .* from token 10 of the text on"):
             record_answer(
                 target(), drafter(sampling), (prompt, PROMPT), Answer([1, 2, 3, 4, 5, 6], "stop"), plan, tokenizer
             )
