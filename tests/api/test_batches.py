@@ -22,7 +22,7 @@ from draftgauge.models import static_rows
 from draftgauge.policies.acceptance_model import StoppingNumbers, cut, for_any_vocabulary
 from draftgauge.policies.bundled import bundled_policy
 from draftgauge.policies.fitted import save_fitted
-from draftgauge.reporting import build_report
+from draftgauge.reporting.page import build_report
 from draftgauge.traces.batch_costs import BatchCosts
 from draftgauge.traces.costs import CostCurve
 from draftgauge.traces.manifest import COSTS_NAME

@@ -11,7 +11,6 @@ import pytest
 
 from draftgauge.core.config import from_mapping
 from draftgauge.core.errors import TraceError
-from draftgauge.diagnostics.calibration import judged, starts, visited
 from draftgauge.fitting import stopping as fitting
 from draftgauge.fitting.continuation import fit_continuation
 from draftgauge.fitting.decision_times import TIMED_LENGTH
@@ -26,6 +25,7 @@ from draftgauge.replaying.rows import draft_caps
 from draftgauge.replaying.simulate import replay, replay_fixed_all
 from draftgauge.replaying.views import text_view
 from draftgauge.traces.costs import CostCurve
+from judged_tokens import judged, starts, visited
 from linear_costs import curve as linear_curve
 from synthetic import synthetic_trace
 from two_source_numbers import random_numbers
