@@ -6,7 +6,6 @@ tested in ``tests/engines``.
 
 from __future__ import annotations
 
-import json
 import sys
 from pathlib import Path
 from types import SimpleNamespace
@@ -259,16 +258,6 @@ def test_the_probe_measures_every_length(folders: dict[str, Path], tmp_path: Pat
     assert measured.gamma_max == LONGEST
     assert measured.draft[0][0] == 0 < measured.draft[0][LONGEST]
     assert read_costs(out, "vllm")[1].gamma_max == LONGEST
-
-
-def test_every_call_is_logged(folders: dict[str, Path], tmp_path: Path) -> None:
-    log = tmp_path / "log.jsonl"
-    target = load_model(folders["target"], device="cpu")
-    served = serve(Proposer(config(folders, log=str(log))), target, [tokens(9).tolist()], 1)
-    rows = [json.loads(line) for line in log.read_text().splitlines()]
-    assert all(row["seconds"] > 0 for row in rows)
-    drafted = [row["drafted"][0] for row in rows]
-    assert drafted[-len(served[0].counts) - 1 : -1] == [count for count, _ in served[0].counts]
 
 
 @pytest.mark.parametrize(

@@ -15,32 +15,38 @@ drafters that read the target cannot run.
 
 from __future__ import annotations
 
-import json
-import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 
 from draftgauge.core.config import from_mapping
 from draftgauge.core.errors import DraftgaugeError, ModelError
 from draftgauge.core.signals import SignalName
-from draftgauge.drafters.base import Draft
+from draftgauge.drafters.base import Draft, completed
 from draftgauge.drafters.language_model import LanguageModelDrafter
 from draftgauge.drafters.rows import Asked, EachRow, LanguageModelRows, RowDrafter
 from draftgauge.drafters.source import LoadOptions, choose_drafter, drafter_kind
 from draftgauge.integrations.vllm_guard import check_version, mend_sampling
-from draftgauge.integrations.vllm_requests import Request, Sighting, match
 from draftgauge.models.compression import half_precision
 from draftgauge.models.lean import LeanModel
 from draftgauge.models.loading import load_model, load_tokenizer, wrap
-from draftgauge.policies.base import Policy, Step, asks_after_each_token, begin, reads_of
+from draftgauge.policies.base import (
+    Extends,
+    Policy,
+    Signal,
+    Step,
+    Trims,
+    asks_after_each_token,
+    begin,
+    reads_of,
+)
 from draftgauge.policies.registry import make_policy
-from draftgauge.traces.costs import CostCurve
 from draftgauge.traces.engine_costs import read_costs
 
 LANGUAGE_MODEL = "language_model"
@@ -56,7 +62,6 @@ class ProposerOptions:
         policy: how far to draft, by spec or fitted file; always ``num_speculative_tokens`` if left out.
         costs: JSON of what a step costs here, for policies that weigh cost.
         device: of the drafter; that of vLLM if left out.
-        log: file to which every call is written, one JSON object a line.
         costs_out: file to which :class:`~draftgauge.integrations.vllm_costs.CostProbe` writes what it measured.
     """
 
@@ -65,8 +70,34 @@ class ProposerOptions:
     policy: str | None = None
     costs: Path | None = None
     device: str | None = None
-    log: Path | None = None
     costs_out: Path = Path("vllm-costs.json")
+
+
+@dataclass(eq=False)
+class Request:
+    """One request.
+
+    Attributes:
+        text: its token ids as vLLM's bytes, so that comparing long texts takes no time.
+        length: of the text in tokens.
+        last: its last token.
+        row: its number in the drafter.
+        policy: its own.
+        draft: what was last proposed for it.
+        asked: after how many drafted tokens of the present step the policy was asked whether to go on.
+    """
+
+    text: bytes
+    length: int
+    last: int
+    row: int
+    policy: Policy
+    draft: Draft = field(default_factory=lambda: Draft([]))
+    asked: int = 0
+
+    def keep_drafting(self, signal: Signal) -> bool:
+        self.asked += 1
+        return self.policy.keep_drafting(signal)
 
 
 class Proposer:
@@ -95,15 +126,16 @@ class Proposer:
         self.options = from_mapping(ProposerOptions, given, "additional_config: draftgauge")
         self.longest = int(vllm_config.speculative_config.num_speculative_tokens)
         self._context = int(vllm_config.model_config.max_model_len)
-        self._costs = _costs(self.options)
-        self._end_tokens = _end_tokens(vllm_config.model_config.hf_config)
+        curves = {} if self.options.costs is None else read_costs(self.options.costs, "vllm")
+        self._costs = curves[min(curves)] if curves else None
+        ends = getattr(vllm_config.model_config.hf_config, "eos_token_id", None)
+        self._end_tokens = frozenset([ends] if isinstance(ends, int) else ends or [])
         self._policies = [self._new_policy()]
         self._reads = reads_of(self._policies[0])
         self._asks = asks_after_each_token(self._reads)
         with _own_defaults():
             self._drafter = _row_drafter(self.options, vllm_config, self._end_tokens)
         self.requests: list[Request] = []
-        self._log = None if self.options.log is None else self.options.log.open("w", encoding="utf-8")
 
     def load_model(self, *_: Any, **__: Any) -> None:
         """Nothing of the target is read."""
@@ -127,7 +159,6 @@ class Proposer:
         Returns:
             A draft for each request, possibly empty.
         """
-        started = time.perf_counter()
         with _own_defaults(), torch.inference_mode():
             present = self._follow(sampled_token_ids, num_tokens_no_spec, token_ids_cpu)
             asked = {r.row: self.ask(r) for r in present if r is not None and self.room(r) > 0}
@@ -135,40 +166,50 @@ class Proposer:
             for request in self.requests:
                 draft = drafts.get(request.row, Draft([]))
                 request.draft = self.completed(request, draft) if request.row in asked else draft
-        proposals = [[] if request is None else list(request.draft.tokens) for request in present]
-        self._note(proposals, time.perf_counter() - started)
-        return proposals
+        return [[] if request is None else list(request.draft.tokens) for request in present]
 
     def _follow(self, sampled: Sequence[Sequence[int]], lengths: Sequence[int], texts: Any) -> list[Request | None]:
-        """The requests of this batch in its order, told what was committed; those that are gone are dropped."""
-        seen = match(self.requests, sampled, lengths, np.asarray(texts))
-        staying = {id(each.request) for each in seen if each is not None}
+        """The requests of this batch in its order, told what was committed; None while a prompt is read.
+
+        Requests are found again by their texts, those of one text in their order. Those that are gone are dropped.
+        """
+        by_length: dict[int, list[Request]] = {}
+        for request in self.requests:
+            by_length.setdefault(request.length, []).append(request)
+        seen: list[tuple[list[int], NDArray[np.int32], Request | None]] = []
+        for row, each, length in zip(np.asarray(texts), sampled, lengths, strict=False):
+            committed, tokens = [int(token) for token in each], row[: int(length)]
+            before = len(tokens) - len(committed)
+            candidates = by_length.get(before, []) if committed else []
+            text = tokens[:before].tobytes() if candidates else b""
+            known = next((request for request in candidates if request.text == text), None)
+            if known is not None:
+                candidates.remove(known)
+            seen.append((committed, tokens, known))
+        staying = {id(known) for _, _, known in seen}
         for request in self.requests:
             if id(request) not in staying:
                 self._drafter.close(request.row)
                 self._policies.append(request.policy)
-        present = [None if each is None else self._told(each) for each in seen]
+        present = [self._told(*each) if each[0] else None for each in seen]
         self.requests = [request for request in present if request is not None]
         return present
 
-    def _told(self, seen: Sighting) -> Request:
-        return self._open(seen) if seen.request is None else self._advance(seen.request, seen)
-
-    def _open(self, new: Sighting) -> Request:
-        policy = self._policies.pop() if self._policies else self._new_policy()
-        text = new.tokens.tolist()
-        begin(policy, text)
-        return Request(new.tokens.tobytes(), len(text), text[-1], self._drafter.open(text), policy)
-
-    def _advance(self, request: Request, step: Sighting) -> Request:
-        draft, tokens = request.draft, step.committed
-        most = min(len(draft.tokens), len(tokens) - 1)
-        accepted = next((n for n in range(most) if draft.tokens[n] != tokens[n]), most)
-        self._drafter.commit(request.row, min(accepted, draft.kept), tokens)
-        shown = tokens if SignalName.TEXT in self._reads else ()
+    def _told(self, committed: list[int], tokens: NDArray[np.int32], request: Request | None) -> Request:
+        """The request that had this text before these tokens, or a new one."""
+        text = tokens.tolist()
+        if request is None:
+            policy = self._policies.pop() if self._policies else self._new_policy()
+            begin(policy, text)
+            return Request(tokens.tobytes(), len(text), text[-1], self._drafter.open(text), policy)
+        draft = request.draft
+        most = min(len(draft.tokens), len(committed) - 1)
+        accepted = next((n for n in range(most) if draft.tokens[n] != committed[n]), most)
+        self._drafter.commit(request.row, min(accepted, draft.kept), committed)
+        shown = committed if SignalName.TEXT in self._reads else ()
         how = draft.signals, float("nan"), shown, draft.appended, draft.trimmed
-        request.policy.observe(Step(draft.drafted, accepted, len(tokens), *how))
-        request.text, request.length, request.last = step.tokens.tobytes(), len(step.tokens), tokens[-1]
+        request.policy.observe(Step(draft.drafted, accepted, len(committed), *how))
+        request.text, request.length, request.last = tokens.tobytes(), len(text), text[-1]
         return request
 
     def ask(self, request: Request) -> Asked:
@@ -178,7 +219,10 @@ class Proposer:
 
     def completed(self, request: Request, draft: Draft) -> Draft:
         """The draft as the policy wants it verified."""
-        return request.completed(draft, self.room(request))
+        policy = request.policy
+        if not isinstance(policy, (Extends, Trims)):
+            return draft
+        return completed(policy, draft, request.asked, self.room(request))
 
     def room(self, request: Request) -> int:
         """Tokens that may be drafted: none behind an end token, and one place is the target's own."""
@@ -193,23 +237,6 @@ class Proposer:
                 f"policy {self.options.policy} reads the target's entropy, which vLLM does not hand over"
             )
         return policy
-
-    def _note(self, proposals: Sequence[Sequence[int]], seconds: float) -> None:
-        if self._log is not None:
-            self._log.write(json.dumps({"drafted": [len(draft) for draft in proposals], "seconds": seconds}) + "\n")
-            self._log.flush()
-
-
-def _costs(options: ProposerOptions) -> CostCurve | None:
-    if options.costs is None:
-        return None
-    curves = read_costs(options.costs, "vllm")
-    return curves[min(curves)]
-
-
-def _end_tokens(config: Any) -> frozenset[int]:
-    ids = getattr(config, "eos_token_id", None)
-    return frozenset([ids] if isinstance(ids, int) else ids or [])
 
 
 def _row_drafter(options: ProposerOptions, vllm_config: Any, end_tokens: frozenset[int]) -> RowDrafter:

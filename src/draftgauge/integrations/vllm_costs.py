@@ -9,12 +9,10 @@ from typing import Any
 
 from draftgauge.drafters.base import Draft
 from draftgauge.drafters.rows import Asked
-from draftgauge.integrations.vllm import Proposer
-from draftgauge.integrations.vllm_requests import Request
+from draftgauge.integrations.vllm import Proposer, Request
 from draftgauge.traces.engine_costs import BY_DRAFTGAUGE, EngineCosts, fitted_line
 
-Timings = dict[int, list[float]]
-"""Tokens of a draft -> seconds."""
+Timings = dict[int, list[float]]  # tokens of a draft -> seconds
 
 
 class CostProbe(Proposer):
@@ -28,11 +26,9 @@ class CostProbe(Proposer):
     """
 
     WRITE_EVERY = 25
-    LEAST = 3
-    """Timings that a length needs to count."""
+    LEAST = 3  # timings that a length needs to count
 
     def __init__(self, vllm_config: Any) -> None:
-        """As of :class:`~draftgauge.integrations.vllm.Proposer`; ``policy`` is not used."""
         super().__init__(vllm_config)
         self._verify: dict[int, Timings] = {}
         self._draft: dict[int, Timings] = {}
@@ -42,7 +38,6 @@ class CostProbe(Proposer):
         self._returned: tuple[int, int, float] | None = None  # batch, length, when
 
     def propose(self, sampled_token_ids: Sequence[Sequence[int]], *arguments: Any, **named: Any) -> list[list[int]]:
-        """As :meth:`~draftgauge.integrations.vllm.Proposer.propose`, timed."""
         started = time.perf_counter()
         batch, decoding = len(sampled_token_ids), all(len(tokens) > 0 for tokens in sampled_token_ids)
         if self._returned is not None and decoding and self._returned[0] == batch:
@@ -63,11 +58,9 @@ class CostProbe(Proposer):
         return proposals
 
     def ask(self, request: Request) -> Asked:
-        """The length whose turn it is."""
         return Asked(min(self._length, self.room(request)))
 
     def completed(self, request: Request, draft: Draft) -> Draft:
-        """Nothing more."""
         return draft
 
     def measured(self) -> EngineCosts | None:

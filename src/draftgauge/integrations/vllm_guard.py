@@ -32,7 +32,7 @@ def check_version() -> None:
 
 
 def mend_sampling() -> None:
-    """Put a right ``expand_batch_to_tokens`` in place of one that leaves temperatures unwritten.
+    """Replace an ``expand_batch_to_tokens`` that leaves temperatures unwritten.
 
     Without Triton, as on CPUs, vLLM 0.32 expands per-request values to tokens by writing into an integer copy, so a
     float tensor stays as it was allocated, and behind speculation samples are drawn at random temperatures. An error
@@ -47,14 +47,7 @@ def mend_sampling() -> None:
 def expand_batch_to_tokens(
     x: Tensor, cu_num_tokens: Tensor, num_tokens: int, replace_from: int = 0, replace_to: int = 0
 ) -> Tensor:
-    """vLLM's function of this name: each request's value ``x[i]`` as often as it has tokens.
-
-    Args:
-        x: ``[requests]``.
-        cu_num_tokens: ``[requests]`` tokens up to and including each request.
-        num_tokens: of all requests.
-        replace_from, replace_to: a value, and what stands in its place.
-    """
+    """vLLM's function of this name: each request's value ``x[i]`` as often as it has tokens, with a value replaced."""
     counts = torch.diff(cu_num_tokens, prepend=cu_num_tokens.new_zeros(1))
     values = torch.where(x == replace_from, torch.full_like(x, replace_to), x)
     return torch.repeat_interleave(values, counts, output_size=num_tokens)
