@@ -22,7 +22,6 @@ from draftgauge.core.provenance import command_line, environment, timestamp
 from draftgauge.drafters.reuse.config import ReuseConfig
 from draftgauge.drafters.reuse.persistence import DRAFT_TOKENS, drafter_fingerprint, read_config, read_weights
 
-EAGLE3 = "eagle3"
 DESIGN = "hidden"
 MODEL = "model.safetensors"
 CONFIG = "config.json"
@@ -44,17 +43,10 @@ _RENAMED = {
 
 
 def export_eagle3(folder: Path, out: Path) -> dict[str, Tensor]:
-    """Write a drafter as an EAGLE-3 checkpoint: ``config.json``, ``model.safetensors`` and where it came from.
+    """Write a drafter as an EAGLE-3 checkpoint and return its tensors by name.
 
-    What says where it came from is written first and the configuration last: a killed export leaves a folder that the
-    next one knows as its own, and no engine loads.
-
-    Args:
-        folder: of the drafter, as training wrote it.
-        out: created if need be.
-
-    Returns:
-        The exported tensors by name.
+    ``draftgauge.json`` (where it came from) is written first and ``config.json`` last: a killed export leaves
+    a folder that the next one knows as its own, and that no engine loads.
 
     Raises:
         ModelError: if the folder holds no drafter, or a damaged one.
@@ -81,11 +73,7 @@ def export_eagle3(folder: Path, out: Path) -> dict[str, Tensor]:
 
 
 def check_exportable(config: ReuseConfig) -> None:
-    """Refuse a drafter that has no place in the EAGLE-3 layout.
-
-    Raises:
-        DraftgaugeError: saying why.
-    """
+    """Refuse a drafter that has no place in the EAGLE-3 layout, saying why."""
     if config.design != DESIGN:
         reads = (
             "it reads the target's keys and values, as only the served assistants of the Gemma 4 family do"
@@ -127,7 +115,7 @@ def eagle3_tensors(config: ReuseConfig, weights: Mapping[str, Tensor]) -> dict[s
     """
     left = dict(weights)
     tensors = {new: left.pop(old) for old, new in _RENAMED.items()}
-    order = _ascending(config)
+    order = sorted(range(len(config.hidden_layers)), key=config.hidden_layers.__getitem__)
     by_tap = tensors["fc.weight"].split(config.hidden_size, 1)
     tensors["fc.weight"] = torch.cat([by_tap[tap] for tap in order], 1)
     for place, tap in enumerate(order if config.norm_before_fc else ()):
@@ -144,11 +132,6 @@ def eagle3_tensors(config: ReuseConfig, weights: Mapping[str, Tensor]) -> dict[s
         tensors["t2d"] = torch.zeros(config.vocabulary, dtype=torch.bool).index_fill_(0, ids, True)
     assert not left, f"weights without a name in EAGLE-3: {sorted(left)}"
     return {name: tensor.contiguous().clone() for name, tensor in tensors.items()}
-
-
-def _ascending(config: ReuseConfig) -> list[int]:
-    """The drafter's taps in the order of their layers."""
-    return sorted(range(len(config.hidden_layers)), key=config.hidden_layers.__getitem__)
 
 
 def eagle3_config(config: ReuseConfig, dtype: torch.dtype) -> dict[str, Any]:
