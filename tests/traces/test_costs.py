@@ -11,7 +11,7 @@ import pytest
 
 from draftgauge.core.errors import TraceError
 from draftgauge.core.signals import SignalName
-from draftgauge.traces.costs import CostCurve, Measurement, monotone, pair_fingerprint
+from draftgauge.traces.costs import CostCurve, Measurement, monotone, pair_fingerprint, run_costs
 from synthetic import synthetic_manifest
 
 CURVE = CostCurve(
@@ -186,13 +186,16 @@ def test_other_files_are_refused(tmp_path: Path, content: str, message: str) -> 
 
 
 @pytest.mark.parametrize(("name", "other"), [("compression", "nf4"), ("engine", "modules"), ("pair", "a+b")])
-def test_costs_of_something_else_than_the_trace_are_refused(name: str, other: str) -> None:
+def test_costs_of_something_else_than_the_trace_are_refused(tmp_path: Path, name: str, other: str) -> None:
     manifest = synthetic_manifest(1, gamma_max=2, max_new_tokens=8)
-    CURVE.check_run(manifest)
-    mine = replace(CURVE, engine="lean", pair=pair_fingerprint(manifest))
-    mine.check_run(manifest)
-    with pytest.raises(TraceError, match=f"the costs are of {name} {re.escape(other)}, the trace of {name}"):
-        replace(mine, **{name: other}).check_run(manifest)
+    manifest.save(tmp_path)
+    own = replace(CURVE, engine="lean", pair=pair_fingerprint(manifest))
+    for curve in (CURVE, own):
+        curve.save(tmp_path / "costs.json")
+        assert run_costs(tmp_path) == curve
+    replace(own, **{name: other}).save(tmp_path / "costs.json")
+    with pytest.raises(TraceError, match=f"costs.json is of {name} {re.escape(other)}, the trace of {name}"):
+        run_costs(tmp_path)
 
 
 def test_missing_file(tmp_path: Path) -> None:

@@ -224,18 +224,6 @@ class CostCurve:
         if self.batched is not None:
             self.batched.validate()
 
-    def check_run(self, manifest: Manifest) -> None:
-        """Raise :class:`TraceError` if it was measured for another pair, compression or engine than a run's."""
-        expected = {
-            "compression": manifest.target.compression,
-            "engine": manifest.target.engine,
-            "pair": pair_fingerprint(manifest),
-        }
-        for name, recorded in expected.items():
-            mine = getattr(self, name)
-            if mine and mine != recorded:
-                raise TraceError(f"the costs are of {name} {mine}, the trace of {name} {recorded}; {AGAIN}")
-
     def save(self, path: Path) -> None:
         """Write as JSON with a digest over all of it, atomically.
 
@@ -269,11 +257,12 @@ def run_costs(run: Path) -> CostCurve:
     Raises:
         TraceError: if it is missing, damaged, or was measured for another pair, compression or engine than the trace.
     """
-    curve = CostCurve.load(run / COSTS_NAME)
-    try:
-        curve.check_run(Manifest.load(run))
-    except TraceError as error:
-        raise TraceError(f"{run / COSTS_NAME}: {error}") from error
+    curve, manifest = CostCurve.load(run / COSTS_NAME), Manifest.load(run)
+    recorded = {"compression": manifest.target.compression, "engine": manifest.target.engine}
+    for name, value in (recorded | {"pair": pair_fingerprint(manifest)}).items():
+        mine = getattr(curve, name)
+        if mine and mine != value:
+            raise TraceError(f"{run / COSTS_NAME} is of {name} {mine}, the trace of {name} {value}; {AGAIN}")
     return curve
 
 
