@@ -65,25 +65,21 @@ def assert_same_drafts(fast: DenseDrafts, slow: DenseDrafts) -> None:
     np.testing.assert_allclose(fast.shown, slow.shown, atol=2e-5)
 
 
-@pytest.mark.parametrize("engine", ["lean", "static", "modules"])
-@pytest.mark.parametrize("family", ["qwen3", "llama"])
+@pytest.mark.parametrize(
+    ("family", "engine"),
+    [
+        *((family, engine) for family in ("qwen3", "llama") for engine in ("lean", "static", "modules")),
+        *((family, "auto") for family in ("mistral-sliding", "gemma2", "gemma3", "bloom")),
+    ],
+)
 def test_all_positions_together_are_as_one_by_one(family: str, engine: str) -> None:
     target, draft = related_pair(family, engine, noise=0.05)
-    prompt = tokens(11, seed=1).tolist()
+    prompt = tokens(13, seed=2).tolist()
     output = greedy(target, prompt)
     fast = draft_densely(draft, prompt, output, GAMMA_MAX)
-    accepted = (fast.tokens[:, 0] == output).mean()
-    assert 0.2 < accepted < 0.95, "the pair must agree sometimes, or half of the recorder is not run"
     assert_same_drafts(fast, draft_position_by_position(LanguageModelDrafter(draft), prompt, output, GAMMA_MAX))
-
-
-@pytest.mark.parametrize("family", ["mistral-sliding", "gemma2", "gemma3", "bloom"])
-def test_other_kinds_of_attention_are_recorded_alike(family: str) -> None:
-    target, draft = related_pair(family)
-    prompt = tokens(13, seed=2).tolist()
-    output = greedy(target, prompt, 12)
-    fast = draft_densely(draft, prompt, output, 4)
-    assert_same_drafts(fast, draft_position_by_position(LanguageModelDrafter(draft), prompt, output, 4))
+    accepted = (fast.tokens[:, 0] == output).mean()
+    assert 0.1 < accepted < 1, "the pair must agree sometimes, or half of the recorder is not run"
 
 
 def test_drafts_end_with_an_end_token() -> None:
@@ -100,23 +96,15 @@ def test_drafts_end_with_an_end_token() -> None:
     assert (fast.tokens[:, 1:][ended[:, :-1]] == -1).all()
 
 
-@pytest.mark.parametrize("context", [20, 25, 8])
-def test_drafts_are_shorter_where_the_drafts_context_ends(context: int) -> None:
+@pytest.mark.parametrize(("context", "prompt", "gamma"), [(20, 10, 6), (25, 10, 6), (8, 10, 6), (500, 1, 1)])
+def test_drafts_are_shorter_where_the_drafts_context_ends(context: int, prompt: int, gamma: int) -> None:
     target, draft = related_pair()
     draft.spec = type(draft.spec)(**{**vars(draft.spec), "context": context})
-    prompt = tokens(10, seed=4).tolist()
-    output = greedy(target, prompt, 20)
-    fast = draft_densely(draft, prompt, output, GAMMA_MAX)
-    np.testing.assert_array_equal((fast.tokens >= 0).sum(1), np.clip(context + 1 - 10 - np.arange(20), 0, GAMMA_MAX))
-    assert_same_drafts(fast, draft_position_by_position(LanguageModelDrafter(draft), prompt, output, GAMMA_MAX))
-
-
-def test_one_draft_token_and_a_one_token_prompt() -> None:
-    target, draft = related_pair()
-    output = greedy(target, [7], 10)
-    fast = draft_densely(draft, [7], output, 1)
-    assert fast.tokens.shape == (10, 1)
-    assert_same_drafts(fast, draft_position_by_position(LanguageModelDrafter(draft), [7], output, 1))
+    text = tokens(prompt, seed=4).tolist()
+    output = greedy(target, text, 20)
+    fast = draft_densely(draft, text, output, gamma)
+    np.testing.assert_array_equal((fast.tokens >= 0).sum(1), np.clip(context + 1 - prompt - np.arange(20), 0, gamma))
+    assert_same_drafts(fast, draft_position_by_position(LanguageModelDrafter(draft), text, output, gamma))
 
 
 def test_chunks_and_a_padded_vocabulary_do_not_show(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -267,11 +255,8 @@ def test_what_cannot_be_recorded_is_refused() -> None:
         record(target, LanguageModelDrafter(draft, sampling=Sampling(1.0)), [1, 2])
 
 
-def test_text_pieces_of_special_tokens_are_empty() -> None:
+def test_text_pieces_are_empty_for_special_tokens_and_whole_where_an_output_ends_within_a_character() -> None:
     assert text_pieces(tiny_tokenizer(), [34, 35, 0]) == ["A", "B", ""]
-
-
-def test_text_pieces_of_an_output_that_ends_within_a_character_are_its_text() -> None:
     tokenizer = load_tokenizer("reference")
     output = tokenizer("smile \N{GRINNING FACE}", add_special_tokens=False)["input_ids"][:-1]
     assert tokenizer.decode(output).endswith("\N{REPLACEMENT CHARACTER}")
