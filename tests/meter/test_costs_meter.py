@@ -110,6 +110,7 @@ def test_what_taking_in_several_tokens_adds(pair: tuple[CachedModel, CachedModel
 
 
 @pytest.mark.parametrize("seconds", [15.0, 60.0, 600.0])
+@pytest.mark.filterwarnings("ignore:cost curve")
 def test_the_time_is_kept_where_a_step_takes_half_a_second(
     pair: tuple[CachedModel, CachedModel], clock: Clock, seconds: float
 ) -> None:
@@ -148,7 +149,8 @@ def test_what_cannot_be_left_out_is_measured_whatever_the_time(
     target, draft = SlowModel(pair[0], clock, 10.0, 1.0), SlowModel(pair[1], clock, 2.0, 0.0)
     told: list[int] = []
     progress = lambda done, total: told.append(done)  # noqa: E731
-    curve = measure(target, LanguageModelDrafter(draft), gamma_max=8, seconds=1.0, progress=progress)
+    with pytest.warns(UserWarning, match="drafts of 0, 1, 8 tokens were timed at contexts of 40 tokens"):
+        curve = measure(target, LanguageModelDrafter(draft), gamma_max=8, seconds=1.0, progress=progress)
     assert curve.contexts == (40,)
     assert curve.verify[0] == pytest.approx([10.0 + k for k in range(1, 10)])
     assert curve.measured is not None

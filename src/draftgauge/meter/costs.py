@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 import time
+import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
@@ -34,11 +35,7 @@ SPAN = 64  # tokens decoded in one go: a context length is measured around its v
 PLAIN_STEPS, FEW_PLAIN_STEPS = 8, 3  # in a row, the first of them not counted; where there is time, and where not
 LEAST_ROUNDS = 2  # samples of every length and context, where the time allows
 SURE_ROUNDS, SURE = 8, 0.01  # every so many rounds: is half of a step's 95% interval below this share of it?
-IDLE_RUNS = (
-    1,
-    3,
-    BACKLOGS - 1,
-)  # steps that draft nothing, by turns; the draft behind them has more to take in
+IDLE_RUNS = (1, 3, BACKLOGS - 1)  # steps that draft nothing, by turns; the draft behind them has more to take in
 LOOKED_AT = (2, 4)  # draft lengths that are timed with a policy that looks at each token
 LEAST_SECONDS = 1e-9
 NORMAL_IQR = 1.349  # interquartile range of a normal distribution, in standard deviations
@@ -146,6 +143,8 @@ def measure_costs(
     benches = [_Bench(context, min(max(1, context - span // 2), limit - span)) for context in lengths]
     runner.run(benches[0], [Asked(plan.gamma_max), Asked(0)], 0)
     schedule = _schedule(benches, plan, time.perf_counter() - begun)
+    if schedule.note and plan.seconds:
+        warnings.warn(f"cost curve: {schedule.note}", stacklevel=2)
     expected = max(plan.seconds, schedule.seconds, 1e-9)
     benches = schedule.benches
     rounds, longest = 0, 0.0
