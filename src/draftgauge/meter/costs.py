@@ -240,7 +240,7 @@ class _Schedule(NamedTuple):
 def _schedule(benches: list[_Bench], plan: MeterPlan, spent: float) -> _Schedule:
     """As many lengths and contexts as the time allows, by the first steps of the shortest context."""
     took = {sample.gamma: sample.draft + sample.verify for sample in benches[0].samples}
-    shortest, longest = took[0], took[plan.gamma_max]
+    shortest, longest = sorted((took[0], took[plan.gamma_max]))
     prefill = benches[0].prefill_seconds / benches[0].start
     every = tuple(range(plan.gamma_max + 1))
     doubling = tuple(length for length in every if length & (length - 1) == 0 or length == plan.gamma_max)
