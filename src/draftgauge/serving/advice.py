@@ -20,24 +20,18 @@ from draftgauge.traces.build import conversations
 from draftgauge.traces.costs import CostCurve
 from draftgauge.traces.trace import Trace
 
-SIMPLER = 0.01
-"""By how much a rule must beat the best fixed length, on the prompts it is chosen on, to be advised in its place."""
+SIMPLER = 0.01  # a rule is advised only where it beats the best fixed length by more, where it is chosen
 
 Floats = NDArray[np.float64]
 
 
 @dataclass(frozen=True)
 class SettingOutcome:
-    """A setting on the prompts that it is judged on.
+    """A setting (``plain``, ``fixed:4``, ``p-min:0.8,16`` or a policy) on the prompts that it is judged on.
 
-    Attributes:
-        setting: ``plain``, ``fixed:4``, ``p-min:0.8,16`` or a policy.
-        speedup, low, high: over plain decoding, with its 95% interval by prompt.
-        chosen: the same on the prompts that settings are chosen on.
-        tokens_per_step: committed.
-        drafted_per_step: tokens.
-        acceptance_rate: accepted over drafted tokens; None if nothing was drafted.
-        faster: the share of resamples in which it is faster than plain decoding.
+    ``speedup`` is over plain decoding, ``low`` to ``high`` its 95% interval by prompt, ``chosen`` the same on the
+    prompts that settings are chosen on; ``acceptance_rate`` is None if nothing was drafted; ``faster`` is the share of
+    resamples in which it is faster than plain decoding.
     """
 
     setting: str
@@ -58,9 +52,8 @@ class Change:
     Attributes:
         drafting: the most that drafting may cost for speculation to pay, as a multiple of what it does; 0 where it
             would not pay if drafting were free, None where it is free and pays.
-        acceptance: the least chance of acceptance, the same at every depth, at which a fixed length pays; None where
-            none does.
-        accepted: that chance as recorded.
+        acceptance: the least acceptance rate, the same at every depth, at which a fixed length pays; None if none does.
+        accepted: that rate as recorded.
     """
 
     drafting: float | None
@@ -87,18 +80,10 @@ class EngineAdvice:
     change: Change
 
 
-def advise_settings(
-    design: Design, costs: CostCurve, settings: Sequence[str], policy_costs: CostCurve | None = None
-) -> EngineAdvice:
-    """Judge settings on a trace.
+def advise_settings(design: Design, costs: CostCurve, settings: Sequence[str]) -> EngineAdvice:
+    """Judge settings, ``plain`` among them, on a trace, with what a step costs in the engine.
 
     The setting is chosen on the design's training prompts where it has any, and quoted for the others.
-
-    Args:
-        design: which prompts.
-        costs: of a step in the engine.
-        settings: to try; ``plain`` is among them.
-        policy_costs: what the policies that weigh cost weigh; ``costs`` if None.
 
     Raises:
         DraftgaugeError: for an unknown policy.
@@ -106,58 +91,26 @@ def advise_settings(
     """
     if design.trace.sampled is not None:  # the recorded signals are then of refused drafts
         settings = [setting for setting in settings if not setting.startswith(P_MIN)]
-    judged = _Prompts(design.trace, costs, policy_costs)
-    chosen_on = judged if design.train is None else _Prompts(design.train, costs, policy_costs)
-    outcomes = tuple(_outcome(setting, judged, chosen_on) for setting in settings)
-    advised = _advised(outcomes)
+    outcomes = tuple(_outcome(setting, design, costs) for setting in settings)
+    fixed = [outcome for outcome in outcomes if fixed_length(outcome.setting) is not None]
+    best = max(fixed, key=lambda outcome: (outcome.chosen, -(fixed_length(outcome.setting) or 0)))
+    rule = max(outcomes, key=lambda outcome: outcome.chosen)
+    advised = rule if rule.chosen > (1 + SIMPLER) * best.chosen else best
     drafting = [outcome for outcome in outcomes if outcome.setting != PLAIN]
-    lengths = {fixed_length(o.setting): o.chosen for o in outcomes if fixed_length(o.setting) is not None}
-    best_length = max(lengths, key=lambda length: (lengths[length], -(length or 0))) or 0
     strongest = max(drafting, key=lambda outcome: outcome.chosen, default=advised)
     sure = advised.faster if advised.setting != PLAIN else 1 - strongest.faster
-    return EngineAdvice(outcomes, advised, best_length, sure, _change(judged))
+    return EngineAdvice(outcomes, advised, fixed_length(best.setting) or 0, sure, _change(design.trace, costs))
 
 
-def _advised(outcomes: Sequence[SettingOutcome]) -> SettingOutcome:
-    """The fastest where it is chosen; a rule only where it beats the best fixed length clearly."""
-    fixed = [outcome for outcome in outcomes if fixed_length(outcome.setting) is not None]
-    best = max(fixed, key=lambda outcome: outcome.chosen)
-    rule = max(outcomes, key=lambda outcome: outcome.chosen)
-    return rule if rule.chosen > (1 + SIMPLER) * best.chosen else best
-
-
-@dataclass(frozen=True)
-class _Prompts:
-    """Prompts with the costs that they are judged by, and the seconds ``[prompts]`` of decoding them plainly."""
-
-    trace: Trace
-    costs: CostCurve
-    policy_costs: CostCurve | None
-
-    @property
-    def plain(self) -> Floats:
-        return plain_seconds(self.trace, self.costs)
-
-    def run(self, setting: str) -> tuple[Replay, Floats]:
-        """A setting on them, and its seconds ``[prompts]``."""
-        if setting.startswith(P_MIN):
-            return _p_min(self.trace, self.costs, *p_min_of(setting))
-        length = fixed_length(setting)
-        if length is not None:
-            outcome = replay_lengths(self.trace, np.full(self.trace.positions, length), self.costs)
-            return outcome, self.plain if setting == PLAIN else outcome.seconds
-        policy = make_policy(setting, self.trace.gamma_max, self.policy_costs or self.costs)
-        outcome = replay(self.trace, policy, self.costs)
-        return outcome, outcome.seconds
-
-
-def _outcome(setting: str, judged: _Prompts, chosen_on: _Prompts) -> SettingOutcome:
-    outcome, seconds = judged.run(setting)
-    chosen_seconds = seconds if chosen_on is judged else chosen_on.run(setting)[1]
-    conversation = conversations(judged.trace)
+def _outcome(setting: str, design: Design, costs: CostCurve) -> SettingOutcome:
+    outcome, seconds = _run(setting, design.trace, costs)
+    plain = plain_seconds(design.trace, costs)
+    chosen = float(plain.sum() / seconds.sum())
+    if design.train is not None:
+        chosen = float(plain_seconds(design.train, costs).sum() / _run(setting, design.train, costs)[1].sum())
+    conversation = conversations(design.trace)
     count = int(conversation.max()) + 1
-    parts = seconds, judged.plain, outcome.committed
-    spent, plain, tokens = (sum_by_prompt(conversation, part, count) for part in parts)
+    spent, plain, tokens = (sum_by_prompt(conversation, part, count) for part in (seconds, plain, outcome.committed))
     ratio = ratio_interval(plain, spent)
     _, gains = gain_resamples(tokens, spent, tokens, plain)
     steps, drafted = float(outcome.steps.sum()), float(outcome.drafted.sum())
@@ -166,12 +119,24 @@ def _outcome(setting: str, judged: _Prompts, chosen_on: _Prompts) -> SettingOutc
         speedup=ratio.estimate,
         low=ratio.low,
         high=ratio.high,
-        chosen=float(chosen_on.plain.sum() / chosen_seconds.sum()),
+        chosen=chosen,
         tokens_per_step=float(outcome.committed.sum()) / steps,
         drafted_per_step=drafted / steps,
         acceptance_rate=float(outcome.accepted.sum()) / drafted if drafted else None,
         faster=float(np.mean(gains > 0)),
     )
+
+
+def _run(setting: str, trace: Trace, costs: CostCurve) -> tuple[Replay, Floats]:
+    """A setting on all prompts of a trace, and its seconds ``[prompts]``."""
+    if setting.startswith(P_MIN):
+        return _p_min(trace, costs, *p_min_of(setting))
+    length = fixed_length(setting)
+    if length is None:
+        outcome = replay(trace, make_policy(setting, trace.gamma_max, costs), costs)
+    else:
+        outcome = replay_lengths(trace, np.full(trace.positions, length), costs)
+    return outcome, plain_seconds(trace, costs) if setting == PLAIN else outcome.seconds
 
 
 def _p_min(trace: Trace, costs: CostCurve, p_min: float, longest: int) -> tuple[Replay, Floats]:
@@ -194,15 +159,13 @@ def _p_min(trace: Trace, costs: CostCurve, p_min: float, longest: int) -> tuple[
     return outcome, outcome.seconds + sum_by_prompt(record.prompt, wasted, len(trace.prompts))
 
 
-def _change(prompts: _Prompts) -> Change:
-    trace, costs = prompts.trace, prompts.costs
-    twice = tuple(tuple((2 * np.asarray(row)).tolist()) for row in costs.draft)
-    dearer = replace(costs, draft=twice)
-    plain, most, free = float(prompts.plain.sum()), 0.0, False
+def _change(trace: Trace, costs: CostCurve) -> Change:
+    doubled = replace(costs, draft=tuple(tuple((2 * np.asarray(row)).tolist()) for row in costs.draft))
+    plain, most, free = float(plain_seconds(trace, costs).sum()), 0.0, False
     for length in range(1, trace.gamma_max + 1):
         lengths = np.full(trace.positions, length)
         seconds = float(replay_lengths(trace, lengths, costs).seconds.sum())
-        drafting = float(replay_lengths(trace, lengths, dearer).seconds.sum()) - seconds
+        drafting = float(replay_lengths(trace, lengths, doubled).seconds.sum()) - seconds
         if drafting > 0:
             most = max(most, (plain - (seconds - drafting)) / drafting)
         else:  # the engine drafts for nothing, or no output has room for a draft

@@ -35,13 +35,7 @@ class Completion:
 
 
 def complete(engine: str, url: str, prompt: list[int], max_new_tokens: int) -> Completion:
-    """Ask a server for a greedy completion of token ids.
-
-    Args:
-        engine: "vllm" or "llama-server".
-        url: of the server.
-        prompt: token ids.
-        max_new_tokens: of the output, at most.
+    """Ask a server of an engine (one of :data:`CLIENTS`) for a greedy completion of token ids.
 
     Raises:
         DraftgaugeError: for another engine.

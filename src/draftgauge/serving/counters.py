@@ -95,13 +95,9 @@ def constant_chance(accepted: float, length: int) -> float:
 def read_counts(engine: str, url: str) -> SpeculationCounts:
     """Ask a running server for its counters.
 
-    Args:
-        engine: one of :data:`PREFIXES`.
-        url: of the server.
-
     Raises:
         ServerError: if it does not answer.
-        DraftgaugeError: if it counts no speculation, or has not speculated yet.
+        DraftgaugeError: if it counts no speculation, has not speculated yet, or counts what cannot be.
     """
     if engine not in PREFIXES:
         raise DraftgaugeError(
@@ -149,11 +145,7 @@ def counts_of(samples: Sequence[Sample], prefix: str) -> SpeculationCounts | Non
 
 
 def served_models(engine: str, url: str) -> list[str]:
-    """The names under which a running server serves, its model's path included where it says it.
-
-    Raises:
-        ServerError: if it does not answer as a server of this engine does.
-    """
+    """The names under which a running server serves, its model's path included where it says it."""
     document = fetch_json(url, "/v1/models")
     try:
         names = [str(entry["id"]) for entry in document["data"]]
@@ -166,11 +158,7 @@ def served_models(engine: str, url: str) -> list[str]:
 
 
 def check_served(engine: str, url: str, model: str) -> None:
-    """Refuse a server of another model.
-
-    Raises:
-        DraftgaugeError: naming what it serves.
-    """
+    """Refuse a server of another model, naming what it serves."""
     names = served_models(engine, url)
     if model not in names:
         raise DraftgaugeError(f"the server at {url} serves {', '.join(names) or 'nothing'}, not {model}")

@@ -68,11 +68,8 @@ class Engine:
     flags: Callable[[str, Places], str]
 
     def settings(self, gamma_max: int, own: Sequence[str] = ()) -> list[str]:
-        """The settings to try: none, every length, and the rules that the engine can run.
-
-        Args:
-            gamma_max: the longest draft recorded.
-            own: further policies, by spec or fitted file; the ones that are compared by default if there are none.
+        """The settings to try: plain, every length up to ``gamma_max``, and the rules that the engine can run: ``own``,
+        by spec or fitted file, or those that are compared by default.
         """
         fixed = [f"{FIXED}{length}" for length in range(1, gamma_max + 1)]
         lengths = sorted({min(length, gamma_max) for length in (4, 8, 16)})
@@ -82,11 +79,6 @@ class Engine:
 
 
 def engine_of(name: str) -> Engine:
-    """The engine of a name.
-
-    Raises:
-        DraftgaugeError: if there is none.
-    """
     if name not in ENGINES:
         raise DraftgaugeError(f"unknown engine {name!r}: choose one of {', '.join(ENGINES)}")
     return ENGINES[name]
@@ -108,9 +100,7 @@ def p_min_of(setting: str) -> tuple[float, int]:
 def by_batch(lengths: dict[int, int]) -> list[list[int]]:
     """vLLM's ``num_speculative_tokens_per_batch_size``: ``[first, last, tokens]`` for ranges of batch sizes.
 
-    Args:
-        lengths: batch size -> the best length measured there. A length holds up to the next size measured; vLLM
-            continues the last range to the most sequences that it runs.
+    A length holds up to the next size measured; vLLM continues the last range to the most sequences that it runs.
     """
     sizes = sorted(lengths)
     ranges: list[list[int]] = []
@@ -126,11 +116,7 @@ def by_batch(lengths: dict[int, int]) -> list[list[int]]:
 def settings_document(engine: Engine, setting: str, lengths: dict[int, int], places: Places) -> dict[str, Any]:
     """The engine's own settings as JSON: what its configuration file or option takes.
 
-    Args:
-        engine: the engine.
-        setting: what is advised for the smallest batch.
-        lengths: batch size -> best fixed length; one entry where costs were measured for single sequences only.
-        places: what is named.
+    ``setting`` is what is advised for the smallest batch, ``lengths`` the best fixed length by batch size.
 
     Raises:
         DraftgaugeError: if the engine has no settings of its own.

@@ -22,11 +22,7 @@ class Sample:
 
 
 def parse_metrics(text: str) -> list[Sample]:
-    """The samples of a page in its order.
-
-    Raises:
-        DraftgaugeError: if a line is neither a sample nor a comment.
-    """
+    """The samples of a page in its order."""
     samples = []
     for line in map(str.strip, text.splitlines()):
         if not line or line.startswith("#"):

@@ -67,11 +67,7 @@ class ImportedTrace:
 
 
 def import_requests(path: Path, seed: int = 0) -> ImportedTrace:
-    """Read a file of vLLM's answers, one JSON object a line.
-
-    Args:
-        path: JSON Lines; each an answer of ``/v1/completions`` or ``/v1/chat/completions``, a "task" may be added.
-        seed: of what is drawn.
+    """Read a JSON Lines file of vLLM's answers to completions, chat or not; a "task" may be added to each.
 
     Raises:
         TraceError: if the file cannot be read, a line is no such answer, or nothing can be used.
@@ -84,11 +80,6 @@ def import_requests(path: Path, seed: int = 0) -> ImportedTrace:
 
 
 def request_steps(answer: Any, where: str) -> RequestSteps:
-    """The steps of one answer.
-
-    Raises:
-        TraceError: if it is no answer with per-step metrics.
-    """
     try:
         usage, metrics = answer["usage"], answer["metrics"]["speculative_decoding"]
         nothing: list[int] | None = [] if metrics["num_spec_steps"] == 0 else None  # vLLM then leaves the lists out

@@ -10,7 +10,7 @@ from draftgauge.core.errors import TraceError
 from draftgauge.traces.engine_costs import BY_ENGINE, EngineCosts, fitted_line
 
 LONGEST = 16
-LEAST = 1e-6  # seconds of drafting a token: a cost must be greater than 0
+MIN_DRAFT = 1e-6  # seconds of drafting a token: a cost must be greater than 0
 
 
 def costs_of_steps(
@@ -37,7 +37,7 @@ def costs_of_steps(
     if not steps:
         raise TraceError("costs need a server at a fixed length or more: name one, e.g. fixed:4=URL")
     whole = np.array(fitted_line({0: list(plain)} | {n: list(seconds) for n, seconds in steps.items()}, gamma_max))
-    beyond = np.maximum.accumulate(np.maximum(whole - whole[0], np.arange(gamma_max + 1) * LEAST))
+    beyond = np.maximum.accumulate(np.maximum(whole - whole[0], np.arange(gamma_max + 1) * MIN_DRAFT))
     alone = np.arange(gamma_max + 1) * float(np.median(draft)) if len(draft) else beyond
     verifying = beyond - np.minimum(alone, beyond)
     verifying = np.minimum.accumulate(verifying[::-1])[::-1]  # a pass of more tokens is not shorter
