@@ -39,7 +39,7 @@ from draftgauge.decoding.batch_meter import BatchMeter, BatchMeterPlan
 from draftgauge.decoding.batched import BatchPlan, BatchRun, batched_decode
 from draftgauge.decoding.settings import DecodingSettings
 from draftgauge.models.lean import LeanModel
-from draftgauge.models.static_rows import StaticRows
+from draftgauge.models.rows import StaticRows
 from draftgauge.policies.batch import BatchPolicy
 from draftgauge.policies.batches import make_batch_policy
 from draftgauge.replaying.batched import BatchReplay, replay_batch

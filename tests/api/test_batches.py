@@ -18,7 +18,7 @@ from draftgauge.api.replay import replay
 from draftgauge.api.requests import PairSpec
 from draftgauge.core.config import from_mapping, to_mapping
 from draftgauge.core.errors import DraftgaugeError, ModelError, TraceError
-from draftgauge.models import static_rows
+from draftgauge.models import rows as static_rows
 from draftgauge.policies.acceptance_model import StoppingNumbers, cut, for_any_vocabulary
 from draftgauge.policies.bundled import bundled_policy
 from draftgauge.policies.fitted import save_fitted

@@ -14,8 +14,8 @@ from draftgauge.decoding.batch_meter import BatchMeterPlan, measure_batches
 from draftgauge.decoding.batch_samples import timed_steps
 from draftgauge.decoding.batched import BatchPlan, BatchRun, Pass, batched_decode
 from draftgauge.decoding.settings import DecodingSettings
+from draftgauge.models.rows import StaticRows
 from draftgauge.models.static_model import StaticModel
-from draftgauge.models.static_rows import StaticRows
 from draftgauge.policies.batches import make_batch_policy
 from tiny import tokens
 

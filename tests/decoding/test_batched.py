@@ -21,9 +21,9 @@ from draftgauge.decoding.random_lengths import RandomLengths
 from draftgauge.decoding.recorder import RecordingPlan, record_prompt
 from draftgauge.decoding.settings import DecodingSettings
 from draftgauge.drafters.language_model import LanguageModelDrafter
-from draftgauge.models import static_rows
+from draftgauge.models import rows as static_rows
+from draftgauge.models.rows import StaticRows
 from draftgauge.models.static_model import StaticModel
-from draftgauge.models.static_rows import StaticRows
 from draftgauge.policies.base import Step
 from draftgauge.policies.batch import BatchPolicy, Opening
 from draftgauge.policies.batches import make_batch_policy

@@ -16,11 +16,12 @@ from draftgauge.decoding import DecodingSettings, plain_decode, speculative_deco
 from draftgauge.decoding.batched import BatchPlan, batched_decode
 from draftgauge.drafters import LanguageModelDrafter, PromptLookupDrafter
 from draftgauge.drafters.base import Drafter
-from draftgauge.models import hidden, lean, static_rows
+from draftgauge.models import hidden, lean
+from draftgauge.models import rows as static_rows
 from draftgauge.models.base import CachedModel
 from draftgauge.models.loading import wrap
+from draftgauge.models.rows import StaticRows
 from draftgauge.models.static_model import StaticModel
-from draftgauge.models.static_rows import StaticRows
 from draftgauge.models.taps import TapPlan, attach_taps
 from draftgauge.policies.base import PolicyBase
 from draftgauge.policies.batch import PerRequest

@@ -7,63 +7,30 @@ import torch
 
 from draftgauge.core.signals import OF_DRAFTED_TOKENS
 from draftgauge.drafters.language_model import LanguageModelDrafter
-from draftgauge.drafters.rows import Asked, LanguageModelRows
+from draftgauge.drafters.rows import FIRST_ROWS, Asked, LanguageModelRows
 from draftgauge.models.lean import LeanModel
-from draftgauge.models.lean_rows import FIRST_ROWS, LeanRows
+from draftgauge.models.rows import StaticRows
 from draftgauge.policies.base import Signal
 from tiny import tiny_model, tokens
 
 
-def test_rows_give_the_logits_of_each_text_alone() -> None:
-    for attention in ("mha", "gqa"):
-        model = tiny_model(attention=attention)
-        rows, alone = LeanRows(LeanModel(model)), LeanModel(model)
-        texts = {rows.open(): tokens(length, seed=length) for length in (5, 23, 60, 11, 40)}
-        for row, text in texts.items():
-            if row:
-                rows.prefill(row, text[: row * 2].tolist())
-        feed = {row: text[rows.length(row) :].tolist() for row, text in texts.items()}
-        together = rows.step(list(feed), list(feed.values()))
-        again = rows.step([1, 3], [[9, 4], [7]])
-        for index, (row, text) in enumerate(texts.items()):
-            alone.reset()
-            expected = alone.forward(text, last_only=True)
-            torch.testing.assert_close(together[index : index + 1], expected, atol=1e-4, rtol=1e-4)
-            if row in (1, 3):
-                more = torch.tensor([9, 4] if row == 1 else [7])
-                expected = alone.forward(more, last_only=True)
-                at = [1, 3].index(row)
-                torch.testing.assert_close(again[at : at + 1], expected, atol=1e-4, rtol=1e-4)
-
-
-def test_rows_roll_back_and_are_used_again() -> None:
-    model = tiny_model()
-    rows, alone = LeanRows(LeanModel(model)), LeanModel(model)
-    first = rows.open()
-    rows.prefill(first, tokens(30).tolist())
-    rows.truncate(first, 12)
-    alone.forward(tokens(30)[:12])
-    more = tokens(3, seed=9)
-    expected = alone.forward(more, last_only=True)
-    torch.testing.assert_close(rows.step([first], [more.tolist()]), expected, atol=1e-4, rtol=1e-4)
-    rows.close(first)
-    assert rows.open() == first
-    assert rows.length(first) == 0
-
-
-def test_passes_over_few_of_many_rows() -> None:
+def test_rows_roll_back_grow_and_take_passes_over_few_of_many() -> None:
     model = tiny_model(attention="gqa")
-    rows, alone = LeanRows(LeanModel(model)), LeanModel(model)
+    rows, alone = StaticRows(LeanModel(model), 6, 16), LeanModel(model)
     texts = [tokens(3 + row, seed=row).tolist() for row in range(10)]
-    for text in texts:
-        rows.prefill(rows.open(), text)
+    for row, text in enumerate(texts):
+        if row == 6:
+            rows.reserve(10, 64)
+        rows.append(row, [*text, 1, 2])
+        rows.truncate(row, len(text))
     for feed in ({0: [5], 9: [6]}, {0: [7], 5: [8, 9, 10], 9: [11]}, {4: [12], 5: [13]}):
-        together = rows.step(list(feed), list(feed.values()))
-        for index, (row, fed) in enumerate(feed.items()):
+        counts, flat = [len(fed) for fed in feed.values()], [token for fed in feed.values() for token in fed]
+        together = rows.step(list(feed), counts, torch.tensor(flat)).split(counts)
+        for logits, (row, fed) in zip(together, feed.items(), strict=True):
             texts[row] += fed
             alone.reset()
-            expected = alone.forward(torch.tensor(texts[row]), last_only=True)
-            torch.testing.assert_close(together[index : index + 1], expected, atol=1e-4, rtol=1e-4)
+            expected = alone.forward(torch.tensor(texts[row]))[-len(fed) :]
+            torch.testing.assert_close(logits, expected, atol=1e-4, rtol=1e-4)
             assert rows.length(row) == len(texts[row])
 
 
@@ -71,13 +38,13 @@ def test_a_text_that_begins_as_a_closed_one_takes_over_its_row(monkeypatch: pyte
     model = tiny_model(seed=5)
     rows = LanguageModelRows(LeanModel(model))
     taken = list[int]()
-    prefill = LeanRows.prefill
+    append = StaticRows.append
 
-    def counted(of: LeanRows, row: int, behind: list[int]) -> None:
+    def counted(of: StaticRows, row: int, behind: list[int]) -> None:
         taken.append(len(behind))
-        prefill(of, row, behind)
+        append(of, row, behind)
 
-    monkeypatch.setattr(LeanRows, "prefill", counted)
+    monkeypatch.setattr(StaticRows, "append", counted)
     one, two = (tokens(40, seed=seed).tolist() for seed in (1, 2))
     first, second = rows.open(one), rows.open(two)
     assert taken == [39, 39]

@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from draftgauge.models.lean_rows import LeanRows
 
 from draftgauge.core.errors import DraftgaugeError, ModelError
 from draftgauge.decoding.plain import plain_decode
@@ -23,7 +24,6 @@ from draftgauge.drafters.language_model import LanguageModelDrafter
 from draftgauge.integrations.vllm import Proposer
 from draftgauge.integrations.vllm_costs import CostProbe
 from draftgauge.integrations.vllm_guard import check_version, mend_sampling
-from draftgauge.models.lean_rows import LeanRows
 from draftgauge.models.loading import load_model
 from draftgauge.policies.registry import make_policy
 from draftgauge.traces.costs import CostCurve

@@ -30,7 +30,11 @@ class Log(TorchDispatchMode):
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         result = func(*args, **(kwargs or {}))
         parts = [part for part in (*args, result) if isinstance(part, Tensor)]
-        numbers = [part for part in args if isinstance(part, int | list | tuple) and func.__name__ != "fill_.Scalar"]
+        numbers = [
+            [type(each) if isinstance(each, Tensor) else each for each in part] if isinstance(part, list) else part
+            for part in args
+            if isinstance(part, int | list | tuple) and func.__name__ != "fill_.Scalar"
+        ]
         shapes = [(tuple(part.shape), part.stride(), part.storage_offset()) for part in parts]
         self.entries.append((func.__name__, str(numbers), shapes))
         return result

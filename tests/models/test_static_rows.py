@@ -6,8 +6,8 @@ import pytest
 import torch
 
 from batched_models import CountingPool, static_pair
+from draftgauge.models.rows import StaticRows
 from draftgauge.models.static_model import StaticModel
-from draftgauge.models.static_rows import StaticRows
 from tiny import tokens
 
 

@@ -13,10 +13,10 @@ from transformers import DynamicCache, PreTrainedModel
 
 from draftgauge.core.errors import ModelError
 from draftgauge.models import hidden, lean
-from draftgauge.models.cache_argument import cache_argument
 from draftgauge.models.loading import wrap
 from draftgauge.models.tap_rules import specforge_taps
 from draftgauge.models.taps import TapPlan, Taps, attach_taps, batch_features, default_taps, tap_plan
+from draftgauge.models.transformers_calls import cache_argument
 from markov import MarkovModel
 from tiny import LEAN, MIXTURES, tiny_model, tiny_multimodal, tokens
 

@@ -15,14 +15,13 @@ from draftgauge.core.errors import ModelError
 from draftgauge.decoding import DecodingSettings, plain_decode, speculative_decode
 from draftgauge.drafters import LanguageModelDrafter
 from draftgauge.drafters.dense import draft_densely, draft_position_by_position
-from draftgauge.models import lean, lean_attention, lean_rows, static_rows
+from draftgauge.models import lean, lean_attention, rows
 from draftgauge.models.base import CachedModel
 from draftgauge.models.lean import LeanModel
 from draftgauge.models.lean_families import window_of
-from draftgauge.models.lean_rows import LeanRows
 from draftgauge.models.loading import wrap
+from draftgauge.models.rows import StaticRows
 from draftgauge.models.static_model import StaticModel
-from draftgauge.models.static_rows import StaticRows
 from draftgauge.policies.fixed import FixedLength
 from tiny import tiny_model, tokens
 
@@ -157,7 +156,7 @@ def test_a_dense_trace_is_the_drafts_made_one_by_one(engine: str, family: str) -
 
 @FAMILIES
 def test_a_prompt_that_goes_through_in_chunks(monkeypatch: pytest.MonkeyPatch, family: str) -> None:
-    for module in (lean, lean_rows, static_rows):
+    for module in (lean, rows):
         monkeypatch.setattr(module, "PREFILL_CHUNK", 10)
     model, text = sliding(family, 8), tokens(67)
     assert_same(on("static", model).forward(text), reference(model, text))
@@ -177,28 +176,22 @@ def test_the_causal_kernel_of_a_gpu_is_left_where_the_window_begins(
 
 @FAMILIES
 def test_texts_side_by_side_are_those_of_each_alone(monkeypatch: pytest.MonkeyPatch, family: str) -> None:
-    monkeypatch.setattr(StaticModel, "first_bucket", 8)
+    monkeypatch.setattr(StaticRows, "first_bucket", 8)
     model = sliding(family, 8)
     texts = [tokens(length, seed=length) for length in (5, 23, 9, 8, 40)]
-    lean_side, static_side = LeanRows(LeanModel(model)), StaticRows(LeanModel(model), 5, 48)
+    static_side = StaticRows(LeanModel(model), 5, 48)
     for row, text in enumerate(texts):
-        assert lean_side.open() == row
-        lean_side.prefill(row, text[: row + 1].tolist())
         static_side.prefill(row, text[: row + 1].tolist())
     feed = [text[row + 1 :] for row, text in enumerate(texts)]
-    together = lean_side.step(range(5), [each.tolist() for each in feed])
-    rows = static_side.step(range(5), [len(each) for each in feed], torch.cat(feed)).split([len(each) for each in feed])
+    counts = [len(each) for each in feed]
+    together = static_side.step(range(5), counts, torch.cat(feed)).split(counts)
     for row, text in enumerate(texts):
         expected = reference(model, text)
-        assert_same(together[row], expected[-1])
-        assert_same(rows[row], expected[row + 1 :])
-    few = {0: tokens(4, seed=7), 4: tokens(1, seed=8)}
-    together = lean_side.step(list(few), [each.tolist() for each in few.values()])
-    rows = static_side.step([3, 4], [4, 1], torch.cat(list(few.values()))).split([4, 1])
-    expected = [reference(model, torch.cat((texts[row], few[fed]))) for row, fed in ((0, 0), (4, 4), (3, 0))]
-    assert_same(together, torch.stack([expected[0][-1], expected[1][-1]]))
-    assert_same(rows[0], expected[2][-4:])
-    assert_same(rows[1], expected[1][-1:])
+        assert_same(together[row], expected[row + 1 :])
+    few = {3: tokens(4, seed=7), 4: tokens(1, seed=8)}
+    together = static_side.step(list(few), [4, 1], torch.cat(list(few.values()))).split([4, 1])
+    for (row, fed), logits in zip(few.items(), together, strict=True):
+        assert_same(logits, reference(model, torch.cat((texts[row], fed)))[-len(fed) :])
 
 
 @pytest.mark.parametrize(

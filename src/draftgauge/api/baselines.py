@@ -13,7 +13,7 @@ from transformers.generation.streamers import BaseStreamer
 from draftgauge.api.arms import Arm, ArmRun
 from draftgauge.api.pair import Pair
 from draftgauge.decoding.clock import seconds
-from draftgauge.models.quiet import no_hints
+from draftgauge.models.transformers_calls import no_hints
 
 GENERATE = "transformers-generate"
 ASSISTED = "transformers-assisted"

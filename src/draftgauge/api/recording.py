@@ -31,7 +31,7 @@ from draftgauge.meter import MeterPlan, default_contexts, measure_costs
 from draftgauge.models.compression import draft_compression
 from draftgauge.models.lean import LeanModel
 from draftgauge.models.loading import planned_dtype
-from draftgauge.models.static_rows import check_caches_fit
+from draftgauge.models.rows import check_caches_fit
 from draftgauge.models.vocabulary import vocabulary_digest
 from draftgauge.traces.costs import pair_fingerprint, run_costs
 from draftgauge.traces.manifest import COSTS_NAME, Manifest, ModelEntry, OutputsEntry, PromptsEntry

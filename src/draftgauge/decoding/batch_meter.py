@@ -21,8 +21,8 @@ from draftgauge.decoding.batched import BatchPlan, BatchRun, batched_decode
 from draftgauge.decoding.random_lengths import RandomLengths, RankedLengths
 from draftgauge.decoding.settings import DecodingSettings
 from draftgauge.models.lean import LeanModel
+from draftgauge.models.rows import StaticRows, check_caches_fit
 from draftgauge.models.static_model import StaticModel
-from draftgauge.models.static_rows import StaticRows, check_caches_fit
 from draftgauge.policies.batch import BatchPolicy
 from draftgauge.traces.batch_costs import BatchCosts
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from itertools import accumulate
 from typing import Protocol
 
 import numpy as np
@@ -16,12 +17,14 @@ from torch import Tensor
 
 from draftgauge.core.signals import OF_DRAFTED_TOKENS, Reads, SignalName
 from draftgauge.drafters.base import Draft, Drafter, KeepDrafting
+from draftgauge.models.device import upload
 from draftgauge.models.lean import LeanModel
-from draftgauge.models.lean_rows import LeanRows
+from draftgauge.models.rows import StaticRows
 from draftgauge.policies.base import Signal
 from draftgauge.verification.signals import row_signals
 
 TAKEN_IN_TOGETHER = 8  # committed tokens of a row at most that go through with the other rows' first pass
+FIRST_ROWS, FIRST_CAPACITY = 4, 512  # of the cache before it first doubles
 WORTH_KEEPING = 16  # tokens at least that a new text takes over from a closed one
 
 
@@ -112,7 +115,7 @@ class LanguageModelRows:
             vocabulary: number of logits of the target; further ones are not drafted, and tokens of the target's that
                 the model does not have stand as its last one in what it reads.
         """
-        self._rows = LeanRows(model)
+        self._rows = StaticRows(model, FIRST_ROWS, min(FIRST_CAPACITY, model.spec.context))
         self._end_tokens = end_tokens
         self._vocabulary = vocabulary
         self._texts: dict[int, list[int]] = {}
@@ -140,7 +143,11 @@ class LanguageModelRows:
         going = sorted(drafting)
         feed = [self._texts[row][self._rows.length(row) :] for row in going]
         while going:
-            logits = self._rows.step(going, feed)[:, : self._vocabulary]
+            self._reserve(max(self._rows.length(row) + len(fed) for row, fed in zip(going, feed, strict=True)))
+            counts = [len(fed) for fed in feed]
+            flat = upload([token for fed in feed for token in fed], self._rows.spec.device)
+            last = [end - 1 for end in accumulate(counts)]
+            logits = self._rows.step(going, counts, flat)[last, : self._vocabulary]
             chosen = self._grow([drafting[row] for row in going], logits)
             on = [self._goes_on(drafting[row]) for row in going]
             feed = [[token] for token, more in zip(chosen, on, strict=True) if more]
@@ -172,16 +179,28 @@ class LanguageModelRows:
             del self._closed[best]
             self._rows.truncate(best, shared[best])
             return best
-        if self._closed and len(self._closed) + len(self._texts) == self._rows.rows:
+        unused = [row for row in range(self._rows.rows) if row not in self._texts and row not in self._closed]
+        if unused:
+            return unused[0]
+        if self._closed:
             oldest = next(iter(self._closed))
             del self._closed[oldest]
-            self._rows.close(oldest)
-        return self._rows.open()
+            self._rows.truncate(oldest, 0)
+            return oldest
+        row = self._rows.rows
+        self._rows.reserve(2 * row, self._rows.capacity)
+        return row
+
+    def _reserve(self, length: int) -> None:
+        """Make room for rows of ``length`` tokens."""
+        if length > self._rows.capacity:
+            self._rows.reserve(self._rows.rows, min(max(length, 2 * self._rows.capacity), self._rows.spec.context))
 
     def _take_in(self, row: int, until: int) -> None:
         behind = self._texts[row][self._rows.length(row) : until]
         if behind:
-            self._rows.prefill(row, behind)
+            self._reserve(self._rows.length(row) + len(behind))
+            self._rows.append(row, behind)
 
     def _grow(self, growing: list[_OpenDraft], logits: Tensor) -> list[int]:
         """Add to each draft the best token of its logits, with its signals where a policy asks; the tokens."""

@@ -11,20 +11,19 @@ Letters in shapes: ``k`` new tokens, ``L`` tokens in the cache after them, ``H``
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import replace
 from typing import ClassVar
 
 import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from draftgauge.models.attention_kernels import attention_kernels
 from draftgauge.models.base import BranchSession
 from draftgauge.models.hidden import HiddenStates
-from draftgauge.models.lean_attention import Attend, attend_over, attention_names
+from draftgauge.models.lean_attention import Attend, attend_over
 from draftgauge.models.lean_branches import branch_attention
 from draftgauge.models.lean_weights import LeanWeights, fuse
 from draftgauge.models.spec import check_context, check_starts, model_spec
+from draftgauge.models.transformers_calls import attention_kernels
 
 FIRST_CAPACITY = 2048  # tokens that the cache holds before it first doubles
 PREFILL_CHUNK = 512  # tokens of a long prompt that go through together: bounds the mask and the activations
@@ -43,7 +42,6 @@ class LeanModel:
     """
 
     engine: ClassVar[str] = "lean"
-    fixed_shapes: ClassVar[bool] = False  # short passes see a whole bucket of the cache, masked
 
     _cache: Tensor  # [layers, 2 KV, capacity, D]: keys first, then values
     _cos: Tensor
@@ -58,8 +56,6 @@ class LeanModel:
         self._capacity = 0
         with torch.inference_mode():
             self._grow(min(FIRST_CAPACITY, self.spec.context))
-            kernels = attention_names(self._weights, self._cache[0], self.fixed_shapes)
-        self.spec = replace(self.spec, attention=kernels)
 
     @property
     def length(self) -> int:
@@ -74,14 +70,9 @@ class LeanModel:
         assert 0 <= length <= self._length, (length, self._length)
         self._length = length
 
+    @torch.inference_mode()
     def forward(self, tokens: Tensor, last_only: bool = False) -> Tensor:
         """Append tokens ``[k]`` and return float32 logits ``[k, vocabulary]``, or of the last token only."""
-        if torch.is_inference_mode_enabled():  # of the loop: to enter it again for every pass takes microseconds
-            return self._forward(tokens, last_only)
-        with torch.inference_mode():
-            return self._forward(tokens, last_only)
-
-    def _forward(self, tokens: Tensor, last_only: bool) -> Tensor:
         count = tokens.size(0)
         self._reserve(count)
         with attention_kernels(self.spec.device):

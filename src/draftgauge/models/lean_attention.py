@@ -11,7 +11,6 @@ import torch
 from torch import Tensor
 from torch.nn.attention.bias import CausalBias, causal_lower_right
 
-from draftgauge.models.attention_kernels import chosen_kernel
 from draftgauge.models.lean_families import Window
 from draftgauge.models.lean_weights import LeanWeights, Mix
 
@@ -148,28 +147,3 @@ def attend_causally(queries: Tensor, cached: Tensor, key_heads: int, mask: Mask,
     packed = queries.view(new, key_heads, group, dim).transpose(0, 1).reshape(1, key_heads, new * group, dim)
     mixed = mix(packed, keys, values, attn_mask=mask)
     return mixed.view(key_heads, new, group, dim).transpose(0, 1).reshape(new, heads * dim)
-
-
-def attention_names(weights: LeanWeights, cached: Tensor, fixed_shapes: bool) -> str:
-    """The attention kernels for a layer's cache ``[2 KV, L, D]``: of one token, of several, and past a window."""
-    if weights.score.softcap is not None:
-        return "matmul"
-    group, length = weights.query_heads // weights.key_heads, cached.shape[1]
-    masks: dict[str, Mask] = {"one token": None, "several": causal_mask(2, length, weights, cached)}
-    if weights.window is not None:
-        masks["several past the window"] = cached.new_zeros(2 * group, length)
-    if fixed_shapes:
-        masks = {"one token": cached.new_zeros(group, length), "several": cached.new_zeros(2 * group, length)}
-    kernels: dict[str, list[str]] = {}
-    for passes, mask in masks.items():
-        kernels.setdefault(_kernel(weights, cached, mask, 1 if passes == "one token" else 2), []).append(passes)
-    if len(kernels) == 1:
-        return next(iter(kernels))
-    return ", ".join(f"{kernel} for {' and '.join(passes)}" for kernel, passes in kernels.items())
-
-
-def _kernel(weights: LeanWeights, cached: Tensor, mask: Mask, new: int) -> str:
-    queries = cached.new_zeros(1, weights.query_heads, new, weights.head_dim)
-    if not isinstance(mask, CausalBias):
-        queries = queries.view(1, weights.key_heads, -1, weights.head_dim)
-    return chosen_kernel(queries, cached[None, : weights.key_heads], cached[None, weights.key_heads :], mask)

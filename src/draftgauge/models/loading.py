@@ -39,9 +39,9 @@ from draftgauge.models.gguf_library import INSTALL, is_gguf
 from draftgauge.models.lean import LeanModel
 from draftgauge.models.lean_families import of_a_family, why_not_lean, why_not_recorded
 from draftgauge.models.modules_model import ModulesModel
-from draftgauge.models.quiet import no_bars
 from draftgauge.models.reference import resolve_source
 from draftgauge.models.static_model import StaticModel
+from draftgauge.models.transformers_calls import no_bars
 from draftgauge.models.vocabulary import check_same_vocabulary, end_tokens
 
 __all__ = [

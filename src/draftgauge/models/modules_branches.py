@@ -9,10 +9,9 @@ from torch import Tensor
 from transformers import DynamicCache, PreTrainedModel
 from transformers.cache_utils import DynamicLayer
 
-from draftgauge.models.attention_kernels import attention_kernels
 from draftgauge.models.base import ModelSpec
-from draftgauge.models.cache_argument import cache_argument
 from draftgauge.models.spec import check_context
+from draftgauge.models.transformers_calls import attention_kernels, cache_argument
 
 Masks = Tensor | dict[str, Tensor]
 

@@ -17,12 +17,11 @@ from transformers import DynamicCache, PreTrainedModel, cache_utils
 from transformers.cache_utils import DynamicLayer, DynamicSlidingWindowLayer
 
 from draftgauge.core.errors import ModelError, is_out_of_memory
-from draftgauge.models.attention_kernels import attention_kernels
 from draftgauge.models.base import BranchSession
-from draftgauge.models.cache_argument import cache_argument
 from draftgauge.models.hidden import HiddenStates, watching
 from draftgauge.models.modules_branches import MaskedBranches, SequentialBranches, takes_branch_masks
 from draftgauge.models.spec import check_context, check_starts, model_spec
+from draftgauge.models.transformers_calls import attention_kernels, cache_argument
 
 # Layers that keep all keys, or nothing at all: transformers has a class of its own for the latter since 5.20.
 _ROLLED_BACK = tuple(

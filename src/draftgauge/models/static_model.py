@@ -1,9 +1,8 @@
 """The static engine: the lean engine whose short passes have fixed shapes, replayed as CUDA graphs on a GPU.
 
-A pass of a compiled engine costs the time of its kernels; launched one by one from Python, the fifteen operations of a
-layer cost many times that for a small model. Here the position is a tensor on the device, keys are written by index,
-and attention sees a bucket of the cache behind a mask, so that one recording serves all positions of the bucket. On a
-CPU the same passes run eagerly.
+Launched one by one from Python, the operations of a small model's layer cost many times their kernels. Here the
+position is a tensor on the device and attention sees a bucket of the cache behind a mask, so that one recording serves
+all positions of the bucket. On a CPU the same passes run eagerly.
 """
 
 from __future__ import annotations
@@ -15,10 +14,10 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from draftgauge.models.attention_kernels import attention_kernels
+from draftgauge.models.graphs import GraphPool, Run, graph_pool
 from draftgauge.models.lean import LeanModel
-from draftgauge.models.static_graphs import GraphPool, Run, graph_pool
-from draftgauge.models.static_pass import Places, StaticPass
+from draftgauge.models.rows import FIRST_BUCKET, RowsPass, Shape, bucket_of
+from draftgauge.models.transformers_calls import attention_kernels
 
 STATIC_TOKENS = 32  # a pass of more is a prefill and runs as the lean engine's
 
@@ -32,13 +31,12 @@ class StaticModel(LeanModel):
     """
 
     engine: ClassVar[str] = "static"
-    fixed_shapes: ClassVar[bool] = True
-    first_bucket: int = 256  # places of the cache that the first passes see; each next bucket has twice as many
+    first_bucket: int = FIRST_BUCKET
 
     def __init__(self, model: PreTrainedModel) -> None:
         super().__init__(model)
-        self._places: Places | None = None
-        self._passes: dict[tuple[int, int], StaticPass] = {}  # by number of tokens and bucket
+        self._memory: tuple[object, ...] = ()  # what the passes read and write
+        self._passes: dict[tuple[int, int], RowsPass] = {}  # by number of tokens and bucket
         self._graphs: dict[tuple[int, int], Run] = {}
         self._pool = graph_pool(self._weights, self.spec.device)
         if self.spec.device.type == "cuda" and self._pool is None:
@@ -54,9 +52,9 @@ class StaticModel(LeanModel):
             return super().forward(tokens, last_only)
         self._reserve(len(tokens))
         end = self._length + len(tokens)
-        self._settle(end)
+        self._forget_moved(end)
         with attention_kernels(self.spec.device):
-            rows = self._run(tokens, end)
+            rows = self._run(tokens, (len(tokens), bucket_of(end, self._capacity, self.first_bucket)))
         self._length = end
         # A copy, as the next pass writes to the same memory.
         return (rows[-1:] if last_only else rows).to(torch.float32, copy=True)
@@ -84,43 +82,40 @@ class StaticModel(LeanModel):
                     self.forward(tokens)
         self.reset()
 
-    def _grow(self, capacity: int) -> None:
-        if self._capacity:  # the passes would keep a cache in memory that was outgrown
-            self._forget(None)
-        super()._grow(capacity)
-
-    def _run(self, tokens: Tensor, end: int) -> Tensor:
-        """Logits ``[k, V]`` of the pass that ends at ``end`` tokens, valid until the next one."""
-        key = (len(tokens), self._bucket(end))
+    def _run(self, tokens: Tensor, key: tuple[int, int]) -> Tensor:
+        """Logits ``[k, V]`` of the pass over these tokens, valid until the next one."""
+        count, bucket = key
         first = key not in self._passes
         if first:
-            assert self._places is not None
-            self._passes[key] = StaticPass(self._weights, self._places, *key)
+            where = self._cache[:, None], self._cos, self._sin
+            self._passes[key] = RowsPass(self._weights, where, Shape(0, 1, count, count, bucket))
+            if self.hidden is not None:
+                self._passes[key].keep_states(self.hidden.reserve(0, 0), self.hidden.layers)
         static = self._passes[key]
-        static.feed(tokens, self._length)
+        static.feed(tokens, [0], [self._length], [count])
         if first or self._pool is None:
             return static.run()
         if key not in self._graphs:
             self._graphs[key] = self._pool.capture(static.run)
         return self._graphs[key]()
 
-    def _bucket(self, end: int) -> int:
-        bucket = self.first_bucket
-        while bucket < end:
-            bucket *= 2
-        return min(bucket, self._capacity)
+    def _grow(self, capacity: int) -> None:
+        if self._capacity:  # the passes would keep a cache in memory that was outgrown
+            self._forget()
+        super()._grow(capacity)
 
-    def _settle(self, end: int) -> None:
+    def _forget_moved(self, end: int) -> None:
         """Forget the passes if what they read and write has moved: a cache that grew, other taps."""
         states = None if self.hidden is None else self.hidden.reserve(self._length, end)
-        layers = () if self.hidden is None else self.hidden.layers
-        places = Places(self._cache, self._cos, self._sin, states, layers)
-        if not places.same_as(self._places):
-            self._forget(places)
+        layers = None if self.hidden is None else self.hidden.layers
+        memory = (self._cache, self._cos, states, layers)
+        if len(self._memory) != len(memory) or any(a is not b for a, b in zip(memory, self._memory, strict=True)):
+            self._forget()
+            self._memory = memory
 
-    def _forget(self, places: Places | None) -> None:
+    def _forget(self) -> None:
         if self._graphs:
             self._graphs.clear()
             self._pool = GraphPool(self.spec.device)
         self._passes.clear()
-        self._places = places
+        self._memory = ()

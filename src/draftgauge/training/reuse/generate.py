@@ -8,8 +8,7 @@ import torch
 from torch import Tensor
 from transformers import DynamicCache, PreTrainedModel
 
-from draftgauge.models.attention_kernels import attention_kernels
-from draftgauge.models.cache_argument import cache_argument
+from draftgauge.models.transformers_calls import attention_kernels, cache_argument
 
 GROUP_TOKENS = 24_576  # prompt and answer tokens held in one group's cache
 DROP_SHARE = 8  # answered rows leave the group when they are an eighth of it: leaving copies the cache

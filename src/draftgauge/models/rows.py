@@ -1,0 +1,285 @@
+"""Passes of fixed shapes over one or more sequences of a lean decoder, and a cache with a row for each sequence.
+
+A pass takes ``T`` tokens, possibly another number of each row. All go through the linears side by side; for
+attention, queries are laid out by row, padded to the longest. All that changes from pass to pass is in tensors, so a
+pass can be captured as a CUDA graph. Letters in shapes as in :mod:`draftgauge.models.lean`; ``R`` rows of the cache,
+``B`` rows that a pass spans, ``W`` most tokens of one of them, ``C`` places of the cache that it sees, its *bucket*.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from draftgauge.core.errors import ModelError
+from draftgauge.models.device import free_bytes, upload
+from draftgauge.models.graphs import Run, graph_pool
+from draftgauge.models.lean import PREFILL_CHUNK, LeanModel, run_layers
+from draftgauge.models.lean_attention import attend_over, masks_by_layer
+from draftgauge.models.lean_weights import LeanWeights, Mix
+from draftgauge.models.spec import check_context
+from draftgauge.models.transformers_calls import attention_kernels
+
+FIRST_BUCKET = 256  # places that the first passes see; each next bucket has twice as many
+
+
+class Shape(NamedTuple):
+    """What a pass must be captured anew for: the first row it spans, ``B``, ``T``, ``W`` and ``C``."""
+
+    first: int
+    rows: int
+    tokens: int
+    widest: int
+    bucket: int
+
+    @property
+    def full(self) -> bool:
+        """Whether every row has the same number of tokens."""
+        return self.tokens == self.rows * self.widest
+
+
+class RowsPass:
+    """``T`` tokens of one or more rows at any positions."""
+
+    def __init__(self, weights: LeanWeights, where: tuple[Tensor, Tensor, Tensor], shape: Shape) -> None:
+        """``where``: the cache ``[layers, R, 2 KV, capacity, D]`` and the rotary tables; they must not move."""
+        self._weights, self._shape, (self._cache, self._cos, self._sin) = weights, shape, where
+        device, dtype = self._cache.device, self._cache.dtype
+        self._seen = self._cache[:, shape.first : shape.first + shape.rows, :, : shape.bucket].unbind()
+        self._tokens = torch.zeros(shape.tokens, dtype=torch.int64, device=device)
+        self._places = torch.zeros(3 * shape.tokens + shape.rows, dtype=torch.int64, device=device)
+        group = weights.query_heads // weights.key_heads
+        self._steps = torch.arange(shape.widest, device=device).repeat_interleave(group)[:, None]  # [W G, 1]
+        self._columns = torch.arange(shape.bucket, device=device)
+        self._limits = torch.tensor([0.0, float("-inf")], dtype=dtype, device=device).unbind()
+        self._states: Tensor | None = None
+        self._state_layers: Sequence[int] = ()
+
+    def keep_states(self, states: Tensor, layers: Sequence[int]) -> None:
+        """Copy the output of these ``S`` layers to ``states`` ``[positions, S, H]``; for passes of one row."""
+        self._states, self._state_layers = states, layers
+
+    def feed(self, tokens: Tensor, rows: Sequence[int], begins: Sequence[int], counts: Sequence[int]) -> None:
+        """Say which tokens ``[T]`` the next run takes in: ``counts`` of each row, after ``begins`` ones."""
+        shape, starts = self._shape, [0] * self._shape.rows
+        owner: list[int] = []
+        position: list[int] = []
+        slot: list[int] = []
+        for row, begin, count in zip(rows, begins, counts, strict=True):
+            index = row - shape.first
+            starts[index] = begin
+            owner += [row] * count
+            position += range(begin, begin + count)
+            slot += range(index * shape.widest, index * shape.widest + count)
+        self._tokens.copy_(tokens)
+        self._places.copy_(upload([*owner, *position, *slot, *starts], self._places.device))
+
+    def run(self) -> Tensor:
+        """Take the tokens in; logits ``[T, V]`` in the model's dtype."""
+        weights, count = self._weights, self._shape.tokens
+        owner, position, slot, starts = self._places.split((count, count, count, self._shape.rows))
+        cos, sin = self._cos.index_select(0, position), self._sin.index_select(0, position)
+        positions = starts[:, None, None, None] + self._steps  # [B, 1, W G, 1]
+        masks = masks_by_layer(weights, self._columns, positions, self._limits)  # [B, 1, W G, C]
+        laid = None if self._shape.full else slot
+
+        def attend(layer: int, qkv: Tensor) -> Tensor:
+            self._cache[layer][owner, :, position] = qkv[:, weights.query_heads :]
+            return _attend_by_row(qkv[:, : weights.query_heads], self._seen[layer], masks[layer], laid, weights.mix)
+
+        def keep(layer: int, x: Tensor) -> None:
+            if layer in self._state_layers:
+                assert self._states is not None
+                self._states[:, self._state_layers.index(layer)].index_copy_(0, position, x)
+
+        hidden = run_layers(weights, self._tokens, cos, sin, attend, keep if self._state_layers else None)
+        return weights.head(weights.norm(hidden))
+
+
+def _attend_by_row(queries: Tensor, seen: Tensor, mask: Tensor, slot: Tensor | None, mix: Mix) -> Tensor:
+    """Attention ``[T, H D]`` of tokens over the rows that they belong to, which already hold them.
+
+    Args:
+        queries: ``[T, H, D]``.
+        seen: ``[B, 2 KV, C, D]``, keys then values.
+        mask: additive, ``[B, 1, W G, C]``, by token, then query head of a group.
+        slot: ``[T]`` place of each token in ``[B, W]``; None where every row has ``W`` tokens, in order.
+        mix: of the decoder.
+    """
+    (_, heads, dim), (rows, both) = queries.shape, seen.shape[:2]
+    kv = both // 2
+    group, widest = heads // kv, mask.shape[2] * kv // heads
+    laid = queries
+    if slot is not None:
+        laid = queries.new_zeros(rows * widest, heads, dim).index_copy_(0, slot, queries)
+    packed = laid.reshape(rows, widest, kv, group, dim).transpose(1, 2).reshape(rows, kv, widest * group, dim)
+    mixed = mix(packed, seen[:, :kv], seen[:, kv:], attn_mask=mask)
+    mixed = mixed.view(rows, kv, widest, group, dim).transpose(1, 2).reshape(rows * widest, heads * dim)
+    return mixed if slot is None else mixed.index_select(0, slot)
+
+
+class StaticRows:
+    """Sequences that a decoder of the lean families takes in side by side, each in a row of one cache.
+
+    Logits are those of :class:`~draftgauge.models.lean.LeanModel` up to the rounding of differently ordered sums. On a
+    GPU a pass whose shape comes again is captured as a CUDA graph; of ragged shapes, which are many and each keep
+    memory for their logits, the first :attr:`most_ragged_graphs` are, and the others are launched kernel by kernel.
+    """
+
+    most_ragged_graphs = 64
+    first_bucket = FIRST_BUCKET
+
+    def __init__(self, model: LeanModel, rows: int, capacity: int) -> None:
+        """Share the weights of a model, whose own cache is not touched; room for ``rows`` of ``capacity`` tokens.
+
+        Raises:
+            ModelError: if the model takes fewer tokens, or the cache does not fit into memory.
+        """
+        self.spec = model.spec
+        self._model = model
+        self._weights = model._weights
+        self._lengths: list[int] = []
+        self._cache = torch.empty(len(self._weights.layers), 0, 0, 0, 0)
+        self.rows = self.capacity = 0
+        self.reserve(rows, capacity)
+
+    def reserve(self, rows: int, capacity: int) -> None:
+        """Make room for more rows or longer ones; what they hold stays.
+
+        Raises:
+            ModelError: as the constructor.
+        """
+        check_context(self.spec, capacity)
+        check_caches_fit([(self._model, capacity)], rows)
+        weights, before = self._weights, self._cache
+        # Zeros, as masked keys that were never written must at least be numbers.
+        self._cache = torch.zeros(
+            (len(weights.layers), rows, 2 * weights.key_heads, capacity, weights.head_dim),
+            dtype=self.spec.dtype,
+            device=self.spec.device,
+        )
+        if self.rows:
+            self._cache[:, : self.rows, :, : self.capacity] = before
+        self._lengths += [0] * (rows - self.rows)
+        self.rows, self.capacity = rows, capacity
+        self._cos, self._sin = self._model.rotary(capacity)
+        self._passes: dict[Shape, RowsPass] = {}
+        self._graphs: dict[Shape, Run] = {}
+        self._pool = graph_pool(weights, self.spec.device)
+
+    @property
+    def recorded(self) -> int:
+        """Passes that have been recorded as CUDA graphs."""
+        return len(self._graphs)
+
+    def length(self, row: int) -> int:
+        """Tokens in a row."""
+        return self._lengths[row]
+
+    def truncate(self, row: int, length: int) -> None:
+        """Keep the first ``length`` tokens of a row."""
+        assert 0 <= length <= self._lengths[row], (length, self._lengths[row])
+        self._lengths[row] = length
+
+    def prefill(self, row: int, tokens: Sequence[int]) -> None:
+        """Empty a row and take ``tokens`` in, for their keys and values alone."""
+        self._lengths[row] = 0
+        self.append(row, tokens)
+
+    @torch.inference_mode()
+    def append(self, row: int, tokens: Sequence[int]) -> None:
+        """Take more tokens into a row, for their keys and values alone.
+
+        Raises:
+            ModelError: if the row would exceed the cache.
+        """
+        if not tokens:
+            return
+        self._check_room(self._lengths[row] + len(tokens))
+        with attention_kernels(self.spec.device):
+            for chunk in upload(tokens, self.spec.device).split(PREFILL_CHUNK):
+                begin, end = self._lengths[row], self._lengths[row] + len(chunk)
+                attend = attend_over(self._weights, self._cache[:, row], begin, end)
+                run_layers(self._weights, chunk, self._cos[begin:end], self._sin[begin:end], attend)
+                self._lengths[row] = end
+
+    @torch.inference_mode()
+    def step(self, rows: Sequence[int], counts: Sequence[int], tokens: Tensor) -> Tensor:
+        """Append tokens to several rows in one pass.
+
+        Args:
+            rows: increasing.
+            counts: tokens of each, at least one.
+            tokens: ``[T]`` int64 on the device, row by row.
+
+        Returns:
+            float32 ``[T, vocabulary]``: the logits after every token.
+
+        Raises:
+            ModelError: if a row would exceed the cache.
+        """
+        begins = [self._lengths[row] for row in rows]
+        ends = [begin + count for begin, count in zip(begins, counts, strict=True)]
+        self._check_room(max(ends))
+        bucket = bucket_of(max(ends), self.capacity, self.first_bucket)
+        shape = Shape(rows[0], rows[-1] + 1 - rows[0], sum(counts), max(counts), bucket)
+        first = shape not in self._passes
+        if first:
+            self._passes[shape] = RowsPass(self._weights, (self._cache, self._cos, self._sin), shape)
+        self._passes[shape].feed(tokens, rows, begins, counts)
+        with attention_kernels(self.spec.device):
+            logits = self._run(shape, self._passes[shape], first)
+        for row, end in zip(rows, ends, strict=True):
+            self._lengths[row] = end
+        return logits.to(torch.float32, copy=True)  # a copy, as the next pass writes to the same memory
+
+    def _run(self, shape: Shape, prepared: RowsPass, first: bool) -> Tensor:
+        if first or self._pool is None:
+            return prepared.run()
+        if shape not in self._graphs:
+            ragged = sum(not captured.full for captured in self._graphs)
+            if not shape.full and ragged >= self.most_ragged_graphs:
+                return prepared.run()
+            self._graphs[shape] = self._pool.capture(prepared.run)
+        return self._graphs[shape]()
+
+    def _check_room(self, length: int) -> None:
+        if length > self.capacity:
+            raise ModelError(f"a row would hold {length} tokens, and the cache has room for {self.capacity}")
+
+
+def bucket_of(end: int, capacity: int, first: int) -> int:
+    """Places of a cache that a pass up to ``end`` sees: the next power of two from the first bucket on."""
+    bucket = first
+    while bucket < end:
+        bucket *= 2
+    return min(bucket, capacity)
+
+
+def check_caches_fit(caches: Sequence[tuple[LeanModel, int]], rows: int) -> None:
+    """Check that keys and values of ``rows`` sequences fit into the free memory, those of one device together.
+
+    Args:
+        caches: models, and most tokens of a sequence in each.
+        rows: of each cache.
+
+    Raises:
+        ModelError: saying how much they need.
+    """
+    needed: defaultdict[torch.device, int] = defaultdict(int)
+    for model, capacity in caches:
+        weights, spec = model._weights, model.spec
+        values = len(weights.layers) * rows * 2 * weights.key_heads * capacity * weights.head_dim
+        needed[spec.device] += values * spec.dtype.itemsize
+    longest = max(capacity for _, capacity in caches)
+    for device, size in needed.items():
+        free = free_bytes(device)
+        if free is not None and size > free:
+            raise ModelError(
+                f"a batch of {rows} sequences of {longest} tokens needs {size / 2**30:.1f} GiB for its keys and "
+                f"values, and {device} has {free / 2**30:.1f} GiB free: choose smaller batches or shorter texts"
+            )
