@@ -12,7 +12,7 @@ import pytest
 from command_line import draftgauge
 from draftgauge.api.diagnose import diagnose
 from draftgauge.core.errors import DraftgaugeError, ModelError
-from draftgauge.drafters.reuse.persistence import DESCRIPTION, read_description
+from draftgauge.drafters.reuse.persistence import DESCRIPTION, DRAFTER, read_description
 from draftgauge.training.reuse.request import TrainingSpec
 from draftgauge.training.reuse.train import train_drafter
 from tiny import save_tiny
@@ -78,9 +78,9 @@ def test_only_seeds_are_pooled(folder: Path, tmp_path: Path) -> None:
     for name, warm in (("again", None), ("warm", str(folder / "kv-1"))):
         copy = tmp_path / name
         shutil.copytree(folder / "kv-0", copy)
-        description = json.loads((copy / DESCRIPTION).read_text())
+        description = DRAFTER.read(copy / DESCRIPTION)
         description["extra"]["request"] = request | {"warm_start": warm}
-        (copy / DESCRIPTION).write_text(json.dumps(description))
+        DRAFTER.write(copy / DESCRIPTION, description)
     options: dict[str, Any] = {"prompts": folder / "prompts.jsonl", "max_new_tokens": 8}
     with pytest.raises(DraftgaugeError, match="trained alike, with the same seed"):
         diagnose([folder / "kv-0", tmp_path / "again"], **options)

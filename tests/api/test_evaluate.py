@@ -13,7 +13,7 @@ from command_line import draftgauge
 from draftgauge.api import evaluate as module
 from draftgauge.api.evaluate import evaluate
 from draftgauge.core.errors import ModelError
-from draftgauge.drafters.reuse.persistence import DESCRIPTION
+from draftgauge.drafters.reuse.persistence import DESCRIPTION, DRAFTER
 from draftgauge.models.base import CachedModel
 from draftgauge.models.loading import load_model
 from draftgauge.training.reuse.request import TrainingSpec
@@ -95,9 +95,9 @@ def test_the_target_is_held_as_in_training_unless_asked_otherwise(
 ) -> None:
     drafter = tmp_path / "drafter"
     shutil.copytree(folder / "drafter", drafter)
-    description = json.loads((drafter / DESCRIPTION).read_text())
+    description = DRAFTER.read(drafter / DESCRIPTION)
     description["extra"]["request"]["compression"] = "bf16"
-    (drafter / DESCRIPTION).write_text(json.dumps(description))
+    DRAFTER.write(drafter / DESCRIPTION, description)
     held: list[str] = []
 
     def load(source: str, compression: str, *rest: Any) -> CachedModel:

@@ -18,6 +18,7 @@ MAX_BYTES = 2**30
 MAX_DEPTH = 100
 
 _MARKS = ((codecs.BOM_UTF8, "utf-8"), (codecs.BOM_UTF16_LE, "utf-16-le"), (codecs.BOM_UTF16_BE, "utf-16-be"))
+_HEAD = ("format", "version", "sha256")
 _NUMBERS = re.compile(r"\[\n[\s\d.,eE+-]+\]")  # lists of numbers: one line each; no string in JSON holds a line break
 
 
@@ -49,13 +50,14 @@ class Artefact:
 
         Args:
             path: its folder exists.
-            content: JSON values by name, without ``format``, ``version`` and ``sha256``; numbers are finite.
+            content: JSON values by name; numbers are finite. What it says of format, version and digest is left out.
 
         Raises:
             DraftgaugeError: if it cannot be written.
         """
-        document = {"format": self.format, "version": self.version, **content}
-        document = {"format": self.format, "version": self.version, "sha256": _digest(document), **content}
+        head = {"format": self.format, "version": self.version}
+        rest = {name: value for name, value in content.items() if name not in _HEAD}
+        document = head | {"sha256": _digest(head | rest)} | rest
         text = json.dumps(document, indent=1, allow_nan=False)
         atomic_write_text(path, _NUMBERS.sub(lambda match: " ".join(match[0].split()), text) + "\n")
 
@@ -67,7 +69,7 @@ class Artefact:
                 without a digest.
         """
         document = read_json(path, self.what, self.remedy, error=self.error)
-        if isinstance(document, dict) and self.published and not {"format", "version", "sha256"} & set(document):
+        if isinstance(document, dict) and self.published and not set(_HEAD) & set(document):
             return document
         if not isinstance(document, dict) or document.get("format") != self.format:
             self._refuse(path, f"is not a {self.what} (its format is not {self.format!r})")

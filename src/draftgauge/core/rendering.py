@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+from draftgauge.core.artefacts import parse_json
 from draftgauge.core.errors import DraftgaugeError
 from draftgauge.core.prompts import Message, Prompt
 
@@ -43,12 +43,8 @@ def template_arguments(given: Mapping[str, Any] | str) -> dict[str, Any]:
         return dict(given)
     if not given.strip():
         return {}
-    try:
-        values = json.loads(given)
-    except ValueError as error:
-        raise DraftgaugeError(
-            f"chat_template_args must be a JSON object such as '{{\"enable_thinking\": false}}', not {given!r}: {error}"
-        ) from error
+    example = "give a JSON object such as '{\"enable_thinking\": false}'"
+    values = parse_json(given, f"chat_template_args {given[:80]!r}", example)
     if not isinstance(values, dict):
         raise DraftgaugeError(f"chat_template_args must be a JSON object of names and values, not {given!r}")
     return values

@@ -14,20 +14,25 @@ from safetensors.torch import load, save
 from torch import Tensor
 from transformers import PreTrainedModel
 
+from draftgauge.core.artefacts import Artefact
 from draftgauge.core.config import from_mapping, to_mapping
 from draftgauge.core.errors import DraftgaugeError, ModelError
-from draftgauge.core.files import atomic_write_bytes, atomic_write_text, file_sha256, require_writable
+from draftgauge.core.files import atomic_write_bytes, file_sha256, require_writable
 from draftgauge.drafters.reuse.building import attach
-from draftgauge.drafters.reuse.config import NORMS, ReuseConfig
+from draftgauge.drafters.reuse.config import ReuseConfig
 from draftgauge.drafters.reuse.net import ReuseNet
 from draftgauge.models.base import CachedModel
 from draftgauge.models.fingerprint import fingerprint
 
 DESCRIPTION = "drafter.json"
 WEIGHTS = "drafter.safetensors"
-FORMAT = "draftgauge-reuse-drafter"
-VERSION = 1
-RAW = dict.fromkeys(NORMS, False)  # of drafters that were saved before designs had these norms
+DRAFTER = Artefact(
+    "draftgauge-reuse-drafter",
+    1,
+    "trained drafter",
+    "copy the folder that training wrote again, or train it again",
+    error=ModelError,
+)
 DRAFT_TOKENS = "d2t"  # among the weights, where there is a draft vocabulary
 
 
@@ -66,41 +71,25 @@ def save_drafter(folder: Path, net: ReuseNet, extra: Mapping[str, Any]) -> None:
         weights[DRAFT_TOKENS] = net.d2t.cpu()
     atomic_write_bytes(folder / WEIGHTS, save(weights))
     description = {
-        "format": FORMAT,
-        "version": VERSION,
         "config": to_mapping(net.config),
         "weights_sha256": file_sha256(folder / WEIGHTS),
         "parameters": sum(parameter.numel() for parameter in net.parameters()),
         "extra": dict(extra),
     }
-    atomic_write_text(folder / DESCRIPTION, json.dumps(description, indent=1) + "\n")
+    DRAFTER.write(folder / DESCRIPTION, description)
 
 
 def read_description(folder: Path) -> dict[str, Any]:
-    """What ``drafter.json`` says: format, version, config, weights_sha256, parameters, extra.
+    """What ``drafter.json`` says: version, config, weights_sha256, parameters, extra.
 
     Raises:
-        ModelError: if the folder holds no drafter that this version reads.
+        ModelError: if the folder holds no drafter that this version reads, or a damaged one.
     """
-    path = folder / DESCRIPTION
-    try:
-        description = json.loads(path.read_text(encoding="utf-8"))
-    except FileNotFoundError as error:
+    if not is_drafter(folder):
         raise ModelError(
             f"{folder} holds no trained drafter ({DESCRIPTION} is missing): give the folder that training wrote"
-        ) from error
-    except (OSError, ValueError) as error:
-        raise ModelError(f"cannot read {path}: {error}") from error
-    if (
-        not isinstance(description, dict)
-        or description.get("format") != FORMAT
-        or description.get("version") != VERSION
-    ):
-        raise ModelError(
-            f"{path} does not describe a drafter of format {FORMAT}, version {VERSION}: use the draftgauge that wrote "
-            "it"
         )
-    return description
+    return DRAFTER.read(folder / DESCRIPTION)
 
 
 def trained_depths(description: Mapping[str, Any]) -> int | None:
@@ -135,7 +124,7 @@ def read_config(folder: Path) -> ReuseConfig:
         ModelError: if the folder holds no drafter that this version reads.
     """
     try:
-        return from_mapping(ReuseConfig, RAW | read_description(folder)["config"], f"{folder / DESCRIPTION}: config")
+        return from_mapping(ReuseConfig, read_description(folder)["config"], f"{folder / DESCRIPTION}: config")
     except DraftgaugeError as error:
         raise ModelError(str(error)) from error
 
