@@ -88,7 +88,7 @@ def test_the_template_gets_its_arguments_and_no_others() -> None:
 
 @pytest.mark.parametrize("given", ["{", "[1]", "enable_thinking=false"])
 def test_arguments_that_are_no_json_object(given: str) -> None:
-    with pytest.raises(DraftgaugeError, match="chat_template_args must be a JSON object"):
+    with pytest.raises(DraftgaugeError, match=r"chat_template_args .*must be a JSON object"):
         template_arguments(given)
 
 

@@ -4,18 +4,25 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, fields, is_dataclass
+from functools import cache
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import torch
 
 from draftgauge.core.provenance import read_measurement, write_measurement
+from draftgauge.drafters.reuse import ReuseNet, save_drafter
+from draftgauge.drafters.reuse.persistence import read_config, read_weights
+from draftgauge.models.loading import wrap
 from draftgauge.traces.costs import CostCurve, pair_fingerprint, run_costs
 from draftgauge.traces.datastore import About, Datastore, stored_output
 from draftgauge.traces.manifest import COSTS_NAME, Manifest, ModelEntry
 from draftgauge.traces.reader import read_texts, read_trace
 from draftgauge.traces.writer import TraceWriter
+from reuse_nets import net_for
 from synthetic import synthetic_manifest, synthetic_records
+from tiny import tiny_model
 
 PROMPTS, GAMMA, LENGTH = 5, 4, 12
 
@@ -27,16 +34,18 @@ class Kind:
     Attributes:
         make: writes it into a folder that exists, with contents that follow from a seed.
         read: what it gives its reader, everything.
-        swapped: whether its files say which run they are of, so that one file of another run is noticed.
+        single: whether it is one file, so that the file of another one is just another one.
     """
 
     make: Callable[[Path, int], None]
     read: Callable[[Path], Any]
-    swapped: bool = True
+    single: bool = False
 
 
 def seen(value: Any) -> Any:
     """What was read as a value that can be compared, to the last bit."""
+    if isinstance(value, torch.Tensor):
+        value = value.detach().numpy()
     if isinstance(value, np.ndarray):
         return value.dtype.str, value.shape, value.tobytes()
     if is_dataclass(value):
@@ -76,11 +85,21 @@ def _make_datastore(folder: Path, seed: int) -> None:
     Datastore(about).with_outputs(outputs).save(folder / "store.parquet")
 
 
+@cache
+def _net(seed: int) -> ReuseNet:
+    return net_for(wrap(tiny_model("qwen3", num_hidden_layers=3, vocab_size=6)), "hidden", seed)
+
+
 KINDS = {
     "recorded run": Kind(_make_run, _read_run),
-    "datastore": Kind(_make_datastore, lambda folder: Datastore.load(folder / "store.parquet", "words")),
+    "datastore": Kind(_make_datastore, lambda folder: Datastore.load(folder / "store.parquet", "words"), single=True),
     "measurement": Kind(
         lambda folder, seed: write_measurement(folder / "r.json", "bench", [{"a": 0.1 * seed, "b": "x"}] * 3),
         lambda folder: read_measurement(folder / "r.json").rows,
+        single=True,
+    ),
+    "drafter": Kind(
+        lambda folder, seed: save_drafter(folder, _net(seed), {"request": {"depths": seed}}),
+        lambda folder: (read_config(folder), read_weights(folder)),
     ),
 }

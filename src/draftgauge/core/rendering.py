@@ -43,7 +43,7 @@ def template_arguments(given: Mapping[str, Any] | str) -> dict[str, Any]:
         return dict(given)
     if not given.strip():
         return {}
-    example = "give a JSON object such as '{\"enable_thinking\": false}'"
+    example = "it must be a JSON object such as '{\"enable_thinking\": false}'"
     values = parse_json(given, f"chat_template_args {given[:80]!r}", example)
     if not isinstance(values, dict):
         raise DraftgaugeError(f"chat_template_args must be a JSON object of names and values, not {given!r}")
