@@ -127,7 +127,7 @@ def test_where_every_output_is_over_with_its_first_pass_there_is_no_speed_of_0(t
     rows = {row["policy"]: row for row in bench_rows(arms, prompts, "none") if row["task"] == "all"}
     assert len(rows) == 4
     for name, row in rows.items():
-        assert np.isfinite([row["tokens_per_second"], row["gain"]]).all() == (name == PLAIN), row
+        assert (row["tokens_per_second"] is not None and row["gain"] is not None) == (name == PLAIN), row
 
 
 def test_without_fixed_lengths_gains_are_over_plain_decoding() -> None:

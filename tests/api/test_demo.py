@@ -10,22 +10,18 @@ from typing import Any
 import pytest
 
 from command_line import draftgauge
-from draftgauge.api import demo as demo_module
 from draftgauge.api.baselines import transformers_arms
 from draftgauge.api.bench import bench
 from draftgauge.api.demo import demo
 from draftgauge.api.pair import load_pair
 from draftgauge.api.profile import profile
 from draftgauge.api.replay import replay
-from draftgauge.api.requests import DemoRequest, PairSpec
 from draftgauge.core.errors import DraftgaugeError, TraceError
-from draftgauge.core.prompts import Prompt
 from draftgauge.core.provenance import read_measurement
 from draftgauge.core.signals import NO_SIGNALS
 from draftgauge.policies.base import Signal, Step
 from draftgauge.policies.fitted import FITTED, FittedPolicy, save_fitted
 from draftgauge.policies.fixed import FixedLength
-from draftgauge.policies.registry import compared_policies
 from draftgauge.replaying.splits import prompt_keys, split_trace
 from draftgauge.traces.reader import read_trace
 from tiny import save_tiny
@@ -69,13 +65,6 @@ def test_demo_gives_modelled_and_live_figures(inputs: dict[str, Path], tmp_path:
         on_rows=lambda name, found: told.append(name),
     )
     assert told == ["first", "none", "bf16"]
-    phases = read_measurement(tmp_path / "demo" / "phases.json").rows
-    each = ["profile", "bench", "replay"]
-    assert [row["phase"] for row in phases] == ["load", "first answer", "plan", *each, *each, "report"]
-    assert [row["compression"] for row in phases] == ["none", "none", None, *["none"] * 3, *["bf16"] * 3, None]
-    ends = [row["ended_after"] for row in phases]
-    assert ends == sorted(ends)
-    assert all(0 <= row["seconds"] <= row["ended_after"] for row in phases)
     assert "".join(pieces)
     assert (tmp_path / "demo" / "report.html").read_text().lower().startswith("<!doctype html>")
     keys = {
@@ -91,7 +80,7 @@ def test_demo_gives_modelled_and_live_figures(inputs: dict[str, Path], tmp_path:
     assert [(row["compression"], row["task"]) for row in summaries] == [
         (c, t) for c in ("none", "bf16") for t in (*TASKS, "all")
     ]
-    assert all(row["hindsight_gain"] >= 0 for row in summaries)
+    assert all(row["hindsight_gain"] >= -1e-9 for row in summaries), [row["hindsight_gain"] for row in summaries]
     assert all(0 <= row["near_best_from"] <= row["best_fixed_gamma"] <= row["near_best_to"] <= 4 for row in summaries)
     policies = [row for row in rows if "policy" in row]
     assert {row["task"] for row in policies} == {*TASKS, "all"}
@@ -114,14 +103,6 @@ def test_what_a_short_time_does_not_reach_is_left_out(inputs: dict[str, Path], t
     rows = read_measurement(tmp_path / "demo.json").rows
     assert {row["compression"] for row in rows} == {"none"}
     assert (out / "report.html").is_file()
-
-
-def test_a_demo_goes_on_with_what_was_planned(inputs: dict[str, Path], tmp_path: Path) -> None:
-    (tmp_path / "plan.json").write_text(
-        json.dumps({"per_task": 1, "max_new_tokens": 4, "shares": {"none": 1.0}, "loading": {"none": 0.1}})
-    )
-    with pytest.raises(DraftgaugeError, match="go on with --compression none, or choose another folder"):
-        demo(tmp_path, compression=("none", "bf16"), **inputs, max_new_tokens=4, gamma_max=2)
 
 
 def test_bench_refuses_what_was_not_recorded(inputs: dict[str, Path], tmp_path: Path) -> None:
@@ -227,45 +208,3 @@ def test_a_policy_of_ones_own_begins_anew_with_every_replay(inputs: dict[str, Pa
     ]
     assert len(drafted) == 3
     assert len(set(drafted)) == 1
-
-
-class SlowPair:
-    """A pair whose loading and decoding take given times."""
-
-    def __init__(self, compression: str) -> None:
-        self.compression = compression
-
-    def encode(self, prompt: Prompt, rendering: object = None) -> list[int]:
-        return [1]
-
-
-@pytest.mark.parametrize("seconds", [45.0, 120.0, 600.0])
-@pytest.mark.parametrize("slower", [1, 4])
-def test_the_plan_fits_into_the_time(
-    seconds: float, slower: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    now = [0.0]
-    a_token = {"none": 0.002 * slower, "int8": 0.006 * slower, "nf4": 0.003 * slower}
-    load = 1.5
-
-    def load_pair(spec: PairSpec) -> SlowPair:
-        now[0] += load
-        return SlowPair(spec.compression[0])
-
-    monkeypatch.setattr(demo_module.time, "monotonic", lambda: now[0])
-    monkeypatch.setattr(demo_module, "load_pair", load_pair)
-    monkeypatch.setattr(demo_module, "_seconds_a_token", lambda pair, tokens: a_token[pair.compression])
-    request = DemoRequest(out=tmp_path, seconds=seconds)
-    clock = demo_module._Clock(seconds)
-    with clock.phase("load", "none"):
-        pair = load_pair(request.pair.at("none"))
-    plan = demo_module._plan(request, pair, clock)
-    assert plan.loading == dict.fromkeys(a_token, load)
-    arms = 3 + len(compared_policies())
-    prompts = plan.per_task * 4
-    one = plan.max_new_tokens * sum(a_token.values())  # every compression decodes a prompt once
-    curves = sum(demo_module._cost_seconds(15.0, clock.left() * share) for share in plan.shares.values())
-    spent = 2 * 3 * load + curves + one * (demo_module.RECORDING * prompts + arms * (prompts + 1))
-    assert plan.max_new_tokens == demo_module.SHORTEST or spent <= clock.left()
-    assert plan.per_task == 24 or spent >= 0.4 * clock.left()  # and makes use of it
-    assert demo_module._plan(request, pair, clock) == plan  # as an interrupted demo finds it

@@ -9,7 +9,6 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from draftgauge.api.pair import Pair
-from draftgauge.core.errors import DraftgaugeError
 from draftgauge.decoding.plain import plain_decode
 from draftgauge.decoding.settings import DecodingSettings
 from draftgauge.decoding.speculative import speculative_decode
@@ -56,6 +55,18 @@ class Arm:
     outside: bool = False
     failed: str = ""
 
+    def run(self, prompt: list[int]) -> list[ArmRun]:
+        """One run; none of an outside arm that fails now or has failed before."""
+        if self.failed:
+            return []
+        try:
+            return [self.decode(prompt)]
+        except Exception as error:
+            if not self.outside:
+                raise
+            self.failed = f"{type(error).__name__}: {error}"
+            return []
+
 
 def plain_arm(pair: Pair, settings: DecodingSettings) -> Arm:
     """Plain decoding with the pair's engine: what every output and speed is compared with."""
@@ -81,7 +92,7 @@ def policy_arm(pair: Pair, name: str, policy: Policy, settings: DecodingSettings
 
 
 def record_passes(pair: Pair, prompts: Sequence[list[int]], max_new_tokens: int, gamma_max: int) -> None:
-    """Let engines that record their passes do so before anything is timed; those that do not are left alone."""
+    """Let engines that record their passes do so before anything is timed; others are left alone."""
     longest = max(map(len, prompts)) + max_new_tokens
     for model in (pair.target, pair.draft):
         if isinstance(model, StaticModel):
@@ -100,52 +111,30 @@ def bench_arms(
 
     The order of the arms is drawn anew for every prompt and round: what one leaves in the processor's caches, and how
     it warms the machine, would else always fall on the same next one. All arms decode the first prompt once beforehand,
-    which is not counted.
-
-    Args:
-        arms: the ways of decoding.
-        prompts: what to decode.
-        rounds: how often.
-        rng: for the order.
-        progress: told (prompts decoded, prompts to decode, each as often as there are rounds).
-        until: moment of ``time.monotonic`` after which no prompt is begun; at least one is decoded.
+    which is not counted. No prompt is begun after ``until``, a moment of ``time.monotonic``; at least one is decoded.
 
     Returns:
         How many of the prompts have runs, the first ones: all, unless the time was over in the first round. All of them
         have as many runs, but for arms that failed.
     """
-    if rounds < 1:
-        raise DraftgaugeError(f"rounds must be at least 1, not {rounds}")
     for index in rng.permutation(len(arms)):
-        _decode(arms[index], prompts[0].tokens)
+        arms[index].run(prompts[0].tokens)
     for arm in arms:
         arm.runs = [[] for _ in prompts]
-    done, total = 0, rounds * len(prompts)
-    progress(0, total)
-    for _ in range(rounds):
-        for number, prompt in enumerate(prompts):
-            if until is not None and done and time.monotonic() > until:
-                return _trimmed(arms, len(prompts))
-            for index in rng.permutation(len(arms)):
-                run = _decode(arms[index], prompt.tokens)
-                if run is not None:
-                    arms[index].runs[number].append(run)
-            done += 1
-            progress(done, total)
+    visits = [(number, prompt) for _ in range(rounds) for number, prompt in enumerate(prompts)]
+    progress(0, len(visits))
+    for done, (number, prompt) in enumerate(visits):
+        if until is not None and done and time.monotonic() > until:
+            whole = done // len(prompts)  # the last round is dropped where it was not finished
+            if not whole:
+                return done
+            for arm in arms:
+                arm.runs = [runs[:whole] for runs in arm.runs]
+            break
+        for index in rng.permutation(len(arms)):
+            arms[index].runs[number] += arms[index].run(prompt.tokens)
+        progress(done + 1, len(visits))
     return len(prompts)
-
-
-def _decode(arm: Arm, prompt: list[int]) -> ArmRun | None:
-    """One run; None of an outside arm that fails now or has failed before."""
-    if arm.failed:
-        return None
-    try:
-        return arm.decode(prompt)
-    except Exception as error:
-        if not arm.outside:
-            raise
-        arm.failed = f"{type(error).__name__}: {error}"
-        return None
 
 
 def without_failed(arms: Sequence[Arm], on_warning: Callable[[str], None]) -> list[Arm]:
@@ -154,15 +143,3 @@ def without_failed(arms: Sequence[Arm], on_warning: Callable[[str], None]) -> li
         if arm.failed:
             on_warning(f"{arm.name} fails on this pair and is left out ({arm.failed})")
     return [arm for arm in arms if not arm.failed]
-
-
-def _trimmed(arms: Sequence[Arm], prompts: int) -> int:
-    """Drop the last round where it was not finished; in the first one, the prompts that it did not reach."""
-    arms = [arm for arm in arms if not arm.failed]
-    rounds = [len(runs) for runs in arms[0].runs]
-    whole = min(rounds)
-    if whole == 0:
-        return sum(count > 0 for count in rounds)
-    for arm in arms:
-        arm.runs = [runs[:whole] for runs in arm.runs]
-    return prompts

@@ -244,7 +244,7 @@ def joined_interval(row: Mapping[str, Any], name: str, form: str = "{:.2f}") -> 
     if row.get(name) is None:
         return {}
     low, high = (row[name + end] for end in ("_low", "_high"))
-    if row.get("prompts") == 1 or low != low:  # of a single conversation too
+    if row.get("prompts") == 1 or low is None or low != low:  # of a single conversation too
         return {name: form.format(row[name])}
     return {name: f"{form.format(row[name])} [{form.format(low)}, {form.format(high)}]"}
 
