@@ -21,7 +21,7 @@ from transformers.generation.stopping_criteria import MaxTimeCriteria
 
 import draftgauge
 from draftgauge.core.errors import DraftgaugeError, ModelError
-from generating import VOCABULARY, draft_of
+from generating import VOCABULARY, draft_of, target_of
 from tiny import save_tiny, tiny_model, tiny_tokenizer, tokens
 
 PROMPT = tokens(9, vocabulary=VOCABULARY)[None]
@@ -67,6 +67,11 @@ def test_an_argument_that_cannot_be_honoured_is_named(target: PreTrainedModel, o
 def test_an_assistant_model_is_the_drafter(target: PreTrainedModel, draft: PreTrainedModel) -> None:
     assert "assistant_model" in refusal(target, assistant_model=draft)
     assert "prompt_lookup_num_tokens" in refusal(target, prompt_lookup_num_tokens=3)
+
+
+def test_another_input_of_the_model_is_refused_by_name() -> None:
+    """Where it has no drafter's counterpart: GPT-2 adds embeddings of token types."""
+    assert "token_type_ids" in refusal(target_of("gpt2"), token_type_ids=torch.ones_like(PROMPT))
 
 
 def test_settings_in_a_configuration_count_too(target: PreTrainedModel) -> None:
