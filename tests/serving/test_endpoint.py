@@ -47,44 +47,29 @@ def raw_server(answer: Callable[[socket.socket], None]) -> Iterator[tuple[str, l
         listener.shutdown(socket.SHUT_RDWR)
 
 
-def sending(*parts: bytes) -> Callable[[socket.socket], None]:
-    return lambda connection: connection.sendall(b"".join(parts))
-
-
-def dripping(start: bytes) -> Callable[[socket.socket], None]:
+def sending(start: bytes, repeated: bytes = b"", times: int = 0, pause: float = 0.0) -> Callable[[socket.socket], None]:
     def answer(connection: socket.socket) -> None:
         connection.sendall(start)
-        for _ in range(100):
-            connection.sendall(b"a")
-            time.sleep(0.1)
-
-    return answer
-
-
-def flooding(start: bytes) -> Callable[[socket.socket], None]:
-    def answer(connection: socket.socket) -> None:
-        connection.sendall(start)
-        for _ in range(1000):
-            connection.sendall(b"x" * 2**20)
+        for _ in range(times):
+            connection.sendall(repeated)
+            time.sleep(pause)
 
     return answer
 
 
 @pytest.mark.parametrize("start", [OK + LENGTH, OK + b"X: ", b""], ids=["body", "header", "status"])
 def test_a_server_that_drips_is_given_up(start: bytes) -> None:
-    started = time.monotonic()
-    with raw_server(dripping(start)) as (url, _), pytest.raises(ServerError, match=r"not answered within 0\.5 s"):
+    started, dripping = time.monotonic(), sending(start, b"a", 100, 0.1)
+    with raw_server(dripping) as (url, _), pytest.raises(ServerError, match=r"not answered within 0\.5 s"):
         fetch_text(url, "/metrics", seconds=0.5)
     assert time.monotonic() - started < 5
 
 
-@pytest.mark.parametrize("status", ["200 OK", "500 Oh"])
-def test_a_server_that_floods_is_given_up(status: str, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("status", [b"200 OK", b"500 Oh"])
+def test_a_server_that_floods_is_given_up(status: bytes, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(endpoint, "MAX_BYTES", 2**22)
-    with (
-        raw_server(flooding(f"HTTP/1.1 {status}\r\n\r\n".encode())) as (url, _),
-        pytest.raises(ServerError, match="more than 4 MiB"),
-    ):
+    flooding = sending(b"HTTP/1.1 " + status + b"\r\n\r\n", b"x" * 2**20, 1000)
+    with raw_server(flooding) as (url, _), pytest.raises(ServerError, match="more than 4 MiB"):
         fetch_text(url, "/metrics")
 
 
@@ -130,7 +115,7 @@ def test_an_address_that_cannot_be_one_is_refused(url: str) -> None:
 
 def test_the_key_is_sent_and_a_query_stays_behind_the_path(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("DRAFTGAUGE_API_KEY", "secret")
-    with raw_server(sending(OK, b"\r\nfine")) as (url, asked):
+    with raw_server(sending(OK + b"\r\nfine")) as (url, asked):
         assert fetch_text(f"{url}/router/?model=a%20b", "/metrics") == "fine"
         assert fetch_text(f"{url}?model=x", "/metrics") == "fine"
     assert asked[0].startswith(b"GET /router/metrics?model=a%20b HTTP")

@@ -14,7 +14,7 @@ from draftgauge.replaying.evaluate import plain_seconds
 from draftgauge.replaying.simulate import replay_lengths
 from draftgauge.replaying.splits import Design
 from draftgauge.serving.advice import acceptance_to_pay, advise_settings, batch_lengths, recorded_acceptance
-from draftgauge.serving.engines import ENGINES, PLAIN, Places, by_batch, engine_of, settings_document
+from draftgauge.serving.engines import ENGINES, PLAIN, Places, engine_of, settings_document
 from draftgauge.traces.engine_costs import EngineCosts
 from draftgauge.traces.trace import Trace
 from synthetic import synthetic_trace
@@ -79,19 +79,15 @@ def test_what_drafting_may_cost_is_where_the_answer_turns(trace: Trace, draft: f
         assert (scaled.advised.setting != PLAIN) == pays
 
 
-def test_where_verifying_alone_costs_too_much_no_drafting_is_cheap_enough(trace: Trace) -> None:
-    advice = advise_settings(Design("all", trace, None), engine_costs(0.1, verify=5.0).curve(), [PLAIN, *FIXED])
-    assert advice.advised.setting == PLAIN
-    assert advice.change.drafting == 0
-    assert advice.change.acceptance is None
-    assert advice.sure == 1
-
-
-def test_drafting_for_nothing_has_no_price_at_which_the_answer_turns(trace: Trace) -> None:
-    advice = advise_settings(Design("all", trace, None), engine_costs(0.0).curve(), [PLAIN, *FIXED])
-    assert advice.advised.setting != PLAIN
-    assert advice.change.drafting is None
-    dear = advise_settings(Design("all", trace, None), engine_costs(0.0, verify=5.0).curve(), [PLAIN, *FIXED])
+def test_where_no_drafting_is_cheap_enough_or_it_costs_nothing(trace: Trace) -> None:
+    design = Design("all", trace, None)
+    dear = advise_settings(design, engine_costs(0.1, verify=5.0).curve(), [PLAIN, *FIXED])
+    assert (dear.advised.setting, dear.sure) == (PLAIN, 1)
+    assert (dear.change.drafting, dear.change.acceptance) == (0, None)
+    free = advise_settings(design, engine_costs(0.0).curve(), [PLAIN, *FIXED])
+    assert free.advised.setting != PLAIN
+    assert free.change.drafting is None
+    dear = advise_settings(design, engine_costs(0.0, verify=5.0).curve(), [PLAIN, *FIXED])
     assert (dear.advised.setting, dear.change.drafting) == (PLAIN, 0)
 
 
@@ -100,6 +96,7 @@ def test_acceptance_to_pay_is_where_a_length_breaks_even(trace: Trace) -> None:
     chance = acceptance_to_pay(trace, engine_costs(draft).curve())
     assert chance == pytest.approx(draft, abs=1e-9)  # one token: 1 + a = 1 + draft; longer drafts need more
     assert acceptance_to_pay(trace, engine_costs(0.6, verify=0.5).curve()) is None
+    assert acceptance_to_pay(trace, engine_costs(0.0, verify=-0.1).curve()) == 0
 
 
 def test_acceptance_to_pay_is_of_the_contexts_of_the_prompts(trace: Trace) -> None:
@@ -109,10 +106,6 @@ def test_acceptance_to_pay_is_of_the_contexts_of_the_prompts(trace: Trace) -> No
     level = replace(quiet, contexts=(1, 1_000_000, 2_000_000), **rows)
     busy = replace(level, plain=(level.plain[0], 3 * level.plain[1], level.plain[2]))
     assert acceptance_to_pay(trace, busy) == pytest.approx(acceptance_to_pay(trace, level), abs=0.02)
-
-
-def test_where_drafts_pay_without_acceptance_no_chance_is_named(trace: Trace) -> None:
-    assert acceptance_to_pay(trace, engine_costs(0.0, verify=-0.1).curve()) == 0
 
 
 def test_recorded_acceptance_counts_what_was_judged(trace: Trace) -> None:
@@ -158,11 +151,6 @@ def test_best_lengths_by_batch(trace: Trace) -> None:
     lengths = batch_lengths(Design("all", trace, None), curves)
     assert lengths[1] >= lengths[4] >= lengths[16] >= lengths[64] == 0
     assert lengths[1] > 0
-
-
-def test_ranges_of_batch_sizes() -> None:
-    assert by_batch({1: 4, 4: 4, 8: 2, 32: 0}) == [[1, 7, 4], [8, 31, 2], [32, 32, 0]]
-    assert by_batch({2: 3}) == [[1, 2, 3]]
 
 
 def option(words: list[str], name: str) -> str:
@@ -218,7 +206,7 @@ def test_flags_name_the_setting() -> None:
 
 def test_settings_as_files() -> None:
     places = Places("big", "small")
-    vllm = settings_document(engine_of("vllm"), "fixed:4", {1: 4, 8: 2, 32: 0}, places)
+    vllm = settings_document(engine_of("vllm"), "fixed:4", {1: 4, 4: 4, 8: 2, 32: 0}, places)
     assert vllm["num_speculative_tokens_per_batch_size"] == [[1, 7, 4], [8, 31, 2], [32, 32, 0]]
     assert settings_document(engine_of("vllm"), PLAIN, {1: 0}, places) == {}
     rising = settings_document(engine_of("vllm"), PLAIN, {1: 0, 8: 3}, places)  # vLLM cuts ranges to the longest
