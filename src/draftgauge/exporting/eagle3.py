@@ -137,11 +137,9 @@ def eagle3_tensors(config: ReuseConfig, weights: Mapping[str, Tensor]) -> dict[s
 def eagle3_config(config: ReuseConfig, dtype: torch.dtype) -> dict[str, Any]:
     """``config.json`` of the checkpoint.
 
-    Layers are counted twice. In the engines' own ``eagle_aux_hidden_state_layer_ids`` 0 is the embedding and ``i`` the
-    output of layer ``i - 1`` (vLLM, speculators); SGLang reads ``eagle_config`` and adds the 1 itself.
-
-    What is ``norm_before_fc`` here, a norm for each tapped layer, is ``fc_norm`` there; their ``norm_before_fc`` is one
-    norm over all layers together.
+    Layers are counted twice. In ``eagle_aux_hidden_state_layer_ids`` 0 is the embedding and ``i`` the output of layer
+    ``i - 1`` (vLLM, speculators); SGLang reads ``eagle_config`` and adds the 1 itself. ``norm_before_fc``, a norm for
+    each tapped layer, is ``fc_norm`` there; their ``norm_before_fc`` is one norm over all layers together.
     """
     rope = dict(config.rope)
     scaled = rope.get("rope_type", "default") != "default"

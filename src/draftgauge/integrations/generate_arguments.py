@@ -60,24 +60,14 @@ INSTEAD = "leave it out, or call generate without custom_generate"
 
 @dataclass(frozen=True)
 class GenerateArguments:
-    """One call of ``generate``, as far as it is the same for all rows.
+    """One call of ``generate``, as far as it is the same for all rows."""
 
-    Attributes:
-        rows: of the batch, without their padding.
-        settings: limit, sampling and end tokens.
-        draft_sampling: how a drafter with a distribution drafts.
-        processors: what is left of the logits processors beside ``settings.sampling``.
-        criteria: what is left of the stopping criteria beside ``settings``.
-        pad_token: fills rows that end before others; None where none is needed.
-        returns_dict: whether ``generate`` is to return more than a tensor.
-    """
-
-    rows: list[BatchRow]
-    settings: DecodingSettings
-    draft_sampling: Sampling
-    processors: LogitsProcessorList
-    criteria: StoppingCriteriaList
-    pad_token: int | None
+    rows: list[BatchRow]  # without their padding
+    settings: DecodingSettings  # limit, sampling and end tokens
+    draft_sampling: Sampling  # of a drafter with a distribution
+    processors: LogitsProcessorList  # beside the sampling
+    criteria: StoppingCriteriaList  # beside limit and end tokens
+    pad_token: int | None  # fills rows that end before others
     returns_dict: bool
 
 
@@ -146,9 +136,6 @@ def refuse_dropped_arguments() -> None:
     """Refuse what ``generate`` was given and does not hand on to a ``custom_generate`` callable as it was given.
 
     Nothing but its own frame shows these arguments. Where that is not the caller's caller, nothing is checked.
-
-    Raises:
-        DraftgaugeError: naming the argument and where it belongs.
     """
     frame = sys._getframe(2)
     if frame.f_code is not inspect.unwrap(GenerationMixin.generate).__code__:

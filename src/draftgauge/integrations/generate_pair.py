@@ -37,11 +37,7 @@ class BoundPair:
     def __init__(
         self, model: PreTrainedModel, drafter: Drafts, tokenizer: PreTrainedTokenizerBase | None, engine: str
     ) -> None:
-        """Load the drafter for a model.
-
-        Raises:
-            ModelError: if they do not belong together.
-        """
+        """Load the drafter for a model, or raise :class:`ModelError` if they do not belong together."""
         self.target = wrap(model, engine)
         self.tokenizer = tokenizer = tokenizer or _tokenizer_beside(model)
         watched = [self.target]

@@ -19,21 +19,13 @@ from draftgauge.models.base import CachedModel
 
 @dataclass(frozen=True)
 class BatchRow:
-    """One row.
+    """One row."""
 
-    Attributes:
-        index: its place in the batch.
-        batch: number of rows.
-        padding: ids to the left of the prompt.
-        prompt: at least one token id.
-        device: of the ids that processors and criteria see.
-    """
-
-    index: int
-    batch: int
-    padding: list[int]
-    prompt: list[int]
-    device: torch.device
+    index: int  # in the batch
+    batch: int  # number of rows
+    padding: list[int]  # ids to the left of the prompt
+    prompt: list[int]  # at least one token id
+    device: torch.device  # of the ids that processors and criteria see
 
     def shown(self, text: list[int]) -> Tensor:
         """``[batch, padding and text]`` ids in which every row is this one; the text starts with the prompt."""
@@ -49,10 +41,7 @@ class ProcessedModel(WrappedModel):
     """
 
     def __init__(self, model: CachedModel, processors: LogitsProcessorList, row: BatchRow, greedy: bool) -> None:
-        """Wrap a model, whose cache stays the only one, for one row; ``greedy`` accepts only the most probable token.
-
-        No processor keeps a state from call to call.
-        """
+        """Wrap a model for one row; ``greedy`` accepts only the most probable token."""
         super().__init__(model)
         self._processors = processors
         self._row = row

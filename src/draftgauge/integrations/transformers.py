@@ -112,12 +112,7 @@ class Speculative:
         generation_config: GenerationConfig,
         **model_kwargs: Any,
     ) -> GenerateDecoderOnlyOutput | Tensor:
-        """Decode what ``generate`` prepared.
-
-        Raises:
-            DraftgaugeError: for an argument that cannot be honoured, a drafter that does not fit, or a prompt that is
-                too long.
-        """
+        """Decode what ``generate`` prepared; what cannot be honoured is refused by name."""
         refuse_dropped_arguments()
         call = read_arguments(model, input_ids, logits_processor, stopping_criteria, generation_config, model_kwargs)
         if self._streamer is not None and len(call.rows) > 1:

@@ -54,46 +54,27 @@ LANGUAGE_MODEL = "language_model"
 
 @dataclass(frozen=True)
 class ProposerOptions:
-    """What ``--additional-config '{"draftgauge": {...}}'`` takes.
+    """What ``--additional-config '{"draftgauge": {...}}'`` takes."""
 
-    Attributes:
-        draft: draft model: an id, a folder, or 'reference'.
-        drafter: kind of drafter: 'language_model' or 'prompt_lookup'.
-        policy: how far to draft, by spec or fitted file; always ``num_speculative_tokens`` if left out.
-        costs: JSON of what a step costs here, for policies that weigh cost.
-        device: of the drafter; that of vLLM if left out.
-        costs_out: file to which :class:`~draftgauge.integrations.vllm_costs.CostProbe` writes what it measured.
-    """
-
-    draft: str | None = None
-    drafter: str = LANGUAGE_MODEL
-    policy: str | None = None
-    costs: Path | None = None
-    device: str | None = None
-    costs_out: Path = Path("vllm-costs.json")
+    draft: str | None = None  # an id, a folder, or 'reference'
+    drafter: str = LANGUAGE_MODEL  # or 'prompt_lookup'
+    policy: str | None = None  # by spec or fitted file; always ``num_speculative_tokens`` if left out
+    costs: Path | None = None  # JSON of what a step costs here, for policies that weigh cost
+    device: str | None = None  # of the drafter; that of vLLM if left out
+    costs_out: Path = Path("vllm-costs.json")  # what CostProbe measured
 
 
 @dataclass(eq=False)
 class Request:
-    """One request.
+    """One request of the last batch."""
 
-    Attributes:
-        text: its token ids as vLLM's bytes, so that comparing long texts takes no time.
-        length: of the text in tokens.
-        last: its last token.
-        row: its number in the drafter.
-        policy: its own.
-        draft: what was last proposed for it.
-        asked: after how many drafted tokens of the present step the policy was asked whether to go on.
-    """
-
-    text: bytes
-    length: int
-    last: int
-    row: int
+    text: bytes  # its token ids as vLLM's bytes, so that comparing long texts takes no time
+    length: int  # of the text in tokens
+    last: int  # token
+    row: int  # its number in the drafter
     policy: Policy
-    draft: Draft = field(default_factory=lambda: Draft([]))
-    asked: int = 0
+    draft: Draft = field(default_factory=lambda: Draft([]))  # what was last proposed for it
+    asked: int = 0  # drafted tokens of the present step after which the policy was asked whether to go on
 
     def keep_drafting(self, signal: Signal) -> bool:
         self.asked += 1
@@ -101,24 +82,14 @@ class Request:
 
 
 class Proposer:
-    """A proposer for vLLM's ``custom_class``.
-
-    Attributes:
-        options: from ``additional_config``.
-        longest: ``num_speculative_tokens``.
-        requests: those of the last batch whose prompts were read.
-    """
+    """A proposer for vLLM's ``custom_class``; ``requests`` are those of the last batch whose prompts were read."""
 
     def __init__(self, vllm_config: Any) -> None:
-        """Load the drafter.
-
-        Args:
-            vllm_config: vLLM's ``VllmConfig``.
+        """Load the drafter for vLLM's ``VllmConfig``.
 
         Raises:
             DraftgaugeError: for options that are unknown or cannot be, a policy that reads what vLLM does not hand
-                over, or a vLLM that is too old.
-            ModelError: if the draft cannot be loaded, or has another vocabulary.
+                over, a vLLM that is too old, or a draft that cannot be loaded or has another vocabulary.
         """
         check_version()
         mend_sampling()
@@ -148,16 +119,13 @@ class Proposer:
         slot_mappings: Any = None,
         **_: Any,
     ) -> list[list[int]]:
-        """Drafts for the requests of a batch.
+        """A draft for each request of a batch, possibly empty.
 
         Args:
             sampled_token_ids: of each request the tokens that the last step committed; none while its prompt is read.
             num_tokens_no_spec: ``[requests]`` length of each text.
             token_ids_cpu: ``[requests, longest text]`` the texts.
             slot_mappings: not used.
-
-        Returns:
-            A draft for each request, possibly empty.
         """
         with _own_defaults(), torch.inference_mode():
             present = self._follow(sampled_token_ids, num_tokens_no_spec, token_ids_cpu)

@@ -16,13 +16,8 @@ _EXPAND = "expand_batch_to_tokens"
 
 
 def check_version() -> None:
-    """Refuse a vLLM without the interface that the proposer is written for.
-
-    Raises:
-        DraftgaugeError: naming both versions.
-    """
-    vllm = sys.modules.get("vllm")
-    version = str(getattr(vllm, "__version__", ""))
+    """Refuse a vLLM without the interface that the proposer is written for."""
+    version = str(getattr(sys.modules.get("vllm"), "__version__", ""))
     numbers = tuple(int(part) for part in version.split(".")[:2] if part.isdigit())
     if len(numbers) == 2 and numbers < OLDEST:
         raise DraftgaugeError(

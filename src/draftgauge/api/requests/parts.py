@@ -105,8 +105,8 @@ class PromptSpec:
 
     prompts: str | None = option(
         None,
-        help="JSON Lines with 'prompt', 'turns' or 'messages', or 'reference:SPLIT'; the bundled test prompts if left "
-        "out.",
+        help="JSON Lines or a JSON array with 'prompt', 'turns', 'messages' or 'conversations' (ShareGPT), OpenAI's "
+        "batch input, or 'reference:SPLIT'; the bundled test prompts if left out.",
     )
     limit: int | None = option(None, help="use at most this many prompts, the first ones.")
     per_task: int | None = option(None, help="use at most this many prompts of each task and split, the first ones.")
