@@ -30,7 +30,7 @@ def option(
     negative: str = "",
     repeated: bool = False,
 ) -> Any:
-    """A dataclass field that is an option of a verb.
+    """A dataclass field that is an option of a verb; other fields belong to the configuration alone.
 
     Args:
         default: of the field; none for a required one.
@@ -83,7 +83,7 @@ def _walk(owner: Any, path: tuple[str, ...]) -> Iterator[Setting]:
         default = getattr(owner, entry.name, MISSING)
         if is_dataclass(hints[entry.name]):
             yield from _walk(default, (*path, entry.name))
-        else:
+        elif entry.metadata:  # else a field of the configuration alone
             told = dict(entry.metadata)
             told["option"] = told.get("option") or f"--{entry.name.replace('_', '-')}"
             yield Setting(entry.name, hints[entry.name], default, path, not path and not entry.kw_only, **told)

@@ -19,20 +19,7 @@ from draftgauge.api.requests.decoding import (
     ReplayRequest,
     ReportRequest,
 )
-from draftgauge.api.requests.parts import (
-    LONG_PROMPTS,
-    ChatSpec,
-    CostSpec,
-    DeviceSpec,
-    DraftSpec,
-    ExecutorSpec,
-    LoadSpec,
-    OutputSpec,
-    PairSpec,
-    PromptSpec,
-    SamplingSpec,
-    SeedSpec,
-)
+from draftgauge.api.requests.parts import CostSpec, DraftSpec, LoadSpec, OutputSpec, PairSpec, PromptSpec, SamplingSpec
 from draftgauge.api.requests.training import (
     DiagnoseRequest,
     EvaluateRequest,
@@ -41,36 +28,4 @@ from draftgauge.api.requests.training import (
     StudyKvshotRequest,
     TrainRequest,
 )
-
-__all__ = [
-    "AdviseRequest",
-    "BenchRequest",
-    "BenchServersRequest",
-    "ChatSpec",
-    "CostSpec",
-    "DATASTORE_TOKENS",
-    "DatastoreBuildRequest",
-    "DemoRequest",
-    "DeviceSpec",
-    "DiagnoseRequest",
-    "DraftSpec",
-    "EvaluateRequest",
-    "ExecutorSpec",
-    "ExportRequest",
-    "FitRequest",
-    "GenerateRequest",
-    "LONG_PROMPTS",
-    "LoadSpec",
-    "OutputSpec",
-    "PLAIN",
-    "PairSpec",
-    "ProfileRequest",
-    "PromptSpec",
-    "ReplayRequest",
-    "ReportRequest",
-    "ReproduceSpeckvRequest",
-    "SamplingSpec",
-    "SeedSpec",
-    "StudyKvshotRequest",
-    "TrainRequest",
-]
+from draftgauge.core.parts import ChatSpec, DeviceSpec, SeedSpec

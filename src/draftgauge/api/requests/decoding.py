@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from draftgauge.api.requests.parts import (
     CHAT,
@@ -23,12 +24,20 @@ from draftgauge.core.errors import DraftgaugeError
 from draftgauge.core.parts import at_least_one, positive
 from draftgauge.core.settings import option
 
-HORIZON = 8
-"""Tokens that rules look ahead."""
-DATASTORE_TOKENS = 1 << 17
-"""Most tokens that a new datastore holds."""
-PLAIN = "plain"
-"""In place of a policy: decode without speculation."""
+HORIZON = 8  # tokens that rules look ahead
+DATASTORE_TOKENS = 1 << 17  # most tokens that a new datastore holds
+PLAIN = "plain"  # in place of a policy: decode without speculation
+NAMED = "a policy, e.g. none, fixed (every length), fixed:4, hf-heuristic, or a fitted file; may be repeated."
+
+
+def policies_option(help: str) -> Any:
+    """Policies by name or fitted file, whose parameters hold commas."""
+    return option((), short="-p", name="--policy", repeated=True, help=help)
+
+
+def _check_batches(batches: tuple[int, ...]) -> None:
+    if any(batch < 1 for batch in batches) or len(set(batches)) < len(batches):
+        raise DraftgaugeError(f"batches must be numbers of requests, at least 1 and each once, not {list(batches)}")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -40,8 +49,7 @@ class ProfileRequest:
     out: Path = option(help="folder for the trace; run again with the same folder to resume.")
     seconds: float | None = option(
         None,
-        help="start no further prompt of a compression after this time, taking tasks in turn; measuring costs comes on "
-        "top. Run again to record more. If left out, all prompts are recorded.",
+        help="start no further prompt of a compression after this time; costs are measured on top. Run again for more.",
     )
     pair: PairSpec = PairSpec()
     prompts: PromptSpec = PromptSpec()
@@ -55,8 +63,7 @@ class ProfileRequest:
     )
     outputs: Path | None = option(
         None,
-        help="record the answers of a serving engine instead of decoding here: a file in OpenAI's batch output format "
-        "whose custom_id are the prompts' ids.",
+        help="record a serving engine's answers: OpenAI's batch output, whose custom_id are the prompts' ids.",
     )
     plan: bool = option(False, help="print the memory and disk that recording takes, and record nothing.")
     where: ExecutorSpec = ExecutorSpec()
@@ -68,11 +75,6 @@ class ProfileRequest:
             raise DraftgaugeError("workers record all of their prompts: leave out --seconds")
         if self.outputs is not None and (self.sampling.temperature > 0 or self.sampling.checkpoint_sampling):
             raise DraftgaugeError("answers are recorded against greedy decoding: leave out the temperature")
-
-
-def _check_batches(batches: tuple[int, ...]) -> None:
-    if any(batch < 1 for batch in batches) or len(set(batches)) < len(batches):
-        raise DraftgaugeError(f"batches must be numbers of requests, at least 1 and each once, not {list(batches)}")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -119,7 +121,7 @@ class DatastoreBuildRequest:
     with_prompts: bool = option(False, help="keep prompts too.")
     capacity: int | None = option(
         None,
-        help="the most tokens to keep, the newest outputs first; if left out, 131072, or what the file was built with.",
+        help="the most tokens to keep, newest outputs first; 131072, or what the file was built with.",
     )
 
     def __post_init__(self) -> None:
@@ -131,33 +133,23 @@ class ReplayRequest:
     """Evaluate policies exactly on a trace with its measured cost curve; no model is loaded."""
 
     folder: Path = option(positional=True, help="a recorded run, or a folder of runs.")
-    policies: tuple[str, ...] = option(
-        (),
-        short="-p",
-        name="--policy",
-        repeated=True,
-        help="a policy, e.g. none, fixed (every length), fixed:4, hf-heuristic, or a fitted file; may be repeated. If "
-        "left out: none, every fixed length and the policies compared by default.",
-    )
+    policies: tuple[str, ...] = policies_option(NAMED)
     judged: JudgedSpec = JudgedSpec()
     sweep: tuple[float, ...] = option(
         (), help="evaluate at these cost ratios (a drafted token over a verification), e.g. .04,.10,.25."
     )
     tune: bool = option(
         False,
-        help="also evaluate every policy that has a grid of parameters at the point that is fastest on the training "
-        "prompts.",
+        help="also evaluate policies that have parameters at those that are fastest on the training prompts.",
     )
     batches: tuple[int, ...] = option(
         (),
-        help="find the best length at these batch sizes, e.g. 1,2,4,8; the run must have been profiled with them. The "
-        "policy shared-budget (or shared-budget:FILE, with a fitted stopping policy) shares draft tokens among "
-        "the requests.",
+        help="find the best length at these batch sizes, e.g. 1,2,4,8, with which the run was profiled; the policy "
+        "shared-budget[:FILE] shares draft tokens among the requests.",
     )
     datastore: Path | None = option(
         None,
-        help="let policies that look tokens up in the text search these earlier outputs too, a file of 'draftgauge "
-        "datastore build'; none may answer a prompt judged on.",
+        help="earlier outputs ('draftgauge datastore build') to look tokens up in; not of the prompts judged on.",
     )
 
     def __post_init__(self) -> None:
@@ -177,17 +169,9 @@ class BenchRequest:
     folder: Path | None = option(
         None,
         positional=True,
-        help="a recorded run (its manifest names the pair, the prompts and the lengths), or a folder of runs; else "
-        "name the pair.",
+        help="a recorded run, which names the pair, prompts and lengths, or a folder of runs; else name the pair.",
     )
-    policies: tuple[str, ...] = option(
-        (),
-        short="-p",
-        name="--policy",
-        repeated=True,
-        help="a policy, e.g. none, fixed (every length), fixed:4, hf-heuristic, or a fitted file; may be repeated. If "
-        "left out, some fixed lengths and the policies compared by default.",
-    )
+    policies: tuple[str, ...] = policies_option(NAMED)
     pair: PairSpec = PairSpec()
     prompts: PromptSpec = PromptSpec()
     output: OutputSpec = OutputSpec()
@@ -195,18 +179,14 @@ class BenchRequest:
     costs: CostSpec = CostSpec()
     over: str | None = option(
         None,
-        help="the policy to state gains over, e.g. fixed:4 or plain. If left out: the best fixed length of a recorded "
-        "run, else the fastest fixed length among the policies, which favours the fixed length.",
+        help="the policy to state gains over; the best fixed length of a recorded run, else the fastest one here.",
     )
     baselines: bool = option(True, help="also run transformers' generate(), plain and assisted.")
     rounds: int = option(3, help="how often every prompt is decoded by every policy.")
-    seconds: float | None = option(
-        None, help="start no further prompt after this time; if left out, all rounds are run."
-    )
+    seconds: float | None = option(None, help="start no further prompt after this time.")
     datastore: Path | None = option(
         None,
-        help="let policies that look tokens up in the text search these earlier outputs too, a file of 'draftgauge "
-        "datastore build'; none may answer a prompt decoded here, and none is added.",
+        help="earlier outputs ('draftgauge datastore build') to look tokens up in; not of the prompts decoded here.",
     )
     randomness: SeedSpec = SeedSpec()
 
@@ -221,30 +201,20 @@ class BenchServersRequest:
 
     servers: tuple[str, ...] = option(
         positional=True,
-        help="running servers as SETTING=URL, e.g. plain=http://127.0.0.1:8000 fixed:4=http://127.0.0.1:8001; one is "
-        "plain.",
+        help="servers as SETTING=URL, one of them plain: plain=http://127.0.0.1:8000 fixed:4=http://127.0.0.1:8001.",
     )
     engine: str = option("vllm", short="-e", help="what they run: vllm or llama-server.")
-    target: str | None = option(
-        None, help="the model that they serve, for its tokenizer: an id, a folder or 'reference', which is the default."
-    )
+    target: str | None = option(None, help="the model that they serve, for its tokenizer; 'reference' if left out.")
     prompts: PromptSpec = PromptSpec()
     output: OutputSpec = OutputSpec()
     loading: TokenizerSpec = TokenizerSpec()
-    over: str | None = option(
-        None, help="the setting to state gains over; if left out: the fastest fixed length among the servers."
-    )
+    over: str | None = option(None, help="the setting to state gains over; the fastest fixed length if left out.")
     rounds: int = option(3, help="how often every prompt is decoded by every server.")
-    seconds: float | None = option(
-        None, help="start no further prompt after this time; if left out, all rounds are run."
-    )
-    advice: Path | None = option(
-        None, help="JSON of 'draftgauge advise' for that engine, to show how far its advice was off."
-    )
+    seconds: float | None = option(None, help="start no further prompt after this time.")
+    advice: Path | None = option(None, help="JSON of 'draftgauge advise', to show how far it was off.")
     costs_out: Path | None = option(
         None,
-        help="write what a step costs in these servers, for 'draftgauge advise --costs'; with draft=URL, the draft "
-        "model served by itself, what drafting costs too.",
+        help="write what a step costs, for 'draftgauge advise --costs'; draft=URL serves the draft model by itself.",
     )
     randomness: SeedSpec = SeedSpec()
 
@@ -273,8 +243,7 @@ class GenerateRequest:
     chat: bool | None = option(None, negative="--raw", help=CHAT)
     datastore: Path | None = option(
         None,
-        help="let a policy that looks tokens up in the text search these earlier outputs too, and add this one; the "
-        "file is created if it is missing.",
+        help="earlier outputs to look tokens up in; this one is added, to a new file if there is none.",
     )
     conversation: ChatSpec = ChatSpec()
 
@@ -288,13 +257,8 @@ class ReportRequest:
     bench: tuple[Path, ...] = option(
         (), repeated=True, help="JSON of 'draftgauge bench', to show live figures; may be repeated."
     )
-    policies: tuple[str, ...] = option(
-        (),
-        short="-p",
-        name="--policy",
-        repeated=True,
-        help="a policy to judge on test prompts, by name or fitted file; may be repeated. Fitted ones that lie in the "
-        "folder are added.",
+    policies: tuple[str, ...] = policies_option(
+        "a policy to judge on test prompts, beside fitted ones in the folder; may be repeated."
     )
     title: str = option("How far to draft", help="heading of the report.")
 
@@ -313,22 +277,12 @@ class AdviseRequest:
     )
     costs: Path | None = option(
         None,
-        help="JSON of what a step costs in the engine; if left out, the run's own costs, for engines in which "
-        "draftgauge decodes.",
+        help="JSON of what a step costs in the engine; if draftgauge decodes in it, the run's own if left out.",
     )
     url: str | None = option(None, help="a running server of the engine, e.g. http://127.0.0.1:8000.")
     model: str | None = option(None, help="refuse the server unless it serves this model.")
-    requests: Path | None = option(
-        None, help="JSON Lines of vLLM's answers with metrics of every step, in place of a recorded run."
-    )
-    policies: tuple[str, ...] = option(
-        (),
-        short="-p",
-        name="--policy",
-        repeated=True,
-        help="a policy to try beside the fixed lengths, by name or fitted file; may be repeated. Those that are "
-        "compared by default, and the fitted ones in the folder, if left out.",
-    )
+    requests: Path | None = option(None, help="vLLM's answers with metrics of every step, in place of a recorded run.")
+    policies: tuple[str, ...] = policies_option("a policy to try beside the fixed lengths; may be repeated.")
     judged: JudgedSpec = JudgedSpec()
     settings: Path | None = option(
         None,

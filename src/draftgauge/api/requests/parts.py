@@ -9,24 +9,6 @@ from draftgauge.core.parts import ChatSpec, CodeSpec, DeviceSpec, SeedSpec, Work
 from draftgauge.core.rendering import Rendering
 from draftgauge.core.settings import option
 
-__all__ = [
-    "LONG_PROMPTS",
-    "ChatSpec",
-    "CostSpec",
-    "DeviceSpec",
-    "DraftSpec",
-    "ExecutorSpec",
-    "JudgedSpec",
-    "LoadSpec",
-    "OutputSpec",
-    "PairSpec",
-    "PromptSpec",
-    "SamplingSpec",
-    "SeedSpec",
-    "TargetLoadSpec",
-    "TokenizerSpec",
-]
-
 LONG_PROMPTS = ("error", "truncate", "skip")
 CHAT = "put text through the chat template as a user's message, or take it as it is; the template if there is one."
 
@@ -35,9 +17,7 @@ CHAT = "put text through the chat template as a user's message, or take it as it
 class TokenizerSpec(CodeSpec):
     """How a target's tokenizer is loaded."""
 
-    tokenizer: str | None = option(
-        None, help="folder or id of the target's tokenizer, where the target has none of its own (GGUF files)."
-    )
+    tokenizer: str | None = option(None, help="folder or id of the target's tokenizer, where it has none of its own.")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -46,10 +26,8 @@ class TargetLoadSpec(TokenizerSpec):
 
     engine: str = option(
         "auto",
-        help="'lean' (own decoder), 'static' (the same with fixed shapes: CUDA graphs), 'modules' (transformers), or "
-        "'auto': static on a GPU and lean elsewhere, for models that they are known to run right, else modules; "
-        "of GGUF files 'gguf' (which 'auto' is) or 'gguf-fast' (llama.cpp with float32 keys and values, or with "
-        "its faster defaults).",
+        help="'lean', 'static' (with CUDA graphs), 'modules' (transformers), of GGUF files 'gguf' or 'gguf-fast'; see "
+        "docs/engines.md.",
     )
 
 
@@ -69,21 +47,18 @@ class PairSpec:
 
     target: str | None = option(
         None,
-        help="target model: a Hugging Face id, a folder, or 'reference' (the bundled one). If left out, the one that a "
-        "trained drafter was trained for, else 'reference'.",
+        help="target model: an id, a folder or 'reference' (bundled); if left out, that of a trained drafter, else this.",
     )
     draft: str | None = option(
         "reference", help="draft model: an id, a folder, 'reference' or 'reference/draft-small'."
     )
     compression: tuple[str, ...] = option(
         ("none",),
-        help="how the target is compressed: none, fp32, fp16, bf16, int8 or nf4; several with commas where a verb "
-        "takes several.",
+        help="how the target is compressed: none, fp32, fp16, bf16, int8 or nf4, or several with commas.",
     )
     drafter: str | None = option(
         None,
-        help="what proposes tokens: 'language_model' (the draft model), 'prompt_lookup' (no model), or the folder of a "
-        "trained drafter. If left out, the draft model, or what a recorded run was recorded with.",
+        help="what drafts: 'language_model' (the draft model), 'prompt_lookup', or the folder of a trained drafter.",
     )
     machine: DeviceSpec = DeviceSpec()
     loading: LoadSpec = LoadSpec()
@@ -118,8 +93,7 @@ class PromptSpec:
     chat: bool | None = option(None, negative="--raw", help=CHAT)
     turns: int = option(
         1,
-        help="of prompts with several turns, use up to this many, each as a prompt of its own that follows the "
-        "target's greedy answers to the earlier ones.",
+        help="of several turns, use up to this many, each a prompt behind the target's answers to the earlier ones.",
     )
     conversation: ChatSpec = ChatSpec()
 
@@ -209,8 +183,7 @@ class CostSpec:
 
     cost_seconds: float = option(
         15.0,
-        help="seconds for measuring the cost of a step, for each compression; it ends earlier once the best draft "
-        "length is settled, and later where not every length has been timed by then.",
+        help="seconds for measuring what a step costs, at each compression; fewer if the best length is settled.",
     )
     measure: bool = option(False, help="measure the pair's costs again, even if this machine has done so before.")
 

@@ -49,9 +49,8 @@ class LearnedSpec:
 
 @dataclass(frozen=True, kw_only=True)
 class EvaluateRequest:
-    """Measure a trained drafter: acceptance by depth with intervals, tokens a step (MAT: accepted ones and the target's
-    own) teacher-forced, live and with draft trees, retention (acceptance at the last depth over that at the first) and
-    speed.
+    """Measure a trained drafter: acceptance by depth, tokens a step (MAT) teacher-forced, live and with draft trees,
+    retention (acceptance at the last depth over that at the first) and speed.
     """
 
     drafter: Path = option(positional=True, help="folder of a drafter that 'draftgauge train' wrote.")
@@ -70,8 +69,7 @@ class DiagnoseRequest:
 
     runs: tuple[Path, ...] = option(
         positional=True,
-        help="folders that 'draftgauge train' wrote, of one target; those that differ only in their seed are pooled. "
-        "Target, its compression and depths are those of the first, if left out.",
+        help="folders that 'draftgauge train' wrote, of one target; those that differ only in their seed are pooled.",
     )
     learned: LearnedSpec = LearnedSpec()
     prompts: PromptSpec = PromptSpec(prompts="reference:validation", per_task=4, long_prompts="truncate")
@@ -93,20 +91,13 @@ class StudyKvshotRequest:
     """
 
     out: Path = option(help="folder of the study; run again with the same folder to resume.")
-    plan: bool = option(
-        False, help="print the trainings and hours of the study and how many of them are left, and run nothing."
-    )
-    so_far: bool = option(
-        False, help="rows and report of what is finished, while the study goes on elsewhere or rests; train nothing."
-    )
+    plan: bool = option(False, help="print the trainings and hours of the study, and run nothing.")
+    so_far: bool = option(False, help="rows and report of what is finished; train nothing.")
     preset: str = option(
         "smoke",
-        help="'smoke', 'quick' (three to five seeds, on a laptop), 'depth' (quick and deeper KV drafters), 'width' "
-        "(hidden and kv at equal width), 'remedies' (quick, and what may be done against bottlenecks) or 'full'.",
+        help="'smoke', 'quick', 'depth' (and deeper KV drafters), 'width' (at equal width), 'remedies' or 'full'.",
     )
-    seeds: int | None = option(
-        None, help="most seeds of a row, at least 2; all of the preset's if left out. Run again with more to go on."
-    )
+    seeds: int | None = option(None, help="most seeds of a row, at least 2; all of the preset's if left out.")
     teacher: TeacherSpec = TeacherSpec()
     held_out: str | None = option(None, help="prompts to measure on; the bundled test prompts if left out.")
     workers: WorkersSpec = WorkersSpec()
