@@ -93,12 +93,13 @@ def test_a_json_file_that_is_read_is_not_overwritten(tmp_path: Path, capsys: pyt
 
 
 @pytest.mark.parametrize(
-    ("name", "hint"), [("notes.txt", ""), ("drafter.json", "--drafter"), ("manifest.json", "a recorded run")]
+    ("name", "hint"),
+    [("notes.txt", "is not a model folder"), ("drafter.json", "--drafter"), ("manifest.json", "a recorded run")],
 )
 def test_a_folder_that_is_no_model(name: str, hint: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (tmp_path / name).write_text("{}")
     said = refused(["generate", "hi", "--draft", str(tmp_path)], capsys)
-    assert f"{tmp_path} is not a model folder" in said
+    assert str(tmp_path) in said
     assert hint in said
 
 

@@ -47,7 +47,7 @@ class PairSpec:
 
     target: str | None = option(
         None,
-        help="target model: an id, a folder or 'reference' (bundled); if left out, that of a trained drafter, else this.",
+        help="target model: an id, a folder or 'reference' (bundled); or else the one a drafter was trained for.",
     )
     draft: str | None = option(
         "reference", help="draft model: an id, a folder, 'reference' or 'reference/draft-small'."
