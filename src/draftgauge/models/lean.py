@@ -1,8 +1,7 @@
 """The lean engine: a Llama-like decoder as plain functions over fused weights, with a cache whose rollback is one
 integer.
 
-A small model spends as long in Python and in launching kernels as in its arithmetic. Here a layer is about fifteen
-tensor operations, the cache is written in place, and rolling back sets a number.
+A layer is about fifteen tensor operations, the cache is written in place, and rolling back sets a number.
 
 Letters in shapes: ``k`` new tokens, ``L`` tokens in the cache after them, ``H`` query heads, ``KV`` key/value heads,
 ``D`` head dimension, ``N`` branches.
@@ -20,7 +19,7 @@ from transformers import PreTrainedModel
 from draftgauge.models.base import BranchSession
 from draftgauge.models.hidden import HiddenStates
 from draftgauge.models.lean_attention import Attend, attend_over
-from draftgauge.models.lean_branches import branch_attention
+from draftgauge.models.lean_branches import BranchAttention
 from draftgauge.models.lean_weights import LeanWeights, fuse
 from draftgauge.models.spec import check_context, check_starts, model_spec
 from draftgauge.models.transformers_calls import attention_kernels
@@ -32,10 +31,9 @@ Keep = Callable[[int, Tensor], object]
 
 
 class LeanModel:
-    """:class:`~draftgauge.models.base.CachedModel` for ``lean_families.FAMILIES``, sliding windows included.
+    """:class:`~draftgauge.models.base.CachedModel` for ``lean_families.FAMILIES``; its cache grows by doubling.
 
-    The cache grows by doubling, up to the model's context. Logits agree with transformers' modules up to the rounding
-    of differently ordered sums.
+    Logits agree with transformers' modules up to the rounding of differently ordered sums.
 
     Raises:
         ModelError: if the model is of another kind (``lean_families.why_not_lean`` says why).
@@ -73,14 +71,10 @@ class LeanModel:
     @torch.inference_mode()
     def forward(self, tokens: Tensor, last_only: bool = False) -> Tensor:
         """Append tokens ``[k]`` and return float32 logits ``[k, vocabulary]``, or of the last token only."""
-        count = tokens.size(0)
-        self._reserve(count)
+        self._reserve(len(tokens))
         with attention_kernels(self.spec.device):
-            if count <= PREFILL_CHUNK:
-                hidden = self._append(tokens)
-                return logits(self._weights, hidden[-1:] if last_only and count > 1 else hidden)
             chunks = [self._append(chunk) for chunk in tokens.split(PREFILL_CHUNK)]
-        return logits(self._weights, chunks[-1][-1:] if last_only else torch.cat(chunks))
+            return logits(self._weights, chunks[-1][-1:] if last_only else torch.cat(chunks))
 
     def branches(self, starts: Tensor) -> BranchSession:
         """Open branches after the first ``starts[i]`` cached tokens; their keys are kept from step to step."""
@@ -93,11 +87,7 @@ class LeanModel:
         return keys, values
 
     def rotary(self, length: int) -> tuple[Tensor, Tensor]:
-        """Rotary tables of at least ``length`` positions, each ``[positions, bases, D]``, the sine signed for
-        :func:`~draftgauge.models.lean_ops.rotation`.
-
-        They come from transformers' own rotary module, so every scaling of the frequencies and of attention is in them.
-        """
+        """Rotary tables of at least ``length`` positions, ``[positions, bases, D]``, from transformers' own module."""
         if length > len(self._cos):
             check_context(self.spec, length)
             self._cos, self._sin = _rotary_tables(self._weights, length)
@@ -105,8 +95,7 @@ class LeanModel:
 
     def _append(self, tokens: Tensor) -> Tensor:
         """Run ``[k]`` tokens through the layers, writing their keys and values; hidden states ``[k, hidden]``."""
-        count = tokens.size(0)
-        begin, end = self._length, self._length + count
+        begin, end = self._length, self._length + len(tokens)
         attend = attend_over(self._weights, self._cache, begin, end)
         keep = _keeping(self.hidden.places(begin, end)) if self.hidden is not None else None
         hidden = run_layers(self._weights, tokens, self._cos[begin:end], self._sin[begin:end], attend, keep)
@@ -141,7 +130,7 @@ class LeanBranches:
         longest = int(starts.max())
         self._positions = starts
         self._end = longest  # highest position of the next tokens
-        self._attention = branch_attention(model._cache[:, :, :longest], starts, self._weights)
+        self._attention = BranchAttention(model._cache[:, :, :longest], starts, self._weights)
 
     @torch.inference_mode()
     def step(self, tokens: Tensor) -> Tensor:
@@ -158,8 +147,8 @@ class LeanBranches:
 
 
 def most_places(longest: int, context: int) -> int:
-    """Places of all caches of a model that exist at once, at most, while texts of up to ``longest`` tokens go through
-    it: one that grows is copied into one of up to twice the size.
+    """Places of all caches that exist at once, at most, while a text grows to ``longest`` tokens: a cache that is full is
+    copied into one of up to twice the size.
     """
     first = min(FIRST_CAPACITY, context)
     if longest <= first:
@@ -176,15 +165,14 @@ def run_layers(
     attend: Attend,
     keep: Keep | None = None,
 ) -> Tensor:
-    """Hidden states ``[k, hidden]`` after the last layer, before the final norm.
+    """Hidden states ``[k, hidden]`` of tokens ``[k]`` after the last layer, before the final norm.
 
     Args:
         weights: of the decoder.
         tokens: ``[k]``.
         cos, sin: rotary tables of the tokens' positions, ``[k, bases, D]``.
-        attend: called as ``attend(layer, qkv)`` with rotated queries and keys and the values, ``[k, H + 2 KV, D]``;
-            returns ``[k, H D]``.
-        keep: called as ``keep(layer, x)`` with the output ``[k, hidden]`` of every layer, which goes on changing.
+        attend: of a layer and its rotated queries and keys and values ``[k, H + 2 KV, D]``; returns ``[k, H D]``.
+        keep: called with every layer and its output ``[k, hidden]``, which goes on changing.
     """
     heads = weights.query_heads + weights.key_heads
     shape = (tokens.size(0), heads + weights.key_heads, weights.head_dim)

@@ -11,7 +11,6 @@ import torch
 from torch import Tensor
 from torch.nn.attention.bias import CausalBias, causal_lower_right
 
-from draftgauge.models.lean_families import Window
 from draftgauge.models.lean_weights import LeanWeights, Mix
 
 Attend = Callable[[int, Tensor], Tensor]
@@ -24,45 +23,25 @@ def takes_causal_bias(like: Tensor) -> bool:
 
 
 def attend_over(weights: LeanWeights, cache: Tensor, begin: int, end: int) -> Attend:
-    """Attention of the tokens ``begin .. end - 1`` over a cache that takes them in.
-
-    Args:
-        weights: of the decoder.
-        cache: ``[layers, 2 KV, capacity, D]``, keys then values, with ``begin`` tokens in it.
-        begin, end: positions.
+    """Attention of the tokens ``begin .. end - 1`` over a cache ``[layers, 2 KV, capacity, D]`` that takes them in.
 
     Returns:
         ``attend(layer, qkv)`` of rotated queries and keys and the values, ``[k, H + 2 KV, D]``: writes keys and values
         and returns ``[k, H D]``.
     """
-    if weights.window is not None and end > weights.window.length:
-        return _attend_within(weights, weights.window, cache, begin, end)
-    written, cached = cache[:, :, begin:end].unbind(), cache[:, :, :end].unbind()
-    query_heads, key_heads, mix = weights.query_heads, weights.key_heads, weights.mix
-    mask = causal_mask(end - begin, end, weights, cache)
+    new, window = end - begin, weights.window
+    far = cache[:, :, :end], causal_mask(new, end, weights, cache)
+    seen = [far] * len(weights.layers)
+    if window is not None and end > window.length:  # layers that slide see only keys that a new token still reaches
+        reached = min(end, window.length + new - 1)
+        near = cache[:, :, end - reached : end], window_mask(new, reached, window.length, weights, cache)
+        seen = [near if slides else far for slides in window.layers]
+    written = cache[:, :, begin:end]
 
     def attend(layer: int, qkv: Tensor) -> Tensor:
-        written[layer].copy_(qkv[:, query_heads:].transpose(0, 1))
-        return attend_causally(qkv[:, :query_heads], cached[layer], key_heads, mask, mix)
-
-    return attend
-
-
-def _attend_within(weights: LeanWeights, window: Window, cache: Tensor, begin: int, end: int) -> Attend:
-    """The same past the window: layers that slide see only keys that one of the new tokens still reaches."""
-    new = end - begin
-    reached = min(end, window.length + new - 1)
-    near = cache[:, :, end - reached : end].unbind(), window_mask(new, reached, window.length, weights, cache)
-    far = cache[:, :, :end].unbind(), None if all(window.layers) else causal_mask(new, end, weights, cache)
-    kinds = [near if slides else far for slides in window.layers]
-    seen = [(cached[layer], mask) for layer, (cached, mask) in enumerate(kinds)]
-    written = cache[:, :, begin:end].unbind()
-    query_heads, key_heads, mix = weights.query_heads, weights.key_heads, weights.mix
-
-    def attend(layer: int, qkv: Tensor) -> Tensor:
-        written[layer].copy_(qkv[:, query_heads:].transpose(0, 1))
+        written[layer].copy_(qkv[:, weights.query_heads :].transpose(0, 1))
         cached, mask = seen[layer]
-        return attend_causally(qkv[:, :query_heads], cached, key_heads, mask, mix)
+        return attend_causally(qkv[:, : weights.query_heads], cached[layer], weights.key_heads, mask, weights.mix)
 
     return attend
 
@@ -70,9 +49,8 @@ def _attend_within(weights: LeanWeights, window: Window, cache: Tensor, begin: i
 def causal_mask(new: int, length: int, weights: LeanWeights, like: Tensor) -> Mask:
     """What the last ``new`` of ``length`` tokens see: each all before it, and itself.
 
-    Returns:
-        None for one token, which sees everything; the bias of a causal kernel where there is one; else an additive mask
-        ``[new G, length]``, rows by token, then query head of a group.
+    None for one token; the bias of a causal kernel where there is one; else an additive mask ``[new G, length]``, rows
+    by token, then query head of a group.
     """
     if new == 1:
         return None
@@ -84,11 +62,7 @@ def causal_mask(new: int, length: int, weights: LeanWeights, like: Tensor) -> Ma
 
 
 def window_mask(new: int, reached: int, window: int, weights: LeanWeights, like: Tensor) -> Tensor | None:
-    """What the last ``new`` tokens see of the last ``reached`` ones: each itself and the ``window - 1`` before it.
-
-    Returns:
-        None for one token, which sees every key that it reaches; else an additive mask ``[new G, reached]``.
-    """
+    """What the last ``new`` tokens see of the last ``reached`` ones: each itself and the ``window - 1`` before it."""
     if new == 1:
         return None
     hidden = torch.full((new, reached), float("-inf"), dtype=like.dtype, device=like.device)
@@ -123,19 +97,10 @@ def _by_query_head(mask: Tensor, weights: LeanWeights) -> Tensor:
 
 
 def attend_causally(queries: Tensor, cached: Tensor, key_heads: int, mask: Mask, mix: Mix) -> Tensor:
-    """Attention of new tokens over the cache that already holds them; keys are read once a group of query heads.
+    """Attention ``[k, H D]`` of new tokens ``[k, H, D]`` over the cache ``[2 KV, L, D]`` that already holds them.
 
-    With an additive mask, or none, the query heads of a group are laid side by side as more queries of one key head.
-
-    Args:
-        queries: ``[k, H, D]``.
-        cached: ``[2 KV, L, D]``, keys then values.
-        key_heads: ``KV``.
-        mask: from :func:`causal_mask`.
-        mix: of the decoder.
-
-    Returns:
-        ``[k, H D]``.
+    With an additive mask, or none, the query heads of a group are laid side by side as more queries of one key head, so
+    that keys are read once a group.
     """
     new, heads, dim = queries.shape
     keys, values = cached[None, :key_heads], cached[None, key_heads:]

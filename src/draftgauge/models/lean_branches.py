@@ -5,46 +5,44 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from draftgauge.models.lean_families import Window
 from draftgauge.models.lean_weights import LeanWeights
 
 
-def branch_attention(prefix: Tensor, starts: Tensor, weights: LeanWeights) -> BranchAttention:
-    """The attention of branches off a prefix ``[layers, 2 KV, L, D]``, each after its first ``starts[i]`` tokens."""
-    if weights.window is None:
-        return BranchAttention(prefix, starts, weights)
-    return WindowedBranchAttention(prefix, starts, weights, weights.window)
-
-
 class BranchAttention:
-    """Attention of ``N`` branches, one new token each: over the shared prefix, masked, and over the branch's own
-    tokens.
+    """Attention of ``N`` branches, one new token each: over the shared prefix, masked, and the branch's own tokens.
 
     In float32 whatever the model's dtype: the fused kernels accumulate so too.
     """
 
     def __init__(self, prefix: Tensor, starts: Tensor, weights: LeanWeights) -> None:
+        """Branches off a prefix ``[layers, 2 KV, L, D]``, each after its first ``starts[i]`` tokens."""
         self._key_heads, self._group = weights.key_heads, weights.query_heads // weights.key_heads
-        self._scale, self._softcap = weights.score.scaling, weights.score.softcap
+        self._scale, self._softcap, self._window = weights.score.scaling, weights.score.softcap, weights.window
         self._prefix = prefix.float()  # [layers, 2 KV, L, D]
-        hidden = torch.arange(prefix.shape[2], device=starts.device) >= starts[:, None]
+        self._columns = torch.arange(prefix.shape[2], device=starts.device)
+        hidden = self._columns >= starts[:, None]
         self._mask = torch.zeros(hidden.shape, device=starts.device).masked_fill_(hidden, float("-inf"))  # [N, L]
+        self._next = starts  # [N] position of the next token
         self._own: dict[int, Tensor] = {}  # layer -> [N, 2 KV, tokens of the branch, D]
 
     def __call__(self, layer: int, qkv: Tensor) -> Tensor:
-        """Attend with rotated ``[N, H + 2 KV, D]``; ``[N, H D]``."""
-        return self._attend(layer, qkv, self._take_in(layer, qkv), self._mask)
+        """Attend with rotated ``[N, H + 2 KV, D]``; ``[N, H D]``. A step begins with layer 0."""
+        new = qkv[:, -2 * self._key_heads :, None].float()
+        own = self._own[layer] = torch.cat((self._own[layer], new), 2) if layer in self._own else new
+        if self._window is None:
+            return self._attend(layer, qkv, own, self._mask)
+        if layer == 0:  # the window moves with every token of a branch
+            passed = self._columns <= self._next[:, None] - self._window.length
+            self._near = self._mask.masked_fill(passed, float("-inf"))
+            self._next = self._next + 1
+        if not self._window.layers[layer]:
+            return self._attend(layer, qkv, own, self._mask)
+        return self._attend(layer, qkv, own[:, :, -self._window.length :], self._near)
 
     def keep(self, rows: Tensor) -> None:
         """Go on with these branches only."""
-        self._mask = self._mask[rows]
+        self._mask, self._next = self._mask[rows], self._next[rows]
         self._own = {layer: keys[rows] for layer, keys in self._own.items()}
-
-    def _take_in(self, layer: int, qkv: Tensor) -> Tensor:
-        """Keep the keys and values of the new tokens; those of every branch's own tokens."""
-        new = qkv[:, -2 * self._key_heads :, None].float()
-        own = self._own[layer] = torch.cat((self._own[layer], new), 2) if layer in self._own else new
-        return own
 
     def _attend(self, layer: int, qkv: Tensor, own: Tensor, mask: Tensor) -> Tensor:
         branches, dim, kv = len(qkv), qkv.shape[-1], self._key_heads
@@ -62,29 +60,3 @@ class BranchAttention:
         mixed = torch.bmm(far.reshape(kv, branches * self._group, -1), values).view(kv, branches, self._group, dim)
         mixed = mixed.transpose(0, 1) + torch.matmul(near.transpose(0, 1), own[:, kv:])
         return mixed.reshape(branches, -1).to(qkv.dtype)
-
-
-class WindowedBranchAttention(BranchAttention):
-    """The same where some layers attend within a window: it moves with every token of a branch."""
-
-    def __init__(self, prefix: Tensor, starts: Tensor, weights: LeanWeights, window: Window) -> None:
-        super().__init__(prefix, starts, weights)
-        self._window = window
-        self._next = starts  # [N] position of the next token
-        self._columns = torch.arange(prefix.shape[2], device=starts.device)
-
-    def __call__(self, layer: int, qkv: Tensor) -> Tensor:
-        """Attend with rotated ``[N, H + 2 KV, D]``; ``[N, H D]``. A step begins with layer 0."""
-        if layer == 0:
-            passed = self._columns <= self._next[:, None] - self._window.length
-            self._near = self._mask.masked_fill(passed, float("-inf"))
-            self._next = self._next + 1
-        own = self._take_in(layer, qkv)
-        if not self._window.layers[layer]:
-            return self._attend(layer, qkv, own, self._mask)
-        return self._attend(layer, qkv, own[:, :, -self._window.length :], self._near)
-
-    def keep(self, rows: Tensor) -> None:
-        """Go on with these branches only."""
-        super().keep(rows)
-        self._next = self._next[rows]

@@ -1,10 +1,9 @@
 """The parts of the lean engine as plain functions: linears, fused and packed for the CPU where that pays, norms and
 rotations.
 
-oneDNN multiplies by weights that were laid out for it once. On one core of a Zen 5, in float32, 9 tokens pass a [1536,
-256] linear in a third of the time of ``F.linear``, so verification costs less; and there a token's result is the same
-to the bit however many tokens go with it, so fewer near-ties flip. These are the operators that TorchInductor calls for
-frozen weights.
+oneDNN multiplies by weights that were laid out for it once: on one core in bfloat16, SmolLM2-135M verifies 9 tokens in
+32 ms instead of 53, and decodes one in 29 instead of 41; Qwen2.5-Coder-0.5B decodes one in 148 instead of 250. These are
+the operators that TorchInductor calls for frozen weights.
 """
 
 from __future__ import annotations
@@ -61,11 +60,6 @@ def projection(linears: Sequence[Any], pack: bool) -> Projection:
 
 def residual(linear: Any, pack: bool) -> Residual:
     """A function of the residual ``x`` and an inner activation that adds the linear's output to ``x`` in place."""
-    plain = type(linear) is nn.Linear  # quantised ones need not have a weight
-    pack = pack and plain and linear.weight.numel() >= PACK_FROM
-    if plain and linear.bias is None and not pack:
-        transposed = linear.weight.t()
-        return lambda x, inner: x.addmm_(inner, transposed)
     project = projection([linear], pack)
     return lambda x, inner: x.add_(project(inner))
 
@@ -96,16 +90,8 @@ def _share(parts: Sequence[nn.Parameter]) -> Tensor:
 
 
 def norm(weight: Tensor, eps: float) -> Norm:
-    """RMS norm over the last dimension, times ``weight`` (``[..., dim]``, broadcast).
-
-    In float32 on a CPU it is written with half the kernels of ``F.rms_norm``, which a small model feels:
-    ``x / sqrt(mean(x^2) + eps) == x sqrt(dim) / hypot(|x|, sqrt(dim eps))``.
-    """
+    """RMS norm over the last dimension, times ``weight`` (``[..., dim]``, broadcast)."""
     dim = weight.shape[-1]
-    if weight.dtype == torch.float32 and weight.device.type == "cpu":
-        scaled, floor = weight.detach() * dim**0.5, torch.tensor((dim * eps) ** 0.5)
-        length = torch.linalg.vector_norm
-        return lambda x: (x / torch.hypot(length(x, 2, -1, True), floor)).mul_(scaled)
     if weight.ndim == 1:
         return lambda x: F.rms_norm(x, (dim,), weight, eps)
     return lambda x: F.rms_norm(x, (dim,), None, eps).mul_(weight)
@@ -126,17 +112,11 @@ def rotation(head_norm: Norm | None, head_dim: int, base: int | None) -> Rotatio
         head_dim: ``D``.
         base: which of several tables ``[k, bases, D]`` to read; None where there is one, ``[k, 1, D]``.
     """
-    half = head_dim // 2
 
     def rotate(heads: Tensor, cos: Tensor, sin: Tensor) -> None:
-        torch.addcmul(heads * cos, heads.roll(half, -1), sin, out=heads)
+        normed = heads if head_norm is None else head_norm(heads)
+        if base is not None:
+            cos, sin = cos.narrow(1, base, 1), sin.narrow(1, base, 1)
+        torch.addcmul(normed * cos, normed.roll(head_dim // 2, -1), sin, out=heads)
 
-    def norm_and_rotate(heads: Tensor, cos: Tensor, sin: Tensor) -> None:
-        assert head_norm is not None
-        normed = head_norm(heads)
-        torch.addcmul(normed * cos, normed.roll(half, -1), sin, out=heads)
-
-    whole = rotate if head_norm is None else norm_and_rotate
-    if base is None:
-        return whole
-    return lambda heads, cos, sin: whole(heads, cos.narrow(1, base, 1), sin.narrow(1, base, 1))
+    return rotate
