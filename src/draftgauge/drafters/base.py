@@ -39,7 +39,6 @@ class Draft(NamedTuple):
 
     @property
     def kept(self) -> int:
-        """Tokens of the drafter's own that the target verifies."""
         return len(self.tokens) - self.appended
 
     @property
@@ -111,8 +110,6 @@ class CatchesUp(Protocol):
 
 @runtime_checkable
 class RunsModel(Protocol):
-    """A drafter with a language model of its own."""
-
     model: CachedModel
 
 

@@ -39,7 +39,6 @@ class DenseDrafts:
 
     @classmethod
     def empty(cls, positions: int, gamma_max: int) -> DenseDrafts:
-        """Nothing drafted anywhere."""
         return cls(
             np.full((positions, gamma_max), -1, np.int32), np.full((3, positions, gamma_max), np.nan, np.float32)
         )
@@ -51,9 +50,7 @@ class DraftsEverywhere(Drafter, Protocol):
 
     def draft_everywhere(
         self, prompt_tokens: list[int], output: list[int], gamma_max: int, vocabulary: int
-    ) -> DenseDrafts:
-        """Greedy drafts from every position, those of :func:`draft_position_by_position`; arguments as there."""
-        ...
+    ) -> DenseDrafts: ...
 
 
 def draft_everywhere(
@@ -212,13 +209,11 @@ def grow_branches(
 
 
 def note(logits: Tensor, tokens: Tensor, own: DenseDrafts, rows: Rows, depth: int) -> None:
-    """Write the tokens drafted at a depth and their signals, ``[rows]``."""
     own.tokens[rows, depth] = tokens.cpu().numpy()
     own.shown[:, rows, depth] = torch.stack(signals(logits)).cpu().numpy()
 
 
 def cut_after_end(own: DenseDrafts, end_tokens: frozenset[int]) -> None:
-    """Erase what was drafted after an end token."""
     ends = np.isin(own.tokens, list(end_tokens))
     after = np.cumsum(ends, axis=1) - ends > 0
     own.tokens[after] = -1

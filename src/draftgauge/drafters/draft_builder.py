@@ -119,7 +119,6 @@ class DraftBuilder:
 
 
 def until_end(tokens: list[int], end_tokens: frozenset[int]) -> list[int]:
-    """The tokens up to the first end token, with it."""
     for index, token in enumerate(tokens):
         if token in end_tokens:
             return tokens[: index + 1]
@@ -127,5 +126,4 @@ def until_end(tokens: list[int], end_tokens: frozenset[int]) -> list[int]:
 
 
 def _joined(rows: list[Tensor]) -> Tensor | None:
-    """``[g, V]`` distributions, or None if nothing was drawn."""
     return torch.cat(rows) if rows else None

@@ -64,7 +64,6 @@ class LanguageModelDrafter:
         return True
 
     def backlog(self) -> int:
-        """Committed tokens that are not in the cache."""
         return len(self._text) - self.model.length
 
     def prefill(self, context: list[int]) -> None:
@@ -89,7 +88,6 @@ class LanguageModelDrafter:
         return self._builder.build_unread(self._take_in(), self._logits, limit)
 
     def commit(self, accepted: int, tokens: list[int]) -> None:
-        """Roll the cache back to the accepted part of the proposal and remember the committed tokens."""
         agreed = len(self._text) + accepted
         if self.model.length > agreed:
             self.model.truncate(agreed)
@@ -122,7 +120,6 @@ class LanguageModelDrafter:
         return min(limit, self.model.spec.context - len(self._text) + 1)
 
     def _take_in(self) -> Tensor:
-        """Logits ``[1, V]`` after the committed text."""
         return self._logits(self._readable(self._text[self.model.length :]))
 
     def _readable(self, tokens: list[int]) -> Tensor:
@@ -131,7 +128,6 @@ class LanguageModelDrafter:
         return uploaded if self._last is None else uploaded.clamp_(max=self._last)
 
     def _logits(self, tokens: Tensor) -> Tensor:
-        """Logits ``[1, V]`` after the tokens ``[k]``."""
         logits = self.model.forward(tokens, last_only=True)
         return logits if self._vocabulary is None else logits[:, : self._vocabulary]
 
@@ -146,21 +142,18 @@ class LanguageModelSource(DraftSource):
     model: CachedModel
 
     def __init__(self, source: Source, model: CachedModel) -> None:
-        """Take a loaded draft model over."""
         self.source = source
         self.model = model
         self.family, self.engine, self.context = model.spec.family, model.spec.engine, model.spec.context
 
     @classmethod
     def resolve(cls, source: Source) -> Source:
-        """The draft model's folder or id."""
         if source is None:
             raise DraftgaugeError("drafter language_model needs a draft model: name one, or choose prompt_lookup")
         return source
 
     @classmethod
     def check(cls, source: Source, tokenizer: PreTrainedTokenizerBase, options: LoadOptions) -> None:
-        """Refuse a draft model of another vocabulary."""
         assert source is not None
         if is_gguf(source):
             check_gguf_vocabulary(tokenizer, Path(source), "draft")
@@ -169,7 +162,6 @@ class LanguageModelSource(DraftSource):
 
     @classmethod
     def load(cls, source: Source, target: CachedModel, options: LoadOptions) -> LanguageModelSource:
-        """Load the draft model, in the target's half precision if it has one."""
         assert source is not None
         held, device = draft_compression(options.compression), options.device or target.spec.device
         of_files = options.engine in GGUF_ENGINES  # the engine of the target's file says nothing of a draft in a folder
@@ -184,11 +176,9 @@ class LanguageModelSource(DraftSource):
         sampling: Sampling | None,
         generator: Generator | None,
     ) -> LanguageModelDrafter:
-        """A drafter that starts from an empty cache."""
         own = generator_on(generator, self.model.spec.device)
         return LanguageModelDrafter(self.model, end_tokens, sampling, own, target.spec.vocabulary)
 
     def fingerprint(self) -> str:
-        """Fingerprint of the draft model's files."""
         assert self.source is not None
         return fingerprint(resolve_source(self.source, "draft"))

@@ -40,7 +40,6 @@ class PromptLookupDrafter:
         self.end_tokens = end_tokens
 
     def prefill(self, context: list[int]) -> None:
-        """Start a new sequence and index the prompt."""
         self._occurrences.reset()
         self._occurrences.extend(context)
 
@@ -63,7 +62,6 @@ class PromptLookupDrafter:
 
 
 def _signal(depth: int, token: int, reads: Reads) -> Signal:
-    """What a policy that reads these signals sees of a copied token."""
     confidence, entropy, margin = (
         value if name in reads else math.nan
         for name, value in ((SignalName.CONFIDENCE, 1.0), (SignalName.ENTROPY, 0.0), (SignalName.MARGIN, 1.0))
@@ -80,7 +78,6 @@ class PromptLookupSource(DraftSource):
 
     @classmethod
     def load(cls, source: Source, target: CachedModel, options: LoadOptions) -> PromptLookupSource:
-        """There is nothing to load."""
         return cls()
 
     def drafter(
@@ -91,5 +88,4 @@ class PromptLookupSource(DraftSource):
         sampling: Sampling | None,
         generator: Generator | None,
     ) -> PromptLookupDrafter:
-        """A drafter with an empty index."""
         return PromptLookupDrafter(end_tokens=end_tokens)

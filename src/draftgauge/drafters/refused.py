@@ -33,8 +33,6 @@ Chances = NDArray[np.float32]
 
 @dataclass(frozen=True)
 class DraftRules:
-    """A draft model, and how tokens are drafted with it."""
-
     model: CachedModel
     end_tokens: frozenset[int]
     sampling: Sampling

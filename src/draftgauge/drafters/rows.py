@@ -43,9 +43,7 @@ class Asked:
 class RowDrafter(Protocol):
     """Follows several texts, each by a number."""
 
-    def open(self, context: list[int]) -> int:
-        """Start to follow a text; its number."""
-        ...
+    def open(self, context: list[int]) -> int: ...
 
     def propose(self, asked: Mapping[int, Asked]) -> dict[int, Draft]:
         """Drafts for some of the texts."""
@@ -69,29 +67,23 @@ class EachRow:
         self._next = 0
 
     def open(self, context: list[int]) -> int:
-        """A drafter of its own."""
         row, self._next = self._next, self._next + 1
         self._drafters[row] = self._new()
         self._drafters[row].prefill(context)
         return row
 
     def propose(self, asked: Mapping[int, Asked]) -> dict[int, Draft]:
-        """Each text by its drafter."""
         return {row: self._drafters[row].propose(a.limit, a.keep_drafting, a.reads) for row, a in asked.items()}
 
     def commit(self, row: int, accepted: int, tokens: list[int]) -> None:
-        """To the text's drafter."""
         self._drafters[row].commit(accepted, tokens)
 
     def close(self, row: int) -> None:
-        """Forget its drafter."""
         del self._drafters[row]
 
 
 @dataclass
 class _OpenDraft:
-    """A draft in the making."""
-
     asked: Asked
     tokens: list[int]
     signals: list[Signal]
@@ -155,7 +147,6 @@ class LanguageModelRows:
         return drafts | {row: Draft(draft.tokens, None, draft.signals) for row, draft in drafting.items()}
 
     def commit(self, row: int, accepted: int, tokens: list[int]) -> None:
-        """Roll the row back to what was accepted and remember the text."""
         agreed = len(self._texts[row]) + accepted
         if self._rows.length(row) > agreed:
             self._rows.truncate(row, agreed)
@@ -192,7 +183,6 @@ class LanguageModelRows:
         return row
 
     def _reserve(self, length: int) -> None:
-        """Make room for rows of ``length`` tokens."""
         if length > self._rows.capacity:
             self._rows.reserve(self._rows.rows, min(max(length, 2 * self._rows.capacity), self._rows.spec.context))
 
@@ -223,7 +213,6 @@ class LanguageModelRows:
 
 
 def _common_prefix(one: NDArray[np.int64], two: NDArray[np.int64]) -> int:
-    """How many tokens two texts have in common from the start."""
     length = min(len(one), len(two))
     differing = np.flatnonzero(one[:length] != two[:length])
     return int(differing[0]) if len(differing) else length

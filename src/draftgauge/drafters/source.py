@@ -144,14 +144,12 @@ def register_drafter(kind: Kind) -> Kind:
 
 @cache
 def _import_kinds() -> None:
-    """Import the files of this folder, which registers their kinds."""
     package = importlib.import_module("draftgauge.drafters")
     for module in pkgutil.iter_modules(package.__path__, "draftgauge.drafters."):
         importlib.import_module(module.name)
 
 
 def drafter_kinds() -> dict[str, type[DraftSource]]:
-    """Every kind of drafter by name."""
     _import_kinds()
     return dict(sorted(_KINDS.items()))
 

@@ -47,7 +47,6 @@ def half_precision(dtype: torch.dtype) -> str:
 
 
 def check_compression(name: str) -> None:
-    """Raise ``DraftgaugeError`` if there is no such compression."""
     if name not in COMPRESSIONS:
         raise DraftgaugeError(f"unknown compression {name!r}: choose one of {', '.join(COMPRESSIONS)}")
 
@@ -115,7 +114,6 @@ def draft_compression(compression: str) -> str:
 
 
 def missing_libraries(compression: str) -> list[str]:
-    """Libraries that the compression needs and that are not installed."""
     needed = ("bitsandbytes", "accelerate") if compression in QUANTISED else ()
     return [name for name in needed if importlib.util.find_spec(name) is None]
 

@@ -27,7 +27,6 @@ class IncrementalDecoder:
         return "" if piece.endswith(_INCOMPLETE) else self._flush(piece)
 
     def finish(self) -> str:
-        """What is left of an incomplete character."""
         return self._flush(self._piece()) if self._pending else ""
 
     def _piece(self) -> str:

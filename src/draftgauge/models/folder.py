@@ -125,7 +125,6 @@ def explained(source: str | Path) -> Iterator[None]:
 
 
 def _mapping(path: Path) -> dict[str, Any]:
-    """An object in a JSON file of a model."""
     value = read_json(path, "file", "copy the model again", ModelError)
     if not isinstance(value, dict):
         raise ModelError(f"{path} is damaged: it must hold a JSON object, not {type(value).__name__}")

@@ -188,13 +188,11 @@ class _Branches:
         return model._logits(count)
 
     def keep(self, rows: Tensor) -> None:
-        """Go on with these branches only; the cells of the others are free."""
         kept = rows.numpy()
         self._remove(np.setdiff1d(self._sequences, self._sequences[kept]))
         self._sequences, self._positions = self._sequences[kept], self._positions[kept]
 
     def close(self) -> None:
-        """Free all cells that only branches hold."""
         self._remove(self._sequences)
 
     def _remove(self, sequences: Ints) -> None:

@@ -23,7 +23,6 @@ _last_error = ""
 
 
 def is_gguf(source: str | Path) -> bool:
-    """Whether a source names a GGUF file."""
     return str(source).endswith(GGUF_SUFFIX)
 
 
@@ -71,7 +70,6 @@ def logits_address(library: Any) -> Callable[[Any], int]:
 
 
 def last_error() -> str:
-    """The last error that libllama logged; empty if there was none."""
     return _last_error
 
 
@@ -113,7 +111,6 @@ def metadata(model: Any, key: str) -> str:
 
 
 def end_tokens_of(model: Any) -> list[int]:
-    """The ids that end a generation."""
     library = libllama()
     vocabulary = library.llama_model_get_vocab(model)
     return [i for i in range(library.llama_vocab_n_tokens(vocabulary)) if library.llama_vocab_is_eog(vocabulary, i)]

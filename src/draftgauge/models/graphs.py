@@ -17,7 +17,6 @@ class GraphPool:
     """Graphs on one device that share memory: no two of them run at once, and what one returns is read right away."""
 
     def __init__(self, device: torch.device) -> None:
-        """A pool without graphs."""
         self._device = device
         self._stream = torch.cuda.Stream(device)  # the default one of torch.cuda.graph is of one device for all
         self._memory = torch.cuda.graph_pool_handle()

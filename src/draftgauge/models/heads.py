@@ -28,13 +28,11 @@ class ScoreRule:
     softcap: float | None = None
 
     def __call__(self, products: Tensor) -> Tensor:
-        """Scores of products."""
         scores = products * self.scaling
         return scores if self.softcap is None else self.softcap * torch.tanh(scores / self.softcap)
 
 
 def score_rule(module: PreTrainedModel, layer: int) -> ScoreRule:
-    """How a decoder layer scores keys."""
     attention: Any = decoder_layers(module)[layer].self_attn
     gemma2 = module.config.get_text_config().model_type == "gemma2"  # Gemma 3 names a softcap, and computes none
     return ScoreRule(attention.scaling, attention.attn_logit_softcapping if gemma2 else None)

@@ -60,11 +60,9 @@ class LeanModel:
         return self._length
 
     def reset(self) -> None:
-        """Empty the cache (its memory stays)."""
         self._length = 0
 
     def truncate(self, length: int) -> None:
-        """Keep the first ``length`` tokens of the cache: what follows is overwritten later."""
         assert 0 <= length <= self._length, (length, self._length)
         self._length = length
 
@@ -103,7 +101,6 @@ class LeanModel:
         return hidden
 
     def _reserve(self, count: int) -> None:
-        """Make room for ``count`` more tokens."""
         end = self._length + count
         if end > self._capacity:
             check_context(self.spec, end)
@@ -147,7 +144,7 @@ class LeanBranches:
 
 
 def most_places(longest: int, context: int) -> int:
-    """Places of all caches that exist at once, at most, while a text grows to ``longest`` tokens: a cache that is full is
+    """Places of all caches that exist at once, at most, while a text grows to ``longest`` tokens: a full cache is
     copied into one of up to twice the size.
     """
     first = min(FIRST_CAPACITY, context)
@@ -188,7 +185,6 @@ def run_layers(
 
 
 def _keeping(places: dict[int, Tensor]) -> Keep:
-    """Copies the output of some layers to their places."""
     return lambda layer, x: places[layer].copy_(x) if layer in places else None
 
 

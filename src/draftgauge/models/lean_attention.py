@@ -91,7 +91,6 @@ def masks_by_layer(
 
 
 def _by_query_head(mask: Tensor, weights: LeanWeights) -> Tensor:
-    """Rows by token, then query head of a group."""
     group = weights.query_heads // weights.key_heads
     return mask.repeat_interleave(group, 0) if group > 1 else mask
 

@@ -40,7 +40,6 @@ class BranchAttention:
         return self._attend(layer, qkv, own[:, :, -self._window.length :], self._near)
 
     def keep(self, rows: Tensor) -> None:
-        """Go on with these branches only."""
         self._mask, self._next = self._mask[rows], self._next[rows]
         self._own = {layer: keys[rows] for layer, keys in self._own.items()}
 

@@ -116,6 +116,5 @@ def rotary_bases(config: PreTrainedConfig) -> list[str]:
 
 
 def activation_name(config: PreTrainedConfig) -> str:
-    """The name of the activation that transformers takes for the gates."""
     name: str = config.hidden_activation if config.model_type in ("gemma2", "gemma3_text") else config.hidden_act
     return name

@@ -2,8 +2,8 @@
 rotations.
 
 oneDNN multiplies by weights that were laid out for it once: on one core in bfloat16, SmolLM2-135M verifies 9 tokens in
-32 ms instead of 53, and decodes one in 29 instead of 41; Qwen2.5-Coder-0.5B decodes one in 148 instead of 250. These are
-the operators that TorchInductor calls for frozen weights.
+32 ms instead of 53, and decodes one in 29 instead of 41; Qwen2.5-Coder-0.5B decodes one in 148 instead of 250.
+These are the operators that TorchInductor calls for frozen weights.
 """
 
 from __future__ import annotations

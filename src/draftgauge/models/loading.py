@@ -178,7 +178,6 @@ def planned_dtype(source: str | Path, compression: str, device: torch.device, pa
 
 
 def _declared(source: str | Path) -> Mapping[str, Any]:
-    """What ``config.json`` says, as it stands there."""
     config, _ = _from_pretrained(PreTrainedConfig, source, "get_config_dict")
     if not isinstance(config, Mapping):
         raise ModelError(f"the config.json of {source} is damaged: it must hold a JSON object; copy the model again")
@@ -186,7 +185,6 @@ def _declared(source: str | Path) -> Mapping[str, Any]:
 
 
 def _dtype_of(declared: Mapping[str, Any]) -> torch.dtype | None:
-    """The dtype that a checkpoint says its weights have."""
     text = declared.get("text_config")
     holders = [declared, *([text] if isinstance(text, Mapping) else [])]
     names = [holder.get(key) for holder in holders for key in ("dtype", "torch_dtype")]
@@ -277,7 +275,6 @@ def load_tokenizer(
 
 
 def _lacks_tokenizer(folder: Path) -> bool:
-    """Whether a model's folder is without any tokenizer's file."""
     return (folder / "config.json").is_file() and not any(list(folder.glob(name)) for name in OF_TOKENIZERS)
 
 

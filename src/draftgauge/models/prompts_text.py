@@ -90,7 +90,6 @@ def encode_prompts(
 
 
 def encode_with(tokenizer: PreTrainedTokenizerBase, prompt: Prompt, rendering: Rendering = PLAIN) -> list[int]:
-    """Token ids of a prompt of a file."""
     messages = [{"role": message.role, "content": message.content} for message in prompt.messages]
     return encode_prompt(tokenizer, messages or prompt.text, rendering)
 

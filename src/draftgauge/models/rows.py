@@ -38,7 +38,6 @@ class Shape(NamedTuple):
 
     @property
     def full(self) -> bool:
-        """Whether every row has the same number of tokens."""
         return self.tokens == self.rows * self.widest
 
 
@@ -173,15 +172,12 @@ class StaticRows:
 
     @property
     def recorded(self) -> int:
-        """Passes that have been recorded as CUDA graphs."""
         return len(self._graphs)
 
     def length(self, row: int) -> int:
-        """Tokens in a row."""
         return self._lengths[row]
 
     def truncate(self, row: int, length: int) -> None:
-        """Keep the first ``length`` tokens of a row."""
         assert 0 <= length <= self._lengths[row], (length, self._lengths[row])
         self._lengths[row] = length
 

@@ -69,7 +69,6 @@ def _context(config: PreTrainedConfig) -> tuple[int, str]:
 
 
 def head_dim(config: PreTrainedConfig) -> int:
-    """The width of a model's attention heads, by its text configuration."""
     return int(getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads)
 
 
@@ -80,7 +79,6 @@ def rope_kinds(config: PreTrainedConfig) -> list[dict[str, Any]]:
 
 
 def check_context(spec: ModelSpec, length: int) -> None:
-    """Raise ``ModelError`` if a sequence of ``length`` tokens is more than the model takes."""
     if length > spec.context:
         raise ModelError(
             f"a sequence of {length} tokens exceeds the {spec.context} that this {spec.family} model takes"

@@ -46,7 +46,6 @@ class Taps:
 
     @property
     def length(self) -> int:
-        """Positions that can be read: those in the model's cache."""
         return self._model.length
 
     def hidden(self, begin: int, end: int) -> Tensor:
@@ -124,11 +123,9 @@ class Features:
     logits: Tensor
 
     def to(self, *arguments: Any, **options: Any) -> Features:
-        """As ``Tensor.to``: to another device or dtype."""
         return self._each(lambda part: part.to(*arguments, **options))
 
     def rows(self, chosen: Tensor | slice) -> Features:
-        """Some of the texts."""
         return self._each(lambda part: part[chosen])
 
     def until(self, length: int) -> Features:
@@ -201,7 +198,6 @@ class _PassingLayer(DynamicLayer):
 
 
 def _keeping_cache(module: PreTrainedModel, layers: tuple[int, ...]) -> DynamicCache:
-    """An empty cache that keeps the keys and values of these layers only."""
     cache = rollback_cache(module)
     cache.layers = [layer if index in layers else _PassingLayer() for index, layer in enumerate(cache.layers)]
     return cache

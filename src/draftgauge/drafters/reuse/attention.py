@@ -19,7 +19,6 @@ class Heads(NamedTuple):
     values: Tensor
 
     def since(self, row: int) -> Heads:
-        """The heads of this row and those after it; a negative row counts from the end."""
         return Heads(*(part[:, :, row:] for part in self))
 
 
@@ -47,7 +46,6 @@ class Attention(nn.Module):
         return {"queries": slice(0, queries), "keys": slice(queries, keys), "values": slice(keys, None)}
 
     def match_queries_to_keys(self) -> None:
-        """Give every query head the weights of the key head that it attends by."""
         for linear in (self.from_token, self.from_state):
             if linear is not None:
                 heads = linear.weight.unflatten(0, (self.query_heads + 2 * self.kv_heads, -1))

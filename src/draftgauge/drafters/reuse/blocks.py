@@ -45,7 +45,6 @@ class Memory(NamedTuple):
         return memory
 
     def rows(self, index: Tensor) -> Memory:
-        """The memory of these rows (branches), in this order."""
         drafted = tuple((keys[:, :, index], values[:, :, index]) for keys, values in self.drafted)
         chain = tuple((keys[:, :, index], values[:, :, index]) for keys, values in self.chain)
         return self._replace(drafted=drafted, chain=chain)
@@ -58,7 +57,6 @@ class TokenParts(NamedTuple):
     chain: Tensor | None
 
     def window(self, begin: int, end: int) -> TokenParts:
-        """The parts of the tokens ``begin`` to ``end``."""
         return TokenParts(*(None if part is None else part[:, begin:end] for part in self))
 
 
@@ -69,7 +67,6 @@ class BlockHeads(NamedTuple):
     chain: Heads | None
 
     def since(self, row: int) -> BlockHeads:
-        """The heads of this row and those after it; a negative row counts from the end."""
         return BlockHeads(*(None if part is None else part.since(row) for part in self))
 
 
@@ -82,7 +79,6 @@ class SwiGLU(nn.Module):
         self.down = nn.Linear(intermediate, hidden, bias=False)
 
     def forward(self, x: Tensor) -> Tensor:
-        """``[..., H]`` to ``[..., H]``."""
         gate, up = self.gate_up(x).chunk(2, -1)
         output: Tensor = self.down(F.silu(gate) * up)
         return output
@@ -97,11 +93,9 @@ class GatedDelta(nn.Module):
         self.delta = nn.Linear(hidden, hidden, bias=False)
 
     def openness(self, own: Tensor, cross: Tensor) -> Tensor:
-        """The gate ``g``, each entry in 0..1."""
         return torch.sigmoid(self.gate(torch.cat((own, cross, cross - own), -1)))
 
     def forward(self, own: Tensor, cross: Tensor) -> Tensor:
-        """Join the outputs of self-attention and cross-attention, ``[..., H]`` each."""
         return own + self.openness(own, cross) * self.delta(cross - own)
 
 
@@ -152,7 +146,6 @@ class Block(nn.Module):
         return residual, BlockHeads(own, chain)
 
     def inject(self, keys: Tensor, values: Tensor, begin: int, rotary: RotaryTables) -> KeysValues:
-        """The target's keys and values as this layer attends to them, see :class:`Injection`."""
         assert self.injection is not None
         pair: KeysValues = self.injection(keys, values, begin, rotary)
         return pair

@@ -144,7 +144,6 @@ def frequent_tokens(counts: Tensor, size: int) -> Tensor:
 
 
 def count_parameters(config: ReuseConfig) -> int:
-    """Number of trainable parameters of a drafter; the frozen embedding does not count."""
     with torch.device("meta"):
         embedding = torch.empty(config.vocabulary, config.hidden_size)
         net = ReuseNet(replace(config, draft_vocabulary=0), embedding, nn.Identity())

@@ -21,19 +21,16 @@ class GrowingPair:
         self._pair: KeysValues = (like.new_empty(1, heads, 0, head_dim), like.new_empty(1, heads, 0, head_dim))
 
     def reserve(self, used: int, length: int) -> None:
-        """Make room for ``length`` positions, keeping the first ``used``."""
         capacity = self._pair[0].shape[2]
         if length > capacity:
             wanted = max(length, 2 * capacity, FIRST_CAPACITY)
             self._pair = _grown(self._pair[0], used, wanted), _grown(self._pair[1], used, wanted)
 
     def write(self, begin: int, pair: KeysValues) -> None:
-        """Write ``[1, heads, n, D]`` from position ``begin`` on."""
         for buffer, new in zip(self._pair, pair, strict=True):
             buffer[:, :, begin : begin + new.shape[2]] = new
 
     def view(self, length: int) -> KeysValues:
-        """The first ``length`` positions."""
         return self._pair[0][:, :, :length], self._pair[1][:, :, :length]
 
 
@@ -52,7 +49,6 @@ class Prefix:
         self.injected = [GrowingPair(config.chain_kv_heads, config.head_dim, like) for _ in range(layers)]
 
     def reserve(self, used: int, length: int) -> None:
-        """Make room for ``length`` anchors, keeping the first ``used``."""
         for pair in self.injected if self.anchors is None else (self.anchors, *self.injected):
             pair.reserve(used, length)
 
@@ -88,11 +84,9 @@ class ChainState:
 
     @property
     def branches(self) -> int:
-        """``N``, the number of branches."""
         return self.stream.shape[1]
 
     def rows(self, index: Tensor) -> ChainState:
-        """These branches, in this order."""
         memories = tuple(memory.rows(index) for memory in self.memories)
         return ChainState(self.prefix, self.anchors, self.depth, memories, self.stream[:, index])
 

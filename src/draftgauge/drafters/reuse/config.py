@@ -97,22 +97,18 @@ class ReuseConfig:
 
     @property
     def traits(self) -> Design:
-        """What its design reads, and how."""
         return DESIGNS[self.design]
 
     @property
     def tap_plan(self) -> TapPlan:
-        """The target layers that it reads."""
         return TapPlan(self.hidden_layers, self.kv_layers)
 
     @property
     def logits(self) -> int:
-        """Number of logits: of the draft vocabulary, or of the target's."""
         return self.draft_vocabulary or self.vocabulary
 
     @property
     def chain_kv_heads(self) -> int:
-        """Key/value heads of the attention over injected keys and the drafter's own chain."""
         return self.kv_heads * (len(self.kv_layers) if self.traits.reads_kv and self.injection == "concat" else 1)
 
     @property

@@ -28,7 +28,6 @@ class Design:
 
     @property
     def gated(self) -> bool:
-        """Whether a gate joins two attentions."""
         return self.self_attends and self.chain_attends
 
 

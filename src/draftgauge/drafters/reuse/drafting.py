@@ -20,7 +20,6 @@ Tapped = Sequence[Tensor] | Tensor | None
 
 
 def begin(net: ReuseNet) -> ChainState:
-    """The state before anything was taken in."""
     return ChainState(Prefix(net.config, net.head.weight), 0, 0, (), net.head.weight.new_empty(0))
 
 

@@ -67,7 +67,6 @@ class ReuseDrafter:
         return False
 
     def backlog(self) -> int:
-        """Anchors that are new since the last proposal."""
         return len(self._text) - 1 - self._taken
 
     @torch.inference_mode()
@@ -100,7 +99,6 @@ class ReuseDrafter:
         return self._builder.build_unread(self._first[None], self._chained(), limit)
 
     def commit(self, accepted: int, tokens: list[int]) -> None:
-        """Remember the committed tokens; the next ``propose`` takes in what the target has left behind of them."""
         self._text += tokens
 
     def _within_context(self, limit: int) -> int:

@@ -135,11 +135,9 @@ class ReuseNet(nn.Module):
         return self.cast(self.fuse(hidden.flatten(2)))  # so that the stream stays float32 under autocast
 
     def tables(self, length: int, like: Tensor) -> Tables:
-        """Rotary tables of at least ``length`` positions."""
         return self.rotary(length, like, self.config.rope_kind)
 
     def cast(self, x: Tensor) -> Tensor:
-        """In the dtype of the weights."""
         return x.to(self.head.weight.dtype)
 
 

@@ -57,10 +57,8 @@ def unrotate(x: Tensor, tables: Tables) -> Tensor:
 
 
 def window(tables: Tables, begin: int, end: int) -> Tables:
-    """The tables of positions ``begin`` to ``end``."""
     return tables[0][begin:end], tables[1][begin:end]
 
 
 def like(tables: Tables, x: Tensor) -> Tables:
-    """The tables in the dtype of ``x``."""
     return tables[0].to(x.dtype), tables[1].to(x.dtype)

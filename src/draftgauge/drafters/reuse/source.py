@@ -26,7 +26,6 @@ class ReuseSource(DraftSource):
     drafter_type = ReuseDrafter
 
     def __init__(self, folder: Path, net: ReuseNet) -> None:
-        """Take a loaded network over."""
         self.folder = folder
         self.net = net
         self.family, self.engine = f"reuse-{net.config.design}", "modules"
@@ -34,12 +33,10 @@ class ReuseSource(DraftSource):
 
     @classmethod
     def recognises(cls, drafter: str | Path) -> bool:
-        """Whether training wrote this folder."""
         return is_drafter(drafter)
 
     @classmethod
     def resolve(cls, source: Source) -> Source:
-        """The folder."""
         if source is None or not is_drafter(source):
             raise DraftgaugeError(
                 f"drafter reuse needs {cls.takes}{'' if source is None else f'; {source} is not one'}"
@@ -48,13 +45,11 @@ class ReuseSource(DraftSource):
 
     @classmethod
     def trained_for(cls, source: Source) -> str | None:
-        """The target that the folder names."""
         assert source is not None
         return str(read_description(Path(source))["config"]["target_source"]) or None
 
     @classmethod
     def load(cls, source: Source, target: CachedModel, options: LoadOptions) -> ReuseSource:
-        """Load the network in the target's dtype."""
         assert source is not None
         return cls(Path(source), load_drafter(source, target))
 
@@ -66,10 +61,8 @@ class ReuseSource(DraftSource):
         sampling: Sampling | None,
         generator: Generator | None,
     ) -> ReuseDrafter:
-        """A drafter that follows the target through its taps."""
         assert taps is not None
         return ReuseDrafter(self.net, target, taps, end_tokens, sampling, generator)
 
     def fingerprint(self) -> str:
-        """Fingerprint of the folder's configuration and weights."""
         return drafter_fingerprint(self.folder)

@@ -70,7 +70,6 @@ def unroll_states(net: ReuseNet, tokens: Tensor, features: Features, depths: int
 
 
 def _injected(net: ReuseNet, features: Features, anchors: int) -> list[Memory]:
-    """Every layer's memory before depth 0."""
     if not net.traits.reads_kv:
         return [Memory() for _ in net.blocks]
     assert features.keys is not None, "this design reads keys"
