@@ -7,7 +7,6 @@ import json
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import torch
@@ -51,23 +50,40 @@ def pair_costs(
         sampling: of the target, greedy if None.
         progress: told (what, done, total).
     """
-    asked = spec or CostSpec()
-    identity = _identity(pair, gamma_max, sampling or Sampling())
-    path = _path(identity)
-    if not asked.measure:
+    spec, sampling = spec or CostSpec(), sampling or Sampling()
+    path = _cached(pair, gamma_max, sampling)
+    vocabulary = vocabulary_digest(pair.tokenizer)
+    if not spec.measure:
         with suppress(TraceError):  # not measured yet, or damaged
-            return replace(CostCurve.load(path), vocabulary=vocabulary_digest(pair.tokenizer))  # no cost depends on it
-    curve = _measured(pair, asked, gamma_max, sampling or Sampling(), progress)
+            return replace(CostCurve.load(path), vocabulary=vocabulary)  # which no cost depends on
+    # Text of bundled prompts: costs hardly depend on the words, but drafts should be accepted now and then.
+    prompts = read_prompts(PAIR_FOLDER / "prompts" / "train.jsonl", PROMPTS)
+    text = "\n\n".join(prompt.text or "\n".join(message.content for message in prompt.messages) for prompt in prompts)
+    plan = MeterPlan(
+        text=token_ids(pair.tokenizer, text, special=False),
+        contexts=CONTEXTS,
+        gamma_max=gamma_max,
+        seconds=spec.cost_seconds,
+        context_limit=pair.context,
+        compression=pair.compression,
+        vocabulary=vocabulary,
+        sampling=sampling,
+    )
+    drawing = None if sampling.greedy else torch.Generator(pair.target.spec.device).manual_seed(0)
+    drafter = pair.drafter(sampling, drawing, end_tokens=frozenset())  # one that no end token stops
+    label = f"cost curve {pair.compression}"
+    rng = np.random.default_rng(0)
+    curve = measure_costs(pair.target, drafter, plan, rng, drawing, lambda done, total: progress(label, done, total))
     with suppress(OSError, DraftgaugeError):  # a cache that cannot be written costs the next run its time
         path.parent.mkdir(parents=True, exist_ok=True)
         curve.save(path)
     return curve
 
 
-def _identity(pair: Pair, gamma_max: int, sampling: Sampling) -> dict[str, Any]:
-    """All that decides what a step costs, ready for JSON."""
+def _cached(pair: Pair, gamma_max: int, sampling: Sampling) -> Path:
+    """The file of a curve, named by all that decides what a step costs."""
     machine = environment()
-    return {
+    identity = {
         "format": VERSION,
         "meter": METER,
         **pair.fingerprints(),
@@ -82,33 +98,5 @@ def _identity(pair: Pair, gamma_max: int, sampling: Sampling) -> dict[str, Any]:
         **{name: machine[name] for name in _MACHINE},
         "versions": {name: machine["versions"].get(name) for name in _LIBRARIES},
     }
-
-
-def _path(identity: dict[str, Any]) -> Path:
     digest = hashlib.sha256(json.dumps(identity, sort_keys=True).encode()).hexdigest()
     return cache_folder() / "costs" / f"{digest[:32]}.json"
-
-
-def _measured(pair: Pair, spec: CostSpec, gamma_max: int, sampling: Sampling, progress: Progress) -> CostCurve:
-    label = f"cost curve {pair.compression}"
-    plan = MeterPlan(
-        text=_text(pair),
-        contexts=CONTEXTS,
-        gamma_max=gamma_max,
-        seconds=spec.cost_seconds,
-        context_limit=pair.context,
-        compression=pair.compression,
-        vocabulary=vocabulary_digest(pair.tokenizer),
-        sampling=sampling,
-    )
-    drawing = None if sampling.greedy else torch.Generator(pair.target.spec.device).manual_seed(0)
-    drafter = pair.drafter(sampling, drawing, end_tokens=frozenset())  # one that no end token stops
-    rng = np.random.default_rng(0)
-    return measure_costs(pair.target, drafter, plan, rng, drawing, lambda done, total: progress(label, done, total))
-
-
-def _text(pair: Pair) -> list[int]:
-    """Token ids of bundled prompts; costs hardly depend on the words, but drafts should be accepted now and then."""
-    prompts = read_prompts(PAIR_FOLDER / "prompts" / "train.jsonl", PROMPTS)
-    text = "\n\n".join(prompt.text or "\n".join(message.content for message in prompt.messages) for prompt in prompts)
-    return token_ids(pair.tokenizer, text, special=False)

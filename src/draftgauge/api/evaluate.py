@@ -30,7 +30,6 @@ from draftgauge.models.prompts_text import encode_with
 from draftgauge.statistics.bootstrap import columns
 from draftgauge.statistics.crossed import (
     Counts,
-    Measure,
     alpha_intervals,
     at_depths,
     difference,
@@ -150,35 +149,24 @@ def evaluation_rows(measured: DrafterEvaluation) -> list[Row]:
         | columns("survival", survival)
         for depth, (alpha, agreement, survival) in enumerate(by_depth)
     ]
-    rows.append(_whole(measured, forced))
-    tasks = np.array(measured.tasks)
-    rows += [
-        _measured("mat", forced.prompts(tasks == task), mean_accepted, task=task)
-        for task in dict.fromkeys(measured.tasks)
-    ]
-    last = forced.reached.shape[-1] - 1
-    ends: Sequence[tuple[str, Measure]] = (
-        ("alpha_first", at_depths(0, 0)),
-        ("alpha_deep", at_depths(min(4, last), min(6, last))),
+    live = Counts.of(measured.live_reached, measured.live_accepted)
+    walked = Counts.of(measured.walked_reached, measured.walked_accepted)
+    rows.append(
+        {"texts": len(measured.tasks), "live_mismatched_prompts": measured.mismatched}
+        | columns("mat", interval(forced, mean_accepted))
+        | columns("retention", interval(forced, retention))
+        | columns("live_mat", interval(live, mean_accepted))
+        | columns("live_minus_forced", difference(live, walked, mean_accepted))
+        | columns("tree_mat", ratio_interval(measured.tree_tokens, measured.tree_steps))
+        | ({} if measured.latency is None else vars(measured.latency))
     )
+    tasks = np.array(measured.tasks)
+    for task in dict.fromkeys(measured.tasks):
+        found = interval(forced.prompts(tasks == task), mean_accepted)
+        rows.append({"task": task, "measure": "mat"} | found._asdict())
+    last = forced.reached.shape[-1] - 1
+    ends = {"alpha_first": at_depths(0, 0), "alpha_deep": at_depths(min(4, last), min(6, last))}
     for index, name in enumerate(distance_names()):
         at = Counts.of(measured.distance_reached[:, index], measured.distance_accepted[:, index])
-        rows += [_measured(which, at, measure, distance=name) for which, measure in ends]
+        rows += [{"distance": name, "measure": end} | interval(at, rate)._asdict() for end, rate in ends.items()]
     return rows
-
-
-def _whole(measured: DrafterEvaluation, forced: Counts) -> Row:
-    row: Row = {"texts": len(measured.tasks)}
-    for name, measure in (("mat", mean_accepted), ("retention", retention)):
-        row |= columns(name, interval(forced, measure))
-    live = Counts.of(measured.live_reached, measured.live_accepted)
-    row |= columns("live_mat", interval(live, mean_accepted))
-    gap = difference(live, Counts.of(measured.walked_reached, measured.walked_accepted), mean_accepted)
-    row |= columns("live_minus_forced", gap)
-    row["live_mismatched_prompts"] = measured.mismatched
-    row |= columns("tree_mat", ratio_interval(measured.tree_tokens, measured.tree_steps))
-    return row | ({} if measured.latency is None else vars(measured.latency))
-
-
-def _measured(name: str, counts: Counts, measure: Measure, **labels: str) -> Row:
-    return labels | {"measure": name} | interval(counts, measure)._asdict()
