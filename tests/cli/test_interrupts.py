@@ -1,0 +1,97 @@
+"""Ctrl-C and SIGTERM at any moment, and an output that cannot be written: one line and exit code, nothing lost."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+import draftgauge as package
+from command_line import draftgauge
+from draftgauge.traces.reader import read_trace
+from tiny import save_tiny
+from written_runs import write_run
+
+COMMAND = [sys.executable, "-m", "draftgauge"]
+ENVIRONMENT = os.environ | {"PYTHONPATH": str(Path(package.__file__).parents[1]), "HF_HUB_OFFLINE": "1"}
+
+
+def started(words: list[str]) -> subprocess.Popen[str]:
+    return subprocess.Popen(
+        [*COMMAND, *words], env=ENVIRONMENT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    )
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_while_libraries_load(number: int) -> None:
+    """The handler is installed before anything else is imported; the test waits for it."""
+    process = started(["replay", "no-run"])
+    mask = 1 << (number - 1)
+    status = Path(f"/proc/{process.pid}/status")
+    if not status.exists():
+        pytest.skip("no /proc to see in when the handler is there")
+    both = 1 << (signal.SIGINT - 1) | 1 << (signal.SIGTERM - 1)
+    while process.poll() is None:
+        caught = int(next(line for line in status.read_text().splitlines() if line.startswith("SigCgt")).split()[1], 16)
+        if caught & both == both and caught & mask:
+            break
+    process.send_signal(number)
+    _, said = process.communicate(timeout=60)
+    assert process.returncode == 130
+    assert said.startswith("interrupted.")
+    assert said.count("\n") == 1
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_while_recording_pressed_several_times(number: int, tmp_path: Path) -> None:
+    prompts, out = tmp_path / "prompts.jsonl", tmp_path / "run"
+    prompts.write_text("\n".join(json.dumps({"prompt": f"prompt number {n}"}) for n in range(400)))
+    models = [f"--target={save_tiny(tmp_path / 'target')}", f"--draft={save_tiny(tmp_path / 'draft')}"]
+    words = ["profile", *models, f"--prompts={prompts}", "--max-new-tokens=8", "--gamma-max=2", f"--out={out}"]
+    process = started(words)
+    until = time.monotonic() + 100
+    while not list(out.glob("positions-*")) and process.poll() is None and time.monotonic() < until:
+        time.sleep(0.002)
+    for _ in range(3):
+        process.send_signal(number)
+        time.sleep(0.002)
+    _, said = process.communicate(timeout=100)
+    assert process.returncode == 130, said
+    assert "Traceback" not in said
+    assert said.count("interrupted.") == 1
+    recorded = len(read_trace(out, allow_incomplete=True).prompts)
+    assert 0 < recorded < 400
+    result = draftgauge([*words, "--seconds=1e-9"])  # it goes on with what is there
+    assert result.exit_code == 0, result.stderr
+    assert len(read_trace(out).prompts) == recorded
+
+
+def test_rows_are_written_although_standard_output_is_full(tmp_path: Path) -> None:
+    if not Path("/dev/full").exists():
+        pytest.skip("no /dev/full")
+    run, rows = write_run(tmp_path / "run", 8), tmp_path / "rows.json"
+    words = ["replay", str(run), "--policy", "fixed:2", "--json", str(rows)]
+    with Path("/dev/full").open("w") as full:
+        ended = subprocess.run(
+            [*COMMAND, *words], env=ENVIRONMENT, stdout=full, stderr=subprocess.PIPE, text=True, check=False
+        )
+    assert json.loads(rows.read_text())["rows"]
+    assert ended.returncode == 2
+    assert "standard output: No space left on device" in ended.stderr
+    assert "Traceback" not in ended.stderr
+
+
+def test_a_prompt_may_begin_with_a_dash(tmp_path: Path) -> None:
+    models = [f"--target={save_tiny(tmp_path / 'target')}", f"--draft={save_tiny(tmp_path / 'draft')}"]
+    for words in (["- one\n- two"], ["--", "-one"]):
+        result = draftgauge(["generate", *models, "--max-new-tokens=2", *words])
+        assert result.exit_code == 0, result.stderr
+    result = draftgauge(["generate", "-one", *models])
+    assert result.exit_code == 2
+    assert 'Put "--" before a text that begins with a dash' in result.stderr
