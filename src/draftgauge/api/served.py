@@ -11,6 +11,7 @@ from typing import NamedTuple
 from transformers import PreTrainedTokenizerBase
 
 from draftgauge.api.prompts import EncodedPrompt
+from draftgauge.core.artefacts import parse_json
 from draftgauge.core.errors import DraftgaugeError, PromptError
 from draftgauge.core.files import append_lines
 from draftgauge.decoding.recorder import Answer
@@ -169,10 +170,10 @@ def read_differences(folder: Path) -> dict[int, tuple[int, ...]]:
     differences: dict[int, tuple[int, ...]] = {}
     for line in path.read_text(encoding="utf-8").splitlines():
         try:
-            entry: Mapping[str, object] = json.loads(line)
-        except ValueError:  # the last line, if a kill cut it: its prompt is recorded again
+            entry = parse_json(line, str(path))
+            differences[int(entry["prompt"])] = tuple(map(int, entry["differs"]))
+        except (KeyError, TypeError, ValueError):  # the last line, if a kill cut it: its prompt is recorded again
             continue
-        differences[int(str(entry["prompt"]))] = tuple(entry["differs"])  # type: ignore[arg-type]
     return differences
 
 
