@@ -26,7 +26,7 @@ from draftgauge.models.rows import StaticRows
 from draftgauge.policies.base import Signal, Step, asks_after_each_token
 from draftgauge.policies.batch import BatchPolicy, Opening
 from draftgauge.verification import accept_greedy, best_tokens, check_finite
-from draftgauge.verification.signals import row_signals
+from draftgauge.verification.signals import read_signals
 
 NAN = float("nan")
 
@@ -381,5 +381,5 @@ def _signals(logits: Tensor, tokens: Tensor, reads: Reads, depth: int) -> list[S
     """The signals of one drafted token of each row; what no policy reads is not computed or fetched."""
     if not asks_after_each_token(reads):
         return [Signal(depth, NAN, NAN, NAN)] * len(tokens)
-    columns = row_signals(logits, tokens, reads)
+    columns = read_signals(logits, tokens, reads)
     return [Signal(depth, confidence, entropy, margin, int(token)) for confidence, entropy, margin, token in columns]

@@ -81,7 +81,7 @@ class DraftBuilder:
                 number = int(token)
                 tokens.append(number)
             else:
-                confidence, entropy, margin, number = read_signals(logits, token, reads)
+                ((confidence, entropy, margin, number),) = read_signals(logits, token, reads)
                 tokens.append(number)
                 shown.append(Signal(len(tokens), confidence, entropy, margin, number if reads_text else -1))
             check_finite((number,), "draft model")

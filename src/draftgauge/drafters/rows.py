@@ -21,7 +21,7 @@ from draftgauge.models.device import upload
 from draftgauge.models.lean import LeanModel
 from draftgauge.models.rows import StaticRows
 from draftgauge.policies.base import Signal
-from draftgauge.verification.signals import row_signals
+from draftgauge.verification.signals import read_signals
 
 TAKEN_IN_TOGETHER = 8  # committed tokens of a row at most that go through with the other rows' first pass
 FIRST_ROWS, FIRST_CAPACITY = 4, 512  # of the cache before it first doubles
@@ -196,7 +196,7 @@ class LanguageModelRows:
         """Add to each draft the best token of its logits, with its signals where a policy asks; the tokens."""
         best = logits.argmax(-1)
         reads: Reads = frozenset().union(*(draft.asked.reads for draft in growing if draft.asked.keep_drafting))
-        shown = row_signals(logits, best, reads)
+        shown = read_signals(logits, best, reads)
         for draft, (confidence, entropy, margin, token) in zip(growing, shown, strict=True):
             draft.tokens.append(token)
             if draft.asked.keep_drafting is not None:
