@@ -32,12 +32,7 @@ _SCHEMA = pa.schema([("prompt", pa.string()), ("tokens", pa.list_(pa.int32()))])
 
 @dataclass(frozen=True)
 class StoredOutput:
-    """An output.
-
-    Attributes:
-        prompt: that it answers, see :func:`prompt_digest`.
-        tokens: its tokens, behind those of the prompt where the datastore keeps prompts too.
-    """
+    """The digest of a prompt and the tokens that answer it, which follow the prompt's own where those are kept."""
 
     prompt: str
     tokens: tuple[int, ...]
@@ -101,22 +96,14 @@ class Datastore:
         return replace(self, outputs=tuple(reversed(newest)))
 
     def save(self, path: Path) -> None:
-        """Write the file, atomically.
-
-        Raises:
-            DraftgaugeError: if it cannot be written.
-        """
+        """Write the file, atomically."""
         columns = [[output.prompt for output in self.outputs], [list(output.tokens) for output in self.outputs]]
         table = pa.table([pa.array(c, f.type) for c, f in zip(columns, _SCHEMA, strict=True)], schema=_SCHEMA)
         write_parquet(path, table.replace_schema_metadata({_KEY: json.dumps(asdict(self.about))}))
 
     @classmethod
     def load(cls, path: Path, vocabulary: str) -> Datastore:
-        """Read what :meth:`save` wrote.
-
-        Args:
-            path: of the file.
-            vocabulary: that the reader's token ids are of.
+        """Read what :meth:`save` wrote, for a reader whose token ids are of a vocabulary.
 
         Raises:
             DraftgaugeError: if there is no such file, it is no datastore or damaged, or of another vocabulary.

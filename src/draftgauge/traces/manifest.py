@@ -33,7 +33,7 @@ class ModelEntry:
 
     Attributes:
         source: as it was asked for: a name, hub id or path.
-        fingerprint: of its weights and configuration, wherever they lie.
+        fingerprint: of its files, wherever they lie.
         compression: of its weights, by name ("none", "fp32", "fp16", "bf16", "int8", "nf4", or the method of a
             checkpoint that comes quantised).
         family: ``model_type`` of its configuration.
@@ -53,13 +53,8 @@ class ModelEntry:
 
 @dataclass(frozen=True)
 class PromptsEntry:
-    """The prompts of the run.
-
-    Attributes:
-        path: of the file, as it was given.
-        sha256: of its content.
-        count: prompts to record; once the run is complete, prompts recorded.
-        tasks: their tasks.
+    """The prompt file of the run as it was given, its SHA-256, and the prompts to record (or recorded, in a complete
+    run) with their tasks.
     """
 
     path: str
@@ -81,22 +76,16 @@ class Manifest:
     """One run of recording.
 
     Attributes:
-        draftgauge: version that recorded it.
-        command: that started it.
-        created: when, UTC, ISO 8601.
-        environment: see :func:`draftgauge.core.provenance.environment`.
-        target: the model whose output is recorded.
-        draft: the drafter's model; None for a drafter without one.
+        draftgauge, command, created, environment: the version, command line, date (UTC, ISO 8601) and machine.
+        target, draft: the models; ``draft`` is None for a drafter without one.
         drafter: by name or spec, e.g. "language_model".
         device: e.g. "cpu" or "cuda".
         gamma_max: longest draft recorded.
         max_new_tokens: limit of output tokens.
         seed: of whatever was random; greedy recording draws nothing.
-        prompts: what was recorded from.
+        prompts, rendering: what was recorded from, and how it became text.
         complete: whether all prompts are recorded.
-        temperature, top_k, top_p: that output and drafts were drawn with; temperature 0 is greedy decoding, whatever
-            the other two.
-        rendering: how the prompts became text.
+        temperature, top_k, top_p: that output and drafts were drawn with; temperature 0 is greedy decoding.
         outputs: the answers that were recorded; None where the target decoded.
         tokenizer: folder or id of the tokenizer, where it is not the target's own.
     """
@@ -173,11 +162,7 @@ class Manifest:
             raise TraceError(f"{where} of another run ({'; '.join(listed)}); choose another folder, or remove it")
 
     def save(self, folder: Path) -> None:
-        """Write ``manifest.json`` into a folder that exists, atomically.
-
-        Raises:
-            DraftgaugeError: if it cannot be written.
-        """
+        """Write ``manifest.json`` into a folder that exists, atomically."""
         MANIFEST.write(folder / MANIFEST_NAME, to_mapping(self))
 
     @classmethod

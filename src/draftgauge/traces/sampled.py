@@ -105,10 +105,8 @@ def draw_rows(
     sampled: SampledDrafts,
     draw: int = 0,
 ) -> dict[str, Any]:
-    """The columns ``drafted, accepted, draft_token, confidence, entropy, margin`` of one draw.
-
-    A position has one coin, whichever draft comes by: no walk drafts a position twice.
-    """
+    """The columns ``drafted, accepted, draft_token, confidence, entropy, margin`` of one draw."""
+    # A position has one coin, whichever draft comes by: no walk drafts a position twice.
     uniform = np.concatenate(
         [generator(draw, "coins", prompt.index).random(prompt.output_tokens) for prompt in prompts]
     )

@@ -22,9 +22,9 @@ SHARD_PROMPTS = 4  # a kill loses what was recorded of one shard
 class TraceWriter:
     """Records prompts into a run folder; use it as a context manager.
 
-    Every ``shard_prompts`` prompts become one file that is either whole or not there. Leaving the context writes what
-    is still in memory, also after an error or Ctrl-C. Leaving it without an error, with as many prompts recorded as the
-    manifest names, marks the trace complete.
+    Every ``shard_prompts`` prompts become one file. Leaving the context writes what is still in memory, also after an
+    error or Ctrl-C. Leaving it without an error, with as many prompts recorded as the manifest names, marks the trace
+    complete.
 
     Opening a folder that holds the same run (equal fingerprints) continues it: ``done`` says what need not be recorded
     again, and more prompts of the same file may be added. Damaged shards are named to ``on_warning`` and removed, so
@@ -32,7 +32,7 @@ class TraceWriter:
 
     Attributes:
         folder: the run's folder.
-        manifest: as it stands in the folder; that of a continued run keeps the command and date of its start.
+        manifest: as in the folder; that of a continued run keeps the command and date of its start.
     """
 
     def __init__(
