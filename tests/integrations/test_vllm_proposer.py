@@ -14,7 +14,6 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from draftgauge.models.lean_rows import LeanRows
 
 from draftgauge.core.errors import DraftgaugeError, ModelError
 from draftgauge.decoding.plain import plain_decode
@@ -25,6 +24,7 @@ from draftgauge.integrations.vllm import Proposer
 from draftgauge.integrations.vllm_costs import CostProbe
 from draftgauge.integrations.vllm_guard import check_version, mend_sampling
 from draftgauge.models.loading import load_model
+from draftgauge.models.rows import StaticRows
 from draftgauge.policies.registry import make_policy
 from draftgauge.traces.costs import CostCurve
 from draftgauge.traces.engine_costs import read_costs
@@ -182,14 +182,14 @@ def test_preempted_requests_come_back(folders: dict[str, Path]) -> None:
 def test_rows_draft_together(folders: dict[str, Path], monkeypatch: pytest.MonkeyPatch) -> None:
     """One pass of the draft model a depth, over the requests that go on."""
     passes = list[int]()
-    step = LeanRows.step
+    step = StaticRows.step
 
-    def counted(of: LeanRows, rows: list[int], fed: list[list[int]]) -> torch.Tensor:
+    def counted(of: StaticRows, rows: list[int], *rest: Any) -> torch.Tensor:
         passes.append(len(rows))
-        return step(of, rows, fed)
+        return step(of, rows, *rest)
 
     proposer = Proposer(config(folders, policy="fixed:3"))
-    monkeypatch.setattr(LeanRows, "step", counted)
+    monkeypatch.setattr(StaticRows, "step", counted)
     texts = np.zeros((3, CONTEXT + LONGEST), np.int32)
     lengths = [20, CONTEXT - 3, 31]  # the second has room for two tokens
     for index, length in enumerate(lengths):
