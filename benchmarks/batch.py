@@ -40,8 +40,7 @@ from draftgauge.decoding.batched import BatchPlan, BatchRun, batched_decode
 from draftgauge.decoding.settings import DecodingSettings
 from draftgauge.models.lean import LeanModel
 from draftgauge.models.rows import StaticRows
-from draftgauge.policies.batch import BatchPolicy
-from draftgauge.policies.batches import make_batch_policy
+from draftgauge.policies.batch import BatchPolicy, make_batch_policy
 from draftgauge.replaying.batched import BatchReplay, replay_batch
 from draftgauge.statistics.paired import median_interval
 from draftgauge.traces.batch_costs import BatchCosts
@@ -83,7 +82,7 @@ class Recorded:
 
     def policy(self, arm: Arm) -> BatchPolicy:
         """A new one."""
-        return make_batch_policy(arm.spec, arm.batch, self.args.gamma_max, self.costs, self.passes)
+        return make_batch_policy(arm.spec, arm.batch, self.args.gamma_max, self.costs)
 
 
 class KeptPrompts(StaticRows):
@@ -178,7 +177,7 @@ def arms_of(batch: int, prompts: int, gamma_max: int, stopping: Path) -> list[Ar
     rng = np.random.default_rng(batch)
     queue = np.concatenate([rng.permutation(prompts) for _ in range(-(-count // prompts))])[:count].tolist()
     specs = {f"fixed:{gamma}": f"fixed:{gamma}" for gamma in range(gamma_max + 1)}
-    specs |= {"stopping": str(stopping), "shared-budget": f"shared-budget:{stopping}"}
+    specs |= {"stopping": str(stopping)}
     return [Arm(batch, label, spec, queue) for label, spec in specs.items()]
 
 

@@ -15,7 +15,7 @@ from command_line import draftgauge
 from draftgauge.api.advise import LOADED, advise, recorded_with
 from draftgauge.api.runs import read_run
 from draftgauge.core.rendering import Rendering
-from draftgauge.fitting.registry import FitOptions, fit_policy
+from draftgauge.fitting.registry import fit_policy
 from draftgauge.models.compression import COMPRESSIONS
 from draftgauge.policies.fitted import FITTED, FittedPolicy, save_fitted
 from draftgauge.policies.fixed import FixedLength
@@ -84,7 +84,7 @@ def test_few_prompts_do_not_say_how_sure_the_advice_is(tmp_path: Path) -> None:
 
 def test_rules_are_not_chosen_on_their_own_prompts(run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     trace, costs = read_run(run)
-    fitted = fit_policy("stopping", [split_trace(trace, "train")], [costs], FitOptions(GAMMA_MAX))
+    fitted = fit_policy("stopping", [split_trace(trace, "train")], [costs])
     save_fitted(fitted, tmp_path / "rule.json")
     chosen_on: list[set[str]] = []
 

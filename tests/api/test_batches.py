@@ -16,12 +16,8 @@ from draftgauge.api.profile import profile
 from draftgauge.api.recording import batch_models, check_batches
 from draftgauge.api.replay import replay
 from draftgauge.api.requests import PairSpec
-from draftgauge.core.config import from_mapping, to_mapping
 from draftgauge.core.errors import DraftgaugeError, ModelError, TraceError
 from draftgauge.models import rows as static_rows
-from draftgauge.policies.acceptance_model import StoppingNumbers, cut, for_any_vocabulary
-from draftgauge.policies.bundled import bundled_policy
-from draftgauge.policies.fitted import save_fitted
 from draftgauge.reporting.page import build_report
 from draftgauge.traces.batch_costs import BatchCosts
 from draftgauge.traces.costs import CostCurve
@@ -52,8 +48,8 @@ def test_profile_measures_batches_and_replay_uses_them(run: Path, models: dict[s
     costs = CostCurve.load(run / COSTS_NAME)
     assert costs.batched is not None
     assert (costs.batched.batches, costs.batched.gamma_max) == ((1, 3), 2)
-    rows = replay(run, batches=(1, 2, 3), policies=("hf-confidence", "stopping", "shared-budget"))
-    assert [row["batch"] for row in rows] == [1] * 6 + [2] * 6 + [3] * 6
+    rows = replay(run, batches=(1, 2, 3), policies=("hf-confidence", "stopping"))
+    assert [row["batch"] for row in rows] == [1] * 5 + [2] * 5 + [3] * 5
     for batch in (1, 2, 3):
         fixed = [row for row in rows if row["batch"] == batch and row["gamma"] is not None]
         assert [row["gamma"] for row in fixed] == [0, 1, 2]
@@ -68,24 +64,6 @@ def test_profile_measures_batches_and_replay_uses_them(run: Path, models: dict[s
     before = (run / COSTS_NAME).read_bytes()
     profile(**(models | SMALL), out=run, batches=(3,))  # known
     assert (run / COSTS_NAME).read_bytes() == before
-
-
-def test_a_shared_budget_takes_the_chances_of_a_fitted_file(run: Path, tmp_path: Path) -> None:
-    file = tmp_path / "stopping.json"
-    bundled = bundled_policy("stopping")
-    numbers = cut(for_any_vocabulary(from_mapping(StoppingNumbers, bundled.parameters)), 2)
-    save_fitted(replace(bundled, gamma_max=2, parameters=to_mapping(numbers), trained_on=("t/0",)), file)
-    warned: list[str] = []
-    specs = ("shared-budget", f"shared-budget:{file}")
-    rows = replay(run, split="all", batches=(1, 3), policies=specs, on_warning=warned.append)
-    usual, named = ([row["tokens_per_step"] for row in rows if row["policy"] == spec] for spec in specs)
-    assert usual == named
-    assert len(named) == 2
-    assert "fitted on 1 of the 4 prompts" in " ".join(warned)
-    with pytest.raises(DraftgaugeError, match="ask for batches too"):
-        replay(run, policies=specs)
-    with pytest.raises(DraftgaugeError, match=r"cannot read the fitted policy nowhere\.json"):
-        replay(run, batches=(1, 3), policies=("shared-budget:nowhere.json",))
 
 
 def test_more_requests_want_shorter_drafts(run: Path, tmp_path: Path) -> None:
@@ -166,11 +144,6 @@ def test_costs_between_what_was_measured() -> None:
     ragged.validate()
     assert ragged.ragged_verify_seconds(3, [0, 1, 5]).tolist() == pytest.approx([0.0, 1.1, 1.5])
     assert ragged.ragged_draft_seconds(2, [0, 4]).tolist() == pytest.approx([0.0, 0.25])
-    assert costs.repeat_seconds(2, [True, False]).tolist() == [0.0, 0.0]
-    repeating = replace(costs, repeat=((0.1, 0.5), (0.3, 0.9)), ranking=((0.0, 0.2), (1.0, 0.4)))
-    repeating.validate()
-    assert repeating.repeat_seconds(2, [True, False]).tolist() == pytest.approx([0.7, 0.2])
-    assert repeating.ranking_seconds(2, 3, 10) == pytest.approx(3 * 0.5 + 10 * 0.3)
     with pytest.raises(TraceError, match="1 to 2 tokens a request, asked for 3"):
         costs.verify_seconds(1, 3, 10)
 

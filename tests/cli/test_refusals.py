@@ -54,8 +54,6 @@ def refused(words: list[str], capsys: pytest.CaptureFixture[str]) -> str:
         (["generate", "hi", "--seed", "9" * 30], ["--seed must be a number of 64 bits"]),
         (["generate", "hi", "--cost-seconds", "nan"], ["--cost-seconds must be at least 0, not nan"]),
         (["bench", "--seconds", "-1"], ["--seconds must be above 0"]),
-        (["fit", PLACE, "--policy", "speckv", "--online", "--out", "x.json"], ["--online", "'speckv'"]),
-        (["fit", PLACE, "--policy", "specdec++", "--horizon", "3", "--out", "x.json"], ["--horizon", "'specdec++'"]),
         (["profile", "--out", PLACE, "--prompts", "reference:nope"], ["'nope'", "train, validation, test"]),
         (["profile", "--out", PLACE, "--split", "nope"], ["'nope'", "train, validation, test"]),
         (["replay", PLACE, "more"], ["more"]),

@@ -16,7 +16,7 @@ from draftgauge.decoding.batched import BatchPlan, BatchRun, Pass, batched_decod
 from draftgauge.decoding.settings import DecodingSettings
 from draftgauge.models.rows import StaticRows
 from draftgauge.models.static_model import StaticModel
-from draftgauge.policies.batches import make_batch_policy
+from draftgauge.policies.batch import make_batch_policy
 from tiny import tokens
 
 
@@ -85,5 +85,3 @@ def test_the_meter_finds_what_passes_cost(
     assert sum(costs.ragged_draft[1]) == pytest.approx(0.04)  # of three requests at most one is missing
     assert costs.overhead == pytest.approx((0.5, 0.5))
     assert costs.asking == pytest.approx((0.03, 0.03))
-    assert len(costs.ranking) == 2
-    assert all(sum(ranking) > 0 for ranking in costs.ranking)

@@ -15,32 +15,29 @@ from draftgauge.decoding import DecodingSettings, plain_decode, speculative_deco
 from draftgauge.decoding.recorder import RecordingPlan, record_prompt
 from draftgauge.drafters import LanguageModelDrafter, PromptLookupDrafter
 from draftgauge.models.loading import wrap
+from draftgauge.policies.ngrams import NgramIndex
 from draftgauge.policies.registry import make_policy
-from draftgauge.policies.stored_policies import with_stored
-from draftgauge.policies.stored_texts import StoredTexts
-from draftgauge.policies.suffix import SuffixIndex
-from draftgauge.policies.two_source import TwoSource
+from draftgauge.policies.stored_texts import StoredTexts, with_stored
 from draftgauge.replaying.simulate import replay
 from draftgauge.traces.build import make_trace
 from draftgauge.verification import Sampling
 from linear_costs import LinearCosts
 from markov import Enumerator, MarkovModel, assert_same_law, law_of_model
 from tiny import tiny_model, tiny_tokenizer, tokens
-from two_source_numbers import random_numbers
 
 UNUSED = torch.Generator()  # the enumerator draws instead
 
 
 class DraftsThenCopies:
     """Drafts up to some tokens, ends drafts by a coin, leaves out some last ones by what they are, and appends what the
-    text foretells after them.
+    text predicts after them.
     """
 
     reads = frozenset({SignalName.TEXT})
 
-    def __init__(self, limits: tuple[int, ...], tokens: int, ends: float = 0.0, trims_at: int = 0) -> None:
-        self.limits, self.tokens, self.ends, self.trims_at = limits, tokens, ends, trims_at
-        self.index = SuffixIndex()
+    def __init__(self, limits: tuple[int, ...], tokens: int, ends: float = 0.0, drops_at: int = 0) -> None:
+        self.limits, self.tokens, self.ends, self.drops_at = limits, tokens, ends, drops_at
+        self.index = NgramIndex()
 
     def reset(self) -> None:
         self.index.reset()
@@ -48,7 +45,7 @@ class DraftsThenCopies:
         self.step = 0
 
     def read(self, prompt_tokens) -> None:
-        self.index.read(prompt_tokens)
+        self.index.extend(prompt_tokens)
 
     def limit(self) -> int:
         self.drafted: list[int] = []
@@ -61,21 +58,21 @@ class DraftsThenCopies:
         self.drafted.append(signal.token)
         return self.random.random() >= self.ends
 
-    def trims(self) -> bool:
+    def drops_last(self) -> bool:
         """Every token that a number divides, or none."""
-        self.left_out = bool(self.trims_at) and self.drafted[-1] % self.trims_at == 0
+        self.left_out = bool(self.drops_at) and self.drafted[-1] % self.drops_at == 0
         return self.left_out
 
     def extend(self, room: int) -> list[int]:
-        known = SuffixIndex()
-        kept = self.drafted[:-1] if self.left_out else self.drafted
-        known.after, known.tail = self.index.after, (*self.index.tail, *kept)[-4:]
-        return known.continuation(min(room, self.tokens))
+        tail, tokens = [*self.index.text, *(self.drafted[:-1] if self.left_out else self.drafted)], []
+        while len(tokens) < min(room, self.tokens) and (match := self.index.match([*tail, *tokens])) is not None:
+            tokens.append(match.token)
+        return tokens
 
     def observe(self, step) -> None:
         assert step.drafted == len(self.drafted)
-        assert step.trimmed == int(self.left_out)
-        self.index.commit(step.tokens)
+        assert step.dropped == int(self.left_out)
+        self.index.extend(step.tokens)
 
 
 @pytest.mark.parametrize(
@@ -89,27 +86,27 @@ class DraftsThenCopies:
     ],
 )
 @pytest.mark.parametrize("drawn", [True, False])
-@pytest.mark.parametrize("trims_at", [0, 1, 2])
+@pytest.mark.parametrize("drops_at", [0, 1, 2])
 def test_sampled_decoding_has_the_targets_law(
-    monkeypatch, vocabulary, count, limits, tokens_, sampling, drawn, trims_at
+    monkeypatch, vocabulary, count, limits, tokens_, sampling, drawn, drops_at
 ):
     target = MarkovModel.random(vocabulary, seed=vocabulary)
     model = target.noised(1.0, seed=9)
     drafter = LanguageModelDrafter(model, sampling=sampling if drawn else None, generator=UNUSED)
-    policy, prompt = DraftsThenCopies(limits, tokens_, trims_at=trims_at), [1, 0, 1, 1, 0, 0, 1]
-    appended = trimmed = 0
+    policy, prompt = DraftsThenCopies(limits, tokens_, drops_at=drops_at), [1, 0, 1, 1, 0, 0, 1]
+    appended = dropped = 0
 
     def program():
-        nonlocal appended, trimmed
+        nonlocal appended, dropped
         result = speculative_decode(target, drafter, policy, prompt, DecodingSettings(count, sampling), UNUSED)
         appended += sum(step.appended for step in result.steps)
-        trimmed += sum(step.trimmed for step in result.steps)
+        dropped += sum(step.dropped for step in result.steps)
         return tuple(result.tokens)
 
     assert_same_law(Enumerator(monkeypatch).law(program), law_of_model(target, prompt, count, sampling))
     assert appended > 0
-    if drawn or trims_at != 2:  # which tokens are drafted decides where some of them are left out
-        assert (trimmed > 0) == (trims_at > 0 and not drawn and max(limits) > 0)
+    if drawn or drops_at != 2:  # which tokens are drafted decides where some of them are left out
+        assert (dropped > 0) == (drops_at > 0 and not drawn and max(limits) > 0)
 
 
 def test_greedy_output_and_steps_are_those_of_plain_decoding_and_of_replay():
@@ -130,16 +127,16 @@ def test_greedy_output_and_steps_are_those_of_plain_decoding_and_of_replay():
             for entry, prompt in zip(entries, prompts, strict=True)
         ]
         trace = make_trace(records, max_new_tokens=60)
-        for limits, trims_at in (((0,), 0), ((2,), 0), ((3, 0, 5), 0), ((3, 0, 5), 1), ((4,), 3)):
-            policy = DraftsThenCopies(limits, 3, ends=0.3, trims_at=trims_at)
+        for limits, drops_at in (((0,), 0), ((2,), 0), ((3, 0, 5), 0), ((3, 0, 5), 1), ((4,), 3)):
+            policy = DraftsThenCopies(limits, 3, ends=0.3, drops_at=drops_at)
             runs = [speculative_decode(target, drafter, policy, prompt, settings) for prompt in prompts]
             for run, prompt in zip(runs, prompts, strict=True):
                 assert run.tokens == plain_decode(target, prompt, settings).tokens
                 assert run.origins.count("text") == sum(step.accepted_text for step in run.steps)
                 assert run.origins.count("accepted") == sum(step.accepted - step.accepted_text for step in run.steps)
             live = [step for run in runs for step in run.steps]
-            record = replay(trace, DraftsThenCopies(limits, 3, ends=0.3, trims_at=trims_at)).record
-            for name in ("drafted", "trimmed", "appended", "accepted", "committed", "accepted_text"):
+            record = replay(trace, DraftsThenCopies(limits, 3, ends=0.3, drops_at=drops_at)).record
+            for name in ("drafted", "dropped", "appended", "accepted", "committed", "accepted_text"):
                 assert [getattr(step, name) for step in live] == getattr(record, name).tolist()
             mixed += sum(step.drafted > 0 and step.accepted_text > 0 for step in live)
     assert mixed > 5
@@ -147,7 +144,7 @@ def test_greedy_output_and_steps_are_those_of_plain_decoding_and_of_replay():
 
 @pytest.mark.parametrize("limits", [(0,), (2,)])
 def test_what_is_copied_behind_an_end_token_was_not_accepted(limits):
-    """A prompt that holds end tokens foretells what follows them; the output ends there, live as in replay."""
+    """A prompt that holds end tokens predicts what follows them; the output ends there, live as in replay."""
     table = torch.zeros(5, 5, 5)
     for last in range(1, 5):
         table[:, last, last % 4 + 1] = 9.0  # 1 2 3 4 1 2 3 4 ...
@@ -180,11 +177,11 @@ def test_a_speculative_model_keeps_up_with_copied_tokens():
     """The drafter's own cache is rolled back to what it drafted, and takes in what was copied."""
     model = wrap(tiny_model(seed=1))
     drafter = Told(wrap(tiny_model(seed=1)))  # always right
-    for trims_at in (0, 1):
-        policy = DraftsThenCopies((2, 0), 3, trims_at=trims_at)
+    for drops_at in (0, 1):
+        policy = DraftsThenCopies((2, 0), 3, drops_at=drops_at)
         prompt = tokens(6, seed=3).tolist() * 3
         result = speculative_decode(model, drafter, policy, prompt, DecodingSettings(40))
-        assert all(step.accepted >= step.drafted - step.trimmed for step in result.steps)
+        assert all(step.accepted >= step.drafted - step.dropped for step in result.steps)
         assert any(step.accepted_text > 0 for step in result.steps)
         assert drafter.told == [step.accepted - step.accepted_text for step in result.steps]
 
@@ -206,8 +203,7 @@ def test_with_stored_texts_greedy_output_is_plain_decodings_and_steps_are_those_
     costs = LinearCosts(drafting=0.1, verifying=0.02)
     from_text = []
     for make in (
-        lambda: TwoSource(random_numbers(3), gamma_max, costs),
-        lambda: make_policy("gated-lookup", gamma_max, costs),
+        lambda: make_policy("two-source", gamma_max, costs),
         lambda: make_policy("lookup:least=1,tokens=5", gamma_max),
         lambda: make_policy("lookup-else-stopping:least=2", gamma_max, costs),
     ):
@@ -217,7 +213,7 @@ def test_with_stored_texts_greedy_output_is_plain_decodings_and_steps_are_those_
         assert [run.tokens for run in runs] == plain
         live = [step for run in runs for step in run.steps]
         record = replay(trace, policies[2]).record
-        for name in ("drafted", "trimmed", "appended", "accepted", "committed", "accepted_text"):
+        for name in ("drafted", "dropped", "appended", "accepted", "committed", "accepted_text"):
             assert [getattr(step, name) for step in live] == getattr(record, name).tolist()
         from_text.append((int(record.accepted_text.sum()), int(replay(trace, policies[0]).accepted_text.sum())))
     assert all(with_ > without for with_, without in from_text), from_text

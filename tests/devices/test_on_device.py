@@ -25,7 +25,7 @@ from draftgauge.decoding.speculative import speculative_decode
 from draftgauge.models.lean import LeanModel
 from draftgauge.models.reference import PAIR_FOLDER
 from draftgauge.models.rows import StaticRows
-from draftgauge.policies.batches import make_batch_policy
+from draftgauge.policies.batch import make_batch_policy
 from draftgauge.policies.registry import make_policy
 from draftgauge.traces.manifest import Manifest
 from draftgauge.training.reuse.request import TrainingSpec

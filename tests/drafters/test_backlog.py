@@ -17,7 +17,7 @@ from draftgauge.drafters.base import Draft, backlog_of, keeps_drafted
 from draftgauge.drafters.reuse.live import ReuseDrafter
 from draftgauge.models.taps import TapPlan, attach_taps
 from draftgauge.policies.base import PolicyBase, Signal, Step
-from draftgauge.policies.suffix import SuffixIndex
+from draftgauge.policies.ngrams import NgramIndex
 from draftgauge.replaying.backlog import backlogs
 from draftgauge.traces.costs import CostCurve
 from markov import MarkovModel
@@ -46,8 +46,8 @@ class CopiesOrDrafts(Any):
     reads = frozenset({SignalName.TEXT})
 
     def read(self, prompt_tokens: Sequence[int]) -> None:
-        self.index = SuffixIndex()
-        self.index.read(prompt_tokens)
+        self.index = NgramIndex()
+        self.index.extend(prompt_tokens)
 
     def keep_drafting(self, signal: Signal) -> bool:
         return True
@@ -56,7 +56,7 @@ class CopiesOrDrafts(Any):
         return self.index.continuation(min(room, 3))
 
     def observe(self, step: Step) -> None:
-        self.index.commit(step.tokens)
+        self.index.extend(step.tokens)
 
 
 class Watched:

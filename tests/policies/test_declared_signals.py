@@ -5,7 +5,7 @@ less.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -20,7 +20,7 @@ from draftgauge.decoding.speculative import speculative_decode
 from draftgauge.drafters import LanguageModelDrafter
 from draftgauge.models.loading import wrap
 from draftgauge.policies import POLICIES, Policy, Signal, SignalArrays, StatelessPolicy, Step, make_policy
-from draftgauge.policies.base import ExtendingTextPolicy, Extends, ReadsText, TextPolicy, TextView, reads_of
+from draftgauge.policies.base import DropsLast, Extends, ReadsText, reads_of
 from draftgauge.policies.fixed import FixedLength
 from draftgauge.replaying import replay
 from draftgauge.traces.build import make_trace
@@ -37,7 +37,6 @@ SIGNAL_OF = {
     "margin": SignalName.MARGIN,
     "token": SignalName.TEXT,
     "tokens": SignalName.TEXT,
-    "draft_token": SignalName.TEXT,
     "prompt_tokens": SignalName.TEXT,
     "target_entropy": SignalName.TARGET_ENTROPY,
 }
@@ -46,7 +45,6 @@ SPECS = (
     *("fixed:3" if name == "fixed" else name for name in POLICIES),
     "hf-confidence:adaptive=true",
     "speckv:reading=two",
-    "stopping:online=true",
     "vllm:warm_up=0",
 )
 
@@ -66,7 +64,7 @@ class Watch:
 
 
 class Watched:
-    """A signal, step or view whose fields are watched, those of its parts too."""
+    """A signal or step whose fields are watched, those of its parts too."""
 
     def __init__(self, inner: Any, watch: Watch) -> None:
         self._inner, self._watch = inner, watch
@@ -119,29 +117,15 @@ class AtOnce(Asked):
         return self.inner.lengths(Watched(signals, self.watch))  # type: ignore[arg-type]
 
 
-class AtOnceReader(AskedReader):
-    """One that reads text and decides for all positions at once."""
-
-    def text_lengths(self, view: TextView) -> np.ndarray | None:
-        assert isinstance(self.inner, TextPolicy)
-        return self.inner.text_lengths(Watched(view, self.watch))  # type: ignore[arg-type]
-
-
 def watched(policy: Policy, at_once: bool) -> Asked:
-    asked = _watched(policy, at_once)
-    if isinstance(policy, Extends):
-        asked.extend = policy.extend  # type: ignore[attr-defined]
-    if isinstance(policy, ExtendingTextPolicy) and at_once:
-        asked.appended_lengths = lambda view, drafted: policy.appended_lengths(  # type: ignore[attr-defined]
-            Watched(view, asked.watch), drafted
-        )
-    return asked
-
-
-def _watched(policy: Policy, at_once: bool) -> Asked:
     if isinstance(policy, ReadsText):
-        return AtOnceReader(policy) if at_once and isinstance(policy, TextPolicy) else AskedReader(policy)
-    return AtOnce(policy) if at_once and isinstance(policy, StatelessPolicy) else Asked(policy)
+        asked: Asked = AskedReader(policy)
+    else:
+        asked = AtOnce(policy) if at_once and isinstance(policy, StatelessPolicy) else Asked(policy)
+    for name, kind in (("extend", Extends), ("drops_last", DropsLast)):
+        if isinstance(policy, kind):
+            setattr(asked, name, getattr(policy, name))
+    return asked
 
 
 @pytest.fixture(scope="module")
@@ -165,7 +149,7 @@ def test_a_policy_reads_exactly_what_it_declares(spec: str, way: str, trace: Tra
     if way == "live":
         run_live(policy)
     else:
-        replay(replace(trace), policy)  # without what other policies have derived from it
+        replay(trace, policy)
     assert policy.watch.read == policy.reads
 
 

@@ -53,7 +53,6 @@ def trace(pair: tuple[CachedModel, CachedModel]) -> Trace:
     "spec",
     [
         "stopping",
-        "stopping:online=true",
         "svip:scale=0.05,threshold=0.35",
         "adaedl:factor=0.05",
         "specdec++",
@@ -63,12 +62,10 @@ def trace(pair: tuple[CachedModel, CachedModel]) -> Trace:
         "sglang-throughput:window=3,every=1",
         "vllm:refit=60,warm_up=0",
         "vllm:refit=5,warm_up=1",
-        "bandit",
         "lookup:least=1,tokens=4",
         "lookup:least=2",
         "hf-prompt-lookup",
         "lookup-else-stopping",
-        "gated-lookup",
         "two-source",
     ],
 )
@@ -83,6 +80,7 @@ def test_replay_is_live_step_by_step_over_several_prompts(
     assert [step.drafted for step in live] == replayed.drafted.tolist()
     assert [step.accepted for step in live] == replayed.accepted.tolist()
     assert [step.appended for step in live] == replayed.appended.tolist()
+    assert [step.dropped for step in live] == replayed.dropped.tolist()
     if not spec.startswith("speckv"):  # which wants the longest draft nearly always
         proposed = set((replayed.drafted + replayed.appended).tolist())
         assert len(proposed) > 2, "the policy must vary its length for this to say something"

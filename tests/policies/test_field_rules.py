@@ -240,21 +240,3 @@ def test_vllm_survives_a_newton_step_from_where_no_doubt_is_left() -> None:
 def test_logit_margins_are_logarithms_of_ratios_and_finite() -> None:
     assert logit_margin(Signal(1, 0.6, 0.0, 0.4)) == pytest.approx(math.log(3))
     assert logit_margin(Signal(1, 1.0, 0.0, 1.0)) == pytest.approx(20 * math.log(2))
-
-
-def test_bandit_tries_every_arm_and_then_takes_the_best() -> None:
-    # A step costs 1 + 0.1 gamma. After a pull each: 1/1, 1/1.1, 3/1.2 and 5/1.4 tokens a second. 4 tokens, nothing
-    # accepted: 6/2.8. 2 tokens, nothing accepted: 4/2.4. 4 tokens, one accepted: 8/4.2; nothing accepted: 9/5.6, less
-    # than 4/2.4.
-    policy = make_policy("bandit:arms=0,1,2,4,epsilon=0", 16, LinearCosts())
-    assert outcomes(policy, [0, 0, 9, 9, 0, 0, 1, 0, 0]) == [0, 1, 2, 4, 4, 2, 4, 4, 2]
-    policy.reset()
-    assert policy.limit() != 0, "what is learned stays from prompt to prompt"
-
-
-def test_bandit_explores_by_its_own_generator() -> None:
-    def lengths(seed: int) -> list[int]:
-        return outcomes(make_policy(f"bandit:arms=1,2,3,epsilon=1,seed={seed}", 16, LinearCosts()), [1] * 60)
-
-    assert lengths(3) == lengths(3) != lengths(4)
-    assert np.bincount(lengths(3), minlength=4)[1:].min() > 10

@@ -45,7 +45,7 @@ SPECS = (
     "sglang-adaptive:warm_up=1,every=1",
     "sglang-throughput:window=2,every=1",
     "vllm:refit=2,warm_up=1",
-    "bandit:arms=0,2,9,epsilon=0.5",
+    "stopping",
 )
 examples = settings(max_examples=50, deadline=None)
 STATELESS = tuple(spec for spec in SPECS if isinstance(make_policy(spec, GAMMA_MAX, COSTS), StatelessPolicy))
@@ -84,7 +84,16 @@ def test_all_positions_at_once_agree_with_token_by_token(spec: str, arrays: Sign
 
 def test_policies_that_depend_on_the_step_alone_can_decide_at_once() -> None:
     known = {spec.partition(":")[0] for spec in STATELESS}
-    assert known == {"none", "fixed", "hf-confidence", "cumulative-confidence", "svip", "specdec++", "speckv"}
+    assert known == {
+        "none",
+        "fixed",
+        "hf-confidence",
+        "cumulative-confidence",
+        "svip",
+        "specdec++",
+        "speckv",
+        "stopping",
+    }
 
 
 @examples
@@ -156,12 +165,9 @@ def test_cumulative_confidence_multiplies() -> None:
         ("vllm:refit=0", "refit must be at least 1"),
         ("vllm:warm_up=-1", "warm_up must be at least 0"),
         ("vllm:costs=3", "no parameter 'costs'"),
-        ("bandit:epsilon=1.1", "epsilon must be 0 to 1"),
-        ("bandit:arms=-1,2", "lengths of at least 0, not -1"),
-        ("bandit:arms=", "at least one draft length"),
-        ("bandit:seed=-1", "seed must be at least 0"),
+        ("stopping:horizon=2", "no parameter 'horizon'"),
         ("lookup:least=0", "least must be at least 1"),
-        ("lookup-else-stopping:least=5", "least must be at most 4, the longest ending, not 5"),
+        ("lookup-else-stopping:least=33", "least must be at most 32, the longest match, not 33"),
     ],
 )
 def test_bad_specs_are_refused_with_what_is_wrong(spec: str, message: str) -> None:
@@ -170,7 +176,7 @@ def test_bad_specs_are_refused_with_what_is_wrong(spec: str, message: str) -> No
     assert message in str(caught.value)
 
 
-@pytest.mark.parametrize("name", ["sglang-throughput", "vllm", "bandit"])
+@pytest.mark.parametrize("name", ["sglang-throughput", "vllm"])
 def test_policies_that_weigh_cost_need_a_cost_curve(name: str) -> None:
     with pytest.raises(DraftgaugeError, match="give the pair's cost curve"):
         make_policy(name, GAMMA_MAX)

@@ -240,14 +240,14 @@ def test_rows_name_their_sources_and_both_bounds(linear_costs: MakeCosts) -> Non
 class LeavesOutTheLast(FixedLength):
     """Drafts a fixed length, and leaves out the last token."""
 
-    def trims(self) -> bool:
+    def drops_last(self) -> bool:
         return True
 
 
 def test_a_token_that_was_left_out_was_not_proposed(trace: Trace, costs: CostCurve) -> None:
     outcome = replay(trace, LeavesOutTheLast(4), costs)
-    assert outcome.trimmed.sum() > 20
-    assert outcome.acceptance_rate == outcome.accepted.sum() / (outcome.drafted - outcome.trimmed).sum()
+    assert outcome.dropped.sum() > 20
+    assert outcome.acceptance_rate == outcome.accepted.sum() / (outcome.drafted - outcome.dropped).sum()
     row = evaluate(trace, costs, {"leaves out": outcome})[-1]
     assert row["acceptance_rate"] == outcome.acceptance_rate
     assert row["drafted_per_step"] == outcome.drafted.sum() / outcome.steps.sum()

@@ -12,7 +12,6 @@ import pytest
 from numpy.testing import assert_allclose
 
 from draftgauge.policies import make_policy
-from draftgauge.policies.base import DecisionSeconds
 from draftgauge.policies.fixed import FixedLength
 from draftgauge.policies.hf_confidence import ConfidenceThreshold
 from draftgauge.replaying import (
@@ -28,7 +27,6 @@ from draftgauge.traces.costs import CostCurve
 from draftgauge.traces.record import PromptRecord
 from draftgauge.traces.sampled import DRAWS, drawn, draws
 from draftgauge.traces.trace import PromptInfo, Trace
-from linear_costs import curve
 from synthetic import sampled_trace
 
 GAMMA_MAX = 4
@@ -74,16 +72,6 @@ def test_a_fixed_length_by_hand() -> None:
     assert_allclose(outcome.histogram, [sum(occupancy) - 0.625, 0.625, 0])
     # Drafting two: all three tokens in one step with 1/2 * 1/4.
     assert replay(trace, FixedLength(2)).steps.tolist() == [pytest.approx(1 + 0.5 * (1 + 0.75) + 0.5 * 0.75)]
-
-
-def test_deciding_and_reading_are_charged_as_often_as_they_happen_in_the_mean() -> None:
-    trace = sampled_trace(0, prompts=4, length=20, gamma_max=4)
-    policy = FixedLength(2)
-    free = replay(trace, policy, curve(0.1, gamma_max=4))
-    object.__setattr__(policy, "decision", DecisionSeconds(token=0.25, step=2.0, reading=0.01, committed=1.0))
-    read = 0.01 * np.array([prompt.prompt_tokens for prompt in trace.prompts])
-    added = 2.0 * free.steps + 0.25 * free.drafted + free.committed + read
-    assert_allclose(replay(trace, policy, curve(0.1, gamma_max=4)).seconds - free.seconds, added)
 
 
 def test_what_is_drafted_after_a_refused_token_counts() -> None:

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from draftgauge.core.errors import TraceError
 from draftgauge.policies import make_policy
-from draftgauge.policies.suffix import ORDER, SuffixIndex
+from draftgauge.policies.ngrams import NgramIndex
 from draftgauge.replaying import (
     Hindsight,
     best_fixed_gamma,
@@ -22,7 +22,7 @@ from draftgauge.replaying import (
     replay,
     replay_fixed_all,
 )
-from draftgauge.replaying.hindsight import Sources, any_order_seconds
+from draftgauge.replaying.hindsight import Sources
 from draftgauge.replaying.simulate import Walk, walked
 from draftgauge.traces.costs import CostCurve
 from draftgauge.traces.trace import Trace
@@ -147,9 +147,8 @@ def every_two_source_path(trace: Trace, prompt: int, costs: CostCurve, sources: 
     def paths(position: int, backlog: int) -> tuple[float, ...]:
         if position == len(output):
             return (0.0,)
-        index = SuffixIndex()
-        index.read(info.prompt_token)
-        index.commit(output[:position])
+        index = NgramIndex()
+        index.extend([*info.prompt_token, *output[:position]])
         room = trace.max_new_tokens - position - 1
         available = [token for token in trace.draft_token[first + position].tolist() if token >= 0]
         found: set[float] = set()
@@ -159,8 +158,8 @@ def every_two_source_path(trace: Trace, prompt: int, costs: CostCurve, sources: 
                     continue
                 draft = available[:gamma]
                 for _ in range(appended):
-                    # Where the text foretells nothing any token will do: a wrong one.
-                    draft.append(index.look_up((*index.tail, *draft)[-ORDER:])[0])
+                    match = index.match([*index.text, *draft])
+                    draft.append(-1 if match is None else match.token)  # without a match any wrong token will do
                 accepted = agreed(draft, position)
                 here = float(costs.step_seconds(gamma, info.prompt_tokens + position, appended=appended))
                 if gamma:
@@ -195,40 +194,6 @@ def test_two_sources_equal_enumeration(
         assert best.seconds_left[trace.offsets[prompt], 0] == pytest.approx(least, rel=1e-12)
 
 
-def any_order_paths(trace: Trace, prompt: int, costs: CostCurve) -> float:
-    """The bound of any order by trying, at every token of every step, both sources."""
-    first, end = int(trace.offsets[prompt]), int(trace.offsets[prompt + 1])
-    info, output = trace.prompts[prompt], trace.token[first:end].tolist()
-
-    @cache
-    def least(position: int) -> float:
-        if position == len(output):
-            return 0.0
-        index = SuffixIndex()
-        index.read(info.prompt_token)
-        index.commit(output[:position])
-        states, found = {(0, 0)}, []  # (drafted, looked up) of proposals that stand so far
-        while states:
-            for drafted, looked_up in states:
-                here = float(costs.step_seconds(drafted, info.prompt_tokens + position, appended=looked_up))
-                found.append(here + least(min(position + drafted + looked_up + 1, len(output))))
-            nexts = set()
-            for drafted, looked_up in states:
-                stood = drafted + looked_up
-                at = position + stood
-                if at == len(output) or stood == min(trace.gamma_max, trace.max_new_tokens - position - 1):
-                    continue
-                tail = (*info.prompt_token, *output[:at])[-ORDER:]
-                if index.look_up(tail)[0] == output[at]:
-                    nexts.add((drafted, looked_up + 1))
-                if trace.accepted[first + at] or trace.accepted[first + position] > stood:
-                    nexts.add((drafted + 1, looked_up))
-            states = nexts
-        return min(found)
-
-    return least(0)
-
-
 @examples
 @given(seed=st.integers(0, 100_000), length=st.integers(1, 9), gamma_max=st.integers(1, 4))
 def test_bounds_lie_one_below_the_other(
@@ -237,11 +202,7 @@ def test_bounds_lie_one_below_the_other(
     trace = repeating_trace(seed, prompts=3, length=length, gamma_max=gamma_max, vocabulary=3)
     costs = linear_costs(gamma_max)
     model, text, both = (hindsight_optimum(trace, costs, sources).replay.seconds for sources in Sources)
-    any_order = any_order_seconds(trace, costs)
     assert (both <= np.minimum(model, text) + 1e-12).all()
-    assert (any_order <= both + 1e-12).all()
-    for prompt in range(len(trace.prompts)):
-        assert any_order[prompt] == pytest.approx(any_order_paths(trace, prompt, costs), rel=1e-12)
 
 
 def test_the_best_two_source_path_has_the_seconds_of_its_steps(linear_costs: Callable[..., CostCurve]) -> None:
@@ -251,7 +212,7 @@ def test_the_best_two_source_path_has_the_seconds_of_its_steps(linear_costs: Cal
     record = best.replay.record
     np.testing.assert_array_equal(record.drafted + record.appended, record.accepted)
     assert record.accepted_text.sum() > 20
-    again = walked(trace, Walk(*steps_of(trace, best), record.appended, record.accepted, record.trimmed), costs)
+    again = walked(trace, Walk(*steps_of(trace, best), record.appended, record.accepted, record.dropped), costs)
     np.testing.assert_allclose(again.seconds, best.replay.seconds)
 
 
@@ -259,5 +220,3 @@ def test_the_text_is_no_source_of_sampled_decoding(linear_costs: Callable[..., C
     trace = sampled_trace(1, prompts=2, length=9, gamma_max=3)
     with pytest.raises(TraceError, match="sampled decoding does not hold"):
         hindsight_optimum(trace, linear_costs(3), Sources.BOTH)
-    with pytest.raises(TraceError, match="sampled decoding does not hold"):
-        any_order_seconds(trace, linear_costs(3))

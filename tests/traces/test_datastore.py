@@ -26,10 +26,6 @@ from draftgauge.traces.datastore import (
 ABOUT = About("words", capacity=10)
 
 
-def timed(store: Datastore) -> float:
-    return 1e-6 * store.tokens
-
-
 def output(name: str, *tokens: int) -> StoredOutput:
     return StoredOutput(name, tokens)
 
@@ -40,32 +36,32 @@ def names(store: Datastore) -> list[str]:
 
 def test_it_is_read_as_it_was_written(tmp_path: Path) -> None:
     path = tmp_path / "made" / "store.parquet"
-    written = grow(path, ABOUT, [output("a", 1, 2, 3), output("b")], timed)
+    written = grow(path, ABOUT, [output("a", 1, 2, 3), output("b")])
     assert Datastore.load(path, "words") == written
     assert written.outputs == (output("a", 1, 2, 3), output("b"))
-    assert (written.tokens, written.about.look_up_seconds) == (3, 3e-6)
+    assert written.tokens == 3
 
 
 def test_the_oldest_outputs_are_forgotten_and_the_latest_one_to_a_prompt_stays(tmp_path: Path) -> None:
     path = tmp_path / "store.parquet"
-    grow(path, ABOUT, [output("a", *range(4)), output("b", *range(4))], timed)
-    grow(path, ABOUT, [output("a", 9, 9)], timed)  # the later one, in place of the earlier
+    grow(path, ABOUT, [output("a", *range(4)), output("b", *range(4))])
+    grow(path, ABOUT, [output("a", 9, 9)])  # the later one, in place of the earlier
     assert names(Datastore.load(path, "words")) == ["b", "a"]
-    store = grow(path, ABOUT, [output("c", *range(5))], timed)
+    store = grow(path, ABOUT, [output("c", *range(5))])
     assert names(store) == ["a", "c"]
     assert store.tokens == 7
-    store = grow(path, ABOUT, [output("d", *range(99))], timed)  # too long alone: its end
+    store = grow(path, ABOUT, [output("d", *range(99))])  # too long alone: its end
     assert store.outputs == (output("d", *range(89, 99)),)
-    store = grow(path, ABOUT, [], timed, capacity=4)
+    store = grow(path, ABOUT, [], capacity=4)
     assert store.outputs == (output("d", *range(95, 99)),)
-    assert grow(path, ABOUT, [output("e", *range(5))], timed).outputs == (output("e", 1, 2, 3, 4),)
+    assert grow(path, ABOUT, [output("e", *range(5))]).outputs == (output("e", 1, 2, 3, 4),)
 
 
 @pytest.mark.parametrize("count", range(1, 8))
 def test_it_never_holds_more_than_it_may(tmp_path: Path, count: int) -> None:
     path = tmp_path / "store.parquet"
     for number in range(20):
-        store = grow(path, ABOUT, [output(str(number), *range(count))], timed)
+        store = grow(path, ABOUT, [output(str(number), *range(count))])
         assert store.tokens <= 10
         assert len(store.outputs) == min(number + 1, 10 // count)
 
@@ -91,7 +87,7 @@ def test_prompts_are_kept_where_asked_for_and_known_again() -> None:
 )
 def test_what_is_no_datastore_is_refused(tmp_path: Path, spoil, message: str) -> None:
     path = tmp_path / "store.parquet"
-    grow(path, ABOUT, [output("a", 1, 2, 3)], timed)
+    grow(path, ABOUT, [output("a", 1, 2, 3)])
     spoil(path)
     with pytest.raises(DraftgaugeError, match=message):
         Datastore.load(path, "words")
@@ -99,14 +95,14 @@ def test_what_is_no_datastore_is_refused(tmp_path: Path, spoil, message: str) ->
 
 def test_another_vocabulary_or_another_way_of_keeping_is_refused_and_nothing_changed(tmp_path: Path) -> None:
     path = tmp_path / "store.parquet"
-    grow(path, ABOUT, [output("a", 1, 2, 3)], timed)
+    grow(path, ABOUT, [output("a", 1, 2, 3)])
     before = path.read_bytes()
     with pytest.raises(DraftgaugeError, match="another tokenizer"):
         Datastore.load(path, "other words")
     with pytest.raises(DraftgaugeError, match="another tokenizer"):
-        grow(path, About("other words", 10), [output("b", 1)], timed)
+        grow(path, About("other words", 10), [output("b", 1)])
     with pytest.raises(DraftgaugeError, match="without their prompts"):
-        grow(path, About("words", 10, with_prompts=True), [output("b", 1)], timed)
+        grow(path, About("words", 10, with_prompts=True), [output("b", 1)])
     with pytest.raises(DraftgaugeError, match="vocabulary"):
         About("", 10)
     with pytest.raises(DraftgaugeError, match="at least 1 token"):
@@ -116,14 +112,14 @@ def test_another_vocabulary_or_another_way_of_keeping_is_refused_and_nothing_cha
 
 def test_a_failed_write_keeps_what_was_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = tmp_path / "store.parquet"
-    grow(path, ABOUT, [output("a", 1, 2, 3)], timed)
+    grow(path, ABOUT, [output("a", 1, 2, 3)])
 
     def killed(*_: object) -> None:
         raise KeyboardInterrupt
 
     monkeypatch.setattr(os, "fsync", killed)
     with pytest.raises(KeyboardInterrupt):
-        grow(path, ABOUT, [output("b", 1)], timed)
+        grow(path, ABOUT, [output("b", 1)])
     assert names(Datastore.load(path, "words")) == ["a"]
 
 
@@ -134,7 +130,7 @@ import sys
 from pathlib import Path
 from draftgauge.traces.datastore import About, StoredOutput, grow
 for number in range(8):
-    grow(Path(sys.argv[1]), About("words", 1000), [StoredOutput(f"{sys.argv[2]}-{number}", (1, 2))], lambda _: 0.0)
+    grow(Path(sys.argv[1]), About("words", 1000), [StoredOutput(f"{sys.argv[2]}-{number}", (1, 2))])
 """
     source = str(Path(package.__file__).parents[1])
     writers = [

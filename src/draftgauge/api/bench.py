@@ -36,7 +36,7 @@ from draftgauge.models.prompts_text import answers_warning
 from draftgauge.models.vocabulary import vocabulary_digest
 from draftgauge.policies.base import Policy
 from draftgauge.policies.registry import compared_policies, with_objects
-from draftgauge.policies.stored_policies import with_stored
+from draftgauge.policies.stored_texts import with_stored
 from draftgauge.replaying.evaluate import SAME_PROMPTS, best_fixed_gamma
 from draftgauge.replaying.splits import EVERYTHING, MIN_PROMPTS, Design, design_of, prompt_keys, splits_of
 from draftgauge.traces.build import select

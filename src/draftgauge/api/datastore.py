@@ -11,10 +11,9 @@ from draftgauge.api.runs import ALL_SPLITS, read_run, select_runs
 from draftgauge.api.verb import verb
 from draftgauge.core.errors import DraftgaugeError
 from draftgauge.core.files import require_writable_file
-from draftgauge.fitting.decision_times import look_up_seconds
 from draftgauge.policies.stored_texts import StoredTexts
+from draftgauge.replaying.rows import check_prompt_tokens
 from draftgauge.replaying.splits import split_trace
-from draftgauge.replaying.views import check_prompt_tokens
 from draftgauge.traces.datastore import About, Datastore, StoredOutput, grow, stored_output, stored_prompts
 from draftgauge.traces.trace import Trace
 
@@ -28,7 +27,7 @@ def build_datastore(request: DatastoreBuildRequest) -> list[dict[str, Any]]:
 
     Returns:
         One row: how many outputs and tokens the datastore holds now and how many tokens it may, how many outputs of the
-        runs there was no room for (``left_out``), and what a look-up takes.
+        runs there was no room for (``left_out``).
 
     Raises:
         DraftgaugeError: if a run does not say which vocabulary its tokens are of, or the file is of another one.
@@ -44,7 +43,7 @@ def build_datastore(request: DatastoreBuildRequest) -> list[dict[str, Any]]:
     if len(vocabularies) != 1:
         raise DraftgaugeError(f"the runs in {request.folder} are of several vocabularies: name one of them")
     about = About(vocabularies.pop(), request.capacity or DATASTORE_TOKENS, request.with_prompts)
-    store = grow(request.out, about, outputs, lambda store: look_up_seconds(_texts(store)), request.capacity)
+    store = grow(request.out, about, outputs, request.capacity)
     kept = {output.prompt for output in store.outputs}
     return [
         {
@@ -53,7 +52,6 @@ def build_datastore(request: DatastoreBuildRequest) -> list[dict[str, Any]]:
             "capacity": store.about.capacity,
             "left_out": len({output.prompt for output in outputs} - kept),
             "with_prompts": store.about.with_prompts,
-            "look_up_seconds": store.about.look_up_seconds,
         }
     ]
 
@@ -100,8 +98,8 @@ class GrowingStore:
     def add(self, prompt: Sequence[int], output: Sequence[int]) -> None:
         """Add an answer to the file, as other processes may have left it meanwhile."""
         stored = stored_output(prompt, output, self._about.with_prompts)
-        grow(self.path, self._about, [stored], lambda _: look_up_seconds(self.texts))
+        grow(self.path, self._about, [stored])
 
 
 def _texts(store: Datastore) -> StoredTexts:
-    return StoredTexts([output.tokens for output in store.outputs], store.about.look_up_seconds)
+    return StoredTexts([output.tokens for output in store.outputs])

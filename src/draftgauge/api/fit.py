@@ -15,19 +15,19 @@ from draftgauge.core.errors import DraftgaugeError
 from draftgauge.core.files import require_writable_file
 from draftgauge.core.prompts import TEST, TRAIN, VALIDATION
 from draftgauge.core.provenance import command_line, timestamp
-from draftgauge.fitting.registry import FitOptions, fit_policy, fittable
-from draftgauge.policies.base import Policy
+from draftgauge.fitting.registry import fit_policy, fittable
+from draftgauge.fitting.tuning import tune_rivals
+from draftgauge.policies.base import Extends, Policy
 from draftgauge.policies.fitted import FITTED_SUFFIX, FittedPolicy, fitted_policy, save_fitted
-from draftgauge.replaying.evaluate import Rivals, TuneRivals, evaluate_design
+from draftgauge.replaying.evaluate import Rivals, evaluate_design
 from draftgauge.replaying.simulate import Replay
-from draftgauge.replaying.simulate import replay as replay_trace
 from draftgauge.replaying.splits import MIN_PROMPTS, design_of, split_trace, splits_of
 from draftgauge.traces.costs import CostCurve
 from draftgauge.traces.manifest import Manifest
 from draftgauge.traces.trace import Trace
 
-SOURCES = "sources"
-"""Key in a fitted policy's numbers for the sources that it asks."""
+DRAFTING_RULES = ("cumulative-confidence",)  # simple rules that a fitted policy is compared with, tuned
+LOOKUP_RULES = ("lookup", "lookup-else-stopping")  # and one that looks tokens up, with these too
 
 
 @verb(FitRequest)
@@ -44,26 +44,24 @@ def fit(request: FitRequest) -> list[dict[str, Any]]:
     Returns:
         One row for each run: what the fitted policy gains on the validation prompts (keys of
         :func:`draftgauge.replaying.evaluate.evaluate`), if there are enough of them, with ``trained_prompts``, and
-        whether the run has test prompts enough to judge the policy on by replay (``judgeable``). Of ``two-source``
-        also what it gains over the better one of its sources alone (``gain_over_rival``).
+        whether the run has test prompts enough to judge the policy on by replay (``judgeable``). Also what
+        it gains over the best simple rule, tuned (``best_rival``, ``gain_over_rival``).
 
     Raises:
         DraftgaugeError: for a policy that is not fitted, or a file name that does not end in ``.json``; before anything
             is written.
         TraceError: if a run lacks what is needed, or has fewer than 8 training prompts.
     """
-    policy, out, horizon, seed = request.policy, request.out, request.horizon, request.randomness.seed
+    policy, out, seed = request.policy, request.out, request.randomness.seed
     if policy not in fittable():
         raise DraftgaugeError(f"there is nothing to fit in policy {policy!r}; choose one of {', '.join(fittable())}")
     if out.suffix != FITTED_SUFFIX:
         raise DraftgaugeError(f"--out is the {FITTED_SUFFIX} file to write, not {out}")
-    if horizon < 1:
-        raise DraftgaugeError(f"the horizon is tokens to look ahead and must be at least 1, not {horizon}")
     runs = _runs(request.folder, request.tasks, request.compression)
     require_writable_file(out)
     train = [split_trace(trace, TRAIN) for _, trace, _ in runs]
     curves = [costs for _, _, costs in runs]
-    fitted = fit_policy(policy, train, curves, FitOptions(horizon, request.online, seed))
+    fitted = fit_policy(policy, train, curves, seed)
     fitted = replace(
         fitted, provenance=dict(fitted.provenance) | _provenance([manifest for manifest, _, _ in runs], train)
     )
@@ -115,25 +113,12 @@ def _validation_row(fitted: FittedPolicy, trace: Trace, costs: CostCurve) -> dic
     def make(curve: CostCurve) -> dict[str, Policy | Replay]:
         return {fitted.policy: fitted_policy(fitted, trace.gamma_max, curve)}
 
-    tune = _sources_alone(fitted) if SOURCES in fitted.parameters else None
+    looks_up = isinstance(fitted_policy(fitted, trace.gamma_max, costs), Extends)
+    simple = (*DRAFTING_RULES, *(LOOKUP_RULES if looks_up else ()))
+
+    def tune(train: Trace, curve: CostCurve) -> Rivals:
+        return tune_rivals(train, curve, simple)
+
     rows = evaluate_design(design_of(trace, VALIDATION), costs, make, tune=tune)
     row = next(row for row in rows if row["policy"] == fitted.policy and row["task"] == "all")
     return dict(row) | fitted_on
-
-
-def _sources_alone(fitted: FittedPolicy) -> TuneRivals:
-    """A policy of two sources is compared with the one of them that is faster alone on the training prompts."""
-
-    def tune(train: Trace, costs: CostCurve) -> Rivals:
-        parts = [
-            (f"{fitted.policy}:{source}", replace(fitted, parameters={**fitted.parameters, SOURCES: source}))
-            for source in ("model", "text")
-        ]
-        arms = {name: fitted_policy(part, train.gamma_max, costs) for name, part in parts}
-        speeds = {
-            name: replay_trace(train, fitted_policy(part, train.gamma_max, costs), costs).tokens_per_second
-            for name, part in parts
-        }
-        return Rivals(arms, max(speeds, key=speeds.__getitem__))
-
-    return tune

@@ -27,7 +27,7 @@ from draftgauge.models.prompts_text import answers_warning
 from draftgauge.models.vocabulary import vocabulary_digest
 from draftgauge.policies.base import Policy
 from draftgauge.policies.registry import with_objects
-from draftgauge.policies.stored_policies import with_stored
+from draftgauge.policies.stored_texts import with_stored
 from draftgauge.traces.repetition import distinct_share
 from draftgauge.verification import Sampling
 
@@ -114,7 +114,7 @@ def generation_row(request: GenerateRequest, result: Generation) -> dict[str, An
         "steps": len(result.steps),
         "tokens_per_step": result.tokens_per_step,
         "drafted": sum(step.drafted for step in result.steps),
-        "trimmed": sum(step.trimmed for step in result.steps),
+        "dropped": sum(step.dropped for step in result.steps),
         "appended": sum(step.appended for step in result.steps),
         "accepted": sum(step.accepted for step in result.steps),
         "source_model": sum(step.accepted - step.accepted_text for step in result.steps) / len(result.steps),

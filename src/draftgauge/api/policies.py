@@ -8,7 +8,6 @@ from pathlib import Path
 
 from draftgauge.api.runs import Warn
 from draftgauge.policies.base import Policy
-from draftgauge.policies.batches import SHARED_BUDGET
 from draftgauge.policies.fitted import FITTED_SUFFIX, FittedPolicy, load_fitted, policy_of_file
 from draftgauge.policies.registry import POLICIES, expand_policy, make_policy, weighs_cost
 from draftgauge.replaying.splits import Design, prompt_keys
@@ -47,13 +46,11 @@ def read_policies(specs: Iterable[str]) -> tuple[NamedPolicy, ...]:
     """
     policies = []
     for spec in dict.fromkeys(specs):
-        path = spec.removeprefix(f"{SHARED_BUDGET}:")
-        if path.endswith(FITTED_SUFFIX):
-            policies.append(NamedPolicy(spec, load_fitted(Path(path))))
-            continue
-        if path != SHARED_BUDGET:  # which is no policy of a single request
+        if spec.endswith(FITTED_SUFFIX):
+            policies.append(NamedPolicy(spec, load_fitted(Path(spec))))
+        else:
             POLICIES.parse(spec)
-        policies.append(NamedPolicy(spec))
+            policies.append(NamedPolicy(spec))
     return tuple(policies)
 
 

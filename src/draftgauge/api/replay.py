@@ -13,10 +13,8 @@ from draftgauge.api.verb import verb
 from draftgauge.core.errors import DraftgaugeError
 from draftgauge.fitting.tuning import tune_rivals
 from draftgauge.policies.base import Policy
-from draftgauge.policies.batches import SHARED_BUDGET
 from draftgauge.policies.registry import compared_policies, with_objects
-from draftgauge.policies.stored_policies import with_stored
-from draftgauge.policies.stored_texts import StoredTexts
+from draftgauge.policies.stored_texts import StoredTexts, with_stored
 from draftgauge.replaying.batch_rows import batch_rows
 from draftgauge.replaying.cost_sweep import cost_sweep
 from draftgauge.replaying.evaluate import Rivals, evaluate_design
@@ -58,8 +56,6 @@ def replay(
         raise DraftgaugeError("in batches every request has a policy of its own: name policies, give no objects")
     default = not request.policies and not objects
     specs = DEFAULT_POLICIES if default and not request.batches else request.policies
-    if not request.batches and any(spec.split(":")[0] == SHARED_BUDGET for spec in specs):
-        raise DraftgaugeError(f"{SHARED_BUDGET} shares draft tokens over the requests of a batch: ask for batches too")
     runs = select_runs(request.folder)
     named = read_policies(specs)
     rows: list[dict[str, Any]] = []
@@ -105,7 +101,7 @@ def replay(
         if request.sweep:
             evaluated = cost_sweep(design, costs, make, request.sweep, tune=tuned)
         else:
-            evaluated = evaluate_design(design, costs, make, tune=tuned)
-        kept = {} if stored is None else {"datastore_tokens": stored.tokens}
+            evaluated = evaluate_design(design, costs, make, tune=tuned, stored=stored)
+        kept = {} if stored is None else {"datastore_tokens": sum(map(len, stored.texts))}
         rows += [dict(row) | kept for row in evaluated]
     return rows

@@ -18,7 +18,7 @@ COLUMNS = {
 }
 
 OVER_ONE_SOURCE = {
-    "best_rival": "better source alone",
+    "best_rival": "best simple rule, tuned",
     "gain_over_rival": "gain over it [95%]",
 }
 

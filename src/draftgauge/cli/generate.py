@@ -75,7 +75,7 @@ def generate(
     if show_drafts:
         errors.print(legend(), soft_wrap=True, highlight=False)
     row = generation_row(request, result)
-    kept = row["drafted"] - row["trimmed"]
+    kept = row["drafted"] - row["dropped"]
     proposed = kept + row["appended"]
     said = "drafted tokens accepted"
     if row["appended"]:

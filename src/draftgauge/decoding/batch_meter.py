@@ -18,7 +18,7 @@ import numpy as np
 from draftgauge.core.errors import DraftgaugeError
 from draftgauge.decoding.batch_samples import BatchSamples, batch_costs, timed_steps
 from draftgauge.decoding.batched import BatchPlan, BatchRun, batched_decode
-from draftgauge.decoding.random_lengths import RandomLengths, RankedLengths
+from draftgauge.decoding.random_lengths import RandomLengths
 from draftgauge.decoding.settings import DecodingSettings
 from draftgauge.models.lean import LeanModel
 from draftgauge.models.rows import StaticRows, check_caches_fit
@@ -96,17 +96,14 @@ class BatchMeter:
         """Decode a few steps of ``batch`` requests at every context length."""
         gamma_max, samples = self._plan.gamma_max, self._samples[batch]
         for context in self._rng.permutation(len(self._starts)).tolist():
-            run = self._decode(batch, context, RandomLengths(gamma_max, batch, self._rng), timed=True)
+            run = self._decode(batch, context, RandomLengths(gamma_max, batch, self._rng))
             samples.steps[context] += timed_steps(run.passes, run.seconds)
-        ranked = RankedLengths(gamma_max, batch, self._rng)
-        self._decode(batch, int(self._rng.integers(len(self._starts))), ranked, timed=False)
-        samples.ranked += ranked.noted
 
-    def _decode(self, batch: int, context: int, policy: BatchPolicy, timed: bool) -> BatchRun:
+    def _decode(self, batch: int, context: int, policy: BatchPolicy) -> BatchRun:
         """A few steps at a context length."""
         plan = self._plan
         prompts = [_cut(plan.text, self._starts[context], self._rng) for _ in range(batch)]
-        how = BatchPlan(batch, plan.gamma_max, drain=False, timed=timed)
+        how = BatchPlan(batch, plan.gamma_max, drain=False, timed=True)
         return batched_decode(self._target, self._draft, policy, prompts, DecodingSettings(plan.span), how)
 
     def warm(self, batch: int) -> None:

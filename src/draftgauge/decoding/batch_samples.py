@@ -73,7 +73,6 @@ class BatchSamples:
     def __init__(self, batch: int, gamma_max: int, contexts: tuple[int, ...]) -> None:
         self.batch, self.gamma_max, self.contexts = batch, gamma_max, contexts
         self.steps: list[list[TimedStep]] = [[] for _ in contexts]
-        self.ranked: list[tuple[int, float]] = []  # by step: how often a request was ranked, seconds
 
     @property
     def every(self) -> list[TimedStep]:
@@ -181,7 +180,6 @@ def batch_costs(measured: Sequence[BatchSamples]) -> BatchCosts:
         onward=tuple(tuple(row) for row in (np.array(onward) + added[:, None]).tolist()),
         ragged_verify=tuple(verify for verify, _ in ragged),
         ragged_draft=tuple(draft for _, draft in ragged),
-        ranking=tuple(line(*zip(*samples.ranked, strict=True)) for samples in measured),
     )
 
 

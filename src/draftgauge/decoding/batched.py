@@ -24,7 +24,7 @@ from draftgauge.drafters.draft_builder import until_end
 from draftgauge.models.device import upload
 from draftgauge.models.rows import StaticRows
 from draftgauge.policies.base import Signal, Step, asks_after_each_token
-from draftgauge.policies.batch import BatchPolicy, Opening
+from draftgauge.policies.batch import BatchPolicy
 from draftgauge.verification import accept_greedy, best_tokens, check_finite
 from draftgauge.verification.signals import read_signals
 
@@ -232,11 +232,10 @@ class _BatchLoop:
         shown: dict[int, list[Signal]] = {slot: [] for slot in self.requests}
         depths = self.propose(shown)
         drafted = {slot: sum(slot in each.slots for each in depths) for slot in self.requests}
-        verified = dict(self.policy.verified(drafted))
-        tokens, best = self.verify(depths, verified)
+        tokens, best = self.verify(depths, drafted)
         row, free = 0, []
         for slot, request in self.requests.items():
-            count = verified[slot]
+            count = drafted[slot]
             own = slice(row + 1, row + count + 1)
             row += count + 1
             proposed = until_end(tokens[own], self.settings.end_tokens)
@@ -247,20 +246,16 @@ class _BatchLoop:
     def propose(self, shown: dict[int, list[Signal]]) -> list[_Drafted]:
         """Draft by depth, as far as the policy wants."""
         caps = {slot: self.cap(slot) for slot in self.requests}
-        backlog = {slot: len(each.text) - self.draft.length(slot) for slot, each in self.requests.items()}
-        opening = Opening(caps, backlog, self.context())
-        slots = self.policy.first(opening)
+        slots = self.policy.first(caps)
         reads = self.policy.reads
         depths: list[_Drafted] = []
         while slots:
             depths.append(self.draft_pass(slots, depths[-1] if depths else None, reads, shown))
-            able = {}
-            for slot in slots:
-                signal = shown[slot][-1]
-                if len(depths) < caps[slot] and not self.ended(signal, reads):
-                    able[slot] = signal
-                else:
-                    self.policy.drafted_last(slot, signal)
+            able = {
+                slot: shown[slot][-1]
+                for slot in slots
+                if len(depths) < caps[slot] and not self.ended(shown[slot][-1], reads)
+            }
             slots = self.policy.onward(able) if able else []
         if not asks_after_each_token(reads):
             for signals in shown.values():
@@ -294,10 +289,10 @@ class _BatchLoop:
                 shown[slot].append(signal)
         return _Drafted(slots, tokens)
 
-    def verify(self, depths: list[_Drafted], verified: Mapping[int, int]) -> tuple[list[int], list[int]]:
+    def verify(self, depths: list[_Drafted], drafted: Mapping[int, int]) -> tuple[list[int], list[int]]:
         """All tokens that the target took in, row by row, and its own choice after each: the step's one read."""
         slots = list(self.requests)
-        counts = [verified[slot] + 1 for slot in slots]
+        counts = [drafted[slot] + 1 for slot in slots]
         with _Timing(self, "verify", slots, False) as timing:
             last = upload([self.requests[slot].text[-1] for slot in slots], self.device)
             pool = torch.cat((last, *(each.tokens.to(self.device) for each in depths)))
@@ -307,7 +302,7 @@ class _BatchLoop:
             order = []
             for row, slot in enumerate(slots):
                 order.append(row)
-                order += [starts[depth] + depths[depth].slots.index(slot) for depth in range(verified[slot])]
+                order += [starts[depth] + depths[depth].slots.index(slot) for depth in range(drafted[slot])]
             fed = pool.index_select(0, upload(order, self.device))
             timing.counts = counts
             best = best_tokens(self.target.step(slots, counts, fed))

@@ -17,7 +17,7 @@ from draftgauge.drafters.base import Draft, Drafter, DraftsUnread, UnreadDraft, 
 from draftgauge.drafters.draft_builder import until_end
 from draftgauge.models.base import CachedModel
 from draftgauge.models.device import upload
-from draftgauge.policies.base import Extends, Policy, Signal, Step, Trims, asks_after_each_token, begin, reads_of
+from draftgauge.policies.base import DropsLast, Extends, Policy, Signal, Step, asks_after_each_token, begin, reads_of
 from draftgauge.verification import (
     Verdict,
     accept,
@@ -95,7 +95,7 @@ def speculative_decode(
         reads = policy.reads
         entropy = float(entropy_bits(logits[len(tokens) - 1])) if SignalName.TARGET_ENTROPY in reads else math.nan
         text = tokens if SignalName.TEXT in reads else ()
-        step = Step(draft.drafted, accepted, len(tokens), draft.signals, entropy, text, draft.appended, draft.trimmed)
+        step = Step(draft.drafted, accepted, len(tokens), draft.signals, entropy, text, draft.appended, draft.dropped)
         policy.observe(step)
         result.tokens += tokens
         result.steps.append(step)
@@ -119,7 +119,7 @@ def _draft(drafter: Drafter, policy: Policy, room: int) -> Draft | UnreadDraft:
         asked += 1
         return policy.keep_drafting(signal)
 
-    asks, completes = asks_after_each_token(reads), isinstance(policy, Extends | Trims)
+    asks, completes = asks_after_each_token(reads), isinstance(policy, DropsLast | Extends)
     draft = Draft([])
     if limit > 0:
         if not asks and not completes and isinstance(drafter, DraftsUnread):

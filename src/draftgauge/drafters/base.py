@@ -10,7 +10,7 @@ from torch import Tensor
 
 from draftgauge.core.signals import OF_DRAFTED_TOKENS, Reads
 from draftgauge.models.base import CachedModel
-from draftgauge.policies.base import Extends, Policy, Signal, Trims
+from draftgauge.policies.base import DropsLast, Extends, Policy, Signal
 
 KeepDrafting = Callable[[Signal], bool]
 
@@ -27,15 +27,15 @@ class Draft(NamedTuple):
         appended: how many of the tokens, the last ones, a policy looked up in the text
             (:class:`~draftgauge.policies.base.Extends`); they have neither distribution nor signal. 0 in what drafters
             propose.
-        trimmed: how many tokens of the drafter's a policy left out (:class:`~draftgauge.policies.base.Trims`): they are
-            not among ``tokens``, but have a signal. 0 in what drafters propose.
+        dropped: how many drafted tokens a policy left out (:class:`~draftgauge.policies.base.DropsLast`): they are not
+            among ``tokens``, but have a signal. 0 in what drafters propose.
     """
 
     tokens: list[int]
     probabilities: Tensor | None = None
     signals: Sequence[Signal] = ()
     appended: int = 0
-    trimmed: int = 0
+    dropped: int = 0
 
     @property
     def kept(self) -> int:
@@ -44,7 +44,7 @@ class Draft(NamedTuple):
     @property
     def drafted(self) -> int:
         """Tokens that the drafter drafted, those left out included."""
-        return self.kept + self.trimmed
+        return self.kept + self.dropped
 
 
 class UnreadDraft(NamedTuple):
@@ -115,7 +115,7 @@ class RunsModel(Protocol):
 
 def completed(policy: Policy, draft: Draft, asked: int, room: int) -> Draft:
     """A draft as the target is to verify it: without its last token where the policy leaves that out
-    (:class:`~draftgauge.policies.base.Trims`), and with what it looks up in the text behind it
+    (:class:`~draftgauge.policies.base.DropsLast`), and with what it looks up in the text behind it
     (:class:`~draftgauge.policies.base.Extends`).
 
     Args:
@@ -127,13 +127,13 @@ def completed(policy: Policy, draft: Draft, asked: int, room: int) -> Draft:
     for signal in draft.signals[asked:]:
         policy.keep_drafting(signal)  # drafting ended by itself; the policy is to know with which token
     tokens = draft.tokens
-    trims = isinstance(policy, Trims) and bool(tokens) and draft.probabilities is None and policy.trims()
-    kept = tokens[:-1] if trims else tokens
+    drops = isinstance(policy, DropsLast) and bool(tokens) and draft.probabilities is None and policy.drops_last()
+    kept = tokens[:-1] if drops else tokens
     room -= len(kept)
     appended = list(policy.extend(room))[:room] if room > 0 and isinstance(policy, Extends) else []
-    if not trims and not appended:
+    if not drops and not appended:
         return draft
-    return Draft([*kept, *appended], draft.probabilities, draft.signals, len(appended), int(trims))
+    return Draft([*kept, *appended], draft.probabilities, draft.signals, len(appended), int(drops))
 
 
 def device_of(drafter: Drafter, default: torch.device) -> torch.device:

@@ -16,7 +16,7 @@ from draftgauge.drafters.source import DraftSource, LoadOptions, Source, registe
 from draftgauge.models.base import CachedModel
 from draftgauge.models.taps import Taps
 from draftgauge.policies.base import Signal
-from draftgauge.policies.first_occurrences import FirstOccurrences
+from draftgauge.policies.ngrams import FirstOccurrences
 from draftgauge.verification import Sampling
 
 
@@ -27,7 +27,7 @@ class PromptLookupDrafter:
     margin 1, so that a policy that stops when unsure never stops it.
 
     It costs a few dictionary accesses, however long the text
-    (:class:`~draftgauge.policies.first_occurrences.FirstOccurrences`).
+    (:class:`~draftgauge.policies.ngrams.FirstOccurrences`).
     """
 
     def __init__(self, max_ngram: int = 3, min_ngram: int = 1, end_tokens: frozenset[int] = frozenset()) -> None:

@@ -1,87 +1,71 @@
-"""What the fitted logistic models of acceptance have in common."""
+"""Logistic regressions of acceptance."""
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy.optimize import brentq
-from scipy.special import expit
 from sklearn.linear_model import LogisticRegression
+
+from draftgauge.core.errors import TraceError
+from draftgauge.replaying.rows import draft_caps
+from draftgauge.traces.trace import Trace
 
 Floats = NDArray[np.float64]
 
-REGULARISATION = 0.3
-"""``C`` of the logistic regressions, on standardised terms."""
-DIGITS = 4
-LEAST_EXAMPLES = 5
-"""Examples that a token needs to have offsets of its own."""
-UNVISITED = 0.25
-"""Weight of positions that the policy fitted before does not come to: they still tell how the chances depend on the
-signals.
-"""
-SHIFT_TOLERANCE = 1e-12  # of logits
-GRADIENT_TOLERANCE = 1e-8  # a mean over examples
+DIGITS = 4  # of what is kept
+GRADIENT_TOLERANCE = 1e-8  # a mean over examples: sums in another order then lead to the same digits
 
 
 def fit_logistic(
-    terms: Floats, outcomes: NDArray[np.bool_], weight: Floats | None = None, regularisation: float = REGULARISATION
+    terms: Floats, outcomes: NDArray[np.bool_], weight: Floats | None = None, regularisation: float = 1.0
 ) -> tuple[Floats, float]:
-    """Weights ``[K]`` and the constant of a logistic regression, with a prior on the weights.
-
-    Newton's method goes on until nothing is left to gain, so that sums in another order (more threads, another
-    processor) lead to the same numbers.
+    """Weights ``[K]`` and the constant of a logistic regression.
 
     Args:
-        terms: ``[n, K]``, of about the same scale.
-        outcomes: ``[n]``, both of them there.
+        terms: ``[n, K]``; brought to unit scale for the fit, and the weights back to that of the terms.
+        outcomes: ``[n]``.
         weight: ``[n]`` of the examples; all alike without.
-        regularisation: ``C``, the inverse of the prior's strength.
+        regularisation: ``C``, the inverse of the strength of the prior on the weights.
+
+    Raises:
+        TraceError: if all outcomes are alike.
     """
-    model = LogisticRegression(C=regularisation, solver="newton-cholesky", tol=GRADIENT_TOLERANCE)
-    model.fit(terms, outcomes, weight)
-    return model.coef_[0], float(model.intercept_[0])
-
-
-def fit_scaled(terms: Floats, outcomes: NDArray[np.bool_], weight: Floats) -> tuple[Floats, float]:
-    """:func:`fit_logistic` of terms brought to unit scale; the weights are those of the terms as they are."""
-    scale = terms.std(axis=0)
+    if outcomes.all() or not outcomes.any():
+        raise TraceError("the traces hold no accepted and rejected tokens to fit on: record more prompts")
+    mean, scale = terms.mean(axis=0), terms.std(axis=0)
     scale[scale == 0] = 1.0
-    weights, constant = fit_logistic(terms / scale, outcomes, weight)
-    return weights / scale, constant
+    model = LogisticRegression(C=regularisation, solver="newton-cholesky", tol=GRADIENT_TOLERANCE)
+    model.fit((terms - mean) / scale, outcomes, weight)
+    weights: Floats = model.coef_[0] / scale
+    return weights, float(model.intercept_[0] - weights @ mean)
 
 
-def mean_shift(logits: Floats, stood: NDArray[np.bool_]) -> float:
-    """The shift of some logits at which their mean chance is the share that stood; 0 if all went one way."""
-    if not stood.any() or stood.all():
-        return 0.0
-    share = float(stood.mean())
-    wanted = math.log(share / (1 - share))
-    least, most = wanted - float(logits.max()), wanted - float(logits.min())
-    if most - least < SHIFT_TOLERANCE:
-        return least
-
-    def excess(shift: float) -> float:
-        return float(expit(logits + shift).mean()) - share
-
-    return float(brentq(excess, least - SHIFT_TOLERANCE, most + SHIFT_TOLERANCE, xtol=SHIFT_TOLERANCE))
+def judged_tokens(trace: Trace) -> NDArray[np.bool_]:
+    """``[P, G]`` the drafted tokens that a verification judges: the accepted ones and the first rejected one."""
+    depth = np.arange(1, trace.gamma_max + 1)
+    judged: NDArray[np.bool_] = depth <= np.minimum(trace.accepted + 1, draft_caps(trace))[:, None]
+    return judged
 
 
-def spread_design(terms: tuple[Sequence[Any], Sequence[Any]], classes: NDArray[np.int64], count: int) -> Floats:
-    """``[n, K]`` all terms, those by class spread over one block a class.
-
-    Args:
-        terms: those whose weights depend on the class, and the others; numbers or ``[n]`` each.
-        classes: ``[n]``.
-        count: of classes.
+def accepted_by_depth(traces: Sequence[Trace]) -> tuple[float, ...]:
+    """``[gamma_max]`` how often the token at each depth was accepted where those before it were, smoothed by one of
+    each outcome.
     """
-    rows = len(classes)
-    by_class, shared = (
-        np.stack([np.broadcast_to(np.asarray(value, np.float64), rows) for value in values], axis=1) for values in terms
-    )
-    spread = np.zeros((rows, count, by_class.shape[1]))
-    spread[np.arange(rows), classes] = by_class
-    return np.concatenate([spread.reshape(rows, count * by_class.shape[1]), shared], axis=1)
+    judged = sum(judged_tokens(trace).sum(axis=0) for trace in traces)
+    depth = np.arange(1, traces[0].gamma_max + 1)
+    accepted = sum((judged_tokens(trace) & (depth <= trace.accepted[:, None])).sum(axis=0) for trace in traces)
+    return tuple(np.round((accepted + 1) / (judged + 2), DIGITS).tolist())
+
+
+def common_gamma_max(traces: Sequence[Trace]) -> int:
+    """The longest draft of all traces.
+
+    Raises:
+        TraceError: if they differ in it.
+    """
+    widths = {trace.gamma_max for trace in traces}
+    if len(widths) != 1:
+        raise TraceError(f"fit on traces of one gamma_max, not of {sorted(widths) or 'none'}")
+    return widths.pop()

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from importlib import import_module
 from pkgutil import iter_modules
 
@@ -12,24 +11,10 @@ from draftgauge.policies.fitted import FittedPolicy
 from draftgauge.traces.costs import CostCurve
 from draftgauge.traces.trace import Trace
 
-
-@dataclass(frozen=True)
-class FitOptions:
-    """What can be asked of a fit; each takes what concerns it.
-
-    Attributes:
-        horizon: tokens that ``stopping`` looks ahead.
-        online: whether ``stopping`` goes on calibrating while it runs.
-        seed: of what is random.
-    """
-
-    horizon: int = 8
-    online: bool = False
-    seed: int = 0
-
-
-Fit = Callable[[Sequence[Trace], Sequence[CostCurve], FitOptions], FittedPolicy]
-"""Fits one policy on the training prompts of one or more runs, of which the first is the most important."""
+Fit = Callable[[Sequence[Trace], Sequence[CostCurve], int], FittedPolicy]
+"""Fits one policy on the training prompts of runs, of which the first is the most important, and of their costs; with a
+seed.
+"""
 
 _FITS: dict[str, Fit] = {}
 
@@ -53,9 +38,7 @@ def fittable() -> tuple[str, ...]:
     return tuple(sorted(_FITS))
 
 
-def fit_policy(
-    policy: str, traces: Sequence[Trace], costs: Sequence[CostCurve], options: FitOptions | None = None
-) -> FittedPolicy:
+def fit_policy(policy: str, traces: Sequence[Trace], costs: Sequence[CostCurve], seed: int = 0) -> FittedPolicy:
     """Fit a policy.
 
     Raises:
@@ -65,4 +48,4 @@ def fit_policy(
     names = fittable()
     if policy not in names:
         raise DraftgaugeError(f"there is nothing to fit in policy {policy!r}; choose one of {', '.join(names)}")
-    return _FITS[policy](traces, costs, options or FitOptions())
+    return _FITS[policy](traces, costs, seed)

@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 
 from draftgauge.core.errors import TraceError
 from draftgauge.fitting.logistic import fit_logistic
-from draftgauge.fitting.registry import FitOptions, register_fit
+from draftgauge.fitting.registry import register_fit
 from draftgauge.policies.base import SignalArrays
 from draftgauge.policies.fitted import FittedPolicy
 from draftgauge.policies.specdec import FEATURES, NAME, dense_features
@@ -45,16 +45,12 @@ def fit_specdec(trace: Trace, gamma_max: int | None = None, seed: int = 0) -> Fi
         raise TraceError(
             f"{NAME} needs drafted tokens that were accepted and ones that were rejected; this trace has only one kind"
         )
-    # Standardised for the solver; the numbers that are kept undo it.
-    mean, spread = features.mean(0), np.maximum(features.std(0), np.finfo(np.float64).tiny)
-    weights = np.where(accepted, 1.0, REJECTION_WEIGHT)
-    slopes, constant = fit_logistic((features - mean) / spread, accepted, weights, regularisation=1.0)
-    slopes /= spread
+    slopes, constant = fit_logistic(features, accepted, np.where(accepted, 1.0, REJECTION_WEIGHT))
     return FittedPolicy(
         policy=NAME,
         gamma_max=gamma_max,
         signals=FEATURES,
-        parameters={"weights": slopes.tolist(), "bias": float(constant - slopes @ mean)},
+        parameters={"weights": slopes.tolist(), "bias": constant},
         provenance={
             "compression": trace.compression,
             "prompts": len(trace.prompts),
@@ -77,5 +73,5 @@ def _samples(trace: Trace, gamma_max: int) -> tuple[NDArray[np.float64], NDArray
 
 
 @register_fit(NAME)
-def _fit(traces: Sequence[Trace], costs: Sequence[CostCurve], options: FitOptions) -> FittedPolicy:
-    return fit_specdec(traces[0], seed=options.seed)
+def _fit(traces: Sequence[Trace], costs: Sequence[CostCurve], seed: int) -> FittedPolicy:
+    return fit_specdec(traces[0], seed=seed)

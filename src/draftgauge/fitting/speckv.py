@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from itertools import chain
 from typing import Any
 
 import numpy as np
@@ -11,12 +10,12 @@ from numpy.typing import NDArray
 from sklearn.neural_network import MLPRegressor
 
 from draftgauge.core.errors import TraceError
-from draftgauge.fitting.registry import FitOptions, register_fit
+from draftgauge.fitting.registry import register_fit
 from draftgauge.policies.fitted import FittedPolicy
 from draftgauge.policies.speckv import CANDIDATES, COMPRESSION_CODES, FEATURES, NAME, Reading
 from draftgauge.replaying.rows import draft_caps
 from draftgauge.replaying.simulate import replay_lengths
-from draftgauge.replaying.splits import prompt_keys
+from draftgauge.replaying.splits import keys_of
 from draftgauge.traces.costs import CostCurve
 from draftgauge.traces.trace import Trace
 
@@ -68,7 +67,7 @@ def fit_speckv(traces: Trace | Sequence[Trace], reading: Reading = "previous", s
         signals=FEATURES,
         parameters=networks | {"reading": reading, "compression": compressions[0], "fitted_on": compressions},
         provenance={"compressions": compressions, "seed": seed, "training": scores},
-        trained_on=tuple(dict.fromkeys(chain.from_iterable(map(prompt_keys, traces)))),
+        trained_on=keys_of(traces),
     )
 
 
@@ -134,5 +133,5 @@ def _summaries(trace: Trace, rows: Ints, drafted: Ints) -> Floats:
 
 
 @register_fit(NAME)
-def _fit_speckv(traces: Sequence[Trace], costs: Sequence[CostCurve], options: FitOptions) -> FittedPolicy:
-    return fit_speckv(traces, seed=options.seed)
+def _fit_speckv(traces: Sequence[Trace], costs: Sequence[CostCurve], seed: int) -> FittedPolicy:
+    return fit_speckv(traces, seed=seed)

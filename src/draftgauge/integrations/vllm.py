@@ -37,11 +37,11 @@ from draftgauge.models.compression import half_precision
 from draftgauge.models.lean import LeanModel
 from draftgauge.models.loading import load_model, load_tokenizer, wrap
 from draftgauge.policies.base import (
+    DropsLast,
     Extends,
     Policy,
     Signal,
     Step,
-    Trims,
     asks_after_each_token,
     begin,
     reads_of,
@@ -175,7 +175,7 @@ class Proposer:
         accepted = next((n for n in range(most) if draft.tokens[n] != committed[n]), most)
         self._drafter.commit(request.row, min(accepted, draft.kept), committed)
         shown = committed if SignalName.TEXT in self._reads else ()
-        how = draft.signals, float("nan"), shown, draft.appended, draft.trimmed
+        how = draft.signals, float("nan"), shown, draft.appended, draft.dropped
         request.policy.observe(Step(draft.drafted, accepted, len(committed), *how))
         request.text, request.length, request.last = tokens.tobytes(), len(text), text[-1]
         return request
@@ -188,7 +188,7 @@ class Proposer:
     def completed(self, request: Request, draft: Draft) -> Draft:
         """The draft as the policy wants it verified."""
         policy = request.policy
-        if not isinstance(policy, (Extends, Trims)):
+        if not isinstance(policy, (Extends, DropsLast)):
             return draft
         return completed(policy, draft, request.asked, self.room(request))
 

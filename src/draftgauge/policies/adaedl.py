@@ -7,10 +7,9 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from draftgauge.core.signals import Reads, SignalName
-from draftgauge.policies.base import Policy, Signal, Step
+from draftgauge.policies.base import Policy, Signal, Step, nats
 from draftgauge.policies.checks import check_positive, check_share
 from draftgauge.policies.registry import register_policy
-from draftgauge.policies.units import nats
 
 
 @dataclass(frozen=True)

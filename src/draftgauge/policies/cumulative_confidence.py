@@ -8,9 +8,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from draftgauge.core.signals import Reads, SignalName
-from draftgauge.policies.base import Policy, PolicyBase, Signal, SignalArrays
+from draftgauge.policies.base import Policy, PolicyBase, Signal, SignalArrays, first_stop
 from draftgauge.policies.checks import check_threshold
-from draftgauge.policies.lengths import first_stop
 from draftgauge.policies.registry import register_policy
 
 

@@ -2,22 +2,19 @@
 
 from __future__ import annotations
 
-import json
-import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from draftgauge.core.artefacts import Artefact
 from draftgauge.core.config import from_mapping, to_mapping
-from draftgauge.core.errors import ConfigError, DraftgaugeError
-from draftgauge.core.files import atomic_write_text
+from draftgauge.core.errors import DraftgaugeError
 from draftgauge.policies.base import Policy, StepCosts
 
 FITTED_SUFFIX = ".json"
-FORMAT = "draftgauge-policy"
-_NUMBERS = re.compile(r"\[[\d\s.,eE+-]+\]")  # lists of numbers: one line each
-VERSION = 1
+LARGEST = 1e4  # of a fitted number, either way
+FILE = Artefact("draftgauge-policy", 2, "fitted policy", "fit it with `draftgauge fit RUN --policy NAME --out FILE`")
 
 Build = Callable[[Mapping[str, Any], int, StepCosts | None], Policy]
 """Makes a policy from ``parameters``, the longest draft possible and the cost curve (None where there is none)."""
@@ -30,7 +27,7 @@ _SIGNALS: dict[str, tuple[str, ...]] = {}
 
 @dataclass(frozen=True)
 class FittedPolicy:
-    """A fitted policy as it lies on disk.
+    """A fitted policy as it is on disk.
 
     Attributes:
         policy: its kind, a name in :data:`FITTED`.
@@ -47,8 +44,6 @@ class FittedPolicy:
     parameters: Mapping[str, Any]
     provenance: Mapping[str, Any] = field(default_factory=dict)
     trained_on: tuple[str, ...] = ()
-    format: str = FORMAT
-    version: int = VERSION
 
 
 def register_fitted(policy: str, signals: tuple[str, ...] | None = None) -> Callable[[Build], Build]:
@@ -73,8 +68,8 @@ def fitted_policy(fitted: FittedPolicy, gamma_max: int, costs: StepCosts | None)
     """A new policy from its numbers.
 
     Raises:
-        DraftgaugeError: if it was fitted for another ``gamma_max`` or on other signals, or needs a cost curve and there
-            is none.
+        DraftgaugeError: if it was fitted for another ``gamma_max`` or on other signals, its numbers cannot be, or it
+            needs a cost curve and there is none.
     """
     wanted = _SIGNALS.get(fitted.policy, fitted.signals)
     if fitted.signals != wanted:
@@ -87,7 +82,22 @@ def fitted_policy(fitted: FittedPolicy, gamma_max: int, costs: StepCosts | None)
             f"policy {fitted.policy} was fitted for gamma_max {fitted.gamma_max}, "
             f"the longest draft here is {gamma_max}: run with --gamma-max {fitted.gamma_max}, or fit it on such a trace"
         )
+    _check_numbers(fitted.policy, "parameters", fitted.parameters)
     return FITTED[fitted.policy](fitted.parameters, gamma_max, costs)
+
+
+def _check_numbers(policy: str, key: str, value: Any) -> None:
+    """Raise ``DraftgaugeError`` naming the first number that no fit finds."""
+    if isinstance(value, Mapping):
+        for name, inner in value.items():
+            _check_numbers(policy, f"{key}.{name}", inner)
+    elif isinstance(value, list | tuple):
+        for inner in value:
+            _check_numbers(policy, key, inner)
+    elif isinstance(value, int | float) and not abs(value) <= LARGEST:
+        raise DraftgaugeError(
+            f"policy {policy}: {key} must be numbers from -{LARGEST:g} to {LARGEST:g}, not {value}: fit it again"
+        )
 
 
 def save_fitted(fitted: FittedPolicy, path: Path) -> None:
@@ -98,32 +108,22 @@ def save_fitted(fitted: FittedPolicy, path: Path) -> None:
     """
     if path.suffix != FITTED_SUFFIX:
         raise DraftgaugeError(f"a fitted policy is a {FITTED_SUFFIX} file, not {path.name}: name it so")
-    text = json.dumps(to_mapping(fitted), indent=1)
-    atomic_write_text(path, _NUMBERS.sub(lambda match: " ".join(match[0].split()), text) + "\n")
+    FILE.write(path, to_mapping(fitted))
 
 
 def load_fitted(path: Path) -> FittedPolicy:
     """Read a fitted policy.
 
     Raises:
-        DraftgaugeError: if the file is missing, is not a fitted policy or one of another version, or names an unknown
-            policy or unknown signals.
+        DraftgaugeError: if the file is missing or damaged, is not a fitted policy or one of another version, or names
+            an unknown policy.
     """
-    again = "`draftgauge fit` writes them"
+    content = FILE.read(path)
+    del content["version"]
     try:
-        entry = json.loads(path.read_text(encoding="utf-8"))
-    except OSError as error:
-        raise DraftgaugeError(f"cannot read the fitted policy {path} ({error.strerror}); {again}") from error
-    except ValueError as error:
-        raise DraftgaugeError(f"{path} is not a fitted policy (not JSON: {error}); {again}") from error
-    if not isinstance(entry, dict) or entry.get("format") != FORMAT:
-        raise DraftgaugeError(f"{path} is not a fitted policy (its format is not {FORMAT!r}); {again}")
-    if entry.get("version") != VERSION:
-        raise _other_version(path, entry.get("policy"), f"its format is {entry.get('version')}, not {VERSION}")
-    try:
-        fitted = from_mapping(FittedPolicy, entry, "fitted policy")
-    except ConfigError as error:
-        raise _other_version(path, entry.get("policy"), error) from error
+        fitted = from_mapping(FittedPolicy, content, "fitted policy")
+    except DraftgaugeError as error:
+        raise DraftgaugeError(f"{path}: {error}; {FILE.remedy}") from error
     if fitted.policy not in FITTED:
         raise DraftgaugeError(
             f"{path} is of policy {fitted.policy!r}, which this draftgauge does not know; known: {', '.join(FITTED)}"
@@ -140,26 +140,10 @@ def policy_of_file(path: Path, gamma_max: int, costs: StepCosts | None, fitted: 
     fitted = fitted or load_fitted(path)
     try:
         return fitted_policy(fitted, gamma_max, costs)
-    except ConfigError as error:
-        raise _other_version(path, fitted.policy, error) from error
     except DraftgaugeError as error:
         raise DraftgaugeError(f"{path}: {error}") from error
-    except (ArithmeticError, IndexError, TypeError, ValueError) as error:
-        raise DraftgaugeError(f"{path}: its numbers do not fit together ({error}): fit it again") from error
-
-
-def _other_version(path: Path, policy: object, why: object) -> DraftgaugeError:
-    named = f" --policy {policy}" if isinstance(policy, str) else ""
-    return DraftgaugeError(
-        f"{path} was fitted by an earlier or later version of draftgauge ({why}): fit it anew with "
-        f"`draftgauge fit RUN{named} --out {path}`"
-    )
 
 
 def is_fitted(path: Path) -> bool:
     """Whether a JSON file says that it is a fitted policy; measurements and cost curves lie beside them."""
-    try:
-        document = json.loads(path.read_text(encoding="utf-8"))
-    except ValueError:
-        return False
-    return isinstance(document, dict) and document.get("format") == FORMAT
+    return FILE.is_one(path)

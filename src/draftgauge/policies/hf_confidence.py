@@ -10,9 +10,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from draftgauge.core.signals import Reads, SignalName
-from draftgauge.policies.base import Policy, PolicyBase, Signal, SignalArrays, Step
+from draftgauge.policies.base import Policy, PolicyBase, Signal, SignalArrays, Step, first_stop
 from draftgauge.policies.checks import check_threshold, check_tokens
-from draftgauge.policies.lengths import first_stop
 from draftgauge.policies.registry import register_policy
 
 _MIN_SAMPLES = 6

@@ -32,14 +32,15 @@ class PolicyEntry:
         variants: what it does instead where its spec holds a parameter, e.g. ``{"adaptive=true": "..."}``.
         grid: values to try for each of its parameters when it is tuned; empty if there is nothing to tune.
         compared: whether it stands in comparisons for which no policy is named.
-        timed: whether the cost meter times its decisions in the live loop.
+        complexity: how many numbers of it are tuned or fitted; of policies that are level the least complex one is
+            recommended.
     """
 
     description: str
     variants: Mapping[str, str]
     grid: Mapping[str, tuple[Any, ...]]
     compared: bool
-    timed: bool = False
+    complexity: int
 
 
 _ENTRIES: dict[str, PolicyEntry] = {}
@@ -55,18 +56,20 @@ def register_policy(
     variants: Mapping[str, str] | None = None,
     grid: Mapping[str, tuple[Any, ...]] | None = None,
     compared: bool = False,
-    timed: bool = False,
+    complexity: int | None = None,
 ) -> Callable[[Factory], Factory]:
     """Decorator of a policy's factory.
 
     Args:
         name: what specs call it.
-        description, variants, grid, compared, timed: as of :class:`PolicyEntry`.
+        description, variants, grid, compared: as of :class:`PolicyEntry`.
+        complexity: likewise; the parameters in ``grid`` if it is not given.
     """
 
     def add(factory: Factory) -> Factory:
         POLICIES.register(name)(factory)
-        _ENTRIES[name] = PolicyEntry(description, dict(variants or {}), dict(grid or {}), compared, timed)
+        numbers = len(grid or {}) if complexity is None else complexity
+        _ENTRIES[name] = PolicyEntry(description, dict(variants or {}), dict(grid or {}), compared, numbers)
         return factory
 
     return add
@@ -88,11 +91,6 @@ def describe_policy(spec: str) -> str:
 def compared_policies() -> tuple[str, ...]:
     """The policies of comparisons for which none is named."""
     return tuple(name for name, entry in _ENTRIES.items() if entry.compared)
-
-
-def timed_policies() -> tuple[str, ...]:
-    """The policies whose decisions the cost meter times."""
-    return tuple(name for name, entry in _ENTRIES.items() if entry.timed)
 
 
 def tunable_policies() -> tuple[str, ...]:

@@ -13,12 +13,20 @@ from numpy.typing import NDArray
 from draftgauge.core.config import from_mapping
 from draftgauge.core.errors import DraftgaugeError
 from draftgauge.core.signals import DISTRIBUTION, Reads
-from draftgauge.policies.base import Policy, PolicyBase, Signal, SignalArrays, StepCosts
+from draftgauge.policies.base import (
+    LEAST_PROBABILITY,
+    Policy,
+    PolicyBase,
+    Signal,
+    SignalArrays,
+    StepCosts,
+    all_nats,
+    nats,
+)
 from draftgauge.policies.bundled import bundled_policy
 from draftgauge.policies.checks import check_share, check_tokens
 from draftgauge.policies.fitted import register_fitted
 from draftgauge.policies.registry import register_policy
-from draftgauge.policies.units import LEAST_PROBABILITY, all_nats, nats
 
 NAME = "specdec++"
 FEATURES = (

@@ -1,23 +1,19 @@
-"""Texts of earlier requests in one index, which a policy may ask beside the text of the running one.
+"""Texts of earlier requests, in which a policy may look tokens up beside the text of the running one.
 
-Retrieval from a datastore (REST, He et al. 2023; SuffixDecoding, Oliaro et al. 2024): what another output has said
-after the same words. An ending is looked up in the request's own text first, and in the stored ones where that matches
-fewer than :data:`~draftgauge.policies.suffix.ORDER` tokens; the stored match counts where it is the longer one. While a
-request runs the stored texts stay as they are.
+Retrieval from a datastore (REST, He et al. 2023; SuffixDecoding, Oliaro et al. 2024). An n-gram is looked up in the
+request's own text first; a match in the stored texts counts where it is longer. These do not change while a request
+runs.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import cached_property
+from typing import Protocol, runtime_checkable
 
-import numpy as np
-from numpy.typing import NDArray
-
-from draftgauge.policies.suffix import ORDER, SuffixIndex
-from draftgauge.policies.text_index import BETWEEN_TEXTS, TextIndex
-
-Ints = NDArray[np.int64]
+from draftgauge.core.errors import DraftgaugeError
+from draftgauge.policies.base import Policy
+from draftgauge.policies.ngrams import NgramIndex
 
 
 class StoredTexts:
@@ -25,46 +21,40 @@ class StoredTexts:
 
     Attributes:
         texts: tokens of each, the oldest first.
-        look_up_seconds: what one look-up takes.
     """
 
-    def __init__(self, texts: Sequence[Sequence[int]], look_up_seconds: float = 0.0) -> None:
-        self.texts = [np.asarray(text, np.int64) for text in texts]
-        self.look_up_seconds = look_up_seconds
-
-    @property
-    def tokens(self) -> int:
-        """How many there are, of all texts."""
-        return sum(map(len, self.texts))
+    def __init__(self, texts: Sequence[Sequence[int]]) -> None:
+        self.texts = [[int(token) for token in text] for text in texts]
 
     @cached_property
-    def index(self) -> SuffixIndex:
-        """To look up one ending at a time."""
-        index = SuffixIndex(capacity=self.tokens + 2 * ORDER)
+    def index(self) -> NgramIndex:
+        index = NgramIndex(capacity=None)
         for text in self.texts:
             index.separate()
-            index.read(text.tolist())
+            index.extend(text)
         return index
 
-    @cached_property
-    def columns(self) -> TextIndex:
-        """To look up many."""
-        between = np.full(1, BETWEEN_TEXTS)
-        parts = [part for text in self.texts for part in (text, between)]
-        return TextIndex(np.concatenate(parts) if parts else np.zeros(0, np.int64), capacity=2**62)
+
+@runtime_checkable
+class AsksStored(Protocol):
+    """A policy that can look tokens up in stored texts too."""
+
+    def ask_stored(self, stored: StoredTexts) -> None:
+        """Look up in these from now on; asked once, before the first request."""
+        ...
 
 
-class BackedIndex(SuffixIndex):
-    """The index of a text, with stored ones behind it."""
+def with_stored(policies: Sequence[Policy], stored: StoredTexts) -> None:
+    """Let all policies that can look tokens up in stored texts do so.
 
-    def __init__(self, stored: StoredTexts) -> None:
-        super().__init__()
-        self._stored = stored.index.entry
-
-    def entry(self, first: int, second: int, third: int, last: int) -> tuple[int, int]:
-        """The longer one of the two matches, the text's own where they are equally long."""
-        own, order = super().entry(first, second, third, last)
-        if order == ORDER:
-            return own, order
-        stored, longer = self._stored(first, second, third, last)
-        return (stored, longer) if longer > order else (own, order)
+    Raises:
+        DraftgaugeError: if none of them can.
+    """
+    able = [policy for policy in policies if isinstance(policy, AsksStored)]
+    if not able:
+        raise DraftgaugeError(
+            "none of the policies looks tokens up in a text, so a datastore changes nothing: leave it out, or add "
+            "two-source, lookup or lookup-else-stopping"
+        )
+    for policy in able:
+        policy.ask_stored(stored)

@@ -10,11 +10,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from draftgauge.core.signals import Reads, SignalName
-from draftgauge.policies.base import Policy, PolicyBase, Signal, SignalArrays
+from draftgauge.policies.base import Policy, PolicyBase, Signal, SignalArrays, all_nats, first_stop, nats
 from draftgauge.policies.checks import check_positive, check_tokens
-from draftgauge.policies.lengths import first_stop
 from draftgauge.policies.registry import register_policy
-from draftgauge.policies.units import all_nats, nats
 
 
 @dataclass(frozen=True)

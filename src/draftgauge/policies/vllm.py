@@ -8,10 +8,9 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from draftgauge.core.signals import Reads, SignalName
-from draftgauge.policies.base import Policy, PolicyBase, Signal, Step, StepCosts, seconds_by_length
+from draftgauge.policies.base import LEAST_PROBABILITY, Policy, PolicyBase, Signal, Step, StepCosts, seconds_by_length
 from draftgauge.policies.checks import check_tokens
 from draftgauge.policies.registry import register_policy
-from draftgauge.policies.units import LEAST_PROBABILITY
 
 _RIDGE = 1e-3
 _LEAST_OBSERVATIONS = 50  # of a depth in a round; with fewer its coefficients stay

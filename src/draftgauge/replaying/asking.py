@@ -10,34 +10,34 @@ from numpy.typing import NDArray
 
 from draftgauge.core.signals import Reads, SignalName
 from draftgauge.policies.base import (
+    DropsLast,
     Extends,
     Policy,
     ReadsText,
     Signal,
     Step,
-    Trims,
     asks_after_each_token,
     begin,
     reads_of,
 )
-from draftgauge.replaying.views import check_prompt_tokens, signal_arrays
+from draftgauge.replaying.rows import check_prompt_tokens, signal_arrays
 from draftgauge.traces.trace import Trace
 
 Ints = NDArray[np.int64]
 
 
 def prompt_steps(
-    trace: Trace, prompt: int, caps: Ints, policy: Policy, trims: bool
+    trace: Trace, prompt: int, caps: Ints, policy: Policy, greedy: bool
 ) -> Iterator[tuple[int, int, int, int, int]]:
     """Ask a policy token by token, as the live loop does; yields each step's row and its tokens drafted, appended,
-    accepted, trimmed.
+    accepted, dropped.
 
     Args:
         trace: dense.
         prompt: number of the prompt.
         caps: ``[P]`` the most tokens that a step can draft.
         policy: to ask.
-        trims: whether it may leave drafted tokens out, where it is one that does.
+        greedy: whether drafting is: a sampled token is never left out for what it is (:class:`DropsLast`).
     """
     first, end = trace.offsets[prompt : prompt + 2].tolist()
     limits, accepts = caps[first:end].tolist(), trace.accepted[first:end].tolist()
@@ -51,18 +51,18 @@ def prompt_steps(
     target_entropy = trace.target_entropy[first:end].tolist()
     tokens = trace.token[first:end].tolist()
     extends = policy if isinstance(policy, Extends) else None
-    trimming = policy if trims and isinstance(policy, Trims) else None
+    drops = policy if greedy and isinstance(policy, DropsLast) else None
     if isinstance(policy, ReadsText):
         check_prompt_tokens(trace)
     begin(policy, trace.prompts[prompt].prompt_token)
     position, length = 0, end - first
     while position < length:
         most = max(0, min(policy.limit(), limits[position]))
-        last_too = extends is not None or trimming is not None
+        last_too = extends is not None or drops is not None
         signals = _draft(policy, [values[position] for values in columns], most, last_too) if asks else []
         drafted = len(signals) if asks else most
-        trimmed = int(trimming is not None and drafted > 0 and trimming.trims())
-        kept = drafted - trimmed
+        dropped = int(drops is not None and drafted > 0 and drops.drops_last())
+        kept = drafted - dropped
         accepted, appended = min(kept, accepts[position]), 0
         room = trace.max_new_tokens - 1 - position - kept
         if extends is not None and room > 0:
@@ -72,8 +72,8 @@ def prompt_steps(
         committed = min(accepted + 1, length - position)
         entropy = target_entropy[position + committed - 1] if reads_entropy else float("nan")
         text = tokens[position : position + committed] if reads_text else ()
-        policy.observe(Step(drafted, accepted, committed, signals, entropy, text, appended, trimmed))
-        yield first + position, drafted, appended, accepted, trimmed
+        policy.observe(Step(drafted, accepted, committed, signals, entropy, text, appended, dropped))
+        yield first + position, drafted, appended, accepted, dropped
         position += committed
 
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from draftgauge.policies.batches import make_batch_policy
+from draftgauge.policies.batch import make_batch_policy
 from draftgauge.replaying.batched import replay_batch, resampled
 from draftgauge.traces.costs import CostCurve
 from draftgauge.traces.trace import Trace
@@ -24,7 +24,7 @@ def batch_rows(
         trace: greedy.
         costs: measured for batches.
         batches: requests at once.
-        specs: of policies, as :func:`draftgauge.policies.batches.make_batch_policy` takes them.
+        specs: of policies, one for each request.
 
     Returns:
         One row for each batch size and policy: ``batch``, ``policy``, ``gamma`` (None for a policy that is no fixed
@@ -43,7 +43,7 @@ def batch_rows(
         queue = resampled(len(trace.prompts), batch, np.random.default_rng(0))
         of_batch: list[dict[str, Any]] = []
         for spec in dict.fromkeys((*fixed, *specs)):
-            policy = make_batch_policy(spec, batch, longest, costs, passes)
+            policy = make_batch_policy(spec, batch, longest, costs)
             outcome = replay_batch(trace, policy, passes, batch, queue)
             of_batch.append(
                 {

@@ -8,21 +8,21 @@ tokens than others, take longer than even ones.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Sequence
+from dataclasses import dataclass
 
 import numpy as np
-from numpy.typing import NDArray
 
 from draftgauge.core.errors import TraceError
 from draftgauge.core.signals import SignalName
 from draftgauge.policies.base import Signal, Step, asks_after_each_token
-from draftgauge.policies.batch import BatchPolicy, Opening
-from draftgauge.replaying.views import check_prompt_tokens, signal_arrays
+from draftgauge.policies.batch import BatchPolicy
+from draftgauge.replaying.rows import check_prompt_tokens, signal_arrays
 from draftgauge.traces.batch_costs import BatchCosts
 from draftgauge.traces.trace import Trace
 
 ROUNDS = 8  # requests that each slot serves at least, by default
+NAN = float("nan")
 
 
 @dataclass(frozen=True)
@@ -32,8 +32,7 @@ class BatchReplay:
     Attributes:
         batch: requests at once.
         steps: of the batch.
-        committed, drafted, verified, accepted: tokens of all requests; verified ones without those that every request
-            takes in besides.
+        committed, drafted, accepted: tokens of all requests.
         seconds: modelled.
     """
 
@@ -41,7 +40,6 @@ class BatchReplay:
     steps: int
     committed: int
     drafted: int
-    verified: int
     accepted: int
     seconds: float
 
@@ -86,7 +84,7 @@ def replay_batch(trace: Trace, policy: BatchPolicy, costs: BatchCosts, batch: in
 
 @dataclass
 class _Cursor:
-    """A slot's place in its prompt's rows, and the tokens that its drafter has yet to read."""
+    """A slot's place in its prompt's rows, and the committed tokens that its drafter has yet to take in."""
 
     first: int
     row: int
@@ -95,31 +93,8 @@ class _Cursor:
     backlog: int = 1
 
     @property
-    def position(self) -> int:
-        return self.row - self.first
-
-    @property
     def context(self) -> int:
-        return self.prompt_tokens + self.position
-
-
-@dataclass
-class _Passes:
-    """Passes of one kind, column by column."""
-
-    rows: list[int] = field(default_factory=list)
-    tokens: list[int] = field(default_factory=list)
-    contexts: list[int] = field(default_factory=list)
-    padded: list[int] = field(default_factory=list)
-
-    def add(self, rows: int, tokens: int, context: int, padded: int) -> None:
-        self.rows.append(rows)
-        self.tokens.append(tokens)
-        self.contexts.append(context)
-        self.padded.append(padded)
-
-    def columns(self) -> tuple[NDArray[np.int64], ...]:
-        return tuple(np.array(each, np.int64) for each in (self.rows, self.tokens, self.contexts, self.padded))
+        return self.prompt_tokens + self.row - self.first
 
 
 class _Batch:
@@ -130,123 +105,100 @@ class _Batch:
         if self.reads_text:
             check_prompt_tokens(trace)
         self.gamma_max = min(trace.gamma_max, costs.gamma_max)
-        self.accepts = trace.accepted.tolist()
-        self.drafted = trace.drafted.tolist()
-        self.tokens = trace.token.tolist() if self.reads_text else []
-        self.columns = self._columns() if self.asks else []
+        self.accepts, self.drafted, self.tokens = trace.accepted.tolist(), trace.drafted.tolist(), trace.token.tolist()
+        arrays = signal_arrays(trace, policy.reads)
+        columns = (arrays.confidence, arrays.entropy, arrays.margin, trace.draft_token)
+        self.columns = [values.tolist() for values in columns] if self.asks else []
         self.slots: dict[int, _Cursor] = {}
-        self.first, self.onward, self.verifications = _Passes(), _Passes(), _Passes()
-        self.shapes: list[tuple[int, int]] = []  # of every step: most tokens of a request, passes of the drafter
-        self.counts = {"committed": 0, "drafted": 0, "verified": 0, "accepted": 0}
+        # Columns of every pass: requests, tokens, context, padding.
+        self.first: list[tuple[int, int, int, int]] = []
+        self.onward: list[tuple[int, int, int, int]] = []
+        self.verifications: list[tuple[int, int, int, int]] = []
+        self.counts = {"committed": 0, "drafted": 0, "accepted": 0}
 
     def run(self, queue: Sequence[int]) -> BatchReplay:
-        waiting, steps = iter(queue), 0
+        waiting, steps = list(reversed(queue)), 0
         for slot in range(self.batch):
-            self.admit(slot, waiting)
+            self.admit(slot, waiting.pop())
         while len(self.slots) == self.batch:
             steps += 1
             for slot in self.step():
                 del self.slots[slot]
-                self.admit(slot, waiting)
+                if waiting:
+                    self.admit(slot, waiting.pop())
         return BatchReplay(self.batch, steps, **self.counts, seconds=self.seconds(steps))
 
-    def admit(self, slot: int, waiting: Iterator[int]) -> None:
-        for prompt in waiting:
-            first, end = self.trace.offsets[prompt : prompt + 2].tolist()
-            info = self.trace.prompts[prompt]
-            self.slots[slot] = _Cursor(first, first, end, info.prompt_tokens)
-            self.slots = dict(sorted(self.slots.items()))
-            self.policy.begin(slot, info.prompt_token)
-            return
+    def admit(self, slot: int, prompt: int) -> None:
+        first, end = self.trace.offsets[prompt : prompt + 2].tolist()
+        info = self.trace.prompts[prompt]
+        self.slots = dict(sorted({**self.slots, slot: _Cursor(first, first, end, info.prompt_tokens)}.items()))
+        self.policy.begin(slot, info.prompt_token)
 
     def step(self) -> list[int]:
         """One step of all slots; those whose prompts ended."""
         context = max(cursor.context for cursor in self.slots.values())
         shown = self.propose(context)
-        verified = self.policy.verified({slot: len(signals) for slot, signals in shown.items()})
-        counts = [verified[slot] + 1 for slot in self.slots]
-        padded = len(counts) * max(counts) - sum(counts)
-        self.verifications.add(len(counts), sum(counts), context, padded)
-        self.shapes.append((max(counts), max(map(len, shown.values()))))
-        return [slot for slot, cursor in self.slots.items() if self.commit(slot, cursor, verified[slot], shown[slot])]
+        tokens = [len(signals) + 1 for signals in shown.values()]
+        self.verifications.append((len(tokens), sum(tokens), context, len(tokens) * max(tokens) - sum(tokens)))
+        return [slot for slot, cursor in self.slots.items() if self.commit(slot, cursor, shown[slot])]
 
     def propose(self, context: int) -> dict[int, list[Signal]]:
         """The signals of what each slot drafts."""
         caps = {slot: self.cap(cursor) for slot, cursor in self.slots.items()}
-        backlog = {slot: cursor.backlog for slot, cursor in self.slots.items()}
         shown: dict[int, list[Signal]] = {slot: [] for slot in self.slots}
-        slots, depth = self.policy.first(Opening(caps, backlog, context)), 0
+        slots, depth = self.policy.first(caps), 0
         while slots:
             depth += 1
             missing = slots[-1] + 1 - slots[0] - len(slots)
             if depth == 1:
-                self.first.add(len(slots), sum(backlog[slot] for slot in slots), context, missing)
+                self.first.append((len(slots), sum(self.slots[slot].backlog for slot in slots), context, missing))
             else:
-                self.onward.add(len(slots), len(slots), context, missing)
-            able = {}
+                self.onward.append((len(slots), len(slots), context, missing))
             for slot in slots:
-                signal = self.signal(self.slots[slot].row, depth)
-                shown[slot].append(signal)
-                if depth < caps[slot]:
-                    able[slot] = signal
-                else:
-                    self.policy.drafted_last(slot, signal)
+                shown[slot].append(self.signal(self.slots[slot].row, depth))
+            able = {slot: shown[slot][-1] for slot in slots if depth < caps[slot]}
             slots = self.policy.onward(able) if able else []
         return shown
 
-    def commit(self, slot: int, cursor: _Cursor, verified: int, shown: list[Signal]) -> bool:
-        accepted = min(verified, self.accepts[cursor.row])
+    def commit(self, slot: int, cursor: _Cursor, shown: list[Signal]) -> bool:
+        """Commit what is accepted; whether the prompt's output has ended."""
+        drafted = len(shown)
+        accepted = min(drafted, self.accepts[cursor.row])
         committed = min(accepted + 1, cursor.end - cursor.row)
         text = self.tokens[cursor.row : cursor.row + committed] if self.reads_text else ()
-        proposed = min(verified, self.drafted[cursor.row])  # what follows an end token was drafted and is no proposal
-        self.policy.observe(slot, Step(proposed, accepted, committed, shown[:proposed], float("nan"), text))
-        for name, count in zip(self.counts, (committed, len(shown), verified, accepted), strict=True):
-            self.counts[name] += count
-        if shown:
-            cursor.backlog = accepted + 1 - min(accepted, len(shown) - 1)
-        else:
-            cursor.backlog += committed
+        proposed = min(drafted, self.drafted[cursor.row])  # what follows an end token was drafted and is no proposal
+        self.policy.observe(slot, Step(proposed, accepted, committed, shown[:proposed], NAN, text))
+        self.counts["committed"] += committed
+        self.counts["drafted"] += drafted
+        self.counts["accepted"] += accepted
+        cursor.backlog = accepted + 1 - min(accepted, drafted - 1) if shown else cursor.backlog + committed
         cursor.row += committed
         return cursor.row >= cursor.end
 
     def cap(self, cursor: _Cursor) -> int:
         """The most tokens that a slot may draft; an end token ends a draft only where drafted tokens are read."""
-        room = min(self.gamma_max, self.trace.max_new_tokens - 1 - cursor.position)
+        room = min(self.gamma_max, self.trace.max_new_tokens - 1 - (cursor.row - cursor.first))
         return min(room, self.drafted[cursor.row]) if self.asks else room
 
     def signal(self, row: int, depth: int) -> Signal:
         if not self.asks:
-            return Signal(depth, float("nan"), float("nan"), float("nan"))
+            return Signal(depth, NAN, NAN, NAN)
         confidence, entropy, margin, token = (column[row][depth - 1] for column in self.columns)
         return Signal(depth, confidence, entropy, margin, int(token))
 
     def seconds(self, steps: int) -> float:
-        first, onward, verified = (each.columns() for each in (self.first, self.onward, self.verifications))
+        costs = self.costs
+        first, onward, verified = (
+            np.array(passes, np.int64).reshape(-1, 4).T for passes in (self.first, self.onward, self.verifications)
+        )
         spent = [
-            self.costs.draft_seconds(*first[:3]),
-            self.costs.onward_seconds(onward[0], onward[2]),
-            self.costs.verify_seconds(*verified[:3]),
-            self.costs.ragged_draft_seconds(self.batch, first[3]),
-            self.costs.ragged_draft_seconds(self.batch, onward[3]),
-            self.costs.ragged_verify_seconds(self.batch, verified[3]),
+            costs.draft_seconds(*first[:3]),
+            costs.onward_seconds(onward[0], onward[2]),
+            costs.verify_seconds(*verified[:3]),
+            costs.ragged_draft_seconds(self.batch, first[3]),
+            costs.ragged_draft_seconds(self.batch, onward[3]),
+            costs.ragged_verify_seconds(self.batch, verified[3]),
         ]
         if self.asks:
-            spent += [self.costs.asking_seconds(each) for each in (first[0], onward[0])]
-        rest = steps * float(self.costs.step_seconds(self.batch))
-        shapes = np.array(self.shapes)
-        repeats = shapes[1:][(shapes[1:] == shapes[:-1]).all(axis=1)]
-        saved = self.costs.repeat_seconds(self.batch, repeats[:, 1] > 0).sum()
-        return float(sum(each.sum() for each in spent)) + rest + self._deciding(steps) - float(saved)
-
-    def _deciding(self, steps: int) -> float:
-        """What the policy says that deciding takes it, for all requests, and what ranking them takes."""
-        decision = self.policy.decision
-        requests, drafted = steps * self.batch, self.counts["drafted"]
-        ranking = self.costs.ranking_seconds(self.batch, steps, requests + drafted) if self.policy.ranks else 0.0
-        deciding = decision.step * requests + decision.token * drafted + decision.committed * self.counts["committed"]
-        return ranking + deciding
-
-    def _columns(self) -> list[list[list[float]]]:
-        arrays = signal_arrays(self.trace, self.policy.reads)
-        columns = [values.tolist() for values in (arrays.confidence, arrays.entropy, arrays.margin)]
-        return [*columns, self.trace.draft_token.tolist()]
+            spent += [costs.asking_seconds(each) for each in (first[0], onward[0])]
+        return float(sum(each.sum() for each in spent)) + steps * float(costs.step_seconds(self.batch))

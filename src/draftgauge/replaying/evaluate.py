@@ -14,7 +14,7 @@ from draftgauge.core.errors import DraftgaugeError
 from draftgauge.core.prompts import TRAIN
 from draftgauge.policies.base import Extends, Policy
 from draftgauge.policies.fixed import FixedLength
-from draftgauge.policies.stored_policies import stored_of
+from draftgauge.policies.stored_texts import StoredTexts
 from draftgauge.replaying.hindsight import Sources, hindsight_optimum
 from draftgauge.replaying.rows import context_lengths, prompt_of_rows, sum_by_prompt
 from draftgauge.replaying.simulate import Replay, replay, replay_fixed_all
@@ -174,6 +174,7 @@ def evaluate_design(
     make: MakeArms,
     *,
     tune: TuneRivals | None = None,
+    stored: StoredTexts | None = None,
     resamples: int = TEST_RESAMPLES,
 ) -> list[Row]:
     """Policies beside drafting nothing, the best fixed length and the hindsight optimum, on the prompts of a design.
@@ -183,6 +184,7 @@ def evaluate_design(
         costs: of the trace.
         make: new policies by name.
         tune: tunes policies to compare with, on the training prompts where the design has any.
+        stored: earlier texts in which policies look tokens up too, for the bounds.
         resamples: of the intervals.
 
     Returns:
@@ -200,7 +202,6 @@ def evaluate_design(
     arms |= {} if rivals is None else rivals.arms
     looks_up = any(isinstance(policy, Extends) for policy in arms.values())
     bounds = BOUNDS if looks_up else [HINDSIGHT]
-    stored = next(filter(None, (stored_of(policy) for policy in arms.values() if isinstance(policy, Policy))), None)
     arms |= {name: hindsight_optimum(design.trace, costs, BOUNDS[name], stored).replay for name in bounds}
     return evaluate(
         design.trace,
@@ -309,7 +310,7 @@ def _measures(outcome: Replay, baselines: _Baselines, mask: NDArray[np.bool_], r
 
     tokens, seconds = summed(outcome.committed), summed(outcome.seconds)
     steps, drafted = (counts[mask].sum().item() for counts in (outcome.steps, outcome.drafted))  # or expectations
-    proposed = drafted + (outcome.appended - outcome.trimmed)[mask].sum().item()
+    proposed = drafted + (outcome.appended - outcome.dropped)[mask].sum().item()
     speed = ratio_interval(tokens, seconds, resamples=resamples)
     fixed, bound = baselines.best_fixed, baselines.hindsight
     fixed_seconds = summed(fixed.seconds)

@@ -10,9 +10,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from draftgauge.core.errors import TraceError
+from draftgauge.policies.ngrams import MOST_MATCHED, NgramIndex
 from draftgauge.policies.stored_texts import StoredTexts
-from draftgauge.replaying.rows import context_lengths, draft_caps, draft_room, prompt_of_rows
-from draftgauge.replaying.simulate import Ends, Replay, Walk, mean_of, text_runs, walked
+from draftgauge.replaying.rows import check_prompt_tokens, context_lengths, draft_caps, draft_room, prompt_of_rows
+from draftgauge.replaying.simulate import Replay, Walk, mean_of, walked
 from draftgauge.traces.build import remaining_rows
 from draftgauge.traces.costs import CostCurve
 from draftgauge.traces.sampled import draws
@@ -20,6 +21,7 @@ from draftgauge.traces.trace import Trace
 
 Ints = NDArray[np.int64]
 
+_RUNS = "text runs"
 SAMPLED = (
     "a trace of sampled decoding does not hold the target's chances of the text's tokens: replay policies that look "
     "tokens up on a greedy trace, or run them live"
@@ -84,9 +86,9 @@ def hindsight_optimum(
         ``T(p, q) = min over (d, b) of seconds(d, b, context at p) + catch_up(q) [d > 0] + T(p', q')``,
 
     where ``p' = min(p + accepted + 1, N)`` with ``accepted = min(d, a(p)) + [a(p) >= d] min(b, run(p, d))``
-    (:func:`~draftgauge.replaying.simulate.accepted_tokens`), ``q'`` is the backlog that the step leaves, ``d`` goes up
-    to what a live step could draft there (:func:`~draftgauge.replaying.simulate.draft_caps`) and ``d + b`` up to the
-    room under the limit of output tokens. With the drafter alone ``b`` is 0, with the text alone ``d``.
+    (:func:`text_runs`), ``q'`` is the backlog that the step leaves, ``d`` goes up to what a live step could draft there
+    (:func:`~draftgauge.replaying.rows.draft_caps`) and ``d + b`` up to the room under the limit of output tokens. With
+    the drafter alone ``b`` is 0, with the text alone ``d``.
 
     On a trace of sampled decoding the outcomes are coins: the mean of the optimum over draws of them, with the
     ``lengths`` and the ``replay.record`` of the first draw, that of the trace's own rows.
@@ -113,6 +115,7 @@ def hindsight_optimum(
     backlogs = np.arange(1, costs.backlog_max + 1)
     caps, left, contexts = draft_caps(trace), remaining_rows(trace.offsets), context_lengths(trace)
     room = draft_room(trace)
+    runs = None if sources is Sources.MODEL else text_runs(trace, stored)
     shortest = int(contexts.min())
     cost_at = costs.step_seconds(gammas, np.arange(shortest, int(contexts.max()) + 1)[:, None], appended=tails)
     catch_up = costs.catch_up_seconds(backlogs[:, None], gammas)  # [B, C]
@@ -126,7 +129,7 @@ def hindsight_optimum(
     # Rows grouped by how far they are from their end: all of a group depend on earlier groups only.
     order = np.argsort(left, kind="stable")
     for rows in np.split(order, np.flatnonzero(np.diff(left[order])) + 1):
-        accepted = _accepted(trace, rows, gammas, Ends(tails, stored=stored))  # [rows, C]
+        accepted = _accepted(trace, rows, gammas, tails, runs)  # [rows, C]
         rest = np.maximum(left[rows, None] - accepted - 1, 0)
         owed = costs.backlog_after(backlogs[:, None], gammas, accepted[:, None, :]) - 1  # [rows, B, C]
         seconds = cost_at[contexts[rows] - shortest][:, None, :] + catch_up
@@ -137,23 +140,21 @@ def hindsight_optimum(
         best[rows] = seconds.argmin(axis=2)
         seconds_left[rows] = seconds.min(axis=2)
         after[prompt[rows], left[rows[0]] % ahead] = seconds_left[rows]
-    path = _walk(trace, gammas[best], tails[best], costs, stored)
+    path = _walk(trace, gammas[best], tails[best], costs, runs)
     return Hindsight(gammas[best], tails[best], seconds_left, path)
 
 
-def _accepted(trace: Trace, rows: Ints, gammas: Ints, ends: Ends) -> Ints:
+def _accepted(trace: Trace, rows: Ints, gammas: Ints, tails: Ints, runs: Ints | None) -> Ints:
     """``[rows, C]`` accepted tokens of every choice."""
     judged = trace.accepted[rows, None].astype(np.int64)
     accepted = np.minimum(gammas, judged)
-    if not ends.appended.any():
+    if runs is None:
         return accepted
-    run = text_runs(trace, ends.stored)[rows[:, None], gammas]
-    return accepted + np.where(judged >= gammas, np.minimum(ends.appended, run), 0)
+    return accepted + np.where(judged >= gammas, np.minimum(tails, runs[rows[:, None], gammas]), 0)
 
 
-def _walk(trace: Trace, lengths: Ints, appended: Ints, costs: CostCurve, stored: StoredTexts | None) -> Replay:
+def _walk(trace: Trace, lengths: Ints, appended: Ints, costs: CostCurve, runs: Ints | None) -> Replay:
     """Replay with the best steps, ``[P, B]`` drafted and appended tokens."""
-    runs = text_runs(trace, stored) if appended.any() else None
     steps: list[tuple[int, int, int, int, int]] = []
     for first, end in pairwise(trace.offsets.tolist()):
         row, backlog = first, 1
@@ -168,38 +169,35 @@ def _walk(trace: Trace, lengths: Ints, appended: Ints, costs: CostCurve, stored:
     return walked(trace, Walk.of(steps), costs)
 
 
-def any_order_seconds(trace: Trace, costs: CostCurve) -> NDArray[np.float64]:
-    """``[prompts]`` least modelled seconds were drafter and text asked in any order within a step, token by token, and
-    the drafter free of catching up: a bound that no draft of drafted and then looked-up tokens reaches in general.
-
-    Costs are taken to rise with the tokens proposed.
-
-    Each token of the output must have come from the text, which costs its verification only, or else from the drafter,
-    right where its draft's first token from there is; ``T(p) = min over n of seconds(k(p, n), n - k(p, n)) + T(p + n +
-    1)`` with ``k`` the tokens that only the drafter has right, as far as one of the two has.
+def text_runs(trace: Trace, stored: StoredTexts | None = None) -> Ints:
+    """``[P, G + 1]`` how many tokens looked up in the text would be accepted after ``d`` accepted drafted ones, column
+    ``d``, at most ``G - d``. They follow from the output alone, whatever drafts. Found once.
 
     Raises:
-        TraceError: on a trace of sampled decoding.
+        TraceError: if the trace was recorded without the prompts' tokens.
     """
-    if trace.sampled is not None:
-        raise TraceError(SAMPLED)
-    gamma_max, left, contexts = trace.gamma_max, remaining_rows(trace.offsets), context_lengths(trace)
-    lengths = np.arange(gamma_max + 1)
-    room = draft_room(trace)
-    runs = text_runs(trace)[:, :-1] > 0  # [P, G] whether the text foretells the token so far on
-    ahead = np.minimum(np.arange(trace.positions)[:, None] + np.arange(gamma_max), trace.positions - 1)
-    drafter = (trace.accepted[ahead] > 0) | (trace.accepted[:, None] > np.arange(gamma_max))
-    right = (runs | drafter) & (np.arange(gamma_max) < left[:, None])
-    most = np.where(right.all(axis=1), gamma_max, right.argmin(axis=1))
-    asked = np.concatenate([np.zeros((trace.positions, 1), np.int64), (~runs).cumsum(axis=1)], axis=1)
-    seconds_left = np.zeros(trace.positions + 1)
-    order = np.argsort(left, kind="stable")
-    for rows in np.split(order, np.flatnonzero(np.diff(left[order])) + 1):
-        fits = lengths <= np.minimum(most[rows], room[rows])[:, None]
-        by_model = np.where(fits, asked[rows], 0)
-        by_text = np.where(fits, lengths - by_model, 0)
-        here = costs.step_seconds(by_model, contexts[rows][:, None], appended=by_text)
-        target = np.where(lengths + 1 < left[rows, None], rows[:, None] + lengths + 1, trace.positions)
-        target = np.minimum(target, trace.positions)
-        seconds_left[rows] = np.where(fits, here + seconds_left[target], np.inf).min(axis=1)
-    return seconds_left[trace.offsets[:-1]]
+    cached = trace.derived.get(_RUNS)
+    if cached is not None and cached[0] is stored:
+        runs: Ints = cached[1]
+        return runs
+    check_prompt_tokens(trace)
+    longest = trace.gamma_max
+    right = np.zeros((trace.positions, longest), np.bool_)  # whether the text predicts the token so far on
+    index = NgramIndex(None if stored is None else stored.index)
+    for number, prompt in enumerate(trace.prompts):
+        first, end = trace.offsets[number : number + 2].tolist()
+        output = trace.token[first:end].tolist()
+        index.reset()
+        index.extend(prompt.prompt_token)
+        for position, token in enumerate(output):
+            context = index.text[-MOST_MATCHED:]
+            for ahead, expected in enumerate(output[position : position + longest]):
+                match = index.match(context[-MOST_MATCHED:])
+                right[first + position, ahead] = match is not None and match.token == expected
+                context.append(expected)
+            index.extend([token])
+    runs = np.zeros((trace.positions, longest + 1), np.int64)
+    for depth in range(longest - 1, -1, -1):
+        runs[:, depth] = np.where(right[:, depth], runs[:, depth + 1] + 1, 0)
+    trace.derived[_RUNS] = stored, runs
+    return runs

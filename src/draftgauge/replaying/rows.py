@@ -5,6 +5,9 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
+from draftgauge.core.errors import TraceError
+from draftgauge.core.signals import Reads, SignalName
+from draftgauge.policies.base import SignalArrays
 from draftgauge.traces.trace import Trace
 
 Floats = NDArray[np.float64]
@@ -45,3 +48,22 @@ def prompt_of_rows(trace: Trace) -> Ints:
 def sum_by_prompt(prompt: Ints, values: ArrayLike, count: int) -> Floats:
     """Sums ``[count]`` of values over what has the same number: rows or steps of a prompt, turns of a conversation."""
     return np.bincount(prompt, np.asarray(values, np.float64), count).astype(np.float64, copy=False)
+
+
+def signal_arrays(trace: Trace, reads: Reads) -> SignalArrays:
+    """The signals of all positions, NaN for those that are not read."""
+    unread = np.broadcast_to(np.float32(np.nan), trace.confidence.shape)
+    return SignalArrays(
+        confidence=trace.confidence if SignalName.CONFIDENCE in reads else unread,
+        entropy=trace.entropy if SignalName.ENTROPY in reads else unread,
+        margin=trace.margin if SignalName.MARGIN in reads else unread,
+    )
+
+
+def check_prompt_tokens(trace: Trace) -> None:
+    lacking = sum(len(prompt.prompt_token) != prompt.prompt_tokens for prompt in trace.prompts)
+    if lacking:
+        raise TraceError(
+            f"the policy reads the text, and the trace lacks the prompt tokens of {lacking} of {len(trace.prompts)} "
+            "prompts (traces of earlier versions do): profile again into a new folder"
+        )

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
 from math import ceil
 
@@ -43,6 +43,11 @@ class Design:
 def prompt_keys(trace: Trace) -> list[str]:
     """``task/identifier`` of every prompt: how fitted policies name what they were fitted on."""
     return [prompt_key(prompt) for prompt in trace.prompts]
+
+
+def keys_of(traces: Sequence[Trace]) -> tuple[str, ...]:
+    """:func:`prompt_keys` of several traces, each once."""
+    return tuple(dict.fromkeys(key for trace in traces for key in prompt_keys(trace)))
 
 
 def prompt_key(prompt: PromptInfo) -> str:

@@ -37,11 +37,6 @@ class BatchCosts:
             was not measured: nothing is charged for it then.
         ragged_draft: ``[B, 2]`` likewise a pass of the drafter from which requests between others are missing: once,
             and for every one that is missing. Its cache is seen from the first request to the last.
-        repeat: ``[B, 2]`` what a step takes less whose passes have the shape of those of the step before, where nothing
-            is drafted and where something is, see :class:`~draftgauge.traces.costs.RepeatSeconds`. Empty where it was
-            not measured.
-        ranking: ``[B, 2]`` what ranking takes a policy whose requests share a budget, a step: once, and for each time
-            that a request is ranked. Empty where it was not measured.
     """
 
     batches: tuple[int, ...]
@@ -53,8 +48,6 @@ class BatchCosts:
     asking: tuple[float, ...]
     ragged_verify: tuple[tuple[float, float], ...] = ()
     ragged_draft: tuple[tuple[float, float], ...] = ()
-    ranking: tuple[tuple[float, float], ...] = ()
-    repeat: tuple[tuple[float, float], ...] = ()
 
     @property
     def gamma_max(self) -> int:
@@ -105,21 +98,6 @@ class BatchCosts:
         """Seconds that ``missing`` requests between others add to passes of the drafter."""
         return self._ragged(self.ragged_draft, batch, missing)
 
-    def repeat_seconds(self, batch: Numbers, drafts: NDArray[np.bool_] | bool) -> NDArray[np.float64]:
-        """Seconds that steps save whose passes have the shape of those of the step before."""
-        if not self.repeat:
-            return np.zeros(np.broadcast_shapes(np.shape(batch), np.shape(drafts)))
-        plain, drafting = (np.interp(batch, self.batches, column) for column in np.asarray(self.repeat).T)
-        saved: NDArray[np.float64] = np.where(drafts, drafting, plain)
-        return saved
-
-    def ranking_seconds(self, batch: int, steps: int, ranked: int) -> float:
-        """Seconds of ranking in ``steps`` steps of ``batch`` requests, with ``ranked`` rankings in all."""
-        if not self.ranking:
-            return 0.0
-        once, each = (float(np.interp(batch, self.batches, column)) for column in np.asarray(self.ranking).T)
-        return once * steps + each * ranked
-
     def validate(self) -> None:
         """Raise :class:`TraceError` naming the first field whose shape or values cannot be."""
         for name in ("batches", "contexts"):
@@ -146,7 +124,7 @@ class BatchCosts:
             if len(values) != len(self.batches) or not are_seconds(values):
                 raise TraceError(f"{name} must be seconds, 0 or more, one for each batch size")
 
-        for name in ("ragged_verify", "ragged_draft", "ranking", "repeat"):
+        for name in ("ragged_verify", "ragged_draft"):
             table = getattr(self, name)
             if table and (len(table) != len(self.batches) or {len(row) for row in table} != {2}):
                 raise TraceError(f"{name} must have two numbers for each batch size")

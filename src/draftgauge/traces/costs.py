@@ -275,15 +275,16 @@ def pair_fingerprint(manifest: Manifest) -> str:
 def _from_version_2(entry: Mapping[str, Any]) -> dict[str, Any]:
     """The main tables of a file of version 2, without its finer terms."""
     kept = ("contexts", "plain", "compression", "device", "dtype")
-    optional = ("catch_up", "keeps_drafted", "vocabulary", "batched")
+    optional = ("catch_up", "keeps_drafted", "vocabulary")
     try:
-        uncertainty, signals = entry.get("uncertainty"), entry["signals"]
+        uncertainty, signals, batched = entry.get("uncertainty"), entry["signals"], entry.get("batched")
         return {
             **{name: entry[name] for name in kept},
             **{name: entry[name] for name in optional if name in entry},
             "verify": monotone(np.asarray(entry["verify"], np.float64) + entry["overhead"]).tolist(),
             "draft": monotone(np.asarray(entry["draft"], np.float64)).tolist(),
             "signals": signals["asking"] + signals["distribution"] + signals["confidence"],
+            "batched": batched and {name: batched[name] for name in batched if name not in ("ranking", "repeat")},
             "measured": uncertainty
             and {
                 "seconds": uncertainty["seconds"],

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -25,7 +25,6 @@ from draftgauge.traces.parquet import DamagedFileError, read_parquet, write_parq
 
 FORMAT = "draftgauge-datastore"
 VERSION = 1
-MAX_LOOK_UP_SECONDS = 60.0
 _KEY = b"draftgauge"
 _SCHEMA = pa.schema([("prompt", pa.string()), ("tokens", pa.list_(pa.int32()))])
 
@@ -46,13 +45,11 @@ class About:
         vocabulary: that the token ids are of, see :func:`draftgauge.models.vocabulary.vocabulary_digest`.
         capacity: most tokens that it holds.
         with_prompts: whether texts begin with the prompt.
-        look_up_seconds: what one look-up takes, on the machine that wrote it.
     """
 
     vocabulary: str
     capacity: int
     with_prompts: bool = False
-    look_up_seconds: float = 0.0
     format: str = FORMAT
     version: int = VERSION
 
@@ -63,8 +60,6 @@ class About:
             )
         if self.capacity < 1:
             raise DraftgaugeError(f"the capacity of a datastore must be at least 1 token, not {self.capacity}")
-        if not 0 <= self.look_up_seconds <= MAX_LOOK_UP_SECONDS:
-            raise DraftgaugeError(f"a look-up in a datastore does not take {self.look_up_seconds} seconds")
 
 
 @dataclass(frozen=True)
@@ -137,7 +132,6 @@ def grow(
     path: Path,
     about: About,
     outputs: Iterable[StoredOutput],
-    timed: Callable[[Datastore], float],
     capacity: int | None = None,
 ) -> Datastore:
     """Add outputs to the datastore in a file, which is made if it is not there; other processes wait.
@@ -146,7 +140,6 @@ def grow(
         path: of the file; its folder is made too.
         about: of a new file; one that is there must agree in the vocabulary and in whether it keeps prompts.
         outputs: newer than those in the file.
-        timed: what looking an ending up takes, in seconds.
         capacity: a new one for a file that is there.
 
     Raises:
@@ -158,9 +151,8 @@ def grow(
         if store.about.with_prompts != about.with_prompts:
             kept = "with" if store.about.with_prompts else "without"
             raise DraftgaugeError(f"the datastore {path} keeps outputs {kept} their prompts: build another one")
-        bounded = replace(store.about, capacity=store.about.capacity if capacity is None else capacity)
-        store = replace(store, about=bounded).with_outputs(outputs)
-        store = replace(store, about=replace(bounded, look_up_seconds=timed(store)))
+        about = replace(store.about, capacity=store.about.capacity if capacity is None else capacity)
+        store = replace(store, about=about).with_outputs(outputs)
         store.save(path)
     return store
 

@@ -24,7 +24,6 @@ from draftgauge.core.errors import DraftgaugeError
 from draftgauge.core.parts import at_least_one, positive
 from draftgauge.core.settings import option
 
-HORIZON = 8  # tokens that rules look ahead
 DATASTORE_TOKENS = 1 << 17  # most tokens that a new datastore holds
 PLAIN = "plain"  # in place of a policy: decode without speculation
 NAMED = "a policy, e.g. none, fixed (every length), fixed:4, hf-heuristic, or a fitted file; may be repeated."
@@ -91,21 +90,7 @@ class FitRequest:
     compression: tuple[str, ...] = option(
         (), help="learn from the runs of these compressions only, separated by commas."
     )
-    horizon: int = option(
-        HORIZON, help="for 'stopping' and 'two-source': tokens to look ahead; 1 for the one-step rule."
-    )
-    online: bool = option(False, help="for 'stopping': keep calibrating while it runs.")
     randomness: SeedSpec = SeedSpec()
-
-    def __post_init__(self) -> None:
-        if self.online and self.policy != "stopping":
-            raise DraftgaugeError(
-                f"only 'stopping' goes on calibrating while running: leave out --online for {self.policy!r}"
-            )
-        if self.horizon != HORIZON and self.policy not in ("stopping", "two-source"):
-            raise DraftgaugeError(
-                f"only 'stopping' and 'two-source' look ahead: leave out --horizon for {self.policy!r}"
-            )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -144,8 +129,7 @@ class ReplayRequest:
     )
     batches: tuple[int, ...] = option(
         (),
-        help="find the best length at these batch sizes, e.g. 1,2,4,8, with which the run was profiled; the policy "
-        "shared-budget[:FILE] shares draft tokens among the requests.",
+        help="find the best length at these batch sizes, e.g. 1,2,4,8, with which the run was profiled.",
     )
     datastore: Path | None = option(
         None,

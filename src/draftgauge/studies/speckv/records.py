@@ -13,7 +13,6 @@ from numpy.typing import NDArray
 
 Ints = NDArray[np.int64]
 Floats = NDArray[np.float64]
-Mask = NDArray[np.bool_]
 
 COMPRESSIONS = ("fp16", "int8", "nf4")
 TASKS = ("code", "math", "chat", "summarization")
@@ -24,13 +23,16 @@ ALL = "all"
 
 @dataclass(frozen=True)
 class Steps:
-    """Speculation steps in the order of the file, ``[S]`` each.
+    """Speculation steps in the order of the file.
 
     Attributes:
-        gamma: draft length of the step's run; ``drafted`` is what the step really drafted, fewer where a run ends.
-        accepted: drafted tokens that the target accepted; ``rate`` that over drafted, as published.
+        compression, task: ``[S]`` indices into :data:`COMPRESSIONS` and :data:`TASKS`.
+        gamma: ``[S]`` draft length of the step's run; ``drafted`` is what the step really drafted, fewer where a run
+            ends.
+        accepted: ``[S]`` drafted tokens that the target accepted.
+        rate: ``[S]`` accepted over drafted, as published.
         signals: ``[S, 4]`` of the step's draft tokens, columns as in :data:`SIGNALS`; entropies in bits.
-        run: index of the step's run.
+        run: ``[S]`` index of the step's run.
     """
 
     compression: Ints
@@ -44,13 +46,19 @@ class Steps:
 
     @property
     def tokens(self) -> Ints:
-        """Committed tokens: the accepted ones and the target's own."""
+        """``[S]`` committed tokens: the accepted ones and the target's own."""
         return self.accepted + 1
 
 
 @dataclass(frozen=True)
 class Runs:
-    """One output each, ``[R]``: a prompt at one compression and draft length. ``steps, drafted, tokens`` are sums."""
+    """One output each: a prompt at one compression and draft length.
+
+    Attributes:
+        compression, task, gamma, prompt: ``[R]``; the prompt is an index that is the same at every compression and
+            draft length.
+        steps, drafted, tokens: ``[R]`` sums over the run's steps.
+    """
 
     compression: Ints
     task: Ints
@@ -63,7 +71,13 @@ class Runs:
 
 @dataclass(frozen=True)
 class Timings:
-    """What the table of experiments adds: ``[R]`` wall-clock seconds and tokens/s of the runs, ``[P]`` prompts."""
+    """What the table of experiments adds.
+
+    Attributes:
+        seconds: ``[R]`` wall-clock time of the run.
+        tokens_per_second: ``[R]`` as published.
+        prompts: ``[P]`` texts.
+    """
 
     seconds: Floats
     tokens_per_second: Floats
@@ -88,14 +102,8 @@ class Records:
         """``[S]`` the prompt that each step belongs to."""
         return self.runs.prompt[self.steps.run]
 
-    def by_prompt(self, values: NDArray[np.generic], steps: Mask) -> Floats:
+    def by_prompt(self, values: NDArray[np.generic], steps: NDArray[np.bool_]) -> Floats:
         """``[P]`` sums over a prompt's steps of a value ``[S]``, counting only the steps that the mask names."""
         return np.asarray(
             np.bincount(self.prompt_of_step[steps], np.asarray(values[steps], np.float64), self.prompts), np.float64
         )
-
-
-def of_compression(compression: Ints) -> list[tuple[str, Mask]]:
-    """A mask for each compression, and for all together."""
-    masks = [(name, compression == c) for c, name in enumerate(COMPRESSIONS)]
-    return [*masks, (ALL, np.ones(len(compression), np.bool_))]

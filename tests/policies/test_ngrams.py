@@ -1,0 +1,122 @@
+"""N-gram matches: as going over the whole text says, across texts, and where a full index forgets."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from draftgauge.core.errors import DraftgaugeError
+from draftgauge.policies.ngrams import LONGEST, MOST_MATCHED, FirstOccurrences, Match, NgramIndex
+from draftgauge.policies.stored_texts import StoredTexts
+
+texts_of_few_words = st.lists(st.integers(0, 3), max_size=60)
+
+
+def spelled_out(text: list[int], tail: list[int], least: int = 1) -> Match | None:
+    """The match of the longest n-gram, of at least so many tokens, by going over the whole text."""
+    for n in range(min(LONGEST, len(tail)), least - 1, -1):
+        places = [at for at in range(n, len(text)) if text[at - n : at] == tail[-n:] and text[at] >= 0]
+        if places:
+            followers = [text[at] for at in places]
+            streak = 0
+            while streak < len(followers) and followers[-1 - streak] == followers[-1]:
+                streak += 1
+            matched = n
+            while n == LONGEST and matched < min(MOST_MATCHED, len(tail), places[-1]):
+                if text[places[-1] - 1 - matched] != tail[-1 - matched]:
+                    break
+                matched += 1
+            return Match(followers[-1], matched, len(followers), streak)
+    return None
+
+
+@settings(deadline=None)
+@given(text=texts_of_few_words, drafted=st.lists(st.integers(0, 3), max_size=4), cut=st.integers(0, 60))
+def test_a_match_is_what_going_over_the_text_finds(text: list[int], drafted: list[int], cut: int) -> None:
+    index = NgramIndex()
+    index.extend(text[:cut])
+    index.extend(text[cut:])
+    tail = [*text, *drafted]
+    assert index.match(tail) == spelled_out(text, tail)
+
+
+def test_the_longest_ngram_and_its_latest_place_count() -> None:
+    index = NgramIndex()
+    index.extend([1, 2, 3, 9, 2, 3, 4])
+    assert index.match([2, 3]) == Match(token=4, matched=2, seen=2, streak=1)  # the later of 9 and 4
+    assert index.match([1, 2, 3]) == Match(token=9, matched=3, seen=1, streak=1)  # longer, earlier
+    assert index.match([7]) is None
+    assert index.match([4]) is None  # nothing has followed the end of the text yet
+    assert index.continuation(3) == []
+    index.extend([2])
+    assert index.continuation(2) == [3, 4]
+    assert index.continuation(2, least=2) == []
+
+
+def test_the_length_of_a_match_goes_beyond_the_longest_indexed_ngram() -> None:
+    text = list(range(50))
+    index = NgramIndex()
+    index.extend(text)
+    for length in (3, LONGEST, LONGEST + 3, 40):
+        match = index.match([99, *text[-1 - length : -1]])
+        assert match is not None
+        assert match.matched == min(length, MOST_MATCHED)
+
+
+@settings(deadline=None)
+@given(text=texts_of_few_words, tail=st.lists(st.integers(0, 3), max_size=6))
+def test_a_full_index_forgets_the_older_half(text: list[int], tail: list[int]) -> None:
+    index = NgramIndex(capacity=10)
+    index.extend(text)
+    forgotten = 0 if len(text) < 10 else 5 * ((len(text) - 10) // 5 + 1)
+    assert index.text == text[forgotten:]
+    assert index.match(tail) == spelled_out(text[forgotten:], tail)
+
+
+@settings(deadline=None)
+@given(own=texts_of_few_words, stored=st.lists(texts_of_few_words, max_size=3))
+def test_a_stored_match_counts_where_it_is_longer(own: list[int], stored: list[list[int]]) -> None:
+    index = NgramIndex(StoredTexts(stored).index)
+    index.extend(own)
+    first = spelled_out(own, own)
+    order = 0 if first is None else min(first.matched, LONGEST)
+    joined = [token for text in stored for token in (-1, *text)]  # what is between texts follows nothing
+    longer = None if order == LONGEST else spelled_out(joined, own, order + 1)
+    assert index.match(own) == (longer or first)
+
+
+def test_no_text_goes_on_into_the_next_and_the_last_one_counts() -> None:
+    index = NgramIndex(StoredTexts([[1, 2, 3], [4, 2, 5, 6], [], [7]]).index)
+    assert index.match([2]) == Match(5, 1, 2, 1)
+    assert index.match([1, 2]) == Match(3, 2, 1, 1)
+    assert index.match([3]) is None
+    assert index.match([6]) is None
+    index.extend([9, 2])
+    assert index.continuation(3) == [5, 6]
+    index.extend([8, 2])  # a match in the text itself comes before a stored one of its length
+    assert index.continuation(1) == [8]
+
+
+@settings(deadline=None)
+@given(text=texts_of_few_words, longest=st.integers(1, 4))
+def test_prompt_lookup_copies_from_the_first_occurrence(text: list[int], longest: int) -> None:
+    occurrences = FirstOccurrences(longest)
+    occurrences.extend(text)
+    expected: list[int] = []
+    for n in range(min(longest, len(text)), 0, -1):
+        places = [at for at in range(n, len(text)) if text[at - n : at] == text[-n:]]
+        if places:
+            expected = text[places[0] : places[0] + 3]
+            break
+    assert occurrences.continuation(3) == expected
+
+
+def test_lengths_of_ngrams_must_be_in_order() -> None:
+    with pytest.raises(DraftgaugeError, match="1 <= min_ngram <= max_ngram, not 3 and 2"):
+        FirstOccurrences(2, 3)
+
+
+def test_tokens_of_arrays_are_stored_as_numbers() -> None:
+    assert StoredTexts([np.array([1, 2, 1], np.int32)]).index.match([1]) == Match(2, 1, 1, 1)
