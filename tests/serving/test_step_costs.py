@@ -22,17 +22,11 @@ def test_the_parts_add_up_to_the_step(draft: tuple[float, ...]) -> None:
     assert costs.plain == (0.010,)
 
 
-def test_a_draft_served_alone_says_what_is_drafting_where_it_fits() -> None:
+def test_a_draft_served_alone_says_what_is_drafting_at_most_what_a_step_adds() -> None:
     costs = costs_of_steps("llama-server", [0.010], STEPS, [0.0005], gamma_max=8)
     assert costs.draft[0] == pytest.approx([0.0005 * length for length in range(9)])
-
-
-def test_a_draft_that_takes_longer_alone_is_what_a_step_adds() -> None:
-    costs = costs_of_steps("llama-server", [0.010], {4: [0.014]}, [0.003], gamma_max=4)
-    assert costs.draft[0] == pytest.approx([0, 0.001, 0.002, 0.003, 0.004])
-    assert costs.verify[0] == pytest.approx([0.010] * 5)
-
-
-def test_equal_steps_still_draft() -> None:
-    costs = costs_of_steps("llama-server", [0.010], {4: [0.009]}, gamma_max=4)
-    assert all(seconds > 0 for seconds in costs.draft[0][1:])
+    slow = costs_of_steps("llama-server", [0.010], {4: [0.014]}, [0.003], gamma_max=4)
+    assert slow.draft[0] == pytest.approx([0, 0.001, 0.002, 0.003, 0.004])
+    assert slow.verify[0] == pytest.approx([0.010] * 5)
+    equal = costs_of_steps("llama-server", [0.010], {4: [0.009]}, gamma_max=4)
+    assert all(seconds > 0 for seconds in equal.draft[0][1:])

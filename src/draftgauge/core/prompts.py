@@ -228,13 +228,13 @@ def _messages(entries: Any, form: str, where: str) -> list[Message]:
         raise PromptError(f"{where}: {form} must be a list with at least one message, not {_kind(entries)}")
     messages = []
     for number, entry in enumerate(entries, start=1):
-        said = entry if isinstance(entry, dict) else {}
+        said: dict[str, Any] = entry if isinstance(entry, dict) else {}
         role, content = said.get("role", said.get("from")), said.get("content", said.get("value"))
         parts = content if isinstance(content, list) else [{"type": "text", "text": content}]
         if any(not isinstance(part, dict) or part.get("type") != "text" for part in parts):
             raise PromptError(f"{where}: message {number} has parts that are no text: only parts of type text are read")
-        texts = [part.get("text") for part in parts]
-        if not all(isinstance(text, str) for text in (role, *texts)):
+        texts: list[Any] = [part.get("text") for part in parts]
+        if not isinstance(role, str) or not all(isinstance(text, str) for text in texts):
             raise PromptError(f"{where}: message {number} must be an object with the texts role and content")
         messages.append(Message(SHAREGPT_ROLES.get(role, role), "".join(texts)))
     return messages

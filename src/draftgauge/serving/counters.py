@@ -141,7 +141,8 @@ def counts_of(samples: Sequence[Sample], prefix: str) -> SpeculationCounts | Non
     if len(totals) < len(_TOTALS):
         return None
     by_position = tuple(int(positions[at]) for at in range(max(positions, default=-1) + 1))
-    return SpeculationCounts(*(int(totals[name]) for name in _TOTALS), by_position)
+    drafts, drafted, accepted = (int(totals[name]) for name in _TOTALS)
+    return SpeculationCounts(drafts, drafted, accepted, by_position)
 
 
 def served_models(engine: str, url: str) -> list[str]:
