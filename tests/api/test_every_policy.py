@@ -10,7 +10,6 @@ from typing import Any
 import numpy as np
 import pytest
 
-from command_line import draftgauge
 from draftgauge.api import costs as costs_module
 from draftgauge.api.advise import advise
 from draftgauge.api.bench import bench
@@ -109,19 +108,6 @@ def test_advise_and_report(run: Path, tmp_path: Path) -> None:
     written = write_run(tmp_path / "written", 40)  # enough to be divided
     page = report(written, policies=named, out=tmp_path / "new" / "report.html").read_text(encoding="utf-8")
     assert all(policy in page for policy in named)
-
-
-def test_replay_and_generate_on_the_command_line(models: dict[str, Any], run: Path) -> None:
-    named = [word for policy in EVERY for word in ("--policy", policy)]
-    replayed = draftgauge(["replay", str(run), *named, "--json", str(run.parent / "replay.json")])
-    assert replayed.exit_code == 0, replayed.output
-    pair = [word for role in ("target", "draft") for word in (f"--{role}", str(models[role]))]
-    plain = draftgauge(["generate", "hello", "--policy", "plain", "--max-new-tokens", "6", *pair])
-    for policy in EVERY:
-        options = ["--policy", policy, "--max-new-tokens", "6", "--gamma-max", "3", "--cost-seconds", "0"]
-        result = draftgauge(["generate", "hello", *options, *pair])
-        assert result.exit_code == 0, result.output
-        assert result.stdout == plain.stdout
 
 
 def test_a_curve_is_measured_once_and_again_on_demand(pair: Pair, monkeypatch: pytest.MonkeyPatch) -> None:

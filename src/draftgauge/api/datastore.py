@@ -22,9 +22,6 @@ from draftgauge.traces.trace import Trace
 def build_datastore(request: DatastoreBuildRequest) -> list[dict[str, Any]]:
     """Add the outputs of recorded runs to a datastore; the file is made if it is not there.
 
-    Args:
-        request: which outputs, and where they are put.
-
     Returns:
         One row: how many outputs and tokens the datastore holds now and how many tokens it may, how many outputs of the
         runs there was no room for (``left_out``).

@@ -23,10 +23,6 @@ INCIDENTAL = ("target_fingerprint", "target_source")  # of a configuration: not 
 def diagnose(request: DiagnoseRequest, *, progress: Progress = silent) -> list[dict[str, Any]]:
     """Measure what limits drafters on texts that their target decodes.
 
-    Args:
-        request: which drafters, on which prompts.
-        progress: told (what, done, total).
-
     Returns:
         Rows of :func:`draftgauge.diagnostics.bottlenecks.bottleneck_rows` that begin with ``design``, ``layers``,
         ``injection`` and ``init`` (``warm`` for those that started from another drafter), and with ``runs``, the

@@ -48,10 +48,6 @@ SEEN = "the drafter has learned from prompts of {} that it is judged on here: it
 def evaluate(request: EvaluateRequest, *, progress: Progress = silent) -> list[Row]:
     """Measure a trained drafter on texts that its target decodes.
 
-    Args:
-        request: which drafter, on which prompts.
-        progress: told (what, done, total).
-
     Returns:
         One row a depth, ``depth`` (from 0), ``alpha``, ``low``, ``high``, and with their own intervals ``agreement``
         over all positions and ``survival``, the share of positions where every token up to this depth is right; one of
@@ -73,11 +69,7 @@ def evaluate(request: EvaluateRequest, *, progress: Progress = silent) -> list[R
 
 
 def depths_of(request: EvaluateRequest | DiagnoseRequest, description: Mapping[str, Any]) -> int:
-    """Tokens a draft: as asked for, else as many as the drafter was trained for.
-
-    Raises:
-        DraftgaugeError: for more than an output holds.
-    """
+    """Tokens a draft: as asked for, else as many as the drafter was trained for."""
     longest = request.output.max_new_tokens
     if request.learned.depths is not None and request.learned.depths > longest:
         raise DraftgaugeError(f"no output holds {request.learned.depths} drafted tokens with max_new_tokens {longest}")

@@ -38,10 +38,6 @@ class Pair:
     """A loaded target with its tokenizer, and what drafts for it.
 
     Attributes:
-        target: the model whose output is decoded.
-        draft_source: what drafts, of a registered kind.
-        tokenizer: of the target.
-        end_tokens: ids that end an output.
         sources: what was asked for: ``{"target", "draft"}``, the latter None for a kind that takes no source.
         compression: of the target; the method's name if its checkpoint comes quantised.
         taps: of the target, as ``draft_source`` needs them.
@@ -72,12 +68,8 @@ class Pair:
         generator: Generator | None = None,
         end_tokens: frozenset[int] | None = None,
     ) -> Drafter:
-        """A new drafter; with a temperature above 0 one that has a model samples from its own distribution.
-
-        Args:
-            sampling: how it drafts, greedily if None.
-            generator: on the target's device, needed for sampled drafts.
-            end_tokens: its drafts end with any of these; the pair's if None.
+        """A new drafter, greedy unless a sampling is given with a generator on the target's device. Its drafts end with
+        any of ``end_tokens``, the pair's if None.
         """
         ends = self.end_tokens if end_tokens is None else end_tokens
         return self.draft_source.drafter(self.target, self.taps, ends, sampling, generator)
@@ -99,12 +91,7 @@ class Pair:
 
 @verb(PairSpec)
 def load_pair(spec: PairSpec) -> Pair:
-    """Load a target, compressed as asked for, and what drafts for it, and check that they belong together.
-
-    The draft is held in the target's activation dtype.
-
-    Args:
-        spec: which pair, at a single compression.
+    """Load a target, at a single compression, and what drafts for it, and check that they belong together.
 
     Raises:
         DraftgaugeError: for an unknown drafter, engine or compression, or several compressions.
@@ -156,23 +143,14 @@ def load_pair_of(manifest: Manifest, spec: PairSpec | None = None) -> Pair:
 
 
 def labelled(spec: PairSpec) -> PairSpec:
-    """The pair with its compressions by the names of what is loaded: a checkpoint that comes quantised has one of its
-    own.
-
-    Raises:
-        DraftgaugeError: for an unknown compression, or one that the target's checkpoint cannot be given.
-    """
+    """The pair with its compressions by the names of what is loaded; a checkpoint that comes quantised has its own."""
     target = target_of(spec)
     method = quantisation_method(resolve_source(target, "target"))
     return replace(spec, compression=tuple(label_of(name, method, target) for name in spec.compression))
 
 
 def sampled(asked: SamplingSpec, target: str) -> SamplingSpec:
-    """How tokens are chosen: as asked for, or as a target's checkpoint does where that is asked for.
-
-    Raises:
-        DraftgaugeError: if the checkpoint has no such defaults, or some that are not to be had here.
-    """
+    """How tokens are chosen: as asked for, or as a target's checkpoint does where that is asked for."""
     if not asked.checkpoint_sampling:
         return asked
     own = own_sampling(resolve_source(target, "target"))
@@ -191,26 +169,14 @@ def drafter_of(spec: PairSpec) -> tuple[str, str | Path | None]:
 
 
 def refuse_beside_pair(request: Any, *others: str) -> None:
-    """Refuse a request beside a pair that is loaded already, if it says how to load one.
-
-    Args:
-        request: of a verb.
-        others: settings that a loaded pair leaves nothing of either.
-
-    Raises:
-        DraftgaugeError: naming what to leave out.
-    """
+    """Refuse a request that says how to load a pair, or gives one of the other settings, beside a loaded pair."""
     named = {entry.name for entry in settings_of(PairSpec)}.union(others) & given_settings(request)
     if at_odds := [entry.name for entry in settings_of(type(request)) if entry.name in named]:
         raise DraftgaugeError(f"the given pair is loaded already: leave out {', '.join(at_odds)}, or the pair")
 
 
 def check_draft_is_used(spec: PairSpec) -> None:
-    """Refuse a pair as it was asked for, if it names a draft model that its drafter does without.
-
-    Raises:
-        DraftgaugeError: saying which.
-    """
+    """Refuse a draft model that the drafter does without."""
     drafter = spec.drafter or DEFAULT_DRAFTER
     name, source = drafter_of(spec)
     unused = source is None or (drafter != name and str(source) == drafter)

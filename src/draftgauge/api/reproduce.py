@@ -18,10 +18,6 @@ REPORT_NAME = "report.html"
 def reproduce_speckv(request: ReproduceSpeckvRequest, *, progress: Progress = silent) -> list[dict[str, Any]]:
     """The tables of SpecKV (arXiv 2605.02888) from its author's records, and beside them what those records say.
 
-    Args:
-        request: the published tables, and a folder for the report, if one is wanted.
-        progress: told (what, done, total).
-
     Returns:
         Rows with ``table``: "policies", "breakdown", "predictors", "improvement", "choices", "correlations" and
         "importance" as published; "honest" is what the records say, see :func:`draftgauge.studies.speckv.run_study`.

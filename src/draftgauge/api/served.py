@@ -25,13 +25,7 @@ CUT_CHARACTER = "\ufffd"  # what a tokenizer decodes from some of a character's 
 
 
 class UsableAnswers(NamedTuple):
-    """Answers that a target can take in.
-
-    Attributes:
-        prompts: those that have one.
-        answers: by the prompt's index.
-        left_out: why the answers to other prompts cannot be used, by the prompt's id.
-    """
+    """Prompts with their answers, by the prompt's index, and why others cannot be used, by the prompt's id."""
 
     prompts: list[EncodedPrompt]
     answers: dict[int, Answer]
@@ -41,12 +35,7 @@ class UsableAnswers(NamedTuple):
 def answered_prompts(
     path: Path, encoded: Sequence[EncodedPrompt]
 ) -> tuple[list[EncodedPrompt], dict[int, ServedAnswer]]:
-    """The prompts that have an answer, matched by the prompt's id, and the answers by the prompt's index.
-
-    Raises:
-        PromptError: if the file cannot be read, or answers none of them; if two prompts have one id, so that nobody can
-            tell whose an answer is.
-    """
+    """The prompts that have an answer, matched by the prompt's id, and the answers by the prompt's index."""
     answers = read_outputs(path)
     names = Counter(prompt.identifier for prompt, _ in encoded)
     twice = [name for name in names if names[name] > 1 and name in answers]
@@ -70,13 +59,8 @@ def usable_answers(
 ) -> UsableAnswers:
     """The answers of :func:`answered_prompts` as token ids, without those that cannot be used.
 
-    Args:
-        path: of the answers.
-        encoded: the prompts.
-        tokenizer, end_tokens, limit: as of :func:`answer_tokens`.
-
     Raises:
-        PromptError: as :func:`answered_prompts`; if no answer can be used, or more than half cannot for one reason.
+        PromptError: if no answer can be used, or more than half cannot for one reason.
     """
     answered, served = answered_prompts(path, encoded)
     usable, left_out = UsableAnswers([], {}, {}), {}

@@ -26,19 +26,10 @@ def study_kvshot(request: StudyKvshotRequest, *, progress: Progress = silent) ->
     The folder receives a sub-folder for each cell (one design, one seed), the data that they share, and
     ``report.html``. The same call goes on where it was stopped. On a cluster the folder is one that all machines see.
 
-    Args:
-        request: which study, on which target.
-        progress: told (what, done, total).
-
     Returns:
         Rows of all finished cells, see :func:`draftgauge.studies.kvshot.results.study_rows`, the errors of those that
         failed, and how many are left. Of a plan, see :func:`draftgauge.studies.kvshot.plan.plan_study`; nothing is
         written.
-
-    Raises:
-        DraftgaugeError: for an unknown preset or executor, a folder that holds another study, or if no cell could be
-            finished.
-        MissingLibraryError: if Ray is asked for and not installed.
     """
     out = request.out
     training = TrainingSpec(

@@ -20,20 +20,12 @@ def train(
 ) -> list[dict[str, Any]]:
     """Train a drafter into a folder; the same call goes on where an interrupted one stopped.
 
-    Afterwards ``--drafter OUT`` names the drafter.
-
-    Args:
-        request: what to train. For a plan without ``out`` the target's ``config.json`` is enough; with it, the request
-            is checked as a training checks it.
-        progress: told (what, done, total).
-        report: told the figures of every few steps.
+    For a plan without ``out`` the target's ``config.json`` is enough. ``report`` is told the figures of every few
+    steps.
 
     Returns:
         One row: design, parameters, steps, tokens, seconds, tokens_per_second, loss, peak_memory_gib, folder. Of a
         plan, see :class:`~draftgauge.training.reuse.estimate.Estimate`; nothing is written.
-
-    Raises:
-        DraftgaugeError: for whatever cannot be, before any work.
     """
     if request.plan:
         return [estimate(request.training, request.out).row()]
