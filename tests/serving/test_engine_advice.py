@@ -14,7 +14,7 @@ from draftgauge.replaying.evaluate import plain_seconds
 from draftgauge.replaying.simulate import replay_lengths
 from draftgauge.replaying.splits import Design
 from draftgauge.serving.advice import acceptance_to_pay, advise_settings, batch_lengths, recorded_acceptance
-from draftgauge.serving.engines import ENGINES, PLAIN, Places, engine_of, settings_document
+from draftgauge.serving.engines import ENGINES, PLAIN, Deployment, engine_of, settings_document
 from draftgauge.traces.engine_costs import EngineCosts
 from draftgauge.traces.trace import Trace
 from synthetic import synthetic_trace
@@ -158,15 +158,15 @@ def option(words: list[str], name: str) -> str:
 
 
 def test_flags_name_the_setting() -> None:
-    places = Places("big", "small", gamma_max=8, costs="costs.json")
-    vllm = shlex.split(engine_of("vllm").flags("fixed:3", places))
+    deployment = Deployment("big", "small", gamma_max=8, costs="costs.json")
+    vllm = shlex.split(engine_of("vllm").flags("fixed:3", deployment))
     config = json.loads(option(vllm, "--speculative-config"))
     assert config == {"method": "draft_model", "model": "small", "num_speculative_tokens": 3}
-    measured = Places("big", "small", gamma_max=8, proposer=True)
+    measured = Deployment("big", "small", gamma_max=8, proposer=True)
     proposed = shlex.split(engine_of("vllm").flags("fixed:3", measured))
     assert json.loads(option(proposed, "--speculative-config"))["num_speculative_tokens"] == 3
     assert json.loads(option(proposed, "--additional-config"))["draftgauge"]["policy"] == "fixed:3"
-    ours = shlex.split(engine_of("vllm").flags("hf-confidence:threshold=0.5", places))
+    ours = shlex.split(engine_of("vllm").flags("hf-confidence:threshold=0.5", deployment))
     assert json.loads(option(ours, "--speculative-config"))["method"] == "custom_class"
     assert json.loads(option(ours, "--additional-config"))["draftgauge"] == {
         "drafter": "language_model",
@@ -174,50 +174,52 @@ def test_flags_name_the_setting() -> None:
         "draft": "small",
         "costs": "costs.json",
     }
-    sglang = shlex.split(engine_of("sglang").flags("fixed:3", places))
+    sglang = shlex.split(engine_of("sglang").flags("fixed:3", deployment))
     assert option(sglang, "--speculative-num-steps") == "3"
     assert option(sglang, "--speculative-num-draft-tokens") == "4"
-    llama = shlex.split(engine_of("llama-server").flags("p-min:0.8,16", places))
+    llama = shlex.split(engine_of("llama-server").flags("p-min:0.8,16", deployment))
     assert option(llama, "--spec-type") == "draft-simple"
     assert option(llama, "--spec-draft-n-max") == "16"
     assert option(llama, "--spec-draft-p-min") == "0.8"
-    ours = shlex.split(engine_of("draftgauge").flags("stopping", places))
+    ours = shlex.split(engine_of("draftgauge").flags("stopping", deployment))
     assert [option(ours, f"--{name}") for name in ("target", "draft", "policy")] == ["big", "small", "stopping"]
-    lookup = Places("big", drafter="prompt_lookup")
+    lookup = Deployment("big", drafter="prompt_lookup")
     assert option(shlex.split(engine_of("draftgauge").flags("fixed:3", lookup)), "--drafter") == "prompt_lookup"
     assert "speculative('prompt_lookup'" in engine_of("transformers").flags("fixed:3", lookup)
-    trained = Places("big", "runs/hidden", drafter="reuse")
+    trained = Deployment("big", "runs/hidden", drafter="reuse")
     assert option(shlex.split(engine_of("draftgauge").flags("fixed:3", trained)), "--drafter") == "runs/hidden"
     assert "speculative('runs/hidden'" in engine_of("transformers").flags("fixed:3", trained)
-    files = Places("big.gguf", "small.gguf")
+    files = Deployment("big.gguf", "small.gguf")
     gguf = shlex.split(engine_of("gguf").flags("fixed:3", files))
     assert [option(gguf, f"--{name}") for name in ("target", "draft")] == ["big.gguf", "small.gguf"]
-    assert option(shlex.split(engine_of("gguf").flags("fixed:3", places)), "--target") == "TARGET.gguf"
+    assert option(shlex.split(engine_of("gguf").flags("fixed:3", deployment)), "--target") == "TARGET.gguf"
     assert "--tokenizer" not in gguf
-    named = Places("big.gguf", "small.gguf", tokenizer="folder")
+    named = Deployment("big.gguf", "small.gguf", tokenizer="folder")
     for setting in (PLAIN, "fixed:3"):
         for name, words in (("gguf", "--tokenizer"), ("vllm", "--tokenizer"), ("sglang", "--tokenizer-path")):
             assert option(shlex.split(engine_of(name).flags(setting, named)), words) == "folder"
     for name, engine in ENGINES.items():
-        plain = engine.flags(PLAIN, places)
+        plain = engine.flags(PLAIN, deployment)
         assert "spec" not in plain, name
         assert "small" not in plain, name
 
 
 def test_settings_as_files() -> None:
-    places = Places("big", "small")
-    vllm = settings_document(engine_of("vllm"), "fixed:4", {1: 4, 4: 4, 8: 2, 32: 0}, places)
+    deployment = Deployment("big", "small")
+    vllm = settings_document(engine_of("vllm"), "fixed:4", {1: 4, 4: 4, 8: 2, 32: 0}, deployment)
     assert vllm["num_speculative_tokens_per_batch_size"] == [[1, 7, 4], [8, 31, 2], [32, 32, 0]]
-    assert settings_document(engine_of("vllm"), PLAIN, {1: 0}, places) == {}
-    rising = settings_document(engine_of("vllm"), PLAIN, {1: 0, 8: 3}, places)  # vLLM cuts ranges to the longest
+    assert settings_document(engine_of("vllm"), PLAIN, {1: 0}, deployment) == {}
+    rising = settings_document(engine_of("vllm"), PLAIN, {1: 0, 8: 3}, deployment)  # vLLM cuts ranges to the longest
     assert rising["num_speculative_tokens"] == 3
     assert rising["num_speculative_tokens_per_batch_size"] == [[1, 7, 0], [8, 8, 3]]
-    rule = settings_document(engine_of("vllm"), "svip", {1: 4, 8: 2}, places)
+    rule = settings_document(engine_of("vllm"), "svip", {1: 4, 8: 2}, deployment)
     assert "num_speculative_tokens_per_batch_size" not in rule
-    assert settings_document(engine_of("sglang"), "fixed:4", {1: 4, 8: 2, 32: 0}, places) == {"candidate_steps": [2, 4]}
-    measured = settings_document(engine_of("vllm"), "fixed:4", {1: 4, 8: 2}, Places("big", "small", proposer=True))
+    assert settings_document(engine_of("sglang"), "fixed:4", {1: 4, 8: 2, 32: 0}, deployment) == {
+        "candidate_steps": [2, 4]
+    }
+    measured = settings_document(engine_of("vllm"), "fixed:4", {1: 4, 8: 2}, Deployment("big", "small", proposer=True))
     assert measured["method"] == "custom_class"
     with pytest.raises(DraftgaugeError, match="as an argument"):
-        settings_document(engine_of("transformers"), "fixed:4", {1: 4}, places)
+        settings_document(engine_of("transformers"), "fixed:4", {1: 4}, deployment)
     with pytest.raises(DraftgaugeError, match="choose one of draftgauge, transformers"):
         engine_of("tgi")

@@ -30,8 +30,8 @@ from draftgauge.serving.engines import (
     FIXED,
     P_MIN,
     PLAIN,
+    Deployment,
     Engine,
-    Places,
     engine_of,
     fixed_length,
     settings_document,
@@ -87,7 +87,7 @@ class _Source:
 
     trace: Trace
     curves: Mapping[int, CostCurve]
-    places: Places
+    deployment: Deployment
     own: tuple[str, ...] = ()
     policies: bool = False
     drawn: float | None = None
@@ -171,7 +171,7 @@ def _from_run(request: AdviseRequest, engine: Engine, run: Path, manifest: Manif
     if engine.name not in OWN:  # which do not know the bundled models by name
         target, draft = str(resolve_source(target)), str(resolve_source(draft, "draft"))
         tokenizer = None if tokenizer is None else str(resolve_source(tokenizer))
-    places = Places(
+    deployment = Deployment(
         target=target,
         draft=draft,
         drafter=manifest.drafter,
@@ -183,12 +183,12 @@ def _from_run(request: AdviseRequest, engine: Engine, run: Path, manifest: Manif
     )
     first = ""
     if eagle3:
-        places = replace(places, drafter=EAGLE3, draft=f"{draft.rstrip('/')}-eagle3", proposer=False)
-        first = shlex.join(["draftgauge", "export", draft, "--out", places.draft])
+        deployment = replace(deployment, drafter=EAGLE3, draft=f"{draft.rstrip('/')}-eagle3", proposer=False)
+        first = shlex.join(["draftgauge", "export", draft, "--out", deployment.draft])
     own = tuple(name for spec in request.policies or fitted for name in expand_policy(spec, trace.gamma_max))
     in_proposer = drafted_by != BY_ENGINE and not eagle3  # the only place for policies in vLLM
     policies = engine.policies and (engine.name != "vllm" or in_proposer)
-    return _Source(trace, curves, places, own, policies, first=first)
+    return _Source(trace, curves, deployment, own, policies, first=first)
 
 
 def recorded_with(manifest: Manifest) -> tuple[str, ...]:
@@ -261,7 +261,9 @@ def _from_requests(request: AdviseRequest, engine: Engine, answers: Path) -> _So
     if request.policies:
         raise DraftgaugeError("answers hold no signals of the drafter, so only fixed lengths can be judged on them")
     imported = import_requests(answers)
-    return _Source(imported.trace, read_costs(request.costs, engine.name), Places(drafter=None), drawn=imported.drawn)
+    return _Source(
+        imported.trace, read_costs(request.costs, engine.name), Deployment(drafter=None), drawn=imported.drawn
+    )
 
 
 def _rows(
@@ -278,7 +280,7 @@ def _rows(
     design = Design(design.split, narrow(design.trace, longest), train)
     settings = engine.settings(design.trace.gamma_max, source.own)
     if not source.policies:
-        p_min = engine.p_min and source.places.drafter is not None
+        p_min = engine.p_min and source.deployment.drafter is not None
         settings = [s for s in settings if fixed_length(s) is not None or (p_min and s.startswith(P_MIN))]
     left_out = [spec for spec in source.own if not spec.startswith(FIXED) and spec not in settings]
     if request.policies and left_out:
@@ -300,9 +302,9 @@ def _rows(
         "acceptance_to_pay": advice.change.acceptance,
         "drawn": source.drawn,
         "cost_doubt": source.curve.doubt() or None,
-        "recorded_with": shlex.join(source.places.options) or None,
+        "recorded_with": shlex.join(source.deployment.options) or None,
     }
-    _tell(request, engine, best, lengths, source.places)
+    _tell(request, engine, best, lengths, source.deployment)
     if source.first and best["setting"] != PLAIN:
         best["flags"] = f"{source.first} && {best['flags']}"
     return rows
@@ -342,13 +344,13 @@ def _server_row(design: Design, counts: SpeculationCounts | None) -> Row:
     return row
 
 
-def _tell(request: AdviseRequest, engine: Engine, best: Row, lengths: dict[int, int], places: Places) -> None:
+def _tell(request: AdviseRequest, engine: Engine, best: Row, lengths: dict[int, int], deployment: Deployment) -> None:
     """How the engine is told of the advised setting: its flags in the row, its settings in a file."""
-    best |= {"flags": engine.flags(best["setting"], places), "length_only": places.drafter is None}
+    best |= {"flags": engine.flags(best["setting"], deployment), "length_only": deployment.drafter is None}
     if len(lengths) > 1:
         best["by_batch"] = json.dumps(lengths)
     if request.settings is not None:
-        document = settings_document(engine, best["setting"], lengths, places)
+        document = settings_document(engine, best["setting"], lengths, deployment)
         atomic_write_text(request.settings, json.dumps(document, indent=1) + "\n")
 
 
@@ -383,7 +385,7 @@ def _from_counters(request: AdviseRequest, engine: Engine, counts: SpeculationCo
         row |= {"speedup": speed, "low": speed * (1 - share), "high": speed * (1 + share), "advised": False}
     best = rows[lengths[batch]]
     best |= {"advised": True, "best_length": lengths[batch]}
-    _tell(request, engine, best, lengths, Places(drafter=None))
+    _tell(request, engine, best, lengths, Deployment(drafter=None))
     return rows[: len(speeds[batch])]
 
 

@@ -34,11 +34,11 @@ def export(request: ExportRequest) -> list[dict[str, Any]]:
 
 def serving_commands(row: dict[str, Any]) -> dict[str, str]:
     """How engines are started with an EAGLE-3 checkpoint, by engine; drafts as long as it was trained for."""
-    from draftgauge.serving.engines import EAGLE3, FIXED, Places, engine_of
+    from draftgauge.serving.engines import EAGLE3, FIXED, Deployment, engine_of
 
     target, length = row["target"] or "TARGET", row["depths"] or 1
-    places = Places(target, row["folder"], EAGLE3)
-    commands = {title: engine_of(name).flags(f"{FIXED}{length}", places) for title, name in SERVED.items()}
+    deployment = Deployment(target, row["folder"], EAGLE3)
+    commands = {title: engine_of(name).flags(f"{FIXED}{length}", deployment) for title, name in SERVED.items()}
     if row["llama_cpp_lacks"] is None:
         convert = ["python", "convert_hf_to_gguf.py", row["folder"], "--target-model-dir", target]
         server = ["llama-server", "--model", "TARGET.gguf", "--spec-type", "draft-eagle3", "--spec-draft-model"]

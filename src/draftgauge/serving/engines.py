@@ -21,51 +21,31 @@ PROPOSER = "draftgauge.integrations.vllm.Proposer"
 
 
 @dataclass(frozen=True)
-class Places:
-    """What flags name.
+class Deployment:
+    """What flags name."""
 
-    Attributes:
-        target: model that verifies.
-        draft: model that drafts; of "eagle3" the exported checkpoint.
-        drafter: kind of drafter, as a run's manifest has it, or "eagle3"; None where the server drafts in a way that is
-            not known, which then stays: flags only change its length.
-        gamma_max: the longest draft.
-        costs: file of the cost curve, for policies that weigh cost; None if there is none.
-        tokenizer: of the target, where it is not its own; None if it is.
-        proposer: whether the costs are of draftgauge's proposer, which then drafts at fixed lengths too, in place of
-            the engine's own code.
-        options: further words of ``draftgauge generate`` for decoding as the run was recorded.
-    """
-
-    target: str = "TARGET"
-    draft: str = "DRAFT"
+    target: str = "TARGET"  # model that verifies
+    draft: str = "DRAFT"  # model that drafts; of "eagle3" the exported checkpoint
+    # Kind of drafter, as a run's manifest has it, or "eagle3"; None where the server drafts in a way that is not known,
+    # which then stays: flags only change its length.
     drafter: str | None = LANGUAGE_MODEL
-    gamma_max: int = 16
-    costs: str | None = None
-    tokenizer: str | None = None
-    proposer: bool = False
-    options: tuple[str, ...] = ()
+    gamma_max: int = 16  # longest draft
+    costs: str | None = None  # file of the cost curve, for policies that weigh cost
+    tokenizer: str | None = None  # of the target, where it is not its own
+    proposer: bool = False  # the costs are of draftgauge's proposer, which then drafts at fixed lengths too
+    options: tuple[str, ...] = ()  # of ``draftgauge generate``, for decoding as the run was recorded
 
 
 @dataclass(frozen=True)
 class Engine:
-    """A serving engine, seen from its settings.
+    """A serving engine, seen from its settings."""
 
-    Attributes:
-        name: as ``--engine`` has it.
-        loop: whether draftgauge's own loop decodes in it, so that a run recorded there prices it.
-        policies: whether any policy of draftgauge runs in it.
-        p_min: whether it stops drafting at a confidence, as llama.cpp does.
-        drafters: the kinds of drafter that it runs; empty where it runs all.
-        flags: what to paste for a setting: called as ``flags(setting, places)``.
-    """
-
-    name: str
-    loop: bool
-    policies: bool
-    p_min: bool
-    drafters: tuple[str, ...]
-    flags: Callable[[str, Places], str]
+    name: str  # as ``--engine`` has it
+    loop: bool  # draftgauge's own loop decodes in it, so that a run recorded there prices it
+    policies: bool  # any policy of draftgauge runs in it
+    p_min: bool  # it stops drafting at a confidence, as llama.cpp does
+    drafters: tuple[str, ...]  # the kinds that it runs; empty where it runs all
+    flags: Callable[[str, Deployment], str]  # what to paste for a setting
 
     def settings(self, gamma_max: int, own: Sequence[str] = ()) -> list[str]:
         """The settings to try: plain, every length up to ``gamma_max``, and the rules that the engine can run: ``own``,
@@ -113,7 +93,7 @@ def by_batch(lengths: dict[int, int]) -> list[list[int]]:
     return ranges
 
 
-def settings_document(engine: Engine, setting: str, lengths: dict[int, int], places: Places) -> dict[str, Any]:
+def settings_document(engine: Engine, setting: str, lengths: dict[int, int], deployment: Deployment) -> dict[str, Any]:
     """The engine's own settings as JSON: what its configuration file or option takes.
 
     ``setting`` is what is advised for the smallest batch, ``lengths`` the best fixed length by batch size.
@@ -124,105 +104,105 @@ def settings_document(engine: Engine, setting: str, lengths: dict[int, int], pla
     length = fixed_length(setting)
     if engine.name == "vllm":
         longest = max(lengths.values())
-        if length is None or len(lengths) == 1 or longest == 0 or _is_custom(f"{FIXED}{longest}", places):
-            return _vllm_config(setting, places)
-        config = _vllm_config(f"{FIXED}{longest}", places)  # no range goes beyond it
+        if length is None or len(lengths) == 1 or longest == 0 or _is_custom(f"{FIXED}{longest}", deployment):
+            return _vllm_config(setting, deployment)
+        config = _vllm_config(f"{FIXED}{longest}", deployment)  # no range goes beyond it
         return config | {"num_speculative_tokens_per_batch_size": by_batch(lengths)}
     if engine.name == "sglang":
         steps = sorted({value for value in lengths.values() if value} | ({length} if length else set()))
         return {"candidate_steps": steps} if steps else {}
     if engine.name == "llama-server":
-        return _llama_settings(setting, places)
+        return _llama_settings(setting, deployment)
     raise DraftgaugeError(f"{engine.name} takes its setting as an argument, not from a file: leave out --settings")
 
 
-def _draftgauge(setting: str, places: Places) -> str:
-    words = ["draftgauge", "generate", "PROMPT", "--target", places.target]
-    if setting != PLAIN and places.drafter == LANGUAGE_MODEL:
-        words += ["--draft", places.draft]
+def _draftgauge(setting: str, deployment: Deployment) -> str:
+    words = ["draftgauge", "generate", "PROMPT", "--target", deployment.target]
+    if setting != PLAIN and deployment.drafter == LANGUAGE_MODEL:
+        words += ["--draft", deployment.draft]
     elif setting != PLAIN:
-        words += ["--drafter", LOOKUP if places.drafter == LOOKUP else places.draft]
-    return shlex.join([*words, *_tokenizer("--tokenizer", places), *places.options, "--policy", setting])
+        words += ["--drafter", LOOKUP if deployment.drafter == LOOKUP else deployment.draft]
+    return shlex.join([*words, *_tokenizer("--tokenizer", deployment), *deployment.options, "--policy", setting])
 
 
-def _tokenizer(option: str, places: Places) -> list[str]:
-    return [] if places.tokenizer is None else [option, places.tokenizer]
+def _tokenizer(option: str, deployment: Deployment) -> list[str]:
+    return [] if deployment.tokenizer is None else [option, deployment.tokenizer]
 
 
-def _transformers(setting: str, places: Places) -> str:
+def _transformers(setting: str, deployment: Deployment) -> str:
     if setting == PLAIN:
         return "model.generate(**inputs)"
-    drafter = LOOKUP if places.drafter == LOOKUP else places.draft
+    drafter = LOOKUP if deployment.drafter == LOOKUP else deployment.draft
     return f"model.generate(**inputs, custom_generate=draftgauge.speculative({drafter!r}, policy={setting!r}))"
 
 
-def _gguf(setting: str, places: Places) -> str:
+def _gguf(setting: str, deployment: Deployment) -> str:
     """The command for GGUF files, with placeholders for files that a run on other files has yet to make."""
-    target = places.target if places.target.endswith(GGUF) else f"TARGET{GGUF}"
-    draft = places.draft if places.draft.endswith(GGUF) else f"DRAFT{GGUF}"
-    return _draftgauge(setting, replace(places, target=target, draft=draft))
+    target = deployment.target if deployment.target.endswith(GGUF) else f"TARGET{GGUF}"
+    draft = deployment.draft if deployment.draft.endswith(GGUF) else f"DRAFT{GGUF}"
+    return _draftgauge(setting, replace(deployment, target=target, draft=draft))
 
 
-def _llama_settings(setting: str, places: Places) -> dict[str, Any]:
+def _llama_settings(setting: str, deployment: Deployment) -> dict[str, Any]:
     if setting == PLAIN:
         return {}
     length = fixed_length(setting)
-    if places.drafter is None:
+    if deployment.drafter is None:
         return {"spec-draft-n-max": length}
     p_min, longest = p_min_of(setting) if length is None else (0.0, length)
     return {"spec-type": "draft-simple", "spec-draft-n-max": longest, "spec-draft-p-min": p_min}
 
 
-def _llama_server(setting: str, places: Places) -> str:
-    options = _llama_settings(setting, places)
-    words = [] if places.drafter is None else ["llama-server", "--model", "TARGET.gguf"]
-    if options and places.drafter is not None:
+def _llama_server(setting: str, deployment: Deployment) -> str:
+    options = _llama_settings(setting, deployment)
+    words = [] if deployment.drafter is None else ["llama-server", "--model", "TARGET.gguf"]
+    if options and deployment.drafter is not None:
         words += ["--spec-draft-model", "DRAFT.gguf"]
     return shlex.join([*words, *(word for name, value in options.items() for word in (f"--{name}", str(value)))])
 
 
-def _is_custom(setting: str, places: Places) -> bool:
+def _is_custom(setting: str, deployment: Deployment) -> bool:
     """Whether draftgauge's proposer drafts in vLLM, not vLLM's own code."""
-    own = places.drafter == EAGLE3 or (places.drafter == LANGUAGE_MODEL and not places.proposer)
-    return places.drafter is not None and (fixed_length(setting) is None or not own)
+    own = deployment.drafter == EAGLE3 or (deployment.drafter == LANGUAGE_MODEL and not deployment.proposer)
+    return deployment.drafter is not None and (fixed_length(setting) is None or not own)
 
 
-def _vllm_config(setting: str, places: Places) -> dict[str, Any]:
+def _vllm_config(setting: str, deployment: Deployment) -> dict[str, Any]:
     length = fixed_length(setting)
     if length == 0:
         return {}
-    tokens = {"num_speculative_tokens": length or places.gamma_max}
-    if places.drafter is None:
+    tokens = {"num_speculative_tokens": length or deployment.gamma_max}
+    if deployment.drafter is None:
         return tokens
-    if _is_custom(setting, places):
+    if _is_custom(setting, deployment):
         return {"method": "custom_class", "model": PROPOSER} | tokens
-    return {"method": EAGLE3 if places.drafter == EAGLE3 else "draft_model", "model": places.draft} | tokens
+    return {"method": EAGLE3 if deployment.drafter == EAGLE3 else "draft_model", "model": deployment.draft} | tokens
 
 
-def _vllm(setting: str, places: Places) -> str:
-    config = _vllm_config(setting, places)
-    if places.drafter is None:
+def _vllm(setting: str, deployment: Deployment) -> str:
+    config = _vllm_config(setting, deployment)
+    if deployment.drafter is None:
         return json.dumps(config)[1:-1]
-    words = ["vllm", "serve", places.target, *_tokenizer("--tokenizer", places)]
+    words = ["vllm", "serve", deployment.target, *_tokenizer("--tokenizer", deployment)]
     if config:
         words += ["--speculative-config", json.dumps(config)]
     if config.get("method") == "custom_class":
-        options: dict[str, Any] = {"drafter": places.drafter, "policy": setting}
-        options |= {"draft": places.draft} if places.drafter == LANGUAGE_MODEL else {}
-        options |= {"costs": places.costs} if places.costs else {}
+        options: dict[str, Any] = {"drafter": deployment.drafter, "policy": setting}
+        options |= {"draft": deployment.draft} if deployment.drafter == LANGUAGE_MODEL else {}
+        options |= {"costs": deployment.costs} if deployment.costs else {}
         words += ["--additional-config", json.dumps({"draftgauge": options})]
     return shlex.join(words)
 
 
-def _sglang(setting: str, places: Places) -> str:
+def _sglang(setting: str, deployment: Deployment) -> str:
     words = []
     length = fixed_length(setting)
-    if places.drafter is not None:
-        words = ["python", "-m", "sglang.launch_server", "--model-path", places.target]
-        words += _tokenizer("--tokenizer-path", places)
-    if length and places.drafter is not None:
-        algorithm = "EAGLE3" if places.drafter == EAGLE3 else "STANDALONE"
-        words += ["--speculative-algorithm", algorithm, "--speculative-draft-model-path", places.draft]
+    if deployment.drafter is not None:
+        words = ["python", "-m", "sglang.launch_server", "--model-path", deployment.target]
+        words += _tokenizer("--tokenizer-path", deployment)
+    if length and deployment.drafter is not None:
+        algorithm = "EAGLE3" if deployment.drafter == EAGLE3 else "STANDALONE"
+        words += ["--speculative-algorithm", algorithm, "--speculative-draft-model-path", deployment.draft]
     if length:
         words += ["--speculative-num-steps", str(length), "--speculative-eagle-topk", "1"]
         words += ["--speculative-num-draft-tokens", str(length + 1)]
