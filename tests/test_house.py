@@ -42,7 +42,7 @@ def test_no_files_import_each_other_in_a_circle(imports: dict[str, set[str]]) ->
 
 
 def test_pages_are_written_without_torch() -> None:
-    pages = "draftgauge.reporting, draftgauge.studies.speckv.page, draftgauge.studies.kvshot.page"
+    pages = "draftgauge.reporting.page, draftgauge.studies.speckv.page, draftgauge.studies.kvshot.page"
     code = f"import sys, {pages}; sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
 

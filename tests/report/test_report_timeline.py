@@ -7,7 +7,7 @@ import pytest
 
 from draftgauge.policies import make_policy
 from draftgauge.replaying import replay
-from draftgauge.reporting.timeline import replay_timeline, representative_prompts, spans
+from draftgauge.reporting.timeline import replay_timeline, representative_prompts
 from draftgauge.traces.build import make_trace, select
 from draftgauge.traces.record import make_record
 from draftgauge.traces.trace import PromptInfo
@@ -30,20 +30,16 @@ def test_every_kind_of_token():
     drafts = [[0, 1], [], [], [3, 6, 0], [], [5], []]
     confidence = [[0.9, 0.8], [], [], [0.7, 0.25, 0.1], [], [0.6], []]
     line = replay_timeline(_trace(drafts, confidence), 0, 3, WORDS)
-    kinds = [[(token.text, token.kind, token.depth) for token in step] for step in line.steps]
+    kinds = [[(token.text, token.kind) for token in step] for step in line.steps]
     assert kinds == [
-        [("a", "accepted", 1), (" b", "accepted", 2), ("\n", "bonus", None)],
-        [("<d>", "accepted", 1), (" e", "corrected", 2)],
-        [("f", "accepted", 1), (" g", "bonus", None)],
+        [("a", "accepted"), (" b", "accepted"), ("\n", "bonus")],
+        [("<d>", "accepted"), (" e", "corrected")],
+        [("f", "accepted"), (" g", "bonus")],
     ]
     assert line.tokens == len(WORDS)
-    corrected = line.steps[1][1]
-    assert corrected.confidence == pytest.approx(0.25)
-    assert corrected.rejected == " g"
-    titles = [span.title for step in spans(line) for span in step]
+    titles = [token.title for step in line.steps for token in step]
     assert titles[1] == "drafted token 2 of its step, accepted, confidence 0.80"
     assert titles[4] == "corrected: drafted token 2 ' g' was rejected, confidence 0.25"
-    assert [span.newline for span in spans(line)[0]] == [False, False, True]
 
 
 def test_nothing_drafted_is_plain():

@@ -5,17 +5,15 @@ from __future__ import annotations
 import re
 import subprocess
 import sys
-from itertools import pairwise
 from pathlib import Path
 
 import pytest
 
 from draftgauge.core.errors import DraftgaugeError
 from draftgauge.core.provenance import read_measurement, write_measurement
-from draftgauge.studies.kvshot import figures
 from draftgauge.studies.kvshot.page import (
-    capacity_table,
     comparisons,
+    drafters_of,
     remedies_table,
     render_kvshot,
     results_table,
@@ -24,7 +22,6 @@ from draftgauge.studies.kvshot.page import (
 from draftgauge.studies.kvshot.presets import HIDDEN, HYBRID, KV, KV_DEEP, NONE, at_equal_width, remedied
 from draftgauge.studies.kvshot.results import study_rows, tuned_rows
 from draftgauge.studies.kvshot.tuning import Trial, Tuned
-from draftgauge.studies.kvshot.views import variant_views
 from kvshot_results import ALPHAS, results
 
 
@@ -58,11 +55,11 @@ def test_the_page_holds_what_was_found(rows: list[dict], tmp_path: Path) -> None
         "Capacity",
         "What limits each design",
         "Query estimation error by depth",
-        "Where the loss reaches",
+        "positions reached",
         "The gate over training",
         "without norm_before_fc",
         "0.321",
-        "What was tried",
+        "Tuning on validation prompts",
         "1.567",
     ):
         assert text in page
@@ -73,44 +70,43 @@ def test_the_page_holds_what_was_found(rows: list[dict], tmp_path: Path) -> None
 
 
 def test_tables(rows: list[dict]) -> None:
-    views = variant_views(rows)
-    assert [view.label for view in views] == ["hidden", "kv", "kv, 4 layers", "hybrid", "cross", "none", "hidden", "kv"]
-    assert all(view.seeds == 5 for view in views)
-    found = results_table(views)
-    assert found.headings[3:6] == ("alpha 0", "alpha 3", "alpha 6")
-    assert all(len(line) == len(found.headings) for line in found.lines)
-    assert found.lines[0][3] == f"{views[0].alpha[0].value:.3f}"
-    assert capacity_table(views).lines[0][2:4] == ("1,000", "+0.00%")
+    drafters = drafters_of(rows)
+    labels = ["hidden", "kv", "kv, 4 layers", "hybrid", "cross", "none", "hidden", "kv"]
+    assert [one.label for one in drafters] == labels
+    found = results_table(drafters)
+    assert found.headings[2:6] == ("seeds", "alpha 0", "alpha 3", "alpha 6")
+    assert found.lines[0][2:4] == ("5", f"{drafters[0].depths[0]['alpha']:.3f}")
+    mat = drafters[0].measure("mat")
+    assert found.lines[0][7] == f"{mat['estimate']:.2f} ({mat['low']:.2f} to {mat['high']:.2f})"
 
 
 def test_panels_compare_what_belongs_together(rows: list[dict]) -> None:
-    found = {
-        comparison.title: [label for label, _ in comparison.lines] for comparison in comparisons(variant_views(rows))
-    }
-    assert found["Designs, at equal parameters"] == ["hidden", "kv", "hybrid", "cross", "none"]
-    assert found["Layers of the KV drafter, at equal parameters"] == ["kv", "kv, 4 layers"]
-    assert "Ways of injecting the KV cache" not in found  # only one was run
+    found = dict(comparisons(drafters_of(rows)))
+    chart = found["Designs, at equal parameters: agreement"]
+    assert re.findall(r"(\w+): \d", chart[: chart.index(">")]) == ["hidden", "kv", "hybrid", "cross", "none"]
+    assert "Layers of the KV drafter, at equal parameters: accepted" in found
+    assert not any(title.startswith("Ways of injecting") for title in found)  # only one was run
 
 
 def test_remedies_stand_beside_the_drafter_without_them(tmp_path: Path) -> None:
     better = {remedied(KV, "kv-gradient-50"): ALPHAS[KV_DEEP], remedied(HIDDEN, "depths-12"): ALPHAS[HIDDEN]}
-    views = variant_views(study_rows(results(tmp_path, {KV: ALPHAS[KV], HYBRID: ALPHAS[HYBRID]} | better)))
-    (line,) = remedies_table(views).lines  # of hidden there is nothing to compare with
+    drafters = drafters_of(study_rows(results(tmp_path, {KV: ALPHAS[KV], HYBRID: ALPHAS[HYBRID]} | better)))
+    (line,) = remedies_table(drafters).lines  # of hidden there is nothing to compare with
     assert line[:2] == ("kv, kv gradient 50", "equal parameters")
     before, after = (float(value) for value in line[3].split(" to "))
     assert 1.5 < before < after - 0.3
     gained, _, interval = line[2].partition(" ")
     assert float(gained) == pytest.approx(after - before, abs=0.011)
     assert interval
-    assert line[5:] == ("0.70 to 0.70", "0.250 to 0.250", "")
+    assert line[5:] == ("0.70 to 0.70", "0.250 to 0.250")
 
 
 def test_a_study_at_equal_width_shows_its_designs_throughout(tmp_path: Path) -> None:
     wide = {at_equal_width(variant): ALPHAS[variant] for variant in (HIDDEN, KV)}
     page = render_kvshot(study_rows(results(tmp_path, wide | {NONE: ALPHAS[NONE]})), {}, {})
     assert "Designs, at equal width" in page
-    retention = page[page.index("Retention beside the first step") : page.index("By the context that a token needs")]
-    assert all(re.search(rf"\b{design}\b", retention) for design in ("hidden", "kv", "none"))
+    distance = page[page.index('id="distance"') : page.index('id="capacity"')]
+    assert all(f"{design}: " in distance for design in ("hidden", "kv", "none"))
 
 
 def test_a_study_cut_short_still_has_a_page(tmp_path: Path) -> None:
@@ -129,13 +125,3 @@ def test_no_torch() -> None:
     modules = "draftgauge.studies.kvshot.page, draftgauge.studies.kvshot.results"
     code = f"import sys, {modules}; sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
-
-
-def test_names_beside_points_stand_apart_and_in_order() -> None:
-    values = [1.0, 1.01, 0.99, 0.2, 1.02]
-    heights = figures._spread(values, 0.1, 0.0, 1.1)
-    assert sorted(range(5), key=heights.__getitem__) == sorted(range(5), key=values.__getitem__)
-    ordered = sorted(heights)
-    assert all(above - below >= 0.1 - 1e-9 for below, above in pairwise(ordered))
-    assert heights[3] == 0.2
-    assert max(heights) <= 1.1

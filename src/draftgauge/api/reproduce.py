@@ -8,8 +8,9 @@ from draftgauge.api.requests import ReproduceSpeckvRequest
 from draftgauge.api.verb import verb
 from draftgauge.core.files import require_writable
 from draftgauge.core.progress import Progress, silent
-from draftgauge.studies.speckv import read_records, run_study
+from draftgauge.studies.speckv.importer import read_records
 from draftgauge.studies.speckv.page import write_speckv_report
+from draftgauge.studies.speckv.study import run_study
 
 REPORT_NAME = "report.html"
 
@@ -20,7 +21,8 @@ def reproduce_speckv(request: ReproduceSpeckvRequest, *, progress: Progress = si
 
     Returns:
         Rows with ``table``: "policies", "breakdown", "predictors", "improvement", "choices", "correlations" and
-        "importance" as published; "honest" is what the records say, see :func:`draftgauge.studies.speckv.run_study`.
+        "importance" as published; "honest" is what the records say, see
+        :func:`draftgauge.studies.speckv.study.run_study`.
 
     Raises:
         DraftgaugeError: naming file and line, if a table is not the published one or like it; or if ``out`` cannot be

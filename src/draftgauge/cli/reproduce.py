@@ -37,7 +37,7 @@ SPEED = {
 
 def speckv(request: ReproduceSpeckvRequest) -> list[dict[str, Any]]:
     from draftgauge.api.reproduce import REPORT_NAME, reproduce_speckv
-    from draftgauge.studies.speckv.captions import improvement
+    from draftgauge.studies.speckv.study import improvement
 
     with progress() as advance:
         rows = reproduce_speckv(request, progress=advance)

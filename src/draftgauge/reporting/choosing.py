@@ -2,89 +2,63 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
-import numpy as np
-from numpy.typing import NDArray
+from markupsafe import Markup
 
 from draftgauge.core.prompts import TEST, TRAIN
-from draftgauge.diagnostics.calibration import (
-    base_rates,
-    brier,
-    expected_calibration_error,
-    judged,
-    predicted_acceptance,
-    reliability_bins,
-)
 from draftgauge.policies import make_policy
 from draftgauge.policies.base import Policy
 from draftgauge.policies.fitted import FITTED_SUFFIX, load_fitted
-from draftgauge.replaying import (
-    ALL_TASKS,
-    Design,
-    Replay,
-    cost_sweep,
-    design_of,
-    evaluate_design,
-    hindsight_optimum,
-    replay,
-    replay_lengths,
-)
-from draftgauge.replaying.evaluate import HINDSIGHT, NOTHING, figure
+from draftgauge.replaying import ALL_TASKS, Replay, cost_sweep, design_of, evaluate_design
+from draftgauge.replaying.evaluate import BOUNDS, HINDSIGHT, NOTHING, figure
 from draftgauge.replaying.splits import MIN_PROMPTS, splits_of
-from draftgauge.reporting.choosing_views import (
-    ChoosingView,
-    JudgedPolicy,
-    LengthChart,
-    LengthLine,
-    ReliabilityCurve,
-    SweepCurve,
-)
-from draftgauge.reporting.tables import describe
-from draftgauge.reporting.timeline import TOKENS_SHOWN, replay_timeline, representative_prompts
+from draftgauge.reporting.charts import Axes, Line, line_chart
+from draftgauge.reporting.layout import Table, decimals, ends, table_of
+from draftgauge.reporting.rows import Row, Run, describe
+from draftgauge.reporting.style import Series, signed
 from draftgauge.statistics.bootstrap import RESAMPLES
 from draftgauge.traces.costs import CostCurve
 from draftgauge.traces.trace import Trace
 
 ALWAYS_COMPARED = ("hf-confidence", "cumulative-confidence")
 """Rules of the field that every report compares, beside the policies that were asked for."""
-
-# Lines of the charts; more cannot be told apart.
-CHARTED = 6
-LENGTH_TOKENS = 96
-CONFIDENCE = "drafter's confidence"
-
-Row = Mapping[str, Any]
+LEVEL = 0.05
+CHARTED = 6  # more lines cannot be told apart
+COLUMNS = {
+    "name": ("policy", str),
+    "gain": ("gain", signed),
+    "interval": ("95% interval", str),
+    "p_holm": ("p", lambda p: "< 0.001" if p < 0.001 else f"{p:.3f}"),
+    "captured": ("captured", lambda share: signed(share, 0)),
+    "tokens_per_step": ("tokens/step", decimals(2)),
+    "tokens_per_second": ("tokens/s", decimals(1)),
+    "what": ("what it does", str),
+}
 
 
 @dataclass(frozen=True)
-class Contest:
-    """What is judged, on what: the test prompts of a trace with its costs, and the specs of the policies."""
+class Choice:
+    """Policies judged at one compression.
 
-    design: Design
-    costs: CostCurve
-    specs: tuple[str, ...]
+    Attributes:
+        name: the compression.
+        prompts, training_prompts: judged on, and that the best fixed length was chosen on.
+        verdict: row of the policy with the largest gain, with ``outcome``: "undecided" if the interval is not above
+            zero, "ahead" if it is and so is the p-value adjusted for all policies, else "by chance".
+        optimum: gain of the hindsight optimum, least and most over the cost ratios of the sweep.
+        table, gain: all policies; gains against the cost ratio.
+    """
 
-    @property
-    def trace(self) -> Trace:
-        """The test prompts."""
-        return self.design.trace
-
-    def make(self, spec: str, costs: CostCurve | None = None) -> Policy:
-        """A new policy."""
-        return make_policy(spec, self.trace.gamma_max, costs or self.costs)
-
-    def arms(self, costs: CostCurve) -> dict[str, Policy | Replay]:
-        """New policies by their spec."""
-        return {spec: self.make(spec, costs) for spec in self.specs}
-
-    def title(self, spec: str) -> str:
-        """A policy's name for readers: fitted ones go by their file, unless two have the same name."""
-        stems = [Path(other).stem for other in self.specs]
-        return Path(spec).stem if spec.endswith(FITTED_SUFFIX) and stems.count(Path(spec).stem) == 1 else spec
+    name: str
+    prompts: int
+    training_prompts: int
+    verdict: Row
+    optimum: tuple[float, float]
+    table: Table
+    gain: Markup
 
 
 def can_judge(trace: Trace) -> bool:
@@ -93,120 +67,74 @@ def can_judge(trace: Trace) -> bool:
     return all(int((splits == split).sum()) >= MIN_PROMPTS for split in (TRAIN, TEST))
 
 
-def choosing_view(trace: Trace, costs: CostCurve, policies: Sequence[str], texts: Sequence[str]) -> ChoosingView:
-    """Judge policies on the test prompts of a trace.
+def choose(run: Run, policies: Sequence[str]) -> Choice:
+    """Judge policies on the test prompts of a run.
 
     Args:
-        trace: all prompts.
-        costs: of the run.
+        run: with all prompts.
         policies: specs, beside those that every report compares.
-        texts: decoded piece of every row of ``trace``.
 
     Raises:
         TraceError: if a split has too few prompts.
         DraftgaugeError: for an unknown policy, or one that was fitted for other drafts.
     """
-    asked = dict.fromkeys([*policies, *ALWAYS_COMPARED])
-    design = design_of(trace, TEST, fixed=True)
+    design = design_of(run.trace, TEST, fixed=True)
     assert design.train is not None
-    this = Contest(design, costs, tuple(spec for spec in asked if spec.partition(":")[0] not in (NOTHING, "fixed")))
-    rows = [row for row in evaluate_design(design, costs, this.arms) if row["task"] == ALL_TASKS]
-    ahead = max((row for row in rows if row["policy"] in this.specs), key=lambda row: figure(row, "gain"))
-    swept = [row for row in cost_sweep(design, costs, this.arms, resamples=RESAMPLES) if row["task"] == ALL_TASKS]
-    best = int(figure(rows[0], "best_fixed_gamma"))
-    return ChoosingView(
-        name=trace.compression,
-        prompts=len(design.trace.prompts),
-        training_prompts=len(design.train.prompts),
-        best_gamma=best,
-        cost_ratio=costs.cost_ratio(),
-        optimum=tuple(figure(row, "gain") for row in swept if row["policy"] == HINDSIGHT),
-        policies=tuple(_judged(row, this) for row in rows),
-        # In the order of the specs, so that a policy has the same line at every compression.
-        sweep=tuple(
-            _curve(this.title(spec), [row for row in swept if row["policy"] == spec]) for spec in this.specs[:CHARTED]
-        ),
-        **_along_a_text(this, str(ahead["policy"]), best, _texts_of(trace, design.trace, texts)),
-        calibration=_calibration(this, design.train),
+    asked = dict.fromkeys([*policies, *ALWAYS_COMPARED])
+    specs = [spec for spec in asked if spec.partition(":")[0] not in (NOTHING, "fixed")]
+
+    def arms(costs: CostCurve) -> dict[str, Policy | Replay]:
+        return {spec: make_policy(spec, run.trace.gamma_max, costs) for spec in specs}
+
+    found = [dict(row) for row in evaluate_design(design, run.cost, arms) if row["task"] == ALL_TASKS]
+    swept = cost_sweep(design, run.cost, arms, resamples=RESAMPLES)
+    verdict: Row = max((row for row in found if row["policy"] in specs), key=lambda row: figure(row, "gain"))
+    outcome = "undecided"
+    if figure(verdict, "gain_low") > 0:
+        outcome = "ahead" if figure(verdict, "p_holm") < LEVEL else "by chance"
+    rows = [
+        row
+        | {"name": _title(row["policy"], specs), "what": _what(row["policy"]), "interval": ends(row, "gain_", signed)}
+        | {"kind": "best" if row is verdict else "" if row["policy"] in specs else "bound"}
+        for row in sorted(found, key=lambda row: (row["policy"] in BOUNDS, -figure(row, "gain")))
+    ]
+    optimum = [figure(r, "gain") for r in swept if r["policy"] == HINDSIGHT and r["task"] == ALL_TASKS]
+    return Choice(
+        run.name,
+        len(design.trace.prompts),
+        len(design.train.prompts),
+        verdict | {"name": _title(verdict["policy"], specs), "outcome": outcome},
+        (min(optimum), max(optimum)),
+        table_of(rows, COLUMNS),
+        _gain_chart(run, specs, [dict(row) for row in swept if row["task"] == ALL_TASKS]),
     )
 
 
-def _judged(row: Row, this: Contest) -> JudgedPolicy:
-    spec = str(row["policy"])
-    return JudgedPolicy(
-        policy=this.title(spec),
-        description=_description(spec),
-        reference=spec not in this.specs,
-        tokens_per_step=row["tokens_per_step"],
-        tokens_per_second=row["tokens_per_second"],
-        gain=(row["gain_low"], row["gain"], row["gain_high"]),
-        captured=None if row["captured"] is None else (row["captured_low"], row["captured"], row["captured_high"]),
-        p_holm=row["p_holm"],
-    )
+def _title(spec: str, specs: Sequence[str]) -> str:
+    """A policy's name for readers: fitted ones go by their file, unless two have the same name."""
+    stems = [Path(other).stem for other in specs]
+    return Path(spec).stem if spec.endswith(FITTED_SUFFIX) and stems.count(Path(spec).stem) == 1 else spec
 
 
-def _description(spec: str) -> str:
+def _what(spec: str) -> str:
     if not spec.endswith(FITTED_SUFFIX):
         return describe(spec)
     fitted = load_fitted(Path(spec))
     return f"{describe(fitted.policy) or fitted.policy}, fitted on {len(fitted.trained_on)} prompts"
 
 
-def _curve(name: str, rows: Sequence[Row]) -> SweepCurve:
-    ratios, gain, low, high, captured = (
-        tuple(figure(row, key) for row in rows) for key in ("cost_ratio", "gain", "gain_low", "gain_high", "captured")
+def _gain_chart(run: Run, specs: Sequence[str], swept: Sequence[Row]) -> Markup:
+    """Gain over the best fixed length against the cost ratio, a line with its 95% band for every policy."""
+    lines = []
+    for spec in specs[:CHARTED]:
+        own = [row for row in swept if row["policy"] == spec]
+        x = [row["cost_ratio"] for row in own]
+        columns = ([100 * row[key] for row in own] for key in ("gain", "gain_low", "gain_high"))
+        lines.append(Line(_title(spec, specs), x, *columns))
+    frame = Axes(
+        "cost of a drafted token over a verification",
+        "gain over the best fixed length, %",
+        ticks=lines[0].x,
+        logarithmic=True,
     )
-    return SweepCurve(name, ratios, gain, low, high, captured)
-
-
-def _along_a_text(this: Contest, spec: str, best: int, texts: Sequence[str]) -> dict[str, Any]:
-    """Draft lengths along the most typical output, and that output as the policy with the largest gain makes it."""
-    trace, costs = this.trace, this.costs
-    prompt = representative_prompts(trace, per_task=1)[0]
-    outcomes = {
-        f"fixed:{best}": replay_lengths(trace, np.full(trace.positions, best), costs),
-        this.title(spec): replay(trace, this.make(spec), costs),
-        HINDSIGHT: hindsight_optimum(trace, costs).replay,
-    }
-    info = trace.prompts[prompt]
-    lines = tuple(LengthLine(name, _steps(outcome, prompt)) for name, outcome in outcomes.items())
-    chosen = {position: drafted for position, drafted, _, _ in lines[1].steps}
-    text = replay_timeline(trace, prompt, chosen, texts, min(LENGTH_TOKENS, TOKENS_SHOWN))
-    return {
-        "lengths": LengthChart(info.task, info.identifier, min(info.output_tokens, LENGTH_TOKENS), lines),
-        "text": text,
-    }
-
-
-def _steps(outcome: Replay, prompt: int) -> tuple[tuple[int, int, int, int], ...]:
-    """The steps of one prompt that begin within what is shown."""
-    record = outcome.record
-    here = (record.prompt == prompt) & (record.position < LENGTH_TOKENS)
-    columns = [values[here].tolist() for values in (record.position, record.drafted, record.accepted, record.committed)]
-    return tuple(zip(*columns, strict=True))
-
-
-def _texts_of(trace: Trace, part: Trace, texts: Sequence[str]) -> list[str]:
-    """The decoded pieces of a part of a trace's prompts."""
-    rows = {info.index: slice(*trace.offsets[i : i + 2].tolist()) for i, info in enumerate(trace.prompts)}
-    return [piece for info in part.prompts for piece in texts[rows[info.index]]]
-
-
-def _calibration(this: Contest, train: Trace) -> tuple[ReliabilityCurve, ...]:
-    """Reliability of the drafter's confidence, and of every policy that predicts acceptance."""
-    base = base_rates(train)
-    predictions: dict[str, NDArray[Any]] = {CONFIDENCE: this.trace.confidence}
-    for spec in this.specs:
-        predicted = predicted_acceptance(this.make(spec), this.trace)
-        if predicted is not None:
-            predictions[this.title(spec)] = predicted
-    curves = []
-    for name, chances in predictions.items():
-        tokens = judged(this.trace, chances)
-        score = brier(tokens, base)
-        curves.append(
-            ReliabilityCurve(
-                name, tuple(reliability_bins(tokens)), expected_calibration_error(tokens), score.score, score.skill
-            )
-        )
-    return tuple(curves)
+    return line_chart(f"gain-{run.name}", frame, lines, {"best fixed length": (0.0, Series("muted"))})

@@ -1,107 +1,210 @@
-"""The rows of the report's tables: replayed and measured figures side by side."""
+"""Recorded runs as rows: every policy on every task, replayed and, where it was measured, live."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
-from draftgauge.policies import make_policy
+import numpy as np
+
+from draftgauge.core.errors import DraftgaugeError, TraceError
+from draftgauge.policies import POLICIES as REGISTERED
+from draftgauge.policies import describe_policy, make_policy
 from draftgauge.policies.base import Extends, Policy
 from draftgauge.policies.registry import compared_policies
-from draftgauge.replaying import Replay, evaluate
+from draftgauge.replaying import ALL_TASKS, Replay, evaluate, hindsight_optimum, plain_seconds, replay_fixed_all
 from draftgauge.replaying.evaluate import BOUNDS, HINDSIGHT, HINDSIGHT_BOTH, NOTHING
-from draftgauge.replaying.hindsight import Sources, hindsight_optimum
+from draftgauge.replaying.hindsight import Sources
 from draftgauge.replaying.simulate import can_replay
-from draftgauge.reporting.live import LiveRow, fixed_gamma, is_policy
-from draftgauge.reporting.views import SpeedCurve, TableRow
 from draftgauge.statistics.bootstrap import RESAMPLES
-from draftgauge.traces.costs import CostCurve
+from draftgauge.traces.costs import CostCurve, run_costs
+from draftgauge.traces.manifest import Manifest
+from draftgauge.traces.reader import read_trace
+from draftgauge.traces.shards import read_shard, shard_paths
 from draftgauge.traces.trace import Trace
 
+Row = dict[str, Any]
 PLAIN = "plain"
-POLICIES = (*compared_policies(), "hf-confidence:adaptive=true")
-"""Replayed for every report, beside the best fixed lengths and whatever was measured live."""
+STANDARD = (*compared_policies(), "hf-confidence:adaptive=true")
+"""Replayed for every report, beside fixed lengths and whatever was measured live."""
+MEASURED = ("policy", "compression", "task", "tokens_per_second", "mismatches")
+"""What every live measurement has; rows of a replay have no mismatches, and must not pass for measured ones."""
+BESIDE_POLICIES = {
+    PLAIN: "plain decoding, one token a step",
+    HINDSIGHT: "the exact optimum over all choices of length, knowing what the drafter drafts and the target accepts",
+    HINDSIGHT_BOTH: "the same where tokens of the text may be appended",
+    "transformers-generate": "generate() of transformers, no draft",
+    "transformers-assisted": "generate(assistant_model=...) of transformers at its defaults",
+    "transformers-assisted-constant": "generate(assistant_model=...) of transformers at a constant length",
+}
 
-# The charts show every length; a table of more than these hides the other policies.
-MEASURED_LENGTHS = 4
+
+@dataclass(frozen=True)
+class Run:
+    """One recorded run.
+
+    Attributes:
+        rows: by task and policy, as :func:`~draftgauge.replaying.evaluate.evaluate` has them, with
+            ``live_tokens_per_second``, ``live_ratio``, ``live_low``, ``live_high`` and ``mismatches`` of what was
+            measured. Ratios are to plain decoding, live ones to that measured beside it. Every fixed length up to
+            ``gamma_max`` is among them; 0 goes by the name "none".
+        held_out: modelled speed over plain decoding with the length of each prompt chosen on all others; None of one
+            prompt.
+    """
+
+    folder: Path
+    manifest: Manifest
+    trace: Trace
+    cost: CostCurve
+    rows: Mapping[tuple[str, str], Row]
+    held_out: float | None
+
+    @property
+    def name(self) -> str:
+        """The compression."""
+        return self.trace.compression
+
+    @property
+    def tasks(self) -> list[str]:
+        """All tasks together first, then each where there are several."""
+        tasks = [task for task in dict.fromkeys(task for task, _ in self.rows) if task != ALL_TASKS]
+        return [ALL_TASKS, *(tasks if len(tasks) > 1 else ())]
+
+    def fixed(self, task: str = ALL_TASKS) -> list[Row]:
+        """The rows of the fixed lengths 0, 1 ... gamma_max."""
+        return [self.rows[task, fixed_name(gamma)] for gamma in range(self.trace.gamma_max + 1)]
+
+    def texts(self) -> list[str]:
+        """The decoded piece of every row of the trace."""
+        pieces: dict[int, list[str]] = {info.index: [] for info in self.trace.prompts}
+        for path in shard_paths(self.folder):
+            table = read_shard(path, self.manifest.fingerprint()).table
+            for index, text in zip(table["prompt_index"].to_pylist(), table["text"].to_pylist(), strict=True):
+                pieces[index].append(text)
+        return [piece for info in self.trace.prompts for piece in pieces[info.index]]
 
 
-def table_rows(
-    trace: Trace,
-    cost: CostCurve,
-    fixed: Sequence[Replay],
-    hindsight: Replay,
-    speeds: Sequence[SpeedCurve],
-    lengths: Sequence[int],
-    live: Sequence[LiveRow],
-) -> tuple[TableRow, ...]:
-    """One row per task and policy, in the order of ``speeds``.
+def read_runs(folders: Sequence[Path], bench: Sequence[Mapping[str, Any]]) -> list[Run]:
+    """Read and replay runs, one a compression.
 
     Args:
-        trace, cost: the run.
-        fixed, hindsight: its replays.
-        speeds: one curve per task to show.
-        lengths: fixed lengths shown for every task; each task also shows its own best.
-        live: the measurements of this compression.
+        folders: of the runs, in the order to show.
+        bench: rows of ``draftgauge bench``; those of compressions without a run are left out.
+
+    Raises:
+        TraceError: if a folder holds no readable run, or two folders the same compression.
+        DraftgaugeError: if a measurement lacks what all of them have, or a policy cannot be made.
     """
-    by_task = {curve.task: {row.policy: row for row in live if row.task == curve.task} for curve in speeds}
-    shown = {curve.task: _shown_lengths(curve, by_task[curve.task], lengths) for curve in speeds}
-    policies = _policies(trace, cost, live)
-    policies |= {f"fixed:{gamma}": fixed[gamma] for gamma in set().union(*shown.values())} | {HINDSIGHT: hindsight}
-    if any(isinstance(policy, Extends) for policy in policies.values()):
-        policies[HINDSIGHT_BOTH] = hindsight_optimum(trace, cost, Sources.BOTH).replay
-    replayed = {(row["task"], row["policy"]): row for row in evaluate(trace, cost, policies, resamples=RESAMPLES)}
-    rows: list[TableRow] = []
-    for curve in speeds:
-        here = by_task[curve.task]
-        for policy in _order(shown[curve.task], policies, here):
-            rows.append(_row(curve, policy, replayed.get((curve.task, policy)), here.get(policy)))
-    return tuple(rows)
+    if not folders:
+        raise TraceError("a report needs at least one recorded run; record one with `draftgauge profile`")
+    live = [_live_row(row) for row in bench]
+    runs = [_read(folder, live) for folder in folders]
+    names = [run.name for run in runs]
+    if len(set(names)) < len(names):
+        raise TraceError(f"two of the runs have the same compression ({', '.join(names)}); give one run for each")
+    return runs
 
 
-def _policies(trace: Trace, cost: CostCurve, live: Sequence[LiveRow]) -> dict[str, Policy | Replay]:
-    """The policies to replay beside fixed lengths: of the standard ones and those measured what the trace can judge."""
-    measured = [row.policy for row in live if row.gamma is None and is_policy(row.policy)]
-    made = {spec: make_policy(spec, trace.gamma_max, cost) for spec in dict.fromkeys([*POLICIES, *measured])}
-    return {spec: policy for spec, policy in made.items() if can_replay(trace, policy)}
+def describe(policy: str) -> str:
+    """What a policy does, by the name before its colon; empty for names this version does not know."""
+    return BESIDE_POLICIES.get(policy.partition(":")[0]) or describe_policy(policy)
 
 
-def _shown_lengths(curve: SpeedCurve, here: Mapping[str, LiveRow], lengths: Sequence[int]) -> set[int]:
-    """Fixed lengths in one task's table: the common ones, its own best, and those measured or the fastest of them."""
-    gamma_max = len(curve.tokens_per_second) - 1
-    measured = {
-        row.gamma: row.ratio_to_plain or 0.0
-        for row in here.values()
-        if row.gamma is not None and row.gamma <= gamma_max
+def fixed_name(gamma: int) -> str:
+    """The policy that drafts so many tokens at every step."""
+    return f"fixed:{gamma}" if gamma else NOTHING
+
+
+def best_length(fixed: Sequence[Row], shortest: int = 0) -> int:
+    """The shortest of the lengths from ``shortest`` on with the most modelled tokens/s."""
+    return max(range(shortest, len(fixed)), key=lambda gamma: fixed[gamma]["tokens_per_second"])
+
+
+def _read(folder: Path, bench: Sequence[Row]) -> Run:
+    manifest, trace, cost = Manifest.load(folder), read_trace(folder), run_costs(folder)
+    fixed = replay_fixed_all(trace, cost)
+    live = {(row["task"], row["policy"]): row for row in bench if row["compression"] == trace.compression}
+    arms: dict[str, Policy | Replay] = {fixed_name(gamma): outcome for gamma, outcome in enumerate(fixed)}
+    for spec in dict.fromkeys([*STANDARD, *(policy for _, policy in live)]):
+        if spec not in arms and spec.partition(":")[0] in REGISTERED and _length_of(spec) is None:
+            policy = make_policy(spec, trace.gamma_max, cost)
+            if can_replay(trace, policy):
+                arms[spec] = policy
+    arms[HINDSIGHT] = hindsight_optimum(trace, cost).replay
+    if any(isinstance(policy, Extends) for policy in arms.values()):
+        arms[HINDSIGHT_BOTH] = hindsight_optimum(trace, cost, Sources.BOTH).replay
+    rows: dict[tuple[str, str], Row] = {
+        (str(row["task"]), str(row["policy"])): dict(row) for row in evaluate(trace, cost, arms, resamples=RESAMPLES)
     }
-    if len(measured) > MEASURED_LENGTHS:
-        measured = {gamma: speed for gamma, speed in measured.items() if speed == max(measured.values())}
-    return {*lengths, curve.best_draft, *measured}
+    for task in dict.fromkeys(task for task, _ in rows):
+        none = rows[task, NOTHING]
+        speed = none["tokens_per_second"] / none["ratio_to_plain"]
+        plain = {"tokens_per_step": 1.0, "tokens_per_second": speed, "ratio_to_plain": 1.0}
+        rows[task, PLAIN] = {"task": task, "policy": PLAIN, **plain}
+    for (task, policy), row in live.items():
+        if (task, PLAIN) in rows:
+            rows[task, policy] = row | rows.get((task, policy), {})
+    plain_all = plain_seconds(trace, cost).sum()
+    seconds = np.stack([outcome.seconds for outcome in fixed])  # [gamma_max + 1, prompts]
+    others = seconds.sum(axis=1, keepdims=True) - seconds
+    chosen = seconds[others.argmin(axis=0), np.arange(seconds.shape[1])].sum()
+    return Run(folder, manifest, trace, cost, rows, float(plain_all / chosen) if seconds.shape[1] > 1 else None)
 
 
-def _order(lengths: set[int], policies: Mapping[str, Any], here: Mapping[str, LiveRow]) -> list[str]:
-    """Plain decoding, fixed lengths, other policies, baselines, the optimum."""
-    fixed = [f"fixed:{gamma}" for gamma in sorted(lengths)]
-    others = [name for name in policies if name not in (NOTHING, *BOUNDS) and fixed_gamma(name) is None]
-    bounds = [name for name in BOUNDS if name in policies]
-    nothing = [NOTHING] if NOTHING in policies else []
-    measured = [name for name in here if not is_policy(name) or (fixed_gamma(name) is None and name not in policies)]
-    return list(dict.fromkeys([PLAIN, *nothing, *fixed, *others, *measured, *bounds]))
+def policy_rows(run: Run, task: str, lengths: Sequence[int]) -> list[Row]:
+    """The rows of a task's table: plain decoding, fixed lengths, other policies, baselines, bounds.
 
-
-def _row(curve: SpeedCurve, policy: str, replayed: Mapping[str, Any] | None, live: LiveRow | None) -> TableRow:
-    if policy == PLAIN:
-        replayed = {"tokens_per_step": 1.0, "tokens_per_second": curve.plain, "ratio_to_plain": 1.0}
-    modelled = replayed or {}
-    return TableRow(
-        task=curve.task,
-        policy=policy,
-        tokens_per_step=modelled.get("tokens_per_step", live.tokens_per_step if live else None),
-        modelled_tokens_per_second=modelled.get("tokens_per_second"),
-        modelled_ratio=modelled.get("ratio_to_plain"),
-        live_tokens_per_second=live.tokens_per_second if live else None,
-        live_ratio=live.ratio_to_plain if live else None,
-        live_low=live.low if live else None,
-        live_high=live.high if live else None,
-        mismatches=live.mismatches if live else None,
+    Of fixed lengths those that were measured, the task's best and some others to show.
+    """
+    own = {policy: row for (of, policy), row in run.rows.items() if of == task}
+    wanted = {*lengths, best_length(run.fixed(task), 1), 0}
+    names = [policy for policy in own if policy not in (PLAIN, *BOUNDS)]
+    lengths_of = {policy: 0 if policy == NOTHING else _length_of(policy) for policy in names}
+    fixed = sorted(
+        (gamma, policy)
+        for policy, gamma in lengths_of.items()
+        if gamma is not None and (gamma in wanted or "live_ratio" in own[policy])
     )
+    others = [policy for policy in names if lengths_of[policy] is None]
+    ordered = [PLAIN, *(policy for _, policy in fixed), *others, *(bound for bound in BOUNDS if bound in own)]
+    rivals = [own[policy] for policy in ordered if policy not in BOUNDS]
+    best = max((row.get("ratio_to_plain") or 0.0 for row in rivals), default=0.0)
+    kinds = dict.fromkeys(BOUNDS, "bound") | {
+        row["policy"]: "best" for row in rivals if row.get("ratio_to_plain") == best
+    }
+    return [own[policy] | {"kind": kinds.get(policy, "")} for policy in ordered]
+
+
+def _live_row(row: Mapping[str, Any]) -> Row:
+    missing = [key for key in MEASURED if key not in row]
+    if missing:
+        raise DraftgaugeError(
+            f"a row of the live measurements lacks {', '.join(missing)}; use the JSON of `draftgauge bench`"
+        )
+    gamma = _length_of(row["policy"])
+    names = {
+        "tokens_per_step": "tokens_per_step",
+        "live_tokens_per_second": "tokens_per_second",
+        "live_ratio": "ratio_to_plain",
+        "live_low": "ratio_to_plain_low",
+        "live_high": "ratio_to_plain_high",
+        "mismatches": "mismatches",
+    }
+    figures = {key: row.get(name) for key, name in names.items()}
+    return {
+        "policy": row["policy"] if gamma is None else fixed_name(gamma),
+        "compression": row["compression"],
+        "task": row["task"],
+        **{key: value for key, value in figures.items() if value is not None and math.isfinite(value)},
+    }
+
+
+def _length_of(policy: str) -> int | None:
+    """The draft length of ``fixed:4`` or ``fixed:gamma=4``; None for any other policy or baseline."""
+    if policy.partition(":")[0] != "fixed":
+        return None
+    gamma: int | None = REGISTERED.parse(policy)[1].get("gamma")
+    return gamma

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
-from draftgauge.reporting.views import Timeline, TimelineToken
 from draftgauge.traces.trace import Trace
 
 KINDS = {
@@ -20,50 +19,64 @@ KINDS = {
 TOKENS_SHOWN = 160
 
 
-def replay_timeline(
-    trace: Trace, prompt: int, gamma: int | Mapping[int, int], texts: Sequence[str], limit: int = TOKENS_SHOWN
-) -> Timeline:
-    """Walk one prompt of a trace in steps that draft ``gamma`` tokens.
+@dataclass(frozen=True)
+class Token:
+    """One token of an output: its text, which of :data:`KINDS` it is, and a text to show on hover."""
+
+    text: str
+    kind: str
+    title: str
+
+
+@dataclass(frozen=True)
+class Timeline:
+    """One output in steps that draft ``gamma`` tokens; the texts of all tokens, joined, are the output."""
+
+    task: str
+    identifier: str
+    gamma: int
+    steps: tuple[tuple[Token, ...], ...]
+
+    @property
+    def tokens(self) -> int:
+        """Committed tokens."""
+        return sum(map(len, self.steps))
+
+
+def replay_timeline(trace: Trace, prompt: int, gamma: int, texts: Sequence[str], limit: int = TOKENS_SHOWN) -> Timeline:
+    """Walk through one prompt of a trace.
 
     Args:
         trace: the dense trace.
         prompt: which of ``trace.prompts``.
-        gamma: drafted tokens a step, 0 for plain decoding; of every step by the position it begins at, where they
-            differ.
+        gamma: drafted tokens a step, 0 for plain decoding.
         texts: decoded piece of every row of the trace, ``[P]``.
         limit: output tokens after which the walk stops, at the end of a step.
     """
     info = trace.prompts[prompt]
     start, end = int(trace.offsets[prompt]), int(trace.offsets[prompt + 1])
     pieces = dict(zip(trace.token.tolist(), texts, strict=True))
-    steps: list[tuple[TimelineToken, ...]] = []
-    row = start
+    steps, row = [], start
     while row < end and row - start < limit:
-        wanted = gamma if isinstance(gamma, int) else gamma[row - start]
-        drafted = min(wanted, int(trace.drafted[row]), trace.max_new_tokens - (row - start) - 1)
-        steps.append(_step(trace, row, end, drafted, texts, pieces))
-        row += len(steps[-1])
-    return Timeline(info.task, info.identifier, gamma if isinstance(gamma, int) else None, tuple(steps))
-
-
-def _step(
-    trace: Trace, row: int, end: int, drafted: int, texts: Sequence[str], pieces: dict[int, str]
-) -> tuple[TimelineToken, ...]:
-    """The tokens one step commits: the accepted ones and the target's own, where the output does not end before."""
-    accepted = min(drafted, int(trace.accepted[row]))
-    confidence = [float(value) for value in trace.confidence[row, :drafted]]
-    tokens = [TimelineToken(texts[row + i], "accepted", i + 1, confidence[i]) for i in range(accepted)]
-    if row + accepted >= end:
-        return tuple(tokens)
-    text = texts[row + accepted]
-    if drafted == 0:
-        tokens.append(TimelineToken(text, "plain"))
-    elif accepted == drafted:
-        tokens.append(TimelineToken(text, "bonus"))
-    else:
-        rejected = pieces.get(int(trace.draft_token[row, accepted]))
-        tokens.append(TimelineToken(text, "corrected", accepted + 1, confidence[accepted], rejected))
-    return tuple(tokens)
+        drafted = min(gamma, int(trace.drafted[row]), trace.max_new_tokens - (row - start) - 1)
+        accepted = min(drafted, int(trace.accepted[row]))
+        sure = [f", confidence {c:.2f}" if math.isfinite(c) else "" for c in trace.confidence[row, :drafted].tolist()]
+        step = [
+            Token(texts[row + depth], "accepted", f"drafted token {depth + 1} of its step, accepted{sure[depth]}")
+            for depth in range(accepted)
+        ]
+        if row + accepted < end:  # else the output ends with a drafted token
+            if accepted < drafted:
+                kind, wrong = "corrected", pieces.get(int(trace.draft_token[row, accepted]))
+                shown = "" if wrong is None else f" {wrong!r}"
+                title = f"corrected: drafted token {accepted + 1}{shown} was rejected{sure[accepted]}"
+            else:
+                kind = "bonus" if drafted else "plain"
+                title = KINDS[kind]
+            step.append(Token(texts[row + accepted], kind, title))
+        steps.append(tuple(step))
+        row += len(step)
+    return Timeline(info.task, info.identifier, gamma, tuple(steps))
 
 
 def representative_prompts(trace: Trace, per_task: int) -> tuple[int, ...]:
@@ -76,33 +89,3 @@ def representative_prompts(trace: Trace, per_task: int) -> tuple[int, ...]:
         distance = np.abs(accepted[of_task] - np.median(accepted[of_task]))
         chosen += sorted(of_task[np.argsort(distance, kind="stable")[:per_task]].tolist())
     return tuple(chosen)
-
-
-@dataclass(frozen=True)
-class Span:
-    """One token as the page prints it."""
-
-    text: str
-    kind: str
-    title: str
-    newline: bool
-
-
-def spans(timeline: Timeline) -> tuple[tuple[Span, ...], ...]:
-    """The printed steps of a timeline; their texts, joined, are the output text."""
-    return tuple(tuple(_span(token) for token in step) for step in timeline.steps)
-
-
-def _span(token: TimelineToken) -> Span:
-    return Span(token.text, token.kind, _title(token), "\n" in token.text)
-
-
-def _title(token: TimelineToken) -> str:
-    """Mouse-over text."""
-    sure = "" if token.confidence is None or math.isnan(token.confidence) else f", confidence {token.confidence:.2f}"
-    if token.kind == "accepted" and token.depth is not None:
-        return f"drafted token {token.depth} of its step, accepted{sure}"
-    if token.kind == "corrected" and token.depth is not None:
-        instead = f" {token.rejected!r}" if token.rejected is not None else ""
-        return f"corrected: drafted token {token.depth}{instead} was rejected{sure}"
-    return KINDS[token.kind]

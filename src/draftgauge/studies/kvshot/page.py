@@ -1,11 +1,12 @@
-"""The report of the KVShot study as one HTML file: predictions, acceptance, capacity and latency; no torch."""
+"""The report of the KVShot study as one HTML file, made of its rows alone; no torch."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+import math
+import statistics
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from statistics import mean
 from typing import Any
 
 from markupsafe import Markup
@@ -13,37 +14,146 @@ from markupsafe import Markup
 from draftgauge.core.errors import DraftgaugeError
 from draftgauge.core.files import atomic_write_text
 from draftgauge.core.provenance import timestamp
-from draftgauge.reporting.layout import render_page
-from draftgauge.reporting.style import Series, fixed, number, ratio
-from draftgauge.reporting.table import Table
-from draftgauge.studies.kvshot import figures
+from draftgauge.reporting.charts import Axes, Line, interval_chart, line_chart
+from draftgauge.reporting.layout import Columns, Table, decimals, ends, facts_of, render_page, table_of
+from draftgauge.reporting.style import Series, fixed, number, p_text, ratio, series
 from draftgauge.studies.kvshot.cells import EQUAL_WIDTH
 from draftgauge.studies.kvshot.presets import ROPE
-from draftgauge.studies.kvshot.views import (
-    Estimate,
-    VariantView,
-    label_of,
-    prediction_views,
-    variant_views,
-)
 
+Row = Mapping[str, Any]
+Chart = tuple[str, Markup]
 PACKAGE = "draftgauge.studies.kvshot"
 TITLE = "Hidden states or the KV cache"
+LABELS = ("design", "layers", "injection", "init", "capacity", "remedy")
+# A design keeps its colour in every chart.
+DESIGN_STYLES = {
+    "hidden": Series("blue", (), "o"),
+    "kv": Series("vermillion", (5, 1.5), "s"),
+    "hybrid": Series("green", (), "^"),
+    "cross": Series("purple", (5, 1.5, 1.2, 1.5), "D"),
+    "none": Series("muted", (1.2, 1.8), "v"),
+}
+DRAFTER: Columns = {"drafter": ("drafter", str), "capacity": ("matched by", str)}
+PARAMETERS: Columns = DRAFTER | {
+    "parameters": ("trainable parameters", decimals(0)),
+    "intermediate_size": ("width of the MLP", decimals(0)),
+}
+SPEED: Columns = DRAFTER | {
+    "draft_ms": ("ms per drafted token", decimals(2)),
+    "tokens_per_second": ("tokens/s", decimals(1)),
+    "ratio": ("to plain decoding", ratio),
+}
+CONTROLS: Columns = DRAFTER | {
+    "depth": ("depth", str),
+    "control": ("with", str),
+    "agreement_own_query": ("own query", decimals(3)),
+    "agreement": ("instead", decimals(3)),
+    "difference": ("difference", decimals(3)),
+    "interval": ("95% interval", str),
+}
+GRADIENTS: Columns = DRAFTER | {
+    "group": ("group", str),
+    "gradient_norm": ("norm", number),
+    "gradient_to_weight": ("over weights", number),
+    "gradient_share": ("positions reached", decimals(3)),
+}
+TUNING: Columns = DRAFTER | {
+    "learning_rate": ("learning rate", number),
+    "warmup": ("warm-up", number),
+    "gate_start": ("start of the gate", number),
+    "validation_kl": ("validation KL", decimals(3)),
+}
+ABLATION: Columns = {
+    "design": ("drafter", str),
+    "ablation": ("trained", str),
+    "seeds": ("seeds", str),
+    "validation_kl": ("validation KL", decimals(3)),
+    "difference": ("difference", decimals(3)),
+    "least": ("least of the seeds", decimals(3)),
+    "most": ("most", decimals(3)),
+}
 
 
 @dataclass(frozen=True)
-class Comparison:
-    """One panel of acceptance by depth: what it compares, its lines and how each is drawn."""
+class Drafter:
+    """All rows of one drafter, over its seeds."""
 
-    title: str
-    lines: tuple[tuple[str, Series], ...]
-    chart: Markup
-    agreement: Markup
+    design: str
+    layers: int
+    injection: str
+    init: str
+    capacity: str
+    remedy: str
+    rows: Sequence[Row]
+
+    @property
+    def label(self) -> str:
+        """In a legend or a table's first column."""
+        parts = [self.design]
+        parts += [self.injection] if self.design == "kv" and self.injection not in ("", ROPE) else []
+        parts += [f"{self.layers} layers"] if self.layers > 1 else []
+        parts += ["warm start"] if self.init == "warm" else []
+        parts += [self.remedy.replace("-", " ")] if self.remedy else []
+        return ", ".join(parts)
+
+    @property
+    def head(self) -> dict[str, Any]:
+        """The first cells of a table's line."""
+        return {"drafter": self.label, "capacity": self.capacity}
+
+    @property
+    def plain(self) -> bool:
+        """One layer from a random start, with the default injection and no remedy."""
+        return self.layers == 1 and self.init == "random" and not self.remedy and self.injection in ("", ROPE)
+
+    def having(self, *keys: str) -> list[Row]:
+        """The rows that have these keys."""
+        return [row for row in self.rows if all(key in row for key in keys)]
+
+    @property
+    def depths(self) -> list[Row]:
+        """The rows of acceptance and agreement, by depth."""
+        return sorted(self.having("alpha"), key=lambda row: int(row["depth"]))
+
+    def measure(self, name: str, **cells: str) -> Row:
+        """A pooled measure, of a ``task`` or by ``distance`` where these are given; empty where it was not taken."""
+        found = (
+            row
+            for row in self.having("measure")
+            if row["measure"] == name and all(row.get(key) == cells.get(key) for key in ("task", "distance"))
+        )
+        return next(found, {})
+
+    def estimate(self, name: str, digits: int = 2, **cells: str) -> str | None:
+        """A pooled measure as ``2.31 (2.20 to 2.42)``."""
+        row = self.measure(name, **cells)
+        if row.get("estimate") is None:
+            return None
+        interval = ends(row, "", decimals(digits))
+        return fixed(row["estimate"], digits) + (f" ({interval})" if interval else "")
+
+    def median(self, key: str) -> float | None:
+        """Of a figure over the seeds; None where there is none."""
+        values = [float(row[key]) for row in self.having("seed", key) if row[key] is not None]
+        return statistics.median(values) if values else None
+
+    def query_error(self) -> list[float]:
+        """KL to the target's query by depth, the mean over the drafter's layers and the tapped ones."""
+        rows = self.having("query_kl")
+        depths = sorted({row["depth"] for row in rows})
+        return [statistics.mean(row["query_kl"] for row in rows if row["depth"] == depth) for depth in depths]
+
+    def gradients(self) -> list[Row]:
+        """The rows of the last depth, by parameter group."""
+        rows = self.having("gradient_share")
+        return [row for row in rows if row["depth"] == max(other["depth"] for other in rows)]
+
+    def gate(self) -> list[Row]:
+        """The mean openness over training."""
+        return sorted(self.having("step", "gate_mean"), key=lambda row: float(row["step"]))
 
 
-def write_kvshot_report(
-    rows: Sequence[Mapping[str, Any]], out: Path, failures: Mapping[str, str], facts: Mapping[str, Any]
-) -> Path:
+def write_kvshot_report(rows: Sequence[Row], out: Path, failures: Mapping[str, str], facts: Mapping[str, Any]) -> Path:
     """Write the report of a study.
 
     Args:
@@ -59,301 +169,253 @@ def write_kvshot_report(
     return out
 
 
-def render_kvshot(rows: Sequence[Mapping[str, Any]], failures: Mapping[str, str], facts: Mapping[str, Any]) -> str:
+def render_kvshot(rows: Sequence[Row], failures: Mapping[str, str], facts: Mapping[str, Any]) -> str:
     """The page as text."""
-    views = variant_views(rows)
-    if not views:
+    drafters = drafters_of(rows)
+    if not drafters:
         raise DraftgaugeError("there is nothing to report: no run of the study is among these rows")
-    matched = [view for view in views if view.capacity != EQUAL_WIDTH]
-    main = matched if any(view.design != "none" for view in matched) else views
-    plain = _designs(main)
+    matched = [one for one in drafters if one.capacity != EQUAL_WIDTH]
+    main = [one for one in (matched if any(one.design != "none" for one in matched) else drafters) if one.plain]
     values = {
-        "predictions": prediction_views(rows),
-        "comparisons": comparisons(views),
-        "results": results_table(views),
-        "capacity": capacity_table(views),
-        "agreement": agreement_table(views),
-        "tasks": tasks_table(views),
-        "speed": speed_table(views),
-        "designs": [(design, figures.DESIGN_STYLES[design]) for design in dict.fromkeys(view.design for view in main)],
-        "mat": figures.mat_panel(views),
-        "retention": figures.retention_panel(main),
-        "latency": figures.latency_panel(main) if any(view.draft_ms == view.draft_ms for view in main) else None,
-        "distances": [
-            ("First drafted token", figures.distance_panel(plain, "alpha_first", "accepted at depth 0, %")),
-            ("Deep in the draft", figures.distance_panel(plain, "alpha_deep", "accepted at depths 4 to 6, %")),
-        ],
-        "limits": limit_panels(plain),
-        "controls": controls_table(views),
-        "shares": gradients_table(plain),
-        "remedies": remedies_table(views),
-        "tuning": tuning_table(rows),
-        "ablation": ablation_table(rows),
-        "seeds": sorted({view.seeds for view in views}),
+        "seeds": sorted({len(one.having("seed")) for one in drafters}),
         "failures": failures,
-        "facts": [
-            (key.replace("_", " "), _plain(value))
-            for key, value in {**facts, "report made": timestamp()}.items()
-            if value is not None
-        ],
+        "predictions": [row | {"evidence": evidence(row)} for row in map(dict, rows) if "prediction" in row],
+        "comparisons": comparisons(drafters),
+        "mat": interval_chart(
+            "mat",
+            "MAT, tokens per step",
+            [_named_estimate(one) for one in drafters],
+            [DESIGN_STYLES[one.design] for one in drafters],
+        ),
+        "results": results_table(drafters),
+        "tasks": tasks_table(drafters),
+        "live": table_of([_live(one) for one in drafters], LIVE),
+        "distances": [_distance_chart(main, *measure) for measure in DISTANCES],
+        "limits": limit_charts(main),
+        "controls": _rows_table(drafters, lambda one: one.having("control"), CONTROLS),
+        "gradients": _rows_table(main, Drafter.gradients, GRADIENTS),
+        "remedies": remedies_table(drafters),
+        "ablation": table_of([row for row in rows if "ablation" in row], ABLATION),
+        "capacity": _rows_table(drafters, lambda one: one.having("seed")[:1], PARAMETERS),
+        "tuning": _rows_table(_grouped(rows), lambda one: one.having("trial"), TUNING),
+        "speed": table_of(
+            [one.head | {key: one.median(key) for key in SPEED if key not in DRAFTER} for one in drafters], SPEED
+        ),
+        "facts": facts_of({**facts, "report made": timestamp()}),
     }
     return render_page("kvshot.html.j2", TITLE, values, package=PACKAGE)
 
 
-def comparisons(views: Sequence[VariantView]) -> list[Comparison]:
-    """Panels that each ask one question; those with fewer than two lines are left out."""
-    wide = [view for view in views if view.capacity == EQUAL_WIDTH]
-    matched = [view for view in views if view.capacity != EQUAL_WIDTH]
-    chosen: list[tuple[str, str, list[VariantView]]] = [
-        ("designs", "Designs, at equal parameters", _designs(matched)),
-        ("designs-wide", "Designs, at equal width", _designs(wide)),
-        (
-            "injections",
-            "Ways of injecting the KV cache",
-            _where(matched, lambda v: v.design == "kv" and v.layers == 1 and not v.remedy),
-        ),
-        ("depths", "Layers of the KV drafter, at equal parameters", _depths(matched)),
-        ("depths-wide", "Layers of the KV drafter, at equal width", _depths(wide)),
-        (
-            "starts",
-            "Random and warm start, at equal width",
-            _where(wide, lambda v: v.design in ("hidden", "hybrid", "cross")),
-        ),
-    ]
-    compared = [view for _, _, lines in chosen if len(lines) > 1 for view in lines]
-    alphas, agreements = (figures.depth_range(compared, figure) for figure in ("alpha", "agreement"))
-    return [
-        Comparison(
-            title,
-            tuple((v.label, s) for v, s in zip(lines, figures.styles(lines), strict=True)),
-            figures.alpha_panel(lines, name, alphas),
-            figures.agreement_panel(lines, name, agreements),
-        )
-        for name, title, lines in chosen
-        if len(lines) > 1
-    ]
+def drafters_of(rows: Sequence[Row]) -> list[Drafter]:
+    """The drafters that were run, in the order of their rows."""
+    return [one for one in _grouped(rows) if one.having("seed")]
 
 
-def results_table(views: Sequence[VariantView]) -> Table:
+def _grouped(rows: Sequence[Row]) -> list[Drafter]:
+    groups: dict[tuple[Any, ...], list[Row]] = {}
+    for row in rows:
+        if "capacity" in row:
+            groups.setdefault(tuple(row.get(key) or "" for key in LABELS), []).append(row)
+    return [Drafter(*labels, rows=own) for labels, own in groups.items()]
+
+
+def evidence(row: Row) -> str:
+    """The numbers behind a verdict, and why there are none or why they decide nothing."""
+    reason = row.get("reason") or ""
+    if row.get("p_value") is None or not math.isfinite(row["p_value"]):
+        return reason
+    difference = f"difference {fixed(row['difference'], 3)} ({ends(row, '', decimals(3))})"
+    figures = f"{difference}, corrected p {p_text(row['p_value'])}, seeds alone {p_text(row['p_seeds'])}"
+    return f"{reason}; {figures}" if reason else figures
+
+
+def comparisons(drafters: Sequence[Drafter]) -> list[Chart]:
+    """Charts of acceptance and of agreement by depth that each ask one question; those of fewer than two lines are
+    left out."""
+    wide = [one for one in drafters if one.capacity == EQUAL_WIDTH]
+    matched = [one for one in drafters if one.capacity != EQUAL_WIDTH]
+
+    def kv(one: Drafter) -> bool:
+        return one.design == "kv" and not one.remedy
+
+    chosen = {
+        "Designs, at equal parameters": [one for one in matched if one.plain],
+        "Designs, at equal width": [one for one in wide if one.plain],
+        "Ways of injecting the KV cache": [one for one in matched if kv(one) and one.layers == 1],
+        "Layers of the KV drafter, at equal parameters": [one for one in matched if kv(one) and one.injection == ROPE],
+        "Layers of the KV drafter, at equal width": [one for one in wide if kv(one) and one.injection == ROPE],
+        "Random and warm start, at equal width": [one for one in wide if one.design != "kv" and not one.remedy],
+    }
+    charts = []
+    for title, lines in chosen.items():
+        if len(lines) < 2:
+            continue
+        distinct = len({one.design for one in lines}) == len(lines)
+        styles = [DESIGN_STYLES[one.design] if distinct else series(place) for place, one in enumerate(lines)]
+        for key, ylabel in (("alpha", "accepted, given all before, %"), ("agreement", "agreement, all positions, %")):
+            low, high = ("low", "high") if key == "alpha" else (f"{key}_low", f"{key}_high")
+            drawn = [
+                Line(
+                    one.label,
+                    [row["depth"] for row in one.depths],
+                    *([_percent(row[name]) for row in one.depths] for name in (key, low, high)),
+                    style=style,
+                )
+                for one, style in zip(lines, styles, strict=True)
+            ]
+            chart = line_chart(f"{title} {key}", Axes("depth of the draft step, k", ylabel), drawn)
+            charts.append((f"{title}: {key if key == 'agreement' else 'accepted'}", chart))
+    return charts
+
+
+def results_table(drafters: Sequence[Drafter]) -> Table:
     """The paper's step-wise table, with intervals."""
-    last = max(len(view.alpha) for view in views) - 1
-    depths = [depth for depth in (0, 3, 6) if depth <= last]
-    headings = (
-        "drafter",
-        "matched by",
-        "seeds",
-        *(f"alpha {d}" for d in depths),
-        "retention",
-        "MAT, all positions",
-        "less none, paired",
-        "MAT, live",
-        "MAT, trees",
-    )
-    lines = []
-    for view in views:
-        alphas = [fixed(view.alpha[depth].value, 3) if depth < len(view.alpha) else "" for depth in depths]
-        over_none = view.measures.get("mat_minus_none")
-        measures = [
-            *(view.measure(name).text() for name in ("retention", "mat")),
-            over_none.text(3) if over_none else "",
-            *(view.measure(name).text() for name in ("live_mat", "tree_mat")),
-        ]
-        lines.append((view.label, view.capacity, str(view.seeds), *alphas, *measures))
-    return _table(headings, lines)
+    last = max(len(one.depths) for one in drafters) - 1
+    shown = [depth for depth in (0, 3, 6) if depth <= last]
+    measures = {
+        "retention": "retention",
+        "mat": "MAT, all positions",
+        "mat_minus_none": "less none, paired",
+        "live_mat": "MAT, live",
+        "tree_mat": "MAT, trees",
+    }
+    lines = [
+        one.head
+        | {"seeds": len(one.having("seed"))}
+        | {f"alpha_{row['depth']}": row["alpha"] for row in one.depths if row["depth"] in shown}
+        | {name: one.estimate(name, 3 if name == "mat_minus_none" else 2) for name in measures}
+        for one in drafters
+    ]
+    columns = DRAFTER | {"seeds": ("seeds", str)} | {f"alpha_{d}": (f"alpha {d}", decimals(3)) for d in shown}
+    return table_of(lines, {**columns, **{name: (heading, str) for name, heading in measures.items()}})
 
 
-def capacity_table(views: Sequence[VariantView]) -> Table:
-    """Trainable parameters and the widths that make them agree."""
-    matched = [view.parameters for view in views if view.capacity != EQUAL_WIDTH]
-    base = max(matched, default=max(view.parameters for view in views))
-    lines = (
-        (v.label, v.capacity, f"{v.parameters:,}", f"{100 * (v.parameters / base - 1):+.2f}%", f"{v.width:,}")
-        for v in views
-    )
-    return _table(
-        ("drafter", "matched by", "trainable parameters", "to the largest matched", "width of the MLP"), lines
-    )
+def tasks_table(drafters: Sequence[Drafter]) -> Table:
+    """MAT by task."""
+    tasks = list(dict.fromkeys(row["task"] for one in drafters for row in one.having("measure", "task")))
+    lines = [one.head | {task: one.estimate("mat", task=task) for task in tasks} for one in drafters]
+    return table_of(lines, {**DRAFTER, **{task: (task, str) for task in tasks}})
 
 
-def agreement_table(views: Sequence[VariantView]) -> Table:
+LIVE: Columns = DRAFTER | {
+    "live": ("live MAT", str),
+    "difference": ("live minus teacher-forced", str),
+    "mismatched": ("outputs unlike plain decoding", str),
+}
+
+
+def _live(one: Drafter) -> Row:
     """Whether drafting in real decoding finds what the teacher-forced measure says."""
-    lines = (
-        (v.label, v.capacity, v.measure("live_mat").text(3), v.measure("live_minus_forced").text(3), str(v.mismatched))
-        for v in views
-    )
-    return _table(
-        ("drafter", "matched by", "live MAT", "live minus teacher-forced", "outputs unlike plain decoding"), lines
-    )
+    mismatched = sum(int(row["live_mismatched_prompts"] or 0) for row in one.having("seed", "live_mismatched_prompts"))
+    measured = {"live": one.estimate("live_mat", 3), "difference": one.estimate("live_minus_forced", 3)}
+    return one.head | measured | {"mismatched": mismatched}
 
 
-ATTENTION_GROUPS = (
-    "self_attention.keys",
-    "self_attention.values",
-    "chain_attention.keys",
-    "chain_attention.values",
-    "injection.keys",
-    "injection.values",
+DISTANCES = (
+    ("First drafted token", "alpha_first", "accepted at depth 0, %"),
+    ("Deep in the draft", "alpha_deep", "accepted at depths 4 to 6, %"),
 )
 
 
-def limit_panels(views: Sequence[VariantView]) -> list[tuple[str, Markup]]:
-    """Query error, gradient share and gate, those that the study measured."""
-    panels = []
-    reading = [view for view in views if view.limits.query_kl]
-    probed = [view for view in views if view.limits.gradients]
-    gated = [view for view in views if view.limits.gate]
-    if reading:
-        panels.append(("Query estimation error by depth", figures.query_panel(reading)))
-    if probed:
-        groups = [kind for kind in ATTENTION_GROUPS if any(row["group"].endswith(kind) for row in _groups(probed))]
-        panels.append(("Where the loss reaches", figures.share_panel(probed, groups)))
-    if gated:
-        panels.append(("The gate over training", figures.gate_panel(gated)))
-    return panels
-
-
-def controls_table(views: Sequence[VariantView]) -> Table:
-    """What another query in place of the drafter's does to agreement."""
-    lines = tuple(
-        (
-            view.label,
-            view.capacity,
-            str(row["depth"]),
-            row["control"],
-            fixed(row["agreement_own_query"], 3),
-            fixed(row["agreement"], 3),
-            Estimate(row["difference"], row["low"], row["high"]).text(3),
-        )
-        for view in views
-        for row in view.limits.controls
-    )
-    return _table(("drafter", "matched by", "depth", "with", "own query", "instead", "difference"), lines)
-
-
-def gradients_table(views: Sequence[VariantView]) -> Table:
-    """Gradients of the loss of the last depth, by parameter group."""
-    lines = tuple(
-        (
-            view.label,
-            row["group"],
-            number(row["gradient_norm"]),
-            "" if row["gradient_to_weight"] is None else number(row["gradient_to_weight"]),
-            fixed(row["gradient_share"], 3),
-            f"{row['effective_rank']:.1f} of {row['samples']:.0f}",
-        )
-        for view in views
-        for row in view.limits.gradients
-    )
-    return _table(("drafter", "group", "norm", "over weights", "positions reached", "effective rank"), lines)
-
-
-def remedies_table(views: Sequence[VariantView]) -> Table:
-    """Every remedy beside the same drafter without it: acceptance, and the bottlenecks, at the last depth."""
-    plain = {_but_for_remedy(view): view for view in views if not view.remedy}
+def _distance_chart(drafters: Sequence[Drafter], title: str, measure: str, ylabel: str) -> Chart:
+    """Acceptance by the context that a token needs."""
+    names = list(dict.fromkeys(row["distance"] for one in drafters for row in one.having("distance")))
     lines = []
-    for view in views:
-        without = plain.get(_but_for_remedy(view))
-        if view.remedy and without is not None:
-            pairs = zip(_bottlenecks(without), _bottlenecks(view), strict=True)
-            gained = view.measures.get("mat_minus_plain")
-            changes = (f"{a} to {b}" if a or b else "" for a, b in pairs)
-            lines.append((view.label, view.capacity, gained.text(3) if gained else "", *changes))
-    headings = (
-        *("drafter", "matched by", "MAT gained, all positions", "MAT"),
-        *("agreement", "query error", "own keys reached", "gate"),
-    )
-    return _table(headings, lines)
+    for one in drafters:
+        found = [(place, row) for place, name in enumerate(names) if (row := one.measure(measure, distance=name))]
+        columns = ([_percent(row[key]) for _, row in found] for key in ("estimate", "low", "high"))
+        lines.append(Line(one.label, [place for place, _ in found], *columns, style=DESIGN_STYLES[one.design]))
+    chart = line_chart(measure, Axes("context that the token needs, tokens", ylabel, (0, 102), names=names), lines)
+    return title, chart
 
 
-def _but_for_remedy(view: VariantView) -> tuple[object, ...]:
-    return view.design, view.layers, view.injection, view.init, view.capacity
-
-
-def _bottlenecks(view: VariantView) -> Iterator[str]:
-    """MAT; agreement, query error and gradient share of own keys at the last depth; the gate at the end of training.
-    Empty where there is none.
-    """
-    yield fixed(view.measure("mat").value, 2)
-    yield fixed(view.agreement[-1].value, 3)
-    yield fixed(view.limits.query_kl[-1], 2) if view.limits.query_kl else ""
-    shares = [row["gradient_share"] for row in view.limits.gradients if row["group"].endswith("chain_attention.keys")]
-    yield fixed(mean(shares), 3) if shares else ""
-    yield fixed(view.limits.gate[-1][1], 3) if view.limits.gate else ""
-
-
-def tuning_table(rows: Sequence[Mapping[str, Any]]) -> Table:
-    """Every trial of the tuning, the chosen ones marked."""
-    lines = tuple(
-        (
-            label_of(row),
-            row["capacity"],
-            number(row["learning_rate"]),
-            number(row["warmup"]),
-            number(row["gate_start"]),
-            fixed(row["validation_kl"], 3),
-            "chosen" if row["chosen"] else "",
+def limit_charts(drafters: Sequence[Drafter]) -> list[Chart]:
+    """Query error by depth and the gate over training, where the study measured them."""
+    queries = [
+        Line(one.label, range(len(errors)), errors, style=DESIGN_STYLES[one.design])
+        for one in drafters
+        if (errors := one.query_error())
+    ]
+    gates = [
+        Line(
+            one.label,
+            [row["step"] for row in gate],
+            [row["gate_mean"] for row in gate],
+            style=DESIGN_STYLES[one.design],
         )
-        for row in rows
-        if "trial" in row
-    )
-    return _table(("drafter", "matched by", "learning rate", "warm-up", "gate's start", "validation KL", ""), lines)
-
-
-def ablation_table(rows: Sequence[Mapping[str, Any]]) -> Table:
-    """What norms, start and layers are worth."""
-    lines = tuple(
-        (
-            row["design"],
-            row["ablation"],
-            str(row["seeds"]),
-            fixed(row["validation_kl"], 3),
-            "" if row.get("difference") is None else fixed(row["difference"], 3),
-            "" if row.get("difference") is None else f"{fixed(row['least'], 3)} to {fixed(row['most'], 3)}",
+        for one in drafters
+        if (gate := one.gate())
+    ]
+    charts = []
+    if queries:
+        chart = line_chart(
+            "query", Axes("depth of the draft step, k", "KL to the target's query, nats", (0, None)), queries
         )
-        for row in rows
-        if "ablation" in row
+        charts.append(("Query estimation error by depth", chart))
+    if gates:
+        chart = line_chart("gate", Axes("step of training", "mean openness of the gate", (0, 1)), gates)
+        charts.append(("The gate over training", chart))
+    return charts
+
+
+REMEDIES: Columns = DRAFTER | {
+    "gained": ("MAT gained, all positions", str),
+    "mat": ("MAT", str),
+    "agreement": ("agreement", str),
+    "query": ("query error", str),
+    "own": ("own keys reached", str),
+    "gate": ("gate", str),
+}
+
+
+def remedies_table(drafters: Sequence[Drafter]) -> Table:
+    """Every remedy beside the same drafter without it: acceptance, and the bottlenecks, at the last depth."""
+    plain = {_but_for_remedy(one): one for one in drafters if not one.remedy}
+    lines = []
+    for one in drafters:
+        without = plain.get(_but_for_remedy(one))
+        if one.remedy and without is not None:
+            pairs = zip(_bottlenecks(without).items(), _bottlenecks(one).values(), strict=True)
+            changes = {key: f"{before} to {after}" for (key, before), after in pairs if before or after}
+            lines.append(one.head | {"gained": one.estimate("mat_minus_plain", 3)} | changes)
+    return table_of(lines, REMEDIES)
+
+
+def _but_for_remedy(one: Drafter) -> tuple[object, ...]:
+    return one.design, one.layers, one.injection, one.init, one.capacity
+
+
+def _bottlenecks(one: Drafter) -> dict[str, str]:
+    """MAT, agreement, query error, gradient share of own keys, the gate at the end of training; empty where unknown."""
+    shares = [row["gradient_share"] for row in one.gradients() if row["group"].endswith("chain_attention.keys")]
+    errors, gate = one.query_error(), one.gate()
+    return {
+        "mat": fixed(one.measure("mat").get("estimate"), 2),
+        "agreement": fixed(one.depths[-1]["agreement"], 3),
+        "query": fixed(errors[-1], 2) if errors else "",
+        "own": fixed(statistics.mean(shares), 3) if shares else "",
+        "gate": fixed(gate[-1]["gate_mean"], 3) if gate else "",
+    }
+
+
+def _rows_table(drafters: Sequence[Drafter], rows_of: Callable[[Drafter], Sequence[Row]], columns: Columns) -> Table:
+    """Some rows of every drafter, a line each; what the tuning chose is bold."""
+    return table_of(
+        [
+            {**row, **one.head, "interval": ends(row, "", decimals(3)), "kind": "best" if row.get("chosen") else ""}
+            for one in drafters
+            for row in rows_of(one)
+        ],
+        columns,
     )
-    return _table(("drafter", "trained", "seeds", "validation KL", "difference", "of the seeds"), lines)
 
 
-def _groups(views: Sequence[VariantView]) -> Iterable[Mapping[str, Any]]:
-    return (row for view in views for row in view.limits.gradients)
+def _named_estimate(one: Drafter) -> tuple[str, float, float, float]:
+    row = one.measure("mat")
+    label = one.label + (", equal width" if one.capacity == EQUAL_WIDTH else "")
+    value, low, high = (math.nan if row.get(key) is None else row[key] for key in ("estimate", "low", "high"))
+    return label, value, low, high
 
 
-def tasks_table(views: Sequence[VariantView]) -> Table:
-    """MAT by task."""
-    tasks = list(dict.fromkeys(task for view in views for task in view.tasks))
-    lines = tuple(
-        (v.label, v.capacity, *(v.tasks[task].text() if task in v.tasks else "" for task in tasks)) for v in views
-    )
-    return _table(("drafter", "matched by", *tasks), lines)
-
-
-def speed_table(views: Sequence[VariantView]) -> Table:
-    """Drafting latency and end-to-end speed."""
-    lines = ((v.label, v.capacity, fixed(v.draft_ms, 2), fixed(v.tokens_per_second, 1), ratio(v.ratio)) for v in views)
-    return _table(("drafter", "matched by", "ms a drafted token", "tokens/s", "to plain decoding"), lines)
-
-
-def _table(headings: Sequence[str], lines: Iterable[tuple[str, ...]]) -> Table:
-    """A dense table whose first two columns, the drafter and what it is matched by, are text."""
-    return Table(tuple(headings), tuple(lines), tuple(column >= 2 for column in range(len(headings))), dense=True)
-
-
-def _designs(views: Sequence[VariantView]) -> list[VariantView]:
-    """One line a design: one layer, random start, the default injection."""
-    return _where(views, lambda v: v.layers == 1 and v.init == "random" and not v.remedy and v.injection in ("", ROPE))
-
-
-def _depths(views: Sequence[VariantView]) -> list[VariantView]:
-    return _where(views, lambda v: v.design == "kv" and v.injection == ROPE and not v.remedy)
-
-
-def _where(views: Sequence[VariantView], wanted: Callable[[VariantView], bool]) -> list[VariantView]:
-    return [view for view in views if wanted(view)]
-
-
-def _plain(value: Any) -> str:
-    if isinstance(value, Mapping):
-        return ", ".join(f"{name} {_plain(item)}" for name, item in value.items())
-    return str(value)
+def _percent(value: float | None) -> float:
+    return math.nan if value is None else 100 * value

@@ -5,14 +5,12 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from draftgauge.statistics.bootstrap import LEVEL, RESAMPLES, draw_counts
 from draftgauge.studies.speckv import predictors
-from draftgauge.studies.speckv.records import COMPRESSIONS, GAMMAS, TASKS, Floats, Ints, Records
+from draftgauge.studies.speckv.records import COMPRESSIONS, GAMMAS, TASKS, Floats, Ints, Mask, Records
 
 Rows = list[dict[str, Any]]
-Mask = NDArray[np.bool_]
 FOLDS = 5
 
 
@@ -37,23 +35,18 @@ def held_out_tokens(records: Records, name: str) -> Floats:
 
 
 def held_out_rows(records: Records, expected: dict[str, Floats], paper: Rows) -> Rows:
-    """Correlation and MSE of each candidate with steps held out (the paper) and with prompts held out.
-
-    Args:
-        records: the records.
-        expected: candidate -> ``[S, 4]`` from :func:`held_out_tokens`.
-        paper: the rows of the paper's tables.
-    """
+    """Correlation and MSE of each candidate with steps held out (the paper's rows) and with prompts held out, by
+    ``expected``: candidate -> ``[S, 4]`` from :func:`held_out_tokens`."""
     published = {row["model"]: row for row in paper if row["table"] == "predictors"}
     rows: Rows = []
     for name, tokens in expected.items():
+        head = {"finding": "held_out", "model": name}
         scores = {"correlation": published[name]["test_correlation"], "mse": published[name]["test_mse"]}
-        rows.append({"finding": "held_out", "model": name, "held_out": "steps"} | scores)
+        rows.append(head | {"held_out": "steps"} | scores)
         own = own_rate(records, tokens)
         correlation, error = predictors.scores(own, records.steps.rate)
         low, high = correlation_interval(own, records.steps.rate, records.prompt_of_step, records.prompts)
-        scores = {"correlation": correlation, "low": low, "high": high, "mse": error}
-        rows.append({"finding": "held_out", "model": name, "held_out": "prompts"} | scores)
+        rows.append(head | {"held_out": "prompts", "correlation": correlation, "low": low, "high": high, "mse": error})
     return rows
 
 
@@ -103,15 +96,11 @@ def prediction_rows(records: Records, expected: Floats) -> Rows:
     """
     steps = records.steps
     rows: Rows = []
-    for column, gamma in enumerate(GAMMAS):
+    for gamma, column in zip(GAMMAS, expected.T, strict=True):
         own = steps.gamma == gamma
-        row = {
-            "predicted": float(expected[:, column].mean()),
-            "predicted_where_drafted": float(expected[own, column].mean()),
-        }
-        rows.append(
-            {"finding": "predicted_and_measured", "gamma": gamma} | row | {"measured": float(steps.tokens[own].mean())}
-        )
+        row: dict[str, Any] = {"finding": "predicted_and_measured", "gamma": gamma, "predicted": float(column.mean())}
+        row["predicted_where_drafted"] = float(column[own].mean())
+        rows.append(row | {"measured": float(steps.tokens[own].mean())})
     return rows
 
 
@@ -122,7 +111,7 @@ def own_rate(records: Records, expected: Floats) -> Floats:
     return np.asarray((at_own - 1) / gamma)
 
 
-def correlation_interval(x: Floats, y: Floats, prompt: NDArray[np.int64], prompts: int) -> tuple[float, float]:
+def correlation_interval(x: Floats, y: Floats, prompt: Ints, prompts: int) -> tuple[float, float]:
     """Ends of the 95% interval of a correlation over steps, resampling prompts with all their steps."""
     moments = np.stack(
         [np.bincount(prompt, values, prompts) for values in (np.ones(len(x)), x, y, x * x, y * y, x * y)]

@@ -6,14 +6,16 @@ which names the prompt of each; so every step finds its prompt.
 
 from __future__ import annotations
 
+import csv
+import math
 from collections import Counter
-from dataclasses import dataclass, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 
 from draftgauge.core.errors import DraftgaugeError
-from draftgauge.studies.speckv.csv_table import Row, read_table
 from draftgauge.studies.speckv.records import COMPRESSIONS, GAMMAS, SIGNALS, TASKS, Ints, Records, Runs, Steps, Timings
 
 STEP_COLUMNS = ("compression", "gamma", "task", "step", "accepted", "acceptance_rate", "tokens_produced", *SIGNALS)
@@ -24,6 +26,80 @@ EXPERIMENT_COLUMNS = (
 MAX_NEW_TOKENS = 80
 """Length limit of the published runs."""
 ROUNDED = 5.1e-5  # half a unit of the fourth decimal, to which the means are rounded
+
+
+@dataclass(frozen=True)
+class Row:
+    """One line of a CSV file; its readers raise a :class:`DraftgaugeError` with the file, the line and the column."""
+
+    file: Path
+    line: int
+    cells: Mapping[str, str]
+
+    def error(self, message: str) -> DraftgaugeError:
+        return DraftgaugeError(f"{self.file}, line {self.line}: {message}")
+
+    def choice(self, column: str, choices: Sequence[str]) -> int:
+        name = self.cells[column]
+        if name not in choices:
+            raise self.error(f"unknown {column} {name!r}; known are {', '.join(choices)}")
+        return choices.index(name)
+
+    def integer(self, column: str, low: int) -> int:
+        text = self.cells[column]
+        try:
+            value = int(text)
+        except ValueError:
+            raise self.error(f"{column} must be a whole number, not {text!r}") from None
+        if value < low:
+            raise self.error(f"{column} must be at least {low}, not {value}")
+        return value
+
+    def number(self, column: str, low: float, high: float = math.inf) -> float:
+        text = self.cells[column]
+        try:
+            value = float(text)
+        except ValueError:
+            raise self.error(f"{column} must be a number, not {text!r}") from None
+        if not (math.isfinite(value) and low <= value <= high):
+            wanted = f"at least {low:g}" if high == math.inf else f"from {low:g} to {high:g}"
+            raise self.error(f"{column} must be {wanted}, not {text}")
+        return value
+
+
+def read_table(path: Path, columns: Sequence[str]) -> list[Row]:
+    """Read a CSV file with a heading; columns beyond those asked for are left alone.
+
+    Raises:
+        DraftgaugeError: if the file cannot be read, lacks a column or any row, or a row has another number of cells
+            than the heading.
+    """
+    rows: list[Row] = []
+    try:
+        with path.open(encoding="utf-8-sig", newline="") as file:
+            reader = csv.reader(file, strict=True)
+            heading = next(reader, [])
+            missing = [column for column in columns if column not in heading]
+            if missing:
+                many = "s" if len(missing) > 1 else ""
+                raise DraftgaugeError(f"{path}, line 1: missing column{many} {', '.join(missing)}")
+            for cells in reader:  # a row's line is the one it ends on, as a quoted cell may hold line breaks
+                if len(cells) not in (0, len(heading)):  # many files end with blank lines
+                    raise DraftgaugeError(
+                        f"{path}, line {reader.line_num}: {len(cells)} cells, "
+                        f"but the heading has {len(heading)} columns"
+                    )
+                if cells:
+                    rows.append(Row(path, reader.line_num, dict(zip(heading, cells, strict=True))))
+    except csv.Error as error:
+        raise DraftgaugeError(f"{path}, line {reader.line_num}: not CSV ({error})") from error
+    except OSError as error:
+        raise DraftgaugeError(f"cannot read {path}: {error.strerror}") from error
+    except UnicodeDecodeError as error:
+        raise DraftgaugeError(f"{path} is not text in UTF-8; give a CSV file") from error
+    if not rows:
+        raise DraftgaugeError(f"{path} has a heading but no rows")
+    return rows
 
 
 @dataclass(frozen=True)
@@ -56,13 +132,26 @@ def read_records(steps: Path, experiments: Path | None = None) -> Records:
     if rows is not None:
         _match(rows, runs, steps)
     prompt, texts = _prompts(runs, rows, steps)
-    table = _steps(runs, drafted)
+    flat = [step for run in runs for step in run]
+    compression, gamma, task = np.array([step.cell for step in flat]).T
+    table = Steps(
+        compression=compression,
+        task=task,
+        gamma=gamma,
+        accepted=np.array([step.accepted for step in flat]),
+        drafted=np.array(drafted),
+        rate=np.array([step.rate for step in flat]),
+        signals=np.array([step.signals for step in flat]),
+        run=np.repeat(np.arange(len(runs)), [len(run) for run in runs]),
+    )
     _require_grid(table, steps)
-    records = Records(table, _runs(runs, prompt, table))
-    if rows is None:
-        return records
-    seconds, speed = (np.array([row.number(name, 0.0) for row in rows]) for name in ("elapsed_sec", "tokens_per_sec"))
-    return replace(records, timings=Timings(seconds, speed, texts))
+    compression, gamma, task = np.array([run[0].cell for run in runs]).T
+    sums = (np.bincount(table.run, values).astype(np.int64) for values in (None, table.drafted, table.tokens))
+    timings = None
+    if rows is not None:
+        timed = (np.array([row.number(name, 0.0) for row in rows]) for name in ("elapsed_sec", "tokens_per_sec"))
+        timings = Timings(*timed, texts)
+    return Records(table, Runs(compression, task, gamma, prompt, *sums), timings)
 
 
 def _checked(row: Row) -> _Step:
@@ -173,29 +262,6 @@ def _prompts(runs: list[list[_Step]], rows: list[Row] | None, steps: Path) -> tu
     texts = tuple(dict.fromkeys(names))
     index = {name: number for number, name in enumerate(texts)}
     return np.array([index[name] for name in names]), texts
-
-
-def _steps(runs: list[list[_Step]], drafted: list[int]) -> Steps:
-    steps = [step for run in runs for step in run]
-    cells = np.array([step.cell for step in steps])
-    return Steps(
-        compression=cells[:, 0],
-        gamma=cells[:, 1],
-        task=cells[:, 2],
-        accepted=np.array([step.accepted for step in steps]),
-        drafted=np.array(drafted),
-        rate=np.array([step.rate for step in steps]),
-        signals=np.array([step.signals for step in steps]),
-        run=np.repeat(np.arange(len(runs)), [len(run) for run in runs]),
-    )
-
-
-def _runs(runs: list[list[_Step]], prompt: Ints, steps: Steps) -> Runs:
-    cells = np.array([run[0].cell for run in runs])
-    steps_of, drafted, tokens = (
-        np.bincount(steps.run, values).astype(np.int64) for values in (None, steps.drafted, steps.tokens)
-    )
-    return Runs(cells[:, 0], cells[:, 2], cells[:, 1], prompt, steps_of, drafted, tokens)
 
 
 def _require_grid(steps: Steps, path: Path) -> None:

@@ -2,55 +2,32 @@
 
 Everything here is the paper's own reading: candidates are compared on 20% of the steps, then fitted again on *all*
 steps, and the policies are scored on those 20% by what the refitted model predicts.
-:mod:`draftgauge.studies.speckv.honest` says what the records themselves say.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
-from draftgauge.studies.speckv import predictors
-from draftgauge.studies.speckv.published import (
-    IMPORTANCE,
-    INTERVALS,
-    POLICY_TOKENS,
-    PREDICTORS,
-    SIGNAL_CORRELATIONS,
-    TASK_GAMMA,
+from draftgauge.studies.speckv import predictors, published
+from draftgauge.studies.speckv.records import (
+    COMPRESSIONS,
+    GAMMAS,
+    SIGNALS,
+    TASKS,
+    Floats,
+    Ints,
+    Mask,
+    Records,
+    of_compression,
 )
-from draftgauge.studies.speckv.records import ALL, COMPRESSIONS, GAMMAS, SIGNALS, TASKS, Floats, Ints, Records
 
 POLICIES = ("fixed-4", "fixed-best", "task-oracle", "SpecKV-fast", "SpecKV-accurate")
 INTERVAL_RESAMPLES, TEST_RESAMPLES = 5_000, 10_000
-_AT_ONCE = 1_000  # resamples held in memory together
+AT_ONCE = 1_000  # resamples held in memory together
 
 Rows = list[dict[str, Any]]
-
-
-@dataclass(frozen=True)
-class _Scored:
-    """The policies on the paper's ``T`` test steps.
-
-    Attributes:
-        compression, task: ``[T]`` indices.
-        expected: policy -> ``[T]`` expected tokens a step, by the paper's scoring.
-        choice: ``[T]`` gamma that SpecKV-fast chooses.
-    """
-
-    compression: Ints
-    task: Ints
-    expected: Mapping[str, Floats]
-    choice: Ints
-
-    def by_compression(self) -> list[tuple[str, NDArray[np.bool_]]]:
-        """A mask of the test steps for each compression, and for all."""
-        masks = [(name, self.compression == c) for c, name in enumerate(COMPRESSIONS)]
-        return [*masks, (ALL, np.ones(len(self.compression), np.bool_))]
 
 
 def reproduce_paper(records: Records) -> Rows:
@@ -63,19 +40,26 @@ def reproduce_paper(records: Records) -> Rows:
     """
     steps = records.steps
     inputs, (train, test) = predictors.features(steps), predictors.split(steps)
-    refitted = {name: predictors.fit(name, inputs, steps.rate) for name in (predictors.FAST, predictors.ACCURATE)}
-    fast, accurate = (predictors.expected_tokens(model, inputs[test]) for model in refitted.values())
-    scored = _Scored(
-        compression=steps.compression[test],
-        task=steps.task[test],
-        expected=_policy_tokens(fast, accurate, gammas_of(records)[test]),
-        choice=np.array(GAMMAS)[fast.argmax(axis=1)],
-    )
+    models = [predictors.fit(name, inputs, steps.rate) for name in (predictors.FAST, predictors.ACCURATE)]
+    fast, accurate = (predictors.expected_tokens(model, inputs[test]) for model in models)  # [T, 4]
+    # All policies but SpecKV-accurate are scored by the fast model.
+    fixed = np.take_along_axis(fast, np.searchsorted(GAMMAS, gammas_of(records)[test]), axis=1)  # [T, 3]
+    expected = dict(zip(POLICIES, [*fixed.T, fast.max(axis=1), accurate.max(axis=1)], strict=True))
+    choice = np.array(GAMMAS)[fast.argmax(axis=1)]
+    masks = of_compression(steps.compression[test])
+    by_task = [
+        (name, task, mask & (steps.task[test] == t)) for name, mask in masks[:-1] for t, task in enumerate(TASKS)
+    ]
+    choices = [
+        {"table": "choices", "compression": name, "gamma": gamma, "share": float(np.mean(choice[mask] == gamma))}
+        for name, mask in masks
+        for gamma in GAMMAS
+    ]
     return [
-        *_policy_rows(scored),
-        *_breakdown_rows(scored),
+        *_policy_rows(expected, masks),
+        *(_breakdown_row(expected, *cell) for cell in by_task),
         *_predictor_rows(inputs, steps.rate, train, test),
-        *_choice_rows(scored),
+        *choices,
         *_signal_rows(inputs, steps.rate),
     ]
 
@@ -83,9 +67,8 @@ def reproduce_paper(records: Records) -> Rows:
 def gammas_of(records: Records) -> Ints:
     """``[S, 3]`` the draft length of fixed-4, fixed-best and task-oracle at each step.
 
-    fixed-best is the gamma with the most measured tokens a *step* of a compression, which is 8 by the nature of the
-    measure. task-oracle is the one with the most measured tokens a *second* of a compression and task: from the
-    experiments, or as published where they were not given.
+    fixed-best is the gamma with the most measured tokens per *step* of a compression, which is 8 by the nature of the
+    measure. task-oracle is the one with the most measured tokens per *second* of a compression and task.
     """
     steps = records.steps
     means = [
@@ -94,15 +77,15 @@ def gammas_of(records: Records) -> Ints:
     ]
     best = np.array(GAMMAS)[np.argmax(means, axis=1)]
     oracle = task_oracle(records)
-    return np.column_stack(
-        [np.full(len(steps.gamma), 4), best[steps.compression], oracle[steps.compression, steps.task]]
-    )
+    four = np.full(len(steps.gamma), 4)
+    return np.column_stack([four, best[steps.compression], oracle[steps.compression, steps.task]])
 
 
 def task_oracle(records: Records) -> Ints:
-    """``[3, 4]`` fastest gamma of each compression and task, the mean over prompts deciding."""
+    """``[3, 4]`` fastest gamma of each compression and task, the mean over prompts deciding; as published where the
+    experiments were not given."""
     if records.timings is None:
-        return np.array(TASK_GAMMA)
+        return np.array(published.TASK_GAMMA)
     runs, speed = records.runs, records.timings.tokens_per_second
     table = [
         [
@@ -114,110 +97,68 @@ def task_oracle(records: Records) -> Ints:
     return np.asarray(np.array(GAMMAS)[np.argmax(table, axis=2)])
 
 
-def _policy_tokens(fast: Floats, accurate: Floats, fixed: Ints) -> dict[str, Floats]:
-    """Policy -> ``[T]`` expected tokens; all but SpecKV-accurate are scored by the fast model.
-
-    Args:
-        fast, accurate: ``[T, 4]`` from :func:`predictors.expected_tokens`.
-        fixed: ``[T, 3]`` from :func:`gammas_of`.
-    """
-    columns = [np.take_along_axis(fast, np.searchsorted(GAMMAS, fixed[:, [n]]), axis=1)[:, 0] for n in range(3)]
-    return dict(zip(POLICIES, [*columns, fast.max(axis=1), accurate.max(axis=1)], strict=True))
-
-
 def _predictor_rows(inputs: Floats, rate: Floats, train: Ints, test: Ints) -> Rows:
     rows: Rows = []
+    roles = {predictors.FAST: "fast", predictors.ACCURATE: "accurate"}
     for name in predictors.CANDIDATES:
         model = predictors.fit(name, inputs[train], rate[train])
         correlation, error = predictors.scores(predictors.predicted_rate(model, inputs[test]), rate[test])
-        row = {"table": "predictors", "model": name, "test_correlation": correlation, "test_mse": error}
-        rows.append(row | {"decision_ms": predictors.decision_ms(model, inputs[test])} | PREDICTORS.get(name, {}))
-    under = [row for row in rows if row["decision_ms"] < predictors.FAST_LIMIT_MS]
-    chosen = max(under, key=lambda row: row["test_correlation"], default=None)
-    roles = {predictors.FAST: "fast", predictors.ACCURATE: "accurate"}
-    return [row | {"role": roles.get(row["model"]), "best_under_1_ms_here": row is chosen} for row in rows]
-
-
-def _policy_rows(scored: _Scored) -> Rows:
-    """Table 1, with the author's bootstrap over steps: one generator from seed 42 for all policies, then the test."""
-    generator = np.random.RandomState(predictors.SEED)  # the published interval ends come from this legacy generator
-    rows: Rows = []
-    for policy, tokens in scored.expected.items():
-        low, high = _interval(tokens, generator)
-        published = POLICY_TOKENS[policy]
-        for name, mask in scored.by_compression():
-            row = {
-                "table": "policies",
-                "policy": policy,
-                "compression": name,
-                "expected_tokens": float(tokens[mask].mean()),
-            }
-            ends = dict(
-                zip(("low", "high", "published_low", "published_high"), (low, high, *INTERVALS[policy]), strict=True)
-            )
-            rows.append(row | {"published": published[name]} | (ends if name == ALL else {}))
-    difference = scored.expected["SpecKV-fast"] - scored.expected["fixed-4"]
-    means = _resampled_means(difference, TEST_RESAMPLES, generator)
-    low, high = np.percentile(means, [2.5, 97.5])
-    gain = scored.expected["SpecKV-fast"].mean() / scored.expected["fixed-4"].mean() - 1
-    row = {
-        "table": "improvement",
-        "percent": 100 * gain,
-        "p_value": float(np.mean(means <= 0)),
-        "resamples": TEST_RESAMPLES,
-    }
-    return [*rows, row | {"difference": float(difference.mean()), "low": low, "high": high, "published": 56.0}]
-
-
-def _breakdown_rows(scored: _Scored) -> Rows:
-    rows: Rows = []
-    for c, compression in enumerate(COMPRESSIONS):
-        for t, task in enumerate(TASKS):
-            mask = (scored.compression == c) & (scored.task == t)
-            base, fast = (float(scored.expected[policy][mask].mean()) for policy in ("fixed-4", "SpecKV-fast"))
-            row = {"table": "breakdown", "compression": compression, "task": task, "fixed_4": base, "speckv_fast": fast}
-            rows.append(row | {"percent": 100 * (fast / base - 1)})
+        row = {"table": "predictors", "model": name, "role": roles.get(name)}
+        row |= {"test_correlation": correlation, "test_mse": error}
+        row["decision_ms"] = predictors.decision_ms(model, inputs[test])
+        rows.append(row | published.PREDICTORS.get(name, {}))
     return rows
 
 
-def _choice_rows(scored: _Scored) -> Rows:
-    return [
-        {"table": "choices", "compression": name, "gamma": gamma, "share": float(np.mean(scored.choice[mask] == gamma))}
-        for name, mask in scored.by_compression()
-        for gamma in GAMMAS
-    ]
+def _policy_rows(expected: dict[str, Floats], masks: list[tuple[str, Mask]]) -> Rows:
+    """Table 1 with the author's percentile intervals over steps, then the test of SpecKV-fast against fixed-4."""
+    generator = np.random.RandomState(predictors.SEED)  # one legacy generator for all gives the published ends
+    rows: Rows = []
+    for policy, tokens in expected.items():
+        means = np.sort(_resampled_means(tokens, INTERVAL_RESAMPLES, generator))
+        low, high = (float(means[int(share * INTERVAL_RESAMPLES)]) for share in (0.025, 0.975))
+        for name, mask in masks:
+            row = {"table": "policies", "policy": policy, "compression": name}
+            row |= {"expected_tokens": float(tokens[mask].mean()), "published": published.POLICY_TOKENS[policy][name]}
+            rows.append(row)
+        published_low, published_high = published.INTERVALS[policy]
+        rows[-1] |= {"low": low, "high": high, "published_low": published_low, "published_high": published_high}
+    fast, base = expected["SpecKV-fast"], expected["fixed-4"]
+    means = _resampled_means(fast - base, TEST_RESAMPLES, generator)
+    low, high = np.percentile(means, [2.5, 97.5])
+    row = {"table": "improvement", "percent": 100 * (fast.mean() / base.mean() - 1), "published": 56.0}
+    row |= {"p_value": float(np.mean(means <= 0)), "resamples": TEST_RESAMPLES}
+    return [*rows, row | {"difference": float((fast - base).mean()), "low": low, "high": high}]
+
+
+def _breakdown_row(expected: dict[str, Floats], compression: str, task: str, mask: Mask) -> dict[str, Any]:
+    base, fast = (float(expected[policy][mask].mean()) for policy in ("fixed-4", "SpecKV-fast"))
+    row = {"table": "breakdown", "compression": compression, "task": task, "fixed_4": base, "speckv_fast": fast}
+    return row | {"percent": 100 * (fast / base - 1)}
 
 
 def _signal_rows(inputs: Floats, rate: Floats) -> Rows:
-    correlations = {signal: predictors.scores(inputs[:, column], rate)[0] for column, signal in enumerate(SIGNALS)}
-    importance = dict(zip(predictors.FEATURES, predictors.feature_importance(inputs, rate), strict=True))
+    correlations = [
+        {"signal": signal, "correlation": predictors.scores(inputs[:, column], rate)[0]}
+        for column, signal in enumerate(SIGNALS)
+    ]
+    importance = zip(predictors.FEATURES, predictors.feature_importance(inputs, rate), strict=True)
     return [
         *(
-            {
-                "table": "correlations",
-                "signal": signal,
-                "correlation": value,
-                "published": SIGNAL_CORRELATIONS.get(signal),
-            }
-            for signal, value in correlations.items()
+            {"table": "correlations"} | row | {"published": published.SIGNALS.get(row["signal"])}
+            for row in correlations
         ),
         *(
-            {"table": "importance", "feature": feature, "importance": value, "published": IMPORTANCE[feature]}
-            for feature, value in importance.items()
+            {"table": "importance", "feature": name, "importance": value, "published": published.IMPORTANCE[name]}
+            for name, value in importance
         ),
     ]
-
-
-def _interval(values: Floats, generator: np.random.RandomState) -> tuple[float, float]:
-    """The author's percentile interval of a mean: sorted means number 125 and 4875 of 5,000."""
-    means = np.sort(_resampled_means(values, INTERVAL_RESAMPLES, generator))
-    return float(means[int(0.025 * INTERVAL_RESAMPLES)]), float(means[int(0.975 * INTERVAL_RESAMPLES)])
 
 
 def _resampled_means(values: Floats, resamples: int, generator: np.random.RandomState) -> Floats:
     """``[resamples]`` means of as many steps drawn with replacement; the same draws as ``choice`` in a loop."""
     parts = [
-        values[generator.randint(0, len(values), (_AT_ONCE, len(values)))].mean(axis=1)
-        for _ in range(resamples // _AT_ONCE)
+        values[generator.randint(0, len(values), (AT_ONCE, len(values)))].mean(axis=1)
+        for _ in range(resamples // AT_ONCE)
     ]
     return np.concatenate(parts)

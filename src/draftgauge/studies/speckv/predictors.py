@@ -1,10 +1,8 @@
 """The paper's candidates for predicting a step's acceptance rate, fitted and timed as published.
 
 Settings are those of the author's evaluation notebook: features are not scaled, RF-10 is cut at depth 8, predictions
-are clipped to 0..1 before they are scored. With them scikit-learn 1.5.2 and 1.9.1 give every published figure of Ridge
-and the MLPs to the last digit. The forests differ by version in the fourth digit: the correlation of RF-100 is 0.8342
-(1.5.2) or 0.8341 (1.9.1) where 0.8345 was published, and SpecKV-accurate at int8 6.35 or 6.36 (published: 6.36); over
-all it is 6.39 with both.
+are clipped to 0..1 before they are scored. scikit-learn 1.5.2 and 1.9.1 give every published figure of Ridge and the
+MLPs to the last digit; forests differ by version in the fourth digit.
 """
 
 from __future__ import annotations
@@ -31,7 +29,6 @@ FAST, ACCURATE = "MLP-16", "RF-100"
 
 That is a wall-clock rule: the paper's choice is kept on every machine.
 """
-FAST_LIMIT_MS = 1.0
 
 DECISIONS, WARM_UP, TIME_LIMIT = 1000, 20, 2.0
 

@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 
 Ints = NDArray[np.int64]
 Floats = NDArray[np.float64]
+Mask = NDArray[np.bool_]
 
 COMPRESSIONS = ("fp16", "int8", "nf4")
 TASKS = ("code", "math", "chat", "summarization")
@@ -23,16 +24,13 @@ ALL = "all"
 
 @dataclass(frozen=True)
 class Steps:
-    """Speculation steps in the order of the file.
+    """Speculation steps in the order of the file, ``[S]`` each.
 
     Attributes:
-        compression, task: ``[S]`` indices into :data:`COMPRESSIONS` and :data:`TASKS`.
-        gamma: ``[S]`` draft length of the step's run; ``drafted`` is what the step really drafted, fewer where a run
-            ends.
-        accepted: ``[S]`` drafted tokens that the target accepted.
-        rate: ``[S]`` accepted over drafted, as published.
+        gamma: draft length of the step's run; ``drafted`` is what the step really drafted, fewer where a run ends.
+        accepted: drafted tokens that the target accepted; ``rate`` that over drafted, as published.
         signals: ``[S, 4]`` of the step's draft tokens, columns as in :data:`SIGNALS`; entropies in bits.
-        run: ``[S]`` index of the step's run.
+        run: index of the step's run.
     """
 
     compression: Ints
@@ -46,19 +44,13 @@ class Steps:
 
     @property
     def tokens(self) -> Ints:
-        """``[S]`` committed tokens: the accepted ones and the target's own."""
+        """Committed tokens: the accepted ones and the target's own."""
         return self.accepted + 1
 
 
 @dataclass(frozen=True)
 class Runs:
-    """One output each: a prompt at one compression and draft length.
-
-    Attributes:
-        compression, task, gamma, prompt: ``[R]``; the prompt is an index that is the same at every compression and
-            draft length.
-        steps, drafted, tokens: ``[R]`` sums over the run's steps.
-    """
+    """One output each, ``[R]``: a prompt at one compression and draft length. ``steps, drafted, tokens`` are sums."""
 
     compression: Ints
     task: Ints
@@ -71,13 +63,7 @@ class Runs:
 
 @dataclass(frozen=True)
 class Timings:
-    """What the table of experiments adds.
-
-    Attributes:
-        seconds: ``[R]`` wall-clock time of the run.
-        tokens_per_second: ``[R]`` as published.
-        prompts: ``[P]`` texts.
-    """
+    """What the table of experiments adds: ``[R]`` wall-clock seconds and tokens/s of the runs, ``[P]`` prompts."""
 
     seconds: Floats
     tokens_per_second: Floats
@@ -102,8 +88,14 @@ class Records:
         """``[S]`` the prompt that each step belongs to."""
         return self.runs.prompt[self.steps.run]
 
-    def by_prompt(self, values: NDArray[np.generic], steps: NDArray[np.bool_]) -> Floats:
+    def by_prompt(self, values: NDArray[np.generic], steps: Mask) -> Floats:
         """``[P]`` sums over a prompt's steps of a value ``[S]``, counting only the steps that the mask names."""
         return np.asarray(
             np.bincount(self.prompt_of_step[steps], np.asarray(values[steps], np.float64), self.prompts), np.float64
         )
+
+
+def of_compression(compression: Ints) -> list[tuple[str, Mask]]:
+    """A mask for each compression, and for all together."""
+    masks = [(name, compression == c) for c, name in enumerate(COMPRESSIONS)]
+    return [*masks, (ALL, np.ones(len(compression), np.bool_))]

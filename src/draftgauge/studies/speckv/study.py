@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from draftgauge.core.progress import Progress, silent
-from draftgauge.studies.speckv import costs, heldout, measured, outcomes, predictors
+from draftgauge.studies.speckv import heldout, measured, outcomes, predictors
 from draftgauge.studies.speckv.paper import reproduce_paper
 from draftgauge.studies.speckv.records import Records
 
@@ -18,34 +19,38 @@ def run_study(records: Records, advance: Progress = silent) -> Rows:
 
     Findings: ``tokens_per_step``, ``tokens_per_second`` and ``always_8`` (measured), ``gain_split``, ``held_out``,
     ``predicted_and_measured``, ``outcomes``, ``leave_one_task_out``, ``leave_one_compression_out``, ``cost``. Those
-    that speak of seconds need the table of experiments. Intervals (``low``, ``high``) are 95% over prompts. Figures in
-    percent are named so.
+    that speak of seconds need the table of experiments. Intervals (``low``, ``high``) are 95% over prompts.
 
     Args:
         records: from :func:`draftgauge.studies.speckv.importer.read_records`.
-        advance: told what is done, of how many parts.
+        advance: told (what, done, total).
     """
-    done = iter(range(1, len(predictors.CANDIDATES) + 3))
-    total = len(predictors.CANDIDATES) + 2
+    parts = len(predictors.CANDIDATES) + 2
     paper = reproduce_paper(records)
-    advance("SpecKV", next(done), total)
+    advance("SpecKV", 1, parts)
     expected = {}
-    for name in predictors.CANDIDATES:
+    for done, name in enumerate(predictors.CANDIDATES, start=2):
         expected[name] = heldout.held_out_tokens(records, name)
-        advance("SpecKV", next(done), total)
+        advance("SpecKV", done, parts)
     gammas = outcomes.policy_gammas(records, expected)
     timings = records.timings
-    fitted = costs.fit_costs(records, timings) if timings is not None else None
+    costs = measured.cost_rows(records, timings) if timings is not None else []
     honest = [
         *measured.tokens_per_step_rows(records),
-        *(measured.tokens_per_second_rows(records, timings) if timings is not None else ()),
-        *(measured.always_longest_rows(records, timings) if timings is not None else ()),
-        *outcomes.gain_split_rows(records, gammas, paper, fitted, timings),
+        *(measured.speed_rows(records, timings) if timings is not None else ()),
+        *outcomes.gain_split_rows(records, gammas, paper, costs),
         *heldout.held_out_rows(records, expected, paper),
         *heldout.prediction_rows(records, expected[predictors.FAST]),
-        *outcomes.outcome_rows(records, gammas, fitted, timings),
+        *outcomes.outcome_rows(records, gammas, costs),
         *heldout.leave_one_out_rows(records),
-        *(costs.cost_rows(fitted) if fitted is not None else ()),
+        *costs,
     ]
-    advance("SpecKV", next(done), total)
+    advance("SpecKV", parts, parts)
     return [*paper, *({"table": "honest"} | row for row in honest)]
+
+
+def improvement(rows: Sequence[Mapping[str, Any]]) -> str:
+    """The published headline, recomputed."""
+    row = next(row for row in rows if row["table"] == "improvement")
+    p = "p < 0.001" if row["p_value"] < 0.001 else f"p = {row['p_value']:.3f}"
+    return f"+{row['percent']:.1f}%, {p} ({row['resamples']:,} paired resamples of steps)"

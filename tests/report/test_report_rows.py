@@ -1,0 +1,154 @@
+"""What the report shows is what replay gives, beside what was measured live."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from draftgauge.core.errors import DraftgaugeError, TraceError
+from draftgauge.policies import make_policy
+from draftgauge.replaying import ALL_TASKS, best_fixed_gamma, evaluate, hindsight_optimum, plain_seconds, replay
+from draftgauge.replaying.hindsight import Sources
+from draftgauge.reporting.page import advise, policy_table, side_by_side
+from draftgauge.reporting.rows import STANDARD, Run, best_length, describe, fixed_name, policy_rows, read_runs
+from draftgauge.traces.build import select
+from draftgauge.traces.costs import CostCurve
+from draftgauge.traces.manifest import COSTS_NAME
+from draftgauge.traces.reader import read_trace
+
+
+@pytest.fixture(scope="module")
+def read(runs: list[Path]) -> list[Run]:
+    return read_runs(runs, [])
+
+
+@pytest.mark.parametrize("number", [0, 1])
+def test_fixed_lengths_are_the_replays(read, number):
+    run = read[number]
+    assert run.tasks == [ALL_TASKS, "code", "math"]
+    for task in run.tasks:
+        part = select(run.trace, [task in (ALL_TASKS, p.task) for p in run.trace.prompts])
+        for gamma, row in enumerate(run.fixed(task)):
+            outcome = replay(part, make_policy(f"fixed:{gamma}", run.trace.gamma_max), run.cost)
+            assert row["tokens_per_second"] == pytest.approx(outcome.tokens_per_second)
+            assert row["tokens_per_step"] == pytest.approx(outcome.tokens_per_step)
+        assert best_length(run.fixed(task)) == best_fixed_gamma(part, run.cost)
+        plain = plain_seconds(part, run.cost).sum()
+        assert run.rows[task, "plain"]["tokens_per_second"] == pytest.approx(part.positions / plain)
+        bound = hindsight_optimum(part, run.cost, Sources.BOTH).tokens_per_second
+        assert run.rows[task, "hindsight-two-sources"]["tokens_per_second"] == pytest.approx(bound)
+
+
+def test_rows_are_those_of_evaluate(read):
+    run = read[1]
+    made = {policy: make_policy(policy, run.trace.gamma_max, run.cost) for policy in STANDARD}
+    for row in evaluate(run.trace, run.cost, made):
+        shown = run.rows[row["task"], row["policy"]]
+        assert all(shown[key] == row[key] for key in ("tokens_per_step", "tokens_per_second", "ratio_to_plain"))
+
+
+def test_held_out_speed_chooses_on_the_other_prompts(read):
+    run = read[0]
+    seconds = 0.0
+    for i in range(len(run.trace.prompts)):
+        own = np.arange(len(run.trace.prompts)) == i
+        gamma = best_fixed_gamma(select(run.trace, ~own), run.cost)
+        seconds += replay(select(run.trace, own), make_policy(f"fixed:{gamma}", 6), run.cost).seconds.sum()
+    assert run.held_out == pytest.approx(plain_seconds(run.trace, run.cost).sum() / seconds)
+
+
+def test_a_task_that_is_called_all_is_all_of_them(of_task_all):
+    (run,) = read_runs([of_task_all], [])
+    assert run.tasks == [ALL_TASKS]
+
+
+def test_live_measurements_stand_beside_replayed_ones(runs, live_row):
+    bench = [
+        live_row("plain", tokens_per_second=150.0, ratio_to_plain=1.0),
+        live_row("fixed:gamma=2", tokens_per_second=310.0, ratio_to_plain=2.1, mismatches=3),
+        live_row("none"),
+        live_row("fixed:4", task="code", ratio_to_plain=1.7, ratio_to_plain_low=None, ratio_to_plain_high=float("nan")),
+        live_row("transformers-generate", tokens_per_step=None, ratio_to_plain=0.7),
+        live_row("fixed:3", compression="nf4"),
+    ]
+    run, other = read_runs(runs, bench)
+    shown = {row["policy"]: row for row in policy_rows(run, ALL_TASKS, ())}
+    fixed = shown["fixed:2"]
+    assert [fixed[f"live_{key}"] for key in ("ratio", "low", "high", "tokens_per_second")] == [2.1, 1.4, 1.6, 310.0]
+    assert fixed["mismatches"] == 3
+    assert fixed["ratio_to_plain"] == run.fixed()[2]["ratio_to_plain"] != 2.1
+    assert shown["plain"]["live_tokens_per_second"] == 150.0
+    assert "ratio_to_plain" not in shown["transformers-generate"]
+    assert (list(shown)[:2], list(shown)[-2:]) == (["plain", "none"], ["hindsight", "hindsight-two-sources"])
+    code = run.rows["code", "fixed:4"]
+    assert (code["live_ratio"], "live_low" in code, "live_high" in code) == (1.7, False, False)
+    assert not any("live_ratio" in row for row in other.rows.values())
+
+
+def test_bad_input_is_refused(runs, live_row, tmp_path):
+    with pytest.raises(TraceError, match="at least one"):
+        read_runs([], [])
+    with pytest.raises(TraceError, match="same compression"):
+        read_runs([runs[0], runs[0]], [])
+    with pytest.raises(TraceError, match="holds no trace"):
+        read_runs([tmp_path], [])
+    modelled = evaluate(read_trace(runs[0]), CostCurve.load(runs[0] / COSTS_NAME), {"none": make_policy("none", 6)})
+    with pytest.raises(DraftgaugeError, match="lacks mismatches"):
+        read_runs(runs, modelled)
+    with pytest.raises(DraftgaugeError, match="gamma"):
+        read_runs(runs, [live_row("fixed:many")])
+
+
+@pytest.mark.parametrize("number", [0, 1])
+def test_the_advice_is_made_of_the_tables_rows(read, number):
+    run, head = read[number], advise(read[number])
+    best = best_length(run.fixed())
+    assert head["pays"] == (best > 0 and run.fixed()[best]["ratio_to_plain"] > 1)
+    row = run.rows[ALL_TASKS, fixed_name(head["gamma"])]
+    assert (head["ratio"], head["tokens_per_step"]) == (row["ratio_to_plain"], row["tokens_per_step"])
+    assert head["bound"] == run.rows[ALL_TASKS, "hindsight"]["ratio_to_plain"]
+    assert head["live"] == []
+    for task, gamma, ratio in head["tasks"]:
+        assert ratio == (run.rows[task, fixed_name(gamma)]["ratio_to_plain"] if gamma else 1.0)
+
+
+def test_the_advice_is_against_drafting_that_does_not_pay(single_run):
+    (run,) = read_runs([single_run], [])
+    head = advise(run)
+    assert (head["pays"], head["gamma"], head["near"], head["tasks"], head["held_out"]) == (False, 1, None, [], None)
+    assert head["ratio"] == run.fixed()[1]["ratio_to_plain"]
+
+
+def test_the_advice_quotes_live_measurements(runs, live_row):
+    gamma = advise(read_runs(runs, [])[0])["gamma"]
+    tasks = [
+        live_row(f"fixed:{gamma}", task=task, ratio_to_plain=speed) for task, speed in (("code", 2.4), ("math", 1.8))
+    ]
+    assert advise(read_runs(runs, tasks)[0])["live"] == [1.8, 2.4]
+    pooled = [*tasks, live_row(f"fixed:{gamma}", ratio_to_plain=2.05)]
+    assert advise(read_runs(runs, pooled)[0])["live"] == [2.05]
+
+
+def test_the_best_policy_is_marked_and_the_bound_is_not(read):
+    table = policy_table(read[0], "code", [1])
+    kinds = dict(zip((line[0] for line in table.lines), table.kinds, strict=True))
+    rivals = [row for row in policy_rows(read[0], "code", [1]) if not row["policy"].startswith("hindsight")]
+    best = max(rivals, key=lambda row: row["ratio_to_plain"])["policy"]
+    assert [name for name, kind in kinds.items() if kind == "best"] == [best]
+    assert kinds["hindsight"] == kinds["hindsight-two-sources"] == "bound"
+    assert "live" not in table.headings
+
+
+def test_policies_side_by_side(read):
+    table = side_by_side(read, [2])
+    assert table.headings == ("policy", "uncompressed", "int8", "what it does")
+    line = next(line for line in table.lines if line[0] == "hf-heuristic")
+    assert line[1:3] == tuple(f"{run.rows[ALL_TASKS, 'hf-heuristic']['ratio_to_plain']:.2f}×" for run in read)
+
+
+def test_variants_of_a_policy_are_described():
+    assert describe("fixed:4") == "always drafts that many tokens"
+    assert describe("hf-confidence:adaptive=true") != describe("hf-confidence:threshold=0.3")
+    assert describe("unheard-of:1") == ""
