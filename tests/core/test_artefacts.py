@@ -101,15 +101,15 @@ def test_byte_order_marks_are_read(tmp_path: Path, encoding: str) -> None:
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("[" * 100_000, "levels deep"),
-        ('{"a":' * 3000 + "1" + "}" * 3000, "levels deep"),
-        ("[" * 102 + "1" + "]" * 102, "levels deep"),
+        ("[" * 100_000, "nested more than 100 levels deep"),
+        ('{"a":' * 3000 + "1" + "}" * 3000, "nested more than 100 levels deep"),
+        ("[" * 102 + "1" + "]" * 102, "nested more than 100 levels deep"),
         ('{"a": 1, "b": 2, "a": 3}', "the key 'a' is given twice"),
-        ("1" * 5000, "not JSON that can be read"),
+        ("1" * 5000, "not JSON .*digits"),
         ('{"a": }', r"not JSON \(Expecting value at column 7\)"),
         ('{\n"a": }', "line 2, column 6"),
         ("", "Expecting value"),
-        (b'"\xff"', "not UTF-8"),
+        (b'"\xff"', "codec can't decode"),
     ],
 )
 def test_what_is_not_json_is_refused_in_words(text: str | bytes, message: str) -> None:

@@ -42,8 +42,8 @@ def test_rows_are_flat(tmp_path: Path) -> None:
     [
         ("", "not JSON"),
         ("[]", "is not a measurement"),
-        ("{}", "is not a measurement of draftgauge: command, created, environment, rows"),
-        ('{"command": "", "created": "", "environment": {}, "rows": [1]}', "is not a measurement of draftgauge: rows"),
+        ("{}", "'command', 'created', 'environment', 'rows' must be given"),
+        ('{"command": "", "created": "", "environment": {}, "rows": [1]}', r"rows\[0\] must be Mapping"),
     ],
 )
 def test_what_is_no_measurement_is_refused(tmp_path: Path, content: str, message: str) -> None:

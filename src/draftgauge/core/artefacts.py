@@ -125,7 +125,7 @@ def read_json(path: Path, what: str = "file", remedy: str = "", error: type[Draf
 def read_json_lines(
     path: Path, what: str = "file", remedy: str = "", error: type[DraftgaugeError] = DraftgaugeError
 ) -> Iterator[tuple[str, Any]]:
-    """The values of a JSON Lines file, each behind where it stands (``FILE, line N``); blank lines are skipped.
+    """The values of a JSON Lines file, each behind its place (``FILE, line N``); blank lines are skipped.
 
     Raises:
         DraftgaugeError: as :func:`read_json`.
@@ -138,7 +138,7 @@ def read_json_lines(
 
 
 def parse_json(text: str | bytes, where: str, remedy: str = "", error: type[DraftgaugeError] = DraftgaugeError) -> Any:
-    """The value that a JSON text stands for.
+    """The value of a JSON text.
 
     Raises:
         DraftgaugeError: (or ``error``) naming ``where``, for text that is not JSON, names a key of an object twice, has
@@ -147,19 +147,17 @@ def parse_json(text: str | bytes, where: str, remedy: str = "", error: type[Draf
     try:
         text = _decoded(text) if isinstance(text, bytes) else text
         value = json.loads(text, object_pairs_hook=_object)
-        if text.count("[") + text.count("{") > MAX_DEPTH and _deeper(value, MAX_DEPTH):
-            raise RecursionError
-    except RecursionError as cause:
-        problem = f"lists or objects within each other, more than {MAX_DEPTH} levels deep"
-        raise error(_joined(f"{where}: not JSON that can be read ({problem})", remedy)) from cause
+        if text.count("[") + text.count("{") <= MAX_DEPTH or not _deeper(value, MAX_DEPTH):
+            return value
+        problem = f"nested more than {MAX_DEPTH} levels deep"
+    except RecursionError:
+        problem = f"nested more than {MAX_DEPTH} levels deep"
     except json.JSONDecodeError as cause:
         place = f"line {cause.lineno}, column {cause.colno}" if cause.lineno > 1 else f"column {cause.colno}"
-        raise error(_joined(f"{where}: not JSON ({cause.msg} at {place})", remedy)) from cause
-    except UnicodeDecodeError as cause:
-        raise error(_joined(f"{where}: not UTF-8 ({cause.reason} at byte {cause.start})", remedy)) from cause
-    except ValueError as cause:  # a number of thousands of digits, a key given twice
-        raise error(_joined(f"{where}: not JSON that can be read ({cause})", remedy)) from cause
-    return value
+        problem = f"{cause.msg} at {place}"
+    except ValueError as cause:  # not UTF-8, a number of thousands of digits, a key given twice
+        problem = str(cause)
+    raise error(_joined(f"{where}: not JSON ({problem})", remedy))
 
 
 def read_text(
@@ -174,22 +172,21 @@ def read_text(
     Raises:
         DraftgaugeError: (or ``error``) if it cannot be read, is larger than ``max_bytes``, or is not such text.
     """
+    content = b""
     try:
         with path.open("rb") as file:
             content = file.read(max_bytes + 1)
-    except FileNotFoundError as cause:
-        raise error(_joined(f"there is no {what} {path}", remedy)) from cause
-    except (OSError, ValueError) as cause:  # ValueError: a NUL in the name
-        raise error(_joined(f"cannot read the {what} {path}: {getattr(cause, 'strerror', cause)}", remedy)) from cause
-    if len(content) > max_bytes:
-        raise error(_joined(f"{path} is larger than {max_bytes / 2**20:.0f} MiB, the most for a {what}", remedy))
-    try:
-        return _decoded(content)
+        if len(content) <= max_bytes:
+            return _decoded(content)
+        problem = f"{path} is larger than {max_bytes / 2**20:.0f} MiB, the most for a {what}"
+    except FileNotFoundError:
+        problem = f"there is no {what} {path}"
     except UnicodeDecodeError as cause:
         line = content.count(b"\n", 0, cause.start) + 1
-        raise error(
-            _joined(f"{path}, line {line}: not UTF-8 ({cause.reason} at byte {cause.start})", remedy)
-        ) from cause
+        problem = f"{path}, line {line}: not UTF-8 ({cause.reason} at byte {cause.start})"
+    except (OSError, ValueError) as cause:  # ValueError: a NUL in the name
+        problem = f"cannot read the {what} {path}: {getattr(cause, 'strerror', cause)}"
+    raise error(_joined(problem, remedy))
 
 
 def _decoded(content: bytes) -> str:

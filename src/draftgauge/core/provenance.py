@@ -18,26 +18,15 @@ from typing import Any
 import numpy as np
 
 from draftgauge.core.artefacts import Artefact
-from draftgauge.core.errors import DraftgaugeError
+from draftgauge.core.config import from_mapping, to_mapping
 from draftgauge.core.load import machine_load
 
 PACKAGES = (
-    "draftgauge",
-    "torch",
-    "transformers",
-    "tokenizers",
-    "safetensors",
-    "bitsandbytes",
-    "llama-cpp-python",
-    "numpy",
-    "pyarrow",
-    "scikit-learn",
-    "scipy",
+    *("draftgauge", "torch", "transformers", "tokenizers", "safetensors", "bitsandbytes"),
+    *("llama-cpp-python", "numpy", "pyarrow", "scikit-learn", "scipy"),
 )
 
 MEASUREMENT = Artefact("draftgauge-measurement", 1, "measurement", "measure again, with --json FILE", published=True)
-
-Scalar = str | int | float | bool | None
 
 
 @dataclass(frozen=True)
@@ -54,7 +43,7 @@ class Measurement:
     command: str
     created: str
     environment: Mapping[str, Any]
-    rows: tuple[Mapping[str, Scalar], ...]
+    rows: tuple[Mapping[str, Any], ...]
 
 
 def write_measurement(path: Path, command: str, rows: Iterable[Mapping[str, Any]]) -> None:
@@ -70,13 +59,8 @@ def write_measurement(path: Path, command: str, rows: Iterable[Mapping[str, Any]
         DraftgaugeError: if the file cannot be written.
         TypeError: if a row holds anything else.
     """
-    document = {
-        "command": command,
-        "created": timestamp(),
-        "environment": environment(),
-        "rows": [{key: _scalar(value, key) for key, value in row.items()} for row in rows],
-    }
-    MEASUREMENT.write(path, document)
+    flat = [{key: _scalar(value, key) for key, value in row.items()} for row in rows]
+    MEASUREMENT.write(path, to_mapping(Measurement(command, timestamp(), environment(), tuple(flat))))
 
 
 def read_measurement(path: Path) -> Measurement:
@@ -86,13 +70,8 @@ def read_measurement(path: Path) -> Measurement:
         DraftgaugeError: if the file cannot be read, is damaged or no measurement.
     """
     document = MEASUREMENT.read(path)
-    kinds = {"command": str, "created": str, "environment": dict, "rows": list}
-    off = [key for key, kind in kinds.items() if not isinstance(document.get(key), kind)]
-    if off or not all(isinstance(row, dict) for row in document["rows"]):
-        raise DraftgaugeError(
-            f"{path} is not a measurement of draftgauge: {', '.join(off or ['rows'])} missing or of the wrong type"
-        )
-    return Measurement(document["command"], document["created"], document["environment"], tuple(document["rows"]))
+    document.pop("version", None)
+    return from_mapping(Measurement, document, str(path))
 
 
 def environment() -> dict[str, Any]:
@@ -111,7 +90,7 @@ def environment() -> dict[str, Any]:
         "threads": torch.get_num_threads() if torch is not None else None,
         "memory_gib": _memory_gib(),
         "gpu": torch.cuda.get_device_name() if torch is not None and gpu else None,
-        "versions": _versions(),
+        "versions": {name: version for name in PACKAGES if (version := _version(name))},
         "revision": git_revision(Path(__file__).resolve().parents[3]),
         "load": machine_load(),
     }
@@ -139,14 +118,11 @@ def command_line() -> str:
     return shlex.join([program.parent.name if program.name == "__main__.py" else program.name, *sys.argv[1:]])
 
 
-def _versions() -> dict[str, str]:
-    versions = {}
-    for package in PACKAGES:
-        try:
-            versions[package] = metadata.version(package)
-        except metadata.PackageNotFoundError:
-            continue
-    return versions
+def _version(package: str) -> str | None:
+    try:
+        return metadata.version(package)
+    except metadata.PackageNotFoundError:
+        return None
 
 
 def _cpu_model() -> str:
@@ -164,7 +140,7 @@ def _memory_gib() -> float | None:
     return round(os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") / 2**30, 1)
 
 
-def _scalar(value: Any, key: str) -> Scalar:
+def _scalar(value: Any, key: str) -> str | int | float | bool | None:
     plain = value.item() if isinstance(value, np.generic) else value
     if isinstance(plain, Path):
         return str(plain)
