@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import hashlib
 import os
+import stat
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -27,10 +28,8 @@ def replacing(path: Path) -> Iterator[Path]:
     Raises:
         DraftgaugeError: if the disk is full or the file cannot be written; the file at ``path`` is unchanged.
     """
+    target = file_target(path)
     with explained(path):
-        if path.is_dir():
-            raise DraftgaugeError(f"{path} is a folder: name a file in it")
-        target = path.resolve()
         remove_temporaries(target.parent, target.name)
         temporary = target.with_name(f".{target.name}.{os.getpid()}-{threading.get_ident()}{TEMPORARY_SUFFIX}")
         try:
@@ -51,10 +50,11 @@ def atomic_write_bytes(path: Path, content: bytes) -> None:
     Raises:
         DraftgaugeError: as :func:`replacing`.
     """
-    with explained(path):
-        if path.exists() and not path.is_file() and not path.is_dir():
-            path.write_bytes(content)
-            return
+    target = file_target(path)
+    if target.exists() and not target.is_file():
+        with explained(path):
+            target.write_bytes(content)
+        return
     with replacing(path) as temporary:
         temporary.write_bytes(content)
 
@@ -120,18 +120,33 @@ def remove_temporaries(folder: Path, name: str = "") -> list[Path]:
     return removed
 
 
+def file_target(path: Path) -> Path:
+    """Where a file is written, symbolic links followed; it need not be there.
+
+    Raises:
+        DraftgaugeError: if the path is a folder, links that form a loop, or no path at all.
+    """
+    try:
+        folder = stat.S_ISDIR(os.stat(path).st_mode)
+    except (FileNotFoundError, NotADirectoryError):
+        folder = False
+    except (OSError, ValueError) as error:  # ValueError: a NUL in the name
+        raise DraftgaugeError(
+            f"cannot write {path}: {getattr(error, 'strerror', error)}; choose another place"
+        ) from error
+    target = Path(os.path.realpath(path))
+    if folder:
+        raise DraftgaugeError(f"{target} is a folder: name a file in it")
+    return target
+
+
 def require_writable_file(path: Path) -> None:
     """Make sure that a file can be written at a path; its folder is created if need be.
 
     Raises:
-        DraftgaugeError: if the path is a folder, links that form a loop or no path at all, or its folder cannot be
-            created or written to.
+        DraftgaugeError: as :func:`file_target` and :func:`require_writable`.
     """
-    with explained(path):
-        if path.is_dir():
-            raise DraftgaugeError(f"{str(path.resolve())!r} is a folder: name a file in it")
-        target = path.resolve()
-    require_writable(target.parent)
+    require_writable(file_target(path).parent)
 
 
 def require_writable(folder: Path) -> None:
@@ -140,6 +155,8 @@ def require_writable(folder: Path) -> None:
     Raises:
         DraftgaugeError: if a file is in the way, or the folder cannot be created or written to.
     """
+    if "\0" in str(folder):
+        raise DraftgaugeError(f"cannot write {str(folder)!r}: a name cannot hold a NUL character")
     with explained(folder):
         obstacle = next((parent for parent in (folder, *folder.parents) if parent.is_file()), None)
         if obstacle is not None:
@@ -170,18 +187,14 @@ def explained(path: Path) -> Iterator[None]:
     """
     try:
         yield
-    except DraftgaugeError:
-        raise
     except Exception as error:
         if getattr(error, "errno", None) in _FULL or "No space left on device" in str(error):
             raise DraftgaugeError(
                 f"no space left on the disk while writing {path}; whatever was written before is whole. "
                 "Free some space and run the same command again: it goes on from there"
             ) from error
-        # pathlib raises ValueError for a NUL in a name, RuntimeError for links that form a loop.
-        if isinstance(error, OSError) or str(error).startswith(("embedded null", "Symlink loop")):
+        if isinstance(error, OSError):
             raise DraftgaugeError(
-                f"cannot write {path}: {getattr(error, 'strerror', None) or error}; "
-                "choose another place or change its permissions"
+                f"cannot write {path}: {error.strerror or error}; choose another place or change its permissions"
             ) from error
         raise

@@ -114,7 +114,7 @@ def read_counts(engine: str, url: str) -> SpeculationCounts:
             f"the server at {url} has drafted nothing yet: send it the requests that it is to be judged on, or, if it "
             f"runs without speculation, {_STARTED[engine]}"
         )
-    if max(counts.accepted / counts.drafted, *(count / counts.drafts for count in counts.by_position)) > 1:
+    if max((counts.accepted / counts.drafted, *(count / counts.drafts for count in counts.by_position))) > 1:
         raise DraftgaugeError(f"the server at {url} counts more accepted tokens than drafted ones, which cannot be")
     return counts
 
