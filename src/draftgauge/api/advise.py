@@ -304,7 +304,7 @@ def _rows(
         "cost_doubt": source.curve.doubt() or None,
         "recorded_with": shlex.join(source.deployment.options) or None,
     }
-    _tell(request, engine, best, lengths, source.deployment)
+    _set_flags(request, engine, best, lengths, source.deployment)
     if source.first and best["setting"] != PLAIN:
         best["flags"] = f"{source.first} && {best['flags']}"
     return rows
@@ -344,8 +344,10 @@ def _server_row(design: Design, counts: SpeculationCounts | None) -> Row:
     return row
 
 
-def _tell(request: AdviseRequest, engine: Engine, best: Row, lengths: dict[int, int], deployment: Deployment) -> None:
-    """How the engine is told of the advised setting: its flags in the row, its settings in a file."""
+def _set_flags(
+    request: AdviseRequest, engine: Engine, best: Row, lengths: dict[int, int], deployment: Deployment
+) -> None:
+    """Flags of the advised setting into its row, the engine's settings into a file."""
     best |= {"flags": engine.flags(best["setting"], deployment), "length_only": deployment.drafter is None}
     if len(lengths) > 1:
         best["by_batch"] = json.dumps(lengths)
@@ -385,7 +387,7 @@ def _from_counters(request: AdviseRequest, engine: Engine, counts: SpeculationCo
         row |= {"speedup": speed, "low": speed * (1 - share), "high": speed * (1 + share), "advised": False}
     best = rows[lengths[batch]]
     best |= {"advised": True, "best_length": lengths[batch]}
-    _tell(request, engine, best, lengths, Deployment(drafter=None))
+    _set_flags(request, engine, best, lengths, Deployment(drafter=None))
     return rows[: len(speeds[batch])]
 
 

@@ -128,7 +128,7 @@ def for_judging(prompts: Sequence[Prompt]) -> list[Prompt]:
 
 
 def learned_from(trained: Path | None, judged: Path, places: Collection[int]) -> bool:
-    """Whether a training on one prompt file has learned from what stands at some places of another: of the same."""
+    """Whether training on one prompt file has seen some of the prompts (by index) of another, the same file."""
     if trained is None or not (trained.exists() and judged.exists() and trained.samefile(judged)):
         return False
     return any(prompt.index in places for prompt in for_training(read_prompts(judged)))
@@ -158,7 +158,7 @@ def _files(path: Path) -> list[Path]:
 
 
 def _entries(file: Path) -> Iterator[tuple[str, Any]]:
-    """What a file holds, each behind where it stands."""
+    """The values of a file, each after its location."""
     text = read_text(file, "prompt file", "give a JSON Lines file, one prompt a line", PromptError)
     if text.lstrip().startswith("["):
         entries = parse_json(text, str(file), error=PromptError)
@@ -241,7 +241,7 @@ def _messages(entries: Any, form: str, where: str) -> list[Message]:
 
 
 def check_unicode(text: str, where: str) -> None:
-    """Refuse text that UTF-8 cannot hold, naming ``where`` it came from, and the first character that stands alone."""
+    """Refuse text that UTF-8 cannot hold, naming ``where`` it came from and the first such character."""
     try:
         text.encode()
     except UnicodeEncodeError as error:

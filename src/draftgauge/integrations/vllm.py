@@ -9,7 +9,7 @@
 
 vLLM 0.30 or later. It hands over the tokens of every request and takes drafts of any length up to
 ``num_speculative_tokens``; they count as one-hot distributions, so its rejection sampler keeps outputs as they are. It
-hands over neither request ids nor sampling parameters nor hidden states: requests are told apart by their text, and
+hands over neither request ids nor sampling parameters nor hidden states: requests are identified by their text, and
 drafters that read the target cannot run.
 """
 
@@ -137,7 +137,7 @@ class Proposer:
         return [[] if request is None else list(request.draft.tokens) for request in present]
 
     def _follow(self, sampled: Sequence[Sequence[int]], lengths: Sequence[int], texts: Any) -> list[Request | None]:
-        """The requests of this batch in its order, told what was committed; None while a prompt is read.
+        """The requests of this batch in its order, with what was committed; None while a prompt is read.
 
         Requests are found again by their texts, those of one text in their order. Those that are gone are dropped.
         """
@@ -159,11 +159,11 @@ class Proposer:
             if id(request) not in staying:
                 self._drafter.close(request.row)
                 self._policies.append(request.policy)
-        present = [self._told(*each) if each[0] else None for each in seen]
+        present = [self._updated(*each) if each[0] else None for each in seen]
         self.requests = [request for request in present if request is not None]
         return present
 
-    def _told(self, committed: list[int], tokens: NDArray[np.int32], request: Request | None) -> Request:
+    def _updated(self, committed: list[int], tokens: NDArray[np.int32], request: Request | None) -> Request:
         """The request that had this text before these tokens, or a new one."""
         text = tokens.tolist()
         if request is None:

@@ -1,4 +1,4 @@
-"""Which settings an engine can run, and how it is told: flags to paste, and settings by batch size as files."""
+"""Which settings an engine can run, and the flags and configuration files that set them."""
 
 from __future__ import annotations
 
@@ -18,6 +18,7 @@ LANGUAGE_MODEL, LOOKUP, EAGLE3 = "language_model", "prompt_lookup", "eagle3"
 GGUF = ".gguf"
 P_MINS = (0.2, 0.4, 0.6, 0.8, 0.9)
 PROPOSER = "draftgauge.integrations.vllm.Proposer"
+MAX_NGRAM = 3  # that prompt lookup looks up
 
 
 @dataclass(frozen=True)
@@ -163,8 +164,7 @@ def _llama_server(setting: str, deployment: Deployment) -> str:
 
 def _is_custom(setting: str, deployment: Deployment) -> bool:
     """Whether draftgauge's proposer drafts in vLLM, not vLLM's own code."""
-    own = deployment.drafter == EAGLE3 or (deployment.drafter == LANGUAGE_MODEL and not deployment.proposer)
-    return deployment.drafter is not None and (fixed_length(setting) is None or not own)
+    return deployment.drafter is not None and (deployment.proposer or fixed_length(setting) is None)
 
 
 def _vllm_config(setting: str, deployment: Deployment) -> dict[str, Any]:
@@ -176,7 +176,10 @@ def _vllm_config(setting: str, deployment: Deployment) -> dict[str, Any]:
         return tokens
     if _is_custom(setting, deployment):
         return {"method": "custom_class", "model": PROPOSER} | tokens
-    return {"method": EAGLE3 if deployment.drafter == EAGLE3 else "draft_model", "model": deployment.draft} | tokens
+    if deployment.drafter == LOOKUP:  # vLLM's own takes the first occurrence of the longest n-gram too
+        return {"method": "ngram", "prompt_lookup_max": MAX_NGRAM, "prompt_lookup_min": 1} | tokens
+    method = EAGLE3 if deployment.drafter == EAGLE3 else "draft_model"
+    return {"method": method, "model": deployment.draft} | tokens
 
 
 def _vllm(setting: str, deployment: Deployment) -> str:
