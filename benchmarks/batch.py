@@ -1,9 +1,8 @@
 """Makes the table of docs/load.md: the best draft length by batch size, replayed and live, on the static engine.
 
 The bundled pair in float32; policies are fitted on training prompts. Rounds decode with every length and policy at
-every batch size, in an order drawn anew, over the same queues of prompts that replay walks. Costs of passes of several
-requests are measured inside the batched loop, a turn after every live decoding of as many requests, so that a machine
-that becomes slower does so for both. Rounds go on until the time is up. Rows, one a batch size and policy:
+every batch size, in an order drawn anew, over the same queues of prompts that replay walks, until the time is up. Costs
+of passes of several requests are measured before. Rows, one a batch size and policy:
 
 * ``replayed_*`` and ``live_*``: tokens a second of all requests and over no drafts, tokens a step of one;
 * ``best_replayed``, ``best_live``: the best fixed length; ``share_of_best_live``: what of its live speed is reached;
@@ -21,6 +20,7 @@ import tempfile
 import time
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -35,9 +35,9 @@ from draftgauge.api.profile import profile
 from draftgauge.api.prompts import prompts_of
 from draftgauge.api.recording import batch_models
 from draftgauge.api.runs import read_run
-from draftgauge.decoding.batch_meter import BatchMeter, BatchMeterPlan
 from draftgauge.decoding.batched import BatchPlan, BatchRun, batched_decode
 from draftgauge.decoding.settings import DecodingSettings
+from draftgauge.meter import BatchMeterPlan, measure_batches
 from draftgauge.models.lean import LeanModel
 from draftgauge.models.rows import StaticRows
 from draftgauge.policies.batch import BatchPolicy, make_batch_policy
@@ -77,7 +77,6 @@ class Recorded:
     trace: Trace
     prompts: list[list[int]]
     costs: CostCurve
-    passes: BatchCosts
     args: argparse.Namespace
 
     def policy(self, arm: Arm) -> BatchPolicy:
@@ -109,12 +108,6 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--out", type=Path, default=RESULTS)
     parser.add_argument("--minutes", type=float, default=6.0, help="for decoding live; two rounds at least")
-    parser.add_argument(
-        "--samples",
-        type=int,
-        default=6,
-        help="samples of every kind of pass before the rounds, by which policies decide; as `profile` takes",
-    )
     parser.add_argument("--per-task", type=int, default=4)
     parser.add_argument("--max-new-tokens", type=int, default=64)
     parser.add_argument("--gamma-max", type=int, default=8)
@@ -131,12 +124,11 @@ def main() -> None:
         pair = load_pair(engine="static")
         prompts = [tokens for _, tokens in prompts_of(run, Manifest.load(run), pair)]
         trace, costs = read_run(run)
-        meter = new_meter(pair, prompts, batches, args)
-        recorded = Recorded(trace, prompts, costs, meter.costs(), args)
+        recorded = Recorded(trace, prompts, costs, args)
         arms = [arm for batch in batches for arm in arms_of(batch, len(prompts), args.gamma_max, stopping)]
         live = [arm for arm in arms if not arm.fixed or int(arm.label.partition(":")[2]) in lengths]
-        decode_rounds(pair, recorded, live, meter)
-        charged = meter.costs()
+        charged = measured(pair, prompts, batches, args)
+        decode_rounds(pair, recorded, live)
         for arm in arms:
             arm.replayed = replay_batch(trace, recorded.policy(arm), charged, arm.batch, arm.queue)
     rows = [row for batch in batches for row in rows_of([arm for arm in arms if arm.batch == batch], trace)]
@@ -156,19 +148,12 @@ def record(run: Path, split: str, per_task: int, args: argparse.Namespace) -> No
     )
 
 
-def new_meter(pair: Pair, prompts: Sequence[list[int]], batches: Sequence[int], args: argparse.Namespace) -> BatchMeter:
-    """A meter of batches that has a few samples of everything."""
+def measured(pair: Pair, prompts: Sequence[list[int]], batches: Sequence[int], args: argparse.Namespace) -> BatchCosts:
+    """What passes of batches of these prompts take."""
     contexts = sorted({min(map(len, prompts)), max(map(len, prompts)) + args.max_new_tokens})
-    text = [token for prompt in prompts for token in prompt]
-    target, draft = batch_models(pair)
-    plan = BatchMeterPlan(text, batches, contexts, args.gamma_max)
-    meter = BatchMeter(target, draft, plan, np.random.default_rng(0))
-    for done, batch in enumerate(meter.batches):
-        show_progress("batches", done, len(meter.batches))
-        meter.warm(batch)
-        while meter.fewest(batch) < args.samples:
-            meter.turn(batch)
-    return meter
+    plan = BatchMeterPlan([token for prompt in prompts for token in prompt], batches, contexts, args.gamma_max)
+    progress = partial(show_progress, "batches")
+    return measure_batches(*batch_models(pair), plan, np.random.default_rng(0), progress)
 
 
 def arms_of(batch: int, prompts: int, gamma_max: int, stopping: Path) -> list[Arm]:
@@ -181,10 +166,8 @@ def arms_of(batch: int, prompts: int, gamma_max: int, stopping: Path) -> list[Ar
     return [Arm(batch, label, spec, queue) for label, spec in specs.items()]
 
 
-def decode_rounds(pair: Pair, recorded: Recorded, arms: Sequence[Arm], meter: BatchMeter) -> None:
-    """Decode with all arms, round by round, until the time is up; the first round warms up. What the meter measured
-    before is forgotten.
-    """
+def decode_rounds(pair: Pair, recorded: Recorded, arms: Sequence[Arm]) -> None:
+    """Decode with all arms, round by round, until the time is up; the first round warms up."""
     args = recorded.args
     capacity = max(map(len, recorded.prompts)) + args.max_new_tokens
     settings = DecodingSettings(args.max_new_tokens, end_tokens=pair.end_tokens)
@@ -207,11 +190,8 @@ def decode_rounds(pair: Pair, recorded: Recorded, arms: Sequence[Arm], meter: Ba
             if number:
                 arm.speeds.append(run.tokens_per_second)
                 arm.run = run
-                meter.turn(arm.batch)
         took = time.monotonic() - began
         console.print(f"round {number}: {took:.0f} s", highlight=False)
-        if not number:
-            meter.forget()
         number += 1
 
 

@@ -71,7 +71,7 @@ def test_more_requests_want_shorter_drafts(run: Path, tmp_path: Path) -> None:
     curve = CostCurve.load(run / COSTS_NAME)
     verify = tuple((tuple(max(1.0, 0.25 * b * k) for k in range(1, 4)),) for b in (1, 8))
     draft = tuple(((0.01, 0.02),) for _ in (1, 8))
-    batched = BatchCosts((1, 8), (16,), verify, draft, ((0.01,), (0.01,)), (0.0, 0.0), (0.0, 0.0))
+    batched = BatchCosts((1, 8), (16,), verify, draft, (0.0, 0.0))
     folder = tmp_path / "run"
     folder.mkdir()
     for path in run.iterdir():
@@ -105,17 +105,12 @@ def test_files_without_batches_are_read_and_say_what_to_do(run: Path, tmp_path: 
         ({"contexts": (1, 2)}, "verify must have a row for each"),
         ({"verify": (((1.0,),), ((1.0, 2.0),))}, "verify must have as many columns"),
         ({"draft": (((0.0, 1.0),), ((1.0, 1.0),))}, "draft must be seconds greater than 0"),
-        ({"onward": ((1.0,),)}, "onward must have seconds for each"),
-        ({"onward": ((1.0,), (-1.0,))}, "onward must be seconds greater than 0"),
-        ({"overhead": (1.0,)}, "overhead must be seconds"),
-        ({"asking": (-1.0, 0.0)}, "asking must be seconds"),
-        ({"ragged_verify": ((0.0, 0.0),)}, "ragged_verify must have two numbers for each batch size"),
-        ({"ragged_draft": ((0.0, 0.0), (0.0, -1.0))}, "ragged_draft must be seconds"),
+        ({"signals": (-1.0, 0.0)}, "signals must be seconds"),
     ],
 )
 def test_costs_that_cannot_be(change: dict[str, Any], message: str) -> None:
     table = (((1.0, 2.0),),) * 2
-    good = BatchCosts((1, 2), (8,), table, table, ((1.0,),) * 2, (0.0, 0.0), (0.0, 0.0))
+    good = BatchCosts((1, 2), (8,), table, table, (0.0, 0.0))
     good.validate()
     with pytest.raises(TraceError, match=message):
         replace(good, **change).validate()
@@ -127,8 +122,6 @@ def test_costs_between_what_was_measured() -> None:
         (10, 20),
         (((1.0, 2.0), (3.0, 4.0)), ((5.0, 8.0), (7.0, 10.0))),
         (((1.0, 2.0),) * 2,) * 2,
-        ((0.5, 0.7), (1.5, 1.7)),
-        (0.0, 1.0),
         (0.0, 0.5),
     )
     assert costs.verify_seconds(1, 1, 5) == 1.0
@@ -136,14 +129,7 @@ def test_costs_between_what_was_measured() -> None:
     assert costs.verify_seconds(2, 2, 10) == pytest.approx(3.0)
     assert costs.verify_seconds(2, 3, 15) == pytest.approx((1.5 + 3.5 + 6.5 + 8.5) / 4)
     assert costs.draft_seconds(3, 12, 10) == 2.0  # the last column stands for all more
-    assert costs.onward_seconds(2, 15) == pytest.approx(1.1)
-    assert costs.step_seconds(2) == 0.5
-    assert costs.asking_seconds(3) == 0.5
-    assert costs.ragged_verify_seconds(3, 5) == costs.ragged_draft_seconds(1, 5) == 0.0  # not measured
-    ragged = replace(costs, ragged_verify=((0.0, 0.0), (1.0, 0.1)), ragged_draft=((0.0, 0.0), (0.5, 0.0)))
-    ragged.validate()
-    assert ragged.ragged_verify_seconds(3, [0, 1, 5]).tolist() == pytest.approx([0.0, 1.1, 1.5])
-    assert ragged.ragged_draft_seconds(2, [0, 4]).tolist() == pytest.approx([0.0, 0.25])
+    assert costs.signal_seconds(3) == 0.5
     with pytest.raises(TraceError, match="1 to 2 tokens a request, asked for 3"):
         costs.verify_seconds(1, 3, 10)
 

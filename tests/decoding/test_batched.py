@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -17,14 +17,14 @@ from draftgauge.core.prompts import Prompt
 from draftgauge.decoding import batched
 from draftgauge.decoding.batched import BatchPlan, BatchRun, batched_decode
 from draftgauge.decoding.plain import plain_decode
-from draftgauge.decoding.random_lengths import RandomLengths
 from draftgauge.decoding.recorder import RecordingPlan, record_prompt
 from draftgauge.decoding.settings import DecodingSettings
 from draftgauge.drafters.language_model import LanguageModelDrafter
+from draftgauge.meter.batches import EvenLengths
 from draftgauge.models import rows as static_rows
 from draftgauge.models.rows import StaticRows
 from draftgauge.models.static_model import StaticModel
-from draftgauge.policies.base import Step
+from draftgauge.policies.base import Signal, Step
 from draftgauge.policies.batch import BatchPolicy, make_batch_policy
 from draftgauge.replaying.batched import replay_batch
 from draftgauge.traces.batch_costs import BatchCosts
@@ -55,12 +55,7 @@ def batch_costs(largest: int = 4, gamma_max: int = GAMMA_MAX) -> BatchCosts:
             for b in batches
         )
 
-    each = tuple(0.01 * b for b in batches)
-    onward = tuple(tuple(0.15 * (1 + 0.1 * b + 0.001 * c) for c in contexts) for b in batches)
-    verify, draft = table(gamma_max + 1, 1.0), table(2, 0.2)
-    ragged = tuple((0.02 * b, 0.003 * b) for b in batches)
-    asking = tuple(x / 10 for x in each)
-    return BatchCosts(batches, contexts, verify, draft, onward, each, asking, ragged, ragged[::-1])
+    return BatchCosts(batches, contexts, table(gamma_max + 1, 1.0), table(2, 0.2), tuple(0.001 * b for b in batches))
 
 
 @pytest.fixture(scope="module")
@@ -171,19 +166,11 @@ def test_replay_takes_the_same_steps_at_the_same_price(
     assert replayed.committed == run.committed == sum(step.committed for step in steps)
     assert replayed.accepted == sum(step.accepted for step in steps)
     assert replayed.drafted == sum(each.rows for each in passes if each.kind == "draft")
-    priced = len(run.seconds) * float(costs.step_seconds(batch))
-    for depth, each in (numbered for step in run.passes for numbered in enumerate(step)):
-        if each.kind == "verify":
-            priced += float(costs.verify_seconds(each.rows, each.tokens, each.context))
-            priced += float(costs.ragged_verify_seconds(batch, each.padded))
-        else:
-            priced += float(costs.ragged_draft_seconds(batch, each.gap))
-            if depth:
-                assert each.tokens == each.rows
-                priced += float(costs.onward_seconds(each.rows, each.context))
-            else:
-                priced += float(costs.draft_seconds(each.rows, each.tokens, each.context))
-        priced += float(costs.asking_seconds(each.rows)) if each.signals else 0.0
+    priced = 0.0
+    for each in passes:
+        seconds = costs.verify_seconds if each.kind == "verify" else costs.draft_seconds
+        priced += float(seconds(each.rows, each.tokens, each.context))
+        priced += float(costs.signal_seconds(each.rows)) if each.signals else 0.0
     assert replayed.seconds == pytest.approx(priced, rel=1e-9)
 
 
@@ -227,31 +214,21 @@ def test_the_batch_shrinks_where_drafts_end(models: tuple[StaticModel, StaticMod
     assert any(width % 1 for width in widths)  # and is verified without padding
 
 
-def test_charges_follow_the_shapes_of_passes(trace: Trace) -> None:
-    """Even steps have no padded places; those of policies that decide by request do, and are charged for them."""
-    even, queue = replace(batch_costs(), ragged_verify=(), ragged_draft=()), list(range(len(PROMPTS)))
-    seconds = {}
-    for spec in ("fixed:2", "hf-confidence:threshold=0.2"):
-        for name, costs in {"even": even, "ragged": batch_costs()}.items():
-            seconds[spec, name] = replay_batch(trace, make(spec, 4), costs, 4, queue).seconds
-    assert seconds["fixed:2", "ragged"] == pytest.approx(seconds["fixed:2", "even"], rel=0.01)  # but at outputs' ends
-    assert seconds["hf-confidence:threshold=0.2", "ragged"] > 1.01 * seconds["hf-confidence:threshold=0.2", "even"]
-
-
 def test_passes_say_their_shapes(models: tuple[StaticModel, StaticModel]) -> None:
-    """Slots 0 and 2 draft three tokens and one, slot 1 none: its row lies between those of the drafter's first pass."""
+    """Slots 0 and 2 draft three tokens and one, slot 1 none."""
 
-    class Uneven(RandomLengths):
-        def first(self, caps: dict[int, int]) -> list[int]:
-            self._wanted = [3, 0, 1]
+    class Uneven(EvenLengths):
+        def first(self, caps: Mapping[int, int]) -> list[int]:
             return [0, 2]
 
-    policy = Uneven(GAMMA_MAX, 3, np.random.default_rng(0))
+        def onward(self, drafted: Mapping[int, Signal]) -> list[int]:
+            return [slot for slot, signal in drafted.items() if slot == 0 and signal.depth < 3]
+
+    policy = Uneven(GAMMA_MAX, np.random.default_rng(0))
     run = decode(models, policy, BatchPlan(3, GAMMA_MAX, drain=False, timed=True))
-    first, second, third, verify = run.passes[0]
-    assert (first.rows, first.span, first.gap, first.padded) == (2, 3, 1, 1)
-    assert [(p.rows, p.span, p.gap, p.padded) for p in (second, third)] == [(1, 1, 0, 0)] * 2
-    assert (verify.rows, verify.tokens, verify.span, verify.widest, verify.padded) == (3, 4 + 1 + 2, 3, 4, 5)
+    *drafts, verify = run.passes[0]
+    assert [(p.rows, p.tokens, p.even) for p in drafts] == [(2, 2, True), (1, 1, True), (1, 1, True)]
+    assert (verify.rows, verify.tokens, verify.widest, verify.even) == (3, 4 + 1 + 2, 4, False)
 
 
 def test_what_a_batch_cannot_do(

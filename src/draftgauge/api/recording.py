@@ -23,11 +23,10 @@ from draftgauge.core.progress import Progress
 from draftgauge.core.prompts import Prompt, in_turn, prompts_sha256
 from draftgauge.core.provenance import command_line, environment, timestamp
 from draftgauge.core.seeds import derive_seed, generator
-from draftgauge.decoding.batch_meter import BatchMeterPlan, measure_batches
 from draftgauge.decoding.recorder import RecordingPlan, record_answer, record_prompt
 from draftgauge.decoding.settings import DecodingSettings
 from draftgauge.drafters.language_model import LanguageModelSource
-from draftgauge.meter import MeterPlan, default_contexts, measure_costs
+from draftgauge.meter import BatchMeterPlan, MeterPlan, default_contexts, measure_batches, measure_costs
 from draftgauge.models.compression import draft_compression
 from draftgauge.models.lean import LeanModel
 from draftgauge.models.loading import planned_dtype

@@ -2,8 +2,7 @@
 
 What a request commits does not depend on its neighbours, so the trace of single requests holds the outcome of every
 step of any batch. What a step takes depends on all of them: the drafter's passes, one a depth over the requests that
-still draft, and one verification of all tokens. Passes in which requests between others are missing, or have fewer
-tokens than others, take longer than even ones.
+still draft, and one verification of all tokens.
 """
 
 from __future__ import annotations
@@ -110,10 +109,9 @@ class _Batch:
         columns = (arrays.confidence, arrays.entropy, arrays.margin, trace.draft_token)
         self.columns = [values.tolist() for values in columns] if self.asks else []
         self.slots: dict[int, _Cursor] = {}
-        # Columns of every pass: requests, tokens, context, padding.
-        self.first: list[tuple[int, int, int, int]] = []
-        self.onward: list[tuple[int, int, int, int]] = []
-        self.verifications: list[tuple[int, int, int, int]] = []
+        # Of every pass: requests, tokens, context.
+        self.drafts: list[tuple[int, int, int]] = []
+        self.verifications: list[tuple[int, int, int]] = []
         self.counts = {"committed": 0, "drafted": 0, "accepted": 0}
 
     def run(self, queue: Sequence[int]) -> BatchReplay:
@@ -126,7 +124,7 @@ class _Batch:
                 del self.slots[slot]
                 if waiting:
                     self.admit(slot, waiting.pop())
-        return BatchReplay(self.batch, steps, **self.counts, seconds=self.seconds(steps))
+        return BatchReplay(self.batch, steps, **self.counts, seconds=self.seconds())
 
     def admit(self, slot: int, prompt: int) -> None:
         first, end = self.trace.offsets[prompt : prompt + 2].tolist()
@@ -139,7 +137,7 @@ class _Batch:
         context = max(cursor.context for cursor in self.slots.values())
         shown = self.propose(context)
         tokens = [len(signals) + 1 for signals in shown.values()]
-        self.verifications.append((len(tokens), sum(tokens), context, len(tokens) * max(tokens) - sum(tokens)))
+        self.verifications.append((len(tokens), sum(tokens), context))
         return [slot for slot, cursor in self.slots.items() if self.commit(slot, cursor, shown[slot])]
 
     def propose(self, context: int) -> dict[int, list[Signal]]:
@@ -149,11 +147,8 @@ class _Batch:
         slots, depth = self.policy.first(caps), 0
         while slots:
             depth += 1
-            missing = slots[-1] + 1 - slots[0] - len(slots)
-            if depth == 1:
-                self.first.append((len(slots), sum(self.slots[slot].backlog for slot in slots), context, missing))
-            else:
-                self.onward.append((len(slots), len(slots), context, missing))
+            tokens = sum(self.slots[slot].backlog for slot in slots) if depth == 1 else len(slots)
+            self.drafts.append((len(slots), tokens, context))
             for slot in slots:
                 shown[slot].append(self.signal(self.slots[slot].row, depth))
             able = {slot: shown[slot][-1] for slot in slots if depth < caps[slot]}
@@ -186,19 +181,9 @@ class _Batch:
         confidence, entropy, margin, token = (column[row][depth - 1] for column in self.columns)
         return Signal(depth, confidence, entropy, margin, int(token))
 
-    def seconds(self, steps: int) -> float:
-        costs = self.costs
-        first, onward, verified = (
-            np.array(passes, np.int64).reshape(-1, 4).T for passes in (self.first, self.onward, self.verifications)
+    def seconds(self) -> float:
+        drafts, verifications = (
+            np.array(passes, np.int64).reshape(-1, 3).T for passes in (self.drafts, self.verifications)
         )
-        spent = [
-            costs.draft_seconds(*first[:3]),
-            costs.onward_seconds(onward[0], onward[2]),
-            costs.verify_seconds(*verified[:3]),
-            costs.ragged_draft_seconds(self.batch, first[3]),
-            costs.ragged_draft_seconds(self.batch, onward[3]),
-            costs.ragged_verify_seconds(self.batch, verified[3]),
-        ]
-        if self.asks:
-            spent += [costs.asking_seconds(each) for each in (first[0], onward[0])]
-        return float(sum(each.sum() for each in spent)) + steps * float(costs.step_seconds(self.batch))
+        seconds = float(self.costs.draft_seconds(*drafts).sum() + self.costs.verify_seconds(*verifications).sum())
+        return seconds + (float(self.costs.signal_seconds(drafts[0]).sum()) if self.asks else 0.0)

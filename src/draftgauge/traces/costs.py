@@ -284,7 +284,7 @@ def _from_version_2(entry: Mapping[str, Any]) -> dict[str, Any]:
             "verify": monotone(np.asarray(entry["verify"], np.float64) + entry["overhead"]).tolist(),
             "draft": monotone(np.asarray(entry["draft"], np.float64)).tolist(),
             "signals": signals["asking"] + signals["distribution"] + signals["confidence"],
-            "batched": batched and {name: batched[name] for name in batched if name not in ("ranking", "repeat")},
+            "batched": batched and _batched_from_version_2(batched),
             "measured": uncertainty
             and {
                 "seconds": uncertainty["seconds"],
@@ -294,6 +294,12 @@ def _from_version_2(entry: Mapping[str, Any]) -> dict[str, Any]:
         }
     except (KeyError, TypeError, ValueError) as error:
         raise TraceError(f"it is damaged ({error!r})") from error
+
+
+def _batched_from_version_2(entry: Mapping[str, Any]) -> dict[str, Any]:
+    verify = np.asarray(entry["verify"], np.float64) + np.asarray(entry["overhead"])[:, None, None]
+    kept = {name: entry[name] for name in ("batches", "contexts", "draft")}
+    return {**kept, "verify": verify.tolist(), "signals": entry["asking"]}
 
 
 def monotone(table: NDArray[np.float64]) -> NDArray[np.float64]:
