@@ -129,7 +129,6 @@ def test_version_2_is_read_without_its_finer_terms(tmp_path: Path) -> None:
         catch_up=(0.0, 0.5),
         keeps_drafted=False,
         vocabulary="words",
-        measured=Measurement(9.0, (3, 4, 5), 0.2),
     )
 
 

@@ -96,9 +96,6 @@ class CostCurve:
     def verify_seconds(self, tokens: Numbers, context: Numbers) -> NDArray[np.float64]:
         """Seconds of a step that verifies ``tokens`` tokens (1..gamma_max + 1) and drafts none, interpolated linearly
         between context lengths; beyond the measured ones the nearest counts. The arguments are broadcast.
-
-        Raises:
-            TraceError: if that many tokens were not measured.
         """
         return self._interpolated(self.verify, np.asarray(tokens, np.int64) - 1, context)
 
@@ -109,9 +106,8 @@ class CostCurve:
     def step_seconds(
         self, gamma: Numbers, context: Numbers, reads: Reads = NO_SIGNALS, appended: Numbers = 0
     ) -> NDArray[np.float64]:
-        """Seconds of a step of a policy: ``draft(gamma) + verify(gamma + appended + 1)``, and a wait for each drafted
-        token where the policy reads signals of drafted tokens. The drafter has one committed token to take in;
-        :meth:`catch_up_seconds` says what more add.
+        """Seconds of a step: ``draft(gamma) + verify(gamma + appended + 1)``, and a wait for each drafted token where
+        the policy reads signals of drafted tokens; :meth:`catch_up_seconds` come on top.
 
         Args:
             gamma: draft lengths, 0..gamma_max, any shape.
@@ -121,7 +117,7 @@ class CostCurve:
                 verified; broadcast.
 
         Raises:
-            TraceError: if a draft length was not measured, for drafting or, with the appended tokens, for verifying.
+            TraceError: if that many tokens were not measured.
         """
         drafted = np.asarray(gamma, np.int64)
         seconds = self.draft_seconds(drafted, context) + self.verify_seconds(drafted + appended + 1, context)
@@ -150,14 +146,9 @@ class CostCurve:
     def backlog_after(self, backlog: Numbers, drafted: Numbers, accepted: Numbers) -> NDArray[np.int64]:
         """How many committed tokens the drafter has to take in after a step, at most ``backlog_max``.
 
-        A step that drafts takes in what there was and leaves the target's own token and, of the accepted ones, those
-        that the drafter has not taken in while drafting: the last one after a full acceptance where it keeps them, else
-        all. A step that drafts nothing leaves what there was and all that it commits.
-
-        Args:
-            backlog: before the step.
-            drafted, accepted: tokens of the step, the accepted ones with those that were looked up in the text; all
-                broadcast.
+        A step that drafts leaves the target's own token and those accepted ones that the drafter has not taken in while
+        drafting: the last one after a full acceptance where it keeps them, else all. One that drafts nothing leaves the
+        ``backlog`` before it and all that it commits. Accepted tokens include looked-up ones; all are broadcast.
         """
         kept = np.minimum(accepted, np.asarray(drafted) - 1) if self.keeps_drafted else 0
         after = np.where(np.asarray(drafted) > 0, accepted + 1 - kept, np.asarray(backlog) + accepted + 1)
@@ -205,8 +196,8 @@ class CostCurve:
         contexts, columns = len(self.contexts), self.gamma_max + 1 if self.draft else 0
         if contexts < 1 or self.contexts[0] < 0 or any(later <= earlier for earlier, later in pairwise(self.contexts)):
             raise TraceError(f"contexts must be increasing lengths, at least one, not {list(self.contexts)}")
-        if columns < 2:
-            raise TraceError("draft must have the columns 0..gamma_max, with gamma_max at least 1")
+        if columns < 2 or any(row[:1] != (0,) for row in self.draft):
+            raise TraceError("draft must have the columns 0..gamma_max, with gamma_max at least 1 and 0 in column 0")
         for name in ("verify", "draft"):
             table = getattr(self, name)
             if len(table) != contexts or any(len(row) != columns for row in table):
@@ -225,11 +216,7 @@ class CostCurve:
             self.batched.validate()
 
     def save(self, path: Path) -> None:
-        """Write as JSON with a digest over all of it, atomically.
-
-        Raises:
-            DraftgaugeError: if the file cannot be written.
-        """
+        """Write as JSON with a digest over all of it, atomically."""
         ARTEFACT.write(path, to_mapping(self))
 
     @classmethod
@@ -274,32 +261,17 @@ def pair_fingerprint(manifest: Manifest) -> str:
 
 def _from_version_2(entry: Mapping[str, Any]) -> dict[str, Any]:
     """The main tables of a file of version 2, without its finer terms."""
-    kept = ("contexts", "plain", "compression", "device", "dtype")
-    optional = ("catch_up", "keeps_drafted", "vocabulary")
+    kept = ("contexts", "plain", "compression", "device", "dtype", "catch_up", "keeps_drafted", "vocabulary")
     try:
-        uncertainty, signals, batched = entry.get("uncertainty"), entry["signals"], entry.get("batched")
+        signals = entry["signals"]
         return {
-            **{name: entry[name] for name in kept},
-            **{name: entry[name] for name in optional if name in entry},
+            **{name: entry[name] for name in kept if name in entry},
             "verify": monotone(np.asarray(entry["verify"], np.float64) + entry["overhead"]).tolist(),
             "draft": monotone(np.asarray(entry["draft"], np.float64)).tolist(),
             "signals": signals["asking"] + signals["distribution"] + signals["confidence"],
-            "batched": batched and _batched_from_version_2(batched),
-            "measured": uncertainty
-            and {
-                "seconds": uncertainty["seconds"],
-                "samples": uncertainty["samples"],
-                "half_width": max(uncertainty["half_widths"]),
-            },
         }
     except (KeyError, TypeError, ValueError) as error:
         raise TraceError(f"it is damaged ({error!r})") from error
-
-
-def _batched_from_version_2(entry: Mapping[str, Any]) -> dict[str, Any]:
-    verify = np.asarray(entry["verify"], np.float64) + np.asarray(entry["overhead"])[:, None, None]
-    kept = {name: entry[name] for name in ("batches", "contexts", "draft")}
-    return {**kept, "verify": verify.tolist(), "signals": entry["asking"]}
 
 
 def monotone(table: NDArray[np.float64]) -> NDArray[np.float64]:

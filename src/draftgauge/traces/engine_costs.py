@@ -30,7 +30,7 @@ class EngineCosts:
         plain: ``[B]`` seconds of a step without speculation.
         verify: ``[B][K + 1]``; column ``k`` is a step that verifies ``k`` drafted tokens of each sequence, all that the
             engine does besides drafting included.
-        draft: ``[B][K + 1]``; column ``n`` is drafting ``n`` tokens for each sequence; column 0 is 0.
+        draft: ``[B][K + 1]``; column ``n`` is drafting ``n`` tokens for each sequence.
         drafted_by: "engine", or "draftgauge" where its proposer drafted: policies run only there.
         context: the length of the texts in tokens, 0 if not known.
         provenance: how it was measured, in words or as a command.
@@ -77,8 +77,6 @@ class EngineCosts:
         for name in ("plain", "verify", "draft"):
             if len(getattr(self, name)) != len(self.batches):
                 raise TraceError(f"{name} must have one entry for each of the {len(self.batches)} batches")
-        if any(row and row[0] != 0 for row in self.draft):
-            raise TraceError("draft must begin with 0: drafting nothing takes no time")
         widths = {len(row) for row in (*self.verify, *self.draft)}
         if len(widths) > 1:
             raise TraceError(f"verify and draft must all have columns 0..K, not {sorted(widths)} of them")
@@ -92,10 +90,6 @@ class EngineCosts:
 
 def read_costs(path: Path, engine: str) -> dict[int, CostCurve]:
     """Cost curves by batch size from a file: engine costs, or a curve of ``draftgauge profile``, which is of batch 1.
-
-    Args:
-        path: JSON.
-        engine: the engine that they must be of; curves of ``profile`` name none.
 
     Raises:
         TraceError: if the file is missing, is neither, cannot have been measured, or is of another engine.
@@ -124,11 +118,7 @@ def load_engine_costs(path: Path, engine: str) -> EngineCosts | None:
 
 
 def fitted_line(seconds: dict[int, list[float]], gamma_max: int) -> tuple[float, ...]:
-    """``[gamma_max + 1]`` medians by number of tokens; numbers that were not seen are interpolated, or extended.
-
-    Args:
-        seconds: number of tokens -> timings of steps with it; at least two numbers.
-        gamma_max: the last number wanted.
+    """``[gamma_max + 1]`` medians by number of tokens; numbers that were not timed are interpolated, or extended.
 
     Raises:
         TraceError: if fewer than two numbers were timed.
