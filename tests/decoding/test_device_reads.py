@@ -119,7 +119,7 @@ def test_prompt_lookup_and_plain_decoding_read_once_a_step(gpu: FakeCuda) -> Non
 def test_launches_do_not_grow_with_the_layers_where_graphs_are_replayed(gpu: FakeCuda) -> None:
     assert len({per_step(gpu, model("static", layers), None)[0] for layers in (1, 2, 3)}) == 1
     one, two = (per_step(gpu, model("lean", layers), None)[0] for layers in (1, 2))
-    assert 0 < two - one <= 16  # a layer of the lean engine
+    assert 0 < two - one <= 18  # a layer of the lean engine
 
 
 @pytest.mark.parametrize("reads", [NO_SIGNALS, OF_DRAFTED_TOKENS], ids=["no signals", "signals"])
