@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from draftgauge.models.graphs import Run
+from draftgauge.models.rows import Run
 from draftgauge.models.static_model import StaticModel
 from tiny import tiny_model
 

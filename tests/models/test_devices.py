@@ -11,10 +11,9 @@ import torch
 from draftgauge.api.pair import labelled, load_pair
 from draftgauge.api.requests import DeviceSpec, LoadSpec, PairSpec
 from draftgauge.core.errors import DraftgaugeError, MissingLibraryError, ModelError
-from draftgauge.meter.steps import Stopwatch
 from draftgauge.models import compression, device, loading
 from draftgauge.models.compression import label_of, method_of
-from draftgauge.models.device import choose_device, generator_on
+from draftgauge.models.device import choose_device
 from draftgauge.models.loading import load_model
 from tiny import save_tiny, tokens
 
@@ -43,12 +42,6 @@ def test_a_device_that_is_not_there(monkeypatch: pytest.MonkeyPatch) -> None:
         choose_device("cuda:2")
 
 
-def test_memory_that_pytorch_holds_and_does_not_use_is_free(monkeypatch: pytest.MonkeyPatch) -> None:
-    for name, value in (("mem_get_info", (100, 1000)), ("memory_reserved", 700), ("memory_allocated", 650)):
-        monkeypatch.setattr(device.torch.cuda, name, lambda _, value=value: value)
-    assert device.free_bytes(torch.device("cuda")) == 150
-
-
 @pytest.mark.parametrize(
     "error", [torch.OutOfMemoryError("CUDA out of memory"), MemoryError(), RuntimeError("can't allocate memory: 9")]
 )
@@ -59,12 +52,6 @@ def test_memory_that_runs_out_while_loading(folder: Path, monkeypatch: pytest.Mo
     monkeypatch.setattr(loading.AutoModelForCausalLM, "from_pretrained", fail)
     with pytest.raises(ModelError, match="bf16 does not fit into the memory of cpu"):
         load_model(folder, "bf16", "cpu")
-
-
-def test_fp32_is_float32_on_any_device(folder: Path) -> None:
-    assert compression.activation_dtype("fp32", torch.device("cuda")) == torch.float32
-    assert compression.draft_compression("fp32") == "fp32"
-    assert load_model(folder, "fp32", "cpu").spec.dtype == torch.float32
 
 
 def test_a_device_map_loads_and_contradictions_are_refused(folder: Path) -> None:
@@ -85,36 +72,6 @@ def test_the_draft_has_a_device_of_its_own(folder: Path) -> None:
     )
     with pytest.raises(DraftgaugeError, match="no device 'auto'"):
         load_pair(elsewhere)
-
-
-def test_a_generator_stays_where_it_belongs() -> None:
-    generator = torch.Generator().manual_seed(1)
-    assert generator_on(generator, torch.device("cpu")) is generator
-    assert generator_on(None, torch.device("cuda:1")) is None
-
-
-def test_work_on_one_gpu_is_timed_in_its_own_stream_and_on_two_after_both(monkeypatch: pytest.MonkeyPatch) -> None:
-    asked: list[tuple[str, object]] = []
-
-    class Event:
-        def __init__(self, enable_timing: bool) -> None:
-            assert enable_timing
-
-        def record(self, stream: object) -> None:
-            asked.append(("event", stream))
-
-    monkeypatch.setattr(torch.cuda, "Event", Event)
-    monkeypatch.setattr(torch.cuda, "current_stream", lambda gpu: f"stream of {gpu}")
-    monkeypatch.setattr(torch.cuda, "synchronize", lambda gpu: asked.append(("wait", str(gpu))))
-    one, two = torch.device("cuda:1"), torch.device("cuda:0")
-    Stopwatch(one, one).mark()
-    assert asked == [("event", "stream of cuda:1")]
-    asked.clear()
-    assert isinstance(Stopwatch(one, two).mark(), float)
-    assert asked == [("wait", "cuda:0"), ("wait", "cuda:1")]
-    asked.clear()
-    assert isinstance(Stopwatch(torch.device("cpu"), one).mark(), float)  # an event says nothing of a CPU's work
-    assert asked == [("wait", "cuda:1")]
 
 
 @pytest.mark.parametrize(

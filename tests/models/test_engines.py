@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import weakref
 
 import pytest
 import torch
@@ -15,7 +14,6 @@ from transformers import PreTrainedModel
 from draftgauge.core.errors import ModelError
 from draftgauge.models import lean, lean_ops
 from draftgauge.models.base import CachedModel
-from draftgauge.models.lean import LeanModel
 from draftgauge.models.loading import wrap
 from draftgauge.models.modules_branches import takes_branch_masks
 from draftgauge.models.modules_model import ModulesModel
@@ -153,24 +151,6 @@ def test_tied_embeddings(engine: str) -> None:
 
 
 @pytest.mark.parametrize("engine", ["lean", "static", "modules"])
-def test_last_only_is_the_last_row(engine: str) -> None:
-    model, text = tiny_model(), tokens(20)
-    whole, last = wrap(model, engine), wrap(model, engine)
-    torch.testing.assert_close(last.forward(text, last_only=True), whole.forward(text)[-1:])
-    assert last.length == 20
-
-
-@pytest.mark.parametrize("engine", ["lean", "static", "modules"])
-def test_reset_forgets(engine: str) -> None:
-    model, text = tiny_model(), tokens(9)
-    cached = wrap(model, engine)
-    first = cached.forward(text)
-    cached.reset()
-    assert cached.length == 0
-    torch.testing.assert_close(cached.forward(text), first)
-
-
-@pytest.mark.parametrize("engine", ["lean", "static", "modules"])
 def test_a_text_longer_than_the_context_is_refused_and_nothing_is_lost(engine: str) -> None:
     model = tiny_model(max_position_embeddings=24)
     cached = wrap(model, engine)
@@ -270,13 +250,6 @@ def test_linears_without_a_weight_are_called_as_they_are(monkeypatch: pytest.Mon
     assert_same(cached.forward(text), expected)
 
 
-def test_large_models_are_not_packed(monkeypatch: pytest.MonkeyPatch) -> None:
-    model = tiny_model()
-    assert lean_ops.packs(model) == torch.backends.mkldnn.is_available()
-    monkeypatch.setattr(lean_ops, "PACK_LIMIT", 1000)
-    assert not lean_ops.packs(model)
-
-
 def test_fusing_leaves_the_transformers_model_as_it_was_and_holds_nothing_twice(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -318,46 +291,3 @@ def test_the_lean_engine_says_why_it_refuses(overrides: dict, reason: str) -> No
     with pytest.raises(ModelError, match=reason):
         wrap(model, "lean")
     assert wrap(model).spec.engine == "modules"
-
-
-def test_a_recurrent_state_is_refused() -> None:
-    model = tiny_model("mamba", state_size=4, expand=2)
-    with pytest.raises(ModelError, match="cannot be rolled back"):
-        wrap(model)
-
-
-def test_spec_tells_what_decoding_needs() -> None:
-    engines: list[CachedModel] = [wrap(tiny_model("llama"), "lean"), wrap(tiny_model("stablelm"))]
-    assert isinstance(engines[0], LeanModel)
-    ours, theirs = (cached.spec for cached in engines)
-    assert (ours.vocabulary, ours.context, ours.family, ours.engine) == (96, 128, "llama", "lean")
-    assert (theirs.family, theirs.engine, theirs.dtype) == ("stablelm", "modules", torch.float32)
-
-
-@pytest.mark.parametrize("engine", ["lean", "static"])
-@pytest.mark.parametrize("context", [1000, 14_000, 131_072])
-def test_caches_that_exist_at_once_take_no_more_places_than_planned(
-    monkeypatch: pytest.MonkeyPatch, engine: str, context: int
-) -> None:
-    model = wrap(tiny_model("llama", num_hidden_layers=1, max_position_embeddings=context), engine)
-    assert isinstance(model, LeanModel)
-    caches = [weakref.ref(model._cache)]
-    most = model._cache.shape[2]
-    grow = model._grow
-
-    def noted(capacity: int) -> None:
-        nonlocal most
-        before = sum(cache.shape[2] for cache in (ref() for ref in caches) if cache is not None)
-        most = max(most, before + capacity)
-        grow(capacity)
-        caches.append(weakref.ref(model._cache))
-
-    monkeypatch.setattr(model, "_grow", noted)
-    longest = min(12_003, context)
-    for prompt in (700, 2_500, longest - 3):
-        model.reset()
-        model.forward(torch.zeros(min(prompt, longest - 3), dtype=torch.int64), last_only=True)
-        for _ in range(3):
-            model.forward(torch.zeros(1, dtype=torch.int64), last_only=True)
-    assert model.length == longest
-    assert most <= lean.most_places(longest, context)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import warnings
 from collections.abc import Callable
 from types import MethodType
@@ -19,10 +18,8 @@ from draftgauge.decoding import DecodingSettings, plain_decode, speculative_deco
 from draftgauge.drafters import LanguageModelDrafter
 from draftgauge.drafters.dense import draft_densely, draft_position_by_position
 from draftgauge.models.base import CachedModel
-from draftgauge.models.lean import LeanModel
 from draftgauge.models.lean_families import window_of
 from draftgauge.models.loading import wrap
-from draftgauge.models.rows import StaticRows
 from draftgauge.policies.fixed import FixedLength
 from fake_cuda import fake_cuda, on_gpu
 from tiny import MIXTURES, tiny_model, tokens
@@ -55,22 +52,6 @@ def routed(model: PreTrainedModel, run: Callable[[], Tensor]) -> tuple[Tensor, T
     for handle in handles:
         handle.remove()
     return result.float(), torch.cat([torch.cat(passes) for passes in chosen.values()], -1)
-
-
-@FAMILIES
-@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
-def test_half_precision_agrees_up_to_its_rounding_where_tokens_go_to_the_same_experts(
-    family: str, dtype: torch.dtype
-) -> None:
-    """Rounding may send a token to another expert where two are nearly equal, in any engine and in transformers."""
-    exact, right = routed(model := tiny_model(family), lambda: reference(model))
-    half = tiny_model(family).to(dtype)
-    theirs, their_way = routed(half, lambda: reference(half))
-    for engine in ("lean", "static", "modules"):
-        ours, our_way = routed(half, functools.partial(in_parts, wrap(half, engine)))
-        alike = ((our_way == right) & (their_way == right)).all(-1)
-        assert alike.sum() >= len(TEXT) - 3
-        assert (ours - exact)[alike].norm() < 1.5 * (theirs - exact)[alike].norm()
 
 
 @FAMILIES
@@ -138,20 +119,6 @@ def test_past_a_window_outputs_are_those_of_generate_and_the_dense_trace_is_righ
     slow = draft_position_by_position(LanguageModelDrafter(draft), prompt, expected, 4)
     np.testing.assert_array_equal(fast.tokens, slow.tokens)
     np.testing.assert_allclose(fast.shown, slow.shown, atol=5e-5)
-
-
-@FAMILIES
-def test_texts_side_by_side_are_those_of_each_alone(family: str) -> None:
-    model, lengths = tiny_model(family), (5, 9, 24)
-    rows = StaticRows(LeanModel(model), 3, 32)
-    for row in range(3):
-        rows.prefill(row, TEXT[: row + 1].tolist())
-    feed = [TEXT[row + 1 : length] for row, length in enumerate(lengths)]
-    counts = [len(each) for each in feed]
-    together = rows.step(range(3), counts, torch.cat(feed)).split(counts)
-    expected = reference(model)
-    for row, length in enumerate(lengths):
-        torch.testing.assert_close(together[row], expected[row + 1 : length], rtol=1e-4, atol=2e-4)
 
 
 def test_on_a_gpu_no_graph_is_recorded_and_that_is_said(monkeypatch: pytest.MonkeyPatch) -> None:

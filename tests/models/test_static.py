@@ -65,12 +65,6 @@ def test_the_same_operations_on_the_same_shapes_at_two_lengths(family: str, coun
     assert first == second
 
 
-def test_the_lean_engine_does_depend_on_the_length() -> None:
-    """What the test above compares can differ."""
-    model = wrap(tiny_model("qwen3"), "lean")
-    assert logged(model, 40, 2) != logged(model, 83, 2)  # type: ignore[arg-type]
-
-
 def test_buckets_double_with_the_text_up_to_the_capacity(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(lean, "FIRST_CAPACITY", 64)
     model = wrap(tiny_model("llama", max_position_embeddings=200), "static")

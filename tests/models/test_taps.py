@@ -123,39 +123,6 @@ def test_features_of_a_padded_batch_are_the_live_taps(engine: str, family: str) 
         assert_same((*read(taps, 0, len(text)), logits), (own.hidden[0], own.keys[0], own.values[0], own.logits[0]))
 
 
-def test_features_hold_what_was_asked_for_and_move_together() -> None:
-    model, batch = target("qwen3"), tokens(12).view(2, 6)
-    only_hidden = batch_features(model, batch, TapPlan(hidden_layers=(1,)))
-    only_kv = batch_features(model, batch, TapPlan(kv_layers=(0, 3)))
-    neither = batch_features(model, batch, TapPlan())
-    assert only_hidden.keys is only_hidden.values is only_kv.hidden is neither.hidden is neither.keys is None
-    assert only_kv.keys is not None
-    assert only_kv.keys.shape == (2, 2, 2, 6, 16)
-    torch.testing.assert_close(only_kv.logits, neither.logits)
-    moved = only_kv.to(torch.bfloat16)
-    assert moved.hidden is None
-    assert moved.keys is not None
-    assert moved.keys.dtype == moved.logits.dtype == torch.bfloat16
-
-
-@pytest.mark.parametrize("engine", ["lean", "static", "modules"])
-def test_nothing_is_copied_by_reading_and_nothing_kept_that_was_not_asked_for(engine: str) -> None:
-    cached = wrap(tiny_model(num_hidden_layers=LAYERS), engine)
-    taps = attach_taps(cached, TapPlan((1,), (2,)))
-    cached.forward(tokens(9))
-    held = (
-        (cached._cache, cached._cache)
-        if engine != "modules"
-        else (cached._cache.layers[2].keys, cached._cache.layers[2].values)
-    )
-    assert taps.keys(0, 3, 7).untyped_storage().data_ptr() == held[0].untyped_storage().data_ptr()
-    assert taps.values(0, 3, 7).untyped_storage().data_ptr() == held[1].untyped_storage().data_ptr()
-    assert taps.hidden(0, 9).data_ptr() == cached.hidden._rows.data_ptr()
-    assert attach_taps(cached, TapPlan((), (2,))).plan.hidden_layers == ()
-    assert cached.hidden is None
-    assert not any(module._forward_hooks for module in cached.module.modules())
-
-
 @pytest.mark.parametrize("engine", ["lean", "static", "modules"])
 def test_taps_do_not_change_the_logits(engine: str) -> None:
     model, text = target("qwen3"), tokens(20)
@@ -163,16 +130,6 @@ def test_taps_do_not_change_the_logits(engine: str) -> None:
     tapped = wrap(model, engine)
     attach_taps(tapped, TapPlan((0, 4), (1,)))
     assert torch.equal(tapped.forward(text), plain)
-
-
-@pytest.mark.parametrize("engine", ["lean", "static", "modules"])
-def test_branches_leave_the_taps_alone(engine: str) -> None:
-    cached = wrap(target("qwen3"), engine)
-    taps = attach_taps(cached, TapPlan((1,), (2,)))
-    cached.forward(tokens(20))
-    before = [part.clone() for part in read(taps, 0, 20)]
-    cached.branches(torch.tensor([5, 20])).step(tokens(2))
-    assert all(torch.equal(one, other) for one, other in zip(read(taps, 0, 20), before, strict=True))
 
 
 @pytest.mark.parametrize("engine", ["lean", "static", "modules"])

@@ -5,7 +5,6 @@ from __future__ import annotations
 import copy
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
 from torch import Tensor
@@ -14,7 +13,6 @@ from transformers import PreTrainedModel
 from draftgauge.core.errors import ModelError
 from draftgauge.decoding import DecodingSettings, plain_decode, speculative_decode
 from draftgauge.drafters import LanguageModelDrafter
-from draftgauge.drafters.dense import draft_densely, draft_position_by_position
 from draftgauge.models import lean, lean_attention, rows
 from draftgauge.models.base import CachedModel
 from draftgauge.models.lean import LeanModel
@@ -73,22 +71,6 @@ def test_windows_are_read_as_transformers_reads_them() -> None:
     assert window_of(sliding("qwen3", 5).config) == (5, (True, False, True))
 
 
-@pytest.mark.parametrize("family", ["gemma2", "gemma3"])
-def test_soft_caps_scales_and_bases_are_felt(family: str) -> None:
-    """What the tests below compare would differ without them."""
-    model, text = sliding(family, 8), tokens(30)
-    logits = wrap(model, "lean").forward(text)
-    others: dict[str, Any] = {"query_pre_attn_scalar": 16, "final_logit_softcapping": 7.0}
-    if family == "gemma2":
-        others["attn_logit_softcapping"] = 2.0
-    else:
-        kinds = {kind: {"rope_type": "default", "rope_theta": 1e4} for kind in set(model.config.layer_types)}
-        others["rope_parameters"] = kinds
-    for name, value in others.items():
-        other = tiny_model(family, sliding_window=8, **SLIDING[family] | {name: value})
-        assert (wrap(other, "lean").forward(text) - logits).abs().max() > 1e-2, name
-
-
 @FAMILIES
 @ENGINES
 @pytest.mark.parametrize("window", [8, 16])
@@ -140,18 +122,6 @@ def test_branches_longer_than_the_window(engine: str, family: str, window: int) 
             starts, deep = starts[rows], deep[rows]
         whole = [torch.cat((text[:start], own[: depth + 1])) for start, own in zip(starts.tolist(), deep, strict=True)]
         assert_same(session.step(deep[:, depth]), torch.stack([reference(model, each)[-1] for each in whole]))
-
-
-@FAMILIES
-@ENGINES
-def test_a_dense_trace_is_the_drafts_made_one_by_one(engine: str, family: str) -> None:
-    model, prompt = sliding(family, 8), tokens(5, seed=3).tolist()
-    output = plain_decode(on(engine, model), prompt, DecodingSettings(40)).tokens
-    draft = on(engine, noised(model))
-    fast = draft_densely(draft, prompt, output, 12)
-    slow = draft_position_by_position(LanguageModelDrafter(draft), prompt, output, 12)
-    np.testing.assert_array_equal(fast.tokens, slow.tokens)
-    np.testing.assert_allclose(fast.shown, slow.shown, atol=5e-5)
 
 
 @FAMILIES

@@ -22,9 +22,8 @@ from draftgauge.decoding.plain import plain_decode
 from draftgauge.decoding.results import Generation, Origin
 from draftgauge.decoding.settings import DecodingSettings
 from draftgauge.decoding.speculative import speculative_decode
-from draftgauge.models.detokenize import IncrementalDecoder
 from draftgauge.models.prompts_text import answers_warning
-from draftgauge.models.vocabulary import vocabulary_digest
+from draftgauge.models.vocabulary import IncrementalDecoder, vocabulary_digest
 from draftgauge.policies.base import Policy
 from draftgauge.policies.registry import with_objects
 from draftgauge.policies.stored_texts import with_stored

@@ -20,8 +20,8 @@ from draftgauge.drafters.base import Drafter
 from draftgauge.drafters.dense import CHUNK, DenseDrafts, draft_everywhere
 from draftgauge.drafters.refused import Chances, DraftsRefused
 from draftgauge.models.base import CachedModel
-from draftgauge.models.detokenize import IncrementalDecoder
 from draftgauge.models.device import upload
+from draftgauge.models.vocabulary import IncrementalDecoder
 from draftgauge.traces.checks import accepted_lengths
 from draftgauge.traces.record import PromptRecord
 from draftgauge.traces.trace import PromptInfo

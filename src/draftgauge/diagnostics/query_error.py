@@ -33,7 +33,7 @@ from draftgauge.drafters.reuse.joint import KeysValues
 from draftgauge.drafters.reuse.net import ReuseNet
 from draftgauge.drafters.reuse.rotary import like, rotate, window
 from draftgauge.drafters.reuse.unroll import unroll_states
-from draftgauge.models.heads import ScoreRule, catching_heads, score_rule
+from draftgauge.models.hidden import ScoreRule, catching_heads, score_rule
 from draftgauge.models.taps import Features, batch_features
 
 

@@ -48,11 +48,10 @@ class Draft(NamedTuple):
 
 
 class UnreadDraft(NamedTuple):
-    """Proposed tokens that only the device knows: to read them is to wait for it.
+    """Proposed tokens ``[g]`` int64, at least one, that only the device knows; what follows an end token counts for
+    nothing.
 
-    Attributes:
-        tokens: ``[g]`` int64, at least one. What follows an end token counts for nothing.
-        probabilities: as of :class:`Draft`, ``[g, vocabulary]``.
+    ``probabilities`` are as of :class:`Draft`, ``[g, vocabulary]``.
     """
 
     tokens: Tensor
@@ -67,12 +66,11 @@ class Drafter(Protocol):
         ...
 
     def propose(self, limit: int, keep_drafting: KeepDrafting | None, reads: Reads = OF_DRAFTED_TOKENS) -> Draft:
-        """Draft up to ``limit`` tokens after the committed text.
+        """Draft up to ``limit`` tokens after the committed text, fewer after an end token.
 
-        ``keep_drafting`` is asked after each token but the last possible one. None drafts to the limit and makes no
-        signals, which saves their cost and, on an accelerator, a wait for the device after each token. Signals hold
-        what is in ``reads``; the rest is not computed (NaN, and -1 for the token). Drafting also ends with an
-        end-of-sequence token.
+        ``keep_drafting`` is asked after each token but the last possible one; None drafts to the limit and makes no
+        signals, which saves their cost and, on an accelerator, a wait for each token. Signals hold what is in
+        ``reads``; the rest is NaN, and -1 for the token.
         """
         ...
 
@@ -86,7 +84,7 @@ class DraftsUnread(Protocol):
     """A drafter whose tokens can stay on the device until the step is over, where no policy looks at them."""
 
     def propose_unread(self, limit: int) -> UnreadDraft | None:
-        """Draft ``limit`` tokens, fewer where the drafter's context ends; None where ``propose`` is the better way."""
+        """Draft ``limit`` tokens; None where ``propose`` is the better way."""
         ...
 
 
@@ -95,8 +93,7 @@ class CatchesUp(Protocol):
     """A drafter whose proposals first take in the committed tokens that it has not seen, and cost more the more there
     are.
 
-    Their number follows from the steps before, so that replay can charge for it (see
-    :meth:`~draftgauge.traces.costs.CostCurve.backlog_after`).
+    Their number follows from the steps before, so that replay can charge for it.
     """
 
     def keeps_drafted(self) -> bool:
@@ -137,15 +134,12 @@ def completed(policy: Policy, draft: Draft, asked: int, room: int) -> Draft:
 
 
 def device_of(drafter: Drafter, default: torch.device) -> torch.device:
-    """Where a drafter's own model runs; ``default``, the target's device, if it has none."""
     return drafter.model.spec.device if isinstance(drafter, RunsModel) else default
 
 
 def keeps_drafted(drafter: Drafter) -> bool:
-    """Whether a drafter keeps the accepted tokens that it has taken in; so does one that has nothing to take in."""
     return drafter.keeps_drafted() if isinstance(drafter, CatchesUp) else True
 
 
 def backlog_of(drafter: Drafter) -> int:
-    """Committed tokens that a drafter's next proposal takes in first; 0 for one that has nothing to take in."""
     return drafter.backlog() if isinstance(drafter, CatchesUp) else 0

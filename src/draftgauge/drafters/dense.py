@@ -27,11 +27,11 @@ CHUNK = 256  # positions that go through the draft model together: bounds the me
 
 @dataclass(frozen=True)
 class DenseDrafts:
-    """Drafts from ``N`` positions, each of up to ``G`` tokens.
+    """Drafts from ``N`` positions, each of up to ``G`` tokens; -1 and NaN where nothing was drafted.
 
     Attributes:
-        tokens: ``[N, G]`` int32, -1 where nothing was drafted.
-        shown: ``[3, N, G]`` float32, confidence, entropy (bits) and margin; NaN where nothing was drafted.
+        tokens: ``[N, G]`` int32.
+        shown: ``[3, N, G]`` float32, confidence, entropy (bits) and margin.
     """
 
     tokens: NDArray[np.int32]
@@ -56,13 +56,14 @@ class DraftsEverywhere(Drafter, Protocol):
 def draft_everywhere(
     drafter: Drafter, prompt_tokens: list[int], output: list[int], gamma_max: int, vocabulary: int
 ) -> DenseDrafts:
-    """Drafts from every position of an output, the fast way where the drafter has one.
+    """Greedy drafts from every position of an output, the fast way where the drafter has one.
+
+    Row ``p`` drafts what follows the prompt and ``output[:p]``. A drafter that reads its target finds there what the
+    target has last decoded, which must be this text: what is at a position does not depend on what follows.
 
     Args:
-        drafter: drafts greedily. One that reads its target finds there what the target has last decoded, which must be
-            this text: what stands at a position does not depend on what follows, so a live step there would find the
-            same.
-        prompt_tokens, output: the text; row ``p`` drafts what follows the prompt and ``output[:p]``.
+        drafter: drafts greedily.
+        prompt_tokens, output: the text.
         gamma_max: longest draft.
         vocabulary: number of logits of the target.
     """
@@ -83,6 +84,7 @@ def draft_densely(
     """Greedy drafts of a language model from every position of an output, all positions together.
 
     One pass takes in prompt and output; then every branch grows by one token in each of ``gamma_max - 1`` passes.
+    Drafts are shorter where an end token came or the draft model's context ends.
 
     Args:
         model: the draft model; its cache is overwritten.
@@ -91,9 +93,6 @@ def draft_densely(
         gamma_max: longest draft, ``G``.
         end_tokens: a draft ends with any of these.
         vocabulary: number of the target's logits, to which the draft's are cut.
-
-    Returns:
-        The drafts, shorter where an end token came or the draft model's context ends.
     """
     positions = len(output)
     # Drafts that are right up to the end of the output go on with row N.
@@ -130,9 +129,6 @@ def draft_position_by_position(
 ) -> DenseDrafts:
     """The same with any drafter as it is used live, one position after the other: the reference, and cheap without a
     model.
-
-    A drafter that reads its target reads it as it stands: the target must have taken in prompt and output except the
-    last token.
     """
     drafts = DenseDrafts.empty(len(output), gamma_max)
     drafter.prefill(prompt_tokens)
@@ -221,7 +217,7 @@ def cut_after_end(own: DenseDrafts, end_tokens: frozenset[int]) -> None:
 
 
 def _sources(goes_on: NDArray[np.bool_], positions: int, gamma_max: int) -> tuple[Rows, Rows]:
-    """Where each drafted token stands: ``[positions, G]`` rows and columns of the rows' own drafts.
+    """Rows and columns ``[positions, G]`` of the rows' own drafts that each drafted token comes from.
 
     Row ``p`` follows the output up to row ``q``, the next one that does not go on: its tokens are the first ones of the
     rows ``p .. q - 1``, then the draft of row ``q``.

@@ -14,12 +14,7 @@ from draftgauge.verification import Sampling, best_tokens, check_finite, draw, p
 
 
 class DraftBuilder:
-    """How drafts grow: which token is taken from a distribution, and where a draft ends.
-
-    Attributes:
-        end_tokens: a draft ends with any of these.
-        sampling: how tokens are drafted. Sampled drafts carry their distributions.
-    """
+    """How drafts grow: which token is taken from a distribution, and where a draft ends."""
 
     def __init__(
         self,
@@ -35,7 +30,7 @@ class DraftBuilder:
         Args:
             device: of the logits.
             end_tokens: a draft ends with any of these.
-            sampling: how tokens are drafted, greedily if None.
+            sampling: how tokens are drafted, greedily if None; sampled drafts carry their distributions.
             generator: on that device; needed for sampled drafts.
             to_target: ``[V]`` the target's ids of the drafter's tokens, where it knows but some of them.
             vocabulary: number of logits of the target; needed with ``to_target``.
@@ -57,13 +52,12 @@ class DraftBuilder:
         keep_drafting: KeepDrafting | None,
         reads: Reads = OF_DRAFTED_TOKENS,
     ) -> Draft:
-        """Draft up to ``limit`` tokens, at least one.
+        """Draft up to ``limit`` tokens, at least one; ``keep_drafting`` and ``reads`` are as of
+        :meth:`Drafter.propose`.
 
         Args:
             logits: ``[1, V]`` of the first token.
             advance: takes a drafted token ``[1]`` in and gives the logits ``[1, V]`` of the next.
-            limit: at least 1.
-            keep_drafting, reads: as of :meth:`~draftgauge.drafters.base.Drafter.propose`.
         """
         if keep_drafting is None and not self._reads_every_token:
             unread = self.build_unread(logits, advance, limit)
@@ -93,9 +87,7 @@ class DraftBuilder:
         return Draft(tokens, _joined(kept), shown)
 
     def build_unread(self, logits: Tensor, advance: Callable[[Tensor], Tensor], limit: int) -> UnreadDraft:
-        """Draft ``limit`` tokens, end tokens or not, without reading any; arguments as of :meth:`build`. Where logits
-        are not finite it drafts any tokens, which the target hardly accepts.
-        """
+        """Draft ``limit`` tokens, end tokens or not, without reading any."""
         token, row = self._choose(logits, checked=False)
         tokens, kept = [token], [] if row is None else [row]
         while len(tokens) < limit:

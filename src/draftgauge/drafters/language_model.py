@@ -29,8 +29,8 @@ class LanguageModelDrafter:
     """Drafts with a smaller model that shares the target's tokenizer.
 
     Its cache follows the committed text: ``commit`` rolls it back to what was accepted, and the next ``propose`` takes
-    in all committed tokens that it has not seen in one pass. Steps without speculation therefore cost it nothing. Where
-    the text outgrows the draft model's own context it proposes nothing more.
+    in all committed tokens that it has not seen in one pass. Where the text outgrows the draft model's own context it
+    proposes nothing more.
     """
 
     def __init__(
@@ -45,11 +45,9 @@ class LanguageModelDrafter:
 
         Args:
             model: the draft model.
-            end_tokens: a draft ends with any of these.
-            sampling: how tokens are drafted, greedily if None. Sampled drafts carry their distributions.
-            generator: on the model's device; needed for sampled drafts.
-            vocabulary: number of logits of the target. A draft model padded to more is cut to it; where it is padded to
-                fewer, tokens that it does not have stand as its last one in what it reads.
+            end_tokens, sampling, generator: see :class:`DraftBuilder`.
+            vocabulary: number of logits of the target. A draft model padded to more is cut to it; one padded to fewer
+                reads tokens that it does not have as its last one.
         """
         self.model = model
         self.end_tokens = end_tokens

@@ -23,19 +23,12 @@ from draftgauge.verification import Sampling
 class PromptLookupDrafter:
     """Proposes the continuation of the first earlier occurrence of the last n-gram in prompt and output.
 
-    It has no distribution. Its proposal counts as one-hot, for acceptance as for signals: confidence 1, entropy 0,
-    margin 1, so that a policy that stops when unsure never stops it.
-
-    It costs a few dictionary accesses, however long the text
-    (:class:`~draftgauge.policies.ngrams.FirstOccurrences`).
+    It has no distribution: its proposal counts as one-hot (confidence 1, entropy 0, margin 1), so that a policy that
+    stops when unsure never stops it.
     """
 
     def __init__(self, max_ngram: int = 3, min_ngram: int = 1, end_tokens: frozenset[int] = frozenset()) -> None:
-        """Set the lengths of n-grams, tried from the longest to the shortest.
-
-        Raises:
-            DraftgaugeError: if not ``1 <= min_ngram <= max_ngram``.
-        """
+        """Set the lengths of n-grams, tried from the longest to the shortest; ``1 <= min_ngram <= max_ngram``."""
         self._occurrences = FirstOccurrences(max_ngram, min_ngram)
         self.end_tokens = end_tokens
 

@@ -30,10 +30,7 @@ WORTH_KEEPING = 16  # tokens at least that a new text takes over from a closed o
 
 @dataclass(frozen=True)
 class Asked:
-    """What is asked for a row; as of :meth:`~draftgauge.drafters.base.Drafter.propose`.
-
-    Signals are computed for all rows together: what one policy reads, the others are shown too.
-    """
+    """What is asked for a row, as of :meth:`~draftgauge.drafters.base.Drafter.propose`."""
 
     limit: int
     keep_drafting: KeepDrafting | None = None
@@ -99,14 +96,7 @@ class LanguageModelRows:
     def __init__(
         self, model: LeanModel, end_tokens: frozenset[int] = frozenset(), vocabulary: int | None = None
     ) -> None:
-        """Share a model's weights.
-
-        Args:
-            model: the draft model.
-            end_tokens: a draft ends with any of these.
-            vocabulary: number of logits of the target; further ones are not drafted, and tokens of the target's that
-                the model does not have stand as its last one in what it reads.
-        """
+        """Share a model's weights; ``end_tokens`` and ``vocabulary`` as of :class:`LanguageModelDrafter`."""
         self._rows = StaticRows(model, FIRST_ROWS, min(FIRST_CAPACITY, model.spec.context))
         self._end_tokens = end_tokens
         self._vocabulary = vocabulary

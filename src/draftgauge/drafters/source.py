@@ -32,11 +32,7 @@ Source = str | Path | None
 class LoadOptions:
     """How the models of a pair are loaded; see :func:`~draftgauge.models.loading.load_model`.
 
-    Attributes:
-        compression: of the target; a draft model is held in the same half precision, and never quantised.
-        device: of a draft model; the target's if None.
-        engine: ``auto``, ``lean``, ``static`` or ``modules``.
-        trust_remote_code: run Python code that comes with the models.
+    ``compression`` is the target's: a draft model is held in the same half precision, and never quantised.
     """
 
     compression: str = "none"
@@ -48,18 +44,14 @@ class LoadOptions:
 class DraftSource(ABC):
     """What a pair drafts from, loaded once; every decoding makes a drafter of its own from it.
 
-    Costs need nothing of a kind beyond its drafter: the meter asks for one that no end token stops, and fills drafts
-    that are shorter than asked for.
-
     Attributes:
         name: of the kind, as ``--drafter`` and manifests have it.
         takes: what the ``draft`` argument names for this kind; empty if it takes none.
         self_describing: its source says itself that it is of this kind, so ``--drafter`` may name the source alone.
-        drafter_type: of the drafters it makes. What that class can do decides how traces are recorded: see
-            :class:`~draftgauge.drafters.dense.DraftsEverywhere` and
-            :class:`~draftgauge.drafters.refused.DraftsRefused`.
-        model: a language model of its own, which others (transformers' assisted generation) can draft with too, or
-            None.
+        drafter_type: of the drafters it makes; what that class can do
+            (:class:`~draftgauge.drafters.dense.DraftsEverywhere`, :class:`~draftgauge.drafters.refused.DraftsRefused`)
+            decides how traces are recorded.
+        model: a language model of its own, which transformers' assisted generation can draft with too, or None.
         family, engine: of the network that drafts, for manifests; empty if there is none.
         context: the longest text in tokens that it drafts for; None if the target's own is the only limit.
         tap_plan: the layers of the target whose hidden states, keys or values it reads; None if it reads none.
@@ -82,11 +74,7 @@ class DraftSource(ABC):
 
     @classmethod
     def resolve(cls, source: Source) -> Source:
-        """The source as this kind takes it; None for a kind that takes none.
-
-        Raises:
-            DraftgaugeError: if it lacks its source, or that is of another kind.
-        """
+        """The source as this kind takes it; None for a kind that takes none."""
         return None
 
     @classmethod
@@ -101,11 +89,7 @@ class DraftSource(ABC):
     @classmethod
     @abstractmethod
     def load(cls, source: Source, target: CachedModel, options: LoadOptions) -> DraftSource:
-        """Load it for a loaded target.
-
-        Raises:
-            ModelError: if it cannot be loaded, or belongs to another target.
-        """
+        """Load it for a loaded target."""
 
     @abstractmethod
     def drafter(
@@ -155,11 +139,6 @@ def drafter_kinds() -> dict[str, type[DraftSource]]:
 
 
 def drafter_kind(name: str) -> type[DraftSource]:
-    """The kind of a name.
-
-    Raises:
-        DraftgaugeError: if there is none.
-    """
     kinds = drafter_kinds()
     if name not in kinds:
         raise DraftgaugeError(f"unknown drafter {name!r}: choose one of {', '.join(kinds)}")
@@ -171,7 +150,7 @@ def choose_drafter(drafter: str | Path, draft: Source) -> tuple[str, Source]:
 
     Args:
         drafter: the name of a kind, or a source that itself says its kind, such as the folder of a trained drafter.
-        draft: the source where ``drafter`` names a kind that takes one, such as the draft model; else not used.
+        draft: the source where ``drafter`` names a kind that takes one.
 
     Raises:
         DraftgaugeError: for a drafter that is neither, or one that lacks what it takes.

@@ -18,13 +18,11 @@ class ModelSpec:
 
     Attributes:
         vocabulary: number of logits.
-        context: longest sequence in tokens the model takes.
-        device: where it runs.
+        context: longest sequence in tokens.
         dtype: of its activations.
         family: ``model_type`` of its configuration.
-        engine: "lean" (our own functions), "static" (the same with fixed shapes, as CUDA graphs), "modules"
-            (transformers' modules), "gguf" or "gguf-fast" (llama.cpp).
-        attention: the kernels that its attention runs with.
+        engine: "lean", "static", "modules", "gguf" or "gguf-fast"; see docs/engines.md.
+        attention: which attention transformers was loaded with.
         context_reason: why ``context`` is less than the configuration says; empty if it is not.
         branches: the most branches that grow together.
     """
@@ -41,27 +39,17 @@ class ModelSpec:
 
     @property
     def keeps_on_device(self) -> bool:
-        """Whether drafted tokens are best read once a step: each read waits for an accelerator.
-
-        The static engine does on a CPU what it would do on a GPU.
+        """Whether drafted tokens are best read once a step, as each read waits for an accelerator; also on the static
+        engine.
         """
         return self.device.type != "cpu" or self.engine == "static"
 
 
 class BranchSession(Protocol):
-    """Branches off one cached sequence that grow together, one token a step; they do not see each other.
-
-    Opened by :meth:`CachedModel.branches`, for drafting from many positions of a known text at once.
-    """
+    """Branches off one cached sequence that grow together, one token a step; they do not see each other."""
 
     def step(self, tokens: Tensor) -> Tensor:
-        """Append one token to every branch.
-
-        Args:
-            tokens: ``[N]`` int64 on the model's device.
-
-        Returns:
-            float32 ``[N, vocabulary]``: the logits after the token, branch by branch.
+        """Append a token ``[N]`` to every branch; float32 logits ``[N, vocabulary]`` after it.
 
         Raises:
             ModelError: if a branch would exceed the model's context.
@@ -69,19 +57,12 @@ class BranchSession(Protocol):
         ...
 
     def keep(self, rows: Tensor) -> None:
-        """Go on with these branches only, in this order.
-
-        Args:
-            rows: int64 indices into the present branches, on the model's device.
-        """
+        """Go on with these branches only, in this order; ``rows`` are int64 indices into the present ones."""
         ...
 
 
 class CachedModel(Protocol):
-    """One sequence (batch of one) with its KV cache.
-
-    The cache holds the keys and values of the first ``length`` tokens. ``forward`` appends; ``truncate`` rolls back.
-    """
+    """One sequence (batch of one) with its KV cache: ``forward`` appends, ``truncate`` rolls back."""
 
     spec: ModelSpec
     module: PreTrainedModel
@@ -98,15 +79,11 @@ class CachedModel(Protocol):
         ...
 
     def forward(self, tokens: Tensor, last_only: bool = False) -> Tensor:
-        """Append tokens and return logits.
-
-        Args:
-            tokens: ``[k]`` int64 on the model's device, at least one.
-            last_only: compute logits of the last token only (prefill).
+        """Append tokens ``[k]``, int64 on the model's device, at least one.
 
         Returns:
-            float32 logits ``[k, vocabulary]`` (``[1, vocabulary]`` with ``last_only``); row ``i`` predicts the token
-            after ``tokens[i]``.
+            float32 logits ``[k, vocabulary]``, row ``i`` for the token after ``tokens[i]``; of the last token alone,
+            ``[1, vocabulary]``, with ``last_only``.
 
         Raises:
             ModelError: if the sequence would exceed ``spec.context``.
@@ -118,11 +95,11 @@ class CachedModel(Protocol):
         ...
 
     def branches(self, starts: Tensor) -> BranchSession:
-        """Open short branches off the cached sequence, to be decoded all together, the cache left as it is.
+        """Open short branches off the cached sequence, to be decoded together, the cache left as it is.
 
-        Branch ``i`` continues the first ``starts[i]`` cached tokens. The session reads this model's cache, so it ends
-        with the next ``forward``, ``truncate`` or ``reset``. Its memory grows with ``N`` times the length of the cache
-        and with ``N`` times the vocabulary: open one session for every few hundred positions.
+        Branch ``i`` continues the first ``starts[i]`` cached tokens. The session ends with the next ``forward``,
+        ``truncate``
+        or ``reset``. Its memory grows with ``N`` times the length of the cache and the vocabulary.
 
         Args:
             starts: ``[N]`` int64 on the model's device, each in ``1..length``.

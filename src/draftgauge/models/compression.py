@@ -6,12 +6,8 @@
 - ``int8``: LLM.int8 (Dettmers et al. 2022), linears only; outliers of the activations stay in half precision.
 - ``nf4``: 4-bit NormalFloat (Dettmers et al. 2023), linears only.
 
-Quantised models keep embeddings, norms, attention and the output head in the dtype of ``none``. Mixtures of experts are
-refused: their experts are not linear layers, and would stay as they are.
-
-A checkpoint that comes quantised is loaded as it is, and goes by the name of its method (``awq``, ``gptq``,
-``compressed-tensors``, ``fp8``, ``torchao``, ``bnb-int8``, ``bnb-nf4``): asked for with ``none`` it gets that name, and
-it cannot be compressed again.
+Quantised models keep embeddings, norms, attention and the output head in the dtype of ``none``. A checkpoint that comes
+quantised is loaded as it is and goes by the name of its method (``awq``, ``gptq``, ``fp8``, ``bnb-nf4`` ...).
 """
 
 from __future__ import annotations
@@ -52,11 +48,7 @@ def check_compression(name: str) -> None:
 
 
 def method_of(config: Mapping[str, Any], source: object = "the checkpoint") -> str | None:
-    """By which method the weights of a checkpoint come quantised, from its ``config.json``; None if they do not.
-
-    Raises:
-        ModelError: if its quantization_config is no object.
-    """
+    """By which method the weights of a checkpoint come quantised, from its ``config.json``; None if they do not."""
     quantisation = config.get("quantization_config") or config.get("compression_config")
     if not quantisation:
         return None
@@ -71,12 +63,7 @@ def method_of(config: Mapping[str, Any], source: object = "the checkpoint") -> s
 
 
 def label_of(compression: str, method: str | None, source: object) -> str:
-    """The name of a checkpoint's compression, asked for as ``compression``.
-
-    Args:
-        compression: as asked for, or the name that an earlier call gave.
-        method: of :func:`method_of`.
-        source: of the checkpoint, for messages.
+    """The name of a checkpoint's compression, asked for as ``compression``; ``method`` is of :func:`method_of`.
 
     Raises:
         DraftgaugeError: for an unknown compression, or one that this checkpoint does not have and cannot be given.
@@ -119,11 +106,7 @@ def missing_libraries(compression: str) -> list[str]:
 
 
 def quantization_config(compression: str, dtype: torch.dtype) -> BitsAndBytesConfig | None:
-    """What transformers needs to quantise while loading, to compute in a dtype; None where nothing is quantised.
-
-    Raises:
-        MissingLibraryError: if bitsandbytes or accelerate is not installed.
-    """
+    """What transformers needs to quantise while loading, to compute in a dtype; None where nothing is quantised."""
     if compression not in QUANTISED:
         return None
     missing = missing_libraries(compression)
@@ -157,11 +140,7 @@ def on_meta(config: PreTrainedConfig, trust_remote_code: bool = False) -> PreTra
 def check_quantises(
     config: PreTrainedConfig, compression: str, device: torch.device, trust_remote_code: bool = False
 ) -> None:
-    """Check before loading that bitsandbytes can quantise what the architecture's weights are in.
-
-    Raises:
-        ModelError: if most of them are in experts, or a linear cannot be packed to 4 bits on a CPU.
-    """
+    """Refuse before loading what bitsandbytes cannot quantise: experts, and linears that do not pack on a CPU."""
     model = on_meta(config, trust_remote_code)
     sizes = [(weight.numel(), weight.ndim == EXPERTS_NDIM) for weight in model.parameters()]
     share = sum(size for size, of_experts in sizes if of_experts) / sum(size for size, _ in sizes)
@@ -175,7 +154,6 @@ def check_quantises(
 
 
 def _check_nf4_widths(model: PreTrainedModel) -> None:
-    """Check that every linear can be packed to 4 bits on a CPU; the error names the first whose widths do not fit."""
     head = model.get_output_embeddings()
     for name, module in model.named_modules():
         if module is head or not isinstance(module, nn.Linear | Conv1D):

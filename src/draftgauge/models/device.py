@@ -14,11 +14,7 @@ from draftgauge.core.errors import DraftgaugeError
 
 
 def choose_device(device: str | torch.device | None) -> torch.device:
-    """The device of this name; without one a GPU where there is one, else the CPU.
-
-    Raises:
-        DraftgaugeError: if it is not there.
-    """
+    """The device of this name; without one a GPU where there is one, else the CPU."""
     if device is None:
         return torch.device("cuda" if torch.cuda.is_available() else "cpu")
     try:
@@ -40,11 +36,7 @@ def device_count(kind: str) -> int:
 
 
 def check_devices(device: str | torch.device | None, count: int) -> None:
-    """Check that a machine has ``count`` devices of the kind that :func:`choose_device` gives.
-
-    Raises:
-        DraftgaugeError: saying how many there are.
-    """
+    """Refuse more devices of the kind that :func:`choose_device` gives than this machine has."""
     chosen = choose_device(device)
     there = device_count(chosen.type)
     if chosen.index is not None and count > 1:

@@ -35,9 +35,8 @@ def fingerprint(model: str | Path | PreTrainedModel, *, texts: bool = True) -> s
     """SHA-256 over a model, as 64 hexadecimal digits.
 
     Of a folder or a model id, the configuration, the safetensors files and, as they decide what a text is to the model,
-    its tokenizer and chat template are hashed: whole up to 64 MiB, else their size and their first and last MiB, and
-    pieces between them; of a GGUF file, that file. Of a model in memory, its configuration and tensors likewise; the
-    two kinds do not compare.
+    its tokenizer and chat template are hashed; of a GGUF file, that file; of a model in memory, its configuration and
+    tensors. What is larger than 64 MiB is hashed at its ends and at pieces between them.
 
     Args:
         model: a folder, a GGUF file, the id of a model that was loaded before, or a model in memory.
@@ -62,7 +61,6 @@ def _pieces(model: str | Path | PreTrainedModel, texts: bool) -> Iterator[tuple[
 
 
 def _sized(path: Path) -> tuple[int, bytes]:
-    """Size of a file, and the bytes of it that are hashed."""
     size = path.stat().st_size
     with path.open("rb") as file:
         if size <= WHOLE:
@@ -75,9 +73,7 @@ def _sized(path: Path) -> tuple[int, bytes]:
 
 
 def _places(size: int) -> Iterator[tuple[int, int]]:
-    """Where something large is looked at, and over how many bytes: what was fine-tuned in its middle layers alone, or
-    in some of their matrices, may have the ends of its base.
-    """
+    """Where something large is hashed: one that was fine-tuned in some layers alone may have the ends of its base."""
     yield 0, min(EDGE, size)
     for number in range(1, PIECES):
         yield number * size // PIECES, PIECE

@@ -19,11 +19,7 @@ _READ_FILES = ("*.json", "*.safetensors", "*.model", "*.jinja")
 
 
 def check_folder(source: str | Path) -> None:
-    """Refuse a source that is no folder of a model, is a folder of another kind, or lacks its large files.
-
-    Raises:
-        ModelError: saying what it is, and what to give instead.
-    """
+    """Refuse a source that is no folder of a model, is a folder of another kind, or lacks its large files."""
     looks_local = isinstance(source, Path) or source.startswith((".", "/", "~")) or source.count("/") > 1
     folder = Path(source)
     if not folder.is_dir():
@@ -77,10 +73,8 @@ def is_eagle(config: Mapping[str, Any]) -> bool:
 
 
 def check_index(source: str | Path) -> None:
-    """Refuse weights in several files whose index names anything but safetensors files of the same folder.
-
-    Raises:
-        ModelError: naming the file; pickled weights run code when they are read.
+    """Refuse an index that names anything but safetensors of the same folder: pickled weights run code when they are
+    read.
     """
     found = cached_file(
         str(source),
@@ -108,9 +102,7 @@ def check_index(source: str | Path) -> None:
 def explained(source: str | Path) -> Iterator[None]:
     """Whatever libraries raise for a model's files inside the block becomes an error that says what to do.
 
-    Raises:
-        MissingLibraryError: if a library is missing.
-        ModelError: else; where memory runs out, the error stays as it is.
+    Errors of memory that ran out stay as they are.
     """
     try:
         yield

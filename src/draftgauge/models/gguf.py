@@ -18,7 +18,7 @@ from torch import Tensor
 
 from draftgauge.core.errors import ModelError
 from draftgauge.models.base import ModelSpec
-from draftgauge.models.gguf_library import end_tokens_of, last_error, libllama, logits_address, metadata, open_model
+from draftgauge.models.gguf_library import end_tokens_of, last_error, libllama, metadata, open_model
 from draftgauge.models.spec import check_context, check_starts
 
 EXACT, FAST = GGUF_ENGINES = ("gguf", "gguf-fast")
@@ -37,19 +37,12 @@ class GgufModel:
     """:class:`~draftgauge.models.base.CachedModel` over libllama, on the CPU.
 
     The main text is sequence 0 of a unified cache; a branch is a sequence that shares the cells of its prefix.
-
-    Attributes:
-        eos_token_id: ids that end a generation, as the file has them.
     """
 
     module: Any = None  # there is no transformers model behind it
 
     def __init__(self, path: Path, engine: str = EXACT) -> None:
-        """Load a file.
-
-        Args:
-            path: GGUF.
-            engine: "gguf" or "gguf-fast".
+        """Load a GGUF file for the engine "gguf" or "gguf-fast".
 
         Raises:
             MissingLibraryError: if llama-cpp-python is not installed, or too old.
@@ -68,8 +61,6 @@ class GgufModel:
         self._memory = self._llama.llama_get_memory(self._context)
         self._batch = _Batch(self._llama)
         self._places = np.arange(context, dtype=np.int32)
-        self._logits_address = logits_address(self._llama)
-        self._last_logits = 0, np.empty((0, vocabulary), np.float32)
         self._length = 0
         self._branches: _Branches | None = None
 
@@ -151,13 +142,8 @@ class GgufModel:
 
     def _logits(self, rows: int) -> Tensor:
         """A copy of the logits ``[rows, vocabulary]`` of the last pass: the next one overwrites them."""
-        address = self._logits_address(self._context)
-        viewed_address, view = self._last_logits
-        if address != viewed_address or rows > len(view):  # libllama moved them to where there is room for more
-            floats = ctypes.c_float * (rows * self.spec.vocabulary)
-            view = np.ctypeslib.as_array(floats.from_address(address)).reshape(rows, -1)
-            self._last_logits = address, view
-        return torch.from_numpy(view[:rows].copy())
+        pointer = self._llama.llama_get_logits(self._context)
+        return torch.from_numpy(np.ctypeslib.as_array(pointer, (rows, self.spec.vocabulary)).copy())
 
     def __del__(self) -> None:
         if getattr(self, "_context", None):

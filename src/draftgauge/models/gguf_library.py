@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import cache
 from pathlib import Path
@@ -61,25 +61,12 @@ def _log(library: Any) -> Any:
     return keep
 
 
-def logits_address(library: Any) -> Callable[[Any], int]:
-    """``llama_get_logits`` as a number: llama-cpp-python's pointer takes longer to make than to read."""
-    function = library._lib["llama_get_logits"]  # not the one that llama-cpp-python has typed
-    function.argtypes, function.restype = [ctypes.c_void_p], ctypes.c_void_p
-    address: Callable[[Any], int] = function
-    return address
-
-
 def last_error() -> str:
     return _last_error
 
 
 def open_model(path: Path, *, vocabulary_only: bool = False) -> Any:
-    """A handle on a GGUF file, to be given to ``llama_model_free``.
-
-    Raises:
-        MissingLibraryError: as :func:`libllama`.
-        ModelError: if there is no such file, or libllama cannot read it.
-    """
+    """A handle on a GGUF file, to be given to ``llama_model_free``."""
     if not path.is_file():
         raise ModelError(f"there is no file {path}: give a GGUF file")
     library = libllama()
@@ -119,13 +106,7 @@ def end_tokens_of(model: Any) -> list[int]:
 def check_gguf_vocabulary(tokenizer: PreTrainedTokenizerBase, path: Path, role: str) -> None:
     """Refuse a file whose token ids do not mean what the tokenizer's do; ids that only the file has are padding.
 
-    Args:
-        tokenizer: of the target.
-        path: of the file.
-        role: of the file's model, "target" or "draft", for the message.
-
-    Raises:
-        ModelError: naming the first ids that differ.
+    ``role`` is the file's model in the message, "target" or "draft".
     """
     library = libllama()
     with opened(path) as model:

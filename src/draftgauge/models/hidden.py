@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from itertools import product
+from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
@@ -21,13 +24,7 @@ class HiddenStates:
     """
 
     def __init__(self, layers: Sequence[int], width: int, spec: ModelSpec) -> None:
-        """An empty store.
-
-        Args:
-            layers: ``S`` decoder layers, counted from 0.
-            width: ``H``, the width of the residual stream.
-            spec: of the model, for device, dtype and context.
-        """
+        """An empty store for ``S`` decoder layers, counted from 0, and a residual stream of this width ``H``."""
         self.layers = tuple(layers)
         self._context = spec.context
         shape = (min(FIRST_CAPACITY, spec.context), len(self.layers), width)
@@ -75,3 +72,56 @@ def decoder_layers(module: PreTrainedModel) -> nn.ModuleList:
     """The decoder layers of a causal language model of transformers, first to last."""
     layers: nn.ModuleList = module.get_decoder().layers
     return layers
+
+
+@dataclass(frozen=True)
+class ScoreRule:
+    """How a layer turns the product of a query and a key into a score; ``softcap`` bounds it (Gemma 2)."""
+
+    scaling: float
+    softcap: float | None = None
+
+    def __call__(self, products: Tensor) -> Tensor:
+        scores = products * self.scaling
+        return scores if self.softcap is None else self.softcap * torch.tanh(scores / self.softcap)
+
+
+def score_rule(module: PreTrainedModel, layer: int) -> ScoreRule:
+    attention: Any = decoder_layers(module)[layer].self_attn
+    gemma2 = module.config.get_text_config().model_type == "gemma2"  # Gemma 3 names a softcap, and computes none
+    return ScoreRule(attention.scaling, attention.attn_logit_softcapping if gemma2 else None)
+
+
+Part = Literal["queries", "keys", "values"]
+_PROJECTIONS: Mapping[Part, tuple[str, str]] = {
+    "queries": ("q_proj", "q_norm"),
+    "keys": ("k_proj", "k_norm"),
+    "values": ("v_proj", ""),
+}
+
+
+@contextmanager
+def catching_heads(
+    module: PreTrainedModel, layers: Sequence[int], parts: Sequence[Part]
+) -> Iterator[dict[tuple[int, Part], Tensor]]:
+    """While it lasts, every forward pass leaves heads ``[B, heads, T, D]`` of these layers in the mapping.
+
+    Queries and keys are those before the rotary embedding, and after the norm of heads where the family has one.
+    """
+    caught: dict[tuple[int, Part], Tensor] = {}
+
+    def hook(layer: int, part: Part, attention: Any) -> Callable[[nn.Module, object, Tensor], None]:
+        head_norm = getattr(attention, _PROJECTIONS[part][1] or "no norm", None)
+
+        def catch(projection: nn.Module, inputs: object, output: Tensor) -> None:
+            heads = output.unflatten(-1, (-1, attention.head_dim)).transpose(1, 2)
+            caught[layer, part] = heads if head_norm is None else head_norm(heads)
+
+        return catch
+
+    with ExitStack() as hooks:
+        for layer, part in product(layers, parts):
+            attention: Any = decoder_layers(module)[layer].self_attn
+            projection = getattr(attention, _PROJECTIONS[part][0])
+            hooks.enter_context(projection.register_forward_hook(hook(layer, part, attention)))
+        yield caught

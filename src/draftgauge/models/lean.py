@@ -18,8 +18,7 @@ from transformers import PreTrainedModel
 
 from draftgauge.models.base import BranchSession
 from draftgauge.models.hidden import HiddenStates
-from draftgauge.models.lean_attention import Attend, attend_over
-from draftgauge.models.lean_branches import BranchAttention
+from draftgauge.models.lean_attention import Attend, BranchAttention, attend_over
 from draftgauge.models.lean_weights import LeanWeights, fuse
 from draftgauge.models.spec import check_context, check_starts, model_spec
 from draftgauge.models.transformers_calls import attention_kernels
@@ -144,9 +143,6 @@ class LeanBranches:
 
 
 def most_places(longest: int, context: int) -> int:
-    """Places of all caches that exist at once, at most, while a text grows to ``longest`` tokens: a full cache is
-    copied into one of up to twice the size.
-    """
     first = min(FIRST_CAPACITY, context)
     if longest <= first:
         return first

@@ -104,13 +104,10 @@ def centred_norm(weight: Tensor, eps: float) -> Norm:
 
 
 def rotation(head_norm: Norm | None, head_dim: int, base: int | None) -> Rotation:
-    """A function of query and key heads ``[k, H + KV, D]`` and rotary tables, the sine signed: normalises the heads
-    where there is a norm (Qwen3, Gemma 3), and rotates them in place.
+    """Normalises the heads where there is a norm (Qwen3, Gemma 3), and rotates them in place.
 
-    Args:
-        head_norm: of the heads, or None.
-        head_dim: ``D``.
-        base: which of several tables ``[k, bases, D]`` to read; None where there is one, ``[k, 1, D]``.
+    A function of query and key heads ``[k, H + KV, D]`` and rotary tables, the sine signed; ``base`` says which of
+    several tables ``[k, bases, D]`` to read.
     """
 
     def rotate(heads: Tensor, cos: Tensor, sin: Tensor) -> None:

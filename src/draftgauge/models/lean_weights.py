@@ -13,7 +13,7 @@ from torch import Tensor
 from transformers import PreTrainedConfig, PreTrainedModel
 
 from draftgauge.core.errors import ModelError
-from draftgauge.models.heads import ScoreRule, score_rule
+from draftgauge.models.hidden import ScoreRule, score_rule
 from draftgauge.models.lean_families import (
     ACTIVATIONS,
     GEMMA,
@@ -47,8 +47,7 @@ Mix = Callable[..., Tensor]
 
 
 class LeanLayer(NamedTuple):
-    """One decoder layer. ``x`` is the residual stream ``[k, hidden]``; ``H`` and ``KV`` count query and key/value
-    heads.
+    """One decoder layer over the residual stream ``x`` ``[k, hidden]``; ``H`` query and ``KV`` key/value heads.
 
     Attributes:
         input_norm: before attention.
@@ -67,15 +66,13 @@ class LeanLayer(NamedTuple):
 
 @dataclass(frozen=True)
 class LeanWeights:
-    """A whole decoder; see :class:`LeanLayer` for the letters.
+    """A whole decoder.
 
     Attributes:
-        embedding: the table of the tokens.
         embed: of tokens ``[k]``, the first ``x``.
         head: logits of normed hidden states.
-        rotaries: transformers' own rotary modules, one for each base: of a tensor and positions, cosines and sines.
-        score: what attention makes of the product of a query and a key.
-        mix: attention with these scores.
+        rotaries: transformers' own rotary modules, one for each base.
+        score: what attention makes of the product of a query and a key; ``mix`` is attention with these scores.
         eager: why no pass can be recorded as a CUDA graph, or None if passes can.
         window: of the layers that attend within one, or None where all see everything.
     """
@@ -98,9 +95,10 @@ class LeanWeights:
 def fuse(model: PreTrainedModel) -> LeanWeights:
     """Fuse query, key and value projections into one and gate and up into another, layer by layer.
 
-    The model itself stays usable. Small models on a CPU get packed copies of their linears (see :mod:`lean_ops`);
-    otherwise the model's own linears become views of the fused weights and nothing is held twice. Quantised linears
-    (bitsandbytes) and mixtures of experts are called as they are.
+    The model itself stays usable. Models of up to 2 GiB on a CPU get packed copies of their linears (:mod:`lean_ops`);
+    otherwise the model's own linears become views of the fused weights. Quantised linears and mixtures of experts are
+    called
+    as they are.
 
     Raises:
         ModelError: if the lean engine cannot run this model.

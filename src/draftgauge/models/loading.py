@@ -6,7 +6,7 @@ import importlib.util
 import sys
 import warnings
 from collections.abc import Iterator, Mapping
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -57,7 +57,6 @@ __all__ = [
 
 ENGINES = ("auto", "lean", "static", "modules", *GGUF_ENGINES)
 DEVICE_MAPS = ("auto", "balanced", "balanced_low_0", "sequential")
-SMALL_BYTES = 1 << 28
 OF_TOKENIZERS = ("tokeni*", "vocab*", "*.model", "*.tiktoken")
 
 
@@ -73,16 +72,13 @@ def load_model(
     """Load a causal language model with an empty cache.
 
     Args:
-        source: a folder, a model id of the hub, ``reference`` (the bundled pair) or ``reference/<part>``.
+        source: a folder, a model id of the hub, a GGUF file, ``reference`` (the bundled pair) or ``reference/<part>``.
         compression: one of ``compression.COMPRESSIONS``; a checkpoint that comes quantised is loaded as it is.
         device: where to run; a GPU where there is one, else the CPU.
-        engine: ``lean`` for our own functions, ``static`` for the same with fixed shapes (CUDA graphs), ``modules`` for
-            transformers' modules, ``auto`` for the first that can: static on a GPU, lean elsewhere, modules; of a GGUF
-            file ``gguf`` (what ``auto`` is there) or ``gguf-fast``.
-        trust_remote_code: run Python code that comes with the model. Off unless asked for.
+        engine: ``auto`` for the first that can: static on a GPU, lean elsewhere, modules; of a GGUF file ``gguf``.
+        trust_remote_code: run Python code that comes with the model.
         part: of the bundled pair, if ``source`` is ``reference``.
-        device_map: spread the layers over all GPUs, as accelerate's ``device_map`` of this name; they then run as
-            transformers' modules.
+        device_map: spread the layers over all GPUs, as accelerate's ``device_map`` of this name.
 
     Raises:
         DraftgaugeError: for an unknown compression, engine or device.
@@ -108,7 +104,7 @@ def load_model(
     check_index(path)
     stays = quantisation is not None or label not in COMPRESSIONS  # quantised weights are made where they stay
     with (
-        _bars_only_where_they_tell(path),
+        nullcontext() if sys.stderr.isatty() else no_bars(),
         clear_memory_errors(f"{source} at compression {label}", chosen),
         explained(source),
     ):
@@ -144,7 +140,7 @@ def _check_complete(model: PreTrainedModel, report: Mapping[str, Any], source: s
 
 
 def _check_stayed_quantised(model: PreTrainedModel, method: str, source: str | Path) -> None:
-    """Refuse a quantised checkpoint that transformers turned into plain weights: its runs would be labelled wrongly."""
+    """Refuse a checkpoint that transformers turned into plain weights: its runs would be labelled wrongly."""
     quantizer = getattr(model, "hf_quantizer", None)
     if quantizer is None or getattr(quantizer.quantization_config, "dequantize", False):
         raise ModelError(
@@ -165,7 +161,6 @@ def attention_of(config: PreTrainedConfig) -> str | None:
 
 
 def quantisation_method(source: str | Path) -> str | None:
-    """By which method a checkpoint comes quantised, see :func:`~draftgauge.models.compression.method_of`."""
     return None if is_gguf(source) else method_of(_declared(source), source)
 
 
@@ -194,7 +189,6 @@ def _dtype_of(declared: Mapping[str, Any]) -> torch.dtype | None:
 
 
 def check_device_map(device_map: str | None, device: str | torch.device | None) -> None:
-    """Raise ``DraftgaugeError`` for a map that is unknown or contradicts a device."""
     if device_map is None:
         return
     if device_map not in DEVICE_MAPS:
@@ -205,7 +199,6 @@ def check_device_map(device_map: str | None, device: str | torch.device | None) 
 
 @contextmanager
 def clear_memory_errors(what: str, device: torch.device) -> Iterator[None]:
-    """Say what did not fit where memory runs out."""
     try:
         yield
     except Exception as error:
@@ -253,12 +246,7 @@ def _choose_engine(model: PreTrainedModel) -> str:
 def load_tokenizer(
     source: str | Path, trust_remote_code: bool = False, part: str = "target"
 ) -> PreTrainedTokenizerBase:
-    """Load the tokenizer of a model; that of a GGUF file from the file itself.
-
-    Raises:
-        ModelError: if there is none.
-        MissingLibraryError: for a GGUF file, if what reads its tokenizer is not installed.
-    """
+    """Load the tokenizer of a model; that of a GGUF file from the file itself."""
     if is_gguf(source):
         return _gguf_tokenizer(Path(source))
     path = resolve_source(source, part)
@@ -293,21 +281,12 @@ def _gguf_tokenizer(path: Path) -> PreTrainedTokenizerBase:
     return tokenizer
 
 
-def _bars_only_where_they_tell(source: str | Path) -> AbstractContextManager[None]:
-    """Transformers' progress bars off in a file or pipe, and for a small model on disk, which takes no time to load."""
-    small = (
-        Path(source).is_dir() and sum(file.stat().st_size for file in Path(source).glob("*.safetensors")) < SMALL_BYTES
-    )
-    return no_bars() if small or not sys.stderr.isatty() else nullcontext()
-
-
 def _check_engine(engine: str) -> None:
     if engine not in ENGINES:
         raise DraftgaugeError(f"unknown engine {engine!r}: choose one of {', '.join(ENGINES)}")
 
 
 def _from_pretrained(auto: Any, source: str | Path, how: str = "from_pretrained", **options: Any) -> Any:
-    """``auto.from_pretrained``, or another of its functions, whose failures say what to do."""
     check_folder(source)
     with explained(source):
         return getattr(auto, how)(str(source), **options)

@@ -19,9 +19,8 @@ Masks = Tensor | dict[str, Tensor]
 def takes_branch_masks(model: PreTrainedModel) -> bool:
     """Whether a custom mask and custom positions describe branches exactly for this model.
 
-    They do for rotary embeddings, whose positions are what ``position_ids`` says, under attention that adds a mask.
-    Other position schemes (ALiBi, learned offsets) read positions off the mask, and chunked attention has masks of its
-    own.
+    They do for rotary embeddings under attention that adds a mask. Other position schemes (ALiBi, learned offsets) read
+    positions off the mask, and chunked attention has masks of its own.
     """
     config = model.config.get_text_config()
     rotary = any(name.endswith("rotary_emb") for name, _ in model.named_modules())
@@ -111,10 +110,7 @@ class SequentialBranches:
 
 
 def shared_prefix(cache: DynamicCache, length: int) -> DynamicCache:
-    """A cache of the first ``length`` tokens that reads the given one's memory and never writes to it.
-
-    ``DynamicLayer.update`` concatenates into new memory, so what is appended to the copy leaves the original alone.
-    """
+    """A cache of the first ``length`` tokens that reads the given one's memory: what is appended goes to new memory."""
     copy = DynamicCache()
     copy.layer_class_to_replicate = None
     for layer in cache.layers:

@@ -130,11 +130,7 @@ class ModulesModel:
 
 
 def rollback_cache(model: PreTrainedModel) -> DynamicCache:
-    """An empty cache for the model in which every layer keeps all keys.
-
-    Raises:
-        ModelError: if a layer holds something else than keys and values.
-    """
+    """An empty cache for the model in which every layer keeps all keys."""
     cache = DynamicCache(config=model.config)
     for index, layer in enumerate(cache.layers):
         if type(layer) is DynamicSlidingWindowLayer:  # a subclass may keep more than keys

@@ -31,10 +31,6 @@ def own_sampling(source: str | Path) -> Sampling:
     """Temperature, top-k and top-p of a checkpoint; greedy where it does not ask for sampling.
 
     A ``top_k`` or ``top_p`` that the file leaves out is off, as serving engines take it.
-
-    Raises:
-        ModelError: if it comes without ``generation_config.json``, or asks for what would change the distribution
-            otherwise.
     """
     if is_gguf(source):
         raise ModelError(f"{source} is a GGUF file and says nothing of sampling: give temperature, top_k and top_p")

@@ -73,11 +73,7 @@ def _conversation_ids(
 
 
 def token_ids(tokenizer: PreTrainedTokenizerBase, text: str, *, special: bool = True) -> list[int]:
-    """Token ids of a text of any length, with the special tokens that the tokenizer itself adds where ``special``.
-
-    Raises:
-        PromptError: if the text is not Unicode: it holds half of a surrogate pair.
-    """
+    """Token ids of a text, with the special tokens that the tokenizer itself adds where ``special``."""
     check_unicode(text, "the prompt")
     return list(tokenizer(text, add_special_tokens=special, verbose=False)["input_ids"])
 
@@ -106,11 +102,7 @@ def render(
     messages: Sequence[Message],
     template_args: Mapping[str, Any] = PLAIN.template_args,
 ) -> str:
-    """A conversation as text, ready for the assistant's answer.
-
-    Raises:
-        PromptError: if the template fails, does not read an argument, or leaves out a message.
-    """
+    """A conversation as text, ready for the assistant's answer; no message may be left out."""
     _check_arguments(tokenizer, template_args)
     text = _apply_template(tokenizer, messages, template_args)
     # At the end of each message, as templates trim contents and cut the thinking off their beginnings.
@@ -150,11 +142,8 @@ def _check_arguments(tokenizer: PreTrainedTokenizerBase, template_args: Mapping[
 
 
 def answers_warning(answers: Sequence[Sequence[int]], end_tokens: frozenset[int] = frozenset()) -> str | None:
-    """What looks wrong with a model's answers: empty, or going round in circles; None where all is well.
-
-    Args:
-        answers: output tokens, prompt by prompt.
-        end_tokens: that end an answer, and do not count as its content.
+    """What looks wrong with a model's answers, token lists without their ``end_tokens``: empty, or repeating; None if
+    nothing.
     """
     contents = [[token for token in answer if token not in end_tokens] for answer in answers]
     empty = sum(not content for content in contents)

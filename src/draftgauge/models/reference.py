@@ -15,11 +15,7 @@ QUESTIONS_FILE = PAIR_FOLDER / "questions.jsonl.xz"  # for training drafters; no
 
 
 def reference_path(part: str = "target", folder: Path = PAIR_FOLDER) -> Path:
-    """Folder of one part of the bundled pair, as ``save_pretrained`` wrote it, tokenizer included.
-
-    Raises:
-        ModelError: for an unknown part, or where the weights are not there.
-    """
+    """Folder of one part of the bundled pair, as ``save_pretrained`` wrote it, tokenizer included."""
     if part not in PARTS:
         raise ModelError(f"the reference pair has no part {part!r}: choose one of {', '.join(PARTS)}")
     path = folder / part
@@ -34,11 +30,7 @@ def bundled_questions() -> list[list[dict[str, str]]]:
 
 
 def resolve_source(source: str | Path, part: str = "target") -> str | Path:
-    """Turn ``reference`` (this part of the pair) and ``reference/<part>`` into folders; other sources pass as they are.
-
-    Raises:
-        ModelError: see :func:`reference_path`.
-    """
+    """Turn ``reference`` (this part of the pair) and ``reference/<part>`` into folders; others pass as they are."""
     if source == REFERENCE:
         return reference_path(part)
     if isinstance(source, str) and source.startswith(f"{REFERENCE}/"):

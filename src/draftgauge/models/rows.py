@@ -8,8 +8,9 @@ pass can be captured as a CUDA graph. Letters in shapes as in :mod:`draftgauge.m
 
 from __future__ import annotations
 
+import warnings
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 import torch
@@ -17,7 +18,6 @@ from torch import Tensor
 
 from draftgauge.core.errors import ModelError
 from draftgauge.models.device import free_bytes, upload
-from draftgauge.models.graphs import Run, graph_pool
 from draftgauge.models.lean import PREFILL_CHUNK, LeanModel, run_layers
 from draftgauge.models.lean_attention import attend_over, masks_by_layer
 from draftgauge.models.lean_weights import LeanWeights, Mix
@@ -100,11 +100,10 @@ class RowsPass:
 
 
 def _attend_by_row(queries: Tensor, seen: Tensor, mask: Tensor, slot: Tensor | None, mix: Mix) -> Tensor:
-    """Attention ``[T, H D]`` of tokens over the rows that they belong to, which already hold them.
+    """Attention ``[T, H D]`` of queries ``[T, H, D]`` over rows ``[B, 2 KV, C, D]`` that already hold the tokens.
 
     Args:
-        queries: ``[T, H, D]``.
-        seen: ``[B, 2 KV, C, D]``, keys then values.
+        queries, seen: as above.
         mask: additive, ``[B, 1, W G, C]``, by token, then query head of a group.
         slot: ``[T]`` place of each token in ``[B, W]``; None where every row has ``W`` tokens, in order.
         mix: of the decoder.
@@ -133,11 +132,7 @@ class StaticRows:
     first_bucket = FIRST_BUCKET
 
     def __init__(self, model: LeanModel, rows: int, capacity: int) -> None:
-        """Share the weights of a model, whose own cache is not touched; room for ``rows`` of ``capacity`` tokens.
-
-        Raises:
-            ModelError: if the model takes fewer tokens, or the cache does not fit into memory.
-        """
+        """Share the weights of a model, whose own cache is not touched; room for ``rows`` of ``capacity`` tokens."""
         self.spec = model.spec
         self._model = model
         self._weights = model._weights
@@ -150,7 +145,7 @@ class StaticRows:
         """Make room for more rows or longer ones; what they hold stays.
 
         Raises:
-            ModelError: as the constructor.
+            ModelError: if the model takes fewer tokens, or the cache does not fit into memory.
         """
         check_context(self.spec, capacity)
         check_caches_fit([(self._model, capacity)], rows)
@@ -188,11 +183,7 @@ class StaticRows:
 
     @torch.inference_mode()
     def append(self, row: int, tokens: Sequence[int]) -> None:
-        """Take more tokens into a row, for their keys and values alone.
-
-        Raises:
-            ModelError: if the row would exceed the cache.
-        """
+        """Take more tokens into a row, for their keys and values alone."""
         if not tokens:
             return
         self._check_room(self._lengths[row] + len(tokens))
@@ -205,12 +196,7 @@ class StaticRows:
 
     @torch.inference_mode()
     def step(self, rows: Sequence[int], counts: Sequence[int], tokens: Tensor) -> Tensor:
-        """Append tokens to several rows in one pass.
-
-        Args:
-            rows: increasing.
-            counts: tokens of each, at least one.
-            tokens: ``[T]`` int64 on the device, row by row.
+        """Append tokens ``[T]``, row by row, to increasing ``rows``, ``counts`` to each, in one pass.
 
         Returns:
             float32 ``[T, vocabulary]``: the logits after every token.
@@ -257,14 +243,8 @@ def bucket_of(end: int, capacity: int, first: int) -> int:
 
 
 def check_caches_fit(caches: Sequence[tuple[LeanModel, int]], rows: int) -> None:
-    """Check that keys and values of ``rows`` sequences fit into the free memory, those of one device together.
-
-    Args:
-        caches: models, and most tokens of a sequence in each.
-        rows: of each cache.
-
-    Raises:
-        ModelError: saying how much they need.
+    """Refuse caches of ``rows`` sequences, each of a model and a length, that do not fit into their devices' free
+    memory.
     """
     needed: defaultdict[torch.device, int] = defaultdict(int)
     for model, capacity in caches:
@@ -279,3 +259,53 @@ def check_caches_fit(caches: Sequence[tuple[LeanModel, int]], rows: int) -> None
                 f"a batch of {rows} sequences of {longest} tokens needs {size / 2**30:.1f} GiB for its keys and "
                 f"values, and {device} has {free / 2**30:.1f} GiB free: choose smaller batches or shorter texts"
             )
+
+
+Run = Callable[[], Tensor]
+
+
+class GraphPool:
+    """Graphs on one device that share memory: no two of them run at once, and what one returns is read right away."""
+
+    def __init__(self, device: torch.device) -> None:
+        self._device = device
+        self._stream = torch.cuda.Stream(device)  # the default one of torch.cuda.graph is of one device for all
+        self._memory = torch.cuda.graph_pool_handle()
+        self._records = True
+
+    def capture(self, run: Run) -> Run:
+        """Record what ``run``, which must have run before, launches; the function that comes back launches it again.
+
+        Where it cannot be recorded it comes back as it is, to be launched kernel by kernel, and so does all that
+        follows.
+        """
+        if not self._records:
+            return run
+        graph, before = torch.cuda.CUDAGraph(), torch.cuda.current_stream(self._device)
+        try:
+            with (
+                torch.cuda.device(self._device),
+                torch.cuda.graph(graph, self._memory, self._stream, capture_error_mode="thread_local"),
+            ):
+                output = run()
+        except RuntimeError as error:
+            torch.cuda.set_stream(before)  # where a recording that failed may have left another one
+            cause = error.__context__ or error  # ending it fails too, and says less
+            if isinstance(cause, torch.OutOfMemoryError):
+                raise cause from None
+            self._records = False
+            why = str(cause).split("\n", 1)[0]
+            warnings.warn(f"passes are launched kernel by kernel, as none could be recorded: {why}", stacklevel=2)
+            return run
+
+        def replay() -> Tensor:
+            with torch.cuda.device(self._device):
+                graph.replay()
+            return output
+
+        return replay
+
+
+def graph_pool(weights: LeanWeights, device: torch.device) -> GraphPool | None:
+    """A pool for the graphs of a decoder's passes; None where they are not recorded."""
+    return GraphPool(device) if device.type == "cuda" and weights.eager is None else None

@@ -17,11 +17,7 @@ UNLIMITED = 2**31 - 1  # context of models whose configuration names none (ALiBi
 
 
 def read_configuration(source: str | Path, trust_remote_code: bool, part: str = "target") -> PreTrainedConfig:
-    """The configuration of a model whose weights need not be there.
-
-    Raises:
-        ModelError: if it cannot be found.
-    """
+    """The configuration of a model whose weights need not be there."""
     path = resolve_source(source, part)
     check_folder(path)
     with explained(source):
@@ -30,10 +26,7 @@ def read_configuration(source: str | Path, trust_remote_code: bool, part: str = 
 
 
 def model_spec(model: PreTrainedModel, engine: str) -> ModelSpec:
-    """Describe a loaded model.
-
-    The dtype is that of the embeddings: with quantised weights it is the only one that says what activations are.
-    """
+    """Describe a loaded model; its dtype is that of the embeddings, as quantised weights do not say it."""
     config = model.config.get_text_config()
     embedding = model.get_input_embeddings().weight
     context, reason = _context(config)

@@ -14,9 +14,8 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from draftgauge.models.graphs import GraphPool, Run, graph_pool
 from draftgauge.models.lean import LeanModel
-from draftgauge.models.rows import FIRST_BUCKET, RowsPass, Shape, bucket_of
+from draftgauge.models.rows import FIRST_BUCKET, GraphPool, RowsPass, Run, Shape, bucket_of, graph_pool
 from draftgauge.models.transformers_calls import attention_kernels
 
 STATIC_TOKENS = 32  # a pass of more is a prefill and runs as the lean engine's
@@ -25,9 +24,8 @@ STATIC_TOKENS = 32  # a pass of more is a prefill and runs as the lean engine's
 class StaticModel(LeanModel):
     """:class:`~draftgauge.models.base.CachedModel` with fixed shapes, for the families of the lean engine.
 
-    A pass is captured when it comes for the second time with the same number of tokens in the same bucket; all
-    recordings share one pool of memory. Quantised linears and mixtures of experts run code of their own, which need not
-    be fit to be recorded: models that have some run eagerly, and on a GPU that is said in a warning.
+    A pass is captured when it comes for the second time with the same number of tokens in the same bucket. Models with
+    quantised linears or experts, which cannot be captured, run eagerly; on a GPU a warning says so.
     """
 
     engine: ClassVar[str] = "static"
@@ -61,8 +59,9 @@ class StaticModel(LeanModel):
 
     @torch.inference_mode()
     def record(self, most: int, longest: int) -> None:
-        """Record the passes over up to ``most`` tokens in texts of up to ``longest``, lest one is recorded while
-        something is timed; nothing happens where passes are not recorded. The cache is empty afterwards.
+        """Capture the passes over up to ``most`` tokens in texts of up to ``longest``, before something is timed.
+
+        The cache is empty afterwards.
         """
         if self._pool is None:
             return

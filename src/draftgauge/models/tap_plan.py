@@ -35,15 +35,14 @@ def tap_plan(
 ) -> TapPlan:
     """Plan the taps of a target.
 
-    Without a choice they are :func:`~draftgauge.models.tap_rules.default_taps`. Where a rule chooses and not the
-    caller, keys and values of a target that alternates full and sliding-window attention come from the full-attention
-    layers nearest to them.
+    Where a rule chooses and not the caller, keys and values of a target that alternates full and sliding-window
+    attention
+    come from the full-attention layers nearest to those of the rule.
 
     Args:
         config: of the target.
-        hidden: tap hidden states.
-        kv: tap keys and values.
-        layers: which decoder layers, counted from 0, or the name of one of :data:`TAP_RULES`.
+        hidden, kv: what to tap: hidden states, keys and values.
+        layers: which decoder layers, counted from 0, or one of :data:`TAP_RULES`; "eagle3" if None.
 
     Raises:
         ModelError: if the family has no taps, a layer does not exist or comes twice, or a layer's KV says nothing
@@ -72,11 +71,7 @@ def tap_plan(
 
 
 def check_family(config: PreTrainedConfig) -> None:
-    """Check that a target of this configuration can be tapped.
-
-    Raises:
-        ModelError: saying what is missing.
-    """
+    """Refuse a target of a family that cannot be tapped."""
     config = config.get_text_config()
     if config.model_type not in TAP_FAMILIES:
         raise ModelError(

@@ -1,10 +1,8 @@
 """Taps: what a drafter may reuse of its target, the hidden states and the KV cache of chosen layers.
 
 Live, they cost the target no second pass: hidden states are left behind by the passes that verify, and keys and values
-are views of the engine's own cache. For training, :func:`batch_features` gives the same of whole texts.
-
-Letters in shapes: ``B`` texts, ``T`` positions, ``S`` tapped layers, ``H`` hidden size, ``KV`` key/value heads, ``D``
-head dimension.
+are views of the engine's own cache. Letters in shapes: ``B`` texts, ``T`` positions, ``S`` tapped layers, ``H`` hidden
+size, ``KV`` key/value heads, ``D`` head dimension.
 """
 
 from __future__ import annotations
@@ -33,10 +31,8 @@ __all__ = ["TAP_FAMILIES", "Features", "TapPlan", "Taps", "attach_taps", "batch_
 
 
 class Taps:
-    """Hidden states and KV of the text that a model's cache holds, by position; made by :func:`attach_taps`.
-
-    Everything returned is a view, valid until the model's next ``forward``. Rolling the model back needs no word to its
-    taps.
+    """Hidden states and KV of the text that a model's cache holds, by position: views, valid until its next
+    ``forward``.
     """
 
     def __init__(self, model: LeanModel | ModulesModel, plan: TapPlan, store: HiddenStates | None) -> None:
@@ -67,17 +63,13 @@ class Taps:
 
 
 def attach_taps(model: CachedModel, plan: TapPlan) -> Taps:
-    """Let every later ``forward`` of a model leave the hidden states of the plan behind, beside its cache.
+    """Let every later ``forward`` of a model, of the lean, static or modules engine, leave the plan's hidden states
+    behind.
 
-    The cache is emptied, so that states and cache hold the same positions. A model has one set of taps at a time:
-    attaching again replaces it, and a plan without hidden layers takes away what the last one kept.
-
-    Args:
-        model: of either engine, not wrapped.
-        plan: see :func:`tap_plan`.
+    The cache is emptied. A model has one set of taps at a time: attaching again replaces it.
 
     Raises:
-        ModelError: if the plan does not fit the model, or the model is of neither engine.
+        ModelError: if the plan does not fit the model, or the model shows no states.
     """
     if isinstance(model, GgufModel):
         raise ModelError(
@@ -113,8 +105,8 @@ class Features:
         hidden: ``[B, T, S, H]``, None where not asked for; in the target's dtype, as the rest.
         keys: ``[B, S, KV, T, D]``, rotated, as cached.
         values: ``[B, S, KV, T, D]``.
-        logits: ``[B, T, V]``; row ``t`` predicts the token at ``t + 1``. ``[n, V]`` where those of some positions only
-            were asked for, and the features are then of these texts as a whole.
+        logits: ``[B, T, V]``; row ``t`` predicts the token at ``t + 1``. ``[n, V]`` where only those of some positions
+            were asked for.
     """
 
     hidden: Tensor | None
@@ -148,18 +140,14 @@ class Features:
 
 @torch.no_grad()
 def batch_features(module: PreTrainedModel, tokens: Tensor, plan: TapPlan, where: Tensor | None = None) -> Features:
-    """One pass of a target over whole texts, keeping what the plan taps.
+    """One pass of a target, in evaluation mode, over whole texts, without gradients.
 
     Args:
-        module: the target, in evaluation mode.
-        tokens: ``[B, T]`` int64 on its device. Shorter texts may be padded on the right with any token: attention is
-            causal, so what stands before the padding does not see it.
+        module: the target.
+        tokens: ``[B, T]`` int64 on its device. Shorter texts may be padded on the right with any token.
         plan: see :func:`tap_plan`.
-        where: ``[B, T]`` bool on the CPU: the ``n`` positions whose logits are computed, ``[n, V]`` in the order of
-            reading; all if None. Of a large vocabulary they are most of the memory.
-
-    Returns:
-        Features of all ``T`` positions, without gradients.
+        where: ``[B, T]`` bool on the CPU: the ``n`` positions whose logits ``[n, V]`` are computed; all if None. Of a
+            large vocabulary they are most of the memory.
     """
     hidden: dict[int, Tensor] = {}
     cache = _keeping_cache(module, plan.kv_layers) if plan.kv_layers else None

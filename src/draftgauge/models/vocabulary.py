@@ -15,13 +15,7 @@ SHOWN = 5
 
 
 def check_same_vocabulary(target: PreTrainedTokenizerBase, draft: PreTrainedTokenizerBase) -> None:
-    """Check that a draft's token ids mean to the target what they mean to the draft.
-
-    Vocabularies are compared entry by entry: equal sizes say nothing.
-
-    Raises:
-        ModelError: naming the first ids that differ.
-    """
+    """Refuse a draft whose token ids mean something else to the target, compared entry by entry."""
     target_ids, draft_ids = target.get_vocab(), draft.get_vocab()
     if target_ids == draft_ids:
         return
@@ -52,11 +46,8 @@ def _show(token: str | None) -> str:
 
 
 def end_tokens(*sources: Any) -> frozenset[int]:
-    """Ids that end a text: all that the sources name.
-
-    Args:
-        sources: models (ours or transformers'), configurations, generation configurations or tokenizers; of a model,
-            both its configurations count.
+    """Ids that end a text: all that models, configurations or tokenizers name; of a model, both its configurations
+    count.
     """
     end_ids: set[int] = set()
     for source in sources:
@@ -65,3 +56,41 @@ def end_tokens(*sources: Any) -> frozenset[int]:
             ids = getattr(holder, "eos_token_id", None)
             end_ids.update([ids] if isinstance(ids, int) else ids or [])
     return frozenset(end_ids)
+
+
+_INCOMPLETE = "\ufffd"
+_CONTEXT = 4  # tokens before a piece: enough for a tokenizer to place its leading space
+
+
+class IncrementalDecoder:
+    """Decodes a growing output piece by piece; the pieces joined are the decoded output, special tokens left out."""
+
+    def __init__(self, tokenizer: PreTrainedTokenizerBase) -> None:
+        self._tokenizer = tokenizer
+        added = tokenizer.added_tokens_decoder  # end-of-turn tokens are special here, and often among no named ones
+        self._special = frozenset(tokenizer.all_special_ids) | {token for token, each in added.items() if each.special}
+        self._before: list[int] = []
+        self._pending: list[int] = []
+
+    def push(self, token: int) -> str:
+        """The text that a token adds; empty for special tokens and while a character is incomplete."""
+        if token in self._special:
+            return self.finish()
+        self._pending.append(token)
+        piece = self._piece()
+        return "" if piece.endswith(_INCOMPLETE) else self._flush(piece)
+
+    def finish(self) -> str:
+        return self._flush(self._piece()) if self._pending else ""
+
+    def _piece(self) -> str:
+        before = self._decode(self._before)
+        return self._decode(self._before + self._pending)[len(before) :]
+
+    def _decode(self, tokens: list[int]) -> str:
+        return str(self._tokenizer.decode(tokens, clean_up_tokenization_spaces=False)) if tokens else ""
+
+    def _flush(self, piece: str) -> str:
+        self._before = (self._before + self._pending)[-_CONTEXT:]
+        self._pending = []
+        return piece

@@ -25,8 +25,8 @@ class Heads(NamedTuple):
 class Attention(nn.Module):
     """Attention that reads the token's embedding, the drafter's state, or both side by side.
 
-    The linear of ``[embedding; state]`` is kept as two, one for each half: their sum is the same, and the half of the
-    embedding does not depend on the depth, so an unroll computes it once for a token and not once for every depth.
+    The linear of ``[embedding; state]`` is kept as two: the half of the embedding does not depend on the depth, so an
+    unroll computes it once.
     """
 
     def __init__(

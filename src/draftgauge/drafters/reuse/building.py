@@ -20,16 +20,11 @@ from draftgauge.drafters.reuse.net import ReuseNet
 def new_net(
     config: ReuseConfig, target_module: PreTrainedModel, seed: int, draft_tokens: Tensor | None = None
 ) -> ReuseNet:
-    """A drafter for a target, in float32 on the target's device.
+    """A drafter for a target, in float32 on the target's device (on ``meta`` if the target is).
 
     Linears start normally distributed with variance 1 / inputs, norms at one, the head at the target's rows. Weights
-    are drawn by name, so the parts that two designs share start the same for the same seed.
-
-    Args:
-        config: made for this target.
-        target_module: the target; on ``meta``, the drafter is too.
-        seed: of the weights.
-        draft_tokens: ``[V]`` target ids, ascending, where the configuration has a draft vocabulary.
+    are drawn by name from ``seed``, so the parts that two designs share start the same. ``draft_tokens`` ``[V]`` are
+    target ids, ascending, where the configuration has a draft vocabulary.
 
     Raises:
         ModelError: if the configuration is of another target's shape, or the draft tokens do not fit it.
@@ -62,9 +57,8 @@ def start_norm(net: ReuseNet, target_module: PreTrainedModel) -> None:
 def start_attending_self(net: ReuseNet) -> None:
     """Start every query head at its key head's weights, so that a row attends mostly to itself at first.
 
-    Between random queries and keys attention is nearly even over hundreds of positions: what a row holds itself is lost
-    in their mean, and a design whose token enters through attention alone (EAGLE-3, arXiv 2503.01840, section 3) first
-    has to find it.
+    Between random queries and keys attention is nearly even over hundreds of positions: a design whose token enters
+    through attention alone (EAGLE-3, arXiv 2503.01840, section 3) would first have to find it.
     """
     for block in net.blocks:
         for attention in (block.self_attention, block.chain_attention):
@@ -73,12 +67,7 @@ def start_attending_self(net: ReuseNet) -> None:
 
 
 def attach(config: ReuseConfig, target_module: PreTrainedModel, draft_tokens: Tensor | None) -> ReuseNet:
-    """A drafter around a target's embedding and rotary module, on its device; the weights are float32 and hold nothing
-    yet.
-
-    Raises:
-        ModelError: if the configuration is of another target's shape, or the draft tokens do not fit it.
-    """
+    """A drafter around a target's embedding and rotary module, its float32 weights not yet filled in."""
     embedding = target_module.get_input_embeddings().weight
     if embedding.shape != (config.vocabulary, config.hidden_size):
         raise ModelError(
@@ -96,11 +85,7 @@ def attach(config: ReuseConfig, target_module: PreTrainedModel, draft_tokens: Te
 
 
 def warm_start(net: ReuseNet, hidden_net: ReuseNet) -> list[str]:
-    """Start a ``hybrid`` or ``cross`` drafter from a trained ``hidden`` one: everything that both have, the rest as it
-    is.
-
-    Returns:
-        The names of the parameters that were copied.
+    """Start a ``hybrid`` or ``cross`` drafter from a trained ``hidden`` one; the names of the parameters copied.
 
     Raises:
         ModelError: for other designs, another target or draft vocabulary, or parts of different shapes.
@@ -157,8 +142,7 @@ def matched_widths(
     """Configurations whose numbers of trainable parameters agree: the SwiGLU's width makes up for what a design spends
     elsewhere.
 
-    All are brought to the size of the largest at its own width (the target's, where a request names none) among the
-    requests of fewest layers: of the paper's rows that is ``hybrid``.
+    All are brought to the size of the largest at its own width among the requests of fewest layers.
 
     Args:
         target_config: of the target.

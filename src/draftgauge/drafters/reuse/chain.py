@@ -35,12 +35,7 @@ class GrowingPair:
 
 
 class Prefix:
-    """What a drafter keeps of the committed text.
-
-    Attributes:
-        anchors: its own keys and values of depth 0 of every anchor, None for designs without self-attention.
-        injected: those of the target as each drafter layer attends to them; empty for designs that read none.
-    """
+    """What a drafter keeps of the committed text: keys and values of every anchor, its own and the target's."""
 
     def __init__(self, config: ReuseConfig, like: Tensor) -> None:
         traits = config.traits
@@ -63,10 +58,7 @@ class Prefix:
 
 @dataclass(frozen=True)
 class ChainState:
-    """Where drafting stands: made by the functions of :mod:`~draftgauge.drafters.reuse.drafting`, and not changed by
-    them.
-
-    So one state can be continued in several ways (a draft tree), and a chain of an earlier ``take_in`` stays right.
+    """Where drafting stands. A value: one state can be continued in several ways (a draft tree).
 
     Attributes:
         prefix: of the committed text.

@@ -132,19 +132,12 @@ def reuse_config(
     norm_before_residual: bool = True,
     norm_output: bool = True,
 ) -> ReuseConfig:
-    """The configuration of a drafter for a target.
+    """The configuration of a drafter for a target; see :class:`ReuseConfig` for what is not below.
 
     Args:
         target_config: of the target model.
-        design: one of ``DESIGNS``.
-        layers: of the drafter.
-        injection: one of ``INJECTIONS``.
         taps: target layers to read, from 0, or a rule, see :func:`~draftgauge.models.tap_plan.tap_plan`.
         intermediate_size: width of the SwiGLU; the target's by default.
-        draft_vocabulary: number of tokens that the drafter can propose; 0 for all.
-        target_fingerprint: which target it is.
-        target_source: where it came from.
-        norm_before_fc, norm_before_residual, norm_output: see :class:`ReuseConfig`.
 
     Raises:
         ModelError: for what :class:`ReuseConfig` refuses, layers that the target has not, or a target that cannot be

@@ -12,11 +12,11 @@ class Design:
     """What sets a design apart; everything else is the same for all.
 
     Attributes:
-        reads_hidden: it takes the target's hidden states at depth 0, and its own state of the depth before at the
-            others. It is recurrent, hence of one layer.
+        reads_hidden: it takes the target's hidden states at depth 0, and its own state at the others: recurrent, one
+            layer.
         reads_kv: it attends to the target's keys and values.
         self_attends: it has an attention over depth 0 of all anchors and its own chain.
-        chain_attends: it has an attention over the injected keys of the target, where there are any, and its own chain.
+        chain_attends: it has an attention over the injected keys of the target, if any, and its own chain.
         warm_starts: it can start from a trained ``hidden`` drafter, all of whose parts it has.
     """
 

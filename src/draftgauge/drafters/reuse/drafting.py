@@ -77,13 +77,7 @@ def step(net: ReuseNet, state: ChainState, token: Tensor | int) -> tuple[Tensor,
 
 @torch.inference_mode()
 def step_many(net: ReuseNet, state: ChainState, parents: Tensor, tokens: Tensor) -> tuple[Tensor, ChainState]:
-    """One more depth of several branches, which may share parents.
-
-    Args:
-        net: the drafter.
-        state: of ``N`` branches.
-        parents: ``[M]`` rows of ``state``.
-        tokens: ``[M]``, the token drafted after each.
+    """One more depth of branches, which may share parents: tokens ``[M]`` drafted after the rows ``parents`` ``[M]``.
 
     Returns:
         float32 logits ``[M, V]``, and the state of the ``M`` branches.

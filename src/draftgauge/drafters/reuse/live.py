@@ -21,14 +21,10 @@ from draftgauge.verification import Sampling
 class ReuseDrafter:
     """Drafts with a :class:`~draftgauge.drafters.reuse.net.ReuseNet` from what the target's passes leave behind.
 
-    With ``n`` committed tokens the target's cache holds ``n - 1``, so its hidden states, keys and values are known up
-    to position ``n - 2``, the *anchor* of the next draft; the last committed token is the drafter's first input. Only
-    anchors of committed text enter the drafter's own cache, hence nothing of it is ever rolled back. A text of one
-    token has no anchor, and nothing is drafted from it.
-
-    The target may hold more than the committed text, as it does after it has decoded a whole output: what stands at a
-    position does not depend on what follows. So drafts can be had from every position of a known output, one after the
-    other.
+    With ``n`` committed tokens the target's cache holds ``n - 1``, so its states are known up to position ``n - 2``,
+    the *anchor* of the next draft; the last committed token is the drafter's first input. Only anchors of committed
+    text enter the drafter's own cache, hence nothing of it is ever rolled back. The target may hold more than the
+    committed text: what is at a position does not depend on what follows.
     """
 
     def __init__(
@@ -44,11 +40,9 @@ class ReuseDrafter:
 
         Args:
             net: the trained network, on the target's device and in its dtype.
-            target: the model that verifies. It belongs to the loop: the drafter never runs it.
+            target: the model that verifies; the drafter never runs it.
             taps: of that model, with the layers of ``net.config``.
-            end_tokens: a draft ends with any of these.
-            sampling: how tokens are drafted, greedily if None. Sampled drafts carry their distributions.
-            generator: on the target's device; needed for sampled drafts.
+            end_tokens, sampling, generator: see :class:`DraftBuilder`.
         """
         self.net = net
         self.target = target

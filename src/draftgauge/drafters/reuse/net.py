@@ -43,17 +43,13 @@ class ReuseNet(nn.Module):
     def __init__(
         self, config: ReuseConfig, embedding: Tensor, rotary: nn.Module, draft_tokens: Tensor | None = None
     ) -> None:
-        """A network with PyTorch's random weights; :func:`~draftgauge.drafters.reuse.building.new_net` makes one to be
-        trained.
+        """A network with PyTorch's random weights; see :func:`~draftgauge.drafters.reuse.building.new_net`.
 
         Args:
             config: what it is made of.
             embedding: the target's token embeddings ``[vocabulary, H]``, shared.
             rotary: the target's rotary module, called for its tables and left as it is.
             draft_tokens: ``[V]`` target ids of the draft vocabulary, ascending, where the configuration has one.
-
-        Raises:
-            ModelError: if the draft tokens are not those that the configuration asks for.
         """
         super().__init__()
         self.config = config

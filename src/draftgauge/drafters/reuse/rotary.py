@@ -12,8 +12,6 @@ FIRST_LENGTH = 512
 class RotaryTables:
     """Cosines and sines of the target's positions ``[length, D]``, made by its own rotary module, so every scaling is
     in them.
-
-    The module stays the target's: it is called, never moved or cast. Sines are signed for :func:`rotate`.
     """
 
     def __init__(self, module: nn.Module) -> None:

@@ -16,17 +16,9 @@ from draftgauge.models.taps import Features
 
 
 def unroll(net: ReuseNet, tokens: Tensor, features: Features, depths: int) -> list[Tensor]:
-    """Logits of every depth from every anchor.
+    """Logits of every depth from every anchor: ``K`` tensors ``[B, A, V]`` with ``A = T - 1 - K``.
 
-    Args:
-        net: the drafter.
-        tokens: ``[B, T]``.
-        features: of the same texts.
-        depths: ``K``.
-
-    Returns:
-        ``K`` tensors ``[B, A, V]`` with ``A = T - 1 - K``: entry ``k`` predicts ``x[t + 2 + k]`` for the anchors
-        ``t = 0..A-1``.
+    Entry ``k`` predicts ``x[t + 2 + k]`` for the anchors ``t = 0..A-1`` of tokens ``[B, T]`` and their features.
 
     Raises:
         ModelError: if the texts are too short for ``K`` steps.

@@ -22,7 +22,7 @@ from draftgauge.drafters.reuse.building import start_attending_self
 from draftgauge.drafters.reuse.config import ReuseConfig
 from draftgauge.drafters.reuse.net import ReuseNet
 from draftgauge.drafters.reuse.unroll import unroll_states
-from draftgauge.models.heads import Part, catching_heads
+from draftgauge.models.hidden import Part, catching_heads
 from draftgauge.models.tap_plan import TAP_FAMILIES, nearest_full
 from draftgauge.models.tap_rules import default_taps
 from draftgauge.models.taps import batch_features
