@@ -98,8 +98,7 @@ class CachedModel(Protocol):
         """Open short branches off the cached sequence, to be decoded together, the cache left as it is.
 
         Branch ``i`` continues the first ``starts[i]`` cached tokens. The session ends with the next ``forward``,
-        ``truncate``
-        or ``reset``. Its memory grows with ``N`` times the length of the cache and the vocabulary.
+        ``truncate`` or ``reset``. Its memory grows with ``N`` times the length of the cache and the vocabulary.
 
         Args:
             starts: ``[N]`` int64 on the model's device, each in ``1..length``.

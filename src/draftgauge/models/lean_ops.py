@@ -58,15 +58,13 @@ def projection(linears: Sequence[Any], pack: bool) -> Projection:
     return lambda x: multiply(x, packed, bias, "none", [], "")
 
 
-def residual(linear: Any, pack: bool) -> Residual:
-    """A function of the residual ``x`` and an inner activation that adds the linear's output to ``x`` in place."""
+def residual(linear: Any, pack: bool, norm: Norm | None = None) -> Residual:
+    """A function of the residual ``x`` and an inner activation that adds the linear's output, normed in Gemma 2 and 3,
+    to ``x`` in place.
+    """
     project = projection([linear], pack)
-    return lambda x, inner: x.add_(project(inner))
-
-
-def normed_residual(linear: Any, pack: bool, norm: Norm) -> Residual:
-    """As :func:`residual`, with a norm between the linear and the residual stream (Gemma 2 and 3)."""
-    project = projection([linear], pack)
+    if norm is None:
+        return lambda x, inner: x.add_(project(inner))
     return lambda x, inner: x.add_(norm(project(inner)))
 
 

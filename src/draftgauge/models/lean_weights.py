@@ -32,7 +32,6 @@ from draftgauge.models.lean_ops import (
     Rotation,
     centred_norm,
     norm,
-    normed_residual,
     packs,
     projection,
     residual,
@@ -96,9 +95,8 @@ def fuse(model: PreTrainedModel) -> LeanWeights:
     """Fuse query, key and value projections into one and gate and up into another, layer by layer.
 
     The model itself stays usable. Models of up to 2 GiB on a CPU get packed copies of their linears (:mod:`lean_ops`);
-    otherwise the model's own linears become views of the fused weights. Quantised linears and mixtures of experts are
-    called
-    as they are.
+    otherwise the model's own linears become views of the fused weights. Quantised linears and experts are called as
+    they are.
 
     Raises:
         ModelError: if the lean engine cannot run this model.
@@ -129,31 +127,29 @@ def fuse(model: PreTrainedModel) -> LeanWeights:
 
 def _fuse_layer(layer: Any, config: PreTrainedConfig, pack: bool) -> LeanLayer:
     attention, mlp, eps, norm_of = layer.self_attn, layer.mlp, config.rms_norm_eps, _norm_of(config)
-    output, down = residual, residual
+    after_attention = after_mlp = None
     before_mlp = layer.post_attention_layernorm
     if config.model_type in ("gemma2", "gemma3_text"):  # a norm before and one behind each half of the block
-        after_attention, after_mlp = (
-            norm_of(each.weight, eps) for each in (layer.post_attention_layernorm, layer.post_feedforward_layernorm)
-        )
-        output, down = partial(normed_residual, norm=after_attention), partial(normed_residual, norm=after_mlp)
+        after_attention = norm_of(layer.post_attention_layernorm.weight, eps)
+        after_mlp = norm_of(layer.post_feedforward_layernorm.weight, eps)
         before_mlp = layer.pre_feedforward_layernorm
     return LeanLayer(
         input_norm=norm_of(layer.input_layernorm.weight, eps),
         qkv=projection([attention.q_proj, attention.k_proj, attention.v_proj], pack),
         rotate=_rotation(attention, config),
-        output=output(attention.o_proj, pack),
-        mlp=_mlp(mlp, config, norm_of(before_mlp.weight, eps), partial(down, pack=pack), pack),
+        output=residual(attention.o_proj, pack, after_attention),
+        mlp=_mlp(mlp, config, norm_of(before_mlp.weight, eps), after_mlp, pack),
     )
 
 
-def _mlp(mlp: Any, config: PreTrainedConfig, norm: Norm, down: Callable[..., Residual], pack: bool) -> Update:
+def _mlp(mlp: Any, config: PreTrainedConfig, before: Norm, after: Norm | None, pack: bool) -> Update:
     if has_experts(mlp):  # called as a whole, whatever form transformers gives them
-        return lambda x: x.add_(mlp(norm(x)[None])[0])
+        return lambda x: x.add_(mlp(before(x)[None])[0])
     activation = ACTIVATIONS[activation_name(config)]
-    project, add = projection([mlp.gate_proj, mlp.up_proj], pack), down(mlp.down_proj)
+    project, add = projection([mlp.gate_proj, mlp.up_proj], pack), residual(mlp.down_proj, pack, after)
 
     def gated(x: Tensor) -> None:
-        gate, up = project(norm(x)).chunk(2, -1)
+        gate, up = project(before(x)).chunk(2, -1)
         add(x, activation(gate).mul_(up))
 
     return gated

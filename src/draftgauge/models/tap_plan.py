@@ -36,8 +36,7 @@ def tap_plan(
     """Plan the taps of a target.
 
     Where a rule chooses and not the caller, keys and values of a target that alternates full and sliding-window
-    attention
-    come from the full-attention layers nearest to those of the rule.
+    attention come from the full-attention layers nearest to those of the rule.
 
     Args:
         config: of the target.
