@@ -15,6 +15,7 @@ from draftgauge.core.provenance import read_measurement, write_measurement
 from draftgauge.drafters.reuse import ReuseNet, save_drafter
 from draftgauge.drafters.reuse.persistence import read_config, read_weights
 from draftgauge.models.loading import wrap
+from draftgauge.policies.fitted import FittedPolicy, load_fitted, save_fitted
 from draftgauge.traces.costs import CostCurve, pair_fingerprint, run_costs
 from draftgauge.traces.datastore import About, Datastore, stored_output
 from draftgauge.traces.manifest import COSTS_NAME, Manifest, ModelEntry
@@ -80,9 +81,14 @@ def _read_run(folder: Path) -> Any:
 
 
 def _make_datastore(folder: Path, seed: int) -> None:
-    about = About("words", 1000, with_prompts=True, look_up_seconds=1e-6 * (seed + 1))
+    about = About("words", 1000, with_prompts=True)
     outputs = [stored_output([seed, number], range(seed, seed + 9), True) for number in range(4)]
     Datastore(about).with_outputs(outputs).save(folder / "store.parquet")
+
+
+def _make_fitted(folder: Path, seed: int) -> None:
+    numbers = {"thresholds": [0.1 * seed, 0.25, 0.5], "name": "x"}
+    save_fitted(FittedPolicy("stopping", GAMMA, ("confidence",), numbers, {"task": "all"}, ("a/1",)), folder / "p.json")
 
 
 @cache
@@ -98,6 +104,7 @@ KINDS = {
         lambda folder: read_measurement(folder / "r.json").rows,
         single=True,
     ),
+    "fitted policy": Kind(_make_fitted, lambda folder: load_fitted(folder / "p.json"), single=True),
     "drafter": Kind(
         lambda folder, seed: save_drafter(folder, _net(seed), {"request": {"depths": seed}}),
         lambda folder: (read_config(folder), read_weights(folder)),

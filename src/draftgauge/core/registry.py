@@ -18,16 +18,16 @@ class Registry(Generic[T]):
     """Named factories of one kind of thing.
 
     A *spec* is ``name`` or ``name:key=value,key=value``. The first value may come without its key (``fixed:4``); a
-    piece without ``=`` after a keyed one continues its value (``sglang-adaptive:candidates=1,2,4``). Values are
-    converted by the annotations of the factory's parameters.
+    piece without ``=`` after a keyed one continues its value (``sglang-adaptive:candidates=1,2,4``). Values are converted by the
+    annotations of the factory's parameters.
+
+    Args:
+        kind: the word for one of the things in messages, e.g. "policy".
+        supplied: parameters that only the caller of :meth:`create` gives, and no spec.
+        defaults: in words, by parameter, what the caller gives where a spec leaves it out.
     """
 
     def __init__(self, kind: str, supplied: Collection[str] = (), defaults: Mapping[str, str] | None = None) -> None:
-        """``kind`` is the word for one of the things in messages, e.g. "policy".
-
-        ``supplied`` names parameters that only the caller of :meth:`create` gives, and no spec; ``defaults`` says in
-        words, by parameter, what the caller gives where a spec leaves it out.
-        """
         self.kind = kind
         self.supplied = frozenset(supplied)
         self._defaults = dict(defaults or {})
@@ -72,9 +72,7 @@ class Registry(Generic[T]):
         name, arguments = self.parse(spec)
         parameters = self._parameters(name)
         given = {key: value for key, value in defaults.items() if key in parameters} | arguments
-        missing = [
-            key for key, parameter in parameters.items() if parameter.default is parameter.empty and key not in given
-        ]
+        missing = [key for key, each in parameters.items() if each.default is each.empty and key not in given]
         if missing:
             raise DraftgaugeError(f"{self.kind} {name} needs {', '.join(missing)}: {self.usage(name)}")
         return self._factories[name](**given)
@@ -96,8 +94,17 @@ class Registry(Generic[T]):
         if colon and not rest:
             raise DraftgaugeError(f"{spec!r}: nothing follows the colon; {self.usage(name)}")
         parameters = self._settable(name)
+        pairs: list[tuple[str, str]] = []  # ``4,window=8`` -> (first, "4"), ("window", "8")
+        for piece in rest.split(",") if rest else ():
+            key, equals, value = piece.partition("=")
+            if equals:
+                pairs.append((key.strip(), value.strip()))
+            elif pairs:
+                pairs[-1] = (pairs[-1][0], f"{pairs[-1][1]},{piece.strip()}")
+            else:
+                pairs.append((next(iter(parameters), ""), piece.strip()))
         arguments: dict[str, Any] = {}
-        for key, text in _split(rest, next(iter(parameters), "")):
+        for key, text in pairs:
             if key not in parameters:
                 problem = f"has no parameter {key!r}" if parameters else "takes no parameters"
                 raise DraftgaugeError(f"{self.kind} {name} {problem}: {self.usage(name)}")
@@ -120,17 +127,3 @@ class Registry(Generic[T]):
 
     def _parameters(self, name: str) -> dict[str, inspect.Parameter]:
         return dict(inspect.signature(self._factories[name], eval_str=True).parameters)
-
-
-def _split(rest: str, first: str) -> list[tuple[str, str]]:
-    """``4,window=8`` -> (first, "4"), ("window", "8")."""
-    pairs: list[tuple[str, str]] = []
-    for piece in rest.split(",") if rest else ():
-        key, equals, value = piece.partition("=")
-        if equals:
-            pairs.append((key.strip(), value.strip()))
-        elif pairs:
-            pairs[-1] = (pairs[-1][0], f"{pairs[-1][1]},{piece.strip()}")
-        else:
-            pairs.append((first, piece.strip()))
-    return pairs
