@@ -18,8 +18,8 @@ class Registry(Generic[T]):
     """Named factories of one kind of thing.
 
     A *spec* is ``name`` or ``name:key=value,key=value``. The first value may come without its key (``fixed:4``); a
-    piece without ``=`` after a keyed one continues its value (``sglang-adaptive:candidates=1,2,4``). Values are converted by the
-    annotations of the factory's parameters.
+    piece without ``=`` after a keyed one continues its value (``sglang-adaptive:candidates=1,2,4``). Values are
+    converted by the annotations of the factory's parameters.
 
     Args:
         kind: the word for one of the things in messages, e.g. "policy".
