@@ -281,7 +281,7 @@ def _curve(
     samples = [bench.samples for bench in benches]
     catch_up = _catch_up(samples)
     draft = _table(samples, lambda sample: sample.draft - catch_up[sample.backlog - 1], plan.gamma_max)
-    draft[:, 1:] = np.maximum(draft[:, 1:], LEAST_SECONDS)
+    draft[:, 0], draft[:, 1:] = 0.0, np.maximum(draft[:, 1:], LEAST_SECONDS)  # drafting nothing takes no time
     verify = _table(samples, lambda sample: sample.verify, plan.gamma_max)
     looked_at = [
         (sample.draft - catch_up[sample.backlog - 1] - draft[row, sample.gamma]) / sample.gamma
