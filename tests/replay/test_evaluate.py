@@ -251,3 +251,24 @@ def test_a_token_that_was_left_out_was_not_proposed(trace: Trace, costs: CostCur
     row = evaluate(trace, costs, {"leaves out": outcome})[-1]
     assert row["acceptance_rate"] == outcome.acceptance_rate
     assert row["drafted_per_step"] == outcome.drafted.sum() / outcome.steps.sum()
+
+
+def test_the_simplest_policy_that_is_level_with_the_fastest_is_recommended(trace: Trace, costs: CostCurve) -> None:
+    def chosen(*specs: str) -> str:
+        policies = {spec: make_policy(spec, GAMMA_MAX, costs) for spec in specs}
+        rows = evaluate(trace, costs, policies)
+        (name,) = {str(row["policy"]) for row in rows if row["recommended"]}
+        return name
+
+    near = "cumulative-confidence:threshold=0.3"
+    assert chosen(near, "specdec++:threshold=0.7") == near  # level, or ahead
+    assert chosen("none", near) == near  # nothing to tune, and far behind
+    assert chosen("fixed:1", "fixed:2", "fixed:3") == max(
+        ("fixed:1", "fixed:2", "fixed:3"),
+        key=lambda spec: replay(trace, make_policy(spec, GAMMA_MAX), costs).tokens_per_second,
+    )
+
+
+def test_a_users_own_policy_is_the_least_simple_one(trace: Trace, costs: CostCurve) -> None:
+    rows = evaluate(trace, costs, {"mine": FixedLength(2), "fixed:2": FixedLength(2)})
+    assert {row["policy"] for row in rows if row["recommended"]} == {"fixed:2"}

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from draftgauge.api.requests import ReplayRequest
-from draftgauge.cli.console import joined_interval, show_table, source_columns, warn
+from draftgauge.cli.console import console, joined_interval, show_table, source_columns, warn
 
 COLUMNS = {
     "policy": "policy",
@@ -43,6 +43,14 @@ def replay(request: ReplayRequest) -> list[dict[str, Any]]:
     columns |= source_columns(pooled)
     shown = [row | joined_interval(row, "gain", "{:+.1%}") for row in pooled]
     show_table(_title(pooled, bool(request.sweep)), shown, columns)
+    if not request.sweep:
+        for row in pooled:
+            if row["recommended"]:
+                console.print(
+                    f"{row['compression']}: {row['policy']} is the simplest policy that is level with the fastest here",
+                    highlight=False,
+                    soft_wrap=True,
+                )
     return rows
 
 

@@ -34,7 +34,7 @@ def no_speculation() -> Policy:
     return FixedLength(0)
 
 
-@register_policy("fixed", "always drafts that many tokens")
+@register_policy("fixed", "always drafts that many tokens", complexity=1)
 def fixed(gamma: int, *, gamma_max: int) -> Policy:
     """Draft ``gamma`` tokens at every step."""
     if not 0 <= gamma <= gamma_max:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator, Mapping
 from copy import deepcopy
 from dataclasses import dataclass
@@ -13,7 +14,7 @@ from draftgauge.core.errors import DraftgaugeError
 from draftgauge.core.registry import Registry
 from draftgauge.policies.base import Policy, StepCosts
 from draftgauge.policies.checks import require_costs
-from draftgauge.policies.fitted import FITTED_SUFFIX, policy_of_file
+from draftgauge.policies.fitted import FITTED_SUFFIX, load_fitted, policy_of_file
 
 POLICIES: Registry[Policy] = Registry("policy", supplied=("costs",), defaults={"gamma_max": "the longest draft"})
 """Factories whose parameters are those of a spec; each takes ``gamma_max`` and ``costs``, which the caller knows, by
@@ -104,6 +105,12 @@ def grid_specs(name: str) -> Iterator[str]:
     for values in product(*grid.values()):
         pairs = (f"{key}={_written(value)}" for key, value in zip(grid, values, strict=True))
         yield f"{name}:{','.join(pairs)}"
+
+
+def complexity_of(spec: str) -> float:
+    """How many numbers of a policy are tuned or fitted; infinite for a user's own."""
+    entry = entry_of(load_fitted(Path(spec)).policy if spec.endswith(FITTED_SUFFIX) else spec)
+    return math.inf if entry is None else entry.complexity
 
 
 def weighs_cost(spec: str) -> bool:

@@ -163,6 +163,7 @@ def _from_numbers(parameters: Mapping[str, Any], gamma_max: int, costs: StepCost
 @register_policy(
     NAME,
     "drafts on until a rejection is likely, by a trained head (SpecDec++)",
+    complexity=10,
     grid={"threshold": (0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 0.95), "minimum": (1, 2)},
 )
 def specdec(threshold: float = 0.7, minimum: int = 2, *, gamma_max: int) -> Policy:

@@ -211,6 +211,7 @@ def _from_numbers(parameters: Mapping[str, Any], gamma_max: int, costs: StepCost
 @register_policy(
     NAME,
     "the length with the most predicted tokens a step (SpecKV)",
+    complexity=129,
     grid={"reading": ("previous", "two"), "compression": ("none", "int8", "nf4"), "gamma_max": (2, 4, 6, 8)},
 )
 def speckv(reading: Reading = "previous", compression: Compression = "none", *, gamma_max: int) -> Policy:

@@ -14,6 +14,7 @@ from draftgauge.core.errors import DraftgaugeError
 from draftgauge.core.prompts import TRAIN
 from draftgauge.policies.base import Extends, Policy
 from draftgauge.policies.fixed import FixedLength
+from draftgauge.policies.registry import complexity_of
 from draftgauge.policies.stored_texts import StoredTexts
 from draftgauge.replaying.hindsight import Sources, hindsight_optimum
 from draftgauge.replaying.rows import context_lengths, prompt_of_rows, sum_by_prompt
@@ -30,9 +31,8 @@ ALL_TASKS = "all"
 """The task name of figures over all prompts together."""
 
 SAME_PROMPTS = "same prompts"
-NEAR = 0.02
-"""Draft lengths whose speed is so close to the best one's are about as good: cost curves are not measured more finely.
-"""
+NEAR = 0.02  # lengths whose speed is so close to the best are about as good: costs are not measured more finely
+LEVEL = 0.01  # policies whose speeds are closer are level
 NOTHING, HINDSIGHT = "none", "hindsight"
 HINDSIGHT_TEXT, HINDSIGHT_BOTH = "hindsight-text", "hindsight-two-sources"
 BOUNDS = {HINDSIGHT: Sources.MODEL, HINDSIGHT_TEXT: Sources.TEXT, HINDSIGHT_BOTH: Sources.BOTH}
@@ -126,7 +126,8 @@ def evaluate(
       ``gain_over_rival_low`` and ``_high``: over that policy, minus 1; None without tuned policies;
     * ``captured`` with ``captured_low`` and ``captured_high``: of the way from that length to the hindsight optimum of
       the drafter alone; negative below it, None where there is no way;
-    * ``captured_two_sources``: the same of the optimum with both sources; None where no policy looks tokens up.
+    * ``captured_two_sources``: the same of the optimum with both sources; None where no policy looks tokens up;
+    * ``recommended``: whether it is the simplest policy that is level with the fastest (:func:`recommended`).
 
     Args:
         trace: dense; the prompts to evaluate on.
@@ -165,7 +166,40 @@ def evaluate(
         tested = [row for row in rows if row["task"] == task and row["policy"] not in against.references]
         for row, adjusted in zip(tested, holm([figure(row, "p_value") for row in tested]), strict=True):
             row["p_holm"] = adjusted
+    candidates = {name: outcome for name, outcome in outcomes.items() if name not in BOUNDS}
+    chosen = recommended(candidates, baselines.conversation, resamples) if candidates else None
+    for row in rows:
+        row["recommended"] = row["policy"] == chosen
     return rows
+
+
+def recommended(
+    outcomes: Mapping[str, Replay], conversation: NDArray[np.int64], resamples: int = TEST_RESAMPLES
+) -> str:
+    """The name of the simplest policy that is level with the fastest one: whose gain over it is -1% or more, or has a
+    95% interval that reaches 0. The simplest is the one with the fewest tuned or fitted numbers
+    (:func:`~draftgauge.policies.registry.complexity_of`), the faster one of equals.
+
+    Args:
+        outcomes: replays of the same prompts, by the spec of the policy.
+        conversation: ``[prompts]`` whose turns are resampled together.
+        resamples: of the intervals.
+    """
+
+    def summed(outcome: Replay) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+        count = int(conversation.max()) + 1
+        return sum_by_prompt(conversation, outcome.committed, count), sum_by_prompt(
+            conversation, outcome.seconds, count
+        )
+
+    speeds = {name: outcome.tokens_per_second for name, outcome in outcomes.items()}
+    fastest = summed(outcomes[max(speeds, key=speeds.__getitem__)])
+    level = []
+    for name, outcome in outcomes.items():
+        gain = paired_gain(*summed(outcome), *fastest, resamples=resamples)
+        if gain.estimate >= -LEVEL or gain.high >= 0:
+            level.append(name)
+    return min(level, key=lambda name: (complexity_of(name), -speeds[name]))
 
 
 def evaluate_design(
