@@ -118,7 +118,7 @@ def test_encoder_decoders_and_recurrent_models() -> None:
         ({"policy": "nonsense"}, "unknown policy"),
         ({"policy": "fixed:4", "gamma_max": 0}, "gamma_max"),
         ({"costs": "nowhere.json"}, "nowhere.json"),
-        ({"policy": "nowhere.json"}, "cannot read the fitted policy"),
+        ({"policy": "nowhere.json"}, "nowhere.json"),
     ],
 )
 def test_mistakes_of_the_factory_show_at_once(arguments: dict[str, Any], said: str) -> None:
