@@ -1,4 +1,4 @@
-"""Checkpoints that describe themselves: tensors in safetensors, everything else in JSON, replaced atomically."""
+"""Checkpoints: tensors in safetensors, state in JSON, a checksum of each file; the newest whole one counts."""
 
 from __future__ import annotations
 
@@ -9,35 +9,43 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
+from draftgauge.core.artefacts import Artefact, read_json
 from draftgauge.core.errors import DraftgaugeError
-from draftgauge.core.files import atomic_write_text
+from draftgauge.core.files import explained, file_sha256, sync_tree
 
 LATEST = "latest.json"
+WEIGHTS, OPTIMIZERS, STATE = FILES = ("weights.safetensors", "optimizers.safetensors", "state.json")
+REMEDY = "remove the folder of checkpoints, and the training begins anew"
+CHECKPOINT = Artefact("draftgauge-checkpoint", 1, "note of the newest checkpoint", REMEDY)
 
 
 def save_checkpoint(
     folder: Path, model: nn.Module, optimizers: Sequence[torch.optim.Optimizer], state: dict[str, Any]
 ) -> Path:
-    """Write weights, optimiser states and a JSON state; the newest finished checkpoint is the one that counts."""
-    folder.mkdir(parents=True, exist_ok=True)
+    """Write weights, optimiser states and a JSON state. The checkpoint before is removed once this one is on the disk.
+
+    Raises:
+        DraftgaugeError: if the disk is full or the folder cannot be written; the checkpoint before stays.
+    """
     checkpoint = folder / f"step-{state['step']:07d}"
-    shutil.rmtree(checkpoint, ignore_errors=True)
-    checkpoint.mkdir()
     # Tied weights share storage, which safetensors refuses: each storage is written once, as parameters() lists it.
-    save_file(
-        {name: p.detach().contiguous() for name, p in model.named_parameters()}, checkpoint / "weights.safetensors"
-    )
-    tensors: dict[str, Tensor] = {}
+    weights = {name: p.detach().contiguous() for name, p in model.named_parameters()}
+    moments: dict[str, Tensor] = {}
     for n, optimizer in enumerate(optimizers):
         for index, values in optimizer.state_dict()["state"].items():
-            tensors |= {f"{n}.{index}.{key}": torch.as_tensor(value).contiguous() for key, value in values.items()}
-    save_file(tensors, checkpoint / "optimizers.safetensors")
-    (checkpoint / "state.json").write_text(json.dumps(state, indent=1))
-    atomic_write_text(folder / LATEST, json.dumps({"checkpoint": checkpoint.name}))
+            moments |= {f"{n}.{index}.{key}": torch.as_tensor(value).contiguous() for key, value in values.items()}
+    with explained(checkpoint):
+        shutil.rmtree(checkpoint, ignore_errors=True)
+        checkpoint.mkdir(parents=True)
+        save_file(weights, checkpoint / WEIGHTS)
+        save_file(moments, checkpoint / OPTIMIZERS)
+        (checkpoint / STATE).write_text(json.dumps(state, indent=1))
+        sync_tree(checkpoint)
+    digests = {name: file_sha256(checkpoint / name) for name in FILES}
+    CHECKPOINT.write(folder / LATEST, {"checkpoint": checkpoint.name, "files": digests})
     for old in folder.glob("step-*"):
         if old != checkpoint:
             shutil.rmtree(old, ignore_errors=True)
@@ -54,15 +62,13 @@ def load_checkpoint(
     """
     if not (folder / LATEST).exists():
         return None
-    try:
-        checkpoint = folder / json.loads((folder / LATEST).read_text())["checkpoint"]
-        weights = load_file(checkpoint / "weights.safetensors")
-        tensors = load_file(checkpoint / "optimizers.safetensors")
-        state: dict[str, Any] = json.loads((checkpoint / "state.json").read_text())
-    except (OSError, ValueError, KeyError, SafetensorError) as error:
-        raise DraftgaugeError(
-            f"the checkpoint in {folder} cannot be read ({error}): remove that folder, and the training begins anew"
-        ) from error
+    latest = CHECKPOINT.read(folder / LATEST)
+    checkpoint = folder / latest["checkpoint"]
+    for name, digest in latest["files"].items():
+        path = checkpoint / name
+        if not path.is_file() or file_sha256(path) != digest:
+            raise DraftgaugeError(f"{path} is missing or does not match its checksum: {REMEDY}")
+    weights, tensors = load_file(checkpoint / WEIGHTS), load_file(checkpoint / OPTIMIZERS)
     with torch.no_grad():
         for name, parameter in model.named_parameters():
             parameter.copy_(weights[name])
@@ -74,4 +80,5 @@ def load_checkpoint(
             if int(owner) == n:
                 current["state"].setdefault(int(index), {})[name] = value
         optimizer.load_state_dict(current)
+    state: dict[str, Any] = read_json(checkpoint / STATE)
     return state

@@ -18,8 +18,9 @@ import numpy as np
 from numpy.typing import NDArray
 from transformers import PreTrainedModel
 
+from draftgauge.core.artefacts import parse_json, read_json_lines
 from draftgauge.core.errors import DraftgaugeError
-from draftgauge.core.files import atomic_write_text, require_writable_file
+from draftgauge.core.files import atomic_write_text, explained, require_writable_file
 from draftgauge.core.progress import Progress, silent
 from draftgauge.training.reuse.generate import greedy_answers, groups
 
@@ -87,7 +88,7 @@ def make_answers(
     require_writable_file(path)
     done = _resume(partial, description)
     missing = [index for index in range(len(prompts)) if index not in done]
-    with partial.open("a", encoding="utf-8") as file:
+    with explained(partial), partial.open("a", encoding="utf-8") as file:
         if not file.tell():
             file.write(json.dumps(description) + "\n")
         progress("answers", len(done), len(prompts))
@@ -99,7 +100,8 @@ def make_answers(
                 file.write(json.dumps(done[index]) + "\n")
             file.flush()
             progress("answers", len(done), len(prompts))
-    rows = (description, *(done[index] for index in range(len(prompts))))
+    conversations = [_conversation(done[index]) for index in range(len(prompts))]
+    rows = ({**description, "sha256": _digest(conversations)}, *(done[index] for index in range(len(prompts))))
     atomic_write_text(path, "".join(json.dumps(row) + "\n" for row in rows))
     partial.unlink()
     return read_answers(path)
@@ -111,25 +113,31 @@ def read_answers(path: Path) -> Answers:
     Raises:
         DraftgaugeError: if it cannot be read or is no such file.
     """
+    remedy = "remove it, or name another"
+    rows = [row for _, row in read_json_lines(path, "file of answers", remedy)]
+    description = rows[0] if rows and isinstance(rows[0], dict) else {}
+    if description.get("schema") != SCHEMA or len(rows) - 1 != description.get("prompts"):
+        raise DraftgaugeError(f"{path} is not a whole file of answers of schema {SCHEMA}: {remedy}")
     try:
-        lines = path.read_text(encoding="utf-8").splitlines()
-        description, *rows = [json.loads(line) for line in lines]
-        if description.get("schema") != SCHEMA or len(rows) != description["prompts"]:
-            raise DraftgaugeError(
-                f"{path} is not a whole file of answers of schema {SCHEMA}: remove it, or name another"
-            )
-        conversations = tuple(Conversation(np.array(row["tokens"], np.int32), int(row["prompt"])) for row in rows)
-    except OSError as error:
-        raise DraftgaugeError(f"cannot read the answers {path}: {error.strerror}") from error
-    except (ValueError, KeyError, TypeError, AttributeError) as error:
-        if isinstance(error, DraftgaugeError):
-            raise
-        raise DraftgaugeError(f"{path} is not a file of answers: remove it, or name another") from error
+        conversations = tuple(map(_conversation, rows[1:]))
+    except (ValueError, KeyError, TypeError, OverflowError) as error:
+        raise DraftgaugeError(f"{path} is not a file of answers: {remedy}") from error
+    digest = _digest(conversations)
+    if digest != description.get("sha256"):
+        raise DraftgaugeError(f"{path} is damaged or was edited, it does not match its checksum: {remedy}")
+    return Answers(conversations, description, digest)
+
+
+def _conversation(row: Mapping[str, Any]) -> Conversation:
+    return Conversation(np.array(row["tokens"], np.int32), int(row["prompt"]))
+
+
+def _digest(conversations: Sequence[Conversation]) -> str:
     digest = hashlib.sha256()
     for conversation in conversations:
         digest.update(f"{conversation.prompt}\0{len(conversation.tokens)}\0".encode())
         digest.update(conversation.tokens.tobytes())
-    return Answers(conversations, description, digest.hexdigest())
+    return digest.hexdigest()
 
 
 def check_description(path: Path, description: Mapping[str, Any], wanted: Mapping[str, Any]) -> None:
@@ -150,7 +158,8 @@ def _resume(partial: Path, description: Mapping[str, Any]) -> dict[int, dict[str
         return {}
     content = partial.read_bytes()
     whole = content[: content.rfind(b"\n") + 1]
-    lines = [json.loads(line) for line in whole.splitlines()]
+    remedy = "remove it, and the answers are made anew"
+    lines = [parse_json(line, str(partial), remedy) for line in whole.splitlines()]
     if lines and lines[0] != description:
         raise DraftgaugeError(
             f"{partial} was begun for another target, other prompts or settings: remove it, or name another file"

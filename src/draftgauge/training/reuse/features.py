@@ -23,14 +23,9 @@ from safetensors.torch import save_file
 from torch import Tensor
 from transformers import PreTrainedConfig, PreTrainedModel
 
+from draftgauge.core.artefacts import Artefact
 from draftgauge.core.errors import DraftgaugeError
-from draftgauge.core.files import (
-    TEMPORARY_SUFFIX,
-    atomic_write_text,
-    nearest_existing,
-    remove_temporaries,
-    require_writable,
-)
+from draftgauge.core.files import nearest_existing, remove_temporaries, replacing, require_writable
 from draftgauge.core.locks import alone
 from draftgauge.core.progress import Progress, silent
 from draftgauge.models.spec import head_dim
@@ -39,8 +34,8 @@ from draftgauge.training.reuse.answers import Answers, Conversation
 from draftgauge.training.reuse.batches import Batch
 from draftgauge.training.reuse.request import UNCOMPRESSED
 
-SCHEMA = 1
 MANIFEST = "features.json"
+CACHE = Artefact("draftgauge-features", 1, "description of cached features", "remove its folder, or choose another")
 SHARD_CONVERSATIONS = 64
 PASS_TOKENS = 8192  # of one pass of the target while a cache is made
 DTYPE = torch.bfloat16
@@ -106,7 +101,7 @@ class CacheIdentity:
 
     def mapping(self) -> dict[str, Any]:
         """Ready for JSON."""
-        return {"schema": SCHEMA, **{k: list(v) if isinstance(v, tuple) else v for k, v in vars(self).items()}}
+        return {k: list(v) if isinstance(v, tuple) else v for k, v in vars(self).items()}
 
 
 def cache_identity(
@@ -131,10 +126,7 @@ def check_cache_folder(folder: Path, wanted: Mapping[str, Any]) -> Mapping[str, 
         if folder.is_dir() and any(not child.name.startswith(".") for child in folder.iterdir()):
             raise DraftgaugeError(f"{folder} holds files that are no cache of features: choose an empty folder")
         return None
-    try:
-        recorded = {"compression": UNCOMPRESSED} | json.loads(path.read_text(encoding="utf-8"))
-    except ValueError as error:
-        raise DraftgaugeError(f"{path} is not JSON: remove the folder, or choose another") from error
+    recorded = CACHE.read(path)
     layers = ("hidden_layers", "kv_layers")
     off = [key for key in wanted if key not in layers and recorded.get(key) != wanted[key]]
     off += [key for key in layers if not set(wanted.get(key, ())) <= set(recorded.get(key, ()))]
@@ -184,7 +176,7 @@ def _make_missing(
     require_writable(folder)
     remove_temporaries(folder)
     if recorded is None:
-        atomic_write_text(folder / MANIFEST, json.dumps(identity.mapping(), indent=1) + "\n")
+        CACHE.write(folder / MANIFEST, identity.mapping())
     for start in missing:
         progress("features", starts.index(start), len(starts))
         _write_shard(_shard(folder, start), module, conversations[start : start + SHARD_CONVERSATIONS], plan)
@@ -204,7 +196,7 @@ class CachedFeatures:
     """
 
     def __init__(self, folder: Path, module: PreTrainedModel, plan: TapPlan) -> None:
-        manifest = json.loads((folder / MANIFEST).read_text(encoding="utf-8"))
+        manifest = CACHE.read(folder / MANIFEST)
         self.folder, self.module, self.plan = folder, module, plan
         self._hidden = [manifest["hidden_layers"].index(layer) for layer in plan.hidden_layers]
         self._kv = [manifest["kv_layers"].index(layer) for layer in plan.kv_layers]
@@ -301,9 +293,8 @@ def _write_shard(path: Path, module: PreTrainedModel, conversations: Sequence[Co
         offsets.append(offsets[-1] + len(conversation.tokens))
     order = range(len(conversations))
     tensors = {name: torch.cat([by_conversation[i][name] for i in order]) for name in by_conversation[0]}
-    temporary = path.with_name(f".{path.name}{TEMPORARY_SUFFIX}")
-    save_file(tensors, temporary, metadata={"offsets": json.dumps(offsets)})
-    temporary.replace(path)
+    with replacing(path) as temporary:
+        save_file(tensors, temporary, metadata={"offsets": json.dumps(offsets)})
 
 
 def _passes(conversations: Sequence[Conversation]) -> list[list[int]]:

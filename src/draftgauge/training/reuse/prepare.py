@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-import json
-from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import torch
 from transformers import PreTrainedConfig
 
+from draftgauge.core.artefacts import Artefact
 from draftgauge.core.errors import DraftgaugeError, ModelError
-from draftgauge.core.files import atomic_write_text, require_writable
+from draftgauge.core.files import require_writable
 from draftgauge.core.provenance import command_line, environment, timestamp
 from draftgauge.drafters.reuse.config import NORMS, ReuseConfig, reuse_config
 from draftgauge.drafters.reuse.design import DESIGNS, WARM_START
@@ -27,11 +25,12 @@ from draftgauge.training.reuse.data import answers_path, existing_answers, sourc
 from draftgauge.training.reuse.features import check_cache_folder
 from draftgauge.training.reuse.optimizers import check_optimizer
 from draftgauge.training.reuse.request import TrainingSpec
+from draftgauge.training.reuse.result import CHECKPOINTS
 from draftgauge.training.reuse.tracking import check_tracker
 from draftgauge.training.world import World, world_here
 
 RUN_NAME = "run.json"
-SCHEMA = 1
+RUN = Artefact("draftgauge-training", 1, "description of a training run", "choose another folder")
 
 
 @dataclass(frozen=True)
@@ -69,7 +68,7 @@ class Job:
     @property
     def checkpoints(self) -> Path:
         """Folder of checkpoints."""
-        return self.out / "checkpoints"
+        return self.out / CHECKPOINTS
 
 
 def target_config(request: TrainingSpec) -> PreTrainedConfig:
@@ -231,7 +230,7 @@ def check_out(out: Path, request: TrainingSpec, identity: str | None) -> None:
                 f"{out} holds {', '.join(sorted(foreign)[:3])}, which is no training run: choose an empty folder"
             )
         return
-    run = _read_run(path)
+    run = RUN.read(path)
     wanted = {**request.identity(), "target_fingerprint": identity}
     there = {**run["request"], "target_fingerprint": run["target_fingerprint"] if identity is not None else None}
     off = sorted(key for key in wanted.keys() | there.keys() if wanted.get(key) != there.get(key))
@@ -246,21 +245,10 @@ def open_run(job: Job) -> None:
     path = job.out / RUN_NAME
     if not path.exists():
         description = {
-            "schema": SCHEMA,
             "request": job.request.identity(),
             "target_fingerprint": job.config.target_fingerprint,
             "command": command_line(),
             "created": timestamp(),
             "environment": environment(),
         }
-        atomic_write_text(path, json.dumps(description, indent=1) + "\n")
-
-
-def _read_run(path: Path) -> Mapping[str, Any]:
-    try:
-        run = json.loads(path.read_text(encoding="utf-8"))
-    except ValueError as error:
-        raise DraftgaugeError(f"{path} is not JSON: choose another folder") from error
-    if not isinstance(run, dict) or run.get("schema") != SCHEMA:
-        raise DraftgaugeError(f"{path} does not describe a training run of schema {SCHEMA}: choose another folder")
-    return run
+        RUN.write(path, description)

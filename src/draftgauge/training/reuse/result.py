@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import warnings
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from draftgauge.drafters.reuse.persistence import is_drafter, read_description
+from draftgauge.core.errors import ModelError
+from draftgauge.drafters.reuse.persistence import is_drafter, read_description, read_weights
+from draftgauge.training.checkpoints import LATEST
+
+CHECKPOINTS = "checkpoints"
 
 
 @dataclass(frozen=True)
@@ -41,8 +46,20 @@ class TrainResult:
 
 
 def finished(folder: Path) -> TrainResult | None:
-    """The result of a run that was brought to its end; None for any other."""
+    """The result of a run that was brought to its end; None for any other, and where the drafter must be written again
+    from the last checkpoint because its weights are gone or damaged.
+
+    Raises:
+        ModelError: if they are, and there is no checkpoint.
+    """
     if not is_drafter(folder):
+        return None
+    try:
+        read_weights(folder)
+    except ModelError as error:
+        if not (folder / CHECKPOINTS / LATEST).is_file():
+            raise
+        warnings.warn(f"{error}; it is written again from the last checkpoint", stacklevel=2)
         return None
     result = dict(read_description(folder)["extra"]["result"])
     return TrainResult(**{**result, "folder": folder})

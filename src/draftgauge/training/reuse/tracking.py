@@ -9,7 +9,9 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Protocol
 
+from draftgauge.core.artefacts import parse_json
 from draftgauge.core.errors import MissingLibraryError
+from draftgauge.core.files import explained
 
 LOG_NAME = "log.jsonl"
 PROJECT = "draftgauge"
@@ -35,14 +37,16 @@ class LogFile:
     """
 
     def __init__(self, path: Path, step: int) -> None:
-        kept = [line for line in _whole_lines(path) if json.loads(line)["step"] <= step]
+        self._path = path
+        kept = [line for line in _whole_lines(path) if parse_json(line, str(path))["step"] <= step]
         path.write_text("".join(kept), encoding="utf-8")
         self._file = path.open("a", encoding="utf-8")
 
     def log(self, step: int, row: Mapping[str, float]) -> None:
         """Append a row."""
-        self._file.write(json.dumps({"step": step, **{key: _rounded(value) for key, value in row.items()}}) + "\n")
-        self._file.flush()
+        with explained(self._path):
+            self._file.write(json.dumps({"step": step, **{key: _rounded(value) for key, value in row.items()}}) + "\n")
+            self._file.flush()
 
     def close(self) -> None:
         """Close the file."""
@@ -102,7 +106,7 @@ def read_history(folder: Path) -> list[dict[str, float]]:
         Rows with ``step`` and the columns ``gradient_norm/GROUP``, ``gradient_rms/GROUP``, ``weight_rms/GROUP``,
         ``gate_*`` and ``rms/SUM/PART``.
     """
-    rows = [json.loads(line) for line in _whole_lines(folder / LOG_NAME)]
+    rows = [parse_json(line, str(folder / LOG_NAME)) for line in _whole_lines(folder / LOG_NAME)]
     last = max(0, len(rows) - 1)
     chosen = sorted({round(last * point / (POINTS - 1)) for point in range(POINTS)}) if rows else []
     kept = ("gradient_norm/", "gradient_rms/", "weight_rms/", "gate_", "rms/")
