@@ -221,8 +221,8 @@ def test_drafters_and_folders_that_cannot_be_used_are_refused(tmp_path: Path, ta
 @pytest.mark.parametrize(
     ("options", "lacks"),
     [
-        ({}, ("--no-norm-before-fc", "--no-norm-output")),
-        ({"norm_before_fc": False}, ("--no-norm-output",)),
+        ({}, ("a norm for each tapped layer", "states normalised from depth to depth (train with --llama-cpp)")),
+        ({"norm_before_fc": False}, ("states normalised from depth to depth",)),
         ({"norm_before_fc": False, "norm_output": False, "taps": (0, 2)}, ("2 tapped layers",)),
         ({"norm_before_fc": False, "norm_output": False}, ()),
         ({"norm_before_fc": False, "norm_output": False, "norm_before_residual": False}, ()),

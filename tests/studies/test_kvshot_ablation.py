@@ -3,20 +3,16 @@
 from __future__ import annotations
 
 import json
-import sys
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from draftgauge.core.errors import DraftgaugeError
 from draftgauge.drafters.reuse.config import NORMS
-from draftgauge.studies.kvshot import ablation as module
 from draftgauge.studies.kvshot.ablation import AS_IT_STANDS, ablation_jobs, ablation_rows, arms, read_ablation
 from draftgauge.studies.kvshot.cells import Ablation
 from draftgauge.training.reuse.request import TrainingSpec
-from tiny import save_tiny
 
 BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
 
@@ -75,42 +71,3 @@ def test_differences_are_paired_by_seed(tmp_path: Path) -> None:
     jobs[0].path.write_text("{")
     with pytest.raises(DraftgaugeError, match="cannot be read"):
         read_ablation(jobs[0])
-
-
-def test_the_benchmark_goes_on_where_it_was_stopped(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    target = save_tiny(tmp_path / "target", num_hidden_layers=8, hidden_size=32, intermediate_size=32)
-    prompts = tmp_path / "prompts.jsonl"
-    prompts.write_text("".join(json.dumps({"prompt": f"Count to {n}: ", "task": "a"}) + "\n" for n in range(4)))
-    monkeypatch.syspath_prepend(BENCHMARKS)
-    import norms
-
-    def run(*extra: str) -> list[dict[str, Any]]:
-        command = ["norms.py", "--target", str(target), "--prompts", str(prompts), "--validation", str(prompts)]
-        command += ["--per-task", "2", "--steps", "1", "--questions", "4", "--new-tokens", "8", "--batch", "2"]
-        command += ["--designs", "hidden", "--work", str(tmp_path / "work"), "--out", str(tmp_path / "out"), *extra]
-        monkeypatch.setattr(sys, "argv", command)
-        norms.main()
-        rows: list[dict[str, Any]] = json.loads((tmp_path / "out" / "norms.json").read_text())["rows"]
-        return rows
-
-    first = run("--seeds", "1")
-    assert [row["ablation"] for row in first] == [arm.name for arm in arms("hidden", 8)]
-    assert sum(row["best"] for row in first) >= 1
-    kls = {row["ablation"]: row["validation_kl"] for row in first}
-    assert len({round(kl, 6) for kl in kls.values()}) >= 6  # every choice does something
-    assert not [path for path in (tmp_path / "work" / module.FOLDER).iterdir() if path.is_dir()]
-
-    trained: list[str] = []
-    train = module.train_drafter
-
-    def counting(request: TrainingSpec, out: Path, *rest: Any) -> Any:
-        trained.append(out.name)
-        return train(request, out, *rest)
-
-    monkeypatch.setattr(module, "train_drafter", counting)
-    (tmp_path / "work" / module.FOLDER / "ablation-hidden-head-frozen-seed0.json").unlink()
-    again = run("--seeds", "1")
-    assert trained == ["ablation-hidden-head-frozen-seed0"]
-    assert {row["ablation"]: row["validation_kl"] for row in again} == kls

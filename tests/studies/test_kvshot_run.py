@@ -144,7 +144,7 @@ def test_the_targets_features_are_computed_once_for_all_cells(
     tiny_target: Path, prompts: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     study, folder = small(tiny_target, prompts), tmp_path / "study"
-    study = replace(study, request=replace(study.request, features="cached"))
+    study = replace(study, request=replace(study.request, cache=Path("features")))
     written: list[str] = []
     write = features._write_shard
 

@@ -62,7 +62,6 @@ def kl(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str], tuple
         prompts=prompt_file("reference:train"),
         new_tokens=NEW_TOKENS,
         answers=tmp_path / "answers.jsonl",
-        features="cached",
         cache=tmp_path / "features",
         draft_vocabulary=1024,
         depths=DEPTHS,

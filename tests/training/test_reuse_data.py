@@ -160,18 +160,15 @@ def test_other_answers_than_asked_for_are_refused(request_: TrainingSpec, change
         prepared(replace(request_, **change))  # type: ignore[arg-type]
 
 
-def test_plain_text_can_be_a_users_message(request_: TrainingSpec) -> None:
+def test_plain_text_is_a_users_message(request_: TrainingSpec) -> None:
     tokenizer = tiny_tokenizer(chat=True)
 
     def first(**changes: Any) -> str:
         return str(tokenizer.decode(prompt_tokens(replace(request_, **changes), tokenizer, 99)[0]))
 
-    assert first() == "Number 0 please"
-    assert first(chat=True) == "<user>Number 0 please<assistant>"
-    assert first(chat=True, system="Count") == "<system>Count<user>Number 0 please<assistant>"
-    assert "chat" not in request_.identity()  # earlier runs go on
-    assert replace(request_, chat=True).identity()["chat"]
-    assert source_of(request_) != source_of(replace(request_, chat=True))
+    assert first() == "<user>Number 0 please<assistant>"
+    assert first(system="Count") == "<system>Count<user>Number 0 please<assistant>"
+    assert source_of(request_) != source_of(replace(request_, system="Count"))
 
 
 def test_test_prompts_are_not_learned_from(request_: TrainingSpec) -> None:
@@ -232,8 +229,26 @@ def test_answers_of_another_target_are_refused(request_: TrainingSpec, tmp_path:
 @pytest.mark.parametrize("content", ["", "[]\n", '{"schema": 1, "prompts": 2}\n', "no json"])
 def test_a_damaged_file_is_refused(tmp_path: Path, content: str) -> None:
     (tmp_path / "a.jsonl").write_text(content)
-    with pytest.raises(DraftgaugeError, match="file of answers"):
+    with pytest.raises(DraftgaugeError, match=r"file of answers|not JSON"):
         read_answers(tmp_path / "a.jsonl")
+
+
+def test_a_changed_token_is_refused_and_so_is_a_damaged_line_of_an_interrupted_making(
+    request_: TrainingSpec,
+) -> None:
+    prepared(request_)
+    path = request_.answers
+    assert path is not None
+    lines = path.read_text().splitlines()
+    row = json.loads(lines[1])
+    row["tokens"][-1] += 1
+    path.write_text("\n".join([lines[0], json.dumps(row), *lines[2:]]) + "\n")
+    with pytest.raises(DraftgaugeError, match="does not match its checksum"):
+        prepared(request_)
+    path.unlink()
+    path.with_name(path.name + answers_file.PARTIAL).write_text("\n".join([lines[0], lines[1][:9], lines[2]]) + "\n")
+    with pytest.raises(DraftgaugeError, match="not JSON"):
+        prepared(request_)
 
 
 def conversations(count: int = 61) -> list[Conversation]:

@@ -103,11 +103,9 @@ def test_what_cannot_be_is_refused_before_any_work(
         ({"steps": 0}, "steps must be at least 1"),
         ({"accumulation": 3}, "cannot be split"),
         ({"warmup": 1.0}, "warmup"),
-        ({"clip": 0.0}, "clip"),
-        ({"step_decay": 0.0}, "step_decay"),
-        ({"loss": "hinge"}, "loss must be one of kl, cross-entropy, greedy"),
-        ({"features": "stored"}, "features must be one of"),
-        ({"cache": Path("cache")}, "cached features too"),
+        ({"learning_rate": 0.0}, "learning_rate must be a number above 0"),
+        ({"learning_rate": float("nan")}, "learning_rate must be a number above 0"),
+        ({"precision": "fp16"}, "precision must be one of"),
     ],
 )
 def test_values_out_of_range_are_refused(base: TrainingSpec, change: dict[str, Any], words: str) -> None:
@@ -163,7 +161,7 @@ def test_a_folder_that_holds_another_run(base: TrainingSpec, trained: dict[str, 
 def test_too_little_disk_and_the_cache_of_another_run(
     base: TrainingSpec, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    request = replace(base, features="cached", cache=tmp_path / "cache")
+    request = replace(base, cache=tmp_path / "cache")
     train_drafter(request, tmp_path / "first")
     with pytest.raises(DraftgaugeError, match="other length"):
         train_drafter(replace(request, length=32), tmp_path / "second")
@@ -217,7 +215,12 @@ def test_the_plan_of_a_small_run_is_near_what_it_takes(
 def test_the_plan_of_an_8b_target_needs_its_configuration_only(base: TrainingSpec, tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text(json.dumps(QWEN3_8B))
     request = TrainingSpec(
-        target=str(tmp_path), prompts=base.prompts, reuse="hidden", questions=70_000, length=2048, features="cached"
+        target=str(tmp_path),
+        prompts=base.prompts,
+        reuse="hidden",
+        questions=70_000,
+        length=2048,
+        cache=tmp_path / "cache",
     )
     row = plan(request)[0]
     assert row["target_parameters"] == pytest.approx(8.19e9, rel=0.01)
@@ -228,9 +231,9 @@ def test_the_plan_of_an_8b_target_needs_its_configuration_only(base: TrainingSpe
     )  # three hidden states, the last, keys and values of three layers
     assert tokens == pytest.approx(70_000 * (1024 + 160), rel=0.01)
     assert row["disk_features"] == row["disk_if_cached"] > 1000
-    assert "--features online" in row["advice"]
+    assert "leave out --cache" in row["advice"]
     assert f"{row['disk_features'] / 1000:.1f} TB" in row["advice"]
-    online = plan(replace(request, features="online"))[0]
+    online = plan(replace(request, cache=None))[0]
     assert (online["disk_features"], online["disk_if_cached"]) == (0, row["disk_if_cached"])
     assert online["disk"] < 50
     assert "Leave the features online" in online["advice"]

@@ -8,6 +8,7 @@ from typing import Any
 
 from draftgauge.api.requests import TrainRequest
 from draftgauge.cli.console import console, errors, progress, show_table
+from draftgauge.core.load import machine_load
 
 PLAN_COLUMNS = {
     "target_parameters": "target parameters",
@@ -20,6 +21,7 @@ PLAN_COLUMNS = {
     "device": "device",
     "devices": "devices",
 }
+BUSY = 0.2  # share of the cores that other processes take, from where on it is said
 COLUMNS = {
     "design": "design",
     "parameters": "parameters",
@@ -46,6 +48,13 @@ def train(request: TrainRequest) -> list[dict[str, Any]]:
         for row in rows:
             if row["advice"]:
                 console.print(row["advice"], highlight=False)
+        load = machine_load()
+        if load is not None and load["other_cores"] > BUSY * load["cores"]:
+            console.print(
+                f"The machine is busy: other processes take {load['other_cores']:.1f} of {load['cores']} cores. The "
+                "times are those of a quiet machine.",
+                highlight=False,
+            )
         return rows
     show_table("Trained", rows, COLUMNS)
     out = quote(str(request.out))

@@ -99,9 +99,9 @@ def llama_cpp_lacks(config: ReuseConfig) -> str | None:
     """
     lacks = []
     if config.norm_before_fc:
-        lacks.append("a norm for each tapped layer (train with --no-norm-before-fc)")
+        lacks.append("a norm for each tapped layer (train with --llama-cpp)")
     if config.norm_output:
-        lacks.append("states normalised from depth to depth (train with --no-norm-output)")
+        lacks.append("states normalised from depth to depth (train with --llama-cpp)")
     if len(config.hidden_layers) != LLAMA_CPP_TAPS:
         lacks.append(f"{len(config.hidden_layers)} tapped layers (it takes {LLAMA_CPP_TAPS})")
     return " and ".join(lacks) or None

@@ -286,7 +286,7 @@ def make_cells(
 
 def shared_request(study: Study, folder: Path) -> TrainingSpec:
     """The study's training with the answers and features that all cells share."""
-    cache = folder / FEATURES_NAME if study.request.features == "cached" else None
+    cache = None if study.request.cache is None else folder / study.request.cache
     return replace(study.request, answers=folder / ANSWERS_NAME, cache=cache)
 
 

@@ -9,7 +9,7 @@ from typing import Any
 
 from draftgauge.core.errors import DraftgaugeError
 from draftgauge.models.reference import PAIR_FOLDER, REFERENCE
-from draftgauge.studies.kvshot.cells import EQUAL_WIDTH, Ablation, Evaluation, Study, Tuning, Variant
+from draftgauge.studies.kvshot.cells import EQUAL_WIDTH, FEATURES_NAME, Ablation, Evaluation, Study, Tuning, Variant
 from draftgauge.training.reuse.request import TrainingSpec
 
 ROPE = "project-rope"
@@ -20,7 +20,7 @@ LAPTOP: dict[str, Any] = {
     "new_tokens": 96,
     "steps": 200,
     "batch": 4,
-    "features": "cached",
+    "cache": Path(FEATURES_NAME),
     "compile": True,
 }
 GPU: dict[str, Any] = {"questions": 12000, "steps": 3000, "batch": 16}

@@ -17,6 +17,7 @@ from draftgauge.core.files import require_writable_file
 from draftgauge.core.locks import alone
 from draftgauge.core.progress import Progress, silent
 from draftgauge.core.prompts import TRAIN, for_training, prompts_sha256, read_prompts
+from draftgauge.core.rendering import Rendering
 from draftgauge.drafters.reuse.persistence import target_fingerprint
 from draftgauge.models.base import CachedModel
 from draftgauge.models.loading import end_tokens, load_model, load_tokenizer
@@ -50,9 +51,9 @@ def source_of(request: TrainingSpec) -> str:
 
 
 def _rendered(request: TrainingSpec) -> str:
-    """How prompts become text; empty for the plain way."""
-    rendering = request.rendering(request.chat)
-    return "" if rendering.plain else f", rendered with {json.dumps(to_mapping(rendering), sort_keys=True)}"
+    """How prompts become text; empty for the default."""
+    rendering = request.rendering()
+    return "" if rendering == Rendering() else f", rendered with {json.dumps(to_mapping(rendering), sort_keys=True)}"
 
 
 def is_reference(target: str) -> bool:
@@ -97,7 +98,7 @@ def prompt_tokens(request: TrainingSpec, tokenizer: PreTrainedTokenizerBase, lon
 
 def _encoded(request: TrainingSpec, tokenizer: PreTrainedTokenizerBase, name: str, messages: Messages) -> list[int]:
     try:
-        return encode_prompt(tokenizer, messages, request.rendering(request.chat))
+        return encode_prompt(tokenizer, messages, request.rendering())
     except PromptError as error:
         raise PromptError(f"{request.prompts}, prompt {name}: {error}") from error
 

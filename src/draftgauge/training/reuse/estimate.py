@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
 from functools import cache
 from pathlib import Path
 
@@ -38,9 +38,9 @@ TRAINED_BYTES = 8  # float32 weight and gradient
 MOMENT_BYTES = 4  # AdamW keeps two of each parameter, Muon one
 ADDED_UP_BYTES = 4  # the gradients side by side, where several devices add them up
 HUGE_GB = 1000.0  # of cached features, from where on it is said what to do instead
-# Of a large multiplication's speed, over whole steps. Measured on a CPU with the bundled target: 0.19 to 0.26 in
-# bfloat16, 0.59 in float32.
-EFFICIENCY = {("cpu", True): 0.2, ("cpu", False): 0.55}
+# Speed of whole steps over the probed one. Measured on two cores of an AMD EPYC, for the bundled target and one of 135M
+# parameters and 49,152 tokens: 0.36 to 0.38 in bfloat16, 0.54 to 0.57 in float32.
+EFFICIENCY = {("cpu", True): 0.37, ("cpu", False): 0.55}
 EFFICIENCY_ELSEWHERE = 0.35
 PADDED_TOKENS, PADDED_ROWS = 1.15, 1.7  # positions and anchors computed for each that is needed; the bundled questions
 STEPS_LOOKED_AT = 64
@@ -133,8 +133,8 @@ def estimate(request: TrainingSpec, out: Path | None = None) -> Estimate:
     path = request.answers if job is None else job.answers
     answers = existing_answers(request, path, identity) if path is not None and identity is not None else None
     estimated = estimate_for(request, target_config(request), None if answers is None else answers.conversations)
-    if job is not None and job.request.features == "cached" and not (job.cache / MANIFEST).exists():
-        check_disk(job.cache, round(estimated.disk_features * 1e9))
+    if job is not None and request.cache is not None and not (request.cache / MANIFEST).exists():
+        check_disk(request.cache, round(estimated.disk_features * 1e9))
     return estimated
 
 
@@ -153,17 +153,14 @@ def estimate_for(
     dtype = autocast_dtype(device) if request.precision != "fp32" else None
     gflops = probe(device, dtype)
     efficiency = EFFICIENCY.get((device.type, dtype is not None), EFFICIENCY_ELSEWHERE)
-    work = operations(request, drafter, trained, body, sizes)
+    work = operations(request, drafter, trained, body, sizes, request.cache is None)
     devices = max(request.devices, world_here().size)
     seconds = work / (gflops * 1e9 * efficiency * devices)
     disk_answers = JSON_BYTES * sizes.total / 1e9
     plan = TapPlan(drafter.hidden_layers or drafter.kv_layers, drafter.kv_layers or drafter.hidden_layers)
     if_cached = sizes.total * token_bytes(config, plan) / 1e9
-    disk_features = if_cached if request.features == "cached" else 0.0
-    online, cached = (
-        operations(replace(request, features=kind, cache=None), drafter, trained, body, sizes)
-        for kind in ("online", "cached")
-    )
+    disk_features = if_cached if request.cache is not None else 0.0
+    online, cached = (operations(request, drafter, trained, body, sizes, online) for online in (True, False))
     share = 1 - cached / online
     # While a new checkpoint is written the old one stays; and the drafter itself.
     disk_checkpoints = (trained * 3 * WEIGHT_BYTES + 2 * _moments(request, drafter, trained)) / 1e9
@@ -189,31 +186,33 @@ def estimate_for(
         disk=disk_answers + disk_features + disk_checkpoints,
         disk_if_cached=if_cached,
         online_share=share,
-        advice=_advice(request.features, if_cached, share),
+        advice=_advice(request.cache is None, if_cached, share),
     )
 
 
-def _advice(features: str, gigabytes: float, share: float) -> str:
+def _advice(online: bool, gigabytes: float, share: float) -> str:
     """What to do where features would not fit a disk."""
     if gigabytes < HUGE_GB:
         return ""
     cost = f"the target's pass inside every step is {share:.0%} of its operations"
-    if features == "online":
+    if online:
         return f"Leave the features online: a cache would take {gigabytes / 1e3:,.1f} TB, and {cost}."
     return (
-        f"The cached features would take {gigabytes / 1e3:,.1f} TB: compute them online (--features online), which "
+        f"The cached features would take {gigabytes / 1e3:,.1f} TB: leave out --cache, which "
         f"takes no disk; {cost}. Or ask for fewer questions."
     )
 
 
-def operations(request: TrainingSpec, drafter: ReuseConfig, trained: int, target: int, sizes: Sizes) -> float:
+def operations(
+    request: TrainingSpec, drafter: ReuseConfig, trained: int, target: int, sizes: Sizes, online: bool
+) -> float:
     """Multiplications and additions of a step: two a weight forwards, four backwards; attention is left out, being
     small beside them.
 
     The target's head, ``drafter.hidden_size * drafter.vocabulary``, works where the anchors are taught only.
     """
     head, teacher = drafter.hidden_size * drafter.logits, drafter.hidden_size * drafter.vocabulary
-    body = target - teacher if request.features == "online" else 0
+    body = target - teacher if online else 0
     read = 2.0 * (body * sizes.tokens + teacher * sizes.anchors)
     of_head = (4.0 if request.freeze_head else 6.0) * head * sizes.anchors
     return read + request.depths * (6.0 * (trained - head) * sizes.rows + of_head)
@@ -221,15 +220,24 @@ def operations(request: TrainingSpec, drafter: ReuseConfig, trained: int, target
 
 @cache
 def probe(device: torch.device, dtype: torch.dtype | None) -> float:
-    """The speed of a multiplication of matrices on a device, in 1e9 operations a second."""
-    size = 8192 if device.type == "cuda" else 1024
+    """The speed of a multiplication of matrices on a device, in 1e9 operations a second.
+
+    On a CPU it is one thread's in processor time, times the threads: what other processes take leaves it as it is.
+    """
+    on_cpu, threads = device.type == "cpu", torch.get_num_threads()
+    clock, size = (time.thread_time, 512) if on_cpu else (time.perf_counter, 8192)
     a = torch.ones(size, size, dtype=dtype or torch.float32, device=device)
     best, deadline = float("inf"), time.perf_counter() + PROBE_SECONDS
-    while time.perf_counter() < deadline:
-        start = time.perf_counter()
-        (a @ a)[0, 0].item()
-        best = min(best, time.perf_counter() - start)
-    return 2 * size**3 / best / 1e9
+    if on_cpu:
+        torch.set_num_threads(1)
+    try:
+        while time.perf_counter() < deadline:
+            start = clock()
+            (a @ a)[0, 0].item()
+            best = min(best, clock() - start)
+    finally:
+        torch.set_num_threads(threads)
+    return 2 * size**3 / best / 1e9 * (threads if on_cpu else 1)
 
 
 def _sizes(request: TrainingSpec, length: int, answers: Sequence[Conversation] | None) -> Sizes:

@@ -114,8 +114,7 @@ def backward_through_depths(
     teacher: Teacher,
     batch: Batch,
     scales: Sequence[float],
-    kind: str,
-    softly: SoftLoss | None = None,
+    softly: SoftLoss,
 ) -> Figures:
     """Add the gradient of the loss to every parameter behind the states, and sum up what the loss was.
 
@@ -127,7 +126,6 @@ def backward_through_depths(
         teacher: see :func:`teach`.
         batch: the conversations.
         scales: what a position of each depth weighs in the loss.
-        kind: see ``LOSSES``.
         softly: :func:`soft_cross_entropy` or what compiling made of it.
     """
     gradients, sums = [], []
@@ -142,7 +140,8 @@ def backward_through_depths(
             chosen = teacher.at(part // batch.anchors, batch.first + 1 + part % batch.anchors + depth)
             with torch.enable_grad():
                 logits = to_logits(piece)
-            loss, agreed, of_logits = _position_losses(logits, chosen, kind, softly or soft_cross_entropy)
+            loss, agreed, of_logits = softly(logits.detach(), chosen.logits, chosen.log_total, chosen.token)
+            loss = loss - (chosen.entropy * (chosen.token >= 0)).sum()  # KL
             logits.backward(of_logits.mul_(scales[depth]))
             assert piece.grad is not None
             gradient[part] = piece.grad
@@ -152,14 +151,6 @@ def backward_through_depths(
     torch.autograd.backward(list(states), gradients)
     stacked = torch.stack(sums, 1)
     return Figures(stacked[0], stacked[1], stacked[2])
-
-
-def _position_losses(logits: Tensor, teacher: Teacher, kind: str, softly: SoftLoss) -> tuple[Tensor, Tensor, Tensor]:
-    """Summed loss, number of agreements, and gradient ``[n, V]`` by the logits of some positions."""
-    if kind == "greedy":
-        return _greedy_cross_entropy(logits, teacher.token)
-    loss, agreed, gradient = softly(logits.detach(), teacher.logits, teacher.log_total, teacher.token)
-    return loss - (teacher.entropy * (teacher.token >= 0)).sum() if kind == "kl" else loss, agreed, gradient
 
 
 def soft_cross_entropy(
@@ -199,15 +190,3 @@ def compiled_loss() -> SoftLoss:
         return max(float((one - other).abs().max() / (1 + other.abs().max())) for one, other in pairs)
 
     return compiled(soft_cross_entropy, distance, COMPILED_TOLERANCE, every_shape=False)
-
-
-def _greedy_cross_entropy(logits: Tensor, token: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """The same for cross-entropy to the token itself."""
-    taught = token >= 0
-    q = logits.detach().float()
-    log_q = q.log_softmax(-1)
-    column = token.clamp(min=0)[:, None]
-    agreed = ((q.gather(1, column) >= q.amax(-1, keepdim=True)) & taught[:, None]).sum().float()
-    loss = -(log_q.gather(1, column)[:, 0] * taught).sum()
-    gradient = log_q.exp().scatter_add_(1, column, q.new_full(column.shape, -1.0)).mul_(taught[:, None])
-    return loss, agreed, gradient.to(logits.dtype)

@@ -23,7 +23,6 @@ from draftgauge.models.spec import read_configuration
 from draftgauge.models.taps import TapPlan, tap_plan
 from draftgauge.training.reuse.data import answers_path, existing_answers, source_of
 from draftgauge.training.reuse.features import check_cache_folder
-from draftgauge.training.reuse.optimizers import check_optimizer
 from draftgauge.training.reuse.request import TrainingSpec
 from draftgauge.training.reuse.result import CHECKPOINTS
 from draftgauge.training.reuse.tracking import check_tracker
@@ -61,11 +60,6 @@ class Job:
         return answers_path(self.request, self.out)
 
     @property
-    def cache(self) -> Path:
-        """Folder of cached features."""
-        return self.request.cache or self.out / "features"
-
-    @property
     def checkpoints(self) -> Path:
         """Folder of checkpoints."""
         return self.out / CHECKPOINTS
@@ -92,8 +86,14 @@ def drafter_config(request: TrainingSpec, config: PreTrainedConfig, target_finge
         draft_vocabulary=request.draft_vocabulary,
         target_fingerprint=target_fingerprint,
         target_source=request.target,
-        **{name: getattr(request, name) for name in NORMS},
+        **norms_of(request),
     )
+
+
+def norms_of(request: TrainingSpec) -> dict[str, bool]:
+    """Which of a drafter's norms are there, see :class:`ReuseConfig`."""
+    lacking = {"norm_before_fc", "norm_output"} if request.llama_cpp else set()
+    return {name: getattr(request, name) and name not in lacking for name in NORMS}
 
 
 def known_fingerprint(request: TrainingSpec) -> str | None:
@@ -126,18 +126,17 @@ def check(request: TrainingSpec, out: Path, identity: str | None) -> Job:
     check_remedies(request)
     source_of(request)
     check_tracker(request.track)
-    check_optimizer(request.optimizer)
     check_warm_start(request, drafter)
     check_out(out, request, identity)
-    cached = _cached_layers(config, request) if request.features == "cached" else TapPlan()
+    cached = _cached_layers(config, request) if request.cache is not None else TapPlan()
     world = check_world(request)
     device = choose_device(request.device) if world.size == 1 else numbered(request.device, world.local_rank)
     job = Job(request, out, drafter, cached, device, length, world)
     if identity is not None:
         existing_answers(request, job.answers, identity)
-    if request.features == "cached":
+    if request.cache is not None:
         wanted = {"length": length, "compression": request.compression}
-        check_cache_folder(job.cache, wanted | ({"target_fingerprint": identity} if identity is not None else {}))
+        check_cache_folder(request.cache, wanted | ({"target_fingerprint": identity} if identity is not None else {}))
     return job
 
 

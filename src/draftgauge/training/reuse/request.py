@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from math import cos, pi
+from math import cos, inf, pi
 from pathlib import Path
 from typing import Any
 
@@ -13,13 +13,16 @@ from draftgauge.core.parts import ChatSpec, CodeSpec, DeviceSpec, SeedSpec, Teac
 from draftgauge.core.settings import option
 from draftgauge.models.tap_rules import TapRule
 
-LOSSES = ("kl", "cross-entropy", "greedy")
-FEATURES = ("online", "cached")
 PRECISIONS = ("auto", "fp32", "bf16")
 UNCOMPRESSED = "none"
 TRACKERS = ("tensorboard", "wandb", "trackio")
 TARGET, SELF, RANDOM = STARTS = ("target", "self", "random")
 MUON, ADAMW = OPTIMIZERS = ("muon", "adamw")
+
+FINAL_RATE = 0.05  # of the peak learning rate
+WEIGHT_DECAY = 0.01  # of matrices
+CLIP = 1.0  # largest norm of the gradient
+STEP_DECAY = 0.8  # weight of a depth's loss over that of the depth before it, as in EAGLE-3's training
 
 COUNTS = (
     "layers",
@@ -36,7 +39,7 @@ COUNTS = (
     "intermediate_size",
 )
 
-# What decides where a run ends; everything else only decides how it gets there.
+# What does not change where a run ends.
 INCIDENTAL = frozenset(
     {
         "device",
@@ -52,7 +55,7 @@ INCIDENTAL = frozenset(
 )
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class TrainingSpec(CodeSpec, SeedSpec, DeviceSpec, TeacherSpec, ChatSpec):
     """How to train one drafter.
 
@@ -64,42 +67,20 @@ class TrainingSpec(CodeSpec, SeedSpec, DeviceSpec, TeacherSpec, ChatSpec):
 
     reuse: str = option("hybrid", help="design of the drafter: 'hidden', 'kv', 'hybrid', 'cross' or 'none'.")
     layers: int = option(1, help="decoder layers of the drafter; more than one for 'kv' and 'none' only.")
-    injection: str = option(
-        "project-rope", help="how keys and values of several target layers enter: concat, project or project-rope."
-    )
     taps: tuple[int, ...] | TapRule | None = option(
         None,
         help="decoder layers of the target to read, counted from 0, or a rule: eagle3 (2, L/2, L - 3; the default) or "
         "specforge (1, L/2 - 1, L - 4, whose outputs the code of EAGLE-3 takes too).",
-    )
-    intermediate_size: int | None = option(
-        None, help="width of the drafter's MLP; the target's if left out. The study sets it to match capacities."
     )
     draft_vocabulary: int = option(
         0,
         help="size of the vocabulary that the drafter proposes from, the most frequent tokens of the answers; 0 for "
         "all.",
     )
-    norm_before_fc: bool = option(True, help="normalise the hidden states of every tapped layer before they are fused.")
-    norm_before_residual: bool = option(
-        True, help="normalise the fused states before they become the block's residual."
-    )
-    norm_output: bool = option(
-        True,
-        help="pass the drafter's states on to the next depth normalised; without any of the three, the original "
-        "EAGLE-3.",
-    )
-    target_norm: bool = option(
-        True, help="start the norm before the drafter's head from the target's final norm; else it starts at one."
-    )
-    attention_start: str = option(
-        TARGET,
-        help="how attention starts: 'self' (query heads at their key heads' weights, so that every row attends mostly "
-        "to itself), 'target' (at a linear estimate of how a tapped layer of the target attends; over the "
-        "drafter's own anchors as 'self') or 'random'.",
-    )
-    freeze_head: bool = option(
-        False, help="leave the drafter's head as it starts, at the target's; speculators does so."
+    llama_cpp: bool = option(
+        False,
+        help="leave out the norms that llama.cpp's EAGLE-3 lacks: of each tapped layer, and of the states passed on to "
+        "the next depth.",
     )
     depths: int = option(7, short="-k", help="drafted tokens that training unrolls from every position.")
     length: int = option(1024, help="longest conversation in tokens; longer ones are cut at their end.")
@@ -112,12 +93,10 @@ class TrainingSpec(CodeSpec, SeedSpec, DeviceSpec, TeacherSpec, ChatSpec):
         help="file of the answers, made where it is missing; in the run's own folder if left out. Runs that share it "
         "share their data.",
     )
-    features: str = option(
-        "online", help="'online' (target forward inside the step) or 'cached' (computed once, to disk)."
-    )
-    cache: Path | None = option(None, help="folder of the cached features; in the run's own folder if left out.")
-    warm_start: Path | None = option(
-        None, help="folder of a trained 'hidden' drafter to start a 'hybrid' or 'cross' one from."
+    cache: Path | None = option(
+        None,
+        help="compute the target's features once and keep them in this folder; if left out, the target runs inside "
+        "every step.",
     )
     steps: int = option(1500, help="optimiser steps.")
     batch: int = option(8, help="conversations a step.")
@@ -125,37 +104,6 @@ class TrainingSpec(CodeSpec, SeedSpec, DeviceSpec, TeacherSpec, ChatSpec):
         1, help="parts into which the conversations of a step and a device are split, to save memory."
     )
     learning_rate: float | None = option(None, help="peak learning rate; chosen by the target's width if left out.")
-    warmup: float = option(
-        0.05, help="share of the steps in which the rate rises; it falls as a cosine from there to the final rate."
-    )
-    final_rate: float = option(0.05, help="last learning rate as a share of the peak.")
-    optimizer: str = option(
-        MUON, help="'muon' for the matrices of the blocks, with AdamW for all else, or 'adamw' for everything."
-    )
-    weight_decay: float = option(0.01, help="weight decay, of matrices only.")
-    clip: float = option(1.0, help="largest norm of the gradient.")
-    loss: str = option(
-        "kl",
-        help="'kl' to the target's distribution; 'cross-entropy' to it (the same gradient, another figure); 'greedy': "
-        "cross-entropy to the target's most probable token.",
-    )
-    step_decay: float = option(
-        0.8, help="weight of a depth's loss over that of the depth before it, as in EAGLE-3's training."
-    )
-    gate_start: float = option(0.0, help="bias that the gate of a 'hybrid' drafter starts from; 0 is half open.")
-    gate_hold: float = option(0.0, help="share of the steps, at the start, in which that gate is held open.")
-    cross_first: float = option(
-        0.0, help="share of the steps, at the start, in which a 'hybrid' drafter's cross branch alone is trained."
-    )
-    kv_gradient: float = option(
-        1.0, help="factor of the gradients of the keys and values that a drafter makes of its own chain."
-    )
-    precision: str = option(
-        "auto",
-        help="precision of the arithmetic: auto (bfloat16 where the hardware has it), fp32 or bf16; weights and "
-        "optimiser are float32.",
-    )
-    compile: bool = option(False, help="run the loss of every step through 'torch.compile', where its result agrees.")
     compression: str = option(UNCOMPRESSED, help="how the target is compressed.")
     devices: int = option(
         1,
@@ -165,16 +113,30 @@ class TrainingSpec(CodeSpec, SeedSpec, DeviceSpec, TeacherSpec, ChatSpec):
     checkpoint_every: int = option(100, help="steps between checkpoints.")
     log_every: int = option(10, help="steps between rows of the log.")
     track: str | None = option(None, help="also log to tensorboard, wandb or trackio.")
-    threads: int | None = option(
-        None, help="threads of torch in every process; if left out, the processes divide torch's own number."
-    )
-    chat: bool = option(False, help="take prompts that are plain text as a user's message, through the chat template.")
+
+    # What follows are no options of `draftgauge train`: the KVShot study sets them.
+    injection: str = "project-rope"  # how keys and values of several target layers enter
+    intermediate_size: int | None = None  # width of the drafter's MLP; the target's if None
+    norm_before_fc: bool = True
+    norm_before_residual: bool = True
+    norm_output: bool = True
+    target_norm: bool = True  # the norm before the head starts from the target's final norm, else at one
+    attention_start: str = TARGET  # see training.reuse.start
+    freeze_head: bool = False  # the head stays the target's, as in speculators
+    warm_start: Path | None = None  # a trained hidden drafter that a hybrid or cross one starts from
+    warmup: float = 0.05  # share of the steps in which the rate rises; then it falls as a cosine
+    optimizer: str = MUON  # of the blocks' matrices; all else has AdamW
+    gate_start: float = 0.0  # bias of a hybrid drafter's gate; 0 is half open
+    gate_hold: float = 0.0  # share of the steps, at the start, in which that gate is held open
+    cross_first: float = 0.0  # share of the steps, at the start, that train the cross branch alone
+    kv_gradient: float = 1.0  # factor of the gradients of the keys and values of a drafter's own chain
+    precision: str = "auto"  # of the arithmetic; weights and optimiser are float32
+    compile: bool = False  # run the loss through torch.compile
+    threads: int | None = None  # of torch in every process; the processes divide torch's own number if None
 
     def __post_init__(self) -> None:
         at_least_one(self, *COUNTS)
         for name, choices in (
-            ("loss", LOSSES),
-            ("features", FEATURES),
             ("precision", PRECISIONS),
             ("attention_start", STARTS),
             ("optimizer", OPTIMIZERS),
@@ -183,10 +145,6 @@ class TrainingSpec(CodeSpec, SeedSpec, DeviceSpec, TeacherSpec, ChatSpec):
             if getattr(self, name) not in choices:
                 shown = ", ".join(choice for choice in choices if choice)
                 raise DraftgaugeError(f"{name} must be one of {shown}, not {getattr(self, name)!r}")
-        self._check_ranges()
-        ChatSpec.__post_init__(self)
-
-    def _check_ranges(self) -> None:
         if self.depths + 2 > self.length:
             raise DraftgaugeError(
                 f"{self.depths} draft steps do not fit a sequence of {self.length} tokens, which has room for "
@@ -201,26 +159,15 @@ class TrainingSpec(CodeSpec, SeedSpec, DeviceSpec, TeacherSpec, ChatSpec):
                 raise DraftgaugeError(
                     f"{name} is a share of the steps, at least 0 and below 1, not {getattr(self, name)}"
                 )
-        if self.kv_gradient <= 0:
-            raise DraftgaugeError(f"kv_gradient must be above 0, not {self.kv_gradient}")
-        if self.clip <= 0 or (self.learning_rate is not None and self.learning_rate <= 0):
-            raise DraftgaugeError("clip and learning_rate must be above 0")
-        if not 0 < self.step_decay <= 1 or not 0 <= self.final_rate <= 1 or self.weight_decay < 0:
-            raise DraftgaugeError(
-                "step_decay must be above 0 and at most 1, final_rate between 0 and 1, weight_decay at least 0"
-            )
-        if self.cache is not None and self.features == "online":
-            raise DraftgaugeError(
-                "a cache folder is given, but features are computed online: ask for cached features too"
-            )
+        for name in ("kv_gradient", "learning_rate"):
+            if getattr(self, name) is not None and not 0 < getattr(self, name) < inf:
+                raise DraftgaugeError(f"{name} must be a number above 0, not {getattr(self, name)}")
+        ChatSpec.__post_init__(self)
 
     def identity(self) -> dict[str, Any]:
         """Everything that decides where the run ends, ready for JSON."""
         identity = {key: value for key, value in to_mapping(self).items() if key not in INCIDENTAL}
-        for name in ("chat", "chat_template_args", "system"):  # earlier runs, which had none, go on
-            if not identity[name]:
-                del identity[name]
-        return identity
+        return identity | {"cached": self.cache is not None}  # cached features are rounded to bfloat16
 
     def rate(self, step: int, hidden_size: int) -> float:
         """The learning rate of a step, counted from 0."""
@@ -229,7 +176,7 @@ class TrainingSpec(CodeSpec, SeedSpec, DeviceSpec, TeacherSpec, ChatSpec):
         if step < rising:
             return peak * (step + 1) / rising
         done = (step - rising) / max(1, self.steps - rising)
-        return peak * (self.final_rate + (1 - self.final_rate) * (1 + cos(pi * done)) / 2)
+        return peak * (FINAL_RATE + (1 - FINAL_RATE) * (1 + cos(pi * done)) / 2)
 
 
 def default_rate(hidden_size: int) -> float:

@@ -22,7 +22,6 @@ import torch
 
 from draftgauge.core.errors import DivergenceError, DraftgaugeError
 from draftgauge.core.progress import Progress
-from draftgauge.drafters.reuse.config import NORMS
 from draftgauge.drafters.reuse.net import ReuseNet
 from draftgauge.drafters.reuse.unroll import unroll_states
 from draftgauge.training.checkpoints import load_checkpoint, save_checkpoint
@@ -41,8 +40,9 @@ from draftgauge.training.reuse.loss import (
     teach,
 )
 from draftgauge.training.reuse.optimizers import make_optimizers
-from draftgauge.training.reuse.prepare import Job
+from draftgauge.training.reuse.prepare import Job, norms_of
 from draftgauge.training.reuse.remedies import Remedies
+from draftgauge.training.reuse.request import CLIP, STEP_DECAY
 from draftgauge.training.reuse.result import TrainResult
 from draftgauge.training.reuse.statistics import GradientStatistics, Imbalance, ScaleWatch, imbalances
 from draftgauge.training.reuse.tracking import Tracker, open_trackers
@@ -91,16 +91,16 @@ class Training:
                 f"{self.order.batch} conversations cannot be split into {self.parts} parts: give more prompts"
             )
         self._recent = Recent[list[Batch]]()
-        self.optimizers = make_optimizers(net, request.optimizer, request.weight_decay)
+        self.optimizers = make_optimizers(net, request.optimizer)
         self.schedule = Schedule(
             steps=request.steps,
             rate=lambda step: request.rate(step, job.config.hidden_size),
-            clip=request.clip,
+            clip=CLIP,
             log_every=request.log_every,
             save_every=request.checkpoint_every,
             log_first=True,
         )
-        self.weights = depth_weights(request.depths, request.step_decay)
+        self.weights = depth_weights(request.depths, STEP_DECAY)
         self.autocast = autocast(job)
         self.statistics, self.gates, self.scales = GradientStatistics(net), GateWatch(net), ScaleWatch(net)
         self.remedies = Remedies(net, request)
@@ -155,7 +155,7 @@ class Training:
             interval.last = {"learning_rate": self.schedule.rate(step)} | self.statistics.row() | self.scales.row()
             interval.last |= {} if gate is None else gate.row()
         if step == 0 and self.world.leads:
-            warn_of(imbalances(self.scales.scales()), [name for name in NORMS if not getattr(request, name)])
+            warn_of(imbalances(self.scales.scales()), [name for name, there in norms_of(request).items() if not there])
 
     def _batches(self, step: int) -> list[Batch]:
         return self._recent.get(step, self._make_batches)
@@ -173,7 +173,7 @@ class Training:
             teacher = teach(features.logits, batch, self.net.t2d, self.net.d2t)
             self.gates.count_rows([batch.trained(depth) for depth in range(request.depths)])
             states = unroll_states(self.net, batch.tokens, features, request.depths, batch.first)
-            return backward_through_depths(states, self.net.logits, teacher, batch, scales, request.loss, self.softly)
+            return backward_through_depths(states, self.net.logits, teacher, batch, scales, self.softly)
 
     def _row(self, step: int, norm: float) -> dict[str, float]:
         """The figures of the interval, which is added to the state; a new one begins."""
@@ -185,9 +185,7 @@ class Training:
         loss, agreed = (total.loss / counts).tolist(), (total.agreed / counts).tolist()
         mean = float(sum(weight * value for weight, value in zip(self.weights.tolist(), loss, strict=True)))
         if not math.isfinite(mean):
-            raise DivergenceError(
-                f"the loss is {mean} at step {step}: lower the learning rate, or ask for precision fp32"
-            )
+            raise DivergenceError(f"the loss is {mean} at step {step}: lower the learning rate")
         seconds = time.monotonic() - interval.since
         state.tokens += interval.tokens
         state.seconds += seconds

@@ -145,17 +145,17 @@ def _start(job: Job, target: CachedModel, answers: Answers, conversations: list[
 def _features(
     job: Job, target: CachedModel, answers: Answers, conversations: list[Conversation], progress: Progress
 ) -> FeatureSource:
-    if job.request.features == "online":
+    if job.request.cache is None:
         return OnlineFeatures(target.module, job.config.tap_plan)
     with autocast(job):
         make_cache(
-            job.cache,
+            job.request.cache,
             target.module,
             conversations,
             cache_identity(answers, conversations, job.length, job.cached),
             progress,
         )
-    return CachedFeatures(job.cache, target.module, job.config.tap_plan)
+    return CachedFeatures(job.request.cache, target.module, job.config.tap_plan)
 
 
 def fill_cache(request: TrainingSpec, out: Path, target: CachedModel, answers: Answers, progress: Progress) -> None:
@@ -166,6 +166,6 @@ def fill_cache(request: TrainingSpec, out: Path, target: CachedModel, answers: A
     Raises:
         DraftgaugeError: as :func:`train_drafter`.
     """
-    if request.features == "cached":
+    if request.cache is not None:
         job = check(request, out, target_fingerprint(target.module))
         _features(job, target, answers, usable(answers.conversations, job.length, request.depths), progress)
