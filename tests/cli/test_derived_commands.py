@@ -31,7 +31,7 @@ VERBS = {
     "export": "ExportRequest",
     "datastore build": "DatastoreBuildRequest",
     "study kvshot": "StudyKvshotRequest",
-    "reproduce speckv": "ReproduceSpeckvRequest",
+    "study speckv": "StudySpeckvRequest",
 }
 
 

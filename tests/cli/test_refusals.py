@@ -29,7 +29,7 @@ VERBS = (
     ["export"],
     ["datastore", "build"],
     ["study", "kvshot"],
-    ["reproduce", "speckv"],
+    ["study", "speckv"],
 )
 PLACE = "no/such"
 

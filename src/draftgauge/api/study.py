@@ -1,11 +1,11 @@
-"""The study of drafters that reuse what the target computed, from training to report."""
+"""The two papers as studies: KVShot's drafters trained and compared, SpecKV's tables from its author's records."""
 
 from __future__ import annotations
 
 from typing import Any
 
 from draftgauge.api.prompts import prompt_file
-from draftgauge.api.requests import StudyKvshotRequest
+from draftgauge.api.requests import StudyKvshotRequest, StudySpeckvRequest
 from draftgauge.api.verb import verb
 from draftgauge.core.files import require_writable
 from draftgauge.core.progress import Progress, silent
@@ -14,6 +14,9 @@ from draftgauge.studies.kvshot.page import write_kvshot_report
 from draftgauge.studies.kvshot.plan import plan_study
 from draftgauge.studies.kvshot.presets import make_study
 from draftgauge.studies.kvshot.run import StudyOutcome, run_study, study_so_far
+from draftgauge.studies.speckv.importer import read_records
+from draftgauge.studies.speckv.page import write_speckv_report
+from draftgauge.studies.speckv.study import run_study as run_speckv
 from draftgauge.training.reuse.request import TrainingSpec
 
 REPORT_NAME = "report.html"
@@ -59,3 +62,25 @@ def _reported(request: StudyKvshotRequest, outcome: StudyOutcome) -> StudyOutcom
     } | environment()
     write_kvshot_report(outcome.rows, request.out / REPORT_NAME, outcome.failures, provenance)
     return outcome
+
+
+@verb(StudySpeckvRequest)
+def study_speckv(request: StudySpeckvRequest, *, progress: Progress = silent) -> list[dict[str, Any]]:
+    """The tables of SpecKV (arXiv 2605.02888) from its author's records, and beside them what those records say.
+
+    Returns:
+        Rows with ``table``: "policies", "breakdown", "predictors", "improvement", "choices", "correlations" and
+        "importance" as published; "honest" is what the records say, see
+        :func:`draftgauge.studies.speckv.study.run_study`.
+
+    Raises:
+        DraftgaugeError: naming file and line, if a table is not the published one or like it; or if ``out`` cannot be
+            written to. Nothing is written then.
+    """
+    records = read_records(request.steps, request.experiments)
+    if request.out is not None:
+        require_writable(request.out)
+    rows = run_speckv(records, progress)
+    if request.out is not None:
+        write_speckv_report(rows, request.out / REPORT_NAME)
+    return rows

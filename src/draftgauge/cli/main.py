@@ -21,7 +21,6 @@ from draftgauge.cli import (
     profile,
     replay,
     report,
-    reproduce,
     study,
     train,
 )
@@ -64,9 +63,8 @@ def make_app() -> App:
     add_verb(stores, "build", datastore.build, NOTHING)
     studies = App(name="study", sort_key=LAST, help="The papers' comparisons as runnable studies.")
     add_verb(studies, "kvshot", study.kvshot, "Finished cells are kept: the same command goes on from there.")
-    papers = App(name="reproduce", sort_key=LAST, help="Reproduce a paper from its published records.")
-    add_verb(papers, "speckv", reproduce.speckv, NOTHING)
-    for group in (stores, studies, papers):
+    add_verb(studies, "speckv", study.speckv, NOTHING)
+    for group in (stores, studies):
         app.command(group)
     return app
 

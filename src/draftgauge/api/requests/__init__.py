@@ -24,8 +24,8 @@ from draftgauge.api.requests.training import (
     DiagnoseRequest,
     EvaluateRequest,
     ExportRequest,
-    ReproduceSpeckvRequest,
     StudyKvshotRequest,
+    StudySpeckvRequest,
     TrainRequest,
 )
 from draftgauge.core.parts import ChatSpec, DeviceSpec, SeedSpec

@@ -280,7 +280,7 @@ class DemoRequest:
     """Profile, replay, bench and report the bundled pair at several compressions, within a given time."""
 
     out: Path = option(Path("demo"), help="folder for the runs and the report.")
-    seconds: float = option(100.0, help="time that it may take; prompts, rounds and lengths are chosen to fit.")
+    seconds: float = option(100.0, help="time that it may take; prompts and rounds end with it.")
     pair: PairSpec = PairSpec(compression=("none", "int8", "nf4"))
     prompts: PromptSpec = PromptSpec()
     output: OutputSpec = OutputSpec()

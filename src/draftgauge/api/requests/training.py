@@ -1,4 +1,4 @@
-"""Requests of the verbs that train and compare drafters, and of those that reproduce papers."""
+"""Requests of the verbs that train and compare drafters, and of the papers' studies."""
 
 from __future__ import annotations
 
@@ -111,7 +111,7 @@ class StudyKvshotRequest:
 
 
 @dataclass(frozen=True, kw_only=True)
-class ReproduceSpeckvRequest:
+class StudySpeckvRequest:
     """SpecKV (arXiv 2605.02888): its tables, computed from its author's records, and what else those records say."""
 
     steps: Path = option(help="the published table of steps, phase2_step_results.csv.")

@@ -1,4 +1,4 @@
-"""``draftgauge reproduce speckv``: what it writes, and that it writes nothing where something is wrong."""
+"""``draftgauge study speckv``: what it writes, and that it writes nothing where something is wrong."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from speckv_records import PUBLISHED, made_up_rows, write_tables
 
 
 def invoke(*arguments: object) -> Result:
-    return draftgauge(["reproduce", "speckv", *(str(a) for a in arguments)])
+    return draftgauge(["study", "speckv", *(str(a) for a in arguments)])
 
 
 @pytest.fixture
