@@ -10,7 +10,9 @@ from typing import Any
 
 import numpy as np
 import torch
+from torch import nn
 
+from draftgauge.core.errors import DraftgaugeError
 from draftgauge.core.provenance import read_measurement, write_measurement
 from draftgauge.drafters.reuse import ReuseNet, save_drafter
 from draftgauge.drafters.reuse.persistence import read_config, read_weights
@@ -21,6 +23,7 @@ from draftgauge.traces.datastore import About, Datastore, stored_output
 from draftgauge.traces.manifest import COSTS_NAME, Manifest, ModelEntry
 from draftgauge.traces.reader import read_texts, read_trace
 from draftgauge.traces.writer import TraceWriter
+from draftgauge.training.checkpoints import LATEST, load_checkpoint, save_checkpoint
 from reuse_nets import net_for
 from synthetic import synthetic_manifest, synthetic_records
 from tiny import tiny_model
@@ -96,6 +99,30 @@ def _net(seed: int) -> ReuseNet:
     return net_for(wrap(tiny_model("qwen3", num_hidden_layers=3, vocab_size=6)), "hidden", seed)
 
 
+def _trained(seed: int) -> tuple[nn.Module, torch.optim.Optimizer]:
+    model = nn.Linear(8, 4)
+    with torch.no_grad():
+        model.weight.fill_(0.5 + seed)
+        model.bias.fill_(0.25)
+    return model, torch.optim.AdamW(model.parameters())
+
+
+def _make_checkpoint(folder: Path, seed: int) -> None:
+    model, optimizer = _trained(seed)
+    model(torch.ones(2, 8)).sum().backward()
+    optimizer.step()
+    save_checkpoint(folder, model, [optimizer], {"step": seed + 1, "seed": seed})
+
+
+def _read_checkpoint(folder: Path) -> Any:
+    model, optimizer = _trained(7)
+    state = load_checkpoint(folder, model, [optimizer])
+    if state is None and not (folder / LATEST).exists():
+        raise DraftgaugeError("no checkpoint yet")
+    assert state is not None, "a checkpoint that cannot be read counts as none"
+    return state, dict(model.named_parameters()), optimizer.state_dict()["state"]
+
+
 KINDS = {
     "recorded run": Kind(_make_run, _read_run),
     "datastore": Kind(_make_datastore, lambda folder: Datastore.load(folder / "store.parquet", "words"), single=True),
@@ -109,4 +136,5 @@ KINDS = {
         lambda folder, seed: save_drafter(folder, _net(seed), {"request": {"depths": seed}}),
         lambda folder: (read_config(folder), read_weights(folder)),
     ),
+    "checkpoint": Kind(_make_checkpoint, _read_checkpoint),
 }
