@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 
 from draftgauge.diagnostics.bottlenecks import CONTROLS, MEASURES, Bottlenecks, GroupGradient, QueryErrors
-from draftgauge.drafters.reuse.design import DESIGNS
+from draftgauge.drafters.reuse.config import DESIGNS
 from draftgauge.studies.kvshot.cells import RESULT_NAME, Cell, Evaluation, Study, Variant, make_cells
 from draftgauge.studies.kvshot.presets import CROSS, HIDDEN, HYBRID, KV, KV_DEEP, NONE
 from draftgauge.studies.kvshot.results import CellResult, read_result

@@ -9,7 +9,7 @@ from collections.abc import Callable, Hashable
 import torch
 from torch import Tensor
 
-from draftgauge.drafters import draft_builder, refused
+from draftgauge.drafters import dense, draft_builder
 from draftgauge.models.base import ModelSpec
 from draftgauge.verification import Sampling, acceptance, probabilities, sampling
 
@@ -94,7 +94,7 @@ class Enumerator:
     """
 
     def __init__(self, monkeypatch) -> None:
-        for module in (sampling, acceptance, draft_builder, refused):
+        for module in (sampling, acceptance, draft_builder, dense):
             monkeypatch.setattr(module, "draw", self._draw)
         for module in (sampling, acceptance):
             monkeypatch.setattr(module, "flip", self._flip)

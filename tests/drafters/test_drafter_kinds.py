@@ -16,9 +16,8 @@ from draftgauge.api.replay import replay
 from draftgauge.core.errors import DraftgaugeError
 from draftgauge.drafters import source as kinds
 from draftgauge.drafters.base import Draft, KeepDrafting
-from draftgauge.drafters.dense import DraftsEverywhere
+from draftgauge.drafters.dense import DraftsEverywhere, DraftsRefused
 from draftgauge.drafters.language_model import LanguageModelDrafter
-from draftgauge.drafters.refused import DraftsRefused
 from draftgauge.drafters.source import DraftSource, choose_drafter, drafter_kind, drafter_kinds, register_drafter
 from draftgauge.policies.base import Signal
 from draftgauge.traces.manifest import Manifest

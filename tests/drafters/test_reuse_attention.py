@@ -10,9 +10,8 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensorMode
 
-from draftgauge.drafters.reuse.blocks import GatedDelta
+from draftgauge.drafters.reuse.blocks import GatedDelta, Injection
 from draftgauge.drafters.reuse.config import reuse_config
-from draftgauge.drafters.reuse.injection import Injection
 from draftgauge.drafters.reuse.joint import FusedCausal, joint_attention, plain_attention
 from draftgauge.drafters.reuse.rotary import RotaryTables, rotate, unrotate, window
 from draftgauge.models.taps import TapPlan, batch_features

@@ -33,7 +33,7 @@ from draftgauge.core.executor import check_executor
 from draftgauge.core.files import require_writable
 from draftgauge.core.locks import only_writer
 from draftgauge.core.progress import Progress, silent
-from draftgauge.drafters.refused import DraftsRefused
+from draftgauge.drafters.dense import DraftsRefused
 from draftgauge.drafters.source import drafter_kind, drafter_kinds
 from draftgauge.meter import measured_span
 from draftgauge.models.compression import QUANTISED, check_quantises, quantization_config

@@ -17,8 +17,7 @@ from draftgauge.decoding.plain import plain_decode, prefill
 from draftgauge.decoding.settings import DecodingSettings
 from draftgauge.decoding.stopping import Finish
 from draftgauge.drafters.base import Drafter
-from draftgauge.drafters.dense import CHUNK, DenseDrafts, draft_everywhere
-from draftgauge.drafters.refused import Chances, DraftsRefused
+from draftgauge.drafters.dense import CHUNK, Chances, DenseDrafts, DraftsRefused, draft_everywhere
 from draftgauge.models.base import CachedModel
 from draftgauge.models.device import upload
 from draftgauge.models.vocabulary import IncrementalDecoder
@@ -79,7 +78,7 @@ def record_prompt(
         target: the model whose output is recorded; its cache is overwritten.
         drafter: what drafts, from all positions together where it can
             (:class:`~draftgauge.drafters.dense.DraftsEverywhere`). Sampled decoding is recorded only with one whose
-            draft from one position tells of the next ones (:class:`~draftgauge.drafters.refused.DraftsRefused`).
+            draft from one position tells of the next ones (:class:`~draftgauge.drafters.dense.DraftsRefused`).
         prompt: where it comes from.
         prompt_tokens: its token ids, at least one.
         plan: what to record.

@@ -16,8 +16,7 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from draftgauge.diagnostics.texts import HeldOutText
-from draftgauge.drafters.reuse.chain import ChainState
-from draftgauge.drafters.reuse.drafting import begin, step_many, take_in
+from draftgauge.drafters.reuse.drafting import ChainState, begin, step_many, take_in
 from draftgauge.drafters.reuse.net import ReuseNet
 from draftgauge.models.taps import Features, batch_features
 

@@ -10,9 +10,8 @@ from transformers import PreTrainedTokenizerBase
 from draftgauge.core.errors import DraftgaugeError
 from draftgauge.core.signals import OF_DRAFTED_TOKENS, Reads
 from draftgauge.drafters.base import Draft, KeepDrafting, UnreadDraft
-from draftgauge.drafters.dense import DenseDrafts, draft_densely
+from draftgauge.drafters.dense import Chances, DenseDrafts, DraftRules, draft_densely, draft_refused
 from draftgauge.drafters.draft_builder import DraftBuilder
-from draftgauge.drafters.refused import Chances, DraftRules, draft_refused
 from draftgauge.drafters.source import DraftSource, LoadOptions, Source, register_drafter
 from draftgauge.models.base import CachedModel
 from draftgauge.models.compression import draft_compression
@@ -108,7 +107,7 @@ class LanguageModelDrafter:
         gamma_max: int,
         generator: Generator,
     ) -> tuple[DenseDrafts, Chances, Chances]:
-        """See :class:`~draftgauge.drafters.refused.DraftsRefused`."""
+        """See :class:`~draftgauge.drafters.dense.DraftsRefused`."""
         rules, device = DraftRules(self.model, self.end_tokens, self.sampling), self.model.spec.device
         own = generator_on(generator, device)
         assert own is not None

@@ -49,7 +49,7 @@ class DraftSource(ABC):
         takes: what the ``draft`` argument names for this kind; empty if it takes none.
         self_describing: its source says itself that it is of this kind, so ``--drafter`` may name the source alone.
         drafter_type: of the drafters it makes; what that class can do
-            (:class:`~draftgauge.drafters.dense.DraftsEverywhere`, :class:`~draftgauge.drafters.refused.DraftsRefused`)
+            (:class:`~draftgauge.drafters.dense.DraftsEverywhere`, :class:`~draftgauge.drafters.dense.DraftsRefused`)
             decides how traces are recorded.
         model: a language model of its own, which transformers' assisted generation can draft with too, or None.
         family, engine: of the network that drafts, for manifests; empty if there is none.

@@ -1,4 +1,4 @@
-"""Hidden states of chosen layers, kept by position while a model takes in tokens."""
+"""What chosen layers of a target compute while it takes in tokens: hidden states, queries, keys and values."""
 
 from __future__ import annotations
 

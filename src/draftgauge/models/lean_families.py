@@ -1,4 +1,6 @@
-"""Which models the lean engine runs, and what their configurations say of them, as transformers' code reads it."""
+"""Which models the lean engine runs, and whether one is still what transformers made: fused weights are right only
+then.
+"""
 
 from __future__ import annotations
 

@@ -1,9 +1,10 @@
-"""Passes of fixed shapes over one or more sequences of a lean decoder, and a cache with a row for each sequence.
+"""Passes of fixed shapes over one or more sequences of a lean decoder, their CUDA graphs, and a cache of many
+sequences.
 
-A pass takes ``T`` tokens, possibly another number of each row. All go through the linears side by side; for
-attention, queries are laid out by row, padded to the longest. All that changes from pass to pass is in tensors, so a
-pass can be captured as a CUDA graph. Letters in shapes as in :mod:`draftgauge.models.lean`; ``R`` rows of the cache,
-``B`` rows that a pass spans, ``W`` most tokens of one of them, ``C`` places of the cache that it sees, its *bucket*.
+A pass takes ``T`` tokens, possibly another number of each row. All go through the linears side by side; for attention,
+queries are laid out by row, padded to the longest. Letters in shapes as in :mod:`draftgauge.models.lean`; ``R`` rows of
+the cache, ``B`` rows that a pass spans, ``W`` most tokens of one of them, ``C`` places of the cache that it sees, its
+*bucket*.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What the two models of a pair must share, and what ends a text."""
+"""What the two models of a pair must share, what ends a text, and tokens to text, one at a time."""
 
 from __future__ import annotations
 

@@ -1,10 +1,9 @@
 """Drafters that reuse the target's hidden states, its KV cache, or both (KVShot, arXiv 2604.26412)."""
 
 from draftgauge.drafters.reuse.building import count_parameters, frequent_tokens, matched_widths, new_net, warm_start
-from draftgauge.drafters.reuse.chain import ChainState
-from draftgauge.drafters.reuse.config import INJECTIONS, ReuseConfig, reuse_config
-from draftgauge.drafters.reuse.design import DESIGNS, Design
-from draftgauge.drafters.reuse.live import ReuseDrafter
+from draftgauge.drafters.reuse.config import DESIGNS, INJECTIONS, Design, ReuseConfig, reuse_config
+from draftgauge.drafters.reuse.drafting import ChainState
+from draftgauge.drafters.reuse.live import ReuseDrafter, ReuseSource
 from draftgauge.drafters.reuse.net import ReuseNet
 from draftgauge.drafters.reuse.persistence import (
     is_drafter,
@@ -13,7 +12,6 @@ from draftgauge.drafters.reuse.persistence import (
     save_drafter,
     target_fingerprint,
 )
-from draftgauge.drafters.reuse.source import ReuseSource
 from draftgauge.drafters.reuse.unroll import unroll, unroll_states
 
 __all__ = [

@@ -12,8 +12,7 @@ from transformers import PreTrainedConfig, PreTrainedModel
 
 from draftgauge.core.errors import ModelError
 from draftgauge.core.seeds import derive_seed
-from draftgauge.drafters.reuse.config import NORMS, ReuseConfig, reuse_config
-from draftgauge.drafters.reuse.design import DESIGNS, WARM_START
+from draftgauge.drafters.reuse.config import DESIGNS, NORMS, WARM_START, ReuseConfig, reuse_config
 from draftgauge.drafters.reuse.net import ReuseNet
 
 

@@ -1,21 +1,57 @@
-"""What a reuse drafter is made of: everything that its weights, and the target they belong to, leave open."""
+"""What a reuse drafter is made of, and the designs: what it reads of its target, and by which attentions."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import Any
 
 from transformers import PreTrainedConfig
 
 from draftgauge.core.errors import ModelError
-from draftgauge.drafters.reuse.design import DESIGNS, Design
 from draftgauge.models.spec import head_dim
 from draftgauge.models.tap_plan import TapPlan, tap_plan
 from draftgauge.models.tap_rules import TapRule
 
 NORMS = ("norm_before_fc", "norm_before_residual", "norm_output")
 INJECTIONS = ("concat", "project", "project-rope")
+
+
+@dataclass(frozen=True)
+class Design:
+    """What sets a design apart; everything else is the same for all.
+
+    Attributes:
+        reads_hidden: it takes the target's hidden states at depth 0, and its own state at the others: recurrent, one
+            layer.
+        reads_kv: it attends to the target's keys and values.
+        self_attends: it has an attention over depth 0 of all anchors and its own chain.
+        chain_attends: it has an attention over the injected keys of the target, if any, and its own chain.
+        warm_starts: it can start from a trained ``hidden`` drafter, all of whose parts it has.
+    """
+
+    reads_hidden: bool = False
+    reads_kv: bool = False
+    self_attends: bool = False
+    chain_attends: bool = False
+    warm_starts: bool = False
+
+    @property
+    def gated(self) -> bool:
+        return self.self_attends and self.chain_attends
+
+
+DESIGNS: Mapping[str, Design] = MappingProxyType(
+    {
+        "hidden": Design(reads_hidden=True, self_attends=True),
+        "kv": Design(reads_kv=True, chain_attends=True),
+        "hybrid": Design(reads_hidden=True, reads_kv=True, self_attends=True, chain_attends=True, warm_starts=True),
+        "cross": Design(reads_hidden=True, reads_kv=True, chain_attends=True, warm_starts=True),
+        "none": Design(chain_attends=True),
+    }
+)
+WARM_START = "hidden"  # the design that others start from
 
 
 @dataclass(frozen=True)

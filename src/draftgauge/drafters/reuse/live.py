@@ -1,17 +1,21 @@
-"""A drafter that reads its target while the target decodes."""
+"""A drafter that reads its target while the target decodes, and its kind: a folder that says itself what it is."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from pathlib import Path
 
 import torch
 from torch import Generator, Tensor
 
+from draftgauge.core.errors import DraftgaugeError
 from draftgauge.core.signals import OF_DRAFTED_TOKENS, Reads
 from draftgauge.drafters.base import Draft, KeepDrafting, UnreadDraft
 from draftgauge.drafters.draft_builder import DraftBuilder
 from draftgauge.drafters.reuse.drafting import begin, step, take_in
 from draftgauge.drafters.reuse.net import ReuseNet
+from draftgauge.drafters.reuse.persistence import drafter_fingerprint, is_drafter, load_drafter, read_description
+from draftgauge.drafters.source import DraftSource, LoadOptions, Source, register_drafter
 from draftgauge.models.base import CachedModel
 from draftgauge.models.device import upload
 from draftgauge.models.taps import Taps
@@ -123,3 +127,55 @@ class ReuseDrafter:
         values = [taps.values(slot, start, end) for slot in slots] or None
         self._first, self._chain = take_in(self.net, self._chain, tokens, hidden, keys, values)
         self._taken = end
+
+
+@register_drafter
+class ReuseSource(DraftSource):
+    """A network trained on what one target's layers compute, and the layers it reads."""
+
+    name = "reuse"
+    takes = "the folder of a trained drafter (as `draftgauge train` writes it)"
+    self_describing = True
+    drafter_type = ReuseDrafter
+
+    def __init__(self, folder: Path, net: ReuseNet) -> None:
+        self.folder = folder
+        self.net = net
+        self.family, self.engine = f"reuse-{net.config.design}", "modules"
+        self.tap_plan = net.config.tap_plan
+
+    @classmethod
+    def recognises(cls, drafter: str | Path) -> bool:
+        return is_drafter(drafter)
+
+    @classmethod
+    def resolve(cls, source: Source) -> Source:
+        if source is None or not is_drafter(source):
+            raise DraftgaugeError(
+                f"drafter reuse needs {cls.takes}{'' if source is None else f'; {source} is not one'}"
+            )
+        return source
+
+    @classmethod
+    def trained_for(cls, source: Source) -> str | None:
+        assert source is not None
+        return str(read_description(Path(source))["config"]["target_source"]) or None
+
+    @classmethod
+    def load(cls, source: Source, target: CachedModel, options: LoadOptions) -> ReuseSource:
+        assert source is not None
+        return cls(Path(source), load_drafter(source, target))
+
+    def drafter(
+        self,
+        target: CachedModel,
+        taps: Taps | None,
+        end_tokens: frozenset[int],
+        sampling: Sampling | None,
+        generator: Generator | None,
+    ) -> ReuseDrafter:
+        assert taps is not None
+        return ReuseDrafter(self.net, target, taps, end_tokens, sampling, generator)
+
+    def fingerprint(self) -> str:
+        return drafter_fingerprint(self.folder)

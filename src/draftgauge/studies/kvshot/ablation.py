@@ -23,8 +23,7 @@ from draftgauge.core.files import atomic_write_text, require_writable
 from draftgauge.core.progress import Progress
 from draftgauge.diagnostics.held_out_loss import held_out_kl
 from draftgauge.drafters.reuse import load_drafter
-from draftgauge.drafters.reuse.config import NORMS
-from draftgauge.drafters.reuse.design import DESIGNS
+from draftgauge.drafters.reuse.config import DESIGNS, NORMS
 from draftgauge.models.tap_rules import EAGLE_LAYERS
 from draftgauge.studies.kvshot.cells import VALIDATION_NAME, Ablation, training_identity
 from draftgauge.studies.kvshot.held_out import read_texts

@@ -15,7 +15,7 @@ from draftgauge.core.errors import DivergenceError
 from draftgauge.core.progress import Progress
 from draftgauge.diagnostics.held_out_loss import held_out_kl
 from draftgauge.drafters.reuse import load_drafter
-from draftgauge.drafters.reuse.design import DESIGNS
+from draftgauge.drafters.reuse.config import DESIGNS
 from draftgauge.studies.kvshot.cells import VALIDATION_NAME, Tuning, Variant, training_identity
 from draftgauge.studies.kvshot.held_out import read_texts
 from draftgauge.studies.kvshot.tuning import SEED, TUNING_FOLDER, Trial, read_tuned, save_tuned, search, tuning_path

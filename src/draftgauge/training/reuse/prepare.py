@@ -12,8 +12,7 @@ from draftgauge.core.artefacts import Artefact
 from draftgauge.core.errors import DraftgaugeError, ModelError
 from draftgauge.core.files import require_writable
 from draftgauge.core.provenance import command_line, environment, timestamp
-from draftgauge.drafters.reuse.config import NORMS, ReuseConfig, reuse_config
-from draftgauge.drafters.reuse.design import DESIGNS, WARM_START
+from draftgauge.drafters.reuse.config import DESIGNS, NORMS, WARM_START, ReuseConfig, reuse_config
 from draftgauge.drafters.reuse.persistence import read_config
 from draftgauge.models.compression import check_compression
 from draftgauge.models.device import check_devices, choose_device, numbered
