@@ -163,7 +163,7 @@ def choose_drafter(drafter: str | Path, draft: Source) -> tuple[str, Source]:
             return kind.name, drafter
     named = ", ".join(kind.name for kind in kinds.values() if not kind.self_describing)
     folders = " or ".join(kind.takes for kind in kinds.values() if kind.self_describing)
-    kind = other_kind(Path(drafter))
+    folder_kind = other_kind(Path(drafter))
     raise DraftgaugeError(
-        f"unknown drafter {str(drafter)!r}: choose {named}, or give {folders}; {drafter} is {kind or 'not one'}"
+        f"unknown drafter {str(drafter)!r}: choose {named}, or give {folders}; {drafter} is {folder_kind or 'not one'}"
     )
