@@ -143,26 +143,28 @@ def measure_costs(
     benches = [_Bench(context, min(max(1, context - span // 2), limit - span)) for context in lengths]
     runner.run(benches[0], [Asked(plan.gamma_max), Asked(0)], 0)
     schedule = _schedule(benches, plan, time.perf_counter() - begun)
-    if schedule.note and plan.seconds:
-        warnings.warn(f"cost curve: {schedule.note}", stacklevel=2)
     expected = max(plan.seconds, schedule.seconds, 1e-9)
-    benches = schedule.benches
-    rounds, longest = 0, 0.0
+    rounds, took = 0, list[float]()
     while True:
         started = time.perf_counter()
-        for index in rng.permutation(len(benches)):
-            runner.run(benches[index], _round(schedule.lengths, rounds, rng), schedule.plain_steps)
+        for index in rng.permutation(len(schedule.benches)):
+            runner.run(schedule.benches[index], _round(schedule.lengths, rounds, rng), schedule.plain_steps)
         rounds += 1
         now = time.perf_counter()
-        longest, spent = max(longest, now - started), now - begun
-        if spent + longest > plan.seconds:
+        took, spent = [*took, now - started][-len(IDLE_RUNS) :], now - begun  # rounds of every kind
+        if spent + max(took) > plan.seconds:
             break
+        if rounds == 1:  # the first steps may have been slow for being the first
+            again = _schedule(benches, plan, spent)
+            schedule = max(schedule, again, key=lambda each: (len(each.benches), len(each.lengths)))
         if rounds % SURE_ROUNDS == 0:
-            measured = _measurement([bench.samples for bench in benches], plan.gamma_max, spent, "")
+            measured = _measurement([bench.samples for bench in schedule.benches], plan.gamma_max, spent, "")
             if measured.half_width <= SURE:
                 break
+    if schedule.note and plan.seconds:
+        warnings.warn(f"cost curve: {schedule.note}", stacklevel=2)
     progress(100, 100)
-    return _curve(benches, schedule, plan, target, keeps_drafted(drafter), spent)
+    return _curve(schedule, plan, target, keeps_drafted(drafter), spent)
 
 
 def _recorded_models(target: CachedModel, drafter: Drafter, gamma_max: int) -> list[tuple[StaticModel, int]]:
@@ -238,9 +240,9 @@ class _Schedule(NamedTuple):
 
 
 def _schedule(benches: list[_Bench], plan: MeterPlan, spent: float) -> _Schedule:
-    """As many lengths and contexts as the time allows, by the first steps of the shortest context."""
-    took = {sample.gamma: sample.draft + sample.verify for sample in benches[0].samples}
-    shortest, longest = sorted((took[0], took[plan.gamma_max]))
+    """As many lengths and contexts as the time that is left allows, by the steps so far of the shortest context."""
+    took = _by_length(benches[0].samples, lambda sample: sample.draft + sample.verify)
+    shortest, longest = sorted(float(np.median(took[length])) for length in (0, plan.gamma_max))
     prefill = benches[0].prefill_seconds / benches[0].start
     every = tuple(range(plan.gamma_max + 1))
     doubling = tuple(length for length in every if length & (length - 1) == 0 or length == plan.gamma_max)
@@ -275,9 +277,8 @@ def _round(lengths: Sequence[int], number: int, rng: np.random.Generator) -> lis
     return [asked for index in rng.permutation(len(pieces)) for asked in pieces[index]]
 
 
-def _curve(
-    benches: Sequence[_Bench], schedule: _Schedule, plan: MeterPlan, target: CachedModel, keeps: bool, spent: float
-) -> CostCurve:
+def _curve(schedule: _Schedule, plan: MeterPlan, target: CachedModel, keeps: bool, spent: float) -> CostCurve:
+    benches = schedule.benches
     samples = [bench.samples for bench in benches]
     catch_up = _catch_up(samples)
     draft = _table(samples, lambda sample: sample.draft - catch_up[sample.backlog - 1], plan.gamma_max)
