@@ -78,7 +78,7 @@ def test_the_python_of_a_page_runs(page: str, tmp_path: Path, monkeypatch: pytes
 
 def test_the_table_of_verbs_is_whole() -> None:
     table = (ROOT / "README.md").read_text(encoding="utf-8").split("| verb |")[1].split("\n\n")[0]
-    named = re.findall(r"^\| `([a-z ]+)`", table, re.MULTILINE)
+    named = re.findall(r"^\| `([a-z -]+)`", table, re.MULTILINE)
     assert sorted({name.split()[0] for name in named}) == sorted(
         name for name in main.make_app() if not name.startswith("-")
     )

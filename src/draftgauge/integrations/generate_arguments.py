@@ -20,7 +20,6 @@ from transformers import (
     PreTrainedModel,
     StoppingCriteriaList,
 )
-from transformers.generation import logits_process
 from transformers.generation.logits_process import TemperatureLogitsWarper, TopKLogitsWarper, TopPLogitsWarper
 
 from draftgauge.core.errors import DraftgaugeError
@@ -42,15 +41,9 @@ ASSISTED = (
     *("max_matching_ngram_size", "assistant_lookbehind", "target_lookbehind"),
 )
 # Processors that keep a state from call to call, which rejected drafts would spoil.
-STATEFUL = tuple(
-    getattr(logits_process, name)
-    for name in (
-        "ClassifierFreeGuidanceLogitsProcessor",
-        "SynthIDTextWatermarkLogitsProcessor",
-        "UnbatchedClassifierFreeGuidanceLogitsProcessor",
-        "WhisperNoSpeechDetection",
-    )
-    if hasattr(logits_process, name)
+STATEFUL = (
+    *("ClassifierFreeGuidanceLogitsProcessor", "UnbatchedClassifierFreeGuidanceLogitsProcessor"),
+    "SynthIDTextWatermarkLogitsProcessor",
 )
 CACHES = ("cache", "past_key_values")  # what it is called from transformers 5.24 on, and before
 # What generate prepares for the model's forward.
@@ -79,17 +72,13 @@ def read_arguments(
     config: GenerationConfig,
     model_kwargs: Mapping[str, Any],
 ) -> GenerateArguments:
-    """Check what ``generate`` prepared and take it apart.
-
-    Raises:
-        DraftgaugeError: for an argument that cannot be honoured, naming it.
-    """
+    """Check what ``generate`` prepared and take it apart; what cannot be honoured is refused by name."""
     if model.config.is_encoder_decoder:
         raise DraftgaugeError(f"{type(model).__name__} is an encoder-decoder: speculative() is for causal models")
     _check_config(config)
     _check_model_kwargs(model_kwargs)
     for processor in processors:
-        if isinstance(processor, STATEFUL):
+        if type(processor).__name__ in STATEFUL:
             raise DraftgaugeError(
                 f"{type(processor).__name__} (of logits_processor, guidance_scale or watermarking_config) keeps a "
                 f"state from token to token, which rejected drafts would spoil: {INSTEAD}"

@@ -18,11 +18,9 @@ Timings = dict[int, list[float]]  # tokens of a draft -> seconds
 class CostProbe(Proposer):
     """Drafts every length from 0 to K in turn, whatever becomes of them, and times the engine around it.
 
-    Serve requests with ``"model": "draftgauge.integrations.vllm_costs.CostProbe"``; the costs by batch size are written
-    to ``costs_out`` as they come in, for ``draftgauge advise --costs`` and for the policies of the proposer. Drafting
-    takes as long as the call, verifying as long as passes until the next one. Plain decoding counts as a step that
-    drafts nothing, which leaves out what speculation itself costs the engine: to have that, put the seconds of a step
-    without ``--speculative-config`` into ``plain``.
+    The costs by batch size are written to ``costs_out`` as they come in, for ``draftgauge advise --costs`` and for the
+    policies of the proposer. Plain decoding counts as a step that drafts nothing, which leaves out what speculation
+    itself costs the engine: to have that, put the seconds of a step without ``--speculative-config`` into ``plain``.
     """
 
     WRITE_EVERY = 25
