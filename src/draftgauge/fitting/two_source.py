@@ -51,12 +51,9 @@ def fit_two_source(traces: Sequence[Trace], costs: Sequence[CostCurve], seed: in
         raise TraceError("in these texts no words occur twice, so that nothing can be looked up: record more prompts")
     weights, constant = fit_logistic(drafted[:, :-1], drafted[:, -1] > 0)
     by_match, lookup_constant = fit_logistic(looked_up[:, :-1], looked_up[:, -1] > 0)
-    numbers = TwoSourceNumbers(
-        round(constant, DIGITS),
-        *np.round(weights, DIGITS).tolist(),
-        lookup=LookupNumbers(round(lookup_constant, DIGITS), *np.round(by_match, DIGITS).tolist()),
-        accepted_by_depth=accepted_by_depth(traces),
-    )
+    constant, slope, agrees, disagrees = np.round([constant, *weights], DIGITS).tolist()
+    lookup = LookupNumbers(*np.round([lookup_constant, *by_match], DIGITS).tolist())
+    numbers = TwoSourceNumbers(constant, slope, agrees, disagrees, lookup, accepted_by_depth(traces))
     candidates = [_scaled(replace(numbers, tail_weight=weight), traces, costs) for weight in TAIL_WEIGHTS]
     best = max(candidates, key=lambda each: each[1])[0]
     return FittedPolicy(TWO_SOURCE, gamma_max, SIGNALS, to_mapping(best), trained_on=keys_of(traces))
