@@ -82,3 +82,5 @@ def test_end_tokens_are_gathered_from_everywhere() -> None:
     assert end_tokens(model.config, SimpleNamespace(eos_token_id=9)) == {0, 9}
     assert end_tokens(tiny_tokenizer()) == {0}
     assert end_tokens(SimpleNamespace(eos_token_id=None)) == frozenset()
+    with pytest.raises(ModelError, match="eos_token_id must be a token id or a list"):
+        end_tokens(SimpleNamespace(eos_token_id=1e308))

@@ -54,7 +54,10 @@ def end_tokens(*sources: Any) -> frozenset[int]:
         model = getattr(source, "module", source)
         for holder in (source, model, getattr(model, "config", None), getattr(model, "generation_config", None)):
             ids = getattr(holder, "eos_token_id", None)
-            end_ids.update([ids] if isinstance(ids, int) else ids or [])
+            listed = [] if ids is None else ids if isinstance(ids, list | tuple | set | frozenset) else [ids]
+            if not all(isinstance(token, int) for token in listed):
+                raise ModelError(f"eos_token_id must be a token id or a list, not {ids!r}: mend the model's files")
+            end_ids.update(listed)
     return frozenset(end_ids)
 
 
