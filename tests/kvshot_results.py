@@ -10,7 +10,7 @@ import numpy as np
 
 from draftgauge.diagnostics.bottlenecks import CONTROLS, MEASURES, Bottlenecks, GroupGradient, QueryErrors
 from draftgauge.drafters.reuse.config import DESIGNS
-from draftgauge.studies.kvshot.cells import RESULT_NAME, Cell, Evaluation, Study, Variant, make_cells
+from draftgauge.studies.kvshot.cells import KEPT, RESULT_NAME, Cell, Evaluation, Study, Variant, make_cells
 from draftgauge.studies.kvshot.presets import CROSS, HIDDEN, HYBRID, KV, KV_DEEP, NONE
 from draftgauge.studies.kvshot.results import CellResult, read_result
 from draftgauge.training.reuse.request import TrainingSpec
@@ -33,13 +33,14 @@ def study(variants: Sequence[Variant] = tuple(ALPHAS), seeds: tuple[int, ...] = 
 
 def cells(folder: Path, chosen: Study, fixed: int | None = None) -> list[Cell]:
     """Cells whose widths are different, or all alike."""
-    widths = {variant: fixed or 100 + number for number, variant in enumerate(chosen.variants)}
-    return make_cells(chosen, widths, dict.fromkeys(chosen.variants, 1000), "target", folder)
+    shapes = {variant: (fixed or 100 + number, 1000) for number, variant in enumerate(chosen.variants)}
+    return make_cells(chosen, shapes, "target", folder)
 
 
-def write_result(cell: Cell, alpha: Sequence[float], prompts: int = 40, drafts: int = 20_000) -> None:
+def write_result(cell: Cell, alpha: Sequence[float], prompts: int = 40, seconds: float = 3.0) -> None:
     """Write the result file of a cell with these acceptance rates. A prompt is equally hard in every cell."""
     rng = np.random.default_rng([cell.request.seed, *cell.variant.name.encode()])
+    drafts = 20_000
     ease = np.random.default_rng(0).normal(0, 0.02, prompts)
     reached, accepted = [], []
     here = np.full(prompts, drafts)
@@ -68,10 +69,10 @@ def write_result(cell: Cell, alpha: Sequence[float], prompts: int = 40, drafts: 
         "ratio": 2.0,
     }
     training = {"steps": 10, "tokens": 1000, "seconds": 2.0, "tokens_per_second": 500.0, "loss": 3.0}
-    document = {"digest": cell.digest(), "training": training, "distances": DISTANCES, "evaluation": found}
-    document["bottlenecks"] = limits(cell, len(alpha)).to_json()
+    document = {"identity": cell.digest(), "training": training, "distances": DISTANCES, "evaluation": found}
+    document |= {"bottlenecks": limits(cell, len(alpha)).to_json(), "seconds": seconds}
     cell.folder.mkdir(parents=True)
-    (cell.folder / RESULT_NAME).write_text(json.dumps(document))
+    KEPT.write(cell.folder / RESULT_NAME, json.loads(json.dumps(document)))
 
 
 def limits(cell: Cell, depths: int) -> Bottlenecks:
@@ -83,14 +84,13 @@ def limits(cell: Cell, depths: int) -> Bottlenecks:
     sums = {name: np.repeat(error[..., None, None], 3, -1) for name in MEASURES}
     agreed = {name: positions * share for name, share in zip(CONTROLS, (0.4, 0.5, 0.3), strict=True)}
     gradients = [
-        GroupGradient(group, depth, 0.5, 0.01, 0.25, 6.0, 8)
+        GroupGradient(group, depth, 0.5, 0.01, 0.25)
         for group in ("head", "blocks.0.chain_attention.keys")
-        for depth in range(depths)
+        for depth in (0, depths - 1)
     ]
     gate = {"gate_mean": 0.25, "gate_open": 0.1}
-    logged = {"gradient_norm/head": 1.0, "gradient_rms/head": 0.1, "weight_rms/head": 2.0, "rms/fuse/tap 0": 1.5}
-    history = [{"step": step, **logged, **(gate if design.gated else {})} for step in (1, 5, 10)]
-    query = QueryErrors((1, 2, 3), positions, sums, agreed, agreed) if design.reads_kv else None
+    history = [{"step": step, **gate} for step in (1, 5, 10)] if design.gated else []
+    query = QueryErrors((1, 2, 3), positions, sums, agreed) if design.reads_kv else None
     return Bottlenecks(query, gradients, [gate] if design.gated else [], history)
 
 

@@ -55,8 +55,8 @@ def test_rows(folder: Path, tmp_path: Path) -> None:
     query = [row for row in rows if "query_kl" in row]
     assert {"design", "depth", "layer", "query_kl", "attended_error", "low", "high"} <= query[0].keys()
     assert len(query) == 2 * 2 * 3  # designs, depths, tapped layers
-    probed = [row for row in rows if "effective_rank" in row]
-    assert {"design", "group", "depth", "gradient_norm", "gradient_share", "effective_rank"} <= probed[0].keys()
+    probed = [row for row in rows if "gradient_share" in row]
+    assert {"design", "group", "depth", "gradient_norm", "gradient_share"} <= probed[0].keys()
     assert {row["design"] for row in rows if "gate_open" in row} == {"hybrid"}
     assert {row["step"] for row in rows if "step" in row} == {1, 2}
     assert "Queries beside the target's own" in result.output

@@ -8,7 +8,7 @@ import torch
 
 from draftgauge.decoding.settings import DecodingSettings
 from draftgauge.diagnostics.alpha import accepted_lengths, depth_counts, labelled_depths, walked
-from draftgauge.diagnostics.live_acceptance import live_acceptance
+from draftgauge.diagnostics.evaluation import live_acceptance
 from draftgauge.diagnostics.texts import HeldOutText
 from draftgauge.drafters.reuse import ReuseNet
 from draftgauge.drafters.reuse.live import ReuseDrafter
@@ -62,13 +62,13 @@ def test_live_counts_are_those_of_the_drafts_on_the_way(design: str) -> None:
     held_out = texts(model, settings=settings)
     assert len({len(text.output) for text in held_out}) > 1, "no output ends early: the test shows less"
     lengths = accepted_lengths(net, model.module, held_out, DEPTHS)
-    live = live_acceptance(model, follower(net, model, settings), held_out, DEPTHS, settings)
-    assert live.mismatched == 0
+    live, mismatched = live_acceptance(model, follower(net, model, settings), held_out, DEPTHS, settings)
+    assert mismatched == 0
     for n, text in enumerate(held_out):
         accepted, drafted = walked(text, lengths[n], labelled_depths(text, DEPTHS), settings.max_new_tokens)
         reached, right = depth_counts(accepted, drafted, DEPTHS)
-        assert live.reached[n].tolist() == reached.tolist()
-        assert live.accepted[n].tolist() == right.tolist()
+        assert live[n][0].tolist() == reached.tolist()
+        assert live[n][1].tolist() == right.tolist()
 
 
 def test_a_draft_vocabulary_is_mapped_back() -> None:

@@ -31,9 +31,7 @@ def rows(tmp_path_factory: pytest.TempPathFactory) -> list[dict]:
     folder = tmp_path_factory.mktemp("study")
     wide = {at_equal_width(variant): ALPHAS[variant] for variant in (HIDDEN, KV)}
     tuned = Tuned((Trial(1e-3, 0.05), Trial(2e-3, 0.05)), (2.034, 1.567))
-    ablated = {"design": "hidden", "ablation": "without norm_before_fc", "seeds": 3, "steps": 200}
-    ablated |= {"validation_kl": 3.456, "best": False, "difference": 0.321, "least": 0.3, "most": 0.35}
-    found = [*study_rows(results(folder, ALPHAS | wide)), *tuned_rows({KV: tuned}), ablated]
+    found = [*study_rows(results(folder, ALPHAS | wide)), *tuned_rows({KV: tuned})]
     write_measurement(folder / "rows.json", "test", found)
     return [dict(row) for row in read_measurement(folder / "rows.json").rows]
 
@@ -55,12 +53,10 @@ def test_the_page_holds_what_was_found(rows: list[dict], tmp_path: Path) -> None
         "Capacity",
         "What limits each design",
         "Query estimation error by depth",
-        "positions reached",
+        "Positions reached",
         "The gate over training",
-        "without norm_before_fc",
-        "0.321",
         "Tuning on validation prompts",
-        "1.567",
+        "1.57",
     ):
         assert text in page
     ids = re.findall(r' id="([^"]+)"', page)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import replace
 from pathlib import Path
 
@@ -12,8 +11,8 @@ from draftgauge.api.study import study_kvshot
 from draftgauge.core.errors import DraftgaugeError
 from draftgauge.drafters.reuse import count_parameters
 from draftgauge.models.loading import load_model
-from draftgauge.studies.kvshot.cells import EQUAL_PARAMETERS, REMEDIES, check_study
-from draftgauge.studies.kvshot.plan import plan_study, training_pace
+from draftgauge.studies.kvshot.cells import ABLATIONS, EQUAL_PARAMETERS, REMEDIES
+from draftgauge.studies.kvshot.plan import plan_study
 from draftgauge.studies.kvshot.presets import HIDDEN, KV, KV_DEEP, PRESETS, at_equal_width, make_study
 from draftgauge.studies.kvshot.run import choose_configs
 from draftgauge.studies.kvshot.verdicts import PREDICTIONS, WIDE_PREDICTIONS
@@ -24,16 +23,15 @@ from kvshot_results import cells, write_result
 @pytest.mark.parametrize("preset", PRESETS)
 def test_every_preset_answers_the_predictions_it_has_cells_for(preset: str, tmp_path: Path) -> None:
     study = make_study(preset, TrainingSpec())
-    check_study(study.variants)
-    assert ({HIDDEN, KV} <= set(study.variants)) == (preset != "width")  # P1 and P3
+    assert ({HIDDEN, KV} <= set(study.variants)) == (preset not in ("width", "ablation"))  # P1 and P3
     assert ({*map(at_equal_width, (HIDDEN, KV))} <= set(study.variants)) == (preset in ("width", "full"))
-    assert (KV_DEEP in study.variants) == (preset not in ("quick", "width", "remedies"))  # P2
+    assert (KV_DEEP in study.variants) == (preset not in ("quick", "width", "remedies", "ablation"))  # P2
     assert study.request.depths == 7
     made = cells(tmp_path, study)
     assert len(made) == sum(len(study.seeds_of(v)) for v in study.variants) == len({cell.name for cell in made})
     wide = WIDE_PREDICTIONS if preset in ("width", "full") else ()
     for prediction in (*PREDICTIONS, *wide):
-        for variant in {prediction.better, prediction.worse} & set(study.variants):
+        for variant in {prediction.better, prediction.worse} & set(study.variants) if preset != "ablation" else ():
             assert len(study.seeds_of(variant)) == (2 if preset == "smoke" else 5)
     before: set[str] = set()
     for cell in made:
@@ -103,37 +101,20 @@ def test_larger_trainings_on_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
     assert large.variants == small.variants
 
 
-def test_the_plan_counts_what_is_left(tmp_path: Path) -> None:
-    study = make_study("smoke", TrainingSpec(device="cpu"))
-    rows = {row["stage"]: row for row in plan_study(study, tmp_path / "study")}
-    assert list(rows) == ["tuning", "training", "measuring", "ablation", "all"]
+def test_the_plan_counts_what_is_left_and_goes_by_what_cells_took(tmp_path: Path) -> None:
+    study, folder = make_study("smoke", TrainingSpec(device="cpu")), tmp_path / "study"
+    rows = {row["stage"]: row for row in plan_study(study, folder)}
+    assert list(rows) == ["tuning", "cells", "all"]
     assert rows["tuning"]["runs"] == rows["tuning"]["left"] == 8 * 6
-    assert rows["training"]["runs"] == rows["training"]["left"] == 12
-    assert rows["ablation"]["runs"] == 12
-    assert rows["measuring"]["hours"] is None
-    assert rows["all"]["hours"] == pytest.approx(sum(rows[s]["hours"] for s in ("tuning", "training", "ablation")))
-    assert not (tmp_path / "study").exists()
-    made = cells(tmp_path / "study", study)
-    for cell in made[:3]:
-        write_result(cell, [0.5] * 7)
-        document = json.loads((cell.folder / "result.json").read_text())
-        (cell.folder / "result.json").write_text(json.dumps(document | {"seconds": 38.0}))  # 2 of them training
-    later = {row["stage"]: row for row in plan_study(study, tmp_path / "study")}
-    assert (later["training"]["runs"], later["training"]["left"]) == (12, 9)
-    assert later["measuring"]["hours_left"] == pytest.approx(9 * 36 / 3600)
-    assert later["all"]["hours_left"] < later["all"]["hours"]
-
-
-def test_the_plan_goes_by_what_finished_trainings_took(tmp_path: Path) -> None:
-    study = make_study("smoke", TrainingSpec(device="cpu"))
-    folder, variants = tmp_path / "study", study.variants
-    assert training_pace(study, folder, dict.fromkeys(variants, 1.0)) == 1.0
-    for cell, seconds in zip(cells(folder, study), (1.0, 2.0, 30.0), strict=False):  # the third was held up
-        write_result(cell, [0.5] * 7)
-        document = json.loads((cell.folder / "result.json").read_text())
-        document["training"] |= {"seconds": seconds, "steps": 10}
-        (cell.folder / "result.json").write_text(json.dumps(document))
-    assert training_pace(study, folder, dict.fromkeys(variants, 0.1)) == pytest.approx(2.0)
+    assert rows["cells"]["runs"] == rows["cells"]["left"] == 12
+    assert rows["all"]["hours"] == pytest.approx(rows["tuning"]["hours"] + rows["cells"]["hours"])
+    assert not folder.exists()
+    for cell in cells(folder, study)[:3]:
+        write_result(cell, [0.5] * 7, seconds=3600.0)
+    later = {row["stage"]: row for row in plan_study(study, folder)}
+    assert (later["cells"]["runs"], later["cells"]["left"]) == (12, 9)
+    assert 9 / 4 < later["cells"]["hours_left"] < 9 * 4  # about an hour each, by their own sizes
+    assert rows["cells"]["hours"] < 1
 
 
 def test_cells_differ_in_nothing_but_variant_and_seed(tmp_path: Path) -> None:
@@ -171,13 +152,19 @@ def test_remedies_go_on_where_quick_ended_and_full_where_they_did(tmp_path: Path
     assert {variant.remedy for variant in own.variants} - {""} == set(REMEDIES)
 
 
+@pytest.mark.parametrize(("name", "settings"), [*REMEDIES.items(), *ABLATIONS.items()])
+def test_a_change_sets_what_it_names_and_nothing_else(name: str, settings: dict) -> None:
+    base = TrainingSpec()
+    plain, changed = (vars(replace(HIDDEN, remedy=remedy).request(base)) for remedy in ("", name))
+    assert {key for key in plain if plain[key] != changed[key]} == set(settings)
+    assert len(settings) == (3 if name == "without-norms" else 1)
+
+
 @pytest.mark.parametrize("preset", PRESETS)
 def test_with_fewer_seeds_a_study_is_a_beginning_of_itself(preset: str, tmp_path: Path) -> None:
     whole = make_study(preset, TrainingSpec(device="cpu"))
     begun = whole.with_seeds(2)
     assert all(begun.seeds_of(variant) == whole.seeds_of(variant)[:2] for variant in whole.variants)
-    if whole.ablation is not None:
-        assert begun.ablation == replace(whole.ablation, seeds=whole.ablation.seeds[:2])
     first, every = (
         {cell.name: cell.digest() for cell in cells(tmp_path, study, fixed=100)} for study in (begun, whole)
     )
@@ -196,7 +183,7 @@ def test_what_is_left_and_what_is_done_are_asked_one_by_one(tmp_path: Path) -> N
 
 
 def test_unknown_preset() -> None:
-    with pytest.raises(DraftgaugeError, match="smoke, quick, depth, width, remedies, full"):
+    with pytest.raises(DraftgaugeError, match="smoke, quick, depth, width, remedies, ablation, full"):
         make_study("huge", TrainingSpec())
 
 

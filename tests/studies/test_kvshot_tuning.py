@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from draftgauge.core.errors import DivergenceError, DraftgaugeError
-from draftgauge.studies.kvshot import tune
+from draftgauge.studies.kvshot import jobs
 from draftgauge.studies.kvshot.cells import Evaluation, Study, Tuning
 from draftgauge.studies.kvshot.presets import HIDDEN, HYBRID, KV, remedied, warm
 from draftgauge.studies.kvshot.run import run_study
@@ -117,7 +117,7 @@ def test_a_trial_whose_loss_is_no_number_does_not_end_the_study(
             raise DivergenceError("the loss is nan at step 1")
         return train_drafter(request, *further)
 
-    monkeypatch.setattr(tune, "train_drafter", diverging)
+    monkeypatch.setattr(jobs, "train_drafter", diverging)
     found = run_study(study, tmp_path / "study", prompts, prompts)
     assert found.failures == {}
     (fourth,) = [row for row in found.rows if row.get("trial") == 3]

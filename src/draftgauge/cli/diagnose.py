@@ -16,8 +16,6 @@ QUERY = DRAFTER | {
     "low": "95% from",
     "high": "to",
     "uniform_kl": "KL of no query",
-    "total_variation": "TV",
-    "cosine": "cosine",
     "attended_error": "error of what is attended",
 }
 CONTROLS = DRAFTER | {
@@ -35,8 +33,6 @@ GRADIENTS = DRAFTER | {
     "gradient_norm": "gradient norm",
     "gradient_to_weight": "over weights",
     "gradient_share": "positions reached",
-    "effective_rank": "effective rank",
-    "samples": "samples",
 }
 GATE = DRAFTER | {
     "depth": "depth",

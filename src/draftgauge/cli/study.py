@@ -35,7 +35,6 @@ VERDICTS = {
     "difference": "difference",
     "low": "95% from",
     "high": "to",
-    "test": "test",
     "seeds": "seeds",
     "p_value": "p",
     "p_seeds": "p of seeds",

@@ -19,8 +19,7 @@ import torch
 from numpy.typing import NDArray
 from transformers import PreTrainedModel
 
-from draftgauge.diagnostics.texts import HeldOutText
-from draftgauge.diagnostics.unrolled import BATCH_TOKENS, text_batches
+from draftgauge.diagnostics.texts import BATCH_TOKENS, HeldOutText, text_batches
 from draftgauge.drafters.reuse.net import ReuseNet
 from draftgauge.drafters.reuse.unroll import unroll_states
 from draftgauge.models.taps import batch_features
@@ -31,17 +30,8 @@ Ints = NDArray[np.int64]
 def accepted_lengths(
     net: ReuseNet, module: PreTrainedModel, texts: Sequence[HeldOutText], depths: int, batch_tokens: int = BATCH_TOKENS
 ) -> list[Ints]:
-    """Accepted length ``0 .. depths`` of the draft from every output position, ``[n]`` for each text.
-
-    A draft counts as accepted up to the end of the text, beyond which nothing is known; see :func:`labelled_depths`.
-
-    Args:
-        net: the drafter.
-        module: its target, as transformers has it.
-        texts: the target's own greedy outputs.
-        depths: K, tokens a draft.
-        batch_tokens: texts of similar lengths are unrolled together up to so many tokens, padding included.
-    """
+    """Accepted length ``0 .. depths`` of the draft from every output position, ``[n]`` for each text; up to the end of
+    the text, beyond which nothing is known."""
     return [accepted(agreed) for agreed in agreement(net, module, texts, depths, batch_tokens)]
 
 
@@ -59,8 +49,8 @@ def agreement(
     for each text, whatever became of the tokens before it; 0 where there is no label, see :func:`labelled_depths`.
 
     Where a token before was wrong, the drafter was fed the text's in its place: the drafter of every design is asked
-    the same question at every position, so designs can be compared depth by depth. Arguments as in
-    :func:`accepted_lengths`.
+    the same question at every position, so designs can be compared depth by depth. Texts of similar lengths are
+    unrolled together up to ``batch_tokens`` tokens, padding included.
     """
     agreed = [np.zeros((len(text.output), depths), np.int64) for text in texts]
     for batch in text_batches(texts, depths, next(net.parameters()).device, batch_tokens):
@@ -90,12 +80,8 @@ def labelled_depths(text: HeldOutText, depths: int) -> Ints:
 
 
 def depth_counts(accepted: Ints, labelled: Ints, depths: int) -> tuple[Ints, Ints]:
-    """Drafts that reached each depth, and those accepted there, ``[depths]`` each.
-
-    Args:
-        accepted: ``[drafts]`` accepted lengths.
-        labelled: ``[drafts]`` how many depths of each draft have a label.
-    """
+    """Drafts that reached each depth, and those accepted there, ``[depths]`` each, from the accepted lengths and the
+    labelled depths of drafts."""
     depth = np.arange(depths)
     reached = (accepted[:, None] >= depth) & (labelled[:, None] > depth)
     return reached.sum(0), (reached & (accepted[:, None] > depth)).sum(0)

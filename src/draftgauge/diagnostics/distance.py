@@ -27,17 +27,8 @@ WINDOWS = (4, 16, 64)
 def needed_context(
     module: PreTrainedModel, texts: Sequence[HeldOutText], windows: Sequence[int] = WINDOWS, batch_tokens: int = 16384
 ) -> list[Ints]:
-    """For every output token, the index of the first window that settles it; ``len(windows)`` where it needs more.
-
-    Args:
-        module: the target.
-        texts: its own greedy outputs.
-        windows: context lengths in tokens, increasing.
-        batch_tokens: tokens of one forward pass.
-
-    Returns:
-        ``[n]`` for each text.
-    """
+    """``[n]`` for each greedy output: the index of the first window (context lengths in tokens, increasing) from which
+    the target predicts the token; ``len(windows)`` where it needs more."""
     assert list(windows) == sorted(set(windows))
     classes = [np.full(len(text.output), len(windows), np.int64) for text in texts]
     for index, window in enumerate(windows):
@@ -64,16 +55,8 @@ def distance_names(windows: Sequence[int] = WINDOWS) -> list[str]:
 
 
 def counts_by_distance(accepted: Ints, labelled: Ints, classes: Ints, count: int, depths: int) -> tuple[Ints, Ints]:
-    """Drafts of one text that reached each depth and were accepted there, by the class of the token at that depth.
-
-    Args:
-        accepted, labelled: ``[n]`` of the draft from each output position, see :mod:`draftgauge.diagnostics.alpha`.
-        classes: ``[n]`` of the output tokens.
-        count: of classes.
-
-    Returns:
-        reached and accepted, ``[count, depths]`` each.
-    """
+    """Drafts of one text that reached each depth and were accepted there, ``[count, depths]`` each, by the class of the
+    token at that depth; ``accepted``, ``labelled`` and ``classes`` are ``[n]``."""
     reached, right = np.zeros((2, count, depths), np.int64)
     for depth in range(depths):
         places = np.flatnonzero((accepted >= depth) & (labelled > depth))

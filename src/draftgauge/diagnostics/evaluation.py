@@ -9,18 +9,18 @@ import numpy as np
 
 from draftgauge.core.progress import Progress, silent
 from draftgauge.decoding.settings import DecodingSettings
+from draftgauge.decoding.speculative import speculative_decode
 from draftgauge.diagnostics.alpha import Ints, accepted, agreement, depth_counts, labelled_depths, walked
 from draftgauge.diagnostics.distance import WINDOWS, counts_by_distance
 from draftgauge.diagnostics.latency import Latency, measure_latency
-from draftgauge.diagnostics.live_acceptance import live_acceptance
 from draftgauge.diagnostics.texts import HeldOutText
 from draftgauge.diagnostics.tree import tree_acceptance
+from draftgauge.drafters.base import Drafter
 from draftgauge.drafters.reuse.live import ReuseDrafter
 from draftgauge.drafters.reuse.net import ReuseNet
 from draftgauge.models.base import CachedModel
 from draftgauge.models.taps import attach_taps
-
-PARTS = 5
+from draftgauge.policies.fixed import FixedLength
 
 
 @dataclass(frozen=True)
@@ -89,42 +89,30 @@ def evaluate_drafter(
     plan: EvaluationPlan,
     progress: Progress = silent,
 ) -> DrafterEvaluation:
-    """Measure a drafter on held-out texts.
-
-    Args:
-        net: the drafter, in evaluation mode.
-        target: its target.
-        texts: the target's greedy outputs.
-        classes: ``[n]`` for each text, see :func:`draftgauge.diagnostics.distance.needed_context`.
-        plan: what to measure.
-        progress: told (what, done, total).
-    """
-    count, classes_in_all = plan.depths, len(WINDOWS) + 1
-    progress("evaluation", 0, PARTS)
+    """Measure a drafter on greedy outputs of its target; ``classes`` are those of
+    :func:`draftgauge.diagnostics.distance.needed_context`."""
+    count = plan.depths
     agreed = agreement(net, target.module, texts, count)
     lengths = [accepted(rows) for rows in agreed]
     labelled = [labelled_depths(text, count) for text in texts]
     forced = [depth_counts(a, k, count) for a, k in zip(lengths, labelled, strict=True)]
     distances = [
-        counts_by_distance(a, k, c, classes_in_all, count) for a, k, c in zip(lengths, labelled, classes, strict=True)
+        counts_by_distance(a, k, c, len(WINDOWS) + 1, count) for a, k, c in zip(lengths, labelled, classes, strict=True)
     ]
-    progress("evaluation", 2, PARTS)
+    progress("evaluation", 1, 4)
 
-    live_texts = texts[: plan.live]
-    taps = attach_taps(target, net.config.tap_plan)
-    drafter = ReuseDrafter(net, target, taps, plan.settings.end_tokens)
-    live = live_acceptance(target, drafter, live_texts, count, plan.settings)
-    walks = [
-        walked(t, a, k, plan.settings.max_new_tokens) for t, a, k in zip(live_texts, lengths, labelled, strict=False)
-    ]
+    live_texts, most = texts[: plan.live], plan.settings.max_new_tokens
+    drafter = ReuseDrafter(net, target, attach_taps(target, net.config.tap_plan), plan.settings.end_tokens)
+    live, mismatched = live_acceptance(target, drafter, live_texts, count, plan.settings)
+    walks = [walked(t, a, k, most) for t, a, k in zip(live_texts, lengths, labelled, strict=False)]
     on_way = [depth_counts(a, drafted, count) for a, drafted in walks]
-    progress("evaluation", 3, PARTS)
+    progress("evaluation", 2, 4)
 
     trees = tree_acceptance(net, target.module, [text for text in texts[: plan.tree] if len(text.prompt) > 1])
-    progress("evaluation", 4, PARTS)
+    progress("evaluation", 3, 4)
     timed = texts[: plan.latency]
     latency = measure_latency(target, drafter, timed, count, plan.settings) if timed else None
-    progress("evaluation", PARTS, PARTS)
+    progress("evaluation", 4, 4)
     return DrafterEvaluation(
         tasks=[text.task for text in texts],
         positions=np.stack([(one[:, None] > np.arange(count)).sum(0) for one in labelled]),
@@ -133,15 +121,35 @@ def evaluate_drafter(
         accepted=_stacked(forced, 1, count),
         walked_reached=_stacked(on_way, 0, count),
         walked_accepted=_stacked(on_way, 1, count),
-        live_reached=live.reached,
-        live_accepted=live.accepted,
-        mismatched=live.mismatched,
+        live_reached=_stacked(live, 0, count),
+        live_accepted=_stacked(live, 1, count),
+        mismatched=mismatched,
         distance_reached=np.stack([reached for reached, _ in distances]),
         distance_accepted=np.stack([accepted for _, accepted in distances]),
-        tree_tokens=np.array([tree.tokens for tree in trees], np.int64),
-        tree_steps=np.array([tree.steps for tree in trees], np.int64),
+        tree_tokens=np.array([tokens for tokens, _ in trees], np.int64),
+        tree_steps=np.array([steps for _, steps in trees], np.int64),
         latency=latency,
     )
+
+
+def live_acceptance(
+    target: CachedModel, drafter: Drafter, texts: Sequence[HeldOutText], depths: int, settings: DecodingSettings
+) -> tuple[list[tuple[Ints, Ints]], int]:
+    """Decode every prompt greedily with drafts of a fixed length.
+
+    Returns:
+        for each text the drafts that reached each depth and those accepted there, ``[depths]`` each; and how many
+        outputs are not the plain ones. In float32 there must be none.
+    """
+    counts, mismatched = [], 0
+    for text in texts:
+        run = speculative_decode(target, drafter, FixedLength(depths), list(text.prompt), settings)
+        accepted, drafted = (
+            np.array([getattr(step, key) for step in run.steps], np.int64) for key in ("accepted", "drafted")
+        )
+        counts.append(depth_counts(accepted, drafted, depths))
+        mismatched += tuple(run.tokens) != text.output
+    return counts, mismatched
 
 
 def _stacked(pairs: Sequence[tuple[Ints, Ints]], which: int, depths: int) -> Ints:

@@ -2,13 +2,11 @@
 
 The drafter's own keys and values are used only at the few drafted positions of a sample, where those of a
 self-attention are used at all of its prefix; KVShot (arXiv 2604.26412) calls this its second bottleneck. A *sample* is
-the draft from one anchor. For a few of them the loss of every depth is taken back alone, which gives
+the draft from one anchor. For a few of them the loss of the first depth and of the last is taken back alone:
 
 - the norm of the mean gradient of a group, and that norm over the norm of its weights;
 - the share of a sample's positions at which the loss reaches the group: those where the gradient by the output of the
-  group's module is at least ``REACHED`` of the largest;
-- the effective rank (Roy and Vetterli 2007) of the Gram matrix of the samples' gradients: the exponential of the
-  entropy of its normalised eigenvalues, 1 where all samples pull one way, their number where each has its own.
+  group's module is at least ``REACHED`` of the largest.
 """
 
 from __future__ import annotations
@@ -31,7 +29,6 @@ from draftgauge.training.reuse.statistics import parameter_groups
 
 REACHED = 0.01
 TEXTS, SAMPLES = 6, 4  # of a probe, and samples of each text
-SKETCH = 1 << 16  # gradients of more entries are folded with random signs, which keeps products in expectation
 
 
 def gradient_statistics(
@@ -41,18 +38,8 @@ def gradient_statistics(
     depths: int,
     samples: int = SAMPLES,
 ) -> list[GroupGradient]:
-    """Probe a drafter on the first texts that are long enough.
-
-    Args:
-        net: the drafter; left as it was.
-        module: its target, as transformers has it.
-        texts: the target's own greedy outputs.
-        depths: K.
-        samples: of each text.
-
-    Returns:
-        Groups within depths; nothing where no text has a draft of all depths.
-    """
+    """Probe a drafter on the first of the target's greedy outputs that are long enough, ``samples`` of each; nothing
+    where none has a draft of all depths."""
     usable = [text for text in texts if len(text.prompt) > 1 and len(text.output) >= depths][:TEXTS]
     with _trainable(net):
         probe = _Probe(net, depths)
@@ -63,16 +50,6 @@ def gradient_statistics(
         return probe.statistics()
 
 
-def effective_rank(gradients: Tensor) -> float:
-    """Effective rank of vectors ``[n, width]``: 0 where all vanish, else 1..n."""
-    gram = (gradients @ gradients.T).double()
-    eigenvalues = torch.linalg.eigvalsh(gram).clamp(min=0)
-    if float(eigenvalues.sum()) <= 0:
-        return 0.0
-    shares = eigenvalues / eigenvalues.sum()
-    return float(torch.special.entr(shares).sum().exp())
-
-
 class _Probe:
     """Gradients of samples as they come, by depth and group."""
 
@@ -80,11 +57,9 @@ class _Probe:
         self.net, self.depths = net, depths
         self.groups = parameter_groups(net)
         self.columns = _columns(net)
-        names = [(depth, group) for depth in range(depths) for group in self.groups]
-        self.sketches: dict[tuple[int, str], list[Tensor]] = {name: [] for name in names}
+        names = [(depth, group) for depth in sorted({0, depths - 1}) for group in self.groups]
         self.shares: dict[tuple[int, str], list[float]] = {name: [] for name in names}
         self.sums: dict[tuple[int, str], list[Tensor]] = {}
-        self.signs: dict[str, Tensor] = {}
 
     def add(self, tokens: Tensor, features: Features, anchors: Sequence[int]) -> None:
         """The samples of one text ``[1, T]`` that start at these anchors."""
@@ -98,13 +73,12 @@ class _Probe:
             for name, calls in outputs.items()
             for call, output in enumerate(calls)
         ]
-        for depth, state in enumerate(states):
+        wanted = [*parameters, *(output for _, _, output in shown)]
+        for depth in dict.fromkeys(depth for depth, _ in self.shares):
             for anchor in anchors:
-                loss = self.loss(state[:, anchor - first], features.logits[:, anchor + 1 + depth])
-                wanted = [*parameters, *(output for _, _, output in shown)]
+                loss = self.loss(states[depth][:, anchor - first], features.logits[:, anchor + 1 + depth])
                 derivatives = torch.autograd.grad(loss, wanted, retain_graph=True, allow_unused=True)
-                gradients = dict(zip(parameters, derivatives, strict=False))
-                self.take(depth, gradients)
+                self.take(depth, dict(zip(parameters, derivatives, strict=False)))
                 self.reach(depth, shown, derivatives[len(parameters) :], anchor)
 
     def loss(self, state: Tensor, taught: Tensor) -> Tensor:
@@ -116,26 +90,13 @@ class _Probe:
 
     @torch.no_grad()
     def take(self, depth: int, gradients: Mapping[Tensor, Tensor | None]) -> None:
+        """Add the gradients of one sample."""
         for name, parts in self.groups.items():
-            pieces = [gradients[parameter] for parameter, _ in parts]
-            whole = [
-                torch.zeros_like(parameter)[rows] if piece is None else piece[rows]
-                for piece, (parameter, rows) in zip(pieces, parts, strict=True)
-            ]
-            self.sketches[depth, name].append(self.folded(name, torch.cat([piece.flatten() for piece in whole])))
-            total = self.sums.setdefault((depth, name), [torch.zeros_like(piece) for piece in whole])
-            for one, piece in zip(total, whole, strict=True):
-                one += piece
-
-    def folded(self, name: str, gradient: Tensor) -> Tensor:
-        if len(gradient) <= SKETCH:
-            return gradient.float()
-        padded = torch.nn.functional.pad(gradient.float(), (0, -len(gradient) % SKETCH))
-        if name not in self.signs:
-            generator = torch.Generator().manual_seed(0)
-            signs = torch.randint(0, 2, (len(padded),), generator=generator, dtype=torch.int8) * 2 - 1
-            self.signs[name] = signs.to(gradient.device)
-        return (padded * self.signs[name]).view(-1, SKETCH).sum(0)
+            total = self.sums.setdefault((depth, name), [torch.zeros_like(p)[rows] for p, rows in parts])
+            for one, (parameter, rows) in zip(total, parts, strict=True):
+                piece = gradients[parameter]
+                if piece is not None:
+                    one += piece[rows]
 
     def reach(
         self, depth: int, shown: Sequence[tuple[str, int, Tensor]], derivatives: Sequence[Tensor | None], anchor: int
@@ -160,24 +121,16 @@ class _Probe:
             self.shares[depth, group].append(min(1.0, reached / size))
 
     def statistics(self) -> list[GroupGradient]:
-        statistics = []
-        for (depth, group), sketches in self.sketches.items():
-            if not sketches:
+        """Of every depth and group; nothing without samples."""
+        found = []
+        for (depth, group), shares in self.shares.items():
+            if not shares:
                 continue
-            norm = float(torch.stack([part.float().square().sum() for part in self.sums[depth, group]]).sum().sqrt())
+            square = sum(float(part.float().square().sum()) for part in self.sums[depth, group])
+            norm = square**0.5 / len(shares)
             weight = sum(float(p[rows].detach().float().square().sum()) for p, rows in self.groups[group]) ** 0.5
-            statistics.append(
-                GroupGradient(
-                    group,
-                    depth,
-                    norm / len(sketches),
-                    norm / len(sketches) / weight if weight else None,
-                    float(np.mean(self.shares[depth, group])),
-                    effective_rank(torch.stack(sketches)),
-                    len(sketches),
-                )
-            )
-        return statistics
+            found.append(GroupGradient(group, depth, norm, norm / weight if weight else None, float(np.mean(shares))))
+        return found
 
 
 def _anchors(text: HeldOutText, depths: int, samples: int) -> list[int]:

@@ -7,8 +7,7 @@ from collections.abc import Sequence
 import torch
 from transformers import PreTrainedModel
 
-from draftgauge.diagnostics.texts import HeldOutText
-from draftgauge.diagnostics.unrolled import text_batches
+from draftgauge.diagnostics.texts import HeldOutText, text_batches
 from draftgauge.drafters.reuse.net import ReuseNet
 from draftgauge.drafters.reuse.unroll import unroll_states
 from draftgauge.models.taps import batch_features
@@ -19,12 +18,6 @@ def held_out_kl(net: ReuseNet, module: PreTrainedModel, texts: Sequence[HeldOutT
     """Mean KL from the target's distribution to the drafter's at each depth, in nats, over all output positions.
 
     With a draft vocabulary both are distributions over it.
-
-    Args:
-        net: the drafter.
-        module: its target, as transformers has it.
-        texts: the target's own greedy outputs.
-        depths: K.
     """
     totals, counts = [0.0] * depths, [0] * depths
     for batch in text_batches(texts, depths, next(net.parameters()).device):

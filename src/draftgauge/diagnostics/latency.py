@@ -42,15 +42,7 @@ class Latency:
 def measure_latency(
     target: CachedModel, drafter: Drafter, texts: Sequence[HeldOutText], gamma: int, settings: DecodingSettings
 ) -> Latency:
-    """Decode some prompts plainly and with drafts in turn; the first one also beforehand, uncounted.
-
-    Args:
-        target: the target.
-        drafter: follows it.
-        texts: whose prompts to decode.
-        gamma: tokens drafted a step.
-        settings: of both ways of decoding.
-    """
+    """Decode some prompts plainly and with drafts in turn; the first one also beforehand, uncounted."""
     policy = FixedLength(gamma)
     rows = []
     for number, text in enumerate([texts[0], *(text for _ in range(ROUNDS) for text in texts)]):

@@ -11,14 +11,11 @@ from draftgauge.core.progress import Progress, silent
 from draftgauge.diagnostics.bottlenecks import Bottlenecks
 from draftgauge.diagnostics.gradients import gradient_statistics
 from draftgauge.diagnostics.query_error import query_errors
-from draftgauge.diagnostics.texts import HeldOutText
-from draftgauge.diagnostics.unrolled import text_batches
+from draftgauge.diagnostics.texts import HeldOutText, text_batches
 from draftgauge.drafters.reuse.net import ReuseNet
 from draftgauge.drafters.reuse.unroll import unroll_states
 from draftgauge.models.taps import batch_features
 from draftgauge.training.reuse.gate import GateWatch
-
-PARTS = 3
 
 
 def measure_bottlenecks(
@@ -29,24 +26,20 @@ def measure_bottlenecks(
     history: Sequence[Mapping[str, float]] = (),
     progress: Progress = silent,
 ) -> Bottlenecks:
-    """Measure what limits a drafter.
-
-    Args:
-        net: the drafter, in evaluation mode.
-        module: its target, as transformers has it.
-        texts: the target's own greedy outputs.
-        depths: K.
-        history: of its training.
-        progress: told (what, done, total).
-    """
-    progress("bottlenecks", 0, PARTS)
+    """Measure what limits a drafter, over greedy outputs of its target; of ``history``, the log of its training, the
+    gate's figures are kept."""
     query = query_errors(net, module, texts, depths)
-    progress("bottlenecks", 1, PARTS)
+    progress("bottlenecks", 1, 3)
     gradients = gradient_statistics(net, module, texts, depths)
-    progress("bottlenecks", 2, PARTS)
+    progress("bottlenecks", 2, 3)
     gate = gate_openness(net, module, texts, depths)
-    progress("bottlenecks", PARTS, PARTS)
-    return Bottlenecks(query, gradients, gate, list(history))
+    progress("bottlenecks", 3, 3)
+    logged = [
+        {key: value for key, value in row.items() if key == "step" or key.startswith("gate_")}
+        for row in history
+        if "gate_mean" in row
+    ]
+    return Bottlenecks(query, gradients, gate, logged)
 
 
 @torch.inference_mode()
@@ -63,9 +56,5 @@ def gate_openness(
             watch.count_rows([batch.counted(depth, anchors)[:, begin:] for depth in range(depths)])
             features = batch_features(module, batch.tokens, net.config.tap_plan)
             unroll_states(net, batch.tokens, features, depths, begin)
-    rows = []
-    for depth in (None, *range(depths)):
-        figures = watch.figures(depth)
-        if figures is not None:
-            rows.append(({} if depth is None else {"depth": depth}) | figures.row())
-    return rows
+    found = [(depth, watch.figures(depth)) for depth in (None, *range(depths))]
+    return [({} if depth is None else {"depth": depth}) | one.row() for depth, one in found if one is not None]

@@ -26,8 +26,7 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from draftgauge.diagnostics.bottlenecks import CONTROLS, MEASURES, OWN, TRUE, Floats, QueryErrors
-from draftgauge.diagnostics.texts import HeldOutText
-from draftgauge.diagnostics.unrolled import TextBatch, by_text, text_batches
+from draftgauge.diagnostics.texts import HeldOutText, TextBatch, by_text, text_batches
 from draftgauge.drafters.reuse.attention import Attention
 from draftgauge.drafters.reuse.joint import KeysValues
 from draftgauge.drafters.reuse.net import ReuseNet
@@ -70,14 +69,8 @@ class _Seen:
 def query_errors(
     net: ReuseNet, module: PreTrainedModel, texts: Sequence[HeldOutText], depths: int
 ) -> QueryErrors | None:
-    """Compare a drafter's queries with the target's; None for a design that reads no keys.
-
-    Args:
-        net: the drafter.
-        module: its target, as transformers has it.
-        texts: the target's own greedy outputs.
-        depths: K.
-    """
+    """Compare a drafter's queries with those of its target, over its greedy outputs; None for a design that reads no
+    keys."""
     if not net.traits.reads_kv:
         return None
     return _Comparison(net, module, texts, depths).run()
@@ -95,7 +88,7 @@ class _Comparison:
         shape = (len(self.texts), self.depths)
         positions = np.zeros(shape)
         sums = {name: np.zeros((*shape, len(self.net.blocks), len(self.layers))) for name in MEASURES}
-        agreed, runs = ({name: np.zeros(shape) for name in CONTROLS} for _ in range(2))
+        agreed = {name: np.zeros(shape) for name in CONTROLS}
         for seen in self.batches():
             index = list(seen.batch.index)
             for layer, depth, attended in self.unrolled(seen):
@@ -105,8 +98,8 @@ class _Comparison:
                     for name, values in self.measured(seen, layer, slot, depth, attended, nearest).items():
                         sums[name][index, depth, layer, slot] = by_text(seen.batch, counted, values)
             for name in CONTROLS:
-                agreed[name][index], runs[name][index] = self.acceptance(seen, name, nearest)
-        return QueryErrors(self.layers, positions, sums, agreed, runs)
+                agreed[name][index] = self.agreement(seen, name, nearest)
+        return QueryErrors(self.layers, positions, sums, agreed)
 
     def batches(self) -> Iterator[_Seen]:
         for batch in text_batches(self.texts, self.depths, next(self.net.parameters()).device):
@@ -197,36 +190,23 @@ class _Comparison:
         seen_keys = torch.arange(1, true.shape[-1] + 1, device=true.device).float()
         errors = {
             "query_kl": (true * (logs - _log(own))).sum(-1),
-            "total_variation": (true - own).abs().sum(-1) / 2,
             "uniform_kl": (true * logs).sum(-1) + seen_keys.log(),
-            "cosine": self.cosine(seen, slot, depth, attended, chosen, partners),
         }
         error = (wanted - given).square().sum((1, 3)).sqrt() / wanted.square().sum((1, 3)).sqrt().clamp(min=1e-12)
         return {name: value.mean(1) for name, value in errors.items()} | {"attended_error": error}
 
-    def cosine(
-        self, seen: _Seen, slot: int, depth: int, attended: _Attended, chosen: Tensor, partners: Tensor
-    ) -> Tensor:
-        own = attended.queries[:, chosen].float()
-        if self.net.config.injection != "concat":
-            return torch.full(own.shape[:3], float("nan"), device=own.device)
-        true = seen.true[:, slot, partners, 1 + depth : 1 + depth + own.shape[2]]
-        return torch.cosine_similarity(own, true, -1)
-
-    def acceptance(self, seen: _Seen, control: str, nearest: Sequence[_Pairs]) -> tuple[Floats, Floats]:
-        """Agreement and survival ``[B, K]`` of a batch's texts under a control."""
+    def agreement(self, seen: _Seen, control: str, nearest: Sequence[_Pairs]) -> Floats:
+        """``[B, K]`` anchors of each text where the drafted token is the text's, under a control."""
         batch = seen.batch
         with self.plugged(seen, control, nearest):
             states = unroll_states(self.net, batch.tokens, seen.features, self.depths)
-        survived: Tensor | None = None
-        agreed, runs = [], []
-        for depth, state in enumerate(states):
-            right = batch.right(self.net, state, depth).float()
-            survived = right if survived is None else survived * right
-            counted = batch.counted(depth, state.shape[1])
-            agreed.append(by_text(batch, counted, right))
-            runs.append(by_text(batch, counted, survived))
-        return np.stack(agreed, 1), np.stack(runs, 1)
+        return np.stack(
+            [
+                by_text(batch, batch.counted(depth, state.shape[1]), batch.right(self.net, state, depth).float())
+                for depth, state in enumerate(states)
+            ],
+            1,
+        )
 
     @contextmanager
     def plugged(self, seen: _Seen, control: str, nearest: Sequence[_Pairs]) -> Iterator[None]:

@@ -1,25 +1,30 @@
-"""Held-out texts: prompts with the target's own greedy outputs, with which a drafter is asked to agree."""
+"""Held-out texts: prompts with the target's own greedy outputs, with which a drafter is asked to agree, and batches of
+them that a drafter can be unrolled over.
+
+Letters in shapes as in :mod:`draftgauge.diagnostics.alpha`: anchor ``t`` drafts output tokens ``p + k`` at depth ``k``.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor
 
 from draftgauge.core.progress import Progress, silent
 from draftgauge.decoding.plain import plain_decode
 from draftgauge.decoding.settings import DecodingSettings
+from draftgauge.drafters.reuse.net import ReuseNet
 from draftgauge.models.base import CachedModel
+
+BATCH_TOKENS = 2048
 
 
 @dataclass(frozen=True)
 class HeldOutText:
-    """One prompt and the target's greedy output.
-
-    Attributes:
-        prompt: token ids, at least one.
-        output: token ids; the last one is an end token where the output ended by itself.
-        task: of the prompt.
-    """
+    """One prompt and the target's greedy output, token ids; the last one is an end token where it ended by itself."""
 
     prompt: tuple[int, ...]
     output: tuple[int, ...]
@@ -37,14 +42,7 @@ def greedy_texts(
     settings: DecodingSettings,
     progress: Progress = silent,
 ) -> list[HeldOutText]:
-    """Decode every prompt greedily, without speculation.
-
-    Args:
-        target: the model; its cache is overwritten.
-        prompts: (task, token ids) of each.
-        settings: limit and end tokens; greedy.
-        progress: told (what, done, total).
-    """
+    """Decode every prompt, (task, token ids), greedily and without speculation; the target's cache is overwritten."""
     assert settings.sampling.greedy
     texts = []
     for number, (task, prompt) in enumerate(prompts, start=1):
@@ -52,3 +50,68 @@ def greedy_texts(
         texts.append(HeldOutText(tuple(prompt), tuple(output), task))
         progress("held-out texts", number, len(prompts))
     return texts
+
+
+@dataclass(frozen=True)
+class TextBatch:
+    """Texts of similar lengths, padded on the right so far that even the last output token is a label.
+
+    Attributes:
+        index: which texts these are.
+        tokens: ``[B, T]``.
+        first: ``[B]`` anchor of each text's first output token; negative where a prompt of one token leaves none.
+        outputs: ``[B]`` lengths of the outputs.
+    """
+
+    index: tuple[int, ...]
+    tokens: Tensor
+    first: Tensor
+    outputs: Tensor
+
+    @property
+    def begin(self) -> int:
+        """The first anchor that any text drafts from; those before are context only."""
+        return max(0, int(self.first.min()))
+
+    def counted(self, depth: int, anchors: int) -> Tensor:
+        """``[B, anchors]`` bool: anchors whose draft has an output token as its label at this depth."""
+        position = torch.arange(anchors) - self.first[:, None]  # in the output
+        return (position >= 0) & (position + depth < self.outputs[:, None])
+
+    def right(self, net: ReuseNet, states: Tensor, depth: int, begin: int = 0) -> Tensor:
+        """``[B, anchors]`` int64: 1 where an anchor counts and its drafted token is the text's, else 0; the depth's
+        ``states`` ``[B, anchors, H]`` begin with the anchor ``begin``."""
+        counted = self.counted(depth, begin + states.shape[1])[:, begin:]
+        row, anchor = counted.nonzero(as_tuple=True)
+        drafted = net.logits(states[row, anchor]).argmax(-1)
+        if net.d2t is not None:
+            drafted = net.d2t[drafted]
+        right = torch.zeros(counted.shape, dtype=torch.int64, device=states.device)
+        right[row, anchor] = (drafted == self.tokens[row, begin + anchor + depth + 2]).long()
+        return right
+
+
+def text_batches(
+    texts: Sequence[HeldOutText], depths: int, device: torch.device, batch_tokens: int = BATCH_TOKENS
+) -> Iterator[TextBatch]:
+    """Batches of all texts, shortest first, of up to ``batch_tokens`` tokens, padding included."""
+    members: list[int] = []
+    ordered = sorted(range(len(texts)), key=lambda i: len(texts[i].tokens))
+    for place, i in enumerate(ordered):
+        members.append(i)
+        longest = len(texts[ordered[min(place + 1, len(texts) - 1)]].tokens) + depths
+        if place + 1 < len(texts) and (len(members) + 1) * longest <= batch_tokens:
+            continue
+        chosen = [texts[member] for member in members]
+        width = len(texts[i].tokens) + depths - 1
+        tokens = torch.tensor([text.tokens + [0] * (width - len(text.tokens)) for text in chosen], device=device)
+        first = torch.tensor([len(text.prompt) - 2 for text in chosen])
+        yield TextBatch(tuple(members), tokens, first, torch.tensor([len(text.output) for text in chosen]))
+        members = []
+
+
+def by_text(batch: TextBatch, counted: Tensor, values: Tensor) -> np.ndarray:
+    """Sums over the counted anchors of each text: ``[B, ...]`` float64 of ``values`` ``[B, anchors, ...]``."""
+    weights = counted.to(values.device, values.dtype)
+    sums: np.ndarray = torch.einsum("ba,ba...->b...", weights, values).double().cpu().numpy()
+    return sums

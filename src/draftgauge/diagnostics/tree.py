@@ -18,7 +18,7 @@ from transformers import PreTrainedModel
 from draftgauge.diagnostics.texts import HeldOutText
 from draftgauge.drafters.reuse.drafting import ChainState, begin, step_many, take_in
 from draftgauge.drafters.reuse.net import ReuseNet
-from draftgauge.models.taps import Features, batch_features
+from draftgauge.models.taps import batch_features
 
 
 @dataclass(frozen=True)
@@ -36,51 +36,32 @@ class TreeShape:
     tokens: int = 60
 
 
-@dataclass(frozen=True)
-class TreeAcceptance:
-    """Tokens and steps of one text decoded with draft trees; their ratio is the accepted length plus one."""
-
-    tokens: int
-    steps: int
-
-
 @torch.inference_mode()
 def tree_acceptance(
     net: ReuseNet, module: PreTrainedModel, texts: Sequence[HeldOutText], shape: TreeShape | None = None
-) -> list[TreeAcceptance]:
-    """Walk through every text in steps of a draft tree.
+) -> list[tuple[int, int]]:
+    """Tokens and steps of every text decoded with draft trees; their ratio is the accepted length plus one.
 
-    Args:
-        net: the drafter.
-        module: its target, as transformers has it.
-        texts: the target's own greedy outputs; prompts of at least two tokens.
-        shape: of the trees; depth 8, top-k 10, 60 tokens by default.
+    Prompts have at least two tokens.
     """
-    return [_walk(net, module, text, shape or TreeShape()) for text in texts]
-
-
-def _walk(net: ReuseNet, module: PreTrainedModel, text: HeldOutText, shape: TreeShape) -> TreeAcceptance:
-    tokens = text.tokens
-    features = batch_features(module, torch.tensor([tokens], device=module.device), net.config.tap_plan)
-    chain, anchors, steps = begin(net), 0, 0
-    committed = len(text.prompt)
-    while committed < len(tokens):
-        logits, chain = _take_in(net, chain, tokens, features, anchors, committed - 1)
-        anchors = committed - 1
-        committed += _accepted(net, chain, logits, tokens[committed:], shape) + 1
-        steps += 1
-    return TreeAcceptance(len(text.output), steps)
-
-
-def _take_in(
-    net: ReuseNet, chain: ChainState, tokens: list[int], features: Features, begin: int, end: int
-) -> tuple[Tensor, ChainState]:
-    """Give the drafter the anchors ``begin .. end - 1``, each with the token after it."""
-    following = torch.tensor(tokens[begin + 1 : end + 1], device=features.logits.device)
-    hidden = None if features.hidden is None else features.hidden[0, begin:end]
-    keys = None if features.keys is None else features.keys[0, :, :, begin:end]
-    values = None if features.values is None else features.values[0, :, :, begin:end]
-    return take_in(net, chain, following, hidden, keys, values)
+    found = []
+    for text in texts:
+        tokens = text.tokens
+        features = batch_features(module, torch.tensor([tokens], device=module.device), net.config.tap_plan)
+        chain, anchors, steps = begin(net), 0, 0
+        committed = len(text.prompt)
+        while committed < len(tokens):
+            # The drafter takes in the anchors since its last step, each with the token after it.
+            new = slice(anchors, committed - 1)
+            following = torch.tensor(tokens[anchors + 1 : committed], device=features.logits.device)
+            hidden = None if features.hidden is None else features.hidden[0, new]
+            keys, values = (None if each is None else each[0, :, :, new] for each in (features.keys, features.values))
+            logits, chain = take_in(net, chain, following, hidden, keys, values)
+            anchors = committed - 1
+            committed += _accepted(net, chain, logits, tokens[committed:], shape or TreeShape()) + 1
+            steps += 1
+        found.append((len(text.output), steps))
+    return found
 
 
 def _accepted(net: ReuseNet, chain: ChainState, logits: Tensor, future: list[int], shape: TreeShape) -> int:
@@ -98,13 +79,7 @@ def _accepted(net: ReuseNet, chain: ChainState, logits: Tensor, future: list[int
 
 
 def grow(net: ReuseNet, chain: ChainState, logits: Tensor, shape: TreeShape) -> tuple[Tensor, Tensor, Tensor]:
-    """All candidates of one tree.
-
-    Args:
-        net: the drafter.
-        chain: after ``take_in``.
-        logits: ``[V_d]`` of the first drafted token.
-        shape: of the tree.
+    """All candidates of one tree, from the chain after ``take_in`` and the logits ``[V_d]`` of the first drafted token.
 
     Returns:
         for each candidate, level by level: the candidate before it (-1 for the root), its token in the target's

@@ -74,6 +74,11 @@ def decimals(count: int) -> Format:
     return lambda value: style.fixed(value, count)
 
 
+def named(form: Format, *keys: str) -> dict[str, tuple[str, Format]]:
+    """Columns of one format whose headings are their keys in words."""
+    return {key: (words(key), form) for key in keys}
+
+
 def ends(row: Mapping[str, Any], prefix: str, form: Format) -> str | None:
     """``1.41 to 1.62``, from the keys ``low`` and ``high`` behind a prefix; None of a point and where unknown."""
     low, high = row.get(f"{prefix}low"), row.get(f"{prefix}high")

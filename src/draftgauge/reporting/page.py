@@ -16,7 +16,17 @@ from draftgauge.replaying.evaluate import HINDSIGHT, NEAR
 from draftgauge.replaying.splits import names_splits
 from draftgauge.reporting.charts import PANEL, SMALL_PANEL, Axes, Line, line_chart
 from draftgauge.reporting.choosing import can_judge, choose
-from draftgauge.reporting.layout import Facts, Table, decimals, ends, facts_of, render_page, report_facts, table_of
+from draftgauge.reporting.layout import (
+    Facts,
+    Table,
+    decimals,
+    ends,
+    facts_of,
+    named,
+    render_page,
+    report_facts,
+    table_of,
+)
 from draftgauge.reporting.rows import Row, Run, best_length, describe, fixed_name, policy_rows, read_runs
 from draftgauge.reporting.style import Series, compression_title, ratio
 from draftgauge.reporting.timeline import KINDS, Timeline, replay_timeline, representative_prompts
@@ -39,10 +49,10 @@ POLICY_COLUMNS = {
     "ratio_to_plain": ("modelled", ratio),
     "live_ratio": ("live", ratio),
     "interval": ("95% interval", str),
-    "tokens_per_step": ("tokens/step", decimals(3)),
+    **named(decimals(3), "tokens_per_step"),
     "tokens_per_second": ("modelled tokens/s", decimals(1)),
-    "live_tokens_per_second": ("live tokens/s", decimals(1)),
-    "mismatches": ("mismatches", decimals(0)),
+    **named(decimals(1), "live_tokens_per_second"),
+    **named(decimals(0), "mismatches"),
 }
 
 

@@ -1,14 +1,16 @@
-"""The cells of the study: a row of its table (a variant of drafter) trained with one seed."""
+"""The configuration of a study and its cells: a row of its table (a variant of drafter) trained with one seed."""
 
 from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from draftgauge.core.artefacts import Artefact
+from draftgauge.core.errors import DraftgaugeError
 from draftgauge.training.reuse.request import TrainingSpec
 
 RESULT_NAME = "result.json"
@@ -19,16 +21,26 @@ FEATURES_NAME = "features"
 TEXTS_NAME = "held-out.json"
 VALIDATION_NAME = "validation.json"
 EQUAL_PARAMETERS, EQUAL_WIDTH = "equal parameters", "equal width"
-
+KEPT = Artefact("draftgauge-study", 1, "result of a study", "remove it, and it is done again")
 
 REMEDIES: Mapping[str, Mapping[str, Any]] = {
-    "kv-gradient-50": {"kv_gradient": 50.0},
-    "gate-held": {"gate_hold": 0.2},
-    "cross-first": {"cross_first": 0.2},
-    "depths-12": {"depths": 12},
+    "kv-gradient-50": {"kv_gradient": 50.0},  # the paper's negative result
+    "gate-held": {"gate_hold": 0.2},  # the gate held open, then freed
+    "cross-first": {"cross_first": 0.2},  # the cross branch trained first, the rest frozen
+    "depths-12": {"depths": 12},  # more depths in the unroll; measured at the depths of the others
 }
-"""Remedy -> settings of the training: the paper's negative result; the gate held open, then freed; the cross branch
-trained first, the rest frozen; more depths in the unroll (measured at the depths of the others)."""
+"""What is done against a bottleneck -> settings of the training."""
+NORMS = ("norm_before_fc", "norm_before_residual", "norm_output")
+ABLATIONS: Mapping[str, Mapping[str, Any]] = {
+    **{f"without-{norm.replace('_', '-')}": {norm: False} for norm in NORMS},
+    "without-norms": dict.fromkeys(NORMS, False),
+    "head-norm-at-one": {"target_norm": False},
+    "attention-random": {"attention_start": "random"},
+    "attention-self": {"attention_start": "self"},
+    "adamw": {"optimizer": "adamw"},
+    "head-frozen": {"freeze_head": True},
+}
+"""One choice of a design changed -> settings of the training."""
 
 
 @dataclass(frozen=True)
@@ -40,9 +52,9 @@ class Variant:
         layers: of the drafter.
         injection: how keys and values of several target layers enter; empty where none are read.
         init: ``random``, or ``warm`` from the trained ``hidden`` drafter of the same seed and capacity.
-        remedy: what is done in training against a bottleneck, one of ``REMEDIES``; empty for nothing.
         capacity: ``equal parameters`` (the MLP's width is chosen for it) or ``equal width`` (that of the target's MLP,
             as in the paper).
+        remedy: what is changed in training, one of ``REMEDIES`` or ``ABLATIONS``; empty for nothing.
     """
 
     design: str
@@ -64,11 +76,15 @@ class Variant:
             self.design,
             self.injection if self.design == "kv" else "",
             f"{self.layers}-layers" if self.layers > 1 else "",
+            "warm" if self.init == "warm" else "",
+            "equal-width" if self.capacity == EQUAL_WIDTH else "",
+            self.remedy,
         ]
-        parts += ["warm" if self.init == "warm" else "", "equal-width" if self.capacity == EQUAL_WIDTH else ""]
-        return "-".join(part for part in (*parts, self.remedy) if part)
+        return "-".join(part for part in parts if part)
 
-    def request(self, base: TrainingSpec, intermediate_size: int, seed: int, warm_start: Path | None) -> TrainingSpec:
+    def request(
+        self, base: TrainingSpec, intermediate_size: int | None = None, seed: int = 0, warm_start: Path | None = None
+    ) -> TrainingSpec:
         """How to train it; all but what is named here is the same for all variants."""
         return replace(
             base,
@@ -78,7 +94,7 @@ class Variant:
             intermediate_size=intermediate_size,
             seed=seed,
             warm_start=warm_start,
-            **REMEDIES.get(self.remedy, {}),
+            **(REMEDIES | ABLATIONS).get(self.remedy, {}),
         )
 
 
@@ -91,9 +107,8 @@ class Evaluation:
         per_task: the first so many prompts of each task; all if None.
         max_new_tokens: of the target's greedy outputs.
         live_prompts: how many prompts are decoded live, from every task alike; all if None.
-        tree_prompts: how many are decoded with draft trees.
-        latency_prompts: how many are timed.
-        bottleneck_prompts: on how many it is measured what limits a drafter.
+        tree_prompts, latency_prompts, bottleneck_prompts: how many are decoded with draft trees, timed, and probed for
+            what limits a drafter.
     """
 
     prompts: str = "reference:test"
@@ -107,33 +122,12 @@ class Evaluation:
 
 @dataclass(frozen=True)
 class Tuning:
-    """How every row is tuned before the seeds run, all with the same budget; see
-    :mod:`draftgauge.studies.kvshot.tuning`.
-
-    Attributes:
-        steps: of a trial.
-        prompts: a prompt file, or ``reference:SPLIT``; none that drafters are compared on.
-        per_task: the first so many prompts of each task; all if None.
-    """
+    """How every row is tuned before the seeds run, see :mod:`draftgauge.studies.kvshot.tuning`: trials of ``steps``
+    steps, on other prompts than drafters are compared on."""
 
     steps: int
     prompts: str = "reference:validation"
     per_task: int | None = None
-
-
-@dataclass(frozen=True)
-class Ablation:
-    """How large the ablation of :mod:`draftgauge.studies.kvshot.ablation` is.
-
-    Attributes:
-        designs: whose arms are trained.
-        steps: of every training.
-        seeds: of every arm.
-    """
-
-    designs: tuple[str, ...] = ("hidden", "kv", "hybrid")
-    steps: int = 200
-    seeds: tuple[int, ...] = (0, 1, 2)
 
 
 @dataclass(frozen=True)
@@ -143,13 +137,11 @@ class Study:
     Attributes:
         preset: its name.
         variants: rows of the table. A warm one needs the ``hidden`` one of its capacity among them.
-        seeds: of training, for the rows that verdicts are about; the first ``other_seeds`` of them for the others.
+        seeds: of training, for the ``decisive`` rows that verdicts are about; the first ``other_seeds`` of them (all if
+            None) for the others.
         request: of every training; target, data, loss, optimiser and steps.
         evaluation: of every drafter.
         tuning: of every variant; None trains all with the settings of ``request``.
-        ablation: of norms, start and layers, judged on the prompts of the tuning; None for none.
-        other_seeds: see ``seeds``; all of them if None.
-        decisive: rows that get all seeds.
     """
 
     preset: str
@@ -158,9 +150,11 @@ class Study:
     request: TrainingSpec
     evaluation: Evaluation
     tuning: Tuning | None = None
-    ablation: Ablation | None = None
     other_seeds: int | None = None
     decisive: tuple[Variant, ...] = ()
+
+    def __post_init__(self) -> None:
+        assert len({variant.name for variant in self.variants}) == len(self.variants)
 
     def seeds_of(self, variant: Variant) -> tuple[int, ...]:
         """The seeds of one row."""
@@ -168,9 +162,13 @@ class Study:
 
     def with_seeds(self, most: int) -> Study:
         """The same with no more than some seeds for any row: a beginning of it, which is whole in itself."""
-        ablation = self.ablation and replace(self.ablation, seeds=self.ablation.seeds[:most])
         others = most if self.other_seeds is None else min(most, self.other_seeds)
-        return replace(self, seeds=self.seeds[:most], other_seeds=others, ablation=ablation)
+        return replace(self, seeds=self.seeds[:most], other_seeds=others)
+
+    def shared_request(self, folder: Path) -> TrainingSpec:
+        """The study's training with the answers and features that all cells share."""
+        cache = None if self.request.cache is None else folder / self.request.cache
+        return replace(self.request, answers=folder / ANSWERS_NAME, cache=cache)
 
 
 @dataclass(frozen=True)
@@ -208,10 +206,7 @@ class Cell:
         return cell_folder(self.study, self.name)
 
     def settings(self) -> dict[str, Any]:
-        """Everything its result follows from, ready for JSON.
-
-        Places of files are left out: the study's folder may move.
-        """
+        """Everything its result follows from, ready for JSON; not places of files, as the study's folder may move."""
         return {
             "variant": asdict(self.variant),
             "training": training_identity(self.request),
@@ -240,10 +235,25 @@ def cell_folder(study: Path, name: str) -> Path:
     return study / "cells" / name
 
 
+def read_kept(path: Path, identity: Any) -> dict[str, Any] | None:
+    """What a job left in a file of kind :data:`KEPT`; None where it has not been done.
+
+    Raises:
+        DraftgaugeError: if it was done with other settings, or cannot be read.
+    """
+    if not path.exists():
+        return None
+    content = KEPT.read(path)
+    if content.get("identity") != json.loads(json.dumps(identity)):
+        raise DraftgaugeError(
+            f"{path} is of other settings (preset, steps, prompts or target): give this study a folder of its own"
+        )
+    return content
+
+
 def make_cells(
     study: Study,
-    widths: Mapping[Variant, int],
-    parameters: Mapping[Variant, int],
+    shapes: Mapping[Variant, tuple[int, int]],
     fingerprint: str,
     folder: Path,
     tuned: Callable[[Variant, TrainingSpec], TrainingSpec] = lambda variant, request: request,
@@ -253,44 +263,21 @@ def make_cells(
 
     Args:
         study: which variants and seeds.
-        widths: of each variant's MLP.
-        parameters: trainable ones of each variant.
+        shapes: of each variant: the width of its MLP, and its trainable parameters.
         fingerprint: of the target.
         folder: of the study.
         tuned: makes a variant's request that of its tuned settings.
     """
-    base = shared_request(study, folder)
-    ordered = sorted(study.variants, key=lambda variant: variant.init == "warm")
+    base = study.shared_request(folder)
     cells = []
     for seed in study.seeds:
-        for variant in ordered:
+        for variant in sorted(study.variants, key=lambda variant: variant.init == "warm"):
             if seed not in study.seeds_of(variant):
                 continue
+            width, parameters = shapes[variant]
             after = cell_name(variant.starts_from, seed) if variant.starts_from else None
             start = cell_folder(folder, after) / DRAFTER_FOLDER if after else None
-            request = tuned(variant, variant.request(base, widths[variant], seed, start))
-            cells.append(
-                Cell(
-                    variant=variant,
-                    request=request,
-                    evaluation=study.evaluation,
-                    study=folder,
-                    fingerprint=fingerprint,
-                    parameters=parameters[variant],
-                    depths=study.request.depths,
-                    after=after,
-                )
-            )
+            request = tuned(variant, variant.request(base, width, seed, start))
+            depths = study.request.depths
+            cells.append(Cell(variant, request, study.evaluation, folder, fingerprint, parameters, depths, after))
     return cells
-
-
-def shared_request(study: Study, folder: Path) -> TrainingSpec:
-    """The study's training with the answers and features that all cells share."""
-    cache = None if study.request.cache is None else folder / study.request.cache
-    return replace(study.request, answers=folder / ANSWERS_NAME, cache=cache)
-
-
-def check_study(variants: Sequence[Variant]) -> None:
-    """That every warm variant has what it starts from, and no name stands twice."""
-    assert len({variant.name for variant in variants}) == len(variants)
-    assert all(variant.starts_from is None or variant.starts_from in variants for variant in variants)

@@ -2,15 +2,11 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 from transformers import PreTrainedTokenizerBase
 
-from draftgauge.core.errors import DraftgaugeError
-from draftgauge.core.files import atomic_write_text
 from draftgauge.core.progress import Progress
 from draftgauge.core.prompts import mixed_prompts, prompts_sha256
 from draftgauge.decoding.settings import DecodingSettings
@@ -20,6 +16,7 @@ from draftgauge.diagnostics.texts import HeldOutText, greedy_texts
 from draftgauge.drafters.reuse import target_fingerprint
 from draftgauge.models.base import CachedModel
 from draftgauge.models.prompts_text import encode_prompts
+from draftgauge.studies.kvshot.cells import KEPT, read_kept
 
 
 def make_texts(
@@ -31,15 +28,7 @@ def make_texts(
     settings: DecodingSettings,
     progress: Progress,
 ) -> None:
-    """Decode the held-out prompts unless the file is there.
-
-    Args:
-        path: the file to make.
-        prompts: the prompt file.
-        per_task: the first so many of each task; all if None.
-        target, tokenizer: what decodes.
-        settings: limit and end tokens.
-        progress: told (what, done, total).
+    """Decode the first ``per_task`` prompts of each task (all if None) unless the file ``path`` is there.
 
     Raises:
         DraftgaugeError: if the file is there, but of other prompts, settings or another target.
@@ -51,11 +40,7 @@ def make_texts(
         "max_new_tokens": settings.max_new_tokens,
         "windows": list(WINDOWS),
     }
-    if path.exists():
-        if _read(path)["made"] != identity:
-            raise DraftgaugeError(
-                f"{path} holds texts of other prompts, settings or another target: give this study a folder of its own"
-            )
+    if read_kept(path, identity) is not None:
         return
     longest = target.spec.context - settings.max_new_tokens
     texts = greedy_texts(
@@ -66,7 +51,7 @@ def make_texts(
         {"task": text.task, "prompt": text.prompt, "output": text.output, "needs": needs.tolist()}
         for text, needs in zip(texts, classes, strict=True)
     ]
-    atomic_write_text(path, json.dumps({"made": identity, "texts": rows}) + "\n")
+    KEPT.write(path, {"identity": identity, "texts": rows})
 
 
 def read_texts(path: Path) -> tuple[list[HeldOutText], list[Ints]]:
@@ -75,16 +60,6 @@ def read_texts(path: Path) -> tuple[list[HeldOutText], list[Ints]]:
     Raises:
         DraftgaugeError: if the file cannot be read.
     """
-    rows = _read(path)["texts"]
+    rows = KEPT.read(path)["texts"]
     texts = [HeldOutText(tuple(row["prompt"]), tuple(row["output"]), row["task"]) for row in rows]
     return texts, [np.array(row["needs"], np.int64) for row in rows]
-
-
-def _read(path: Path) -> dict[str, Any]:
-    try:
-        document: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
-        raise DraftgaugeError(
-            f"cannot read the held-out texts {path} ({error}): remove the file, and it is made again"
-        ) from error
-    return document

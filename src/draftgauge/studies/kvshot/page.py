@@ -15,7 +15,7 @@ from draftgauge.core.errors import DraftgaugeError
 from draftgauge.core.files import atomic_write_text
 from draftgauge.core.provenance import timestamp
 from draftgauge.reporting.charts import Axes, Line, interval_chart, line_chart
-from draftgauge.reporting.layout import Columns, Table, decimals, ends, facts_of, render_page, table_of
+from draftgauge.reporting.layout import Columns, Table, decimals, ends, facts_of, named, render_page, table_of
 from draftgauge.reporting.style import Series, fixed, number, p_text, ratio, series
 from draftgauge.studies.kvshot.cells import EQUAL_WIDTH
 from draftgauge.studies.kvshot.presets import ROPE
@@ -33,45 +33,19 @@ DESIGN_STYLES = {
     "cross": Series("purple", (5, 1.5, 1.2, 1.5), "D"),
     "none": Series("muted", (1.2, 1.8), "v"),
 }
-DRAFTER: Columns = {"drafter": ("drafter", str), "capacity": ("matched by", str)}
-PARAMETERS: Columns = DRAFTER | {
-    "parameters": ("trainable parameters", decimals(0)),
-    "intermediate_size": ("width of the MLP", decimals(0)),
-}
-SPEED: Columns = DRAFTER | {
-    "draft_ms": ("ms per drafted token", decimals(2)),
-    "tokens_per_second": ("tokens/s", decimals(1)),
-    "ratio": ("to plain decoding", ratio),
-}
-CONTROLS: Columns = DRAFTER | {
-    "depth": ("depth", str),
-    "control": ("with", str),
-    "agreement_own_query": ("own query", decimals(3)),
-    "agreement": ("instead", decimals(3)),
-    "difference": ("difference", decimals(3)),
-    "interval": ("95% interval", str),
-}
-GRADIENTS: Columns = DRAFTER | {
-    "group": ("group", str),
-    "gradient_norm": ("norm", number),
-    "gradient_to_weight": ("over weights", number),
-    "gradient_share": ("positions reached", decimals(3)),
-}
-TUNING: Columns = DRAFTER | {
-    "learning_rate": ("learning rate", number),
-    "warmup": ("warm-up", number),
-    "gate_start": ("start of the gate", number),
-    "validation_kl": ("validation KL", decimals(3)),
-}
-ABLATION: Columns = {
-    "design": ("drafter", str),
-    "ablation": ("trained", str),
-    "seeds": ("seeds", str),
-    "validation_kl": ("validation KL", decimals(3)),
-    "difference": ("difference", decimals(3)),
-    "least": ("least of the seeds", decimals(3)),
-    "most": ("most", decimals(3)),
-}
+DRAFTER = {"drafter": ("drafter", str), "capacity": ("matched by", str)}
+PARAMETERS = DRAFTER | named(decimals(0), "parameters", "intermediate_size")
+SPEED = named(decimals(2), "draft_ms") | named(decimals(1), "tokens_per_second") | {"ratio": ("to plain", ratio)}
+CONTROLS = (
+    DRAFTER
+    | named(str, "depth", "control")
+    | named(decimals(3), "agreement_own_query", "agreement", "difference")
+    | named(str, "interval")
+)
+GRADIENTS = DRAFTER | named(str, "group") | named(number, "gradient_norm", "gradient_to_weight", "gradient_share")
+TUNING = DRAFTER | named(number, "learning_rate", "warmup", "gate_start", "validation_kl")
+LIVE = DRAFTER | named(str, "live_MAT", "live_minus_teacher_forced", "outputs_unlike_plain_decoding")
+REMEDIES = DRAFTER | named(str, "MAT_gained", "MAT", "agreement", "query_error", "own_keys_reached", "gate")
 
 
 @dataclass(frozen=True)
@@ -195,12 +169,9 @@ def render_kvshot(rows: Sequence[Row], failures: Mapping[str, str], facts: Mappi
         "controls": _rows_table(drafters, lambda one: one.having("control"), CONTROLS),
         "gradients": _rows_table(main, Drafter.gradients, GRADIENTS),
         "remedies": remedies_table(drafters),
-        "ablation": table_of([row for row in rows if "ablation" in row], ABLATION),
         "capacity": _rows_table(drafters, lambda one: one.having("seed")[:1], PARAMETERS),
         "tuning": _rows_table(_grouped(rows), lambda one: one.having("trial"), TUNING),
-        "speed": table_of(
-            [one.head | {key: one.median(key) for key in SPEED if key not in DRAFTER} for one in drafters], SPEED
-        ),
+        "speed": table_of([one.head | {key: one.median(key) for key in SPEED} for one in drafters], DRAFTER | SPEED),
         "facts": facts_of({**facts, "report made": timestamp()}),
     }
     return render_page("kvshot.html.j2", TITLE, values, package=PACKAGE)
@@ -286,7 +257,7 @@ def results_table(drafters: Sequence[Drafter]) -> Table:
         | {name: one.estimate(name, 3 if name == "mat_minus_none" else 2) for name in measures}
         for one in drafters
     ]
-    columns = DRAFTER | {"seeds": ("seeds", str)} | {f"alpha_{d}": (f"alpha {d}", decimals(3)) for d in shown}
+    columns = DRAFTER | named(str, "seeds") | named(decimals(3), *(f"alpha_{depth}" for depth in shown))
     return table_of(lines, {**columns, **{name: (heading, str) for name, heading in measures.items()}})
 
 
@@ -294,21 +265,17 @@ def tasks_table(drafters: Sequence[Drafter]) -> Table:
     """MAT by task."""
     tasks = list(dict.fromkeys(row["task"] for one in drafters for row in one.having("measure", "task")))
     lines = [one.head | {task: one.estimate("mat", task=task) for task in tasks} for one in drafters]
-    return table_of(lines, {**DRAFTER, **{task: (task, str) for task in tasks}})
-
-
-LIVE: Columns = DRAFTER | {
-    "live": ("live MAT", str),
-    "difference": ("live minus teacher-forced", str),
-    "mismatched": ("outputs unlike plain decoding", str),
-}
+    return table_of(lines, DRAFTER | named(str, *tasks))
 
 
 def _live(one: Drafter) -> Row:
     """Whether drafting in real decoding finds what the teacher-forced measure says."""
     mismatched = sum(int(row["live_mismatched_prompts"] or 0) for row in one.having("seed", "live_mismatched_prompts"))
-    measured = {"live": one.estimate("live_mat", 3), "difference": one.estimate("live_minus_forced", 3)}
-    return one.head | measured | {"mismatched": mismatched}
+    measured = {
+        "live_MAT": one.estimate("live_mat", 3),
+        "live_minus_teacher_forced": one.estimate("live_minus_forced", 3),
+    }
+    return one.head | measured | {"outputs_unlike_plain_decoding": mismatched}
 
 
 DISTANCES = (
@@ -358,16 +325,6 @@ def limit_charts(drafters: Sequence[Drafter]) -> list[Chart]:
     return charts
 
 
-REMEDIES: Columns = DRAFTER | {
-    "gained": ("MAT gained, all positions", str),
-    "mat": ("MAT", str),
-    "agreement": ("agreement", str),
-    "query": ("query error", str),
-    "own": ("own keys reached", str),
-    "gate": ("gate", str),
-}
-
-
 def remedies_table(drafters: Sequence[Drafter]) -> Table:
     """Every remedy beside the same drafter without it: acceptance, and the bottlenecks, at the last depth."""
     plain = {_but_for_remedy(one): one for one in drafters if not one.remedy}
@@ -377,7 +334,7 @@ def remedies_table(drafters: Sequence[Drafter]) -> Table:
         if one.remedy and without is not None:
             pairs = zip(_bottlenecks(without).items(), _bottlenecks(one).values(), strict=True)
             changes = {key: f"{before} to {after}" for (key, before), after in pairs if before or after}
-            lines.append(one.head | {"gained": one.estimate("mat_minus_plain", 3)} | changes)
+            lines.append(one.head | {"MAT_gained": one.estimate("mat_minus_plain", 3)} | changes)
     return table_of(lines, REMEDIES)
 
 
@@ -390,10 +347,10 @@ def _bottlenecks(one: Drafter) -> dict[str, str]:
     shares = [row["gradient_share"] for row in one.gradients() if row["group"].endswith("chain_attention.keys")]
     errors, gate = one.query_error(), one.gate()
     return {
-        "mat": fixed(one.measure("mat").get("estimate"), 2),
+        "MAT": fixed(one.measure("mat").get("estimate"), 2),
         "agreement": fixed(one.depths[-1]["agreement"], 3),
-        "query": fixed(errors[-1], 2) if errors else "",
-        "own": fixed(statistics.mean(shares), 3) if shares else "",
+        "query_error": fixed(errors[-1], 2) if errors else "",
+        "own_keys_reached": fixed(statistics.mean(shares), 3) if shares else "",
         "gate": fixed(gate[-1]["gate_mean"], 3) if gate else "",
     }
 

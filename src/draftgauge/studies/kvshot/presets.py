@@ -9,12 +9,10 @@ from typing import Any
 
 from draftgauge.core.errors import DraftgaugeError
 from draftgauge.models.reference import PAIR_FOLDER, REFERENCE
-from draftgauge.studies.kvshot.cells import EQUAL_WIDTH, FEATURES_NAME, Ablation, Evaluation, Study, Tuning, Variant
+from draftgauge.studies.kvshot.cells import ABLATIONS, EQUAL_WIDTH, FEATURES_NAME, Evaluation, Study, Tuning, Variant
 from draftgauge.training.reuse.request import TrainingSpec
 
 ROPE = "project-rope"
-SEEDS = (0, 1, 2, 3, 4)
-OTHER_SEEDS = 3
 LAPTOP: dict[str, Any] = {
     "questions": 800,
     "new_tokens": 96,
@@ -27,17 +25,9 @@ GPU: dict[str, Any] = {"questions": 12000, "steps": 3000, "batch": 16}
 PER_TASK = 24  # of four tasks: 96 prompts
 HIDDEN, NONE = Variant("hidden"), Variant("none")
 KV = Variant("kv", injection=ROPE)
-KV_DEEP = Variant("kv", layers=4, injection=ROPE)
-KV_TWO = replace(KV_DEEP, layers=2)
+KV_TWO, KV_DEEP = replace(KV, layers=2), replace(KV, layers=4)
 HYBRID = Variant("hybrid", injection=ROPE)
 CROSS = Variant("cross", injection=ROPE)
-
-
-def warm(variant: Variant) -> Variant:
-    """The same at the target's own width, started from the trained ``hidden`` drafter of that width: all shapes must
-    agree.
-    """
-    return replace(variant, init="warm", capacity=EQUAL_WIDTH)
 
 
 def at_equal_width(variant: Variant) -> Variant:
@@ -45,40 +35,48 @@ def at_equal_width(variant: Variant) -> Variant:
     return replace(variant, capacity=EQUAL_WIDTH)
 
 
+def warm(variant: Variant) -> Variant:
+    """The same started from the trained ``hidden`` drafter, at the target's own width: all shapes must agree."""
+    return replace(at_equal_width(variant), init="warm")
+
+
 def remedied(variant: Variant, remedy: str) -> Variant:
-    """The same with something done against a bottleneck."""
+    """The same with something changed in training."""
     return replace(variant, remedy=remedy)
 
 
+# Every remedy on the drafters whose bottleneck it aims at.
+REMEDIED = (
+    remedied(KV, "kv-gradient-50"),
+    *(remedied(variant, "depths-12") for variant in (HIDDEN, KV, HYBRID)),
+    *(remedied(warm(HYBRID), remedy) for remedy in ("gate-held", "cross-first")),
+)
+
+
 def smoke(request: TrainingSpec) -> Study:
-    """Every design for a few steps: that all of it works, not what comes out."""
+    """Every design for a few steps: that all of it works, not what comes out. The first bundled training prompts in
+    place of generated questions, which take a while to make."""
+    bundled = PAIR_FOLDER / "prompts" / "train.jsonl" if request.target == REFERENCE else None
+    request = replace(request, prompts=request.prompts or bundled, questions=24, new_tokens=24, length=256)
     return Study(
         "smoke",
         (HIDDEN, KV, KV_DEEP, HYBRID, CROSS, NONE),
         (0, 1),
-        replace(_small_data(request), new_tokens=24, length=256, steps=6, batch=4, checkpoint_every=3, log_every=3),
+        replace(request, steps=6, batch=4, checkpoint_every=3, log_every=3),
         Evaluation(per_task=1, max_new_tokens=24, tree_prompts=2, latency_prompts=2, bottleneck_prompts=2),
         Tuning(steps=2, per_task=1),
-        Ablation(designs=("hidden",), steps=2, seeds=(0,)),
     )
-
-
-def _small_data(request: TrainingSpec) -> TrainingSpec:
-    """The first bundled training prompts in place of the bundled questions, whose answers take longer."""
-    bundled = PAIR_FOLDER / "prompts" / "train.jsonl" if request.target == REFERENCE else None
-    return replace(request, prompts=request.prompts or bundled, questions=24)
 
 
 def quick(request: TrainingSpec) -> Study:
     """The designs themselves on 96 prompts: five seeds for the two that predictions are about, three for the others.
-    The prediction about depth needs the depth preset.
 
     The target's features are computed once for all cells and kept on disk (1 GB for the bundled target).
     """
     return Study(
         "quick",
         (HIDDEN, KV, HYBRID, NONE),
-        SEEDS,
+        (0, 1, 2, 3, 4),
         replace(request, **LAPTOP),
         Evaluation(
             per_task=PER_TASK,
@@ -89,7 +87,7 @@ def quick(request: TrainingSpec) -> Study:
             bottleneck_prompts=12,
         ),
         Tuning(steps=100, per_task=4),
-        other_seeds=OTHER_SEEDS,
+        other_seeds=3,
         decisive=(HIDDEN, KV),
     )
 
@@ -116,38 +114,31 @@ def remedies(request: TrainingSpec) -> Study:
     quick study only those are left to do.
     """
     base = quick(request)
-    return replace(
-        base, preset="remedies", variants=(*base.variants, at_equal_width(HIDDEN), warm(HYBRID), *_remedied())
-    )
+    variants = (*base.variants, at_equal_width(HIDDEN), warm(HYBRID), *REMEDIED)
+    return replace(base, preset="remedies", variants=variants)
 
 
-def _remedied() -> tuple[Variant, ...]:
-    """Every remedy on the drafters whose bottleneck it aims at."""
-    return (
-        remedied(KV, "kv-gradient-50"),
-        *(remedied(variant, "depths-12") for variant in (HIDDEN, KV, HYBRID)),
-        *(remedied(warm(HYBRID), remedy) for remedy in ("gate-held", "cross-first")),
-    )
+def ablation(request: TrainingSpec) -> Study:
+    """``hidden`` with one choice of its norms, start and optimiser changed at a time, three seeds each."""
+    changed = tuple(remedied(HIDDEN, name) for name in ABLATIONS)
+    return replace(quick(request), preset="ablation", variants=(HIDDEN, NONE, *changed), decisive=())
 
 
 def full(request: TrainingSpec) -> Study:
     """Every row of the paper's step-wise table on 96 prompts: at equal parameters; depth and warm starts at equal width
-    too; what may be done against each bottleneck; and the ablation of norms. Five seeds for the rows that verdicts are
-    about and the other plain designs, three for the rest.
+    too; and what may be done against each bottleneck. Five seeds for the rows that verdicts are about and the other
+    plain designs, three for the rest.
 
-    Without a GPU its trainings are those of quick, so that a folder of quick or depth is a beginning of it, and norms
-    are left out of ``hidden`` alone; what it takes, ``--plan`` says.
+    Without a GPU its trainings are those of quick, so that a folder of quick or depth is a beginning of it.
     """
-    base = quick(request)
-    injections = tuple(Variant("kv", injection=injection) for injection in ("concat", "project"))
-    depths = tuple(Variant("kv", layers=layers, injection=ROPE) for layers in (1, 2, 3, 4))
+    injections = tuple(replace(KV, injection=injection) for injection in ("concat", "project"))
+    depths = tuple(replace(KV, layers=layers) for layers in (1, 2, 3, 4))
     matched = (HIDDEN, *injections, *depths, HYBRID, CROSS, NONE)
     wide = tuple(at_equal_width(variant) for variant in (HIDDEN, *depths, HYBRID, CROSS))
     study = replace(
-        base,
+        quick(request),
         preset="full",
-        variants=(*matched, *wide, warm(HYBRID), warm(CROSS), *_remedied()),
-        ablation=Ablation(designs=("hidden",)),
+        variants=(*matched, *wide, warm(HYBRID), warm(CROSS), *REMEDIED),
         decisive=(HIDDEN, KV, KV_DEEP, HYBRID, NONE, *(at_equal_width(one) for one in (HIDDEN, KV, KV_DEEP))),
     )
     if not _on_gpu(request):
@@ -157,7 +148,6 @@ def full(request: TrainingSpec) -> Study:
         request=replace(request, **GPU),
         evaluation=Evaluation(per_task=PER_TASK, max_new_tokens=128, tree_prompts=48, latency_prompts=8),
         tuning=Tuning(steps=300),
-        ablation=Ablation(),
     )
 
 
@@ -168,12 +158,7 @@ def _on_gpu(request: TrainingSpec) -> bool:
 
 
 PRESETS: dict[str, Callable[[TrainingSpec], Study]] = {
-    "smoke": smoke,
-    "quick": quick,
-    "depth": depth,
-    "width": width,
-    "remedies": remedies,
-    "full": full,
+    preset.__name__: preset for preset in (smoke, quick, depth, width, remedies, ablation, full)
 }
 
 
@@ -181,7 +166,7 @@ def make_study(preset: str, request: TrainingSpec, held_out: str | Path | None =
     """The study of a preset on a target.
 
     Args:
-        preset: smoke, quick, depth, width, remedies or full.
+        preset: one of :data:`PRESETS`.
         request: target, prompts and device; the preset fills in the rest.
         held_out: prompt file to measure on, if not the preset's.
 
@@ -191,4 +176,5 @@ def make_study(preset: str, request: TrainingSpec, held_out: str | Path | None =
     if preset not in PRESETS:
         raise DraftgaugeError(f"unknown preset {preset!r}: choose one of {', '.join(PRESETS)}")
     study = PRESETS[preset](request)
+    assert all(variant.starts_from in (None, *study.variants) for variant in study.variants)
     return study if held_out is None else replace(study, evaluation=replace(study.evaluation, prompts=str(held_out)))

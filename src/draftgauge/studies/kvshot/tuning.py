@@ -3,25 +3,23 @@
 First four learning rates; then, at the best of them, two other warm-ups; then two other starts of the gate where a
 design has one, and two rates beside the best where it has none. Trials are shorter than the study's own trainings, of
 one seed that is none of the study's, and judged by the mean KL over all depths on the validation prompts. A
-warm-started drafter takes over what was tuned for the same drafter from a random start.
+warm-started drafter, or one with a remedy, takes over what was tuned for the same drafter without.
 """
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from draftgauge.core.errors import DivergenceError, DraftgaugeError
-from draftgauge.core.files import atomic_write_text, require_writable_file
-from draftgauge.studies.kvshot.cells import Variant
+from draftgauge.core.errors import DivergenceError
+from draftgauge.core.files import require_writable_file
+from draftgauge.studies.kvshot.cells import KEPT, Variant, read_kept
 from draftgauge.training.reuse.request import TrainingSpec
 
-FACTORS = (0.5, 1.0, 2.0, 4.0)
-"""Of the default learning rate."""
+FACTORS = (0.5, 1.0, 2.0, 4.0)  # of the default learning rate
 WARMUPS = (0.02, 0.15)
 GATE_STARTS = (-2.0, 2.0)
 BESIDE = (2**-0.5, 2**0.5)
@@ -32,13 +30,7 @@ SEED = 10_000
 
 @dataclass(frozen=True)
 class Trial:
-    """One training of a row of the table.
-
-    Attributes:
-        learning_rate: peak.
-        warmup: share of the steps.
-        gate_start: bias of the gate.
-    """
+    """One training of a row: its peak learning rate, warm-up (a share of the steps) and the bias of the gate."""
 
     learning_rate: float
     warmup: float
@@ -56,9 +48,7 @@ class Trial:
 
 @dataclass(frozen=True)
 class Tuned:
-    """What was tried for a row, in order, with the validation KL of each, infinite where it diverged, and which was
-    chosen.
-    """
+    """What was tried for a row, in order, and the validation KL of each trial, infinite where it diverged."""
 
     trials: tuple[Trial, ...]
     losses: tuple[float, ...]
@@ -73,8 +63,7 @@ class Tuned:
         diverged.
         """
         return [
-            {**labels, "trial": number, **asdict(trial)}
-            | {"validation_kl": loss if math.isfinite(loss) else None, "chosen": trial == self.chosen}
+            {**labels, "trial": number, **asdict(trial), "validation_kl": _finite(loss), "chosen": trial == self.chosen}
             for number, (trial, loss) in enumerate(zip(self.trials, self.losses, strict=True))
         ]
 
@@ -115,8 +104,13 @@ def search(default_rate: float, warmup: float, gated: bool, measure: Callable[[T
 
 
 def tuned_as(variant: Variant) -> Variant:
-    """The row whose tuning a row takes over: its own, or that of its random start, without remedies."""
+    """The row whose tuning a row takes over."""
     return replace(variant, init="random", remedy="")
+
+
+def distinct(variants: Sequence[Variant]) -> list[Variant]:
+    """The rows that are tuned themselves, each once."""
+    return list(dict.fromkeys(tuned_as(variant) for variant in variants))
 
 
 def tuning_path(study: Path, variant: Variant) -> Path:
@@ -127,12 +121,8 @@ def tuning_path(study: Path, variant: Variant) -> Path:
 def save_tuned(path: Path, tuned: Tuned, identity: Mapping[str, Any]) -> None:
     """Keep what was found, and of what."""
     require_writable_file(path)
-    content = {
-        "identity": dict(identity),
-        "trials": [asdict(trial) for trial in tuned.trials],
-        "losses": [loss if math.isfinite(loss) else None for loss in tuned.losses],
-    }
-    atomic_write_text(path, json.dumps(content, indent=1) + "\n")
+    losses = [_finite(loss) for loss in tuned.losses]
+    KEPT.write(path, {"identity": identity, "trials": [asdict(trial) for trial in tuned.trials], "losses": losses})
 
 
 def read_tuned(path: Path, identity: Mapping[str, Any]) -> Tuned | None:
@@ -141,23 +131,12 @@ def read_tuned(path: Path, identity: Mapping[str, Any]) -> Tuned | None:
     Raises:
         DraftgaugeError: if it was found for other settings, or cannot be read.
     """
-    if not path.exists():
+    content = read_kept(path, identity)
+    if content is None:
         return None
-    try:
-        content = json.loads(path.read_text(encoding="utf-8"))
-        if content["identity"] != json.loads(json.dumps(dict(identity))):
-            raise DraftgaugeError(f"{path} is the tuning of other settings: give this study a folder of its own")
-        return Tuned(tuple(Trial(**trial) for trial in content["trials"]), _losses(content["losses"]))
-    except (OSError, json.JSONDecodeError, KeyError, TypeError) as error:
-        raise DraftgaugeError(
-            f"{path} cannot be read as a tuning ({error}): remove it, and it is done again"
-        ) from error
+    losses = (math.inf if loss is None else loss for loss in content["losses"])
+    return Tuned(tuple(Trial(**trial) for trial in content["trials"]), tuple(losses))
 
 
-def _losses(written: Sequence[float | None]) -> tuple[float, ...]:
-    return tuple(math.inf if loss is None else loss for loss in written)
-
-
-def distinct(variants: Sequence[Variant]) -> list[Variant]:
-    """The rows that are tuned themselves, each once."""
-    return list(dict.fromkeys(tuned_as(variant) for variant in variants))
+def _finite(loss: float) -> float | None:
+    return loss if math.isfinite(loss) else None

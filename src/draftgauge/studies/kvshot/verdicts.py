@@ -2,19 +2,16 @@
 
 The second is tested twice: at equal width as in the paper, where four layers have more than twice the parameters of
 one, and at equal parameters, where their MLPs are as much narrower. The first and the third are tested at equal
-parameters, and at equal width too where the study trained ``hidden`` and ``kv`` so: ``kv``, which reads less, has fewer
-parameters there.
+parameters, and at equal width too where the study trained ``hidden`` and ``kv`` so.
 
 Agreement is taken over *all* output positions: acceptance given that all earlier tokens were accepted compares
 different positions for every drafter, and a drafter that rarely gets deep does so where the text is easy.
 
 Seeds and prompts are crossed random effects (:mod:`draftgauge.statistics.effects`); p-values are two-sided and
-Holm-corrected for as many tests as the study allows, six at most. Beside each stands the p-value of the seeds alone. A
-prediction is *supported* if its difference is positive and *contradicted* if it is negative, at a corrected p below
-0.05 and with an interval that leaves out 0; else it is *undecided*, as it is where the study did not train what it is
-about, and where one of the two drafters is not shown to beat, on the same measure, the control that reads nothing: what
-such a drafter reuses it has not learned to use, and to compare it says nothing about reuse. Nor is anything decided by
-fewer than five seeds.
+Holm-corrected for all tests. A prediction is *supported* if its difference is positive and *contradicted* if it is
+negative, at a corrected p below 0.05 and with an interval that leaves out 0; else it is *undecided*, as it is where the
+study did not train what it is about, where one of the two drafters is not shown to beat the control that reads nothing,
+and with fewer than five seeds.
 """
 
 from __future__ import annotations
@@ -22,7 +19,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -34,6 +31,7 @@ from draftgauge.studies.kvshot.cells import Variant
 from draftgauge.studies.kvshot.presets import HIDDEN, KV, KV_DEEP, NONE, at_equal_width
 
 LEVEL = 0.05
+DECISIVE_SEEDS = 5  # fewer decide nothing: two that happen to agree would make any difference certain
 EQUAL_P2 = "P2 at equal parameters"
 WIDE_P1, WIDE_P3 = "P1 at equal width", "P3 at equal width"
 Floats = NDArray[np.float64]
@@ -46,6 +44,9 @@ class Run(NamedTuple):
 
     agreed: Counts
     survived: Counts
+
+
+Runs = Mapping[Variant, Mapping[int, Run]]
 
 
 def mean_agreement(first: int, last: int) -> Callable[[Run], Floats]:
@@ -66,12 +67,11 @@ def _by_prompt(counts: Counts) -> Floats:
 
 @dataclass(frozen=True)
 class Prediction:
-    """What the paper expects, as a difference that should be positive.
+    """What the paper expects, as a difference of a measure that should be positive.
 
     Attributes:
         name: P1, P2 or P3, with what is equal where another test of it goes by the plain name.
         statement: in words.
-        measured: what is compared, and how.
         measure: of a drafter, by prompt.
         better, worse: the drafters.
         least_depths: how many depths the measure needs.
@@ -79,54 +79,27 @@ class Prediction:
 
     name: str
     statement: str
-    measured: str
     measure: Callable[[Run], Floats]
     better: Variant
     worse: Variant
-    least_depths: int
+    least_depths: int = 1
 
 
-EFFECTS = "seeds and prompts as crossed random effects"
-DECISIVE_SEEDS = 5
-"""Fewer decide nothing: two that happen to agree would make any difference certain."""
-PREDICTIONS = (
-    Prediction(
-        "P1",
-        "KV reuse wins at depth: kv minus hidden at depths 4 to 6",
-        f"agreement over all positions; {EFFECTS}",
-        mean_agreement(4, 6),
-        KV,
-        HIDDEN,
-        7,
-    ),
-    Prediction(
-        "P2",
-        "depth of the drafter matters: kv with 4 layers minus 1, at equal width",
-        f"MAT over all positions; {EFFECTS}",
-        mat_by_prompt,
-        at_equal_width(KV_DEEP),
-        at_equal_width(KV),
-        1,
-    ),
-    Prediction(
-        EQUAL_P2,
-        "and for its own sake: kv with 4 layers minus 1, at equal parameters",
-        f"MAT over all positions; {EFFECTS}",
-        mat_by_prompt,
-        KV_DEEP,
-        KV,
-        1,
-    ),
-    Prediction(
-        "P3",
-        "hidden states win at first: hidden minus kv at depth 0",
-        f"agreement over all positions; {EFFECTS}",
-        mean_agreement(0, 0),
-        HIDDEN,
-        KV,
-        1,
-    ),
+P1 = Prediction(
+    "P1", "KV reuse wins at depth: kv minus hidden at depths 4 to 6, agreement", mean_agreement(4, 6), KV, HIDDEN, 7
 )
+P2 = Prediction(
+    "P2",
+    "depth of the drafter matters: kv with 4 layers minus 1, at equal width, MAT",
+    mat_by_prompt,
+    at_equal_width(KV_DEEP),
+    at_equal_width(KV),
+)
+P3 = Prediction(
+    "P3", "hidden states win at first: hidden minus kv at depth 0, agreement", mean_agreement(0, 0), HIDDEN, KV
+)
+BY_ITSELF = "and for its own sake: kv with 4 layers minus 1, at equal parameters, MAT"
+PREDICTIONS = (P1, P2, replace(P2, name=EQUAL_P2, statement=BY_ITSELF, better=KV_DEEP, worse=KV), P3)
 WIDE_PREDICTIONS = tuple(
     replace(
         prediction,
@@ -135,32 +108,17 @@ WIDE_PREDICTIONS = tuple(
         better=at_equal_width(prediction.better),
         worse=at_equal_width(prediction.worse),
     )
-    for prediction, name in ((PREDICTIONS[0], WIDE_P1), (PREDICTIONS[-1], WIDE_P3))
+    for prediction, name in ((P1, WIDE_P1), (P3, WIDE_P3))
 )
-"""Those that are put at equal parameters, as the paper put them; asked where both drafters were trained so."""
+"""Tested only where both drafters were trained at equal width."""
 
 
-@dataclass(frozen=True)
-class Verdict:
-    """An answer; ``p_value`` is corrected, ``raw_p_value`` is not, and neither is ``p_seeds``, of the seeds alone.
+def verdict_rows(runs: Runs) -> list[dict[str, Any]]:
+    """Answer every prediction: ``prediction, statement, verdict, difference, low, high, seeds, p_value, p_seeds,
+    uncorrected_p_value, reason``.
 
-    ``reason`` says why there is no test, where there is none, or why it decides nothing.
-    """
-
-    prediction: Prediction
-    verdict: str
-    difference: float = math.nan
-    low: float = math.nan
-    high: float = math.nan
-    p_value: float = math.nan
-    raw_p_value: float = math.nan
-    p_seeds: float = math.nan
-    seeds: int = 0
-    reason: str = ""
-
-
-def verdicts(runs: Mapping[Variant, Mapping[int, Run]]) -> list[Verdict]:
-    """Answer every prediction.
+    ``p_value`` is corrected, ``p_seeds`` that of the seeds alone is not; ``reason`` says why there is no test, or why
+    it decides nothing.
 
     Args:
         runs: for each variant and seed; all on the same prompts.
@@ -169,15 +127,22 @@ def verdicts(runs: Mapping[Variant, Mapping[int, Run]]) -> list[Verdict]:
     predictions = [*PREDICTIONS, *wide]
     tests = [_test(prediction, runs) for prediction in predictions]
     corrected = holm([test.p_value if isinstance(test, EffectTest) else math.nan for test in tests])
-    return [
-        Verdict(prediction, "undecided", reason=test)
-        if isinstance(test, str)
-        else _answer(prediction, test, p, _useless(prediction, runs))
-        for prediction, test, p in zip(predictions, tests, corrected, strict=True)
-    ]
+    rows: list[dict[str, Any]] = []
+    for prediction, test, p_value in zip(predictions, tests, corrected, strict=True):
+        row: dict[str, Any] = {"prediction": prediction.name, "statement": prediction.statement}
+        if isinstance(test, str):
+            rows.append(row | {"verdict": "undecided", "reason": test, "p_value": None})
+            continue
+        verdict, reason = "undecided", _undecidable(prediction, test, runs)
+        if reason is None and p_value < LEVEL:
+            verdict = "supported" if test.low > 0 else "contradicted" if test.high < 0 else verdict
+        row |= {"verdict": verdict, "difference": test.estimate, "low": test.low, "high": test.high}
+        row |= {"seeds": test.seeds, "p_value": p_value, "p_seeds": test.p_seeds}
+        rows.append(row | {"uncorrected_p_value": test.p_value, "reason": reason})
+    return rows
 
 
-def _test(prediction: Prediction, runs: Mapping[Variant, Mapping[int, Run]]) -> EffectTest | str:
+def _test(prediction: Prediction, runs: Runs) -> EffectTest | str:
     """The test on the seeds that both drafters have, or why there is none."""
     sides = (prediction.better, prediction.worse)
     missing = [side.name for side in sides if not runs.get(side)]
@@ -193,37 +158,25 @@ def _test(prediction: Prediction, runs: Mapping[Variant, Mapping[int, Run]]) -> 
     return test if math.isfinite(test.p_value) else "too few positions have a token so deep"
 
 
-def _useless(prediction: Prediction, runs: Mapping[Variant, Mapping[int, Run]]) -> list[str]:
-    """Which of the two drafters are not shown to beat the control, where that was trained with seeds of theirs."""
+def _undecidable(prediction: Prediction, test: EffectTest, runs: Runs) -> str | None:
+    """Why a test decides nothing: a drafter that is not shown to beat the control, or too few seeds."""
     sides = (prediction.better, prediction.worse)
     testable = [side for side in sides if len(common_seeds(runs, side, NONE)) >= 2]
-    return [side.name for side in testable if not compare(prediction.measure, runs, side, NONE).low > 0]
+    useless = [side.name for side in testable if not compare(prediction.measure, runs, side, NONE).low > 0]
+    if useless:
+        return f"not shown to beat none: {' and '.join(useless)}"
+    if test.seeds < DECISIVE_SEEDS:
+        return f"{test.seeds} seeds: how much seeds differ is hardly known from fewer than {DECISIVE_SEEDS}"
+    return None
 
 
-def common_seeds(runs: Mapping[Variant, Mapping[int, Run]], one: Variant, other: Variant) -> list[int]:
+def common_seeds(runs: Runs, one: Variant, other: Variant) -> list[int]:
     """The seeds that both were trained with."""
     return sorted(set(runs.get(one, ())) & set(runs.get(other, ())))
 
 
-def compare(
-    measure: Callable[[Run], Floats], runs: Mapping[Variant, Mapping[int, Run]], better: Variant, worse: Variant
-) -> EffectTest:
+def compare(measure: Callable[[Run], Floats], runs: Runs, better: Variant, worse: Variant) -> EffectTest:
     """What is measured of one drafter less that of the other, on the seeds that both have, two at least."""
     seeds = common_seeds(runs, better, worse)
     one, other = (np.stack([measure(runs[side][seed]) for seed in seeds]) for side in (better, worse))
     return crossed_effects(one - other)
-
-
-def _answer(prediction: Prediction, test: EffectTest, p_value: float, useless: list[str]) -> Verdict:
-    figures = test.estimate, test.low, test.high, p_value, test.p_value, test.p_seeds, test.seeds
-    if useless:
-        return Verdict(prediction, "undecided", *figures, f"not shown to beat none: {' and '.join(useless)}")
-    if test.seeds < DECISIVE_SEEDS:
-        few = f"{test.seeds} seeds: how much seeds differ is hardly known from fewer than {DECISIVE_SEEDS}"
-        return Verdict(prediction, "undecided", *figures, few)
-    verdict = "undecided"
-    if p_value < LEVEL and test.low > 0:
-        verdict = "supported"
-    elif p_value < LEVEL and test.high < 0:
-        verdict = "contradicted"
-    return Verdict(prediction, verdict, *figures)

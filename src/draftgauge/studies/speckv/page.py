@@ -10,7 +10,17 @@ from markupsafe import Markup
 
 from draftgauge.core.files import atomic_write_text
 from draftgauge.reporting.charts import Axes, Line, bar_chart, line_chart
-from draftgauge.reporting.layout import Columns, Table, decimals, ends, render_page, report_facts, table_of, words
+from draftgauge.reporting.layout import (
+    Columns,
+    Table,
+    decimals,
+    ends,
+    named,
+    render_page,
+    report_facts,
+    table_of,
+    words,
+)
 from draftgauge.studies.speckv.records import ALL, COMPRESSIONS, GAMMAS
 from draftgauge.studies.speckv.study import improvement
 
@@ -19,80 +29,43 @@ PACKAGE = "draftgauge.studies.speckv"
 TITLE = "SpecKV, and what its records say"
 GAMMA = "\N{GREEK SMALL LETTER GAMMA}"
 SHOWN = ("fixed-4", "fixed-best", "task-oracle", "SpecKV-fast")
-INTERVAL = {"interval": ("95% interval", str)}
 TARGET = {"compression": ("target", str)}
+INTERVAL = {"interval": ("95% interval", str)}
 PUBLISHED: dict[str, tuple[str, Columns]] = {
     "policies": (
         "Table 1: expected tokens per step",
-        {
-            "policy": ("policy", str),
-            **TARGET,
-            "expected_tokens": ("recomputed", decimals(2)),
-            "published": ("published", decimals(2)),
-            **INTERVAL,
-            "published_interval": ("published", str),
-        },
+        named(str, "policy")
+        | TARGET
+        | {"expected_tokens": ("recomputed", decimals(2)), "published": ("published", decimals(2))}
+        | INTERVAL
+        | named(str, "published_interval"),
     ),
     "breakdown": (
         "Table 2: SpecKV-fast against fixed-4, by task",
-        {
-            **TARGET,
-            "task": ("task", str),
-            "fixed_4": ("fixed-4", decimals(2)),
-            "speckv_fast": ("SpecKV-fast", decimals(2)),
-            "percent": ("gain, %", decimals(1)),
-        },
+        TARGET
+        | named(str, "task")
+        | {"fixed_4": ("fixed-4", decimals(2)), "speckv_fast": ("SpecKV-fast", decimals(2))}
+        | {"percent": ("gain, %", decimals(1))},
     ),
     "predictors": (
         "Table 3: predictors of the acceptance rate, and their overhead on the machine of this report",
-        {
-            "model": ("model", str),
-            "test_correlation": ("test correlation", decimals(4)),
-            "published_correlation": ("published", decimals(4)),
-            "test_mse": ("test MSE", decimals(4)),
-            "published_mse": ("published", decimals(4)),
-            "decision_ms": ("ms per decision", decimals(3)),
-            "published_decision_ms": ("published", decimals(3)),
-        },
+        named(str, "model")
+        | named(decimals(4), "test_correlation", "published_correlation", "test_mse", "published_mse")
+        | named(decimals(3), "decision_ms", "published_decision_ms"),
     ),
     "correlations": (
         "Correlation of a step's signals with its acceptance rate",
-        {
-            "signal": ("signal", words),
-            "correlation": ("recomputed", decimals(3)),
-            "published": ("published, about", decimals(2)),
-        },
+        named(words, "signal") | named(decimals(3), "correlation") | named(decimals(2), "published"),
     ),
     "importance": (
         "Gini importance of the features",
-        {
-            "feature": ("feature", words),
-            "importance": ("recomputed", decimals(3)),
-            "published": ("published", decimals(3)),
-        },
+        named(words, "feature") | named(decimals(3), "importance", "published"),
     ),
 }
-LEFT_OUT: Columns = {
-    "left_out": ("left out", str),
-    "model": ("model", str),
-    "prompts": ("its prompts", str),
-    "correlation": ("correlation", decimals(3)),
-    "mse": ("MSE", decimals(4)),
-    "mse_of_mean": ("MSE of the mean", decimals(4)),
-}
+LEFT_OUT = named(str, "left_out", "model", "prompts") | named(decimals(3), "correlation", "mse", "mse_of_mean")
 COLUMNS: dict[str, Columns] = {
-    "tokens_per_step": {
-        **TARGET,
-        "gamma": (GAMMA, str),
-        "tokens_per_step": ("tokens/step", decimals(3)),
-        **INTERVAL,
-    },
-    "tokens_per_second": {
-        **TARGET,
-        "gamma": (GAMMA, str),
-        "tokens_per_second": ("tokens/s", decimals(1)),
-        **INTERVAL,
-    },
+    "tokens_per_step": TARGET | named(str, "gamma") | named(decimals(3), "tokens_per_step") | INTERVAL,
+    "tokens_per_second": TARGET | named(str, "gamma") | named(decimals(1), "tokens_per_second") | INTERVAL,
     "gain_split": {
         "basis": ("by", words),
         **TARGET,
@@ -100,37 +73,18 @@ COLUMNS: dict[str, Columns] = {
         "choosing_percent": ("choosing over always 8, %", decimals(2)),
         "total_percent": ("together, %", decimals(2)),
     },
-    "predicted_and_measured": {
-        "gamma": (GAMMA, str),
-        "predicted": ("predicted, all steps", decimals(3)),
-        "predicted_where_drafted": ("predicted, steps at this length", decimals(3)),
-        "measured": ("measured", decimals(3)),
-    },
-    "held_out": {
-        "model": ("model", str),
-        "held_out": ("held out", str),
-        "correlation": ("correlation", decimals(3)),
-        "mse": ("MSE", decimals(4)),
-        **INTERVAL,
-    },
-    "outcomes": {
-        "policy": ("policy", str),
-        **TARGET,
-        "tokens_per_step": ("tokens/step", decimals(3)),
-        "tokens_per_second": ("tokens/s at fitted costs", decimals(1)),
-        "over_best_fixed_percent": ("over best fixed, %", decimals(1)),
-    },
+    "predicted_and_measured": named(str, "gamma")
+    | named(decimals(3), "predicted", "predicted_where_drafted", "measured"),
+    "held_out": named(str, "model", "held_out") | named(decimals(3), "correlation", "mse") | INTERVAL,
+    "outcomes": named(str, "policy")
+    | TARGET
+    | named(decimals(3), "tokens_per_step")
+    | named(decimals(1), "tokens_per_second", "over_best_fixed_percent"),
     "leave_one_task_out": LEFT_OUT,
     "leave_one_compression_out": LEFT_OUT,
-    "cost": {
-        **TARGET,
-        "draft_ms": ("t_draft, ms", decimals(2)),
-        "verify_ms": ("t_verify, ms", decimals(2)),
-        "cost_ratio": ("ratio", decimals(3)),
-        "residual_percent": ("residual, %", decimals(2)),
-        "worst_residual_percent": ("worst, %", decimals(2)),
-        "r_squared": ("R\N{SUPERSCRIPT TWO}", decimals(4)),
-    },
+    "cost": TARGET
+    | named(decimals(2), "draft_ms", "verify_ms", "cost_ratio", "residual_percent", "worst_residual_percent")
+    | named(decimals(4), "r_squared"),
 }
 
 
