@@ -14,10 +14,11 @@ import pytest
 import draftgauge
 from command_line import draftgauge as command_line
 from draftgauge.cli import main
+from draftgauge.policies.registry import POLICIES
 
 ROOT = Path(__file__).parents[1]
 PAGES = ("README.md", "CONTRIBUTING.md", *sorted(f"docs/{page.name}" for page in (ROOT / "docs").glob("*.md")))
-PYTHON = ("README.md", "docs/transformers.md")
+PYTHON = ("README.md", "docs/policies.md", "docs/transformers.md")
 SMALL = {"limit": 2, "max_new_tokens": 8, "gamma_max": 2, "cost_seconds": 0, "device": "cpu"}
 
 
@@ -71,14 +72,25 @@ def test_the_python_of_a_page_runs(page: str, tmp_path: Path, monkeypatch: pytes
     if page == "README.md":
         assert {row["policy"] for row in names["rows"]} >= {"fixed:1", "cumulative-confidence:threshold=0.3"}
         assert names["how"].tokens_per_step > 1
+    elif page == "docs/policies.md":
+        assert "cautious" in {row["policy"] for row in names["rows"]}
     else:
         plain = names["model"].generate(**names["inputs"], max_new_tokens=16, do_sample=False)
         assert names["output"].tolist() == plain.tolist()
 
 
+def first_column(page: str, title: str) -> list[str]:
+    """What stands in code in the first column of a table."""
+    table = (ROOT / page).read_text(encoding="utf-8").split(f"| {title} |")[1].split("\n\n")[0]
+    return re.findall("`([^`]+)`", " ".join(re.findall(r"^\|([^|]+)\|", table, re.MULTILINE)))
+
+
+def test_the_table_of_policies_is_whole() -> None:
+    assert sorted({name.split(":")[0] for name in first_column("docs/policies.md", "name")}) == sorted(POLICIES.names)
+
+
 def test_the_table_of_verbs_is_whole() -> None:
-    table = (ROOT / "README.md").read_text(encoding="utf-8").split("| verb |")[1].split("\n\n")[0]
-    named = re.findall(r"^\| `([a-z -]+)`", table, re.MULTILINE)
+    named = first_column("docs/commands.md", "verb")
     assert sorted({name.split()[0] for name in named}) == sorted(
         name for name in main.make_app() if not name.startswith("-")
     )

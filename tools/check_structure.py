@@ -7,6 +7,7 @@
   counted that the registry supplies.
 - Every policy and every kind of drafter is registered once, in a file of its room, and nothing registers itself
   elsewhere.
+- Sizes stay within ``LIMITS``. Lines by room are printed.
 """
 
 from __future__ import annotations
@@ -21,16 +22,62 @@ MOST_PARAMETERS = 7
 ROOMS = {"register_policy": "policies", "register_drafter": "drafters"}
 CHECKS = ("check", "validate")  # what functions and methods are called that refuse what cannot be
 FunctionNode = ast.FunctionDef | ast.AsyncFunctionDef
+LINES, WORDS, KILOBYTES = "lines", "words", "kB"
+# What is counted, in what, the most of it. Code counts by folder, whether or not a line is blank or a comment.
+LIMITS = (
+    ("src/draftgauge/**/*.py", LINES, 38_000),
+    ("tests/**/*.py", LINES, 27_800),
+    ("benchmarks/**/*.py", LINES, 2_500),
+    ("README.md", LINES, 130),
+    ("README.md", WORDS, 1_100),
+    ("ARCHITECTURE.md", LINES, 120),
+    ("docs/LOG.md", LINES, 250),
+    ("docs/results/**/*", KILOBYTES, 3_000),
+)
+LONGEST_FILE = 425  # lines of a Python file
 
 
 def main(source: Path) -> int:
     """Check the package below ``source``; returns the exit code."""
     files = {module_name(path, source): path for path in sorted((source / PACKAGE).rglob("*.py"))}
     trees = {name: ast.parse(path.read_text(encoding="utf-8")) for name, path in files.items()}
-    problems = [*circles(trees), *long_signatures(trees), *registrations(trees)]
+    problems = [*circles(trees), *long_signatures(trees), *registrations(trees), *sizes(source.parent)]
+    for room, (code, tests) in rooms(source.parent).items():
+        print(f"{room:<16}{code:>8,}{tests:>8,}")
     for problem in problems:
         print(problem, file=sys.stderr)
     return 1 if problems else 0
+
+
+def rooms(root: Path) -> dict[str, tuple[int, int]]:
+    """Lines of Python in each room of the package, and in its tests."""
+    package = root / "src" / PACKAGE
+    names = sorted(path.name for path in package.iterdir() if any(path.glob("**/*.py")))
+    counted = {name: (lines(package / name), lines(root / "tests" / name)) for name in names}
+    return {**counted, "all": (lines(package), lines(root / "tests"))}
+
+
+def lines(folder: Path) -> int:
+    return sum(measure(path, LINES) for path in folder.glob("**/*.py"))
+
+
+def measure(path: Path, unit: str) -> int:
+    if unit == KILOBYTES:
+        return path.stat().st_size // 1000 + 1
+    text = path.read_text(encoding="utf-8")
+    return len(text.split()) if unit == WORDS else len(text.splitlines())
+
+
+def sizes(root: Path) -> Iterator[str]:
+    """What has grown over its limit."""
+    for pattern, unit, most in LIMITS:
+        size = sum(measure(path, unit) for path in root.glob(pattern) if path.is_file())
+        if size > most:
+            yield f"{pattern}: {size:,} {unit}, more than {most:,}"
+    for folder in ("src", "tests", "benchmarks", "tools"):
+        for path in sorted((root / folder).rglob("*.py")):
+            if (length := measure(path, LINES)) > LONGEST_FILE:
+                yield f"{path.relative_to(root)}: {length} lines, more than {LONGEST_FILE}"
 
 
 def module_name(path: Path, source: Path) -> str:
