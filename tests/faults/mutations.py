@@ -16,11 +16,6 @@ def flip_bit(rng: np.random.Generator, content: bytes) -> bytes:
     return content[:at] + bytes([content[at] ^ 1 << int(rng.integers(8))]) + content[at + 1 :]
 
 
-def change_byte(rng: np.random.Generator, content: bytes) -> bytes:
-    at = int(rng.integers(len(content)))
-    return content[:at] + bytes([int(rng.integers(256))]) + content[at + 1 :]
-
-
 def truncate(rng: np.random.Generator, content: bytes) -> bytes:
     return content[: int(rng.integers(len(content)))]
 
@@ -75,7 +70,6 @@ def _in_json(rng: np.random.Generator, content: bytes, change: Callable[[Any, An
 
 MUTATIONS: tuple[Mutation, ...] = (
     flip_bit,
-    change_byte,
     truncate,
     zero_block,
     double_block,

@@ -1,4 +1,4 @@
-"""Servers whose answers are cut, changed byte by byte, dripped or endless: figures or an error in words, in time."""
+"""Servers whose answers are cut or changed: figures or an error in words, in time."""
 
 from __future__ import annotations
 
@@ -31,8 +31,8 @@ def answer(body: bytes, status: bytes = b"200 OK") -> bytes:
 
 
 @contextmanager
-def answering(content: list[bytes], pause: float = 0.0) -> Iterator[str]:
-    """A server that gives every connection what ``content[0]`` is then, with pauses between its bytes if asked."""
+def answering(content: list[bytes]) -> Iterator[str]:
+    """A server that gives every connection what ``content[0]`` is then."""
 
     def serve() -> None:
         while True:
@@ -42,9 +42,7 @@ def answering(content: list[bytes], pause: float = 0.0) -> Iterator[str]:
                 return
             with connection, suppress(OSError):
                 connection.recv(65536)
-                for part in (content[0],) if not pause else (bytes([byte]) for byte in content[0]):
-                    connection.sendall(part)
-                    time.sleep(pause)
+                connection.sendall(content[0])
 
     with socket.create_server(("127.0.0.1", 0)) as listener:
         threading.Thread(target=serve, daemon=True).start()
@@ -77,10 +75,3 @@ def test_changed_answers_end_in_figures_or_words(body: bytes, monkeypatch: pytes
                 content[0] = answer(mutation(rng, body), b"200 OK" if number % 2 else b"500 Oh")
             ask_all(url)
     assert time.monotonic() - started < 5 * ANSWERS
-
-
-def test_a_server_that_drips_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
-    started = time.monotonic()
-    with answering([answer(METRICS)], pause=0.05) as url, pytest.raises(DraftgaugeError, match="not answered within"):
-        endpoint.fetch_text(url, "/metrics", seconds=0.3)
-    assert time.monotonic() - started < 5
