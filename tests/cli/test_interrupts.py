@@ -14,6 +14,7 @@ import pytest
 
 import draftgauge as package
 from command_line import draftgauge
+from draftgauge.cli.console import interruptible
 from draftgauge.traces.reader import read_trace
 from tiny import save_tiny
 from written_runs import write_run
@@ -70,6 +71,24 @@ def test_while_recording_pressed_several_times(number: int, tmp_path: Path) -> N
     result = draftgauge([*words, "--seconds=1e-9"])  # it goes on with what is there
     assert result.exit_code == 0, result.stderr
     assert len(read_trace(out).prompts) == recorded
+
+
+class Finalised:
+    """Its finaliser is interrupted, which Python ignores."""
+
+    def __del__(self) -> None:
+        os.kill(os.getpid(), signal.SIGINT)
+        for _ in range(1000):
+            pass
+
+
+def test_an_interrupt_of_a_finaliser_is_not_lost() -> None:
+    def until_interrupted() -> None:
+        Finalised()
+        time.sleep(30)
+
+    with pytest.raises(KeyboardInterrupt), interruptible():
+        until_interrupted()
 
 
 def test_rows_are_written_although_standard_output_is_full(tmp_path: Path) -> None:

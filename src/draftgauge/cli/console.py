@@ -9,6 +9,7 @@ import sys
 import threading
 import time
 import warnings
+from _thread import interrupt_main
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -106,17 +107,17 @@ def friendly_errors(resume: str = "") -> Iterator[Outcome]:
         yield outcome
         if standard_output.failed is not None:
             raise OSError(standard_output.failed.errno, standard_output.failed.strerror, "standard output")
-    except DraftgaugeError as error:
-        fail(str(error))
-        outcome.code = EXIT_USAGE
-    except OSError as error:
-        fail(": ".join(str(part) for part in (error.filename, error.strerror or error) if part))
-        outcome.code = EXIT_USAGE
     except BaseException as error:
-        if not _by_interrupt(error):
+        outcome.code = EXIT_USAGE
+        if _by_interrupt(error):
+            errors.print(f"[yellow]interrupted.[/] {_escaped(resume)}", soft_wrap=True, highlight=False)
+            outcome.code = EXIT_INTERRUPTED
+        elif isinstance(error, DraftgaugeError):
+            fail(str(error))
+        elif isinstance(error, OSError):
+            fail(": ".join(str(part) for part in (error.filename, error.strerror or error) if part))
+        else:
             raise
-        errors.print(f"[yellow]interrupted.[/] {_escaped(resume)}", soft_wrap=True, highlight=False)
-        outcome.code = EXIT_INTERRUPTED
 
 
 def _by_interrupt(error: BaseException | None) -> bool:
@@ -142,10 +143,23 @@ def interruptible() -> Iterator[None]:
         if since >= AGAIN:
             raise KeyboardInterrupt
 
+    def unraisable(ignored: Any) -> None:
+        """An interrupt that came while an object was finalised, which ignores it, comes again a moment later."""
+        nonlocal last
+        if not issubclass(ignored.exc_type, KeyboardInterrupt):
+            usual(ignored)
+            return
+        last = -AGAIN
+        later = threading.Timer(0.02, interrupt_main)
+        later.daemon = True
+        later.start()
+
     before = {number: signal.signal(number, interrupt) for number in (signal.SIGINT, signal.SIGTERM)}
+    usual, sys.unraisablehook = sys.unraisablehook, unraisable
     try:
         yield
     finally:
+        sys.unraisablehook = usual
         for number, handler in before.items():
             signal.signal(number, handler)
 
