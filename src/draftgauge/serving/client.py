@@ -45,6 +45,8 @@ def complete(engine: str, url: str, prompt: list[int], max_new_tokens: int) -> C
         raise DraftgaugeError(f"servers of {engine} cannot be asked: choose one of {', '.join(CLIENTS)}")
     try:
         answer = CLIENTS[engine](url, prompt, max_new_tokens)
+    except DraftgaugeError:  # a ValueError too, and said already
+        raise
     except (AttributeError, KeyError, IndexError, TypeError, ValueError) as error:
         raise ServerError(f"the server at {url} does not answer as {engine} does ({error!r})") from error
     if answer.accepted > answer.drafted or (answer.timed and answer.decode_seconds == 0):
