@@ -7,8 +7,8 @@ from typing import NamedTuple
 import numpy as np
 
 from draftgauge.policies.base import Policy
-from draftgauge.replaying.acceptance import known_drafts
 from draftgauge.replaying.simulate import replay
+from draftgauge.traces.build import remaining_rows
 from draftgauge.traces.costs import CostCurve
 from draftgauge.traces.trace import Trace
 
@@ -36,5 +36,10 @@ def starts(trace: Trace, policy: Policy, costs: CostCurve) -> np.ndarray:
 def judged(trace: Trace, predicted: np.ndarray, among: np.ndarray) -> Judged:
     depths = np.arange(1, trace.gamma_max + 1)
     accepted = trace.accepted[:, None]
-    chosen = (accepted >= depths - 1) & (depths <= known_drafts(trace)[:, None]) & ~np.isnan(predicted) & among
+    chosen = (
+        (accepted >= depths - 1)
+        & (depths <= np.minimum(trace.drafted, remaining_rows(trace.offsets))[:, None])
+        & ~np.isnan(predicted)
+        & among
+    )
     return Judged(predicted[chosen], (accepted >= depths)[chosen])

@@ -5,13 +5,12 @@ from __future__ import annotations
 import math
 
 import numpy as np
-from numpy.typing import NDArray
 
 from draftgauge.replaying.evaluate import Row, task_masks
 from draftgauge.replaying.rows import prompt_of_rows, sum_by_prompt
 from draftgauge.statistics.bootstrap import RESAMPLES
 from draftgauge.statistics.paired import ratio_interval
-from draftgauge.traces.build import conversations, remaining_rows
+from draftgauge.traces.build import conversations
 from draftgauge.traces.sampled import path_chances
 from draftgauge.traces.trace import Trace
 
@@ -54,11 +53,6 @@ def acceptance_by_depth(trace: Trace, *, resamples: int = RESAMPLES) -> list[Row
                 }
             )
     return rows
-
-
-def known_drafts(trace: Trace) -> NDArray[np.int64]:
-    """``[P]`` drafted tokens with a recorded token to compare with."""
-    return np.minimum(trace.drafted, remaining_rows(trace.offsets))
 
 
 def _defined(value: float) -> float | None:

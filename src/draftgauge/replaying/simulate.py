@@ -43,13 +43,8 @@ Floats = NDArray[np.float64]
 
 @dataclass(frozen=True)
 class StepRecord:
-    """Every step of a replay in order, ``S`` in all; each array is ``[S]``.
-
-    Attributes:
-        prompt: index of the prompt in ``trace.prompts``.
-        position: output tokens committed before the step.
-        drafted, accepted, committed, appended, accepted_text, dropped: as in :class:`~draftgauge.policies.base.Step`.
-        seconds: modelled; NaN without a cost curve.
+    """Every step of a replay in order, ``[S]`` each: its prompt's index, the output tokens committed before it, its
+    modelled seconds (NaN without a cost curve), and fields of :class:`~draftgauge.policies.base.Step`.
     """
 
     prompt: Ints
@@ -71,16 +66,9 @@ class StepRecord:
 class Replay:
     """What a policy did on a trace, by prompt (arrays ``[prompts]``, in the order of ``trace.prompts``) and in total.
 
-    On a trace of sampled decoding these are expectations, in float64, and ``record`` is one walk.
-
-    Attributes:
-        steps: steps taken.
-        drafted, accepted, committed: tokens; the accepted ones with those that were looked up in the text.
-        seconds: modelled; NaN without a cost curve.
-        histogram: ``[gamma_max + 1]`` number of steps with 0, 1, ... accepted tokens.
-        record: the single steps.
-        appended, accepted_text: tokens that were looked up in the text, and how many of them were accepted.
-        dropped: drafted tokens that were left out.
+    Token counts are as in :class:`~draftgauge.policies.base.Step`, ``seconds`` modelled (NaN without a cost curve), and
+    ``histogram`` ``[gamma_max + 1]`` the steps with 0, 1, ... accepted tokens. On a trace of sampled decoding these are
+    expectations, in float64, and ``record`` is one walk.
     """
 
     steps: Ints | Floats
