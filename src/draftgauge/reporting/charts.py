@@ -5,7 +5,7 @@ from __future__ import annotations
 import io
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import matplotlib
@@ -68,8 +68,8 @@ class Line:
     y: Sequence[float]
     low: Sequence[float] = ()
     high: Sequence[float] = ()
-    style: Series | None = None
-    joined: bool = True
+    style: Series | None = field(default=None, kw_only=True)
+    joined: bool = field(default=True, kw_only=True)
 
 
 @dataclass(frozen=True)

@@ -16,7 +16,7 @@ from draftgauge.replaying import ALL_TASKS, Replay, cost_sweep, design_of, evalu
 from draftgauge.replaying.evaluate import BOUNDS, HINDSIGHT, NOTHING, figure
 from draftgauge.replaying.splits import MIN_PROMPTS, splits_of
 from draftgauge.reporting.charts import Axes, Line, line_chart
-from draftgauge.reporting.layout import Table, decimals, ends, table_of
+from draftgauge.reporting.layout import Columns, Table, decimals, ends, table_of
 from draftgauge.reporting.rows import Row, Run, describe
 from draftgauge.reporting.style import Series, signed
 from draftgauge.statistics.bootstrap import RESAMPLES
@@ -27,7 +27,7 @@ ALWAYS_COMPARED = ("hf-confidence", "cumulative-confidence")
 """Rules of the field that every report compares, beside the policies that were asked for."""
 LEVEL = 0.05
 CHARTED = 6  # more lines cannot be told apart
-COLUMNS = {
+COLUMNS: Columns = {
     "name": ("policy", str),
     "gain": ("gain", signed),
     "interval": ("95% interval", str),
@@ -94,7 +94,11 @@ def choose(run: Run, policies: Sequence[str]) -> Choice:
         outcome = "ahead" if figure(verdict, "p_holm") < LEVEL else "by chance"
     rows = [
         row
-        | {"name": _title(row["policy"], specs), "what": _what(row["policy"]), "interval": ends(row, "gain_", signed)}
+        | {
+            "name": _title(str(row["policy"]), specs),
+            "what": _what(str(row["policy"])),
+            "interval": ends(row, "gain_", signed),
+        }
         | {"kind": "best" if row is verdict else "" if row["policy"] in specs else "bound"}
         for row in sorted(found, key=lambda row: (row["policy"] in BOUNDS, -figure(row, "gain")))
     ]

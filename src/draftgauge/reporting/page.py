@@ -17,6 +17,7 @@ from draftgauge.replaying.splits import names_splits
 from draftgauge.reporting.charts import PANEL, SMALL_PANEL, Axes, Line, line_chart
 from draftgauge.reporting.choosing import can_judge, choose
 from draftgauge.reporting.layout import (
+    Columns,
     Facts,
     Table,
     decimals,
@@ -37,14 +38,14 @@ MIN_POSITIONS = 20  # of fewer drafts that came to a depth, a rate and its inter
 TIMELINES = 4  # of one compression
 PLAIN, BOUND, LIVE = Series("muted", (1.2, 1.8)), Series("green", (6, 2)), Series("vermillion", (), "D")
 MODELLED = Series("blue", (), "o")
-BATCH_COLUMNS = {
+BATCH_COLUMNS: Columns = {
     "batch": ("requests at once", str),
     "gamma": ("best length", str),
     "tokens_per_step": ("tokens/step of a request", decimals(2)),
     "tokens_per_second": ("tokens/s of all", decimals(0)),
     "ratio_to_none": ("over no drafts", ratio),
 }
-POLICY_COLUMNS = {
+POLICY_COLUMNS: Columns = {
     "policy": ("policy", str),
     "ratio_to_plain": ("modelled", ratio),
     "live_ratio": ("live", ratio),
@@ -217,8 +218,8 @@ def speed_chart(run: Run, task: str) -> Markup:
     live = [(gamma, row) for gamma, row in enumerate(fixed) if "live_ratio" in row]
     if live:
         y = [row["live_ratio"] for _, row in live]
-        low, high = ([row.get(f"live_{end}", row["live_ratio"]) for _, row in live] for end in ("low", "high"))
-        lines.append(Line("live", [gamma for gamma, _ in live], y, low, high, LIVE, joined=False))
+        low, high = ([float(row.get(f"live_{end}") or row["live_ratio"]) for _, row in live] for end in ("low", "high"))
+        lines.append(Line("live", [gamma for gamma, _ in live], y, low, high, style=LIVE, joined=False))
     bound = run.rows[task, HINDSIGHT]["ratio_to_plain"]
     frame = Axes(
         "drafted tokens per step, \N{GREEK SMALL LETTER GAMMA}",

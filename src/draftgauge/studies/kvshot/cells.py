@@ -94,7 +94,7 @@ class Variant:
             intermediate_size=intermediate_size,
             seed=seed,
             warm_start=warm_start,
-            **(REMEDIES | ABLATIONS).get(self.remedy, {}),
+            **{**REMEDIES, **ABLATIONS}.get(self.remedy, {}),
         )
 
 

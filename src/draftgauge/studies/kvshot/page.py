@@ -187,7 +187,7 @@ def _grouped(rows: Sequence[Row]) -> list[Drafter]:
     for row in rows:
         if "capacity" in row:
             groups.setdefault(tuple(row.get(key) or "" for key in LABELS), []).append(row)
-    return [Drafter(*labels, rows=own) for labels, own in groups.items()]
+    return [Drafter(**dict(zip(LABELS, labels, strict=True)), rows=own) for labels, own in groups.items()]
 
 
 def evidence(row: Row) -> str:

@@ -199,7 +199,7 @@ def choose_configs(study: Study, target_config: Any) -> Mapping[Variant, ReuseCo
     """What every variant is made of: at equal parameters where it is to be so, else with an MLP as wide as the
     target's.
     """
-    shapes = {}
+    shapes: dict[Variant, dict[str, Any]] = {}
     for variant in study.variants:
         request = variant.request(study.request)
         shapes[variant] = {

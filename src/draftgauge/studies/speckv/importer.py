@@ -149,8 +149,10 @@ def read_records(steps: Path, experiments: Path | None = None) -> Records:
     sums = (np.bincount(table.run, values).astype(np.int64) for values in (None, table.drafted, table.tokens))
     timings = None
     if rows is not None:
-        timed = (np.array([row.number(name, 0.0) for row in rows]) for name in ("elapsed_sec", "tokens_per_sec"))
-        timings = Timings(*timed, texts)
+        seconds, speed = (
+            np.array([row.number(name, 0.0) for row in rows]) for name in ("elapsed_sec", "tokens_per_sec")
+        )
+        timings = Timings(seconds, speed, texts)
     return Records(table, Runs(compression, task, gamma, prompt, *sums), timings)
 
 

@@ -103,7 +103,7 @@ def _predictor_rows(inputs: Floats, rate: Floats, train: Ints, test: Ints) -> Ro
     for name in predictors.CANDIDATES:
         model = predictors.fit(name, inputs[train], rate[train])
         correlation, error = predictors.scores(predictors.predicted_rate(model, inputs[test]), rate[test])
-        row = {"table": "predictors", "model": name, "role": roles.get(name)}
+        row: dict[str, Any] = {"table": "predictors", "model": name, "role": roles.get(name)}
         row |= {"test_correlation": correlation, "test_mse": error}
         row["decision_ms"] = predictors.decision_ms(model, inputs[test])
         rows.append(row | published.PREDICTORS.get(name, {}))
@@ -118,7 +118,7 @@ def _policy_rows(expected: dict[str, Floats], masks: list[tuple[str, Mask]]) -> 
         means = np.sort(_resampled_means(tokens, INTERVAL_RESAMPLES, generator))
         low, high = (float(means[int(share * INTERVAL_RESAMPLES)]) for share in (0.025, 0.975))
         for name, mask in masks:
-            row = {"table": "policies", "policy": policy, "compression": name}
+            row: dict[str, Any] = {"table": "policies", "policy": policy, "compression": name}
             row |= {"expected_tokens": float(tokens[mask].mean()), "published": published.POLICY_TOKENS[policy][name]}
             rows.append(row)
         published_low, published_high = published.INTERVALS[policy]
@@ -138,7 +138,7 @@ def _breakdown_row(expected: dict[str, Floats], compression: str, task: str, mas
 
 
 def _signal_rows(inputs: Floats, rate: Floats) -> Rows:
-    correlations = [
+    correlations: Rows = [
         {"signal": signal, "correlation": predictors.scores(inputs[:, column], rate)[0]}
         for column, signal in enumerate(SIGNALS)
     ]
