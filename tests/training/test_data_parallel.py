@@ -16,12 +16,10 @@ import torch
 from safetensors.torch import load_file
 
 import parallel_work
-from command_line import draftgauge
 from draftgauge.core.errors import DraftgaugeError
 from draftgauge.models import device
 from draftgauge.training import world
 from draftgauge.training.launch import launch
-from draftgauge.training.reuse.batches import collate, trained_positions
 from draftgauge.training.reuse.request import TrainingSpec
 from draftgauge.training.reuse.train import train_drafter
 from tiny import save_tiny
@@ -236,21 +234,3 @@ def test_what_torchrun_says(base: TrainingSpec, tmp_path: Path, monkeypatch: pyt
     environment(0, 2, 0, 2)
     with pytest.raises(DraftgaugeError, match="2 processes were started already"):
         train_drafter(replace(base, devices=2), tmp_path / "run")
-
-
-def test_a_batch_that_does_not_divide_is_refused_by_the_command_line(base: TrainingSpec, tmp_path: Path) -> None:
-    arguments = ["train", "--target", base.target, "--prompts", str(base.prompts), "--out", str(tmp_path / "run")]
-    refused = draftgauge([*arguments, "--batch", "3", "--devices", "2", "--device", "cpu"])
-    assert refused.exit_code == 2
-    assert "cannot be split evenly among 2 devices" in " ".join(refused.output.split())
-
-
-def test_positions_are_counted_without_a_batch(base: TrainingSpec, accumulated: Path) -> None:
-    from draftgauge.training.reuse.answers import read_answers
-
-    conversations = read_answers(base.answers or accumulated).conversations
-    for index in [(0, 3, 5), (8,), (7, 2)]:
-        batch = collate(conversations, index, 20)
-        for depth in range(20):
-            chosen = [conversations[i] for i in index]
-            assert trained_positions(chosen, depth) == int(batch.trained(depth).sum())

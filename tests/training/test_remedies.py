@@ -9,9 +9,8 @@ from draftgauge.core.errors import DraftgaugeError
 from draftgauge.drafters.reuse import ReuseNet
 from draftgauge.drafters.reuse.unroll import unroll
 from draftgauge.models.taps import TapPlan, batch_features
-from draftgauge.training.reuse.optimizers import make_optimizers
 from draftgauge.training.reuse.prepare import check_remedies
-from draftgauge.training.reuse.remedies import Remedies, start_gates
+from draftgauge.training.reuse.remedies import Remedies
 from draftgauge.training.reuse.request import TrainingSpec
 from draftgauge.training.reuse.statistics import GradientStatistics
 from reuse_nets import VOCABULARY, net_for, target
@@ -42,22 +41,6 @@ def test_gradients_of_own_keys_are_multiplied() -> None:
         assert scaled[group] == pytest.approx(factor * norm, rel=1e-4), group
 
 
-@pytest.mark.parametrize(("optimizer", "shared"), [("muon", True), ("adamw", False)])
-def test_the_factor_of_own_keys_reaches_the_queries_with_muon_alone(optimizer: str, shared: bool) -> None:
-    """Muon updates queries, keys and values as one matrix."""
-    queries = []
-    for factor in (1, 50):
-        net = net_for(target(), "kv").requires_grad_(True)
-        backward(net, Remedies(net, TrainingSpec(reuse="kv", kv_gradient=factor)), 0)
-        for each in make_optimizers(net, optimizer, 0.0):
-            each.step()
-        attention = net.blocks[0].chain_attention
-        assert attention is not None
-        assert attention.from_token is not None
-        queries.append(attention.from_token.weight[attention.parts()["queries"]].detach())
-    assert torch.allclose(*queries) != shared
-
-
 def test_a_gate_is_held_open_and_then_freed() -> None:
     net = net_for(target(), "hybrid").requires_grad_(True)
     remedies = Remedies(net, TrainingSpec(steps=10, gate_hold=0.3))
@@ -73,13 +56,6 @@ def test_the_cross_branch_is_trained_alone_and_then_all() -> None:
     alone = {group for group, norm in first.items() if norm}
     assert alone == {group for group in later if "chain_attention" in group or "injection" in group or "join" in group}
     assert all(later.values())
-
-
-def test_a_gate_starts_where_it_is_told() -> None:
-    net = net_for(target(), "hybrid")
-    start_gates(net, 2.0)
-    assert net.blocks[0].join is not None
-    assert net.blocks[0].join.gate.bias.unique().tolist() == [2.0]
 
 
 def test_what_a_design_has_not_is_refused() -> None:

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -16,13 +14,11 @@ from torch import Tensor
 
 from draftgauge.core.errors import DraftgaugeError
 from draftgauge.decoding import DecodingSettings, plain_decode
-from draftgauge.models import taps
 from draftgauge.models.loading import load_model, wrap
 from draftgauge.training.reuse import answers as answers_file
-from draftgauge.training.reuse import generate
 from draftgauge.training.reuse.answers import Answers, Conversation, describe, make_answers, read_answers
 from draftgauge.training.reuse.batches import DataOrder, collate, usable
-from draftgauge.training.reuse.data import answers_of, load_target, prompt_tokens, source_of, token_counts
+from draftgauge.training.reuse.data import answers_of, load_target, prompt_tokens, source_of
 from draftgauge.training.reuse.generate import greedy_answers, groups
 from draftgauge.training.reuse.request import TrainingSpec
 from tiny import save_tiny, tiny_model, tiny_tokenizer, tokens
@@ -42,28 +38,6 @@ def test_answers_are_those_of_plain_decoding(family: str) -> None:
     for prompt, answer in zip(prompts(), found, strict=True):
         assert answer == plain_decode(target, prompt, DecodingSettings(12, end_tokens=END | {7, 11})).tokens
     assert len({len(answer) for answer in found}) > 1, "some answers should end early"
-
-
-def test_the_target_attends_with_the_kernels_that_decoding_allows(monkeypatch: pytest.MonkeyPatch) -> None:
-    """cuDNN's, which a GPU may prefer, plan anew for every length of an answer and every shape of a batch."""
-    inside: list[str] = []
-
-    @contextmanager
-    def kernels(device: torch.device) -> Iterator[None]:
-        inside.append(device.type)
-        yield
-        inside.clear()
-
-    monkeypatch.setattr(generate, "attention_kernels", kernels)
-    monkeypatch.setattr(taps, "attention_kernels", kernels)
-    seen: list[list[str]] = []
-    model = tiny_model()
-    model.model.layers[0].register_forward_hook(lambda *_: seen.append(list(inside)))
-    greedy_answers(model, prompts(2), 3, END)
-    passes = len(seen)
-    taps.batch_features(model, tokens(9)[None], taps.TapPlan((0,), (1,)))
-    assert seen == [["cpu"]] * (passes + 1)
-    assert passes > 1
 
 
 def test_groups_hold_every_prompt_once_within_their_budget() -> None:
@@ -269,18 +243,6 @@ def test_the_order_follows_from_the_seed_and_covers_everything() -> None:
     assert not np.array_equal(order.step(0), DataOrder(found, 4, seed=4).step(0))
 
 
-def test_batches_are_of_similar_lengths() -> None:
-    found = conversations(640)
-    order = DataOrder(found, 8, seed=0)
-
-    def padding(rows: list[np.ndarray]) -> float:
-        batches = [collate(found, row.tolist(), 3) for row in rows]
-        return 1 - sum(int(b.trained(0).sum()) for b in batches) / sum(b.anchors * len(b.index) for b in batches)
-
-    shuffled = np.random.default_rng(0).permutation(640).reshape(-1, 8)
-    assert padding([order.step(step) for step in range(order.epoch_steps)]) < 0.75 * padding(list(shuffled))
-
-
 def test_a_batch_trains_exactly_the_answers() -> None:
     found = conversations(5)
     batch = collate(found, range(5), depths=3)
@@ -308,9 +270,3 @@ def test_conversations_are_cut_and_those_without_an_answer_left_out() -> None:
         usable(found, 5, 1)
     with pytest.raises(DraftgaugeError, match="more than the longest conversation"):
         usable(found, 20, 19)
-
-
-def test_token_counts_are_of_answers(request_: TrainingSpec) -> None:
-    made = prepared(request_)
-    counts = token_counts(made, 96)
-    assert int(counts.sum()) == sum(len(c.tokens) - c.prompt for c in made.conversations)

@@ -4,7 +4,6 @@ one's.
 
 from __future__ import annotations
 
-import json
 import threading
 from collections import namedtuple
 from dataclasses import replace
@@ -86,15 +85,6 @@ def test_logits_of_some_positions_are_those_of_all(plan: TapPlan) -> None:
         assert some.logits.shape[0] < all_.logits[..., 0].numel() / 2
 
 
-def test_every_position_that_a_depth_is_trained_on_is_taught_and_no_other() -> None:
-    batch = collate(conversations(), (6, 0, 3, 4), depths=3)
-    wanted = torch.zeros(batch.tokens.shape, dtype=torch.bool)
-    for depth in range(3):
-        text, place = batch.trained(depth).nonzero(as_tuple=True)
-        wanted[text, batch.first + place + 1 + depth] = True
-    assert torch.equal(batch.taught(), wanted)
-
-
 def test_the_cache_is_streamed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Few files are open, one batch ahead is read in another thread, and what is read ahead is what is read."""
     monkeypatch.setattr(module, "OPEN_SHARDS", 1)
@@ -164,13 +154,6 @@ def test_the_cache_of_another_run_is_refused(tmp_path: Path, change: dict[str, o
         make_cache(tmp_path, target, conversations(), identity(**change))
 
 
-def test_fewer_layers_than_the_cache_holds_are_served(tmp_path: Path) -> None:
-    target = tiny_model(num_hidden_layers=4)
-    make_cache(tmp_path, target, conversations(), identity())
-    make_cache(tmp_path, target, conversations(), identity(kv_layers=(), hidden_layers=(2,)))
-    assert json.loads((tmp_path / module.MANIFEST).read_text())["kv_layers"] == [1, 2]
-
-
 def test_a_folder_of_other_files_is_refused(tmp_path: Path) -> None:
     (tmp_path / "thesis.tex").write_text("years of work")
     with pytest.raises(DraftgaugeError, match="no cache of features"):
@@ -187,14 +170,6 @@ def test_too_little_disk_is_refused_before_anything_is_written(tmp_path: Path, m
     with pytest.raises(DraftgaugeError, match="to spare"):
         make_cache(tmp_path / "cache", target, conversations(), identity())
     assert not (tmp_path / "cache").exists()
-
-
-def test_a_token_takes_as_many_bytes_as_estimated(tmp_path: Path) -> None:
-    target = tiny_model(num_hidden_layers=4)
-    make_cache(tmp_path, target, conversations(), identity())
-    size = sum(path.stat().st_size for path in tmp_path.glob("*.safetensors"))
-    estimated = sum(len(c.tokens) for c in conversations()) * token_bytes(target.config, HELD)
-    assert estimated < size < estimated + 3 * 1024  # headers
 
 
 def test_a_cache_of_another_compression_is_refused(tmp_path: Path) -> None:

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from draftgauge.training.reuse import loss as losses
 from draftgauge.training.reuse.answers import Conversation
 from draftgauge.training.reuse.batches import Batch, collate
-from draftgauge.training.reuse.loss import backward_through_depths, depth_weights, teach
+from draftgauge.training.reuse.loss import backward_through_depths, teach
 from tiny import tokens
 
 VOCABULARY, DEPTHS, WIDTH = 24, 3, 8
@@ -121,37 +121,6 @@ def test_a_drafter_like_its_target_has_no_divergence(batch: Batch) -> None:
     )
     assert figures.loss.abs().max() < 1e-3
     assert max(float(state.grad.abs().max()) for state in states) < 1e-6  # type: ignore[union-attr]
-
-
-def test_depths_weigh_less_and_less() -> None:
-    weights = depth_weights(4, 0.5)
-    assert float(weights.sum()) == pytest.approx(1)
-    torch.testing.assert_close(weights[1:] / weights[:-1], torch.full((3,), 0.5))
-    assert depth_weights(3, 1.0).tolist() == pytest.approx([1 / 3] * 3)
-
-
-def test_a_compiled_loss_that_is_wrong_or_cannot_be_had_is_not_used(monkeypatch: pytest.MonkeyPatch) -> None:
-    arguments = (
-        random(6, VOCABULARY),
-        random(6, VOCABULARY, seed=1),
-        random(6, VOCABULARY, seed=1).logsumexp(-1),
-        tokens(6, 1, VOCABULARY),
-    )
-    wanted = losses.soft_cross_entropy(*arguments)
-
-    def raising(*_: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        raise OSError("no compiler")
-
-    def wrong(*_: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        return wanted[0], wanted[1], wanted[2].flip(0)
-
-    for broken, words in ((raising, "does not work here"), (wrong, "off")):
-        monkeypatch.setattr(torch, "compile", lambda function, dynamic, broken=broken: broken)
-        call = losses.compiled_loss()
-        with pytest.warns(UserWarning, match=words):
-            first = call(*arguments)
-        for found in (first, call(*arguments)):
-            assert all(torch.equal(one, other) for one, other in zip(found, wanted, strict=True))
 
 
 @pytest.mark.slow

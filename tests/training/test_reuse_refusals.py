@@ -141,13 +141,6 @@ def test_a_warm_start_of_another_shape(
     assert not (tmp_path / "run").exists()
 
 
-def test_a_warm_start_for_another_target(base: TrainingSpec, trained: dict[str, Path], tmp_path: Path) -> None:
-    other = save_tiny(tmp_path / "other", num_hidden_layers=4, seed=1)
-    request = replace(base, target=str(other), answers=None, reuse="hybrid", warm_start=trained["hidden"])
-    with pytest.raises(DraftgaugeError, match="trained for another target"):
-        train_drafter(request, tmp_path / "run")
-
-
 def test_a_folder_that_holds_another_run(base: TrainingSpec, trained: dict[str, Path], tmp_path: Path) -> None:
     before = {path: path.stat().st_mtime_ns for path in trained["kv"].rglob("*") if path.is_file()}
     with pytest.raises(DraftgaugeError, match=r"holds another run \(seed 0 there, 1 here\)"):
@@ -230,16 +223,11 @@ def test_the_plan_of_an_8b_target_needs_its_configuration_only(base: TrainingSpe
         row["disk_features"] * 1e9 / ((4 * 4096 + 2 * 3 * 8 * 128) * 2)
     )  # three hidden states, the last, keys and values of three layers
     assert tokens == pytest.approx(70_000 * (1024 + 160), rel=0.01)
-    assert row["disk_features"] == row["disk_if_cached"] > 1000
-    assert "leave out --cache" in row["advice"]
-    assert f"{row['disk_features'] / 1000:.1f} TB" in row["advice"]
+    assert row["disk_features"] > 1000
     online = plan(replace(request, cache=None))[0]
-    assert (online["disk_features"], online["disk_if_cached"]) == (0, row["disk_if_cached"])
+    assert online["disk_features"] == 0
     assert online["disk"] < 50
-    assert "Leave the features online" in online["advice"]
-    assert 0 < online["online_share"] < 1
     assert online["memory"] == row["memory"]
-    assert plan(replace(request, questions=100))[0]["advice"] == ""
     smaller = plan(replace(request, draft_vocabulary=32_000))[0]
     assert row["parameters"] - smaller["parameters"] == (151_936 - 32_000) * 4096
 
@@ -276,15 +264,3 @@ def test_the_command_line(base: TrainingSpec, tmp_path: Path) -> None:
         assert refused.exit_code == 2
         assert words in " ".join(refused.output.split())
     assert draftgauge(common[:-2]).exit_code == 2  # no --out
-
-
-def test_the_plan_of_two_devices(base: TrainingSpec, tmp_path: Path) -> None:
-    (tmp_path / "config.json").write_text(json.dumps(QWEN3_8B))
-    request = TrainingSpec(target=str(tmp_path), prompts=base.prompts, reuse="hidden", device="cpu")
-    one, two = (plan(replace(request, devices=count))[0] for count in (1, 2))
-    assert two["memory_target"] == one["memory_target"]
-    assert two["memory_drafter"] - one["memory_drafter"] == pytest.approx(
-        one["parameters"] * 4 / 2**30
-    )  # gradients side by side
-    assert two["memory_activations"] < one["memory_activations"]
-    assert two["seconds_a_step"] * two["gflops"] * 2 == pytest.approx(one["seconds_a_step"] * one["gflops"])

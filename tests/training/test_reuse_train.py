@@ -284,38 +284,6 @@ def test_a_warm_start_begins_where_the_hidden_drafter_ended(base: TrainingSpec, 
     assert first["warm"] < 0.8 * first["random"]
 
 
-def test_a_warm_start_takes_the_weights_as_they_are(base: TrainingSpec, tmp_path: Path) -> None:
-    """Not rounded to the precision in which the target is held."""
-    request = replace(base, compression="bf16", answers=None, steps=1, learning_rate=1e-9)
-    train_drafter(replace(request, learning_rate=1e-3), tmp_path / "hidden")
-    train_drafter(replace(request, reuse="hybrid", warm_start=tmp_path / "hidden"), tmp_path / "warm")
-    one, other = weights(tmp_path / "hidden"), weights(tmp_path / "warm")
-    for name, value in one.items():
-        torch.testing.assert_close(other[name], value, atol=1e-6, rtol=0)
-
-
-def test_a_frozen_head_stays_the_targets(base: TrainingSpec, tmp_path: Path) -> None:
-    target = load_model(base.target, device="cpu").module
-    frozen = train_drafter(replace(base, freeze_head=True), tmp_path / "frozen")
-    trained = train_drafter(replace(base, freeze_head=False), tmp_path / "trained")
-    head = target.get_output_embeddings().weight
-    one, other = weights(tmp_path / "frozen"), weights(tmp_path / "trained")
-    assert torch.equal(one["head.weight"], head)
-    assert not torch.equal(other["head.weight"], head)
-    assert not torch.equal(one["fuse.weight"], other["fuse.weight"])
-    assert trained.parameters - frozen.parameters == head.numel()
-    assert frozen.loss < log(tmp_path / "frozen")[0]["loss"]
-    assert "gradient_norm/head" not in log(tmp_path / "frozen")[0]
-    assert load_drafter(tmp_path / "frozen", load_model(base.target)).config.design == "hidden"
-
-
-def test_the_norm_before_the_head_starts_where_it_is_told(base: TrainingSpec, tmp_path: Path) -> None:
-    final = load_model(base.target, device="cpu").module.get_decoder().norm.weight
-    for start, wanted in ((True, final), (False, torch.ones_like(final))):
-        train_drafter(replace(base, target_norm=start, steps=1, learning_rate=1e-9), tmp_path / str(start))
-        torch.testing.assert_close(weights(tmp_path / str(start))["norm.weight"], wanted, atol=1e-6, rtol=0)
-
-
 def test_features_are_read_once_and_ahead(base: TrainingSpec, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     read: list[tuple[int, ...]] = []
     load = CachedFeatures._load

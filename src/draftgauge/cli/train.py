@@ -45,9 +45,6 @@ def train(request: TrainRequest) -> list[dict[str, Any]]:
         rows = run(request, progress=advance, report=_show)
     if request.plan:
         show_table("Before anything starts", rows, PLAN_COLUMNS)
-        for row in rows:
-            if row["advice"]:
-                console.print(row["advice"], highlight=False)
         load = machine_load()
         if load is not None and load["other_cores"] > BUSY * load["cores"]:
             console.print(

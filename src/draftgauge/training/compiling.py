@@ -14,7 +14,6 @@ Distance = Callable[[Any, Any], float]
 
 
 def mean_distance(result: Tensor, expected: Tensor) -> float:
-    """Mean absolute difference of two tensors."""
     return float((result - expected).abs().mean())
 
 

@@ -32,11 +32,9 @@ class Schedule:
     log_first: bool = False
 
     def saved(self, step: int) -> bool:
-        """Whether a checkpoint is written after a step."""
         return step + 1 == self.steps or (step + 1) % self.save_every == 0
 
     def logged(self, step: int) -> bool:
-        """Whether a step ends a row of the log."""
         return self.saved(step) or (step + 1) % self.log_every == 0 or (self.log_first and step == 0)
 
 

@@ -41,7 +41,6 @@ class World:
 
     @property
     def leads(self) -> bool:
-        """Whether this process writes and reports."""
         return self.rank == 0
 
     def add_up(self, tensors: Sequence[Tensor]) -> None:
@@ -56,7 +55,6 @@ class World:
                 tensor.copy_(part.view_as(tensor))
 
     def wait(self) -> None:
-        """Until all processes are here."""
         if self.size > 1:
             dist.barrier()
 

@@ -47,7 +47,6 @@ class Batch:
     anchors: int
 
     def to(self, device: torch.device) -> Batch:
-        """The same batch with its tokens on a device."""
         return replace(self, tokens=self.tokens.to(device, non_blocking=True))
 
     def trained(self, depth: int) -> Tensor:
@@ -98,7 +97,6 @@ def collate(conversations: Sequence[Conversation], index: Sequence[int], depths:
 
 
 def trained_positions(conversations: Sequence[Conversation], depth: int) -> int:
-    """How many positions of conversations depth ``depth`` is trained on, see :meth:`Batch.trained`."""
     return sum(max(0, len(c.tokens) - c.prompt - depth) for c in conversations)
 
 

@@ -51,18 +51,15 @@ def source_of(request: TrainingSpec) -> str:
 
 
 def _rendered(request: TrainingSpec) -> str:
-    """How prompts become text; empty for the default."""
     rendering = request.rendering()
     return "" if rendering == Rendering() else f", rendered with {json.dumps(to_mapping(rendering), sort_keys=True)}"
 
 
 def is_reference(target: str) -> bool:
-    """Whether a target is (a part of) the bundled pair."""
     return target.split("/")[0] == REFERENCE
 
 
 def question_count(request: TrainingSpec) -> int:
-    """How many of the bundled questions are asked."""
     return len(bundled_questions()[: request.questions])
 
 
@@ -122,12 +119,10 @@ def _messages(request: TrainingSpec) -> list[tuple[str, Messages]]:
 
 
 def answers_path(request: TrainingSpec, out: Path) -> Path:
-    """The file of a run's answers."""
     return request.answers or out / "answers.jsonl"
 
 
 def load_target(request: TrainingSpec) -> CachedModel:
-    """The target of a request."""
     target = load_model(
         request.target, request.compression, request.device, trust_remote_code=request.trust_remote_code
     )

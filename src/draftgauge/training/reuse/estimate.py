@@ -37,7 +37,6 @@ WEIGHT_BYTES = 4  # of one that is not trained
 TRAINED_BYTES = 8  # float32 weight and gradient
 MOMENT_BYTES = 4  # AdamW keeps two of each parameter, Muon one
 ADDED_UP_BYTES = 4  # the gradients side by side, where several devices add them up
-HUGE_GB = 1000.0  # of cached features, from where on it is said what to do instead
 # Speed of whole steps over the probed one. Measured on two cores of an AMD EPYC, for the bundled target and one of 135M
 # parameters and 49,152 tokens: 0.36 to 0.38 in bfloat16, 0.54 to 0.57 in float32.
 EFFICIENCY = {("cpu", True): 0.37, ("cpu", False): 0.55}
@@ -65,9 +64,6 @@ class Estimate:
         seconds_a_step, hours: of training, features online or not; what devices lose by waiting is left out.
         gflops: what a multiplication of matrices was measured to reach, in 1e9 operations a second.
         disk_answers, disk_features, disk_checkpoints, disk: the last is their sum.
-        disk_if_cached: of the features if they were cached; they are that already where that is asked for.
-        online_share: share of the step's operations that the target's pass is, or would be, with features online.
-        advice: what to do where a cache would be terabytes; else empty.
     """
 
     target_parameters: int
@@ -89,9 +85,6 @@ class Estimate:
     disk_features: float
     disk_checkpoints: float
     disk: float
-    disk_if_cached: float
-    online_share: float
-    advice: str
 
     def row(self) -> dict[str, float | int | str]:
         """As a flat row."""
@@ -158,10 +151,7 @@ def estimate_for(
     seconds = work / (gflops * 1e9 * efficiency * devices)
     disk_answers = JSON_BYTES * sizes.total / 1e9
     plan = TapPlan(drafter.hidden_layers or drafter.kv_layers, drafter.kv_layers or drafter.hidden_layers)
-    if_cached = sizes.total * token_bytes(config, plan) / 1e9
-    disk_features = if_cached if request.cache is not None else 0.0
-    online, cached = (operations(request, drafter, trained, body, sizes, online) for online in (True, False))
-    share = 1 - cached / online
+    disk_features = sizes.total * token_bytes(config, plan) / 1e9 if request.cache is not None else 0.0
     # While a new checkpoint is written the old one stays; and the drafter itself.
     disk_checkpoints = (trained * 3 * WEIGHT_BYTES + 2 * _moments(request, drafter, trained)) / 1e9
     return Estimate(
@@ -184,22 +174,6 @@ def estimate_for(
         disk_features=disk_features,
         disk_checkpoints=disk_checkpoints,
         disk=disk_answers + disk_features + disk_checkpoints,
-        disk_if_cached=if_cached,
-        online_share=share,
-        advice=_advice(request.cache is None, if_cached, share),
-    )
-
-
-def _advice(online: bool, gigabytes: float, share: float) -> str:
-    """What to do where features would not fit a disk."""
-    if gigabytes < HUGE_GB:
-        return ""
-    cost = f"the target's pass inside every step is {share:.0%} of its operations"
-    if online:
-        return f"Leave the features online: a cache would take {gigabytes / 1e3:,.1f} TB, and {cost}."
-    return (
-        f"The cached features would take {gigabytes / 1e3:,.1f} TB: leave out --cache, which "
-        f"takes no disk; {cost}. Or ask for fewer questions."
     )
 
 

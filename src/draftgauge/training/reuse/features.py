@@ -70,7 +70,6 @@ class OnlineFeatures:
 
 
 def token_bytes(config: PreTrainedConfig, plan: TapPlan) -> int:
-    """Bytes that a token takes in a cache."""
     text = config.get_text_config()
     states = text.hidden_size * (1 + len(plan.hidden_layers))
     return (states + 2 * len(plan.kv_layers) * text.num_key_value_heads * head_dim(text)) * DTYPE.itemsize
@@ -100,7 +99,6 @@ class CacheIdentity:
     compression: str = UNCOMPRESSED
 
     def mapping(self) -> dict[str, Any]:
-        """Ready for JSON."""
         return {k: list(v) if isinstance(v, tuple) else v for k, v in vars(self).items()}
 
 

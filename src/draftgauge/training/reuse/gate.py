@@ -59,7 +59,6 @@ class GateWatch:
 
     @contextmanager
     def watching(self, on: bool = True) -> Iterator[None]:
-        """Record every pass, if ``on``, and forget those before."""
         self._clear()
         with ExitStack() as hooks:
             for gate in self._gates if on else ():

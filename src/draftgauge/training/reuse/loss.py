@@ -42,7 +42,6 @@ class Teacher:
     token: Tensor
 
     def at(self, text: Tensor, position: Tensor) -> Teacher:
-        """Some of these positions, in this order."""
         chosen = self.index[text, position]
         return Teacher(chosen, self.logits[chosen], self.log_total[chosen], self.entropy[chosen], self.token[chosen])
 
@@ -80,7 +79,6 @@ def _row_products(one: Tensor, other: Tensor) -> Tensor:
 
 
 def _chunk(logits: Tensor) -> int:
-    """How many rows of logits exist at once."""
     return max(1, CHUNK_ELEMENTS.get(logits.device.type, 1 << 24) // logits.shape[-1])
 
 
@@ -185,7 +183,6 @@ def compiled_loss() -> SoftLoss:
     """:func:`soft_cross_entropy` through ``torch.compile``, which makes one pass over the logits of its many."""
 
     def distance(results: Sequence[Tensor], expected: Sequence[Tensor]) -> float:
-        """Largest difference of any result, over the largest value of it."""
         pairs = zip(results, expected, strict=True)
         return max(float((one - other).abs().max() / (1 + other.abs().max())) for one, other in pairs)
 

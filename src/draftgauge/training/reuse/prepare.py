@@ -55,17 +55,14 @@ class Job:
 
     @property
     def answers(self) -> Path:
-        """File of the answers."""
         return answers_path(self.request, self.out)
 
     @property
     def checkpoints(self) -> Path:
-        """Folder of checkpoints."""
         return self.out / CHECKPOINTS
 
 
 def target_config(request: TrainingSpec) -> PreTrainedConfig:
-    """Configuration of the target, see :func:`~draftgauge.models.spec.read_configuration`."""
     return read_configuration(request.target, request.trust_remote_code)
 
 
@@ -90,7 +87,6 @@ def drafter_config(request: TrainingSpec, config: PreTrainedConfig, target_finge
 
 
 def norms_of(request: TrainingSpec) -> dict[str, bool]:
-    """Which of a drafter's norms are there, see :class:`ReuseConfig`."""
     lacking = {"norm_before_fc", "norm_output"} if request.llama_cpp else set()
     return {name: getattr(request, name) and name not in lacking for name in NORMS}
 

@@ -64,7 +64,6 @@ class Remedies:
 
 @torch.no_grad()
 def start_gates(net: ReuseNet, bias: float) -> None:
-    """Let every gate of a drafter start from a bias."""
     for gate in gates_of(net):
         gate.bias.fill_(bias)
 

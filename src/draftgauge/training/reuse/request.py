@@ -165,7 +165,6 @@ class TrainingSpec(CodeSpec, SeedSpec, DeviceSpec, TeacherSpec, ChatSpec):
         ChatSpec.__post_init__(self)
 
     def identity(self) -> dict[str, Any]:
-        """Everything that decides where the run ends, ready for JSON."""
         identity = {key: value for key, value in to_mapping(self).items() if key not in INCIDENTAL}
         return identity | {"cached": self.cache is not None}  # cached features are rounded to bfloat16
 

@@ -123,7 +123,6 @@ class ScaleWatch:
 
     @contextmanager
     def watching(self, on: bool = True) -> Iterator[None]:
-        """Record every pass, if ``on``."""
         self._squares.clear()
         with ExitStack() as hooks:
             for module, hook in self._hooks() if on else ():
@@ -131,7 +130,6 @@ class ScaleWatch:
             yield
 
     def scales(self) -> dict[str, dict[str, float]]:
-        """Sum -> part -> RMS over the passes that were watched."""
         scales: dict[str, dict[str, float]] = {}
         for (total, part), squares in self._squares.items():
             scales.setdefault(total, {})[part] = float(torch.stack(squares).mean()) ** 0.5

@@ -161,7 +161,6 @@ class Training:
         return self._recent.get(step, self._make_batches)
 
     def _make_batches(self, step: int) -> list[Batch]:
-        """This process's parts of a step."""
         parts = np.array_split(self.order.step(step), self.parts)[self.world.rank :: self.world.size]
         return [collate(self.conversations, part.tolist(), self.job.request.depths) for part in parts]
 
@@ -232,15 +231,14 @@ class Training:
 def warn_of(unequal: Sequence[Imbalance], norms_off: Sequence[str]) -> None:
     """Warn of sums whose parts start so far apart in scale that the small ones are lost, naming the missing norms."""
     if unequal:
-        advice = f"Ask for {', '.join(norms_off)}, or read" if norms_off else "Read"
+        cause = f" ({', '.join(norms_off)} left out)" if norms_off else ""
         warnings.warn(
-            f"at initialisation {'; '.join(map(str, unequal))}: the smaller part hardly counts at first. {advice} "
-            "the results with this in mind",
+            f"at initialisation {'; '.join(map(str, unequal))}: the smaller part hardly counts at first{cause}. "
+            "Read the results with this in mind",
             stacklevel=2,
         )
 
 
 def autocast(job: Job) -> torch.autocast:
-    """The precision of the arithmetic, of the target's as of the drafter's."""
     dtype = {"auto": autocast_dtype(job.device), "fp32": None, "bf16": torch.bfloat16}[job.request.precision]
     return torch.autocast(job.device.type, dtype or torch.bfloat16, enabled=dtype is not None)

@@ -21,13 +21,9 @@ POINTS = 16  # of a history
 class Tracker(Protocol):
     """Takes the figures of a step."""
 
-    def log(self, step: int, row: Mapping[str, float]) -> None:
-        """Add the figures of a step."""
-        ...
+    def log(self, step: int, row: Mapping[str, float]) -> None: ...
 
-    def close(self) -> None:
-        """Write what is left."""
-        ...
+    def close(self) -> None: ...
 
 
 class LogFile:
@@ -43,13 +39,11 @@ class LogFile:
         self._file = path.open("a", encoding="utf-8")
 
     def log(self, step: int, row: Mapping[str, float]) -> None:
-        """Append a row."""
         with explained(self._path):
             self._file.write(json.dumps({"step": step, **{key: _rounded(value) for key, value in row.items()}}) + "\n")
             self._file.flush()
 
     def close(self) -> None:
-        """Close the file."""
         self._file.close()
 
 
@@ -83,7 +77,6 @@ class _Runs:
 
 
 def check_tracker(name: str | None) -> None:
-    """Raise ``MissingLibraryError`` if a tracker's library is not installed."""
     if name is not None and importlib.util.find_spec(name) is None:
         raise MissingLibraryError(f"tracking with {name} needs that library: pip install {name}")
 
