@@ -42,19 +42,19 @@ def main(source: Path) -> int:
     files = {module_name(path, source): path for path in sorted((source / PACKAGE).rglob("*.py"))}
     trees = {name: ast.parse(path.read_text(encoding="utf-8")) for name, path in files.items()}
     problems = [*circles(trees), *long_signatures(trees), *registrations(trees), *sizes(source.parent)]
-    for room, (code, tests) in rooms(source.parent).items():
+    for room, (code, tests) in rooms(source).items():
         print(f"{room:<16}{code:>8,}{tests:>8,}")
     for problem in problems:
         print(problem, file=sys.stderr)
     return 1 if problems else 0
 
 
-def rooms(root: Path) -> dict[str, tuple[int, int]]:
+def rooms(source: Path) -> dict[str, tuple[int, int]]:
     """Lines of Python in each room of the package, and in its tests."""
-    package = root / "src" / PACKAGE
+    package, tests = source / PACKAGE, source.parent / "tests"
     names = sorted(path.name for path in package.iterdir() if any(path.glob("**/*.py")))
-    counted = {name: (lines(package / name), lines(root / "tests" / name)) for name in names}
-    return {**counted, "all": (lines(package), lines(root / "tests"))}
+    counted = {name: (lines(package / name), lines(tests / name)) for name in names}
+    return {**counted, "all": (lines(package), lines(tests))}
 
 
 def lines(folder: Path) -> int:

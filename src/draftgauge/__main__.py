@@ -20,10 +20,7 @@ def main() -> int:
         signal.signal(number, _stop)
     from draftgauge.cli.main import run
 
-    code = run()
-    for number in (signal.SIGINT, signal.SIGTERM):
-        signal.signal(number, signal.SIG_IGN)  # pressed again while the interpreter ends
-    return code
+    return run()
 
 
 if __name__ == "__main__":

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import warnings
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +24,8 @@ from draftgauge.policies.base import Signal, Step
 from draftgauge.policies.fitted import FITTED, FittedPolicy, save_fitted
 from draftgauge.policies.fixed import FixedLength
 from draftgauge.replaying.splits import prompt_keys, split_trace
+from draftgauge.traces.costs import CostCurve
+from draftgauge.traces.manifest import COSTS_NAME
 from draftgauge.traces.reader import read_trace
 from tiny import save_tiny
 
@@ -202,6 +205,9 @@ class Growing(Alternating):
 
 def test_a_policy_of_ones_own_begins_anew_with_every_replay(inputs: dict[str, Path], tmp_path: Path) -> None:
     run, policy = recorded(inputs, tmp_path / "run"), Growing()
+    costs = CostCurve.load(run / COSTS_NAME)  # of a few milliseconds: drafting may have been measured as free
+    drafting = tuple(0.1 * costs.verify[0][0] * tokens for tokens in range(costs.gamma_max + 1))
+    replace(costs, draft=(drafting,) * len(costs.contexts)).save(run / COSTS_NAME)
     first, swept = replay(run, objects={"growing": policy}), replay(run, objects={"growing": policy}, sweep=(0.1, 0.2))
     drafted = [
         row["drafted_per_step"] for row in (*first, *swept) if (row["policy"], row["task"]) == ("growing", "all")

@@ -128,9 +128,9 @@ def _by_interrupt(error: BaseException | None) -> bool:
 
 
 @contextmanager
-def interruptible() -> Iterator[None]:
+def interruptible(process_ends: bool = False) -> Iterator[None]:
     """Ctrl-C and SIGTERM raise KeyboardInterrupt, so that what is open is closed; pressed again at once, they do not
-    break off the closing.
+    break off the closing, nor the end of the process if that follows.
     """
     if threading.current_thread() is not threading.main_thread():
         yield
@@ -161,7 +161,7 @@ def interruptible() -> Iterator[None]:
     finally:
         sys.unraisablehook = usual
         for number, handler in before.items():
-            signal.signal(number, handler)
+            signal.signal(number, signal.SIG_IGN if process_ends else handler)
 
 
 def fail(message: str) -> None:

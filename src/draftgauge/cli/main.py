@@ -87,7 +87,7 @@ def run(arguments: Sequence[str] | None = None) -> int:
         hint = ' Put "--" before a text that begins with a dash.' if isinstance(error, UnknownOptionError) else ""
         fail(" ".join(str(error).replace(TEXT, "").split()) + hint)
         return EXIT_USAGE
-    with friendly_warnings(), interruptible():
+    with friendly_warnings(), interruptible(process_ends=arguments is None):
         code = command(*bound.args, **bound.kwargs)
     if not words or (command == app.help_print and not {"-h", "--help"} & set(words)):
         return EXIT_USAGE  # no verb was named
