@@ -44,6 +44,7 @@ def test_rows_are_flat(tmp_path: Path) -> None:
         ("[]", "is not a measurement"),
         ("{}", "'command', 'created', 'environment', 'rows' must be given"),
         ('{"command": "", "created": "", "environment": {}, "rows": [1]}', r"rows\[0\] must be Mapping"),
+        ('{"command": "", "created": "", "environment": {}, "rows": [{"a": [1]}]}', r"x\.json: .*a is a list"),
     ],
 )
 def test_what_is_no_measurement_is_refused(tmp_path: Path, content: str, message: str) -> None:

@@ -99,6 +99,8 @@ def test_bad_input_is_refused(runs, live_row, tmp_path):
         read_runs(runs, modelled)
     with pytest.raises(DraftgaugeError, match="gamma"):
         read_runs(runs, [live_row("fixed:many")])
+    with pytest.raises(DraftgaugeError, match="tokens_per_second of a row of the live measurements cannot be 'many'"):
+        read_runs(runs, [live_row("fixed:2") | {"tokens_per_second": "many"}])
 
 
 @pytest.mark.parametrize("number", [0, 1])

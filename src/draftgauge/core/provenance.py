@@ -19,6 +19,7 @@ import numpy as np
 
 from draftgauge.core.artefacts import Artefact
 from draftgauge.core.config import from_mapping, to_mapping
+from draftgauge.core.errors import DraftgaugeError
 from draftgauge.core.load import machine_load
 
 PACKAGES = (
@@ -71,7 +72,12 @@ def read_measurement(path: Path) -> Measurement:
     """
     document = MEASUREMENT.read(path)
     document.pop("version", None)
-    return from_mapping(Measurement, document, str(path))
+    measurement = from_mapping(Measurement, document, str(path))
+    for row in measurement.rows:
+        nested = [key for key, value in row.items() if isinstance(value, list | dict)]
+        if nested:
+            raise DraftgaugeError(f"{path}: rows are flat, and {nested[0]} is a {type(row[nested[0]]).__name__}")
+    return measurement
 
 
 def environment() -> dict[str, Any]:

@@ -184,7 +184,6 @@ def _live_row(row: Mapping[str, Any]) -> Row:
         raise DraftgaugeError(
             f"a row of the live measurements lacks {', '.join(missing)}; use the JSON of `draftgauge bench`"
         )
-    gamma = _length_of(row["policy"])
     names = {
         "tokens_per_step": "tokens_per_step",
         "live_tokens_per_second": "tokens_per_second",
@@ -194,6 +193,14 @@ def _live_row(row: Mapping[str, Any]) -> Row:
         "mismatches": "mismatches",
     }
     figures = {key: row.get(name) for key, name in names.items()}
+    wrong = [names[key] for key, value in figures.items() if not isinstance(value, int | float | None)]
+    wrong += [key for key in ("policy", "compression", "task") if not isinstance(row[key], str)]
+    if wrong:
+        raise DraftgaugeError(
+            f"{wrong[0]} of a row of the live measurements cannot be {row[wrong[0]]!r}; "
+            "use the JSON of `draftgauge bench`"
+        )
+    gamma = _length_of(row["policy"])
     return {
         "policy": row["policy"] if gamma is None else fixed_name(gamma),
         "compression": row["compression"],
