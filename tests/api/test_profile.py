@@ -25,6 +25,8 @@ from draftgauge.traces.manifest import Manifest
 from draftgauge.traces.reader import read_texts, read_trace
 from draftgauge.traces.trace import Trace
 from draftgauge.traces.writer import SHARD_PROMPTS
+from small_profiles import record as record_small
+from small_profiles import save_models
 from tiny import save_noisy, save_tiny
 
 PROMPTS = 7
@@ -299,3 +301,13 @@ def test_widths_that_nf4_cannot_take_are_found_before_recording(models: dict[str
         ).compression
         == "nf4"
     )
+
+
+@pytest.mark.parametrize("name", ["tokenizer.json", "chat_template.jinja"])
+def test_a_run_does_not_go_on_with_another_tokenizer_or_template(tmp_path: Path, name: str) -> None:
+    models = save_models(tmp_path)
+    record_small(models, tmp_path / "run", limit=2)
+    changed = Path(models["target"]) / name
+    changed.write_text((changed.read_text() if changed.exists() else "{{ messages[0].content }}") + " ")
+    with pytest.raises(TraceError, match=r"the trace of another run .*target.fingerprint"):
+        record_small(models, tmp_path / "run", limit=3)
