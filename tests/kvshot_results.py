@@ -71,7 +71,7 @@ def write_result(cell: Cell, alpha: Sequence[float], prompts: int = 40, seconds:
     training = {"steps": 10, "tokens": 1000, "seconds": 2.0, "tokens_per_second": 500.0, "loss": 3.0}
     document = {"identity": cell.digest(), "training": training, "distances": DISTANCES, "evaluation": found}
     document |= {"bottlenecks": limits(cell, len(alpha)).to_json(), "seconds": seconds}
-    cell.folder.mkdir(parents=True)
+    cell.folder.mkdir(parents=True, exist_ok=True)
     KEPT.write(cell.folder / RESULT_NAME, json.loads(json.dumps(document)))
 
 

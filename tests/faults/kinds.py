@@ -18,12 +18,16 @@ from draftgauge.drafters.reuse import ReuseNet, save_drafter
 from draftgauge.drafters.reuse.persistence import read_config, read_weights
 from draftgauge.models.loading import wrap
 from draftgauge.policies.fitted import FittedPolicy, load_fitted, save_fitted
+from draftgauge.studies.kvshot.cells import Cell
+from draftgauge.studies.kvshot.presets import HIDDEN
+from draftgauge.studies.kvshot.results import read_result
 from draftgauge.traces.costs import CostCurve, pair_fingerprint, run_costs
 from draftgauge.traces.datastore import About, Datastore, stored_output
 from draftgauge.traces.manifest import COSTS_NAME, Manifest, ModelEntry
 from draftgauge.traces.reader import read_texts, read_trace
 from draftgauge.traces.writer import TraceWriter
 from draftgauge.training.checkpoints import LATEST, load_checkpoint, save_checkpoint
+from kvshot_results import cells, study, write_result
 from reuse_nets import net_for
 from synthetic import synthetic_manifest, synthetic_records
 from tiny import tiny_model
@@ -123,6 +127,18 @@ def _read_checkpoint(folder: Path) -> Any:
     return state, dict(model.named_parameters()), optimizer.state_dict()["state"]
 
 
+def _cell(folder: Path) -> Cell:
+    (cell,) = cells(folder, study((HIDDEN,), (0,)))
+    return cell
+
+
+def _read_cell(folder: Path) -> Any:
+    result = read_result(_cell(folder))
+    if result is None:
+        raise DraftgaugeError("no result yet")
+    return {field.name: getattr(result, field.name) for field in fields(result) if field.name != "cell"}
+
+
 KINDS = {
     "recorded run": Kind(_make_run, _read_run),
     "datastore": Kind(_make_datastore, lambda folder: Datastore.load(folder / "store.parquet", "words"), single=True),
@@ -137,4 +153,7 @@ KINDS = {
         lambda folder: (read_config(folder), read_weights(folder)),
     ),
     "checkpoint": Kind(_make_checkpoint, _read_checkpoint),
+    "study result": Kind(
+        lambda folder, seed: write_result(_cell(folder), [0.6 - 0.1 * seed, 0.5]), _read_cell, single=True
+    ),
 }
