@@ -125,7 +125,7 @@ def test_where_every_output_is_over_with_its_first_pass_there_is_no_speed_of_0(t
     prompts = [BenchPrompt([5, 6, 7], "a")]
     bench_arms(arms, prompts, 1, np.random.default_rng(0), lambda done, total: None)
     rows = {row["policy"]: row for row in bench_rows(arms, prompts, "none") if row["task"] == "all"}
-    assert len(rows) == 4
+    assert len(rows) == 5
     for name, row in rows.items():
         assert (row["tokens_per_second"] is not None and row["gain"] is not None) == (name == PLAIN), row
 

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from draftgauge.api import verb as verbs
-from draftgauge.api.baselines import ASSISTED, ASSISTED_CONSTANT, GENERATE, TransformersBaseline
+from draftgauge.api.baselines import ASSISTED, ASSISTED_CONSTANT, GENERATE, PROMPT_LOOKUP, TransformersBaseline
 from draftgauge.api.pair import load_pair
 from draftgauge.api.requests import DeviceSpec, PairSpec
 from draftgauge.core.errors import DraftgaugeError
@@ -16,7 +16,7 @@ from draftgauge.decoding import DecodingSettings, plain_decode
 from tiny import save_tiny, tokens
 
 
-@pytest.mark.parametrize("name", [GENERATE, ASSISTED, ASSISTED_CONSTANT])
+@pytest.mark.parametrize("name", [GENERATE, ASSISTED, ASSISTED_CONSTANT, PROMPT_LOOKUP])
 def test_a_checkpoints_own_penalty_does_not_distort_the_baseline(tmp_path: Path, name: str) -> None:
     folder = save_tiny(tmp_path)
     pair = load_pair(PairSpec(target=str(folder), draft=str(folder), machine=DeviceSpec(device="cpu")))

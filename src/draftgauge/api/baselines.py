@@ -18,6 +18,7 @@ from draftgauge.models.transformers_calls import no_hints
 GENERATE = "transformers-generate"
 ASSISTED = "transformers-assisted"
 ASSISTED_CONSTANT = "transformers-assisted-constant"
+PROMPT_LOOKUP = "transformers-prompt-lookup"  # at transformers' defaults: 10 tokens, n-grams of up to 2
 DEFAULT_CONSTANT = 5
 _OF_ASSISTANTS = ("num_assistant_tokens", "num_assistant_tokens_schedule", "assistant_confidence_threshold")
 
@@ -42,7 +43,8 @@ class _Clock(BaseStreamer):
 
 
 class TransformersBaseline:
-    """``generate()`` of transformers, plain, assisted at its defaults, or assisted with a constant draft length.
+    """``generate()`` of transformers: plain, assisted at its defaults or with a constant draft length, or with prompt
+    lookup.
 
     Assisted generation keeps what it adapts in the draft's generation configuration, which lasts across prompts as it
     would in a server; each baseline has its own, and puts it in place only while it runs.
@@ -52,7 +54,8 @@ class TransformersBaseline:
         self.pair = pair
         self.assistant: PreTrainedModel | None = None
         self.settings: GenerationConfig | None = None
-        if name != GENERATE:
+        self.options = {"prompt_lookup_num_tokens": 10} if name == PROMPT_LOOKUP else {}
+        if name in (ASSISTED, ASSISTED_CONSTANT):
             assert pair.draft is not None
             self.assistant = pair.draft.module
             own = self.assistant.generation_config
@@ -85,6 +88,7 @@ class TransformersBaseline:
                     do_sample=False,
                     streamer=clock,
                     **({} if assistant is None else {"assistant_model": assistant}),
+                    **self.options,
                 )
             if assistant is not None:
                 self.settings = assistant.generation_config  # as it has adapted it
@@ -101,10 +105,12 @@ class TransformersBaseline:
 
 
 def transformers_arms(pair: Pair, max_new_tokens: int, gamma: int = DEFAULT_CONSTANT) -> list[Arm]:
-    """``generate()`` plain, assisted at its defaults, and at a constant length, where transformers runs the models."""
+    """``generate()`` plain, with prompt lookup, assisted at its defaults and at a constant length, of models that
+    transformers runs.
+    """
     if pair.target.module is None:
         return []
-    baselines = {GENERATE: TransformersBaseline(pair, GENERATE)}
+    baselines = {name: TransformersBaseline(pair, name) for name in (GENERATE, PROMPT_LOOKUP)}
     if pair.draft is not None and pair.draft.module is not None:
         baselines[ASSISTED] = TransformersBaseline(pair, ASSISTED)
         baselines[f"{ASSISTED_CONSTANT}:{gamma}"] = TransformersBaseline(pair, ASSISTED_CONSTANT, gamma)

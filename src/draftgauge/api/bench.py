@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -9,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from draftgauge.api.arms import BenchPrompt, bench_arms, plain_arm, policy_arm, record_passes, without_failed
-from draftgauge.api.baselines import transformers_arms
+from draftgauge.api.baselines import DEFAULT_CONSTANT, transformers_arms
 from draftgauge.api.bench_rows import ASKED, Reference, bench_rows
 from draftgauge.api.costs import pair_costs
 from draftgauge.api.datastore import read_stored
@@ -205,7 +206,9 @@ def _bench(
     record_passes(pair, [tokens for _, tokens in prompts], length, gamma_max)
     settings = DecodingSettings(max_new_tokens=length, end_tokens=pair.end_tokens)
     arms = [plain_arm(pair, settings), *(policy_arm(pair, spec, policy, settings) for spec, policy in made.items())]
-    arms += transformers_arms(pair, length) if request.baselines else []
+    if request.baselines:
+        fixed = compared.over and re.fullmatch(r"fixed:([1-9]\d*)", compared.over.arm)
+        arms += transformers_arms(pair, length, int(fixed[1]) if fixed else DEFAULT_CONSTANT)
     ready = [BenchPrompt(tokens, prompt.task, prompt.index // request.prompts.turns) for prompt, tokens in prompts]
     until = None
     if request.seconds is not None:

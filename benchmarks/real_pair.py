@@ -1,0 +1,322 @@
+"""Makes the tables of docs/real-pair.md and docs/speckv.md: Qwen2.5-Coder-1.5B-Instruct with 0.5B-Instruct.
+
+    python benchmarks/real_pair.py judge                              # from the published traces, without a model
+    python benchmarks/real_pair.py record MODELS --prompts FOLDER     # hours: answers, traces and costs, resumable
+    python benchmarks/real_pair.py live MODELS --prompts FOLDER --minutes 60
+
+MODELS holds the folders qwen2.5-coder-1.5b and qwen2.5-coder-0.5b; FOLDER has code.jsonl, math.jsonl, chat.jsonl and
+summarization.jsonl. Prompts are drawn by a seed into training, validation and test ones; rules are fitted, tuned and
+chosen on training prompts, and judged on test prompts.
+"""
+
+from __future__ import annotations
+
+import argparse
+import itertools
+import json
+import random
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from common import RESULTS, save, show_progress
+from numpy.typing import NDArray
+
+from draftgauge.api.bench import bench
+from draftgauge.api.profile import profile
+from draftgauge.api.runs import read_run, select_runs
+from draftgauge.core.prompts import TEST, TRAIN, Prompt, read_prompts
+from draftgauge.core.rendering import Rendering
+from draftgauge.fitting.registry import fit_policy
+from draftgauge.fitting.tuning import tune_rivals
+from draftgauge.models.loading import end_tokens, load_model, load_tokenizer
+from draftgauge.models.prompts_text import encode_with
+from draftgauge.policies.base import Policy
+from draftgauge.policies.fitted import fitted_policy, save_fitted
+from draftgauge.replaying.evaluate import Replay, best_fixed_gamma, evaluate_design
+from draftgauge.replaying.simulate import replay_fixed_all
+from draftgauge.replaying.splits import Design, splits_of
+from draftgauge.traces.build import select
+from draftgauge.traces.costs import CostCurve
+from draftgauge.traces.trace import Trace
+from draftgauge.training.reuse.generate import greedy_answers, groups
+
+RUNS = RESULTS / "real" / "runs"
+TARGET, DRAFT = "qwen2.5-coder-1.5b", "qwen2.5-coder-0.5b"
+TASKS = ("code", "math", "chat", "summarization")
+COUNTS = {TRAIN: 24, "validation": 6, TEST: 12}  # of each task
+NEW_TOKENS, GAMMA_MAX, SEED = 96, 12, 20261125
+MOST_CHARACTERS = 3600  # of a prompt
+GROUP_TOKENS = 6_000  # of prompts and answers decoded together
+FITTED = ("stopping", "two-source", "specdec++", "speckv")
+TUNED = (
+    "cumulative-confidence",
+    "svip",
+    "adaedl",
+    "hf-confidence",
+    "lookup",
+    "hf-prompt-lookup",
+    "lookup-else-stopping",
+)
+GRAM = 8  # tokens of an n-gram that counts as copied from the prompt
+KEPT = (
+    *("compression", "policy", "tuned", "task", "prompts", "tokens_per_step", "acceptance_rate", "tokens_per_second"),
+    *("ratio_to_plain", "best_fixed_gamma", "gain", "gain_low", "gain_high", "gain_over_rival", "gain_over_rival_low"),
+    *("gain_over_rival_high", "best_rival", "recommended", "source_model", "source_text", "distinct_4grams"),
+)
+
+
+def main() -> None:
+    """Run one part."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("part", choices=("record", "judge", "live"))
+    parser.add_argument("models", type=Path, nargs="?", help="folder of the two models")
+    parser.add_argument("--prompts", type=Path, help="folder of the four prompt files")
+    parser.add_argument("--runs", type=Path, default=RUNS, help="folder of the recorded runs")
+    parser.add_argument("--out", type=Path, default=RESULTS, help="folder for the JSON")
+    parser.add_argument(
+        "--compression", default="bf16,int8,nf4", help="of the target: those to record, or one to decode live"
+    )
+    parser.add_argument("--per-task", type=int, help="record the first prompts of each split and task only")
+    parser.add_argument("--minutes", type=float, default=60.0, help="of live decoding")
+    args = parser.parse_args()
+    if args.part == "judge":
+        save(args.out, "real-replayed.json", judged(args.runs))
+        save(args.out, "real-speckv.json", speckv_rows(args.runs))
+    elif args.part == "record":
+        for compression in args.compression.split(","):
+            record(args, compression)
+    else:
+        save(args.out, f"real-live-{args.compression}.json", live(args))
+
+
+def drawn_prompts(folder: Path, out: Path) -> Path:
+    """The prompts of this study as one file, tasks in turn, each with its split."""
+    rng, by_task = random.Random(SEED), []
+    for task in TASKS:
+        lines = [json.loads(line) for line in (folder / f"{task}.jsonl").read_text(encoding="utf-8").splitlines()]
+        texts = [(line["question_id"], line["turns"][0]) for line in lines]
+        short = [(number, text) for number, text in texts if len(text) < MOST_CHARACTERS]
+        splits = itertools.chain.from_iterable([split] * count for split, count in COUNTS.items())
+        chosen = zip(rng.sample(short, sum(COUNTS.values())), splits, strict=True)
+        by_task.append(
+            [{"id": f"{task}-{n}", "task": task, "split": split, "prompt": text} for (n, text), split in chosen]
+        )
+    out.parent.mkdir(parents=True, exist_ok=True)
+    rows = itertools.chain.from_iterable(zip(*by_task, strict=True))
+    out.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
+    return out
+
+
+def record(args: argparse.Namespace, compression: str) -> None:
+    """The target's answers, in batches; then what is drafted from every position of them, and what a step costs."""
+    prompts = drawn_prompts(args.prompts, args.runs / "prompts.jsonl")
+    answers = args.runs / f"{compression}.answers.jsonl"
+    answer(args.models / TARGET, compression, prompts, answers, args.per_task)
+    profile(
+        target=str(args.models / TARGET),
+        draft=str(args.models / DRAFT),
+        compression=(compression,),
+        prompts=prompts,
+        outputs=answers,
+        per_task=args.per_task,
+        max_new_tokens=NEW_TOKENS,
+        gamma_max=GAMMA_MAX,
+        cost_seconds=60,
+        out=args.runs / compression,
+        progress=show_progress,
+    )
+
+
+def answer(target: Path, compression: str, path: Path, out: Path, per_task: int | None) -> None:
+    """Greedy answers to prompts of similar length together, as OpenAI's batch output; goes on where it was."""
+    done = (
+        {json.loads(line)["custom_id"] for line in out.read_text(encoding="utf-8").splitlines()}
+        if out.exists()
+        else set()
+    )
+    kinds: dict[tuple[str, str], list[Prompt]] = {}
+    for prompt in read_prompts(path):
+        kinds.setdefault((prompt.task, prompt.split), []).append(prompt)
+    prompts = [each for kind in kinds.values() for each in kind[:per_task] if each.identifier not in done]
+    if not prompts:
+        return
+    model, tokenizer = load_model(target, compression, engine="modules"), load_tokenizer(target)
+    assert model.module is not None
+    ends = end_tokens(model, tokenizer)
+    encoded = [encode_with(tokenizer, prompt, Rendering()) for prompt in prompts]
+    for group in groups([len(tokens) for tokens in encoded], NEW_TOKENS, GROUP_TOKENS):
+        answers = greedy_answers(model.module, [encoded[n] for n in group], NEW_TOKENS, ends)
+        with out.open("a", encoding="utf-8") as file:
+            for number, tokens in zip(group, answers, strict=True):
+                choice = {
+                    "message": {"content": tokenizer.decode(tokens, skip_special_tokens=True)},
+                    "token_ids": tokens,
+                    "finish_reason": "stop" if tokens[-1] in ends else "length",
+                }
+                body = {"status_code": 200, "body": {"choices": [choice]}}
+                file.write(json.dumps({"custom_id": prompts[number].identifier, "response": body}) + "\n")
+
+
+def judged(folder: Path) -> list[dict[str, Any]]:
+    """Every rule on the test prompts of every run: all of them, those that copy least, and each task held out."""
+    rows = []
+    for run, manifest in select_runs(folder):
+        trace, costs = read_run(run)
+        splits, share = splits_of(trace), copied_shares(trace)
+        tasks = np.array([prompt.task for prompt in trace.prompts])
+        train, test = splits == TRAIN, splits == TEST
+        label = {"run": manifest.target.compression}
+
+        def compare(
+            judge: NDArray[np.bool_],
+            learn: NDArray[np.bool_],
+            design: str,
+            trace: Trace = trace,
+            costs: CostCurve = costs,
+            share: NDArray[np.float64] = share,
+            label: Mapping[str, Any] = label,
+        ) -> list[dict[str, Any]]:
+            compared = evaluate_rules(Design(TEST, select(trace, judge), select(trace, learn)), costs)
+            kept = [{key: row[key] for key in KEPT if key in row} for row in compared]
+            names = np.array([prompt.task for prompt in trace.prompts])
+            for row in kept:
+                own = judge & (np.ones_like(judge) if row["task"] == "all" else names == row["task"])
+                row |= {**label, "design": design, "copied_8grams": float(share[own].mean())}
+            return kept
+
+        rows += compare(test, train, "all tasks")
+        order = np.sort(share[test])
+        rows += [
+            r
+            for r in compare(test & (share <= order[len(order) // 3]), train, "third that copies least")
+            if r["task"] == "all"
+        ]
+        for task in TASKS:
+            rows += [
+                r
+                for r in compare(test & (tasks == task), train & (tasks != task), f"without {task}")
+                if r["task"] == task
+            ]
+    return rows
+
+
+def evaluate_rules(design: Design, costs: CostCurve) -> list[Mapping[str, Any]]:
+    """Fitted and tuned rules, beside fixed lengths and the bounds."""
+    assert design.train is not None
+    fitted = [fit_policy(name, [design.train], [costs], SEED) for name in FITTED]
+
+    def make(curve: CostCurve) -> dict[str, Policy | Replay]:
+        return {each.policy: fitted_policy(each, design.trace.gamma_max, curve) for each in fitted}
+
+    return evaluate_design(design, costs, make, tune=lambda train, curve: tune_rivals(train, curve, TUNED))
+
+
+def copied_shares(trace: Trace) -> NDArray[np.float64]:
+    """``[prompts]`` share of each output's 8-grams that stand in its prompt."""
+    outputs = np.split(trace.token, trace.offsets[1:-1])
+
+    def grams(tokens: Sequence[int]) -> list[tuple[int, ...]]:
+        return list(zip(*(tokens[start:] for start in range(GRAM)), strict=False))
+
+    shares = []
+    for prompt, output in zip(trace.prompts, outputs, strict=True):
+        known, own = set(grams(prompt.prompt_token)), grams(output.tolist())
+        shares.append(sum(gram in known for gram in own) / max(len(own), 1))
+    return np.array(shares)
+
+
+def speckv_rows(folder: Path) -> list[dict[str, Any]]:
+    """SpecKV's questions: fixed lengths at every mix of outcomes and costs, and what its signals say of acceptance."""
+    runs = {manifest.target.compression: read_run(run) for run, manifest in select_runs(folder)}
+    common = set.intersection(*({prompt.identifier for prompt in trace.prompts} for trace, _ in runs.values()))
+    rows: list[dict[str, Any]] = []
+    for outcomes, (whole, _) in runs.items():
+        trace = select(whole, [prompt.identifier in common for prompt in whole.prompts])
+        for paid, (_, costs) in runs.items():
+            best = best_fixed_gamma(trace, costs)
+            for gamma, fixed in enumerate(replay_fixed_all(trace, costs)):
+                rows.append(
+                    {
+                        "question": "best length",
+                        "outcomes": outcomes,
+                        "costs": paid,
+                        "gamma": gamma,
+                        "prompts": len(trace.prompts),
+                        "tokens_per_step": float(fixed.committed.sum() / fixed.steps.sum()),
+                        "acceptance_rate": float(fixed.accepted.sum() / max(fixed.drafted.sum(), 1)),
+                        "tokens_per_second": fixed.tokens_per_second,
+                        "best": gamma == best,
+                        "cost_ratio": costs.cost_ratio(),
+                    }
+                )
+        rows += correlations(trace, outcomes)
+    return rows
+
+
+def correlations(trace: Trace, compression: str, gamma: int = 4) -> list[dict[str, Any]]:
+    """Pearson correlations over all positions: what a draft of ``gamma`` tokens shows, with the accepted share of it.
+
+    Intervals resample prompts.
+    """
+    whole = np.flatnonzero(trace.drafted >= gamma)
+    accepted = np.minimum(trace.accepted[whole], gamma) / gamma
+    owner = np.repeat(np.arange(len(trace.prompts)), np.diff(trace.offsets))[whole]
+    shown = {
+        "mean confidence": trace.confidence[whole, :gamma].mean(axis=1),
+        "mean entropy": trace.entropy[whole, :gamma].mean(axis=1),
+        "confidence of the first token": trace.confidence[whole, 0],
+    }
+    rng, rows = np.random.default_rng(SEED), []
+    positions = [np.flatnonzero(owner == number) for number in range(len(trace.prompts))]
+    for name, signal in shown.items():
+        drawn = []
+        for _ in range(500):
+            chosen = np.concatenate([positions[n] for n in rng.integers(len(positions), size=len(positions))])
+            drawn.append(_correlation(signal[chosen], accepted[chosen]))
+        low, high = np.quantile(drawn, (0.025, 0.975))
+        rows.append(
+            {
+                "question": "correlation",
+                "outcomes": compression,
+                "signal": name,
+                "gamma": gamma,
+                "correlation": _correlation(signal, accepted),
+                "correlation_low": float(low),
+                "correlation_high": float(high),
+            }
+        )
+    return rows
+
+
+def _correlation(signal: NDArray[np.float64], accepted: NDArray[np.float64]) -> float:
+    return float(np.corrcoef(signal, accepted)[0, 1])
+
+
+def live(args: argparse.Namespace) -> list[dict[str, Any]]:
+    """The best of every kind, chosen on training prompts, decoding the test prompts interleaved."""
+    run = args.runs / args.compression
+    trace, costs = read_run(run)
+    train = select(trace, splits_of(trace) == TRAIN)
+    best = best_fixed_gamma(train, costs)
+    tuned = tune_rivals(train, costs, [name for name in TUNED if "lookup" not in name])
+    lookups = [tune_rivals(train, costs, (name,)).best for name in ("hf-prompt-lookup", "lookup-else-stopping")]
+    files = []
+    for name in ("stopping", "two-source", "speckv"):
+        files.append(args.runs / f"{args.compression}.{name}.json")
+        save_fitted(fit_policy(name, [train], [costs], SEED), files[-1])
+    fixed = f"fixed:{best}"
+    return bench(
+        args.runs / args.compression,
+        policies=(fixed, tuned.best, *lookups, *map(str, files)),
+        over=fixed,
+        split=TEST,
+        rounds=1,
+        seconds=60 * args.minutes,
+        progress=show_progress,
+    )
+
+
+if __name__ == "__main__":
+    main()
