@@ -15,7 +15,7 @@ INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check --no
 PROCESSES = $(shell $(BIN)/python -c 'import os; print(min(8, os.cpu_count() + 1))')
 PARALLEL = --numprocesses $(PROCESSES) --dist loadfile --no-loadscope-reorder
 
-.PHONY: demo test test-gpu test-engines test-recipe test-faults test-fast lint types figures setup clean
+.PHONY: demo test test-gpu test-engines test-recipe test-faults test-fast lint types figures docs setup clean
 
 setup: $(VENV)/.installed
 
@@ -71,6 +71,11 @@ types: $(VENV)/.linters
 figures: setup
 	$(BIN)/python benchmarks/bundled_pair.py
 	$(BIN)/python benchmarks/figures.py
+
+# The site of docs/, into build/site.
+docs: setup
+	$(INSTALL) --editable '.[docs]'
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
 
 clean:
 	rm -rf $(VENV) demo build dist .mypy_cache .pytest_cache .ruff_cache .import_linter_cache
