@@ -43,15 +43,15 @@ runpy.run_path(sys.path[0] + "/convert_hf_to_gguf.py", run_name="__main__")
 
 
 def need_libllama() -> None:
-    """Skip where llama-cpp-python or gguf is not installed: ``make test-engines`` installs them."""
+    """Skip where there is no libllama, or no package gguf."""
     from draftgauge.models.gguf_library import libllama
 
     if importlib.util.find_spec("gguf") is None:
-        pytest.skip("needs the package gguf: make test-engines")
+        pytest.skip("needs the package gguf: pip install 'draftgauge[gguf]'")
     try:
         libllama()
     except MissingLibraryError as error:
-        pytest.skip(f"needs llama-cpp-python: make test-engines ({error})")
+        pytest.skip(str(error))
 
 
 def need_program(name: str) -> str:

@@ -1,7 +1,7 @@
 """The gguf engine: logits of transformers, a cache that rolls back, branches, and the same speculation, on the bundled
 pair written as GGUF.
 
-Needs libllama and the package gguf (``make test-engines``).
+Needs libllama and the package gguf (``pip install 'draftgauge[gguf]'``).
 """
 
 from __future__ import annotations
@@ -226,6 +226,7 @@ def test_the_verbs_take_gguf_files(files: dict[str, Path], tmp_path: Path) -> No
     (advised,) = [row for row in rows if row["advised"]]
     program, *words = shlex.split(advised["flags"])
     assert program == "draftgauge"
+    words.remove("--chat")
     pasted = dict(zip(words[2::2], words[3::2], strict=True))
     assert (pasted["--target"], pasted["--tokenizer"]) == (str(files["target"]), str(reference_path("target")))
     result = draftgauge([*words, "--max-new-tokens", "8"])

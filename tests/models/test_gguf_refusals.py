@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import importlib.util
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
@@ -11,9 +11,19 @@ import pytest
 from command_line import draftgauge
 from draftgauge.core.errors import MissingLibraryError, ModelError
 from draftgauge.drafters.dense import draft_densely
+from draftgauge.models import gguf_library
 from draftgauge.models.fingerprint import fingerprint
+from draftgauge.models.gguf_library import libllama
 from draftgauge.models.loading import load_model, load_tokenizer, wrap
 from tiny import save_tiny, tiny_model, tokens
+
+
+@pytest.fixture
+def no_library(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    monkeypatch.setattr(gguf_library, "_libraries", list)
+    libllama.cache_clear()
+    yield
+    libllama.cache_clear()
 
 
 @pytest.fixture
@@ -39,8 +49,8 @@ def test_options_that_do_not_fit_a_file(file: Path, tmp_path: Path) -> None:
         load_model(save_tiny(tmp_path / "folder"), engine="gguf")
 
 
-@pytest.mark.skipif(importlib.util.find_spec("llama_cpp") is not None, reason="llama-cpp-python is installed here")
-def test_without_llama_cpp_it_is_said_what_to_install(file: Path, tmp_path: Path) -> None:
+@pytest.mark.usefixtures("no_library")
+def test_without_libllama_it_is_said_what_to_install(file: Path, tmp_path: Path) -> None:
     with pytest.raises(MissingLibraryError, match=r"pip install 'draftgauge\[gguf\]'"):
         load_model(file)
     folder = str(save_tiny(tmp_path / "tokenizer"))

@@ -16,9 +16,9 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from draftgauge.core.errors import ModelError
+from draftgauge.core.errors import MissingLibraryError, ModelError
 from draftgauge.models.base import ModelSpec
-from draftgauge.models.gguf_library import end_tokens_of, last_error, libllama, metadata, open_model
+from draftgauge.models.gguf_library import INSTALL, Batch, end_tokens_of, last_error, libllama, metadata, open_model
 from draftgauge.models.spec import check_context, check_starts
 
 EXACT, FAST = GGUF_ENGINES = ("gguf", "gguf-fast")
@@ -45,7 +45,7 @@ class GgufModel:
         """Load a GGUF file for the engine "gguf" or "gguf-fast".
 
         Raises:
-            MissingLibraryError: if llama-cpp-python is not installed, or too old.
+            MissingLibraryError: if there is no libllama, or none that is known here.
             ModelError: if the file cannot be loaded.
         """
         self._model = open_model(path)
@@ -59,7 +59,7 @@ class GgufModel:
         )
         self._context = self._open_context(path)
         self._memory = self._llama.llama_get_memory(self._context)
-        self._batch = _Batch(self._llama)
+        self._batch = _Batch()
         self._places = np.arange(context, dtype=np.int32)
         self._length = 0
         self._branches: _Branches | None = None
@@ -131,6 +131,13 @@ class GgufModel:
         context = self._llama.llama_init_from_model(self._model, parameters)
         if not context:
             raise ModelError(f"cannot run {path}: {last_error() or 'libllama does not say why'}")
+        # That libllama understood the parameters: without a unified cache, copying a sequence would abort the process.
+        cells, llama = self._llama.llama_n_ctx(context), self._llama
+        got = (llama.llama_n_ubatch(context), llama.llama_n_seq_max(context), llama.llama_n_threads(context))
+        wanted = (BATCH, BRANCHES + 1, parameters.n_threads)
+        if got != wanted or cells < parameters.n_ctx or llama.llama_n_ctx_seq(context) != cells:
+            self._llama.llama_free(context)
+            raise MissingLibraryError(f"this libllama takes its parameters otherwise than draftgauge: {INSTALL}")
         return context
 
     def _decode(self) -> None:
@@ -189,7 +196,7 @@ class _Branches:
 class _Batch:
     """A ``llama_batch`` of up to :data:`BATCH` tokens over arrays that stay in place."""
 
-    def __init__(self, library: Any) -> None:
+    def __init__(self) -> None:
         self._tokens = np.zeros(BATCH, np.int32)
         self._positions = np.zeros(BATCH, np.int32)
         self._sequences = np.zeros(BATCH, np.int32)
@@ -197,7 +204,7 @@ class _Batch:
         self._asked = np.zeros(BATCH, np.int8)
         ints, address = ctypes.POINTER(ctypes.c_int32), self._sequences.ctypes.data
         self._owners = (ints * BATCH)(*(ctypes.cast(address + 4 * index, ints) for index in range(BATCH)))
-        self.batch = library.llama_batch(
+        self.batch = Batch(
             0,
             self._tokens.ctypes.data_as(ints),
             None,

@@ -1,12 +1,21 @@
-"""libllama through llama-cpp-python's ctypes: loading the library, opening files, reading vocabularies."""
+"""libllama through ctypes: finding the library, declaring what is used of it, opening files, reading vocabularies.
+
+The functions are declared here so that any build of libllama will do: the one of llama-cpp-python, or the one inside
+the prebuilt wheel xllamacpp. llama.cpp changes its parameter structures without a version number, and a flag written at
+a wrong offset aborts the process in some later call. So all declared fields are compared with the defaults that the
+library returns, and a library that differs is refused.
+"""
 
 from __future__ import annotations
 
 import ctypes
 import os
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
+from ctypes import POINTER, c_bool, c_char_p, c_float, c_int8, c_int32, c_size_t, c_uint8, c_uint32, c_void_p
 from functools import cache
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -19,46 +28,192 @@ GGUF_SUFFIX = ".gguf"
 INSTALL = "pip install 'draftgauge[gguf]'"
 _ERROR_LEVEL = 4
 _VALUE_BYTES = 256
+_MOST_UNKNOWN = 4
 _last_error = ""
+_log_callback = ctypes.CFUNCTYPE(None, c_int32, c_char_p, c_void_p)
 
 
 def is_gguf(source: str | Path) -> bool:
     return str(source).endswith(GGUF_SUFFIX)
 
 
+def _fields(kind: Any, *names: str) -> list[tuple[str, Any]]:
+    return [(name, kind) for name in names]
+
+
+# Fields that a newer library has behind those that are declared: it reads them from here, where it wrote its defaults.
+_REST = ("rest", c_uint8 * 256)
+
+
+class ModelParameters(ctypes.Structure):
+    """llama_model_params of llama.h."""
+
+    _fields_ = (
+        *_fields(c_void_p, "devices", "tensor_buft_overrides"),
+        *_fields(c_int32, "n_gpu_layers", "split_mode", "load_mode", "lazy_mode", "main_gpu"),
+        *_fields(c_void_p, "tensor_split", "progress_callback", "progress_callback_user_data", "kv_overrides"),
+        *_fields(c_uint8, "vocab_only", "check_tensors", "use_extra_bufts", "no_host"),
+        _REST,
+    )
+
+
+MODEL_DEFAULTS = ModelParameters(n_gpu_layers=-1, split_mode=1, load_mode=-1, lazy_mode=1, use_extra_bufts=1)
+
+
+@cache
+def context_parameters(unknown: int) -> type[ctypes.Structure]:
+    """llama_context_params of llama.h, with ``unknown`` fields of 8 bytes before its flags.
+
+    llama.cpp adds fields there: none in llama-cpp-python 0.3.36, moe_cache_size since October 2026.
+    """
+
+    class ContextParameters(ctypes.Structure):
+        _fields_ = (
+            *_fields(c_uint32, "n_ctx", "n_batch", "n_ubatch", "n_seq_max", "n_rs_seq", "n_outputs_max"),
+            *_fields(c_uint32, "n_outputs_max_per_seq"),
+            *_fields(c_int32, "n_threads", "n_threads_batch", "ctx_type", "rope_scaling_type", "pooling_type"),
+            *_fields(c_int32, "attention_type", "flash_attn_type"),
+            *_fields(c_float, "rope_freq_base", "rope_freq_scale", "yarn_ext_factor", "yarn_attn_factor"),
+            *_fields(c_float, "yarn_beta_fast", "yarn_beta_slow"),
+            *_fields(c_uint32, "yarn_orig_ctx"),
+            *_fields(c_float, "defrag_thold"),
+            *_fields(c_void_p, "cb_eval", "cb_eval_user_data"),
+            *_fields(c_int32, "type_k", "type_v"),
+            *_fields(c_void_p, "abort_callback", "abort_callback_data"),
+            *_fields(c_size_t, *(f"unknown_{index}" for index in range(unknown))),
+            *_fields(c_uint8, "embeddings", "offload_kqv", "no_perf", "op_offload", "swa_full", "kv_unified"),
+            _REST,
+        )
+
+    return ContextParameters
+
+
+CONTEXT_DEFAULTS: dict[str, float] = {
+    **dict.fromkeys(("n_threads", "n_threads_batch"), 4),
+    **dict.fromkeys(("rope_scaling_type", "pooling_type", "attention_type", "flash_attn_type"), -1),
+    **dict.fromkeys(("yarn_ext_factor", "yarn_attn_factor", "yarn_beta_fast", "yarn_beta_slow", "defrag_thold"), -1),
+    **{"n_ctx": 512, "n_batch": 2048, "n_ubatch": 512, "n_seq_max": 1, "n_outputs_max_per_seq": 1},
+    **dict.fromkeys(("type_k", "type_v", "offload_kqv", "no_perf", "op_offload", "swa_full"), 1),
+}
+
+
+class Batch(ctypes.Structure):
+    """llama_batch of llama.h."""
+
+    _fields_ = (
+        ("n_tokens", c_int32),
+        ("token", POINTER(c_int32)),
+        ("embd", POINTER(c_float)),
+        ("pos", POINTER(c_int32)),
+        ("n_seq_id", POINTER(c_int32)),
+        ("seq_id", POINTER(POINTER(c_int32))),
+        ("logits", POINTER(c_int8)),
+    )
+
+
+FUNCTIONS: dict[str, tuple[Any, ...]] = {  # name: result, arguments; the default parameters are declared apart
+    "llama_backend_init": (None,),
+    "llama_log_set": (None, _log_callback, c_void_p),
+    "llama_model_load_from_file": (c_void_p, c_char_p, ModelParameters),
+    "llama_model_free": (None, c_void_p),
+    "llama_model_get_vocab": (c_void_p, c_void_p),
+    "llama_model_n_ctx_train": (c_int32, c_void_p),
+    "llama_model_meta_val_str": (c_int32, c_void_p, c_char_p, c_char_p, c_size_t),
+    "llama_vocab_n_tokens": (c_int32, c_void_p),
+    "llama_vocab_get_text": (c_char_p, c_void_p, c_int32),
+    "llama_vocab_is_eog": (c_bool, c_void_p, c_int32),
+    "llama_free": (None, c_void_p),
+    "llama_n_ctx": (c_uint32, c_void_p),
+    "llama_n_ctx_seq": (c_uint32, c_void_p),
+    "llama_n_ubatch": (c_uint32, c_void_p),
+    "llama_n_seq_max": (c_uint32, c_void_p),
+    "llama_n_threads": (c_int32, c_void_p),
+    "llama_get_memory": (c_void_p, c_void_p),
+    "llama_memory_clear": (None, c_void_p, c_bool),
+    "llama_memory_seq_rm": (c_bool, c_void_p, c_int32, c_int32, c_int32),
+    "llama_memory_seq_cp": (None, c_void_p, c_int32, c_int32, c_int32, c_int32),
+    "llama_batch_init": (Batch, c_int32, c_int32, c_int32),
+    "llama_batch_free": (None, Batch),
+    "llama_decode": (c_int32, c_void_p, Batch),
+    "llama_get_logits": (POINTER(c_float), c_void_p),
+}
+
+
 @cache
 def libllama() -> Any:
-    """The module of llama-cpp-python's low-level functions, its library loaded and quiet.
+    """libllama, its functions declared and its log silent: that of LLAMA_CPP_LIB_PATH, llama-cpp-python or xllamacpp.
 
     Raises:
-        MissingLibraryError: if it is not installed, its library cannot be loaded, or it is too old.
+        MissingLibraryError: if there is none, or none that can be loaded and has the parameters known here.
     """
     # libllama's threads would else spin between passes and take the cores from torch, which drafts or samples there.
     os.environ.setdefault("OMP_WAIT_POLICY", "passive")
-    try:
-        import llama_cpp.llama_cpp as library
-    except (ImportError, OSError, RuntimeError) as error:  # not installed, or without a library that loads here
-        raise MissingLibraryError(f"GGUF files need llama-cpp-python ({error}): {INSTALL}") from error
-    wanted = ("llama_memory_seq_rm", "llama_init_from_model", "llama_vocab_get_text")
-    fields = {name for name, *_ in library.llama_context_params._fields_}
-    if not all(hasattr(library, name) for name in wanted) or "kv_unified" not in fields:
-        raise MissingLibraryError(f"this llama-cpp-python is too old, 0.3.36 or later is needed: {INSTALL}")
-    library.llama_log_set(_log(library), None)
-    library.llama_backend_init()
-    return library
+    reasons = []
+    for path in _libraries():
+        try:
+            library = ctypes.CDLL(str(path))
+            declare(library)
+        except (OSError, AttributeError, MissingLibraryError) as error:
+            reasons.append(f"{path.name}: {error}")
+            continue
+        library.llama_log_set(_keep_error, None)
+        library.llama_backend_init()
+        return library
+    said = "; ".join(reasons) or "neither xllamacpp nor llama-cpp-python is installed"
+    raise MissingLibraryError(f"GGUF files need a libllama that draftgauge knows ({said}): {INSTALL}")
 
 
-@cache
-def _log(library: Any) -> Any:
-    """Keeps the last error and prints nothing; kept itself, as C calls it for as long as the process runs."""
+def _libraries() -> list[Path]:
+    """Files of libllama that are installed, found without importing the packages that hold them."""
+    folders = [Path(os.environ["LLAMA_CPP_LIB_PATH"])] if os.environ.get("LLAMA_CPP_LIB_PATH") else []
+    for package, inside in (("llama_cpp", "lib"), ("xllamacpp", "")):
+        found = find_spec(package)
+        folders += [Path(place) / inside for place in (found and found.submodule_search_locations) or ()]
+    names = ("llama.dll",) if sys.platform == "win32" else ("libllama.dylib", "libllama.so")
+    return [
+        path for folder in folders for name in (*names, "xllamacpp*.so", "xllamacpp*.pyd") for path in folder.glob(name)
+    ]
 
-    @library.llama_log_callback
-    def keep(level: int, text: bytes, _: Any) -> None:
-        global _last_error
-        if level == _ERROR_LEVEL:
-            _last_error = text.decode(errors="replace").strip()
 
-    return keep
+def declare(library: Any) -> None:
+    """Declare the functions of a loaded library, after comparing its structures with those known here.
+
+    Raises:
+        AttributeError: if it lacks a function.
+        MissingLibraryError: if its default parameters are others, so that its structures are laid out otherwise.
+    """
+    for name, (result, *arguments) in FUNCTIONS.items():
+        function = getattr(library, name)
+        function.restype, function.argtypes = result, arguments
+    library.llama_model_default_params.restype = ModelParameters
+    if not has_defaults(library.llama_model_default_params(), MODEL_DEFAULTS):
+        raise MissingLibraryError("its llama_model_params are others")
+    for unknown in range(_MOST_UNKNOWN):
+        kind = context_parameters(unknown)
+        library.llama_context_default_params.restype = kind
+        if has_defaults(library.llama_context_default_params(), kind(**CONTEXT_DEFAULTS)):
+            library.llama_init_from_model.restype, library.llama_init_from_model.argtypes = c_void_p, (c_void_p, kind)
+            break
+    else:
+        raise MissingLibraryError("its llama_context_params are others")
+    batch = library.llama_batch_init(1, 0, 1)
+    arrays = [bool(getattr(batch, name)) for name in ("token", "pos", "n_seq_id", "seq_id", "logits")]
+    if batch.n_tokens or batch.embd or not all(arrays):
+        raise MissingLibraryError("its llama_batch is another")
+    library.llama_batch_free(batch)
+
+
+def has_defaults(returned: ctypes.Structure, known: ctypes.Structure) -> bool:
+    names = [name for name, *_ in known._fields_ if name != "rest"]
+    return all(getattr(returned, name) == getattr(known, name) for name in names)
+
+
+@_log_callback
+def _keep_error(level: int, text: bytes, _: Any) -> None:
+    """Keeps the last error that libllama logs, and prints nothing."""
+    global _last_error
+    if level == _ERROR_LEVEL:
+        _last_error = text.decode(errors="replace").strip()
 
 
 def last_error() -> str:
