@@ -11,8 +11,8 @@ import torch.nn.functional as F
 from torch import Tensor
 from transformers import Qwen3Config, Qwen3ForCausalLM
 
-from draftgauge.training.compiling import compiled
 from draftgauge.training.optimise import autocast_dtype
+from recipes.reference_pair.compiling import compiled
 from recipes.reference_pair.loop import LossFunction
 from recipes.reference_pair.trunk import ATTENTION, layer_states, logits_at
 

@@ -22,13 +22,13 @@ import torch
 from torch import nn
 from transformers import PreTrainedTokenizerFast, Qwen3ForCausalLM
 
-from draftgauge.core.children import deaf_to_interrupts
 from draftgauge.core.files import atomic_write_text
 from draftgauge.core.provenance import environment, timestamp
 from draftgauge.models.transformers_calls import no_bars
 from draftgauge.training.allocator import keep_freed_memory
 from recipes.reference_pair import data, packing, pretrain, regenerate, tokenizer
 from recipes.reference_pair.card import RECORD_NAME
+from recipes.reference_pair.children import deaf_to_interrupts
 from recipes.reference_pair.loop import Phase, Plan, train
 
 Texts = Mapping[str, Sequence[str]]

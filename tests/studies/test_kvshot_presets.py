@@ -72,8 +72,6 @@ def test_full_has_every_row_of_the_paper() -> None:
         "hidden-depths-12",
         "kv-project-rope-depths-12",
         "hybrid-depths-12",
-        "hybrid-warm-equal-width-gate-held",
-        "hybrid-warm-equal-width-cross-first",
     }
 
 

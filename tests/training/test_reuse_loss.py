@@ -14,7 +14,6 @@ from draftgauge.training.reuse.loss import backward_through_depths, teach
 from tiny import tokens
 
 VOCABULARY, DEPTHS, WIDTH = 24, 3, 8
-SOFTLY = losses.soft_cross_entropy
 
 
 @pytest.fixture
@@ -81,9 +80,7 @@ def test_it_is_the_definition(batch: Batch, vocabulary: int | None, monkeypatch:
         leaf.grad = None
 
     states = [2 * (state / 2) for state in start]  # not leaves: as a network's outputs
-    figures = backward_through_depths(
-        states, head, teach(target[batch.taught()], batch, t2d, d2t), batch, scales, SOFTLY
-    )
+    figures = backward_through_depths(states, head, teach(target[batch.taught()], batch, t2d, d2t), batch, scales)
     assert float((figures.loss * torch.tensor(scales)).sum()) == pytest.approx(float(expected.detach()), rel=1e-5)
     for found, gradient in zip((head.weight.grad, *(state.grad for state in start)), wanted, strict=True):
         torch.testing.assert_close(found, gradient, atol=1e-6, rtol=1e-4)
@@ -97,7 +94,7 @@ def test_the_figures_count_what_is_trained(batch: Batch) -> None:
     ]
     states = [state.requires_grad_() for state in one_hot]
     figures = backward_through_depths(
-        states, lambda x: 9 * x, teach(target[batch.taught()], batch), batch, [1.0] * DEPTHS, SOFTLY
+        states, lambda x: 9 * x, teach(target[batch.taught()], batch), batch, [1.0] * DEPTHS
     )
     # Answers have 9, 5 and 7 tokens; every depth loses one of each.
     assert figures.count.tolist() == [21, 18, 15]
@@ -107,7 +104,7 @@ def test_the_figures_count_what_is_trained(batch: Batch) -> None:
 def test_nothing_of_the_prompt_or_the_padding_is_trained(batch: Batch) -> None:
     target = random(len(batch.tokens), batch.tokens.shape[1], VOCABULARY, seed=2)
     states = [random(3, batch.anchors, VOCABULARY, seed=depth).requires_grad_() for depth in range(DEPTHS)]
-    backward_through_depths(states, lambda x: x, teach(target[batch.taught()], batch), batch, [1.0] * DEPTHS, SOFTLY)
+    backward_through_depths(states, lambda x: x, teach(target[batch.taught()], batch), batch, [1.0] * DEPTHS)
     for depth, state in enumerate(states):
         assert state.grad is not None
         assert torch.equal(state.grad.abs().sum(-1) > 0, batch.trained(depth))
@@ -116,21 +113,9 @@ def test_nothing_of_the_prompt_or_the_padding_is_trained(batch: Batch) -> None:
 def test_a_drafter_like_its_target_has_no_divergence(batch: Batch) -> None:
     target = random(len(batch.tokens), batch.tokens.shape[1], VOCABULARY, seed=2)
     states = [target[:, batch.first + 1 + d :][:, : batch.anchors].clone().requires_grad_() for d in range(DEPTHS)]
-    figures = backward_through_depths(
-        states, lambda x: x, teach(target[batch.taught()], batch), batch, [1.0] * DEPTHS, SOFTLY
-    )
+    figures = backward_through_depths(states, lambda x: x, teach(target[batch.taught()], batch), batch, [1.0] * DEPTHS)
     assert figures.loss.abs().max() < 1e-3
     assert max(float(state.grad.abs().max()) for state in states) < 1e-6  # type: ignore[union-attr]
-
-
-@pytest.mark.slow
-def test_the_compiled_loss_is_the_loss() -> None:
-    call = losses.compiled_loss()
-    for rows in (6, 9):
-        teacher = random(rows, VOCABULARY, seed=1)
-        arguments = random(rows, VOCABULARY), teacher, teacher.logsumexp(-1), tokens(rows, 1, VOCABULARY)
-        for found, wanted in zip(call(*arguments), losses.soft_cross_entropy(*arguments), strict=True):
-            torch.testing.assert_close(found, wanted)
 
 
 def test_autocast_rounds_nothing_of_what_the_loss_was(batch: Batch) -> None:

@@ -84,7 +84,6 @@ def trained(base: TrainingSpec, tmp_path_factory: pytest.TempPathFactory) -> dic
         ({"prompts": None}, "--prompts FILE"),
         ({"compression": "int3"}, "unknown compression"),
         ({"warm_start": Path("/nowhere"), "reuse": "hybrid"}, "holds no trained drafter"),
-        ({"warm_start": Path("/nowhere"), "reuse": "kv"}, "for the designs hybrid and cross"),
     ],
 )
 def test_what_cannot_be_is_refused_before_any_work(
@@ -127,8 +126,9 @@ def test_a_family_without_taps(base: TrainingSpec, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("start", "change", "words"),
     [
-        ("kv", {}, "holds one of the design kv"),
-        ("narrow", {}, "intermediate_size of the drafter in .* is 16, and 128 is asked for"),
+        ("kv", {}, "from a hidden one, not a hybrid one from a kv one"),
+        ("hidden", {"reuse": "kv"}, "takes a hybrid or cross drafter"),
+        ("narrow", {}, "intermediate_size of the hidden drafter is 16, and 128 is asked for"),
         ("hidden", {"taps": (0, 1)}, "hidden_layers"),
         ("hidden", {"draft_vocabulary": 20}, "draft_vocabulary"),
     ],
@@ -137,7 +137,7 @@ def test_a_warm_start_of_another_shape(
     base: TrainingSpec, trained: dict[str, Path], tmp_path: Path, start: str, change: dict[str, Any], words: str
 ) -> None:
     with pytest.raises(DraftgaugeError, match=words):
-        train_drafter(replace(base, reuse="hybrid", warm_start=trained[start], **change), tmp_path / "run")
+        train_drafter(replace(base, **{"reuse": "hybrid", "warm_start": trained[start]} | change), tmp_path / "run")
     assert not (tmp_path / "run").exists()
 
 

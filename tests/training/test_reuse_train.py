@@ -312,7 +312,6 @@ def test_the_log_measures_gradients_and_the_gate(base: TrainingSpec, tmp_path: P
     ]
     for row in rows:
         assert 0.3 < row["gate_mean"] < 0.7
-        assert row["gate_q05"] <= row["gate_q50"] <= row["gate_q95"]
         assert 0 <= row["gate_open"] <= 1
         assert all(
             row[f"gradient_norm/{group}"] > 0 and row[f"gradient_rms/{group}"] > 0 for group in attention + injected

@@ -28,7 +28,7 @@ def train(
         plan, see :class:`~draftgauge.training.reuse.estimate.Estimate`; nothing is written.
     """
     if request.plan:
-        return [estimate(request.training, request.out).row()]
+        return [asdict(estimate(request.training, request.out))]
     if request.out is None:
         raise DraftgaugeError("say where the drafter is to be kept: --out FOLDER")
     result = train_drafter(request.training, request.out, progress, report or (lambda row: None))

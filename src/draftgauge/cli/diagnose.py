@@ -38,9 +38,6 @@ GATE = DRAFTER | {
     "depth": "depth",
     "gate_mean": "mean",
     "gate_open": "share open",
-    "gate_q05": "5%",
-    "gate_q50": "median",
-    "gate_q95": "95%",
 }
 
 

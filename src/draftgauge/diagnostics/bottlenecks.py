@@ -113,7 +113,7 @@ def bottleneck_rows(seeds: Sequence[Bottlenecks], labels: Mapping[str, Any]) -> 
     - the controls: ``depth, control, agreement, difference, low, high``: agreement over all positions with the target's
       query (or none) in place of the drafter's, and the difference that this makes.
     - gradients: ``group, depth, gradient_norm, gradient_to_weight, gradient_share``.
-    - the gate: ``gate_mean, gate_open`` and quantiles, of all depths, of each (``depth``) and over training (``step``).
+    - the gate: ``gate_mean, gate_open``, of all depths, of each (``depth``) and over training (``step``).
     """
     head = dict(labels) | {"seeds": len(seeds)}
     rows: list[Row] = []

@@ -56,5 +56,5 @@ def gate_openness(
             watch.count_rows([batch.counted(depth, anchors)[:, begin:] for depth in range(depths)])
             features = batch_features(module, batch.tokens, net.config.tap_plan)
             unroll_states(net, batch.tokens, features, depths, begin)
-    found = [(depth, watch.figures(depth)) for depth in (None, *range(depths))]
-    return [({} if depth is None else {"depth": depth}) | one.row() for depth, one in found if one is not None]
+    by_depth = [{"depth": depth} | watch.row(depth) for depth in sorted(watch.sums)]
+    return [watch.row(), *by_depth] if by_depth else []

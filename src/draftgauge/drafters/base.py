@@ -111,15 +111,11 @@ class RunsModel(Protocol):
 
 
 def completed(policy: Policy, draft: Draft, asked: int, room: int) -> Draft:
-    """A draft as the target is to verify it: without its last token where the policy leaves that out
-    (:class:`~draftgauge.policies.base.DropsLast`), and with what it looks up in the text behind it
+    """A draft as the target is to verify it: without its last token where the policy drops it
+    (:class:`~draftgauge.policies.base.DropsLast`), and with what it looks up in the text
     (:class:`~draftgauge.policies.base.Extends`).
 
-    Args:
-        policy: of the sequence.
-        draft: as the drafter proposed it.
-        asked: of its signals, how many the policy was asked about while drafting.
-        room: tokens that may be proposed, drafted and looked up.
+    The policy was asked about the first ``asked`` signals while drafting; ``room`` tokens may be proposed in all.
     """
     for signal in draft.signals[asked:]:
         policy.keep_drafting(signal)  # drafting ended by itself; the policy is to know with which token

@@ -57,16 +57,10 @@ class DraftsEverywhere(Drafter, Protocol):
 def draft_everywhere(
     drafter: Drafter, prompt_tokens: list[int], output: list[int], gamma_max: int, vocabulary: int
 ) -> DenseDrafts:
-    """Greedy drafts from every position of an output, the fast way where the drafter has one.
+    """Greedy drafts from every position of an output, the fast way where the drafter has one. Row ``p`` drafts what
+    follows the prompt and ``output[:p]``.
 
-    Row ``p`` drafts what follows the prompt and ``output[:p]``. A drafter that reads its target finds there what the
-    target has last decoded, which must be this text: what is at a position does not depend on what follows.
-
-    Args:
-        drafter: drafts greedily.
-        prompt_tokens, output: the text.
-        gamma_max: longest draft.
-        vocabulary: number of logits of the target.
+    A drafter that reads its target finds there what the target has last decoded, which must be this text.
     """
     if isinstance(drafter, DraftsEverywhere):
         return drafter.draft_everywhere(prompt_tokens, output, gamma_max, vocabulary)
@@ -128,9 +122,7 @@ def draft_densely(
 def draft_position_by_position(
     drafter: Drafter, prompt_tokens: list[int], output: list[int], gamma_max: int
 ) -> DenseDrafts:
-    """The same with any drafter as it is used live, one position after the other: the reference, and cheap without a
-    model.
-    """
+    """The same with any drafter as it is used live, one position after the other."""
     drafts = DenseDrafts.empty(len(output), gamma_max)
     drafter.prefill(prompt_tokens)
     for position, token in enumerate(output):
@@ -146,7 +138,6 @@ def draft_position_by_position(
 def _draft_first(
     model: CachedModel, prompt_tokens: list[int], output: list[int], own: DenseDrafts, vocabulary: int | None
 ) -> None:
-    """Take in prompt and output; the first drafted token of every row."""
     rows = len(own.tokens)
     text = take_in_prompt(model, prompt_tokens, output)[:rows]
     for begin in range(0, rows, CHUNK):
@@ -155,7 +146,7 @@ def _draft_first(
 
 
 def take_in_prompt(model: CachedModel, prompt_tokens: list[int], output: list[int]) -> Tensor:
-    """Take in a prompt but for its last token; return that and the output, ``[1 + N]``, as ids that the model has."""
+    """Take in a prompt but for its last token; that and the output, ``[1 + N]``, as ids that the model has."""
     text = torch.tensor([*prompt_tokens, *output], device=model.spec.device).clamp_(max=model.spec.vocabulary - 1)
     before = len(prompt_tokens) - 1
     model.reset()
@@ -165,7 +156,7 @@ def take_in_prompt(model: CachedModel, prompt_tokens: list[int], output: list[in
 
 
 def branch_chunks(model: CachedModel, branching: Rows) -> Iterator[Rows]:
-    """The rows in parts, each of as many branches as the model's engine and the memory for logits hold."""
+    """The rows in parts, each of as many branches as the engine and the memory for logits hold."""
     most = min(CHUNK, model.spec.branches)
     for begin in range(0, len(branching), most):
         yield branching[begin : begin + most]
@@ -183,11 +174,8 @@ def grow_branches(
     """Draft on from the first token of some rows, all of them a token at a time, each up to its limit.
 
     Args:
-        model: its cache holds the text.
-        starts: ``[n]`` tokens of the text before the first drafted token of each row.
-        rows: ``[n]`` their rows.
-        limits: longest draft of every row.
-        own: has the first tokens and is filled in.
+        starts: ``[n]`` tokens of the text before the first drafted token of each of the ``n`` rows.
+        limits: longest draft of every row of ``own``, which has the first tokens and is filled in.
         vocabulary: number of logits that count.
         choose: the next tokens ``[n]`` from logits ``[n, V]``.
     """
@@ -253,9 +241,7 @@ class DraftsRefused(Drafter, Protocol):
         sampling: Sampling,
         gamma_max: int,
         generator: Generator,
-    ) -> tuple[DenseDrafts, Chances, Chances]:
-        """See :func:`draft_refused`."""
-        ...
+    ) -> tuple[DenseDrafts, Chances, Chances]: ...
 
 
 @torch.inference_mode()
@@ -272,16 +258,11 @@ def draft_refused(
 
     Args:
         rules: the draft model, whose cache is overwritten, and how it drafts.
-        prompt_tokens: at least one.
         output: ``N`` tokens; an end token can only be the last.
         target_logits: ``[N, V]`` that the output was drawn from.
-        sampling: of the target.
-        gamma_max: longest draft, ``G``.
-        generator: on the models' device.
 
     Returns:
-        The drafts; ``acceptance`` and ``survival``, ``[N]`` each, NaN where the text is longer than the draft model
-        takes.
+        The drafts; ``acceptance`` and ``survival``, ``[N]`` each, NaN where the text outgrows the draft model.
     """
     model, vocabulary = rules.model, target_logits.shape[-1]
     positions = len(output)

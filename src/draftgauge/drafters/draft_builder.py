@@ -28,10 +28,8 @@ class DraftBuilder:
         """Set the rules.
 
         Args:
-            device: of the logits.
-            end_tokens: a draft ends with any of these.
             sampling: how tokens are drafted, greedily if None; sampled drafts carry their distributions.
-            generator: on that device; needed for sampled drafts.
+            generator: on ``device``; needed for sampled drafts.
             to_target: ``[V]`` the target's ids of the drafter's tokens, where it knows but some of them.
             vocabulary: number of logits of the target; needed with ``to_target``.
         """

@@ -42,11 +42,8 @@ class LanguageModelDrafter:
     ) -> None:
         """Take the model over; its cache belongs to the drafter from here on.
 
-        Args:
-            model: the draft model.
-            end_tokens, sampling, generator: see :class:`DraftBuilder`.
-            vocabulary: number of logits of the target. A draft model padded to more is cut to it; one padded to fewer
-                reads tokens that it does not have as its last one.
+        A draft model padded to more logits than the target's ``vocabulary`` is cut to it; one padded to fewer reads
+        tokens that it does not have as its last one. The rest is as of :class:`DraftBuilder`.
         """
         self.model = model
         self.end_tokens = end_tokens
@@ -64,7 +61,6 @@ class LanguageModelDrafter:
         return len(self._text) - self.model.length
 
     def prefill(self, context: list[int]) -> None:
-        """Start a new sequence; the last token is left for the first ``propose``, which needs its logits."""
         self.model.reset()
         self._text = list(context)
         if 1 < len(context) <= self.model.spec.context:
@@ -78,7 +74,6 @@ class LanguageModelDrafter:
         return self._builder.build(self._take_in(), self._logits, limit, keep_drafting, reads)
 
     def propose_unread(self, limit: int) -> UnreadDraft | None:
-        """See :class:`~draftgauge.drafters.base.DraftsUnread`."""
         limit = self._within_context(limit)
         if limit <= 0 or not self.model.spec.keeps_on_device:
             return None
@@ -93,7 +88,6 @@ class LanguageModelDrafter:
     def draft_everywhere(
         self, prompt_tokens: list[int], output: list[int], gamma_max: int, vocabulary: int
     ) -> DenseDrafts:
-        """See :class:`~draftgauge.drafters.dense.DraftsEverywhere`; all positions are drafted from together."""
         if not self.sampling.greedy:
             raise DraftgaugeError("a trace holds greedy drafts: record with a drafter at temperature 0")
         return draft_densely(self.model, prompt_tokens, output, gamma_max, self.end_tokens, vocabulary)
@@ -107,7 +101,6 @@ class LanguageModelDrafter:
         gamma_max: int,
         generator: Generator,
     ) -> tuple[DenseDrafts, Chances, Chances]:
-        """See :class:`~draftgauge.drafters.dense.DraftsRefused`."""
         rules, device = DraftRules(self.model, self.end_tokens, self.sampling), self.model.spec.device
         own = generator_on(generator, device)
         assert own is not None
@@ -120,7 +113,6 @@ class LanguageModelDrafter:
         return self._logits(self._readable(self._text[self.model.length :]))
 
     def _readable(self, tokens: list[int]) -> Tensor:
-        """Committed tokens as the model takes them in."""
         uploaded = upload(tokens, self.model.spec.device)
         return uploaded if self._last is None else uploaded.clamp_(max=self._last)
 

@@ -28,7 +28,6 @@ class PromptLookupDrafter:
     """
 
     def __init__(self, max_ngram: int = 3, min_ngram: int = 1, end_tokens: frozenset[int] = frozenset()) -> None:
-        """Set the lengths of n-grams, tried from the longest to the shortest; ``1 <= min_ngram <= max_ngram``."""
         self._occurrences = FirstOccurrences(max_ngram, min_ngram)
         self.end_tokens = end_tokens
 

@@ -42,17 +42,11 @@ class RowDrafter(Protocol):
 
     def open(self, context: list[int]) -> int: ...
 
-    def propose(self, asked: Mapping[int, Asked]) -> dict[int, Draft]:
-        """Drafts for some of the texts."""
-        ...
+    def propose(self, asked: Mapping[int, Asked]) -> dict[int, Draft]: ...
 
-    def commit(self, row: int, accepted: int, tokens: list[int]) -> None:
-        """A step of a text committed ``tokens``, the first ``accepted`` of them drafted."""
-        ...
+    def commit(self, row: int, accepted: int, tokens: list[int]) -> None: ...
 
-    def close(self, row: int) -> None:
-        """Follow a text no more."""
-        ...
+    def close(self, row: int) -> None: ...
 
 
 class EachRow:
@@ -96,7 +90,6 @@ class LanguageModelRows:
     def __init__(
         self, model: LeanModel, end_tokens: frozenset[int] = frozenset(), vocabulary: int | None = None
     ) -> None:
-        """Share a model's weights; ``end_tokens`` and ``vocabulary`` as of :class:`LanguageModelDrafter`."""
         self._rows = StaticRows(model, FIRST_ROWS, min(FIRST_CAPACITY, model.spec.context))
         self._end_tokens = end_tokens
         self._vocabulary = vocabulary
@@ -143,11 +136,9 @@ class LanguageModelRows:
         self._texts[row] += self._readable(tokens)
 
     def close(self, row: int) -> None:
-        """Free the row; what it holds may serve another text."""
         self._closed[row] = np.array(self._texts.pop(row)[: self._rows.length(row)], np.int64)
 
     def _readable(self, tokens: list[int]) -> list[int]:
-        """Committed tokens as the model takes them in."""
         last = self._rows.spec.vocabulary - 1
         return [min(token, last) for token in tokens]
 

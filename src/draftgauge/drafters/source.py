@@ -103,7 +103,6 @@ class DraftSource(ABC):
         """A new drafter.
 
         Args:
-            target: the model that verifies.
             taps: of the target, by ``tap_plan``; None if that is None.
             end_tokens: its drafts end with any of these.
             sampling: how it drafts, greedily if None.
@@ -120,7 +119,7 @@ _KINDS: dict[str, type[DraftSource]] = {}
 
 
 def register_drafter(kind: Kind) -> Kind:
-    """Decorator of a :class:`DraftSource` that makes its kind known by its name."""
+    """Make a :class:`DraftSource` known by its name."""
     assert kind.name not in _KINDS, f"drafter {kind.name} is registered twice"
     _KINDS[kind.name] = kind
     return kind
@@ -146,11 +145,9 @@ def drafter_kind(name: str) -> type[DraftSource]:
 
 
 def choose_drafter(drafter: str | Path, draft: Source) -> tuple[str, Source]:
-    """What is to draft: the name of its kind, and the model or folder it takes.
+    """The name of the kind that is to draft, and the model or folder it takes.
 
-    Args:
-        drafter: the name of a kind, or a source that itself says its kind, such as the folder of a trained drafter.
-        draft: the source where ``drafter`` names a kind that takes one.
+    ``drafter`` names a kind, whose source is ``draft``, or is itself a source that says its kind.
 
     Raises:
         DraftgaugeError: for a drafter that is neither, or one that lacks what it takes.

@@ -40,7 +40,7 @@ class Attention(nn.Module):
         self.output = nn.Linear(query_heads * head_dim, hidden, bias=False)
 
     def parts(self) -> dict[str, slice]:
-        """Which outputs of an input projection, rows of its weight, are queries, which keys and which values."""
+        """Rows of an input projection's weight that are queries, keys and values."""
         width = self.output.in_features // self.query_heads
         queries, keys = self.query_heads * width, (self.query_heads + self.kv_heads) * width
         return {"queries": slice(0, queries), "keys": slice(queries, keys), "values": slice(keys, None)}
@@ -59,13 +59,9 @@ class Attention(nn.Module):
         return part
 
     def heads(self, token_part: Tensor | None, state: Tensor | None, tables: Tables) -> Heads:
-        """Queries, keys and values of ``R`` rows.
+        """Queries, keys and values of ``R`` rows at the positions of ``tables``.
 
-        Args:
-            token_part: of the rows' tokens ``[B, R, width]``, see :meth:`token_part`; None where only the state is
-                read.
-            state: the normalised state ``[B, R, H]``.
-            tables: rotary tables of the rows' positions.
+        Of the rows' tokens ``[B, R, width]`` (see :meth:`token_part`), of the normalised state ``[B, R, H]``, or both.
         """
         projected = token_part
         if self.from_state is not None:
@@ -77,7 +73,6 @@ class Attention(nn.Module):
         return Heads(rotated[:, : self.query_heads], rotated[:, self.query_heads :], split[:, -self.kv_heads :])
 
     def forward(self, queries: Tensor, shared: KeysValues | None, own: Sequence[KeysValues], causal: bool) -> Tensor:
-        """Attend (see :func:`joint_attention`) and project to ``[B, R, H]``."""
         mixed = joint_attention(queries, shared, own, causal)
         output: Tensor = self.output(mixed.transpose(1, 2).flatten(2))
         return output

@@ -129,7 +129,6 @@ class Block(nn.Module):
         self.mlp = SwiGLU(hidden, config.intermediate_size)
 
     def token_parts(self, embedded: Tensor) -> TokenParts:
-        """What depends on the tokens ``[B, n, H]`` alone; nothing in the layers after the first."""
         if self.token_norm is None:
             return TokenParts(None, None)
         normed = self.token_norm(embedded)
@@ -187,15 +186,8 @@ class Injection(nn.Module):
             linear.weight[:, slot * width : (slot + 1) * width] = torch.eye(width, device=linear.weight.device)
 
     def forward(self, keys: Tensor, values: Tensor, begin: int, rotary: RotaryTables) -> KeysValues:
-        """Join the layers.
-
-        Args:
-            keys, values: ``[B, S, KV, n, D]``, the keys rotated at their positions.
-            begin: the first of the ``n`` positions.
-            rotary: the target's.
-
-        Returns:
-            Keys and values ``[B, KV or S KV, n, D]``, the keys rotated at their positions.
+        """Join the layers' keys and values ``[B, S, KV, n, D]``, cached from position ``begin`` on, into
+        ``[B, KV or S KV, n, D]``; keys are rotated at their positions before and after.
         """
         if self.kind == "concat":
             return keys.flatten(1, 2), values.flatten(1, 2)

@@ -47,7 +47,7 @@ def new_net(
 
 @torch.no_grad()
 def start_norm(net: ReuseNet, target_module: PreTrainedModel) -> None:
-    """Start the norm before the head from the target's own final norm, which the target's head was trained behind."""
+    """Start the norm before the head from the target's final norm, which its head was trained behind."""
     weight = target_module.get_decoder().norm.weight
     net.norm.weight.copy_(weight + 1 if net.config.target_family.startswith("gemma") else weight)
 
@@ -83,39 +83,39 @@ def attach(config: ReuseConfig, target_module: PreTrainedModel, draft_tokens: Te
     return net
 
 
+def check_warm_start(config: ReuseConfig, hidden: ReuseConfig) -> None:
+    """Check that a drafter can start from a trained one of the design ``hidden``.
+
+    Raises:
+        ModelError: for other designs, another target, or parts of different shapes.
+    """
+    if not config.traits.warm_starts or hidden.design != WARM_START:
+        takers = " or ".join(name for name, design in DESIGNS.items() if design.warm_starts)
+        raise ModelError(
+            f"a warm start takes a {takers} drafter from a hidden one, not a {config.design} one from a "
+            f"{hidden.design} one"
+        )
+    if config.target_fingerprint and config.target_fingerprint != hidden.target_fingerprint:
+        raise ModelError("the hidden drafter was trained for another target: train one for this target first")
+    for name in ("intermediate_size", "hidden_layers", "draft_vocabulary", *NORMS):
+        ours, theirs = getattr(config, name), getattr(hidden, name)
+        if ours != theirs:
+            raise ModelError(
+                f"a warm start needs the same shape: {name} of the hidden drafter is {theirs}, and {ours} is asked for"
+            )
+
+
 def warm_start(net: ReuseNet, hidden_net: ReuseNet) -> list[str]:
     """Start a ``hybrid`` or ``cross`` drafter from a trained ``hidden`` one; the names of the parameters copied.
 
     Raises:
-        ModelError: for other designs, another target or draft vocabulary, or parts of different shapes.
+        ModelError: as :func:`check_warm_start`, and for another draft vocabulary.
     """
-    if not net.traits.warm_starts or hidden_net.config.design != WARM_START:
-        takers = " or ".join(name for name, design in DESIGNS.items() if design.warm_starts)
-        raise ModelError(
-            f"a warm start takes a {takers} drafter from a hidden one, not a {net.config.design} one "
-            f"from a {hidden_net.config.design} one"
-        )
-    off = [name for name in NORMS if getattr(net.config, name) != getattr(hidden_net.config, name)]
-    if off:
-        raise ModelError(f"the two drafters differ in {', '.join(off)}: train a hidden drafter with the same norms")
-    if net.config.target_fingerprint != hidden_net.config.target_fingerprint:
-        raise ModelError("the hidden drafter was trained for another target: train one for this target first")
-    ours, theirs = dict(net.named_parameters()), dict(hidden_net.named_parameters())
-    shared = [name for name in theirs if name in ours]
-    for name in shared:
-        if ours[name].shape != theirs[name].shape:
-            raise ModelError(
-                f"{name} is {tuple(theirs[name].shape)} in the hidden drafter and {tuple(ours[name].shape)} here: "
-                f"train a hidden drafter with intermediate size {net.config.intermediate_size}, target layers "
-                f"{_listed(net.config.hidden_layers)} and the same draft vocabulary"
-            )
-    if net.config.hidden_layers != hidden_net.config.hidden_layers:
-        raise ModelError(
-            f"the hidden drafter reads target layers {_listed(hidden_net.config.hidden_layers)}, this one "
-            f"{_listed(net.config.hidden_layers)}: choose the same"
-        )
+    check_warm_start(net.config, hidden_net.config)
     if net.d2t is not None and not torch.equal(net.d2t, hidden_net.d2t):  # type: ignore[arg-type]
         raise ModelError("the two drafters have different draft vocabularies: make both from the same token counts")
+    ours, theirs = dict(net.named_parameters()), dict(hidden_net.named_parameters())
+    shared = [name for name in theirs if name in ours]
     with torch.no_grad():
         for name in shared:
             ours[name].copy_(theirs[name])
@@ -138,19 +138,14 @@ def count_parameters(config: ReuseConfig) -> int:
 def matched_widths(
     target_config: PreTrainedConfig, requests: Sequence[Mapping[str, Any]], tolerance: float = 0.02
 ) -> list[ReuseConfig]:
-    """Configurations whose numbers of trainable parameters agree: the SwiGLU's width makes up for what a design spends
-    elsewhere.
+    """Configurations whose numbers of trainable parameters agree within ``tolerance``: the SwiGLU's width makes up for
+    what a design spends elsewhere.
 
-    All are brought to the size of the largest at its own width among the requests of fewest layers.
-
-    Args:
-        target_config: of the target.
-        requests: keyword arguments of :func:`reuse_config`, one mapping a drafter.
-        tolerance: greatest relative difference between any two.
+    All are brought to the size of the largest at its own width among the requests of fewest layers. A request holds
+    keyword arguments of :func:`reuse_config`.
 
     Raises:
-        ModelError: if a design is too large even with a SwiGLU of width 1, or widths cannot be told apart finely
-            enough.
+        ModelError: if a design is too large even with a SwiGLU of width 1, or widths are too coarse.
     """
     natural = [reuse_config(target_config, **request) for request in requests]
     least = min(config.layers for config in natural)

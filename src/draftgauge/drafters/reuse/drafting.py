@@ -81,10 +81,8 @@ def step(net: ReuseNet, state: ChainState, token: Tensor | int) -> tuple[Tensor,
 
 @torch.inference_mode()
 def step_many(net: ReuseNet, state: ChainState, parents: Tensor, tokens: Tensor) -> tuple[Tensor, ChainState]:
-    """One more depth of branches, which may share parents: tokens ``[M]`` drafted after the rows ``parents`` ``[M]``.
-
-    Returns:
-        float32 logits ``[M, V]``, and the state of the ``M`` branches.
+    """One more depth of branches, which may share parents: tokens ``[M]`` after the rows ``parents`` ``[M]``; logits
+    ``[M, V]`` float32 and the state of the ``M`` branches.
     """
     return _deepen(net, state.rows(parents), tokens)
 
@@ -143,7 +141,6 @@ class Prefix:
             pair.reserve(used, length)
 
     def memory(self, layer: int, begin: int, end: int, new: Heads | None) -> Memory:
-        """What a layer sees of the first ``end`` anchors; ``new`` are its own heads of those from ``begin`` on."""
         anchors = None
         if self.anchors is not None and new is not None:
             self.anchors.write(begin, (new.keys, new.values))

@@ -23,16 +23,13 @@ FUSED_DTYPES = {"cpu": (torch.float32, torch.bfloat16, torch.float16), "cuda": (
 
 
 def joint_attention(queries: Tensor, shared: KeysValues | None, own: Sequence[KeysValues], causal: bool) -> Tensor:
-    """Softmax attention of every row over the shared keys and its own.
+    """Softmax attention of every row over the shared keys and its own, ``[B, Q, R, D]``.
 
     Args:
         queries: ``[B, Q, R, D]``.
         shared: keys and values ``[B, KV, L, D]``, or None.
         own: keys and values ``[B, KV, R, D]`` for every depth; row ``r`` sees only theirs at ``r``.
-        causal: row ``r`` sees shared keys ``0..L - R + r`` only: rows are the last of the ``L``; otherwise all of them.
-
-    Returns:
-        ``[B, Q, R, D]``.
+        causal: the rows are the last of the ``L``, and each sees no shared keys after it.
     """
     if causal and shared is not None and queries.dtype in FUSED_DTYPES.get(queries.device.type, ()):
         flat = [tensor for pair in (shared, *own) for tensor in pair]
@@ -134,12 +131,10 @@ def _parts(queries: Tensor, keys: Tensor, values: Tensor) -> list[tuple[Tensor, 
 
 
 def _repeat(x: Tensor, group: int) -> Tensor:
-    """``[B, KV, R, D]`` for every query head, ``[B, Q, R, D]``."""
     return x if group == 1 else x.repeat_interleave(group, 1)
 
 
 def _sum_groups(x: Tensor, group: int) -> Tensor:
-    """The inverse of :func:`_repeat` for gradients."""
     return x if group == 1 else x.unflatten(1, (-1, group)).sum(2)
 
 

@@ -40,12 +40,11 @@ class ReuseDrafter:
         sampling: Sampling | None = None,
         generator: Generator | None = None,
     ) -> None:
-        """Follow a target.
+        """Follow a target, which the drafter never runs.
 
         Args:
-            net: the trained network, on the target's device and in its dtype.
-            target: the model that verifies; the drafter never runs it.
-            taps: of that model, with the layers of ``net.config``.
+            net: on the target's device and in its dtype.
+            taps: of the target, with the layers of ``net.config``.
             end_tokens, sampling, generator: see :class:`DraftBuilder`.
         """
         self.net = net
@@ -78,7 +77,6 @@ class ReuseDrafter:
 
     @torch.inference_mode()
     def propose(self, limit: int, keep_drafting: KeepDrafting | None, reads: Reads = OF_DRAFTED_TOKENS) -> Draft:
-        """Draft up to ``limit`` tokens, fewer where the target's context ends."""
         limit = self._within_context(limit)
         self._take_in()
         if limit <= 0 or self._first is None:
@@ -87,7 +85,6 @@ class ReuseDrafter:
 
     @torch.inference_mode()
     def propose_unread(self, limit: int) -> UnreadDraft | None:
-        """See :class:`~draftgauge.drafters.base.DraftsUnread`."""
         limit = self._within_context(limit)
         if not self.target.spec.keeps_on_device:
             return None

@@ -46,7 +46,6 @@ class ReuseNet(nn.Module):
         """A network with PyTorch's random weights; see :func:`~draftgauge.drafters.reuse.building.new_net`.
 
         Args:
-            config: what it is made of.
             embedding: the target's token embeddings ``[vocabulary, H]``, shared.
             rotary: the target's rotary module, called for its tables and left as it is.
             draft_tokens: ``[V]`` target ids of the draft vocabulary, ascending, where the configuration has one.
@@ -70,17 +69,12 @@ class ReuseNet(nn.Module):
         self.head = nn.Linear(hidden, config.logits, bias=False)
 
     def logits(self, states: Tensor) -> Tensor:
-        """Logits ``[..., V]`` of states ``[..., H]``."""
         output: Tensor = self.head(self.norm(states))
         return output
 
     def entering(self, embedded: Tensor, hidden: Tensor | None, before: Tensor | None) -> Tensor:
-        """What enters the first block at a depth, ``[B, R, H]``.
-
-        Args:
-            embedded: of the depth's tokens.
-            hidden: the target's states ``[B, R, S, H]``, at depth 0.
-            before: the drafter's own states of the depth before, at the others.
+        """What enters the first block at a depth, ``[B, R, H]``: the target's states ``[B, R, S, H]`` at depth 0, the
+        drafter's own of the depth ``before`` at the others; the embedded tokens in designs that read no states.
         """
         if not self.traits.reads_hidden:
             return embedded
@@ -118,7 +112,6 @@ class ReuseNet(nn.Module):
         return stream
 
     def embed(self, tokens: Tensor) -> Tensor:
-        """Frozen embeddings ``[..., H]`` in the dtype of the weights."""
         embedded = self.cast(F.embedding(tokens, self.embedding))
         return embedded if self.config.embedding_scale == 1 else embedded * self.config.embedding_scale
 

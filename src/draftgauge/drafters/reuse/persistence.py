@@ -37,32 +37,19 @@ DRAFT_TOKENS = "d2t"  # among the weights, where there is a draft vocabulary
 
 
 def target_fingerprint(module: PreTrainedModel) -> str:
-    """Which target a model is, whatever it was compressed to: by the files it was loaded from, else by its weights in
-    memory.
-
-    Raises:
-        ModelError: if it was loaded from files that are not there any more.
-    """
+    """Which target a model is, whatever it was compressed to: by the files it was loaded from, else by its weights."""
     return fingerprint(module.config.name_or_path or module, texts=False)
 
 
 def is_drafter(folder: str | Path) -> bool:
-    """Whether :func:`save_drafter` wrote this folder."""
     return (Path(folder) / DESCRIPTION).is_file()
 
 
 def save_drafter(folder: Path, net: ReuseNet, extra: Mapping[str, Any]) -> None:
-    """Write a drafter: its trainable weights (the embedding is the target's), its configuration, and how it was made.
+    """Write a drafter: its trainable weights (the embedding is the target's), its configuration, and JSON values that
+    say how it was made, such as the training plan.
 
     A kill leaves the former drafter or the new one; one whose two files do not belong together is refused when loaded.
-
-    Args:
-        folder: created if need be.
-        net: whose configuration names its target's fingerprint.
-        extra: JSON values to keep with it, such as the training plan.
-
-    Raises:
-        DraftgaugeError: if the folder cannot be written.
     """
     assert net.config.target_fingerprint, "a drafter that is kept must say which target it is for"
     require_writable(folder)
@@ -93,19 +80,16 @@ def read_description(folder: Path) -> dict[str, Any]:
 
 
 def trained_depths(description: Mapping[str, Any]) -> int | None:
-    """Tokens a draft that a drafter was trained for, by its description; None where that does not say."""
     depths: int | None = description["extra"].get("request", {}).get("depths")
     return depths
 
 
 def trained_prompts(description: Mapping[str, Any]) -> Path | None:
-    """The file of the prompts that a drafter was trained on, by its description; None where that names none."""
     prompts = description["extra"].get("request", {}).get("prompts")
     return None if prompts is None else Path(prompts)
 
 
 def trained_compression(description: Mapping[str, Any]) -> str:
-    """How the target was held when a drafter was trained, by its description; uncompressed where that does not say."""
     compression: str = description["extra"].get("request", {}).get("compression", "none")
     return compression
 
@@ -118,11 +102,6 @@ def drafter_fingerprint(folder: Path) -> str:
 
 
 def read_config(folder: Path) -> ReuseConfig:
-    """What a drafter is made of.
-
-    Raises:
-        ModelError: if the folder holds no drafter that this version reads.
-    """
     try:
         return from_mapping(ReuseConfig, read_description(folder)["config"], f"{folder / DESCRIPTION}: config")
     except DraftgaugeError as error:
@@ -130,12 +109,7 @@ def read_config(folder: Path) -> ReuseConfig:
 
 
 def load_drafter(folder: str | Path, target: CachedModel, dtype: torch.dtype | None = None) -> ReuseNet:
-    """Load a drafter for a target, onto its device, ready to draft: in evaluation mode, its weights frozen.
-
-    Args:
-        folder: that :func:`save_drafter` wrote.
-        target: the model that it drafts for.
-        dtype: of its weights; by default that of the target's activations.
+    """Load a drafter for a target, onto its device, ready to draft, by default in the dtype of the target's activations.
 
     Raises:
         ModelError: if the folder holds no drafter, its files are damaged, or it was trained for another target or one
@@ -162,11 +136,7 @@ def load_drafter(folder: str | Path, target: CachedModel, dtype: torch.dtype | N
 
 
 def read_weights(folder: Path) -> dict[str, Tensor]:
-    """A drafter's weights by name, and its :data:`DRAFT_TOKENS` where it has a draft vocabulary.
-
-    Raises:
-        ModelError: if the folder holds no drafter, or its weights are damaged.
-    """
+    """A drafter's weights by name, and its :data:`DRAFT_TOKENS` where it has a draft vocabulary."""
     path = folder / WEIGHTS
     if not path.is_file() or file_sha256(path) != read_description(folder)["weights_sha256"]:
         raise ModelError(
@@ -180,7 +150,7 @@ def read_weights(folder: Path) -> dict[str, Tensor]:
 
 
 def _cast(net: ReuseNet, dtype: torch.dtype) -> ReuseNet:
-    """The weights in another dtype; the embedding stays the target's own, uncopied."""
+    """In place of ``to``, which would copy the embedding: it stays the target's own."""
     for parameter in net.parameters():
         parameter.data = parameter.data.to(dtype)
     return net

@@ -25,8 +25,6 @@ KEPT = Artefact("draftgauge-study", 1, "result of a study", "remove it, and it i
 
 REMEDIES: Mapping[str, Mapping[str, Any]] = {
     "kv-gradient-50": {"kv_gradient": 50.0},  # the paper's negative result
-    "gate-held": {"gate_hold": 0.2},  # the gate held open, then freed
-    "cross-first": {"cross_first": 0.2},  # the cross branch trained first, the rest frozen
     "depths-12": {"depths": 12},  # more depths in the unroll; measured at the depths of the others
 }
 """What is done against a bottleneck -> settings of the training."""

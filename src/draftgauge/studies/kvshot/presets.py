@@ -19,7 +19,6 @@ LAPTOP: dict[str, Any] = {
     "steps": 200,
     "batch": 4,
     "cache": Path(FEATURES_NAME),
-    "compile": True,
 }
 GPU: dict[str, Any] = {"questions": 12000, "steps": 3000, "batch": 16}
 PER_TASK = 24  # of four tasks: 96 prompts
@@ -49,7 +48,6 @@ def remedied(variant: Variant, remedy: str) -> Variant:
 REMEDIED = (
     remedied(KV, "kv-gradient-50"),
     *(remedied(variant, "depths-12") for variant in (HIDDEN, KV, HYBRID)),
-    *(remedied(warm(HYBRID), remedy) for remedy in ("gate-held", "cross-first")),
 )
 
 

@@ -50,10 +50,8 @@ class Batch:
         return replace(self, tokens=self.tokens.to(device, non_blocking=True))
 
     def trained(self, depth: int) -> Tensor:
-        """``[B, anchors]`` bool: where depth ``depth`` is trained, since anchor and token to predict lie in the answer.
-
-        The first anchor is two before the answer: its input is the last token of the prompt, and it predicts the
-        answer's first.
+        """``[B, anchors]`` bool: where a depth is trained, since anchor and token to predict lie in the answer. The
+        first anchor is two before the answer: its input is the last token of the prompt.
         """
         anchor = torch.arange(self.first, self.first + self.anchors)
         return (anchor >= self.prompt[:, None] - 2) & (anchor + 2 + depth < self.length[:, None])
@@ -101,17 +99,14 @@ def trained_positions(conversations: Sequence[Conversation], depth: int) -> int:
 
 
 class Recent(Generic[Value]):
-    """The values of the two keys asked for last.
-
-    Who makes them is not kept, as ``functools.lru_cache`` of a bound method would: an object with such a cache refers
-    to itself, and its memory comes back late.
+    """The values of the two keys asked for last. (``functools.lru_cache`` of a bound method would make a cycle, and the
+    memory would come back late.)
     """
 
     def __init__(self) -> None:
         self._values: dict[int, Value] = {}
 
     def get(self, key: int, make: Callable[[int], Value]) -> Value:
-        """The value of a key, made now if it is not at hand."""
         value = self._values.pop(key) if key in self._values else make(key)
         self._values = dict([*self._values.items(), (key, value)][-2:])
         return value
@@ -132,7 +127,6 @@ class DataOrder:
         self._epochs = Recent[NDArray[np.int64]]()
 
     def step(self, step: int) -> NDArray[np.int64]:
-        """``[batch]``: the conversations of a step, counted from 0; similar ones stand together."""
         epoch, number = divmod(step, self.epoch_steps)
         return self._epochs.get(epoch, self._make_epoch)[number]
 

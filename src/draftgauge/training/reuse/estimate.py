@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 
@@ -33,10 +33,7 @@ from draftgauge.training.world import world_here
 
 GENERATED_LENGTHS = (222, 110)  # mean tokens of a generated question and of the bundled target's answer to it
 JSON_BYTES = 6  # of a token in a file of answers
-WEIGHT_BYTES = 4  # of one that is not trained
-TRAINED_BYTES = 8  # float32 weight and gradient
-MOMENT_BYTES = 4  # AdamW keeps two of each parameter, Muon one
-ADDED_UP_BYTES = 4  # the gradients side by side, where several devices add them up
+FLOAT_BYTES = 4  # weights, gradients and moments are float32
 # Speed of whole steps over the probed one. Measured on two cores of an AMD EPYC, for the bundled target and one of 135M
 # parameters and 49,152 tokens: 0.36 to 0.38 in bfloat16, 0.54 to 0.57 in float32.
 EFFICIENCY = {("cpu", True): 0.37, ("cpu", False): 0.55}
@@ -49,21 +46,17 @@ PROBE_SECONDS = 0.3
 
 @dataclass(frozen=True)
 class Estimate:
-    """Figures of a run; memory in GiB of each device, disk in GB.
+    """Figures of a run; memory in GiB of each device, disk in GB. ``memory`` and ``disk`` are the sums of their parts.
 
     Attributes:
-        target_parameters: of the target, which is not trained.
         parameters: trained ones of the drafter.
-        device: that the figures are for.
-        devices: that share every step.
+        devices: processes that share every step.
         conversations: answers trained on, or asked for.
         tokens_a_step: positions that the target reads.
         anchors_a_step: positions from which all K depths are trained.
         lengths: where these two come from: "answers" or "assumed".
-        memory_target, memory_drafter, memory_activations, memory: the last is their sum.
         seconds_a_step, hours: of training, features online or not; what devices lose by waiting is left out.
-        gflops: what a multiplication of matrices was measured to reach, in 1e9 operations a second.
-        disk_answers, disk_features, disk_checkpoints, disk: the last is their sum.
+        gflops: measured speed of a multiplication of matrices, in 1e9 operations a second.
     """
 
     target_parameters: int
@@ -85,10 +78,6 @@ class Estimate:
     disk_features: float
     disk_checkpoints: float
     disk: float
-
-    def row(self) -> dict[str, float | int | str]:
-        """As a flat row."""
-        return asdict(self)
 
 
 @dataclass(frozen=True)
@@ -112,11 +101,9 @@ class Sizes:
 
 
 def estimate(request: TrainingSpec, out: Path | None = None) -> Estimate:
-    """Estimate a run; nothing is written.
+    """Estimate a run; nothing is written. Of the target only ``config.json`` must be there.
 
-    Args:
-        request: what is asked for. Of the target only ``config.json`` must be there.
-        out: folder of the run; given, everything is checked that a run checks first.
+    With ``out``, the folder of the run, everything is checked that a run checks first.
 
     Raises:
         DraftgaugeError: if the run could not be started, or its features do not fit the disk.
@@ -146,14 +133,13 @@ def estimate_for(
     dtype = autocast_dtype(device) if request.precision != "fp32" else None
     gflops = probe(device, dtype)
     efficiency = EFFICIENCY.get((device.type, dtype is not None), EFFICIENCY_ELSEWHERE)
-    work = operations(request, drafter, trained, body, sizes, request.cache is None)
-    devices = max(request.devices, world_here().size)
+    work, devices = operations(request, drafter, trained, body, sizes), world_here().size
     seconds = work / (gflops * 1e9 * efficiency * devices)
     disk_answers = JSON_BYTES * sizes.total / 1e9
     plan = TapPlan(drafter.hidden_layers or drafter.kv_layers, drafter.kv_layers or drafter.hidden_layers)
     disk_features = sizes.total * token_bytes(config, plan) / 1e9 if request.cache is not None else 0.0
     # While a new checkpoint is written the old one stays; and the drafter itself.
-    disk_checkpoints = (trained * 3 * WEIGHT_BYTES + 2 * _moments(request, drafter, trained)) / 1e9
+    disk_checkpoints = (3 * FLOAT_BYTES * trained + 2 * _moments(request, drafter, trained)) / 1e9
     return Estimate(
         target_parameters=target.num_parameters(),
         parameters=trained - frozen,
@@ -177,16 +163,14 @@ def estimate_for(
     )
 
 
-def operations(
-    request: TrainingSpec, drafter: ReuseConfig, trained: int, target: int, sizes: Sizes, online: bool
-) -> float:
+def operations(request: TrainingSpec, drafter: ReuseConfig, trained: int, target: int, sizes: Sizes) -> float:
     """Multiplications and additions of a step: two a weight forwards, four backwards; attention is left out, being
     small beside them.
 
     The target's head, ``drafter.hidden_size * drafter.vocabulary``, works where the anchors are taught only.
     """
     head, teacher = drafter.hidden_size * drafter.logits, drafter.hidden_size * drafter.vocabulary
-    body = target - teacher if online else 0
+    body = target - teacher if request.cache is None else 0
     read = 2.0 * (body * sizes.tokens + teacher * sizes.anchors)
     of_head = (4.0 if request.freeze_head else 6.0) * head * sizes.anchors
     return read + request.depths * (6.0 * (trained - head) * sizes.rows + of_head)
@@ -249,8 +233,7 @@ def _memory(
     """GiB of the target, of the drafter with gradient and optimiser, and of a step's activations at its longest."""
     half = request.precision == "bf16" or (request.precision == "auto" and autocast_dtype(device) is not None)
     parameters = sum(p.numel() for p in target.parameters())
-    devices = max(request.devices, world_here().size)
-    parts = request.accumulation * devices
+    parts = request.accumulation * world_here().size
     tokens, rows, number = sizes.longest_tokens / parts, sizes.longest_rows / parts, 2 if half else 4
     width, heads = drafter.hidden_size, drafter.head_dim * (drafter.chain_query_heads + 2 * drafter.chain_kv_heads)
     taps = width * len(drafter.hidden_layers) + 2 * len(drafter.kv_layers) * drafter.kv_heads * drafter.head_dim
@@ -259,20 +242,18 @@ def _memory(
     kept = drafter.layers * (10 * 4 * width + number * (3 * heads + 6 * width + 4 * drafter.intermediate_size))
     logits = rows * drafter.vocabulary * number
     # Of the drafter's own logits only a chunk exists at a time.
-    logits += CHUNK_ELEMENTS.get(device.type, CHUNK_ELEMENTS["cuda"]) * 4 * DRAFTER_LOGITS
+    logits += CHUNK_ELEMENTS.get(device.type, CHUNK_ELEMENTS["cuda"]) * FLOAT_BYTES * DRAFTER_LOGITS
     activations = rows * request.depths * kept + tokens * taps * number + logits
-    frozen = drafter.hidden_size * drafter.logits if request.freeze_head else 0
-    per_parameter = TRAINED_BYTES + (ADDED_UP_BYTES if devices > 1 else 0)
-    trained_bytes = (trained - frozen) * per_parameter + frozen * WEIGHT_BYTES + _moments(request, drafter, trained)
+    trained_bytes = 2 * FLOAT_BYTES * trained + _moments(request, drafter, trained)
     dtype = activation_dtype(request.compression, device, target.config.get_text_config().dtype)
     return parameters * weight_bytes(request.compression, dtype) / 2**30, trained_bytes / 2**30, activations / 2**30
 
 
 def _moments(request: TrainingSpec, drafter: ReuseConfig, parameters: int) -> int:
-    """Bytes of what the optimisers keep; the few parameters that are no matrices go with the blocks."""
+    """Bytes of what the optimisers keep: AdamW two moments of a parameter, Muon (of the layers) one."""
     head = drafter.hidden_size * drafter.logits
     of_blocks = 1 if request.optimizer == MUON else 2
-    return MOMENT_BYTES * ((parameters - head) * of_blocks + (0 if request.freeze_head else 2 * head))
+    return FLOAT_BYTES * ((parameters - head) * of_blocks + (0 if request.freeze_head else 2 * head))
 
 
 def _embedding(target: PreTrainedModel) -> int:

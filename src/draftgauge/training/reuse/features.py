@@ -50,9 +50,7 @@ class FeatureSource(Protocol):
         """Features of all positions of the batch, and the logits ``[n, V]`` of those where it is taught."""
         ...
 
-    def prefetch(self, batch: Batch) -> None:
-        """Begin to read what will be asked for next."""
-        ...
+    def prefetch(self, batch: Batch) -> None: ...
 
 
 class OnlineFeatures:
@@ -62,7 +60,6 @@ class OnlineFeatures:
         self.module, self.plan = module, plan
 
     def __call__(self, batch: Batch) -> Features:
-        """Run the target over the batch."""
         return batch_features(self.module, batch.tokens, self.plan, batch.taught())
 
     def prefetch(self, batch: Batch) -> None:
@@ -105,7 +102,6 @@ class CacheIdentity:
 def cache_identity(
     answers: Answers, conversations: Sequence[Conversation], length: int, plan: TapPlan
 ) -> CacheIdentity:
-    """The identity of a cache of these conversations, of the target that answered."""
     fingerprint = str(answers.description["target_fingerprint"])
     compression = str(answers.description.get("compression", UNCOMPRESSED))
     layers = plan.hidden_layers, plan.kv_layers
@@ -146,9 +142,6 @@ def make_cache(
 ) -> None:
     """Compute and keep the features of conversations; whole shards of an interrupted call are kept. Of several
     processes, one does it.
-
-    Raises:
-        DraftgaugeError: if the folder holds the features of another run, or the disk has too little space.
     """
     check_cache_folder(folder, identity.mapping())
     require_writable(folder.parent)
@@ -204,12 +197,10 @@ class CachedFeatures:
         self._announced: dict[tuple[int, ...], Future[dict[str, Tensor]]] = {}
 
     def prefetch(self, batch: Batch) -> None:
-        """Start reading a batch's conversations; earlier batches that were not asked for are dropped."""
         announced = self._announced.pop(batch.index, None)
         self._announced = {batch.index: announced or self._submit(batch)}
 
     def __call__(self, batch: Batch) -> Features:
-        """Read the batch's conversations, padded with zeros, and compute the target's logits."""
         read = self._announced.pop(batch.index, None) or self._submit(batch)
         parts = {
             name: part.to(self.module.device, self.module.dtype, non_blocking=True)

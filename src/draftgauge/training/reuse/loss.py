@@ -13,14 +13,11 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from draftgauge.training.compiling import compiled
 from draftgauge.training.reuse.batches import Batch
 
 CHUNK_ELEMENTS = {"cpu": 1 << 20, "cuda": 1 << 27}  # logits that exist at once: on a CPU they stay in its cache
-COMPILED_TOLERANCE = 0.01  # bfloat16 gradients are rounded by less; a wrong result is off by far more
 
 ToLogits = Callable[[Tensor], Tensor]
-SoftLoss = Callable[[Tensor, Tensor, Tensor, Tensor], tuple[Tensor, Tensor, Tensor]]
 
 
 @dataclass(frozen=True)
@@ -112,7 +109,6 @@ def backward_through_depths(
     teacher: Teacher,
     batch: Batch,
     scales: Sequence[float],
-    softly: SoftLoss,
 ) -> Figures:
     """Add the gradient of the loss to every parameter behind the states, and sum up what the loss was.
 
@@ -121,10 +117,7 @@ def backward_through_depths(
     Args:
         states: the drafter's output states of every depth, each ``[B, anchors, H]``.
         to_logits: maps states ``[n, H]`` to logits ``[n, V]``.
-        teacher: see :func:`teach`.
-        batch: the conversations.
         scales: what a position of each depth weighs in the loss.
-        softly: :func:`soft_cross_entropy` or what compiling made of it.
     """
     gradients, sums = [], []
     device = states[0].device
@@ -138,7 +131,7 @@ def backward_through_depths(
             chosen = teacher.at(part // batch.anchors, batch.first + 1 + part % batch.anchors + depth)
             with torch.enable_grad():
                 logits = to_logits(piece)
-            loss, agreed, of_logits = softly(logits.detach(), chosen.logits, chosen.log_total, chosen.token)
+            loss, agreed, of_logits = soft_cross_entropy(logits.detach(), chosen.logits, chosen.log_total, chosen.token)
             loss = loss - (chosen.entropy * (chosen.token >= 0)).sum()  # KL
             logits.backward(of_logits.mul_(scales[depth]))
             assert piece.grad is not None
@@ -177,13 +170,3 @@ def soft_cross_entropy(
     loss = ((total.log() + top - crossed) * taught).sum()
     gradient = q.div_(total).sub_(p).mul_(taught)
     return loss, agreed, gradient.to(logits.dtype)
-
-
-def compiled_loss() -> SoftLoss:
-    """:func:`soft_cross_entropy` through ``torch.compile``, which makes one pass over the logits of its many."""
-
-    def distance(results: Sequence[Tensor], expected: Sequence[Tensor]) -> float:
-        pairs = zip(results, expected, strict=True)
-        return max(float((one - other).abs().max() / (1 + other.abs().max())) for one, other in pairs)
-
-    return compiled(soft_cross_entropy, distance, COMPILED_TOLERANCE, every_shape=False)

@@ -12,7 +12,8 @@ from draftgauge.core.artefacts import Artefact
 from draftgauge.core.errors import DraftgaugeError, ModelError
 from draftgauge.core.files import require_writable
 from draftgauge.core.provenance import command_line, environment, timestamp
-from draftgauge.drafters.reuse.config import DESIGNS, NORMS, WARM_START, ReuseConfig, reuse_config
+from draftgauge.drafters.reuse.building import check_warm_start
+from draftgauge.drafters.reuse.config import NORMS, ReuseConfig, reuse_config
 from draftgauge.drafters.reuse.persistence import read_config
 from draftgauge.models.compression import check_compression
 from draftgauge.models.device import check_devices, choose_device, numbered
@@ -118,10 +119,10 @@ def check(request: TrainingSpec, out: Path, identity: str | None) -> Job:
         raise DraftgaugeError(
             f"{request.depths} draft steps do not fit the {length} tokens that the target takes: lower depths"
         )
-    check_remedies(request)
     source_of(request)
     check_tracker(request.track)
-    check_warm_start(request, drafter)
+    if request.warm_start is not None:
+        check_warm_start(drafter, read_config(request.warm_start))
     check_out(out, request, identity)
     cached = _cached_layers(config, request) if request.cache is not None else TapPlan()
     world = check_world(request)
@@ -150,10 +151,8 @@ def check_world(request: TrainingSpec) -> World:
         DraftgaugeError: if there are fewer devices, or the batch cannot be split among them.
     """
     world = world_here()
-    if request.devices > 1 and world.size > 1:
-        raise DraftgaugeError(f"{world.size} processes were started already, as by torchrun: leave devices out")
-    check_devices(request.device, max(request.devices, world.local_size))
-    size = max(request.devices, world.size)
+    check_devices(request.device, world.local_size)
+    size = world.size
     if request.batch % (size * request.accumulation):
         parts = f" of {request.accumulation} parts each" if request.accumulation > 1 else ""
         raise DraftgaugeError(
@@ -161,53 +160,6 @@ def check_world(request: TrainingSpec) -> World:
             f"ask for a batch that {size * request.accumulation} divides"
         )
     return world
-
-
-def check_remedies(request: TrainingSpec) -> None:
-    """Check that what a request asks of a gate, or of own keys, is asked of a design that has them.
-
-    Raises:
-        DraftgaugeError: naming the designs that do.
-    """
-    gated = [name for name, design in DESIGNS.items() if design.gated]
-    chained = [name for name, design in DESIGNS.items() if design.chain_attends]
-    for names, designs, neutral in (
-        (("gate_start", "gate_hold", "cross_first"), gated, 0),
-        (("kv_gradient",), chained, 1),
-    ):
-        asked = [name for name in names if getattr(request, name) != neutral]
-        if asked and request.reuse not in designs:
-            raise DraftgaugeError(f"{asked[0]} is for the designs {', '.join(designs)}, not for {request.reuse}")
-
-
-def check_warm_start(request: TrainingSpec, drafter: ReuseConfig) -> None:
-    """Check that a warm start is from a ``hidden`` drafter of the same target and shape.
-
-    Raises:
-        DraftgaugeError: saying what differs.
-    """
-    if request.warm_start is None:
-        return
-    takers = [name for name, design in DESIGNS.items() if design.warm_starts]
-    if request.reuse not in takers:
-        raise DraftgaugeError(f"a warm start is for the designs {' and '.join(takers)}, not for {request.reuse}")
-    folder = request.warm_start
-    hidden = read_config(folder)
-    if hidden.design != WARM_START:
-        raise ModelError(
-            f"a warm start needs a drafter of the design hidden, and {folder} holds one of the design {hidden.design}"
-        )
-    if drafter.target_fingerprint and hidden.target_fingerprint != drafter.target_fingerprint:
-        raise ModelError(
-            f"the drafter in {folder} was trained for another target: train a hidden drafter for this one first"
-        )
-    for name in ("intermediate_size", "hidden_layers", "draft_vocabulary", *NORMS):
-        ours, theirs = getattr(drafter, name), getattr(hidden, name)
-        if ours != theirs:
-            raise ModelError(
-                f"a warm start needs the same shape: {name} of the drafter in {folder} is {theirs}, and {ours} is "
-                "asked for"
-            )
 
 
 def check_out(out: Path, request: TrainingSpec, identity: str | None) -> None:

@@ -30,7 +30,6 @@ COUNTS = (
     "steps",
     "batch",
     "accumulation",
-    "devices",
     "new_tokens",
     "checkpoint_every",
     "log_every",
@@ -43,7 +42,6 @@ COUNTS = (
 INCIDENTAL = frozenset(
     {
         "device",
-        "devices",
         "answers",
         "cache",
         "checkpoint_every",
@@ -105,11 +103,6 @@ class TrainingSpec(CodeSpec, SeedSpec, DeviceSpec, TeacherSpec, ChatSpec):
     )
     learning_rate: float | None = option(None, help="peak learning rate; chosen by the target's width if left out.")
     compression: str = option(UNCOMPRESSED, help="how the target is compressed.")
-    devices: int = option(
-        1,
-        help="number of this machine's devices that share every step; leave it out under torchrun, on one machine or "
-        "several. A run may be resumed with another number: the order of the data is the same.",
-    )
     checkpoint_every: int = option(100, help="steps between checkpoints.")
     log_every: int = option(10, help="steps between rows of the log.")
     track: str | None = option(None, help="also log to tensorboard, wandb or trackio.")
@@ -127,12 +120,9 @@ class TrainingSpec(CodeSpec, SeedSpec, DeviceSpec, TeacherSpec, ChatSpec):
     warmup: float = 0.05  # share of the steps in which the rate rises; then it falls as a cosine
     optimizer: str = MUON  # of the blocks' matrices; all else has AdamW
     gate_start: float = 0.0  # bias of a hybrid drafter's gate; 0 is half open
-    gate_hold: float = 0.0  # share of the steps, at the start, in which that gate is held open
-    cross_first: float = 0.0  # share of the steps, at the start, that train the cross branch alone
     kv_gradient: float = 1.0  # factor of the gradients of the keys and values of a drafter's own chain
     precision: str = "auto"  # of the arithmetic; weights and optimiser are float32
-    compile: bool = False  # run the loss through torch.compile
-    threads: int | None = None  # of torch in every process; the processes divide torch's own number if None
+    threads: int | None = None  # of torch in every process
 
     def __post_init__(self) -> None:
         at_least_one(self, *COUNTS)
@@ -154,11 +144,8 @@ class TrainingSpec(CodeSpec, SeedSpec, DeviceSpec, TeacherSpec, ChatSpec):
             raise DraftgaugeError(
                 f"a batch of {self.batch} conversations cannot be split into {self.accumulation} equal parts"
             )
-        for name in ("warmup", "gate_hold", "cross_first"):
-            if not 0 <= getattr(self, name) < 1:
-                raise DraftgaugeError(
-                    f"{name} is a share of the steps, at least 0 and below 1, not {getattr(self, name)}"
-                )
+        if not 0 <= self.warmup < 1:
+            raise DraftgaugeError(f"warmup is a share of the steps, at least 0 and below 1, not {self.warmup}")
         for name in ("kv_gradient", "learning_rate"):
             if getattr(self, name) is not None and not 0 < getattr(self, name) < inf:
                 raise DraftgaugeError(f"{name} must be a number above 0, not {getattr(self, name)}")

@@ -11,10 +11,11 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Iterable, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from draftgauge.drafters.reuse.attention import Attention
@@ -27,7 +28,6 @@ from draftgauge.models.tap_plan import TAP_FAMILIES, nearest_full
 from draftgauge.models.tap_rules import default_taps
 from draftgauge.models.taps import batch_features
 from draftgauge.training.reuse.request import RANDOM, SELF
-from draftgauge.training.reuse.statistics import STREAM, ScaleWatch
 
 PARTS: tuple[Part, ...] = ("queries", "keys", "values")
 POSITIONS = 16_384  # of texts that the maps are fitted to
@@ -160,14 +160,26 @@ def _balance(net: ReuseNet, module: PreTrainedModel, texts: Sequence[Tensor]) ->
     long_enough = [text for text in texts if len(text) >= BALANCED_DEPTHS + 2]
     if not long_enough:
         return
-    watch = ScaleWatch(net)
-    with watch.watching():
+    squares: dict[nn.Module, list[Tensor]] = {}
+    with ExitStack() as hooks:
+        for block in net.blocks:
+            attended = block.join or block.self_attention or block.chain_attention
+            assert attended is not None
+            for watched in (block, attended):
+                squares[watched] = []
+            hooks.enter_context(
+                block.register_forward_hook(lambda one, inputs, _: squares[one].append(inputs[0].square().mean()))
+            )
+            hooks.enter_context(
+                attended.register_forward_hook(lambda one, _, output: squares[one].append(output.square().mean()))
+            )
         for text in long_enough[:BALANCED_TEXTS]:
             ids = text.to(net.embedding.device)[None]
             unroll_states(net, ids, batch_features(module, ids, net.config.tap_plan), BALANCED_DEPTHS)
-    scales = watch.scales()
-    for index, block in enumerate(net.blocks):
-        parts = scales[f"blocks.{index}.residual"]
+    for block in net.blocks:
+        attended = block.join or block.self_attention or block.chain_attention
+        assert attended is not None
+        stream, added = (float(torch.stack(squares[watched]).mean()) ** 0.5 for watched in (block, attended))
         for attention in (block.self_attention, block.chain_attention):
             if attention is not None:
-                attention.output.weight.mul_(parts[STREAM] / max(parts["attention"], 1e-12))
+                attention.output.weight.mul_(stream / max(added, 1e-12))

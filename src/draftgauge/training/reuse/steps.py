@@ -12,8 +12,7 @@ from __future__ import annotations
 
 import math
 import time
-import warnings
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, field
 from itertools import pairwise
 
@@ -31,22 +30,15 @@ from draftgauge.training.reuse.answers import Conversation
 from draftgauge.training.reuse.batches import Batch, DataOrder, Recent, collate, trained_positions
 from draftgauge.training.reuse.features import FeatureSource
 from draftgauge.training.reuse.gate import GateWatch
-from draftgauge.training.reuse.loss import (
-    Figures,
-    backward_through_depths,
-    compiled_loss,
-    depth_weights,
-    soft_cross_entropy,
-    teach,
-)
+from draftgauge.training.reuse.loss import Figures, backward_through_depths, depth_weights, teach
 from draftgauge.training.reuse.optimizers import make_optimizers
-from draftgauge.training.reuse.prepare import Job, norms_of
-from draftgauge.training.reuse.remedies import Remedies
+from draftgauge.training.reuse.prepare import Job
 from draftgauge.training.reuse.request import CLIP, STEP_DECAY
 from draftgauge.training.reuse.result import TrainResult
-from draftgauge.training.reuse.statistics import GradientStatistics, Imbalance, ScaleWatch, imbalances
+from draftgauge.training.reuse.statistics import GradientStatistics
 from draftgauge.training.reuse.tracking import Tracker, open_trackers
 
+OWN_KEYS = (".chain_attention.keys", ".chain_attention.values")
 TAIL = 0.1  # share of the steps, at the end, over which the final loss is averaged
 
 Report = Callable[[Mapping[str, float]], None]
@@ -102,9 +94,7 @@ class Training:
         )
         self.weights = depth_weights(request.depths, STEP_DECAY)
         self.autocast = autocast(job)
-        self.statistics, self.gates, self.scales = GradientStatistics(net), GateWatch(net), ScaleWatch(net)
-        self.remedies = Remedies(net, request)
-        self.softly = compiled_loss() if request.compile else soft_cross_entropy
+        self.statistics, self.gates = GradientStatistics(net), GateWatch(net)
         self.state = self._resume(answers_sha256)
         self.interval = Interval()
 
@@ -142,20 +132,24 @@ class Training:
         trained = [trained_positions(conversations, depth) for depth in range(request.depths)]
         scales = [float(weight) / max(1, count) for weight, count in zip(self.weights, trained, strict=True)]
         logged = self.schedule.logged(step)
-        with self.remedies.holding(step), self.gates.watching(on=logged), self.scales.watching(on=logged):
+        with self.gates.watching(on=logged):
             for batch, following in pairwise([*self._batches(step), *self._batches(step + 1)[:1]]):
                 interval.figures.append(self._backward_of(batch.to(self.job.device), scales, following))
         self.world.add_up([p.grad for p in self.net.parameters() if p.grad is not None])
-        self.remedies.change_gradients(step)
+        if request.kv_gradient != 1:
+            self._scale_own_keys(request.kv_gradient)
         interval.tokens += trained[0]
         interval.steps += 1
         if logged:
-            self.world.add_up(self.gates.sums())
-            gate = self.gates.figures()
-            interval.last = {"learning_rate": self.schedule.rate(step)} | self.statistics.row() | self.scales.row()
-            interval.last |= {} if gate is None else gate.row()
-        if step == 0 and self.world.leads:
-            warn_of(imbalances(self.scales.scales()), [name for name, there in norms_of(request).items() if not there])
+            self.world.add_up([self.gates.sums[depth] for depth in sorted(self.gates.sums)])
+            interval.last = {"learning_rate": self.schedule.rate(step)} | self.statistics.row() | self.gates.row()
+
+    def _scale_own_keys(self, factor: float) -> None:
+        """Scale the gradients of the keys and values of the drafter's own chain, as KVShot does without success."""
+        for name, parts in self.statistics.groups.items():
+            for parameter, rows in parts if name.endswith(OWN_KEYS) else ():
+                if parameter.grad is not None:
+                    parameter.grad[rows] *= factor
 
     def _batches(self, step: int) -> list[Batch]:
         return self._recent.get(step, self._make_batches)
@@ -172,7 +166,7 @@ class Training:
             teacher = teach(features.logits, batch, self.net.t2d, self.net.d2t)
             self.gates.count_rows([batch.trained(depth) for depth in range(request.depths)])
             states = unroll_states(self.net, batch.tokens, features, request.depths, batch.first)
-            return backward_through_depths(states, self.net.logits, teacher, batch, scales, self.softly)
+            return backward_through_depths(states, self.net.logits, teacher, batch, scales)
 
     def _row(self, step: int, norm: float) -> dict[str, float]:
         """The figures of the interval, which is added to the state; a new one begins."""
@@ -225,17 +219,6 @@ class Training:
             tokens_per_second=state.tokens / max(state.seconds, 1e-9),
             loss=state.tail_loss / max(1, state.tail_steps),
             peak_memory_gib=peak_memory_gib(self.job.device),
-        )
-
-
-def warn_of(unequal: Sequence[Imbalance], norms_off: Sequence[str]) -> None:
-    """Warn of sums whose parts start so far apart in scale that the small ones are lost, naming the missing norms."""
-    if unequal:
-        cause = f" ({', '.join(norms_off)} left out)" if norms_off else ""
-        warnings.warn(
-            f"at initialisation {'; '.join(map(str, unequal))}: the smaller part hardly counts at first{cause}. "
-            "Read the results with this in mind",
-            stacklevel=2,
         )
 
 

@@ -92,17 +92,13 @@ def open_trackers(name: str | None, folder: Path, settings: Mapping[str, Any], s
 
 
 def read_history(folder: Path) -> list[dict[str, float]]:
-    """What the log of a run says of gradients, gate and scales, at up to ``POINTS`` steps, the first and the last among
-    them; empty where there is no log.
-
-    Returns:
-        Rows with ``step`` and the columns ``gradient_norm/GROUP``, ``gradient_rms/GROUP``, ``weight_rms/GROUP``,
-        ``gate_*`` and ``rms/SUM/PART``.
+    """Gradients and gate from the log of a run, at up to ``POINTS`` steps, the first and the last among them: rows of
+    ``step``, ``gradient_norm/GROUP``, ``gradient_rms/GROUP``, ``weight_rms/GROUP`` and ``gate_*``; empty without a log.
     """
     rows = [parse_json(line, str(folder / LOG_NAME)) for line in _whole_lines(folder / LOG_NAME)]
     last = max(0, len(rows) - 1)
     chosen = sorted({round(last * point / (POINTS - 1)) for point in range(POINTS)}) if rows else []
-    kept = ("gradient_norm/", "gradient_rms/", "weight_rms/", "gate_", "rms/")
+    kept = ("gradient_norm/", "gradient_rms/", "weight_rms/", "gate_")
     return [{key: rows[i][key] for key in rows[i] if key == "step" or key.startswith(kept)} for i in chosen]
 
 

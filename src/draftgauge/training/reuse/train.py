@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
@@ -19,13 +18,12 @@ from draftgauge.drafters.reuse.net import ReuseNet
 from draftgauge.drafters.reuse.persistence import load_drafter, save_drafter, target_fingerprint
 from draftgauge.models.base import CachedModel
 from draftgauge.training.allocator import keep_freed_memory
-from draftgauge.training.launch import Send, launch
 from draftgauge.training.reuse.answers import Answers, Conversation
 from draftgauge.training.reuse.batches import usable
 from draftgauge.training.reuse.data import answers_of, load_target, token_counts
 from draftgauge.training.reuse.features import CachedFeatures, FeatureSource, OnlineFeatures, cache_identity, make_cache
+from draftgauge.training.reuse.gate import gates_of
 from draftgauge.training.reuse.prepare import Job, check, known_fingerprint, open_run
-from draftgauge.training.reuse.remedies import start_gates
 from draftgauge.training.reuse.request import TrainingSpec
 from draftgauge.training.reuse.result import TrainResult, finished
 from draftgauge.training.reuse.start import start_attention
@@ -42,13 +40,8 @@ def train_drafter(
     """Train a drafter and leave it in ``out``, beside ``run.json``, ``log.jsonl`` and checkpoints.
 
     The same call goes on where an interrupted one stopped; a finished run is not repeated. Under torchrun every process
-    makes this call, with a folder that all of them see; the first one writes and reports.
-
-    Args:
-        request: see :class:`TrainingSpec`.
-        out: folder of the run.
-        progress: told (what, done, total).
-        report: told the figures of every ``log_every`` steps: step, steps, loss, tokens_per_second, seconds_left ...
+    makes this call, with a folder that all of them see; the first one writes and reports. ``report`` is told the
+    figures of every ``log_every`` steps.
 
     Raises:
         DraftgaugeError: for whatever cannot be, before any work; see :func:`~draftgauge.training.reuse.prepare.check`.
@@ -57,8 +50,6 @@ def train_drafter(
     before = finished(out)
     if before is not None:
         return before
-    if request.devices > 1:
-        return _train_on_devices(job, progress, report)
     with joined(job.world, job.device):
         if not job.world.leads:
             progress, report = silent, lambda row: None
@@ -66,30 +57,6 @@ def train_drafter(
         require_writable(job.out)
         with only_writer(job.out):
             return _train(job, progress, report)
-
-
-def _train_on_devices(job: Job, progress: Progress, report: Report) -> TrainResult:
-    """One process a device of this machine."""
-    request = job.request
-    threads = request.threads
-    if threads is None and job.device.type == "cpu":
-        threads = max(1, torch.get_num_threads() // request.devices)
-    receivers: dict[str, Callable[..., None]] = {"progress": progress, "report": report}
-    alone = replace(request, devices=1, threads=threads)
-    result: TrainResult = launch(
-        request.devices, _one_of_many, (alone, job.out), lambda kind, content: receivers[kind](*content)
-    )
-    return result
-
-
-def _one_of_many(send: Send, request: TrainingSpec, out: Path) -> TrainResult:
-    """The work of one process."""
-    return train_drafter(
-        request,
-        out,
-        lambda what, done, total: send("progress", (what, done, total)),
-        lambda row: send("report", (dict(row),)),
-    )
 
 
 def _train(job: Job, progress: Progress, report: Report) -> TrainResult:
@@ -134,7 +101,9 @@ def _start(job: Job, target: CachedModel, answers: Answers, conversations: list[
         start_norm(net, target.module)
     texts = [torch.from_numpy(each.tokens.astype(np.int64)) for each in conversations]
     start_attention(net, target.module, request.attention_start, texts)
-    start_gates(net, request.gate_start)
+    with torch.no_grad():
+        for gate in gates_of(net):
+            gate.bias.fill_(request.gate_start)
     if request.warm_start is not None:
         warm_start(net, load_drafter(request.warm_start, target, torch.float32))
     if request.freeze_head:
@@ -159,13 +128,7 @@ def _features(
 
 
 def fill_cache(request: TrainingSpec, out: Path, target: CachedModel, answers: Answers, progress: Progress) -> None:
-    """Make the cache of features that a request names, without training: runs that share it find it whole.
-
-    Nothing is made if the request does not ask for one.
-
-    Raises:
-        DraftgaugeError: as :func:`train_drafter`.
-    """
+    """Make the cache of features that a request names, if any, without training: runs that share it find it whole."""
     if request.cache is not None:
         job = check(request, out, target_fingerprint(target.module))
         _features(job, target, answers, usable(answers.conversations, job.length, request.depths), progress)

@@ -10,29 +10,16 @@ import torch
 from torch import Tensor
 
 Function = TypeVar("Function", bound=Callable[..., Any])
-Distance = Callable[[Any, Any], float]
+TOLERANCE = 0.05  # mean difference: bfloat16 stays far below it, and a wrong result is far above
 
 
-def mean_distance(result: Tensor, expected: Tensor) -> float:
-    return float((result - expected).abs().mean())
-
-
-def compiled(
-    function: Function, distance: Distance = mean_distance, tolerance: float = 0.05, every_shape: bool = True
-) -> Function:
-    """A function of tensors through ``torch.compile``, its result checked against the function's own.
+def compiled(function: Function) -> Function:
+    """A function of tensors through ``torch.compile``, its result checked against the function's own for every
+    combination of shapes.
 
     Where no compiler can be had, or where the result differs, the function runs as it is; both are said once.
-
-    Args:
-        function: of tensors, without side effects.
-        distance: of a result from the expected one; by default the mean difference, which bfloat16 keeps far below the
-            tolerance and a wrong result far above it.
-        tolerance: the largest distance at which the compiled function is used.
-        every_shape: compile and check anew for every combination of shapes; else compile for shapes that vary, and
-            check the first result only.
     """
-    fast = torch.compile(function) if every_shape else torch.compile(function, dynamic=True)
+    fast = torch.compile(function)
     checked: set[tuple[torch.Size, ...]] = set()
     usable = True
 
@@ -42,7 +29,7 @@ def compiled(
         warnings.warn(f"{why}; training goes on without torch.compile", stacklevel=3)
 
     def call(*arguments: Tensor) -> Any:
-        shapes = tuple(argument.shape for argument in arguments) if every_shape else ()
+        shapes = tuple(argument.shape for argument in arguments)
         if usable:
             try:
                 result = fast(*arguments)
@@ -52,8 +39,8 @@ def compiled(
                 if shapes in checked:
                     return result
                 with torch.no_grad():
-                    off = distance(result, function(*arguments))
-                if off <= tolerance:
+                    off = float((result - function(*arguments)).abs().mean())
+                if off <= TOLERANCE:
                     checked.add(shapes)
                     return result
                 give_up(f"the compiled function is {off:.2g} off")
