@@ -109,7 +109,7 @@ def read_config(folder: Path) -> ReuseConfig:
 
 
 def load_drafter(folder: str | Path, target: CachedModel, dtype: torch.dtype | None = None) -> ReuseNet:
-    """Load a drafter for a target, onto its device, ready to draft, by default in the dtype of the target's activations.
+    """Load a drafter for a target, onto its device, ready to draft; by default in the dtype of its activations.
 
     Raises:
         ModelError: if the folder holds no drafter, its files are damaged, or it was trained for another target or one
