@@ -102,7 +102,7 @@ def test_quick_leaves_every_row_and_a_page(tiny_target: Path, prompts: Path, tmp
     assert [variant.design for variant in study.variants] == ["hidden", "kv", "hybrid", "none"]
     assert (len(study.seeds), study.evaluation.per_task) == (5, 24)
     assert study.tuning is not None
-    tiny = {"questions": None, "new_tokens": 12, "length": 40, "depths": 3, "steps": 2, "batch": 2, "compile": False}
+    tiny = {"questions": None, "new_tokens": 12, "length": 40, "depths": 3, "steps": 2, "batch": 2}
     study = replace(
         study,
         seeds=(0, 1),
