@@ -82,7 +82,7 @@ def limits(cell: Cell, depths: int) -> Bottlenecks:
     positions = np.full(shape, 50.0)
     error = positions * 0.1 * np.arange(1, depths + 1)
     sums = {name: np.repeat(error[..., None, None], 3, -1) for name in MEASURES}
-    agreed = {name: positions * share for name, share in zip(CONTROLS, (0.4, 0.5, 0.3), strict=True)}
+    agreed = {name: positions * share for name, share in zip(CONTROLS, (0.4, 0.5), strict=True)}
     gradients = [
         GroupGradient(group, depth, 0.5, 0.01, 0.25)
         for group in ("head", "blocks.0.chain_attention.keys")

@@ -53,7 +53,7 @@ def test_rows(folder: Path, tmp_path: Path) -> None:
     rows = json.loads((tmp_path / "rows.json").read_text())["rows"]
     assert {(row["design"], row["seeds"]) for row in rows} == {("kv", 2), ("hybrid", 1)}  # the two seeds are pooled
     query = [row for row in rows if "query_kl" in row]
-    assert {"design", "depth", "layer", "query_kl", "attended_error", "low", "high"} <= query[0].keys()
+    assert {"design", "depth", "layer", "query_kl", "uniform_kl", "low", "high"} <= query[0].keys()
     assert len(query) == 2 * 2 * 3  # designs, depths, tapped layers
     probed = [row for row in rows if "gradient_share" in row]
     assert {"design", "group", "depth", "gradient_norm", "gradient_share"} <= probed[0].keys()

@@ -75,7 +75,7 @@ def test_what_cannot_be_fitted_leaves_the_file_as_it_was(
 
 
 def test_the_folder_of_the_file_is_made(run: Path, tmp_path: Path) -> None:
-    result = invoke("fit", run, "--policy", "specdec++", "--out", tmp_path / "new" / "p.json")
+    result = invoke("fit", run, "--policy", "stopping", "--out", tmp_path / "new" / "p.json")
     assert result.exit_code == 0, result.output
     assert (tmp_path / "new" / "p.json").is_file()
 

@@ -121,7 +121,7 @@ def test_rows_pool_seeds_and_survive_json() -> None:
     assert query[0]["query_kl"] == pytest.approx(sum(sums) / (2 * seeds[0].query.positions[:, 0].sum()))
     assert all(row["low"] <= row["query_kl"] <= row["high"] for row in query)
     controls = [row for row in rows if "control" in row]
-    assert {row["control"] for row in controls} == {"true query", "no query"}
+    assert {row["control"] for row in controls} == {"true query"}
     assert all(row["low"] <= row["difference"] <= row["high"] for row in controls)
     probed = [row for row in rows if "gradient_share" in row]
     assert {row["depth"] for row in probed} == {0, DEPTHS - 1}

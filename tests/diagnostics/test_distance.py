@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import torch
 
-from draftgauge.diagnostics.alpha import accepted_lengths, depth_counts, labelled_depths
+from draftgauge.diagnostics.alpha import agreement, depth_counts, labelled_depths
 from draftgauge.diagnostics.distance import counts_by_distance, distance_names, needed_context
 from reuse_nets import net_for, target, texts
 
@@ -33,7 +33,8 @@ def test_counts_of_all_distances_add_up() -> None:
     model = target()
     net, held_out = net_for(model, "kv"), texts(model)
     classes = needed_context(model.module, held_out, WINDOWS)
-    for text, lengths, needs in zip(held_out, accepted_lengths(net, model.module, held_out, 4), classes, strict=True):
+    found = map(accepted_lengths, agreement(net, model.module, held_out, 4))
+    for text, lengths, needs in zip(held_out, found, classes, strict=True):
         known = labelled_depths(text, 4)
         by_distance = counts_by_distance(lengths, known, needs, len(WINDOWS) + 1, 4)
         for part, whole in zip(by_distance, depth_counts(lengths, known, 4), strict=True):

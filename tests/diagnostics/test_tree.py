@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from draftgauge.diagnostics.alpha import accepted_lengths, labelled_depths, walked
+from draftgauge.diagnostics.alpha import accepted_lengths, agreement, labelled_depths, walked
 from draftgauge.diagnostics.texts import HeldOutText
 from draftgauge.diagnostics.tree import TreeShape, grow, tree_acceptance
 from draftgauge.drafters.reuse import ChainState, ReuseNet, drafting
@@ -71,7 +71,7 @@ def test_a_tree_of_one_branch_is_a_chain(design: str) -> None:
     net = net_for(model, design)
     held_out = [text for text in texts(model) if len(text.prompt) > 1]
     trees = tree_acceptance(net, model.module, held_out, TreeShape(depth=3, top_k=1, tokens=4))
-    lengths = accepted_lengths(net, model.module, held_out, 3)
+    lengths = [accepted_lengths(each) for each in agreement(net, model.module, held_out, 3)]
     for tree, text, length in zip(trees, held_out, lengths, strict=True):
         accepted, _ = walked(text, length, labelled_depths(text, 3), len(text.output))
         assert tree == (len(text.output), len(accepted))

@@ -130,7 +130,7 @@ def test_a_sweep_tunes_for_every_cost_ratio(design: Design) -> None:
 
 
 def test_what_has_no_grid_cannot_be_tuned(design: Design) -> None:
-    with pytest.raises(DraftgaugeError, match="nothing to tune in policy 'fixed'; choose one of adaedl"):
+    with pytest.raises(DraftgaugeError, match="nothing to tune in policy 'fixed'; choose one of cumulative-confidence"):
         tune("fixed", design.trace, curve(0.1))
 
 

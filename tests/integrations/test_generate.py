@@ -51,12 +51,12 @@ def test_greedy_tokens_are_those_of_generate(family: str, engine: str) -> None:
             assert [step.accepted for step in speculation.generations[0].steps] == [3, 3, 3, 3, 3]
 
 
-SPECDEC = str(Path(bundled.__file__).parent / "bundled" / "specdec++.json")
+SPECKV = str(Path(bundled.__file__).parent / "bundled" / "speckv.json")
 
 
-@pytest.mark.parametrize("policy", ["none", "fixed:1", "hf-confidence:threshold=0.4", "hf-heuristic", SPECDEC])
+@pytest.mark.parametrize("policy", ["none", "fixed:1", "hf-confidence:threshold=0.4", "hf-heuristic", SPECKV])
 def test_every_policy_gives_the_same_tokens(target: PreTrainedModel, draft: PreTrainedModel, policy: str) -> None:
-    longest = bundled.bundled_policy("specdec++").gamma_max
+    longest = bundled.bundled_policy("speckv").gamma_max
     speculation = draftgauge.speculative(draft, policy, gamma_max=longest)
     plain, speculative = plain_and_speculative(target, speculation, inputs=prompt(), max_new_tokens=20)
     assert torch.equal(speculative, plain)

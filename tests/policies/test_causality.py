@@ -22,7 +22,6 @@ GAMMA_MAX = 6
 SPECS = (
     *("fixed:3" if name == "fixed" else name for name in POLICIES),
     "hf-confidence:adaptive=true",
-    "speckv:reading=two",
     "sglang-adaptive:warm_up=1,every=1",
     "sglang-throughput:window=2,every=1",
     "vllm:refit=60,warm_up=0",

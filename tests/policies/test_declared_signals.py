@@ -44,7 +44,6 @@ SIGNAL_OF = {
 SPECS = (
     *("fixed:3" if name == "fixed" else name for name in POLICIES),
     "hf-confidence:adaptive=true",
-    "speckv:reading=two",
     "vllm:warm_up=0",
 )
 

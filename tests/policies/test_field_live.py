@@ -54,10 +54,7 @@ def trace(pair: tuple[CachedModel, CachedModel]) -> Trace:
     [
         "stopping",
         "svip:scale=0.05,threshold=0.35",
-        "adaedl:factor=0.05",
-        "specdec++",
         "speckv",
-        "speckv:reading=two",
         "sglang-adaptive:warm_up=2,every=1",
         "sglang-throughput:window=3,every=1",
         "vllm:refit=60,warm_up=0",

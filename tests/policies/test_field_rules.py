@@ -9,10 +9,8 @@ import pytest
 from sklearn.linear_model import LogisticRegression
 
 from draftgauge.policies import Policy, Signal, Step, make_policy
-from draftgauge.policies.adaedl import AdaEDL
 from draftgauge.policies.sglang_throughput import ThroughputAware
-from draftgauge.policies.specdec import AcceptanceHead, SpecDecPlusPlus
-from draftgauge.policies.speckv import Network, SpecKVPrevious, SpecKVTwo, summarise
+from draftgauge.policies.speckv import Network, SpecKV, summarise
 from draftgauge.policies.vllm import AdaptiveVerification, logit_margin
 from linear_costs import LinearCosts
 
@@ -52,51 +50,6 @@ def test_svip_stops_above_an_entropy_of_six_tenths_of_a_nat() -> None:
     assert drafted(policy, row(*[0.5] * 5, entropies=[0.59 * BITS] * 5)) == 5
 
 
-def test_adaedl_stops_below_its_bound_and_moves_it_with_the_acceptance_rate() -> None:
-    policy = make_policy("adaedl:threshold=0.6", 4)
-    assert isinstance(policy, AdaEDL)
-    # 1 - sqrt(0.2 H) < 0.6 where H > 0.8 nats.
-    assert drafted(policy, row(*[0.5] * 4, entropies=[0.79 * BITS, 0.81 * BITS, 0.0, 0.0])) == 2
-    thresholds = []
-    # acceptance rate, averaged from 0: 0.5, 0.75, 0.875 (below 0.9: up), 0.9375 (down), 0.96875 (all 4 of 4: stays),
-    # 0.484375 (up)
-    for length, accepted in [(2, 2), (2, 2), (2, 2), (2, 2), (4, 4), (2, 0)]:
-        policy.observe(Step(length, accepted, accepted + 1))
-        thresholds.append(policy.threshold)
-    assert thresholds == pytest.approx([0.601, 0.602, 0.603, 0.602, 0.602, 0.603])
-    policy.observe(Step(0, 0, 1))
-    assert policy.threshold == pytest.approx(0.603)
-    policy.reset()
-    assert policy.threshold == 0.6
-
-
-def test_specdec_stops_where_a_rejection_is_likelier_than_the_threshold() -> None:
-    # Every token stands with chance 0.9: a rejection among 1, 2, 3, 4 has chance 0.1, 0.19, 0.271, 0.3439.
-    sure = AcceptanceHead((0.0,) * 7, math.log(9), threshold=0.3, minimum=1)
-    assert drafted(SpecDecPlusPlus(sure, 10), row(*[0.5] * 10)) == 4
-    # Every token stands with chance a half.
-    unsure = AcceptanceHead((0.0,) * 7, 0.0, threshold=0.3)
-    assert drafted(SpecDecPlusPlus(unsure, 10), row(*[0.5] * 10)) == 2, "at least 2"
-    policy = SpecDecPlusPlus(unsure, 10)
-    assert [drafted(policy, row(*[0.5] * 10)) for _ in range(2)] == [2, 2], "every step begins a new product"
-
-
-def test_the_head_of_specdec_reads_the_token_and_those_before_it() -> None:
-    confidences, entropies, margins = [0.9, 0.5, 0.8], [0.2, 1.5, 0.6], [0.7, 0.1, 0.5]
-    weights = (0.3, -0.2, -0.5, 0.4, -0.6, 0.7, 1.1)
-    survival = 1.0
-    for depth in (1, 2, 3):
-        c, h, m = confidences[depth - 1], entropies[depth - 1] / BITS, margins[depth - 1]
-        seen = confidences[:depth]
-        features = (c, m, math.sqrt(h), math.log(c), math.log(depth), math.log(math.prod(seen)), min(seen))
-        survival *= 1 / (1 + math.exp(-(math.fsum(w * x for w, x in zip(weights, features, strict=True)) - 0.5)))
-        signals = row(*confidences, 0.5, entropies=[*entropies, 1.0], margins=[*margins, 0.1])
-        for off, expected in ((1e-9, True), (-1e-9, False)):
-            policy = SpecDecPlusPlus(AcceptanceHead(weights, -0.5, 1 - survival + off, 1), 4)
-            policy.limit()
-            assert [policy.keep_drafting(signal) for signal in signals[:depth]][-1] is expected
-
-
 # The acceptance rate is mean confidence - gamma / 10 + compression / 10; the other signals are multiplied by 0.
 KV_NETWORK = Network(
     hidden=((0.0, 0.0, 0.0), (1.0, 0.0, 0.0), (0.0, 0.0, 0.0), (0.0, 0.0, 0.0), (0.0, 0.0, 1.0), (0.0, 1.0, 0.0)),
@@ -109,7 +62,7 @@ KV_NETWORK = Network(
 def test_speckv_takes_the_candidate_with_the_most_expected_tokens() -> None:
     # At confidence 0.9: 0.7 * 2, 0.5 * 4, 0.3 * 6, 0.1 * 8 tokens and one more. At 0.5: 0.3 * 2, 0.1 * 4, then 0.
     # At 1.5 the rate is clipped: 1 * 2, 1 * 4, 0.9 * 6, 0.7 * 8.
-    policy = SpecKVPrevious(KV_NETWORK, "none", 16)
+    policy = SpecKV(KV_NETWORK, "none", 16)
     lengths = []
     for confidence in (0.9, 0.5, 1.5, None, 0.9):
         lengths.append(policy.limit())
@@ -119,17 +72,9 @@ def test_speckv_takes_the_candidate_with_the_most_expected_tokens() -> None:
     policy.reset()
     assert policy.limit() == 4
     # nf4 adds 0.2 to every rate: at 0.9, 0.9 * 2, 0.7 * 4, 0.5 * 6, 0.3 * 8
-    policy = SpecKVPrevious(KV_NETWORK, "nf4", 16)
+    policy = SpecKV(KV_NETWORK, "nf4", 16)
     policy.observe(Step(1, 0, 1, row(0.9)))
     assert policy.limit() == 6
-
-
-def test_speckv_after_two_tokens_goes_on_to_the_length_that_they_choose() -> None:
-    policy = SpecKVTwo(KV_NETWORK, "none", 16)
-    assert drafted(policy, row(*[0.9] * 10)) == 4
-    assert drafted(policy, row(0.9, 0.1, *[0.9] * 8)) == 2
-    assert drafted(SpecKVTwo(KV_NETWORK, "none", 3), row(*[0.9] * 10)) == 2, "no candidate but 2 is within 3"
-    assert drafted(SpecKVTwo(KV_NETWORK, "none", 1), row(0.9)) == 1
 
 
 def test_speckv_reads_means_and_extremes() -> None:

@@ -53,7 +53,6 @@ def test_the_page_holds_what_was_found(rows: list[dict], tmp_path: Path) -> None
         "Capacity",
         "What limits each design",
         "Query estimation error by depth",
-        "Positions reached",
         "The gate over training",
         "Tuning on validation prompts",
         "1.57",

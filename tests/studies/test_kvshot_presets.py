@@ -25,7 +25,7 @@ def test_every_preset_answers_the_predictions_it_has_cells_for(preset: str, tmp_
     study = make_study(preset, TrainingSpec())
     assert ({HIDDEN, KV} <= set(study.variants)) == (preset not in ("width", "ablation"))  # P1 and P3
     assert ({*map(at_equal_width, (HIDDEN, KV))} <= set(study.variants)) == (preset in ("width", "full"))
-    assert (KV_DEEP in study.variants) == (preset not in ("quick", "width", "remedies", "ablation"))  # P2
+    assert (KV_DEEP in study.variants) == (preset in ("depth", "full"))  # P2
     assert study.request.depths == 7
     made = cells(tmp_path, study)
     assert len(made) == sum(len(study.seeds_of(v)) for v in study.variants) == len({cell.name for cell in made})
@@ -52,42 +52,29 @@ def test_parameters_agree_within_two_percent_on_the_bundled_target(preset: str) 
             assert config.intermediate_size == configs[variant.starts_from].intermediate_size
 
 
-def test_full_has_every_row_of_the_paper() -> None:
-    names = {variant.name for variant in make_study("full", TrainingSpec()).variants}
-    paper = {
-        "hidden",
-        "kv-concat",
-        "kv-project",
-        "kv-project-rope",
-        "hybrid",
-        "hybrid-warm-equal-width",
-        "cross",
-        "cross-warm-equal-width",
-    }
-    paper |= {f"kv-project-rope-{layers}-layers{width}" for layers in (2, 3, 4) for width in ("", "-equal-width")}
-    paper |= {f"{design}-equal-width" for design in ("hidden", "kv-project-rope", "hybrid", "cross")}
-    assert paper | {"none"} <= names
-    assert {variant.name for variant in make_study("full", TrainingSpec()).variants if variant.remedy} == {
-        "kv-project-rope-kv-gradient-50",
-        "hidden-depths-12",
-        "kv-project-rope-depths-12",
-        "hybrid-depths-12",
-    }
-
-
-def test_a_folder_of_depth_is_a_beginning_of_full(tmp_path: Path) -> None:
-    """Of the trainings that both have; without a GPU, whose trainings are larger."""
-    request = TrainingSpec(device="cpu")
-    studies = [make_study(preset, request) for preset in ("depth", "full")]
-    assert studies[0].tuning == studies[1].tuning
+@pytest.mark.parametrize(
+    ("small", "large", "fewer_seeds"),
+    [
+        ("quick", "depth", ()),
+        ("quick", "remedies", ()),
+        ("remedies", "full", ()),
+        ("depth", "full", ("kv-project-rope-2-layers",)),
+    ],
+)
+def test_a_folder_of_one_preset_is_continued_by_a_larger_one(
+    small: str, large: str, fewer_seeds: tuple[str, ...], tmp_path: Path
+) -> None:
+    """Cells that both have are the same to the last setting; without a GPU, whose trainings are larger."""
+    begun, whole = (make_study(preset, TrainingSpec(device="cpu")) for preset in (small, large))
+    assert begun.tuning == whole.tuning
     config = load_model("reference").module.config
-    small, large = (choose_configs(study, config) for study in studies)
-    shared = {variant: one for variant, one in small.items() if variant in large}
-    assert set(shared) == set(small)
-    assert shared.items() <= large.items()  # the same widths
-    done, wanted = ({cell.name: cell.digest() for cell in cells(tmp_path, study, fixed=100)} for study in studies)
+    widths = [choose_configs(study, config) for study in (begun, whole)]
+    assert widths[0].items() <= widths[1].items()
+    done, wanted = (
+        {cell.name: cell.digest() for cell in cells(tmp_path, study, fixed=100)} for study in (begun, whole)
+    )
     missing = {name for name in done if done[name] != wanted.get(name)}
-    assert {name.split("-seed")[0] for name in missing} <= {"kv-project-rope-2-layers"}  # has fewer seeds in full
+    assert {name.split("-seed")[0] for name in missing} <= set(fewer_seeds)
 
 
 def test_larger_trainings_on_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -100,19 +87,18 @@ def test_larger_trainings_on_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_the_plan_counts_what_is_left_and_goes_by_what_cells_took(tmp_path: Path) -> None:
-    study, folder = make_study("smoke", TrainingSpec(device="cpu")), tmp_path / "study"
+    study, folder = make_study("quick", TrainingSpec(device="cpu")), tmp_path / "study"
     rows = {row["stage"]: row for row in plan_study(study, folder)}
     assert list(rows) == ["tuning", "cells", "all"]
-    assert rows["tuning"]["runs"] == rows["tuning"]["left"] == 8 * 6
-    assert rows["cells"]["runs"] == rows["cells"]["left"] == 12
+    assert rows["tuning"]["runs"] == rows["tuning"]["left"] == 8 * 4
+    assert rows["cells"]["runs"] == rows["cells"]["left"] == 16
     assert rows["all"]["hours"] == pytest.approx(rows["tuning"]["hours"] + rows["cells"]["hours"])
     assert not folder.exists()
     for cell in cells(folder, study)[:3]:
         write_result(cell, [0.5] * 7, seconds=3600.0)
     later = {row["stage"]: row for row in plan_study(study, folder)}
-    assert (later["cells"]["runs"], later["cells"]["left"]) == (12, 9)
-    assert 9 / 4 < later["cells"]["hours_left"] < 9 * 4  # about an hour each, by their own sizes
-    assert rows["cells"]["hours"] < 1
+    assert (later["cells"]["runs"], later["cells"]["left"]) == (16, 13)
+    assert 13 / 4 < later["cells"]["hours_left"] < 13 * 4  # about an hour each, by their own sizes
 
 
 def test_cells_differ_in_nothing_but_variant_and_seed(tmp_path: Path) -> None:
@@ -123,31 +109,10 @@ def test_cells_differ_in_nothing_but_variant_and_seed(tmp_path: Path) -> None:
     assert len({cell.digest() for cell in made}) == len(made)
 
 
-def test_depth_goes_on_where_quick_ended(tmp_path: Path) -> None:
-    done = {cell.name: cell.digest() for cell in cells(tmp_path, make_study("quick", TrainingSpec()))}
-    wanted = {cell.name: cell.digest() for cell in cells(tmp_path, make_study("depth", TrainingSpec()))}
-    assert done.items() < wanted.items()
-    assert {name.split("-seed")[0] for name in wanted.keys() - done.keys()} == {
-        "kv-project-rope-2-layers",
-        "kv-project-rope-4-layers",
-        "kv-project-rope-equal-width",
-        "kv-project-rope-4-layers-equal-width",
-    }
-    config = load_model("reference").module.config
-    quick, depth = (choose_configs(make_study(preset, TrainingSpec()), config) for preset in ("quick", "depth"))
-    assert quick.items() <= depth.items()  # the same widths
-
-
-def test_remedies_go_on_where_quick_ended_and_full_where_they_did(tmp_path: Path) -> None:
-    request = TrainingSpec(device="cpu")
-    quick, own, full = (make_study(preset, request) for preset in ("quick", "remedies", "full"))
-    done, wanted, most = (
-        {cell.name: cell.digest() for cell in cells(tmp_path, study, fixed=100)} for study in (quick, own, full)
-    )
-    assert done.items() < wanted.items() <= most.items()
-    plain = {replace(variant, remedy="") for variant in own.variants if variant.remedy}
-    assert plain < set(own.variants)  # each remedy beside the same drafter without it
-    assert {variant.remedy for variant in own.variants} - {""} == set(REMEDIES)
+def test_every_remedy_is_beside_the_same_drafter_without_it() -> None:
+    variants = make_study("remedies", TrainingSpec()).variants
+    assert {replace(variant, remedy="") for variant in variants if variant.remedy} < set(variants)
+    assert {variant.remedy for variant in variants} - {""} == set(REMEDIES)
 
 
 @pytest.mark.parametrize(("name", "settings"), [*REMEDIES.items(), *ABLATIONS.items()])

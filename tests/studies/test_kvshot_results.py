@@ -12,7 +12,7 @@ from draftgauge.core.errors import DraftgaugeError
 from draftgauge.core.provenance import write_measurement
 from draftgauge.studies.kvshot.cells import EQUAL_PARAMETERS, EQUAL_WIDTH, KEPT, RESULT_NAME
 from draftgauge.studies.kvshot.presets import HIDDEN, HYBRID, KV, KV_DEEP, NONE, at_equal_width, remedied, warm
-from draftgauge.studies.kvshot.results import read_result, study_rows, summary
+from draftgauge.studies.kvshot.results import read_result, study_rows
 from draftgauge.studies.kvshot.verdicts import EQUAL_P2, WIDE_P1, WIDE_P3
 from kvshot_results import ALPHAS, TASKS, cells, results, study, write_result
 
@@ -159,26 +159,12 @@ def test_designs_at_equal_width_are_tested_where_both_were_trained_so(tmp_path: 
     assert not {WIDE_P1, WIDE_P3} & set(by_prediction(study_rows(results(tmp_path / "matched", matched))))
 
 
-def test_what_was_not_run_is_said(tmp_path: Path) -> None:
-    found = by_prediction(study_rows(results(tmp_path, {HIDDEN: ALPHAS[HIDDEN], KV: ALPHAS[KV], NONE: ALPHAS[NONE]})))
-    assert found[EQUAL_P2]["verdict"] == "undecided"
-    assert found[EQUAL_P2]["reason"] == "not run: kv-project-rope-4-layers"
-    assert found["P3"]["verdict"] == "supported"
-
-
 @pytest.mark.filterwarnings("error")  # depths that were not drafted are not measured either, beside the control
 def test_short_drafts_cannot_answer_p1(tmp_path: Path) -> None:
     short = {variant: ALPHAS[variant][:3] for variant in (HIDDEN, KV, NONE)}
     found = by_prediction(study_rows(results(tmp_path, short)))
     assert "too short" in found["P1"]["reason"]
     assert found["P3"]["verdict"] == "supported"
-
-
-def test_summary_is_one_line_a_variant(rows: list[dict]) -> None:
-    lines = summary(rows)
-    assert [line["drafter"] for line in lines][:3] == ["hidden", "kv-project-rope", "kv-project-rope-4-layers"]
-    assert lines[0]["alpha_0"] == pytest.approx(0.64, abs=0.03)
-    assert lines[0]["mat_low"] < lines[0]["mat"] < lines[0]["mat_high"]
 
 
 def test_a_result_of_other_settings_is_refused(tmp_path: Path) -> None:

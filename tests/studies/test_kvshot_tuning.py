@@ -4,18 +4,17 @@ from __future__ import annotations
 
 import json
 import math
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from draftgauge.core.errors import DivergenceError, DraftgaugeError
-from draftgauge.studies.kvshot import jobs
-from draftgauge.studies.kvshot.cells import Evaluation, Study, Tuning
+from draftgauge.studies.kvshot import tuning
+from draftgauge.studies.kvshot.cells import Evaluation, Study, Tuning, Variant
 from draftgauge.studies.kvshot.presets import HIDDEN, HYBRID, KV, remedied, warm
 from draftgauge.studies.kvshot.run import run_study
-from draftgauge.studies.kvshot.tuning import TRIALS, Trial, Tuned, read_tuned, save_tuned, search, tuned_as
+from draftgauge.studies.kvshot.tuning import TRIALS, Trial, Tuned, read_tuned, save_tuned, search
 from draftgauge.training.reuse.request import TrainingSpec
 from draftgauge.training.reuse.result import TrainResult
 from draftgauge.training.reuse.train import train_drafter
@@ -40,8 +39,8 @@ def test_the_budget_is_the_same_and_the_best_is_found(gated: bool) -> None:
 
 
 def test_rows_remember_by_what_they_are_tuned() -> None:
-    assert tuned_as(remedied(KV, "kv-gradient-50")) == KV
-    assert tuned_as(warm(HYBRID)).init == "random"
+    assert remedied(KV, "kv-gradient-50").tuned_as == KV
+    assert warm(HYBRID).tuned_as.init == "random"
 
 
 def test_what_was_found_is_kept_with_what_it_is_of(tmp_path: Path) -> None:
@@ -55,16 +54,20 @@ def test_what_was_found_is_kept_with_what_it_is_of(tmp_path: Path) -> None:
     assert [row["chosen"] for row in tuned.rows({"design": "kv"})] == [False, True]
 
 
-def test_a_study_tunes_before_its_seeds_run(tmp_path: Path) -> None:
-    target = save_tiny(tmp_path / "target", num_hidden_layers=3)
-    prompts = tmp_path / "prompts.jsonl"
+def tuned_study(folder: Path, variants: tuple[Variant, ...], seeds: tuple[int, ...]) -> tuple[Study, Path]:
+    """A study of a tiny target, and its prompts."""
+    target = save_tiny(folder / "target", num_hidden_layers=3)
+    prompts = folder / "prompts.jsonl"
     prompts.write_text("\n".join(json.dumps({"prompt": text, "task": "a"}) for text in ("one two", "three", "six")))
     request = TrainingSpec(
-        target=str(target), prompts=prompts, new_tokens=12, length=40, depths=2, steps=2, batch=2, checkpoint_every=2
+        target=str(target), prompts=prompts, new_tokens=12, length=60, depths=2, steps=2, batch=2, checkpoint_every=2
     )
     evaluation = Evaluation(str(prompts), 1, max_new_tokens=8, tree_prompts=1, latency_prompts=0, bottleneck_prompts=1)
-    study = Study("test", (HIDDEN, remedied(HIDDEN, "depths-12")), (0, 1), request, evaluation, Tuning(1, per_task=2))
-    study = replace(study, request=replace(request, length=60))
+    return Study("test", variants, seeds, request, evaluation, Tuning(1, per_task=2)), prompts
+
+
+def test_a_study_tunes_before_its_seeds_run(tmp_path: Path) -> None:
+    study, prompts = tuned_study(tmp_path, (HIDDEN, remedied(HIDDEN, "depths-12")), (0, 1))
     seen: list[str] = []
     found = run_study(study, tmp_path / "study", prompts, prompts, progress=lambda what, done, total: seen.append(what))
     assert found.failures == {}
@@ -99,15 +102,7 @@ def test_trials_that_diverge_come_last(tmp_path: Path) -> None:
 def test_a_trial_whose_loss_is_no_number_does_not_end_the_study(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    target = save_tiny(tmp_path / "target", num_hidden_layers=3)
-    prompts = tmp_path / "prompts.jsonl"
-    prompts.write_text("\n".join(json.dumps({"prompt": text, "task": "a"}) for text in ("one two", "three", "six")))
-    request = TrainingSpec(
-        target=str(target), prompts=prompts, new_tokens=12, length=40, depths=2, steps=2, batch=2, checkpoint_every=2
-    )
-    evaluation = Evaluation(str(prompts), 1, max_new_tokens=8, tree_prompts=1, latency_prompts=0, bottleneck_prompts=1)
-    study = Study("test", (HIDDEN,), (0,), request, evaluation, Tuning(1, per_task=2))
-    study = replace(study, request=replace(request, length=60))
+    study, prompts = tuned_study(tmp_path, (HIDDEN,), (0,))
     tried: list[float] = []
 
     def diverging(request: TrainingSpec, *further: Any) -> TrainResult:
@@ -117,7 +112,7 @@ def test_a_trial_whose_loss_is_no_number_does_not_end_the_study(
             raise DivergenceError("the loss is nan at step 1")
         return train_drafter(request, *further)
 
-    monkeypatch.setattr(jobs, "train_drafter", diverging)
+    monkeypatch.setattr(tuning, "train_drafter", diverging)
     found = run_study(study, tmp_path / "study", prompts, prompts)
     assert found.failures == {}
     (fourth,) = [row for row in found.rows if row.get("trial") == 3]

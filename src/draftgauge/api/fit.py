@@ -35,8 +35,8 @@ def fit(request: FitRequest) -> list[dict[str, Any]]:
     """Fit a policy on the training prompts of recorded runs and write it to a file that ``--policy`` takes.
 
     Training prompts are those that the prompt file names so; where it names none, 60% of them by a hash that stays the
-    same (see :func:`draftgauge.replaying.splits.splits_of`), and ``replay`` evaluates on others. ``stopping``,
-    ``two-source`` and ``speckv`` learn from all runs together, ``specdec++`` from the first.
+    same (see :func:`draftgauge.replaying.splits.splits_of`), and ``replay`` evaluates on others. It learns from all
+    runs together.
 
     Args:
         request: what to fit, on what.

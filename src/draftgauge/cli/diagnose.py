@@ -16,7 +16,6 @@ QUERY = DRAFTER | {
     "low": "95% from",
     "high": "to",
     "uniform_kl": "KL of no query",
-    "attended_error": "error of what is attended",
 }
 CONTROLS = DRAFTER | {
     "depth": "depth",

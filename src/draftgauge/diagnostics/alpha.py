@@ -27,15 +27,7 @@ from draftgauge.models.taps import batch_features
 Ints = NDArray[np.int64]
 
 
-def accepted_lengths(
-    net: ReuseNet, module: PreTrainedModel, texts: Sequence[HeldOutText], depths: int, batch_tokens: int = BATCH_TOKENS
-) -> list[Ints]:
-    """Accepted length ``0 .. depths`` of the draft from every output position, ``[n]`` for each text; up to the end of
-    the text, beyond which nothing is known."""
-    return [accepted(agreed) for agreed in agreement(net, module, texts, depths, batch_tokens)]
-
-
-def accepted(agreed: Ints) -> Ints:
+def accepted_lengths(agreed: Ints) -> Ints:
     """``[n]`` accepted lengths of drafts ``[n, depths]``, see :func:`agreement`."""
     lengths: Ints = agreed.cumprod(-1).sum(-1)
     return lengths

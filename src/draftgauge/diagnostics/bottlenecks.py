@@ -18,24 +18,21 @@ from draftgauge.statistics.crossed import Counts, alpha_intervals, at_depths, di
 
 Floats = NDArray[np.float64]
 Row = dict[str, Any]
-MEASURES = ("query_kl", "uniform_kl", "attended_error")
-OWN, TRUE, NONE = "own query", "true query", "no query"
-CONTROLS = (OWN, TRUE, NONE)
+MEASURES = ("query_kl", "uniform_kl")
+OWN, TRUE = CONTROLS = ("own query", "true query")
 
 
 @dataclass(frozen=True)
 class QueryErrors:
-    """Sums by text, of which every mean is made with its interval.
+    """Sums by text, from which means and their intervals are computed.
 
     Attributes:
         target_layers: the ``S`` tapped layers of the target.
         positions: ``[texts, K]`` anchors that count.
-        sums: measure -> ``[texts, K, N, S]`` sums over those anchors of the mean over heads. ``query_kl`` (nats, from
-            the target's distribution to the drafter's), ``uniform_kl`` (what a query that asks for nothing would have)
-            and ``attended_error`` (of the attended values, relative to the target's).
+        sums: measure -> ``[texts, K, N, S]`` sums over those anchors of the mean over heads: ``query_kl`` (nats, from
+            the target's distribution to the drafter's) and ``uniform_kl`` (the same of uniform attention).
         agreed: control -> ``[texts, K]`` anchors where the drafted token is the text's: with the drafter's ``own
-            query``, with the target's ``true query`` in its place, and with ``no query``, which attends to all alike.
-            What the rows' own keys weigh beside the prefix stays as it is.
+            query``, and with the target's ``true query`` in its place. The weight of the rows' own keys is unchanged.
     """
 
     target_layers: tuple[int, ...]
@@ -44,7 +41,6 @@ class QueryErrors:
     agreed: Mapping[str, Floats]
 
     def to_json(self) -> Row:
-        """Plain lists."""
         content: Row = {"target_layers": list(self.target_layers), "positions": self.positions.tolist()}
         for name in ("sums", "agreed"):
             content[name] = {key: part.tolist() for key, part in getattr(self, name).items()}
@@ -52,7 +48,6 @@ class QueryErrors:
 
     @staticmethod
     def from_json(content: Mapping[str, Any]) -> QueryErrors:
-        """The inverse of :meth:`to_json`."""
         sums, agreed = (
             {key: np.asarray(part, np.float64) for key, part in content[name].items()} for name in ("sums", "agreed")
         )
@@ -80,8 +75,8 @@ class GroupGradient:
 
 @dataclass(frozen=True)
 class Bottlenecks:
-    """Everything that is measured of one trained drafter: ``query`` is None for designs that read no keys, ``gate``
-    (of all depths together, then of each) and ``history`` (the gate over training) are empty for those without one."""
+    """What limits one trained drafter: ``query`` is None for designs that read no keys; ``gate`` (of all depths
+    together, then of each) and ``history`` (the gate over training) are empty for those without a gate."""
 
     query: QueryErrors | None
     gradients: Sequence[GroupGradient]
@@ -89,7 +84,6 @@ class Bottlenecks:
     history: Sequence[Mapping[str, float]]
 
     def to_json(self) -> Row:
-        """Plain lists and numbers."""
         return {
             "query": None if self.query is None else self.query.to_json(),
             "gradients": [asdict(one) for one in self.gradients],
@@ -99,7 +93,6 @@ class Bottlenecks:
 
     @staticmethod
     def from_json(content: Mapping[str, Any]) -> Bottlenecks:
-        """The inverse of :meth:`to_json`."""
         query = None if content["query"] is None else QueryErrors.from_json(content["query"])
         gradients = [GroupGradient(**one) for one in content["gradients"]]
         return Bottlenecks(query, gradients, content["gate"], content["history"])
@@ -108,10 +101,10 @@ class Bottlenecks:
 def bottleneck_rows(seeds: Sequence[Bottlenecks], labels: Mapping[str, Any]) -> list[Row]:
     """Rows of one drafter, pooled over the seeds it was trained with; every row begins with ``labels`` and ``seeds``.
 
-    - the query: ``depth, layer, target_layer, query_kl, low, high, uniform_kl, attended_error``; ``layer`` is the
-      drafter's, ``target_layer`` the one that it is compared with. Intervals are 95%, over texts and seeds.
-    - the controls: ``depth, control, agreement, difference, low, high``: agreement over all positions with the target's
-      query (or none) in place of the drafter's, and the difference that this makes.
+    - the query: ``depth, layer, target_layer, query_kl, low, high, uniform_kl``; ``layer`` is the drafter's,
+      ``target_layer`` the one that it is compared with. Intervals are 95%, over texts and seeds.
+    - the control: ``depth, control, agreement, difference, low, high``: agreement over all positions with the target's
+      query in place of the drafter's, and the difference that this makes.
     - gradients: ``group, depth, gradient_norm, gradient_to_weight, gradient_share``.
     - the gate: ``gate_mean, gate_open``, of all depths, of each (``depth``) and over training (``step``).
     """
@@ -131,36 +124,26 @@ def _query_rows(queries: Sequence[QueryErrors]) -> Iterator[Row]:
     _, depths, layers, _ = queries[0].sums["query_kl"].shape
     for layer in range(layers):
         for slot, target_layer in enumerate(queries[0].target_layers):
-            found = {}
-            for name in MEASURES:
-                sums = np.stack([query.sums[name][..., layer, slot] for query in queries])
-                found[name] = alpha_intervals(Counts(positions, sums))
+            kl, uniform = (
+                alpha_intervals(Counts(positions, np.stack([query.sums[name][..., layer, slot] for query in queries])))
+                for name in MEASURES
+            )
             for depth in range(depths):
-                kl = found["query_kl"][depth]
-                if np.isfinite(kl.estimate):
-                    yield {
-                        "depth": depth,
-                        "layer": layer,
-                        "target_layer": target_layer,
-                        "query_kl": kl.estimate,
-                        "low": kl.low,
-                        "high": kl.high,
-                        "uniform_kl": found["uniform_kl"][depth].estimate,
-                        "attended_error": found["attended_error"][depth].estimate,
-                    }
+                if np.isfinite(kl[depth].estimate):
+                    place = {"depth": depth, "layer": layer, "target_layer": target_layer}
+                    measured = dict(zip(("query_kl", "low", "high"), kl[depth], strict=True))
+                    yield place | measured | {"uniform_kl": uniform[depth].estimate}
 
 
 def _control_rows(queries: Sequence[QueryErrors]) -> Iterator[Row]:
     positions = np.stack([query.positions for query in queries])
     agreed = {name: Counts(positions, np.stack([query.agreed[name] for query in queries])) for name in CONTROLS}
     for depth, own in enumerate(alpha_intervals(agreed[OWN])):
-        if not np.isfinite(own.estimate):
-            continue
-        for control in (TRUE, NONE):
-            change = difference(agreed[control], agreed[OWN], at_depths(depth, depth))
+        if np.isfinite(own.estimate):
+            change = difference(agreed[TRUE], agreed[OWN], at_depths(depth, depth))
             yield {
                 "depth": depth,
-                "control": control,
+                "control": TRUE,
                 "agreement": own.estimate + change.estimate,
                 "agreement_own_query": own.estimate,
                 "difference": change.estimate,
@@ -170,7 +153,7 @@ def _control_rows(queries: Sequence[QueryErrors]) -> Iterator[Row]:
 
 
 def _means(seeds: Sequence[Sequence[Mapping[str, Any]]], keys: tuple[str, ...]) -> Iterator[Row]:
-    """Rows of the same keys as one, whose other figures are means over seeds; None where any is unknown."""
+    """Rows with the same keys merged into one of means over seeds; None where any is None."""
     groups: dict[tuple[Any, ...], list[Mapping[str, Any]]] = {}
     for rows in seeds:
         for row in rows:

@@ -10,7 +10,7 @@ import numpy as np
 from draftgauge.core.progress import Progress, silent
 from draftgauge.decoding.settings import DecodingSettings
 from draftgauge.decoding.speculative import speculative_decode
-from draftgauge.diagnostics.alpha import Ints, accepted, agreement, depth_counts, labelled_depths, walked
+from draftgauge.diagnostics.alpha import Ints, accepted_lengths, agreement, depth_counts, labelled_depths, walked
 from draftgauge.diagnostics.distance import WINDOWS, counts_by_distance
 from draftgauge.diagnostics.latency import Latency, measure_latency
 from draftgauge.diagnostics.texts import HeldOutText
@@ -93,7 +93,7 @@ def evaluate_drafter(
     :func:`draftgauge.diagnostics.distance.needed_context`."""
     count = plan.depths
     agreed = agreement(net, target.module, texts, count)
-    lengths = [accepted(rows) for rows in agreed]
+    lengths = [accepted_lengths(rows) for rows in agreed]
     labelled = [labelled_depths(text, count) for text in texts]
     forced = [depth_counts(a, k, count) for a, k in zip(lengths, labelled, strict=True)]
     distances = [

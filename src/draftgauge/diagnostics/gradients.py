@@ -1,8 +1,8 @@
-"""What the loss tells each part of a drafter: gradients by parameter group and depth, position by position.
+"""Gradients by parameter group and depth, position by position.
 
 The drafter's own keys and values are used only at the few drafted positions of a sample, where those of a
-self-attention are used at all of its prefix; KVShot (arXiv 2604.26412) calls this its second bottleneck. A *sample* is
-the draft from one anchor. For a few of them the loss of the first depth and of the last is taken back alone:
+self-attention are used at its whole prefix; this is the second bottleneck of KVShot (arXiv 2604.26412). A *sample* is
+the draft from one anchor. For a few of them the loss of the first depth and of the last is back-propagated alone:
 
 - the norm of the mean gradient of a group, and that norm over the norm of its weights;
 - the share of a sample's positions at which the loss reaches the group: those where the gradient by the output of the
@@ -38,7 +38,7 @@ def gradient_statistics(
     depths: int,
     samples: int = SAMPLES,
 ) -> list[GroupGradient]:
-    """Probe a drafter on the first of the target's greedy outputs that are long enough, ``samples`` of each; nothing
+    """Probe a drafter on the first of the target's greedy outputs that are long enough, ``samples`` of each; empty
     where none has a draft of all depths."""
     usable = [text for text in texts if len(text.prompt) > 1 and len(text.output) >= depths][:TEXTS]
     with _trainable(net):
@@ -51,7 +51,7 @@ def gradient_statistics(
 
 
 class _Probe:
-    """Gradients of samples as they come, by depth and group."""
+    """Accumulates the gradients of samples by depth and group."""
 
     def __init__(self, net: ReuseNet, depths: int) -> None:
         self.net, self.depths = net, depths
@@ -62,7 +62,6 @@ class _Probe:
         self.sums: dict[tuple[int, str], list[Tensor]] = {}
 
     def add(self, tokens: Tensor, features: Features, anchors: Sequence[int]) -> None:
-        """The samples of one text ``[1, T]`` that start at these anchors."""
         parameters = list(dict.fromkeys(parameter for parts in self.groups.values() for parameter, _ in parts))
         first, count = anchors[0], tokens.shape[1] - 1 - self.depths
         with _outputs(self.net, self.columns) as outputs:
@@ -90,7 +89,6 @@ class _Probe:
 
     @torch.no_grad()
     def take(self, depth: int, gradients: Mapping[Tensor, Tensor | None]) -> None:
-        """Add the gradients of one sample."""
         for name, parts in self.groups.items():
             total = self.sums.setdefault((depth, name), [torch.zeros_like(p)[rows] for p, rows in parts])
             for one, (parameter, rows) in zip(total, parts, strict=True):
@@ -121,7 +119,6 @@ class _Probe:
             self.shares[depth, group].append(min(1.0, reached / size))
 
     def statistics(self) -> list[GroupGradient]:
-        """Of every depth and group; nothing without samples."""
         found = []
         for (depth, group), shares in self.shares.items():
             if not shares:
@@ -156,7 +153,7 @@ def _columns(net: ReuseNet) -> dict[str, list[tuple[str, slice]]]:
 
 @contextmanager
 def _outputs(net: ReuseNet, columns: dict[str, list[tuple[str, slice]]]) -> Iterator[dict[str, list[Tensor]]]:
-    """While it lasts, the outputs of every module with weights, in the order of its calls."""
+    """Collects the outputs of every module with weights, in the order of its calls."""
     outputs: dict[str, list[Tensor]] = {name: [] for name in columns}
     with ExitStack() as hooks:
         for name, calls in outputs.items():
@@ -169,7 +166,7 @@ def _outputs(net: ReuseNet, columns: dict[str, list[tuple[str, slice]]]) -> Iter
 
 @contextmanager
 def _trainable(net: nn.Module) -> Iterator[None]:
-    """With gradients, also of a drafter whose weights are frozen."""
+    """Enables gradients, also of frozen weights."""
     before = [parameter.requires_grad for parameter in net.parameters()]
     try:
         with torch.enable_grad():

@@ -1,13 +1,13 @@
-"""Query estimation error: how far a drafter's query is from the one that the target will really ask.
+"""Query estimation error: how far a drafter's query is from the one that the target will use.
 
 At depth ``k`` a drafter that reads keys attends from position ``t + 1 + k`` to the target's keys of ``0 .. t``. The
-target itself will attend from that position, once it gets there, with a query that is a function of all its layers; a
-shallow drafter has to guess that query (KVShot, arXiv 2604.26412, the first bottleneck). Both queries make a
-distribution over the same positions, and the distance of the two is measured, whatever space they live in.
+target will attend from that position with a query that is a function of all its layers; a shallow drafter has to guess
+it (KVShot, arXiv 2604.26412, the first bottleneck). Both queries give a distribution over the same positions, and the
+KL divergence between the two is measured.
 
 A head of the drafter is compared, in every tapped layer of the target, with the head whose attention is nearest to its
-own over all positions and depths: heads of a projection belong to no head of the target by construction. Where keys
-are concatenated, only the heads of the same keys are asked.
+own over all positions and depths, as projected heads correspond to no head of the target by construction. Where keys
+are concatenated, only heads with the same keys are compared.
 
 Letters in shapes: ``B`` texts, ``A`` anchors, ``K`` depths, ``N`` drafter layers, ``S`` tapped layers of the target,
 ``J`` query heads of the drafter, ``Q`` of the target, ``KV`` key heads, ``D`` head dimension.
@@ -16,8 +16,7 @@ Letters in shapes: ``B`` texts, ``A`` anchors, ``K`` depths, ``N`` drafter layer
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
+from contextlib import ExitStack
 from typing import NamedTuple
 
 import numpy as np
@@ -25,7 +24,7 @@ import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
-from draftgauge.diagnostics.bottlenecks import CONTROLS, MEASURES, OWN, TRUE, Floats, QueryErrors
+from draftgauge.diagnostics.bottlenecks import CONTROLS, MEASURES, TRUE, Floats, QueryErrors
 from draftgauge.diagnostics.texts import HeldOutText, TextBatch, by_text, text_batches
 from draftgauge.drafters.reuse.attention import Attention
 from draftgauge.drafters.reuse.joint import KeysValues
@@ -37,7 +36,7 @@ from draftgauge.models.taps import Features, batch_features
 
 
 class _Attended(NamedTuple):
-    """What the chain attention of a block is given at a depth."""
+    """Inputs of the chain attention of a block at one depth."""
 
     queries: Tensor  # [B, J, A, D]
     injected: KeysValues  # [B, KV', A, D]
@@ -45,20 +44,14 @@ class _Attended(NamedTuple):
 
 
 class _Pairs(NamedTuple):
-    """Which heads of the target a drafter layer's heads stand for.
+    """The target heads that a drafter layer's heads are compared with."""
 
-    Attributes:
-        heads: ``[J, S]`` the nearest head in each tapped layer; -1 where none may be.
-        slot: ``[J]`` the tapped layer whose head is the nearest of all.
-    """
-
-    heads: Tensor
-    slot: Tensor
+    heads: Tensor  # [J, S] the nearest head in each tapped layer; -1 where none is comparable
+    slot: Tensor  # [J] the tapped layer whose head is the nearest of all
 
 
-@dataclass(frozen=True)
-class _Seen:
-    """A batch, what the target shows of it, and the queries that the target asks there."""
+class _Seen(NamedTuple):
+    """A batch, the target's features of it, and the target's queries."""
 
     batch: TextBatch
     features: Features
@@ -84,7 +77,7 @@ class _Comparison:
         self.attentions = [block.chain_attention for block in net.blocks]
 
     def run(self) -> QueryErrors:
-        nearest = self.pairing()
+        self.nearest = self.pairing()
         shape = (len(self.texts), self.depths)
         positions = np.zeros(shape)
         sums = {name: np.zeros((*shape, len(self.net.blocks), len(self.layers))) for name in MEASURES}
@@ -95,10 +88,10 @@ class _Comparison:
                 counted = seen.batch.counted(depth, attended.queries.shape[2])
                 positions[index, depth] = counted.sum(1).numpy()
                 for slot in range(len(self.layers)):
-                    for name, values in self.measured(seen, layer, slot, depth, attended, nearest).items():
+                    for name, values in self.measured(seen, layer, slot, depth, attended).items():
                         sums[name][index, depth, layer, slot] = by_text(seen.batch, counted, values)
             for name in CONTROLS:
-                agreed[name][index] = self.agreement(seen, name, nearest)
+                agreed[name][index] = self.agreement(seen, plugged=name == TRUE)
         return QueryErrors(self.layers, positions, sums, agreed)
 
     def batches(self) -> Iterator[_Seen]:
@@ -138,7 +131,7 @@ class _Comparison:
         for seen in self.batches():
             for layer, depth, attended in self.unrolled(seen):
                 counted = seen.batch.counted(depth, attended.queries.shape[2]).to(attended.queries.device)
-                drafted = _log(self.own_weights(attended))  # [B, J, A, A]
+                drafted = _log(_own_weights(attended))  # [B, J, A, A]
                 for slot in range(len(self.layers)):
                     true = self.true_weights(seen, slot, depth, attended)  # [B, Q, A, A]
                     entropy = -(true * _log(true)).sum(-1)  # [B, Q, A]
@@ -163,42 +156,32 @@ class _Comparison:
             key_head[:, None, None] % config.kv_heads == own[None, None]
         )
 
-    def own_weights(self, attended: _Attended) -> Tensor:
-        """``[B, J, A, A]`` the drafter's distribution over the prefix of every anchor."""
-        scaling = attended.queries.shape[-1] ** -0.5
-        return _weights(attended.queries, attended.injected[0], ScoreRule(scaling))
-
     def true_weights(self, seen: _Seen, slot: int, depth: int, attended: _Attended) -> Tensor:
-        """``[B, Q, A, A]`` the target's, with the query of the position that the depth stands at."""
+        """``[B, Q, A, A]`` the target's distribution, with its query at the position that is drafted at this depth."""
         anchors = attended.queries.shape[2]
         assert seen.features.keys is not None
         queries = seen.true[:, slot, :, 1 + depth : 1 + depth + anchors]
         return _weights(queries, seen.features.keys[:, slot, :, :anchors], self.rules[slot])
 
-    def measured(
-        self, seen: _Seen, layer: int, slot: int, depth: int, attended: _Attended, nearest: Sequence[_Pairs]
-    ) -> dict[str, Tensor]:
+    def measured(self, seen: _Seen, layer: int, slot: int, depth: int, attended: _Attended) -> dict[str, Tensor]:
         """Every measure ``[B, A]``, the mean over those heads of the drafter that have a counterpart in this layer."""
-        heads = nearest[layer].heads[:, slot]
+        heads = self.nearest[layer].heads[:, slot]
         chosen = (heads >= 0).nonzero()[:, 0]
-        partners = heads[chosen]
-        true = self.true_weights(seen, slot, depth, attended)[:, partners]
-        own = self.own_weights(attended)[:, chosen]
-        values = _by_head(attended.injected[1], self.net.config.chain_query_heads)[:, chosen].float()
-        wanted, given = true @ values, own @ values  # [B, J, A, D]
-        logs = _log(true)
-        seen_keys = torch.arange(1, true.shape[-1] + 1, device=true.device).float()
-        errors = {
-            "query_kl": (true * (logs - _log(own))).sum(-1),
-            "uniform_kl": (true * logs).sum(-1) + seen_keys.log(),
+        true = self.true_weights(seen, slot, depth, attended)[:, heads[chosen]]
+        logs, visible = _log(true), torch.arange(1, true.shape[-1] + 1, device=true.device).float()
+        return {
+            "query_kl": (true * (logs - _log(_own_weights(attended)[:, chosen]))).sum(-1).mean(1),
+            "uniform_kl": ((true * logs).sum(-1) + visible.log()).mean(1),
         }
-        error = (wanted - given).square().sum((1, 3)).sqrt() / wanted.square().sum((1, 3)).sqrt().clamp(min=1e-12)
-        return {name: value.mean(1) for name, value in errors.items()} | {"attended_error": error}
 
-    def agreement(self, seen: _Seen, control: str, nearest: Sequence[_Pairs]) -> Floats:
-        """``[B, K]`` anchors of each text where the drafted token is the text's, under a control."""
+    def agreement(self, seen: _Seen, plugged: bool) -> Floats:
+        """``[B, K]`` anchors of each text where the drafted token is the text's; ``plugged``: with the target's
+        attention over the prefix in place of the drafter's."""
         batch = seen.batch
-        with self.plugged(seen, control, nearest):
+        with ExitStack() as stack:
+            for layer, attention in enumerate(self.attentions if plugged else ()):
+                assert attention is not None
+                stack.enter_context(attention.register_forward_hook(self.plug(seen, layer)))
             states = unroll_states(self.net, batch.tokens, seen.features, self.depths)
         return np.stack(
             [
@@ -208,42 +191,29 @@ class _Comparison:
             1,
         )
 
-    @contextmanager
-    def plugged(self, seen: _Seen, control: str, nearest: Sequence[_Pairs]) -> Iterator[None]:
-        """While it lasts, the drafter attends to the prefix as the control says."""
+    def plug(self, seen: _Seen, layer: int) -> Callable[[Attention, tuple[object, ...], Tensor], Tensor]:
+        """A forward hook that gives each head of a drafter layer its nearest counterpart's attention."""
+        nearest, depth = self.nearest[layer], 0
 
-        def plug(layer: int) -> Callable[[Attention, tuple[object, ...], Tensor], Tensor]:
-            depth = 0
+        def change(attention: Attention, inputs: tuple[object, ...], output: Tensor) -> Tensor:
+            nonlocal depth
+            attended = _attended(inputs)
+            own = _own_weights(attended)
+            wanted = torch.zeros_like(own)
+            for slot in range(len(self.layers)):
+                chosen = (nearest.slot == slot).nonzero()[:, 0]
+                wanted[:, chosen] = self.true_weights(seen, slot, depth, attended)[:, nearest.heads[chosen, slot]]
+            values = _by_head(attended.injected[1], own.shape[1]).float()
+            moved = _prefix_share(attended)[..., None] * ((wanted - own) @ values)  # [B, J, A, D]
+            depth += 1
+            return output + attention.output(moved.to(output.dtype).transpose(1, 2).flatten(2))
 
-            def change(attention: Attention, inputs: tuple[object, ...], output: Tensor) -> Tensor:
-                nonlocal depth
-                attended = _attended(inputs)
-                own = self.own_weights(attended)
-                if control == TRUE:
-                    wanted = self.nearest_weights(seen, nearest[layer], depth, attended)
-                else:
-                    wanted = torch.ones_like(own).tril()
-                    wanted = wanted / wanted.sum(-1, keepdim=True)
-                values = _by_head(attended.injected[1], own.shape[1]).float()
-                moved = _prefix_share(attended)[..., None] * ((wanted - own) @ values)  # [B, J, A, D]
-                depth += 1
-                return output + attention.output(moved.to(output.dtype).transpose(1, 2).flatten(2))
+        return change
 
-            return change
 
-        with ExitStack() as stack:
-            for layer, attention in enumerate(self.attentions if control != OWN else ()):
-                assert attention is not None
-                stack.enter_context(attention.register_forward_hook(plug(layer)))
-            yield
-
-    def nearest_weights(self, seen: _Seen, nearest: _Pairs, depth: int, attended: _Attended) -> Tensor:
-        """``[B, J, A, A]`` for each head of the drafter the distribution of its nearest counterpart."""
-        wanted = torch.zeros_like(self.own_weights(attended))
-        for slot in range(len(self.layers)):
-            chosen = (nearest.slot == slot).nonzero()[:, 0]
-            wanted[:, chosen] = self.true_weights(seen, slot, depth, attended)[:, nearest.heads[chosen, slot]]
-        return wanted
+def _own_weights(attended: _Attended) -> Tensor:
+    """``[B, J, A, A]`` the drafter's distribution over the prefix of every anchor."""
+    return _weights(attended.queries, attended.injected[0], ScoreRule(attended.queries.shape[-1] ** -0.5))
 
 
 def _attended(inputs: tuple[object, ...]) -> _Attended:
@@ -268,12 +238,12 @@ def _by_head(heads: Tensor, count: int) -> Tensor:
 
 
 def _log(weights: Tensor) -> Tensor:
-    """Logarithms of probabilities, finite also of those that vanish."""
+    """Logarithms of probabilities, finite for 0."""
     return weights.clamp(min=torch.finfo(weights.dtype).tiny).log()
 
 
 def _prefix_share(attended: _Attended) -> Tensor:
-    """``[B, J, A]`` what the prefix weighs in the joint attention, beside the rows' own keys."""
+    """``[B, J, A]`` weight of the prefix in the joint attention with the rows' own keys."""
     queries = attended.queries.float() * attended.queries.shape[-1] ** -0.5
     heads = queries.shape[1]
     scores = queries @ _by_head(attended.injected[0], heads).float().mT

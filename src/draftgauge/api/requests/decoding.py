@@ -84,7 +84,7 @@ class FitRequest:
         positional=True,
         help="a recorded run, or a folder of runs, with training prompts; prompts that name no split are divided.",
     )
-    policy: str = option("stopping", short="-p", help="'stopping', 'two-source', 'specdec++' or 'speckv'.")
+    policy: str = option("stopping", short="-p", help="'stopping', 'two-source' or 'speckv'.")
     out: Path = option(help="file to write, ending in .json; give it to --policy of replay and bench.")
     tasks: tuple[str, ...] = option((), help="learn from the prompts of these tasks only, separated by commas.")
     compression: tuple[str, ...] = option(

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 from draftgauge.core.artefacts import Artefact
@@ -23,11 +24,11 @@ VALIDATION_NAME = "validation.json"
 EQUAL_PARAMETERS, EQUAL_WIDTH = "equal parameters", "equal width"
 KEPT = Artefact("draftgauge-study", 1, "result of a study", "remove it, and it is done again")
 
+# Remedies against a bottleneck, and choices of a design changed one at a time: name -> settings of the training.
 REMEDIES: Mapping[str, Mapping[str, Any]] = {
     "kv-gradient-50": {"kv_gradient": 50.0},  # the paper's negative result
     "depths-12": {"depths": 12},  # more depths in the unroll; measured at the depths of the others
 }
-"""What is done against a bottleneck -> settings of the training."""
 NORMS = ("norm_before_fc", "norm_before_residual", "norm_output")
 ABLATIONS: Mapping[str, Mapping[str, Any]] = {
     **{f"without-{norm.replace('_', '-')}": {norm: False} for norm in NORMS},
@@ -38,7 +39,6 @@ ABLATIONS: Mapping[str, Mapping[str, Any]] = {
     "adamw": {"optimizer": "adamw"},
     "head-frozen": {"freeze_head": True},
 }
-"""One choice of a design changed -> settings of the training."""
 
 
 @dataclass(frozen=True)
@@ -46,13 +46,11 @@ class Variant:
     """A row of the table.
 
     Attributes:
-        design: hidden, kv, hybrid, cross or none.
-        layers: of the drafter.
         injection: how keys and values of several target layers enter; empty where none are read.
         init: ``random``, or ``warm`` from the trained ``hidden`` drafter of the same seed and capacity.
         capacity: ``equal parameters`` (the MLP's width is chosen for it) or ``equal width`` (that of the target's MLP,
             as in the paper).
-        remedy: what is changed in training, one of ``REMEDIES`` or ``ABLATIONS``; empty for nothing.
+        remedy: one of ``REMEDIES`` or ``ABLATIONS``; empty for none.
     """
 
     design: str
@@ -68,8 +66,12 @@ class Variant:
         return Variant("hidden", capacity=self.capacity) if self.init == "warm" else None
 
     @property
+    def tuned_as(self) -> Variant:
+        """The row whose tuning this one takes over."""
+        return replace(self, init="random", remedy="")
+
+    @property
     def name(self) -> str:
-        """Short, unique, fit for a folder."""
         parts = [
             self.design,
             self.injection if self.design == "kv" else "",
@@ -83,7 +85,6 @@ class Variant:
     def request(
         self, base: TrainingSpec, intermediate_size: int | None = None, seed: int = 0, warm_start: Path | None = None
     ) -> TrainingSpec:
-        """How to train it; all but what is named here is the same for all variants."""
         return replace(
             base,
             reuse=self.design,
@@ -102,11 +103,9 @@ class Evaluation:
 
     Attributes:
         prompts: a prompt file, or ``reference:SPLIT``.
-        per_task: the first so many prompts of each task; all if None.
-        max_new_tokens: of the target's greedy outputs.
-        live_prompts: how many prompts are decoded live, from every task alike; all if None.
-        tree_prompts, latency_prompts, bottleneck_prompts: how many are decoded with draft trees, timed, and probed for
-            what limits a drafter.
+        per_task: the first prompts of each task; all if None.
+        live_prompts, tree_prompts, latency_prompts, bottleneck_prompts: how many are decoded live (all if None),
+            decoded with draft trees, timed, and probed for what limits a drafter; tasks in turn.
     """
 
     prompts: str = "reference:test"
@@ -120,8 +119,7 @@ class Evaluation:
 
 @dataclass(frozen=True)
 class Tuning:
-    """How every row is tuned before the seeds run, see :mod:`draftgauge.studies.kvshot.tuning`: trials of ``steps``
-    steps, on other prompts than drafters are compared on."""
+    """Trials of ``steps`` steps for every row, on other prompts than drafters are compared on; see ``tuning.py``."""
 
     steps: int
     prompts: str = "reference:validation"
@@ -133,13 +131,10 @@ class Study:
     """A whole study: every variant with every seed, trained alike.
 
     Attributes:
-        preset: its name.
         variants: rows of the table. A warm one needs the ``hidden`` one of its capacity among them.
         seeds: of training, for the ``decisive`` rows that verdicts are about; the first ``other_seeds`` of them (all if
             None) for the others.
-        request: of every training; target, data, loss, optimiser and steps.
-        evaluation: of every drafter.
-        tuning: of every variant; None trains all with the settings of ``request``.
+        tuning: None trains all with the settings of ``request``.
     """
 
     preset: str
@@ -155,16 +150,13 @@ class Study:
         assert len({variant.name for variant in self.variants}) == len(self.variants)
 
     def seeds_of(self, variant: Variant) -> tuple[int, ...]:
-        """The seeds of one row."""
         return self.seeds if variant in self.decisive else self.seeds[: self.other_seeds]
 
     def with_seeds(self, most: int) -> Study:
-        """The same with no more than some seeds for any row: a beginning of it, which is whole in itself."""
         others = most if self.other_seeds is None else min(most, self.other_seeds)
         return replace(self, seeds=self.seeds[:most], other_seeds=others)
 
     def shared_request(self, folder: Path) -> TrainingSpec:
-        """The study's training with the answers and features that all cells share."""
         cache = None if self.request.cache is None else folder / self.request.cache
         return replace(self.request, answers=folder / ANSWERS_NAME, cache=cache)
 
@@ -174,13 +166,10 @@ class Cell:
     """One variant with one seed; travels to other processes.
 
     Attributes:
-        variant: row of the table.
-        request: its training, seed and width included.
-        evaluation: what is measured afterwards.
-        study: the study's folder; the cell works in one of its own below it.
+        study: the study's folder; the cell works in a folder below it.
         fingerprint: of the target.
         parameters: trainable ones.
-        depths: tokens a draft in measuring, the same for all cells.
+        depths: tokens per draft in the evaluation, the same for all cells.
         after: the cell that this one starts from.
     """
 
@@ -195,16 +184,14 @@ class Cell:
 
     @property
     def name(self) -> str:
-        """Of the cell and of its folder."""
         return cell_name(self.variant, self.request.seed)
 
     @property
     def folder(self) -> Path:
-        """Where its drafter and its result are."""
         return cell_folder(self.study, self.name)
 
     def settings(self) -> dict[str, Any]:
-        """Everything its result follows from, ready for JSON; not places of files, as the study's folder may move."""
+        """Everything that decides its result; no paths, as the study's folder may move."""
         return {
             "variant": asdict(self.variant),
             "training": training_identity(self.request),
@@ -214,31 +201,24 @@ class Cell:
         }
 
     def digest(self) -> str:
-        """Hash of the settings: a result counts only where it is the same."""
         return hashlib.sha256(json.dumps(self.settings(), sort_keys=True).encode()).hexdigest()
 
 
 def training_identity(request: TrainingSpec) -> dict[str, Any]:
-    """What a training's result follows from, ready for JSON, but for places of files and its target."""
+    """The settings that decide a training's result, but for its target and the paths of files."""
     return {key: value for key, value in request.identity().items() if key not in ("target", "prompts", "warm_start")}
 
 
 def cell_name(variant: Variant, seed: int) -> str:
-    """``variant-seedN``."""
     return f"{variant.name}-seed{seed}"
 
 
 def cell_folder(study: Path, name: str) -> Path:
-    """Folder of a cell of the study in ``study``."""
     return study / "cells" / name
 
 
 def read_kept(path: Path, identity: Any) -> dict[str, Any] | None:
-    """What a job left in a file of kind :data:`KEPT`; None where it has not been done.
-
-    Raises:
-        DraftgaugeError: if it was done with other settings, or cannot be read.
-    """
+    """The file that a finished job left, None where there is none; raises ``DraftgaugeError`` for other settings."""
     if not path.exists():
         return None
     content = KEPT.read(path)
@@ -254,17 +234,17 @@ def make_cells(
     shapes: Mapping[Variant, tuple[int, int]],
     fingerprint: str,
     folder: Path,
-    tuned: Callable[[Variant, TrainingSpec], TrainingSpec] = lambda variant, request: request,
+    tuned: Mapping[Variant, Mapping[str, float]] = MappingProxyType({}),
 ) -> list[Cell]:
-    """All cells, seed by seed, so that a study that is stopped early has whole seeds; warm ones after what they start
-    from.
+    """All cells, seed by seed, so that a study that is stopped early has whole seeds; warm ones after the cells that
+    they start from.
 
     Args:
         study: which variants and seeds.
         shapes: of each variant: the width of its MLP, and its trainable parameters.
         fingerprint: of the target.
         folder: of the study.
-        tuned: makes a variant's request that of its tuned settings.
+        tuned: training settings by :attr:`Variant.tuned_as`.
     """
     base = study.shared_request(folder)
     cells = []
@@ -275,7 +255,7 @@ def make_cells(
             width, parameters = shapes[variant]
             after = cell_name(variant.starts_from, seed) if variant.starts_from else None
             start = cell_folder(folder, after) / DRAFTER_FOLDER if after else None
-            request = tuned(variant, variant.request(base, width, seed, start))
+            request = replace(variant.request(base, width, seed, start), **tuned.get(variant.tuned_as, {}))
             depths = study.request.depths
             cells.append(Cell(variant, request, study.evaluation, folder, fingerprint, parameters, depths, after))
     return cells

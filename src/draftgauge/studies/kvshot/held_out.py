@@ -55,11 +55,7 @@ def make_texts(
 
 
 def read_texts(path: Path) -> tuple[list[HeldOutText], list[Ints]]:
-    """The texts, and for each output token the class of the context it needs.
-
-    Raises:
-        DraftgaugeError: if the file cannot be read.
-    """
+    """The texts, and for each output token the class of the context that it needs."""
     rows = KEPT.read(path)["texts"]
     texts = [HeldOutText(tuple(row["prompt"]), tuple(row["output"]), row["task"]) for row in rows]
     return texts, [np.array(row["needs"], np.int64) for row in rows]

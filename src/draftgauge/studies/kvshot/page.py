@@ -42,9 +42,7 @@ CONTROLS = (
     | named(decimals(3), "agreement_own_query", "agreement", "difference")
     | named(str, "interval")
 )
-GRADIENTS = DRAFTER | named(str, "group") | named(number, "gradient_norm", "gradient_to_weight", "gradient_share")
 TUNING = DRAFTER | named(number, "learning_rate", "warmup", "gate_start", "validation_kl")
-LIVE = DRAFTER | named(str, "live_MAT", "live_minus_teacher_forced", "outputs_unlike_plain_decoding")
 REMEDIES = DRAFTER | named(str, "MAT_gained", "MAT", "agreement", "query_error", "own_keys_reached", "gate")
 
 
@@ -62,7 +60,6 @@ class Drafter:
 
     @property
     def label(self) -> str:
-        """In a legend or a table's first column."""
         parts = [self.design]
         parts += [self.injection] if self.design == "kv" and self.injection not in ("", ROPE) else []
         parts += [f"{self.layers} layers"] if self.layers > 1 else []
@@ -72,7 +69,6 @@ class Drafter:
 
     @property
     def head(self) -> dict[str, Any]:
-        """The first cells of a table's line."""
         return {"drafter": self.label, "capacity": self.capacity}
 
     @property
@@ -81,12 +77,10 @@ class Drafter:
         return self.layers == 1 and self.init == "random" and not self.remedy and self.injection in ("", ROPE)
 
     def having(self, *keys: str) -> list[Row]:
-        """The rows that have these keys."""
         return [row for row in self.rows if all(key in row for key in keys)]
 
     @property
     def depths(self) -> list[Row]:
-        """The rows of acceptance and agreement, by depth."""
         return sorted(self.having("alpha"), key=lambda row: int(row["depth"]))
 
     def measure(self, name: str, **cells: str) -> Row:
@@ -107,7 +101,6 @@ class Drafter:
         return fixed(row["estimate"], digits) + (f" ({interval})" if interval else "")
 
     def median(self, key: str) -> float | None:
-        """Of a figure over the seeds; None where there is none."""
         values = [float(row[key]) for row in self.having("seed", key) if row[key] is not None]
         return statistics.median(values) if values else None
 
@@ -123,16 +116,15 @@ class Drafter:
         return [row for row in rows if row["depth"] == max(other["depth"] for other in rows)]
 
     def gate(self) -> list[Row]:
-        """The mean openness over training."""
         return sorted(self.having("step", "gate_mean"), key=lambda row: float(row["step"]))
 
 
 def write_kvshot_report(rows: Sequence[Row], out: Path, failures: Mapping[str, str], facts: Mapping[str, Any]) -> Path:
-    """Write the report of a study.
+    """Write the report of a study to the HTML file ``out``, whose folder exists.
 
     Args:
         rows: of the study, as ``draftgauge study kvshot --json`` writes them.
-        out: the HTML file; its folder must exist.
+        out: the HTML file.
         failures: cells that failed, and why.
         facts: labelled, about how the study was made.
 
@@ -144,7 +136,6 @@ def write_kvshot_report(rows: Sequence[Row], out: Path, failures: Mapping[str, s
 
 
 def render_kvshot(rows: Sequence[Row], failures: Mapping[str, str], facts: Mapping[str, Any]) -> str:
-    """The page as text."""
     drafters = drafters_of(rows)
     if not drafters:
         raise DraftgaugeError("there is nothing to report: no run of the study is among these rows")
@@ -163,11 +154,9 @@ def render_kvshot(rows: Sequence[Row], failures: Mapping[str, str], facts: Mappi
         ),
         "results": results_table(drafters),
         "tasks": tasks_table(drafters),
-        "live": table_of([_live(one) for one in drafters], LIVE),
         "distances": [_distance_chart(main, *measure) for measure in DISTANCES],
         "limits": limit_charts(main),
         "controls": _rows_table(drafters, lambda one: one.having("control"), CONTROLS),
-        "gradients": _rows_table(main, Drafter.gradients, GRADIENTS),
         "remedies": remedies_table(drafters),
         "capacity": _rows_table(drafters, lambda one: one.having("seed")[:1], PARAMETERS),
         "tuning": _rows_table(_grouped(rows), lambda one: one.having("trial"), TUNING),
@@ -201,20 +190,17 @@ def evidence(row: Row) -> str:
 
 
 def comparisons(drafters: Sequence[Drafter]) -> list[Chart]:
-    """Charts of acceptance and of agreement by depth that each ask one question; those of fewer than two lines are
-    left out."""
+    """Charts of acceptance and of agreement by depth; those of fewer than two lines are left out."""
     wide = [one for one in drafters if one.capacity == EQUAL_WIDTH]
     matched = [one for one in drafters if one.capacity != EQUAL_WIDTH]
-
-    def kv(one: Drafter) -> bool:
-        return one.design == "kv" and not one.remedy
-
+    kv = [one for one in drafters if one.design == "kv" and not one.remedy]
+    rope = [one for one in kv if one.injection == ROPE]
     chosen = {
         "Designs, at equal parameters": [one for one in matched if one.plain],
         "Designs, at equal width": [one for one in wide if one.plain],
-        "Ways of injecting the KV cache": [one for one in matched if kv(one) and one.layers == 1],
-        "Layers of the KV drafter, at equal parameters": [one for one in matched if kv(one) and one.injection == ROPE],
-        "Layers of the KV drafter, at equal width": [one for one in wide if kv(one) and one.injection == ROPE],
+        "Ways of injecting the KV cache": [one for one in kv if one in matched and one.layers == 1],
+        "Layers of the KV drafter, at equal parameters": [one for one in rope if one in matched],
+        "Layers of the KV drafter, at equal width": [one for one in rope if one in wide],
         "Random and warm start, at equal width": [one for one in wide if one.design != "kv" and not one.remedy],
     }
     charts = []
@@ -223,19 +209,16 @@ def comparisons(drafters: Sequence[Drafter]) -> list[Chart]:
             continue
         distinct = len({one.design for one in lines}) == len(lines)
         styles = [DESIGN_STYLES[one.design] if distinct else series(place) for place, one in enumerate(lines)]
-        for key, ylabel in (("alpha", "accepted, given all before, %"), ("agreement", "agreement, all positions, %")):
-            low, high = ("low", "high") if key == "alpha" else (f"{key}_low", f"{key}_high")
+        for name, *keys, ylabel in (
+            ("accepted", "alpha", "low", "high", "accepted, given all before, %"),
+            ("agreement", "agreement", "agreement_low", "agreement_high", "agreement, all positions, %"),
+        ):
             drawn = [
-                Line(
-                    one.label,
-                    [row["depth"] for row in one.depths],
-                    *([_percent(row[name]) for row in one.depths] for name in (key, low, high)),
-                    style=style,
-                )
+                Line(one.label, *([row["depth"] for row in one.depths], *_percents(one.depths, keys)), style=style)
                 for one, style in zip(lines, styles, strict=True)
             ]
-            chart = line_chart(f"{title} {key}", Axes("depth of the draft step, k", ylabel), drawn)
-            charts.append((f"{title}: {key if key == 'agreement' else 'accepted'}", chart))
+            axes = Axes("depth of the draft step, k", ylabel)
+            charts.append((f"{title}: {name}", line_chart(f"{title} {name}", axes, drawn)))
     return charts
 
 
@@ -262,20 +245,9 @@ def results_table(drafters: Sequence[Drafter]) -> Table:
 
 
 def tasks_table(drafters: Sequence[Drafter]) -> Table:
-    """MAT by task."""
     tasks = list(dict.fromkeys(row["task"] for one in drafters for row in one.having("measure", "task")))
     lines = [one.head | {task: one.estimate("mat", task=task) for task in tasks} for one in drafters]
     return table_of(lines, DRAFTER | named(str, *tasks))
-
-
-def _live(one: Drafter) -> Row:
-    """Whether drafting in real decoding finds what the teacher-forced measure says."""
-    mismatched = sum(int(row["live_mismatched_prompts"] or 0) for row in one.having("seed", "live_mismatched_prompts"))
-    measured = {
-        "live_MAT": one.estimate("live_mat", 3),
-        "live_minus_teacher_forced": one.estimate("live_minus_forced", 3),
-    }
-    return one.head | measured | {"outputs_unlike_plain_decoding": mismatched}
 
 
 DISTANCES = (
@@ -289,40 +261,28 @@ def _distance_chart(drafters: Sequence[Drafter], title: str, measure: str, ylabe
     names = list(dict.fromkeys(row["distance"] for one in drafters for row in one.having("distance")))
     lines = []
     for one in drafters:
-        found = [(place, row) for place, name in enumerate(names) if (row := one.measure(measure, distance=name))]
-        columns = ([_percent(row[key]) for _, row in found] for key in ("estimate", "low", "high"))
-        lines.append(Line(one.label, [place for place, _ in found], *columns, style=DESIGN_STYLES[one.design]))
-    chart = line_chart(measure, Axes("context that the token needs, tokens", ylabel, (0, 102), names=names), lines)
-    return title, chart
+        found = {place: one.measure(measure, distance=name) for place, name in enumerate(names)}
+        found = {place: row for place, row in found.items() if row}
+        percents = _percents(list(found.values()), ("estimate", "low", "high"))
+        lines.append(Line(one.label, list(found), *percents, style=DESIGN_STYLES[one.design]))
+    axes = Axes("context that the token needs, tokens", ylabel, (0, 102), names=names)
+    return title, line_chart(measure, axes, lines)
 
 
 def limit_charts(drafters: Sequence[Drafter]) -> list[Chart]:
     """Query error by depth and the gate over training, where the study measured them."""
-    queries = [
-        Line(one.label, range(len(errors)), errors, style=DESIGN_STYLES[one.design])
-        for one in drafters
-        if (errors := one.query_error())
-    ]
-    gates = [
-        Line(
-            one.label,
-            [row["step"] for row in gate],
-            [row["gate_mean"] for row in gate],
-            style=DESIGN_STYLES[one.design],
-        )
-        for one in drafters
-        if (gate := one.gate())
-    ]
-    charts = []
-    if queries:
-        chart = line_chart(
-            "query", Axes("depth of the draft step, k", "KL to the target's query, nats", (0, None)), queries
-        )
-        charts.append(("Query estimation error by depth", chart))
-    if gates:
-        chart = line_chart("gate", Axes("step of training", "mean openness of the gate", (0, 1)), gates)
-        charts.append(("The gate over training", chart))
-    return charts
+    queries, gates = [], []
+    for one in drafters:
+        style, errors, gate = DESIGN_STYLES[one.design], one.query_error(), one.gate()
+        if errors:
+            queries.append(Line(one.label, range(len(errors)), errors, style=style))
+        if gate:
+            steps, openness = [row["step"] for row in gate], [row["gate_mean"] for row in gate]
+            gates.append(Line(one.label, steps, openness, style=style))
+    query_axes = Axes("depth of the draft step, k", "KL to the target's query, nats", (0, None))
+    charts = [("Query estimation error by depth", line_chart("query", query_axes, queries))] if queries else []
+    gate_axes = Axes("step of training", "mean openness of the gate", (0, 1))
+    return charts + ([("The gate over training", line_chart("gate", gate_axes, gates))] if gates else [])
 
 
 def remedies_table(drafters: Sequence[Drafter]) -> Table:
@@ -374,5 +334,5 @@ def _named_estimate(one: Drafter) -> tuple[str, float, float, float]:
     return label, value, low, high
 
 
-def _percent(value: float | None) -> float:
-    return math.nan if value is None else 100 * value
+def _percents(rows: Sequence[Row], keys: Sequence[str]) -> list[list[float]]:
+    return [[math.nan if row[key] is None else 100 * row[key] for row in rows] for key in keys]

@@ -8,7 +8,7 @@ from typing import Any
 
 from draftgauge.studies.kvshot.cells import KEPT, RESULT_NAME, Study, cell_folder, cell_name
 from draftgauge.studies.kvshot.run import choose_configs
-from draftgauge.studies.kvshot.tuning import TRIALS, distinct, tuned_as, tuning_path
+from draftgauge.studies.kvshot.tuning import TRIALS, distinct, tuning_path
 from draftgauge.training.reuse.estimate import estimate_for
 from draftgauge.training.reuse.prepare import target_config
 
@@ -16,14 +16,11 @@ Row = dict[str, Any]
 
 
 def plan_study(study: Study, folder: Path) -> list[Row]:
-    """One row a stage and one for all: ``stage, runs, left, steps, hours, hours_left``, one job after the other.
+    """One row per stage and one for all: ``stage, runs, left, steps, hours, hours_left``, one job after the other.
 
-    Hours of training follow from the number of multiplications, see :mod:`draftgauge.training.reuse.estimate`. Finished
-    cells of the folder correct them: what they took, measuring included, as a multiple of their estimate. Answers and
-    held-out texts, made once, are left out.
-
-    Raises:
-        DraftgaugeError: if the target's configuration cannot be read.
+    Hours of training follow from the number of multiplications, see :mod:`draftgauge.training.reuse.estimate`, times
+    what the folder's finished cells took (evaluation included) over their estimate, in the median. Answers and held-out
+    texts, made once, are left out.
     """
     config = target_config(study.request)
     configs = choose_configs(study, config)
@@ -36,25 +33,19 @@ def plan_study(study: Study, folder: Path) -> list[Row]:
         for variant in study.variants
         for seed in study.seeds_of(variant)
     }
-    pace = cell_pace(cells)
+    paces = [KEPT.read(path)["seconds"] / estimate for path, estimate in cells.items() if path.exists()]
     rows = []
     if study.tuning is not None:
         trials = {
             tuning_path(folder, one): TRIALS
             * study.tuning.steps
-            * next(seconds[variant] for variant in study.variants if tuned_as(variant) == one)
+            * next(seconds[variant] for variant in study.variants if variant.tuned_as == one)
             for one in distinct(study.variants)
         }
         rows.append(_row("tuning", trials, study.tuning.steps, 1.0, TRIALS))
-    rows.append(_row("cells", cells, study.request.steps, pace, 1))
+    rows.append(_row("cells", cells, study.request.steps, median(paces) if paces else 1.0, 1))
     total = {key: sum(row[key] for row in rows) for key in ("runs", "left", "hours", "hours_left")}
     return [*rows, {"stage": "all", "steps": None} | total]
-
-
-def cell_pace(cells: dict[Path, float]) -> float:
-    """Median over finished cells of what they took, as a multiple of their estimated seconds; 1 without any."""
-    paces = [KEPT.read(path)["seconds"] / seconds for path, seconds in cells.items() if path.exists()]
-    return median(paces) if paces else 1.0
 
 
 def _row(stage: str, jobs: dict[Path, float], steps: int, pace: float, runs: int) -> Row:

@@ -10,7 +10,7 @@ from typing import Any
 from draftgauge.core.errors import DraftgaugeError
 from draftgauge.models.reference import PAIR_FOLDER, REFERENCE
 from draftgauge.studies.kvshot.cells import ABLATIONS, EQUAL_WIDTH, FEATURES_NAME, Evaluation, Study, Tuning, Variant
-from draftgauge.training.reuse.request import TrainingSpec
+from draftgauge.training.reuse.request import SELF, TrainingSpec
 
 ROPE = "project-rope"
 LAPTOP: dict[str, Any] = {
@@ -30,17 +30,15 @@ CROSS = Variant("cross", injection=ROPE)
 
 
 def at_equal_width(variant: Variant) -> Variant:
-    """The same at the target's own width, as in the paper."""
     return replace(variant, capacity=EQUAL_WIDTH)
 
 
 def warm(variant: Variant) -> Variant:
-    """The same started from the trained ``hidden`` drafter, at the target's own width: all shapes must agree."""
+    """Started from the trained ``hidden`` drafter, at the target's own width: all shapes must agree."""
     return replace(at_equal_width(variant), init="warm")
 
 
 def remedied(variant: Variant, remedy: str) -> Variant:
-    """The same with something changed in training."""
     return replace(variant, remedy=remedy)
 
 
@@ -52,22 +50,21 @@ REMEDIED = (
 
 
 def smoke(request: TrainingSpec) -> Study:
-    """Every design for a few steps: that all of it works, not what comes out. The first bundled training prompts in
-    place of generated questions, which take a while to make."""
+    """The main designs for two steps, untuned, in minutes on a laptop: whether it works. Trained on the
+    first bundled training prompts, as generated questions take a while to make."""
     bundled = PAIR_FOLDER / "prompts" / "train.jsonl" if request.target == REFERENCE else None
-    request = replace(request, prompts=request.prompts or bundled, questions=24, new_tokens=24, length=256)
+    request = replace(request, prompts=request.prompts or bundled, questions=8, new_tokens=16, length=192)
     return Study(
         "smoke",
-        (HIDDEN, KV, KV_DEEP, HYBRID, CROSS, NONE),
+        (HIDDEN, KV, HYBRID, NONE),
         (0, 1),
-        replace(request, steps=6, batch=4, checkpoint_every=3, log_every=3),
-        Evaluation(per_task=1, max_new_tokens=24, tree_prompts=2, latency_prompts=2, bottleneck_prompts=2),
-        Tuning(steps=2, per_task=1),
+        replace(request, steps=2, batch=2, checkpoint_every=2, log_every=1, attention_start=SELF),
+        Evaluation(per_task=1, max_new_tokens=16, tree_prompts=1, latency_prompts=1, bottleneck_prompts=1),
     )
 
 
 def quick(request: TrainingSpec) -> Study:
-    """The designs themselves on 96 prompts: five seeds for the two that predictions are about, three for the others.
+    """The designs on 96 prompts: five seeds for the two that predictions are about, three for the others.
 
     The target's features are computed once for all cells and kept on disk (1 GB for the bundled target).
     """
@@ -91,26 +88,22 @@ def quick(request: TrainingSpec) -> Study:
 
 
 def depth(request: TrainingSpec) -> Study:
-    """Quick, and KV drafters of 2 and 4 layers with as many parameters, and of 1 and 4 at the target's own width: in
-    the folder of a quick study only those are left to do.
-    """
+    """Quick, with KV drafters of 2 and 4 layers at equal parameters, and of 1 and 4 at the target's width. In the
+    folder of a quick study only the added ones are left to do."""
     base, wide = quick(request), (at_equal_width(KV), at_equal_width(KV_DEEP))
     variants = (*base.variants, KV_TWO, KV_DEEP, *wide)
     return replace(base, preset="depth", variants=variants, decisive=(*base.decisive, KV_DEEP, *wide))
 
 
 def width(request: TrainingSpec) -> Study:
-    """The designs that predictions are about, with MLPs as wide as the target's, as the paper compares them, and the
-    control.
-    """
+    """The designs that predictions are about, at equal width as in the paper, and the control."""
     wide = at_equal_width(HIDDEN), at_equal_width(KV)
     return replace(quick(request), preset="width", variants=(*wide, NONE), decisive=wide)
 
 
 def remedies(request: TrainingSpec) -> Study:
-    """Quick, and what may be done against each bottleneck, beside the same drafters without it: in the folder of a
-    quick study only those are left to do.
-    """
+    """Quick, with every remedy against a bottleneck beside the same drafter without it. In the folder of a quick study
+    only the added ones are left to do."""
     base = quick(request)
     variants = (*base.variants, at_equal_width(HIDDEN), warm(HYBRID), *REMEDIED)
     return replace(base, preset="remedies", variants=variants)
@@ -123,11 +116,10 @@ def ablation(request: TrainingSpec) -> Study:
 
 
 def full(request: TrainingSpec) -> Study:
-    """Every row of the paper's step-wise table on 96 prompts: at equal parameters; depth and warm starts at equal width
-    too; and what may be done against each bottleneck. Five seeds for the rows that verdicts are about and the other
-    plain designs, three for the rest.
+    """Every row of the paper's step-wise table on 96 prompts, at equal parameters and at equal width, and the remedies.
+    Five seeds for the rows that verdicts are about and the other plain designs, three for the rest.
 
-    Without a GPU its trainings are those of quick, so that a folder of quick or depth is a beginning of it.
+    Without a GPU its trainings are those of quick, so that it continues a folder of quick or depth.
     """
     injections = tuple(replace(KV, injection=injection) for injection in ("concat", "project"))
     depths = tuple(replace(KV, layers=layers) for layers in (1, 2, 3, 4))

@@ -6,7 +6,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -25,8 +25,10 @@ from draftgauge.statistics.crossed import (
 from draftgauge.statistics.paired import ratio_interval
 from draftgauge.studies.kvshot.cells import RESULT_NAME, Cell, Variant, read_kept
 from draftgauge.studies.kvshot.presets import NONE
-from draftgauge.studies.kvshot.tuning import Tuned
 from draftgauge.studies.kvshot.verdicts import Run, common_seeds, compare, mat_by_prompt, verdict_rows
+
+if TYPE_CHECKING:  # it trains, with torch
+    from draftgauge.studies.kvshot.tuning import Tuned
 
 Row = dict[str, Any]
 
@@ -56,11 +58,7 @@ class CellResult:
 
 
 def read_result(cell: Cell) -> CellResult | None:
-    """The result of a cell; None where it has none yet.
-
-    Raises:
-        DraftgaugeError: if it is the result of other settings, or cannot be read.
-    """
+    """The result of a cell, None where it has none yet; raises ``DraftgaugeError`` for one of other settings."""
     path = cell.folder / RESULT_NAME
     document = read_kept(path, cell.digest())
     if document is None:
@@ -154,12 +152,8 @@ def _measure_rows(group: Sequence[CellResult]) -> Iterator[Row]:
     counts = Counts.stack([result.forced for result in group])
     last = counts.reached.shape[-1] - 1
     first, deep = at_depths(0, 0), at_depths(min(4, last), min(6, last))
-    for name, measure in (
-        ("mat", mean_accepted),
-        ("retention", retention),
-        ("alpha_first", first),
-        ("alpha_deep", deep),
-    ):
+    measures = {"mat": mean_accepted, "retention": retention, "alpha_first": first, "alpha_deep": deep}
+    for name, measure in measures.items():
         yield _measured(name, interval(counts, measure))
     tasks = np.array(group[0].evaluation["tasks"])
     for task in dict.fromkeys(tasks.tolist()):
@@ -190,13 +184,10 @@ def _paired_rows(runs: Mapping[Variant, Mapping[int, Run]]) -> Iterator[Row]:
             if variant == base or len(common_seeds(runs, variant, base)) < 2:
                 continue
             test = compare(mat_by_prompt, runs, variant, base)
-            figures = {"estimate": test.estimate, "low": test.low, "high": test.high, "seeds": test.seeds}
-            tests = {"p_value": test.p_value, "p_seeds": test.p_seeds}
-            yield _labels(variant) | {"measure": f"mat_minus_{name}"} | figures | tests
+            yield _labels(variant) | {"measure": f"mat_minus_{name}"} | test._asdict()
 
 
 def tuned_rows(tuned: Mapping[Variant, Tuned]) -> list[Row]:
-    """What was tried for each row of the table: ``trial, learning_rate, warmup, gate_start, validation_kl, chosen``."""
     return [row for variant, chosen in tuned.items() for row in chosen.rows(_labels(variant))]
 
 

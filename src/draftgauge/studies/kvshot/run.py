@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import os
 import warnings
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -34,17 +34,16 @@ from draftgauge.studies.kvshot.cells import (
     make_cells,
 )
 from draftgauge.studies.kvshot.held_out import make_texts
-from draftgauge.studies.kvshot.jobs import CellJob, TuneJob
+from draftgauge.studies.kvshot.jobs import CellJob
 from draftgauge.studies.kvshot.results import Row, read_result, study_rows, tuned_rows
-from draftgauge.studies.kvshot.tuning import Tuned, distinct, tuned_as
+from draftgauge.studies.kvshot.tuning import Tuned, TuneJob, distinct
 from draftgauge.training.reuse.data import answers_of, load_target, source_of
-from draftgauge.training.reuse.request import TrainingSpec
 from draftgauge.training.reuse.train import fill_cache
 
 
 @dataclass(frozen=True)
 class StudyOutcome:
-    """Rows of every finished cell, what went wrong in the others, by name, and how many cells are left."""
+    """Rows of every finished cell, the errors of failed ones by name, and how many cells are left."""
 
     rows: list[Row]
     failures: dict[str, str]
@@ -70,7 +69,7 @@ def run_study(
         progress: told (what, done, total).
 
     Raises:
-        DraftgaugeError: if the folder holds another study, nothing could be finished, or an argument cannot be.
+        DraftgaugeError: if the folder holds another study, nothing could be finished, or an argument is invalid.
         MissingLibraryError: if Ray is asked for and not installed.
     """
     workers = workers or WorkersSpec()
@@ -84,7 +83,20 @@ def run_study(
     if learned_from(study.request.prompts, prompts, judged):
         warnings.warn(f"drafters are trained on prompts of {prompts} that they are judged on", stacklevel=2)
     work = _Work(study, folder)
-    fill = work.prepare(prompts, validation, progress)
+
+    # Texts to measure on and answers to learn from, where they are missing.
+    request = study.request
+    tokenizer = load_tokenizer(request.target, request.trust_remote_code)
+    settings = DecodingSettings(study.evaluation.max_new_tokens, end_tokens=end_tokens(work.target, tokenizer))
+    files = [(TEXTS_NAME, prompts, study.evaluation.per_task)]
+    if study.tuning is not None:
+        assert validation is not None, "a study that tunes has validation prompts"
+        files.append((VALIDATION_NAME, validation, study.tuning.per_task))
+    for name, path, per_task in files:
+        make_texts(folder / name, path, per_task, work.target, tokenizer, settings, progress)
+    answers = answers_of(request, folder / ANSWERS_NAME, work.target, progress)
+    fill = partial(fill_cache, out=folder / DRAFTER_FOLDER, target=work.target, answers=answers, progress=progress)
+
     run = partial(execute, executor=workers.executor, cpus=workers.cpus, gpus=workers.gpus, progress=progress)
     trials = [job for job in work.tuning_jobs() if job.read() is None]
     if trials:
@@ -143,25 +155,6 @@ class _Work:
         configs = choose_configs(study, self.target.module.config)
         self.shapes = {one: (config.intermediate_size, count_parameters(config)) for one, config in configs.items()}
 
-    def prepare(self, prompts: Path, validation: Path | None, progress: Progress) -> Callable[[TrainingSpec], None]:
-        """Make the texts to measure on and the answers to learn from, where they are missing.
-
-        Returns:
-            What computes the target's features that a training reads, where they are missing.
-        """
-        study, request = self.study, self.study.request
-        tokenizer = load_tokenizer(request.target, request.trust_remote_code)
-        settings = DecodingSettings(study.evaluation.max_new_tokens, end_tokens=end_tokens(self.target, tokenizer))
-        files = [(TEXTS_NAME, prompts, study.evaluation.per_task)]
-        if study.tuning is not None:
-            assert validation is not None, "a study that tunes has validation prompts"
-            files.append((VALIDATION_NAME, validation, study.tuning.per_task))
-        for name, path, per_task in files:
-            make_texts(self.folder / name, path, per_task, self.target, tokenizer, settings, progress)
-        answers = answers_of(request, self.folder / ANSWERS_NAME, self.target, progress)
-        out = self.folder / DRAFTER_FOLDER
-        return lambda training: fill_cache(training, out, self.target, answers, progress)
-
     def tuning_jobs(self) -> list[TuneJob]:
         """One for every row that is tuned itself; none where the study does not tune."""
         if self.study.tuning is None:
@@ -169,24 +162,17 @@ class _Work:
         base = self.study.shared_request(self.folder)
         jobs = []
         for variant in distinct(self.study.variants):
-            width = next(self.shapes[one][0] for one in self.study.variants if tuned_as(one) == variant)
+            width = next(self.shapes[one][0] for one in self.study.variants if one.tuned_as == variant)
             request = variant.request(base, width)
             jobs.append(TuneJob(variant, request, self.study.tuning, self.folder, self.fingerprint))
         return jobs
 
     def tuned(self) -> dict[Variant, Tuned]:
-        """What was found for the rows that are tuned."""
         return {job.variant: tuned for job in self.tuning_jobs() if (tuned := job.read()) is not None}
 
     def cells(self) -> list[Cell]:
-        """All cells, each with what was tuned for its row."""
-        found = self.tuned()
-
-        def settle(variant: Variant, request: TrainingSpec) -> TrainingSpec:
-            search = found.get(tuned_as(variant))
-            return request if search is None else search.chosen.request(request)
-
-        return make_cells(self.study, self.shapes, self.fingerprint, self.folder, settle)
+        settings = {variant: asdict(tuned.chosen) for variant, tuned in self.tuned().items()}
+        return make_cells(self.study, self.shapes, self.fingerprint, self.folder, settings)
 
     def outcome(self, failures: dict[str, str]) -> StudyOutcome:
         """Rows of finished cells and of the tuning."""
@@ -196,9 +182,7 @@ class _Work:
 
 
 def choose_configs(study: Study, target_config: Any) -> Mapping[Variant, ReuseConfig]:
-    """What every variant is made of: at equal parameters where it is to be so, else with an MLP as wide as the
-    target's.
-    """
+    """The network of every variant, with equal parameters or with an MLP as wide as the target's."""
     shapes: dict[Variant, dict[str, Any]] = {}
     for variant in study.variants:
         request = variant.request(study.request)

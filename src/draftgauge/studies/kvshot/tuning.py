@@ -2,29 +2,39 @@
 
 First four learning rates; then, at the best of them, two other warm-ups; then two other starts of the gate where a
 design has one, and two rates beside the best where it has none. Trials are shorter than the study's own trainings, of
-one seed that is none of the study's, and judged by the mean KL over all depths on the validation prompts. A
-warm-started drafter, or one with a remedy, takes over what was tuned for the same drafter without.
+a seed of their own, and judged by the mean KL over all depths. A warm-started drafter, or one with a remedy, takes over
+what was tuned for the same drafter without.
 """
 
 from __future__ import annotations
 
 import math
+import shutil
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
+
+import numpy as np
+import torch
 
 from draftgauge.core.errors import DivergenceError
 from draftgauge.core.files import require_writable_file
-from draftgauge.studies.kvshot.cells import KEPT, Variant, read_kept
-from draftgauge.training.reuse.request import TrainingSpec
+from draftgauge.core.progress import Progress
+from draftgauge.diagnostics.held_out_loss import held_out_kl
+from draftgauge.drafters.reuse import load_drafter
+from draftgauge.drafters.reuse.config import DESIGNS
+from draftgauge.studies.kvshot.cells import KEPT, VALIDATION_NAME, Tuning, Variant, read_kept, training_identity
+from draftgauge.studies.kvshot.held_out import read_texts
+from draftgauge.training.reuse.data import load_target
+from draftgauge.training.reuse.request import TrainingSpec, default_rate
+from draftgauge.training.reuse.train import train_drafter
 
 FACTORS = (0.5, 1.0, 2.0, 4.0)  # of the default learning rate
 WARMUPS = (0.02, 0.15)
 GATE_STARTS = (-2.0, 2.0)
 BESIDE = (2**-0.5, 2**0.5)
 TRIALS = len(FACTORS) + len(WARMUPS) + len(GATE_STARTS)
-TUNING_FOLDER = "tuning"
 SEED = 10_000
 
 
@@ -36,13 +46,8 @@ class Trial:
     warmup: float
     gate_start: float = 0.0
 
-    def request(self, base: TrainingSpec) -> TrainingSpec:
-        """A training with these settings."""
-        return replace(base, learning_rate=self.learning_rate, warmup=self.warmup, gate_start=self.gate_start)
-
     @property
     def name(self) -> str:
-        """Of its folder."""
         return f"rate{self.learning_rate:.3g}-warmup{self.warmup:g}-gate{self.gate_start:g}"
 
 
@@ -55,13 +60,10 @@ class Tuned:
 
     @property
     def chosen(self) -> Trial:
-        """The one of the least loss."""
-        return self.trials[min(range(len(self.losses)), key=self.losses.__getitem__)]
+        return self.trials[int(np.argmin(self.losses))]
 
     def rows(self, labels: Mapping[str, Any]) -> list[dict[str, Any]]:
-        """``trial, learning_rate, warmup, gate_start, validation_kl, chosen``, one a trial; None for the KL of one that
-        diverged.
-        """
+        """``trial, learning_rate, warmup, gate_start, validation_kl, chosen``; the KL is None where it diverged."""
         return [
             {**labels, "trial": number, **asdict(trial), "validation_kl": _finite(loss), "chosen": trial == self.chosen}
             for number, (trial, loss) in enumerate(zip(self.trials, self.losses, strict=True))
@@ -69,10 +71,10 @@ class Tuned:
 
 
 def search(default_rate: float, warmup: float, gated: bool, measure: Callable[[Trial], float]) -> Tuned:
-    """Spend the budget: ``TRIALS`` trainings, whatever the design.
+    """Run ``TRIALS`` trainings, whatever the design.
 
     Args:
-        default_rate: learning rate around which is searched.
+        default_rate: centre of the searched learning rates.
         warmup: of the first trials.
         gated: whether the design has a gate.
         measure: validation loss of a trial, infinite or NaN where it diverged; called once for each.
@@ -88,7 +90,7 @@ def search(default_rate: float, warmup: float, gated: bool, measure: Callable[[T
             trials.append(trial)
             loss = measure(trial)
             losses.append(loss if math.isfinite(loss) else math.inf)
-        return trials[min(range(len(losses)), key=losses.__getitem__)]
+        return trials[int(np.argmin(losses))]
 
     best = attempt(Trial(factor * default_rate, warmup) for factor in FACTORS)
     if min(losses) == math.inf:
@@ -99,38 +101,26 @@ def search(default_rate: float, warmup: float, gated: bool, measure: Callable[[T
         attempt(replace(best, gate_start=start) for start in GATE_STARTS)
     else:
         attempt(replace(best, learning_rate=factor * best.learning_rate) for factor in BESIDE)
-    assert len(trials) == TRIALS
     return Tuned(tuple(trials), tuple(losses))
 
 
-def tuned_as(variant: Variant) -> Variant:
-    """The row whose tuning a row takes over."""
-    return replace(variant, init="random", remedy="")
-
-
 def distinct(variants: Sequence[Variant]) -> list[Variant]:
-    """The rows that are tuned themselves, each once."""
-    return list(dict.fromkeys(tuned_as(variant) for variant in variants))
+    """The rows that are tuned themselves."""
+    return list(dict.fromkeys(variant.tuned_as for variant in variants))
 
 
 def tuning_path(study: Path, variant: Variant) -> Path:
-    """Where the tuning of a row is kept."""
-    return study / TUNING_FOLDER / f"{tuned_as(variant).name}.json"
+    return study / "tuning" / f"{variant.tuned_as.name}.json"
 
 
 def save_tuned(path: Path, tuned: Tuned, identity: Mapping[str, Any]) -> None:
-    """Keep what was found, and of what."""
     require_writable_file(path)
     losses = [_finite(loss) for loss in tuned.losses]
     KEPT.write(path, {"identity": identity, "trials": [asdict(trial) for trial in tuned.trials], "losses": losses})
 
 
 def read_tuned(path: Path, identity: Mapping[str, Any]) -> Tuned | None:
-    """What was found before; None where nothing was.
-
-    Raises:
-        DraftgaugeError: if it was found for other settings, or cannot be read.
-    """
+    """What was found before, None where nothing was; raises ``DraftgaugeError`` for other settings."""
     content = read_kept(path, identity)
     if content is None:
         return None
@@ -140,3 +130,61 @@ def read_tuned(path: Path, identity: Mapping[str, Any]) -> Tuned | None:
 
 def _finite(loss: float) -> float | None:
     return loss if math.isfinite(loss) else None
+
+
+@dataclass(frozen=True)
+class TuneJob:
+    """The trials of a row, as the executor takes them.
+
+    Attributes:
+        base: training of the row; seed, steps and what is tuned are replaced.
+        study: the study's folder.
+        fingerprint: of the target.
+    """
+
+    variant: Variant
+    base: TrainingSpec
+    tuning: Tuning
+    study: Path
+    fingerprint: str
+    after: ClassVar[str | None] = None
+
+    @property
+    def name(self) -> str:
+        return f"tuning-{self.variant.name}"
+
+    def request(self) -> TrainingSpec:
+        steps = self.tuning.steps
+        return replace(self.base, steps=steps, seed=SEED, warm_start=None, checkpoint_every=steps)
+
+    def identity(self) -> dict[str, Any]:
+        training = training_identity(self.request())
+        return {"training": training, "per_task": self.tuning.per_task, "target": self.fingerprint}
+
+    def read(self) -> Tuned | None:
+        return read_tuned(tuning_path(self.study, self.variant), self.identity())
+
+    def run(self, progress: Progress) -> None:
+        """Run the trials, keep the result, and remove the trained drafters."""
+        if self.read() is not None:
+            return
+        if self.base.threads is not None:
+            torch.set_num_threads(self.base.threads)
+        path = tuning_path(self.study, self.variant)
+        target = load_target(self.base)
+        texts, _ = read_texts(self.study / VALIDATION_NAME)
+
+        def measure(trial: Trial) -> float:
+            run = path.with_suffix("") / trial.name
+            try:
+                train_drafter(replace(self.request(), **asdict(trial)), run)
+            except DivergenceError:
+                return math.inf
+            loss = float(np.mean(held_out_kl(load_drafter(run, target), target.module, texts, self.base.depths)))
+            progress(f"{self.name}: {trial.name}", 1, 1)
+            return loss
+
+        rate = self.base.learning_rate or default_rate(target.module.config.get_text_config().hidden_size)
+        tuned = search(rate, self.base.warmup, DESIGNS[self.variant.design].gated, measure)
+        save_tuned(path, tuned, self.identity())
+        shutil.rmtree(path.with_suffix(""))

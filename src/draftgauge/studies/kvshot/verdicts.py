@@ -1,17 +1,16 @@
 """The paper's three predictions, each put to a paired test over prompts and seeds.
 
-The second is tested twice: at equal width as in the paper, where four layers have more than twice the parameters of
-one, and at equal parameters, where their MLPs are as much narrower. The first and the third are tested at equal
-parameters, and at equal width too where the study trained ``hidden`` and ``kv`` so.
+The second is tested at equal width as in the paper, where four layers have more than twice the parameters of one, and
+at equal parameters. The first and the third are tested at equal parameters, and at equal width too where the study
+trained ``hidden`` and ``kv`` so.
 
 Agreement is taken over *all* output positions: acceptance given that all earlier tokens were accepted compares
-different positions for every drafter, and a drafter that rarely gets deep does so where the text is easy.
+different positions for every drafter, and a drafter that rarely drafts deep does so where the text is easy.
 
 Seeds and prompts are crossed random effects (:mod:`draftgauge.statistics.effects`); p-values are two-sided and
-Holm-corrected for all tests. A prediction is *supported* if its difference is positive and *contradicted* if it is
-negative, at a corrected p below 0.05 and with an interval that leaves out 0; else it is *undecided*, as it is where the
-study did not train what it is about, where one of the two drafters is not shown to beat the control that reads nothing,
-and with fewer than five seeds.
+Holm-corrected for all tests. A prediction is *supported* (its difference positive) or *contradicted* (negative) at a
+corrected p below 0.05 with an interval that excludes 0. Otherwise it is *undecided*, also where the study did not train
+the two drafters, where one of them is not shown to beat the control that reads nothing, and with fewer than five seeds.
 """
 
 from __future__ import annotations
@@ -39,8 +38,7 @@ Floats = NDArray[np.float64]
 
 class Run(NamedTuple):
     """One trained drafter: counts ``[1, prompts, depths]`` over the same positions, of tokens that agree, and of drafts
-    whose tokens up to there all agree.
-    """
+    whose tokens up to that depth all agree."""
 
     agreed: Counts
     survived: Counts
@@ -67,15 +65,8 @@ def _by_prompt(counts: Counts) -> Floats:
 
 @dataclass(frozen=True)
 class Prediction:
-    """What the paper expects, as a difference of a measure that should be positive.
-
-    Attributes:
-        name: P1, P2 or P3, with what is equal where another test of it goes by the plain name.
-        statement: in words.
-        measure: of a drafter, by prompt.
-        better, worse: the drafters.
-        least_depths: how many depths the measure needs.
-    """
+    """What the paper expects: that ``measure`` (``[prompts]`` of a drafter) of ``better`` less that of ``worse`` is
+    positive; the measure needs ``least_depths`` depths."""
 
     name: str
     statement: str
@@ -114,14 +105,11 @@ WIDE_PREDICTIONS = tuple(
 
 
 def verdict_rows(runs: Runs) -> list[dict[str, Any]]:
-    """Answer every prediction: ``prediction, statement, verdict, difference, low, high, seeds, p_value, p_seeds,
-    uncorrected_p_value, reason``.
+    """Answer every prediction from runs on the same prompts: ``prediction, statement, verdict, difference, low, high,
+    seeds, p_value, p_seeds, uncorrected_p_value, reason``.
 
-    ``p_value`` is corrected, ``p_seeds`` that of the seeds alone is not; ``reason`` says why there is no test, or why
-    it decides nothing.
-
-    Args:
-        runs: for each variant and seed; all on the same prompts.
+    ``p_value`` is corrected, ``p_seeds`` of the seeds alone is not; ``reason`` says why there is no test, or why it
+    decides nothing.
     """
     wide = [one for one in WIDE_PREDICTIONS if runs.get(one.better) and runs.get(one.worse)]
     predictions = [*PREDICTIONS, *wide]
@@ -136,9 +124,8 @@ def verdict_rows(runs: Runs) -> list[dict[str, Any]]:
         verdict, reason = "undecided", _undecidable(prediction, test, runs)
         if reason is None and p_value < LEVEL:
             verdict = "supported" if test.low > 0 else "contradicted" if test.high < 0 else verdict
-        row |= {"verdict": verdict, "difference": test.estimate, "low": test.low, "high": test.high}
-        row |= {"seeds": test.seeds, "p_value": p_value, "p_seeds": test.p_seeds}
-        rows.append(row | {"uncorrected_p_value": test.p_value, "reason": reason})
+        found = test._asdict() | {"p_value": p_value, "uncorrected_p_value": test.p_value}
+        rows.append(row | {"verdict": verdict, "difference": found.pop("estimate")} | found | {"reason": reason})
     return rows
 
 
@@ -171,12 +158,11 @@ def _undecidable(prediction: Prediction, test: EffectTest, runs: Runs) -> str | 
 
 
 def common_seeds(runs: Runs, one: Variant, other: Variant) -> list[int]:
-    """The seeds that both were trained with."""
     return sorted(set(runs.get(one, ())) & set(runs.get(other, ())))
 
 
 def compare(measure: Callable[[Run], Floats], runs: Runs, better: Variant, worse: Variant) -> EffectTest:
-    """What is measured of one drafter less that of the other, on the seeds that both have, two at least."""
+    """The measure of one drafter less that of the other, on the seeds that both have, two at least."""
     seeds = common_seeds(runs, better, worse)
     one, other = (np.stack([measure(runs[side][seed]) for seed in seeds]) for side in (better, worse))
     return crossed_effects(one - other)

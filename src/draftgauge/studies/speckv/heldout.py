@@ -1,4 +1,4 @@
-"""The paper's predictors on what they have not seen: other prompts, another task, another compression."""
+"""The paper's predictors on prompts that they were not fitted on."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import numpy as np
 
 from draftgauge.statistics.bootstrap import LEVEL, RESAMPLES, draw_counts
 from draftgauge.studies.speckv import predictors
-from draftgauge.studies.speckv.records import COMPRESSIONS, GAMMAS, TASKS, Floats, Ints, Mask, Records
+from draftgauge.studies.speckv.records import GAMMAS, Floats, Ints, Records
 
 Rows = list[dict[str, Any]]
 FOLDS = 5
@@ -48,44 +48,6 @@ def held_out_rows(records: Records, expected: dict[str, Floats], paper: Rows) ->
         low, high = correlation_interval(own, records.steps.rate, records.prompt_of_step, records.prompts)
         rows.append(head | {"held_out": "prompts", "correlation": correlation, "low": low, "high": high, "mse": error})
     return rows
-
-
-def leave_one_out_rows(records: Records) -> Rows:
-    """Fitted without one task, or without one compression, and scored on it; beside the MSE of always saying the
-    others' mean rate.
-
-    A left-out compression's prompts were all run at the other two, where the target says nearly the same. ``prompts``
-    "seen" leaves that as it is; "held out" also withholds, fold by fold, the prompts that are scored.
-    """
-    steps = records.steps
-    whole, folds = np.zeros(len(steps.rate), np.int64), prompt_folds(records)
-    return [
-        {"finding": f"leave_one_{kind}_out", "left_out": name, "model": model, "prompts": prompts}
-        | _score_without(records, model, of_step == index, parts)
-        for kind, prompts, names, of_step, parts in (
-            ("task", "held out", TASKS, steps.task, whole),  # a prompt has one task
-            ("compression", "seen", COMPRESSIONS, steps.compression, whole),
-            ("compression", "held out", COMPRESSIONS, steps.compression, folds),
-        )
-        for index, name in enumerate(names)
-        for model in (predictors.FAST, predictors.ACCURATE)
-    ]
-
-
-def _score_without(records: Records, model: str, out: Mask, parts: Ints) -> dict[str, float]:
-    """Scores on the left-out steps; parts are predicted by a model that saw neither them nor (of several) that part."""
-    rate, inputs = records.steps.rate, predictors.features(records.steps)
-    predicted = np.empty(len(rate))
-    for part in np.unique(parts):
-        scored = out & (parts == part)
-        seen = ~out if len(np.unique(parts)) == 1 else ~out & (parts != part)
-        predicted[scored] = predictors.predicted_rate(predictors.fit(model, inputs[seen], rate[seen]), inputs[scored])
-    correlation, error = predictors.scores(predicted[out], rate[out])
-    return {
-        "correlation": correlation,
-        "mse": error,
-        "mse_of_mean": float(np.mean((rate[out] - rate[~out].mean()) ** 2)),
-    }
 
 
 def prediction_rows(records: Records, expected: Floats) -> Rows:

@@ -62,7 +62,6 @@ PUBLISHED: dict[str, tuple[str, Columns]] = {
         named(words, "feature") | named(decimals(3), "importance", "published"),
     ),
 }
-LEFT_OUT = named(str, "left_out", "model", "prompts") | named(decimals(3), "correlation", "mse", "mse_of_mean")
 COLUMNS: dict[str, Columns] = {
     "tokens_per_step": TARGET | named(str, "gamma") | named(decimals(3), "tokens_per_step") | INTERVAL,
     "tokens_per_second": TARGET | named(str, "gamma") | named(decimals(1), "tokens_per_second") | INTERVAL,
@@ -80,8 +79,6 @@ COLUMNS: dict[str, Columns] = {
     | TARGET
     | named(decimals(3), "tokens_per_step")
     | named(decimals(1), "tokens_per_second", "over_best_fixed_percent"),
-    "leave_one_task_out": LEFT_OUT,
-    "leave_one_compression_out": LEFT_OUT,
     "cost": TARGET
     | named(decimals(2), "draft_ms", "verify_ms", "cost_ratio", "residual_percent", "worst_residual_percent")
     | named(decimals(4), "r_squared"),
@@ -89,22 +86,13 @@ COLUMNS: dict[str, Columns] = {
 
 
 def write_speckv_report(rows: Rows, out: Path, command: str | None = None) -> Path:
-    """Write the report of :func:`draftgauge.studies.speckv.study.run_study`'s rows.
-
-    Args:
-        rows: all of them.
-        out: the HTML file; its folder exists.
-        command: that asked for the report; the running one if None.
-
-    Raises:
-        DraftgaugeError: if the file cannot be written.
-    """
+    """Write the report of :func:`draftgauge.studies.speckv.study.run_study`'s rows to an HTML file whose folder exists;
+    ``command`` is shown on it, the running one if None."""
     atomic_write_text(out, render_speckv(rows, command))
     return out
 
 
 def render_speckv(rows: Rows, command: str | None = None) -> str:
-    """The page as text."""
     honest = [row for row in rows if row["table"] == "honest"]
     values = {
         "find": lambda finding, **cells: _matching(honest, finding=finding, **cells),

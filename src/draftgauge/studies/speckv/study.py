@@ -18,7 +18,7 @@ def run_study(records: Records, advance: Progress = silent) -> Rows:
     ``finding``.
 
     Findings: ``tokens_per_step``, ``tokens_per_second`` and ``always_8`` (measured), ``gain_split``, ``held_out``,
-    ``predicted_and_measured``, ``outcomes``, ``leave_one_task_out``, ``leave_one_compression_out``, ``cost``. Those
+    ``predicted_and_measured``, ``outcomes``, ``cost``. Those
     that speak of seconds need the table of experiments. Intervals (``low``, ``high``) are 95% over prompts.
 
     Args:
@@ -42,7 +42,6 @@ def run_study(records: Records, advance: Progress = silent) -> Rows:
         *heldout.held_out_rows(records, expected, paper),
         *heldout.prediction_rows(records, expected[predictors.FAST]),
         *outcomes.outcome_rows(records, gammas, costs),
-        *heldout.leave_one_out_rows(records),
         *costs,
     ]
     advance("SpecKV", parts, parts)
