@@ -42,7 +42,6 @@ from draftgauge.models.lean import LeanModel
 from draftgauge.models.rows import StaticRows
 from draftgauge.policies.batch import BatchPolicy, make_batch_policy
 from draftgauge.replaying.batched import BatchReplay, replay_batch
-from draftgauge.statistics.paired import median_interval
 from draftgauge.traces.batch_costs import BatchCosts
 from draftgauge.traces.costs import CostCurve
 from draftgauge.traces.manifest import Manifest
@@ -243,8 +242,9 @@ def replayed_speed(arm: Arm) -> float:
 
 def interval(name: str, values: np.ndarray) -> dict[str, float]:
     """The median over rounds and its interval."""
-    found = median_interval(values[:, None])
-    return {name: found.estimate, f"{name}_low": found.low, f"{name}_high": found.high}
+    drawn = np.random.default_rng(0).choice(values, (2000, len(values)))
+    low, high = np.nanquantile(np.nanmedian(drawn, axis=1), [0.025, 0.975])
+    return {name: float(np.nanmedian(values)), f"{name}_low": float(low), f"{name}_high": float(high)}
 
 
 def mismatches(arm: Arm, trace: Trace) -> int:

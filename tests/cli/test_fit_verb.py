@@ -129,5 +129,5 @@ def test_two_sources_are_compared_with_the_best_simple_rule(run: Path, tmp_path:
     result = invoke("replay", run, "--policy", "lookup:least=1", "--json", tmp_path / "r.json")
     assert result.exit_code == 0, result.output
     rows = json.loads((tmp_path / "r.json").read_text())["rows"]
-    assert {"hindsight-text", "hindsight-two-sources"} <= {row["policy"] for row in rows}
+    assert {"hindsight-two-sources"} <= {row["policy"] for row in rows}
     assert all({"source_model", "source_text", "distinct_4grams"} <= row.keys() for row in rows)

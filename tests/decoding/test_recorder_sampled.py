@@ -20,8 +20,8 @@ from draftgauge.policies.base import Policy
 from draftgauge.policies.cumulative_confidence import CumulativeConfidence
 from draftgauge.policies.fixed import FixedLength
 from draftgauge.policies.hf_confidence import ConfidenceThreshold
-from draftgauge.replaying import replay
 from draftgauge.replaying.expectation import lengths_by_refusal
+from draftgauge.replaying.simulate import replay
 from draftgauge.traces.build import make_trace
 from draftgauge.traces.record import PromptRecord
 from draftgauge.traces.sampled import drawn, path_chances, reach_chances

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import torch
 
-from draftgauge.diagnostics.alpha import agreement, depth_counts, labelled_depths
+from draftgauge.diagnostics.alpha import accepted_lengths, agreement, depth_counts, labelled_depths
 from draftgauge.diagnostics.distance import counts_by_distance, distance_names, needed_context
 from reuse_nets import net_for, target, texts
 

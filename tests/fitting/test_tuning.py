@@ -13,8 +13,10 @@ from draftgauge.core.errors import DraftgaugeError
 from draftgauge.fitting.tuning import tune, tune_rivals
 from draftgauge.policies import POLICIES, make_policy
 from draftgauge.policies.registry import grid_specs, tunable_policies
-from draftgauge.replaying import Design, evaluate_design, replay
 from draftgauge.replaying.cost_sweep import cost_sweep
+from draftgauge.replaying.evaluate import evaluate_design
+from draftgauge.replaying.simulate import replay
+from draftgauge.replaying.splits import Design
 from draftgauge.traces.costs import CostCurve
 from linear_costs import LinearCosts
 from linear_costs import curve as linear_curve

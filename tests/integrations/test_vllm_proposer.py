@@ -22,7 +22,7 @@ from draftgauge.decoding.speculative import speculative_decode
 from draftgauge.drafters.language_model import LanguageModelDrafter
 from draftgauge.integrations.vllm import Proposer
 from draftgauge.integrations.vllm_costs import CostProbe
-from draftgauge.integrations.vllm_guard import check_version, mend_sampling
+from draftgauge.integrations.vllm_guard import check_version, fix_sampling
 from draftgauge.models.loading import load_model
 from draftgauge.models.rows import StaticRows
 from draftgauge.policies.registry import make_policy
@@ -301,11 +301,11 @@ def test_a_sampler_that_loses_temperatures_is_mended(monkeypatch: pytest.MonkeyP
 
     sampler = SimpleNamespace(expand_batch_to_tokens=right)
     monkeypatch.setitem(sys.modules, "vllm.v1.sample.rejection_sampler", sampler)
-    mend_sampling()
+    fix_sampling()
     assert sampler.expand_batch_to_tokens is right
 
     sampler.expand_batch_to_tokens = broken
-    mend_sampling()
+    fix_sampling()
     ends = torch.tensor([1, 3, 3], dtype=torch.int32)  # the last request has no tokens
     for x in (torch.tensor([0.7, 0.0, 0.2]), torch.tensor([4, 0, 5])):
         assert torch.equal(sampler.expand_batch_to_tokens(x, ends, 3), right(x, ends, 3))

@@ -12,8 +12,8 @@ from draftgauge.core.signals import SignalName
 from draftgauge.policies import POLICIES, Policy, make_policy
 from draftgauge.policies.base import DropsLast, Extends, ReadsText, SignalArrays, StatelessPolicy
 from draftgauge.policies.fixed import FixedLength
-from draftgauge.replaying import replay
 from draftgauge.replaying.rows import signal_arrays
+from draftgauge.replaying.simulate import replay
 from draftgauge.traces.trace import Trace
 from linear_costs import LinearCosts
 from synthetic import repeating_trace, synthetic_trace

@@ -22,7 +22,7 @@ from draftgauge.models.loading import wrap
 from draftgauge.policies import POLICIES, Policy, Signal, SignalArrays, StatelessPolicy, Step, make_policy
 from draftgauge.policies.base import DropsLast, Extends, ReadsText, reads_of
 from draftgauge.policies.fixed import FixedLength
-from draftgauge.replaying import replay
+from draftgauge.replaying.simulate import replay
 from draftgauge.traces.build import make_trace
 from draftgauge.traces.trace import Trace
 from linear_costs import LinearCosts

@@ -14,8 +14,8 @@ from draftgauge.policies.base import Policy, StepCosts
 from draftgauge.policies.lookup import TextLookup
 from draftgauge.policies.registry import make_policy
 from draftgauge.policies.stored_texts import StoredTexts, with_stored
-from draftgauge.replaying.evaluate import BOUNDS, evaluate_design
-from draftgauge.replaying.hindsight import Sources, hindsight_optimum
+from draftgauge.replaying.evaluate import evaluate_design
+from draftgauge.replaying.hindsight import hindsight_optimum
 from draftgauge.replaying.simulate import Replay, replay
 from draftgauge.replaying.splits import Design
 from draftgauge.traces.trace import Trace
@@ -45,10 +45,9 @@ def test_what_is_stored_is_found_and_what_is_not_changes_nothing() -> None:
     for without in (StoredTexts([]), StoredTexts([[500, 501] * 9])):  # tokens that the trace does not know
         np.testing.assert_array_equal(outcome(without).record.accepted, alone.record.accepted)
     assert outcome(stored_answers(trace)).tokens_per_step > 1.5 * alone.tokens_per_step
-    for sources in (Sources.TEXT, Sources.BOTH):
-        without_store = hindsight_optimum(trace, costs, sources).tokens_per_second
-        assert hindsight_optimum(trace, costs, sources, stored_answers(trace)).tokens_per_second > without_store
-        assert hindsight_optimum(trace, costs, sources).tokens_per_second == without_store  # not taken from the store's
+    without_store = hindsight_optimum(trace, costs, text=True).tokens_per_second
+    assert hindsight_optimum(trace, costs, True, stored_answers(trace)).tokens_per_second > without_store
+    assert hindsight_optimum(trace, costs, text=True).tokens_per_second == without_store  # not the cached one
 
 
 def policies(costs: StepCosts) -> list[Policy]:
@@ -90,7 +89,5 @@ def test_bounds_look_in_the_stored_texts_too() -> None:
     with_stored([policy], stored)
     rows = evaluate_design(Design("all", trace, None), costs, lambda given: {"lookup": policy}, stored=stored)
     found = {str(row["policy"]): row["tokens_per_second"] for row in rows if row["task"] == "all"}
-    for name, sources in BOUNDS.items():
-        known = None if sources is Sources.MODEL else stored
-        assert found[name] == pytest.approx(hindsight_optimum(trace, costs, sources, known).tokens_per_second)
-    assert found["lookup"] <= found["hindsight-text"]
+    bound = hindsight_optimum(trace, costs, True, stored).tokens_per_second
+    assert found["lookup"] <= found["hindsight-two-sources"] == pytest.approx(bound)

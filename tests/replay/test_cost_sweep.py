@@ -12,16 +12,10 @@ from draftgauge.core.errors import DraftgaugeError
 from draftgauge.policies import make_policy
 from draftgauge.policies.base import Policy
 from draftgauge.policies.fixed import FixedLength
-from draftgauge.replaying import (
-    Design,
-    Replay,
-    at_cost_ratio,
-    best_fixed_gamma,
-    cost_sweep,
-    design_of,
-    evaluate_design,
-    replay,
-)
+from draftgauge.replaying.cost_sweep import at_cost_ratio, cost_sweep
+from draftgauge.replaying.evaluate import best_fixed_gamma, evaluate_design
+from draftgauge.replaying.simulate import Replay, replay
+from draftgauge.replaying.splits import Design, design_of
 from draftgauge.traces.costs import CostCurve
 from synthetic import synthetic_trace
 

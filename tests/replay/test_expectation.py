@@ -14,14 +14,10 @@ from numpy.testing import assert_allclose
 from draftgauge.policies import make_policy
 from draftgauge.policies.fixed import FixedLength
 from draftgauge.policies.hf_confidence import ConfidenceThreshold
-from draftgauge.replaying import (
-    acceptance_by_depth,
-    best_fixed_gamma,
-    evaluate,
-    hindsight_optimum,
-    replay,
-    replay_fixed_all,
-)
+from draftgauge.replaying.acceptance import acceptance_by_depth
+from draftgauge.replaying.evaluate import best_fixed_gamma, evaluate
+from draftgauge.replaying.hindsight import hindsight_optimum
+from draftgauge.replaying.simulate import replay, replay_fixed_all
 from draftgauge.traces.build import make_trace, narrow, select
 from draftgauge.traces.costs import CostCurve
 from draftgauge.traces.record import PromptRecord

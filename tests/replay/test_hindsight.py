@@ -14,16 +14,9 @@ from hypothesis import strategies as st
 from draftgauge.core.errors import TraceError
 from draftgauge.policies import make_policy
 from draftgauge.policies.ngrams import NgramIndex
-from draftgauge.replaying import (
-    Hindsight,
-    best_fixed_gamma,
-    hindsight_gain,
-    hindsight_optimum,
-    replay,
-    replay_fixed_all,
-)
-from draftgauge.replaying.hindsight import Sources
-from draftgauge.replaying.simulate import Walk, walked
+from draftgauge.replaying.evaluate import best_fixed_gamma, hindsight_gain
+from draftgauge.replaying.hindsight import Hindsight, hindsight_optimum
+from draftgauge.replaying.simulate import Walk, replay, replay_fixed_all, walked
 from draftgauge.traces.costs import CostCurve
 from draftgauge.traces.trace import Trace
 from synthetic import repeating_trace, replay_steps, sampled_trace, synthetic_trace
@@ -131,7 +124,7 @@ def test_a_cost_curve_measured_less_far_is_refused(linear_costs: Callable[..., C
         hindsight_optimum(synthetic_trace(1, prompts=2, length=9, gamma_max=4), linear_costs(2))
 
 
-def every_two_source_path(trace: Trace, prompt: int, costs: CostCurve, sources: Sources) -> list[float]:
+def every_two_source_path(trace: Trace, prompt: int, costs: CostCurve) -> list[float]:
     """As :func:`every_path`, of drafts of the drafter's tokens and then the text's, each looked up in a live index."""
     first, end = int(trace.offsets[prompt]), int(trace.offsets[prompt + 1])
     info = trace.prompts[prompt]
@@ -154,8 +147,6 @@ def every_two_source_path(trace: Trace, prompt: int, costs: CostCurve, sources: 
         found: set[float] = set()
         for gamma in range(min(trace.gamma_max, len(available), room) + 1):
             for appended in range(min(trace.gamma_max, room) - gamma + 1):
-                if (gamma and sources is Sources.TEXT) or (appended and sources is Sources.MODEL):
-                    continue
                 draft = available[:gamma]
                 for _ in range(appended):
                     match = index.match([*index.text, *draft])
@@ -176,20 +167,15 @@ def every_two_source_path(trace: Trace, prompt: int, costs: CostCurve, sources: 
 
 
 @examples
-@given(
-    seed=st.integers(0, 100_000),
-    length=st.integers(1, 6),
-    gamma_max=st.integers(1, 3),
-    sources=st.sampled_from(Sources),
-)
+@given(seed=st.integers(0, 100_000), length=st.integers(1, 6), gamma_max=st.integers(1, 3))
 def test_two_sources_equal_enumeration(
-    seed: int, length: int, gamma_max: int, sources: Sources, random_costs: Callable[[int, int], CostCurve]
+    seed: int, length: int, gamma_max: int, random_costs: Callable[[int, int], CostCurve]
 ) -> None:
     trace = repeating_trace(seed, prompts=2, length=length, gamma_max=gamma_max, vocabulary=2)
     costs = random_costs(seed, gamma_max)
-    best = hindsight_optimum(trace, costs, sources)
+    best = hindsight_optimum(trace, costs, text=True)
     for prompt in range(len(trace.prompts)):
-        least = min(every_two_source_path(trace, prompt, costs, sources))
+        least = min(every_two_source_path(trace, prompt, costs))
         assert best.replay.seconds[prompt] == pytest.approx(least, rel=1e-12)
         assert best.seconds_left[trace.offsets[prompt], 0] == pytest.approx(least, rel=1e-12)
 
@@ -201,13 +187,13 @@ def test_bounds_lie_one_below_the_other(
 ) -> None:
     trace = repeating_trace(seed, prompts=3, length=length, gamma_max=gamma_max, vocabulary=3)
     costs = linear_costs(gamma_max)
-    model, text, both = (hindsight_optimum(trace, costs, sources).replay.seconds for sources in Sources)
-    assert (both <= np.minimum(model, text) + 1e-12).all()
+    model, both = (hindsight_optimum(trace, costs, text).replay.seconds for text in (False, True))
+    assert (both <= model + 1e-12).all()
 
 
 def test_the_best_two_source_path_has_the_seconds_of_its_steps(linear_costs: Callable[..., CostCurve]) -> None:
     trace, costs = repeating_trace(7, prompts=5, length=80, gamma_max=6), linear_costs(6)
-    best = hindsight_optimum(trace, costs, Sources.BOTH)
+    best = hindsight_optimum(trace, costs, text=True)
     np.testing.assert_allclose(best.replay.seconds, best.seconds_left[trace.offsets[:-1], 0], rtol=1e-12)
     record = best.replay.record
     np.testing.assert_array_equal(record.drafted + record.appended, record.accepted)
@@ -219,4 +205,4 @@ def test_the_best_two_source_path_has_the_seconds_of_its_steps(linear_costs: Cal
 def test_the_text_is_no_source_of_sampled_decoding(linear_costs: Callable[..., CostCurve]) -> None:
     trace = sampled_trace(1, prompts=2, length=9, gamma_max=3)
     with pytest.raises(TraceError, match="sampled decoding does not hold"):
-        hindsight_optimum(trace, linear_costs(3), Sources.BOTH)
+        hindsight_optimum(trace, linear_costs(3), text=True)

@@ -14,9 +14,9 @@ from draftgauge.core.signals import NO_SIGNALS, Reads, SignalName
 from draftgauge.policies import Policy, Signal, SignalArrays, Step, make_policy
 from draftgauge.policies.base import asks_after_each_token
 from draftgauge.policies.fixed import FixedLength
-from draftgauge.replaying import Replay, replay, replay_fixed_all
 from draftgauge.replaying.asking import prompt_steps
 from draftgauge.replaying.rows import draft_caps
+from draftgauge.replaying.simulate import Replay, replay, replay_fixed_all
 from draftgauge.traces.costs import CostCurve
 from draftgauge.traces.trace import PromptInfo, Trace
 from synthetic import replay_steps, sampled_trace, synthetic_trace

@@ -11,7 +11,9 @@ from draftgauge.core.errors import DraftgaugeError, TraceError
 from draftgauge.policies import make_policy
 from draftgauge.policies.fitted import FITTED, FittedPolicy, save_fitted
 from draftgauge.policies.fixed import FixedLength
-from draftgauge.replaying import ALL_TASKS, cost_sweep, design_of, evaluate_design
+from draftgauge.replaying.cost_sweep import cost_sweep
+from draftgauge.replaying.evaluate import ALL_TASKS, evaluate_design
+from draftgauge.replaying.splits import design_of
 from draftgauge.reporting import choosing
 from draftgauge.reporting.choosing import ALWAYS_COMPARED, Choice, choose
 from draftgauge.reporting.page import render

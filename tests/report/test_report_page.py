@@ -12,7 +12,8 @@ import pytest
 
 from draftgauge.core.errors import DraftgaugeError
 from draftgauge.policies import make_policy
-from draftgauge.replaying import plain_seconds, replay
+from draftgauge.replaying.evaluate import plain_seconds
+from draftgauge.replaying.simulate import replay
 from draftgauge.reporting.page import build_report
 from draftgauge.reporting.style import COLOURS
 from draftgauge.traces.costs import CostCurve

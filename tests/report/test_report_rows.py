@@ -9,8 +9,9 @@ import pytest
 
 from draftgauge.core.errors import DraftgaugeError, TraceError
 from draftgauge.policies import make_policy
-from draftgauge.replaying import ALL_TASKS, best_fixed_gamma, evaluate, hindsight_optimum, plain_seconds, replay
-from draftgauge.replaying.hindsight import Sources
+from draftgauge.replaying.evaluate import ALL_TASKS, best_fixed_gamma, evaluate, plain_seconds
+from draftgauge.replaying.hindsight import hindsight_optimum
+from draftgauge.replaying.simulate import replay
 from draftgauge.reporting.page import advise, policy_table, side_by_side
 from draftgauge.reporting.rows import STANDARD, Run, best_length, describe, fixed_name, policy_rows, read_runs
 from draftgauge.traces.build import select
@@ -37,7 +38,7 @@ def test_fixed_lengths_are_the_replays(read, number):
         assert best_length(run.fixed(task)) == best_fixed_gamma(part, run.cost)
         plain = plain_seconds(part, run.cost).sum()
         assert run.rows[task, "plain"]["tokens_per_second"] == pytest.approx(part.positions / plain)
-        bound = hindsight_optimum(part, run.cost, Sources.BOTH).tokens_per_second
+        bound = hindsight_optimum(part, run.cost, text=True).tokens_per_second
         assert run.rows[task, "hindsight-two-sources"]["tokens_per_second"] == pytest.approx(bound)
 
 

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from draftgauge.policies import make_policy
-from draftgauge.replaying import replay
+from draftgauge.replaying.simulate import replay
 from draftgauge.reporting.timeline import replay_timeline, representative_prompts
 from draftgauge.traces.build import make_trace, select
 from draftgauge.traces.record import make_record

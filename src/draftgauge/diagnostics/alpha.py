@@ -38,7 +38,7 @@ def agreement(
     net: ReuseNet, module: PreTrainedModel, texts: Sequence[HeldOutText], depths: int, batch_tokens: int = BATCH_TOKENS
 ) -> list[Ints]:
     """Whether the token at each depth of the draft from every output position is the text's, ``[n, depths]`` of 0 and 1
-    for each text, whatever became of the tokens before it; 0 where there is no label, see :func:`labelled_depths`.
+    for each text, whether or not the earlier tokens are right; 0 where there is no label, see :func:`labelled_depths`.
 
     Where a token before was wrong, the drafter was fed the text's in its place: the drafter of every design is asked
     the same question at every position, so designs can be compared depth by depth. Texts of similar lengths are

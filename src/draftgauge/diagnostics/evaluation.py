@@ -47,7 +47,7 @@ class DrafterEvaluation:
     Attributes:
         tasks: of the texts.
         positions, agreed: ``[texts, depths]`` output positions from which each depth has a label, and those of them
-            where the token at this depth is the label, whatever became of those before.
+            where the token at this depth is the label, whether or not the earlier ones were right.
         reached, accepted: ``[texts, depths]`` of the draft from every output position, teacher-forced.
         walked_reached, walked_accepted: ``[live texts, depths]`` of only those drafts that decoding makes on its way,
             teacher-forced.

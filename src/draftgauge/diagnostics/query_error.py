@@ -144,7 +144,7 @@ class _Comparison:
         return [_Pairs(*pair) for pair in zip(heads, least.argmin(-1), strict=True)]
 
     def comparable(self) -> Tensor:
-        """``[J, S, Q]`` bool: heads that may stand for each other, all but where keys are concatenated."""
+        """``[J, S, Q]`` bool: which heads are comparable: all, except where keys are concatenated."""
         config = self.net.config
         shape = (config.chain_query_heads, len(self.layers), config.query_heads)
         if config.injection != "concat":

@@ -60,11 +60,6 @@ def accepted_by_depth(traces: Sequence[Trace]) -> tuple[float, ...]:
 
 
 def common_gamma_max(traces: Sequence[Trace]) -> int:
-    """The longest draft of all traces.
-
-    Raises:
-        TraceError: if they differ in it.
-    """
     widths = {trace.gamma_max for trace in traces}
     if len(widths) != 1:
         raise TraceError(f"fit on traces of one gamma_max, not of {sorted(widths) or 'none'}")

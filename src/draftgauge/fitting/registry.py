@@ -31,7 +31,6 @@ def register_fit(policy: str) -> Callable[[Fit], Fit]:
 
 
 def fittable() -> tuple[str, ...]:
-    """The policies that can be fitted."""
     package = import_module("draftgauge.fitting")
     for module in iter_modules(package.__path__):
         import_module(f"draftgauge.fitting.{module.name}")
@@ -39,12 +38,6 @@ def fittable() -> tuple[str, ...]:
 
 
 def fit_policy(policy: str, traces: Sequence[Trace], costs: Sequence[CostCurve], seed: int = 0) -> FittedPolicy:
-    """Fit a policy.
-
-    Raises:
-        DraftgaugeError: if there is nothing to fit in it.
-        TraceError: if the traces do not allow it.
-    """
     names = fittable()
     if policy not in names:
         raise DraftgaugeError(f"there is nothing to fit in policy {policy!r}; choose one of {', '.join(names)}")

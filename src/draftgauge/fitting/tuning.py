@@ -2,8 +2,8 @@
 
 A policy that was fitted to a pair must not be compared with rivals at defaults that their authors chose for other
 pairs. So every policy with a grid (stated in its file, see :func:`~draftgauge.policies.registry.register_policy`) is
-replayed on the training prompts at every point of it, for one cost curve, and the fastest point stands in the
-comparison.
+replayed on the training prompts at every point of it, for one cost curve, and the fastest point is
+compared.
 """
 
 from __future__ import annotations
@@ -82,6 +82,5 @@ def _points(name: str, trace: Trace) -> list[str]:
 
 
 def _fits(spec: str, gamma_max: int) -> bool:
-    """Whether a point of a grid asks for no longer drafts than there are."""
     _, arguments = POLICIES.parse(spec)
     return int(arguments.get("gamma_max", gamma_max)) <= gamma_max

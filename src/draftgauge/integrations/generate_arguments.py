@@ -53,7 +53,7 @@ INSTEAD = "leave it out, or call generate without custom_generate"
 
 @dataclass(frozen=True)
 class GenerateArguments:
-    """One call of ``generate``, as far as it is the same for all rows."""
+    """What all rows of one call of ``generate`` share."""
 
     rows: list[BatchRow]  # without their padding
     settings: DecodingSettings  # limit, sampling and end tokens

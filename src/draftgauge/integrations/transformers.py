@@ -44,7 +44,7 @@ LONGEST = 16
 class Speculative:
     """A decoding function for ``generate(custom_generate=...)``, known as ``draftgauge.speculative``.
 
-    It keeps what it made of a model from call to call; a model whose weights have changed is taken up anew. Calls must
+    It keeps what it made of a model from call to call; a model whose weights have changed is wrapped again. Calls must
     not overlap.
 
     Attributes:

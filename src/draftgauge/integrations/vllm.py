@@ -32,7 +32,7 @@ from draftgauge.drafters.base import Draft, completed
 from draftgauge.drafters.language_model import LanguageModelDrafter
 from draftgauge.drafters.rows import Asked, EachRow, LanguageModelRows, RowDrafter
 from draftgauge.drafters.source import LoadOptions, choose_drafter, drafter_kind
-from draftgauge.integrations.vllm_guard import check_version, mend_sampling
+from draftgauge.integrations.vllm_guard import check_version, fix_sampling
 from draftgauge.models.compression import half_precision
 from draftgauge.models.lean import LeanModel
 from draftgauge.models.loading import load_model, load_tokenizer, wrap
@@ -92,7 +92,7 @@ class Proposer:
                 over, a vLLM that is too old, or a draft that cannot be loaded or has another vocabulary.
         """
         check_version()
-        mend_sampling()
+        fix_sampling()
         given = (vllm_config.additional_config or {}).get("draftgauge", {})
         self.options = from_mapping(ProposerOptions, given, "additional_config: draftgauge")
         self.longest = int(vllm_config.speculative_config.num_speculative_tokens)
@@ -181,19 +181,17 @@ class Proposer:
         return request
 
     def ask(self, request: Request) -> Asked:
-        """What the drafter is asked for: what the policy wants, as far as there is room."""
         limit, request.asked = min(request.policy.limit(), self.room(request)), 0
         return Asked(limit, request.keep_drafting if self._asks else None, self._reads)
 
     def completed(self, request: Request, draft: Draft) -> Draft:
-        """The draft as the policy wants it verified."""
         policy = request.policy
         if not isinstance(policy, (Extends, DropsLast)):
             return draft
         return completed(policy, draft, request.asked, self.room(request))
 
     def room(self, request: Request) -> int:
-        """Tokens that may be drafted: none behind an end token, and one place is the target's own."""
+        """Tokens that may be drafted: none after an end token, leaving room for the target's own token."""
         if request.last in self._end_tokens:
             return 0
         return min(self.longest, self._context - request.length - 1)

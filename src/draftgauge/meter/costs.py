@@ -35,7 +35,7 @@ SPAN = 64  # tokens decoded in one go: a context length is measured around its v
 PLAIN_STEPS, FEW_PLAIN_STEPS = 8, 3  # in a row, the first of them not counted; where there is time, and where not
 LEAST_ROUNDS = 2  # samples of every length and context, where the time allows
 SURE_ROUNDS, SURE = 8, 0.01  # every so many rounds: is half of a step's 95% interval below this share of it?
-IDLE_RUNS = (1, 3, BACKLOGS - 1)  # steps that draft nothing, by turns; the draft behind them has more to take in
+IDLE_RUNS = (1, 3, BACKLOGS - 1)  # steps that draft nothing, by turns; the next draft has more tokens to prefill
 LOOKED_AT = (2, 4)  # draft lengths that are timed with a policy that looks at each token
 LEAST_SECONDS = 1e-9
 NORMAL_IQR = 1.349  # interquartile range of a normal distribution, in standard deviations
@@ -206,7 +206,7 @@ class _Runner:
         self.settings = DecodingSettings(span, plan.sampling, stop_when=self.timer.ends_output)
 
     def run(self, bench: _Bench, asked: list[Asked], plain_steps: int) -> None:
-        """Time these steps, and plain ones behind them, from anywhere in the text."""
+        """Time these steps, and plain ones after them, from anywhere in the text."""
         self.timer.queue = asked
         while asked:
             positions = (int(self.rng.integers(len(self.text))) + np.arange(bench.start)) % len(self.text)
@@ -317,7 +317,6 @@ def _by_length(samples: Sequence[Sample], value: Callable[[Sample], float]) -> d
 
 
 def _table(samples: Samples, value: Callable[[Sample], float], gamma_max: int) -> Floats:
-    """``[C, gamma_max + 1]`` medians by draft length."""
     return np.stack([rising_row(_by_length(own, value), range(gamma_max + 1)) for own in samples])
 
 

@@ -78,7 +78,7 @@ class StepTimer:
 
     Attributes:
         queue: steps to time, the next one last. A step that the loop cut short stays in it.
-        reads: the signals of the running step; unlike other policies it declares them anew for every step.
+        reads: the signals of the running step; unlike other policies it declares them for every step.
         backlog, drafting: of the running step, told by the drafter: tokens to take in, and the two marks around it.
     """
 

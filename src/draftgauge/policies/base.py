@@ -45,7 +45,7 @@ class Step(NamedTuple):
             the output.
         committed: tokens added to the output: ``accepted + 1``, fewer where the output ended inside the step.
         signals: one per drafted token, in order; empty for policies that read no signal of drafted tokens.
-        target_entropy: entropy in bits of the target's distribution behind the last committed token; NaN for policies
+        target_entropy: entropy in bits of the target's distribution after the last committed token; NaN for policies
             that do not read it.
         tokens: the committed tokens; empty for policies that do not read text.
         appended: tokens that the policy looked up in the text and appended to the drafted ones (:class:`Extends`).
@@ -63,12 +63,10 @@ class Step(NamedTuple):
 
     @property
     def proposed(self) -> int:
-        """Tokens that the target verified."""
         return self.drafted - self.dropped + self.appended
 
     @property
     def accepted_text(self) -> int:
-        """How many of the accepted tokens were looked up."""
         return max(0, self.accepted - (self.drafted - self.dropped))
 
 
@@ -98,9 +96,7 @@ class Policy(Protocol):
         """Asked after each drafted token: draft another one?"""
         ...
 
-    def observe(self, step: Step) -> None:
-        """Told how the step went."""
-        ...
+    def observe(self, step: Step) -> None: ...
 
 
 class PolicyBase:
@@ -217,7 +213,6 @@ def reads_of(policy: Policy) -> Reads:
 
 
 def asks_after_each_token(reads: Reads) -> bool:
-    """Whether a policy that reads these signals is asked after each drafted token."""
     return bool(reads & OF_DRAFTED_TOKENS)
 
 

@@ -23,9 +23,7 @@ class BatchPolicy(Protocol):
         """The signals that it reads; without any of drafted tokens, the drafted tokens need not be read by depth."""
         ...
 
-    def begin(self, slot: int, prompt_tokens: Sequence[int]) -> None:
-        """A new request holds the slot."""
-        ...
+    def begin(self, slot: int, prompt_tokens: Sequence[int]) -> None: ...
 
     def first(self, caps: Mapping[int, int]) -> list[int]:
         """A step begins: the slots that draft a token.
@@ -44,9 +42,7 @@ class BatchPolicy(Protocol):
         """
         ...
 
-    def observe(self, slot: int, step: Step) -> None:
-        """How the step went for a slot."""
-        ...
+    def observe(self, slot: int, step: Step) -> None: ...
 
 
 class PerRequest:

@@ -18,25 +18,21 @@ def require_costs(name: str, costs: StepCosts | None) -> StepCosts:
 
 
 def check_threshold(name: str, threshold: float) -> None:
-    """Raise ``DraftgaugeError`` unless a threshold is above 0 and at most 1."""
     if not 0 < threshold <= 1:
         raise DraftgaugeError(f"policy {name}: threshold must be above 0 and at most 1, not {threshold}")
 
 
 def check_share(name: str, key: str, value: float) -> None:
-    """Raise ``DraftgaugeError`` unless a value lies in 0..1."""
     if not 0 <= value <= 1:
         raise DraftgaugeError(f"policy {name}: {key} must be 0 to 1, not {value}")
 
 
 def check_positive(name: str, key: str, value: float) -> None:
-    """Raise ``DraftgaugeError`` unless a value is a number above 0."""
     if not 0 < value < float("inf"):
         raise DraftgaugeError(f"policy {name}: {key} must be above 0, not {value}")
 
 
 def check_tokens(name: str, key: str, tokens: int, least: int = 1) -> None:
-    """Raise ``DraftgaugeError`` unless a count is at least ``least``."""
     if tokens < least:
         raise DraftgaugeError(f"policy {name}: {key} must be at least {least}, not {tokens}")
 
@@ -50,7 +46,7 @@ def check_shares(name: str, key: str, values: Sequence[float], count: int) -> No
 
 
 def check_lengths(name: str, key: str, lengths: Sequence[int], gamma_max: int, least: int = 1) -> tuple[int, ...]:
-    """The draft lengths to choose from, increasing; those above ``gamma_max`` stand for it.
+    """The draft lengths to choose from, increasing; those above ``gamma_max`` count as ``gamma_max``.
 
     Raises:
         DraftgaugeError: if there is none, or one is below ``least``.

@@ -1,4 +1,4 @@
-"""Draft on while the drafter is sure of everything that it has drafted in the step."""
+"""Keep drafting while the product of the step's confidences is high."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from draftgauge.policies.registry import register_policy
 
 
 class CumulativeConfidence(PolicyBase):
-    """Stops once the product of the step's confidences, an estimate of the chance that all drafted tokens stand, is
-    below ``threshold``.
+    """Stops once the product of the step's confidences, an estimate of the chance that all drafted tokens are accepted,
+    is below ``threshold``.
 
     Attributes:
         threshold: in 0..1.
@@ -38,7 +38,6 @@ class CumulativeConfidence(PolicyBase):
         return self._product >= self.threshold
 
     def lengths(self, signals: SignalArrays) -> NDArray[np.int64]:
-        """Depth at which the product falls below the threshold, else ``gamma``; ``[positions]``."""
         products = np.cumprod(signals.confidence, axis=1, dtype=np.float64)
         return first_stop(products < self.threshold, self.gamma)
 
@@ -52,6 +51,5 @@ class CumulativeConfidence(PolicyBase):
     compared=True,
 )
 def cumulative_confidence(threshold: float = 0.4, *, gamma_max: int) -> Policy:
-    """Draft on while the product of confidences reaches the threshold."""
     check_threshold("cumulative-confidence", threshold)
     return CumulativeConfidence(threshold, gamma_max)

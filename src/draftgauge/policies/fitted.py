@@ -27,7 +27,7 @@ _SIGNALS: dict[str, tuple[str, ...]] = {}
 
 @dataclass(frozen=True)
 class FittedPolicy:
-    """A fitted policy as it is on disk.
+    """A fitted policy on disk.
 
     Attributes:
         policy: its kind, a name in :data:`FITTED`.

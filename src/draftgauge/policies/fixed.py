@@ -30,13 +30,11 @@ class FixedLength(PolicyBase):
 
 @register_policy("none", "the speculative loop with nothing drafted")
 def no_speculation() -> Policy:
-    """Draft nothing: every step commits one token of the target's."""
     return FixedLength(0)
 
 
 @register_policy("fixed", "always drafts that many tokens", complexity=1)
 def fixed(gamma: int, *, gamma_max: int) -> Policy:
-    """Draft ``gamma`` tokens at every step."""
     if not 0 <= gamma <= gamma_max:
         raise DraftgaugeError(f"policy fixed:{gamma}: gamma must be 0 to {gamma_max}, the longest draft here")
     return FixedLength(gamma)

@@ -41,7 +41,6 @@ class ConfidenceThreshold(PolicyBase):
         return signal.confidence >= self.threshold
 
     def lengths(self, signals: SignalArrays) -> NDArray[np.int64]:
-        """Depth of the first confidence below the threshold, else ``gamma``; ``[positions]``."""
         # In float64 as token by token: float32 would round the threshold.
         return first_stop(signals.confidence.astype(np.float64) < self.threshold, self.gamma)
 
@@ -53,13 +52,12 @@ class AdaptiveConfidenceThreshold:
     What ``generate(assistant_model=...)`` of transformers 5 does where scikit-learn is installed
     (``AssistedCandidateGenerator.update_candidate_strategy``): all drafted tokens up to the first rejected one of each
     step are kept with their confidence and whether they matched; from 6 of them with both outcomes on, the threshold is
-    the one on their ROC curve with the least ``fpr + 3 fnr``. It begins anew with every prompt.
+    the one on their ROC curve with the least ``fpr + 3 fnr``. It restarts with every prompt.
     """
 
     reads: ClassVar[Reads] = frozenset({SignalName.CONFIDENCE})
 
     def __init__(self, threshold: float, gamma: int) -> None:
-        """Begin every prompt at ``threshold`` (in 0..1) and draft at most ``gamma`` tokens."""
         self.initial_threshold = threshold
         self.gamma = gamma
         self.reset()
@@ -110,7 +108,6 @@ def _cheapest_threshold(matches: Sequence[int], confidences: Sequence[float]) ->
     compared=True,
 )
 def hf_confidence(threshold: float = 0.4, tokens: int = 20, adaptive: bool = False, *, gamma_max: int) -> Policy:
-    """Transformers' confidence threshold; with ``adaptive`` as it is where scikit-learn is installed."""
     check_threshold("hf-confidence", threshold)
     check_tokens("hf-confidence", "tokens", tokens)
     kind = AdaptiveConfidenceThreshold if adaptive else ConfidenceThreshold

@@ -27,7 +27,7 @@ class HuggingFaceHeuristic(PolicyBase):
         Args:
             gamma_max: the longest draft.
             start: length of the first draft, at least 1.
-            persistent: the length carries over from prompt to prompt ("heuristic"); if not, every prompt begins anew
+            persistent: the length carries over from prompt to prompt ("heuristic"); if not, every prompt starts again
                 ("heuristic_transient").
         """
         self.gamma_max = gamma_max
@@ -43,7 +43,7 @@ class HuggingFaceHeuristic(PolicyBase):
         return self._length
 
     def observe(self, step: Step) -> None:
-        # As transformers counts: an end token that ends the output stands in the place of the target's own token.
+        # As transformers counts: an end token that ends the output replaces the target's own token.
         matches = step.committed - 1
         if matches == step.drafted:
             self._length = min(self._length + 2, self.gamma_max)
@@ -58,6 +58,5 @@ class HuggingFaceHeuristic(PolicyBase):
     compared=True,
 )
 def hf_heuristic(start: int = 20, persistent: bool = True, *, gamma_max: int) -> Policy:
-    """Transformers' heuristic schedule."""
     check_tokens("hf-heuristic", "start", start)
     return HuggingFaceHeuristic(gamma_max, start, persistent)

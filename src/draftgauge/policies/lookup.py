@@ -67,7 +67,7 @@ class LookupElse(TextLookup):
 
 
 class FirstMatchLookup(PolicyBase):
-    """Prompt lookup as in transformers: copies ``tokens`` tokens from behind the longest n-gram's first occurrence."""
+    """Prompt lookup as in transformers: copies ``tokens`` tokens after the first occurrence of the longest n-gram."""
 
     reads: ClassVar[Reads] = frozenset({SignalName.TEXT})
 
@@ -92,7 +92,6 @@ class FirstMatchLookup(PolicyBase):
 
 
 def _check_least(name: str, least: int) -> None:
-    """Raise ``DraftgaugeError`` unless matches of ``least`` tokens can be told."""
     check_tokens(name, "least", least)
     if least > MOST_MATCHED:
         raise DraftgaugeError(f"policy {name}: least must be at most {MOST_MATCHED}, the longest match, not {least}")
@@ -105,7 +104,6 @@ def _check_least(name: str, least: int) -> None:
     grid={"least": (1, 2, 3, 4, 6), "tokens": (2, 4, 8, 16)},
 )
 def lookup(least: int = 2, tokens: int = 8, *, gamma_max: int) -> Policy:
-    """Prompt lookup after the last occurrence of an n-gram, where at least ``least`` tokens match."""
     _check_least("lookup", least)
     check_tokens("lookup", "tokens", tokens)
     return TextLookup(least, min(tokens, gamma_max))
@@ -118,7 +116,6 @@ def lookup(least: int = 2, tokens: int = 8, *, gamma_max: int) -> Policy:
     grid={"ngram": (1, 2, 3, 4), "tokens": (2, 4, 8, 16)},
 )
 def hf_prompt_lookup(ngram: int = 2, tokens: int = 10, *, gamma_max: int) -> Policy:
-    """``prompt_lookup_num_tokens`` and ``max_matching_ngram_size`` of transformers."""
     check_tokens("hf-prompt-lookup", "ngram", ngram)
     check_tokens("hf-prompt-lookup", "tokens", tokens)
     return FirstMatchLookup(ngram, min(tokens, gamma_max))
@@ -131,7 +128,6 @@ def hf_prompt_lookup(ngram: int = 2, tokens: int = 10, *, gamma_max: int) -> Pol
     grid={"least": (2, 3, 4, 6), "tokens": (2, 4, 8, 16)},
 )
 def lookup_else_stopping(least: int = 2, tokens: int = 8, *, gamma_max: int, costs: StepCosts) -> Policy:
-    """Prompt lookup where at least ``least`` tokens match, else throughput-optimal stopping."""
     _check_least("lookup-else-stopping", least)
     check_tokens("lookup-else-stopping", "tokens", tokens)
     return LookupElse(least, min(tokens, gamma_max), make_policy("stopping", gamma_max, costs))

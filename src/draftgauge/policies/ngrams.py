@@ -96,7 +96,7 @@ class NgramIndex:
         return None, 0
 
     def _length(self, place: int, tail: Sequence[int]) -> int:
-        """Tokens of the tail that also stand before ``place``."""
+        """How many tokens at the end of the tail equal those before ``place``."""
         most = min(MOST_MATCHED, len(tail), place)
         return next((n for n in range(LONGEST, most) if self.text[place - 1 - n] != tail[-1 - n]), most)
 

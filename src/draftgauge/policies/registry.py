@@ -32,7 +32,7 @@ class PolicyEntry:
         description: what it does, in a line.
         variants: what it does instead where its spec holds a parameter, e.g. ``{"adaptive=true": "..."}``.
         grid: values to try for each of its parameters when it is tuned; empty if there is nothing to tune.
-        compared: whether it stands in comparisons for which no policy is named.
+        compared: whether it is included in comparisons that name no policy.
         complexity: how many numbers of it are tuned or fitted; of policies that are level the least complex one is
             recommended.
     """
@@ -90,17 +90,14 @@ def describe_policy(spec: str) -> str:
 
 
 def compared_policies() -> tuple[str, ...]:
-    """The policies of comparisons for which none is named."""
     return tuple(name for name, entry in _ENTRIES.items() if entry.compared)
 
 
 def tunable_policies() -> tuple[str, ...]:
-    """The policies with parameters to tune."""
     return tuple(name for name, entry in _ENTRIES.items() if entry.grid)
 
 
 def grid_specs(name: str) -> Iterator[str]:
-    """The spec of every point of a policy's grid."""
     grid = _ENTRIES[name].grid
     for values in product(*grid.values()):
         pairs = (f"{key}={_written(value)}" for key, value in zip(grid, values, strict=True))
@@ -114,7 +111,6 @@ def complexity_of(spec: str) -> float:
 
 
 def weighs_cost(spec: str) -> bool:
-    """Whether a registered policy needs a cost curve."""
     return POLICIES.takes(spec.partition(":")[0], "costs")
 
 
@@ -169,5 +165,5 @@ def with_objects(policies: Mapping[str, Policy], objects: Mapping[str, Policy]) 
 
 
 def expand_policy(spec: str, gamma_max: int) -> list[str]:
-    """The specs that a spec stands for: bare ``fixed`` for every length up to ``gamma_max``, any other for itself."""
+    """Bare ``fixed`` expanded to every length up to ``gamma_max``; any other spec unchanged."""
     return [f"fixed:{gamma}" for gamma in range(1, gamma_max + 1)] if spec == "fixed" else [spec]

@@ -58,7 +58,7 @@ class AdaptiveSteps(PolicyBase):
         return self.candidates[self._index]
 
     def observe(self, step: Step) -> None:
-        """Average the accepted tokens and, when it is time, choose anew; a step that drafted nothing does not count."""
+        """Average the accepted tokens and, every few steps, choose a length; a step without a draft does not count."""
         if step.drafted == 0:
             return
         constants = self.settings
@@ -97,7 +97,6 @@ def sglang_adaptive(
     *,
     gamma_max: int,
 ) -> Policy:
-    """Move along candidate lengths with the smoothed number of accepted tokens."""
     name = "sglang-adaptive"
     check_share(name, "smoothing", smoothing)
     check_tokens(name, "warm_up", warm_up, least=0)

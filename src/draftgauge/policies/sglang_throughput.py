@@ -58,7 +58,7 @@ class ThroughputAware(PolicyBase):
         return self._length
 
     def observe(self, step: Step) -> None:
-        """Remember how far the step got and, when it is time, choose anew; a step without a draft does not count."""
+        """Record the step and, every few steps, choose a length; a step without a draft does not count."""
         if step.drafted == 0:
             return
         for depth in range(step.drafted):
@@ -84,7 +84,7 @@ class ThroughputAware(PolicyBase):
             self._length = best
 
     def _chances(self) -> list[float]:
-        """Chance that the token at each depth stands; ends at the depth from which nothing can be extrapolated."""
+        """Chance that the token at each depth is accepted; ends at the depth from which nothing can be extrapolated."""
         chances: list[float] = []
         for window in self._windows:
             if window:
@@ -118,7 +118,6 @@ def sglang_throughput(
     gamma_max: int,
     costs: StepCosts,
 ) -> Policy:
-    """Take the candidate length with the most expected tokens per second, from windowed acceptance by depth."""
     name = "sglang-throughput"
     check_tokens(name, "window", window)
     check_tokens(name, "every", every)

@@ -46,7 +46,6 @@ class Network:
     output_bias: float
 
     def validate(self) -> None:
-        """Raise :class:`DraftgaugeError` if the shapes do not fit together."""
         units = len(self.hidden_bias)
         if len(self.hidden) != len(FEATURES) or any(len(row) != units for row in (*self.hidden, self.output)):
             raise DraftgaugeError(f"policy {NAME}: the network's tables do not fit together; fit it again")
@@ -133,6 +132,5 @@ def _from_numbers(parameters: Mapping[str, Any], gamma_max: int, costs: StepCost
     grid={"compression": ("none", "int8", "nf4"), "gamma_max": (2, 4, 6, 8)},
 )
 def speckv(compression: Compression = "none", *, gamma_max: int) -> Policy:
-    """The length with the highest predicted tokens per step; the network is the bundled one."""
     numbers = from_mapping(SpecKVNumbers, bundled_policy(NAME).parameters, "bundled policy")
     return SpecKV(numbers.network, compression, gamma_max)

@@ -58,7 +58,6 @@ class StoppingNumbers:
 
 
 def logit(confidence: Any) -> Any:
-    """The logits of confidences, one or an array."""
     held = np.clip(confidence, LEAST, MOST)
     return np.log(held / (1 - held))
 
@@ -116,7 +115,6 @@ def _build(parameters: Mapping[str, Any], gamma_max: int, costs: StepCosts | Non
     compared=True,
 )
 def stopping(*, gamma_max: int, costs: StepCosts) -> Policy:
-    """Throughput-optimal stopping with the numbers fitted on the bundled pair."""
     fitted = bundled_policy(STOPPING)
     numbers = from_mapping(StoppingNumbers, fitted.parameters, "bundled policy")
     return ThroughputStopping(replace(numbers, accepted_by_depth=numbers.accepted_by_depth[:gamma_max]), costs)

@@ -1,4 +1,4 @@
-"""Stop where the draft's own entropy says that the token is unlikely to stand: SVIP."""
+"""Stop where the draft's entropy says that the token is unlikely to be accepted: SVIP."""
 
 from __future__ import annotations
 
@@ -44,7 +44,6 @@ class EntropyThreshold(PolicyBase):
         return math.sqrt(self.scale * nats(signal.entropy)) <= self.threshold
 
     def lengths(self, signals: SignalArrays) -> NDArray[np.int64]:
-        """Depth of the first entropy that is too high, else ``gamma``; ``[positions]``."""
         bound = np.sqrt(self.scale * all_nats(signals.entropy))
         return first_stop(bound > self.threshold, self.gamma)  # NaN is not above
 
@@ -55,7 +54,6 @@ class EntropyThreshold(PolicyBase):
     grid={"threshold": (0.05, 0.1, 0.15, 0.2, 0.25, 0.3, 0.4, 0.5, 0.6, 0.8), "tokens": (2, 3, 4, 6, 8, 40)},
 )
 def svip(threshold: float = 0.3, scale: float = 0.15, tokens: int = 40, *, gamma_max: int) -> Policy:
-    """Stop at a high draft entropy."""
     check_positive("svip", "threshold", threshold)
     check_positive("svip", "scale", scale)
     check_tokens("svip", "tokens", tokens)

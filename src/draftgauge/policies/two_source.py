@@ -91,7 +91,7 @@ class TwoSourceNumbers:
 
 
 class Tail(NamedTuple):
-    """Looked-up tokens behind a draft, as many as are worth most.
+    """The most valuable number of looked-up tokens after a draft.
 
     Attributes:
         tokens: to append, possibly none.
@@ -188,7 +188,7 @@ class TwoSource:
         Args:
             context: the last tokens of text and draft.
             depth: tokens of the draft.
-            match: what the text predicts behind them.
+            match: what the text predicts next.
             chance: that all of them are accepted, and that the next token is not known to be another.
         """
         tokens: list[int] = []
@@ -220,12 +220,11 @@ def _build(parameters: Mapping[str, Any], gamma_max: int, costs: StepCosts | Non
 
 @register_policy(
     TWO_SOURCE,
-    "drafts on, appends what the text predicts, or stops, by what each brings and costs (two sources)",
+    "drafts on, appends what the text predicts, or stops, by expected gain and cost (two sources)",
     complexity=11,
     compared=True,
 )
 def two_source(*, gamma_max: int, costs: StepCosts) -> Policy:
-    """Two sources priced together, with the numbers fitted on the bundled pair."""
     fitted = bundled_policy(TWO_SOURCE)
     numbers = from_mapping(TwoSourceNumbers, fitted.parameters, "bundled policy")
     return TwoSource(replace(numbers, accepted_by_depth=numbers.accepted_by_depth[:gamma_max]), costs)

@@ -60,11 +60,11 @@ class AdaptiveVerification(PolicyBase):
     """Drafts on while the expected tokens per second rise: survival probabilities over the measured cost of a step.
 
     vLLM, ``enable_adaptive_verification`` (docs/features/speculative_decoding/adaptive_verification.md;
-    ``adaptive_verification.py`` and ``acceptance_estimator.py`` in vllm/v1/worker/gpu/spec_decode). The chance that a
-    token stands is a logistic function of the draft's top-2 logit margin, one for each depth, moved by one Newton step
-    every ``refit`` steps; until ``warm_up`` such rounds are over, whole blocks of ``gamma`` tokens are verified, so
-    that the labels are not censored. Survival is the running product of the chances. What is learned stays from prompt
-    to prompt, as in a server.
+    ``adaptive_verification.py`` and ``acceptance_estimator.py`` in vllm/v1/worker/gpu/spec_decode). A token's chance of
+    acceptance is a logistic function of the draft's top-2 logit margin, one for each depth, moved by a Newton step
+    every ``refit`` steps; during the first ``warm_up`` such rounds whole blocks of ``gamma`` tokens are verified, so
+    that the labels are not censored. Survival is the running product of the chances. What is learned carries over from
+    prompt to prompt, as in a server.
 
     vLLM drafts every block whole and then picks the ``b`` with the most ``(1 + sum of survivals up to b) / seconds(b)``
     to verify. Here what is drafted is verified, so the same score is followed token by token: drafting stops after the
@@ -131,7 +131,6 @@ def logit_margin(signal: Signal) -> float:
     grid={"tokens": (2, 3, 4, 7, 12), "refit": (50, 100, 200), "warm_up": (1, 3)},
 )
 def vllm(tokens: int = 7, refit: int = 100, warm_up: int = 3, *, gamma_max: int, costs: StepCosts) -> Policy:
-    """Draft on while the expected tokens per second rise, by survival chances learned while running."""
     check_tokens("vllm", "tokens", tokens)
     check_tokens("vllm", "refit", refit)
     check_tokens("vllm", "warm_up", warm_up, least=0)

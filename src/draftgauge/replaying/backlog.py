@@ -15,7 +15,7 @@ def backlogs(prompt: Ints, drafted: Ints, accepted: Ints, costs: CostCurve) -> I
     first.
 
     Args:
-        prompt: ``[S]`` of each step; the steps of a prompt stand together, in order.
+        prompt: ``[S]`` of each step; the steps of a prompt are consecutive, in order.
         drafted, accepted: ``[S]`` tokens, the accepted ones with those that were looked up in the text.
         costs: whose drafter it is.
     """

@@ -44,12 +44,10 @@ class BatchReplay:
 
     @property
     def tokens_per_second(self) -> float:
-        """Committed tokens over modelled seconds, of the whole batch."""
         return self.committed / self.seconds
 
     @property
     def tokens_per_step(self) -> float:
-        """Committed tokens of one request in one step."""
         return self.committed / (self.steps * self.batch)
 
 

@@ -1,7 +1,7 @@
-"""What policies would gain with a dearer or cheaper drafter: the same trace, with the cost of drafting scaled.
+"""What policies would gain with a slower or faster drafter: the same trace, with the cost of drafting scaled.
 
 How far to draft is decided by one dial more than by any other, the cost of a drafted token over that of a verification.
-A trace does not depend on it, so one recorded pair stands for pairs of many kinds.
+A trace does not depend on it, so one recorded pair represents many.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ def cost_sweep(
     tune: TuneRivals | None = None,
     resamples: int = TEST_RESAMPLES,
 ) -> list[Row]:
-    """:func:`evaluate_design` at other cost ratios; the best fixed length is chosen anew at each, policies are not
+    """:func:`evaluate_design` at other cost ratios; the best fixed length is chosen again for each, policies are not
     fitted again.
 
     Returns:

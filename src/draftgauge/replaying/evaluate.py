@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -16,42 +15,36 @@ from draftgauge.policies.base import Extends, Policy
 from draftgauge.policies.fixed import FixedLength
 from draftgauge.policies.registry import complexity_of
 from draftgauge.policies.stored_texts import StoredTexts
-from draftgauge.replaying.hindsight import Sources, hindsight_optimum
+from draftgauge.replaying.hindsight import hindsight_optimum
 from draftgauge.replaying.rows import context_lengths, prompt_of_rows, sum_by_prompt
 from draftgauge.replaying.simulate import Replay, replay, replay_fixed_all
 from draftgauge.replaying.splits import EVERYTHING, Design
 from draftgauge.statistics.bootstrap import TEST_RESAMPLES, columns
-from draftgauge.statistics.paired import holm, paired_gain, paired_share, ratio_interval
+from draftgauge.statistics.paired import holm, paired_gain, ratio_interval
 from draftgauge.traces.build import conversations
 from draftgauge.traces.costs import CostCurve
 from draftgauge.traces.repetition import distinct_ratio, prompt_gram_counts
 from draftgauge.traces.trace import Trace
 
 ALL_TASKS = "all"
-"""The task name of figures over all prompts together."""
-
 SAME_PROMPTS = "same prompts"
 NEAR = 0.02  # lengths whose speed is so close to the best are about as good: costs are not measured more finely
 LEVEL = 0.01  # policies whose speeds are closer are level
 NOTHING, HINDSIGHT = "none", "hindsight"
-HINDSIGHT_TEXT, HINDSIGHT_BOTH = "hindsight-text", "hindsight-two-sources"
-BOUNDS = {HINDSIGHT: Sources.MODEL, HINDSIGHT_TEXT: Sources.TEXT, HINDSIGHT_BOTH: Sources.BOTH}
-"""The optimum with all outcomes known, by name: of the drafter alone, the text alone, and both."""
+HINDSIGHT_BOTH = "hindsight-two-sources"
+BOUNDS = {HINDSIGHT: False, HINDSIGHT_BOTH: True}
+"""The optimum with all outcomes known, by name -> whether tokens of the text may be appended."""
 
 Row = dict[str, str | int | float | None]
 
 MakeArms = Callable[[CostCurve], Mapping[str, Policy | Replay]]
-"""Makes new policies, by name, for a cost curve, which those that weigh cost must use."""
+"""Makes new policies, by name, for a cost curve."""
 
 
 @dataclass(frozen=True)
 class Rivals:
-    """Policies whose parameters were chosen on training prompts for one cost curve.
-
-    Attributes:
-        arms: new policies by name.
-        best: the name of the one that was fastest there.
-    """
+    """New policies by name whose parameters were chosen on training prompts for one cost curve, and the fastest of
+    them there."""
 
     arms: Mapping[str, Policy]
     best: str
@@ -62,31 +55,15 @@ TuneRivals = Callable[[Trace, CostCurve], Rivals]
 
 
 @dataclass(frozen=True)
-class _Baselines:
-    """What every policy is compared with, on the same prompts."""
-
-    plain_seconds: NDArray[np.float64]
-    best_gamma: int
-    best_from: str
-    best_fixed: Replay
-    hindsight: Replay
-    two_sources: Replay | None
-    grams: NDArray[np.int64]
-    conversation: NDArray[np.int64]
-    best_rival: str | None
-    rival: Replay | None
-
-
-@dataclass(frozen=True)
 class Compared:
     """What policies are compared with.
 
     Attributes:
-        best_fixed: the fixed length, chosen on training prompts. If None, the best one on the prompts evaluated on,
+        best_fixed: the fixed length, chosen on training prompts; if None, the best one on the prompts evaluated on,
             which favours the fixed length.
-        best_rival: name of the tuned policy, one of those evaluated; chosen on training prompts.
-        tuned: names of those whose parameters were chosen on training prompts for this cost curve.
-        references: names of those that are there to be compared with: fixed lengths and bounds.
+        best_rival: name of the fastest tuned policy, one of those evaluated; chosen on training prompts.
+        tuned: names of policies whose parameters were chosen on training prompts for this cost curve.
+        references: names of policies that are only compared with: fixed lengths and bounds.
     """
 
     best_fixed: int | None = None
@@ -113,7 +90,7 @@ def evaluate(
     * ``tuned``: whether its parameters were chosen for this cost curve, on the prompts of ``best_fixed_from``;
     * ``tokens_per_step``, ``drafted_per_step``, ``appended_per_step`` (looked up in the text), ``acceptance_rate`` of
       both together (None if nothing was proposed);
-    * ``source_model``, ``source_text``: accepted tokens per step that the drafter drafted, and that were looked up;
+    * ``source_model``, ``source_text``: accepted tokens per step that were drafted, and that were looked up;
     * ``distinct_4grams``: distinct 4-grams of each output over all of them, the outputs' share that does not repeat;
     * ``tokens_per_second`` with ``tokens_per_second_low`` and ``_high``;
     * ``ratio_to_plain``: over plain decoding as measured in the cost curve;
@@ -124,17 +101,15 @@ def evaluate(
       ``references`` aside, for which it is None;
     * ``best_rival``: the fastest of the tuned policies on those prompts, and ``gain_over_rival`` with
       ``gain_over_rival_low`` and ``_high``: over that policy, minus 1; None without tuned policies;
-    * ``captured`` with ``captured_low`` and ``captured_high``: of the way from that length to the hindsight optimum of
-      the drafter alone; negative below it, None where there is no way;
-    * ``captured_two_sources``: the same of the optimum with both sources; None where no policy looks tokens up;
+    * ``captured``: share of the speed-up from that length to the hindsight optimum of the drafter alone; negative below
+      that length, None where the two are equal;
     * ``recommended``: whether it is the simplest policy that is level with the fastest (:func:`recommended`).
 
     Args:
         trace: dense; the prompts to evaluate on.
         costs: of the same pair, compression and device.
-        policies: by the name in their rows; new ones, as some learn across prompts. A finished replay of this trace
-            does as well.
-        compared: what they are compared with; the fixed length that is best on these prompts if None.
+        policies: by the name in their rows; new ones, as some learn across prompts, or finished replays of this trace.
+        compared: what they are compared with; by default the fixed length that is best on these prompts.
         split: name of the prompts, for the rows.
         resamples: of the intervals and p-values.
 
@@ -142,32 +117,81 @@ def evaluate(
         DraftgaugeError: if ``best_fixed`` is not in 0..gamma_max.
         TraceError: if the cost curve was measured up to less than the trace's ``gamma_max``.
     """
+    against = compared or Compared()
+    best_fixed = against.best_fixed
+    if best_fixed is not None and not 0 <= best_fixed <= trace.gamma_max:
+        raise DraftgaugeError(
+            f"the fixed length to compare with must be 0 to {trace.gamma_max}, the trace's gamma_max, not {best_fixed}"
+        )
     outcomes = {
         name: policy if isinstance(policy, Replay) else replay(trace, policy, costs)
         for name, policy in policies.items()
     }
-    against = compared or Compared()
-    baselines = _baselines(trace, costs, against.best_fixed, against.best_rival, outcomes)
-    masks = list(task_masks(trace))
+    all_fixed = replay_fixed_all(trace, costs)
+    best_gamma = _best_of(all_fixed) if best_fixed is None else best_fixed
+    fixed, bound = all_fixed[best_gamma], outcomes.get(HINDSIGHT) or hindsight_optimum(trace, costs).replay
+    rival = None if against.best_rival is None else outcomes[against.best_rival]
+    plain, grams, conversation = plain_seconds(trace, costs), prompt_gram_counts(trace), conversations(trace)
     ratio = costs.cost_ratio()
     rows: list[Row] = []
     for name, outcome in outcomes.items():
-        for task, mask in masks:
-            key: Row = {
+        for task, mask in task_masks(trace):
+            numbers = np.unique(conversation[mask], return_inverse=True)[1].reshape(-1)
+            # By conversation: its turns are not independent samples.
+            tokens, seconds, fixed_tokens, fixed_seconds = (
+                sum_by_prompt(numbers, values[mask], int(numbers.max()) + 1)
+                for values in (outcome.committed, outcome.seconds, fixed.committed, fixed.seconds)
+            )
+            steps, drafted = outcome.steps[mask].sum().item(), outcome.drafted[mask].sum().item()  # or expectations
+            accepted, text = float(outcome.accepted[mask].sum()), float(outcome.accepted_text[mask].sum())
+            proposed = drafted + (outcome.appended - outcome.dropped)[mask].sum().item()
+            gain = paired_gain(tokens, seconds, fixed_tokens, fixed_seconds, resamples=resamples)
+            over_rival: tuple[float | None, ...] = (None, None, None)
+            if rival is not None:
+                base = (
+                    sum_by_prompt(numbers, values[mask], int(numbers.max()) + 1)
+                    for values in (rival.committed, rival.seconds)
+                )
+                over_rival = paired_gain(tokens, seconds, *base, resamples=resamples)[:3]
+            speed, slow, top = (1 / float(each.seconds[mask].sum()) for each in (outcome, fixed, bound))
+            captured = None if math.isclose(top, slow, rel_tol=1e-9) else (speed - slow) / (top - slow)
+            row: Row = {
                 "policy": name,
                 "compression": trace.compression,
                 "task": task,
                 "split": split,
                 "cost_ratio": ratio,
                 "tuned": name in against.tuned,
+                "prompts": int(mask.sum()),
+                "steps": steps,
+                "tokens": int(tokens.sum()),
+                "tokens_per_step": float(tokens.sum() / steps),
+                "drafted_per_step": drafted / steps,
+                "appended_per_step": float(outcome.appended[mask].sum() / steps),
+                "acceptance_rate": accepted / proposed if proposed else None,
+                "source_model": (accepted - text) / steps,
+                "source_text": text / steps,
+                "distinct_4grams": distinct_ratio(grams[mask]),
+                **columns("tokens_per_second", ratio_interval(tokens, seconds, resamples=resamples)),
+                "ratio_to_plain": float(plain[mask].sum() / seconds.sum()),
+                "best_fixed_gamma": best_gamma,
+                "best_fixed_from": SAME_PROMPTS if best_fixed is None else TRAIN,
+                **columns("gain", gain),
+                "p_value": gain.p_value,
+                "p_holm": None,
+                "best_rival": against.best_rival,
+                "gain_over_rival": over_rival[0],
+                "gain_over_rival_low": over_rival[1],
+                "gain_over_rival_high": over_rival[2],
+                "captured": captured,
             }
-            rows.append(key | _measures(outcome, baselines, mask, resamples))
-    for task, _ in masks:
+            rows.append(row)
+    for task, _ in task_masks(trace):
         tested = [row for row in rows if row["task"] == task and row["policy"] not in against.references]
         for row, adjusted in zip(tested, holm([figure(row, "p_value") for row in tested]), strict=True):
             row["p_holm"] = adjusted
     candidates = {name: outcome for name, outcome in outcomes.items() if name not in BOUNDS}
-    chosen = recommended(candidates, baselines.conversation, resamples) if candidates else None
+    chosen = recommended(candidates, conversation, resamples) if candidates else None
     for row in rows:
         row["recommended"] = row["policy"] == chosen
     return rows
@@ -223,9 +247,8 @@ def evaluate_design(
 
     Returns:
         Rows as :func:`evaluate` describes: "none", the best fixed length, the policies, the tuned ones, "hindsight",
-        and where a policy looks tokens up in the text, "hindsight-text" and "hindsight-two-sources", with the stored
-        texts if one looks in these too.
-        What they are compared with, all fixed lengths and the optimum, has no ``p_holm``.
+        and where a policy looks tokens up in the text, "hindsight-two-sources". What they are compared with, all fixed
+        lengths and the optimum, has no ``p_holm``.
     """
     training = design.train if design.train is not None else design.trace
     best = best_fixed_gamma(training, costs)
@@ -253,7 +276,6 @@ def evaluate_design(
 
 
 def figure(row: Mapping[str, object], key: str) -> float:
-    """A row's figure, NaN where it is None."""
     value = row[key]
     assert value is None or isinstance(value, int | float), (key, value)
     return math.nan if value is None else float(value)
@@ -277,7 +299,6 @@ def near_best(tokens_per_second: Sequence[float]) -> tuple[int, int]:
 
 
 def near_best_gammas(trace: Trace, costs: CostCurve) -> tuple[int, int]:
-    """:func:`near_best` of the modelled speeds of all fixed lengths."""
     return near_best([outcome.tokens_per_second for outcome in replay_fixed_all(trace, costs)])
 
 
@@ -306,85 +327,3 @@ def task_masks(trace: Trace) -> Iterator[tuple[str, NDArray[np.bool_]]]:
 
 def _best_of(fixed: list[Replay]) -> int:
     return int(np.argmax([outcome.tokens_per_second for outcome in fixed]))
-
-
-def _baselines(
-    trace: Trace, costs: CostCurve, best_fixed: int | None, best_rival: str | None, outcomes: Mapping[str, Replay]
-) -> _Baselines:
-    if best_fixed is not None and not 0 <= best_fixed <= trace.gamma_max:
-        raise DraftgaugeError(
-            f"the fixed length to compare with must be 0 to {trace.gamma_max}, the trace's gamma_max, not {best_fixed}"
-        )
-    fixed = replay_fixed_all(trace, costs)
-    gamma = _best_of(fixed) if best_fixed is None else best_fixed
-    source = SAME_PROMPTS if best_fixed is None else TRAIN
-    if best_rival is not None and best_rival not in outcomes:
-        raise DraftgaugeError(f"the tuned policy to compare with, {best_rival}, is not among those evaluated")
-    return _Baselines(
-        plain_seconds=plain_seconds(trace, costs),
-        best_gamma=gamma,
-        best_from=source,
-        best_fixed=fixed[gamma],
-        hindsight=outcomes.get(HINDSIGHT) or hindsight_optimum(trace, costs).replay,
-        two_sources=outcomes.get(HINDSIGHT_BOTH),
-        grams=prompt_gram_counts(trace),
-        conversation=conversations(trace),
-        best_rival=best_rival,
-        rival=None if best_rival is None else outcomes[best_rival],
-    )
-
-
-def _measures(outcome: Replay, baselines: _Baselines, mask: NDArray[np.bool_], resamples: int) -> Row:
-    """The figures of a row, over the prompts in ``mask``."""
-    numbers = np.unique(baselines.conversation[mask], return_inverse=True)[1].reshape(-1)
-
-    def summed(values: NDArray[Any]) -> NDArray[np.float64]:
-        """By conversation: its turns are no prompts of their own to draw."""
-        return sum_by_prompt(numbers, values[mask], int(numbers.max()) + 1)
-
-    tokens, seconds = summed(outcome.committed), summed(outcome.seconds)
-    steps, drafted = (counts[mask].sum().item() for counts in (outcome.steps, outcome.drafted))  # or expectations
-    proposed = drafted + (outcome.appended - outcome.dropped)[mask].sum().item()
-    speed = ratio_interval(tokens, seconds, resamples=resamples)
-    fixed, bound = baselines.best_fixed, baselines.hindsight
-    fixed_seconds = summed(fixed.seconds)
-    gain = paired_gain(tokens, seconds, summed(fixed.committed), fixed_seconds, resamples=resamples)
-    share = paired_share(seconds, fixed_seconds, summed(bound.seconds), tokens, resamples=resamples)
-    rival = baselines.rival
-    over_rival: tuple[float | None, ...] = (None, None, None)
-    if rival is not None:
-        base = summed(rival.committed), summed(rival.seconds)
-        over_rival = paired_gain(tokens, seconds, *base, resamples=resamples)[:3]
-    captured = share if not math.isnan(share.estimate) else (None, None, None)
-    both = None
-    if baselines.two_sources is not None:
-        top = summed(baselines.two_sources.seconds)
-        both = paired_share(seconds, fixed_seconds, top, tokens, resamples=resamples).estimate
-    text = float(outcome.accepted_text[mask].sum())
-    return {
-        "prompts": int(mask.sum()),
-        "steps": steps,
-        "tokens": int(tokens.sum()),
-        "tokens_per_step": float(tokens.sum() / steps),
-        "drafted_per_step": drafted / steps,
-        "appended_per_step": float(outcome.appended[mask].sum() / steps),
-        "acceptance_rate": float(outcome.accepted[mask].sum() / proposed) if proposed else None,
-        "source_model": (float(outcome.accepted[mask].sum()) - text) / steps,
-        "source_text": text / steps,
-        "distinct_4grams": distinct_ratio(baselines.grams[mask]),
-        **columns("tokens_per_second", speed),
-        "ratio_to_plain": float(baselines.plain_seconds[mask].sum() / seconds.sum()),
-        "best_fixed_gamma": baselines.best_gamma,
-        "best_fixed_from": baselines.best_from,
-        **columns("gain", gain),
-        "p_value": gain.p_value,
-        "p_holm": None,
-        "best_rival": baselines.best_rival,
-        "gain_over_rival": over_rival[0],
-        "gain_over_rival_low": over_rival[1],
-        "gain_over_rival_high": over_rival[2],
-        "captured": captured[0],
-        "captured_low": captured[1],
-        "captured_high": captured[2],
-        "captured_two_sources": None if both is None or math.isnan(both) else both,
-    }

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from enum import Enum
 from itertools import pairwise
 
 import numpy as np
@@ -28,25 +27,6 @@ SAMPLED = (
 )
 
 
-class Sources(Enum):
-    """Where proposed tokens may come from: the drafter, the text's continuation, or the one and then the other."""
-
-    MODEL = "model"
-    TEXT = "text"
-    BOTH = "both"
-
-    def choices(self, gamma_max: int) -> tuple[Ints, Ints]:
-        """``[C]`` drafted and appended tokens of every choice, the fewest tokens first; the first proposes nothing."""
-        drafts = range(1 if self is Sources.TEXT else gamma_max + 1)
-        pairs = [
-            (drafted, appended)
-            for drafted in drafts
-            for appended in range(1 if self is Sources.MODEL else gamma_max + 1 - drafted)
-        ]
-        drafted, appended = np.array(sorted(pairs, key=lambda pair: (sum(pair), pair)), np.int64).T
-        return drafted, appended
-
-
 @dataclass(frozen=True)
 class Hindsight:
     """The optimal choice of draft lengths.
@@ -69,12 +49,11 @@ class Hindsight:
 
     @property
     def tokens_per_second(self) -> float:
-        """Committed tokens over the least modelled seconds."""
         return self.replay.tokens_per_second
 
 
 def hindsight_optimum(
-    trace: Trace, costs: CostCurve, sources: Sources = Sources.MODEL, stored: StoredTexts | None = None
+    trace: Trace, costs: CostCurve, text: bool = False, stored: StoredTexts | None = None
 ) -> Hindsight:
     """Least modelled seconds over all choices of drafted and appended tokens, ``gamma_max`` together, at every step;
     exact.
@@ -87,16 +66,16 @@ def hindsight_optimum(
 
     where ``p' = min(p + accepted + 1, N)`` with ``accepted = min(d, a(p)) + [a(p) >= d] min(b, run(p, d))``
     (:func:`text_runs`), ``q'`` is the backlog that the step leaves, ``d`` goes up to what a live step could draft there
-    (:func:`~draftgauge.replaying.rows.draft_caps`) and ``d + b`` up to the room under the limit of output tokens. With
-    the drafter alone ``b`` is 0, with the text alone ``d``.
+    (:func:`~draftgauge.replaying.rows.draft_caps`) and ``d + b`` up to the room under the limit of output tokens.
+    Without ``text`` ``b`` is 0.
 
     On a trace of sampled decoding the outcomes are coins: the mean of the optimum over draws of them, with the
     ``lengths`` and the ``replay.record`` of the first draw, that of the trace's own rows.
 
     Args:
-        trace: dense; greedy for other sources than the drafter alone.
+        trace: dense; greedy with ``text``.
         costs: of the pair.
-        sources: of drafted tokens.
+        text: whether tokens that are looked up in the text may be appended to the drafted ones.
         stored: earlier texts in which tokens are looked up too.
 
     Raises:
@@ -104,18 +83,21 @@ def hindsight_optimum(
             text's tokens are not known.
     """
     if trace.sampled is not None:
-        if sources is not Sources.MODEL:
+        if text:
             raise TraceError(SAMPLED)
         optima = [hindsight_optimum(drawn, costs) for drawn in draws(trace)]
         seconds = np.mean([optimum.seconds_left for optimum in optima], axis=0)
         return Hindsight(
             optima[0].lengths, optima[0].appended, seconds, mean_of([optimum.replay for optimum in optima])
         )
-    gammas, tails = sources.choices(trace.gamma_max)
+    # [C] drafted and appended tokens of every choice, the fewest tokens first; the first proposes nothing.
+    longest = trace.gamma_max
+    pairs = [(d, b) for d in range(longest + 1) for b in range(longest + 1 - d if text else 1)]
+    gammas, tails = np.array(sorted(pairs, key=lambda pair: (sum(pair), pair)), np.int64).T
     backlogs = np.arange(1, costs.backlog_max + 1)
     caps, left, contexts = draft_caps(trace), remaining_rows(trace.offsets), context_lengths(trace)
     room = draft_room(trace)
-    runs = None if sources is Sources.MODEL else text_runs(trace, stored)
+    runs = text_runs(trace, stored) if text else None
     shortest = int(contexts.min())
     cost_at = costs.step_seconds(gammas, np.arange(shortest, int(contexts.max()) + 1)[:, None], appended=tails)
     catch_up = costs.catch_up_seconds(backlogs[:, None], gammas)  # [B, C]
@@ -145,7 +127,6 @@ def hindsight_optimum(
 
 
 def _accepted(trace: Trace, rows: Ints, gammas: Ints, tails: Ints, runs: Ints | None) -> Ints:
-    """``[rows, C]`` accepted tokens of every choice."""
     judged = trace.accepted[rows, None].astype(np.int64)
     accepted = np.minimum(gammas, judged)
     if runs is None:

@@ -1,4 +1,4 @@
-"""What every row of a trace stands for: where it is in its prompt, how long the text is there, what may be drafted."""
+"""Per-row quantities of a trace: position in the prompt, context length, and how much may be drafted."""
 
 from __future__ import annotations
 
@@ -29,7 +29,6 @@ def draft_room(trace: Trace) -> Ints:
 
 
 def positions_in_prompt(trace: Trace) -> Ints:
-    """``[positions]`` output tokens committed at each row."""
     starts: Ints = np.repeat(trace.offsets[:-1], np.diff(trace.offsets))
     return np.arange(trace.positions) - starts
 

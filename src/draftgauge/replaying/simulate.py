@@ -84,7 +84,6 @@ class Replay:
 
     @property
     def tokens_per_step(self) -> float:
-        """Committed tokens over steps."""
         return float(self.committed.sum() / self.steps.sum())
 
     @property
@@ -134,7 +133,6 @@ def replay(trace: Trace, policy: Policy, costs: CostCurve | None = None) -> Repl
 
 
 def _asked(trace: Trace, policy: Policy, costs: CostCurve | None, greedy: bool) -> Replay:
-    """Asked token by token, as the live loop does."""
     caps = draft_caps(trace)
     prompts = range(len(trace.prompts))
     steps = [step for prompt in prompts for step in prompt_steps(trace, prompt, caps, policy, greedy)]
@@ -201,7 +199,6 @@ class Walk(NamedTuple):
 
     @classmethod
     def of(cls, steps: Sequence[tuple[int, int, int, int, int]]) -> Walk:
-        """The steps one by one as columns."""
         return cls(*np.array(steps, np.int64).reshape(-1, len(cls._fields)).T)
 
 

@@ -46,12 +46,10 @@ def prompt_keys(trace: Trace) -> list[str]:
 
 
 def keys_of(traces: Sequence[Trace]) -> tuple[str, ...]:
-    """:func:`prompt_keys` of several traces, each once."""
     return tuple(dict.fromkeys(key for trace in traces for key in prompt_keys(trace)))
 
 
 def prompt_key(prompt: PromptInfo) -> str:
-    """``task/identifier``."""
     return f"{prompt.task}/{prompt.identifier}"
 
 
@@ -157,7 +155,7 @@ def choosing_unseen(design: Design, trace: Trace, trained_on: Collection[str]) -
     """The same with validation prompts in the place of training ones that a policy was fitted on.
 
     A fitted policy looks better on its own prompts than fixed lengths do, so to choose between them takes others. The
-    design stays as it is where validation prompts are judged, are fewer than :data:`MIN_PROMPTS`, or were seen too.
+    design is unchanged where validation prompts are judged, are fewer than :data:`MIN_PROMPTS`, or were seen too.
 
     Args:
         design: of the trace.

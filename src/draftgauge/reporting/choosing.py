@@ -12,9 +12,10 @@ from draftgauge.core.prompts import TEST, TRAIN
 from draftgauge.policies import make_policy
 from draftgauge.policies.base import Policy
 from draftgauge.policies.fitted import FITTED_SUFFIX, load_fitted
-from draftgauge.replaying import ALL_TASKS, Replay, cost_sweep, design_of, evaluate_design
-from draftgauge.replaying.evaluate import BOUNDS, HINDSIGHT, NOTHING, figure
-from draftgauge.replaying.splits import MIN_PROMPTS, splits_of
+from draftgauge.replaying.cost_sweep import cost_sweep
+from draftgauge.replaying.evaluate import ALL_TASKS, BOUNDS, HINDSIGHT, NOTHING, evaluate_design, figure
+from draftgauge.replaying.simulate import Replay
+from draftgauge.replaying.splits import MIN_PROMPTS, design_of, splits_of
 from draftgauge.reporting.charts import Axes, Line, line_chart
 from draftgauge.reporting.layout import Columns, Table, decimals, ends, table_of
 from draftgauge.reporting.rows import Row, Run, describe

@@ -10,9 +10,9 @@ import numpy as np
 from markupsafe import Markup
 
 from draftgauge.core.files import atomic_write_text
-from draftgauge.replaying import ALL_TASKS, acceptance_by_depth, near_best
+from draftgauge.replaying.acceptance import acceptance_by_depth
 from draftgauge.replaying.batch_rows import batch_rows, shown_rows
-from draftgauge.replaying.evaluate import HINDSIGHT, NEAR
+from draftgauge.replaying.evaluate import ALL_TASKS, HINDSIGHT, NEAR, near_best
 from draftgauge.replaying.splits import names_splits
 from draftgauge.reporting.charts import PANEL, SMALL_PANEL, Axes, Line, line_chart
 from draftgauge.reporting.choosing import can_judge, choose

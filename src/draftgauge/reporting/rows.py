@@ -15,10 +15,9 @@ from draftgauge.policies import POLICIES as REGISTERED
 from draftgauge.policies import describe_policy, make_policy
 from draftgauge.policies.base import Extends, Policy
 from draftgauge.policies.registry import compared_policies
-from draftgauge.replaying import ALL_TASKS, Replay, evaluate, hindsight_optimum, plain_seconds, replay_fixed_all
-from draftgauge.replaying.evaluate import BOUNDS, HINDSIGHT, HINDSIGHT_BOTH, NOTHING
-from draftgauge.replaying.hindsight import Sources
-from draftgauge.replaying.simulate import can_replay
+from draftgauge.replaying.evaluate import ALL_TASKS, BOUNDS, HINDSIGHT, HINDSIGHT_BOTH, NOTHING, evaluate, plain_seconds
+from draftgauge.replaying.hindsight import hindsight_optimum
+from draftgauge.replaying.simulate import Replay, can_replay, replay_fixed_all
 from draftgauge.statistics.bootstrap import RESAMPLES
 from draftgauge.traces.costs import CostCurve, run_costs
 from draftgauge.traces.manifest import Manifest
@@ -135,7 +134,7 @@ def _read(folder: Path, bench: Sequence[Row]) -> Run:
                 arms[spec] = policy
     arms[HINDSIGHT] = hindsight_optimum(trace, cost).replay
     if any(isinstance(policy, Extends) for policy in arms.values()):
-        arms[HINDSIGHT_BOTH] = hindsight_optimum(trace, cost, Sources.BOTH).replay
+        arms[HINDSIGHT_BOTH] = hindsight_optimum(trace, cost, text=True).replay
     rows: dict[tuple[str, str], Row] = {
         (str(row["task"]), str(row["policy"])): dict(row) for row in evaluate(trace, cost, arms, resamples=RESAMPLES)
     }

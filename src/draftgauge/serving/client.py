@@ -42,7 +42,7 @@ def complete(engine: str, url: str, prompt: list[int], max_new_tokens: int) -> C
         ServerError: if the server does not answer, not as this engine does, or with figures that cannot be.
     """
     if engine not in CLIENTS:
-        raise DraftgaugeError(f"servers of {engine} cannot be asked: choose one of {', '.join(CLIENTS)}")
+        raise DraftgaugeError(f"servers of {engine} cannot be queried: choose one of {', '.join(CLIENTS)}")
     try:
         answer = CLIENTS[engine](url, prompt, max_new_tokens)
     except DraftgaugeError:  # a ValueError too, and said already

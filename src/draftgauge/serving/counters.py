@@ -49,7 +49,6 @@ class SpeculationCounts:
 
     @property
     def length(self) -> float:
-        """Mean tokens a draft."""
         return self.drafted / self.drafts
 
     @property

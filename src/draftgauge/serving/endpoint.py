@@ -57,11 +57,6 @@ def fetch_text(url: str, path: str, body: Any = None, seconds: float = SECONDS) 
 
 
 def fetch_json(url: str, path: str, body: Any = None, seconds: float = SECONDS) -> Any:
-    """As :func:`fetch_text`, parsed as JSON.
-
-    Raises:
-        ServerError: also for what is not JSON.
-    """
     text = fetch_text(url, path, body, seconds)
     return parse_json(text, f"the answer of {_address(url, path)}, {text[:80]!r}", error=ServerError)
 

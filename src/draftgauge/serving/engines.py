@@ -73,7 +73,6 @@ def fixed_length(setting: str) -> int | None:
 
 
 def p_min_of(setting: str) -> tuple[float, int]:
-    """Threshold and most tokens of ``p-min:P,N``."""
     p, _, longest = setting.removeprefix(P_MIN).partition(",")
     return float(p), int(longest)
 

@@ -6,7 +6,7 @@ whether its next token is the target's: at the accepted ones yes, at the first r
 position after a draft that was accepted whole, where the target's own token was not drafted: there it is drawn, with
 the probability that a token at the draft's last depth was accepted after all before it.
 
-Drafters that start anew from the target's state at every step (EAGLE, MTP heads) draft better right after it than deep
+Drafters that start from the target's state at every step (EAGLE, MTP heads) draft better right after it than deep
 in a draft; for them, rows inside an accepted run are an approximation.
 """
 
@@ -152,7 +152,7 @@ def _last_depth(requests: Sequence[RequestSteps], width: int) -> float:
 
 
 def _record(request: RequestSteps, index: int, matches: NDArray[np.bool_], width: int) -> PromptRecord:
-    """Tokens stand for positions: what the drafter gets wrong is token 0, which the output never has."""
+    """Tokens are position numbers; a wrong draft token is 0, which the output never contains."""
     length = len(matches)
     token = list(range(1, length + 1))
     drafts = []

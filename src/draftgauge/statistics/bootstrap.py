@@ -1,6 +1,6 @@
 """Percentile bootstrap intervals (Efron and Tibshirani 1993, chapter 13) and p-values, and the signs of exact tests.
 
-With a fixed seed and number of things the same ones are drawn, whatever is computed from them: comparisons are paired.
+The seed is fixed: for the same number of items the same ones are drawn, so comparisons are paired.
 """
 
 from __future__ import annotations
@@ -51,30 +51,23 @@ def all_signs(count: int) -> Floats:
 
 
 @lru_cache(maxsize=8)
-def draw_counts(count: int, resamples: int, seed: int) -> Floats:
-    """``[resamples, count]`` how often each thing is in each resample; read-only, as it is kept for the next call."""
-    return drawn(np.random.default_rng(seed), count, resamples)
+def draw_counts(count: int, resamples: int) -> Floats:
+    """``[resamples, count]`` how often each item is in each resample; read-only, as it is kept for the next call."""
+    return drawn(np.random.default_rng(0), count, resamples)
 
 
 def drawn(rng: np.random.Generator, count: int, resamples: int) -> Floats:
-    """``[resamples, count]`` how often each thing is in each resample, read-only."""
     counts = rng.multinomial(count, np.full(count, 1 / count), size=resamples).astype(np.float64)
     counts.flags.writeable = False
     return counts
 
 
-def interval_of(estimate: float, resampled: Floats, level: float = LEVEL) -> Interval:
-    """The percentile interval from the resamples in which the quantity is defined.
-
-    Args:
-        estimate: from all the data.
-        resampled: ``[resamples]``, NaN where not defined.
-        level: of the interval.
-    """
+def interval_of(estimate: float, resampled: Floats) -> Interval:
+    """The percentile interval from the resamples ``[resamples]`` in which the quantity is defined, not NaN."""
     defined = resampled[np.isfinite(resampled)]
     if not len(defined):
         return Interval(estimate, float("nan"), float("nan"))
-    low, high = np.quantile(defined, [(1 - level) / 2, (1 + level) / 2])
+    low, high = np.quantile(defined, [(1 - LEVEL) / 2, (1 + LEVEL) / 2])
     return Interval(estimate, float(low), float(high))
 
 

@@ -180,7 +180,7 @@ def _grouped(rows: Sequence[Row]) -> list[Drafter]:
 
 
 def evidence(row: Row) -> str:
-    """The numbers behind a verdict, and why there are none or why they decide nothing."""
+    """The numbers of a verdict, or why there are none, or why they decide nothing."""
     reason = row.get("reason") or ""
     if row.get("p_value") is None or not math.isfinite(row["p_value"]):
         return reason

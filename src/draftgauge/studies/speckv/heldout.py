@@ -78,7 +78,7 @@ def correlation_interval(x: Floats, y: Floats, prompt: Ints, prompts: int) -> tu
     moments = np.stack(
         [np.bincount(prompt, values, prompts) for values in (np.ones(len(x)), x, y, x * x, y * y, x * y)]
     )
-    n, sx, sy, sxx, syy, sxy = moments @ draw_counts(prompts, RESAMPLES, 0).T
+    n, sx, sy, sxx, syy, sxy = moments @ draw_counts(prompts, RESAMPLES).T
     with np.errstate(invalid="ignore", divide="ignore"):
         values = (n * sxy - sx * sy) / np.sqrt((n * sxx - sx**2) * (n * syy - sy**2))
     low, high = np.nanquantile(values, [(1 - LEVEL) / 2, (1 + LEVEL) / 2])

@@ -103,7 +103,7 @@ def cost_rows(records: Records, timings: Timings) -> Rows:
         left, right = np.zeros((records.prompts, 2, 2)), np.zeros((records.prompts, 2))
         np.add.at(left, prompt, relative[:, :, None] * relative[:, None, :])
         np.add.at(right, prompt, relative)
-        drawn = draw_counts(records.prompts, RESAMPLES, 0)
+        drawn = draw_counts(records.prompts, RESAMPLES)
         resampled = np.linalg.solve(np.einsum("rp,pij->rij", drawn, left), (drawn @ right)[:, :, None])[:, :, 0]
         verify, draft = np.linalg.solve(left.sum(axis=0), right.sum(axis=0))
         (verify_low, draft_low), (verify_high, draft_high) = np.quantile(
