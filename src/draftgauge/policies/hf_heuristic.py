@@ -54,7 +54,7 @@ class HuggingFaceHeuristic(PolicyBase):
 @register_policy(
     "hf-heuristic",
     "two more after a full acceptance, else one fewer (transformers' heuristic schedule)",
-    grid={"start": (1, 2, 4, 8, 20), "gamma_max": (2, 3, 4, 6, 8), "persistent": (True, False)},
+    grid={"start": (1, 4, 20), "gamma_max": (2, 3, 4, 6, 8), "persistent": (True, False)},
     compared=True,
 )
 def hf_heuristic(start: int = 20, persistent: bool = True, *, gamma_max: int) -> Policy:

@@ -101,7 +101,7 @@ def _check_least(name: str, least: int) -> None:
     "lookup",
     "drafts nothing and appends what followed the same words the last time (prompt lookup)",
     complexity=2,
-    grid={"least": (1, 2, 3, 4, 6), "tokens": (2, 4, 8, 16)},
+    grid={"least": (1, 2, 4), "tokens": (4, 8, 16)},
 )
 def lookup(least: int = 2, tokens: int = 8, *, gamma_max: int) -> Policy:
     _check_least("lookup", least)
@@ -113,7 +113,7 @@ def lookup(least: int = 2, tokens: int = 8, *, gamma_max: int) -> Policy:
     "hf-prompt-lookup",
     "drafts nothing and copies what followed the same words the first time (transformers' prompt lookup)",
     complexity=2,
-    grid={"ngram": (1, 2, 3, 4), "tokens": (2, 4, 8, 16)},
+    grid={"ngram": (1, 2, 3), "tokens": (4, 10)},
 )
 def hf_prompt_lookup(ngram: int = 2, tokens: int = 10, *, gamma_max: int) -> Policy:
     check_tokens("hf-prompt-lookup", "ngram", ngram)
@@ -125,7 +125,7 @@ def hf_prompt_lookup(ngram: int = 2, tokens: int = 10, *, gamma_max: int) -> Pol
     "lookup-else-stopping",
     "appends what followed the same words the last time where enough of them match, else drafts as stopping",
     complexity=6,
-    grid={"least": (2, 3, 4, 6), "tokens": (2, 4, 8, 16)},
+    grid={"least": (2, 3, 4), "tokens": (4, 8)},
 )
 def lookup_else_stopping(least: int = 2, tokens: int = 8, *, gamma_max: int, costs: StepCosts) -> Policy:
     _check_least("lookup-else-stopping", least)

@@ -80,10 +80,9 @@ class AdaptiveSteps(PolicyBase):
     "sglang-adaptive",
     "moves between a few lengths after the mean accepted length (SGLang)",
     grid={
-        "candidates": ((1, 3, 7), (1, 2, 3), (1, 2, 4), (1, 2, 3, 4, 5, 6)),
+        "candidates": ((1, 3, 7), (1, 2, 4), (1, 2, 3, 4, 5, 6)),
         "start": (1, 3),
         "smoothing": (0.05, 0.2, 0.5),
-        "up": (0.0, 0.5),
     },
 )
 def sglang_adaptive(

@@ -102,10 +102,9 @@ class ThroughputAware(PolicyBase):
     "sglang-throughput",
     "the length with the best expected throughput over a window (SGLang)",
     grid={
-        "candidates": ((1, 3, 5, 7), (1, 2, 3), (1, 2, 4), (1, 2, 3, 4, 5, 6)),
+        "candidates": ((1, 3, 5, 7), (1, 2, 4), (1, 2, 3, 4, 5, 6)),
         "start": (1, 3),
-        "window": (20, 50),
-        "hysteresis": (0.0, 0.05, 0.1),
+        "hysteresis": (0.0, 0.1),
     },
 )
 def sglang_throughput(

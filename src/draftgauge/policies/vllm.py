@@ -128,7 +128,7 @@ def logit_margin(signal: Signal) -> float:
 @register_policy(
     "vllm",
     "drafts on while survival over cost rises, learned while running (vLLM)",
-    grid={"tokens": (2, 3, 4, 7, 12), "refit": (50, 100, 200), "warm_up": (1, 3)},
+    grid={"tokens": (2, 4, 7, 12), "refit": (50, 200), "warm_up": (1, 3)},
 )
 def vllm(tokens: int = 7, refit: int = 100, warm_up: int = 3, *, gamma_max: int, costs: StepCosts) -> Policy:
     check_tokens("vllm", "tokens", tokens)
