@@ -16,7 +16,6 @@ from draftgauge.studies.kvshot.results import CellResult, read_result
 from draftgauge.training.reuse.request import TrainingSpec
 
 TASKS = ("code", "math")
-DISTANCES = ("1-4", "5-16", ">16")
 ALPHAS: dict[Variant, list[float]] = {
     HIDDEN: [0.64, 0.57, 0.53, 0.51, 0.49, 0.48, 0.47],
     KV: [0.49, 0.44, 0.40, 0.38, 0.37, 0.36, 0.35],
@@ -50,7 +49,6 @@ def write_result(cell: Cell, alpha: Sequence[float], prompts: int = 40, seconds:
         accepted.append(here)
     both = {"reached": np.stack(reached, -1), "accepted": np.stack(accepted, -1)}
     found = {f"{kind}{key}": value.tolist() for kind in ("", "walked_", "live_") for key, value in both.items()}
-    found |= {f"distance_{key}": np.stack([value // 3] * 3, 1).tolist() for key, value in both.items()}
     positions, free = np.full((prompts, len(alpha)), drafts), rng.binomial  # agreement at the rates of acceptance
     agreed = [free(drafts, np.clip(value + ease, 0, 1)) for value in alpha]
     found |= {"positions": positions.tolist(), "agreed": np.stack(agreed, -1).tolist()}
@@ -69,7 +67,7 @@ def write_result(cell: Cell, alpha: Sequence[float], prompts: int = 40, seconds:
         "ratio": 2.0,
     }
     training = {"steps": 10, "tokens": 1000, "seconds": 2.0, "tokens_per_second": 500.0, "loss": 3.0}
-    document = {"identity": cell.digest(), "training": training, "distances": DISTANCES, "evaluation": found}
+    document = {"identity": cell.digest(), "training": training, "evaluation": found}
     document |= {"bottlenecks": limits(cell, len(alpha)).to_json(), "seconds": seconds}
     cell.folder.mkdir(parents=True, exist_ok=True)
     KEPT.write(cell.folder / RESULT_NAME, json.loads(json.dumps(document)))

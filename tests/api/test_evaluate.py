@@ -56,7 +56,6 @@ def test_rows(folder: Path) -> None:
     assert whole["live_minus_forced"] == 0.0
     assert whole["live_mismatched_prompts"] == 0
     assert {row["task"] for row in rows if "task" in row} == {"o", "t"}
-    assert {row["distance"] for row in rows if "distance" in row} == {"1-4", "5-16", "17-64", ">64"}
 
 
 def test_command_line(folder: Path, tmp_path: Path) -> None:

@@ -7,7 +7,6 @@ import json
 import pytest
 
 from draftgauge.decoding.settings import DecodingSettings
-from draftgauge.diagnostics.distance import needed_context
 from draftgauge.diagnostics.evaluation import EvaluationPlan, evaluate_drafter
 from reuse_nets import net_for, target, texts
 
@@ -18,13 +17,12 @@ def test_parts_agree(engine: str) -> None:
     settings = DecodingSettings(max_new_tokens=12)
     held_out = texts(model, 4, settings)
     plan = EvaluationPlan(depths=3, settings=settings, live=3, tree=2, latency=1)
-    found = evaluate_drafter(net_for(model, "hybrid"), model, held_out, needed_context(model.module, held_out), plan)
+    found = evaluate_drafter(net_for(model, "hybrid"), model, held_out, plan)
     assert found.reached.shape == found.accepted.shape == (4, 3)
     assert found.live_reached.tolist() == found.walked_reached.tolist()
     assert found.live_accepted.tolist() == found.walked_accepted.tolist()
     assert len(found.live_reached) == 3
     assert found.mismatched == 0
-    assert found.distance_reached.sum(1).tolist() == found.reached.tolist()
     assert found.tree_tokens.tolist() == [
         len(text.output) for text in held_out[1:2]
     ]  # the first prompt is too short for a tree
@@ -39,7 +37,7 @@ def test_measures_can_be_left_out() -> None:
     settings = DecodingSettings(max_new_tokens=8)
     held_out = texts(model, 3, settings)
     plan = EvaluationPlan(depths=2, settings=settings, live=0, tree=0, latency=0)
-    found = evaluate_drafter(net_for(model, "none"), model, held_out, needed_context(model.module, held_out), plan)
+    found = evaluate_drafter(net_for(model, "none"), model, held_out, plan)
     assert found.live_reached.shape == (0, 2)
     assert len(found.tree_steps) == 0
     assert found.latency is None

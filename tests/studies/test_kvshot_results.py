@@ -67,8 +67,7 @@ def test_what_limits_a_drafter_is_among_the_rows(rows: list[dict]) -> None:
 def test_other_measures_are_pooled(rows: list[dict]) -> None:
     pooled = [row for row in rows if "measure" in row and row["design"] == "none"]
     assert {row["task"] for row in pooled if "task" in row} == set(TASKS)
-    assert len({row["distance"] for row in pooled if "distance" in row}) == 3
-    control = {row["measure"]: row["estimate"] for row in pooled if "task" not in row and "distance" not in row}
+    control = {row["measure"]: row["estimate"] for row in pooled if "task" not in row}
     assert control["retention"] == pytest.approx(1.0, abs=0.2)
     assert control["tree_mat"] == pytest.approx(170 / 55)
     assert control["alpha_deep"] == pytest.approx(0.24, abs=0.03)

@@ -19,7 +19,6 @@ from draftgauge.core.prompts import TEST, Prompt, for_judging, in_turn, learned_
 from draftgauge.core.rendering import Rendering
 from draftgauge.decoding.plain import plain_decode
 from draftgauge.decoding.settings import DecodingSettings
-from draftgauge.diagnostics.distance import distance_names, needed_context
 from draftgauge.diagnostics.evaluation import DrafterEvaluation, EvaluationPlan, evaluate_drafter
 from draftgauge.diagnostics.texts import HeldOutText, greedy_texts
 from draftgauge.drafters.reuse import load_drafter, read_description
@@ -31,7 +30,6 @@ from draftgauge.statistics.bootstrap import columns
 from draftgauge.statistics.crossed import (
     Counts,
     alpha_intervals,
-    at_depths,
     difference,
     interval,
     mean_accepted,
@@ -52,8 +50,7 @@ def evaluate(request: EvaluateRequest, *, progress: Progress = silent) -> list[R
         One row a depth, ``depth`` (from 0), ``alpha``, ``low``, ``high``, and with their own intervals ``agreement``
         over all positions and ``survival``, the share of positions where every token up to this depth is right; one of
         the drafter as a whole, ``mat`` and ``retention`` with intervals, live and tree measures and speed; rows of
-        ``mat`` by task and of ``alpha`` by the context that a token needs (``measure``, ``task`` or ``distance``,
-        ``estimate``, ``low``, ``high``). Intervals are 95%, resampled by prompt.
+        ``mat`` by task (``measure``, ``task``, ``estimate``, ``low``, ``high``). Intervals are 95%, by prompt.
 
     Raises:
         ModelError: if the folder holds no drafter, or one of another target.
@@ -63,9 +60,8 @@ def evaluate(request: EvaluateRequest, *, progress: Progress = silent) -> list[R
     target = load_single(request, description)
     net = load_drafter(request.drafter, target.model)
     texts = held_out_texts(request, [description], target, progress)
-    needs = needed_context(target.model.module, texts)
     plan = EvaluationPlan(depths_of(request, description), target.settings(request.output.max_new_tokens))
-    return evaluation_rows(evaluate_drafter(net, target.model, texts, needs, plan, progress))
+    return evaluation_rows(evaluate_drafter(net, target.model, texts, plan, progress))
 
 
 def depths_of(request: EvaluateRequest | DiagnoseRequest, description: Mapping[str, Any]) -> int:
@@ -156,9 +152,4 @@ def evaluation_rows(measured: DrafterEvaluation) -> list[Row]:
     for task in dict.fromkeys(measured.tasks):
         found = interval(forced.prompts(tasks == task), mean_accepted)
         rows.append({"task": task, "measure": "mat"} | found._asdict())
-    last = forced.reached.shape[-1] - 1
-    ends = {"alpha_first": at_depths(0, 0), "alpha_deep": at_depths(min(4, last), min(6, last))}
-    for index, name in enumerate(distance_names()):
-        at = Counts.of(measured.distance_reached[:, index], measured.distance_accepted[:, index])
-        rows += [{"distance": name, "measure": end} | interval(at, rate)._asdict() for end, rate in ends.items()]
     return rows

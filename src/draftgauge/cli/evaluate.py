@@ -28,7 +28,6 @@ WHOLE = {
 }
 PARTS = {
     "task": "task",
-    "distance": "context needed",
     "measure": "measure",
     "estimate": "estimate",
     "low": "95% from",

@@ -1,4 +1,4 @@
-"""Everything that is measured of one trained drafter: teacher-forced, live, by distance, with trees, and its speed."""
+"""Everything that is measured of one trained drafter: teacher-forced, live, with trees, and its speed."""
 
 from __future__ import annotations
 
@@ -11,7 +11,6 @@ from draftgauge.core.progress import Progress, silent
 from draftgauge.decoding.settings import DecodingSettings
 from draftgauge.decoding.speculative import speculative_decode
 from draftgauge.diagnostics.alpha import Ints, accepted_lengths, agreement, depth_counts, labelled_depths, walked
-from draftgauge.diagnostics.distance import WINDOWS, counts_by_distance
 from draftgauge.diagnostics.latency import Latency, measure_latency
 from draftgauge.diagnostics.texts import HeldOutText
 from draftgauge.diagnostics.tree import tree_acceptance
@@ -54,7 +53,6 @@ class DrafterEvaluation:
         live_reached, live_accepted: ``[live texts, depths]`` found in decoding: equal to the former if training saw
             what drafting sees.
         mismatched: live outputs that are not the plain ones.
-        distance_reached, distance_accepted: ``[texts, classes, depths]`` by the context that a drafted token needs.
         tree_tokens, tree_steps: ``[tree texts]``.
         latency: of drafts of K tokens; None if left out.
     """
@@ -69,8 +67,6 @@ class DrafterEvaluation:
     live_reached: Ints
     live_accepted: Ints
     mismatched: int
-    distance_reached: Ints
-    distance_accepted: Ints
     tree_tokens: Ints
     tree_steps: Ints
     latency: Latency | None
@@ -85,20 +81,15 @@ def evaluate_drafter(
     net: ReuseNet,
     target: CachedModel,
     texts: Sequence[HeldOutText],
-    classes: Sequence[Ints],
     plan: EvaluationPlan,
     progress: Progress = silent,
 ) -> DrafterEvaluation:
-    """Measure a drafter on greedy outputs of its target; ``classes`` are those of
-    :func:`draftgauge.diagnostics.distance.needed_context`."""
+    """Measure a drafter on greedy outputs of its target."""
     count = plan.depths
     agreed = agreement(net, target.module, texts, count)
     lengths = [accepted_lengths(rows) for rows in agreed]
     labelled = [labelled_depths(text, count) for text in texts]
     forced = [depth_counts(a, k, count) for a, k in zip(lengths, labelled, strict=True)]
-    distances = [
-        counts_by_distance(a, k, c, len(WINDOWS) + 1, count) for a, k, c in zip(lengths, labelled, classes, strict=True)
-    ]
     progress("evaluation", 1, 4)
 
     live_texts, most = texts[: plan.live], plan.settings.max_new_tokens
@@ -124,8 +115,6 @@ def evaluate_drafter(
         live_reached=_stacked(live, 0, count),
         live_accepted=_stacked(live, 1, count),
         mismatched=mismatched,
-        distance_reached=np.stack([reached for reached, _ in distances]),
-        distance_accepted=np.stack([accepted for _, accepted in distances]),
         tree_tokens=np.array([tokens for tokens, _ in trees], np.int64),
         tree_steps=np.array([steps for _, steps in trees], np.int64),
         latency=latency,

@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import asdict
 from pathlib import Path
 
-import numpy as np
 from transformers import PreTrainedTokenizerBase
 
 from draftgauge.core.progress import Progress
 from draftgauge.core.prompts import mixed_prompts, prompts_sha256
 from draftgauge.decoding.settings import DecodingSettings
-from draftgauge.diagnostics.alpha import Ints
-from draftgauge.diagnostics.distance import WINDOWS, needed_context
 from draftgauge.diagnostics.texts import HeldOutText, greedy_texts
 from draftgauge.drafters.reuse import target_fingerprint
 from draftgauge.models.base import CachedModel
@@ -38,7 +36,6 @@ def make_texts(
         "prompts_sha256": prompts_sha256(prompts),
         "per_task": per_task,
         "max_new_tokens": settings.max_new_tokens,
-        "windows": list(WINDOWS),
     }
     if read_kept(path, identity) is not None:
         return
@@ -46,16 +43,8 @@ def make_texts(
     texts = greedy_texts(
         target, encode_prompts(mixed_prompts(prompts, per_task), tokenizer, longest), settings, progress
     )
-    classes = needed_context(target.module, texts)
-    rows = [
-        {"task": text.task, "prompt": text.prompt, "output": text.output, "needs": needs.tolist()}
-        for text, needs in zip(texts, classes, strict=True)
-    ]
-    KEPT.write(path, {"identity": identity, "texts": rows})
+    KEPT.write(path, {"identity": identity, "texts": [asdict(text) for text in texts]})
 
 
-def read_texts(path: Path) -> tuple[list[HeldOutText], list[Ints]]:
-    """The texts, and for each output token the class of the context that it needs."""
-    rows = KEPT.read(path)["texts"]
-    texts = [HeldOutText(tuple(row["prompt"]), tuple(row["output"]), row["task"]) for row in rows]
-    return texts, [np.array(row["needs"], np.int64) for row in rows]
+def read_texts(path: Path) -> list[HeldOutText]:
+    return [HeldOutText(tuple(row["prompt"]), tuple(row["output"]), row["task"]) for row in KEPT.read(path)["texts"]]

@@ -11,7 +11,6 @@ from draftgauge.core.files import require_writable
 from draftgauge.core.progress import Progress
 from draftgauge.core.provenance import timestamp
 from draftgauge.decoding.settings import DecodingSettings
-from draftgauge.diagnostics.distance import distance_names
 from draftgauge.diagnostics.evaluation import EvaluationPlan, evaluate_drafter
 from draftgauge.diagnostics.limits import measure_bottlenecks
 from draftgauge.drafters.reuse import load_drafter
@@ -58,7 +57,7 @@ class CellJob:
         target = load_target(request)
         tokenizer = load_tokenizer(request.target, request.trust_remote_code)
         net = load_drafter(out, target)
-        texts, classes = read_texts(cell.study / TEXTS_NAME)
+        texts = read_texts(cell.study / TEXTS_NAME)
         plan = EvaluationPlan(
             depths=cell.depths,
             settings=DecodingSettings(cell.evaluation.max_new_tokens, end_tokens=end_tokens(target, tokenizer)),
@@ -66,7 +65,7 @@ class CellJob:
             tree=cell.evaluation.tree_prompts,
             latency=cell.evaluation.latency_prompts,
         )
-        evaluation = evaluate_drafter(net, target, texts, classes, plan, report)
+        evaluation = evaluate_drafter(net, target, texts, plan, report)
         probed = texts[: cell.evaluation.bottleneck_prompts]
         limits = measure_bottlenecks(net, target.module, probed, cell.depths, read_history(out), report)
         content = {
@@ -76,7 +75,6 @@ class CellJob:
             "settings": cell.settings(),
             "training": {key: getattr(trained, key) for key in TRAINED},
             "seconds": time.monotonic() - began,
-            "distances": distance_names(),
             "evaluation": evaluation.to_json(),
             "bottlenecks": limits.to_json(),
         }

@@ -83,18 +83,18 @@ class Drafter:
     def depths(self) -> list[Row]:
         return sorted(self.having("alpha"), key=lambda row: int(row["depth"]))
 
-    def measure(self, name: str, **cells: str) -> Row:
-        """A pooled measure, of a ``task`` or by ``distance`` where these are given; empty where it was not taken."""
+    def measure(self, name: str, task: str | None = None) -> Row:
+        """A pooled measure, of one task where it is given; empty where it was not taken."""
         found = (
             row
             for row in self.having("measure")
-            if row["measure"] == name and all(row.get(key) == cells.get(key) for key in ("task", "distance"))
+            if row["measure"] == name and row.get("task") == task and "distance" not in row
         )
         return next(found, {})
 
-    def estimate(self, name: str, digits: int = 2, **cells: str) -> str | None:
+    def estimate(self, name: str, digits: int = 2, task: str | None = None) -> str | None:
         """A pooled measure as ``2.31 (2.20 to 2.42)``."""
-        row = self.measure(name, **cells)
+        row = self.measure(name, task)
         if row.get("estimate") is None:
             return None
         interval = ends(row, "", decimals(digits))
@@ -154,7 +154,6 @@ def render_kvshot(rows: Sequence[Row], failures: Mapping[str, str], facts: Mappi
         ),
         "results": results_table(drafters),
         "tasks": tasks_table(drafters),
-        "distances": [_distance_chart(main, *measure) for measure in DISTANCES],
         "limits": limit_charts(main),
         "controls": _rows_table(drafters, lambda one: one.having("control"), CONTROLS),
         "remedies": remedies_table(drafters),
@@ -248,25 +247,6 @@ def tasks_table(drafters: Sequence[Drafter]) -> Table:
     tasks = list(dict.fromkeys(row["task"] for one in drafters for row in one.having("measure", "task")))
     lines = [one.head | {task: one.estimate("mat", task=task) for task in tasks} for one in drafters]
     return table_of(lines, DRAFTER | named(str, *tasks))
-
-
-DISTANCES = (
-    ("First drafted token", "alpha_first", "accepted at depth 0, %"),
-    ("Deep in the draft", "alpha_deep", "accepted at depths 4 to 6, %"),
-)
-
-
-def _distance_chart(drafters: Sequence[Drafter], title: str, measure: str, ylabel: str) -> Chart:
-    """Acceptance by the context that a token needs."""
-    names = list(dict.fromkeys(row["distance"] for one in drafters for row in one.having("distance")))
-    lines = []
-    for one in drafters:
-        found = {place: one.measure(measure, distance=name) for place, name in enumerate(names)}
-        found = {place: row for place, row in found.items() if row}
-        percents = _percents(list(found.values()), ("estimate", "low", "high"))
-        lines.append(Line(one.label, list(found), *percents, style=DESIGN_STYLES[one.design]))
-    axes = Axes("context that the token needs, tokens", ylabel, (0, 102), names=names)
-    return title, line_chart(measure, axes, lines)
 
 
 def limit_charts(drafters: Sequence[Drafter]) -> list[Chart]:

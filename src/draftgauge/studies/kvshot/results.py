@@ -1,6 +1,4 @@
-"""From the results of cells to rows: one for every run, pooled over seeds, by depth, by task, by distance, and the
-verdicts; no torch.
-"""
+"""From the results of cells to rows: by run, pooled over seeds, by depth, by task, and the verdicts; no torch."""
 
 from __future__ import annotations
 
@@ -42,7 +40,6 @@ class CellResult:
         agreed: all output positions that have a label at each depth, and those where the drafted token is the label.
         survived: the same positions, and those where all tokens up to this depth are the labels.
         walked, live: of the drafts that decoding makes on its way, teacher-forced and live.
-        by_distance: context that the token needs -> ``forced`` of such tokens.
     """
 
     cell: Cell
@@ -51,7 +48,6 @@ class CellResult:
     survived: Counts
     walked: Counts
     live: Counts
-    by_distance: Mapping[str, Counts]
     bottlenecks: Bottlenecks
     evaluation: Mapping[str, Any]
     training: Mapping[str, Any]
@@ -67,16 +63,12 @@ def read_result(cell: Cell) -> CellResult | None:
         found = document["evaluation"]
         kinds = ("", "walked_", "live_")
         forced, walked, live = (Counts.of(found[f"{kind}reached"], found[f"{kind}accepted"]) for kind in kinds)
-        distances = [np.asarray(found[f"distance_{kind}"], np.int64) for kind in ("reached", "accepted")]
-        by_distance = {
-            name: Counts.of(*(part[:, place] for part in distances)) for place, name in enumerate(document["distances"])
-        }
         agreed, survived = (Counts.of(found["positions"], found[kind]) for kind in ("agreed", "accepted"))
         limits = Bottlenecks.from_json(document["bottlenecks"])
         training = document["training"]
     except (KeyError, TypeError) as error:
         raise DraftgaugeError(f"{path} lacks {error}: remove it, and the cell runs again") from error
-    return CellResult(cell, forced, agreed, survived, walked, live, by_distance, limits, found, training)
+    return CellResult(cell, forced, agreed, survived, walked, live, limits, found, training)
 
 
 def study_rows(results: Sequence[CellResult]) -> list[Row]:
@@ -88,7 +80,7 @@ def study_rows(results: Sequence[CellResult]) -> list[Row]:
     - by depth: ``design, layers, injection, init, capacity, depth, alpha, low, high`` over prompts and seeds, ``depth``
       from 0; beside alpha, which compares the survivors of each drafter, ``agreement`` over all positions and
       ``survival``, the share of all positions where every token up to this depth is right, with their intervals;
-    - other measures, likewise pooled: ``measure`` with ``task`` or ``distance``, ``estimate, low, high``;
+    - other measures, likewise pooled: ``measure``, of all or of a ``task``, ``estimate, low, high``;
     - paired differences of MAT over all positions, on the seeds of both, with ``p_value, p_seeds``, neither corrected:
       ``mat_minus_plain`` to the same drafter without its remedy, ``mat_minus_random`` to the same from random weights,
       ``mat_minus_none`` to the control;
@@ -167,10 +159,6 @@ def _measure_rows(group: Sequence[CellResult]) -> Iterator[Row]:
     )
     if len(tokens):
         yield _measured("tree_mat", ratio_interval(tokens, steps))
-    for name in group[0].by_distance:
-        at = Counts.stack([result.by_distance[name] for result in group])
-        yield _measured("alpha_first", interval(at, first), distance=name)
-        yield _measured("alpha_deep", interval(at, deep), distance=name)
 
 
 def _measured(name: str, found: Interval, **key: str) -> Row:
@@ -202,6 +190,6 @@ def summary(rows: Sequence[Row]) -> list[Row]:
         line = lines.setdefault(name, {"drafter": name})
         if "alpha" in row and row["depth"] in (0, 3, 6):
             line |= {f"alpha_{row['depth']}": row["alpha"], f"agreement_{row['depth']}": row["agreement"]}
-        if "measure" in row and not {"task", "distance"} & row.keys():
+        if "measure" in row and "task" not in row:
             line |= columns(row["measure"], Interval(row["estimate"], row["low"], row["high"]))
     return list(lines.values())

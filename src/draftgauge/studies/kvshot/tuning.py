@@ -172,7 +172,7 @@ class TuneJob:
             torch.set_num_threads(self.base.threads)
         path = tuning_path(self.study, self.variant)
         target = load_target(self.base)
-        texts, _ = read_texts(self.study / VALIDATION_NAME)
+        texts = read_texts(self.study / VALIDATION_NAME)
 
         def measure(trial: Trial) -> float:
             run = path.with_suffix("") / trial.name
