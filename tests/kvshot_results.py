@@ -48,7 +48,7 @@ def write_result(cell: Cell, alpha: Sequence[float], prompts: int = 40, seconds:
         here = rng.binomial(here, np.clip(value + ease, 0, 1))
         accepted.append(here)
     both = {"reached": np.stack(reached, -1), "accepted": np.stack(accepted, -1)}
-    found = {f"{kind}{key}": value.tolist() for kind in ("", "walked_", "live_") for key, value in both.items()}
+    found = {f"{kind}{key}": value.tolist() for kind in ("", "live_") for key, value in both.items()}
     positions, free = np.full((prompts, len(alpha)), drafts), rng.binomial  # agreement at the rates of acceptance
     agreed = [free(drafts, np.clip(value + ease, 0, 1)) for value in alpha]
     found |= {"positions": positions.tolist(), "agreed": np.stack(agreed, -1).tolist()}

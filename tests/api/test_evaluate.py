@@ -53,7 +53,6 @@ def test_rows(folder: Path) -> None:
     (whole,) = (row for row in rows if "mat" in row)
     assert {"mat", "retention", "live_mat", "tree_mat", "tokens_per_second"} <= whole.keys()
     assert whole["texts"] == 3
-    assert whole["live_minus_forced"] == 0.0
     assert whole["live_mismatched_prompts"] == 0
     assert {row["task"] for row in rows if "task" in row} == {"o", "t"}
 

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from draftgauge.decoding.settings import DecodingSettings
-from draftgauge.diagnostics.alpha import accepted_lengths, agreement, depth_counts, labelled_depths, walked
+from draftgauge.diagnostics.alpha import accepted_lengths, agreement, depth_counts, labelled_depths
 from draftgauge.diagnostics.evaluation import live_acceptance
 from draftgauge.diagnostics.texts import HeldOutText
 from draftgauge.drafters.reuse import ReuseNet
@@ -15,6 +15,7 @@ from draftgauge.drafters.reuse.live import ReuseDrafter
 from draftgauge.models.base import CachedModel
 from draftgauge.models.taps import TapPlan, attach_taps
 from reuse_nets import DESIGNS, SETTINGS, net_for, target, texts
+from walks import walked
 
 DEPTHS = 4
 

@@ -19,8 +19,6 @@ def test_parts_agree(engine: str) -> None:
     plan = EvaluationPlan(depths=3, settings=settings, live=3, tree=2, latency=1)
     found = evaluate_drafter(net_for(model, "hybrid"), model, held_out, plan)
     assert found.reached.shape == found.accepted.shape == (4, 3)
-    assert found.live_reached.tolist() == found.walked_reached.tolist()
-    assert found.live_accepted.tolist() == found.walked_accepted.tolist()
     assert len(found.live_reached) == 3
     assert found.mismatched == 0
     assert found.tree_tokens.tolist() == [

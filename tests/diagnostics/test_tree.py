@@ -5,13 +5,14 @@ from __future__ import annotations
 import pytest
 import torch
 
-from draftgauge.diagnostics.alpha import accepted_lengths, agreement, labelled_depths, walked
+from draftgauge.diagnostics.alpha import accepted_lengths, agreement, labelled_depths
 from draftgauge.diagnostics.texts import HeldOutText
 from draftgauge.diagnostics.tree import TreeShape, grow, tree_acceptance
 from draftgauge.drafters.reuse import ChainState, ReuseNet, drafting
 from draftgauge.models.base import CachedModel
 from draftgauge.models.taps import TapPlan, batch_features
 from reuse_nets import DESIGNS, net_for, target, texts
+from walks import walked
 
 Node = tuple[tuple[int, ...], float]
 

@@ -14,12 +14,11 @@ from draftgauge.core.provenance import read_measurement, write_measurement
 from draftgauge.studies.kvshot.page import (
     comparisons,
     drafters_of,
-    remedies_table,
     render_kvshot,
     results_table,
     write_kvshot_report,
 )
-from draftgauge.studies.kvshot.presets import HIDDEN, HYBRID, KV, KV_DEEP, NONE, at_equal_width, remedied
+from draftgauge.studies.kvshot.presets import HIDDEN, KV, NONE, at_equal_width
 from draftgauge.studies.kvshot.results import study_rows, tuned_rows
 from draftgauge.studies.kvshot.tuning import Trial, Tuned
 from kvshot_results import ALPHAS, results
@@ -81,19 +80,6 @@ def test_panels_compare_what_belongs_together(rows: list[dict]) -> None:
     assert re.findall(r"(\w+): \d", chart[: chart.index(">")]) == ["hidden", "kv", "hybrid", "cross", "none"]
     assert "Layers of the KV drafter, at equal parameters: accepted" in found
     assert not any(title.startswith("Ways of injecting") for title in found)  # only one was run
-
-
-def test_remedies_stand_beside_the_drafter_without_them(tmp_path: Path) -> None:
-    better = {remedied(KV, "kv-gradient-50"): ALPHAS[KV_DEEP], remedied(HIDDEN, "depths-12"): ALPHAS[HIDDEN]}
-    drafters = drafters_of(study_rows(results(tmp_path, {KV: ALPHAS[KV], HYBRID: ALPHAS[HYBRID]} | better)))
-    (line,) = remedies_table(drafters).lines  # of hidden there is nothing to compare with
-    assert line[:2] == ("kv, kv gradient 50", "equal parameters")
-    before, after = (float(value) for value in line[3].split(" to "))
-    assert 1.5 < before < after - 0.3
-    gained, _, interval = line[2].partition(" ")
-    assert float(gained) == pytest.approx(after - before, abs=0.011)
-    assert interval
-    assert line[5:] == ("0.70 to 0.70", "0.250 to 0.250")
 
 
 def test_a_study_at_equal_width_shows_its_designs_throughout(tmp_path: Path) -> None:

@@ -66,7 +66,6 @@ def test_a_study_from_training_to_rows(tiny_target: Path, prompts: Path, tmp_pat
     matched = [row["parameters"] for row in runs if row["capacity"] == "equal parameters"]
     assert max(matched) <= 1.02 * min(matched)
     for row in runs:
-        assert row["live_minus_forced"] == 0.0
         assert row["live_mismatched_prompts"] == 0
     assert [row["prediction"] for row in found.rows if "prediction" in row] == [
         "P1",

@@ -30,7 +30,6 @@ from draftgauge.statistics.bootstrap import columns
 from draftgauge.statistics.crossed import (
     Counts,
     alpha_intervals,
-    difference,
     interval,
     mean_accepted,
     retention,
@@ -138,13 +137,11 @@ def evaluation_rows(measured: DrafterEvaluation) -> list[Row]:
         for depth, (alpha, agreement, survival) in enumerate(by_depth)
     ]
     live = Counts.of(measured.live_reached, measured.live_accepted)
-    walked = Counts.of(measured.walked_reached, measured.walked_accepted)
     rows.append(
         {"texts": len(measured.tasks), "live_mismatched_prompts": measured.mismatched}
         | columns("mat", interval(forced, mean_accepted))
         | columns("retention", interval(forced, retention))
         | columns("live_mat", interval(live, mean_accepted))
-        | columns("live_minus_forced", difference(live, walked, mean_accepted))
         | columns("tree_mat", ratio_interval(measured.tree_tokens, measured.tree_steps))
         | ({} if measured.latency is None else vars(measured.latency))
     )

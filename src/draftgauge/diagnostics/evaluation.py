@@ -10,7 +10,7 @@ import numpy as np
 from draftgauge.core.progress import Progress, silent
 from draftgauge.decoding.settings import DecodingSettings
 from draftgauge.decoding.speculative import speculative_decode
-from draftgauge.diagnostics.alpha import Ints, accepted_lengths, agreement, depth_counts, labelled_depths, walked
+from draftgauge.diagnostics.alpha import Ints, accepted_lengths, agreement, depth_counts, labelled_depths
 from draftgauge.diagnostics.latency import Latency, measure_latency
 from draftgauge.diagnostics.texts import HeldOutText
 from draftgauge.diagnostics.tree import tree_acceptance
@@ -48,8 +48,6 @@ class DrafterEvaluation:
         positions, agreed: ``[texts, depths]`` output positions from which each depth has a label, and those of them
             where the token at this depth is the label, whether or not the earlier ones were right.
         reached, accepted: ``[texts, depths]`` of the draft from every output position, teacher-forced.
-        walked_reached, walked_accepted: ``[live texts, depths]`` of only those drafts that decoding makes on its way,
-            teacher-forced.
         live_reached, live_accepted: ``[live texts, depths]`` found in decoding: equal to the former if training saw
             what drafting sees.
         mismatched: live outputs that are not the plain ones.
@@ -62,8 +60,6 @@ class DrafterEvaluation:
     agreed: Ints
     reached: Ints
     accepted: Ints
-    walked_reached: Ints
-    walked_accepted: Ints
     live_reached: Ints
     live_accepted: Ints
     mismatched: int
@@ -92,11 +88,9 @@ def evaluate_drafter(
     forced = [depth_counts(a, k, count) for a, k in zip(lengths, labelled, strict=True)]
     progress("evaluation", 1, 4)
 
-    live_texts, most = texts[: plan.live], plan.settings.max_new_tokens
+    live_texts = texts[: plan.live]
     drafter = ReuseDrafter(net, target, attach_taps(target, net.config.tap_plan), plan.settings.end_tokens)
     live, mismatched = live_acceptance(target, drafter, live_texts, count, plan.settings)
-    walks = [walked(t, a, k, most) for t, a, k in zip(live_texts, lengths, labelled, strict=False)]
-    on_way = [depth_counts(a, drafted, count) for a, drafted in walks]
     progress("evaluation", 2, 4)
 
     trees = tree_acceptance(net, target.module, [text for text in texts[: plan.tree] if len(text.prompt) > 1])
@@ -110,8 +104,6 @@ def evaluate_drafter(
         agreed=np.stack([rows.sum(0) for rows in agreed]),
         reached=_stacked(forced, 0, count),
         accepted=_stacked(forced, 1, count),
-        walked_reached=_stacked(on_way, 0, count),
-        walked_accepted=_stacked(on_way, 1, count),
         live_reached=_stacked(live, 0, count),
         live_accepted=_stacked(live, 1, count),
         mismatched=mismatched,

@@ -43,7 +43,6 @@ CONTROLS = (
     | named(str, "interval")
 )
 TUNING = DRAFTER | named(number, "learning_rate", "warmup", "gate_start", "validation_kl")
-REMEDIES = DRAFTER | named(str, "MAT_gained", "MAT", "agreement", "query_error", "own_keys_reached", "gate")
 
 
 @dataclass(frozen=True)
@@ -110,11 +109,6 @@ class Drafter:
         depths = sorted({row["depth"] for row in rows})
         return [statistics.mean(row["query_kl"] for row in rows if row["depth"] == depth) for depth in depths]
 
-    def gradients(self) -> list[Row]:
-        """The rows of the last depth, by parameter group."""
-        rows = self.having("gradient_share")
-        return [row for row in rows if row["depth"] == max(other["depth"] for other in rows)]
-
     def gate(self) -> list[Row]:
         return sorted(self.having("step", "gate_mean"), key=lambda row: float(row["step"]))
 
@@ -156,7 +150,6 @@ def render_kvshot(rows: Sequence[Row], failures: Mapping[str, str], facts: Mappi
         "tasks": tasks_table(drafters),
         "limits": limit_charts(main),
         "controls": _rows_table(drafters, lambda one: one.having("control"), CONTROLS),
-        "remedies": remedies_table(drafters),
         "capacity": _rows_table(drafters, lambda one: one.having("seed")[:1], PARAMETERS),
         "tuning": _rows_table(_grouped(rows), lambda one: one.having("trial"), TUNING),
         "speed": table_of([one.head | {key: one.median(key) for key in SPEED} for one in drafters], DRAFTER | SPEED),
@@ -229,6 +222,7 @@ def results_table(drafters: Sequence[Drafter]) -> Table:
         "retention": "retention",
         "mat": "MAT, all positions",
         "mat_minus_none": "less none, paired",
+        "mat_minus_plain": "less without remedy, paired",
         "live_mat": "MAT, live",
         "tree_mat": "MAT, trees",
     }
@@ -236,7 +230,7 @@ def results_table(drafters: Sequence[Drafter]) -> Table:
         one.head
         | {"seeds": len(one.having("seed"))}
         | {f"alpha_{row['depth']}": row["alpha"] for row in one.depths if row["depth"] in shown}
-        | {name: one.estimate(name, 3 if name == "mat_minus_none" else 2) for name in measures}
+        | {name: one.estimate(name, 3 if "minus" in name else 2) for name in measures}
         for one in drafters
     ]
     columns = DRAFTER | named(str, "seeds") | named(decimals(3), *(f"alpha_{depth}" for depth in shown))
@@ -263,36 +257,6 @@ def limit_charts(drafters: Sequence[Drafter]) -> list[Chart]:
     charts = [("Query estimation error by depth", line_chart("query", query_axes, queries))] if queries else []
     gate_axes = Axes("step of training", "mean openness of the gate", (0, 1))
     return charts + ([("The gate over training", line_chart("gate", gate_axes, gates))] if gates else [])
-
-
-def remedies_table(drafters: Sequence[Drafter]) -> Table:
-    """Every remedy beside the same drafter without it: acceptance, and the bottlenecks, at the last depth."""
-    plain = {_but_for_remedy(one): one for one in drafters if not one.remedy}
-    lines = []
-    for one in drafters:
-        without = plain.get(_but_for_remedy(one))
-        if one.remedy and without is not None:
-            pairs = zip(_bottlenecks(without).items(), _bottlenecks(one).values(), strict=True)
-            changes = {key: f"{before} to {after}" for (key, before), after in pairs if before or after}
-            lines.append(one.head | {"MAT_gained": one.estimate("mat_minus_plain", 3)} | changes)
-    return table_of(lines, REMEDIES)
-
-
-def _but_for_remedy(one: Drafter) -> tuple[object, ...]:
-    return one.design, one.layers, one.injection, one.init, one.capacity
-
-
-def _bottlenecks(one: Drafter) -> dict[str, str]:
-    """MAT, agreement, query error, gradient share of own keys, the gate at the end of training; empty where unknown."""
-    shares = [row["gradient_share"] for row in one.gradients() if row["group"].endswith("chain_attention.keys")]
-    errors, gate = one.query_error(), one.gate()
-    return {
-        "MAT": fixed(one.measure("mat").get("estimate"), 2),
-        "agreement": fixed(one.depths[-1]["agreement"], 3),
-        "query_error": fixed(errors[-1], 2) if errors else "",
-        "own_keys_reached": fixed(statistics.mean(shares), 3) if shares else "",
-        "gate": fixed(gate[-1]["gate_mean"], 3) if gate else "",
-    }
 
 
 def _rows_table(drafters: Sequence[Drafter], rows_of: Callable[[Drafter], Sequence[Row]], columns: Columns) -> Table:

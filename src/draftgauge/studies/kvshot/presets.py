@@ -53,7 +53,7 @@ def smoke(request: TrainingSpec) -> Study:
     """The main designs for two steps, untuned, in minutes on a laptop: whether it works. Trained on the
     first bundled training prompts, as generated questions take a while to make."""
     bundled = PAIR_FOLDER / "prompts" / "train.jsonl" if request.target == REFERENCE else None
-    request = replace(request, prompts=request.prompts or bundled, questions=8, new_tokens=16, length=192)
+    request = replace(request, prompts=request.prompts or bundled, questions=8, new_tokens=16, length=256)
     return Study(
         "smoke",
         (HIDDEN, KV, HYBRID, NONE),

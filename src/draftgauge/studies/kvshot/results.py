@@ -15,7 +15,6 @@ from draftgauge.statistics.crossed import (
     Counts,
     alpha_intervals,
     at_depths,
-    difference,
     interval,
     mean_accepted,
     retention,
@@ -39,14 +38,13 @@ class CellResult:
         forced: drafts from all output positions that reached each depth, and those accepted there.
         agreed: all output positions that have a label at each depth, and those where the drafted token is the label.
         survived: the same positions, and those where all tokens up to this depth are the labels.
-        walked, live: of the drafts that decoding makes on its way, teacher-forced and live.
+        live: of the drafts of live decoding.
     """
 
     cell: Cell
     forced: Counts
     agreed: Counts
     survived: Counts
-    walked: Counts
     live: Counts
     bottlenecks: Bottlenecks
     evaluation: Mapping[str, Any]
@@ -61,22 +59,20 @@ def read_result(cell: Cell) -> CellResult | None:
         return None
     try:
         found = document["evaluation"]
-        kinds = ("", "walked_", "live_")
-        forced, walked, live = (Counts.of(found[f"{kind}reached"], found[f"{kind}accepted"]) for kind in kinds)
+        forced, live = (Counts.of(found[f"{kind}reached"], found[f"{kind}accepted"]) for kind in ("", "live_"))
         agreed, survived = (Counts.of(found["positions"], found[kind]) for kind in ("agreed", "accepted"))
         limits = Bottlenecks.from_json(document["bottlenecks"])
         training = document["training"]
     except (KeyError, TypeError) as error:
         raise DraftgaugeError(f"{path} lacks {error}: remove it, and the cell runs again") from error
-    return CellResult(cell, forced, agreed, survived, walked, live, limits, found, training)
+    return CellResult(cell, forced, agreed, survived, live, limits, found, training)
 
 
 def study_rows(results: Sequence[CellResult]) -> list[Row]:
     """All rows of a study.
 
     - a run: ``design, seed, layers, injection, init, capacity, mat, retention, parameters, intermediate_size`` with
-      intervals over prompts, the live measure and its difference to the teacher-forced one on the same drafts, draft
-      trees and latency;
+      intervals over prompts, the live measure, draft trees and latency;
     - by depth: ``design, layers, injection, init, capacity, depth, alpha, low, high`` over prompts and seeds, ``depth``
       from 0; beside alpha, which compares the survivors of each drafter, ``agreement`` over all positions and
       ``survival``, the share of all positions where every token up to this depth is right, with their intervals;
@@ -124,7 +120,6 @@ def _run_row(result: CellResult) -> Row:
     row |= columns("retention", interval(result.forced, retention))
     if result.live.reached.shape[1]:
         row |= columns("live_mat", interval(result.live, mean_accepted))
-        row |= columns("live_minus_forced", difference(result.live, result.walked, mean_accepted))
         row["live_mismatched_prompts"] = found["mismatched"]
     row |= {f"train_{key}": value for key, value in result.training.items()}
     return row | dict(found["latency"] or {})
@@ -151,9 +146,7 @@ def _measure_rows(group: Sequence[CellResult]) -> Iterator[Row]:
     for task in dict.fromkeys(tasks.tolist()):
         yield _measured("mat", interval(counts.prompts(tasks == task), mean_accepted), task=task)
     if group[0].live.reached.shape[1]:
-        live, walked = (Counts.stack([getattr(result, kind) for result in group]) for kind in ("live", "walked"))
-        yield _measured("live_mat", interval(live, mean_accepted))
-        yield _measured("live_minus_forced", difference(live, walked, mean_accepted))
+        yield _measured("live_mat", interval(Counts.stack([result.live for result in group]), mean_accepted))
     tokens, steps = (
         np.sum([result.evaluation[f"tree_{key}"] for result in group], axis=0) for key in ("tokens", "steps")
     )
