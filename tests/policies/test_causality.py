@@ -23,7 +23,6 @@ SPECS = (
     *("fixed:3" if name == "fixed" else name for name in POLICIES),
     "hf-confidence:adaptive=true",
     "sglang-adaptive:warm_up=1,every=1",
-    "sglang-throughput:window=2,every=1",
     "vllm:refit=60,warm_up=0",
 )
 POSITIONS = (7, 21, 38)

@@ -56,7 +56,6 @@ def trace(pair: tuple[CachedModel, CachedModel]) -> Trace:
         "svip:scale=0.05,threshold=0.35",
         "speckv",
         "sglang-adaptive:warm_up=2,every=1",
-        "sglang-throughput:window=3,every=1",
         "vllm:refit=60,warm_up=0",
         "vllm:refit=5,warm_up=1",
         "lookup:least=1,tokens=4",

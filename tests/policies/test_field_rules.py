@@ -9,7 +9,6 @@ import pytest
 from sklearn.linear_model import LogisticRegression
 
 from draftgauge.policies import Policy, Signal, Step, make_policy
-from draftgauge.policies.sglang_throughput import ThroughputAware
 from draftgauge.policies.speckv import Network, SpecKV, summarise
 from draftgauge.policies.vllm import AdaptiveVerification, logit_margin
 from linear_costs import LinearCosts
@@ -101,25 +100,6 @@ def test_sglang_adaptive_takes_the_first_length_among_its_candidates_and_stays_w
         1,
     ]
     assert outcomes(make_policy("sglang-adaptive:start=9", 5), [5] * 16) == [5] * 16
-
-
-def test_sglang_throughput_scores_its_windows_by_cost() -> None:
-    # A step costs 1 + 0.1 gamma. Of each window of 2 steps of 3 tokens, with 3 and then 1 accepted, the chances are 1,
-    # 1/2, 1/2; beyond, they go on with the ratio sqrt(1/2): .354, .25, .177, .125. Tokens a second: 1 token 2/1.1 =
-    # 1.82, 3 tokens 3/1.3 = 2.31, 5 tokens 3.6/1.5 = 2.40, 7 tokens 3.91/1.7 = 2.30. Without hysteresis 5 is taken,
-    # with 10% the length stays 3.
-    policy = make_policy("sglang-throughput:window=2,every=2,hysteresis=0", 16, LinearCosts())
-    assert outcomes(policy, [3, 1, 0]) == [3, 3, 5]
-    assert outcomes(make_policy("sglang-throughput:window=2,every=2", 16, LinearCosts()), [3, 1, 0]) == [3, 3, 3]
-
-
-def test_sglang_throughput_waits_for_full_windows_and_forgets_beyond_a_shorter_length() -> None:
-    policy = ThroughputAware((1, 3), 3, [1.0, 1.1, 1.2, 1.3], window=3, every=2)
-    # At step 2 the windows hold 2 of 3. At step 4 they hold the last 3 steps, in which nothing was accepted: 1 token
-    # costs less.
-    assert outcomes(policy, [0, 0, 0, 0]) == [3, 3, 3, 3]
-    # Two more steps later the first depth has 2 of 3; those beyond began anew and continue it: (5/3)/1.1 against 3/1.3.
-    assert outcomes(policy, [1, 1, 1]) == [1, 1, 3]
 
 
 def test_vllm_drafts_while_the_rate_rises() -> None:

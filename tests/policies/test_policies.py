@@ -39,7 +39,6 @@ SPECS = (
     "speckv",
     "speckv:compression=nf4",
     "sglang-adaptive:warm_up=1,every=1",
-    "sglang-throughput:window=2,every=1",
     "vllm:refit=2,warm_up=1",
     "stopping",
 )
@@ -149,8 +148,6 @@ def test_cumulative_confidence_multiplies() -> None:
         ("sglang-adaptive:candidates=0,3", "lengths of at least 1, not 0"),
         ("sglang-adaptive:smoothing=2", "smoothing must be 0 to 1"),
         ("sglang-adaptive:every=0", "every must be at least 1"),
-        ("sglang-throughput:window=0", "window must be at least 1"),
-        ("sglang-throughput:hysteresis=-1", "hysteresis must be 0 to 1"),
         ("vllm:refit=0", "refit must be at least 1"),
         ("vllm:warm_up=-1", "warm_up must be at least 0"),
         ("vllm:costs=3", "no parameter 'costs'"),
@@ -165,7 +162,7 @@ def test_bad_specs_are_refused_with_what_is_wrong(spec: str, message: str) -> No
     assert message in str(caught.value)
 
 
-@pytest.mark.parametrize("name", ["sglang-throughput", "vllm"])
+@pytest.mark.parametrize("name", ["stopping", "vllm"])
 def test_policies_that_weigh_cost_need_a_cost_curve(name: str) -> None:
     with pytest.raises(DraftgaugeError, match="give the pair's cost curve"):
         make_policy(name, GAMMA_MAX)
