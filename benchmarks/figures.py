@@ -95,7 +95,16 @@ def depths_table(rows: Sequence[Row]) -> Iterator[str]:
 
 def rows_table(rows: Sequence[Row]) -> Iterator[str]:
     """Every drafter of a study but for remedies: its size, agreement and tokens a step, these also over the control."""
-    columns = ("parameters", "agreement at depth 0", "3", "6", "tokens a step", "less `none`, paired", "live", "seeds")
+    columns = (
+        "parameters",
+        "agreement at depth 0",
+        "3",
+        "6",
+        "tokens a step",
+        "less `control`",
+        "live",
+        "seeds",
+    )
     yield f"| drafter | {' | '.join(columns)} |"
     yield f"|---|{'---:|' * len(columns)}"
     kinds = ("design", "layers", "injection", "init", "capacity")
@@ -105,7 +114,7 @@ def rows_table(rows: Sequence[Row]) -> Iterator[str]:
         by_measure = {row["measure"]: row for row in own if "measure" in row}
         agreement = {row["depth"]: row["agreement"] for row in own if "survival_high" in row}
         size = next(row["parameters"] for row in own if "parameters" in row)
-        over = by_measure.get("mat_minus_none")
+        over = by_measure.get("mat_minus_none") or by_measure.get("mat_minus_control")
         figures = [
             f"{size / 1e6:.1f}M",
             *(f"{agreement[depth]:.3f}" for depth in (0, 3, 6)),

@@ -11,7 +11,7 @@ import numpy as np
 from draftgauge.diagnostics.bottlenecks import CONTROLS, MEASURES, Bottlenecks, GroupGradient, QueryErrors
 from draftgauge.drafters.reuse.config import DESIGNS
 from draftgauge.studies.kvshot.cells import KEPT, RESULT_NAME, Cell, Evaluation, Study, Variant, make_cells
-from draftgauge.studies.kvshot.presets import CROSS, HIDDEN, HYBRID, KV, KV_DEEP, NONE
+from draftgauge.studies.kvshot.presets import CONTROL, CROSS, HIDDEN, HYBRID, KV, KV_DEEP
 from draftgauge.studies.kvshot.results import CellResult, read_result
 from draftgauge.training.reuse.request import TrainingSpec
 
@@ -22,7 +22,7 @@ ALPHAS: dict[Variant, list[float]] = {
     KV_DEEP: [0.61, 0.57, 0.54, 0.53, 0.51, 0.50, 0.50],
     HYBRID: [0.65, 0.58, 0.54, 0.52, 0.51, 0.50, 0.49],
     CROSS: [0.63, 0.56, 0.52, 0.50, 0.48, 0.46, 0.45],
-    NONE: [0.24, 0.24, 0.24, 0.24, 0.24, 0.24, 0.24],
+    CONTROL: [0.24, 0.24, 0.24, 0.24, 0.24, 0.24, 0.24],
 }
 
 

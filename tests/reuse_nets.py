@@ -13,7 +13,7 @@ from tiny import tiny_model, tokens
 
 VOCABULARY = 6
 SETTINGS = DecodingSettings(max_new_tokens=24)
-DESIGNS = ("hidden", "kv", "hybrid", "cross", "none")
+DESIGNS = ("hidden", "kv", "hybrid", "cross", "control")
 
 
 def target(engine: str = "auto") -> CachedModel:

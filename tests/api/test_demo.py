@@ -182,10 +182,10 @@ class Alternating:
 def test_policies_of_ones_own_are_replayed(inputs: dict[str, Path], tmp_path: Path) -> None:
     run = recorded(inputs, tmp_path / "run")
     rows = replay(run, objects={"alternating": Alternating()})
-    baselines = {"none", f"fixed:{rows[0]['best_fixed_gamma']}"}
+    baselines = {"no-draft", f"fixed:{rows[0]['best_fixed_gamma']}"}
     assert {row["policy"] for row in rows} - baselines == {"alternating", "hindsight"}
     with pytest.raises(DraftgaugeError, match="two policies are named"):
-        replay(run, ["none"], objects={"none": Alternating()})
+        replay(run, ["no-draft"], objects={"no-draft": Alternating()})
 
 
 class Growing(Alternating):

@@ -86,9 +86,9 @@ def test_bench_of_a_loaded_pair(pair: Pair, models: dict[str, Any], run: Path, m
         raise AssertionError("loaded again")
 
     monkeypatch.setattr("draftgauge.api.bench.load_pair", no_loading)
-    common: dict[str, Any] = {"policies": ("none", "fixed:2"), "rounds": 1, "baselines": False}
+    common: dict[str, Any] = {"policies": ("no-draft", "fixed:2"), "rounds": 1, "baselines": False}
     rows = bench(pair, prompts=models["prompts"], max_new_tokens=6, **common, **QUICK)
-    assert {row["policy"] for row in rows} == {"plain", "none", "fixed:2"}
+    assert {row["policy"] for row in rows} == {"plain", "no-draft", "fixed:2"}
     assert all(row["compression"] == pair.compression and row["mismatches"] == 0 for row in rows)
     for given in ({"folder": run}, {"compression": "int8"}, {"target": models["target"]}):
         with pytest.raises(DraftgaugeError, match=f"leave out {next(iter(given))}, or the pair"):
@@ -102,9 +102,9 @@ def test_replay(run: Path) -> None:
 
 
 def test_advise_and_report(run: Path, tmp_path: Path) -> None:
-    named = tuple(policy for policy in EVERY if policy not in ("none", "fixed:0"))
+    named = tuple(policy for policy in EVERY if policy not in ("no-draft", "fixed:0"))
     settings = {row["setting"] for row in advise(run, policies=named)}
-    assert settings >= set(named) - {"none"}
+    assert settings >= set(named) - {"no-draft"}
     written = write_run(tmp_path / "written", 40)  # enough to be divided
     page = report(written, policies=named, out=tmp_path / "new" / "report.html").read_text(encoding="utf-8")
     assert all(policy in page for policy in named)

@@ -26,7 +26,7 @@ def pair(tmp_path_factory: pytest.TempPathFactory) -> Pair:
 
 def test_greedy_output_does_not_depend_on_the_policy(pair: Pair) -> None:
     plain, _ = generate(pair, "hello", "plain", max_new_tokens=20)
-    for policy in ("none", "fixed:3", "hf-heuristic", "cumulative-confidence"):
+    for policy in ("no-draft", "fixed:3", "hf-heuristic", "cumulative-confidence"):
         text, how = generate(pair, "hello", policy, max_new_tokens=20)
         assert text == plain
         assert len(how.origins) == len(how.tokens)

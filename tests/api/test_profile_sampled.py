@@ -65,20 +65,20 @@ def test_an_interrupted_run_goes_on_with_the_same_draws(models: dict[str, Any], 
 
 
 def test_sampled_runs_replay_to_the_same_rows(run: Path) -> None:
-    found = replay(run, ["none", "fixed", "hf-heuristic", "cumulative-confidence"])
+    found = replay(run, ["no-draft", "fixed", "hf-heuristic", "cumulative-confidence"])
     rows = {row["policy"]: row for row in found if row["task"] == "all"}
-    assert rows["none"]["tokens_per_step"] == 1
+    assert rows["no-draft"]["tokens_per_step"] == 1
     assert 1 < rows["fixed:1"]["tokens_per_step"] < rows["fixed:3"]["tokens_per_step"]
     assert rows["fixed:2"]["steps"] != int(rows["fixed:2"]["steps"]), "an expectation"
-    assert all(row["tokens"] == rows["none"]["tokens"] for row in rows.values())
-    assert rows["hindsight"]["tokens_per_second"] >= rows["none"]["tokens_per_second"] * (1 - 1e-9)
+    assert all(row["tokens"] == rows["no-draft"]["tokens"] for row in rows.values())
+    assert rows["hindsight"]["tokens_per_second"] >= rows["no-draft"]["tokens_per_second"] * (1 - 1e-9)
 
 
 def test_policies_that_look_tokens_up_are_left_out_unless_they_are_asked_for(run: Path, tmp_path: Path) -> None:
     assert "two-source" in DEFAULT_POLICIES
     assert {"stopping", "two-source"} & {row["policy"] for row in replay(run)} == {"stopping"}
     assert {"stopping", "two-source"} & {row["setting"] for row in advise(run)} == {"stopping"}
-    live = {"compression": "none", "task": "all", "tokens_per_second": 9.0, "ratio_to_plain": 1.5, "mismatches": 0}
+    live = {"compression": "no-draft", "task": "all", "tokens_per_second": 9.0, "ratio_to_plain": 1.5, "mismatches": 0}
     page = build_report([run], tmp_path / "report.html", [live | {"policy": "two-source"}]).read_text()
     assert "two-source" in page  # as measured
     for verb in (replay, advise):

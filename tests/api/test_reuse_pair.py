@@ -130,11 +130,11 @@ def test_benching_with_and_without_a_run(models: dict[str, Path], recorded: Path
     rows += bench(policies=["fixed:2"], drafter=models["kv"], prompts=models["prompts"], max_new_tokens=12, **options)
     assert sum(row["policy"] == "fixed:2" and row["task"] == "all" for row in rows) == 4
     # On a recorded run its best fixed length runs too; here that is not to speculate.
-    assert {row["policy"] for row in rows} == {"plain", "fixed:2", "none", "transformers-generate"}
+    assert {row["policy"] for row in rows} == {"plain", "fixed:2", "no-draft", "transformers-generate"}
     assert {row["gain"] for row in rows if row["over"] == row["policy"]} == {0.0}
     # Gains are over that; where nothing is recorded of the drafter, over the fastest fixed length of the bench.
     every = [(row["over"], row["over_from"]) for row in rows if row["task"] == "all" and row["policy"] == "fixed:2"]
-    assert every == [("none", "same prompts"), *[("fixed:2", "same runs")] * 3]
+    assert every == [("no-draft", "same prompts"), *[("fixed:2", "same runs")] * 3]
     assert all(row["mismatches"] == 0 for row in rows)
 
 

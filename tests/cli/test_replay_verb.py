@@ -64,16 +64,16 @@ def test_test_prompts_are_judged_on_where_there_are_training_ones(run: Path, tmp
     assert all(set(row) >= KEYS for row in rows)
     assert {row["task"] for row in rows} == {"code", "math", "chat", "summarization", "all"}
     pooled = {row["policy"]: row for row in rows if row["task"] == "all"}
-    assert set(pooled) == {"none", "fixed:1", "fixed:2", "fixed:3", "fixed:4", "cumulative-confidence", "hindsight"}
+    assert set(pooled) == {"no-draft", "fixed:1", "fixed:2", "fixed:3", "fixed:4", "cumulative-confidence", "hindsight"}
     assert {(row["split"], row["prompts"], row["best_fixed_from"]) for row in pooled.values()} == {("test", 8, "train")}
     best = pooled["hindsight"]["best_fixed_gamma"]
-    assert pooled[f"fixed:{best}" if best else "none"]["gain"] == 0
+    assert pooled[f"fixed:{best}" if best else "no-draft"]["gain"] == 0
     assert pooled["hindsight"]["captured"] == pytest.approx(1)
     assert "Test prompts" in result.stdout
 
 
 def test_all_prompts_on_demand(run: Path, tmp_path: Path) -> None:
-    assert invoke(run, "--split", "all", "-p", "none", "--json", tmp_path / "r.json").exit_code == 0
+    assert invoke(run, "--split", "all", "-p", "no-draft", "--json", tmp_path / "r.json").exit_code == 0
     rows = [row for row in rows_of(tmp_path / "r.json") if row["task"] == "all"]
     assert {(row["split"], row["prompts"], row["best_fixed_from"]) for row in rows} == {("all", 24, "same prompts")}
 
@@ -83,7 +83,7 @@ def test_a_sweep_gives_the_rows_of_every_cost_ratio(run: Path, tmp_path: Path) -
     assert result.exit_code == 0, result.output
     rows = [row for row in rows_of(tmp_path / "r.json") if row["task"] == "all"]
     for ratio in (0.04, 0.5):
-        assert {"none", "cumulative-confidence", "hindsight"} <= {
+        assert {"no-draft", "cumulative-confidence", "hindsight"} <= {
             row["policy"] for row in rows if row["cost_ratio"] == ratio
         }
     assert {row["cost_ratio"] for row in rows} == {0.04, 0.5}
@@ -102,7 +102,7 @@ def test_prompts_that_a_policy_was_fitted_on_are_counted(run: Path, tmp_path: Pa
 
 
 def test_costs_of_another_device_are_pointed_out(tmp_path: Path) -> None:
-    result = invoke(write_run(tmp_path / "run", 8, device="cuda"), "-p", "none")
+    result = invoke(write_run(tmp_path / "run", 8, device="cuda"), "-p", "no-draft")
     assert result.exit_code == 0
     assert "warning" in result.stderr
     assert "measured on cuda, its trace on cpu" in message(result)
@@ -155,7 +155,7 @@ def test_bad_options(run: Path, kept: Path, arguments: tuple[str, ...], expected
 
 
 def test_too_few_test_prompts_say_what_to_do(tmp_path: Path, kept: Path) -> None:
-    said = refused(invoke(write_run(tmp_path / "run", 20), "-p", "none", "--json", kept), kept)
+    said = refused(invoke(write_run(tmp_path / "run", 20), "-p", "no-draft", "--json", kept), kept)
     assert "4 of the 20 recorded prompts are test prompts, and it takes 8 or more: record more test prompts" in said
     assert "or take all of them together with --split all" in said
 
@@ -173,7 +173,7 @@ def test_a_policy_fitted_on_another_pair_is_named(run: Path, tmp_path: Path, fit
 
 def test_where_rules_are_tuned_is_said(tmp_path: Path) -> None:
     few = write_run(tmp_path / "run", 4)
-    said = " ".join(invoke(few, "-p", "none", "--tune", "--split", "all").stdout.split())
+    said = " ".join(invoke(few, "-p", "no-draft", "--tune", "--split", "all").stdout.split())
     assert "chosen on these prompts: " in said
     assert ", as are the parameters of tuned rules" in said
-    assert "tuned rules" not in invoke(few, "-p", "none", "--split", "all").stdout
+    assert "tuned rules" not in invoke(few, "-p", "no-draft", "--split", "all").stdout

@@ -39,7 +39,7 @@ SETTINGS = DecodingSettings(24, end_tokens=frozenset({7, 20, 41}))
 LENGTHS = (3, 17, 9, 30, 5, 12)  # of the prompts
 PROMPTS = [tokens(length, seed=length).tolist() for length in LENGTHS]
 POLICIES = (
-    *("none", "fixed:1", "fixed:4", "hf-confidence:threshold=0.2", "hf-heuristic"),
+    *("no-draft", "fixed:1", "fixed:4", "hf-confidence:threshold=0.2", "hf-heuristic"),
     *("sglang-adaptive:warm_up=1,every=1", "stopping"),
 )
 CAPACITY = max(LENGTHS) + SETTINGS.max_new_tokens
@@ -100,7 +100,7 @@ def test_a_step_begins_when_the_device_is_done_with_the_prompts_before_it(
     monkeypatch.setattr(StaticRows, "step", noted("step", step))
     monkeypatch.setattr(batched, "seconds", waited)
     monkeypatch.setattr(batched.time, "perf_counter", lambda: 5.0)
-    run = decode(models, make("none", 2), BatchPlan(2, GAMMA_MAX))
+    run = decode(models, make("no-draft", 2), BatchPlan(2, GAMMA_MAX))
     assert "prefill" in order[5:]
     for before, after in itertools.pairwise(order):
         assert after != "step" or before in ("wait", "step")

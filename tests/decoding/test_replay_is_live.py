@@ -33,7 +33,7 @@ LOOKING = 0.4
 STEP = 1.0
 APPENDING = ("lookup:least=1,tokens=3", "lookup-else-stopping:least=1,tokens=3", "two-source")
 POLICIES = (
-    *("none", "fixed:1", "fixed:4", "hf-heuristic", "cumulative-confidence:threshold=0.05", "stopping", "drops"),
+    *("no-draft", "fixed:1", "fixed:4", "hf-heuristic", "cumulative-confidence:threshold=0.05", "stopping", "drops"),
     *APPENDING,
 )
 

@@ -18,7 +18,7 @@ from tiny import tiny_model, tokens
 
 LENGTH, DEPTHS = 18, 4
 ANCHORS = LENGTH - 1 - DEPTHS
-LAYERS = {"kv": (1, 2, 3, 4), "none": (1, 3)}
+LAYERS = {"kv": (1, 2, 3, 4), "control": (1, 3)}
 VARIANTS = [
     (design, layers, injection)
     for design in DESIGNS

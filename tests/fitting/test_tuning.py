@@ -48,7 +48,7 @@ def test_every_point_of_every_grid_can_be_made_and_the_defaults_are_near_one(nam
 
 
 def test_all_rules_of_the_field_have_a_grid() -> None:
-    assert set(POLICIES) - set(tunable_policies()) == {"none", "fixed", "stopping", "two-source"}
+    assert set(POLICIES) - set(tunable_policies()) == {"no-draft", "fixed", "stopping", "two-source"}
 
 
 def test_rules_without_a_point_for_short_drafts_are_left_out() -> None:
@@ -96,7 +96,7 @@ def test_rows_say_what_was_tuned_and_what_is_gained_over_the_best_of_it(design: 
     everywhere = {row["policy"]: row for row in rows if row["task"] == "all"}
     assert design.train is not None
     specs = [tune(name, design.train, costs).spec for name in FEW]
-    fixed = f"fixed:{everywhere['none']['best_fixed_gamma']}"
+    fixed = f"fixed:{everywhere['no-draft']['best_fixed_gamma']}"
     assert {policy for policy, row in everywhere.items() if row["tuned"]} == {*specs, fixed}
     best = everywhere["hf-confidence"]["best_rival"]
     assert best == max(specs, key=lambda spec: _train_speed(spec, design, costs))
@@ -142,7 +142,7 @@ def test_the_verb_tunes_all_rules_of_the_field(tmp_path: Path, monkeypatch: pyte
     monkeypatch.setattr(tuning, "grid_specs", _two_points(tuning.grid_specs))
     rows = replay_verb(write_run(tmp_path / "run", 24), policies=("hf-confidence",), tune=True)
     names = {row["policy"].partition(":")[0] for row in rows if row["tuned"]}
-    assert names - {"none", "fixed"} == set(tunable_policies())
+    assert names - {"no-draft", "fixed"} == set(tunable_policies())
 
 
 def _two_points(grid: Callable) -> Callable:

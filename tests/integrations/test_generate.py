@@ -54,7 +54,7 @@ def test_greedy_tokens_are_those_of_generate(family: str, engine: str) -> None:
 SPECKV = str(Path(bundled.__file__).parent / "bundled" / "speckv.json")
 
 
-@pytest.mark.parametrize("policy", ["none", "fixed:1", "hf-confidence:threshold=0.4", "hf-heuristic", SPECKV])
+@pytest.mark.parametrize("policy", ["no-draft", "fixed:1", "hf-confidence:threshold=0.4", "hf-heuristic", SPECKV])
 def test_every_policy_gives_the_same_tokens(target: PreTrainedModel, draft: PreTrainedModel, policy: str) -> None:
     longest = bundled.bundled_policy("speckv").gamma_max
     speculation = draftgauge.speculative(draft, policy, gamma_max=longest)

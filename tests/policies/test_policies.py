@@ -26,7 +26,7 @@ from linear_costs import LinearCosts
 GAMMA_MAX = 5
 COSTS = LinearCosts()
 SPECS = (
-    "none",
+    "no-draft",
     "fixed:3",
     "hf-heuristic",
     "hf-heuristic:start=3,persistent=false",
@@ -80,7 +80,7 @@ def test_all_positions_at_once_agree_with_token_by_token(spec: str, arrays: Sign
 def test_policies_that_depend_on_the_step_alone_can_decide_at_once() -> None:
     known = {spec.partition(":")[0] for spec in STATELESS}
     assert known == {
-        "none",
+        "no-draft",
         "fixed",
         "hf-confidence",
         "cumulative-confidence",
@@ -134,7 +134,7 @@ def test_cumulative_confidence_multiplies() -> None:
         ("fixed:6", "gamma must be 0 to 5"),
         ("fixed:-1", "gamma must be 0 to 5"),
         ("fixed:many", "gamma"),
-        ("none:3", "takes no parameters"),
+        ("no-draft:3", "takes no parameters"),
         ("hf-heuristic:start=0", "start must be at least 1"),
         ("hf-heuristic:gamma_max=6", "gamma_max must be 1 to 5"),
         ("hf-confidence:0", "threshold must be above 0 and at most 1"),
@@ -170,7 +170,7 @@ def test_policies_that_weigh_cost_need_a_cost_curve(name: str) -> None:
 
 def test_gamma_max_must_allow_a_draft() -> None:
     with pytest.raises(DraftgaugeError, match="at least 1, not 0"):
-        make_policy("none", 0)
+        make_policy("no-draft", 0)
 
 
 def test_a_spec_can_lower_gamma_max() -> None:
@@ -180,4 +180,4 @@ def test_a_spec_can_lower_gamma_max() -> None:
 def test_bare_fixed_stands_for_every_length() -> None:
     assert expand_policy("fixed", 3) == ["fixed:1", "fixed:2", "fixed:3"]
     assert expand_policy("fixed:2", 3) == ["fixed:2"]
-    assert expand_policy("none", 3) == ["none"]
+    assert expand_policy("no-draft", 3) == ["no-draft"]

@@ -80,7 +80,7 @@ def test_baselines_are_always_there_and_gains_are_over_the_length_chosen_on_trai
     assert design.train is not None
     best = best_fixed_gamma(design.train, costs)
     assert list(rows) == list(
-        dict.fromkeys(["none", f"fixed:{best}", "hf-heuristic", "cumulative-confidence", "fixed:5", "hindsight"])
+        dict.fromkeys(["no-draft", f"fixed:{best}", "hf-heuristic", "cumulative-confidence", "fixed:5", "hindsight"])
     )
     assert {(row["split"], row["best_fixed_gamma"], row["best_fixed_from"]) for row in rows.values()} == {
         ("test", best, "train")

@@ -80,7 +80,7 @@ def test_what_is_drafted_after_a_refused_token_counts() -> None:
     assert replay(three_tokens([0.5, 1, 1], [unsure] * 3), stops).drafted[0] == pytest.approx(1 + 0.5 * 1)
 
 
-@pytest.mark.parametrize("spec", ["none", "fixed:1", "fixed:3", "hf-confidence:0.6", "cumulative-confidence:0.3"])
+@pytest.mark.parametrize("spec", ["no-draft", "fixed:1", "fixed:3", "hf-confidence:0.6", "cumulative-confidence:0.3"])
 def test_the_expectation_is_the_mean_of_walks(
     trace: Trace, spec: str, linear_costs: Callable[[int], CostCurve]
 ) -> None:

@@ -21,7 +21,7 @@ from draftgauge.traces.costs import CostCurve
 from draftgauge.traces.trace import Trace
 from synthetic import repeating_trace, replay_steps, sampled_trace, synthetic_trace
 
-SPECS = ("none", "fixed:2", "hf-heuristic", "hf-confidence", "hf-confidence:adaptive=true", "cumulative-confidence")
+SPECS = ("no-draft", "fixed:2", "hf-heuristic", "hf-confidence", "hf-confidence:adaptive=true", "cumulative-confidence")
 examples = settings(max_examples=50, deadline=None)
 
 

@@ -22,7 +22,7 @@ from draftgauge.traces.trace import PromptInfo, Trace
 from synthetic import replay_steps, sampled_trace, synthetic_trace
 
 SPECS = (
-    "none",
+    "no-draft",
     "fixed:1",
     "fixed:4",
     "hf-heuristic",
@@ -120,7 +120,7 @@ def test_replay_takes_the_steps_of_a_live_loop(spec: str, seed: int, length: int
         assert steps_of(outcome, prompt) == simulated_live(trace, prompt, live)
 
 
-@pytest.mark.parametrize("spec", ["none", "fixed:3", "hf-confidence", "cumulative-confidence"])
+@pytest.mark.parametrize("spec", ["no-draft", "fixed:3", "hf-confidence", "cumulative-confidence"])
 def test_the_fast_path_of_stateless_policies_equals_asking_token_by_token(
     spec: str, linear_costs: Callable[..., CostCurve]
 ) -> None:

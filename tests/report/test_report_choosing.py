@@ -31,7 +31,7 @@ def run(judged_run: Path) -> Run:
 
 @pytest.fixture(scope="module")
 def choice(run: Run) -> Choice:
-    return choose(run, ["hf-heuristic", "fixed", "none"])
+    return choose(run, ["hf-heuristic", "fixed", "no-draft"])
 
 
 def arms(costs: CostCurve) -> dict:

@@ -69,7 +69,7 @@ def test_live_measurements_stand_beside_replayed_ones(runs, live_row):
     bench = [
         live_row("plain", tokens_per_second=150.0, ratio_to_plain=1.0),
         live_row("fixed:gamma=2", tokens_per_second=310.0, ratio_to_plain=2.1, mismatches=3),
-        live_row("none"),
+        live_row("no-draft"),
         live_row("fixed:4", task="code", ratio_to_plain=1.7, ratio_to_plain_low=None, ratio_to_plain_high=float("nan")),
         live_row("transformers-generate", tokens_per_step=None, ratio_to_plain=0.7),
         live_row("fixed:3", compression="nf4"),
@@ -82,7 +82,7 @@ def test_live_measurements_stand_beside_replayed_ones(runs, live_row):
     assert fixed["ratio_to_plain"] == run.fixed()[2]["ratio_to_plain"] != 2.1
     assert shown["plain"]["live_tokens_per_second"] == 150.0
     assert "ratio_to_plain" not in shown["transformers-generate"]
-    assert (list(shown)[:2], list(shown)[-2:]) == (["plain", "none"], ["hindsight", "hindsight-two-sources"])
+    assert (list(shown)[:2], list(shown)[-2:]) == (["plain", "no-draft"], ["hindsight", "hindsight-two-sources"])
     code = run.rows["code", "fixed:4"]
     assert (code["live_ratio"], "live_low" in code, "live_high" in code) == (1.7, False, False)
     assert not any("live_ratio" in row for row in other.rows.values())
@@ -95,7 +95,9 @@ def test_bad_input_is_refused(runs, live_row, tmp_path):
         read_runs([runs[0], runs[0]], [])
     with pytest.raises(TraceError, match="holds no trace"):
         read_runs([tmp_path], [])
-    modelled = evaluate(read_trace(runs[0]), CostCurve.load(runs[0] / COSTS_NAME), {"none": make_policy("none", 6)})
+    modelled = evaluate(
+        read_trace(runs[0]), CostCurve.load(runs[0] / COSTS_NAME), {"no-draft": make_policy("no-draft", 6)}
+    )
     with pytest.raises(DraftgaugeError, match="lacks mismatches"):
         read_runs(runs, modelled)
     with pytest.raises(DraftgaugeError, match="gamma"):

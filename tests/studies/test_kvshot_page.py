@@ -18,7 +18,7 @@ from draftgauge.studies.kvshot.page import (
     results_table,
     write_kvshot_report,
 )
-from draftgauge.studies.kvshot.presets import HIDDEN, KV, NONE, at_equal_width
+from draftgauge.studies.kvshot.presets import CONTROL, HIDDEN, KV, at_equal_width
 from draftgauge.studies.kvshot.results import study_rows, tuned_rows
 from draftgauge.studies.kvshot.tuning import Trial, Tuned
 from kvshot_results import ALPHAS, results
@@ -65,7 +65,7 @@ def test_the_page_holds_what_was_found(rows: list[dict], tmp_path: Path) -> None
 
 def test_tables(rows: list[dict]) -> None:
     drafters = drafters_of(rows)
-    labels = ["hidden", "kv", "kv, 4 layers", "hybrid", "cross", "none", "hidden", "kv"]
+    labels = ["hidden", "kv", "kv, 4 layers", "hybrid", "cross", "control", "hidden", "kv"]
     assert [one.label for one in drafters] == labels
     found = results_table(drafters)
     assert found.headings[2:6] == ("seeds", "alpha 0", "alpha 3", "alpha 6")
@@ -77,14 +77,14 @@ def test_tables(rows: list[dict]) -> None:
 def test_panels_compare_what_belongs_together(rows: list[dict]) -> None:
     found = dict(comparisons(drafters_of(rows)))
     chart = found["Designs, at equal parameters: agreement"]
-    assert re.findall(r"(\w+): \d", chart[: chart.index(">")]) == ["hidden", "kv", "hybrid", "cross", "none"]
+    assert re.findall(r"(\w+): \d", chart[: chart.index(">")]) == ["hidden", "kv", "hybrid", "cross", "control"]
     assert "Layers of the KV drafter, at equal parameters: accepted" in found
     assert not any(title.startswith("Ways of injecting") for title in found)  # only one was run
 
 
 def test_a_study_at_equal_width_shows_its_designs_throughout(tmp_path: Path) -> None:
     wide = {at_equal_width(variant): ALPHAS[variant] for variant in (HIDDEN, KV)}
-    page = render_kvshot(study_rows(results(tmp_path, wide | {NONE: ALPHAS[NONE]})), {}, {})
+    page = render_kvshot(study_rows(results(tmp_path, wide | {CONTROL: ALPHAS[CONTROL]})), {}, {})
     assert "Designs, at equal width" in page
 
 

@@ -11,7 +11,7 @@ import pytest
 from draftgauge.core.errors import DraftgaugeError
 from draftgauge.core.provenance import write_measurement
 from draftgauge.studies.kvshot.cells import EQUAL_PARAMETERS, EQUAL_WIDTH, KEPT, RESULT_NAME
-from draftgauge.studies.kvshot.presets import HIDDEN, HYBRID, KV, KV_DEEP, NONE, at_equal_width, remedied, warm
+from draftgauge.studies.kvshot.presets import CONTROL, HIDDEN, HYBRID, KV, KV_DEEP, at_equal_width, remedied, warm
 from draftgauge.studies.kvshot.results import read_result, study_rows
 from draftgauge.studies.kvshot.verdicts import EQUAL_P2, WIDE_P1, WIDE_P3
 from kvshot_results import ALPHAS, TASKS, cells, results, study, write_result
@@ -64,7 +64,7 @@ def test_what_limits_a_drafter_is_among_the_rows(rows: list[dict]) -> None:
 
 
 def test_other_measures_are_pooled(rows: list[dict]) -> None:
-    pooled = [row for row in rows if "measure" in row and row["design"] == "none"]
+    pooled = [row for row in rows if "measure" in row and row["design"] == "control"]
     assert {row["task"] for row in pooled if "task" in row} == set(TASKS)
     control = {row["measure"]: row["estimate"] for row in pooled if "task" not in row}
     assert control["retention"] == pytest.approx(1.0, abs=0.2)
@@ -85,17 +85,17 @@ def test_what_a_remedy_adds_is_measured_against_the_same_drafter_without_it(tmp_
 
 def test_every_drafter_is_paired_with_the_control_and_a_warm_start_with_its_random_one(tmp_path: Path) -> None:
     wide, better = ALPHAS[KV], ALPHAS[KV_DEEP]
-    alphas = {HYBRID: wide, at_equal_width(HYBRID): wide, warm(HYBRID): better, NONE: ALPHAS[NONE]}
+    alphas = {HYBRID: wide, at_equal_width(HYBRID): wide, warm(HYBRID): better, CONTROL: ALPHAS[CONTROL]}
     tested = [row for row in study_rows(results(tmp_path, alphas)) if {"measure", "p_seeds"} <= row.keys()]
     paired = {(row["init"], row["capacity"], row["measure"]): row for row in tested}
     assert set(paired) == {
-        ("random", EQUAL_PARAMETERS, "mat_minus_none"),
-        ("random", EQUAL_WIDTH, "mat_minus_none"),
-        ("warm", EQUAL_WIDTH, "mat_minus_none"),
+        ("random", EQUAL_PARAMETERS, "mat_minus_control"),
+        ("random", EQUAL_WIDTH, "mat_minus_control"),
+        ("warm", EQUAL_WIDTH, "mat_minus_control"),
         ("warm", EQUAL_WIDTH, "mat_minus_random"),
     }
     estimate = {key: row["estimate"] for key, row in paired.items()}
-    gained = estimate["warm", EQUAL_WIDTH, "mat_minus_none"] - estimate["random", EQUAL_WIDTH, "mat_minus_none"]
+    gained = estimate["warm", EQUAL_WIDTH, "mat_minus_control"] - estimate["random", EQUAL_WIDTH, "mat_minus_control"]
     assert estimate["warm", EQUAL_WIDTH, "mat_minus_random"] == pytest.approx(gained)
     assert gained > 0
 
@@ -132,11 +132,11 @@ def test_no_difference_is_undecided(tmp_path: Path) -> None:
 
 
 def test_a_drafter_level_with_the_control_decides_nothing(tmp_path: Path) -> None:
-    level = {HIDDEN: ALPHAS[HIDDEN], KV: ALPHAS[NONE], NONE: ALPHAS[NONE]}
+    level = {HIDDEN: ALPHAS[HIDDEN], KV: ALPHAS[CONTROL], CONTROL: ALPHAS[CONTROL]}
     found = by_prediction(study_rows(results(tmp_path, level)))
     for name in ("P1", "P3"):
         assert found[name]["verdict"] == "undecided"
-        assert "not shown to beat none: kv-project-rope" in found[name]["reason"]
+        assert "not shown to beat control: kv-project-rope" in found[name]["reason"]
     assert found["P3"]["low"] > 0  # hidden is better, but not than a drafter that uses the keys
 
 
@@ -159,7 +159,7 @@ def test_designs_at_equal_width_are_tested_where_both_were_trained_so(tmp_path: 
 
 @pytest.mark.filterwarnings("error")  # depths that were not drafted are not measured either, beside the control
 def test_short_drafts_cannot_answer_p1(tmp_path: Path) -> None:
-    short = {variant: ALPHAS[variant][:3] for variant in (HIDDEN, KV, NONE)}
+    short = {variant: ALPHAS[variant][:3] for variant in (HIDDEN, KV, CONTROL)}
     found = by_prediction(study_rows(results(tmp_path, short)))
     assert "too short" in found["P1"]["reason"]
     assert found["P3"]["verdict"] == "supported"

@@ -14,7 +14,7 @@ from draftgauge.core.parts import WorkersSpec
 from draftgauge.core.provenance import read_measurement, write_measurement
 from draftgauge.studies.kvshot.cells import ERROR_NAME, RESULT_NAME, Evaluation, Study, Variant
 from draftgauge.studies.kvshot.page import render_kvshot
-from draftgauge.studies.kvshot.presets import HIDDEN, KV, NONE, at_equal_width, make_study, warm
+from draftgauge.studies.kvshot.presets import CONTROL, HIDDEN, KV, at_equal_width, make_study, warm
 from draftgauge.studies.kvshot.run import run_study, study_so_far
 from draftgauge.training.reuse import features
 from draftgauge.training.reuse.request import TrainingSpec
@@ -56,12 +56,12 @@ def small(
 
 
 def test_a_study_from_training_to_rows(tiny_target: Path, prompts: Path, tmp_path: Path) -> None:
-    study = small(tiny_target, prompts, (HIDDEN, KV, NONE, WIDE_HIDDEN, WARM))
+    study = small(tiny_target, prompts, (HIDDEN, KV, CONTROL, WIDE_HIDDEN, WARM))
     with pytest.warns(UserWarning, match="trained on prompts of .* that they are judged on"):
         found = run_study(study, tmp_path / "study", prompts)
     assert found.failures == {}
     runs = [row for row in found.rows if "seed" in row]
-    assert [row["design"] for row in runs] == ["hidden", "kv", "none", "hidden", "hybrid"]
+    assert [row["design"] for row in runs] == ["hidden", "kv", "control", "hidden", "hybrid"]
     assert [row["init"] for row in runs] == ["random"] * 4 + ["warm"]
     matched = [row["parameters"] for row in runs if row["capacity"] == "equal parameters"]
     assert max(matched) <= 1.02 * min(matched)
@@ -98,7 +98,7 @@ VERDICT = {"prediction", "verdict", "statement", "p_value", "reason"}
 def test_quick_leaves_every_row_and_a_page(tiny_target: Path, prompts: Path, tmp_path: Path) -> None:
     """The preset itself, its sizes made tiny, through its JSON file to its page."""
     study = make_study("quick", TrainingSpec(target=str(tiny_target), prompts=prompts))
-    assert [variant.design for variant in study.variants] == ["hidden", "kv", "hybrid", "none"]
+    assert [variant.design for variant in study.variants] == ["hidden", "kv", "hybrid", "control"]
     assert (len(study.seeds), study.evaluation.per_task) == (5, 24)
     assert study.tuning is not None
     tiny = {"questions": None, "new_tokens": 12, "length": 40, "depths": 3, "steps": 2, "batch": 2}
@@ -121,7 +121,7 @@ def test_quick_leaves_every_row_and_a_page(tiny_target: Path, prompts: Path, tmp
     assert len(having(RUN)) == 8
     assert len(having(DEPTH)) == 4 * study.request.depths
     assert {row["design"] for row in having(QUERY)} == {"kv", "hybrid"}
-    assert {row["design"] for row in having(GRADIENT)} == {"hidden", "kv", "hybrid", "none"}
+    assert {row["design"] for row in having(GRADIENT)} == {"hidden", "kv", "hybrid", "control"}
     assert {row["design"] for row in having(GATE)} == {"hybrid"}
     assert len(having(TRIED)) == 8 * 4
     assert sum(row["chosen"] for row in having(TRIED)) == 4
@@ -249,7 +249,7 @@ def test_another_study_in_the_folder_is_refused(tiny_target: Path, prompts: Path
 @pytest.mark.slow
 def test_ray_gives_what_local_gives(tiny_target: Path, prompts: Path, tmp_path: Path) -> None:
     ray = pytest.importorskip("ray", reason="Ray is not installed")
-    study = small(tiny_target, prompts, (NONE, WIDE_HIDDEN, WARM))
+    study = small(tiny_target, prompts, (CONTROL, WIDE_HIDDEN, WARM))
     ray.init(num_cpus=1, include_dashboard=False, log_to_driver=False, logging_level="ERROR")
     try:
         spread = run_study(study, tmp_path / "ray", prompts, workers=WorkersSpec(executor="ray"))

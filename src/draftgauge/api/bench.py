@@ -44,7 +44,7 @@ from draftgauge.traces.build import select
 from draftgauge.traces.costs import CostCurve
 from draftgauge.traces.manifest import Manifest
 
-DEFAULTS = ("none", "fixed:2", "fixed:4", "fixed:6", *compared_policies())  # without a recorded run of this drafter
+DEFAULTS = ("no-draft", "fixed:2", "fixed:4", "fixed:6", *compared_policies())  # without a recorded run of this drafter
 SETTLED = (  # by the manifest of a run
     "target",
     "draft",
@@ -163,9 +163,11 @@ def _bench_run(
     default: Sequence[str] = DEFAULTS
     if recorded:
         best = best_fixed_gamma(trace if design.train is None else design.train, costs)
-        over = over or Reference(f"fixed:{best}" if best else "none", SAME_PROMPTS if design.train is None else TRAIN)
+        over = over or Reference(
+            f"fixed:{best}" if best else "no-draft", SAME_PROMPTS if design.train is None else TRAIN
+        )
         near = sorted({max(1, best - 2), max(1, best), min(manifest.gamma_max, max(1, best) + 2)})
-        default = ("none", *(f"fixed:{gamma}" for gamma in near), *compared_policies())
+        default = ("no-draft", *(f"fixed:{gamma}" for gamma in near), *compared_policies())
     compared = _compared(request, objects, default, manifest.gamma_max, over)
     split = request.prompts.split or (TEST if design.split == TEST else None)
     unseen = None

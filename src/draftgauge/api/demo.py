@@ -90,7 +90,7 @@ def demo(
             ),
             progress=progress,
         )
-        policies = tuple(dict.fromkeys(["none", f"fixed:{max(best_gamma_of(run), 1)}", *compared_policies()]))
+        policies = tuple(dict.fromkeys(["no-draft", f"fixed:{max(best_gamma_of(run), 1)}", *compared_policies()]))
         timed = bench(
             BenchRequest(
                 folder=run,

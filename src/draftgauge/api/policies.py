@@ -9,7 +9,7 @@ from pathlib import Path
 from draftgauge.api.runs import Warn
 from draftgauge.policies.base import Policy
 from draftgauge.policies.fitted import FITTED_SUFFIX, FittedPolicy, load_fitted, policy_of_file
-from draftgauge.policies.registry import POLICIES, expand_policy, make_policy, weighs_cost
+from draftgauge.policies.registry import POLICIES, current_name, expand_policy, make_policy, weighs_cost
 from draftgauge.replaying.splits import Design, prompt_keys
 from draftgauge.traces.costs import CostCurve
 
@@ -45,7 +45,7 @@ def read_policies(specs: Iterable[str]) -> tuple[NamedPolicy, ...]:
         DraftgaugeError: for an unknown policy or parameter, or a file that is not a fitted policy.
     """
     policies = []
-    for spec in dict.fromkeys(specs):
+    for spec in dict.fromkeys(map(current_name, specs)):
         if spec.endswith(FITTED_SUFFIX):
             policies.append(NamedPolicy(spec, load_fitted(Path(spec))))
         else:

@@ -23,7 +23,7 @@ from draftgauge.replaying.splits import design_of
 from draftgauge.traces.costs import CostCurve
 from draftgauge.traces.trace import Trace
 
-DEFAULT_POLICIES = ("none", "fixed", *compared_policies())
+DEFAULT_POLICIES = ("no-draft", "fixed", *compared_policies())
 
 
 @verb(ReplayRequest)
@@ -73,7 +73,7 @@ def replay(
         warn_of_seen(run, design, policies, on_warning)
         if request.batches:
             # Plain decoding and every fixed length are compared anyway.
-            others = tuple(spec for spec in specs if spec not in ("fixed", "none"))
+            others = tuple(spec for spec in specs if spec not in ("fixed", "no-draft"))
             rows += batch_rows(design.trace, costs, request.batches, others)
             continue
         stored = None

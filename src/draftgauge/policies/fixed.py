@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from draftgauge.core.errors import DraftgaugeError
 from draftgauge.core.signals import NO_SIGNALS, Reads
 from draftgauge.policies.base import Policy, PolicyBase, SignalArrays
-from draftgauge.policies.registry import register_policy
+from draftgauge.policies.registry import NO_DRAFT, register_policy
 
 
 @dataclass(frozen=True)
@@ -28,7 +28,7 @@ class FixedLength(PolicyBase):
         return np.full(signals.positions, self.gamma, np.int64)
 
 
-@register_policy("none", "the speculative loop with nothing drafted")
+@register_policy(NO_DRAFT, "the speculative loop with nothing drafted")
 def no_speculation() -> Policy:
     return FixedLength(0)
 

@@ -21,6 +21,8 @@ POLICIES: Registry[Policy] = Registry("policy", supplied=("costs",), defaults={"
 these names.
 """
 
+NO_DRAFT = "no-draft"
+
 Factory = TypeVar("Factory", bound=Callable[..., Policy])
 
 
@@ -76,9 +78,15 @@ def register_policy(
     return add
 
 
+def current_name(spec: str) -> str:
+    """The spec with today's name of its policy: ``no-draft`` was ``none``."""
+    name, separator, values = spec.partition(":")
+    return NO_DRAFT + separator + values if name == "none" else spec
+
+
 def entry_of(spec: str) -> PolicyEntry | None:
     """What is said of the policy of a spec; None if none of that name is registered."""
-    return _ENTRIES.get(spec.partition(":")[0])
+    return _ENTRIES.get(current_name(spec).partition(":")[0])
 
 
 def describe_policy(spec: str) -> str:
@@ -121,8 +129,8 @@ def _written(value: Any) -> str:
 
 
 def make_policy(spec: str, gamma_max: int, costs: StepCosts | None = None) -> Policy:
-    """A new policy from its spec, e.g. ``none``, ``fixed:4``, ``hf-confidence:threshold=0.4,adaptive=true``, or from a
-    fitted file.
+    """A new policy from its spec, e.g. ``no-draft``, ``fixed:4``, ``hf-confidence:threshold=0.4,adaptive=true``, or
+    from a fitted file.
 
     Policies hold state, some of it across prompts: make a new one for every run and replay.
 
@@ -141,6 +149,7 @@ def make_policy(spec: str, gamma_max: int, costs: StepCosts | None = None) -> Po
         raise DraftgaugeError(f"gamma_max is the longest draft and must be at least 1, not {gamma_max}")
     if spec.endswith(FITTED_SUFFIX):
         return policy_of_file(Path(spec), gamma_max, costs)
+    spec = current_name(spec)
     name, arguments = POLICIES.parse(spec)
     lower = arguments.get("gamma_max", gamma_max)
     if not 1 <= lower <= gamma_max:
@@ -165,5 +174,5 @@ def with_objects(policies: Mapping[str, Policy], objects: Mapping[str, Policy]) 
 
 
 def expand_policy(spec: str, gamma_max: int) -> list[str]:
-    """Bare ``fixed`` expanded to every length up to ``gamma_max``; any other spec unchanged."""
-    return [f"fixed:{gamma}" for gamma in range(1, gamma_max + 1)] if spec == "fixed" else [spec]
+    """Bare ``fixed`` expanded to every length up to ``gamma_max``; any other spec by its current name."""
+    return [f"fixed:{gamma}" for gamma in range(1, gamma_max + 1)] if spec == "fixed" else [current_name(spec)]

@@ -13,7 +13,7 @@ from draftgauge.core.errors import DraftgaugeError
 from draftgauge.core.prompts import TRAIN
 from draftgauge.policies.base import Extends, Policy
 from draftgauge.policies.fixed import FixedLength
-from draftgauge.policies.registry import complexity_of
+from draftgauge.policies.registry import NO_DRAFT, complexity_of
 from draftgauge.policies.stored_texts import StoredTexts
 from draftgauge.replaying.hindsight import hindsight_optimum
 from draftgauge.replaying.rows import context_lengths, prompt_of_rows, sum_by_prompt
@@ -30,7 +30,7 @@ ALL_TASKS = "all"
 SAME_PROMPTS = "same prompts"
 NEAR = 0.02  # lengths whose speed is so close to the best are about as good: costs are not measured more finely
 LEVEL = 0.01  # policies whose speeds are closer are level
-NOTHING, HINDSIGHT = "none", "hindsight"
+HINDSIGHT = "hindsight"
 HINDSIGHT_BOTH = "hindsight-two-sources"
 BOUNDS = {HINDSIGHT: False, HINDSIGHT_BOTH: True}
 """The optimum with all outcomes known, by name -> whether tokens of the text may be appended."""
@@ -246,15 +246,15 @@ def evaluate_design(
         resamples: of the intervals.
 
     Returns:
-        Rows as :func:`evaluate` describes: "none", the best fixed length, the policies, the tuned ones, "hindsight",
-        and where a policy looks tokens up in the text, "hindsight-two-sources". What they are compared with, all fixed
-        lengths and the optimum, has no ``p_holm``.
+        Rows as :func:`evaluate` describes: "no-draft", the best fixed length, the policies, the tuned ones,
+        "hindsight", and where a policy looks tokens up in the text, "hindsight-two-sources". What they are compared
+        with, all fixed lengths and the optimum, has no ``p_holm``.
     """
     training = design.train if design.train is not None else design.trace
     best = best_fixed_gamma(training, costs)
     rivals = None if tune is None else tune(training, costs)
-    fixed = f"fixed:{best}" if best else NOTHING
-    arms: dict[str, Policy | Replay] = {NOTHING: FixedLength(0), fixed: FixedLength(best)}
+    fixed = f"fixed:{best}" if best else NO_DRAFT
+    arms: dict[str, Policy | Replay] = {NO_DRAFT: FixedLength(0), fixed: FixedLength(best)}
     arms |= make(costs)
     arms |= {} if rivals is None else rivals.arms
     looks_up = any(isinstance(policy, Extends) for policy in arms.values())

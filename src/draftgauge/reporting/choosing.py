@@ -12,8 +12,9 @@ from draftgauge.core.prompts import TEST, TRAIN
 from draftgauge.policies import make_policy
 from draftgauge.policies.base import Policy
 from draftgauge.policies.fitted import FITTED_SUFFIX, load_fitted
+from draftgauge.policies.registry import NO_DRAFT, current_name
 from draftgauge.replaying.cost_sweep import cost_sweep
-from draftgauge.replaying.evaluate import ALL_TASKS, BOUNDS, HINDSIGHT, NOTHING, evaluate_design, figure
+from draftgauge.replaying.evaluate import ALL_TASKS, BOUNDS, HINDSIGHT, evaluate_design, figure
 from draftgauge.replaying.simulate import Replay
 from draftgauge.replaying.splits import MIN_PROMPTS, design_of, splits_of
 from draftgauge.reporting.charts import Axes, Line, line_chart
@@ -82,7 +83,7 @@ def choose(run: Run, policies: Sequence[str]) -> Choice:
     design = design_of(run.trace, TEST, fixed=True)
     assert design.train is not None
     asked = dict.fromkeys([*policies, *ALWAYS_COMPARED])
-    specs = [spec for spec in asked if spec.partition(":")[0] not in (NOTHING, "fixed")]
+    specs = [spec for spec in asked if current_name(spec).partition(":")[0] not in (NO_DRAFT, "fixed")]
 
     def arms(costs: CostCurve) -> dict[str, Policy | Replay]:
         return {spec: make_policy(spec, run.trace.gamma_max, costs) for spec in specs}

@@ -14,8 +14,8 @@ from draftgauge.core.errors import DraftgaugeError, TraceError
 from draftgauge.policies import POLICIES as REGISTERED
 from draftgauge.policies import describe_policy, make_policy
 from draftgauge.policies.base import Extends, Policy
-from draftgauge.policies.registry import compared_policies
-from draftgauge.replaying.evaluate import ALL_TASKS, BOUNDS, HINDSIGHT, HINDSIGHT_BOTH, NOTHING, evaluate, plain_seconds
+from draftgauge.policies.registry import NO_DRAFT, compared_policies, current_name
+from draftgauge.replaying.evaluate import ALL_TASKS, BOUNDS, HINDSIGHT, HINDSIGHT_BOTH, evaluate, plain_seconds
 from draftgauge.replaying.hindsight import hindsight_optimum
 from draftgauge.replaying.simulate import Replay, can_replay, replay_fixed_all
 from draftgauge.statistics.bootstrap import RESAMPLES
@@ -49,7 +49,7 @@ class Run:
         rows: by task and policy, as :func:`~draftgauge.replaying.evaluate.evaluate` has them, with
             ``live_tokens_per_second``, ``live_ratio``, ``live_low``, ``live_high`` and ``mismatches`` of what was
             measured. Ratios are to plain decoding, live ones to that measured beside it. Every fixed length up to
-            ``gamma_max`` is among them; 0 goes by the name "none".
+            ``gamma_max`` is among them; 0 goes by the name "no-draft".
         held_out: modelled speed over plain decoding with the length of each prompt chosen on all others; None of one
             prompt.
     """
@@ -114,7 +114,7 @@ def describe(policy: str) -> str:
 
 def fixed_name(gamma: int) -> str:
     """The policy that drafts so many tokens at every step."""
-    return f"fixed:{gamma}" if gamma else NOTHING
+    return f"fixed:{gamma}" if gamma else NO_DRAFT
 
 
 def best_length(fixed: Sequence[Row], shortest: int = 0) -> int:
@@ -139,7 +139,7 @@ def _read(folder: Path, bench: Sequence[Row]) -> Run:
         (str(row["task"]), str(row["policy"])): dict(row) for row in evaluate(trace, cost, arms, resamples=RESAMPLES)
     }
     for task in dict.fromkeys(task for task, _ in rows):
-        none = rows[task, NOTHING]
+        none = rows[task, NO_DRAFT]
         speed = none["tokens_per_second"] / none["ratio_to_plain"]
         plain = {"tokens_per_step": 1.0, "tokens_per_second": speed, "ratio_to_plain": 1.0}
         rows[task, PLAIN] = {"task": task, "policy": PLAIN, **plain}
@@ -161,7 +161,7 @@ def policy_rows(run: Run, task: str, lengths: Sequence[int]) -> list[Row]:
     own = {policy: row for (of, policy), row in run.rows.items() if of == task}
     wanted = {*lengths, best_length(run.fixed(task), 1), 0}
     names = [policy for policy in own if policy not in (PLAIN, *BOUNDS)]
-    lengths_of = {policy: 0 if policy == NOTHING else _length_of(policy) for policy in names}
+    lengths_of = {policy: 0 if policy == NO_DRAFT else _length_of(policy) for policy in names}
     fixed = sorted(
         (gamma, policy)
         for policy, gamma in lengths_of.items()
@@ -201,7 +201,7 @@ def _live_row(row: Mapping[str, Any]) -> Row:
         )
     gamma = _length_of(row["policy"])
     return {
-        "policy": row["policy"] if gamma is None else fixed_name(gamma),
+        "policy": current_name(row["policy"]) if gamma is None else fixed_name(gamma),
         "compression": row["compression"],
         "task": row["task"],
         **{key: value for key, value in figures.items() if value is not None and math.isfinite(value)},

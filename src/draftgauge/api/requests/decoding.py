@@ -26,7 +26,7 @@ from draftgauge.core.settings import option
 
 DATASTORE_TOKENS = 1 << 17  # most tokens that a new datastore holds
 PLAIN = "plain"  # in place of a policy: decode without speculation
-NAMED = "a policy, e.g. none, fixed (every length), fixed:4, hf-heuristic, or a fitted file; may be repeated."
+NAMED = "a policy, e.g. no-draft, fixed (every length), fixed:4, hf-heuristic, or a fitted file; may be repeated."
 
 
 def policies_option(help: str) -> Any:

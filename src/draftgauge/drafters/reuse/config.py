@@ -48,7 +48,7 @@ DESIGNS: Mapping[str, Design] = MappingProxyType(
         "kv": Design(reads_kv=True, chain_attends=True),
         "hybrid": Design(reads_hidden=True, reads_kv=True, self_attends=True, chain_attends=True, warm_starts=True),
         "cross": Design(reads_hidden=True, reads_kv=True, chain_attends=True, warm_starts=True),
-        "none": Design(chain_attends=True),
+        "control": Design(chain_attends=True),  # reads nothing of the target
     }
 )
 WARM_START = "hidden"  # the design that others start from
@@ -60,7 +60,7 @@ class ReuseConfig:
 
     Attributes:
         design: one of ``DESIGNS``.
-        layers: drafter layers; more than one only for ``kv`` and ``none``.
+        layers: drafter layers; more than one only for ``kv`` and ``control``.
         injection: how the keys and values of several target layers enter, one of ``INJECTIONS``.
         hidden_layers: target decoder layers whose hidden states are read, from 0; empty where none are.
         kv_layers: target decoder layers whose keys and values are read, likewise.
@@ -116,13 +116,15 @@ class ReuseConfig:
     norm_output: bool = True
 
     def __post_init__(self) -> None:
+        if self.design == "none":  # its name in earlier versions
+            object.__setattr__(self, "design", "control")
         _check_choice("design", self.design, tuple(DESIGNS))
         _check_choice("injection", self.injection, INJECTIONS)
         if self.layers < 1:
             raise ModelError(f"a drafter has at least one layer, not {self.layers}")
         if self.layers > 1 and self.traits.reads_hidden:
             raise ModelError(
-                f"the {self.design} design has one layer, not {self.layers}: more layers are for kv and none"
+                f"the {self.design} design has one layer, not {self.layers}: more layers are for kv and control"
             )
         if self.intermediate_size < 1:
             raise ModelError(f"the intermediate size must be at least 1, not {self.intermediate_size}")

@@ -25,13 +25,14 @@ Chart = tuple[str, Markup]
 PACKAGE = "draftgauge.studies.kvshot"
 TITLE = "Hidden states or the KV cache"
 LABELS = ("design", "layers", "injection", "init", "capacity", "remedy")
+CURRENT = {"none": "control", "mat_minus_none": "mat_minus_control"}
 # A design keeps its colour in every chart.
 DESIGN_STYLES = {
     "hidden": Series("blue", (), "o"),
     "kv": Series("vermillion", (5, 1.5), "s"),
     "hybrid": Series("green", (), "^"),
     "cross": Series("purple", (5, 1.5, 1.2, 1.5), "D"),
-    "none": Series("muted", (1.2, 1.8), "v"),
+    "control": Series("muted", (1.2, 1.8), "v"),
 }
 DRAFTER = {"drafter": ("drafter", str), "capacity": ("matched by", str)}
 PARAMETERS = DRAFTER | named(decimals(0), "parameters", "intermediate_size")
@@ -134,7 +135,7 @@ def render_kvshot(rows: Sequence[Row], failures: Mapping[str, str], facts: Mappi
     if not drafters:
         raise DraftgaugeError("there is nothing to report: no run of the study is among these rows")
     matched = [one for one in drafters if one.capacity != EQUAL_WIDTH]
-    main = [one for one in (matched if any(one.design != "none" for one in matched) else drafters) if one.plain]
+    main = [one for one in (matched if any(one.design != "control" for one in matched) else drafters) if one.plain]
     values = {
         "seeds": sorted({len(one.having("seed")) for one in drafters}),
         "failures": failures,
@@ -167,6 +168,8 @@ def _grouped(rows: Sequence[Row]) -> list[Drafter]:
     groups: dict[tuple[Any, ...], list[Row]] = {}
     for row in rows:
         if "capacity" in row:
+            # Rows of earlier versions call the control "none".
+            row = {key: CURRENT.get(value, value) if isinstance(value, str) else value for key, value in row.items()}
             groups.setdefault(tuple(row.get(key) or "" for key in LABELS), []).append(row)
     return [Drafter(**dict(zip(LABELS, labels, strict=True)), rows=own) for labels, own in groups.items()]
 
@@ -221,7 +224,7 @@ def results_table(drafters: Sequence[Drafter]) -> Table:
     measures = {
         "retention": "retention",
         "mat": "MAT, all positions",
-        "mat_minus_none": "less none, paired",
+        "mat_minus_control": "less control, paired",
         "mat_minus_plain": "less without remedy, paired",
         "live_mat": "MAT, live",
         "tree_mat": "MAT, trees",

@@ -22,7 +22,7 @@ LAPTOP: dict[str, Any] = {
 }
 GPU: dict[str, Any] = {"questions": 12000, "steps": 3000, "batch": 16}
 PER_TASK = 24  # of four tasks: 96 prompts
-HIDDEN, NONE = Variant("hidden"), Variant("none")
+HIDDEN, CONTROL = Variant("hidden"), Variant("control")
 KV = Variant("kv", injection=ROPE)
 KV_TWO, KV_DEEP = replace(KV, layers=2), replace(KV, layers=4)
 HYBRID = Variant("hybrid", injection=ROPE)
@@ -56,7 +56,7 @@ def smoke(request: TrainingSpec) -> Study:
     request = replace(request, prompts=request.prompts or bundled, questions=8, new_tokens=16, length=256)
     return Study(
         "smoke",
-        (HIDDEN, KV, HYBRID, NONE),
+        (HIDDEN, KV, HYBRID, CONTROL),
         (0, 1),
         replace(request, steps=2, batch=2, checkpoint_every=2, log_every=1, attention_start=SELF),
         Evaluation(per_task=1, max_new_tokens=16, tree_prompts=1, latency_prompts=1, bottleneck_prompts=1),
@@ -70,7 +70,7 @@ def quick(request: TrainingSpec) -> Study:
     """
     return Study(
         "quick",
-        (HIDDEN, KV, HYBRID, NONE),
+        (HIDDEN, KV, HYBRID, CONTROL),
         (0, 1, 2, 3, 4),
         replace(request, **LAPTOP),
         Evaluation(
@@ -98,7 +98,7 @@ def depth(request: TrainingSpec) -> Study:
 def width(request: TrainingSpec) -> Study:
     """The designs that predictions are about, at equal width as in the paper, and the control."""
     wide = at_equal_width(HIDDEN), at_equal_width(KV)
-    return replace(quick(request), preset="width", variants=(*wide, NONE), decisive=wide)
+    return replace(quick(request), preset="width", variants=(*wide, CONTROL), decisive=wide)
 
 
 def remedies(request: TrainingSpec) -> Study:
@@ -112,7 +112,7 @@ def remedies(request: TrainingSpec) -> Study:
 def ablation(request: TrainingSpec) -> Study:
     """``hidden`` with one choice of its norms, start and optimiser changed at a time, three seeds each."""
     changed = tuple(remedied(HIDDEN, name) for name in ABLATIONS)
-    return replace(quick(request), preset="ablation", variants=(HIDDEN, NONE, *changed), decisive=())
+    return replace(quick(request), preset="ablation", variants=(HIDDEN, CONTROL, *changed), decisive=())
 
 
 def full(request: TrainingSpec) -> Study:
@@ -123,13 +123,13 @@ def full(request: TrainingSpec) -> Study:
     """
     injections = tuple(replace(KV, injection=injection) for injection in ("concat", "project"))
     depths = tuple(replace(KV, layers=layers) for layers in (1, 2, 3, 4))
-    matched = (HIDDEN, *injections, *depths, HYBRID, CROSS, NONE)
+    matched = (HIDDEN, *injections, *depths, HYBRID, CROSS, CONTROL)
     wide = tuple(at_equal_width(variant) for variant in (HIDDEN, *depths, HYBRID, CROSS))
     study = replace(
         quick(request),
         preset="full",
         variants=(*matched, *wide, warm(HYBRID), warm(CROSS), *REMEDIED),
-        decisive=(HIDDEN, KV, KV_DEEP, HYBRID, NONE, *(at_equal_width(one) for one in (HIDDEN, KV, KV_DEEP))),
+        decisive=(HIDDEN, KV, KV_DEEP, HYBRID, CONTROL, *(at_equal_width(one) for one in (HIDDEN, KV, KV_DEEP))),
     )
     if not _on_gpu(request):
         return study

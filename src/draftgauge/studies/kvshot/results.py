@@ -21,7 +21,7 @@ from draftgauge.statistics.crossed import (
 )
 from draftgauge.statistics.paired import ratio_interval
 from draftgauge.studies.kvshot.cells import RESULT_NAME, Cell, Variant, read_kept
-from draftgauge.studies.kvshot.presets import NONE
+from draftgauge.studies.kvshot.presets import CONTROL
 from draftgauge.studies.kvshot.verdicts import Run, common_seeds, compare, mat_by_prompt, verdict_rows
 
 if TYPE_CHECKING:  # it trains, with torch
@@ -160,7 +160,7 @@ def _measured(name: str, found: Interval, **key: str) -> Row:
 
 def _paired_rows(runs: Mapping[Variant, Mapping[int, Run]]) -> Iterator[Row]:
     for variant in runs:
-        bases = {"plain": replace(variant, remedy=""), "random": replace(variant, init="random"), "none": NONE}
+        bases = {"plain": replace(variant, remedy=""), "random": replace(variant, init="random"), "control": CONTROL}
         for name, base in bases.items():
             if variant == base or len(common_seeds(runs, variant, base)) < 2:
                 continue

@@ -27,7 +27,7 @@ from draftgauge.statistics.crossed import Counts
 from draftgauge.statistics.effects import EffectTest, crossed_effects
 from draftgauge.statistics.paired import holm
 from draftgauge.studies.kvshot.cells import Variant
-from draftgauge.studies.kvshot.presets import HIDDEN, KV, KV_DEEP, NONE, at_equal_width
+from draftgauge.studies.kvshot.presets import CONTROL, HIDDEN, KV, KV_DEEP, at_equal_width
 
 LEVEL = 0.05
 DECISIVE_SEEDS = 5  # fewer decide nothing: two that happen to agree would make any difference certain
@@ -148,10 +148,10 @@ def _test(prediction: Prediction, runs: Runs) -> EffectTest | str:
 def _undecidable(prediction: Prediction, test: EffectTest, runs: Runs) -> str | None:
     """Why a test decides nothing: a drafter that is not shown to beat the control, or too few seeds."""
     sides = (prediction.better, prediction.worse)
-    testable = [side for side in sides if len(common_seeds(runs, side, NONE)) >= 2]
-    useless = [side.name for side in testable if not compare(prediction.measure, runs, side, NONE).low > 0]
+    testable = [side for side in sides if len(common_seeds(runs, side, CONTROL)) >= 2]
+    useless = [side.name for side in testable if not compare(prediction.measure, runs, side, CONTROL).low > 0]
     if useless:
-        return f"not shown to beat none: {' and '.join(useless)}"
+        return f"not shown to beat control: {' and '.join(useless)}"
     if test.seeds < DECISIVE_SEEDS:
         return f"{test.seeds} seeds: how much seeds differ is hardly known from fewer than {DECISIVE_SEEDS}"
     return None

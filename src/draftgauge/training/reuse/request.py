@@ -63,8 +63,8 @@ class TrainingSpec(CodeSpec, SeedSpec, DeviceSpec, TeacherSpec, ChatSpec):
         DraftgaugeError: for a value out of its range.
     """
 
-    reuse: str = option("hybrid", help="design of the drafter: 'hidden', 'kv', 'hybrid', 'cross' or 'none'.")
-    layers: int = option(1, help="decoder layers of the drafter; more than one for 'kv' and 'none' only.")
+    reuse: str = option("hybrid", help="design of the drafter: 'hidden', 'kv', 'hybrid', 'cross' or 'control'.")
+    layers: int = option(1, help="decoder layers of the drafter; more than one for 'kv' and 'control' only.")
     taps: tuple[int, ...] | TapRule | None = option(
         None,
         help="decoder layers of the target to read, counted from 0, or a rule: eagle3 (2, L/2, L - 3; the default) or "
@@ -125,6 +125,8 @@ class TrainingSpec(CodeSpec, SeedSpec, DeviceSpec, TeacherSpec, ChatSpec):
     threads: int | None = None  # of torch in every process
 
     def __post_init__(self) -> None:
+        if self.reuse == "none":  # the control's name in earlier versions
+            object.__setattr__(self, "reuse", "control")
         at_least_one(self, *COUNTS)
         for name, choices in (
             ("precision", PRECISIONS),
