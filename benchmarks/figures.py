@@ -128,7 +128,8 @@ def rows_table(rows: Sequence[Row]) -> Iterator[str]:
 
 def _drafter(row: Row) -> str:
     """A drafter of the study, in words."""
-    parts = [f"`{row['design']}`"]
+    design = "control" if row["design"] == "none" else row["design"]  # its name in earlier rows
+    parts = [f"`{design}`"]
     if row["design"] == "kv" and row["injection"] != PROJECT_ROPE:
         parts.append(row["injection"])
     if row["layers"] > 1:

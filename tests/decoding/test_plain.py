@@ -55,26 +55,6 @@ def test_an_end_token_and_a_stop_string_end_the_output_where_generate_ends_it():
     assert tokenizer.decode(stopped.tokens).endswith(stop)
 
 
-def test_one_token_prompts_and_what_the_result_says():
-    model = MarkovModel.random(5, seed=0)
-    seen = []
-    result = plain_decode(model, [2], DecodingSettings(4), on_commit=lambda t, o: seen.append((t, o)))
-    assert model.passes == [1, 1, 1, 1]
-    assert seen == [([token], ["plain"]) for token in result.tokens]
-    assert result.origins == ["plain"] * 4
-    assert result.finish == "length"
-    assert result.tokens_per_step == 1
-    assert result.decode_seconds > 0
-
-
-def test_sampling_repeats_with_its_generator():
-    model, request = MarkovModel.random(5, seed=0), DecodingSettings(20, Sampling(1.0))
-    first, second, other = (
-        plain_decode(model, [2], request, torch.Generator().manual_seed(seed)).tokens for seed in (0, 0, 1)
-    )
-    assert first == second != other
-
-
 def test_requests_that_cannot_be_met():
     model = MarkovModel.random(5, seed=0, context=8)
     with pytest.raises(PromptError, match="empty"):

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import pytest
 import torch
 from hypothesis import given, settings
@@ -230,12 +228,3 @@ def test_sampled_output_repeats_with_its_seed():
 
     assert run(0) == run(0)
     assert run(0) != run(1)
-
-
-def test_times():
-    result = speculative_decode(TARGET, drafter(), FixedLength(2), [1, 2], replace(GREEDY, time_phases=True))
-    phases = result.phases
-    assert min(result.prefill_seconds, phases.draft, phases.verify, phases.other) > 0
-    assert phases.draft + phases.verify + phases.other == pytest.approx(result.decode_seconds, rel=0.2)
-    assert result.tokens_per_second == pytest.approx(24 / result.decode_seconds)
-    assert speculative_decode(TARGET, drafter(), FixedLength(2), [1, 2], GREEDY).phases is None

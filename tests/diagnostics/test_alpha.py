@@ -93,11 +93,3 @@ def test_labelled_depths_end_with_the_text() -> None:
     text = HeldOutText((5, 6), (1, 2, 3, 4, 5))
     assert labelled_depths(text, 3).tolist() == [3, 3, 3, 2, 1]
     assert labelled_depths(HeldOutText((5,), (1, 2, 3)), 3).tolist() == [0, 2, 1]
-
-
-def test_a_walk_commits_the_accepted_and_one_more() -> None:
-    text = HeldOutText((5, 6), tuple(range(8)))
-    lengths, known = np.array([2, 9, 9, 0, 4, 9, 9, 9]), np.array([4, 4, 4, 4, 4, 3, 2, 1])
-    accepted, drafted = walked(text, lengths, known, max_new_tokens=8)
-    assert accepted.tolist() == [2, 0, 3]  # positions 0, 3 and 4; the last draft leaves room for the target's own token
-    assert drafted.tolist() == [4, 4, 3]

@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from pathlib import Path
 
 import numpy as np
 import pytest
 
-from draftgauge.core.config import from_mapping, to_mapping
+from draftgauge.core.config import from_mapping
 from draftgauge.core.errors import TraceError
 from draftgauge.fitting.logistic import accepted_by_depth, judged_tokens
 from draftgauge.fitting.stopping import fit_stopping
-from draftgauge.policies.fitted import fitted_policy, load_fitted, save_fitted
+from draftgauge.policies.fitted import fitted_policy
 from draftgauge.policies.stopping import StoppingNumbers, ThroughputStopping
 from draftgauge.replaying.evaluate import best_fixed_gamma
 from draftgauge.replaying.rows import draft_caps, signal_arrays
@@ -82,18 +81,6 @@ def test_the_rate_is_what_the_policy_reaches_over_whole_outputs(traces) -> None:
         ThroughputStopping(replace(numbers, rate_scale=scale), costs) for scale in (numbers.rate_scale, 1.0)
     )
     assert whole.prices.rate == pytest.approx(replay(train, unscaled, costs).tokens_per_second, rel=1e-3)
-
-
-def test_the_file_gives_the_same_policy(traces, tmp_path: Path) -> None:
-    train, test = traces
-    costs = curve(0.1)
-    fitted = replace(fit_stopping([train], [costs]), provenance={"why": "test"})
-    save_fitted(fitted, tmp_path / "p.json")
-    loaded = load_fitted(tmp_path / "p.json")
-    assert to_mapping(loaded) == to_mapping(fitted)
-    assert loaded.trained_on[:2] == ("code/p0", "math/p1")
-    here, there = (replay(test, fitted_policy(f, GAMMA_MAX, costs), costs) for f in (fitted, loaded))
-    np.testing.assert_array_equal(here.record.drafted, there.record.drafted)
 
 
 def test_what_cannot_be_fitted_is_said(traces) -> None:

@@ -50,16 +50,6 @@ def test_both_sources_gain_over_each_alone_on_prompts_never_seen(traces, fitted:
     assert fitted.parameters["tail_weight"] in TAIL_WEIGHTS
 
 
-def test_another_cost_curve_moves_the_sources_without_fitting_again(traces, fitted: FittedPolicy) -> None:
-    test = traces[1]
-    outcomes = [replay(test, fitted_policy(fitted, GAMMA_MAX, costs), costs) for costs in (curve(3.0), curve(0.01))]
-    assert outcomes[0].drafted.sum() == 0
-    assert outcomes[0].accepted_text.sum() > 100
-    assert outcomes[1].drafted.sum() > 300
-    unverified = curve(0.1, verifying=5.0)
-    assert replay(test, fitted_policy(fitted, GAMMA_MAX, unverified), unverified).appended.sum() == 0
-
-
 def test_chances_of_looked_up_tokens_are_calibrated(traces, fitted: FittedPolicy) -> None:
     numbers = from_mapping(TwoSourceNumbers, fitted.parameters)
     terms = _examples(traces[1])[1]

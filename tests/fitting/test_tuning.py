@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable
 from pathlib import Path
 
-import numpy as np
 import pytest
 
 from draftgauge.api.replay import replay as replay_verb
@@ -13,7 +12,6 @@ from draftgauge.core.errors import DraftgaugeError
 from draftgauge.fitting.tuning import tune, tune_rivals
 from draftgauge.policies import POLICIES, make_policy
 from draftgauge.policies.registry import grid_specs, tunable_policies
-from draftgauge.replaying.cost_sweep import cost_sweep
 from draftgauge.replaying.evaluate import evaluate_design
 from draftgauge.replaying.simulate import replay
 from draftgauge.replaying.splits import Design
@@ -81,11 +79,6 @@ def test_a_dearer_drafter_tunes_to_shorter_drafts(design: Design) -> None:
     assert drafted[0] > drafted[1]
 
 
-def test_points_with_longer_drafts_than_there_are_do_not_count(design: Design) -> None:
-    assert design.train is not None
-    assert tune("hf-heuristic", design.train, curve(0.1)).points < len(list(grid_specs("hf-heuristic")))
-
-
 def test_rows_say_what_was_tuned_and_what_is_gained_over_the_best_of_it(design: Design) -> None:
     costs = curve(0.1)
 
@@ -116,19 +109,6 @@ def _train_speed(spec: str, design: Design, costs: CostCurve) -> float:
 def test_without_tuning_there_is_no_rival(design: Design) -> None:
     rows = evaluate_design(design, curve(0.1), lambda given: {})
     assert {row["best_rival"] for row in rows} == {row["gain_over_rival"] for row in rows} == {None}
-
-
-def test_a_sweep_tunes_for_every_cost_ratio(design: Design) -> None:
-    tuned: list[float] = []
-
-    def record(trace: object, costs: CostCurve):
-        tuned.append(costs.cost_ratio())
-        return tune_rivals(trace, costs, ["cumulative-confidence"])  # type: ignore[arg-type]
-
-    rows = cost_sweep(design, curve(0.1), lambda given: {}, (0.02, 0.5), tune=record)
-    np.testing.assert_allclose(tuned, [0.02, 0.5])
-    rivals = [{row["best_rival"] for row in rows if row["cost_ratio"] == ratio} for ratio in (0.02, 0.5)]
-    assert rivals[0] != rivals[1]
 
 
 def test_what_has_no_grid_cannot_be_tuned(design: Design) -> None:

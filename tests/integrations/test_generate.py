@@ -140,18 +140,6 @@ def test_rows_of_a_padded_batch_have_their_own_accepted_lengths(
     assert [set(output.tolist()) <= {1, 2, 3, 4 + row} for row, output in enumerate(speculative[:, 12:])] == [True] * 3
 
 
-def test_several_outputs_of_one_prompt(target: PreTrainedModel, draft: PreTrainedModel) -> None:
-    speculation = draftgauge.speculative(draft, "fixed:2")
-    options = {"max_new_tokens": 8, "do_sample": True, "num_return_sequences": 3, "custom_generate": speculation}
-    torch.manual_seed(4)
-    first = target.generate(prompt(), **options)
-    assert first.shape == (3, 17)
-    assert len({tuple(row) for row in first.tolist()}) > 1
-    assert not torch.equal(target.generate(prompt(), **options), first)
-    torch.manual_seed(4)
-    assert torch.equal(target.generate(prompt(), **options), first)
-
-
 # What generate is told besides.
 
 

@@ -6,7 +6,6 @@ import time
 
 import numpy as np
 import pytest
-import torch
 from torch import Tensor
 
 from draftgauge.core.errors import DraftgaugeError
@@ -16,7 +15,7 @@ from draftgauge.drafters import Drafter, LanguageModelDrafter, PromptLookupDraft
 from draftgauge.drafters.base import Draft, KeepDrafting
 from draftgauge.meter import MeterPlan, default_contexts, measure_costs
 from draftgauge.meter.costs import LEAST_ROUNDS
-from draftgauge.meter.steps import BACKLOGS, Stopwatch, seconds_between
+from draftgauge.meter.steps import BACKLOGS
 from draftgauge.models.base import CachedModel
 from draftgauge.models.loading import wrap
 from draftgauge.policies.registry import make_policy
@@ -216,10 +215,3 @@ def test_models_too_short_to_decode_in_are_refused(pair: tuple[CachedModel, Cach
 def test_default_contexts_reach_from_the_first_step_to_the_last() -> None:
     assert default_contexts([30, 200, 50], [100, 100, 20]) == (30, 80, 300)
     assert default_contexts([30], [0]) == (30,)
-
-
-def test_marks_on_a_cpu_are_its_clock() -> None:
-    watch = Stopwatch(torch.device("cpu"))
-    start = watch.mark()
-    end = watch.mark()
-    assert seconds_between(start, end) == end - start >= 0

@@ -9,7 +9,7 @@ import pytest
 from sklearn.linear_model import LogisticRegression
 
 from draftgauge.policies import Policy, Signal, Step, make_policy
-from draftgauge.policies.speckv import Network, SpecKV, summarise
+from draftgauge.policies.speckv import Network, SpecKV
 from draftgauge.policies.vllm import AdaptiveVerification, logit_margin
 from linear_costs import LinearCosts
 
@@ -74,10 +74,6 @@ def test_speckv_takes_the_candidate_with_the_most_expected_tokens() -> None:
     policy = SpecKV(KV_NETWORK, "nf4", 16)
     policy.observe(Step(1, 0, 1, row(0.9)))
     assert policy.limit() == 6
-
-
-def test_speckv_reads_means_and_extremes() -> None:
-    assert summarise(row(0.9, 0.4, entropies=[0.5, 2.5])) == (1.5, 0.65, 2.5, 0.4)
 
 
 def test_sglang_adaptive_climbs_after_its_warm_up_and_falls_below_the_thresholds() -> None:

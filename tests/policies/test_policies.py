@@ -112,20 +112,6 @@ def test_no_limit_exceeds_gamma_max(spec: str, arrays: SignalArrays, outcomes: l
     assert 0 <= policy.limit() <= GAMMA_MAX
 
 
-def test_confidence_keeps_the_token_in_doubt() -> None:
-    arrays = SignalArrays(*[np.array([[0.9, 0.3, 0.9, 0.9], [0.9, 0.9, 0.9, 0.9]], np.float32)] * 3)
-    policy = make_policy("hf-confidence:0.4", 4)
-    assert isinstance(policy, StatelessPolicy)
-    assert policy.lengths(arrays).tolist() == [2, 4]
-
-
-def test_cumulative_confidence_multiplies() -> None:
-    arrays = SignalArrays(*[np.array([[0.8, 0.8, 0.8, 0.8], [1.0, 1.0, 1.0, 0.1]], np.float32)] * 3)
-    policy = make_policy("cumulative-confidence:0.6", 4)  # 0.8, 0.64, 0.512
-    assert isinstance(policy, StatelessPolicy)
-    assert policy.lengths(arrays).tolist() == [3, 4]
-
-
 @pytest.mark.parametrize(
     ("spec", "message"),
     [
@@ -171,10 +157,6 @@ def test_policies_that_weigh_cost_need_a_cost_curve(name: str) -> None:
 def test_gamma_max_must_allow_a_draft() -> None:
     with pytest.raises(DraftgaugeError, match="at least 1, not 0"):
         make_policy("no-draft", 0)
-
-
-def test_a_spec_can_lower_gamma_max() -> None:
-    assert make_policy("hf-heuristic:gamma_max=2", GAMMA_MAX).limit() == 2
 
 
 def test_bare_fixed_stands_for_every_length() -> None:

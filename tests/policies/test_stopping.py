@@ -14,14 +14,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from draftgauge.core.errors import DraftgaugeError
-from draftgauge.core.signals import NO_SIGNALS, SignalName
+from draftgauge.core.signals import NO_SIGNALS
 from draftgauge.policies import make_policy
 from draftgauge.policies.base import Signal, StatelessPolicy
 from draftgauge.policies.bundled import bundled_policy
 from draftgauge.policies.fitted import FILE, FittedPolicy, fitted_policy, load_fitted, policy_of_file, save_fitted
 from draftgauge.policies.pricing import Prices
-from draftgauge.policies.stopping import StoppingNumbers, ThroughputStopping, logit
-from draftgauge.replaying.rows import signal_arrays
+from draftgauge.policies.stopping import StoppingNumbers, ThroughputStopping
 from draftgauge.replaying.simulate import replay
 from linear_costs import LinearCosts
 from synthetic import synthetic_trace
@@ -49,21 +48,6 @@ def test_prices_by_hand() -> None:
     )
     assert prices.worth_of_drafting(0, 0.9) == pytest.approx(0.9 * 1.75 - prices.rate * 0.7)
     assert prices.worth_of_drafting(2, 0.9) == pytest.approx(0.9 - prices.rate * 0.1)
-
-
-def test_a_dip_in_a_noisy_cost_curve_is_averaged_out() -> None:
-    class Dipping(Seconds):
-        table = (1.0, 1.5, 1.1, 1.6)
-
-    prices = Prices(Dipping(), NO_SIGNALS, (0.9, 0.9, 0.9), rate_scale=1.0)
-    np.testing.assert_allclose(np.array(prices.verify) / prices.rate, [1.0, 1.3, 1.3, 1.6])
-
-
-def test_reading_signals_is_part_of_the_price() -> None:
-    free, read = (
-        Prices(LinearCosts(reading=0.3), reads, (0.5,) * 3, 1.0) for reads in (NO_SIGNALS, {SignalName.MARGIN})
-    )
-    assert free.rate > read.rate
 
 
 def test_a_step_by_hand() -> None:
@@ -117,15 +101,6 @@ def test_it_decides_all_positions_at_once_as_token_by_token() -> None:
         at_once, asked = replay(trace, policy).record, replay(trace, Asked(policy)).record
         np.testing.assert_array_equal(at_once.drafted, asked.drafted)
         assert (drafting == 5.0) == (at_once.drafted.max() == 0)
-
-
-def test_it_predicts_a_chance_for_every_drafted_token() -> None:
-    trace = synthetic_trace(seed=1, prompts=2, length=20, gamma_max=GAMMA_MAX)
-    found = ThroughputStopping(HALF, LinearCosts()).acceptance(signal_arrays(trace, ThroughputStopping.reads))
-    drafted = trace.draft_token >= 0
-    np.testing.assert_allclose(found[drafted], np.clip(trace.confidence[drafted], 1e-6, 1 - 1e-4), rtol=1e-6)
-    assert np.isnan(found[~drafted]).all()
-    assert np.isfinite(logit(np.array([0.0, 1.0]))).all()
 
 
 @pytest.mark.parametrize("name", ["stopping", "two-source"])

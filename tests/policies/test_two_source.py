@@ -17,7 +17,7 @@ from draftgauge.policies.ngrams import Match
 from draftgauge.policies.two_source import SIGNALS, LookupNumbers, TwoSource, TwoSourceNumbers
 from draftgauge.replaying.simulate import replay
 from linear_costs import LinearCosts
-from synthetic import repeating_trace, sampled_trace
+from synthetic import sampled_trace
 
 GAMMA_MAX = 6
 
@@ -107,15 +107,6 @@ def test_no_more_is_appended_than_there_is_room_for() -> None:
     assert list(policy.extend(0)) == []
 
 
-def test_a_more_expensive_verification_appends_less() -> None:
-    trace = repeating_trace(3, prompts=6, length=80, gamma_max=GAMMA_MAX, vocabulary=5)
-    appended = [
-        int(replay(trace, TwoSource(random_numbers(5), LinearCosts(verifying=v))).appended.sum())
-        for v in (0.0, 0.2, 5.0)
-    ]
-    assert appended[0] > appended[1] > appended[2] == 0
-
-
 def test_a_file_of_it_and_what_it_refuses() -> None:
     fitted = FittedPolicy("two-source", GAMMA_MAX, SIGNALS, asdict(random_numbers(5)))
     assert isinstance(fitted_policy(fitted, GAMMA_MAX, LinearCosts()), TwoSource)
@@ -126,12 +117,3 @@ def test_a_file_of_it_and_what_it_refuses() -> None:
 def test_sampled_traces_are_refused_with_the_reason() -> None:
     with pytest.raises(TraceError, match="does not hold the target's chances"):
         replay(sampled_trace(1, prompts=2, length=9, gamma_max=3), TwoSource(random_numbers(5, 3), LinearCosts()))
-
-
-def test_it_decides_anew_on_another_trace() -> None:
-    traces = [repeating_trace(seed, prompts=3, length=50, gamma_max=GAMMA_MAX, vocabulary=5) for seed in (1, 2)]
-    policy, *others = (TwoSource(random_numbers(5), LinearCosts()) for _ in range(3))
-    for trace, other in zip(traces, others, strict=True):
-        for name in ("drafted", "dropped", "appended"):
-            found, expected = (getattr(replay(trace, each).record, name) for each in (policy, other))
-            np.testing.assert_array_equal(found, expected)

@@ -66,13 +66,6 @@ def test_the_best_fixed_length_shortens_as_drafting_gets_dearer(design: Design, 
     assert best[0] > best[1] > best[2] == 0
 
 
-def test_the_measured_ratio_gives_the_measured_rows(design: Design, costs: CostCurve) -> None:
-    swept, measured = cost_sweep(design, costs, arms, [costs.cost_ratio()]), evaluate_design(design, costs, arms)
-    for one, other in zip(swept, measured, strict=True):
-        assert one["policy"] == other["policy"]
-        assert one["gain"] == pytest.approx(other["gain"], abs=1e-9)
-
-
 def test_baselines_are_always_there_and_gains_are_over_the_length_chosen_on_training_prompts(
     design: Design, costs: CostCurve
 ) -> None:
@@ -92,22 +85,3 @@ def test_baselines_are_always_there_and_gains_are_over_the_length_chosen_on_trai
         "hf-heuristic",
         "cumulative-confidence",
     }
-
-
-def test_without_training_prompts_the_length_is_chosen_on_the_same_ones(design: Design, costs: CostCurve) -> None:
-    alone = Design("all", design.trace, None)
-    rows = evaluate_design(alone, costs, arms)
-    assert {row["best_fixed_from"] for row in rows} == {"same prompts"}
-    assert {row["best_fixed_gamma"] for row in rows} == {best_fixed_gamma(design.trace, costs)}
-    assert max(row["gain"] for row in rows if row["task"] == "all" and str(row["policy"]).startswith("fixed")) == 0
-
-
-def test_policies_are_made_with_the_swept_costs(design: Design, costs: CostCurve) -> None:
-    seen: list[CostCurve] = []
-
-    def make(curve: CostCurve) -> dict[str, Policy | Replay]:
-        seen.append(curve)
-        return {"fixed:1": FixedLength(1)}
-
-    cost_sweep(design, costs, make, (0.1, 0.4))
-    assert [curve.cost_ratio() for curve in seen] == pytest.approx([0.1, 0.4])

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import replace
 from functools import cache
 
 import numpy as np
@@ -14,9 +13,9 @@ from hypothesis import strategies as st
 from draftgauge.core.errors import TraceError
 from draftgauge.policies import make_policy
 from draftgauge.policies.ngrams import NgramIndex
-from draftgauge.replaying.evaluate import best_fixed_gamma, hindsight_gain
+from draftgauge.replaying.evaluate import hindsight_gain
 from draftgauge.replaying.hindsight import Hindsight, hindsight_optimum
-from draftgauge.replaying.simulate import Walk, replay, replay_fixed_all, walked
+from draftgauge.replaying.simulate import replay, replay_fixed_all
 from draftgauge.traces.costs import CostCurve
 from draftgauge.traces.trace import Trace
 from synthetic import repeating_trace, replay_steps, sampled_trace, synthetic_trace
@@ -97,26 +96,9 @@ def test_the_best_path_has_the_seconds_of_its_steps(linear_costs: Callable[..., 
     np.testing.assert_array_equal(record.drafted, record.accepted)
 
 
-def test_idling_is_worth_less_where_it_leaves_more_to_take_in(linear_costs: Callable[..., CostCurve]) -> None:
-    trace = synthetic_trace(7, prompts=5, length=80, gamma_max=6)
-    costs = linear_costs(6)
-    dear = replace(costs, catch_up=(0.0, 0.004, 0.02, 0.04))
-    free, charged = hindsight_optimum(trace, costs), hindsight_optimum(trace, dear)
-    assert (charged.replay.seconds >= free.replay.seconds - 1e-12).all()
-    assert (charged.seconds_left[:, 1:] >= charged.seconds_left[:, :-1] - 1e-12).all()
-    # The path that is best without charge is charged for more than the path that knows of it.
-    assert replay_steps(trace, *steps_of(trace, free), dear).seconds.sum() > charged.replay.seconds.sum()
-
-
 def steps_of(trace: Trace, best: Hindsight) -> tuple[np.ndarray, np.ndarray]:
     record = best.replay.record
     return record.rows(trace), record.drafted
-
-
-def test_best_fixed_length_depends_on_the_cost_ratio(linear_costs: Callable[..., CostCurve]) -> None:
-    trace = synthetic_trace(7, prompts=8, length=80, gamma_max=6)
-    choices = [best_fixed_gamma(trace, linear_costs(6, t_draft)) for t_draft in (0.0001, 0.003, 0.1)]
-    assert choices[0] > choices[1] > choices[2] == 0
 
 
 def test_a_cost_curve_measured_less_far_is_refused(linear_costs: Callable[..., CostCurve]) -> None:
@@ -178,28 +160,6 @@ def test_two_sources_equal_enumeration(
         least = min(every_two_source_path(trace, prompt, costs))
         assert best.replay.seconds[prompt] == pytest.approx(least, rel=1e-12)
         assert best.seconds_left[trace.offsets[prompt], 0] == pytest.approx(least, rel=1e-12)
-
-
-@examples
-@given(seed=st.integers(0, 100_000), length=st.integers(1, 9), gamma_max=st.integers(1, 4))
-def test_bounds_lie_one_below_the_other(
-    seed: int, length: int, gamma_max: int, linear_costs: Callable[..., CostCurve]
-) -> None:
-    trace = repeating_trace(seed, prompts=3, length=length, gamma_max=gamma_max, vocabulary=3)
-    costs = linear_costs(gamma_max)
-    model, both = (hindsight_optimum(trace, costs, text).replay.seconds for text in (False, True))
-    assert (both <= model + 1e-12).all()
-
-
-def test_the_best_two_source_path_has_the_seconds_of_its_steps(linear_costs: Callable[..., CostCurve]) -> None:
-    trace, costs = repeating_trace(7, prompts=5, length=80, gamma_max=6), linear_costs(6)
-    best = hindsight_optimum(trace, costs, text=True)
-    np.testing.assert_allclose(best.replay.seconds, best.seconds_left[trace.offsets[:-1], 0], rtol=1e-12)
-    record = best.replay.record
-    np.testing.assert_array_equal(record.drafted + record.appended, record.accepted)
-    assert record.accepted_text.sum() > 20
-    again = walked(trace, Walk(*steps_of(trace, best), record.appended, record.accepted, record.dropped), costs)
-    np.testing.assert_allclose(again.seconds, best.replay.seconds)
 
 
 def test_the_text_is_no_source_of_sampled_decoding(linear_costs: Callable[..., CostCurve]) -> None:

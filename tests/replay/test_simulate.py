@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from draftgauge.core.signals import NO_SIGNALS, Reads, SignalName
+from draftgauge.core.signals import Reads, SignalName
 from draftgauge.policies import Policy, Signal, SignalArrays, Step, make_policy
 from draftgauge.policies.base import asks_after_each_token
 from draftgauge.policies.fixed import FixedLength
@@ -154,13 +154,6 @@ def test_a_policy_is_told_what_happened_and_asked_only_where_it_can_decide() -> 
     assert next(asked, None) is None
 
 
-def test_a_policy_without_signals_is_neither_asked_nor_told_of_them() -> None:
-    policy = TokenByToken(FixedLength(3), NO_SIGNALS)
-    replay(synthetic_trace(5, prompts=3, length=40, gamma_max=5), policy)
-    assert policy.asked == []
-    assert all(len(step.signals) == 0 and np.isnan(step.target_entropy) for step in policy.told)
-
-
 def hand_made_trace(accepted: list[int], finish: str = "length") -> Trace:
     """One prompt of 100 tokens, drafts of 4 tokens everywhere."""
     count = len(accepted)
@@ -265,12 +258,6 @@ def test_a_limit_below_0_drafts_nothing() -> None:
     trace = synthetic_trace(0, prompts=2, length=10, gamma_max=4)
     steps = list(prompt_steps(trace, 0, draft_caps(trace), FixedLength(-1), greedy=True))
     assert len(steps) == 10
-
-
-def test_a_longer_policy_than_the_trace_is_cut_to_it() -> None:
-    trace = synthetic_trace(2, prompts=3, length=30, gamma_max=3)
-    for spec in ("fixed:8", "hf-heuristic", "hf-confidence:0.3"):
-        assert int(replay(trace, make_policy(spec, 20)).record.drafted.max()) <= 3
 
 
 def test_signals_are_handed_to_stateless_policies_as_recorded() -> None:

@@ -128,14 +128,3 @@ def test_fitted_policies_are_chosen_on_prompts_that_they_have_not_seen(trace: Tr
     assert choosing_unseen(judged_there, trace, seen) is judged_there
     both = [*seen, *prompt_keys(split_trace(trace, "validation"))]
     assert choosing_unseen(design, trace, both) is design
-
-
-def test_few_validation_prompts_choose_nothing(trace: Trace) -> None:
-    validation = splits_of(trace) == "validation"
-    few = select(trace, ~validation | (np.cumsum(validation) < MIN_PROMPTS))
-    design = design_of(few)
-    assert choosing_unseen(design, few, prompt_keys(few)) is design
-    enough = select(trace, ~validation | (np.cumsum(validation) <= MIN_PROMPTS))
-    chosen = choosing_unseen(design_of(enough), enough, prompt_keys(split_trace(enough, "train")))
-    assert chosen.train is not None
-    assert {prompt.split for prompt in chosen.train.prompts} == {"validation"}

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import shlex
-from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -13,7 +12,7 @@ from draftgauge.core.errors import DraftgaugeError
 from draftgauge.replaying.evaluate import plain_seconds
 from draftgauge.replaying.simulate import replay_lengths
 from draftgauge.replaying.splits import Design
-from draftgauge.serving.advice import acceptance_to_pay, advise_settings, batch_lengths, recorded_acceptance
+from draftgauge.serving.advice import acceptance_to_pay, advise_settings, batch_lengths
 from draftgauge.serving.engines import ENGINES, PLAIN, Deployment, engine_of, settings_document
 from draftgauge.traces.engine_costs import EngineCosts
 from draftgauge.traces.trace import Trace
@@ -97,21 +96,6 @@ def test_acceptance_to_pay_is_where_a_length_breaks_even(trace: Trace) -> None:
     assert chance == pytest.approx(draft, abs=1e-9)  # one token: 1 + a = 1 + draft; longer drafts need more
     assert acceptance_to_pay(trace, engine_costs(0.6, verify=0.5).curve()) is None
     assert acceptance_to_pay(trace, engine_costs(0.0, verify=-0.1).curve()) == 0
-
-
-def test_acceptance_to_pay_is_of_the_contexts_of_the_prompts(trace: Trace) -> None:
-    """A curve whose middle context was timed while the machine was busy says little of prompts that are shorter."""
-    quiet = engine_costs(0.3).curve()
-    rows = {name: (getattr(quiet, name)[0],) * 3 for name in ("plain", "verify", "draft")}
-    level = replace(quiet, contexts=(1, 1_000_000, 2_000_000), **rows)
-    busy = replace(level, plain=(level.plain[0], 3 * level.plain[1], level.plain[2]))
-    assert acceptance_to_pay(trace, busy) == pytest.approx(acceptance_to_pay(trace, level), abs=0.02)
-
-
-def test_recorded_acceptance_counts_what_was_judged(trace: Trace) -> None:
-    accepted = int(trace.accepted.sum())
-    rejected = int((trace.accepted < trace.drafted).sum())
-    assert recorded_acceptance(trace) == accepted / (accepted + rejected)
 
 
 def test_p_min_drafts_the_doubtful_token_in_vain(trace: Trace) -> None:

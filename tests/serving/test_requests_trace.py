@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from draftgauge.core.errors import TraceError
 from draftgauge.replaying.simulate import replay_fixed_all
 from draftgauge.serving.requests_trace import RequestSteps, import_requests, position_matches, trace_of_requests
-from draftgauge.traces.build import make_trace, narrow
+from draftgauge.traces.build import make_trace
 from draftgauge.traces.record import make_record
 from draftgauge.traces.trace import PromptInfo, Trace
 
@@ -76,17 +76,6 @@ def test_what_is_drawn_leaves_the_tokens_of_a_step_unbiased() -> None:
     exact = replay_fixed_all(known_trace(matches))
     for ours, theirs in zip(replay_fixed_all(imported.trace), exact, strict=True):
         assert ours.tokens_per_step == pytest.approx(theirs.tokens_per_step, rel=0.01)
-
-
-def test_narrowing_a_trace_is_recording_shorter_drafts() -> None:
-    rng = np.random.default_rng(3)
-    matches = [rng.random(30) < 0.7 for _ in range(3)]
-    wide, short = known_trace(matches), known_trace(matches, 2)
-    cut = narrow(wide, 2)
-    assert cut.gamma_max == 2
-    assert (cut.accepted == short.accepted).all()
-    assert (cut.draft_token == short.draft_token).all()
-    assert narrow(wide, WIDTH) is wide
 
 
 def test_steps_that_do_not_account_for_the_tokens() -> None:

@@ -83,19 +83,6 @@ def test_a_paired_difference_forgets_what_both_share() -> None:
     assert same == (0.0, 0.0, 0.0)
 
 
-def test_drafters_of_the_same_seeds_and_prompts_are_resampled_alike() -> None:
-    counts = drawn(np.random.default_rng(1), [0.5, 0.4])
-    twice = Counts(2 * counts.reached, 2 * counts.accepted)
-    assert np.array_equal(rates(counts, 50), rates(twice, 50))
-
-
-def test_prompts_of_a_task() -> None:
-    counts = drawn(np.random.default_rng(2), [0.5], seeds=2, prompts=4)
-    part = counts.prompts(np.array([True, False, False, True]))
-    assert part.reached.shape == (2, 2, 1)
-    assert part.accepted[1, 1].tolist() == counts.accepted[1, 3].tolist()
-
-
 def test_one_seed_has_an_interval_over_prompts_and_one_prompt_has_none() -> None:
     counts = drawn(np.random.default_rng(0), [0.5], seeds=1, prompts=20)
     found = interval(counts, mean_accepted)

@@ -12,10 +12,7 @@ import pytest
 from draftgauge.core.errors import DraftgaugeError
 from draftgauge.core.provenance import read_measurement, write_measurement
 from draftgauge.studies.kvshot.page import (
-    comparisons,
-    drafters_of,
     render_kvshot,
-    results_table,
     write_kvshot_report,
 )
 from draftgauge.studies.kvshot.presets import CONTROL, HIDDEN, KV, at_equal_width
@@ -61,25 +58,6 @@ def test_the_page_holds_what_was_found(rows: list[dict], tmp_path: Path) -> None
     assert len(ids) == len(set(ids))
     assert not re.search(r'(?:src|href)="(?!#)', page), "the page asks for other files"
     assert "nan" not in re.sub(r"<svg.*?</svg>|<style.*?</style>", "", page, flags=re.DOTALL).lower()
-
-
-def test_tables(rows: list[dict]) -> None:
-    drafters = drafters_of(rows)
-    labels = ["hidden", "kv", "kv, 4 layers", "hybrid", "cross", "control", "hidden", "kv"]
-    assert [one.label for one in drafters] == labels
-    found = results_table(drafters)
-    assert found.headings[2:6] == ("seeds", "alpha 0", "alpha 3", "alpha 6")
-    assert found.lines[0][2:4] == ("5", f"{drafters[0].depths[0]['alpha']:.3f}")
-    mat = drafters[0].measure("mat")
-    assert found.lines[0][7] == f"{mat['estimate']:.2f} ({mat['low']:.2f} to {mat['high']:.2f})"
-
-
-def test_panels_compare_what_belongs_together(rows: list[dict]) -> None:
-    found = dict(comparisons(drafters_of(rows)))
-    chart = found["Designs, at equal parameters: agreement"]
-    assert re.findall(r"(\w+): \d", chart[: chart.index(">")]) == ["hidden", "kv", "hybrid", "cross", "control"]
-    assert "Layers of the KV drafter, at equal parameters: accepted" in found
-    assert not any(title.startswith("Ways of injecting") for title in found)  # only one was run
 
 
 def test_a_study_at_equal_width_shows_its_designs_throughout(tmp_path: Path) -> None:

@@ -77,15 +77,6 @@ def test_a_folder_of_one_preset_is_continued_by_a_larger_one(
     assert {name.split("-seed")[0] for name in missing} <= set(fewer_seeds)
 
 
-def test_larger_trainings_on_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
-    import torch
-
-    monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
-    small, large = (make_study("full", TrainingSpec(device=device)) for device in ("cpu", "cuda"))
-    assert large.request.steps * large.request.batch > 10 * small.request.steps * small.request.batch
-    assert large.variants == small.variants
-
-
 def test_the_plan_counts_what_is_left_and_goes_by_what_cells_took(tmp_path: Path) -> None:
     study, folder = make_study("quick", TrainingSpec(device="cpu")), tmp_path / "study"
     rows = {row["stage"]: row for row in plan_study(study, folder)}
@@ -99,20 +90,6 @@ def test_the_plan_counts_what_is_left_and_goes_by_what_cells_took(tmp_path: Path
     later = {row["stage"]: row for row in plan_study(study, folder)}
     assert (later["cells"]["runs"], later["cells"]["left"]) == (16, 13)
     assert 13 / 4 < later["cells"]["hours_left"] < 13 * 4  # about an hour each, by their own sizes
-
-
-def test_cells_differ_in_nothing_but_variant_and_seed(tmp_path: Path) -> None:
-    made = cells(tmp_path, make_study("quick", TrainingSpec()))
-    own = {"reuse", "layers", "injection", "intermediate_size", "seed", "warm_start"}
-    common = [{key: value for key, value in cell.request.identity().items() if key not in own} for cell in made]
-    assert all(settings == common[0] for settings in common)
-    assert len({cell.digest() for cell in made}) == len(made)
-
-
-def test_every_remedy_is_beside_the_same_drafter_without_it() -> None:
-    variants = make_study("remedies", TrainingSpec()).variants
-    assert {replace(variant, remedy="") for variant in variants if variant.remedy} < set(variants)
-    assert {variant.remedy for variant in variants} - {""} == set(REMEDIES)
 
 
 @pytest.mark.parametrize(("name", "settings"), [*REMEDIES.items(), *ABLATIONS.items()])

@@ -12,7 +12,7 @@ import pytest
 from draftgauge.core.errors import DivergenceError, DraftgaugeError
 from draftgauge.studies.kvshot import tuning
 from draftgauge.studies.kvshot.cells import Evaluation, Study, Tuning, Variant
-from draftgauge.studies.kvshot.presets import HIDDEN, HYBRID, KV, remedied, warm
+from draftgauge.studies.kvshot.presets import HIDDEN, remedied
 from draftgauge.studies.kvshot.run import run_study
 from draftgauge.studies.kvshot.tuning import TRIALS, Trial, Tuned, read_tuned, save_tuned, search
 from draftgauge.training.reuse.request import TrainingSpec
@@ -36,11 +36,6 @@ def test_the_budget_is_the_same_and_the_best_is_found(gated: bool) -> None:
     assert {trial.learning_rate for trial in tried[:4]} == {0.5e-3, 1e-3, 2e-3, 4e-3}
     assert found.chosen == Trial(2e-3, 0.02, 2.0 if gated else 0.0)
     assert gated or {trial.gate_start for trial in tried} == {0.0}
-
-
-def test_rows_remember_by_what_they_are_tuned() -> None:
-    assert remedied(KV, "kv-gradient-50").tuned_as == KV
-    assert warm(HYBRID).tuned_as.init == "random"
 
 
 def test_what_was_found_is_kept_with_what_it_is_of(tmp_path: Path) -> None:

@@ -56,14 +56,6 @@ def test_prompts_are_recovered_without_the_experiments(tables: tuple[Rows, Rows]
     assert alone.runs.prompt.tolist() == named.runs.prompt.tolist()
 
 
-def test_sums_by_prompt(tables: tuple[Rows, Rows], tmp_path: Path) -> None:
-    records = read_records(*write_tables(tmp_path, *tables))
-    everywhere = np.ones(len(records.steps.gamma), bool)
-    assert records.by_prompt(records.steps.tokens, everywhere).tolist() == [
-        records.runs.tokens[records.runs.prompt == prompt].sum() for prompt in range(records.prompts)
-    ]
-
-
 @pytest.mark.parametrize(
     ("cells", "message"),
     [

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from draftgauge.studies.speckv import heldout, measured, outcomes, paper, predictors, published
+from draftgauge.studies.speckv import heldout, measured, paper, predictors, published
 from draftgauge.studies.speckv.importer import read_records
 from draftgauge.studies.speckv.page import COLUMNS, render_speckv
 from draftgauge.studies.speckv.records import COMPRESSIONS, GAMMAS, TASKS, Records
@@ -152,19 +152,6 @@ def test_no_prompt_is_in_two_folds(made_up: Records) -> None:
         assert len(np.unique(folds[made_up.steps.task == task])) == 2  # two prompts of each task, in different folds
 
 
-def test_outcomes_of_shorter_drafts(made_up: Records) -> None:
-    steps = made_up.steps
-    at_two = outcomes.outcomes(made_up, np.full(len(steps.gamma), 2))
-    assert set(at_two[steps.accepted >= 2].tolist()) == {3}
-    assert (at_two[steps.accepted < 2] == steps.tokens[steps.accepted < 2]).all()
-
-
-def test_seconds_of_a_step(made_up: Records) -> None:
-    assert made_up.timings is not None
-    seconds = outcomes.step_seconds(made_up, made_up.steps.gamma, measured.cost_rows(made_up, made_up.timings))
-    assert np.bincount(made_up.steps.run, seconds) == pytest.approx(made_up.timings.seconds)
-
-
 def test_correlation_interval_holds_the_correlation() -> None:
     rng = np.random.default_rng(0)
     x, noise, prompt = rng.normal(size=2000), rng.normal(size=2000), rng.integers(0, 20, 2000)
@@ -180,13 +167,6 @@ def test_controller_scores_are_rate_times_gamma_plus_one(made_up: Records) -> No
 
     expected = predictors.expected_tokens(Half(), predictors.features(made_up.steps))
     assert (expected == [2 * 0.5 + 1, 4 + 1, 6 + 1, 8 + 1]).all()
-
-
-def test_the_split_is_by_step_and_keeps_the_shares(made_up: Records) -> None:
-    train, test = predictors.split(made_up.steps)
-    assert sorted([*train.tolist(), *test.tolist()]) == list(range(len(made_up.steps.gamma)))
-    for task in range(len(TASKS)):
-        assert np.mean(made_up.steps.task[test] == task) == pytest.approx(np.mean(made_up.steps.task == task), abs=0.01)
 
 
 @pytest.fixture(scope="module")
