@@ -14,7 +14,7 @@ from draftgauge.core.errors import TraceError
 from draftgauge.policies import make_policy
 from draftgauge.policies.ngrams import NgramIndex
 from draftgauge.replaying.evaluate import hindsight_gain
-from draftgauge.replaying.hindsight import Hindsight, hindsight_optimum
+from draftgauge.replaying.hindsight import hindsight_optimum
 from draftgauge.replaying.simulate import replay, replay_fixed_all
 from draftgauge.traces.costs import CostCurve
 from draftgauge.traces.trace import Trace
@@ -94,11 +94,6 @@ def test_the_best_path_has_the_seconds_of_its_steps(linear_costs: Callable[..., 
     np.testing.assert_array_equal(record.drafted, best.lengths[rows, 0])
     # Where longer drafts cost more, nothing is drafted in vain.
     np.testing.assert_array_equal(record.drafted, record.accepted)
-
-
-def steps_of(trace: Trace, best: Hindsight) -> tuple[np.ndarray, np.ndarray]:
-    record = best.replay.record
-    return record.rows(trace), record.drafted
 
 
 def test_a_cost_curve_measured_less_far_is_refused(linear_costs: Callable[..., CostCurve]) -> None:
