@@ -11,7 +11,7 @@ import pytest
 
 from command_line import Result, draftgauge
 from draftgauge.core.prompts import TRAIN
-from draftgauge.fitting.registry import fittable
+from draftgauge.fitting.registry import FITS
 from draftgauge.policies.fitted import FILE, load_fitted
 from draftgauge.replaying.splits import prompt_key
 from draftgauge.traces.reader import read_trace
@@ -32,7 +32,7 @@ def message(result: Result) -> str:
     return " ".join(result.stderr.split())
 
 
-@pytest.mark.parametrize("policy", fittable())
+@pytest.mark.parametrize("policy", FITS)
 def test_what_is_fitted_is_replayed_on_prompts_it_never_saw(run: Path, tmp_path: Path, policy: str) -> None:
     out = tmp_path / "p.json"
     result = invoke("fit", run, "--policy", policy, "--out", out, "--json", tmp_path / "fit.json")

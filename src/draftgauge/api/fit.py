@@ -15,7 +15,7 @@ from draftgauge.core.errors import DraftgaugeError
 from draftgauge.core.files import require_writable_file
 from draftgauge.core.prompts import TEST, TRAIN, VALIDATION
 from draftgauge.core.provenance import command_line, timestamp
-from draftgauge.fitting.registry import fit_policy, fittable
+from draftgauge.fitting.registry import FITS, fit_policy
 from draftgauge.fitting.tuning import tune_rivals
 from draftgauge.policies.base import Extends, Policy
 from draftgauge.policies.fitted import FITTED_SUFFIX, FittedPolicy, fitted_policy, save_fitted
@@ -53,8 +53,8 @@ def fit(request: FitRequest) -> list[dict[str, Any]]:
         TraceError: if a run lacks what is needed, or has fewer than 8 training prompts.
     """
     policy, out, seed = request.policy, request.out, request.randomness.seed
-    if policy not in fittable():
-        raise DraftgaugeError(f"there is nothing to fit in policy {policy!r}; choose one of {', '.join(fittable())}")
+    if policy not in FITS:
+        raise DraftgaugeError(f"there is nothing to fit in policy {policy!r}; choose one of {', '.join(FITS)}")
     if out.suffix != FITTED_SUFFIX:
         raise DraftgaugeError(f"--out is the {FITTED_SUFFIX} file to write, not {out}")
     runs = _runs(request.folder, request.tasks, request.compression)

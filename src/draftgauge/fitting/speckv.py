@@ -10,7 +10,6 @@ from sklearn.neural_network import MLPRegressor
 
 from draftgauge.core.errors import TraceError
 from draftgauge.fitting.logistic import common_gamma_max
-from draftgauge.fitting.registry import register_fit
 from draftgauge.policies.fitted import FittedPolicy
 from draftgauge.policies.speckv import CANDIDATES, COMPRESSION_CODES, FEATURES, NAME
 from draftgauge.replaying.rows import draft_caps
@@ -25,7 +24,6 @@ ITERATIONS = 500
 Floats = NDArray[np.float64]
 
 
-@register_fit(NAME)
 def fit_speckv(traces: Sequence[Trace], costs: Sequence[CostCurve] = (), seed: int = 0) -> FittedPolicy:
     """Fit the network: one hidden layer of 16 ReLU units, squared error on the acceptance rate, features as they are.
 

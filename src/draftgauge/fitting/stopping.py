@@ -9,7 +9,6 @@ import numpy as np
 
 from draftgauge.core.config import to_mapping
 from draftgauge.fitting.logistic import DIGITS, accepted_by_depth, common_gamma_max, fit_logistic, judged_tokens
-from draftgauge.fitting.registry import register_fit
 from draftgauge.policies.fitted import FittedPolicy
 from draftgauge.policies.stopping import SIGNALS, STOPPING, StoppingNumbers, ThroughputStopping, logit
 from draftgauge.replaying.simulate import replay
@@ -18,7 +17,6 @@ from draftgauge.traces.costs import CostCurve
 from draftgauge.traces.trace import Trace
 
 
-@register_fit(STOPPING)
 def fit_stopping(traces: Sequence[Trace], costs: Sequence[CostCurve], seed: int = 0) -> FittedPolicy:
     """Calibrate the drafter's confidence on some traces.
 

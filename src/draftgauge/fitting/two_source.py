@@ -11,7 +11,6 @@ from numpy.typing import NDArray
 from draftgauge.core.config import to_mapping
 from draftgauge.core.errors import TraceError
 from draftgauge.fitting.logistic import DIGITS, accepted_by_depth, common_gamma_max, fit_logistic
-from draftgauge.fitting.registry import register_fit
 from draftgauge.policies.fitted import FittedPolicy
 from draftgauge.policies.ngrams import MOST_MATCHED, NgramIndex
 from draftgauge.policies.stopping import logit
@@ -27,7 +26,6 @@ Floats = NDArray[np.float64]
 TAIL_WEIGHTS = (0.0, 0.3, 1.0)
 
 
-@register_fit(TWO_SOURCE)
 def fit_two_source(traces: Sequence[Trace], costs: Sequence[CostCurve], seed: int = 0) -> FittedPolicy:
     """Fit the chances of drafted and of looked-up tokens, and ``tail_weight`` by the speed that the rule reaches.
 

@@ -26,14 +26,7 @@ NAN = float("nan")
 
 @dataclass(frozen=True)
 class BatchReplay:
-    """What a batch did on a trace.
-
-    Attributes:
-        batch: requests at once.
-        steps: of the batch.
-        committed, drafted, accepted: tokens of all requests.
-        seconds: modelled.
-    """
+    """What a batch did on a trace: steps of the batch, tokens of all requests, modelled seconds."""
 
     batch: int
     steps: int

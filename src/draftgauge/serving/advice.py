@@ -47,11 +47,11 @@ class SettingOutcome:
 
 @dataclass(frozen=True)
 class Change:
-    """What would have to be otherwise for the answer to change.
+    """What would change the answer.
 
     Attributes:
-        drafting: the most that drafting may cost for speculation to pay, as a multiple of what it does; 0 where it
-            would not pay if drafting were free, None where it is free and pays.
+        drafting: the most that drafting may cost for speculation to pay, as a multiple of its cost; 0 where it would
+            not pay if drafting were free, None where it is free and pays.
         acceptance: the least acceptance rate, the same at every depth, at which a fixed length pays; None if none does.
         accepted: that rate as recorded.
     """
@@ -63,20 +63,12 @@ class Change:
 
 @dataclass(frozen=True)
 class EngineAdvice:
-    """The answer for one engine and batch size.
+    """The answer for one engine and batch size."""
 
-    Attributes:
-        outcomes: every setting tried, in their order.
-        advised: the one to use.
-        best_length: the best fixed length, 0 where not speculating is best.
-        sure: the share of resamples that agree whether to speculate.
-        change: what would change that.
-    """
-
-    outcomes: tuple[SettingOutcome, ...]
+    outcomes: tuple[SettingOutcome, ...]  # of every setting tried
     advised: SettingOutcome
-    best_length: int
-    sure: float
+    best_length: int  # the best fixed length, 0 where not speculating is best
+    sure: float  # share of resamples that agree whether to speculate
     change: Change
 
 

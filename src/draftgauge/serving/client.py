@@ -14,24 +14,15 @@ from draftgauge.serving.endpoint import COMPLETION_SECONDS, ServerError, fetch_j
 
 @dataclass(frozen=True)
 class Completion:
-    """What a server answered.
+    """What a server answered."""
 
-    Attributes:
-        tokens: ids of the output.
-        prefill_seconds, decode_seconds: as the server timed them; of vLLM, where it does not, all is decoding.
-        timed: tokens that came in ``decode_seconds``: all but the first, which the prompt's pass gives, where the
-            server tells the two apart.
-        drafted, accepted: tokens; 0 without speculation.
-        steps: passes of the target; None where they are not known.
-    """
-
-    tokens: list[int]
-    prefill_seconds: float
+    tokens: list[int]  # ids of the output
+    prefill_seconds: float  # as the server timed them; where vLLM does not, all is decoding
     decode_seconds: float
-    timed: int
-    drafted: int
+    timed: int  # tokens that came in ``decode_seconds``: all but the first where the server times the prefill apart
+    drafted: int  # tokens; 0 without speculation
     accepted: int
-    steps: int | None
+    steps: int | None  # passes of the target; None where they are not known
 
 
 def complete(engine: str, url: str, prompt: list[int], max_new_tokens: int) -> Completion:

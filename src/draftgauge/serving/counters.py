@@ -33,19 +33,12 @@ _STARTED = {
 
 @dataclass(frozen=True)
 class SpeculationCounts:
-    """Counters of a server since it started.
+    """Counters of a server since it started."""
 
-    Attributes:
-        drafts: steps that verified a draft.
-        drafted: tokens.
-        accepted: tokens.
-        by_position: accepted tokens at each position of the draft, from the first; empty where they are not counted.
-    """
-
-    drafts: int
-    drafted: int
+    drafts: int  # steps that verified a draft
+    drafted: int  # tokens
     accepted: int
-    by_position: tuple[int, ...] = ()
+    by_position: tuple[int, ...] = ()  # accepted tokens by position of the draft; empty where they are not counted
 
     @property
     def length(self) -> float:

@@ -18,21 +18,13 @@ REASONED = (
 
 @dataclass(frozen=True)
 class ServedAnswer:
-    """One answer.
+    """One answer."""
 
-    Attributes:
-        text: of the assistant, or the completion.
-        finish: "stop" or "length", as the engine says.
-        token_ids: where the engine wrote them (vLLM's ``return_token_ids``); else empty.
-        reasoned: the engine took a reasoning out of the text, which is only the end of what it wrote.
-        flaw: why it cannot be taken in, as the rest of a sentence about it; empty if it can.
-    """
-
-    text: str
-    finish: str
-    token_ids: tuple[int, ...] = ()
-    reasoned: bool = False
-    flaw: str = ""
+    text: str  # of the assistant, or the completion
+    finish: str  # "stop" or "length", as the engine says
+    token_ids: tuple[int, ...] = ()  # where the engine wrote them (vLLM's ``return_token_ids``)
+    reasoned: bool = False  # the engine removed the reasoning from the text
+    flaw: str = ""  # why it cannot be used, as the rest of a sentence about it; empty if it can
 
 
 def read_outputs(path: Path) -> dict[str, ServedAnswer]:

@@ -33,37 +33,23 @@ START = "start the server with --per-request-spec-decode-metrics detailed, and a
 
 @dataclass(frozen=True)
 class RequestSteps:
-    """The steps of one request.
-
-    Attributes:
-        prompt_tokens: of the prompt.
-        output_tokens: of the answer.
-        drafted, accepted: tokens of each step.
-        longest: most tokens that a step may draft.
-        task: of the prompt, where the line names one.
-    """
+    """The steps of one request."""
 
     prompt_tokens: int
     output_tokens: int
-    drafted: tuple[int, ...]
+    drafted: tuple[int, ...]  # tokens of each step
     accepted: tuple[int, ...]
-    longest: int
+    longest: int  # most tokens that a step may draft
     task: str = ""
 
 
 @dataclass(frozen=True)
 class ImportedTrace:
-    """What was imported.
+    """What was imported."""
 
-    Attributes:
-        trace: its outputs begin with the token after the first one, which the prompt's pass gives without a draft.
-        drawn: the share of positions at which it was not known whether the drafter's token is the target's.
-        left_out: requests whose steps do not account for their tokens.
-    """
-
-    trace: Trace
-    drawn: float
-    left_out: int
+    trace: Trace  # outputs begin with the second token: the prompt's pass gives the first one without a draft
+    drawn: float  # share of positions at which it was not known whether the drafter's token is the target's
+    left_out: int  # requests whose steps do not account for their tokens
 
 
 def import_requests(path: Path, seed: int = 0) -> ImportedTrace:
