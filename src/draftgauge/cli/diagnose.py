@@ -15,7 +15,7 @@ QUERY = DRAFTER | {
     "query_kl": "KL, nats",
     "low": "95% from",
     "high": "to",
-    "uniform_kl": "KL of no query",
+    "uniform_kl": "KL of uniform attention",
 }
 CONTROLS = DRAFTER | {
     "depth": "depth",
@@ -47,7 +47,7 @@ def diagnose(request: DiagnoseRequest) -> list[dict[str, Any]]:
         rows = run(request, progress=advance)
     final = [row for row in rows if "step" not in row]
     _show("Queries beside the target's own", [row for row in final if "query_kl" in row], QUERY)
-    _show("Agreement with another query in place", [row for row in final if "control" in row], CONTROLS)
+    _show("Agreement with the target's query in place", [row for row in final if "control" in row], CONTROLS)
     last = max((row["depth"] for row in final if "gradient_share" in row), default=0)
     ends = [row for row in final if "gradient_share" in row and row["depth"] in (0, last)]
     _show("Gradients at the first and the last depth", ends, GRADIENTS)

@@ -44,5 +44,5 @@ def evaluate(request: EvaluateRequest) -> list[dict[str, Any]]:
     show_table("Acceptance by depth (alpha: given that all before it was accepted)", depths, BY_DEPTH)
     show_table("The drafter", (row for row in rows if "mat" in row), WHOLE)
     parts = [row for row in rows if "measure" in row]
-    show_table("By task, and by the context that a token needs", parts, PARTS)
+    show_table("By task", parts, PARTS)
     return rows
