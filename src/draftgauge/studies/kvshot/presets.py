@@ -50,8 +50,8 @@ REMEDIED = (
 
 
 def smoke(request: TrainingSpec) -> Study:
-    """The main designs for two steps, untuned, in minutes on a laptop: whether it works. Trained on the
-    first bundled training prompts, as generated questions take a while to make."""
+    """The main designs for two steps, untuned, in a minute or two: whether a study works. Trained on the first bundled
+    training prompts, as generated questions take a while to make."""
     bundled = PAIR_FOLDER / "prompts" / "train.jsonl" if request.target == REFERENCE else None
     request = replace(request, prompts=request.prompts or bundled, questions=8, new_tokens=16, length=256)
     return Study(
@@ -59,7 +59,9 @@ def smoke(request: TrainingSpec) -> Study:
         (HIDDEN, KV, HYBRID, CONTROL),
         (0, 1),
         replace(request, steps=2, batch=2, checkpoint_every=2, log_every=1, attention_start=SELF),
-        Evaluation(per_task=1, max_new_tokens=16, tree_prompts=1, latency_prompts=1, bottleneck_prompts=1),
+        Evaluation(
+            per_task=1, max_new_tokens=12, live_prompts=1, tree_prompts=1, latency_prompts=1, bottleneck_prompts=1
+        ),
     )
 
 
