@@ -45,7 +45,7 @@ def models(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     target = save_tiny(folder / "target", num_hidden_layers=4)
     lines = [json.dumps({"prompt": f"prompt number {n}", "task": "a"}) for n in range(3)]
     (folder / "prompts.jsonl").write_text("\n".join(lines))
-    drafters = {design: save_random(folder / design, target, design) for design in ("hybrid", "kv", "none")}
+    drafters = {design: save_random(folder / design, target, design) for design in ("hybrid", "kv", "control")}
     return {
         "target": target,
         "prompts": folder / "prompts.jsonl",
@@ -68,7 +68,7 @@ def recorded(models: dict[str, Path], tmp_path_factory: pytest.TempPathFactory) 
     return out
 
 
-@pytest.mark.parametrize("design", ["hybrid", "kv", "none"])
+@pytest.mark.parametrize("design", ["hybrid", "kv", "control"])
 def test_generating_is_lossless(models: dict[str, Path], design: str) -> None:
     pair = load_pair(models["target"], drafter=models[design], device="cpu")
     assert (pair.draft_source.name, pair.draft) == ("reuse", None)
@@ -125,7 +125,7 @@ def test_another_drafter_in_its_place_is_noticed(models: dict[str, Path], record
 def test_benching_with_and_without_a_run(models: dict[str, Path], recorded: Path) -> None:
     options: dict[str, Any] = {"rounds": 1, "device": "cpu", "limit": 2}
     rows = bench(recorded, ["fixed:2"], **options)
-    rows += bench(recorded, ["fixed:2"], drafter=models["none"], **options)
+    rows += bench(recorded, ["fixed:2"], drafter=models["control"], **options)
     rows += bench(recorded, ["fixed:2"], drafter="prompt_lookup", **options)
     rows += bench(policies=["fixed:2"], drafter=models["kv"], prompts=models["prompts"], max_new_tokens=12, **options)
     assert sum(row["policy"] == "fixed:2" and row["task"] == "all" for row in rows) == 4
@@ -170,7 +170,7 @@ def test_the_command_line_takes_a_drafters_folder(models: dict[str, Path], recor
     assert [row["mismatches"] for row in json.loads(rows.read_text())["rows"]] == [
         0
     ] * 6  # three arms, by task and all together
-    result = bench(recorded, "--drafter", models["none"], "--policy", "fixed:3", "--json", rows)
+    result = bench(recorded, "--drafter", models["control"], "--policy", "fixed:3", "--json", rows)
     assert result.exit_code == 0, result.output
     assert bench(recorded, "--target", models["target"]).exit_code == 2
     assert bench("--drafter", tmp_path).exit_code == 2

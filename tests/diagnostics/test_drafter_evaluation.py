@@ -35,7 +35,7 @@ def test_measures_can_be_left_out() -> None:
     settings = DecodingSettings(max_new_tokens=8)
     held_out = texts(model, 3, settings)
     plan = EvaluationPlan(depths=2, settings=settings, live=0, tree=0, latency=0)
-    found = evaluate_drafter(net_for(model, "none"), model, held_out, plan)
+    found = evaluate_drafter(net_for(model, "control"), model, held_out, plan)
     assert found.live_reached.shape == (0, 2)
     assert len(found.tree_steps) == 0
     assert found.latency is None

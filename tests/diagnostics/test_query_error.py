@@ -108,7 +108,7 @@ def test_what_is_measured_survives_json() -> None:
     assert all(np.array_equal(again.agreed[name], found.agreed[name]) for name in CONTROLS)
 
 
-@pytest.mark.parametrize("design", ["hidden", "none"])
+@pytest.mark.parametrize("design", ["hidden", "control"])
 def test_designs_that_read_no_keys_have_no_such_error(design: str) -> None:
     model = target()
     assert query_errors(net_for(model, design), model.module, texts(model, 3), DEPTHS) is None

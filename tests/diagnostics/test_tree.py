@@ -90,7 +90,7 @@ def test_a_tree_that_holds_every_path_is_accepted_to_its_depth() -> None:
 def test_trees_take_in_a_draft_vocabulary() -> None:
     model = target()
     text = HeldOutText((1, 2, 3), (3, 3, 3, 3))  # token 3 is in the draft vocabulary of 4, tokens 4 and 5 are not
-    net = net_for(model, "none", draft_vocabulary=4)
+    net = net_for(model, "control", draft_vocabulary=4)
     shape = TreeShape(depth=3, top_k=4, tokens=100)
     assert tree_acceptance(net, model.module, [text], shape)[0][1] == 1
     outside = HeldOutText((1, 2, 3), (4, 4, 4, 4))

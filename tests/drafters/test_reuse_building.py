@@ -22,13 +22,14 @@ from draftgauge.drafters.reuse import (
 )
 from draftgauge.drafters.reuse.building import start_norm
 from draftgauge.models.reference import reference_path
+from draftgauge.training.reuse.request import TrainingSpec
 from tiny import tiny_model
 
 ROWS: list[dict[str, Any]] = [  # of the paper's step-wise table
     {"design": "hidden"},
     *({"design": "kv", "injection": injection} for injection in INJECTIONS),
     *({"design": "kv", "layers": layers} for layers in (2, 3, 4)),
-    *({"design": design} for design in ("hybrid", "cross", "none")),
+    *({"design": design} for design in ("hybrid", "cross", "control")),
 ]
 
 
@@ -89,7 +90,7 @@ def test_the_count_is_that_of_the_network(design: str) -> None:
 
 def test_designs_that_cannot_be_matched() -> None:
     with pytest.raises(ModelError, match="without its SwiGLU"):
-        matched_widths(eight_billion(), [{"design": "none"}, {"design": "kv", "layers": 24}])
+        matched_widths(eight_billion(), [{"design": "control"}, {"design": "kv", "layers": 24}])
     with pytest.raises(ModelError, match="cannot be brought within"):
         matched_widths(tiny_model().config, ROWS[:5], tolerance=1e-5)
 
@@ -199,19 +200,25 @@ def test_draft_tokens_that_do_not_fit(kept: list[int] | None, message: str) -> N
     target = tiny_model(num_hidden_layers=4)
     with pytest.raises(ModelError, match=message):
         new_net(
-            reuse_config(target.config, "none", draft_vocabulary=2),
+            reuse_config(target.config, "control", draft_vocabulary=2),
             target,
             0,
             None if kept is None else torch.tensor(kept),
         )
     with pytest.raises(ModelError, match="no draft vocabulary"):
-        new_net(reuse_config(target.config, "none"), target, 0, torch.tensor([1, 2]))
+        new_net(reuse_config(target.config, "control"), target, 0, torch.tensor([1, 2]))
 
 
 def test_another_targets_shape() -> None:
     with pytest.raises(ModelError, match="for a target of 96 tokens"):
-        new_net(reuse_config(tiny_model().config, "none"), tiny_model(vocab_size=95), 0)
+        new_net(reuse_config(tiny_model().config, "control"), tiny_model(vocab_size=95), 0)
 
 
 def test_frequent_tokens() -> None:
     assert frequent_tokens(torch.tensor([3, 0, 7, 3, 9, 3]), 4).tolist() == [0, 2, 3, 4]
+
+
+def test_the_earlier_name_of_the_control_is_read() -> None:
+    config = reuse_config(tiny_model().config, "control")
+    assert replace(config, design="none") == config
+    assert TrainingSpec(reuse="none") == TrainingSpec(reuse="control")

@@ -36,7 +36,7 @@ SMALL_VOCABULARY = 8  # so small that drafts of a random network are accepted in
 VARIANTS = [(design, 1, "project-rope") for design in DESIGNS]
 VARIANTS += [("kv", 1, injection) for injection in INJECTIONS[:2]] + [
     ("kv", 3, "project-rope"),
-    ("none", 2, "project-rope"),
+    ("control", 2, "project-rope"),
 ]
 ENGINES = [("lean", "qwen3"), ("modules", "qwen3"), ("lean", "llama3-rope"), ("lean", "mistral"), ("lean", "qwen2")]
 ENGINES += [("static", "qwen3"), ("static", "llama3-rope"), ("lean", "qwen3_moe")]

@@ -199,7 +199,7 @@ def test_half_precision_stays_close() -> None:
 
 
 def test_texts_that_are_too_short() -> None:
-    net = make("none")
+    net = make("control")
     assert len(unroll(net, texts()[:, : DEPTHS + 2], features("qwen3").until(DEPTHS + 2), DEPTHS)) == DEPTHS
     with pytest.raises(ModelError, match="at least 6"):
         unroll(net, texts()[:, : DEPTHS + 1], features("qwen3").until(DEPTHS + 1), DEPTHS)

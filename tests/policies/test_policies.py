@@ -162,4 +162,5 @@ def test_gamma_max_must_allow_a_draft() -> None:
 def test_bare_fixed_stands_for_every_length() -> None:
     assert expand_policy("fixed", 3) == ["fixed:1", "fixed:2", "fixed:3"]
     assert expand_policy("fixed:2", 3) == ["fixed:2"]
-    assert expand_policy("no-draft", 3) == ["no-draft"]
+    assert expand_policy("no-draft", 3) == expand_policy("none", 3) == ["no-draft"]  # its name in earlier versions
+    assert make_policy("none", 3) == make_policy("no-draft", 3)

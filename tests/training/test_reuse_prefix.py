@@ -11,7 +11,7 @@ from draftgauge.models.taps import TapPlan, batch_features
 from tiny import tiny_model, tokens
 
 DEPTHS, LENGTH = 3, 19
-VARIANTS = [(design, 1, "project-rope") for design in DESIGNS] + [("kv", 2, "concat"), ("none", 3, "project-rope")]
+VARIANTS = [(design, 1, "project-rope") for design in DESIGNS] + [("kv", 2, "concat"), ("control", 3, "project-rope")]
 
 
 @pytest.mark.parametrize("first", [1, 6, LENGTH - 2 - DEPTHS])

@@ -130,7 +130,7 @@ def test_designs_and_targets_without_such_a_start_attend_to_themselves(
     hidden, matched = drafter(target, "hidden"), drafter(target, "hidden")
     assert start_attention(hidden, target, "target", texts) == start_attention(matched, target, "self", []) == []
     assert all(torch.equal(a, b) for a, b in zip(hidden.parameters(), matched.parameters(), strict=True))
-    strange = drafter(target, "none")
+    strange = drafter(target, "control")
     strange.config = replace(strange.config, target_family="mamba")
     with pytest.warns(UserWarning, match="projections of mamba targets are not known"):
         assert start_attention(strange, target, "target", texts) == []

@@ -353,7 +353,7 @@ def test_a_second_training_in_one_folder_is_refused(base: TrainingSpec, tmp_path
     assert train_drafter(base, out).steps == base.steps
 
 
-@pytest.mark.parametrize(("design", "cached"), [("hidden", False), ("none", False), ("hidden", True)])
+@pytest.mark.parametrize(("design", "cached"), [("hidden", False), ("control", False), ("hidden", True)])
 def test_designs_that_read_no_keys_train_where_every_layer_slides(
     base: TrainingSpec, tmp_path: Path, design: str, cached: bool
 ) -> None:

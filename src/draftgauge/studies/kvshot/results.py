@@ -79,7 +79,7 @@ def study_rows(results: Sequence[CellResult]) -> list[Row]:
     - other measures, likewise pooled: ``measure``, of all or of a ``task``, ``estimate, low, high``;
     - paired differences of MAT over all positions, on the seeds of both, with ``p_value, p_seeds``, neither corrected:
       ``mat_minus_plain`` to the same drafter without its remedy, ``mat_minus_random`` to the same from random weights,
-      ``mat_minus_none`` to the control;
+      ``mat_minus_control`` to the control;
     - what limits a drafter: rows of :func:`~draftgauge.diagnostics.bottlenecks.bottleneck_rows`;
     - predictions: see :func:`~draftgauge.studies.kvshot.verdicts.verdict_rows`.
 
