@@ -234,7 +234,7 @@ def make_cells(
     shapes: Mapping[Variant, tuple[int, int]],
     fingerprint: str,
     folder: Path,
-    tuned: Mapping[Variant, Mapping[str, float]] = MappingProxyType({}),
+    tuned: Mapping[Variant, Mapping[str, Any]] = MappingProxyType({}),
 ) -> list[Cell]:
     """All cells, seed by seed, so that a study that is stopped early has whole seeds; warm ones after the cells that
     they start from.
