@@ -78,7 +78,7 @@ def test_policies_that_look_tokens_up_are_left_out_unless_they_are_asked_for(run
     assert "two-source" in DEFAULT_POLICIES
     assert {"stopping", "two-source"} & {row["policy"] for row in replay(run)} == {"stopping"}
     assert {"stopping", "two-source"} & {row["setting"] for row in advise(run)} == {"stopping"}
-    live = {"compression": "no-draft", "task": "all", "tokens_per_second": 9.0, "ratio_to_plain": 1.5, "mismatches": 0}
+    live = {"compression": "none", "task": "all", "tokens_per_second": 9.0, "ratio_to_plain": 1.5, "mismatches": 0}
     page = build_report([run], tmp_path / "report.html", [live | {"policy": "two-source"}]).read_text()
     assert "two-source" in page  # as measured
     for verb in (replay, advise):
