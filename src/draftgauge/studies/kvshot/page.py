@@ -209,7 +209,7 @@ def comparisons(drafters: Sequence[Drafter]) -> list[Chart]:
             ("agreement", "agreement", "agreement_low", "agreement_high", "agreement, all positions, %"),
         ):
             drawn = [
-                Line(one.label, *([row["depth"] for row in one.depths], *_percents(one.depths, keys)), style=style)
+                Line(one.label, [row["depth"] for row in one.depths], *_percents(one.depths, keys), style=style)
                 for one, style in zip(lines, styles, strict=True)
             ]
             axes = Axes("depth of the draft step, k", ylabel)
