@@ -15,7 +15,7 @@ INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check --no
 PROCESSES = $(shell $(BIN)/python -c 'import os; print(min(8, os.cpu_count() + 1))')
 PARALLEL = --numprocesses $(PROCESSES) --dist loadfile --no-loadscope-reorder
 
-.PHONY: demo test test-gpu test-engines test-recipe test-faults test-fast lint types figures docs setup clean
+.PHONY: demo test test-gpu test-engines test-speculators test-recipe test-faults test-fast lint types figures docs setup clean
 
 setup: $(VENV)/.installed
 
@@ -46,6 +46,11 @@ test-gpu: setup
 test-engines: setup
 	$(BIN)/python tools/engines.py set-up
 	eval "$$($(BIN)/python tools/engines.py environment)" && $(BIN)/python -m pytest -rs tests/engines tests/models/test_gguf_engine.py tests/models/test_gguf_conversion.py
+
+# Drafters in public formats against the forward of speculators, in an environment of its own.
+test-speculators: setup
+	$(BIN)/python tools/engines.py set-up --only speculators
+	DRAFTGAUGE_SPECULATORS_PYTHON=.engines/speculators/bin/python $(BIN)/python -m pytest -rs tests/drafters/test_checkpoints.py
 
 # The recipe of the bundled pair, among it end to end at a 2,000th of its length: some minutes.
 test-recipe: setup

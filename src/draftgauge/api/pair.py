@@ -102,7 +102,10 @@ def load_pair(spec: PairSpec) -> Pair:
     (compression,) = labelled(spec).compression
     loading, engine, trusted = spec.loading, spec.loading.engine, spec.loading.trust_remote_code
     name, source = drafter_of(spec)
-    kind, options = drafter_kind(name), LoadOptions(compression, loading.draft_device, engine, trusted)
+    kind, options = (
+        drafter_kind(name),
+        LoadOptions(compression, loading.draft_device, engine, trusted, loading.allow_pickle),
+    )
     target = target_of(spec)
     tokenizer = load_tokenizer(loading.tokenizer or target, trusted)
     if is_gguf(target):

@@ -39,6 +39,7 @@ class LoadOptions:
     device: str | torch.device | None = None
     engine: str = "auto"
     trust_remote_code: bool = False
+    allow_pickle: bool = False
 
 
 class DraftSource(ABC):

@@ -34,6 +34,11 @@ def check_folder(source: str | Path) -> None:
         raise ModelError(f"{source} is {kind}")
     if not any((folder / name).is_file() for name in _MODEL_FILES):
         raise ModelError(f"{source} is not a model folder, it has no config.json")
+    check_pointers(folder)
+
+
+def check_pointers(folder: Path) -> None:
+    """Refuse a folder whose large files were not fetched."""
     for path in (path for pattern in _READ_FILES for path in sorted(folder.glob(pattern))):
         if path.is_file() and path.open("rb").read(len(_POINTER)) == _POINTER:
             raise ModelError(
@@ -53,20 +58,17 @@ def other_kind(folder: Path) -> str | None:
             f"an adapter (LoRA or the like) of {base}, not a whole model: merge the two (peft's merge_and_unload, "
             "then save_pretrained) and give that folder"
         )
-    if (folder / "config.json").is_file() and is_eagle(_mapping(folder / "config.json")):
-        return (
-            "an EAGLE drafter, which serving engines run and draftgauge does not: give a small language model of the "
-            "target's family as --draft, or train a drafter with `draftgauge train`"
-        )
+    if (folder / "config.json").is_file() and is_drafter_checkpoint(_mapping(folder / "config.json")):
+        return "a drafter of hidden states (EAGLE, DFlash or the like), no language model: give it as --drafter"
     return None
 
 
-def is_eagle(config: Mapping[str, Any]) -> bool:
-    """Whether a ``config.json`` is of a drafter for serving engines (EAGLE, or of the library speculators)."""
+def is_drafter_checkpoint(config: Mapping[str, Any]) -> bool:
+    """Whether a ``config.json`` is of a drafter for serving engines: EAGLE, DFlash, DSpark or of the library speculators."""
     architectures = config.get("architectures")
-    names = architectures if isinstance(architectures, list) else []
+    names = " ".join(map(str, architectures)).lower() if isinstance(architectures, list) else ""
     return (
-        any("eagle" in str(name).lower() for name in names)
+        any(name in names for name in ("eagle", "dflash", "dspark"))
         or "draft_vocab_size" in config
         or "speculators_model_type" in config
     )

@@ -131,11 +131,11 @@ def _check_complete(model: PreTrainedModel, report: Mapping[str, Any], source: s
     if not report["missing_keys"]:
         return
     names = ", ".join(sorted(report["missing_keys"])[:3])
-    eagle = "; it looks like an EAGLE drafter, which draftgauge does not run" * (
+    drafter = "; it looks like an EAGLE or DFlash drafter, which is given as --drafter" * (
         "fc.weight" in report["unexpected_keys"]
     )
     raise ModelError(
-        f"{source} holds no weights for {names}: it is not the checkpoint of a {type(model).__name__}{eagle}"
+        f"{source} holds no weights for {names}: it is not the checkpoint of a {type(model).__name__}{drafter}"
     )
 
 

@@ -39,6 +39,9 @@ class LoadSpec(TargetLoadSpec):
         None, help="spread the target over all GPUs: 'auto', 'balanced', 'balanced_low_0' or 'sequential'."
     )
     draft_device: str | None = option(None, help="where a draft model runs; with the target if left out.")
+    allow_pickle: bool = option(
+        False, help="read the pickled weights of a drafter's checkpoint, which can run code: if you trust its source."
+    )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -58,7 +61,8 @@ class PairSpec:
     )
     drafter: str | None = option(
         None,
-        help="what drafts: 'language_model' (the draft model), 'prompt_lookup', or the folder of a trained drafter.",
+        help="what drafts: 'language_model' (the draft model), 'prompt_lookup', the folder of a trained drafter, or an "
+        "EAGLE-3 or DFlash checkpoint (folder or id).",
     )
     machine: DeviceSpec = DeviceSpec()
     loading: LoadSpec = LoadSpec()

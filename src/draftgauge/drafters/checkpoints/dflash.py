@@ -1,0 +1,124 @@
+"""DFlash (arXiv 2602.06036), which drafts a block in one pass, and DSpark, which adds two heads to it.
+
+The keys and values of the committed text are made of the target's fused hidden states, those of the block of its
+tokens: the last committed one and masks. Letters in shapes as in :mod:`draftgauge.drafters.checkpoints.decoder`.
+"""
+
+from __future__ import annotations
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from draftgauge.drafters.checkpoints.decoder import Cache, Weights, rotary_tables, two_part_attention
+from draftgauge.drafters.checkpoints.layouts import DFlashLayout
+from draftgauge.drafters.reuse.rotary import window
+
+
+class DFlashNet:
+    """See :class:`~draftgauge.drafters.checkpoints.decoder.DrafterNet`."""
+
+    def __init__(
+        self, layout: DFlashLayout, weights: Weights, embedding: Tensor, head: Tensor, to_target: Tensor | None
+    ) -> None:
+        self.layout, self.weights, self.to_target = layout, weights, to_target
+        self.longest: int | None = layout.longest
+        self._embedding, self._head = embedding, head
+        self._layers = [weights.at(f"layers.{layer}") for layer in range(layout.decoder.layers)]
+        self._tables = rotary_tables(layout.decoder, "the drafter's rotary embedding")
+
+    def begin(self) -> Cache:
+        return Cache(self.layout.decoder, self._head)
+
+    @torch.inference_mode()
+    def take_in(self, cache: Cache, tokens: Tensor, hidden: Tensor) -> Tensor:
+        """The token ``[n]`` after each anchor."""
+        end = cache.length + len(tokens)
+        fused = self.weights.norm("hidden_norm", self.weights.linear("fc", hidden.to(self._head.dtype).flatten(1)))
+        tables = window(self._tables(end, fused), cache.length, end)
+        for number, layer in enumerate(self._layers):
+            cache.write(number, *layer.keys_values(fused, tables))
+        cache.length = end
+        return tokens
+
+    @torch.inference_mode()
+    def branches(self, cache: Cache, first: int, begin: Tensor, limit: int) -> DFlashBranches:
+        states = self._block(cache, first, begin)
+        start = 0 if self.layout.from_anchor else 1
+        states = states[:, start : start + min(limit, self.layout.longest)]
+        return DFlashBranches(self, begin, states, F.linear(states, self._head).float())
+
+    def _block(self, cache: Cache, first: int, tokens: Tensor) -> Tensor:
+        """States ``[R, B, H]`` of the blocks that begin with these tokens ``[R]``."""
+        layout, rows = self.layout, len(tokens)
+        masks = tokens.new_full((rows, layout.block - 1), layout.mask_token)
+        states = F.embedding(torch.cat((tokens[:, None], masks), 1), self._embedding)
+        row, place = (torch.arange(count, device=tokens.device) for count in (rows, layout.block))
+        positions = first + 1 + row[:, None] + place  # [R, B]
+        cos, sin = self._tables(first + rows + layout.block, states)
+        tables = cos[positions][:, None], sin[positions][:, None]
+        length = first + rows
+        for number, (layer, reach) in enumerate(zip(self._layers, layout.windows, strict=True)):
+            entering = layer.norm("input_layernorm", states)
+            queries, own = layer.queries(entering, tables), layer.keys_values(entering, tables)
+            unseen = self._unseen(positions, length, reach)
+            behind = place > place[:, None] if reach is not None and layout.causal_windows else None
+            mixed = two_part_attention(queries, cache.view(number, length), own, unseen, behind)
+            states = states + layer.linear("self_attn.o_proj", mixed)
+            states = states + layer.swiglu(layer.norm("post_attention_layernorm", states))
+        return self.weights.norm("norm", states)
+
+    def _unseen(self, positions: Tensor, length: int, reach: int | None) -> Tensor | None:
+        """``[R, B, length]`` true for anchors that a place does not see: of later rows, or outside its window."""
+        if len(positions) == 1 and reach is None:
+            return None
+        anchors = torch.arange(length, device=positions.device)
+        unseen = (anchors >= positions[:, :1, None]).expand(-1, positions.shape[1], -1)
+        if reach is None:
+            return unseen
+        if self.layout.window_from_anchor:
+            return unseen | (anchors < positions[:, :1, None] - reach)
+        return unseen | (anchors <= positions[:, :, None] - reach)
+
+
+class DFlashBranches:
+    """Blocks from consecutive anchors, read off place by place."""
+
+    def __init__(self, net: DFlashNet, tokens: Tensor, states: Tensor, logits: Tensor) -> None:
+        self._net, self._states, self._block_logits = net, states, logits
+        self._place, self._recurrent = 0, None
+        self._read(tokens)
+
+    def advance(self, tokens: Tensor) -> Tensor:
+        self._place += 1
+        self._read(tokens)
+        return self.logits
+
+    @torch.inference_mode()
+    def _read(self, before: Tensor) -> None:
+        """The next place's logits and confidence, by the token before it."""
+        layout, weights = self._net.layout, self._net.weights
+        state, logits, features = self._states[:, self._place], self._block_logits[:, self._place], None
+        if layout.markov:
+            features = F.embedding(before, weights["markov_head.markov_w1.weight"])
+            logits = logits + weights.linear("markov_head.markov_w2", self._latent(state, features)).float()
+        self.logits, self.confidence = logits, None
+        if layout.confidence:
+            joined = (
+                torch.cat((state, features), -1) if layout.confidence_reads_token and features is not None else state
+            )
+            self.confidence = weights.linear("confidence_head.proj", joined)[:, 0].float().sigmoid()
+
+    def _latent(self, state: Tensor, features: Tensor) -> Tensor:
+        """What the Markov head makes of the token before, ``[R, rank]``."""
+        layout, weights = self._net.layout, self._net.weights
+        if layout.markov == "vanilla":
+            return features
+        if layout.markov == "gated":
+            gate = weights.linear("markov_head.gate_proj", torch.cat((state, features), -1)).sigmoid()
+            return gate * features
+        recurrent = torch.zeros_like(features) if self._recurrent is None else self._recurrent
+        joined = torch.cat((recurrent, features, state), -1)
+        gate, candidate, output = weights.linear("markov_head.joint_proj", joined).chunk(3, -1)
+        self._recurrent = gate.sigmoid() * recurrent + (1 - gate.sigmoid()) * candidate.tanh()
+        return output.tanh()

@@ -1,0 +1,125 @@
+"""The files of a published drafter, in a folder or on the hub: configuration and tensors."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError
+from safetensors.torch import load_file
+from torch import Tensor
+from transformers.utils import cached_file
+
+from draftgauge.core.artefacts import read_json
+from draftgauge.core.errors import ModelError
+from draftgauge.core.files import file_sha256
+from draftgauge.models.fingerprint import fingerprint
+from draftgauge.models.folder import INDEX, check_pointers, explained, is_drafter_checkpoint
+
+CONFIG, WEIGHTS, PICKLED = "config.json", "model.safetensors", "pytorch_model.bin"
+
+
+def is_checkpoint(source: str | Path) -> bool:
+    """Whether a folder, or a model id of the hub, is a drafter published for serving engines."""
+    return _file(source, CONFIG) is not None and is_drafter_checkpoint(read_config(source))
+
+
+def read_config(source: str | Path) -> dict[str, Any]:
+    """``config.json`` of a checkpoint.
+
+    Raises:
+        ModelError: if there is none, or it is damaged.
+    """
+    path = _file(source, CONFIG)
+    if path is None:
+        raise ModelError(f"{source} has no {CONFIG}: give the folder or the id of a drafter's checkpoint")
+    value = read_json(path, "file", "download the checkpoint again", ModelError)
+    if not isinstance(value, dict):
+        raise ModelError(f"{path} is damaged: it must hold a JSON object; download the checkpoint again")
+    return value
+
+
+def read_tensors(source: str | Path, allow_pickle: bool = False) -> dict[str, Tensor]:
+    """All tensors of a checkpoint, on the CPU.
+
+    Raises:
+        ModelError: if a file is missing or damaged, or the weights are pickled and that is not allowed.
+    """
+    tensors: dict[str, Tensor] = {}
+    for path in weight_files(source, allow_pickle):
+        try:
+            if path.suffix == ".bin":
+                tensors |= torch.load(path, map_location="cpu", weights_only=True)
+            else:
+                tensors |= load_file(path)
+        except (SafetensorError, OSError, RuntimeError, EOFError, ValueError) as error:
+            raise ModelError(
+                f"{path} is damaged or half downloaded ({_first_line(error)}): download it again"
+            ) from error
+    return tensors
+
+
+def weight_files(source: str | Path, allow_pickle: bool = False) -> list[Path]:
+    """The files that hold the weights, all of them there."""
+    index = _file(source, INDEX)
+    if index is not None:
+        named = _named_files(index)
+        found = {name: _file(source, name) for name in named}
+        if missing := [name for name, path in found.items() if path is None]:
+            raise ModelError(f"{source} lacks {', '.join(missing)}, which {INDEX} names: download the rest of it")
+        return [path for path in found.values() if path is not None]
+    whole = _file(source, WEIGHTS)
+    if whole is not None:
+        return [whole]
+    pickled = _file(source, PICKLED)
+    if pickled is None:
+        raise ModelError(f"{source} lacks {WEIGHTS}: the download is not complete, download the rest of it")
+    if not allow_pickle:
+        raise ModelError(
+            f"{source} holds pickled weights ({PICKLED}), which can run code when they are read: convert them to "
+            "safetensors, or pass --allow-pickle if you trust where they come from"
+        )
+    return [pickled]
+
+
+def checkpoint_fingerprint(source: str | Path) -> str:
+    """Which checkpoint it is, by configuration and weights."""
+    path = _file(source, CONFIG)
+    assert path is not None, "a loaded checkpoint has a configuration"
+    pickled = path.parent / PICKLED
+    if not list(path.parent.glob("*.safetensors")) and pickled.is_file():
+        return file_sha256(pickled)
+    return fingerprint(path.parent, texts=False)
+
+
+def _named_files(index: Path) -> list[str]:
+    value = read_json(index, "file", "download the checkpoint again", ModelError)
+    weight_map = value.get("weight_map") if isinstance(value, Mapping) else None
+    if not isinstance(weight_map, dict) or not all(isinstance(name, str) for name in weight_map.values()):
+        raise ModelError(f"{index} is damaged: its weight_map must name a file for each weight; download it again")
+    names = sorted(set(weight_map.values()))
+    for name in names:
+        if Path(name).name != name or not name.endswith(".safetensors"):
+            raise ModelError(f"{index} names {name!r}: only safetensors files of the checkpoint's own folder are read")
+    return names
+
+
+def _file(source: str | Path, name: str) -> Path | None:
+    """A file of a folder, or of a repository of the hub, downloaded if need be; None if there is none."""
+    folder = Path(source)
+    if folder.is_dir():
+        check_pointers(folder)
+        return folder / name if (folder / name).is_file() else None
+    if folder.exists() or str(source).count("/") != 1 or str(source).startswith((".", "/", "~")):
+        return None
+    with explained(source):
+        found = cached_file(
+            str(source), name, _raise_exceptions_for_gated_repo=False, _raise_exceptions_for_missing_entries=False
+        )
+    return None if found is None else Path(found)
+
+
+def _first_line(error: Exception) -> str:
+    return (str(error) or type(error).__name__).splitlines()[0]

@@ -1,0 +1,275 @@
+"""Drafters as they are published, in every layout: logits of speculators' forward, drafts from all positions at once,
+and output as without them.
+"""
+
+from __future__ import annotations
+
+import functools
+import json
+import os
+import shutil
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+from transformers import PreTrainedModel
+
+from draftgauge.core.errors import DraftgaugeError, ModelError
+from draftgauge.decoding import DecodingSettings, plain_decode, speculative_decode
+from draftgauge.drafters.checkpoints.building import build_net
+from draftgauge.drafters.checkpoints.decoder import DrafterNet
+from draftgauge.drafters.checkpoints.files import read_config
+from draftgauge.drafters.checkpoints.layouts import DFlashLayout, read_layout
+from draftgauge.drafters.checkpoints.live import CheckpointDrafter
+from draftgauge.drafters.dense import DraftsEverywhere, draft_everywhere, draft_position_by_position
+from draftgauge.drafters.source import choose_drafter
+from draftgauge.models.base import CachedModel
+from draftgauge.models.loading import wrap
+from draftgauge.models.taps import TapPlan, attach_taps
+from draftgauge.policies.fixed import FixedLength
+from draftgauge.policies.registry import make_policy
+from draftgauge.verification import Sampling, probabilities
+from linear_costs import LinearCosts
+from markov import Enumerator, assert_same_law
+from tiny import tiny_model, tokens
+
+FIXTURES = Path(__file__).parent / "checkpoints"
+LAYOUTS = sorted(path.name for path in FIXTURES.iterdir())
+TARGET = {"hidden_size": 16, "num_hidden_layers": 6, "vocab_size": 48}
+UNUSED = torch.Generator()  # the enumerator draws instead
+
+
+@functools.cache
+def target_module(**changes: Any) -> PreTrainedModel:
+    return tiny_model("qwen3", **TARGET | changes)
+
+
+def build(folder: Path, target: CachedModel) -> DrafterNet:
+    return build_net(folder, read_layout(read_config(folder), str(folder)), target)
+
+
+def drafter_of(folder: Path, target: CachedModel, **options: Any) -> CheckpointDrafter:
+    net = build(folder, target)
+    return CheckpointDrafter(net, target, attach_taps(target, TapPlan(net.layout.taps)), **options)
+
+
+def check_against_speculators(folder: Path) -> None:
+    """Compare the logits of a checkpoint, and its chances of acceptance, with those stored beside it."""
+    expected = load_file(folder / "expected.safetensors")
+    module = tiny_model("qwen3", **TARGET)
+    for name, module_part in (
+        ("embed_tokens.weight", "get_input_embeddings"),
+        ("lm_head.weight", "get_output_embeddings"),
+    ):
+        if name in expected:  # what the checkpoint borrows of its target
+            getattr(module, module_part)().weight.data.copy_(expected[name])
+    net = build(folder, wrap(module))
+    assert net.layout.taps == (1, 3, 4)
+    text, logits = expected["tokens"], expected["logits"]
+    cache = net.begin()
+    if isinstance(net.layout, DFlashLayout):  # tokens of the text; the token after anchor ``a`` is number ``a + 1``
+        begin = net.take_in(cache, text[1:], expected["hidden"][:-1])
+        first, start = 2, 0 if net.layout.from_anchor else 1
+        blocks = len(logits)
+        branches = net.branches(cache, first, begin[first : first + blocks], net.longest)
+        for place in range(net.longest):
+            torch.testing.assert_close(branches.logits, logits[:, start + place], rtol=1e-4, atol=1e-4)
+            if "confidence" in expected:
+                wanted = expected["confidence"][:, start + place]
+                torch.testing.assert_close(branches.confidence, wanted, rtol=1e-4, atol=1e-4)
+            if place + 1 < net.longest:
+                branches.advance(text[first + 2 + place :][:blocks])
+        return
+    begin = net.take_in(cache, text, expected["hidden"])  # tokens after each anchor
+    anchors = len(text) - len(logits)
+    branches = net.branches(cache, 0, begin[:anchors], len(logits))
+    for depth, wanted in enumerate(logits):
+        torch.testing.assert_close(branches.logits, wanted[:anchors], rtol=1e-4, atol=1e-4)
+        branches.advance(text[depth + 1 :][:anchors])
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_logits_are_those_of_speculators(layout: str) -> None:
+    check_against_speculators(FIXTURES / layout)
+
+
+def test_logits_are_those_of_speculators_on_other_weights(tmp_path: Path) -> None:
+    python = os.environ.get("DRAFTGAUGE_SPECULATORS_PYTHON")
+    if python is None:
+        pytest.skip("needs speculators, in an environment that `make test-speculators` sets up")
+    script = Path(__file__).parents[1] / "speculators_reference.py"
+    subprocess.run([python, str(script), str(tmp_path), "7"], check=True)
+    assert sorted(path.name for path in tmp_path.iterdir()) == LAYOUTS
+    for layout in LAYOUTS:
+        check_against_speculators(tmp_path / layout)
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize("engine", ["lean", "static", "modules"])
+def test_greedy_output_is_the_plain_one_with_every_kind_of_policy(layout: str, engine: str) -> None:
+    target = wrap(target_module(), engine)
+    prompt, settings = tokens(6, vocabulary=48).tolist() * 2, DecodingSettings(24)
+    plain = plain_decode(target, prompt, settings).tokens
+    drafter, drafted = drafter_of(FIXTURES / layout, target), 0
+    for name in ("fixed:1", "fixed:6", "hf-confidence", "two-source", "adaedl"):
+        output = speculative_decode(target, drafter, make_policy(name, 6, LinearCosts()), prompt, settings)
+        assert output.tokens == plain, name
+        drafted += sum(step.drafted for step in output.steps)
+    assert drafted > 0
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_drafts_from_all_positions_are_those_of_each(layout: str) -> None:
+    target = wrap(target_module(max_position_embeddings=48))
+    end_tokens = frozenset({7, 11})
+    drafter = drafter_of(FIXTURES / layout, target, end_tokens=end_tokens)
+    assert isinstance(drafter, DraftsEverywhere)
+    for prompt in (tokens(9, vocabulary=48).tolist(), [5]):
+        output = plain_decode(target, prompt, DecodingSettings(48 - len(prompt))).tokens
+        together = draft_everywhere(drafter, prompt, output, 6, 48)
+        singly = draft_position_by_position(drafter, prompt, output, 6)
+        assert (together.tokens >= 0).any()
+        assert together.tokens.tolist() == singly.tokens.tolist()
+        torch.testing.assert_close(
+            torch.tensor(together.shown), torch.tensor(singly.shown), rtol=1e-4, atol=1e-4, equal_nan=True
+        )
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("layout", ["eagle3-sglang", "dspark-speculators", "dflash-flat"])
+def test_sampled_output_has_the_targets_law(monkeypatch: pytest.MonkeyPatch, layout: str) -> None:
+    module, prompt, sampling = target_module(), [1, 0, 1], Sampling(1.0, top_k=2)  # so few tokens that all are tried
+    target = wrap(module)
+    drafter = drafter_of(FIXTURES / layout, target, sampling=sampling, generator=UNUSED)
+    settings, drafted = DecodingSettings(3, sampling), set()
+
+    def run() -> tuple[int, ...]:
+        output = speculative_decode(target, drafter, FixedLength(2), prompt, settings, UNUSED)
+        drafted.update(step.drafted for step in output.steps)
+        return tuple(output.tokens)
+
+    law = Enumerator(monkeypatch).law(run)
+    wanted: dict[tuple[int, ...], float] = {(): 1.0}
+    for _ in range(3):
+        rows = {
+            text: probabilities(module(torch.tensor([[*prompt, *text]])).logits[:, -1], sampling) for text in wanted
+        }
+        wanted = {
+            (*text, token): chance * float(rows[text][0, token])
+            for text, chance in wanted.items()
+            for token in rows[text][0].nonzero()[:, 0].tolist()
+        }
+    assert len(wanted) == 8
+    assert 2 in drafted
+    assert_same_law(law, wanted, tolerance=1e-5)
+
+
+@pytest.fixture
+def copied(tmp_path: Path) -> Path:
+    return Path(shutil.copytree(FIXTURES / "eagle3-sglang", tmp_path / "drafter"))
+
+
+def edit(folder: Path, **changes: Any) -> None:
+    config = json.loads((folder / "config.json").read_text()) | changes
+    (folder / "config.json").write_text(json.dumps({name: value for name, value in config.items() if value is not ...}))
+
+
+def rewrite(folder: Path, drop: tuple[str, ...] = (), **added: torch.Tensor) -> None:
+    tensors = {name: t for name, t in load_file(folder / "model.safetensors").items() if name not in drop}
+    save_file(tensors | added, folder / "model.safetensors")
+
+
+@pytest.mark.parametrize(
+    ("changes", "target", "message"),
+    [
+        ({}, {"num_hidden_layers": 4}, "made for a target of at least 5 layers and width 16, this one has 4 and 16"),
+        ({}, {"hidden_size": 32}, "made for a target of at least 5 layers and width 16, this one has 6 and 32"),
+        ({"num_target_layers": 36}, {}, "made for a target of 36 layers and width 16, this one has 6 and 16"),
+        ({}, {"vocab_size": 52}, "made for a target of 48 tokens, this one has 52"),
+        ({}, {"num_hidden_layers": 5}, "reads the target's last layer"),
+    ],
+)
+def test_another_target_is_refused_in_words(copied: Path, changes, target, message) -> None:
+    edit(copied, **changes)
+    with pytest.raises(ModelError, match=message):
+        build(copied, wrap(target_module(**target)))
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"speculators_model_type": "mtp"}, "format that is not read here.*These are: EAGLE-3"),
+        ({"architectures": ["EagleForCausalLM"], "auto_map": {}}, "own Python code .auto_map. is not run"),
+        ({"architectures": ["DFlash2DraftModel"]}, "format that is not read here"),
+        ({"hidden_size": ...}, "hidden_size is missing"),
+        ({"num_attention_heads": "4"}, "num_attention_heads must be a whole number"),
+        ({"hidden_act": "gelu"}, "activation 'gelu'"),
+        ({"rope_parameters": {"rope_type": "dynamic", "factor": 2.0}}, "change with the text"),
+        ({"rope_parameters": {"rope_type": "unheard"}}, "cannot load"),
+        ({"fc_norm": "yes"}, "fc_norm must be true or false"),
+        ({"eagle_aux_hidden_state_layer_ids": [0, 3, 5]}, "token embedding, which is not tapped"),
+        ({"eagle_aux_hidden_state_layer_ids": [2, 2, 5]}, "each once"),
+        ({"eagle_aux_hidden_state_layer_ids": [2, 3, 4, 5]}, "made for a target of at least 5 layers and width 12"),
+        ({"eagle_aux_hidden_state_layer_ids": [1, 2, 3, 4, 5]}, "do not share evenly"),
+        ({"draft_vocab_size": 23}, "d2t is .24., and by its config.json .23."),
+        ({"norm_before_fc": True}, "lacks input_norm.weight"),
+        ({"layer_types": ["sliding_attention"], "sliding_window": 4}, "sliding-window"),
+    ],
+)
+def test_settings_that_cannot_be_are_refused(copied: Path, changes, message) -> None:
+    edit(copied, **changes)
+    with pytest.raises(ModelError, match=message):
+        build(copied, wrap(target_module()))
+
+
+def test_weights_of_no_known_layout_are_named(copied: Path) -> None:
+    rewrite(copied, drop=("midlayer.hidden_norm.weight", "norm.weight"), extra=torch.zeros(1))
+    with pytest.raises(ModelError, match=r"lacks layers.0.hidden_norm.weight, norm.weight and has extra beside"):
+        build(copied, wrap(target_module()))
+
+
+def test_an_exchanged_vocabulary_map_is_found(copied: Path) -> None:
+    offsets = load_file(copied / "model.safetensors")["d2t"]
+    rewrite(copied, d2t=offsets + torch.arange(len(offsets)))  # ids in place of offsets
+    with pytest.raises(ModelError, match="must hold offsets"):
+        build(copied, wrap(target_module()))
+    rewrite(copied, d2t=torch.zeros_like(offsets))
+    with pytest.raises(ModelError, match="d2t and t2d name different tokens"):
+        build(copied, wrap(target_module()))
+
+
+def test_half_a_download_and_pickled_weights_are_refused(copied: Path) -> None:
+    target, weights = wrap(target_module()), copied / "model.safetensors"
+    (copied / "model.safetensors.index.json").write_text(json.dumps({"weight_map": {"a": "part-2.safetensors"}}))
+    with pytest.raises(ModelError, match=r"lacks part-2.safetensors, which model.safetensors.index.json names"):
+        build(copied, target)
+    (copied / "model.safetensors.index.json").unlink()
+    whole = weights.read_bytes()
+    weights.write_bytes(whole[: len(whole) // 2])
+    with pytest.raises(ModelError, match="damaged or half downloaded"):
+        build(copied, target)
+    weights.write_bytes(whole)
+    torch.save(load_file(weights), copied / "pytorch_model.bin")
+    weights.unlink()
+    with pytest.raises(ModelError, match=r"pickled weights .*--allow-pickle"):
+        build(copied, target)
+    layout = read_layout(read_config(copied), "it")
+    assert build_net(copied, layout, target, allow_pickle=True).layout.taps == (1, 3, 4)
+    (copied / "pytorch_model.bin").unlink()
+    with pytest.raises(ModelError, match=r"lacks model\.safetensors: the download is not complete"):
+        build(copied, target)
+
+
+def test_a_checkpoint_says_itself_what_it_is(copied: Path) -> None:
+    for layout in LAYOUTS:
+        assert choose_drafter(FIXTURES / layout, None) == ("checkpoint", FIXTURES / layout)
+    (copied / "config.json").write_text("{")
+    with pytest.raises(ModelError, match=r"config\.json"):
+        choose_drafter(copied, None)
+    with pytest.raises(DraftgaugeError, match=r"unknown drafter 'checkpont'.*an EAGLE-3 or DFlash checkpoint"):
+        choose_drafter("checkpont", None)
+    with pytest.raises(DraftgaugeError, match="drafter checkpoint needs"):
+        choose_drafter("checkpoint", None)
