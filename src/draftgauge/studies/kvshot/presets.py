@@ -58,7 +58,8 @@ def smoke(request: TrainingSpec) -> Study:
         "smoke",
         (HIDDEN, KV, HYBRID, CONTROL),
         (0, 1),
-        replace(request, steps=2, batch=2, checkpoint_every=2, log_every=1, attention_start=SELF),
+        # One thread: on a busy machine the threads of such small passes mostly wait for each other.
+        replace(request, steps=2, batch=2, checkpoint_every=2, log_every=1, attention_start=SELF, threads=1),
         Evaluation(
             per_task=1, max_new_tokens=12, live_prompts=1, tree_prompts=1, latency_prompts=1, bottleneck_prompts=1
         ),
