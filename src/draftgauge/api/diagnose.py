@@ -39,6 +39,12 @@ def diagnose(request: DiagnoseRequest, *, progress: Progress = silent) -> list[d
         groups.setdefault(_made_alike(descriptions[run]), []).append(run)
     for runs in groups.values():
         _check_seeds(runs, descriptions)
+    for run, description in descriptions.items():
+        if description["config"].get("block"):
+            raise DraftgaugeError(
+                f"{run} is a block-wise drafter, whose depths are not unrolled: diagnose takes drafters that go token "
+                "by token; `draftgauge evaluate` measures both"
+            )
     first = descriptions[request.runs[0]]
     depths = depths_of(request, first)
     target = load_single(request, first)

@@ -15,7 +15,8 @@ from draftgauge.diagnostics.latency import Latency, measure_latency
 from draftgauge.diagnostics.texts import HeldOutText
 from draftgauge.diagnostics.tree import tree_acceptance
 from draftgauge.drafters.base import Drafter
-from draftgauge.drafters.reuse.live import ReuseDrafter
+from draftgauge.drafters.reuse.blockwise import BlockNet
+from draftgauge.drafters.reuse.live import new_drafter
 from draftgauge.drafters.reuse.net import ReuseNet
 from draftgauge.models.base import CachedModel
 from draftgauge.models.taps import attach_taps
@@ -29,7 +30,7 @@ class EvaluationPlan:
     Attributes:
         depths: K, tokens a draft.
         settings: that the texts were decoded with.
-        live, tree, latency: how many texts; 0 leaves the measure out, None takes all.
+        live, tree, latency: how many texts; 0 leaves the measure out, None takes all. Blocks have no trees.
     """
 
     depths: int
@@ -89,11 +90,12 @@ def evaluate_drafter(
     progress("evaluation", 1, 4)
 
     live_texts = texts[: plan.live]
-    drafter = ReuseDrafter(net, target, attach_taps(target, net.config.tap_plan), plan.settings.end_tokens)
+    drafter = new_drafter(net, target, attach_taps(target, net.config.tap_plan), plan.settings.end_tokens)
     live, mismatched = live_acceptance(target, drafter, live_texts, count, plan.settings)
     progress("evaluation", 2, 4)
 
-    trees = tree_acceptance(net, target.module, [text for text in texts[: plan.tree] if len(text.prompt) > 1])
+    with_trees = [] if isinstance(net, BlockNet) else [text for text in texts[: plan.tree] if len(text.prompt) > 1]
+    trees = tree_acceptance(net, target.module, with_trees)
     progress("evaluation", 3, 4)
     timed = texts[: plan.latency]
     latency = measure_latency(target, drafter, timed, count, plan.settings) if timed else None

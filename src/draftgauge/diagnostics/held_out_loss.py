@@ -27,7 +27,9 @@ def held_out_kl(net: ReuseNet, module: PreTrainedModel, texts: Sequence[HeldOutT
             row, anchor = batch.counted(depth, begin + states.shape[1])[:, begin:].nonzero(as_tuple=True)
             taught = features.logits[row, begin + anchor + 1 + depth]
             taught = (taught if net.d2t is None else taught[:, net.d2t]).float().log_softmax(-1)
-            guessed = net.logits(states[row, anchor]).float().log_softmax(-1)
+            guessed = (
+                net.logits(states[row, anchor], batch.tokens[row, begin + anchor + 1 + depth]).float().log_softmax(-1)
+            )
             totals[depth] += float((taught.exp() * (taught - guessed)).sum())
             counts[depth] += len(row)
     return [total / max(1, count) for total, count in zip(totals, counts, strict=True)]

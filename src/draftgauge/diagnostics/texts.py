@@ -83,7 +83,7 @@ class TextBatch:
         ``states`` ``[B, anchors, H]`` begin with the anchor ``begin``."""
         counted = self.counted(depth, begin + states.shape[1])[:, begin:]
         row, anchor = counted.nonzero(as_tuple=True)
-        drafted = net.logits(states[row, anchor]).argmax(-1)
+        drafted = net.logits(states[row, anchor], self.tokens[row, begin + anchor + depth + 1]).argmax(-1)
         if net.d2t is not None:
             drafted = net.d2t[drafted]
         right = torch.zeros(counted.shape, dtype=torch.int64, device=states.device)

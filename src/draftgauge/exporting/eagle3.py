@@ -74,6 +74,11 @@ def export_eagle3(folder: Path, out: Path) -> dict[str, Tensor]:
 
 def check_exportable(config: ReuseConfig) -> None:
     """Refuse a drafter that has no place in the EAGLE-3 layout, saying why."""
+    if config.block:
+        raise DraftgaugeError(
+            "an EAGLE-3 drafter goes token by token, and this one proposes whole blocks: train with "
+            f"`--recipe ttt --reuse {DESIGN}` to export, or run this drafter with draftgauge itself"
+        )
     if config.design != DESIGN:
         reads = (
             "it reads the target's keys and values, as only the served assistants of the Gemma 4 family do"

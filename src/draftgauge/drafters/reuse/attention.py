@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import NamedTuple
 
+import torch.nn.functional as F
 from torch import Tensor, nn
 
 from draftgauge.drafters.reuse.joint import KeysValues, joint_attention
@@ -71,6 +72,13 @@ class Attention(nn.Module):
         split = projected.unflatten(-1, (self.query_heads + 2 * self.kv_heads, -1)).transpose(1, 2)  # [B, heads, R, D]
         rotated = rotate(split[:, : -self.kv_heads], like(tables, split))
         return Heads(rotated[:, : self.query_heads], rotated[:, self.query_heads :], split[:, -self.kv_heads :])
+
+    def keys_values(self, state: Tensor, tables: Tables) -> KeysValues:
+        """Keys and values ``[B, KV, n, D]`` of what is attended to and does not attend, ``[B, n, H]``."""
+        assert self.from_state is not None
+        projected = F.linear(state, self.from_state.weight[self.parts()["keys"].start :])
+        split = projected.unflatten(-1, (2 * self.kv_heads, -1)).transpose(1, 2)
+        return rotate(split[:, : self.kv_heads], like(tables, split)), split[:, self.kv_heads :]
 
     def forward(self, queries: Tensor, shared: KeysValues | None, own: Sequence[KeysValues], causal: bool) -> Tensor:
         mixed = joint_attention(queries, shared, own, causal)

@@ -12,6 +12,8 @@ from transformers import PreTrainedConfig, PreTrainedModel
 
 from draftgauge.core.errors import ModelError
 from draftgauge.core.seeds import derive_seed
+from draftgauge.drafters.reuse.attention import Attention
+from draftgauge.drafters.reuse.blockwise import BlockNet
 from draftgauge.drafters.reuse.config import DESIGNS, NORMS, WARM_START, ReuseConfig, reuse_config
 from draftgauge.drafters.reuse.net import ReuseNet
 
@@ -36,13 +38,18 @@ def new_net(
         for name, parameter in net.named_parameters():
             if name == "head.weight":
                 parameter.copy_(head if net.d2t is None else head[net.d2t])
-            elif name.endswith(".bias"):
+            elif name.endswith(".bias") or name == "markov.1.weight":
                 parameter.zero_()
             elif parameter.ndim == 1:
                 parameter.fill_(1)
             else:
-                parameter.copy_(_normal(name, parameter.shape, seed) * parameter.shape[1] ** -0.5)
+                scale = float(net.embedding.float().std()) if name == "mask" else parameter.shape[1] ** -0.5
+                parameter.copy_(_normal(name, parameter.shape, seed) * scale)
     return net
+
+
+def _empty(config: ReuseConfig, embedding: Tensor, rotary: nn.Module, draft_tokens: Tensor | None) -> ReuseNet:
+    return (BlockNet if config.block else ReuseNet)(config, embedding, rotary, draft_tokens)
 
 
 @torch.no_grad()
@@ -59,10 +66,9 @@ def start_attending_self(net: ReuseNet) -> None:
     Between random queries and keys attention is nearly even over hundreds of positions: a design whose token enters
     through attention alone (EAGLE-3, arXiv 2503.01840, section 3) would first have to find it.
     """
-    for block in net.blocks:
-        for attention in (block.self_attention, block.chain_attention):
-            if attention is not None:
-                attention.match_queries_to_keys()
+    for module in net.modules():
+        if isinstance(module, Attention):
+            module.match_queries_to_keys()
 
 
 def attach(config: ReuseConfig, target_module: PreTrainedModel, draft_tokens: Tensor | None) -> ReuseNet:
@@ -74,7 +80,7 @@ def attach(config: ReuseConfig, target_module: PreTrainedModel, draft_tokens: Te
             f"not {embedding.shape[0]} and {embedding.shape[1]}: choose the target that it was made for"
         )
     with torch.device("meta"):  # no time and no random numbers for weights that are overwritten
-        net = ReuseNet(config, embedding, target_module.get_decoder().rotary_emb, draft_tokens)
+        net = _empty(config, embedding, target_module.get_decoder().rotary_emb, draft_tokens)
     for module in net.modules():
         for name, parameter in module.named_parameters(recurse=False):
             setattr(
@@ -130,9 +136,10 @@ def frequent_tokens(counts: Tensor, size: int) -> Tensor:
 def count_parameters(config: ReuseConfig) -> int:
     with torch.device("meta"):
         embedding = torch.empty(config.vocabulary, config.hidden_size)
-        net = ReuseNet(replace(config, draft_vocabulary=0), embedding, nn.Identity())
-    left_out = config.vocabulary - config.logits  # rows of the head
-    return sum(parameter.numel() for parameter in net.parameters()) - left_out * config.hidden_size
+        net = _empty(replace(config, draft_vocabulary=0), embedding, nn.Identity(), None)
+    left_out = config.vocabulary - config.logits  # rows of the head, and of the Markov head and its bias
+    per_row = config.hidden_size + (config.markov_rank + 1 if config.markov_rank else 0)
+    return sum(parameter.numel() for parameter in net.parameters()) - left_out * per_row
 
 
 def matched_widths(

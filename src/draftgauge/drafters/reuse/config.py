@@ -29,6 +29,7 @@ class Design:
         self_attends: it has an attention over depth 0 of all anchors and its own chain.
         chain_attends: it has an attention over the injected keys of the target, if any, and its own chain.
         warm_starts: it can start from a trained ``hidden`` drafter, all of whose parts it has.
+        blockwise: it can propose a whole block at once, see :mod:`draftgauge.drafters.reuse.blockwise`.
     """
 
     reads_hidden: bool = False
@@ -36,6 +37,7 @@ class Design:
     self_attends: bool = False
     chain_attends: bool = False
     warm_starts: bool = False
+    blockwise: bool = True
 
     @property
     def gated(self) -> bool:
@@ -47,10 +49,11 @@ DESIGNS: Mapping[str, Design] = MappingProxyType(
         "hidden": Design(reads_hidden=True, self_attends=True),
         "kv": Design(reads_kv=True, chain_attends=True),
         "hybrid": Design(reads_hidden=True, reads_kv=True, self_attends=True, chain_attends=True, warm_starts=True),
-        "cross": Design(reads_hidden=True, reads_kv=True, chain_attends=True, warm_starts=True),
+        "cross": Design(reads_hidden=True, reads_kv=True, chain_attends=True, warm_starts=True, blockwise=False),
         "control": Design(chain_attends=True),  # reads nothing of the target
     }
 )
+BLOCK_SIZES, MOST_BLOCK_LAYERS = range(4, 17), 5
 WARM_START = "hidden"  # the design that others start from
 
 
@@ -60,7 +63,7 @@ class ReuseConfig:
 
     Attributes:
         design: one of ``DESIGNS``.
-        layers: drafter layers; more than one only for ``kv`` and ``control``.
+        layers: drafter layers; token by token, more than one only for ``kv`` and ``control``.
         injection: how the keys and values of several target layers enter, one of ``INJECTIONS``.
         hidden_layers: target decoder layers whose hidden states are read, from 0; empty where none are.
         kv_layers: target decoder layers whose keys and values are read, likewise.
@@ -83,6 +86,9 @@ class ReuseConfig:
         norm_before_residual: normalise the fused states, and later the drafter's own, before they become the block's
             residual, not only before its attention.
         norm_output: pass the drafter's states on to the next depth normalised, as its head takes them in.
+        block: tokens that one pass proposes; 0 in drafters that go token by token.
+        markov_rank: rank of the bias that the token before a slot of a block gives to its logits; 0 for none.
+        confidence_head: a head estimates each slot's chance of acceptance, and policies read it as confidence.
 
     The norms are those of ``speculators``; all three switched off is the original EAGLE-3. They concern the designs
     that read hidden states: the residual of the others starts from the token's embedding, which is small.
@@ -114,6 +120,9 @@ class ReuseConfig:
     norm_before_fc: bool = True
     norm_before_residual: bool = True
     norm_output: bool = True
+    block: int = 0
+    markov_rank: int = 0
+    confidence_head: bool = False
 
     def __post_init__(self) -> None:
         if self.design == "none":  # its name in earlier versions
@@ -122,9 +131,12 @@ class ReuseConfig:
         _check_choice("injection", self.injection, INJECTIONS)
         if self.layers < 1:
             raise ModelError(f"a drafter has at least one layer, not {self.layers}")
-        if self.layers > 1 and self.traits.reads_hidden:
+        if self.block:
+            self._check_block()
+        elif self.layers > 1 and self.traits.reads_hidden:
             raise ModelError(
-                f"the {self.design} design has one layer, not {self.layers}: more layers are for kv and control"
+                f"the {self.design} design has one layer, not {self.layers}: more layers are for kv and control, and for "
+                "block-wise drafters"
             )
         if self.intermediate_size < 1:
             raise ModelError(f"the intermediate size must be at least 1, not {self.intermediate_size}")
@@ -132,6 +144,19 @@ class ReuseConfig:
             raise ModelError(
                 f"a draft vocabulary of {self.draft_vocabulary} tokens is not within the target's {self.vocabulary}"
             )
+
+    def _check_block(self) -> None:
+        if not self.traits.blockwise:
+            able = ", ".join(name for name, design in DESIGNS.items() if design.blockwise)
+            raise ModelError(f"the {self.design} design has no block-wise drafter: choose one of {able}")
+        if self.block not in BLOCK_SIZES:
+            raise ModelError(f"a block has {BLOCK_SIZES[0]} to {BLOCK_SIZES[-1]} tokens, not {self.block}")
+        if self.block >= self.context:
+            raise ModelError(f"a block of {self.block} tokens does not fit the target's context of {self.context}")
+        if self.layers > MOST_BLOCK_LAYERS:
+            raise ModelError(f"a block-wise drafter has at most {MOST_BLOCK_LAYERS} layers, not {self.layers}")
+        if self.markov_rank < 0:
+            raise ModelError(f"the rank of the Markov head is at least 0, not {self.markov_rank}")
 
     @property
     def traits(self) -> Design:
@@ -169,6 +194,9 @@ def reuse_config(
     norm_before_fc: bool = True,
     norm_before_residual: bool = True,
     norm_output: bool = True,
+    block: int = 0,
+    markov_rank: int = 0,
+    confidence_head: bool = False,
 ) -> ReuseConfig:
     """The configuration of a drafter for a target; see :class:`ReuseConfig` for what is not below.
 
@@ -211,6 +239,9 @@ def reuse_config(
         norm_before_fc=norm_before_fc,
         norm_before_residual=norm_before_residual,
         norm_output=norm_output,
+        block=block,
+        markov_rank=markov_rank,
+        confidence_head=confidence_head,
     )
 
 

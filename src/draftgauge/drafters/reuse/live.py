@@ -5,14 +5,17 @@ from __future__ import annotations
 from collections.abc import Callable
 from pathlib import Path
 
+import numpy as np
 import torch
 from torch import Generator, Tensor
 
 from draftgauge.core.errors import DraftgaugeError
 from draftgauge.core.signals import OF_DRAFTED_TOKENS, Reads
 from draftgauge.drafters.base import Draft, KeepDrafting, UnreadDraft
+from draftgauge.drafters.dense import DenseDrafts, cut_after_end, note
 from draftgauge.drafters.draft_builder import DraftBuilder
-from draftgauge.drafters.reuse.drafting import begin, step, take_in
+from draftgauge.drafters.reuse.blockwise import CHUNK_BLOCKS, BlockNet
+from draftgauge.drafters.reuse.drafting import GrowingPair, Tapped, begin, step, take_in
 from draftgauge.drafters.reuse.net import ReuseNet
 from draftgauge.drafters.reuse.persistence import drafter_fingerprint, is_drafter, load_drafter, read_description
 from draftgauge.drafters.source import DraftSource, LoadOptions, Source, register_drafter
@@ -56,8 +59,7 @@ class ReuseDrafter:
         )
         self._text: list[int] = []
         self._taken = 0  # anchors that the network has taken in
-        self._chain = begin(net)  # after depth 0 of the last of them
-        self._first: Tensor | None = None  # [V] logits of the first drafted token
+        self._start()
 
     def keeps_drafted(self) -> bool:
         """No: what the target leaves behind of them takes the place of the drafter's own chain."""
@@ -71,17 +73,17 @@ class ReuseDrafter:
         """Start a new sequence, whose tokens but the last the target has taken in."""
         self._text = list(context)
         self._taken = 0
-        self._chain = begin(self.net)
-        self._first = None
+        self._start()
         self._take_in()
 
     @torch.inference_mode()
     def propose(self, limit: int, keep_drafting: KeepDrafting | None, reads: Reads = OF_DRAFTED_TOKENS) -> Draft:
         limit = self._within_context(limit)
         self._take_in()
-        if limit <= 0 or self._first is None:
+        if limit <= 0 or not self._taken:
             return Draft([])
-        return self._builder.build(self._first[None], self._chained(), limit, keep_drafting, reads)
+        first, advance = self._drafting()
+        return self._builder.build(first, advance, limit, keep_drafting, reads, self._confidences())
 
     @torch.inference_mode()
     def propose_unread(self, limit: int) -> UnreadDraft | None:
@@ -89,9 +91,10 @@ class ReuseDrafter:
         if not self.target.spec.keeps_on_device:
             return None
         self._take_in()
-        if limit <= 0 or self._first is None:
+        if limit <= 0 or not self._taken:
             return None
-        return self._builder.build_unread(self._first[None], self._chained(), limit)
+        first, advance = self._drafting()
+        return self._builder.build_unread(first, advance, limit)
 
     def commit(self, accepted: int, tokens: list[int]) -> None:
         self._text += tokens
@@ -99,16 +102,25 @@ class ReuseDrafter:
     def _within_context(self, limit: int) -> int:
         return min(limit, self.target.spec.context - len(self._text) + 1)
 
-    def _chained(self) -> Callable[[Tensor], Tensor]:
-        """Takes in one drafted token after the other, from the last anchor on, and gives the logits ``[1, V]``."""
+    def _start(self) -> None:
+        self._chain = begin(self.net)  # after depth 0 of the last anchor
+        self._first: Tensor | None = None  # [V] logits of the first drafted token
+
+    def _confidences(self) -> list[float] | None:
+        """What a head of the drafter's own says of each token of a draft; None without one."""
+        return None
+
+    def _drafting(self) -> tuple[Tensor, Callable[[Tensor], Tensor]]:
+        """The logits ``[1, V]`` of the first drafted token, and what takes in a drafted token and gives the next."""
         chain = self._chain
+        assert self._first is not None
 
         def advance(token: Tensor) -> Tensor:
             nonlocal chain
             logits, chain = step(self.net, chain, token)
             return logits[None]
 
-        return advance
+        return self._first[None], advance
 
     def _take_in(self) -> None:
         """Take in the anchors that are new since the last time, with the token after each."""
@@ -122,8 +134,110 @@ class ReuseDrafter:
         slots = range(len(config.kv_layers))
         keys = [taps.keys(slot, start, end) for slot in slots] or None
         values = [taps.values(slot, start, end) for slot in slots] or None
-        self._first, self._chain = take_in(self.net, self._chain, tokens, hidden, keys, values)
+        self._absorb(tokens, hidden, keys, values)
         self._taken = end
+
+    def _absorb(self, tokens: Tensor, hidden: Tensor | None, keys: Tapped, values: Tapped) -> None:
+        """Take in new anchors, see :func:`~draftgauge.drafters.reuse.drafting.take_in`."""
+        self._first, self._chain = take_in(self.net, self._chain, tokens, hidden, keys, values)
+
+
+class BlockDrafter(ReuseDrafter):
+    """Drafts with a :class:`~draftgauge.drafters.reuse.blockwise.BlockNet`: one pass for the whole draft, which is at
+    most a block long.
+
+    A shorter draft takes the same pass, since every slot sees all others: asking for less changes no token.
+    """
+
+    net: BlockNet
+
+    @torch.inference_mode()
+    def draft_everywhere(
+        self, prompt_tokens: list[int], output: list[int], gamma_max: int, vocabulary: int
+    ) -> DenseDrafts:
+        """See :class:`~draftgauge.drafters.dense.DraftsEverywhere`: the blocks of all positions are run together."""
+        if not self.sampling.greedy:
+            raise DraftgaugeError("a trace holds greedy drafts: record with a drafter at temperature 0")
+        drafts = DenseDrafts.empty(len(output), gamma_max)
+        self.prefill([*prompt_tokens, *output[:-1]])
+        text, begin = torch.tensor(self._text, device=self.target.spec.device), len(prompt_tokens)
+        rows = np.arange(max(0, 2 - begin), len(output))  # a text of one token has no anchor
+        size = min(gamma_max, self.net.config.block)
+        for part in np.array_split(rows, range(CHUNK_BLOCKS, len(rows), CHUNK_BLOCKS)):
+            anchors = torch.as_tensor(part + begin - 2)[None]
+            places = anchors.to(text.device)
+            states = self._states(text[places + 1], anchors, places + 1)[0]
+            estimated, before = self.net.confidences(states), text[places[0] + 1]
+            for depth in range(size):
+                logits = self.net.logits(states[:, depth], before)
+                before = logits.argmax(-1) if self.net.d2t is None else self.net.d2t[logits.argmax(-1)]
+                note(logits, before, drafts, part, depth)
+                if estimated is not None:
+                    drafts.shown[0, part, depth] = estimated[:, depth].cpu().numpy()
+            room = self.target.spec.context - begin - part + 1
+            drafts.tokens[part] = np.where(np.arange(gamma_max) < room[:, None], drafts.tokens[part], -1)
+            drafts.shown[:, part] = np.where(np.arange(gamma_max) < room[:, None], drafts.shown[:, part], np.nan)
+        cut_after_end(drafts, self._builder.end_tokens)
+        return drafts
+
+    def _within_context(self, limit: int) -> int:
+        return min(super()._within_context(limit), self.net.config.block)
+
+    def _start(self) -> None:
+        config = self.net.config
+        sets = int(config.traits.reads_hidden) + int(config.traits.reads_kv)
+        like = self.net.head.weight
+        self._contexts = [
+            [GrowingPair(config.chain_kv_heads, config.head_dim, like) for _ in range(sets)] for _ in self.net.layers
+        ]
+        self._block: Tensor | None = None  # [b, H] states after the last committed token
+
+    def _absorb(self, tokens: Tensor, hidden: Tensor | None, keys: Tapped, values: Tapped) -> None:
+        start, end = self._taken, self._taken + len(tokens)
+        stacked = [None if part is None else torch.stack(tuple(part))[None] for part in (keys, values)]
+        new = self.net.contexts(None if hidden is None else hidden[None], *stacked, start)
+        for kept, pairs in zip(self._contexts, new, strict=True):
+            for growing, pair in zip(kept, pairs, strict=True):
+                growing.reserve(start, end)
+                growing.write(start, pair)
+        self._block = None
+
+    def _states(self, first: Tensor, anchors: Tensor, visible: Tensor | None) -> Tensor:
+        contexts = [[growing.view(self._taken) for growing in layer] for layer in self._contexts]
+        return self.net.run(first, anchors, contexts, visible)
+
+    def _slots(self) -> Tensor:
+        if self._block is None:
+            last = upload(self._text[-1:], self.target.spec.device)
+            self._block = self._states(last[None], torch.tensor([[self._taken - 1]]), None)[0, 0]
+        return self._block
+
+    def _confidences(self) -> list[float] | None:
+        estimated = self.net.confidences(self._slots())
+        return None if estimated is None else estimated.tolist()
+
+    def _drafting(self) -> tuple[Tensor, Callable[[Tensor], Tensor]]:
+        logits = iter(self.net.logits(self._slots()).split(1))
+        markov = self.net.markov
+
+        def after(token: Tensor) -> Tensor:
+            row = next(logits)
+            return (row if markov is None else row + markov(self.net.embed(token))).float()
+
+        return after(upload(self._text[-1:], self.target.spec.device)), after
+
+
+def new_drafter(
+    net: ReuseNet,
+    target: CachedModel,
+    taps: Taps,
+    end_tokens: frozenset[int] = frozenset(),
+    sampling: Sampling | None = None,
+    generator: Generator | None = None,
+) -> ReuseDrafter:
+    """The drafter of a network; see :class:`ReuseDrafter`."""
+    kind = BlockDrafter if isinstance(net, BlockNet) else ReuseDrafter
+    return kind(net, target, taps, end_tokens, sampling, generator)
 
 
 @register_drafter
@@ -172,7 +286,7 @@ class ReuseSource(DraftSource):
         generator: Generator | None,
     ) -> ReuseDrafter:
         assert taps is not None
-        return ReuseDrafter(self.net, target, taps, end_tokens, sampling, generator)
+        return new_drafter(self.net, target, taps, end_tokens, sampling, generator)
 
     def fingerprint(self) -> str:
         return drafter_fingerprint(self.folder)

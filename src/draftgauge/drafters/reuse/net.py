@@ -64,11 +64,15 @@ class ReuseNet(nn.Module):
             nn.RMSNorm(hidden, config.rms_norm_eps) for _ in range(taps if config.norm_before_fc else 0)
         )
         self.fuse = nn.Linear(taps * hidden, hidden, bias=False) if taps else None
-        self.blocks: Sequence[Block] = nn.ModuleList(Block(config, layer) for layer in range(config.layers))  # type: ignore[assignment]
+        stepwise = 0 if config.block else config.layers  # a BlockNet has layers of another kind
+        self.blocks: Sequence[Block] = nn.ModuleList(Block(config, layer) for layer in range(stepwise))  # type: ignore[assignment]
         self.norm = nn.RMSNorm(hidden, config.rms_norm_eps)
         self.head = nn.Linear(hidden, config.logits, bias=False)
 
-    def logits(self, states: Tensor) -> Tensor:
+    def logits(self, states: Tensor, before: Tensor | None = None) -> Tensor:
+        """Logits ``[..., V]`` of states ``[..., H]``; only a Markov head reads ``before``, the tokens ``[...]`` before
+        the predicted ones.
+        """
         output: Tensor = self.head(self.norm(states))
         return output
 

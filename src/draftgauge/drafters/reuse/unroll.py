@@ -10,6 +10,7 @@ from torch import Tensor
 
 from draftgauge.core.errors import ModelError
 from draftgauge.drafters.reuse.blocks import BlockHeads, Memory
+from draftgauge.drafters.reuse.blockwise import BlockNet, unroll_blocks
 from draftgauge.drafters.reuse.net import ReuseNet
 from draftgauge.drafters.reuse.rotary import window
 from draftgauge.models.taps import Features
@@ -23,7 +24,9 @@ def unroll(net: ReuseNet, tokens: Tensor, features: Features, depths: int) -> li
     Raises:
         ModelError: if the texts are too short for ``K`` steps.
     """
-    return [net.logits(state) for state in unroll_states(net, tokens, features, depths)]
+    anchors = tokens.shape[1] - 1 - depths
+    states = unroll_states(net, tokens, features, depths)
+    return [net.logits(state, tokens[:, depth + 1 : depth + 1 + anchors]) for depth, state in enumerate(states)]
 
 
 def unroll_states(net: ReuseNet, tokens: Tensor, features: Features, depths: int, first: int = 0) -> list[Tensor]:
@@ -36,6 +39,8 @@ def unroll_states(net: ReuseNet, tokens: Tensor, features: Features, depths: int
         raise ModelError(
             f"texts of {tokens.shape[1]} tokens are too short to draft {depths}: they need at least {depths + 2}"
         )
+    if isinstance(net, BlockNet):
+        return unroll_blocks(net, tokens, features, depths, first)
     embedded = net.embed(tokens[:, 1 : anchors + depths])  # [B, A + K - 1, H]
     parts = [block.token_parts(embedded) for block in net.blocks]
     memories = _injected(net, features, anchors)

@@ -37,6 +37,8 @@ class Batch:
         length: ``[B]`` int64, tokens that are not padding.
         first: the first anchor that any conversation trains on; those before are context only.
         anchors: how many anchors follow from ``first``; ``T`` leaves room for all depths of each.
+        drawn: ``[B, A]`` int64 on the CPU, the anchors that are trained from, ascending, and -1 for padding; None
+            trains from all.
     """
 
     index: tuple[int, ...]
@@ -45,6 +47,7 @@ class Batch:
     length: Tensor
     first: int
     anchors: int
+    drawn: Tensor | None = None
 
     def to(self, device: torch.device) -> Batch:
         return replace(self, tokens=self.tokens.to(device, non_blocking=True))
@@ -53,8 +56,12 @@ class Batch:
         """``[B, anchors]`` bool: where a depth is trained, since anchor and token to predict lie in the answer. The
         first anchor is two before the answer: its input is the last token of the prompt.
         """
-        anchor = torch.arange(self.first, self.first + self.anchors)
+        anchor = self.positions()
         return (anchor >= self.prompt[:, None] - 2) & (anchor + 2 + depth < self.length[:, None])
+
+    def positions(self) -> Tensor:
+        """``[B, A]`` or ``[1, A]`` int64: the anchors that rows of states belong to."""
+        return torch.arange(self.first, self.first + self.anchors)[None] if self.drawn is None else self.drawn
 
     def taught(self) -> Tensor:
         """``[B, T]`` bool: the positions whose predictions by the target some depth is trained on."""
@@ -94,8 +101,21 @@ def collate(conversations: Sequence[Conversation], index: Sequence[int], depths:
     return Batch(tuple(index), tokens, prompt, length, first, anchors)
 
 
-def trained_positions(conversations: Sequence[Conversation], depth: int) -> int:
-    return sum(max(0, len(c.tokens) - c.prompt - depth) for c in conversations)
+def draw_anchors(conversation: Conversation, most: int | None, rng: np.random.Generator) -> NDArray[np.int64]:
+    """Anchors of a conversation to train from, ascending and without replacement: all where there are no more."""
+    every = np.arange(conversation.prompt - 2, len(conversation.tokens) - 2)
+    return every if most is None or len(every) <= most else np.sort(rng.choice(every, most, replace=False))
+
+
+def with_anchors(batch: Batch, drawn: Sequence[NDArray[np.int64]]) -> Batch:
+    """A batch that is trained from some anchors of each of its conversations."""
+    rows = [torch.from_numpy(each) for each in drawn]
+    return replace(batch, drawn=torch.nn.utils.rnn.pad_sequence(rows, batch_first=True, padding_value=-1))
+
+
+def trained_positions(anchors: Sequence[NDArray[np.int64]], conversations: Sequence[Conversation], depth: int) -> int:
+    """How many of the anchors of conversations have a label at a depth."""
+    return sum(int((a + 2 + depth < len(c.tokens)).sum()) for a, c in zip(anchors, conversations, strict=True))
 
 
 class Recent(Generic[Value]):

@@ -9,15 +9,18 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
 from draftgauge.training.reuse.batches import Batch
+from draftgauge.training.reuse.request import HARD, SOFT
 
+TV_CROSS_ENTROPY = 0.1  # share of the cross-entropy in the loss tv
 CHUNK_ELEMENTS = {"cpu": 1 << 20, "cuda": 1 << 27}  # logits that exist at once: on a CPU they stay in its cache
 
-ToLogits = Callable[[Tensor], Tensor]
+ToLogits = Callable[[Tensor, Tensor], Tensor]
 
 
 @dataclass(frozen=True)
@@ -109,34 +112,47 @@ def backward_through_depths(
     teacher: Teacher,
     batch: Batch,
     scales: Sequence[float],
+    kind: str = SOFT,
+    to_confidence: Callable[[Tensor], Tensor] | None = None,
 ) -> Figures:
     """Add the gradient of the loss to every parameter behind the states, and sum up what the loss was.
 
     Where the draft vocabulary lacks the target's token nothing is learned, as in EAGLE-3's training.
 
     Args:
-        states: the drafter's output states of every depth, each ``[B, anchors, H]``.
-        to_logits: maps states ``[n, H]`` to logits ``[n, V]``.
+        states: the drafter's output states of every depth, each ``[B, A, H]``.
+        to_logits: maps states ``[n, H]``, and the tokens ``[n]`` before the predicted ones, to logits ``[n, V]``.
         scales: what a position of each depth weighs in the loss.
+        kind: see :func:`token_loss`.
+        to_confidence: maps states to logits ``[n]`` of the chance of acceptance, which are trained to the overlap of
+            the two distributions; None without such a head.
     """
     gradients, sums = [], []
     device = states[0].device
     chunk = _chunk(teacher.logits)
+    places = batch.positions().expand(len(batch.tokens), -1).flatten()
     for depth, state in enumerate(states):
-        rows = batch.trained(depth).flatten().nonzero()[:, 0].to(device, non_blocking=True)
+        trained = batch.trained(depth).flatten().nonzero()[:, 0]
+        positions = (places[trained] + 1 + depth).to(device, non_blocking=True)
+        rows = trained.to(device, non_blocking=True)
         flat, gradient = state.detach().flatten(0, 1), torch.zeros_like(state).flatten(0, 1)
         totals = torch.zeros(3, device=device)
-        for part in rows.split(chunk):
-            piece = flat[part].requires_grad_()
-            chosen = teacher.at(part // batch.anchors, batch.first + 1 + part % batch.anchors + depth)
+        for part, position in zip(rows.split(chunk), positions.split(chunk), strict=True):
+            piece, text = flat[part].requires_grad_(), part // state.shape[1]
+            chosen = teacher.at(text, position)
             with torch.enable_grad():
-                logits = to_logits(piece)
-            loss, agreed, of_logits = soft_cross_entropy(logits.detach(), chosen.logits, chosen.log_total, chosen.token)
-            loss = loss - (chosen.entropy * (chosen.token >= 0)).sum()  # KL
-            logits.backward(of_logits.mul_(scales[depth]))
+                logits = to_logits(piece, batch.tokens[text, position])
+                sure = None if to_confidence is None else to_confidence(piece)
+            found = token_loss(logits.detach(), chosen, kind, sure is not None)
+            loss = found.loss - (chosen.entropy * (chosen.token >= 0)).sum() if kind == SOFT else found.loss  # KL
+            outputs, of_outputs = [logits], [found.gradient.mul_(scales[depth])]
+            if sure is not None and found.overlap is not None:
+                outputs.append(sure)
+                of_outputs.append((sure.detach().sigmoid() - found.overlap).mul_(scales[depth]).to(sure.dtype))
+            torch.autograd.backward(outputs, of_outputs)
             assert piece.grad is not None
             gradient[part] = piece.grad
-            totals += torch.stack((loss, agreed, agreed.new_tensor(len(part))))
+            totals += torch.stack((loss, found.agreed, loss.new_tensor(len(part))))
         gradients.append(gradient.view_as(state))
         sums.append(totals)
     torch.autograd.backward(list(states), gradients)
@@ -144,29 +160,43 @@ def backward_through_depths(
     return Figures(stacked[0], stacked[1], stacked[2])
 
 
-def soft_cross_entropy(
-    logits: Tensor, teacher: Tensor, log_total: Tensor, token: Tensor
-) -> tuple[Tensor, Tensor, Tensor]:
-    """Cross-entropy ``-sum_v p_v log q_v`` to the teacher's distribution, its gradient ``q - p``, and agreements, in
-    few passes.
-
-    Args:
-        logits, teacher: ``[n, V]``.
-        log_total: ``[n]`` log of the sum of the teacher's exponentials.
-        token: ``[n]`` the teacher's token; rows with -1 count nothing.
-
-    Returns:
-        Summed loss and number of rows whose largest logit is the token's, float32, and the gradient in the dtype of
-        ``logits``.
+class TokenLoss(NamedTuple):
+    """Summed loss and number of rows whose largest logit is the teacher's token, float32; the gradient ``[n, V]`` in
+    the dtype of the logits; and the overlap ``[n]`` of the two distributions, 1 - TV, where asked for.
     """
-    taught = (token >= 0)[:, None]
+
+    loss: Tensor
+    agreed: Tensor
+    gradient: Tensor
+    overlap: Tensor | None
+
+
+def token_loss(logits: Tensor, teacher: Teacher, kind: str = SOFT, overlap: bool = False) -> TokenLoss:
+    """The loss of ``n`` positions and its gradient by the logits ``[n, V]``, in few passes.
+
+    ``soft`` is the cross-entropy ``-sum_v p_v log q_v`` to the teacher's distribution, ``hard`` that to its token, and
+    ``tv`` 0.1 of the soft one and 0.9 of ``sum_v |p_v - q_v|`` (DeepSpec). Rows whose token is -1 count nothing.
+    """
+    taught = (teacher.token >= 0)[:, None]
     q = logits.float()
     top = q.amax(-1, keepdim=True)
-    agreed = ((q.gather(1, token.clamp(min=0)[:, None]) >= top) & taught).sum().float()  # far cheaper than argmax
-    p = (teacher.float() - log_total[:, None]).exp_()
-    crossed = _row_products(p, q)[:, None]
+    of_token = q.gather(1, teacher.token.clamp(min=0)[:, None])
+    agreed = ((of_token >= top) & taught).sum().float()  # far cheaper than argmax
+    p = q if kind == HARD and not overlap else (teacher.logits.float() - teacher.log_total[:, None]).exp_()
+    crossed = of_token if kind == HARD else _row_products(p, q)[:, None]
     q = q.sub_(top) if q is not logits else q - top
     total = q.exp_().sum(-1, keepdim=True)
-    loss = ((total.log() + top - crossed) * taught).sum()
-    gradient = q.div_(total).sub_(p).mul_(taught)
-    return loss, agreed, gradient.to(logits.dtype)
+    loss = total.log() + top - crossed
+    q = q.div_(total)
+    shared = torch.minimum(p, q).sum(-1) if overlap else None
+    if kind == HARD:
+        gradient = q.scatter_add_(1, teacher.token.clamp(min=0)[:, None], torch.full_like(of_token, -1))
+    elif kind == SOFT:
+        gradient = q.sub_(p)
+    else:
+        apart = q - p
+        sign = apart.sign()
+        loss = TV_CROSS_ENTROPY * loss + (1 - TV_CROSS_ENTROPY) * apart.abs().sum(-1, keepdim=True)
+        of_distance = q.mul_(sign - _row_products(q, sign)[:, None])
+        gradient = apart.mul_(TV_CROSS_ENTROPY).add_(of_distance, alpha=1 - TV_CROSS_ENTROPY)
+    return TokenLoss((loss * taught).sum(), agreed, gradient.mul_(taught).to(logits.dtype), shared)

@@ -83,6 +83,9 @@ def drafter_config(request: TrainingSpec, config: PreTrainedConfig, target_finge
         draft_vocabulary=request.draft_vocabulary,
         target_fingerprint=target_fingerprint,
         target_source=request.target,
+        block=request.block,
+        markov_rank=request.markov_rank,
+        confidence_head=request.confidence_head,
         **norms_of(request),
     )
 

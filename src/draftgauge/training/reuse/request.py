@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from math import cos, inf, pi
+from math import cos, exp, inf, pi
 from pathlib import Path
 from typing import Any
 
@@ -17,16 +17,20 @@ PRECISIONS = ("auto", "fp32", "bf16")
 UNCOMPRESSED = "none"
 TRACKERS = ("tensorboard", "wandb", "trackio")
 TARGET, SELF, RANDOM = STARTS = ("target", "self", "random")
+TTT, BLOCK = RECIPES = ("ttt", "block")
+SOFT, HARD, TOTAL_VARIATION = LOSSES = ("soft", "hard", "tv")
 MUON, ADAMW = OPTIMIZERS = ("muon", "adamw")
 
 FINAL_RATE = 0.05  # of the peak learning rate
 WEIGHT_DECAY = 0.01  # of matrices
 CLIP = 1.0  # largest norm of the gradient
-STEP_DECAY = 0.8  # weight of a depth's loss over that of the depth before it, as in EAGLE-3's training
+# Weight of a depth's loss over that of the depth before it: as in EAGLE-3's training, and exp(-k / 4) as in DeepSpec.
+STEP_DECAY = {TTT: 0.8, BLOCK: exp(-1 / 4)}
 
 COUNTS = (
     "layers",
     "depths",
+    "anchors",
     "steps",
     "batch",
     "accumulation",
@@ -63,8 +67,15 @@ class TrainingSpec(CodeSpec, SeedSpec, DeviceSpec, TeacherSpec, ChatSpec):
         DraftgaugeError: for a value out of its range.
     """
 
+    recipe: str = option(
+        TTT,
+        help="'ttt' unrolls drafts token by token from every position; 'block' trains a drafter that proposes --depths "
+        "tokens in one pass, from drawn positions.",
+    )
     reuse: str = option("hybrid", help="design of the drafter: 'hidden', 'kv', 'hybrid', 'cross' or 'control'.")
-    layers: int = option(1, help="decoder layers of the drafter; more than one for 'kv' and 'control' only.")
+    layers: int = option(
+        1, help="decoder layers of the drafter; more than one for 'kv' and 'control', and with recipe 'block', only."
+    )
     taps: tuple[int, ...] | TapRule | None = option(
         None,
         help="decoder layers of the target to read, counted from 0, or a rule: eagle3 (2, L/2, L - 3; the default) or "
@@ -80,7 +91,10 @@ class TrainingSpec(CodeSpec, SeedSpec, DeviceSpec, TeacherSpec, ChatSpec):
         help="leave out the norms that llama.cpp's EAGLE-3 lacks: of each tapped layer, and of the states passed on to "
         "the next depth.",
     )
-    depths: int = option(7, short="-k", help="drafted tokens that training unrolls from every position.")
+    depths: int = option(7, short="-k", help="tokens of a draft in training; with recipe 'block' those of a block.")
+    anchors: int | None = option(
+        None, help="with recipe 'block', most positions of a conversation that a step draws; all if left out."
+    )
     length: int = option(1024, help="longest conversation in tokens; longer ones are cut at their end.")
     questions: int | None = option(
         3000, help="most prompts to take from the file, or of the bundled questions; 'none' takes all."
@@ -115,7 +129,10 @@ class TrainingSpec(CodeSpec, SeedSpec, DeviceSpec, TeacherSpec, ChatSpec):
     norm_output: bool = True
     target_norm: bool = True  # the norm before the head starts from the target's final norm, else at one
     attention_start: str = TARGET  # see training.reuse.start
-    freeze_head: bool = False  # the head stays the target's, as in speculators
+    freeze_head: bool = False  # the head stays the target's, as in speculators; block-wise drafters always do so
+    loss: str = SOFT  # see training.reuse.loss
+    markov_rank: int = 0  # of a block-wise drafter, as the next
+    confidence_head: bool = False
     warm_start: Path | None = None  # a trained hidden drafter that a hybrid or cross one starts from
     warmup: float = 0.05  # share of the steps in which the rate rises; then it falls as a cosine
     optimizer: str = MUON  # of the blocks' matrices; all else has AdamW
@@ -129,6 +146,8 @@ class TrainingSpec(CodeSpec, SeedSpec, DeviceSpec, TeacherSpec, ChatSpec):
             object.__setattr__(self, "reuse", "control")
         at_least_one(self, *COUNTS)
         for name, choices in (
+            ("recipe", RECIPES),
+            ("loss", LOSSES),
             ("precision", PRECISIONS),
             ("attention_start", STARTS),
             ("optimizer", OPTIMIZERS),
@@ -142,6 +161,11 @@ class TrainingSpec(CodeSpec, SeedSpec, DeviceSpec, TeacherSpec, ChatSpec):
                 f"{self.depths} draft steps do not fit a sequence of {self.length} tokens, which has room for "
                 f"{max(0, self.length - 2)}: lower depths or raise length"
             )
+        for name in ("anchors", "markov_rank", "confidence_head"):
+            if getattr(self, name) and self.recipe != BLOCK:
+                raise DraftgaugeError(f"{name} is for the recipe {BLOCK}, not for {self.recipe}")
+        if self.recipe == BLOCK and self.warm_start is not None:
+            raise DraftgaugeError("a warm start is for drafters that go token by token: leave it out")
         if self.batch % self.accumulation:
             raise DraftgaugeError(
                 f"a batch of {self.batch} conversations cannot be split into {self.accumulation} equal parts"
@@ -156,6 +180,15 @@ class TrainingSpec(CodeSpec, SeedSpec, DeviceSpec, TeacherSpec, ChatSpec):
     def identity(self) -> dict[str, Any]:
         identity = {key: value for key, value in to_mapping(self).items() if key not in INCIDENTAL}
         return identity | {"cached": self.cache is not None}  # cached features are rounded to bfloat16
+
+    @property
+    def block(self) -> int:
+        """Tokens of a block; 0 for drafters that go token by token."""
+        return self.depths if self.recipe == BLOCK else 0
+
+    @property
+    def head_is_frozen(self) -> bool:
+        return self.freeze_head or self.recipe == BLOCK
 
     def rate(self, step: int, hidden_size: int) -> float:
         """The learning rate of a step, counted from 0."""

@@ -19,6 +19,8 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from draftgauge.drafters.reuse.attention import Attention
+from draftgauge.drafters.reuse.blocks import Injection
+from draftgauge.drafters.reuse.blockwise import BlockNet
 from draftgauge.drafters.reuse.building import start_attending_self
 from draftgauge.drafters.reuse.config import ReuseConfig
 from draftgauge.drafters.reuse.net import ReuseNet
@@ -70,7 +72,10 @@ def start_attention(net: ReuseNet, module: PreTrainedModel, start: str, texts: S
     if start == RANDOM:
         return []
     start_attending_self(net)
-    chain = net.blocks[0].chain_attention
+    stepwise = not isinstance(net, BlockNet)
+    first = net.blocks[0].chain_attention if stepwise else net.layers[0].attention
+    # Over a text of which only hidden states are known, the target's own queries are no guess at a drafter's.
+    chain = first if net.traits.chain_attends else None
     if start == SELF or chain is None:
         return []
     if net.config.target_family not in TAP_FAMILIES:
@@ -85,10 +90,11 @@ def start_attention(net: ReuseNet, module: PreTrainedModel, start: str, texts: S
     maps = fit_head_maps(net, module, layers, texts)
     chosen = max(range(len(maps)), key=lambda slot: maps[slot].explained)
     _start_chain(chain, net.config, maps, chosen)
-    for block in net.blocks:
-        if block.injection is not None and block.injection.kind != "concat":
-            block.injection.select(chosen)
-    _balance(net, module, texts)
+    for part in net.modules():
+        if isinstance(part, Injection) and part.kind != "concat":
+            part.select(chosen)
+    if stepwise:
+        _balance(net, module, texts)
     return maps
 
 
@@ -104,7 +110,7 @@ def fit_head_maps(
         layers: of the target.
         texts: token ids ``[T]`` each; as many as hold ``POSITIONS`` positions are read.
     """
-    norm = net.blocks[0].token_norm
+    norm = net.layers[0].state_norm if isinstance(net, BlockNet) else net.blocks[0].token_norm
     assert norm is not None, "the first layer reads tokens"
     gram = torch.zeros(net.config.hidden_size, net.config.hidden_size, dtype=torch.float64, device=net.embedding.device)
     moments: dict[tuple[int, Part], Tensor] = {}
@@ -139,7 +145,8 @@ def fit_head_maps(
 
 def _start_chain(attention: Attention, config: ReuseConfig, maps: Sequence[HeadMaps], chosen: int) -> None:
     """Write the maps into the half of an attention that reads tokens; the half that reads states starts at zero."""
-    assert attention.from_token is not None, "the first layer reads tokens"
+    reads = attention.from_token or attention.from_state  # a block's layers read their tokens as states
+    assert reads is not None
     concatenated = config.traits.reads_kv and config.injection == "concat"
     sources = maps if concatenated else [maps[chosen]]
     keys = torch.cat([each.weights["keys"] for each in sources])
@@ -147,8 +154,8 @@ def _start_chain(attention: Attention, config: ReuseConfig, maps: Sequence[HeadM
     grouped = [each.weights["queries"].unflatten(0, (config.kv_heads, -1)) for each in sources]  # [KV, group, D, H]
     taken = attention.query_heads // attention.kv_heads
     queries = torch.cat([group[:, :taken] for group in grouped]).flatten(0, 1)
-    attention.from_token.weight.copy_(torch.cat((queries, keys, values)).flatten(0, 1))
-    if attention.from_state is not None:
+    reads.weight.copy_(torch.cat((queries, keys, values)).flatten(0, 1))
+    if attention.from_state is not None and reads is not attention.from_state:
         attention.from_state.weight.zero_()
 
 

@@ -18,16 +18,27 @@ from itertools import pairwise
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 
 from draftgauge.core.errors import DivergenceError, DraftgaugeError
 from draftgauge.core.progress import Progress
+from draftgauge.core.seeds import generator
+from draftgauge.drafters.reuse.blockwise import BlockNet, block_states
 from draftgauge.drafters.reuse.net import ReuseNet
 from draftgauge.drafters.reuse.unroll import unroll_states
 from draftgauge.training.checkpoints import load_checkpoint, save_checkpoint
 from draftgauge.training.memory import peak_memory_gib
 from draftgauge.training.optimise import Schedule, autocast_dtype, optimise
 from draftgauge.training.reuse.answers import Conversation
-from draftgauge.training.reuse.batches import Batch, DataOrder, Recent, collate, trained_positions
+from draftgauge.training.reuse.batches import (
+    Batch,
+    DataOrder,
+    Recent,
+    collate,
+    draw_anchors,
+    trained_positions,
+    with_anchors,
+)
 from draftgauge.training.reuse.features import FeatureSource
 from draftgauge.training.reuse.gate import GateWatch
 from draftgauge.training.reuse.loss import Figures, backward_through_depths, depth_weights, teach
@@ -92,7 +103,7 @@ class Training:
             save_every=request.checkpoint_every,
             log_first=True,
         )
-        self.weights = depth_weights(request.depths, STEP_DECAY)
+        self.weights = depth_weights(request.depths, STEP_DECAY[request.recipe])
         self.autocast = autocast(job)
         self.statistics, self.gates = GradientStatistics(net), GateWatch(net)
         self.state = self._resume(answers_sha256)
@@ -129,7 +140,8 @@ class Training:
         """Add the gradients of one step, and its figures to the interval."""
         request, interval = self.job.request, self.interval
         conversations = [self.conversations[index] for index in self.order.step(step)]
-        trained = [trained_positions(conversations, depth) for depth in range(request.depths)]
+        anchors = [self._anchors(step, index) for index in self.order.step(step)]
+        trained = [trained_positions(anchors, conversations, depth) for depth in range(request.depths)]
         scales = [float(weight) / max(1, count) for weight, count in zip(self.weights, trained, strict=True)]
         logged = self.schedule.logged(step)
         with self.gates.watching(on=logged):
@@ -156,7 +168,15 @@ class Training:
 
     def _make_batches(self, step: int) -> list[Batch]:
         parts = np.array_split(self.order.step(step), self.parts)[self.world.rank :: self.world.size]
-        return [collate(self.conversations, part.tolist(), self.job.request.depths) for part in parts]
+        batches = [collate(self.conversations, part.tolist(), self.job.request.depths) for part in parts]
+        if not self.job.config.block:
+            return batches
+        return [with_anchors(batch, [self._anchors(step, index) for index in batch.index]) for batch in batches]
+
+    def _anchors(self, step: int, index: int) -> NDArray[np.int64]:
+        """The anchors of a conversation that a step trains from, whichever process and part it falls to."""
+        rng = generator(self.job.request.seed, "anchors", step, int(index))
+        return draw_anchors(self.conversations[index], self.job.request.anchors, rng)
 
     def _backward_of(self, batch: Batch, scales: list[float], following: Batch) -> Figures:
         request = self.job.request
@@ -165,8 +185,13 @@ class Training:
             self.features.prefetch(following)
             teacher = teach(features.logits, batch, self.net.t2d, self.net.d2t)
             self.gates.count_rows([batch.trained(depth) for depth in range(request.depths)])
-            states = unroll_states(self.net, batch.tokens, features, request.depths, batch.first)
-            return backward_through_depths(states, self.net.logits, teacher, batch, scales)
+            if isinstance(self.net, BlockNet):
+                assert batch.drawn is not None
+                states = list(block_states(self.net, batch.tokens, features, batch.drawn).unbind(2))
+            else:
+                states = unroll_states(self.net, batch.tokens, features, request.depths, batch.first)
+            confidence = self.net.confidence_logits if isinstance(self.net, BlockNet) and self.net.confidence else None
+            return backward_through_depths(states, self.net.logits, teacher, batch, scales, request.loss, confidence)
 
     def _row(self, step: int, norm: float) -> dict[str, float]:
         """The figures of the interval, which is added to the state; a new one begins."""

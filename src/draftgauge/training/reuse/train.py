@@ -106,7 +106,7 @@ def _start(job: Job, target: CachedModel, answers: Answers, conversations: list[
             gate.bias.fill_(request.gate_start)
     if request.warm_start is not None:
         warm_start(net, load_drafter(request.warm_start, target, torch.float32))
-    if request.freeze_head:
+    if request.head_is_frozen:
         net.head.requires_grad_(False)
     return net
 

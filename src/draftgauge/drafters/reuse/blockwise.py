@@ -1,0 +1,204 @@
+"""Block-wise drafters: one bidirectional pass over ``[embed(last token), MASK, MASK, ...]`` proposes a whole block.
+
+The block of the anchor ``t`` stands at the positions ``t + 1 .. t + b``; its slot ``k`` predicts ``x[t + 2 + k]``, as
+depth ``k`` does in a drafter that goes token by token. It sees what the target has left of ``0 .. t``, as each layer's
+keys and values, and all of itself. The input layout is that of DFlash (arXiv 2602.06036), whose drafter reads hidden
+states; KVShot (arXiv 2604.26412) asks for the same with the target's keys and values.
+
+Letters in shapes as in :mod:`draftgauge.drafters.reuse.net`, and ``b`` slots of a block.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor, nn
+
+from draftgauge.core.errors import ModelError
+from draftgauge.drafters.reuse.attention import Attention
+from draftgauge.drafters.reuse.blocks import Injection, SwiGLU
+from draftgauge.drafters.reuse.config import ReuseConfig
+from draftgauge.drafters.reuse.joint import KeysValues
+from draftgauge.drafters.reuse.net import ReuseNet
+from draftgauge.drafters.reuse.rotary import Tables, window
+from draftgauge.models.taps import Features
+
+Context = Sequence[KeysValues]
+"""What a layer sees of the text, by position: keys and values ``[B, KV, L, D]`` from the fused hidden states, from the
+target's cache, from both, or from neither."""
+
+CHUNK_BLOCKS = 128  # blocks of a text that are run together outside of training: bounds the memory for scores
+
+
+class BlockLayer(nn.Module):
+    """A decoder layer whose queries are the block's and whose keys are the context's and the block's."""
+
+    def __init__(self, config: ReuseConfig) -> None:
+        super().__init__()
+        heads = config.chain_query_heads, config.chain_kv_heads, config.head_dim
+        self.state_norm = nn.RMSNorm(config.hidden_size, config.rms_norm_eps)
+        self.attention = Attention(config.hidden_size, *heads, reads_token=False, reads_state=True)
+        self.injection = Injection(config) if config.traits.reads_kv else None
+        self.mlp_norm = nn.RMSNorm(config.hidden_size, config.rms_norm_eps)
+        self.mlp = SwiGLU(config.hidden_size, config.intermediate_size)
+
+    def forward(self, stream: Tensor, context: Context, tables: Tables, visible: Tensor | None, size: int) -> Tensor:
+        """The residual ``[B, A b, H]`` after this layer; see :func:`block_attention`."""
+        heads = self.attention.heads(None, self.state_norm(stream), tables)
+        mixed = block_attention(heads.queries, context, (heads.keys, heads.values), visible, size)
+        stream = stream + self.attention.output(mixed.transpose(1, 2).flatten(2))
+        return stream + self.mlp(self.mlp_norm(stream))
+
+
+def block_attention(queries: Tensor, context: Context, own: KeysValues, visible: Tensor | None, size: int) -> Tensor:
+    """One softmax over the part of the context that a block sees and all of the block itself.
+
+    Args:
+        queries: ``[B, Q, A b, D]``.
+        context: keys and values ``[B, KV, L, D]`` each.
+        own: keys and values ``[B, KV, A b, D]`` of the blocks.
+        visible: ``[B, A]`` how many positions of the context each block sees; None for all.
+        size: slots of a block, ``b``.
+
+    Returns:
+        ``[B, Q, A b, D]``.
+    """
+    texts, heads, rows, dim = queries.shape
+    key_heads, blocks = own[0].shape[1], rows // size
+    # [B, KV, A, group b, D]: all queries of a block that share its keys
+    grouped = (queries * dim**-0.5).unflatten(1, (key_heads, -1)).unflatten(3, (blocks, size)).transpose(2, 3)
+    grouped = grouped.flatten(3, 4)
+    scores = []
+    for keys, _ in context:
+        far = torch.matmul(grouped.flatten(2, 3), keys.to(queries.dtype).mT).view(*grouped.shape[:4], -1)
+        if visible is not None:
+            hidden = torch.arange(far.shape[-1], device=far.device) >= visible[:, None, :, None, None]
+            far = far.masked_fill(hidden, float("-inf"))
+        scores.append(far)
+    near_keys, near_values = (part.unflatten(2, (blocks, size)) for part in own)
+    scores.append(torch.matmul(grouped, near_keys.mT))
+    weights = torch.cat(scores, -1).softmax(-1, dtype=torch.float32).to(queries.dtype)
+    *far_weights, near = weights.split([each.shape[-1] for each in scores], -1)
+    mixed = torch.matmul(near, near_values)
+    for part, (_, values) in zip(far_weights, context, strict=True):
+        mixed = mixed + torch.matmul(part.flatten(2, 3), values.to(queries.dtype)).view_as(mixed)
+    return mixed.unflatten(3, (-1, size)).transpose(2, 3).reshape(texts, heads, rows, dim)
+
+
+class BlockNet(ReuseNet):
+    """A block-wise drafter of any design but ``cross``.
+
+    Attributes:
+        layers: its decoder layers.
+        mask: ``[1, H]``, the learned input of every slot but the first.
+        markov: maps the embedding of the token before a slot to a bias of its logits; None where the configuration has
+            no such head.
+        confidence: maps a slot's normalised state to the logit of its chance of acceptance; None likewise.
+    """
+
+    def __init__(
+        self, config: ReuseConfig, embedding: Tensor, rotary: nn.Module, draft_tokens: Tensor | None = None
+    ) -> None:
+        super().__init__(config, embedding, rotary, draft_tokens)
+        hidden = config.hidden_size
+        self.layers: Sequence[BlockLayer] = nn.ModuleList(BlockLayer(config) for _ in range(config.layers))  # type: ignore[assignment]
+        self.context_norm = nn.RMSNorm(hidden, config.rms_norm_eps) if config.hidden_layers else None
+        self.mask = nn.Parameter(torch.empty(1, hidden))
+        self.markov = self.confidence = None
+        if config.markov_rank:
+            down, up = nn.Linear(hidden, config.markov_rank, bias=False), nn.Linear(config.markov_rank, config.logits)
+            self.markov = nn.Sequential(down, up)
+        if config.confidence_head:
+            self.confidence = nn.Linear(hidden, 1)
+
+    def logits(self, states: Tensor, before: Tensor | None = None) -> Tensor:
+        output = super().logits(states)
+        return output if self.markov is None or before is None else output + self.markov(self.embed(before))
+
+    def confidence_logits(self, states: Tensor) -> Tensor:
+        assert self.confidence is not None
+        output: Tensor = self.confidence(self.norm(states))
+        return output[..., 0]
+
+    def confidences(self, states: Tensor) -> Tensor | None:
+        """``[...]`` chances that the tokens of slots are accepted, of states ``[..., H]``; None without that head."""
+        return None if self.confidence is None else self.confidence_logits(states).float().sigmoid()
+
+    def contexts(
+        self, hidden: Tensor | None, keys: Tensor | None, values: Tensor | None, begin: int = 0
+    ) -> list[Context]:
+        """What each layer sees of ``n`` positions of the text from ``begin`` on.
+
+        Args:
+            hidden: ``[B, n, S, H]``, for the designs that read hidden states.
+            keys, values: ``[B, S, KV, n, D]``, for the designs that read them.
+            begin: the first position.
+        """
+        fused = tables = None
+        if self.traits.reads_hidden:
+            assert hidden is not None, "this design reads hidden states"
+            assert self.context_norm is not None
+            fused = self.context_norm(self.fuse_hidden(hidden))
+            end = begin + fused.shape[1]
+            tables = window(self.tables(end, fused), begin, end)
+        if self.traits.reads_kv:
+            assert keys is not None, "this design reads keys"
+            assert values is not None, "this design reads values"
+            keys, values = self.cast(keys), self.cast(values)
+        contexts = []
+        for layer in self.layers:
+            seen: list[KeysValues] = []
+            if fused is not None and tables is not None:
+                seen.append(layer.attention.keys_values(fused, tables))
+            if layer.injection is not None:
+                seen.append(layer.injection(keys, values, begin, self.rotary))
+            contexts.append(seen)
+        return contexts
+
+    def run(self, first: Tensor, anchors: Tensor, contexts: Sequence[Context], visible: Tensor | None) -> Tensor:
+        """The states ``[B, A, b, H]`` of blocks.
+
+        Args:
+            first: ``[B, A]`` the token after each anchor.
+            anchors: ``[B, A]`` their positions, on any device.
+            contexts: see :meth:`contexts`.
+            visible: ``[B, A]`` on the device of the weights; None if every block sees all of the context.
+        """
+        size = self.config.block
+        embedded = self.embed(first)[:, :, None]
+        stream = torch.cat((embedded, self.mask.to(embedded.dtype).expand(*first.shape, size - 1, -1)), 2).flatten(1, 2)
+        positions = (anchors[..., None] + 1 + torch.arange(size, device=anchors.device)).flatten(1)  # [B, A b]
+        cos, sin = self.tables(int(positions.max()) + 1, stream)
+        positions = positions.to(cos.device)
+        tables = cos[positions][:, None], sin[positions][:, None]
+        for layer, context in zip(self.layers, contexts, strict=True):
+            stream = layer(stream, context, tables, visible, size)
+        return stream.unflatten(1, (-1, size))
+
+
+def block_states(net: BlockNet, tokens: Tensor, features: Features, anchors: Tensor) -> Tensor:
+    """The states ``[B, A, b, H]`` of the blocks of anchors ``[B, A]`` in texts ``[B, T]``, packed under one mask.
+
+    No block sees past its anchor but itself. An anchor of -1 is padding: its block sees no context.
+    """
+    contexts = net.contexts(features.hidden, features.keys, features.values)
+    places = anchors.to(tokens.device)
+    return net.run(tokens.gather(1, (places + 1).clamp(max=tokens.shape[1] - 1)), anchors, contexts, places + 1)
+
+
+def unroll_blocks(net: BlockNet, tokens: Tensor, features: Features, depths: int, first: int) -> list[Tensor]:
+    """As :func:`~draftgauge.drafters.reuse.unroll.unroll_states`: the first ``depths`` slots of the block of every
+    anchor, ``[B, A - first, H]`` each.
+
+    Raises:
+        ModelError: if blocks have fewer slots.
+    """
+    if depths > net.config.block:
+        raise ModelError(f"a block of {net.config.block} tokens has no draft of {depths}: ask for fewer")
+    anchors = torch.arange(first, tokens.shape[1] - 1 - depths)
+    parts = [
+        block_states(net, tokens, features, part.expand(len(tokens), -1))[:, :, :depths]
+        for part in anchors.split(CHUNK_BLOCKS)
+    ]
+    return list(torch.cat(parts, 1).unbind(2))
