@@ -9,6 +9,7 @@ import itertools
 import random
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from transformers import PreTrainedModel
@@ -16,10 +17,11 @@ from transformers import PreTrainedModel
 from draftgauge.core.signals import OF_DRAFTED_TOKENS, Reads
 from draftgauge.decoding import DecodingSettings, plain_decode, speculative_decode
 from draftgauge.drafters.base import Draft
-from draftgauge.drafters.dense import draft_position_by_position
+from draftgauge.drafters.dense import draft_everywhere, draft_position_by_position
+from draftgauge.drafters.reuse.blockwise import BlockNet
 from draftgauge.drafters.reuse.building import new_net
 from draftgauge.drafters.reuse.config import DESIGNS, INJECTIONS, reuse_config
-from draftgauge.drafters.reuse.live import ReuseDrafter
+from draftgauge.drafters.reuse.live import ReuseDrafter, new_drafter
 from draftgauge.drafters.reuse.net import ReuseNet
 from draftgauge.drafters.reuse.unroll import unroll
 from draftgauge.models.base import CachedModel
@@ -38,6 +40,10 @@ VARIANTS += [("kv", 1, injection) for injection in INJECTIONS[:2]] + [
     ("kv", 3, "project-rope"),
     ("control", 2, "project-rope"),
 ]
+BLOCK = 6  # tokens that a block-wise drafter proposes at once
+BLOCKWISE = [(f"block-{name}", layers, "project-rope") for name, layers in (("hidden", 1), ("hybrid", 1), ("none", 2))]
+BLOCKWISE += [("block-kv", 2, "concat"), ("block-markov-hybrid", 1, "project-rope")]
+VARIANTS += BLOCKWISE
 ENGINES = [("lean", "qwen3"), ("modules", "qwen3"), ("lean", "llama3-rope"), ("lean", "mistral"), ("lean", "qwen2")]
 ENGINES += [("static", "qwen3"), ("static", "llama3-rope"), ("lean", "qwen3_moe")]
 ENGINES += [("modules", family) for family in ("gemma", "gemma2", "gemma3")]
@@ -54,16 +60,26 @@ def target_module(family: str, vocabulary: int = SMALL_VOCABULARY) -> PreTrained
 def build_net(
     module: PreTrainedModel, variant: tuple[str, int, str], draft_tokens: list[int] | None = None
 ) -> ReuseNet:
-    design, layers, injection = variant
+    name, layers, injection = variant
+    design = name.split("-")[-1]
+    block = {"block": BLOCK} if name.startswith("block") else {}
+    if "markov" in name:
+        block |= {"markov_rank": 4, "confidence_head": True}
     kept = len(draft_tokens or ())
     config = reuse_config(
-        module.config, design, layers=layers, injection=injection, intermediate_size=96, draft_vocabulary=kept
+        module.config, design, layers=layers, injection=injection, intermediate_size=96, draft_vocabulary=kept, **block
     )
-    return new_net(config, module, seed=3, draft_tokens=torch.tensor(draft_tokens) if draft_tokens else None)
+    net = new_net(config, module, seed=3, draft_tokens=torch.tensor(draft_tokens) if draft_tokens else None)
+    if isinstance(net, BlockNet) and net.markov is not None:
+        with torch.no_grad():  # it starts at zero, which would change no token
+            net.markov[1].weight.copy_(
+                torch.randn(net.markov[1].weight.shape, generator=torch.Generator().manual_seed(4))
+            )
+    return net
 
 
 def build_drafter(target: CachedModel, net: ReuseNet, **options: Any) -> ReuseDrafter:
-    return ReuseDrafter(
+    return new_drafter(
         net, target, attach_taps(target, TapPlan(net.config.hidden_layers, net.config.kv_layers)), **options
     )
 
@@ -147,13 +163,21 @@ class Helped:
         self._drafter.commit(accepted, tokens)
 
 
-@pytest.mark.parametrize(("design", "engine"), [*((design, "lean") for design in DESIGNS), ("hybrid", "modules")])
+@pytest.mark.parametrize(
+    ("design", "engine"),
+    [*((design, "lean") for design in (*DESIGNS, *(name for name, *_ in BLOCKWISE))), ("hybrid", "modules")],
+)
 def test_after_any_acceptance_drafts_are_those_of_the_position(design: str, engine: str) -> None:
     target = wrap(target_module("qwen3"), engine)
-    drafter = build_drafter(target, build_net(target.module, (design, 1, "project-rope")))
+    net = build_net(target.module, (design, 1, "project-rope"))
+    drafter = build_drafter(target, net)
     prompt, settings = tokens(9, vocabulary=SMALL_VOCABULARY).tolist(), DecodingSettings(40)
     output = plain_decode(target, prompt, settings).tokens
     everywhere = draft_position_by_position(drafter, prompt, output, 6)
+    if isinstance(net, BlockNet):
+        together = draft_everywhere(drafter, prompt, output, 6, SMALL_VOCABULARY)
+        assert together.tokens.tolist() == everywhere.tokens.tolist()
+        np.testing.assert_allclose(together.shown, everywhere.shown, rtol=1e-3, atol=1e-4)
     helped, accepted = Helped(drafter, output), set()
     for gamma in (0, 2, 6):
         result = speculative_decode(target, helped, FixedLength(gamma), prompt, settings)
@@ -171,6 +195,9 @@ def test_after_any_acceptance_drafts_are_those_of_the_position(design: str, engi
         ("kv", None, Sampling(0.7), 2, 3),
         ("hybrid", None, Sampling(1.0, top_k=2), 3, 1),
         ("hybrid", [0, 2], Sampling(1.3), 3, 2),
+        ("block-kv", None, Sampling(0.7), 2, 3),
+        ("block-hidden", [0, 2], Sampling(1.3), 3, 2),
+        ("block-markov-hybrid", None, Sampling(1.0), 2, 3),  # a slot's distribution depends on the token drawn before
     ],
 )
 def test_sampled_output_has_the_targets_law(monkeypatch, design, draft_tokens, sampling, vocabulary, gamma) -> None:

@@ -80,7 +80,9 @@ def test_it_is_the_definition(batch: Batch, vocabulary: int | None, monkeypatch:
         leaf.grad = None
 
     states = [2 * (state / 2) for state in start]  # not leaves: as a network's outputs
-    figures = backward_through_depths(states, head, teach(target[batch.taught()], batch, t2d, d2t), batch, scales)
+    figures = backward_through_depths(
+        states, lambda x, _: head(x), teach(target[batch.taught()], batch, t2d, d2t), batch, scales
+    )
     assert float((figures.loss * torch.tensor(scales)).sum()) == pytest.approx(float(expected.detach()), rel=1e-5)
     for found, gradient in zip((head.weight.grad, *(state.grad for state in start)), wanted, strict=True):
         torch.testing.assert_close(found, gradient, atol=1e-6, rtol=1e-4)
@@ -94,7 +96,7 @@ def test_the_figures_count_what_is_trained(batch: Batch) -> None:
     ]
     states = [state.requires_grad_() for state in one_hot]
     figures = backward_through_depths(
-        states, lambda x: 9 * x, teach(target[batch.taught()], batch), batch, [1.0] * DEPTHS
+        states, lambda x, _: 9 * x, teach(target[batch.taught()], batch), batch, [1.0] * DEPTHS
     )
     # Answers have 9, 5 and 7 tokens; every depth loses one of each.
     assert figures.count.tolist() == [21, 18, 15]
@@ -104,7 +106,7 @@ def test_the_figures_count_what_is_trained(batch: Batch) -> None:
 def test_nothing_of_the_prompt_or_the_padding_is_trained(batch: Batch) -> None:
     target = random(len(batch.tokens), batch.tokens.shape[1], VOCABULARY, seed=2)
     states = [random(3, batch.anchors, VOCABULARY, seed=depth).requires_grad_() for depth in range(DEPTHS)]
-    backward_through_depths(states, lambda x: x, teach(target[batch.taught()], batch), batch, [1.0] * DEPTHS)
+    backward_through_depths(states, lambda x, _: x, teach(target[batch.taught()], batch), batch, [1.0] * DEPTHS)
     for depth, state in enumerate(states):
         assert state.grad is not None
         assert torch.equal(state.grad.abs().sum(-1) > 0, batch.trained(depth))
@@ -113,7 +115,9 @@ def test_nothing_of_the_prompt_or_the_padding_is_trained(batch: Batch) -> None:
 def test_a_drafter_like_its_target_has_no_divergence(batch: Batch) -> None:
     target = random(len(batch.tokens), batch.tokens.shape[1], VOCABULARY, seed=2)
     states = [target[:, batch.first + 1 + d :][:, : batch.anchors].clone().requires_grad_() for d in range(DEPTHS)]
-    figures = backward_through_depths(states, lambda x: x, teach(target[batch.taught()], batch), batch, [1.0] * DEPTHS)
+    figures = backward_through_depths(
+        states, lambda x, _: x, teach(target[batch.taught()], batch), batch, [1.0] * DEPTHS
+    )
     assert figures.loss.abs().max() < 1e-3
     assert max(float(state.grad.abs().max()) for state in states) < 1e-6  # type: ignore[union-attr]
 
@@ -129,3 +133,20 @@ def test_autocast_rounds_nothing_of_what_the_loss_was(batch: Batch) -> None:
             loss, _, _ = losses.soft_cross_entropy(own, teacher.logits, teacher.log_total, teacher.token)
         found[half] = [loss, teacher.entropy]
     torch.testing.assert_close(found[True], found[False])
+
+
+@pytest.mark.parametrize("kind", ["soft", "hard", "tv"])
+def test_every_loss_and_its_gradient_by_their_definition(batch: Batch, kind: str) -> None:
+    count = int(batch.taught().sum())
+    teacher = teach(random(count, VOCABULARY, seed=1), batch)
+    own = random(count, VOCABULARY, seed=2).requires_grad_()
+    found = losses.token_loss(own.detach().clone(), teacher, kind, overlap=True)
+    p, q = teacher.logits.softmax(-1), own.softmax(-1)
+    soft, apart = -(p * q.log()).sum(), (p - q).abs().sum()
+    hard = F.cross_entropy(own, teacher.token, reduction="sum")
+    wanted = {"soft": soft, "hard": hard, "tv": 0.1 * soft + 0.9 * apart}[kind]
+    wanted.backward()
+    torch.testing.assert_close(found.loss, wanted.detach(), rtol=1e-5, atol=1e-4)
+    torch.testing.assert_close(found.gradient, own.grad, rtol=1e-4, atol=1e-6)
+    assert found.overlap is not None
+    torch.testing.assert_close(found.overlap, torch.minimum(p, q.detach()).sum(-1))

@@ -127,7 +127,7 @@ def estimate_for(
     target = on_meta(config, request.trust_remote_code)
     sizes = _sizes(request, min(request.length, drafter.context), answers)
     trained = count_parameters(drafter)
-    frozen = drafter.hidden_size * drafter.logits if request.freeze_head else 0
+    frozen = drafter.hidden_size * drafter.logits if request.head_is_frozen else 0
     body = sum(p.numel() for p in target.parameters()) - _embedding(target)
     memory = _memory(request, drafter, target, trained, device, sizes)
     dtype = autocast_dtype(device) if request.precision != "fp32" else None
@@ -172,7 +172,7 @@ def operations(request: TrainingSpec, drafter: ReuseConfig, trained: int, target
     head, teacher = drafter.hidden_size * drafter.logits, drafter.hidden_size * drafter.vocabulary
     body = target - teacher if request.cache is None else 0
     read = 2.0 * (body * sizes.tokens + teacher * sizes.anchors)
-    of_head = (4.0 if request.freeze_head else 6.0) * head * sizes.anchors
+    of_head = (4.0 if request.head_is_frozen else 6.0) * head * sizes.anchors
     return read + request.depths * (6.0 * (trained - head) * sizes.rows + of_head)
 
 
@@ -199,14 +199,17 @@ def probe(device: torch.device, dtype: torch.dtype | None) -> float:
 
 
 def _sizes(request: TrainingSpec, length: int, answers: Sequence[Conversation] | None) -> Sizes:
+    most = request.anchors or length
     if answers is not None:
         kept = usable(answers, length, request.depths)
         order = DataOrder(kept, request.batch, request.seed)
         steps = range(min(request.steps, STEPS_LOOKED_AT))
         batches = [collate(kept, order.step(step).tolist(), request.depths) for step in steps]
-        sizes = [
-            (batch.tokens.numel(), batch.anchors * len(batch.index), int(batch.trained(0).sum())) for batch in batches
-        ]
+        sizes = []
+        for batch in batches:
+            drawn = (batch.length - batch.prompt).clamp(max=most)
+            computed = int(drawn.max()) if request.block else batch.anchors
+            sizes.append((batch.tokens.numel(), computed * len(batch.index), int(drawn.sum())))
         tokens, rows, anchors = (round(sum(column) / len(sizes)) for column in zip(*sizes, strict=True))
         longest_tokens, longest_rows, _ = max(sizes)
         return Sizes(len(kept), sum(len(c.tokens) for c in kept), tokens, rows, anchors, longest_tokens, longest_rows)
@@ -216,8 +219,8 @@ def _sizes(request: TrainingSpec, length: int, answers: Sequence[Conversation] |
     prompt, answer = (
         GENERATED_LENGTHS if is_reference(request.target) else (length // 2, min(length // 2, request.new_tokens))
     )
-    tokens, anchors = min(length, prompt + answer), min(answer, length)
-    batch, longest = request.batch, min(length, request.new_tokens)
+    tokens, anchors = min(length, prompt + answer), min(answer, most)
+    batch, longest = request.batch, min(length, request.new_tokens, most)
     padded = round(batch * tokens * PADDED_TOKENS), round(batch * anchors * PADDED_ROWS)
     return Sizes(count, count * tokens, *padded, batch * anchors, batch * length, batch * longest)
 
@@ -253,7 +256,7 @@ def _moments(request: TrainingSpec, drafter: ReuseConfig, parameters: int) -> in
     """Bytes of what the optimisers keep: AdamW two moments of a parameter, Muon (of the layers) one."""
     head = drafter.hidden_size * drafter.logits
     of_blocks = 1 if request.optimizer == MUON else 2
-    return FLOAT_BYTES * ((parameters - head) * of_blocks + (0 if request.freeze_head else 2 * head))
+    return FLOAT_BYTES * ((parameters - head) * of_blocks + (0 if request.head_is_frozen else 2 * head))
 
 
 def _embedding(target: PreTrainedModel) -> int:

@@ -1,0 +1,185 @@
+"""Block-wise training: who sees what, packed blocks are single blocks, gradients are those of a loop, and refusals."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+from command_line import draftgauge
+from draftgauge.core.errors import DraftgaugeError
+from draftgauge.core.seeds import generator
+from draftgauge.drafters.reuse import new_net, reuse_config
+from draftgauge.drafters.reuse.blockwise import BlockNet, block_states, unroll_blocks
+from draftgauge.models.taps import Features, batch_features
+from draftgauge.training.reuse.answers import Conversation
+from draftgauge.training.reuse.batches import collate, draw_anchors, trained_positions, with_anchors
+from draftgauge.training.reuse.estimate import estimate
+from draftgauge.training.reuse.loss import backward_through_depths, teach
+from draftgauge.training.reuse.request import TrainingSpec
+from draftgauge.training.reuse.train import train_drafter
+from tiny import save_tiny, tiny_model, tokens
+
+SIZE, VOCABULARY = 4, 24
+DESIGNS = ("hidden", "kv", "hybrid", "none")
+ANCHORS = torch.tensor([[0, 3, 9, 14], [2, 5, 6, -1]])
+TEXTS = torch.stack([tokens(20, 1, VOCABULARY), tokens(20, 2, VOCABULARY)])
+
+
+def make(design: str, layers: int = 2, **heads: Any) -> tuple[BlockNet, Features]:
+    target = tiny_model("qwen3", num_hidden_layers=4, vocab_size=VOCABULARY)
+    config = reuse_config(target.config, design, layers=layers, block=SIZE, intermediate_size=48, **heads)
+    net = new_net(config, target, 3)
+    assert isinstance(net, BlockNet)
+    return net, batch_features(target, TEXTS, reuse_config(target.config, "hybrid").tap_plan)
+
+
+@pytest.mark.parametrize("design", DESIGNS)
+def test_packed_blocks_are_single_blocks(design: str) -> None:
+    net, features = make(design)
+    packed = block_states(net, TEXTS, features, ANCHORS)
+    assert packed.shape == (2, 4, SIZE, net.config.hidden_size)
+    for row, place in (ANCHORS >= 0).nonzero().tolist():
+        anchor = int(ANCHORS[row, place])
+        until = features.until(anchor + 1).rows(slice(row, row + 1))  # nothing after the anchor is there
+        alone = block_states(net, TEXTS[row : row + 1, : anchor + 2], until, torch.tensor([[anchor]]))
+        torch.testing.assert_close(packed[row, place], alone[0, 0], atol=1e-5, rtol=1e-5)
+    everywhere = torch.stack(unroll_blocks(net, TEXTS, features, SIZE, 2), 2)
+    torch.testing.assert_close(everywhere[0, 3 - 2], packed[0, 1], atol=1e-5, rtol=1e-5)
+
+
+@pytest.mark.parametrize("design", DESIGNS)
+@torch.no_grad()
+def test_a_block_sees_the_context_up_to_its_anchor_and_all_of_itself(design: str) -> None:
+    net, features = make(design)
+
+    def states(change: int | None = None, token: int | None = None) -> Tensor:
+        hidden, keys, values = (part.clone() for part in (features.hidden, features.keys, features.values))
+        texts = TEXTS.clone()
+        if change is not None:
+            hidden[:, change] += 1
+            keys[..., change, :] += 1
+            values[..., change, :] += 1
+        if token is not None:
+            texts[:, token] = (texts[:, token] + 1) % VOCABULARY
+        return block_states(net, texts, Features(hidden, keys, values, features.logits), ANCHORS)[0]
+
+    before, anchors = states(), ANCHORS[0].tolist()
+    for position in (0, 3, 4, 10, 15):
+        changed = (states(change=position) - before).abs().amax((1, 2)) > 1e-6
+        assert changed.tolist() == [design != "none" and anchor >= position for anchor in anchors]
+    # Of the tokens it reads the one after its anchor alone, which all of its slots see.
+    moved = (states(token=10) - before).abs().amax(2) > 1e-6
+    assert moved.tolist() == [[anchor + 1 == 10] * SIZE for anchor in anchors]
+
+
+@pytest.mark.parametrize("heads", [{}, {"markov_rank": 4, "confidence_head": True}])
+def test_gradients_are_those_of_a_loop_over_blocks_and_slots(heads: dict[str, Any]) -> None:
+    net, _ = make("hybrid", 1, **heads)
+    target = tiny_model("qwen3", num_hidden_layers=4, vocab_size=VOCABULARY)
+    conversations = [
+        Conversation(tokens(n, n, VOCABULARY).numpy().astype("int32"), prompt) for n, prompt in ((14, 5), (9, 4))
+    ]
+    drawn = [draw_anchors(each, 3, generator(0, number)) for number, each in enumerate(conversations)]
+    batch = with_anchors(collate(conversations, (0, 1), SIZE), drawn)
+    features = batch_features(target, batch.tokens, net.config.tap_plan)
+    scales = [0.4, 0.3, 0.2, 0.1]
+
+    total = torch.zeros(())
+    for row, anchors in enumerate(drawn):
+        one, text = features.rows(slice(row, row + 1)), batch.tokens[row : row + 1]
+        for anchor in anchors.tolist():
+            states = block_states(net, text, one, torch.tensor([[anchor]]))[0, 0]
+            for slot in range(min(SIZE, len(conversations[row].tokens) - 2 - anchor)):
+                wanted = features.logits[row, anchor + 1 + slot].softmax(-1)
+                own = net.logits(states[slot], batch.tokens[row, anchor + 1 + slot]).log_softmax(-1)
+                total = total - scales[slot] * (wanted * own).sum()
+                if heads:
+                    overlap, sure = torch.minimum(wanted, own.exp()).sum().detach(), net.confidence_logits(states[slot])
+                    total = total + scales[slot] * torch.nn.functional.binary_cross_entropy_with_logits(sure, overlap)
+    total.backward()
+    expected = {name: parameter.grad for name, parameter in net.named_parameters()}
+    net.zero_grad()
+
+    assert batch.drawn is not None
+    packed = list(block_states(net, batch.tokens, features, batch.drawn).unbind(2))
+    teacher, sure_of = teach(features.logits[batch.taught()], batch), net.confidence_logits if heads else None
+    figures = backward_through_depths(packed, net.logits, teacher, batch, scales, "soft", sure_of)
+    assert figures.count.tolist() == [trained_positions(drawn, conversations, depth) for depth in range(SIZE)]
+    for name, parameter in net.named_parameters():
+        torch.testing.assert_close(parameter.grad, expected[name], atol=1e-5, rtol=1e-3, msg=name)
+
+
+def test_anchors_are_drawn_without_replacement_where_they_have_labels() -> None:
+    conversation = Conversation(np.arange(30, dtype=np.int32), 10)
+    every = draw_anchors(conversation, None, generator(0))
+    assert every.tolist() == list(range(8, 28)) == draw_anchors(conversation, 99, generator(0)).tolist()
+    some = draw_anchors(conversation, 7, generator(1)).tolist()
+    assert some == sorted(set(some)) == draw_anchors(conversation, 7, generator(1)).tolist()
+    assert len(some) == 7
+    assert set(some) < set(every.tolist())
+    assert some != draw_anchors(conversation, 7, generator(2)).tolist()
+
+
+@pytest.fixture(scope="module")
+def base(tmp_path_factory: pytest.TempPathFactory) -> TrainingSpec:
+    folder = tmp_path_factory.mktemp("block")
+    target = save_tiny(folder / "target", num_hidden_layers=4, eos_token_id=95)
+    (folder / "prompts.jsonl").write_text("".join(json.dumps({"prompt": f"Count to {n}: "}) + "\n" for n in range(8)))
+    return TrainingSpec(
+        target=str(target), recipe="block", reuse="kv", prompts=folder / "prompts.jsonl", new_tokens=12, length=64,
+        answers=folder / "answers.jsonl", depths=4, steps=60, batch=4, learning_rate=5e-3, precision="fp32",
+        device="cpu",
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        ({"reuse": "cross"}, "cross design has no block-wise drafter: choose one of hidden, kv, hybrid, none"),
+        ({"depths": 3}, "a block has 4 to 16 tokens, not 3"),
+        ({"depths": 17}, "a block has 4 to 16 tokens, not 17"),
+        ({"layers": 6}, "at most 5 layers"),
+        ({"anchors": 0}, "anchors must be at least 1"),
+        ({"recipe": "ttt", "anchors": 8}, "anchors is for the recipe block"),
+        ({"recipe": "dflash"}, "recipe must be one of ttt, block"),
+        ({"warm_start": Path("/nowhere")}, "a warm start is for drafters that go token by token"),
+        ({"length": 5}, "4 draft steps do not fit a sequence of 5 tokens"),
+    ],
+)
+def test_what_cannot_be_is_refused(base: TrainingSpec, tmp_path: Path, change: dict[str, Any], words: str) -> None:
+    with pytest.raises(DraftgaugeError, match=words):
+        train_drafter(replace(base, **change), tmp_path / "run")
+    assert not (tmp_path / "run").exists()
+
+
+def test_a_block_drafter_learns_and_goes_through_every_verb(base: TrainingSpec, tmp_path: Path) -> None:
+    planned, run = estimate(base), tmp_path / "run"
+    result = train_drafter(base, run)
+    assert planned.parameters == result.parameters
+    first, *_, last = [json.loads(line) for line in (run / "log.jsonl").read_text().splitlines()]
+    assert last["loss"] < 0.4 * first["loss"]
+    assert base.prompts is not None
+    common = ["--prompts", str(base.prompts), "--max-new-tokens", "10"]
+    done = draftgauge(["evaluate", str(run), *common, "--json", str(tmp_path / "rows.json")])
+    assert done.exit_code == 0, done.output
+    rows = json.loads((tmp_path / "rows.json").read_text())["rows"]
+    assert [row["depth"] for row in rows if "depth" in row] == list(range(4))
+    (whole,) = [row for row in rows if "live_mat" in row]
+    assert whole["live_mismatched_prompts"] == 0
+    assert whole["live_minus_forced"] == pytest.approx(0)
+    assert whole["mat"] > 1.2
+    for verb, words in (
+        (["export", str(run), "--out", str(tmp_path / "eagle3")], "proposes whole blocks"),
+        (["diagnose", str(run)], "is a block-wise drafter"),
+        (["evaluate", str(run), "--depths", "9", *common], "has no draft of 9"),
+    ):
+        refused = draftgauge(verb)
+        assert refused.exit_code == 2
+        assert words in " ".join(refused.output.split())
