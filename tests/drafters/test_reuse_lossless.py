@@ -134,7 +134,8 @@ def test_live_drafts_are_those_that_training_unrolls(variant: tuple[str, int, st
         )
     anchors = torch.arange(len(output)) + 7 - 2
     unrolled = torch.stack([depth[torch.arange(len(output)), anchors] for depth in logits], 1)  # [positions, depths, V]
-    torch.testing.assert_close(unrolled.softmax(-1).amax(-1), torch.tensor(drafts.shown[0]), rtol=1e-3, atol=1e-3)
+    if not net.config.confidence_head:
+        torch.testing.assert_close(unrolled.softmax(-1).amax(-1), torch.tensor(drafts.shown[0]), rtol=1e-3, atol=1e-3)
     assert unrolled.argmax(-1).tolist() == drafts.tokens.tolist()
 
 

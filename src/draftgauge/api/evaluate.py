@@ -137,12 +137,13 @@ def evaluation_rows(measured: DrafterEvaluation) -> list[Row]:
         for depth, (alpha, agreement, survival) in enumerate(by_depth)
     ]
     live = Counts.of(measured.live_reached, measured.live_accepted)
+    trees = len(measured.tree_steps) > 0
     rows.append(
         {"texts": len(measured.tasks), "live_mismatched_prompts": measured.mismatched}
         | columns("mat", interval(forced, mean_accepted))
         | columns("retention", interval(forced, retention))
         | columns("live_mat", interval(live, mean_accepted))
-        | columns("tree_mat", ratio_interval(measured.tree_tokens, measured.tree_steps))
+        | (columns("tree_mat", ratio_interval(measured.tree_tokens, measured.tree_steps)) if trees else {})
         | ({} if measured.latency is None else vars(measured.latency))
     )
     tasks = np.array(measured.tasks)
