@@ -41,7 +41,9 @@ VARIANTS += [("kv", 1, injection) for injection in INJECTIONS[:2]] + [
     ("control", 2, "project-rope"),
 ]
 BLOCK = 6  # tokens that a block-wise drafter proposes at once
-BLOCKWISE = [(f"block-{name}", layers, "project-rope") for name, layers in (("hidden", 1), ("hybrid", 1), ("none", 2))]
+BLOCKWISE = [
+    (f"block-{name}", layers, "project-rope") for name, layers in (("hidden", 1), ("hybrid", 1), ("control", 2))
+]
 BLOCKWISE += [("block-kv", 2, "concat"), ("block-markov-hybrid", 1, "project-rope")]
 VARIANTS += BLOCKWISE
 ENGINES = [("lean", "qwen3"), ("modules", "qwen3"), ("lean", "llama3-rope"), ("lean", "mistral"), ("lean", "qwen2")]
