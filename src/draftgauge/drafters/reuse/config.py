@@ -135,8 +135,8 @@ class ReuseConfig:
             self._check_block()
         elif self.layers > 1 and self.traits.reads_hidden:
             raise ModelError(
-                f"the {self.design} design has one layer, not {self.layers}: more layers are for kv and control, and for "
-                "block-wise drafters"
+                f"the {self.design} design has one layer, not {self.layers}: more layers are for kv and control, and "
+                "for block-wise drafters"
             )
         if self.intermediate_size < 1:
             raise ModelError(f"the intermediate size must be at least 1, not {self.intermediate_size}")
