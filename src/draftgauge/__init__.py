@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from draftgauge.api.generate import generate
     from draftgauge.api.pair import Pair, load_pair
     from draftgauge.api.profile import profile
+    from draftgauge.api.rank import rank
     from draftgauge.api.replay import replay
     from draftgauge.api.report import report
     from draftgauge.api.requests import (
@@ -36,6 +37,7 @@ if TYPE_CHECKING:
         FitRequest,
         GenerateRequest,
         ProfileRequest,
+        RankRequest,
         ReplayRequest,
         ReportRequest,
         TrainRequest,
@@ -64,6 +66,7 @@ _MODULES = {
     "api.generate": ("generate",),
     "api.pair": ("Pair", "load_pair"),
     "api.profile": ("profile",),
+    "api.rank": ("rank",),
     "api.replay": ("replay",),
     "api.report": ("report",),
     "api.train": ("train",),
@@ -92,6 +95,7 @@ __all__ = [
     "Pair",
     "Policy",
     "ProfileRequest",
+    "RankRequest",
     "ReplayRequest",
     "ReportRequest",
     "Signal",
@@ -113,6 +117,7 @@ __all__ = [
     "load_pair",
     "make_policy",
     "profile",
+    "rank",
     "read_trace",
     "replay",
     "report",

@@ -18,6 +18,7 @@ REQUESTS = {name: value for name, value in vars(requests).items() if name.endswi
 VERBS = {
     "demo": "DemoRequest",
     "profile": "ProfileRequest",
+    "rank": "RankRequest",
     "fit": "FitRequest",
     "replay": "ReplayRequest",
     "bench": "BenchRequest",

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, ClassVar
@@ -23,7 +23,7 @@ from draftgauge.core.progress import Progress
 from draftgauge.core.prompts import Prompt, in_turn, prompts_sha256
 from draftgauge.core.provenance import command_line, environment, timestamp
 from draftgauge.core.seeds import derive_seed, generator
-from draftgauge.decoding.recorder import RecordingPlan, record_answer, record_prompt
+from draftgauge.decoding.recorder import Answer, RecordingPlan, record_answer, record_prompt
 from draftgauge.decoding.settings import DecodingSettings
 from draftgauge.drafters.language_model import LanguageModelSource
 from draftgauge.meter import BatchMeterPlan, MeterPlan, default_contexts, measure_batches, measure_costs
@@ -108,12 +108,19 @@ def has_costs(writer: TraceWriter, request: ProfileRequest) -> bool:
 
 
 def record_missing(
-    pair: Pair, writer: TraceWriter, encoded: Sequence[EncodedPrompt], request: ProfileRequest, progress: Progress
+    pair: Pair,
+    writer: TraceWriter,
+    encoded: Sequence[EncodedPrompt],
+    request: ProfileRequest,
+    progress: Progress,
+    answers: Mapping[int, Answer] | None = None,
 ) -> bool:
-    """Record the prompts that are missing, inside the writer's context; whether there were any."""
+    """Record the prompts that are missing, inside the writer's context; whether there were any.
+
+    With ``answers``, the target's outputs by prompt index as they are known, none is decoded.
+    """
     sampling, limit = _sampling(request), request.output.max_new_tokens
     plan = RecordingPlan(DecodingSettings(limit, sampling, pair.end_tokens), request.drafts.gamma_max)
-    answers = None
     if request.outputs is not None:
         answers = usable_answers(request.outputs, encoded, pair.tokenizer, pair.end_tokens, limit).answers
     missing = missing_prompts(writer, encoded)
@@ -135,7 +142,8 @@ def record_missing(
         else:
             answer = answers[prompt.index]
             record, differs = record_answer(pair.target, drafter, (prompt, tokens), answer, plan, pair.tokenizer)
-            note_differences(writer.folder, prompt.index, differs, len(answer.tokens))
+            if request.outputs is not None:
+                note_differences(writer.folder, prompt.index, differs, len(answer.tokens))
             writer.add(record)
         done += 1
         progress(label, done, len(encoded))

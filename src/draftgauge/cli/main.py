@@ -19,6 +19,7 @@ from draftgauge.cli import (
     fit,
     generate,
     profile,
+    rank,
     replay,
     report,
     study,
@@ -46,6 +47,7 @@ def make_app() -> App:
     )
     add_verb(app, "demo", demo.demo, KEPT)
     add_verb(app, "profile", profile.profile, KEPT)
+    add_verb(app, "rank", rank.rank, KEPT)
     add_verb(app, "fit", fit.fit, NOTHING)
     add_verb(app, "replay", replay.replay, NOTHING)
     add_verb(app, "bench", bench.bench, NOTHING)

@@ -14,6 +14,7 @@ from transformers.utils import cached_file
 from draftgauge.core.errors import ModelError
 from draftgauge.models.folder import INDEX
 from draftgauge.models.gguf_library import is_gguf
+from draftgauge.models.reference import resolve_source
 
 WHOLE = 64 << 20  # bytes up to which a file is hashed whole
 EDGE = 1 << 20  # bytes taken from either end of a larger one
@@ -58,6 +59,16 @@ def _pieces(model: str | Path | PreTrainedModel, texts: bool) -> Iterator[tuple[
     if is_gguf(model) and Path(model).is_file():
         return iter([("gguf", *_sized(Path(model)))])
     return _files(_folder(model), texts)
+
+
+def weight_bytes_of(source: str | Path) -> int:
+    """Bytes of the files of a model's or drafter's weights."""
+    source = resolve_source(source, "draft")
+    if Path(source).is_file():
+        return Path(source).stat().st_size
+    folder = _folder(source)
+    weights = list(folder.glob("*.safetensors")) or list(folder.glob("*.bin"))
+    return sum(path.stat().st_size for path in weights)
 
 
 def _sized(path: Path) -> tuple[int, bytes]:

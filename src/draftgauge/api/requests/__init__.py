@@ -16,6 +16,7 @@ from draftgauge.api.requests.decoding import (
     FitRequest,
     GenerateRequest,
     ProfileRequest,
+    RankRequest,
     ReplayRequest,
     ReportRequest,
 )

@@ -10,9 +10,11 @@ from draftgauge.api.requests.parts import (
     CHAT,
     ChatSpec,
     CostSpec,
+    DeviceSpec,
     DraftSpec,
     ExecutorSpec,
     JudgedSpec,
+    LoadSpec,
     OutputSpec,
     PairSpec,
     PromptSpec,
@@ -74,6 +76,37 @@ class ProfileRequest:
             raise DraftgaugeError("workers record all of their prompts: leave out --seconds")
         if self.outputs is not None and (self.sampling.temperature > 0 or self.sampling.checkpoint_sampling):
             raise DraftgaugeError("answers are recorded against greedy decoding: leave out the temperature")
+
+
+@dataclass(frozen=True, kw_only=True)
+class RankRequest:
+    """Compare drafters of a target: each is recorded over the same outputs, measured here, and ranked by speed at its
+    best length or rule.
+    """
+
+    drafters: tuple[str, ...] = option(
+        positional=True,
+        help="what may draft: draft models, EAGLE-3 or DFlash checkpoints, folders of trained drafters, or 'lookup'.",
+    )
+    target: str | None = option(None, help="target model: an id, a folder or 'reference' (bundled).")
+    out: Path = option(Path("rank"), help="folder for a run of each drafter; run again with the same folder to resume.")
+    compression: str = option("none", help="how the target is compressed: none, fp32, fp16, bf16, int8 or nf4.")
+    prompts: PromptSpec = PromptSpec()
+    output: OutputSpec = OutputSpec()
+    drafts: DraftSpec = DraftSpec()
+    randomness: SeedSpec = SeedSpec()
+    costs: CostSpec = CostSpec()
+    costs_of: tuple[str, ...] = option(
+        (), repeated=True, name="--costs", help="DRAFTER=FILE: what a step costs in an engine; may be repeated."
+    )
+    costs_engine: str = option("draftgauge", help="the engine that the files of --costs are of, e.g. vllm.")
+    machine: DeviceSpec = DeviceSpec()
+    loading: LoadSpec = LoadSpec()
+
+    def __post_init__(self) -> None:
+        if not self.drafters or len(set(self.drafters)) < len(self.drafters):
+            named = ", ".join(self.drafters) or "none at all"
+            raise DraftgaugeError(f"name at least one drafter, and each once, not {named}")
 
 
 @dataclass(frozen=True, kw_only=True)

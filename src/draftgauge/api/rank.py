@@ -1,0 +1,164 @@
+"""Which drafter for this target: each recorded over the same outputs, measured, and ranked by its best setting."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from draftgauge.api.pair import load_pair
+from draftgauge.api.prompts import choose_prompts, encode_prompts
+from draftgauge.api.recording import has_costs, make_manifests, measure_pair, missing_prompts, record_missing
+from draftgauge.api.requests import PairSpec, ProfileRequest, RankRequest
+from draftgauge.api.runs import Warn, warn
+from draftgauge.api.verb import verb
+from draftgauge.core.errors import DraftgaugeError, TraceError
+from draftgauge.core.files import require_writable
+from draftgauge.core.locks import only_writer
+from draftgauge.core.progress import Progress, silent
+from draftgauge.decoding.recorder import Answer
+from draftgauge.drafters.source import drafter_kinds
+from draftgauge.models.device import release_unused
+from draftgauge.models.fingerprint import weight_bytes_of
+from draftgauge.replaying.ranking import NO_DRAFTER, on_one_target, rank_rows
+from draftgauge.traces.build import select
+from draftgauge.traces.costs import CostCurve, run_costs
+from draftgauge.traces.engine_costs import read_costs
+from draftgauge.traces.manifest import Manifest
+from draftgauge.traces.reader import read_trace
+from draftgauge.traces.trace import Trace
+from draftgauge.traces.writer import SHARD_PROMPTS, TraceWriter
+
+SHORT_NAMES = {"lookup": "prompt_lookup"}
+MIB = 2**20
+
+
+@verb(RankRequest)
+def rank(request: RankRequest, *, progress: Progress = silent, on_warning: Warn = warn) -> list[dict[str, Any]]:
+    """Record every drafter over the same outputs of a target, and rank them by speed at the best setting of each.
+
+    The target's outputs are decoded once, with the first drafter; the others draft along them. Every drafter has a run
+    in a folder of its own below ``out``, which the other verbs read too. Asked for again, it goes on where it stopped.
+
+    Returns:
+        Rows as :func:`draftgauge.replaying.ranking.rank_rows` describes, with ``weights_mib`` of the drafter's files
+        and its ``run``. A drafter that cannot be used is left out, with a row that has only ``drafter`` and ``error``.
+
+    Raises:
+        DraftgaugeError: for prompts, costs or a folder that cannot be used.
+    """
+    given = _given_costs(request)
+    runs: dict[str, Path] = {}
+    failed: dict[str, str] = {}
+    for drafter in request.drafters:
+        run = request.out / re.sub(r"[^\w.-]+", "-", drafter).strip("-.")
+        try:
+            _record(request, drafter, run, next(iter(runs.values()), None), progress)
+            runs[drafter] = run
+        except DraftgaugeError as error:
+            failed[drafter] = str(error)
+            on_warning(f"{drafter} is left out: {error}")
+    rows = [] if not runs else rank_rows(_comparable(runs, given, on_warning))
+    for row in rows:
+        row["run"] = None if row["drafter"] == NO_DRAFTER else str(runs[row["drafter"]])
+        row["weights_mib"] = 0.0 if row["run"] is None else _weights_mib(runs[row["drafter"]])
+    return rows + [{"drafter": drafter, "error": error} for drafter, error in failed.items()]
+
+
+def _given_costs(request: RankRequest) -> dict[str, CostCurve]:
+    """Costs of an engine in place of those measured here, by drafter."""
+    given = {}
+    for entry in request.costs_of:
+        drafter, _, path = entry.rpartition("=")
+        if drafter not in request.drafters:
+            raise DraftgaugeError(f"--costs takes DRAFTER=FILE, with one of the drafters, not {entry!r}")
+        curves = read_costs(Path(path), request.costs_engine)
+        given[drafter] = curves[min(curves)]
+    return given
+
+
+def _pair_spec(request: RankRequest, drafter: str) -> PairSpec:
+    """A drafter is a kind, something that says itself what it is, or else a draft model."""
+    kinds, named = drafter_kinds(), SHORT_NAMES.get(drafter, drafter)
+    alone = named in kinds or any(kind.recognises(drafter) for kind in kinds.values())
+    of_drafter = {"drafter": named} if alone else {"draft": drafter}
+    pair = PairSpec(target=request.target, compression=(request.compression,), **of_drafter)
+    return replace(pair, machine=request.machine, loading=request.loading)
+
+
+def _record(request: RankRequest, drafter: str, run: Path, known: Path | None, progress: Progress) -> None:
+    """Record a drafter, along the outputs of the run ``known`` if there is one, and measure its costs."""
+    spec = _pair_spec(request, drafter)
+    pair = load_pair(spec)
+    prompts = request.prompts
+    if prompts.chat is None:  # the manifest says what was done
+        prompts = replace(prompts, chat=pair.tokenizer.chat_template is not None)
+    asked = ProfileRequest(
+        out=run,
+        pair=spec,
+        prompts=prompts,
+        output=request.output,
+        drafts=request.drafts,
+        randomness=request.randomness,
+        costs=request.costs,
+    )
+    path, chosen = choose_prompts(prompts)
+    encoded = encode_prompts(pair, chosen, path, request.output.max_new_tokens, prompts)
+    manifest = make_manifests(pair, [prompt for prompt, _ in encoded], path, asked)[pair.compression]
+    answers = None if known is None else _answers(known)
+    if answers is not None and (lacking := [p.identifier for p, _ in encoded if p.index not in answers]):
+        raise TraceError(f"{known} has no output for the prompts {', '.join(lacking[:3])}: record into another folder")
+    require_writable(run)
+    with only_writer(run):
+        writer = TraceWriter(run, manifest, SHARD_PROMPTS)
+        labelled = _labelled(progress, drafter)
+        if not missing_prompts(writer, encoded) and writer.manifest.complete and has_costs(writer, asked):
+            return
+        with writer:
+            recorded = record_missing(pair, writer, encoded, asked, labelled, answers)
+            if recorded or asked.costs.measure or not has_costs(writer, asked):
+                measure_pair(pair, encoded, asked, labelled, run)
+    del pair
+    release_unused()
+
+
+def _labelled(progress: Progress, drafter: str) -> Progress:
+    return lambda what, done, total: progress(f"{drafter}: {what}", done, total)
+
+
+def _answers(run: Path) -> dict[int, Answer]:
+    trace = read_trace(run)
+    ends = zip(trace.prompts, trace.offsets[:-1], trace.offsets[1:], strict=True)
+    return {prompt.index: Answer(trace.token[a:b].tolist(), prompt.finish) for prompt, a, b in ends}
+
+
+def _comparable(
+    runs: Mapping[str, Path], given: Mapping[str, CostCurve], on_warning: Callable[[str], None]
+) -> dict[str, tuple[Trace, CostCurve]]:
+    """Traces of the same prompts and outputs, with costs."""
+    traces = {drafter: read_trace(run) for drafter, run in runs.items()}
+    outputs = {drafter: _outputs(trace) for drafter, trace in traces.items()}
+    first = next(iter(outputs.values()))
+    shared = {i for i, output in first.items() if all(other.get(i) == output for other in outputs.values())}
+    if len(shared) < max(map(len, outputs.values())):
+        on_warning(
+            f"{len(shared)} of {max(map(len, outputs.values()))} prompts have the same output in every run, and count"
+        )
+    if not shared:
+        raise TraceError("the runs have no output in common: rank into a new folder")
+    kept = {d: select(trace, [p.index in shared for p in trace.prompts]) for d, trace in traces.items()}
+    measured = {drafter: run_costs(run) for drafter, run in runs.items() if drafter not in given}
+    costs = given | (on_one_target(measured) if measured else {})
+    return {drafter: (trace, costs[drafter]) for drafter, trace in kept.items()}
+
+
+def _outputs(trace: Trace) -> dict[int, tuple[int, ...]]:
+    ends = zip(trace.prompts, trace.offsets[:-1], trace.offsets[1:], strict=True)
+    return {prompt.index: tuple(trace.token[a:b].tolist()) for prompt, a, b in ends}
+
+
+def _weights_mib(run: Path) -> float:
+    draft = Manifest.load(run).draft
+    return 0.0 if draft is None else weight_bytes_of(draft.source) / MIB

@@ -1,0 +1,53 @@
+"""``draftgauge rank``: drafters of one target, from the fastest to the slowest."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from draftgauge.api.requests import RankRequest
+from draftgauge.cli.console import IncompleteError, joined_interval, progress, show_table, warn
+
+COLUMNS = {
+    "rank": "rank",
+    "drafter": "drafter",
+    "setting": "best setting",
+    "tokens_per_second": "tokens/s [95%]",
+    "ratio_to_plain": "x plain",
+    "gain": "gain over the first [95%]",
+    "tokens_per_step": "tokens/step",
+    "acceptance": "accepted at depth 1, 2, ...",
+    "cost_ratio": "draft / verify cost",
+    "weights_mib": "weights MiB",
+}
+SHOWN_DEPTHS = 5
+
+
+def rank(request: RankRequest) -> list[dict[str, Any]]:
+    from draftgauge.api.rank import rank as run
+
+    with progress() as advance:
+        rows = run(request, progress=advance, on_warning=warn)
+    ranked = [row for row in rows if "rank" in row]
+    if not ranked:
+        raise IncompleteError(rows)
+    groups = list(dict.fromkeys((row["task"], row["context"]) for row in ranked))
+    for task, context in groups:
+        of_group = [row for row in ranked if (row["task"], row["context"]) == (task, context)]
+        prompts = f"{of_group[0]['prompts']} prompts"
+        title = f"All tasks, {prompts}" if task == "all" else f"Task {task}, {prompts}"
+        title = title if context is None else f"Prompts of {context} tokens, {prompts}"
+        whole = (task, context) == groups[0]
+        columns = COLUMNS if whole else {key: COLUMNS[key] for key in list(COLUMNS)[:7]}
+        show_table(title, [_shown(row) for row in sorted(of_group, key=lambda row: -row["tokens_per_second"])], columns)
+    for row in ranked:
+        if row["cost_doubt"] and (row["task"], row["context"]) == groups[0]:
+            warn(f"the costs of {row['drafter']} are not to be trusted, {row['cost_doubt']}: run again with --measure")
+    return rows
+
+
+def _shown(row: dict[str, Any]) -> dict[str, Any]:
+    level = " (level)" if row["level"] and row["gain"] != 0 else ""
+    rates = [row.get(f"alpha_{depth}") for depth in range(1, SHOWN_DEPTHS + 1)]
+    acceptance = " ".join(f"{rate:.2f}" for rate in rates if rate is not None)
+    joined = joined_interval(row, "tokens_per_second", "{:.1f}") | joined_interval(row, "gain", "{:+.1%}")
+    return row | joined | {"gain": joined["gain"] + level, "acceptance": acceptance}

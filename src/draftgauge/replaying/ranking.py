@@ -1,0 +1,162 @@
+"""Drafters of one target, recorded over the same outputs, ranked by modelled speed at the best setting of each."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from draftgauge.policies.registry import compared_policies, make_policy
+from draftgauge.replaying.acceptance import acceptance_by_depth
+from draftgauge.replaying.evaluate import ALL_TASKS, plain_seconds, recommended, task_masks
+from draftgauge.replaying.rows import sum_by_prompt
+from draftgauge.replaying.simulate import Replay, can_replay, replay, replay_fixed_all
+from draftgauge.replaying.splits import design_of
+from draftgauge.statistics.bootstrap import columns
+from draftgauge.statistics.paired import paired_gain, ratio_interval
+from draftgauge.traces.build import conversations, select
+from draftgauge.traces.costs import CostCurve
+from draftgauge.traces.trace import Trace
+
+NO_DRAFTER = "none"  # plain decoding
+CONTEXTS = ((0, 1024, "under 1k"), (1024, 4096, "1k to 4k"), (4096, 1 << 40, "4k and more"))  # tokens of the prompt
+Mask = NDArray[np.bool_]
+
+
+class Ranked(NamedTuple):
+    """A drafter at its best setting on the prompts judged on; ``tokens`` and ``seconds`` ``[prompts]``."""
+
+    setting: str
+    trace: Trace
+    costs: CostCurve
+    tokens: NDArray[np.int64]
+    seconds: NDArray[np.float64]
+    steps: NDArray[np.int64]
+
+    @property
+    def speed(self) -> float:
+        return float(self.tokens.sum() / self.seconds.sum())
+
+
+def rank_rows(recorded: Mapping[str, tuple[Trace, CostCurve]]) -> list[dict[str, Any]]:
+    """Drafters from the fastest to the slowest, plain decoding ("none") among them.
+
+    The setting of each, a fixed length or a rule, is chosen on training prompts where the prompts name some, else on
+    those judged on: the simplest that is level with the fastest (:func:`~draftgauge.replaying.evaluate.recommended`).
+
+    Args:
+        recorded: by drafter, its trace over the same outputs and its costs.
+
+    Returns:
+        One row for each drafter and group of prompts (a ``task``, a range of ``context``, all): ``drafter``, ``rank``
+        by speed on all prompts, ``setting``; ``prompts``; ``tokens_per_second`` with ``_low`` and ``_high``;
+        ``ratio_to_plain``; ``tokens_per_step``, the token of the target's own counted; ``gain`` over the first drafter
+        with ``_low``, ``_high`` and ``p_value``, paired by prompt, and whether it is ``level`` with it; ``alpha_1``,
+        ``alpha_2``, ... acceptance by depth; ``cost_ratio`` of drafting a token to verifying; ``cost_doubt``. Intervals
+        are 95%, resampled by prompt, the turns of a conversation together.
+    """
+    ranked = {name: _at_best(*of) for name, of in recorded.items()}
+    ranked[NO_DRAFTER] = _plain(next(iter(ranked.values())))
+    order = sorted(ranked, key=lambda name: -ranked[name].speed)
+    return [
+        _row(name, order.index(name) + 1, of, ranked[order[0]], group, mask)
+        for name, of in ((name, ranked[name]) for name in order)
+        for group, mask in _groups(of.trace)
+    ]
+
+
+def on_one_target(curves: Mapping[str, CostCurve]) -> dict[str, CostCurve]:
+    """Costs of several drafters, measured one after the other, as if the target had run equally fast for all of them.
+
+    Its passes are the same whoever drafts, so those of the curve that other work disturbed least (the one of the
+    shortest passes) count for all, and what a drafter takes is scaled by how fast the target ran beside it.
+    """
+    verified = np.arange(1, min(curve.gamma_max for curve in curves.values()) + 2)
+
+    def of_target(curve: CostCurve, contexts: tuple[int, ...]) -> float:
+        return float(curve.verify_seconds(verified, np.array(contexts)[:, None]).sum())
+
+    first = next(iter(curves.values()))
+    reference = min(curves.values(), key=lambda curve: of_target(curve, first.contexts))
+    places = np.array(reference.contexts)[:, None]
+    scaled = {}
+    for name, curve in curves.items():
+        factor = of_target(reference, curve.contexts) / of_target(curve, curve.contexts)
+        draft = factor * curve.draft_seconds(np.arange(curve.gamma_max + 1), places)
+        scaled[name] = replace(
+            curve,
+            contexts=reference.contexts,
+            verify=reference.verify,
+            plain=reference.plain,
+            draft=tuple(map(tuple, draft.tolist())),
+            catch_up=tuple(factor * seconds for seconds in curve.catch_up),
+            signals=factor * curve.signals,
+        )
+    return scaled
+
+
+def _at_best(trace: Trace, costs: CostCurve) -> Ranked:
+    design = design_of(trace)
+    training = design.trace if design.train is None else design.train
+    tried = _replays(training, costs)
+    setting = recommended(tried, conversations(training))
+    outcome = tried[setting] if design.train is None else _replays(design.trace, costs)[setting]
+    return Ranked(setting, design.trace, costs, outcome.committed, outcome.seconds, outcome.steps)
+
+
+def _replays(trace: Trace, costs: CostCurve) -> dict[str, Replay]:
+    """By setting: every fixed length, and the rules that every comparison has."""
+    fixed = {f"fixed:{gamma}" if gamma else "no-draft": of for gamma, of in enumerate(replay_fixed_all(trace, costs))}
+    rules = {name: make_policy(name, trace.gamma_max, costs) for name in compared_policies()}
+    return fixed | {name: replay(trace, rule, costs) for name, rule in rules.items() if can_replay(trace, rule)}
+
+
+def _plain(of: Ranked) -> Ranked:
+    tokens = np.diff(of.trace.offsets)
+    return of._replace(setting="plain", tokens=tokens, seconds=plain_seconds(of.trace, of.costs), steps=tokens)
+
+
+def _groups(trace: Trace) -> Iterator[tuple[dict[str, str | None], Mask]]:
+    """All prompts, then those of each task and of each range of lengths, where there are several."""
+    tasks = [(task, mask) for task, mask in task_masks(trace) if task != ALL_TASKS]
+    yield {"task": ALL_TASKS, "context": None}, np.ones(len(trace.prompts), np.bool_)
+    if len(tasks) > 1:
+        yield from (({"task": task, "context": None}, mask) for task, mask in tasks)
+    lengths = np.array([prompt.prompt_tokens for prompt in trace.prompts])
+    ranges = [(name, (lengths >= least) & (lengths < most)) for least, most, name in CONTEXTS]
+    ranges = [(name, mask) for name, mask in ranges if mask.any()]
+    if len(ranges) > 1:
+        yield from (({"task": ALL_TASKS, "context": name}, mask) for name, mask in ranges)
+
+
+def _row(
+    name: str, rank: int, of: Ranked, first: Ranked, group: Mapping[str, str | None], mask: Mask
+) -> dict[str, Any]:
+    numbers = np.unique(conversations(of.trace)[mask], return_inverse=True)[1].reshape(-1)
+
+    def summed(values: NDArray[Any]) -> NDArray[np.float64]:
+        return sum_by_prompt(numbers, values[mask], int(numbers.max()) + 1)
+
+    tokens, seconds = summed(of.tokens), summed(of.seconds)
+    gain = paired_gain(tokens, seconds, summed(first.tokens), summed(first.seconds))
+    depths = [] if name == NO_DRAFTER else acceptance_by_depth(select(of.trace, mask), resamples=1)
+    alphas = {f"alpha_{row['depth']}": row["rate"] for row in depths if row["task"] == ALL_TASKS}
+    return {
+        "drafter": name,
+        "rank": rank,
+        **group,
+        "setting": of.setting,
+        "prompts": int(mask.sum()),
+        **columns("tokens_per_second", ratio_interval(tokens, seconds)),
+        "ratio_to_plain": float(plain_seconds(of.trace, of.costs)[mask].sum() / seconds.sum()),
+        "tokens_per_step": float(tokens.sum() / of.steps[mask].sum()),
+        **columns("gain", gain),
+        "p_value": gain.p_value,
+        "level": bool(gain.high >= 0),
+        "cost_ratio": None if name == NO_DRAFTER else of.costs.cost_ratio(),
+        "cost_doubt": None if name == NO_DRAFTER else of.costs.doubt() or None,
+        **alphas,
+    }
