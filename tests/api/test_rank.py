@@ -1,0 +1,140 @@
+"""Ranking drafters: one target's outputs for all, a row for each drafter and group, resumed, and failures named."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import draftgauge as dg
+from command_line import draftgauge
+from draftgauge.api import rank as module
+from draftgauge.core.errors import DraftgaugeError
+from draftgauge.replaying.evaluate import best_fixed_gamma
+from draftgauge.replaying.ranking import NO_DRAFTER, on_one_target, rank_rows
+from draftgauge.replaying.simulate import replay_fixed_all
+from draftgauge.traces.reader import read_trace
+from linear_costs import curve
+from small_profiles import SMALL, record, save_models
+from synthetic import synthetic_trace
+
+CHECKPOINTS = Path(__file__).parents[1] / "drafters" / "checkpoints"
+
+
+@pytest.fixture(scope="module")
+def models(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+    return save_models(tmp_path_factory.mktemp("models"))
+
+
+@pytest.fixture(scope="module")
+def ranked(
+    models: dict[str, Any], tmp_path_factory: pytest.TempPathFactory
+) -> tuple[Path, list[dict[str, Any]], list[str]]:
+    out, warned = tmp_path_factory.mktemp("rank"), []
+    drafters = (str(models["draft"]), "lookup", str(CHECKPOINTS / "eagle3-sglang"))
+    options = SMALL | {"target": str(models["target"]), "prompts": str(models["prompts"]), "out": out}
+    return out, dg.rank(drafters=drafters, on_warning=warned.append, **options), warned
+
+
+def test_every_drafter_is_recorded_over_the_same_outputs(models, ranked) -> None:
+    out, rows, warned = ranked
+    runs = {row["drafter"]: row["run"] for row in rows if row.get("run")}
+    assert set(runs) == {str(models["draft"]), "lookup"}
+    traces = [read_trace(Path(run)) for run in runs.values()]
+    assert traces[0].token.tolist() == traces[1].token.tolist()
+    alone = record(models | {"draft": None}, out.with_name("alone"), drafter="prompt_lookup")
+    recorded = read_trace(Path(runs["lookup"]))  # as if it had been recorded by itself
+    assert alone.token.tolist() == recorded.token.tolist()
+    assert alone.draft_token.tolist() == recorded.draft_token.tolist()
+    failed = [row for row in rows if "error" in row]
+    assert [Path(row["drafter"]).name for row in failed] == ["eagle3-sglang"]
+    assert "made for a target of at least 5 layers and width 16, this one has 2 and 64" in failed[0]["error"]
+    assert any("is left out" in text for text in warned)
+
+
+def test_rows_go_from_the_fastest_to_the_slowest_for_all_prompts_and_each_task(ranked) -> None:
+    rows = [row for row in ranked[1] if "rank" in row]
+    whole = [row for row in rows if row["task"] == "all"]
+    assert [row["rank"] for row in whole] == [1, 2, 3]
+    speeds = [row["tokens_per_second"] for row in whole]
+    assert speeds == sorted(speeds, reverse=True)
+    assert whole[0]["gain"] == 0
+    assert all(row["gain"] <= 0 for row in whole)
+    assert {row["task"] for row in rows} == {"all", "even", "odd"}
+    assert sum(row["prompts"] for row in rows if row["drafter"] == NO_DRAFTER) == 2 * whole[0]["prompts"]
+    plain = next(row for row in whole if row["drafter"] == NO_DRAFTER)
+    assert plain["ratio_to_plain"] == pytest.approx(1)
+    assert plain["tokens_per_step"] == 1
+    for row in whole:  # one target for all: ratios to plain decoding are those of the speeds
+        assert row["ratio_to_plain"] == pytest.approx(row["tokens_per_second"] / plain["tokens_per_second"])
+
+
+def test_asked_again_nothing_is_recorded_anew(models, ranked, monkeypatch: pytest.MonkeyPatch) -> None:
+    out, rows, _ = ranked
+
+    def never(*arguments: object) -> None:
+        raise AssertionError("recorded or measured again")
+
+    monkeypatch.setattr(module, "record_missing", never)
+    monkeypatch.setattr(module, "measure_pair", never)
+    drafters = (str(models["draft"]), "lookup")
+    options = SMALL | {"target": str(models["target"]), "prompts": str(models["prompts"]), "out": out}
+    again = dg.rank(drafters=drafters, **options)
+    assert again == [row for row in rows if "rank" in row]
+
+
+def test_the_command_line_fails_only_if_no_drafter_is_left(models, ranked, tmp_path: Path) -> None:
+    out, _, _ = ranked
+    common = ["--target", str(models["target"]), "--prompts", str(models["prompts"])]
+    common += ["--gamma-max", "3", "--max-new-tokens", "8", "--cost-seconds", "0"]
+    bad, file = str(CHECKPOINTS / "dflash-flat"), tmp_path / "rank.json"
+    shown = draftgauge(["rank", "lookup", bad, *common, "--out", str(out), "--json", str(file)])
+    assert shown.exit_code == 0
+    assert "is left out" in shown.stderr
+    assert "gain over the first" in shown.stdout
+    rows = json.loads(file.read_text())["rows"]
+    assert [row["drafter"] for row in rows if "error" in row] == [bad]
+    assert draftgauge(["rank", bad, *common, "--out", str(tmp_path / "none")]).exit_code == 1
+    assert draftgauge(["rank", "lookup", "lookup", *common]).exit_code == 2
+
+
+def test_costs_of_an_engine_take_the_place_of_those_measured(models, ranked, tmp_path: Path) -> None:
+    out, rows, _ = ranked
+    run = next(Path(row["run"]) for row in rows if row.get("run") and row["drafter"] == "lookup")
+    costs = dg.CostCurve.load(run / "costs.json")
+    replace(costs, verify=tuple(tuple(10 * s for s in row) for row in costs.verify)).save(tmp_path / "slow.json")
+    options = SMALL | {"target": str(models["target"]), "prompts": str(models["prompts"]), "out": out}
+    asked = {"drafters": (str(models["draft"]), "lookup"), **options}
+    slower = dg.rank(costs_of=(f"lookup={tmp_path / 'slow.json'}",), **asked)
+
+    def speed(of: list[dict[str, Any]]) -> float:
+        return next(row["tokens_per_second"] for row in of if row["drafter"] == "lookup")
+
+    assert speed(slower) < speed(rows) / 2
+    with pytest.raises(DraftgaugeError, match="DRAFTER=FILE, with one of the drafters"):
+        dg.rank(costs_of=("other=x.json",), **asked)
+
+
+def test_the_setting_of_a_drafter_is_as_fast_as_its_best_length() -> None:
+    trace, costs = synthetic_trace(1, 24, 40, 6), curve(0.1)
+    (row, *_) = [row for row in rank_rows({"one": (trace, costs)}) if row["drafter"] == "one" and row["task"] == "all"]
+    best = replay_fixed_all(trace, costs)[best_fixed_gamma(trace, costs)]
+    assert row["tokens_per_second"] >= 0.99 * best.tokens_per_second
+
+
+def test_a_drafter_measured_on_a_busier_machine_is_not_slower_for_it() -> None:
+    costs = curve(0.1)
+
+    def busier(table: tuple[tuple[float, ...], ...]) -> tuple[tuple[float, ...], ...]:
+        return tuple(tuple(3 * seconds for seconds in row) for row in table)
+
+    slow = replace(
+        costs, verify=busier(costs.verify), draft=busier(costs.draft), plain=(3 * costs.plain[0],) * len(costs.plain)
+    )
+    one, two = on_one_target({"one": costs, "two": slow}).values()
+    assert two.verify == one.verify
+    assert two.plain == one.plain
+    assert [list(row) for row in two.draft] == [pytest.approx(row) for row in one.draft]
