@@ -78,6 +78,70 @@ def interval(row: Row) -> str:
     return f"{row['gain']:+.1%} [{100 * row['gain_low']:.1f}, {100 * row['gain_high']:.1f}]"
 
 
+REAL_RULES = ("cumulative-confidence", "stopping", "lookup-else-stopping", "two-source")
+RUN_NAMES = {
+    "bf16": "torch, bfloat16",
+    "int8": "torch, LLM.int8",
+    "nf4": "torch, nf4",
+    "Q4_K_M": "llama.cpp, Q4_K_M",
+    "Q8_0": "llama.cpp, Q8_0",
+}
+
+
+def real_table(rows: Sequence[Row]) -> Iterator[str]:
+    """A line for each engine and compression of the target: all test prompts together."""
+    yield from _real_head("target")
+    for name in RUN_NAMES:
+        own = [row for row in rows if (row["run"], row["design"], row["task"]) == (name, "all tasks", "all")]
+        if own:
+            yield _real_line(RUN_NAMES[name], own)
+
+
+def real_tasks_table(rows: Sequence[Row]) -> Iterator[str]:
+    """In bfloat16: every task, the outputs that copy least of their prompts, and rules fitted without the task."""
+    yield from _real_head("prompts", "8-grams copied from the prompt")
+    own = [row for row in rows if row["run"] == "bf16"]
+    for design, task in dict.fromkeys((row["design"], row["task"]) for row in own):
+        chosen = [row for row in own if (row["design"], row["task"]) == (design, task)]
+        name = task if design == "all tasks" else f"{task}, fitted without it" if task != "all" else design
+        yield _real_line(name, chosen, f"{chosen[0]['copied_8grams']:.0%}")
+
+
+def _real_head(*first: str) -> Iterator[str]:
+    rules = [f"`{rule}`" for rule in REAL_RULES]
+    yield f"| {' | '.join([*first, 'best fixed length', 'it over plain', *rules, 'hindsight of both'])} |"
+    yield f"|---|{'---:|' * (len(first) + 2 + len(rules))}"
+
+
+def _real_line(*own: Any) -> str:
+    name, rows, *more = own
+    rules = {}
+    for row in rows:  # a rule with a grid comes twice, as it is and tuned
+        rule = row["policy"].partition(":")[0]
+        if row["tuned"] or rule not in rules:
+            rules[rule] = row
+    length = rows[0]["best_fixed_gamma"]
+    best = next(row for row in rows if row["policy"] == (f"fixed:{length}" if length else "none"))
+    gains = [interval(rules[rule]) for rule in REAL_RULES]
+    bound = rules["hindsight-two-sources"]
+    cells = [*more, str(length), f"{best['ratio_to_plain']:.2f}x", *gains, f"{bound['gain']:+.1%}"]
+    return f"| {name} | {' | '.join(cells)} |"
+
+
+def best_length_table(rows: Sequence[Row]) -> Iterator[str]:
+    """The best fixed length where outcomes are of one compression of the target and costs are of another."""
+    found = [row for row in rows if row["question"] == "best length"]
+    paid = [name for name in RUN_NAMES if any(row["costs"] == name for row in found)]
+    costs = " | ".join(f"costs of {RUN_NAMES[name]}" for name in paid)
+    yield f"| drafts accepted as with | first token accepted | {costs} |"
+    yield f"|---|---:|{'---:|' * len(paid)}"
+    for name in paid:
+        own = [row for row in found if row["outcomes"] == name]
+        first = next(row["acceptance_rate"] for row in own if row["gamma"] == 1)
+        best = [next(str(row["gamma"]) for row in own if row["costs"] == each and row["best"]) for each in paid]
+        yield f"| {RUN_NAMES[name]} | {first:.3f} | {' | '.join(best)} |"
+
+
 def depths_table(rows: Sequence[Row]) -> Iterator[str]:
     """Tokens per step over all positions of KV drafters of several layers, at equal parameters and at equal width."""
     capacities = ("equal parameters", EQUAL_WIDTH)
@@ -152,6 +216,9 @@ def _estimate(row: Row) -> str:
 
 TABLES: dict[str, tuple[str, Callable[[Sequence[Row]], Iterator[str]]]] = {
     "bundled pair": (ROWS, bundled_table),
+    "best length": ("real-speckv.json", best_length_table),
+    "real pair": ("real-replayed.json", real_table),
+    "real tasks": ("real-replayed.json", real_tasks_table),
     "depths": ("kvshot-depth.json", depths_table),
     "rows": ("kvshot-full.json", rows_table),
     "widths": ("kvshot-width.json", rows_table),

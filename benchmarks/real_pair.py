@@ -78,7 +78,10 @@ def main() -> None:
     parser.add_argument(
         "--compression", default="bf16,int8,nf4", help="of the target: those to record, or one to decode live"
     )
-    parser.add_argument("--per-task", type=int, help="record the first prompts of each split and task only")
+    parser.add_argument("--per-task", type=int, help="take the first prompts of each split and task only")
+    parser.add_argument(
+        "--baselines", action="store_true", help="decode live beside transformers, not beside other rules"
+    )
     parser.add_argument("--minutes", type=float, default=60.0, help="of live decoding")
     args = parser.parse_args()
     if args.part == "judge":
@@ -88,7 +91,8 @@ def main() -> None:
         for compression in args.compression.split(","):
             record(args, compression)
     else:
-        save(args.out, f"real-live-{args.compression}.json", live(args))
+        kind = "transformers" if args.baselines else "live"
+        save(args.out, f"real-{kind}-{args.compression}.json", live(args))
 
 
 def drawn_prompts(folder: Path, out: Path) -> Path:
@@ -300,20 +304,21 @@ def live(args: argparse.Namespace) -> list[dict[str, Any]]:
     trace, costs = read_run(run)
     train = select(trace, splits_of(trace) == TRAIN)
     best = best_fixed_gamma(train, costs)
-    tuned = tune_rivals(train, costs, [name for name in TUNED if "lookup" not in name])
-    lookups = [tune_rivals(train, costs, (name,)).best for name in ("hf-prompt-lookup", "lookup-else-stopping")]
-    files = []
-    for name in ("stopping", "two-source", "speckv"):
-        files.append(args.runs / f"{args.compression}.{name}.json")
-        save_fitted(fit_policy(name, [train], [costs], SEED), files[-1])
+    confidence = tune_rivals(train, costs, [name for name in TUNED if "lookup" not in name]).best
+    lookup = tune_rivals(train, costs, ("lookup-else-stopping",)).best
+    two_source = args.runs / f"{args.compression}.two-source.json"
+    save_fitted(fit_policy("two-source", [train], [costs], SEED), two_source)
     fixed = f"fixed:{best}"
+    rules = (str(two_source),) if args.baselines else (confidence, lookup, str(two_source))
     return bench(
         args.runs / args.compression,
-        policies=(fixed, tuned.best, *lookups, *map(str, files)),
+        policies=(fixed, *rules),
         over=fixed,
         split=TEST,
+        per_task=args.per_task,
         rounds=1,
         seconds=60 * args.minutes,
+        baselines=args.baselines,
         progress=show_progress,
     )
 
