@@ -82,6 +82,7 @@ def main() -> None:
     parser.add_argument(
         "--baselines", action="store_true", help="decode live beside transformers, not beside other rules"
     )
+    parser.add_argument("--measure", action="store_true", help="measure the costs of recorded runs again")
     parser.add_argument("--minutes", type=float, default=60.0, help="of live decoding")
     args = parser.parse_args()
     if args.part == "judge":
@@ -128,6 +129,7 @@ def record(args: argparse.Namespace, compression: str) -> None:
         max_new_tokens=NEW_TOKENS,
         gamma_max=GAMMA_MAX,
         cost_seconds=60,
+        measure=args.measure,
         out=args.runs / compression,
         progress=show_progress,
     )
