@@ -14,7 +14,7 @@ from draftgauge.decoding.wrapping import WrappedModel
 from draftgauge.drafters import Drafter, LanguageModelDrafter, PromptLookupDrafter
 from draftgauge.drafters.base import Draft, KeepDrafting
 from draftgauge.meter import MeterPlan, default_contexts, measure_costs
-from draftgauge.meter.costs import LEAST_ROUNDS
+from draftgauge.meter.costs import LEAST_ROUNDS, _above_noise
 from draftgauge.meter.steps import BACKLOGS
 from draftgauge.models.base import CachedModel
 from draftgauge.models.loading import wrap
@@ -215,3 +215,8 @@ def test_models_too_short_to_decode_in_are_refused(pair: tuple[CachedModel, Cach
 def test_default_contexts_reach_from_the_first_step_to_the_last() -> None:
     assert default_contexts([30, 200, 50], [100, 100, 20]) == (30, 80, 300)
     assert default_contexts([30], [0]) == (30,)
+
+
+@pytest.mark.parametrize(("spread", "wait"), [(0.001, 0.02), (0.2, 0.0)])
+def test_a_wait_that_noise_explains_costs_nothing(spread: float, wait: float) -> None:
+    assert _above_noise([0.02 + spread * step for step in (-2, -1, 0, 1, 2)]) == wait

@@ -298,13 +298,20 @@ def _curve(schedule: _Schedule, plan: MeterPlan, target: CachedModel, keeps: boo
         compression=plan.compression,
         device=str(target.spec.device),
         dtype=str(target.spec.dtype).removeprefix("torch."),
-        signals=max(0.0, float(np.median(looked_at))),
+        signals=_above_noise(looked_at),
         catch_up=tuple(catch_up.tolist()),
         keeps_drafted=keeps,
         vocabulary=plan.vocabulary,
         engine=target.spec.engine,
         measured=_measurement(samples, plan.gamma_max, spent, schedule.note),
     )
+
+
+def _above_noise(values: Sequence[float]) -> float:
+    """Their median; 0 where its 95% interval reaches 0, as what is left between two timings of long steps is noise."""
+    low, median, high = np.percentile(values, (25, 50, 75))
+    error = MEDIAN_ERROR * (high - low) / NORMAL_IQR / math.sqrt(len(values))
+    return float(median) if median > TWO_SIDED * error else 0.0
 
 
 def _by_length(samples: Sequence[Sample], value: Callable[[Sample], float]) -> dict[int, list[float]]:
