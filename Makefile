@@ -42,7 +42,7 @@ test: setup
 test-gpu: setup
 	DRAFTGAUGE_TEST_DEVICE=cuda $(BIN)/python -m pytest -rs tests/devices tests/drafters/test_reuse_attention.py
 
-# Serving engines in environments of their own below .engines: built once (some 15 minutes), then only tested.
+# vLLM in an environment of its own below .engines, and llama.cpp's converter: installed once, then only tested.
 test-engines: setup
 	$(BIN)/python tools/engines.py set-up
 	eval "$$($(BIN)/python tools/engines.py environment)" && $(BIN)/python -m pytest -rs tests/engines tests/models/test_gguf_engine.py tests/models/test_gguf_conversion.py

@@ -3,18 +3,29 @@
 from __future__ import annotations
 
 import os
+import shutil
 import subprocess
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
+from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
 
-from gguf_files import need_program
 from launching import launched
 
 SOURCE = Path(__file__).parents[1] / "src"
 QUIET = {"VLLM_CPU_KVCACHE_SPACE": "1", "VLLM_LOGGING_LEVEL": "WARNING", "PYTHONPATH": str(SOURCE)}
+
+
+def need_llama_server() -> list[str]:
+    """The command of llama.cpp's server: the program on the path, else the one inside the wheel xllamacpp."""
+    if program := shutil.which("llama-server"):
+        return [program]
+    if find_spec("xllamacpp") is None:
+        pytest.skip("needs llama-server on the path or the wheel xllamacpp: pip install 'draftgauge[gguf]'")
+    return [sys.executable, str(Path(__file__).with_name("llama_server_in_wheel.py"))]
 
 
 def need_vllm() -> str:
@@ -35,7 +46,7 @@ def llama_server(target: Path, *options: str) -> Iterator[str]:
     """llama.cpp's server of a file, with float32 keys and values; yields its address."""
     exact = ("--cache-type-k", "f32", "--cache-type-v", "f32", "--flash-attn", "off", "--no-repack")
     common = ("--metrics", "--parallel", "1", "--ctx-size", "2048", "--threads", str(os.cpu_count()))
-    command = [need_program("llama-server"), "--model", str(target), *exact, *common, *options]
+    command = [*need_llama_server(), "--model", str(target), *exact, *common, *options]
     with launched(command) as url:
         yield url
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import importlib.util
 import json
 import os
-import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -54,14 +53,6 @@ def need_libllama() -> None:
         pytest.skip(str(error))
 
 
-def need_program(name: str) -> str:
-    """The path of a program of llama.cpp."""
-    path = shutil.which(name)
-    if path is None:
-        pytest.skip(f"needs {name} on the path: make test-engines")
-    return path
-
-
 def need_converter() -> Path:
     """A checkout of llama.cpp, whose converter needs sentencepiece."""
     folder = os.environ.get("LLAMA_CPP", "")
@@ -76,13 +67,6 @@ def convert(folder: Path, path: Path, *options: str) -> Path:
     done = subprocess.run(command, capture_output=True, text=True, timeout=300)
     assert done.returncode == 0, done.stderr[-2000:]
     return path
-
-
-def quantised(path: Path, kind: str) -> Path:
-    """The file, quantised by llama.cpp's own program."""
-    out = path.with_name(f"{path.stem}-{kind}.gguf")
-    subprocess.run([need_program("llama-quantize"), str(path), str(out), kind], check=True, capture_output=True)
-    return out
 
 
 def write_gguf(folder: Path, path: Path, tokenizer: PreTrainedTokenizerBase) -> Path:

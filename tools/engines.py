@@ -3,7 +3,7 @@ test-engines``.
 
 Every step leaves a mark and is not done again, so that an interrupted run goes on where it stopped.
 
-    python tools/engines.py set-up [--folder .engines] [--only llama|vllm|speculators] [--jobs 2]
+    python tools/engines.py set-up [--folder .engines] [--only llama|vllm|speculators]
     python tools/engines.py environment        # what tests need to find them, as shell assignments
 """
 
@@ -29,16 +29,6 @@ CUDA_ONLY = ("torchvision", "torchaudio", "torchcodec")
 """What vLLM brings along, built for CUDA: importing it fails beside torch for CPUs."""
 
 ROOT = Path(__file__).resolve().parents[1]
-BUILD = (
-    "-DCMAKE_BUILD_TYPE=Release",
-    "-DBUILD_SHARED_LIBS=ON",
-    "-DLLAMA_BUILD_TESTS=OFF",
-    "-DLLAMA_BUILD_EXAMPLES=OFF",
-    "-DLLAMA_BUILD_UI=OFF",
-    "-DLLAMA_USE_PREBUILT_UI=OFF",
-    "-DLLAMA_OPENSSL=OFF",
-)
-TARGETS = ("llama", "llama-server", "llama-quantize")
 
 
 def main() -> int:
@@ -47,7 +37,6 @@ def main() -> int:
     parser.add_argument("command", choices=("set-up", "environment"))
     parser.add_argument("--folder", type=Path, default=ROOT / ".engines")
     parser.add_argument("--only", choices=("llama", "vllm", "speculators"))
-    parser.add_argument("--jobs", type=int, default=os.cpu_count() or 2)
     given = parser.parse_args()
     folder = given.folder.resolve()
     if given.command == "environment":
@@ -55,7 +44,7 @@ def main() -> int:
         return 0
     folder.mkdir(parents=True, exist_ok=True)
     if given.only in (None, "llama"):
-        set_up_llama(folder, given.jobs)
+        set_up_llama(folder)
     if given.only in (None, "vllm"):
         set_up_vllm(folder)
     if given.only == "speculators":
@@ -64,26 +53,24 @@ def main() -> int:
 
 
 def environment(folder: Path) -> dict[str, str]:
-    """What tests need to find what is set up; programs in front of the path."""
-    llama, programs = folder / "llama", folder / "llama" / "build" / "bin"
+    """What tests need to find what is set up."""
+    llama = folder / "llama"
     return {
         "PYTHONPATH": os.pathsep.join([str(llama / "site"), str(ROOT / "src")]),
         "LLAMA_CPP": str(llama / SDIST / "vendor" / "llama.cpp"),
-        "LLAMA_CPP_LIB_PATH": str(programs),
-        "PATH": os.pathsep.join([str(programs), os.environ["PATH"]]),
         "DRAFTGAUGE_VLLM_PYTHON": str(folder / "vllm" / "bin" / "python"),
         "DRAFTGAUGE_SPECULATORS_PYTHON": str(folder / "speculators" / "bin" / "python"),
     }
 
 
-def set_up_llama(folder: Path, jobs: int) -> None:
-    """libllama, its server and its quantiser from the sources in llama-cpp-python; its Python part, and gguf."""
+def set_up_llama(folder: Path) -> None:
+    """The sources of llama.cpp, for its converter, as llama-cpp-python carries them; and what the converter needs."""
     place = folder / "llama"
     place.mkdir(exist_ok=True)
-    site, builders, source = place / "site", str(place / "builders"), place / SDIST / "vendor" / "llama.cpp"
     pip = [sys.executable, "-m", "pip", "--quiet", "--disable-pip-version-check"]
 
     def fetch() -> None:
+        builders = str(place / "builders")
         run([*pip, "install", "--target", builders, "scikit-build-core"])
         wanted = f"llama-cpp-python=={LLAMA_CPP_PYTHON}"
         options = ["--no-deps", "--no-binary", "llama-cpp-python", "--no-build-isolation", "--dest", str(place)]
@@ -91,31 +78,9 @@ def set_up_llama(folder: Path, jobs: int) -> None:
         with tarfile.open(place / f"{SDIST}.tar.gz") as archive:
             archive.extractall(place, filter="data")
 
-    def build() -> None:
-        generator = ["-G", "Ninja"] if which("ninja") else []
-        run(["cmake", "-S", str(source), "-B", str(place / "build"), *generator, *BUILD])
-        run(["cmake", "--build", str(place / "build"), "--parallel", str(jobs), "--target", *TARGETS])
-
-    def install() -> None:
-        run(
-            [
-                *pip,
-                "install",
-                "--target",
-                str(site),
-                "--upgrade",
-                "--no-build-isolation",
-                "--no-deps",
-                str(place / SDIST),
-            ],
-            PYTHONPATH=builders,
-            CMAKE_ARGS="-DLLAMA_BUILD=OFF -DLLAVA_BUILD=OFF",
-        )
-        run([*pip, "install", "--target", str(site), "--no-deps", "gguf", "diskcache", "sentencepiece"])
-
+    needed = [*pip, "install", "--target", str(place / "site"), "--no-deps", "sentencepiece"]
     step(place / "fetched", fetch)
-    step(place / "built", build)
-    step(place / "installed", install)
+    step(place / "installed", lambda: run(needed))
 
 
 def set_up_vllm(folder: Path) -> None:
@@ -153,11 +118,6 @@ def run(command: Sequence[str], **variables: str) -> None:
     if done.returncode:
         sys.stderr.write(f"{shlex.join(command)} failed:\n{done.stdout[-4000:]}{done.stderr[-4000:]}")
         raise SystemExit(1)
-
-
-def which(program: str) -> bool:
-    """Whether a program is on the path."""
-    return any((Path(folder) / program).is_file() for folder in os.environ["PATH"].split(os.pathsep))
 
 
 if __name__ == "__main__":

@@ -26,9 +26,9 @@ from draftgauge.models.reference import PAIR_FOLDER, reference_path
 from draftgauge.policies.registry import make_policy
 from draftgauge.serving.client import complete
 from draftgauge.serving.counters import check_served, read_counts
-from engine_processes import llama_server
+from engine_processes import llama_server, need_llama_server
 from engine_steps import live_steps, trimmed
-from gguf_files import convert, need_converter, need_libllama, need_program, write_gguf
+from gguf_files import convert, need_converter, need_libllama, write_gguf
 
 pytestmark = pytest.mark.slow
 LENGTH, OUTPUT = 4, 48
@@ -36,7 +36,7 @@ LENGTH, OUTPUT = 4, 48
 
 @pytest.fixture(scope="module")
 def files(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
-    need_program("llama-server")
+    need_llama_server()
     need_libllama()
     folder, tokenizer = tmp_path_factory.mktemp("gguf"), load_tokenizer("reference")
     return {p: write_gguf(reference_path(p), folder / f"{p}.gguf", tokenizer) for p in ("target", "draft")}

@@ -8,6 +8,7 @@ from typing import Any
 from draftgauge.api.requests import BenchRequest, BenchServersRequest
 from draftgauge.cli.console import console, joined_interval, progress, show_table, source_columns
 from draftgauge.core.load import describe_load, machine_load
+from draftgauge.core.printable import speed
 
 COLUMNS = {
     "compression": "target",
@@ -46,8 +47,8 @@ def _show(rows: Sequence[Mapping[str, Any]]) -> None:
     shown = [
         {**row}
         | joined_interval(row, "ratio_to_plain")
-        | joined_interval(row, "gain", "{:+.1%}")
-        | joined_interval(row, "tokens_per_second", "{:.0f}")
+        | joined_interval(row, "gain", "{:+.1%}".format)
+        | joined_interval(row, "tokens_per_second", speed)
         for row in pooled
     ]
     counts = {row["compression"]: row["prompts"] for row in pooled}

@@ -253,14 +253,14 @@ def progress() -> Iterator[Progress]:
             bars.stop()
 
 
-def joined_interval(row: Mapping[str, Any], name: str, form: str = "{:.2f}") -> dict[str, str]:
+def joined_interval(row: Mapping[str, Any], name: str, form: Callable[[Any], str] = "{:.2f}".format) -> dict[str, str]:
     """An estimate with its interval in one cell, e.g. ``1.32 [1.20, 1.41]``; of a single prompt without one."""
     if row.get(name) is None:
         return {}
     low, high = (row[name + end] for end in ("_low", "_high"))
     if row.get("prompts") == 1 or low is None or low != low:  # of a single conversation too
-        return {name: form.format(row[name])}
-    return {name: f"{form.format(row[name])} [{form.format(low)}, {form.format(high)}]"}
+        return {name: form(row[name])}
+    return {name: f"{form(row[name])} [{form(low)}, {form(high)}]"}
 
 
 def save_json(path: Path | None, rows: Iterable[Mapping[str, Any]]) -> None:

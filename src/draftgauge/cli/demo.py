@@ -81,7 +81,7 @@ def _show_compression(name: str, rows: Sequence[dict[str, Any]]) -> None:
     shown = [
         row
         | joined_interval(row, "ratio_to_plain")
-        | joined_interval(row, "gain", "{:+.1%}")
+        | joined_interval(row, "gain", "{:+.1%}".format)
         | {"modelled_gain": f"{row['modelled_gain']:+.1%}"}
         for row in pooled
     ]

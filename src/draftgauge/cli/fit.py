@@ -30,7 +30,9 @@ def fit(request: FitRequest) -> list[dict[str, Any]]:
     compared = any(row.get("best_rival") is not None for row in rows)
     if any("prompts" in row for row in rows):
         shown = [
-            row | joined_interval(row, "gain", "{:+.1%}") | joined_interval(row, "gain_over_rival", "{:+.1%}")
+            row
+            | joined_interval(row, "gain", "{:+.1%}".format)
+            | joined_interval(row, "gain_over_rival", "{:+.1%}".format)
             for row in rows
         ]
         columns = COLUMNS | (OVER_ONE_SOURCE if compared else {})

@@ -14,6 +14,7 @@ from rich.text import Text
 
 from draftgauge.api.requests import GenerateRequest
 from draftgauge.cli.console import console, errors, progress
+from draftgauge.core.printable import speed
 
 STYLES = {"accepted": "green", "text": "yellow", "corrected": "bold red", "bonus": "bold cyan", "plain": ""}
 MARKS = {"accepted": "·", "text": "~", "corrected": "!", "bonus": "+", "plain": ""}
@@ -83,7 +84,7 @@ def generate(
     errors.print(
         f"{_counted(row['tokens'], 'token')} in {_counted(row['steps'], 'step')} "
         f"({row['tokens_per_step']:.2f} a step), {row['accepted']} of {proposed} {said}, "
-        f"{row['tokens_per_second']:.0f} tokens/s",
+        f"{speed(row['tokens_per_second'])} tokens/s",
         highlight=False,
         soft_wrap=True,
     )

@@ -41,7 +41,7 @@ def replay(request: ReplayRequest) -> list[dict[str, Any]]:
     columns = {"compression": "target"} | ({"cost_ratio": "cost ratio"} if request.sweep else {}) | COLUMNS
     pooled = [row for row in rows if row["task"] == "all"]
     columns |= source_columns(pooled)
-    shown = [row | joined_interval(row, "gain", "{:+.1%}") for row in pooled]
+    shown = [row | joined_interval(row, "gain", "{:+.1%}".format) for row in pooled]
     show_table(_title(pooled, bool(request.sweep)), shown, columns)
     if not request.sweep:
         for row in pooled:

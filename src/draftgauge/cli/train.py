@@ -9,6 +9,7 @@ from typing import Any
 from draftgauge.api.requests import TrainRequest
 from draftgauge.cli.console import console, errors, progress, show_table
 from draftgauge.core.load import machine_load
+from draftgauge.core.printable import speed
 
 PLAN_COLUMNS = {
     "target_parameters": "target parameters",
@@ -65,7 +66,7 @@ def _show(row: Mapping[str, float]) -> None:
     gate = f", gate {row['gate_mean']:.2f}" if "gate_mean" in row else ""
     errors.print(
         f"step {row['step']:.0f} of {row['steps']:.0f}: loss {row['loss']:.3f} nats, agrees with the target "
-        f"{row['agreement/0']:.0%} at first{gate}, {row['tokens_per_second']:,.0f} tokens/s, "
+        f"{row['agreement/0']:.0%} at first{gate}, {speed(row['tokens_per_second'])} tokens/s, "
         f"{row['seconds_left'] / 60:.1f} min left",
         highlight=False,
         soft_wrap=True,

@@ -1,4 +1,4 @@
-"""Text from files, prompts, models and servers made safe for a terminal."""
+"""Text from files, prompts, models and servers made safe for a terminal; speeds in digits that say something."""
 
 from __future__ import annotations
 
@@ -13,3 +13,8 @@ _UNSAFE = re.compile(
 def printable(text: str) -> str:
     """The text with characters that would move a terminal's cursor, colour or order shown escaped, e.g. ``\\x1b``."""
     return _UNSAFE.sub(lambda match: match[0].encode("unicode_escape", "backslashreplace").decode(), text)
+
+
+def speed(tokens_per_second: float) -> str:
+    """Three digits, e.g. ``0.834``, ``3.42``, ``34.1``; whole tokens from 100 on."""
+    return f"{tokens_per_second:,.0f}" if tokens_per_second >= 99.95 else f"{tokens_per_second:#.3g}"

@@ -8,6 +8,7 @@ from pathlib import Path
 
 from markupsafe import Markup
 
+from draftgauge.core.printable import speed
 from draftgauge.core.prompts import TEST, TRAIN
 from draftgauge.policies import make_policy
 from draftgauge.policies.base import Policy
@@ -36,7 +37,7 @@ COLUMNS: Columns = {
     "p_holm": ("p", lambda p: "< 0.001" if p < 0.001 else f"{p:.3f}"),
     "captured": ("captured", lambda share: signed(share, 0)),
     "tokens_per_step": ("tokens/step", decimals(2)),
-    "tokens_per_second": ("tokens/s", decimals(1)),
+    "tokens_per_second": ("tokens/s", speed),
     "what": ("what it does", str),
 }
 

@@ -10,6 +10,7 @@ import numpy as np
 from markupsafe import Markup
 
 from draftgauge.core.files import atomic_write_text
+from draftgauge.core.printable import speed
 from draftgauge.replaying.acceptance import acceptance_by_depth
 from draftgauge.replaying.batch_rows import batch_rows, shown_rows
 from draftgauge.replaying.evaluate import ALL_TASKS, HINDSIGHT, NEAR, near_best
@@ -42,7 +43,7 @@ BATCH_COLUMNS: Columns = {
     "batch": ("requests at once", str),
     "gamma": ("best length", str),
     "tokens_per_step": ("tokens/step of a request", decimals(2)),
-    "tokens_per_second": ("tokens/s of all", decimals(0)),
+    "tokens_per_second": ("tokens/s of all", speed),
     "ratio_to_none": ("over no drafts", ratio),
 }
 POLICY_COLUMNS: Columns = {
@@ -51,8 +52,8 @@ POLICY_COLUMNS: Columns = {
     "live_ratio": ("live", ratio),
     "interval": ("95% interval", str),
     **named(decimals(3), "tokens_per_step"),
-    "tokens_per_second": ("modelled tokens/s", decimals(1)),
-    **named(decimals(1), "live_tokens_per_second"),
+    "tokens_per_second": ("modelled tokens/s", speed),
+    **named(speed, "live_tokens_per_second"),
     **named(decimals(0), "mismatches"),
 }
 
