@@ -146,7 +146,7 @@ class BlockNet(ReuseNet):
             assert keys is not None, "this design reads keys"
             assert values is not None, "this design reads values"
             keys, values = self.cast(keys), self.cast(values)
-        contexts = []
+        contexts: list[Context] = []
         for layer in self.layers:
             seen: list[KeysValues] = []
             if fused is not None and tables is not None:

@@ -194,8 +194,8 @@ class BlockDrafter(ReuseDrafter):
 
     def _absorb(self, tokens: Tensor, hidden: Tensor | None, keys: Tapped, values: Tapped) -> None:
         start, end = self._taken, self._taken + len(tokens)
-        stacked = [None if part is None else torch.stack(tuple(part))[None] for part in (keys, values)]
-        new = self.net.contexts(None if hidden is None else hidden[None], *stacked, start)
+        joined = [None if part is None else torch.stack(tuple(part))[None] for part in (keys, values)]
+        new = self.net.contexts(None if hidden is None else hidden[None], joined[0], joined[1], start)
         for kept, pairs in zip(self._contexts, new, strict=True):
             for growing, pair in zip(kept, pairs, strict=True):
                 growing.reserve(start, end)

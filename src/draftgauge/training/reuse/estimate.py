@@ -206,10 +206,10 @@ def _sizes(request: TrainingSpec, length: int, answers: Sequence[Conversation] |
         steps = range(min(request.steps, STEPS_LOOKED_AT))
         batches = [collate(kept, order.step(step).tolist(), request.depths) for step in steps]
         sizes = []
-        for batch in batches:
-            drawn = (batch.length - batch.prompt).clamp(max=most)
-            computed = int(drawn.max()) if request.block else batch.anchors
-            sizes.append((batch.tokens.numel(), computed * len(batch.index), int(drawn.sum())))
+        for one in batches:
+            drawn = (one.length - one.prompt).clamp(max=most)
+            computed = int(drawn.max()) if request.block else one.anchors
+            sizes.append((one.tokens.numel(), computed * len(one.index), int(drawn.sum())))
         tokens, rows, anchors = (round(sum(column) / len(sizes)) for column in zip(*sizes, strict=True))
         longest_tokens, longest_rows, _ = max(sizes)
         return Sizes(len(kept), sum(len(c.tokens) for c in kept), tokens, rows, anchors, longest_tokens, longest_rows)

@@ -72,10 +72,9 @@ def start_attention(net: ReuseNet, module: PreTrainedModel, start: str, texts: S
     if start == RANDOM:
         return []
     start_attending_self(net)
-    stepwise = not isinstance(net, BlockNet)
-    first = net.blocks[0].chain_attention if stepwise else net.layers[0].attention
-    # Over a text of which only hidden states are known, the target's own queries are no guess at a drafter's.
-    chain = first if net.traits.chain_attends else None
+    chain = net.layers[0].attention if isinstance(net, BlockNet) else net.blocks[0].chain_attention
+    if not net.traits.chain_attends:  # among hidden states alone the target's queries are no guess at a drafter's
+        chain = None
     if start == SELF or chain is None:
         return []
     if net.config.target_family not in TAP_FAMILIES:
@@ -93,7 +92,7 @@ def start_attention(net: ReuseNet, module: PreTrainedModel, start: str, texts: S
     for part in net.modules():
         if isinstance(part, Injection) and part.kind != "concat":
             part.select(chosen)
-    if stepwise:
+    if not isinstance(net, BlockNet):
         _balance(net, module, texts)
     return maps
 
