@@ -32,7 +32,7 @@ def test_every_preset_answers_the_predictions_it_has_cells_for(preset: str, tmp_
     wide = WIDE_PREDICTIONS if preset in ("width", "full") else ()
     for prediction in (*PREDICTIONS, *wide):
         for variant in {prediction.better, prediction.worse} & set(study.variants) if preset != "ablation" else ():
-            assert len(study.seeds_of(variant)) == (2 if preset == "smoke" else 5)
+            assert len(study.seeds_of(variant)) == (2 if preset in ("smoke", "block") else 5)
     before: set[str] = set()
     for cell in made:
         assert cell.after is None or cell.after in before
@@ -123,7 +123,7 @@ def test_what_is_left_and_what_is_done_are_asked_one_by_one(tmp_path: Path) -> N
 
 
 def test_unknown_preset() -> None:
-    with pytest.raises(DraftgaugeError, match="smoke, quick, depth, width, remedies, ablation, full"):
+    with pytest.raises(DraftgaugeError, match="smoke, quick, depth, width, remedies, block, ablation, full"):
         make_study("huge", TrainingSpec())
 
 

@@ -10,7 +10,7 @@ import pytest
 
 from draftgauge.core.errors import DraftgaugeError
 from draftgauge.core.provenance import write_measurement
-from draftgauge.studies.kvshot.cells import EQUAL_PARAMETERS, EQUAL_WIDTH, KEPT, RESULT_NAME
+from draftgauge.studies.kvshot.cells import BLOCK, EQUAL_PARAMETERS, EQUAL_WIDTH, KEPT, RESULT_NAME
 from draftgauge.studies.kvshot.presets import CONTROL, HIDDEN, HYBRID, KV, KV_DEEP, at_equal_width, remedied, warm
 from draftgauge.studies.kvshot.results import read_result, study_rows
 from draftgauge.studies.kvshot.verdicts import EQUAL_P2, WIDE_P1, WIDE_P3
@@ -81,6 +81,21 @@ def test_what_a_remedy_adds_is_measured_against_the_same_drafter_without_it(tmp_
     assert row["estimate"] == pytest.approx(mats["kv-gradient-50"] - mats[None], abs=0.01)
     assert 0 < row["low"] < row["estimate"] < row["high"]
     assert 0 < row["p_value"] < 0.05
+
+
+def test_two_recipes_stand_side_by_side_and_each_is_paired(tmp_path: Path) -> None:
+    blockwise = remedied(KV, BLOCK)
+    measured = study_rows(results(tmp_path, {KV: ALPHAS[KV], blockwise: ALPHAS[KV_DEEP]}, seeds=(0, 1)))
+    runs = [row for row in measured if "recipe" in row]
+    assert [(row["recipe"], row["design"], row["seed"]) for row in runs] == [
+        ("ttt", "kv", 0), ("block", "kv", 0), ("ttt", "kv", 1), ("block", "kv", 1)
+    ]  # fmt: skip
+    keys = ("tokens_seen", "tokens_per_step_live", "agreement", "seconds_draft", "speedup")
+    assert all(row["tokens_seen"] == 1000 and row["seconds_draft"] == 7 * 2.0 / 1e3 for row in runs)
+    assert all(isinstance(row[key], (int, float)) for row in runs for key in keys)
+    assert runs[1]["tokens_per_step_live"] > runs[0]["tokens_per_step_live"]
+    (paired,) = [row for row in measured if row.get("measure") == "mat_minus_plain"]
+    assert (paired["remedy"], paired["seeds"]) == (BLOCK, 2)
 
 
 def test_every_drafter_is_paired_with_the_control_and_a_warm_start_with_its_random_one(tmp_path: Path) -> None:

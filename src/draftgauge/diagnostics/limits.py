@@ -12,6 +12,7 @@ from draftgauge.diagnostics.bottlenecks import Bottlenecks
 from draftgauge.diagnostics.gradients import gradient_statistics
 from draftgauge.diagnostics.query_error import query_errors
 from draftgauge.diagnostics.texts import HeldOutText, text_batches
+from draftgauge.drafters.reuse.blockwise import BlockNet
 from draftgauge.drafters.reuse.net import ReuseNet
 from draftgauge.drafters.reuse.unroll import unroll_states
 from draftgauge.models.taps import batch_features
@@ -28,6 +29,8 @@ def measure_bottlenecks(
 ) -> Bottlenecks:
     """Measure what limits a drafter, over greedy outputs of its target; of ``history``, the log of its training, the
     gate's figures are kept."""
+    if isinstance(net, BlockNet):  # what is measured is of drafts that go token by token
+        return Bottlenecks(None, [], [], [])
     query = query_errors(net, module, texts, depths)
     progress("bottlenecks", 1, 3)
     gradients = gradient_statistics(net, module, texts, depths)

@@ -95,8 +95,8 @@ class StudyKvshotRequest:
     so_far: bool = option(False, help="rows and report of what is finished; train nothing.")
     preset: str = option(
         "smoke",
-        help="'smoke', 'quick', 'depth' (and deeper KV drafters), 'width' (at equal width), 'remedies', 'ablation' or "
-        "'full'.",
+        help="'smoke', 'quick', 'depth' (and deeper KV drafters), 'width' (at equal width), 'remedies', 'block' (token "
+        "by token beside block-wise), 'ablation' or 'full'.",
     )
     seeds: int | None = option(None, help="most seeds of a row, at least 2; all of the preset's if left out.")
     teacher: TeacherSpec = TeacherSpec()

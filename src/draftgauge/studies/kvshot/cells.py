@@ -29,6 +29,8 @@ REMEDIES: Mapping[str, Mapping[str, Any]] = {
     "kv-gradient-50": {"kv_gradient": 50.0},  # the paper's negative result
     "depths-12": {"depths": 12},  # more depths in the unroll; measured at the depths of the others
 }
+BLOCK = "block-wise"
+RECIPES: Mapping[str, Mapping[str, Any]] = {BLOCK: {"recipe": "block"}}  # the way out that the paper names
 NORMS = ("norm_before_fc", "norm_before_residual", "norm_output")
 ABLATIONS: Mapping[str, Mapping[str, Any]] = {
     **{f"without-{norm.replace('_', '-')}": {norm: False} for norm in NORMS},
@@ -50,7 +52,7 @@ class Variant:
         init: ``random``, or ``warm`` from the trained ``hidden`` drafter of the same seed and capacity.
         capacity: ``equal parameters`` (the MLP's width is chosen for it) or ``equal width`` (that of the target's MLP,
             as in the paper).
-        remedy: one of ``REMEDIES`` or ``ABLATIONS``; empty for none.
+        remedy: one of ``REMEDIES``, ``RECIPES`` or ``ABLATIONS``; empty for none.
     """
 
     design: str
@@ -68,7 +70,7 @@ class Variant:
     @property
     def tuned_as(self) -> Variant:
         """The row whose tuning this one takes over."""
-        return replace(self, init="random", remedy="")
+        return replace(self, init="random", remedy=self.remedy if self.remedy in RECIPES else "")
 
     @property
     def name(self) -> str:
@@ -93,7 +95,7 @@ class Variant:
             intermediate_size=intermediate_size,
             seed=seed,
             warm_start=warm_start,
-            **{**REMEDIES, **ABLATIONS}.get(self.remedy, {}),
+            **{**REMEDIES, **RECIPES, **ABLATIONS}.get(self.remedy, {}),
         )
 
 

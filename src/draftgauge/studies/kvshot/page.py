@@ -17,7 +17,7 @@ from draftgauge.core.provenance import timestamp
 from draftgauge.reporting.charts import Axes, Line, interval_chart, line_chart
 from draftgauge.reporting.layout import Columns, Table, decimals, ends, facts_of, named, render_page, table_of
 from draftgauge.reporting.style import Series, fixed, number, p_text, ratio, series
-from draftgauge.studies.kvshot.cells import EQUAL_WIDTH
+from draftgauge.studies.kvshot.cells import BLOCK, EQUAL_WIDTH
 from draftgauge.studies.kvshot.presets import ROPE
 
 Row = Mapping[str, Any]
@@ -193,6 +193,9 @@ def comparisons(drafters: Sequence[Drafter]) -> list[Chart]:
     chosen = {
         "Designs, at equal parameters": [one for one in matched if one.plain],
         "Designs, at equal width": [one for one in wide if one.plain],
+        "Token by token and block-wise": [one for one in matched if one.plain or one.remedy == BLOCK]
+        if any(one.remedy == BLOCK for one in matched)
+        else [],
         "Ways of injecting the KV cache": [one for one in kv if one in matched and one.layers == 1],
         "Layers of the KV drafter, at equal parameters": [one for one in rope if one in matched],
         "Layers of the KV drafter, at equal width": [one for one in rope if one in wide],

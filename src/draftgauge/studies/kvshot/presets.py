@@ -9,7 +9,16 @@ from typing import Any
 
 from draftgauge.core.errors import DraftgaugeError
 from draftgauge.models.reference import PAIR_FOLDER, REFERENCE
-from draftgauge.studies.kvshot.cells import ABLATIONS, EQUAL_WIDTH, FEATURES_NAME, Evaluation, Study, Tuning, Variant
+from draftgauge.studies.kvshot.cells import (
+    ABLATIONS,
+    BLOCK,
+    EQUAL_WIDTH,
+    FEATURES_NAME,
+    Evaluation,
+    Study,
+    Tuning,
+    Variant,
+)
 from draftgauge.training.reuse.request import SELF, TrainingSpec
 
 ROPE = "project-rope"
@@ -112,6 +121,21 @@ def remedies(request: TrainingSpec) -> Study:
     return replace(base, preset="remedies", variants=variants)
 
 
+def block(request: TrainingSpec) -> Study:
+    """The designs trained token by token and block-wise, on as many positions each: two million answer tokens."""
+    designs = (HIDDEN, KV, HYBRID, CONTROL)
+    # Else a head of 50,000 tokens or more takes most of the time; the bundled target has 4,096.
+    base = quick(request if request.target == REFERENCE else replace(request, draft_vocabulary=8192))
+    return replace(
+        base,
+        preset="block",
+        variants=(*designs, *(remedied(one, BLOCK) for one in designs)),
+        seeds=(0, 1),
+        decisive=(),
+        request=replace(base.request, questions=None, new_tokens=128, steps=4500, log_every=50),
+    )
+
+
 def ablation(request: TrainingSpec) -> Study:
     """``hidden`` with one choice of its norms, start and optimiser changed at a time, three seeds each."""
     changed = tuple(remedied(HIDDEN, name) for name in ABLATIONS)
@@ -151,7 +175,7 @@ def _on_gpu(request: TrainingSpec) -> bool:
 
 
 PRESETS: dict[str, Callable[[TrainingSpec], Study]] = {
-    preset.__name__: preset for preset in (smoke, quick, depth, width, remedies, ablation, full)
+    preset.__name__: preset for preset in (smoke, quick, depth, width, remedies, block, ablation, full)
 }
 
 

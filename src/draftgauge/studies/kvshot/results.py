@@ -81,6 +81,8 @@ def study_rows(results: Sequence[CellResult]) -> list[Row]:
       ``mat_minus_plain`` to the same drafter without its remedy, ``mat_minus_random`` to the same from random weights,
       ``mat_minus_control`` to the control;
     - what limits a drafter: rows of :func:`~draftgauge.diagnostics.bottlenecks.bottleneck_rows`;
+    - of a study with two recipes, every run as ``recipe, design, seed, tokens_seen, tokens_per_step_live, agreement``
+      (over all depths)``, seconds_draft`` (of a whole draft)``, speedup``;
     - predictions: see :func:`~draftgauge.studies.kvshot.verdicts.verdict_rows`.
 
     Of the two MATs of a run, ``mat`` is over all output positions, ``live_mat`` over those where decoding drafts.
@@ -98,6 +100,8 @@ def study_rows(results: Sequence[CellResult]) -> list[Row]:
         variant: {result.cell.request.seed: Run(result.agreed, result.survived) for result in group}
         for variant, group in groups.items()
     }
+    if len({result.cell.request.recipe for result in results}) > 1:
+        rows += map(_recipe_row, results)
     return [*rows, *_paired_rows(runs), *verdict_rows(runs)]
 
 
@@ -123,6 +127,21 @@ def _run_row(result: CellResult) -> Row:
         row["live_mismatched_prompts"] = found["mismatched"]
     row |= {f"train_{key}": value for key, value in result.training.items()}
     return row | dict(found["latency"] or {})
+
+
+def _recipe_row(result: CellResult) -> Row:
+    request, latency = result.cell.request, result.evaluation["latency"] or {}
+    draft = latency["draft_ms"] * latency["gamma"] / 1e3 if latency else None
+    return {
+        "recipe": request.recipe,
+        "design": request.reuse,
+        "seed": request.seed,
+        "tokens_seen": result.training["tokens"],
+        "tokens_per_step_live": interval(result.live, mean_accepted).estimate,
+        "agreement": float(result.agreed.accepted.sum() / result.agreed.reached.sum()),
+        "seconds_draft": draft,
+        "speedup": latency.get("ratio"),
+    }
 
 
 def _depth_rows(group: Sequence[CellResult]) -> Iterator[Row]:

@@ -192,6 +192,7 @@ def choose_configs(study: Study, target_config: Any) -> Mapping[Variant, ReuseCo
             "injection": request.injection,
             "taps": request.taps,
             "draft_vocabulary": request.draft_vocabulary,
+            "block": request.block,
         } | {name: getattr(request, name) for name in NORMS}
     matched = [variant for variant in study.variants if variant.capacity == EQUAL_PARAMETERS]
     configs = dict(zip(matched, matched_widths(target_config, [shapes[one] for one in matched]), strict=True))
