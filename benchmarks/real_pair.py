@@ -49,11 +49,10 @@ COUNTS = {TRAIN: 24, "validation": 6, TEST: 12}  # of each task
 NEW_TOKENS, GAMMA_MAX, SEED = 96, 12, 20261125
 MOST_CHARACTERS = 3600  # of a prompt
 GROUP_TOKENS = 6_000  # of prompts and answers decoded together
-FITTED = ("stopping", "two-source", "specdec++", "speckv")
+FITTED = ("stopping", "two-source", "speckv")
 TUNED = (
     "cumulative-confidence",
     "svip",
-    "adaedl",
     "hf-confidence",
     "lookup",
     "hf-prompt-lookup",
@@ -128,7 +127,7 @@ def record(args: argparse.Namespace, compression: str) -> None:
         per_task=args.per_task,
         max_new_tokens=NEW_TOKENS,
         gamma_max=GAMMA_MAX,
-        cost_seconds=60,
+        cost_seconds=150,
         measure=args.measure,
         out=args.runs / compression,
         progress=show_progress,

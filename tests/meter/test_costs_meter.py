@@ -75,7 +75,7 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
 
 def measure(target: CachedModel, drafter: Drafter, contexts: tuple[int, ...] = (40, 90), **options) -> CostCurve:
     progress = options.pop("progress", lambda done, total: None)
-    plan = MeterPlan(TEXT, contexts, **{"gamma_max": GAMMA_MAX, "seconds": 0.5} | options)
+    plan = MeterPlan(TEXT, contexts, **{"gamma_max": GAMMA_MAX, "seconds": 2.0} | options)
     curve = measure_costs(target, drafter, plan, np.random.default_rng(0), progress=progress)
     curve.validate()
     return curve

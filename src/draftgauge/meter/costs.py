@@ -33,7 +33,7 @@ from draftgauge.verification import Sampling, choose
 
 SPAN = 64  # tokens decoded in one go: a context length is measured around its value, over that many tokens
 PLAIN_STEPS, FEW_PLAIN_STEPS = 8, 3  # in a row, the first of them not counted; where there is time, and where not
-LEAST_ROUNDS = 2  # samples of every length and context, where the time allows
+LEAST_ROUNDS = 3  # samples of every length and context: rather fewer lengths than fewer samples
 SURE_ROUNDS, SURE = 8, 0.01  # every so many rounds: is half of a step's 95% interval below this share of it?
 IDLE_RUNS = (1, 3, BACKLOGS - 1)  # steps that draft nothing, by turns; the next draft has more tokens to prefill
 LOOKED_AT = (2, 4)  # draft lengths that are timed with a policy that looks at each token
@@ -294,7 +294,10 @@ def _curve(schedule: _Schedule, plan: MeterPlan, target: CachedModel, keeps: boo
         contexts=tuple(bench.context for bench in benches),
         verify=tuple(map(tuple, verify.tolist())),
         draft=tuple(map(tuple, draft.tolist())),
-        plain=tuple(float(np.median(b.plain or v[0])) for b, v in zip(benches, verify.tolist(), strict=True)),
+        # Plain decoding does less than verifying one token: where it reads as more, its few samples were slow.
+        plain=tuple(
+            min(v[0], float(np.median(b.plain or v[0]))) for b, v in zip(benches, verify.tolist(), strict=True)
+        ),
         compression=plan.compression,
         device=str(target.spec.device),
         dtype=str(target.spec.dtype).removeprefix("torch."),
